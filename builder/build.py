@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from .._core import ConfigError, EngineError
+from .._core import ConfigError, EngineError, QuantAlgo
 from .carried_adapters import with_adapters
 from .checkpoint.config import CheckpointConfig
 from .checkpoint.quantization import QuantConfig
@@ -200,6 +200,10 @@ def _checked_config(
         published = checkpoint.config.quantization
         if published is not None and published.is_coded:
             problems.append(f"weights of {published.code.name} need backend {NATIVE}")
+        if published is not None and published.reordered:
+            problems.append(f"weights whose inputs are reordered need backend {NATIVE}")
+        if published is not None and published.has_zero_point and published.quant_algo is QuantAlgo.W8A16:
+            problems.append(f"weights of 8 bits with zero points need backend {NATIVE}")
         needs = {"quantization": quantization is not None, "quality_text": quality is not None}
         problems += [f"{name} needs backend {NATIVE}" for name, given in needs.items() if given]
     if workers < 1:

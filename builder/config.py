@@ -453,14 +453,8 @@ def _rotary_factor_problems(config: BuildConfig, checkpoint: CheckpointConfig) -
 def _sharded_lora_problems(config: BuildConfig, checkpoint: CheckpointConfig) -> list[str]:
     if not config.lora_config.fully_sharded_loras:
         return []
-    mapping = checkpoint.mapping
-    if mapping.tp_size == 1:
+    if checkpoint.mapping.tp_size == 1:
         return ["fully_sharded_loras needs a checkpoint that was converted with a --tp_size above 1"]
-    if 1 < mapping.moe_ep_size < mapping.tp_size:
-        return [
-            f"fully_sharded_loras cannot share adapters of experts that {mapping.moe_tp_size} of "
-            f"{mapping.tp_size} ranks share; accepted: moe_ep_size 1 or {mapping.tp_size}"
-        ]
     return []
 
 

@@ -49,7 +49,12 @@ class FileWeights(MappedWeights):
         if first == last:
             return np.empty((0, matrix.k), np.float32)
         begin, end = matrix.panels_of(first, last)
-        return matrix.rows_of(self._read(matrix.address + begin, end - begin), first, last)
+        panels = self._read(matrix.address + begin, end - begin)
+        if not matrix.quantization.reordered:
+            return matrix.rows_of(panels, first, last)
+        begin, end = matrix.order_bytes
+        order = self._read(matrix.address + begin, end - begin).view(np.int32)
+        return matrix.rows_of(panels, first, last, order)
 
     def values(self, vector: VectorView) -> FloatArray:
         """As rows."""

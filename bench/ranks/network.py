@@ -1,8 +1,13 @@
-"""Ranks on two hosts: `python bench/ranks/network.py MODEL WORK_DIR [--stages 2] [--repeats 3]`.
+"""Ranks on two hosts: `python bench/ranks/network.py MODEL WORK_DIR [--stages 2] [--repeats 3] [--former PYTHON]`.
 
 MODEL is a Hugging Face directory of a dense decoder. Two ranks, of tensor parallelism or of a pipeline of two stages,
 run in two network namespaces over links of several delays and rates (slow_link.py), in turn. Beside what is measured
-stands what a model of bytes and latency makes of the step over the fastest link: it is that of projection.py.
+stands what a model of bytes and latency makes of the step over the fastest link (message_model.py): to every message it
+adds the link's delay, and it gives its bytes the link's rate. What a message costs the ranks themselves, and whether
+the links are what they should be, is measured with MPI alone (ping.py).
+
+With `--former`, the Python of another environment, the adaptrt that is installed there runs the same steps in turn:
+one that sums behind its layers, say, where this one's sums go on meanwhile.
 """
 
 from __future__ import annotations
@@ -13,89 +18,103 @@ import os
 import statistics
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+from message_model import Shape, Step, Wire
 from run import SAMPLE, build_engine
 from sample import BATCH, PROMPT
 from slow_link import ADDRESSES, NAMESPACES, Link, launcher, two_hosts
 
+PING = Path(__file__).with_name("ping.py")
 FASTEST = Link("none added", 0.0, 0.0)
 LINKS = (FASTEST, Link("0.1 ms, 10 Gbit/s", 1e-4, 1.25e9), Link("1 ms, 1 Gbit/s", 1e-3, 1.25e8))
 ROWS = {"prefill, 512 tokens": PROMPT, "decode, 1 request": 1, "decode, 16 requests": BATCH}
-FLOAT_BYTES = 4
-
-
-@dataclass(frozen=True)
-class Exchanges:
-    """What ranks say to each other in a step."""
-
-    messages: int
-    """One after another: each costs the link's delay."""
-    num_bytes: int
-    """In one direction, while nothing is computed."""
-
-    def seconds(self, link: Link) -> float:
-        """Beyond a step without a network."""
-        return self.messages * link.delay + (self.num_bytes / link.rate if link.rate else 0.0)
-
-
-def exchanges(config: dict[str, int], stages: int, rows: int, logit_rows: int) -> Exchanges:
-    """Of two ranks and a step of `rows` tokens.
-
-    A step begins with rank 0's command and ends with logits. Tensor parallelism: two sums a layer, in the last layer of
-    the rows of logits alone. A pipeline: the rows once.
-    """
-    hidden, layers, vocabulary = (config[name] for name in ("hidden_size", "num_hidden_layers", "vocab_size"))
-    if stages == 2:
-        return Exchanges(3, FLOAT_BYTES * (rows * hidden + logit_rows * vocabulary))
-    sums = (2 * layers - 2) * rows + 2 * logit_rows
-    return Exchanges(2 * layers + 2, FLOAT_BYTES * (sums * hidden + logit_rows * vocabulary // 2))
 
 
 def main() -> None:
-    """Prints the median step of each row and link beside the model's."""
+    """Prints the median step of each row and link beside the model's, and how far the two are apart at most."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("work_dir", type=Path)
     parser.add_argument("--stages", type=int, choices=(1, 2), default=1)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--former", type=Path, metavar="PYTHON")
     options = parser.parse_args()
     whole = build_engine(options.model, options.work_dir, 1, 1)
     cut = build_engine(options.model, options.work_dir, 2, options.stages)
-    steps: dict[tuple[str, Link], list[float]] = {}
+    pythons = [Path(sys.executable), *([options.former] if options.former else [])]
+    steps: dict[tuple[str, Link, Path], list[float]] = {}
+    pings: dict[Link, list[dict[int, float]]] = {}
     for _ in range(options.repeats):
         for link in LINKS:
-            for row, tokens_per_second in _sample(cut, whole, link, options.work_dir).items():
-                if row in ROWS:
-                    steps.setdefault((row, link), []).append(ROWS[row] / tokens_per_second)
-    config = json.loads((options.model / "config.json").read_text())
+            with two_hosts(link):
+                found = _run(Path(sys.executable), options.work_dir, PING)
+                pings.setdefault(link, []).append({int(size): seconds for size, seconds in found.items()})
+                for python in pythons:
+                    figures = _run(python, options.work_dir, SAMPLE, cut, whole, 1)
+                    for row, tokens in ROWS.items():
+                        steps.setdefault((row, link, python), []).append(tokens / figures[row])
+    wires = {link: _wire(pings[link]) for link in LINKS}
+    for link, wire in wires.items():
+        print(f"{link.name:20} messages take {1e6 * wire.latency:.0f} us and {1e-6 / wire.byte_seconds:.0f} MB/s")
+    medians = {key: statistics.median(seconds) for key, seconds in steps.items()}
+    shape = Shape.of(json.loads((options.model / "config.json").read_text()))
+    _print_fit(medians, shape, options.stages, wires[FASTEST])
+    if options.former:
+        _print_former(medians, options.former)
+
+
+def _print_fit(medians: dict[tuple[str, Link, Path], float], shape: Shape, stages: int, fastest: Wire) -> None:
+    """`fastest`: what messages cost the ranks themselves."""
+    worst, worst_of = 0.0, ""
     for row, tokens in ROWS.items():
-        base = statistics.median(steps[row, FASTEST])
+        step = Step(shape, tokens, 1 if tokens == PROMPT else tokens, stages)
+        work = step.work(medians[row, FASTEST, Path(sys.executable)], fastest)
         for link in LINKS:
-            measured = statistics.median(steps[row, link])
-            expected = base + exchanges(config, options.stages, tokens, 1 if tokens == PROMPT else tokens).seconds(link)
+            measured = medians[row, link, Path(sys.executable)]
+            wire = Wire(
+                fastest.latency + link.delay,
+                max(fastest.byte_seconds, 1 / link.rate) if link.rate else fastest.byte_seconds,
+            )
+            expected = step.seconds(work, wire)
             print(f"{row:22} {link.name:20} {1e3 * measured:8.1f} ms, by the model {1e3 * expected:8.1f}: "
                   f"{measured / expected:.0%}")  # fmt: skip
+            if link is not FASTEST and abs(measured / expected - 1) >= worst:
+                worst, worst_of = abs(measured / expected - 1), f"{row}, {link.name}"
+    print(f"the worst deviation from the model: {worst:.1%} ({worst_of})")
 
 
-def _sample(engine: Path, whole: Path, link: Link, work_dir: Path) -> dict[str, float]:
-    mpirun = Path(sys.executable).with_name("mpirun")
+def _print_former(medians: dict[tuple[str, Link, Path], float], former: Path) -> None:
+    for row in ROWS:
+        for link in LINKS:
+            now, then = medians[row, link, Path(sys.executable)], medians[row, link, former]
+            print(f"{row:22} {link.name:20} {1e3 * now:8.1f} ms, with {former} {1e3 * then:8.1f}: {now / then:.0%}")
+
+
+def _wire(pings: list[dict[int, float]]) -> Wire:
+    """The medians of several runs: the least message, and what bytes of the greatest add to it."""
+    least, greatest = min(pings[0]), max(pings[0])
+    latency = statistics.median(ping[least] for ping in pings)
+    return Wire(latency, (statistics.median(ping[greatest] for ping in pings) - latency) / (greatest - least))
+
+
+def _run(python: Path, work_dir: Path, script: Path, *arguments: object) -> dict[str, Any]:
+    """What the script prints, run as two ranks on the two hosts."""
     command = [
-        "ip", "netns", "exec", NAMESPACES[0], mpirun, "-launcher", "ssh", "-launcher-exec", launcher(work_dir),
-        "-localhost", ADDRESSES[0], "-hosts", ",".join(ADDRESSES), "-n", "2",
-        sys.executable, SAMPLE, engine, whole, "1",
+        "ip", "netns", "exec", NAMESPACES[0], python.with_name("mpirun"),
+        "-launcher", "ssh", "-launcher-exec", launcher(work_dir),
+        "-localhost", ADDRESSES[0], "-hosts", ",".join(ADDRESSES), "-n", "2", python, script, *arguments,
     ]  # fmt: skip
-    with two_hosts(link):
-        done = subprocess.run(
-            [str(part) for part in command], capture_output=True, text=True, check=False,
-            env={**os.environ, "FI_PROVIDER": "tcp"},
-        )  # fmt: skip
+    done = subprocess.run(
+        [str(part) for part in command], capture_output=True, text=True, check=False,
+        env={**os.environ, "FI_PROVIDER": "tcp"},
+    )  # fmt: skip
     if done.returncode != 0:
         raise RuntimeError(done.stdout + done.stderr)
-    found: dict[str, float] = json.loads(done.stdout)
+    found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 

@@ -1,19 +1,24 @@
 """What ranks on more machines would give, as arithmetic: `python bench/ranks/projection.py [--bandwidth 200e9] ...`.
 
-A step reads every weight once and multiplies it with every row, on all machines together, and then waits for messages,
-as network.py's model has it. Nothing here is measured but the model of messages, between two ranks.
+A step reads every weight once and multiplies it with every row, on all machines together, and waits for messages, as
+message_model.py has it of two ranks: where sums go on while their terms are made, for what is left of them. Nothing
+here is measured but the model of messages, between two ranks.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
-FLOAT_BYTES, WEIGHT_BYTES = 4, 2
+sys.path.insert(0, str(Path(__file__).parent))
+
+from message_model import FLOAT_BYTES, PIECE, chunks_of
+
+WEIGHT_BYTES = 2
 SENT_WHOLE = 1 << 15
 """Floats that a rank sends to all others at most where it sends everything to each; else each sums a share."""
-PIECE = 64
-"""Tokens of a step's piece that passes through a pipeline by itself."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +28,7 @@ class Shape:
     name: str
     parameters: float
     hidden: int
+    intermediate: int
     layers: int
     heads: int
 
@@ -41,9 +47,33 @@ class Machine:
         return max(WEIGHT_BYTES * parameters / self.bandwidth, 2 * parameters * rows / self.flops)
 
 
-SHAPES = (Shape("8B", 8.0e9, 4096, 32, 32), Shape("70B", 70.6e9, 8192, 80, 64))
+SHAPES = (Shape("8B", 8.0e9, 4096, 14336, 32, 32), Shape("70B", 70.6e9, 8192, 28672, 80, 64))
 CUTS = ((1, 1), (8, 1), (1, 8), (16, 1), (8, 2), (1, 16), (64, 1), (16, 4), (8, 8))
 """tp_size and pp_size."""
+
+
+def left_of_sum(work: float, floats: int, width: int, tp_size: int, machine: Machine) -> float:
+    """Seconds that a sum of so many floats takes beyond the `work` that makes its terms, on ranks that keep step."""
+    others = tp_size - 1
+    in_shares = tp_size > 2 and floats * others > SENT_WHOLE
+    chunks = chunks_of(floats // width, width, tp_size)
+    num_bytes = FLOAT_BYTES * floats * others / chunks / (tp_size if in_shares else 1)
+    free = 0.0
+
+    def send(at: float) -> float:
+        nonlocal free
+        free = max(free, at) + num_bytes / machine.rate
+        return free + machine.delay
+
+    arrivals: list[float] = []
+    last = 0.0
+    for chunk in range(chunks):
+        made = work * (chunk + 1) / chunks
+        arrivals.append(send(made))
+        if in_shares and chunk > 0:
+            last = send(max(made, arrivals[chunk - 1]))
+    last = send(max(work, arrivals[-1])) if in_shares else arrivals[-1]
+    return last - work
 
 
 def of_tensor_parallelism(shape: Shape, tp_size: int, pp_size: int, machine: Machine, rows: int) -> float:
@@ -51,12 +81,11 @@ def of_tensor_parallelism(shape: Shape, tp_size: int, pp_size: int, machine: Mac
     seconds = machine.seconds_of(shape.parameters / pp_size, rows) / tp_size
     if tp_size == 1:
         return seconds
-    floats, others = rows * shape.hidden, tp_size - 1
-    if floats * others <= SENT_WHOLE:
-        of_sum = machine.delay + FLOAT_BYTES * floats * others / machine.rate
-    else:
-        of_sum = 2 * (machine.delay + FLOAT_BYTES * floats * others / tp_size / machine.rate)
-    return seconds + 2 * shape.layers / pp_size * of_sum
+    sums = 0.0
+    for inputs in (shape.hidden, shape.intermediate):  # of attention's last layer and of the MLP's
+        work = seconds * inputs * shape.hidden / (shape.parameters / pp_size)
+        sums += left_of_sum(work, rows * shape.hidden, shape.hidden, tp_size, machine)
+    return seconds + shape.layers / pp_size * sums
 
 
 def step_seconds(shape: Shape, tp_size: int, pp_size: int, machine: Machine, rows: int) -> float:

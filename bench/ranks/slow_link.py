@@ -1,29 +1,48 @@
 """Two network namespaces with a link of a given delay and rate between them, as two machines have it.
 
-The link is a TUN device in each namespace and a process that passes packets on when they are due, so that it needs no
-queueing discipline that a kernel may lack. It needs root and iproute2.
+The link is a TUN device in each namespace and two processes, one a direction, that pass packets on when they are due,
+so that it needs no queueing discipline that a kernel may lack. It needs root and iproute2.
+
+What the link costs the machine's CPUs is what a network card would do: packets are large, their checksums are neither
+made nor looked at, and the processes are scheduled before all others, so that a packet is passed on when it is due.
 """
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
+import gc
 import os
+import select
+import signal
 import struct
 import subprocess
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 NAMESPACES = ("adaptrt-a", "adaptrt-b")
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 PACKET_BYTES = 60000
 """Larger than Ethernet's, so that a process in Python keeps up with the rate."""
-_TUNSETIFF, _IFF_TUN, _IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
+BUFFER_BYTES = 8 << 20
+"""Of a socket in either direction, from its first byte on: more than any of the links holds, its rate times a round
+trip, so that TCP's window is not what is measured."""
+_TUNSETIFF, _IFF_TUN, _IFF_NO_PI, _IFF_VNET_HDR = 0x400454CA, 0x0001, 0x1000, 0x4000
+_TUNSETOFFLOAD, _TUN_F_CSUM = 0x400454D0, 0x01
+_PR_SET_PDEATHSIG = 1
+_SETTINGS = {
+    "tcp_rmem": f"4096 {BUFFER_BYTES} {2 * BUFFER_BYTES}",
+    "tcp_wmem": f"4096 {BUFFER_BYTES} {2 * BUFFER_BYTES}",
+    "tcp_slow_start_after_idle": "0",
+    "tcp_no_metrics_save": "1",
+}
+"""Of each namespace, below net.ipv4."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +96,10 @@ def _ip(*arguments: str) -> None:
 def _open_device(name: str, namespace: str, address: str) -> int:
     """A TUN device of the namespace; it is there as long as what is returned is open."""
     device = os.open("/dev/net/tun", os.O_RDWR)
-    fcntl.ioctl(device, _TUNSETIFF, struct.pack("16sH22x", name.encode(), _IFF_TUN | _IFF_NO_PI))
+    flags = _IFF_TUN | _IFF_NO_PI | _IFF_VNET_HDR
+    fcntl.ioctl(device, _TUNSETIFF, struct.pack("16sH22x", name.encode(), flags))
+    # What a packet lacks of its checksum stands in a header before it, which the other device is given as well.
+    fcntl.ioctl(device, _TUNSETOFFLOAD, _TUN_F_CSUM)
     _ip("netns", "add", namespace)
     _ip("link", "set", name, "netns", namespace)
     for arguments in (
@@ -86,48 +108,48 @@ def _open_device(name: str, namespace: str, address: str) -> int:
         ["link", "set", "lo", "up"],
     ):
         _ip("-n", namespace, *arguments)
+    for setting, value in _SETTINGS.items():
+        _ip("netns", "exec", namespace, "sh", "-c", f"echo '{value}' > /proc/sys/net/ipv4/{setting}")
     return device
 
 
-class _Direction:
-    """Packets from one device to another, each when it is due."""
-
-    def __init__(self, source: int, target: int, link: Link) -> None:
-        self._source, self._target, self._link = source, target, link
-        self._due: deque[tuple[float, bytes]] = deque()
-        self._arrived = threading.Condition()
-        threading.Thread(target=self._take, daemon=True).start()
-        threading.Thread(target=self._pass_on, daemon=True).start()
-
-    def _take(self) -> None:
-        sent_until = 0.0
-        while True:
-            packet = os.read(self._source, 1 << 16)
-            sent_until = max(sent_until, time.monotonic())
-            if self._link.rate:
-                sent_until += len(packet) / self._link.rate
-            with self._arrived:
-                self._due.append((sent_until + self._link.delay, packet))
-                self._arrived.notify()
-
-    def _pass_on(self) -> None:
-        while True:
-            with self._arrived:
-                while not self._due:
-                    self._arrived.wait()
-                due, packet = self._due.popleft()
-            if (left := due - time.monotonic()) > 0:
-                time.sleep(left)
-            os.write(self._target, packet)
+def _pass_on(source: int, target: int, link: Link) -> NoReturn:
+    """Packets from one device to another, each when it is due, until the process is ended."""
+    due: deque[tuple[float, bytes]] = deque()
+    sent_until = 0.0
+    while True:
+        wait = max(0.0, due[0][0] - time.monotonic()) if due else None
+        readable, _, _ = select.select([source], [], [], wait)
+        now = time.monotonic()
+        if readable:
+            packet = os.read(source, 1 << 16)
+            sent_until = max(sent_until, now)
+            if link.rate:
+                sent_until += len(packet) / link.rate
+            due.append((sent_until + link.delay, packet))
+        while due and due[0][0] <= now:
+            os.write(target, due.popleft()[1])
 
 
 def _relay(link: Link) -> None:
     """Until it is ended."""
     first, second = (_open_device(f"adaptrt{at}", NAMESPACES[at], ADDRESSES[at]) for at in range(2))
-    directions = [_Direction(first, second, link), _Direction(second, first, link)]
+    os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    gc.disable()
+    parent = os.getpid()
+    other = os.fork()
+    if other == 0:
+        _end_with(parent)
+        _pass_on(second, first, link)
     print("ready", flush=True)
-    sys.stdin.read()
-    del directions
+    _pass_on(first, second, link)
+
+
+def _end_with(parent: int) -> None:
+    """Has the kernel kill this process when its parent ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 if __name__ == "__main__":

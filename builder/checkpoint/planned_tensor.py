@@ -28,3 +28,5 @@ class PlannedTensor:
     """It is not of the checkpoint's dtype, but of this."""
     quantized: bool = False
     """It is in checkpoints that are quantised."""
+    parts: tuple[int, ...] = ()
+    """Of the weight of a linear layer: the outputs of each of its parts."""

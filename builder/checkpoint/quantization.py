@@ -30,6 +30,7 @@ _WEIGHT: Final = ".weight"
 _CHANNEL_SCALE: Final = "per_channel_scale"
 _GROUP_SCALE: Final = "weights_scaling_factor"
 _ZERO: Final = "zero"
+_INPUT_ORDER: Final = "input_order"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +41,7 @@ class QuantConfig:
     group_size: int | None = None
     """W4A16 and W8A16: consecutive inputs of an output that share a scale; None: all of them."""
     has_zero_point: bool = False
-    """W4A16: each group has a zero point as well."""
+    """W4A16 and W8A16: each group has a zero point as well."""
     scale_dtype: DType = DType.BFLOAT16
     """The type of the scales, where has_typed_scales."""
     bits: int = 4
@@ -49,6 +50,8 @@ class QuantConfig:
     """What the bits of a weight stand for."""
     value_dtype: DType | None = None
     """Of numbers of a table and E4M3: what they become times a scale, rounded once; None of integers."""
+    reordered: bool = False
+    """W4A16 and W8A16 of integers: the inputs of a weight are in an order of its own, which a tensor tells."""
     exclude_modules: tuple[str, ...] = ()
     """Linear layers that are not quantised, by their names in a checkpoint, such as lm_head."""
 
@@ -62,26 +65,34 @@ class QuantConfig:
         elif self.group_size is not None and self.group_size not in accepted:
             found.append(f"group_size is {self.group_size}; accepted: {', '.join(map(str, accepted))}")
         if self.is_coded:
-            if self.group_size is None and not self.is_float8:
+            if self.group_size is None and not self.is_of_eight_bits:
                 found.append(f"group_size is missing, which {self.code.name} has")
             if self.value_dtype is None:
                 found.append(f"value_dtype is missing, which {self.code.name} has")
             if self.has_zero_point:
                 found.append(f"has_zero_point is given, but {self.code.name} has none")
+            if self.reordered:
+                found.append(f"reordered is given, but {self.code.name} has its inputs in their order")
+            if self.is_llm_int8 and self.group_size is not None:
+                found.append(f"group_size is given, but {self.code.name} has one scale an output")
+            if self.is_llm_int8 and self.scale_dtype is not DType.FLOAT32:
+                found.append(f"scale_dtype is {dtype_name(self.scale_dtype)}; {self.code.name} has float32")
         elif self.value_dtype is not None:
             found.append("value_dtype is given, but integers times scales are not rounded")
         if self.bits not in PACKED_INPUTS:
             found.append(f"bits is {self.bits}; accepted: {', '.join(map(str, PACKED_INPUTS))}")
         elif self.bits != 4 and (self.is_coded or self.quant_algo is not QuantAlgo.W4A16):
             found.append(f"bits is {self.bits}, which only integers of W4A16 may have")
-        if self.is_float8:
+        if self.is_of_eight_bits:
             if self.quant_algo is not QuantAlgo.W8A16:
-                found.append(f"code is E4M3, which {self.quant_algo.name} cannot have; accepted: W8A16")
+                found.append(f"code is {self.code.name}, which {self.quant_algo.name} cannot have; accepted: W8A16")
         elif self.quant_algo is not QuantAlgo.W4A16:
             if self.group_size is not None and self.quant_algo is not QuantAlgo.W8A16:
                 found.append(f"group_size is given, but {self.quant_algo.name} has one scale an output")
-            if self.has_zero_point:
+            if self.has_zero_point and self.quant_algo is not QuantAlgo.W8A16:
                 found.append(f"has_zero_point is given, but {self.quant_algo.name} is symmetric")
+            if self.reordered and self.quant_algo is not QuantAlgo.W8A16:
+                found.append(f"reordered is given, but {self.quant_algo.name} has its inputs in their order")
             if self.scale_dtype is not DType.BFLOAT16 and not self.has_typed_scales:
                 found.append(f"scale_dtype is given, but the scales of {self.quant_algo.name} are float32")
             if self.is_coded:
@@ -99,28 +110,40 @@ class QuantConfig:
         return self.code is WeightCode.E4M3
 
     @property
+    def is_llm_int8(self) -> bool:
+        """Whether the weights are integers whose values are those of bitsandbytes' LLM.int8()."""
+        return self.code is WeightCode.LLM_INT8
+
+    @property
+    def is_of_eight_bits(self) -> bool:
+        """Whether numbers with a code have eight bits."""
+        return self.is_float8 or self.is_llm_int8
+
+    @property
     def has_typed_scales(self) -> bool:
         """Whether scales have a type and groups: others are one float32 an output."""
-        return self.quant_algo is QuantAlgo.W4A16 or self.is_float8 or self.group_size is not None
+        return self.quant_algo is QuantAlgo.W4A16 or self.is_of_eight_bits or self.group_size is not None
 
     @property
     def can_be_made(self) -> bool:
         """Whether weights can be rounded so; the others are published so."""
-        is_grouped_int8 = self.quant_algo is not QuantAlgo.W4A16 and self.group_size is not None
-        return self.bits == 4 and not self.is_coded and not is_grouped_int8
+        is_published_int8 = self.quant_algo is not QuantAlgo.W4A16 and (
+            self.group_size is not None or self.has_zero_point
+        )
+        return self.bits == 4 and not self.is_coded and not self.reordered and not is_published_int8
 
     @property
     def packed_inputs(self) -> int:
         """How many inputs of an output are packed together: there are whole groups of so many."""
         if self.quant_algo is QuantAlgo.W4A16:
             return PACKED_INPUTS[self.bits]
-        return 2 if self.is_float8 else 1
+        return 2 if self.is_of_eight_bits else 1
 
     def shape_problems(self, weights: Mapping[str, tuple[int, ...]]) -> list[str]:
         """Why weights of these names and shapes cannot be quantised so."""
-        if self.is_float8:
+        if self.is_of_eight_bits:
             return [
-                f"tensor '{name}' has {shape[1]} inputs; E4M3 needs an even number"
+                f"tensor '{name}' has {shape[1]} inputs; {self.code.name} needs an even number"
                 for name, shape in weights.items()
                 if name != LM_HEAD and shape[1] % 2 != 0
             ]
@@ -156,6 +179,10 @@ class QuantConfig:
         """The tensor with its zero points, if there are any."""
         return f"{name.removesuffix(_WEIGHT)}.{_ZERO}"
 
+    def input_order_of(self, name: str) -> str:
+        """The tensor with the orders of its inputs, if it is reordered: input i of a part is order[part, i]."""
+        return f"{name.removesuffix(_WEIGHT)}.{_INPUT_ORDER}"
+
     def groups(self, inputs: int) -> int:
         """Number of scales of an output."""
         return 1 if self.group_size is None else -(-inputs // self.group_size)
@@ -166,7 +193,8 @@ class QuantConfig:
         group = f" in groups of {self.group_size}" if self.group_size is not None else ""
         zeros = " with zero points" if self.has_zero_point else ""
         bits = "" if self.bits == 4 else f" of {self.bits} bits"
-        return f"{self.quant_algo.name}{bits}{code}{group}{zeros}{self._describe_excluded()}"
+        reordered = ", reordered" if self.reordered else ""
+        return f"{self.quant_algo.name}{bits}{code}{group}{zeros}{reordered}{self._describe_excluded()}"
 
     def _describe_excluded(self) -> str:
         count = len(self.exclude_modules)
@@ -183,6 +211,8 @@ class QuantConfig:
             own["bits"] = self.bits
         if self.is_coded and self.value_dtype is not None:
             own |= {"code": self.code.name, "value_dtype": dtype_name(self.value_dtype)}
+        if self.reordered:
+            own["reordered"] = True
         return {
             "quant_algo": self.quant_algo.name,
             "group_size": self.group_size,
@@ -215,11 +245,12 @@ def read_quantization(source: JsonFields) -> QuantConfig | None:
     group_size = source.optional_integer("group_size")
     has_zero_point = source.boolean("has_zero_point", default=False)
     excluded = source.strings("exclude_modules") if "exclude_modules" in source else ()
-    # Checkpoints of before there was another type of scales, fewer bits, or a code, do not have these.
+    # Checkpoints of before there was another type of scales, fewer bits, a code, or an order, do not have these.
     scale_dtype = _optional_dtype(source, "scale_dtype")
     value_dtype = _optional_dtype(source, "value_dtype")
     bits = source.integer("bits") if "bits" in source else 4
     code = source.raw("code") if "code" in source else WeightCode.INTEGER.name
+    reordered = source.boolean("reordered", default=False)
     if algo is None:
         return None
     if not isinstance(algo, str) or algo not in QUANT_ALGOS:
@@ -236,6 +267,7 @@ def read_quantization(source: JsonFields) -> QuantConfig | None:
         bits=bits,
         code=WeightCode[code],
         value_dtype=value_dtype,
+        reordered=reordered,
         exclude_modules=excluded,
     )
     for problem in config.problems():
@@ -255,20 +287,26 @@ def _optional_dtype(source: JsonFields, name: str) -> DType | None:
         return None
 
 
-def quantized_specs(name: str, shape: tuple[int, int], how: QuantConfig) -> list[TensorSpec]:
-    """What a rank's file holds of a weight that is quantised: its integers, its scales and its zero points."""
+def quantized_specs(name: str, shape: tuple[int, int], how: QuantConfig, num_parts: int = 1) -> list[TensorSpec]:
+    """What a rank's file holds of a weight that is quantised.
+
+    That is its integers, its scales, its zero points and, if it is reordered, the orders of the inputs of its parts.
+    """
     outputs, inputs = shape
     groups = (outputs,) if how.group_size is None else (outputs, how.groups(inputs))
+    orders = [TensorSpec(how.input_order_of(name), np.dtype(np.int32), (num_parts, inputs))] if how.reordered else []
     if how.is_float8:
         scales = TensorSpec(how.scales_of(name), np.dtype(dtype_name(how.scale_dtype)), groups)
         return [TensorSpec(name, FLOAT8, shape), scales]
     if how.quant_algo is not QuantAlgo.W4A16:
         scale_dtype = np.dtype(dtype_name(how.scale_dtype)) if how.has_typed_scales else FLOAT32
-        return [TensorSpec(name, np.dtype(np.int8), shape), TensorSpec(how.scales_of(name), scale_dtype, groups)]
+        integers = [TensorSpec(name, np.dtype(np.int8), shape), TensorSpec(how.scales_of(name), scale_dtype, groups)]
+        zeros = [TensorSpec(how.zeros_of(name), np.dtype(np.int8), groups)] if how.has_zero_point else []
+        return [*integers, *zeros, *orders]
     specs = [
         TensorSpec(name, np.dtype(np.uint8), (outputs, inputs // 2)),
         TensorSpec(how.scales_of(name), np.dtype(dtype_name(how.scale_dtype)), groups),
     ]
     if how.has_zero_point:
         specs.append(TensorSpec(how.zeros_of(name), np.dtype(np.uint8), groups))
-    return specs
+    return [*specs, *orders]

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from ..._core import QuantAlgo, code_table, dtype_name
+from ..._core import LLM_INT8_FACTOR, QuantAlgo, code_table, dtype_name
 from .casting import BFLOAT16, Array, to_float32
 from .quantization import QuantConfig
 
@@ -26,7 +26,7 @@ class QuantizedRows:
     scales: Array
     """[rows, groups], of QuantConfig.scale_dtype where they have a type, float32 otherwise."""
     zeros: Array | None
-    """uint8 [rows, groups], with zero points."""
+    """[rows, groups], with zero points: uint8, or int8 as the weights."""
 
 
 def quantize_rows(rows: Array, config: QuantConfig) -> QuantizedRows:
@@ -61,33 +61,41 @@ def quantize_rows(rows: Array, config: QuantConfig) -> QuantizedRows:
 
 
 def dequantize_rows(rows: QuantizedRows, config: QuantConfig) -> Array:
-    """float32 [rows, in]: the values that the integers or numbers of a table stand for."""
-    if config.is_float8:
+    """float32 [rows, in]: the values that the integers or numbers of a table stand for, in the order they are in."""
+    if config.is_of_eight_bits:
         return _products(rows.weights.astype(np.float32), rows.scales, config)
     if config.quant_algo is not QuantAlgo.W4A16:
-        grouped = _groups(rows.weights.astype(np.float32), config) * to_float32(rows.scales)[:, :, None]
-        return np.ascontiguousarray(grouped.reshape(len(grouped), -1)[:, : rows.weights.shape[1]])
+        return np.ascontiguousarray(_scaled_differences(rows.weights.astype(np.float32), rows, config))
     values = np.empty((rows.weights.shape[0], 2 * rows.weights.shape[1]), np.int8)
     values[:, 0::2] = rows.weights & 15
     values[:, 1::2] = rows.weights >> 4
-    inputs = values.shape[1]
     if config.is_coded:
         return _products(code_table(config.code)[values], rows.scales, config)
     if rows.zeros is None:
         # Four bits of two's complement.
         values = ((values ^ _UINT4_MIDDLE) - _UINT4_MIDDLE).astype(np.int8)
-    grouped = _groups(values.astype(np.float32), config)
+    return _scaled_differences(values.astype(np.float32), rows, config)
+
+
+def _scaled_differences(integers: Array, rows: QuantizedRows, config: QuantConfig) -> Array:
+    """float32: the integers less the zero points of their groups, times the scales."""
+    grouped = _groups(integers, config)
     if rows.zeros is not None:
         grouped = grouped - rows.zeros.astype(np.float32)[:, :, None]
-    result: Array = (grouped * to_float32(rows.scales)[:, :, None]).reshape(len(values), -1)[:, :inputs]
-    return result
+    result: Array = (grouped * to_float32(rows.scales)[:, :, None]).reshape(len(integers), -1)
+    return result[:, : integers.shape[1]]
 
 
 def _products(numbers: Array, scales: Array, config: QuantConfig) -> Array:
-    """float32: the numbers times the scales of their groups, rounded once to the values' type."""
+    """float32: the numbers times the scales of their groups, rounded once to the values' type.
+
+    Those of LLM.int8() are multiplied by a factor as well, in float32.
+    """
     assert config.value_dtype is not None
     grouped = _groups(numbers, config)
     products = (grouped * to_float32(scales)[:, :, None]).reshape(len(numbers), -1)[:, : numbers.shape[1]]
+    if config.is_llm_int8:
+        products *= np.float32(LLM_INT8_FACTOR)
     return to_float32(products.astype(dtype_name(config.value_dtype)))
 
 

@@ -30,7 +30,7 @@ def _specs_of(tensor: PlannedTensor, dtype: np.dtype[Any], config: QuantConfig |
     if config is None or not tensor.quantized:
         return [TensorSpec(tensor.name, stored_dtype(tensor, dtype), tensor.shape)]
     outputs, inputs = tensor.shape
-    return quantized_specs(tensor.name, (outputs, inputs), config.of_weight(tensor.name))
+    return quantized_specs(tensor.name, (outputs, inputs), config.of_weight(tensor.name), len(tensor.parts))
 
 
 def stored_dtype(tensor: PlannedTensor, dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -60,6 +60,7 @@ def write_rank(
                     write(name, piece)
                 continue
             _, *others = _specs_of(tensor, dtype, config)
+            order = others.pop() if config.of_weight(name).reordered else None
             parts: list[list[Array]] = [[] for _ in others]
             for quantized in tensors.quantized_rows(name, rows):
                 write(name, quantized.weights)
@@ -68,3 +69,5 @@ def write_rank(
                     kept.append(part)
             for spec, kept in zip(others, parts, strict=True):
                 write(spec.name, np.concatenate(kept).reshape(spec.shape))
+            if order is not None:
+                write(order.name, tensors.input_orders(name))

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, Protocol
 
+import numpy as np
+
+from ..._core import CheckpointError
 from ..safetensors_stream import SafetensorsReader
 from .casting import Array
 from .quantization import QuantConfig
@@ -26,6 +29,12 @@ class RankTensors(PlainTensors, Protocol):
 
     def quantized_rows(self, name: str, rows: range, step: int | None = None) -> Iterator[QuantizedRows]:
         """Rows of a weight that is quantised, as rows() gives those of others."""
+
+    def input_orders(self, name: str) -> Array:
+        """int32 [parts, in] of a weight that is reordered: input i of a part's rows is input order[part, i].
+
+        Raises CheckpointError for what is no order.
+        """
 
 
 class CheckpointFile:
@@ -51,3 +60,15 @@ class CheckpointFile:
             these = slice(first, first + len(piece))
             first = these.stop
             yield QuantizedRows(piece, scales.reshape(len(scales), -1)[these], None if zeros is None else zeros[these])
+
+    def input_orders(self, name: str) -> Array:
+        """As RankTensors.input_orders."""
+        assert self._quantization is not None
+        tensor = self._quantization.input_order_of(name)
+        orders = self.reader.array(tensor)
+        for order in orders:
+            if not np.array_equal(np.sort(order), np.arange(len(order))):
+                raise CheckpointError(
+                    f"{self.reader.path}: tensor '{tensor}' is no order of {len(order)} inputs, each of them once"
+                )
+        return orders

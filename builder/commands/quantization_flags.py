@@ -38,7 +38,11 @@ def quantization_of(args: argparse.Namespace) -> QuantConfig | None:
     config = QuantConfig(quant_algo=algo, group_size=group_size or None, has_zero_point=args.has_zero_point)
     problems = config.problems()
     if not problems and not config.can_be_made:
-        problems = [f"group_size is given, but {algo.name} is made with one scale an output"]
+        reasons = {
+            "group_size is given, but {} is made with one scale an output": config.group_size is not None,
+            "has_zero_point is given, but {} is made symmetric": config.has_zero_point,
+        }
+        problems = [reason.format(algo.name) for reason, applies in reasons.items() if applies]
     if algo is QuantAlgo.W4A16 and args.group_size not in (None, 0, *GROUP_SIZES):
         problems = [f"{problem}; or 0 for one scale an output" for problem in problems]
     if problems:

@@ -412,10 +412,10 @@ class _Emitter:
         parts: list[LinearPart] = []
         for weight in weights:
             first = 0
-            for part in weight.parts:
+            for number, part in enumerate(weight.parts):
                 last = first + part.outputs
                 bias = self.weights.vector(weight.bias_name, first, last, weight.outputs) if weight.bias else None
-                parts.append(LinearPart(weight=self.weights.matrix(weight, first, last, rows), bias=bias))
+                parts.append(LinearPart(weight=self.weights.matrix(weight, number, first, last, rows), bias=bias))
                 first = last
         return tuple(parts)
 

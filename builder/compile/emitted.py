@@ -26,6 +26,8 @@ class WeightRows:
     rows: range
     plus_one: bool = False
     """Of a vector: one is added to each of them."""
+    part: int = 0
+    """Of the weight of a linear layer: which of its parts they are."""
 
 
 @dataclass(frozen=True)
@@ -88,10 +90,10 @@ class Weights:
         self.matrices[matrix.tensor] = (matrix, source)
         return matrix
 
-    def matrix(self, weight: LinearWeight, first: int, last: int, rows: RowKind) -> Matrix:
-        """Panels of some rows of the weight of a linear layer. In the head, activations keep their type."""
+    def matrix(self, weight: LinearWeight, part: int, first: int, last: int, rows: RowKind) -> Matrix:
+        """Panels of a part's rows of the weight of a linear layer. In the head, activations keep their type."""
         tensor = f"{weight.name}.weight"
-        source = WeightRows(tensor, range(first, last))
+        source = WeightRows(tensor, range(first, last), part=part)
         if self.quantization is None or not weight.quantized:
             return self._matrix(tensor, source, weight.outputs, weight.inputs, self.compression)
         how = self.quantization.of_weight(tensor)
@@ -111,6 +113,7 @@ class Weights:
                 code=how.code,
                 value_type=DType.FLOAT32 if how.value_dtype is None else how.value_dtype,
                 bits=how.bits,
+                reordered=how.reordered,
             ),
         )
         self.matrices[matrix.tensor] = (matrix, source)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -10,10 +11,12 @@ import numpy as np
 
 from ..._core import (
     DType,
+    QuantAlgo,
     Quantization,
     compress_panels,
     compressed_bytes,
     dtype_name,
+    pack_input_order,
     pack_panels,
     pack_quantized_panels,
     panel_bytes,
@@ -21,6 +24,7 @@ from ..._core import (
 )
 from ..checkpoint.casting import to_float32
 from ..checkpoint.rank_tensors import RankTensors
+from . import plan
 from .emitted import ChosenRows, WeightRows, Weights
 from .engine_file import EngineTensor
 from .plan import Matrix
@@ -55,9 +59,8 @@ def engine_tensors(weights: Weights, tensors: RankTensors, dtype: DType) -> list
 
 def _quantized_tensor(tensors: RankTensors, matrix: Matrix, source: WeightRows) -> EngineTensor:
     assert matrix.quantization is not None
-    how = Quantization(**vars(matrix.quantization))
-    size = quantized_panel_bytes(how, matrix.n, matrix.k)
-    pieces = partial(_quantized_pieces, tensors, matrix.k, source, how)
+    size = quantized_panel_bytes(Quantization(**vars(matrix.quantization)), matrix.n, matrix.k)
+    pieces = partial(_quantized_pieces, tensors, matrix.k, source, matrix.quantization)
     return EngineTensor(matrix.tensor, np.dtype(np.uint8), size, pieces)
 
 
@@ -114,18 +117,26 @@ def _compressed_pieces(tensors: RankTensors, k: int, source: WeightRows, excepti
         yield compressed
 
 
-def _quantized_pieces(tensors: RankTensors, k: int, source: WeightRows, how: Quantization) -> Iterator[Array]:
-    """Whole panels at a time, as panel_pieces."""
+def _quantized_pieces(tensors: RankTensors, k: int, source: WeightRows, how: plan.Quantization) -> Iterator[Array]:
+    """Whole panels at a time, as panel_pieces, and behind them the order of the inputs where there is one."""
+    whole, in_order = (Quantization(**vars(each)) for each in (how, replace(how, reordered=False)))
     step = _rows_of_a_piece(k * np.dtype(np.float32).itemsize)  # which they have while they are quantised
     for piece in tensors.quantized_rows(source.tensor, source.rows, step):
         count = piece.weights.shape[0]
         scales = np.ascontiguousarray(to_float32(piece.scales))
-        zeros = None if piece.zeros is None else np.ascontiguousarray(piece.zeros)
-        panels = np.empty(quantized_panel_bytes(how, count, k), np.uint8)
+        zeros = None if piece.zeros is None else np.ascontiguousarray(piece.zeros).view(np.uint8)
+        if zeros is not None and how.algo is QuantAlgo.W8A16:
+            zeros = zeros ^ 0x80
+        panels = np.empty(quantized_panel_bytes(in_order, count, k), np.uint8)
         # Buffers have no FP8.
         weights = np.ascontiguousarray(piece.weights).view(np.uint8)
-        pack_quantized_panels(panels, how, count, k, 0, count, weights, scales, zeros)
+        pack_quantized_panels(panels, in_order, count, k, 0, count, weights, scales, zeros)
         yield panels
+    if how.reordered:
+        n = len(source.rows)
+        behind = np.zeros(quantized_panel_bytes(whole, n, k) - quantized_panel_bytes(in_order, n, k), np.uint8)
+        pack_input_order(behind, whole, n, k, tensors.input_orders(source.tensor)[source.part])
+        yield behind
 
 
 def _rows_of_a_piece(row_bytes: int) -> int:

@@ -26,6 +26,7 @@ class Quantization:
     code: WeightCode = WeightCode.INTEGER
     value_type: DType = DType.FLOAT32
     bits: int = 4
+    reordered: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

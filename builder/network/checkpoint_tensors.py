@@ -128,7 +128,8 @@ def _plan_linear(weight: LinearWeight, name: str, tp_size: int, tp_rank: int) ->
         pieces = [(part, part.cut(tp_size, tp_rank).rows) for part in weight.parts]
     outputs = sum(len(rows) for _, pieces_of_part in pieces for rows in pieces_of_part)
     slices = tuple(_slices(pieces, "weight", inputs))
-    yield PlannedTensor(f"{name}.weight", (outputs, width), slices, quantized=weight.quantized)
+    parts = tuple(sum(map(len, rows)) for _, rows in pieces)
+    yield PlannedTensor(f"{name}.weight", (outputs, width), slices, quantized=weight.quantized, parts=parts)
     if weight.bias:
         yield PlannedTensor(f"{name}.bias", (outputs,), tuple(_slices(pieces, "bias", None)))
 

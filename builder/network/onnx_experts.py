@@ -27,13 +27,12 @@ def experts(graph: GraphBuilder, values: Values, op: Experts) -> None:
     total = values[op.add_to.name]
     for expert, weight in enumerate(weights):
         gate, up = (
-            graph.node("Gemm", [x, weight_matrix(graph, str(layer[expert].name))], transB=1)
-            for layer in (op.gate, op.up)
+            graph.node("Gemm", [x, weight_matrix(graph, layer[expert])], transB=1) for layer in (op.gate, op.up)
         )
         made = graph.node("Mul", [activated(graph, gate, op.activation), up])
         if any(layer[expert].bias for layer in (op.gate, op.up, op.down)):
             raise ValueError("experts with biases are not written in ONNX")
-        made = graph.node("Gemm", [made, weight_matrix(graph, str(op.down[expert].name))], transB=1)
+        made = graph.node("Gemm", [made, weight_matrix(graph, op.down[expert])], transB=1)
         share = graph.node("Mul", [graph.cast(made, TensorProto.FLOAT), weight])
         total = graph.node("Add", [total, share])
     values[op.output.name] = total

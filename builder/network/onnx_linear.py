@@ -77,7 +77,7 @@ def activated(graph: GraphBuilder, x: Value, activation: Activation, threshold: 
 
 
 def _product(graph: GraphBuilder, x: Value, weight: LinearWeight, op: Linear, adaptation: Adaptation | None) -> Value:
-    y = graph.node("Gemm", [x, weight_matrix(graph, str(weight.name))], transB=1)
+    y = graph.node("Gemm", [x, weight_matrix(graph, weight)], transB=1)
     if adaptation is not None and op.layer is not None:
         y = adaptation.apply(graph, op.layer, weight, op.input.rows, x, y)
     return graph.node("Add", [y, graph.weight(weight.bias_name)]) if weight.bias else y

@@ -7,24 +7,25 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
-from ..._core import code_table
+from ..._core import LLM_INT8_FACTOR, code_table
 from ..checkpoint.quantization import QuantConfig
 from .graph import ELEMENT_TYPES, GraphBuilder, Value
+from .weights import LinearWeight
 
 
-def weight_matrix(graph: GraphBuilder, module: str) -> Value:
-    """W [out, in] of the engine's type: `{module}.weight`, through DequantizeLinear when that is quantised.
+def weight_matrix(graph: GraphBuilder, of: LinearWeight) -> Value:
+    """W [out, in] of the engine's type: `{name}.weight`, through DequantizeLinear when that is quantised.
 
-    Numbers of a table, which are gathered from it, and of FP8 are multiplied with their scales.
+    Numbers of a table, which are gathered from it, and of eight bits are multiplied with their scales.
     """
-    weight = graph.weight(f"{module}.weight")
+    weight = graph.weight(f"{of.name}.weight")
     if weight.element_type == graph.engine_type:
         return weight
     if graph.quantization is None:
         raise ValueError(f"weight '{weight.name}' is not of the engine's type, and no quantisation is known of it")
     how = graph.quantization.of_weight(weight.name)
-    if how.is_float8:
-        return _values_of_float8(graph, weight, how)
+    if how.is_of_eight_bits:
+        return _values_of_eight_bits(graph, weight, how)
     if how.is_coded:
         return _values_of_code(graph, weight, how)
     attributes: dict[str, Any] = {"axis": 0}
@@ -32,13 +33,26 @@ def weight_matrix(graph: GraphBuilder, module: str) -> Value:
         attributes = {"axis": 1, "block_size": how.group_size}
     inputs = [weight, graph.weight(how.scales_of(weight.name))]
     if how.has_zero_point:
-        inputs.append(graph.cast(graph.weight(how.zeros_of(weight.name)), TensorProto.UINT4))
+        inputs.append(graph.cast(graph.weight(how.zeros_of(weight.name)), weight.element_type))
     engine_type = graph.engine_type
-    return graph.node("DequantizeLinear", inputs, element_type=engine_type, output_dtype=engine_type, **attributes)
+    made = graph.node("DequantizeLinear", inputs, element_type=engine_type, output_dtype=engine_type, **attributes)
+    return _in_order(graph, made, of, how) if how.reordered else made
 
 
-def _values_of_float8(graph: GraphBuilder, weight: Value, how: QuantConfig) -> Value:
-    """Each number times its group's scale in float32, rounded to the values' type. The last group may be shorter."""
+def _in_order(graph: GraphBuilder, weight: Value, of: LinearWeight, how: QuantConfig) -> Value:
+    """The inputs of a reordered weight where they belong: those of a part's rows have the part's order."""
+    orders = graph.cast(graph.weight(how.input_order_of(f"{of.name}.weight")), TensorProto.INT64)
+    sizes = [part.outputs for part in of.parts]
+    parts = graph.constant("parts_of_" + "_".join(map(str, sizes)), np.repeat(np.arange(len(sizes)), sizes))
+    places = graph.node("Gather", [orders, parts], axis=0)
+    return graph.node("ScatterElements", [weight, places, weight], axis=1)
+
+
+def _values_of_eight_bits(graph: GraphBuilder, weight: Value, how: QuantConfig) -> Value:
+    """Each number times its group's scale in float32, rounded to the values' type. The last group may be shorter.
+
+    Integers of LLM.int8() are multiplied by its factor as well.
+    """
     assert how.value_dtype is not None
     last = graph.constant("last_axis", np.asarray([-1], np.int64))
     scales = graph.cast(graph.weight(how.scales_of(weight.name)), TensorProto.FLOAT)
@@ -49,6 +63,10 @@ def _values_of_float8(graph: GraphBuilder, weight: Value, how: QuantConfig) -> V
         groups = graph.constant(f"groups_of_{inputs}_by_{how.group_size}", np.arange(inputs) // how.group_size)
         each = graph.node("Gather", [scales, groups], axis=1)
     products = graph.node("Mul", [graph.cast(weight, TensorProto.FLOAT), each])
+    if how.is_llm_int8:
+        products = graph.node(
+            "Mul", [products, graph.constant("llm_int8_factor", np.asarray(LLM_INT8_FACTOR, np.float32))]
+        )
     return graph.cast(graph.cast(products, ELEMENT_TYPES[how.value_dtype]), graph.engine_type)
 
 

@@ -60,13 +60,13 @@ void pack(const py::buffer& panels, DType dtype, std::int64_t n, std::int64_t k,
 }
 
 Quantization make_quantization(QuantAlgo algo, std::int64_t group_size, bool zero_points, DType scale_type,
-                               WeightCode code, DType value_type, std::int32_t bits) {
+                               WeightCode code, DType value_type, std::int32_t bits, bool reordered) {
   if (bits < 2 || bits > 4) throw py::value_error("Quantization: bits must be 2, 3 or 4");
   const std::int64_t together = packed_inputs(bits);
   if (group_size < 0 || group_size % together != 0) {
     throw py::value_error("Quantization: group_size must be a multiple of " + std::to_string(together));
   }
-  return {algo, group_size, zero_points, scale_type, code, value_type, bits};
+  return {algo, group_size, zero_points, scale_type, code, value_type, bits, reordered};
 }
 
 /// The bytes of a contiguous buffer that must hold exactly `size` of them.
@@ -102,6 +102,17 @@ void pack_quantized(const py::buffer& panels, const Quantization& quantization, 
   }
   const py::gil_scoped_release release;
   pack_quantized_panels(static_cast<std::byte*>(out.ptr), quantization, n, k, first_row, rows, source);
+}
+
+void pack_order(const py::buffer& behind, const Quantization& quantization, std::int64_t n, std::int64_t k,
+                const py::array_t<std::int32_t, py::array::c_style>& order) {
+  const py::buffer_info out = behind.request(true);
+  const PanelMatrix matrix{.n = n, .k = k, .quantization = quantization};
+  if (n < 0 || k < 0 || !quantization.reordered || order.size() != k ||
+      static_cast<std::size_t>(out.size * out.itemsize) != matrix.bytes() - matrix.bytes_of_panels()) {
+    throw py::value_error("pack_input_order: the bytes or the order are not those of a reordered matrix");
+  }
+  pack_input_order(static_cast<std::byte*>(out.ptr), quantization, n, k, order.data());
 }
 
 /// Throws ValueError for a matrix that cannot be compressed.
@@ -239,6 +250,7 @@ void bind_core(py::module_& module) {
       .value("FP4", WeightCode::kFP4)
       .value("E4M3", WeightCode::kE4M3)
       .value("E2M1", WeightCode::kE2M1)
+      .value("LLM_INT8", WeightCode::kLLMInt8)
       .finalize();
   module.def(
       "code_table",
@@ -246,20 +258,24 @@ void bind_core(py::module_& module) {
         const auto& table = code_table(code);
         return py::array_t<float>(static_cast<py::ssize_t>(table.size()), table.data());
       },
-      py::arg("code"), "The numbers that a code stands for, float32 [16]; of INTEGER and E4M3 u - 8.");
+      py::arg("code"),
+      "The numbers that a code stands for, float32 [16]; of INTEGER and those of eight bits u - 8.");
   py::class_<Quantization>(module, "Quantization", "How a matrix is quantised.")
       .def(py::init(&make_quantization), py::kw_only(), py::arg("algo"), py::arg("group_size") = 0,
            py::arg("zero_points") = false, py::arg("scale_type") = DType::kBFloat16,
            py::arg("code") = WeightCode::kInteger, py::arg("value_type") = DType::kFloat32,
-           py::arg("bits") = 4, "Raises ValueError for groups and bits that the kernels do not have.")
+           py::arg("bits") = 4, py::arg("reordered") = false,
+           "Raises ValueError for groups and bits that the kernels do not have.")
       .def_readonly("algo", &Quantization::algo)
       .def_readonly("group_size", &Quantization::group_size, "Inputs that share a scale; 0: all.")
       .def_readonly("zero_points", &Quantization::zero_points)
-      .def_readonly("scale_type", &Quantization::scale_type, "Of W4A16, E4M3 and W8A16 in groups.")
+      .def_readonly("scale_type", &Quantization::scale_type, "Of W4A16, codes and W8A16 in groups.")
       .def_readonly("code", &Quantization::code, "What the bits stand for.")
       .def_readonly("value_type", &Quantization::value_type,
                     "Of a code: what its numbers times scales are rounded to.")
-      .def_readonly("bits", &Quantization::bits, "Of W4A16: 4 or, of integers, 2 or 3.");
+      .def_readonly("bits", &Quantization::bits, "Of W4A16: 4 or, of integers, 2 or 3.")
+      .def_readonly("reordered", &Quantization::reordered,
+                    "Of integers of W4A16 and W8A16: an order of the inputs is behind the panels.");
   module.def(
       "quantized_panel_bytes",
       [](const Quantization& quantization, std::int64_t n, std::int64_t k) {
@@ -273,6 +289,12 @@ void bind_core(py::module_& module) {
       "Packs quantised rows of W[n, k] into `panels`, a writable buffer: `weights` as checkpoints have them, "
       "a float32 scale (which is rounded to the type of the scales) and, with zero points, a uint8 zero for "
       "each group of each row. Raises CheckpointError for integers that 2 or 3 bits do not hold.");
+  module.def(
+      "pack_input_order", &pack_order, py::arg("behind"), py::arg("quantization"), py::arg("n"), py::arg("k"),
+      py::arg("order"),
+      "Writes the order of the inputs of a reordered W[n, k], int32 [k], to `behind`, the bytes behind its "
+      "panels: input i of these is input order[i] of W.");
+  module.attr("LLM_INT8_FACTOR") = kLLMInt8Factor;
   module.def(
       "can_have_rows", &can_have_rows, py::arg("dtype"), py::arg("n"), py::arg("k"),
       "Whether a plain W[n, k] can be stored output by output: in whole panels, and groups of four bytes.");

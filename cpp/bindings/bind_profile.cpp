@@ -17,13 +17,15 @@ void bind_profile(py::module_& module) {
       .value("HEAD", StepSection::kHead, "Program.head, once for each slice of logit rows.")
       .value("SINK", StepSection::kSink, "Whoever takes the logits: in an executor, sampling.")
       .value("RANKS", StepSection::kRanks,
-             "What rank 0 of several does beside its own program: the index is a RankWork.")
+             "What rank 0 of several does beside and between its own ops: the index is a RankWork.")
       .finalize();
   py::native_enum<RankWork>(module, "RankWork", "enum.IntEnum", "Of StepSection.RANKS.")
       .value("COMMANDS", RankWork::kCommands,
              "Sends the step, and adapters that it needs, to the other ranks.")
       .value("RESULTS", RankWork::kResults,
              "Waits for what the last stage of a pipeline makes, and receives it.")
+      .value("LOW_RANK_EXCHANGE", RankWork::kLowRankExchange,
+             "Exchanges x A^T of fully sharded adapters, in the middle of a linear layer or of experts.")
       .finalize();
   py::class_<OpCost>(module, "OpCost", "What an op must move and multiply at least: every element once.")
       .def_readonly("weight_bytes", &OpCost::weight_bytes, "Of base weights, norms and biases.")
@@ -34,13 +36,17 @@ void bind_profile(py::module_& module) {
       .def_readonly("flops", &OpCost::flops,
                     "Of products with base weights and of attention; a multiply-add is two.")
       .def_readonly("adapter_flops", &OpCost::adapter_flops, "Of products with adapters.");
-  py::class_<OpRecord>(module, "OpRecord",
-                       "One op of one step; times are seconds since the profile was made.")
+  py::class_<OpRecord>(
+      module, "OpRecord",
+      "One op of one step, or a part of it: between its parts is what ranks exchange in the middle. "
+      "Times are seconds since the profile was made.")
       .def_readonly("section", &OpRecord::section)
       .def_readonly("index", &OpRecord::index, "Into the section's ops.")
       .def_readonly("begin", &OpRecord::begin)
       .def_readonly("end", &OpRecord::end)
-      .def_readonly("cost", &OpRecord::cost)
+      .def_readonly("is_continued", &OpRecord::is_continued,
+                    "Whether another part of the op was recorded before this one.")
+      .def_readonly("cost", &OpRecord::cost, "Of the whole op, with the last of its parts.")
       .def_readonly(
           "busy_seconds", &OpRecord::busy_seconds,
           "By thread: the time in which it ran a part of the op. Empty where threads have no part.");

@@ -6,10 +6,12 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "adaptrt/core/quantized_panels.h"
 #include "adaptrt/engine/engine.h"
 #include "adaptrt/engine/program.h"
 #include "adaptrt/lora/site_index.h"
@@ -102,7 +104,8 @@ PanelSpan span_of_rows(const PanelMatrix& matrix, std::int64_t first, std::int64
   }
   const std::int64_t begin = first / kPanelColumns;
   const std::int64_t end = panel_count(last);
-  return {begin, matrix.offset(begin), end == panel_count(matrix.n) ? matrix.bytes() : matrix.offset(end),
+  return {begin, matrix.offset(begin),
+          end == panel_count(matrix.n) ? matrix.bytes_of_panels() : matrix.offset(end),
           std::min(end * kPanelColumns, matrix.n) - begin * kPanelColumns};
 }
 
@@ -112,22 +115,43 @@ std::pair<std::size_t, std::size_t> panels_of(const PanelMatrix& matrix, std::in
   return {span.begin, span.end};
 }
 
+/// Throws ValueError unless every input is there once.
+void check_order(std::span<const std::int32_t> order) {
+  std::vector<bool> seen(order.size());
+  for (const std::int32_t input : order) {
+    const auto at = static_cast<std::size_t>(input);
+    if (at >= seen.size() || seen[at])
+      throw py::value_error("PanelMatrix.rows_of: not an order of the inputs");
+    seen[at] = true;
+  }
+}
+
 py::array_t<float> unpack_rows_of(const PanelMatrix& matrix, const py::buffer& panels, std::int64_t first,
-                                  std::int64_t last) {
+                                  std::int64_t last,
+                                  const std::optional<py::array_t<std::int32_t, py::array::c_style>>& order) {
   const PanelSpan span = span_of_rows(matrix, first, last);
   const py::buffer_info info = panels.request();
   if (bytes_of(info) != span.end - span.begin) {
     throw py::value_error("PanelMatrix.rows_of: " + std::to_string(bytes_of(info)) + " bytes given, " +
                           std::to_string(span.end - span.begin) + " expected");
   }
-  const PanelMatrix part{.data = data_of(info, sizeof(float), "PanelMatrix.rows_of"),
-                         .dtype = matrix.dtype,
-                         .n = span.rows,
-                         .k = matrix.k,
-                         .quantization = matrix.quantization,
-                         .exceptions = matrix.exceptions};
+  if (order.has_value() != matrix.quantization.reordered || (order && order->size() != matrix.k)) {
+    throw py::value_error("PanelMatrix.rows_of: an order of the inputs goes with a reordered matrix alone");
+  }
+  PanelMatrix part{.data = data_of(info, sizeof(float), "PanelMatrix.rows_of"),
+                   .dtype = matrix.dtype,
+                   .n = span.rows,
+                   .k = matrix.k,
+                   .quantization = matrix.quantization,
+                   .exceptions = matrix.exceptions};
+  part.quantization.reordered = false;
   const std::int64_t before = span.first_panel * kPanelColumns;
-  return unpack_rows(part, first - before, last - before);
+  py::array_t<float> rows = unpack_rows(part, first - before, last - before);
+  if (!order) return rows;
+  const std::span<const std::int32_t> inputs{order->data(), static_cast<std::size_t>(matrix.k)};
+  check_order(inputs);
+  for (std::int64_t row = 0; row < rows.shape(0); ++row) put_in_order(inputs, rows.mutable_data(row, 0));
+  return rows;
 }
 
 VectorView make_vector_view(const py::buffer& data) {
@@ -169,9 +193,18 @@ void bind_views(py::module_& module) {
           "Of its first byte.")
       .def("panels_of", &panels_of, py::arg("first"), py::arg("last"),
            "(begin, end): the bytes of the panels that W[first:last] lies in.")
+      .def_property_readonly(
+          "order_bytes",
+          [](const PanelMatrix& matrix) {
+            const std::size_t end = matrix.bytes();
+            const std::size_t size = matrix.quantization.reordered ? matrix.k * sizeof(std::int32_t) : 0;
+            return std::pair(end - size, end);
+          },
+          "(begin, end): the bytes of the order of its inputs, int32; none unless it is reordered.")
       .def("rows_of", &unpack_rows_of, py::arg("panels"), py::arg("first"), py::arg("last"),
-           "rows(first, last), from the bytes that panels_of(first, last) says, wherever they are. Raises "
-           "ValueError for fewer or more.")
+           py::arg("order") = py::none(),
+           "rows(first, last), from the bytes that panels_of(first, last) says and, of a reordered matrix, "
+           "what order_bytes says, wherever they are. Raises ValueError for fewer or more.")
       .def("rows", &unpack_rows, py::arg("first"), py::arg("last"),
            "W[first:last] as float32[last - first, k].");
   py::class_<VectorView>(

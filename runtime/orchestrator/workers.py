@@ -79,11 +79,16 @@ class Workers:
             self._end()
             raise
         self.available_memory: Final = min(worker.memory for worker in self._workers)
-        numbers = ", ".join(str(worker.process) for worker in self._workers)
+        numbers = ", ".join(map(str, self.processes))
         _LOG.info("%s: run by processes %s", engine.directory, numbers)
         _let_go_in_forks(self)
         self._watcher = threading.Thread(target=self._watch, name="adaptrt-workers", daemon=True)
         self._watcher.start()
+
+    @property
+    def processes(self) -> list[int]:
+        """Ids, by rank."""
+        return [worker.process for worker in self._workers]
 
     def stop(self) -> None:
         """Returns when all have ended, as the engine's last command told them, or are made to. May be called again."""

@@ -9,10 +9,9 @@ from typing import Final
 from ..._core import ConfigError
 from ...builder.commands import engine_flags
 from ...runtime.native_engine import NativeEngine
-from ...runtime.ranks import is_started_by_mpi
 from . import engine_rows
 from .executors import AdapterLibrary, load_native_engine
-from .on_ranks import follow, leading
+from .on_ranks import follow, is_run_by_workers, leading
 from .run_command import (
     add_run_arguments,
     check_run_arguments,
@@ -40,7 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, or profile, and report. Of an engine of several ranks rank 0 does; the others return when it has."""
+    """Measure, or profile, and report.
+
+    Of the ranks that MPI has started rank 0 does, and the others return when it has; without MPI, workers run them.
+    """
     check_run_arguments(args)
     if not args.engine.is_dir():
         raise ConfigError(
@@ -48,12 +50,15 @@ def run(args: argparse.Namespace) -> int:
             "of its repository"
         )
     engine = load_native_engine(args.engine, args.weight_memory)
-    if engine.num_ranks > 1 and not is_started_by_mpi():
-        raise ConfigError(
-            f"{args.engine}: has {engine.num_ranks} ranks, which the bench does not start itself: mpirun -n "
-            f"{engine.num_ranks} adaptrt bench {args.engine}"
-        )
-    ranks_here = 1 if engine.num_ranks == 1 else engine.ranks.on_this_host  # which all ranks find out together
+    if is_run_by_workers(engine):
+        if args.profile is not None:
+            raise ConfigError(
+                f"--profile {args.profile}: steps are recorded where they run, which is not here; of rank 0's: mpirun "
+                f"-n {engine.num_ranks} adaptrt bench {args.engine} --profile {args.profile}"
+            )
+        ranks_here = engine.num_ranks
+    else:
+        ranks_here = 1 if engine.num_ranks == 1 else engine.ranks.on_this_host  # which all ranks find out together
     if engine.rank > 0:
         follow(engine)
         return 0

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..._core import (
     ConfigError,
+    Engine,
     Executor,
     ExecutorConfig,
     KvCacheConfig,
@@ -26,7 +27,9 @@ from ...builder.network.adapter_sites import NEW_TOKENS, NORM
 from ...runtime.engine import load_engine
 from ...runtime.memory import available_memory
 from ...runtime.native_engine import NativeEngine
-from .on_ranks import call_ranks
+from ...runtime.options.parallel import OrchestratorConfig
+from ...runtime.orchestrator.workers import Workers
+from .on_ranks import call_ranks, is_run_by_workers
 from .scenario_types import AdapterMix, Decode, Scenario, Serve
 
 STATISTICS_KEPT: Final = 4096
@@ -127,11 +130,41 @@ class BenchExecutor:
         config = self._config(key, mixes, num_threads, cpu.kernels, block_reuse)
         self.profile = StepProfile(MAX_STEPS)
         """Of a profiled executor: its newest steps."""
-        if engine.num_ranks > 1:
-            call_ranks(engine, config)
-        native = engine.start(config, profile=self.profile if profiled else None)
+        self._workers: Workers | None = None
+        if is_run_by_workers(engine):
+            if profiled:
+                raise ConfigError(f"{engine.directory}: steps of workers are not recorded here")
+            self._workers = Workers(engine, config, OrchestratorConfig())
+        try:
+            self.executor = self._start(config, profiled=profiled)
+            self._register(mixes)
+        except BaseException:
+            self._stop_workers()
+            raise
+
+    @property
+    def processes(self) -> list[int]:
+        """Ids of the workers that run the engine."""
+        return [] if self._workers is None else self._workers.processes
+
+    def close(self) -> None:
+        """End the executor's thread and free its caches; workers have ended then."""
+        self.executor.shutdown()
+        self._stop_workers()
+
+    def _start(self, config: ExecutorConfig, *, profiled: bool) -> Executor:
+        native: Engine
+        if self._workers is not None:
+            native, memory = self._workers.engine, self._workers.available_memory
+        else:
+            if self.engine.num_ranks > 1:
+                call_ranks(self.engine, config)
+            native = self.engine.start(config, profile=self.profile if profiled else None)
+            memory = self.engine.available_memory()
         self.info = native.info
-        self.executor = Executor(native, config, engine.available_memory())
+        return Executor(native, config, memory)
+
+    def _register(self, mixes: Sequence[AdapterMix]) -> None:
         registered = set()
         for mix in mixes:
             for index in range(mix.count):
@@ -140,9 +173,9 @@ class BenchExecutor:
                     self.executor.put_adapter(self.library.tensors(mix, index))
                     registered.add(task)
 
-    def close(self) -> None:
-        """End the executor's thread and free its caches."""
-        self.executor.shutdown()
+    def _stop_workers(self) -> None:
+        if self._workers is not None:
+            self._workers.stop()
 
     def _config(
         self, key: ExecutorKey, mixes: Sequence[AdapterMix], num_threads: int, kernels: str, block_reuse: bool

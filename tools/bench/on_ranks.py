@@ -1,4 +1,5 @@
-"""The bench over an engine of several ranks: rank 0 measures, and the others run the engines that it makes."""
+"""The bench over an engine of several ranks: rank 0 of those that MPI has started measures, and the others run the
+engines that it makes; else this process does, and starts workers for each of them."""
 
 from __future__ import annotations
 
@@ -7,6 +8,12 @@ from contextlib import contextmanager
 
 from ..._core import ExecutorConfig, serve_rank
 from ...runtime.native_engine import NativeEngine
+from ...runtime.ranks import is_started_by_mpi
+
+
+def is_run_by_workers(engine: NativeEngine) -> bool:
+    """Whether this process starts those that run the engine."""
+    return engine.num_ranks > 1 and not is_started_by_mpi()
 
 
 @contextmanager
@@ -15,7 +22,7 @@ def leading(engine: NativeEngine) -> Iterator[None]:
     try:
         yield
     finally:
-        if engine.num_ranks > 1:
+        if engine.num_ranks > 1 and not is_run_by_workers(engine):
             engine.ranks.tell(None)
 
 

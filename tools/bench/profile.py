@@ -151,7 +151,7 @@ def summarise(steps: Sequence[StepRecord], program: Program) -> list[OpSummary]:
         summaries.append(
             OpSummary(
                 name=name,
-                count=len(ops) / len(steps),
+                count=sum(not op.is_continued for op in ops) / len(steps),
                 seconds=seconds / len(steps),
                 busy_share=busy / (seconds * threads) if seconds and threads else 0.0,
                 work=Work(

@@ -20,6 +20,7 @@ from .limits import LimitMeter, beside
 from .measure import Metrics, decode, first_token_seconds, prefill, request, serve
 from .measure import finish as finish_request
 from .noise import NoiseMeter, wait_until_quiet
+from .on_ranks import is_run_by_workers
 from .profile import Work, median_step, work_of
 from .report import ComparisonResult, Figure, NotRun, Report, Row, Sample
 from .scenario_types import Decode, Prefill, Prompt, RunSettings, Scenario, Serve
@@ -133,7 +134,8 @@ class Bench:
         """A sample of round `number`, and how quiet the machine was."""
         has_roofline = scenario.name in self.work
         before = self.limits.measure(number) if has_roofline else {}
-        with NoiseMeter() as meter:
+        bench = self.executors.get(scenario.name)
+        with NoiseMeter([] if bench is None else bench.processes) as meter:
             metrics = self.sample(scenario)
         if has_roofline:
             metrics |= beside(before, self.limits.measure(number))
@@ -183,8 +185,11 @@ class Bench:
             raise ConfigError(f"{self.subject}: " + "; ".join(problems))
 
     def _find_work(self, engine: NativeEngine, key: ExecutorKey, scenarios: list[Prefill | Decode]) -> None:
-        """Runs each scenario once on an engine that counts what its steps must move and multiply."""
-        if not scenarios:
+        """Runs each scenario once on an engine that counts what its steps must move and multiply.
+
+        One that workers run does not: its rows have no roofline.
+        """
+        if not scenarios or is_run_by_workers(engine):
             return
         bench = BenchExecutor(engine, key, scenarios, self.cpu, profiled=True, library=self.library(engine))
         try:

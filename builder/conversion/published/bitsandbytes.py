@@ -8,8 +8,17 @@ from typing import Any, Final
 
 import numpy as np
 
-from ...._core import CheckpointError, DType, QuantAlgo, WeightCode, code_table, dtype_from_name
-from ...checkpoint.casting import BFLOAT16, FLOAT16, FLOAT32, Array
+from ...._core import (
+    LLM_INT8_FACTOR,
+    CheckpointError,
+    DType,
+    QuantAlgo,
+    WeightCode,
+    code_table,
+    dtype_from_name,
+    dtype_name,
+)
+from ...checkpoint.casting import BFLOAT16, FLOAT16, FLOAT32, Array, cast
 from ...checkpoint.hf_weights import HfWeights, MadeMatrix
 from ...checkpoint.quantization import CODE_GROUP_SIZES, QuantConfig
 from ...checkpoint.quantizer import QuantizedRows
@@ -29,8 +38,11 @@ _MAX_STATE_BYTES: Final = 4096
 _CODES: Final = {"nf4": WeightCode.NF4, "fp4": WeightCode.FP4}
 # Of blocks whose size only the tensors tell.
 _USUAL_BLOCK_SIZE: Final = 64
-# bitsandbytes multiplies by this rather than divide by 127.
-_INT8_FACTOR: Final = np.float32(7.874015718698502e-3)
+_INT8_FACTOR: Final = np.float32(LLM_INT8_FACTOR)
+_GREATEST_INT8: Final = np.float32(128)
+_KEPT_INT8: Final = QuantConfig(
+    quant_algo=QuantAlgo.W8A16, scale_dtype=DType.FLOAT32, code=WeightCode.LLM_INT8, value_dtype=DType.FLOAT32
+)
 
 
 def read_bitsandbytes(fields: JsonFields) -> Bits4 | Bits8 | None:
@@ -236,8 +248,7 @@ def _problems_of(matrix: _Matrix4Bit) -> list[str]:
 class Bits8:
     """LLM.int8(): int8 with a scale for each output."""
 
-    kept: None = None
-    # The scales are 127 times those of W8A16: float32 holds few of them divided, and the product is rounded twice.
+    kept: QuantConfig | None = _KEPT_INT8
     has_model_dtype: bool = True
     rounds_activations: bool = True
 
@@ -252,7 +263,7 @@ class Bits8:
         for source in layers_with(weights, ".SCB", self.describe()):
             noted = self._problems_of(weights, source)
             if not noted:
-                found[source + WEIGHT] = _MatrixInt8(weights, source)
+                found[source + WEIGHT] = _MatrixInt8(weights, source, self.kept)
             problems += noted
         raise_problems(weights, problems)
         return found
@@ -283,6 +294,7 @@ class _MatrixInt8:
 
     weights: HfWeights
     source: str
+    kept: QuantConfig | None
     dtype: np.dtype[Any] = FLOAT32
 
     @property
@@ -300,6 +312,32 @@ class _MatrixInt8:
     def rows(self, rows: range, step: int) -> Iterator[Array]:
         """As MadeMatrix.rows."""
         for taken in in_steps(rows, step):
-            scales = self.weights.joined_rows(f"{self.source}.SCB", taken)
-            integers = self.weights.joined_rows(self.source + WEIGHT, taken)
-            yield scaled(integers, scales[:, None], self.dtype) * _INT8_FACTOR
+            scales, integers = self._tensors(taken)
+            yield _values_int8(integers, scales)
+
+    def kept_as(self) -> QuantConfig | None:
+        """As QuantizedMatrix.kept_as."""
+        scales, _ = self._tensors(range(self.shape[0]))
+        return self.kept if self.shape[1] % 2 == 0 and np.isfinite(scales).all() else None
+
+    def quantized_rows(self, rows: range, step: int, how: QuantConfig) -> Iterator[QuantizedRows]:
+        """As QuantizedMatrix.quantized_rows."""
+        assert how.value_dtype is not None
+        dtype = np.dtype(dtype_name(how.value_dtype))
+        for taken in in_steps(rows, step):
+            scales, integers = self._tensors(taken)
+            # The products are rounded before they are multiplied by the factor, and may overflow then.
+            with np.errstate(over="ignore"):
+                may_overflow = not np.isfinite((_GREATEST_INT8 * np.abs(scales)).astype(dtype)).all()
+            if may_overflow:
+                cast(_values_int8(integers, scales), dtype, self.weights.where(self.source + WEIGHT))
+            yield QuantizedRows(integers, scales[:, None], None)
+
+    def _tensors(self, rows: range) -> tuple[Array, Array]:
+        """The scales, float32 [rows], and the integers, int8 [rows, in]."""
+        scales = self.weights.joined_rows(f"{self.source}.SCB", rows)
+        return scales, self.weights.joined_rows(self.source + WEIGHT, rows)
+
+
+def _values_int8(integers: Array, scales: Array) -> Array:
+    return scaled(integers, scales[:, None], FLOAT32) * _INT8_FACTOR

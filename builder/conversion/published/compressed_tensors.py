@@ -17,13 +17,16 @@ from ...json_fields import JsonFields, describe
 from .formats import (
     INT32,
     WEIGHT,
+    group_problems,
     in_steps,
     layers_with,
     of_eight_bits,
     of_four_bits,
+    order_of_groups,
     raise_problems,
     scaled,
     tensor_problems,
+    with_groups,
     with_scales,
 )
 from .fp8 import ScaledMatrix, kept_float8, number_of_blocks, read_block
@@ -43,8 +46,12 @@ _SCALE: Final = ".weight_scale"
 _PACKED: Final = ".weight_packed"
 _ZERO: Final = ".weight_zero_point"
 _SHAPE: Final = ".weight_shape"
+_GROUP: Final = ".weight_g_idx"
 _INPUT_SCALE: Final = ".input_scale"
 _WORD_BITS: Final = 32
+# Of actorder: inputs were quantised as they matter, and their groups are where they stand, or not.
+_IN_ORDER: Final = (None, False, "static", "weight")
+_REORDERED: Final = (True, "group", "dynamic")
 
 
 def read_compressed_tensors(fields: JsonFields) -> Integers | Float8 | None:
@@ -90,8 +97,13 @@ def _integers_of(args: JsonFields, file_format: str) -> Integers:
         args.problem("group_size", f"is {describe(args.raw('group_size'))}, but strategy is channel")
     symmetric = args.boolean("symmetric", default=True)
     _refuse_dynamic(args, expected=False)
-    if args.raw("actorder") not in (None, False, "static", "weight"):
-        args.problem("actorder", "reorders inputs when the model runs, which is not supported; accepted: null, static")
+    order = args.raw("actorder")
+    if order not in (*_IN_ORDER, *_REORDERED):
+        accepted = "null, static or weight, group or dynamic"
+        args.problem("actorder", f"is {describe(order)}; accepted: {accepted}")
+    reordered = order in _REORDERED
+    if reordered and (strategy != "group" or file_format != _PACK_QUANTIZED):
+        args.problem("actorder", f"is {describe(order)}, which goes with strategy group of {_PACK_QUANTIZED}")
     _finish(args)
     if file_format == _INT_QUANTIZED:
         if bits != 8:
@@ -99,11 +111,10 @@ def _integers_of(args: JsonFields, file_format: str) -> Integers:
         elif strategy != "channel" or not symmetric:
             args.problem("strategy", "of 8 bits must be channel, and symmetric")
     kept = None
-    if bits == 8 and group_size in (None, *GROUP_SIZES) and symmetric:
-        kept = QuantConfig(quant_algo=QuantAlgo.W8A16, group_size=group_size)
-    elif bits == 4 and group_size in (None, *GROUP_SIZES):
-        kept = QuantConfig(quant_algo=QuantAlgo.W4A16, group_size=group_size, has_zero_point=not symmetric)
-    return Integers(bits, group_size, symmetric, kept)
+    if group_size in (None, *GROUP_SIZES):
+        algo = QuantAlgo.W8A16 if bits == 8 else QuantAlgo.W4A16
+        kept = QuantConfig(quant_algo=algo, group_size=group_size, has_zero_point=not symmetric)
+    return Integers(bits, group_size, symmetric, reordered, kept)
 
 
 def _with_activations(args: JsonFields, weights: Integers) -> Integers:
@@ -170,6 +181,8 @@ class Integers:
     group_size: int | None
     """None: all inputs of an output share a scale."""
     symmetric: bool
+    reordered: bool
+    """A tensor says which group each input is in."""
     kept: QuantConfig | None
     has_model_dtype: bool = False
     rounds_activations: bool = False
@@ -188,7 +201,10 @@ class Integers:
             if shape is None:
                 continue
             matrix = _IntegerMatrix(weights, source, self, shape)
-            problems += tensor_problems(weights, matrix.expected())
+            noted = tensor_problems(weights, matrix.expected())
+            if self.reordered and not noted:
+                noted = group_problems(weights, source + _GROUP, -(-shape[1] // (self.group_size or 1)))
+            problems += noted
             if shape[1] % (self.group_size or 1) != 0:
                 problems.append(f"{weights.where(source + _SCALE)}: {shape[1]} inputs are no whole groups")
             found[source + WEIGHT] = matrix
@@ -235,6 +251,8 @@ class _IntegerMatrix:
         expected[self.source + _SHAPE] = ((np.dtype(np.int64), INT32), (2,))
         if not self.how.symmetric:
             expected[self.source + _ZERO] = ((INT32,), (-(-outputs // per_word), groups))
+        if self.how.reordered:
+            expected[self.source + _GROUP] = ((INT32,), (inputs,))
         return expected
 
     @property
@@ -253,8 +271,7 @@ class _IntegerMatrix:
 
     def rows(self, rows: range, step: int) -> Iterator[Array]:
         """As MadeMatrix.rows: what compressed_tensors' dequantize gives."""
-        inputs = self.shape[1]
-        groups = np.arange(inputs) // (self.how.group_size or inputs)
+        groups = self._groups()
         for taken in in_steps(rows, step):
             scales = to_float32(self.weights.joined_rows(self.source + _SCALE, taken))
             zeros = self._zeros(taken)
@@ -267,16 +284,26 @@ class _IntegerMatrix:
         """As QuantizedMatrix.kept_as."""
         if self.how.bits == 4 and self.shape[1] % 2 != 0:
             return None
-        return with_scales(self.how.kept, self.weights.joined_rows(self.source + _SCALE))
+        kept = with_scales(self.how.kept, self.weights.joined_rows(self.source + _SCALE))
+        return with_groups(kept, self._groups())
+
+    def input_order(self) -> Array:
+        """As ReorderedMatrix.input_order."""
+        return order_of_groups(self._groups())
 
     def quantized_rows(self, rows: range, step: int, how: QuantConfig) -> Iterator[QuantizedRows]:
         """As QuantizedMatrix.quantized_rows."""
+        order = self.input_order()
         for taken in in_steps(rows, step):
-            scales, numbers = self.weights.joined_rows(self.source + _SCALE, taken), self._numbers(taken)
-            if self.how.bits == 8:
-                yield of_eight_bits(numbers, scales, how)
-            else:
-                yield of_four_bits(numbers, scales, self._zeros(taken), how)
+            scales, numbers = self.weights.joined_rows(self.source + _SCALE, taken), self._numbers(taken)[:, order]
+            make = of_eight_bits if self.how.bits == 8 else of_four_bits
+            yield make(numbers, scales, self._zeros(taken), how)
+
+    def _groups(self) -> Array:
+        """[in]"""
+        if self.how.reordered:
+            return self.weights.joined_rows(self.source + _GROUP)
+        return np.arange(self.shape[1]) // (self.how.group_size or self.shape[1])
 
     def _numbers(self, rows: range) -> Array:
         """uint8 [rows, in]: q + 2^(bits - 1)."""

@@ -28,6 +28,13 @@ class QuantizedMatrix(MadeMatrix, Protocol):
         """Rows of it, `step` at a time; `how` is kept_as(), or that with float32 scales."""
 
 
+class ReorderedMatrix(QuantizedMatrix, Protocol):
+    """One whose kept_as() may be reordered."""
+
+    def input_order(self) -> Array:
+        """int32 [in]: input i of quantized_rows() is input order[i] of the matrix."""
+
+
 class PublishedFormat(Protocol):
     """How a model's layers were quantised before it was published. Which layers these are, the tensors tell."""
 
@@ -137,10 +144,44 @@ def with_scales(kept: QuantConfig | None, scales: Array) -> QuantConfig | None:
     return replace(kept, scale_dtype=dtype_from_name(str(scales.dtype)))
 
 
-def of_eight_bits(numbers: Array, scales: Array, how: QuantConfig) -> QuantizedRows:
-    """Rows of int8: `numbers` uint8 [rows, in], which stand for 128 less, `scales` [rows, groups]."""
+def with_groups(kept: QuantConfig | None, groups: Array) -> QuantConfig | None:
+    """The same for inputs that are in these groups [in], reordered unless they lie in order.
+
+    None where a group has more or fewer inputs than it says.
+    """
+    if kept is None:
+        return None
+    in_order = np.arange(len(groups)) // (kept.group_size or len(groups))
+    if not np.array_equal(np.sort(groups), in_order):
+        return None
+    return kept if np.array_equal(groups, in_order) else replace(kept, reordered=True)
+
+
+def order_of_groups(groups: Array) -> Array:
+    """As ReorderedMatrix.input_order: group by group, and as they stand within one."""
+    return np.argsort(groups, kind="stable").astype(np.int32)
+
+
+def group_problems(weights: HfWeights, name: str, count: int) -> list[str]:
+    """What is wrong with a tensor that names the group of each input, of so many."""
+    groups = weights.joined_rows(name)
+    wrong = groups[(groups < 0) | (groups >= count)]
+    if wrong.size == 0:
+        return []
+    return [f"{weights.where(name)}: names group {wrong[0]}; there are {count}, from 0 on"]
+
+
+def of_eight_bits(numbers: Array, scales: Array, zeros: Array | None, how: QuantConfig) -> QuantizedRows:
+    """Rows of int8: `numbers` uint8 [rows, in], `scales` [rows, groups], `zeros` uint8 [rows, groups].
+
+    Numbers and zeros stand for 128 less.
+    """
     dtype = dtype_name(how.scale_dtype) if how.has_typed_scales else np.float32
-    return QuantizedRows((numbers ^ 0x80).view(np.int8), scales.astype(dtype), None)
+    return QuantizedRows(_less_128(numbers), scales.astype(dtype), None if zeros is None else _less_128(zeros))
+
+
+def _less_128(numbers: Array) -> Array:
+    return np.ascontiguousarray(numbers ^ 0x80).view(np.int8)
 
 
 def of_four_bits(numbers: Array, scales: Array, zeros: Array | None, how: QuantConfig) -> QuantizedRows:

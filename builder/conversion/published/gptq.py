@@ -17,12 +17,15 @@ from ...checkpoint.quantizer import QuantizedRows
 from ...json_fields import JsonFields, describe
 from .formats import (
     INT32,
+    group_problems,
     in_steps,
     matrices_of,
     of_eight_bits,
     of_four_bits,
+    order_of_groups,
     scaled,
     tensor_problems,
+    with_groups,
     with_scales,
 )
 from .packed_numbers import unpacked
@@ -70,8 +73,8 @@ def read_gptq(fields: JsonFields) -> Gptq | None:
     kept = None
     if bits <= 4 and group_size in (None, *GROUP_SIZES):
         kept = QuantConfig(quant_algo=QuantAlgo.W4A16, group_size=group_size, has_zero_point=not symmetric, bits=bits)
-    elif bits == 8 and group_size in (None, *GROUP_SIZES) and symmetric:
-        kept = QuantConfig(quant_algo=QuantAlgo.W8A16, group_size=group_size)
+    elif bits == 8 and group_size in (None, *GROUP_SIZES):
+        kept = QuantConfig(quant_algo=QuantAlgo.W8A16, group_size=group_size, has_zero_point=not symmetric)
     return Gptq(
         bits=bits if bits in _BITS else _BITS[0],
         group_size=group_size,
@@ -179,13 +182,8 @@ class _Matrix:
         return tensor_problems(self.weights, expected) or [*self._group_problems(), *self._zero_problems()]
 
     def _group_problems(self) -> list[str]:
-        groups = self._group_of_inputs()
-        wrong = groups[(groups < 0) | (groups >= self._groups)]
-        if wrong.size == 0:
-            return []
-        return [
-            f"{self.weights.where(f'{self.source}.g_idx')}: names group {wrong[0]}; there are {self._groups}, from 0 on"
-        ]
+        name = f"{self.source}.g_idx"
+        return group_problems(self.weights, name, self._groups) if name in self.weights else []
 
     def _zero_problems(self) -> list[str]:
         if not self.how.zeros_less_one or self.how.borrows:
@@ -203,9 +201,6 @@ class _Matrix:
         name = f"{self.source}.g_idx"
         if name in self.weights:
             return self.weights.joined_rows(name)
-        return self._in_order()
-
-    def _in_order(self) -> Array:
         size = self.shape[1] if self.how.group_size is None else self.how.group_size
         return np.arange(self.shape[1]) // size
 
@@ -240,9 +235,12 @@ class _Matrix:
         """As QuantizedMatrix.kept_as."""
         if not self._has_zeros and not (self._zeros() == self._middle).all():
             return None
-        if not np.array_equal(self._group_of_inputs(), self._in_order()):
-            return None
-        return with_scales(self.how.kept, self.weights.joined_rows(f"{self.source}.scales"))
+        kept = with_scales(self.how.kept, self.weights.joined_rows(f"{self.source}.scales"))
+        return with_groups(kept, self._group_of_inputs())
+
+    def input_order(self) -> Array:
+        """As ReorderedMatrix.input_order."""
+        return order_of_groups(self._group_of_inputs())
 
     @property
     def _middle(self) -> int:
@@ -254,14 +252,15 @@ class _Matrix:
 
     def quantized_rows(self, rows: range, step: int, how: QuantConfig) -> Iterator[QuantizedRows]:
         """As QuantizedMatrix.quantized_rows."""
-        scales, zeros = self.weights.joined_rows(f"{self.source}.scales"), self._zeros()
-        for taken, numbers in self._numbers(rows, step):
+        scales, zeros, order = self.weights.joined_rows(f"{self.source}.scales"), self._zeros(), self.input_order()
+        for taken, unordered in self._numbers(rows, step):
             these = slice(taken.start, taken.stop)
+            numbers = unordered[:, order]
             of_rows = np.ascontiguousarray(scales[:, these].T)
+            own = np.ascontiguousarray(zeros[:, these].T.astype(np.uint8)) if self._has_zeros else None
             if self.how.bits == 8:
-                yield of_eight_bits(numbers, of_rows, how)
+                yield of_eight_bits(numbers, of_rows, own, how)
             else:
-                own = np.ascontiguousarray(zeros[:, these].T.astype(np.uint8)) if self._has_zeros else None
                 # Without zero points, what is packed stands for 8 less.
                 centred = numbers if self._has_zeros else numbers + np.uint8(8 - self._middle)
                 yield of_four_bits(centred, of_rows, own, how)

@@ -93,6 +93,7 @@ def kept_layers(
         common,
         value_dtype=value_dtype,
         scale_dtype=scale_types.pop() if len(scale_types) == 1 else common.scale_dtype,
+        reordered=any(how.reordered for name in names if (how := own[name]) is not None),
         exclude_modules=tuple(dict.fromkeys(excluded)),
     )
     used = {name: matrix for name, matrix in matrices.items() if name in names}
@@ -113,7 +114,7 @@ def kept_layers(
 def _of_layer(
     layer: tuple[LinearWeight, ...], own: Mapping[str, QuantConfig | None], mapping: ParallelMapping
 ) -> QuantConfig | None:
-    """How the matrices of one layer can be kept, but that scales which have a type are float32; None: not at all."""
+    """How the matrices of one layer can be kept, as _comparable says it; None: not at all."""
     hows: set[QuantConfig | None] = set()
     for weight in layer:
         if not weight.quantized or weight.name.layer is None:
@@ -123,17 +124,21 @@ def _of_layer(
             how = own.get(_source(part.source))
             if how is None or (weight.split is Split.ROW and not _can_be_cut(weight.inputs, num_ranks, how)):
                 return None
-            hows.add(_with_any_scales(how))
+            hows.add(_comparable(how))
     return hows.pop() if len(hows) == 1 else None
 
 
 def _can_be_cut(inputs: int, num_ranks: int, how: QuantConfig) -> bool:
-    """Whether each of so many ranks gets whole groups, or bytes, of the inputs."""
-    return num_ranks == 1 or inputs // num_ranks % (how.group_size or how.packed_inputs) == 0
+    """Whether each of so many ranks gets whole groups, or bytes, of the inputs.
+
+    Where inputs are reordered, a rank's come from any groups.
+    """
+    return num_ranks == 1 or (not how.reordered and inputs // num_ranks % (how.group_size or how.packed_inputs) == 0)
 
 
-def _with_any_scales(how: QuantConfig) -> QuantConfig:
-    return replace(how, scale_dtype=DType.FLOAT32) if how.has_typed_scales else how
+def _comparable(how: QuantConfig) -> QuantConfig:
+    """The same for all that checkpoints can have beside one another: any type becomes float32, any order an order."""
+    return replace(how, reordered=False, scale_dtype=DType.FLOAT32 if how.has_typed_scales else how.scale_dtype)
 
 
 def _source(layer: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from ...checkpoint.planned_tensor import PlannedTensor, Slice
 from ...checkpoint.quantization import QuantConfig
 from ...checkpoint.quantizer import QuantizationError, QuantizedRows
 from ..model_tensors import ModelTensors
+from .formats import ReorderedMatrix
 from .kept_layers import KeptLayers
 
 _ROWS_OF_A_PIECE: Final = 512
@@ -52,6 +53,15 @@ class KeptTensors:
             for piece in self._kept.matrices[part.source].quantized_rows(taken, size, how)
         )
         return _in_steps(pieces, size)
+
+    def input_orders(self, name: str) -> Array:
+        """As RankTensors.input_orders."""
+        orders, first = [], 0
+        for outputs in self._plan[name].parts:
+            (part, _), *_ = _parts(self._plan[name], range(first, first + outputs))
+            orders.append(cast(ReorderedMatrix, self._kept.matrices[part.source]).input_order())
+            first += outputs
+        return np.stack(orders)
 
 
 def _columns(piece: QuantizedRows, columns: range, how: QuantConfig) -> QuantizedRows:

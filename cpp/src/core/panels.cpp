@@ -175,6 +175,13 @@ std::size_t PanelMatrix::bytes() const {
   return panel_bytes(quantization, dtype, n, k) * (has_rows ? 2 : 1);
 }
 
+std::size_t PanelMatrix::bytes_of_panels() const {
+  if (is_compressed()) return offset(panel_count(n));
+  Quantization in_order = quantization;
+  in_order.reordered = false;
+  return panel_bytes(in_order, dtype, n, k);
+}
+
 const std::byte* PanelMatrix::row(std::int64_t output) const {
   return data + panel_bytes(dtype, n, k) + static_cast<std::size_t>(output * k) * size_of(dtype);
 }

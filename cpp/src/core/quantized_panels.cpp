@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <string>
+#include <vector>
 
 #include "adaptrt/core/error.h"
 #include "unpack_quantized.h"
@@ -175,6 +176,12 @@ void pack_scales(std::byte* scales, const Quantization& quantization, Place plac
   }
 }
 
+/// Where the order of inputs begins, of a matrix with so many bytes in panels.
+std::size_t order_offset(std::size_t bytes_of_panels) {
+  constexpr std::size_t kAlignment = alignof(std::int32_t);
+  return (bytes_of_panels + kAlignment - 1) / kAlignment * kAlignment;
+}
+
 /// What `value` is in a type.
 float rounded(float value, DType type) {
   float stored = 0.0F;
@@ -189,14 +196,43 @@ float float8_to_float(std::byte number) {
   return 256.0F * float16_to_float(static_cast<std::uint16_t>((bits & 0x80U) << 8U | (bits & 0x7fU) << 7U));
 }
 
-void unpack_float8_row(const PanelMatrix& matrix, const QuantizedPanel& parts, Place place, float* out) {
+/// Of eight bits.
+void unpack_octets(const PanelMatrix& matrix, const QuantizedPanel& parts, Place place, float* out) {
+  const Quantization& how = matrix.quantization;
+  const DType scale_type = has_typed_scales(how) ? how.scale_type : DType::kFloat32;
+  const std::int64_t size = how.group_size == 0 ? matrix.k : how.group_size;
+  for (std::int64_t i = 0; i < matrix.k; ++i) {
+    const std::byte octet = parts.weights[int8_offset(how.algo, place.width, place.column, i)];
+    const auto integer = static_cast<int>(static_cast<std::int8_t>(octet));
+    const auto at = static_cast<std::size_t>(i / size * place.width + place.column);
+    const float scale = load_as_float(parts.scales, scale_type, at);
+    if (how.code == WeightCode::kE4M3) {
+      out[i] = rounded(float8_to_float(octet) * scale, how.value_type);
+    } else if (how.code == WeightCode::kLLMInt8) {
+      const float product = static_cast<float>(integer) * scale;
+      out[i] = rounded(product * kLLMInt8Factor, how.value_type);
+    } else {
+      const int zero = how.zero_points ? static_cast<int>(parts.extra[at]) - middle_of_zeros(how.algo) : 0;
+      out[i] = scale * static_cast<float>(integer - zero);
+    }
+  }
+}
+
+/// Of four bits and fewer.
+void unpack_words(const PanelMatrix& matrix, const QuantizedPanel& parts, Place place, float* out) {
   const Quantization& how = matrix.quantization;
   const std::int64_t size = how.group_size == 0 ? matrix.k : how.group_size;
   for (std::int64_t i = 0; i < matrix.k; ++i) {
-    const std::byte number = parts.weights[int8_offset(how.algo, place.width, place.column, i)];
-    const auto at = static_cast<std::size_t>(i / size * place.width + place.column);
-    const float scale = load_as_float(parts.scales, how.scale_type, at);
-    out[i] = rounded(float8_to_float(number) * scale, how.value_type);
+    const std::int64_t at = i / size * place.width + place.column;
+    const float scale = load_as_float(parts.scales, how.scale_type, static_cast<std::size_t>(at));
+    const int zero = parts.extra != nullptr ? static_cast<int>(parts.extra[at]) : 1 << (how.bits - 1);
+    const std::uint32_t value =
+        how.bits == 4 ? int4_value(parts.weights, place, i) : narrow_value(parts.weights, how.bits, place, i);
+    if (how.is_coded()) {
+      out[i] = rounded(scale * code_table(how.code)[value], how.value_type);
+    } else {
+      out[i] = scale * static_cast<float>(static_cast<int>(value) - zero);
+    }
   }
 }
 
@@ -214,6 +250,8 @@ std::string_view name_of(WeightCode code) {
       return "E4M3";
     case WeightCode::kE2M1:
       return "E2M1";
+    case WeightCode::kLLMInt8:
+      return "LLM_INT8";
   }
   return "unknown";
 }
@@ -251,6 +289,7 @@ const std::array<float, 16>& code_table(WeightCode code) {
       return kE2M1;
     case WeightCode::kInteger:
     case WeightCode::kE4M3:
+    case WeightCode::kLLMInt8:
       break;
   }
   return kIntegers;
@@ -272,7 +311,23 @@ std::string_view name_of(QuantAlgo algo) {
 
 std::size_t panel_bytes(const Quantization& quantization, DType dtype, std::int64_t n, std::int64_t k) {
   if (quantization.algo == QuantAlgo::kNone) return panel_bytes(dtype, n, k);
-  return static_cast<std::size_t>(n * output_bytes(quantization, k));
+  const auto panels = static_cast<std::size_t>(n * output_bytes(quantization, k));
+  if (!quantization.reordered) return panels;
+  return order_offset(panels) + static_cast<std::size_t>(k) * sizeof(std::int32_t);
+}
+
+std::span<const std::int32_t> PanelMatrix::input_order() const {
+  if (!quantization.reordered) return {};
+  const std::byte* order = data + order_offset(bytes_of_panels());
+  return {reinterpret_cast<const std::int32_t*>(order), static_cast<std::size_t>(k)};
+}
+
+void pack_input_order(std::byte* behind, const Quantization& quantization, std::int64_t n, std::int64_t k,
+                      const std::int32_t* order) {
+  const auto panels = static_cast<std::size_t>(n * output_bytes(quantization, k));
+  const std::size_t padding = order_offset(panels) - panels;
+  std::memset(behind, 0, padding);
+  std::memcpy(behind + padding, order, static_cast<std::size_t>(k) * sizeof(*order));
 }
 
 std::size_t panel_offset(const Quantization& quantization, DType dtype, std::int64_t k, std::int64_t panel) {
@@ -304,9 +359,7 @@ void pack_quantized_panels(std::byte* panels, const Quantization& quantization, 
     pack_scales(scales, quantization, place, groups, source.scales + i * groups);
     if (!is_int4) {
       pack_int8_row(data, quantization, place, k, weights, extra);
-      continue;
-    }
-    if (quantization.bits == 4) {
+    } else if (quantization.bits == 4) {
       pack_int4_row(data, quantization, place, k, weights);
     } else {
       pack_narrow_row(data, quantization, place, k, weights);
@@ -323,36 +376,17 @@ void unpack_quantized_row(const PanelMatrix& matrix, std::int64_t row, float* ou
   const std::int64_t panel = row / kPanelColumns;
   const Place place{panel_width(matrix.n, panel), row % kPanelColumns};
   const auto parts = parts_of_panel(quantization, matrix.data + matrix.offset(panel), matrix.k, place.width);
-  if (quantization.code == WeightCode::kE4M3) {
-    unpack_float8_row(matrix, parts, place, out);
-    return;
+  if (quantization.algo == QuantAlgo::kW4A16) {
+    unpack_words(matrix, parts, place, out);
+  } else {
+    unpack_octets(matrix, parts, place, out);
   }
-  if (quantization.algo != QuantAlgo::kW4A16) {
-    const DType scale_type = has_typed_scales(quantization) ? quantization.scale_type : DType::kFloat32;
-    const std::int64_t group_size = quantization.group_size == 0 ? matrix.k : quantization.group_size;
-    for (std::int64_t i = 0; i < matrix.k; ++i) {
-      const auto at = static_cast<std::size_t>(i / group_size * place.width + place.column);
-      const float scale = load_as_float(parts.scales, scale_type, at);
-      const std::byte value = parts.weights[int8_offset(quantization.algo, place.width, place.column, i)];
-      out[i] = scale * static_cast<float>(static_cast<std::int8_t>(value));
-    }
-    return;
-  }
-  const std::int64_t size = quantization.group_size == 0 ? matrix.k : quantization.group_size;
-  for (std::int64_t i = 0; i < matrix.k; ++i) {
-    const std::int64_t at = i / size * place.width + place.column;
-    const float scale = load_as_float(parts.scales, quantization.scale_type, static_cast<std::size_t>(at));
-    const int zero =
-        parts.extra != nullptr ? static_cast<int>(parts.extra[at]) : 1 << (quantization.bits - 1);
-    const std::uint32_t value = quantization.bits == 4
-                                    ? int4_value(parts.weights, place, i)
-                                    : narrow_value(parts.weights, quantization.bits, place, i);
-    if (quantization.is_coded()) {
-      out[i] = rounded(scale * code_table(quantization.code)[value], quantization.value_type);
-    } else {
-      out[i] = scale * static_cast<float>(static_cast<int>(value) - zero);
-    }
-  }
+  if (quantization.reordered) put_in_order(matrix.input_order(), out);
+}
+
+void put_in_order(std::span<const std::int32_t> order, float* values) {
+  const std::vector<float> stored(values, values + order.size());
+  for (std::size_t i = 0; i < order.size(); ++i) values[order[i]] = stored[i];
 }
 
 }  // namespace adaptrt

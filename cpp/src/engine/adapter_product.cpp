@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "low_rank_exchange.h"
+#include "step_recorder.h"
 
 namespace adaptrt {
 namespace {
@@ -29,7 +30,9 @@ void AdapterProduct::shrink() const {
     const LowRankExchange exchange(work_, step_);
     multiply_by_a(work_.adapted, [&](const AdaptedRows& adapted, std::int64_t panel, RowRange rows,
                                      const float* tile) { exchange.store(adapted, panel, rows, tile); });
+    if (step_.recorder != nullptr) step_.recorder->begin_exchange();
     exchange.finish();
+    if (step_.recorder != nullptr) step_.recorder->end_exchange(RankWork::kLowRankExchange);
     return;
   }
   multiply_by_a(work_.adapted, [&](const AdaptedRows& adapted, std::int64_t panel, RowRange rows,

@@ -86,38 +86,70 @@ std::int64_t Tiling::inputs_of_part(std::int64_t rows, std::int64_t width) const
 BaseProduct::BaseProduct(const LinearWork& work, const Step& step)
     : work_(work),
       step_(step),
+      reordered_(work, step),
       tiling_(tiling_of(step.program, step.kernels, work.input.dtype, work.quantization())) {}
 
 void BaseProduct::prepare(bool has_adapters) const {
   const Quantization& quantization = work_.quantization();
   const bool to_int8 = quantization.algo == QuantAlgo::kW8A8;
-  const bool packs = step_.packed != nullptr && (!to_int8 || has_adapters);
-  if (!packs && !to_int8 && !quantization.zero_points) return;
+  const bool reorders = reordered_.is_needed();
+  const bool packs_input = step_.packed != nullptr && (has_adapters || (!to_int8 && !reorders));
+  if (!packs_input && !to_int8 && !quantization.zero_points && !reorders) return;
+  const std::int64_t orders = reorders ? reordered_.find_orders() : 0;
   const auto body = [&](std::int64_t begin, std::int64_t end, int) {
-    prepare_rows(packs, begin * PackedSteps::kBlockRows,
-                 std::min(end * PackedSteps::kBlockRows, work_.num_rows()));
+    const RowRange rows{begin * PackedSteps::kBlockRows,
+                        std::min(end * PackedSteps::kBlockRows, work_.num_rows())};
+    if (packs_input) pack_rows(work_.input, step_.packed, rows);
+    if (!reorders) {
+      read_rows(work_.input, 0, rows);
+      return;
+    }
+    reordered_.make(rows);
+    for (std::int64_t order = 0; order < orders; ++order) {
+      const Rows made = reordered_.rows(order);
+      read_rows(made, order, rows);
+      if (step_.packed != nullptr) pack_rows(made, packed_of(order), rows);
+    }
   };
   step_.threads.parallel_for(packed_blocks(work_.num_rows()),
                              rows_per_chunk(work_.input.width * PackedSteps::kBlockRows), body);
 }
 
-void BaseProduct::prepare_rows(bool packs, std::int64_t begin, std::int64_t end) const {
+void BaseProduct::read_rows(const Rows& input, std::int64_t order, RowRange rows) const {
   const Quantization& quantization = work_.quantization();
-  const Rows& input = work_.input;
   const std::int64_t groups = group_count(quantization, input.width);
-  for (std::int64_t row = begin; row < end; ++row) {
+  float* sums = step_.group_sums + order * work_.num_rows() * groups;
+  for (std::int64_t row = rows.begin; row < rows.end; ++row) {
     const std::byte* x = input.row(row);
     if (quantization.algo == QuantAlgo::kW8A8) {
       step_.kernels.quantize_row(x, input.dtype, input.width, step_.int8_rows + row * step_.int8_stride,
                                  step_.int8_scales + row);
     } else if (quantization.zero_points) {
-      step_.kernels.sum_groups(x, input.dtype, input.width, quantization.group_size,
-                               step_.group_sums + row * groups);
+      step_.kernels.sum_groups(x, input.dtype, input.width, quantization.group_size, sums + row * groups);
     }
   }
-  if (!packs) return;
-  step_.kernels.pack_rows(input.row(begin), input.row_bytes(), end - begin, input.row_bytes(),
-                          step_.steps_of_row(begin), step_.packed_step_bytes);
+}
+
+void BaseProduct::pack_rows(const Rows& input, std::byte* packed, RowRange rows) const {
+  step_.kernels.pack_rows(input.row(rows.begin), input.row_bytes(), rows.count(), input.row_bytes(),
+                          packed + rows.begin * PackedSteps::kRowBytes, step_.packed_step_bytes);
+}
+
+std::byte* BaseProduct::packed_of(std::int64_t order) const {
+  return step_.packed + (1 + order) * step_.packed_order_bytes;
+}
+
+BaseProduct::PartInput BaseProduct::input_of(std::size_t part, std::int64_t row) const {
+  const Quantization& quantization = work_.quantization();
+  const std::int64_t groups = group_count(quantization, work_.input.width);
+  if (!reordered_.is_needed()) {
+    return {work_.input.row(row), step_.steps_of_row(row), step_.group_sums + row * groups};
+  }
+  const std::int64_t order = reordered_.order_of(part);
+  const std::byte* steps =
+      step_.packed == nullptr ? nullptr : packed_of(order) + row * PackedSteps::kRowBytes;
+  return {reordered_.rows(order).row(row), steps,
+          step_.group_sums + (order * work_.num_rows() + row) * groups};
 }
 
 void BaseProduct::multiply(const TileTask& task, ExpandedPanels* expanded) const {
@@ -210,14 +242,14 @@ void BaseProduct::multiply_float(const PanelMatrix& weight, const TileTask& task
 
 void BaseProduct::multiply_quantized(const PanelMatrix& weight, const TileTask& task,
                                      const ExpansionPlace& place) const {
-  const std::int64_t row = task.rows.begin;
+  const PartInput input = input_of(task.part, task.rows.begin);
   const auto activation = static_cast<std::size_t>(work_.input.dtype);
-  QuantizedGemm gemm{.a = work_.input.row(row),
+  QuantizedGemm gemm{.a = input.rows,
                      .activation = work_.input.dtype,
                      .a_stride = work_.input.width,
-                     .a_steps = step_.steps_of_row(row),
+                     .a_steps = input.steps,
                      .a_step_bytes = step_.packed_step_bytes,
-                     .a_sums = step_.group_sums + row * group_count(weight.quantization, weight.k),
+                     .a_sums = input.sums,
                      .quantization = weight.quantization,
                      .panel = weight.data + weight.offset(task.panel),
                      .expanded = nullptr,
@@ -225,7 +257,7 @@ void BaseProduct::multiply_quantized(const PanelMatrix& weight, const TileTask& 
                      .width = panel_width(weight.n, task.panel),
                      .out = task.tile,
                      .out_stride = kPanelColumns,
-                     .rows = task.rows.end - row,
+                     .rows = task.rows.count(),
                      .part = task.inputs,
                      .next_panel = task.upcoming.panel};
   if (is_expanded(weight, task.panel, gemm.rows, step_.kernels)) {

@@ -7,6 +7,7 @@
 #include <span>
 
 #include "linear_work.h"
+#include "reordered_input.h"
 
 namespace adaptrt {
 
@@ -80,8 +81,9 @@ class BaseProduct {
 
   [[nodiscard]] const Tiling& tiling() const { return tiling_; }
 
-  /// Brings the input into the form that the kernels want: rounds it to int8, sums its groups, packs its
-  /// rows. Before the first product, and before those with adapters, where there are any.
+  /// Brings the input into the form that the kernels want: puts it in the weights' order, rounds it to int8,
+  /// sums its groups, packs its rows. Before the first product, and before those with adapters, where there
+  /// are any.
   void prepare(bool has_adapters) const;
 
   /// task.tile = x W^T of one part and panel.
@@ -107,13 +109,24 @@ class BaseProduct {
 
   /// Where a thread may keep a panel that is expanded.
   [[nodiscard]] std::byte* room_for_panel(int thread, std::size_t slot) const;
-  void prepare_rows(bool packs, std::int64_t begin, std::int64_t end) const;
+  /// What a part's product reads from a row on.
+  struct PartInput {
+    const std::byte* rows;
+    const std::byte* steps;  ///< see Step::packed
+    const float* sums;       ///< of groups, where there are zero points
+  };
+  [[nodiscard]] PartInput input_of(std::size_t part, std::int64_t row) const;
+  /// Rounds, or sums the groups of, rows of `input`: the layer's, or those in order `order`.
+  void read_rows(const Rows& input, std::int64_t order, RowRange rows) const;
+  void pack_rows(const Rows& input, std::byte* packed, RowRange rows) const;
+  [[nodiscard]] std::byte* packed_of(std::int64_t order) const;
   void multiply_float(const PanelMatrix& weight, const TileTask& task, const ExpansionPlace& place) const;
   void multiply_quantized(const PanelMatrix& weight, const TileTask& task, const ExpansionPlace& place) const;
   void multiply_int8(const PanelMatrix& weight, const TileTask& task) const;
 
   const LinearWork& work_;
   const Step& step_;
+  ReorderedInput reordered_;
   Tiling tiling_;
 };
 

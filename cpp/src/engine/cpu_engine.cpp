@@ -17,6 +17,7 @@
 #include "experts.h"
 #include "kv_pool.h"
 #include "output_rows.h"
+#include "overlapped_sum.h"
 #include "placed_weights.h"
 #include "stage_communicator.h"
 #include "step.h"
@@ -124,11 +125,17 @@ class CpuEngine final : public Engine {
       int8_scales_ = HugeArray(rows * sizeof(float));
     }
     const PackedRowsSize packed = packed_rows_size(program_, kernels_);
-    packed_ = HugeArray(static_cast<std::size_t>(packed.steps * packed.step_bytes));
+    const ReorderedSize reordered = reordered_size(program_);
+    packed_ = HugeArray(static_cast<std::size_t>(packed.bytes() * (1 + reordered.orders)));
     packed_step_bytes_ = packed.step_bytes;
+    packed_order_bytes_ = packed.bytes();
+    const auto orders = static_cast<std::size_t>(reordered.orders);
+    reordered_ = HugeArray(orders * rows * static_cast<std::size_t>(reordered.row_bytes));
     rank_room_ = HugeArray(rank_room_floats(program_) * sizeof(float));
     const auto groups = static_cast<std::size_t>(most_zero_point_groups(program_));
-    if (groups > 0) group_sums_ = HugeArray(rows * groups * sizeof(float));
+    if (groups > 0) {
+      group_sums_ = HugeArray(std::max<std::size_t>(1, orders) * rows * groups * sizeof(float));
+    }
     const std::size_t floats =
         std::max({linear_scratch_floats(program_, kernels_), attention_scratch_floats(program_),
                   row_op_scratch_floats(program_), expert_scratch_floats(program_)});
@@ -137,6 +144,7 @@ class CpuEngine final : public Engine {
     linear_scratch_.blocks.reserve(rows);
     linear_scratch_.task_ends.reserve(rows);
     linear_scratch_.packed_begins.reserve(rows);
+    linear_scratch_.order_of_part.reserve(reordered.parts);
     adapted_rows_.reserve(rows);
     if (program_.lora.max_extra_tokens > 0) new_token_rows_.reserve(rows);
     if (program_.hidden != kNoBuffer) {
@@ -238,9 +246,9 @@ class CpuEngine final : public Engine {
       group_slice(tokens.subspan(first, step.output_rows.size()));
       step.groups = groups_of_slice_;
       run(StepSection::kHead, ops, step);
-      if (recorder_) recorder_->begin_op();
+      if (recorder_) recorder_->begin_op(StepSection::kSink, 0);
       sink(static_cast<std::int64_t>(first), step.rows, result());
-      if (recorder_) recorder_->end_op(StepSection::kSink, 0, [] { return OpCost{}; });
+      if (recorder_) recorder_->end_op([] { return OpCost{}; });
     }
   }
 
@@ -257,10 +265,11 @@ class CpuEngine final : public Engine {
   void run(StepSection section, std::span<const Op> ops, Step& step, std::size_t first = 0) {
     for (std::size_t i = 0; i < ops.size(); ++i) {
       if (step.rows == 0) return;  // KeepLogitRowsOp in a step that nothing is wanted of
-      if (recorder_) recorder_->begin_op();
+      if (recorder_) recorder_->begin_op(section, first + i);
+      step.sum_behind = sum_behind(ops, i);
       const auto held = weights_ ? weights_->hold(section, first + i) : std::nullopt;
       std::visit([&](const auto& found) { run_op(found, step); }, ops[i]);
-      if (recorder_) recorder_->end_op(section, first + i, [&] { return cost_of(ops[i], step); });
+      if (recorder_) recorder_->end_op([&] { return cost_of(ops[i], step); });
     }
   }
 
@@ -281,6 +290,8 @@ class CpuEngine final : public Engine {
             .int8_scales = reinterpret_cast<float*>(int8_scales_.data()),
             .packed = packed_.data(),
             .packed_step_bytes = packed_step_bytes_,
+            .packed_order_bytes = packed_order_bytes_,
+            .reordered = reordered_.data(),
             .group_sums = reinterpret_cast<float*>(group_sums_.data()),
             .experts = experts_,
             .weights = weights_.get(),
@@ -288,6 +299,9 @@ class CpuEngine final : public Engine {
             .communicator = communicator_.get(),
             .stage_communicator = stage_communicator_.get(),
             .rank_room = reinterpret_cast<float*>(rank_room_.data()),
+            .rank_messages = rank_messages_,
+            .overlapped_sum = overlapped_sum_,
+            .recorder = recorder_.get(),
             .input = input,
             .sequence_of_token = rows.sequence_of_token,
             .first_own_blocks = rows.first_own_blocks,
@@ -296,6 +310,7 @@ class CpuEngine final : public Engine {
             .adapted_rows = adapted_rows_,
             .new_token_rows = new_token_rows_,
             .attention_plans = rows.attention_plans,
+            .sum_behind = nullptr,
             .rows = static_cast<std::int64_t>(input.token_ids.size()),
             .output_rows = {},
             .kept_output_rows = {}};
@@ -437,10 +452,14 @@ class CpuEngine final : public Engine {
   std::int64_t shrink_stride_ = 0;
   HugeArray int8_rows_;
   HugeArray int8_scales_;
+  HugeArray reordered_;
   HugeArray group_sums_;
   HugeArray rank_room_;
+  RankMessages rank_messages_;
+  OverlappedSum overlapped_sum_;
   HugeArray packed_;
   std::int64_t packed_step_bytes_ = 0;
+  std::int64_t packed_order_bytes_ = 0;
   std::int64_t int8_stride_ = 0;
   /// Ops of the head up to the one that writes Program::hidden.
   std::size_t num_hidden_ops_ = 0;

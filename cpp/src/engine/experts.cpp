@@ -6,6 +6,7 @@
 
 #include "adaptrt/engine/routing.h"
 #include "expert_slots.h"
+#include "overlapped_sum.h"
 #include "placed_weights.h"
 #include "step.h"
 
@@ -30,7 +31,8 @@ class Experts {
         slots_(step.weights == nullptr ? nullptr : step.weights->experts_of(op)),
         top_k_(op.routing.top_k),
         input_(step.rows_of(op.input)),
-        output_(step.rows_of(op.output)) {}
+        output_(step.rows_of(op.output)),
+        sum_(begin_sum_behind(step)) {}
 
   void run() const {
     memory_.taken.rows.assign(static_cast<std::size_t>(op_.num_experts_here()), 0);
@@ -47,7 +49,8 @@ class Experts {
     choose_here(count);
     sort_rows(count);
     if (memory_.experts_taken.empty()) {  // all that the slice takes are on other ranks
-      std::fill_n(output_.float_row(first), count * output_.width, 0.0F);
+      const Rows nothing{memory_.outputs(), DType::kFloat32, output_.width};
+      add_up(first, count, nothing, {0, panel_count(output_.width)});
       return;
     }
     group_adapters(first, count);
@@ -226,14 +229,42 @@ class Experts {
             .site = first_site < 0 ? nullptr : &step_.program.lora_site(first_site)};
   }
 
+  /// Some of the output's columns, and where they are.
+  struct Columns {
+    std::int64_t first;
+    std::int64_t end;
+    Rows rows;
+    /// Of `rows`, the one that is the output's `first`.
+    std::int64_t at;
+  };
+
+  /// Those of `first` to `end` that are beside each other.
+  [[nodiscard]] Columns columns_from(std::int64_t first, std::int64_t end) const {
+    if (sum_ == nullptr) return {first, end, output_, first};
+    const OverlappedSum::Place place = sum_->place_of(first);
+    return {first, std::min(end, place.end_column), place.rows, first - place.first_column};
+  }
+
   /// Adds the weighted sum of each token's rows to the output's columns of `chunk`, or puts it there.
   void add_up(std::int64_t first, std::int64_t count, const Rows& rows, PanelRange chunk) const {
-    const std::int64_t column = chunk.begin * kPanelColumns;
-    const std::int64_t width = std::min(chunk.end * kPanelColumns, output_.width) - column;
+    const std::int64_t begin = chunk.begin * kPanelColumns;
+    const std::int64_t end = std::min(chunk.end * kPanelColumns, output_.width);
+    for (std::int64_t column = begin; column < end;) {
+      const Columns columns = columns_from(column, end);
+      const Rows made{rows.data + (column - begin) * static_cast<std::int64_t>(sizeof(float)), rows.dtype,
+                      rows.width};
+      add_up_columns(first, count, made, columns);
+      column = columns.end;
+    }
+  }
+
+  void add_up_columns(std::int64_t first, std::int64_t count, const Rows& rows,
+                      const Columns& columns) const {
+    const std::int64_t width = columns.end - columns.first;
     const auto body = [&](std::int64_t begin, std::int64_t end, int) {
       for (std::int64_t token = begin; token < end; ++token) {
         const RowRange here = memory_.here[static_cast<std::size_t>(token)];
-        float* out = output_.float_row(first + token) + column;
+        float* out = columns.rows.float_row(first + token) + columns.at;
         if (here.begin == here.end) {  // only where ranks have different experts, whose sums are added up
           std::fill_n(out, width, 0.0F);
           continue;
@@ -250,6 +281,9 @@ class Experts {
       }
     };
     step_.threads.parallel_for(count, rows_per_chunk(width * top_k_), body);
+    if (sum_ == nullptr) return;
+    sum_->add_made(columns.first, count * width);
+    sum_->go_on();
   }
 
   const ExpertsOp& op_;
@@ -259,6 +293,7 @@ class Experts {
   std::int64_t top_k_;
   Rows input_;
   Rows output_;
+  OverlappedSum* sum_;  ///< over ranks, which goes on meanwhile; nullptr: none does
 };
 
 template <class Visit>

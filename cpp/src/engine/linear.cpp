@@ -8,6 +8,7 @@
 #include "base_product.h"
 #include "linear_output.h"
 #include "linear_work.h"
+#include "overlapped_sum.h"
 #include "sparse_linear.h"
 
 namespace adaptrt {
@@ -31,7 +32,7 @@ class Linear {
   Linear(const LinearWork& work, const Step& step)
       : Linear(work, step, {0, num_panels(work)},
                step.kernels.stream_rows != nullptr && work.epilogue != LinearEpilogue::kAdd &&
-                   work.num_rows() * work.output.row_bytes() >= kStreamedBytes) {}
+                   work.sum == nullptr && work.num_rows() * work.output.row_bytes() >= kStreamedBytes) {}
 
   /// Some of them, of a layer of one part a group, where the output's columns begin with theirs.
   Linear(const LinearWork& work, const Step& step, PanelRange panels) : Linear(work, step, panels, false) {}
@@ -145,6 +146,7 @@ class Linear {
                        &expanded);
         task = last;
       }
+      if (thread == 0 && work_.sum != nullptr) work_.sum->go_on();
     };
     step_.threads.parallel_for(tasks, grain_of(groups, tasks), body);
   }
@@ -183,16 +185,18 @@ class Linear {
   /// Units that a thread takes together, where it takes them in parts.
   [[nodiscard]] std::int64_t tiles_together() const { return kTilesKept / (is_gated() ? 2 : 1); }
 
-  /// Tasks that a thread claims at once: enough work to be worth it, whole units where there are plenty.
+  /// Tasks that a thread claims at once: enough work to be worth it, whole units where there are plenty, and
+  /// a small part of its share, which is what the others may have to wait for in the end.
   [[nodiscard]] std::int64_t grain_of(std::span<const RowGroup> groups, std::int64_t tasks) const {
+    constexpr std::int64_t kChunksPerThread = 16;
     const std::int64_t threads = step_.threads.num_threads();
     const std::int64_t rows = groups.back().rows.end - groups.front().rows.begin;
     const std::int64_t rows_of_task =
         std::min(tiling_.block_rows, std::max<std::int64_t>(1, rows / std::ssize(groups)));
     const std::int64_t macs = rows_of_task * kPanelColumns * work_.input.width;
     const std::int64_t least = std::max<std::int64_t>(1, kMacsPerChunk / std::max<std::int64_t>(1, macs));
-    if (groups.size() > 1) return std::max(least, tasks / (threads * 4));
-    const std::int64_t share = units_ / (threads * 4);
+    if (groups.size() > 1) return std::max(least, tasks / (threads * kChunksPerThread));
+    const std::int64_t share = units_ / (threads * kChunksPerThread);
     const std::int64_t blocks = blocks_of(groups.front());
     const std::int64_t grain = std::max(least, share > 0 ? share * blocks : 1);
     const std::int64_t part_inputs = tiling_.inputs_of_part(rows, work_.input.width);
@@ -387,6 +391,7 @@ void run_op(const LinearOp& op, const Step& step) {
     return;
   }
   if (op.has_sparse_input) work.live = find_live_inputs(work, step);
+  work.sum = begin_sum_behind(step);
   run_linear(work, step);
 }
 

@@ -4,6 +4,7 @@
 #include <array>
 
 #include "base_product.h"
+#include "overlapped_sum.h"
 
 namespace adaptrt {
 
@@ -76,6 +77,7 @@ void LinearOutput::store(const LinearTile& tile) const {
            reinterpret_cast<std::byte*>(work_.output.float_row(tile.rows.begin) + column));
     return;
   }
+  if (work_.sum != nullptr) return store_term(tile, column, width);
   const float* sums = tile.sums;
   for (std::int64_t row = tile.rows.begin; row < tile.rows.end; ++row, sums += kPanelColumns) {
     float* out = work_.output.float_row(row) + column;
@@ -85,6 +87,16 @@ void LinearOutput::store(const LinearTile& tile) const {
       std::copy_n(sums, width, out);
     }
   }
+}
+
+/// Of the sum over ranks that goes on meanwhile.
+void LinearOutput::store_term(const LinearTile& tile, std::int64_t column, std::int64_t width) const {
+  const OverlappedSum::Place place = work_.sum->place_of(column);
+  const float* sums = tile.sums;
+  for (std::int64_t row = tile.rows.begin; row < tile.rows.end; ++row, sums += kPanelColumns) {
+    std::copy_n(sums, width, place.rows.float_row(row) + column - place.first_column);
+  }
+  work_.sum->add_made(column, tile.rows.count() * width);
 }
 
 /// Where the output is streamed, the result takes the place of the sums before.

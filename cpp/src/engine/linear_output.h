@@ -42,6 +42,7 @@ class LinearOutput {
   void stream(const float* tile, RowRange rows, std::int64_t bytes, std::byte* out) const;
   [[nodiscard]] std::int64_t column_of(const LinearTile& tile) const;
   void store(const LinearTile& tile) const;
+  void store_term(const LinearTile& tile, std::int64_t column, std::int64_t width) const;
   void store_activated(const LinearTile& tile) const;
   [[nodiscard]] const float* bias_of(PanelPlace place) const;
   void activate(const ActivatedTile& tile) const;

@@ -56,6 +56,8 @@ struct LinearWork {
   /// Of lm_head: the rows whose adapters bring tokens beyond the vocabulary, which are columns behind the
   /// part's.
   std::span<const AdaptedRows> new_tokens = {};
+  /// Where the output goes, which the ranks add up meanwhile; nullptr: to `output`.
+  OverlappedSum* sum = nullptr;
 
   [[nodiscard]] std::int64_t num_rows() const { return groups.back().rows.end; }
   [[nodiscard]] const Quantization& quantization() const { return parts[0].weight.quantization; }
@@ -67,6 +69,8 @@ struct LinearScratch {
   std::vector<std::int64_t> task_ends;
   /// Of a low-rank exchange: where the rows of each of LinearWork::adapted begin.
   std::vector<std::int64_t> packed_begins;
+  /// Of a layer whose weights are reordered, by part: which of ReorderedInput's orders it reads.
+  std::vector<std::uint8_t> order_of_part;
   /// Of sparse layers: the outputs or groups of inputs that are live, and both factors of a gated layer.
   std::vector<std::int32_t> live;
   std::vector<float> gates;

@@ -23,6 +23,10 @@ LowRankExchange::LowRankExchange(const LinearWork& work, const Step& step)
   }
 }
 
+std::int32_t LowRankExchange::number_of(std::int32_t share) const {
+  return step_.stage_communicator->rank() + (share - rank_) * work_.site->experts_for_each;
+}
+
 std::int64_t LowRankExchange::width_on(std::int32_t rank, const AdaptedRows& adapted) const {
   return work_.site->rows_of_a(adapted.site->total_rank, rank).count;
 }
@@ -62,8 +66,8 @@ std::byte* LowRankExchange::shrunk(std::int64_t row, std::int64_t column) const 
 }
 
 void LowRankExchange::gather() const {
-  std::vector<OutgoingMessage> sent;
-  std::vector<IncomingMessage> received;
+  RankMessages& messages = step_.rank_messages;
+  messages.clear();
   auto* packed = reinterpret_cast<std::byte*>(step_.rank_room);
   const std::span own(packed, static_cast<std::size_t>(elements_on(rank_)) * size_of(type_));
   std::size_t used = own.size();
@@ -71,12 +75,18 @@ void LowRankExchange::gather() const {
     if (rank == rank_) continue;
     const std::span theirs(packed + used, static_cast<std::size_t>(elements_on(rank)) * size_of(type_));
     used += theirs.size();
-    if (!own.empty()) sent.push_back({rank, own});
-    if (!theirs.empty()) received.push_back({rank, theirs});
+    if (!own.empty()) messages.sent.push_back({number_of(rank), own});
+    if (!theirs.empty()) messages.received.push_back({number_of(rank), theirs});
   }
-  step_.stage_communicator->exchange(sent, received);
-  place(rank_, own.data());
-  for (const IncomingMessage& message : received) place(message.from, message.bytes.data());
+  step_.stage_communicator->exchange(messages.sent, messages.received);
+  const std::byte* from = packed;
+  place(rank_, from);
+  from += own.size();
+  for (std::int32_t rank = 0; rank < ranks_; ++rank) {
+    if (rank == rank_) continue;
+    place(rank, from);
+    from += static_cast<std::size_t>(elements_on(rank)) * size_of(type_);
+  }
 }
 
 void LowRankExchange::place(std::int32_t rank, const std::byte* packed) const {
@@ -92,7 +102,13 @@ void LowRankExchange::place(std::int32_t rank, const std::byte* packed) const {
 void LowRankExchange::add_up() const {
   const std::int64_t elements = elements_on(rank_);
   float* packed = step_.rank_room;
-  sum_over_ranks({.terms = packed, .count = elements, .output = packed, .room = packed + elements}, step_);
+  sum_over_ranks({.terms = packed,
+                  .width = elements,
+                  .output = packed,
+                  .output_stride = elements,
+                  .rank_stride = work_.site->experts_for_each,
+                  .room = packed + elements},
+                 step_);
   for (const AdaptedRows& adapted : work_.adapted) {
     const std::int64_t width = adapted.site->total_rank;
     for (std::int64_t row = adapted.begin; row < adapted.end; ++row, packed += width) {

@@ -11,6 +11,8 @@ namespace adaptrt {
 /// its outputs each rank has made other columns, which it sends to the others as they are stored; of one that
 /// is cut by its inputs each has a term of all of them, and they are added up in float32.
 ///
+/// Where ranks have different experts, those that share the same ones: each experts_for_each-th of the stage.
+///
 /// What a rank has made is packed: the rows of one of LinearWork::adapted behind those of the one before it,
 /// each as wide as its adapter needs.
 class LowRankExchange {
@@ -25,6 +27,8 @@ class LowRankExchange {
   void finish() const;
 
  private:
+  /// The rank of the stage that has a share.
+  [[nodiscard]] std::int32_t number_of(std::int32_t share) const;
   [[nodiscard]] std::int64_t width_on(std::int32_t rank, const AdaptedRows& adapted) const;
   /// Of all rows, packed.
   [[nodiscard]] std::int64_t elements_on(std::int32_t rank) const;

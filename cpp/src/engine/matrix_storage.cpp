@@ -1,6 +1,7 @@
 #include "matrix_storage.h"
 
 #include <cstdint>
+#include <vector>
 
 #include "adaptrt/core/compressed_panels.h"
 #include "adaptrt/core/quantized_panels.h"
@@ -21,7 +22,7 @@ void check_code(const PanelMatrix& matrix, std::vector<std::string>* problems) {
     }
     return;
   }
-  if (how.code > WeightCode::kE2M1) problems->push_back("has an unknown code");
+  if (how.code > WeightCode::kLLMInt8) problems->push_back("has an unknown code");
   if (how.zero_points) problems->push_back("has both a code and zero points");
   if (matrix.dtype != DType::kFloat32 && how.value_type != matrix.dtype) {
     problems->push_back("has values of " + std::string(name_of(how.value_type)) + " in an engine of " +
@@ -29,14 +30,25 @@ void check_code(const PanelMatrix& matrix, std::vector<std::string>* problems) {
   }
 }
 
-/// Tables are of four bits and whole groups, FP8 is of eight and read in pairs.
+bool is_of_eight_bits(WeightCode code) {
+  return code == WeightCode::kE4M3 || code == WeightCode::kLLMInt8;
+}
+
+/// Tables are of four bits and whole groups, the others are of eight and read in pairs.
 void check_groups_of_code(const PanelMatrix& matrix, std::vector<std::string>* problems) {
   const Quantization& how = matrix.quantization;
-  if (how.code == WeightCode::kE4M3) {
+  if (is_of_eight_bits(how.code)) {
+    const std::string code(name_of(how.code));
     if (how.algo != QuantAlgo::kW8A16) {
-      problems->push_back("is " + std::string(name_of(how.algo)) + " of E4M3, which only W8A16 may be");
+      problems->push_back("is " + std::string(name_of(how.algo)) + " of " + code +
+                          ", which only W8A16 may be");
     }
-    if (matrix.k % 2 != 0) problems->push_back("has " + text(matrix.k) + " inputs of E4M3, an odd number");
+    if (matrix.k % 2 != 0) {
+      problems->push_back("has " + text(matrix.k) + " inputs of " + code + ", an odd number");
+    }
+    if (how.code == WeightCode::kLLMInt8 && (how.group_size != 0 || how.scale_type != DType::kFloat32)) {
+      problems->push_back("is of " + code + ", which has one float32 scale an output");
+    }
   } else if (how.is_coded() && (how.group_size <= 0 || matrix.k % how.group_size != 0)) {
     problems->push_back("has " + text(matrix.k) + " inputs in groups of " + text(how.group_size) + " of " +
                         std::string(name_of(how.code)) + ", which must be whole");
@@ -58,18 +70,43 @@ void check_bits(const PanelMatrix& matrix, std::vector<std::string>* problems) {
   }
 }
 
+/// Integers alone can be reordered; every input is in the order once.
+void check_order(const PanelMatrix& matrix, std::vector<std::string>* problems) {
+  const Quantization& how = matrix.quantization;
+  if (!how.reordered) return;
+  const bool is_weight_only = how.algo == QuantAlgo::kW4A16 || how.algo == QuantAlgo::kW8A16;
+  if (!is_weight_only || how.is_coded()) {
+    problems->push_back("is reordered, which only integers of W4A16 and W8A16 may be");
+    return;
+  }
+  if (matrix.data == nullptr || matrix.k < 0) return;
+  std::vector<bool> seen(static_cast<std::size_t>(matrix.k));
+  for (const std::int32_t input : matrix.input_order()) {
+    if (input < 0 || input >= matrix.k || seen[static_cast<std::size_t>(input)]) {
+      problems->push_back("has input " + text(input) + " of " + text(matrix.k) +
+                          " in the order of its inputs, which must have each of them once");
+      return;
+    }
+    seen[static_cast<std::size_t>(input)] = true;
+  }
+}
+
 void check_quantization(const PanelMatrix& matrix, std::vector<std::string>* problems) {
   constexpr std::int64_t kGroupSizeLimit = std::int64_t{1} << 31;
   const Quantization& how = matrix.quantization;
   if (how.algo > QuantAlgo::kW4A16) problems->push_back("is quantised in a way that is unknown");
   Quantization accepted{.algo = how.algo};
-  if (how.algo == QuantAlgo::kW8A16 && how.group_size != 0) {
-    accepted.group_size = how.group_size;
-    accepted.scale_type = how.scale_type;
+  if (how.algo == QuantAlgo::kW8A16) {
+    accepted.zero_points = how.zero_points;
+    if (how.group_size != 0) {
+      accepted.group_size = how.group_size;
+      accepted.scale_type = how.scale_type;
+    }
   }
-  if (how.algo != QuantAlgo::kW4A16 && how.code != WeightCode::kE4M3 && !(how == accepted)) {
-    problems->push_back("has groups, zero points, types of scales or values, bits, or a code, which only " +
-                        std::string(name_of(QuantAlgo::kW4A16)) + " has");
+  accepted.reordered = how.reordered;
+  if (how.algo != QuantAlgo::kW4A16 && !is_of_eight_bits(how.code) && !(how == accepted)) {
+    problems->push_back("has groups, zero points, types of scales or values, bits, or a code, which " +
+                        std::string(name_of(how.algo)) + " does not have");
   }
   if (how.scale_type > DType::kBFloat16 || how.value_type > DType::kBFloat16) {
     problems->push_back("has scales or values of an unknown type");
@@ -82,6 +119,7 @@ void check_quantization(const PanelMatrix& matrix, std::vector<std::string>* pro
   check_bits(matrix, problems);
   check_code(matrix, problems);
   check_groups_of_code(matrix, problems);
+  check_order(matrix, problems);
   if (how.algo == QuantAlgo::kW8A8 && matrix.k > kMaxW8A8Inputs) {
     problems->push_back("has " + text(matrix.k) + " inputs; W8A8 sums at most " + text(kMaxW8A8Inputs) +
                         " without overflow");

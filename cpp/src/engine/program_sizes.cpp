@@ -113,7 +113,8 @@ void check_rotary_factors(const Program& program, Problems* problems) {
   }
 }
 
-/// Adapters are shared by the ranks over which the layer is cut, which are those of the stage.
+/// Adapters are shared by the ranks over which the layer is cut: those of the stage, of experts that have the
+/// same ones.
 void check_shares(const Program& program, const LoraSite& site, const std::string& where,
                   Problems* problems) {
   if (site.num_shares == 1 && site.share == 0) return;
@@ -125,7 +126,8 @@ void check_shares(const Program& program, const LoraSite& site, const std::strin
                   " ranks, and is not of a layer that is cut");
   }
   const std::int32_t ranks = program.ranks_per_stage();
-  if (site.num_shares != ranks || site.share != program.rank % ranks) {
+  const std::int32_t apart = std::max(1, site.experts_for_each);  // others have other experts
+  if (site.num_shares != ranks / apart || site.share != program.rank % ranks / apart) {
     problems->add(where + " is share " + text(site.share) + " of " + text(site.num_shares) +
                   "; the program is that of rank " + text(program.rank % ranks) + " of " + text(ranks));
   }

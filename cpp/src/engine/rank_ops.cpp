@@ -3,10 +3,9 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstring>
-#include <vector>
 
 #include "low_rank_exchange.h"
+#include "overlapped_sum.h"
 #include "rank_sums.h"
 #include "step.h"
 
@@ -63,14 +62,15 @@ class AllHeadsNorm {
   }
 
   void exchange() const {
-    std::vector<OutgoingMessage> sent;
-    std::vector<IncomingMessage> received;
+    RankMessages& messages = step_.rank_messages;
+    messages.clear();
+    const float* own = sums_of(communicator_.rank());
     for (std::int32_t rank = 0; rank < communicator_.size(); ++rank) {
       if (rank == communicator_.rank()) continue;
-      sent.push_back({rank, bytes_of(static_cast<const float*>(sums_of(communicator_.rank())), count_)});
-      received.push_back({rank, bytes_of(sums_of(rank), count_)});
+      messages.sent.push_back({rank, bytes_of(own, count_)});
+      messages.received.push_back({rank, bytes_of(sums_of(rank), count_)});
     }
-    communicator_.exchange(sent, received);
+    communicator_.exchange(messages.sent, messages.received);
   }
 
   /// Over the ranks, in their order.
@@ -107,10 +107,16 @@ void place_columns(const float* columns, std::int64_t width, std::int64_t first,
 }  // namespace
 
 void run_op(const AllReduceOp& op, const Step& step) {
+  if (step.overlapped_sum.is_under_way(op)) {
+    step.overlapped_sum.finish();
+    return;
+  }
   const Rows input = step.rows_of(op.input);
+  const std::int64_t count = step.rows * input.width;
   sum_over_ranks({.terms = input.float_row(0),
-                  .count = step.rows * input.width,
+                  .width = count,
                   .output = step.float_row(op.output, 0),
+                  .output_stride = count,
                   .add = op.add,
                   .room = step.rank_room},
                  step);
@@ -130,11 +136,12 @@ void run_op(const GatherOp& op, const Step& step) {
     communicator.exchange({&message, 1}, {});
     return;
   }
-  std::vector<IncomingMessage> received;
+  RankMessages& messages = step.rank_messages;
+  messages.clear();
   for (std::int32_t rank = 1; rank < communicator.size(); ++rank) {
-    received.push_back({rank, bytes_of(step.rank_room + (rank - 1) * count, count)});
+    messages.received.push_back({rank, bytes_of(step.rank_room + (rank - 1) * count, count)});
   }
-  communicator.exchange({}, received);
+  communicator.exchange({}, messages.received);
   place_columns(input.float_row(0), input.width, 0, output, step);
   for (std::int32_t rank = 1; rank < communicator.size(); ++rank) {
     place_columns(step.rank_room + (rank - 1) * count, input.width, rank * input.width, output, step);
@@ -183,7 +190,7 @@ std::size_t rank_room_floats(const Program& program) {
   for (const auto* ops : program.sections()) {
     for (const Op& op : *ops) {
       if (const auto* reduce = std::get_if<AllReduceOp>(&op)) {
-        floats = std::max(floats, rank_sum_room(floats_of(reduce->input), program.ranks_per_stage()));
+        floats = std::max(floats, overlapped_sum_room(floats_of(reduce->input), program.ranks_per_stage()));
       } else if (const auto* gather = std::get_if<GatherOp>(&op)) {
         floats = std::max(floats, floats_of(gather->input) * (program.ranks_per_stage() - 1));
       } else if (std::holds_alternative<AllHeadsNormOp>(op)) {

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "step.h"
 
@@ -16,15 +17,76 @@ namespace adaptrt {
   return std::as_writable_bytes(std::span(floats, static_cast<std::size_t>(count)));
 }
 
-/// A sum over the ranks of a stage, of as many floats on each.
+/// What an exchange is made of, kept from step to step so that steps allocate nothing.
+struct RankMessages {
+  std::vector<OutgoingMessage> sent;
+  std::vector<IncomingMessage> received;
+
+  void clear() {
+    sent.clear();
+    received.clear();
+  }
+};
+
+/// A sum over ranks of a stage, of as many floats on each.
 struct RankSum {
-  float* terms = nullptr;  ///< this rank's; the output may be in the same place
-  std::int64_t count = 0;
+  /// [rows, width], this rank's; the output may be in the same place.
+  float* terms = nullptr;
+  std::int64_t rows = 1;
+  std::int64_t width = 0;
   float* output = nullptr;
+  /// Floats from one row of the output to the next.
+  std::int64_t output_stride = 0;
   /// The sum is added to the output.
   bool add = false;
+  /// The ranks whose numbers are this one's and multiples of it more or less.
+  std::int32_t rank_stride = 1;
   /// Of rank_sum_room() floats, for what comes of the others.
   float* room = nullptr;
+
+  [[nodiscard]] std::int64_t count() const { return rows * width; }
+};
+
+/// The exchanges of a RankSum. Of two ranks, and of few floats, there is one, in which ranks send each other
+/// everything; else there are two: each rank gets a share of all terms, and then the sums of all shares.
+///
+/// begin(); where there are two, end_first() and begin_second(); finish().
+class RankSumExchanges {
+ public:
+  RankSumExchanges() = default;
+  /// `step` outlives this.
+  RankSumExchanges(const RankSum& sum, const Step& step);
+
+  [[nodiscard]] bool has_second() const { return in_shares_; }
+  void begin();
+  [[nodiscard]] bool first_has_ended() const;
+  void end_first() const;
+  /// Sums this rank's share, in the calling thread alone or in all.
+  void begin_second(bool in_all_threads);
+  /// Waits for what has begun last, and makes the output.
+  void finish() const;
+  /// What has begun last.
+  [[nodiscard]] ExchangeNumber latest() const { return latest_; }
+
+ private:
+  /// What the communicator calls one of them.
+  [[nodiscard]] std::int32_t number_of(std::int32_t rank) const;
+  [[nodiscard]] std::int64_t size_of_share(std::int32_t rank) const;
+  /// For what another rank has of what this one sums.
+  [[nodiscard]] float* room_of(std::int32_t rank) const;
+  /// What any rank has of it.
+  [[nodiscard]] const float* terms_of(std::int32_t rank) const;
+  /// The sums of all shares, one after another.
+  [[nodiscard]] float* sums() const;
+
+  RankSum sum_;
+  const Step* step_ = nullptr;
+  /// How many there are, and which of them this is.
+  std::int32_t ranks_ = 0;
+  std::int32_t rank_ = 0;
+  bool in_shares_ = false;
+  std::int64_t share_ = 0;  ///< floats of one; all of them where there are none
+  ExchangeNumber latest_ = 0;
 };
 
 /// output[i] = ((x_0[i] + x_1[i]) + x_2[i]) + ..., in the order of the ranks, wherever it is made: the same

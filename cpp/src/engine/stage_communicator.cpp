@@ -17,18 +17,30 @@ class StageCommunicator final : public Communicator {
   [[nodiscard]] bool is_lost() const override { return all_->is_lost(); }
 
   void exchange(std::span<const OutgoingMessage> sent, std::span<const IncomingMessage> received) override {
-    sent_.assign(sent.begin(), sent.end());
-    for (OutgoingMessage& message : sent_) message.to += first_;
-    received_.assign(received.begin(), received.end());
-    for (IncomingMessage& message : received_) message.from += first_;
+    translate(sent, received);
     all_->exchange(sent_, received_);
   }
+
+  ExchangeNumber begin_exchange(std::span<const OutgoingMessage> sent,
+                                std::span<const IncomingMessage> received) override {
+    translate(sent, received);
+    return all_->begin_exchange(sent_, received_);
+  }
+  [[nodiscard]] bool has_ended(ExchangeNumber exchange) override { return all_->has_ended(exchange); }
+  void end_exchange(ExchangeNumber exchange) override { all_->end_exchange(exchange); }
 
   void wait_for(const IncomingMessage& message) override {
     all_->wait_for({message.from + first_, message.bytes});
   }
 
  private:
+  void translate(std::span<const OutgoingMessage> sent, std::span<const IncomingMessage> received) {
+    sent_.assign(sent.begin(), sent.end());
+    for (OutgoingMessage& message : sent_) message.to += first_;
+    received_.assign(received.begin(), received.end());
+    for (IncomingMessage& message : received_) message.from += first_;
+  }
+
   std::shared_ptr<Communicator> all_;
   std::int32_t first_;
   std::int32_t size_;

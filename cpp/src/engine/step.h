@@ -56,8 +56,11 @@ struct AdaptedRows {
 };
 
 class ExpertMemory;
+class OverlappedSum;
 class PlacedWeights;
+class StepRecorder;
 struct LinearScratch;
+struct RankMessages;
 
 /// What the ops of a step work with.
 struct Step {
@@ -82,11 +85,16 @@ struct Step {
   std::int64_t int8_stride;
   float* int8_scales;
   /// What KernelTable::pack_rows made of the input of the linear layer that runs, steps packed_step_bytes
-  /// apart; nullptr where the kernels read rows as they are.
+  /// apart, and behind it, packed_order_bytes apart, of each of `reordered`; nullptr where the kernels read
+  /// rows as they are.
   std::byte* packed;
   std::int64_t packed_step_bytes;
+  std::int64_t packed_order_bytes;
+  /// activation type [orders, rows, inputs]: the input of the linear layer that runs in the orders that its
+  /// weights have, where they have any; see ReorderedInput.
+  std::byte* reordered;
   /// float32 [rows, groups]: what KernelTable::sum_groups made of the input of the linear layer that runs,
-  /// where its weights have zero points.
+  /// where its weights have zero points; [orders, rows, groups] of `reordered`.
   float* group_sums;
   ExpertMemory& experts;
   /// nullptr: the weights are where the program refers to.
@@ -98,6 +106,10 @@ struct Step {
   Communicator* stage_communicator;
   /// See rank_room_floats.
   float* rank_room;
+  RankMessages& rank_messages;
+  OverlappedSum& overlapped_sum;
+  /// nullptr: nobody wants to know what the step's time goes to.
+  StepRecorder* recorder;
 
   /// Of the section that runs: an encoder's sequences are the encoder inputs.
   const StepInput& input;
@@ -113,6 +125,8 @@ struct Step {
   /// The same of LinearWork::new_tokens.
   std::vector<AdaptedRows>& new_token_rows;
   const AttentionPlans& attention_plans;
+  /// Of the op that runs; nullptr: there is none.
+  const AllReduceOp* sum_behind = nullptr;
   /// Rows of the section that runs: the step's tokens, or a slice of its output rows.
   std::int64_t rows = 0;
   /// Rows that logits or hidden states are wanted of. Of the body: all of the step's; of the head: those of
@@ -184,14 +198,24 @@ void run_op(const KeepLogitRowsOp& op, Step& step);
 /// Step::int8_stride that a program needs; 0 without weights of QuantAlgo::kW8A8.
 [[nodiscard]] std::int64_t int8_row_bytes(const Program& program);
 
-/// Room for Step::packed.
+/// Room for Step::packed, of the input or of one order.
 struct PackedRowsSize {
   std::int64_t steps = 0;
   std::int64_t step_bytes = 0;
+
+  [[nodiscard]] std::int64_t bytes() const { return steps * step_bytes; }
 };
 [[nodiscard]] PackedRowsSize packed_rows_size(const Program& program, const KernelTable& kernels);
 
 /// The most groups of inputs that a matrix with zero points has.
 [[nodiscard]] std::int64_t most_zero_point_groups(const Program& program);
+
+/// Room for Step::reordered.
+struct ReorderedSize {
+  std::int64_t orders = 0;  ///< in which the rows of a layer may be needed
+  std::int64_t row_bytes = 0;
+  std::size_t parts = 0;  ///< of such a layer, of all its experts
+};
+[[nodiscard]] ReorderedSize reordered_size(const Program& program);
 
 }  // namespace adaptrt

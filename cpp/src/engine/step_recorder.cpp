@@ -19,15 +19,30 @@ void StepRecorder::end_step() {
   profile_->add(std::exchange(step_, {}));
 }
 
-void StepRecorder::begin_op() {
-  op_begin_ = profile_->now();
+void StepRecorder::begin_op(StepSection section, std::size_t index) {
+  section_ = section;
+  index_ = static_cast<std::int32_t>(index);
+  is_continued_ = false;
+  begin_ = profile_->now();
+}
+
+void StepRecorder::begin_exchange() {
+  take_times(section_, index_);
+  is_continued_ = false;
+}
+
+void StepRecorder::end_exchange(RankWork work) {
+  take_times(StepSection::kRanks, static_cast<std::int32_t>(work));
+  is_continued_ = true;
 }
 
 void StepRecorder::take_times(StepSection section, std::int32_t index) {
+  const double end = profile_->now();
   step_.ops.push_back({.section = section,
                        .index = index,
-                       .begin = op_begin_,
-                       .end = profile_->now(),
+                       .begin = std::exchange(begin_, end),
+                       .end = end,
+                       .is_continued = is_continued_,
                        .cost = {},
                        .busy_seconds = threads_.take_busy_seconds()});
 }

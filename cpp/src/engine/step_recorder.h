@@ -23,13 +23,17 @@ class StepRecorder {
   void begin_step(const StepInput& input);
   void end_step();
 
-  void begin_op();
+  void begin_op(StepSection section, std::size_t index);
   /// `cost` is called after the op's time was taken.
   template <class Cost>
-  void end_op(StepSection section, std::size_t index, const Cost& cost) {
-    take_times(section, static_cast<std::int32_t>(index));
+  void end_op(const Cost& cost) {
+    take_times(section_, index_);
     step_.ops.back().cost = cost();
   }
+
+  /// In the middle of an op, which is recorded in parts.
+  void begin_exchange();
+  void end_exchange(RankWork work);
 
  private:
   void take_times(StepSection section, std::int32_t index);
@@ -37,7 +41,12 @@ class StepRecorder {
   std::shared_ptr<StepProfile> profile_;
   ThreadPool& threads_;
   StepRecord step_;
-  double op_begin_ = 0.0;
+  /// Of the op that runs.
+  StepSection section_ = StepSection::kBody;
+  std::int32_t index_ = 0;
+  bool is_continued_ = false;
+  /// Of what is recorded next.
+  double begin_ = 0.0;
 };
 
 }  // namespace adaptrt

@@ -17,7 +17,10 @@ constexpr std::size_t kArenaAlignment = 64;
 }  // namespace
 
 Validator::Validator(const Program& program)
-    : program_(program), live_(program.buffers.size()), lost_(program.buffers.size(), false) {}
+    : program_(program),
+      live_(program.buffers.size()),
+      lost_(program.buffers.size(), false),
+      used_up_(program.buffers.size(), false) {}
 
 Problems Validator::run() {
   check_sizes(program_, &problems_);
@@ -113,12 +116,16 @@ void Validator::read(BufferId id) {
   if (lost_[static_cast<std::size_t>(id)]) {
     add(where_ + ": reads '" + name + "', whose rows were not kept");
   }
+  if (used_up_[static_cast<std::size_t>(id)]) {
+    add(where_ + ": reads '" + name + "', which a sum over ranks has used up");
+  }
 }
 
 void Validator::write(BufferId id) {
   if (!live_.holds(id)) return;
   live_.write(id);
   lost_[static_cast<std::size_t>(id)] = false;
+  used_up_[static_cast<std::size_t>(id)] = false;
 }
 
 void Validator::check_ops(const std::vector<Op>& ops, RowKind rows, std::string_view section) {

@@ -430,6 +430,7 @@ void Validator::check(const AllReduceOp& op) {
   if (input != nullptr) check_width("output", output, input->width);
   if (op.input == op.output) add(where_ + ": input and output are one buffer");
   read(op.input);
+  if (live_.holds(op.input)) used_up_[static_cast<std::size_t>(op.input)] = true;
   if (op.add) {
     read(op.output);
   } else {

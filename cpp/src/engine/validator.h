@@ -85,6 +85,8 @@ class Validator {
   LiveRanges live_;
   /// By buffer: whether what it holds is of tokens that are not rows any more, or of some of those that are.
   std::vector<bool> lost_;
+  /// By buffer: whether a sum over ranks has used up what it holds.
+  std::vector<bool> used_up_;
   bool has_logit_rows_ = false;
   std::int32_t num_broadcasts_ = 0;
   // What attention of the body does.

@@ -29,11 +29,14 @@ constexpr microseconds kBusyExchange{2000};
 constexpr microseconds kBusyWait{300};
 constexpr microseconds kShortestSleep{50};
 constexpr microseconds kLongestSleep{1000};
+/// Of an exchange: messages go on only where they are looked after.
+constexpr microseconds kLongestSleepOfExchange{200};
 
 /// Waits busily at first, for what comes in no time, and then in longer and longer sleeps.
 class Patience {
  public:
-  explicit Patience(microseconds busy) : busy_until_(Clock::now() + busy) {}
+  Patience(microseconds busy, microseconds longest_sleep)
+      : busy_until_(Clock::now() + busy), longest_sleep_(longest_sleep) {}
 
   void pause() {
     if (Clock::now() < busy_until_) {
@@ -41,11 +44,12 @@ class Patience {
       return;
     }
     std::this_thread::sleep_for(sleep_);
-    sleep_ = std::min(kLongestSleep, sleep_ + sleep_ / 4);
+    sleep_ = std::min(longest_sleep_, sleep_ + sleep_ / 4);
   }
 
  private:
   Clock::time_point busy_until_;
+  microseconds longest_sleep_;
   microseconds sleep_ = kShortestSleep;
 };
 
@@ -78,22 +82,40 @@ class MpiCommunicator final : public Communicator {
   [[nodiscard]] bool is_lost() const override { return is_lost_.load(); }
 
   void exchange(std::span<const OutgoingMessage> sent, std::span<const IncomingMessage> received) override {
+    end_exchange(begin_exchange(sent, received));
+  }
+
+  ExchangeNumber begin_exchange(std::span<const OutgoingMessage> sent,
+                                std::span<const IncomingMessage> received) override {
     require_all_ranks();
+    ++latest_;
     for (const IncomingMessage& message : received) begin_to_receive(message);
     for (const OutgoingMessage& message : sent) begin_to_send(message);
-    finish(Patience(kBusyExchange), time_limit_);
+    return latest_;
+  }
+
+  [[nodiscard]] bool has_ended(ExchangeNumber exchange) override {
+    require_all_ranks();
+    return test_until(exchange);
+  }
+
+  void end_exchange(ExchangeNumber exchange) override {
+    require_all_ranks();
+    finish(exchange, Patience(kBusyExchange, kLongestSleepOfExchange), time_limit_);
   }
 
   void wait_for(const IncomingMessage& message) override {
     require_all_ranks();
+    ++latest_;
     begin_to_receive(message);
-    finish(Patience(kBusyWait), std::nullopt);
+    finish(latest_, Patience(kBusyWait, kLongestSleep), std::nullopt);
   }
 
  private:
   struct Pending {
     Handle request;
     std::int32_t peer;
+    ExchangeNumber exchange;
   };
 
   void require_all_ranks() const {
@@ -107,7 +129,7 @@ class MpiCommunicator final : public Communicator {
       require_success(
           mpi_.irecv(message.bytes.data() + first, size, byte_, message.from, kTag, communicator_, &request),
           "MPI_Irecv", message.from);
-      pending_.push_back({request, message.from});
+      pending_.push_back({request, message.from, latest_});
     }
   }
 
@@ -118,33 +140,35 @@ class MpiCommunicator final : public Communicator {
       require_success(
           mpi_.isend(message.bytes.data() + first, size, byte_, message.to, kTag, communicator_, &request),
           "MPI_Isend", message.to);
-      pending_.push_back({request, message.to});
+      pending_.push_back({request, message.to, latest_});
     }
   }
 
-  void finish(Patience patience, std::optional<std::chrono::milliseconds> limit) {
+  void finish(ExchangeNumber exchange, Patience patience, std::optional<std::chrono::milliseconds> limit) {
     const auto start = Clock::now();
-    while (!test_all()) {
-      if (limit && Clock::now() - start > *limit) give_up();
+    while (!test_until(exchange)) {
+      if (limit && Clock::now() - start > *limit) give_up(exchange);
       patience.pause();
     }
   }
 
-  /// Takes out what has happened; true when all has.
-  bool test_all() {
+  /// Takes out what has happened of all exchanges; true when all up to this one has.
+  bool test_until(ExchangeNumber exchange) {
     std::erase_if(pending_, [&](Pending& pending) {
       int done = 0;
       alignas(std::max_align_t) std::array<std::byte, kStatusBytes> status;
       require_success(mpi_.test(&pending.request, &done, status.data()), "MPI_Test", pending.peer);
       return done != 0;
     });
-    return pending_.empty();
+    return pending_.empty() || pending_.front().exchange > exchange;
   }
 
-  [[noreturn]] void give_up() {
+  /// Names the ranks that have not done their part of the exchanges up to this one; of later ones they may be
+  /// computing theirs.
+  [[noreturn]] void give_up(ExchangeNumber exchange) {
     std::set<std::int32_t> silent;
     for (Pending& pending : pending_) {
-      silent.insert(pending.peer);
+      if (pending.exchange <= exchange) silent.insert(pending.peer);
       (void)mpi_.cancel(&pending.request);  // nothing is done where it fails
     }
     pending_.clear();
@@ -177,6 +201,8 @@ class MpiCommunicator final : public Communicator {
   std::chrono::milliseconds time_limit_;
   int rank_ = 0;
   int size_ = 0;
+  ExchangeNumber latest_ = 0;
+  /// By exchange.
   std::vector<Pending> pending_;
   /// Why ranks cannot be talked to any more.
   std::optional<std::string> failure_;

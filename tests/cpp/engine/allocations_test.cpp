@@ -33,11 +33,14 @@ std::ostream& operator<<(std::ostream& out, const Case& some) {
 
 std::vector<Case> cases() {
   constexpr Quantization kWithZeroPoints{.algo = QuantAlgo::kW4A16, .group_size = 16, .zero_points = true};
+  constexpr Quantization kReordered{
+      .algo = QuantAlgo::kW4A16, .group_size = 16, .zero_points = true, .reordered = true};
   return {{"float32", {}},
           {"bfloat16", {.dtype = DType::kBFloat16, .biases = true, .head_norms = true}},
           {"float16", {.dtype = DType::kFloat16, .sliding_window = 20}},
           {"w8a16", {.dtype = DType::kBFloat16, .quantization = {.algo = QuantAlgo::kW8A16}}},
           {"w4a16 with zero points", {.dtype = DType::kBFloat16, .quantization = kWithZeroPoints}},
+          {"w4a16 whose inputs are reordered", {.dtype = DType::kBFloat16, .quantization = kReordered}},
           {"w8a8", {.dtype = DType::kBFloat16, .quantization = {.algo = QuantAlgo::kW8A8}}},
           {"int8 KV cache", {.dtype = DType::kBFloat16, .int8_kv_cache = true}},
           {"experts", {.dtype = DType::kBFloat16, .num_experts = 6, .routing = {.top_k = 2}}},

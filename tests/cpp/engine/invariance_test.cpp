@@ -28,7 +28,17 @@ constexpr Quantization kQuantizations[] = {
     {.algo = QuantAlgo::kW4A16, .group_size = 32, .zero_points = true},
     {.algo = QuantAlgo::kW4A16, .group_size = 8, .zero_points = true, .scale_type = DType::kFloat16},
     {.algo = QuantAlgo::kW8A16, .group_size = 24, .scale_type = DType::kFloat16},
+    {.algo = QuantAlgo::kW8A16, .zero_points = true},
+    {.algo = QuantAlgo::kW8A16, .group_size = 24, .zero_points = true, .reordered = true},
+    {.algo = QuantAlgo::kW4A16, .group_size = 16, .scale_type = DType::kFloat16, .reordered = true},
 };
+/// LLM.int8() as engines of a type hold it.
+Quantization llm_int8(DType dtype) {
+  return {.algo = QuantAlgo::kW8A16,
+          .scale_type = DType::kFloat32,
+          .code = WeightCode::kLLMInt8,
+          .value_type = dtype};
+}
 
 /// NF4 as engines of a type hold it.
 Quantization coded(DType dtype) {
@@ -198,7 +208,7 @@ BOOST_DATA_TEST_CASE(any_crowd_gives_the_bits_of_a_request_alone, kernel_tables(
 }
 
 BOOST_DATA_TEST_CASE(with_quantized_weights,
-                     kernel_tables() * data::make({0, 1, 2, 3, 4, 5}) * data::make({0, 2}), kernels,
+                     kernel_tables() * data::xrange(std::size(kQuantizations)) * data::make({0, 2}), kernels,
                      quantization_index, dtype_index) {
   check_invariance({.dtype = kDTypes[dtype_index],
                     .biases = true,
@@ -259,6 +269,25 @@ BOOST_DATA_TEST_CASE(with_numbers_of_float8, kernel_tables() * data::make({0, 1,
                     .max_num_tokens = 400,
                     .quantization = float8(kDTypes[dtype_index], group_size)},
                    kernels);
+}
+
+BOOST_DATA_TEST_CASE(with_llm_int8, kernel_tables() * data::make({0, 1, 2}), kernels, dtype_index) {
+  check_invariance({.dtype = kDTypes[dtype_index],
+                    .intermediate_size = 136,
+                    .biases = true,
+                    .max_num_tokens = 400,
+                    .quantization = llm_int8(kDTypes[dtype_index])},
+                   kernels);
+}
+
+BOOST_DATA_TEST_CASE(with_experts_whose_inputs_are_reordered, kernel_tables(), kernels) {
+  check_invariance(
+      {.dtype = DType::kBFloat16,
+       .num_experts = 6,
+       .routing = {.top_k = 2},
+       .max_num_tokens = 400,
+       .quantization = {.algo = QuantAlgo::kW4A16, .group_size = 8, .zero_points = true, .reordered = true}},
+      kernels);
 }
 
 BOOST_DATA_TEST_CASE(with_an_int8_kv_cache, kernel_tables() * data::make({0, 1, 2}), kernels, dtype_index) {

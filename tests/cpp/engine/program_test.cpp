@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <boost/test/unit_test.hpp>
+#include <cstring>
 #include <functional>
 #include <limits>
 #include <memory>
@@ -114,6 +115,22 @@ BOOST_AUTO_TEST_CASE(sizes_end_where_they_are_said_to) {
   }
 }
 
+BOOST_AUTO_TEST_CASE(orders_that_lack_an_input_are_found) {
+  model = RandomModel({.quantization = {.algo = QuantAlgo::kW8A16, .reordered = true}});
+  PanelMatrix& weight = op_at<LinearOp>(&model.program, 5).parts[0].weight;
+  std::vector<std::byte> bytes(weight.data, weight.data + weight.bytes());
+  weight.data = bytes.data();
+  BOOST_TEST(model.program.validate().list().empty());
+  const std::size_t begin = bytes.size() - static_cast<std::size_t>(weight.k) * sizeof(std::int32_t);
+  const std::int32_t second = weight.input_order()[1];
+  for (const std::int32_t wrong : {std::int32_t{-1}, static_cast<std::int32_t>(weight.k), second}) {
+    std::memcpy(bytes.data() + begin, &wrong, sizeof(wrong));
+    finds("has input " + std::to_string(wrong) + " of " + std::to_string(weight.k) +
+              " in the order of its inputs, which must have each of them once",
+          [](Program*) {});
+  }
+}
+
 BOOST_AUTO_TEST_CASE(unusable_quantization_is_found) {
   const auto of_dense = [](Program* p) -> Quantization& {
     return op_at<LinearOp>(p, 5).parts[0].weight.quantization;
@@ -142,7 +159,7 @@ BOOST_AUTO_TEST_CASE(unusable_quantization_is_found) {
         changed([](Quantization* how) { how->scale_type = static_cast<DType>(9); }));
   finds("says what its values are rounded to, which only those of a code are",
         [&](Program* p) { of_dense(p) = {.algo = QuantAlgo::kW4A16, .value_type = DType::kBFloat16}; });
-  finds("or a code, which only W4A16 has",
+  finds("or a code, which W8A16 does not have",
         [&](Program* p) { of_dense(p) = {.algo = QuantAlgo::kW8A16, .code = WeightCode::kFP4}; });
   const auto of_bits = [&](std::int32_t bits, std::int64_t group_size) {
     return [&, bits, group_size](Program* p) {
@@ -161,7 +178,7 @@ BOOST_AUTO_TEST_CASE(unusable_quantization_is_found) {
           how->group_size = 16;
           how->bits = 2;
         }));
-  finds("bits, or a code, which only W4A16 has",
+  finds("bits, or a code, which W8A16 does not have",
         [&](Program* p) { of_dense(p) = {.algo = QuantAlgo::kW8A16, .bits = 3}; });
   finds("is W4A16 of E4M3, which only W8A16 may be",
         changed([](Quantization* how) { how->code = WeightCode::kE4M3; }));
@@ -170,10 +187,16 @@ BOOST_AUTO_TEST_CASE(unusable_quantization_is_found) {
     op_at<LinearOp>(p, 5).parts[0].weight.k = 47;
   });
   finds("has groups, zero points, types",
-        [&](Program* p) { of_dense(p) = {.algo = QuantAlgo::kW8A16, .zero_points = true}; });
-  finds("has groups, zero points, types", [&](Program* p) {
-    of_dense(p) = {.algo = QuantAlgo::kW8A16, .group_size = 16, .zero_points = true};
+        [&](Program* p) { of_dense(p) = {.algo = QuantAlgo::kW8A8, .zero_points = true}; });
+  finds("is W4A16 of LLM_INT8, which only W8A16 may be",
+        changed([](Quantization* how) { how->code = WeightCode::kLLMInt8; }));
+  finds("is of LLM_INT8, which has one float32 scale an output", [&](Program* p) {
+    of_dense(p) = {.algo = QuantAlgo::kW8A16, .scale_type = DType::kBFloat16, .code = WeightCode::kLLMInt8};
   });
+  finds("is reordered, which only integers of W4A16 and W8A16 may be",
+        changed([](Quantization* how) { how->reordered = true; }));
+  finds("is reordered, which only integers of W4A16 and W8A16 may be",
+        [&](Program* p) { of_dense(p) = {.algo = QuantAlgo::kW8A8, .reordered = true}; });
   finds("has groups, zero points, types",
         [&](Program* p) { of_dense(p) = {.algo = QuantAlgo::kW8A8, .group_size = 16}; });
   finds("has groups, zero points, types",

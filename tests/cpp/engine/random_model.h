@@ -69,17 +69,21 @@ class Storage {
     std::vector<std::byte> weights(static_cast<std::size_t>(n * (is_int4 ? (k + 1) / 2 : k)));
     for (auto& byte : weights) byte = weight_byte(how, static_cast<std::byte>(random->below(256)));
     std::vector<float> scales(static_cast<std::size_t>(n * groups));
-    const float greatest = how.code == WeightCode::kE4M3 ? 448.0F
-                           : how.is_coded()              ? 1.0F
-                           : is_int4                     ? 8.0F
-                                                         : 128.0F;
+    const float greatest = how.code == WeightCode::kE4M3                                   ? 448.0F
+                           : how.algo == QuantAlgo::kW8A16 || how.algo == QuantAlgo::kW8A8 ? 128.0F
+                           : how.is_coded()                                                ? 1.0F
+                                                                                           : 8.0F;
     for (auto& scale : scales) scale = bound / greatest * random->between(0.5F, 1.0F);
     std::vector<std::uint8_t> zeros(scales.size());
-    for (auto& zero : zeros) zero = static_cast<std::uint8_t>(5 + random->below(6));
+    for (auto& zero : zeros) zero = static_cast<std::uint8_t>((is_int4 ? 5 : 125) + random->below(6));
     const auto& memory = memories_.emplace_back(panel_bytes(how, dtype, n, k));
     pack_quantized_panels(memory.data(), how, n, k, 0, n,
                           {weights.data(), scales.data(), how.zero_points ? zeros.data() : nullptr});
-    return {memory.data(), dtype, n, k, nullptr, how};
+    const PanelMatrix made{memory.data(), dtype, n, k, nullptr, how};
+    if (how.reordered) {
+      pack_input_order(memory.data() + made.bytes_of_panels(), how, n, k, order(k, random).data());
+    }
+    return made;
   }
   /// The same matrix, with rows behind its panels.
   PanelMatrix with_rows(const PanelMatrix& matrix) {
@@ -109,6 +113,18 @@ class Storage {
   }
 
  private:
+  /// One of two orders of so many inputs, so that some of a layer's parts have the same.
+  static std::vector<std::int32_t> order(std::int64_t k, Random* random) {
+    Random own(static_cast<std::uint64_t>(k * 2 + random->below(2)));
+    std::vector<std::int32_t> order(static_cast<std::size_t>(k));
+    for (std::int64_t i = 0; i < k; ++i) {
+      const auto at = static_cast<std::size_t>(own.below(i + 1));
+      order[static_cast<std::size_t>(i)] = order[at];
+      order[at] = static_cast<std::int32_t>(i);
+    }
+    return order;
+  }
+
   std::deque<HugeArray> memories_;
   std::deque<std::vector<float>> vectors_;
 };

@@ -9,6 +9,8 @@
 #include "adaptrt/core/error.h"
 #include "adaptrt/core/thread_pool.h"
 #include "engine/random_model.h"
+#include "sharded/echo.h"
+#include "sharded/rank_programs.h"
 
 namespace adaptrt {
 namespace {
@@ -191,6 +193,45 @@ BOOST_AUTO_TEST_CASE(a_step_that_is_refused_leaves_no_record) {
   arrays.tokens[0] = 1;
   engine->step(arrays.input(), ignore);
   BOOST_TEST(profile->take_steps().size() == 1);
+}
+
+// A layer with adapters has two parts, and what ranks exchange of x A^T stands between them.
+BOOST_AUTO_TEST_CASE(a_low_rank_exchange_is_apart_from_its_layer) {
+  RandomModel model(kOptions);
+  const DeviceAdapter adapter = model.adapter(1, false, 3);
+  const Program program = testing::with_shared_adapters(testing::with_cut_layers(model.program, 0, 2));
+  const auto profile = std::make_shared<StepProfile>(4);
+  const auto engine = make_cpu_engine(program, std::make_shared<ThreadPool>(2), "", profile,
+                                      std::make_shared<testing::Echo>(2));
+  engine->allocate_kv_blocks(8);
+  for (const DeviceAdapter* of_first : {static_cast<const DeviceAdapter*>(nullptr), &adapter}) {
+    const StepArrays arrays(prefill_and_decode(of_first, nullptr));
+    engine->step(arrays.input(), [](std::int64_t, std::int64_t, const float*) {});
+  }
+  const auto steps = profile->take_steps();
+  BOOST_REQUIRE(steps.size() == 2);
+  for (const OpRecord& record : steps[0].ops) {
+    BOOST_TEST((record.section != StepSection::kRanks));
+    BOOST_TEST(!record.is_continued);
+  }
+  const std::vector<OpRecord>& ops = steps[1].ops;
+  std::size_t exchanges = 0;
+  for (std::size_t i = 0; i < ops.size(); ++i) {
+    if (i > 0) BOOST_TEST(ops[i].begin >= ops[i - 1].end);
+    if (ops[i].section != StepSection::kRanks) continue;
+    ++exchanges;
+    BOOST_TEST(ops[i].index == static_cast<std::int32_t>(RankWork::kLowRankExchange));
+    BOOST_REQUIRE(i > 0);
+    BOOST_REQUIRE(i + 1 < ops.size());
+    BOOST_TEST((ops[i - 1].section == ops[i + 1].section));
+    BOOST_TEST(ops[i - 1].index == ops[i + 1].index);
+    BOOST_TEST(std::holds_alternative<LinearOp>(program.body[static_cast<std::size_t>(ops[i - 1].index)]));
+    BOOST_TEST(!ops[i - 1].is_continued);
+    BOOST_TEST(ops[i + 1].is_continued);
+    BOOST_TEST((ops[i - 1].cost == OpCost{}));
+    BOOST_TEST(ops[i + 1].cost.adapter_flops > 0);
+  }
+  BOOST_TEST(exchanges == program.lora.sites.size());
 }
 
 BOOST_AUTO_TEST_SUITE_END()

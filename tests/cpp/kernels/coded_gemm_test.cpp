@@ -27,6 +27,9 @@ constexpr Values kValues[] = {{DType::kFloat32, DType::kFloat32},
                               {DType::kBFloat16, DType::kBFloat16}};
 /// Scales of every type, groups of one word and of more than a part of k.
 Quantization quantization_of(WeightCode code, DType value, std::int64_t group_size) {
+  if (code == WeightCode::kLLMInt8) {
+    return {.algo = QuantAlgo::kW8A16, .scale_type = DType::kFloat32, .code = code, .value_type = value};
+  }
   const DType scales = group_size == 8    ? DType::kBFloat16
                        : group_size == 40 ? DType::kFloat16
                                           : DType::kFloat32;
@@ -110,8 +113,37 @@ BOOST_AUTO_TEST_CASE(weights_are_numbers_of_float8_times_scales) {
   }
 }
 
+// bitsandbytes multiplies twice, and rounds twice: no single scale gives all of these bits.
+BOOST_AUTO_TEST_CASE(weights_of_llm_int8_are_multiplied_by_the_scale_and_then_by_the_factor) {
+  constexpr std::int64_t kInputs = 256;
+  const float scales[] = {0.3F, 1.7e-3F};
+  std::vector<std::byte> weights(2 * kInputs);
+  for (int i = 0; i < 2 * kInputs; ++i) weights[static_cast<std::size_t>(i)] = static_cast<std::byte>(i);
+  int unlike_one_product = 0;
+  for (const DType value : {DType::kFloat32, DType::kFloat16, DType::kBFloat16}) {
+    const Quantization how = quantization_of(WeightCode::kLLMInt8, value, 0);
+    std::vector<std::byte> panels(panel_bytes(how, DType::kFloat32, 2, kInputs));
+    pack_quantized_panels(panels.data(), how, 2, kInputs, 0, 2, {weights.data(), scales, nullptr});
+    for (int row = 0; row < 2; ++row) {
+      float out[kInputs];
+      unpack_panel_row({panels.data(), DType::kFloat32, 2, kInputs, nullptr, how}, row, out);
+      for (int i = 0; i < kInputs; ++i) {
+        const auto integer = static_cast<float>(i < 128 ? i : i - 256);
+        const volatile float product = integer * scales[row];
+        const float twice = product * 7.874015718698502e-3F;
+        const float expected = value == DType::kFloat32   ? twice
+                               : value == DType::kFloat16 ? float16_to_float(float_to_float16(twice))
+                                                          : bfloat16_to_float(float_to_bfloat16(twice));
+        BOOST_TEST(out[i] == expected);
+        if (twice != integer * (scales[row] * 7.874015718698502e-3F)) ++unlike_one_product;
+      }
+    }
+  }
+  BOOST_TEST(unlike_one_product > 0);
+}
+
 BOOST_DATA_TEST_CASE(products_and_panels_have_the_bits_of_the_values_stored,
-                     kernel_tables() * data::make({0, 1, 2, 3, 4}) * data::make({1, 2, 3}), name, index,
+                     kernel_tables() * data::make({0, 1, 2, 3, 4}) * data::make({1, 2, 3, 5}), name, index,
                      code) {
   const auto& table = kernel_table(name);
   const auto [engine, value] = kValues[index];
@@ -123,9 +155,9 @@ BOOST_DATA_TEST_CASE(products_and_panels_have_the_bits_of_the_values_stored,
     for (const std::int64_t group_size : kGroupSizes) {
       const Quantization how = quantization_of(static_cast<WeightCode>(code), value, group_size);
       for (const std::int64_t width : {1, 7, 16, 40, 61, 64}) {
-        // The last group of FP8 may be shorter.
-        const bool is_float8 = how.code == WeightCode::kE4M3;
-        const std::int64_t k = group_size * (group_size < 64 ? 9 : 2) - (is_float8 ? 6 : 0);
+        // The last group of FP8 may be shorter, and LLM.int8() has none.
+        const bool any_inputs = how.algo == QuantAlgo::kW8A16;
+        const std::int64_t k = group_size * (group_size < 64 ? 9 : 2) - (any_inputs ? 6 : 0);
         const QuantizedMatrix matrix(how, width, k, &random);
         const auto plain = plain_panels(matrix, engine);
         std::vector<std::byte> made(plain.size() + 1, std::byte{0xab});
@@ -166,7 +198,7 @@ BOOST_DATA_TEST_CASE(products_and_panels_have_the_bits_of_the_values_stored,
 }
 
 // Kernels on tiles take long inputs in parts.
-BOOST_DATA_TEST_CASE(products_are_the_same_in_parts, kernel_tables() * data::make({1, 3}), name, code) {
+BOOST_DATA_TEST_CASE(products_are_the_same_in_parts, kernel_tables() * data::make({1, 3, 5}), name, code) {
   constexpr auto kBFloat16 = static_cast<std::size_t>(DType::kBFloat16);
   constexpr std::int64_t kInputs = 1600, kPart = 512;
   const auto& table = kernel_table(name);

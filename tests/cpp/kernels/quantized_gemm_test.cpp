@@ -19,6 +19,8 @@ constexpr Quantization kWeightOnly[] = {
     {.algo = QuantAlgo::kW8A16},
     {.algo = QuantAlgo::kW8A16, .group_size = 32, .scale_type = DType::kFloat16},
     {.algo = QuantAlgo::kW8A16, .group_size = 128, .scale_type = DType::kFloat32},
+    {.algo = QuantAlgo::kW8A16, .zero_points = true},
+    {.algo = QuantAlgo::kW8A16, .group_size = 32, .zero_points = true, .scale_type = DType::kFloat16},
     {.algo = QuantAlgo::kW4A16},
     {.algo = QuantAlgo::kW4A16, .group_size = 8},
     {.algo = QuantAlgo::kW4A16, .group_size = 32, .zero_points = true},
@@ -117,8 +119,10 @@ BOOST_DATA_TEST_CASE(products_match_float64,
                 magnitude += std::abs(weight * test.a(r, i));
                 greatest = std::max(greatest, std::abs(weight));
               }
-              // With a zero point, what is summed is up to 15 scales where the value may be less than one.
-              if (quantization.zero_points) magnitude = static_cast<double>(k) * 15.0 * 0.1;
+              // With a zero point, what is summed is up to 15 scales, or 255 of eight bits, where the value
+              // may be less than one.
+              const double most = quantization.algo == QuantAlgo::kW4A16 ? 15.0 : 255.0;
+              if (quantization.zero_points) magnitude = static_cast<double>(k) * most * 0.1;
               const double error = std::abs(out[static_cast<std::size_t>(r * stride + n)] - sum);
               BOOST_TEST_REQUIRE(error <= static_cast<double>(k + 8) * kRounding * magnitude,
                                  "rows " << rows << " k " << k << " width " << width << " row " << r

@@ -23,7 +23,8 @@ struct QuantizedMatrix {
     }
     scales = random->vector(n * groups, 0.001F, 0.1F);
     zeros.resize(static_cast<std::size_t>(n * groups));
-    for (auto& zero : zeros) zero = static_cast<std::uint8_t>(random->between(0.0F, 15.99F));
+    const float end = how.algo == QuantAlgo::kW4A16 ? 15.99F : 255.99F;
+    for (auto& zero : zeros) zero = static_cast<std::uint8_t>(random->between(0.0F, end));
     pack();
   }
 

@@ -208,6 +208,8 @@ constexpr Quantization kQuantizations[] = {
     {.algo = QuantAlgo::kW8A16},
     {.algo = QuantAlgo::kW8A16, .group_size = 32, .scale_type = DType::kFloat16},
     {.algo = QuantAlgo::kW8A16, .group_size = 128, .scale_type = DType::kFloat32},
+    {.algo = QuantAlgo::kW8A16, .zero_points = true},
+    {.algo = QuantAlgo::kW8A16, .group_size = 64, .zero_points = true, .scale_type = DType::kFloat16},
     {.algo = QuantAlgo::kW4A16},
     {.algo = QuantAlgo::kW4A16, .group_size = 8},
     {.algo = QuantAlgo::kW4A16, .group_size = 128},

@@ -14,30 +14,13 @@
 
 #include "adaptrt/core/error.h"
 #include "engine/random_model.h"
+#include "sharded/rank_programs.h"
 #include "sharded/thread_ranks.h"
 
 namespace adaptrt::testing {
 namespace {
 
 namespace data = boost::unit_test::data;
-
-/// A buffer for what a rank has of a sum that another one is.
-BufferId add_term(BufferId whole, Program* program) {
-  Buffer buffer = program->buffers[static_cast<std::size_t>(whole)];
-  buffer.name += " of rank";
-  buffer.offset = program->arena_bytes;
-  const std::size_t bytes = static_cast<std::size_t>(program->max_num_tokens * buffer.width) * sizeof(float);
-  program->arena_bytes += (bytes + 63) / 64 * 64;
-  program->buffers.push_back(buffer);
-  return static_cast<BufferId>(program->buffers.size() - 1);
-}
-
-Program of_ranks(const Program& whole, std::int32_t rank, std::int32_t num_ranks) {
-  Program program = whole;
-  program.rank = rank;
-  program.num_ranks = num_ranks;
-  return program;
-}
 
 /// The program of a rank whose embedding is a term of a sum of all ranks', each of which has it whole: what
 /// one rank computes whose embedding is as many times as large.
@@ -49,29 +32,6 @@ Program of_rank(const Program& whole, std::int32_t rank, std::int32_t num_ranks)
   program.body.insert(program.body.begin() + 1, AllReduceOp{.input = embedding.output, .output = hidden});
   return program;
 }
-
-/// The program of a rank that has some of the experts of each layer, and all else.
-Program with_own_experts(const Program& whole, std::int32_t rank, std::int32_t num_ranks) {
-  Program program = of_ranks(whole, rank, num_ranks);
-  for (std::size_t i = 0; i < program.body.size(); ++i) {
-    auto* op = std::get_if<ExpertsOp>(&program.body[i]);
-    if (op == nullptr) continue;
-    const auto count = op->num_experts_here() / num_ranks;
-    const auto first = count * rank;
-    op->gate_up = {op->gate_up.begin() + 2 * first, op->gate_up.begin() + 2 * (first + count)};
-    op->down = {op->down.begin() + first, op->down.begin() + first + count};
-    op->first_expert = static_cast<std::int32_t>(first);
-    op->experts_elsewhere = static_cast<std::int32_t>(count * (num_ranks - 1));
-    op->stores = true;
-    const BufferId hidden = op->output;
-    const BufferId term = op->output = add_term(hidden, &program);
-    program.body.insert(program.body.begin() + static_cast<std::ptrdiff_t>(i) + 1,
-                        AllReduceOp{.input = term, .output = hidden, .add = true});
-  }
-  return program;
-}
-
-using MakeProgram = Program (*)(const Program& whole, std::int32_t rank, std::int32_t num_ranks);
 
 Program scaled(const Program& whole, float factor) {
   Program program = whole;

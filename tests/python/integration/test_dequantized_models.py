@@ -104,7 +104,7 @@ def test_the_checkpoint_has_the_published_values(name: str, model: Path, tmp_pat
     assert f"of {np.dtype(dtype)}" in converted.dequantization.describe()
 
 
-@pytest.mark.parametrize("name", ["llm-int8", "gptq-4-act-order"])
+@pytest.mark.parametrize("name", DEQUANTIZED)
 def test_engines_compute_with_them(name: str, model: Path, tmp_path: Path) -> None:
     """Without and with adapters, whose magnitudes are normalised by the published values."""
     published = publish(model, tmp_path, SCHEMES[name])
@@ -133,8 +133,9 @@ def test_engines_keep_what_they_can(name: str, whole_model: Path, tmp_path: Path
     "name",
     [
         *("nf4-double", "fp4", "gptq-3", "gptq-4-asymmetric", "gptq-8-no-groups", "awq-gemm"),
-        "gptq-8-groups",
-        *("fp8-blocks-bfloat16", "float8-channel"),
+        *("gptq-8-groups", "gptq-8", "gptq-8-asymmetric", "packed-8-groups", "packed-8-asymmetric"),
+        *("gptq-2-act-order", "gptq-3-act-order", "gptq-4-act-order", "gptq-8-act-order", "packed-8-act-order"),
+        *("fp8-blocks-bfloat16", "float8-channel", "llm-int8"),
     ],
 )
 def test_kept_ones_are_the_same_in_one_pass_and_through_a_checkpoint(
@@ -164,6 +165,9 @@ def test_kept_ones_are_the_same_in_one_pass_and_through_a_checkpoint(
         ("float8-tensor", DType.BFLOAT16),
         ("float8-channel", DType.FLOAT16),
         ("float8-block", DType.FLOAT32),
+        ("llm-int8", DType.FLOAT32),
+        ("llm-int8", DType.FLOAT16),
+        ("llm-int8", DType.BFLOAT16),
     ],
 )
 def test_numbers_give_the_bits_of_the_values_stored(name: str, dtype: DType, whole_model: Path, tmp_path: Path) -> None:
@@ -226,7 +230,13 @@ def test_fewer_bits_give_the_results_of_four(name: str, dtype: DType, whole_mode
         build(tmp_path / "checkpoint", CONFIG, tmp_path / "none")
 
 
-@pytest.mark.parametrize("name", ["gptq-4", "awq-gemm", "packed-4-float16", "packed-8-symmetric-groups"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("gptq-4", "awq-gemm", "packed-4-float16", "packed-8-symmetric-groups"),
+        *("gptq-4-act-order-asymmetric", "gptq-8-act-order", "packed-8-groups"),
+    ],
+)
 @pytest.mark.parametrize("dtype", [DType.BFLOAT16, DType.FLOAT16])
 def test_kept_integers_are_in_engines_of_any_type(name: str, dtype: DType, whole_model: Path, tmp_path: Path) -> None:
     published = publish(whole_model, tmp_path, KEPT[name], exact=True)
@@ -277,9 +287,18 @@ def test_what_is_one_layer_in_an_engine_is_kept_whole_or_not_at_all(whole_model:
 
 
 @pytest.mark.parametrize(
-    ("name", "code"), [("nf4-double", "NF4"), ("fp8-blocks-bfloat16", "E4M3"), ("float8-channel-float32", "E4M3")]
+    ("name", "refused"),
+    [
+        ("nf4-double", "of NF4"),
+        ("fp8-blocks-bfloat16", "of E4M3"),
+        ("float8-channel-float32", "of E4M3"),
+        ("llm-int8", "of LLM_INT8"),
+        ("gptq-4-act-order-asymmetric", "whose inputs are reordered"),
+        ("packed-8-groups", "of 8 bits with zero points"),
+        ("gptq-8-asymmetric", "of 8 bits with zero points"),
+    ],
 )
-def test_the_network_of_numbers(name: str, code: str, whole_model: Path, tmp_path: Path) -> None:
+def test_the_network_of_what_is_kept(name: str, refused: str, whole_model: Path, tmp_path: Path) -> None:
     published = publish(whole_model, tmp_path, KEPT[name])
     convert_checkpoint(published, tmp_path / "checkpoint")
     sizes = dataclasses.replace(CONFIG, tokens_per_block=4, plugin_config=PluginConfig(), lora_config=LoraBuildConfig())
@@ -294,7 +313,7 @@ def test_the_network_of_numbers(name: str, code: str, whole_model: Path, tmp_pat
     del inputs["adapter_slots"]
     actual = native.step(token_ids=inputs.pop("input_ids"), **inputs)
     assert np.abs(actual - expected).max() <= FLOAT32_TOLERANCE * (expected.max() - expected.min())
-    with pytest.raises(adaptrt.ConfigError, match=f"weights of {code} need backend native"):
+    with pytest.raises(adaptrt.ConfigError, match=f"weights {refused} need backend native"):
         build(tmp_path / "checkpoint", dataclasses.replace(sizes, backend="tensorrt"), tmp_path / "plans")
 
 
@@ -331,7 +350,7 @@ def test_magnitudes_are_normalised_by_the_published_values(name: str, model: Pat
     [
         ("nf4", DType.FLOAT16, "bfloat16; accepted: --dtype float32 or bfloat16"),
         ("fp4", DType.BFLOAT16, "float32; accepted: --dtype float32"),
-        ("gptq-4-act-order", DType.BFLOAT16, "float16; accepted: --dtype float32 or float16"),
+        ("gptq-4-uneven", DType.BFLOAT16, "float16; accepted: --dtype float32 or float16"),
         ("float8-channel", DType.BFLOAT16, "float16; accepted: --dtype float32 or float16"),
     ],
 )
@@ -352,11 +371,22 @@ def test_types_that_would_round_once_more_are_refused(
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_types_that_the_library_rounds_to_itself(dtype: Any, model: Path, tmp_path: Path) -> None:
     published = publish(model, tmp_path, SCHEMES["llm-int8"])
-    convert_checkpoint(published, tmp_path / "checkpoint", dtype=DTYPES[dtype])
-    assert_same_weights(tmp_path / "checkpoint", tmp_path / "values", dtype)
+    how = convert_checkpoint(published, tmp_path / "checkpoint", dtype=DTYPES[dtype]).config.quantization
+    assert how is not None
+    values = load_file(tmp_path / "values" / "model.safetensors")
+    expected = values["model.layers.0.mlp.down_proj.weight"].astype(dtype).astype(np.float32)
+    tensors = Checkpoint.open(tmp_path / "checkpoint").ranks[0]
+    pieces = tensors.quantized_rows("transformer.layers.0.mlp.proj.weight", range(len(expected)))
+    assert np.concatenate([dequantize_rows(piece, how) for piece in pieces]).tobytes() == expected.tobytes()
 
 
-@pytest.mark.parametrize("name", ["llm-int8", "nf4-double", "gptq-4-asymmetric", "fp8-blocks"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("llm-int8", "nf4-double", "gptq-4-asymmetric", "fp8-blocks"),
+        *("gptq-3-act-order", "gptq-8-act-order", "packed-8-groups", "packed-4-groups-of-16"),
+    ],
+)
 def test_models_of_experts_with_tied_embeddings(name: str, tmp_path: Path) -> None:
     sizes = dataclasses.asdict(dataclasses.replace(SPEC, tie_word_embeddings=True))
     config = transformers.Qwen3MoeConfig(
@@ -374,9 +404,9 @@ def test_models_of_experts_with_tied_embeddings(name: str, tmp_path: Path) -> No
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "model")
     tensors = load_file(tmp_path / "model" / "model.safetensors")
     assert "model.layers.0.mlp.experts.3.down_proj.weight" in tensors
-    published = publish(tmp_path / "model", tmp_path, SCHEMES[name], shards=2, exact=name != "llm-int8")
+    published = publish(tmp_path / "model", tmp_path, SCHEMES[name], shards=2, exact=name not in DEQUANTIZED)
     opened = Checkpoint.of_model(published)
-    made = opened.dequantization if name == "llm-int8" else opened.kept
+    made = opened.dequantization if name in DEQUANTIZED else opened.kept
     assert f"{2 * (4 + 3 * 4)} matrices" in made.describe()
     build(opened, CONFIG, tmp_path / "engine")
     prompt = list(range(2, 22))
@@ -388,7 +418,7 @@ def test_models_of_experts_with_tied_embeddings(name: str, tmp_path: Path) -> No
 
 
 def test_dequantised_ones_can_be_cut_over_ranks(model: Path, tmp_path: Path) -> None:
-    published = publish(model, tmp_path, SCHEMES["gptq-4-act-order"])
+    published = publish(model, tmp_path, SCHEMES["gptq-4-uneven"])
     convert_checkpoint(published, tmp_path / "cut", tp_size=2)
     convert_checkpoint(tmp_path / "values", tmp_path / "expected", tp_size=2)
     for rank in range(2):
@@ -401,8 +431,8 @@ def test_dequantised_ones_can_be_cut_over_ranks(model: Path, tmp_path: Path) -> 
     "name",
     [
         *("nf4-double", "gptq-3", "gptq-4-asymmetric", "gptq-8-no-groups", "awq-gemm-no-groups"),
-        "gptq-8-groups",
-        *("fp8-blocks", "float8-channel-float32"),
+        *("gptq-8-groups", "packed-8-groups", "packed-8-asymmetric"),
+        *("fp8-blocks", "float8-channel-float32", "llm-int8"),
     ],
 )
 def test_kept_ones_are_cut_over_ranks_between_groups(name: str, whole_model: Path, tmp_path: Path) -> None:
@@ -420,6 +450,66 @@ def test_kept_ones_are_cut_over_ranks_between_groups(name: str, whole_model: Pat
             pieces = opened.ranks[rank].quantized_rows(weight, range(len(wanted)))
             found = np.concatenate([dequantize_rows(piece, converted.config.quantization) for piece in pieces])
             assert np.array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("name", ["gptq-4-act-order", "gptq-8-act-order"])
+def test_reordered_inputs_are_not_cut(name: str, whole_model: Path, tmp_path: Path) -> None:
+    """Layers that ranks share by their outputs are kept; those that they share by their inputs are dequantised."""
+    published = publish(whole_model, tmp_path, KEPT[name], exact=True)
+    converted = convert_checkpoint(published, tmp_path / "cut", tp_size=2)
+    convert_checkpoint(tmp_path / "values", tmp_path / "expected", tp_size=2)
+    how = converted.config.quantization
+    assert how is not None
+    by_inputs = [f"transformer.layers.{i}.{name}" for i in range(2) for name in ("attention.dense", "mlp.proj")]
+    assert sorted(how.exclude_modules) == sorted([*by_inputs, "lm_head"])
+    assert converted.dequantization is not None
+    assert converted.dequantization.num_matrices == 4
+    opened = Checkpoint.open(tmp_path / "cut")
+    for rank in range(2):
+        values = load_file(tmp_path / "expected" / f"rank{rank}.safetensors")
+        for layer, parts in (("attention.qkv", 3), ("mlp.fc", 1), ("mlp.gate", 1)):
+            weight = f"transformer.layers.0.{layer}.weight"
+            tensors = opened.ranks[rank]
+            orders = tensors.input_orders(weight)
+            assert orders.shape == (parts, values[weight].shape[1])
+            pieces = tensors.quantized_rows(weight, range(len(values[weight])))
+            found = np.concatenate([dequantize_rows(piece, how) for piece in pieces])
+            sizes = [64, 32, 32] if parts == 3 else [len(found)]
+            for order, row, value in zip(np.repeat(orders, sizes, axis=0), found, values[weight], strict=True):
+                assert np.array_equal(row, value[order])
+
+
+def test_an_order_that_is_none_is_refused(whole_model: Path, tmp_path: Path) -> None:
+    convert_checkpoint(publish(whole_model, tmp_path, KEPT["gptq-4-act-order"]), tmp_path / "checkpoint")
+    file = tmp_path / "checkpoint" / "rank0.safetensors"
+    tensors = load_file(file)
+    name = "transformer.layers.1.mlp.proj.input_order"
+    tensors[name][0, 3] = tensors[name][0, 4]
+    save_file(tensors, file)
+    with pytest.raises(adaptrt.CheckpointError, match=f"rank0.safetensors: tensor '{name}' is no order of 256 inputs"):
+        build(tmp_path / "checkpoint", CONFIG, tmp_path / "engine")
+    assert not (tmp_path / "engine").exists()
+
+
+def test_parts_and_layers_may_have_orders_of_their_own(whole_model: Path, tmp_path: Path) -> None:
+    """One layer has its inputs as they stand, and of another the parts share an order."""
+    in_order = publish(whole_model, tmp_path / "in-order", KEPT["gptq-4"], exact=True)
+    published = publish(whole_model, tmp_path, KEPT["gptq-4-act-order"], exact=True)
+    tensors, values = (load_file(place / "model.safetensors") for place in (published, tmp_path / "values"))
+    others = load_file(in_order / "model.safetensors")
+    other_values = load_file(tmp_path / "in-order" / "values" / "model.safetensors")
+    replaced = [name for name in tensors if ".layers.0.mlp." in name]
+    tensors |= {name: others[name] for name in replaced}
+    values |= {name: value for name, value in other_values.items() if ".layers.0.mlp." in name}
+    save_file(tensors, published / "model.safetensors")
+    save_file(values, tmp_path / "values" / "model.safetensors")
+    checkpoint = Checkpoint.of_model(published)
+    assert checkpoint.kept is not None
+    assert len(checkpoint.kept.matrices) == 14
+    orders = checkpoint.ranks[0].input_orders("transformer.layers.0.mlp.proj.weight")
+    assert np.array_equal(orders, [np.arange(256)])
+    build(checkpoint, CONFIG, tmp_path / "engine")
+    _assert_logits(tmp_path / "engine", tmp_path / "values", tmp_path)
 
 
 def test_what_a_cut_would_divide_is_dequantised(model: Path, tmp_path: Path) -> None:
@@ -445,9 +535,9 @@ def test_a_build_that_is_asked_to_rounds_the_values(name: str, whole_model: Path
     found, expected = ((tmp_path / place / "rank0.engine").read_bytes() for place in ("engine", "expected"))
     assert found == expected
     convert_checkpoint(published, tmp_path / "checkpoint", dtype=DType.FLOAT32)
-    if name != "llm-int8":
-        with pytest.raises(adaptrt.ConfigError, match="W4A16 already"):
-            build(tmp_path / "checkpoint", CONFIG, tmp_path / "other", quantization=how)
+    algo = "W8A16" if name == "llm-int8" else "W4A16"
+    with pytest.raises(adaptrt.ConfigError, match=f"{algo} already"):
+        build(tmp_path / "checkpoint", CONFIG, tmp_path / "other", quantization=how)
 
 
 @pytest.mark.parametrize(
@@ -469,7 +559,23 @@ def test_a_build_that_is_asked_to_rounds_the_values(name: str, whole_model: Path
             r"14 matrices of compressed-tensors of FP8 with a scale for each channel, 2\d\d\.\d KiB, as W8A16 of E4M3, "
             r"2\d\d\.\d KiB; activations are not rounded",
         ),
-        ("llm-int8", "dequantised", r"14 matrices of LLM.int8\(\) of bitsandbytes, .*, become 1.1 MiB of float32"),
+        (
+            "llm-int8",
+            "kept",
+            r"14 matrices of LLM.int8\(\) of bitsandbytes, 2\d\d\.\d KiB, as W8A16 of LLM_INT8, 2\d\d\.\d KiB; "
+            "activations are not rounded",
+        ),
+        (
+            "gptq-4-act-order",
+            "kept",
+            r"14 matrices of GPTQ of 4 bits in groups of 32, .* as W4A16 in groups of 32, reordered, 1\d\d\.\d KiB",
+        ),
+        ("gptq-8", "kept", r"14 matrices of GPTQ of 8 bits .* as W8A16 in groups of 32 with zero points, \d"),
+        (
+            "gptq-4-uneven",
+            "dequantised",
+            "14 matrices of GPTQ of 4 bits in groups of 32, .*, become 1.1 MiB of float32",
+        ),
     ],
 )
 def test_the_commands_say_what_became_of_them(
@@ -508,7 +614,7 @@ def flags(model: Path, place: Path, *more: str) -> list[str]:
 
 
 def test_flags_of_published_models(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    published = publish(model, tmp_path, SCHEMES["gptq-4-act-order"])
+    published = publish(model, tmp_path, SCHEMES["gptq-4-uneven"])
     precision = ["--use_weight_only", "--weight_only_precision", "int4_gptq"]
     assert cli.main(flags(published, tmp_path, *precision, "--per_group", "--group_size", "32")) == 0
     assert_same_weights(tmp_path / "checkpoint", tmp_path / "values", np.float32)
@@ -563,7 +669,7 @@ def test_values_that_are_not_finite_are_refused(model: Path, tmp_path: Path) -> 
 
 
 def test_biases_of_zeros_and_tensors_that_are_there_twice(model: Path, tmp_path: Path) -> None:
-    published = publish(model, tmp_path, SCHEMES["gptq-4-act-order"])
+    published = publish(model, tmp_path, SCHEMES["gptq-4-uneven"])
     tensors = load_file(published / "model.safetensors")
     tensors["model.layers.0.mlp.up_proj.bias"] = np.zeros(96, np.float16)
     save_file(tensors, published / "model.safetensors")

@@ -375,6 +375,28 @@ def demo_engine(tmp_path_factory) -> Path:
     return engine
 
 
+def test_the_bench_starts_its_workers(
+    engine: Path, cut: Cut, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And ends them; what it measures has no roofline, since steps are recorded where they run."""
+    profiled = ["bench", str(engine), "--profile", str(tmp_path / "profile")]
+    assert command_line(profiled) == 2
+    assert f"of rank 0's: mpirun -n 2 adaptrt bench {engine} --profile" in capsys.readouterr().err
+    report = tmp_path / "report.json"
+    load = ["--input_len", "8", "--output_len", "8", "--requests", "4", "--concurrency", "2", "--repeats", "1"]
+    adapters = ["--lora_dir", str(cut.adapters["lora"]), str(cut.adapters["dora"])]
+    assert command_line(["bench", str(engine), *load, *adapters, "--num_threads", "1", "--output", str(report)]) == 0
+    assert not workers_of(engine)
+    rows = json.loads(report.read_text())["rows"]
+    assert [row["name"] for row in rows] == ["prefill", "decode", "serve"]
+    for row in rows:
+        assert row["figure"]["samples"][0]["metrics"]["value"] > 0
+        assert row["work_bytes"] is None
+    missing = ["--lora_dir", str(tmp_path / "none")]
+    assert command_line(["bench", str(engine), *load, *missing]) == 2
+    assert not workers_of(engine)
+
+
 def test_a_server_and_an_llm_start_their_workers(demo_engine: Path) -> None:
     with adaptrt.LLM(demo_engine) as llm:
         (name,) = llm.executor.adapters.names

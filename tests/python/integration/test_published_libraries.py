@@ -98,7 +98,13 @@ def test_compressed_tensors(name: str, tmp_path: Path) -> None:
     tensors = written(SCHEMES[name], tmp_path / "model")
     local = {suffix.removeprefix("."): tensor for suffix, tensor in tensors.items()}
     compressor = BaseCompressor.get_value_from_registry(config["format"])
-    expected = compressor.decompress(local, QuantizationScheme(**copy.deepcopy(config["config_groups"]["group_0"])))
+    try:
+        scheme = QuantizationScheme(**copy.deepcopy(config["config_groups"]["group_0"]))
+    except ValueError as reason:
+        if "actorder='group' has been removed" in str(reason):
+            pytest.skip("this release reads no such files")
+        raise
+    expected = compressor.decompress(local, scheme)
     assert same_bits(read(tmp_path / "model", config), expected["weight"])
 
 

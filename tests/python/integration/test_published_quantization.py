@@ -180,7 +180,9 @@ def of_weights(**fields: Any) -> Any:
         ("w8a16", of_weights(symmetric=False), "of 8 bits must be channel, and symmetric"),
         ("w8a16", of_weights(dynamic=True), "dynamic is true; accepted: false"),
         ("packed-4", of_weights(group_size=48), "weight_scale': 64 inputs are no whole groups"),
-        ("packed-4", of_weights(actorder="group"), "actorder reorders inputs"),
+        ("packed-4", of_weights(actorder="first"), 'actorder is "first"; accepted: null, static or weight, group'),
+        ("w8a16", of_weights(actorder="group"), 'actorder is "group", which goes with strategy group of pack-quant'),
+        ("packed-4", of_weights(actorder="group"), "q_proj.weight_g_idx' is missing"),
         (
             "packed-4",
             lambda c: c["config_groups"]["group_0"].update(input_activations=TOKENS),

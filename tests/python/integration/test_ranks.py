@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import signal
 import time
@@ -13,9 +14,8 @@ import pytest
 import adaptrt
 from adaptrt._core import ConfigError, DType, EngineError
 from adaptrt.builder.build import build
-from adaptrt.builder.cli import main as command_line
 from adaptrt.builder.conversion.convert import convert_checkpoint
-from support.cut_models import CONFIG, Cut
+from support.cut_models import CONFIG, FLOAT32_TOLERANCE, Cut, prompt_of
 from support.models import Reference
 from support.ranks import answers_of_ranks, mpirun, start_ranks
 
@@ -44,6 +44,36 @@ def cut(request, tmp_path_factory) -> Cut:
 @pytest.fixture(scope="module")
 def granite(tmp_path_factory) -> Cut:
     return Cut("granite", tmp_path_factory.mktemp("granite"), **EIGHT_HEADS)
+
+
+LONG = 600
+"""Tokens whose sums over two ranks are made in two parts, with rows of 256 floats; those of up to 511 are not."""
+
+
+@pytest.fixture(scope="module")
+def wide_model(tmp_path_factory) -> Cut:
+    return Cut("granite", tmp_path_factory.mktemp("wide"), num_hidden_layers=2, hidden_size=256)
+
+
+@pytest.fixture(scope="module")
+def wide(wide_model: Cut) -> Path:
+    """Of two ranks, for steps of 700 tokens."""
+    engine, checkpoint = wide_model.directory / "wide", wide_model.directory / "wide-checkpoint"
+    convert_checkpoint(wide_model.model, checkpoint, dtype=DType.FLOAT32, tp_size=2)
+    build(checkpoint, dataclasses.replace(CONFIG, max_num_tokens=700, max_seq_len=700), engine, workers=2)
+    return engine
+
+
+def test_sums_of_long_steps(wide_model: Cut, wide: Path, tmp_path: Path) -> None:
+    """Which go on while their terms are made: what transformers gives, and the bits of short steps."""
+    cases = wide_model.cases()
+    cases[2]["prompt"] = prompt_of(LONG, 2)  # DoRA's
+    (crowd,) = answers_of_ranks(2, wide, [cases], tmp_path, num_threads=2)
+    expected = Reference(wide_model.model, wide_model.adapters["dora"]).logits(cases[2]["prompt"]).numpy()
+    assert np.abs(crowd[2].context_logits - expected).max() <= FLOAT32_TOLERANCE * (expected.max() - expected.min())
+    chunks = {"enable_chunked_context": True, "max_num_tokens": 64, "num_threads": 1}
+    (short,) = answers_of_ranks(2, wide, [cases], tmp_path, **chunks)
+    assert all(answer.same_bits(other) for answer, other in zip(crowd, short, strict=True))
 
 
 def test_two_ranks_compute_what_one_does(cut: Cut, tmp_path: Path) -> None:
@@ -151,7 +181,9 @@ with adaptrt.Executor(sys.argv[1], adaptrt.ModelType.DECODER_ONLY, adaptrt.Execu
     assert "FOLLOWER enqueue_request is called on rank 1 of 2; accepted: on rank 0" in said
 
 
-def test_a_rank_that_hangs_ends_the_requests(granite: Cut, tmp_path: Path) -> None:
+@pytest.mark.parametrize("sizes", ["short", "long"])
+def test_a_rank_that_hangs_ends_the_requests(granite: Cut, wide: Path, sizes: str, tmp_path: Path) -> None:
+    """Between short messages, and among those of sums that go on while their terms are made."""
     script = tmp_path / "hang.py"
     script.write_text(
         """
@@ -165,9 +197,10 @@ if executor.can_enqueue_requests():
         time.sleep(0.05)
     began = time.monotonic()
     try:
-        request = executor.enqueue_request(adaptrt.Request([5, 6], max_tokens=200))
-        while not executor.await_responses(request)[-1].result.is_final:
-            pass
+        while True:
+            request = executor.enqueue_request(adaptrt.Request([5, 6] * int(sys.argv[3]), max_tokens=int(sys.argv[4])))
+            while not executor.await_responses(request)[-1].result.is_final:
+                pass
     except adaptrt.AdaptrtError as error:
         say("ENDED", time.monotonic() - began < 10, error)
 else:
@@ -179,7 +212,8 @@ else:
 """
     )
     ready = tmp_path / "ready"
-    done = mpirun(2, script, granite.engine(2), ready, check=False)
+    arguments = (granite.engine(2), ready, 1, 200) if sizes == "short" else (wide, ready, LONG // 2, 1)
+    done = mpirun(2, script, *arguments, check=False)
     assert "ENDED True" in done.stdout, done.stdout + done.stderr
     assert "rank 1 of 2 has not answered" in done.stdout
     assert done.returncode != 0
@@ -241,15 +275,22 @@ def test_a_profile_says_what_goes_between_ranks(granite: Cut, tmp_path: Path) ->
         assert name in said
     events = json.loads((tmp_path / "decode.json").read_text())["traceEvents"]
     assert {"all_reduce", "commands", "step"} <= {event["name"] for event in events}
+    assert "low_rank_exchange" not in said
+    sharded = bench(
+        2, granite.engine(2, fully_sharded=True), "--profile", tmp_path, *load, "--only", "decode", "--output_len", 16
+    )
+    rows = [line.split() for line in sharded.splitlines()]
+    (exchanges,) = [row for row in rows if "low_rank_exchange" in row]
+    (layers,) = [row for row in rows if "attn_dense" in row]
+    assert exchanges[exchanges.index("low_rank_exchange") + 1] == "8"  # of two layers with four linear ones each
+    assert layers[layers.index("attn_dense") + 1] == "2"  # of which each counts once, though it has two parts
     said = bench(2, granite.engine(1, pp_size=2), "--profile", tmp_path, "--only", "prefill", "--input_len", 128)
     assert said.count("prefill, 128 tokens: mean of 3 steps") == 1
     for name in ("send", "results", "between ranks"):
         assert name in said
 
 
-def test_the_bench_measures_ranks(granite: Cut, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command_line(["bench", str(granite.engine(2))]) == 2
-    assert "has 2 ranks, which the bench does not start itself: mpirun -n 2 adaptrt bench" in capsys.readouterr().err
+def test_the_bench_measures_ranks(granite: Cut, tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     load = ["--input_len", 8, "--output_len", 8, "--requests", 4, "--concurrency", 2, "--repeats", 1]
     bench(2, granite.engine(2), *load, "--output", report)

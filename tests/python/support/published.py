@@ -141,7 +141,7 @@ def bits8() -> Scheme:
         numbers = np.rint(matrix / scales[:, None] * 127).clip(-127, 127).astype(np.int8)
         values = numbers.astype(np.float32) * scales[:, None] * np.float32(7.874015718698502e-3)
         tensors = {".weight": numbers, ".SCB": scales, ".weight_format": np.array(0, np.uint8)}
-        return Layer(tensors, values)
+        return Layer(tensors, values, values)
 
     config = {**bits4("nf4", "float16", nested=False).config, "load_in_4bit": False, "load_in_8bit": True}
     config |= {"_load_in_4bit": False, "_load_in_8bit": True}
@@ -182,17 +182,23 @@ def gptq(
     *,
     symmetric: bool = True,
     reordered: bool = False,
+    uneven: bool = False,
     layout: str = "gptq",
     dtype: np.dtype[Any] = FLOAT16,
     quantizer: str = "gptqmodel:5.0.0",
 ) -> Scheme:
-    """GPTQ; a reordered model has its inputs in groups as they matter, not as they stand."""
+    """GPTQ; a reordered model has its inputs in groups as they matter, not as they stand.
+
+    uneven: the first group has an input more than it should, and the second one less.
+    """
 
     def quantize(matrix: Array, rng: np.random.Generator) -> Layer:
         inputs = matrix.shape[1]
         groups = np.arange(inputs) // (group_size if group_size > 0 else inputs)
         if reordered:
             groups = rng.permutation(groups)
+        if uneven:
+            groups[np.argmax(groups == 1)] = 0
         made = in_groups(matrix, groups, bits, dtype, rng, symmetric=symmetric)
         # [groups, out]; words of the zero points go along the outputs.
         zeros = in_words(made.zeros, bits).T
@@ -342,11 +348,20 @@ def float8(strategy: str, dtype: np.dtype[Any] = BFLOAT16, *, static: bool = Fal
     return Scheme(config, quantize, np.dtype(dtype))
 
 
-def integers(bits: int, group_size: int | None, dtype: np.dtype[Any] = FLOAT16, *, symmetric: bool = True) -> Scheme:
+def integers(
+    bits: int,
+    group_size: int | None,
+    dtype: np.dtype[Any] = FLOAT16,
+    *,
+    symmetric: bool = True,
+    reordered: bool = False,
+) -> Scheme:
     """Packed integers of compressed-tensors."""
 
     def quantize(matrix: Array, rng: np.random.Generator) -> Layer:
         groups = np.arange(matrix.shape[1]) // (group_size or matrix.shape[1])
+        if reordered:
+            groups = rng.permutation(groups)
         made = in_groups(matrix, groups, bits, dtype, rng, symmetric=symmetric)
         tensors = {
             ".weight_packed": np.ascontiguousarray(in_words(made.numbers.T, bits).T),
@@ -355,10 +370,14 @@ def integers(bits: int, group_size: int | None, dtype: np.dtype[Any] = FLOAT16, 
         }
         if not symmetric:
             tensors[".weight_zero_point"] = in_words(made.zeros, bits)
+        if reordered:
+            tensors[".weight_g_idx"] = groups.astype(np.int32)
         return Layer(tensors, made.of(groups, dtype), made.of(groups, FLOAT32))
 
     strategy = "channel" if group_size is None else "group"
     weights = {"num_bits": bits, "type": "int", "strategy": strategy, "group_size": group_size, "dynamic": False}
+    if reordered:
+        weights["actorder"] = "group"
     config = compressed_tensors_config("pack-quantized", {**weights, "symmetric": symmetric}, None)
     return Scheme(config, quantize, np.dtype(dtype), group_size=group_size or 1)
 
@@ -378,6 +397,10 @@ SCHEMES: dict[str, Scheme] = {
     "gptq-4-no-groups": gptq(4, -1),
     "gptq-4-asymmetric": gptq(4, 64, symmetric=False),
     "gptq-4-act-order": gptq(4, 32, reordered=True),
+    "gptq-4-uneven": gptq(4, 32, uneven=True),
+    "gptq-2-act-order": gptq(2, 64, reordered=True, symmetric=False),
+    "gptq-3-act-order": gptq(3, 32, reordered=True),
+    "gptq-4-act-order-asymmetric": gptq(4, 32, reordered=True, symmetric=False, layout="gptq_v2", quantizer="other"),
     "gptq-4-v2": gptq(4, 32, symmetric=False, layout="gptq_v2", quantizer="other"),
     "gptq-8": gptq(8, 32, symmetric=False, layout="gptq_v2"),
     "gptq-8-groups": gptq(8, 64),
@@ -396,21 +419,20 @@ SCHEMES: dict[str, Scheme] = {
     "packed-4-groups-of-16": integers(4, 16, BFLOAT16, symmetric=False),
     "packed-8-groups": integers(8, 32, symmetric=False),
     "packed-8-symmetric-groups": integers(8, 32, BFLOAT16),
+    "packed-4-act-order": integers(4, 32, BFLOAT16, reordered=True),
+    "packed-8-act-order": integers(8, 32, symmetric=False, reordered=True),
+    "packed-8-asymmetric": integers(8, None, symmetric=False),
     "gptq-4-bfloat16": gptq(4, 32, dtype=BFLOAT16),
     "gptq-4-float32": gptq(4, 32, dtype=FLOAT32),
     "gptq-4-asymmetric-bfloat16": gptq(4, 32, symmetric=False, dtype=BFLOAT16),
     "gptq-4-no-groups-bfloat16": gptq(4, -1, dtype=BFLOAT16),
     "gptq-8-no-groups": gptq(8, -1),
+    "gptq-8-asymmetric": gptq(8, -1, symmetric=False),
     "awq-gemm-bfloat16": awq(32, dtype=BFLOAT16),
     "awq-gemv-bfloat16": awq(32, "gemv", dtype=BFLOAT16),
 }
 
-DEQUANTIZED = tuple(
-    name
-    for name in SCHEMES
-    if name.startswith(("llm-int8", "gptq-8-act", "packed-4-groups-of-16"))
-    or name in ("gptq-8", "gptq-4-act-order", "packed-8-groups")
-)
+DEQUANTIZED = ("gptq-4-uneven", "packed-4-groups-of-16")
 """Those whose layers become matrices."""
 
 KEPT: dict[str, Scheme] = {name: scheme for name, scheme in SCHEMES.items() if name not in DEQUANTIZED}

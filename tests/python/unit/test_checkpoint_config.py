@@ -112,8 +112,21 @@ def test_a_missing_or_wrong_field_is_named(name: str) -> None:
             "group_size is given, but W8A8 has one scale an output; .*has_zero_point is given",
         ),
         (
-            {"quantization": {"quant_algo": "W8A16", "group_size": 64, "has_zero_point": True}},
-            "has_zero_point is given, but W8A16 is symmetric",
+            {"quantization": {"quant_algo": "W8A8", "reordered": True}},
+            "reordered is given, but W8A8 has its inputs in their order",
+        ),
+        (
+            {"quantization": {"quant_algo": "W4A16", "group_size": 64, "code": "NF4", "reordered": True}},
+            "reordered is given, but NF4 has its inputs in their order",
+        ),
+        (
+            {"quantization": {"quant_algo": "W8A16", "group_size": 64, "code": "LLM_INT8"}},
+            "value_dtype is missing, which LLM_INT8 has; .*group_size is given, but LLM_INT8 has one scale an output; "
+            ".*scale_dtype is bfloat16; LLM_INT8 has float32",
+        ),
+        (
+            {"quantization": {"quant_algo": "W4A16", "code": "LLM_INT8", "value_dtype": "float16"}},
+            "code is LLM_INT8, which W4A16 cannot have; accepted: W8A16",
         ),
         ({"quantization": {"quant_algo": "W8A16", "group_size": 48}}, "group_size is 48; accepted: 32, 64, 128"),
         (

@@ -94,7 +94,7 @@ def test_numbers_and_scales_are_kept_where_a_checkpoint_can_hold_them(
     block_size = 1 if state is None else json.loads(layer.tensors[state].tobytes())["blocksize"]
     if how is not None and how.is_float8:
         assert (how.group_size is None) == (name in ("float8-tensor", "float8-channel", "float8-channel-float32"))
-    if ".weight" in layer.tensors and layer.tensors[".weight"].dtype == FLOAT8:
+    if ".weight" in layer.tensors and layer.tensors[".weight"].dtype in (FLOAT8, np.int8):
         block_size = 2
     if layer.values.shape[1] % block_size != 0:
         assert how is None
@@ -105,6 +105,8 @@ def test_numbers_and_scales_are_kept_where_a_checkpoint_can_hold_them(
     for other in (how, replace(how, scale_dtype=DType.FLOAT32)):
         pieces = list(matrix.quantized_rows(range(len(layer.values)), 7, other))
         found = np.concatenate([dequantize_rows(piece, other) for piece in pieces])
+        if other.reordered:
+            found[:, matrix.input_order()] = found.copy()
         # Products of the integers and scales, which the format's library rounds to the scales' type.
         assert found.astype(layer.values.dtype).tobytes() == layer.values.tobytes()
 
@@ -123,7 +125,9 @@ def _state(layer: Layer) -> str | None:
         ("gptq-8-no-groups", lambda t: t.update({".scales": np.full_like(t[".scales"], np.nan)})),
         ("fp8-blocks", lambda t: t[".weight_scale_inv"].fill(2.0**119)),
         ("float8-channel", lambda t: t[".weight_scale"].fill(np.inf)),
-        ("gptq-4", lambda t: t.update({".g_idx": t[".g_idx"][::-1].copy()})),
+        ("gptq-4", lambda t: t[".g_idx"].__setitem__(0, 1)),
+        ("gptq-8-act-order", lambda t: t[".g_idx"].fill(0)),
+        ("llm-int8", lambda t: t[".SCB"].fill(np.inf)),
         ("gptq-4", lambda t: t.update({".qzeros": t[".qzeros"] + 1})),
         ("gptq-8-no-groups", lambda t: t.update({".qzeros": t[".qzeros"] + 1})),
     ],

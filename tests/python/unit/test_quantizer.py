@@ -166,6 +166,8 @@ def test_three_bits_of_rows_that_are_no_whole_words_are_refused() -> None:
         QuantConfig(quant_algo=QuantAlgo.W4A16, bits=2),
         QuantConfig(quant_algo=QuantAlgo.W8A16, group_size=64),
         QuantConfig(quant_algo=QuantAlgo.W8A16, code=WeightCode.E4M3, value_dtype=DType.FLOAT32),
+        QuantConfig(quant_algo=QuantAlgo.W8A16, has_zero_point=True),
+        QuantConfig(quant_algo=QuantAlgo.W4A16, reordered=True),
     ],
     ids=QuantConfig.describe,
 )
@@ -174,6 +176,40 @@ def test_weights_are_not_rounded_to_what_is_only_published(how: QuantConfig) -> 
     nothing: Any = None
     with pytest.raises(_core.ConfigError, match=f"{how.describe()}: weights are not rounded to it; accepted: integers"):
         QuantizingTensors(nothing, how)
+
+
+@pytest.mark.parametrize("algo", [QuantAlgo.W8A16, QuantAlgo.W4A16], ids=str)
+def test_rows_of_a_reordered_matrix_have_its_inputs_where_they_belong(algo: QuantAlgo) -> None:
+    """Of packed panels that a mapping has, and of those that were read elsewhere."""
+    rng = np.random.default_rng(0)
+    n, k = 70, 18
+    how = _core.Quantization(algo=algo, reordered=True)
+    in_order = _core.Quantization(algo=algo)
+    packed = rng.integers(0, 256, (n, k if algo is QuantAlgo.W8A16 else k // 2), np.uint8)
+    panels = np.zeros(_core.quantized_panel_bytes(how, n, k), np.uint8)
+    behind = _core.quantized_panel_bytes(in_order, n, k)
+    _core.pack_quantized_panels(panels[:behind], in_order, n, k, 0, n, packed, np.ones(n, np.float32))
+    plain = _core.PanelMatrix(data=panels[:behind].copy(), dtype=DType.FLOAT32, n=n, k=k, quantization=in_order)
+    order = rng.permutation(k).astype(np.int32)
+    _core.pack_input_order(panels[behind:], how, n, k, order)
+    matrix = _core.PanelMatrix(data=panels, dtype=DType.FLOAT32, n=n, k=k, quantization=how)
+    expected = np.empty((n, k), np.float32)
+    expected[:, order] = plain.rows(0, n)
+    assert np.array_equal(matrix.rows(0, n), expected)
+    for rows in (range(3, 9), range(60, 70), range(0, 70)):
+        begin, end = matrix.panels_of(rows.start, rows.stop)
+        first, last = matrix.order_bytes
+        assert (end == behind, last) == (rows.stop > 64, panels.size)
+        elsewhere = panels[begin:end].copy()
+        found = matrix.rows_of(elsewhere, rows.start, rows.stop, panels[first:last].copy().view(np.int32))
+        assert np.array_equal(found, expected[rows.start : rows.stop])
+        with pytest.raises(ValueError, match="goes with a reordered matrix alone"):
+            matrix.rows_of(elsewhere, rows.start, rows.stop)
+        with pytest.raises(ValueError, match="not an order of the inputs"):
+            matrix.rows_of(elsewhere, rows.start, rows.stop, np.zeros(k, np.int32))
+    assert plain.order_bytes == (behind, behind)
+    with pytest.raises(ValueError, match="not those of a reordered matrix"):
+        _core.pack_input_order(panels[behind + 1 :], how, n, k, order)
 
 
 def test_scales_of_foreign_checkpoints_are_multiplied_as_they_are() -> None:

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string_view>
 
 #include "adaptrt/core/compressed_panels.h"
@@ -79,9 +80,15 @@ enum class WeightCode : std::uint8_t {
   kFP4,      ///< the same
   kE4M3,     ///< kW8A16: numbers of FP8, the same is made of; none is NaN
   kE2M1,     ///< kW4A16: as kNF4
+  /// kW8A16: integers of bitsandbytes' LLM.int8(), times a scale and then kLLMInt8Factor, each product
+  /// rounded to float32, and then as the others.
+  kLLMInt8,
 };
 
-/// "INTEGER", "NF4", "FP4", "E4M3" or "E2M1".
+/// What bitsandbytes multiplies by where it means to divide by 127.
+inline constexpr float kLLMInt8Factor = 7.874015718698502e-3F;
+
+/// "INTEGER", "NF4", "FP4", "E4M3", "E2M1" or "LLM_INT8".
 [[nodiscard]] std::string_view name_of(WeightCode code);
 
 /// How a matrix is quantised. core/quantized_panels.h has the layouts.
@@ -90,7 +97,7 @@ struct Quantization {
   /// kW4A16 and kW8A16: consecutive inputs that share a scale, a multiple of packed_inputs(bits); 0: all
   /// inputs.
   std::int64_t group_size = 0;
-  /// kW4A16: each group has a zero point of its own.
+  /// kW4A16 and kW8A16: each group has a zero point of its own.
   bool zero_points = false;
   /// The type of the scales where has_typed_scales() says that they have one.
   DType scale_type = DType::kBFloat16;
@@ -99,13 +106,16 @@ struct Quantization {
   DType value_type = DType::kFloat32;
   /// kW4A16: 4 or, of integers, 2 or 3.
   std::int32_t bits = 4;
+  /// kW4A16 and kW8A16 of integers: the inputs are in an order of the matrix's own, which is behind the
+  /// panels; see PanelMatrix::input_order.
+  bool reordered = false;
 
   bool operator==(const Quantization&) const = default;
 
   [[nodiscard]] bool is_coded() const { return code != WeightCode::kInteger; }
 };
 
-/// Bytes of a packed W[n, k], quantised or of `dtype`.
+/// Bytes of a packed W[n, k], quantised or of `dtype`, with the order of its inputs where it has one.
 [[nodiscard]] std::size_t panel_bytes(const Quantization& quantization, DType dtype, std::int64_t n,
                                       std::int64_t k);
 
@@ -137,6 +147,11 @@ struct PanelMatrix {
   [[nodiscard]] std::size_t offset(std::int64_t panel) const;
   /// Where row `output` begins, of a matrix that has them.
   [[nodiscard]] const std::byte* row(std::int64_t output) const;
+  /// Of a matrix that is reordered, [k]: input i of the panels is input input_order()[i] of W, and each of
+  /// them is there once. Empty of others.
+  [[nodiscard]] std::span<const std::int32_t> input_order() const;
+  /// Of the panels alone.
+  [[nodiscard]] std::size_t bytes_of_panels() const;
 };
 
 /// Packs rows [first_row, first_row + rows) of W[n, k] into `panels` (panel_bytes(dtype, n, k) bytes).
@@ -146,8 +161,8 @@ struct PanelMatrix {
 void pack_panels(std::byte* panels, DType dtype, std::int64_t n, std::int64_t k, std::int64_t first_row,
                  std::int64_t rows, const std::byte* source, DType source_dtype, std::int64_t source_stride);
 
-/// The inverse for one row: writes W[row, 0..k) to `out` as float32; of a quantised matrix, the values that
-/// its products are made of, of a compressed one its elements.
+/// The inverse for one row: writes W[row, 0..k) to `out` as float32, its inputs as they are in W; of a
+/// quantised matrix, the values that its products are made of, of a compressed one its elements.
 void unpack_panel_row(const PanelMatrix& matrix, std::int64_t row, float* out);
 
 /// W[n, k] of a plain one.

@@ -3,6 +3,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "adaptrt/core/panels.h"
 
@@ -13,13 +14,16 @@ namespace adaptrt {
 //
 //   kW8A16  int8 [ceil(k / 4) * 2][w][2], float32 scale [w]                  value = scale * q
 //   the same in groups                   scale [G][w] of scale_type              value = scale * q
+//   the same with zero points, uint8 zero [G][w]                value = scale * (q + 128 - zero)
 //   kE4M3   bytes as kW8A16 has them, scale [G][w]   value = scale * number, rounded to value_type
+//   kLLMInt8  as kW8A16, float32 scale [w]   value = q * scale * kLLMInt8Factor, rounded to value_type
 //   kW8A8   int8 [ceil(k / 4)][w][4], float32 scale [w], int32 [w]           value = scale * q
 //   kW4A16  uint32 [ceil(k / 8)][w], scale [G][w], uint8 zero [G][w]        value = scale * (u - zero)
 //   the same with a code: no zeros                   value = scale * table[u], rounded to value_type
 //   kW4A16 of 2 bits  uint32 [k / 16][w], then as above               value = scale * (u - zero)
 //   kW4A16 of 3 bits  uint32 [k / 32][3][w], then as above            value = scale * (u - zero)
 //
+// Behind all panels of a matrix that is reordered, from a multiple of 4 bytes on: int32 [k].
 // Scales are of Quantization::scale_type where has_typed_scales() says so.
 // The int32 are 128 times the sum of an output's q: activations of kW8A8 are multiplied as unsigned numbers,
 // 128 above their value. A uint32 holds the u of eight inputs, input i of them at bits 4 * (i / 2) + 16 * (i
@@ -43,6 +47,11 @@ inline constexpr std::int64_t kInt4Inputs = 8;
 }
 /// The zero point of four bits without zero points.
 inline constexpr int kInt4Zero = 8;
+/// What is taken off zero points before they are multiplied with sums of activations: the numbers that
+/// weights become are as much below what they are stored as.
+[[nodiscard]] constexpr int middle_of_zeros(QuantAlgo algo) {
+  return algo == QuantAlgo::kW4A16 ? kInt4Zero : 128;
+}
 /// The 16 numbers that a code stands for, those of bitsandbytes in float32: of kNF4 the quantiles of a normal
 /// distribution that QLoRA's authors chose, of kFP4 numbers of a sign, two bits of exponent and one of
 /// mantissa over 12; of kE2M1 the four-bit floating point numbers of the OCP's MX formats. Of others u - 8.
@@ -60,7 +69,7 @@ inline constexpr std::int64_t kMaxW8A8Inputs = 65536;
 struct QuantizedPanel {
   const std::byte* weights = nullptr;
   const std::byte* scales = nullptr;  ///< float32 [w], or [G][w] of scale_type
-  const std::byte* extra = nullptr;   ///< int32 [w] of kW8A8, uint8 zero [G][w] of kW4A16 with zero points
+  const std::byte* extra = nullptr;   ///< int32 [w] of kW8A8, uint8 zero [G][w] with zero points
 };
 
 /// The parts of the panel of `width` outputs that begins at `panel`.
@@ -69,11 +78,12 @@ struct QuantizedPanel {
 
 /// Quantised rows of a matrix, as checkpoints have them.
 struct QuantizedRows {
-  /// int8 [rows, k]; of kW4A16 uint8 [rows, ceil(k / 2)], the lower half of a byte being the even input: u
-  /// with zero points or a code, otherwise u - 2^(bits - 1) as four bits of two's complement.
+  /// int8 [rows, k], 128 below u with zero points; of kW4A16 uint8 [rows, ceil(k / 2)], the lower half of a
+  /// byte being the even input: u with zero points or a code, otherwise u - 2^(bits - 1) as four bits of
+  /// two's complement.
   const std::byte* weights = nullptr;
   const float* scales = nullptr;        ///< [rows, G]; rounded to scale_type where they have one
-  const std::uint8_t* zeros = nullptr;  ///< [rows, G], 0 to 15; nullptr without zero points
+  const std::uint8_t* zeros = nullptr;  ///< [rows, G], 0 to 15, or 255 of kW8A16; nullptr without
 };
 
 /// Packs rows [first_row, first_row + rows) of W[n, k] into `panels` (panel_bytes(quantization, n, k) bytes).
@@ -82,5 +92,14 @@ struct QuantizedRows {
 void pack_quantized_panels(std::byte* panels, const Quantization& quantization, std::int64_t n,
                            std::int64_t k, std::int64_t first_row, std::int64_t rows,
                            const QuantizedRows& source);
+
+/// Writes the order of the inputs of a matrix that is reordered, [k], and what is before it, to what is
+/// behind its panels.
+void pack_input_order(std::byte* behind, const Quantization& quantization, std::int64_t n, std::int64_t k,
+                      const std::int32_t* order);
+
+/// Puts the values of a row, which are in the order that the inputs of a reordered matrix have, as W has
+/// them.
+void put_in_order(std::span<const std::int32_t> order, float* values);
 
 }  // namespace adaptrt

@@ -18,6 +18,9 @@ struct IncomingMessage {
   std::span<std::byte> bytes;
 };
 
+/// Which exchange one is of those that a rank has begun: the numbers ascend.
+using ExchangeNumber = std::int64_t;
+
 /// How the ranks of one engine talk to each other. Messages from one rank to another come in the order in
 /// which they were sent. One thread at a time.
 class Communicator {
@@ -30,6 +33,22 @@ class Communicator {
   /// names the ranks that have not done their part within the communicator's time limit; every later call
   /// throws it as well.
   virtual void exchange(std::span<const OutgoingMessage> sent, std::span<const IncomingMessage> received) = 0;
+
+  /// Begins what exchange() does. It goes on in has_ended() and end_exchange(), of whichever exchange; until
+  /// it has ended, what is sent stays as it is and what is received is not looked at. All ranks begin their
+  /// exchanges in the same order. A communicator that cannot do two things at a time does all of it here.
+  virtual ExchangeNumber begin_exchange(std::span<const OutgoingMessage> sent,
+                                        std::span<const IncomingMessage> received) {
+    exchange(sent, received);
+    return 0;
+  }
+
+  /// Whether this exchange has happened, and all that were begun before it. Throws as exchange() does where a
+  /// rank is known to be lost; silence is left to end_exchange().
+  [[nodiscard]] virtual bool has_ended(ExchangeNumber /*exchange*/) { return true; }
+
+  /// Returns when it has ended. The time limit is counted from this call on.
+  virtual void end_exchange(ExchangeNumber /*exchange*/) {}
 
   /// Whether a call has thrown, so that every later one will.
   [[nodiscard]] virtual bool is_lost() const = 0;

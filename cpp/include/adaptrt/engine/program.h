@@ -298,7 +298,8 @@ struct GatedAddOp {
 };
 
 /// output = input_0 + input_1 + ..., in the order of the ranks: what each rank of the stage has of a sum.
-/// Every rank gets the same bits, whatever else is in the step.
+/// Every rank gets the same bits, whatever else is in the step. What the input holds is used up: it must be
+/// written before it is read again.
 struct AllReduceOp {
   BufferId input = kNoBuffer;   // float32
   BufferId output = kNoBuffer;  // float32

@@ -36,22 +36,28 @@ enum class StepSection : std::uint8_t {
   kBody,     ///< Program::body
   kHead,     ///< Program::head, once for each slice of logit rows
   kSink,     ///< the caller's LogitsSink, after each slice: in an executor, sampling
-  kRanks,    ///< what rank 0 of several does beside its own program: index is a RankWork
+  kRanks,    ///< what rank 0 of several does beside and between its own ops: index is a RankWork
 };
 
 /// Of StepSection::kRanks.
 enum class RankWork : std::uint8_t {
   kCommands,  ///< sends the step, and adapters that it needs, to the other ranks
   kResults,   ///< waits for what the last stage of a pipeline makes, and receives it
+  /// Exchanges x A^T of fully sharded adapters, in the middle of a linear layer or of experts.
+  kLowRankExchange,
 };
 
-/// One op of one step. Times are StepProfile::now().
+/// One op of one step, or a part of it: between its parts is what ranks exchange in the middle. Times are
+/// StepProfile::now().
 struct OpRecord {
   StepSection section = StepSection::kBody;
   /// Index into the section's ops.
   std::int32_t index = 0;
   double begin = 0.0;
   double end = 0.0;
+  /// Another part of the op was recorded before this one.
+  bool is_continued = false;
+  /// Of the whole op, with the last of its parts.
   OpCost cost;
   /// By thread of the pool: seconds between begin and end in which it ran a part of the op. Empty where the
   /// pool has no part in it.

@@ -1,8 +1,8 @@
 #pragma once
 
 // Included by the source of each instruction set, behind its simd_*.h and gemm.h, which says why. Panels of
-// numbers of a table in four bits, or of FP8: each weight becomes the number of the engine's type that it
-// stands for, and is multiplied like one that was stored so, to the same bits.
+// numbers of a table in four bits, or of FP8 or LLM.int8(): each weight becomes the number of the engine's
+// type that it stands for, and is multiplied like one that was stored so, to the same bits.
 
 #include <algorithm>
 #include <cstddef>
@@ -17,7 +17,8 @@
 namespace adaptrt {
 namespace {
 
-/// How words become pairs of numbers, which are multiplied by what scales_of() makes of the scales.
+/// How words become pairs of numbers, of which product() makes values with what scales_of() makes of the
+/// scales.
 class TableWords {
  public:
   using Word = Simd::Words;
@@ -27,6 +28,7 @@ class TableWords {
   explicit TableWords(WeightCode code) : table_(Simd::load_table(code_table(code).data())) {}
   static Word load(const std::byte* from, std::int64_t n) { return Simd::load_words(from, n); }
   static Simd::Vec scales_of(Simd::Vec scales) { return scales; }
+  static Simd::Vec product(Simd::Vec numbers, Simd::Vec scales) { return Simd::mul(numbers, scales); }
   template <int kPair>
   [[nodiscard]] Simd::Pair pair(Word word) const {
     return {Simd::look_up<4 * kPair>(word, table_), Simd::look_up<4 * kPair + 16>(word, table_)};
@@ -45,6 +47,24 @@ class Float8Words {
   static Word load(const std::byte* from, std::int64_t n) { return Simd::load_float8_pairs(from, n); }
   /// What numbers over 256 are multiplied by, to the same products.
   static Simd::Vec scales_of(Simd::Vec scales) { return Simd::mul(scales, Simd::set(256.0F)); }
+  static Simd::Vec product(Simd::Vec numbers, Simd::Vec scales) { return Simd::mul(numbers, scales); }
+  template <int kPair>
+  [[nodiscard]] Simd::Pair pair(const Word& word) const {
+    return word;
+  }
+};
+
+class LLMInt8Words {
+ public:
+  using Word = Simd::Pair;
+  static constexpr std::int64_t kBytes = 2;
+  static constexpr int kPairs = 1;
+
+  static Word load(const std::byte* from, std::int64_t n) { return Simd::load_int8_pairs(from, n); }
+  static Simd::Vec scales_of(Simd::Vec scales) { return scales; }
+  static Simd::Vec product(Simd::Vec numbers, Simd::Vec scales) {
+    return Simd::mul(Simd::mul(numbers, scales), Simd::set(kLLMInt8Factor));
+  }
   template <int kPair>
   [[nodiscard]] Simd::Pair pair(const Word& word) const {
     return word;
@@ -127,6 +147,8 @@ class CodeExpander {
   void expand_as(std::int64_t begin, std::int64_t end, std::byte* out, std::int64_t columns) const {
     if (how_.code == WeightCode::kE4M3) {
       expand_words<kValue>(Float8Words(), begin, end, out, columns);
+    } else if (how_.code == WeightCode::kLLMInt8) {
+      expand_words<kValue>(LLMInt8Words(), begin, end, out, columns);
     } else {
       expand_words<kValue>(TableWords(how_.code), begin, end, out, columns);
     }
@@ -188,7 +210,8 @@ class CodeExpander {
         std::byte* to = out + v * Simd::kLanes * kColumnBytes;
         for_each_index<Words::kPairs>([&](auto unit) __attribute__((always_inline)) {
           const Simd::Pair numbers = how.template pair<unit()>(packed);
-          const Simd::Pair values{Simd::mul(numbers.even, scales[v]), Simd::mul(numbers.odd, scales[v])};
+          const Simd::Pair values{Words::product(numbers.even, scales[v]),
+                                  Words::product(numbers.odd, scales[v])};
           Made::template put<kValue>(values, to + unit() * pair_bytes, pair_bytes / 2, lanes_of(v));
         });
       }
@@ -236,10 +259,8 @@ void coded_gemm(const PanelGemm& gemm, const Quantization& how) {
     std::int64_t row = 0;
     for (std::int64_t tile = 0; tile < tiles; ++tile) {
       const std::int64_t rows = rows_of_tile(gemm.rows - row, tiles - tile);
-      const TileFunction multiply =
-          begin > 0 ? streamed_tile_of<Weights, true>(rows, 0) : streamed_tile_of<Weights, false>(rows, 0);
       others.fetch(others_a_tile);
-      multiply(part, row, 0, Simd::kLanes, {});
+      streamed_tile_of<Weights>(rows, 0)(part, row, 0, Simd::kLanes, begin > 0, {});
       row += rows;
     }
   }

@@ -215,10 +215,9 @@ void compressed_gemm(const PanelGemm& gemm, std::int64_t exceptions) {
       const std::int64_t rows = rows_of_tile(gemm.rows - row, tiles - tile);
       // As many steps as pieces.
       const std::int64_t lines = tile < kPieceLines - first_lines + 1 ? 1 : 0;
-      const TileFunction multiply = begin > 0 ? streamed_tile_of<Weights, true>(rows, lines)
-                                              : streamed_tile_of<Weights, false>(rows, lines);
       others.fetch(others_a_tile);
-      multiply(part, row, 0, Simd::kLanes, {next, lines * kCacheLine});
+      streamed_tile_of<Weights>(rows, lines)(part, row, 0, Simd::kLanes, begin > 0,
+                                             {next, lines * kCacheLine});
       next += (end - begin) * kPiecesAcross * lines * kCacheLine;
       row += rows;
     }

@@ -36,10 +36,12 @@ struct Prefetch {
   std::int64_t step = 0;
 };
 
-template <int kLines>
+template <int kLines, int kLocality = Simd::kFetching.locality>
 inline void prefetch_lines(Prefetch* prefetch) {
   ADAPTRT_UNROLL
-  for (int line = 0; line < kLines; ++line) __builtin_prefetch(prefetch->from + line * kCacheLine, 0, 3);
+  for (int line = 0; line < kLines; ++line) {
+    __builtin_prefetch(prefetch->from + line * kCacheLine, 0, kLocality);
+  }
   prefetch->from += prefetch->step;
 }
 
@@ -83,14 +85,13 @@ constexpr int chains_of(int vectors) {
   return vectors >= 3 ? 1 : vectors == 2 ? 2 : 4;
 }
 
-/// `kContinues`: the sums go on from what is in `out`.
-template <class Weights, int kRows, int kVectors, bool kPartial, int kLines, bool kContinues = false>
+/// `continues`: the sums go on from what is in `out`, for whole vectors with a single sum of each element.
+template <class Weights, int kRows, int kVectors, bool kPartial, int kLines>
 void gemm_tile(const PanelGemm& gemm, std::int64_t row, std::int64_t column, std::int64_t last_lanes,
-               Prefetch prefetch) {
+               bool continues, Prefetch prefetch) {
   using A = typename Weights::A;
   using Vec = Simd::Vec;
   constexpr int kChains = chains_of(kVectors);
-  static_assert(!kContinues || (kChains == 1 && !kPartial));
   constexpr std::int64_t kVectorBytes = Simd::kLanes * Weights::kColumnBytes;
   const std::int64_t row_bytes = gemm.width * Weights::kColumnBytes;
   const A* a = static_cast<const A*>(gemm.a) + row * gemm.a_stride;
@@ -102,9 +103,16 @@ void gemm_tile(const PanelGemm& gemm, std::int64_t row, std::int64_t column, std
     ADAPTRT_UNROLL
     for (int r = 0; r < kRows; ++r) {
       ADAPTRT_UNROLL
-      for (int v = 0; v < kVectors; ++v) {
-        const float* before = gemm.out + (row + r) * gemm.out_stride + column + v * Simd::kLanes;
-        sums[chain][r][v] = kContinues ? Simd::load(before) : Simd::zero();
+      for (int v = 0; v < kVectors; ++v) sums[chain][r][v] = Simd::zero();
+    }
+  }
+  if constexpr (kChains == 1 && !kPartial) {
+    if (continues) {
+      ADAPTRT_UNROLL
+      for (int r = 0; r < kRows; ++r) {
+        const float* before = gemm.out + (row + r) * gemm.out_stride + column;
+        ADAPTRT_UNROLL
+        for (int v = 0; v < kVectors; ++v) sums[0][r][v] = Simd::load(before + v * Simd::kLanes);
       }
     }
   }
@@ -163,7 +171,7 @@ void gemm_tile(const PanelGemm& gemm, std::int64_t row, std::int64_t column, std
   }
 }
 
-using TileFunction = void (*)(const PanelGemm&, std::int64_t, std::int64_t, std::int64_t, Prefetch);
+using TileFunction = void (*)(const PanelGemm&, std::int64_t, std::int64_t, std::int64_t, bool, Prefetch);
 
 /// The tile function for a number of rows, from 1 to kRows.
 template <class Weights, int kVectors, bool kPartial, int kLines, int kRows = kTileRows>
@@ -174,38 +182,43 @@ TileFunction tile_of_rows(std::int64_t rows) {
   return &gemm_tile<Weights, kRows, kVectors, kPartial, kLines>;
 }
 
-/// The tile function for a group of columns: a full one, or `vectors` vectors of which the last is partial.
-template <class Weights, int kLines, int kVectors = kTileVectors>
-TileFunction tile_of(std::int64_t rows, std::int64_t vectors, bool full) {
-  if (full) return tile_of_rows<Weights, kTileVectors, false, kLines>(rows);
+/// Cache lines that a step of k of some vectors of columns begins.
+template <class Weights>
+constexpr int lines_of(int vectors) {
+  return static_cast<int>((vectors * Simd::kLanes * Weights::kColumnBytes + kCacheLine - 1) / kCacheLine);
+}
+
+/// The tile function for `vectors` vectors of columns, of which the last is partial. Such tiles fetch as many
+/// lines as a step of theirs has.
+template <class Weights, int kVectors = kTileVectors>
+TileFunction partial_tile_of(std::int64_t rows, std::int64_t vectors) {
   if constexpr (kVectors > 1) {
-    if (vectors < kVectors) return tile_of<Weights, kLines, kVectors - 1>(rows, vectors, false);
+    if (vectors < kVectors) return partial_tile_of<Weights, kVectors - 1>(rows, vectors);
   }
-  return tile_of_rows<Weights, kVectors, true, kLines>(rows);
+  return tile_of_rows<Weights, kVectors, true, lines_of<Weights>(kVectors)>(rows);
 }
 
-/// The tile function for a number of rows of a panel of whole vectors.
-template <class Weights, int kLines, bool kContinues, int kRows = kTileRows>
-TileFunction streamed_tile_of_rows(std::int64_t rows) {
-  if constexpr (kRows > 1) {
-    if (rows < kRows) return streamed_tile_of_rows<Weights, kLines, kContinues, kRows - 1>(rows);
-  }
-  return &gemm_tile<Weights, kRows, kTileVectors, false, kLines, kContinues>;
+/// The tile function for a group of columns: a full one, which fetches kLines lines with each step, or
+/// `vectors` vectors of which the last is partial.
+template <class Weights, int kLines>
+TileFunction tile_of(std::int64_t rows, std::int64_t vectors, bool full) {
+  return full ? tile_of_rows<Weights, kTileVectors, false, kLines>(rows)
+              : partial_tile_of<Weights>(rows, vectors);
 }
 
-/// `lines` to fetch with each step: 0, 1, 2 or kMostLines.
-template <class Weights, bool kContinues>
+/// The tile function for a number of rows of a panel of whole vectors. `lines` to fetch with each step: 0, 1,
+/// 2 or as many as a step has, at most kMostLines.
+template <class Weights>
 TileFunction streamed_tile_of(std::int64_t rows, std::int64_t lines) {
-  if (lines == 0) return streamed_tile_of_rows<Weights, 0, kContinues>(rows);
-  if (lines == 1) return streamed_tile_of_rows<Weights, 1, kContinues>(rows);
-  if (lines == 2) return streamed_tile_of_rows<Weights, 2, kContinues>(rows);
-  return streamed_tile_of_rows<Weights, kMostLines, kContinues>(rows);
+  if (lines == 0) return tile_of_rows<Weights, kTileVectors, false, 0>(rows);
+  if (lines == 1) return tile_of_rows<Weights, kTileVectors, false, 1>(rows);
+  if (lines == 2) return tile_of_rows<Weights, kTileVectors, false, 2>(rows);
+  return tile_of_rows<Weights, kTileVectors, false, lines_of<Weights>(kTileVectors)>(rows);
 }
 
 /// A panel of one group of columns, for a few blocks of rows: all of them take a part of k before the next
-/// part is read, so that each part comes from memory once, to the first-level cache. Sums stay in order: they
-/// wait in `out`. What is fetched, the next part and gemm.fetch, is spread evenly, so that memory never
-/// rests.
+/// part is read, so that each part comes from memory once. Sums stay in order: they wait in `out`. What is
+/// fetched, the next part and gemm.fetch, is spread evenly, so that memory never rests.
 template <class Weights>
 void gemm_streamed(const PanelGemm& gemm, std::int64_t blocks) {
   using A = typename Weights::A;
@@ -222,16 +235,16 @@ void gemm_streamed(const PanelGemm& gemm, std::int64_t blocks) {
     part.panel = gemm.panel + begin * row_bytes;
     part.k = std::min(gemm.k - begin * Weights::kInterleave, count * Weights::kInterleave);
     const std::byte* next = begin + count < steps ? part.panel + count * row_bytes : gemm.next_panel;
+    if (blocks == 1 && !Simd::kFetching.for_one_tile) next = nullptr;
     for (std::int64_t row = 0, block = 0; block < blocks; ++block) {
       const std::int64_t rows = rows_of_tile(gemm.rows - row, blocks - block);
       // Of a step's lines, each block fetches its share.
       const std::int64_t lines = next == nullptr ? 0
                                                  : (row_lines * (block + 1) + blocks - 1) / blocks -
                                                        (row_lines * block + blocks - 1) / blocks;
-      const TileFunction tile = begin > 0 ? streamed_tile_of<Weights, true>(rows, lines)
-                                          : streamed_tile_of<Weights, false>(rows, lines);
       others.fetch(others_a_tile);
-      tile(part, row, 0, Simd::kLanes, {next, lines * kCacheLine});
+      streamed_tile_of<Weights>(rows, lines)(part, row, 0, Simd::kLanes, begin > 0,
+                                             {next, lines * kCacheLine});
       if (next != nullptr) next += count * lines * kCacheLine;
       row += rows;
     }
@@ -247,9 +260,7 @@ inline constexpr bool kCanStream =
 template <class Weights>
 void gemm_panel(const PanelGemm& gemm) {
   constexpr std::int64_t kGroup = kTileVectors * Simd::kLanes;
-  constexpr int kStreamLines = static_cast<int>(kGroup * Weights::kColumnBytes / kCacheLine) > 0
-                                   ? static_cast<int>(kGroup * Weights::kColumnBytes / kCacheLine)
-                                   : 1;
+  constexpr int kStreamLines = lines_of<Weights>(kTileVectors);
   constexpr int kNextLines = 2;
   const std::int64_t blocks = (gemm.rows + kTileRows - 1) / kTileRows;
   if constexpr (kCanStream<Weights>) {
@@ -269,7 +280,7 @@ void gemm_panel(const PanelGemm& gemm) {
     const std::int64_t last_lanes = left - (vectors - 1) * Simd::kLanes;
     if (blocks == 1 && !gemm.accumulate) {
       const Prefetch prefetch{gemm.panel + column * Weights::kColumnBytes + kStreamAhead, row_bytes};
-      tile_of<Weights, kStreamLines>(gemm.rows, vectors, full)(gemm, 0, column, last_lanes, prefetch);
+      tile_of<Weights, kStreamLines>(gemm.rows, vectors, full)(gemm, 0, column, last_lanes, false, prefetch);
       continue;
     }
     // Blocks of rows as even as can be; each fetches its share of the next panel as it goes.
@@ -279,7 +290,7 @@ void gemm_panel(const PanelGemm& gemm) {
       const std::int64_t rows = rows_of_tile(gemm.rows - row, blocks - block);
       const Prefetch prefetch = next != nullptr ? Prefetch{next + block * steps * share, share}
                                                 : Prefetch{static_cast<const std::byte*>(gemm.a), 0};
-      tile_of<Weights, kNextLines>(rows, vectors, full)(gemm, row, column, last_lanes, prefetch);
+      tile_of<Weights, kNextLines>(rows, vectors, full)(gemm, row, column, last_lanes, false, prefetch);
       row += rows;
     }
   }

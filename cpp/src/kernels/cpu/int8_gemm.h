@@ -144,7 +144,8 @@ inline void int8_streamed(const Int8Gemm& gemm, const QuantizedPanel& panel, std
 /// memory: each goes over the whole of k, and its sums stay in registers.
 inline void int8_multiplied(const Int8Gemm& gemm, const QuantizedPanel& panel, std::int64_t column) {
   constexpr std::int64_t kGroupBytes = kTileVectors * Simd::kLanes * 4;
-  constexpr int kStreamLines = static_cast<int>((kGroupBytes + kCacheLine - 1) / kCacheLine);
+  constexpr int kStreamLines =
+      Simd::kFetching.for_one_tile ? static_cast<int>((kGroupBytes + kCacheLine - 1) / kCacheLine) : 0;
   const std::int64_t steps = (gemm.k + 3) / 4;
   const std::int64_t tiles = (gemm.rows + kTileRows - 1) / kTileRows;
   const Int8Part whole{0, steps, steps};

@@ -18,11 +18,22 @@ namespace {
 template <class Packed>
 inline constexpr int kWordLines = 1;
 
+/// Whether the inputs of panels, and of each of their groups, are whole words, as they are of all bits but
+/// four.
+template <class Packed>
+inline constexpr bool kHasWholeWords = false;
+
+/// What stands for zero in words of few bits. The sums of those with zero points are of u - kInt4Zero,
+/// however few bits they have.
+inline int zero_of(const Quantization& how) {
+  return how.zero_points ? kInt4Zero : 1 << (how.bits - 1);
+}
+
 /// Pairs of inputs whose bits lie in one word of three bits; the last pair of a Word is in all of them.
 inline constexpr int kThreeBitPairs = 5;
 
-/// Words of packed_inputs(kBits) inputs, of which values are u - kZero.
-template <int kBits, int kZero>
+/// Words of packed_inputs(kBits) inputs, of which values are u less a zero.
+template <int kBits>
 struct NarrowWords {
   static constexpr int kInputs = static_cast<int>(packed_inputs(kBits));
   static constexpr int kLines = kBits == 3 ? 3 : 1;
@@ -52,71 +63,103 @@ struct NarrowWords {
   static constexpr int shift_of(int pair) {
     return kBits == 2 ? 2 * pair : pair < kLines * kThreeBitPairs ? 3 * (pair % kThreeBitPairs) : 0;
   }
-  template <int kInput>
-  static Simd::Vec value_of(const Word& word) {
-    return Simd::centred_bits<kBits, kZero, shift_of(kInput / 2) + 16 * (kInput % 2)>(
-        words_of<kInput / 2>(word));
-  }
 };
 
-template <int kBits, int kZero>
-struct NarrowPairs : NarrowWords<kBits, kZero> {
-  using Words = NarrowWords<kBits, kZero>;
+template <int kBits>
+class NarrowPairs : public NarrowWords<kBits> {
+ public:
+  using Words = NarrowWords<kBits>;
   static constexpr int kUnits = Words::kInputs / 2;
+  explicit NarrowPairs(const Quantization& how) : values_(zero_of(how)) {}
   template <int kUnit>
-  static Simd::Pair decode(const typename Words::Word& word) {
-    return {Words::template value_of<2 * kUnit>(word), Words::template value_of<2 * kUnit + 1>(word)};
+  [[nodiscard]] Simd::Pair decode(const typename Words::Word& word) const {
+    const Simd::Words words = Words::template words_of<kUnit>(word);
+    constexpr int kShift = Words::shift_of(kUnit);
+    return {values_.template at<kShift>(words), values_.template at<kShift + 16>(words)};
   }
+
+ private:
+  Simd::CentredBits<kBits> values_;
 };
 
 #ifdef __AVX512BF16__
-template <int kBits, int kZero>
-struct NarrowBFloat16 : NativePairs, NarrowWords<kBits, kZero> {
-  using Words = NarrowWords<kBits, kZero>;
+template <int kBits>
+class NarrowBFloat16 : public NativePairs, public NarrowWords<kBits> {
+ public:
+  using Words = NarrowWords<kBits>;
   using Words::kColumnBytes;
   using Words::load;
   static constexpr int kUnits = Words::kInputs / 2;
-  template <int kUnit>
-  static B decode(const typename Words::Word& word) {
+  explicit NarrowBFloat16(const Quantization& how) {
     // The same for all values of the bits above that the permutation looks at. These integers are whole in
     // the upper halves of float32.
-    constexpr auto kValue = [](int index) {
+    const auto value = [&](int index) {
       return static_cast<short>(
-          std::bit_cast<std::uint32_t>(static_cast<float>(index % (1 << kBits) - kZero)) >> 16);
+          std::bit_cast<std::uint32_t>(static_cast<float>(index % (1 << kBits) - zero_of(how))) >> 16);
     };
-    const __m128i values = _mm_setr_epi16(kValue(0), kValue(1), kValue(2), kValue(3), kValue(4), kValue(5),
-                                          kValue(6), kValue(7));
-    return _mm512_permutexvar_epi16(
-        _mm512_srli_epi32(Words::template words_of<kUnit>(word), Words::shift_of(kUnit)),
-        _mm512_broadcast_i32x4(values));
+    values_ = _mm512_broadcast_i32x4(
+        _mm_setr_epi16(value(0), value(1), value(2), value(3), value(4), value(5), value(6), value(7)));
   }
+  template <int kUnit>
+  [[nodiscard]] B decode(const typename Words::Word& word) const {
+    return _mm512_permutexvar_epi16(
+        _mm512_srli_epi32(Words::template words_of<kUnit>(word), Words::shift_of(kUnit)), values_);
+  }
+
+ private:
+  __m512i values_;
 };
 #else
-template <int kBits, int kZero>
-struct NarrowBFloat16 : PairedWeights, NarrowPairs<kBits, kZero> {
-  using NarrowPairs<kBits, kZero>::kColumnBytes;
-  using NarrowPairs<kBits, kZero>::load;
+template <int kBits>
+struct NarrowBFloat16 : PairedWeights, NarrowPairs<kBits> {
+  using NarrowPairs<kBits>::NarrowPairs;
+  using NarrowPairs<kBits>::kColumnBytes;
+  using NarrowPairs<kBits>::load;
 };
 #endif
 
-template <int kBits, int kZero>
-struct NarrowFloat32 : SingleWeights, NarrowWords<kBits, kZero> {
-  using Words = NarrowWords<kBits, kZero>;
+template <int kBits>
+class NarrowFloat32 : public SingleWeights, public NarrowWords<kBits> {
+ public:
+  using Words = NarrowWords<kBits>;
   using Words::kColumnBytes;
   using Words::load;
   static constexpr int kUnits = Words::kInputs;
+  explicit NarrowFloat32(const Quantization& how) : values_(zero_of(how)) {}
   template <int kUnit>
-  static B decode(const typename Words::Word& word) {
-    return Words::template value_of<kUnit>(word);
+  [[nodiscard]] B decode(const typename Words::Word& word) const {
+    constexpr int kPair = kUnit / 2;
+    return values_.template at<Words::shift_of(kPair) + 16 * (kUnit % 2)>(
+        Words::template words_of<kPair>(word));
   }
+
+ private:
+  Simd::CentredBits<kBits> values_;
 };
 
-template <int kZero>
-inline constexpr int kWordLines<NarrowPairs<3, kZero>> = 3;
-template <int kZero>
-inline constexpr int kWordLines<NarrowBFloat16<3, kZero>> = 3;
-template <int kZero>
-inline constexpr int kWordLines<NarrowFloat32<3, kZero>> = 3;
+template <>
+inline constexpr int kWordLines<NarrowPairs<3>> = 3;
+template <>
+inline constexpr int kWordLines<NarrowBFloat16<3>> = 3;
+template <>
+inline constexpr int kWordLines<NarrowFloat32<3>> = 3;
+
+template <int kBits>
+inline constexpr bool kHasWholeWords<NarrowPairs<kBits>> = true;
+template <int kBits>
+inline constexpr bool kHasWholeWords<NarrowBFloat16<kBits>> = true;
+template <int kBits>
+inline constexpr bool kHasWholeWords<NarrowFloat32<kBits>> = true;
+
+/// What decodes the words of a panel, which for some kinds of them depends on how it is quantised.
+template <class Packed>
+Packed decoder_of(const Quantization& how) {
+  if constexpr (std::is_constructible_v<Packed, const Quantization&>) {
+    return Packed(how);
+  } else {
+    return Packed();
+  }
+}
 
 /// The word at `from`, whose lines are `line_bytes` apart where it has several.
 template <class Packed>
@@ -137,33 +180,25 @@ template <>
 struct PackedFor<Float32Weights> {
   using Int8 = Int8Float32;
   using Int4 = Int4Float32;
-  template <int kBits, int kZero>
-  using Narrow = NarrowFloat32<kBits, kZero>;
+  template <int kBits>
+  using Narrow = NarrowFloat32<kBits>;
 };
 template <>
 struct PackedFor<BFloat16Weights> {
   using Int8 = Int8BFloat16;
   using Int4 = Int4BFloat16;
-  template <int kBits, int kZero>
-  using Narrow = NarrowBFloat16<kBits, kZero>;
+  template <int kBits>
+  using Narrow = NarrowBFloat16<kBits>;
 };
 
-/// Calls body(std::type_identity) with what of `Choices` decodes the integers of a kW4A16. The sums of those
-/// with zero points are of u - kInt4Zero, however few bits they have.
+/// Calls body(std::type_identity) with what of `Choices` decodes the integers of a kW4A16.
 template <class Choices, class Body>
 void with_bits(const Quantization& how, const Body& body) {
-  const auto narrow = [&]<int kBits>(std::integral_constant<int, kBits>) {
-    if (how.zero_points) {
-      body(std::type_identity<typename Choices::template Narrow<kBits, kInt4Zero>>{});
-    } else {
-      body(std::type_identity<typename Choices::template Narrow<kBits, 1 << (kBits - 1)>>{});
-    }
-  };
   switch (how.bits) {
     case 2:
-      return narrow(std::integral_constant<int, 2>{});
+      return body(std::type_identity<typename Choices::template Narrow<2>>{});
     case 3:
-      return narrow(std::integral_constant<int, 3>{});
+      return body(std::type_identity<typename Choices::template Narrow<3>>{});
     default:
       return body(std::type_identity<typename Choices::Int4>{});
   }

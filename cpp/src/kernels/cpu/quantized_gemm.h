@@ -40,6 +40,13 @@ inline GroupView group_of(const QuantizedGemm& gemm, const QuantizedPanel& panel
           panel.extra == nullptr ? nullptr : panel.extra + group * gemm.width};
 }
 
+/// Zero points, less what the numbers that weights become are less than what is stored.
+inline Simd::Vec load_zeros(const Quantization& quantization, const std::byte* zeros, std::int64_t column,
+                            std::int64_t lanes) {
+  return Simd::sub(Simd::load_uint8(zeros + column, lanes),
+                   Simd::set(static_cast<float>(middle_of_zeros(quantization.algo))));
+}
+
 inline Simd::Vec load_scales(const Quantization& quantization, const std::byte* scales, std::int64_t column,
                              std::int64_t lanes) {
   return load_as(scales, scale_type_of(quantization), column, lanes);
@@ -51,11 +58,13 @@ inline constexpr std::int64_t kDecodedBytes = 16384;
 /// The product of kRows rows with kVectors vectors of columns, the last one of last_lanes columns. `words`
 /// are the weights of `inputs` in Weights' form.
 template <class Weights, int kRows, int kVectors, bool kPartial, int kLines>
-void quantized_tile(const QuantizedGemm& gemm, const QuantizedPanel& panel, const std::byte* words,
-                    InputRange inputs, std::int64_t row, std::int64_t column, std::int64_t last_lanes,
-                    Prefetch prefetch) {
+void quantized_tile(const QuantizedGemm& gemm, const QuantizedPanel& panel, const Weights& words_decoder,
+                    const std::byte* words, InputRange inputs, std::int64_t row, std::int64_t column,
+                    std::int64_t last_lanes, Prefetch prefetch) {
   using A = typename Weights::A;
+  using B = typename Weights::B;
   using Vec = Simd::Vec;
+  const Weights decoder = words_decoder;
   constexpr int kChains = chains_of(kVectors);
   constexpr int kUnits = Weights::kUnits;
   constexpr int kInterleave = Weights::kInterleave;
@@ -94,52 +103,70 @@ void quantized_tile(const QuantizedGemm& gemm, const QuantizedPanel& panel, cons
         }
       }
     }
-    /// Calls unit(number in the round, its weights) for the units of the next word that `wanted` lets
-    /// through.
-    const auto word = [&](int at, auto wanted, auto broadcast) __attribute__((always_inline)) {
+    /// Calls take(number in the word, weights) for the units of the next word.
+    const auto take_word = [&](auto take) __attribute__((always_inline)) {
       typename Weights::Word packed[kVectors];
       ADAPTRT_UNROLL
       for (int v = 0; v < kVectors; ++v) {
         packed[v] = load_word<Weights>(b + v * kVectorBytes, row_bytes, lanes_of(v));
       }
       for_each_index<kUnits>([&](auto unit) __attribute__((always_inline)) {
-        const int number = at * kUnits + unit();
-        if (!wanted(number)) return;
-        Vec(&sum)[kRows][kVectors] = sums[number % kChains];
-        typename Weights::B columns[kVectors];
+        B columns[kVectors];
         ADAPTRT_UNROLL
-        for (int v = 0; v < kVectors; ++v) columns[v] = Weights::template decode<unit()>(packed[v]);
-        ADAPTRT_UNROLL
-        for (int r = 0; r < kRows; ++r) {
-          const auto value = broadcast(number, a + r * a_stride + unit() * kInterleave);
-          ADAPTRT_UNROLL
-          for (int v = 0; v < kVectors; ++v) sum[r][v] = Weights::multiply_add(value, columns[v], sum[r][v]);
-        }
+        for (int v = 0; v < kVectors; ++v) columns[v] = decoder.template decode<unit()>(packed[v]);
+        take(unit(), columns);
       });
       ADAPTRT_UNROLL
-      for (int line = 0; line < kWordLines<Weights>; ++line) prefetch_lines<kLines>(&prefetch);
-      a += kUnits * kInterleave;
+      for (int line = 0; line < kWordLines<Weights>; ++line) prefetch_lines<kLines, 3>(&prefetch);
       b += kWordLines<Weights> * row_bytes;
+    };
+    const auto multiply = [&](Vec(&sum)[kRows][kVectors], const B(&columns)[kVectors], std::int64_t unit,
+                              auto broadcast) __attribute__((always_inline)) {
+      ADAPTRT_UNROLL
+      for (int r = 0; r < kRows; ++r) {
+        const auto value = broadcast(a + r * a_stride + unit * kInterleave);
+        ADAPTRT_UNROLL
+        for (int v = 0; v < kVectors; ++v) sum[r][v] = Weights::multiply_add(value, columns[v], sum[r][v]);
+      }
     };
 
     std::int64_t units = (end - first) / kInterleave;
-    const auto all = [](int) __attribute__((always_inline)) { return true; };
-    const auto whole = [](int, const A* from)
-                           __attribute__((always_inline)) { return Weights::broadcast(from); };
     for (; units >= kRoundWords * kUnits; units -= kRoundWords * kUnits) {
       ADAPTRT_UNROLL
-      for (int at = 0; at < kRoundWords; ++at) word(at, all, whole);
+      for (int at = 0; at < kRoundWords; ++at) {
+        take_word([&](int unit, const B(&columns)[kVectors]) __attribute__((always_inline)) {
+          multiply(sums[(at * kUnits + unit) % kChains], columns, unit,
+                   [](const A* from) __attribute__((always_inline)) { return Weights::broadcast(from); });
+        });
+        a += kUnits * kInterleave;
+      }
     }
-    const bool odd = (end - first) % kInterleave != 0;
-    const auto left = [&](int number) __attribute__((always_inline)) {
-      return number < units || (odd && number == units);
-    };
-    const auto last = [&](int number, const A* from) __attribute__((always_inline)) {
-      return number < units ? Weights::broadcast(from) : Weights::broadcast_last(from);
-    };
-    ADAPTRT_UNROLL
-    for (int at = 0; at < kRoundWords; ++at) {
-      if (left(at * kUnits)) word(at, left, last);
+    if constexpr (!kHasWholeWords<Weights>) {
+      // Units of words behind the last whole round wait in memory, so that they are multiplied in a loop.
+      std::int64_t left = units + ((end - first) % kInterleave != 0 ? 1 : 0);
+      ADAPTRT_UNROLL
+      for (int at = 0; at < kRoundWords; ++at) {
+        if (left <= 0) break;
+        B waiting[kUnits][kVectors];
+        take_word([&](int unit, const B(&columns)[kVectors]) __attribute__((always_inline)) {
+          ADAPTRT_UNROLL
+          for (int v = 0; v < kVectors; ++v) waiting[unit][v] = columns[v];
+        });
+        constexpr int kTogether = std::min(kUnits, kChains);
+        for (int begin = 0; begin < kUnits && begin < left; begin += kTogether) {
+          ADAPTRT_UNROLL
+          for (int unit = 0; unit < kTogether; ++unit) {
+            if (begin + unit >= left) break;
+            multiply(sums[(at * kUnits + unit) % kChains], waiting[begin + unit], begin + unit,
+                     [&](const A* from) __attribute__((always_inline)) {
+                       return begin + unit < units ? Weights::broadcast(from) : Weights::broadcast_last(from);
+                     });
+          }
+        }
+        a += kUnits * kInterleave;
+        units -= kUnits;
+        left -= kUnits;
+      }
     }
 
     first = end;
@@ -166,8 +193,7 @@ void quantized_tile(const QuantizedGemm& gemm, const QuantizedPanel& panel, cons
         const std::int64_t lanes = lanes_of(v);
         const std::int64_t offset = column + v * Simd::kLanes;
         if (group.zeros != nullptr) {
-          const Vec zero =
-              Simd::sub(Simd::load_uint8(group.zeros + offset, lanes), Simd::set(float{kInt4Zero}));
+          const Vec zero = load_zeros(gemm.quantization, group.zeros, offset, lanes);
           sum = Simd::fma(Simd::set(-activations), zero, sum);
         }
         const Vec scale = load_scales(gemm.quantization, group.scales, offset, lanes);
@@ -179,24 +205,26 @@ void quantized_tile(const QuantizedGemm& gemm, const QuantizedPanel& panel, cons
   }
 }
 
-template <class Weights, int kVectors, bool kPartial, int kLines, int kRows>
-void quantized_rows(const QuantizedGemm& gemm, const QuantizedPanel& panel, const std::byte* words,
-                    InputRange inputs, std::int64_t row, std::int64_t rows, std::int64_t column,
-                    std::int64_t last_lanes, Prefetch prefetch) {
+/// `rows` rows of a whole group of columns, at most kRows.
+template <class Weights, int kLines, int kRows>
+void quantized_rows(const QuantizedGemm& gemm, const QuantizedPanel& panel, const Weights& decoder,
+                    const std::byte* words, InputRange inputs, std::int64_t row, std::int64_t rows,
+                    std::int64_t column, Prefetch prefetch) {
   if constexpr (kRows > 1) {
     if (rows < kRows) {
-      quantized_rows<Weights, kVectors, kPartial, kLines, kRows - 1>(gemm, panel, words, inputs, row, rows,
-                                                                     column, last_lanes, prefetch);
+      quantized_rows<Weights, kLines, kRows - 1>(gemm, panel, decoder, words, inputs, row, rows, column,
+                                                 prefetch);
       return;
     }
   }
-  quantized_tile<Weights, kRows, kVectors, kPartial, kLines>(gemm, panel, words, inputs, row, column,
-                                                             last_lanes, prefetch);
+  quantized_tile<Weights, kRows, kTileVectors, false, kLines>(gemm, panel, decoder, words, inputs, row,
+                                                              column, Simd::kLanes, prefetch);
 }
 
 /// All rows and columns, in tiles of at most kRows rows.
 template <class Weights, int kRows, bool kStreams>
 void quantized_panel(const QuantizedGemm& gemm, const QuantizedPanel& panel, const std::byte* words) {
+  const auto decoder = decoder_of<Weights>(gemm.quantization);
   constexpr std::int64_t kGroup = kTileVectors * Simd::kLanes;
   constexpr int kLines =
       kStreams ? static_cast<int>((kGroup * Weights::kColumnBytes + kCacheLine - 1) / kCacheLine) : 0;
@@ -208,17 +236,21 @@ void quantized_panel(const QuantizedGemm& gemm, const QuantizedPanel& panel, con
     const Prefetch prefetch{words + column * Weights::kColumnBytes + kStreamAhead, row_bytes};
     for (std::int64_t row = 0, block = 0; block < blocks; ++block) {
       const std::int64_t rows = rows_of_tile(gemm.rows - row, blocks - block);
-      quantized_rows<Weights, kTileVectors, false, kLines, kRows>(gemm, panel, words, inputs, row, rows,
-                                                                  column, Simd::kLanes, prefetch);
+      quantized_rows<Weights, kLines, kRows>(gemm, panel, decoder, words, inputs, row, rows, column,
+                                             prefetch);
       row += rows;
     }
   }
+  // Few matrices have such columns, in their last panel: rows behind the last whole tile are taken one by
+  // one.
   for (; column < gemm.width; column += Simd::kLanes) {
     const std::int64_t lanes = std::min<std::int64_t>(Simd::kLanes, gemm.width - column);
-    for (std::int64_t row = 0, block = 0; block < blocks; ++block) {
-      const std::int64_t rows = rows_of_tile(gemm.rows - row, blocks - block);
-      quantized_rows<Weights, 1, true, 0, kRows>(gemm, panel, words, inputs, row, rows, column, lanes, {});
-      row += rows;
+    std::int64_t row = 0;
+    for (; row + kRows <= gemm.rows; row += kRows) {
+      quantized_tile<Weights, kRows, 1, true, 0>(gemm, panel, decoder, words, inputs, row, column, lanes, {});
+    }
+    for (; row < gemm.rows; ++row) {
+      quantized_tile<Weights, 1, 1, true, 0>(gemm, panel, decoder, words, inputs, row, column, lanes, {});
     }
   }
 }
@@ -228,8 +260,9 @@ inline constexpr std::int64_t kExpandedBytes = 4;
 
 /// Decodes `units` of k of kVectors vectors of columns, the last one of last_lanes columns, of a panel.
 template <class Packed, int kVectors>
-void expand_columns(const std::byte* words, std::int64_t width, std::int64_t units, std::int64_t last_lanes,
-                    std::byte* out, std::int64_t out_row_bytes) {
+void expand_columns(const Packed& words_decoder, const std::byte* words, std::int64_t width,
+                    std::int64_t units, std::int64_t last_lanes, std::byte* out, std::int64_t out_row_bytes) {
+  const Packed decoder = words_decoder;
   const std::int64_t row_bytes = width * Packed::kColumnBytes;
   const auto expand = [&](auto wanted) __attribute__((always_inline)) {
     ADAPTRT_UNROLL
@@ -239,7 +272,7 @@ void expand_columns(const std::byte* words, std::int64_t width, std::int64_t uni
       for_each_index<Packed::kUnits>([&](auto unit) __attribute__((always_inline)) {
         if (!wanted(unit())) return;
         Packed::store(out + unit() * out_row_bytes + v * Simd::kLanes * kExpandedBytes,
-                      Packed::template decode<unit()>(word), lanes);
+                      decoder.template decode<unit()>(word), lanes);
       });
     }
     constexpr int kLines =
@@ -257,7 +290,9 @@ void expand_columns(const std::byte* words, std::int64_t width, std::int64_t uni
   for (; units >= Packed::kUnits; units -= Packed::kUnits) {
     expand([](int) __attribute__((always_inline)) { return true; });
   }
-  if (units > 0) expand([&](int unit) __attribute__((always_inline)) { return unit < units; });
+  if constexpr (!kHasWholeWords<Packed>) {
+    if (units > 0) expand([&](int unit) __attribute__((always_inline)) { return unit < units; });
+  }
 }
 
 /// Inputs that quantized_streamed decodes at once.
@@ -281,12 +316,13 @@ void quantized_streamed(const QuantizedGemm& gemm, const QuantizedPanel& panel) 
   constexpr std::int64_t kStretch = kStretchInputs<Float>;
   constexpr std::int64_t kWordInputs = Packed::kUnits * Packed::kInterleave;
   alignas(kCacheLine) std::byte decoded[kDecodedBytes];
+  const auto decoder = decoder_of<Packed>(gemm.quantization);
   const std::int64_t tiles = (gemm.rows + kTileRows - 1) / kTileRows;
   for (std::int64_t begin = 0; begin < gemm.k; begin += kStretch) {
     const InputRange inputs{begin, std::min(begin + kStretch, gemm.k)};
     const std::byte* words = panel.weights + begin / kWordInputs * kRowBytes;
     const std::int64_t units = (inputs.end - begin + Packed::kInterleave - 1) / Packed::kInterleave;
-    expand_columns<Packed, kTileVectors>(words, kPanelColumns, units, Simd::kLanes, decoded,
+    expand_columns<Packed, kTileVectors>(decoder, words, kPanelColumns, units, Simd::kLanes, decoded,
                                          kPanelColumns * kExpandedBytes);
     const bool is_last = inputs.end == gemm.k;
     const std::byte* next =
@@ -297,8 +333,7 @@ void quantized_streamed(const QuantizedGemm& gemm, const QuantizedPanel& panel) 
     for (std::int64_t tile = 0; tile < tiles; ++tile) {
       const std::int64_t rows = rows_of_tile(gemm.rows - row, tiles - tile);
       const Prefetch prefetch{next + tile * units * bytes, bytes};
-      quantized_rows<Expanded<Float>, kTileVectors, false, 1, kTileRows>(gemm, panel, decoded, inputs, row,
-                                                                         rows, 0, Simd::kLanes, prefetch);
+      quantized_rows<Expanded<Float>, 1, kTileRows>(gemm, panel, {}, decoded, inputs, row, rows, 0, prefetch);
       row += rows;
     }
   }
@@ -325,9 +360,10 @@ template <class Packed>
 void expand_weights(const QuantizedGemm& gemm, std::byte* out) {
   constexpr std::int64_t kGroup = kTileVectors * Simd::kLanes;
   const std::int64_t units = (gemm.k + Packed::kInterleave - 1) / Packed::kInterleave;
+  const auto decoder = decoder_of<Packed>(gemm.quantization);
   const auto columns = [&]<int kVectors>(std::integral_constant<int, kVectors>, std::int64_t column,
                                          std::int64_t last_lanes) {
-    expand_columns<Packed, kVectors>(gemm.panel + column * Packed::kColumnBytes, gemm.width, units,
+    expand_columns<Packed, kVectors>(decoder, gemm.panel + column * Packed::kColumnBytes, gemm.width, units,
                                      last_lanes, out + column * kExpandedBytes, gemm.width * kExpandedBytes);
   };
   std::int64_t column = 0;

@@ -8,6 +8,7 @@
 
 #include "adaptrt/core/compressed_panels.h"
 #include "adaptrt/core/dtype.h"
+#include "fetching.h"
 
 namespace adaptrt {
 namespace {
@@ -18,6 +19,7 @@ struct Simd {
   using Vec = __m256;
   using Words = __m256i;
   static constexpr int kLanes = 8;
+  static constexpr Fetching kFetching{};
   /// 1.5 * 2^23: adding it rounds to an integer, in the low bits.
   static constexpr float kRounder = 12582912.0F;
   struct Pair {
@@ -174,14 +176,23 @@ struct Simd {
     const __m256i value = _mm256_and_si256(_mm256_srli_epi32(words, kShift), _mm256_set1_epi32(15));
     return _mm256_cvtepi32_ps(_mm256_sub_epi32(value, _mm256_set1_epi32(8)));
   }
-  /// u - kZero of the two or three bits at kShift: permutations look at three bits of an index.
-  template <int kBits, int kZero, int kShift>
-  static Vec centred_bits(Words words) {
-    constexpr auto kValue = [](int index) { return static_cast<float>(index % (1 << kBits) - kZero); };
-    const Vec values = _mm256_setr_ps(kValue(0), kValue(1), kValue(2), kValue(3), kValue(4), kValue(5),
-                                      kValue(6), kValue(7));
-    return _mm256_permutevar8x32_ps(values, _mm256_srli_epi32(words, kShift));
-  }
+  /// u - zero of the two or three bits at a shift: permutations look at three bits of an index.
+  template <int kBits>
+  class CentredBits {
+   public:
+    explicit CentredBits(int zero) {
+      const auto value = [&](int index) { return static_cast<float>(index % (1 << kBits) - zero); };
+      values_ =
+          _mm256_setr_ps(value(0), value(1), value(2), value(3), value(4), value(5), value(6), value(7));
+    }
+    template <int kShift>
+    [[nodiscard]] Vec at(Words words) const {
+      return _mm256_permutevar8x32_ps(values_, _mm256_srli_epi32(words, kShift));
+    }
+
+   private:
+    Vec values_;
+  };
   /// Three bits of each half of a lane: the highest of it in each of three words. Others may be anything.
   static Words highest_bits(Words first, Words second, Words third) {
     const auto bit = [](Words words, int mask) { return _mm256_and_si256(words, _mm256_set1_epi32(mask)); };

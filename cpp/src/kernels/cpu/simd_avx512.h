@@ -8,6 +8,7 @@
 
 #include "adaptrt/core/compressed_panels.h"
 #include "adaptrt/core/dtype.h"
+#include "fetching.h"
 
 namespace adaptrt {
 namespace {
@@ -19,6 +20,13 @@ struct Simd {
   using Ints = __m512i;
   using Words = __m512i;
   static constexpr int kLanes = 16;
+#ifdef __AVX512BF16__
+  // AMD's CPUs run these (kernel_choice.cpp). There, a line on its way to the first level holds one of the
+  // few places that loads miss through, and memory rests while rows are multiplied.
+  static constexpr Fetching kFetching{.locality = 2, .for_one_tile = false};
+#else
+  static constexpr Fetching kFetching{};
+#endif
   struct Pair {
     Vec even;
     Vec odd;
@@ -192,15 +200,24 @@ struct Simd {
                                          2.0F, 3.0F, 4.0F, 5.0F, 6.0F, 7.0F);
     return _mm512_permutexvar_ps(_mm512_srli_epi32(words, kShift), values);
   }
-  /// u - kZero of the two or three bits at kShift: for all values of those above them that permutations look
+  /// u - zero of the two or three bits at a shift: for all values of those above them that permutations look
   /// at, the same.
-  template <int kBits, int kZero, int kShift>
-  static Vec centred_bits(Words words) {
-    constexpr auto kValue = [](int index) { return static_cast<float>(index % (1 << kBits) - kZero); };
-    const __m256 values = _mm256_setr_ps(kValue(0), kValue(1), kValue(2), kValue(3), kValue(4), kValue(5),
-                                         kValue(6), kValue(7));
-    return _mm512_permutexvar_ps(_mm512_srli_epi32(words, kShift), _mm512_broadcast_f32x8(values));
-  }
+  template <int kBits>
+  class CentredBits {
+   public:
+    explicit CentredBits(int zero) {
+      const auto value = [&](int index) { return static_cast<float>(index % (1 << kBits) - zero); };
+      values_ = _mm512_broadcast_f32x8(
+          _mm256_setr_ps(value(0), value(1), value(2), value(3), value(4), value(5), value(6), value(7)));
+    }
+    template <int kShift>
+    [[nodiscard]] Vec at(Words words) const {
+      return _mm512_permutexvar_ps(_mm512_srli_epi32(words, kShift), values_);
+    }
+
+   private:
+    Vec values_;
+  };
   /// Three bits of each half of a lane: the highest of it in each of three words. Others may be anything.
   static Words highest_bits(Words first, Words second, Words third) {
     // Of each bit: the mask's first operand where it is set, the other one elsewhere.

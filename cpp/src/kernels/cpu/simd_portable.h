@@ -7,6 +7,7 @@
 
 #include "adaptrt/core/compressed_panels.h"
 #include "adaptrt/core/dtype.h"
+#include "fetching.h"
 
 #ifdef __ARM_NEON
 #include <arm_neon.h>
@@ -22,6 +23,7 @@ struct Simd {
   using Ints = std::int32_t __attribute__((vector_size(16)));
   using Words = std::uint32_t __attribute__((vector_size(16)));
   static constexpr int kLanes = 4;
+  static constexpr Fetching kFetching{};
   /// 1.5 * 2^23: adding it rounds to an integer, in the low bits.
   static constexpr float kRounder = 12582912.0F;
   struct Pair {
@@ -182,12 +184,20 @@ struct Simd {
   static Vec centred_nibble(Words words) {
     return ints_to_floats(cast<Ints>((words >> kShift) & set_bits(15)) - Ints{8, 8, 8, 8});
   }
-  /// u - kZero of the two or three bits at kShift.
-  template <int kBits, int kZero, int kShift>
-  static Vec centred_bits(Words words) {
-    constexpr int kMask = (1 << kBits) - 1;
-    return ints_to_floats(cast<Ints>((words >> kShift) & set_bits(kMask)) - Ints{kZero, kZero, kZero, kZero});
-  }
+  /// u - zero of the two or three bits at a shift.
+  template <int kBits>
+  class CentredBits {
+   public:
+    explicit CentredBits(int zero) : zero_{zero, zero, zero, zero} {}
+    template <int kShift>
+    [[nodiscard]] Vec at(Words words) const {
+      constexpr int kMask = (1 << kBits) - 1;
+      return ints_to_floats(cast<Ints>((words >> kShift) & set_bits(kMask)) - zero_);
+    }
+
+   private:
+    Ints zero_;
+  };
   /// Three bits of each half of a lane: the highest of it in each of three words. Others may be anything.
   static Words highest_bits(Words first, Words second, Words third) {
     return (first >> 15 & set_bits(0x10001)) | (second >> 14 & set_bits(0x20002)) |

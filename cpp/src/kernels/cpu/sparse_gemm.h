@@ -105,9 +105,7 @@ void gathered_gemm(const PanelGemm& gemm, const GatheredOutputs& gathered) {
     gather_words(gathered, words, begin, end, made);
     part.a = static_cast<const A*>(gemm.a) + begin * Weights::kInterleave;
     part.k = (end - begin) * Weights::kInterleave;
-    const TileFunction multiply = begin > 0 ? streamed_tile_of<Weights, true>(gemm.rows, 0)
-                                            : streamed_tile_of<Weights, false>(gemm.rows, 0);
-    multiply(part, 0, 0, Simd::kLanes, {});
+    streamed_tile_of<Weights>(gemm.rows, 0)(part, 0, 0, Simd::kLanes, begin > 0, {});
   }
 }
 

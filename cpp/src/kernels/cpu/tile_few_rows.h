@@ -94,8 +94,9 @@ class FewInputs {
 
 /// The sums of kRows rows and kVectors vectors of columns, the last one of last_lanes columns.
 template <class Packed, int kRows, int kVectors, bool kPartial>
-void multiply_few_columns(const FewInputs& a, FewWords b, std::int64_t last_lanes, TileSums sums,
-                          StepPrefetch* prefetch) {
+void multiply_few_columns(const Packed& words_decoder, const FewInputs& a, FewWords b,
+                          std::int64_t last_lanes, TileSums sums, StepPrefetch* prefetch) {
+  const Packed decoder = words_decoder;
   constexpr int kWordInputs = 2 * Packed::kUnits;
   constexpr std::int64_t kVectorBytes = Simd::kLanes * Packed::kColumnBytes;
   // Vectors that are narrower than a cache line fetch nothing ahead.
@@ -109,8 +110,8 @@ void multiply_few_columns(const FewInputs& a, FewWords b, std::int64_t last_lane
       ADAPTRT_UNROLL
       for (int v = 0; v < kVectors; ++v) even[r][v] = odd[r][v] = Simd::zero();
     }
-    /// The word of the inputs from `first` on, `units` pairs of them.
-    const auto take = [&](std::int64_t first, int units) __attribute__((always_inline)) {
+    /// Calls take(number in the word, weights) for the pairs of inputs of the next word.
+    const auto take_word = [&](auto take) __attribute__((always_inline)) {
       typename Packed::Word words[kVectors];
       ADAPTRT_UNROLL
       for (int v = 0; v < kVectors; ++v) {
@@ -118,28 +119,44 @@ void multiply_few_columns(const FewInputs& a, FewWords b, std::int64_t last_lane
       }
       if constexpr (kLines > 0) prefetch->fetch_lines<kLines>();
       for_each_index<Packed::kUnits>([&](auto unit) __attribute__((always_inline)) {
-        if (unit() >= units) return;
         Simd::Pair columns[kVectors];
         ADAPTRT_UNROLL
-        for (int v = 0; v < kVectors; ++v) columns[v] = Packed::template decode<unit()>(words[v]);
-        ADAPTRT_UNROLL
-        for (int r = 0; r < kRows; ++r) {
-          const float* values = a.row(r) + first + 2 * unit();
-          const Simd::Vec first_value = Simd::set(values[0]);
-          const Simd::Vec second_value = Simd::set(values[1]);
-          ADAPTRT_UNROLL
-          for (int v = 0; v < kVectors; ++v) {
-            even[r][v] = Simd::fma(first_value, columns[v].even, even[r][v]);
-            odd[r][v] = Simd::fma(second_value, columns[v].odd, odd[r][v]);
-          }
-        }
+        for (int v = 0; v < kVectors; ++v) columns[v] = decoder.template decode<unit()>(words[v]);
+        take(unit(), columns);
       });
       b.data += kWordLines<Packed> * b.line;
     };
+    const auto multiply = [&](std::int64_t first, const Simd::Pair(&columns)[kVectors])
+                              __attribute__((always_inline)) {
+                                ADAPTRT_UNROLL
+                                for (int r = 0; r < kRows; ++r) {
+                                  const float* values = a.row(r) + first;
+                                  const Simd::Vec first_value = Simd::set(values[0]);
+                                  const Simd::Vec second_value = Simd::set(values[1]);
+                                  ADAPTRT_UNROLL
+                                  for (int v = 0; v < kVectors; ++v) {
+                                    even[r][v] = Simd::fma(first_value, columns[v].even, even[r][v]);
+                                    odd[r][v] = Simd::fma(second_value, columns[v].odd, odd[r][v]);
+                                  }
+                                }
+                              };
     const std::int64_t end = std::min(begin + kStepInputs, b.inputs);
     std::int64_t first = begin;
-    for (; first + kWordInputs <= end; first += kWordInputs) take(first, Packed::kUnits);
-    if (first < end) take(first, static_cast<int>((end - first + 1) / 2));
+    for (; first + kWordInputs <= end; first += kWordInputs) {
+      take_word([&](int unit, const Simd::Pair(&columns)[kVectors])
+                    __attribute__((always_inline)) { multiply(first + 2 * unit, columns); });
+    }
+    if constexpr (!kHasWholeWords<Packed>) {
+      if (first < end) {
+        // The pairs of the last word wait in memory, so that they are multiplied in a loop.
+        Simd::Pair waiting[Packed::kUnits][kVectors];
+        take_word([&](int unit, const Simd::Pair(&columns)[kVectors]) __attribute__((always_inline)) {
+          ADAPTRT_UNROLL
+          for (int v = 0; v < kVectors; ++v) waiting[unit][v] = columns[v];
+        });
+        for (int unit = 0; first < end; ++unit, first += 2) multiply(first, waiting[unit]);
+      }
+    }
     prefetch->fetch_step();
     ADAPTRT_UNROLL
     for (int r = 0; r < kRows; ++r) {
@@ -156,24 +173,26 @@ void multiply_few_columns(const FewInputs& a, FewWords b, std::int64_t last_lane
 
 /// sums [kRows, columns] = a * b, or += where they continue, for at most kPanelColumns columns.
 template <class Packed, int kRows>
-void multiply_few_panel(const FewInputs& a, FewWords b, std::int64_t columns, TileSums sums,
-                        StepPrefetch* prefetch) {
+void multiply_few_panel(const Packed& decoder, const FewInputs& a, FewWords b, std::int64_t columns,
+                        TileSums sums, StepPrefetch* prefetch) {
   constexpr std::int64_t kGroup = kTileVectors * Simd::kLanes;
   std::int64_t column = 0;
   const auto from = [&] { return FewWords{b.data + column * Packed::kColumnBytes, b.line, b.inputs}; };
   const auto to = [&] { return TileSums{sums.data + column, sums.stride, sums.continues}; };
   for (; column + kGroup <= columns; column += kGroup) {
-    multiply_few_columns<Packed, kRows, kTileVectors, false>(a, from(), Simd::kLanes, to(), prefetch);
+    multiply_few_columns<Packed, kRows, kTileVectors, false>(decoder, a, from(), Simd::kLanes, to(),
+                                                             prefetch);
   }
   for (; column < columns; column += Simd::kLanes) {
     const std::int64_t lanes = std::min<std::int64_t>(Simd::kLanes, columns - column);
-    multiply_few_columns<Packed, kRows, 1, true>(a, from(), lanes, to(), prefetch);
+    multiply_few_columns<Packed, kRows, 1, true>(decoder, a, from(), lanes, to(), prefetch);
   }
 }
 
 /// sums [rows, columns] = at most kFewRows rows * b, or += where they continue.
 template <class Packed>
-void multiply_few(FewRows rows, FewWords b, std::int64_t columns, TileSums sums, StepPrefetch* prefetch) {
+void multiply_few(const Packed& decoder, FewRows rows, FewWords b, std::int64_t columns, TileSums sums,
+                  StepPrefetch* prefetch) {
   const FlushSubnormals flush;
   for (std::int64_t begin = 0; begin < b.inputs; begin += kFewInputs) {
     const FewWords piece{b.data + begin / (2 * Packed::kUnits) * kWordLines<Packed> * b.line, b.line,
@@ -181,13 +200,13 @@ void multiply_few(FewRows rows, FewWords b, std::int64_t columns, TileSums sums,
     const FewInputs a({rows.data + begin * 2, rows.stride, rows.count}, piece.inputs);
     switch (rows.count) {
       case 1:
-        multiply_few_panel<Packed, 1>(a, piece, columns, sums, prefetch);
+        multiply_few_panel<Packed, 1>(decoder, a, piece, columns, sums, prefetch);
         break;
       case 2:
-        multiply_few_panel<Packed, 2>(a, piece, columns, sums, prefetch);
+        multiply_few_panel<Packed, 2>(decoder, a, piece, columns, sums, prefetch);
         break;
       default:
-        multiply_few_panel<Packed, kFewRows>(a, piece, columns, sums, prefetch);
+        multiply_few_panel<Packed, kFewRows>(decoder, a, piece, columns, sums, prefetch);
     }
     sums.continues = true;
   }

@@ -57,8 +57,8 @@ inline StepActivations activations_of(const Gemm& gemm) {
 inline void multiply_inputs(const StepActivations& a, std::int64_t begin, std::int64_t end, TileColumns b,
                             TileSums sums, std::int64_t rows, std::int64_t columns, StepPrefetch* prefetch) {
   if (rows <= kFewRows) {
-    multiply_few<BFloat16Pairs>({a.rows + begin * 2, a.stride, rows}, {b.data, b.line, end - begin}, columns,
-                                sums, prefetch);
+    multiply_few(BFloat16Pairs(), {a.rows + begin * 2, a.stride, rows}, {b.data, b.line, end - begin},
+                 columns, sums, prefetch);
     return;
   }
   const std::int64_t steps = steps_of(end - begin);
@@ -191,6 +191,7 @@ template <class Packed>
 void decode_steps(const QuantizedGemm& gemm, const QuantizedPanel& panel, std::int64_t begin,
                   std::int64_t end, std::byte* out) {
   constexpr std::int64_t kWordInputs = Packed::kUnits * Packed::kInterleave;
+  const auto decoder = decoder_of<Packed>(gemm.quantization);
   const std::int64_t units = (end - begin + Packed::kInterleave - 1) / Packed::kInterleave;
   const std::int64_t steps = steps_of(end - begin);
   if (gemm.width < kPanelColumns || units % kTileHeight != 0) std::memset(out, 0, steps * kStepBytes);
@@ -199,11 +200,11 @@ void decode_steps(const QuantizedGemm& gemm, const QuantizedPanel& panel, std::i
   std::int64_t column = 0;
   constexpr std::int64_t kGroup = kTileVectors * Simd::kLanes;
   for (; column + kGroup <= gemm.width; column += kGroup) {
-    expand_columns<Packed, kTileVectors>(words + column * Packed::kColumnBytes, gemm.width, units,
+    expand_columns<Packed, kTileVectors>(decoder, words + column * Packed::kColumnBytes, gemm.width, units,
                                          Simd::kLanes, out + column * kExpandedBytes, kStepLine);
   }
   for (; column < gemm.width; column += Simd::kLanes) {
-    expand_columns<Packed, 1>(words + column * Packed::kColumnBytes, gemm.width, units,
+    expand_columns<Packed, 1>(decoder, words + column * Packed::kColumnBytes, gemm.width, units,
                               std::min<std::int64_t>(Simd::kLanes, gemm.width - column),
                               out + column * kExpandedBytes, kStepLine);
   }
@@ -220,7 +221,7 @@ inline void finish_group(const QuantizedGemm& gemm, const GroupView& group, std:
     const Simd::Vec scale = load_scales(gemm.quantization, group.scales, column, lanes);
     Simd::Vec zero = Simd::zero();
     if (group.zeros != nullptr) {
-      zero = Simd::sub(Simd::load_uint8(group.zeros + column, lanes), Simd::set(float{kInt4Zero}));
+      zero = load_zeros(gemm.quantization, group.zeros, column, lanes);
     }
     for (std::int64_t r = 0; r < rows; ++r) {
       const std::int64_t row = first_row + r;
@@ -245,22 +246,26 @@ struct TilePanels {
     using Tiled = Int4BFloat16;
     using Few = Int4Pairs;
   };
-  template <int kBits, int kZero>
+  template <int kBits>
   struct Narrow {
-    using Tiled = NarrowBFloat16<kBits, kZero>;
-    using Few = NarrowPairs<kBits, kZero>;
+    using Tiled = NarrowBFloat16<kBits>;
+    using Few = NarrowPairs<kBits>;
   };
 };
 
+/// decode_steps of some Packed.
+using DecodeSteps = void (*)(const QuantizedGemm&, const QuantizedPanel&, std::int64_t begin,
+                             std::int64_t end, std::byte* out);
+
 /// A panel whose inputs all share a scale: the sums of integers wait in the output until all are there.
-template <class Packed>
-void multiply_one_group(const QuantizedGemm& gemm, const QuantizedPanel& panel, InputRange inputs) {
+inline void multiply_one_group(const QuantizedGemm& gemm, const QuantizedPanel& panel, DecodeSteps decode,
+                               InputRange inputs) {
   alignas(kCacheLine) std::byte decoded[kStretchSteps * kStepBytes];
   const StepActivations a = activations_of(gemm);
   const std::int64_t most = stretch_steps(gemm.rows) * kStepInputs;
   for (std::int64_t begin = inputs.begin; begin < inputs.end; begin += most) {
     const std::int64_t end = std::min(begin + most, inputs.end);
-    decode_steps<Packed>(gemm, panel, begin, end, decoded);
+    decode(gemm, panel, begin, end, decoded);
     StepPrefetch nothing;
     multiply_inputs(a, begin, end, {decoded, kStepLine, kStepBytes}, {gemm.out, gemm.out_stride, begin > 0},
                     gemm.rows, gemm.width, &nothing);
@@ -279,14 +284,10 @@ struct GroupRows {
 /// A panel whose groups of inputs have scales of their own. Each group has whole steps, so that their sums
 /// stay apart. Groups are decoded for all rows, those that are larger than a stretch again for each tile of
 /// rows.
-template <class Packed>
 class GroupedProduct {
  public:
-  explicit GroupedProduct(const QuantizedGemm& gemm)
-      : gemm_(gemm),
-        panel_(parts_of_panel(gemm.quantization, gemm.panel, gemm.k, gemm.width)),
-        size_(group_size_of(gemm)),
-        steps_(steps_of(size_)) {}
+  GroupedProduct(const QuantizedGemm& gemm, const QuantizedPanel& panel, DecodeSteps decode)
+      : gemm_(gemm), panel_(panel), decode_(decode), size_(group_size_of(gemm)), steps_(steps_of(size_)) {}
 
   void run(InputRange inputs) {
     const std::int64_t end = (inputs.end + size_ - 1) / size_;
@@ -305,7 +306,7 @@ class GroupedProduct {
     const auto place = [&](std::int64_t index) { return decoded_ + (index - first) * steps_ * kStepBytes; };
     for (std::int64_t index = first; index < end; ++index) {
       const GroupView group = group_of(gemm_, panel_, index);
-      decode_steps<Packed>(gemm_, panel_, group.first, group.end, place(index));
+      decode_(gemm_, panel_, group.first, group.end, place(index));
     }
     for (std::int64_t row = 0; row < gemm_.rows; row += kPackedRows) {
       const GroupRows rows{row, std::min(kPackedRows, gemm_.rows - row)};
@@ -324,7 +325,7 @@ class GroupedProduct {
       const GroupRows rows{row, std::min(kPackedRows, gemm_.rows - row)};
       for (std::int64_t begin = group.first; begin < group.end; begin += kPiece) {
         const std::int64_t end = std::min(begin + kPiece, group.end);
-        decode_steps<Packed>(gemm_, panel_, begin, end, decoded_);
+        decode_(gemm_, panel_, begin, end, decoded_);
         multiply(rows, begin, end, decoded_, begin > group.first);
       }
       finish_group(gemm_, group, index, rows.first, rows.count, sums_, kPanelColumns);
@@ -347,6 +348,7 @@ class GroupedProduct {
 
   const QuantizedGemm& gemm_;
   const QuantizedPanel panel_;
+  DecodeSteps decode_;
   std::int64_t size_;
   std::int64_t steps_;  ///< of a group
   alignas(kCacheLine) std::byte decoded_[kStretchSteps * kStepBytes];
@@ -364,9 +366,10 @@ void multiply_few_groups(const QuantizedGemm& gemm, const QuantizedPanel& panel,
       StepPrefetch::stream(words_at(inputs.begin), bytes_of(inputs.end - inputs.begin),
                            gemm.next_panel == nullptr ? kFromMemoryAhead : kFromCacheAhead, gemm.next_panel);
   const StepActivations a = activations_of(gemm);
+  const auto decoder = decoder_of<Packed>(gemm.quantization);
   const auto multiply = [&](std::int64_t begin, std::int64_t end, TileSums sums) {
-    multiply_few<Packed>({a.rows + begin * 2, a.stride, gemm.rows}, {words_at(begin), line, end - begin},
-                         gemm.width, sums, &prefetch);
+    multiply_few(decoder, {a.rows + begin * 2, a.stride, gemm.rows}, {words_at(begin), line, end - begin},
+                 gemm.width, sums, &prefetch);
   };
   if (group_count(gemm.quantization, gemm.k) == 1) {
     // Sums wait in the output until all inputs are there.
@@ -392,9 +395,9 @@ void tile_quantized_gemm_of(const QuantizedGemm& gemm) {
   if (gemm.rows <= kFewRows) {
     multiply_few_groups<typename Panel::Few>(gemm, panel, inputs);
   } else if (group_count(gemm.quantization, gemm.k) == 1) {
-    multiply_one_group<typename Panel::Tiled>(gemm, panel, inputs);
+    multiply_one_group(gemm, panel, &decode_steps<typename Panel::Tiled>, inputs);
   } else {
-    GroupedProduct<typename Panel::Tiled>(gemm).run(inputs);
+    GroupedProduct(gemm, panel, &decode_steps<typename Panel::Tiled>).run(inputs);
   }
 }
 

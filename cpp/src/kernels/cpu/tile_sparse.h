@@ -30,8 +30,8 @@ void tile_gathered_gemm(const PanelGemm& gemm, const GatheredOutputs& gathered) 
   for (std::int64_t begin = 0; begin < gemm.k; begin += kPartInputs) {
     const std::int64_t end = std::min(begin + kPartInputs, gemm.k);
     gather_words(gathered, words, begin / 2, end / 2, made);
-    multiply_few<BFloat16Pairs>({a.rows + begin * 2, a.stride, gemm.rows}, {made, kStepLine, end - begin},
-                                kPanelColumns, {gemm.out, gemm.out_stride, begin > 0}, &nothing);
+    multiply_few(BFloat16Pairs(), {a.rows + begin * 2, a.stride, gemm.rows}, {made, kStepLine, end - begin},
+                 kPanelColumns, {gemm.out, gemm.out_stride, begin > 0}, &nothing);
   }
 }
 

@@ -27,6 +27,7 @@ QUANTIZATIONS = {
     "int8": QuantConfig(quant_algo=QuantAlgo.W8A16),
     "int4": QuantConfig(quant_algo=QuantAlgo.W4A16, group_size=32, has_zero_point=True),
     "int4 of outputs": QuantConfig(quant_algo=QuantAlgo.W4A16),
+    "int8 with zero points": QuantConfig(quant_algo=QuantAlgo.W8A16, has_zero_point=True),
 }
 
 
@@ -43,6 +44,11 @@ def directory(tmp_path: Path) -> Path:
         "plain": plain,
         "compressed": plain,
         "int8": {WEIGHT: int8, f"{prefix}per_channel_scale": scales[:, 0].clone()},
+        "int8 with zero points": {
+            WEIGHT: int8,
+            f"{prefix}per_channel_scale": scales[:, 0].clone(),
+            f"{prefix}zero": torch.from_numpy(rng.integers(-128, 128, ROWS, np.int8)),
+        },
         "int4": {
             WEIGHT: int4,
             f"{prefix}weights_scaling_factor": scales.to(torch.bfloat16),

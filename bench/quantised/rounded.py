@@ -1,0 +1,120 @@
+"""A checkpoint's linear layers rounded to any form that an engine keeps, by themselves, as they are read."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from adaptrt._core import LLM_INT8_FACTOR, DType, QuantAlgo, WeightCode, code_table, dtype_name
+from adaptrt.builder.checkpoint.casting import Array, to_float32
+from adaptrt.builder.checkpoint.quantization import QuantConfig
+from adaptrt.builder.checkpoint.quantizer import QuantizationError, QuantizedRows
+from adaptrt.builder.checkpoint.rank_tensors import PlainTensors
+from adaptrt.builder.checkpoint.tensor_names import EMBEDDING, LM_HEAD, LM_HEAD_MODULE
+from adaptrt.builder.conversion.checkpoint import Checkpoint
+
+Floats = npt.NDArray[np.float32]
+
+_LARGEST: Final = {WeightCode.NF4: 1.0, WeightCode.E4M3: 448.0, WeightCode.LLM_INT8: 1.0}
+_E2M1_EXPONENT: Final = 2
+"""Of 4, the greatest power of two among its numbers."""
+
+
+def rounded(checkpoint: Checkpoint, how: QuantConfig) -> Checkpoint:
+    """The checkpoint with its layers but lm_head as `how` has them; what AdaptRT itself rounds to is made by it."""
+    if how.can_be_made:
+        return checkpoint.quantized(how)
+    (tensors,) = checkpoint.ranks
+    config = replace(checkpoint.config, quantization=replace(how, exclude_modules=(LM_HEAD_MODULE,)))
+    lm_head = EMBEDDING if checkpoint.config.lm_head_is_embedding else LM_HEAD
+    # One more kind of RankTensors.
+    return replace(checkpoint, config=config, ranks=(RoundedTensors(tensors, how, lm_head),))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class RoundedTensors:
+    """RankTensors of others that are not quantised."""
+
+    source: PlainTensors
+    how: QuantConfig
+    lm_head_source: str
+    errors: tuple[QuantizationError, ...] = ()
+
+    def rows(self, name: str, rows: range, step: int | None = None) -> Iterator[Array]:
+        """As PlainTensors.rows."""
+        return self.source.rows(self.lm_head_source if name == LM_HEAD else name, rows, step)
+
+    def quantized_rows(self, name: str, rows: range, step: int | None = None) -> Iterator[QuantizedRows]:
+        """As RankTensors.quantized_rows."""
+        for piece in self.source.rows(name, rows, step):
+            values = to_float32(piece)
+            yield round_rows(values[:, self._order(name, values.shape[1])] if self.how.reordered else values, self.how)
+
+    def input_orders(self, name: str) -> Array:
+        """As RankTensors.input_orders: any order will do for speed."""
+        piece = next(self.source.rows(name, range(1)))
+        parts = 3 if name.endswith("qkv.weight") else 1
+        return np.tile(self._order(name, piece.shape[1]), (parts, 1))
+
+    def _order(self, name: str, inputs: int) -> Array:
+        return np.random.default_rng(zlib.crc32(name.encode())).permutation(inputs).astype(np.int32)
+
+
+def round_rows(values: Floats, how: QuantConfig) -> QuantizedRows:
+    """float32 [rows, in] to the nearest that the scales allow, which reach to each group's greatest magnitude."""
+    inputs = values.shape[1]
+    groups = values.reshape(len(values), -1, how.group_size or inputs)
+    greatest = np.abs(groups).max(axis=2, keepdims=True) + np.float32(1e-12)
+    stored, scales, zeros = _scales(groups, greatest, how)
+    quotients = (groups / scales).reshape(values.shape)
+    if how.code is WeightCode.E4M3:
+        return QuantizedRows(quotients.clip(-448, 448).astype(ml_dtypes.float8_e4m3fn), stored[:, :, 0], None)
+    if how.code is WeightCode.LLM_INT8:
+        return QuantizedRows(np.rint(quotients / np.float32(LLM_INT8_FACTOR)).astype(np.int8), stored[:, :, 0], None)
+    if how.is_coded:
+        return QuantizedRows(_pairs(_nearest(quotients, how.code)), stored[:, :, 0], None)
+    if how.quant_algo is QuantAlgo.W8A16:
+        integers = np.rint(quotients.reshape(groups.shape)) + (0 if zeros is None else zeros)
+        flat = integers.clip(-128, 127).astype(np.int8).reshape(values.shape)
+        return QuantizedRows(flat, stored[:, :, 0], None if zeros is None else zeros[:, :, 0].astype(np.int8))
+    limit = 1 << (how.bits - 1)
+    integers = np.rint(quotients).clip(-limit, limit - 1).astype(np.int8).view(np.uint8) & np.uint8(15)
+    return QuantizedRows(_pairs(integers), stored[:, :, 0], None)
+
+
+def _scales(groups: Floats, greatest: Floats, how: QuantConfig) -> tuple[Array, Floats, Floats | None]:
+    """The scales in their type and in float32, and zero points; [rows, groups, 1]."""
+    zeros = None
+    if how.code is WeightCode.E2M1:
+        made = np.exp2(np.floor(np.log2(greatest)) - _E2M1_EXPONENT)
+    elif how.is_coded:
+        made = greatest / np.float32(_LARGEST[how.code])
+    elif how.has_zero_point:
+        low, high = groups.min(axis=2, keepdims=True), groups.max(axis=2, keepdims=True)
+        made = (high - low) / np.float32(255) + np.float32(1e-12)
+        zeros = np.rint(-low / made).clip(0, 255) - 128
+    else:
+        bits = 8 if how.quant_algo is QuantAlgo.W8A16 else how.bits
+        made = greatest / np.float32(2 ** (bits - 1) - 0.5)
+    dtype = dtype_name(how.scale_dtype if how.has_typed_scales else DType.FLOAT32)
+    stored = made.astype(dtype)
+    return stored, to_float32(stored), zeros
+
+
+def _nearest(quotients: Floats, code: WeightCode) -> npt.NDArray[np.uint8]:
+    """The places in a code's table of the numbers that are nearest."""
+    table = code_table(code)
+    order = np.argsort(table, kind="stable")
+    middles = (table[order][1:] + table[order][:-1]) / 2
+    return order.astype(np.uint8)[np.searchsorted(middles, quotients)]
+
+
+def _pairs(numbers: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    paired: npt.NDArray[np.uint8] = numbers[:, 0::2] | (numbers[:, 1::2] << 4)
+    return paired

@@ -1,0 +1,26 @@
+#include ADAPTRT_SIMD
+// The order matters: what follows is written in terms of the instruction set above.
+#include "coded_gemm.h"
+#include "compressed_gemm.h"
+#include "families.h"
+#include "gemm.h"
+#include "sparse_gemm.h"
+
+namespace adaptrt {
+
+/// Products of bfloat16.
+void ADAPTRT_KERNEL_SET::put_bfloat16_gemm(KernelTable* table) {
+  constexpr auto kType = static_cast<std::size_t>(DType::kBFloat16);
+  table->gemm[kType] = &gemm_panel<BFloat16Weights>;
+  table->compressed_gemm = compressed_gemm_of<BFloat16Weights>();
+  table->compressed_rows = kCanStream<BFloat16Weights> ? kStreamRows : 0;
+  table->expand_compressed = &expand_compressed;
+  table->coded_gemm[kType] = coded_gemm_of<CodedBFloat16>();
+  table->coded_rows[kType] = coded_rows_of<CodedBFloat16>();
+  table->expand_coded[kType] = &expand_coded<CodedBFloat16>;
+  table->gathered_gemm[kType] = gathered_gemm_of<BFloat16Weights>();
+  table->sparse_gemm[kType] = &sparse_gemm<BFloat16Weights>;
+  table->sparse_rows[kType] = kSparseRows;
+}
+
+}  // namespace adaptrt

@@ -1,0 +1,15 @@
+#include ADAPTRT_SIMD
+// The order matters: what follows is written in terms of the instruction set above.
+#include "families.h"
+#include "quantized_gemm.h"
+
+namespace adaptrt {
+
+/// Products of bfloat16 activations with integers.
+void ADAPTRT_KERNEL_SET::put_bfloat16_quantized(KernelTable* table) {
+  constexpr auto kType = static_cast<std::size_t>(DType::kBFloat16);
+  table->quantized_gemm[kType] = &quantized_gemm<BFloat16Weights>;
+  table->expand_panel[kType] = &expand_panel<BFloat16Weights>;
+}
+
+}  // namespace adaptrt

@@ -1,0 +1,14 @@
+#include ADAPTRT_SIMD
+// The order matters: what follows is written in terms of the instruction set above.
+#include "attention.h"
+#include "families.h"
+
+namespace adaptrt {
+
+/// Attention to keys and values of float32 and of float16.
+void ADAPTRT_KERNEL_SET::put_float_attention(KernelTable* table) {
+  table->attend[static_cast<std::size_t>(DType::kFloat32)] = &attend<Float32Weights>;
+  table->attend[static_cast<std::size_t>(DType::kFloat16)] = &attend<Float16Weights>;
+}
+
+}  // namespace adaptrt

@@ -1,0 +1,14 @@
+#include ADAPTRT_SIMD
+// The order matters: what follows is written in terms of the instruction set above.
+#include "families.h"
+#include "int8_gemm.h"
+
+namespace adaptrt {
+
+/// Products of integers.
+void ADAPTRT_KERNEL_SET::put_int8(KernelTable* table) {
+  table->int8_gemm = &int8_gemm;
+  table->quantize_row = &quantize_row;
+}
+
+}  // namespace adaptrt

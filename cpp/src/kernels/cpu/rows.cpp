@@ -1,0 +1,31 @@
+#include ADAPTRT_SIMD
+// The order matters: what follows is written in terms of the instruction set above.
+#include "activations.h"
+#include "elementwise.h"
+#include "families.h"
+
+namespace adaptrt {
+
+/// What goes over the elements of rows.
+void ADAPTRT_KERNEL_SET::put_rows(KernelTable* table) {
+  table->rms_norm = &rms_norm;
+  table->layer_norm = &layer_norm;
+  table->add = &add;
+  table->multiply = &multiply;
+  table->add_up_rows = &add_up_rows;
+  table->scale_and_store = &scale_and_store;
+  table->rotate_heads = &rotate_heads;
+  table->store_bfloat16_pairs = &store_bfloat16_pairs;
+  table->are_finite = &are_finite;
+  table->exp = &exp_array;
+  table->softcap = &softcap;
+  table->silu = &activate<Silu>;
+  table->gelu = &activate<Gelu>;
+  table->gelu_tanh = &activate<GeluTanh>;
+  table->relu = &activate<Relu>;
+  table->relu_mul = &relu_mul<false>;
+  table->relu_mul_relu = &relu_mul<true>;
+  table->clamped_silu_mul = &clamped_silu_mul;
+}
+
+}  // namespace adaptrt
