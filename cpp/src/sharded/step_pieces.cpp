@@ -40,10 +40,7 @@ StepPiece::StepPiece(const StepInput& step, std::int32_t begin, std::int32_t end
     views_.encoder_lengths = step.encoder_lengths.subspan(first, count);
     views_.cross_block_tables = step.cross_block_tables.subspan(first * cross_blocks, count * cross_blocks);
   }
-  if (begin > 0) {
-    views_.copies_from = views_.copies_to = {};
-    views_.encoder = {};
-  }
+  if (begin > 0) views_.copies_from = views_.copies_to = {};
   logit_rows_ = rows_within(step.logit_rows, begin, end);
   hidden_rows_ = rows_within(step.hidden_rows, begin, end);
 }

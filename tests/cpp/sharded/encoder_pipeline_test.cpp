@@ -161,6 +161,11 @@ BOOST_AUTO_TEST_CASE(stages_that_do_not_fit_are_found) {
   Program program = model.program;
   program.encoder.push_back(BroadcastOp{program.encoder_output});
   BOOST_TEST(!program.validate().empty());
+  const EncoderDecoder adapted(2, DType::kFloat32, 4);
+  program = adapted.stage(1);
+  BOOST_TEST(program.validate().empty());
+  program.lora.num_encoder_layers = 1;  // the stage's
+  BOOST_TEST(!program.validate().empty());
 }
 
 BOOST_AUTO_TEST_SUITE_END()

@@ -139,7 +139,7 @@ def test_a_classifier_and_an_embedding_read_the_last_stage(tmp_path: Path) -> No
         convert_checkpoint(model, checkpoint, pp_size=pp_size)
         build(checkpoint, encoders.BUILD, engine)
         with adaptrt.LLM(engine, tokenizer=model) as llm:
-            rows = llm.embed(texts, pooling_type=adaptrt.PoolingType.MEAN)
+            rows = llm.embed(texts, pooling_type=adaptrt.PoolingType.MEAN, normalize=True)
             found.append([*(result.probs for result in llm.classify(texts)), *rows])
     assert len(found[0]) == 2 * len(texts)
     assert [row.tobytes() for row in found[0]] == [row.tobytes() for row in found[1]]

@@ -19,7 +19,8 @@ from .pooled import hidden_states, load_bare, save_pooled_adapter
 
 ADAPTERS: dict[str, dict[str, Any]] = {
     "lora": cut_models.ADAPTERS["lora"],
-    "rslora": {"r": 16, "use_rslora": True},
+    # No stronger than the others, whose scale is 2: T5's scores are not scaled, and make more of every difference.
+    "rslora": {"r": 16, "lora_alpha": 8, "use_rslora": True},
     "dora": cut_models.ADAPTERS["dora"],
 }
 # Sizes that four ranks can divide, and that are odd for panels; layers that two and four stages can.
@@ -103,7 +104,9 @@ class CutEncoderDecoder(CutEncoder):
     """The same of a model whose encoder has a decoder behind it."""
 
     model_type = "ENCODER_DECODER"
-    config = dataclasses.replace(CONFIG, max_num_tokens=MOST_TOKENS, max_seq_len=64, max_encoder_input_len=48)
+    config = dataclasses.replace(
+        CONFIG, max_num_tokens=MOST_TOKENS, max_seq_len=64, max_encoder_input_len=48, max_beam_width=2
+    )
 
     def kind_of(self, name: str) -> Any:
         kind = encoder_decoders.MODELS[name]

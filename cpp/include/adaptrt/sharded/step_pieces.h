@@ -13,8 +13,8 @@ namespace adaptrt {
 /// KV pool by then, or in its piece.
 class StepPiece {
  public:
-  /// Tokens [begin, end) of `step`, of which it is a view. The first one has the copies of KV blocks, and all
-  /// encoder inputs.
+  /// Tokens [begin, end) of `step`, of which it is a view. The first one has the copies of KV blocks; where
+  /// there are encoder inputs, it is all of the step.
   StepPiece(const StepInput& step, std::int32_t begin, std::int32_t end);
 
   [[nodiscard]] StepInput input() const;
