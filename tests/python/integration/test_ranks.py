@@ -52,7 +52,9 @@ LONG = 600
 
 @pytest.fixture(scope="module")
 def wide_model(tmp_path_factory) -> Cut:
-    return Cut("granite", tmp_path_factory.mktemp("wide"), num_hidden_layers=2, hidden_size=256)
+    return Cut(
+        "granite", tmp_path_factory.mktemp("wide"), num_hidden_layers=2, hidden_size=256, max_position_embeddings=1024
+    )
 
 
 @pytest.fixture(scope="module")
