@@ -395,7 +395,7 @@ def test_the_bench_starts_its_workers(
         assert row["work_bytes"] is None
     missing = ["--lora_dir", str(tmp_path / "none")]
     assert command_line(["bench", str(engine), *load, *missing]) == 2
-    assert not workers_of(engine)
+    assert workers_of(engine) == others
 
 
 def test_a_server_and_an_llm_start_their_workers(demo_engine: Path) -> None:
