@@ -40,6 +40,25 @@ bool spin_until(const Done& done) {
   return false;
 }
 
+/// When a worker lets others have its core: kOfferInterval after it last did, or slept.
+class CoreOffers {
+ public:
+  [[nodiscard]] bool is_due() const { return Clock::now() - last_ >= kOfferInterval; }
+  void make_if_due() {
+    if (!is_due()) return;
+    std::this_thread::yield();
+    restart();
+  }
+  void restart() { last_ = Clock::now(); }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point last_ = Clock::now();
+};
+
+/// No chunk.
+constexpr std::int64_t kNone = -1;
+
 }  // namespace
 
 // A loop is published in one word, the ticket: the loop's number in the high half, the chunks that nobody has
@@ -80,8 +99,10 @@ class ThreadPool::Impl {
     grain = std::max(grain, count / std::numeric_limits<std::int32_t>::max() + 1);
     const std::int64_t chunks = (count + grain - 1) / grain;
     if (chunks == 1 || workers_.empty()) {
-      for (std::int64_t begin = 0; begin < count; begin += grain)
-        call(body, begin, std::min(begin + grain, count), 0);
+      for (std::int64_t begin = 0; begin < count; begin += grain) {
+        const std::int64_t end = std::min(begin + grain, count);
+        call(body, {begin, end, end}, 0);
+      }
       return;
     }
     body_ = &body;
@@ -100,7 +121,7 @@ class ThreadPool::Impl {
       wake_.notify_all();
     }
     // This thread keeps its core: without it nothing goes on.
-    claim_chunks(0, [] {});
+    claim_chunks(0, nullptr);
     const auto done = [this] { return pending_.load(std::memory_order_acquire) == 0; };
     if (!spin_until(done)) {
       std::unique_lock lock(mutex_);
@@ -130,40 +151,52 @@ class ThreadPool::Impl {
     double seconds = 0.0;
   };
 
-  void call(const Body& body, std::int64_t begin, std::int64_t end, int thread) {
+  void call(const Body& body, const Chunk& chunk, int thread) {
     if (busy_times_.empty()) {
-      body(begin, end, thread);
+      body(chunk, thread);
       return;
     }
     const auto start = std::chrono::steady_clock::now();
-    body(begin, end, thread);
+    body(chunk, thread);
     busy_times_[static_cast<std::size_t>(thread)].seconds +=
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   }
 
   static std::uint32_t unclaimed(std::uint64_t ticket) { return static_cast<std::uint32_t>(ticket); }
 
-  /// `before_claim` is called whenever this thread has no chunk.
-  template <class BeforeClaim>
-  void claim_chunks(int thread, const BeforeClaim& before_claim) {
-    before_claim();
+  /// A chunk that nobody has claimed, or kNone.
+  std::int64_t claim() {
     std::uint64_t ticket = ticket_.load(std::memory_order_acquire);
     while (unclaimed(ticket) > 0) {
-      if (!ticket_.compare_exchange_weak(ticket, ticket - 1, std::memory_order_acq_rel,
-                                         std::memory_order_acquire)) {
-        continue;
+      if (ticket_.compare_exchange_weak(ticket, ticket - 1, std::memory_order_acq_rel,
+                                        std::memory_order_acquire)) {
+        return chunks_ - static_cast<std::int64_t>(unclaimed(ticket));
       }
-      run_chunk(chunks_ - static_cast<std::int64_t>(unclaimed(ticket)), thread);
-      before_claim();
-      ticket = ticket_.load(std::memory_order_acquire);
+    }
+    return kNone;
+  }
+
+  /// `offers` is nullptr for a thread that keeps its core.
+  void claim_chunks(int thread, CoreOffers* offers) {
+    const auto claim_first = [&] {
+      if (offers != nullptr) offers->make_if_due();
+      return claim();
+    };
+    for (std::int64_t chunk = claim_first(); chunk != kNone;) {
+      // A thread that is about to offer its core must not hold a chunk meanwhile.
+      const bool holds_next = body_->looks_ahead() && (offers == nullptr || !offers->is_due());
+      const std::int64_t next = holds_next ? claim() : kNone;
+      run_chunk(chunk, next, thread);
+      chunk = next != kNone ? next : claim_first();
     }
   }
 
-  void run_chunk(std::int64_t chunk, int thread) {
+  void run_chunk(std::int64_t chunk, std::int64_t next, int thread) {
     if (!failed_.load(std::memory_order_relaxed)) {
       try {
         const std::int64_t begin = chunk * grain_;
-        call(*body_, begin, std::min(begin + grain_, count_), thread);
+        const std::int64_t behind = next == kNone ? count_ : next * grain_;
+        call(*body_, {begin, std::min(begin + grain_, count_), behind}, thread);
       } catch (...) {
         const std::lock_guard lock(mutex_);
         if (!error_) error_ = std::current_exception();
@@ -179,13 +212,7 @@ class ThreadPool::Impl {
   }
 
   void work(int thread) {
-    using Clock = std::chrono::steady_clock;
-    auto offered = Clock::now();
-    const auto offer_core = [&] {
-      if (Clock::now() - offered < kOfferInterval) return;
-      std::this_thread::yield();
-      offered = Clock::now();
-    };
+    CoreOffers offers;
     while (true) {
       const auto called = [this] {
         return unclaimed(ticket_.load(std::memory_order_relaxed)) > 0 ||
@@ -196,10 +223,10 @@ class ThreadPool::Impl {
         sleepers_.fetch_add(1);
         wake_.wait(lock, [this] { return unclaimed(ticket_.load()) > 0 || stopping_.load(); });
         sleepers_.fetch_sub(1);
-        offered = Clock::now();
+        offers.restart();
       }
       if (stopping_.load(std::memory_order_relaxed)) return;
-      claim_chunks(thread, offer_core);
+      claim_chunks(thread, &offers);
     }
   }
 

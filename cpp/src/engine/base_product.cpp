@@ -72,14 +72,21 @@ Tiling tiling_of(const Program& program, const KernelTable& kernels, DType activ
           .whole_bytes = kernels.whole_bytes,
           .part_bytes = kernels.part_bytes,
           .part_multiple = std::lcm(kLeastInputs, std::max<std::int64_t>(1, quantization.group_size)),
-          .activation_bytes = quantization.algo == QuantAlgo::kW8A8 ? 1 : 2};
+          .activation_bytes = quantization.algo == QuantAlgo::kW8A8 ? 1 : 2,
+          .panel_input_bytes = kPanelColumns * (quantization.algo == QuantAlgo::kNone ? 2 : 1)};
 }
 
 }  // namespace
 
 std::int64_t Tiling::inputs_of_part(std::int64_t rows, std::int64_t width) const {
-  if (!takes_parts || rows * width * activation_bytes <= whole_bytes) return width;
-  const std::int64_t inputs = part_bytes / (rows * activation_bytes) / part_multiple * part_multiple;
+  // Few rows read a panel as it comes from memory. With more, two panels are in the cache as well: the one
+  // that is multiplied, and the next, which is fetched meanwhile.
+  constexpr std::int64_t kFewRows = 16;
+  constexpr std::int64_t kPanelShare = 4;
+  const std::int64_t bytes =
+      std::max(rows * activation_bytes, rows > kFewRows ? kPanelShare * panel_input_bytes : 0);
+  if (!takes_parts || bytes * width <= whole_bytes) return width;
+  const std::int64_t inputs = part_bytes / bytes / part_multiple * part_multiple;
   return std::min(std::max(inputs, part_multiple), width);
 }
 

@@ -29,6 +29,8 @@ struct Tiling {
   std::int64_t part_multiple = 1;
   /// Bytes of an activation, as it is multiplied.
   std::int64_t activation_bytes = 1;
+  /// Bytes of an input's weights in a panel, at most.
+  std::int64_t panel_input_bytes = 0;
 
   /// Of a tile's sums.
   [[nodiscard]] std::int64_t tile_floats() const { return block_rows * kPanelColumns; }

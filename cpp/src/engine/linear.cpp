@@ -134,16 +134,24 @@ class Linear {
     ends.clear();
     std::int64_t tasks = 0;
     for (const RowGroup& group : groups) ends.push_back(tasks += units_ * blocks_of(group));
-    const auto body = [&](std::int64_t begin, std::int64_t end, int thread) {
+    const auto group_of = [&](std::int64_t task) {
+      return static_cast<std::size_t>(std::ranges::upper_bound(ends, task) - ends.begin());
+    };
+    const auto begin_of = [&](std::size_t group) { return group == 0 ? 0 : ends[group - 1]; };
+    const auto first_panel_of = [&](std::int64_t task) -> const std::byte* {
+      if (task == tasks) return nullptr;
+      const std::size_t group = group_of(task);
+      const std::int64_t unit = (task - begin_of(group)) / blocks_of(groups[group]);
+      return panel_data(first_place_of(unit, groups[group].first_part));
+    };
+    const auto body = [&](const ThreadPool::Chunk& chunk, int thread) {
       ExpandedPanels expanded;
-      auto group = static_cast<std::size_t>(std::ranges::upper_bound(ends, begin) - ends.begin());
-      for (std::int64_t task = begin; task < end; ++group) {
-        const std::int64_t first = group == 0 ? 0 : ends[group - 1];
-        const std::int64_t last = std::min(end, ends[group]);
-        const bool more = last < end;
+      std::size_t group = group_of(chunk.begin);
+      for (std::int64_t task = chunk.begin; task < chunk.end; ++group) {
+        const std::int64_t first = begin_of(group);
+        const std::int64_t last = std::min(chunk.end, ends[group]);
         multiply_group(groups[group], {task - first, last - first},
-                       more ? panel_data(first_place_of(0, groups[group + 1].first_part)) : nullptr, thread,
-                       &expanded);
+                       first_panel_of(last < chunk.end ? last : chunk.next), thread, &expanded);
         task = last;
       }
       if (thread == 0 && work_.sum != nullptr) work_.sum->go_on();
@@ -151,12 +159,12 @@ class Linear {
     step_.threads.parallel_for(tasks, grain_of(groups, tasks), body);
   }
 
-  /// The tasks [range.begin, range.end) of one group; `next_group` is what comes after them.
-  void multiply_group(const RowGroup& group, RowRange range, const std::byte* next_group, int thread,
+  /// The tasks [range.begin, range.end) of one group; `behind` is the panel that the thread takes after them.
+  void multiply_group(const RowGroup& group, RowRange range, const std::byte* behind, int thread,
                       ExpandedPanels* expanded) const {
     const std::int64_t blocks = blocks_of(group);
     const std::int64_t block_rows = rows_of_blocks(group);
-    const std::int64_t part_inputs = tiling_.inputs_of_part(group.rows.count(), work_.input.width);
+    const std::int64_t part_inputs = inputs_of_part(group.rows.count());
     const bool in_parts = part_inputs < work_.input.width;  // of one block of rows
     const std::int64_t together = in_parts ? tiles_together() : 1;
     for (std::int64_t task = range.begin; task < range.end; task += together) {
@@ -167,19 +175,23 @@ class Linear {
                       .expanded = expanded,
                       .is_only_block = blocks == 1};
       if (in_parts) {
-        multiply_in_parts({task, std::min(task + together, range.end)}, range.end, part_inputs, tile);
+        multiply_in_parts({task, std::min(task + together, range.end)}, range.end, behind, part_inputs, tile);
         continue;
       }
       const std::int64_t unit = task / blocks;
       const bool leaves_unit = (task + 1) % blocks == 0;
       const std::byte* next = nullptr;
       if (task + 1 == range.end) {
-        next = next_group;
+        next = behind;
       } else if (leaves_unit) {
         next = panel_data(first_place_of(unit + 1, group.first_part));
       }
       multiply_unit(unit, leaves_unit && task + 1 < range.end, next, tile);
     }
+  }
+
+  [[nodiscard]] std::int64_t inputs_of_part(std::int64_t rows) const {
+    return tiling_.inputs_of_part(rows, work_.input.width);
   }
 
   /// Units that a thread takes together, where it takes them in parts.
@@ -188,7 +200,7 @@ class Linear {
   /// Tasks that a thread claims at once: enough work to be worth it, whole units where there are plenty, and
   /// a small part of its share, which is what the others may have to wait for in the end.
   [[nodiscard]] std::int64_t grain_of(std::span<const RowGroup> groups, std::int64_t tasks) const {
-    constexpr std::int64_t kChunksPerThread = 16;
+    constexpr std::int64_t kChunksPerThread = 32;
     const std::int64_t threads = step_.threads.num_threads();
     const std::int64_t rows = groups.back().rows.end - groups.front().rows.begin;
     const std::int64_t rows_of_task =
@@ -199,7 +211,7 @@ class Linear {
     const std::int64_t share = units_ / (threads * kChunksPerThread);
     const std::int64_t blocks = blocks_of(groups.front());
     const std::int64_t grain = std::max(least, share > 0 ? share * blocks : 1);
-    const std::int64_t part_inputs = tiling_.inputs_of_part(rows, work_.input.width);
+    const std::int64_t part_inputs = inputs_of_part(rows);
     const std::int64_t together = part_inputs < work_.input.width ? tiles_together() : 1;
     return units_ >= 2 * threads * together ? std::max(grain, together) : grain;
   }
@@ -239,9 +251,9 @@ class Linear {
     std::int64_t end;
   };
 
-  /// Units that are taken together, of those up to `end` that the thread takes.
-  void multiply_in_parts(UnitRange units, std::int64_t end, std::int64_t part_inputs,
-                         const Tile& tile) const {
+  /// Units that are taken together, of those up to `end` that the thread takes; `last_next` comes after them.
+  void multiply_in_parts(UnitRange units, std::int64_t end, const std::byte* last_next,
+                         std::int64_t part_inputs, const Tile& tile) const {
     const std::int64_t tiles = is_gated() ? 2 : 1;
     const std::int64_t count = (units.end - units.begin) * tiles;
     const std::int64_t width = work_.input.width;
@@ -256,7 +268,7 @@ class Linear {
       const InputRange behind = is_last ? InputRange{0, part_inputs}
                                         : InputRange{inputs.end, std::min(inputs.end + part_inputs, width)};
       for (std::int64_t index = 0; index < count; ++index) {
-        const std::byte* next = nullptr;
+        const std::byte* next = last_next;
         if (index + 1 < count) {
           next = inputs_data(place(index + 1), inputs);
         } else if (!is_last || units.end < end) {

@@ -23,29 +23,51 @@ class ThreadPool {
 
   [[nodiscard]] int num_threads() const;
 
-  /// A callable that outlives the loop, by reference: body(begin, end, thread).
+  /// Some of a loop: [begin, end). `next` is where the chunk begins that the same thread has next, if a body
+  /// looks ahead and there is one; otherwise it is the loop's end.
+  struct Chunk {
+    std::int64_t begin;
+    std::int64_t end;
+    std::int64_t next;
+  };
+
+  /// A callable that outlives the loop, by reference: body(begin, end, thread), or body(chunk, thread) of one
+  /// that looks ahead.
   class Body {
    public:
     template <class Callable>
       requires(!std::is_same_v<Callable, Body>)
     Body(const Callable& callable)  // NOLINT(google-explicit-constructor): made at the call of parallel_for
-        : callable_(&callable),
-          call_([](const void* object, std::int64_t begin, std::int64_t end, int thread) {
-            (*static_cast<const Callable*>(object))(begin, end, thread);
-          }) {}
-    void operator()(std::int64_t begin, std::int64_t end, int thread) const {
-      call_(callable_, begin, end, thread);
-    }
+        : callable_(&callable), call_(&call<Callable>), looks_ahead_(kTakesChunk<Callable>) {}
+    void operator()(const Chunk& chunk, int thread) const { call_(callable_, chunk, thread); }
+
+    [[nodiscard]] bool looks_ahead() const { return looks_ahead_; }
 
    private:
+    template <class Callable>
+    static constexpr bool kTakesChunk = std::is_invocable_v<const Callable&, const Chunk&, int>;
+
+    template <class Callable>
+    static void call(const void* object, const Chunk& chunk, int thread) {
+      const auto& callable = *static_cast<const Callable*>(object);
+      if constexpr (kTakesChunk<Callable>) {
+        callable(chunk, thread);
+      } else {
+        callable(chunk.begin, chunk.end, thread);
+      }
+    }
+
     const void* callable_;
-    void (*call_)(const void*, std::int64_t, std::int64_t, int);
+    void (*call_)(const void*, const Chunk&, int);
+    bool looks_ahead_;
   };
 
-  /// Calls body(begin, end, thread) on chunks of at most `grain` until [0, count) is covered, thread in
-  /// [0, num_threads()), and returns when all have returned. A single chunk runs in the calling thread at
-  /// once. The first exception that a body throws is rethrown here; chunks that were not claimed by then are
-  /// left out.
+  /// Calls `body` on chunks of at most `grain` until [0, count) is covered, thread in [0, num_threads()), and
+  /// returns when all have returned. A single chunk runs in the calling thread at once. The first exception
+  /// that a body throws is rethrown here; chunks that were not begun by then are left out.
+  ///
+  /// For a body that looks ahead a thread claims a chunk before it begins the one before, so that its memory
+  /// can be fetched meanwhile; the loop waits for up to two chunks of a thread at its end.
   void parallel_for(std::int64_t count, std::int64_t grain, const Body& body);
 
   /// From now on adds up the time that each thread spends in bodies. To be called between loops.

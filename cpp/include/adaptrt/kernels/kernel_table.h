@@ -183,9 +183,9 @@ struct KernelTable {
 
   /// Rows of bfloat16 activations that a panel is multiplied by at once.
   std::int64_t block_rows;
-  /// Bytes of activations that stay in the cache while one panel after the other is multiplied. Longer inputs
-  /// are taken in parts of part_bytes, beside which the sums of several panels have room. 0: these kernels
-  /// take no parts.
+  /// Bytes of activations that stay in the cache while one panel after the other is multiplied; of a panel a
+  /// quarter. Longer inputs are taken in parts of part_bytes, of a panel a quarter, beside which the sums of
+  /// several panels have room. 0: these kernels take no parts.
   std::int64_t whole_bytes;
   std::int64_t part_bytes;
   /// Copies `count` rows of bfloat16, `bytes` long and `stride` bytes apart, into PackedSteps for

@@ -12,7 +12,8 @@
 namespace adaptrt {
 namespace {
 
-/// A tile of sums and the activations of a part of k fit in the second-level cache.
+/// A tile of sums, the activations of a part of k and two panels' weights of it fit in the second-level
+/// cache.
 inline constexpr std::int64_t kTiledRows = 512;
 inline constexpr std::int64_t kWholeBytes = 1024 * 1024;
 inline constexpr std::int64_t kPartBytes = 512 * 1024;

@@ -88,7 +88,7 @@ inline StepPrefetch prefetch_of(const PanelGemm& gemm, const std::byte* begin, s
   if (gemm.rows <= kFewRows) {
     return StepPrefetch::stream(begin, bytes, next == nullptr ? kFromMemoryAhead : kFromCacheAhead, next);
   }
-  if (gemm.rows <= kPackedRows) return StepPrefetch::stream(begin, bytes, kFromMemoryAhead, nullptr);
+  if (gemm.rows <= kTileHeight) return StepPrefetch::stream(begin, bytes, kFromMemoryAhead, nullptr);
   return StepPrefetch::spread(next, bytes, steps);
 }
 

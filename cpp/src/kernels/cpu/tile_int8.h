@@ -100,7 +100,7 @@ void tile_int8_gemm(const Int8Gemm& gemm) {
     const std::byte* next = inputs.end < gemm.k ? weights_at(inputs.end) : gemm.next_panel;
     const std::int64_t bytes = steps * kTileHeight * line;
     StepPrefetch prefetch =
-        gemm.rows <= kPackedRows
+        gemm.rows <= kTileHeight
             ? StepPrefetch::stream(weights_at(inputs.begin), bytes, kFromMemoryAhead, nullptr)
             : StepPrefetch::spread(next, bytes, steps_taken(gemm.rows, gemm.width, steps));
     multiply_int8(gemm, inputs.begin, direct_end, {weights_at(inputs.begin), line, kTileHeight * line},

@@ -13,6 +13,7 @@
 #include "adaptrt/core/panels.h"
 #include "adaptrt/kernels/kernel_table.h"
 #include "gemm.h"
+#include "step_prefetch.h"
 #include "tile_dots.h"
 
 namespace adaptrt {
@@ -51,85 +52,6 @@ struct TileSums {
   std::int64_t stride = 0;
   /// The sums go on from what is there.
   bool continues = false;
-};
-
-/// What is prefetched while steps are multiplied, a little at a time.
-class StepPrefetch {
- public:
-  /// Nothing.
-  StepPrefetch() = default;
-
-  /// Of many rows, of which each panel is multiplied for long: `bytes` from `next` on to the second-level
-  /// cache while `steps` steps are taken.
-  static StepPrefetch spread(const std::byte* next, std::int64_t bytes, std::int64_t steps) {
-    StepPrefetch prefetch;
-    if (next == nullptr || steps == 0) return prefetch;
-    prefetch.spread_ = next;
-    prefetch.spread_lines_ = (bytes / kCacheLine + steps - 1) / steps;
-    return prefetch;
-  }
-
-  /// Of few rows, which memory is the limit of: the panel [begin, begin + bytes) is read `ahead` bytes ahead
-  /// to the first-level cache. `next`, unless it is nullptr, is read in two halves to the second-level cache
-  /// meanwhile: memory gives more to several places than to one.
-  static StepPrefetch stream(const std::byte* begin, std::int64_t bytes, std::int64_t ahead,
-                             const std::byte* next) {
-    StepPrefetch prefetch;
-    prefetch.near_ = begin + ahead;
-    prefetch.near_lines_ = bytes / kCacheLine;
-    prefetch.halves_[0] = next;
-    prefetch.halves_[1] = next == nullptr ? nullptr : next + bytes / 2;
-    return prefetch;
-  }
-
-  /// Fetches what else is wanted, `lines` with each step.
-  void add_others(SpanFetcher* others, std::int64_t lines) {
-    others_ = others;
-    others_lines_ = lines;
-  }
-
-  /// With each kLines lines of a streamed panel.
-  template <int kLines>
-  void fetch_lines() {
-    if (near_lines_ <= 0) return;
-    ADAPTRT_UNROLL
-    for (int line = 0; line < kLines; ++line) {
-      if (kLines < kHintedLines || is_hint(line)) __builtin_prefetch(near_ + line * kCacheLine, 0, 3);
-    }
-    near_ += kLines * kCacheLine;
-    near_lines_ -= kLines;
-    if (halves_[0] == nullptr) return;
-    for (const std::byte*& half : halves_) {
-      ADAPTRT_UNROLL
-      for (int line = 0; line < kLines / 2; ++line) __builtin_prefetch(half + line * kCacheLine, 0, 2);
-      half += kLines / 2 * kCacheLine;
-    }
-  }
-
-  /// With each step.
-  void fetch_step() {
-    if (others_ != nullptr) others_->fetch(others_lines_);
-    for (std::int64_t line = 0; line < spread_lines_; ++line, spread_ += kCacheLine) {
-      const auto number = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(spread_) / kCacheLine);
-      if (spread_lines_ < kManyLines || is_hint(number)) __builtin_prefetch(spread_, 0, 2);
-    }
-  }
-
- private:
-  /// Where many lines are wanted, two of eight are fetched, for which the second-level cache's own prefetcher
-  /// fetches the others: it does not take the few places through which tiles are loaded.
-  static constexpr std::int64_t kHintedLines = 8;
-  static constexpr bool is_hint(std::int64_t line) { return line % kHintedLines < 2; }
-  /// Of a step.
-  static constexpr std::int64_t kManyLines = 4;
-
-  const std::byte* spread_ = nullptr;
-  std::int64_t spread_lines_ = 0;  ///< a step
-  const std::byte* near_ = nullptr;
-  std::int64_t near_lines_ = 0;  ///< left
-  const std::byte* halves_[2] = {nullptr, nullptr};
-  SpanFetcher* others_ = nullptr;
-  std::int64_t others_lines_ = 0;
 };
 
 template <int kLines>
@@ -245,17 +167,11 @@ inline void multiply_partly(TileRows a, TileColumns b, std::int64_t steps, TileS
   }
 }
 
-/// Rows that are multiplied two tiles at a time, with two tiles of columns.
-inline std::int64_t paired_rows(std::int64_t rows, std::int64_t columns) {
-  constexpr std::int64_t kPairRows = 2 * kTileHeight;
-  return columns % (2 * kTileColumns) == 0 ? rows / kPairRows * kPairRows : 0;
-}
-
 /// Columns of two tiles, and the bytes of their lines.
 inline constexpr std::int64_t kPairColumns = 2 * kTileColumns;
 inline constexpr std::int64_t kPairLine = 2 * kTileLine;
 /// Rows from which on copying two tiles of columns is worth its time.
-inline constexpr std::int64_t kCopiedRows = 96;
+inline constexpr std::int64_t kCopiedRows = 128;
 /// Steps that are copied at once: 32 KB, two thirds of a first-level cache.
 inline constexpr std::int64_t kCopiedSteps = 16;
 
@@ -290,9 +206,36 @@ inline void multiply_pair(TileRows a, TileColumns pair, std::int64_t steps, Tile
   }
 }
 
-/// The sums of `rows` rows, a multiple of two tiles of them, and of as many columns, which are copied, a pair
-/// of tiles after the other. While the last rows are multiplied by a pair, each of its steps is overwritten
-/// by the next pair's as soon as it was loaded: the copying goes on beside the products.
+/// The sums of `rows` rows, at most two tiles of them, and of two tiles of columns. Sums that are not there
+/// are not touched.
+template <class Dot>
+inline void multiply_rest(TileRows a, TileColumns pair, std::int64_t steps, TileSums sums, std::int64_t rows,
+                          StepPrefetch* prefetch) {
+  const auto multiply = [&](TileSums to) {
+    if (rows > kTileHeight) {
+      multiply_2x2<Dot>(a, pair, steps, to, prefetch, [](std::int64_t) {});
+    } else {
+      multiply_1xn<Dot, 2>(a, pair, steps, to, prefetch);
+    }
+  };
+  if (rows % kTileHeight == 0) {
+    multiply(sums);
+    return;
+  }
+  alignas(kCacheLine) float space[2 * kTileHeight * kPairColumns];
+  for (std::int64_t r = 0; r < rows && sums.continues; ++r) {
+    std::memcpy(space + r * kPairColumns, sums.data + r * sums.stride, kPairColumns * sizeof(float));
+  }
+  multiply({space, kPairColumns, sums.continues});
+  for (std::int64_t r = 0; r < rows; ++r) {
+    std::memcpy(sums.data + r * sums.stride, space + r * kPairColumns, kPairColumns * sizeof(float));
+  }
+}
+
+/// The sums of `rows` rows, two tiles of them or more, and of columns that are a multiple of two tiles, which
+/// are copied, a pair of tiles after the other. While the last whole tiles of rows are multiplied by a pair,
+/// each of its steps is overwritten by the next pair's as soon as it was loaded: the copying goes on beside
+/// the products.
 template <class Dot>
 inline void multiply_copied(TileRows a, TileColumns b, std::int64_t steps, TileSums sums, std::int64_t rows,
                             std::int64_t columns, StepPrefetch* prefetch) {
@@ -308,37 +251,45 @@ inline void multiply_copied(TileRows a, TileColumns b, std::int64_t steps, TileS
     pair.column += kPairColumns;
     return pair.column < columns ? pair : Pair{pair.first + kCopiedSteps, 0};
   };
-  const std::int64_t last_row = rows - 2 * kTileHeight;
+  const std::int64_t rest = rows % (2 * kTileHeight);
+  const std::int64_t last_row = rows - rest - 2 * kTileHeight;
   CopiedPair copied;
   for (std::int64_t s = 0; s < steps_of_pair({0, 0}); ++s) copied.copy(b, s);
   for (Pair pair{0, 0}; pair.first < steps; pair = behind(pair)) {
-    const TileRows rows_of{a.data + pair.first * a.step, a.row, a.step};
-    const TileSums to{sums.data + pair.column, sums.stride, sums.continues || pair.first > 0};
+    const auto rows_from = [&](std::int64_t row) {
+      return TileRows{a.data + pair.first * a.step + row * a.row, a.row, a.step};
+    };
+    const auto sums_from = [&](std::int64_t row) {
+      return TileSums{sums.data + row * sums.stride + pair.column, sums.stride,
+                      sums.continues || pair.first > 0};
+    };
     const std::int64_t count = steps_of_pair(pair);
-    multiply_pair<Dot>(rows_of, copied.columns(), count, to, last_row, prefetch);
+    multiply_pair<Dot>(rows_from(0), copied.columns(), count, sums_from(0), last_row, prefetch);
+    if (rest > 0) {
+      multiply_rest<Dot>(rows_from(rows - rest), copied.columns(), count, sums_from(rows - rest), rest,
+                         prefetch);
+    }
     const Pair next = behind(pair);
     const std::int64_t wanted = next.first < steps ? steps_of_pair(next) : 0;  // never more than `count`
     const TileColumns from = columns_of(next);
-    multiply_2x2<Dot>({rows_of.data + last_row * a.row, a.row, a.step}, copied.columns(), count,
-                      {to.data + last_row * to.stride, to.stride, to.continues}, prefetch,
+    multiply_2x2<Dot>(rows_from(last_row), copied.columns(), count, sums_from(last_row), prefetch,
                       [&](std::int64_t s) {
                         if (s < wanted) copied.copy(from, s);
                       });
   }
 }
 
-/// The sums of `rows` rows, a multiple of two tiles of them, and of as many columns.
-template <class Dot>
-inline void multiply_paired(TileRows a, TileColumns b, std::int64_t steps, TileSums sums, std::int64_t rows,
-                            std::int64_t columns, StepPrefetch* prefetch) {
-  if (rows >= kCopiedRows) {
-    multiply_copied<Dot>(a, b, steps, sums, rows, columns, prefetch);
-    return;
-  }
-  for (std::int64_t column = 0; column < columns; column += kPairColumns) {
-    multiply_pair<Dot>(a, {b.data + column * 4, b.line, b.step}, steps,
-                       {sums.data + column, sums.stride, sums.continues}, rows, prefetch);
-  }
+/// How multiply_steps takes its rows.
+struct RowPlan {
+  bool copies;           ///< pairs of tiles of columns, with which all rows are multiplied
+  std::int64_t paired;   ///< rows that are multiplied two tiles at a time, with two tiles of columns
+  bool pairs_last_rows;  ///< those behind them as well; otherwise they are multiplied a tile at a time
+};
+
+inline RowPlan plan_rows(std::int64_t rows, std::int64_t columns) {
+  if (columns % kPairColumns != 0) return {false, 0, false};
+  const std::int64_t paired = rows / (2 * kTileHeight) * (2 * kTileHeight);
+  return {rows >= kCopiedRows, paired, rows - paired > kTileHeight};
 }
 
 /// sums [rows, columns] = a [rows] * b, or += where they continue. `a` has whole tiles of rows, `b` whole
@@ -346,26 +297,45 @@ inline void multiply_paired(TileRows a, TileColumns b, std::int64_t steps, TileS
 template <class Dot>
 inline void multiply_steps(TileRows a, TileColumns b, std::int64_t steps, TileSums sums, std::int64_t rows,
                            std::int64_t columns, StepPrefetch* prefetch) {
-  const std::int64_t paired = paired_rows(rows, columns);
-  if (paired > 0) multiply_paired<Dot>(a, b, steps, sums, paired, columns, prefetch);
+  const RowPlan plan = plan_rows(rows, columns);
+  if (plan.copies) {
+    multiply_copied<Dot>(a, b, steps, sums, rows, columns, prefetch);
+    return;
+  }
+  const auto rows_from = [&](std::int64_t row) { return TileRows{a.data + row * a.row, a.row, a.step}; };
+  const auto sums_from = [&](std::int64_t row) {
+    return TileSums{sums.data + row * sums.stride, sums.stride, sums.continues};
+  };
+  const std::int64_t paired = plan.pairs_last_rows ? rows : plan.paired;
+  for (std::int64_t column = 0; paired > 0 && column < columns; column += kPairColumns) {
+    const TileColumns pair{b.data + column * 4, b.line, b.step};
+    multiply_pair<Dot>(a, pair, steps, {sums.data + column, sums.stride, sums.continues}, plan.paired,
+                       prefetch);
+    if (plan.pairs_last_rows) {
+      TileSums last = sums_from(plan.paired);
+      last.data += column;
+      multiply_rest<Dot>(rows_from(plan.paired), pair, steps, last, rows - plan.paired, prefetch);
+    }
+  }
   for (std::int64_t row = paired; row < rows; row += kTileHeight) {
     const std::int64_t count = std::min(kTileHeight, rows - row);
-    const TileRows of_row{a.data + row * a.row, a.row, a.step};
-    const TileSums to{sums.data + row * sums.stride, sums.stride, sums.continues};
     if (count == kTileHeight && columns % kTileColumns == 0) {
-      multiply_1x<Dot>(columns / kTileColumns, of_row, b, steps, to, prefetch);
+      multiply_1x<Dot>(columns / kTileColumns, rows_from(row), b, steps, sums_from(row), prefetch);
     } else {
-      multiply_partly<Dot>(of_row, b, steps, to, count, columns, prefetch);
+      multiply_partly<Dot>(rows_from(row), b, steps, sums_from(row), count, columns, prefetch);
     }
   }
 }
 
 /// How often multiply_steps takes a step of `rows` rows.
 inline std::int64_t steps_taken(std::int64_t rows, std::int64_t columns, std::int64_t steps) {
-  const std::int64_t paired = paired_rows(rows, columns);
-  const std::int64_t blocks = paired / (2 * kTileHeight) * (columns / (2 * kTileColumns));
-  const std::int64_t single = (rows - paired + kTileHeight - 1) / kTileHeight;
-  return (blocks + single) * steps;
+  const RowPlan plan = plan_rows(rows, columns);
+  const std::int64_t rest = rows - plan.paired;
+  const std::int64_t pairs =
+      plan.paired / (2 * kTileHeight) + (rest > 0 && (plan.copies || plan.pairs_last_rows) ? 1 : 0);
+  const std::int64_t singles =
+      plan.copies || plan.pairs_last_rows ? 0 : (rest + kTileHeight - 1) / kTileHeight;
+  return (pairs * (columns / kPairColumns) + singles) * steps;
 }
 
 /// Copies `bytes` of each of `rows` rows into steps, zeros behind them and below them up to whole tiles.

@@ -1,0 +1,110 @@
+#pragma once
+
+// What is fetched ahead while tile registers multiply. Included behind simd_*.h and gemm.h.
+
+#include <cstddef>
+#include <cstdint>
+
+namespace adaptrt {
+namespace {
+
+/// What is prefetched while steps are multiplied, a little at a time.
+class StepPrefetch {
+ public:
+  /// Nothing.
+  StepPrefetch() = default;
+
+  /// Of many rows, of which each panel is multiplied for long: `bytes` from `next` on to the second-level
+  /// cache while `steps` steps are taken, evenly, and in several places at once.
+  static StepPrefetch spread(const std::byte* next, std::int64_t bytes, std::int64_t steps) {
+    StepPrefetch prefetch;
+    if (next == nullptr || steps == 0) return prefetch;
+    const auto address = reinterpret_cast<std::uintptr_t>(next);
+    prefetch.spread_ = next - address % kGroupBytes;
+    prefetch.groups_of_place_ = (bytes + kPlaces * kGroupBytes - 1) / (kPlaces * kGroupBytes);
+    prefetch.steps_ = steps;
+    prefetch.fetches_all_ = bytes / kCacheLine < kManyLines * steps;
+    return prefetch;
+  }
+
+  /// Of few rows, which memory is the limit of: the panel [begin, begin + bytes) is read `ahead` bytes ahead
+  /// to the first-level cache. `next`, unless it is nullptr, is read in two halves to the second-level cache
+  /// meanwhile: memory gives more to several places than to one.
+  static StepPrefetch stream(const std::byte* begin, std::int64_t bytes, std::int64_t ahead,
+                             const std::byte* next) {
+    StepPrefetch prefetch;
+    prefetch.near_ = begin + ahead;
+    prefetch.near_lines_ = bytes / kCacheLine;
+    prefetch.halves_[0] = next;
+    prefetch.halves_[1] = next == nullptr ? nullptr : next + bytes / 2;
+    return prefetch;
+  }
+
+  /// Fetches what else is wanted, `lines` with each step.
+  void add_others(SpanFetcher* others, std::int64_t lines) {
+    others_ = others;
+    others_lines_ = lines;
+  }
+
+  /// With each kLines lines of a streamed panel.
+  template <int kLines>
+  void fetch_lines() {
+    if (near_lines_ <= 0) return;
+    ADAPTRT_UNROLL
+    for (int line = 0; line < kLines; ++line) {
+      if (kLines < kHintedLines || is_hint(line)) __builtin_prefetch(near_ + line * kCacheLine, 0, 3);
+    }
+    near_ += kLines * kCacheLine;
+    near_lines_ -= kLines;
+    if (halves_[0] == nullptr) return;
+    for (const std::byte*& half : halves_) {
+      ADAPTRT_UNROLL
+      for (int line = 0; line < kLines / 2; ++line) __builtin_prefetch(half + line * kCacheLine, 0, 2);
+      half += kLines / 2 * kCacheLine;
+    }
+  }
+
+  /// With each step.
+  void fetch_step() {
+    if (others_ != nullptr) others_->fetch(others_lines_);
+    for (due_ += kPlaces * groups_of_place_; due_ >= steps_; due_ -= steps_) fetch_group();
+  }
+
+ private:
+  /// Where many lines are wanted, some are fetched, for which the second-level cache's own prefetcher fetches
+  /// those beside them: it does not take the few places through which tiles are loaded. These are two of
+  /// eight of a panel that is read now, and of one that is read later half of each group of lines.
+  static constexpr std::int64_t kHintedLines = 8;
+  static constexpr bool is_hint(std::int64_t line) { return line % kHintedLines < 2; }
+  static constexpr std::int64_t kGroupLines = 4;
+  static constexpr std::int64_t kGroupBytes = kGroupLines * kCacheLine;
+  /// That many are wanted of a step, or more.
+  static constexpr std::int64_t kManyLines = 4;
+  /// That are read from at once: a prefetcher of the cache goes on in each.
+  static constexpr std::int64_t kPlaces = 8;
+
+  void fetch_group() {
+    const std::int64_t group = fetched_ % kPlaces * groups_of_place_ + fetched_ / kPlaces;
+    const std::byte* lines = spread_ + group * kGroupBytes;
+    ADAPTRT_UNROLL
+    for (std::int64_t line = 0; line < kGroupLines; ++line) {
+      if (line < kGroupLines / 2 || fetches_all_) __builtin_prefetch(lines + line * kCacheLine, 0, 2);
+    }
+    ++fetched_;
+  }
+
+  const std::byte* spread_ = nullptr;
+  std::int64_t groups_of_place_ = 0;
+  std::int64_t fetched_ = 0;  ///< groups
+  std::int64_t steps_ = 1;
+  std::int64_t due_ = 0;  ///< groups of so many steps
+  bool fetches_all_ = false;
+  const std::byte* near_ = nullptr;
+  std::int64_t near_lines_ = 0;  ///< left
+  const std::byte* halves_[2] = {nullptr, nullptr};
+  SpanFetcher* others_ = nullptr;
+  std::int64_t others_lines_ = 0;
+};
+
+}  // namespace
+}  // namespace adaptrt
