@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -28,6 +27,7 @@ from support.http_server import http_server
 from support.processes import has_mapped, have_ended, processes_with
 from support.rank_script import answer_batches, result_of
 from support.ranks import answers_of, answers_of_ranks, mpirun
+from support.watched import watched
 
 SHAPES = {"tensor": {"tp_size": 2}, "pipeline": {"tp_size": 1, "pp_size": 2}}
 DEMO = Path(__file__).resolve().parents[3] / "examples" / "demo"
@@ -126,9 +126,18 @@ def test_streams_cancels_and_statistics(executor: adaptrt.Executor) -> None:
             is_final = response.result.is_final
     assert prompt + pieces == whole.output_token_ids[0]
     executor.get_latest_iteration_stats()
-    long = executor.enqueue_request(adaptrt.Request(prompt, max_tokens=200, streaming=True))
+    is_cancelled = threading.Event()
+
+    def until_cancelled(request_id: int, logits: Any, token_ids: Any, stream: int, client: int | None) -> None:
+        if len(token_ids[0]) > len(prompt) + 1:  # else it might have ended before
+            is_cancelled.wait(SECONDS_TO_NOTICE)
+
+    long = executor.enqueue_request(
+        adaptrt.Request(prompt, max_tokens=200, streaming=True, logits_post_processor=until_cancelled)
+    )
     executor.await_responses(long)
     executor.cancel_request(long)
+    is_cancelled.set()
     while not (last := executor.await_responses(long)[-1].result).is_final:
         pass
     assert last.finish_reasons == [adaptrt.FinishReason.CANCELLED]
@@ -258,22 +267,19 @@ with adaptrt.Executor(sys.argv[1], ModelType.DECODER_ONLY, ExecutorConfig(parall
 """
     )
     sockets = tempfile.mkdtemp()
-    environment = {**os.environ, "TMPDIR": sockets}
-    command = [sys.executable, script, engine]
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as running:
-        assert running.stdout is not None
-        number, has_mpi = running.stdout.readline().split()
+    with watched([sys.executable, script, engine], env={"TMPDIR": sockets}) as running:
+        number, has_mpi = running.line().split()
         child = int(number)
         try:
             assert has_mpi == "False"
             workers = workers_of(engine)
             assert len(workers) == 2
-            running.send_signal(how)
+            running.process.send_signal(how)
             assert have_ended(workers)
             assert Path(f"/proc/{child}").exists()
         finally:
             os.kill(child, signal.SIGKILL)
-        running.wait(timeout=30)
+        running.communicate()
     Path(sockets).rmdir()  # where nothing is left
 
 

@@ -17,7 +17,7 @@ from adaptrt.builder.build import build
 from adaptrt.builder.conversion.convert import convert_checkpoint
 from support.cut_models import CONFIG, FLOAT32_TOLERANCE, Cut, prompt_of
 from support.models import Reference
-from support.ranks import answers_of_ranks, mpirun, start_ranks
+from support.ranks import answers_of_ranks, mpirun, ranks_of
 
 # As in test_families.py, where the reason is; sums over ranks are in another order once more.
 
@@ -222,7 +222,8 @@ else:
     assert not is_running(int(ready.read_text()))
 
 
-def test_ctrl_c_ends_all_ranks(granite: Cut, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_end_all_ranks(granite: Cut, how: signal.Signals, tmp_path: Path) -> None:
     script = tmp_path / "wait.py"
     script.write_text(
         """
@@ -235,11 +236,10 @@ with adaptrt.Executor(sys.argv[1], adaptrt.ModelType.DECODER_ONLY, adaptrt.Execu
         time.sleep(600)
 """
     )
-    with start_ranks(2, script, granite.engine(2)) as running:
-        assert running.stdout is not None
-        pids = [int(running.stdout.readline().split()[1]) for _ in range(2)]
-        running.send_signal(signal.SIGINT)
-        running.wait(timeout=30)
+    with ranks_of(2, script, granite.engine(2)) as running:
+        pids = [int(running.line().split()[1]) for _ in range(2)]
+        running.process.send_signal(how)
+        running.communicate()
     assert not any(is_running(pid) for pid in pids)
 
 
