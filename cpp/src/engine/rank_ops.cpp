@@ -5,7 +5,6 @@
 #include <cmath>
 
 #include "adaptrt/engine/taken.h"
-#include "low_rank_exchange.h"
 #include "overlapped_sum.h"
 #include "rank_sums.h"
 #include "step.h"
@@ -199,9 +198,6 @@ std::size_t rank_room_floats(const Program& program) {
         floats = std::max(floats, rows * AllHeadsNorm::kSums * program.ranks_per_stage());
       }
     }
-  }
-  for (const LoraSite& site : program.lora.sites) {
-    floats = std::max(floats, low_rank_room_floats(program, site));
   }
   return static_cast<std::size_t>(floats);
 }

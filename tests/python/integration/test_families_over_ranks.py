@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 import adaptrt
+from adaptrt.builder.compile.plan import AllReduceOp, LinearOp
+from adaptrt.runtime.engine import load_engine
 from support.cut_models import CUT, FLOAT32_TOLERANCE, Cut
 from support.families import FAMILIES, RELATIVES
 from support.rank_script import answer_batches
@@ -33,6 +35,21 @@ def test_ranks_and_stages_compute_what_one_process_does(part: int, tmp_path: Pat
             logits = answer.context_logits
             difference = np.abs(by_ranks.context_logits - logits).max()
             assert difference <= FLOAT32_TOLERANCE * (logits.max() - logits.min()), name
+
+
+@pytest.mark.parametrize(
+    ("name", "between"), [("gpt-neox", 1), ("cohere", 1), ("stablelm-parallel", 1), ("granite", 0)]
+)
+def test_sums_come_behind_layers_that_do_without_them(name: str, between: int, tmp_path: Path) -> None:
+    """Attention's, behind the first layer of an MLP that reads the same norm; an MLP's is read next in any family."""
+    body = load_engine(Cut(name, tmp_path).engine(2)).storage.program.body
+    made_at, found = dict[int, int](), list[int]()
+    for at, op in enumerate(body):
+        if isinstance(op, LinearOp):
+            made_at[op.output] = at
+        elif isinstance(op, AllReduceOp):
+            found.append(at - made_at[op.input] - 1)
+    assert found == [between, 0] * (len(found) // 2)
 
 
 def answers_of_one_process(cut: Cut) -> list[RankAnswer]:

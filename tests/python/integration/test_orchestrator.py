@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import resource
 import shutil
 import signal
 import sys
@@ -63,6 +65,14 @@ def shape(request) -> str:
 @pytest.fixture(scope="module")
 def engine(cut: Cut, shape: str) -> Path:
     return cut.engine(**SHAPES[shape])
+
+
+@pytest.fixture(scope="module")
+def alone(cut: Cut, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An engine of two ranks whose workers are a test's own, while the module's executor may have some of another."""
+    made = tmp_path_factory.mktemp("alone") / "engine"
+    shutil.copytree(cut.engine(2), made)
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -162,13 +172,12 @@ def test_bad_requests_hurt_nobody(executor: adaptrt.Executor) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_worker_ends_the_requests(cut: Cut, rank: int) -> None:
-    engine = cut.engine(2)
-    with executor_over(engine) as executor:
+def test_a_killed_worker_ends_the_requests(alone: Path, rank: int) -> None:
+    with executor_over(alone) as executor:
         requests = [adaptrt.Request([5, 6], max_tokens=240, streaming=True) for _ in range(3)]
         ids = executor.enqueue_requests(requests)
         executor.await_responses(ids[0])
-        workers = workers_of(engine)
+        workers = workers_of(alone)
         os.kill(worker_of_rank(workers, rank), signal.SIGKILL)
         for one in ids:
             while not (response := executor.await_responses(one, SECONDS_TO_NOTICE)[-1]).has_error():
@@ -223,9 +232,9 @@ def test_workers_that_are_killed_at_random_times(cut: Cut, request: pytest.Fixtu
             assert have_ended(workers)
 
 
-def test_a_worker_that_hangs_ends_the_requests(cut: Cut) -> None:
+def test_a_worker_that_hangs_ends_the_requests(cut: Cut, alone: Path) -> None:
     """Between two requests, when nobody waits for it; either rank, each of an engine of its own."""
-    with executor_over(cut.engine(2)) as first, executor_over(cut.engine(2, DType.BFLOAT16)) as second:
+    with executor_over(alone) as first, executor_over(cut.engine(2, DType.BFLOAT16)) as second:
         requests = []
         for rank, executor in enumerate((first, second)):
             result_of(executor, executor.enqueue_request(adaptrt.Request([5, 6], max_tokens=2)))
@@ -239,15 +248,29 @@ def test_a_worker_that_hangs_ends_the_requests(cut: Cut) -> None:
             assert have_ended(workers)
 
 
+def test_a_worker_that_runs_out_of_memory_is_named(cut: Cut, alone: Path) -> None:
+    """While it takes an adapter; steps need no memory beyond what ranks begin with."""
+    with executor_over(alone) as executor:
+        result_of(executor, executor.enqueue_request(adaptrt.Request([5, 6], max_tokens=2)))
+        workers = workers_of(alone)
+        victim = worker_of_rank(workers, 1)
+        (size,) = re.findall(r"VmSize:\s+(\d+) kB", Path(f"/proc/{victim}/status").read_text())
+        resource.prlimit(victim, resource.RLIMIT_AS, (int(size) * 1024,) * 2)
+        lora = adaptrt.LoraConfig.from_peft(1, cut.adapters["lora"], alone)
+        request = executor.enqueue_request(adaptrt.Request([5, 6], max_tokens=2, lora_config=lora))
+        (response,) = executor.await_responses(request, SECONDS_TO_NOTICE)
+        assert re.search(r"rank 1 of 2: .*memory|rank 1 of 2: MemoryError", response.error_msg)
+        assert have_ended(workers)
+
+
 def worker_of_rank(workers: set[int], rank: int) -> int:
     (found,) = [process for process in workers if has_mapped(process, f"rank{rank}.engine")]
     return found
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_workers_end_with_their_orchestrator(cut: Cut, tmp_path: Path, how: signal.Signals) -> None:
+def test_workers_end_with_their_orchestrator(alone: Path, tmp_path: Path, how: signal.Signals) -> None:
     """In the middle of steps; also where a process that it has forked goes on. It is no process of MPI itself."""
-    engine = cut.engine(2)
     script = tmp_path / "wait.py"
     script.write_text(
         """
@@ -267,12 +290,12 @@ with adaptrt.Executor(sys.argv[1], ModelType.DECODER_ONLY, ExecutorConfig(parall
 """
     )
     sockets = tempfile.mkdtemp()
-    with watched([sys.executable, script, engine], env={"TMPDIR": sockets}) as running:
+    with watched([sys.executable, script, alone], env={"TMPDIR": sockets}) as running:
         number, has_mpi = running.line().split()
         child = int(number)
         try:
             assert has_mpi == "False"
-            workers = workers_of(engine)
+            workers = workers_of(alone)
             assert len(workers) == 2
             running.process.send_signal(how)
             assert have_ended(workers)
@@ -300,10 +323,9 @@ with adaptrt.Executor(sys.argv[1], ModelType.DECODER_ONLY, ExecutorConfig(parall
     assert "TOKENS 5" in mpirun(1, script, cut.engine(2)).stdout
 
 
-def test_the_end_of_an_executor_that_nobody_shuts_down(cut: Cut) -> None:
-    engine = cut.engine(2)
-    executor = executor_over(engine)
-    workers = workers_of(engine)
+def test_the_end_of_an_executor_that_nobody_shuts_down(alone: Path) -> None:
+    executor = executor_over(alone)
+    workers = workers_of(alone)
     del executor
     assert have_ended(workers)
 
@@ -330,11 +352,10 @@ def test_ranks_that_cannot_begin_are_named(cut: Cut, tmp_path: Path, monkeypatch
     Path(sockets).rmdir()  # which is empty again
 
 
-def test_a_configuration_that_the_executor_refuses_leaves_no_worker(cut: Cut) -> None:
-    engine = cut.engine(2)
+def test_a_configuration_that_the_executor_refuses_leaves_no_worker(alone: Path) -> None:
     with pytest.raises(ConfigError, match="host_cache"):
-        executor_over(engine, kv_cache_config=adaptrt.KvCacheConfig(host_cache_size=1 << 20, host_cache_dir="/tmp"))
-    assert have_ended(workers_of(engine))
+        executor_over(alone, kv_cache_config=adaptrt.KvCacheConfig(host_cache_size=1 << 20, host_cache_dir="/tmp"))
+    assert have_ended(workers_of(alone))
 
 
 def test_what_an_orchestrator_cannot_do_is_refused_by_name(cut: Cut, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Answers batches of requests over engines, one after the other, on every process that mpirun starts: SPECS.
 
-SPECS is JSON: [{engine, config: fields of ExecutorConfig, batches: [[{adapter, task, prompt, tokens}]], output}]. Rank 0
-writes the tokens and logits of each request to `output`; of those with `tokens_alone`, no logits.
+SPECS is JSON: [{engine, config: fields of ExecutorConfig, batches: [[{adapter, task, prompt, tokens}]], output}]. Rank
+0 writes the tokens and logits of each request to `output`; of those with `tokens_alone`, no logits.
 """
 
 from __future__ import annotations

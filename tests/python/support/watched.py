@@ -91,6 +91,6 @@ def _below(process: int) -> list[int]:
 
 def _program(process: int) -> str:
     try:
-        return os.readlink(f"/proc/{process}/exe")
+        return str(Path(f"/proc/{process}/exe").readlink())
     except OSError:  # it has ended
         return ""
