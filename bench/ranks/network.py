@@ -64,7 +64,9 @@ def main() -> None:
                     samples.append({"link": link.name, "python": str(python), "figures": figures})
             if options.samples:
                 options.samples.write_text("".join(json.dumps(sample) + "\n" for sample in samples))
-    pings = {link: _ping([one["ping"] for one in samples if one["link"] == link.name and "ping" in one]) for link in LINKS}
+    pings = {
+        link: _ping([one["ping"] for one in samples if one["link"] == link.name and "ping" in one]) for link in LINKS
+    }
     medians = {
         (row, link, python): statistics.median(
             tokens / sample["figures"][row]
@@ -76,7 +78,9 @@ def main() -> None:
         for python in pythons
     }
     for link, ping in pings.items():
-        print(f"{link.name:20} messages take " + ", ".join(f"{size}: {1e6 * took:.0f} us" for size, took in ping.items()))
+        print(
+            f"{link.name:20} messages take " + ", ".join(f"{size}: {1e6 * took:.0f} us" for size, took in ping.items())
+        )
     shape = Shape.of(json.loads((options.model / "config.json").read_text()))
     _print_fit(medians, shape, options.stages, _wire(pings[FASTEST]))
     if options.former:
