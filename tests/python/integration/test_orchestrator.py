@@ -28,7 +28,7 @@ from support.cut_models import Cut, prompt_of
 from support.http_server import http_server
 from support.processes import has_mapped, have_ended, processes_with
 from support.rank_script import answer_batches, result_of
-from support.ranks import answers_of, answers_of_ranks, mpirun
+from support.ranks import answers_of, answers_of_ranks, mpirun, ranks_of
 from support.watched import watched
 
 SHAPES = {"tensor": {"tp_size": 2}, "pipeline": {"tp_size": 1, "pp_size": 2}}
@@ -423,6 +423,31 @@ def test_the_bench_starts_its_workers(
     missing = ["--lora_dir", str(tmp_path / "none")]
     assert command_line(["bench", str(engine), *load, *missing]) == 2
     assert workers_of(engine) == others
+
+
+def test_a_server_and_an_llm_in_leader_mode(demo_engine: Path, tmp_path: Path) -> None:
+    """The same commands and scripts under mpirun: rank 0 answers, the others serve it, and end with it."""
+    script = tmp_path / "llm.py"
+    script.write_text(
+        "import sys\n"
+        "from adaptrt import LLM\n"
+        "from support.ranks import say\n"
+        "say('TEXT', repr(LLM(sys.argv[1]).generate('The sea', max_tokens=8).text))\n"
+    )
+    said = mpirun(2, script, demo_engine).stdout
+    assert said.count("TEXT") == 1
+    serve = ("-m", "adaptrt.builder.cli", "serve", demo_engine, "--port", 0, "--num_threads", 1)
+    with ranks_of(2, *serve) as running:
+        address = running.line().split()[-1]
+        ranks = processes_with("adaptrt.builder.cli", demo_engine)
+        assert len(ranks) == 2
+        model = httpx.get(f"{address}/v1/models").json()["data"][0]["id"]
+        body = {"model": model, "prompt": "The sea", "max_tokens": 8, "temperature": 0}
+        answer = httpx.post(f"{address}/v1/completions", json=body, timeout=60).json()["choices"][0]["text"]
+        assert repr(answer) in said
+        running.process.send_signal(signal.SIGTERM)
+        running.communicate()
+    assert have_ended(ranks)
 
 
 def test_a_server_and_an_llm_start_their_workers(demo_engine: Path) -> None:
