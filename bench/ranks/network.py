@@ -1,10 +1,13 @@
-"""Ranks on two hosts: `python bench/ranks/network.py MODEL WORK_DIR [--stages 2] [--repeats 3] [--former PYTHON]`.
+"""Ranks on two hosts: `python bench/ranks/network.py MODEL WORK_DIR [--stages 2] [--repeats 3] [--samples FILE]`.
 
 MODEL is a Hugging Face directory of a dense decoder. Two ranks, of tensor parallelism or of a pipeline of two stages,
 run in two network namespaces over links of several delays and rates (slow_link.py), in turn. Beside what is measured
 stands what a model of bytes and latency makes of the step over the fastest link (message_model.py): to every message it
 adds the link's delay, and it gives its bytes the link's rate. What a message costs the ranks themselves, and whether
 the links are what they should be, is measured with MPI alone (ping.py).
+
+With `--samples`, what is measured is added to a file of JSON lines, and the figures are of all that it has: a machine
+that is quiet for minutes alone is asked for one repeat at a time.
 
 With `--former`, the Python of another environment, the adaptrt that is installed there runs the same steps in turn:
 one that sums behind its layers, say, where this one's sums go on meanwhile.
@@ -28,6 +31,8 @@ from run import SAMPLE, build_engine
 from sample import BATCH, PROMPT
 from slow_link import ADDRESSES, NAMESPACES, Link, launcher, two_hosts
 
+TCP = {"UCX_TLS": "tcp,self", "FI_PROVIDER": "tcp"}
+"""Ranks of two hosts have no other way; these two, of one kernel, would find shared memory."""
 PING = Path(__file__).with_name("ping.py")
 FASTEST = Link("none added", 0.0, 0.0)
 LINKS = (FASTEST, Link("0.1 ms, 10 Gbit/s", 1e-4, 1.25e9), Link("1 ms, 1 Gbit/s", 1e-3, 1.25e8))
@@ -41,28 +46,43 @@ def main() -> None:
     parser.add_argument("work_dir", type=Path)
     parser.add_argument("--stages", type=int, choices=(1, 2), default=1)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--samples", type=Path, metavar="FILE")
     parser.add_argument("--former", type=Path, metavar="PYTHON")
     options = parser.parse_args()
     whole = build_engine(options.model, options.work_dir, 1, 1)
     cut = build_engine(options.model, options.work_dir, 2, options.stages)
     pythons = [Path(sys.executable), *([options.former] if options.former else [])]
-    steps: dict[tuple[str, Link, Path], list[float]] = {}
-    pings: dict[Link, list[dict[int, float]]] = {}
+    samples = []
+    if options.samples and options.samples.exists():
+        samples = [json.loads(line) for line in options.samples.read_text().splitlines()]
     for _ in range(options.repeats):
         for link in LINKS:
             with two_hosts(link):
-                found = _run(Path(sys.executable), options.work_dir, PING)
-                pings.setdefault(link, []).append({int(size): seconds for size, seconds in found.items()})
+                samples.append({"link": link.name, "ping": _run(Path(sys.executable), options.work_dir, PING)})
                 for python in pythons:
                     figures = _run(python, options.work_dir, SAMPLE, cut, whole, 1)
-                    for row, tokens in ROWS.items():
-                        steps.setdefault((row, link, python), []).append(tokens / figures[row])
-    wires = {link: _wire(pings[link]) for link in LINKS}
-    for link, wire in wires.items():
-        print(f"{link.name:20} messages take {1e6 * wire.latency:.0f} us and {1e-6 / wire.byte_seconds:.0f} MB/s")
-    medians = {key: statistics.median(seconds) for key, seconds in steps.items()}
+                    samples.append({"link": link.name, "python": str(python), "figures": figures})
+            if options.samples:
+                options.samples.write_text("".join(json.dumps(sample) + "\n" for sample in samples))
+    pings = {
+        link: _ping([one["ping"] for one in samples if one["link"] == link.name and "ping" in one]) for link in LINKS
+    }
+    medians = {
+        (row, link, python): statistics.median(
+            tokens / sample["figures"][row]
+            for sample in samples
+            if sample["link"] == link.name and sample.get("python") == str(python)
+        )
+        for row, tokens in ROWS.items()
+        for link in LINKS
+        for python in pythons
+    }
+    for link, ping in pings.items():
+        print(
+            f"{link.name:20} messages take " + ", ".join(f"{size}: {1e6 * took:.0f} us" for size, took in ping.items())
+        )
     shape = Shape.of(json.loads((options.model / "config.json").read_text()))
-    _print_fit(medians, shape, options.stages, wires[FASTEST])
+    _print_fit(medians, shape, options.stages, _wire(pings[FASTEST]))
     if options.former:
         _print_former(medians, options.former)
 
@@ -94,11 +114,15 @@ def _print_former(medians: dict[tuple[str, Link, Path], float], former: Path) ->
             print(f"{row:22} {link.name:20} {1e3 * now:8.1f} ms, with {former} {1e3 * then:8.1f}: {now / then:.0%}")
 
 
-def _wire(pings: list[dict[int, float]]) -> Wire:
-    """The medians of several runs: the least message, and what bytes of the greatest add to it."""
-    least, greatest = min(pings[0]), max(pings[0])
-    latency = statistics.median(ping[least] for ping in pings)
-    return Wire(latency, (statistics.median(ping[greatest] for ping in pings) - latency) / (greatest - least))
+def _ping(pings: list[dict[str, float]]) -> dict[int, float]:
+    """The medians of several runs, by size."""
+    return {int(size): statistics.median(ping[size] for ping in pings) for size in pings[0]}
+
+
+def _wire(ping: dict[int, float]) -> Wire:
+    """The least message, and what bytes of the greatest add to it."""
+    least, greatest = min(ping), max(ping)
+    return Wire(ping[least], (ping[greatest] - ping[least]) / (greatest - least))
 
 
 def _run(python: Path, work_dir: Path, script: Path, *arguments: object) -> dict[str, Any]:
@@ -110,7 +134,7 @@ def _run(python: Path, work_dir: Path, script: Path, *arguments: object) -> dict
     ]  # fmt: skip
     done = subprocess.run(
         [str(part) for part in command], capture_output=True, text=True, check=False,
-        env={**os.environ, "FI_PROVIDER": "tcp"},
+        env={**os.environ, **TCP},
     )  # fmt: skip
     if done.returncode != 0:
         raise RuntimeError(done.stdout + done.stderr)

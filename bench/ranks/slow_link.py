@@ -21,7 +21,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -85,7 +85,12 @@ def launcher(directory: Path) -> Path:
 
 
 def _remove() -> None:
+    """The namespaces, and processes of a run that was cut off, which would wait for each other without end."""
     for name in NAMESPACES:
+        found = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=False)
+        for process in found.stdout.split():
+            with suppress(ProcessLookupError):
+                os.kill(int(process), signal.SIGKILL)
         subprocess.run(["ip", "netns", "del", name], stderr=subprocess.DEVNULL, check=False)
 
 

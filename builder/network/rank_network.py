@@ -41,10 +41,35 @@ def network_of_rank(network: Network, rank: int) -> Network:
     cut = Network(network.config, network.older_names, network.inner_names)
     cut.hidden, cut.pooler, cut.classes = staged.hidden, staged.pooler, staged.classes
     cutter = _Cutter(mapping, tp_rank, network.config.num_experts)
-    for op in staged.ops:
-        cut.ops.extend(cutter.cut(op))
+    cut.ops.extend(_with_late_sums([of_rank for op in staged.ops for of_rank in cutter.cut(op)]))
     cut.logits, cut.encoder_output = staged.logits, staged.encoder_output
     return cut
+
+
+def _with_late_sums(ops: list[Op]) -> list[Op]:
+    """Puts a sum over ranks behind the layers that do without it, during which ranks can exchange it.
+
+    So of a block whose attention and MLP read the same norm, attention's is behind the MLP's first layers.
+    """
+    ordered: list[Op] = []
+    late: AllReduce | None = None
+    for op in ops:
+        if late is not None and not _does_without(late, op):
+            ordered.append(late)
+            late = None
+        if isinstance(op, AllReduce):
+            late = op
+        else:
+            ordered.append(op)
+    return ordered if late is None else [*ordered, late]
+
+
+def _does_without(total: AllReduce, op: Op) -> bool:
+    """Whether it is a layer whose outputs are cut, of other values than the sum's."""
+    if not isinstance(op, Linear) or any(weight.split is not Split.COLUMN for weight in op.weights):
+        return False
+    summed = {value.name for value in (total.input, total.output, total.add_to) if value is not None}
+    return summed.isdisjoint(value.name for value in (op.input, op.output, op.add_to) if value is not None)
 
 
 def _norms_all_heads(op: Attention) -> bool:

@@ -46,8 +46,11 @@ def main(place: Path) -> None:
             _serve(started, place)
         else:
             _core.serve_rank(started, loaded.ranks.communicator)
-    except AdaptrtError as error:
+    except AdaptrtError as error:  # which names the rank that is lost
         _tell(orchestrator, failure=str(error))
+        _leave()
+    except Exception as error:  # memory that there is none of, say
+        _tell(orchestrator, failure=f"rank {rank} of {task['num_ranks']}: {type(error).__name__}: {error}")
         _leave()
     _tell(orchestrator, is_done=True)
 

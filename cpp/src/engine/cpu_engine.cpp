@@ -16,6 +16,7 @@
 #include "encoder_step.h"
 #include "experts.h"
 #include "kv_pool.h"
+#include "low_rank_exchange.h"
 #include "output_rows.h"
 #include "overlapped_sum.h"
 #include "placed_weights.h"
@@ -131,7 +132,8 @@ class CpuEngine final : public Engine {
     packed_order_bytes_ = packed.bytes();
     const auto orders = static_cast<std::size_t>(reordered.orders);
     reordered_ = HugeArray(orders * rows * static_cast<std::size_t>(reordered.row_bytes));
-    rank_room_ = HugeArray(rank_room_floats(program_) * sizeof(float));
+    rank_room_floats_ = rank_room_floats(program_);
+    rank_room_ = HugeArray((rank_room_floats_ + low_rank_room_floats(program_)) * sizeof(float));
     const auto groups = static_cast<std::size_t>(most_zero_point_groups(program_));
     if (groups > 0) {
       group_sums_ = HugeArray(std::max<std::size_t>(1, orders) * rows * groups * sizeof(float));
@@ -198,6 +200,7 @@ class CpuEngine final : public Engine {
     checker_.check(input, info_, kv_pool_.num_blocks());
     check_encoder_inputs(input, info_, cross_pool_.num_blocks());
     if (!input.copies_from.empty()) kv_pool_.copy_blocks(input.copies_from, input.copies_to, *threads_);
+    overlapped_sum_.forget();
     if (recorder_) recorder_->begin_step(input);
     if (!input.encoder.empty()) run_encoder(input);
     rows_.describe(input, own_keys_.tokens_per_block(), threads_->num_threads());
@@ -269,6 +272,7 @@ class CpuEngine final : public Engine {
       step.sum_behind = sum_behind(ops, i);
       const auto held = weights_ ? weights_->hold(section, first + i) : std::nullopt;
       std::visit([&](const auto& found) { run_op(found, step); }, ops[i]);
+      if (overlapped_sum_.is_under_way()) overlapped_sum_.go_on();
       if (recorder_) recorder_->end_op([&] { return cost_of(ops[i], step); });
     }
   }
@@ -299,6 +303,7 @@ class CpuEngine final : public Engine {
             .communicator = communicator_.get(),
             .stage_communicator = stage_communicator_.get(),
             .rank_room = reinterpret_cast<float*>(rank_room_.data()),
+            .low_rank_room = reinterpret_cast<float*>(rank_room_.data()) + rank_room_floats_,
             .rank_messages = rank_messages_,
             .overlapped_sum = overlapped_sum_,
             .recorder = recorder_.get(),
@@ -310,7 +315,7 @@ class CpuEngine final : public Engine {
             .adapted_rows = adapted_rows_,
             .new_token_rows = new_token_rows_,
             .attention_plans = rows.attention_plans,
-            .sum_behind = nullptr,
+            .sum_behind = {},
             .rows = static_cast<std::int64_t>(input.token_ids.size()),
             .output_rows = {},
             .kept_output_rows = {}};
@@ -455,6 +460,7 @@ class CpuEngine final : public Engine {
   HugeArray reordered_;
   HugeArray group_sums_;
   HugeArray rank_room_;
+  std::size_t rank_room_floats_ = 0;
   RankMessages rank_messages_;
   OverlappedSum overlapped_sum_;
   HugeArray packed_;

@@ -154,7 +154,7 @@ class Linear {
                        first_panel_of(last < chunk.end ? last : chunk.next), thread, &expanded);
         task = last;
       }
-      if (thread == 0 && work_.sum != nullptr) work_.sum->go_on();
+      if (thread == 0 && step_.overlapped_sum.is_under_way()) step_.overlapped_sum.go_on();
     };
     step_.threads.parallel_for(tasks, grain_of(groups, tasks), body);
   }

@@ -1,12 +1,25 @@
 #include "low_rank_exchange.h"
 
+#include <algorithm>
 #include <cstring>
 #include <span>
 #include <vector>
 
+#include "overlapped_sum.h"
 #include "rank_sums.h"
 
 namespace adaptrt {
+namespace {
+
+std::int64_t room_of(const LoraSite& site, const Program& program) {
+  if (site.num_shares == 1) return 0;
+  const std::int64_t rows = most_linear_rows(program);
+  const std::int64_t widest = std::int64_t{program.lora.max_rank} * std::ssize(site.parts);
+  if (site.shares_a()) return rows * (widest + site.num_shares);  // each rank's share may be rounded up
+  return rows * widest + rank_sum_room(rows * widest, site.num_shares);
+}
+
+}  // namespace
 
 LowRankExchange::LowRankExchange(const LinearWork& work, const Step& step)
     : work_(work),
@@ -44,7 +57,7 @@ void LowRankExchange::store(const AdaptedRows& adapted, std::int64_t panel, RowR
   const auto at = static_cast<std::size_t>(&adapted - work_.adapted.data());
   const std::int64_t width = width_on(rank_, adapted);
   const std::int64_t begin = step_.linear_scratch.packed_begins[at] + panel * kPanelColumns;
-  auto* packed = reinterpret_cast<std::byte*>(step_.rank_room);
+  auto* packed = reinterpret_cast<std::byte*>(step_.low_rank_room);
   for (std::int64_t row = rows.begin; row < rows.end; ++row, tile += kPanelColumns) {
     const std::int64_t element = begin + (row - adapted.begin) * width;
     step_.kernels.scale_and_store(tile, 1.0F, panel_width(width, panel),
@@ -53,6 +66,7 @@ void LowRankExchange::store(const AdaptedRows& adapted, std::int64_t panel, RowR
 }
 
 void LowRankExchange::finish() const {
+  step_.overlapped_sum.begin_rest();
   if (work_.site->shares_a()) {
     gather();
   } else {
@@ -68,7 +82,7 @@ std::byte* LowRankExchange::shrunk(std::int64_t row, std::int64_t column) const 
 void LowRankExchange::gather() const {
   RankMessages& messages = step_.rank_messages;
   messages.clear();
-  auto* packed = reinterpret_cast<std::byte*>(step_.rank_room);
+  auto* packed = reinterpret_cast<std::byte*>(step_.low_rank_room);
   const std::span own(packed, static_cast<std::size_t>(elements_on(rank_)) * size_of(type_));
   std::size_t used = own.size();
   for (std::int32_t rank = 0; rank < ranks_; ++rank) {
@@ -101,7 +115,7 @@ void LowRankExchange::place(std::int32_t rank, const std::byte* packed) const {
 
 void LowRankExchange::add_up() const {
   const std::int64_t elements = elements_on(rank_);
-  float* packed = step_.rank_room;
+  float* packed = step_.low_rank_room;
   sum_over_ranks({.terms = packed,
                   .width = elements,
                   .output = packed,
@@ -117,12 +131,12 @@ void LowRankExchange::add_up() const {
   }
 }
 
-std::int64_t low_rank_room_floats(const Program& program, const LoraSite& site) {
-  if (site.num_shares == 1) return 0;
-  const std::int64_t rows = most_linear_rows(program);
-  const std::int64_t widest = std::int64_t{program.lora.max_rank} * std::ssize(site.parts);
-  if (site.shares_a()) return rows * (widest + site.num_shares);  // each rank's share may be rounded up
-  return rows * widest + rank_sum_room(rows * widest, site.num_shares);
+std::size_t low_rank_room_floats(const Program& program) {
+  std::int64_t floats = 0;
+  for (const LoraSite& site : program.lora.sites) {
+    floats = std::max(floats, room_of(site, program));
+  }
+  return static_cast<std::size_t>(floats);
 }
 
 }  // namespace adaptrt

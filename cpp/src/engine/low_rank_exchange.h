@@ -45,7 +45,7 @@ class LowRankExchange {
   DType type_;  ///< of what is packed
 };
 
-/// Floats of Step::rank_room that the exchange of a site needs at most.
-[[nodiscard]] std::int64_t low_rank_room_floats(const Program& program, const LoraSite& site);
+/// Floats of Step::low_rank_room that any site's exchange needs at most.
+[[nodiscard]] std::size_t low_rank_room_floats(const Program& program);
 
 }  // namespace adaptrt

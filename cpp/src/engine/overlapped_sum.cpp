@@ -30,18 +30,26 @@ std::int64_t columns_per_chunk(std::int64_t rows, std::int64_t width, std::int64
 
 }  // namespace
 
-const AllReduceOp* sum_behind(std::span<const Op> ops, std::size_t number) {
-  if (number + 1 == ops.size()) return nullptr;
-  const auto* sum = std::get_if<AllReduceOp>(&ops[number + 1]);
-  return sum != nullptr && sum->input == stored_by(ops[number]) ? sum : nullptr;
+SumBehind sum_behind(std::span<const Op> ops, std::size_t number) {
+  const BufferId stored = stored_by(ops[number]);
+  if (stored == kNoBuffer) return {};
+  for (std::size_t i = number + 1; i < ops.size(); ++i) {
+    if (const auto* sum = std::get_if<AllReduceOp>(&ops[i])) {
+      return sum->input == stored ? SumBehind{.op = sum, .is_later = i > number + 1} : SumBehind{};
+    }
+    const auto* between = std::get_if<LinearOp>(&ops[i]);
+    if (between == nullptr || between->input == stored || between->output == stored) return {};
+  }
+  return {};
 }
 
-bool OverlappedSum::begin(const AllReduceOp& op, const Step& step) {
+bool OverlappedSum::begin(const SumBehind& behind, const Step& step) {
+  const AllReduceOp& op = *behind.op;
   op_ = nullptr;
   terms_ = step.rows_of(op.input);
   const std::int32_t ranks = step.stage_communicator->size();
   columns_per_chunk_ = columns_per_chunk(step.rows, terms_.width, ranks, std::ssize(chunks_));
-  if (columns_per_chunk_ == terms_.width) return false;
+  if (columns_per_chunk_ == terms_.width && !behind.is_later) return false;
   op_ = &op;
   step_ = &step;
   count_ = begun_ = second_begun_ = 0;
@@ -112,6 +120,15 @@ void OverlappedSum::go_on() {
   if (begun_ > 0) (void)step_->stage_communicator->has_ended(latest_);
 }
 
+void OverlappedSum::begin_rest() {
+  const auto is_made = [&](const Chunk& chunk) {
+    return chunk.made.load(std::memory_order_acquire) == step_->rows * chunk.width;
+  };
+  if (op_ == nullptr || !std::all_of(chunks_.begin(), chunks_.begin() + count_, is_made)) return;
+  while (begin_next(true)) {
+  }
+}
+
 void OverlappedSum::finish() {
   while (begin_next(true)) {
   }
@@ -120,8 +137,8 @@ void OverlappedSum::finish() {
 }
 
 OverlappedSum* begin_sum_behind(const Step& step) {
-  if (step.sum_behind == nullptr) return nullptr;
-  return step.overlapped_sum.begin(*step.sum_behind, step) ? &step.overlapped_sum : nullptr;
+  if (step.sum_behind.op == nullptr) return nullptr;
+  return step.overlapped_sum.begin(step.sum_behind, step) ? &step.overlapped_sum : nullptr;
 }
 
 std::int64_t overlapped_sum_room(std::int64_t count, std::int64_t ranks) {

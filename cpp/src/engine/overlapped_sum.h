@@ -11,23 +11,27 @@
 
 namespace adaptrt {
 
-/// The sum over ranks of what op `number` makes, if that is what the next op does and nothing else.
-[[nodiscard]] const AllReduceOp* sum_behind(std::span<const Op> ops, std::size_t number);
+/// The sum over ranks of what op `number` makes, if that is what happens to it next, or behind linear ops
+/// that have other rows.
+[[nodiscard]] SumBehind sum_behind(std::span<const Op> ops, std::size_t number);
 
 /// A sum over ranks that goes on while the op makes its terms: chunks of columns are exchanged when all of
-/// their rows are made, while the op makes other columns. How many there are follows from sizes that are the
-/// same on all ranks. In memory, a chunk's columns of all rows follow those of the chunk before it.
+/// their rows are made, while the op makes other columns, and the ops between it and the sum theirs. How many
+/// there are follows from sizes that are the same on all ranks. In memory, a chunk's columns of all rows
+/// follow those of the chunk before it.
 ///
 /// Ranks exchange all in one order: the terms of a chunk, and then the sums of the chunk before it, where
 /// there are such exchanges.
 class OverlappedSum {
  public:
-  /// Of an op whose output is the input of `op`, before it begins. False where the sum is too small to be
-  /// cut: then the output's rows are rows. `step` outlives the sum.
-  bool begin(const AllReduceOp& op, const Step& step);
+  /// Of an op whose output is the sum's input, before it begins. False where the sum is too small to be cut
+  /// and comes next: then the output's rows are rows. `step` outlives the sum.
+  bool begin(const SumBehind& behind, const Step& step);
 
   /// From begin() to finish(), of that op.
   [[nodiscard]] bool is_under_way(const AllReduceOp& op) const { return op_ == &op; }
+  /// Of any.
+  [[nodiscard]] bool is_under_way() const { return op_ != nullptr; }
 
   /// Where a column is: the columns of its chunk, and the number of the first of them.
   struct Place {
@@ -44,6 +48,13 @@ class OverlappedSum {
   /// Begins what can begin and lets messages go on, without a wait. From the thread that runs the step,
   /// within its loops or between them.
   void go_on();
+
+  /// What a step that has failed has left of one.
+  void forget() { op_ = nullptr; }
+
+  /// Begins all that is left of one whose terms are made, if there is one: before an exchange of another op,
+  /// because ranks begin exchanges in one order.
+  void begin_rest();
 
   /// The sum's output, once all of its terms are made.
   void finish();

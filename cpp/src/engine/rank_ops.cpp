@@ -4,7 +4,7 @@
 #include <array>
 #include <cmath>
 
-#include "low_rank_exchange.h"
+#include "adaptrt/engine/taken.h"
 #include "overlapped_sum.h"
 #include "rank_sums.h"
 #include "step.h"
@@ -132,8 +132,7 @@ void run_op(const GatherOp& op, const Step& step) {
   const std::int64_t count = step.rows * input.width;
   Communicator& communicator = *step.stage_communicator;
   if (communicator.rank() != 0) {
-    const OutgoingMessage message{0, bytes_of(static_cast<const float*>(input.float_row(0)), count)};
-    communicator.exchange({&message, 1}, {});
+    send_until_taken({0, bytes_of(static_cast<const float*>(input.float_row(0)), count)}, communicator);
     return;
   }
   RankMessages& messages = step.rank_messages;
@@ -142,6 +141,7 @@ void run_op(const GatherOp& op, const Step& step) {
     messages.received.push_back({rank, bytes_of(step.rank_room + (rank - 1) * count, count)});
   }
   communicator.exchange({}, messages.received);
+  for (std::int32_t rank = 1; rank < communicator.size(); ++rank) tell_taken(rank, communicator);
   place_columns(input.float_row(0), input.width, 0, output, step);
   for (std::int32_t rank = 1; rank < communicator.size(); ++rank) {
     place_columns(step.rank_room + (rank - 1) * count, input.width, rank * input.width, output, step);
@@ -198,9 +198,6 @@ std::size_t rank_room_floats(const Program& program) {
         floats = std::max(floats, rows * AllHeadsNorm::kSums * program.ranks_per_stage());
       }
     }
-  }
-  for (const LoraSite& site : program.lora.sites) {
-    floats = std::max(floats, low_rank_room_floats(program, site));
   }
   return static_cast<std::size_t>(floats);
 }

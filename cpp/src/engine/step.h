@@ -55,6 +55,13 @@ struct AdaptedRows {
   const DeviceSite* site = nullptr;
 };
 
+/// The sum over ranks of what an op makes.
+struct SumBehind {
+  const AllReduceOp* op = nullptr;
+  /// Whether there are other ops in between.
+  bool is_later = false;
+};
+
 class ExpertMemory;
 class OverlappedSum;
 class PlacedWeights;
@@ -106,6 +113,8 @@ struct Step {
   Communicator* stage_communicator;
   /// See rank_room_floats.
   float* rank_room;
+  /// Behind it, for what linear ops exchange while a sum is under way: see low_rank_room_floats.
+  float* low_rank_room;
   RankMessages& rank_messages;
   OverlappedSum& overlapped_sum;
   /// nullptr: nobody wants to know what the step's time goes to.
@@ -125,8 +134,8 @@ struct Step {
   /// The same of LinearWork::new_tokens.
   std::vector<AdaptedRows>& new_token_rows;
   const AttentionPlans& attention_plans;
-  /// Of the op that runs; nullptr: there is none.
-  const AllReduceOp* sum_behind = nullptr;
+  /// Of the op that runs.
+  SumBehind sum_behind;
   /// Rows of the section that runs: the step's tokens, or a slice of its output rows.
   std::int64_t rows = 0;
   /// Rows that logits or hidden states are wanted of. Of the body: all of the step's; of the head: those of

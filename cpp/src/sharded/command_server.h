@@ -57,7 +57,7 @@ class CommandServer {
   virtual void step(const StepInput& input) = 0;
 
   [[nodiscard]] Engine& local() { return local_; }
-  [[nodiscard]] const Communicator& communicator() const { return communicator_; }
+  [[nodiscard]] Communicator& communicator() const { return communicator_; }
   /// To rank 0.
   void send(std::span<const std::byte> bytes);
   void send_reply(Outcome outcome, const std::string& message);

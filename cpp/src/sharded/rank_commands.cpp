@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "adaptrt/engine/taken.h"
+
 namespace adaptrt {
 
 RowSink guarded(const RowSink& sink, std::exception_ptr* refusal) {
@@ -63,11 +65,12 @@ std::optional<Failure> RankCommands::read_failure(std::int32_t rank, const Comma
 }
 
 void RankCommands::receive_rows(std::int32_t rank, std::size_t count, std::int64_t width, std::size_t slice,
-                                const RowSink& sink) {
+                                bool tells, const RowSink& sink) {
   for (std::size_t first = 0; first < count; first += slice) {
     const std::size_t rows = std::min(slice, count - first);
     received_.resize(rows * static_cast<std::size_t>(width));
     receive(rank, std::as_writable_bytes(std::span(received_)));
+    if (tells) tell_taken(rank, *communicator_);
     sink(static_cast<std::int64_t>(first), static_cast<std::int64_t>(rows), received_.data());
   }
 }

@@ -62,8 +62,9 @@ class RankCommands {
   [[nodiscard]] std::optional<Failure> wait_for_reply(std::int32_t rank);
 
   void receive(std::int32_t rank, std::span<std::byte> bytes);
-  /// `count` rows of results of `width` floats, `slice` of them at a time.
-  void receive_rows(std::int32_t rank, std::size_t count, std::int64_t width, std::size_t slice,
+  /// `count` rows of results of `width` floats, `slice` of them at a time. `tells`: the other rank is in
+  /// send_until_taken() with each slice.
+  void receive_rows(std::int32_t rank, std::size_t count, std::int64_t width, std::size_t slice, bool tells,
                     const RowSink& sink);
 
  private:

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "adaptrt/core/error.h"
+#include "adaptrt/engine/taken.h"
 #include "adaptrt/sharded/sharded_engine.h"
 #include "adaptrt/sharded/step_pieces.h"
 #include "command_server.h"
@@ -44,7 +45,7 @@ class RankServer final : public CommandServer {
         if (!has_results_) return;
         const std::span<const float> made(values, static_cast<std::size_t>(rows * width));
         if (pieces.size() == 1) {
-          send(std::as_bytes(made));
+          send_until_taken({0, std::as_bytes(made)}, communicator());
         } else {
           kept->insert(kept->end(), made.begin(), made.end());
         }
@@ -64,7 +65,7 @@ class RankServer final : public CommandServer {
   void send_rows(std::span<const float> rows, std::int64_t width) {
     const auto most = static_cast<std::size_t>(local().info().max_batch_size * width);
     for (; !rows.empty(); rows = rows.subspan(std::min(most, rows.size()))) {
-      send(std::as_bytes(rows.first(std::min(most, rows.size()))));
+      send_until_taken({0, std::as_bytes(rows.first(std::min(most, rows.size())))}, communicator());
     }
   }
 

@@ -125,9 +125,9 @@ class RemoteEngine final : public Engine {
   void receive_results(const StepInput& input, const LogitsSink& sink, const HiddenSink& hidden_sink) {
     std::exception_ptr refusal;
     const auto slice = static_cast<std::size_t>(info_.max_batch_size);
-    commands_.receive_rows(kLeader, input.logit_rows.size(), info_.logits_width(), slice,
+    commands_.receive_rows(kLeader, input.logit_rows.size(), info_.logits_width(), slice, false,
                            guarded(sink, &refusal));
-    commands_.receive_rows(kLeader, input.hidden_rows.size(), info_.hidden_size, slice,
+    commands_.receive_rows(kLeader, input.hidden_rows.size(), info_.hidden_size, slice, false,
                            guarded(hidden_sink, &refusal));
     receive_encoder_outputs(input.encoder);
     if (refusal) std::rethrow_exception(refusal);

@@ -102,8 +102,10 @@ class ShardedEngine final : public Engine {
       const RowSink logits = guarded(sink, &refusal);
       const RowSink hidden = guarded(hidden_sink, &refusal);
       times_.leave_out();
-      commands_.receive_rows(last, input.logit_rows.size(), info_.vocab_size, slice, times_.timed(logits));
-      commands_.receive_rows(last, input.hidden_rows.size(), info_.hidden_size, slice, times_.timed(hidden));
+      commands_.receive_rows(last, input.logit_rows.size(), info_.vocab_size, slice, true,
+                             times_.timed(logits));
+      commands_.receive_rows(last, input.hidden_rows.size(), info_.hidden_size, slice, true,
+                             times_.timed(hidden));
     }
     times_.end_step();
     if (refusal) std::rethrow_exception(refusal);

@@ -59,6 +59,7 @@ class WatchedCommunicator final : public Communicator {
     return under_.begin_exchange(sent, received);
   }
   [[nodiscard]] bool has_ended(ExchangeNumber exchange) override {
+    ++looked_after;
     if (kind_ == Kind::kReluctant && ++asked_ % 3 != 0) return false;
     return kind_ == Kind::kAtOnce || under_.has_ended(exchange);
   }
@@ -70,6 +71,8 @@ class WatchedCommunicator final : public Communicator {
   /// Exchanges that have begun, and those of them that began before another was waited for.
   int begun = 0;
   int overlapping = 0;
+  /// How often it was asked whether one has ended.
+  int looked_after = 0;
   /// The number of exchanges after which this rank does nothing more.
   int fails_at = -1;
 
@@ -211,6 +214,40 @@ BOOST_DATA_TEST_CASE(sums_are_the_same_bits_however_they_are_cut, data::make(kSi
   const DeviceAdapter adapter = model.adapter(3, true);
   Ranks ranks(model.program, size.ranks, with_cut_layers, kind);
   check_same_bits(&ranks, size.tokens, &adapter, size.overlaps);
+}
+
+/// With a layer between each layer that is summed and its sum, of which nothing comes.
+Program with_layers_between(const Program& whole, std::int32_t rank, std::int32_t num_ranks) {
+  Program program = with_cut_layers(whole, rank, num_ranks);
+  LinearOp between;
+  for (const Op& op : whole.body) {
+    const auto* linear = std::get_if<LinearOp>(&op);
+    if (linear != nullptr && linear->epilogue == LinearEpilogue::kStore) between = *linear;
+  }
+  between.lora_site = -1;
+  between.output = add_term(between.output, &program);
+  for (std::size_t i = 0; i < program.body.size(); ++i) {
+    const auto* sum = std::get_if<AllReduceOp>(&program.body[i]);
+    if (sum == nullptr) continue;
+    between.input = sum->output;
+    program.body.insert(program.body.begin() + static_cast<std::ptrdiff_t>(i++), between);
+  }
+  return program;
+}
+
+BOOST_DATA_TEST_CASE(sums_go_on_during_layers_that_do_without_them,
+                     data::make({2, 3}) * data::make({1, 40, 511, 512, 1600}) * data::make(kKinds), num_ranks,
+                     tokens, kind) {
+  RandomModel model(options());
+  const DeviceAdapter adapter = model.adapter(3, true);
+  Ranks behind(model.program, num_ranks, with_cut_layers, kind);
+  Ranks later(model.program, num_ranks, with_layers_between, kind);
+  const StepArrays step = tokens_of(0, tokens, &adapter);
+  const std::vector<float> expected = behind.logits(step.input());
+  BOOST_TEST((later.logits(step.input()) == expected));
+  BOOST_TEST((later.logits(step.input()) == expected));
+  BOOST_TEST(later.communicators[0]->looked_after > 0);
+  if (tokens < 512) BOOST_TEST(behind.communicators[0]->looked_after == 0);
 }
 
 // Of six experts ranks have two or three; 8192 rows of experts are a slice of 4096 tokens, of eight per token

@@ -63,6 +63,17 @@ def test_four_ranks_of_which_some_have_nothing(granite: Cut, tmp_path: Path) -> 
     assert all(answer.same_bits(by_itself) for answer, (by_itself,) in zip(crowd, alone, strict=True))
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_layers_that_exchange_while_a_sum_goes_on(ranks: int, tmp_path: Path) -> None:
+    """Of an MLP that reads attention's norm; of four ranks the sum has two exchanges, one behind the other."""
+    cut = Cut("cohere", tmp_path, **SIZES)
+    cases = cut.cases()
+    engine = cut.engine(ranks, fully_sharded=True)
+    crowd, *alone = answers_of_ranks(ranks, engine, [cases, *([case] for case in cases)], tmp_path, num_threads=1)
+    cut.check(crowd)
+    assert all(answer.same_bits(by_itself) for answer, (by_itself,) in zip(crowd, alone, strict=True))
+
+
 @pytest.mark.parametrize(("tp_size", "moe_ep_size"), [(2, None), (2, 2), (4, 2)])
 def test_experts(tp_size: int, moe_ep_size: int | None, tmp_path: Path) -> None:
     """Those that all ranks share, whole ones, of which each rank has its own, and those that two of four share."""

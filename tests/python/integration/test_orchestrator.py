@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import resource
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -27,7 +28,8 @@ from support.cut_models import Cut, prompt_of
 from support.http_server import http_server
 from support.processes import has_mapped, have_ended, processes_with
 from support.rank_script import answer_batches, result_of
-from support.ranks import answers_of, answers_of_ranks, mpirun
+from support.ranks import answers_of, answers_of_ranks, mpirun, ranks_of
+from support.watched import watched
 
 SHAPES = {"tensor": {"tp_size": 2}, "pipeline": {"tp_size": 1, "pp_size": 2}}
 DEMO = Path(__file__).resolve().parents[3] / "examples" / "demo"
@@ -63,6 +65,14 @@ def shape(request) -> str:
 @pytest.fixture(scope="module")
 def engine(cut: Cut, shape: str) -> Path:
     return cut.engine(**SHAPES[shape])
+
+
+@pytest.fixture(scope="module")
+def alone(cut: Cut, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An engine of two ranks whose workers are a test's own, while the module's executor may have some of another."""
+    made = tmp_path_factory.mktemp("alone") / "engine"
+    shutil.copytree(cut.engine(2), made)
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -126,9 +136,18 @@ def test_streams_cancels_and_statistics(executor: adaptrt.Executor) -> None:
             is_final = response.result.is_final
     assert prompt + pieces == whole.output_token_ids[0]
     executor.get_latest_iteration_stats()
-    long = executor.enqueue_request(adaptrt.Request(prompt, max_tokens=200, streaming=True))
+    is_cancelled = threading.Event()
+
+    def until_cancelled(request_id: int, logits: Any, token_ids: Any, stream: int, client: int | None) -> None:
+        if len(token_ids[0]) > len(prompt) + 1:  # else it might have ended before
+            is_cancelled.wait(SECONDS_TO_NOTICE)
+
+    long = executor.enqueue_request(
+        adaptrt.Request(prompt, max_tokens=200, streaming=True, logits_post_processor=until_cancelled)
+    )
     executor.await_responses(long)
     executor.cancel_request(long)
+    is_cancelled.set()
     while not (last := executor.await_responses(long)[-1].result).is_final:
         pass
     assert last.finish_reasons == [adaptrt.FinishReason.CANCELLED]
@@ -153,13 +172,12 @@ def test_bad_requests_hurt_nobody(executor: adaptrt.Executor) -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_worker_ends_the_requests(cut: Cut, rank: int) -> None:
-    engine = cut.engine(2)
-    with executor_over(engine) as executor:
+def test_a_killed_worker_ends_the_requests(alone: Path, rank: int) -> None:
+    with executor_over(alone) as executor:
         requests = [adaptrt.Request([5, 6], max_tokens=240, streaming=True) for _ in range(3)]
         ids = executor.enqueue_requests(requests)
         executor.await_responses(ids[0])
-        workers = workers_of(engine)
+        workers = workers_of(alone)
         os.kill(worker_of_rank(workers, rank), signal.SIGKILL)
         for one in ids:
             while not (response := executor.await_responses(one, SECONDS_TO_NOTICE)[-1]).has_error():
@@ -214,9 +232,9 @@ def test_workers_that_are_killed_at_random_times(cut: Cut, request: pytest.Fixtu
             assert have_ended(workers)
 
 
-def test_a_worker_that_hangs_ends_the_requests(cut: Cut) -> None:
+def test_a_worker_that_hangs_ends_the_requests(cut: Cut, alone: Path) -> None:
     """Between two requests, when nobody waits for it; either rank, each of an engine of its own."""
-    with executor_over(cut.engine(2)) as first, executor_over(cut.engine(2, DType.BFLOAT16)) as second:
+    with executor_over(alone) as first, executor_over(cut.engine(2, DType.BFLOAT16)) as second:
         requests = []
         for rank, executor in enumerate((first, second)):
             result_of(executor, executor.enqueue_request(adaptrt.Request([5, 6], max_tokens=2)))
@@ -230,15 +248,29 @@ def test_a_worker_that_hangs_ends_the_requests(cut: Cut) -> None:
             assert have_ended(workers)
 
 
+def test_a_worker_that_runs_out_of_memory_is_named(cut: Cut, alone: Path) -> None:
+    """While it takes an adapter; steps need no memory beyond what ranks begin with."""
+    with executor_over(alone) as executor:
+        result_of(executor, executor.enqueue_request(adaptrt.Request([5, 6], max_tokens=2)))
+        workers = workers_of(alone)
+        victim = worker_of_rank(workers, 1)
+        (size,) = re.findall(r"VmSize:\s+(\d+) kB", Path(f"/proc/{victim}/status").read_text())
+        resource.prlimit(victim, resource.RLIMIT_AS, (int(size) * 1024,) * 2)
+        lora = adaptrt.LoraConfig.from_peft(1, cut.adapters["lora"], alone)
+        request = executor.enqueue_request(adaptrt.Request([5, 6], max_tokens=2, lora_config=lora))
+        (response,) = executor.await_responses(request, SECONDS_TO_NOTICE)
+        assert re.search(r"rank 1 of 2: .*memory|rank 1 of 2: MemoryError", response.error_msg)
+        assert have_ended(workers)
+
+
 def worker_of_rank(workers: set[int], rank: int) -> int:
     (found,) = [process for process in workers if has_mapped(process, f"rank{rank}.engine")]
     return found
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_workers_end_with_their_orchestrator(cut: Cut, tmp_path: Path, how: signal.Signals) -> None:
+def test_workers_end_with_their_orchestrator(alone: Path, tmp_path: Path, how: signal.Signals) -> None:
     """In the middle of steps; also where a process that it has forked goes on. It is no process of MPI itself."""
-    engine = cut.engine(2)
     script = tmp_path / "wait.py"
     script.write_text(
         """
@@ -258,22 +290,19 @@ with adaptrt.Executor(sys.argv[1], ModelType.DECODER_ONLY, ExecutorConfig(parall
 """
     )
     sockets = tempfile.mkdtemp()
-    environment = {**os.environ, "TMPDIR": sockets}
-    command = [sys.executable, script, engine]
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as running:
-        assert running.stdout is not None
-        number, has_mpi = running.stdout.readline().split()
+    with watched([sys.executable, script, alone], env={"TMPDIR": sockets}) as running:
+        number, has_mpi = running.line().split()
         child = int(number)
         try:
             assert has_mpi == "False"
-            workers = workers_of(engine)
+            workers = workers_of(alone)
             assert len(workers) == 2
-            running.send_signal(how)
+            running.process.send_signal(how)
             assert have_ended(workers)
             assert Path(f"/proc/{child}").exists()
         finally:
             os.kill(child, signal.SIGKILL)
-        running.wait(timeout=30)
+        running.communicate()
     Path(sockets).rmdir()  # where nothing is left
 
 
@@ -294,10 +323,9 @@ with adaptrt.Executor(sys.argv[1], ModelType.DECODER_ONLY, ExecutorConfig(parall
     assert "TOKENS 5" in mpirun(1, script, cut.engine(2)).stdout
 
 
-def test_the_end_of_an_executor_that_nobody_shuts_down(cut: Cut) -> None:
-    engine = cut.engine(2)
-    executor = executor_over(engine)
-    workers = workers_of(engine)
+def test_the_end_of_an_executor_that_nobody_shuts_down(alone: Path) -> None:
+    executor = executor_over(alone)
+    workers = workers_of(alone)
     del executor
     assert have_ended(workers)
 
@@ -324,11 +352,10 @@ def test_ranks_that_cannot_begin_are_named(cut: Cut, tmp_path: Path, monkeypatch
     Path(sockets).rmdir()  # which is empty again
 
 
-def test_a_configuration_that_the_executor_refuses_leaves_no_worker(cut: Cut) -> None:
-    engine = cut.engine(2)
+def test_a_configuration_that_the_executor_refuses_leaves_no_worker(alone: Path) -> None:
     with pytest.raises(ConfigError, match="host_cache"):
-        executor_over(engine, kv_cache_config=adaptrt.KvCacheConfig(host_cache_size=1 << 20, host_cache_dir="/tmp"))
-    assert have_ended(workers_of(engine))
+        executor_over(alone, kv_cache_config=adaptrt.KvCacheConfig(host_cache_size=1 << 20, host_cache_dir="/tmp"))
+    assert have_ended(workers_of(alone))
 
 
 def test_what_an_orchestrator_cannot_do_is_refused_by_name(cut: Cut, tmp_path: Path) -> None:
@@ -396,6 +423,31 @@ def test_the_bench_starts_its_workers(
     missing = ["--lora_dir", str(tmp_path / "none")]
     assert command_line(["bench", str(engine), *load, *missing]) == 2
     assert workers_of(engine) == others
+
+
+def test_a_server_and_an_llm_in_leader_mode(demo_engine: Path, tmp_path: Path) -> None:
+    """The same commands and scripts under mpirun: rank 0 answers, the others serve it, and end with it."""
+    script = tmp_path / "llm.py"
+    script.write_text(
+        "import sys\n"
+        "from adaptrt import LLM\n"
+        "from support.ranks import say\n"
+        "say('TEXT', repr(LLM(sys.argv[1]).generate('The sea', max_tokens=8).text))\n"
+    )
+    said = mpirun(2, script, demo_engine).stdout
+    assert said.count("TEXT") == 1
+    serve = ("-m", "adaptrt.builder.cli", "serve", demo_engine, "--port", 0, "--num_threads", 1)
+    with ranks_of(2, *serve) as running:
+        address = running.line().split()[-1]
+        ranks = processes_with("adaptrt.builder.cli", demo_engine)
+        assert len(ranks) == 2
+        model = httpx.get(f"{address}/v1/models").json()["data"][0]["id"]
+        body = {"model": model, "prompt": "The sea", "max_tokens": 8, "temperature": 0}
+        answer = httpx.post(f"{address}/v1/completions", json=body, timeout=60).json()["choices"][0]["text"]
+        assert repr(answer) in said
+        running.process.send_signal(signal.SIGTERM)
+        running.communicate()
+    assert have_ended(ranks)
 
 
 def test_a_server_and_an_llm_start_their_workers(demo_engine: Path) -> None:

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 import adaptrt
-from adaptrt._core import ConfigError, DType, EngineError
+from adaptrt._core import ConfigError, DType, EngineError, cpu_kernels
 from adaptrt.builder.build import build
 from adaptrt.builder.conversion.convert import convert_checkpoint
 from support.cut_models import CONFIG, FLOAT32_TOLERANCE, Cut, prompt_of
 from support.models import Reference
-from support.ranks import answers_of_ranks, mpirun, start_ranks
+from support.ranks import answers_of_ranks, mpirun, ranks_of
 
 # As in test_families.py, where the reason is; sums over ranks are in another order once more.
 
@@ -222,7 +222,8 @@ else:
     assert not is_running(int(ready.read_text()))
 
 
-def test_ctrl_c_ends_all_ranks(granite: Cut, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_end_all_ranks(granite: Cut, how: signal.Signals, tmp_path: Path) -> None:
     script = tmp_path / "wait.py"
     script.write_text(
         """
@@ -235,11 +236,10 @@ with adaptrt.Executor(sys.argv[1], adaptrt.ModelType.DECODER_ONLY, adaptrt.Execu
         time.sleep(600)
 """
     )
-    with start_ranks(2, script, granite.engine(2)) as running:
-        assert running.stdout is not None
-        pids = [int(running.stdout.readline().split()[1]) for _ in range(2)]
-        running.send_signal(signal.SIGINT)
-        running.wait(timeout=30)
+    with ranks_of(2, script, granite.engine(2)) as running:
+        pids = [int(running.line().split()[1]) for _ in range(2)]
+        running.process.send_signal(how)
+        running.communicate()
     assert not any(is_running(pid) for pid in pids)
 
 
@@ -262,6 +262,38 @@ def test_a_lost_file_is_named(granite: Cut, tmp_path: Path) -> None:
     assert "rank1.engine" in done.stderr
     with pytest.raises(EngineError, match=r"rank1\.engine"):
         adaptrt.LoraConfig.from_peft(1, granite.adapters["dora"], engine)
+
+
+def test_ranks_that_differ_are_refused_by_name(granite: Cut, tmp_path: Path) -> None:
+    """Another engine of the same sizes, another release, and kernels that not all of them chose."""
+    script = tmp_path / "differ.py"
+    script.write_text(
+        """
+import sys
+import adaptrt
+from adaptrt.runtime import native_engine
+from mpi4py import MPI
+from support.ranks import say
+is_other = MPI.COMM_WORLD.rank == 1
+def start(what, engine, **fields):
+    try:
+        adaptrt.Executor(engine, adaptrt.ModelType.DECODER_ONLY, adaptrt.ExecutorConfig(num_threads=1, **fields))
+    except adaptrt.EngineError as error:
+        say(what, MPI.COMM_WORLD.rank, error)
+start("ENGINE", sys.argv[2 if is_other else 1])
+start("KERNELS", sys.argv[1], kernels=sys.argv[3 if is_other else 4])
+if is_other:
+    native_engine.__version__ = "0.0"
+start("RELEASE", sys.argv[1])
+"""
+    )
+    other = Cut("granite", tmp_path, **EIGHT_HEADS, rms_norm_eps=1e-3)
+    first, second = cpu_kernels()[:2]
+    said = mpirun(2, script, granite.engine(2), other.engine(2), first, second).stdout
+    for rank in range(2):
+        assert f"ENGINE {rank} the ranks differ: engine is " in said
+        assert f"KERNELS {rank} the ranks differ: kernels is '{first}' on rank 1 and '{second}' on rank 0" in said
+        assert f"RELEASE {rank} the ranks differ: release is '0.0' on rank 1 and " in said
 
 
 def bench(ranks: int, *arguments: object) -> str:

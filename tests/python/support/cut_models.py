@@ -57,6 +57,18 @@ def prompt_of(length: int, seed: int) -> list[int]:
     return np.random.default_rng((seed, length)).integers(2, 61, length).tolist()
 
 
+def even_sizes(fields: dict[str, Any]) -> dict[str, Any]:
+    """Sizes that two ranks can divide, in the place of those of a family's config that they cannot."""
+    if "text_config" in fields:
+        return {"text_config": {**fields["text_config"], **even_sizes(fields["text_config"])}}
+    if "n_embd" in fields:
+        return {**GPT2_SIZES, "n_inner": fields["n_inner"] and GPT2_SIZES["n_inner"]}
+    # Heads of twelve floats, of which families rotate a half, or in sections.
+    sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 76, "ffn_dim": 76}
+    sizes = {name: size for name, size in sizes.items() if name in fields}
+    return {**sizes, "hidden_size": max(48, fields["hidden_size"])}
+
+
 class CutModel:
     """A model in a directory, and engines of it by how many ranks they are cut over."""
 
@@ -90,9 +102,10 @@ class Cut(CutModel):
     """A family's model, and adapters on every linear layer."""
 
     def __init__(self, name: str, directory: Path, **fields: Any) -> None:
-        """`fields` of the config, beyond those of CUT."""
+        """`fields` of the config, beyond those of CUT or even_sizes()."""
         family: Family = {**FAMILIES, **RELATIVES}[name]
-        sized = dataclasses.replace(family, fields={**family.fields, **CUT[name], **fields})
+        sizes = CUT[name] if name in CUT else even_sizes(family.fields)
+        sized = dataclasses.replace(family, fields={**family.fields, **sizes, **fields})
         super().__init__(directory, save_family(sized, directory / "model"))
         for seed, (kind, settings) in enumerate(ADAPTERS.items()):
             settings = {"target_modules": family.targets, **settings}

@@ -1,7 +1,7 @@
-"""Answers batches of requests over an engine, on every process that mpirun starts: SPEC OUTPUT.
+"""Answers batches of requests over engines, one after the other, on every process that mpirun starts: SPECS.
 
-SPEC is JSON: {engine, config: fields of ExecutorConfig, batches: [[{adapter, task, prompt, tokens}]]}. Rank 0 writes
-the tokens and logits of each request; of those with `tokens_alone`, no logits.
+SPECS is JSON: [{engine, config: fields of ExecutorConfig, batches: [[{adapter, task, prompt, tokens}]], output}]. Rank
+0 writes the tokens and logits of each request to `output`; of those with `tokens_alone`, no logits.
 """
 
 from __future__ import annotations
@@ -53,13 +53,14 @@ def answer_batches(executor: adaptrt.Executor, batches: list[list[dict[str, Any]
     return arrays
 
 
-def answer(spec: dict[str, Any], output: Path) -> None:
+def answer(spec: dict[str, Any]) -> None:
     """Runs the batches over one executor."""
     config = adaptrt.ExecutorConfig(**spec["config"])
     with adaptrt.Executor(spec["engine"], adaptrt.ModelType.DECODER_ONLY, config) as executor:
         if executor.can_enqueue_requests():
-            np.savez(output, **answer_batches(executor, spec["batches"]))
+            np.savez(spec["output"], **answer_batches(executor, spec["batches"]))
 
 
 if __name__ == "__main__":
-    answer(json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2]))
+    for one in json.loads(Path(sys.argv[1]).read_text()):
+        answer(one)

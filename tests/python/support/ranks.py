@@ -7,11 +7,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from .watched import Watched, watched
 
 _TESTS = Path(__file__).parents[1]
 _NOTHING = np.empty((0, 0), np.float32)
@@ -41,28 +44,17 @@ def say(*words: object) -> None:
     os.write(sys.stdout.fileno(), (" ".join(map(str, words)) + "\n").encode())
 
 
-def start_ranks(ranks: int, *arguments: object) -> subprocess.Popen[str]:
-    """Starts Python with these arguments as so many processes."""
+def ranks_of(ranks: int, *arguments: object) -> AbstractContextManager[Watched]:
+    """Python with these arguments as so many processes."""
     command = [Path(sys.executable).with_name("mpirun"), "-n", ranks, sys.executable, *arguments]
-    return subprocess.Popen(
-        [str(part) for part in command],
-        env={**os.environ, "PYTHONPATH": str(_TESTS)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return watched(command, env={"PYTHONPATH": str(_TESTS)}, stderr=subprocess.PIPE)
 
 
-def mpirun(
-    ranks: int, *arguments: object, check: bool = True, timeout: float = 240
-) -> subprocess.CompletedProcess[str]:
+def mpirun(ranks: int, *arguments: object, check: bool = True) -> subprocess.CompletedProcess[str]:
     """Runs Python with these arguments as so many processes, to their end."""
-    with start_ranks(ranks, *arguments) as running:
-        try:
-            stdout, stderr = running.communicate(timeout=timeout)
-        finally:
-            running.kill()
-    done = subprocess.CompletedProcess(running.args, running.returncode, stdout, stderr)
+    with ranks_of(ranks, *arguments) as running:
+        stdout, stderr = running.communicate()
+    done = subprocess.CompletedProcess(running.process.args, running.process.returncode, stdout, stderr)
     assert not check or done.returncode == 0, done.stdout + done.stderr
     return done
 
@@ -71,10 +63,21 @@ def answers_of_ranks(
     ranks: int, engine: Path, batches: list[list[dict[str, Any]]], place: Path, **config: Any
 ) -> list[list[RankAnswer]]:
     """What rank_script.py's batches give; `place` is a directory for its files."""
-    spec, output = place / "spec.json", place / "answers.npz"
-    spec.write_text(json.dumps({"engine": str(engine), "config": config, "batches": batches}))
-    mpirun(ranks, "-m", "support.rank_script", spec, output)
-    return answers_of(np.load(output), batches)
+    (answers,) = answers_of_engines(ranks, [(engine, batches)], place, **config)
+    return answers
+
+
+def answers_of_engines(
+    ranks: int, engines: list[tuple[Path, list[list[dict[str, Any]]]]], place: Path, **config: Any
+) -> list[list[list[RankAnswer]]]:
+    """The same of engines with their batches, one after the other in the same processes."""
+    specs = [
+        {"engine": str(engine), "config": config, "batches": batches, "output": str(place / f"answers{number}.npz")}
+        for number, (engine, batches) in enumerate(engines)
+    ]
+    (place / "specs.json").write_text(json.dumps(specs))
+    mpirun(ranks, "-m", "support.rank_script", place / "specs.json")
+    return [answers_of(np.load(spec["output"]), spec["batches"]) for spec in specs]
 
 
 def answers_of(found: Mapping[str, np.ndarray], batches: list[list[dict[str, Any]]]) -> list[list[RankAnswer]]:
