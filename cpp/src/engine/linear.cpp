@@ -378,12 +378,15 @@ void run_op(const LinearOp& op, const Step& step) {
                   .scale = op.scale,
                   .softcap = op.softcap,
                   .threshold = op.threshold,
+                  .scores = op.scores == kNoBuffer ? Rows{} : step.rows_of(op.scores),
+                  .least_score = op.least_score,
                   .has_sparse_input = op.has_sparse_input,
                   .groups = {&all, 1},
                   .adapted = adapted_rows(op.lora_site, step, step.adapted_rows),
                   .site = op.lora_site < 0 ? nullptr : &step.program.lora_site(op.lora_site),
                   .is_sliced = op.lora_site >= 0 && step.program.lora_site(op.lora_site).is_lm_head(),
                   .new_tokens = adapted_rows(new_tokens, step, step.new_token_rows)};
+  step.linear_scratch.gates_read.reset();
   step.linear_scratch.outputs_read.reset();
   step.linear_scratch.inputs_read.reset();
   if (reads_open_gates_alone(work, step)) {

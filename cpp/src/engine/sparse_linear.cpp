@@ -8,6 +8,7 @@
 
 #include "adapter_product.h"
 #include "base_product.h"
+#include "linear_output.h"
 
 namespace adaptrt {
 namespace {
@@ -44,23 +45,57 @@ class GatedByRelu {
         width_(factor_.weight.n) {}
 
   void run() const {
-    const auto size = static_cast<std::size_t>(rows_ * width_);
-    scratch_.gates.resize(std::max(scratch_.gates.size(), size));
-    make_part(0, scratch_.gates.data());
+    scratch_.gates.resize(std::max(scratch_.gates.size(), size()));
+    make_gates();
     const std::span<const std::int32_t> open = find_open();
-    scratch_.factors.assign(size, 0.0F);
-    if (static_cast<double>(open.size()) > kMostOpen * static_cast<double>(width_)) {
-      make_part(1, scratch_.factors.data());
-      activate_all(nullptr);
+    if (is_worth_gathering(open)) {
+      scratch_.outputs_read = std::ssize(open);
+      scratch_.factors.assign(size(), 0.0F);
+      make_outputs(1, open, scratch_.factors.data());
+      activate_all(factor_.bias.size == 0 ? nullptr : factor_.bias.data);
       return;
     }
-    scratch_.outputs_read = std::ssize(open);
-    make_factors(open);
-    if (!adapters_.is_empty()) adapt_factors();
-    activate_all(factor_.bias.size == 0 ? nullptr : factor_.bias.data);
+    scratch_.factors.resize(std::max(scratch_.factors.size(), size()));
+    make_part(1, scratch_.factors.data());
+    activate_all(nullptr);
   }
 
  private:
+  [[nodiscard]] std::size_t size() const { return static_cast<std::size_t>(rows_ * width_); }
+
+  [[nodiscard]] bool is_worth_gathering(std::span<const std::int32_t> outputs) const {
+    return static_cast<double>(outputs.size()) <= kMostOpen * static_cast<double>(width_);
+  }
+
+  /// With adapters and biases. Where there are scores, the gates that they close may not be read.
+  void make_gates() const {
+    float* gates = scratch_.gates.data();
+    if (!work_.has_scores()) return make_part(0, gates);
+    const std::span<const std::int32_t> expected = find_expected();
+    if (work_.parts[0].weight.has_rows && is_worth_gathering(expected)) {
+      scratch_.gates_read = std::ssize(expected);
+      make_expected_gates(expected);
+    } else {
+      make_part(0, gates);
+    }
+    for (std::int64_t row = 0; row < rows_; ++row) {
+      step_.kernels.close_gates(work_.scores.float_row(row), work_.least_score, width_, gates + row * width_);
+    }
+  }
+
+  void make_expected_gates(std::span<const std::int32_t> expected) const {
+    base_.prepare(adapters_.reads_input());
+    if (!adapters_.is_empty()) adapters_.shrink();
+    float* gates = scratch_.gates.data();
+    std::fill_n(gates, size(), 0.0F);
+    make_outputs(0, expected, gates);
+    const VectorView& bias = work_.parts[0].bias;
+    if (bias.size == 0) return;
+    for (std::int64_t row = 0; row < rows_; ++row) {
+      step_.kernels.add(bias.data, width_, gates + row * width_);
+    }
+  }
+
   /// One of the two parts for all outputs, with its adapters and its bias: out [rows, width]. What adapters
   /// need of the input is made for both parts.
   void make_part(std::size_t part, float* out) const {
@@ -76,25 +111,37 @@ class GatedByRelu {
 
   /// Outputs whose gate is open, or not a number, in some row.
   [[nodiscard]] std::span<const std::int32_t> find_open() const {
+    const float threshold = work_.threshold;
+    return find_outputs(scratch_.gates.data(), [=](float gate) { return !(gate <= threshold); });
+  }
+
+  /// Outputs whose gate the scores of some row do not close.
+  [[nodiscard]] std::span<const std::int32_t> find_expected() const {
+    const float least = work_.least_score;
+    return find_outputs(work_.scores.float_row(0), [=](float score) { return !(score < least); });
+  }
+
+  /// Outputs of which `is_wanted` says so in some row of values [rows, width]; until the next call.
+  template <class IsWanted>
+  [[nodiscard]] std::span<const std::int32_t> find_outputs(const float* values,
+                                                           const IsWanted& is_wanted) const {
     scratch_.live.resize(std::max(scratch_.live.size(), static_cast<std::size_t>(width_)));
     std::size_t count = 0;
     for (std::int64_t output = 0; output < width_; ++output) {
-      bool is_open = false;
-      for (std::int64_t row = 0; row < rows_; ++row) {
-        is_open |= !(scratch_.gates[static_cast<std::size_t>(row * width_ + output)] <= work_.threshold);
-      }
-      keep_if(is_open, static_cast<std::int32_t>(output), scratch_.live, count);
+      bool is_kept = false;
+      for (std::int64_t row = 0; row < rows_; ++row) is_kept |= is_wanted(values[row * width_ + output]);
+      keep_if(is_kept, static_cast<std::int32_t>(output), scratch_.live, count);
     }
     return {scratch_.live.data(), count};
   }
 
   using Pointers = std::array<const std::byte*, kPanelColumns>;
 
-  /// Where rows begin; the last one again behind them.
-  [[nodiscard]] Pointers point_at(std::span<const std::int32_t> outputs) const {
+  /// Where rows of a part begin; the last one again behind them.
+  [[nodiscard]] Pointers point_at(std::size_t part, std::span<const std::int32_t> outputs) const {
     Pointers pointers;
     for (std::size_t i = 0; i < pointers.size(); ++i) {
-      pointers[i] = factor_.weight.row(outputs[std::min(i, outputs.size() - 1)]);
+      pointers[i] = work_.parts[part].weight.row(outputs[std::min(i, outputs.size() - 1)]);
     }
     return pointers;
   }
@@ -108,26 +155,32 @@ class GatedByRelu {
     return std::min(kPanelColumns, (share + kVector - 1) / kVector * kVector);
   }
 
-  /// factors [rows, width] of these outputs, of the base alone.
-  void make_factors(std::span<const std::int32_t> open) const {
-    if (open.empty()) return;
-    const std::int64_t at_once = outputs_at_once(std::ssize(open));
-    const std::int64_t pieces = (std::ssize(open) + at_once - 1) / at_once;
+  /// Puts these outputs of a part into out [rows, width], zeros before, and adds what adapters make of all.
+  void make_outputs(std::size_t part, std::span<const std::int32_t> outputs, float* out) const {
+    gather(part, outputs, out);
+    if (!adapters_.is_empty()) adapt(part, out);
+  }
+
+  /// The outputs, of the base alone.
+  void gather(std::size_t part, std::span<const std::int32_t> wanted, float* out) const {
+    if (wanted.empty()) return;
+    const std::int64_t at_once = outputs_at_once(std::ssize(wanted));
+    const std::int64_t pieces = (std::ssize(wanted) + at_once - 1) / at_once;
     const auto piece_of = [&](std::int64_t index) {
       const auto first = static_cast<std::size_t>(index * at_once);
-      return open.subspan(first, std::min(static_cast<std::size_t>(at_once), open.size() - first));
+      return wanted.subspan(first, std::min(static_cast<std::size_t>(at_once), wanted.size() - first));
     };
     const auto body = [&](std::int64_t begin, std::int64_t end, int thread) {
       float* tile = step_.scratch[static_cast<std::size_t>(thread)].data();
-      Pointers pointers = point_at(piece_of(begin));
+      Pointers pointers = point_at(part, piece_of(begin));
       Pointers next;
       for (std::int64_t index = begin; index < end; ++index) {
         const std::span<const std::int32_t> outputs = piece_of(index);
         const bool more = index + 1 < end;
-        if (more) next = point_at(piece_of(index + 1));
-        base_.multiply_gathered(1, {pointers.data(), std::ssize(outputs), more ? next.data() : nullptr},
+        if (more) next = point_at(part, piece_of(index + 1));
+        base_.multiply_gathered(part, {pointers.data(), std::ssize(outputs), more ? next.data() : nullptr},
                                 thread, tile);
-        scatter(tile, outputs);
+        scatter(tile, outputs, out);
         std::swap(pointers, next);
       }
     };
@@ -136,32 +189,31 @@ class GatedByRelu {
     step_.threads.parallel_for(pieces, std::max<std::int64_t>(1, grain), body);
   }
 
-  void scatter(const float* tile, std::span<const std::int32_t> outputs) const {
-    for (std::int64_t row = 0; row < rows_; ++row, tile += kPanelColumns) {
-      float* factors = scratch_.factors.data() + row * width_;
-      for (std::size_t i = 0; i < outputs.size(); ++i) factors[outputs[i]] = tile[i];
+  void scatter(const float* tile, std::span<const std::int32_t> outputs, float* out) const {
+    for (std::int64_t row = 0; row < rows_; ++row, tile += kPanelColumns, out += width_) {
+      for (std::size_t i = 0; i < outputs.size(); ++i) out[outputs[i]] = tile[i];
     }
   }
 
-  /// What adapters make of the factors, whose places are those of whole panels.
-  void adapt_factors() const {
+  /// What adapters make of a part, whose places are those of whole panels.
+  void adapt(std::size_t part, float* out) const {
     const std::int64_t panels = panel_count(width_);
     const auto body = [&](std::int64_t begin, std::int64_t end, int thread) {
-      for (std::int64_t panel = begin; panel < end; ++panel) expand(panel, thread);
+      for (std::int64_t panel = begin; panel < end; ++panel) expand({part, panel}, thread, out);
     };
     const std::int64_t grain = std::max<std::int64_t>(1, panels / (step_.threads.num_threads() * 2));
     step_.threads.parallel_for(panels, grain, body);
   }
 
-  void expand(std::int64_t panel, int thread) const {
+  void expand(PanelPlace place, int thread, float* out) const {
     float* tile = step_.scratch[static_cast<std::size_t>(thread)].data();
-    float* factors = scratch_.factors.data() + panel * kPanelColumns;
+    out += place.panel * kPanelColumns;
     for (std::int64_t row = 0; row < rows_; ++row) {
-      std::copy_n(factors + row * width_, kPanelColumns, tile + row * kPanelColumns);
+      std::copy_n(out + row * width_, kPanelColumns, tile + row * kPanelColumns);
     }
-    adapters_.expand(1, panel, {0, rows_}, tile);
+    adapters_.expand(place.part, place.panel, {0, rows_}, tile);
     for (std::int64_t row = 0; row < rows_; ++row) {
-      std::copy_n(tile + row * kPanelColumns, kPanelColumns, factors + row * width_);
+      std::copy_n(tile + row * kPanelColumns, kPanelColumns, out + row * width_);
     }
   }
 
