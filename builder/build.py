@@ -142,7 +142,7 @@ def build(
 
 @contextmanager
 def _reference_engine(source: Checkpoint, config: BuildConfig, place: Path, progress: Progress) -> Iterator[Path]:
-    """An engine of the checkpoint without adapters and predictors, in a directory in `place` for the time of a with statement."""
+    """An engine of the checkpoint without adapters and predictors, in `place` for the time of a with statement."""
     without_adapters = replace(
         config,
         sparse_predictors=None,

@@ -539,7 +539,9 @@ def _sparse_mlp_problems(config: BuildConfig, checkpoint: CheckpointConfig) -> l
         if config.backend != NATIVE:
             found.append(f"{name} needs backend {NATIVE}")
         if config.compress_weights:
-            found.append(f"{name} and compress_weights: single outputs of compressed weights cannot be read; choose one")
+            found.append(
+                f"{name} and compress_weights: single outputs of compressed weights cannot be read; choose one"
+            )
         if checkpoint.quantization is not None:
             found.append(f"{name} cannot act on the checkpoint's {checkpoint.quantization.quant_algo.name} weights")
         if not Activation(checkpoint.hidden_act).leaves_zeros:

@@ -155,8 +155,8 @@ void bind_ops(py::module_& module) {
            }),
            py::kw_only(), py::arg("input"), py::arg("output"), py::arg("epilogue") = LinearEpilogue::kStore,
            py::arg("parts"), py::arg("lora_site") = -1, py::arg("scale") = 1.0F, py::arg("softcap") = 0.0F,
-           py::arg("threshold") = 0.0F, py::arg("has_sparse_input") = false,
-           py::arg("scores") = kNoBuffer, py::arg("least_score") = 0.0F)
+           py::arg("threshold") = 0.0F, py::arg("has_sparse_input") = false, py::arg("scores") = kNoBuffer,
+           py::arg("least_score") = 0.0F)
       .def_readonly("scores", &LinearOp::scores)
       .def_readonly("least_score", &LinearOp::least_score)
       .def_readonly("threshold", &LinearOp::threshold)

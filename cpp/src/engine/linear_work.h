@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <span>
 #include <vector>
@@ -79,6 +80,8 @@ struct LinearScratch {
   std::vector<std::int32_t> live;
   std::vector<float> gates;
   std::vector<float> factors;
+  /// Of layers of ReLU gates: how many steps of few rows will read them whole.
+  std::map<const LinearOp*, std::int32_t> whole_steps;
   /// Of the layer that ran: how many outputs of its gate and of its last part, and inputs, were read;
   /// nullopt: all.
   std::optional<std::int64_t> gates_read = std::nullopt;

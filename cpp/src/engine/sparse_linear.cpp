@@ -4,6 +4,7 @@
 #include <array>
 #include <cstring>
 #include <span>
+#include <type_traits>
 #include <utility>
 
 #include "adapter_product.h"
@@ -19,16 +20,31 @@ constexpr double kMostLive = 0.75;
 
 /// The same of a gated layer's outputs, of which each is moved in registers to where its column of a panel
 /// is.
-constexpr double kMostOpen = 0.6;
+constexpr double kMostOpen = 0.4;
+
+/// Of every kernel table.
+constexpr std::int64_t kMostRows = 4;
 
 std::int64_t sparse_rows(const LinearWork& work, const Step& step) {
-  return step.kernels.sparse_rows[static_cast<std::size_t>(work.parts[0].weight.dtype)];
+  const std::int64_t rows = step.kernels.sparse_rows[static_cast<std::size_t>(work.parts[0].weight.dtype)];
+  return std::min(rows, kMostRows);
 }
 
 /// Appends `number` to the first `count` of `numbers` if it is to be kept, without a branch.
-void keep_if(bool kept, std::int32_t number, std::vector<std::int32_t>& numbers, std::size_t& count) {
+void keep_if(bool kept, std::int32_t number, std::int32_t* numbers, std::size_t& count) {
   numbers[count] = number;
   count += kept ? 1 : 0;
+}
+
+/// Calls body(rows), of at most kMostRows, with a constant: loops over outputs are many times as long as
+/// those over rows within them.
+template <class Body>
+void with_rows(std::int64_t rows, const Body& body) {
+  static_assert(kMostRows == 4);
+  if (rows == 1) return body(std::integral_constant<std::int64_t, 1>());
+  if (rows == 2) return body(std::integral_constant<std::int64_t, 2>());
+  if (rows == 3) return body(std::integral_constant<std::int64_t, 3>());
+  body(std::integral_constant<std::int64_t, kMostRows>());
 }
 
 /// The layer's second part, and what becomes of both.
@@ -44,7 +60,8 @@ class GatedByRelu {
         rows_(work.num_rows()),
         width_(factor_.weight.n) {}
 
-  void run() const {
+  /// Whether something was left out.
+  [[nodiscard]] bool run() const {
     scratch_.gates.resize(std::max(scratch_.gates.size(), size()));
     make_gates();
     const std::span<const std::int32_t> open = find_open();
@@ -53,11 +70,12 @@ class GatedByRelu {
       scratch_.factors.assign(size(), 0.0F);
       make_outputs(1, open, scratch_.factors.data());
       activate_all(factor_.bias.size == 0 ? nullptr : factor_.bias.data);
-      return;
+      return true;
     }
     scratch_.factors.resize(std::max(scratch_.factors.size(), size()));
     make_part(1, scratch_.factors.data());
     activate_all(nullptr);
+    return scratch_.gates_read.has_value();
   }
 
  private:
@@ -126,13 +144,16 @@ class GatedByRelu {
   [[nodiscard]] std::span<const std::int32_t> find_outputs(const float* values,
                                                            const IsWanted& is_wanted) const {
     scratch_.live.resize(std::max(scratch_.live.size(), static_cast<std::size_t>(width_)));
+    std::int32_t* found = scratch_.live.data();
     std::size_t count = 0;
-    for (std::int64_t output = 0; output < width_; ++output) {
-      bool is_kept = false;
-      for (std::int64_t row = 0; row < rows_; ++row) is_kept |= is_wanted(values[row * width_ + output]);
-      keep_if(is_kept, static_cast<std::int32_t>(output), scratch_.live, count);
-    }
-    return {scratch_.live.data(), count};
+    with_rows(rows_, [&, width = width_](auto rows) {
+      for (std::int64_t output = 0; output < width; ++output) {
+        bool is_kept = false;
+        for (std::int64_t row = 0; row < rows(); ++row) is_kept |= is_wanted(values[row * width + output]);
+        keep_if(is_kept, static_cast<std::int32_t>(output), found, count);
+      }
+    });
+    return {found, count};
   }
 
   using Pointers = std::array<const std::byte*, kPanelColumns>;
@@ -146,13 +167,16 @@ class GatedByRelu {
     return pointers;
   }
 
-  /// Outputs that are gathered at once: a panel of them, or as many as all threads have the same share of.
+  /// Outputs that are gathered at once, as many as all threads have the same share of: of more rows than
+  /// these, which are read side by side, processors do not read on ahead.
   [[nodiscard]] std::int64_t outputs_at_once(std::int64_t outputs) const {
     constexpr std::int64_t kVector = 16;
+    constexpr std::int64_t kMostAtOnce = 32;
+    static_assert(kMostAtOnce <= kPanelColumns);
     const std::int64_t threads = step_.threads.num_threads();
-    const std::int64_t panels = (panel_count(outputs) + threads - 1) / threads * threads;
-    const std::int64_t share = (outputs + panels - 1) / panels;
-    return std::min(kPanelColumns, (share + kVector - 1) / kVector * kVector);
+    const std::int64_t pieces = ((outputs + kMostAtOnce - 1) / kMostAtOnce + threads - 1) / threads * threads;
+    const std::int64_t share = (outputs + pieces - 1) / pieces;
+    return std::min(kMostAtOnce, (share + kVector - 1) / kVector * kVector);
   }
 
   /// Puts these outputs of a part into out [rows, width], zeros before, and adds what adapters make of all.
@@ -256,30 +280,31 @@ std::optional<LiveInputs> find_live_inputs(const LinearWork& work, const Step& s
   const std::int64_t row_bytes = work.input.row_bytes();
   const std::int64_t groups = (row_bytes + kGroupBytes - 1) / kGroupBytes;
   const std::uint32_t without_signs = work.input.dtype == DType::kBFloat16 ? 0x7fff7fffU : 0x7fffffffU;
-  const auto is_live = [&](std::int64_t group, std::int64_t bytes) {
-    std::uint32_t all = 0;
-    for (std::int64_t row = 0; row < rows; ++row) {
-      std::uint32_t bits = 0;
-      std::memcpy(&bits, work.input.row(row) + group * kGroupBytes, static_cast<std::size_t>(bytes));
-      all |= bits;
-    }
-    return (all & without_signs) != 0;
-  };
   std::vector<std::int32_t>& live = step.linear_scratch.live;
   live.resize(std::max(live.size(), static_cast<std::size_t>(groups)));
+  std::int32_t* found = live.data();
   std::size_t count = 0;
-  const std::int64_t whole = row_bytes / kGroupBytes;
-  for (std::int64_t group = 0; group < whole; ++group) {
-    keep_if(is_live(group, kGroupBytes), static_cast<std::int32_t>(group), live, count);
-  }
-  if (whole < groups) {
-    keep_if(is_live(whole, row_bytes % kGroupBytes), static_cast<std::int32_t>(whole), live, count);
-  }
+  with_rows(rows, [&](auto num_rows) {
+    const std::byte* x = work.input.row(0);
+    const auto keep = [&](std::int64_t group, auto bytes) {
+      std::uint32_t all = 0;
+      for (std::int64_t row = 0; row < num_rows(); ++row) {
+        std::uint32_t bits = 0;
+        std::memcpy(&bits, x + row * row_bytes + group * kGroupBytes, bytes());
+        all |= bits;
+      }
+      keep_if((all & without_signs) != 0, static_cast<std::int32_t>(group), found, count);
+    };
+    const std::int64_t whole = row_bytes / kGroupBytes;
+    constexpr std::integral_constant<std::size_t, kGroupBytes> kWhole;
+    for (std::int64_t group = 0; group < whole; ++group) keep(group, kWhole);
+    if (whole < groups) keep(whole, std::integral_constant<std::size_t, kGroupBytes / 2>());
+  });
   if (static_cast<double>(count) > kMostLive * static_cast<double>(groups)) return std::nullopt;
   const std::int64_t inputs_of_group = kGroupBytes / static_cast<std::int64_t>(size_of(work.input.dtype));
   step.linear_scratch.inputs_read =
       std::min(static_cast<std::int64_t>(count) * inputs_of_group, work.input.width);
-  return LiveInputs{live.data(), static_cast<std::int64_t>(count)};
+  return LiveInputs{found, static_cast<std::int64_t>(count)};
 }
 
 bool reads_open_gates_alone(const LinearWork& work, const Step& step) {
@@ -287,8 +312,8 @@ bool reads_open_gates_alone(const LinearWork& work, const Step& step) {
          work.num_rows() <= sparse_rows(work, step);
 }
 
-void run_gated_by_relu(const LinearWork& work, const Step& step) {
-  GatedByRelu(work, step).run();
+bool run_gated_by_relu(const LinearWork& work, const Step& step) {
+  return GatedByRelu(work, step).run();
 }
 
 }  // namespace adaptrt

@@ -15,7 +15,8 @@ namespace adaptrt {
 [[nodiscard]] bool reads_open_gates_alone(const LinearWork& work, const Step& step);
 
 /// The layer, of such a one: its gates, adapters included, for all outputs that scores do not close in all
-/// rows, then the second part where a gate of some row is open. The bits are run_linear's.
-void run_gated_by_relu(const LinearWork& work, const Step& step);
+/// rows, then the second part where a gate of some row is open. The bits are run_linear's. Returns whether
+/// anything was left out.
+bool run_gated_by_relu(const LinearWork& work, const Step& step);
 
 }  // namespace adaptrt

@@ -365,8 +365,7 @@ BOOST_AUTO_TEST_CASE(unusable_scores_of_gates_are_found) {
   finds("scores names buffer 99", [](Program* p) { op_at<LinearOp>(p, 10).scores = 99; });
   finds("has scores, and a scale or a softcap", [](Program* p) { op_at<LinearOp>(p, 10).scale = 2.0F; });
   finds("has scores, and a scale or a softcap", [](Program* p) { op_at<LinearOp>(p, 10).softcap = 2.0F; });
-  finds("least_score is not finite",
-        [](Program* p) { op_at<LinearOp>(p, 10).least_score = std::nanf(""); });
+  finds("least_score is not finite", [](Program* p) { op_at<LinearOp>(p, 10).least_score = std::nanf(""); });
 }
 
 BOOST_AUTO_TEST_CASE(unusable_attention_is_found) {

@@ -234,6 +234,40 @@ BOOST_AUTO_TEST_CASE(a_profile_counts_gates_that_are_read) {
   BOOST_TEST(bytes_of(8) == kLayers * (kBiases + kWeights));
 }
 
+// Behind a step in which the gates were open, some steps read the gated layers whole, then one asks again.
+BOOST_AUTO_TEST_CASE(open_gates_are_asked_for_again_after_some_steps) {
+  RandomModel model(options_of(DType::kFloat32, LinearEpilogue::kReluMul, kOpen, true));
+  DeviceAdapter closing = model.adapter(5, false, 2);
+  const std::vector<float> shifts(320, 3 * kClosed);
+  for (const Op& op : model.program.body) {
+    const auto* linear = std::get_if<LinearOp>(&op);
+    if (linear == nullptr || !is_relu_gated(linear->epilogue)) continue;
+    closing.sites[static_cast<std::size_t>(linear->lora_site)].parts[0].shift =
+        model.storage().vector(shifts).data;
+  }
+  const auto profile = std::make_shared<StepProfile>(1);
+  const auto engine = engine_of(model, "", 1, profile);
+  const auto bytes_of = [&](const StepArrays& arrays) {
+    logits_of(engine.get(), arrays.input());
+    std::int64_t bytes = 0;
+    const auto steps = profile->take_steps();
+    for (const OpRecord& record : steps.front().ops) {
+      if (record.section != StepSection::kBody) continue;
+      const auto* op = std::get_if<LinearOp>(&model.program.body[static_cast<std::size_t>(record.index)]);
+      if (op != nullptr && is_relu_gated(op->epilogue)) bytes += record.cost.weight_bytes;
+    }
+    return bytes;
+  };
+  const std::vector<DeviceAdapter> adapters{closing};
+  const StepArrays closed = decoding(1, adapters);
+  StepArrays open = closed;
+  open.adapters = {nullptr};
+  constexpr std::int64_t kUp = 72 * 320 * 4;
+  const std::int64_t whole = bytes_of(open);
+  for (int step = 0; step < 15; ++step) BOOST_TEST(bytes_of(closed) == whole);
+  for (int step = 0; step < 3; ++step) BOOST_TEST(bytes_of(closed) == whole - 2 * kUp);
+}
+
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
