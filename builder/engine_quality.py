@@ -1,4 +1,4 @@
-"""What an engine makes of a text beside the one with nothing quantised or predicted, and how a build comes to know it."""
+"""What an engine makes of a text beside one with nothing quantised or predicted, and how a build comes to know it."""
 
 from __future__ import annotations
 
