@@ -81,7 +81,7 @@ def build(
 
     `output_dir` must be absent, empty, or an engine that this function wrote, which is replaced; it stays as it was
     when anything goes wrong. `quality` measures the engine, and beside it one of the checkpoint as it is, with the KV
-    cache in its own type, which lies beside `output_dir` for the time of the build.
+    cache in its own type and every gate computed, which lies beside `output_dir` for the time of the build.
 
     `dump_onnx_to` also writes the network as an ONNX file. That and plans of TensorRT are made of weights in a file:
     where the source has none, one lies beside `output_dir` meanwhile. `workers` plans of a TensorRT engine, or files of
@@ -121,7 +121,7 @@ def build(
         measured = None
         if quality is not None:
             reference = None
-            if checkpoint.config != plain.config:
+            if checkpoint.config != plain.config or config.sparse_predictors is not None:
                 reference = stack.enter_context(_reference_engine(plain, config, directory.parent, progress))
             measured = quality.measure(directory, reference)
             replace(written.config, quality=measured).save(directory)
@@ -142,9 +142,10 @@ def build(
 
 @contextmanager
 def _reference_engine(source: Checkpoint, config: BuildConfig, place: Path, progress: Progress) -> Iterator[Path]:
-    """An engine of the checkpoint without adapters, in a directory in `place` for the time of a with statement."""
+    """An engine of the checkpoint without adapters and predictors, in `place` for the time of a with statement."""
     without_adapters = replace(
         config,
+        sparse_predictors=None,
         lora_config=LoraBuildConfig(),
         plugin_config=replace(config.plugin_config, lora_plugin=DISABLE, dora_plugin=DISABLE),
     )
@@ -170,6 +171,8 @@ def _checked_config(
     config = config.with_defaults(checkpoint.config)
     problems = config.problems(checkpoint.config)
     package = None
+    if dumps_onnx and config.sparse_predictors is not None:
+        problems.append("dump_onnx and sparse_predictors: the graph has no predictors; choose one")
     ranks = checkpoint.config.mapping.world_size
     if ranks > 1:
         needs_one = {
@@ -190,6 +193,8 @@ def _checked_config(
             problems.append("compress_weights and quantization: quantised weights cannot be compressed; choose one")
         if quantization is not None and config.sparse_mlp == ENABLE:
             problems.append("sparse_mlp and quantization: quantised weights are read whole; choose one")
+        if quantization is not None and config.sparse_predictors is not None:
+            problems.append("sparse_predictors and quantization: quantised weights are read whole; choose one")
     else:
         if any(isinstance(op, Experts) for op in checkpoint.network.ops):
             problems.append(f"{checkpoint.config.architecture} has experts, which need backend {NATIVE}")

@@ -137,6 +137,9 @@ class BuildConfig:
     from the engine file when they are used. None: all are mapped."""
     sparse_mlp: str = AUTO
     """Whether layers about a ReLU read the weights alone that it does not close: `auto` where that is possible."""
+    sparse_predictors: Path | None = None
+    """Directory of PowerInfer's predictors, which close gates before they are computed: results change with it. In
+    config.json the directory's name, since the engine has its tensors."""
     lora_config: LoraBuildConfig = field(default_factory=LoraBuildConfig)
     plugin_config: PluginConfig = field(default_factory=PluginConfig)
     tensorrt_config: TensorRtBuildConfig | None = None
@@ -225,6 +228,10 @@ class BuildConfig:
             del result["weight_memory"]
         if self.sparse_mlp == AUTO:
             del result["sparse_mlp"]
+        if self.sparse_predictors is None:
+            del result["sparse_predictors"]
+        else:
+            result["sparse_predictors"] = self.sparse_predictors.as_posix()
         if self.tensorrt_config is None:
             del result["tensorrt_config"]
         else:
@@ -239,11 +246,13 @@ class BuildConfig:
         values: dict[str, Any] = {name: source.integer(name) for name in _SIZES}
         values["max_encoder_input_len"] = source.optional_integer("max_encoder_input_len")
         values |= {name: source.string(name) for name in ("kv_cache_type", "logits_dtype", "backend")}
+        predictors = source.optional_string("sparse_predictors")
         return cls(
             **values,
             compress_weights=source.boolean("compress_weights"),
             weight_memory=source.optional_integer("weight_memory"),
             sparse_mlp=source.string("sparse_mlp", choices=SPARSE_MLP, default=AUTO),
+            sparse_predictors=None if predictors is None else Path(predictors),
             plugin_config=PluginConfig(
                 **{item.name: plugins.string(item.name) for item in fields(PluginConfig)} if plugins else {}
             ),
@@ -517,19 +526,35 @@ def _compression_problems(config: BuildConfig, checkpoint: CheckpointConfig) -> 
 def _sparse_mlp_problems(config: BuildConfig, checkpoint: CheckpointConfig) -> list[str]:
     if config.sparse_mlp not in SPARSE_MLP:
         return [f"sparse_mlp is {config.sparse_mlp}; accepted: {', '.join(SPARSE_MLP)}"]
-    if config.sparse_mlp != ENABLE:
-        return []
     found = []
-    if config.backend != NATIVE:
-        found.append(f"sparse_mlp needs backend {NATIVE}")
-    if config.compress_weights:
-        found.append("sparse_mlp and compress_weights: single outputs of compressed weights cannot be read; choose one")
-    if checkpoint.quantization is not None:
-        found.append(f"sparse_mlp cannot act on the checkpoint's {checkpoint.quantization.quant_algo.name} weights")
-    if not Activation(checkpoint.hidden_act).leaves_zeros:
-        found.append(
-            f"sparse_mlp needs a model whose MLP has a ReLU; {checkpoint.architecture} has {checkpoint.hidden_act}"
+    asked = [
+        name
+        for name, is_asked in (
+            ("sparse_mlp", config.sparse_mlp == ENABLE),
+            ("sparse_predictors", config.sparse_predictors is not None),
         )
+        if is_asked
+    ]
+    for name in asked:
+        if config.backend != NATIVE:
+            found.append(f"{name} needs backend {NATIVE}")
+        if config.compress_weights:
+            found.append(
+                f"{name} and compress_weights: single outputs of compressed weights cannot be read; choose one"
+            )
+        if checkpoint.quantization is not None:
+            found.append(f"{name} cannot act on the checkpoint's {checkpoint.quantization.quant_algo.name} weights")
+        if not Activation(checkpoint.hidden_act).leaves_zeros:
+            found.append(
+                f"{name} needs a model whose MLP has a ReLU; {checkpoint.architecture} has {checkpoint.hidden_act}"
+            )
+    if config.sparse_predictors is not None:
+        if config.sparse_mlp == DISABLE:
+            found.append(f"sparse_predictors needs sparse_mlp {AUTO} or {ENABLE}: without it every weight is read")
+        if checkpoint.mapping.world_size > 1:
+            found.append(
+                f"sparse_predictors needs a checkpoint of one rank; this one has {checkpoint.mapping.world_size}"
+            )
     return found
 
 

@@ -6,11 +6,15 @@ import fnmatch
 import shutil
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
+from .._core import dtype_name
 from .carried_adapters import copy_adapters
 from .checkpoint.config import CONFIG_FILE, PRODUCER
+from .checkpoint.rank_tensors import RankTensors
 from .compile.assemble import LoraOptions, ProgramLimits
 from .compile.native import CompiledNetwork, compile_network
 from .compile.tensorrt.compile import WEIGHTS_FILE, CompiledPlans, PlanOptions, compile_plans, plan_file
@@ -20,6 +24,7 @@ from .compile.tensorrt.profiles import make_profiles
 from .config import DISABLE, EXTERNAL, BuildConfig
 from .conversion.checkpoint import Checkpoint
 from .conversion.convert import COPIED_FILES
+from .conversion.sparse_predictors import SparsePredictors
 from .engine_config import ADAPTERS_DIRECTORY, EngineConfig, engine_file
 from .network.network import Network
 from .network.onnx_file import dump_onnx, external_bytes
@@ -58,7 +63,10 @@ class WrittenEngine:
 def write_engine(
     checkpoint: Checkpoint, config: BuildConfig, options: CompilerOptions, directory: Path, progress: Progress
 ) -> WrittenEngine:
-    """Fills an empty directory. `config` is one after checked_config(). Raises EngineError, OSError."""
+    """Fills an empty directory. `config` is one after checked_config().
+
+    Raises EngineError, OSError, and CheckpointError for sparse predictors that do not fit.
+    """
     plans = None
     if options.package is not None or options.dump_onnx_to is not None:
         plans = _compile_graph(checkpoint, config, options, directory, progress)
@@ -67,7 +75,10 @@ def write_engine(
     if plans is not None:
         compiled, engine, engine_bytes = plans, plans.plans, plans.plans.num_bytes
     else:
-        networks = [_compile_native(checkpoint, config, rank) for rank in range(len(checkpoint.ranks))]
+        predictors = None
+        if config.sparse_predictors is not None:
+            predictors = SparsePredictors.open(config.sparse_predictors, checkpoint.network)
+        networks = [_compile_native(checkpoint, config, predictors, rank) for rank in range(len(checkpoint.ranks))]
         engine = _write_native(networks, options.workers, directory, progress)
         compiled = networks[0]
         engine_bytes = sum((directory / engine_file(rank)).stat().st_size for rank in range(len(networks)))
@@ -75,6 +86,8 @@ def write_engine(
         if (checkpoint.directory / name).is_file():
             shutil.copyfile(checkpoint.directory / name, directory / name)
     stored, adapter_checksums = copy_adapters(config, directory)
+    if stored.sparse_predictors is not None:
+        stored = replace(stored, sparse_predictors=Path(stored.sparse_predictors.absolute().name))
     written = EngineConfig.of_this_release(checkpoint.config, stored, engine, adapter_checksums)
     written.save(directory)
     return WrittenEngine(written, engine_bytes, compiled)
@@ -127,7 +140,9 @@ def _write_native(
         return tuple(file.result() for file in written)
 
 
-def _compile_native(checkpoint: Checkpoint, config: BuildConfig, rank: int) -> CompiledNetwork:
+def _compile_native(
+    checkpoint: Checkpoint, config: BuildConfig, predictors: SparsePredictors | None, rank: int
+) -> CompiledNetwork:
     assert config.max_input_len is not None
     assert config.max_seq_len is not None
     limits = ProgramLimits(
@@ -149,9 +164,14 @@ def _compile_native(checkpoint: Checkpoint, config: BuildConfig, rank: int) -> C
             rotary_factors=config.lora_config.long_lora_scaling_factors,
             fully_sharded=config.lora_config.fully_sharded_loras,
         )
+    network: Network = checkpoint.network
+    tensors: RankTensors = checkpoint.ranks[rank]
+    if predictors is not None:
+        network = predictors.added_to(network)
+        tensors = predictors.tensors_beside(tensors, np.dtype(dtype_name(checkpoint.config.dtype)))
     return compile_network(
-        checkpoint.network,
-        checkpoint.ranks[rank],
+        network,
+        tensors,
         limits=limits,
         lora=lora,
         compress_weights=config.compress_weights,

@@ -1,4 +1,4 @@
-"""What an engine makes of a text beside the one in which less is quantised, and how a build comes to know it."""
+"""What an engine makes of a text beside one with nothing quantised or predicted, and how a build comes to know it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .json_fields import JsonFields
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """With an engine of the same checkpoint in which less is quantised."""
+    """With an engine of the same checkpoint in which less is quantised, and no gate predicted."""
 
     engine: str
     """What that engine is made of: bfloat16."""
@@ -36,7 +36,7 @@ class EngineQuality:
     """Tokens of a window; each but the first is predicted from those before it in its window."""
     perplexity: float
     reference: Comparison | None = None
-    """None: the build quantised nothing."""
+    """None: the build quantised nothing, and predicts nothing."""
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""

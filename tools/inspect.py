@@ -127,6 +127,8 @@ def _describe_native_engine(path: Path, tensors: bool, contexts: Sequence[int] |
     }
     if config.build_config.weight_memory is not None:
         rows["weights"] += f", of which {format_bytes(config.build_config.weight_memory)} in memory"
+    if config.build_config.sparse_predictors is not None:
+        rows["predictors"] = f"{config.build_config.sparse_predictors}, which close gates before they are computed"
     print_table(f"{path}: engine", _engine_rows(config, rows))
     for file in files if tensors else ():
         specs = (TensorSpec(name, array.dtype, array.shape) for name, array in file.tensors.items())

@@ -87,6 +87,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "neither quantised nor compressed (default: %(default)s)",
     )  # fmt: skip
     output.add_argument(
+        "--sparse_predictors", type=Path, metavar="DIR",
+        help="PowerInfer's predictors (model_0.pt, model_1.pt, ...), which close gates of a ReLU before they are "
+        "computed: faster for few requests, and results change; --quality_text says by how much",
+    )  # fmt: skip
+    output.add_argument(
         "--dump_onnx", type=Path, metavar="FILE", help="also write the network as ONNX, weights beside it"
     )
     _add_quantization(parser.add_argument_group("quantisation"))
@@ -184,8 +189,8 @@ def _add_quantization(group: Any) -> None:
     group.add_argument("--int8_kv_cache", action="store_true", help=INT8_KV_CACHE_HELP)
     group.add_argument(
         "--quality_text", type=Path, metavar="FILE",
-        help="run the engine over a text, and beside it one without what this build quantises; report and keep the "
-        "perplexities",
+        help="run the engine over a text, and beside it one without what this build quantises and predicts; report "
+        "and keep the perplexities",
     )  # fmt: skip
     group.add_argument(
         "--quality_tokens", type=int, metavar="N",
@@ -239,6 +244,7 @@ def config_of(args: argparse.Namespace) -> BuildConfig:
         compress_weights=args.compress_weights,
         weight_memory=args.weight_memory,
         sparse_mlp=args.sparse_mlp,
+        sparse_predictors=args.sparse_predictors,
         lora_config=LoraBuildConfig(
             lora_dir=tuple(args.lora_dir),
             lora_ckpt_source=args.lora_ckpt_source,
@@ -289,7 +295,10 @@ def run(args: argparse.Namespace) -> int:
     if report.quantization_errors:
         Console().print(error_table(report.quantization_errors))
     if report.quality is not None:
-        Console().print(quality_table(report.quality, report.checkpoint))
+        measured = report.checkpoint.describe_types()
+        if report.config.sparse_predictors is not None:
+            measured += ", predicted"
+        Console().print(quality_table(report.quality, measured))
     return 0
 
 
@@ -353,6 +362,9 @@ def _native_rows(report: BuildReport, compiled: CompiledNetwork) -> list[tuple[s
         rows.append(("compression", f"{compressed} of {len(matrices)} matrices, in 12 bits a weight, exactly"))
     if compiled.num_sparse_layers:
         rows.append(("sparse layers", f"{compiled.num_sparse_layers} read what a ReLU does not close alone"))
+    if predicted := compiled.predicted_layers:
+        least = predicted[0].least_score
+        rows.append(("predictors", f"close gates of {len(predicted)} layers whose scores are below {least:g}"))
     return [
         *rows,
         (

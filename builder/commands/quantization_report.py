@@ -9,7 +9,6 @@ from typing import Final
 from rich import box
 from rich.table import Table
 
-from ..checkpoint.config import CheckpointConfig
 from ..checkpoint.quantizer import QuantizationError
 from ..engine_quality import EngineQuality
 
@@ -34,8 +33,8 @@ def error_table(errors: Sequence[QuantizationError]) -> Table:
     return table
 
 
-def quality_table(quality: EngineQuality, checkpoint: CheckpointConfig) -> Table:
-    """What was measured of an engine of this checkpoint, and of the one that it is compared with."""
+def quality_table(quality: EngineQuality, engine: str) -> Table:
+    """What was measured of an engine, which is made of `engine`, and of the one that it is compared with."""
     read = f"the first {quality.tokens} tokens of {quality.text}, in windows of {quality.window}"
     table = Table(title=f"quality on {read}", box=box.SIMPLE_HEAD, title_justify="left")
     table.add_column("engine")
@@ -44,12 +43,12 @@ def quality_table(quality: EngineQuality, checkpoint: CheckpointConfig) -> Table
         table.add_column(column, justify="right", no_wrap=True)
     measured = f"{quality.perplexity:.4f}"
     if reference is None:
-        table.add_row(checkpoint.describe_types(), measured)
+        table.add_row(engine, measured)
         return table
     change = quality.perplexity / reference.perplexity - 1
     table.add_row(reference.engine, f"{reference.perplexity:.4f}")
     table.add_row(
-        checkpoint.describe_types(),
+        engine,
         measured,
         f"{change:+.2%}",
         f"{reference.divergence:.5f}",

@@ -162,7 +162,7 @@ def _renamed(emitted: EmittedOp, roots: Mapping[str, str]) -> Op:
     names: dict[str, Any] = {}
     for field in fields(emitted.op):
         value = getattr(emitted.op, field.name)
-        if field.type == "BufferName":
+        if field.type == "BufferName" or (field.type == "BufferName | None" and value is not None):
             names[field.name] = BufferName(roots[value])
         elif field.type == "tuple[BufferName, ...]":
             names[field.name] = tuple(BufferName(roots[item]) for item in value)

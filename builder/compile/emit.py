@@ -351,15 +351,18 @@ class _Emitter:
             softcap=_float32(op.softcap or 0.0),
             threshold=_float32(op.gate_threshold),
             has_sparse_input=can_be_sparse and op.input.name in self._sparse_values,
+            scores=None if op.scores is None else _buffer(op.scores.value),
+            least_score=0.0 if op.scores is None else _float32(op.scores.least),
         )
         if op.activation is not None and op.activation.leaves_zeros:
             self._sparse_values.add(op.output.name)
         output = op.output
         if self._logits is not None and output.name == self._logits.name:
             output = self._logits
+        others = (op.add_to, None if op.scores is None else op.scores.value)
         return EmittedOp(
             op=made,
-            reads=(op.input,) if op.add_to is None else (op.input, op.add_to),
+            reads=(op.input, *(value for value in others if value is not None)),
             writes=(output,),
             dtype=DType.FLOAT32 if op.activation is None else self._activation,
             sites=sites,
@@ -420,11 +423,11 @@ class _Emitter:
         return tuple(parts)
 
     def _parts_with_rows(self, op: ops.Linear) -> tuple[LinearPart, ...]:
-        """Those of _parts; what a ReLU gates has rows as well, where that is possible."""
-        parts = self._parts(op.weights[:1], op.output.rows)
-        for weight in op.weights[1:]:
-            is_gated = op.activation is not None and op.activation.leaves_zeros
-            if is_gated and can_have_rows(self._dtype, weight.outputs, weight.inputs):
+        """Those of _parts; what a ReLU gates has rows as well, and gates that have scores, where that is possible."""
+        parts: tuple[LinearPart, ...] = ()
+        for number, weight in enumerate(op.weights):
+            is_gated = number > 0 and op.activation is not None and op.activation.leaves_zeros
+            if (is_gated or op.scores is not None) and can_have_rows(self._dtype, weight.outputs, weight.inputs):
                 bias = self.weights.vector(weight.bias_name, 0, weight.outputs, weight.outputs) if weight.bias else None
                 parts += (LinearPart(weight=self.weights.matrix_with_rows(weight), bias=bias),)
             else:

@@ -47,6 +47,11 @@ class CompiledNetwork:
         return sum(op.has_sparse_input or any(part.weight.has_rows for part in op.parts) for op in layers)
 
     @property
+    def predicted_layers(self) -> list[LinearOp]:
+        """Those whose gates predictors close."""
+        return [op for op in self.program.ops if isinstance(op, LinearOp) and op.scores is not None]
+
+    @property
     def num_ops(self) -> int:
         """Ops of the program."""
         return len(self.program.ops)

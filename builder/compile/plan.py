@@ -166,6 +166,8 @@ class LinearOp:
     softcap: float
     threshold: float = 0.0
     has_sparse_input: bool = False
+    scores: BufferName | None = None
+    least_score: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

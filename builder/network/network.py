@@ -60,7 +60,7 @@ class Network:
         self.older_names: Final[Mapping[str, str]] = older_names or {}
         self.inner_names: Final[Mapping[str, str]] = inner_names or {}
         self.stacked_experts: Final[StackedExperts] = stacked_experts or {}
-        self.ops: Final[list[Op]] = []
+        self.ops: list[Op] = []
         self._num_biased_norms = 0
         self.hidden: Value | None = None
         """The hidden states behind the final norm, which lm_head reads."""

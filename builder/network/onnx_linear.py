@@ -48,7 +48,9 @@ class Adaptation:
 
 
 def linear(graph: GraphBuilder, values: Values, op: Linear, adaptation: Adaptation | None) -> None:
-    """x W^T, changed by the adapters, plus the bias; then what follows it."""
+    """x W^T, changed by the adapters, plus the bias; then what follows it. Raises ValueError for gates with scores."""
+    if op.scores is not None:
+        raise ValueError(f"{op.scope}: gates that scores close are not in graphs")
     x, threshold = values[op.input.name], op.gate_threshold
     y, *others = [_product(graph, x, weight, op, adaptation) for weight in op.weights]
     if op.scale != 1.0 or op.softcap is not None:

@@ -198,6 +198,14 @@ class Attention:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GateScores:
+    """What says of each gate of a row, before it is computed, whether it counts as closed: a score below `least`."""
+
+    value: Value
+    least: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Linear:
     """y = (input W^T + bias) * scale, one weight's outputs after another's.
 
@@ -217,6 +225,8 @@ class Linear:
     add_to: Value | None
     scale: float
     softcap: float | None
+    scores: GateScores | None = None
+    """Of a gated layer's ReLU."""
 
     @property
     def gate_threshold(self) -> float:

@@ -21,6 +21,10 @@ constexpr std::int64_t kMacsPerChunk = 1 << 17;
 /// many, most would be gone from them, and fetching lines only to write to them takes as long as writing.
 constexpr std::int64_t kStreamedBytes = 1 << 20;
 
+/// Steps of few rows for which a gated layer is read whole without asking, after one in which most of its
+/// gates were open.
+constexpr std::int32_t kWholeSteps = 15;
+
 /// One linear layer in one step: which columns a task makes, and how.
 ///
 /// A unit is a panel of columns, of both parts where they are gated; a task is a unit times a block of rows.
@@ -201,6 +205,8 @@ class Linear {
   /// a small part of its share, which is what the others may have to wait for in the end.
   [[nodiscard]] std::int64_t grain_of(std::span<const RowGroup> groups, std::int64_t tasks) const {
     constexpr std::int64_t kChunksPerThread = 32;
+    // Lines that lie here and there come slowly, the first ones of a chunk above all.
+    constexpr std::int64_t kLiveChunksPerThread = 2;
     const std::int64_t threads = step_.threads.num_threads();
     const std::int64_t rows = groups.back().rows.end - groups.front().rows.begin;
     const std::int64_t rows_of_task =
@@ -208,6 +214,7 @@ class Linear {
     const std::int64_t macs = rows_of_task * kPanelColumns * work_.input.width;
     const std::int64_t least = std::max<std::int64_t>(1, kMacsPerChunk / std::max<std::int64_t>(1, macs));
     if (groups.size() > 1) return std::max(least, tasks / (threads * kChunksPerThread));
+    if (work_.live.has_value()) return std::max<std::int64_t>(1, units_ / (threads * kLiveChunksPerThread));
     const std::int64_t share = units_ / (threads * kChunksPerThread);
     const std::int64_t blocks = blocks_of(groups.front());
     const std::int64_t grain = std::max(least, share > 0 ? share * blocks : 1);
@@ -390,17 +397,24 @@ void run_op(const LinearOp& op, const Step& step) {
                   .scale = op.scale,
                   .softcap = op.softcap,
                   .threshold = op.threshold,
+                  .scores = op.scores == kNoBuffer ? Rows{} : step.rows_of(op.scores),
+                  .least_score = op.least_score,
                   .has_sparse_input = op.has_sparse_input,
                   .groups = {&all, 1},
                   .adapted = adapted_rows(op.lora_site, step, step.adapted_rows),
                   .site = op.lora_site < 0 ? nullptr : &step.program.lora_site(op.lora_site),
                   .is_sliced = op.lora_site >= 0 && step.program.lora_site(op.lora_site).is_lm_head(),
                   .new_tokens = adapted_rows(new_tokens, step, step.new_token_rows)};
+  step.linear_scratch.gates_read.reset();
   step.linear_scratch.outputs_read.reset();
   step.linear_scratch.inputs_read.reset();
   if (reads_open_gates_alone(work, step)) {
-    run_gated_by_relu(work, step);
-    return;
+    std::int32_t& whole_steps = step.linear_scratch.whole_steps[&op];
+    if (whole_steps == 0) {
+      if (!run_gated_by_relu(work, step)) whole_steps = kWholeSteps;
+      return;
+    }
+    --whole_steps;
   }
   if (op.has_sparse_input) work.live = find_live_inputs(work, step);
   work.sum = begin_sum_behind(step);

@@ -15,6 +15,7 @@ LinearOutput::LinearOutput(const LinearWork& work, const Step& step, const Adapt
 void LinearOutput::finish(const LinearTile& tile) const {
   finish_part(tile.place, tile.sums, tile.rows);
   if (tile.linear != nullptr) finish_part({tile.place.part + 1, tile.place.panel}, tile.linear, tile.rows);
+  if (tile.linear != nullptr && work_.has_scores()) close_gates(tile);
   if (is_activated(work_.epilogue) || tile.linear != nullptr) {
     store_activated(tile);
   } else {
@@ -51,6 +52,15 @@ void LinearOutput::make_zeros_positive(PanelPlace place, float* rows, RowRange r
   const std::int64_t width = panel_width(work_.parts[place.part].weight.n, place.panel);
   for (std::int64_t row = range.begin; row < range.end; ++row, rows += kPanelColumns) {
     step_.kernels.add(kZeros.data(), width, rows);
+  }
+}
+
+void LinearOutput::close_gates(const LinearTile& tile) const {
+  const std::int64_t column = tile.place.panel * kPanelColumns;
+  const std::int64_t width = panel_width(work_.parts[tile.place.part].weight.n, tile.place.panel);
+  float* gates = tile.sums;
+  for (std::int64_t row = tile.rows.begin; row < tile.rows.end; ++row, gates += kPanelColumns) {
+    step_.kernels.close_gates(work_.scores.float_row(row) + column, work_.least_score, width, gates);
   }
 }
 

@@ -39,6 +39,8 @@ class LinearOutput {
   [[nodiscard]] bool activates_biased() const;
   void finish_part(PanelPlace place, float* rows, RowRange range) const;
   void make_zeros_positive(PanelPlace place, float* rows, RowRange range) const;
+  /// Gates whose scores say so.
+  void close_gates(const LinearTile& tile) const;
   void stream(const float* tile, RowRange rows, std::int64_t bytes, std::byte* out) const;
   [[nodiscard]] std::int64_t column_of(const LinearTile& tile) const;
   void store(const LinearTile& tile) const;

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <optional>
 #include <span>
 #include <vector>
@@ -40,6 +41,9 @@ struct LinearWork {
   float softcap = 0.0F;
   /// See LinearOp.
   float threshold = 0.0F;
+  /// See LinearOp; without data where there are none.
+  Rows scores = {};
+  float least_score = 0.0F;
   bool has_sparse_input = false;
   /// Of such an input: what is multiplied; nullopt: all.
   std::optional<LiveInputs> live = std::nullopt;
@@ -60,6 +64,7 @@ struct LinearWork {
   OverlappedSum* sum = nullptr;
 
   [[nodiscard]] std::int64_t num_rows() const { return groups.back().rows.end; }
+  [[nodiscard]] bool has_scores() const { return scores.data != nullptr; }
   [[nodiscard]] const Quantization& quantization() const { return parts[0].weight.quantization; }
 };
 
@@ -75,7 +80,11 @@ struct LinearScratch {
   std::vector<std::int32_t> live;
   std::vector<float> gates;
   std::vector<float> factors;
-  /// Of the layer that ran: how many outputs of its last part, and inputs, were read; nullopt: all.
+  /// Of layers of ReLU gates: how many steps of few rows will read them whole.
+  std::map<const LinearOp*, std::int32_t> whole_steps;
+  /// Of the layer that ran: how many outputs of its gate and of its last part, and inputs, were read;
+  /// nullopt: all.
+  std::optional<std::int64_t> gates_read = std::nullopt;
   std::optional<std::int64_t> outputs_read = std::nullopt;
   std::optional<std::int64_t> inputs_read = std::nullopt;
 };

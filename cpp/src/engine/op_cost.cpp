@@ -173,12 +173,14 @@ void add_weights(std::span<const LinearPart> parts, std::int64_t rows, OpCost* c
   }
 }
 
-/// Takes off what a sparse layer did not read of its last part, which is known after it.
+/// Takes off what a sparse layer did not read of its gate and its last part, which is known after it.
 void take_off_unread(const LinearOp& op, const Step& step, OpCost* cost) {
+  const LinearScratch& scratch = step.linear_scratch;
   const PanelMatrix& weight = op.parts.back().weight;
-  const std::int64_t outputs = step.linear_scratch.outputs_read.value_or(weight.n);
-  const std::int64_t inputs = step.linear_scratch.inputs_read.value_or(weight.k);
-  const std::int64_t unread = weight.n * weight.k - outputs * inputs;
+  const std::int64_t outputs = scratch.outputs_read.value_or(weight.n);
+  const std::int64_t inputs = scratch.inputs_read.value_or(weight.k);
+  const std::int64_t of_gate = (weight.n - scratch.gates_read.value_or(weight.n)) * weight.k;
+  const std::int64_t unread = weight.n * weight.k - outputs * inputs + of_gate;
   cost->weight_bytes -= unread * as_count(size_of(weight.dtype));
   cost->flops -= 2 * step.rows * unread;
 }
@@ -222,6 +224,7 @@ OpCost cost_of(const LinearOp& op, const Step& step) {
   take_off_unread(op, step, &cost);
   const std::int64_t times_output = op.epilogue == LinearEpilogue::kAdd ? 2 : 1;
   cost.activation_bytes = bytes_of(op.input, step) + times_output * bytes_of(op.output, step);
+  if (op.scores != kNoBuffer) cost.activation_bytes += bytes_of(op.scores, step);
   if (op.output == step.program.logits) add_new_tokens(step, &cost);
   if (op.lora_site < 0) return cost;
   std::set<const DeviceAdapter*> read;

@@ -4,10 +4,12 @@
 #include <array>
 #include <cstring>
 #include <span>
+#include <type_traits>
 #include <utility>
 
 #include "adapter_product.h"
 #include "base_product.h"
+#include "linear_output.h"
 
 namespace adaptrt {
 namespace {
@@ -18,16 +20,31 @@ constexpr double kMostLive = 0.75;
 
 /// The same of a gated layer's outputs, of which each is moved in registers to where its column of a panel
 /// is.
-constexpr double kMostOpen = 0.6;
+constexpr double kMostOpen = 0.4;
+
+/// Of every kernel table.
+constexpr std::int64_t kMostRows = 4;
 
 std::int64_t sparse_rows(const LinearWork& work, const Step& step) {
-  return step.kernels.sparse_rows[static_cast<std::size_t>(work.parts[0].weight.dtype)];
+  const std::int64_t rows = step.kernels.sparse_rows[static_cast<std::size_t>(work.parts[0].weight.dtype)];
+  return std::min(rows, kMostRows);
 }
 
 /// Appends `number` to the first `count` of `numbers` if it is to be kept, without a branch.
-void keep_if(bool kept, std::int32_t number, std::vector<std::int32_t>& numbers, std::size_t& count) {
+void keep_if(bool kept, std::int32_t number, std::int32_t* numbers, std::size_t& count) {
   numbers[count] = number;
   count += kept ? 1 : 0;
+}
+
+/// Calls body(rows), of at most kMostRows, with a constant: loops over outputs are many times as long as
+/// those over rows within them.
+template <class Body>
+void with_rows(std::int64_t rows, const Body& body) {
+  static_assert(kMostRows == 4);
+  if (rows == 1) return body(std::integral_constant<std::int64_t, 1>());
+  if (rows == 2) return body(std::integral_constant<std::int64_t, 2>());
+  if (rows == 3) return body(std::integral_constant<std::int64_t, 3>());
+  body(std::integral_constant<std::int64_t, kMostRows>());
 }
 
 /// The layer's second part, and what becomes of both.
@@ -43,24 +60,60 @@ class GatedByRelu {
         rows_(work.num_rows()),
         width_(factor_.weight.n) {}
 
-  void run() const {
-    const auto size = static_cast<std::size_t>(rows_ * width_);
-    scratch_.gates.resize(std::max(scratch_.gates.size(), size));
-    make_part(0, scratch_.gates.data());
+  /// Whether something was left out.
+  [[nodiscard]] bool run() const {
+    scratch_.gates.resize(std::max(scratch_.gates.size(), size()));
+    make_gates();
     const std::span<const std::int32_t> open = find_open();
-    scratch_.factors.assign(size, 0.0F);
-    if (static_cast<double>(open.size()) > kMostOpen * static_cast<double>(width_)) {
-      make_part(1, scratch_.factors.data());
-      activate_all(nullptr);
-      return;
+    if (is_worth_gathering(open)) {
+      scratch_.outputs_read = std::ssize(open);
+      scratch_.factors.assign(size(), 0.0F);
+      make_outputs(1, open, scratch_.factors.data());
+      activate_all(factor_.bias.size == 0 ? nullptr : factor_.bias.data);
+      return true;
     }
-    scratch_.outputs_read = std::ssize(open);
-    make_factors(open);
-    if (!adapters_.is_empty()) adapt_factors();
-    activate_all(factor_.bias.size == 0 ? nullptr : factor_.bias.data);
+    scratch_.factors.resize(std::max(scratch_.factors.size(), size()));
+    make_part(1, scratch_.factors.data());
+    activate_all(nullptr);
+    return scratch_.gates_read.has_value();
   }
 
  private:
+  [[nodiscard]] std::size_t size() const { return static_cast<std::size_t>(rows_ * width_); }
+
+  [[nodiscard]] bool is_worth_gathering(std::span<const std::int32_t> outputs) const {
+    return static_cast<double>(outputs.size()) <= kMostOpen * static_cast<double>(width_);
+  }
+
+  /// With adapters and biases. Where there are scores, the gates that they close may not be read.
+  void make_gates() const {
+    float* gates = scratch_.gates.data();
+    if (!work_.has_scores()) return make_part(0, gates);
+    const std::span<const std::int32_t> expected = find_expected();
+    if (work_.parts[0].weight.has_rows && is_worth_gathering(expected)) {
+      scratch_.gates_read = std::ssize(expected);
+      make_expected_gates(expected);
+    } else {
+      make_part(0, gates);
+    }
+    for (std::int64_t row = 0; row < rows_; ++row) {
+      step_.kernels.close_gates(work_.scores.float_row(row), work_.least_score, width_, gates + row * width_);
+    }
+  }
+
+  void make_expected_gates(std::span<const std::int32_t> expected) const {
+    base_.prepare(adapters_.reads_input());
+    if (!adapters_.is_empty()) adapters_.shrink();
+    float* gates = scratch_.gates.data();
+    std::fill_n(gates, size(), 0.0F);
+    make_outputs(0, expected, gates);
+    const VectorView& bias = work_.parts[0].bias;
+    if (bias.size == 0) return;
+    for (std::int64_t row = 0; row < rows_; ++row) {
+      step_.kernels.add(bias.data, width_, gates + row * width_);
+    }
+  }
+
   /// One of the two parts for all outputs, with its adapters and its bias: out [rows, width]. What adapters
   /// need of the input is made for both parts.
   void make_part(std::size_t part, float* out) const {
@@ -76,58 +129,82 @@ class GatedByRelu {
 
   /// Outputs whose gate is open, or not a number, in some row.
   [[nodiscard]] std::span<const std::int32_t> find_open() const {
+    const float threshold = work_.threshold;
+    return find_outputs(scratch_.gates.data(), [=](float gate) { return !(gate <= threshold); });
+  }
+
+  /// Outputs whose gate the scores of some row do not close.
+  [[nodiscard]] std::span<const std::int32_t> find_expected() const {
+    const float least = work_.least_score;
+    return find_outputs(work_.scores.float_row(0), [=](float score) { return !(score < least); });
+  }
+
+  /// Outputs of which `is_wanted` says so in some row of values [rows, width]; until the next call.
+  template <class IsWanted>
+  [[nodiscard]] std::span<const std::int32_t> find_outputs(const float* values,
+                                                           const IsWanted& is_wanted) const {
     scratch_.live.resize(std::max(scratch_.live.size(), static_cast<std::size_t>(width_)));
+    std::int32_t* found = scratch_.live.data();
     std::size_t count = 0;
-    for (std::int64_t output = 0; output < width_; ++output) {
-      bool is_open = false;
-      for (std::int64_t row = 0; row < rows_; ++row) {
-        is_open |= !(scratch_.gates[static_cast<std::size_t>(row * width_ + output)] <= work_.threshold);
+    with_rows(rows_, [&, width = width_](auto rows) {
+      for (std::int64_t output = 0; output < width; ++output) {
+        bool is_kept = false;
+        for (std::int64_t row = 0; row < rows(); ++row) is_kept |= is_wanted(values[row * width + output]);
+        keep_if(is_kept, static_cast<std::int32_t>(output), found, count);
       }
-      keep_if(is_open, static_cast<std::int32_t>(output), scratch_.live, count);
-    }
-    return {scratch_.live.data(), count};
+    });
+    return {found, count};
   }
 
   using Pointers = std::array<const std::byte*, kPanelColumns>;
 
-  /// Where rows begin; the last one again behind them.
-  [[nodiscard]] Pointers point_at(std::span<const std::int32_t> outputs) const {
+  /// Where rows of a part begin; the last one again behind them.
+  [[nodiscard]] Pointers point_at(std::size_t part, std::span<const std::int32_t> outputs) const {
     Pointers pointers;
     for (std::size_t i = 0; i < pointers.size(); ++i) {
-      pointers[i] = factor_.weight.row(outputs[std::min(i, outputs.size() - 1)]);
+      pointers[i] = work_.parts[part].weight.row(outputs[std::min(i, outputs.size() - 1)]);
     }
     return pointers;
   }
 
-  /// Outputs that are gathered at once: a panel of them, or as many as all threads have the same share of.
+  /// Outputs that are gathered at once, as many as all threads have the same share of: of more rows than
+  /// these, which are read side by side, processors do not read on ahead.
   [[nodiscard]] std::int64_t outputs_at_once(std::int64_t outputs) const {
     constexpr std::int64_t kVector = 16;
+    constexpr std::int64_t kMostAtOnce = 32;
+    static_assert(kMostAtOnce <= kPanelColumns);
     const std::int64_t threads = step_.threads.num_threads();
-    const std::int64_t panels = (panel_count(outputs) + threads - 1) / threads * threads;
-    const std::int64_t share = (outputs + panels - 1) / panels;
-    return std::min(kPanelColumns, (share + kVector - 1) / kVector * kVector);
+    const std::int64_t pieces = ((outputs + kMostAtOnce - 1) / kMostAtOnce + threads - 1) / threads * threads;
+    const std::int64_t share = (outputs + pieces - 1) / pieces;
+    return std::min(kMostAtOnce, (share + kVector - 1) / kVector * kVector);
   }
 
-  /// factors [rows, width] of these outputs, of the base alone.
-  void make_factors(std::span<const std::int32_t> open) const {
-    if (open.empty()) return;
-    const std::int64_t at_once = outputs_at_once(std::ssize(open));
-    const std::int64_t pieces = (std::ssize(open) + at_once - 1) / at_once;
+  /// Puts these outputs of a part into out [rows, width], zeros before, and adds what adapters make of all.
+  void make_outputs(std::size_t part, std::span<const std::int32_t> outputs, float* out) const {
+    gather(part, outputs, out);
+    if (!adapters_.is_empty()) adapt(part, out);
+  }
+
+  /// The outputs, of the base alone.
+  void gather(std::size_t part, std::span<const std::int32_t> wanted, float* out) const {
+    if (wanted.empty()) return;
+    const std::int64_t at_once = outputs_at_once(std::ssize(wanted));
+    const std::int64_t pieces = (std::ssize(wanted) + at_once - 1) / at_once;
     const auto piece_of = [&](std::int64_t index) {
       const auto first = static_cast<std::size_t>(index * at_once);
-      return open.subspan(first, std::min(static_cast<std::size_t>(at_once), open.size() - first));
+      return wanted.subspan(first, std::min(static_cast<std::size_t>(at_once), wanted.size() - first));
     };
     const auto body = [&](std::int64_t begin, std::int64_t end, int thread) {
       float* tile = step_.scratch[static_cast<std::size_t>(thread)].data();
-      Pointers pointers = point_at(piece_of(begin));
+      Pointers pointers = point_at(part, piece_of(begin));
       Pointers next;
       for (std::int64_t index = begin; index < end; ++index) {
         const std::span<const std::int32_t> outputs = piece_of(index);
         const bool more = index + 1 < end;
-        if (more) next = point_at(piece_of(index + 1));
-        base_.multiply_gathered(1, {pointers.data(), std::ssize(outputs), more ? next.data() : nullptr},
+        if (more) next = point_at(part, piece_of(index + 1));
+        base_.multiply_gathered(part, {pointers.data(), std::ssize(outputs), more ? next.data() : nullptr},
                                 thread, tile);
-        scatter(tile, outputs);
+        scatter(tile, outputs, out);
         std::swap(pointers, next);
       }
     };
@@ -136,32 +213,31 @@ class GatedByRelu {
     step_.threads.parallel_for(pieces, std::max<std::int64_t>(1, grain), body);
   }
 
-  void scatter(const float* tile, std::span<const std::int32_t> outputs) const {
-    for (std::int64_t row = 0; row < rows_; ++row, tile += kPanelColumns) {
-      float* factors = scratch_.factors.data() + row * width_;
-      for (std::size_t i = 0; i < outputs.size(); ++i) factors[outputs[i]] = tile[i];
+  void scatter(const float* tile, std::span<const std::int32_t> outputs, float* out) const {
+    for (std::int64_t row = 0; row < rows_; ++row, tile += kPanelColumns, out += width_) {
+      for (std::size_t i = 0; i < outputs.size(); ++i) out[outputs[i]] = tile[i];
     }
   }
 
-  /// What adapters make of the factors, whose places are those of whole panels.
-  void adapt_factors() const {
+  /// What adapters make of a part, whose places are those of whole panels.
+  void adapt(std::size_t part, float* out) const {
     const std::int64_t panels = panel_count(width_);
     const auto body = [&](std::int64_t begin, std::int64_t end, int thread) {
-      for (std::int64_t panel = begin; panel < end; ++panel) expand(panel, thread);
+      for (std::int64_t panel = begin; panel < end; ++panel) expand({part, panel}, thread, out);
     };
     const std::int64_t grain = std::max<std::int64_t>(1, panels / (step_.threads.num_threads() * 2));
     step_.threads.parallel_for(panels, grain, body);
   }
 
-  void expand(std::int64_t panel, int thread) const {
+  void expand(PanelPlace place, int thread, float* out) const {
     float* tile = step_.scratch[static_cast<std::size_t>(thread)].data();
-    float* factors = scratch_.factors.data() + panel * kPanelColumns;
+    out += place.panel * kPanelColumns;
     for (std::int64_t row = 0; row < rows_; ++row) {
-      std::copy_n(factors + row * width_, kPanelColumns, tile + row * kPanelColumns);
+      std::copy_n(out + row * width_, kPanelColumns, tile + row * kPanelColumns);
     }
-    adapters_.expand(1, panel, {0, rows_}, tile);
+    adapters_.expand(place.part, place.panel, {0, rows_}, tile);
     for (std::int64_t row = 0; row < rows_; ++row) {
-      std::copy_n(tile + row * kPanelColumns, kPanelColumns, factors + row * width_);
+      std::copy_n(tile + row * kPanelColumns, kPanelColumns, out + row * width_);
     }
   }
 
@@ -204,30 +280,31 @@ std::optional<LiveInputs> find_live_inputs(const LinearWork& work, const Step& s
   const std::int64_t row_bytes = work.input.row_bytes();
   const std::int64_t groups = (row_bytes + kGroupBytes - 1) / kGroupBytes;
   const std::uint32_t without_signs = work.input.dtype == DType::kBFloat16 ? 0x7fff7fffU : 0x7fffffffU;
-  const auto is_live = [&](std::int64_t group, std::int64_t bytes) {
-    std::uint32_t all = 0;
-    for (std::int64_t row = 0; row < rows; ++row) {
-      std::uint32_t bits = 0;
-      std::memcpy(&bits, work.input.row(row) + group * kGroupBytes, static_cast<std::size_t>(bytes));
-      all |= bits;
-    }
-    return (all & without_signs) != 0;
-  };
   std::vector<std::int32_t>& live = step.linear_scratch.live;
   live.resize(std::max(live.size(), static_cast<std::size_t>(groups)));
+  std::int32_t* found = live.data();
   std::size_t count = 0;
-  const std::int64_t whole = row_bytes / kGroupBytes;
-  for (std::int64_t group = 0; group < whole; ++group) {
-    keep_if(is_live(group, kGroupBytes), static_cast<std::int32_t>(group), live, count);
-  }
-  if (whole < groups) {
-    keep_if(is_live(whole, row_bytes % kGroupBytes), static_cast<std::int32_t>(whole), live, count);
-  }
+  with_rows(rows, [&](auto num_rows) {
+    const std::byte* x = work.input.row(0);
+    const auto keep = [&](std::int64_t group, auto bytes) {
+      std::uint32_t all = 0;
+      for (std::int64_t row = 0; row < num_rows(); ++row) {
+        std::uint32_t bits = 0;
+        std::memcpy(&bits, x + row * row_bytes + group * kGroupBytes, bytes());
+        all |= bits;
+      }
+      keep_if((all & without_signs) != 0, static_cast<std::int32_t>(group), found, count);
+    };
+    const std::int64_t whole = row_bytes / kGroupBytes;
+    constexpr std::integral_constant<std::size_t, kGroupBytes> kWhole;
+    for (std::int64_t group = 0; group < whole; ++group) keep(group, kWhole);
+    if (whole < groups) keep(whole, std::integral_constant<std::size_t, kGroupBytes / 2>());
+  });
   if (static_cast<double>(count) > kMostLive * static_cast<double>(groups)) return std::nullopt;
   const std::int64_t inputs_of_group = kGroupBytes / static_cast<std::int64_t>(size_of(work.input.dtype));
   step.linear_scratch.inputs_read =
       std::min(static_cast<std::int64_t>(count) * inputs_of_group, work.input.width);
-  return LiveInputs{live.data(), static_cast<std::int64_t>(count)};
+  return LiveInputs{found, static_cast<std::int64_t>(count)};
 }
 
 bool reads_open_gates_alone(const LinearWork& work, const Step& step) {
@@ -235,8 +312,8 @@ bool reads_open_gates_alone(const LinearWork& work, const Step& step) {
          work.num_rows() <= sparse_rows(work, step);
 }
 
-void run_gated_by_relu(const LinearWork& work, const Step& step) {
-  GatedByRelu(work, step).run();
+bool run_gated_by_relu(const LinearWork& work, const Step& step) {
+  return GatedByRelu(work, step).run();
 }
 
 }  // namespace adaptrt

@@ -192,6 +192,18 @@ void Validator::add_kv_bytes(const AttentionShape& shape) {
   kv_block_bytes_ = fits ? std::optional(sum) : std::nullopt;
 }
 
+void Validator::check_scores(const LinearOp& op) {
+  const Buffer* scores = operand("scores", op.scores, DType::kFloat32, rows_);
+  if (!is_relu_gated(op.epilogue)) {
+    add(where_ + ": has scores without a ReLU's gate");
+  } else if (!op.parts.empty()) {
+    check_width("scores", scores, op.parts[0].weight.n);
+  }
+  if (op.scale != 1.0F || op.softcap != 0.0F) add(where_ + ": has scores, and a scale or a softcap");
+  if (!std::isfinite(op.least_score)) add(where_ + ": least_score is not finite");
+  if (op.scores == op.output) add(where_ + ": scores and output are one buffer");
+}
+
 void Validator::check(const LinearOp& op) {
   const auto* input = operand("input", op.input, activation_dtype(program_.dtype), rows_);
   const bool gated = is_gated(op.epilogue);
@@ -204,14 +216,16 @@ void Validator::check(const LinearOp& op) {
   check_finite("threshold", op.threshold, 0.0F);
   if (op.threshold != 0.0F && !is_relu_gated(op.epilogue))
     add(where_ + ": has a threshold without a ReLU's gate");
+  if (op.scores != kNoBuffer) check_scores(op);
   check_range_(where_ + ": number of parts", static_cast<std::int64_t>(op.parts.size()), gated ? 2 : 1,
                gated ? 2 : static_cast<std::int64_t>(kMaxPartsPerSite));
   std::int64_t width = 0;
   for (const auto& part : op.parts) {
     check_range_(where_ + ": outputs of a part", part.weight.n, 1, kSizeLimit - 1);
-    const bool is_gated_by_relu = is_relu_gated(op.epilogue) && &part == &op.parts.back();
+    const bool has_some_outputs =
+        is_relu_gated(op.epilogue) && (&part == &op.parts.back() || op.scores != kNoBuffer);
     check_matrix("a weight", part.weight, part.weight.n, input != nullptr ? input->width : part.weight.k,
-                 is_gated_by_relu ? MatrixAccess::kSomeOutputs : MatrixAccess::kAll);
+                 has_some_outputs ? MatrixAccess::kSomeOutputs : MatrixAccess::kAll);
     if (part.weight.has_rows && (op.scale != 1.0F || op.softcap != 0.0F)) {
       add(where_ + ": a weight has rows, where the layer has a scale or a softcap");
     }
@@ -239,6 +253,7 @@ void Validator::check(const LinearOp& op) {
     check_slices(op.lora_site, LoraModule::kLmHead, {weight.k, weight.n});
   }
   read(op.input);
+  if (op.scores != kNoBuffer) read(op.scores);
   if (op.epilogue == LinearEpilogue::kAdd) {
     read(op.output);
   } else {

@@ -236,6 +236,23 @@ BOOST_DATA_TEST_CASE(with_what_a_relu_closes_left_out,
                    kernels);
 }
 
+// A few rows read what predictors leave of the gates, too, and each row has the gates of its own scores.
+BOOST_DATA_TEST_CASE(with_gates_that_predictors_close,
+                     kernel_tables() * data::make({0, 2}) * data::make({8, 9}) * data::make({0.15F, 0.35F}),
+                     kernels, dtype_index, epilogue, least_score) {
+  check_invariance({.dtype = kDTypes[dtype_index],
+                    .shape = {.hidden_size = 72, .attention = {4, 2, 12}},
+                    .intermediate_size = 192,
+                    .biases = true,
+                    .activation = static_cast<LinearEpilogue>(epilogue),
+                    .gate_bias = 0.4F,
+                    .is_sparse = true,
+                    .predictor_rank = 20,
+                    .least_score = least_score,
+                    .max_num_tokens = 400},
+                   kernels);
+}
+
 BOOST_DATA_TEST_CASE(with_numbers_of_a_table, kernel_tables() * data::make({0, 1, 2}), kernels, dtype_index) {
   check_invariance({.dtype = kDTypes[dtype_index],
                     .intermediate_size = 136,

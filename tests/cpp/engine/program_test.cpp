@@ -348,6 +348,26 @@ BOOST_AUTO_TEST_CASE(unusable_sparse_layers_are_found) {
   });
 }
 
+BOOST_AUTO_TEST_CASE(unusable_scores_of_gates_are_found) {
+  // 6 is the norm, 7 to 9 are the predictor, 10 is the gated layer.
+  model = RandomModel({.intermediate_size = 64,
+                       .activation = LinearEpilogue::kReluMul,
+                       .is_sparse = true,
+                       .predictor_rank = 5});
+  BOOST_TEST(model.program.validate().list().empty());
+  finds("has scores without a ReLU's gate",
+        [](Program* p) { op_at<LinearOp>(p, 10).epilogue = LinearEpilogue::kSiluMul; });
+  finds("a weight has rows, which only what a ReLU gates can have",
+        [](Program* p) { op_at<LinearOp>(p, 10).scores = kNoBuffer; });
+  finds("scores 'predictor.inner' is 5 wide; it must be 64",
+        [](Program* p) { op_at<LinearOp>(p, 10).scores = op_at<LinearOp>(p, 8).output; });
+  finds("reads 'predictor.scores'", [](Program* p) { p->body.erase(p->body.begin() + 9); });
+  finds("scores names buffer 99", [](Program* p) { op_at<LinearOp>(p, 10).scores = 99; });
+  finds("has scores, and a scale or a softcap", [](Program* p) { op_at<LinearOp>(p, 10).scale = 2.0F; });
+  finds("has scores, and a scale or a softcap", [](Program* p) { op_at<LinearOp>(p, 10).softcap = 2.0F; });
+  finds("least_score is not finite", [](Program* p) { op_at<LinearOp>(p, 10).least_score = std::nanf(""); });
+}
+
 BOOST_AUTO_TEST_CASE(unusable_attention_is_found) {
   finds("layer is 2", [](Program* p) { op_at<AttentionOp>(p, 4).layer = 2; });
   finds("layer 0 has 0 attention ops", [](Program* p) { op_at<AttentionOp>(p, 4).layer = 1; });

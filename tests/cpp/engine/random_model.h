@@ -161,6 +161,9 @@ struct ModelOptions {
   float gate_bias = 0.0F;
   /// What a ReLU gates has rows, and what reads a ReLU knows it.
   bool is_sparse = false;
+  /// Of predictors that close gates of scores below least_score; 0: there are none.
+  std::int64_t predictor_rank = 0;
+  float least_score = 0.0F;
   bool head_norms = false;
   std::int32_t sliding_window = 0;
   std::int32_t max_batch_size = 8;
@@ -306,6 +309,29 @@ class RandomModel {
     program.body.push_back(std::move(op));
   }
 
+  /// Of a gated layer, whose norm reads `hidden`.
+  void add_predictor(BufferId hidden, LinearOp* gated) {
+    const std::int64_t inner = gated->parts[0].weight.n;
+    if (predictor_.scores == kNoBuffer) {
+      const DType activation = activation_dtype(options_.dtype);
+      predictor_ = {buffer("predictor.input", activation, RowKind::kTokens, options_.shape.hidden_size),
+                    buffer("predictor.inner", activation, RowKind::kTokens, options_.predictor_rank),
+                    buffer("predictor.scores", DType::kFloat32, RowKind::kTokens, inner)};
+    }
+    const bool has_biases = std::exchange(options_.biases, false);
+    program.body.push_back(CastOp{.input = hidden, .output = predictor_.input});
+    program.body.push_back(LinearOp{.input = predictor_.input,
+                                    .output = predictor_.inner,
+                                    .epilogue = LinearEpilogue::kRelu,
+                                    .parts = {part(options_.predictor_rank, options_.shape.hidden_size)}});
+    program.body.push_back(LinearOp{.input = predictor_.inner,
+                                    .output = predictor_.scores,
+                                    .parts = {part(inner, options_.predictor_rank)}});
+    options_.biases = has_biases;
+    gated->scores = predictor_.scores;
+    gated->least_score = options_.least_score;
+  }
+
   void add_mlp(std::int32_t layer, BufferId normed, BufferId gated, BufferId hidden) {
     const std::int64_t outer = options_.shape.hidden_size;
     const std::int64_t inner = options_.intermediate_size;
@@ -322,11 +348,13 @@ class RandomModel {
     }
     LinearOp second =
         linear(gated, hidden, LinearEpilogue::kAdd, layer, {{LoraModule::kMlp4HToH, outer}}, inner);
+    if (options_.predictor_rank > 0) add_predictor(hidden, &first);
     if (options_.is_sparse) {
       second.has_sparse_input = true;
       if (is_relu_gated(options_.activation)) {
         first.parts[1].weight = storage_.with_rows(first.parts[1].weight);
       }
+      if (first.scores != kNoBuffer) first.parts[0].weight = storage_.with_rows(first.parts[0].weight);
     }
     program.body.push_back(std::move(first));
     program.body.push_back(std::move(second));
@@ -427,9 +455,16 @@ class RandomModel {
     program.head.push_back(logits);
   }
 
+  struct Predictor {
+    BufferId input = kNoBuffer;
+    BufferId inner = kNoBuffer;
+    BufferId scores = kNoBuffer;
+  };
+
   ModelOptions options_;
   Random random_;
   Storage storage_;
+  Predictor predictor_;
 };
 
 /// The tokens of a sequence that a step takes.

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <vector>
 
 #include "adaptrt/core/dtype.h"
@@ -227,6 +228,29 @@ BOOST_DATA_TEST_CASE(clamped_gates_keep_nan, kernel_tables(), name) {
   BOOST_TEST(made(numbers.data(), numbers.data() + kStride));
   BOOST_TEST(made(numbers.data() + kStride, numbers.data()));
   BOOST_TEST(!made(numbers.data() + kStride, numbers.data() + kStride));
+}
+
+BOOST_DATA_TEST_CASE(gates_of_low_scores_are_closed, kernel_tables(), name) {
+  const KernelTable& table = kernel_table(name);
+  const float not_a_number = std::nanf("");
+  for (const std::int64_t width : kWidths) {
+    FreshRandom random;
+    auto scores = random.vector(width + 1);
+    auto gates = random.vector(width + 1, -3.0F, 3.0F);
+    scores[0] = 0.25F;  // as much as is asked for
+    gates[static_cast<std::size_t>(width / 2)] = not_a_number;
+    if (width > 4) scores[3] = not_a_number;
+    const auto before = gates;
+    table.close_gates(scores.data(), 0.25F, width, gates.data());
+    for (std::int64_t i = 0; i <= width; ++i) {
+      const auto at = static_cast<std::size_t>(i);
+      if (i < width && scores[at] < 0.25F) {
+        BOOST_TEST(gates[at] == std::numeric_limits<float>::lowest(), "seed " << random.seed());
+      } else {
+        BOOST_TEST((gates[at] == before[at] || (std::isnan(gates[at]) && std::isnan(before[at]))));
+      }
+    }
+  }
 }
 
 }  // namespace

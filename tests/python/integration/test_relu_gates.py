@@ -3,91 +3,44 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import transformers
-from torch import nn
 from transformers.activations import ACT2FN
 from transformers.models.mistral.modeling_mistral import MistralMLP
 
 import adaptrt
-from adaptrt._core import CheckpointError, ConfigError, DType, LinearEpilogue
+from adaptrt._core import CheckpointError, ConfigError, DType
 from adaptrt.builder.build import build
 from adaptrt.builder.checkpoint.quantization import QuantConfig
-from adaptrt.builder.compile.plan import LinearOp, Program
-from adaptrt.builder.config import AUTO, DISABLE, ENABLE, BuildConfig, LoraBuildConfig, PluginConfig
+from adaptrt.builder.config import AUTO, DISABLE, ENABLE, BuildConfig
 from adaptrt.builder.conversion.convert import convert_checkpoint
 from adaptrt.builder.network.onnx_graph import NetworkOptions
-from adaptrt.runtime.engine import load_engine
-from support.families import LLAMA, SIZES, Family, save_family
-from support.models import Reference, save_adapter
+from support.families import SIZES, save_family
+from support.models import Reference
 from support.oracle import NetworkOracle, SequenceChunk
-from support.serving import Answer, collect, make_request
-
-# As in test_families.py, where the reason is.
-FLOAT32_TOLERANCE = 1e-4
-THRESHOLD = 0.3
-CONFIG = BuildConfig(
-    max_batch_size=8,
-    max_num_tokens=128,
-    max_seq_len=160,
-    tokens_per_block=8,
-    lora_config=LoraBuildConfig(max_lora_rank=16),
-    plugin_config=PluginConfig(lora_plugin="auto", dora_plugin="enable"),
+from support.relu_gates import (
+    BAMBOO_CODE,
+    CONFIG,
+    FIELDS,
+    FLOAT32_TOLERANCE,
+    GATES,
+    LENGTHS,
+    THRESHOLD,
+    FatRelu,
+    adapters_of,
+    answers_of,
+    double_relu,
+    engine_of,
+    layers_of,
+    make_model,
+    prompt_of,
+    published,
 )
-ADAPTERS = {"lora": {"r": 5}, "rslora": {"r": 16, "use_rslora": True}, "dora": {"r": 4, "use_dora": True}}
-LENGTHS = [1, 5, 17, 40]
-# Whole panels of what gates open and close, and a last one of the hidden size that is not.
-FIELDS = {**SIZES, "intermediate_size": 192, "hidden_size": 72, "num_attention_heads": 6, "num_key_value_heads": 2}
-BAMBOO_CODE = {
-    "AutoConfig": "configuration_bamboo.BambooConfig",
-    "AutoModelForCausalLM": "modeling_bamboo.BambooForCausalLM",
-}
-
-
-class FatRelu(nn.Module):
-    """What ProSparse's own code has for hidden_act fatrelu."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.where(x >= THRESHOLD, x, 0.0)
-
-
-def double_relu(mlp: Any, x: torch.Tensor) -> torch.Tensor:
-    """Of the MLP of Bamboo's own code."""
-    return mlp.down_proj(torch.relu(mlp.gate_proj(x)) * torch.relu(mlp.up_proj(x)))
-
-
-@dataclasses.dataclass(frozen=True)
-class Gate:
-    """A kind of ReLU: transformers' model of it, and what config.json of published ones says."""
-
-    family: Family
-    epilogue: LinearEpilogue
-    published: dict[str, Any] = dataclasses.field(default_factory=dict)
-
-
-GATES = {
-    "relu": Gate(
-        Family(transformers.LlamaConfig, LLAMA, {**FIELDS, "hidden_act": "relu", "mlp_bias": True}),
-        LinearEpilogue.RELU_MUL,
-    ),
-    "fatrelu": Gate(
-        Family(transformers.LlamaConfig, LLAMA, {**FIELDS, "hidden_act": "fatrelu", "hidden_act_param": THRESHOLD}),
-        LinearEpilogue.RELU_MUL,
-    ),
-    "drelu": Gate(
-        Family(transformers.MistralConfig, LLAMA, {**FIELDS, "hidden_act": "relu", "sliding_window": 20}),
-        LinearEpilogue.RELU_MUL_RELU,
-        {"architectures": ["BambooForCausalLM"], "model_type": "bamboo", "auto_map": BAMBOO_CODE},
-    ),
-}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -98,61 +51,10 @@ def oracle_code(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(MistralMLP, "forward", double_relu)
 
 
-def published(model: Path, directory: Path, **fields: Any) -> Path:
-    """The model with other fields in its config.json; None: without them."""
-    shutil.copytree(model, directory)
-    config = json.loads((directory / "config.json").read_text()) | fields
-    (directory / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
-    return directory
-
-
-def made(gate: Gate, directory: Path) -> Path:
-    return published(save_family(gate.family, directory / "model"), directory / "published", **gate.published)
-
-
-def engine_of(model: Path, directory: Path, sparse_mlp: str = AUTO, dtype: DType = DType.FLOAT32) -> Path:
-    convert_checkpoint(model, directory / "checkpoint", dtype=dtype)
-    build(directory / "checkpoint", dataclasses.replace(CONFIG, sparse_mlp=sparse_mlp), directory / "engine")
-    return directory / "engine"
-
-
-def adapters_of(gate: Gate, directory: Path) -> dict[str, Path | None]:
-    found: dict[str, Path | None] = {"base": None}
-    for seed, (name, settings) in enumerate(ADAPTERS.items()):
-        fields = {"target_modules": gate.family.targets, **settings}
-        found[name] = save_adapter(directory / "model", directory / name, seed, **fields)
-    return found
-
-
-def answers_of(engine: Path, adapters: dict[str, Path | None], crowd: int, **fields: Any) -> list[Answer]:
-    """Of a prompt for each adapter, `crowd` of them at a time."""
-    requests = []
-    for number, (adapter, length) in enumerate(zip(adapters.values(), LENGTHS, strict=True)):
-        lora = None if adapter is None else adaptrt.LoraConfig.from_peft(number, adapter, engine)
-        requests.append(make_request(prompt_of(length), 10, lora))
-    answers = []
-    config = adaptrt.ExecutorConfig(**fields)
-    with adaptrt.Executor(engine, adaptrt.ModelType.DECODER_ONLY, config) as executor:
-        for first in range(0, len(requests), crowd):
-            ids = executor.enqueue_requests(requests[first : first + crowd])
-            answers += [collect(executor, request_id) for request_id in ids]
-    return answers
-
-
-def prompt_of(length: int) -> list[int]:
-    return np.random.default_rng(length).integers(2, 61, length).tolist()
-
-
-def layers_of(engine: Path) -> list[LinearOp]:
-    program = load_engine(engine).storage.program
-    assert isinstance(program, Program)
-    return [op for op in program.body if isinstance(op, LinearOp)]
-
-
 @pytest.mark.parametrize("name", GATES)
 def test_transformers_tokens_and_logits(name: str, tmp_path: Path) -> None:
     gate = GATES[name]
-    engine = engine_of(made(gate, tmp_path), tmp_path)
+    engine = engine_of(make_model(gate, tmp_path), tmp_path)
     adapters = adapters_of(gate, tmp_path)
     for length, adapter, answer in zip(LENGTHS, adapters.values(), answers_of(engine, adapters, 4), strict=True):
         prompt = prompt_of(length)
@@ -164,7 +66,7 @@ def test_transformers_tokens_and_logits(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", GATES)
 def test_the_graph_computes_the_same(name: str, tmp_path: Path) -> None:
-    convert_checkpoint(made(GATES[name], tmp_path), tmp_path / "checkpoint")
+    convert_checkpoint(make_model(GATES[name], tmp_path), tmp_path / "checkpoint")
     oracle = NetworkOracle(tmp_path / "checkpoint", tmp_path, NetworkOptions(tokens_per_block=8))
     prompt = prompt_of(17)
     logits = oracle.step([SequenceChunk(prompt, 0, len(prompt), [5, 3, 9])])
@@ -176,9 +78,9 @@ def test_the_graph_computes_the_same(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", GATES)
 def test_neither_reading_everything_nor_a_crowd_changes_a_bit(name: str, dtype: DType, tmp_path: Path) -> None:
     gate = GATES[name]
-    model = made(gate, tmp_path)
-    sparse = engine_of(model, tmp_path / "sparse", dtype=dtype)
-    dense = engine_of(model, tmp_path / "dense", DISABLE, dtype)
+    model = make_model(gate, tmp_path)
+    sparse = engine_of(model, tmp_path / "sparse", dtype)
+    dense = engine_of(model, tmp_path / "dense", dtype, sparse_mlp=DISABLE)
     adapters = adapters_of(gate, tmp_path)
     alone = answers_of(sparse, adapters, 1, num_threads=1)
     chunks = {"enable_chunked_context": True, "max_num_tokens": 16}
@@ -193,9 +95,9 @@ def test_neither_reading_everything_nor_a_crowd_changes_a_bit(name: str, dtype: 
 
 @pytest.mark.parametrize("name", GATES)
 def test_the_build_chooses_how_weights_are_stored(name: str, tmp_path: Path) -> None:
-    model = made(GATES[name], tmp_path)
+    model = make_model(GATES[name], tmp_path)
     for sparse_mlp, is_sparse in ((AUTO, True), (ENABLE, True), (DISABLE, False)):
-        layers = layers_of(engine_of(model, tmp_path / sparse_mlp, sparse_mlp))
+        layers = layers_of(engine_of(model, tmp_path / sparse_mlp, sparse_mlp=sparse_mlp))
         gated = [op for op in layers if op.epilogue is GATES[name].epilogue]
         assert len(gated) == FIELDS["num_hidden_layers"]
         assert all([part.weight.has_rows for part in op.parts] == [False, is_sparse] for op in gated)
@@ -216,7 +118,7 @@ def test_sizes_that_are_no_panels_leave_the_gated_layer_as_it_is(tmp_path: Path)
 
 
 def test_compressed_and_quantised_weights_are_read_whole(tmp_path: Path) -> None:
-    model = made(GATES["relu"], tmp_path)
+    model = make_model(GATES["relu"], tmp_path)
     convert_checkpoint(model, tmp_path / "compressed", dtype=DType.BFLOAT16)
     compressed = dataclasses.replace(CONFIG, compress_weights=True)
     build(tmp_path / "compressed", compressed, tmp_path / "compressed-engine")
@@ -268,7 +170,7 @@ def test_what_cannot_be_sparse_is_refused(
     ],
 )
 def test_other_kinds_of_gates_are_refused(gate: str, fields: dict[str, Any], message: str, tmp_path: Path) -> None:
-    model = published(made(GATES[gate], tmp_path), tmp_path / "other", **fields)
+    model = published(make_model(GATES[gate], tmp_path), tmp_path / "other", **fields)
     with pytest.raises(CheckpointError, match=message):
         convert_checkpoint(model, tmp_path / "checkpoint")
 

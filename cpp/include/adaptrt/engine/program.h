@@ -237,6 +237,11 @@ struct LinearOp {
   /// Most of the input is zero behind a ReLU: a few rows read the weights of the others alone, to the same
   /// bits.
   bool has_sparse_input = false;
+  /// Of ReLU gates, with adapters or without: a row's gate is closed wherever the row's score is below
+  /// least_score, whatever the gate would be. float32, as wide as the gate. Where the gate's weight has rows,
+  /// a few rows of input read those of its outputs alone that some row's score leaves.
+  BufferId scores = kNoBuffer;
+  float least_score = 0.0F;
 };
 
 /// What a router's logits become before experts are chosen.

@@ -291,6 +291,8 @@ struct KernelTable {
   void (*relu_mul)(const ActivatedTile& tile);
   /// The same with max(linear, 0) for the factor.
   void (*relu_mul_relu)(const ActivatedTile& tile);
+  /// gates[n] become the lowest number where a score is below `least`; NaN is not.
+  void (*close_gates)(const float* scores, float least, std::int64_t n, float* gates);
   /// g sigmoid(1.702 g) (l + 1) of g = x + bias up to 7, and of l, the factor within -7 and 7.
   void (*clamped_silu_mul)(const ActivatedTile& tile);
 };

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 #include "adaptrt/kernels/kernel_table.h"
 #include "elementwise.h"
@@ -151,6 +152,17 @@ void relu_mul(const ActivatedTile& tile) {
       });
     });
   }
+}
+
+inline void close_gates(const float* scores, float least, std::int64_t n, float* gates) {
+  const Simd::Vec bound = Simd::set(least);
+  const Simd::Vec greatest = Simd::set(std::numeric_limits<float>::max());
+  for_each_vector(n, [&](std::int64_t i, std::int64_t lanes) {
+    const Simd::Vec score = Simd::load(scores + i, lanes);
+    const Simd::Vec kept = Simd::zero_below(score, bound, Simd::load(gates + i, lanes));
+    const Simd::Vec added = Simd::sub(Simd::zero_below(score, bound, greatest), greatest);
+    Simd::store(gates + i, Simd::add(kept, added), lanes);
+  });
 }
 
 /// What the experts of GPT-OSS have between their layers.

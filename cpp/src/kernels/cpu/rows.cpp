@@ -25,6 +25,7 @@ void ADAPTRT_KERNEL_SET::put_rows(KernelTable* table) {
   table->relu = &activate<Relu>;
   table->relu_mul = &relu_mul<false>;
   table->relu_mul_relu = &relu_mul<true>;
+  table->close_gates = &close_gates;
   table->clamped_silu_mul = &clamped_silu_mul;
 }
 

@@ -122,39 +122,46 @@ constexpr GatheredGemm gathered_gemm_of() {
   }
 }
 
-/// Fetches lines of live inputs ahead of their use, those of the next panel near the end of this one.
+/// Fetches lines of live inputs ahead of their use: to the first level a few ahead, and to the second one all
+/// of the next panel. Those are fetched in turns that go through the whole panel, for lines that ascend
+/// within a page let the processor read on, which is what is to be left out.
 class LiveFetcher {
  public:
   LiveFetcher(const std::byte* panel, const std::byte* next, const LiveInputs& live, std::int64_t row_bytes)
       : panel_(panel), next_(next), live_(live), row_bytes_(row_bytes) {}
 
-  /// With the line of number `index`.
+  /// With the line of number `index`, once for each of them.
   template <int kLines>
-  void fetch(std::int64_t index) const {
-    const std::byte* panel = panel_;
-    index += kAhead;
-    if (index >= live_.count) {
-      panel = next_;
-      index -= live_.count;
-      if (panel == nullptr || index >= live_.count) return;
-    }
-    const std::byte* from = panel + live_.groups[index] * row_bytes_;
-    ADAPTRT_UNROLL
-    for (int line = 0; line < kLines; ++line) __builtin_prefetch(from + line * kCacheLine, 0, 3);
+  void fetch(std::int64_t index) {
+    if (index + kAhead < live_.count) fetch_line<kLines, 3>(panel_, index + kAhead);
+    if (next_ == nullptr) return;
+    fetch_line<kLines, 2>(next_, at_);
+    at_ += kTurns;
+    if (at_ >= live_.count) at_ = ++turn_;
   }
 
  private:
   static constexpr std::int64_t kAhead = 20;
+  static constexpr std::int64_t kTurns = 8;
+
+  template <int kLines, int kLevel>
+  void fetch_line(const std::byte* panel, std::int64_t index) const {
+    const std::byte* from = panel + live_.groups[index] * row_bytes_;
+    ADAPTRT_UNROLL
+    for (int line = 0; line < kLines; ++line) __builtin_prefetch(from + line * kCacheLine, 0, kLevel);
+  }
+
   const std::byte* panel_;
   const std::byte* next_;
   const LiveInputs& live_;
   std::int64_t row_bytes_;
+  std::int64_t turn_ = 0;
+  std::int64_t at_ = 0;  ///< of the next panel, below the number of live inputs
 };
 
 /// As gemm_tile, of the live inputs.
 template <class Weights, int kRows>
-void sparse_tile(const PanelGemm& gemm, const LiveInputs& live, std::int64_t column,
-                 const LiveFetcher& fetcher) {
+void sparse_tile(const PanelGemm& gemm, const LiveInputs& live, std::int64_t column, LiveFetcher fetcher) {
   using A = typename Weights::A;
   using Vec = Simd::Vec;
   constexpr int kChains = chains_of(kTileVectors);
@@ -207,7 +214,7 @@ void sparse_tile(const PanelGemm& gemm, const LiveInputs& live, std::int64_t col
   }
 }
 
-using SparseTile = void (*)(const PanelGemm&, const LiveInputs&, std::int64_t, const LiveFetcher&);
+using SparseTile = void (*)(const PanelGemm&, const LiveInputs&, std::int64_t, LiveFetcher);
 
 template <class Weights, int kRows = kSparseRows>
 SparseTile sparse_tile_of_rows(std::int64_t rows) {

@@ -21,6 +21,7 @@ void tile_gathered_gemm(const PanelGemm& gemm, const GatheredOutputs& gathered) 
   static_assert(kStepLine == kGatheredLine);
   alignas(kCacheLine) std::byte made[kFewRowsSteps * kStepBytes];
   if (has_empty_columns(gathered)) std::memset(made, 0, sizeof(made));
+  const std::int64_t columns = (gathered.count + Simd::kLanes - 1) / Simd::kLanes * Simd::kLanes;
   const std::int64_t words = gemm.k / 2;
   fetch_first_words(gathered, words);
   SpanFetcher others(gemm.fetch);
@@ -31,40 +32,40 @@ void tile_gathered_gemm(const PanelGemm& gemm, const GatheredOutputs& gathered) 
     const std::int64_t end = std::min(begin + kPartInputs, gemm.k);
     gather_words(gathered, words, begin / 2, end / 2, made);
     multiply_few(BFloat16Pairs(), {a.rows + begin * 2, a.stride, gemm.rows}, {made, kStepLine, end - begin},
-                 kPanelColumns, {gemm.out, gemm.out_stride, begin > 0}, &nothing);
+                 columns, {gemm.out, gemm.out_stride, begin > 0}, &nothing);
   }
 }
 
-/// Sums of live pairs of inputs, step by step as multiply_few_columns makes them, of kTileVectors vectors of
+/// Sums of live pairs of inputs, step by step as multiply_few_columns makes them, of kVectors vectors of
 /// columns.
-template <int kRows>
+template <int kRows, int kVectors>
 void sparse_few_columns(const PanelGemm& gemm, const LiveInputs& live, std::int64_t column,
-                        const LiveFetcher& fetcher) {
+                        LiveFetcher fetcher) {
   constexpr std::int64_t kVectorBytes = Simd::kLanes * kGatheredWord;
-  constexpr int kLines = static_cast<int>((kTileVectors * kVectorBytes + kCacheLine - 1) / kCacheLine);
+  constexpr int kLines = static_cast<int>((kVectors * kVectorBytes + kCacheLine - 1) / kCacheLine);
   const auto* a = static_cast<const std::uint16_t*>(gemm.a);
   const std::byte* b = gemm.panel + column * kGatheredWord;
-  Simd::Vec sums[kRows][kTileVectors];
+  Simd::Vec sums[kRows][kVectors];
   ADAPTRT_UNROLL
   for (int r = 0; r < kRows; ++r) {
     ADAPTRT_UNROLL
-    for (int v = 0; v < kTileVectors; ++v) sums[r][v] = Simd::zero();
+    for (int v = 0; v < kVectors; ++v) sums[r][v] = Simd::zero();
   }
   for (std::int64_t i = 0; i < live.count;) {
     const std::int64_t step_end = (live.groups[i] / kTileHeight + 1) * kTileHeight;
-    Simd::Vec even[kRows][kTileVectors];
-    Simd::Vec odd[kRows][kTileVectors];
+    Simd::Vec even[kRows][kVectors];
+    Simd::Vec odd[kRows][kVectors];
     ADAPTRT_UNROLL
     for (int r = 0; r < kRows; ++r) {
       ADAPTRT_UNROLL
-      for (int v = 0; v < kTileVectors; ++v) even[r][v] = odd[r][v] = Simd::zero();
+      for (int v = 0; v < kVectors; ++v) even[r][v] = odd[r][v] = Simd::zero();
     }
     for (; i < live.count && live.groups[i] < step_end; ++i) {
       const std::int64_t group = live.groups[i];
       fetcher.fetch<kLines>(i);
-      Simd::Pair columns[kTileVectors];
+      Simd::Pair columns[kVectors];
       ADAPTRT_UNROLL
-      for (int v = 0; v < kTileVectors; ++v) {
+      for (int v = 0; v < kVectors; ++v) {
         columns[v] = Simd::bfloat16_pairs(
             Simd::load_words(b + group * kStepLine + v * kVectorBytes, std::int64_t{Simd::kLanes}));
       }
@@ -75,7 +76,7 @@ void sparse_few_columns(const PanelGemm& gemm, const LiveInputs& live, std::int6
         const Simd::Vec first = Simd::set(bfloat16_to_float(pair[0]));
         const Simd::Vec second = Simd::set(has_odd ? bfloat16_to_float(pair[1]) : 0.0F);
         ADAPTRT_UNROLL
-        for (int v = 0; v < kTileVectors; ++v) {
+        for (int v = 0; v < kVectors; ++v) {
           even[r][v] = Simd::fma(first, columns[v].even, even[r][v]);
           odd[r][v] = Simd::fma(second, columns[v].odd, odd[r][v]);
         }
@@ -84,7 +85,7 @@ void sparse_few_columns(const PanelGemm& gemm, const LiveInputs& live, std::int6
     ADAPTRT_UNROLL
     for (int r = 0; r < kRows; ++r) {
       ADAPTRT_UNROLL
-      for (int v = 0; v < kTileVectors; ++v) {
+      for (int v = 0; v < kVectors; ++v) {
         sums[r][v] = Simd::add(sums[r][v], Simd::add(even[r][v], odd[r][v]));
       }
     }
@@ -92,26 +93,32 @@ void sparse_few_columns(const PanelGemm& gemm, const LiveInputs& live, std::int6
   ADAPTRT_UNROLL
   for (int r = 0; r < kRows; ++r) {
     ADAPTRT_UNROLL
-    for (int v = 0; v < kTileVectors; ++v) {
+    for (int v = 0; v < kVectors; ++v) {
       Simd::store(gemm.out + r * gemm.out_stride + column + v * Simd::kLanes, sums[r][v]);
     }
   }
 }
 
-void tile_sparse_gemm(const PanelGemm& gemm, const LiveInputs& live) {
-  constexpr std::int64_t kGroup = kTileVectors * Simd::kLanes;
-  const FlushSubnormals flush;
-  SpanFetcher others(gemm.fetch);
-  others.fetch(others.lines());
-  const SparseTile tile = gemm.rows == 1   ? &sparse_few_columns<1>
-                          : gemm.rows == 2 ? &sparse_few_columns<2>
-                                           : &sparse_few_columns<static_cast<int>(kFewRows)>;
+/// All columns at once where the sums have registers, so that lines which lie side by side come together.
+template <int kRows>
+void tile_sparse_rows(const PanelGemm& gemm, const LiveInputs& live) {
+  constexpr int kVectors = kRows == 1 ? static_cast<int>(kPanelColumns / Simd::kLanes) : kTileVectors;
+  constexpr std::int64_t kGroup = kVectors * Simd::kLanes;
   for (std::int64_t column = 0; column < kPanelColumns; column += kGroup) {
     const std::byte* here = gemm.panel + column * kGatheredWord;
     const std::byte* next =
         column + kGroup == kPanelColumns ? gemm.next_panel : here + kGroup * kGatheredWord;
-    tile(gemm, live, column, {here, next, live, kStepLine});
+    sparse_few_columns<kRows, kVectors>(gemm, live, column, {here, next, live, kStepLine});
   }
+}
+
+void tile_sparse_gemm(const PanelGemm& gemm, const LiveInputs& live) {
+  const FlushSubnormals flush;
+  SpanFetcher others(gemm.fetch);
+  others.fetch(others.lines());
+  if (gemm.rows == 1) return tile_sparse_rows<1>(gemm, live);
+  if (gemm.rows == 2) return tile_sparse_rows<2>(gemm, live);
+  tile_sparse_rows<static_cast<int>(kFewRows)>(gemm, live);
 }
 
 }  // namespace
