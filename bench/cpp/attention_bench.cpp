@@ -1,6 +1,7 @@
 // Measures the attention ops of the CPU engine alone, with 16 query and 4 key-value heads of 64, for a decode
-// step of 16 sequences and for the prefill of a prompt.
-//   attention_bench [threads] [rounds] [kernels] [int8]
+// step of 16 sequences and for the prefill of a prompt; or, with a number of tokens as the last argument, for
+// one sequence of so many: its decode step, and its last 512 tokens as a chunk of its prompt.
+//   attention_bench [threads] [rounds] [kernels] [bfloat16|int8] [tokens]
 
 #include <algorithm>
 #include <cstdio>
@@ -20,8 +21,8 @@ namespace {
 
 using testing::Piece;
 
-constexpr int kSequences = 16;
-constexpr int kLongest = 1024;
+constexpr int kManySequences = 16;
+constexpr int kShortTokens = 1024;
 constexpr int kPrompt = 512;
 constexpr int kTokensPerBlock = 32;
 constexpr int kLayers = 28;
@@ -44,11 +45,11 @@ Attention sum_of_attention(const StepRecord& step, const Program& program) {
   return sum;
 }
 
-/// A token of a sequence with `context` tokens.
-std::vector<Piece> decode(int context) {
+/// The last token of so many sequences with `context` tokens.
+std::vector<Piece> decode(int sequences, int context) {
   std::vector<Piece> pieces;
   std::int32_t next_block = 0;
-  for (int s = 0; s < kSequences; ++s) {
+  for (int s = 0; s < sequences; ++s) {
     Piece piece{.tokens = {s}, .first_position = context - 1, .prompt_length = context};
     for (int used = 0; used < context; used += kTokensPerBlock) piece.blocks.push_back(next_block++);
     pieces.push_back(std::move(piece));
@@ -56,30 +57,30 @@ std::vector<Piece> decode(int context) {
   return pieces;
 }
 
-/// kPrompt tokens of a sequence, whose blocks are those of decode(kLongest).
-Piece chunk(int sequence, int first_position) {
-  Piece piece{.first_position = first_position, .prompt_length = kLongest};
+/// kPrompt tokens of a sequence of `longest`, whose blocks are those of decode.
+Piece chunk(int sequence, int first_position, int longest) {
+  Piece piece{.first_position = first_position, .prompt_length = longest};
   for (int i = 0; i < kPrompt; ++i) piece.tokens.push_back((sequence * 7919 + first_position + i) % 61);
-  const int blocks = kLongest / kTokensPerBlock;
+  const int blocks = longest / kTokensPerBlock;
   for (int i = 0; i < blocks; ++i) piece.blocks.push_back(sequence * blocks + i);
   return piece;
 }
 
-void run(int num_threads, int rounds, const char* kernels, bool int8_kv_cache) {
+void run(int num_threads, int rounds, const char* kernels, bool int8_kv_cache, int sequences, int longest) {
   const auto threads = std::make_shared<ThreadPool>(num_threads);
   // Small everywhere else, so that little besides attention takes time.
   const testing::RandomModel model({.dtype = DType::kBFloat16,
                                     .num_layers = kLayers,
                                     .shape = {64, 16, 4, 64},
                                     .intermediate_size = 64,
-                                    .max_batch_size = kSequences,
+                                    .max_batch_size = sequences,
                                     .max_num_tokens = kPrompt,
-                                    .max_seq_len = kLongest,
+                                    .max_seq_len = longest,
                                     .tokens_per_block = kTokensPerBlock,
                                     .int8_kv_cache = int8_kv_cache});
   const auto profile = std::make_shared<StepProfile>(static_cast<std::size_t>(rounds));
   const auto engine = make_cpu_engine(model.program, threads, kernels, profile);
-  engine->allocate_kv_blocks(kSequences * kLongest / kTokensPerBlock);
+  engine->allocate_kv_blocks(sequences * longest / kTokensPerBlock);
   const MachineLimits limits = measure_machine_limits(threads.get(), 3);
   std::printf("read bandwidth %.1f GB/s, bf16 peak %.0f GFLOP/s\n", limits.read_bandwidth * 1e-9,
               limits.bfloat16_flops * 1e-9);
@@ -89,8 +90,8 @@ void run(int num_threads, int rounds, const char* kernels, bool int8_kv_cache) {
     engine->step(arrays.input(), [](std::int64_t, std::int64_t, const float*) {});
   };
   // Memory that was never written would be read from the one page of zeros.
-  for (int sequence = 0; sequence < kSequences; ++sequence) {
-    for (int first = 0; first < kLongest; first += kPrompt) step({chunk(sequence, first)});
+  for (int sequence = 0; sequence < sequences; ++sequence) {
+    for (int first = 0; first < longest; first += kPrompt) step({chunk(sequence, first, longest)});
   }
   const auto measure = [&](const std::string& name, const std::vector<Piece>& pieces) {
     step(pieces);
@@ -106,10 +107,15 @@ void run(int num_threads, int rounds, const char* kernels, bool int8_kv_cache) {
                 static_cast<double>(median.cost.kv_bytes) / median.seconds * 1e-9,
                 static_cast<double>(median.cost.flops) / median.seconds * 1e-9);
   };
-  for (const int context : {128, 512, kLongest}) {
-    measure("decode 16, context " + std::to_string(context), decode(context));
+  if (sequences == 1) {
+    measure("decode 1, context " + std::to_string(longest), decode(1, longest));
+    measure("prefill of the last " + std::to_string(kPrompt), {chunk(0, longest - kPrompt, longest)});
+    return;
   }
-  measure("prefill " + std::to_string(kPrompt), {chunk(0, 0)});
+  for (const int context : {128, 512, longest}) {
+    measure("decode 16, context " + std::to_string(context), decode(sequences, context));
+  }
+  measure("prefill " + std::to_string(kPrompt), {chunk(0, 0, longest)});
 }
 
 }  // namespace
@@ -119,6 +125,11 @@ int main(int argc, char** argv) {
   const int threads = argc > 1 ? std::atoi(argv[1]) : 2;
   const int rounds = argc > 2 ? std::atoi(argv[2]) : 15;
   const bool int8_kv_cache = argc > 4 && std::string_view(argv[4]) == "int8";
-  adaptrt::run(threads, rounds, argc > 3 ? argv[3] : "", int8_kv_cache);
+  const char* kernels = argc > 3 ? argv[3] : "";
+  if (argc > 5) {
+    adaptrt::run(threads, rounds, kernels, int8_kv_cache, 1, std::atoi(argv[5]));
+  } else {
+    adaptrt::run(threads, rounds, kernels, int8_kv_cache, adaptrt::kManySequences, adaptrt::kShortTokens);
+  }
   return 0;
 }

@@ -22,11 +22,11 @@ struct RowMemory {
         queries(widened + tile_scratch_floats(head_dim)),
         greatest(queries + rows * head_dim) {}
 
-  float* sums;      // see AttentionTile
-  float* totals;    // see AttentionTile
-  float* widened;   // AttentionTile::scratch
+  float* sums;      // see AttentionRows
+  float* totals;    // see AttentionRows
+  float* widened;   // AttentionRows::scratch
   float* queries;   // [rows, head_dim] of the activation type
-  float* greatest;  // see AttentionTile
+  float* greatest;  // see AttentionRows
 
   static std::int64_t floats(std::int64_t rows, std::int64_t head_dim) {
     return rows * (whole_groups(head_dim) + kKeyGroup + head_dim + 1) + tile_scratch_floats(head_dim);
@@ -261,87 +261,110 @@ class Attention {
            position % pool_.tokens_per_block() / kKeyGroup;
   }
 
-  /// A group of a sequence that has so many `keys`.
-  [[nodiscard]] KeyGroup key_group(std::int64_t sequence, std::int64_t head, std::int64_t index,
-                                   std::int64_t keys_there) const {
-    const std::int64_t block_index = index / groups_per_block_;
-    const std::int64_t slot = index % groups_per_block_ * kKeyGroup;
-    const std::int64_t first = block_index * pool_.tokens_per_block() + slot;
-    const std::int32_t block = block_of(sequence, block_index);
-    const KvPart keys = pool_.keys(block, layer_, head);
-    const KvPart values = pool_.values(block, layer_, head);
-    const auto slot_bytes = static_cast<std::size_t>(slot) * pool_.element_bytes();
-    KeyGroup group{.keys = keys.elements + slot_bytes * static_cast<std::size_t>(pool_.interleave()),
-                   .values = values.elements + slot_bytes * static_cast<std::size_t>(whole_groups(head_dim_)),
-                   .first_position = first,
-                   .count = std::min({kKeyGroup, pool_.tokens_per_block() - slot, keys_there - first})};
-    if (pool_.is_int8()) {
-      group.key_scales = keys.scales + slot;
-      group.value_scales = values.scales + slot;
+  /// Groups [first, first + count) of a sequence that has so many `keys`.
+  void find_groups(std::int64_t sequence, std::int64_t head, std::int64_t first, std::int64_t count,
+                   std::int64_t keys, KeyGroup* out) const {
+    std::int64_t block_index = first / groups_per_block_;
+    std::int64_t slot = first % groups_per_block_ * kKeyGroup;
+    const auto row_bytes = static_cast<std::size_t>(whole_groups(head_dim_)) * pool_.element_bytes();
+    const auto key_bytes = static_cast<std::size_t>(pool_.interleave()) * pool_.element_bytes();
+    const KeyGroup* const end = out + count;
+    for (; out < end; ++block_index, slot = 0) {
+      const std::int32_t block = block_of(sequence, block_index);
+      const KvPart key = pool_.keys(block, layer_, head);
+      const KvPart value = pool_.values(block, layer_, head);
+      const std::int64_t first_of_block = block_index * pool_.tokens_per_block();
+      for (; slot < pool_.slots() && out < end; slot += kKeyGroup, ++out) {
+        const std::int64_t position = first_of_block + slot;
+        *out = {.keys = key.elements + static_cast<std::size_t>(slot) * key_bytes,
+                .values = value.elements + static_cast<std::size_t>(slot) * row_bytes,
+                .key_scales = pool_.is_int8() ? key.scales + slot : nullptr,
+                .value_scales = pool_.is_int8() ? value.scales + slot : nullptr,
+                .first_position = position,
+                .count = std::min({kKeyGroup, pool_.tokens_per_block() - slot, keys - position})};
+      }
     }
-    return group;
   }
 
-  /// Takes the tiles that a task's queries see into their sums, a tile of all heads before the next. Fetches
-  /// the queries of the `next` task, if there is one, meanwhile.
-  void take_tiles(const AttentionTask& task, const AttentionTask* next, const RowMemory& memory) const {
+  /// The groups of a sequence that a task's queries see, from whole tiles on.
+  struct SeenGroups {
+    std::int64_t begin;
+    std::int64_t end;
+    std::int64_t keys;  ///< that the sequence has
+  };
+
+  [[nodiscard]] SeenGroups groups_seen_by(const AttentionTask& task) const {
     const std::int64_t keys = keys_of_task(task);
     const std::int64_t first = place_of(task.first_token);
     const std::int64_t last = first + task.tokens - 1;
-    const std::int64_t reach = op_.sliding_window == 0 ? keys : op_.sliding_window - 1;
-    const std::int64_t look_ahead = is_causal() ? 0 : reach;
-    const std::int64_t end = group_of(std::min(last + look_ahead, keys - 1)) + 1;
-    const std::int64_t rows = task.tokens * group_;
-    AttentionTile tile{.rows = rows,
-                       .rows_per_position = group_,
-                       .first_position = first,
-                       .sliding_window = op_.sliding_window,
-                       .look_ahead = look_ahead,
-                       .softcap = op_.softcap * std::numbers::log2e_v<float>,
-                       .bias_stride = step_.position_biases.stride(),
-                       .head_dim = head_dim_,
-                       .slots = pool_.slots(),
-                       .groups = {},
-                       .next = {},
-                       .is_int8 = pool_.is_int8(),
-                       .scratch = memory.widened};
-    const auto* queries = reinterpret_cast<const std::byte*>(memory.queries);
-    const auto query_bytes = static_cast<std::size_t>(rows * head_dim_) * size_of(query_type());
-    const auto fill = [&](std::int64_t head, std::int64_t from) {
-      for (std::int64_t i = 0; i < std::min(kTileGroups, end - from); ++i) {
-        tile.next[static_cast<std::size_t>(i)] =
-            key_group(task.sequence, task.first_head + head, from + i, keys);
-      }
-    };
     // Of an encoder input all is seen, however far behind its end the queries are.
-    const std::int64_t first_key = op_.sliding_window == 0 ? 0 : std::max<std::int64_t>(0, first - reach);
-    std::int64_t begin = group_of(first_key) / kTileGroups * kTileGroups;
-    fill(0, begin);
-    const std::int64_t tiles = (end - begin + kTileGroups - 1) / kTileGroups;
-    const std::int64_t fetched_tokens = next == nullptr ? 0 : (next->tokens + tiles - 1) / tiles;
+    const std::int64_t first_key =
+        op_.sliding_window == 0 ? 0 : std::max<std::int64_t>(0, first + 1 - op_.sliding_window);
+    return {.begin = group_of(first_key) / kTileGroups * kTileGroups,
+            .end = group_of(std::min(last + look_ahead_of(keys), keys - 1)) + 1,
+            .keys = keys};
+  }
+
+  [[nodiscard]] std::int64_t look_ahead_of(std::int64_t keys) const {
+    if (is_causal()) return 0;
+    return op_.sliding_window == 0 ? keys : op_.sliding_window - 1;
+  }
+
+  [[nodiscard]] AttentionRows rows_of(const AttentionTask& task, std::int64_t head,
+                                      const RowMemory& memory) const {
+    const std::int64_t rows = task.tokens * group_;
+    const std::size_t query_bytes = static_cast<std::size_t>(rows * head_dim_) * size_of(query_type());
+    return {.queries = reinterpret_cast<const std::byte*>(memory.queries) +
+                       static_cast<std::size_t>(head) * query_bytes,
+            .rows = rows,
+            .rows_per_position = group_,
+            .first_position = place_of(task.first_token),
+            .sliding_window = op_.sliding_window,
+            .look_ahead = look_ahead_of(keys_of_task(task)),
+            .softcap = op_.softcap * std::numbers::log2e_v<float>,
+            .bias = step_.position_biases.of(op_.position_bias, (task.first_head + head) * group_),
+            .bias_stride = step_.position_biases.stride(),
+            .head_dim = head_dim_,
+            .slots = pool_.slots(),
+            .is_int8 = pool_.is_int8(),
+            .scratch = memory.widened,
+            .greatest = memory.greatest + head * rows,
+            .totals = memory.totals + head * rows * kKeyGroup,
+            .sums = memory.sums + head * rows * whole_groups(head_dim_)};
+  }
+
+  /// Takes the tiles that a task's queries see into their sums, some tiles of all heads before the next.
+  /// Fetches the queries of the `next` task, if there is one, meanwhile.
+  void take_tiles(const AttentionTask& task, const AttentionTask* next, const RowMemory& memory) const {
+    const SeenGroups seen = groups_seen_by(task);
+    const std::int64_t chunks = (seen.end - seen.begin + kChunkGroups - 1) / kChunkGroups;
+    const std::int64_t fetched_tokens = next == nullptr ? 0 : (next->tokens + chunks - 1) / chunks;
     std::int64_t fetch_token = next == nullptr ? 0 : next->first_token;
     const std::int64_t fetch_end = next == nullptr ? 0 : next->first_token + next->tokens;
-    for (; begin < end; begin += kTileGroups) {
+    std::array<KeyGroup, kChunkGroups + kTileGroups> groups;
+    const auto find = [&](std::int64_t head, std::int64_t first, std::int64_t most, std::int64_t to) {
+      const std::int64_t count = std::clamp<std::int64_t>(seen.end - first, 0, most);
+      find_groups(task.sequence, task.first_head + head, first, count, seen.keys, groups.data() + to);
+      return count;
+    };
+    for (std::int64_t begin = seen.begin; begin < seen.end; begin += kChunkGroups) {
       for (std::int64_t i = 0; i < fetched_tokens && fetch_token < fetch_end; ++i, ++fetch_token) {
         fetch_to_read(queries_of(fetch_token, next->first_head), next->heads * group_ * head_dim_);
       }
-      tile.num_groups = std::min(kTileGroups, end - begin);
       for (std::int64_t head = 0; head < task.heads; ++head) {
-        tile.groups = tile.next;
-        if (head + 1 < task.heads) {
-          fill(head + 1, begin);
-        } else {
-          fill(0, begin + kTileGroups);
-        }
-        tile.queries = queries + static_cast<std::size_t>(head) * query_bytes;
-        tile.bias = step_.position_biases.of(op_.position_bias, (task.first_head + head) * group_);
-        tile.greatest = memory.greatest + head * rows;
-        tile.totals = memory.totals + head * rows * kKeyGroup;
-        tile.sums = memory.sums + head * rows * whole_groups(head_dim_);
-        step_.kernels.attend[static_cast<std::size_t>(pool_.dtype())](tile);
+        const std::int64_t attended = find(head, begin, kChunkGroups, 0);
+        const bool is_last_head = head + 1 == task.heads;
+        const std::int64_t fetched = is_last_head ? find(0, begin + kChunkGroups, kTileGroups, attended)
+                                                  : find(head + 1, begin, kTileGroups, attended);
+        const KeyTiles tiles{.groups = std::span(groups).first(static_cast<std::size_t>(attended + fetched)),
+                             .attended = attended};
+        step_.kernels.attend[static_cast<std::size_t>(pool_.dtype())](rows_of(task, head, memory), tiles);
       }
     }
   }
+
+  /// Groups of a sequence that a kernel gets at once.
+  static constexpr std::int64_t kChunkGroups = 8 * kTileGroups;
 
   const AttentionOp& op_;
   KeySource source_;

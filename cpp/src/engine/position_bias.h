@@ -14,9 +14,9 @@ class PositionBiases {
  public:
   explicit PositionBiases(const Program& program);
 
-  /// AttentionTile::bias for heads from `head` on; nullptr for an empty `bias`.
+  /// AttentionRows::bias for heads from `head` on; nullptr for an empty `bias`.
   [[nodiscard]] const float* of(const VectorView& bias, std::int64_t head) const;
-  /// AttentionTile::bias_stride.
+  /// AttentionRows::bias_stride.
   [[nodiscard]] std::int64_t stride() const { return stride_; }
 
  private:

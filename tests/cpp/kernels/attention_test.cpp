@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <span>
 #include <vector>
 
 #include "adaptrt/core/panels.h"
@@ -76,9 +77,10 @@ class Head {
       wide_queries_.push_back(load_as_float(queries_.data(), type, i));
   }
 
-  /// Output [count * rows_per_position, head_dim] of positions [first, first + count), computed together.
-  [[nodiscard]] std::vector<float> attend(const KernelTable& table, std::int64_t first,
-                                          std::int64_t count) const {
+  /// Output [count * rows_per_position, head_dim] of positions [first, first + count), computed together,
+  /// over so many tiles of keys at once.
+  [[nodiscard]] std::vector<float> attend(const KernelTable& table, std::int64_t first, std::int64_t count,
+                                          std::int64_t tiles_at_once = 8) const {
     const std::int64_t rows = count * shape_.rows_per_position;
     std::vector<float> sums(static_cast<std::size_t>(rows * columns_), 0.0F);
     std::vector<float> totals(static_cast<std::size_t>(rows * kKeyGroup));
@@ -88,32 +90,33 @@ class Head {
     }
     std::vector<float> scratch(static_cast<std::size_t>(tile_scratch_floats(shape_.head_dim)));
     const std::size_t query_bytes = queries_.size() / static_cast<std::size_t>(shape_.length);
-    AttentionTile tile{.queries = queries_.data() + static_cast<std::size_t>(first) * query_bytes,
-                       .rows = rows,
-                       .rows_per_position = shape_.rows_per_position,
-                       .first_position = first,
-                       .sliding_window = shape_.sliding_window,
-                       .look_ahead = shape_.look_ahead,
-                       .softcap = shape_.softcap,
-                       .bias = shape_.biased ? bias_.data() + shape_.length : nullptr,
-                       .bias_stride = bias_stride(),
-                       .head_dim = shape_.head_dim,
-                       .slots = slots_,
-                       .groups = {},
-                       .next = {},
-                       .is_int8 = is_int8_,
-                       .scratch = scratch.data(),
-                       .greatest = greatest.data(),
-                       .totals = totals.data(),
-                       .sums = sums.data()};
-    const std::int64_t end = group_of(last_visible(first + count - 1)) + 1;
-    for (std::int64_t group = group_of(first_visible(first)) / kTileGroups * kTileGroups; group < end;
-         group += kTileGroups) {
-      tile.num_groups = std::min(kTileGroups, end - group);
-      for (std::int64_t i = 0; i < tile.num_groups; ++i)
-        tile.groups[static_cast<std::size_t>(i)] = group_at(group + i);
-      tile.next = tile.groups;
-      table.attend[static_cast<std::size_t>(dtype_)](tile);
+    const AttentionRows attending{.queries = queries_.data() + static_cast<std::size_t>(first) * query_bytes,
+                                  .rows = rows,
+                                  .rows_per_position = shape_.rows_per_position,
+                                  .first_position = first,
+                                  .sliding_window = shape_.sliding_window,
+                                  .look_ahead = shape_.look_ahead,
+                                  .softcap = shape_.softcap,
+                                  .bias = shape_.biased ? bias_.data() + shape_.length : nullptr,
+                                  .bias_stride = bias_stride(),
+                                  .head_dim = shape_.head_dim,
+                                  .slots = slots_,
+                                  .is_int8 = is_int8_,
+                                  .scratch = scratch.data(),
+                                  .greatest = greatest.data(),
+                                  .totals = totals.data(),
+                                  .sums = sums.data()};
+    const std::int64_t begin = group_of(first_visible(first)) / kTileGroups * kTileGroups;
+    std::vector<KeyGroup> groups;
+    for (std::int64_t group = begin; group <= group_of(last_visible(first + count - 1)); ++group) {
+      groups.push_back(group_at(group));
+    }
+    const std::span<const KeyGroup> all(groups);
+    const auto most = static_cast<std::size_t>(tiles_at_once * kTileGroups);
+    for (std::size_t taken = 0; taken < groups.size(); taken += most) {
+      const std::size_t attended = std::min(most, groups.size() - taken);
+      table.attend[static_cast<std::size_t>(dtype_)](
+          attending, {.groups = all.subspan(taken), .attended = static_cast<std::int64_t>(attended)});
     }
     std::vector<float> out(static_cast<std::size_t>(rows * shape_.head_dim));
     for (std::int64_t row = 0; row < rows; ++row) {
@@ -280,7 +283,7 @@ BOOST_DATA_TEST_CASE(a_row_has_the_same_bits_in_every_chunk, all_kinds(), name, 
   const auto row = static_cast<std::size_t>(shape.rows_per_position * shape.head_dim);
   for (std::int64_t first = 0, count = 1; first < shape.length; first += count, count = count % 5 + 1) {
     count = std::min(count, shape.length - first);
-    const auto part = head.attend(table, first, count);
+    const auto part = head.attend(table, first, count, count % 3 + 1);
     BOOST_TEST_REQUIRE(std::memcmp(part.data(), together.data() + static_cast<std::size_t>(first) * row,
                                    part.size() * sizeof(float)) == 0,
                        "positions from " << first << ", seed " << random.seed());

@@ -1,9 +1,9 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "adaptrt/core/dtype.h"
 
@@ -37,14 +37,14 @@ struct KeyGroup {
   std::int64_t count = 0;           ///< slots that have tokens
 };
 
-/// Queries that share a key-value head, and the tile of keys and values that they attend to next.
+/// Queries that share a key-value head, and what the keys and values before made of them.
 ///
 /// Rows are ordered by position: row r belongs to position first_position + r / rows_per_position. A row sees
 /// the keys of positions up to `look_ahead` beyond its own, with a `sliding_window` of those from
 /// sliding_window - 1 before its own on. What is in other slots does not matter for keys; their values must
 /// be finite. A row's results depend on its own position and on the keys and values it sees alone, provided
 /// that the tiles of a sequence begin at the same groups.
-struct AttentionTile {
+struct AttentionRows {
   /// [rows, head_dim], in activation_dtype, multiplied by the scale of the scores and by log2(e).
   const void* queries = nullptr;
   std::int64_t rows = 0;
@@ -61,10 +61,6 @@ struct AttentionTile {
   std::int64_t bias_stride = 0;
   std::int64_t head_dim = 0;  ///< even
   std::int64_t slots = 0;     ///< of a block
-  std::array<KeyGroup, kTileGroups> groups;
-  std::int64_t num_groups = 0;
-  /// Groups to be prefetched meanwhile; only keys and values are looked at.
-  std::array<KeyGroup, kTileGroups> next;
   bool is_int8 = false;
   /// int8: tile_scratch_floats(head_dim) floats.
   float* scratch = nullptr;
@@ -75,16 +71,24 @@ struct AttentionTile {
   float* sums = nullptr;      ///< [rows, columns(head_dim)]: of p * value
 };
 
-/// AttentionTile::scratch for int8 keys and values.
+/// Keys and values that rows attend to next, tile by tile.
+struct KeyTiles {
+  /// Tiles of kTileGroups, and behind them groups that are only fetched meanwhile, as far as there are any.
+  std::span<const KeyGroup> groups;
+  /// The groups that are attended to: the last tile may have fewer than kTileGroups.
+  std::int64_t attended = 0;
+};
+
+/// AttentionRows::scratch for int8 keys and values.
 [[nodiscard]] constexpr std::int64_t tile_scratch_floats(std::int64_t head_dim) {
   return kTileSlots * (head_dim + whole_groups(head_dim));
 }
 
-/// AttentionTile::greatest before the first tile. It is finite, so that a row that sees nothing of a tile
+/// AttentionRows::greatest before the first tile. It is finite, so that a row that sees nothing of a tile
 /// stays as it is.
 inline constexpr float kNoScore = -1e30F;
 
-/// What a row has of AttentionTile::greatest and totals before the first tile. Its sink is a score,
+/// What a row has of AttentionRows::greatest and totals before the first tile. Its sink is a score,
 /// multiplied as the others are, that has no value; kNoScore: there is none.
 inline void begin_row(float sink, float* greatest, float* totals) {
   std::fill_n(totals, kKeyGroup, 0.0F);

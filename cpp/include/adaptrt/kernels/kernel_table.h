@@ -267,9 +267,9 @@ struct KernelTable {
   bool (*store_bfloat16_pairs)(const float* even, const float* odd, std::int64_t n, std::byte* out);
   /// Whether x[n] are finite, and stay so when they are rounded to `type`.
   bool (*are_finite)(const float* x, std::int64_t n, DType type);
-  /// By DType of keys and values, or of the engine where they are int8: takes a tile into its rows' greatest,
+  /// By DType of keys and values, or of the engine where they are int8: takes tiles into the rows' greatest,
   /// totals and sums.
-  std::array<void (*)(const AttentionTile& tile), 3> attend;
+  std::array<void (*)(const AttentionRows& rows, const KeyTiles& tiles), 3> attend;
   /// out[n] = sums / (sum of totals) of one row, stored as `out_type`.
   void (*finish_attention)(const float* sums, const float* totals, std::int64_t n, std::byte* out,
                            DType out_type);

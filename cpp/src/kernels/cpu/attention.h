@@ -3,8 +3,10 @@
 // Included by the source of each instruction set, behind its simd_*.h and gemm.h, which says why.
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <type_traits>
 
 #include "adaptrt/kernels/attention_tile.h"
@@ -15,6 +17,19 @@
 namespace adaptrt {
 namespace {
 
+/// A tile, and that which is fetched meanwhile.
+struct FetchingTile : AttentionTile {
+  FetchingTile(const AttentionRows& attending, const KeyTiles& tiles, std::int64_t first_group)
+      : AttentionTile(attending, tiles, first_group) {
+    const std::int64_t behind = std::ssize(tiles.groups) - (first_group + kTileGroups);
+    const std::int64_t count = std::clamp<std::int64_t>(behind, 0, kTileGroups);
+    std::copy_n(groups + kTileGroups, count, next.begin());
+  }
+
+  /// Those that are not there are nullptr.
+  std::array<KeyGroup, kTileGroups> next;
+};
+
 /// Where each vector of a tile's slots begins in the keys, and in those that are fetched meanwhile.
 struct KeyColumns {
   const std::byte* at[kVectorsPerTile] = {};
@@ -22,13 +37,13 @@ struct KeyColumns {
 };
 
 template <class Weights>
-KeyColumns columns_of(const AttentionTile& tile) {
+KeyColumns columns_of(const FetchingTile& tile) {
   KeyColumns columns;
   for (std::int64_t v = 0; v < tile.num_groups * kVectorsPerGroup; ++v) {
-    const auto group = static_cast<std::size_t>(v / kVectorsPerGroup);
+    const std::int64_t group = v / kVectorsPerGroup;
     const std::int64_t offset = v % kVectorsPerGroup * Simd::kLanes * Weights::kColumnBytes;
     columns.at[v] = tile.groups[group].keys + offset;
-    columns.next[v] = tile.next[group].keys + offset;
+    columns.next[v] = tile.next[static_cast<std::size_t>(group)].keys + offset;
   }
   return columns;
 }
@@ -70,7 +85,7 @@ void score_tile(const AttentionTile& tile, std::int64_t row, std::int64_t key_by
 
 /// sums[kRows][vector] += probabilities * values of kVectors vectors of columns.
 template <class Weights, int kRows, int kVectors>
-void weigh_tile(const AttentionTile& tile, const RowBlock<Weights>& block, std::int64_t column, float* out) {
+void weigh_tile(const FetchingTile& tile, const RowBlock<Weights>& block, std::int64_t column, float* out) {
   const std::int64_t stride = whole_groups(tile.head_dim);
   const std::int64_t row_bytes = stride * Weights::kColumnBytes;
   constexpr std::int64_t kVectorBytes = Simd::kLanes * Weights::kColumnBytes;
@@ -81,9 +96,9 @@ void weigh_tile(const AttentionTile& tile, const RowBlock<Weights>& block, std::
     for (int v = 0; v < kVectors; ++v) sums[r][v] = Simd::load(out + r * stride + v * Simd::kLanes);
   }
   for (std::int64_t group = 0; group < block.num_groups; ++group) {
-    const auto index = static_cast<std::size_t>(group);
-    const std::byte* values = tile.groups[index].values + column * Weights::kColumnBytes;
-    const std::byte* next = tile.next[index].values + column * Weights::kColumnBytes;
+    const std::byte* values = tile.groups[group].values + column * Weights::kColumnBytes;
+    const std::byte* next =
+        tile.next[static_cast<std::size_t>(group)].values + column * Weights::kColumnBytes;
     const auto* probabilities = &block.probabilities[0][group * kKeyGroup];
     for (std::int64_t k = 0; k < kKeyGroup; k += Weights::kInterleave) {
       typename Weights::B columns[kVectors];
@@ -121,7 +136,7 @@ inline void with_constant(std::int64_t n, const Body& body) {
 /// Groups that begin at or before a position.
 inline std::int64_t groups_until(const AttentionTile& tile, std::int64_t position) {
   std::int64_t groups = tile.num_groups;
-  while (groups > 0 && tile.groups[static_cast<std::size_t>(groups - 1)].first_position > position) --groups;
+  while (groups > 0 && tile.groups[groups - 1].first_position > position) --groups;
   return groups;
 }
 
@@ -138,7 +153,7 @@ void score_groups(const AttentionTile& tile, const KeyColumns& columns, RowBlock
 }
 
 template <class Weights, int kRows>
-void weigh_columns(const AttentionTile& tile, const RowBlock<Weights>& block) {
+void weigh_columns(const FetchingTile& tile, const RowBlock<Weights>& block) {
   const std::int64_t columns = whole_groups(tile.head_dim);
   for (std::int64_t column = 0; column < columns; column += kTileVectors * Simd::kLanes) {
     const std::int64_t left = (columns - column) / Simd::kLanes;
@@ -151,7 +166,7 @@ void weigh_columns(const AttentionTile& tile, const RowBlock<Weights>& block) {
 /// Blocks of rows take turns: the scores of one are multiplied while those before become probabilities, whose
 /// long chains of dependent instructions would leave the multipliers waiting.
 template <class Weights, bool kScaled>
-void attend_stored(const AttentionTile& tile) {
+void attend_stored(const FetchingTile& tile) {
   RowBlock<Weights> blocks[2];
   const KeyColumns columns = columns_of<Weights>(tile);
   const std::int64_t num_blocks = (tile.rows + kTileRows - 1) / kTileRows;
@@ -185,56 +200,69 @@ inline void store_pairs(Simd::Pair pair, std::byte* to, std::int64_t row_bytes) 
   }
 }
 
-/// The tile with its int8 keys and values widened, in its scratch.
+/// The int8 keys and values of a tile, widened in its scratch.
 template <class Weights>
-AttentionTile widened_tile(const AttentionTile& tile) {
-  constexpr std::int64_t kPair = 2;
-  // Bytes of a slot or column in the panels that are made, for both k of a pair where they are apart.
-  constexpr std::int64_t kStep = Weights::kColumnBytes;
-  constexpr std::int64_t kRowsOfPair = kPair / Weights::kInterleave;
-  const std::int64_t columns = whole_groups(tile.head_dim);
-  auto* keys = reinterpret_cast<std::byte*>(tile.scratch);
-  std::byte* values = keys + tile.head_dim * kTileSlots * static_cast<std::int64_t>(sizeof(float));
-  AttentionTile widened = tile;
-  widened.slots = kTileSlots;
-  for (std::int64_t index = 0; index < tile.num_groups; ++index) {
-    const KeyGroup& group = tile.groups[static_cast<std::size_t>(index)];
-    const KeyGroup& next = tile.next[static_cast<std::size_t>(index)];
-    std::byte* to = keys + index * kKeyGroup * kStep;
-    KeyGroup& made = widened.groups[static_cast<std::size_t>(index)];
-    made.keys = to;
-    for (std::int64_t k = 0; k < tile.head_dim; k += kPair) {
-      const std::int64_t from = k * tile.slots;
-      __builtin_prefetch(next.keys + from, 0, 3);
-      for (std::int64_t lane = 0; lane < kKeyGroup; lane += Simd::kLanes) {
-        store_pairs<Weights>(Simd::load_int8_pairs(group.keys + from + lane * kPair, Simd::kLanes),
-                             to + lane * kStep, kTileSlots * kStep);
+class WidenedGroups {
+ public:
+  explicit WidenedGroups(const FetchingTile& tile) {
+    constexpr std::int64_t kPair = 2;
+    // Bytes of a slot or column in the panels that are made, for both k of a pair where they are apart.
+    constexpr std::int64_t kStep = Weights::kColumnBytes;
+    constexpr std::int64_t kRowsOfPair = kPair / Weights::kInterleave;
+    const std::int64_t columns = whole_groups(tile.head_dim);
+    auto* keys = reinterpret_cast<std::byte*>(tile.scratch);
+    std::byte* values = keys + tile.head_dim * kTileSlots * static_cast<std::int64_t>(sizeof(float));
+    for (std::int64_t index = 0; index < tile.num_groups; ++index) {
+      const KeyGroup& group = tile.groups[index];
+      const KeyGroup& next = tile.next[static_cast<std::size_t>(index)];
+      std::byte* to = keys + index * kKeyGroup * kStep;
+      KeyGroup& made = groups_[static_cast<std::size_t>(index)];
+      made = group;
+      made.keys = to;
+      for (std::int64_t k = 0; k < tile.head_dim; k += kPair) {
+        const std::int64_t from = k * tile.slots;
+        __builtin_prefetch(next.keys + from, 0, 3);
+        for (std::int64_t lane = 0; lane < kKeyGroup; lane += Simd::kLanes) {
+          store_pairs<Weights>(Simd::load_int8_pairs(group.keys + from + lane * kPair, Simd::kLanes),
+                               to + lane * kStep, kTileSlots * kStep);
+        }
+        to += kRowsOfPair * kTileSlots * kStep;
       }
-      to += kRowsOfPair * kTileSlots * kStep;
-    }
-    to = values + index * kKeyGroup / Weights::kInterleave * columns * kStep;
-    made.values = to;
-    for (std::int64_t k = 0; k < kKeyGroup; k += kPair) {
-      const std::int64_t from = k * columns;
-      for (std::int64_t column = 0; column < columns; column += Simd::kLanes) {
-        if (column * kPair % kCacheLine == 0) __builtin_prefetch(next.values + from + column * kPair, 0, 3);
-        store_pairs<Weights>(Simd::load_int8_pairs(group.values + from + column * kPair, Simd::kLanes),
-                             to + column * kStep, columns * kStep);
+      to = values + index * kKeyGroup / Weights::kInterleave * columns * kStep;
+      made.values = to;
+      for (std::int64_t k = 0; k < kKeyGroup; k += kPair) {
+        const std::int64_t from = k * columns;
+        for (std::int64_t column = 0; column < columns; column += Simd::kLanes) {
+          if (column * kPair % kCacheLine == 0) {
+            __builtin_prefetch(next.values + from + column * kPair, 0, 3);
+          }
+          store_pairs<Weights>(Simd::load_int8_pairs(group.values + from + column * kPair, Simd::kLanes),
+                               to + column * kStep, columns * kStep);
+        }
+        to += kRowsOfPair * columns * kStep;
       }
-      to += kRowsOfPair * columns * kStep;
     }
   }
-  widened.next = widened.groups;
-  return widened;
-}
+
+  [[nodiscard]] KeyTiles tiles(std::int64_t num_groups) const { return {groups_, num_groups}; }
+
+ private:
+  std::array<KeyGroup, kTileGroups> groups_;
+};
 
 template <class Weights>
-void attend(const AttentionTile& tile) {
-  if (tile.is_int8) {
-    using Widened = std::conditional_t<Weights::kInterleave == 2, Weights, Float32Weights>;
-    attend_stored<Widened, true>(widened_tile<Widened>(tile));
-  } else {
-    attend_stored<Weights, false>(tile);
+void attend(const AttentionRows& rows, const KeyTiles& tiles) {
+  for (std::int64_t first = 0; first < tiles.attended; first += kTileGroups) {
+    const FetchingTile tile(rows, tiles, first);
+    if (tile.is_int8) {
+      using Widened = std::conditional_t<Weights::kInterleave == 2, Weights, Float32Weights>;
+      const WidenedGroups<Widened> widened(tile);
+      AttentionRows of_scratch = rows;
+      of_scratch.slots = kTileSlots;
+      attend_stored<Widened, true>({of_scratch, widened.tiles(tile.num_groups), 0});
+    } else {
+      attend_stored<Weights, false>(tile);
+    }
   }
 }
 

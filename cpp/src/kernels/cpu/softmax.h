@@ -19,7 +19,18 @@ namespace {
 inline constexpr std::int64_t kVectorsPerGroup = kKeyGroup / Simd::kLanes;
 inline constexpr std::int64_t kVectorsPerTile = kTileSlots / Simd::kLanes;
 
-/// How far a score may be above AttentionTile::greatest before that is raised: the sums of a row are seldom
+/// Rows and one of the tiles that they attend to.
+struct AttentionTile : AttentionRows {
+  AttentionTile(const AttentionRows& attending, const KeyTiles& tiles, std::int64_t first_group)
+      : AttentionRows(attending),
+        groups(tiles.groups.data() + first_group),
+        num_groups(std::min(kTileGroups, tiles.attended - first_group)) {}
+
+  const KeyGroup* groups;
+  std::int64_t num_groups;
+};
+
+/// How far a score may be above AttentionRows::greatest before that is raised: the sums of a row are seldom
 /// rescaled, and its probabilities are at most 2^kHeadroom.
 inline constexpr float kHeadroom = 8.0F;
 
@@ -45,7 +56,7 @@ inline void hide_keys(const AttentionTile& tile, Block* block) {
     return tile.sliding_window == 0 ? 0 : position + 1 - tile.sliding_window;
   };
   for (std::int64_t index = 0; index < block->num_groups; ++index) {
-    const KeyGroup& group = tile.groups[static_cast<std::size_t>(index)];
+    const KeyGroup& group = tile.groups[index];
     if (group.count == kKeyGroup &&
         group.first_position + kKeyGroup <= block->first_position + tile.look_ahead + 1 &&
         group.first_position >= first_visible(block->last_position)) {
@@ -94,7 +105,7 @@ inline void store_probabilities(std::uint16_t* to, Simd::Vec first, Simd::Vec se
 template <class Block>
 inline void scale_scores(const AttentionTile& tile, Block* block) {
   for (std::int64_t v = 0; v < block->num_groups * kVectorsPerGroup; ++v) {
-    const KeyGroup& group = tile.groups[static_cast<std::size_t>(v / kVectorsPerGroup)];
+    const KeyGroup& group = tile.groups[v / kVectorsPerGroup];
     const Simd::Vec scales = Simd::load(group.key_scales + v % kVectorsPerGroup * Simd::kLanes);
     for (std::int64_t r = 0; r < block->rows; ++r) {
       float* at = block->scores[r] + v * Simd::kLanes;
@@ -103,7 +114,7 @@ inline void scale_scores(const AttentionTile& tile, Block* block) {
   }
 }
 
-/// Bounds the scores by AttentionTile::softcap.
+/// Bounds the scores by AttentionRows::softcap.
 template <class Block>
 inline void cap_scores(const AttentionTile& tile, Block* block) {
   const Simd::Vec cap = Simd::set(tile.softcap);
@@ -116,7 +127,7 @@ inline void cap_scores(const AttentionTile& tile, Block* block) {
   }
 }
 
-/// Adds AttentionTile::bias.
+/// Adds AttentionRows::bias.
 template <class Block>
 inline void add_bias(const AttentionTile& tile, Block* block) {
   for (std::int64_t r = 0; r < block->rows; ++r) {
@@ -124,7 +135,7 @@ inline void add_bias(const AttentionTile& tile, Block* block) {
     const std::int64_t position = tile.first_position + row / tile.rows_per_position;
     const float* bias = tile.bias + row % tile.rows_per_position * tile.bias_stride - position;
     for (std::int64_t v = 0; v < block->num_groups * kVectorsPerGroup; ++v) {
-      const KeyGroup& group = tile.groups[static_cast<std::size_t>(v / kVectorsPerGroup)];
+      const KeyGroup& group = tile.groups[v / kVectorsPerGroup];
       float* at = block->scores[r] + v * Simd::kLanes;
       const float* of_keys = bias + group.first_position + v % kVectorsPerGroup * Simd::kLanes;
       Simd::store(at, Simd::add(Simd::load(at), Simd::load(of_keys)));
@@ -156,7 +167,7 @@ inline void take_vectors(const AttentionTile& tile, Count vectors, Block* block)
       Simd::Vec p = exp2_of<kToBFloat16>(Simd::sub(Simd::load(scores + v * Simd::kLanes), greatest));
       total = Simd::add(total, p);
       if constexpr (kScaled) {
-        const KeyGroup& group = tile.groups[static_cast<std::size_t>(v / kVectorsPerGroup)];
+        const KeyGroup& group = tile.groups[v / kVectorsPerGroup];
         p = Simd::mul(p, Simd::load(group.value_scales + v % kVectorsPerGroup * Simd::kLanes));
       }
       return p;

@@ -9,6 +9,7 @@
 
 #include "adaptrt/kernels/attention_tile.h"
 #include "attention.h"
+#include "tile_few_attention.h"
 #include "tile_gemm.h"
 #include "tile_product.h"
 
@@ -20,7 +21,7 @@ namespace {
 inline constexpr int kAttendedRows = 32;
 using AttendedRows = RowBlock<BFloat16Weights, kAttendedRows>;
 
-inline void fetch_next(const AttentionTile& tile) {
+inline void fetch_next(const FetchingTile& tile) {
   const std::int64_t value_bytes = kKeyGroup * whole_groups(tile.head_dim) * 2;
   for (const KeyGroup& next : tile.next) {
     if (next.keys == nullptr) return;
@@ -58,9 +59,7 @@ class TileScores {
   }
 
  private:
-  [[nodiscard]] const KeyGroup& group(std::int64_t index) const {
-    return tile_.groups[static_cast<std::size_t>(index)];
-  }
+  [[nodiscard]] const KeyGroup& group(std::int64_t index) const { return tile_.groups[index]; }
 
   void multiply(const StepActivations& queries, std::int64_t rows, const std::byte* keys,
                 std::int64_t columns, TileSums sums) const {
@@ -126,9 +125,7 @@ class TileValues {
   static constexpr std::int64_t kStepGroups = kStepInputs / kKeyGroup;
   static constexpr std::int64_t kGroupLines = kKeyGroup / 2;
 
-  [[nodiscard]] const std::byte* values_of(std::int64_t group) const {
-    return tile_.groups[static_cast<std::size_t>(group)].values;
-  }
+  [[nodiscard]] const std::byte* values_of(std::int64_t group) const { return tile_.groups[group].values; }
   /// Whether the values of a group and of the next are one step as they lie.
   [[nodiscard]] bool are_neighbours(std::int64_t group) const {
     return values_of(group + 1) == values_of(group) + kGroupLines * columns_ * 4;
@@ -183,7 +180,7 @@ inline void hide_odd_group(AttendedRows* block) {
 }
 
 template <bool kScaled>
-void attend_in_tiles(const AttentionTile& tile) {
+void attend_in_tiles(const FetchingTile& tile) {
   fetch_next(tile);
   const TileScores scores(tile);
   const TileValues values(tile);
@@ -202,12 +199,22 @@ void attend_in_tiles(const AttentionTile& tile) {
   }
 }
 
-void tile_attend(const AttentionTile& tile) {
+void tile_attend(const AttentionRows& rows, const KeyTiles& tiles) {
+  if (rows.rows <= kFewAttendedRows) {
+    attend_few_rows(rows, tiles);
+    return;
+  }
   Tiles::configure();
-  if (tile.is_int8) {
-    attend_in_tiles<true>(widened_tile<BFloat16Weights>(tile));
-  } else {
-    attend_in_tiles<false>(tile);
+  for (std::int64_t first = 0; first < tiles.attended; first += kTileGroups) {
+    const FetchingTile tile(rows, tiles, first);
+    if (tile.is_int8) {
+      const WidenedGroups<BFloat16Weights> widened(tile);
+      AttentionRows of_scratch = rows;
+      of_scratch.slots = kTileSlots;
+      attend_in_tiles<true>({of_scratch, widened.tiles(tile.num_groups), 0});
+    } else {
+      attend_in_tiles<false>(tile);
+    }
   }
 }
 
