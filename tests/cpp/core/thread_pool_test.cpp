@@ -35,6 +35,39 @@ BOOST_DATA_TEST_CASE(every_index_is_visited_once,
   for (const auto& visit : visits) BOOST_TEST(visit == 1);
 }
 
+// Of each thread the next chunk is the one that it was told, unless it was told of none.
+BOOST_DATA_TEST_CASE(a_body_that_looks_ahead_is_told_the_next_chunk,
+                     boost::unit_test::data::make({1, 2, 4}) * boost::unit_test::data::make({1, 7, 1000}) *
+                         boost::unit_test::data::make({1, 3, 1000}),
+                     num_threads, count, grain) {
+  struct alignas(64) Told {
+    std::int64_t next;
+    int chunks_ahead = 0;
+  };
+  ThreadPool pool(num_threads);
+  std::vector<std::atomic<int>> visits(static_cast<std::size_t>(count));
+  std::vector<Told> told(static_cast<std::size_t>(num_threads), Told{count});
+  std::atomic<bool> as_told{true};
+  pool.parallel_for(count, grain, [&](const ThreadPool::Chunk& chunk, int thread) {
+    Told& mine = told[static_cast<std::size_t>(thread)];
+    if (mine.next != count && mine.next != chunk.begin) as_told = false;
+    if (chunk.next != count) ++mine.chunks_ahead;
+    mine.next = chunk.next;
+    for (std::int64_t i = chunk.begin; i < chunk.end; ++i) ++visits[static_cast<std::size_t>(i)];
+  });
+  BOOST_TEST(as_told);
+  for (const auto& visit : visits) BOOST_TEST(visit == 1);
+  int chunks_ahead = 0;
+  for (const Told& mine : told) {
+    BOOST_TEST(mine.next == count);
+    chunks_ahead += mine.chunks_ahead;
+  }
+  const std::int64_t chunks = (count + grain - 1) / grain;
+  if (num_threads == 1) BOOST_TEST(chunks_ahead == chunks - 1);
+  // Of few chunks all may be taken by workers that are about to offer their cores.
+  if (chunks > 300) BOOST_TEST(chunks_ahead > 0);
+}
+
 BOOST_AUTO_TEST_CASE(loops_follow_each_other_and_see_what_the_one_before_wrote) {
   ThreadPool pool(4);
   // Not atomic: a loop's writes must be visible to the next loop, whichever thread runs it.

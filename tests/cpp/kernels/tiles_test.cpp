@@ -121,7 +121,8 @@ BOOST_AUTO_TEST_SUITE(tiles)
 
 // From ordinary numbers to those whose products are subnormal, and subnormal ones themselves. As few rows as
 // are multiplied without tiles, and more.
-BOOST_DATA_TEST_CASE(emulated_tiles_give_the_bits_of_a_cpu, data::make({1, 3, 4, 16, 37, 200}), rows) {
+BOOST_DATA_TEST_CASE(emulated_tiles_give_the_bits_of_a_cpu, data::make({1, 3, 4, 16, 23, 37, 144, 155, 200}),
+                     rows) {
   const KernelTable* native = native_table();
   if (native == nullptr) {
     BOOST_TEST_MESSAGE("not compared: this CPU has no tile registers, or Linux does not permit them");
@@ -174,7 +175,7 @@ BOOST_AUTO_TEST_CASE(subnormal_products_have_one_result_alone_and_in_a_crowd) {
 }
 
 BOOST_DATA_TEST_CASE(packed_rows_and_parts_leave_the_bits_as_they_are,
-                     tiled_tables() * data::make({1, 5, 16, 33, 64, 200}), name, rows) {
+                     tiled_tables() * data::make({1, 5, 16, 23, 33, 64, 144, 155, 200}), name, rows) {
   const auto& table = kernel_table(name);
   FreshRandom seeds;
   std::mt19937 random(seeds.seed());
