@@ -274,9 +274,10 @@ def test_workers_end_with_their_orchestrator(alone: Path, tmp_path: Path, how: s
     script = tmp_path / "wait.py"
     script.write_text(
         """
-import os, sys, time
+import os, signal, sys, time
 import adaptrt
 from adaptrt import CommunicationMode, ExecutorConfig, ModelType, ParallelConfig
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts the tests behind itself ignores it
 parallel = ParallelConfig(communication_mode=CommunicationMode.ORCHESTRATOR)
 with adaptrt.Executor(sys.argv[1], ModelType.DECODER_ONLY, ExecutorConfig(parallel_config=parallel)) as executor:
     child = os.fork()
