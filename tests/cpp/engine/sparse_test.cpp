@@ -59,6 +59,23 @@ StepArrays decoding(std::int64_t sequences, const std::vector<DeviceAdapter>& ad
   return StepArrays(pieces);
 }
 
+/// In batches of several sizes, with adapters of `sparse`, which the models share.
+void require_same_bits(RandomModel* dense, RandomModel* sparse, const std::string& kernels) {
+  const std::vector<DeviceAdapter> adapters{sparse->adapter(5, true, 0, true), sparse->adapter(6, false, 3)};
+  for (const int threads : {1, 3}) {
+    const auto dense_engine = engine_of(*dense, kernels, threads);
+    const auto sparse_engine = engine_of(*sparse, kernels, threads);
+    for (const std::int64_t sequences : {1, 2, 3, 4, 5, 8}) {
+      const StepArrays arrays = decoding(sequences, adapters);
+      const auto expected = logits_of(dense_engine.get(), arrays.input());
+      const auto found = logits_of(sparse_engine.get(), arrays.input());
+      BOOST_TEST_REQUIRE(std::isfinite(expected.front()));
+      BOOST_TEST_REQUIRE(std::memcmp(found.data(), expected.data(), found.size() * sizeof(float)) == 0,
+                         sequences << " sequences, " << threads << " threads");
+    }
+  }
+}
+
 BOOST_AUTO_TEST_SUITE(sparse)
 
 BOOST_DATA_TEST_CASE(sparse_layers_have_the_bits_of_dense_ones,
@@ -69,19 +86,7 @@ BOOST_DATA_TEST_CASE(sparse_layers_have_the_bits_of_dense_ones,
   const LinearEpilogue activation = kActivations[activation_index];
   RandomModel dense(options_of(dtype, activation, gate_bias, false));
   RandomModel sparse(options_of(dtype, activation, gate_bias, true));
-  const std::vector<DeviceAdapter> adapters{sparse.adapter(5, true, 0, true), sparse.adapter(6, false, 3)};
-  for (const int threads : {1, 3}) {
-    const auto dense_engine = engine_of(dense, kernels, threads);
-    const auto sparse_engine = engine_of(sparse, kernels, threads);
-    for (const std::int64_t sequences : {1, 2, 3, 4, 5, 8}) {
-      const StepArrays arrays = decoding(sequences, adapters);
-      const auto expected = logits_of(dense_engine.get(), arrays.input());
-      const auto found = logits_of(sparse_engine.get(), arrays.input());
-      BOOST_TEST_REQUIRE(std::isfinite(expected.front()));
-      BOOST_TEST_REQUIRE(std::memcmp(found.data(), expected.data(), found.size() * sizeof(float)) == 0,
-                         sequences << " sequences, " << threads << " threads");
-    }
-  }
+  require_same_bits(&dense, &sparse, kernels);
 }
 
 ModelOptions predicted_options(DType dtype, LinearEpilogue activation, float least_score, bool is_sparse) {
@@ -100,19 +105,7 @@ BOOST_DATA_TEST_CASE(gates_that_are_not_read_change_no_bit,
   const LinearEpilogue activation = kActivations[activation_index];
   RandomModel dense(predicted_options(dtype, activation, least_score, false));
   RandomModel sparse(predicted_options(dtype, activation, least_score, true));
-  const std::vector<DeviceAdapter> adapters{sparse.adapter(5, true, 0, true), sparse.adapter(6, false, 3)};
-  for (const int threads : {1, 3}) {
-    const auto dense_engine = engine_of(dense, kernels, threads);
-    const auto sparse_engine = engine_of(sparse, kernels, threads);
-    for (const std::int64_t sequences : {1, 2, 3, 4, 5, 8}) {
-      const StepArrays arrays = decoding(sequences, adapters);
-      const auto expected = logits_of(dense_engine.get(), arrays.input());
-      const auto found = logits_of(sparse_engine.get(), arrays.input());
-      BOOST_TEST_REQUIRE(std::isfinite(expected.front()));
-      BOOST_TEST_REQUIRE(std::memcmp(found.data(), expected.data(), found.size() * sizeof(float)) == 0,
-                         sequences << " sequences, " << threads << " threads");
-    }
-  }
+  require_same_bits(&dense, &sparse, kernels);
 }
 
 /// W x.

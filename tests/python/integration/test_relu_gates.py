@@ -29,11 +29,11 @@ from support.relu_gates import (
     FIELDS,
     FLOAT32_TOLERANCE,
     GATES,
-    LENGTHS,
     THRESHOLD,
     FatRelu,
     adapters_of,
     answers_of,
+    check_answers,
     double_relu,
     engine_of,
     layers_of,
@@ -55,13 +55,7 @@ def oracle_code(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 def test_transformers_tokens_and_logits(name: str, tmp_path: Path) -> None:
     gate = GATES[name]
     engine = engine_of(make_model(gate, tmp_path), tmp_path)
-    adapters = adapters_of(gate, tmp_path)
-    for length, adapter, answer in zip(LENGTHS, adapters.values(), answers_of(engine, adapters, 4), strict=True):
-        prompt = prompt_of(length)
-        expected = Reference(tmp_path / "model", adapter).logits(prompt, answer.tokens).numpy()
-        actual = np.concatenate([answer.context_logits, answer.generation_logits[1:]])
-        assert np.abs(actual - expected).max() <= FLOAT32_TOLERANCE * (expected.max() - expected.min())
-        assert answer.tokens == expected[len(prompt) - 1 :].argmax(axis=1).tolist()
+    check_answers(engine, gate, tmp_path)
 
 
 @pytest.mark.parametrize("name", GATES)

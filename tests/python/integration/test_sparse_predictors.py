@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import transformers
@@ -24,21 +23,18 @@ from adaptrt.builder.config import DISABLE, BuildConfig
 from adaptrt.builder.conversion.convert import convert_checkpoint
 from adaptrt.builder.engine_config import EngineConfig
 from support.families import Family, save_family
-from support.models import Reference
 from support.relu_gates import (
     CONFIG,
     FIELDS,
-    FLOAT32_TOLERANCE,
     GATES,
-    LENGTHS,
     THRESHOLD,
     Gate,
     adapters_of,
     answers_of,
+    check_answers,
     engine_of,
     layers_of,
     make_model,
-    prompt_of,
     published,
 )
 from support.serving import run_command
@@ -124,13 +120,7 @@ def test_the_formula_with_adapters(name: str, oracle: Oracle, tmp_path: Path) ->
     gate = GATES[name]
     predictors = save_predictors(tmp_path / "predictors")
     engine = engine_of(make_model(gate, tmp_path), tmp_path, sparse_predictors=predictors)
-    adapters = adapters_of(gate, tmp_path)
-    for length, adapter, answer in zip(LENGTHS, adapters.values(), answers_of(engine, adapters, 4), strict=True):
-        prompt = prompt_of(length)
-        expected = Reference(tmp_path / "model", adapter).logits(prompt, answer.tokens).numpy()
-        actual = np.concatenate([answer.context_logits, answer.generation_logits[1:]])
-        assert np.abs(actual - expected).max() <= FLOAT32_TOLERANCE * (expected.max() - expected.min())
-        assert answer.tokens == expected[len(prompt) - 1 :].argmax(axis=1).tolist()
+    check_answers(engine, gate, tmp_path)
     assert oracle.margin > MARGIN
     assert oracle.closed > 1000
 

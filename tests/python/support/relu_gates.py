@@ -21,7 +21,7 @@ from adaptrt.builder.config import BuildConfig, LoraBuildConfig, PluginConfig
 from adaptrt.builder.conversion.convert import convert_checkpoint
 from adaptrt.runtime.engine import load_engine
 from support.families import LLAMA, SIZES, Family, save_family
-from support.models import save_adapter
+from support.models import Reference, save_adapter
 from support.serving import Answer, collect, make_request
 
 # As in test_families.py, where the reason is.
@@ -125,6 +125,17 @@ def answers_of(engine: Path, adapters: dict[str, Path | None], crowd: int, **fie
             ids = executor.enqueue_requests(requests[first : first + crowd])
             answers += [collect(executor, request_id) for request_id in ids]
     return answers
+
+
+def check_answers(engine: Path, gate: Gate, directory: Path) -> None:
+    """The same greedy tokens as transformers with the model of make_model(), base and adapters, and its logits."""
+    adapters = adapters_of(gate, directory)
+    for length, adapter, answer in zip(LENGTHS, adapters.values(), answers_of(engine, adapters, 4), strict=True):
+        prompt = prompt_of(length)
+        expected = Reference(directory / "model", adapter).logits(prompt, answer.tokens).numpy()
+        actual = np.concatenate([answer.context_logits, answer.generation_logits[1:]])
+        assert np.abs(actual - expected).max() <= FLOAT32_TOLERANCE * (expected.max() - expected.min())
+        assert answer.tokens == expected[len(prompt) - 1 :].argmax(axis=1).tolist()
 
 
 def prompt_of(length: int) -> list[int]:
