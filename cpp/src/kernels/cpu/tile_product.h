@@ -281,15 +281,18 @@ inline void multiply_copied(TileRows a, TileColumns b, std::int64_t steps, TileS
 
 /// How multiply_steps takes its rows.
 struct RowPlan {
-  bool copies;           ///< pairs of tiles of columns, with which all rows are multiplied
-  std::int64_t paired;   ///< rows that are multiplied two tiles at a time, with two tiles of columns
-  bool pairs_last_rows;  ///< those behind them as well; otherwise they are multiplied a tile at a time
+  /// Columns are copied, for all rows.
+  bool copies;
+  /// Rows that are multiplied two tiles at a time, the last ones perhaps partly, with two tiles of columns;
+  /// those behind them a tile at a time.
+  std::int64_t paired;
 };
 
 inline RowPlan plan_rows(std::int64_t rows, std::int64_t columns) {
-  if (columns % kPairColumns != 0) return {false, 0, false};
-  const std::int64_t paired = rows / (2 * kTileHeight) * (2 * kTileHeight);
-  return {rows >= kCopiedRows, paired, rows - paired > kTileHeight};
+  if (columns % kPairColumns != 0) return {false, 0};
+  const bool copies = rows >= kCopiedRows;
+  const std::int64_t rest = rows % (2 * kTileHeight);
+  return {copies, copies || rest > kTileHeight ? rows : rows - rest};
 }
 
 /// sums [rows, columns] = a [rows] * b, or += where they continue. `a` has whole tiles of rows, `b` whole
@@ -306,18 +309,17 @@ inline void multiply_steps(TileRows a, TileColumns b, std::int64_t steps, TileSu
   const auto sums_from = [&](std::int64_t row) {
     return TileSums{sums.data + row * sums.stride, sums.stride, sums.continues};
   };
-  const std::int64_t paired = plan.pairs_last_rows ? rows : plan.paired;
-  for (std::int64_t column = 0; paired > 0 && column < columns; column += kPairColumns) {
+  const std::int64_t last = plan.paired % (2 * kTileHeight);
+  const std::int64_t whole = plan.paired - last;
+  for (std::int64_t column = 0; plan.paired > 0 && column < columns; column += kPairColumns) {
     const TileColumns pair{b.data + column * 4, b.line, b.step};
-    multiply_pair<Dot>(a, pair, steps, {sums.data + column, sums.stride, sums.continues}, plan.paired,
-                       prefetch);
-    if (plan.pairs_last_rows) {
-      TileSums last = sums_from(plan.paired);
-      last.data += column;
-      multiply_rest<Dot>(rows_from(plan.paired), pair, steps, last, rows - plan.paired, prefetch);
-    }
+    const auto columns_from = [&](std::int64_t row) {
+      return TileSums{sums_from(row).data + column, sums.stride, sums.continues};
+    };
+    multiply_pair<Dot>(a, pair, steps, columns_from(0), whole, prefetch);
+    if (last > 0) multiply_rest<Dot>(rows_from(whole), pair, steps, columns_from(whole), last, prefetch);
   }
-  for (std::int64_t row = paired; row < rows; row += kTileHeight) {
+  for (std::int64_t row = plan.paired; row < rows; row += kTileHeight) {
     const std::int64_t count = std::min(kTileHeight, rows - row);
     if (count == kTileHeight && columns % kTileColumns == 0) {
       multiply_1x<Dot>(columns / kTileColumns, rows_from(row), b, steps, sums_from(row), prefetch);
@@ -330,11 +332,8 @@ inline void multiply_steps(TileRows a, TileColumns b, std::int64_t steps, TileSu
 /// How often multiply_steps takes a step of `rows` rows.
 inline std::int64_t steps_taken(std::int64_t rows, std::int64_t columns, std::int64_t steps) {
   const RowPlan plan = plan_rows(rows, columns);
-  const std::int64_t rest = rows - plan.paired;
-  const std::int64_t pairs =
-      plan.paired / (2 * kTileHeight) + (rest > 0 && (plan.copies || plan.pairs_last_rows) ? 1 : 0);
-  const std::int64_t singles =
-      plan.copies || plan.pairs_last_rows ? 0 : (rest + kTileHeight - 1) / kTileHeight;
+  const std::int64_t pairs = (plan.paired + 2 * kTileHeight - 1) / (2 * kTileHeight);
+  const std::int64_t singles = (rows - plan.paired + kTileHeight - 1) / kTileHeight;
   return (pairs * (columns / kPairColumns) + singles) * steps;
 }
 
