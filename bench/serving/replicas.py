@@ -3,8 +3,8 @@
     python bench/serving/replicas.py HOME [--adapters 64] [--cached 20] [--requests 300] [--output report.json]
 
 A small random model, its engine and its adapters are made below HOME, once. Each arrangement has the same number of
-threads in all, is started alone, warmed up, and asked for the same adapters in the same order by a closed loop of
-clients. A replica's LoRA cache holds `--cached` adapters, so that it matters who is asked.
+threads in all, but for the replica with half of them, which is what one of two replicas is. It is started alone, warmed
+up, and asked for the same adapters in the same order by a closed loop of clients. A replica's LoRA cache holds `--cached` adapters, so that it matters who is asked.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import statistics
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -32,6 +33,7 @@ from tokenizers import Tokenizer, models
 
 from adaptrt import __version__
 from adaptrt.builder.cli import main as command_line
+from adaptrt.serve.ray.options import DEFAULT_QUEUE_SLACK
 from adaptrt.tools.bench.noise import NoiseMeter, wait_until_quiet
 from adaptrt.tools.bench.report import Figure, Report, Row, Sample
 from adaptrt.tools.bench.scenario_types import Popularity
@@ -106,12 +108,21 @@ def one_process(place: Place, args: argparse.Namespace) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def replicas(place: Place, args: argparse.Namespace, count: int, *, affinity: bool) -> Iterator[str]:
-    """The application, with the threads shared out."""
+def replicas(
+    place: Place,
+    args: argparse.Namespace,
+    count: int,
+    *,
+    threads: int | None = None,
+    affinity: bool = True,
+    queue_slack: int = DEFAULT_QUEUE_SLACK,
+) -> Iterator[str]:
+    """The application. `threads`: of each replica; None shares out those of all."""
     with ray_serve(num_cpus=args.threads) as address:
         fields = {
-            "model": str(place.engine), "served_model_name": BASE, "num_threads": args.threads // count,
-            "num_replicas": count, "adapter_affinity": affinity, "max_adapters_per_replica": args.cached,
+            "model": str(place.engine), "served_model_name": BASE, "num_threads": threads or args.threads // count,
+            "num_replicas": count, "adapter_affinity": affinity, "adapter_queue_slack": queue_slack,
+            "max_adapters_per_replica": args.cached,
             "max_ongoing_requests": args.max_ongoing_requests, "adapter_root": str(args.home / "adapters"),
             "host_cache_bytes": args.cached * place.adapter_bytes,
         }  # fmt: skip
@@ -228,6 +239,8 @@ def main() -> int:
     parser.add_argument("--requests", type=int, default=300, help="of a round")
     parser.add_argument("--streams", type=int, default=16, help="requests at a time")
     parser.add_argument("--max_ongoing_requests", type=int, default=16, help="of a replica")
+    parser.add_argument("--queue_slacks", type=int, nargs="*", default=[], help="beside the default")
+    parser.add_argument("--only", nargs="*", help="arrangements, by their names")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of all replicas together")
     parser.add_argument("--quiet_share", type=float, default=0.1)
@@ -241,10 +254,17 @@ def main() -> int:
     place = make_place(args.home, args.adapters)
     arrangements = [
         Arrangement("adaptrt serve", lambda: one_process(place, args)),
-        Arrangement("one replica", lambda: replicas(place, args, 1, affinity=True)),
-        Arrangement("two replicas", lambda: replicas(place, args, 2, affinity=True)),
+        Arrangement("one replica", lambda: replicas(place, args, 1)),
+        Arrangement("one replica, half the threads", lambda: replicas(place, args, 1, threads=args.threads // 2)),
+        Arrangement("two replicas", lambda: replicas(place, args, 2)),
+        *(
+            Arrangement(f"two with a slack of {slack}", partial(replicas, place, args, 2, queue_slack=slack))
+            for slack in args.queue_slacks
+        ),
         Arrangement("two without affinity", lambda: replicas(place, args, 2, affinity=False)),
     ]
+    if args.only is not None:
+        arrangements = [arrangement for arrangement in arrangements if arrangement.name in args.only]
     for arrangement in arrangements:
         measure(arrangement, place, args, console)
     console.print(table_of(arrangements))

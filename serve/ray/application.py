@@ -7,12 +7,14 @@ from typing import Any, Final
 
 from ray import serve
 from ray.serve import Application
+from ray.serve.config import RequestRouterConfig
 
 from ...runtime.orchestrator.mode import num_ranks_at
 from .coordinator import AdapterCoordinator
 from .endpoint import Endpoint
 from .options import application_options
 from .replica import Replica
+from .router import AdapterRouter
 
 REPLICA: Final = "Replica"
 COORDINATOR: Final = "AdapterCoordinator"
@@ -43,6 +45,10 @@ def application(args: Mapping[str, Any]) -> Application:
         graceful_shutdown_timeout_s=parsed.shutdown_seconds,
         ray_actor_options={"num_cpus": parsed.num_threads * num_ranks_at(parsed.model)},
         logging_config=_QUIET,
+        request_router_config=RequestRouterConfig(
+            request_router_class=AdapterRouter,
+            request_router_kwargs={"queue_slack": options.scaling.adapter_queue_slack},
+        ),
         **options.scaling.serve_options(),
     ).bind(options.flags, coordinator, options.scaling.max_adapters_per_replica)
     return serve.deployment(

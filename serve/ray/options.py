@@ -16,6 +16,7 @@ from ..command import add_arguments
 
 DEFAULT_MAX_ONGOING_REQUESTS: Final = 64
 DEFAULT_MAX_ADAPTERS: Final = 128
+DEFAULT_QUEUE_SLACK: Final = 4
 _MODEL: Final = "model"
 _NOT_HERE: Final = {
     "host": "Serve's proxies listen: http_options of Serve's configuration",
@@ -41,6 +42,8 @@ class Scaling(BaseModel):
     """Of a replica; others go to another one, even if their adapter is here."""
     adapter_affinity: bool = True
     """Requests go to a replica that has their adapter."""
+    adapter_queue_slack: int = Field(DEFAULT_QUEUE_SLACK, ge=0)
+    """Requests that the adapter's replica may have more than the one with the fewest, before others go elsewhere."""
     max_adapters_per_replica: int = Field(DEFAULT_MAX_ADAPTERS, ge=1)
     """Those that were used last, which requests find at their replica; as many as its LoRA cache holds."""
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
 import json
-import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from tokenizers import Tokenizer, models
 
 import adaptrt
 from adaptrt.runtime.orchestrator.mode import num_ranks_at
+from adaptrt.serve.ray.options import DEFAULT_QUEUE_SLACK
 from support.encoders import MODELS as ENCODERS
 from support.encoders import engine_of, save_encoder
 from support.models import ModelSpec, save_adapter, save_model
@@ -44,8 +46,6 @@ LONG = 12000
 LONGEST = 65000
 SECONDS = 60.0
 BODY_BYTES = 1 << 20
-# For Serve to tell its routers where an adapter is: a tenth of a second on a machine that is not busy.
-SECONDS_TO_TELL = 1.0
 
 
 @dataclass(frozen=True)
@@ -196,29 +196,38 @@ def device_lookups(http: httpx.Client, kind: str) -> float:
     return sum(metric(http, f"adaptrt_lora_cache_{kind}_total", level="device").values())
 
 
+def home_of(adapter: str, http: httpx.Client) -> str:
+    """The replica that requests with an adapter go to before any replica has it."""
+    from ray.serve._private.common import DeploymentID, ReplicaID
+
+    from adaptrt.serve.ray.affinity import group_of
+    from adaptrt.serve.ray.router import ranked
+
+    replicas = metric(http, "adaptrt_requests_running")
+    ids: dict[Any, set[str]] = {ReplicaID(name, DeploymentID("Replica", APPLICATION)): set() for name in replicas}
+    assert len(ids) == 2
+    return str(ranked(group_of(adapter), ids, {}, 0)[0].unique_id)
+
+
 def test_requests_go_to_a_replica_that_has_their_adapter(place: Place) -> None:
     """Adapters beside those that other tests load; each is read by one replica, and by both without affinity."""
     names = ADAPTERS[1:]
     pairs: dict[str, set[tuple[str, str]]] = {}
     hit_rates = {}
+    with httpx.Client(base_url=f"{place.address}/{APPLICATION}", timeout=SECONDS) as http:
+        homes = {(name, home_of(name, http)) for name in names}
     run_application("indifferent", place.arguments(adapter_affinity=False, api_key=[KEY]))
     for application in (APPLICATION, "indifferent"):
         with httpx.Client(base_url=f"{place.address}/{application}", timeout=SECONDS, headers=KEYS) as http:
             before = [device_lookups(http, kind) for kind in ("hits", "misses")]
-            pairs[application] = set()
-            if application == APPLICATION:
-                for name in names:
-                    pairs[application].add(ask(http, name))
-                    time.sleep(SECONDS_TO_TELL)
             with ThreadPoolExecutor(4) as clients:
-                pairs[application] |= set(clients.map(partial(ask, http), names * 8))
+                pairs[application] = set(clients.map(partial(ask, http), names * 8))
             hits, misses = (
                 device_lookups(http, kind) - old for kind, old in zip(("hits", "misses"), before, strict=True)
             )
             hit_rates[application] = hits / (hits + misses)
             assert misses >= len(pairs[application])
-    assert len(pairs[APPLICATION]) == len(names)
-    assert len({replica for _, replica in pairs[APPLICATION]}) == 2
+    assert pairs[APPLICATION] == homes
     assert len(pairs["indifferent"]) > len(names)
     assert hit_rates[APPLICATION] > hit_rates["indifferent"]
     with httpx.Client(base_url=f"{place.address}/indifferent", timeout=SECONDS) as stranger:
@@ -230,6 +239,22 @@ def test_requests_go_to_a_replica_that_has_their_adapter(place: Place) -> None:
     from ray import serve
 
     serve.delete("indifferent")
+
+
+def test_requests_leave_the_replica_of_their_adapter_when_too_many_wait_there(http: httpx.Client) -> None:
+    """A stream each, of which none ends before all have been sent somewhere."""
+    asked = body(ADAPTERS[1], LONG, stream=True)
+    with contextlib.ExitStack() as streams:
+        answers = [
+            streams.enter_context(http.stream("POST", "/v1/completions", json=asked))
+            for _ in range(2 * DEFAULT_QUEUE_SLACK)
+        ]
+        places = Counter(answer.headers["x-replica"] for answer in answers)
+        home = home_of(ADAPTERS[1], http)
+    assert len(places) == 2
+    assert places.most_common(1)[0][0] == home
+    assert places[home] - min(places.values()) <= DEFAULT_QUEUE_SLACK + 1
+    wait_for(lambda: num_requests(http) == 0.0)
 
 
 def test_adapters_are_loaded_swapped_and_unloaded_everywhere(
