@@ -4,7 +4,8 @@
 
 A small random model, its engine and its adapters are made below HOME, once. Each arrangement has the same number of
 threads in all, but for the replica with half of them, which is what one of two replicas is. It is started alone, warmed
-up, and asked for the same adapters in the same order by a closed loop of clients. A replica's LoRA cache holds `--cached` adapters, so that it matters who is asked.
+up, and asked for the same adapters in the same order by a closed loop of clients. A replica's LoRA cache holds
+`--cached` adapters, so that it matters who is asked.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ MODEL = BenchModel(
     hidden_size=512, num_hidden_layers=8, num_attention_heads=8, num_key_value_heads=2, intermediate_size=1408,
     tie_word_embeddings=True,
 )  # fmt: skip
-RANK, PROMPT_TOKENS, NEW_TOKENS = 16, 32, 32
+RANK, MAX_TOKENS = 16, 512
 BYTES_PER_NUMBER = 2
 KINDS = ("rate", "first", "host_hits", "device_hits")
 
@@ -79,8 +80,8 @@ def make_place(home: Path, num_adapters: int) -> Place:
         Tokenizer(models.WordLevel(vocabulary, unk_token=" w0")).save(str(base / "tokenizer.json"))
     if not engine.exists():
         flags = [
-            "--max_batch_size", "64", "--max_seq_len", "256", "--max_num_tokens", "2048", "--max_lora_rank", str(RANK),
-            "--lora_plugin", "auto",
+            "--max_batch_size", "64", "--max_seq_len", str(MAX_TOKENS), "--max_num_tokens", "2048", "--max_lora_rank",
+            str(RANK), "--lora_plugin", "auto",
         ]  # fmt: skip
         if command_line(["build", "--model_dir", str(base), "--output_dir", str(engine), *flags]) != 0:
             raise SystemExit(2)
@@ -154,8 +155,8 @@ def crowd_of(place: Place, args: argparse.Namespace, seed: int) -> Crowd:
     drawn = draw_adapters(generator, args.requests, len(place.adapters), Popularity(zipf=args.zipf))
     assert drawn is not None
     names = list(place.adapters)
-    prompts = [random_prompt(PROMPT_TOKENS, MODEL.vocab_size, generator) for _ in range(args.requests)]
-    return Crowd([names[number] for number in drawn], prompts, NEW_TOKENS)
+    prompts = [random_prompt(args.prompt_tokens, MODEL.vocab_size, generator) for _ in range(args.requests)]
+    return Crowd([names[number] for number in drawn], prompts, args.new_tokens)
 
 
 def tokens_per_second(streams: list[Stream]) -> float:
@@ -237,6 +238,8 @@ def main() -> int:
     parser.add_argument("--cached", type=int, default=20, help="adapters that a replica's LoRA cache holds")
     parser.add_argument("--zipf", type=float, default=1.0)
     parser.add_argument("--requests", type=int, default=300, help="of a round")
+    parser.add_argument("--prompt_tokens", type=int, default=32)
+    parser.add_argument("--new_tokens", type=int, default=32)
     parser.add_argument("--streams", type=int, default=16, help="requests at a time")
     parser.add_argument("--max_ongoing_requests", type=int, default=16, help="of a replica")
     parser.add_argument("--queue_slacks", type=int, nargs="*", default=[], help="beside the default")
