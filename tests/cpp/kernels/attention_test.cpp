@@ -4,6 +4,7 @@
 #include <boost/test/unit_test.hpp>
 #include <cmath>
 #include <cstring>
+#include <iterator>
 #include <limits>
 #include <span>
 #include <vector>
@@ -281,8 +282,11 @@ BOOST_DATA_TEST_CASE(a_row_has_the_same_bits_in_every_chunk, all_kinds(), name, 
   const Shape& shape = head.shape();
   const auto together = head.attend(table, 0, shape.length);
   const auto row = static_cast<std::size_t>(shape.rows_per_position * shape.head_dim);
-  for (std::int64_t first = 0, count = 1; first < shape.length; first += count, count = count % 5 + 1) {
-    count = std::min(count, shape.length - first);
+  // A few positions, and so many that their rows are several blocks.
+  constexpr std::int64_t kCounts[] = {1, 2, 3, 4, 5, 21, 35};
+  std::int64_t count = 0;
+  for (std::int64_t first = 0, i = 0; first < shape.length; first += count, ++i) {
+    count = std::min(kCounts[i % std::ssize(kCounts)], shape.length - first);
     const auto part = head.attend(table, first, count, count % 3 + 1);
     BOOST_TEST_REQUIRE(std::memcmp(part.data(), together.data() + static_cast<std::size_t>(first) * row,
                                    part.size() * sizeof(float)) == 0,
