@@ -188,6 +188,7 @@ def _plan_options(config: BuildConfig, network: Network, options: CompilerOption
         compute_capabilities=config.tensorrt_config.compute_capability,
         profiles=make_profiles(config, network),
         external_weights=config.tensorrt_config.weights == EXTERNAL,
+        streams_weights=config.weight_memory is not None,
         timing_cache=options.timing_cache,
         workers=options.workers,
     )
