@@ -18,7 +18,7 @@ namespace adaptrt {
 namespace {
 
 /// Of one call of the system: large enough for the disk to work on much at a time.
-constexpr std::size_t kBytesAtOnce = std::size_t{16} << 20;
+constexpr std::size_t kBytesAtOnce = std::size_t{4} << 20;
 
 /// Of a request whose bytes are spread.
 constexpr std::size_t kMostPlaces = 64;
