@@ -30,6 +30,7 @@ from .network.onnx_file import check_dump_path
 from .network.ops import Experts
 from .output_directory import replaced_directory
 from .progress import Progress, SilentProgress
+from .weight_usage import UsageMeasure, usage_names
 
 ENGINE_KIND: Final = "an engine of AdaptRT"
 """What people read of the directories that may be replaced."""
@@ -68,6 +69,7 @@ def build(
     quantization: QuantConfig | None = None,
     int8_kv_cache: bool = False,
     quality: QualityMeasure | None = None,
+    usage: UsageMeasure | None = None,
     workers: int = 1,
     timing_cache: Path | None = None,
     dump_onnx_to: Path | None = None,
@@ -81,14 +83,15 @@ def build(
 
     `output_dir` must be absent, empty, or an engine that this function wrote, which is replaced; it stays as it was
     when anything goes wrong. `quality` measures the engine, and beside it one of the checkpoint as it is, with the KV
-    cache in its own type and every gate computed, which lies beside `output_dir` for the time of the build.
+    cache in its own type and every gate computed, which lies beside `output_dir` for the time of the build. `usage`
+    runs the engine, and what it says of neurons and experts is stored with it.
 
     `dump_onnx_to` also writes the network as an ONNX file. That and plans of TensorRT are made of weights in a file:
     where the source has none, one lies beside `output_dir` meanwhile. `workers` plans of a TensorRT engine, or files of
     ranks, are made at a time; `timing_cache` is TensorRT's, read where it is there and written.
 
     Raises CheckpointError, ConfigError, AdapterError (an adapter of lora_dir that the engine could not serve),
-    EngineError, and what `quality` raises.
+    EngineError, and what `quality` and `usage` raise.
     """
     began = time.monotonic()
     output_dir = Path(output_dir)
@@ -102,7 +105,7 @@ def build(
             )
         checkpoint = checkpoint.with_int8_kv_cache(True)
     config, package = _checked_config(
-        config, checkpoint, quantization, quality, workers, timing_cache, dump_onnx_to is not None
+        config, checkpoint, quantization, quality, usage, workers, timing_cache, dump_onnx_to is not None
     )
     if quantization is not None:
         checkpoint = checkpoint.quantized(quantization)
@@ -125,6 +128,9 @@ def build(
                 reference = stack.enter_context(_reference_engine(plain, config, directory.parent, progress))
             measured = quality.measure(directory, reference)
             replace(written.config, quality=measured).save(directory)
+        if usage is not None:
+            _require_choices(written.compiled, checkpoint.directory)
+            usage.measure(directory).save(directory)
     return BuildReport(
         directory=output_dir,
         checkpoint=written.config.pretrained_config,
@@ -138,6 +144,16 @@ def build(
         dequantization=checkpoint.dequantization,
         kept=checkpoint.kept,
     )
+
+
+def _require_choices(compiled: CompiledNetwork | CompiledPlans, directory: Path) -> None:
+    """Refuses a usage of an engine of which every token uses everything."""
+    assert isinstance(compiled, CompiledNetwork)
+    if not usage_names(compiled.program):
+        raise ConfigError(
+            f"{directory}: usage_text: the engine has no experts, and no neurons that can be read one by one, which it "
+            "has where a ReLU gates its MLPs, sparse_mlp is not disabled, and weight_memory is given"
+        )
 
 
 @contextmanager
@@ -160,6 +176,7 @@ def _checked_config(
     checkpoint: Checkpoint,
     quantization: QuantConfig | None,
     quality: QualityMeasure | None,
+    usage: UsageMeasure | None,
     workers: int,
     timing_cache: Path | None,
     dumps_onnx: bool,
@@ -178,6 +195,7 @@ def _checked_config(
         needs_one = {
             f"backend {config.backend}": config.backend != NATIVE,
             "quality_text": quality is not None,
+            "usage_text": usage is not None,
             "dump_onnx": dumps_onnx,
         }
         problems += [
@@ -185,6 +203,9 @@ def _checked_config(
         ]
     if config.backend == NATIVE:
         problems += quality.problems(config) if quality is not None else []
+        problems += usage.problems(config) if usage is not None else []
+        if usage is not None and (checkpoint.config.num_encoder_layers > 0 or not checkpoint.config.has_lm_head):
+            problems.append(f"usage_text runs decoders with an lm_head alone; not {checkpoint.config.architecture}")
         if quality is not None and checkpoint.config.num_encoder_layers > 0:
             problems.append(f"quality_text measures decoders alone; {checkpoint.config.architecture} has an encoder")
         if quality is not None and not checkpoint.config.has_lm_head:
@@ -209,7 +230,11 @@ def _checked_config(
             problems.append(f"weights whose inputs are reordered need backend {NATIVE}")
         if published is not None and published.has_zero_point and published.quant_algo is QuantAlgo.W8A16:
             problems.append(f"weights of 8 bits with zero points need backend {NATIVE}")
-        needs = {"quantization": quantization is not None, "quality_text": quality is not None}
+        needs = {
+            "quantization": quantization is not None,
+            "quality_text": quality is not None,
+            "usage_text": usage is not None,
+        }
         problems += [f"{name} needs backend {NATIVE}" for name, given in needs.items() if given]
     if workers < 1:
         problems.append(f"workers is {workers}; it must be at least 1")

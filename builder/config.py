@@ -42,6 +42,7 @@ DEFAULT_TARGET_MODULES: Final = (
 
 # Sizes are 32-bit in the engine.
 _LARGEST_SIZE: Final = (1 << 31) - 1
+_MOST_BYTES: Final = 1 << 62
 _MOST_EXTRA_TOKENS: Final = 1 << 16
 
 
@@ -134,7 +135,8 @@ class BuildConfig:
     """Stores the bfloat16 weights of linear layers in twelve bits each, without changing them."""
     weight_memory: int | None = None
     """Bytes that weights may take in memory where an executor is not told otherwise; those that do not fit are read
-    from the engine file when they are used. None: all are mapped."""
+    from the engine file when they are used. None: all are mapped. Of a TensorRT engine: on the GPU; the others are
+    copied there when they are used, and without it all are there."""
     sparse_mlp: str = AUTO
     """Whether layers about a ReLU read the weights alone that it does not close: `auto` where that is possible."""
     sparse_predictors: Path | None = None
@@ -250,7 +252,7 @@ class BuildConfig:
         return cls(
             **values,
             compress_weights=source.boolean("compress_weights"),
-            weight_memory=source.optional_integer("weight_memory"),
+            weight_memory=source.optional_integer("weight_memory", maximum=_MOST_BYTES),
             sparse_mlp=source.string("sparse_mlp", choices=SPARSE_MLP, default=AUTO),
             sparse_predictors=None if predictors is None else Path(predictors),
             plugin_config=PluginConfig(
@@ -498,8 +500,12 @@ def _weight_memory_problems(config: BuildConfig, checkpoint: CheckpointConfig) -
     found = []
     if config.weight_memory < 1:
         found.append(f"weight_memory is {config.weight_memory}; it must be at least 1")
-    if config.backend != NATIVE:
-        found.append(f"weight_memory needs backend {NATIVE}")
+    if config.weight_memory > _MOST_BYTES:
+        found.append(f"weight_memory is {config.weight_memory}; it must be at most {_MOST_BYTES}")
+    if config.tensorrt_config is not None and config.tensorrt_config.weights == EXTERNAL:
+        found.append(
+            f"weight_memory needs weights {CONSTANTS}: TensorRT streams the constants of a plan, and not its inputs"
+        )
     if checkpoint.mapping.world_size > 1:
         found.append(f"weight_memory needs an engine of one rank; the checkpoint has {checkpoint.mapping.world_size}")
     return found

@@ -33,6 +33,7 @@ from .network.stored_tensors import stored_tensors
 from .network_options import network_options
 from .output_directory import producer_of
 from .progress import Progress
+from .weight_usage import USAGE_FILE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +99,7 @@ def is_engine_directory(directory: Path) -> bool:
     if producer_of(directory / CONFIG_FILE) != PRODUCER:
         return False
     engine_files = (engine_file("*"), plan_file("*"), WEIGHTS_FILE)
-    known = (CONFIG_FILE, ADAPTERS_DIRECTORY, *COPIED_FILES, *engine_files)
+    known = (CONFIG_FILE, USAGE_FILE, ADAPTERS_DIRECTORY, *COPIED_FILES, *engine_files)
     names = [entry.name for entry in directory.iterdir() if not entry.is_symlink()]
     return (
         len(names) == len(list(directory.iterdir()))
@@ -176,6 +177,7 @@ def _compile_native(
         lora=lora,
         compress_weights=config.compress_weights,
         sparse_mlp=config.sparse_mlp != DISABLE and not config.compress_weights,
+        neurons=config.weight_memory is not None,
         rank=rank,
     )
 
@@ -186,6 +188,7 @@ def _plan_options(config: BuildConfig, network: Network, options: CompilerOption
         compute_capabilities=config.tensorrt_config.compute_capability,
         profiles=make_profiles(config, network),
         external_weights=config.tensorrt_config.weights == EXTERNAL,
+        streams_weights=config.weight_memory is not None,
         timing_cache=options.timing_cache,
         workers=options.workers,
     )

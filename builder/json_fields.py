@@ -109,9 +109,9 @@ class JsonFields:
             return minimum
         return value
 
-    def optional_integer(self, name: str, *, minimum: int = 1) -> int | None:
-        """An integer from `minimum` to MAX_INTEGER, or None for null or a missing field."""
-        return self.integer(name, minimum=minimum) if self._present(name) else None
+    def optional_integer(self, name: str, *, minimum: int = 1, maximum: int = MAX_INTEGER) -> int | None:
+        """An integer from `minimum` to `maximum`, or None for null or a missing field."""
+        return self.integer(name, minimum=minimum, maximum=maximum) if self._present(name) else None
 
     def number(self, name: str, *, minimum: float = 0.0, above: bool = False, default: float | None = None) -> float:
         """A finite number not below `minimum` (or above it). Without a default the field must be there."""

@@ -22,6 +22,7 @@ from ..builder.compile.bind import bind_program
 from ..builder.compile.engine_file import EngineFile
 from ..builder.compile.plan import ExpertsOp, LinearOp, LinearPart, Program
 from ..builder.engine_config import EngineConfig, engine_file
+from ..builder.weight_usage import WeightUsage, usage_names
 from .engine_weights import EngineBase
 from .file_weights import FileWeights, MappedWeights
 from .kv_identity import kv_identity
@@ -41,6 +42,8 @@ class NativeEngine(LoadedEngine):
     storage: EngineFile
     weight_memory: int = 0
     """Bytes that weights may take; 0: all are mapped. Else the mapping is not read once the engine was checked."""
+    usage_counter: _core.WeightUsage | None = None
+    """Counts what steps use of the weights, where somebody wants to know."""
 
     @property
     def rank(self) -> int:
@@ -91,7 +94,21 @@ class NativeEngine(LoadedEngine):
         """What a CpuEngine is told of it; None: all weights are mapped."""
         if not self.weight_memory:
             return None
-        return WeightMemory(path=str(self.storage.path), mapping=self.storage.file_bytes, num_bytes=self.weight_memory)
+        return WeightMemory(
+            path=str(self.storage.path),
+            mapping=self.storage.file_bytes,
+            num_bytes=self.weight_memory,
+            usage=self._known_usage(),
+        )
+
+    def _known_usage(self) -> _core.WeightUsage | None:
+        """What the build found out with a text. Raises EngineError for a file of it that cannot be used."""
+        program = self.storage.program
+        found = WeightUsage.load(self.directory, self.config.engine_checksums[self.rank], program)
+        if found is None:
+            return None
+        of_ops = {at: found.counts[name] for at, (name, _) in usage_names(program).items()}
+        return _core.WeightUsage(tokens=found.tokens, of_ops=of_ops)
 
     def start(
         self,
@@ -160,6 +177,7 @@ class NativeEngine(LoadedEngine):
             beside=beside if isinstance(beside, CpuEngine) else None,
             communicator=communicator,
             weight_memory=self.memory_of_weights(),
+            usage=self.usage_counter,
         )
         if engine.weight_placement is not None:
             _LOG.info("%s: %s", self.directory, describe_placement(engine.weight_placement))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,8 +81,26 @@ def measure(engines: Sequence[Path], token_ids: Sequence[int], window: int) -> l
     window = min(window, len(token_ids))
     loaded = [load_engine(engine) for engine in engines]
     _check_window(window, loaded)
+    for ids, logits in run_windows(loaded, token_ids, window):
+        for row in range(0, len(ids) - 1, _ROWS_AT_ONCE):
+            rows = slice(row, min(row + _ROWS_AT_ONCE, len(ids) - 1))
+            expected = np.asarray(ids[1:][rows])
+            reference = _log_probabilities(logits[0][rows])
+            for result, values in zip(results, logits, strict=True):
+                result.add(_log_probabilities(values[rows]), expected, reference)
+    return results
+
+
+def run_windows(
+    engines: Sequence[LoadedEngine], token_ids: Sequence[int], window: int
+) -> Iterator[tuple[list[int], list[Array]]]:
+    """Runs engines over the tokens, window by window: gives each window's tokens, and each engine's logits of those
+    after the first.
+
+    Raises what Executor raises, and EngineError for logits that are not finite numbers.
+    """
     with ExitStack() as stack:
-        executors = [stack.enter_context(_executor(engine, window)) for engine in loaded]
+        executors = [stack.enter_context(_executor(engine, window)) for engine in engines]
         for first in range(0, len(token_ids) - 1, window):
             ids = list(token_ids[first : first + window])
             if len(ids) < MIN_TOKENS:
@@ -90,14 +108,10 @@ def measure(engines: Sequence[Path], token_ids: Sequence[int], window: int) -> l
             logits = [_logits(executor, ids) for executor in executors]
             for engine, values in zip(engines, logits, strict=True):
                 if not np.isfinite(values).all():
-                    raise EngineError(f"{engine}: its logits of the text's tokens from {first} on are not all finite")
-            for row in range(0, len(ids) - 1, _ROWS_AT_ONCE):
-                rows = slice(row, min(row + _ROWS_AT_ONCE, len(ids) - 1))
-                expected = np.asarray(ids[1:][rows])
-                reference = _log_probabilities(logits[0][rows])
-                for result, values in zip(results, logits, strict=True):
-                    result.add(_log_probabilities(values[rows]), expected, reference)
-    return results
+                    raise EngineError(
+                        f"{engine.directory}: its logits of the text's tokens from {first} on are not all finite"
+                    )
+            yield ids, logits
 
 
 def read_tokens(text: Path, tokenizer: Path, limit: int | None = None) -> list[int]:
@@ -130,6 +144,19 @@ def read_tokens(text: Path, tokenizer: Path, limit: int | None = None) -> list[i
     return ids[:limit]
 
 
+def read_text(text: Path, model_dir: Path, limit: int, purpose: str) -> list[int]:
+    """The first tokens of the text of a build's flag `PURPOSE_text`, with the tokenizer of a model or checkpoint.
+
+    Raises ConfigError for what cannot be read, a limit of `PURPOSE_tokens` and a text that are too short.
+    """
+    if limit < MIN_TOKENS:
+        raise ConfigError(f"{purpose}_tokens is {limit}; it must be at least {MIN_TOKENS}")
+    tokenizer = model_dir / TOKENIZER_FILE
+    if not tokenizer.is_file():
+        raise ConfigError(f"{tokenizer}: there is no tokenizer, which {purpose}_text needs; copy it there")
+    return read_tokens(text, tokenizer, limit)
+
+
 class TextQuality:
     """Measures a build's engines on a text, as builder.engine_quality.QualityMeasure."""
 
@@ -138,17 +165,12 @@ class TextQuality:
 
         Raises ConfigError for what cannot be read, and a text that is too short.
         """
-        if limit < MIN_TOKENS:
-            raise ConfigError(f"quality_tokens is {limit}; it must be at least {MIN_TOKENS}")
-        tokenizer = model_dir / TOKENIZER_FILE
-        if not tokenizer.is_file():
-            raise ConfigError(f"{tokenizer}: there is no tokenizer, which quality_text needs; copy it there")
         self._text = text
-        self._token_ids = read_tokens(text, tokenizer, limit)
+        self._token_ids = read_text(text, model_dir, limit, "quality")
 
     def problems(self, config: BuildConfig) -> list[str]:
         """The limits that leave no room for two tokens and the one that a request asks for."""
-        longest = _longest_window(config)
+        longest = longest_window(config)
         if longest >= MIN_TOKENS:
             return []
         return [
@@ -159,7 +181,7 @@ class TextQuality:
     def measure(self, engine: Path, reference: Path | None) -> EngineQuality:
         """Runs both at once."""
         engines = [engine] if reference is None else [reference, engine]
-        longest = _longest_window(EngineConfig.load(engine).build_config)
+        longest = longest_window(EngineConfig.load(engine).build_config)
         window = min(DEFAULT_WINDOW, len(self._token_ids), longest)
         first, *others = measure(engines, self._token_ids, window)
         measured = others[0] if others else first
@@ -188,7 +210,7 @@ def _executor(engine: LoadedEngine, window: int) -> Executor:
     return Executor(engine, ModelType.DECODER_ONLY, with_workers(config, engine))
 
 
-def _longest_window(config: BuildConfig) -> int:
+def longest_window(config: BuildConfig) -> int:
     """A prompt, beside which a request asks for one token."""
     assert config.max_input_len is not None
     assert config.max_seq_len is not None
@@ -199,7 +221,7 @@ def _check_window(tokens: int, engines: Sequence[LoadedEngine]) -> None:
     """Refuses windows that some engine does not take."""
     for engine in engines:
         build = engine.config.build_config
-        longest = _longest_window(build)
+        longest = longest_window(build)
         if tokens > longest:
             raise ConfigError(
                 f"windows of {tokens} tokens are too long for {engine.directory}, with max_input_len "

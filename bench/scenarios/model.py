@@ -43,8 +43,11 @@ class BenchModel:
             found.append(f"has head_dim {self.head_dim}; expected an even number")
         return found
 
-    def tensors(self) -> Iterator[tuple[str, tuple[int, ...], float]]:
-        """(name, shape, standard deviation) of every tensor of the Hugging Face checkpoint; 0: values around 1."""
+    def tensors(self) -> Iterator[tuple[str, tuple[int, ...], float | npt.NDArray[np.float32]]]:
+        """(name, shape, standard deviation) of every tensor of the Hugging Face checkpoint; 0: values around 1.
+
+        It may be a column, [rows, 1].
+        """
         queries, key_values = (
             self.num_attention_heads * self.head_dim,
             self.num_key_value_heads * self.head_dim,
@@ -90,7 +93,7 @@ def write_model(model: BenchModel, directory: Path) -> None:
     with SafetensorsWriter(directory / "model.safetensors", specs) as writer:
         for name, shape, deviation in model.tensors():
             noise = generator.standard_normal(shape, dtype=np.float32)
-            values = noise * np.float32(deviation) if deviation else 1 + np.float32(0.1) * noise
+            values = noise * np.float32(deviation) if np.any(deviation) else 1 + np.float32(0.1) * noise
             writer.write(name, values.astype(ml_dtypes.bfloat16))
 
 

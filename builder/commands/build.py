@@ -36,12 +36,13 @@ from ..config import (
 from ..conversion.checkpoint import Checkpoint
 from ..engine_quality import QualityMeasure
 from ..progress import format_bytes, progress_on
+from ..weight_usage import UsageMeasure
 from .dtype_flag import add_dtype, dtype_of
 from .quantization_flags import add_quantization, quantization_of
 from .quantization_report import INT8_KV_CACHE_HELP, error_table, quality_table
 
 _PLUGIN_TYPES: Final = (AUTO, *(dtype_name(dtype) for dtype in DType), DISABLE)
-DEFAULT_QUALITY_TOKENS: Final = 4096
+DEFAULT_TEXT_TOKENS: Final = 4096
 """A minute of two cores for a model of some billions of weights."""
 _SWITCH: Final = (ENABLE, DISABLE)
 
@@ -79,7 +80,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     output.add_argument(
         "--weight_memory", type=byte_size, metavar="SIZE",
         help="memory that weights may take where the executor is not told otherwise, such as 4GiB; those that do not "
-        f"fit are read from the engine file when they are used; needs backend {NATIVE} (default: all are mapped)",
+        "fit are read from the engine file when they are used, of MLPs that a ReLU gates neuron by neuron; needs "
+        f"backend {NATIVE} (default: all are mapped)",
+    )  # fmt: skip
+    output.add_argument(
+        "--usage_text", type=Path, metavar="FILE",
+        help="run the engine over a text, and store which neurons and experts it used: those stay in a weight_memory "
+        "first, whatever it is",
+    )  # fmt: skip
+    output.add_argument(
+        "--usage_tokens", type=int, metavar="N",
+        help=f"tokens of usage_text that are run, from its beginning (default: {DEFAULT_TEXT_TOKENS})",
     )  # fmt: skip
     output.add_argument(
         "--sparse_mlp", default=AUTO, choices=SPARSE_MLP,
@@ -194,7 +205,7 @@ def _add_quantization(group: Any) -> None:
     )  # fmt: skip
     group.add_argument(
         "--quality_tokens", type=int, metavar="N",
-        help=f"tokens of quality_text that are read, from its beginning (default: {DEFAULT_QUALITY_TOKENS})",
+        help=f"tokens of quality_text that are read, from its beginning (default: {DEFAULT_TEXT_TOKENS})",
     )  # fmt: skip
 
 
@@ -207,8 +218,20 @@ def _quality_of(args: argparse.Namespace) -> QualityMeasure | None:
     # Engines are only run by builds that measure them.
     from ...runtime.text_quality import TextQuality
 
-    tokens = DEFAULT_QUALITY_TOKENS if args.quality_tokens is None else args.quality_tokens
+    tokens = DEFAULT_TEXT_TOKENS if args.quality_tokens is None else args.quality_tokens
     return TextQuality(args.quality_text, args.checkpoint_dir or args.model_dir, tokens)
+
+
+def _usage_of(args: argparse.Namespace) -> UsageMeasure | None:
+    """What runs the engine over the text that the flags name. Raises ConfigError for one that cannot be read."""
+    if args.usage_text is None:
+        if args.usage_tokens is not None:
+            raise ConfigError("usage_tokens needs usage_text")
+        return None
+    from ...runtime.text_usage import TextUsage
+
+    tokens = DEFAULT_TEXT_TOKENS if args.usage_tokens is None else args.usage_tokens
+    return TextUsage(args.usage_text, args.checkpoint_dir or args.model_dir, tokens)
 
 
 def _source_of(args: argparse.Namespace) -> Checkpoint:
@@ -286,6 +309,7 @@ def run(args: argparse.Namespace) -> int:
         quantization=quantization,
         int8_kv_cache=args.int8_kv_cache,
         quality=quality,
+        usage=_usage_of(args),
         workers=args.workers,
         timing_cache=args.timing_cache,
         dump_onnx_to=args.dump_onnx,

@@ -18,10 +18,11 @@ from ..._core import (
     QuantAlgo,
     compressed_bytes,
     dtype_name,
+    neuron_bytes,
     panel_bytes,
     quantized_panel_bytes,
 )
-from .plan import BufferName, Matrix, Program, Quantization, Vector
+from .plan import BufferName, Matrix, NeuronTable, Program, Quantization, Vector
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -55,6 +56,8 @@ class _Binder:
             return self._matrix(value)
         if isinstance(value, Vector):
             return self._vector(value)
+        if isinstance(value, NeuronTable):
+            return self._neurons(value)
         if isinstance(value, tuple):
             return [self.bind(item) for item in value]
         if not is_dataclass(value) or isinstance(value, enum.Enum):
@@ -122,6 +125,13 @@ class _Binder:
     def _compressed_matrix(self, matrix: Matrix, exceptions: int) -> Any:
         tensor = self._tensor(matrix.tensor, "uint8", compressed_bytes(matrix.n, matrix.k, exceptions))
         return _core.PanelMatrix(data=tensor, dtype=self._dtype, n=matrix.n, k=matrix.k, exceptions=exceptions)
+
+    def _neurons(self, neurons: NeuronTable) -> Any:
+        sizes = (neurons.count, neurons.size)
+        if not all(0 < size < 1 << 31 for size in sizes):
+            raise EngineError(f"neurons '{neurons.tensor}' have impossible sizes {list(sizes)}")
+        tensor = self._tensor(neurons.tensor, "uint8", neuron_bytes(self._dtype, *sizes))
+        return _core.NeuronTable(data=tensor, dtype=self._dtype, count=neurons.count, size=neurons.size)
 
     def _vector(self, vector: Vector) -> Any:
         tensor = self._tensor(vector.tensor, "float32", 4 * vector.size)

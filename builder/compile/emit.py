@@ -14,6 +14,7 @@ from ..._core import (
     RopeKind,
     RowKind,
     activation_dtype,
+    can_have_neurons,
     can_have_rows,
     lora_modules,
 )
@@ -44,6 +45,7 @@ from .plan import (
     LinearPart,
     LoraPart,
     LoraSite,
+    NeuronTable,
     ReceiveOp,
     RmsNormOp,
     RopeTableOp,
@@ -97,6 +99,7 @@ def emit(
     first_site: int = 0,
     compression: Compression | None = None,
     sparse_mlp: bool = False,
+    neurons: bool = False,
     max_extra_tokens: int = 0,
 ) -> EmittedProgram:
     """The program of a network; with `lora` adapters act on its linear layers and its embedding.
@@ -104,6 +107,7 @@ def emit(
     fully_sharded: ranks share both matrices of adapters wherever they have a share of the layer.
     first_site: the number of the first place where they do.
     sparse_mlp: layers about a ReLU are stored so that what it closes need not be read.
+    neurons: those with a gate so that what it closes need not be read from the file.
     max_extra_tokens: room for those beyond the vocabulary that adapters bring: logits are wider by it.
     """
     logits = network.logits
@@ -111,8 +115,9 @@ def emit(
         assert logits is not None  # BuildConfig.problems() says so
         logits = replace(logits, width=logits.width + max_extra_tokens)
     emitter = _Emitter(
-        network, lora, first_site, compression, logits, sparse_mlp=sparse_mlp, fully_sharded=fully_sharded
-    )
+        network, lora, first_site, compression, logits, sparse_mlp=sparse_mlp, neurons=neurons,
+        fully_sharded=fully_sharded,
+    )  # fmt: skip
     emitted = [emitter.emit(op) for op in network.ops]
     for layer in network.pooling_layers:
         for tensor in layer.tensors:
@@ -141,6 +146,7 @@ class _Emitter:
         logits: Value | None,
         *,
         sparse_mlp: bool,
+        neurons: bool,
         fully_sharded: bool,
     ) -> None:
         self.weights: Final = Weights(network.config.quantization, compression)
@@ -152,6 +158,7 @@ class _Emitter:
         self._dtype = network.config.dtype
         self._sparse_mlp = sparse_mlp
         self._sparse_values: set[str] = set()
+        self._neurons = _neuron_pairs(network) if neurons and sparse_mlp else {}
 
     def emit(self, op: ops.Op) -> EmittedOp:
         if isinstance(op, ops.Embedding):
@@ -341,11 +348,14 @@ class _Emitter:
     def _linear(self, op: ops.Linear) -> EmittedOp:
         first_site, sites = self._sites(op)
         can_be_sparse = self._sparse_mlp and all(map(self.weights.is_plain, op.weights))
+        neurons = self._neuron_table(op)
         made = LinearOp(
             input=_buffer(op.input),
             output=_buffer(op.output),
             epilogue=_epilogue(op),
-            parts=self._parts_with_rows(op) if can_be_sparse else self._parts(op.weights, op.output.rows),
+            parts=self._parts_with_rows(op)
+            if can_be_sparse and neurons is None
+            else self._parts(op.weights, op.output.rows),
             lora_site=first_site,
             scale=_float32(op.scale),
             softcap=_float32(op.softcap or 0.0),
@@ -353,6 +363,7 @@ class _Emitter:
             has_sparse_input=can_be_sparse and op.input.name in self._sparse_values,
             scores=None if op.scores is None else _buffer(op.scores.value),
             least_score=0.0 if op.scores is None else _float32(op.scores.least),
+            neurons=neurons,
         )
         if op.activation is not None and op.activation.leaves_zeros:
             self._sparse_values.add(op.output.name)
@@ -422,6 +433,17 @@ class _Emitter:
                 first = last
         return tuple(parts)
 
+    def _neuron_table(self, op: ops.Linear) -> NeuronTable | None:
+        """That of an MLP which an op is half of, if it can have one."""
+        gated, down = self._neurons.get(op.output.name, self._neurons.get(op.input.name, (None, None)))
+        if gated is None or down is None or op not in (gated, down):
+            return None
+        weights = (*gated.weights, *down.weights)
+        (count, size) = (gated.weights[1].outputs, gated.weights[1].inputs)
+        if not all(map(self.weights.is_plain, weights)) or not can_have_neurons(self._dtype, count, size):
+            return None
+        return self.weights.neuron_table(gated.weights[1], down.weights[0])
+
     def _parts_with_rows(self, op: ops.Linear) -> tuple[LinearPart, ...]:
         """Those of _parts; what a ReLU gates has rows as well, and gates that have scores, where that is possible."""
         parts: tuple[LinearPart, ...] = ()
@@ -440,6 +462,18 @@ class _Emitter:
         first = self._num_sites
         self._num_sites += len(sites)
         return (first, sites) if sites else (-1, ())
+
+
+def _neuron_pairs(network: Network) -> dict[str, tuple[ops.Linear, ops.Linear]]:
+    """By the value between them: decoder layers that a ReLU gates without scores, and the one layer that reads each."""
+    linears = [op for op in network.ops if isinstance(op, ops.Linear) and op.output.rows is RowKind.TOKENS]
+    pairs = {}
+    for gated in linears:
+        is_gated = len(gated.weights) == 2 and gated.activation is not None and gated.activation.leaves_zeros
+        readers = [op for op in linears if op.input.name == gated.output.name]
+        if is_gated and gated.scores is None and len(readers) == 1 and len(readers[0].weights) == 1:
+            pairs[gated.output.name] = (gated, readers[0])
+    return pairs
 
 
 def lora_sites(op: ops.Op, *, fully_sharded: bool) -> tuple[LoraSite, ...]:

@@ -13,7 +13,7 @@ from ..._core import DType, QuantAlgo, RowKind
 from ..checkpoint.quantization import QuantConfig
 from ..network.ops import Value
 from ..network.weights import LinearWeight, Tensor
-from .plan import LoraSite, Matrix, Op, Quantization, Vector
+from .plan import LoraSite, Matrix, NeuronTable, Op, Quantization, Vector
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -38,6 +38,14 @@ class ChosenRows:
     num_rows: int
     chosen: tuple[int, ...]
     columns: range
+
+
+@dataclass(frozen=True)
+class WeightNeurons:
+    """Two tensors of a checkpoint, the source of a NeuronTable: rows of one and columns of the other."""
+
+    up: str
+    down: str
 
 
 Compression = Callable[[WeightRows, int], int | None]
@@ -73,6 +81,7 @@ class Weights:
     """Of the matrices of linear layers; None: they stay as they are."""
     matrices: dict[str, tuple[Matrix, WeightRows]] = field(default_factory=dict)
     vectors: dict[str, tuple[Vector, WeightRows | ChosenRows | Array]] = field(default_factory=dict)
+    neurons: dict[str, tuple[NeuronTable, WeightNeurons]] = field(default_factory=dict)
 
     def table(self, tensor: Tensor) -> Matrix:
         """Panels of a weight that is read row by row. A matrix that is a table as well is stored as the table is."""
@@ -89,6 +98,13 @@ class Weights:
         matrix = Matrix(tensor=source.tensor, n=weight.outputs, k=weight.inputs, has_rows=True)
         self.matrices[matrix.tensor] = (matrix, source)
         return matrix
+
+    def neuron_table(self, up: LinearWeight, down: LinearWeight) -> NeuronTable:
+        """The rows of up and the columns of down, both plain, neuron by neuron."""
+        source = WeightNeurons(f"{up.name}.weight", f"{down.name}.weight")
+        table = NeuronTable(tensor=f"{up.name}.neurons", count=up.outputs, size=up.inputs)
+        self.neurons[table.tensor] = (table, source)
+        return table
 
     def matrix(self, weight: LinearWeight, part: int, first: int, last: int, rows: RowKind) -> Matrix:
         """Panels of a part's rows of the weight of a linear layer. In the head, activations keep their type."""

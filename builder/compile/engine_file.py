@@ -26,7 +26,7 @@ from .plan_json import program_from_json, program_to_json
 FORMAT: Final = "adaptrt.engine"
 FORMAT_VERSION: Final = 9
 ALIGNMENT: Final = 64
-"""Every tensor begins at a multiple of it."""
+"""Every tensor begins at a multiple of it, or of a greater one."""
 CHECKSUMS: Final = "checksums"
 """The last tensor: XXH3-64 of each tensor before it, in the order of their bytes."""
 
@@ -42,6 +42,8 @@ class EngineTensor:
     dtype: np.dtype[Any]
     size: int
     pieces: TensorBytes
+    alignment: int = ALIGNMENT
+    """What it begins at a multiple of in the file; so do all others."""
 
     @property
     def num_bytes(self) -> int:
@@ -59,7 +61,8 @@ def write_engine_file(path: Path, program: Program, tensors: list[EngineTensor],
         "program": json.dumps(program_to_json(program), separators=(",", ":")),
     }
     checksums = []
-    with SafetensorsWriter(path, specs, metadata=metadata, alignment=ALIGNMENT) as writer:
+    alignment = max((tensor.alignment for tensor in tensors), default=ALIGNMENT)
+    with SafetensorsWriter(path, specs, metadata=metadata, alignment=alignment) as writer:
         for tensor in tensors:
             digest = xxhash.xxh3_64()
             for piece in tensor.pieces():

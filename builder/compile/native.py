@@ -44,7 +44,10 @@ class CompiledNetwork:
     def num_sparse_layers(self) -> int:
         """Linear layers of which few rows read a part: what a ReLU gates, and what reads a ReLU."""
         layers = [op for op in self.program.ops if isinstance(op, LinearOp)]
-        return sum(op.has_sparse_input or any(part.weight.has_rows for part in op.parts) for op in layers)
+        return sum(
+            op.has_sparse_input or op.neurons is not None or any(part.weight.has_rows for part in op.parts)
+            for op in layers
+        )
 
     @property
     def predicted_layers(self) -> list[LinearOp]:
@@ -69,9 +72,12 @@ def compile_network(
     lora: LoraOptions | None,
     compress_weights: bool,
     sparse_mlp: bool,
+    neurons: bool,
     rank: int = 0,
 ) -> CompiledNetwork:
     """Makes the program of a rank and plans its buffers. `network` is the whole model's, `tensors` the rank's.
+
+    neurons: MLPs with a ReLU's gate that are sparse are also stored neuron by neuron, to be read so from the file.
 
     Raises ConfigError for a network whose layers rotate in several ways where adapters may divide rotary positions.
     """
@@ -90,6 +96,7 @@ def compile_network(
         first_site=sum(map(len, sites[:stage])),
         compression=compression,
         sparse_mlp=sparse_mlp,
+        neurons=neurons,
         max_extra_tokens=max_extra_tokens,
     )
     program, arena = assemble(

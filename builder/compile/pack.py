@@ -10,12 +10,14 @@ from typing import Any, Final
 import numpy as np
 
 from ..._core import (
+    RECORD_ALIGNMENT,
     DType,
     QuantAlgo,
     Quantization,
     compress_panels,
     compressed_bytes,
     dtype_name,
+    neuron_bytes,
     pack_input_order,
     pack_panels,
     pack_quantized_panels,
@@ -25,9 +27,9 @@ from ..._core import (
 from ..checkpoint.casting import to_float32
 from ..checkpoint.rank_tensors import RankTensors
 from . import plan
-from .emitted import ChosenRows, WeightRows, Weights
+from .emitted import ChosenRows, WeightNeurons, WeightRows, Weights
 from .engine_file import EngineTensor
-from .plan import Matrix
+from .plan import Matrix, NeuronTable
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -54,6 +56,10 @@ def engine_tensors(weights: Weights, tensors: RankTensors, dtype: DType) -> list
             made.append(EngineTensor(name, numpy_dtype, 2 * size, pieces))
             continue
         made.append(EngineTensor(name, numpy_dtype, size, partial(_panel_bytes, tensors, matrix.k, source, dtype)))
+    for name, (neurons, tensors_of_mlp) in weights.neurons.items():
+        num_bytes = neuron_bytes(dtype, neurons.count, neurons.size)
+        records = partial(_neuron_records, tensors, neurons, tensors_of_mlp, num_bytes // neurons.count)
+        made.append(EngineTensor(name, np.dtype(np.uint8), num_bytes, records, alignment=RECORD_ALIGNMENT))
     return made
 
 
@@ -88,6 +94,21 @@ def _panels_and_rows(tensors: RankTensors, k: int, source: WeightRows, dtype: DT
     yield from _panel_bytes(tensors, k, source, dtype)
     for piece in tensors.rows(source.tensor, source.rows, _rows_of_a_piece(k * 4)):
         yield np.ascontiguousarray(piece)
+
+
+def _neuron_records(
+    tensors: RankTensors, neurons: NeuronTable, source: WeightNeurons, record_bytes: int
+) -> Iterator[Array]:
+    """Some neurons at a time; down is in memory as a whole meanwhile."""
+    down = np.concatenate(list(tensors.rows(source.down, range(neurons.size))))
+    first = 0
+    for up in tensors.rows(source.up, range(neurons.count), _rows_of_a_piece(record_bytes)):
+        last = first + up.shape[0]
+        both = np.concatenate([up, down[:, first:last].T], axis=1)
+        records = np.zeros((len(both), record_bytes), np.uint8)
+        records[:, : both.shape[1] * both.itemsize] = both.view(np.uint8)
+        yield records.reshape(-1)
+        first = last
 
 
 def panel_pieces(tensors: RankTensors, k: int, source: WeightRows, dtype: DType) -> Iterator[tuple[int, Array]]:

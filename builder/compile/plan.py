@@ -1,7 +1,7 @@
 # ruff: noqa: D101
 """A program as the engine file holds it: _core.Program with tensors and buffers by name.
 
-Every class but Matrix and Vector has the name and the fields of its counterpart in adaptrt._core, which
+Every class but Matrix, Vector and NeuronTable has the name and the fields of its counterpart in adaptrt._core, which
 documents them.
 """
 
@@ -51,6 +51,15 @@ class Vector:
     """A float32 tensor of the engine file."""
 
     tensor: str
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeuronTable:
+    """A tensor of the engine file, see cpp/include/adaptrt/core/neuron_table.h."""
+
+    tensor: str
+    count: int
     size: int
 
 
@@ -168,6 +177,7 @@ class LinearOp:
     has_sparse_input: bool = False
     scores: BufferName | None = None
     least_score: float = 0.0
+    neurons: NeuronTable | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@
 #include "adaptrt/core/dtype.h"
 #include "adaptrt/core/element_scan.h"
 #include "adaptrt/core/error.h"
+#include "adaptrt/core/neuron_table.h"
 #include "adaptrt/core/panels.h"
 #include "adaptrt/core/quantized_panels.h"
 #include "bindings.h"
@@ -298,6 +299,17 @@ void bind_core(py::module_& module) {
   module.def(
       "can_have_rows", &can_have_rows, py::arg("dtype"), py::arg("n"), py::arg("k"),
       "Whether a plain W[n, k] can be stored output by output: in whole panels, and groups of four bytes.");
+  module.def("can_have_neurons", &can_have_neurons, py::arg("dtype"), py::arg("count"), py::arg("size"),
+             "Whether an MLP of `count` neurons and `size` inputs can be stored neuron by neuron.");
+  module.def(
+      "neuron_bytes",
+      [](DType dtype, std::int64_t count, std::int64_t size) {
+        return NeuronTable{.dtype = dtype, .count = count, .size = size}.bytes();
+      },
+      py::arg("dtype"), py::arg("count"), py::arg("size"),
+      "Bytes of a NeuronTable: `count` records, of a row of up, a column of down, `size` elements each, and "
+      "zeros up to a multiple of RECORD_ALIGNMENT.");
+  module.attr("RECORD_ALIGNMENT") = kRecordAlignment;
   module.def("can_be_compressed", &can_be_compressed, py::arg("n"), py::arg("k"),
              "Whether a bfloat16 W[n, k] can be compressed: it is made of whole panels and pieces.");
   module.def(

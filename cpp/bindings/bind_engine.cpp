@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <map>
 #include <optional>
 #include <string>
 #include <utility>
@@ -106,17 +107,32 @@ void bind_weight_memory(py::module_& module) {
       .def_readonly("is_direct", &WeightPlacement::is_direct,
                     "Whether reads go past the system's cache of files.")
       .def_readonly("bytes_read", &WeightPlacement::bytes_read, "So far, the resident ones included.");
+  py::class_<WeightUsage, std::shared_ptr<WeightUsage>>(
+      module, "WeightUsage", "How often tokens used what ops of a body choose from.")
+      .def(py::init([](std::int64_t tokens, std::map<std::size_t, std::vector<std::uint32_t>> of_ops) {
+             return WeightUsage{tokens, std::move(of_ops)};
+           }),
+           py::kw_only(), py::arg("tokens") = 0,
+           py::arg("of_ops") = std::map<std::size_t, std::vector<std::uint32_t>>{})
+      .def_readonly("tokens", &WeightUsage::tokens, "0: nothing is known.")
+      .def_readonly("of_ops", &WeightUsage::of_ops,
+                    "By op of the body: how often each neuron's gate was open, or each expert was taken.");
   py::class_<WeightMemory>(module, "WeightMemory", "Memory for the weights of a mapped engine file.")
-      .def(py::init([](std::string path, const py::buffer& mapping, std::size_t num_bytes) {
+      .def(py::init([](std::string path, const py::buffer& mapping, std::size_t num_bytes,
+                       std::optional<WeightUsage> usage) {
              const py::buffer_info info = mapping.request();
              return WeightMemory{.path = std::move(path),
                                  .mapping = {static_cast<const std::byte*>(info.ptr),
                                              static_cast<std::size_t>(info.size * info.itemsize)},
-                                 .bytes = num_bytes};
+                                 .bytes = num_bytes,
+                                 .usage = std::move(usage).value_or(WeightUsage{})};
            }),
            py::kw_only(), py::arg("path"), py::arg("mapping"), py::arg("num_bytes"),
+           py::arg("usage") = py::none(),
            "`mapping`: the whole file, which the program refers to and somebody else keeps; it is not read. "
-           "`num_bytes`: of the weights that are kept, and of what the others are read into.");
+           "`num_bytes`: of the weights that are kept, and of what the others are read into. `usage` says "
+           "which "
+           "of them a text used most.");
 }
 
 void bind_engine_handle(py::module_& module) {
@@ -146,7 +162,8 @@ CpuEngine::CpuEngine(Program program, py::object storage, int num_threads, const
                      std::optional<std::shared_ptr<StepProfile>> profile, const std::string& identity,
                      std::optional<const CpuEngine*> beside,
                      std::optional<std::shared_ptr<Communicator>> communicator,
-                     const std::optional<WeightMemory>& weight_memory) {
+                     const std::optional<WeightMemory>& weight_memory,
+                     std::optional<std::shared_ptr<WeightUsage>> usage) {
   if (num_threads < 1)
     throw ConfigError("num_threads is " + std::to_string(num_threads) + "; it must be at least 1");
   program.identity = identity;
@@ -160,10 +177,11 @@ CpuEngine::CpuEngine(Program program, py::object storage, int num_threads, const
     std::shared_ptr<KeptObject> storage;
     std::unique_ptr<Engine> engine;
   };
-  auto parts = std::make_shared<Parts>(Parts{
-      std::move(kept),
-      make_cpu_engine(std::move(program), std::move(pool), kernels, std::move(profile).value_or(nullptr),
-                      std::move(communicator).value_or(nullptr), weight_memory ? &*weight_memory : nullptr)});
+  auto parts = std::make_shared<Parts>(
+      Parts{std::move(kept),
+            make_cpu_engine(std::move(program), std::move(pool), kernels,
+                            std::move(profile).value_or(nullptr), std::move(communicator).value_or(nullptr),
+                            weight_memory ? &*weight_memory : nullptr, std::move(usage).value_or(nullptr))});
   Engine* engine = parts->engine.get();
   hold(std::shared_ptr<Engine>(std::move(parts), engine));
 }
@@ -181,11 +199,12 @@ void bind_engine(py::module_& module) {
       .def(
           py::init<Program, py::object, int, const std::string&, std::optional<std::shared_ptr<StepProfile>>,
                    const std::string&, std::optional<const CpuEngine*>,
-                   std::optional<std::shared_ptr<Communicator>>, const std::optional<WeightMemory>&>(),
+                   std::optional<std::shared_ptr<Communicator>>, const std::optional<WeightMemory>&,
+                   std::optional<std::shared_ptr<WeightUsage>>>(),
           py::arg("program"), py::arg("storage"), py::arg("num_threads"), py::kw_only(),
           py::arg("kernels") = "", py::arg("profile") = py::none(), py::arg("identity") = "",
           py::arg("beside") = py::none(), py::arg("communicator") = py::none(),
-          py::arg("weight_memory") = py::none(),
+          py::arg("weight_memory") = py::none(), py::arg("usage") = py::none(),
           "`storage` is kept alive while the engine is: it owns the buffers that `program` refers to. "
           "`kernels` is "
           "one of cpu_kernels(), or empty for the first; `profile` records every step. `identity` stands for "
@@ -195,7 +214,7 @@ void bind_engine(py::module_& module) {
           "threads of `beside`, an engine whose steps the same thread runs. `communicator` is that of a "
           "program "
           "of several ranks. With `weight_memory`, whose mapping `storage` owns as well, weights that do not "
-          "fit are read from the file as they are used. Raises "
+          "fit are read from the file as they are used. Every step adds what it used to `usage`. Raises "
           "EngineError with all that Program.validate() finds and for a file that cannot be read, "
           "ConfigError for less memory than the weights need at least.");
   module.def(

@@ -147,16 +147,19 @@ void bind_ops(py::module_& module) {
       .def_readonly("bias", &LinearPart::bias);
   py::class_<LinearOp>(module, "LinearOp",
                        "y = (input W^T + B A input) * magnitude + shift + bias, part by part.")
-      .def(py::init([](BufferId input, BufferId output, LinearEpilogue epilogue,
-                       std::vector<LinearPart> parts, std::int32_t lora_site, float scale, float softcap,
-                       float threshold, bool has_sparse_input, BufferId scores, float least_score) {
-             return LinearOp{input,   output,    epilogue,         std::move(parts), lora_site,  scale,
-                             softcap, threshold, has_sparse_input, scores,           least_score};
-           }),
-           py::kw_only(), py::arg("input"), py::arg("output"), py::arg("epilogue") = LinearEpilogue::kStore,
-           py::arg("parts"), py::arg("lora_site") = -1, py::arg("scale") = 1.0F, py::arg("softcap") = 0.0F,
-           py::arg("threshold") = 0.0F, py::arg("has_sparse_input") = false, py::arg("scores") = kNoBuffer,
-           py::arg("least_score") = 0.0F)
+      .def(
+          py::init([](BufferId input, BufferId output, LinearEpilogue epilogue, std::vector<LinearPart> parts,
+                      std::int32_t lora_site, float scale, float softcap, float threshold,
+                      bool has_sparse_input, BufferId scores, float least_score, NeuronTable neurons) {
+            return LinearOp{
+                input,   output,    epilogue,         std::move(parts), lora_site,   scale,
+                softcap, threshold, has_sparse_input, scores,           least_score, std::move(neurons)};
+          }),
+          py::kw_only(), py::arg("input"), py::arg("output"), py::arg("epilogue") = LinearEpilogue::kStore,
+          py::arg("parts"), py::arg("lora_site") = -1, py::arg("scale") = 1.0F, py::arg("softcap") = 0.0F,
+          py::arg("threshold") = 0.0F, py::arg("has_sparse_input") = false, py::arg("scores") = kNoBuffer,
+          py::arg("least_score") = 0.0F, py::arg("neurons") = NeuronTable{})
+      .def_readonly("neurons", &LinearOp::neurons)
       .def_readonly("scores", &LinearOp::scores)
       .def_readonly("least_score", &LinearOp::least_score)
       .def_readonly("threshold", &LinearOp::threshold)

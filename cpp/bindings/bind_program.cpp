@@ -76,6 +76,23 @@ PanelMatrix make_panel_matrix(const py::buffer& data, DType dtype, std::int64_t 
   return matrix;
 }
 
+NeuronTable make_neuron_table(const py::buffer& data, DType dtype, std::int64_t count, std::int64_t size) {
+  if (!can_have_neurons(dtype, count, size) || count < 1 || size < 1) {
+    throw py::value_error("NeuronTable: an MLP of " + std::to_string(count) + " and " + std::to_string(size) +
+                          " of " + std::string(name_of(dtype)) + " cannot have neurons");
+  }
+  NeuronTable neurons{.dtype = dtype, .count = count, .size = size};
+  const py::buffer_info info = data.request();
+  if (bytes_of(info) != neurons.bytes()) {
+    throw py::value_error("NeuronTable: " + std::to_string(bytes_of(info)) + " bytes given, " +
+                          std::to_string(count) + " neurons of " + std::to_string(size) + " take " +
+                          std::to_string(neurons.bytes()));
+  }
+  neurons.data = data_of(info, size_of(dtype), "NeuronTable");
+  neurons.owner = std::make_shared<KeptObject>(data);
+  return neurons;
+}
+
 /// Panels that some rows of a matrix lie in.
 struct PanelSpan {
   std::int64_t first_panel;
@@ -207,6 +224,16 @@ void bind_views(py::module_& module) {
            "what order_bytes says, wherever they are. Raises ValueError for fewer or more.")
       .def("rows", &unpack_rows, py::arg("first"), py::arg("last"),
            "W[first:last] as float32[last - first, k].");
+  py::class_<NeuronTable>(module, "NeuronTable",
+                          "Rows of up and columns of down of an MLP with a ReLU's gate, neuron by neuron, in "
+                          "a buffer, which it and its copies keep alive; or none.")
+      .def(py::init<>())
+      .def(py::init(&make_neuron_table), py::kw_only(), py::arg("data"), py::arg("dtype"), py::arg("count"),
+           py::arg("size"),
+           "`count`: of the neurons, `size`: the width of the layer's input. Raises ValueError unless `data` "
+           "is contiguous and holds exactly neuron_bytes(dtype, count, size).")
+      .def_readonly("count", &NeuronTable::count)
+      .def_readonly("size", &NeuronTable::size);
   py::class_<VectorView>(
       module, "VectorView",
       "A float32 vector in a buffer that the engine's storage object keeps alive; or empty.")

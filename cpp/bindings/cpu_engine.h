@@ -20,7 +20,8 @@ class CpuEngine : public EngineHandle {
   CpuEngine(Program program, pybind11::object storage, int num_threads, const std::string& kernels,
             std::optional<std::shared_ptr<StepProfile>> profile, const std::string& identity,
             std::optional<const CpuEngine*> beside, std::optional<std::shared_ptr<Communicator>> communicator,
-            const std::optional<WeightMemory>& weight_memory);
+            const std::optional<WeightMemory>& weight_memory,
+            std::optional<std::shared_ptr<WeightUsage>> usage);
 
  private:
   std::weak_ptr<ThreadPool> pool_;  // the engine keeps it for as long as it needs it

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +32,8 @@ class TensorRtEngine(LoadedEngine):
     sites: tuple[AdapterSite, ...]
     """Where adapters act; () without LoRA."""
     layout: _core.LoraLayout
+    weight_memory: int = 0
+    """Bytes that weights may take on the GPU; 0: all of them are there."""
 
     @property
     def lora(self) -> _core.LoraLayout:
@@ -48,12 +50,19 @@ class TensorRtEngine(LoadedEngine):
 
     def with_weight_memory(self, num_bytes: int | None) -> TensorRtEngine:
         """As LoadedEngine.with_weight_memory."""
-        if num_bytes:
+        if num_bytes is None or num_bytes == self.weight_memory:
+            return self
+        if num_bytes and not self.streams_weights:
             raise ConfigError(
-                f"weight_memory is {num_bytes}; accepted: None and 0, {self.directory} is a TensorRT engine, whose "
-                "weights are on the GPU"
+                f"weight_memory is {num_bytes}; accepted: None and 0, {self.directory} is a TensorRT engine that was "
+                "built without weight_memory, so that all of its weights are on the GPU"
             )
-        return self
+        return replace(self, weight_memory=num_bytes)
+
+    @property
+    def streams_weights(self) -> bool:
+        """Whether the plans can do with some of their weights on the GPU."""
+        return self.config.build_config.weight_memory is not None
 
     def start(self, config: ExecutorConfig, *, beside: _core.Engine | None = None) -> _core.TensorRtEngine:
         """The plan for this machine's GPU, with its memory.
@@ -91,4 +100,5 @@ def load_tensorrt_engine(directory: Path, config: EngineConfig) -> TensorRtEngin
         weights=weights,
         sites=sites,
         layout=lora_layout(config, sites),
+        weight_memory=config.build_config.weight_memory or 0,
     )

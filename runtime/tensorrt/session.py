@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ... import _core
-from ..._core import Device, EngineError, StepError
+from ..._core import Allocation, Device, EngineError, StepError
 from ...builder.compile.tensorrt.plan_config import INPUT, OUTPUT, TensorRtPlans
 from ...plugins.tensorrt import register_plugins
 from ...plugins.tensorrt.element_types import numpy_name
@@ -29,8 +30,11 @@ def start_session(engine: TensorRtEngine, trt: Any, cuda: Any, device: Device) -
     memory does not suffice.
     """
     plan = Plan(engine.plans, engine.directory, trt, cuda, device)
+    if engine.streams_weights:
+        plan.set_weight_memory(engine.weight_memory)
     contexts = [plan.context(number) for number in range(len(PROFILES))]
-    return _core.TensorRtEngine(make_program(engine), device, *contexts)
+    # A plan that streams weights allocates memory while it runs, which cannot be captured.
+    return _core.TensorRtEngine(make_program(engine), device, *contexts, cuda_graphs=not engine.streams_weights)
 
 
 class Plan:
@@ -52,14 +56,35 @@ class Plan:
         self._path = chosen.stored.check(directory)
         self._engine = self._deserialised()
         self._check_tensors(plans)
-        self._memory = device.allocate(max(1, self._engine.device_memory_size_v2))
+        self._memory: Allocation | None = None
         self._makers = [ContextMaker(trt, self._engine, name) for name in PROFILES]
+
+    def set_weight_memory(self, num_bytes: int) -> None:
+        """Keeps so many bytes of the weights on the device, of those that the plan can stream; 0: all of them.
+
+        Before the first context, whose memory depends on it. Raises EngineError for a plan without such weights, and
+        when TensorRT refuses.
+        """
+        engine = self._engine
+        streamable = engine.streamable_weights_size
+        if streamable == 0:
+            raise EngineError(
+                f"{self._path}: has no weights that can be streamed, and was built with weight_memory; build the "
+                "engine again"
+            )
+        budget = min(num_bytes, streamable) if num_bytes else streamable
+        with contextlib.suppress(RuntimeError):  # which says no more than the budget that is left
+            engine.weight_streaming_budget_v2 = budget
+        if engine.weight_streaming_budget_v2 != budget:
+            raise self._refused(f"does not keep {budget} of {streamable} bytes of weights on the GPU")
 
     def context(self, profile: int) -> PlanContext:
         """An execution context for one profile. All share one memory, so one may run at a time."""
         context = self._makers[profile].make()
         if context is None:
             raise self._refused("makes no execution context")
+        if self._memory is None:
+            self._memory = self._device.allocate(max(1, self._engine.device_memory_size_v2))
         context.set_device_memory(self._memory.address, self._memory.num_bytes)
         stream = self._device.make_stream()
         try:

@@ -38,7 +38,7 @@ def build_plan(trt: Any, request: PlanRequest, send: Send) -> Built:
     arrays = _parse(parser, model, weights, refusal)
     config = builder.create_builder_config()
     config.progress_monitor = make_progress_monitor(trt, phases)
-    if not configure(trt, config, request.compute_capability):
+    if not configure(trt, config, request.compute_capability, streams_weights=request.streams_weights):
         raise refusal.error(f"it does not accept compute capability {request.compute_capability}")
     _add_profiles(builder, config, request, refusal)
     cache = None
@@ -59,10 +59,12 @@ def build_plan(trt: Any, request: PlanRequest, send: Send) -> Built:
     )
 
 
-def configure(trt: Any, config: Any, compute_capability: str | None) -> bool:
+def configure(trt: Any, config: Any, compute_capability: str | None, *, streams_weights: bool) -> bool:
     """Sets what every plan is built with, and for which GPU; False when TensorRT does not accept that one."""
     config.set_preview_feature(trt.PreviewFeature.ALIASED_PLUGIN_IO_10_03, True)
-    if hasattr(trt.BuilderFlag, "REQUIRE_USER_ALLOCATION"):
+    if streams_weights:
+        config.set_flag(trt.BuilderFlag.WEIGHT_STREAMING)
+    elif hasattr(trt.BuilderFlag, "REQUIRE_USER_ALLOCATION"):
         # TensorRT for RTX: memory that it allocated while it runs would keep its runs from being captured.
         config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
     if compute_capability is None:

@@ -36,6 +36,8 @@ class PlanOptions:
     profiles: tuple[Profile, ...]
     external_weights: bool
     """Whether the weights are inputs of the network, in a file beside the plans, instead of constants in each."""
+    streams_weights: bool
+    """See PlanRequest."""
     timing_cache: Path | None
     workers: int
     """Plans that are built at a time."""
@@ -82,6 +84,7 @@ def compile_plans(
                 compute_capability=capability if package.compute_capabilities else None,
                 profiles=tuple(_dynamic_shapes(model, profile) for profile in options.profiles),
                 timing_cache=None if options.timing_cache is None else str(options.timing_cache.absolute()),
+                streams_weights=options.streams_weights,
                 plan=str((directory / plan_file(capability)).absolute()),
             )
             for capability in options.compute_capabilities

@@ -33,6 +33,8 @@ class PlanRequest:
     profiles: tuple[Mapping[str, Shapes], ...]
     """For each profile, shapes of the inputs that are not fixed."""
     timing_cache: str | None
+    streams_weights: bool
+    """Whether a budget may keep some of the weights on the host while the plan runs."""
     plan: str
     """The file to write."""
 

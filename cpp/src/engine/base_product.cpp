@@ -4,6 +4,8 @@
 #include <numeric>
 #include <variant>
 
+#include "streamed_mlp.h"
+
 namespace adaptrt {
 namespace {
 
@@ -222,6 +224,11 @@ void BaseProduct::multiply_float(const PanelMatrix& weight, const TileTask& task
   const auto type = static_cast<std::size_t>(weight.dtype);
   const KernelTable& kernels = step_.kernels;
   if (work_.live.has_value() && gemm.width == kPanelColumns && !gemm.part.has_value()) {
+    if (work_.mlp != nullptr) {
+      work_.mlp->gather_lines(task.panel, *work_.live, place.panel);
+      gemm.panel = place.panel;
+      gemm.next_panel = nullptr;
+    }
     kernels.sparse_gemm[type](gemm, *work_.live);
     return;
   }
@@ -302,6 +309,12 @@ std::size_t linear_scratch_floats(const Program& program, const KernelTable& ker
     if (is_gathered || is_expanded(weight, last, rows, kernels))
       bytes = std::max(bytes, expanded_bytes(activations, weight.k));
   });
+  for (const Op& op : program.body) {
+    const auto* linear = std::get_if<LinearOp>(&op);
+    if (linear == nullptr || linear->neurons.is_empty()) continue;
+    // Rows and columns of neurons are gathered.
+    bytes = std::max(bytes, expanded_bytes(activations, linear->parts[0].weight.k));
+  }
   return static_cast<std::size_t>(tiling.scratch_floats()) + kPartsInTurn * (bytes / sizeof(float));
 }
 

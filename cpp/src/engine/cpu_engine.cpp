@@ -13,6 +13,7 @@
 #include "adaptrt/engine/engine.h"
 #include "adaptrt/engine/pieces.h"
 #include "attention_plan.h"
+#include "count_usage.h"
 #include "encoder_step.h"
 #include "experts.h"
 #include "kv_pool.h"
@@ -20,6 +21,7 @@
 #include "output_rows.h"
 #include "overlapped_sum.h"
 #include "placed_weights.h"
+#include "sparse_linear.h"
 #include "stage_communicator.h"
 #include "step.h"
 #include "step_recorder.h"
@@ -94,9 +96,10 @@ class CpuEngine final : public Engine {
  public:
   CpuEngine(Program program, std::shared_ptr<ThreadPool> pool, const KernelTable& kernels,
             std::shared_ptr<StepProfile> profile, std::shared_ptr<Communicator> communicator,
-            std::unique_ptr<PlacedWeights> weights)
+            std::unique_ptr<PlacedWeights> weights, std::shared_ptr<WeightUsage> usage)
       : program_(std::move(program)),
         weights_(std::move(weights)),
+        usage_(std::move(usage)),
         kernels_(kernels),
         threads_(std::move(pool)),
         communicator_(std::move(communicator)),
@@ -202,6 +205,9 @@ class CpuEngine final : public Engine {
     if (!input.copies_from.empty()) kv_pool_.copy_blocks(input.copies_from, input.copies_to, *threads_);
     overlapped_sum_.forget();
     if (recorder_) recorder_->begin_step(input);
+    if (weights_) {
+      weights_->begin_step(std::ssize(input.token_ids) <= most_sparse_rows(kernels_, program_.dtype));
+    }
     if (!input.encoder.empty()) run_encoder(input);
     rows_.describe(input, own_keys_.tokens_per_block(), threads_->num_threads());
     output_rows_.set(input.logit_rows, input.hidden_rows);
@@ -210,6 +216,7 @@ class CpuEngine final : public Engine {
     step.groups_of_output_rows = groups_of_output_rows_;
     step.output_rows = output_rows_.all();
     step.kept_output_rows = kept_output_rows_;
+    if (usage_) usage_->tokens += step.rows;
     run(StepSection::kBody, program_.body, step);
     const auto rows_of_body = step.output_rows;
     run_head(step, output_rows_.logit_rows(rows_of_body), input.logit_rows, program_.head, sink,
@@ -273,6 +280,7 @@ class CpuEngine final : public Engine {
       const auto held = weights_ ? weights_->hold(section, first + i) : std::nullopt;
       std::visit([&](const auto& found) { run_op(found, step); }, ops[i]);
       if (overlapped_sum_.is_under_way()) overlapped_sum_.go_on();
+      if (usage_ && section == StepSection::kBody) count_usage(i, ops[i], step, usage_.get());
       if (recorder_) recorder_->end_op([&] { return cost_of(ops[i], step); });
     }
   }
@@ -447,6 +455,7 @@ class CpuEngine final : public Engine {
   Program program_;
   /// nullptr: the program's are where it refers to.
   std::unique_ptr<PlacedWeights> weights_;
+  std::shared_ptr<WeightUsage> usage_;  ///< nullptr: nobody wants to know it
   const KernelTable& kernels_;
   std::shared_ptr<ThreadPool> threads_;
   std::shared_ptr<Communicator> communicator_;
@@ -527,22 +536,24 @@ void require_ranks(const Program& program, const Communicator* communicator) {
 std::unique_ptr<Engine> make_cpu_engine(Program program, std::shared_ptr<ThreadPool> pool,
                                         std::string_view kernels, std::shared_ptr<StepProfile> profile,
                                         std::shared_ptr<Communicator> communicator,
-                                        const WeightMemory* weight_memory) {
+                                        const WeightMemory* weight_memory,
+                                        std::shared_ptr<WeightUsage> usage) {
   return make_cpu_engine(std::move(program), std::move(pool), find_kernels(kernels), std::move(profile),
-                         std::move(communicator), weight_memory);
+                         std::move(communicator), weight_memory, std::move(usage));
 }
 
 std::unique_ptr<Engine> make_cpu_engine(Program program, std::shared_ptr<ThreadPool> pool,
                                         const KernelTable& kernels, std::shared_ptr<StepProfile> profile,
                                         std::shared_ptr<Communicator> communicator,
-                                        const WeightMemory* weight_memory) {
+                                        const WeightMemory* weight_memory,
+                                        std::shared_ptr<WeightUsage> usage) {
   program.validate().throw_if_any<EngineError>("the engine's program is inconsistent");
   require_ranks(program, communicator.get());
   std::unique_ptr<PlacedWeights> weights;
   if (weight_memory != nullptr) weights = place_weights(&program, *weight_memory);
   try {
     return std::make_unique<CpuEngine>(std::move(program), std::move(pool), kernels, std::move(profile),
-                                       std::move(communicator), std::move(weights));
+                                       std::move(communicator), std::move(weights), std::move(usage));
   } catch (const std::bad_alloc&) {
     throw EngineError("no memory for the engine's activations");
   }

@@ -1,5 +1,8 @@
 #include "expert_slots.h"
 
+#include <algorithm>
+#include <functional>
+#include <numeric>
 #include <utility>
 
 #include "weight_plan.h"
@@ -23,6 +26,24 @@ ExpertSlots::ExpertSlots(const ExpertsOp& op, const WeightMemory& memory, std::s
 void ExpertSlots::bring(std::span<const RowGroup> experts) {
   wanted_.clear();
   for (const RowGroup& group : experts) wanted_.push_back(group.first_part);
+  bring_wanted();
+}
+
+void ExpertSlots::fill(std::span<const std::uint32_t> counts) {
+  wanted_.resize(counts.size());
+  std::iota(wanted_.begin(), wanted_.end(), std::size_t{0});
+  std::ranges::stable_sort(wanted_, std::ranges::greater(),
+                           [&](std::size_t expert) { return counts[expert]; });
+  wanted_.resize(std::min(wanted_.size(), most()));
+  // The slots of those that were used least are given up first.
+  std::ranges::reverse(wanted_);
+  for (const std::size_t expert : std::vector<std::size_t>(wanted_)) {
+    wanted_.assign(1, expert);
+    bring_wanted();
+  }
+}
+
+void ExpertSlots::bring_wanted() {
   slots_.bring(wanted_);
   for (const std::size_t expert : wanted_) point(expert);
 }

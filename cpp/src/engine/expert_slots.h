@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <vector>
@@ -22,6 +23,9 @@ class ExpertSlots {
   [[nodiscard]] std::size_t most() const { return slots_.num_slots(); }
   [[nodiscard]] const HugeArray& memory() const { return slots_.memory(); }
 
+  /// Fills the slots with the experts that a text used most; `counts` is by expert. Throws StepError.
+  void fill(std::span<const std::uint32_t> counts);
+
   /// Brings experts, each the first_part of a group, to memory. Throws StepError.
   void bring(std::span<const RowGroup> experts);
 
@@ -30,6 +34,7 @@ class ExpertSlots {
   [[nodiscard]] std::span<const LinearPart> down() const { return down_; }
 
  private:
+  void bring_wanted();
   void point(std::size_t expert);
 
   std::vector<LinearPart> gate_up_;

@@ -9,7 +9,9 @@
 #include "linear_output.h"
 #include "linear_work.h"
 #include "overlapped_sum.h"
+#include "placed_weights.h"
 #include "sparse_linear.h"
+#include "streamed_mlp.h"
 
 namespace adaptrt {
 namespace {
@@ -20,10 +22,6 @@ constexpr std::int64_t kMacsPerChunk = 1 << 17;
 /// Bytes of an output that are written past the caches, where kernels can: before the next op has read so
 /// many, most would be gone from them, and fetching lines only to write to them takes as long as writing.
 constexpr std::int64_t kStreamedBytes = 1 << 20;
-
-/// Steps of few rows for which a gated layer is read whole without asking, after one in which most of its
-/// gates were open.
-constexpr std::int32_t kWholeSteps = 15;
 
 /// One linear layer in one step: which columns a task makes, and how.
 ///
@@ -366,6 +364,34 @@ std::span<const AdaptedRows> adapted_rows(std::int32_t site, const Step& step,
   return rows;
 }
 
+/// A layer of an MLP whose neurons are read as its gates open.
+void run_streamed(LinearWork* work, StreamedMlp* mlp, const Step& step) {
+  struct Release {
+    StreamedMlp* mlp;
+    ~Release() { mlp->release(); }
+  } const release{mlp};
+  if (is_gated(work->epilogue)) {
+    work->parts = mlp->gated();
+    if (mlp->reads_whole()) {
+      mlp->hold_gated();
+      run_linear(*work, step);
+    } else {
+      work->mlp = mlp;
+      mlp->hold_gate();
+      run_gated_by_relu(*work, step);
+    }
+    return;
+  }
+  work->parts = mlp->down();
+  if (mlp->reads_whole()) {
+    mlp->hold_down();
+  } else {
+    work->mlp = mlp;
+  }
+  work->live = find_live_inputs(*work, step);
+  run_linear(*work, step);
+}
+
 }  // namespace
 
 void run_linear(const LinearWork& work, const Step& step) {
@@ -400,6 +426,7 @@ void run_op(const LinearOp& op, const Step& step) {
                   .scores = op.scores == kNoBuffer ? Rows{} : step.rows_of(op.scores),
                   .least_score = op.least_score,
                   .has_sparse_input = op.has_sparse_input,
+                  .neurons = op.neurons.is_empty() ? nullptr : &op.neurons,
                   .groups = {&all, 1},
                   .adapted = adapted_rows(op.lora_site, step, step.adapted_rows),
                   .site = op.lora_site < 0 ? nullptr : &step.program.lora_site(op.lora_site),
@@ -408,6 +435,10 @@ void run_op(const LinearOp& op, const Step& step) {
   step.linear_scratch.gates_read.reset();
   step.linear_scratch.outputs_read.reset();
   step.linear_scratch.inputs_read.reset();
+  if (StreamedMlp* mlp = step.weights == nullptr ? nullptr : step.weights->mlp_of(op)) {
+    run_streamed(&work, mlp, step);
+    return;
+  }
   if (reads_open_gates_alone(work, step)) {
     std::int32_t& whole_steps = step.linear_scratch.whole_steps[&op];
     if (whole_steps == 0) {

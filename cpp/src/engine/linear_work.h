@@ -12,6 +12,8 @@
 
 namespace adaptrt {
 
+class StreamedMlp;
+
 struct RowRange {
   std::int64_t begin = 0;
   std::int64_t end = 0;
@@ -47,6 +49,11 @@ struct LinearWork {
   bool has_sparse_input = false;
   /// Of such an input: what is multiplied; nullopt: all.
   std::optional<LiveInputs> live = std::nullopt;
+  /// Of ReLU gates: see LinearOp; nullptr where there are none.
+  const NeuronTable* neurons = nullptr;
+  /// Of a gated layer, and of one that reads no more of its weights than neurons that were brought: where
+  /// they are; nullptr: the weights are where the parts refer to.
+  StreamedMlp* mlp = nullptr;
   /// One after another, without gaps, from row 0 on.
   std::span<const RowGroup> groups;
   /// In order; each within one group.

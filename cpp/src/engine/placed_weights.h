@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstddef>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <unordered_map>
@@ -11,8 +12,10 @@
 #include "adaptrt/engine/engine.h"
 #include "adaptrt/engine/program.h"
 #include "adaptrt/engine/step_profile.h"
+#include "adaptrt/weight_file/record_cache.h"
 #include "adaptrt/weight_file/weight_stream.h"
 #include "expert_slots.h"
+#include "streamed_mlp.h"
 #include "weight_plan.h"
 
 namespace adaptrt {
@@ -26,6 +29,10 @@ class PlacedWeights {
 
   /// To be kept while an op runs. Throws StepError when its weights cannot be read.
   [[nodiscard]] std::optional<WeightStream::Held> hold(StepSection section, std::size_t op);
+  /// Of the step that begins.
+  void begin_step(bool has_few_rows);
+  /// nullptr: the layer is none of an MLP whose neurons are read one by one.
+  [[nodiscard]] StreamedMlp* mlp_of(const LinearOp& op);
   /// nullptr: all of the experts are in memory.
   [[nodiscard]] ExpertSlots* experts_of(const ExpertsOp& op);
   [[nodiscard]] WeightPlacement placement() const;
@@ -35,14 +42,19 @@ class PlacedWeights {
 
   void read_resident(Program* program, const WeightMemory& memory, const WeightPlan& plan);
   void make_stream(Program* program, const WeightMemory& memory, WeightPlan* plan);
+  void make_mlps(Program* program, const WeightMemory& memory, const WeightPlan& plan);
   void make_slots(const Program& program, const WeightMemory& memory, WeightPlan* plan);
+  static void fill(const WeightUsage& usage, std::size_t op, ExpertSlots* slots);
   void lock();
 
   std::shared_ptr<WeightFile> file_;
   HugeArray resident_;
   std::unique_ptr<WeightStream> stream_;
   std::array<std::vector<std::size_t>, 3> units_;  ///< by section and op: of the stream, or kNone
-  /// By the first of the op's parts, whose address stays when the program is moved.
+  std::unique_ptr<RecordCache> neurons_;
+  std::deque<StreamedMlp> mlps_;
+  // By the first of the op's parts, whose address stays when the program is moved.
+  std::unordered_map<const LinearPart*, StreamedMlp*> mlp_of_;
   std::unordered_map<const LinearPart*, ExpertSlots> experts_;
   WeightPlacement placement_;
 };

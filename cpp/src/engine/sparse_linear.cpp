@@ -10,6 +10,7 @@
 #include "adapter_product.h"
 #include "base_product.h"
 #include "linear_output.h"
+#include "streamed_mlp.h"
 
 namespace adaptrt {
 namespace {
@@ -26,8 +27,7 @@ constexpr double kMostOpen = 0.4;
 constexpr std::int64_t kMostRows = 4;
 
 std::int64_t sparse_rows(const LinearWork& work, const Step& step) {
-  const std::int64_t rows = step.kernels.sparse_rows[static_cast<std::size_t>(work.parts[0].weight.dtype)];
-  return std::min(rows, kMostRows);
+  return most_sparse_rows(step.kernels, work.parts[0].weight.dtype);
 }
 
 /// Appends `number` to the first `count` of `numbers` if it is to be kept, without a branch.
@@ -66,12 +66,14 @@ class GatedByRelu {
     make_gates();
     const std::span<const std::int32_t> open = find_open();
     if (is_worth_gathering(open)) {
+      if (work_.mlp != nullptr) bring(open);
       scratch_.outputs_read = std::ssize(open);
       scratch_.factors.assign(size(), 0.0F);
       make_outputs(1, open, scratch_.factors.data());
       activate_all(factor_.bias.size == 0 ? nullptr : factor_.bias.data);
       return true;
     }
+    if (work_.mlp != nullptr) work_.mlp->hold_gated();
     scratch_.factors.resize(std::max(scratch_.factors.size(), size()));
     make_part(1, scratch_.factors.data());
     activate_all(nullptr);
@@ -82,7 +84,13 @@ class GatedByRelu {
   [[nodiscard]] std::size_t size() const { return static_cast<std::size_t>(rows_ * width_); }
 
   [[nodiscard]] bool is_worth_gathering(std::span<const std::int32_t> outputs) const {
-    return static_cast<double>(outputs.size()) <= kMostOpen * static_cast<double>(width_);
+    return std::ssize(outputs) <= most_gathered_outputs(width_);
+  }
+
+  /// The gates are made, so that what comes next can be read in their place meanwhile.
+  void bring(std::span<const std::int32_t> neurons) const {
+    work_.mlp->release();
+    work_.mlp->bring(neurons);
   }
 
   /// With adapters and biases. Where there are scores, the gates that they close may not be read.
@@ -162,9 +170,15 @@ class GatedByRelu {
   [[nodiscard]] Pointers point_at(std::size_t part, std::span<const std::int32_t> outputs) const {
     Pointers pointers;
     for (std::size_t i = 0; i < pointers.size(); ++i) {
-      pointers[i] = work_.parts[part].weight.row(outputs[std::min(i, outputs.size() - 1)]);
+      pointers[i] = row_of(part, outputs[std::min(i, outputs.size() - 1)]);
     }
     return pointers;
+  }
+
+  [[nodiscard]] const std::byte* row_of(std::size_t part, std::int32_t output) const {
+    if (work_.mlp != nullptr) return work_.mlp->record(output);
+    if (work_.neurons != nullptr) return work_.neurons->record(output);
+    return work_.parts[part].weight.row(output);
   }
 
   /// Outputs that are gathered at once, as many as all threads have the same share of: of more rows than
@@ -272,6 +286,14 @@ class GatedByRelu {
 
 }  // namespace
 
+std::int64_t most_gathered_outputs(std::int64_t width) {
+  return static_cast<std::int64_t>(kMostOpen * static_cast<double>(width));
+}
+
+std::int64_t most_sparse_rows(const KernelTable& kernels, DType weights) {
+  return std::min(kernels.sparse_rows[static_cast<std::size_t>(weights)], kMostRows);
+}
+
 std::optional<LiveInputs> find_live_inputs(const LinearWork& work, const Step& step) {
   const std::int64_t rows = work.num_rows();
   if (rows > sparse_rows(work, step)) return std::nullopt;
@@ -300,7 +322,8 @@ std::optional<LiveInputs> find_live_inputs(const LinearWork& work, const Step& s
     for (std::int64_t group = 0; group < whole; ++group) keep(group, kWhole);
     if (whole < groups) keep(whole, std::integral_constant<std::size_t, kGroupBytes / 2>());
   });
-  if (static_cast<double>(count) > kMostLive * static_cast<double>(groups)) return std::nullopt;
+  const bool is_worth_it = static_cast<double>(count) <= kMostLive * static_cast<double>(groups);
+  if (!is_worth_it && work.mlp == nullptr) return std::nullopt;
   const std::int64_t inputs_of_group = kGroupBytes / static_cast<std::int64_t>(size_of(work.input.dtype));
   step.linear_scratch.inputs_read =
       std::min(static_cast<std::int64_t>(count) * inputs_of_group, work.input.width);
@@ -308,8 +331,8 @@ std::optional<LiveInputs> find_live_inputs(const LinearWork& work, const Step& s
 }
 
 bool reads_open_gates_alone(const LinearWork& work, const Step& step) {
-  return is_relu_gated(work.epilogue) && work.parts.back().weight.has_rows &&
-         work.num_rows() <= sparse_rows(work, step);
+  const bool has_rows = work.parts.back().weight.has_rows || work.neurons != nullptr;
+  return is_relu_gated(work.epilogue) && has_rows && work.num_rows() <= sparse_rows(work, step);
 }
 
 bool run_gated_by_relu(const LinearWork& work, const Step& step) {

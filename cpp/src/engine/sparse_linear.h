@@ -1,13 +1,24 @@
 #pragma once
 
+#include <cstdint>
 #include <optional>
 
 #include "linear_work.h"
 
 namespace adaptrt {
 
+/// Steps of few rows for which a gated layer is read whole without asking, after one in which most of its
+/// gates were open.
+inline constexpr std::int32_t kWholeSteps = 15;
+
+/// How many outputs of a gated layer may be open for the others to be left out.
+[[nodiscard]] std::int64_t most_gathered_outputs(std::int64_t width);
+
+/// How many rows of a program's layers are few.
+[[nodiscard]] std::int64_t most_sparse_rows(const KernelTable& kernels, DType weights);
+
 /// Where the input of a layer is not zero in all rows, if a few rows read so little of its weights that
-/// leaving out the rest is worth it; in LinearScratch.
+/// leaving out the rest is worth it, or if nothing else of them is in memory; in LinearScratch.
 [[nodiscard]] std::optional<LiveInputs> find_live_inputs(const LinearWork& work, const Step& step);
 
 /// Whether a gated layer's second part is made where its gates are open alone, and its gates, where they have

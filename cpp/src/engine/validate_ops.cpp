@@ -204,6 +204,38 @@ void Validator::check_scores(const LinearOp& op) {
   if (op.scores == op.output) add(where_ + ": scores and output are one buffer");
 }
 
+void Validator::check_neurons(const LinearOp& op) {
+  const NeuronTable& neurons = op.neurons;
+  const bool is_gated = is_relu_gated(op.epilogue);
+  if (rows_ != RowKind::kTokens) add(where_ + ": has neurons outside the body");
+  if (!is_gated && !op.has_sparse_input) {
+    add(where_ + ": has neurons, and neither a ReLU's gate nor a sparse input");
+  }
+  if (op.scores != kNoBuffer) add(where_ + ": has both neurons and scores");
+  if (op.scale != 1.0F || op.softcap != 0.0F) add(where_ + ": has neurons, and a scale or a softcap");
+  if (neurons.data == nullptr) add(where_ + ": its neurons have no data");
+  if (neurons.dtype != program_.dtype) {
+    add(where_ + ": its neurons are " + std::string(name_of(neurons.dtype)) + ", the program " +
+        std::string(name_of(program_.dtype)));
+  }
+  if (op.parts.empty()) return;
+  const PanelMatrix& weight = op.parts.back().weight;
+  const std::int64_t count = is_gated ? weight.n : weight.k;
+  const std::int64_t size = is_gated ? weight.k : weight.n;
+  if (op.parts.size() != (is_gated ? 2U : 1U) || neurons.count != count || neurons.size != size) {
+    add(where_ + ": has " + text(neurons.count) + " neurons of " + text(neurons.size) + "; there must be " +
+        text(count) + " of " + text(size) + ", of one layer");
+  }
+  if (!can_have_neurons(neurons.dtype, neurons.count, neurons.size)) {
+    add(where_ + ": has neurons, which layers of " + text(neurons.count) + " and " + text(neurons.size) +
+        " of " + std::string(name_of(neurons.dtype)) + " cannot have");
+  }
+  for (const LinearPart& part : op.parts) {
+    if (!part.weight.is_plain()) add(where_ + ": has neurons, and a weight quantised or compressed");
+    if (part.weight.has_rows) add(where_ + ": has both neurons and rows");
+  }
+}
+
 void Validator::check(const LinearOp& op) {
   const auto* input = operand("input", op.input, activation_dtype(program_.dtype), rows_);
   const bool gated = is_gated(op.epilogue);
@@ -217,6 +249,7 @@ void Validator::check(const LinearOp& op) {
   if (op.threshold != 0.0F && !is_relu_gated(op.epilogue))
     add(where_ + ": has a threshold without a ReLU's gate");
   if (op.scores != kNoBuffer) check_scores(op);
+  if (!op.neurons.is_empty() || op.neurons.data != nullptr) check_neurons(op);
   check_range_(where_ + ": number of parts", static_cast<std::int64_t>(op.parts.size()), gated ? 2 : 1,
                gated ? 2 : static_cast<std::int64_t>(kMaxPartsPerSite));
   std::int64_t width = 0;

@@ -8,16 +8,26 @@
 #include "adaptrt/engine/program.h"
 #include "adaptrt/engine/step_profile.h"
 #include "adaptrt/weight_file/weight_file.h"
+#include "neuron_plan.h"
 
 namespace adaptrt {
 
 /// Which weights of a program stay in memory, and how the others are read.
 struct WeightPlan {
-  /// A linear layer that is read whenever it is used.
+  /// A linear layer that is read whenever it is used, or what a NeuronMlp needs of one.
   struct Streamed {
     StepSection section = StepSection::kBody;
     std::size_t op = 0;  ///< in its section
     FilePages pages;
+    /// Needed by steps of many rows alone.
+    bool is_exception = false;
+  };
+  /// An MLP whose neurons are read as their gates open. Units are indices into `streamed`.
+  struct Mlp {
+    NeuronMlp mlp;
+    std::optional<std::size_t> gate;  ///< nullopt: it stays
+    std::size_t whole = 0;            ///< up, with the gate unless that stays
+    std::size_t down = 0;
   };
   /// A layer of experts, of which some are in memory at a time.
   struct Experts {
@@ -29,6 +39,8 @@ struct WeightPlan {
   std::vector<FileRange> resident;
   std::vector<Streamed> streamed;  ///< in the order of their use
   std::size_t ring_bytes = 0;
+  std::vector<Mlp> mlps;
+  std::size_t neuron_slots = 0;
   std::vector<Experts> experts;
 };
 
@@ -39,9 +51,10 @@ struct WeightPlan {
 [[nodiscard]] std::optional<FileRange> file_range(const WeightMemory& memory, const PanelMatrix& matrix);
 [[nodiscard]] std::optional<FileRange> file_range(const WeightMemory& memory, const VectorView& vector);
 
-/// Everything stays in memory where it fits. Else embeddings, lm_head, norms and biases do; then linear
-/// layers, which every step needs, spread evenly over the network so that reading never waits for long; then
-/// experts, as many of each layer as of the others. Throws ConfigError that says how much is needed at least.
+/// Everything stays in memory where it fits. Else embeddings, lm_head, norms and biases do; then neurons that
+/// many tokens use; then linear layers, which every step needs, spread evenly over the network so that
+/// reading never waits for long; then other neurons, and experts, as many of each layer as of the others.
+/// Throws ConfigError that says how much is needed at least, EngineError for a usage of other layers.
 [[nodiscard]] WeightPlan plan_weights(const Program& program, const WeightMemory& memory);
 
 }  // namespace adaptrt

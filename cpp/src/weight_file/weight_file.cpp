@@ -2,9 +2,11 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstring>
 #include <memory>
@@ -16,7 +18,10 @@ namespace adaptrt {
 namespace {
 
 /// Of one call of the system: large enough for the disk to work on much at a time.
-constexpr std::size_t kBytesAtOnce = std::size_t{16} << 20;
+constexpr std::size_t kBytesAtOnce = std::size_t{4} << 20;
+
+/// Of a request whose bytes are spread.
+constexpr std::size_t kMostPlaces = 64;
 
 std::string text_of(int number) {
   return std::strerror(number);  // NOLINT(concurrency-mt-unsafe): glibc's is safe
@@ -82,6 +87,31 @@ WeightFile::~WeightFile() {
 void WeightFile::read(const FilePages& pages, std::byte* memory) {
   for (std::size_t i = 0; i < pages.pieces().size(); ++i) {
     read_piece(pages.pieces()[i], memory + pages.place_of_piece(i));
+  }
+}
+
+void WeightFile::read_spread(std::size_t offset, std::span<const MemoryPiece> places) {
+  static_assert(kMostPlaces <= 1024, "the system's own limit");
+  std::array<iovec, kMostPlaces> pieces;
+  while (!places.empty()) {
+    const auto now = places.first(std::min(places.size(), kMostPlaces));
+    std::size_t bytes = 0;
+    for (std::size_t i = 0; i < now.size(); ++i) {
+      pieces[i] = {now[i].data, now[i].bytes};
+      bytes += now[i].bytes;
+    }
+    const auto got = preadv(is_direct() ? direct_ : cached_, pieces.data(), static_cast<int>(now.size()),
+                            static_cast<off_t>(offset));
+    if (got >= 0 && static_cast<std::size_t>(got) == bytes) {
+      bytes_read_ += bytes;
+      offset += bytes;
+    } else {  // interrupted, or with an error that these say
+      for (const MemoryPiece& place : now) {
+        read_piece({offset, place.bytes}, place.data);
+        offset += place.bytes;
+      }
+    }
+    places = places.subspan(now.size());
   }
 }
 

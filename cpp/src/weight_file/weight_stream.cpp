@@ -6,17 +6,25 @@
 
 namespace adaptrt {
 
-WeightStream::WeightStream(std::shared_ptr<WeightFile> file, std::vector<FilePages> units,
-                           std::size_t ring_bytes, std::size_t first_again)
+WeightStream::WeightStream(std::shared_ptr<WeightFile> file, std::vector<Unit> units, std::size_t ring_bytes,
+                           std::size_t first_again)
     : file_(std::move(file)), first_again_(first_again), ring_(ring_bytes) {
-  std::size_t place = 0;
-  for (FilePages& pages : units) {
-    if (place + pages.bytes() > ring_bytes) place = 0;
-    const std::size_t bytes = pages.bytes();
-    units_.push_back({std::move(pages), place});
-    place += bytes;
-  }
+  place_units(std::move(units));
+  if (!units_[next_].is_expected) next_ = after(next_);
   thread_ = std::thread([this] { run(); });
+}
+
+/// One after another, those that are expected as if there were no others.
+void WeightStream::place_units(std::vector<Unit> units) {
+  std::size_t place = 0;
+  std::size_t place_of_exceptions = 0;
+  for (Unit& unit : units) {
+    std::size_t& at = unit.is_exception ? place_of_exceptions : place;
+    const std::size_t bytes = unit.pages.bytes();
+    if (at + bytes > ring_.bytes()) at = 0;
+    units_.push_back({std::move(unit.pages), at, !unit.is_exception});
+    at += bytes;
+  }
 }
 
 WeightStream::~WeightStream() {
@@ -34,32 +42,44 @@ const std::byte* WeightStream::address_of(std::size_t unit, std::size_t offset) 
 
 WeightStream::Held WeightStream::hold(std::size_t unit) {
   std::unique_lock lock(mutex_);
-  if ((count_ > 0 ? first_ : next_) != unit) {
+  while (!there_.empty() && there_.front() != unit) there_.pop_front();
+  if (there_.empty() && next_ != unit) {
     ++turn_;
-    count_ = 0;
     next_ = unit;
   }
   error_.clear();
   changed_.notify_all();
-  changed_.wait(lock, [&] { return count_ > 0 || !error_.empty(); });
-  if (count_ == 0) throw StepError(error_);
+  changed_.wait(lock, [&] { return !there_.empty() || !error_.empty(); });
+  if (there_.empty()) throw StepError(error_);
   return Held(this);
+}
+
+void WeightStream::expect(std::size_t unit, bool is_expected) {
+  const std::lock_guard lock(mutex_);
+  units_[unit].is_expected = is_expected;
 }
 
 void WeightStream::release() {
   {
     const std::lock_guard lock(mutex_);
-    first_ = after(first_);
-    --count_;
+    there_.pop_front();
   }
   changed_.notify_all();
 }
 
+std::size_t WeightStream::after(std::size_t unit) const {
+  std::size_t next = unit;
+  for (std::size_t passed = 0; passed < units_.size(); ++passed) {
+    next = next + 1 == units_.size() ? first_again_ : next + 1;
+    if (units_[next].is_expected) return next;
+  }
+  return unit;
+}
+
 bool WeightStream::has_room() const {
-  const Unit& wanted = units_[next_];
-  std::size_t unit = first_;
-  for (std::size_t i = 0; i < count_; ++i, unit = after(unit)) {
-    const Unit& there = units_[unit];
+  const Placed& wanted = units_[next_];
+  for (const std::size_t unit : there_) {
+    const Placed& there = units_[unit];
     if (there.place < wanted.place + wanted.pages.bytes() &&
         wanted.place < there.place + there.pages.bytes()) {
       return false;
@@ -92,8 +112,7 @@ void WeightStream::read(std::unique_lock<std::mutex>& lock) {
   if (!error.empty()) {
     error_ = std::move(error);
   } else {
-    if (count_ == 0) first_ = unit;
-    ++count_;
+    there_.push_back(unit);
     next_ = after(unit);
   }
   changed_.notify_all();

@@ -348,6 +348,43 @@ BOOST_AUTO_TEST_CASE(unusable_sparse_layers_are_found) {
   });
 }
 
+BOOST_AUTO_TEST_CASE(unusable_neurons_are_found) {
+  // 7 is the gated layer, 8 the one that reads it.
+  model = RandomModel({.shape = {.hidden_size = 64, .attention = {4, 2, 16}},
+                       .intermediate_size = 128,
+                       .activation = LinearEpilogue::kReluMul,
+                       .is_sparse = true,
+                       .has_neurons = true});
+  BOOST_TEST(model.program.validate().list().empty());
+  for (const std::size_t op : {7U, 8U}) {
+    const auto neurons = [=](Program* p) -> NeuronTable& { return op_at<LinearOp>(p, op).neurons; };
+    finds("its neurons have no data", [&](Program* p) { neurons(p).data = nullptr; });
+    finds("its neurons are bfloat16, the program float32",
+          [&](Program* p) { neurons(p).dtype = DType::kBFloat16; });
+    finds("has 64 neurons of 64; there must be 128 of 64, of one layer",
+          [&](Program* p) { neurons(p).count = 64; });
+    finds("has 128 neurons of 32; there must be 128 of 64, of one layer",
+          [&](Program* p) { neurons(p).size = 32; });
+    finds("has neurons, and a scale or a softcap", [=](Program* p) { op_at<LinearOp>(p, op).scale = 2.0F; });
+    finds("has both neurons and rows",
+          [=](Program* p) { op_at<LinearOp>(p, op).parts.back().weight.has_rows = true; });
+    finds("has neurons, and a weight quantised or compressed", [=](Program* p) {
+      op_at<LinearOp>(p, op).parts.back().weight.quantization.algo = QuantAlgo::kW8A16;
+    });
+  }
+  finds("has both neurons and scores", [](Program* p) { op_at<LinearOp>(p, 7).scores = 0; });
+  finds("has neurons, and neither a ReLU's gate nor a sparse input",
+        [](Program* p) { op_at<LinearOp>(p, 8).has_sparse_input = false; });
+  finds("has neurons outside the body",
+        [](Program* p) { std::get<LinearOp>(p->head.back()).neurons = op_at<LinearOp>(p, 7).neurons; });
+  model = RandomModel({});
+  finds("has neurons, which layers of 37 and 48 of float32 cannot have", [](Program* p) {
+    LinearOp& gated = op_at<LinearOp>(p, 7);
+    gated.epilogue = LinearEpilogue::kReluMul;
+    gated.neurons = {.data = op_at<EmbeddingOp>(p, 0).table.data, .count = 37, .size = 48};
+  });
+}
+
 BOOST_AUTO_TEST_CASE(unusable_scores_of_gates_are_found) {
   // 6 is the norm, 7 to 9 are the predictor, 10 is the gated layer.
   model = RandomModel({.intermediate_size = 64,

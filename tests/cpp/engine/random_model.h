@@ -102,6 +102,27 @@ class Storage {
     made.data = memory.data();
     return made;
   }
+  /// Rows of up and columns of down, neuron by neuron.
+  NeuronTable neurons(const PanelMatrix& up, const PanelMatrix& down) {
+    NeuronTable made{.dtype = up.dtype, .count = up.n, .size = up.k};
+    const auto& memory = memories_.emplace_back(made.bytes());
+    made.data = memory.data();
+    std::vector<float> row(static_cast<std::size_t>(up.k));
+    const auto store = [&](std::int64_t neuron, std::int64_t first) {
+      std::byte* record = memory.data() + static_cast<std::size_t>(neuron) * made.record_bytes();
+      for (std::int64_t i = 0; i < made.size; ++i) {
+        store_from_float(record, made.dtype, static_cast<std::size_t>(first + i),
+                         row[static_cast<std::size_t>(i)]);
+      }
+    };
+    for (std::int64_t neuron = 0; neuron < up.n; ++neuron) {
+      unpack_panel_row(up, neuron, row.data());
+      store(neuron, 0);
+      unpack_panel_column(down, neuron, row.data());
+      store(neuron, made.size);
+    }
+    return made;
+  }
   VectorView vector(std::int64_t size, float low, float high, Random* random) {
     auto& values = vectors_.emplace_back(static_cast<std::size_t>(size));
     for (auto& value : values) value = random->between(low, high);
@@ -161,6 +182,8 @@ struct ModelOptions {
   float gate_bias = 0.0F;
   /// What a ReLU gates has rows, and what reads a ReLU knows it.
   bool is_sparse = false;
+  /// What a ReLU gates, and what reads it, has neurons, and no rows.
+  bool has_neurons = false;
   /// Of predictors that close gates of scores below least_score; 0: there are none.
   std::int64_t predictor_rank = 0;
   float least_score = 0.0F;
@@ -351,7 +374,9 @@ class RandomModel {
     if (options_.predictor_rank > 0) add_predictor(hidden, &first);
     if (options_.is_sparse) {
       second.has_sparse_input = true;
-      if (is_relu_gated(options_.activation)) {
+      if (options_.has_neurons) {
+        first.neurons = second.neurons = storage_.neurons(first.parts[1].weight, second.parts[0].weight);
+      } else if (is_relu_gated(options_.activation)) {
         first.parts[1].weight = storage_.with_rows(first.parts[1].weight);
       }
       if (first.scores != kNoBuffer) first.parts[0].weight = storage_.with_rows(first.parts[0].weight);

@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <boost/test/data/monomorphic.hpp>
 #include <boost/test/data/test_case.hpp>
 #include <boost/test/unit_test.hpp>
@@ -10,6 +11,7 @@
 #include <fstream>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <set>
 #include <string>
 #include <utility>
@@ -17,7 +19,9 @@
 #include <vector>
 
 #include "adaptrt/core/error.h"
+#include "adaptrt/kernels/kernel_table.h"
 #include "adaptrt/weight_file/weight_file.h"
+#include "emulated_tiles/kernel_tables.h"
 #include "engine/random_model.h"
 #include "support/temporary_directory.h"
 
@@ -38,16 +42,17 @@ class ProgramInFile {
   explicit ProgramInFile(const Program& source) : program(source) {
     std::string content(1000, 'h');
     std::map<const void*, std::size_t> offsets;
-    const auto put = [&](const void* weights, std::size_t count) {
+    const auto put = [&](const void* weights, std::size_t count, std::size_t alignment = 64) {
       if (weights == nullptr || offsets.contains(weights)) return;
-      content.resize((content.size() + 63) / 64 * 64, '\0');
+      content.resize((content.size() + alignment - 1) / alignment * alignment, '\0');
       offsets.emplace(weights, content.size());
       content.append(static_cast<const char*>(weights), count);
     };
     visit([&](const PanelMatrix& matrix) { put(matrix.data, matrix.bytes()); },
           [&](const VectorView& vector) {
             put(vector.data, static_cast<std::size_t>(vector.size) * sizeof(float));
-          });
+          },
+          [&](const NeuronTable& neurons) { put(neurons.data, neurons.bytes(), kRecordAlignment); });
     bytes = content.size();
     std::ofstream(path(), std::ios::binary) << content;
     void* reserved = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -60,6 +65,9 @@ class ProgramInFile {
         },
         [&](VectorView& vector) {
           if (vector.data != nullptr) vector.data = reinterpret_cast<const float*>(address(vector.data));
+        },
+        [&](NeuronTable& neurons) {
+          if (neurons.data != nullptr) neurons.data = address(neurons.data);
         });
     content_ = std::move(content);
   }
@@ -68,10 +76,13 @@ class ProgramInFile {
   ProgramInFile& operator=(const ProgramInFile&) = delete;
 
   [[nodiscard]] std::string path() const { return (directory_.path() / "rank0.engine").string(); }
-  [[nodiscard]] std::unique_ptr<Engine> engine(std::size_t memory, int threads = 2) const {
-    const WeightMemory weights{.path = path(), .mapping = {mapping_, bytes}, .bytes = memory};
-    auto made =
-        make_cpu_engine(program, std::make_shared<ThreadPool>(threads), "", nullptr, nullptr, &weights);
+  [[nodiscard]] std::unique_ptr<Engine> engine(std::size_t memory, int threads = 2,
+                                               const WeightUsage& usage = {},
+                                               const std::string& kernels = "") const {
+    const WeightMemory weights{.path = path(), .mapping = {mapping_, bytes}, .bytes = memory, .usage = usage};
+    const auto pool = std::make_shared<ThreadPool>(threads);
+    const KernelTable& table = kernels.empty() ? find_kernels("") : kernel_table(kernels);
+    auto made = make_cpu_engine(program, pool, table, nullptr, nullptr, &weights);
     made->allocate_kv_blocks(kBlocks);
     return made;
   }
@@ -81,8 +92,8 @@ class ProgramInFile {
   std::size_t bytes = 0;
 
  private:
-  template <class Matrix, class Vector>
-  void visit(const Matrix& matrix, const Vector& vector) {
+  template <class Matrix, class Vector, class Neurons>
+  void visit(const Matrix& matrix, const Vector& vector, const Neurons& neurons) {
     const auto of_parts = [&](std::vector<LinearPart>& parts) {
       for (LinearPart& part : parts) {
         matrix(part.weight);
@@ -98,7 +109,10 @@ class ProgramInFile {
           vector(attention->query_norm);
           vector(attention->key_norm);
         }
-        if (auto* linear = std::get_if<LinearOp>(&op)) of_parts(linear->parts);
+        if (auto* linear = std::get_if<LinearOp>(&op)) {
+          of_parts(linear->parts);
+          neurons(linear->neurons);
+        }
         if (auto* experts = std::get_if<ExpertsOp>(&op)) {
           of_parts(experts->gate_up);
           of_parts(experts->down);
@@ -232,6 +246,163 @@ BOOST_DATA_TEST_CASE(of_experts, data::make({0, 2}), dtype) {
                  .biases = true});
 }
 
+/// Layers about a ReLU whose neurons are stored one by one.
+ModelOptions neuron_options(DType dtype, LinearEpilogue activation, float gate_bias) {
+  return {.dtype = dtype,
+          .num_layers = 3,
+          .shape = {.hidden_size = 128, .attention = {4, 2, 32}},
+          .intermediate_size = 320,
+          .biases = true,
+          .activation = activation,
+          .threshold = activation == LinearEpilogue::kReluMul ? 0.25F : 0.0F,
+          .gate_bias = gate_bias,
+          .is_sparse = true,
+          .has_neurons = true,
+          .max_rank = 9};
+}
+
+/// Some neurons and experts often, others never.
+WeightUsage usage_of(const Program& program) {
+  WeightUsage usage{.tokens = 100, .of_ops = {}};
+  for (std::size_t op = 0; op < program.body.size(); ++op) {
+    std::size_t count = 0;
+    const auto* linear = std::get_if<LinearOp>(&program.body[op]);
+    const auto* experts = std::get_if<ExpertsOp>(&program.body[op]);
+    if (linear != nullptr && is_relu_gated(linear->epilogue)) {
+      count = static_cast<std::size_t>(linear->neurons.count);
+    } else if (experts != nullptr) {
+      count = static_cast<std::size_t>(experts->num_experts());
+    }
+    for (std::size_t i = 0; i < count; ++i) {
+      usage.of_ops[op].push_back(static_cast<std::uint32_t>(i * 37 % 101));
+    }
+  }
+  return usage;
+}
+
+/// Single tokens of a few sequences, which read neurons, between steps of many rows.
+struct SparseSteps {
+  SparseSteps(RandomModel* model, std::uint64_t seed)
+      : adapters{model->adapter(21, false), model->adapter(22, true, 0, true)} {
+    Random random(seed);
+    const DeviceAdapter* adapter_of[] = {nullptr, adapters.data(), &adapters[1], nullptr, adapters.data()};
+    for (int i = 0; i < 14; ++i) {
+      const int sequences = i % 7 == 6 ? 5 : 1 + i % 4;
+      std::vector<Piece> pieces;
+      for (int s = 0; s < sequences; ++s) {
+        const auto token = static_cast<std::int32_t>(random.below(model->program.vocab_size));
+        pieces.push_back({{token}, i, 1, {s}, adapter_of[(s + i) % 5]});
+      }
+      steps.emplace_back(pieces);
+    }
+  }
+  [[nodiscard]] std::vector<std::vector<float>> run(Engine* engine) const {
+    std::vector<std::vector<float>> logits;
+    for (const StepArrays& step : steps) logits.push_back(logits_of(engine, step.input()));
+    return logits;
+  }
+
+  std::vector<DeviceAdapter> adapters;
+  std::vector<StepArrays> steps;
+};
+
+constexpr float kClosed = -20.0F;
+constexpr float kSparse = -1.3F;
+constexpr float kHalfOpen = 0.0F;
+
+BOOST_DATA_TEST_CASE(of_neurons_that_are_read_as_their_gates_open,
+                     kernel_tables() * data::make({0, 2}) * data::make({0, 1}) *
+                         data::make({kClosed, kSparse, kHalfOpen}),
+                     kernels, dtype, activation, gate_bias) {
+  const auto gate = activation == 0 ? LinearEpilogue::kReluMul : LinearEpilogue::kReluMulRelu;
+  RandomModel model(neuron_options(kDTypes[dtype], gate, gate_bias));
+  const SparseSteps steps(&model, 5);
+  const KernelTable& table = kernel_table(kernels);
+  const auto mapped = make_cpu_engine(model.program, std::make_shared<ThreadPool>(2), table);
+  mapped->allocate_kv_blocks(kBlocks);
+  const auto expected = steps.run(mapped.get());
+  // The same without neurons.
+  Program dense = model.program;
+  for (Op& op : dense.body) {
+    auto* linear = std::get_if<LinearOp>(&op);
+    if (linear != nullptr) linear->neurons = {};
+  }
+  const auto dense_engine = make_cpu_engine(dense, std::make_shared<ThreadPool>(2), table);
+  dense_engine->allocate_kv_blocks(kBlocks);
+  check_same(steps.run(dense_engine.get()), expected);
+  const ProgramInFile file(model.program);
+  const WeightUsage usage = usage_of(model.program);
+  const std::size_t least = least_memory(file);
+  const std::size_t all = file.engine(kPlenty)->weight_placement()->resident_bytes;
+  BOOST_REQUIRE(least < all);
+  for (std::size_t i = 0; i < 6; ++i) {
+    const std::size_t memory = i == 5 ? kPlenty : least + (all - least) * i / 5;
+    const auto engine =
+        file.engine(memory, 1 + static_cast<int>(i % 3), i % 2 == 0 ? WeightUsage{} : usage, kernels);
+    check_same(steps.run(engine.get()), expected);
+    check_same(steps.run(engine.get()), expected);
+    const WeightPlacement placement = engine->weight_placement().value();
+    BOOST_TEST(placement.resident_bytes + placement.buffer_bytes <= memory);
+    BOOST_TEST((placement.file_bytes == 0) == (i == 5));
+  }
+}
+
+BOOST_AUTO_TEST_CASE(neurons_whose_gates_are_closed_are_not_read) {
+  RandomModel model(neuron_options(DType::kBFloat16, LinearEpilogue::kReluMul, kClosed));
+  const ProgramInFile file(model.program);
+  const auto engine = file.engine(least_memory(file) + 300000);
+  const auto read_of = [&](std::size_t tokens) {
+    std::vector<std::int32_t> ids(tokens, 3);
+    const StepArrays step({{.tokens = ids, .first_position = 0, .prompt_length = 300, .blocks = {0, 1, 2}}});
+    logits_of(engine.get(), step.input());
+    const std::uint64_t before = engine->weight_placement()->bytes_read;
+    logits_of(engine.get(), step.input());
+    return engine->weight_placement()->bytes_read - before;
+  };
+  const std::uint64_t up_and_down = 3 * 2 * 320 * 128 * 2;
+  BOOST_TEST(read_of(40) >= up_and_down);
+  BOOST_TEST(read_of(1) < up_and_down);
+}
+
+BOOST_AUTO_TEST_CASE(neurons_that_a_text_used_most_are_kept) {
+  RandomModel model(neuron_options(DType::kBFloat16, LinearEpilogue::kReluMul, kSparse));
+  const ProgramInFile file(model.program);
+  const SparseSteps steps(&model, 8);
+  const std::size_t memory = least_memory(file) + 500000;
+  // What these very steps use, as the bits of what the gated layers make would say.
+  const auto read_with = [&](const WeightUsage& usage) {
+    const auto engine = file.engine(memory, 2, usage);
+    const std::uint64_t before = engine->weight_placement()->bytes_read;
+    const std::size_t kept = engine->weight_placement()->resident_bytes;
+    static_cast<void>(steps.run(engine.get()));
+    return std::pair(engine->weight_placement()->bytes_read - before, kept);
+  };
+  WeightUsage all = usage_of(model.program);
+  for (auto& [op, counts] : all.of_ops) std::ranges::fill(counts, 90);
+  BOOST_TEST(read_with(all).second > read_with({}).second - 2 * kFilePage);
+  for (auto& [op, counts] : all.of_ops) counts.pop_back();
+  BOOST_CHECK_EXCEPTION(
+      static_cast<void>(file.engine(memory, 2, all)), EngineError, [](const EngineError& error) {
+        return std::string(error.what()).starts_with("the usage of weights does not have the 320");
+      });
+}
+
+BOOST_AUTO_TEST_CASE(neurons_of_a_file_that_is_cut_short_fail_the_step_and_no_other) {
+  RandomModel model(neuron_options(DType::kFloat32, LinearEpilogue::kReluMul, kSparse));
+  const SparseSteps steps(&model, 6);
+  const ProgramInFile file(model.program);
+  const auto engine = file.engine(least_memory(file));
+  const auto expected = steps.run(engine.get());
+  std::filesystem::resize_file(file.path(), file.bytes / 3);
+  for (int i = 0; i < 3; ++i) {
+    BOOST_CHECK_EXCEPTION(steps.run(engine.get()), StepError, [&](const StepError& error) {
+      return std::string(error.what()).starts_with(file.path() + ": ends at byte ");
+    });
+  }
+  file.restore();
+  check_same(steps.run(engine.get()), expected);
+}
+
 BOOST_AUTO_TEST_CASE(experts_that_no_token_takes_are_not_read) {
   RandomModel model({.num_layers = 1,
                      .shape = {.hidden_size = 96, .attention = {4, 2, 24}},
@@ -249,6 +420,76 @@ BOOST_AUTO_TEST_CASE(experts_that_no_token_takes_are_not_read) {
   BOOST_TEST(read > 0U);
   BOOST_TEST((logits_of(engine.get(), one.input()) == logits));
   BOOST_TEST(engine->weight_placement()->bytes_read == before.bytes_read + read);
+}
+
+BOOST_AUTO_TEST_CASE(slots_begin_with_the_experts_that_a_text_used_most) {
+  RandomModel model({.num_layers = 1,
+                     .shape = {.hidden_size = 96, .attention = {4, 2, 24}},
+                     .intermediate_size = 136,
+                     .num_experts = 8,
+                     .routing = {.top_k = 2, .normalised = true}});
+  const ProgramInFile file(model.program);
+  const auto usage = std::make_shared<WeightUsage>();
+  const auto counted =
+      make_cpu_engine(model.program, std::make_shared<ThreadPool>(1), "", nullptr, nullptr, nullptr, usage);
+  counted->allocate_kv_blocks(kBlocks);
+  const StepArrays one({{.tokens = {3}, .first_position = 0, .prompt_length = 1, .blocks = {0}}});
+  const auto expected = logits_of(counted.get(), one.input());
+  BOOST_TEST(usage->tokens == 1);
+  BOOST_REQUIRE(usage->of_ops.size() == 1U);
+  WeightUsage known = *usage;
+  std::vector<std::uint32_t>& counts = known.of_ops.begin()->second;
+  BOOST_REQUIRE(counts.size() == 8U);
+  BOOST_TEST(std::ranges::count(counts, 1U) == 2);
+  BOOST_TEST(std::ranges::count(counts, 0U) == 6);
+  const std::size_t memory = least_memory(file) + 400000;  // which linear layers fit into
+  const auto read_with = [&](const WeightUsage& given) {
+    const auto engine = file.engine(memory, 2, given);
+    const std::uint64_t before = engine->weight_placement()->bytes_read;
+    BOOST_TEST((logits_of(engine.get(), one.input()) == expected));
+    return engine->weight_placement()->bytes_read - before;
+  };
+  BOOST_TEST(read_with(known) == 0U);
+  BOOST_TEST(read_with({}) > 0U);
+  counts.pop_back();
+  BOOST_CHECK_EXCEPTION(
+      static_cast<void>(file.engine(least_memory(file), 2, known)), EngineError,
+      [](const EngineError& error) {
+        return std::string(error.what()).starts_with("the usage of weights does not have the 8 ");
+      });
+}
+
+// A neuron counts with every row whose gate is open.
+BOOST_DATA_TEST_CASE(usage_counts_open_gates, data::make({0, 2}), dtype) {
+  RandomModel model(neuron_options(kDTypes[dtype], LinearEpilogue::kReluMul, kSparse));
+  const SparseSteps steps(&model, 5);
+  const auto usage_with = [&](bool has_neurons) {
+    Program program = model.program;
+    for (Op& op : program.body) {
+      auto* linear = std::get_if<LinearOp>(&op);
+      if (linear != nullptr && !has_neurons) linear->neurons = {};
+    }
+    auto usage = std::make_shared<WeightUsage>();
+    const auto engine =
+        make_cpu_engine(program, std::make_shared<ThreadPool>(2), "", nullptr, nullptr, nullptr, usage);
+    engine->allocate_kv_blocks(kBlocks);
+    static_cast<void>(steps.run(engine.get()));
+    return *usage;
+  };
+  const WeightUsage usage = usage_with(true);
+  const WeightUsage dense = usage_with(false);
+  BOOST_TEST(usage.tokens == dense.tokens);
+  BOOST_TEST((usage.of_ops == dense.of_ops));
+  BOOST_TEST(usage.of_ops.size() == 3U);
+  std::int64_t tokens = 0;
+  for (const StepArrays& step : steps.steps) tokens += static_cast<std::int64_t>(step.tokens.size());
+  BOOST_TEST(usage.tokens == tokens);
+  for (const auto& [op, counts] : usage.of_ops) {
+    const double open =
+        std::accumulate(counts.begin(), counts.end(), 0.0) / static_cast<double>(tokens * 320);
+    BOOST_TEST(open > 0.02);
+    BOOST_TEST(open < 0.3);
+  }
 }
 
 BOOST_AUTO_TEST_CASE(a_file_that_is_cut_short_fails_the_step_and_no_other) {

@@ -16,16 +16,17 @@ constexpr std::size_t kFileBytes = 64 * kFilePage;
 
 /// A stream of units of different sizes, one after another in the file.
 struct Streamed {
-  Streamed(std::size_t ring_pages, std::size_t first_again) : file(kFileBytes) {
-    std::vector<FilePages> pages;
+  Streamed(std::size_t ring_pages, std::size_t first_again, const std::vector<std::size_t>& exceptions = {})
+      : file(kFileBytes), weights(std::make_shared<WeightFile>(file.path())) {
+    std::vector<WeightStream::Unit> units;
     std::size_t offset = 64;
     for (const std::size_t bytes : {5000U, 100U, 9000U, 4096U, 12000U, 64U}) {
       ranges.push_back({offset, bytes});
-      pages.emplace_back(std::vector<FileRange>{{offset, bytes}});
+      units.push_back({FilePages({{offset, bytes}})});
       offset += bytes + 640;
     }
-    stream = std::make_unique<WeightStream>(std::make_shared<WeightFile>(file.path()), std::move(pages),
-                                            ring_pages * kFilePage, first_again);
+    for (const std::size_t unit : exceptions) units[unit].is_exception = true;
+    stream = std::make_unique<WeightStream>(weights, std::move(units), ring_pages * kFilePage, first_again);
   }
 
   void use(std::size_t unit) {
@@ -37,6 +38,7 @@ struct Streamed {
   }
 
   TestFile file;
+  std::shared_ptr<WeightFile> weights;
   std::vector<FileRange> ranges;
   std::unique_ptr<WeightStream> stream;
 };
@@ -59,6 +61,39 @@ BOOST_AUTO_TEST_CASE(any_unit_can_be_asked_for) {
   Streamed streamed(5, 0);
   std::mt19937 random(3);
   for (int i = 0; i < 500; ++i) streamed.use(random() % 6);
+}
+
+BOOST_AUTO_TEST_CASE(units_that_are_not_expected_are_not_read) {
+  Streamed streamed(20, 0, {0, 3});
+  const auto bytes_of = [&](const std::vector<std::size_t>& units) {
+    std::uint64_t bytes = 0;
+    for (const std::size_t unit : units) bytes += pages_of(streamed.ranges[unit]).bytes;
+    return bytes;
+  };
+  const std::vector<std::size_t> expected{1, 2, 4, 5};
+  for (int round = 0; round < 3; ++round) {
+    for (const std::size_t unit : expected) streamed.use(unit);
+  }
+  streamed.stream->expect(4, false);
+  streamed.stream->expect(0, true);
+  for (int round = 0; round < 3; ++round) {
+    for (const std::size_t unit : {0U, 1U, 2U, 5U}) streamed.use(unit);
+  }
+  for (const std::size_t unit : {3U, 0U, 4U, 1U}) streamed.use(unit);
+  // At most a round is read ahead, and once more what was given up.
+  streamed.stream.reset();
+  BOOST_TEST(streamed.weights->bytes_read() <=
+             5 * bytes_of(expected) + 5 * bytes_of({0, 1, 2, 5}) + 2 * bytes_of({0, 1, 2, 3, 4, 5}));
+}
+
+BOOST_AUTO_TEST_CASE(exceptions_alone_do_not_stop_a_stream) {
+  Streamed streamed(4, 0, {0, 1, 2, 3, 4, 5});
+  std::mt19937 random(4);
+  for (int i = 0; i < 50; ++i) {
+    const std::size_t unit = random() % 6;
+    streamed.stream->expect(random() % 6, i % 2 == 0);
+    streamed.use(unit);
+  }
 }
 
 BOOST_AUTO_TEST_CASE(a_unit_that_cannot_be_read_is_an_error_whenever_it_is_asked_for) {

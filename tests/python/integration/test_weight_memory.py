@@ -169,6 +169,14 @@ def test_a_build_stores_a_default_that_an_executor_can_change(
         assert sum(step.weight_bytes_read for step in executor.get_latest_iteration_stats()) > 0
 
 
+def test_a_default_may_be_of_many_gigabytes(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    engine = build_engine(model, tmp_path, weight_memory="40GiB", **FLAGS)
+    assert EngineConfig.load(engine).build_config.weight_memory == 40 << 30
+    arguments = ["build", "--checkpoint_dir", tmp_path / "checkpoint", "--output_dir", tmp_path / "other"]
+    assert cli.main([*map(str, arguments), "--weight_memory", "5000000TiB"]) == 2
+    assert "weight_memory is 5497558138880000000; it must be at most" in " ".join(capsys.readouterr().err.split())
+
+
 def test_what_does_not_fit_is_refused_with_the_bytes(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     least, engine = least_memory(plain), load_engine(plain)
     with pytest.raises(ConfigError, match=f"weight_memory is {least - 1}; accepted: {least} and more bytes: "):

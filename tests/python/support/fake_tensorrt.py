@@ -68,8 +68,6 @@ class FakeContext:
 class FakeEngine:
     """A deserialised plan with the tensors of config.json."""
 
-    device_memory_size_v2 = 1000
-
     def __init__(self, plans: TensorRtPlans) -> None:
         self._rows = {row.name: row for row in plans.tensors}
         self.num_io_tensors = len(self._rows)
@@ -77,6 +75,25 @@ class FakeEngine:
         self.contexts: list[FakeContext] = []
         self.makes_contexts = True
         self.refused_profile: int | None = None
+        self.streamable_weights_size = 0
+        self.largest_budget: int | None = None
+        self._budget = 0
+
+    @property
+    def device_memory_size_v2(self) -> int:
+        """With the room that streamed weights are copied to."""
+        return 1000 if self._budget == self.streamable_weights_size else 1500
+
+    @property
+    def weight_streaming_budget_v2(self) -> int:
+        return self._budget
+
+    @weight_streaming_budget_v2.setter
+    def weight_streaming_budget_v2(self, budget: int) -> None:
+        if self.contexts:
+            raise RuntimeError("there are contexts")
+        if self.largest_budget is None or budget <= self.largest_budget:
+            self._budget = budget
 
     def get_tensor_name(self, index: int) -> str:
         return list(self._rows)[index]

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -186,6 +187,15 @@ class Engine {
 /// EngineInfo::kv_block_bytes of a program's engine.
 [[nodiscard]] std::size_t kv_block_bytes(const Program& program);
 
+/// How often the tokens of a text used what ops of a body choose from. Which weights are kept in memory may
+/// depend on it, and no result does.
+struct WeightUsage {
+  std::int64_t tokens = 0;  ///< 0: nothing is known
+  /// By op: of a layer that a ReLU gates, how often each neuron's gate was open; of experts, how often each
+  /// was taken.
+  std::map<std::size_t, std::vector<std::uint32_t>> of_ops;
+};
+
 /// Memory for the weights of a program that is mapped from an engine file.
 struct WeightMemory {
   std::string path;
@@ -193,25 +203,29 @@ struct WeightMemory {
   std::span<const std::byte> mapping;
   /// Of the weights that are kept, and of what the others are read into.
   std::size_t bytes = 0;
+  WeightUsage usage = {};
 };
 
 /// The CPU engine. Weights in `program` must outlive it; `pool` is used during step(). `kernels` names a
 /// table of kernels/kernel_table.h; empty for the one that is chosen for this CPU. With a `profile`, every op
 /// of every step is timed and recorded there, and the pool measures its busy time. `communicator` is that of
 /// a program of several ranks. With `weight_memory`, as many weights as fit into it are kept in memory, and
-/// the others are read from the file as they are used; the mapping is not read. Throws EngineError with all
+/// the others are read from the file as they are used; the mapping is not read. Every step adds what it used
+/// to `usage`, which nobody else touches during one. Throws EngineError with all
 /// of program.validate()'s problems, for a communicator of other ranks and a file that cannot be read,
 /// ConfigError for kernels that this CPU cannot run and for less memory than the weights need at least.
 [[nodiscard]] std::unique_ptr<Engine> make_cpu_engine(Program program, std::shared_ptr<ThreadPool> pool,
                                                       std::string_view kernels = {},
                                                       std::shared_ptr<StepProfile> profile = nullptr,
                                                       std::shared_ptr<Communicator> communicator = nullptr,
-                                                      const WeightMemory* weight_memory = nullptr);
+                                                      const WeightMemory* weight_memory = nullptr,
+                                                      std::shared_ptr<WeightUsage> usage = nullptr);
 /// The same with a table of kernels that outlives the engine.
 [[nodiscard]] std::unique_ptr<Engine> make_cpu_engine(Program program, std::shared_ptr<ThreadPool> pool,
                                                       const KernelTable& kernels,
                                                       std::shared_ptr<StepProfile> profile = nullptr,
                                                       std::shared_ptr<Communicator> communicator = nullptr,
-                                                      const WeightMemory* weight_memory = nullptr);
+                                                      const WeightMemory* weight_memory = nullptr,
+                                                      std::shared_ptr<WeightUsage> usage = nullptr);
 
 }  // namespace adaptrt

@@ -10,6 +10,7 @@
 
 #include "adaptrt/core/dtype.h"
 #include "adaptrt/core/error.h"
+#include "adaptrt/core/neuron_table.h"
 #include "adaptrt/core/panels.h"
 #include "adaptrt/lora/layout.h"
 
@@ -242,6 +243,9 @@ struct LinearOp {
   /// a few rows of input read those of its outputs alone that some row's score leaves.
   BufferId scores = kNoBuffer;
   float least_score = 0.0F;
+  /// Of ReLU gates without scores, and of the layer that reads what they make, which has the same: their
+  /// neurons one by one. A few rows of input read the gated layer's second part here in place of its rows.
+  NeuronTable neurons = {};
 };
 
 /// What a router's logits become before experts are chosen.

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -47,6 +48,12 @@ class FilePages {
   std::size_t bytes_ = 0;
 };
 
+/// Bytes of memory that a part of a read goes to.
+struct MemoryPiece {
+  std::byte* data = nullptr;
+  std::size_t bytes = 0;
+};
+
 /// An engine file whose weights are read while the engine runs. Reads go past the system's cache of files
 /// where the file system can do that, so that what is read once a step drives nothing else out of memory. Any
 /// number of threads.
@@ -66,6 +73,9 @@ class WeightFile {
   /// Fills `memory`, which begins at a page, with all of `pages`. Throws StepError with the path and the
   /// reason: an error of the disk, or a file that ends before.
   void read(const FilePages& pages, std::byte* memory);
+  /// Whole pages of the file from `offset` on, one request for all of them: spread over these places, which
+  /// begin at pages and have whole ones. Throws as read.
+  void read_spread(std::size_t offset, std::span<const MemoryPiece> places);
 
  private:
   void read_piece(FileRange piece, std::byte* memory);

@@ -3,6 +3,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -19,6 +20,12 @@ namespace adaptrt {
 /// their use, into a ring that has room for some of them.
 class WeightStream {
  public:
+  struct Unit {
+    FilePages pages;
+    /// Not expected to be used unless expect() says otherwise.
+    bool is_exception = false;
+  };
+
   /// Keeps a unit in the ring for as long as it lives.
   class Held {
    public:
@@ -35,9 +42,9 @@ class WeightStream {
     WeightStream* stream_;
   };
 
-  /// Units are used in the order of their numbers; behind the last one comes `first_again`. `ring_bytes`: at
-  /// least those of every unit's pages. Throws std::bad_alloc.
-  WeightStream(std::shared_ptr<WeightFile> file, std::vector<FilePages> units, std::size_t ring_bytes,
+  /// Units are used in the order of their numbers, those that are not expected left out; behind the last one
+  /// comes `first_again`. `ring_bytes`: at least those of every unit's pages. Throws std::bad_alloc.
+  WeightStream(std::shared_ptr<WeightFile> file, std::vector<Unit> units, std::size_t ring_bytes,
                std::size_t first_again);
   ~WeightStream();
   WeightStream(const WeightStream&) = delete;
@@ -47,36 +54,39 @@ class WeightStream {
   /// Where a byte of the file that belongs to a unit lies while the unit is held.
   [[nodiscard]] const std::byte* address_of(std::size_t unit, std::size_t offset) const;
 
+  /// Whether a unit is read ahead of its use from now on.
+  void expect(std::size_t unit, bool is_expected);
+
   /// Waits until a unit is in the ring; one at a time, of one thread. Another than the next one may be asked
   /// for: what was read ahead is given up then. Throws StepError when it cannot be read; it is tried again
   /// when it is asked for again.
   [[nodiscard]] Held hold(std::size_t unit);
 
  private:
-  struct Unit {
+  struct Placed {
     FilePages pages;
     std::size_t place = 0;  ///< in the ring
+    bool is_expected = true;
   };
 
+  void place_units(std::vector<Unit> units);
   void release();
   void run();
   void read(std::unique_lock<std::mutex>& lock);
-  [[nodiscard]] std::size_t after(std::size_t unit) const {
-    return unit + 1 == units_.size() ? first_again_ : unit + 1;
-  }
+  /// The next expected one; `unit` itself where there is no other.
+  [[nodiscard]] std::size_t after(std::size_t unit) const;
   /// Whether no unit that is there has bytes in the place of the next one.
   [[nodiscard]] bool has_room() const;
 
   std::shared_ptr<WeightFile> file_;
-  std::vector<Unit> units_;
+  std::vector<Placed> units_;
   std::size_t first_again_;
   HugeArray ring_;
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::size_t first_ = 0;  ///< of those that are in the ring, which follow one another
-  std::size_t count_ = 0;  ///< of these
-  std::size_t next_ = 0;   ///< the one to read behind them
+  std::deque<std::size_t> there_;  ///< those that are in the ring, in the order of their use
+  std::size_t next_ = 0;           ///< the one to read behind them
   /// How often what was read ahead was given up.
   std::uint64_t turn_ = 0;
   /// Why the next one could not be read; empty: it was not tried.

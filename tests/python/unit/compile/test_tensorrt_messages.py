@@ -96,7 +96,8 @@ def test_what_is_logged_is_sent_but_for_details() -> None:
 def test_requests_and_results_as_text() -> None:
     request = PlanRequest(
         package="tensorrt_rtx", network="/n.onnx", weights=None, compute_capability="8.0",
-        profiles=({"x": ((1, 2), (3, 2), (4, 2))}, {"x": ((1, 2), (1, 2), (1, 2))}), timing_cache="/t", plan="/p",
+        profiles=({"x": ((1, 2), (3, 2), (4, 2))}, {"x": ((1, 2), (1, 2), (1, 2))}), timing_cache="/t",
+        streams_weights=True, plan="/p",
     )  # fmt: skip
     assert request_from_json(request_to_json(request)) == request
     tensor = NetworkTensor(name="x", dtype="float16", shape=(-1, 2), mode="input")

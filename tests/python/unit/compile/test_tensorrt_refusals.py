@@ -68,6 +68,7 @@ def request(package: Package, directory: Path, profile: Mapping[str, Any]) -> Pl
         compute_capability="8.0",
         profiles=(profile,) if profile else (),
         timing_cache=None,
+        streams_weights=False,
         plan=str(directory / "plan"),
     )
 

@@ -15,6 +15,7 @@ from adaptrt._core import ConfigError, DType, EngineError, StepError
 from adaptrt.builder.compile.tensorrt.capability import current_capability
 from adaptrt.builder.config import PluginConfig, TensorRtBuildConfig
 from adaptrt.runtime.engine import load_engine
+from adaptrt.runtime.tensorrt import session
 from adaptrt.runtime.tensorrt.engine import TensorRtEngine
 from adaptrt.runtime.tensorrt.session import Plan
 from support.engines import SMALL, make_engine
@@ -188,6 +189,95 @@ def test_a_plan_with_other_tensors_than_config_json(engine: TensorRtEngine) -> N
     fewer = replace(engine.plans, profiles=("prefill",))
     with pytest.raises(EngineError, match=r"has 1 optimization profiles; config\.json has 2"):
         plan_of(engine, fake_tensorrt(FakeEngine(fewer)), FakeDevice(8, 0))
+
+
+def streaming_plan(engine: TensorRtEngine) -> tuple[FakeEngine, FakeDevice, Plan]:
+    plan_engine, device = FakeEngine(engine.plans), FakeDevice(8, 0)
+    plan_engine.streamable_weights_size = 5000
+    return plan_engine, device, plan_of(engine, fake_tensorrt(plan_engine), device)
+
+
+@pytest.mark.parametrize(("memory", "budget"), [(3000, 3000), (5000, 5000), (9000, 5000), (0, 5000)])
+def test_weights_keep_to_their_memory_before_contexts_are_made(
+    engine: TensorRtEngine, memory: int, budget: int
+) -> None:
+    plan_engine, device, plan = streaming_plan(engine)
+    plan.set_weight_memory(memory)
+    for profile in range(2):
+        plan.context(profile)
+    assert plan_engine.weight_streaming_budget_v2 == budget
+    # With the room that streamed weights are copied to.
+    assert [allocation.num_bytes for allocation in device.allocated] == [1000 if budget == 5000 else 1500]
+    assert {context.memory for context in plan_engine.contexts} == {(256, device.allocated[0].num_bytes)}
+
+
+def test_a_plan_whose_weights_keep_to_nothing(engine: TensorRtEngine) -> None:
+    plan_engine, _, plan = streaming_plan(engine)
+    plan_engine.largest_budget = 2000
+    with pytest.raises(EngineError, match=r"does not keep 3000 of 5000 bytes of weights on the GPU: it gives no"):
+        plan.set_weight_memory(3000)
+    plan.set_weight_memory(1000)
+    plan.context(0)
+    with pytest.raises(EngineError, match=r"does not keep 2000 of 5000 bytes of weights on the GPU"):
+        plan.set_weight_memory(2000)
+    plan_engine.streamable_weights_size = 0
+    with pytest.raises(EngineError, match=r"rank0\.sm80\.plan: has no weights that can be streamed"):
+        plan.set_weight_memory(1000)
+
+
+def test_engines_that_were_built_for_a_weight_memory_take_one(engine: TensorRtEngine) -> None:
+    with pytest.raises(ConfigError, match=r"weight_memory is 4096; accepted: None and 0, .* was built without"):
+        engine.with_weight_memory(4096)
+    assert engine.with_weight_memory(0) is engine
+    streaming = replace(
+        engine, config=replace(engine.config, build_config=replace(engine.config.build_config, weight_memory=8192))
+    )
+    assert streaming.with_weight_memory(4096).weight_memory == 4096
+    assert streaming.with_weight_memory(None).weight_memory == streaming.weight_memory
+
+
+@pytest.mark.parametrize("built_with", [None, 70000])
+def test_a_session_asks_for_what_the_engine_was_given(
+    engine: TensorRtEngine, built_with: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    captured: list[bool] = []
+    monkeypatch.setattr(Plan, "set_weight_memory", lambda self, num_bytes: asked.append(num_bytes))
+    monkeypatch.setattr(session, "make_program", lambda engine: None)
+    monkeypatch.setattr(
+        session._core, "TensorRtEngine", lambda program, device, *contexts, cuda_graphs: captured.append(cuda_graphs)
+    )
+    given = replace(
+        engine,
+        config=replace(engine.config, build_config=replace(engine.config.build_config, weight_memory=built_with)),
+    )
+    if built_with is not None:
+        given = given.with_weight_memory(3000)
+    module = fake_tensorrt(FakeEngine(engine.plans))
+    session.start_session(given, module, FakeKernels(), FakeDevice(8, 0))  # type: ignore[arg-type]
+    assert asked == ([] if built_with is None else [3000])
+    assert captured == [built_with is None]  # such plans allocate memory while they run
+
+
+def test_a_build_with_a_weight_memory_makes_a_plan_that_streams(tmp_path: Path) -> None:
+    config = replace(
+        SMALL,
+        backend="tensorrt",
+        weight_memory=70000,
+        plugin_config=PluginConfig(lora_plugin="auto"),
+        tensorrt_config=TensorRtBuildConfig(compute_capability=("8.0",)),
+    )
+    make_engine(ModelSpec(num_hidden_layers=1), tmp_path, config, DType.FLOAT16)
+    loaded = load_engine(tmp_path / "engine")
+    assert isinstance(loaded, TensorRtEngine)
+    assert loaded.streams_weights
+    assert loaded.weight_memory == 70000
+    with pytest.raises(ConfigError, match="weight_memory needs weights constants: TensorRT streams the constants"):
+        make_engine(
+            ModelSpec(num_hidden_layers=1), tmp_path / "external",
+            replace(config, tensorrt_config=TensorRtBuildConfig(compute_capability=("8.0",), weights="external")),
+            DType.FLOAT16,
+        )  # fmt: skip
 
 
 def test_a_damaged_plan(engine: TensorRtEngine, tmp_path: Path) -> None:

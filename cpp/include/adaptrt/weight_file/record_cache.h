@@ -1,0 +1,74 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "adaptrt/core/huge_array.h"
+#include "adaptrt/weight_file/parallel_reader.h"
+#include "adaptrt/weight_file/weight_file.h"
+
+namespace adaptrt {
+
+/// Small records of a file, of which a step uses some here and there: some stay in memory, the others are
+/// read when they are used, many at a time, into slots in which they stay until those are needed. Of one
+/// thread.
+class RecordCache {
+ public:
+  /// Records one after another, each of whole pages.
+  struct Table {
+    std::size_t offset = 0;  ///< of the first one in the file, at a page
+    std::size_t record_bytes = 0;
+    std::int32_t count = 0;
+    std::vector<std::int32_t> kept;  ///< those that stay, in ascending order
+  };
+
+  /// Reads those that stay. Throws StepError when one cannot be read, std::bad_alloc.
+  RecordCache(std::shared_ptr<WeightFile> file, std::vector<Table> tables, std::size_t num_slots);
+
+  [[nodiscard]] const HugeArray& memory() const { return memory_; }
+  [[nodiscard]] std::size_t slot_bytes() const { return slot_bytes_; }
+
+  /// Brings records of a table, in ascending order and no more than there are slots, to memory, where they
+  /// stay until the next call. Throws StepError when one cannot be read.
+  void bring(std::size_t table, std::span<const std::int32_t> records);
+  /// Where a record is that was brought by the last call.
+  [[nodiscard]] const std::byte* address_of(std::size_t table, std::int32_t record) const;
+
+ private:
+  static constexpr std::int32_t kNowhere = -1;
+
+  struct Slot {
+    std::int32_t table = kNowhere;  ///< kNowhere: the slot is empty
+    std::int32_t record = 0;
+    bool was_used = false;      ///< since the hand came by
+    std::uint64_t used_at = 0;  ///< the call of bring()
+  };
+
+  [[nodiscard]] std::byte* place(std::int32_t slot) const {
+    return memory_.data() + static_cast<std::size_t>(slot) * slot_bytes_;
+  }
+  std::int32_t take_slot();
+  void plan_reads(std::size_t table, std::span<const std::int32_t> records);
+  void read_missing(std::size_t table);
+  void forget_missing(std::size_t table);
+
+  std::vector<Table> tables_;
+  std::size_t slot_bytes_ = 0;
+  std::size_t num_kept_ = 0;                        ///< slots that nothing else comes into, the first ones
+  std::vector<std::vector<std::int32_t>> slot_of_;  ///< by table and record
+  std::vector<Slot> slots_;                         ///< behind the kept ones
+  std::size_t hand_ = 0;                            ///< the slot that is looked at next
+  std::uint64_t calls_ = 0;
+  HugeArray memory_;
+  HugeArray passed_over_;  ///< what is read of records that nobody asked for
+  // Of a call, kept so that steps allocate nothing.
+  std::vector<std::int32_t> missing_;
+  std::vector<ParallelReader::Read> reads_;
+  std::vector<MemoryPiece> places_;
+  ParallelReader reader_;
+};
+
+}  // namespace adaptrt

@@ -1,0 +1,49 @@
+"""Which neurons and experts a text uses: what is kept in memory first of an engine that does not fit."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from .. import _core
+from ..builder.config import BuildConfig
+from ..builder.engine_config import EngineConfig
+from ..builder.weight_usage import WeightUsage, usage_names
+from .native_engine import NativeEngine, load_native_engine
+from .text_quality import DEFAULT_WINDOW, MIN_TOKENS, longest_window, read_text, run_windows
+
+
+class TextUsage:
+    """Runs a build's engine over a text, as builder.weight_usage.UsageMeasure."""
+
+    def __init__(self, text: Path, model_dir: Path, limit: int) -> None:
+        """Reads at most `limit` tokens; `model_dir`, the model's or the checkpoint's, has the tokenizer.
+
+        Raises ConfigError for what cannot be read, and a text that is too short.
+        """
+        self._text = text
+        self._token_ids = read_text(text, model_dir, limit, "usage")
+
+    def problems(self, config: BuildConfig) -> list[str]:
+        """The limits that leave no room for windows of the text."""
+        longest = longest_window(config)
+        if longest >= MIN_TOKENS:
+            return []
+        return [f"usage_text needs windows of {MIN_TOKENS} tokens; max_input_len and max_seq_len allow {longest}"]
+
+    def measure(self, engine: Path) -> WeightUsage:
+        """Of all tokens but what a last window of one would be."""
+        config = EngineConfig.load(engine)
+        loaded = load_native_engine(engine, config)
+        assert isinstance(loaded, NativeEngine)
+        counter = _core.WeightUsage()
+        window = min(DEFAULT_WINDOW, len(self._token_ids), longest_window(config.build_config))
+        for _ in run_windows([dataclasses.replace(loaded, usage_counter=counter)], self._token_ids, window):
+            pass
+        of_ops = counter.of_ops
+        counts = {
+            name: tuple(of_ops[at]) if at in of_ops else (0,) * size
+            for at, (name, size) in usage_names(loaded.storage.program).items()
+        }
+        (checksum,) = config.engine_checksums
+        return WeightUsage(engine_checksum=checksum, text=self._text.name, tokens=counter.tokens, counts=counts)
