@@ -12,7 +12,7 @@ CPP_TESTS := $(shell find tests/cpp -type f)
 CPP_FILES = $$(git ls-files 'cpp/*.h' 'cpp/*.cpp' 'cpp/*.inl' 'tests/cpp/*.h' 'tests/cpp/*.cpp' 'bench/*.cpp' \
                         'plugins/*.h' 'plugins/*.cu')
 
-.PHONY: demo install test lint format sanitize bench clean
+.PHONY: demo install test lint format sanitize sanitize-all bench clean
 
 demo: $(VENV)/.installed  ## Build everything, then serve one mixed batch of adapters
 	$(VENV)/bin/python -m adaptrt.tools.demo
@@ -34,9 +34,15 @@ format: $(VENV)/.installed-dev  ## Rewrite sources in the house style
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/clang-format -i $(CPP_FILES)
 
-sanitize: $(VENV)/.installed-with-tests  ## C++ tests under ASan+UBSan and under TSan
+sanitize: $(VENV)/.installed-with-tests  ## C++ tests under ASan+UBSan and under TSan: what CI runs of them
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" && for preset in asan-ubsan tsan; do \
-	  cmake --preset $$preset && cmake --build --preset $$preset && ctest --preset $$preset || exit 1; done
+	  cmake --preset $$preset -D ADAPTRT_SANITIZE_ALL=OFF && cmake --build --preset $$preset && \
+	  ctest --preset $$preset || exit 1; done
+
+sanitize-all: $(VENV)/.installed-with-tests  ## All C++ tests under both
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" && for preset in asan-ubsan tsan; do \
+	  cmake --preset $$preset -D ADAPTRT_SANITIZE_ALL=ON -D ADAPTRT_X86_KERNELS=ON && cmake --build build/$$preset && \
+	  ctest --test-dir build/$$preset --output-on-failure --parallel 2 || exit 1; done
 
 bench: $(VENV)/.installed  ## Throughput and latency beside the machine's limits
 	$(PIP) 'pydantic>=2.7' "tomli>=2; python_version < '3.11'"

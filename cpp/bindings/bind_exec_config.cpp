@@ -21,7 +21,7 @@ void def_validate(py::class_<Struct> cls) {
   cls.def("validate", [](const Struct& self) { return self.validate().list(); }, kValidateDoc);
 }
 
-void bind_enums(py::module_& module) {
+void bind_config_enums(py::module_& module) {
   py::native_enum<ModelType>(module, "ModelType", "enum.Enum", "What kind of model an engine is.")
       .value("DECODER_ONLY", ModelType::kDecoderOnly)
       .value("ENCODER_ONLY", ModelType::kEncoderOnly)
@@ -156,7 +156,7 @@ void bind_sampling_config(py::module_& module) {
 }  // namespace
 
 void bind_exec_config(py::module_& module) {
-  bind_enums(module);
+  bind_config_enums(module);
   bind_kv_cache_config(module);
   bind_scheduler_config(module);
   bind_sampling_config(module);

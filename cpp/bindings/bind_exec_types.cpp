@@ -20,7 +20,7 @@ namespace py = pybind11;
 namespace adaptrt::bindings {
 namespace {
 
-void bind_enums(py::module_& module) {
+void bind_result_enums(py::module_& module) {
   py::native_enum<FinishReason>(module, "FinishReason", "enum.Enum",
                                 "Why a request generates no more tokens.")
       .value("NOT_FINISHED", FinishReason::kNotFinished)
@@ -148,7 +148,7 @@ void bind_stats(py::module_& module, const char* name, const char* doc) {
 }  // namespace
 
 void bind_exec_types(py::module_& module) {
-  bind_enums(module);
+  bind_result_enums(module);
   bind_kv_cache_retention(module);
   bind_pooling(module);
   bind_struct<OutputConfig>(module, "OutputConfig", "What a Result has besides the tokens.");

@@ -365,7 +365,7 @@ void bind_layout(py::module_& module) {
           "ModuleSizes, or None of a module that the layer does not have.");
 }
 
-void bind_enums(py::module_& module) {
+void bind_op_enums(py::module_& module) {
   py::native_enum<RowKind>(module, "RowKind", "enum.Enum", "How many rows a buffer has in a step.")
       .value("TOKENS", RowKind::kTokens)
       .value("LOGITS", RowKind::kLogits)
@@ -493,7 +493,7 @@ void bind_program_struct(py::module_& module) {
 void bind_program(py::module_& module) {
   bind_views(module);
   bind_layout(module);
-  bind_enums(module);
+  bind_op_enums(module);
   bind_ops(module);
   bind_program_struct(module);
 }

@@ -10,7 +10,7 @@
 
 #include "adaptrt/core/panels.h"
 
-namespace adaptrt {
+namespace adaptrt::compressed_panels_test {
 namespace {
 
 constexpr std::int64_t kInputs[] = {8, 64, 136};
@@ -134,4 +134,4 @@ BOOST_AUTO_TEST_CASE(a_count_of_a_damaged_panel_is_no_more_than_its_places) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt
+}  // namespace adaptrt::compressed_panels_test

@@ -9,7 +9,7 @@
 #include <random>
 #include <vector>
 
-namespace adaptrt {
+namespace adaptrt::convert_test {
 namespace {
 
 constexpr DType kDTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
@@ -114,4 +114,4 @@ BOOST_DATA_TEST_CASE(arrays_are_scaled_in_float32,
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt
+}  // namespace adaptrt::convert_test

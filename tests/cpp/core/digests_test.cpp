@@ -10,7 +10,7 @@
 #include "adaptrt/core/checksum.h"
 #include "adaptrt/core/sha256.h"
 
-namespace adaptrt {
+namespace adaptrt::digests_test {
 namespace {
 
 std::string hexadecimal(const Sha256Digest& digest) {
@@ -92,4 +92,4 @@ BOOST_AUTO_TEST_CASE(exchanged_parts_change_the_checksum) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt
+}  // namespace adaptrt::digests_test

@@ -6,7 +6,7 @@
 #include <new>
 #include <utility>
 
-namespace adaptrt {
+namespace adaptrt::huge_array_test {
 namespace {
 
 BOOST_AUTO_TEST_SUITE(huge_array)
@@ -33,4 +33,4 @@ BOOST_AUTO_TEST_CASE(refused_memory_is_an_exception) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt
+}  // namespace adaptrt::huge_array_test

@@ -8,7 +8,7 @@
 
 #include "adaptrt/core/convert.h"
 
-namespace adaptrt {
+namespace adaptrt::panels_test {
 namespace {
 
 constexpr std::int64_t kSizes[] = {1, 2, 63, 64, 65, 130};
@@ -93,4 +93,4 @@ BOOST_DATA_TEST_CASE(what_pads_an_odd_k_is_zero,
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt
+}  // namespace adaptrt::panels_test

@@ -15,7 +15,7 @@
 #include <thread>
 #include <vector>
 
-namespace adaptrt {
+namespace adaptrt::thread_pool_test {
 namespace {
 
 BOOST_AUTO_TEST_SUITE(thread_pool)
@@ -190,4 +190,4 @@ BOOST_AUTO_TEST_CASE(busy_time_is_measured_on_request_and_taken_once) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt
+}  // namespace adaptrt::thread_pool_test

@@ -4,7 +4,7 @@
 #include <boost/test/unit_test.hpp>
 #include <vector>
 
-namespace adaptrt {
+namespace adaptrt::draft_pace_test {
 namespace {
 
 /// Drafts of so many steps, all of which are computed and `num_right` of which are right.
@@ -83,4 +83,4 @@ BOOST_AUTO_TEST_CASE(drafts_without_room_say_nothing_of_more) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt
+}  // namespace adaptrt::draft_pace_test

@@ -2,7 +2,7 @@
 
 #include <boost/test/unit_test.hpp>
 
-namespace adaptrt {
+namespace adaptrt::drafter_test {
 namespace {
 
 using Tokens = std::vector<std::int32_t>;
@@ -122,4 +122,4 @@ BOOST_AUTO_TEST_CASE(legal_configurations_are_those_of_tensorrt_llm) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt
+}  // namespace adaptrt::drafter_test

@@ -4,7 +4,7 @@
 #include <boost/test/unit_test.hpp>
 #include <random>
 
-namespace adaptrt {
+namespace adaptrt::ngram_index_test {
 namespace {
 
 using Tokens = std::vector<std::int32_t>;
@@ -111,4 +111,4 @@ BOOST_AUTO_TEST_CASE(it_finds_what_looking_everywhere_finds) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt
+}  // namespace adaptrt::ngram_index_test

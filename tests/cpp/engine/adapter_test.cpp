@@ -13,7 +13,7 @@
 #include "emulated_tiles/kernel_tables.h"
 #include "engine/random_model.h"
 
-namespace adaptrt::testing {
+namespace adaptrt::testing::adapter_test {
 namespace {
 
 namespace data = boost::unit_test::data;
@@ -125,4 +125,4 @@ BOOST_AUTO_TEST_CASE(a_long_prompt_reads_an_adapter_of_many_panels) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::testing
+}  // namespace adaptrt::testing::adapter_test

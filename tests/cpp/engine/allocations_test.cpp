@@ -16,7 +16,7 @@
 
 #include "engine/random_model.h"
 
-namespace adaptrt::testing {
+namespace adaptrt::testing::allocations_test {
 namespace {
 
 namespace data = boost::unit_test::data;
@@ -146,4 +146,4 @@ BOOST_DATA_TEST_CASE(steady_steps_with_adapters_allocate_nothing, data::make(cas
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::testing
+}  // namespace adaptrt::testing::allocations_test

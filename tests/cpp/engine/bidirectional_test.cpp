@@ -12,7 +12,7 @@
 #include "emulated_tiles/kernel_tables.h"
 #include "engine/random_model.h"
 
-namespace adaptrt::testing {
+namespace adaptrt::testing::bidirectional_test {
 namespace {
 
 namespace data = boost::unit_test::data;
@@ -300,4 +300,4 @@ BOOST_AUTO_TEST_CASE(sequences_that_are_not_whole_are_refused) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::testing
+}  // namespace adaptrt::testing::bidirectional_test

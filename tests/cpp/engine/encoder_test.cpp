@@ -12,7 +12,7 @@
 #include "adaptrt/core/error.h"
 #include "engine/random_model.h"
 
-namespace adaptrt::testing {
+namespace adaptrt::testing::encoder_test {
 namespace {
 
 constexpr std::int64_t kHeads = 4;
@@ -315,4 +315,4 @@ BOOST_AUTO_TEST_CASE(programs_that_cannot_be_are_found) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::testing
+}  // namespace adaptrt::testing::encoder_test

@@ -18,7 +18,7 @@
 #include "emulated_tiles/kernel_tables.h"
 #include "engine/random_model.h"
 
-namespace adaptrt::testing {
+namespace adaptrt::testing::kv_cache_test {
 namespace {
 
 namespace data = boost::unit_test::data;
@@ -208,4 +208,4 @@ BOOST_DATA_TEST_CASE(tokens_that_are_not_finite_spoil_those_behind_them_alone,
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::testing
+}  // namespace adaptrt::testing::kv_cache_test

@@ -14,7 +14,7 @@
 #include "adaptrt/core/error.h"
 #include "engine/random_model.h"
 
-namespace adaptrt::testing {
+namespace adaptrt::testing::logit_rows_test {
 namespace {
 
 namespace data = boost::unit_test::data;
@@ -205,4 +205,4 @@ BOOST_AUTO_TEST_CASE(engines_that_do_not_tell_hidden_states_refuse_them) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::testing
+}  // namespace adaptrt::testing::logit_rows_test

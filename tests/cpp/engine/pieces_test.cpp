@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-namespace adaptrt::testing {
+namespace adaptrt::testing::pieces_test {
 namespace {
 
 using Ends = std::vector<std::pair<std::size_t, std::size_t>>;
@@ -34,4 +34,4 @@ BOOST_AUTO_TEST_CASE(runs_have_enough_tokens) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::testing
+}  // namespace adaptrt::testing::pieces_test

@@ -11,7 +11,7 @@
 #include "adaptrt/core/error.h"
 #include "engine/random_model.h"
 
-namespace adaptrt::testing {
+namespace adaptrt::testing::program_test {
 namespace {
 
 constexpr std::int64_t kHuge = std::numeric_limits<std::int64_t>::max();
@@ -620,4 +620,4 @@ BOOST_AUTO_TEST_CASE(random_damage_never_crashes_the_validator) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::testing
+}  // namespace adaptrt::testing::program_test

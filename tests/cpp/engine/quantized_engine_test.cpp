@@ -12,7 +12,7 @@
 
 #include "engine/random_model.h"
 
-namespace adaptrt::testing {
+namespace adaptrt::testing::quantized_engine_test {
 namespace {
 
 namespace data = boost::unit_test::data;
@@ -135,4 +135,4 @@ BOOST_DATA_TEST_CASE(numbers_of_a_table_give_the_bits_of_their_values,
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::testing
+}  // namespace adaptrt::testing::quantized_engine_test

@@ -14,7 +14,7 @@
 #include "sharded/rank_programs.h"
 #include "support/allocations.h"
 
-namespace adaptrt::testing {
+namespace adaptrt::testing::rank_allocations_test {
 namespace {
 
 namespace data = boost::unit_test::data;
@@ -76,4 +76,4 @@ BOOST_DATA_TEST_CASE(steady_steps_allocate_nothing, data::make({2, 3}) * data::m
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::testing
+}  // namespace adaptrt::testing::rank_allocations_test

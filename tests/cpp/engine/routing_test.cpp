@@ -11,7 +11,7 @@
 
 #include "engine/random_model.h"
 
-namespace adaptrt {
+namespace adaptrt::routing_test {
 namespace {
 
 using testing::Random;
@@ -140,4 +140,4 @@ BOOST_AUTO_TEST_CASE(logits_that_are_no_numbers_choose_experts_that_exist) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt
+}  // namespace adaptrt::routing_test

@@ -16,7 +16,7 @@
 #include "emulated_tiles/kernel_tables.h"
 #include "engine/random_model.h"
 
-namespace adaptrt::testing {
+namespace adaptrt::testing::sparse_test {
 namespace {
 
 namespace data = boost::unit_test::data;
@@ -264,4 +264,4 @@ BOOST_AUTO_TEST_CASE(open_gates_are_asked_for_again_after_some_steps) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::testing
+}  // namespace adaptrt::testing::sparse_test

@@ -8,7 +8,7 @@
 #include "adaptrt/core/error.h"
 #include "engine/random_model.h"
 
-namespace adaptrt::testing {
+namespace adaptrt::testing::step_input_test {
 namespace {
 
 /// An engine with something in its KV pool, and a step that is sound.
@@ -204,4 +204,4 @@ BOOST_AUTO_TEST_CASE(a_pool_is_allocated_once_and_before_the_first_step) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::testing
+}  // namespace adaptrt::testing::step_input_test

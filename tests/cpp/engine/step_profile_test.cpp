@@ -12,7 +12,7 @@
 #include "sharded/echo.h"
 #include "sharded/rank_programs.h"
 
-namespace adaptrt {
+namespace adaptrt::step_profile_test {
 namespace {
 
 using testing::ModelOptions;
@@ -237,4 +237,4 @@ BOOST_AUTO_TEST_CASE(a_low_rank_exchange_is_apart_from_its_layer) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt
+}  // namespace adaptrt::step_profile_test

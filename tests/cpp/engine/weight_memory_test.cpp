@@ -25,7 +25,7 @@
 #include "engine/random_model.h"
 #include "support/temporary_directory.h"
 
-namespace adaptrt::testing {
+namespace adaptrt::testing::weight_memory_test {
 namespace {
 
 namespace data = boost::unit_test::data;
@@ -526,4 +526,4 @@ BOOST_AUTO_TEST_CASE(a_file_that_is_not_there_is_an_error_of_the_engine) {
 
 BOOST_AUTO_TEST_SUITE_END()
 
-}  // namespace adaptrt::testing
+}  // namespace adaptrt::testing::weight_memory_test

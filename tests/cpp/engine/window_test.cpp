@@ -10,7 +10,7 @@
 
 #include "engine/random_model.h"
 
-namespace adaptrt::testing {
+namespace adaptrt::testing::window_test {
 namespace {
 
 BOOST_AUTO_TEST_SUITE(window)
@@ -46,4 +46,4 @@ BOOST_DATA_TEST_CASE(a_decode_sees_what_it_sees_in_the_whole_prompt,
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::testing
+}  // namespace adaptrt::testing::window_test

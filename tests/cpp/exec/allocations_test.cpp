@@ -9,7 +9,7 @@
 #include "fake_engine.h"
 #include "fake_grammar.h"
 
-namespace adaptrt::test {
+namespace adaptrt::test::allocations_test {
 namespace {
 
 BOOST_AUTO_TEST_SUITE(allocations)
@@ -144,4 +144,4 @@ BOOST_AUTO_TEST_CASE(a_steady_step_of_beams_allocates_nothing) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::test
+}  // namespace adaptrt::test::allocations_test

@@ -12,7 +12,7 @@
 #include "adaptrt/sample/log_softmax.h"
 #include "sequences.h"
 
-namespace adaptrt::test {
+namespace adaptrt::test::beams_test {
 namespace {
 
 constexpr std::int64_t kVocabulary = 101;
@@ -380,4 +380,4 @@ BOOST_AUTO_TEST_CASE(what_cannot_be_with_beams_is_refused_by_name) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::test
+}  // namespace adaptrt::test::beams_test

@@ -7,7 +7,7 @@
 
 #include "fake_engine.h"
 
-namespace adaptrt::test {
+namespace adaptrt::test::draft_engine_test {
 namespace {
 
 constexpr std::int32_t kMaxDraftLen = 4;
@@ -249,4 +249,4 @@ BOOST_AUTO_TEST_CASE(an_engine_that_fails_is_given_up) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::test
+}  // namespace adaptrt::test::draft_engine_test

@@ -10,7 +10,7 @@
 #include "fake_engine.h"
 #include "sequences.h"
 
-namespace adaptrt::test {
+namespace adaptrt::test::draft_target_test {
 namespace {
 
 const std::vector<TokenId> kText = {3, 1, 4, 1, 5};
@@ -284,4 +284,4 @@ BOOST_AUTO_TEST_CASE(what_makes_no_sense_is_refused_by_name) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::test
+}  // namespace adaptrt::test::draft_target_test

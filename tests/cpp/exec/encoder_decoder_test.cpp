@@ -16,7 +16,7 @@
 #include "crowd_setting.h"
 #include "fake_engine.h"
 
-namespace adaptrt::test {
+namespace adaptrt::test::encoder_decoder_test {
 namespace {
 
 constexpr std::int64_t kVocabSize = 101;
@@ -228,4 +228,4 @@ BOOST_AUTO_TEST_CASE(statistics_count_blocks_of_encoder_inputs) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::test
+}  // namespace adaptrt::test::encoder_decoder_test

@@ -15,7 +15,7 @@
 #include "adaptrt/exec/executor.h"
 #include "fake_engine.h"
 
-namespace adaptrt::test {
+namespace adaptrt::test::encoder_only_test {
 namespace {
 
 namespace data = boost::unit_test::data;
@@ -246,4 +246,4 @@ BOOST_AUTO_TEST_CASE(configurations_of_a_kv_cache_are_refused_by_name) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::test
+}  // namespace adaptrt::test::encoder_only_test

@@ -10,7 +10,7 @@
 #include "crowd_setting.h"
 #include "fake_engine.h"
 
-namespace adaptrt::test {
+namespace adaptrt::test::executor_crowd_test {
 namespace {
 
 struct Guest {
@@ -160,4 +160,4 @@ BOOST_AUTO_TEST_CASE(many_threads_enqueue_await_and_cancel) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::test
+}  // namespace adaptrt::test::executor_crowd_test

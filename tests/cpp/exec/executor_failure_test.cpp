@@ -10,7 +10,7 @@
 #include "adaptrt/exec/executor.h"
 #include "fake_engine.h"
 
-namespace adaptrt::test {
+namespace adaptrt::test::executor_failure_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -440,4 +440,4 @@ BOOST_AUTO_TEST_CASE(values_that_are_kept_are_equal_in_their_own_sense) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::test
+}  // namespace adaptrt::test::executor_failure_test

@@ -11,7 +11,7 @@
 #include "fake_engine.h"
 #include "fake_grammar.h"
 
-namespace adaptrt::test {
+namespace adaptrt::test::executor_guided_test {
 namespace {
 
 const std::vector<TokenId> kPrompt = {5, 17, 3};
@@ -162,4 +162,4 @@ BOOST_AUTO_TEST_CASE(a_crowd_changes_no_guided_token) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::test
+}  // namespace adaptrt::test::executor_guided_test

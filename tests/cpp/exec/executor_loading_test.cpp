@@ -9,7 +9,7 @@
 #include "fake_engine.h"
 #include "lora/hooked_pages.h"
 
-namespace adaptrt::test {
+namespace adaptrt::test::executor_loading_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -207,4 +207,4 @@ BOOST_AUTO_TEST_CASE(an_engine_with_a_device_sizes_the_caches_by_its_memory) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::test
+}  // namespace adaptrt::test::executor_loading_test

@@ -8,7 +8,7 @@
 #include "fake_engine.h"
 #include "fake_grammar.h"
 
-namespace adaptrt::test {
+namespace adaptrt::test::executor_post_processor_test {
 namespace {
 
 const std::vector<TokenId> kPrompt = {5, 17, 3};
@@ -153,4 +153,4 @@ BOOST_AUTO_TEST_CASE(names_are_checked) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::test
+}  // namespace adaptrt::test::executor_post_processor_test

@@ -10,7 +10,7 @@
 #include "adaptrt/core/error.h"
 #include "fake_engine.h"
 
-namespace adaptrt::test {
+namespace adaptrt::test::executor_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -443,4 +443,4 @@ BOOST_AUTO_TEST_CASE(the_newest_statistics_are_kept_in_order) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::test
+}  // namespace adaptrt::test::executor_test

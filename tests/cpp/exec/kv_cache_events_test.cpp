@@ -14,7 +14,7 @@
 #include "adaptrt/exec/executor.h"
 #include "fake_engine.h"
 
-namespace adaptrt::test {
+namespace adaptrt::test::kv_cache_events_test {
 namespace {
 
 constexpr std::chrono::nanoseconds kNow{0};
@@ -124,4 +124,4 @@ BOOST_AUTO_TEST_CASE(events_outlive_the_executor) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::test
+}  // namespace adaptrt::test::kv_cache_events_test

@@ -18,7 +18,9 @@ std::ostream& operator<<(std::ostream& out, const TokenLogProb& entry) {
   return out << "(" << entry.token_id << ", " << entry.log_prob << ")";
 }
 
-namespace test {
+}  // namespace adaptrt
+
+namespace adaptrt::test::log_probs_test {
 namespace {
 
 using Entries = std::vector<TokenLogProb>;
@@ -303,5 +305,4 @@ BOOST_DATA_TEST_CASE(logits_that_are_no_numbers_fail_their_request_alone,
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace test
-}  // namespace adaptrt
+}  // namespace adaptrt::test::log_probs_test

@@ -7,7 +7,7 @@
 #include "adaptrt/exec/executor.h"
 #include "fake_engine.h"
 
-namespace adaptrt::test {
+namespace adaptrt::test::partial_reuse_test {
 namespace {
 
 std::vector<TokenId> counting(TokenId count, TokenId first) {
@@ -91,4 +91,4 @@ BOOST_AUTO_TEST_CASE(full_blocks_alone_are_shared_without_it) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::test
+}  // namespace adaptrt::test::partial_reuse_test

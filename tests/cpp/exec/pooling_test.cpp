@@ -14,7 +14,7 @@
 #include "crowd_setting.h"
 #include "fake_engine.h"
 
-namespace adaptrt::test {
+namespace adaptrt::test::pooling_test {
 namespace {
 
 namespace data = boost::unit_test::data;
@@ -383,4 +383,4 @@ BOOST_AUTO_TEST_CASE(engines_without_hidden_states_or_logits_say_so) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::test
+}  // namespace adaptrt::test::pooling_test

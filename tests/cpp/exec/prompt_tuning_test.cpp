@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-namespace adaptrt {
+namespace adaptrt::prompt_tuning_test {
 namespace {
 
 constexpr std::int64_t kFirstId = 10;
@@ -123,4 +123,4 @@ BOOST_AUTO_TEST_CASE(extra_ids_are_the_prompts) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt
+}  // namespace adaptrt::prompt_tuning_test

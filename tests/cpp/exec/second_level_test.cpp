@@ -20,7 +20,7 @@
 #include "fake_engine.h"
 #include "support/temporary_directory.h"
 
-namespace adaptrt::test {
+namespace adaptrt::test::second_level_test {
 namespace {
 
 constexpr std::chrono::nanoseconds kNow{0};
@@ -290,4 +290,4 @@ BOOST_AUTO_TEST_CASE(crowds_get_what_they_get_alone) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::test
+}  // namespace adaptrt::test::second_level_test

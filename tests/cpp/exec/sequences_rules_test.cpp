@@ -12,7 +12,7 @@
 
 #include "sequences.h"
 
-namespace adaptrt::test {
+namespace adaptrt::test::sequences_rules_test {
 namespace {
 
 /// Forbids the tokens up to the newest one, and counts the rows that it sees.
@@ -124,4 +124,4 @@ BOOST_AUTO_TEST_CASE(top_p_decays_in_each_sequence_alone) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::test
+}  // namespace adaptrt::test::sequences_rules_test

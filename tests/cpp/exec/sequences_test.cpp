@@ -12,7 +12,7 @@
 #include "adaptrt/core/error.h"
 #include "crowd_setting.h"
 
-namespace adaptrt::test {
+namespace adaptrt::test::sequences_test {
 namespace {
 
 using namespace std::chrono_literals;
@@ -306,4 +306,4 @@ BOOST_DATA_TEST_CASE(a_crowd_changes_no_token, boost::unit_test::data::make(kSet
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::test
+}  // namespace adaptrt::test::sequences_test

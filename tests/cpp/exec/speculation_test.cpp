@@ -13,7 +13,7 @@
 #include "fake_grammar.h"
 #include "sequences.h"
 
-namespace adaptrt::test {
+namespace adaptrt::test::speculation_test {
 namespace {
 
 constexpr LookaheadDecodingConfig kLookahead{
@@ -382,4 +382,4 @@ BOOST_AUTO_TEST_CASE(what_makes_no_sense_is_refused_by_name) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::test
+}  // namespace adaptrt::test::speculation_test

@@ -3,7 +3,7 @@
 #include <boost/test/unit_test.hpp>
 #include <limits>
 
-namespace adaptrt {
+namespace adaptrt::stats_test {
 namespace {
 
 BOOST_AUTO_TEST_SUITE(stats)
@@ -39,4 +39,4 @@ BOOST_AUTO_TEST_CASE(json_of_requests) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt
+}  // namespace adaptrt::stats_test

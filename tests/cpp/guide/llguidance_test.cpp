@@ -19,7 +19,7 @@ struct LlgTokenizer {
   std::vector<std::uint32_t> lengths;
 };
 
-namespace adaptrt {
+namespace adaptrt::llguidance_test {
 namespace {
 
 int num_tokenizers = 0;
@@ -202,4 +202,4 @@ BOOST_AUTO_TEST_CASE(what_is_wrong_is_told_by_name) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt
+}  // namespace adaptrt::llguidance_test

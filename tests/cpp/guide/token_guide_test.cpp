@@ -12,7 +12,7 @@
 
 #include "adaptrt/core/error.h"
 
-namespace adaptrt {
+namespace adaptrt::token_guide_test {
 namespace {
 
 constexpr std::int64_t kVocabSize = 70;
@@ -116,4 +116,4 @@ BOOST_AUTO_TEST_CASE(stop_tokens_are_the_compiler_s) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt
+}  // namespace adaptrt::token_guide_test

@@ -12,7 +12,7 @@
 #include "adaptrt/kernels/kernel_table.h"
 #include "kernel_tables.h"
 
-namespace adaptrt {
+namespace adaptrt::activations_test {
 namespace {
 
 using Kernel = void (*)(const ActivatedTile&);
@@ -254,4 +254,4 @@ BOOST_DATA_TEST_CASE(gates_of_low_scores_are_closed, kernel_tables(), name) {
 }
 
 }  // namespace
-}  // namespace adaptrt
+}  // namespace adaptrt::activations_test

@@ -14,7 +14,7 @@
 #include "adaptrt/kernels/kernel_table.h"
 #include "kernel_tables.h"
 
-namespace adaptrt {
+namespace adaptrt::attention_test {
 namespace {
 
 namespace data = boost::unit_test::data;
@@ -297,4 +297,4 @@ BOOST_DATA_TEST_CASE(a_row_has_the_same_bits_in_every_chunk, all_kinds(), name, 
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt
+}  // namespace adaptrt::attention_test

@@ -10,7 +10,7 @@
 #include "kernel_tables.h"
 #include "quantized_matrix.h"
 
-namespace adaptrt {
+namespace adaptrt::coded_gemm_test {
 namespace {
 
 namespace data = boost::unit_test::data;
@@ -238,4 +238,4 @@ BOOST_DATA_TEST_CASE(products_are_the_same_in_parts, kernel_tables() * data::mak
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt
+}  // namespace adaptrt::coded_gemm_test

@@ -10,7 +10,7 @@
 #include "adaptrt/kernels/kernel_table.h"
 #include "kernel_tables.h"
 
-namespace adaptrt {
+namespace adaptrt::compressed_gemm_test {
 namespace {
 
 /// More than a part of k, and no whole number of them.
@@ -144,4 +144,4 @@ BOOST_DATA_TEST_CASE(damaged_panels_write_nothing_outside, kernel_tables(), name
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt
+}  // namespace adaptrt::compressed_gemm_test

@@ -11,7 +11,7 @@
 #include "adaptrt/kernels/kernel_table.h"
 #include "kernel_tables.h"
 
-namespace adaptrt {
+namespace adaptrt::elementwise_test {
 namespace {
 
 namespace data = boost::unit_test::data;
@@ -361,4 +361,4 @@ BOOST_DATA_TEST_CASE(a_number_that_is_not_finite_once_rounded_is_found,
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt
+}  // namespace adaptrt::elementwise_test

@@ -10,7 +10,7 @@
 #include "adaptrt/kernels/kernel_table.h"
 #include "kernel_tables.h"
 
-namespace adaptrt {
+namespace adaptrt::gemm_test {
 namespace {
 
 namespace data = boost::unit_test::data;
@@ -170,4 +170,4 @@ BOOST_DATA_TEST_CASE(accumulating_adds_the_product_to_what_was_there, kernel_tab
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt
+}  // namespace adaptrt::gemm_test

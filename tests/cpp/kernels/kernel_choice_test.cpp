@@ -13,7 +13,7 @@
 #include "adaptrt/core/error.h"
 #include "adaptrt/kernels/kernel_table.h"
 
-namespace adaptrt {
+namespace adaptrt::kernel_choice_test {
 namespace {
 
 using Names = std::vector<std::string>;
@@ -179,4 +179,4 @@ BOOST_AUTO_TEST_CASE(kernels_that_cannot_be_had_here_are_refused) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt
+}  // namespace adaptrt::kernel_choice_test

@@ -5,7 +5,7 @@
 #include "adaptrt/core/thread_pool.h"
 #include "adaptrt/kernels/amx.h"
 
-namespace adaptrt {
+namespace adaptrt::machine_limits_test {
 namespace {
 
 BOOST_AUTO_TEST_SUITE(machine_limits)
@@ -24,4 +24,4 @@ BOOST_AUTO_TEST_CASE(amx_is_among_the_limits_where_it_is_permitted) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt
+}  // namespace adaptrt::machine_limits_test

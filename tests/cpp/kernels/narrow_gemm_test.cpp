@@ -12,7 +12,7 @@
 #include "kernel_tables.h"
 #include "quantized_matrix.h"
 
-namespace adaptrt {
+namespace adaptrt::narrow_gemm_test {
 namespace {
 
 namespace data = boost::unit_test::data;
@@ -189,4 +189,4 @@ BOOST_AUTO_TEST_CASE(integers_of_more_bits_are_refused) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt
+}  // namespace adaptrt::narrow_gemm_test

@@ -10,7 +10,7 @@
 #include "kernel_tables.h"
 #include "quantized_matrix.h"
 
-namespace adaptrt {
+namespace adaptrt::quantized_gemm_test {
 namespace {
 
 namespace data = boost::unit_test::data;
@@ -321,4 +321,4 @@ BOOST_DATA_TEST_CASE(rows_of_zeros_and_of_no_numbers, kernel_tables(), name) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt
+}  // namespace adaptrt::quantized_gemm_test

@@ -11,7 +11,7 @@
 #include "adaptrt/kernels/kernel_table.h"
 #include "kernel_tables.h"
 
-namespace adaptrt {
+namespace adaptrt::sparse_gemm_test {
 namespace {
 
 namespace data = boost::unit_test::data;
@@ -244,4 +244,4 @@ BOOST_DATA_TEST_CASE(a_closed_gate_gives_a_positive_zero, kernel_tables() * data
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt
+}  // namespace adaptrt::sparse_gemm_test

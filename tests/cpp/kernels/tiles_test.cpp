@@ -16,7 +16,7 @@
 #include "kernel_tables.h"
 #include "quantized_matrix.h"
 
-namespace adaptrt {
+namespace adaptrt::tiles_test {
 namespace {
 
 namespace data = boost::unit_test::data;
@@ -355,4 +355,4 @@ BOOST_AUTO_TEST_CASE(threads_that_outnumber_cpus_keep_their_tiles) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt
+}  // namespace adaptrt::tiles_test

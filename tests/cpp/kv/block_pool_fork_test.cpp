@@ -7,7 +7,7 @@
 #include "adaptrt/kv/block_pool.h"
 #include "pools.h"
 
-namespace adaptrt::testing {
+namespace adaptrt::testing::block_pool_fork_test {
 namespace {
 
 /// A pool and a table whose tokens are all computed.
@@ -129,4 +129,4 @@ BOOST_AUTO_TEST_CASE(tables_that_cannot_be_forked_are_refused) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::testing
+}  // namespace adaptrt::testing::block_pool_fork_test

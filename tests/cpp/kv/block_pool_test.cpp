@@ -13,7 +13,7 @@
 #include "adaptrt/core/error.h"
 #include "pools.h"
 
-namespace adaptrt::testing {
+namespace adaptrt::testing::block_pool_test {
 namespace {
 
 /// A sequence that computes all its tokens at once and enters them into the index.
@@ -378,4 +378,4 @@ BOOST_DATA_TEST_CASE(random_use_reuses_exactly_equal_content, boost::unit_test::
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::testing
+}  // namespace adaptrt::testing::block_pool_test

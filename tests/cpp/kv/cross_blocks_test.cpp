@@ -9,7 +9,7 @@
 #include "adaptrt/core/error.h"
 #include "pools.h"
 
-namespace adaptrt::testing {
+namespace adaptrt::testing::cross_blocks_test {
 namespace {
 
 using Share = CrossBlockPool::Share;
@@ -197,4 +197,4 @@ BOOST_AUTO_TEST_CASE(sizes_that_cannot_be_are_refused) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::testing
+}  // namespace adaptrt::testing::cross_blocks_test

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-namespace adaptrt {
+namespace adaptrt::kv_cache_config_test {
 namespace {
 
 const KvPoolDemand kDemand{.tokens_per_block = 16,
@@ -140,4 +140,4 @@ BOOST_AUTO_TEST_CASE(huge_sizes_do_not_overflow) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt
+}  // namespace adaptrt::kv_cache_config_test

@@ -16,7 +16,7 @@
 
 #include "adaptrt/kv/block_pool.h"
 
-namespace adaptrt {
+namespace adaptrt::kv_cache_events_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -358,4 +358,4 @@ BOOST_DATA_TEST_CASE(who_reads_all_events_knows_what_is_cached, boost::unit_test
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt
+}  // namespace adaptrt::kv_cache_events_test

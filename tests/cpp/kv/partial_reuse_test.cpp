@@ -13,7 +13,7 @@
 #include "adaptrt/kv/block_pool.h"
 #include "pools.h"
 
-namespace adaptrt::testing {
+namespace adaptrt::testing::partial_reuse_test {
 namespace {
 
 using Tokens = std::vector<std::int32_t>;
@@ -321,4 +321,4 @@ BOOST_DATA_TEST_CASE(random_use_finds_the_longest_beginning, boost::unit_test::d
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::testing
+}  // namespace adaptrt::testing::partial_reuse_test

@@ -12,7 +12,7 @@
 #include "adaptrt/kv/block_pool.h"
 #include "pools.h"
 
-namespace adaptrt::testing {
+namespace adaptrt::testing::retention_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -263,4 +263,4 @@ BOOST_AUTO_TEST_CASE(everything_wrong_is_told_at_once) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::testing
+}  // namespace adaptrt::testing::retention_test

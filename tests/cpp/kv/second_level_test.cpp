@@ -13,7 +13,7 @@
 #include "adaptrt/kv/block_pool.h"
 #include "pools.h"
 
-namespace adaptrt::testing {
+namespace adaptrt::testing::second_level_test {
 namespace {
 
 /// Keeps blocks in memory: numbers, which stand for their content.
@@ -296,4 +296,4 @@ BOOST_AUTO_TEST_CASE(without_reuse_there_is_no_level) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::testing
+}  // namespace adaptrt::testing::second_level_test

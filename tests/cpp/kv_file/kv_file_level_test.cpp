@@ -14,7 +14,7 @@
 
 #include "files.h"
 
-namespace adaptrt::testing {
+namespace adaptrt::testing::kv_file_level_test {
 namespace {
 
 using Time = SecondLevel::Time;
@@ -286,4 +286,4 @@ BOOST_AUTO_TEST_CASE(any_order_of_calls_keeps_everything_in_order) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::testing
+}  // namespace adaptrt::testing::kv_file_level_test

@@ -17,7 +17,7 @@
 #include "adaptrt/core/error.h"
 #include "files.h"
 
-namespace adaptrt::testing {
+namespace adaptrt::testing::kv_file_test {
 namespace {
 
 using Result = KvFile::Result;
@@ -336,4 +336,4 @@ BOOST_AUTO_TEST_CASE(files_of_any_bytes_are_survived) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::testing
+}  // namespace adaptrt::testing::kv_file_test

@@ -13,7 +13,7 @@
 #include "adaptrt/lora/lora_cache.h"
 #include "adaptrt/lora/pack_adapter.h"
 
-namespace adaptrt {
+namespace adaptrt::host_adapter_test {
 namespace {
 
 using namespace testing;
@@ -503,4 +503,4 @@ BOOST_AUTO_TEST_CASE(the_content_digest_is_known_when_it_was_asked_for) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt
+}  // namespace adaptrt::host_adapter_test

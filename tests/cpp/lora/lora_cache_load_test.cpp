@@ -6,7 +6,7 @@
 #include "adaptrt/core/error.h"
 #include "busy_cache.h"
 
-namespace adaptrt {
+namespace adaptrt::lora_cache_load_test {
 namespace {
 
 using namespace testing;
@@ -286,4 +286,4 @@ BOOST_AUTO_TEST_CASE(the_cache_goes_while_it_loads) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt
+}  // namespace adaptrt::lora_cache_load_test

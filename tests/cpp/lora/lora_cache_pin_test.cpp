@@ -7,7 +7,7 @@
 #include "adaptrt/core/error.h"
 #include "busy_cache.h"
 
-namespace adaptrt {
+namespace adaptrt::lora_cache_pin_test {
 namespace {
 
 using namespace testing;
@@ -82,4 +82,4 @@ BOOST_AUTO_TEST_CASE(a_pin_takes_its_pages_while_it_loads) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt
+}  // namespace adaptrt::lora_cache_pin_test

@@ -6,7 +6,7 @@
 #include "adaptrt/core/error.h"
 #include "adaptrt/lora/pack_adapter.h"
 
-namespace adaptrt {
+namespace adaptrt::lora_cache_test {
 namespace {
 
 using namespace testing;
@@ -368,4 +368,4 @@ BOOST_AUTO_TEST_CASE(more_pages_than_memory_are_refused) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt
+}  // namespace adaptrt::lora_cache_test

@@ -11,7 +11,7 @@
 #include "adaptrt/lora/pack_adapter.h"
 #include "hooked_pages.h"
 
-namespace adaptrt {
+namespace adaptrt::lora_cache_threads_test {
 namespace {
 
 using namespace testing;
@@ -113,4 +113,4 @@ BOOST_AUTO_TEST_CASE(threads_that_want_one_adapter_pack_it_once) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt
+}  // namespace adaptrt::lora_cache_threads_test

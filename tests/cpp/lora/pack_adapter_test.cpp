@@ -19,6 +19,9 @@ static std::ostream& operator<<(std::ostream& out, MatrixLayout layout) {
   return out << (layout == MatrixLayout::kPanels ? "panels" : "rows");
 }
 
+}  // namespace adaptrt
+
+namespace adaptrt::pack_adapter_test {
 namespace {
 
 using namespace testing;
@@ -446,4 +449,4 @@ BOOST_AUTO_TEST_CASE(stages_have_runs_of_the_layers_of_both_stacks) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt
+}  // namespace adaptrt::pack_adapter_test

@@ -9,7 +9,7 @@
 #include "adapters.h"
 #include "adaptrt/lora/lora_cache.h"
 
-namespace adaptrt {
+namespace adaptrt::peft_cache_config_test {
 namespace {
 
 using namespace testing;
@@ -208,4 +208,4 @@ BOOST_AUTO_TEST_CASE(engines_without_lora_have_no_cache_to_configure) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt
+}  // namespace adaptrt::peft_cache_config_test

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-namespace adaptrt {
+namespace adaptrt::beam_search_test {
 namespace {
 
 using Tokens = std::vector<std::int32_t>;
@@ -350,4 +350,4 @@ BOOST_AUTO_TEST_CASE(as_many_beams_as_sequences_find_the_best_of_all) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt
+}  // namespace adaptrt::beam_search_test

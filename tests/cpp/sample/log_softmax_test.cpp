@@ -19,7 +19,9 @@ std::ostream& operator<<(std::ostream& out, const TokenLogProb& entry) {
   return out << "(" << entry.token_id << ", " << entry.log_prob << ")";
 }
 
-namespace testing {
+}  // namespace adaptrt
+
+namespace adaptrt::testing::log_softmax_test {
 namespace {
 
 std::vector<TokenLogProb> most_likely_of(const Row& row, std::size_t count) {
@@ -130,5 +132,4 @@ BOOST_AUTO_TEST_CASE(the_most_likely_tokens_need_no_log_prob_of_the_sampled_one)
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace testing
-}  // namespace adaptrt
+}  // namespace adaptrt::testing::log_softmax_test

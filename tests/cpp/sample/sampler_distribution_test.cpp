@@ -15,7 +15,7 @@
 #include "adaptrt/sample/sampler.h"
 #include "reference_sampler.h"
 
-namespace adaptrt::testing {
+namespace adaptrt::testing::sampler_distribution_test {
 namespace {
 
 /// Probabilities are sums and quotients of float32 exponentials with an error of 2 ulp.
@@ -171,4 +171,4 @@ BOOST_AUTO_TEST_CASE(draws_have_the_distribution_s_frequencies) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::testing
+}  // namespace adaptrt::testing::sampler_distribution_test

@@ -13,7 +13,7 @@
 #include "adaptrt/core/error.h"
 #include "reference_sampler.h"
 
-namespace adaptrt::testing {
+namespace adaptrt::testing::sampler_test {
 namespace {
 
 std::int32_t sample_once(const SamplingParams& params, const TokenConstraints& constraints, const Row& row,
@@ -430,4 +430,4 @@ BOOST_AUTO_TEST_CASE(changed_logits_choose_the_token_and_the_model_s_give_log_pr
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::testing
+}  // namespace adaptrt::testing::sampler_test

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-namespace adaptrt {
+namespace adaptrt::sampling_config_test {
 namespace {
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
@@ -158,4 +158,4 @@ BOOST_AUTO_TEST_CASE(greedy_unless_a_filter_asks_for_a_draw) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt
+}  // namespace adaptrt::sampling_config_test

@@ -14,7 +14,7 @@
 #include "adaptrt/sample/sampler.h"
 #include "reference_sampler.h"
 
-namespace adaptrt::testing {
+namespace adaptrt::testing::score_tokens_test {
 namespace {
 
 constexpr std::int32_t kPromptLength = 3;
@@ -145,4 +145,4 @@ BOOST_AUTO_TEST_CASE(a_state_that_follows_another_counts_its_tokens) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::testing
+}  // namespace adaptrt::testing::score_tokens_test

@@ -3,7 +3,7 @@
 #include <boost/test/unit_test.hpp>
 #include <vector>
 
-namespace adaptrt {
+namespace adaptrt::stop_test {
 namespace {
 
 FinishReason check(const StopCriteria& criteria, const std::vector<std::int32_t>& generated) {
@@ -41,4 +41,4 @@ BOOST_AUTO_TEST_CASE(only_the_newest_token_ends_a_word) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt
+}  // namespace adaptrt::stop_test

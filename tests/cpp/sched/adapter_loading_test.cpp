@@ -5,7 +5,7 @@
 #include "adaptrt/core/error.h"
 #include "world.h"
 
-namespace adaptrt::testing {
+namespace adaptrt::testing::adapter_loading_test {
 namespace {
 
 /// A world whose loads wait at a door.
@@ -286,4 +286,4 @@ BOOST_AUTO_TEST_CASE(a_request_can_be_removed_while_its_adapter_is_loaded) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::testing
+}  // namespace adaptrt::testing::adapter_loading_test

@@ -2,7 +2,7 @@
 
 #include "world.h"
 
-namespace adaptrt::testing {
+namespace adaptrt::testing::adapter_scheduling_test {
 namespace {
 
 WorldConfig with_pages(std::int64_t device_pages, std::int32_t max_times_passed_over = 16) {
@@ -137,4 +137,4 @@ BOOST_AUTO_TEST_CASE(an_adapter_s_kv_is_its_own) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::testing
+}  // namespace adaptrt::testing::adapter_scheduling_test

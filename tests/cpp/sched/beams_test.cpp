@@ -9,7 +9,7 @@
 #include "adaptrt/core/error.h"
 #include "world.h"
 
-namespace adaptrt::testing {
+namespace adaptrt::testing::beams_test {
 namespace {
 
 using enum CapacitySchedulerPolicy;
@@ -186,4 +186,4 @@ BOOST_AUTO_TEST_CASE(each_damage_to_beams_is_named) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::testing
+}  // namespace adaptrt::testing::beams_test

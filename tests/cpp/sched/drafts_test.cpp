@@ -7,7 +7,7 @@
 
 #include "world.h"
 
-namespace adaptrt::testing {
+namespace adaptrt::testing::drafts_test {
 namespace {
 
 using enum CapacitySchedulerPolicy;
@@ -291,4 +291,4 @@ BOOST_DATA_TEST_CASE(drafts_change_no_token, boost::unit_test::data::make(kSetti
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::testing
+}  // namespace adaptrt::testing::drafts_test

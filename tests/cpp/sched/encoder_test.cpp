@@ -10,7 +10,7 @@
 #include "adaptrt/core/error.h"
 #include "world.h"
 
-namespace adaptrt::testing {
+namespace adaptrt::testing::encoder_test {
 namespace {
 
 using enum CapacitySchedulerPolicy;
@@ -230,4 +230,4 @@ BOOST_AUTO_TEST_CASE(what_never_fits_is_refused_with_the_numbers) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::testing
+}  // namespace adaptrt::testing::encoder_test

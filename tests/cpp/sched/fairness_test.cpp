@@ -11,7 +11,7 @@
 #include "adaptrt/sched/scheduler.h"
 #include "world.h"
 
-namespace adaptrt::testing {
+namespace adaptrt::testing::fairness_test {
 namespace {
 
 using enum CapacitySchedulerPolicy;
@@ -248,4 +248,4 @@ BOOST_AUTO_TEST_CASE(a_flood_at_most_doubles_what_others_wait_for_their_first_to
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::testing
+}  // namespace adaptrt::testing::fairness_test

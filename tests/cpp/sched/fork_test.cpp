@@ -12,7 +12,7 @@
 #include "adaptrt/core/error.h"
 #include "world.h"
 
-namespace adaptrt::testing {
+namespace adaptrt::testing::fork_test {
 namespace {
 
 using enum CapacitySchedulerPolicy;
@@ -250,4 +250,4 @@ BOOST_AUTO_TEST_CASE(each_damage_to_a_plan_of_forks_is_named) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::testing
+}  // namespace adaptrt::testing::fork_test

@@ -9,7 +9,7 @@
 
 #include "world.h"
 
-namespace adaptrt::testing {
+namespace adaptrt::testing::invariants_test {
 namespace {
 
 BOOST_AUTO_TEST_SUITE(invariants)
@@ -58,4 +58,4 @@ BOOST_AUTO_TEST_CASE(each_damage_to_a_plan_is_named) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::testing
+}  // namespace adaptrt::testing::invariants_test

@@ -9,7 +9,7 @@
 
 #include "world.h"
 
-namespace adaptrt::testing {
+namespace adaptrt::testing::partial_reuse_test {
 namespace {
 
 using Tokens = std::vector<std::int32_t>;
@@ -184,4 +184,4 @@ BOOST_AUTO_TEST_CASE(each_damage_to_a_pending_copy_is_named) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::testing
+}  // namespace adaptrt::testing::partial_reuse_test

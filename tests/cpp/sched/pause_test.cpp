@@ -5,7 +5,7 @@
 #include "adaptrt/sched/scheduler.h"
 #include "world.h"
 
-namespace adaptrt::testing {
+namespace adaptrt::testing::pause_test {
 namespace {
 
 using enum CapacitySchedulerPolicy;
@@ -98,4 +98,4 @@ BOOST_AUTO_TEST_CASE(once_the_prompt_s_logits_were_there_a_paused_request_resume
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::testing
+}  // namespace adaptrt::testing::pause_test

@@ -2,7 +2,7 @@
 
 #include <boost/test/unit_test.hpp>
 
-namespace adaptrt {
+namespace adaptrt::scheduler_config_test {
 namespace {
 
 BOOST_AUTO_TEST_SUITE(scheduler_config)
@@ -34,4 +34,4 @@ BOOST_AUTO_TEST_CASE(equal_progress_needs_chunks) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt
+}  // namespace adaptrt::scheduler_config_test

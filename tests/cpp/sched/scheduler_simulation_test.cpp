@@ -11,7 +11,7 @@
 #include "adaptrt/core/error.h"
 #include "world.h"
 
-namespace adaptrt::testing {
+namespace adaptrt::testing::scheduler_simulation_test {
 namespace {
 
 /// Random traffic over a random small world: tight blocks and pages, shared prefixes and beginnings, forks,
@@ -170,4 +170,4 @@ BOOST_DATA_TEST_CASE(everything_finishes_and_nothing_is_read_wrong, boost::unit_
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::testing
+}  // namespace adaptrt::testing::scheduler_simulation_test

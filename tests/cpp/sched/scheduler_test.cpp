@@ -8,7 +8,7 @@
 #include "adaptrt/core/error.h"
 #include "world.h"
 
-namespace adaptrt::testing {
+namespace adaptrt::testing::scheduler_test {
 namespace {
 
 using enum CapacitySchedulerPolicy;
@@ -400,4 +400,4 @@ BOOST_AUTO_TEST_CASE(planning_a_steady_batch_allocates_nothing) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::testing
+}  // namespace adaptrt::testing::scheduler_test

@@ -13,7 +13,7 @@
 
 #include "world.h"
 
-namespace adaptrt::testing {
+namespace adaptrt::testing::waiting_queue_test {
 namespace {
 
 /// What WaitingQueue promises, by looking at everything each time.
@@ -199,4 +199,4 @@ BOOST_AUTO_TEST_CASE(the_list_is_by_priority_and_arrival_whatever_the_turns) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::testing
+}  // namespace adaptrt::testing::waiting_queue_test

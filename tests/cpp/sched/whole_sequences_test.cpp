@@ -8,7 +8,7 @@
 #include "adaptrt/core/error.h"
 #include "world.h"
 
-namespace adaptrt::testing {
+namespace adaptrt::testing::whole_sequences_test {
 namespace {
 
 namespace data = boost::unit_test::data;
@@ -83,4 +83,4 @@ BOOST_DATA_TEST_CASE(crowds_come_to_an_end, data::xrange(3) * data::xrange(2) * 
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::testing
+}  // namespace adaptrt::testing::whole_sequences_test

@@ -15,7 +15,7 @@
 #include "sharded/encoder_decoder.h"
 #include "sharded/thread_pipeline.h"
 
-namespace adaptrt::testing {
+namespace adaptrt::testing::encoder_pipeline_test {
 namespace {
 
 namespace data = boost::unit_test::data;
@@ -171,4 +171,4 @@ BOOST_AUTO_TEST_CASE(stages_that_do_not_fit_are_found) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::testing
+}  // namespace adaptrt::testing::encoder_pipeline_test

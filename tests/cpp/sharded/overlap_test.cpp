@@ -19,7 +19,7 @@
 #include "sharded/rank_programs.h"
 #include "sharded/thread_ranks.h"
 
-namespace adaptrt::testing {
+namespace adaptrt::testing::overlap_test {
 namespace {
 
 namespace data = boost::unit_test::data;
@@ -346,4 +346,4 @@ BOOST_AUTO_TEST_CASE(what_a_sum_has_used_up_is_not_read) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::testing
+}  // namespace adaptrt::testing::overlap_test

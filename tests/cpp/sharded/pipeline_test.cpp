@@ -14,7 +14,7 @@
 #include "sharded/stage_programs.h"
 #include "sharded/thread_pipeline.h"
 
-namespace adaptrt::testing {
+namespace adaptrt::testing::pipeline_test {
 namespace {
 
 namespace data = boost::unit_test::data;
@@ -220,4 +220,4 @@ BOOST_AUTO_TEST_CASE(pieces_of_whole_sequences) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::testing
+}  // namespace adaptrt::testing::pipeline_test

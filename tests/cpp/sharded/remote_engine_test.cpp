@@ -17,7 +17,7 @@
 #include "sharded/encoder_decoder.h"
 #include "sharded/thread_ranks.h"
 
-namespace adaptrt::testing {
+namespace adaptrt::testing::remote_engine_test {
 namespace {
 
 namespace data = boost::unit_test::data;
@@ -233,4 +233,4 @@ BOOST_AUTO_TEST_CASE(kv_blocks_cannot_be_read) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::testing
+}  // namespace adaptrt::testing::remote_engine_test

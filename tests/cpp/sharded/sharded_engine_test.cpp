@@ -17,7 +17,7 @@
 #include "sharded/rank_programs.h"
 #include "sharded/thread_ranks.h"
 
-namespace adaptrt::testing {
+namespace adaptrt::testing::sharded_engine_test {
 namespace {
 
 namespace data = boost::unit_test::data;
@@ -235,4 +235,4 @@ BOOST_AUTO_TEST_CASE(a_communicator_of_other_ranks_is_refused) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::testing
+}  // namespace adaptrt::testing::sharded_engine_test

@@ -18,7 +18,7 @@
 #include "sharded/stage_programs.h"
 #include "sharded/thread_ranks.h"
 
-namespace adaptrt::testing {
+namespace adaptrt::testing::taken_test {
 namespace {
 
 /// Rank 0's end, which from a time on takes nothing any more.
@@ -144,4 +144,4 @@ BOOST_AUTO_TEST_CASE(a_last_stage_whose_results_nobody_takes_notices_it) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::testing
+}  // namespace adaptrt::testing::taken_test

@@ -16,7 +16,7 @@
 
 #include "adaptrt/core/error.h"
 
-namespace adaptrt::testing {
+namespace adaptrt::testing::socket_communicator_test {
 namespace {
 
 using std::chrono::milliseconds;
@@ -138,4 +138,4 @@ BOOST_AUTO_TEST_CASE(other_files_are_refused) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::testing
+}  // namespace adaptrt::testing::socket_communicator_test

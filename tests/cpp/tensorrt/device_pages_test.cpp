@@ -13,7 +13,7 @@
 #include "adaptrt/core/error.h"
 #include "support/host_device.h"
 
-namespace adaptrt::testing {
+namespace adaptrt::testing::device_pages_test {
 namespace {
 
 constexpr std::size_t kPageBytes = 512;
@@ -116,4 +116,4 @@ BOOST_AUTO_TEST_CASE(memory_that_is_refused_is_a_config_error) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::testing
+}  // namespace adaptrt::testing::device_pages_test

@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <vector>
 
-namespace adaptrt::testing {
+namespace adaptrt::testing::host_device_test {
 namespace {
 
 struct Fixture {
@@ -70,4 +70,4 @@ BOOST_AUTO_TEST_CASE(a_stream_waits_for_the_work_before_an_event) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::testing
+}  // namespace adaptrt::testing::host_device_test

@@ -13,7 +13,7 @@
 #include "engine/random_model.h"
 #include "tensorrt/fake_plan.h"
 
-namespace adaptrt::testing {
+namespace adaptrt::testing::tensorrt_engine_test {
 namespace {
 
 /// An adapter of FakePlan::kModule alone, with addresses of its own.
@@ -439,4 +439,4 @@ BOOST_AUTO_TEST_CASE(an_inconsistent_program_is_refused_with_all_that_is_wrong) 
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::testing
+}  // namespace adaptrt::testing::tensorrt_engine_test

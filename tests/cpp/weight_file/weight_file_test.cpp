@@ -7,7 +7,7 @@
 #include "adaptrt/core/error.h"
 #include "files.h"
 
-namespace adaptrt::testing {
+namespace adaptrt::testing::weight_file_test {
 namespace {
 
 constexpr std::size_t kFileBytes = 10 * kFilePage + 100;
@@ -73,4 +73,4 @@ BOOST_AUTO_TEST_CASE(a_file_that_cannot_be_opened_is_named) {
 
 BOOST_AUTO_TEST_SUITE_END()
 
-}  // namespace adaptrt::testing
+}  // namespace adaptrt::testing::weight_file_test

@@ -7,7 +7,7 @@
 #include "adaptrt/core/error.h"
 #include "files.h"
 
-namespace adaptrt::testing {
+namespace adaptrt::testing::weight_slots_test {
 namespace {
 
 constexpr std::size_t kUnits = 8;
@@ -72,4 +72,4 @@ BOOST_AUTO_TEST_CASE(a_unit_that_cannot_be_read_leaves_the_others_where_they_are
 
 BOOST_AUTO_TEST_SUITE_END()
 
-}  // namespace adaptrt::testing
+}  // namespace adaptrt::testing::weight_slots_test

@@ -9,7 +9,7 @@
 #include "adaptrt/core/error.h"
 #include "files.h"
 
-namespace adaptrt::testing {
+namespace adaptrt::testing::weight_stream_test {
 namespace {
 
 constexpr std::size_t kFileBytes = 64 * kFilePage;
@@ -120,4 +120,4 @@ BOOST_AUTO_TEST_CASE(a_stream_ends_while_it_reads) {
 
 BOOST_AUTO_TEST_SUITE_END()
 
-}  // namespace adaptrt::testing
+}  // namespace adaptrt::testing::weight_stream_test

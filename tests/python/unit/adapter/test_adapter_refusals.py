@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -25,9 +26,16 @@ def model(tmp_path_factory) -> Path:
     return save_model(ModelSpec(), tmp_path_factory.mktemp("base") / "model")
 
 
+@pytest.fixture(scope="module")
+def saved_lora(model: Path, tmp_path_factory) -> Path:
+    directory = tmp_path_factory.mktemp("adapter") / "lora"
+    return save_adapter(model, directory, 1, r=2, target_modules=["q_proj", "up_proj"])
+
+
 @pytest.fixture
-def lora(model: Path, tmp_path: Path) -> Path:
-    return save_adapter(model, tmp_path / "lora", 1, r=2, target_modules=["q_proj", "up_proj"])
+def lora(saved_lora: Path, tmp_path: Path) -> Path:
+    """A copy, which a test may damage."""
+    return shutil.copytree(saved_lora, tmp_path / "lora")
 
 
 def refusal(directory: Path, **options) -> str:
