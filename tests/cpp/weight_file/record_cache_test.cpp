@@ -10,7 +10,7 @@
 #include "adaptrt/core/error.h"
 #include "files.h"
 
-namespace adaptrt::testing {
+namespace adaptrt::testing::record_cache_test {
 namespace {
 
 constexpr std::int32_t kRecords = 40;
@@ -118,4 +118,4 @@ BOOST_AUTO_TEST_CASE(records_that_cannot_be_kept_are_an_error) {
 
 BOOST_AUTO_TEST_SUITE_END()
 
-}  // namespace adaptrt::testing
+}  // namespace adaptrt::testing::record_cache_test
