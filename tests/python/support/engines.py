@@ -54,6 +54,7 @@ def compile_model(checkpoint: Checkpoint, lora: LoraOptions | None = LORA) -> Co
         lora=lora,
         compress_weights=False,
         sparse_mlp=True,
+        neurons=False,
     )
 
 
