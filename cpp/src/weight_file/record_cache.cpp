@@ -21,14 +21,13 @@ constexpr std::size_t kPassedOverBytes = std::size_t{24} << 10;
 }  // namespace
 
 RecordCache::RecordCache(std::shared_ptr<WeightFile> file, std::vector<Table> tables, std::size_t num_slots)
-    : tables_(std::move(tables)), slots_(num_slots), reader_(std::move(file), kReaders) {
+    : tables_(std::move(tables)), slots_(num_slots), reader_(std::move(file), kReaders, kPassedOverBytes) {
   for (const Table& table : tables_) {
     slot_bytes_ = std::max(slot_bytes_, table.record_bytes);
     slot_of_.emplace_back(static_cast<std::size_t>(table.count), kNowhere);
     num_kept_ += table.kept.size();
   }
   memory_ = HugeArray((num_kept_ + num_slots) * slot_bytes_);
-  passed_over_ = HugeArray(kPassedOverBytes);
   std::int32_t slot = 0;
   for (std::size_t table = 0; table < tables_.size(); ++table) {
     for (const std::int32_t record : tables_[table].kept) {
@@ -111,7 +110,7 @@ void RecordCache::plan_reads(std::size_t table, std::span<const std::int32_t> re
       reads_.push_back({begin, places_.size(), 0});
       bytes = 0;
     } else if (between > 0) {
-      places_.push_back({passed_over_.data(), between});
+      places_.push_back({nullptr, between});  // of records that nobody asked for
       ++reads_.back().num_places;
       bytes += between;
     }

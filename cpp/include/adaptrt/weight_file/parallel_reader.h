@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "adaptrt/core/huge_array.h"
 #include "adaptrt/weight_file/weight_file.h"
 
 namespace adaptrt {
@@ -18,14 +19,15 @@ namespace adaptrt {
 /// caller at a time, which reads as well.
 class ParallelReader {
  public:
-  /// Whole pages from `offset` on, to `num_places` places.
+  /// Whole pages from `offset` on, to `num_places` places. What comes to one without memory is not kept.
   struct Read {
     std::size_t offset = 0;
     std::size_t first_place = 0;
     std::size_t num_places = 0;
   };
 
-  ParallelReader(std::shared_ptr<WeightFile> file, int num_threads);
+  /// `passed_over_bytes`: whole pages, the most that a place without memory has.
+  ParallelReader(std::shared_ptr<WeightFile> file, int num_threads, std::size_t passed_over_bytes);
   ~ParallelReader();
   ParallelReader(const ParallelReader&) = delete;
   ParallelReader& operator=(const ParallelReader&) = delete;
@@ -35,11 +37,16 @@ class ParallelReader {
   void read(std::span<const Read> reads, std::span<const MemoryPiece> places);
 
  private:
-  void run();
-  void take_reads();
+  void run(std::size_t thread);
+  void take_reads(std::size_t thread);
+  [[nodiscard]] std::span<const MemoryPiece> places_of(const Read& read, std::size_t thread);
   [[nodiscard]] bool has_reads() const { return next_ < reads_.size(); }
 
   std::shared_ptr<WeightFile> file_;
+  std::size_t passed_over_bytes_;
+  HugeArray passed_over_;  ///< of each thread
+  /// Of each thread: the places of its read.
+  std::vector<std::vector<MemoryPiece>> own_places_;
   std::mutex mutex_;
   std::condition_variable changed_;
   // These change under the mutex, while no thread is at work.

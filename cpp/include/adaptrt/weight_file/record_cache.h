@@ -63,7 +63,6 @@ class RecordCache {
   std::size_t hand_ = 0;                            ///< the slot that is looked at next
   std::uint64_t calls_ = 0;
   HugeArray memory_;
-  HugeArray passed_over_;  ///< what is read of records that nobody asked for
   // Of a call, kept so that steps allocate nothing.
   std::vector<std::int32_t> missing_;
   std::vector<ParallelReader::Read> reads_;
