@@ -211,27 +211,34 @@ def _add_quantization(group: Any) -> None:
 
 def _quality_of(args: argparse.Namespace) -> QualityMeasure | None:
     """What measures the engine on the text that the flags name. Raises ConfigError for one that cannot be read."""
-    if args.quality_text is None:
-        if args.quality_tokens is not None:
-            raise ConfigError("quality_tokens needs quality_text")
+    chosen = _text_of(args, "quality")
+    if chosen is None:
         return None
     # Engines are only run by builds that measure them.
     from ...runtime.text_quality import TextQuality
 
-    tokens = DEFAULT_TEXT_TOKENS if args.quality_tokens is None else args.quality_tokens
-    return TextQuality(args.quality_text, args.checkpoint_dir or args.model_dir, tokens)
+    return TextQuality(*chosen)
 
 
 def _usage_of(args: argparse.Namespace) -> UsageMeasure | None:
     """What runs the engine over the text that the flags name. Raises ConfigError for one that cannot be read."""
-    if args.usage_text is None:
-        if args.usage_tokens is not None:
-            raise ConfigError("usage_tokens needs usage_text")
+    chosen = _text_of(args, "usage")
+    if chosen is None:
         return None
     from ...runtime.text_usage import TextUsage
 
-    tokens = DEFAULT_TEXT_TOKENS if args.usage_tokens is None else args.usage_tokens
-    return TextUsage(args.usage_text, args.checkpoint_dir or args.model_dir, tokens)
+    return TextUsage(*chosen)
+
+
+def _text_of(args: argparse.Namespace, purpose: str) -> tuple[Path, Path, int] | None:
+    """The text of the flag `PURPOSE_text`, the directory of its tokenizer, and the tokens to read; None: no text."""
+    text: Path | None = getattr(args, f"{purpose}_text")
+    tokens: int | None = getattr(args, f"{purpose}_tokens")
+    if text is None:
+        if tokens is not None:
+            raise ConfigError(f"{purpose}_tokens needs {purpose}_text")
+        return None
+    return text, args.checkpoint_dir or args.model_dir, DEFAULT_TEXT_TOKENS if tokens is None else tokens
 
 
 def _source_of(args: argparse.Namespace) -> Checkpoint:

@@ -9,7 +9,7 @@
 namespace adaptrt {
 namespace {
 
-/// Elements of a column that a panel has, and how many columns ahead of their use they are fetched.
+/// How many columns ahead of their use are fetched.
 constexpr std::int64_t kAhead = 8;
 
 /// A line of bfloat16: pairs of inputs, of which one may be missing.
