@@ -98,8 +98,12 @@ bool can_be_compressed(std::int64_t n, std::int64_t k) {
 }
 
 std::size_t compressed_panel_bytes(std::int64_t k, std::int64_t exceptions) {
+  return compressed_input_offset(k, exceptions);
+}
+
+std::size_t compressed_input_offset(std::int64_t input, std::int64_t exceptions) {
   return static_cast<std::size_t>(pieces_offset(exceptions) +
-                                  k / kPieceInputs * kPiecesAcross * kCompressedPieceBytes);
+                                  input / kPieceInputs * kPiecesAcross * kCompressedPieceBytes);
 }
 
 std::int64_t count_exceptions(const std::byte* panel, std::int64_t k) {

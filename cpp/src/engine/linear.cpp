@@ -4,6 +4,7 @@
 #include <span>
 #include <vector>
 
+#include "adaptrt/core/compressed_panels.h"
 #include "adapter_product.h"
 #include "base_product.h"
 #include "linear_output.h"
@@ -290,6 +291,8 @@ class Linear {
   [[nodiscard]] const std::byte* inputs_data(Place place, InputRange inputs) const {
     const PanelMatrix& weight = work_.parts[place.part].weight;
     const std::byte* panel = panel_data(place);
+    if (inputs.begin == 0) return panel;
+    if (weight.is_compressed()) return panel + compressed_input_offset(inputs.begin, weight.exceptions);
     if (!weight.is_plain()) return panel;
     return panel + panel_bytes(weight.dtype, panel_width(weight.n, place.panel), inputs.begin);
   }
@@ -299,7 +302,7 @@ class Linear {
   [[nodiscard]] std::span<const MemorySpan> activations_of(InputRange inputs, std::int64_t index,
                                                            std::int64_t count, RowRange rows,
                                                            ActivationSpans* spans) const {
-    if (step_.packed == nullptr || !work_.parts[0].weight.is_plain()) return {};
+    if (step_.packed == nullptr || work_.quantization().algo != QuantAlgo::kNone) return {};
     const auto step_of = [](std::int64_t input) { return input * 2 / PackedSteps::kRowBytes; };
     const std::int64_t steps = step_of(inputs.end) - step_of(inputs.begin);
     const std::byte* first = step_.steps_of_row(rows.begin) + step_of(inputs.begin) * step_.packed_step_bytes;

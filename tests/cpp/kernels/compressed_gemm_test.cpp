@@ -14,11 +14,11 @@ namespace adaptrt::compressed_gemm_test {
 namespace {
 
 /// More than a part of k, and no whole number of them.
-constexpr std::int64_t kInputs[] = {8, 128, 136, 392};
+constexpr std::int64_t kInputs[] = {8, 128, 136, 392, 1064};
 
 /// Rows that kernels take in different ways, of which those that a table does not take compressed are left
 /// out.
-constexpr std::int64_t kRows[] = {1, 2, 3, 4, 5, 6, 7, 12, 13, 16, 17, 18, 23, 24, 32, 33, 48, 70};
+constexpr std::int64_t kRows[] = {1, 2, 3, 4, 5, 6, 7, 12, 13, 16, 17, 18, 23, 24, 32, 33, 48, 70, 128, 150};
 
 /// A bfloat16 panel, and its compressed form with places for one exception more than it has.
 struct CompressedCase {

@@ -38,6 +38,9 @@ inline constexpr std::int64_t kTableBytes = 16;
 /// Bytes of a compressed panel of k inputs with places for `exceptions`: a multiple of 64.
 [[nodiscard]] std::size_t compressed_panel_bytes(std::int64_t k, std::int64_t exceptions);
 
+/// Where the weights of inputs from `input` on, a multiple of kPieceInputs, begin in a panel.
+[[nodiscard]] std::size_t compressed_input_offset(std::int64_t input, std::int64_t exceptions);
+
 /// Number of exceptions of a bfloat16 panel of kPanelColumns outputs.
 [[nodiscard]] std::int64_t count_exceptions(const std::byte* panel, std::int64_t k);
 

@@ -46,27 +46,42 @@ class PanelExpander {
   /// order.
   template <int kLines>
   void expand(std::int64_t begin, std::int64_t end, std::byte* out, Prefetch prefetch) {
-    const std::byte* piece = source(begin);
-    for (std::int64_t row = begin; row < end; ++row) {
-      std::byte* of_row = out + (row - begin) * kPieceRowPairBytes;
-      ADAPTRT_UNROLL
-      for (std::int64_t across = 0; across < kPiecesAcross; ++across) {
-        pieces_.expand(piece, of_row + across * kPieceOutputs * kPairBytes, kPairRowBytes);
-        prefetch_lines<kLines>(&prefetch);
-        piece += kCompressedPieceBytes;
-      }
+    for (std::int64_t row = begin; row < end; ++row, out += kPieceRowPairBytes) {
+      expand_row(
+          row, [&](std::int64_t across) { return out + across * kPieceOutputs * kPairBytes; }, kPairRowBytes,
+          [&](std::int64_t) { prefetch_lines<kLines>(&prefetch); });
     }
-    put_exceptions(begin * kPieceRowElements, end * kPieceRowElements, out);
+  }
+
+  /// One row of pieces. The pairs of piece `across` go to at(across), `stride` bytes apart; behind it,
+  /// behind_piece(across) is called.
+  template <class At, class BehindPiece>
+  void expand_row(std::int64_t row, const At& at, std::int64_t stride, const BehindPiece& behind_piece) {
+    const std::byte* piece = source(row);
+    ADAPTRT_UNROLL
+    for (std::int64_t across = 0; across < kPiecesAcross; ++across) {
+      pieces_.expand(piece, at(across), stride);
+      behind_piece(across);
+      piece += kCompressedPieceBytes;
+    }
+    put_exceptions(row * kPieceRowElements, [&](std::int64_t pair, std::int64_t column) {
+      return at(column / kPieceOutputs) + pair * stride + column % kPieceOutputs * kPairBytes;
+    });
   }
 
  private:
   static constexpr std::int64_t kPieceRowElements = kPieceInputs * kPanelColumns;
 
-  /// Those of elements [first, end). Places that are out of order are passed over.
-  void put_exceptions(std::int64_t first, std::int64_t end, std::byte* out) {
+  /// Those of a row of pieces, whose first element is number `first`, to the pairs of inputs that pair_at
+  /// finds. Places that are out of order are passed over.
+  template <class PairAt>
+  void put_exceptions(std::int64_t first, const PairAt& pair_at) {
     constexpr std::int64_t kSize = sizeof(std::uint16_t);
-    for (; place_ < end; ++next_, find_exception()) {
-      if (place_ >= first) std::memcpy(out + (place_ - first) * kSize, panel_.bits + next_ * kSize, kSize);
+    for (; place_ < first + kPieceRowElements; ++next_, find_exception()) {
+      if (place_ < first) continue;
+      const std::int64_t pair = (place_ - first) / 2;
+      std::byte* to = pair_at(pair / kPanelColumns, pair % kPanelColumns) + place_ % 2 * kSize;
+      std::memcpy(to, panel_.bits + next_ * kSize, kSize);
     }
   }
 

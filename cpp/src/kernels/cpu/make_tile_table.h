@@ -5,6 +5,7 @@
 #include "adaptrt/kernels/kernel_table.h"
 #include "streamed_rows.h"
 #include "tile_attention.h"
+#include "tile_compressed.h"
 #include "tile_gemm.h"
 #include "tile_int8.h"
 #include "tile_sparse.h"
@@ -30,7 +31,7 @@ inline KernelTable make_tile_table(const char* name, const KernelTable& vectors)
   table.stream_rows = &stream_rows;
   table.leave_thread = &Tiles::release;
   table.gemm[static_cast<std::size_t>(DType::kBFloat16)] = &tile_gemm;
-  table.compressed_gemm = &tile_compressed_gemm;
+  table.compressed_gemm = &tile_compressed_gemm<Simd::kLanes == kPieceOutputs>;
   table.compressed_rows = kTiledRows;
   table.coded_gemm[static_cast<std::size_t>(DType::kBFloat16)] = &tile_coded_gemm;
   table.coded_rows[static_cast<std::size_t>(DType::kBFloat16)] = kTiledRows;

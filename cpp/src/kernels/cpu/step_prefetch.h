@@ -48,7 +48,7 @@ class StepPrefetch {
 
   /// With each kLines lines of a streamed panel.
   template <int kLines>
-  void fetch_lines() {
+  void at_lines() {
     if (near_lines_ <= 0) return;
     ADAPTRT_UNROLL
     for (int line = 0; line < kLines; ++line) {
@@ -65,7 +65,7 @@ class StepPrefetch {
   }
 
   /// With each step.
-  void fetch_step() {
+  void at_step() {
     if (others_ != nullptr) others_->fetch(others_lines_);
     for (due_ += kPlaces * groups_of_place_; due_ >= steps_; due_ -= steps_) fetch_group();
   }
@@ -105,6 +105,12 @@ class StepPrefetch {
   SpanFetcher* others_ = nullptr;
   std::int64_t others_lines_ = 0;
 };
+
+/// What kernels that are written in terms of Prefetch call.
+template <int kLines>
+inline void prefetch_lines(StepPrefetch* prefetch) {
+  if constexpr (kLines > 0) prefetch->at_lines<kLines>();
+}
 
 }  // namespace
 }  // namespace adaptrt

@@ -93,9 +93,9 @@ class FewInputs {
 };
 
 /// The sums of kRows rows and kVectors vectors of columns, the last one of last_lanes columns.
-template <class Packed, int kRows, int kVectors, bool kPartial>
+template <class Packed, int kRows, int kVectors, bool kPartial, class Beside>
 void multiply_few_columns(const Packed& words_decoder, const FewInputs& a, FewWords b,
-                          std::int64_t last_lanes, TileSums sums, StepPrefetch* prefetch) {
+                          std::int64_t last_lanes, TileSums sums, Beside* beside) {
   const Packed decoder = words_decoder;
   constexpr int kWordInputs = 2 * Packed::kUnits;
   constexpr std::int64_t kVectorBytes = Simd::kLanes * Packed::kColumnBytes;
@@ -117,7 +117,7 @@ void multiply_few_columns(const Packed& words_decoder, const FewInputs& a, FewWo
       for (int v = 0; v < kVectors; ++v) {
         words[v] = load_word<Packed>(b.data + v * kVectorBytes, b.line, lanes_of(v));
       }
-      if constexpr (kLines > 0) prefetch->fetch_lines<kLines>();
+      if constexpr (kLines > 0) beside->template at_lines<kLines>();
       for_each_index<Packed::kUnits>([&](auto unit) __attribute__((always_inline)) {
         Simd::Pair columns[kVectors];
         ADAPTRT_UNROLL
@@ -157,7 +157,7 @@ void multiply_few_columns(const Packed& words_decoder, const FewInputs& a, FewWo
         for (int unit = 0; first < end; ++unit, first += 2) multiply(first, waiting[unit]);
       }
     }
-    prefetch->fetch_step();
+    beside->at_step();
     ADAPTRT_UNROLL
     for (int r = 0; r < kRows; ++r) {
       float* out = sums.data + r * sums.stride;
@@ -172,27 +172,27 @@ void multiply_few_columns(const Packed& words_decoder, const FewInputs& a, FewWo
 }
 
 /// sums [kRows, columns] = a * b, or += where they continue, for at most kPanelColumns columns.
-template <class Packed, int kRows>
+template <class Packed, int kRows, class Beside>
 void multiply_few_panel(const Packed& decoder, const FewInputs& a, FewWords b, std::int64_t columns,
-                        TileSums sums, StepPrefetch* prefetch) {
+                        TileSums sums, Beside* beside) {
   constexpr std::int64_t kGroup = kTileVectors * Simd::kLanes;
   std::int64_t column = 0;
   const auto from = [&] { return FewWords{b.data + column * Packed::kColumnBytes, b.line, b.inputs}; };
   const auto to = [&] { return TileSums{sums.data + column, sums.stride, sums.continues}; };
   for (; column + kGroup <= columns; column += kGroup) {
     multiply_few_columns<Packed, kRows, kTileVectors, false>(decoder, a, from(), Simd::kLanes, to(),
-                                                             prefetch);
+                                                             beside);
   }
   for (; column < columns; column += Simd::kLanes) {
     const std::int64_t lanes = std::min<std::int64_t>(Simd::kLanes, columns - column);
-    multiply_few_columns<Packed, kRows, 1, true>(decoder, a, from(), lanes, to(), prefetch);
+    multiply_few_columns<Packed, kRows, 1, true>(decoder, a, from(), lanes, to(), beside);
   }
 }
 
 /// sums [rows, columns] = at most kFewRows rows * b, or += where they continue.
-template <class Packed>
+template <class Packed, class Beside>
 void multiply_few(const Packed& decoder, FewRows rows, FewWords b, std::int64_t columns, TileSums sums,
-                  StepPrefetch* prefetch) {
+                  Beside* beside) {
   const FlushSubnormals flush;
   for (std::int64_t begin = 0; begin < b.inputs; begin += kFewInputs) {
     const FewWords piece{b.data + begin / (2 * Packed::kUnits) * kWordLines<Packed> * b.line, b.line,
@@ -200,13 +200,13 @@ void multiply_few(const Packed& decoder, FewRows rows, FewWords b, std::int64_t 
     const FewInputs a({rows.data + begin * 2, rows.stride, rows.count}, piece.inputs);
     switch (rows.count) {
       case 1:
-        multiply_few_panel<Packed, 1>(decoder, a, piece, columns, sums, prefetch);
+        multiply_few_panel<Packed, 1>(decoder, a, piece, columns, sums, beside);
         break;
       case 2:
-        multiply_few_panel<Packed, 2>(decoder, a, piece, columns, sums, prefetch);
+        multiply_few_panel<Packed, 2>(decoder, a, piece, columns, sums, beside);
         break;
       default:
-        multiply_few_panel<Packed, kFewRows>(decoder, a, piece, columns, sums, prefetch);
+        multiply_few_panel<Packed, kFewRows>(decoder, a, piece, columns, sums, beside);
     }
     sums.continues = true;
   }

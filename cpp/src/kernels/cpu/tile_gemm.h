@@ -1,7 +1,7 @@
 #pragma once
 
-// The products of bfloat16 activations on tile registers, however the weights are stored: plain, compressed
-// or in few bits. Included behind tile_product.h, compressed_gemm.h and quantized_gemm.h.
+// The products of bfloat16 activations on tile registers, however the weights are stored: plain or in few
+// bits. Included behind tile_product.h and quantized_gemm.h.
 
 #include <algorithm>
 #include <cstddef>
@@ -12,7 +12,6 @@
 
 #include "adaptrt/kernels/kernel_table.h"
 #include "coded_gemm.h"
-#include "compressed_gemm.h"
 #include "quantized_gemm.h"
 #include "tile_few_rows.h"
 #include "tile_product.h"
@@ -54,17 +53,18 @@ inline StepActivations activations_of(const Gemm& gemm) {
 
 /// sums [rows, columns] = the inputs [begin, end) of rows * b, which has whole steps of them, or += where
 /// they continue. `steps` of the activations are used where `begin` is a multiple of kStepInputs.
-inline void multiply_inputs(const StepActivations& a, std::int64_t begin, std::int64_t end, TileColumns b,
-                            TileSums sums, std::int64_t rows, std::int64_t columns, StepPrefetch* prefetch) {
+template <class Beside>
+void multiply_inputs(const StepActivations& a, std::int64_t begin, std::int64_t end, TileColumns b,
+                     TileSums sums, std::int64_t rows, std::int64_t columns, Beside* beside) {
   if (rows <= kFewRows) {
     multiply_few(BFloat16Pairs(), {a.rows + begin * 2, a.stride, rows}, {b.data, b.line, end - begin},
-                 columns, sums, prefetch);
+                 columns, sums, beside);
     return;
   }
   const std::int64_t steps = steps_of(end - begin);
   if (a.steps != nullptr && begin % kStepInputs == 0) {
     multiply_steps<BFloat16Dot>({a.steps + begin / kStepInputs * a.step_bytes, kTileLine, a.step_bytes}, b,
-                                steps, sums, rows, columns, prefetch);
+                                steps, sums, rows, columns, beside);
     return;
   }
   alignas(kCacheLine) std::byte packed[kStretchSteps * kPackedRows * kTileLine];
@@ -74,7 +74,7 @@ inline void multiply_inputs(const StepActivations& a, std::int64_t begin, std::i
     pack_steps(a.rows + row * a.stride + begin * 2, a.stride, count, (end - begin) * 2, packed, kPackedStep);
     multiply_steps<BFloat16Dot>({packed, kTileLine, kPackedStep}, b, steps,
                                 {sums.data + row * sums.stride, sums.stride, sums.continues}, count, columns,
-                                prefetch);
+                                beside);
   }
 }
 
@@ -135,31 +135,6 @@ void tile_gemm(const PanelGemm& gemm) {
                     &nothing);
   }
   others.fetch(others.lines());
-}
-
-/// The product with a compressed panel, to the same bits.
-void tile_compressed_gemm(const PanelGemm& gemm, std::int64_t exceptions) {
-  Tiles::configure();
-  SpanFetcher others(gemm.fetch);
-  others.fetch(others.lines());
-  const InputRange inputs = part_of(gemm.part, gemm.k);
-  const StepActivations a = activations_of(gemm);
-  alignas(kCacheLine) std::byte expanded[kStretchSteps * kStepBytes];
-  PanelExpander expander(gemm.panel, exceptions);
-  const std::int64_t most = stretch_steps(gemm.rows) * kStepInputs;
-  for (std::int64_t begin = inputs.begin; begin < inputs.end; begin += most) {
-    const std::int64_t end = std::min(begin + most, inputs.end);
-    const std::int64_t steps = steps_of(end - begin);
-    const std::byte* source = expander.source(begin / kPieceInputs);
-    expander.template expand<kPieceLines>(begin / kPieceInputs, end / kPieceInputs, expanded,
-                                          {source + kStreamAhead, kCompressedPieceBytes});
-    const std::int64_t made = (end - begin) * kPanelColumns * 2;
-    if (made < steps * kStepBytes) std::memset(expanded + made, 0, steps * kStepBytes - made);
-    StepPrefetch nothing;
-    multiply_inputs(a, begin, end, {expanded, kStepLine, kStepBytes},
-                    {gemm.out, gemm.out_stride, gemm.accumulate || begin > 0}, gemm.rows, kPanelColumns,
-                    &nothing);
-  }
 }
 
 /// The product with a panel of codes, to the same bits.

@@ -54,16 +54,14 @@ struct TileSums {
   bool continues = false;
 };
 
-template <int kLines>
-inline void prefetch_lines(StepPrefetch* prefetch) {
-  if constexpr (kLines > 0) prefetch->fetch_lines<kLines>();
-}
+// What goes on beside products is a Beside: at_step() is called with each step of a product of tiles, and
+// at_lines<kLines>() with each kLines lines of columns that are loaded.
 
 /// Sums of two tiles of rows and two of columns: four products for four loads. Rows come from the
 /// second-level cache and leave the columns where they are, in the first. `behind_loads(s)` is called when
 /// the columns of step s have been loaded.
-template <class Dot, class BehindLoads>
-inline void multiply_2x2(TileRows a, TileColumns b, std::int64_t steps, TileSums sums, StepPrefetch* prefetch,
+template <class Dot, class Beside, class BehindLoads>
+inline void multiply_2x2(TileRows a, TileColumns b, std::int64_t steps, TileSums sums, Beside* beside,
                          const BehindLoads& behind_loads) {
   const std::int64_t sums_row = sums.stride * 4;
   float* below = sums.data + kTileHeight * sums.stride;
@@ -82,8 +80,8 @@ inline void multiply_2x2(TileRows a, TileColumns b, std::int64_t steps, TileSums
     const std::byte* first = a.data + s * a.step;
     const std::byte* second = first + kTileHeight * a.row;
     const std::byte* columns = b.data + s * b.step;
-    prefetch->fetch_step();
-    prefetch->fetch_lines<static_cast<int>(2 * kTileHeight)>();
+    beside->at_step();
+    beside->template at_lines<static_cast<int>(2 * kTileHeight)>();
     Tiles::load_once<4>(first, a.row);
     Tiles::load<6>(columns, b.line);
     Dot::template add<0, 4, 6>();
@@ -101,9 +99,9 @@ inline void multiply_2x2(TileRows a, TileColumns b, std::int64_t steps, TileSums
 }
 
 /// Sums of one tile of rows and kColumns tiles of columns, at most four.
-template <class Dot, int kColumns>
+template <class Dot, int kColumns, class Beside>
 inline void multiply_1xn(TileRows a, TileColumns b, std::int64_t steps, TileSums sums,
-                         StepPrefetch* prefetch) {
+                         Beside* beside) {
   const std::int64_t sums_row = sums.stride * 4;
   const auto of_columns = [&](auto body) __attribute__((always_inline)) {
     [&]<int... kColumn>(std::integer_sequence<int, kColumn...>) __attribute__((always_inline)) {
@@ -119,12 +117,12 @@ inline void multiply_1xn(TileRows a, TileColumns b, std::int64_t steps, TileSums
   });
   for (std::int64_t s = 0; s < steps; ++s) {
     const std::byte* columns = b.data + s * b.step;
-    prefetch->fetch_step();
+    beside->at_step();
     Tiles::load<4>(a.data + s * a.step, a.row);
     of_columns([&](auto column) __attribute__((always_inline)) {
       constexpr int kWeights = 5 + column() % 3;
       Tiles::load<kWeights>(columns + column() * kTileLine, b.line);
-      prefetch->fetch_lines<static_cast<int>(kTileHeight)>();
+      beside->template at_lines<static_cast<int>(kTileHeight)>();
       Dot::template add<column(), 4, kWeights>();
     });
   }
@@ -133,26 +131,26 @@ inline void multiply_1xn(TileRows a, TileColumns b, std::int64_t steps, TileSums
   });
 }
 
-template <class Dot>
+template <class Dot, class Beside>
 inline void multiply_1x(std::int64_t columns, TileRows a, TileColumns b, std::int64_t steps, TileSums sums,
-                        StepPrefetch* prefetch) {
+                        Beside* beside) {
   switch (columns) {
     case 1:
-      return multiply_1xn<Dot, 1>(a, b, steps, sums, prefetch);
+      return multiply_1xn<Dot, 1>(a, b, steps, sums, beside);
     case 2:
-      return multiply_1xn<Dot, 2>(a, b, steps, sums, prefetch);
+      return multiply_1xn<Dot, 2>(a, b, steps, sums, beside);
     case 3:
-      return multiply_1xn<Dot, 3>(a, b, steps, sums, prefetch);
+      return multiply_1xn<Dot, 3>(a, b, steps, sums, beside);
     default:
-      return multiply_1xn<Dot, 4>(a, b, steps, sums, prefetch);
+      return multiply_1xn<Dot, 4>(a, b, steps, sums, beside);
   }
 }
 
 /// One tile of rows, `rows` of which have sums, times `columns` columns, at most kPanelColumns. Sums that are
 /// not there are not touched.
-template <class Dot>
+template <class Dot, class Beside>
 inline void multiply_partly(TileRows a, TileColumns b, std::int64_t steps, TileSums sums, std::int64_t rows,
-                            std::int64_t columns, StepPrefetch* prefetch) {
+                            std::int64_t columns, Beside* beside) {
   alignas(kCacheLine) float space[kTileHeight * kPanelColumns];
   const std::size_t row_bytes = static_cast<std::size_t>(columns) * sizeof(float);
   if (sums.continues) {
@@ -161,7 +159,7 @@ inline void multiply_partly(TileRows a, TileColumns b, std::int64_t steps, TileS
     }
   }
   multiply_1x<Dot>((columns + kTileColumns - 1) / kTileColumns, a, b, steps,
-                   {space, kPanelColumns, sums.continues}, prefetch);
+                   {space, kPanelColumns, sums.continues}, beside);
   for (std::int64_t r = 0; r < rows; ++r) {
     std::memcpy(sums.data + r * sums.stride, space + r * kPanelColumns, row_bytes);
   }
@@ -196,26 +194,26 @@ class CopiedPair {
 };
 
 /// The sums of `rows` rows, a multiple of two tiles of them, and of two tiles of columns.
-template <class Dot>
+template <class Dot, class Beside>
 inline void multiply_pair(TileRows a, TileColumns pair, std::int64_t steps, TileSums sums, std::int64_t rows,
-                          StepPrefetch* prefetch) {
+                          Beside* beside) {
   for (std::int64_t row = 0; row < rows; row += 2 * kTileHeight) {
     multiply_2x2<Dot>({a.data + row * a.row, a.row, a.step}, pair, steps,
-                      {sums.data + row * sums.stride, sums.stride, sums.continues}, prefetch,
+                      {sums.data + row * sums.stride, sums.stride, sums.continues}, beside,
                       [](std::int64_t) {});
   }
 }
 
 /// The sums of `rows` rows, at most two tiles of them, and of two tiles of columns. Sums that are not there
 /// are not touched.
-template <class Dot>
+template <class Dot, class Beside>
 inline void multiply_rest(TileRows a, TileColumns pair, std::int64_t steps, TileSums sums, std::int64_t rows,
-                          StepPrefetch* prefetch) {
+                          Beside* beside) {
   const auto multiply = [&](TileSums to) {
     if (rows > kTileHeight) {
-      multiply_2x2<Dot>(a, pair, steps, to, prefetch, [](std::int64_t) {});
+      multiply_2x2<Dot>(a, pair, steps, to, beside, [](std::int64_t) {});
     } else {
-      multiply_1xn<Dot, 2>(a, pair, steps, to, prefetch);
+      multiply_1xn<Dot, 2>(a, pair, steps, to, beside);
     }
   };
   if (rows % kTileHeight == 0) {
@@ -236,9 +234,9 @@ inline void multiply_rest(TileRows a, TileColumns pair, std::int64_t steps, Tile
 /// are copied, a pair of tiles after the other. While the last whole tiles of rows are multiplied by a pair,
 /// each of its steps is overwritten by the next pair's as soon as it was loaded: the copying goes on beside
 /// the products.
-template <class Dot>
+template <class Dot, class Beside>
 inline void multiply_copied(TileRows a, TileColumns b, std::int64_t steps, TileSums sums, std::int64_t rows,
-                            std::int64_t columns, StepPrefetch* prefetch) {
+                            std::int64_t columns, Beside* beside) {
   struct Pair {
     std::int64_t first;  ///< step
     std::int64_t column;
@@ -264,15 +262,15 @@ inline void multiply_copied(TileRows a, TileColumns b, std::int64_t steps, TileS
                       sums.continues || pair.first > 0};
     };
     const std::int64_t count = steps_of_pair(pair);
-    multiply_pair<Dot>(rows_from(0), copied.columns(), count, sums_from(0), last_row, prefetch);
+    multiply_pair<Dot>(rows_from(0), copied.columns(), count, sums_from(0), last_row, beside);
     if (rest > 0) {
       multiply_rest<Dot>(rows_from(rows - rest), copied.columns(), count, sums_from(rows - rest), rest,
-                         prefetch);
+                         beside);
     }
     const Pair next = behind(pair);
     const std::int64_t wanted = next.first < steps ? steps_of_pair(next) : 0;  // never more than `count`
     const TileColumns from = columns_of(next);
-    multiply_2x2<Dot>(rows_from(last_row), copied.columns(), count, sums_from(last_row), prefetch,
+    multiply_2x2<Dot>(rows_from(last_row), copied.columns(), count, sums_from(last_row), beside,
                       [&](std::int64_t s) {
                         if (s < wanted) copied.copy(from, s);
                       });
@@ -290,19 +288,20 @@ struct RowPlan {
 
 inline RowPlan plan_rows(std::int64_t rows, std::int64_t columns) {
   if (columns % kPairColumns != 0) return {false, 0};
-  const bool copies = rows >= kCopiedRows;
+  // A single pair of tiles is one behind the other already.
+  const bool copies = rows >= kCopiedRows && columns > kPairColumns;
   const std::int64_t rest = rows % (2 * kTileHeight);
   return {copies, copies || rest > kTileHeight ? rows : rows - rest};
 }
 
 /// sums [rows, columns] = a [rows] * b, or += where they continue. `a` has whole tiles of rows, `b` whole
 /// tiles of columns; at most kPanelColumns columns. The order of an element's sum depends on its steps alone.
-template <class Dot>
+template <class Dot, class Beside>
 inline void multiply_steps(TileRows a, TileColumns b, std::int64_t steps, TileSums sums, std::int64_t rows,
-                           std::int64_t columns, StepPrefetch* prefetch) {
+                           std::int64_t columns, Beside* beside) {
   const RowPlan plan = plan_rows(rows, columns);
   if (plan.copies) {
-    multiply_copied<Dot>(a, b, steps, sums, rows, columns, prefetch);
+    multiply_copied<Dot>(a, b, steps, sums, rows, columns, beside);
     return;
   }
   const auto rows_from = [&](std::int64_t row) { return TileRows{a.data + row * a.row, a.row, a.step}; };
@@ -316,15 +315,15 @@ inline void multiply_steps(TileRows a, TileColumns b, std::int64_t steps, TileSu
     const auto columns_from = [&](std::int64_t row) {
       return TileSums{sums_from(row).data + column, sums.stride, sums.continues};
     };
-    multiply_pair<Dot>(a, pair, steps, columns_from(0), whole, prefetch);
-    if (last > 0) multiply_rest<Dot>(rows_from(whole), pair, steps, columns_from(whole), last, prefetch);
+    multiply_pair<Dot>(a, pair, steps, columns_from(0), whole, beside);
+    if (last > 0) multiply_rest<Dot>(rows_from(whole), pair, steps, columns_from(whole), last, beside);
   }
   for (std::int64_t row = plan.paired; row < rows; row += kTileHeight) {
     const std::int64_t count = std::min(kTileHeight, rows - row);
     if (count == kTileHeight && columns % kTileColumns == 0) {
-      multiply_1x<Dot>(columns / kTileColumns, rows_from(row), b, steps, sums_from(row), prefetch);
+      multiply_1x<Dot>(columns / kTileColumns, rows_from(row), b, steps, sums_from(row), beside);
     } else {
-      multiply_partly<Dot>(rows_from(row), b, steps, sums_from(row), count, columns, prefetch);
+      multiply_partly<Dot>(rows_from(row), b, steps, sums_from(row), count, columns, beside);
     }
   }
 }
