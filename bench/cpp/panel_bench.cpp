@@ -73,7 +73,7 @@ void multiply(const KernelTable& table, const Weights& weights, std::int64_t k, 
       ((rows / PackedSteps::kBlockRows + 2) | 1) * PackedSteps::kBlockRows * PackedSteps::kRowBytes;
   const HugeArray steps(static_cast<std::size_t>((k * 2 / PackedSteps::kRowBytes + 1) * step_bytes));
   if (table.pack_rows != nullptr) {
-    table.pack_rows(reinterpret_cast<const std::byte*>(a.data()), k * 2, rows, k * 2, steps.data(), step_bytes);
+    table.pack_rows({reinterpret_cast<const std::byte*>(a.data()), k * 2, k * 2}, rows, steps.data(), step_bytes);
   }
   std::vector<float> out(static_cast<std::size_t>(rows * kPanelColumns));
   for (std::int64_t chunk = thread * kChunk; chunk < weights.count; chunk += kThreads * kChunk) {

@@ -102,7 +102,8 @@ void BaseProduct::prepare(bool has_adapters) const {
   const Quantization& quantization = work_.quantization();
   const bool to_int8 = quantization.algo == QuantAlgo::kW8A8;
   const bool reorders = reordered_.is_needed();
-  const bool packs_input = step_.packed != nullptr && (has_adapters || (!to_int8 && !reorders));
+  const bool packs_input = step_.packed.is_there() && !work_.packed_input.is_there() &&
+                           (has_adapters || (!to_int8 && !reorders));
   if (!packs_input && !to_int8 && !quantization.zero_points && !reorders) return;
   const std::int64_t orders = reorders ? reordered_.find_orders() : 0;
   const auto body = [&](std::int64_t begin, std::int64_t end, int) {
@@ -117,7 +118,7 @@ void BaseProduct::prepare(bool has_adapters) const {
     for (std::int64_t order = 0; order < orders; ++order) {
       const Rows made = reordered_.rows(order);
       read_rows(made, order, rows);
-      if (step_.packed != nullptr) pack_rows(made, packed_of(order), rows);
+      if (step_.packed.is_there()) pack_rows(made, packed_of(order), rows);
     }
   };
   step_.threads.parallel_for(packed_blocks(work_.num_rows()),
@@ -139,25 +140,24 @@ void BaseProduct::read_rows(const Rows& input, std::int64_t order, RowRange rows
   }
 }
 
-void BaseProduct::pack_rows(const Rows& input, std::byte* packed, RowRange rows) const {
-  step_.kernels.pack_rows(input.row(rows.begin), input.row_bytes(), rows.count(), input.row_bytes(),
-                          packed + rows.begin * PackedSteps::kRowBytes, step_.packed_step_bytes);
+void BaseProduct::pack_rows(const Rows& input, const PackedRows& packed, RowRange rows) const {
+  step_.kernels.pack_rows({input.row(rows.begin), input.row_bytes(), input.row_bytes()}, rows.count(),
+                          packed.from(rows.begin).data, packed.step_bytes);
 }
 
-std::byte* BaseProduct::packed_of(std::int64_t order) const {
-  return step_.packed + (1 + order) * step_.packed_order_bytes;
+PackedRows BaseProduct::packed_of(std::int64_t order) const {
+  if (!step_.packed.is_there()) return {};
+  return {step_.packed.data + (1 + order) * step_.packed_order_bytes, step_.packed.step_bytes};
 }
 
 BaseProduct::PartInput BaseProduct::input_of(std::size_t part, std::int64_t row) const {
   const Quantization& quantization = work_.quantization();
   const std::int64_t groups = group_count(quantization, work_.input.width);
   if (!reordered_.is_needed()) {
-    return {work_.input.row(row), step_.steps_of_row(row), step_.group_sums + row * groups};
+    return {work_.input.row(row), work_.packed(step_).from(row).data, step_.group_sums + row * groups};
   }
   const std::int64_t order = reordered_.order_of(part);
-  const std::byte* steps =
-      step_.packed == nullptr ? nullptr : packed_of(order) + row * PackedSteps::kRowBytes;
-  return {reordered_.rows(order).row(row), steps,
+  return {reordered_.rows(order).row(row), packed_of(order).from(row).data,
           step_.group_sums + (order * work_.num_rows() + row) * groups};
 }
 
@@ -189,8 +189,8 @@ void BaseProduct::multiply_gathered(std::size_t part, const GatheredOutputs& gat
   const auto type = static_cast<std::size_t>(weight.dtype);
   PanelGemm gemm{.a = work_.input.row(0),
                  .a_stride = work_.input.width,
-                 .a_steps = step_.steps_of_row(0),
-                 .a_step_bytes = step_.packed_step_bytes,
+                 .a_steps = work_.packed(step_).data,
+                 .a_step_bytes = work_.packed(step_).step_bytes,
                  .k = weight.k,
                  .width = kPanelColumns,
                  .out = tile,
@@ -210,8 +210,8 @@ void BaseProduct::multiply_float(const PanelMatrix& weight, const TileTask& task
                                  const ExpansionPlace& place) const {
   PanelGemm gemm{.a = work_.input.row(task.rows.begin),
                  .a_stride = work_.input.width,
-                 .a_steps = step_.steps_of_row(task.rows.begin),
-                 .a_step_bytes = step_.packed_step_bytes,
+                 .a_steps = work_.packed(step_).from(task.rows.begin).data,
+                 .a_step_bytes = work_.packed(step_).step_bytes,
                  .panel = weight.data + weight.offset(task.panel),
                  .k = weight.k,
                  .width = panel_width(weight.n, task.panel),
@@ -262,7 +262,7 @@ void BaseProduct::multiply_quantized(const PanelMatrix& weight, const TileTask& 
                      .activation = work_.input.dtype,
                      .a_stride = work_.input.width,
                      .a_steps = input.steps,
-                     .a_step_bytes = step_.packed_step_bytes,
+                     .a_step_bytes = step_.packed.step_bytes,
                      .a_sums = input.sums,
                      .quantization = weight.quantization,
                      .panel = weight.data + weight.offset(task.panel),

@@ -120,8 +120,8 @@ class BaseProduct {
   [[nodiscard]] PartInput input_of(std::size_t part, std::int64_t row) const;
   /// Rounds, or sums the groups of, rows of `input`: the layer's, or those in order `order`.
   void read_rows(const Rows& input, std::int64_t order, RowRange rows) const;
-  void pack_rows(const Rows& input, std::byte* packed, RowRange rows) const;
-  [[nodiscard]] std::byte* packed_of(std::int64_t order) const;
+  void pack_rows(const Rows& input, const PackedRows& packed, RowRange rows) const;
+  [[nodiscard]] PackedRows packed_of(std::int64_t order) const;
   void multiply_float(const PanelMatrix& weight, const TileTask& task, const ExpansionPlace& place) const;
   void multiply_quantized(const PanelMatrix& weight, const TileTask& task, const ExpansionPlace& place) const;
   void multiply_int8(const PanelMatrix& weight, const TileTask& task) const;

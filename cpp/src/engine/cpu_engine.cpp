@@ -110,7 +110,7 @@ class CpuEngine final : public Engine {
         position_biases_(program_),
         rows_(program_.body),
         encoder_rows_(program_.encoder),
-        experts_(program_) {
+        experts_(program_, kernels_) {
     if (own_keys_.block_bytes() > 0) {
       // Every sequence may leave a block unfilled.
       const std::int64_t most = std::min(program_.max_batch_size, program_.max_num_tokens) +
@@ -300,8 +300,7 @@ class CpuEngine final : public Engine {
             .int8_rows = reinterpret_cast<std::uint8_t*>(int8_rows_.data()),
             .int8_stride = int8_stride_,
             .int8_scales = reinterpret_cast<float*>(int8_scales_.data()),
-            .packed = packed_.data(),
-            .packed_step_bytes = packed_step_bytes_,
+            .packed = {packed_.data(), packed_step_bytes_},
             .packed_order_bytes = packed_order_bytes_,
             .reordered = reordered_.data(),
             .group_sums = reinterpret_cast<float*>(group_sums_.data()),

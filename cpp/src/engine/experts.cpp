@@ -60,13 +60,12 @@ class Experts {
       return;
     }
     const std::span<const RowGroup> all = memory_.experts_taken;
-    run_linear(layer(inputs(), activated(), op_.activation, op_.gate_up, op_.gate_up_site, all), step_);
+    run_linear(gate_up(op_.gate_up, all), step_);
     const std::int64_t panels = panels_at_once(count);
     const Rows outputs{memory_.outputs(), DType::kFloat32, std::min(panels * kPanelColumns, output_.width)};
     const auto finish = [&](PanelRange chunk) { add_up(first, count, outputs, chunk); };
     // By reference: a std::function allocates for a callable of this size.
-    run_linear_in_chunks(layer(activated(), outputs, LinearEpilogue::kStore, op_.down, op_.down_site, all),
-                         panels, step_, std::ref(finish));
+    run_linear_in_chunks(down(op_.down, outputs, all), panels, step_, std::ref(finish));
   }
 
   /// As many experts at a time as can be in memory; their outputs are added up in the end, in the order that
@@ -77,10 +76,8 @@ class Experts {
     for (std::size_t done = 0; done < all.size(); done += slots_->most()) {
       const auto turn = all.subspan(done, std::min(slots_->most(), all.size() - done));
       slots_->bring(turn);
-      run_linear(layer(inputs(), activated(), op_.activation, slots_->gate_up(), op_.gate_up_site, turn),
-                 step_);
-      run_linear(layer(activated(), outputs, LinearEpilogue::kStore, slots_->down(), op_.down_site, turn),
-                 step_);
+      run_linear(gate_up(slots_->gate_up(), turn), step_);
+      run_linear(down(slots_->down(), outputs, turn), step_);
     }
     add_up(first, count, outputs, {0, panel_count(output_.width)});
   }
@@ -88,6 +85,30 @@ class Experts {
   [[nodiscard]] Rows inputs() const { return {memory_.inputs(), input_.dtype, input_.width}; }
   [[nodiscard]] Rows activated() const {
     return {memory_.activated(), input_.dtype, op_.down.front().weight.k};
+  }
+  /// The same memory, where the rows of a layer are packed as they are made and nothing else reads them.
+  [[nodiscard]] PackedRows packed(std::byte* rows, std::span<const LinearPart> parts) const {
+    const Quantization& quantization = parts.front().weight.quantization;
+    const bool reads_rows = quantization.algo != QuantAlgo::kNone && !quantization.is_coded();
+    if (!step_.packed.is_there() || reads_rows) return {};
+    return {rows, step_.packed.step_bytes};
+  }
+  [[nodiscard]] PackedRows packed_inputs() const { return packed(memory_.inputs(), op_.gate_up); }
+  [[nodiscard]] PackedRows packed_activated() const { return packed(memory_.activated(), op_.down); }
+
+  [[nodiscard]] LinearWork gate_up(std::span<const LinearPart> parts,
+                                   std::span<const RowGroup> experts) const {
+    LinearWork work = layer(inputs(), activated(), op_.activation, parts, op_.gate_up_site, experts);
+    work.packed_input = packed_inputs().from(experts.front().rows.begin);
+    work.packed_output = packed_activated().from(experts.front().rows.begin);
+    return work;
+  }
+  [[nodiscard]] LinearWork down(std::span<const LinearPart> parts, const Rows& outputs,
+                                std::span<const RowGroup> experts) const {
+    LinearWork work =
+        layer(activated(), outputs, LinearEpilogue::kStore, parts, op_.down_site, experts);
+    work.packed_input = packed_activated().from(experts.front().rows.begin);
+    return work;
   }
 
   /// Panels of the outputs that are made, and added up, at once: as many as stay in a second-level cache, but
@@ -188,6 +209,7 @@ class Experts {
   }
 
   void gather(std::int64_t first) const {
+    if (packed_inputs().is_there()) return gather_packed(first);
     const std::int64_t bytes = input_.row_bytes();
     const auto body = [&](std::int64_t begin, std::int64_t end, int) {
       for (std::int64_t row = begin; row < end; ++row) {
@@ -196,6 +218,20 @@ class Experts {
       }
     };
     step_.threads.parallel_for(memory_.experts_taken.back().rows.end, rows_per_chunk(input_.width), body);
+  }
+
+  void gather_packed(std::int64_t first) const {
+    const std::int64_t rows = memory_.experts_taken.back().rows.end;
+    const auto body = [&](std::int64_t begin, std::int64_t end, int) {
+      const std::int64_t row = begin * PackedSteps::kBlockRows;
+      const std::int64_t count = std::min(end * PackedSteps::kBlockRows, rows) - row;
+      const PackedRows out = packed_inputs().from(row);
+      step_.kernels.pack_rows({input_.row(first), input_.row_bytes(), input_.row_bytes(),
+                               memory_.token_of.data() + row},
+                              count, out.data, out.step_bytes);
+    };
+    step_.threads.parallel_for((rows + PackedSteps::kBlockRows - 1) / PackedSteps::kBlockRows,
+                               rows_per_chunk(input_.width * PackedSteps::kBlockRows), body);
   }
 
   /// The rows of some of the experts that are taken, which follow one another, through a linear layer of
@@ -310,7 +346,13 @@ std::int64_t tokens_of_slice(const Program& program, const ExpertsOp& op) {
   return std::min<std::int64_t>(most, program.max_num_tokens);
 }
 
-ExpertMemory::ExpertMemory(const Program& program) {
+ExpertMemory::ExpertMemory(const Program& program, const KernelTable& kernels) {
+  const std::int64_t step_bytes = packed_rows_size(program, kernels).step_bytes;
+  // Rows are packed, or lie one after the other.
+  const auto bytes_of = [&](std::size_t rows, std::size_t row_bytes) {
+    const std::size_t steps = (row_bytes + PackedSteps::kRowBytes - 1) / PackedSteps::kRowBytes;
+    return std::max(rows * row_bytes, steps * static_cast<std::size_t>(step_bytes));
+  };
   std::size_t rows = 0;
   std::size_t tokens = 0;
   std::size_t experts = 0;
@@ -325,8 +367,8 @@ ExpertMemory::ExpertMemory(const Program& program) {
     rows = std::max(rows, of_op);
     tokens = std::max(tokens, static_cast<std::size_t>(tokens_of_slice(program, op)));
     experts = std::max(experts, op.down.size());
-    input_bytes = std::max(input_bytes, of_op * outer * element);
-    activated_bytes = std::max(activated_bytes, of_op * inner * element);
+    input_bytes = std::max(input_bytes, bytes_of(of_op, outer * element));
+    activated_bytes = std::max(activated_bytes, bytes_of(of_op, inner * element));
     output_bytes = std::max(output_bytes, of_op * outer * sizeof(float));
   });
   chosen.resize(rows);

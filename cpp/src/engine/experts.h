@@ -28,7 +28,7 @@ struct TakenExperts {
 class ExpertMemory {
  public:
   /// Room for every ExpertsOp of the program; none without them.
-  explicit ExpertMemory(const Program& program);
+  ExpertMemory(const Program& program, const KernelTable& kernels);
 
   // [slice tokens, top_k]
   std::vector<std::int32_t> chosen;     ///< experts of a token, ascending
@@ -43,7 +43,7 @@ class ExpertMemory {
   std::vector<std::size_t> adapter_expert;  ///< of each of them
   TakenExperts taken;
 
-  /// Activation type; rows are as wide as the op's.
+  /// Activation type; rows are as wide as the op's. Either may be PackedRows, as Step::packed is.
   [[nodiscard]] std::byte* inputs() const { return inputs_.data(); }
   [[nodiscard]] std::byte* activated() const { return activated_.data(); }
   /// float32

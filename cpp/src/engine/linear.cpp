@@ -302,14 +302,15 @@ class Linear {
   [[nodiscard]] std::span<const MemorySpan> activations_of(InputRange inputs, std::int64_t index,
                                                            std::int64_t count, RowRange rows,
                                                            ActivationSpans* spans) const {
-    if (step_.packed == nullptr || work_.quantization().algo != QuantAlgo::kNone) return {};
+    const PackedRows packed = work_.packed(step_).from(rows.begin);
+    if (!packed.is_there() || work_.quantization().algo != QuantAlgo::kNone) return {};
     const auto step_of = [](std::int64_t input) { return input * 2 / PackedSteps::kRowBytes; };
     const std::int64_t steps = step_of(inputs.end) - step_of(inputs.begin);
-    const std::byte* first = step_.steps_of_row(rows.begin) + step_of(inputs.begin) * step_.packed_step_bytes;
+    const std::byte* first = packed.data + step_of(inputs.begin) * packed.step_bytes;
     std::size_t used = 0;
     for (std::int64_t s = steps * index / count; s < steps * (index + 1) / count && used < spans->size();
          ++s) {
-      (*spans)[used++] = {first + s * step_.packed_step_bytes, rows.count() * PackedSteps::kRowBytes};
+      (*spans)[used++] = {first + s * packed.step_bytes, rows.count() * PackedSteps::kRowBytes};
     }
     return std::span(*spans).first(used);
   }

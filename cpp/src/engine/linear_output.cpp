@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 
 #include "base_product.h"
 #include "overlapped_sum.h"
@@ -109,25 +110,52 @@ void LinearOutput::store_term(const LinearTile& tile, std::int64_t column, std::
   work_.sum->add_made(column, tile.rows.count() * width);
 }
 
-/// Where the output is streamed, the result takes the place of the sums before.
 void LinearOutput::store_activated(const LinearTile& tile) const {
-  const PanelPlace place = tile.place;
-  const std::int64_t width = panel_width(work_.parts[place.part].weight.n, place.panel);
+  const std::int64_t width = panel_width(work_.parts[tile.place.part].weight.n, tile.place.panel);
   const auto element = static_cast<std::int64_t>(size_of(work_.output.dtype));
-  std::byte* out = work_.output.row(tile.rows.begin) + column_of(tile) * element;
-  constexpr std::int64_t kTileRowBytes = kPanelColumns * sizeof(float);
-  activate({.x = tile.sums,
-            .linear = tile.linear,
+  const std::int64_t first = column_of(tile);
+  if (!work_.packed_output.is_there()) {
+    std::byte* out = work_.output.row(tile.rows.begin) + first * element;
+    store_columns(tile, {0, width}, width * element, out, work_.output.row_bytes());
+    return;
+  }
+  const PackedRows packed = work_.packed_output.from(tile.rows.begin);
+  const std::int64_t step_columns = PackedSteps::kRowBytes / element;
+  for (std::int64_t column = 0; column < width; column += step_columns) {
+    std::byte* step = packed.data + (first + column) / step_columns * packed.step_bytes;
+    store_columns(tile, {column, std::min(column + step_columns, width)}, PackedSteps::kRowBytes, step,
+                  PackedSteps::kRowBytes);
+  }
+}
+
+/// Columns of a tile, activated, to rows at `out` that have `bytes` for them: zeros behind them. Where the
+/// output is streamed, the result takes the place of the sums before.
+void LinearOutput::store_columns(const LinearTile& tile, RowRange columns, std::int64_t bytes, std::byte* out,
+                                 std::int64_t out_stride) const {
+  const PanelPlace place = tile.place;
+  const auto from = [&](const float* values) { return values == nullptr ? nullptr : values + columns.begin; };
+  float* sums = tile.sums + columns.begin;
+  const bool in_place = streams_;
+  std::byte* made = in_place ? reinterpret_cast<std::byte*>(sums) : out;
+  const std::int64_t made_stride = in_place ? kPanelColumns * static_cast<std::int64_t>(sizeof(float)) : out_stride;
+  activate({.x = sums,
+            .linear = from(tile.linear),
             .stride = kPanelColumns,
-            .bias = bias_of(place),
-            .linear_bias = tile.linear == nullptr ? nullptr : bias_of({place.part + 1, place.panel}),
+            .bias = from(bias_of(place)),
+            .linear_bias = tile.linear == nullptr ? nullptr : from(bias_of({place.part + 1, place.panel})),
             .rows = tile.rows.count(),
-            .width = width,
-            .out = streams_ ? reinterpret_cast<std::byte*>(tile.sums) : out,
-            .out_stride = streams_ ? kTileRowBytes : work_.output.row_bytes(),
+            .width = columns.count(),
+            .out = made,
+            .out_stride = made_stride,
             .out_type = work_.output.dtype,
             .threshold = work_.threshold});
-  if (streams_) stream(tile.sums, tile.rows, width * element, out);
+  const std::int64_t used = columns.count() * static_cast<std::int64_t>(size_of(work_.output.dtype));
+  for (std::int64_t row = 0; used < bytes && row < tile.rows.count(); ++row) {
+    std::memset(made + row * made_stride + used, 0, static_cast<std::size_t>(bytes - used));
+  }
+  if (in_place) {
+    step_.kernels.stream_rows(made, made_stride, tile.rows.count(), bytes, out, out_stride);
+  }
 }
 
 /// Of a panel, where it is for the activation to add.

@@ -46,6 +46,8 @@ class LinearOutput {
   void store(const LinearTile& tile) const;
   void store_term(const LinearTile& tile, std::int64_t column, std::int64_t width) const;
   void store_activated(const LinearTile& tile) const;
+  void store_columns(const LinearTile& tile, RowRange columns, std::int64_t bytes, std::byte* out,
+                     std::int64_t out_stride) const;
   [[nodiscard]] const float* bias_of(PanelPlace place) const;
   void activate(const ActivatedTile& tile) const;
 

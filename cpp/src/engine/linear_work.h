@@ -33,6 +33,10 @@ struct RowGroup {
 struct LinearWork {
   Rows input;
   Rows output;
+  /// Where the input is packed already: `input` has its type and width alone.
+  PackedRows packed_input = {};
+  /// Of gated and activated layers: where the output is packed, `output` has its type and width alone.
+  PackedRows packed_output = {};
   LinearEpilogue epilogue = LinearEpilogue::kStore;
   /// Of all groups; alike in sizes and quantisation from one group to the next.
   std::span<const LinearPart> parts;
@@ -72,6 +76,10 @@ struct LinearWork {
 
   [[nodiscard]] std::int64_t num_rows() const { return groups.back().rows.end; }
   [[nodiscard]] bool has_scores() const { return scores.data != nullptr; }
+  /// The packed input: what was there, or what BaseProduct::prepare makes.
+  [[nodiscard]] PackedRows packed(const Step& step) const {
+    return packed_input.is_there() ? packed_input : step.packed;
+  }
   [[nodiscard]] const Quantization& quantization() const { return parts[0].weight.quantization; }
 };
 

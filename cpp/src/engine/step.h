@@ -40,6 +40,18 @@ struct Rows {
   [[nodiscard]] float* float_row(std::int64_t index) const { return reinterpret_cast<float*>(row(index)); }
 };
 
+/// What KernelTable::pack_rows made of rows.
+struct PackedRows {
+  std::byte* data = nullptr;  ///< of the first row; nullptr: rows are read as they are
+  std::int64_t step_bytes = 0;
+
+  [[nodiscard]] bool is_there() const { return data != nullptr; }
+  /// From row `index` on.
+  [[nodiscard]] PackedRows from(std::int64_t index) const {
+    return {data == nullptr ? nullptr : data + index * PackedSteps::kRowBytes, step_bytes};
+  }
+};
+
 /// Consecutive rows of a step that share an adapter.
 struct AdapterGroup {
   std::int64_t begin = 0;
@@ -91,11 +103,9 @@ struct Step {
   std::uint8_t* int8_rows;
   std::int64_t int8_stride;
   float* int8_scales;
-  /// What KernelTable::pack_rows made of the input of the linear layer that runs, steps packed_step_bytes
-  /// apart, and behind it, packed_order_bytes apart, of each of `reordered`; nullptr where the kernels read
-  /// rows as they are.
-  std::byte* packed;
-  std::int64_t packed_step_bytes;
+  /// What KernelTable::pack_rows made of the input of the linear layer that runs, and behind it,
+  /// packed_order_bytes apart, of each of `reordered`. Not there where the kernels read rows as they are.
+  PackedRows packed;
   std::int64_t packed_order_bytes;
   /// activation type [orders, rows, inputs]: the input of the linear layer that runs in the orders that its
   /// weights have, where they have any; see ReorderedInput.
@@ -157,10 +167,6 @@ struct Step {
   }
   /// The first byte of a row of a buffer.
   [[nodiscard]] std::byte* row(BufferId id, std::int64_t index) const { return rows_of(id).row(index); }
-  /// Where the steps of a packed row begin, or nullptr.
-  [[nodiscard]] std::byte* steps_of_row(std::int64_t index) const {
-    return packed == nullptr ? nullptr : packed + index * PackedSteps::kRowBytes;
-  }
   [[nodiscard]] float* float_row(BufferId id, std::int64_t index) const {
     return reinterpret_cast<float*>(row(id, index));
   }

@@ -104,8 +104,8 @@ struct PackedRows {
     const std::int64_t steps = (operands.k + kStepInputs - 1) / kStepInputs;
     bytes.assign(static_cast<std::size_t>(steps * step_bytes), std::byte{0xff});
     data = bytes.data() + before * kStepBytes;
-    table.pack_rows(reinterpret_cast<const std::byte*>(operands.a.data()), operands.k * 2, operands.rows,
-                    operands.k * 2, data, step_bytes);
+    table.pack_rows({reinterpret_cast<const std::byte*>(operands.a.data()), operands.k * 2, operands.k * 2},
+                    operands.rows, data, step_bytes);
   }
 
   std::int64_t step_bytes;

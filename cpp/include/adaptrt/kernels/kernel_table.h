@@ -37,7 +37,7 @@ struct PanelGemm {
   const void* a = nullptr;
   std::int64_t a_stride = 0;  ///< elements between rows
   /// What KernelTable::pack_rows made of the rows, where it was called: the first one's first step, and the
-  /// bytes between steps.
+  /// bytes between steps. Where it is there, gemm, compressed_gemm and coded_gemm do not read `a`.
   const std::byte* a_steps = nullptr;
   std::int64_t a_step_bytes = 0;
   /// One panel of a PanelMatrix: [ceil(k / ki)][width][ki].
@@ -169,6 +169,19 @@ struct WeightedRows {
 /// sums of a tile, of two parts at once, stay in the first-level cache.
 inline constexpr std::int64_t kVectorBlockRows = 48;
 
+/// Rows of some bytes, `stride` bytes apart.
+struct SourceRows {
+  const std::byte* data = nullptr;
+  std::int64_t stride = 0;
+  std::int64_t bytes = 0;
+  /// Which of them are read, one after the other; nullptr: all.
+  const std::int32_t* row_of = nullptr;
+
+  [[nodiscard]] const std::byte* row(std::int64_t index) const {
+    return data + (row_of == nullptr ? index : row_of[index]) * stride;
+  }
+};
+
 /// What KernelTable::pack_rows makes of rows of bfloat16: steps, with so many bytes of each row one after
 /// another, and whole blocks of rows.
 struct PackedSteps {
@@ -188,11 +201,10 @@ struct KernelTable {
   /// several panels have room. 0: these kernels take no parts.
   std::int64_t whole_bytes;
   std::int64_t part_bytes;
-  /// Copies `count` rows of bfloat16, `bytes` long and `stride` bytes apart, into PackedSteps for
-  /// PanelGemm::a_steps: row r's bytes from 64 s on go to out + s * step_bytes + 64 r, zeros behind them and
-  /// below them up to a whole block of rows. nullptr: these kernels read rows as they are.
-  void (*pack_rows)(const std::byte* rows, std::int64_t stride, std::int64_t count, std::int64_t bytes,
-                    std::byte* out, std::int64_t step_bytes);
+  /// Copies `count` rows of bfloat16 into PackedSteps for PanelGemm::a_steps: row r's bytes from 64 s on go
+  /// to out + s * step_bytes + 64 r, zeros behind them and below them up to a whole block of rows. nullptr:
+  /// these kernels read rows as they are.
+  void (*pack_rows)(const SourceRows& rows, std::int64_t count, std::byte* out, std::int64_t step_bytes);
   /// Copies `count` rows, `bytes` long and `stride` bytes apart, to rows `out_stride` bytes apart, past the
   /// caches: for more than they hold until it is read. nullptr: these kernels write through caches.
   void (*stream_rows)(const std::byte* rows, std::int64_t stride, std::int64_t count, std::int64_t bytes,

@@ -85,15 +85,15 @@ void multiply_few_pieces(PanelExpander* expander, const Pieces& all_pieces, cons
   }
 }
 
-/// sums [rows, kPanelColumns] = inputs [inputs.begin, inputs.end) of at most kFewRows rows * the panel, or +=
-/// where they continue.
+/// sums [rows, kPanelColumns] = `inputs` of a panel, from which on there are at most kFewRows rows, * the
+/// panel, or += where they continue.
 template <class Beside>
 void multiply_few_compressed(PanelExpander* expander, FewRows rows, InputRange inputs, TileSums sums,
                              Beside* beside) {
   const FlushSubnormals flush;
   for (std::int64_t begin = inputs.begin; begin < inputs.end; begin += kFewInputs) {
     const std::int64_t count = std::min(kFewInputs, inputs.end - begin);
-    const FewInputs a({rows.data + begin * 2, rows.stride, rows.count}, count);
+    const FewInputs a(rows.from(begin - inputs.begin), count);
     switch (rows.count) {
       case 1:
         multiply_few_pieces<1>(expander, expander->pieces(), a, begin, count, sums, beside);
@@ -305,7 +305,7 @@ void tile_compressed_gemm(const PanelGemm& gemm, std::int64_t exceptions) {
   if (in_registers) {
     if constexpr (kPiecesAreVectors) {
       const StepActivations a = activations_of(gemm);
-      multiply_few_compressed(&expander, {a.rows, a.stride, gemm.rows}, inputs,
+      multiply_few_compressed(&expander, few_rows_of(a, inputs.begin, gemm.rows), inputs,
                               {gemm.out, gemm.out_stride, gemm.accumulate || inputs.begin > 0}, &prefetch);
     }
   } else if (gemm.rows <= kTileHeight && gemm.a_steps != nullptr) {

@@ -52,6 +52,14 @@ struct FewRows {
   const std::byte* data;
   std::int64_t stride;
   std::int64_t count;
+  /// Of packed rows: bytes from one step to the next; 0: inputs lie one after the other.
+  std::int64_t step_bytes = 0;
+
+  /// A row from an input on: the first of a step, where rows are packed.
+  [[nodiscard]] const std::byte* row(std::int64_t row, std::int64_t input) const {
+    return data + row * stride + (step_bytes == 0 ? input * 2 : input / kStepInputs * step_bytes);
+  }
+  [[nodiscard]] FewRows from(std::int64_t input) const { return {row(0, input), stride, count, step_bytes}; }
 };
 
 /// The words of a stretch of a panel, in lines of `line` bytes, and the inputs in it.
@@ -79,9 +87,13 @@ class FewInputs {
   FewInputs(FewRows rows, std::int64_t inputs) {
     for (std::int64_t row = 0; row < rows.count; ++row) {
       float* to = values_[row];
-      for (std::int64_t i = 0; i < inputs; i += Simd::kLanes) {
-        const std::int64_t lanes = std::min<std::int64_t>(Simd::kLanes, inputs - i);
-        Simd::store(to + i, Simd::load_bfloat16(rows.data + row * rows.stride + i * 2, lanes), lanes);
+      for (std::int64_t step = 0; step < inputs; step += kStepInputs) {
+        const std::byte* from = rows.row(row, step);
+        const std::int64_t count = std::min(kStepInputs, inputs - step);
+        for (std::int64_t i = 0; i < count; i += Simd::kLanes) {
+          const std::int64_t lanes = std::min<std::int64_t>(Simd::kLanes, count - i);
+          Simd::store(to + step + i, Simd::load_bfloat16(from + i * 2, lanes), lanes);
+        }
       }
       if (inputs % 2 != 0) to[inputs] = 0.0F;
     }
@@ -197,7 +209,7 @@ void multiply_few(const Packed& decoder, FewRows rows, FewWords b, std::int64_t 
   for (std::int64_t begin = 0; begin < b.inputs; begin += kFewInputs) {
     const FewWords piece{b.data + begin / (2 * Packed::kUnits) * kWordLines<Packed> * b.line, b.line,
                          std::min(kFewInputs, b.inputs - begin)};
-    const FewInputs a({rows.data + begin * 2, rows.stride, rows.count}, piece.inputs);
+    const FewInputs a(rows.from(begin), piece.inputs);
     switch (rows.count) {
       case 1:
         multiply_few_panel<Packed, 1>(decoder, a, piece, columns, sums, beside);

@@ -51,14 +51,20 @@ inline StepActivations activations_of(const Gemm& gemm) {
   return {static_cast<const std::byte*>(gemm.a), gemm.a_stride * 2, gemm.a_steps, gemm.a_step_bytes};
 }
 
+/// At most kFewRows rows from input `begin` on.
+inline FewRows few_rows_of(const StepActivations& a, std::int64_t begin, std::int64_t rows) {
+  if (a.steps == nullptr || begin % kStepInputs != 0) return {a.rows + begin * 2, a.stride, rows};
+  return {a.steps + begin / kStepInputs * a.step_bytes, kTileLine, rows, a.step_bytes};
+}
+
 /// sums [rows, columns] = the inputs [begin, end) of rows * b, which has whole steps of them, or += where
 /// they continue. `steps` of the activations are used where `begin` is a multiple of kStepInputs.
 template <class Beside>
 void multiply_inputs(const StepActivations& a, std::int64_t begin, std::int64_t end, TileColumns b,
                      TileSums sums, std::int64_t rows, std::int64_t columns, Beside* beside) {
   if (rows <= kFewRows) {
-    multiply_few(BFloat16Pairs(), {a.rows + begin * 2, a.stride, rows}, {b.data, b.line, end - begin},
-                 columns, sums, beside);
+    multiply_few(BFloat16Pairs(), few_rows_of(a, begin, rows), {b.data, b.line, end - begin}, columns, sums,
+                 beside);
     return;
   }
   const std::int64_t steps = steps_of(end - begin);
@@ -71,7 +77,7 @@ void multiply_inputs(const StepActivations& a, std::int64_t begin, std::int64_t 
   constexpr std::int64_t kPackedStep = kPackedRows * kTileLine;
   for (std::int64_t row = 0; row < rows; row += kPackedRows) {
     const std::int64_t count = std::min(kPackedRows, rows - row);
-    pack_steps(a.rows + row * a.stride + begin * 2, a.stride, count, (end - begin) * 2, packed, kPackedStep);
+    pack_steps({a.rows + row * a.stride + begin * 2, a.stride, (end - begin) * 2}, count, packed, kPackedStep);
     multiply_steps<BFloat16Dot>({packed, kTileLine, kPackedStep}, b, steps,
                                 {sums.data + row * sums.stride, sums.stride, sums.continues}, count, columns,
                                 beside);
@@ -343,8 +349,8 @@ void multiply_few_groups(const QuantizedGemm& gemm, const QuantizedPanel& panel,
   const StepActivations a = activations_of(gemm);
   const auto decoder = decoder_of<Packed>(gemm.quantization);
   const auto multiply = [&](std::int64_t begin, std::int64_t end, TileSums sums) {
-    multiply_few(decoder, {a.rows + begin * 2, a.stride, gemm.rows}, {words_at(begin), line, end - begin},
-                 gemm.width, sums, &prefetch);
+    multiply_few(decoder, few_rows_of(a, begin, gemm.rows), {words_at(begin), line, end - begin}, gemm.width,
+                 sums, &prefetch);
   };
   if (group_count(gemm.quantization, gemm.k) == 1) {
     // Sums wait in the output until all inputs are there.

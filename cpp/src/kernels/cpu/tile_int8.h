@@ -53,7 +53,7 @@ inline void multiply_int8(const Int8Gemm& gemm, std::int64_t begin, std::int64_t
     for (std::int64_t first = 0; first < steps; first += kStretchSteps) {
       const std::int64_t count = std::min(kStretchSteps, steps - first);
       const std::int64_t bytes = std::min(count * kTileLine, end - begin - first * kTileLine);
-      pack_steps(a + row * gemm.a_stride + first * kTileLine, gemm.a_stride, rows, bytes, packed,
+      pack_steps({a + row * gemm.a_stride + first * kTileLine, gemm.a_stride, bytes}, rows, packed,
                  kPackedStep);
       multiply_steps<Int8Dot>({packed, kTileLine, kPackedStep}, {b.data + first * b.step, b.line, b.step},
                               count, {gemm.out + row * gemm.out_stride, gemm.out_stride, begin + first > 0},

@@ -336,21 +336,22 @@ inline std::int64_t steps_taken(std::int64_t rows, std::int64_t columns, std::in
   return (pairs * (columns / kPairColumns) + singles) * steps;
 }
 
-/// Copies `bytes` of each of `rows` rows into steps, zeros behind them and below them up to whole tiles.
-inline void pack_steps(const std::byte* from, std::int64_t stride, std::int64_t rows, std::int64_t bytes,
-                       std::byte* out, std::int64_t step_bytes) {
+/// See KernelTable::pack_rows.
+inline void pack_steps(const SourceRows& source, std::int64_t rows, std::byte* out, std::int64_t step_bytes) {
+  const std::int64_t bytes = source.bytes;
   const std::int64_t steps = (bytes + kTileLine - 1) / kTileLine;
   const std::int64_t padded = (rows + kTileHeight - 1) / kTileHeight * kTileHeight;
   for (std::int64_t r = 0; r < padded; ++r) {
+    const std::byte* from = r < rows ? source.row(r) : nullptr;
     std::byte* to = out + r * kTileLine;
     for (std::int64_t s = 0; s < steps; ++s, to += step_bytes) {
       const std::int64_t there = r < rows ? std::clamp<std::int64_t>(bytes - s * kTileLine, 0, kTileLine) : 0;
       if (there == kTileLine) {
-        std::memcpy(to, from + r * stride + s * kTileLine, kTileLine);
+        std::memcpy(to, from + s * kTileLine, kTileLine);
         continue;
       }
       std::memset(to, 0, kTileLine);
-      if (there > 0) std::memcpy(to, from + r * stride + s * kTileLine, static_cast<std::size_t>(there));
+      if (there > 0) std::memcpy(to, from + s * kTileLine, static_cast<std::size_t>(there));
     }
   }
 }
