@@ -336,22 +336,25 @@ inline std::int64_t steps_taken(std::int64_t rows, std::int64_t columns, std::in
   return (pairs * (columns / kPairColumns) + singles) * steps;
 }
 
-/// See KernelTable::pack_rows.
+/// See KernelTable::pack_rows. A tile's lines of one step are written before those of the next: they follow
+/// one another, and steps are far apart.
 inline void pack_steps(const SourceRows& source, std::int64_t rows, std::byte* out, std::int64_t step_bytes) {
-  const std::int64_t bytes = source.bytes;
-  const std::int64_t steps = (bytes + kTileLine - 1) / kTileLine;
-  const std::int64_t padded = (rows + kTileHeight - 1) / kTileHeight * kTileHeight;
-  for (std::int64_t r = 0; r < padded; ++r) {
-    const std::byte* from = r < rows ? source.row(r) : nullptr;
-    std::byte* to = out + r * kTileLine;
-    for (std::int64_t s = 0; s < steps; ++s, to += step_bytes) {
-      const std::int64_t there = r < rows ? std::clamp<std::int64_t>(bytes - s * kTileLine, 0, kTileLine) : 0;
-      if (there == kTileLine) {
-        std::memcpy(to, from + s * kTileLine, kTileLine);
-        continue;
+  const std::int64_t whole = source.bytes / kTileLine * kTileLine;
+  const std::int64_t rest = source.bytes - whole;
+  for (std::int64_t first = 0; first < rows; first += kTileHeight, out += kTileHeight * kTileLine) {
+    const std::int64_t count = std::min(kTileHeight, rows - first);
+    const std::byte* from[kTileHeight];
+    for (std::int64_t r = 0; r < count; ++r) from[r] = source.row(first + r);
+    std::byte* step = out;
+    for (std::int64_t at = 0; at < source.bytes; at += kTileLine, step += step_bytes) {
+      for (std::int64_t r = 0; at < whole && r < count; ++r) {
+        std::memcpy(step + r * kTileLine, from[r] + at, kTileLine);
       }
-      std::memset(to, 0, kTileLine);
-      if (there > 0) std::memcpy(to, from + s * kTileLine, static_cast<std::size_t>(there));
+      for (std::int64_t r = 0; at == whole && r < count; ++r) {
+        std::memset(step + r * kTileLine, 0, kTileLine);
+        std::memcpy(step + r * kTileLine, from[r] + at, static_cast<std::size_t>(rest));
+      }
+      if (count < kTileHeight) std::memset(step + count * kTileLine, 0, (kTileHeight - count) * kTileLine);
     }
   }
 }
