@@ -28,15 +28,16 @@ class StepPrefetch {
   }
 
   /// Of few rows, which memory is the limit of: the panel [begin, begin + bytes) is read `ahead` bytes ahead
-  /// to the first-level cache. `next`, unless it is nullptr, is read in two halves to the second-level cache
+  /// to the first-level cache. `next`, unless it is nullptr, is read in four quarters to the second-level cache
   /// meanwhile: memory gives more to several places than to one.
   static StepPrefetch stream(const std::byte* begin, std::int64_t bytes, std::int64_t ahead,
                              const std::byte* next) {
     StepPrefetch prefetch;
     prefetch.near_ = begin + ahead;
     prefetch.near_lines_ = bytes / kCacheLine;
-    prefetch.halves_[0] = next;
-    prefetch.halves_[1] = next == nullptr ? nullptr : next + bytes / 2;
+    for (int i = 0; next != nullptr && i < kQuarters; ++i) {
+      prefetch.quarters_[i] = next + bytes / kQuarters * i;
+    }
     return prefetch;
   }
 
@@ -56,11 +57,13 @@ class StepPrefetch {
     }
     near_ += kLines * kCacheLine;
     near_lines_ -= kLines;
-    if (halves_[0] == nullptr) return;
-    for (const std::byte*& half : halves_) {
+    if (quarters_[0] == nullptr) return;
+    for (const std::byte*& quarter : quarters_) {
       ADAPTRT_UNROLL
-      for (int line = 0; line < kLines / 2; ++line) __builtin_prefetch(half + line * kCacheLine, 0, 2);
-      half += kLines / 2 * kCacheLine;
+      for (int line = 0; line < kLines / kQuarters; ++line) {
+        __builtin_prefetch(quarter + line * kCacheLine, 0, 2);
+      }
+      quarter += kLines / kQuarters * kCacheLine;
     }
   }
 
@@ -71,6 +74,7 @@ class StepPrefetch {
   }
 
  private:
+  static constexpr int kQuarters = 4;
   /// Where many lines are wanted, some are fetched, for which the second-level cache's own prefetcher fetches
   /// those beside them: it does not take the few places through which tiles are loaded. These are two of
   /// eight of a panel that is read now, and of one that is read later half of each group of lines.
@@ -101,7 +105,7 @@ class StepPrefetch {
   bool fetches_all_ = false;
   const std::byte* near_ = nullptr;
   std::int64_t near_lines_ = 0;  ///< left
-  const std::byte* halves_[2] = {nullptr, nullptr};
+  const std::byte* quarters_[kQuarters] = {};
   SpanFetcher* others_ = nullptr;
   std::int64_t others_lines_ = 0;
 };

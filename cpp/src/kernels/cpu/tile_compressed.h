@@ -17,13 +17,13 @@
 namespace adaptrt {
 namespace {
 
-/// Pieces between whose expansions lines are fetched, and those lines.
-inline constexpr int kPiecesAFetch = 2;
-inline constexpr int kLinesAFetch = kPiecesAFetch * kPieceLines;
-
+/// Calls at_lines behind some pieces of a row: each with as many lines as those of a next panel are fetched in
+/// quarters of.
 template <class Beside>
-void fetch_behind_piece(std::int64_t across, Beside* beside) {
-  if (across % kPiecesAFetch == kPiecesAFetch - 1) beside->template at_lines<kLinesAFetch>();
+void at_piece(std::int64_t across, Beside* beside) {
+  constexpr int kLines = 4;
+  static_assert(kPiecesAcross * kPieceLines % kLines == 0);
+  if (across < kPiecesAcross * kPieceLines / kLines) beside->template at_lines<kLines>();
 }
 
 /// The sums of kRows rows, and of inputs [first, first + inputs) of a panel, the first of `a`: each piece
@@ -69,7 +69,7 @@ void multiply_few_pieces(PanelExpander* expander, const Pieces& all_pieces, cons
             odd[r][v] = Simd::fma(Simd::set(values[1]), columns.odd, odd[r][v]);
           }
         }
-        fetch_behind_piece(v, beside);
+        at_piece(v, beside);
       }
     }
     beside->at_step();
@@ -129,7 +129,7 @@ class ExpandedSteps {
         [&](std::int64_t across) {
           return lines + across / kPiecesOfPair * kPairBytesOfAll + across % kPiecesOfPair * kTileLine;
         },
-        kPairLine, [&](std::int64_t across) { fetch_behind_piece(across, beside); });
+        kPairLine, [&](std::int64_t across) { at_piece(across, beside); });
   }
 
   /// Makes lines from input `begin` up to the end of its step zeros.
@@ -247,7 +247,7 @@ inline void multiply_one_tile(PanelExpander* expander, TileRows a, InputRange in
     for (std::int64_t row = begin; row < end; ++row, out += kPieceRowPairBytes) {
       expander->expand_row(
           row, [&](std::int64_t across) { return out + across * kTileLine; }, kStepLine,
-          [&](std::int64_t across) { fetch_behind_piece(across, prefetch); });
+          [&](std::int64_t across) { at_piece(across, prefetch); });
     }
     prefetch->at_step();
     if (end - begin < kStepRows) std::memset(out, 0, (kStepRows - (end - begin)) * kPieceRowPairBytes);
