@@ -216,7 +216,7 @@ void BaseProduct::multiply_float(const PanelMatrix& weight, const TileTask& task
                  .k = weight.k,
                  .width = panel_width(weight.n, task.panel),
                  .out = task.tile,
-                 .out_stride = kPanelColumns,
+                 .out_stride = task.stride,
                  .rows = task.rows.end - task.rows.begin,
                  .part = task.inputs,
                  .next_panel = task.upcoming.panel,

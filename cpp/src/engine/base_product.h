@@ -72,8 +72,9 @@ struct TileTask {
   /// Below kPartsInTurn: where an expanded panel is kept.
   std::size_t slot;
   int thread;
-  /// [rows, width of the panel], rows kPanelColumns floats apart.
+  /// [rows, width of the panel], rows `stride` floats apart: kPanelColumns where weights are quantised.
   float* tile;
+  std::int64_t stride = kPanelColumns;
 };
 
 /// x W^T of one linear layer in one step, a tile at a time, however W is stored.

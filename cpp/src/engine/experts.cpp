@@ -112,15 +112,21 @@ class Experts {
   }
 
   /// Panels of the outputs that are made, and added up, at once: as many as stay in a second-level cache, but
-  /// enough for all threads.
+  /// enough for all threads, and so many that the inputs, which are read once for each of these chunks, are
+  /// not more to read than the outputs.
   [[nodiscard]] std::int64_t panels_at_once(std::int64_t count) const {
-    constexpr std::int64_t kBytes = 2 << 20;
+    constexpr std::int64_t kBytes = 1 << 20;
     constexpr std::int64_t kTilesPerThread = 8;
-    const std::int64_t panel_bytes =
-        count * top_k_ * kPanelColumns * static_cast<std::int64_t>(sizeof(float));
+    const std::int64_t rows = count * top_k_;
+    const std::int64_t panel_bytes = rows * kPanelColumns * static_cast<std::int64_t>(sizeof(float));
+    const std::int64_t bytes = std::max(kBytes, rows * activated().row_bytes());
     const std::int64_t tiles = step_.threads.num_threads() * kTilesPerThread;
     const std::int64_t experts = std::ssize(memory_.experts_taken);
-    return std::max({std::int64_t{1}, kBytes / panel_bytes, (tiles + experts - 1) / experts});
+    const std::int64_t most =
+        std::max({std::int64_t{1}, bytes / panel_bytes, (tiles + experts - 1) / experts});
+    const std::int64_t panels = panel_count(output_.width);
+    const std::int64_t chunks = (panels + most - 1) / most;
+    return (panels + chunks - 1) / chunks;
   }
 
   void route(std::int64_t first, std::int64_t count) const {
@@ -299,6 +305,7 @@ class Experts {
     const std::int64_t width = columns.end - columns.first;
     const auto body = [&](std::int64_t begin, std::int64_t end, int) {
       for (std::int64_t token = begin; token < end; ++token) {
+        if (token + 1 < end) fetch_outputs(token + 1, rows, width);
         const RowRange here = memory_.here[static_cast<std::size_t>(token)];
         float* out = columns.rows.float_row(first + token) + columns.at;
         if (here.begin == here.end) {  // only where ranks have different experts, whose sums are added up
@@ -320,6 +327,18 @@ class Experts {
     if (sum_ == nullptr) return;
     sum_->add_made(columns.first, count * width);
     sum_->go_on();
+  }
+
+  /// Brings what will be added up for a token: rows that other cores wrote, here and there.
+  void fetch_outputs(std::int64_t token, const Rows& rows, std::int64_t width) const {
+    constexpr std::int64_t kCacheLine = 64;
+    const RowRange here = memory_.here[static_cast<std::size_t>(token)];
+    for (std::int64_t i = here.begin; i < here.end; ++i) {
+      const float* row = rows.float_row(memory_.row_of[static_cast<std::size_t>(token * top_k_ + i)]);
+      for (std::int64_t column = 0; column < width; column += kCacheLine / 4) {
+        __builtin_prefetch(row + column, 0, 3);
+      }
+    }
   }
 
   const ExpertsOp& op_;

@@ -68,7 +68,8 @@ class Linear {
         tiling_(base_.tiling()),
         first_panel_(panels.begin),
         units_(panels.end - panels.begin),
-        output_(work, step, adapters_, panels.begin, streams) {}
+        output_(work, step, adapters_, panels.begin, streams),
+        output_is_sums_(output_.is_sums()) {}
 
   [[nodiscard]] bool is_gated() const { return adaptrt::is_gated(work_.epilogue); }
 
@@ -238,7 +239,14 @@ class Linear {
   void multiply_unit(std::int64_t unit, bool more, const std::byte* next, const Tile& tile) const {
     const std::size_t part = tile.first_part;
     if (!is_gated()) {
-      multiply_part(place_of(unit, part), std::nullopt, {next, {}}, 0, tile);
+      const Place place = place_of(unit, part);
+      if (output_is_sums_) {
+        base_.multiply(task_of(place, std::nullopt, {next, {}}, 0, tile,
+                               output_.sums_of(place, part, tile.rows.begin), work_.output.width),
+                       tile.expanded);
+        return;
+      }
+      multiply_part(place, std::nullopt, {next, {}}, 0, tile);
     } else {
       // With one block of rows, each panel is read once: the parts in turn.
       const std::byte* turn = tile.is_only_block ? panel_data({part + 1, unit}) : next;
@@ -323,15 +331,22 @@ class Linear {
     if (is_last && !adapters_.is_empty()) {
       upcoming.spans = adapters_.spans(place.part, place.panel, tile.rows, &spans);
     }
-    base_.multiply({.part = place.part,
-                    .panel = place.panel,
-                    .rows = tile.rows,
-                    .inputs = inputs,
-                    .upcoming = upcoming,
-                    .slot = static_cast<std::size_t>(index) % kPartsInTurn,
-                    .thread = tile.thread,
-                    .tile = sums(tile, index)},
+    base_.multiply(task_of(place, inputs, upcoming, index, tile, sums(tile, index), kPanelColumns),
                    tile.expanded);
+  }
+
+  /// `sums` are `stride` floats apart.
+  static TileTask task_of(Place place, std::optional<InputRange> inputs, const Upcoming& upcoming,
+                          std::int64_t index, const Tile& tile, float* sums, std::int64_t stride) {
+    return {.part = place.part,
+            .panel = place.panel,
+            .rows = tile.rows,
+            .inputs = inputs,
+            .upcoming = upcoming,
+            .slot = static_cast<std::size_t>(index) % kPartsInTurn,
+            .thread = tile.thread,
+            .tile = sums,
+            .stride = stride};
   }
 
   /// Puts a unit, whose tiles begin at number `index`, where the layer's output goes.
@@ -351,6 +366,7 @@ class Linear {
   std::int64_t first_panel_;  ///< of each group
   std::int64_t units_;        ///< of each group
   LinearOutput output_;
+  bool output_is_sums_;
 };
 
 }  // namespace

@@ -24,6 +24,18 @@ void LinearOutput::finish(const LinearTile& tile) const {
   }
 }
 
+bool LinearOutput::is_sums() const {
+  const auto has_bias = [](const LinearPart& part) { return part.bias.size != 0; };
+  return work_.epilogue == LinearEpilogue::kStore && adapters_.is_empty() && work_.scale == 1.0F &&
+         work_.softcap == 0.0F && work_.sum == nullptr && !streams_ && !work_.has_sparse_input &&
+         !work_.live.has_value() && work_.quantization().algo == QuantAlgo::kNone &&
+         std::ranges::none_of(work_.parts, has_bias);
+}
+
+float* LinearOutput::sums_of(PanelPlace place, std::size_t first_part, std::int64_t row) const {
+  return work_.output.float_row(row) + column_of(place, first_part);
+}
+
 /// Whether biases are added on the way to the activation, to the sums that nothing else changes.
 bool LinearOutput::activates_biased() const {
   return is_activated(work_.epilogue) && work_.scale == 1.0F && work_.softcap == 0.0F;
@@ -72,9 +84,9 @@ void LinearOutput::stream(const float* tile, RowRange rows, std::int64_t bytes, 
 }
 
 /// Of the output, where a panel's begin.
-std::int64_t LinearOutput::column_of(const LinearTile& tile) const {
-  std::int64_t column = (tile.place.panel - first_panel_) * kPanelColumns;
-  for (std::size_t before = tile.first_part; before < tile.place.part; ++before) {
+std::int64_t LinearOutput::column_of(PanelPlace place, std::size_t first_part) const {
+  std::int64_t column = (place.panel - first_panel_) * kPanelColumns;
+  for (std::size_t before = first_part; before < place.part; ++before) {
     column += work_.parts[before].weight.n;
   }
   return column;
@@ -82,7 +94,7 @@ std::int64_t LinearOutput::column_of(const LinearTile& tile) const {
 
 void LinearOutput::store(const LinearTile& tile) const {
   const std::int64_t width = panel_width(work_.parts[tile.place.part].weight.n, tile.place.panel);
-  const std::int64_t column = column_of(tile);
+  const std::int64_t column = column_of(tile.place, tile.first_part);
   if (streams_) {
     stream(tile.sums, tile.rows, width * static_cast<std::int64_t>(sizeof(float)),
            reinterpret_cast<std::byte*>(work_.output.float_row(tile.rows.begin) + column));
@@ -113,7 +125,7 @@ void LinearOutput::store_term(const LinearTile& tile, std::int64_t column, std::
 void LinearOutput::store_activated(const LinearTile& tile) const {
   const std::int64_t width = panel_width(work_.parts[tile.place.part].weight.n, tile.place.panel);
   const auto element = static_cast<std::int64_t>(size_of(work_.output.dtype));
-  const std::int64_t first = column_of(tile);
+  const std::int64_t first = column_of(tile.place, tile.first_part);
   if (!work_.packed_output.is_there()) {
     std::byte* out = work_.output.row(tile.rows.begin) + first * element;
     store_columns(tile, {0, width}, width * element, out, work_.output.row_bytes());

@@ -35,6 +35,11 @@ class LinearOutput {
   /// Puts a tile, whose sums may change, where the layer's output goes.
   void finish(const LinearTile& tile) const;
 
+  /// Whether the output is the sums of bfloat16 products as they are, so that these can be made in it.
+  [[nodiscard]] bool is_sums() const;
+  /// Where the sums of a panel's rows go then, as wide as the output apart.
+  [[nodiscard]] float* sums_of(PanelPlace place, std::size_t first_part, std::int64_t row) const;
+
  private:
   [[nodiscard]] bool activates_biased() const;
   void finish_part(PanelPlace place, float* rows, RowRange range) const;
@@ -42,7 +47,7 @@ class LinearOutput {
   /// Gates whose scores say so.
   void close_gates(const LinearTile& tile) const;
   void stream(const float* tile, RowRange rows, std::int64_t bytes, std::byte* out) const;
-  [[nodiscard]] std::int64_t column_of(const LinearTile& tile) const;
+  [[nodiscard]] std::int64_t column_of(PanelPlace place, std::size_t first_part) const;
   void store(const LinearTile& tile) const;
   void store_term(const LinearTile& tile, std::int64_t column, std::int64_t width) const;
   void store_activated(const LinearTile& tile) const;
