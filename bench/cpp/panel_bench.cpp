@@ -1,5 +1,5 @@
-// Measures the products of rows with one panel of bfloat16 weights after the other, each read from memory once
-// a pass, plain and compressed: what a linear layer takes without what surrounds its products.
+// Measures the products of rows with one panel of bfloat16 weights after the other, each read from memory
+// once a pass, plain and compressed: what a linear layer takes without what surrounds its products.
 //   panel_bench [inputs] [rounds] [kernels] [rows...]
 
 #include <algorithm>
@@ -73,7 +73,8 @@ void multiply(const KernelTable& table, const Weights& weights, std::int64_t k, 
       ((rows / PackedSteps::kBlockRows + 2) | 1) * PackedSteps::kBlockRows * PackedSteps::kRowBytes;
   const HugeArray steps(static_cast<std::size_t>((k * 2 / PackedSteps::kRowBytes + 1) * step_bytes));
   if (table.pack_rows != nullptr) {
-    table.pack_rows({reinterpret_cast<const std::byte*>(a.data()), k * 2, k * 2}, rows, steps.data(), step_bytes);
+    table.pack_rows({reinterpret_cast<const std::byte*>(a.data()), k * 2, k * 2}, rows, steps.data(),
+                    step_bytes);
   }
   std::vector<float> out(static_cast<std::size_t>(rows * kPanelColumns));
   for (std::int64_t chunk = thread * kChunk; chunk < weights.count; chunk += kThreads * kChunk) {
@@ -121,8 +122,9 @@ int run(int argc, char** argv) {
   std::vector<Weights> kinds;
   kinds.emplace_back(k, false);
   if (table.compressed_gemm != nullptr) kinds.emplace_back(k, true);
-  std::printf("%s kernels, %lld inputs, %lld threads, medians of %d rounds in turn\n", std::string(table.name).c_str(),
-              static_cast<long long>(k), static_cast<long long>(kThreads), rounds);
+  std::printf("%s kernels, %lld inputs, %lld threads, medians of %d rounds in turn\n",
+              std::string(table.name).c_str(), static_cast<long long>(k), static_cast<long long>(kThreads),
+              rounds);
   std::printf("%6s %28s %28s\n", "rows", "plain: GB/s, GFLOP/s", "compressed: GB/s, GFLOP/s");
   for (const std::int64_t count : rows) {
     std::vector<std::vector<double>> times(kinds.size());

@@ -117,9 +117,9 @@ void pack_order(const py::buffer& behind, const Quantization& quantization, std:
 }
 
 /// Throws ValueError for a matrix that cannot be compressed.
-std::size_t compressed_bytes(std::int64_t n, std::int64_t k, std::int64_t exceptions) {
+std::size_t checked_compressed_bytes(std::int64_t n, std::int64_t k, std::int64_t exceptions) {
   check_compressed_sizes(n, k, exceptions);
-  return static_cast<std::size_t>(panel_count(n)) * compressed_panel_bytes(k, exceptions);
+  return compressed_bytes(n, k, exceptions);
 }
 
 /// The bytes of bfloat16 panels of W[n, k].
@@ -137,7 +137,7 @@ std::int64_t most_exceptions(const py::buffer& panels, std::int64_t n, std::int6
   const std::byte* from = bfloat16_panels(info, n, k);
   const py::gil_scoped_release release;
   std::int64_t most = 0;
-  for (std::int64_t panel = 0; panel < panel_count(n); ++panel) {
+  for (std::int64_t panel = 0; panel < n / kPanelColumns; ++panel) {
     most = std::max(most, count_exceptions(from + panel_offset(DType::kBFloat16, k, panel), k));
   }
   return most;
@@ -145,7 +145,7 @@ std::int64_t most_exceptions(const py::buffer& panels, std::int64_t n, std::int6
 
 void compress(const py::buffer& out, const py::buffer& panels, std::int64_t n, std::int64_t k,
               std::int64_t exceptions) {
-  const std::size_t bytes = compressed_bytes(n, k, exceptions);
+  const std::size_t bytes = checked_compressed_bytes(n, k, exceptions);
   const py::buffer_info source = panels.request();
   const py::buffer_info destination = out.request(true);
   const std::byte* from = bfloat16_panels(source, n, k);
@@ -157,9 +157,14 @@ void compress(const py::buffer& out, const py::buffer& panels, std::int64_t n, s
   }
   auto* to = static_cast<std::byte*>(destination.ptr);
   const py::gil_scoped_release release;
+  const PanelMatrix made{.dtype = DType::kBFloat16, .n = n, .k = k, .exceptions = exceptions};
   for (std::int64_t panel = 0; panel < panel_count(n); ++panel) {
-    compress_panel(from + panel_offset(DType::kBFloat16, k, panel), k, exceptions,
-                   to + static_cast<std::size_t>(panel) * compressed_panel_bytes(k, exceptions));
+    const std::byte* plain = from + panel_offset(DType::kBFloat16, k, panel);
+    if (made.is_compressed(panel)) {
+      compress_panel(plain, k, exceptions, to + made.offset(panel));
+    } else {
+      std::memcpy(to + made.offset(panel), plain, panel_bytes(DType::kBFloat16, panel_width(n, panel), k));
+    }
   }
 }
 
@@ -311,15 +316,16 @@ void bind_core(py::module_& module) {
       "zeros up to a multiple of RECORD_ALIGNMENT.");
   module.attr("RECORD_ALIGNMENT") = kRecordAlignment;
   module.def("can_be_compressed", &can_be_compressed, py::arg("n"), py::arg("k"),
-             "Whether a bfloat16 W[n, k] can be compressed: it is made of whole panels and pieces.");
+             "Whether a bfloat16 W[n, k] can be compressed: k is a multiple of 8.");
   module.def(
-      "compressed_bytes", &compressed_bytes, py::arg("n"), py::arg("k"), py::arg("exceptions"),
-      "Bytes of a compressed W[n, k] with places for `exceptions` in each panel. Raises ValueError where "
-      "can_be_compressed is false, or there are more of them than elements.");
-  module.def(
-      "most_exceptions", &most_exceptions, py::arg("panels"), py::arg("n"), py::arg("k"),
-      "The places for exceptions that each panel of a W[n, k] needs, which pack_panels packed as bfloat16. "
-      "Raises ValueError as compressed_bytes.");
+      "compressed_bytes", &checked_compressed_bytes, py::arg("n"), py::arg("k"), py::arg("exceptions"),
+      "Bytes of a compressed W[n, k] with places for `exceptions` in each panel; a last one of fewer than 64 "
+      "outputs stays as it is. Raises ValueError where can_be_compressed is false, or there are more of them "
+      "than elements.");
+  module.def("most_exceptions", &most_exceptions, py::arg("panels"), py::arg("n"), py::arg("k"),
+             "The places for exceptions that each panel of a W[n, k] needs that is compressed, which "
+             "pack_panels packed as bfloat16. "
+             "Raises ValueError as compressed_bytes.");
   module.def(
       "compress_panels", &compress, py::arg("out"), py::arg("panels"), py::arg("n"), py::arg("k"),
       py::arg("exceptions"),

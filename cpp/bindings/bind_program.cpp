@@ -202,7 +202,8 @@ void bind_views(py::module_& module) {
       .def_readonly("n", &PanelMatrix::n)
       .def_readonly("k", &PanelMatrix::k)
       .def_readonly("quantization", &PanelMatrix::quantization)
-      .def_property_readonly("is_compressed", &PanelMatrix::is_compressed)
+      .def_property_readonly("is_compressed",
+                             [](const PanelMatrix& matrix) { return matrix.is_compressed(); })
       .def_readonly("has_rows", &PanelMatrix::has_rows)
       .def_property_readonly("bytes", &PanelMatrix::bytes)
       .def_property_readonly(

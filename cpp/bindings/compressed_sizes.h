@@ -14,8 +14,9 @@ namespace adaptrt::bindings {
 inline void check_compressed_sizes(std::int64_t n, std::int64_t k, std::int64_t exceptions) {
   if (!can_be_compressed(n, k)) {
     throw pybind11::value_error("a matrix [" + std::to_string(n) + ", " + std::to_string(k) +
-                                "] cannot be compressed; the sizes must be multiples of " +
-                                std::to_string(kPanelColumns) + " and " + std::to_string(kPieceInputs));
+                                "] cannot be compressed; it needs outputs, and a number of inputs that is a "
+                                "multiple of " +
+                                std::to_string(kPieceInputs));
   }
   if (exceptions < 0 || exceptions > k * kPanelColumns) {
     throw pybind11::value_error("a compressed panel of " + std::to_string(k * kPanelColumns) +

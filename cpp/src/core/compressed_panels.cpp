@@ -94,7 +94,12 @@ Element element_of(std::int64_t place) {
 bool can_be_compressed(std::int64_t n, std::int64_t k) {
   // Places of elements have 32 bits.
   constexpr std::int64_t kInputsLimit = (std::int64_t{1} << 32) / kPanelColumns;
-  return n > 0 && k > 0 && k < kInputsLimit && n % kPanelColumns == 0 && k % kPieceInputs == 0;
+  return n > 0 && k > 0 && k < kInputsLimit && k % kPieceInputs == 0;
+}
+
+std::size_t compressed_bytes(std::int64_t n, std::int64_t k, std::int64_t exceptions) {
+  return static_cast<std::size_t>(n / kPanelColumns) * compressed_panel_bytes(k, exceptions) +
+         panel_bytes(DType::kBFloat16, n % kPanelColumns, k);
 }
 
 std::size_t compressed_panel_bytes(std::int64_t k, std::int64_t exceptions) {

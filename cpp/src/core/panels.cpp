@@ -128,8 +128,8 @@ template <class Element, std::int64_t kInterleave>
 void gather_row(const PanelMatrix& matrix, std::int64_t row, float* out) {
   constexpr std::size_t kGroupBytes = kInterleave * sizeof(Element);
   const std::size_t step = static_cast<std::size_t>(panel_width(matrix.n, row / kPanelColumns)) * kGroupBytes;
-  const std::byte* from =
-      matrix.data + panel_index(matrix.dtype, matrix.n, matrix.k, row, 0) * sizeof(Element);
+  const std::byte* from = matrix.data + matrix.offset(row / kPanelColumns) +
+                          static_cast<std::size_t>(row % kPanelColumns) * kGroupBytes;
   std::array<std::byte, kGroupsGathered * kGroupBytes> gathered;
   constexpr std::int64_t kColumns = kGroupsGathered * kInterleave;
   for (std::int64_t column = 0; column < matrix.k; column += kColumns) {
@@ -171,12 +171,12 @@ void pack_panels(std::byte* panels, DType dtype, std::int64_t n, std::int64_t k,
 }
 
 std::size_t PanelMatrix::bytes() const {
-  if (is_compressed()) return offset(panel_count(n));
+  if (is_compressed()) return compressed_bytes(n, k, exceptions);
   return panel_bytes(quantization, dtype, n, k) * (has_rows ? 2 : 1);
 }
 
 std::size_t PanelMatrix::bytes_of_panels() const {
-  if (is_compressed()) return offset(panel_count(n));
+  if (is_compressed()) return compressed_bytes(n, k, exceptions);
   Quantization in_order = quantization;
   in_order.reordered = false;
   return panel_bytes(in_order, dtype, n, k);
@@ -192,7 +192,7 @@ std::size_t PanelMatrix::offset(std::int64_t panel) const {
 }
 
 void unpack_panel_row(const PanelMatrix& matrix, std::int64_t row, float* out) {
-  if (matrix.is_compressed()) {
+  if (matrix.is_compressed(row / kPanelColumns)) {
     unpack_compressed_row(matrix, row, out);
     return;
   }

@@ -47,7 +47,7 @@ constexpr std::int64_t packed_blocks(std::int64_t rows) {
 /// Whether a panel is expanded before it is multiplied by so many rows, rather than while it is.
 bool is_expanded(const PanelMatrix& weight, std::int64_t panel, std::int64_t rows,
                  const KernelTable& kernels) {
-  if (weight.is_compressed()) return rows > kernels.compressed_rows;
+  if (weight.is_compressed(panel)) return rows > kernels.compressed_rows;
   if (weight.quantization.is_coded()) {
     return rows > kernels.coded_rows[static_cast<std::size_t>(weight.dtype)] ||
            panel_width(weight.n, panel) < kPanelColumns;
@@ -73,6 +73,7 @@ Tiling tiling_of(const Program& program, const KernelTable& kernels, DType activ
           .takes_parts = true,
           .whole_bytes = kernels.whole_bytes,
           .part_bytes = kernels.part_bytes,
+          .streamed_rows = kernels.streamed_rows,
           .part_multiple = std::lcm(kLeastInputs, std::max<std::int64_t>(1, quantization.group_size)),
           .activation_bytes = quantization.algo == QuantAlgo::kW8A8 ? 1 : 2,
           .panel_input_bytes = kPanelColumns * (quantization.algo == QuantAlgo::kNone ? 2 : 1)};
@@ -81,12 +82,9 @@ Tiling tiling_of(const Program& program, const KernelTable& kernels, DType activ
 }  // namespace
 
 std::int64_t Tiling::inputs_of_part(std::int64_t rows, std::int64_t width) const {
-  // Few rows read a panel as it comes from memory. With more, two panels are in the cache as well: the one
-  // that is multiplied, and the next, which is fetched meanwhile.
-  constexpr std::int64_t kFewRows = 16;
   constexpr std::int64_t kPanelShare = 4;
   const std::int64_t bytes =
-      std::max(rows * activation_bytes, rows > kFewRows ? kPanelShare * panel_input_bytes : 0);
+      std::max(rows * activation_bytes, rows > streamed_rows ? kPanelShare * panel_input_bytes : 0);
   if (!takes_parts || bytes * width <= whole_bytes) return width;
   const std::int64_t inputs = part_bytes / bytes / part_multiple * part_multiple;
   return std::min(std::max(inputs, part_multiple), width);
@@ -102,8 +100,8 @@ void BaseProduct::prepare(bool has_adapters) const {
   const Quantization& quantization = work_.quantization();
   const bool to_int8 = quantization.algo == QuantAlgo::kW8A8;
   const bool reorders = reordered_.is_needed();
-  const bool packs_input = step_.packed.is_there() && !work_.packed_input.is_there() &&
-                           (has_adapters || (!to_int8 && !reorders));
+  const bool packs_input =
+      step_.packed.is_there() && !work_.packed_input.is_there() && (has_adapters || (!to_int8 && !reorders));
   if (!packs_input && !to_int8 && !quantization.zero_points && !reorders) return;
   const std::int64_t orders = reorders ? reordered_.find_orders() : 0;
   const auto body = [&](std::int64_t begin, std::int64_t end, int) {
@@ -233,7 +231,7 @@ void BaseProduct::multiply_float(const PanelMatrix& weight, const TileTask& task
     return;
   }
   const bool expands = is_expanded(weight, task.panel, gemm.rows, kernels);
-  if (weight.is_compressed()) {
+  if (weight.is_compressed(task.panel)) {
     if (!expands) {
       kernels.compressed_gemm(gemm, weight.exceptions);
       return;
@@ -302,11 +300,11 @@ std::size_t linear_scratch_floats(const Program& program, const KernelTable& ker
   const Tiling tiling = tiling_of(program, kernels, activations, {});
   const std::int64_t rows = std::min(tiling.block_rows, most_linear_rows(program));
   for_each_weight(program, [&](const PanelMatrix& weight) {
-    // The last panel is the narrowest.
+    // The last panel is the narrowest, which the others may be expanded without, or it without them.
     const std::int64_t last = std::max<std::int64_t>(0, panel_count(weight.n) - 1);
     const bool is_gathered =
         weight.has_rows && kernels.gathered_gemm[static_cast<std::size_t>(weight.dtype)] == nullptr;
-    if (is_gathered || is_expanded(weight, last, rows, kernels))
+    if (is_gathered || is_expanded(weight, 0, rows, kernels) || is_expanded(weight, last, rows, kernels))
       bytes = std::max(bytes, expanded_bytes(activations, weight.k));
   });
   for (const Op& op : program.body) {

@@ -25,6 +25,7 @@ struct Tiling {
   bool takes_parts = false;
   std::int64_t whole_bytes = 0;
   std::int64_t part_bytes = 0;
+  std::int64_t streamed_rows = 0;
   /// Inputs that a part has a multiple of.
   std::int64_t part_multiple = 1;
   /// Bytes of an activation, as it is multiplied.

@@ -105,8 +105,7 @@ class Experts {
   }
   [[nodiscard]] LinearWork down(std::span<const LinearPart> parts, const Rows& outputs,
                                 std::span<const RowGroup> experts) const {
-    LinearWork work =
-        layer(activated(), outputs, LinearEpilogue::kStore, parts, op_.down_site, experts);
+    LinearWork work = layer(activated(), outputs, LinearEpilogue::kStore, parts, op_.down_site, experts);
     work.packed_input = packed_activated().from(experts.front().rows.begin);
     return work;
   }
@@ -232,9 +231,9 @@ class Experts {
       const std::int64_t row = begin * PackedSteps::kBlockRows;
       const std::int64_t count = std::min(end * PackedSteps::kBlockRows, rows) - row;
       const PackedRows out = packed_inputs().from(row);
-      step_.kernels.pack_rows({input_.row(first), input_.row_bytes(), input_.row_bytes(),
-                               memory_.token_of.data() + row},
-                              count, out.data, out.step_bytes);
+      step_.kernels.pack_rows(
+          {input_.row(first), input_.row_bytes(), input_.row_bytes(), memory_.token_of.data() + row}, count,
+          out.data, out.step_bytes);
     };
     step_.threads.parallel_for((rows + PackedSteps::kBlockRows - 1) / PackedSteps::kBlockRows,
                                rows_per_chunk(input_.width * PackedSteps::kBlockRows), body);

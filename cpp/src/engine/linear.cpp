@@ -4,8 +4,8 @@
 #include <span>
 #include <vector>
 
-#include "adaptrt/core/compressed_panels.h"
 #include "adapter_product.h"
+#include "adaptrt/core/compressed_panels.h"
 #include "base_product.h"
 #include "linear_output.h"
 #include "linear_work.h"
@@ -300,8 +300,10 @@ class Linear {
     const PanelMatrix& weight = work_.parts[place.part].weight;
     const std::byte* panel = panel_data(place);
     if (inputs.begin == 0) return panel;
-    if (weight.is_compressed()) return panel + compressed_input_offset(inputs.begin, weight.exceptions);
-    if (!weight.is_plain()) return panel;
+    if (weight.is_compressed(place.panel)) {
+      return panel + compressed_input_offset(inputs.begin, weight.exceptions);
+    }
+    if (weight.quantization.algo != QuantAlgo::kNone) return panel;
     return panel + panel_bytes(weight.dtype, panel_width(weight.n, place.panel), inputs.begin);
   }
 

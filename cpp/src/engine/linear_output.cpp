@@ -149,7 +149,8 @@ void LinearOutput::store_columns(const LinearTile& tile, RowRange columns, std::
   float* sums = tile.sums + columns.begin;
   const bool in_place = streams_;
   std::byte* made = in_place ? reinterpret_cast<std::byte*>(sums) : out;
-  const std::int64_t made_stride = in_place ? kPanelColumns * static_cast<std::int64_t>(sizeof(float)) : out_stride;
+  const std::int64_t made_stride =
+      in_place ? kPanelColumns * static_cast<std::int64_t>(sizeof(float)) : out_stride;
   activate({.x = sums,
             .linear = from(tile.linear),
             .stride = kPanelColumns,

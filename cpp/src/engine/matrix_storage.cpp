@@ -131,8 +131,7 @@ void check_compression(const PanelMatrix& matrix, std::vector<std::string>* prob
     problems->push_back("is compressed, which only bfloat16 can be");
   }
   if (!can_be_compressed(matrix.n, matrix.k)) {
-    problems->push_back("is compressed and [" + text(matrix.n) + ", " + text(matrix.k) +
-                        "]; these must be multiples of " + text(kPanelColumns) + " and " +
+    problems->push_back("is compressed and has " + text(matrix.k) + " inputs, which must be a multiple of " +
                         text(kPieceInputs));
   }
   if (matrix.exceptions < 0 || matrix.exceptions > matrix.k * kPanelColumns) {

@@ -189,6 +189,7 @@ BOOST_DATA_TEST_CASE(packed_rows_and_parts_leave_the_bits_as_they_are,
           std::vector<float> out(expected.size(), kPoison);
           auto gemm = operands.gemm(out.data());
           if (is_packed) {
+            gemm.a = nullptr;
             gemm.a_steps = packed.data;
             gemm.a_step_bytes = packed.step_bytes;
           }
@@ -201,6 +202,31 @@ BOOST_DATA_TEST_CASE(packed_rows_and_parts_leave_the_bits_as_they_are,
                              "k " << k << " parts " << in_parts << " packed " << is_packed);
         }
       }
+    }
+  }
+}
+
+BOOST_DATA_TEST_CASE(rows_are_packed_in_the_order_that_they_are_asked_for,
+                     tiled_tables() * data::make({1, 16, 23, 48}), name, rows) {
+  const auto& table = kernel_table(name);
+  FreshRandom seeds;
+  std::mt19937 random(seeds.seed());
+  BOOST_TEST_CONTEXT("seed " << seeds.seed()) {
+    for (const std::int64_t k : {20, 32, 133}) {
+      const Operands source(9, k, {120, 8}, &random);
+      std::vector<std::int32_t> row_of(static_cast<std::size_t>(rows));
+      Operands gathered(rows, k, {120, 8}, &random);
+      for (std::int64_t row = 0; row < rows; ++row) {
+        const auto from = static_cast<std::int32_t>(random() % 9);
+        row_of[static_cast<std::size_t>(row)] = from;
+        std::copy_n(source.a.begin() + from * k, k, gathered.a.begin() + row * k);
+      }
+      const PackedRows expected(table, gathered, 2);
+      PackedRows made(table, gathered, 2);
+      std::ranges::fill(made.bytes, std::byte{0xff});
+      table.pack_rows({reinterpret_cast<const std::byte*>(source.a.data()), k * 2, k * 2, row_of.data()},
+                      rows, made.data, made.step_bytes);
+      BOOST_TEST(made.bytes == expected.bytes);
     }
   }
 }

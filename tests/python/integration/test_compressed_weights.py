@@ -18,9 +18,9 @@ from adaptrt.runtime.engine import load_engine
 from support.models import ModelSpec, save_adapter, save_model
 from support.serving import Answer, collect, make_request, run_command
 
-# Every matrix of a layer is made of whole panels of 64 outputs; lm_head is not.
+# The last panels of gate, up and lm_head have fewer than 64 outputs, and stay as they are.
 SPEC = ModelSpec(
-    hidden_size=128, head_dim=32, num_attention_heads=4, num_key_value_heads=2, intermediate_size=192, vocab_size=250
+    hidden_size=128, head_dim=32, num_attention_heads=4, num_key_value_heads=2, intermediate_size=200, vocab_size=250
 )
 SIZES = ("--max_batch_size", "4", "--max_num_tokens", "128", "--max_seq_len", "160", "--tokens_per_block", "16")
 LORA = ("--lora_plugin", "auto", "--dora_plugin", "enable")
@@ -105,7 +105,7 @@ def test_what_is_worth_it_is_stored_in_twelve_bits(engines: tuple[Path, Path]) -
         matrices[engine.directory] = {matrix.tensor: matrix for matrix in parts}
     assert all(matrix.exceptions is None for matrix in matrices[plain.directory].values())
     kept = {name for name, matrix in matrices[compressed.directory].items() if matrix.exceptions is None}
-    assert kept == {"lm_head.weight", "transformer.layers.1.attention.dense.weight"}
+    assert kept == {"transformer.layers.1.attention.dense.weight"}
     assert matrices[compressed.directory]["transformer.layers.0.mlp.proj.weight"].exceptions >= 2
     stored = {
         engine.directory: sum(

@@ -10,7 +10,8 @@ namespace adaptrt {
 // The lower byte of a weight looks random, but its upper byte, the sign and seven bits of the exponent, takes
 // few values. A compressed panel has it as four bits, an index into the panel's own sixteen most frequent
 // upper bytes: as a rule both signs of sixteen exponents. Elements with another one are exceptions, which are
-// stored apart. For a panel of kPanelColumns outputs and E places for exceptions:
+// stored apart. A last panel of fewer outputs than kPanelColumns stays as core/panels.h has it. For a panel
+// of kPanelColumns outputs and E places for exceptions:
 //
 //   uint8 [16]             the table of upper bytes
 //   uint32                 number of exceptions, at most E
@@ -32,8 +33,11 @@ inline constexpr std::int64_t kCompressedPieceBytes = 192;
 /// Upper bytes of a panel's table.
 inline constexpr std::int64_t kTableBytes = 16;
 
-/// Whether a bfloat16 W[n, k] can be compressed: it is made of whole panels and pieces.
+/// Whether a bfloat16 W[n, k] can be compressed: its inputs are whole pieces.
 [[nodiscard]] bool can_be_compressed(std::int64_t n, std::int64_t k);
+
+/// Bytes of a compressed W[n, k] with places for `exceptions` in each panel that is compressed.
+[[nodiscard]] std::size_t compressed_bytes(std::int64_t n, std::int64_t k, std::int64_t exceptions);
 
 /// Bytes of a compressed panel of k inputs with places for `exceptions`: a multiple of 64.
 [[nodiscard]] std::size_t compressed_panel_bytes(std::int64_t k, std::int64_t exceptions);

@@ -139,6 +139,10 @@ struct PanelMatrix {
   bool has_rows = false;
 
   [[nodiscard]] bool is_compressed() const { return exceptions != kNotCompressed; }
+  /// Whether that panel is: the last one is not where it is narrower than kPanelColumns.
+  [[nodiscard]] bool is_compressed(std::int64_t panel) const {
+    return is_compressed() && panel_width(n, panel) == kPanelColumns;
+  }
   /// Neither quantised nor compressed.
   [[nodiscard]] bool is_plain() const { return quantization.algo == QuantAlgo::kNone && !is_compressed(); }
   /// Of the panels, and of the rows behind them.

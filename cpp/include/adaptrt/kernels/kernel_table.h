@@ -201,6 +201,9 @@ struct KernelTable {
   /// several panels have room. 0: these kernels take no parts.
   std::int64_t whole_bytes;
   std::int64_t part_bytes;
+  /// Rows up to which a panel is read as it comes from memory; with more, the one that is multiplied and the
+  /// next, which is fetched meanwhile, are in the cache as well.
+  std::int64_t streamed_rows;
   /// Copies `count` rows of bfloat16 into PackedSteps for PanelGemm::a_steps: row r's bytes from 64 s on go
   /// to out + s * step_bytes + 64 r, zeros behind them and below them up to a whole block of rows. nullptr:
   /// these kernels read rows as they are.

@@ -28,8 +28,8 @@ class StepPrefetch {
   }
 
   /// Of few rows, which memory is the limit of: the panel [begin, begin + bytes) is read `ahead` bytes ahead
-  /// to the first-level cache. `next`, unless it is nullptr, is read in four quarters to the second-level cache
-  /// meanwhile: memory gives more to several places than to one.
+  /// to the first-level cache. `next`, unless it is nullptr, is read in four quarters to the second-level
+  /// cache meanwhile: memory gives more to several places than to one.
   static StepPrefetch stream(const std::byte* begin, std::int64_t bytes, std::int64_t ahead,
                              const std::byte* next) {
     StepPrefetch prefetch;

@@ -17,8 +17,8 @@
 namespace adaptrt {
 namespace {
 
-/// Calls at_lines behind some pieces of a row: each with as many lines as those of a next panel are fetched in
-/// quarters of.
+/// Calls at_lines behind some pieces of a row: each with as many lines as those of a next panel are fetched
+/// in quarters of.
 template <class Beside>
 void at_piece(std::int64_t across, Beside* beside) {
   constexpr int kLines = 4;
@@ -231,61 +231,47 @@ void multiply_expanded(const PanelGemm& gemm, InputRange inputs, PanelExpander* 
   }
 }
 
-/// sums [at most kTileHeight rows, kPanelColumns] = inputs of packed rows * a compressed panel, or += where
-/// they continue. The sums stay on tiles; each step is expanded while the one before it is multiplied.
-inline void multiply_one_tile(PanelExpander* expander, TileRows a, InputRange inputs, TileSums sums,
-                              std::int64_t rows, StepPrefetch* prefetch) {
-  constexpr std::int64_t kStepRows = kStepInputs / kPieceInputs;
-  alignas(kCacheLine) std::byte expanded[2][kStepBytes];
-  const std::int64_t first_row = inputs.begin / kPieceInputs;
-  const std::int64_t end_row = inputs.end / kPieceInputs;
-  const std::int64_t steps = steps_of(inputs.end - inputs.begin);
-  const auto expand_step = [&](std::int64_t step) __attribute__((always_inline)) {
-    std::byte* out = expanded[step % 2];
-    const std::int64_t begin = first_row + step * kStepRows;
-    const std::int64_t end = std::min(begin + kStepRows, end_row);
-    for (std::int64_t row = begin; row < end; ++row, out += kPieceRowPairBytes) {
-      expander->expand_row(
-          row, [&](std::int64_t across) { return out + across * kTileLine; }, kStepLine,
-          [&](std::int64_t across) { at_piece(across, prefetch); });
+/// What goes on beside the product of one tile of rows, whose sums stay on tiles: the step behind the one
+/// that is multiplied is expanded, to one of two places in turn.
+class ExpandSteps {
+ public:
+  /// Expands the first step.
+  ExpandSteps(PanelExpander* expander, InputRange inputs, StepPrefetch* prefetch)
+      : expander_(expander),
+        next_row_(inputs.begin / kPieceInputs),
+        end_row_(inputs.end / kPieceInputs),
+        prefetch_(prefetch) {
+    at_step();
+  }
+
+  [[nodiscard]] TileColumns columns() const { return {places_, kStepLine, kStepBytes, kPlaces - 1}; }
+
+  void at_step() {
+    std::byte* out = places_ + made_++ % kPlaces * kStepBytes;
+    const std::int64_t end = std::min(next_row_ + kStepRows, end_row_);
+    const std::int64_t missing = kStepRows - (end - next_row_);
+    for (; next_row_ < end; ++next_row_, out += kPieceRowPairBytes) {
+      expander_->expand_row(
+          next_row_, [&](std::int64_t across) { return out + across * kTileLine; }, kStepLine,
+          [&](std::int64_t across) { at_piece(across, prefetch_); });
     }
-    prefetch->at_step();
-    if (end - begin < kStepRows) std::memset(out, 0, (kStepRows - (end - begin)) * kPieceRowPairBytes);
-  };
-  alignas(kCacheLine) float space[kTileHeight * kPanelColumns];
-  for (std::int64_t r = 0; sums.continues && r < rows; ++r) {
-    std::memcpy(space + r * kPanelColumns, sums.data + r * sums.stride, kPanelColumns * sizeof(float));
+    if (missing > 0) std::memset(out, 0, static_cast<std::size_t>(missing * kPieceRowPairBytes));
+    prefetch_->at_step();
   }
-  const auto of_columns = [&](auto body) __attribute__((always_inline)) {
-    [&]<int... kColumn>(std::integer_sequence<int, kColumn...>) __attribute__((always_inline)) {
-      (body(std::integral_constant<int, kColumn>()), ...);
-    }(std::make_integer_sequence<int, kPanelColumns / kTileColumns>());
-  };
-  of_columns([&](auto column) __attribute__((always_inline)) {
-    if (sums.continues) {
-      Tiles::load<column()>(space + column() * kTileColumns, kPanelColumns * 4);
-    } else {
-      Tiles::zero<column()>();
-    }
-  });
-  expand_step(0);
-  for (std::int64_t s = 0; s < steps; ++s) {
-    const std::byte* columns = expanded[s % 2];
-    Tiles::load<4>(a.data + s * a.step, a.row);
-    of_columns([&](auto column) __attribute__((always_inline)) {
-      constexpr int kWeights = 5 + column() % 3;
-      Tiles::load<kWeights>(columns + column() * kTileLine, kStepLine);
-      BFloat16Dot::template add<column(), 4, kWeights>();
-    });
-    if (s + 1 < steps) expand_step(s + 1);
-  }
-  of_columns([&](auto column) __attribute__((always_inline)) {
-    Tiles::store<column()>(space + column() * kTileColumns, kPanelColumns * 4);
-  });
-  for (std::int64_t r = 0; r < rows; ++r) {
-    std::memcpy(sums.data + r * sums.stride, space + r * kPanelColumns, kPanelColumns * sizeof(float));
-  }
-}
+
+  template <int kLines>
+  void at_lines() {}
+
+ private:
+  static constexpr std::int64_t kStepRows = kStepInputs / kPieceInputs;
+  static constexpr std::int64_t kPlaces = 2;
+  PanelExpander* expander_;
+  std::int64_t next_row_;
+  std::int64_t end_row_;
+  std::int64_t made_ = 0;  ///< steps
+  StepPrefetch* prefetch_;
+  alignas(kCacheLine) std::byte places_[kPlaces * kStepBytes];
+};
 
 /// The product with a compressed panel, to the same bits. kPiecesAreVectors: a vector has the columns of a
 /// piece, so that few rows are multiplied by pieces in registers.
@@ -293,26 +279,27 @@ template <bool kPiecesAreVectors>
 void tile_compressed_gemm(const PanelGemm& gemm, std::int64_t exceptions) {
   Tiles::configure();
   const InputRange inputs = part_of(gemm.part, gemm.k);
+  const StepActivations a = activations_of(gemm);
+  const TileSums sums{gemm.out, gemm.out_stride, gemm.accumulate || inputs.begin > 0};
+  const bool in_registers = kPiecesAreVectors && gemm.rows <= kFewRows;
+  const bool is_one_tile = !in_registers && gemm.rows <= kTileHeight && a.steps != nullptr;
+  const std::int64_t steps = in_registers || is_one_tile ? steps_of(inputs.end - inputs.begin)
+                                                         : compressed_steps_taken(gemm.rows, inputs);
   PanelExpander expander(gemm.panel, exceptions);
   const std::byte* source = expander.source(inputs.begin / kPieceInputs);
   const std::int64_t bytes = expander.source(inputs.end / kPieceInputs) - source;
-  const bool in_registers = kPiecesAreVectors && gemm.rows <= kFewRows;
-  const std::int64_t steps =
-      in_registers || gemm.rows <= kTileHeight ? steps_of(inputs.end - inputs.begin) : compressed_steps_taken(gemm.rows, inputs);
-  StepPrefetch prefetch = gemm.rows <= kTileHeight && !in_registers ? StepPrefetch::stream(source, bytes, kFromCacheAhead, gemm.next_panel) : prefetch_of(gemm, source, bytes, gemm.next_panel, steps);
+  StepPrefetch prefetch = is_one_tile ? StepPrefetch::stream(source, bytes, kFromCacheAhead, gemm.next_panel)
+                                      : prefetch_of(gemm, source, bytes, gemm.next_panel, steps);
   SpanFetcher others(gemm.fetch);
   prefetch.add_others(&others, (others.lines() + steps - 1) / steps);
   if (in_registers) {
     if constexpr (kPiecesAreVectors) {
-      const StepActivations a = activations_of(gemm);
-      multiply_few_compressed(&expander, few_rows_of(a, inputs.begin, gemm.rows), inputs,
-                              {gemm.out, gemm.out_stride, gemm.accumulate || inputs.begin > 0}, &prefetch);
+      multiply_few_compressed(&expander, few_rows_of(a, inputs.begin, gemm.rows), inputs, sums, &prefetch);
     }
-  } else if (gemm.rows <= kTileHeight && gemm.a_steps != nullptr) {
-    const StepActivations a = activations_of(gemm);
-    multiply_one_tile(&expander, {a.steps + inputs.begin / kStepInputs * a.step_bytes, kTileLine, a.step_bytes},
-                      inputs, {gemm.out, gemm.out_stride, gemm.accumulate || inputs.begin > 0}, gemm.rows,
-                      &prefetch);
+  } else if (is_one_tile) {
+    const TileRows rows{a.steps + inputs.begin / kStepInputs * a.step_bytes, kTileLine, a.step_bytes};
+    ExpandSteps beside(&expander, inputs, &prefetch);
+    multiply_steps<BFloat16Dot>(rows, beside.columns(), steps, sums, gemm.rows, kPanelColumns, &beside);
   } else if (gemm.rows <= kFewExpandedRows) {
     multiply_expanded<kFewRowsSteps>(gemm, inputs, &expander, &prefetch);
   } else if (gemm.rows < kCopiedRows) {

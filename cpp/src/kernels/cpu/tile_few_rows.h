@@ -192,8 +192,7 @@ void multiply_few_panel(const Packed& decoder, const FewInputs& a, FewWords b, s
   const auto from = [&] { return FewWords{b.data + column * Packed::kColumnBytes, b.line, b.inputs}; };
   const auto to = [&] { return TileSums{sums.data + column, sums.stride, sums.continues}; };
   for (; column + kGroup <= columns; column += kGroup) {
-    multiply_few_columns<Packed, kRows, kTileVectors, false>(decoder, a, from(), Simd::kLanes, to(),
-                                                             beside);
+    multiply_few_columns<Packed, kRows, kTileVectors, false>(decoder, a, from(), Simd::kLanes, to(), beside);
   }
   for (; column < columns; column += Simd::kLanes) {
     const std::int64_t lanes = std::min<std::int64_t>(Simd::kLanes, columns - column);

@@ -77,7 +77,8 @@ void multiply_inputs(const StepActivations& a, std::int64_t begin, std::int64_t 
   constexpr std::int64_t kPackedStep = kPackedRows * kTileLine;
   for (std::int64_t row = 0; row < rows; row += kPackedRows) {
     const std::int64_t count = std::min(kPackedRows, rows - row);
-    pack_steps({a.rows + row * a.stride + begin * 2, a.stride, (end - begin) * 2}, count, packed, kPackedStep);
+    pack_steps({a.rows + row * a.stride + begin * 2, a.stride, (end - begin) * 2}, count, packed,
+               kPackedStep);
     multiply_steps<BFloat16Dot>({packed, kTileLine, kPackedStep}, b, steps,
                                 {sums.data + row * sums.stride, sums.stride, sums.continues}, count, columns,
                                 beside);

@@ -39,11 +39,16 @@ struct TileRows {
   std::int64_t step = 0;
 };
 
-/// Whole steps of weights: line l of step s is at data + s * step + l * line, with four bytes a column.
+/// Whole steps of weights: line l of step s is at step_at(s) + l * line, with four bytes a column.
 struct TileColumns {
   const std::byte* data = nullptr;
   std::int64_t line = 0;
   std::int64_t step = 0;
+  /// Of steps that are made one after the other, in places that are taken in turn: one less than these, a
+  /// power of two.
+  std::int64_t last_place = -1;
+
+  [[nodiscard]] const std::byte* step_at(std::int64_t s) const { return data + (s & last_place) * step; }
 };
 
 /// Where sums wait: four bytes each, `stride` elements between rows.
@@ -100,8 +105,7 @@ inline void multiply_2x2(TileRows a, TileColumns b, std::int64_t steps, TileSums
 
 /// Sums of one tile of rows and kColumns tiles of columns, at most four.
 template <class Dot, int kColumns, class Beside>
-inline void multiply_1xn(TileRows a, TileColumns b, std::int64_t steps, TileSums sums,
-                         Beside* beside) {
+inline void multiply_1xn(TileRows a, TileColumns b, std::int64_t steps, TileSums sums, Beside* beside) {
   const std::int64_t sums_row = sums.stride * 4;
   const auto of_columns = [&](auto body) __attribute__((always_inline)) {
     [&]<int... kColumn>(std::integer_sequence<int, kColumn...>) __attribute__((always_inline)) {
@@ -116,7 +120,7 @@ inline void multiply_1xn(TileRows a, TileColumns b, std::int64_t steps, TileSums
     }
   });
   for (std::int64_t s = 0; s < steps; ++s) {
-    const std::byte* columns = b.data + s * b.step;
+    const std::byte* columns = b.step_at(s);
     beside->at_step();
     Tiles::load<4>(a.data + s * a.step, a.row);
     of_columns([&](auto column) __attribute__((always_inline)) {
@@ -146,23 +150,29 @@ inline void multiply_1x(std::int64_t columns, TileRows a, TileColumns b, std::in
   }
 }
 
-/// One tile of rows, `rows` of which have sums, times `columns` columns, at most kPanelColumns. Sums that are
-/// not there are not touched.
+/// Calls multiply(to) with a place for whole tiles of sums, kRows x kColumns, instead of `sums`, of which
+/// `rows` x `columns` are there: what is not there is not touched.
+template <std::int64_t kRows, std::int64_t kColumns, class Multiply>
+inline void with_whole_tiles(TileSums sums, std::int64_t rows, std::int64_t columns,
+                             const Multiply& multiply) {
+  alignas(kCacheLine) float space[kRows * kColumns];
+  const std::size_t row_bytes = static_cast<std::size_t>(columns) * sizeof(float);
+  for (std::int64_t r = 0; r < rows && sums.continues; ++r) {
+    std::memcpy(space + r * kColumns, sums.data + r * sums.stride, row_bytes);
+  }
+  multiply(TileSums{space, kColumns, sums.continues});
+  for (std::int64_t r = 0; r < rows; ++r) {
+    std::memcpy(sums.data + r * sums.stride, space + r * kColumns, row_bytes);
+  }
+}
+
+/// One tile of rows, `rows` of which have sums, times `columns` columns, at most kPanelColumns.
 template <class Dot, class Beside>
 inline void multiply_partly(TileRows a, TileColumns b, std::int64_t steps, TileSums sums, std::int64_t rows,
                             std::int64_t columns, Beside* beside) {
-  alignas(kCacheLine) float space[kTileHeight * kPanelColumns];
-  const std::size_t row_bytes = static_cast<std::size_t>(columns) * sizeof(float);
-  if (sums.continues) {
-    for (std::int64_t r = 0; r < rows; ++r) {
-      std::memcpy(space + r * kPanelColumns, sums.data + r * sums.stride, row_bytes);
-    }
-  }
-  multiply_1x<Dot>((columns + kTileColumns - 1) / kTileColumns, a, b, steps,
-                   {space, kPanelColumns, sums.continues}, beside);
-  for (std::int64_t r = 0; r < rows; ++r) {
-    std::memcpy(sums.data + r * sums.stride, space + r * kPanelColumns, row_bytes);
-  }
+  with_whole_tiles<kTileHeight, kPanelColumns>(sums, rows, columns, [&](TileSums to) {
+    multiply_1x<Dot>((columns + kTileColumns - 1) / kTileColumns, a, b, steps, to, beside);
+  });
 }
 
 /// Columns of two tiles, and the bytes of their lines.
@@ -204,8 +214,7 @@ inline void multiply_pair(TileRows a, TileColumns pair, std::int64_t steps, Tile
   }
 }
 
-/// The sums of `rows` rows, at most two tiles of them, and of two tiles of columns. Sums that are not there
-/// are not touched.
+/// The sums of `rows` rows, at most two tiles of them, and of two tiles of columns.
 template <class Dot, class Beside>
 inline void multiply_rest(TileRows a, TileColumns pair, std::int64_t steps, TileSums sums, std::int64_t rows,
                           Beside* beside) {
@@ -218,15 +227,8 @@ inline void multiply_rest(TileRows a, TileColumns pair, std::int64_t steps, Tile
   };
   if (rows % kTileHeight == 0) {
     multiply(sums);
-    return;
-  }
-  alignas(kCacheLine) float space[2 * kTileHeight * kPairColumns];
-  for (std::int64_t r = 0; r < rows && sums.continues; ++r) {
-    std::memcpy(space + r * kPairColumns, sums.data + r * sums.stride, kPairColumns * sizeof(float));
-  }
-  multiply({space, kPairColumns, sums.continues});
-  for (std::int64_t r = 0; r < rows; ++r) {
-    std::memcpy(sums.data + r * sums.stride, space + r * kPairColumns, kPairColumns * sizeof(float));
+  } else {
+    with_whole_tiles<2 * kTileHeight, kPairColumns>(sums, rows, kPairColumns, multiply);
   }
 }
 
