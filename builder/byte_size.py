@@ -29,6 +29,28 @@ def parse_bytes(size: int | str, name: str) -> int:
     return int(float(match[1]) * _UNITS[match[2]])
 
 
+ALL_WEIGHTS: Final = 1 << 62
+"""A weight_memory that the weights of every engine fit into."""
+
+
+def parse_weight_memory(size: int | str, name: str) -> int:
+    """As parse_bytes, of a weight_memory, which may be `all`."""
+    if size == "all":
+        return ALL_WEIGHTS
+    try:
+        return parse_bytes(size, name)
+    except ConfigError as error:
+        raise ConfigError(f"{error}, or all") from None
+
+
+def weight_memory(text: str) -> int:
+    """parse_weight_memory for flags."""
+    try:
+        return parse_weight_memory(text, "it")
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def byte_size(text: str) -> int:
     """parse_bytes for flags."""
     try:

@@ -58,7 +58,7 @@ class LLM(PooledTexts):
             with `engine_options`, and taken from the user's cache from then on (see engine_for).
         tokenizer: a tokenizer.json or the directory of one, in which the chat template is looked for as well.
         kernels: as ExecutorConfig.kernels, for which it stands.
-        weight_memory: bytes, or a text such as "4GiB"; as ExecutorConfig.weight_memory, for which it stands.
+        weight_memory: bytes, or a text such as "4GiB" or "all"; as ExecutorConfig.weight_memory, for which it stands.
         speculative_config: for speed alone. LookaheadDecodingConfig: drafts from each completion's own text; as
             ExecutorConfig.decoding_config, for which it stands. DraftTargetDecodingConfig: drafts of a small model, an
             engine, model or checkpoint directory as `model`, whose engine is made without engine_options; as

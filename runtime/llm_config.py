@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 
 from .._core import ConfigError, DraftTargetDecodingConfig, ExecutorConfig
-from ..builder.byte_size import parse_bytes
+from ..builder.byte_size import parse_weight_memory
 from ..builder.model_cache import engine_for
 from ..builder.progress import progress_on
 from .options.speculative import DecodingConfig, LookaheadDecodingConfig
@@ -26,7 +26,7 @@ def with_weight_memory(config: ExecutorConfig | None, weight_memory: int | str |
     """A configuration with this memory for weights; the caller's is left as it is."""
     if weight_memory is None:
         return config
-    num_bytes = parse_bytes(weight_memory, "weight_memory")
+    num_bytes = parse_weight_memory(weight_memory, "weight_memory")
     changed = ExecutorConfig() if config is None else copy.copy(config)
     if changed.weight_memory not in (None, num_bytes):
         raise ConfigError(f"weight_memory is {num_bytes}, and executor_config has {changed.weight_memory}")

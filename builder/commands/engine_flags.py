@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any, Final
 
-from ..byte_size import byte_size
+from ..byte_size import weight_memory
 from ..config import AUTO, SPARSE_MLP
 from ..model_cache.options import (
     DEFAULT_MAX_BATCH_SIZE,
@@ -56,9 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_weight_memory(group: Any) -> None:
     """Declares the flag for ExecutorConfig.weight_memory."""
     group.add_argument(
-        "--weight_memory", type=byte_size, metavar="SIZE",
-        help="memory that weights may take, such as 4GiB; those that do not fit are read from the engine file when "
-        "they are used (default: as the engine was built; 0: all are mapped)",
+        "--weight_memory", type=weight_memory, metavar="SIZE",
+        help="memory that weights may take, such as 4GiB or all; those that do not fit are read from the engine file "
+        "when they are used (default: as the engine was built; 0: all are mapped)",
     )  # fmt: skip
 
 

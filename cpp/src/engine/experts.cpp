@@ -55,17 +55,19 @@ class Experts {
     }
     group_adapters(first, count);
     gather(first);
-    if (slots_ != nullptr) {
+    const std::span<const RowGroup> all = memory_.experts_taken;
+    if (slots_ != nullptr && all.size() > slots_->most()) {
       run_in_turns(first, count);
       return;
     }
-    const std::span<const RowGroup> all = memory_.experts_taken;
-    run_linear(gate_up(op_.gate_up, all), step_);
+    if (slots_ != nullptr) slots_->bring(all);
+    run_linear(gate_up(slots_ == nullptr ? op_.gate_up : slots_->gate_up(), all), step_);
     const std::int64_t panels = panels_at_once(count);
     const Rows outputs{memory_.outputs(), DType::kFloat32, std::min(panels * kPanelColumns, output_.width)};
     const auto finish = [&](PanelRange chunk) { add_up(first, count, outputs, chunk); };
     // By reference: a std::function allocates for a callable of this size.
-    run_linear_in_chunks(down(op_.down, outputs, all), panels, step_, std::ref(finish));
+    run_linear_in_chunks(down(slots_ == nullptr ? op_.down : slots_->down(), outputs, all), panels, step_,
+                         std::ref(finish));
   }
 
   /// As many experts at a time as can be in memory; their outputs are added up in the end, in the order that

@@ -18,7 +18,7 @@ from adaptrt._core import ConfigError, EngineError, lora_modules
 from adaptrt.builder import cli
 from adaptrt.builder.adapter import ModuleKey
 from adaptrt.builder.build import build
-from adaptrt.builder.byte_size import parse_bytes
+from adaptrt.builder.byte_size import ALL_WEIGHTS, parse_bytes, parse_weight_memory
 from adaptrt.builder.config import BuildConfig, LoraBuildConfig, PluginConfig
 from adaptrt.builder.conversion.convert import convert_checkpoint
 from adaptrt.builder.engine_config import EngineConfig
@@ -208,6 +208,17 @@ def test_other_sizes_are_refused(size: object) -> None:
         parse_bytes(size, "weight_memory")  # type: ignore[arg-type]
 
 
+def test_all_weights_may_be_kept_in_memory(plain: Path) -> None:
+    config = with_weight_memory(adaptrt.ExecutorConfig(num_threads=2), "all")
+    loaded = load_engine(plain, weight_memory=parse_weight_memory("all", "weight_memory"))
+    placement = loaded.start(config).weight_placement
+    assert placement is not None
+    assert placement.file_bytes == 0
+    assert placement.resident_bytes <= loaded.storage.num_bytes
+    with pytest.raises(ConfigError, match=r"weight_memory is 'most'; accepted: a number of bytes, .*, or all"):
+        parse_weight_memory("most", "weight_memory")
+
+
 def test_engines_that_cannot_have_one_refuse_it(plain: Path, capsys: pytest.CaptureFixture[str]) -> None:
     content, config = (plain / "rank0.engine").read_bytes(), (plain / "config.json").read_text()
     with pytest.raises(ConfigError, match="weight_memory is 4096; accepted: None and 0, the engine is in memory"):
@@ -306,6 +317,7 @@ def test_flags_and_arguments_reach_the_executor(plain: Path) -> None:
     add_serve_arguments(parser)
     arguments = parser.parse_args([str(plain), "--weight_memory", "2MiB"])
     assert executor_config_of(arguments).weight_memory == 2 << 20
+    assert executor_config_of(parser.parse_args([str(plain), "--weight_memory", "all"])).weight_memory == ALL_WEIGHTS
     assert executor_config_of(parser.parse_args([str(plain)])).weight_memory is None
     given = adaptrt.ExecutorConfig(num_threads=1)
     changed = with_weight_memory(given, "2MiB")
