@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from families.models import FAMILIES, write_model
 
+from adaptrt.builder.byte_size import ALL_WEIGHTS
 from adaptrt.runtime.native_engine import NativeEngine
 from adaptrt.tools.bench.executors import AdapterLibrary, CpuUse, load_native_engine
 from adaptrt.tools.bench.limits import peak_of, roofline_shares
@@ -104,7 +105,8 @@ def main(arguments: Sequence[str]) -> int:
     args = parser.parse_args(arguments)
     engines, scenarios = {}, []
     for family in args.families:
-        engines[family] = load_native_engine(prepare(family, args.work_dir))
+        # In memory of their own: how pages of a mapped file lie differs from day to day.
+        engines[family] = load_native_engine(prepare(family, args.work_dir), ALL_WEIGHTS)
         scenarios += scenarios_of(family, "num_experts_per_tok" in FAMILIES[family])
     settings = RunSettings(repeats=args.repeats, quiet_share=0.06, extra_samples=0, quiet_wait=0.0)
     bench = FamilyBench(args.work_dir, scenarios, settings, engines, CpuUse(args.threads, ""), print)

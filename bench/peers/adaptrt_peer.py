@@ -23,6 +23,7 @@ from worker import (
 
 import adaptrt
 from adaptrt import Executor, ExecutorConfig, KvCacheConfig, LoraConfig, OutputConfig, PeftCacheConfig, Request
+from adaptrt.builder.byte_size import ALL_WEIGHTS
 from adaptrt.runtime.memory import available_memory
 
 ADAPTERS = 32
@@ -83,10 +84,12 @@ class AdaptRt:
 
 def start(task: Task, name: str, *, all_adapters: bool) -> Executor:
     """An executor without prefix reuse: prompts repeat. With `all_adapters`, its cache has room for all of them."""
-    engine = adaptrt.load_engine(task.root / f"adaptrt-{name}")
+    # Weights in memory of its own, as the peers have them: how pages of a mapped file lie differs from day to day.
+    engine = adaptrt.load_engine(task.root / f"adaptrt-{name}", weight_memory=ALL_WEIGHTS)
     config = ExecutorConfig(
-        kv_cache_config=KvCacheConfig(enable_block_reuse=False), enable_chunked_context=True, num_threads=task.threads
-    )
+        kv_cache_config=KvCacheConfig(enable_block_reuse=False), enable_chunked_context=True, num_threads=task.threads,
+        weight_memory=ALL_WEIGHTS,
+    )  # fmt: skip
     if all_adapters:
         sites = engine.lora.sites
         widths = sum(site.in_size * len(site.parts) + sum(part.out_size for part in site.parts) for site in sites)
