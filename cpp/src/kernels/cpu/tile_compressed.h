@@ -233,10 +233,10 @@ void multiply_expanded(const PanelGemm& gemm, InputRange inputs, PanelExpander* 
 
 /// What goes on beside the product of one tile of rows, whose sums stay on tiles: the step behind the one
 /// that is multiplied is expanded, to one of two places in turn.
-class ExpandSteps {
+class ExpandNextStep {
  public:
   /// Expands the first step.
-  ExpandSteps(PanelExpander* expander, InputRange inputs, StepPrefetch* prefetch)
+  ExpandNextStep(PanelExpander* expander, InputRange inputs, StepPrefetch* prefetch)
       : expander_(expander),
         next_row_(inputs.begin / kPieceInputs),
         end_row_(inputs.end / kPieceInputs),
@@ -298,7 +298,7 @@ void tile_compressed_gemm(const PanelGemm& gemm, std::int64_t exceptions) {
     }
   } else if (is_one_tile) {
     const TileRows rows{a.steps + inputs.begin / kStepInputs * a.step_bytes, kTileLine, a.step_bytes};
-    ExpandSteps beside(&expander, inputs, &prefetch);
+    ExpandNextStep beside(&expander, inputs, &prefetch);
     multiply_steps<BFloat16Dot>(rows, beside.columns(), steps, sums, gemm.rows, kPanelColumns, &beside);
   } else if (gemm.rows <= kFewExpandedRows) {
     multiply_expanded<kFewRowsSteps>(gemm, inputs, &expander, &prefetch);

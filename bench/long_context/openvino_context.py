@@ -1,0 +1,41 @@
+"""openvino_context.py MODEL LENGTH TOKENS THREADS: prints [seconds of a prefill, seconds of a token after it].
+
+Runs in OpenVINO's virtual environment.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import openvino
+import openvino_genai
+
+BLOCK = 2048
+CACHE_GB = 4
+
+
+def main(model: str, length: int, new_tokens: int, threads: int) -> None:
+    """Measures a request, by the times that the pipeline reports."""
+    scheduler = openvino_genai.SchedulerConfig()
+    scheduler.enable_prefix_caching = False
+    scheduler.cache_size = CACHE_GB
+    scheduler.max_num_batched_tokens = BLOCK
+    scheduler.max_num_seqs = 1
+    pipeline = openvino_genai.LLMPipeline(
+        model, "CPU", scheduler_config=scheduler, INFERENCE_NUM_THREADS=threads, INFERENCE_PRECISION_HINT="bf16",
+        PERFORMANCE_HINT="LATENCY",
+    )  # fmt: skip
+    tokens = np.random.default_rng(length).integers(100, 20000, (1, length)).astype(np.int64)
+    inputs = openvino_genai.TokenizedInputs(openvino.Tensor(tokens), openvino.Tensor(np.ones_like(tokens)))
+
+    config = openvino_genai.GenerationConfig()
+    config.max_new_tokens = config.min_new_tokens = 1 + new_tokens
+    config.ignore_eos, config.do_sample = True, False
+    metrics = pipeline.generate(inputs, config).perf_metrics
+    print(json.dumps([metrics.get_ttft().mean / 1e3, metrics.get_tpot().mean / 1e3]))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], *map(int, sys.argv[2:]))

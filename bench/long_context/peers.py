@@ -1,0 +1,127 @@
+"""OpenVINO and llama.cpp with the context that run.py gives AdaptRT: prefill and decoding of one request.
+
+    python bench/long_context/peers.py WORK_DIR --home HOME [--peers openvino llama_cpp] [--lengths 8192] [--tokens 16]
+        [--longest 32768] [--threads N]
+
+HOME is what bench/peers/install.sh was given. The model is the one that run.py made below WORK_DIR for its longest
+length, converted by each peer's own tools; what exists stays. Keys and values are int8 in OpenVINO (its default on
+CPUs) and Q8_0 in llama.cpp. Times are those that each of them reports of a request.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "peers"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from models import export_for, write_tokenizer
+
+from scenarios.model import BenchModel
+
+START_SECONDS, REQUEST_SECONDS = 120.0, 7200.0
+BLOCK = 2048
+
+
+def main() -> None:
+    """Prints a line for each peer and length."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("work_dir", type=Path)
+    parser.add_argument("--home", type=Path, required=True)
+    parser.add_argument("--peers", choices=MEASURES, nargs="+", default=list(MEASURES))
+    parser.add_argument("--lengths", type=int, nargs="+", default=[8192])
+    parser.add_argument("--longest", type=int, default=32768, help="the longest of run.py's lengths")
+    parser.add_argument("--tokens", type=int, default=16)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    options = parser.parse_args()
+    for peer in options.peers:
+        root = converted(options, peer)
+        for length in options.lengths:
+            prefill, token = MEASURES[peer](options, root, length)
+            print(
+                f"{peer:>9}, {length:6} tokens: prefill {prefill:7.2f} s, {length / prefill:6.0f} tok/s; "
+                f"decode {1 / token:6.2f} tok/s",
+                flush=True,
+            )
+
+
+def converted(options: argparse.Namespace, peer: str) -> Path:
+    """Where what the peer reads is."""
+    longest = options.longest + options.tokens + 1
+    root = options.work_dir / f"peers-{longest}"
+    base = root / "base"
+    if not base.exists():
+        root.mkdir(exist_ok=True)
+        base.symlink_to((options.work_dir / f"model-{longest}").resolve(), target_is_directory=True)
+    if not (base / "tokenizer.json").exists():
+        write_tokenizer(BenchModel(), base)
+    export_for(peer, root, options.home, {"bf16"})
+    return root
+
+
+def measure_openvino(options: argparse.Namespace, root: Path, length: int) -> tuple[float, float]:
+    """Seconds of the prefill, and of a token after it."""
+    script = Path(__file__).with_name("openvino_context.py")
+    python = options.home / "venv-openvino" / "bin" / "python"
+    found = subprocess.run(
+        [python, script, root / "openvino", *map(str, (length, options.tokens, options.threads))],
+        check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    prefill, token = json.loads(found.stdout.splitlines()[-1])
+    return prefill, token
+
+
+def measure_llama_cpp(options: argparse.Namespace, root: Path, length: int) -> tuple[float, float]:
+    """The same, of a server of its own, by the times that it reports."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command: list[object] = [
+        options.home / "llama-build" / "bin" / "llama-server", "-m", root / "gguf" / "base.gguf", "--port", port,
+        "-t", options.threads, "-tb", options.threads, "-np", 1, "-c", length + options.tokens + 64, "-b", BLOCK,
+        "-ub", 512, "-fa", "on", "--cache-type-k", "q8_0", "--cache-type-v", "q8_0", "--no-warmup", "--cache-ram", 0,
+    ]  # fmt: skip
+    server = subprocess.Popen([str(part) for part in command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        address = f"http://127.0.0.1:{port}"
+        wait_for(address, server)
+        prompt = np.random.default_rng(length).integers(100, 20000, length).tolist()
+        body = {"prompt": prompt, "n_predict": options.tokens + 1, "ignore_eos": True, "temperature": 0.0}
+        request = urllib.request.Request(
+            f"{address}/completion", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=REQUEST_SECONDS) as response:
+            timings = json.load(response)["timings"]
+    finally:
+        server.terminate()
+        server.wait()
+    return timings["prompt_ms"] / 1e3, timings["predicted_per_token_ms"] / 1e3
+
+
+def wait_for(address: str, server: subprocess.Popen[bytes]) -> None:
+    """Until the server answers. Raises RuntimeError when it does not."""
+    end = time.monotonic() + START_SECONDS
+    while time.monotonic() < end and server.poll() is None:
+        try:
+            with urllib.request.urlopen(f"{address}/health", timeout=2):
+                return
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            time.sleep(0.1)
+    raise RuntimeError("llama-server did not start")
+
+
+MEASURES = {"openvino": measure_openvino, "llama_cpp": measure_llama_cpp}
+
+if __name__ == "__main__":
+    main()
