@@ -1,5 +1,6 @@
 // The device level: pages, leases and pins.
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -46,6 +47,8 @@ AdapterReadiness LoraCache::Impl::ensure(CacheEntry& entry, std::uint64_t turn, 
     entry.turn = turn;
     return entry.residence == Residence::kLoading ? kLoading : kReady;
   }
+  // A load can fail within the turn as well: those who wait for it are told before anybody tries again.
+  if (has_untold_failure(entry)) return kLoading;
   const std::int64_t needed = entry.plan.pages;
   // Whoever acquires without workers may take what others of the turn need.
   const std::uint64_t kept = has_workers_ ? turn : 0;
@@ -61,6 +64,12 @@ AdapterReadiness LoraCache::Impl::ensure(CacheEntry& entry, std::uint64_t turn, 
   queued_loads_.splice(queued_loads_.end(), job);
   has_work_.notify_one();
   return kLoading;
+}
+
+bool LoraCache::Impl::has_untold_failure(const CacheEntry& entry) const {
+  return std::ranges::any_of(failed_loads_, [&](const LoadJob& job) {
+    return job.failure.generation == entry.adapter->generation();
+  });
 }
 
 std::int64_t LoraCache::Impl::count_pages_to_get(std::int64_t enough, std::uint64_t turn) const {

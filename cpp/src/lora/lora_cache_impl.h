@@ -108,6 +108,7 @@ class LoraCache::Impl : public std::enable_shared_from_this<LoraCache::Impl> {
 
   // All of these expect the lock.
   AdapterReadiness ensure(CacheEntry& entry, std::uint64_t turn, bool may_load);
+  bool has_untold_failure(const CacheEntry& entry) const;
   CacheEntry* find_listed(std::uint64_t task_id) const;
   CacheEntry& require_listed(std::uint64_t task_id) const;
   CacheEntry& require_known(const HostAdapter& adapter) const;

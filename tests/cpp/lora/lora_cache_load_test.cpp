@@ -188,6 +188,19 @@ BOOST_AUTO_TEST_CASE(a_load_that_fails_is_told_once_and_can_be_tried_again) {
   check_weights(cache->acquire(adapter), 1);
 }
 
+BOOST_AUTO_TEST_CASE(a_load_that_failed_is_not_tried_again_before_it_was_told) {
+  BusyCache cache(1, 1, [] { throw StepError("the bus is down"); });
+  const auto adapter = cache.admit(1);
+  BOOST_TEST((cache.ensure(adapter) == kLoading));
+  cache.ends.await(1);
+  BOOST_TEST((cache.ensure(adapter) == kLoading));
+  BOOST_TEST(cache->stats().loads_in_flight == 0);
+  BOOST_TEST(cache->take_load_failures().size() == 1U);
+  BOOST_TEST((cache.ensure(adapter) == kLoading));
+  cache.ends.await(2);
+  BOOST_TEST(cache->stats().failed_loads == 2);
+}
+
 BOOST_AUTO_TEST_CASE(without_workers_a_load_that_fails_is_the_acquirer_s) {
   bool fails = true;
   LoraCache cache(small_layout(),
