@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Callable
 from typing import Final
 
 from .._core import ConfigError
@@ -45,15 +46,16 @@ def parse_weight_memory(size: int | str, name: str) -> int:
 
 def weight_memory(text: str) -> int:
     """parse_weight_memory for flags."""
-    try:
-        return parse_weight_memory(text, "it")
-    except ConfigError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
+    return _of_flag(parse_weight_memory, text)
 
 
 def byte_size(text: str) -> int:
     """parse_bytes for flags."""
+    return _of_flag(parse_bytes, text)
+
+
+def _of_flag(parse: Callable[[str, str], int], text: str) -> int:
     try:
-        return parse_bytes(text, "it")
+        return parse(text, "it")
     except ConfigError as error:
         raise argparse.ArgumentTypeError(str(error)) from error

@@ -39,11 +39,6 @@ void for_each_weight(const Program& program, const Visit& visit) {
   }
 }
 
-/// `rows` in whole blocks of those that are packed together.
-constexpr std::int64_t packed_blocks(std::int64_t rows) {
-  return (rows + PackedSteps::kBlockRows - 1) / PackedSteps::kBlockRows;
-}
-
 /// Whether a panel is expanded before it is multiplied by so many rows, rather than while it is.
 bool is_expanded(const PanelMatrix& weight, std::int64_t panel, std::int64_t rows,
                  const KernelTable& kernels) {
@@ -69,7 +64,7 @@ Tiling tiling_of(const Program& program, const KernelTable& kernels, DType activ
   if (kernels.part_bytes == 0 || activations != DType::kBFloat16) return {};
   constexpr std::int64_t kLeastInputs = 512;
   return {.block_rows = std::min(kernels.block_rows,
-                                 packed_blocks(most_linear_rows(program)) * PackedSteps::kBlockRows),
+                                 PackedSteps::blocks_of(most_linear_rows(program)) * PackedSteps::kBlockRows),
           .takes_parts = true,
           .whole_bytes = kernels.whole_bytes,
           .part_bytes = kernels.part_bytes,
@@ -119,7 +114,7 @@ void BaseProduct::prepare(bool has_adapters) const {
       if (step_.packed.is_there()) pack_rows(made, packed_of(order), rows);
     }
   };
-  step_.threads.parallel_for(packed_blocks(work_.num_rows()),
+  step_.threads.parallel_for(PackedSteps::blocks_of(work_.num_rows()),
                              rows_per_chunk(work_.input.width * PackedSteps::kBlockRows), body);
 }
 
@@ -325,7 +320,7 @@ PackedRowsSize packed_rows_size(const Program& program, const KernelTable& kerne
   // Tiles may begin at any row. An odd number of them: steps a power of two apart would compete for the same
   // places of a cache.
   const std::int64_t blocks = (most_linear_rows(program) / PackedSteps::kBlockRows + 2) | 1;
-  return {.steps = (bytes + PackedSteps::kRowBytes - 1) / PackedSteps::kRowBytes,
+  return {.steps = PackedSteps::steps_of(bytes),
           .step_bytes = blocks * PackedSteps::kBlockRows * PackedSteps::kRowBytes};
 }
 

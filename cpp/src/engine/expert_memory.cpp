@@ -35,8 +35,8 @@ ExpertMemory::ExpertMemory(const Program& program, const KernelTable& kernels) {
   const std::int64_t step_bytes = packed_rows_size(program, kernels).step_bytes;
   // Rows are packed, or lie one after the other.
   const auto bytes_of = [&](std::size_t rows, std::size_t row_bytes) {
-    const std::size_t steps = (row_bytes + PackedSteps::kRowBytes - 1) / PackedSteps::kRowBytes;
-    return std::max(rows * row_bytes, steps * static_cast<std::size_t>(step_bytes));
+    const std::int64_t steps = PackedSteps::steps_of(static_cast<std::int64_t>(row_bytes));
+    return std::max(rows * row_bytes, static_cast<std::size_t>(steps * step_bytes));
   };
   std::size_t rows = 0;
   std::size_t tokens = 0;

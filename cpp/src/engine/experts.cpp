@@ -229,7 +229,7 @@ class Experts {
           {input_.row(first), input_.row_bytes(), input_.row_bytes(), memory_.token_of.data() + row}, count,
           out.data, out.step_bytes);
     };
-    step_.threads.parallel_for((rows + PackedSteps::kBlockRows - 1) / PackedSteps::kBlockRows,
+    step_.threads.parallel_for(PackedSteps::blocks_of(rows),
                                rows_per_chunk(input_.width * PackedSteps::kBlockRows), body);
   }
 

@@ -187,6 +187,12 @@ struct SourceRows {
 struct PackedSteps {
   static constexpr std::int64_t kRowBytes = 64;
   static constexpr std::int64_t kBlockRows = 16;
+
+  /// Steps of rows of so many bytes, and blocks of so many rows.
+  static constexpr std::int64_t steps_of(std::int64_t row_bytes) {
+    return (row_bytes + kRowBytes - 1) / kRowBytes;
+  }
+  static constexpr std::int64_t blocks_of(std::int64_t rows) { return (rows + kBlockRows - 1) / kBlockRows; }
 };
 
 /// The kernels of one instruction set. All are pure functions of their arguments; n may be any number >= 0

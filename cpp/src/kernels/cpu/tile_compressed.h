@@ -90,22 +90,11 @@ void multiply_few_pieces(PanelExpander* expander, const Pieces& all_pieces, cons
 template <class Beside>
 void multiply_few_compressed(PanelExpander* expander, FewRows rows, InputRange inputs, TileSums sums,
                              Beside* beside) {
-  const FlushSubnormals flush;
-  for (std::int64_t begin = inputs.begin; begin < inputs.end; begin += kFewInputs) {
-    const std::int64_t count = std::min(kFewInputs, inputs.end - begin);
-    const FewInputs a(rows.from(begin - inputs.begin), count);
-    switch (rows.count) {
-      case 1:
-        multiply_few_pieces<1>(expander, expander->pieces(), a, begin, count, sums, beside);
-        break;
-      case 2:
-        multiply_few_pieces<2>(expander, expander->pieces(), a, begin, count, sums, beside);
-        break;
-      default:
-        multiply_few_pieces<kFewRows>(expander, expander->pieces(), a, begin, count, sums, beside);
-    }
-    sums.continues = true;
-  }
+  for_few_inputs(rows, inputs.end - inputs.begin, sums,
+                 [&](auto num_rows, const FewInputs& a, std::int64_t begin, std::int64_t count, TileSums to) {
+                   multiply_few_pieces<num_rows()>(expander, expander->pieces(), a, inputs.begin + begin,
+                                                   count, to, beside);
+                 });
 }
 
 /// Some steps of a compressed panel as bfloat16: two pairs of tiles of columns, each of which has one line

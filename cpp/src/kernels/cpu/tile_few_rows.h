@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #ifdef __SSE__
 #include <xmmintrin.h>
@@ -200,27 +201,38 @@ void multiply_few_panel(const Packed& decoder, const FewInputs& a, FewWords b, s
   }
 }
 
+/// Calls multiply(number of rows as a constant, their inputs as float32, the first of them, how many, sums)
+/// for some inputs after the other, behind the first of which the sums continue.
+template <class Multiply>
+void for_few_inputs(FewRows rows, std::int64_t inputs, TileSums sums, const Multiply& multiply) {
+  const FlushSubnormals flush;
+  for (std::int64_t begin = 0; begin < inputs; begin += kFewInputs) {
+    const std::int64_t count = std::min(kFewInputs, inputs - begin);
+    const FewInputs a(rows.from(begin), count);
+    switch (rows.count) {
+      case 1:
+        multiply(std::integral_constant<int, 1>(), a, begin, count, sums);
+        break;
+      case 2:
+        multiply(std::integral_constant<int, 2>(), a, begin, count, sums);
+        break;
+      default:
+        multiply(std::integral_constant<int, kFewRows>(), a, begin, count, sums);
+    }
+    sums.continues = true;
+  }
+}
+
 /// sums [rows, columns] = at most kFewRows rows * b, or += where they continue.
 template <class Packed, class Beside>
 void multiply_few(const Packed& decoder, FewRows rows, FewWords b, std::int64_t columns, TileSums sums,
                   Beside* beside) {
-  const FlushSubnormals flush;
-  for (std::int64_t begin = 0; begin < b.inputs; begin += kFewInputs) {
-    const FewWords piece{b.data + begin / (2 * Packed::kUnits) * kWordLines<Packed> * b.line, b.line,
-                         std::min(kFewInputs, b.inputs - begin)};
-    const FewInputs a(rows.from(begin), piece.inputs);
-    switch (rows.count) {
-      case 1:
-        multiply_few_panel<Packed, 1>(decoder, a, piece, columns, sums, beside);
-        break;
-      case 2:
-        multiply_few_panel<Packed, 2>(decoder, a, piece, columns, sums, beside);
-        break;
-      default:
-        multiply_few_panel<Packed, kFewRows>(decoder, a, piece, columns, sums, beside);
-    }
-    sums.continues = true;
-  }
+  for_few_inputs(rows, b.inputs, sums,
+                 [&](auto num_rows, const FewInputs& a, std::int64_t begin, std::int64_t count, TileSums to) {
+                   const std::int64_t lines = begin / (2 * Packed::kUnits) * kWordLines<Packed>;
+                   multiply_few_panel<Packed, num_rows()>(
+                       decoder, a, {b.data + lines * b.line, b.line, count}, columns, to, beside);
+                 });
 }
 
 }  // namespace
