@@ -17,6 +17,7 @@ from .cohere import COHERE, COHERE2
 from .distilbert import DISTILBERT
 from .encoder import EncoderConfig
 from .exaone4 import EXAONE4
+from .falcon import FALCON
 from .family import ModelFamily
 from .gemma import GEMMA
 from .gemma2 import GEMMA2
@@ -70,6 +71,7 @@ FAMILIES: Final[dict[str, ModelFamily]] = {
         GEMMA3_VISION,
         GPT2,
         GPT_NEOX,
+        FALCON,
         OPT,
         BAMBOO,
         COHERE,

@@ -89,6 +89,12 @@ OPT = {
     "max_position_embeddings": 512, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": None,
 }  # fmt: skip
 
+FALCON = {
+    "vocab_size": 61, "hidden_size": 36, "num_hidden_layers": 3, "num_attention_heads": 3, "ffn_hidden_size": 70,
+    "max_position_embeddings": 512, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": None,
+}  # fmt: skip
+FALCON_TARGETS = ["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"]
+
 # Each of these has a kind of op, or an order of ops, that the others do not have.
 FAMILIES = {
     "granite": Family(
@@ -126,6 +132,15 @@ FAMILIES = {
         transformers.GPTNeoXConfig, ["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"],
         {**WITHOUT_KV_HEADS, "use_parallel_residual": False, "attention_bias": False, "hidden_act": "gelu_new",
          "rope_parameters": HALF_ROTATED},
+    ),
+    "falcon": Family(transformers.FalconConfig, FALCON_TARGETS, {**FALCON, "activation": "relu"}),
+    "falcon-of-groups": Family(
+        transformers.FalconConfig, FALCON_TARGETS,
+        {**FALCON, "num_attention_heads": 6, "num_kv_heads": 2, "new_decoder_architecture": True, "bias": True},
+    ),
+    "falcon-in-turn": Family(
+        transformers.FalconConfig, FALCON_TARGETS,
+        {**FALCON, "multi_query": False, "parallel_attn": False, "ffn_hidden_size": None, "tie_word_embeddings": False},
     ),
     "opt": Family(transformers.OPTConfig, ["q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"], OPT),
     "opt-norms-behind": Family(

@@ -42,6 +42,34 @@ QWEN_VL = {
 QWEN_VL_TEXT = {name: value for name, value in QWEN_VL.items() if name != "architectures"}
 PHI3 = {**MISTRAL, "architectures": ["Phi3ForCausalLM"]}
 PHI3_CODE = {"AutoConfig": "configuration_phi3.Phi3Config", "AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM"}
+# tiiuae/falcon-7b's fields, with smaller sizes.
+FALCON = {
+    "alibi": False,
+    "apply_residual_connection_post_layernorm": False,
+    "architectures": ["FalconForCausalLM"],
+    "attention_dropout": 0.0,
+    "auto_map": {
+        "AutoConfig": "configuration_falcon.FalconConfig",
+        "AutoModel": "modeling_falcon.FalconModel",
+        "AutoModelForCausalLM": "modeling_falcon.FalconForCausalLM",
+    },
+    "bias": False,
+    "bos_token_id": 11,
+    "eos_token_id": 11,
+    "hidden_dropout": 0.0,
+    "hidden_size": 96,
+    "initializer_range": 0.02,
+    "layer_norm_epsilon": 1e-05,
+    "model_type": "falcon",
+    "multi_query": True,
+    "new_decoder_architecture": False,
+    "num_attention_heads": 6,
+    "num_hidden_layers": 2,
+    "parallel_attn": True,
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
+    "vocab_size": 61,
+}
 # Those with one base for all layers.
 WITH_ROPE = {
     name: family
@@ -101,6 +129,24 @@ def test_what_is_left_out_is_what_transformers_takes(load: Any) -> None:
     assert ours.share_embedding_table == theirs.tie_word_embeddings
     assert ours.attn_bias == theirs.attention_bias
     assert ours.mlp_bias == theirs.mlp_bias
+
+
+@pytest.mark.parametrize(
+    ("changes", "kv_heads", "norms", "parallel"),
+    [
+        ({}, 1, 1, True),
+        ({"num_kv_heads": 6}, 1, 1, True),  # which transformers writes, and does not use
+        ({"multi_query": False, "parallel_attn": False}, 6, 1, False),
+        ({"new_decoder_architecture": True, "num_kv_heads": 3, "parallel_attn": False}, 3, 2, True),
+        ({"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1}, 2, 1, True),
+    ],
+)
+def test_falcon(load: Any, changes: dict[str, Any], kv_heads: int, norms: int, parallel: bool) -> None:
+    read = load(FALCON, **changes)
+    found = (read.num_key_value_heads, read.num_ln_in_parallel_attn, read.parallel_attention)
+    assert found == (kv_heads, norms, parallel)
+    assert (read.head_size, read.intermediate_size, read.max_position_embeddings) == (16, 384, 2048)
+    assert (read.hidden_act, read.share_embedding_table, read.attn_bias) == ("gelu", True, False)
 
 
 @pytest.mark.parametrize("family", WITH_ROPE)
@@ -315,6 +361,15 @@ REFUSED = [
     (HF, {"is_encoder_decoder": True}, "is_encoder_decoder is true; only false is supported"),
     (MISTRAL, {"attention_bias": True}, "attention_bias is true; only false is supported"),
     (QWEN, {"use_mrope": True}, "use_mrope is true; only false is supported"),
+    (FALCON, {"alibi": True}, "alibi is true; only false is supported"),
+    (FALCON, {"num_ln_in_parallel_attn": 2}, "num_ln_in_parallel_attn is 2; accepted: 1, or 2 with new_decoder"),
+    (
+        FALCON,
+        {"new_decoder_architecture": True, "num_ln_in_parallel_attn": 1, "parallel_attn": False},
+        "parallel_attn is false; with new_decoder_architecture and one norm it must be true",
+    ),
+    (FALCON, {"new_decoder_architecture": True, "num_kv_heads": 4}, "num_attention_heads 6 is not a multiple of"),
+    (FALCON, {"auto_map": {"AutoModel": "mine.FalconModel"}}, "auto_map names custom code"),
     # rope
     (
         HF,
