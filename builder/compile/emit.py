@@ -445,7 +445,7 @@ class _Emitter:
         return self.weights.neuron_table(gated.weights[1], down.weights[0])
 
     def _parts_with_rows(self, op: ops.Linear) -> tuple[LinearPart, ...]:
-        """Those of _parts; what a ReLU gates has rows as well, and gates that have scores, where that is possible."""
+        """Those of _parts; what a ReLU gates has rows as well, and what has scores, where that is possible."""
         parts: tuple[LinearPart, ...] = ()
         for number, weight in enumerate(op.weights):
             is_gated = number > 0 and op.activation is not None and op.activation.leaves_zeros

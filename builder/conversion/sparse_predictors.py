@@ -100,14 +100,14 @@ def _checked_layers(directory: Path, network: Network) -> list[GatedLayer]:
     layers = gated_layers(network)
     if [gated.layer for gated in layers] != list(range(config.num_hidden_layers)):
         raise CheckpointError(
-            f"{directory}: sparse predictors need a ReLU's gate behind a norm in every layer, which "
+            f"{directory}: sparse predictors need a ReLU behind a norm in every layer's MLP, which "
             f"{config.architecture} with {config.hidden_act} does not have"
         )
     for gated in layers:
         if not all(can_have_rows(config.dtype, weight.outputs, weight.inputs) for weight in gated.op.weights):
             gate = gated.op.weights[0]
             raise CheckpointError(
-                f"{directory}: sparse predictors need gates whose rows can be read alone: float32 or bfloat16, an "
+                f"{directory}: sparse predictors need MLPs whose rows can be read alone: float32 or bfloat16, an "
                 f"intermediate_size that is a multiple of 64, an even hidden_size; the model is "
                 f"{dtype_name(config.dtype)} with {gate.outputs} and {gate.inputs}"
             )

@@ -1,4 +1,4 @@
-"""Predictors of open gates, as PowerInfer's: low-rank layers before each MLP whose gate is a ReLU.
+"""Predictors of open gates, as PowerInfer's: low-rank layers before each MLP that has a ReLU, of a gate or without one.
 
 They read what the MLP's norm reads, which is the residual stream: scores = fc2 relu(fc1 x). No adapter acts on them.
 """
@@ -16,7 +16,7 @@ from .weights import LinearWeight, Split, TensorName, whole
 
 @dataclass(frozen=True)
 class GatedLayer:
-    """An MLP's layer with a ReLU's gate that reads a norm of the residual stream."""
+    """An MLP's layer with a ReLU that reads a norm of the residual stream."""
 
     layer: int
     op: Linear
@@ -32,7 +32,6 @@ def gated_layers(network: Network) -> list[GatedLayer]:
         for op in network.ops
         if isinstance(op, Linear)
         and op.layer is not None
-        and len(op.weights) == 2
         and op.activation is not None
         and op.activation.leaves_zeros
         and op.input.name in norms

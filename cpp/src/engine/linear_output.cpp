@@ -16,7 +16,7 @@ LinearOutput::LinearOutput(const LinearWork& work, const Step& step, const Adapt
 void LinearOutput::finish(const LinearTile& tile) const {
   finish_part(tile.place, tile.sums, tile.rows);
   if (tile.linear != nullptr) finish_part({tile.place.part + 1, tile.place.panel}, tile.linear, tile.rows);
-  if (tile.linear != nullptr && work_.has_scores()) close_gates(tile);
+  if (is_activated(work_.epilogue) && work_.has_scores()) close_gates(tile);
   if (is_activated(work_.epilogue) || tile.linear != nullptr) {
     store_activated(tile);
   } else {

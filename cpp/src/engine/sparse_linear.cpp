@@ -47,7 +47,7 @@ void with_rows(std::int64_t rows, const Body& body) {
   body(std::integral_constant<std::int64_t, kMostRows>());
 }
 
-/// The layer's second part, and what becomes of both.
+/// Gates, the layer's second part where there is one, and what becomes of both.
 class GatedByRelu {
  public:
   GatedByRelu(const LinearWork& work, const Step& step)
@@ -56,27 +56,31 @@ class GatedByRelu {
         scratch_(step.linear_scratch),
         base_(work, step),
         adapters_(work, step),
-        factor_(work.parts[1]),
         rows_(work.num_rows()),
-        width_(factor_.weight.n) {}
+        width_(work.parts[0].weight.n) {}
 
   /// Whether something was left out.
   [[nodiscard]] bool run() const {
     scratch_.gates.resize(std::max(scratch_.gates.size(), size()));
     make_gates();
+    if (work_.parts.size() == 1) {
+      activate_all(nullptr, nullptr);
+      return scratch_.gates_read.has_value();
+    }
     const std::span<const std::int32_t> open = find_open();
     if (is_worth_gathering(open)) {
       if (work_.mlp != nullptr) bring(open);
       scratch_.outputs_read = std::ssize(open);
       scratch_.factors.assign(size(), 0.0F);
       make_outputs(1, open, scratch_.factors.data());
-      activate_all(factor_.bias.size == 0 ? nullptr : factor_.bias.data);
+      const VectorView& bias = work_.parts[1].bias;
+      activate_all(scratch_.factors.data(), bias.size == 0 ? nullptr : bias.data);
       return true;
     }
     if (work_.mlp != nullptr) work_.mlp->hold_gated();
     scratch_.factors.resize(std::max(scratch_.factors.size(), size()));
     make_part(1, scratch_.factors.data());
-    activate_all(nullptr);
+    activate_all(scratch_.factors.data(), nullptr);
     return scratch_.gates_read.has_value();
   }
 
@@ -255,10 +259,10 @@ class GatedByRelu {
     }
   }
 
-  /// The output of both; `bias` is the factors'.
-  void activate_all(const float* bias) const {
+  /// The output; `factors` are what gates are multiplied by, if anything, and `bias` is theirs.
+  void activate_all(const float* factors, const float* bias) const {
     const ActivatedTile tile{.x = scratch_.gates.data(),
-                             .linear = scratch_.factors.data(),
+                             .linear = factors,
                              .stride = width_,
                              .linear_bias = bias,
                              .rows = rows_,
@@ -267,7 +271,9 @@ class GatedByRelu {
                              .out_stride = work_.output.row_bytes(),
                              .out_type = work_.output.dtype,
                              .threshold = work_.threshold};
-    if (work_.epilogue == LinearEpilogue::kReluMulRelu) {
+    if (work_.epilogue == LinearEpilogue::kRelu) {
+      step_.kernels.relu(tile);
+    } else if (work_.epilogue == LinearEpilogue::kReluMulRelu) {
       step_.kernels.relu_mul_relu(tile);
     } else {
       step_.kernels.relu_mul(tile);
@@ -279,7 +285,6 @@ class GatedByRelu {
   LinearScratch& scratch_;
   BaseProduct base_;
   AdapterProduct adapters_;
-  const LinearPart& factor_;
   std::int64_t rows_;
   std::int64_t width_;  ///< in whole panels
 };
@@ -332,7 +337,7 @@ std::optional<LiveInputs> find_live_inputs(const LinearWork& work, const Step& s
 
 bool reads_open_gates_alone(const LinearWork& work, const Step& step) {
   const bool has_rows = work.parts.back().weight.has_rows || work.neurons != nullptr;
-  return is_relu_gated(work.epilogue) && has_rows && work.num_rows() <= sparse_rows(work, step);
+  return has_relu(work.epilogue) && has_rows && work.num_rows() <= sparse_rows(work, step);
 }
 
 bool run_gated_by_relu(const LinearWork& work, const Step& step) {

@@ -194,8 +194,8 @@ void Validator::add_kv_bytes(const AttentionShape& shape) {
 
 void Validator::check_scores(const LinearOp& op) {
   const Buffer* scores = operand("scores", op.scores, DType::kFloat32, rows_);
-  if (!is_relu_gated(op.epilogue)) {
-    add(where_ + ": has scores without a ReLU's gate");
+  if (!has_relu(op.epilogue)) {
+    add(where_ + ": has scores without a ReLU");
   } else if (!op.parts.empty()) {
     check_width("scores", scores, op.parts[0].weight.n);
   }
@@ -255,8 +255,8 @@ void Validator::check(const LinearOp& op) {
   std::int64_t width = 0;
   for (const auto& part : op.parts) {
     check_range_(where_ + ": outputs of a part", part.weight.n, 1, kSizeLimit - 1);
-    const bool has_some_outputs =
-        is_relu_gated(op.epilogue) && (&part == &op.parts.back() || op.scores != kNoBuffer);
+    const bool is_factor = is_relu_gated(op.epilogue) && &part == &op.parts.back();
+    const bool has_some_outputs = is_factor || (has_relu(op.epilogue) && op.scores != kNoBuffer);
     check_matrix("a weight", part.weight, part.weight.n, input != nullptr ? input->width : part.weight.k,
                  has_some_outputs ? MatrixAccess::kSomeOutputs : MatrixAccess::kAll);
     if (part.weight.has_rows && (op.scale != 1.0F || op.softcap != 0.0F)) {

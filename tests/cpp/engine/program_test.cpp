@@ -390,7 +390,7 @@ BOOST_AUTO_TEST_CASE(unusable_scores_of_gates_are_found) {
                        .is_sparse = true,
                        .predictor_rank = 5});
   BOOST_TEST(model.program.validate().list().empty());
-  finds("has scores without a ReLU's gate",
+  finds("has scores without a ReLU",
         [](Program* p) { op_at<LinearOp>(p, 10).epilogue = LinearEpilogue::kSiluMul; });
   finds("a weight has rows, which only what a ReLU gates can have",
         [](Program* p) { op_at<LinearOp>(p, 10).scores = kNoBuffer; });

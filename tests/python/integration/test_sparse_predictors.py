@@ -1,4 +1,4 @@
-"""PowerInfer's predictors, which close gates before they are computed: their formula, the bits of a crowd, the loss."""
+"""PowerInfer's predictors, which close ReLUs before they are computed: their formula, bits of a crowd, the loss."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 from transformers.models.mistral.modeling_mistral import MistralMLP, MistralRMSNorm
 
-from adaptrt._core import CheckpointError, ConfigError, DType
+from adaptrt._core import CheckpointError, ConfigError, DType, LinearEpilogue
 from adaptrt.builder.build import build
 from adaptrt.builder.config import DISABLE, BuildConfig
 from adaptrt.builder.conversion.convert import convert_checkpoint
@@ -41,6 +41,28 @@ from support.serving import run_command
 
 LAYERS, HIDDEN, GATES_OF_LAYER = FIELDS["num_hidden_layers"], FIELDS["hidden_size"], FIELDS["intermediate_size"]
 LEAST_SCORE = 0.25
+WITHOUT_GATE = {
+    name: value for name, value in FIELDS.items() if name not in ("num_key_value_heads", "intermediate_size")
+}
+UNGATED = {
+    "opt": Gate(
+        Family(
+            transformers.OPTConfig,
+            ["q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2"],
+            {**WITHOUT_GATE, "ffn_dim": GATES_OF_LAYER, "word_embed_proj_dim": HIDDEN},
+        ),
+        LinearEpilogue.RELU,
+    ),
+    "falcon": Gate(
+        Family(
+            transformers.FalconConfig,
+            ["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"],
+            {**WITHOUT_GATE, "ffn_hidden_size": GATES_OF_LAYER, "activation": "relu"},
+        ),
+        LinearEpilogue.RELU,
+    ),
+}
+MODELS = {**GATES, **UNGATED}
 DEMO = Path(__file__).resolve().parents[3] / "examples" / "demo" / "model"
 # No score of the float32 test is nearer to LEAST_SCORE: rounding moves none across it.
 MARGIN = 3e-6
@@ -84,16 +106,34 @@ class Oracle:
         self.closed = 0
         self.margin = float("inf")
 
-    def mlp(self, mlp: Any, x: torch.Tensor) -> torch.Tensor:
+    def scores(self) -> torch.Tensor:
+        """Of the next layer's neurons."""
         weights = predictor(self.calls % LAYERS)
         self.calls += 1
         scores = torch.relu(self.stream @ weights["fc1.weight"].T) @ weights["fc2.weight"].T
         self.margin = min(self.margin, float((scores - LEAST_SCORE).abs().min()))
+        return scores
+
+    def mlp(self, mlp: Any, x: torch.Tensor) -> torch.Tensor:
+        scores = self.scores()
         gate, up = mlp.gate_proj(x), mlp.up_proj(x)
         gate = torch.where(gate >= THRESHOLD, gate, 0.0) if self.kind == "fatrelu" else torch.relu(gate)
         self.closed += int(((scores < LEAST_SCORE) & (gate != 0.0)).sum())
         gate = torch.where(scores < LEAST_SCORE, 0.0, gate)
         return mlp.down_proj(gate * (torch.relu(up) if self.kind == "drelu" else up))
+
+
+class ClosedRelu(torch.nn.Module):
+    """The activation of MLPs without a gate."""
+
+    def __init__(self, oracle: Oracle) -> None:
+        super().__init__()
+        self.oracle = oracle
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores = self.oracle.scores()
+        self.oracle.closed += int(((scores < LEAST_SCORE) & (x > 0.0)).sum())
+        return torch.where(scores < LEAST_SCORE, 0.0, torch.relu(x))
 
 
 @pytest.fixture
@@ -108,16 +148,18 @@ def oracle(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> O
 
         return forward
 
-    for norm in (LlamaRMSNorm, MistralRMSNorm):
+    if request.node.callspec.params["name"] in UNGATED:
+        monkeypatch.setitem(ACT2FN, "relu", (ClosedRelu, {"oracle": made}))
+    for norm in (LlamaRMSNorm, MistralRMSNorm, torch.nn.LayerNorm):
         monkeypatch.setattr(norm, "forward", recorded(norm.forward))
     for mlp in (LlamaMLP, MistralMLP):
         monkeypatch.setattr(mlp, "forward", lambda module, x: made.mlp(module, x))
     return made
 
 
-@pytest.mark.parametrize("name", GATES)
+@pytest.mark.parametrize("name", MODELS)
 def test_the_formula_with_adapters(name: str, oracle: Oracle, tmp_path: Path) -> None:
-    gate = GATES[name]
+    gate = MODELS[name]
     predictors = save_predictors(tmp_path / "predictors")
     engine = engine_of(make_model(gate, tmp_path), tmp_path, sparse_predictors=predictors)
     check_answers(engine, gate, tmp_path)
@@ -126,9 +168,9 @@ def test_the_formula_with_adapters(name: str, oracle: Oracle, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.BFLOAT16])
-@pytest.mark.parametrize("name", ["relu", "drelu"])
+@pytest.mark.parametrize("name", ["relu", "drelu", "opt", "falcon"])
 def test_a_crowd_changes_no_bit(name: str, dtype: DType, tmp_path: Path) -> None:
-    gate = GATES[name]
+    gate = MODELS[name]
     predictors = save_predictors(tmp_path / "predictors", dtype=torch.float16)
     engine = engine_of(make_model(gate, tmp_path), tmp_path, dtype, sparse_predictors=predictors)
     adapters = adapters_of(gate, tmp_path)
@@ -294,12 +336,9 @@ def test_models_whose_gates_cannot_be_left_out_are_refused(
         engine_of(model, tmp_path, dtype, sparse_predictors=predictors)
 
 
-def test_a_relu_without_a_gate_is_refused(tmp_path: Path) -> None:
-    fields = {**FIELDS, "ffn_dim": 192}
-    for name in ("num_key_value_heads", "intermediate_size"):
-        del fields[name]
-    transformers.OPTForCausalLM(transformers.OPTConfig(**fields, word_embed_proj_dim=HIDDEN)).save_pretrained(
-        tmp_path / "model"
-    )
-    with pytest.raises(CheckpointError, match="need a ReLU's gate behind a norm in every layer, which OPTForCausalLM"):
-        engine_of(tmp_path / "model", tmp_path, sparse_predictors=save_predictors(tmp_path / "predictors"))
+def test_a_relu_behind_no_norm_is_refused(tmp_path: Path) -> None:
+    opt = UNGATED["opt"].family
+    family = dataclasses.replace(opt, fields={**opt.fields, "do_layer_norm_before": False})
+    model = save_family(family, tmp_path / "model")
+    with pytest.raises(CheckpointError, match="need a ReLU behind a norm in every layer's MLP, which OPTForCausalLM"):
+        engine_of(model, tmp_path, sparse_predictors=save_predictors(tmp_path / "predictors"))

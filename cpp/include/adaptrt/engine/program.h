@@ -206,6 +206,11 @@ enum class LinearEpilogue : std::uint8_t {
   return epilogue == LinearEpilogue::kReluMul || epilogue == LinearEpilogue::kReluMulRelu;
 }
 
+/// Whether the activation is a ReLU, of a gate or without one.
+[[nodiscard]] constexpr bool has_relu(LinearEpilogue epilogue) {
+  return epilogue == LinearEpilogue::kRelu || is_relu_gated(epilogue);
+}
+
 /// Whether an op has two parts, of which one goes through an activation.
 [[nodiscard]] constexpr bool is_gated(LinearEpilogue epilogue) {
   return epilogue == LinearEpilogue::kSiluMul || epilogue == LinearEpilogue::kGeluMul ||
@@ -238,9 +243,10 @@ struct LinearOp {
   /// Most of the input is zero behind a ReLU: a few rows read the weights of the others alone, to the same
   /// bits.
   bool has_sparse_input = false;
-  /// Of ReLU gates, with adapters or without: a row's gate is closed wherever the row's score is below
-  /// least_score, whatever the gate would be. float32, as wide as the gate. Where the gate's weight has rows,
-  /// a few rows of input read those of its outputs alone that some row's score leaves.
+  /// Of ReLUs, with adapters or without, and with a second part or not: a row's gate is closed wherever the
+  /// row's score is below least_score, whatever the gate would be. float32, as wide as the gate. Where the
+  /// gate's weight has rows, a few rows of input read those of its outputs alone that some row's score
+  /// leaves.
   BufferId scores = kNoBuffer;
   float least_score = 0.0F;
   /// Of ReLU gates without scores, and of the layer that reads what they make, which has the same: their
