@@ -1,12 +1,14 @@
 // Products on tile registers: emulated ones give the bits of a CPU's, and however a product is cut, its bits
 // stay.
 
+#include <algorithm>
 #include <array>
 #include <boost/test/data/test_case.hpp>
 #include <boost/test/unit_test.hpp>
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <numeric>
 #include <optional>
 #include <random>
 #include <thread>
@@ -242,14 +244,18 @@ constexpr Quantization kQuantizations[] = {
     {.algo = QuantAlgo::kW4A16, .group_size = 128},
     {.algo = QuantAlgo::kW4A16, .group_size = 64, .zero_points = true},
     {.algo = QuantAlgo::kW4A16, .group_size = 1024},
-    {.algo = QuantAlgo::kW4A16, .group_size = 32, .zero_points = true, .scale_type = DType::kFloat16}};
+    {.algo = QuantAlgo::kW4A16, .group_size = 32, .zero_points = true, .scale_type = DType::kFloat16},
+    {.algo = QuantAlgo::kW4A16, .group_size = 64, .bits = 2},
+    {.algo = QuantAlgo::kW4A16, .group_size = 128, .zero_points = true, .bits = 3}};
 
-// Columns of weights are copied for many rows, some steps at a time.
+// Columns of weights are copied for many rows, some steps at a time; for a tile of packed rows and fewer,
+// whole panels are decoded a step ahead.
 BOOST_DATA_TEST_CASE(quantised_rows_have_the_bits_alone_that_they_have_among_many,
                      tiled_tables() * data::xrange(std::size(kQuantizations)), name, index) {
-  constexpr std::int64_t kInputs = 1090, kRows = 232;
+  constexpr std::int64_t kRows = 232;
   const auto& table = kernel_table(name);
   const Quantization& quantization = kQuantizations[index];
+  const std::int64_t kInputs = quantization.bits < 4 ? 1088 : 1090;
   FreshRandom random;
   std::mt19937 bits(random.seed());
   BOOST_TEST_CONTEXT("seed " << random.seed()) {
@@ -273,17 +279,76 @@ BOOST_DATA_TEST_CASE(quantised_rows_have_the_bits_alone_that_they_have_among_man
                        .out_stride = kPanelColumns,
                        .rows = kRows};
     multiply(table, gemm);
-    for (const std::int64_t row : {0, 31, 199, 231}) {
-      std::vector<float> alone(kPanelColumns, kPoison);
+    const std::int64_t part = std::lcm(std::int64_t{512}, std::max<std::int64_t>(1, quantization.group_size));
+    struct Alone {
+      std::int64_t row;
+      std::int64_t count;
+      bool is_packed;
+      bool in_parts;
+    };
+    for (const auto& [row, count, is_packed, in_parts] :
+         {Alone{0, 1, false, false}, Alone{31, 1, false, true}, Alone{199, 1, true, false},
+          Alone{231, 1, true, true}, Alone{3, 2, true, false}, Alone{77, 3, false, false},
+          Alone{16, 3, true, true}, Alone{100, 7, true, false}, Alone{64, 16, true, true},
+          Alone{200, 16, true, false}, Alone{9, 16, false, false}}) {
+      std::vector<float> alone(static_cast<std::size_t>(count * kPanelColumns), kPoison);
       gemm.a = operands.a.data() + row * kInputs;
-      gemm.a_steps = nullptr;
+      gemm.a_steps = is_packed ? packed.data + row * kStepBytes : nullptr;
       gemm.a_sums = sums.data() + row * groups;
       gemm.out = alone.data();
-      gemm.rows = 1;
-      multiply(table, gemm);
+      gemm.rows = count;
+      for (std::int64_t begin = 0; begin < kInputs; begin += in_parts ? part : kInputs) {
+        gemm.part = InputRange{begin, std::min(begin + (in_parts ? part : kInputs), kInputs)};
+        multiply(table, gemm);
+      }
       BOOST_TEST_REQUIRE(
-          std::memcmp(alone.data(), crowd.data() + row * kPanelColumns, kPanelColumns * sizeof(float)) == 0,
-          "row " << row);
+          std::memcmp(alone.data(), crowd.data() + row * kPanelColumns, alone.size() * sizeof(float)) == 0,
+          "row " << row << " and " << count << " packed " << is_packed << " parts " << in_parts);
+    }
+  }
+}
+
+constexpr Quantization kCodes[] = {
+    {.algo = QuantAlgo::kW4A16, .group_size = 64, .code = WeightCode::kNF4, .value_type = DType::kBFloat16},
+    {.algo = QuantAlgo::kW4A16, .group_size = 40, .code = WeightCode::kE2M1, .value_type = DType::kBFloat16},
+    {.algo = QuantAlgo::kW8A16, .group_size = 128, .code = WeightCode::kE4M3, .value_type = DType::kBFloat16},
+    {.algo = QuantAlgo::kW8A16,
+     .scale_type = DType::kFloat32,
+     .code = WeightCode::kLLMInt8,
+     .value_type = DType::kBFloat16}};
+
+// A tile of packed rows and fewer are multiplied while the panel is decoded.
+BOOST_DATA_TEST_CASE(coded_rows_have_the_bits_of_the_panel_that_is_made,
+                     tiled_tables() * data::xrange(std::size(kCodes)) * data::make({1, 3, 7, 16, 20}), name,
+                     index, rows) {
+  constexpr std::int64_t kInputs = 1080;
+  const auto& table = kernel_table(name);
+  FreshRandom random;
+  std::mt19937 bits(random.seed());
+  BOOST_TEST_CONTEXT("seed " << random.seed()) {
+    const QuantizedMatrix weights(kCodes[index], kPanelColumns, kInputs, &random);
+    const Operands operands(rows, kInputs, {120, 8}, &bits);
+    const PackedRows packed(table, operands, 5);
+    std::vector<std::byte> made(panel_bytes(DType::kBFloat16, kPanelColumns, kInputs));
+    table.expand_coded[kBFloat16](weights.panels.data(), kCodes[index], kInputs, kPanelColumns, made.data());
+    std::vector<float> expected(static_cast<std::size_t>(rows * kPanelColumns), kPoison);
+    auto gemm = operands.gemm(expected.data());
+    gemm.panel = made.data();
+    table.gemm[kBFloat16](gemm);
+    gemm.panel = weights.panels.data();
+    for (const bool is_packed : {false, true}) {
+      for (const bool in_parts : {false, true}) {
+        std::vector<float> out(expected.size(), kPoison);
+        gemm.out = out.data();
+        gemm.a_steps = is_packed ? packed.data : nullptr;
+        gemm.a_step_bytes = packed.step_bytes;
+        const std::int64_t part = in_parts ? 640 : kInputs;
+        for (std::int64_t begin = 0; begin < kInputs; begin += part) {
+          gemm.part = InputRange{begin, std::min(begin + part, kInputs)};
+          table.coded_gemm[kBFloat16](gemm, kCodes[index]);
+        }
+        BOOST_TEST_REQUIRE(same_bits(out, expected), "packed " << is_packed << " parts " << in_parts);
+      }
     }
   }
 }
@@ -296,7 +361,7 @@ BOOST_DATA_TEST_CASE(quantised_products_are_the_same_in_parts,
   std::mt19937 bits(random.seed());
   BOOST_TEST_CONTEXT("seed " << random.seed()) {
     for (const std::int64_t rows : {1, 7, 40}) {
-      constexpr std::int64_t kInputs = 2050;
+      const std::int64_t kInputs = quantization.bits < 4 ? 2048 : 2050;
       const QuantizedMatrix weights(quantization, 61, kInputs, &random);
       const Operands operands(rows, kInputs, {120, 8}, &bits);
       const PackedRows packed(table, operands, 3);
@@ -319,7 +384,7 @@ BOOST_DATA_TEST_CASE(quantised_products_are_the_same_in_parts,
       gemm.a_steps = packed.data;
       gemm.a_step_bytes = packed.step_bytes;
       for (std::int64_t begin = 0; begin < kInputs; begin += 1024) {
-        gemm.part = InputRange{begin, std::min<std::int64_t>(begin + 1024, kInputs)};
+        gemm.part = InputRange{begin, std::min(begin + 1024, kInputs)};
         multiply(table, gemm);
       }
       BOOST_TEST_REQUIRE(same_bits(in_parts, whole), "rows " << rows);

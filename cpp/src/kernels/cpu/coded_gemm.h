@@ -123,40 +123,51 @@ class CodeExpander {
         group_size_(how.group_size == 0 ? k : how.group_size),
         scale_bytes_(static_cast<std::int64_t>(size_of(how.scale_type))) {}
 
-  /// Inputs [begin, end), in whole words, to `out`, whose outputs are `columns` for each input.
-  void expand(std::int64_t begin, std::int64_t end, std::byte* out, std::int64_t columns) const {
+  /// Where the words of an input begin, the first of a word.
+  [[nodiscard]] const std::byte* source(std::int64_t input) const {
+    const bool is_table = how_.code != WeightCode::kE4M3 && how_.code != WeightCode::kLLMInt8;
+    const std::int64_t line = width_ * (is_table ? TableWords::kBytes : Float8Words::kBytes);
+    return parts_.weights + input / (is_table ? 2 * TableWords::kPairs : 2 * Float8Words::kPairs) * line;
+  }
+
+  /// Inputs [begin, end), in whole words, to `out`, whose outputs are `columns` for each input. `fetch` is
+  /// told of the lines that are read.
+  template <class Fetch = FetchAhead>
+  void expand(std::int64_t begin, std::int64_t end, std::byte* out, std::int64_t columns,
+              const Fetch& fetch = {}) const {
     if constexpr (Made::kType != DType::kFloat32) {
-      expand_as<Made::kType>(begin, end, out, columns);
+      expand_as<Made::kType>(begin, end, out, columns, fetch);
       return;
     }
     switch (how_.value_type) {
       case DType::kFloat32:
-        expand_as<DType::kFloat32>(begin, end, out, columns);
+        expand_as<DType::kFloat32>(begin, end, out, columns, fetch);
         return;
       case DType::kFloat16:
-        expand_as<DType::kFloat16>(begin, end, out, columns);
+        expand_as<DType::kFloat16>(begin, end, out, columns, fetch);
         return;
       case DType::kBFloat16:
-        expand_as<DType::kBFloat16>(begin, end, out, columns);
+        expand_as<DType::kBFloat16>(begin, end, out, columns, fetch);
         return;
     }
   }
 
  private:
-  template <DType kValue>
-  void expand_as(std::int64_t begin, std::int64_t end, std::byte* out, std::int64_t columns) const {
+  template <DType kValue, class Fetch>
+  void expand_as(std::int64_t begin, std::int64_t end, std::byte* out, std::int64_t columns,
+                 const Fetch& fetch) const {
     if (how_.code == WeightCode::kE4M3) {
-      expand_words<kValue>(Float8Words(), begin, end, out, columns);
+      expand_words<kValue>(Float8Words(), begin, end, out, columns, fetch);
     } else if (how_.code == WeightCode::kLLMInt8) {
-      expand_words<kValue>(LLMInt8Words(), begin, end, out, columns);
+      expand_words<kValue>(LLMInt8Words(), begin, end, out, columns, fetch);
     } else {
-      expand_words<kValue>(TableWords(how_.code), begin, end, out, columns);
+      expand_words<kValue>(TableWords(how_.code), begin, end, out, columns, fetch);
     }
   }
 
-  template <DType kValue, class Words>
-  void expand_words(Words words, std::int64_t begin, std::int64_t end, std::byte* out,
-                    std::int64_t columns) const {
+  template <DType kValue, class Words, class Fetch>
+  void expand_words(Words words, std::int64_t begin, std::int64_t end, std::byte* out, std::int64_t columns,
+                    const Fetch& fetch) const {
     constexpr std::int64_t kWordInputs = 2 * Words::kPairs;
     constexpr std::int64_t kGroup = kTileVectors * Simd::kLanes;
     for (std::int64_t first = begin; first < end;) {
@@ -167,11 +178,11 @@ class CodeExpander {
                             out + (first - begin) / 2 * columns * Made::kPairBytes, columns};
       std::int64_t column = 0;
       for (; column + kGroup <= width_; column += kGroup) {
-        expand_columns<kValue, kTileVectors>(words, stretch, column, Simd::kLanes);
+        expand_columns<kValue, kTileVectors>(words, stretch, column, Simd::kLanes, fetch);
       }
       for (; column < width_; column += Simd::kLanes) {
         expand_columns<kValue, 1>(words, stretch, column,
-                                  std::min<std::int64_t>(Simd::kLanes, width_ - column));
+                                  std::min<std::int64_t>(Simd::kLanes, width_ - column), fetch);
       }
       first = last;
     }
@@ -187,8 +198,9 @@ class CodeExpander {
   };
 
   /// Of kVectors vectors of columns, the last one of last_lanes columns.
-  template <DType kValue, int kVectors, class Words>
-  void expand_columns(Words how, const Stretch& stretch, std::int64_t column, std::int64_t last_lanes) const {
+  template <DType kValue, int kVectors, class Words, class Fetch>
+  void expand_columns(Words how, const Stretch& stretch, std::int64_t column, std::int64_t last_lanes,
+                      const Fetch& fetch) const {
     constexpr int kLines =
         static_cast<int>((kVectors * Simd::kLanes * Words::kBytes + kCacheLine - 1) / kCacheLine);
     const auto lanes_of = [&](int v) { return v == kVectors - 1 ? last_lanes : std::int64_t{Simd::kLanes}; };
@@ -215,10 +227,7 @@ class CodeExpander {
           Made::template put<kValue>(values, to + unit() * pair_bytes, pair_bytes / 2, lanes_of(v));
         });
       }
-      ADAPTRT_UNROLL
-      for (int line = 0; line < kLines; ++line) {
-        __builtin_prefetch(words + kStreamAhead + line * kCacheLine, 0, 3);
-      }
+      fetch.template at_lines<kLines>(words);
       words += row_bytes;
       out += Words::kPairs * pair_bytes;
     }

@@ -8,6 +8,7 @@
 #include "tile_compressed.h"
 #include "tile_gemm.h"
 #include "tile_int8.h"
+#include "tile_quantized.h"
 #include "tile_sparse.h"
 
 namespace adaptrt {

@@ -259,9 +259,11 @@ void quantized_panel(const QuantizedGemm& gemm, const QuantizedPanel& panel, con
 inline constexpr std::int64_t kExpandedBytes = 4;
 
 /// Decodes `units` of k of kVectors vectors of columns, the last one of last_lanes columns, of a panel.
-template <class Packed, int kVectors>
+/// `fetch` is told of the lines that are read.
+template <class Packed, int kVectors, class Fetch = FetchAhead>
 void expand_columns(const Packed& words_decoder, const std::byte* words, std::int64_t width,
-                    std::int64_t units, std::int64_t last_lanes, std::byte* out, std::int64_t out_row_bytes) {
+                    std::int64_t units, std::int64_t last_lanes, std::byte* out, std::int64_t out_row_bytes,
+                    const Fetch& fetch = {}) {
   const Packed decoder = words_decoder;
   const std::int64_t row_bytes = width * Packed::kColumnBytes;
   const auto expand = [&](auto wanted) __attribute__((always_inline)) {
@@ -279,10 +281,7 @@ void expand_columns(const Packed& words_decoder, const std::byte* words, std::in
         static_cast<int>((kVectors * Simd::kLanes * Packed::kColumnBytes + kCacheLine - 1) / kCacheLine);
     ADAPTRT_UNROLL
     for (int row = 0; row < kWordLines<Packed>; ++row) {
-      ADAPTRT_UNROLL
-      for (int line = 0; line < kLines; ++line) {
-        __builtin_prefetch(words + kStreamAhead + line * kCacheLine, 0, 3);
-      }
+      fetch.template at_lines<kLines>(words);
       words += row_bytes;
     }
     out += Packed::kUnits * out_row_bytes;

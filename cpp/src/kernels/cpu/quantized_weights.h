@@ -24,6 +24,18 @@ inline __attribute__((always_inline)) void for_each_index(const Body& body) {
   }(std::make_integer_sequence<int, kCount>{});
 }
 
+/// Fetches what a stretch of words is followed by.
+struct FetchAhead {
+  /// With kLines lines of words.
+  template <int kLines>
+  void at_lines(const std::byte* words) const {
+    ADAPTRT_UNROLL
+    for (int line = 0; line < kLines; ++line) {
+      __builtin_prefetch(words + kStreamAhead + line * kCacheLine, 0, 3);
+    }
+  }
+};
+
 /// Shift of input `input` in a word of kW4A16.
 constexpr int int4_shift(int input) {
   return 4 * (input / 2) + 16 * (input % 2);

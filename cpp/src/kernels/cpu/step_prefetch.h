@@ -58,6 +58,14 @@ class StepPrefetch {
     near_ += kLines * kCacheLine;
     near_lines_ -= kLines;
     if (quarters_[0] == nullptr) return;
+    if constexpr (kLines < kQuarters) {
+      for (int line = 0; line < kLines; ++line) {
+        const std::byte*& quarter = quarters_[turn_++ % kQuarters];
+        __builtin_prefetch(quarter, 0, 2);
+        quarter += kCacheLine;
+      }
+      return;
+    }
     for (const std::byte*& quarter : quarters_) {
       ADAPTRT_UNROLL
       for (int line = 0; line < kLines / kQuarters; ++line) {
@@ -106,6 +114,7 @@ class StepPrefetch {
   const std::byte* near_ = nullptr;
   std::int64_t near_lines_ = 0;  ///< left
   const std::byte* quarters_[kQuarters] = {};
+  unsigned turn_ = 0;  ///< of a quarter, where each call fetches fewer lines than there are quarters
   SpanFetcher* others_ = nullptr;
   std::int64_t others_lines_ = 0;
 };

@@ -47,8 +47,11 @@ struct TileColumns {
   /// Of steps that are made one after the other, in places that are taken in turn: one less than these, a
   /// power of two.
   std::int64_t last_place = -1;
+  std::int64_t first_place = 0;  ///< that of step 0
 
-  [[nodiscard]] const std::byte* step_at(std::int64_t s) const { return data + (s & last_place) * step; }
+  [[nodiscard]] const std::byte* step_at(std::int64_t s) const {
+    return data + ((first_place + s) & last_place) * step;
+  }
 };
 
 /// Where sums wait: four bytes each, `stride` elements between rows.

@@ -1,0 +1,138 @@
+#pragma once
+
+// Products of one tile of rows with panels of few bits: while a step is multiplied, the next one is decoded.
+// Included behind tile_gemm.h, coded_gemm.h and quantized_gemm.h.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "coded_gemm.h"
+#include "quantized_gemm.h"
+#include "tile_gemm.h"
+#include "tile_product.h"
+
+namespace adaptrt {
+namespace {
+
+/// Lets expand_columns and CodeExpander fetch what a StepPrefetch does.
+struct FetchWith {
+  StepPrefetch* prefetch;
+  template <int kLines>
+  void at_lines(const std::byte*) const {
+    prefetch->at_lines<kLines>();
+  }
+};
+
+/// Decodes steps of a quantised panel of kPanelColumns columns.
+template <class Packed>
+class QuantizedSteps {
+ public:
+  QuantizedSteps(const QuantizedGemm& gemm, const QuantizedPanel& panel)
+      : decoder_(decoder_of<Packed>(gemm.quantization)), weights_(panel.weights) {}
+
+  /// Where the words of an input begin, the first of a step.
+  [[nodiscard]] const std::byte* source(std::int64_t input) const {
+    return weights_ + input / kWordInputs * kWordLines<Packed> * kLineBytes;
+  }
+
+  /// Writes inputs [begin, end), at most a step, to `out`.
+  void decode(std::int64_t begin, std::int64_t end, std::byte* out, StepPrefetch* prefetch) const {
+    constexpr std::int64_t kGroup = kTileVectors * Simd::kLanes;
+    static_assert(kPanelColumns % kGroup == 0);
+    const std::int64_t units = (end - begin + Packed::kInterleave - 1) / Packed::kInterleave;
+    for (std::int64_t column = 0; column < kPanelColumns; column += kGroup) {
+      expand_columns<Packed, kTileVectors>(decoder_, source(begin) + column * Packed::kColumnBytes,
+                                           kPanelColumns, units, Simd::kLanes, out + column * kExpandedBytes,
+                                           kStepLine, FetchWith{prefetch});
+    }
+  }
+
+ private:
+  static constexpr std::int64_t kWordInputs = Packed::kUnits * Packed::kInterleave;
+  static constexpr std::int64_t kLineBytes = kPanelColumns * Packed::kColumnBytes;
+  static_assert(kStepInputs % kWordInputs == 0);
+  Packed decoder_;
+  const std::byte* weights_;
+};
+
+/// The same of a panel of codes.
+class CodedSteps {
+ public:
+  CodedSteps(const PanelGemm& gemm, const Quantization& how)
+      : expander_(gemm.panel, how, gemm.k, kPanelColumns) {}
+  [[nodiscard]] const std::byte* source(std::int64_t input) const { return expander_.source(input); }
+  void decode(std::int64_t begin, std::int64_t end, std::byte* out, StepPrefetch* prefetch) const {
+    expander_.expand(begin, end, out, kPanelColumns, FetchWith{prefetch});
+  }
+
+ private:
+  CodeExpander<CodedBFloat16> expander_;
+};
+
+/// What goes on beside the products of one tile of rows, whose sums stay on tiles: the step behind the one
+/// that is multiplied is decoded, to one of two places in turn.
+template <class Steps>
+class DecodeNextStep {
+ public:
+  /// Decodes the first step of `inputs`.
+  DecodeNextStep(const Steps& steps, InputRange inputs, StepPrefetch* prefetch)
+      : steps_(steps), next_(inputs.begin), end_(inputs.end), prefetch_(prefetch) {
+    at_step();
+  }
+
+  /// The steps from the one on that is multiplied next.
+  [[nodiscard]] TileColumns columns() const {
+    return {places_, kStepLine, kStepBytes, kPlaces - 1, made_ - 1};
+  }
+
+  void at_step() {
+    std::byte* out = places_ + made_++ % kPlaces * kStepBytes;
+    prefetch_->at_step();
+    if (next_ >= end_) return;
+    const std::int64_t end = std::min(next_ + kStepInputs, end_);
+    if (end - next_ < kStepInputs) std::memset(out, 0, kStepBytes);
+    steps_.decode(next_, end, out, prefetch_);
+    next_ = end;
+  }
+
+  template <int kLines>
+  void at_lines() {}
+
+ private:
+  static constexpr std::int64_t kPlaces = 2;
+  const Steps& steps_;
+  std::int64_t next_;
+  std::int64_t end_;
+  std::int64_t made_ = 0;  ///< steps
+  StepPrefetch* prefetch_;
+  alignas(kCacheLine) std::byte places_[kPlaces * kStepBytes];
+};
+
+/// Whether the products of so many packed rows, at most a tile of them, go beside the decoding.
+template <class Gemm>
+bool decodes_ahead(const Gemm& gemm) {
+  return gemm.rows <= kTileHeight && gemm.width == kPanelColumns && gemm.a_steps != nullptr;
+}
+
+/// From which memory a panel's words come, with those of the next one.
+template <class Steps>
+StepPrefetch prefetch_words(const Steps& steps, InputRange inputs, const std::byte* next_panel) {
+  const std::byte* source = steps.source(inputs.begin);
+  return StepPrefetch::stream(source, steps.source(inputs.end) - source,
+                              next_panel == nullptr ? kFromMemoryAhead : kFromCacheAhead, next_panel);
+}
+
+/// sums [rows, kPanelColumns] = `inputs` of a tile of rows * the steps that `beside` decodes, or += where
+/// they continue.
+template <class Gemm, class Steps>
+void multiply_decoded(const Gemm& gemm, InputRange inputs, TileSums sums, DecodeNextStep<Steps>* beside) {
+  const TileRows rows{gemm.a_steps + inputs.begin / kStepInputs * gemm.a_step_bytes, kTileLine,
+                      gemm.a_step_bytes};
+  multiply_steps<BFloat16Dot>(rows, beside->columns(), steps_of(inputs.end - inputs.begin), sums, gemm.rows,
+                              kPanelColumns, beside);
+}
+
+}  // namespace
+}  // namespace adaptrt

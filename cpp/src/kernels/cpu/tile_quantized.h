@@ -1,0 +1,310 @@
+#pragma once
+
+// The products of bfloat16 activations with panels of few bits on tile registers. Included behind
+// tile_gemm.h, coded_gemm.h and quantized_gemm.h.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "adaptrt/kernels/kernel_table.h"
+#include "coded_gemm.h"
+#include "quantized_gemm.h"
+#include "tile_decode_ahead.h"
+#include "tile_few_rows.h"
+#include "tile_gemm.h"
+#include "tile_product.h"
+
+namespace adaptrt {
+namespace {
+
+/// The product with a panel of codes, to the same bits.
+void tile_coded_gemm(const PanelGemm& gemm, const Quantization& how) {
+  Tiles::configure();
+  SpanFetcher others(gemm.fetch);
+  others.fetch(others.lines());
+  const InputRange inputs = part_of(gemm.part, gemm.k);
+  if (decodes_ahead(gemm)) {
+    const CodedSteps steps(gemm, how);
+    StepPrefetch prefetch = prefetch_words(steps, inputs, gemm.next_panel);
+    DecodeNextStep beside(steps, inputs, &prefetch);
+    multiply_decoded(gemm, inputs, {gemm.out, gemm.out_stride, gemm.accumulate || inputs.begin > 0}, &beside);
+    return;
+  }
+  const StepActivations a = activations_of(gemm);
+  alignas(kCacheLine) std::byte made[kStretchSteps * kStepBytes];
+  const CodeExpander<CodedBFloat16> expander(gemm.panel, how, gemm.k, kPanelColumns);
+  const std::int64_t most = stretch_steps(gemm.rows) * kStepInputs;
+  for (std::int64_t begin = inputs.begin; begin < inputs.end; begin += most) {
+    const std::int64_t end = std::min(begin + most, inputs.end);
+    expander.expand(begin, end, made, kPanelColumns);
+    const std::int64_t bytes = (end - begin) * kPanelColumns * 2;
+    const std::int64_t whole = steps_of(end - begin) * kStepBytes;
+    if (bytes < whole) std::memset(made + bytes, 0, static_cast<std::size_t>(whole - bytes));
+    StepPrefetch nothing;
+    multiply_inputs(a, begin, end, {made, kStepLine, kStepBytes},
+                    {gemm.out, gemm.out_stride, gemm.accumulate || begin > 0}, gemm.rows, kPanelColumns,
+                    &nothing);
+  }
+}
+
+/// Decodes inputs [begin, end) of a quantised panel into whole steps of kPanelColumns columns, zeros where
+/// there is nothing.
+template <class Packed>
+void decode_steps(const QuantizedGemm& gemm, const QuantizedPanel& panel, std::int64_t begin,
+                  std::int64_t end, std::byte* out) {
+  constexpr std::int64_t kWordInputs = Packed::kUnits * Packed::kInterleave;
+  const auto decoder = decoder_of<Packed>(gemm.quantization);
+  const std::int64_t units = (end - begin + Packed::kInterleave - 1) / Packed::kInterleave;
+  const std::int64_t steps = steps_of(end - begin);
+  if (gemm.width < kPanelColumns || units % kTileHeight != 0) std::memset(out, 0, steps * kStepBytes);
+  const std::byte* words =
+      panel.weights + begin / kWordInputs * kWordLines<Packed> * gemm.width * Packed::kColumnBytes;
+  std::int64_t column = 0;
+  constexpr std::int64_t kGroup = kTileVectors * Simd::kLanes;
+  for (; column + kGroup <= gemm.width; column += kGroup) {
+    expand_columns<Packed, kTileVectors>(decoder, words + column * Packed::kColumnBytes, gemm.width, units,
+                                         Simd::kLanes, out + column * kExpandedBytes, kStepLine);
+  }
+  for (; column < gemm.width; column += Simd::kLanes) {
+    expand_columns<Packed, 1>(decoder, words + column * Packed::kColumnBytes, gemm.width, units,
+                              std::min<std::int64_t>(Simd::kLanes, gemm.width - column),
+                              out + column * kExpandedBytes, kStepLine);
+  }
+}
+
+/// Puts the sums of one group of inputs of some rows, `sums_stride` apart, into the output: times the scale,
+/// less the zero point's share, added to the groups before.
+inline void finish_group(const QuantizedGemm& gemm, const GroupView& group, std::int64_t index,
+                         std::int64_t first_row, std::int64_t rows, const float* sums,
+                         std::int64_t sums_stride) {
+  const std::int64_t groups = group_count(gemm.quantization, gemm.k);
+  for (std::int64_t column = 0; column < gemm.width; column += Simd::kLanes) {
+    const std::int64_t lanes = std::min<std::int64_t>(Simd::kLanes, gemm.width - column);
+    const Simd::Vec scale = load_scales(gemm.quantization, group.scales, column, lanes);
+    Simd::Vec zero = Simd::zero();
+    if (group.zeros != nullptr) {
+      zero = load_zeros(gemm.quantization, group.zeros, column, lanes);
+    }
+    for (std::int64_t r = 0; r < rows; ++r) {
+      const std::int64_t row = first_row + r;
+      float* to = gemm.out + row * gemm.out_stride + column;
+      Simd::Vec sum = Simd::load(sums + r * sums_stride + column, lanes);
+      if (group.zeros != nullptr) {
+        sum = Simd::fma(Simd::set(-gemm.a_sums[row * groups + index]), zero, sum);
+      }
+      Simd::store(to, index == 0 ? Simd::mul(sum, scale) : Simd::fma(sum, scale, Simd::load(to, lanes)),
+                  lanes);
+    }
+  }
+}
+
+/// What tells how a panel's weights are decoded: for tiles, and for few rows.
+struct Int8Panel {
+  using Tiled = Int8BFloat16;
+  using Few = Int8Pairs;
+  /// Whether one row takes less time in registers than on tiles: where a look-up makes what is multiplied.
+  static constexpr bool kLooksUp = false;
+};
+struct TilePanels {
+  struct Int4 {
+    using Tiled = Int4BFloat16;
+    using Few = Int4Pairs;
+    static constexpr bool kLooksUp = true;
+  };
+  template <int kBits>
+  struct Narrow {
+    using Tiled = NarrowBFloat16<kBits>;
+    using Few = NarrowPairs<kBits>;
+    static constexpr bool kLooksUp = true;
+  };
+};
+
+/// decode_steps of some Packed.
+using DecodeSteps = void (*)(const QuantizedGemm&, const QuantizedPanel&, std::int64_t begin,
+                             std::int64_t end, std::byte* out);
+
+/// A panel whose inputs all share a scale: the sums of integers wait in the output until all are there.
+inline void multiply_one_group(const QuantizedGemm& gemm, const QuantizedPanel& panel, DecodeSteps decode,
+                               InputRange inputs) {
+  alignas(kCacheLine) std::byte decoded[kStretchSteps * kStepBytes];
+  const StepActivations a = activations_of(gemm);
+  const std::int64_t most = stretch_steps(gemm.rows) * kStepInputs;
+  for (std::int64_t begin = inputs.begin; begin < inputs.end; begin += most) {
+    const std::int64_t end = std::min(begin + most, inputs.end);
+    decode(gemm, panel, begin, end, decoded);
+    StepPrefetch nothing;
+    multiply_inputs(a, begin, end, {decoded, kStepLine, kStepBytes}, {gemm.out, gemm.out_stride, begin > 0},
+                    gemm.rows, gemm.width, &nothing);
+  }
+  if (inputs.end == gemm.k) {
+    finish_group(gemm, group_of(gemm, panel, 0), 0, 0, gemm.rows, gemm.out, gemm.out_stride);
+  }
+}
+
+/// Rows whose sums of one group are made together.
+struct GroupRows {
+  std::int64_t first;
+  std::int64_t count;
+};
+
+/// A panel whose groups of inputs have scales of their own. Each group has whole steps, so that their sums
+/// stay apart. Groups are decoded for all rows, those that are larger than a stretch again for each tile of
+/// rows.
+class GroupedProduct {
+ public:
+  GroupedProduct(const QuantizedGemm& gemm, const QuantizedPanel& panel, DecodeSteps decode)
+      : gemm_(gemm), panel_(panel), decode_(decode), size_(group_size_of(gemm)), steps_(steps_of(size_)) {}
+
+  void run(InputRange inputs) {
+    const std::int64_t end = (inputs.end + size_ - 1) / size_;
+    if (steps_ > kStretchSteps) {
+      for (std::int64_t index = inputs.begin / size_; index < end; ++index) multiply_large(index);
+      return;
+    }
+    const std::int64_t together = std::max<std::int64_t>(1, stretch_steps(gemm_.rows) / steps_);
+    for (std::int64_t first = inputs.begin / size_; first < end; first += together) {
+      multiply_together(first, std::min(first + together, end));
+    }
+  }
+
+ private:
+  void multiply_together(std::int64_t first, std::int64_t end) {
+    const auto place = [&](std::int64_t index) { return decoded_ + (index - first) * steps_ * kStepBytes; };
+    for (std::int64_t index = first; index < end; ++index) {
+      const GroupView group = group_of(gemm_, panel_, index);
+      decode_(gemm_, panel_, group.first, group.end, place(index));
+    }
+    for (std::int64_t row = 0; row < gemm_.rows; row += kPackedRows) {
+      const GroupRows rows{row, std::min(kPackedRows, gemm_.rows - row)};
+      for (std::int64_t index = first; index < end; ++index) {
+        const GroupView group = group_of(gemm_, panel_, index);
+        multiply(rows, group.first, group.end, place(index), false);
+        finish_group(gemm_, group, index, rows.first, rows.count, sums_, kPanelColumns);
+      }
+    }
+  }
+
+  void multiply_large(std::int64_t index) {
+    constexpr std::int64_t kPiece = kStretchSteps * kStepInputs;
+    const GroupView group = group_of(gemm_, panel_, index);
+    for (std::int64_t row = 0; row < gemm_.rows; row += kPackedRows) {
+      const GroupRows rows{row, std::min(kPackedRows, gemm_.rows - row)};
+      for (std::int64_t begin = group.first; begin < group.end; begin += kPiece) {
+        const std::int64_t end = std::min(begin + kPiece, group.end);
+        decode_(gemm_, panel_, begin, end, decoded_);
+        multiply(rows, begin, end, decoded_, begin > group.first);
+      }
+      finish_group(gemm_, group, index, rows.first, rows.count, sums_, kPanelColumns);
+    }
+  }
+
+  void multiply(GroupRows rows, std::int64_t begin, std::int64_t end, const std::byte* weights,
+                bool continues) {
+    const StepActivations all = activations_of(gemm_);
+    const StepActivations a{all.rows + rows.first * all.stride, all.stride,
+                            all.steps == nullptr ? nullptr : all.steps + rows.first * kTileLine,
+                            all.step_bytes};
+    // Steps that begin elsewhere than the caller's, or end before them, are packed on the way.
+    const bool fits = size_ % kStepInputs == 0;
+    StepPrefetch nothing;
+    multiply_inputs({a.rows, a.stride, fits ? a.steps : nullptr, a.step_bytes}, begin, end,
+                    {weights, kStepLine, kStepBytes}, {sums_, kPanelColumns, continues}, rows.count,
+                    gemm_.width, &nothing);
+  }
+
+  const QuantizedGemm& gemm_;
+  const QuantizedPanel panel_;
+  DecodeSteps decode_;
+  std::int64_t size_;
+  std::int64_t steps_;  ///< of a group
+  alignas(kCacheLine) std::byte decoded_[kStretchSteps * kStepBytes];
+  alignas(kCacheLine) float sums_[kPackedRows * kPanelColumns];
+};
+
+/// A panel for few rows, which decode it as they multiply.
+template <class Packed>
+void multiply_few_groups(const QuantizedGemm& gemm, const QuantizedPanel& panel, InputRange inputs) {
+  constexpr std::int64_t kWordInputs = 2 * Packed::kUnits;
+  const std::int64_t line = gemm.width * Packed::kColumnBytes;
+  const auto bytes_of = [&](std::int64_t count) { return count / kWordInputs * kWordLines<Packed> * line; };
+  const auto words_at = [&](std::int64_t input) { return panel.weights + bytes_of(input); };
+  StepPrefetch prefetch =
+      StepPrefetch::stream(words_at(inputs.begin), bytes_of(inputs.end - inputs.begin),
+                           gemm.next_panel == nullptr ? kFromMemoryAhead : kFromCacheAhead, gemm.next_panel);
+  const StepActivations a = activations_of(gemm);
+  const auto decoder = decoder_of<Packed>(gemm.quantization);
+  const auto multiply = [&](std::int64_t begin, std::int64_t end, TileSums sums) {
+    multiply_few(decoder, few_rows_of(a, begin, gemm.rows), {words_at(begin), line, end - begin}, gemm.width,
+                 sums, &prefetch);
+  };
+  if (group_count(gemm.quantization, gemm.k) == 1) {
+    // Sums wait in the output until all inputs are there.
+    multiply(inputs.begin, inputs.end, {gemm.out, gemm.out_stride, inputs.begin > 0});
+    if (inputs.end < gemm.k) return;
+    finish_group(gemm, group_of(gemm, panel, 0), 0, 0, gemm.rows, gemm.out, gemm.out_stride);
+    return;
+  }
+  alignas(kCacheLine) float sums[kFewRows * kPanelColumns];
+  for (std::int64_t index = inputs.begin / group_size_of(gemm), first = inputs.begin; first < inputs.end;
+       ++index) {
+    const GroupView group = group_of(gemm, panel, index);
+    multiply(group.first, group.end, {sums, kPanelColumns, false});
+    finish_group(gemm, group, index, 0, gemm.rows, sums, kPanelColumns);
+    first = group.end;
+  }
+}
+
+/// A panel for one tile of rows.
+template <class Packed>
+void multiply_one_tile(const QuantizedGemm& gemm, const QuantizedPanel& panel, InputRange inputs) {
+  const QuantizedSteps<Packed> steps(gemm, panel);
+  StepPrefetch prefetch = prefetch_words(steps, inputs, gemm.next_panel);
+  DecodeNextStep beside(steps, inputs, &prefetch);
+  if (group_count(gemm.quantization, gemm.k) == 1) {
+    // Sums wait in the output until all inputs are there.
+    multiply_decoded(gemm, inputs, {gemm.out, gemm.out_stride, inputs.begin > 0}, &beside);
+    if (inputs.end < gemm.k) return;
+    finish_group(gemm, group_of(gemm, panel, 0), 0, 0, gemm.rows, gemm.out, gemm.out_stride);
+    return;
+  }
+  alignas(kCacheLine) float sums[kTileHeight * kPanelColumns];
+  for (std::int64_t first = inputs.begin; first < inputs.end;) {
+    const std::int64_t index = first / group_size_of(gemm);
+    const GroupView group = group_of(gemm, panel, index);
+    multiply_decoded(gemm, {group.first, group.end}, {sums, kPanelColumns, false}, &beside);
+    finish_group(gemm, group, index, 0, gemm.rows, sums, kPanelColumns);
+    first = group.end;
+  }
+}
+
+template <class Panel>
+void tile_quantized_gemm_of(const QuantizedGemm& gemm) {
+  const InputRange inputs = part_of(gemm.part, gemm.k);
+  const QuantizedPanel panel = parts_of_panel(gemm.quantization, gemm.panel, gemm.k, gemm.width);
+  const bool has_whole_steps =
+      group_count(gemm.quantization, gemm.k) == 1 || group_size_of(gemm) % kStepInputs == 0;
+  if (decodes_ahead(gemm) && has_whole_steps && (gemm.rows > 1 || !Panel::kLooksUp)) {
+    multiply_one_tile<typename Panel::Tiled>(gemm, panel, inputs);
+  } else if (gemm.rows <= kFewRows) {
+    multiply_few_groups<typename Panel::Few>(gemm, panel, inputs);
+  } else if (group_count(gemm.quantization, gemm.k) == 1) {
+    multiply_one_group(gemm, panel, &decode_steps<typename Panel::Tiled>, inputs);
+  } else {
+    GroupedProduct(gemm, panel, &decode_steps<typename Panel::Tiled>).run(inputs);
+  }
+}
+
+void tile_quantized_gemm(const QuantizedGemm& gemm) {
+  Tiles::configure();
+  if (gemm.quantization.algo != QuantAlgo::kW4A16) {
+    tile_quantized_gemm_of<Int8Panel>(gemm);
+    return;
+  }
+  with_bits<TilePanels>(gemm.quantization,
+                        [&]<class Panel>(std::type_identity<Panel>) { tile_quantized_gemm_of<Panel>(gemm); });
+}
+
+}  // namespace
+}  // namespace adaptrt
