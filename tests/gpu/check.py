@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,19 +17,24 @@ from machine import Machine
 from rates import measure_rates
 from results import Check, Report
 
+# What the session's checks share with the tests: models, adapters, requests.
+SUPPORT = Path(__file__).resolve().parents[1] / "python"
+
 
 def main() -> int:
     """0 when every check holds."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--report", type=Path, required=True, help="file for the results, as JSON")
-    parser.add_argument("--subset", action="store_true", help="few and small checks, no timings")
-    parser.add_argument("--emulated", action="store_true", help="the emulated kernels on the host; implies --subset")
+    parser.add_argument("--subset", action="store_true", help="few and small checks of kernels, no timings")
+    parser.add_argument("--emulated", action="store_true", help="the emulated kernels on the host; few, no timings")
     arguments = parser.parse_args()
     machine = Machine.emulated() if arguments.emulated else Machine.gpu()
     subset = arguments.subset or arguments.emulated
     report = Report(machine=_describe(machine))
     _take(report, "lora", lora_checks(machine, subset=subset))
     _take(report, "attention", attention_checks(machine, subset=subset))
+    if not arguments.subset:
+        _take(report, "session", _session_checks(machine, subset=subset))
     report.write(arguments.report)
     if not subset:
         report.rates = measure_rates(machine)
@@ -37,6 +43,17 @@ def main() -> int:
         report.write(arguments.report)
     print(report.text())
     return 1 if report.failed else 0
+
+
+def _session_checks(machine: Machine, *, subset: bool) -> Iterable[Check]:
+    """Those of session_checks.py, whose imports need more than the kernels' checks do."""
+    sys.path.append(str(SUPPORT))
+    try:
+        session = importlib.import_module("session_checks")
+    except ImportError as error:
+        return [Check("session: all checks ran", False, str(error))]
+    checks: Iterable[Check] = session.session_checks(machine, subset=subset)
+    return checks
 
 
 def _take(report: Report, what: str, checks: Iterable[Check]) -> None:

@@ -8,9 +8,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from machine import KERNEL_DTYPES, Machine
 
-from adaptrt._core import lora_modules
+from adaptrt._core import NUM_TABLE_MODULES
 
-NUM_MODULES = len(lora_modules())
 LAYERS, LAYER = 2, 1
 # An address that no kernel may read.
 _NO_ADDRESS = 0x10
@@ -91,8 +90,8 @@ class LoraStep:
     def random(cls, machine: Machine, shape: LoraShape, generator: torch.Generator) -> LoraStep:
         """Fresh random inputs."""
         slots = len(shape.ranks)
-        ranks = torch.zeros(max(1, slots), LAYERS, NUM_MODULES, dtype=torch.int32)
-        pointers = torch.full((max(1, slots), LAYERS, NUM_MODULES, 3), _NO_ADDRESS, dtype=torch.int64)
+        ranks = torch.zeros(max(1, slots), LAYERS, NUM_TABLE_MODULES, dtype=torch.int32)
+        pointers = torch.full((max(1, slots), LAYERS, NUM_TABLE_MODULES, 3), _NO_ADDRESS, dtype=torch.int64)
         factors: list[list[Factors | None]] = []
         for slot, ranks_of_parts in enumerate(shape.ranks):
             factors.append([])
