@@ -72,11 +72,11 @@ class TorchContext(StandInContext):
     def __init__(self, network: onnx.ModelProto, profile: Profile, evaluation: Evaluation) -> None:
         super().__init__(network, profile)
         self._evaluation = evaluation
-        self._machine = evaluation.machine
+        self.machine = evaluation.machine
         self._constants = {tensor.name: self._constant(tensor) for tensor in network.graph.initializer}
         definitions = {plugin.name: plugin for plugin in PLUGINS}
         self._plugins = {
-            node.name: _PluginNode(definitions[node.op_type], node, self._machine)
+            node.name: _PluginNode(definitions[node.op_type], node, self.machine)
             for node in network.graph.node
             if node.domain == DOMAIN
         }
@@ -87,12 +87,12 @@ class TorchContext(StandInContext):
         return TorchContext(self.network, self.profile, self._evaluation)
 
     def enqueue(self, stream: int, shapes: Mapping[str, tuple[int, ...]], addresses: Mapping[str, int]) -> None:
-        if self._machine.is_gpu:
-            with torch.cuda.stream(torch.cuda.ExternalStream(stream, self._machine.device)):
+        if self.machine.is_gpu:
+            with torch.cuda.stream(torch.cuda.ExternalStream(stream, self.machine.device)):
                 self._run(shapes, addresses, stream)
         else:
             # At once: the whole run is in the stream already.
-            self._machine.kernels.submit(stream, lambda: self._run(shapes, addresses, 0))
+            self.machine.kernels.submit(stream, lambda: self._run(shapes, addresses, 0))
 
     @torch.inference_mode()
     def _run(self, shapes: Mapping[str, tuple[int, ...]], addresses: Mapping[str, int], stream: int) -> None:
@@ -117,13 +117,13 @@ class TorchContext(StandInContext):
         if key not in self._views:
             dtype = TORCH_DTYPES[self.types[name].elem_type]
             num_bytes = torch.Size(shape).numel() * dtype.itemsize
-            self._views[key] = _bytes_at(self._machine, addresses[name], num_bytes).view(dtype).view(shape)
+            self._views[key] = _bytes_at(self.machine, addresses[name], num_bytes).view(dtype).view(shape)
         return self._views[key]
 
     def _constant(self, tensor: TensorProto) -> list[int] | torch.Tensor:
         """Integers say how operators work, and stay on the host."""
         array = numpy_helper.to_array(tensor)
-        return array.tolist() if array.dtype.kind == "i" else torch.tensor(array).to(self._machine.device)
+        return array.tolist() if array.dtype.kind == "i" else torch.tensor(array).to(self.machine.device)
 
 
 class _PluginNode:
