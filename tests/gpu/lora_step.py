@@ -32,6 +32,8 @@ class LoraShape:
     """Tokens and adapter of each sequence; -1: none."""
     max_rank: int = 256
     dora: bool = False
+    many_tokens_from: int | None = None
+    """From so many tokens on the step is cut into tiles of many; None: as the kernel chooses."""
     odd_addresses: bool = False
     integers: bool = False
     """Small integers, with which every sum is exact, and so is what must come out."""
@@ -83,6 +85,7 @@ class LoraStep:
             list(self.shape.out_sizes),
             self.shape.max_rank,
             self.shape.dora,
+            **({} if self.shape.many_tokens_from is None else {"many_tokens_from": self.shape.many_tokens_from}),
         )
         self.workspace = self.machine.poisoned((self.kernel.workspace_bytes(self.shape.tokens),), torch.uint8)
 
@@ -122,6 +125,10 @@ class LoraStep:
             ranks=ranks.to(machine.device),
             pointers=pointers.to(machine.device),
         )
+
+    def tiled(self, many_tokens_from: int) -> LoraStep:
+        """The same step, cut into tiles of many tokens from so many on."""
+        return replace(self, shape=replace(self.shape, many_tokens_from=many_tokens_from))
 
     def alone(self, sequence: int) -> LoraStep:
         """A step of one sequence of this one."""

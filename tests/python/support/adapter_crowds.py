@@ -21,7 +21,7 @@ from support.serving import Answer, collect, make_request
 MAX_RANK = 16
 ADAPTERS: tuple[dict[str, Any], ...] = (
     {"r": 4, "target_modules": ATTENTION_MODULES},
-    {"r": 16, "use_rslora": True},
+    {"r": 16, "use_rslora": True, "lora_alpha": 8},
     {"r": 3, "use_dora": True},
     {"r": 8},
     {"r": 12, "use_dora": True, "target_modules": ["o_proj", "gate_proj", "up_proj", "down_proj"]},
