@@ -50,6 +50,9 @@ LARGE = Model.of(
 _LARGE_REQUESTS = 60
 # Of adapters, under names of their own, for more of them than the device has room for.
 _COPIES = 4
+# Of the tokens, how many are compared at least: behind a choice that the tolerance leaves open an answer is another
+# one, and among a thousand tokens of a random model in bfloat16 such choices are not rare.
+_COMPARED = 0.5
 # What each run of a kernel over memory that is not there ends with.
 _LOST = "cannot be used any more"
 
@@ -170,7 +173,7 @@ def _agreement(name: str, actual: Sequence[Answer], expected: Sequence[Answer], 
             return Check(name, False, str(error))
     tokens = sum(len(answer.tokens) for answer in expected)
     detail = f"{compared} of {tokens} tokens compared, logits within {worst:.2g} of their range"
-    return Check(name, compared >= 0.8 * tokens, detail)
+    return Check(name, compared >= _COMPARED * tokens, detail)
 
 
 def _graphs(dtype: str, engine: StandInEngine) -> Check:
