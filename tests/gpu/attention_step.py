@@ -49,14 +49,15 @@ class AttentionShape:
 
     def blocks_of(self, sequence: int) -> int:
         """Blocks that a sequence has after the step."""
-        if sequence in self.padding:
-            return 0
-        return -(-(self.past[sequence] + self.lengths[sequence]) // self.tokens_per_block)
+        return 0 if sequence in self.padding else self._entries_of(sequence)
 
     @property
     def columns(self) -> int:
-        """Of the block tables."""
-        return self.max_blocks or max(1, *(self.blocks_of(sequence) for sequence in range(len(self.lengths))))
+        """Of the block tables: padding has entries for its positions as well."""
+        return self.max_blocks or max(self._entries_of(sequence) for sequence in range(len(self.lengths)))
+
+    def _entries_of(self, sequence: int) -> int:
+        return -(-(self.past[sequence] + self.lengths[sequence]) // self.tokens_per_block)
 
 
 @dataclass

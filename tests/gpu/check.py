@@ -1,11 +1,13 @@
-"""Checks and times the kernels of adaptrt._cuda in this process; run.py calls it."""
+"""Checks adaptrt._cuda in this process, its kernels and requests served over them, and times them; run.py calls it."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 from attention_checks import attention_checks
@@ -15,28 +17,46 @@ from lora_timings import lora_timings
 from machine import Machine
 from rates import measure_rates
 from results import Check, Report
+from subsets import KERNELS, LOST_DEVICE, SESSION
+
+# What the session's checks share with the tests: models, adapters, requests.
+SUPPORT = Path(__file__).resolve().parents[1] / "python"
 
 
 def main() -> int:
     """0 when every check holds."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--report", type=Path, required=True, help="file for the results, as JSON")
-    parser.add_argument("--subset", action="store_true", help="few and small checks, no timings")
-    parser.add_argument("--emulated", action="store_true", help="the emulated kernels on the host; implies --subset")
+    parser.add_argument("--subset", choices=(KERNELS, SESSION, LOST_DEVICE), help="few of these checks, no timings")
+    parser.add_argument("--emulated", action="store_true", help="few checks, of the emulated kernels on the host")
     arguments = parser.parse_args()
     machine = Machine.emulated() if arguments.emulated else Machine.gpu()
-    subset = arguments.subset or arguments.emulated
+    few = arguments.emulated or arguments.subset is not None
     report = Report(machine=_describe(machine))
-    _take(report, "lora", lora_checks(machine, subset=subset))
-    _take(report, "attention", attention_checks(machine, subset=subset))
+    if arguments.subset in (None, KERNELS):
+        _take(report, "lora", lora_checks(machine, subset=few))
+        _take(report, "attention", attention_checks(machine, subset=few))
+    if arguments.subset in (None, SESSION):
+        _take(report, "session", _of_session(lambda module: module.session_checks(machine, subset=few)))
+    if arguments.subset == LOST_DEVICE:
+        _take(report, "lost device", _of_session(lambda module: module.lost_device_checks(machine)))
     report.write(arguments.report)
-    if not subset:
+    if not few:
         report.rates = measure_rates(machine)
         report.timings += lora_timings(machine, report.rates)
         report.timings += attention_timings(machine, report.rates)
         report.write(arguments.report)
     print(report.text())
     return 1 if report.failed else 0
+
+
+def _of_session(checks: Callable[[Any], Iterable[Check]]) -> Iterable[Check]:
+    """Those of session_checks.py, whose imports need more than the kernels' checks do."""
+    sys.path.append(str(SUPPORT))
+    try:
+        return checks(importlib.import_module("session_checks"))
+    except ImportError as error:
+        return [Check("session: all checks ran", False, str(error))]
 
 
 def _take(report: Report, what: str, checks: Iterable[Check]) -> None:
@@ -46,7 +66,7 @@ def _take(report: Report, what: str, checks: Iterable[Check]) -> None:
             report.checks.append(check)
             if not check.passed:
                 print(f"FAILED {check.name}: {check.detail}", flush=True)
-    except (RuntimeError, ValueError) as error:
+    except (ArithmeticError, AssertionError, LookupError, RuntimeError, TypeError, ValueError) as error:
         report.checks.append(Check(f"{what}: all checks ran", False, str(error)))
 
 

@@ -14,6 +14,8 @@ from results import Check
 
 DTYPES = (torch.float16, torch.bfloat16)
 QKV = (4096, 1024, 1024)
+# Kernels choose their tiles by a larger number.
+_MANY_TOKENS = 256
 
 
 def lora_checks(machine: Machine, *, subset: bool) -> Iterator[Check]:
@@ -60,7 +62,10 @@ def _matrix() -> Iterator[LoraShape]:
         for integers in (False, True):
             for rank in (1, 2, 3, 4, 7, 8, 12, 16, 24, 32, 33, 64, 100, 128, 200, 256):
                 for length in (1, 5, 16, 17, 64, 300, 512):
-                    yield replace(_one_each(dtype, 1, rank, length, 1024, (512,)), integers=integers)
+                    shape = replace(_one_each(dtype, 1, rank, length, 1024, (512,)), integers=integers)
+                    yield shape
+                    if length >= _MANY_TOKENS:
+                        yield replace(shape, many_tokens_from=_MANY_TOKENS)
             for adapters in (1, 2, 3, 8, 17, 32, 64):
                 for length in (1, 4, 8):
                     yield replace(_one_each(dtype, adapters, 16, length, 4096, QKV), integers=integers, dora=True)
@@ -77,7 +82,7 @@ def _subset() -> Iterator[LoraShape]:
     for dtype in DTYPES:
         for integers in (False, True):
             yield replace(_one_each(dtype, 3, 12, 1, 200, (72, 24, 16)), integers=integers)
-            yield replace(_one_each(dtype, 1, 40, 70, 136, (48,)), integers=integers)
+            yield replace(_one_each(dtype, 1, 40, 70, 136, (48,)), integers=integers, many_tokens_from=64)
             yield replace(_one_each(dtype, 2, 5, 3, 31, (7, 9, 1)), integers=integers, odd_addresses=True)
             yield replace(_mixed(dtype, small=True), integers=integers)
 
@@ -100,6 +105,7 @@ def _mixed(dtype: torch.dtype, *, small: bool) -> LoraShape:
         slots=tuple(sorted(random.randrange(-1, adapters) for _ in range(sequences))),
         max_rank=64,
         dora=True,
+        many_tokens_from=_MANY_TOKENS,
     )
 
 
@@ -117,6 +123,9 @@ def _invariance(machine: Machine, shape: LoraShape) -> Iterator[Check]:
             different.append(sequence)
     name = f"lora {_describe(shape)}"
     yield Check(f"{name}: bits alone and together", not different, f"sequences {different} differ")
+    otherwise = step.tiled(step.shape.tokens + 1).run()
+    equal = torch.equal(otherwise.view(torch.int16), together.view(torch.int16))
+    yield Check(f"{name}: bits in tiles of few tokens and of many", equal)
     in_place = step.base.clone()
     step.base = in_place
     step.enqueue(in_place)

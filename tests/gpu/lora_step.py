@@ -8,9 +8,8 @@ from dataclasses import dataclass, field, replace
 import torch
 from machine import KERNEL_DTYPES, Machine
 
-from adaptrt._core import lora_modules
+from adaptrt._core import NUM_TABLE_MODULES
 
-NUM_MODULES = len(lora_modules())
 LAYERS, LAYER = 2, 1
 # An address that no kernel may read.
 _NO_ADDRESS = 0x10
@@ -33,6 +32,8 @@ class LoraShape:
     """Tokens and adapter of each sequence; -1: none."""
     max_rank: int = 256
     dora: bool = False
+    many_tokens_from: int | None = None
+    """From so many tokens on the step is cut into tiles of many; None: as the kernel chooses."""
     odd_addresses: bool = False
     integers: bool = False
     """Small integers, with which every sum is exact, and so is what must come out."""
@@ -84,6 +85,7 @@ class LoraStep:
             list(self.shape.out_sizes),
             self.shape.max_rank,
             self.shape.dora,
+            **({} if self.shape.many_tokens_from is None else {"many_tokens_from": self.shape.many_tokens_from}),
         )
         self.workspace = self.machine.poisoned((self.kernel.workspace_bytes(self.shape.tokens),), torch.uint8)
 
@@ -91,8 +93,8 @@ class LoraStep:
     def random(cls, machine: Machine, shape: LoraShape, generator: torch.Generator) -> LoraStep:
         """Fresh random inputs."""
         slots = len(shape.ranks)
-        ranks = torch.zeros(max(1, slots), LAYERS, NUM_MODULES, dtype=torch.int32)
-        pointers = torch.full((max(1, slots), LAYERS, NUM_MODULES, 3), _NO_ADDRESS, dtype=torch.int64)
+        ranks = torch.zeros(max(1, slots), LAYERS, NUM_TABLE_MODULES, dtype=torch.int32)
+        pointers = torch.full((max(1, slots), LAYERS, NUM_TABLE_MODULES, 3), _NO_ADDRESS, dtype=torch.int64)
         factors: list[list[Factors | None]] = []
         for slot, ranks_of_parts in enumerate(shape.ranks):
             factors.append([])
@@ -123,6 +125,10 @@ class LoraStep:
             ranks=ranks.to(machine.device),
             pointers=pointers.to(machine.device),
         )
+
+    def tiled(self, many_tokens_from: int) -> LoraStep:
+        """The same step, cut into tiles of many tokens from so many on."""
+        return replace(self, shape=replace(self.shape, many_tokens_from=many_tokens_from))
 
     def alone(self, sequence: int) -> LoraStep:
         """A step of one sequence of this one."""

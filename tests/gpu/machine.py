@@ -54,7 +54,7 @@ class Machine:
         tensor.view(torch.uint8).fill_(NAN_BITS)
         return tensor
 
-    def capture(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    def capture(self, work: Callable[[], object]) -> torch.cuda.CUDAGraph:
         """`work`, which was done once before, as a CUDA graph."""
         work()
         self.synchronize()
@@ -63,7 +63,7 @@ class Machine:
             work()
         return graph
 
-    def seconds(self, work: Callable[[], None], repeats: int) -> float:
+    def seconds(self, work: Callable[[], object], repeats: int) -> float:
         """The fastest of five times, each of `repeats` calls in a row, of one call of `work` in a CUDA graph."""
         graph = self.capture(work)
         graph.replay()

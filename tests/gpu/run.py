@@ -1,7 +1,8 @@
-"""Builds adaptrt._cuda for the GPU of this machine, checks its kernels, runs compute-sanitizer and takes times.
+"""Builds adaptrt._cuda for the GPU of this machine, checks its kernels and what serves over them, and takes times.
 
-Needs an NVIDIA GPU, nvcc, and Python packages: torch, numpy, cmake, ninja, pybind11, scikit-build-core. It uses no
-network and takes a few minutes. Results go to build/gpu/report.json and report.txt.
+Needs an NVIDIA GPU, nvcc, and Python packages: torch, numpy, cmake, ninja, pybind11, scikit-build-core, transformers,
+peft, and those that the package itself needs. It uses no network and takes a few minutes. Results go to
+build/gpu/report.json and report.txt.
 """
 
 from __future__ import annotations
@@ -18,15 +19,18 @@ from pathlib import Path
 from typing import TypeVar
 
 from results import Report
+from subsets import KERNELS, LOST_DEVICE, SESSION
 
 T = TypeVar("T")
 
 ROOT = Path(__file__).resolve().parents[2]
 CHECK = Path(__file__).resolve().parent / "check.py"
-# What is asked of compute-sanitizer: accesses outside of memory, and races on shared memory.
-SANITIZER_TOOLS = ("memcheck", "racecheck")
+# What is asked of compute-sanitizer, and of which subset of the checks: accesses outside of memory, and races on shared
+# memory.
+SANITIZER_RUNS = (("memcheck", KERNELS), ("racecheck", KERNELS), ("memcheck", SESSION))
 SANITIZER_FOUND = 86
 SANITIZER_SECONDS = 150
+LOSS_SECONDS = 60
 
 
 def main() -> int:
@@ -43,9 +47,12 @@ def main() -> int:
     environment = {**os.environ, "PYTHONPATH": str(arguments.build / "package")}
     status = _step("checks and timings", partial(check, report, environment))
     notes = [f"checks and timings: exit status {status}"]
+    found, note = _step("a lost device", partial(lose_device, arguments.build, environment))
+    notes.append(note)
+    status = status or int(found)
     if not arguments.no_sanitizer:
-        for tool in SANITIZER_TOOLS:
-            found, note = _step(tool, partial(sanitize, tool, arguments.build, environment))
+        for tool, subset in SANITIZER_RUNS:
+            found, note = _step(f"{tool} of {subset}", partial(sanitize, tool, subset, arguments.build, environment))
             notes.append(note)
             status = status or int(found)
     summarize(report, notes)
@@ -75,30 +82,45 @@ def check(report: Path, environment: dict[str, str]) -> int:
     ).returncode
 
 
-def sanitize(tool: str, folder: Path, environment: dict[str, str]) -> tuple[bool, str]:
+def lose_device(folder: Path, environment: dict[str, str]) -> tuple[bool, str]:
+    """Whether a device that fails is handled badly, and a line that says how it went; a process of its own loses it."""
+    command = [sys.executable, str(CHECK), "--subset", LOST_DEVICE, "--report", str(folder / f"{LOST_DEVICE}.json")]
+    try:
+        status = subprocess.run(command, env=environment, timeout=LOSS_SECONDS, check=False).returncode
+    except subprocess.TimeoutExpired:
+        return True, f"{LOST_DEVICE}: not finished after {LOSS_SECONDS} s"
+    return status != 0, f"{LOST_DEVICE}: exit status {status}"
+
+
+def sanitize(tool: str, subset: str, folder: Path, environment: dict[str, str]) -> tuple[bool, str]:
     """Whether compute-sanitizer found something, and a line that says how it went."""
+    name = f"{tool}-{subset}"
     sanitizer = shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
     if sanitizer is None:
-        return False, f"{tool}: not run, there is no compute-sanitizer on this machine"
-    log = folder / f"{tool}.log"
+        return False, f"{name}: not run, there is no compute-sanitizer on this machine"
+    log = folder / f"{name}.log"
     command = [
         *(sanitizer, "--tool", tool, "--error-exitcode", str(SANITIZER_FOUND), "--log-file", str(log)),
+        # Our checks have calls of CUDA fail on purpose.
+        *("--report-api-errors", "no"),
         # torch's own kernels are not ours to check.
         *("--kernel-name", "kernel_substring=kernel_entry"),
-        *(sys.executable, str(CHECK), "--subset", "--report", str(folder / f"{tool}.json")),
+        *(sys.executable, str(CHECK), "--subset", subset, "--report", str(folder / f"{name}.json")),
     ]
-    # Freed memory goes back at once, so that what lies behind a tensor is not another one's.
-    environment = {**environment, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    if subset == KERNELS:
+        # Freed memory goes back at once, so that what lies behind a tensor is not another one's. What is captured of a
+        # session's steps may not allocate.
+        environment = {**environment, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     try:
         status = subprocess.run(command, env=environment, timeout=SANITIZER_SECONDS, check=False).returncode
     except subprocess.TimeoutExpired:
-        return False, f"{tool}: not finished after {SANITIZER_SECONDS} s"
+        return False, f"{name}: not finished after {SANITIZER_SECONDS} s"
     text = log.read_text() if log.exists() else ""
     if "not supported" in text.lower():
-        return False, f"{tool}: not run, compute-sanitizer does not support this machine (see {log.name})"
+        return False, f"{name}: not run, compute-sanitizer does not support this machine (see {log.name})"
     if status == 0:
-        return False, f"{tool}: nothing found"
-    return True, f"{tool}: exit status {status}, see {log.name}"
+        return False, f"{name}: nothing found"
+    return True, f"{name}: exit status {status}, see {log.name}"
 
 
 def summarize(path: Path, notes: list[str]) -> None:

@@ -19,13 +19,14 @@ using cuda::LoraKernel;
 std::unique_ptr<LoraKernel> make_lora_kernel(int dtype, std::int32_t layer,
                                              std::vector<std::int32_t> module_ids,
                                              std::vector<std::int32_t> out_sizes, std::int32_t max_rank,
-                                             bool dora) {
+                                             bool dora, std::int64_t many_tokens_from) {
   return std::make_unique<LoraKernel>(LoraKernel::Config{.dtype = dtype_of(dtype),
                                                          .layer = layer,
                                                          .module_ids = std::move(module_ids),
                                                          .out_sizes = std::move(out_sizes),
                                                          .max_rank = max_rank,
-                                                         .dora = dora});
+                                                         .dora = dora,
+                                                         .many_tokens_from = many_tokens_from});
 }
 
 void enqueue(const LoraKernel& kernel, std::int64_t tokens, std::int64_t in_size, std::int64_t sequences,
@@ -52,9 +53,12 @@ void bind_lora_kernel(py::module_& module) {
       "The plugins Lora and Dora. A token's result does not depend on the others of the step.")
       .def(
           py::init(&make_lora_kernel), py::arg("dtype"), py::arg("layer"), py::arg("module_ids"),
-          py::arg("out_sizes"), py::arg("max_rank"), py::arg("dora"),
+          py::arg("out_sizes"), py::arg("max_rank"), py::arg("dora"), py::kw_only(),
+          py::arg("many_tokens_from") = LoraKernel::kManyTokensFrom,
           "dtype is a value of DType, float16 or bfloat16; the rest are the plugin's attributes, and whether "
-          "magnitudes are looked at. Raises ConfigError.")
+          "magnitudes are looked at. From many_tokens_from tokens on a step is cut into larger tiles, of "
+          "which no "
+          "bit depends. Raises ConfigError.")
       .def("workspace_bytes", &LoraKernel::workspace_bytes, py::arg("max_tokens"),
            "Bytes that enqueue needs for up to max_tokens tokens.")
       .def("enqueue", &enqueue, py::arg("tokens"), py::arg("in_size"), py::arg("sequences"),

@@ -291,7 +291,7 @@ class Decode {
       float* second = &scores[1][2 * half];
       const float maximum = row_maximum(
           fmaxf(fmaxf(own.maximum[half], fmaxf(first[0], first[1])), fmaxf(second[0], second[1])));
-      const float factor = rescale_factor(own.maximum[half] * scale, maximum * scale);
+      const float factor = rescale_factor(own.maximum[half], maximum, scale);
       own.maximum[half] = maximum;
       const float offset = maximum == kMinusInfinity ? 0.0F : maximum * scale;
       ADAPTRT_UNROLL
@@ -350,8 +350,8 @@ class Decode {
         ADAPTRT_UNROLL
         for (int half = 0; half < 2; ++half) {
           float* sums = shared.sums(row + 8 * half);
-          const float factor =
-              rescale_factor(own.maximum[half] * scale, block_maximum(shared, row + 8 * half));
+          const float factor = rescale_factor(*shared.maximum(key_warp(), row + 8 * half),
+                                              block_maximum(shared, row + 8 * half));
           ADAPTRT_UNROLL
           for (int column = 0; column < 2 * kValueWords; ++column) {
             ADAPTRT_UNROLL

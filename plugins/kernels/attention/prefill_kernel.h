@@ -247,7 +247,7 @@ class Prefill {
             maximum = fmaxf(maximum, fmaxf(scores[i][column][2 * half], scores[i][column][2 * half + 1]));
           }
           maximum = row_maximum(maximum);
-          const float factor = rescale_factor(own_.maximum[i][half] * step_.scale, maximum * step_.scale);
+          const float factor = rescale_factor(own_.maximum[i][half], maximum, step_.scale);
           own_.maximum[i][half] = maximum;
           const float offset = maximum == kMinusInfinity ? 0.0F : maximum * step_.scale;
           float total = own_.total[i][half] * factor;

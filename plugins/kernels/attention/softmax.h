@@ -38,9 +38,11 @@ __device__ inline float bounded(float score, float softcap, float exponent) {
 }
 
 /// The factor that turns weights relative to the maximum `from` into weights relative to `to`, which is not
-/// below it; both in units of log2. No weights at all (from: minus infinity) are left out.
-__device__ inline float rescale_factor(float from, float to) {
-  return from == kMinusInfinity ? 0.0F : power_of_two(from - to);
+/// below it; `scale` turns both into units of log2. No weights at all (from: minus infinity) are left out.
+/// Between equal maxima it is 1, whatever the compiler fuses: their difference is taken first, and not that
+/// of two products, of which a fused one would keep what rounding takes off the other.
+__device__ inline float rescale_factor(float from, float to, float scale = 1.0F) {
+  return from == kMinusInfinity ? 0.0F : power_of_two((from - to) * scale);
 }
 
 /// The greatest value, or the sum, among the four threads of a warp that hold one row of an mma result.

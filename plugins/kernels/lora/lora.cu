@@ -18,9 +18,6 @@ using lora::max_token_tiles;
 using lora::Shrink;
 using lora::Step;
 
-/// From this many tokens on a step has prompts in it, which want tiles of many tokens; below, small tiles
-/// give the blocks that are needed to load from many places at once.
-constexpr std::int64_t kManyTokensFrom = 256;
 /// Blocks that keep the largest GPU's multiprocessors loading.
 constexpr std::int64_t kBlocksWanted = 1024;
 
@@ -110,7 +107,7 @@ void LoraKernel::enqueue(const Sizes& sizes, const Inputs& inputs, void* y, void
   check("layers", sizes.layers, config_.layer + 1);
   problems.throw_if_any<ConfigError>("LoraKernel.enqueue");
   if (sizes.tokens == 0) return;
-  const bool many = sizes.tokens >= kManyTokensFrom;
+  const bool many = sizes.tokens >= config_.many_tokens_from;
   Step step{.sequence_offsets = inputs.sequence_offsets,
             .adapter_slots = inputs.adapter_slots,
             .ranks = inputs.ranks,

@@ -14,6 +14,7 @@
 #include "adaptrt/core/error.h"
 #include "attention_step.h"
 #include "plugins/kernels/attention/decode.h"
+#include "plugins/kernels/attention/softmax.h"
 
 namespace adaptrt {
 
@@ -182,6 +183,19 @@ BOOST_DATA_TEST_CASE(random_steps, data::xrange(8), index) {
                          random.among(kAnyHeadDim), random.of(0, 2) == 0 ? random.of(1, 200) : 0),
                {.tokens_per_block = tokens_per_block, .max_blocks = 400 / tokens_per_block}, sequences,
                random);
+}
+
+BOOST_AUTO_TEST_CASE(weights_relative_to_equal_maxima_stay_as_they_are) {
+  Random random;
+  std::uniform_real_distribution<float> uniform(-40.0F, 40.0F);
+  for (int i = 0; i < 1000; ++i) {
+    const float maximum = uniform(random.engine);
+    const float scale = std::abs(uniform(random.engine));
+    BOOST_TEST(rescale_factor(maximum, maximum, scale) == 1.0F);
+    BOOST_TEST(rescale_factor(kMinusInfinity, maximum, scale) == 0.0F);
+    BOOST_TEST(rescale_factor(maximum - 0.5F, maximum, 2.0F) == 0.5F, boost::test_tools::tolerance(1e-4F));
+  }
+  BOOST_TEST(rescale_factor(kMinusInfinity, kMinusInfinity, 1.0F) == 0.0F);
 }
 
 BOOST_DATA_TEST_CASE(chunks_of_a_prompt_equal_the_whole, data::make(kHeadDims) * data::make({0, 50}),

@@ -110,13 +110,20 @@ Elements LoraCase::run_in_place() const {
   return run_on(0, static_cast<std::int64_t>(shape_.lengths.size()), base_, true);
 }
 
+Elements LoraCase::run_tiled(std::int64_t many_tokens_from) const {
+  LoraCase same = *this;
+  same.shape_.many_tokens_from = many_tokens_from;
+  return same.run();
+}
+
 Elements LoraCase::run_on(std::int64_t first, std::int64_t last, Elements base, bool in_place) const {
   const LoraKernel kernel({.dtype = shape_.dtype,
                            .layer = kLayer,
                            .module_ids = module_ids_,
                            .out_sizes = shape_.out_sizes,
                            .max_rank = shape_.max_rank,
-                           .dora = shape_.dora});
+                           .dora = shape_.dora,
+                           .many_tokens_from = shape_.many_tokens_from});
   const auto first_of_step = first_token(first);
   const auto tokens_of_step = first_token(last) - first_of_step;
   std::vector<std::int32_t> offsets;

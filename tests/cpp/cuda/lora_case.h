@@ -63,6 +63,8 @@ struct LoraShape {
   bool dora = false;
   bool odd_addresses = false;
   Numbers numbers = Numbers::kReal;
+  /// Small, so that few tokens do for a step of many.
+  std::int64_t many_tokens_from = 256;
 };
 
 /// A step of LoraKernel on host memory, with what float64 says of it.
@@ -75,6 +77,8 @@ class LoraCase {
   [[nodiscard]] Elements run() const { return run(0, static_cast<std::int64_t>(shape_.lengths.size())); }
   /// The same with y and base in one place.
   [[nodiscard]] Elements run_in_place() const;
+  /// What it makes of all of them when tiles of many tokens begin with steps of so many.
+  [[nodiscard]] Elements run_tiled(std::int64_t many_tokens_from) const;
 
   /// Elements of y that are further from float64's result than roundings can explain; with
   /// integers and infinity, not equal.

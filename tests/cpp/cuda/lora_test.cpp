@@ -148,6 +148,7 @@ BOOST_DATA_TEST_CASE(a_token_does_not_depend_on_the_others, data::make(kDTypes),
       BOOST_TEST(std::equal(same, same + alone.size(), alone.data()));
     }
     BOOST_TEST((step.run_in_place() == together));
+    BOOST_TEST((step.run_tiled(step.tokens() + 1) == together));
   }
 }
 

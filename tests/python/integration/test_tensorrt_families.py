@@ -14,10 +14,11 @@ from adaptrt.builder.build import build
 from adaptrt.builder.config import BuildConfig, LoraBuildConfig, PluginConfig, TensorRtBuildConfig
 from adaptrt.builder.conversion.convert import convert_checkpoint
 from adaptrt.runtime.engine import LoadedEngine, load_engine
-from support.emulated_engine import check_answer, emulated_engine
+from support.emulated_engine import emulated_engine
 from support.families import FAMILIES, RELATIVES, Family, save_family
 from support.models import save_adapter
 from support.serving import Answer, collect, make_request
+from support.stand_in_engine import check_answer
 from support.tensorrt_plans import adapter_nodes, attention_layers, needs_tensorrt_rtx
 
 pytestmark = needs_tensorrt_rtx

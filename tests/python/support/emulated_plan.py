@@ -9,88 +9,37 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import adaptrt_cuda_emulated
-import ml_dtypes
 import numpy as np
 import onnx
-from onnx import TensorProto
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
-from adaptrt import _core
 from adaptrt.plugins import PLUGINS
 from adaptrt.plugins.adapter_tables import array_at
 from adaptrt.plugins.definition import DOMAIN, ENGINE_TYPE, Plugin
 from adaptrt.plugins.kernel_node import KernelNode
 from adaptrt.plugins.sizes import bind_sizes
 from support.kernel_launch import launch, workspace_bytes
-
-DTYPES = {
-    TensorProto.FLOAT: np.dtype(np.float32),
-    TensorProto.FLOAT16: np.dtype(np.float16),
-    TensorProto.BFLOAT16: np.dtype(ml_dtypes.bfloat16),
-    TensorProto.INT32: np.dtype(np.int32),
-    TensorProto.INT64: np.dtype(np.int64),
-}
-ENGINE_TYPES = {"float16": _core.DType.FLOAT16, "bfloat16": _core.DType.BFLOAT16}
-# What the kernels may ask of addresses.
-ALIGNMENT = 256
-
-Profile = Mapping[str, tuple[Sequence[int], Sequence[int], Sequence[int]]]
-"""Smallest, usual and largest shape by input."""
+from support.stand_in_plan import ALIGNMENT, DTYPES, ENGINE_TYPES, Profile, StandInContext
 
 
-class EmulatedContext:
-    """An execution context for one profile, with TensorRT's methods. Refuses shapes outside the profile."""
+class EmulatedContext(StandInContext):
+    """An execution context whose runs are calls in a stream of the emulated device."""
 
     def __init__(self, network: onnx.ModelProto, profile: Profile, device: adaptrt_cuda_emulated.CudaDevice) -> None:
-        self._network = network
+        super().__init__(network, profile)
         self._evaluator = ReferenceEvaluator(network, new_ops=[_kernel_op(plugin) for plugin in PLUGINS])
-        self._types = {value.name: value.type.tensor_type for value in (*network.graph.input, *network.graph.output)}
-        self._inputs = [value.name for value in network.graph.input]
-        self._profile = profile
         self._device = device
-        self._shapes: dict[str, tuple[int, ...]] = {}
-        self._addresses: dict[str, int] = {}
-        self.num_runs = 0
-        self.num_enqueues = 0
-        self.others: list[EmulatedContext] = []
 
-    def another(self) -> EmulatedContext:
-        """One more for the same profile."""
-        self.others.append(EmulatedContext(self._network, self._profile, self._device))
-        return self.others[-1]
+    def alike(self) -> EmulatedContext:
+        return EmulatedContext(self.network, self.profile, self._device)
 
-    def set_input_shape(self, name: str, dims: tuple[int, ...]) -> bool:
-        """False when the network or its profile does not take the shape."""
-        expected = self._types[name].shape.dim
-        if len(dims) != len(expected) or any(
-            dim.HasField("dim_value") and dim.dim_value != size for dim, size in zip(expected, dims, strict=True)
-        ):
-            return False
-        if name in self._profile:
-            low, _, high = self._profile[name]
-            if not all(least <= size <= most for least, size, most in zip(low, dims, high, strict=True)):
-                return False
-        self._shapes[name] = dims
-        return True
-
-    def set_tensor_address(self, name: str, address: int) -> bool:
-        """False for a tensor that there is not."""
-        if name not in self._types or address % ALIGNMENT != 0:
-            return False
-        self._addresses[name] = address
-        return True
-
-    def execute_async_v3(self, stream: int) -> bool:
-        """Puts a run over the tensors as they are now into the stream."""
-        self.num_enqueues += 1
-        shapes, addresses = dict(self._shapes), dict(self._addresses)
+    def enqueue(self, stream: int, shapes: Mapping[str, tuple[int, ...]], addresses: Mapping[str, int]) -> None:
         adaptrt_cuda_emulated.submit(stream, lambda: self._run(shapes, addresses))
-        return True
 
     def _run(self, shapes: Mapping[str, tuple[int, ...]], addresses: Mapping[str, int]) -> None:
         self.num_runs += 1
-        feeds = {name: self._tensor(name, shapes[name], addresses) for name in self._inputs}
+        feeds = {name: self._tensor(name, shapes[name], addresses) for name in self.inputs}
         for name, output in zip(self._evaluator.output_names, self._evaluator.run(None, feeds), strict=True):
             if output.ctypes.data == addresses[name]:
                 continue  # written in place
@@ -98,7 +47,7 @@ class EmulatedContext:
             self._tensor(name, output.shape, addresses)[...] = output
 
     def _tensor(self, name: str, shape: tuple[int, ...], addresses: Mapping[str, int]) -> np.ndarray:
-        dtype = DTYPES[self._types[name].elem_type]
+        dtype = DTYPES[self.types[name].elem_type]
         num_bytes = int(np.prod(shape)) * dtype.itemsize
         assert self._device.owns(addresses[name], num_bytes), f"{name}{shape} is not in one allocation of the device"
         return array_at(addresses[name], shape, dtype)
