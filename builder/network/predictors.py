@@ -53,18 +53,25 @@ def with_predictors(network: Network, ranks: Sequence[int], least_score: float) 
     Gates are closed, in every step and row, where their scores are below `least_score`. The tensors of predictors are
     none of a checkpoint's: the result is to be compiled, with RankTensors that have them.
     """
-    before: dict[str, list[Op]] = {}
+    # Where attention and MLP are side by side, the stream is another one behind the norm.
+    before_norms: dict[str, Op] = {}
+    layers: dict[str, list[Op]] = {}
     for gated, rank in zip(gated_layers(network), ranks, strict=True):
-        before[gated.op.output.name] = _predicted(gated, rank, least_score)
+        read, *layer = _predicted(gated, rank, least_score)
+        before_norms[gated.op.input.name] = read
+        layers[gated.op.output.name] = layer
     made = copy.copy(network)
     made.ops = []
     for op in network.ops:
-        made.ops += before.get(op.output.name, [op]) if isinstance(op, Linear) else [op]
+        if isinstance(op, (RmsNorm, LayerNorm)) and op.output.name in before_norms:
+            made.ops += [before_norms[op.output.name], op]
+        else:
+            made.ops += layers.get(op.output.name, [op]) if isinstance(op, Linear) else [op]
     return made
 
 
 def _predicted(gated: GatedLayer, rank: int, least_score: float) -> list[Op]:
-    """The predictor, and the layer with its scores."""
+    """What reads the stream, the rest of the predictor, and the layer with its scores."""
     scope = f"{gated.op.output.name}.predictor"
     fc1, fc2 = predictor_weights(gated, rank)
     gate = gated.op.weights[0].outputs
