@@ -13,12 +13,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 import numpy as np
@@ -26,11 +22,11 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1] / "peers"))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from llama_server import llama_server
 from models import export_for, write_tokenizer
 
 from scenarios.model import BenchModel
 
-START_SECONDS, REQUEST_SECONDS = 120.0, 7200.0
 BLOCK = 2048
 
 
@@ -84,41 +80,12 @@ def measure_openvino(options: argparse.Namespace, root: Path, length: int) -> tu
 
 def measure_llama_cpp(options: argparse.Namespace, root: Path, length: int) -> tuple[float, float]:
     """The same, of a server of its own, by the times that it reports."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command: list[object] = [
-        options.home / "llama-build" / "bin" / "llama-server", "-m", root / "gguf" / "base.gguf", "--port", port,
-        "-t", options.threads, "-tb", options.threads, "-np", 1, "-c", length + options.tokens + 64, "-b", BLOCK,
-        "-ub", 512, "-fa", "on", "--cache-type-k", "q8_0", "--cache-type-v", "q8_0", "--no-warmup", "--cache-ram", 0,
-    ]  # fmt: skip
-    server = subprocess.Popen([str(part) for part in command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        address = f"http://127.0.0.1:{port}"
-        wait_for(address, server)
-        prompt = np.random.default_rng(length).integers(100, 20000, length).tolist()
-        body = {"prompt": prompt, "n_predict": options.tokens + 1, "ignore_eos": True, "temperature": 0.0}
-        request = urllib.request.Request(
-            f"{address}/completion", json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
-        with urllib.request.urlopen(request, timeout=REQUEST_SECONDS) as response:
-            timings = json.load(response)["timings"]
-    finally:
-        server.terminate()
-        server.wait()
-    return timings["prompt_ms"] / 1e3, timings["predicted_per_token_ms"] / 1e3
-
-
-def wait_for(address: str, server: subprocess.Popen[bytes]) -> None:
-    """Until the server answers. Raises RuntimeError when it does not."""
-    end = time.monotonic() + START_SECONDS
-    while time.monotonic() < end and server.poll() is None:
-        try:
-            with urllib.request.urlopen(f"{address}/health", timeout=2):
-                return
-        except (urllib.error.URLError, ConnectionError, TimeoutError):
-            time.sleep(0.1)
-    raise RuntimeError("llama-server did not start")
+    flags = ("-b", BLOCK, "-ub", 512, "-fa", "on", "--cache-type-k", "q8_0", "--cache-type-v", "q8_0")
+    context = length + options.tokens + 64
+    model = root / "gguf" / "base.gguf"
+    with llama_server(options.home, model, threads=options.threads, context=context, flags=flags) as server:
+        times = server.measure(np.random.default_rng(length).integers(100, 20000, length).tolist(), options.tokens)
+    return times.prefill, times.token
 
 
 MEASURES = {"openvino": measure_openvino, "llama_cpp": measure_llama_cpp}

@@ -181,6 +181,7 @@ inline void multiply_partly(TileRows a, TileColumns b, std::int64_t steps, TileS
 /// Columns of two tiles, and the bytes of their lines.
 inline constexpr std::int64_t kPairColumns = 2 * kTileColumns;
 inline constexpr std::int64_t kPairLine = 2 * kTileLine;
+inline constexpr std::int64_t kPairStepBytes = kTileHeight * kPairLine;
 /// Rows from which on copying two tiles of columns is worth its time.
 inline constexpr std::int64_t kCopiedRows = 128;
 /// Steps that are copied at once: 32 KB, two thirds of a first-level cache.

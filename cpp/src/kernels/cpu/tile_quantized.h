@@ -74,14 +74,37 @@ void decode_steps(const QuantizedGemm& gemm, const QuantizedPanel& panel, std::i
   }
 }
 
-/// Puts the sums of one group of inputs of some rows, `sums_stride` apart, into the output: times the scale,
-/// less the zero point's share, added to the groups before.
-inline void finish_group(const QuantizedGemm& gemm, const GroupView& group, std::int64_t index,
-                         std::int64_t first_row, std::int64_t rows, const float* sums,
-                         std::int64_t sums_stride) {
+/// Decodes inputs [begin, end) of a quantised panel of kPanelColumns columns as decode_steps does, but each
+/// pair of tiles of columns by itself, kStretchSteps * kPairStepBytes behind the one before.
+template <class Packed>
+void decode_pairs(const QuantizedGemm& gemm, const QuantizedPanel& panel, std::int64_t begin,
+                  std::int64_t end, std::byte* out) {
+  constexpr std::int64_t kWordInputs = Packed::kUnits * Packed::kInterleave;
+  constexpr int kVectors =
+      static_cast<int>(std::min<std::int64_t>(kTileVectors, kPairColumns / Simd::kLanes));
+  const auto decoder = decoder_of<Packed>(gemm.quantization);
+  const std::int64_t units = (end - begin + Packed::kInterleave - 1) / Packed::kInterleave;
+  const std::byte* words =
+      panel.weights + begin / kWordInputs * kWordLines<Packed> * kPanelColumns * Packed::kColumnBytes;
+  for (std::int64_t pair = 0; pair < kPanelColumns;
+       pair += kPairColumns, out += kStretchSteps * kPairStepBytes) {
+    if (units % kTileHeight != 0) std::memset(out, 0, steps_of(end - begin) * kPairStepBytes);
+    for (std::int64_t column = 0; column < kPairColumns; column += kVectors * Simd::kLanes) {
+      expand_columns<Packed, kVectors>(decoder, words + (pair + column) * Packed::kColumnBytes, kPanelColumns,
+                                       units, Simd::kLanes, out + column * kExpandedBytes, kPairLine);
+    }
+  }
+}
+
+/// Puts the sums of one group of inputs of some rows and columns, `sums_stride` apart, into the output: times
+/// the scale, less the zero point's share, added to the groups before.
+inline void finish_columns(const QuantizedGemm& gemm, const GroupView& group, std::int64_t index,
+                           std::int64_t first_row, std::int64_t rows, const float* sums,
+                           std::int64_t sums_stride, InputRange columns) {
   const std::int64_t groups = group_count(gemm.quantization, gemm.k);
-  for (std::int64_t column = 0; column < gemm.width; column += Simd::kLanes) {
-    const std::int64_t lanes = std::min<std::int64_t>(Simd::kLanes, gemm.width - column);
+  sums -= columns.begin;
+  for (std::int64_t column = columns.begin; column < columns.end; column += Simd::kLanes) {
+    const std::int64_t lanes = std::min<std::int64_t>(Simd::kLanes, columns.end - column);
     const Simd::Vec scale = load_scales(gemm.quantization, group.scales, column, lanes);
     Simd::Vec zero = Simd::zero();
     if (group.zeros != nullptr) {
@@ -98,6 +121,13 @@ inline void finish_group(const QuantizedGemm& gemm, const GroupView& group, std:
                   lanes);
     }
   }
+}
+
+/// The same of all columns.
+inline void finish_group(const QuantizedGemm& gemm, const GroupView& group, std::int64_t index,
+                         std::int64_t first_row, std::int64_t rows, const float* sums,
+                         std::int64_t sums_stride) {
+  finish_columns(gemm, group, index, first_row, rows, sums, sums_stride, {0, gemm.width});
 }
 
 /// What tells how a panel's weights are decoded: for tiles, and for few rows.
@@ -151,11 +181,18 @@ struct GroupRows {
 
 /// A panel whose groups of inputs have scales of their own. Each group has whole steps, so that their sums
 /// stay apart. Groups are decoded for all rows, those that are larger than a stretch again for each tile of
-/// rows.
+/// rows. For many rows, pairs of tiles of columns lie by themselves, and stay in the first-level cache while
+/// all rows are multiplied by them.
 class GroupedProduct {
  public:
-  GroupedProduct(const QuantizedGemm& gemm, const QuantizedPanel& panel, DecodeSteps decode)
-      : gemm_(gemm), panel_(panel), decode_(decode), size_(group_size_of(gemm)), steps_(steps_of(size_)) {}
+  GroupedProduct(const QuantizedGemm& gemm, const QuantizedPanel& panel, DecodeSteps decode,
+                 DecodeSteps decode_pairs)
+      : gemm_(gemm),
+        panel_(panel),
+        decode_(decode),
+        decode_pairs_(decode_pairs),
+        size_(group_size_of(gemm)),
+        steps_(steps_of(size_)) {}
 
   void run(InputRange inputs) {
     const std::int64_t end = (inputs.end + size_ - 1) / size_;
@@ -164,8 +201,14 @@ class GroupedProduct {
       return;
     }
     const std::int64_t together = std::max<std::int64_t>(1, stretch_steps(gemm_.rows) / steps_);
+    const bool in_pairs = gemm_.rows >= kCopiedRows && gemm_.width == kPanelColumns &&
+                          gemm_.a_steps != nullptr && size_ % kStepInputs == 0;
     for (std::int64_t first = inputs.begin / size_; first < end; first += together) {
-      multiply_together(first, std::min(first + together, end));
+      if (in_pairs) {
+        multiply_pairs(first, std::min(first + together, end));
+      } else {
+        multiply_together(first, std::min(first + together, end));
+      }
     }
   }
 
@@ -182,6 +225,34 @@ class GroupedProduct {
         const GroupView group = group_of(gemm_, panel_, index);
         multiply(rows, group.first, group.end, place(index), false);
         finish_group(gemm_, group, index, rows.first, rows.count, sums_, kPanelColumns);
+      }
+    }
+  }
+
+  void multiply_pairs(std::int64_t first, std::int64_t end) {
+    const auto place = [&](std::int64_t index) {
+      return decoded_ + (index - first) * steps_ * kPairStepBytes;
+    };
+    for (std::int64_t index = first; index < end; ++index) {
+      const GroupView group = group_of(gemm_, panel_, index);
+      decode_pairs_(gemm_, panel_, group.first, group.end, place(index));
+    }
+    StepPrefetch nothing;
+    for (std::int64_t column = 0; column < kPanelColumns; column += kPairColumns) {
+      const std::int64_t pair = column / kPairColumns * kStretchSteps * kPairStepBytes;
+      for (std::int64_t row = 0; row < gemm_.rows; row += kPackedRows) {
+        const std::int64_t count = std::min(kPackedRows, gemm_.rows - row);
+        for (std::int64_t index = first; index < end; ++index) {
+          const GroupView group = group_of(gemm_, panel_, index);
+          const TileRows rows{
+              gemm_.a_steps + group.first / kStepInputs * gemm_.a_step_bytes + row * kTileLine, kTileLine,
+              gemm_.a_step_bytes};
+          multiply_rest<BFloat16Dot>(rows, {place(index) + pair, kPairLine, kPairStepBytes},
+                                     steps_of(group.end - group.first), {sums_, kPairColumns, false}, count,
+                                     &nothing);
+          finish_columns(gemm_, group, index, row, count, sums_, kPairColumns,
+                         {column, column + kPairColumns});
+        }
       }
     }
   }
@@ -217,6 +288,7 @@ class GroupedProduct {
   const QuantizedGemm& gemm_;
   const QuantizedPanel panel_;
   DecodeSteps decode_;
+  DecodeSteps decode_pairs_;
   std::int64_t size_;
   std::int64_t steps_;  ///< of a group
   alignas(kCacheLine) std::byte decoded_[kStretchSteps * kStepBytes];
@@ -292,7 +364,8 @@ void tile_quantized_gemm_of(const QuantizedGemm& gemm) {
   } else if (group_count(gemm.quantization, gemm.k) == 1) {
     multiply_one_group(gemm, panel, &decode_steps<typename Panel::Tiled>, inputs);
   } else {
-    GroupedProduct(gemm, panel, &decode_steps<typename Panel::Tiled>).run(inputs);
+    using Tiled = typename Panel::Tiled;
+    GroupedProduct(gemm, panel, &decode_steps<Tiled>, &decode_pairs<Tiled>).run(inputs);
   }
 }
 

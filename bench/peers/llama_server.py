@@ -1,0 +1,78 @@
+"""llama-server with one model, and the times that it reports of a request."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_START_SECONDS, _REQUEST_SECONDS = 120.0, 7200.0
+
+
+@dataclass(frozen=True)
+class Times:
+    """Of one request, in seconds."""
+
+    prefill: float
+    token: float
+    """Of each behind the first."""
+
+
+@dataclass(frozen=True)
+class LlamaServer:
+    """A server that answers."""
+
+    address: str
+
+    def measure(self, prompt: Sequence[int], new_tokens: int) -> Times:
+        """Of a prompt that shares nothing with those before it."""
+        body = {
+            "prompt": list(prompt), "n_predict": new_tokens + 1, "ignore_eos": True, "temperature": 0.0,
+            "cache_prompt": False,
+        }  # fmt: skip
+        request = urllib.request.Request(
+            f"{self.address}/completion", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=_REQUEST_SECONDS) as response:
+            timings = json.load(response)["timings"]
+        return Times(timings["prompt_ms"] / 1e3, timings["predicted_per_token_ms"] / 1e3)
+
+
+@contextlib.contextmanager
+def llama_server(
+    home: Path, model: Path, *, threads: int, context: int, flags: Sequence[object]
+) -> Iterator[LlamaServer]:
+    """The server of bench/peers/install.sh's `home` with a GGUF file. Raises RuntimeError when it does not start."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command: list[object] = [
+        home / "llama-build" / "bin" / "llama-server", "-m", model, "--port", port, "-t", threads, "-tb", threads,
+        "-np", 1, "-c", context, "--no-warmup", "--cache-ram", 0, *flags,
+    ]  # fmt: skip
+    server = subprocess.Popen([str(part) for part in command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        address = f"http://127.0.0.1:{port}"
+        _wait_for(address, server)
+        yield LlamaServer(address)
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def _wait_for(address: str, server: subprocess.Popen[bytes]) -> None:
+    end = time.monotonic() + _START_SECONDS
+    while time.monotonic() < end and server.poll() is None:
+        try:
+            with urllib.request.urlopen(f"{address}/health", timeout=2):
+                return
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            time.sleep(0.1)
+    raise RuntimeError("llama-server did not start")
