@@ -41,6 +41,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("work_dir", type=Path)
     parser.add_argument("--home", type=Path, required=True)
     parser.add_argument("--llama_cpp", nargs="*", default=list(LLAMA_CPP), help="as llama-quantize names them")
+    parser.add_argument(
+        "--no_repack", action="store_true", help="llama.cpp's weights as they are in the file, where its AMX code fails"
+    )
     parser.add_argument("--openvino", nargs="*", choices=OPENVINO, default=list(OPENVINO))
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
@@ -83,7 +86,8 @@ def of_llama_cpp(options: argparse.Namespace, root: Path, kind: str) -> Times:
                        stderr=subprocess.DEVNULL)  # fmt: skip
     random = np.random.default_rng(0)
     found = []
-    with llama_server(options.home, model, threads=options.threads, context=PROMPT + 64, flags=("-ub", 512)) as server:
+    flags = ("-ub", 512, *(["--no-repack"] if options.no_repack else []))
+    with llama_server(options.home, model, threads=options.threads, context=PROMPT + 64, flags=flags) as server:
         server.measure(random.integers(100, 20000, CONTEXT).tolist(), 1)
         for _ in range(options.repeats):
             prefill = server.measure(random.integers(100, 20000, PROMPT).tolist(), 1).prefill

@@ -3,10 +3,10 @@
     python bench/quantised/run.py WORK_DIR [--model DIR [--text FILE]] [--published DIR ...] [--formats NAME ...]
         [--repeats 3] [--tokens 4096] [--output FILE]
 
-Builds an engine of each form below WORK_DIR (what exists stays) and measures them in turn: one request that decodes, a
-prompt of 512 tokens, and how much of the machine's read bandwidth the bytes of a decode step are. Beside them stands
-what the form does to a text, so that nobody compares the speed of unlike things: perplexity, and how far the engine's
-distributions are from those of bfloat16, in nats a token.
+Builds an engine of each form below WORK_DIR (what exists stays) and measures them in turn, their weights in memory of
+the process's own: one request that decodes, a prompt of 512 tokens, and how much of the machine's read bandwidth the
+bytes of a decode step are. Beside them stands what the form does to a text, so that nobody compares the speed of unlike
+things: perplexity, and how far the engine's distributions are from those of bfloat16, in nats a token.
 
 Without --model, speeds are those of a model of 491 million random weights, and perplexities those of the demo's trained
 one over the documents that it was taught. With --model both are of that model, and --text is needed. Weights are
@@ -34,6 +34,7 @@ from quantised.rounded import rounded
 
 from adaptrt._core import DType, QuantAlgo, WeightCode
 from adaptrt.builder.build import build
+from adaptrt.builder.byte_size import ALL_WEIGHTS
 from adaptrt.builder.checkpoint.quantization import QuantConfig
 from adaptrt.builder.config import BuildConfig
 from adaptrt.builder.conversion.checkpoint import Checkpoint
@@ -124,7 +125,7 @@ def engines_of(model: Path, formats: Sequence[str], published: Sequence[Path], p
 
 def speeds_of(engines: Mapping[str, Path], repeats: int, threads: int) -> Iterator[tuple[str, Speed]]:
     """(name, what it does), the engines measured in turn."""
-    loaded = {name: load_native_engine(engine) for name, engine in engines.items()}
+    loaded = {name: load_native_engine(engine, ALL_WEIGHTS) for name, engine in engines.items()}
     scenarios: list[Prefill | Decode] = []
     for name in engines:
         scenarios += [
