@@ -26,8 +26,8 @@ inline constexpr std::int32_t kWholeSteps = 15;
 [[nodiscard]] bool reads_open_gates_alone(const LinearWork& work, const Step& step);
 
 /// The layer, of such a one: its gates, adapters included, for all outputs that scores do not close in all
-/// rows, then the second part, if there is one, where a gate of some row is open. The bits are run_linear's. Returns whether
-/// anything was left out.
+/// rows, then the second part, if there is one, where a gate of some row is open. The bits are run_linear's.
+/// Returns whether anything was left out.
 bool run_gated_by_relu(const LinearWork& work, const Step& step);
 
 }  // namespace adaptrt
