@@ -2,7 +2,6 @@
 // served.
 
 #include <algorithm>
-#include <array>
 #include <boost/test/data/monomorphic.hpp>
 #include <boost/test/data/test_case.hpp>
 #include <boost/test/unit_test.hpp>
@@ -15,6 +14,7 @@
 #include "adaptrt/kernels/kernel_table.h"
 #include "emulated_tiles/kernel_tables.h"
 #include "engine/random_model.h"
+#include "support/sanitized.h"
 
 namespace adaptrt::testing::invariance_test {
 namespace {
@@ -184,15 +184,10 @@ void check_crowd(const Served& served, std::vector<Request> requests, int thread
   }
 }
 
-// Tokens of the longest request, and of how many threads crowds are computed. A sanitizer takes ten times as
-// long for each token, and what a step does with memory and threads is the same for fewer.
-#if defined(ADAPTRT_SANITIZE_PART)
-constexpr std::int64_t kLongestRequest = 45;
-constexpr std::array kThreadCounts = {2, 3};
-#else
-constexpr std::int64_t kLongestRequest = 150;
-constexpr std::array kThreadCounts = {1, 2, 3, 4};
-#endif
+// Tokens of the longest request, and of how many threads crowds are computed: what a step does with memory
+// and threads is the same for fewer.
+constexpr std::int64_t kLongestRequest = sanitized(45, 150);
+const std::vector<int> kThreadCounts = kSanitizedPart ? std::vector{3} : std::vector{1, 2, 3, 4};
 
 void check_invariance(ModelOptions options, const std::string& kernels) {
   options.max_rank = 9;
