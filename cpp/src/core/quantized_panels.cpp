@@ -178,8 +178,8 @@ void pack_scales(std::byte* scales, const Quantization& quantization, Place plac
 
 /// Where the order of inputs begins, of a matrix with so many bytes in panels.
 std::size_t order_offset(std::size_t bytes_of_panels) {
-  constexpr std::size_t kAlignment = alignof(std::int32_t);
-  return (bytes_of_panels + kAlignment - 1) / kAlignment * kAlignment;
+  constexpr std::size_t kOrderAlignment = alignof(std::int32_t);
+  return (bytes_of_panels + kOrderAlignment - 1) / kOrderAlignment * kOrderAlignment;
 }
 
 /// What `value` is in a type.

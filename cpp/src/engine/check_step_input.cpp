@@ -7,13 +7,10 @@
 #include <vector>
 
 #include "adaptrt/core/error.h"
+#include "program_sizes.h"
 
 namespace adaptrt {
 namespace {
-
-std::string text(std::int64_t value) {
-  return std::to_string(value);
-}
 
 class StepChecker {
  public:

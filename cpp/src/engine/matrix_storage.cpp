@@ -5,13 +5,10 @@
 
 #include "adaptrt/core/compressed_panels.h"
 #include "adaptrt/core/quantized_panels.h"
+#include "program_sizes.h"
 
 namespace adaptrt {
 namespace {
-
-std::string text(std::int64_t value) {
-  return std::to_string(value);
-}
 
 /// The engine's type must hold the values.
 void check_code(const PanelMatrix& matrix, std::vector<std::string>* problems) {

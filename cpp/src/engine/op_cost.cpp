@@ -17,42 +17,42 @@ std::int64_t as_count(std::size_t bytes) {
   return static_cast<std::int64_t>(bytes);
 }
 
-std::int64_t bytes_of(const VectorView& vector) {
+std::int64_t num_bytes(const VectorView& vector) {
   return vector.size * static_cast<std::int64_t>(sizeof(float));
 }
 
 /// Of the rows of the section that runs.
-std::int64_t bytes_of(BufferId id, const Step& step) {
+std::int64_t num_bytes(BufferId id, const Step& step) {
   const Buffer& buffer = step.buffer(id);
   return step.rows * buffer.width * as_count(size_of(buffer.dtype));
 }
 
 OpCost cost_of(const RmsNormOp& op, const Step& step) {
   const Buffer& input = step.buffer(op.input);
-  return {.weight_bytes = bytes_of(op.weight),
+  return {.weight_bytes = num_bytes(op.weight),
           .activation_bytes = step.rows * input.width * as_count(size_of(input.dtype)) +
-                              (op.add ? 2 : 1) * bytes_of(op.output, step)};
+                              (op.add ? 2 : 1) * num_bytes(op.output, step)};
 }
 
 OpCost cost_of(const LayerNormOp& op, const Step& step) {
-  OpCost cost{.weight_bytes = bytes_of(op.weight) + bytes_of(op.bias),
-              .activation_bytes = bytes_of(op.input, step) + bytes_of(op.output, step)};
+  OpCost cost{.weight_bytes = num_bytes(op.weight) + num_bytes(op.bias),
+              .activation_bytes = num_bytes(op.input, step) + num_bytes(op.output, step)};
   if (op.lora_site < 0) return cost;
   std::set<const DeviceAdapter*> read;
   for (const auto& group : step.groups) {
     const DeviceSite& site = group.adapter->sites[static_cast<std::size_t>(op.lora_site)];
-    if (site.total_rank > 0 && read.insert(group.adapter).second) cost.adapter_bytes += bytes_of(op.bias);
+    if (site.total_rank > 0 && read.insert(group.adapter).second) cost.adapter_bytes += num_bytes(op.bias);
   }
   return cost;
 }
 
 OpCost cost_of(const CastOp& op, const Step& step) {
-  return {.activation_bytes = bytes_of(op.input, step) + bytes_of(op.output, step)};
+  return {.activation_bytes = num_bytes(op.input, step) + num_bytes(op.output, step)};
 }
 
 OpCost cost_of(const RopeTableOp& op, const Step& step) {
-  return {.weight_bytes = bytes_of(op.inverse_frequencies),
-          .activation_bytes = bytes_of(op.cosine, step) + bytes_of(op.sine, step)};
+  return {.weight_bytes = num_bytes(op.inverse_frequencies),
+          .activation_bytes = num_bytes(op.cosine, step) + num_bytes(op.sine, step)};
 }
 
 OpCost cost_of(const AttentionOp& op, const Step& step) {
@@ -80,45 +80,45 @@ OpCost cost_of(const AttentionOp& op, const Step& step) {
   }
   const KvLayer& layer = is_causal ? step.kv_pool.layer(op.layer) : step.own_keys.layer_like(op.shape);
   const std::int64_t key_and_value_bytes = as_count(layer.token_bytes);
-  return {.weight_bytes = bytes_of(op.query_norm) + bytes_of(op.key_norm) + bytes_of(op.position_bias) +
-                          bytes_of(op.sinks),
+  return {.weight_bytes = num_bytes(op.query_norm) + num_bytes(op.key_norm) + num_bytes(op.position_bias) +
+                          num_bytes(op.sinks),
           .kv_bytes = (keys_to_read + step.num_tokens()) * key_and_value_bytes,
-          .activation_bytes = bytes_of(op.qkv, step) + bytes_of(op.cosine, step) + bytes_of(op.sine, step) +
-                              bytes_of(op.output, step),
+          .activation_bytes = num_bytes(op.qkv, step) + num_bytes(op.cosine, step) +
+                              num_bytes(op.sine, step) + num_bytes(op.output, step),
           .flops = keys_to_score * 4 * op.shape.query_size()};
 }
 
 OpCost cost_of(const AllReduceOp& op, const Step& step) {
   const std::int64_t times_output = op.add ? 2 : 1;
-  return {.activation_bytes = bytes_of(op.input, step) + times_output * bytes_of(op.output, step)};
+  return {.activation_bytes = num_bytes(op.input, step) + times_output * num_bytes(op.output, step)};
 }
 
 OpCost cost_of(const AllHeadsNormOp& op, const Step& step) {
   const std::int64_t normed = op.query_norm.size + op.key_norm.size;
-  return {.weight_bytes = bytes_of(op.query_norm) + bytes_of(op.key_norm),
+  return {.weight_bytes = num_bytes(op.query_norm) + num_bytes(op.key_norm),
           .activation_bytes = 2 * step.rows * normed * static_cast<std::int64_t>(sizeof(float))};
 }
 
 OpCost cost_of(const GatherOp& op, const Step& step) {
-  return {.activation_bytes = bytes_of(op.input, step) + bytes_of(op.output, step)};
+  return {.activation_bytes = num_bytes(op.input, step) + num_bytes(op.output, step)};
 }
 
 OpCost cost_of(const ReceiveOp& op, const Step& step) {
-  return {.activation_bytes = bytes_of(op.output, step)};
+  return {.activation_bytes = num_bytes(op.output, step)};
 }
 
 OpCost cost_of(const SendOp& op, const Step& step) {
-  return {.activation_bytes = bytes_of(op.input, step)};
+  return {.activation_bytes = num_bytes(op.input, step)};
 }
 
 OpCost cost_of(const BroadcastOp& op, const Step& step) {
-  return {.activation_bytes = bytes_of(op.buffer, step)};
+  return {.activation_bytes = num_bytes(op.buffer, step)};
 }
 
 /// After the op: the step has the rows that it kept.
 OpCost cost_of(const KeepLogitRowsOp& op, const Step& step) {
   OpCost cost;
-  for (const BufferId id : op.buffers) cost.activation_bytes += 2 * bytes_of(id, step);
+  for (const BufferId id : op.buffers) cost.activation_bytes += 2 * num_bytes(id, step);
   return cost;
 }
 
@@ -168,7 +168,7 @@ void add_weights(std::span<const LinearPart> parts, std::int64_t rows, OpCost* c
   for (const LinearPart& part : parts) {
     // Rows behind panels are read in their place.
     cost->weight_bytes +=
-        as_count(part.weight.bytes()) / (part.weight.has_rows ? 2 : 1) + bytes_of(part.bias);
+        as_count(part.weight.bytes()) / (part.weight.has_rows ? 2 : 1) + num_bytes(part.bias);
     cost->flops += 2 * rows * part.weight.n * part.weight.k;
   }
 }
@@ -191,7 +191,7 @@ OpCost cost_of(const EmbeddingOp& op, const Step& step) {
   };
   OpCost cost{.weight_bytes =
                   step.rows * (row_bytes_of(op.table) + row_bytes_of(op.positions) + row_bytes_of(op.types)),
-              .activation_bytes = bytes_of(op.output, step)};
+              .activation_bytes = num_bytes(op.output, step)};
   if (op.lora_site < 0) return cost;
   const LinearPart whole{.weight = {.n = op.table.k, .k = 1}, .bias = {}};  // of A, a column a token
   const std::int64_t row_bytes = row_bytes_of(op.table);
@@ -223,8 +223,8 @@ OpCost cost_of(const LinearOp& op, const Step& step) {
   add_weights(op.parts, step.rows, &cost);
   take_off_unread(op, step, &cost);
   const std::int64_t times_output = op.epilogue == LinearEpilogue::kAdd ? 2 : 1;
-  cost.activation_bytes = bytes_of(op.input, step) + times_output * bytes_of(op.output, step);
-  if (op.scores != kNoBuffer) cost.activation_bytes += bytes_of(op.scores, step);
+  cost.activation_bytes = num_bytes(op.input, step) + times_output * num_bytes(op.output, step);
+  if (op.scores != kNoBuffer) cost.activation_bytes += num_bytes(op.scores, step);
   if (op.output == step.program.logits) add_new_tokens(step, &cost);
   if (op.lora_site < 0) return cost;
   std::set<const DeviceAdapter*> read;
@@ -242,8 +242,8 @@ OpCost cost_of(const LinearOp& op, const Step& step) {
 
 /// Of the experts that the op's rows took, which are known after it.
 OpCost cost_of(const ExpertsOp& op, const Step& step) {
-  OpCost cost{.activation_bytes = bytes_of(op.input, step) + bytes_of(op.router_logits, step) +
-                                  2 * bytes_of(op.output, step)};
+  OpCost cost{.activation_bytes = num_bytes(op.input, step) + num_bytes(op.router_logits, step) +
+                                  2 * num_bytes(op.output, step)};
   const TakenExperts& taken = step.experts.taken;
   const auto gate_up_of = [&](std::size_t expert) { return std::span(op.gate_up).subspan(2 * expert, 2); };
   const auto down_of = [&](std::size_t expert) { return std::span(op.down).subspan(expert, 1); };
@@ -270,7 +270,7 @@ OpCost cost_of(const ExpertsOp& op, const Step& step) {
 
 OpCost cost_of(const CrossKeysOp& op, const Step& step) {
   return {.kv_bytes = step.rows * as_count(step.cross_pool.layer(op.layer).token_bytes),
-          .activation_bytes = bytes_of(op.kv, step)};
+          .activation_bytes = num_bytes(op.kv, step)};
 }
 
 OpCost cost_of(const CrossAttentionOp& op, const Step& step) {
@@ -283,13 +283,13 @@ OpCost cost_of(const CrossAttentionOp& op, const Step& step) {
     keys_to_score += (offsets[1] - offsets[0]) * keys;
   }
   return {.kv_bytes = keys_to_read * as_count(step.cross_pool.layer(op.layer).token_bytes),
-          .activation_bytes = bytes_of(op.q, step) + bytes_of(op.output, step),
+          .activation_bytes = num_bytes(op.q, step) + num_bytes(op.output, step),
           .flops = keys_to_score * 4 * op.shape.query_size()};
 }
 
 OpCost cost_of(const GatedAddOp& op, const Step& step) {
   return {.activation_bytes =
-              bytes_of(op.input, step) + bytes_of(op.gate, step) + 2 * bytes_of(op.output, step)};
+              num_bytes(op.input, step) + num_bytes(op.gate, step) + 2 * num_bytes(op.output, step)};
 }
 
 }  // namespace

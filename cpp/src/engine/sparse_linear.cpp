@@ -24,7 +24,7 @@ constexpr double kMostLive = 0.75;
 constexpr double kMostOpen = 0.4;
 
 /// Of every kernel table.
-constexpr std::int64_t kMostRows = 4;
+constexpr std::int64_t kMostSparseRows = 4;
 
 std::int64_t sparse_rows(const LinearWork& work, const Step& step) {
   return most_sparse_rows(step.kernels, work.parts[0].weight.dtype);
@@ -36,15 +36,15 @@ void keep_if(bool kept, std::int32_t number, std::int32_t* numbers, std::size_t&
   count += kept ? 1 : 0;
 }
 
-/// Calls body(rows), of at most kMostRows, with a constant: loops over outputs are many times as long as
-/// those over rows within them.
+/// Calls body(rows), of at most kMostSparseRows, with a constant: loops over outputs are many times as long
+/// as those over rows within them.
 template <class Body>
 void with_rows(std::int64_t rows, const Body& body) {
-  static_assert(kMostRows == 4);
+  static_assert(kMostSparseRows == 4);
   if (rows == 1) return body(std::integral_constant<std::int64_t, 1>());
   if (rows == 2) return body(std::integral_constant<std::int64_t, 2>());
   if (rows == 3) return body(std::integral_constant<std::int64_t, 3>());
-  body(std::integral_constant<std::int64_t, kMostRows>());
+  body(std::integral_constant<std::int64_t, kMostSparseRows>());
 }
 
 /// Gates, the layer's second part where there is one, and what becomes of both.
@@ -296,7 +296,7 @@ std::int64_t most_gathered_outputs(std::int64_t width) {
 }
 
 std::int64_t most_sparse_rows(const KernelTable& kernels, DType weights) {
-  return std::min(kernels.sparse_rows[static_cast<std::size_t>(weights)], kMostRows);
+  return std::min(kernels.sparse_rows[static_cast<std::size_t>(weights)], kMostSparseRows);
 }
 
 std::optional<LiveInputs> find_live_inputs(const LinearWork& work, const Step& step) {

@@ -21,7 +21,7 @@ namespace {
 constexpr std::size_t kBytesAtOnce = std::size_t{4} << 20;
 
 /// Of a request whose bytes are spread.
-constexpr std::size_t kMostPlaces = 64;
+constexpr std::size_t kMostPlacesAtOnce = 64;
 
 std::string text_of(int number) {
   return std::strerror(number);  // NOLINT(concurrency-mt-unsafe): glibc's is safe
@@ -91,10 +91,10 @@ void WeightFile::read(const FilePages& pages, std::byte* memory) {
 }
 
 void WeightFile::read_spread(std::size_t offset, std::span<const MemoryPiece> places) {
-  static_assert(kMostPlaces <= 1024, "the system's own limit");
-  std::array<iovec, kMostPlaces> pieces;
+  static_assert(kMostPlacesAtOnce <= 1024, "the system's own limit");
+  std::array<iovec, kMostPlacesAtOnce> pieces;
   while (!places.empty()) {
-    const auto now = places.first(std::min(places.size(), kMostPlaces));
+    const auto now = places.first(std::min(places.size(), kMostPlacesAtOnce));
     std::size_t bytes = 0;
     for (std::size_t i = 0; i < now.size(); ++i) {
       pieces[i] = {now[i].data, now[i].bytes};

@@ -23,6 +23,7 @@
 #include "adaptrt/weight_file/weight_file.h"
 #include "emulated_tiles/kernel_tables.h"
 #include "engine/random_model.h"
+#include "support/sanitized.h"
 #include "support/temporary_directory.h"
 
 namespace adaptrt::testing::weight_memory_test {
@@ -324,8 +325,13 @@ constexpr float kClosed = -20.0F;
 constexpr float kSparse = -1.3F;
 constexpr float kHalfOpen = 0.0F;
 
+/// Fifths of what lies between the least memory and all of it; of an odd one, neurons that are used often
+/// come first.
+const std::vector<std::size_t> kBudgets =
+    kSanitizedPart ? std::vector<std::size_t>{0, 1, 5} : std::vector<std::size_t>{0, 1, 2, 3, 4, 5};
+
 BOOST_DATA_TEST_CASE(of_neurons_that_are_read_as_their_gates_open,
-                     kernel_tables() * data::make({0, 2}) * data::make({0, 1}) *
+                     kernel_tables() * data::make({0, 2}) * data::xrange(sanitized(1, 2)) *
                          data::make({kClosed, kSparse, kHalfOpen}),
                      kernels, dtype, activation, gate_bias) {
   const auto gate = activation == 0 ? LinearEpilogue::kReluMul : LinearEpilogue::kReluMulRelu;
@@ -349,7 +355,7 @@ BOOST_DATA_TEST_CASE(of_neurons_that_are_read_as_their_gates_open,
   const std::size_t least = least_memory(file);
   const std::size_t all = file.engine(kPlenty)->weight_placement()->resident_bytes;
   BOOST_REQUIRE(least < all);
-  for (std::size_t i = 0; i < 6; ++i) {
+  for (const std::size_t i : kBudgets) {
     const std::size_t memory = i == 5 ? kPlenty : least + (all - least) * i / 5;
     const auto engine =
         file.engine(memory, 1 + static_cast<int>(i % 3), i % 2 == 0 ? WeightUsage{} : usage, kernels);

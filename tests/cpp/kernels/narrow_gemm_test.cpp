@@ -11,6 +11,7 @@
 #include "adaptrt/kernels/kernel_table.h"
 #include "kernel_tables.h"
 #include "quantized_matrix.h"
+#include "support/sanitized.h"
 
 namespace adaptrt::narrow_gemm_test {
 namespace {
@@ -86,6 +87,12 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }
 
+const std::vector<std::int64_t> kWidths =
+    kSanitizedPart ? std::vector<std::int64_t>{7, 40, 61} : std::vector<std::int64_t>{1, 7, 16, 40, 61, 64};
+const std::vector<std::int64_t> kCounts = kSanitizedPart
+                                              ? std::vector<std::int64_t>{1, 3, 7, 40}
+                                              : std::vector<std::int64_t>{1, 2, 3, 4, 6, 7, 13, 40};
+
 BOOST_AUTO_TEST_SUITE(narrow_gemm)
 
 BOOST_DATA_TEST_CASE(fewer_bits_hold_the_same_weights_in_fewer_bytes, data::make({2, 3}) * data::make({0, 1}),
@@ -109,10 +116,10 @@ BOOST_DATA_TEST_CASE(products_have_the_bits_of_those_of_four,
   FreshRandom random;
   BOOST_TEST_CONTEXT("seed " << random.seed()) {
     for (const std::int64_t group_size : {0, 32, 128, 1024}) {
-      for (const std::int64_t width : {1, 7, 16, 40, 61, 64}) {
+      for (const std::int64_t width : kWidths) {
         const std::int64_t k = group_size == 1024 ? 1120 : 288;
         const Matrices matrices(bits, zero_points != 0, group_size, width, k, &random);
-        for (const std::int64_t count : {1, 2, 3, 4, 6, 7, 13, 40}) {
+        for (const std::int64_t count : kCounts) {
           const Rows rows(table, kActivations[activation_index], matrices.narrow, count, &random);
           std::vector<float> expected(static_cast<std::size_t>(count * width), kPoison);
           multiply(table, rows.gemm(matrices.four, expected.data()));

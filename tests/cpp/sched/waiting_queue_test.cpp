@@ -11,6 +11,7 @@
 #include <tuple>
 #include <vector>
 
+#include "support/sanitized.h"
 #include "world.h"
 
 namespace adaptrt::testing::waiting_queue_test {
@@ -88,7 +89,8 @@ std::vector<Sequence*> walk_all(WaitingQueue& queue) {
 BOOST_AUTO_TEST_SUITE(waiting_queue)
 
 /// Requests come, start, are forked, charged, paused and ended at random; walks start some of what they meet.
-BOOST_DATA_TEST_CASE(its_order_is_the_model_s_after_every_change, boost::unit_test::data::xrange(40), seed) {
+BOOST_DATA_TEST_CASE(its_order_is_the_model_s_after_every_change,
+                     boost::unit_test::data::xrange(sanitized(8, 40)), seed) {
   std::mt19937_64 random(static_cast<std::uint64_t>(seed));
   const auto below = [&](std::size_t n) { return static_cast<std::size_t>(random() % n); };
   World adapters({.device_pages = 8});

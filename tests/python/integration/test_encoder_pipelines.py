@@ -21,23 +21,24 @@ from adaptrt.builder.conversion.convert import convert_checkpoint
 from support import encoder_decoders, encoders
 from support.cut_encoders import (
     DECODER_SIZES,
-    NAMES,
+    ORCHESTRATED,
     CutEncoder,
     answers_of,
+    answers_of_ranks,
     cut_of,
+    cuts_in,
     executor_of,
     same_bits,
 )
-from support.encoder_rank_script import answers_of_ranks
 from support.pooled import save_word_tokenizer
 from support.rank_script import result_of
 
 CLASSES = 3
 
 
-@pytest.fixture(scope="module", params=NAMES)
-def cut(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CutEncoder:
-    return cut_of(request.param, tmp_path_factory.mktemp("cut"))
+@pytest.fixture(scope="module")
+def cuts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, CutEncoder]:
+    return cuts_in(tmp_path_factory.mktemp("cuts"))
 
 
 @pytest.fixture(scope="module")
@@ -45,38 +46,38 @@ def t5(tmp_path_factory: pytest.TempPathFactory) -> CutEncoder:
     return cut_of("t5", tmp_path_factory.mktemp("t5"))
 
 
-def test_two_stages_compute_what_one_process_does(cut: CutEncoder, tmp_path: Path) -> None:
+def test_two_stages_compute_what_one_process_does(cuts: dict[str, CutEncoder], tmp_path: Path) -> None:
     """In a crowd, whose sequences pass in pieces, and each alone, in leader mode and in orchestrator mode."""
-    engine, cases = cut.engine(1, pp_size=2), cut.cases()
-    batches = [cases, *([case] for case in reversed(cases))]
-    expected = answers_of(cut, cut.engine(1), batches)
-    cut.check(expected[0])
-    for answers in (
-        answers_of_ranks(2, engine, cut.model_type, batches, tmp_path, num_threads=1),
-        answers_of(cut, engine, batches),
-    ):
-        for batch, others in zip(answers, expected, strict=True):
-            assert all(same_bits(answer, other) for answer, other in zip(batch, others, strict=True))
+    for name, by_ranks in answers_of_ranks(2, cuts, tmp_path, each_alone=True, tp_size=1, pp_size=2).items():
+        cut = cuts[name]
+        expected = answers_of(cut, cut.engine(1), cut.batches())
+        cut.check(expected[0])
+        found = [by_ranks]
+        if name in ORCHESTRATED:
+            found.append(answers_of(cut, cut.engine(1, pp_size=2), cut.batches()))
+        for answers in found:
+            for batch, others in zip(answers, expected, strict=True):
+                assert all(same_bits(answer, other) for answer, other in zip(batch, others, strict=True)), name
 
 
-def test_four_stages_in_bfloat16(cut: CutEncoder, tmp_path: Path) -> None:
+def test_four_stages_in_bfloat16(cuts: dict[str, CutEncoder], tmp_path: Path) -> None:
     """In which the encoder's output of some is bfloat16 on its way to the stages."""
-    (expected,) = answers_of(cut, cut.engine(1, DType.BFLOAT16), [cut.cases()])
-    engine = cut.engine(1, DType.BFLOAT16, pp_size=4)
-    (answers,) = answers_of_ranks(4, engine, cut.model_type, [cut.cases()], tmp_path, num_threads=1)
-    assert all(same_bits(answer, other) for answer, other in zip(answers, expected, strict=True))
+    found = answers_of_ranks(4, cuts, tmp_path, tp_size=1, dtype=DType.BFLOAT16, pp_size=4)
+    for name, (answers,) in found.items():
+        (expected,) = answers_of(cuts[name], cuts[name].engine(1, DType.BFLOAT16), [cuts[name].cases()])
+        assert all(same_bits(answer, other) for answer, other in zip(answers, expected, strict=True)), name
 
 
 @pytest.mark.parametrize("fully_sharded", [False, True])
-def test_stages_of_two_ranks(cut: CutEncoder, fully_sharded: bool, tmp_path: Path) -> None:
+def test_stages_of_two_ranks(cuts: dict[str, CutEncoder], fully_sharded: bool, tmp_path: Path) -> None:
     """They give the bits of two ranks without stages."""
-    found = []
-    for ranks, pp_size in ((2, 1), (4, 2)):
-        engine = cut.engine(2, pp_size=pp_size, fully_sharded=fully_sharded)
-        found += answers_of_ranks(ranks, engine, cut.model_type, [cut.cases()], tmp_path, num_threads=1)
-    without, answers = found
-    cut.check(answers)
-    assert all(same_bits(answer, other) for answer, other in zip(answers, without, strict=True))
+    without, found = (
+        answers_of_ranks(2 * pp_size, cuts, tmp_path, tp_size=2, pp_size=pp_size, fully_sharded=fully_sharded)
+        for pp_size in (1, 2)
+    )
+    for name, (answers,) in found.items():
+        cuts[name].check(answers)
+        assert all(same_bits(answer, other) for answer, other in zip(answers, *without[name], strict=True)), name
 
 
 def test_adapters_of_some_layers_alone(t5: CutEncoder, tmp_path: Path) -> None:

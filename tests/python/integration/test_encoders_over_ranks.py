@@ -11,31 +11,42 @@ import adaptrt
 from adaptrt._core import ConfigError
 from adaptrt.builder.conversion.convert import convert_checkpoint
 from support import encoder_decoders, encoders
-from support.cut_encoders import DECODER_SIZES, NAMES, CutEncoder, answers_of, close, cut_of, same_bits
-from support.encoder_rank_script import answers_of_ranks
+from support.cut_encoders import (
+    DECODER_SIZES,
+    ORCHESTRATED,
+    CutEncoder,
+    answers_of,
+    answers_of_ranks,
+    close,
+    cut_of,
+    cuts_in,
+    same_bits,
+)
 from support.pooled import pooled, save_word_tokenizer
 
 
-@pytest.fixture(scope="module", params=NAMES)
-def cut(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CutEncoder:
-    return cut_of(request.param, tmp_path_factory.mktemp("cut"))
+@pytest.fixture(scope="module")
+def cuts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, CutEncoder]:
+    return cuts_in(tmp_path_factory.mktemp("cuts"))
 
 
 @pytest.mark.parametrize("fully_sharded", [False, True])
-def test_two_ranks_compute_what_one_does(cut: CutEncoder, fully_sharded: bool, tmp_path: Path) -> None:
-    """Every kind of adapter in one batch and each request alone, in leader mode and in orchestrator mode."""
-    engine, cases = cut.engine(2, fully_sharded=fully_sharded), cut.cases()
-    batches = [cases, *([case] for case in reversed(cases))]
-    crowd, *alone = answers_of_ranks(2, engine, cut.model_type, batches, tmp_path, num_threads=1)
-    cut.check(crowd)
-    assert all(same_bits(answer, by_itself) for answer, (by_itself,) in zip(crowd, reversed(alone), strict=True))
-    (of_workers,) = answers_of(cut, engine, [cases])
-    assert all(same_bits(answer, other) for answer, other in zip(crowd, of_workers, strict=True))
+def test_two_ranks_compute_what_one_does(cuts: dict[str, CutEncoder], fully_sharded: bool, tmp_path: Path) -> None:
+    """Every kind of adapter in one batch and each request alone; orchestrator mode gives the same bits."""
+    found = answers_of_ranks(2, cuts, tmp_path, each_alone=True, tp_size=2, fully_sharded=fully_sharded)
+    for name, (crowd, *alone) in found.items():
+        cuts[name].check(crowd)
+        by_themselves = [answer for (answer,) in reversed(alone)]
+        assert all(same_bits(answer, other) for answer, other in zip(crowd, by_themselves, strict=True)), name
+        if name in ORCHESTRATED:
+            engine = cuts[name].engine(2, fully_sharded=fully_sharded)
+            (of_workers,) = answers_of(cuts[name], engine, [cuts[name].cases()])
+            assert all(same_bits(answer, other) for answer, other in zip(crowd, of_workers, strict=True)), name
 
 
-def test_four_ranks(cut: CutEncoder, tmp_path: Path) -> None:
-    (answers,) = answers_of_ranks(4, cut.engine(4), cut.model_type, [cut.cases()], tmp_path, num_threads=1)
-    cut.check(answers)
+def test_four_ranks(cuts: dict[str, CutEncoder], tmp_path: Path) -> None:
+    for name, (answers,) in answers_of_ranks(4, cuts, tmp_path, tp_size=4).items():
+        cuts[name].check(answers)
 
 
 def test_llm_starts_the_workers_of_an_encoder(tmp_path: Path) -> None:

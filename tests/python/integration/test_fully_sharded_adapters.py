@@ -15,7 +15,7 @@ from adaptrt.builder.build import build
 from adaptrt.builder.cli import main as command_line
 from adaptrt.builder.conversion.convert import convert_checkpoint
 from adaptrt.tools.bench.executors import load_native_engine
-from support.cut_models import CONFIG, Cut, prompt_of
+from support.cut_models import CONFIG, Cut, check_crowds, prompt_of
 from support.models import Reference, save_adapter
 from support.rank_script import answer_batches
 from support.ranks import answers_of, answers_of_ranks
@@ -37,17 +37,10 @@ def granite(tmp_path_factory) -> Cut:
     return Cut("granite", tmp_path_factory.mktemp("granite"), **SIZES, num_hidden_layers=2)
 
 
-@pytest.mark.parametrize("family", FIELDS)
-def test_ranks_that_share_both_matrices_compute_what_one_does(family: str, tmp_path: Path) -> None:
+def test_ranks_that_share_both_matrices_compute_what_one_does(tmp_path: Path) -> None:
     """LoRA, DoRA and shifts of three ranks in one batch, with each request alone, in other chunks and threads."""
-    cut = Cut(family, tmp_path, **FIELDS[family])
-    cases = cut.cases()
-    engine = cut.engine(2, fully_sharded=True)
-    (crowd,) = answers_of_ranks(2, engine, [cases], tmp_path, num_threads=1)
-    cut.check(crowd)
-    chunks = {"enable_chunked_context": True, "max_num_tokens": 16, "num_threads": 2}
-    alone = answers_of_ranks(2, engine, [[case] for case in reversed(cases)], tmp_path, **chunks)
-    assert all(answer.same_bits(by_itself) for answer, (by_itself,) in zip(crowd, reversed(alone), strict=True))
+    cuts = {family: Cut(family, tmp_path / family, **fields) for family, fields in FIELDS.items()}
+    check_crowds(cuts, tmp_path, fully_sharded=True)
 
 
 def test_four_ranks_of_which_some_have_nothing(granite: Cut, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from adaptrt.builder.conversion.convert import convert_checkpoint
 from support.cut_models import CONFIG, Cut, prompt_of
 from support.models import save_adapter
 from support.pooled import save_random, save_word_tokenizer
-from support.ranks import answers_of_ranks, mpirun
+from support.ranks import answers_of_engines, answers_of_ranks, mpirun
 
 LAYERS = 4
 CROWD = 6
@@ -25,11 +25,6 @@ FIELDS = {
     "gpt2": {"n_layer": LAYERS},
     "gemma2": {"num_hidden_layers": LAYERS, "layer_types": ["sliding_attention", "full_attention"] * (LAYERS // 2)},
 }
-
-
-@pytest.fixture(scope="module", params=["granite", "gemma2", "gpt2", "phi3", "qwen2-moe"])
-def cut(request, tmp_path_factory) -> Cut:
-    return _of(request.param, tmp_path_factory.mktemp(request.param))
 
 
 @pytest.fixture(scope="module")
@@ -41,15 +36,17 @@ def _of(name: str, directory: Path) -> Cut:
     return Cut(name, directory, **FIELDS.get(name, {"num_hidden_layers": LAYERS}))
 
 
-def test_two_stages_compute_what_one_process_does(cut: Cut, tmp_path: Path) -> None:
+def test_two_stages_compute_what_one_process_does(tmp_path: Path) -> None:
     """To the same bits, since no sum is made in another order: in a crowd, and each alone."""
-    cases = cut.cases()
-    (expected,) = answers_of_ranks(1, cut.engine(1), [cases], tmp_path)
-    cut.check(expected)
-    crowd, *alone = answers_of_ranks(2, cut.engine(1, pp_size=2), [cases, *([case] for case in cases)], tmp_path)
-    for answer, by_itself, (same,) in zip(expected, crowd, alone, strict=True):
-        assert by_itself.same_bits(answer)
-        assert same.same_bits(answer)
+    cuts = {name: _of(name, tmp_path / name) for name in ("granite", "gemma2", "gpt2", "phi3", "qwen2-moe")}
+    one = answers_of_engines(1, [(cut.engine(1), [cut.cases()]) for cut in cuts.values()], tmp_path)
+    engines = [(cut.engine(1, pp_size=2), [cut.cases(), *([case] for case in cut.cases())]) for cut in cuts.values()]
+    two = answers_of_engines(2, engines, tmp_path)
+    for (name, cut), (expected,), (crowd, *alone) in zip(cuts.items(), one, two, strict=True):
+        cut.check(expected)
+        for answer, in_crowd, (by_itself,) in zip(expected, crowd, alone, strict=True):
+            assert in_crowd.same_bits(answer), name
+            assert by_itself.same_bits(answer), name
 
 
 def test_steps_in_pieces_give_the_same(granite: Cut, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import adaptrt
 from adaptrt._core import ConfigError, DType, EngineError, cpu_kernels
 from adaptrt.builder.build import build
 from adaptrt.builder.conversion.convert import convert_checkpoint
-from support.cut_models import CONFIG, FLOAT32_TOLERANCE, Cut, prompt_of
+from support.cut_models import CONFIG, FLOAT32_TOLERANCE, Cut, check_crowds, prompt_of
 from support.models import Reference
 from support.ranks import answers_of_ranks, mpirun, ranks_of
 
@@ -34,11 +34,6 @@ def is_running(pid: int) -> bool:
 # Those that are cut in ways of their own.
 FAMILIES = ("granite", "phi3", "gemma2", "gpt2", "gpt-neox", "cohere", "starcoder2", "olmo2", "mixtral", "qwen2-moe")
 EIGHT_HEADS = {"num_hidden_layers": 2, "num_attention_heads": 8, "hidden_size": 48, "intermediate_size": 88}
-
-
-@pytest.fixture(scope="module", params=FAMILIES)
-def cut(request, tmp_path_factory) -> Cut:
-    return Cut(request.param, tmp_path_factory.mktemp(request.param))
 
 
 @pytest.fixture(scope="module")
@@ -78,15 +73,10 @@ def test_sums_of_long_steps(wide_model: Cut, wide: Path, tmp_path: Path) -> None
     assert all(answer.same_bits(other) for answer, other in zip(crowd, short, strict=True))
 
 
-def test_two_ranks_compute_what_one_does(cut: Cut, tmp_path: Path) -> None:
+@pytest.mark.parametrize("names", [FAMILIES[::2], FAMILIES[1::2]])
+def test_two_ranks_compute_what_one_does(names: tuple[str, ...], tmp_path: Path) -> None:
     """Every kind of adapter in one batch, and each request alone, in other chunks and with other threads."""
-    cases = cut.cases()
-    (crowd,) = answers_of_ranks(2, cut.engine(2), [cases], tmp_path, num_threads=1)
-    cut.check(crowd)
-    chunks = {"enable_chunked_context": True, "max_num_tokens": 16, "num_threads": 2}
-    alone = answers_of_ranks(2, cut.engine(2), [[case] for case in reversed(cases)], tmp_path, **chunks)
-    for answer, (by_itself,) in zip(crowd, reversed(alone), strict=True):
-        assert answer.same_bits(by_itself)
+    check_crowds({name: Cut(name, tmp_path / name) for name in names}, tmp_path)
 
 
 @pytest.mark.parametrize("ranks", [4, 8])

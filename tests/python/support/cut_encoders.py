@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from adaptrt.runtime.orchestrator.mode import num_ranks_at
 
 from . import cut_models, encoder_decoders, encoders
 from .cut_models import CONFIG, FLOAT32_TOLERANCE, CutModel
-from .encoder_rank_script import Answer, Batches, answer_batches
+from .encoder_rank_script import Answer, Batches, answer_batches, answers_of_engines
 from .pooled import hidden_states, load_bare, save_pooled_adapter
 
 ADAPTERS: dict[str, dict[str, Any]] = {
@@ -46,6 +47,8 @@ DECODER_SIZES = {
     },
 }
 NAMES = (*ENCODER_SIZES, *DECODER_SIZES)
+# Those whose ranks are also workers of a process: messages go another way then, and nothing is computed otherwise.
+ORCHESTRATED = ("bert", "t5")
 # Of the step in which the longest encoder inputs of cases() start together.
 MOST_TOKENS = 160
 
@@ -89,11 +92,16 @@ class CutEncoder(CutModel):
             for number, (adapter, length) in enumerate(lengths)
         ]
 
+    def batches(self) -> Batches:
+        """cases() in a crowd, and then each alone, the last one first."""
+        cases = self.cases()
+        return [cases, *([case] for case in reversed(cases))]
+
     def check(self, answers: list[Answer]) -> None:
         """Against transformers + PEFT."""
         for adapter, case, answer in zip(self.adapters.values(), self.cases(), answers, strict=True):
             types = None if case["types"] is None else np.array(case["types"])
-            close(answer["rows"], self.states(adapter, case["prompt"], types))
+            close(answer["rows"], self.states(adapter, case["prompt"], types), (self.model, adapter))
 
     def states(self, adapter: Path | None, prompt: list[int], types: np.ndarray | None) -> np.ndarray:
         model = load_bare(self.model, adapter)
@@ -137,9 +145,9 @@ class CutEncoderDecoder(CutEncoder):
             reference = encoder_decoders.Seq2SeqReference(self.model, adapter)
             tokens = answer["tokens"].tolist()
             expected = reference.logits(case["encoder"], [*case["prompt"], *tokens[:-1]])
-            close(answer["logits"], expected)
-            assert tokens == expected[len(case["prompt"]) - 1 :].argmax(axis=1).tolist()
-            close(answer["encoder_output"], reference.encoder_output(case["encoder"]))
+            close(answer["logits"], expected, (self.model, adapter))
+            assert tokens == expected[len(case["prompt"]) - 1 :].argmax(axis=1).tolist(), (self.model, adapter)
+            close(answer["encoder_output"], reference.encoder_output(case["encoder"]), (self.model, adapter))
 
 
 def typed_states(model: Any, prompt: list[int], types: np.ndarray) -> np.ndarray:
@@ -148,9 +156,9 @@ def typed_states(model: Any, prompt: list[int], types: np.ndarray) -> np.ndarray
     return output.last_hidden_state[0].numpy()
 
 
-def close(actual: np.ndarray, expected: np.ndarray) -> None:
-    assert actual.shape == expected.shape
-    assert np.abs(actual - expected).max() <= FLOAT32_TOLERANCE * float(np.ptp(expected))
+def close(actual: np.ndarray, expected: np.ndarray, what: object = "") -> None:
+    assert actual.shape == expected.shape, what
+    assert np.abs(actual - expected).max() <= FLOAT32_TOLERANCE * float(np.ptp(expected)), what
 
 
 def same_bits(one: Answer, other: Answer) -> bool:
@@ -177,3 +185,18 @@ def answers_of(cut: CutEncoder, engine: Path, batches: Batches) -> list[list[Ans
 def cut_of(name: str, directory: Path) -> CutEncoder:
     """Any of NAMES."""
     return (CutEncoder if name in ENCODER_SIZES else CutEncoderDecoder)(name, directory)
+
+
+def cuts_in(directory: Path) -> dict[str, CutEncoder]:
+    """All of NAMES."""
+    return {name: cut_of(name, directory / name) for name in NAMES}
+
+
+def answers_of_ranks(
+    ranks: int, cuts: Mapping[str, CutEncoder], place: Path, *, each_alone: bool = False, **engine: Any
+) -> dict[str, list[list[Answer]]]:
+    """By name, what engines give to cases(), and to each of them alone; `engine` is what CutModel.engine() takes."""
+    engines = [
+        (cut.engine(**engine), cut.model_type, cut.batches() if each_alone else [cut.cases()]) for cut in cuts.values()
+    ]
+    return dict(zip(cuts, answers_of_engines(ranks, engines, place, num_threads=1), strict=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from adaptrt.builder.conversion.convert import convert_checkpoint
 
 from .families import FAMILIES, RELATIVES, Family, save_family
 from .models import Reference, save_adapter
-from .ranks import RankAnswer
+from .ranks import RankAnswer, answers_of_engines
 
 FLOAT32_TOLERANCE = 1e-4
 CONFIG = BuildConfig(
@@ -132,5 +133,23 @@ class Cut(CutModel):
             expected = Reference(self.model, adapter).logits(prompt, answer.tokens).numpy()
             actual = np.concatenate([answer.context_logits, answer.generation_logits[1:]])
             scale = expected.max() - expected.min()
-            assert np.abs(actual - expected).max() <= FLOAT32_TOLERANCE * scale, name
-            assert answer.tokens == expected[len(prompt) - 1 :].argmax(axis=1).tolist()
+            assert np.abs(actual - expected).max() <= FLOAT32_TOLERANCE * scale, (self.model, name)
+            assert answer.tokens == expected[len(prompt) - 1 :].argmax(axis=1).tolist(), (self.model, name)
+
+
+def check_crowds(cuts: Mapping[str, Cut], place: Path, **engine: Any) -> None:
+    """Of two ranks: every kind of adapter in one batch, and each alone, in other chunks and with other threads.
+
+    All are answered by the same processes, one after the other; `engine` is what CutModel.engine() takes beside.
+    """
+    engines = [cut.engine(2, **engine) for cut in cuts.values()]
+    cases = [cut.cases() for cut in cuts.values()]
+    crowds = [(made, [batch]) for made, batch in zip(engines, cases, strict=True)]
+    alone = [(made, [[case] for case in reversed(batch)]) for made, batch in zip(engines, cases, strict=True)]
+    chunks = {"enable_chunked_context": True, "max_num_tokens": 16, "num_threads": 2}
+    found = answers_of_engines(2, crowds, place, num_threads=1)
+    again = answers_of_engines(2, alone, place, **chunks)
+    for (name, cut), (crowd,), by_themselves in zip(cuts.items(), found, again, strict=True):
+        cut.check(crowd)
+        for answer, (by_itself,) in zip(crowd, reversed(by_themselves), strict=True):
+            assert answer.same_bits(by_itself), name

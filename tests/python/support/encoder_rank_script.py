@@ -1,15 +1,15 @@
-"""Answers batches of requests to an engine with an encoder, on every process that mpirun starts: SPEC OUTPUT.
+"""Answers batches of requests over engines with an encoder, one after the other, on every process of mpirun: SPECS.
 
-SPEC is JSON: {engine, model_type, config: fields of ExecutorConfig, batches: lists of {adapter, task, prompt, types,
-encoder}}. A case with `encoder` is a decoder's, which begins with `prompt`; the others end in hidden states. Rank 0
-writes what each request gave.
+SPECS is JSON: [{engine, model_type, config: fields of ExecutorConfig, batches: lists of {adapter, task, prompt, types,
+encoder}, output}]. A case with `encoder` is a decoder's, which begins with `prompt`; the others end in hidden states.
+Rank 0 writes what each request gave to `output`.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,15 +69,29 @@ def answer_batches(executor: adaptrt.Executor, batches: Batches) -> list[list[An
     return answers
 
 
-def answers_of_ranks(
-    ranks: int, engine: Path, model_type: str, batches: Batches, place: Path, **config: Any
-) -> list[list[Answer]]:
-    """What this script gives in leader mode; `place` is a directory for its files."""
-    spec, output = place / "spec.json", place / "answers.npz"
-    content = {"engine": str(engine), "model_type": model_type, "config": config, "batches": batches}
-    spec.write_text(json.dumps(content))
-    mpirun(ranks, "-m", "support.encoder_rank_script", spec, output)
-    found: Mapping[str, np.ndarray] = np.load(output)
+def answers_of_engines(
+    ranks: int, engines: Sequence[tuple[Path, str, Batches]], place: Path, **config: Any
+) -> list[list[list[Answer]]]:
+    """What this script gives in leader mode of engines, their model types and batches; `place` is for its files.
+
+    All are answered by the same processes, one after the other: starting them takes longer than they work.
+    """
+    specs = [
+        {
+            "engine": str(engine),
+            "model_type": model_type,
+            "config": config,
+            "batches": batches,
+            "output": str(place / f"answers{number}.npz"),
+        }
+        for number, (engine, model_type, batches) in enumerate(engines)
+    ]
+    (place / "specs.json").write_text(json.dumps(specs))
+    mpirun(ranks, "-m", "support.encoder_rank_script", place / "specs.json")
+    return [_read(np.load(spec["output"]), spec["batches"]) for spec in specs]
+
+
+def _read(found: Mapping[str, np.ndarray], batches: Batches) -> list[list[Answer]]:
     return [
         [
             {name.split(".")[2]: found[name] for name in found if name.startswith(f"{number}.{at}.")}
@@ -87,7 +101,7 @@ def answers_of_ranks(
     ]
 
 
-def answer(spec: dict[str, Any], output: Path) -> None:
+def answer(spec: dict[str, Any]) -> None:
     """Runs the batches over one executor."""
     model_type, config = getattr(adaptrt.ModelType, spec["model_type"]), adaptrt.ExecutorConfig(**spec["config"])
     with adaptrt.Executor(spec["engine"], model_type, config) as executor:
@@ -97,8 +111,9 @@ def answer(spec: dict[str, Any], output: Path) -> None:
         for number, batch in enumerate(answer_batches(executor, spec["batches"])):
             for at, found in enumerate(batch):
                 arrays.update({f"{number}.{at}.{name}": values for name, values in found.items()})
-        np.savez(output, **arrays)
+        np.savez(spec["output"], **arrays)
 
 
 if __name__ == "__main__":
-    answer(json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2]))
+    for one in json.loads(Path(sys.argv[1]).read_text()):
+        answer(one)

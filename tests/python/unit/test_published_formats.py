@@ -26,6 +26,8 @@ from support.published import FLOAT8, KEPT, SCHEMES, Layer, Scheme, gptq, in_wor
 
 SOURCE = "model.layers.0.mlp.down_proj"
 NAME = f"{SOURCE}.weight"
+# Of each of the formats, which share most of what they do.
+EXAMPLES = settings.default.max_examples * 2 // 5
 
 
 def format_of(config: dict[str, Any]) -> PublishedFormat:
@@ -53,7 +55,7 @@ def sizes(data: st.DataObject, scheme: Scheme) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("name", SCHEMES)
-@settings(deadline=None)
+@settings(deadline=None, max_examples=EXAMPLES)
 @given(data=st.data())
 def test_any_rows_have_the_bits_that_the_formula_gives(
     name: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
@@ -78,7 +80,7 @@ def test_any_rows_have_the_bits_that_the_formula_gives(
 
 
 @pytest.mark.parametrize("name", KEPT)
-@settings(deadline=None)
+@settings(deadline=None, max_examples=EXAMPLES)
 @given(data=st.data())
 def test_numbers_and_scales_are_kept_where_a_checkpoint_can_hold_them(
     name: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
