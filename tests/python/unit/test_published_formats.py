@@ -27,7 +27,7 @@ from support.published import FLOAT8, KEPT, SCHEMES, Layer, Scheme, gptq, in_wor
 SOURCE = "model.layers.0.mlp.down_proj"
 NAME = f"{SOURCE}.weight"
 # Of each of the formats, which share most of what they do.
-EXAMPLES = settings.default.max_examples * 2 // 5
+EXAMPLES = 40 if settings.default.max_examples <= 100 else settings.default.max_examples
 
 
 def format_of(config: dict[str, Any]) -> PublishedFormat:
