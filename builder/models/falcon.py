@@ -118,7 +118,7 @@ FALCON = ModelFamily(
     declare=_declare,
     # The decoder's names where it was saved without the model around it.
     older_names={f"{name}.": f"{_MODEL}.{name}." for name in ("word_embeddings", "h", "ln_f")},
-    activations={"gelu": "gelu", **GELUS, "relu": "relu"},
+    activations={**GELUS, "relu": "relu"},
     field_names={
         "hidden_act": "activation",
         "intermediate_size": "ffn_hidden_size",

@@ -10,6 +10,7 @@
 
 #include "adaptrt/kernels/kernel_table.h"
 #include "compressed_gemm.h"
+#include "tile_decode_ahead.h"
 #include "tile_few_rows.h"
 #include "tile_gemm.h"
 #include "tile_product.h"
@@ -220,46 +221,22 @@ void multiply_expanded(const PanelGemm& gemm, InputRange inputs, PanelExpander* 
   }
 }
 
-/// What goes on beside the product of one tile of rows, whose sums stay on tiles: the step behind the one
-/// that is multiplied is expanded, to one of two places in turn.
-class ExpandNextStep {
+/// Expands steps of a compressed panel, for DecodeNextStep.
+class CompressedSteps {
  public:
-  /// Expands the first step.
-  ExpandNextStep(PanelExpander* expander, InputRange inputs, StepPrefetch* prefetch)
-      : expander_(expander),
-        next_row_(inputs.begin / kPieceInputs),
-        end_row_(inputs.end / kPieceInputs),
-        prefetch_(prefetch) {
-    at_step();
-  }
+  explicit CompressedSteps(PanelExpander* expander) : expander_(expander) {}
 
-  [[nodiscard]] TileColumns columns() const { return {places_, kStepLine, kStepBytes, kPlaces - 1}; }
-
-  void at_step() {
-    std::byte* out = places_ + made_++ % kPlaces * kStepBytes;
-    const std::int64_t end = std::min(next_row_ + kStepRows, end_row_);
-    const std::int64_t missing = kStepRows - (end - next_row_);
-    for (; next_row_ < end; ++next_row_, out += kPieceRowPairBytes) {
+  void decode(std::int64_t begin, std::int64_t end, std::byte* out, StepPrefetch* prefetch) {
+    for (std::int64_t row = begin / kPieceInputs; row < end / kPieceInputs;
+         ++row, out += kPieceRowPairBytes) {
       expander_->expand_row(
-          next_row_, [&](std::int64_t across) { return out + across * kTileLine; }, kStepLine,
-          [&](std::int64_t across) { at_piece(across, prefetch_); });
+          row, [&](std::int64_t across) { return out + across * kTileLine; }, kStepLine,
+          [&](std::int64_t across) { at_piece(across, prefetch); });
     }
-    if (missing > 0) std::memset(out, 0, static_cast<std::size_t>(missing * kPieceRowPairBytes));
-    prefetch_->at_step();
   }
-
-  template <int kLines>
-  void at_lines() {}
 
  private:
-  static constexpr std::int64_t kStepRows = kStepInputs / kPieceInputs;
-  static constexpr std::int64_t kPlaces = 2;
   PanelExpander* expander_;
-  std::int64_t next_row_;
-  std::int64_t end_row_;
-  std::int64_t made_ = 0;  ///< steps
-  StepPrefetch* prefetch_;
-  alignas(kCacheLine) std::byte places_[kPlaces * kStepBytes];
 };
 
 /// The product with a compressed panel, to the same bits. kPiecesAreVectors: a vector has the columns of a
@@ -287,7 +264,8 @@ void tile_compressed_gemm(const PanelGemm& gemm, std::int64_t exceptions) {
     }
   } else if (is_one_tile) {
     const TileRows rows{a.steps + inputs.begin / kStepInputs * a.step_bytes, kTileLine, a.step_bytes};
-    ExpandNextStep beside(&expander, inputs, &prefetch);
+    CompressedSteps next(&expander);
+    DecodeNextStep beside(&next, inputs, &prefetch);
     multiply_steps<BFloat16Dot>(rows, beside.columns(), steps, sums, gemm.rows, kPanelColumns, &beside);
   } else if (gemm.rows <= kFewExpandedRows) {
     multiply_expanded<kFewRowsSteps>(gemm, inputs, &expander, &prefetch);

@@ -77,7 +77,7 @@ template <class Steps>
 class DecodeNextStep {
  public:
   /// Decodes the first step of `inputs`.
-  DecodeNextStep(const Steps& steps, InputRange inputs, StepPrefetch* prefetch)
+  DecodeNextStep(Steps* steps, InputRange inputs, StepPrefetch* prefetch)
       : steps_(steps), next_(inputs.begin), end_(inputs.end), prefetch_(prefetch) {
     at_step();
   }
@@ -93,7 +93,7 @@ class DecodeNextStep {
     if (next_ >= end_) return;
     const std::int64_t end = std::min(next_ + kStepInputs, end_);
     if (end - next_ < kStepInputs) std::memset(out, 0, kStepBytes);
-    steps_.decode(next_, end, out, prefetch_);
+    steps_->decode(next_, end, out, prefetch_);
     next_ = end;
   }
 
@@ -102,7 +102,7 @@ class DecodeNextStep {
 
  private:
   static constexpr std::int64_t kPlaces = 2;
-  const Steps& steps_;
+  Steps* steps_;
   std::int64_t next_;
   std::int64_t end_;
   std::int64_t made_ = 0;  ///< steps
@@ -116,12 +116,11 @@ bool decodes_ahead(const Gemm& gemm) {
   return gemm.rows <= kTileHeight && gemm.width == kPanelColumns && gemm.a_steps != nullptr;
 }
 
-/// From which memory a panel's words come, with those of the next one.
-template <class Steps>
-StepPrefetch prefetch_words(const Steps& steps, InputRange inputs, const std::byte* next_panel) {
-  const std::byte* source = steps.source(inputs.begin);
-  return StepPrefetch::stream(source, steps.source(inputs.end) - source,
-                              next_panel == nullptr ? kFromMemoryAhead : kFromCacheAhead, next_panel);
+/// Fetches a panel's words [begin, end), and those of the next panel.
+inline StepPrefetch prefetch_words(const std::byte* begin, const std::byte* end,
+                                   const std::byte* next_panel) {
+  return StepPrefetch::stream(begin, end - begin, next_panel == nullptr ? kFromMemoryAhead : kFromCacheAhead,
+                              next_panel);
 }
 
 /// sums [rows, kPanelColumns] = `inputs` of a tile of rows * the steps that `beside` decodes, or += where

@@ -26,9 +26,10 @@ void tile_coded_gemm(const PanelGemm& gemm, const Quantization& how) {
   others.fetch(others.lines());
   const InputRange inputs = part_of(gemm.part, gemm.k);
   if (decodes_ahead(gemm)) {
-    const CodedSteps steps(gemm, how);
-    StepPrefetch prefetch = prefetch_words(steps, inputs, gemm.next_panel);
-    DecodeNextStep beside(steps, inputs, &prefetch);
+    CodedSteps steps(gemm, how);
+    StepPrefetch prefetch =
+        prefetch_words(steps.source(inputs.begin), steps.source(inputs.end), gemm.next_panel);
+    DecodeNextStep beside(&steps, inputs, &prefetch);
     multiply_decoded(gemm, inputs, {gemm.out, gemm.out_stride, gemm.accumulate || inputs.begin > 0}, &beside);
     return;
   }
@@ -295,60 +296,53 @@ class GroupedProduct {
   alignas(kCacheLine) float sums_[kPackedRows * kPanelColumns];
 };
 
-/// A panel for few rows, which decode it as they multiply.
-template <class Packed>
-void multiply_few_groups(const QuantizedGemm& gemm, const QuantizedPanel& panel, InputRange inputs) {
-  constexpr std::int64_t kWordInputs = 2 * Packed::kUnits;
-  const std::int64_t line = gemm.width * Packed::kColumnBytes;
-  const auto bytes_of = [&](std::int64_t count) { return count / kWordInputs * kWordLines<Packed> * line; };
-  const auto words_at = [&](std::int64_t input) { return panel.weights + bytes_of(input); };
-  StepPrefetch prefetch =
-      StepPrefetch::stream(words_at(inputs.begin), bytes_of(inputs.end - inputs.begin),
-                           gemm.next_panel == nullptr ? kFromMemoryAhead : kFromCacheAhead, gemm.next_panel);
-  const StepActivations a = activations_of(gemm);
-  const auto decoder = decoder_of<Packed>(gemm.quantization);
-  const auto multiply = [&](std::int64_t begin, std::int64_t end, TileSums sums) {
-    multiply_few(decoder, few_rows_of(a, begin, gemm.rows), {words_at(begin), line, end - begin}, gemm.width,
-                 sums, &prefetch);
-  };
+/// Calls multiply(inputs, sums) for one group of inputs of a panel after the other, for at most a tile of
+/// rows, and puts the sums into the output. Those of the only group wait there until all inputs are taken.
+template <class Multiply>
+void multiply_by_groups(const QuantizedGemm& gemm, const QuantizedPanel& panel, InputRange inputs,
+                        const Multiply& multiply) {
   if (group_count(gemm.quantization, gemm.k) == 1) {
-    // Sums wait in the output until all inputs are there.
-    multiply(inputs.begin, inputs.end, {gemm.out, gemm.out_stride, inputs.begin > 0});
-    if (inputs.end < gemm.k) return;
-    finish_group(gemm, group_of(gemm, panel, 0), 0, 0, gemm.rows, gemm.out, gemm.out_stride);
-    return;
-  }
-  alignas(kCacheLine) float sums[kFewRows * kPanelColumns];
-  for (std::int64_t index = inputs.begin / group_size_of(gemm), first = inputs.begin; first < inputs.end;
-       ++index) {
-    const GroupView group = group_of(gemm, panel, index);
-    multiply(group.first, group.end, {sums, kPanelColumns, false});
-    finish_group(gemm, group, index, 0, gemm.rows, sums, kPanelColumns);
-    first = group.end;
-  }
-}
-
-/// A panel for one tile of rows.
-template <class Packed>
-void multiply_one_tile(const QuantizedGemm& gemm, const QuantizedPanel& panel, InputRange inputs) {
-  const QuantizedSteps<Packed> steps(gemm, panel);
-  StepPrefetch prefetch = prefetch_words(steps, inputs, gemm.next_panel);
-  DecodeNextStep beside(steps, inputs, &prefetch);
-  if (group_count(gemm.quantization, gemm.k) == 1) {
-    // Sums wait in the output until all inputs are there.
-    multiply_decoded(gemm, inputs, {gemm.out, gemm.out_stride, inputs.begin > 0}, &beside);
+    multiply(inputs, TileSums{gemm.out, gemm.out_stride, inputs.begin > 0});
     if (inputs.end < gemm.k) return;
     finish_group(gemm, group_of(gemm, panel, 0), 0, 0, gemm.rows, gemm.out, gemm.out_stride);
     return;
   }
   alignas(kCacheLine) float sums[kTileHeight * kPanelColumns];
-  for (std::int64_t first = inputs.begin; first < inputs.end;) {
-    const std::int64_t index = first / group_size_of(gemm);
+  for (std::int64_t index = inputs.begin / group_size_of(gemm), first = inputs.begin; first < inputs.end;
+       ++index) {
     const GroupView group = group_of(gemm, panel, index);
-    multiply_decoded(gemm, {group.first, group.end}, {sums, kPanelColumns, false}, &beside);
+    multiply(InputRange{group.first, group.end}, TileSums{sums, kPanelColumns, false});
     finish_group(gemm, group, index, 0, gemm.rows, sums, kPanelColumns);
     first = group.end;
   }
+}
+
+/// A panel for few rows, which decode it as they multiply.
+template <class Packed>
+void multiply_few_rows(const QuantizedGemm& gemm, const QuantizedPanel& panel, InputRange inputs) {
+  constexpr std::int64_t kWordInputs = 2 * Packed::kUnits;
+  const std::int64_t line = gemm.width * Packed::kColumnBytes;
+  const auto words_at = [&](std::int64_t input) {
+    return panel.weights + input / kWordInputs * kWordLines<Packed> * line;
+  };
+  StepPrefetch prefetch = prefetch_words(words_at(inputs.begin), words_at(inputs.end), gemm.next_panel);
+  const StepActivations a = activations_of(gemm);
+  const auto decoder = decoder_of<Packed>(gemm.quantization);
+  multiply_by_groups(gemm, panel, inputs, [&](InputRange some, TileSums sums) {
+    multiply_few(decoder, few_rows_of(a, some.begin, gemm.rows),
+                 {words_at(some.begin), line, some.end - some.begin}, gemm.width, sums, &prefetch);
+  });
+}
+
+/// A panel for one tile of rows.
+template <class Packed>
+void multiply_one_tile(const QuantizedGemm& gemm, const QuantizedPanel& panel, InputRange inputs) {
+  QuantizedSteps<Packed> steps(gemm, panel);
+  StepPrefetch prefetch =
+      prefetch_words(steps.source(inputs.begin), steps.source(inputs.end), gemm.next_panel);
+  DecodeNextStep beside(&steps, inputs, &prefetch);
+  multiply_by_groups(gemm, panel, inputs,
+                     [&](InputRange some, TileSums sums) { multiply_decoded(gemm, some, sums, &beside); });
 }
 
 template <class Panel>
@@ -360,7 +354,7 @@ void tile_quantized_gemm_of(const QuantizedGemm& gemm) {
   if (decodes_ahead(gemm) && has_whole_steps && (gemm.rows > 1 || !Panel::kLooksUp)) {
     multiply_one_tile<typename Panel::Tiled>(gemm, panel, inputs);
   } else if (gemm.rows <= kFewRows) {
-    multiply_few_groups<typename Panel::Few>(gemm, panel, inputs);
+    multiply_few_rows<typename Panel::Few>(gemm, panel, inputs);
   } else if (group_count(gemm.quantization, gemm.k) == 1) {
     multiply_one_group(gemm, panel, &decode_steps<typename Panel::Tiled>, inputs);
   } else {
