@@ -67,6 +67,7 @@ def build(
     output_dir: str | Path,
     *,
     quantization: QuantConfig | None = None,
+    int8_activations: bool = False,
     int8_kv_cache: bool = False,
     quality: QualityMeasure | None = None,
     usage: UsageMeasure | None = None,
@@ -79,7 +80,8 @@ def build(
 
     `source` is a checkpoint directory, or what Checkpoint.of_model() opens of a Hugging Face model, whose tensors are
     cut, cast and packed as they are read. `quantization` is done to the weights of a checkpoint that is not quantised,
-    and `int8_kv_cache` quantises the KV cache of one that does not ask for it.
+    `int8_activations` has the integers of one that is multiplied with activations that are rounded to int8, and
+    `int8_kv_cache` quantises the KV cache of one that does not ask for it.
 
     `output_dir` must be absent, empty, or an engine that this function wrote, which is replaced; it stays as it was
     when anything goes wrong. `quality` measures the engine, and beside it one of the checkpoint as it is, with the KV
@@ -109,6 +111,10 @@ def build(
     )
     if quantization is not None:
         checkpoint = checkpoint.quantized(quantization)
+    if int8_activations:
+        if config.backend != NATIVE:
+            raise ConfigError(f"{checkpoint.directory}: int8_activations needs backend {NATIVE}")
+        checkpoint = checkpoint.with_int8_activations()
     if dump_onnx_to is not None:
         check_dump_path(dump_onnx_to)
         if not checkpoint.config.has_lm_head:

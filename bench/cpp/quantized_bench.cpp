@@ -140,6 +140,15 @@ void run(int num_threads, int rounds, const char* kernels) {
                                          .bits = bits},
                                         threads, kernels));
   }
+  contenders.push_back(
+      make_contender("W4A8 g128", {.algo = QuantAlgo::kW4A8, .group_size = 128}, threads, kernels));
+  contenders.push_back(make_contender(
+      "W4A8 g32 z", {.algo = QuantAlgo::kW4A8, .group_size = 32, .zero_points = true}, threads, kernels));
+  for (const std::int32_t bits : {2, 3}) {
+    contenders.push_back(make_contender(bits == 2 ? "2 bits A8" : "3 bits A8",
+                                        {.algo = QuantAlgo::kW4A8, .group_size = 128, .bits = bits}, threads,
+                                        kernels));
+  }
   for (const std::int64_t group_size : {0, 128}) {
     contenders.push_back(make_contender(group_size == 0 ? "FP8" : "FP8 b128",
                                         {.algo = QuantAlgo::kW8A16,

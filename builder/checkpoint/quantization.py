@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -21,11 +21,17 @@ CODE_GROUP_SIZES: Final = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 FLOAT8_GROUPS: Final = 8
 """Inputs of which groups of E4M3 are multiples."""
 PACKED_INPUTS: Final = {2: 16, 3: 32, 4: 2}
-"""By the bits of W4A16: how many inputs are packed together, of which there are whole groups."""
+"""By the bits of few bits: how many inputs are packed together, of which there are whole groups."""
 INT8_KV_CACHE: Final = "INT8"
 """TensorRT-LLM's name, in kv_cache_quant_algo."""
 QUANT_ALGOS: Final = tuple(algo.name for algo in QuantAlgo if algo is not QuantAlgo.NONE)
 
+_WITH_INT8_ACTIVATIONS: Final = {
+    QuantAlgo.W8A16: QuantAlgo.W8A8,
+    QuantAlgo.W8A8: QuantAlgo.W8A8,
+    QuantAlgo.W4A16: QuantAlgo.W4A8,
+    QuantAlgo.W4A8: QuantAlgo.W4A8,
+}
 _WEIGHT: Final = ".weight"
 _CHANNEL_SCALE: Final = "per_channel_scale"
 _GROUP_SCALE: Final = "weights_scaling_factor"
@@ -39,13 +45,13 @@ class QuantConfig:
 
     quant_algo: QuantAlgo
     group_size: int | None = None
-    """W4A16 and W8A16: consecutive inputs of an output that share a scale; None: all of them."""
+    """All but W8A8: consecutive inputs of an output that share a scale; None: all of them."""
     has_zero_point: bool = False
-    """W4A16 and W8A16: each group has a zero point as well."""
+    """All but W8A8: each group has a zero point as well."""
     scale_dtype: DType = DType.BFLOAT16
     """The type of the scales, where has_typed_scales."""
     bits: int = 4
-    """W4A16: how many the integers need, 2, 3 or 4. Checkpoints store four, engines as many as these."""
+    """W4A16 and W4A8: how many the integers need, 2, 3 or 4. Checkpoints store four, engines as many as these."""
     code: WeightCode = WeightCode.INTEGER
     """What the bits of a weight stand for."""
     value_dtype: DType | None = None
@@ -81,11 +87,16 @@ class QuantConfig:
             found.append("value_dtype is given, but integers times scales are not rounded")
         if self.bits not in PACKED_INPUTS:
             found.append(f"bits is {self.bits}; accepted: {', '.join(map(str, PACKED_INPUTS))}")
-        elif self.bits != 4 and (self.is_coded or self.quant_algo is not QuantAlgo.W4A16):
-            found.append(f"bits is {self.bits}, which only integers of W4A16 may have")
+        elif self.bits != 4 and (self.is_coded or not self.has_few_bits):
+            found.append(f"bits is {self.bits}, which only integers of W4A16 and W4A8 may have")
         if self.is_of_eight_bits:
             if self.quant_algo is not QuantAlgo.W8A16:
                 found.append(f"code is {self.code.name}, which {self.quant_algo.name} cannot have; accepted: W8A16")
+        elif self.quant_algo is QuantAlgo.W4A8:
+            if self.is_coded:
+                found.append(f"code is {self.code.name}, which W4A8 cannot have; accepted: W4A16")
+            if self.reordered:
+                found.append("reordered is given, but W4A8 has its inputs in their order")
         elif self.quant_algo is not QuantAlgo.W4A16:
             if self.group_size is not None and self.quant_algo is not QuantAlgo.W8A16:
                 found.append(f"group_size is given, but {self.quant_algo.name} has one scale an output")
@@ -98,6 +109,11 @@ class QuantConfig:
             if self.is_coded:
                 found.append(f"code is given, but {self.quant_algo.name} has integers")
         return found
+
+    @property
+    def has_few_bits(self) -> bool:
+        """Whether weights have four bits or fewer."""
+        return self.quant_algo in (QuantAlgo.W4A16, QuantAlgo.W4A8)
 
     @property
     def is_coded(self) -> bool:
@@ -122,12 +138,12 @@ class QuantConfig:
     @property
     def has_typed_scales(self) -> bool:
         """Whether scales have a type and groups: others are one float32 an output."""
-        return self.quant_algo is QuantAlgo.W4A16 or self.is_of_eight_bits or self.group_size is not None
+        return self.has_few_bits or self.is_of_eight_bits or self.group_size is not None
 
     @property
     def can_be_made(self) -> bool:
         """Whether weights can be rounded so; the others are published so."""
-        is_published_int8 = self.quant_algo is not QuantAlgo.W4A16 and (
+        is_published_int8 = not self.has_few_bits and (
             self.group_size is not None or self.has_zero_point
         )
         return self.bits == 4 and not self.is_coded and not self.reordered and not is_published_int8
@@ -135,7 +151,7 @@ class QuantConfig:
     @property
     def packed_inputs(self) -> int:
         """How many inputs of an output are packed together: there are whole groups of so many."""
-        if self.quant_algo is QuantAlgo.W4A16:
+        if self.has_few_bits:
             return PACKED_INPUTS[self.bits]
         return 2 if self.is_of_eight_bits else 1
 
@@ -147,7 +163,7 @@ class QuantConfig:
                 for name, shape in weights.items()
                 if name != LM_HEAD and shape[1] % 2 != 0
             ]
-        if self.quant_algo is not QuantAlgo.W4A16:
+        if not self.has_few_bits:
             return []
         if self.is_coded:
             assert self.group_size is not None
@@ -164,8 +180,23 @@ class QuantConfig:
 
     def _describe_packing(self) -> str:
         if self.bits == 4:
-            return "W4A16 packs two in a byte, so there must be an even number"
-        return f"W4A16 of {self.bits} bits packs {PACKED_INPUTS[self.bits]} together, of which there must be a multiple"
+            return f"{self.quant_algo.name} packs two in a byte, so there must be an even number"
+        what, together = f"{self.quant_algo.name} of {self.bits} bits", PACKED_INPUTS[self.bits]
+        return f"{what} packs {together} together, of which there must be a multiple"
+
+    def with_int8_activations(self) -> QuantConfig:
+        """The same weights, multiplied with activations that are rounded to int8.
+
+        Raises ConfigError for weights that are not.
+        """
+        if self.quant_algo in _WITH_INT8_ACTIVATIONS:
+            config = replace(self, quant_algo=_WITH_INT8_ACTIVATIONS[self.quant_algo])
+            if not config.problems():
+                return config
+        raise ConfigError(
+            f"int8_activations: the weights are {self.describe()}; accepted: integers of W4A16 that are not reordered, "
+            "and of W8A16 with one scale an output and no zero points"
+        )
 
     def of_weight(self, name: str) -> QuantConfig:
         """How the weight of a linear layer is quantised that is: lm_head to int8, whatever the layers are."""
@@ -298,7 +329,7 @@ def quantized_specs(name: str, shape: tuple[int, int], how: QuantConfig, num_par
     if how.is_float8:
         scales = TensorSpec(how.scales_of(name), np.dtype(dtype_name(how.scale_dtype)), groups)
         return [TensorSpec(name, FLOAT8, shape), scales]
-    if how.quant_algo is not QuantAlgo.W4A16:
+    if not how.has_few_bits:
         scale_dtype = np.dtype(dtype_name(how.scale_dtype)) if how.has_typed_scales else FLOAT32
         integers = [TensorSpec(name, np.dtype(np.int8), shape), TensorSpec(how.scales_of(name), scale_dtype, groups)]
         zeros = [TensorSpec(how.zeros_of(name), np.dtype(np.int8), groups)] if how.has_zero_point else []

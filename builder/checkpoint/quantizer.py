@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from ..._core import LLM_INT8_FACTOR, QuantAlgo, code_table, dtype_name
+from ..._core import LLM_INT8_FACTOR, code_table, dtype_name
 from .casting import BFLOAT16, Array, to_float32
 from .quantization import QuantConfig
 
@@ -36,7 +36,7 @@ def quantize_rows(rows: Array, config: QuantConfig) -> QuantizedRows:
     (max(w, 0) - min(w, 0)) / 15 and zero = round(-min(w, 0) / scale). Scales of four bits are rounded to bfloat16
     first, so the integers are chosen for the scale that is stored.
     """
-    if config.quant_algo is not QuantAlgo.W4A16:
+    if not config.has_few_bits:
         scales = np.abs(rows).max(axis=1, keepdims=True, initial=0) / np.float32(_INT8_LIMIT)
         values = np.rint(_quotients(rows, scales)).clip(-_INT8_LIMIT, _INT8_LIMIT)
         return QuantizedRows(values.astype(np.int8), scales, None)
@@ -64,7 +64,7 @@ def dequantize_rows(rows: QuantizedRows, config: QuantConfig) -> Array:
     """float32 [rows, in]: the values that the integers or numbers of a table stand for, in the order they are in."""
     if config.is_of_eight_bits:
         return _products(rows.weights.astype(np.float32), rows.scales, config)
-    if config.quant_algo is not QuantAlgo.W4A16:
+    if not config.has_few_bits:
         return np.ascontiguousarray(_scaled_differences(rows.weights.astype(np.float32), rows, config))
     values = np.empty((rows.weights.shape[0], 2 * rows.weights.shape[1]), np.int8)
     values[:, 0::2] = rows.weights & 15

@@ -314,6 +314,7 @@ def run(args: argparse.Namespace) -> int:
         config_of(args),
         args.output_dir,
         quantization=quantization,
+        int8_activations=args.int8_activations,
         int8_kv_cache=args.int8_kv_cache,
         quality=quality,
         usage=_usage_of(args),

@@ -70,6 +70,7 @@ def engine_options_of(args: argparse.Namespace) -> EngineOptions:
         long_lora_scaling_factors=None if factors is None else tuple(factors),
         dtype=dtype_of(args),
         quantization=quantization_of(args),
+        int8_activations=args.int8_activations,
         int8_kv_cache=args.int8_kv_cache,
         compress_weights=args.compress_weights,
         sparse_mlp=args.sparse_mlp,

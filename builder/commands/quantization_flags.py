@@ -13,15 +13,20 @@ def add_quantization(group: Any) -> None:
     """Declares them in a group of an argument parser."""
     group.add_argument(
         "--quantization", choices=[name.lower() for name in QUANT_ALGOS],
-        help="round the weights of linear layers to int8 (w8a16; w8a8 rounds each token's activations too) or to four "
-        "bits (w4a16); lm_head becomes int8 in all of them",
+        help="round the weights of linear layers to int8 (w8a16) or to four bits (w4a16); w8a8 and w4a8 round each "
+        "token's activations to int8 too; lm_head becomes int8 in all of them",
     )  # fmt: skip
     group.add_argument(
         "--group_size", type=int, metavar="N",
-        help=f"w4a16: inputs that share a scale, {', '.join(map(str, GROUP_SIZES))}, or 0 for all of an output's "
+        help=f"w4a16, w4a8: inputs that share a scale, {', '.join(map(str, GROUP_SIZES))}, or 0 for all of an output's "
         f"(default: {DEFAULT_GROUP_SIZE})",
     )  # fmt: skip
-    group.add_argument("--has_zero_point", action="store_true", help="w4a16: a zero point beside each scale")
+    group.add_argument("--has_zero_point", action="store_true", help="w4a16, w4a8: a zero point beside each scale")
+    group.add_argument(
+        "--int8_activations", action="store_true",
+        help="multiply weights that are integers, as they were published or are quantised here, with activations that "
+        "are rounded to int8, one scale a token",
+    )  # fmt: skip
 
 
 def quantization_of(args: argparse.Namespace) -> QuantConfig | None:
@@ -33,7 +38,8 @@ def quantization_of(args: argparse.Namespace) -> QuantConfig | None:
         return None
     algo = QuantAlgo[args.quantization.upper()]
     group_size = args.group_size
-    if group_size is None and algo is QuantAlgo.W4A16:
+    has_few_bits = algo in (QuantAlgo.W4A16, QuantAlgo.W4A8)
+    if group_size is None and has_few_bits:
         group_size = DEFAULT_GROUP_SIZE
     config = QuantConfig(quant_algo=algo, group_size=group_size or None, has_zero_point=args.has_zero_point)
     problems = config.problems()
@@ -43,7 +49,7 @@ def quantization_of(args: argparse.Namespace) -> QuantConfig | None:
             "has_zero_point is given, but {} is made symmetric": config.has_zero_point,
         }
         problems = [reason.format(algo.name) for reason, applies in reasons.items() if applies]
-    if algo is QuantAlgo.W4A16 and args.group_size not in (None, 0, *GROUP_SIZES):
+    if has_few_bits and args.group_size not in (None, 0, *GROUP_SIZES):
         problems = [f"{problem}; or 0 for one scale an output" for problem in problems]
     if problems:
         raise ConfigError(f"quantization {args.quantization}: " + "; ".join(problems))

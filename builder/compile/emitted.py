@@ -114,7 +114,7 @@ class Weights:
             return self._matrix(tensor, source, weight.outputs, weight.inputs, self.compression)
         how = self.quantization.of_weight(tensor)
         algo, group_size = how.quant_algo, how.group_size
-        if algo is not QuantAlgo.W4A16:
+        if not how.has_few_bits:
             w8a8 = self.quantization.quant_algo is QuantAlgo.W8A8 and rows is not RowKind.LOGITS
             algo = QuantAlgo.W8A8 if w8a8 else QuantAlgo.W8A16
         matrix = Matrix(

@@ -115,6 +115,22 @@ class Checkpoint:
         ranks = tuple(QuantizingTensors(tensors, quantization, lm_head_source=lm_head) for tensors in self.ranks)
         return replace(self, config=config, ranks=ranks)
 
+    def with_int8_activations(self) -> Checkpoint:
+        """The same weights, multiplied with activations that are rounded to int8.
+
+        Raises ConfigError for weights that are not integers which can be.
+        """
+        if self.config.quantization is None:
+            raise ConfigError(f"{self.directory}: int8_activations: the weights are not quantised")
+        try:
+            quantization = self.config.quantization.with_int8_activations()
+        except ConfigError as error:
+            raise ConfigError(f"{self.directory}: {error}") from None
+        kept = self.kept
+        if kept is not None:
+            kept = replace(kept, quantization=quantization, rounds_activations=False)
+        return replace(self, config=replace(self.config, quantization=quantization), kept=kept)
+
     @contextmanager
     def as_file(self, place: Path, progress: Progress) -> Iterator[SafetensorsReader]:
         """The tensors in a file: the checkpoint's own, or one in `place` for the time of a with statement.

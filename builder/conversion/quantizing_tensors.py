@@ -25,7 +25,7 @@ class QuantizingTensors:
         if quantization is not None and not quantization.can_be_made:
             raise ConfigError(
                 f"quantization: {quantization.describe()}: weights are not rounded to it; accepted: integers of W8A16 "
-                "and W8A8 without groups, and of W4A16 of four bits"
+                "and W8A8 without groups, and of W4A16 and W4A8 of four bits"
             )
         self._source = source
         self._quantization = quantization

@@ -150,6 +150,8 @@ class _Source:
             "build_config": self.build_config.to_dict(),
             "quantization": quantization_to_dict(self.config.quantization, int8_kv_cache=self.config.int8_kv_cache),
         }
+        if self.options.int8_activations:
+            parts["int8_activations"] = True
         return xxhash.xxh3_64_hexdigest(json.dumps(parts, sort_keys=True, separators=(",", ":")).encode())
 
     @property
@@ -193,6 +195,7 @@ def _make(source: _Source, key: str, cache: EngineCache, progress: Progress) -> 
             source.build_config,
             directory / ENGINE_DIRECTORY,
             quantization=options.quantization,
+            int8_activations=options.int8_activations,
             int8_kv_cache=options.int8_kv_cache,
             progress=progress,
         )

@@ -48,6 +48,8 @@ class EngineOptions:
     """By which adapters may divide rotary positions: none."""
     quantization: QuantConfig | None = None
     """None: the weights are stored as they are."""
+    int8_activations: bool = False
+    """Integers are multiplied with activations that are rounded to int8."""
     int8_kv_cache: bool = False
     compress_weights: bool = False
     sparse_mlp: str = AUTO

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from onnx import TensorProto, helper
 
-from ..._core import QuantAlgo
 from ..checkpoint.quantization import QuantConfig
 from ..safetensors_stream import SafetensorsReader
 from .graph import StoredTensor
@@ -16,7 +15,7 @@ def stored_tensors(reader: SafetensorsReader, quantization: QuantConfig | None) 
     for name, spec in reader.specs.items():
         element_type, shape = int(helper.np_dtype_to_tensor_dtype(spec.dtype)), spec.shape
         how = quantization.of_weight(name) if quantization is not None else None
-        if how is not None and how.quant_algo is QuantAlgo.W4A16 and how.scales_of(name) in reader.specs:
+        if how is not None and how.has_few_bits and how.scales_of(name) in reader.specs:
             # Two elements in a byte; ONNX counts elements.
             element_type = TensorProto.UINT4 if how.has_zero_point or how.is_coded else TensorProto.INT4
             shape = (shape[0], 2 * shape[1])

@@ -89,7 +89,7 @@ void pack_quantized(const py::buffer& panels, const Quantization& quantization, 
     throw py::value_error("pack_quantized_panels: the rows are not of a matrix that is quantised so");
   }
   const std::int64_t groups = rows * group_count(quantization, k);
-  const std::int64_t row_bytes = quantization.algo == QuantAlgo::kW4A16 ? (k + 1) / 2 : k;
+  const std::int64_t row_bytes = has_few_bits(quantization.algo) ? (k + 1) / 2 : k;
   const py::buffer_info weights_info = weights.request();
   const py::buffer_info zeros_info = zeros ? zeros->request() : py::buffer_info{};
   const py::buffer_info out = panels.request(true);
@@ -249,6 +249,7 @@ void bind_core(py::module_& module) {
       .value("W8A16", QuantAlgo::kW8A16)
       .value("W8A8", QuantAlgo::kW8A8)
       .value("W4A16", QuantAlgo::kW4A16)
+      .value("W4A8", QuantAlgo::kW4A8)
       .finalize();
   py::native_enum<WeightCode>(module, "WeightCode", "enum.Enum", "What the bits of a weight stand for.")
       .value("INTEGER", WeightCode::kInteger)
@@ -275,11 +276,11 @@ void bind_core(py::module_& module) {
       .def_readonly("algo", &Quantization::algo)
       .def_readonly("group_size", &Quantization::group_size, "Inputs that share a scale; 0: all.")
       .def_readonly("zero_points", &Quantization::zero_points)
-      .def_readonly("scale_type", &Quantization::scale_type, "Of W4A16, codes and W8A16 in groups.")
+      .def_readonly("scale_type", &Quantization::scale_type, "Of few bits, codes and W8A16 in groups.")
       .def_readonly("code", &Quantization::code, "What the bits stand for.")
       .def_readonly("value_type", &Quantization::value_type,
                     "Of a code: what its numbers times scales are rounded to.")
-      .def_readonly("bits", &Quantization::bits, "Of W4A16: 4 or, of integers, 2 or 3.")
+      .def_readonly("bits", &Quantization::bits, "Of W4A16 and W4A8: 4 or, of integers, 2 or 3.")
       .def_readonly("reordered", &Quantization::reordered,
                     "Of integers of W4A16 and W8A16: an order of the inputs is behind the panels.");
   module.def(

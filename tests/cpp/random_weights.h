@@ -13,7 +13,7 @@ inline std::byte weight_byte(const Quantization& how, std::byte random) {
     // Where all bits but the sign are set, it is NaN.
     return (random & std::byte{0x7f}) == std::byte{0x7f} ? random ^ std::byte{1} : random;
   }
-  if (how.algo != QuantAlgo::kW4A16) return random == std::byte{0x80} ? std::byte{0x81} : random;
+  if (!has_few_bits(how.algo)) return random == std::byte{0x80} ? std::byte{0x81} : random;
   if (how.bits == 4) return random;
   const unsigned mask = (1U << how.bits) - 1;
   const unsigned below = how.zero_points ? 0 : 1U << (how.bits - 1);

@@ -68,13 +68,13 @@ class LimitMeter:
 def peak_of(program: Program, limits: Mapping[str, float]) -> str:
     """Name of the multiply-add limit that an engine is held against: the greatest of what it can use.
 
-    That is float32 for every engine, bfloat16 for bfloat16 ones, and 8 bits for W8A8 (whose attention, adapters and
-    lm_head are not in 8 bits).
+    That is float32 for every engine, bfloat16 for bfloat16 ones, and 8 bits for W8A8 and W4A8 (whose attention,
+    adapters and lm_head are not in 8 bits).
     """
     usable = ["float32_flops"]
     if program.dtype == DType.BFLOAT16:
         usable.append("bfloat16_flops")
-    if _is_w8a8(program):
+    if _rounds_activations(program):
         usable.append("int8_ops")
     return greatest(usable, limits)
 
@@ -84,9 +84,9 @@ def greatest(names: Iterable[str], limits: Mapping[str, float]) -> str:
     return max(names, key=lambda name: limits[name])
 
 
-def _is_w8a8(program: Program) -> bool:
+def _rounds_activations(program: Program) -> bool:
     weights = [part.weight.quantization for op in program.body if isinstance(op, LinearOp) for part in op.parts]
-    return any(how is not None and how.algo == QuantAlgo.W8A8 for how in weights)
+    return any(how is not None and how.algo in (QuantAlgo.W8A8, QuantAlgo.W4A8) for how in weights)
 
 
 def beside(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:

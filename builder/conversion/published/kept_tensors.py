@@ -7,7 +7,6 @@ from typing import Any, Final, cast
 
 import numpy as np
 
-from ...._core import QuantAlgo
 from ...checkpoint.casting import Array
 from ...checkpoint.hf_weights import HfWeights
 from ...checkpoint.planned_tensor import PlannedTensor, Slice
@@ -67,7 +66,7 @@ class KeptTensors:
 def _columns(piece: QuantizedRows, columns: range, how: QuantConfig) -> QuantizedRows:
     """Some inputs, whole groups of them."""
     inputs = slice(columns.start, columns.stop)
-    if how.quant_algo is QuantAlgo.W4A16:
+    if how.has_few_bits:
         inputs = slice(columns.start // 2, -(-columns.stop // 2))
     groups = slice(None)
     if how.group_size is not None:

@@ -19,7 +19,7 @@ std::int64_t groups_of(std::int64_t k, std::int64_t inputs) {
 
 /// Bytes of the weights of one output.
 std::int64_t weight_bytes(const Quantization& quantization, std::int64_t k) {
-  if (quantization.algo == QuantAlgo::kW4A16) {
+  if (has_few_bits(quantization.algo)) {
     const std::int64_t inputs = packed_inputs(quantization.bits);
     return groups_of(k, inputs) * inputs * quantization.bits / 8;
   }
@@ -305,6 +305,8 @@ std::string_view name_of(QuantAlgo algo) {
       return "W8A8";
     case QuantAlgo::kW4A16:
       return "W4A16";
+    case QuantAlgo::kW4A8:
+      return "W4A8";
   }
   return "unknown";
 }
@@ -346,8 +348,8 @@ void pack_quantized_panels(std::byte* panels, const Quantization& quantization, 
                            std::int64_t k, std::int64_t first_row, std::int64_t rows,
                            const QuantizedRows& source) {
   const std::int64_t groups = group_count(quantization, k);
-  const bool is_int4 = quantization.algo == QuantAlgo::kW4A16;
-  const std::int64_t source_bytes = is_int4 ? groups_of(k, 2) : k;
+  const bool has_words = has_few_bits(quantization.algo);
+  const std::int64_t source_bytes = has_words ? groups_of(k, 2) : k;
   for (std::int64_t i = 0; i < rows; ++i) {
     const std::int64_t row = first_row + i;
     const std::int64_t panel = row / kPanelColumns;
@@ -357,7 +359,7 @@ void pack_quantized_panels(std::byte* panels, const Quantization& quantization, 
     std::byte* extra = scales + place.width * scale_bytes(quantization, k);
     const std::byte* weights = source.weights + i * source_bytes;
     pack_scales(scales, quantization, place, groups, source.scales + i * groups);
-    if (!is_int4) {
+    if (!has_words) {
       pack_int8_row(data, quantization, place, k, weights, extra);
     } else if (quantization.bits == 4) {
       pack_int4_row(data, quantization, place, k, weights);
@@ -376,7 +378,7 @@ void unpack_quantized_row(const PanelMatrix& matrix, std::int64_t row, float* ou
   const std::int64_t panel = row / kPanelColumns;
   const Place place{panel_width(matrix.n, panel), row % kPanelColumns};
   const auto parts = parts_of_panel(quantization, matrix.data + matrix.offset(panel), matrix.k, place.width);
-  if (quantization.algo == QuantAlgo::kW4A16) {
+  if (has_few_bits(quantization.algo)) {
     unpack_words(matrix, parts, place, out);
   } else {
     unpack_octets(matrix, parts, place, out);

@@ -54,6 +54,7 @@ bool is_expanded(const PanelMatrix& weight, std::int64_t panel, std::int64_t row
       return rows > kernels.int4_decoded_rows;
     case QuantAlgo::kNone:
     case QuantAlgo::kW8A8:
+    case QuantAlgo::kW4A8:
       return false;
   }
   return false;
@@ -70,7 +71,7 @@ Tiling tiling_of(const Program& program, const KernelTable& kernels, DType activ
           .part_bytes = kernels.part_bytes,
           .streamed_rows = kernels.streamed_rows,
           .part_multiple = std::lcm(kLeastInputs, std::max<std::int64_t>(1, quantization.group_size)),
-          .activation_bytes = quantization.algo == QuantAlgo::kW8A8 ? 1 : 2,
+          .activation_bytes = rounds_activations(quantization.algo) ? 1 : 2,
           .panel_input_bytes = kPanelColumns * (quantization.algo == QuantAlgo::kNone ? 2 : 1)};
 }
 
@@ -93,7 +94,7 @@ BaseProduct::BaseProduct(const LinearWork& work, const Step& step)
 
 void BaseProduct::prepare(bool has_adapters) const {
   const Quantization& quantization = work_.quantization();
-  const bool to_int8 = quantization.algo == QuantAlgo::kW8A8;
+  const bool to_int8 = rounds_activations(quantization.algo);
   const bool reorders = reordered_.is_needed();
   const bool packs_input =
       step_.packed.is_there() && !work_.packed_input.is_there() && (has_adapters || (!to_int8 && !reorders));
@@ -124,9 +125,12 @@ void BaseProduct::read_rows(const Rows& input, std::int64_t order, RowRange rows
   float* sums = step_.group_sums + order * work_.num_rows() * groups;
   for (std::int64_t row = rows.begin; row < rows.end; ++row) {
     const std::byte* x = input.row(row);
-    if (quantization.algo == QuantAlgo::kW8A8) {
-      step_.kernels.quantize_row(x, input.dtype, input.width, step_.int8_rows + row * step_.int8_stride,
-                                 step_.int8_scales + row);
+    if (rounds_activations(quantization.algo)) {
+      std::uint8_t* made = step_.int8_rows + row * step_.int8_stride;
+      step_.kernels.quantize_row(x, input.dtype, input.width, made, step_.int8_scales + row);
+      if (quantization.algo == QuantAlgo::kW4A8) {
+        step_.kernels.arrange_int8_row(made, input.width, quantization, step_.int8_sums + row * groups);
+      }
     } else if (quantization.zero_points) {
       step_.kernels.sum_groups(x, input.dtype, input.width, quantization.group_size, sums + row * groups);
     }
@@ -165,6 +169,8 @@ void BaseProduct::multiply(const TileTask& task, ExpandedPanels* expanded) const
   prefetch(task.upcoming.spans);
   if (weight.quantization.algo == QuantAlgo::kW8A8) {
     multiply_int8(weight, task);
+  } else if (weight.quantization.algo == QuantAlgo::kW4A8) {
+    multiply_w4a8(weight, task);
   } else {
     multiply_quantized(weight, task, place);
   }
@@ -289,6 +295,24 @@ void BaseProduct::multiply_int8(const PanelMatrix& weight, const TileTask& task)
                            .next_panel = task.upcoming.panel});
 }
 
+void BaseProduct::multiply_w4a8(const PanelMatrix& weight, const TileTask& task) const {
+  const std::int64_t row = task.rows.begin;
+  step_.kernels.w4a8_gemm(
+      {.a = reinterpret_cast<const std::int8_t*>(step_.int8_rows) + row * step_.int8_stride,
+       .a_stride = step_.int8_stride,
+       .a_scales = step_.int8_scales + row,
+       .a_sums = step_.int8_sums + row * group_count(weight.quantization, weight.k),
+       .quantization = weight.quantization,
+       .panel = weight.data + weight.offset(task.panel),
+       .k = weight.k,
+       .width = panel_width(weight.n, task.panel),
+       .out = task.tile,
+       .out_stride = kPanelColumns,
+       .rows = task.rows.count(),
+       .part = task.inputs,
+       .next_panel = task.upcoming.panel});
+}
+
 std::size_t linear_scratch_floats(const Program& program, const KernelTable& kernels) {
   std::size_t bytes = 0;
   const DType activations = activation_dtype(program.dtype);
@@ -333,11 +357,23 @@ std::int64_t most_zero_point_groups(const Program& program) {
   return most;
 }
 
+std::int64_t most_w4a8_groups(const Program& program) {
+  std::int64_t most = 0;
+  for_each_weight(program, [&](const PanelMatrix& weight) {
+    const Quantization& quantization = weight.quantization;
+    if (quantization.algo == QuantAlgo::kW4A8) most = std::max(most, group_count(quantization, weight.k));
+  });
+  return most;
+}
+
 std::int64_t int8_row_bytes(const Program& program) {
   constexpr std::int64_t kAlignment = 64;
   std::int64_t widest = 0;
   for_each_weight(program, [&](const PanelMatrix& weight) {
-    if (weight.quantization.algo == QuantAlgo::kW8A8) widest = std::max(widest, weight.k);
+    if (!rounds_activations(weight.quantization.algo)) return;
+    // Kernels of kW4A8 read a line from any group on.
+    const std::int64_t behind = weight.quantization.algo == QuantAlgo::kW4A8 ? kAlignment : 0;
+    widest = std::max(widest, weight.k + behind);
   });
   // An odd number of cache lines: rows a power of two apart would compete for the same places of a cache.
   return widest == 0 ? 0 : ((widest + kAlignment - 1) / kAlignment * kAlignment) | kAlignment;

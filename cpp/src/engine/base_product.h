@@ -127,6 +127,7 @@ class BaseProduct {
   void multiply_float(const PanelMatrix& weight, const TileTask& task, const ExpansionPlace& place) const;
   void multiply_quantized(const PanelMatrix& weight, const TileTask& task, const ExpansionPlace& place) const;
   void multiply_int8(const PanelMatrix& weight, const TileTask& task) const;
+  void multiply_w4a8(const PanelMatrix& weight, const TileTask& task) const;
 
   const LinearWork& work_;
   const Step& step_;

@@ -125,8 +125,12 @@ class CpuEngine final : public Engine {
     }
     int8_stride_ = int8_row_bytes(program_);
     if (int8_stride_ > 0) {
-      int8_rows_ = HugeArray(rows * static_cast<std::size_t>(int8_stride_));
+      // Kernels read whole blocks of rows.
+      const std::size_t whole_blocks = rows + PackedSteps::kBlockRows - 1;
+      int8_rows_ = HugeArray(whole_blocks * static_cast<std::size_t>(int8_stride_));
       int8_scales_ = HugeArray(rows * sizeof(float));
+      int8_sums_ =
+          HugeArray(rows * static_cast<std::size_t>(most_w4a8_groups(program_)) * sizeof(std::int32_t));
     }
     const PackedRowsSize packed = packed_rows_size(program_, kernels_);
     const ReorderedSize reordered = reordered_size(program_);
@@ -300,6 +304,7 @@ class CpuEngine final : public Engine {
             .int8_rows = reinterpret_cast<std::uint8_t*>(int8_rows_.data()),
             .int8_stride = int8_stride_,
             .int8_scales = reinterpret_cast<float*>(int8_scales_.data()),
+            .int8_sums = reinterpret_cast<std::int32_t*>(int8_sums_.data()),
             .packed = {packed_.data(), packed_step_bytes_},
             .packed_order_bytes = packed_order_bytes_,
             .reordered = reordered_.data(),
@@ -465,6 +470,7 @@ class CpuEngine final : public Engine {
   std::int64_t shrink_stride_ = 0;
   HugeArray int8_rows_;
   HugeArray int8_scales_;
+  HugeArray int8_sums_;
   HugeArray reordered_;
   HugeArray group_sums_;
   HugeArray rank_room_;

@@ -91,7 +91,7 @@ void check_order(const PanelMatrix& matrix, std::vector<std::string>* problems) 
 void check_quantization(const PanelMatrix& matrix, std::vector<std::string>* problems) {
   constexpr std::int64_t kGroupSizeLimit = std::int64_t{1} << 31;
   const Quantization& how = matrix.quantization;
-  if (how.algo > QuantAlgo::kW4A16) problems->push_back("is quantised in a way that is unknown");
+  if (how.algo > QuantAlgo::kW4A8) problems->push_back("is quantised in a way that is unknown");
   Quantization accepted{.algo = how.algo};
   if (how.algo == QuantAlgo::kW8A16) {
     accepted.zero_points = how.zero_points;
@@ -101,7 +101,10 @@ void check_quantization(const PanelMatrix& matrix, std::vector<std::string>* pro
     }
   }
   accepted.reordered = how.reordered;
-  if (how.algo != QuantAlgo::kW4A16 && !is_of_eight_bits(how.code) && !(how == accepted)) {
+  if (how.algo == QuantAlgo::kW4A8 && how.is_coded()) {
+    problems->push_back("has a code, which only weights may have that are multiplied as W4A16");
+  }
+  if (!has_few_bits(how.algo) && !is_of_eight_bits(how.code) && !(how == accepted)) {
     problems->push_back("has groups, zero points, types of scales or values, bits, or a code, which " +
                         std::string(name_of(how.algo)) + " does not have");
   }
@@ -117,9 +120,9 @@ void check_quantization(const PanelMatrix& matrix, std::vector<std::string>* pro
   check_code(matrix, problems);
   check_groups_of_code(matrix, problems);
   check_order(matrix, problems);
-  if (how.algo == QuantAlgo::kW8A8 && matrix.k > kMaxW8A8Inputs) {
-    problems->push_back("has " + text(matrix.k) + " inputs; W8A8 sums at most " + text(kMaxW8A8Inputs) +
-                        " without overflow");
+  if (rounds_activations(how.algo) && matrix.k > kMaxInt8Inputs) {
+    problems->push_back("has " + text(matrix.k) + " inputs; " + std::string(name_of(how.algo)) +
+                        " sums at most " + text(kMaxInt8Inputs) + " without overflow");
   }
 }
 

@@ -99,10 +99,12 @@ struct Step {
   std::byte* shrink;
   std::int64_t shrink_stride;
   /// uint8 [rows, int8_stride] and float32 [rows]: what KernelTable::quantize_row made of the input of the
-  /// linear layer that runs, where its weights are of QuantAlgo::kW8A8.
+  /// linear layer that runs, where its weights round activations. Of QuantAlgo::kW4A8 what arrange_int8_row
+  /// made of them, and int32 [rows, groups] of their sums.
   std::uint8_t* int8_rows;
   std::int64_t int8_stride;
   float* int8_scales;
+  std::int32_t* int8_sums;
   /// What KernelTable::pack_rows made of the input of the linear layer that runs, and behind it,
   /// packed_order_bytes apart, of each of `reordered`. Not there where the kernels read rows as they are.
   PackedRows packed;
@@ -210,8 +212,11 @@ void run_op(const KeepLogitRowsOp& op, Step& step);
 /// Rows that linear layers have at most: a token's, a row of logits', or those of a slice of experts' rows.
 [[nodiscard]] std::int64_t most_linear_rows(const Program& program);
 
-/// Step::int8_stride that a program needs; 0 without weights of QuantAlgo::kW8A8.
+/// Step::int8_stride that a program needs; 0 without weights that round activations.
 [[nodiscard]] std::int64_t int8_row_bytes(const Program& program);
+
+/// The most groups of inputs that a matrix of QuantAlgo::kW4A8 has.
+[[nodiscard]] std::int64_t most_w4a8_groups(const Program& program);
 
 /// Room for Step::packed, of the input or of one order.
 struct PackedRowsSize {

@@ -74,8 +74,18 @@ struct Tiles {
   }
   template <int kSums, int kA, int kB>
   static void dot_int8() {
+    add_integer_products<UnsignedBytes, kSums, kA, kB>();
+  }
+  template <int kSums, int kA, int kB>
+  static void dot_signed_int8() {
+    add_integer_products<SignedBytes, kSums, kA, kB>();
+  }
+
+ private:
+  template <class Rows, int kSums, int kA, int kB>
+  static void add_integer_products() {
     Integers sums = read<Integers>(tile<kSums>());
-    const UnsignedBytes a = read<UnsignedBytes>(tile<kA>());
+    const Rows a = read<Rows>(tile<kA>());
     const SignedBytes b = read<SignedBytes>(tile<kB>());
     for (std::size_t row = 0; row < kLines; ++row) {
       for (std::size_t four = 0; four < kColumns; ++four) {
@@ -90,7 +100,6 @@ struct Tiles {
     std::memcpy(tile<kSums>().data(), sums.data(), sizeof(sums));
   }
 
- private:
   static constexpr std::size_t kLines = 16;
   static constexpr std::size_t kLineBytes = 64;
   static constexpr std::size_t kColumns = 16;

@@ -64,7 +64,7 @@ class Storage {
   /// Random integers and scales, of values like those of matrix() with this bound.
   PanelMatrix quantized(const Quantization& how, DType dtype, std::int64_t n, std::int64_t k, float bound,
                         Random* random) {
-    const bool is_int4 = how.algo == QuantAlgo::kW4A16;
+    const bool is_int4 = has_few_bits(how.algo);
     const std::int64_t groups = group_count(how, k);
     std::vector<std::byte> weights(static_cast<std::size_t>(n * (is_int4 ? (k + 1) / 2 : k)));
     for (auto& byte : weights) byte = weight_byte(how, static_cast<std::byte>(random->below(256)));

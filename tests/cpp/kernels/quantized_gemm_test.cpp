@@ -255,7 +255,7 @@ BOOST_DATA_TEST_CASE(sums_are_exact_and_every_table_gives_the_same_bits, kernel_
 
 BOOST_DATA_TEST_CASE(extreme_sums_do_not_wrap, kernel_tables(), name) {
   const auto& table = kernel_table(name);
-  const std::int64_t k = kMaxW8A8Inputs;
+  const std::int64_t k = kMaxInt8Inputs;
   const Quantization quantization{.algo = QuantAlgo::kW8A8};
   std::vector<std::byte> weights(static_cast<std::size_t>(2 * k), std::byte{127});
   std::fill(weights.begin() + k, weights.end(), std::byte{0x80});  // -128, which a checkpoint may hold

@@ -15,7 +15,7 @@ struct QuantizedMatrix {
   QuantizedMatrix(const Quantization& how, std::int64_t outputs, std::int64_t inputs, FreshRandom* random)
       : quantization(how), n(outputs), k(inputs) {
     const std::int64_t groups = group_count(how, k);
-    const std::int64_t row_bytes = how.algo == QuantAlgo::kW4A16 ? (k + 1) / 2 : k;
+    const std::int64_t row_bytes = has_few_bits(how.algo) ? (k + 1) / 2 : k;
     weights.resize(static_cast<std::size_t>(n * row_bytes));
     for (auto& byte : weights) {
       byte =
@@ -23,7 +23,7 @@ struct QuantizedMatrix {
     }
     scales = random->vector(n * groups, 0.001F, 0.1F);
     zeros.resize(static_cast<std::size_t>(n * groups));
-    const float end = how.algo == QuantAlgo::kW4A16 ? 15.99F : 255.99F;
+    const float end = has_few_bits(how.algo) ? 15.99F : 255.99F;
     for (auto& zero : zeros) zero = static_cast<std::uint8_t>(random->between(0.0F, end));
     pack();
   }

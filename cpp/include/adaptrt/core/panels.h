@@ -68,9 +68,20 @@ enum class QuantAlgo : std::uint8_t {
   kW8A16,  ///< int8 or FP8, one scale an output or each group of its inputs; activations of the engine's type
   kW8A8,   ///< the same weights; activations become int8 with one scale a token at run time
   kW4A16,  ///< four bits or fewer, one scale for each group of an output's inputs
+  kW4A8,   ///< integers as kW4A16 has them; activations as those of kW8A8
 };
 
-/// "NONE", "W8A16", "W8A8" or "W4A16".
+/// Whether weights have four bits or fewer, several of them in a word.
+[[nodiscard]] constexpr bool has_few_bits(QuantAlgo algo) {
+  return algo == QuantAlgo::kW4A16 || algo == QuantAlgo::kW4A8;
+}
+
+/// Whether activations become int8, with one scale a token.
+[[nodiscard]] constexpr bool rounds_activations(QuantAlgo algo) {
+  return algo == QuantAlgo::kW8A8 || algo == QuantAlgo::kW4A8;
+}
+
+/// "NONE", "W8A16", "W8A8", "W4A16" or "W4A8".
 [[nodiscard]] std::string_view name_of(QuantAlgo algo);
 
 /// What the bits of a weight stand for.
@@ -94,17 +105,17 @@ inline constexpr float kLLMInt8Factor = 7.874015718698502e-3F;
 /// How a matrix is quantised. core/quantized_panels.h has the layouts.
 struct Quantization {
   QuantAlgo algo = QuantAlgo::kNone;
-  /// kW4A16 and kW8A16: consecutive inputs that share a scale, a multiple of packed_inputs(bits); 0: all
+  /// All but kW8A8: consecutive inputs that share a scale, a multiple of packed_inputs(bits); 0: all
   /// inputs.
   std::int64_t group_size = 0;
-  /// kW4A16 and kW8A16: each group has a zero point of its own.
+  /// All but kW8A8: each group has a zero point of its own.
   bool zero_points = false;
   /// The type of the scales where has_typed_scales() says that they have one.
   DType scale_type = DType::kBFloat16;
   WeightCode code = WeightCode::kInteger;
   /// Of codes: what a number times a scale is rounded to, to nearest even, once.
   DType value_type = DType::kFloat32;
-  /// kW4A16: 4 or, of integers, 2 or 3.
+  /// kW4A16 and kW4A8: 4 or, of integers, 2 or 3.
   std::int32_t bits = 4;
   /// kW4A16 and kW8A16 of integers: the inputs are in an order of the matrix's own, which is behind the
   /// panels; see PanelMatrix::input_order.

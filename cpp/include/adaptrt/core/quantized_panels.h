@@ -22,6 +22,7 @@ namespace adaptrt {
 //   the same with a code: no zeros                   value = scale * table[u], rounded to value_type
 //   kW4A16 of 2 bits  uint32 [k / 16][w], then as above               value = scale * (u - zero)
 //   kW4A16 of 3 bits  uint32 [k / 32][3][w], then as above            value = scale * (u - zero)
+//   kW4A8   integers as kW4A16 has them
 //
 // Behind all panels of a matrix that is reordered, from a multiple of 4 bytes on: int32 [k].
 // Scales are of Quantization::scale_type where has_typed_scales() says so.
@@ -35,7 +36,7 @@ namespace adaptrt {
 // have three: of pair i / 2 < 15, input i lies in number (i / 2) / 5 of them at bits 3 * (i / 2 % 5) + 16 *
 // (i % 2). So each half is left with its highest bit, and those of number b are bit b of the last pair.
 
-/// Inputs that a packed word of kW4A16 holds; group sizes are multiples of it.
+/// Inputs that a packed word of four bits holds; group sizes are multiples of it.
 inline constexpr std::int64_t kInt4Inputs = 8;
 /// The same, of fewer bits too: inputs whose bits lie together.
 [[nodiscard]] constexpr std::int64_t packed_inputs(std::int32_t bits) {
@@ -43,21 +44,49 @@ inline constexpr std::int64_t kInt4Inputs = 8;
 }
 /// Whether scales have a type and groups: others are one float32 an output.
 [[nodiscard]] constexpr bool has_typed_scales(const Quantization& quantization) {
-  return quantization.algo == QuantAlgo::kW4A16 || quantization.is_coded() || quantization.group_size != 0;
+  return has_few_bits(quantization.algo) || quantization.is_coded() || quantization.group_size != 0;
 }
 /// The zero point of four bits without zero points.
 inline constexpr int kInt4Zero = 8;
 /// What is taken off zero points before they are multiplied with sums of activations: the numbers that
 /// weights become are as much below what they are stored as.
 [[nodiscard]] constexpr int middle_of_zeros(QuantAlgo algo) {
-  return algo == QuantAlgo::kW4A16 ? kInt4Zero : 128;
+  return has_few_bits(algo) ? kInt4Zero : 128;
 }
 /// The 16 numbers that a code stands for, those of bitsandbytes in float32: of kNF4 the quantiles of a normal
 /// distribution that QLoRA's authors chose, of kFP4 numbers of a sign, two bits of exponent and one of
 /// mantissa over 12; of kE2M1 the four-bit floating point numbers of the OCP's MX formats. Of others u - 8.
 [[nodiscard]] const std::array<float, 16>& code_table(WeightCode code);
-/// The most inputs of kW8A8: its sums of products must fit in 32 bits.
-inline constexpr std::int64_t kMaxW8A8Inputs = 65536;
+/// The most inputs that are multiplied with int8 activations: sums of products must fit in 32 bits.
+inline constexpr std::int64_t kMaxInt8Inputs = 65536;
+
+/// Two pairs of inputs, of those whose bits lie together, that kW4A8 multiplies at once. In each half of a
+/// word, which has an input of each pair, `low` is moved to the lower byte and `high` to the upper one.
+struct InputPairs {
+  int low;
+  int high;
+};
+[[nodiscard]] constexpr InputPairs pairs_of_quad(std::int32_t bits, int quad) {
+  constexpr InputPairs kThreeBits[] = {{0, 1}, {2, 3}, {5, 6}, {7, 8}, {10, 11}, {12, 13}, {4, 9}, {14, 15}};
+  if (bits == 3) return kThreeBits[quad];
+  return {quad, quad + static_cast<int>(packed_inputs(bits)) / 4};
+}
+
+/// Inputs whose order int8_order() tells.
+inline constexpr std::int64_t kOrderedInputs = 32;
+/// The order in which kW4A8 takes kOrderedInputs inputs: quad after quad, as its bytes lie in a word.
+[[nodiscard]] constexpr std::array<std::uint8_t, kOrderedInputs> int8_order(std::int32_t bits) {
+  std::array<std::uint8_t, kOrderedInputs> order{};
+  const int inputs = static_cast<int>(packed_inputs(bits));
+  for (int at = 0; at < static_cast<int>(order.size()); at += 4) {
+    const auto [low, high] = pairs_of_quad(bits, at % inputs / 4);
+    const int first = at / inputs * inputs;
+    const int quad[] = {2 * low, 2 * high, 2 * low + 1, 2 * high + 1};
+    for (int i = 0; i < 4; ++i)
+      order[static_cast<std::size_t>(at + i)] = static_cast<std::uint8_t>(first + quad[i]);
+  }
+  return order;
+}
 
 /// Number of groups of inputs that have a scale of their own.
 [[nodiscard]] constexpr std::int64_t group_count(const Quantization& quantization, std::int64_t k) {
@@ -78,7 +107,7 @@ struct QuantizedPanel {
 
 /// Quantised rows of a matrix, as checkpoints have them.
 struct QuantizedRows {
-  /// int8 [rows, k], 128 below u with zero points; of kW4A16 uint8 [rows, ceil(k / 2)], the lower half of a
+  /// int8 [rows, k], 128 below u with zero points; of few bits uint8 [rows, ceil(k / 2)], the lower half of a
   /// byte being the even input: u with zero points or a code, otherwise u - 2^(bits - 1) as four bits of
   /// two's complement.
   const std::byte* weights = nullptr;

@@ -120,6 +120,29 @@ struct Int8Gemm {
   const std::byte* next_panel = nullptr;
 };
 
+/// out[rows, width] = a[rows, k] * panel[width, k]^T for a panel of QuantAlgo::kW4A8. Of each group of inputs
+/// the sum of q * (u - zero) is an exact integer; as float32 it is multiplied with the scale and added to the
+/// groups before, from zero on, with one rounding where the instruction set has such a multiply-add: tables
+/// of those give the same bits. In the end it is multiplied with the row's scale.
+struct W4A8Gemm {
+  /// What quantize_row and then arrange_int8_row made. From the first input of any group on, 64 bytes of a
+  /// row can be read, and so can whole blocks of 16 rows.
+  const std::int8_t* a = nullptr;
+  std::int64_t a_stride = 0;             ///< bytes between rows
+  const float* a_scales = nullptr;       ///< one a row
+  const std::int32_t* a_sums = nullptr;  ///< [rows, groups], of arrange_int8_row
+  Quantization quantization;
+  const std::byte* panel = nullptr;
+  std::int64_t k = 0;
+  std::int64_t width = 0;  ///< 1 to kPanelColumns
+  float* out = nullptr;
+  std::int64_t out_stride = 0;
+  std::int64_t rows = 0;
+  std::optional<InputRange> part = std::nullopt;  ///< see PanelGemm; of whole groups where there are several
+  /// The panel that will be multiplied next, to be prefetched meanwhile; nullptr when it is not known.
+  const std::byte* next_panel = nullptr;
+};
+
 /// out [heads, head_dim] = x [heads, head_dim] * factor, stored as `out_type`, where the pairs (x[i], x[half
 /// + i]) of each head are rotated first by the angles whose cosine and sine [half] are given.
 struct HeadRotation {
@@ -270,6 +293,11 @@ struct KernelTable {
   /// 128, then 128 up to a multiple of 4. Rows below 2^-100 become 0. The scale of a row with NaN or infinity
   /// is NaN.
   void (*quantize_row)(const std::byte* x, DType type, std::int64_t n, std::uint8_t* out, float* scale);
+  void (*w4a8_gemm)(const W4A8Gemm& gemm);
+  /// Makes what w4a8_gemm reads of a row of n bytes of quantize_row, in their place: q, each kOrderedInputs
+  /// of them in the order of int8_order(), and zeros behind them up to a multiple of so many. sums[groups] =
+  /// the sum of each group's q.
+  void (*arrange_int8_row)(std::uint8_t* row, std::int64_t n, const Quantization& how, std::int32_t* sums);
 
   /// out[n] = x / sqrt(mean(x^2) + epsilon) * weight, stored as `out_type`. `out` may be `x`.
   void (*rms_norm)(const float* x, const float* weight, float epsilon, std::int64_t n, std::byte* out,

@@ -2,6 +2,7 @@
 // The order matters: what follows is written in terms of the instruction set above.
 #include "families.h"
 #include "int8_gemm.h"
+#include "w4a8_gemm.h"
 
 namespace adaptrt {
 
@@ -9,6 +10,8 @@ namespace adaptrt {
 void ADAPTRT_KERNEL_SET::put_int8(KernelTable* table) {
   table->int8_gemm = &int8_gemm;
   table->quantize_row = &quantize_row;
+  table->w4a8_gemm = &w4a8_gemm;
+  table->arrange_int8_row = &arrange_int8_row;
 }
 
 }  // namespace adaptrt

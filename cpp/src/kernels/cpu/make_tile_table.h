@@ -10,6 +10,7 @@
 #include "tile_int8.h"
 #include "tile_quantized.h"
 #include "tile_sparse.h"
+#include "tile_w4a8.h"
 
 namespace adaptrt {
 namespace {
@@ -44,6 +45,7 @@ inline KernelTable make_tile_table(const char* name, const KernelTable& vectors)
   table.int8_decoded_rows = kTiledRows;
   table.int4_decoded_rows = kTiledRows;
   table.int8_gemm = &tile_int8_gemm;
+  table.w4a8_gemm = &tile_w4a8_gemm;
   table.attend[static_cast<std::size_t>(DType::kBFloat16)] = &tile_attend;
   return table;
 }

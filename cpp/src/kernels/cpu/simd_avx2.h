@@ -230,9 +230,7 @@ struct Simd {
   }
   /// One uint8 a lane.
   static Vec load_uint8(const std::byte* from, std::int64_t n) {
-    alignas(8) std::uint8_t bytes[kLanes] = {};
-    std::memcpy(bytes, from, static_cast<std::size_t>(n));
-    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes))));
+    return _mm256_cvtepi32_ps(load_bytes(from, n));
   }
   /// The lowest byte of each lane.
   static void store_low_bytes(std::uint8_t* to, Words words, std::int64_t n) {
@@ -263,6 +261,51 @@ struct Simd {
     return _mm256_add_epi32(sums, _mm256_add_epi32(even, odd));
   }
   static Words subtract_words(Words a, Words b) { return _mm256_sub_epi32(a, b); }
+  static Words add_words(Words a, Words b) { return _mm256_add_epi32(a, b); }
+  /// 32 bytes, those that `order` says, in its order.
+  static void reorder_bytes(std::uint8_t* bytes, const std::uint8_t* order) {
+    auto* halves = reinterpret_cast<__m128i*>(bytes);
+    const __m128i lower = _mm_loadu_si128(halves);
+    const __m128i upper = _mm_loadu_si128(halves + 1);
+    for (int half = 0; half < 2; ++half) {
+      const __m128i from = _mm_loadu_si128(reinterpret_cast<const __m128i*>(order) + half);
+      // Shuffles give zero where an index has its highest bit.
+      const __m128i of_lower = _mm_shuffle_epi8(lower, _mm_add_epi8(from, _mm_set1_epi8(0x70)));
+      const __m128i of_upper = _mm_shuffle_epi8(upper, _mm_sub_epi8(from, _mm_set1_epi8(16)));
+      _mm_storeu_si128(halves + half, _mm_or_si128(of_lower, of_upper));
+    }
+  }
+  static Words multiply_words(Words a, Words b) { return _mm256_mullo_epi32(a, b); }
+  static Words subtract_bytes(Words a, Words b) { return _mm256_sub_epi8(a, b); }
+  /// One uint8 a lane.
+  static Words load_bytes(const std::byte* from, std::int64_t n) {
+    alignas(8) std::uint8_t bytes[kLanes] = {};
+    std::memcpy(bytes, from, static_cast<std::size_t>(n));
+    return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes)));
+  }
+  /// To the left where kShift is negative.
+  template <int kShift>
+  static Words shift_right(Words words) {
+    return kShift < 0 ? _mm256_slli_epi32(words, kShift < 0 ? -kShift : 0)
+                      : _mm256_srli_epi32(words, kShift < 0 ? 0 : kShift);
+  }
+  static Words bits_of(Words words, std::uint32_t mask) { return _mm256_and_si256(words, set_words(mask)); }
+  /// The bits of one mask of a, and those of another one of b.
+  static Words merge_bits(Words a, std::uint32_t mask_of_a, Words b, std::uint32_t mask_of_b) {
+    return _mm256_or_si256(bits_of(a, mask_of_a), bits_of(b, mask_of_b));
+  }
+  /// Sums of products of at most eight pairs of Words: integers up to 15 of u, and int8 of q, whose sums of
+  /// two are sixteen bits. finish() adds those to `sums`.
+  class FewBitsDot {
+   public:
+    void add(Words*, Words u, Words q) { halves_ = _mm256_add_epi16(halves_, _mm256_maddubs_epi16(u, q)); }
+    void finish(Words* sums) const {
+      *sums = _mm256_add_epi32(*sums, _mm256_madd_epi16(halves_, _mm256_set1_epi16(1)));
+    }
+
+   private:
+    Words halves_ = _mm256_setzero_si256();
+  };
   static Vec words_to_floats(Words words) { return _mm256_cvtepi32_ps(words); }
 };
 

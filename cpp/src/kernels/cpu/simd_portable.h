@@ -22,6 +22,7 @@ struct Simd {
   using Vec = float __attribute__((vector_size(16)));
   using Ints = std::int32_t __attribute__((vector_size(16)));
   using Words = std::uint32_t __attribute__((vector_size(16)));
+  using Bytes = std::uint8_t __attribute__((vector_size(16)));
   static constexpr int kLanes = 4;
   static constexpr Fetching kFetching{};
   /// 1.5 * 2^23: adding it rounds to an integer, in the low bits.
@@ -225,9 +226,7 @@ struct Simd {
   }
   /// One uint8 a lane.
   static Vec load_uint8(const std::byte* from, std::int64_t n) {
-    Ints words{};
-    for (std::int64_t lane = 0; lane < n; ++lane) words[lane] = static_cast<std::int32_t>(from[lane]);
-    return ints_to_floats(words);
+    return ints_to_floats(cast<Ints>(load_bytes(from, n)));
   }
   /// The lowest byte of each lane.
   static void store_low_bytes(std::uint8_t* to, Words words, std::int64_t n) {
@@ -255,6 +254,37 @@ struct Simd {
     return sums + (a >> 24) * cast<Words>(bytes >> 24);
   }
   static Words subtract_words(Words a, Words b) { return a - b; }
+  static Words add_words(Words a, Words b) { return a + b; }
+  /// 32 bytes, those that `order` says, in its order.
+  static void reorder_bytes(std::uint8_t* bytes, const std::uint8_t* order) {
+    std::uint8_t before[32];
+    std::memcpy(before, bytes, sizeof(before));
+    for (std::size_t i = 0; i < sizeof(before); ++i) bytes[i] = before[order[i]];
+  }
+  static Words multiply_words(Words a, Words b) { return a * b; }
+  static Words subtract_bytes(Words a, Words b) { return cast<Words>(cast<Bytes>(a) - cast<Bytes>(b)); }
+  /// One uint8 a lane.
+  static Words load_bytes(const std::byte* from, std::int64_t n) {
+    Words words{};
+    for (std::int64_t lane = 0; lane < n; ++lane) words[lane] = static_cast<std::uint32_t>(from[lane]);
+    return words;
+  }
+  /// To the left where kShift is negative.
+  template <int kShift>
+  static Words shift_right(Words words) {
+    return kShift < 0 ? words << (kShift < 0 ? -kShift : 0) : words >> (kShift < 0 ? 0 : kShift);
+  }
+  static Words bits_of(Words words, std::uint32_t mask) { return words & set_bits(mask); }
+  /// The bits of one mask of a, and those of another one of b.
+  static Words merge_bits(Words a, std::uint32_t mask_of_a, Words b, std::uint32_t mask_of_b) {
+    return bits_of(a, mask_of_a) | bits_of(b, mask_of_b);
+  }
+  /// Sums of products of at most eight pairs of Words: integers up to 15 of u, and int8 of q.
+  class FewBitsDot {
+   public:
+    void add(Words* sums, Words u, Words q) { *sums = dot(*sums, u, q); }
+    void finish(Words*) const {}
+  };
   static Vec words_to_floats(Words words) { return ints_to_floats(cast<Ints>(words)); }
 
  private:

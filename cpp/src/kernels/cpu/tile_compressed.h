@@ -225,6 +225,8 @@ void multiply_expanded(const PanelGemm& gemm, InputRange inputs, PanelExpander* 
 class CompressedSteps {
  public:
   explicit CompressedSteps(PanelExpander* expander) : expander_(expander) {}
+  static constexpr std::int64_t step_inputs() { return kStepInputs; }
+  static constexpr bool leaves_lines() { return false; }
 
   void decode(std::int64_t begin, std::int64_t end, std::byte* out, StepPrefetch* prefetch) {
     for (std::int64_t row = begin / kPieceInputs; row < end / kPieceInputs;

@@ -37,6 +37,10 @@ class QuantizedSteps {
     return weights_ + input / kWordInputs * kWordLines<Packed> * kLineBytes;
   }
 
+  /// What a step has of k, and whether it leaves lines behind those of its inputs as they are.
+  static constexpr std::int64_t step_inputs() { return kStepInputs; }
+  static constexpr bool leaves_lines() { return false; }
+
   /// Writes inputs [begin, end), at most a step, to `out`.
   void decode(std::int64_t begin, std::int64_t end, std::byte* out, StepPrefetch* prefetch) const {
     constexpr std::int64_t kGroup = kTileVectors * Simd::kLanes;
@@ -63,6 +67,8 @@ class CodedSteps {
   CodedSteps(const PanelGemm& gemm, const Quantization& how)
       : expander_(gemm.panel, how, gemm.k, kPanelColumns) {}
   [[nodiscard]] const std::byte* source(std::int64_t input) const { return expander_.source(input); }
+  static constexpr std::int64_t step_inputs() { return kStepInputs; }
+  static constexpr bool leaves_lines() { return false; }
   void decode(std::int64_t begin, std::int64_t end, std::byte* out, StepPrefetch* prefetch) const {
     expander_.expand(begin, end, out, kPanelColumns, FetchWith{prefetch});
   }
@@ -79,6 +85,7 @@ class DecodeNextStep {
   /// Decodes the first step of `inputs`.
   DecodeNextStep(Steps* steps, InputRange inputs, StepPrefetch* prefetch)
       : steps_(steps), next_(inputs.begin), end_(inputs.end), prefetch_(prefetch) {
+    if (steps_->leaves_lines()) std::memset(places_, 0, sizeof(places_));
     at_step();
   }
 
@@ -91,8 +98,9 @@ class DecodeNextStep {
     std::byte* out = places_ + made_++ % kPlaces * kStepBytes;
     prefetch_->at_step();
     if (next_ >= end_) return;
-    const std::int64_t end = std::min(next_ + kStepInputs, end_);
-    if (end - next_ < kStepInputs) std::memset(out, 0, kStepBytes);
+    const std::int64_t step = steps_->step_inputs();
+    const std::int64_t end = std::min(next_ + step, end_);
+    if (end - next_ < step) std::memset(out, 0, kStepBytes);
     steps_->decode(next_, end, out, prefetch_);
     next_ = end;
   }

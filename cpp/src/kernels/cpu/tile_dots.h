@@ -20,5 +20,12 @@ struct Int8Dot {
   }
 };
 
+struct SignedInt8Dot {
+  template <int kSums, int kA, int kB>
+  static void add() {
+    Tiles::dot_signed_int8<kSums, kA, kB>();
+  }
+};
+
 }  // namespace
 }  // namespace adaptrt

@@ -50,6 +50,11 @@ void tile_coded_gemm(const PanelGemm& gemm, const Quantization& how) {
   }
 }
 
+/// Steps of a pair of tiles of columns that are decoded at once for many rows: beside them, two tiles of rows
+/// and the sums of kGroupsTogether groups have room in the first-level cache.
+inline constexpr std::int64_t kPairStretch = 8;
+inline constexpr int kGroupsTogether = 4;
+
 /// Decodes inputs [begin, end) of a quantised panel into whole steps of kPanelColumns columns, zeros where
 /// there is nothing.
 template <class Packed>
@@ -76,7 +81,7 @@ void decode_steps(const QuantizedGemm& gemm, const QuantizedPanel& panel, std::i
 }
 
 /// Decodes inputs [begin, end) of a quantised panel of kPanelColumns columns as decode_steps does, but each
-/// pair of tiles of columns by itself, kStretchSteps * kPairStepBytes behind the one before.
+/// pair of tiles of columns by itself, kPairStretch * kPairStepBytes behind the one before.
 template <class Packed>
 void decode_pairs(const QuantizedGemm& gemm, const QuantizedPanel& panel, std::int64_t begin,
                   std::int64_t end, std::byte* out) {
@@ -88,7 +93,7 @@ void decode_pairs(const QuantizedGemm& gemm, const QuantizedPanel& panel, std::i
   const std::byte* words =
       panel.weights + begin / kWordInputs * kWordLines<Packed> * kPanelColumns * Packed::kColumnBytes;
   for (std::int64_t pair = 0; pair < kPanelColumns;
-       pair += kPairColumns, out += kStretchSteps * kPairStepBytes) {
+       pair += kPairColumns, out += kPairStretch * kPairStepBytes) {
     if (units % kTileHeight != 0) std::memset(out, 0, steps_of(end - begin) * kPairStepBytes);
     for (std::int64_t column = 0; column < kPairColumns; column += kVectors * Simd::kLanes) {
       expand_columns<Packed, kVectors>(decoder, words + (pair + column) * Packed::kColumnBytes, kPanelColumns,
@@ -96,6 +101,12 @@ void decode_pairs(const QuantizedGemm& gemm, const QuantizedPanel& panel, std::i
     }
   }
 }
+
+/// Rows whose sums of one group are made together.
+struct GroupRows {
+  std::int64_t first;
+  std::int64_t count;
+};
 
 /// Puts the sums of one group of inputs of some rows and columns, `sums_stride` apart, into the output: times
 /// the scale, less the zero point's share, added to the groups before.
@@ -120,6 +131,41 @@ inline void finish_columns(const QuantizedGemm& gemm, const GroupView& group, st
       }
       Simd::store(to, index == 0 ? Simd::mul(sum, scale) : Simd::fma(sum, scale, Simd::load(to, lanes)),
                   lanes);
+    }
+  }
+}
+
+/// The same of kGroups groups from number `first` on, of columns that are a multiple of whole vectors. The
+/// sums of each group are group_stride behind those of the one before.
+template <int kGroups>
+void finish_groups(const QuantizedGemm& gemm, const QuantizedPanel& panel, std::int64_t first, GroupRows rows,
+                   const float* sums, std::int64_t sums_stride, std::int64_t group_stride,
+                   InputRange columns) {
+  const std::int64_t groups = group_count(gemm.quantization, gemm.k);
+  for (std::int64_t column = columns.begin; column < columns.end;
+       column += Simd::kLanes, sums += Simd::kLanes) {
+    Simd::Vec scales[kGroups];
+    Simd::Vec zeros[kGroups];
+    ADAPTRT_UNROLL
+    for (int i = 0; i < kGroups; ++i) {
+      const GroupView group = group_of(gemm, panel, first + i);
+      scales[i] = load_scales(gemm.quantization, group.scales, column, Simd::kLanes);
+      zeros[i] = group.zeros == nullptr ? Simd::zero()
+                                        : load_zeros(gemm.quantization, group.zeros, column, Simd::kLanes);
+    }
+    for (std::int64_t r = 0; r < rows.count; ++r) {
+      const std::int64_t row = rows.first + r;
+      float* out = gemm.out + row * gemm.out_stride + column;
+      Simd::Vec value = first == 0 ? Simd::zero() : Simd::load(out);
+      ADAPTRT_UNROLL
+      for (int i = 0; i < kGroups; ++i) {
+        Simd::Vec sum = Simd::load(sums + i * group_stride + r * sums_stride);
+        if (panel.extra != nullptr) {
+          sum = Simd::fma(Simd::set(-gemm.a_sums[row * groups + first + i]), zeros[i], sum);
+        }
+        value = first + i == 0 ? Simd::mul(sum, scales[i]) : Simd::fma(sum, scales[i], value);
+      }
+      Simd::store(out, value);
     }
   }
 }
@@ -174,12 +220,6 @@ inline void multiply_one_group(const QuantizedGemm& gemm, const QuantizedPanel& 
   }
 }
 
-/// Rows whose sums of one group are made together.
-struct GroupRows {
-  std::int64_t first;
-  std::int64_t count;
-};
-
 /// A panel whose groups of inputs have scales of their own. Each group has whole steps, so that their sums
 /// stay apart. Groups are decoded for all rows, those that are larger than a stretch again for each tile of
 /// rows. For many rows, pairs of tiles of columns lie by themselves, and stay in the first-level cache while
@@ -201,9 +241,10 @@ class GroupedProduct {
       for (std::int64_t index = inputs.begin / size_; index < end; ++index) multiply_large(index);
       return;
     }
-    const std::int64_t together = std::max<std::int64_t>(1, stretch_steps(gemm_.rows) / steps_);
     const bool in_pairs = gemm_.rows >= kCopiedRows && gemm_.width == kPanelColumns &&
-                          gemm_.a_steps != nullptr && size_ % kStepInputs == 0;
+                          gemm_.a_steps != nullptr && size_ % kStepInputs == 0 && steps_ <= kPairStretch;
+    const std::int64_t stretch = in_pairs ? kPairStretch : stretch_steps(gemm_.rows);
+    const std::int64_t together = std::max<std::int64_t>(1, stretch / steps_);
     for (std::int64_t first = inputs.begin / size_; first < end; first += together) {
       if (in_pairs) {
         multiply_pairs(first, std::min(first + together, end));
@@ -238,24 +279,49 @@ class GroupedProduct {
       const GroupView group = group_of(gemm_, panel_, index);
       decode_pairs_(gemm_, panel_, group.first, group.end, place(index));
     }
-    StepPrefetch nothing;
+    StepPrefetch prefetch = prefetch_behind(first, end);
     for (std::int64_t column = 0; column < kPanelColumns; column += kPairColumns) {
-      const std::int64_t pair = column / kPairColumns * kStretchSteps * kPairStepBytes;
+      const std::int64_t pair = column / kPairColumns * kPairStretch * kPairStepBytes;
       for (std::int64_t row = 0; row < gemm_.rows; row += kPackedRows) {
-        const std::int64_t count = std::min(kPackedRows, gemm_.rows - row);
-        for (std::int64_t index = first; index < end; ++index) {
-          const GroupView group = group_of(gemm_, panel_, index);
-          const TileRows rows{
-              gemm_.a_steps + group.first / kStepInputs * gemm_.a_step_bytes + row * kTileLine, kTileLine,
-              gemm_.a_step_bytes};
-          multiply_rest<BFloat16Dot>(rows, {place(index) + pair, kPairLine, kPairStepBytes},
-                                     steps_of(group.end - group.first), {sums_, kPairColumns, false}, count,
-                                     &nothing);
-          finish_columns(gemm_, group, index, row, count, sums_, kPairColumns,
-                         {column, column + kPairColumns});
+        const GroupRows rows{row, std::min(kPackedRows, gemm_.rows - row)};
+        for (std::int64_t some = first; some < end; some += kGroupsTogether) {
+          const std::int64_t end_of_some = std::min(some + kGroupsTogether, end);
+          for (std::int64_t index = some; index < end_of_some; ++index) {
+            const GroupView group = group_of(gemm_, panel_, index);
+            const TileRows a{gemm_.a_steps + group.first / kStepInputs * gemm_.a_step_bytes + row * kTileLine,
+                             kTileLine, gemm_.a_step_bytes};
+            multiply_rest<BFloat16Dot>(
+                a, {place(index) + pair, kPairLine, kPairStepBytes}, steps_of(group.end - group.first),
+                {sums_ + (index - some) * kPairSums, kPairColumns, false}, rows.count, &prefetch);
+          }
+          finish_pair(some, end_of_some, rows, column);
         }
       }
     }
+  }
+
+  /// Fetches, while all rows are multiplied by the groups [first, end), the words of as many behind them.
+  [[nodiscard]] StepPrefetch prefetch_behind(std::int64_t first, std::int64_t end) const {
+    const std::int64_t bits = gemm_.quantization.algo == QuantAlgo::kW4A16 ? gemm_.quantization.bits : 8;
+    const std::int64_t bytes = (end - first) * size_ * kPanelColumns * bits / 8;
+    const std::byte* next =
+        end * size_ < gemm_.k ? panel_.weights + end * size_ * kPanelColumns * bits / 8 : gemm_.next_panel;
+    const std::int64_t blocks = (gemm_.rows + kPackedRows - 1) / kPackedRows;
+    return StepPrefetch::spread(next, bytes, kPanelColumns / kPairColumns * blocks * (end - first) * steps_);
+  }
+
+  /// The groups [first, end) of a pair of tiles of columns, from `column` on.
+  void finish_pair(std::int64_t first, std::int64_t end, GroupRows rows, std::int64_t column) {
+    const InputRange columns{column, column + kPairColumns};
+    const auto finish = [&]<int kGroups>(std::integral_constant<int, kGroups>) {
+      const float* sums = sums_;
+      for (; first + kGroups <= end; first += kGroups, sums += kGroups * kPairSums) {
+        finish_groups<kGroups>(gemm_, panel_, first, rows, sums, kPairColumns, kPairSums, columns);
+      }
+    };
+    if (end - first == kGroupsTogether) return finish(std::integral_constant<int, kGroupsTogether>());
+    if (end - first == 2) return finish(std::integral_constant<int, 2>());
+    finish(std::integral_constant<int, 1>());
   }
 
   void multiply_large(std::int64_t index) {
@@ -293,7 +359,8 @@ class GroupedProduct {
   std::int64_t size_;
   std::int64_t steps_;  ///< of a group
   alignas(kCacheLine) std::byte decoded_[kStretchSteps * kStepBytes];
-  alignas(kCacheLine) float sums_[kPackedRows * kPanelColumns];
+  static constexpr std::int64_t kPairSums = kPackedRows * kPairColumns;
+  alignas(kCacheLine) float sums_[std::max(kPackedRows * kPanelColumns, kGroupsTogether* kPairSums)];
 };
 
 /// Calls multiply(inputs, sums) for one group of inputs of a panel after the other, for at most a tile of

@@ -65,6 +65,11 @@ struct Tiles {
   static void dot_int8() {
     asm volatile("tdpbusd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSums), "i"(kA), "i"(kB));
   }
+  /// The same of int8 on both sides.
+  template <int kSums, int kA, int kB>
+  static void dot_signed_int8() {
+    asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSums), "i"(kA), "i"(kB));
+  }
 };
 
 }  // namespace
