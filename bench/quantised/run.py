@@ -84,11 +84,14 @@ FORMATS: Final[dict[str, QuantConfig | None]] = {
         quant_algo=QuantAlgo.W8A16, group_size=128, has_zero_point=True, scale_dtype=DType.FLOAT16
     ),
     "W4A16, groups of 128": QuantConfig(quant_algo=QuantAlgo.W4A16, group_size=128),
+    "W4A8, groups of 128": QuantConfig(quant_algo=QuantAlgo.W4A8, group_size=128),
     "4 bits, act-order, 128 *": _as_gptq(4, 128, reordered=True),
     "NF4, blocks of 64 *": _of_four_bits(WeightCode.NF4, 64, DType.FLOAT32),
     "MXFP4 *": _of_four_bits(WeightCode.E2M1, 32, DType.BFLOAT16),
     "3 bits, groups of 128 *": _as_gptq(3, 128),
+    "3 bits, int8 activations, 128 *": _as_gptq(3, 128).with_int8_activations(),
     "2 bits, groups of 64 *": _as_gptq(2, 64),
+    "2 bits, int8 activations, 64 *": _as_gptq(2, 64).with_int8_activations(),
 }
 
 

@@ -143,9 +143,7 @@ class QuantConfig:
     @property
     def can_be_made(self) -> bool:
         """Whether weights can be rounded so; the others are published so."""
-        is_published_int8 = not self.has_few_bits and (
-            self.group_size is not None or self.has_zero_point
-        )
+        is_published_int8 = not self.has_few_bits and (self.group_size is not None or self.has_zero_point)
         return self.bits == 4 and not self.is_coded and not self.reordered and not is_published_int8
 
     @property

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ...._core import QuantAlgo
+from ...._core import CheckpointError, QuantAlgo
 from ...checkpoint.casting import CHECKPOINT_DTYPES, FLOAT8, Array, to_float32
 from ...checkpoint.hf_weights import HfWeights, MadeMatrix
 from ...checkpoint.quantization import GROUP_SIZES, QuantConfig
@@ -106,19 +106,19 @@ def _integers_of(args: JsonFields, file_format: str) -> Integers:
         args.problem("actorder", f"is {describe(order)}, which goes with strategy group of {_PACK_QUANTIZED}")
     _finish(args)
     if file_format == _INT_QUANTIZED:
-        if bits != 8:
-            args.problem("num_bits", f"is {bits}, which {file_format} does not pack; accepted: 8")
-        elif strategy != "channel" or not symmetric:
+        if bits == 8 and strategy != "channel":
             args.problem("strategy", "of 8 bits must be channel, and symmetric")
+        elif not symmetric:
+            args.problem("symmetric", f"must be true of {file_format}")
     kept = None
     if group_size in (None, *GROUP_SIZES):
         algo = QuantAlgo.W8A16 if bits == 8 else QuantAlgo.W4A16
         kept = QuantConfig(quant_algo=algo, group_size=group_size, has_zero_point=not symmetric)
-    return Integers(bits, group_size, symmetric, reordered, kept)
+    return Integers(bits, group_size, symmetric, reordered, kept, is_packed=file_format == _PACK_QUANTIZED)
 
 
 def _with_activations(args: JsonFields, weights: Integers) -> Integers:
-    """Of 8 bits with a scale for each token, made when the model runs."""
+    """The same weights, for activations of 8 bits with a scale for each token, made when the model runs."""
     _number_of_bits(args, "int", (8,))
     if args.string("strategy", choices=("token", "tensor", "group")) != "token":
         args.problem("strategy", "must be token: one scale a token")
@@ -127,9 +127,16 @@ def _with_activations(args: JsonFields, weights: Integers) -> Integers:
     args.discard(("group_size", "actorder"))
     _refuse_dynamic(args, expected=True)
     _finish(args)
-    if weights.kept != QuantConfig(quant_algo=QuantAlgo.W8A16):
-        args.problem("num_bits", "goes with weights of 8 bits alone, by channel and symmetric")
-    return replace(weights, kept=QuantConfig(quant_algo=QuantAlgo.W8A8))
+    if (
+        weights.kept is None
+        or weights.reordered
+        or (weights.bits == 8 and weights.kept != QuantConfig(quant_algo=QuantAlgo.W8A16))
+    ):
+        args.problem(
+            "num_bits", "goes with weights of 8 bits by channel and symmetric, or of 4 bits whose inputs are in order"
+        )
+        return weights
+    return replace(weights, kept=weights.kept.with_int8_activations())
 
 
 def _float8_of(args: JsonFields, *, rounds_activations: bool) -> Float8:
@@ -184,6 +191,8 @@ class Integers:
     reordered: bool
     """A tensor says which group each input is in."""
     kept: QuantConfig | None
+    is_packed: bool
+    """4 bits are packed, where others have a byte each."""
     has_model_dtype: bool = False
     rounds_activations: bool = False
 
@@ -257,7 +266,7 @@ class _IntegerMatrix:
 
     @property
     def _is_packed(self) -> bool:
-        return self.how.bits == 4 or self.source + _PACKED in self.weights
+        return (self.how.bits == 4 and self.how.is_packed) or self.source + _PACKED in self.weights
 
     @property
     def tensors(self) -> tuple[str, ...]:
@@ -308,8 +317,18 @@ class _IntegerMatrix:
     def _numbers(self, rows: range) -> Array:
         """uint8 [rows, in]: q + 2^(bits - 1)."""
         if not self._is_packed:
-            return self.weights.joined_rows(self.source + WEIGHT, rows).view(np.uint8) ^ 0x80
+            return self._bytes(self.weights.joined_rows(self.source + WEIGHT, rows))
         return unpacked(self.weights.joined_rows(self.source + _PACKED, rows), self.how.bits)[:, : self.shape[1]]
+
+    def _bytes(self, values: Array) -> Array:
+        """uint8: q + 2^(bits - 1). Raises CheckpointError for q of more bits."""
+        middle = 2 ** (self.how.bits - 1)
+        if values.size and not -middle <= values.min() <= values.max() < middle:
+            raise CheckpointError(
+                f"{self.weights.where(self.source + WEIGHT)}: has integers from {values.min()} to {values.max()}; of "
+                f"{self.how.bits} bits they are {-middle} to {middle - 1}"
+            )
+        return (values.astype(np.int16) + middle).astype(np.uint8)
 
     def _zeros(self, rows: range) -> Array | None:
         """uint8 [rows, groups], zero + 2^(bits - 1); they are packed along the rows."""

@@ -42,6 +42,7 @@ std::vector<Case> cases() {
           {"w4a16 with zero points", {.dtype = DType::kBFloat16, .quantization = kWithZeroPoints}},
           {"w4a16 whose inputs are reordered", {.dtype = DType::kBFloat16, .quantization = kReordered}},
           {"w8a8", {.dtype = DType::kBFloat16, .quantization = {.algo = QuantAlgo::kW8A8}}},
+          {"w4a8", {.dtype = DType::kBFloat16, .quantization = {.algo = QuantAlgo::kW4A8, .group_size = 16}}},
           {"int8 KV cache", {.dtype = DType::kBFloat16, .int8_kv_cache = true}},
           {"experts", {.dtype = DType::kBFloat16, .num_experts = 6, .routing = {.top_k = 2}}},
           {"dynamic positions", {}, true}};

@@ -33,6 +33,8 @@ constexpr Quantization kQuantizations[] = {
     {.algo = QuantAlgo::kW8A16, .zero_points = true},
     {.algo = QuantAlgo::kW8A16, .group_size = 24, .zero_points = true, .reordered = true},
     {.algo = QuantAlgo::kW4A16, .group_size = 16, .scale_type = DType::kFloat16, .reordered = true},
+    {.algo = QuantAlgo::kW4A8, .group_size = 16, .zero_points = true},
+    {.algo = QuantAlgo::kW4A8, .group_size = 8, .scale_type = DType::kFloat16},
 };
 /// LLM.int8() as engines of a type hold it.
 Quantization llm_int8(DType dtype) {

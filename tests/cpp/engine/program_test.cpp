@@ -197,6 +197,13 @@ BOOST_AUTO_TEST_CASE(unusable_quantization_is_found) {
         changed([](Quantization* how) { how->reordered = true; }));
   finds("is reordered, which only integers of W4A16 and W8A16 may be",
         [&](Program* p) { of_dense(p) = {.algo = QuantAlgo::kW8A8, .reordered = true}; });
+  finds("is reordered, which only integers of W4A16 and W8A16 may be",
+        [&](Program* p) { of_dense(p) = {.algo = QuantAlgo::kW4A8, .reordered = true}; });
+  finds("has a code, which only weights may have that are multiplied as W4A16", [&](Program* p) {
+    of_dense(p) = {.algo = QuantAlgo::kW4A8, .group_size = 16, .code = WeightCode::kFP4};
+  });
+  finds("is quantised in a way that is unknown",
+        [&](Program* p) { of_dense(p) = {.algo = static_cast<QuantAlgo>(5)}; });
   finds("has groups, zero points, types",
         [&](Program* p) { of_dense(p) = {.algo = QuantAlgo::kW8A8, .group_size = 16}; });
   finds("has groups, zero points, types",

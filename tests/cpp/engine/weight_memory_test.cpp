@@ -32,8 +32,10 @@ namespace {
 namespace data = boost::unit_test::data;
 
 constexpr DType kDTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
-constexpr Quantization kQuantizations[] = {
-    {.algo = QuantAlgo::kW8A16}, {.algo = QuantAlgo::kW8A8}, {.algo = QuantAlgo::kW4A16, .group_size = 16}};
+constexpr Quantization kQuantizations[] = {{.algo = QuantAlgo::kW8A16},
+                                           {.algo = QuantAlgo::kW8A8},
+                                           {.algo = QuantAlgo::kW4A16, .group_size = 16},
+                                           {.algo = QuantAlgo::kW4A8, .group_size = 16}};
 constexpr std::int32_t kBlocks = 24;
 constexpr std::size_t kPlenty = std::size_t{1} << 30;
 

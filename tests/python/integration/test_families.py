@@ -122,14 +122,19 @@ def test_sixteen_bit_engines(served: Served, dtype: DType, tolerance: float, tmp
     check_rows(served, logits, expected, tolerance)
 
 
-# The graph multiplies the values that the integers stand for. W8A8 rounds each token's activations to 1 / 254 of their
-# greatest before every linear layer, which adds up over the layers.
-QUANTISED_TOLERANCES = {QuantAlgo.W8A16: FLOAT32_TOLERANCE, QuantAlgo.W4A16: FLOAT32_TOLERANCE, QuantAlgo.W8A8: 0.1}
+# The graph multiplies the values that the integers stand for. W8A8 and W4A8 round each token's activations to 1 / 254
+# of their greatest before every linear layer, which adds up over the layers.
+QUANTISED_TOLERANCES = {
+    QuantAlgo.W8A16: FLOAT32_TOLERANCE,
+    QuantAlgo.W4A16: FLOAT32_TOLERANCE,
+    QuantAlgo.W8A8: 0.1,
+    QuantAlgo.W4A8: 0.1,
+}
 
 
 @pytest.mark.parametrize(("algo", "tolerance"), QUANTISED_TOLERANCES.items())
 def test_quantised_weights(served: Served, algo: QuantAlgo, tolerance: float, tmp_path: Path) -> None:
-    how = QuantConfig(quant_algo=algo, group_size=32 if algo is QuantAlgo.W4A16 else None)
+    how = QuantConfig(quant_algo=algo, group_size=32 if algo in (QuantAlgo.W4A16, QuantAlgo.W4A8) else None)
     convert_checkpoint(served.model, tmp_path / "checkpoint", quantization=how)
     build(tmp_path / "checkpoint", CONFIG, tmp_path / "engine")
     prompt = prompt_of(33, 6)

@@ -26,7 +26,8 @@ from support.serving import collect, make_request
 # As in test_parity.py: the values are the same ones.
 FLOAT32_TOLERANCE = 1e-4
 # 8 bits of activations: a few percent of the range, as of weights that are quantised by the build.
-W8A8_TOLERANCE = 0.06
+INT8_ACTIVATIONS_TOLERANCE = 0.06
+ROUND_ACTIVATIONS = ("w8a8", "w4a8", "w4a8-channel", "w4a8-packed")
 SPEC = ModelSpec(hidden_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=16, intermediate_size=96)
 CONFIG = BuildConfig(
     max_batch_size=4,
@@ -41,6 +42,10 @@ TOKENS = {"num_bits": 8, "type": "int", "strategy": "token", "symmetric": True, 
 SCHEMES: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
     "w8a16": ("int-quantized", INT8, None),
     "w8a8": ("int-quantized", INT8, TOKENS),
+    "w4a8": ("int-quantized", INT4, TOKENS),
+    "w4a8-channel": ("int-quantized", {**INT4, "strategy": "channel", "group_size": None}, TOKENS),
+    "w4a8-packed": ("pack-quantized", {**INT4, "symmetric": False}, TOKENS),
+    "bytes-4": ("int-quantized", INT4, None),
     "packed-8": ("pack-quantized", INT8, None),
     "packed-4": ("pack-quantized", INT4, None),
     "packed-4-asymmetric": ("pack-quantized", {**INT4, "symmetric": False}, None),
@@ -116,10 +121,9 @@ def test_the_checkpoint_has_the_published_values(scheme: str, model: Path, tmp_p
     how = opened.config.quantization
     assert how is not None
     assert how.exclude_modules == ("transformer.layers.1.mlp.proj", "lm_head")
-    assert how.quant_algo is {"w8": QuantAlgo.W8A16, "pa": QuantAlgo.W4A16}[scheme[:2]] or scheme in (
-        "w8a8",
-        "packed-8",
-    )
+    algos = {"w8a16": QuantAlgo.W8A16, "packed-8": QuantAlgo.W8A16, "w8a8": QuantAlgo.W8A8}
+    algos |= dict.fromkeys(ROUND_ACTIVATIONS[1:], QuantAlgo.W4A8)
+    assert how.quant_algo is algos.get(scheme, QuantAlgo.W4A16)
     values = load_file(tmp_path / "values" / "model.safetensors")
     name = "transformer.layers.0.attention.qkv.weight"
     expected = np.concatenate([values[f"model.layers.0.self_attn.{part}_proj.weight"] for part in "qkv"])
@@ -147,9 +151,9 @@ def test_engines_compute_with_them(scheme: str, model: Path, tmp_path: Path) -> 
             answer = collect(executor, executor.enqueue_request(make_request(prompt, 6, lora)))
             expected = Reference(tmp_path / "values", adapter).logits(prompt, answer.tokens).numpy()
             actual = np.concatenate([answer.context_logits, answer.generation_logits[1:]])
-            tolerance = W8A8_TOLERANCE if scheme == "w8a8" else FLOAT32_TOLERANCE
+            tolerance = INT8_ACTIVATIONS_TOLERANCE if scheme in ROUND_ACTIVATIONS else FLOAT32_TOLERANCE
             assert np.abs(actual - expected).max() <= tolerance * (expected.max() - expected.min())
-            if scheme != "w8a8":
+            if scheme not in ROUND_ACTIVATIONS:
                 assert answer.tokens == expected[len(prompt) - 1 :].argmax(axis=1).tolist()
 
 
@@ -175,18 +179,29 @@ def of_weights(**fields: Any) -> Any:
         ("w8a16", lambda c: c["config_groups"].update(other={}), "config_groups has 2 groups"),
         ("w8a16", lambda c: c["config_groups"]["group_0"].update(targets=["Embedding"]), "targets must be"),
         ("w8a16", of_weights(num_bits=3), "num_bits is 3; accepted: 4 or 8"),
-        ("w8a16", of_weights(num_bits=4), "num_bits is 4, which int-quantized does not pack"),
+        ("w8a16", of_weights(num_bits=4), "has integers from -127 to 127; of 4 bits they are -8 to 7"),
+        ("bytes-4", of_weights(symmetric=False), "symmetric must be true of int-quantized"),
         ("w8a16", of_weights(type="float"), 'type is "float"'),
-        ("w8a16", of_weights(symmetric=False), "of 8 bits must be channel, and symmetric"),
+        ("w8a16", of_weights(symmetric=False), "symmetric must be true of int-quantized"),
+        ("w8a16", of_weights(strategy="group", group_size=32), "of 8 bits must be channel, and symmetric"),
         ("w8a16", of_weights(dynamic=True), "dynamic is true; accepted: false"),
         ("packed-4", of_weights(group_size=48), "weight_scale': 64 inputs are no whole groups"),
         ("packed-4", of_weights(actorder="first"), 'actorder is "first"; accepted: null, static or weight, group'),
         ("w8a16", of_weights(actorder="group"), 'actorder is "group", which goes with strategy group of pack-quant'),
         ("packed-4", of_weights(actorder="group"), "q_proj.weight_g_idx' is missing"),
         (
+            "packed-8",
+            lambda c: c["config_groups"]["group_0"].update(
+                input_activations=TOKENS, weights={**INT8, "strategy": "group", "group_size": 32}
+            ),
+            "goes with weights of 8 bits by channel and symmetric, or of 4 bits whose inputs are in order",
+        ),
+        (
             "packed-4",
-            lambda c: c["config_groups"]["group_0"].update(input_activations=TOKENS),
-            "goes with weights of 8 bits alone",
+            lambda c: c["config_groups"]["group_0"].update(
+                input_activations=TOKENS, weights={**INT4, "actorder": "group"}
+            ),
+            "goes with weights of 8 bits by channel and symmetric, or of 4 bits whose inputs are in order",
         ),
         (
             "w8a8",
@@ -231,6 +246,42 @@ def test_other_tensors_are_refused(scheme: str, change: Any, reason: str, model:
     with pytest.raises(adaptrt.CheckpointError, match=reason):
         convert_checkpoint(published, tmp_path / "checkpoint")
     assert not (tmp_path / "checkpoint").exists()
+
+
+@pytest.mark.parametrize("scheme", ["packed-4", "packed-4-asymmetric", "w8a16"])
+def test_integers_may_be_multiplied_with_int8_activations(scheme: str, model: Path, tmp_path: Path) -> None:
+    published = publish(model, tmp_path, scheme)
+    report = build(Checkpoint.of_model(published), CONFIG, tmp_path / "engine", int8_activations=True)
+    how = report.checkpoint.quantization
+    assert how is not None
+    assert how.quant_algo is (QuantAlgo.W8A8 if scheme == "w8a16" else QuantAlgo.W4A8)
+    assert report.kept is not None
+    assert f"as {how.quant_algo.name}" in report.kept.describe()
+    prompt = np.random.default_rng(3).integers(2, SPEC.vocab_size, 20).tolist()
+    with adaptrt.Executor(tmp_path / "engine", adaptrt.ModelType.DECODER_ONLY, adaptrt.ExecutorConfig()) as executor:
+        answer = collect(executor, executor.enqueue_request(make_request(prompt, 6)))
+    expected = Reference(tmp_path / "values").logits(prompt, answer.tokens).numpy()
+    actual = np.concatenate([answer.context_logits, answer.generation_logits[1:]])
+    difference = np.abs(actual - expected).max() / (expected.max() - expected.min())
+    assert 0 < difference <= INT8_ACTIVATIONS_TOLERANCE
+
+
+def test_int8_activations_need_integers_that_kernels_multiply_so(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(adaptrt.ConfigError, match="int8_activations: the weights are not quantised"):
+        build(Checkpoint.of_model(model), CONFIG, tmp_path / "engine", int8_activations=True)
+    published = publish(model, tmp_path, "packed-8")
+    grouped = changed(published, of_weights(strategy="group", group_size=32))
+    opened = Checkpoint.of_model(with_tensors(grouped, as_groups))
+    with pytest.raises(adaptrt.ConfigError, match="int8_activations: the weights are W8A16 in groups of 32"):
+        build(opened, CONFIG, tmp_path / "engine", int8_activations=True)
+    assert not (tmp_path / "engine").exists()
+
+
+def as_groups(tensors: dict[str, np.ndarray]) -> None:
+    """One scale for each 32 inputs instead of one for all of them."""
+    for name in [name for name in tensors if name.endswith("weight_scale")]:
+        _, inputs = tensors[name.replace("weight_scale", "weight_shape")]
+        tensors[name] = np.repeat(tensors[name], int(inputs) // 32, axis=1)
 
 
 def test_magnitudes_are_normalised_by_the_published_values(model: Path, tmp_path: Path) -> None:

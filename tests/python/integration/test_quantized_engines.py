@@ -27,9 +27,9 @@ SPEC = ModelSpec(hidden_size=72, head_dim=24, intermediate_size=70, vocab_size=9
 FLOAT32_TOLERANCE = 1e-4
 # Activations are rounded to bfloat16 at every linear layer as well, see test_parity.py.
 BFLOAT16_TOLERANCE = 0.06
-# W8A8 rounds each token's activations to 1 / 254 of their greatest at every linear layer: errors of about 0.5 % of a
-# layer's output, which add up over the layers.
-W8A8_TOLERANCE = 0.1
+# W8A8 and W4A8 round each token's activations to 1 / 254 of their greatest at every linear layer: errors of about 0.5 %
+# of a layer's output, which add up over the layers.
+INT8_ACTIVATIONS_TOLERANCE = 0.1
 
 ZEROS_32 = ("--group_size", "32", "--has_zero_point")
 BUILDS = {
@@ -37,7 +37,10 @@ BUILDS = {
     "w4a16": ((), QuantConfig(quant_algo=QuantAlgo.W4A16, group_size=128)),
     "w4a16 zeros": (ZEROS_32, QuantConfig(quant_algo=QuantAlgo.W4A16, group_size=32, has_zero_point=True)),
     "w8a8": ((), QuantConfig(quant_algo=QuantAlgo.W8A8)),
+    "w4a8": ((), QuantConfig(quant_algo=QuantAlgo.W4A8, group_size=128)),
+    "w4a8 zeros": (ZEROS_32, QuantConfig(quant_algo=QuantAlgo.W4A8, group_size=32, has_zero_point=True)),
 }
+ROUND_ACTIVATIONS = (QuantAlgo.W8A8, QuantAlgo.W4A8)
 LINEARS = re.compile(r".*_proj\.weight|lm_head\.weight")
 
 
@@ -98,13 +101,29 @@ def test_engines_serve_the_quantised_weights_with_every_kind_of_adapter(name: st
     prompts = [rng.integers(2, SPEC.vocab_size, length).tolist() for length in (1, 23, 40)]
     answers = answers_of(engine, prompts, adapters)
     dequantized = dequantized_model(model, tmp_path / "dequantized", config)
-    tolerance = W8A8_TOLERANCE if config.quant_algo is QuantAlgo.W8A8 else FLOAT32_TOLERANCE
+    tolerance = INT8_ACTIVATIONS_TOLERANCE if config.quant_algo in ROUND_ACTIVATIONS else FLOAT32_TOLERANCE
     for prompt, adapter, answer in zip(prompts, adapters, answers, strict=True):
         assert worst_difference(answer, Reference(dequantized, adapter), prompt) <= tolerance
         (alone,) = answers_of(engine, [prompt], [adapter])
         assert alone.tokens == answer.tokens
         np.testing.assert_array_equal(alone.context_logits, answer.context_logits)
         np.testing.assert_array_equal(alone.generation_logits, answer.generation_logits)
+
+
+@pytest.mark.parametrize(("quantization", "same_as"), [("w4a16", "w4a8"), ("w8a16", "w8a8")])
+def test_int8_activations_make_what_the_quantisation_that_rounds_them_makes(
+    quantization: str, same_as: str, served, tmp_path: Path
+) -> None:
+    _, checkpoint, _ = served
+    for name, flags in ((quantization, ("--int8_activations",)), (same_as, ())):
+        run_command(
+            "build", "--checkpoint_dir", checkpoint, "--output_dir", tmp_path / name, "--quantization", name, *flags
+        )
+    assert EngineConfig.load(tmp_path / quantization).pretrained_config.quantization == (
+        EngineConfig.load(tmp_path / same_as).pretrained_config.quantization
+    )
+    first, second = ((tmp_path / name / "rank0.engine").read_bytes() for name in (quantization, same_as))
+    assert first == second
 
 
 def build_quantized_engine(model: Path, directory: Path, settings: dict[str, str], flags: tuple[str, ...]) -> Path:

@@ -98,18 +98,29 @@ def test_a_missing_or_wrong_field_is_named(name: str) -> None:
         ),
         (
             {"quantization": {"quant_algo": "FP8"}},
-            'quantization.quant_algo is "FP8"; accepted: null, W8A16, W8A8, W4A16',
+            'quantization.quant_algo is "FP8"; accepted: null, W8A16, W8A8, W4A16, W4A8',
         ),
         ({"quantization": {"quant_algo": "W4A16", "bits": 5}}, "quantization.bits is 5; accepted: 2, 3, 4"),
-        ({"quantization": {"quant_algo": "W8A16", "bits": 3}}, "bits is 3, which only integers of W4A16 may have"),
+        (
+            {"quantization": {"quant_algo": "W8A16", "bits": 3}},
+            "bits is 3, which only integers of W4A16 and W4A8 may have",
+        ),
         (
             {"quantization": {"quant_algo": "W4A16", "bits": 2, "code": "NF4", "group_size": 64}},
-            "bits is 2, which only integers of W4A16 may have",
+            "bits is 2, which only integers of W4A16 and W4A8 may have",
         ),
         ({"quantization": {"quant_algo": "W4A16", "group_size": 48}}, "group_size is 48; accepted: 32, 64, 128"),
         (
             {"quantization": {"quant_algo": "W8A8", "group_size": 64, "has_zero_point": True}},
             "group_size is given, but W8A8 has one scale an output; .*has_zero_point is given",
+        ),
+        (
+            {"quantization": {"quant_algo": "W4A8", "reordered": True}},
+            "reordered is given, but W4A8 has its inputs in their order",
+        ),
+        (
+            {"quantization": {"quant_algo": "W4A8", "group_size": 64, "code": "NF4", "value_dtype": "bfloat16"}},
+            "code is NF4, which W4A8 cannot have; accepted: W4A16",
         ),
         (
             {"quantization": {"quant_algo": "W8A8", "reordered": True}},

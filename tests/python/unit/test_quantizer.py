@@ -23,6 +23,7 @@ CONFIGS = {
     "W4A16": QuantConfig(quant_algo=QuantAlgo.W4A16),
     "W4A16-32": QuantConfig(quant_algo=QuantAlgo.W4A16, group_size=32),
     "W4A16-64-zero": QuantConfig(quant_algo=QuantAlgo.W4A16, group_size=64, has_zero_point=True),
+    "W4A8-32": QuantConfig(quant_algo=QuantAlgo.W4A8, group_size=32),
 }
 # Rounding a scale to bfloat16, and the roundings of float32 in the quotient and the product.
 SCALE_ROUNDING = 2.0**-8
@@ -45,7 +46,7 @@ def group_bounds(rows: np.ndarray, config: QuantConfig) -> np.ndarray:
         if config.has_zero_point:
             step = (np.maximum(group.max(1), 0) - np.minimum(group.min(1), 0)) / 15
         else:
-            step = np.abs(group).max(1) / (7 if config.quant_algo is QuantAlgo.W4A16 else 127)
+            step = np.abs(group).max(1) / (7 if config.has_few_bits else 127)
         steps[:, first : first + size] = step[:, None]
     return steps
 
