@@ -6,6 +6,7 @@ import contextlib
 import json
 import socket
 import subprocess
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -30,19 +31,21 @@ class LlamaServer:
     """A server that answers."""
 
     address: str
+    process: int
 
     def measure(self, prompt: Sequence[int], new_tokens: int) -> Times:
         """Of a prompt that shares nothing with those before it."""
         body = {
             "prompt": list(prompt), "n_predict": new_tokens + 1, "ignore_eos": True, "temperature": 0.0,
-            "cache_prompt": False,
+            "cache_prompt": False, "repeat_penalty": 1.0,
         }  # fmt: skip
         request = urllib.request.Request(
             f"{self.address}/completion", json.dumps(body).encode(), {"Content-Type": "application/json"}
         )
         with urllib.request.urlopen(request, timeout=_REQUEST_SECONDS) as response:
             timings = json.load(response)["timings"]
-        return Times(timings["prompt_ms"] / 1e3, timings["predicted_per_token_ms"] / 1e3)
+        # Older servers divide by all tokens, though the first one comes with the prompt.
+        return Times(timings["prompt_ms"] / 1e3, timings["predicted_ms"] / max(1, timings["predicted_n"] - 1) / 1e3)
 
 
 @contextlib.contextmanager
@@ -50,29 +53,42 @@ def llama_server(
     home: Path, model: Path, *, threads: int, context: int, flags: Sequence[object]
 ) -> Iterator[LlamaServer]:
     """The server of bench/peers/install.sh's `home` with a GGUF file. Raises RuntimeError when it does not start."""
+    command: list[object] = [
+        home / "llama-build" / "bin" / "llama-server", "-m", model, "-t", threads, "-tb", threads,
+        "-np", 1, "-c", context, "--no-warmup", "--cache-ram", 0, *flags,
+    ]  # fmt: skip
+    with started(command, "health") as server:
+        yield server
+
+
+@contextlib.contextmanager
+def started(command: Sequence[object], answers_when_loaded: str) -> Iterator[LlamaServer]:
+    """Any server of this interface, given a port; it is ready when it answers for a path.
+
+    Raises RuntimeError when it does not start.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command: list[object] = [
-        home / "llama-build" / "bin" / "llama-server", "-m", model, "--port", port, "-t", threads, "-tb", threads,
-        "-np", 1, "-c", context, "--no-warmup", "--cache-ram", 0, *flags,
-    ]  # fmt: skip
-    server = subprocess.Popen([str(part) for part in command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    parts = [str(part.absolute() if isinstance(part, Path) else part) for part in (*command, "--port", port)]
+    logs = tempfile.TemporaryDirectory()  # older servers write one where they are started
+    server = subprocess.Popen(parts, cwd=logs.name, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         address = f"http://127.0.0.1:{port}"
-        _wait_for(address, server)
-        yield LlamaServer(address)
+        _wait_for(f"{address}/{answers_when_loaded}", server)
+        yield LlamaServer(address, server.pid)
     finally:
         server.terminate()
         server.wait()
+        logs.cleanup()
 
 
-def _wait_for(address: str, server: subprocess.Popen[bytes]) -> None:
+def _wait_for(url: str, server: subprocess.Popen[bytes]) -> None:
     end = time.monotonic() + _START_SECONDS
     while time.monotonic() < end and server.poll() is None:
         try:
-            with urllib.request.urlopen(f"{address}/health", timeout=2):
+            with urllib.request.urlopen(url, timeout=2):
                 return
         except (urllib.error.URLError, ConnectionError, TimeoutError):
             time.sleep(0.1)
-    raise RuntimeError("llama-server did not start")
+    raise RuntimeError("the server did not start")

@@ -5,8 +5,7 @@
 
 HOME is what bench/peers/install.sh was given. The model is the one that run.py made in WORK_DIR, converted by each
 peer's own tools; what exists stays. Times are those that each reports of a request: a prompt of 512 tokens, and
-decoding behind one of 128. Random weights have no perplexity, and the demo's trained model is too narrow for
-llama.cpp's blocks of 256, so that what its formats do to a text is not here.
+decoding behind one of 128. What the formats do to a text is in perplexity.py.
 """
 
 from __future__ import annotations
