@@ -58,6 +58,7 @@ Program made_sparse(const Program& dense, testing::Storage* storage) {
   Program program = dense;
   for_each_mlp(&program, [&](LinearOp& gated, LinearOp& reader) {
     gated.parts[1].weight = storage->with_rows(gated.parts[1].weight);
+    reader.parts[0].weight = storage->with_columns(reader.parts[0].weight);
     reader.has_sparse_input = true;
   });
   return program;

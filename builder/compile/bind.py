@@ -97,15 +97,17 @@ class _Binder:
     def _matrix(self, matrix: Matrix) -> Any:
         if matrix.n < 0 or matrix.k < 0 or matrix.n >= 1 << 31 or matrix.k >= 1 << 31:
             raise EngineError(f"matrix '{matrix.tensor}' has impossible sizes [{matrix.n}, {matrix.k}]")
-        if matrix.has_rows and not (matrix.quantization is None and matrix.exceptions is None):
-            raise EngineError(f"matrix '{matrix.tensor}' has rows, and is quantised or compressed")
+        if matrix.is_stored_twice and not (matrix.quantization is None and matrix.exceptions is None):
+            raise EngineError(f"matrix '{matrix.tensor}' has rows or columns, and is quantised or compressed")
+        if matrix.has_rows and matrix.has_columns:
+            raise EngineError(f"matrix '{matrix.tensor}' has both rows and columns")
         if matrix.quantization is not None:
             if matrix.exceptions is not None:
                 raise EngineError(f"matrix '{matrix.tensor}' is both quantised and compressed")
             return self._quantized_matrix(matrix, matrix.quantization)
         if matrix.exceptions is not None:
             return self._compressed_matrix(matrix, matrix.exceptions)
-        num_bytes = panel_bytes(self._dtype, matrix.n, matrix.k) * (2 if matrix.has_rows else 1)
+        num_bytes = panel_bytes(self._dtype, matrix.n, matrix.k) * (2 if matrix.is_stored_twice else 1)
         tensor = self._tensor(matrix.tensor, dtype_name(self._dtype), num_bytes)
         return _core.PanelMatrix(
             data=tensor.view(np.uint8),
@@ -113,6 +115,7 @@ class _Binder:
             n=matrix.n,
             k=matrix.k,
             has_rows=matrix.has_rows,
+            has_columns=matrix.has_columns,
         )
 
     def _quantized_matrix(self, matrix: Matrix, how: Quantization) -> Any:

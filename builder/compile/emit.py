@@ -14,6 +14,7 @@ from ..._core import (
     RopeKind,
     RowKind,
     activation_dtype,
+    can_have_columns,
     can_have_neurons,
     can_have_rows,
     lora_modules,
@@ -45,6 +46,7 @@ from .plan import (
     LinearPart,
     LoraPart,
     LoraSite,
+    Matrix,
     NeuronTable,
     ReceiveOp,
     RmsNormOp,
@@ -159,6 +161,8 @@ class _Emitter:
         self._sparse_mlp = sparse_mlp
         self._sparse_values: set[str] = set()
         self._neurons = _neuron_pairs(network) if neurons and sparse_mlp else {}
+        # What is read from the file whole has no columns, which would be read as well.
+        self._stores_columns = not neurons
 
     def emit(self, op: ops.Op) -> EmittedOp:
         if isinstance(op, ops.Embedding):
@@ -353,7 +357,7 @@ class _Emitter:
             input=_buffer(op.input),
             output=_buffer(op.output),
             epilogue=_epilogue(op),
-            parts=self._parts_with_rows(op)
+            parts=self._sparse_parts(op)
             if can_be_sparse and neurons is None
             else self._parts(op.weights, op.output.rows),
             lora_site=first_site,
@@ -444,17 +448,29 @@ class _Emitter:
             return None
         return self.weights.neuron_table(gated.weights[1], down.weights[0])
 
-    def _parts_with_rows(self, op: ops.Linear) -> tuple[LinearPart, ...]:
-        """Those of _parts; what a ReLU gates has rows as well, and what has scores, where that is possible."""
+    def _sparse_parts(self, op: ops.Linear) -> tuple[LinearPart, ...]:
+        """Those of _parts; what a ReLU gates has rows as well, and what has scores, and what reads a ReLU has
+        columns, where that is possible."""
         parts: tuple[LinearPart, ...] = ()
         for number, weight in enumerate(op.weights):
-            is_gated = number > 0 and op.activation is not None and op.activation.leaves_zeros
-            if (is_gated or op.scores is not None) and can_have_rows(self._dtype, weight.outputs, weight.inputs):
-                bias = self.weights.vector(weight.bias_name, 0, weight.outputs, weight.outputs) if weight.bias else None
-                parts += (LinearPart(weight=self.weights.matrix_with_rows(weight), bias=bias),)
-            else:
+            matrix = self._matrix_stored_twice(op, number, weight)
+            if matrix is None:
                 parts += self._parts((weight,), op.output.rows)
+                continue
+            bias = self.weights.vector(weight.bias_name, 0, weight.outputs, weight.outputs) if weight.bias else None
+            parts += (LinearPart(weight=matrix, bias=bias),)
         return parts
+
+    def _matrix_stored_twice(self, op: ops.Linear, number: int, weight: LinearWeight) -> Matrix | None:
+        sizes = (self._dtype, weight.outputs, weight.inputs)
+        is_gated = number > 0 and op.activation is not None and op.activation.leaves_zeros
+        if (is_gated or op.scores is not None) and can_have_rows(*sizes):
+            return self.weights.matrix_with_rows(weight)
+        reads_zeros = op.input.name in self._sparse_values and op.activation is None
+        is_one = len(op.weights) == len(weight.parts) == 1
+        if self._stores_columns and reads_zeros and is_one and can_have_columns(*sizes):
+            return self.weights.matrix_with_columns(weight)
+        return None
 
     def _sites(self, op: ops.Op) -> tuple[int, tuple[LoraSite, ...]]:
         """The sites of an op and the number of the first; -1 and none where adapters do not act."""

@@ -94,8 +94,21 @@ class Weights:
 
     def matrix_with_rows(self, weight: LinearWeight) -> Matrix:
         """Panels of a plain weight, and its rows as they are."""
+        return self._stored_twice(weight, has_rows=True)
+
+    def matrix_with_columns(self, weight: LinearWeight) -> Matrix:
+        """Panels of a plain weight, and its columns."""
+        return self._stored_twice(weight, has_columns=True)
+
+    def _stored_twice(self, weight: LinearWeight, *, has_rows: bool = False, has_columns: bool = False) -> Matrix:
         source = WeightRows(f"{weight.name}.weight", range(weight.outputs))
-        matrix = Matrix(tensor=source.tensor, n=weight.outputs, k=weight.inputs, has_rows=True)
+        matrix = Matrix(
+            tensor=source.tensor,
+            n=weight.outputs,
+            k=weight.inputs,
+            has_rows=has_rows,
+            has_columns=has_columns,
+        )
         self.matrices[matrix.tensor] = (matrix, source)
         return matrix
 

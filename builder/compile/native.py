@@ -45,7 +45,7 @@ class CompiledNetwork:
         """Linear layers of which few rows read a part: what a ReLU gates, and what reads a ReLU."""
         layers = [op for op in self.program.ops if isinstance(op, LinearOp)]
         return sum(
-            op.has_sparse_input or op.neurons is not None or any(part.weight.has_rows for part in op.parts)
+            op.has_sparse_input or op.neurons is not None or any(part.weight.is_stored_twice for part in op.parts)
             for op in layers
         )
 

@@ -51,9 +51,9 @@ def engine_tensors(weights: Weights, tensors: RankTensors, dtype: DType) -> list
             made.append(_compressed_tensor(tensors, matrix, source, matrix.exceptions))
             continue
         size = panel_bytes(dtype, matrix.n, matrix.k) // numpy_dtype.itemsize
-        if matrix.has_rows:
-            pieces = partial(_panels_and_rows, tensors, matrix.k, source, dtype)
-            made.append(EngineTensor(name, numpy_dtype, 2 * size, pieces))
+        if matrix.is_stored_twice:
+            both = _panels_and_rows if matrix.has_rows else _panels_and_columns
+            made.append(EngineTensor(name, numpy_dtype, 2 * size, partial(both, tensors, matrix.k, source, dtype)))
             continue
         made.append(EngineTensor(name, numpy_dtype, size, partial(_panel_bytes, tensors, matrix.k, source, dtype)))
     for name, (neurons, tensors_of_mlp) in weights.neurons.items():
@@ -94,6 +94,15 @@ def _panels_and_rows(tensors: RankTensors, k: int, source: WeightRows, dtype: DT
     yield from _panel_bytes(tensors, k, source, dtype)
     for piece in tensors.rows(source.tensor, source.rows, _rows_of_a_piece(k * 4)):
         yield np.ascontiguousarray(piece)
+
+
+def _panels_and_columns(tensors: RankTensors, k: int, source: WeightRows, dtype: DType) -> Iterator[Array]:
+    """The panels, then the columns, a few at a time; the matrix is in memory as a whole meanwhile."""
+    yield from _panel_bytes(tensors, k, source, dtype)
+    whole = np.concatenate(list(tensors.rows(source.tensor, source.rows)))
+    step = _rows_of_a_piece(len(whole) * whole.itemsize)
+    for first in range(0, k, step):
+        yield np.ascontiguousarray(whole[:, first : first + step].T)
 
 
 def _neuron_records(

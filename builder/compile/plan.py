@@ -44,6 +44,13 @@ class Matrix:
     """Of a compressed matrix: places for them in each panel."""
     has_rows: bool = False
     """Behind the panels are the rows."""
+    has_columns: bool = False
+    """Behind the panels are the columns."""
+
+    @property
+    def is_stored_twice(self) -> bool:
+        """Whether rows or columns are behind the panels."""
+        return self.has_rows or self.has_columns
 
 
 @dataclass(frozen=True, kw_only=True)

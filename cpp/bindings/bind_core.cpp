@@ -305,6 +305,8 @@ void bind_core(py::module_& module) {
   module.def(
       "can_have_rows", &can_have_rows, py::arg("dtype"), py::arg("n"), py::arg("k"),
       "Whether a plain W[n, k] can be stored output by output: in whole panels, and groups of four bytes.");
+  module.def("can_have_columns", &can_have_columns, py::arg("dtype"), py::arg("n"), py::arg("k"),
+             "Whether a plain W[n, k] can be stored input by input: in whole panels, without padding.");
   module.def("can_have_neurons", &can_have_neurons, py::arg("dtype"), py::arg("count"), py::arg("size"),
              "Whether an MLP of `count` neurons and `size` inputs can be stored neuron by neuron.");
   module.def(

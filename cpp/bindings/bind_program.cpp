@@ -46,7 +46,7 @@ const std::byte* data_of(const py::buffer_info& info, std::size_t alignment, con
 
 PanelMatrix make_panel_matrix(const py::buffer& data, DType dtype, std::int64_t n, std::int64_t k,
                               const Quantization& quantization, std::optional<std::int64_t> exceptions,
-                              bool has_rows) {
+                              bool has_rows, bool has_columns) {
   constexpr std::int64_t kLimit = std::int64_t{1} << 31;
   if (n < 0 || k < 0 || n >= kLimit || k >= kLimit) {
     throw py::value_error("PanelMatrix: n and k must lie in [0, 2**31)");
@@ -60,7 +60,12 @@ PanelMatrix make_panel_matrix(const py::buffer& data, DType dtype, std::int64_t 
     throw py::value_error("PanelMatrix: " + std::string(name_of(dtype)) + "[" + std::to_string(n) + ", " +
                           std::to_string(k) + "] cannot have rows");
   }
+  if (has_columns && (!matrix.is_plain() || has_rows || !can_have_columns(dtype, n, k))) {
+    throw py::value_error("PanelMatrix: " + std::string(name_of(dtype)) + "[" + std::to_string(n) + ", " +
+                          std::to_string(k) + "] cannot have columns" + (has_rows ? " beside rows" : ""));
+  }
   matrix.has_rows = has_rows;
+  matrix.has_columns = has_columns;
   const py::buffer_info info = data.request();
   if (bytes_of(info) != matrix.bytes()) {
     throw py::value_error(
@@ -193,11 +198,12 @@ void bind_views(py::module_& module) {
       .def(
           py::init(&make_panel_matrix), py::kw_only(), py::arg("data"), py::arg("dtype"), py::arg("n"),
           py::arg("k"), py::arg("quantization") = Quantization{}, py::arg("exceptions") = py::none(),
-          py::arg("has_rows") = false,
+          py::arg("has_rows") = false, py::arg("has_columns") = false,
           "`exceptions`: of a compressed matrix, the places for them in each panel. Raises ValueError unless "
           "`data` is contiguous and holds exactly panel_bytes(dtype, n, k) or, of a quantised matrix, "
           "quantized_panel_bytes(quantization, n, k), of a compressed one compressed_bytes(n, k, "
-          "exceptions); and where `has_rows` is not can_have_rows(dtype, n, k).")
+          "exceptions); and where `has_rows` is not can_have_rows(dtype, n, k), or `has_columns` not "
+          "can_have_columns(dtype, n, k), or both are given.")
       .def_readonly("dtype", &PanelMatrix::dtype)
       .def_readonly("n", &PanelMatrix::n)
       .def_readonly("k", &PanelMatrix::k)
@@ -205,6 +211,7 @@ void bind_views(py::module_& module) {
       .def_property_readonly("is_compressed",
                              [](const PanelMatrix& matrix) { return matrix.is_compressed(); })
       .def_readonly("has_rows", &PanelMatrix::has_rows)
+      .def_readonly("has_columns", &PanelMatrix::has_columns)
       .def_property_readonly("bytes", &PanelMatrix::bytes)
       .def_property_readonly(
           "address", [](const PanelMatrix& matrix) { return reinterpret_cast<std::uintptr_t>(matrix.data); },

@@ -172,7 +172,7 @@ void pack_panels(std::byte* panels, DType dtype, std::int64_t n, std::int64_t k,
 
 std::size_t PanelMatrix::bytes() const {
   if (is_compressed()) return compressed_bytes(n, k, exceptions);
-  return panel_bytes(quantization, dtype, n, k) * (has_rows ? 2 : 1);
+  return panel_bytes(quantization, dtype, n, k) * (has_rows || has_columns ? 2 : 1);
 }
 
 std::size_t PanelMatrix::bytes_of_panels() const {
@@ -184,6 +184,10 @@ std::size_t PanelMatrix::bytes_of_panels() const {
 
 const std::byte* PanelMatrix::row(std::int64_t output) const {
   return data + panel_bytes(dtype, n, k) + static_cast<std::size_t>(output * k) * size_of(dtype);
+}
+
+const std::byte* PanelMatrix::column(std::int64_t input) const {
+  return data + panel_bytes(dtype, n, k) + static_cast<std::size_t>(input * n) * size_of(dtype);
 }
 
 std::size_t PanelMatrix::offset(std::int64_t panel) const {

@@ -4,8 +4,6 @@
 #include <numeric>
 #include <variant>
 
-#include "streamed_mlp.h"
-
 namespace adaptrt {
 namespace {
 
@@ -223,11 +221,6 @@ void BaseProduct::multiply_float(const PanelMatrix& weight, const TileTask& task
   const auto type = static_cast<std::size_t>(weight.dtype);
   const KernelTable& kernels = step_.kernels;
   if (work_.live.has_value() && gemm.width == kPanelColumns && !gemm.part.has_value()) {
-    if (work_.mlp != nullptr) {
-      work_.mlp->gather_lines(task.panel, *work_.live, place.panel);
-      gemm.panel = place.panel;
-      gemm.next_panel = nullptr;
-    }
     kernels.sparse_gemm[type](gemm, *work_.live);
     return;
   }
@@ -316,20 +309,21 @@ void BaseProduct::multiply_w4a8(const PanelMatrix& weight, const TileTask& task)
 std::size_t linear_scratch_floats(const Program& program, const KernelTable& kernels) {
   std::size_t bytes = 0;
   const DType activations = activation_dtype(program.dtype);
+  const auto gathers_whole = [&](DType weights) {
+    return kernels.gathered_gemm[static_cast<std::size_t>(weights)] == nullptr;
+  };
   const Tiling tiling = tiling_of(program, kernels, activations, {});
   const std::int64_t rows = std::min(tiling.block_rows, most_linear_rows(program));
   for_each_weight(program, [&](const PanelMatrix& weight) {
     // The last panel is the narrowest, which the others may be expanded without, or it without them.
     const std::int64_t last = std::max<std::int64_t>(0, panel_count(weight.n) - 1);
-    const bool is_gathered =
-        weight.has_rows && kernels.gathered_gemm[static_cast<std::size_t>(weight.dtype)] == nullptr;
+    const bool is_gathered = weight.has_rows && gathers_whole(weight.dtype);
     if (is_gathered || is_expanded(weight, 0, rows, kernels) || is_expanded(weight, last, rows, kernels))
       bytes = std::max(bytes, expanded_bytes(activations, weight.k));
   });
   for (const Op& op : program.body) {
     const auto* linear = std::get_if<LinearOp>(&op);
-    if (linear == nullptr || linear->neurons.is_empty()) continue;
-    // Rows and columns of neurons are gathered.
+    if (linear == nullptr || linear->neurons.is_empty() || !gathers_whole(program.dtype)) continue;
     bytes = std::max(bytes, expanded_bytes(activations, linear->parts[0].weight.k));
   }
   return static_cast<std::size_t>(tiling.scratch_floats()) + kPartsInTurn * (bytes / sizeof(float));

@@ -7,6 +7,7 @@
 #include "linear_work.h"
 #include "overlapped_sum.h"
 #include "placed_weights.h"
+#include "sparse_input.h"
 #include "sparse_linear.h"
 #include "streamed_mlp.h"
 
@@ -44,13 +45,13 @@ void run_streamed(LinearWork* work, StreamedMlp* mlp, const Step& step) {
     return;
   }
   work->parts = mlp->down();
+  work->neurons = nullptr;
   if (mlp->reads_whole()) {
     mlp->hold_down();
   } else {
     work->mlp = mlp;
   }
-  work->live = find_live_inputs(*work, step);
-  run_linear(*work, step);
+  run_sparse_input(work, step);
 }
 
 }  // namespace
@@ -90,9 +91,12 @@ void run_op(const LinearOp& op, const Step& step) {
     }
     --whole_steps;
   }
-  if (op.has_sparse_input) work.live = find_live_inputs(work, step);
   work.sum = begin_sum_behind(step);
-  run_linear(work, step);
+  if (op.has_sparse_input) {
+    run_sparse_input(&work, step);
+  } else {
+    run_linear(work, step);
+  }
 }
 
 }  // namespace adaptrt

@@ -51,9 +51,9 @@ struct LinearWork {
   Rows scores = {};
   float least_score = 0.0F;
   bool has_sparse_input = false;
-  /// Of such an input: what is multiplied; nullopt: all.
+  /// Of such an input: what is multiplied of panels; nullopt: all.
   std::optional<LiveInputs> live = std::nullopt;
-  /// Of ReLU gates: see LinearOp; nullptr where there are none.
+  /// See LinearOp; nullptr where there are none, or none in memory.
   const NeuronTable* neurons = nullptr;
   /// Of a gated layer, and of one that reads no more of its weights than neurons that were brought: where
   /// they are; nullptr: the weights are where the parts refer to.
@@ -93,6 +93,8 @@ struct LinearScratch {
   std::vector<std::uint8_t> order_of_part;
   /// Of sparse layers: the outputs or groups of inputs that are live, and both factors of a gated layer.
   std::vector<std::int32_t> live;
+  /// Where the columns of live inputs begin.
+  std::vector<const std::byte*> columns;
   std::vector<float> gates;
   std::vector<float> factors;
   /// Of layers of ReLU gates: how many steps of few rows will read them whole.

@@ -150,6 +150,16 @@ void check_rows(const PanelMatrix& matrix, std::vector<std::string>* problems) {
   }
 }
 
+void check_columns(const PanelMatrix& matrix, std::vector<std::string>* problems) {
+  if (!matrix.is_plain()) problems->push_back("has columns, and is quantised or compressed");
+  if (matrix.has_rows) problems->push_back("has both rows and columns");
+  if (!can_have_columns(matrix.dtype, matrix.n, matrix.k)) {
+    problems->push_back("has columns, and is [" + text(matrix.n) + ", " + text(matrix.k) +
+                        "]; the sizes must be multiples of " + text(kPanelColumns) + " and " +
+                        text(k_interleave(matrix.dtype)));
+  }
+}
+
 }  // namespace
 
 std::vector<std::string> problems_of_storage(const PanelMatrix& matrix) {
@@ -157,6 +167,7 @@ std::vector<std::string> problems_of_storage(const PanelMatrix& matrix) {
   check_quantization(matrix, &problems);
   if (matrix.is_compressed()) check_compression(matrix, &problems);
   if (matrix.has_rows) check_rows(matrix, &problems);
+  if (matrix.has_columns) check_columns(matrix, &problems);
   return problems;
 }
 

@@ -166,9 +166,9 @@ void add_new_tokens(const Step& step, OpCost* cost) {
 /// Adds what the weights of a linear layer cost, over `rows` rows.
 void add_weights(std::span<const LinearPart> parts, std::int64_t rows, OpCost* cost) {
   for (const LinearPart& part : parts) {
-    // Rows behind panels are read in their place.
-    cost->weight_bytes +=
-        as_count(part.weight.bytes()) / (part.weight.has_rows ? 2 : 1) + num_bytes(part.bias);
+    // Rows and columns behind panels are read in their place.
+    const bool is_there_twice = part.weight.has_rows || part.weight.has_columns;
+    cost->weight_bytes += as_count(part.weight.bytes()) / (is_there_twice ? 2 : 1) + num_bytes(part.bias);
     cost->flops += 2 * rows * part.weight.n * part.weight.k;
   }
 }

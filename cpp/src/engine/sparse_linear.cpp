@@ -2,49 +2,24 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <span>
-#include <type_traits>
 #include <utility>
 
 #include "adapter_product.h"
 #include "base_product.h"
+#include "few_rows.h"
 #include "linear_output.h"
 #include "streamed_mlp.h"
 
 namespace adaptrt {
 namespace {
 
-/// Of the inputs of a layer, those that may be live for others to be left out: lines of a panel that are read
-/// here and there come more slowly than all of them in a row.
-constexpr double kMostLive = 0.75;
-
-/// The same of a gated layer's outputs, of which each is moved in registers to where its column of a panel
-/// is.
+/// Of a gated layer's outputs, those that may be open for the others to be left out: each is moved in
+/// registers to where its column of a panel is.
 constexpr double kMostOpen = 0.4;
-
-/// Of every kernel table.
-constexpr std::int64_t kMostSparseRows = 4;
 
 std::int64_t sparse_rows(const LinearWork& work, const Step& step) {
   return most_sparse_rows(step.kernels, work.parts[0].weight.dtype);
-}
-
-/// Appends `number` to the first `count` of `numbers` if it is to be kept, without a branch.
-void keep_if(bool kept, std::int32_t number, std::int32_t* numbers, std::size_t& count) {
-  numbers[count] = number;
-  count += kept ? 1 : 0;
-}
-
-/// Calls body(rows), of at most kMostSparseRows, with a constant: loops over outputs are many times as long
-/// as those over rows within them.
-template <class Body>
-void with_rows(std::int64_t rows, const Body& body) {
-  static_assert(kMostSparseRows == 4);
-  if (rows == 1) return body(std::integral_constant<std::int64_t, 1>());
-  if (rows == 2) return body(std::integral_constant<std::int64_t, 2>());
-  if (rows == 3) return body(std::integral_constant<std::int64_t, 3>());
-  body(std::integral_constant<std::int64_t, kMostSparseRows>());
 }
 
 /// Gates, the layer's second part where there is one, and what becomes of both.
@@ -297,42 +272,6 @@ std::int64_t most_gathered_outputs(std::int64_t width) {
 
 std::int64_t most_sparse_rows(const KernelTable& kernels, DType weights) {
   return std::min(kernels.sparse_rows[static_cast<std::size_t>(weights)], kMostSparseRows);
-}
-
-std::optional<LiveInputs> find_live_inputs(const LinearWork& work, const Step& step) {
-  const std::int64_t rows = work.num_rows();
-  if (rows > sparse_rows(work, step)) return std::nullopt;
-  // A group of inputs is four bytes of a row, of bfloat16 at the end perhaps two.
-  constexpr std::int64_t kGroupBytes = 4;
-  const std::int64_t row_bytes = work.input.row_bytes();
-  const std::int64_t groups = (row_bytes + kGroupBytes - 1) / kGroupBytes;
-  const std::uint32_t without_signs = work.input.dtype == DType::kBFloat16 ? 0x7fff7fffU : 0x7fffffffU;
-  std::vector<std::int32_t>& live = step.linear_scratch.live;
-  live.resize(std::max(live.size(), static_cast<std::size_t>(groups)));
-  std::int32_t* found = live.data();
-  std::size_t count = 0;
-  with_rows(rows, [&](auto num_rows) {
-    const std::byte* x = work.input.row(0);
-    const auto keep = [&](std::int64_t group, auto bytes) {
-      std::uint32_t all = 0;
-      for (std::int64_t row = 0; row < num_rows(); ++row) {
-        std::uint32_t bits = 0;
-        std::memcpy(&bits, x + row * row_bytes + group * kGroupBytes, bytes());
-        all |= bits;
-      }
-      keep_if((all & without_signs) != 0, static_cast<std::int32_t>(group), found, count);
-    };
-    const std::int64_t whole = row_bytes / kGroupBytes;
-    constexpr std::integral_constant<std::size_t, kGroupBytes> kWhole;
-    for (std::int64_t group = 0; group < whole; ++group) keep(group, kWhole);
-    if (whole < groups) keep(whole, std::integral_constant<std::size_t, kGroupBytes / 2>());
-  });
-  const bool is_worth_it = static_cast<double>(count) <= kMostLive * static_cast<double>(groups);
-  if (!is_worth_it && work.mlp == nullptr) return std::nullopt;
-  const std::int64_t inputs_of_group = kGroupBytes / static_cast<std::int64_t>(size_of(work.input.dtype));
-  step.linear_scratch.inputs_read =
-      std::min(static_cast<std::int64_t>(count) * inputs_of_group, work.input.width);
-  return LiveInputs{found, static_cast<std::int64_t>(count)};
 }
 
 bool reads_open_gates_alone(const LinearWork& work, const Step& step) {

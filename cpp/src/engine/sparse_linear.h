@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 
 #include "linear_work.h"
 
@@ -16,10 +15,6 @@ inline constexpr std::int32_t kWholeSteps = 15;
 
 /// How many rows of a program's layers are few.
 [[nodiscard]] std::int64_t most_sparse_rows(const KernelTable& kernels, DType weights);
-
-/// Where the input of a layer is not zero in all rows, if a few rows read so little of its weights that
-/// leaving out the rest is worth it, or if nothing else of them is in memory; in LinearScratch.
-[[nodiscard]] std::optional<LiveInputs> find_live_inputs(const LinearWork& work, const Step& step);
 
 /// Whether a gated layer's second part is made where its gates are open alone, and its gates, or a ReLU's
 /// outputs without a second part, where they have rows, where scores leave them alone.

@@ -1,30 +1,11 @@
 #include "streamed_mlp.h"
 
 #include <algorithm>
-#include <cstring>
 #include <variant>
 
 #include "sparse_linear.h"
 
 namespace adaptrt {
-namespace {
-
-/// How many columns ahead of their use are fetched.
-constexpr std::int64_t kAhead = 8;
-
-/// A line of bfloat16: pairs of inputs, of which one may be missing.
-void write_pairs(const std::byte* first, const std::byte* second, std::byte* out) {
-  std::uint16_t halves[2][kPanelColumns] = {};
-  if (first != nullptr) std::memcpy(halves[0], first, sizeof(halves[0]));
-  if (second != nullptr) std::memcpy(halves[1], second, sizeof(halves[1]));
-  std::uint32_t pairs[kPanelColumns];
-  for (std::int64_t i = 0; i < kPanelColumns; ++i) {
-    pairs[i] = static_cast<std::uint32_t>(halves[0][i]) | static_cast<std::uint32_t>(halves[1][i]) << 16;
-  }
-  std::memcpy(out, pairs, sizeof(pairs));
-}
-
-}  // namespace
 
 StreamedMlp::StreamedMlp(const Program& program, const WeightMemory& memory, const WeightPlan::Mlp& plan,
                          WeightStream* stream, RecordCache* cache, std::size_t table)
@@ -36,7 +17,6 @@ StreamedMlp::StreamedMlp(const Program& program, const WeightMemory& memory, con
       down_(std::get<LinearOp>(program.body[plan.mlp.down_op]).parts) {
   const NeuronTable& neurons = std::get<LinearOp>(program.body[plan.mlp.gated_op]).neurons;
   column_place_ = neurons.vector_bytes();
-  dtype_ = neurons.dtype;
   records_.assign(static_cast<std::size_t>(neurons.count), nullptr);
   // Whoever looks ahead finds memory there.
   gated_[1].weight.data = stream_.address_of(plan_.whole, *file_offset(memory, gated_[1].weight.data));
@@ -91,35 +71,6 @@ void StreamedMlp::bring(std::span<const std::int32_t> neurons) {
   brought_.assign(neurons.begin(), neurons.end());
   for (const std::int32_t neuron : brought_) {
     records_[static_cast<std::size_t>(neuron)] = cache_.address_of(table_, neuron);
-  }
-}
-
-void StreamedMlp::gather_lines(std::int64_t panel, const LiveInputs& live, std::byte* out) const {
-  const std::int64_t inputs = k_interleave(dtype_);
-  const std::size_t line = kPanelColumns * static_cast<std::size_t>(inputs) * size_of(dtype_);
-  const std::size_t place = column_place_ + static_cast<std::size_t>(panel * kPanelColumns) * size_of(dtype_);
-  const auto column = [&](std::int64_t neuron) -> const std::byte* {
-    const std::byte* found = record(neuron);
-    return found == nullptr ? nullptr : found + place;
-  };
-  for (std::int64_t i = 0; i < live.count; ++i) {
-    const std::int64_t group = live.groups[i];
-    if (i + kAhead < live.count) {
-      for (std::int64_t input = 0; input < inputs; ++input) {
-        const std::byte* next = column(live.groups[i + kAhead] * inputs + input);
-        if (next == nullptr) continue;
-        constexpr std::size_t kCacheLine = 64;
-        for (std::size_t at = 0; at < kPanelColumns * size_of(dtype_); at += kCacheLine) {
-          __builtin_prefetch(next + at, 0, 3);
-        }
-      }
-    }
-    std::byte* to = out + static_cast<std::size_t>(group) * line;
-    if (inputs == 2) {
-      write_pairs(column(2 * group), column(2 * group + 1), to);
-    } else {
-      std::memcpy(to, column(group), line);
-    }
   }
 }
 

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "adaptrt/engine/program.h"
-#include "adaptrt/kernels/kernel_table.h"
 #include "adaptrt/weight_file/record_cache.h"
 #include "adaptrt/weight_file/weight_stream.h"
 #include "weight_plan.h"
@@ -45,9 +44,8 @@ class StreamedMlp {
   [[nodiscard]] const std::byte* record(std::int64_t neuron) const {
     return records_[static_cast<std::size_t>(neuron)];
   }
-  /// Writes the lines of the live groups of inputs that panel `panel` of down has, where they are in a panel:
-  /// from columns of neurons that were brought, zeros of others.
-  void gather_lines(std::int64_t panel, const LiveInputs& live, std::byte* out) const;
+  /// Of a neuron that was brought last, the column of down.
+  [[nodiscard]] const std::byte* column(std::int64_t neuron) const { return record(neuron) + column_place_; }
 
  private:
   void read_whole(bool is_whole);
@@ -58,7 +56,6 @@ class StreamedMlp {
   RecordCache& cache_;
   std::size_t table_;
   std::size_t column_place_;  ///< in a record
-  DType dtype_;
   std::vector<LinearPart> gated_;
   std::vector<LinearPart> down_;
   std::optional<WeightStream::Held> held_;

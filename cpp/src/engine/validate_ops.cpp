@@ -38,6 +38,9 @@ void Validator::check_matrix(std::string_view name, const PanelMatrix& matrix, s
   if (matrix.has_rows && access != MatrixAccess::kSomeOutputs) {
     add(where_ + ": " + std::string(name) + " has rows, which only what a ReLU gates can have");
   }
+  if (matrix.has_columns && access != MatrixAccess::kSomeInputs) {
+    add(where_ + ": " + std::string(name) + " has columns, which only one layer of a sparse input can have");
+  }
   for (std::string& problem : problems_of_storage(matrix)) {
     add(where_ + ": " + std::string(name) + " " + std::move(problem));
   }
@@ -233,6 +236,7 @@ void Validator::check_neurons(const LinearOp& op) {
   for (const LinearPart& part : op.parts) {
     if (!part.weight.is_plain()) add(where_ + ": has neurons, and a weight quantised or compressed");
     if (part.weight.has_rows) add(where_ + ": has both neurons and rows");
+    if (part.weight.has_columns) add(where_ + ": has both neurons and columns");
   }
 }
 
@@ -257,8 +261,11 @@ void Validator::check(const LinearOp& op) {
     check_range_(where_ + ": outputs of a part", part.weight.n, 1, kSizeLimit - 1);
     const bool is_factor = is_relu_gated(op.epilogue) && &part == &op.parts.back();
     const bool has_some_outputs = is_factor || (has_relu(op.epilogue) && op.scores != kNoBuffer);
+    const bool has_some_inputs = op.has_sparse_input && !activated && op.parts.size() == 1;
     check_matrix("a weight", part.weight, part.weight.n, input != nullptr ? input->width : part.weight.k,
-                 has_some_outputs ? MatrixAccess::kSomeOutputs : MatrixAccess::kAll);
+                 has_some_outputs  ? MatrixAccess::kSomeOutputs
+                 : has_some_inputs ? MatrixAccess::kSomeInputs
+                                   : MatrixAccess::kAll);
     if (part.weight.has_rows && (op.scale != 1.0F || op.softcap != 0.0F)) {
       add(where_ + ": a weight has rows, where the layer has a scale or a softcap");
     }

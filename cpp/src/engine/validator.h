@@ -31,8 +31,8 @@ class Validator {
   void write(BufferId id);
   void check_vector(std::string_view name, const VectorView& vector, std::int64_t size);
   void check_optional_vector(std::string_view name, const VectorView& vector, std::int64_t size);
-  /// Whether an op may read single outputs of a matrix.
-  enum class MatrixAccess : std::uint8_t { kAll, kSomeOutputs };
+  /// Whether an op may read single outputs of a matrix, or inputs.
+  enum class MatrixAccess : std::uint8_t { kAll, kSomeOutputs, kSomeInputs };
   void check_matrix(std::string_view name, const PanelMatrix& matrix, std::int64_t n, std::int64_t k,
                     MatrixAccess access = MatrixAccess::kAll);
   void check_finite(std::string_view name, float value, float low);

@@ -333,6 +333,22 @@ BOOST_AUTO_TEST_CASE(unusable_sparse_layers_are_found) {
         [](Program* p) { op_at<LinearOp>(p, 3).parts[0].weight.has_rows = true; });
   finds("a weight has rows, which only what a ReLU gates can have",
         [](Program* p) { op_at<LinearOp>(p, 7).parts[1].weight.has_rows = true; });
+  finds("a weight has columns, which only one layer of a sparse input can have",
+        [](Program* p) { op_at<LinearOp>(p, 8).parts[0].weight.has_columns = true; });
+  finds("the table has columns", [](Program* p) { op_at<EmbeddingOp>(p, 0).table.has_columns = true; });
+  const auto give_columns = [](Program* p) {
+    op_at<LinearOp>(p, 8).has_sparse_input = true;
+    op_at<LinearOp>(p, 8).parts[0].weight.has_columns = true;
+  };
+  finds("has columns, and is [48, 37]; the sizes must be multiples of 64 and 1", give_columns);
+  finds("has columns, and is quantised or compressed", [&](Program* p) {
+    give_columns(p);
+    op_at<LinearOp>(p, 8).parts[0].weight.quantization.algo = QuantAlgo::kW8A16;
+  });
+  finds("has both rows and columns", [&](Program* p) {
+    give_columns(p);
+    op_at<LinearOp>(p, 8).parts[0].weight.has_rows = true;
+  });
   finds("the table has rows", [](Program* p) { op_at<EmbeddingOp>(p, 0).table.has_rows = true; });
   finds("a weight has rows, where the layer has a scale or a softcap", [&](Program* p) {
     make_sparse(p);
@@ -373,6 +389,8 @@ BOOST_AUTO_TEST_CASE(unusable_neurons_are_found) {
     finds("has neurons, and a scale or a softcap", [=](Program* p) { op_at<LinearOp>(p, op).scale = 2.0F; });
     finds("has both neurons and rows",
           [=](Program* p) { op_at<LinearOp>(p, op).parts.back().weight.has_rows = true; });
+    finds("has both neurons and columns",
+          [=](Program* p) { op_at<LinearOp>(p, op).parts.back().weight.has_columns = true; });
     finds("has neurons, and a weight quantised or compressed", [=](Program* p) {
       op_at<LinearOp>(p, op).parts.back().weight.quantization.algo = QuantAlgo::kW8A16;
     });

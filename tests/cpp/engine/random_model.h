@@ -102,6 +102,23 @@ class Storage {
     made.data = memory.data();
     return made;
   }
+  /// The same matrix, with columns behind its panels.
+  PanelMatrix with_columns(const PanelMatrix& matrix) {
+    PanelMatrix made = matrix;
+    made.has_columns = true;
+    const auto& memory = memories_.emplace_back(made.bytes());
+    std::memcpy(memory.data(), matrix.data, matrix.bytes());
+    std::vector<float> column(static_cast<std::size_t>(matrix.n));
+    for (std::int64_t k = 0; k < matrix.k; ++k) {
+      unpack_panel_column(matrix, k, column.data());
+      for (std::int64_t i = 0; i < matrix.n; ++i) {
+        store_from_float(memory.data() + matrix.bytes(), matrix.dtype,
+                         static_cast<std::size_t>(k * matrix.n + i), column[static_cast<std::size_t>(i)]);
+      }
+    }
+    made.data = memory.data();
+    return made;
+  }
   /// Rows of up and columns of down, neuron by neuron.
   NeuronTable neurons(const PanelMatrix& up, const PanelMatrix& down) {
     NeuronTable made{.dtype = up.dtype, .count = up.n, .size = up.k};
@@ -378,6 +395,10 @@ class RandomModel {
         first.neurons = second.neurons = storage_.neurons(first.parts[1].weight, second.parts[0].weight);
       } else if (is_relu_gated(options_.activation)) {
         first.parts[1].weight = storage_.with_rows(first.parts[1].weight);
+      }
+      PanelMatrix& down = second.parts[0].weight;
+      if (!options_.has_neurons && can_have_columns(down.dtype, down.n, down.k)) {
+        down = storage_.with_columns(down);
       }
       if (first.scores != kNoBuffer) first.parts[0].weight = storage_.with_rows(first.parts[0].weight);
     }

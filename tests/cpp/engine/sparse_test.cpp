@@ -60,6 +60,12 @@ StepArrays decoding(std::int64_t sequences, const std::vector<DeviceAdapter>& ad
   return StepArrays(pieces);
 }
 
+/// Down's outputs are whole panels, so that it has columns.
+ModelOptions with_columns(ModelOptions options) {
+  options.shape = {.hidden_size = 192, .attention = {4, 2, 12}};
+  return options;
+}
+
 /// In batches of several sizes, with adapters of `sparse`, which the models share.
 void require_same_bits(RandomModel* dense, RandomModel* sparse, const std::string& kernels) {
   const std::vector<DeviceAdapter> adapters{sparse->adapter(5, true, 0, true), sparse->adapter(6, false, 3)};
@@ -87,6 +93,19 @@ BOOST_DATA_TEST_CASE(sparse_layers_have_the_bits_of_dense_ones,
   const LinearEpilogue activation = kActivations[activation_index];
   RandomModel dense(options_of(dtype, activation, gate_bias, false));
   RandomModel sparse(options_of(dtype, activation, gate_bias, true));
+  require_same_bits(&dense, &sparse, kernels);
+}
+
+// Of widths in whole panels, down has columns.
+BOOST_DATA_TEST_CASE(columns_have_the_bits_of_panels,
+                     kernel_tables() * data::make({0, 1, 2}) * data::make({0, 1, 2}) *
+                         data::make({kClosed, -1.3F, 0.0F, kOpen}),
+                     kernels, dtype_index, activation_index, gate_bias) {
+  const DType dtype = dtype_index == 2 ? DType::kFloat16 : kDTypes[dtype_index];
+  const LinearEpilogue activation = kActivations[activation_index];
+  if (dtype == DType::kFloat16 && is_relu_gated(activation)) return;  // there are no such rows
+  RandomModel dense(with_columns(options_of(dtype, activation, gate_bias, false)));
+  RandomModel sparse(with_columns(options_of(dtype, activation, gate_bias, true)));
   require_same_bits(&dense, &sparse, kernels);
 }
 

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "adaptrt/core/panels.h"
@@ -52,6 +53,48 @@ std::vector<float> values_of(const std::vector<float>& values, std::int64_t k, s
   for (std::int64_t i = 0; i < count; ++i)
     std::copy_n(values.begin() + i * 27 % 64 * k, k, gathered.begin() + i * k);
   return gathered;
+}
+
+/// Rows of inputs of which a share is not zero: zeros have either sign, and some of the others are so small
+/// that products vanish.
+std::vector<float> sparse_inputs(std::int64_t count, float share, FreshRandom* random) {
+  auto inputs = random->vector(count);
+  for (float& input : inputs) {
+    const float drawn = random->between(0.0F, 1.0F);
+    if (drawn > share) input = drawn > 0.9F ? -0.0F : 0.0F;
+    if (drawn < share / 10) input *= 1e-25F;
+  }
+  return inputs;
+}
+
+/// Of k inputs of rows, those groups of `size` of which some are not zero in some row.
+std::vector<std::int32_t> live_groups(const std::vector<float>& inputs, std::int64_t rows,
+                                      std::int64_t stride, std::int64_t k, std::int64_t size) {
+  std::vector<std::int32_t> groups;
+  for (std::int64_t group = 0; group * size < k; ++group) {
+    bool is_live = false;
+    for (std::int64_t row = 0; row < rows; ++row) {
+      for (std::int64_t i = group * size; i < std::min(k, (group + 1) * size); ++i) {
+        is_live |= inputs[static_cast<std::size_t>(row * stride + i)] != 0.0F;
+      }
+    }
+    if (is_live) groups.push_back(static_cast<std::int32_t>(group));
+  }
+  return groups;
+}
+
+/// Some of them are so small that products vanish.
+std::vector<float> weights_with_small_ones(std::int64_t count, FreshRandom* random) {
+  auto values = random->vector(count);
+  for (std::size_t i = 0; i < values.size(); i += 7) values[i] *= 1e-30F;
+  return values;
+}
+
+/// With zeros of one sign.
+bool are_same(float one, float other) {
+  one += 0.0F;
+  other += 0.0F;
+  return std::memcmp(&one, &other, sizeof(float)) == 0;
 }
 
 BOOST_AUTO_TEST_SUITE(sparse_gemm)
@@ -134,33 +177,15 @@ BOOST_DATA_TEST_CASE(sparse_products_have_the_bits_of_dense_ones, kernel_tables(
   const auto index = static_cast<std::size_t>(type);
   const DType dtype = kDTypes[type];
   const DType activation = activation_of(dtype);
-  const std::int64_t interleave = k_interleave(dtype);
   FreshRandom random;
   BOOST_TEST_CONTEXT("seed " << random.seed()) {
     for (const std::int64_t k : {1, 2, 33, 64, 191, 400}) {
-      // Some weights are so small that products vanish.
-      auto values = random.vector(kPanelColumns * k);
-      for (std::size_t i = 0; i < values.size(); i += 7) values[i] *= 1e-30F;
-      const auto panel = panel_of(dtype, k, values);
+      const auto panel = panel_of(dtype, k, weights_with_small_ones(kPanelColumns * k, &random));
       for (std::int64_t rows = 1; rows <= table.sparse_rows[index]; ++rows) {
         for (const float share : {0.0F, 0.05F, 0.4F, 1.0F}) {
           const std::int64_t stride = k + 3;
-          auto inputs = random.vector(rows * stride);
-          for (float& input : inputs) {
-            const float drawn = random.between(0.0F, 1.0F);
-            if (drawn > share) input = drawn > 0.9F ? -0.0F : 0.0F;
-            if (drawn < share / 10) input *= 1e-25F;
-          }
-          std::vector<std::int32_t> groups;
-          for (std::int64_t group = 0; group * interleave < k; ++group) {
-            bool is_live = false;
-            for (std::int64_t row = 0; row < rows; ++row) {
-              for (std::int64_t i = group * interleave; i < std::min(k, (group + 1) * interleave); ++i) {
-                is_live |= inputs[static_cast<std::size_t>(row * stride + i)] != 0.0F;
-              }
-            }
-            if (is_live) groups.push_back(static_cast<std::int32_t>(group));
-          }
+          const auto inputs = sparse_inputs(rows * stride, share, &random);
+          const auto groups = live_groups(inputs, rows, stride, k, k_interleave(dtype));
           const auto a = elements(activation, inputs);
           std::vector<float> expected(static_cast<std::size_t>(rows * 65), kPoison);
           auto out = expected;
@@ -177,11 +202,80 @@ BOOST_DATA_TEST_CASE(sparse_products_have_the_bits_of_dense_ones, kernel_tables(
           gemm.next_panel = panel.data();
           table.sparse_gemm[index](gemm, {groups.data(), static_cast<std::int64_t>(groups.size())});
           for (std::size_t i = 0; i < out.size(); ++i) {
-            const float one = out[i] + 0.0F;
-            const float other = expected[i] + 0.0F;
-            BOOST_TEST_REQUIRE(
-                std::memcmp(&one, &other, sizeof(float)) == 0,
-                "k " << k << " rows " << rows << " share " << share << ": " << one << " and " << other);
+            BOOST_TEST_REQUIRE(are_same(out[i], expected[i]), "k " << k << " rows " << rows << " share "
+                                                                   << share << ": " << out[i] << " and "
+                                                                   << expected[i]);
+          }
+        }
+      }
+    }
+  }
+}
+
+BOOST_DATA_TEST_CASE(products_of_columns_have_the_bits_of_panels, kernel_tables() * data::make({0, 1, 2}),
+                     name, type) {
+  const auto& table = kernel_table(name);
+  const auto index = static_cast<std::size_t>(type);
+  const DType dtype = kDTypes[type];
+  FreshRandom random;
+  BOOST_TEST_CONTEXT("seed " << random.seed()) {
+    for (const std::int64_t k : {1, 2, 33, 64, 191, 400}) {
+      constexpr std::int64_t kPanels = 5;
+      constexpr std::int64_t kOutputs = kPanels * kPanelColumns;
+      std::vector<std::vector<std::byte>> panels;
+      std::vector<std::vector<std::byte>> columns;
+      std::vector<float> transposed(static_cast<std::size_t>(k * kOutputs));
+      for (std::int64_t panel = 0; panel < kPanels; ++panel) {
+        const auto values = weights_with_small_ones(kPanelColumns * k, &random);
+        panels.push_back(panel_of(dtype, k, values));
+        for (std::int64_t i = 0; i < std::ssize(values); ++i) {
+          transposed[static_cast<std::size_t>(i % k * kOutputs + panel * kPanelColumns + i / k)] =
+              values[static_cast<std::size_t>(i)];
+        }
+      }
+      // Each in memory of its own, to its last byte.
+      for (std::int64_t i = 0; i < k; ++i) {
+        const auto* first = transposed.data() + i * kOutputs;
+        columns.push_back(elements(dtype, {first, first + kOutputs}));
+      }
+      for (std::int64_t rows = 1; rows <= table.sparse_rows[index]; ++rows) {
+        for (const float share : {0.0F, 0.05F, 0.4F, 1.0F}) {
+          const std::int64_t stride = k + 3;
+          const auto inputs = sparse_inputs(rows * stride, share, &random);
+          const auto a = elements(activation_of(dtype), inputs);
+          const auto live = live_groups(inputs, rows, stride, k, 1);
+          std::vector<const std::byte*> pointers;
+          for (const std::int32_t input : live)
+            pointers.push_back(columns[static_cast<std::size_t>(input)].data());
+          for (const auto& [first, last] : {std::pair{0, 1}, {2, 5}, {0, 5}}) {
+            const auto tile = static_cast<std::size_t>(rows * kPanelColumns);
+            std::vector<float> out(static_cast<std::size_t>(last - first) * tile + 1, kPoison);
+            table.column_gemm[index]({.a = a.data(),
+                                      .a_stride = stride,
+                                      .k = k,
+                                      .live = {live.data(), pointers.data(), std::ssize(live)},
+                                      .first = first * kPanelColumns,
+                                      .width = (last - first) * kPanelColumns,
+                                      .out = out.data(),
+                                      .rows = rows});
+            BOOST_TEST(out.back() == kPoison);
+            for (int panel = first; panel < last; ++panel) {
+              std::vector<float> expected(tile);
+              table.gemm[index]({.a = a.data(),
+                                 .a_stride = stride,
+                                 .panel = panels[static_cast<std::size_t>(panel)].data(),
+                                 .k = k,
+                                 .width = kPanelColumns,
+                                 .out = expected.data(),
+                                 .out_stride = kPanelColumns,
+                                 .rows = rows});
+              const float* found = out.data() + static_cast<std::size_t>(panel - first) * tile;
+              for (std::size_t i = 0; i < tile; ++i) {
+                BOOST_TEST_REQUIRE(are_same(found[i], expected[i]),
+                                   "k " << k << " rows " << rows << " share " << share << " panel " << panel
+                                        << ": " << found[i] << " and " << expected[i]);
+              }
+            }
           }
         }
       }

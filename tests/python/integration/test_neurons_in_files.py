@@ -88,12 +88,15 @@ def test_an_engine_for_files_has_neurons_and_no_rows(directory: Path, tmp_path: 
     engine = neuron_engine(directory, tmp_path)
     with_neurons = [op for op in layers_of(engine) if op.neurons is not None]
     assert len(with_neurons) == 2 * FIELDS["num_hidden_layers"]
-    assert not any(part.weight.has_rows for op in layers_of(engine) for part in op.parts)
+    parts = [part for op in layers_of(engine) for part in op.parts]
+    assert not any(part.weight.has_rows or part.weight.has_columns for part in parts)
     for op in with_neurons:
         assert (op.neurons.count, op.neurons.size) == (FIELDS["intermediate_size"], FIELDS["hidden_size"])
     for fields in ({"weight_memory": None}, {"sparse_mlp": "disable"}):
         other = neuron_engine(directory, tmp_path / str(fields), **fields)
         assert not any(op.neurons for op in layers_of(other))
+        in_columns = sum(part.weight.has_columns for op in layers_of(other) for part in op.parts)
+        assert in_columns == (FIELDS["num_hidden_layers"] if "weight_memory" in fields else 0)
 
 
 def test_what_cannot_have_neurons_is_read_whole(tmp_path: Path) -> None:

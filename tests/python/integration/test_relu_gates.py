@@ -31,6 +31,7 @@ from support.relu_gates import (
     GATES,
     THRESHOLD,
     FatRelu,
+    Gate,
     adapters_of,
     answers_of,
     check_answers,
@@ -42,6 +43,15 @@ from support.relu_gates import (
     published,
 )
 
+# The last one in whole panels, so that what reads its ReLU can be stored in columns.
+MODELS = {
+    **GATES,
+    "wide": Gate(
+        dataclasses.replace(GATES["relu"].family, fields={**GATES["relu"].family.fields, "hidden_size": 192}),
+        GATES["relu"].epilogue,
+    ),
+}
+
 
 @pytest.fixture(autouse=True)
 def oracle_code(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,9 +61,9 @@ def oracle_code(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setattr(MistralMLP, "forward", double_relu)
 
 
-@pytest.mark.parametrize("name", GATES)
+@pytest.mark.parametrize("name", MODELS)
 def test_transformers_tokens_and_logits(name: str, tmp_path: Path) -> None:
-    gate = GATES[name]
+    gate = MODELS[name]
     engine = engine_of(make_model(gate, tmp_path), tmp_path)
     check_answers(engine, gate, tmp_path)
 
@@ -69,9 +79,9 @@ def test_the_graph_computes_the_same(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [DType.FLOAT32, DType.BFLOAT16])
-@pytest.mark.parametrize("name", GATES)
+@pytest.mark.parametrize("name", MODELS)
 def test_neither_reading_everything_nor_a_crowd_changes_a_bit(name: str, dtype: DType, tmp_path: Path) -> None:
-    gate = GATES[name]
+    gate = MODELS[name]
     model = make_model(gate, tmp_path)
     sparse = engine_of(model, tmp_path / "sparse", dtype)
     dense = engine_of(model, tmp_path / "dense", dtype, sparse_mlp=DISABLE)
@@ -87,17 +97,21 @@ def test_neither_reading_everything_nor_a_crowd_changes_a_bit(name: str, dtype: 
         assert all(one.same_bits(other) for one, other in zip(alone, others, strict=True))
 
 
-@pytest.mark.parametrize("name", GATES)
+@pytest.mark.parametrize("name", MODELS)
 def test_the_build_chooses_how_weights_are_stored(name: str, tmp_path: Path) -> None:
-    model = make_model(GATES[name], tmp_path)
+    model = make_model(MODELS[name], tmp_path)
     for sparse_mlp, is_sparse in ((AUTO, True), (ENABLE, True), (DISABLE, False)):
         layers = layers_of(engine_of(model, tmp_path / sparse_mlp, sparse_mlp=sparse_mlp))
-        gated = [op for op in layers if op.epilogue is GATES[name].epilogue]
+        gated = [op for op in layers if op.epilogue is MODELS[name].epilogue]
         assert len(gated) == FIELDS["num_hidden_layers"]
         assert all([part.weight.has_rows for part in op.parts] == [False, is_sparse] for op in gated)
         assert sum(op.has_sparse_input for op in layers) == (len(gated) if is_sparse else 0)
         outputs = {op.output for op in gated}
-        assert all(op.input in outputs for op in layers if op.has_sparse_input)
+        readers = [op for op in layers if op.has_sparse_input]
+        assert all(op.input in outputs for op in readers)
+        has_columns = MODELS[name].family.fields["hidden_size"] % 64 == 0
+        assert all([part.weight.has_columns for part in op.parts] == [has_columns] for op in readers)
+        assert sum(part.weight.has_columns for op in layers for part in op.parts) == len(readers) * has_columns
         # x >= the parameter, of float32.
         least = np.nextafter(np.float32(THRESHOLD), np.float32(0)) if name == "fatrelu" else 0.0
         assert {op.threshold for op in gated} == {float(least)}
@@ -107,7 +121,7 @@ def test_sizes_that_are_no_panels_leave_the_gated_layer_as_it_is(tmp_path: Path)
     odd = dataclasses.replace(GATES["relu"].family, fields={**GATES["relu"].family.fields, "intermediate_size": 190})
     model = save_family(odd, tmp_path / "model")
     layers = layers_of(engine_of(model, tmp_path))
-    assert not any(part.weight.has_rows for op in layers for part in op.parts)
+    assert not any(part.weight.has_rows or part.weight.has_columns for op in layers for part in op.parts)
     assert sum(op.has_sparse_input for op in layers) == FIELDS["num_hidden_layers"]
 
 
@@ -122,7 +136,8 @@ def test_compressed_and_quantised_weights_are_read_whole(tmp_path: Path) -> None
     build(tmp_path / "quantised", CONFIG, tmp_path / "quantised-engine")
     for name in ("compressed", "quantised"):
         layers = layers_of(tmp_path / f"{name}-engine")
-        assert not any(op.has_sparse_input or any(part.weight.has_rows for part in op.parts) for op in layers)
+        assert not any(op.has_sparse_input for op in layers)
+        assert not any(part.weight.has_rows or part.weight.has_columns for op in layers for part in op.parts)
 
 
 def change(**fields: Any) -> Callable[[BuildConfig], BuildConfig]:

@@ -34,6 +34,8 @@ struct NeuronTable {
   [[nodiscard]] const std::byte* record(std::int64_t neuron) const {
     return data + static_cast<std::size_t>(neuron) * record_bytes();
   }
+  /// Of down.
+  [[nodiscard]] const std::byte* column(std::int64_t neuron) const { return record(neuron) + vector_bytes(); }
 };
 
 /// Whether an MLP of these sizes can have a table: rows of up and columns of down in whole panels.

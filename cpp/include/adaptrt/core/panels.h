@@ -24,7 +24,8 @@ namespace adaptrt {
 // padded with one zero. The layout does not depend on the instruction set.
 //
 // Where single output features are read (PanelMatrix::has_rows), W is stored twice: behind the panels are its
-// rows as they are, element (n, k) at panel_bytes + (n * k_size + k) * size.
+// rows as they are, element (n, k) at panel_bytes + (n * k_size + k) * size. Where single inputs are
+// (PanelMatrix::has_columns), its columns are there, element (n, k) at panel_bytes + (k * n_size + n) * size.
 inline constexpr std::int64_t kPanelColumns = 64;
 
 [[nodiscard]] constexpr std::int64_t k_interleave(DType dtype) {
@@ -60,6 +61,11 @@ inline constexpr std::int64_t kPanelColumns = 64;
 /// bytes, which is what kernels move.
 [[nodiscard]] constexpr bool can_have_rows(DType dtype, std::int64_t n, std::int64_t k) {
   return dtype != DType::kFloat16 && n % kPanelColumns == 0 && k % k_interleave(dtype) == 0;
+}
+
+/// Whether a plain W[n, k] can be stored in columns as well: of whole panels, without padding.
+[[nodiscard]] constexpr bool can_have_columns(DType dtype, std::int64_t n, std::int64_t k) {
+  return n % kPanelColumns == 0 && k % k_interleave(dtype) == 0;
 }
 
 /// How the weights of a matrix are stored and multiplied, with TensorRT-LLM's names.
@@ -148,6 +154,8 @@ struct PanelMatrix {
   std::int64_t exceptions = kNotCompressed;
   /// Behind the panels are the rows; see can_have_rows.
   bool has_rows = false;
+  /// Behind the panels are the columns; see can_have_columns.
+  bool has_columns = false;
 
   [[nodiscard]] bool is_compressed() const { return exceptions != kNotCompressed; }
   /// Whether that panel is: the last one is not where it is narrower than kPanelColumns.
@@ -156,12 +164,14 @@ struct PanelMatrix {
   }
   /// Neither quantised nor compressed.
   [[nodiscard]] bool is_plain() const { return quantization.algo == QuantAlgo::kNone && !is_compressed(); }
-  /// Of the panels, and of the rows behind them.
+  /// Of the panels, and of the rows or columns behind them.
   [[nodiscard]] std::size_t bytes() const;
   /// Byte offset of panel `panel`.
   [[nodiscard]] std::size_t offset(std::int64_t panel) const;
   /// Where row `output` begins, of a matrix that has them.
   [[nodiscard]] const std::byte* row(std::int64_t output) const;
+  /// The same of column `input`.
+  [[nodiscard]] const std::byte* column(std::int64_t input) const;
   /// Of a matrix that is reordered, [k]: input i of the panels is input input_order()[i] of W, and each of
   /// them is there once. Empty of others.
   [[nodiscard]] std::span<const std::int32_t> input_order() const;

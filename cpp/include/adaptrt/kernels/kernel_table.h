@@ -73,6 +73,32 @@ struct LiveInputs {
   std::int64_t count = 0;
 };
 
+/// Inputs that are not zero in all rows of a product: `count` of them, ascending, and where the columns of a
+/// matrix begin that they are multiplied with.
+struct LiveColumns {
+  const std::int32_t* inputs = nullptr;
+  const std::byte* const* columns = nullptr;
+  std::int64_t count = 0;
+};
+
+/// ColumnGemm::width, at most.
+inline constexpr std::int64_t kMostColumnOutputs = 16 * kPanelColumns;
+
+/// out[rows, width] = a[rows, k] * W[first to first + width, k]^T for a W that has columns
+/// (PanelMatrix::has_columns), with the bits of PanelGemm.
+struct ColumnGemm {
+  /// float32, or bfloat16 for a W of bfloat16.
+  const void* a = nullptr;
+  std::int64_t a_stride = 0;  ///< elements between rows
+  std::int64_t k = 0;
+  LiveColumns live;
+  std::int64_t first = 0;
+  std::int64_t width = 0;  ///< whole panels
+  /// Panel by panel: [width / kPanelColumns][rows][kPanelColumns].
+  float* out = nullptr;
+  std::int64_t rows = 0;
+};
+
 /// out[rows, width] = a[rows, k] * panel[width, k]^T for a panel of QuantAlgo::kW8A16 or kW4A16.
 ///
 /// For each group of inputs, the activations are multiplied by the integers (without kW4A16's zero points, by
@@ -275,6 +301,8 @@ struct KernelTable {
   /// By DType: the same product of a full panel as `gemm`, of which only the lines of the live inputs are
   /// read, for at most sparse_rows rows and without `accumulate`. Sums that are zero may have the other sign.
   std::array<void (*)(const PanelGemm& gemm, const LiveInputs& live), 3> sparse_gemm;
+  /// By DType: the same product with whole columns, for at most sparse_rows rows.
+  std::array<void (*)(const ColumnGemm& gemm), 3> column_gemm;
   /// By DType.
   std::array<std::int64_t, 3> sparse_rows;
 

@@ -1,6 +1,7 @@
 #include ADAPTRT_SIMD
 // The order matters: what follows is written in terms of the instruction set above.
 #include "coded_gemm.h"
+#include "column_gemm.h"
 #include "compressed_gemm.h"
 #include "families.h"
 #include "gemm.h"
@@ -20,6 +21,7 @@ void ADAPTRT_KERNEL_SET::put_bfloat16_gemm(KernelTable* table) {
   table->expand_coded[kType] = &expand_coded<CodedBFloat16>;
   table->gathered_gemm[kType] = gathered_gemm_of<BFloat16Weights>();
   table->sparse_gemm[kType] = &sparse_gemm<BFloat16Weights>;
+  table->column_gemm[kType] = &column_gemm<BFloat16Weights>;
   table->sparse_rows[kType] = kSparseRows;
 }
 

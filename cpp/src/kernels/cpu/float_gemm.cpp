@@ -1,6 +1,7 @@
 #include ADAPTRT_SIMD
 // The order matters: what follows is written in terms of the instruction set above.
 #include "coded_gemm.h"
+#include "column_gemm.h"
 #include "families.h"
 #include "gemm.h"
 #include "sparse_gemm.h"
@@ -17,6 +18,7 @@ void put_type(KernelTable* table) {
   table->coded_rows[kType] = coded_rows_of<Coded>();
   table->expand_coded[kType] = &expand_coded<Coded>;
   table->sparse_gemm[kType] = &sparse_gemm<Weights>;
+  table->column_gemm[kType] = &column_gemm<Weights>;
   table->sparse_rows[kType] = kSparseRows;
 }
 

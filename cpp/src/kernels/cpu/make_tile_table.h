@@ -5,6 +5,7 @@
 #include "adaptrt/kernels/kernel_table.h"
 #include "streamed_rows.h"
 #include "tile_attention.h"
+#include "tile_columns.h"
 #include "tile_compressed.h"
 #include "tile_gemm.h"
 #include "tile_int8.h"
@@ -40,6 +41,7 @@ inline KernelTable make_tile_table(const char* name, const KernelTable& vectors)
   table.coded_rows[static_cast<std::size_t>(DType::kBFloat16)] = kTiledRows;
   table.gathered_gemm[static_cast<std::size_t>(DType::kBFloat16)] = &tile_gathered_gemm;
   table.sparse_gemm[static_cast<std::size_t>(DType::kBFloat16)] = &tile_sparse_gemm;
+  table.column_gemm[static_cast<std::size_t>(DType::kBFloat16)] = &tile_column_gemm;
   table.sparse_rows[static_cast<std::size_t>(DType::kBFloat16)] = kFewRows;
   table.quantized_gemm[static_cast<std::size_t>(DType::kBFloat16)] = &tile_quantized_gemm;
   table.int8_decoded_rows = kTiledRows;
