@@ -71,16 +71,16 @@ struct GroupColumns {
 alignas(kCacheLine) inline constexpr std::byte kZeroColumn[kMostColumnOutputs * 2] = {};
 
 /// Groups that all outputs are multiplied with before the next ones.
-inline constexpr std::int64_t kGroupsTogether = 16;
+inline constexpr std::int64_t kGroupsAtOnce = 16;
 
 /// Puts the groups from live input `next` on into `groups`; returns how many they are.
 template <class Weights>
 std::int64_t take_groups(const ColumnGemm& gemm, std::int64_t* next,
-                         GroupColumns<Weights> (&groups)[kGroupsTogether]) {
+                         GroupColumns<Weights> (&groups)[kGroupsAtOnce]) {
   constexpr std::int64_t kElement = Weights::kColumnBytes / Weights::kInterleave;
   const LiveColumns& live = gemm.live;
   std::int64_t count = 0;
-  for (; *next < live.count && count < kGroupsTogether; ++count) {
+  for (; *next < live.count && count < kGroupsAtOnce; ++count) {
     GroupColumns<Weights>& taken = groups[count];
     taken.group = live.inputs[*next] / Weights::kInterleave;
     for (int i = 0; i < Weights::kInterleave; ++i) {
@@ -196,7 +196,7 @@ void column_gemm_of_rows(const ColumnGemm& gemm) {
   constexpr std::int64_t kElement = Weights::kColumnBytes / Weights::kInterleave;
   ColumnSums<kRows> sums(gemm);
   ColumnFetcher fetcher(gemm, kElement);
-  GroupColumns<Weights> groups[kGroupsTogether];
+  GroupColumns<Weights> groups[kGroupsAtOnce];
   for (std::int64_t next = 0; next < gemm.live.count;) {
     const std::int64_t before = next;
     const std::int64_t count = take_groups<Weights>(gemm, &next, groups);
