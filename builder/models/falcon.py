@@ -28,7 +28,7 @@ class FalconConfig(CheckpointConfig):
 
 def _fill_in(fields: JsonFields) -> Mapping[str, Any]:
     heads = fields.raw("num_attention_heads")
-    is_new = fields.boolean("new_decoder_architecture", default=False)
+    is_new = fields.raw("new_decoder_architecture") is True  # _read_features names what is neither true nor false
     stated = fields.raw("num_kv_heads")
     if is_new:
         key_value_heads = heads if stated is None else stated

@@ -369,6 +369,11 @@ REFUSED = [
         "parallel_attn is false; with new_decoder_architecture and one norm it must be true",
     ),
     (FALCON, {"new_decoder_architecture": True, "num_kv_heads": 4}, "num_attention_heads 6 is not a multiple of"),
+    (
+        FALCON,
+        {"new_decoder_architecture": "yes"},
+        r"^(?!.*new_decoder_architecture.*new_decoder_architecture).*new_decoder_architecture is .yes.; expected true",
+    ),
     (FALCON, {"auto_map": {"AutoModel": "mine.FalconModel"}}, "auto_map names custom code"),
     # rope
     (
