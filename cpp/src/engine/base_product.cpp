@@ -94,8 +94,8 @@ void BaseProduct::prepare(bool has_adapters) const {
   const Quantization& quantization = work_.quantization();
   const bool to_int8 = rounds_activations(quantization.algo);
   const bool reorders = reordered_.is_needed();
-  const bool packs_input =
-      step_.packed.is_there() && !work_.packed_input.is_there() && (has_adapters || (!to_int8 && !reorders));
+  const bool packs_input = !work_.packed_input.is_there() && work_.packed(step_).is_there() &&
+                           (has_adapters || (!to_int8 && !reorders));
   if (!packs_input && !to_int8 && !quantization.zero_points && !reorders) return;
   const std::int64_t orders = reorders ? reordered_.find_orders() : 0;
   const auto body = [&](std::int64_t begin, std::int64_t end, int) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -76,9 +77,18 @@ struct LinearWork {
 
   [[nodiscard]] std::int64_t num_rows() const { return groups.back().rows.end; }
   [[nodiscard]] bool has_scores() const { return scores.data != nullptr; }
-  /// The packed input: what was there, or what BaseProduct::prepare makes.
+  /// The packed input: what was there, or what BaseProduct::prepare makes. Not there for rows that kernels
+  /// read as they are.
   [[nodiscard]] PackedRows packed(const Step& step) const {
-    return packed_input.is_there() ? packed_input : step.packed;
+    if (packed_input.is_there()) return packed_input;
+    return num_rows() <= unpacked_rows(step.kernels) ? PackedRows{} : step.packed;
+  }
+  /// Rows that are multiplied as fast without being packed, by the weights and by adapters.
+  [[nodiscard]] std::int64_t unpacked_rows(const KernelTable& kernels) const {
+    const Quantization& how = quantization();
+    if (how.algo == QuantAlgo::kNone || rounds_activations(how.algo)) return kernels.few_rows;
+    const bool looks_up = how.algo == QuantAlgo::kW4A16 && !how.is_coded();
+    return std::min<std::int64_t>(kernels.few_rows, looks_up ? 1 : 0);
   }
   [[nodiscard]] const Quantization& quantization() const { return parts[0].weight.quantization; }
 };

@@ -16,6 +16,7 @@ struct Need {
 constexpr auto kNeeds = std::to_array<Need>({
     {&Cpu::amx, "this CPU has no AMX for bfloat16 and int8"},
     {&Cpu::amx_permitted, "Linux refused the tile registers of AMX"},
+    {&Cpu::avx512_vbmi, "this CPU has no AVX-512 VBMI"},
     {&Cpu::avx512_bf16, "this CPU has no AVX-512 BF16"},
     {&Cpu::avx512_vnni, "this CPU has no AVX-512 VNNI"},
     {&Cpu::avx512, "this CPU has no AVX-512 (F, BW, VL and DQ)"},

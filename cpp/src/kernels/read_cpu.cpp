@@ -41,6 +41,7 @@ Cpu read_cpu() {
                __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
   cpu.avx512_vnni = __builtin_cpu_supports("avx512vnni");
   cpu.avx512_bf16 = __builtin_cpu_supports("avx512bf16");
+  cpu.avx512_vbmi = __builtin_cpu_supports("avx512vbmi");
   cpu.amx = cpu_has_amx();
   cpu.amx_permitted = amx_is_permitted();
 #endif

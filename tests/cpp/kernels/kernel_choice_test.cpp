@@ -40,6 +40,7 @@ constexpr Cpu kSapphireRapids{.vendor = CpuVendor::kIntel,
                               .avx512 = true,
                               .avx512_vnni = true,
                               .avx512_bf16 = true,
+                              .avx512_vbmi = true,
                               .amx = true,
                               .amx_permitted = true};
 
@@ -52,7 +53,7 @@ Cpu changed(Cpu cpu, Change change) {
 
 /// What a hypervisor leaves that masks AVX-512; it may leave the bits of AMX.
 Cpu without_avx512(Cpu cpu) {
-  cpu.avx512 = cpu.avx512_vnni = cpu.avx512_bf16 = false;
+  cpu.avx512 = cpu.avx512_vnni = cpu.avx512_bf16 = cpu.avx512_vbmi = false;
   return cpu;
 }
 
@@ -131,7 +132,9 @@ BOOST_AUTO_TEST_CASE(what_a_cpu_lacks_is_said) {
   BOOST_TEST(obstacle(Cpu{}, "avx2") == "this CPU has no AVX2 with FMA");
   BOOST_TEST(obstacle(changed(kSapphireRapids, [](Cpu& cpu) { cpu.amx_permitted = false; }), "avx512_amx") ==
              "Linux refused the tile registers of AMX");
-  BOOST_TEST(obstacle(without_avx512(kSapphireRapids), "avx512_amx") == "this CPU has no AVX-512 BF16");
+  BOOST_TEST(obstacle(without_avx512(kSapphireRapids), "avx512_amx") == "this CPU has no AVX-512 VBMI");
+  BOOST_TEST(obstacle(changed(kSapphireRapids, [](Cpu& cpu) { cpu.avx512_bf16 = false; }), "avx512_amx") ==
+             "this CPU has no AVX-512 BF16");
 }
 
 BOOST_AUTO_TEST_CASE(tables_have_the_names_that_the_choice_knows) {

@@ -20,6 +20,7 @@ struct Cpu {
   bool avx512 = false;  ///< F, BW, VL and DQ
   bool avx512_vnni = false;
   bool avx512_bf16 = false;
+  bool avx512_vbmi = false;
   bool amx = false;            ///< TILE, BF16 and INT8
   bool amx_permitted = false;  ///< by Linux, for this process
 };

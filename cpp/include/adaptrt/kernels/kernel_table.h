@@ -259,6 +259,9 @@ struct KernelTable {
   /// Rows up to which a panel is read as it comes from memory; with more, the one that is multiplied and the
   /// next, which is fetched meanwhile, are in the cache as well.
   std::int64_t streamed_rows;
+  /// Rows up to which gemm and compressed_gemm, and quantized_gemm of one row of integers of few bits, read
+  /// rows of bfloat16 as fast as they are as packed. 0: they are packed, or never.
+  std::int64_t few_rows;
   /// Copies `count` rows of bfloat16 into PackedSteps for PanelGemm::a_steps: row r's bytes from 64 s on go
   /// to out + s * step_bytes + 64 r, zeros behind them and below them up to a whole block of rows. nullptr:
   /// these kernels read rows as they are.

@@ -31,6 +31,7 @@ inline KernelTable make_tile_table(const char* name, const KernelTable& vectors)
   table.whole_bytes = kWholeBytes;
   table.part_bytes = kPartBytes;
   table.streamed_rows = kTileHeight;
+  table.few_rows = kFewRows;
   table.pack_rows = &pack_steps;
   table.stream_rows = &stream_rows;
   table.leave_thread = &Tiles::release;

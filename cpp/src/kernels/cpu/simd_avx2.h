@@ -9,6 +9,7 @@
 #include "adaptrt/core/compressed_panels.h"
 #include "adaptrt/core/dtype.h"
 #include "fetching.h"
+#include "shuffle_x86.h"
 
 namespace adaptrt {
 namespace {
@@ -263,18 +264,7 @@ struct Simd {
   static Words subtract_words(Words a, Words b) { return _mm256_sub_epi32(a, b); }
   static Words add_words(Words a, Words b) { return _mm256_add_epi32(a, b); }
   /// 32 bytes, those that `order` says, in its order.
-  static void reorder_bytes(std::uint8_t* bytes, const std::uint8_t* order) {
-    auto* halves = reinterpret_cast<__m128i*>(bytes);
-    const __m128i lower = _mm_loadu_si128(halves);
-    const __m128i upper = _mm_loadu_si128(halves + 1);
-    for (int half = 0; half < 2; ++half) {
-      const __m128i from = _mm_loadu_si128(reinterpret_cast<const __m128i*>(order) + half);
-      // Shuffles give zero where an index has its highest bit.
-      const __m128i of_lower = _mm_shuffle_epi8(lower, _mm_add_epi8(from, _mm_set1_epi8(0x70)));
-      const __m128i of_upper = _mm_shuffle_epi8(upper, _mm_sub_epi8(from, _mm_set1_epi8(16)));
-      _mm_storeu_si128(halves + half, _mm_or_si128(of_lower, of_upper));
-    }
-  }
+  static void reorder_bytes(std::uint8_t* bytes, const std::uint8_t* order) { shuffle_bytes(bytes, order); }
   static Words multiply_words(Words a, Words b) { return _mm256_mullo_epi32(a, b); }
   static Words subtract_bytes(Words a, Words b) { return _mm256_sub_epi8(a, b); }
   /// One uint8 a lane.

@@ -12,9 +12,9 @@
 
 #include "adaptrt/kernels/kernel_table.h"
 #include "tile_decode_ahead.h"
+#include "tile_groups.h"
 #include "tile_int8.h"
 #include "tile_product.h"
-#include "tile_quantized.h"
 #include "w4a8_gemm.h"
 
 namespace adaptrt {

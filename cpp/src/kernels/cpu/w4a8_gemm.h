@@ -41,6 +41,12 @@ struct ByteWords {
     if constexpr (kBits != 3) {
       constexpr std::uint32_t kMask = kBits == 4 ? 0x0f0f0f0fU : 0x03030303U;
       return Simd::bits_of(Simd::shift_right<kBits * kPairs.low>(lines_[0]), kMask);
+#ifdef __AVX512VBMI__
+    } else if constexpr (kPairs.low / kWordPairs == kPairs.high / kWordPairs &&
+                         kPairs.high < kLines * kWordPairs) {
+      return Simd::bits_of(four_bytes<shift_of(kPairs.low), shift_of(kPairs.high)>(words_of<kPairs.low>()),
+                           0x07070707U);
+#endif
     } else {
       constexpr int kToUpperByte = 8;
       return Simd::merge_bits(
@@ -63,6 +69,17 @@ struct ByteWords {
       return Simd::highest_bits(lines_[0], lines_[1], lines_[2]);
     }
   }
+
+#ifdef __AVX512VBMI__
+  /// In the bytes of each half of a word its eight bits from kLow on, and those from kHigh on.
+  template <std::uint64_t kLow, std::uint64_t kHigh>
+  static Simd::Words four_bytes(Simd::Words words) {
+    constexpr std::uint64_t kOfWord = kLow | kHigh << 8 | (16 + kLow) << 16 | (16 + kHigh) << 24;
+    constexpr std::uint64_t kBitsOfWord = 0x20202020;
+    constexpr std::uint64_t kOfTwo = kOfWord | (kOfWord + kBitsOfWord) << 32;
+    return _mm512_multishift_epi64_epi8(_mm512_set1_epi64(static_cast<long long>(kOfTwo)), words);
+  }
+#endif
 
   Simd::Words lines_[kLines];
 };
