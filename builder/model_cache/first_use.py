@@ -7,7 +7,7 @@ import shutil
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import xxhash
@@ -143,7 +143,7 @@ class _Source:
 
     def key(self, model_digest: str) -> str:
         """16 hexadecimal digits that change with everything the engine depends on."""
-        parts = {
+        parts: dict[str, Any] = {
             "adaptrt": __version__,
             "formats": [FORMAT_VERSIONS[NATIVE], engine_file.FORMAT_VERSION],
             "model": model_digest,

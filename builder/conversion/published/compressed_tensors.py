@@ -328,7 +328,8 @@ class _IntegerMatrix:
                 f"{self.weights.where(self.source + WEIGHT)}: has integers from {values.min()} to {values.max()}; of "
                 f"{self.how.bits} bits they are {-middle} to {middle - 1}"
             )
-        return (values.astype(np.int16) + middle).astype(np.uint8)
+        numbers: Array = (values.astype(np.int16) + middle).astype(np.uint8)
+        return numbers
 
     def _zeros(self, rows: range) -> Array | None:
         """uint8 [rows, groups], zero + 2^(bits - 1); they are packed along the rows."""

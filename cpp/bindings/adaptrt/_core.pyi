@@ -1635,6 +1635,7 @@ class QuantAlgo(enum.Enum):
     W8A16 = 1
     W8A8 = 2
     W4A16 = 3
+    W4A8 = 4
 
 class Quantization:
     def __init__(self, *, algo: QuantAlgo, group_size: int = ..., zero_points: bool = ..., scale_type: DType = ..., code: WeightCode = ..., value_type: DType = ..., bits: int = ..., reordered: bool = ...) -> None: ...
