@@ -185,7 +185,10 @@ def test_logits_are_read_only_arrays(executor: adaptrt.Executor) -> None:
 def test_the_prompts_logits_come_with_every_sequence(executor: adaptrt.Executor) -> None:
     output = adaptrt.OutputConfig(return_context_logits=True)
     request = adaptrt.Request([3, 4, 5], 4, output_config=output, num_return_sequences=2)
-    responses = executor.await_responses(executor.enqueue_request(request))
+    request_id = executor.enqueue_request(request)
+    responses = executor.await_responses(request_id)
+    if len(responses) < 2:  # The sequences may end in steps of their own.
+        responses += executor.await_responses(request_id)
     first, second = sorted((response.result for response in responses), key=lambda result: result.sequence_index)
     np.testing.assert_array_equal(np.asarray(first.context_logits), np.asarray(second.context_logits))
     assert np.asarray(first.context_logits).shape == (3, SPEC.vocab_size)

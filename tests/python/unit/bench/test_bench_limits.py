@@ -50,7 +50,7 @@ def test_limits_beside_a_sample_come_before_those_of_its_round() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "is_w8a8", "bfloat16", "int8", "expected"),
+    ("dtype", "rounds_activations", "bfloat16", "int8", "expected"),
     [
         (DType.BFLOAT16, False, 2.0, 4.0, "bfloat16_flops"),
         (DType.BFLOAT16, True, 2.0, 4.0, "int8_ops"),
@@ -61,8 +61,8 @@ def test_limits_beside_a_sample_come_before_those_of_its_round() -> None:
     ],
 )
 def test_an_engine_is_held_against_the_greatest_limit_that_it_can_use(
-    monkeypatch: pytest.MonkeyPatch, dtype: DType, is_w8a8: bool, bfloat16: float, int8: float, expected: str
+    monkeypatch: pytest.MonkeyPatch, dtype: DType, rounds_activations: bool, bfloat16: float, int8: float, expected: str
 ) -> None:
-    monkeypatch.setattr(limits, "_is_w8a8", lambda program: is_w8a8)
+    monkeypatch.setattr(limits, "_rounds_activations", lambda program: rounds_activations)
     there = {"float32_flops": 1.0, "bfloat16_flops": bfloat16, "int8_ops": int8}
     assert limits.peak_of(SimpleNamespace(dtype=dtype), there) == expected

@@ -20,7 +20,9 @@ LIMITS = {
     "NF4, blocks of 64 *": 0.12,
     "MXFP4 *": 0.2,
     "3 bits, groups of 128 *": 0.35,
+    "3 bits, int8 activations, 128 *": 0.35,
     "2 bits, groups of 64 *": 0.8,
+    "2 bits, int8 activations, 64 *": 0.8,
 }
 READ_ALONE = [name for name, how in FORMATS.items() if how is not None and not how.can_be_made]
 
