@@ -203,6 +203,17 @@ def test_a_model_is_quantised(cache: EngineCache, model: Path) -> None:
     assert cache.entries()[0].options.startswith("float32, linear layers W8A16, int8 KV cache, max_batch_size 256")
 
 
+def test_int8_activations_make_another_engine(cache: EngineCache, model: Path) -> None:
+    plain = EngineOptions(max_seq_len=64, quantization=QuantConfig(quant_algo=QuantAlgo.W8A16))
+    rounding = dataclasses.replace(plain, int8_activations=True)
+    assert rounding.given == ("max_seq_len", "quantization", "int8_activations")
+    assert engine_for(model, rounding) != engine_for(model, plain)
+    config = EngineConfig.load(engine_for(model, rounding)).pretrained_config
+    assert config.describe_types() == "float32, linear layers W8A8"
+    with pytest.raises(ConfigError, match="int8_activations: the weights are not quantised"):
+        engine_for(model, EngineOptions(max_seq_len=64, int8_activations=True))
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -353,6 +364,7 @@ def test_flags_say_what_is_made() -> None:
         quant_algo=QuantAlgo.W4A16, group_size=128, has_zero_point=True
     )
     assert options_of("--dtype", "float16") == EngineOptions(dtype=DType.FLOAT16)
+    assert options_of("--quantization", "w4a16", "--int8_activations").int8_activations
     assert options_of("--max_seq_len=9", "--compress_weights").given == ("max_seq_len", "compress_weights")
     with pytest.raises(ConfigError, match="group_size: without quantization"):
         options_of("--group_size", "32")
