@@ -26,6 +26,9 @@ INT8_KV_CACHE: Final = "INT8"
 """TensorRT-LLM's name, in kv_cache_quant_algo."""
 QUANT_ALGOS: Final = tuple(algo.name for algo in QuantAlgo if algo is not QuantAlgo.NONE)
 
+FEW_BITS: Final = (QuantAlgo.W4A16, QuantAlgo.W4A8)
+"""Of weights of four bits or fewer."""
+
 _WITH_INT8_ACTIVATIONS: Final = {
     QuantAlgo.W8A16: QuantAlgo.W8A8,
     QuantAlgo.W8A8: QuantAlgo.W8A8,
@@ -113,7 +116,7 @@ class QuantConfig:
     @property
     def has_few_bits(self) -> bool:
         """Whether weights have four bits or fewer."""
-        return self.quant_algo in (QuantAlgo.W4A16, QuantAlgo.W4A8)
+        return self.quant_algo in FEW_BITS
 
     @property
     def is_coded(self) -> bool:

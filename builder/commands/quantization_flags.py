@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from ..._core import ConfigError, QuantAlgo
-from ..checkpoint.quantization import DEFAULT_GROUP_SIZE, GROUP_SIZES, QUANT_ALGOS, QuantConfig
+from ..checkpoint.quantization import DEFAULT_GROUP_SIZE, FEW_BITS, GROUP_SIZES, QUANT_ALGOS, QuantConfig
 
 
 def add_quantization(group: Any) -> None:
@@ -38,8 +38,7 @@ def quantization_of(args: argparse.Namespace) -> QuantConfig | None:
         return None
     algo = QuantAlgo[args.quantization.upper()]
     group_size = args.group_size
-    has_few_bits = algo in (QuantAlgo.W4A16, QuantAlgo.W4A8)
-    if group_size is None and has_few_bits:
+    if group_size is None and algo in FEW_BITS:
         group_size = DEFAULT_GROUP_SIZE
     config = QuantConfig(quant_algo=algo, group_size=group_size or None, has_zero_point=args.has_zero_point)
     problems = config.problems()
@@ -49,7 +48,7 @@ def quantization_of(args: argparse.Namespace) -> QuantConfig | None:
             "has_zero_point is given, but {} is made symmetric": config.has_zero_point,
         }
         problems = [reason.format(algo.name) for reason, applies in reasons.items() if applies]
-    if has_few_bits and args.group_size not in (None, 0, *GROUP_SIZES):
+    if algo in FEW_BITS and args.group_size not in (None, 0, *GROUP_SIZES):
         problems = [f"{problem}; or 0 for one scale an output" for problem in problems]
     if problems:
         raise ConfigError(f"quantization {args.quantization}: " + "; ".join(problems))

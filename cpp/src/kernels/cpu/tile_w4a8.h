@@ -135,13 +135,13 @@ void finish_w4a8_groups(const W4A8Gemm& gemm, const QuantizedPanel& panel, std::
 inline void finish_w4a8(const W4A8Gemm& gemm, const QuantizedPanel& panel, GroupRange groups, GroupRows rows,
                         InputRange columns, const float* sums, std::int64_t sums_stride,
                         std::int64_t group_stride) {
-  constexpr int kTogether = kGroupsTogether;
   for (std::int64_t column = columns.begin; column < columns.end;
        column += Simd::kLanes, sums += Simd::kLanes) {
     std::int64_t group = groups.begin;
-    for (; group + kTogether <= groups.end; group += kTogether) {
-      finish_w4a8_groups<kTogether>(gemm, panel, group, rows, column,
-                                    sums + (group - groups.begin) * group_stride, sums_stride, group_stride);
+    for (; group + kGroupsTogether <= groups.end; group += kGroupsTogether) {
+      finish_w4a8_groups<kGroupsTogether>(gemm, panel, group, rows, column,
+                                          sums + (group - groups.begin) * group_stride, sums_stride,
+                                          group_stride);
     }
     for (; group < groups.end; ++group) {
       finish_w4a8_groups<1>(gemm, panel, group, rows, column, sums + (group - groups.begin) * group_stride,

@@ -15,6 +15,7 @@
 #include "adaptrt/kernels/kernel_table.h"
 #include "elementwise.h"
 #include "gemm.h"
+#include "narrow_weights.h"
 
 namespace adaptrt {
 namespace {
@@ -22,54 +23,42 @@ namespace {
 /// Words of a panel of kBits bits, from which quads of inputs are taken as bytes: u of four inputs of each
 /// output, in the order of int8_order().
 template <int kBits>
-struct ByteWords {
-  static constexpr std::int64_t kInputs = packed_inputs(kBits);
-  static constexpr int kQuads = static_cast<int>(kInputs) / 4;
-  static constexpr int kLines = kBits == 3 ? 3 : 1;
-  static constexpr std::int64_t kColumnBytes = 4;
+class ByteWords {
+  using Words = NarrowWords<kBits>;
 
-  explicit ByteWords(const std::byte* from, std::int64_t line_bytes, std::int64_t lanes) {
-    ADAPTRT_UNROLL
-    for (int line = 0; line < kLines; ++line) {
-      lines_[line] = Simd::load_words(from + line * line_bytes, lanes);
-    }
-  }
+ public:
+  static constexpr std::int64_t kInputs = Words::kInputs;
+  static constexpr int kQuads = Words::kInputs / 4;
+  static constexpr int kLines = Words::kLines;
+  static constexpr std::int64_t kColumnBytes = Words::kColumnBytes;
+
+  explicit ByteWords(const std::byte* from, std::int64_t line_bytes, std::int64_t lanes)
+      : word_(Words::load(from, line_bytes, lanes)) {}
 
   template <int kQuad>
   [[nodiscard]] Simd::Words quad() const {
     constexpr InputPairs kPairs = pairs_of_quad(kBits, kQuad);
     if constexpr (kBits != 3) {
       constexpr std::uint32_t kMask = kBits == 4 ? 0x0f0f0f0fU : 0x03030303U;
-      return Simd::bits_of(Simd::shift_right<kBits * kPairs.low>(lines_[0]), kMask);
-#ifdef __AVX512VBMI__
-    } else if constexpr (kPairs.low / kWordPairs == kPairs.high / kWordPairs &&
-                         kPairs.high < kLines * kWordPairs) {
-      return Simd::bits_of(four_bytes<shift_of(kPairs.low), shift_of(kPairs.high)>(words_of<kPairs.low>()),
-                           0x07070707U);
-#endif
+      return Simd::bits_of(Simd::shift_right<kBits * kPairs.low>(word_.lines[0]), kMask);
     } else {
+      constexpr int kLow = Words::shift_of(kPairs.low);
+      constexpr int kHigh = Words::shift_of(kPairs.high);
+      const Simd::Words low = Words::template words_of<kPairs.low>(word_);
+#ifdef __AVX512VBMI__
+      if constexpr (kPairs.low / kThreeBitPairs == kPairs.high / kThreeBitPairs &&
+                    kPairs.high < kLines * kThreeBitPairs) {
+        return Simd::bits_of(four_bytes<kLow, kHigh>(low), 0x07070707U);
+      }
+#endif
       constexpr int kToUpperByte = 8;
-      return Simd::merge_bits(
-          Simd::shift_right<shift_of(kPairs.low)>(words_of<kPairs.low>()), 0x00070007U,
-          Simd::shift_right<shift_of(kPairs.high) - kToUpperByte>(words_of<kPairs.high>()), 0x07000700U);
+      const Simd::Words high = Words::template words_of<kPairs.high>(word_);
+      return Simd::merge_bits(Simd::shift_right<kLow>(low), 0x00070007U,
+                              Simd::shift_right<kHigh - kToUpperByte>(high), 0x07000700U);
     }
   }
 
  private:
-  /// Pairs of inputs whose three bits lie in one word; those of the last pair are in all of them.
-  static constexpr int kWordPairs = 5;
-  static constexpr int shift_of(int pair) {
-    return pair < kLines * kWordPairs ? kBits * (pair % kWordPairs) : 0;
-  }
-  template <int kPair>
-  [[nodiscard]] Simd::Words words_of() const {
-    if constexpr (kPair < kLines * kWordPairs) {
-      return lines_[kPair / kWordPairs];
-    } else {
-      return Simd::highest_bits(lines_[0], lines_[1], lines_[2]);
-    }
-  }
-
 #ifdef __AVX512VBMI__
   /// In the bytes of each half of a word its eight bits from kLow on, and those from kHigh on.
   template <std::uint64_t kLow, std::uint64_t kHigh>
@@ -81,7 +70,7 @@ struct ByteWords {
   }
 #endif
 
-  Simd::Words lines_[kLines];
+  typename Words::Word word_;
 };
 
 /// Calls body(std::integral_constant<int, bits>).
