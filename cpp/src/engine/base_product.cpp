@@ -94,8 +94,8 @@ void BaseProduct::prepare(bool has_adapters) const {
   const Quantization& quantization = work_.quantization();
   const bool to_int8 = rounds_activations(quantization.algo);
   const bool reorders = reordered_.is_needed();
-  const bool packs_input = !work_.packed_input.is_there() && work_.packed(step_).is_there() &&
-                           (has_adapters || (!to_int8 && !reorders));
+  const bool packs_input = !work_.packed_input.is_there() && !work_.chosen.is_there() &&
+                           work_.packed(step_).is_there() && (has_adapters || (!to_int8 && !reorders));
   if (!packs_input && !to_int8 && !quantization.zero_points && !reorders) return;
   const std::int64_t orders = reorders ? reordered_.find_orders() : 0;
   const auto body = [&](std::int64_t begin, std::int64_t end, int) {
@@ -145,13 +145,14 @@ PackedRows BaseProduct::packed_of(std::int64_t order) const {
   return {step_.packed.data + (1 + order) * step_.packed_order_bytes, step_.packed.step_bytes};
 }
 
-BaseProduct::PartInput BaseProduct::input_of(std::size_t part, std::int64_t row) const {
+BaseProduct::PartInput BaseProduct::input_of(const TileTask& task) const {
+  const std::int64_t row = task.rows.begin;
   const Quantization& quantization = work_.quantization();
   const std::int64_t groups = group_count(quantization, work_.input.width);
   if (!reordered_.is_needed()) {
-    return {work_.input.row(row), work_.packed(step_).from(row).data, step_.group_sums + row * groups};
+    return {work_.input.row(row), task.packed.data, step_.group_sums + row * groups};
   }
-  const std::int64_t order = reordered_.order_of(part);
+  const std::int64_t order = reordered_.order_of(task.part);
   return {reordered_.rows(order).row(row), packed_of(order).from(row).data,
           step_.group_sums + (order * work_.num_rows() + row) * groups};
 }
@@ -207,8 +208,8 @@ void BaseProduct::multiply_float(const PanelMatrix& weight, const TileTask& task
                                  const ExpansionPlace& place) const {
   PanelGemm gemm{.a = work_.input.row(task.rows.begin),
                  .a_stride = work_.input.width,
-                 .a_steps = work_.packed(step_).from(task.rows.begin).data,
-                 .a_step_bytes = work_.packed(step_).step_bytes,
+                 .a_steps = task.packed.data,
+                 .a_step_bytes = task.packed.step_bytes,
                  .panel = weight.data + weight.offset(task.panel),
                  .k = weight.k,
                  .width = panel_width(weight.n, task.panel),
@@ -248,7 +249,7 @@ void BaseProduct::multiply_float(const PanelMatrix& weight, const TileTask& task
 
 void BaseProduct::multiply_quantized(const PanelMatrix& weight, const TileTask& task,
                                      const ExpansionPlace& place) const {
-  const PartInput input = input_of(task.part, task.rows.begin);
+  const PartInput input = input_of(task);
   const auto activation = static_cast<std::size_t>(work_.input.dtype);
   QuantizedGemm gemm{.a = input.rows,
                      .activation = work_.input.dtype,
@@ -335,11 +336,9 @@ PackedRowsSize packed_rows_size(const Program& program, const KernelTable& kerne
   std::int64_t widest = 0;
   for_each_weight(program, [&](const PanelMatrix& weight) { widest = std::max(widest, weight.k); });
   const std::int64_t bytes = widest * static_cast<std::int64_t>(size_of(DType::kBFloat16));
-  // Tiles may begin at any row. An odd number of them: steps a power of two apart would compete for the same
-  // places of a cache.
-  const std::int64_t blocks = (most_linear_rows(program) / PackedSteps::kBlockRows + 2) | 1;
+  // Tiles may begin at any row.
   return {.steps = PackedSteps::steps_of(bytes),
-          .step_bytes = blocks * PackedSteps::kBlockRows * PackedSteps::kRowBytes};
+          .step_bytes = odd_step_bytes(most_linear_rows(program) / PackedSteps::kBlockRows + 2)};
 }
 
 std::int64_t most_zero_point_groups(const Program& program) {

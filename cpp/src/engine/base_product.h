@@ -67,6 +67,7 @@ struct TileTask {
   std::size_t part;  ///< of all
   std::int64_t panel;
   RowRange rows;
+  PackedRows packed;  ///< the same; not there for kernels that read rows as they are
   /// nullopt: all; else see PanelGemm::part.
   std::optional<InputRange> inputs;
   Upcoming upcoming;
@@ -119,7 +120,7 @@ class BaseProduct {
     const std::byte* steps;  ///< see Step::packed
     const float* sums;       ///< of groups, where there are zero points
   };
-  [[nodiscard]] PartInput input_of(std::size_t part, std::int64_t row) const;
+  [[nodiscard]] PartInput input_of(const TileTask& task) const;
   /// Rounds, or sums the groups of, rows of `input`: the layer's, or those in order `order`.
   void read_rows(const Rows& input, std::int64_t order, RowRange rows) const;
   void pack_rows(const Rows& input, const PackedRows& packed, RowRange rows) const;

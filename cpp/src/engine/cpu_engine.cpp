@@ -110,7 +110,7 @@ class CpuEngine final : public Engine {
         position_biases_(program_),
         rows_(program_.body),
         encoder_rows_(program_.encoder),
-        experts_(program_, kernels_) {
+        experts_(program_, kernels_, threads_->num_threads()) {
     if (own_keys_.block_bytes() > 0) {
       // Every sequence may leave a block unfilled.
       const std::int64_t most = std::min(program_.max_batch_size, program_.max_num_tokens) +

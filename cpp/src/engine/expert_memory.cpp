@@ -24,6 +24,13 @@ void for_each_experts_op(const Program& program, const Visit& visit) {
   }
 }
 
+/// Inputs of one expert, of as many rows as kernels take at once.
+std::size_t bytes_packed_by_thread(const KernelTable& kernels, std::int64_t rows, const ExpertsOp& op) {
+  const auto row_bytes = op.down.front().weight.n * static_cast<std::int64_t>(size_of(DType::kBFloat16));
+  const std::int64_t blocks = PackedSteps::blocks_of(std::min(rows, kernels.block_rows));
+  return static_cast<std::size_t>(PackedSteps::steps_of(row_bytes) * odd_step_bytes(blocks));
+}
+
 }  // namespace
 
 std::int64_t tokens_of_slice(const Program& program, const ExpertsOp& op) {
@@ -31,7 +38,7 @@ std::int64_t tokens_of_slice(const Program& program, const ExpertsOp& op) {
   return std::min<std::int64_t>(most, program.max_num_tokens);
 }
 
-ExpertMemory::ExpertMemory(const Program& program, const KernelTable& kernels) {
+ExpertMemory::ExpertMemory(const Program& program, const KernelTable& kernels, int num_threads) {
   const std::int64_t step_bytes = packed_rows_size(program, kernels).step_bytes;
   // Rows are packed, or lie one after the other.
   const auto bytes_of = [&](std::size_t rows, std::size_t row_bytes) {
@@ -44,6 +51,7 @@ ExpertMemory::ExpertMemory(const Program& program, const KernelTable& kernels) {
   std::size_t input_bytes = 0;
   std::size_t activated_bytes = 0;
   std::size_t output_bytes = 0;
+  std::size_t thread_bytes = 0;
   const std::size_t element = size_of(activation_dtype(program.dtype));
   for_each_experts_op(program, [&](const ExpertsOp& op) {
     const auto of_op = static_cast<std::size_t>(rows_of_slice(program, op));
@@ -54,13 +62,17 @@ ExpertMemory::ExpertMemory(const Program& program, const KernelTable& kernels) {
     experts = std::max(experts, op.down.size());
     input_bytes = std::max(input_bytes, bytes_of(of_op, outer * element));
     activated_bytes = std::max(activated_bytes, bytes_of(of_op, inner * element));
-    output_bytes = std::max(output_bytes, of_op * outer * sizeof(float));
+    // Threads that make panels of their own have whole ones.
+    const auto whole_outer = static_cast<std::size_t>(panel_count(op.down.front().weight.n) * kPanelColumns);
+    output_bytes = std::max(output_bytes, of_op * whole_outer * sizeof(float));
+    thread_bytes = std::max(thread_bytes, bytes_packed_by_thread(kernels, rows_of_slice(program, op), op));
   });
   chosen.resize(rows);
   here.resize(tokens);
   weights.resize(rows);
   row_of.resize(rows);
   token_of.resize(rows);
+  weight_of.resize(rows);
   first_row.reserve(experts + 1);
   experts_taken.reserve(experts);
   groups.reserve(experts);
@@ -71,6 +83,10 @@ ExpertMemory::ExpertMemory(const Program& program, const KernelTable& kernels) {
   inputs_ = HugeArray(input_bytes);
   activated_ = HugeArray(activated_bytes);
   outputs_ = HugeArray(output_bytes);
+  if (step_bytes == 0 || thread_bytes == 0) return;
+  for (int thread = 0; thread < num_threads; ++thread) {
+    packed_by_thread.push_back({.memory = HugeArray(thread_bytes)});
+  }
 }
 
 std::int64_t most_linear_rows(const Program& program) {

@@ -46,14 +46,24 @@ class Experts {
       return;
     }
     group_adapters(first, count);
-    gather(first);
     const std::span<const RowGroup> all = memory_.experts_taken;
+    if (!threads_pack()) gather(first);
     if (slots_ != nullptr && all.size() > slots_->most()) {
       run_in_turns(first, count);
       return;
     }
     if (slots_ != nullptr) slots_->bring(all);
-    run_linear(gate_up(slots_ == nullptr ? op_.gate_up : slots_->gate_up(), all), step_);
+    run_linear(gate_up(slots_ == nullptr ? op_.gate_up : slots_->gate_up(), first, all), step_);
+    if (const std::int64_t panels = panels_of_thread(count); panels > 0) {
+      const Rows sums{memory_.outputs(), DType::kFloat32, panels * kPanelColumns};
+      LinearWork work = down(slots_ == nullptr ? op_.down : slots_->down(), sums, all);
+      const auto begin = static_cast<std::size_t>(all.front().rows.begin);
+      work.scattered = {std::span(memory_.token_of).subspan(begin),
+                        std::span(memory_.weight_of).subspan(begin), count};
+      const auto finish = [&](const ThreadPanels& made) { put_sums(first, count, made); };
+      run_linear_by_columns(work, panels, step_, std::ref(finish));
+      return;
+    }
     const std::int64_t panels = panels_at_once(count);
     const Rows outputs{memory_.outputs(), DType::kFloat32, std::min(panels * kPanelColumns, output_.width)};
     const auto finish = [&](PanelRange chunk) { add_up(first, count, outputs, chunk); };
@@ -70,7 +80,7 @@ class Experts {
     for (std::size_t done = 0; done < all.size(); done += slots_->most()) {
       const auto turn = all.subspan(done, std::min(slots_->most(), all.size() - done));
       slots_->bring(turn);
-      run_linear(gate_up(slots_->gate_up(), turn), step_);
+      run_linear(gate_up(slots_->gate_up(), first, turn), step_);
       run_linear(down(slots_->down(), outputs, turn), step_);
     }
     add_up(first, count, outputs, {0, panel_count(output_.width)});
@@ -90,10 +100,27 @@ class Experts {
   [[nodiscard]] PackedRows packed_inputs() const { return packed(memory_.inputs(), op_.gate_up); }
   [[nodiscard]] PackedRows packed_activated() const { return packed(memory_.activated(), op_.down); }
 
-  [[nodiscard]] LinearWork gate_up(std::span<const LinearPart> parts,
+  /// Whether each thread packs the inputs of the experts that it multiplies. Where threads are many, several
+  /// would pack the same rows; where an expert has few, most of a block of them would be filled up; and
+  /// adapters' products want them all.
+  [[nodiscard]] bool threads_pack() const {
+    constexpr std::int64_t kExpertsPerThread = 4;
+    const std::int64_t experts = std::ssize(memory_.experts_taken);
+    return packed_inputs().is_there() && memory_.adapters.empty() &&
+           experts >= kExpertsPerThread * step_.threads.num_threads() &&
+           memory_.experts_taken.back().rows.end >= PackedSteps::kBlockRows * experts;
+  }
+
+  [[nodiscard]] LinearWork gate_up(std::span<const LinearPart> parts, std::int64_t first,
                                    std::span<const RowGroup> experts) const {
     LinearWork work = layer(inputs(), activated(), op_.activation, parts, op_.gate_up_site, experts);
-    work.packed_input = packed_inputs().from(experts.front().rows.begin);
+    if (threads_pack()) {
+      work.input = {input_.row(first), input_.dtype, input_.width};
+      const auto begin = static_cast<std::size_t>(experts.front().rows.begin);
+      work.chosen = {std::span(memory_.token_of).subspan(begin), memory_.packed_by_thread};
+    } else {
+      work.packed_input = packed_inputs().from(experts.front().rows.begin);
+    }
     work.packed_output = packed_activated().from(experts.front().rows.begin);
     return work;
   }
@@ -120,6 +147,23 @@ class Experts {
     const std::int64_t panels = panel_count(output_.width);
     const std::int64_t chunks = (panels + most - 1) / most;
     return (panels + chunks - 1) / chunks;
+  }
+
+  /// Panels that a thread makes at once, with the sums of `tokens`: as many as its second-level cache has
+  /// room for, or so many that inputs, which are read once for each of these chunks, are not more to read
+  /// than sums. 0: threads are too many for panels of their own.
+  [[nodiscard]] std::int64_t panels_of_thread(std::int64_t tokens) const {
+    constexpr std::int64_t kBytes = 1 << 19;
+    constexpr std::int64_t kEnough = 4;
+    constexpr std::int64_t kChunksPerThread = 2;
+    const std::int64_t threads = step_.threads.num_threads();
+    const std::int64_t panels = panel_count(output_.width);
+    if (panels % threads != 0 && panels < kEnough * threads) return 0;
+    const std::int64_t panel_bytes = kPanelColumns * static_cast<std::int64_t>(sizeof(float));
+    const std::int64_t wanted =
+        std::max(kBytes / (tokens * panel_bytes), activated().row_bytes() / (2 * panel_bytes));
+    const std::int64_t most = std::max<std::int64_t>(1, panels / (threads * kChunksPerThread));
+    return std::clamp<std::int64_t>(wanted, 1, most);
   }
 
   void route(std::int64_t first, std::int64_t count) const {
@@ -180,6 +224,7 @@ class Experts {
       const std::int64_t row = memory_.first_row[expert]++;
       memory_.row_of[place] = static_cast<std::int32_t>(row);
       memory_.token_of[static_cast<std::size_t>(row)] = static_cast<std::int32_t>(token);
+      memory_.weight_of[static_cast<std::size_t>(row)] = memory_.weights[place];
     });
   }
 
@@ -280,46 +325,74 @@ class Experts {
     return {first, std::min(end, place.end_column), place.rows, first - place.first_column};
   }
 
+  /// Adds the sums that a thread has made for each token to the output, or puts them there.
+  void put_sums(std::int64_t first, std::int64_t count, const ThreadPanels& made) const {
+    const std::int64_t begin = made.panels.begin * kPanelColumns;
+    const std::int64_t end = std::min(made.panels.end * kPanelColumns, output_.width);
+    for (std::int64_t column = begin; column < end;) {
+      const Columns columns = columns_from(column, end);
+      const std::int64_t width = columns.end - columns.first;
+      for (std::int64_t token = 0; token < count; ++token) {
+        const float* sums = made.output.float_row(token) + (column - begin);
+        float* out = columns.rows.float_row(first + token) + columns.at;
+        if (memory_.here[static_cast<std::size_t>(token)].is_empty()) {
+          std::fill_n(out, width, 0.0F);
+        } else if (op_.stores) {
+          std::copy_n(sums, width, out);
+        } else {
+          step_.kernels.add(sums, width, out);
+        }
+      }
+      if (sum_ != nullptr) sum_->add_made(columns.first, count * width);
+      column = columns.end;
+    }
+    if (sum_ != nullptr && made.thread == 0) sum_->go_on();
+  }
+
   /// Adds the weighted sum of each token's rows to the output's columns of `chunk`, or puts it there.
   void add_up(std::int64_t first, std::int64_t count, const Rows& rows, PanelRange chunk) const {
+    const auto body = [&](std::int64_t begin, std::int64_t end, int) {
+      add_up_here(first, {begin, end}, rows, chunk);
+    };
+    const std::int64_t width = (chunk.end - chunk.begin) * kPanelColumns;
+    step_.threads.parallel_for(count, rows_per_chunk(width * top_k_), body);
+    if (sum_ != nullptr) sum_->go_on();
+  }
+
+  /// The same of some tokens, in the calling thread.
+  void add_up_here(std::int64_t first, RowRange tokens, const Rows& rows, PanelRange chunk) const {
     const std::int64_t begin = chunk.begin * kPanelColumns;
     const std::int64_t end = std::min(chunk.end * kPanelColumns, output_.width);
     for (std::int64_t column = begin; column < end;) {
       const Columns columns = columns_from(column, end);
       const Rows made{rows.data + (column - begin) * static_cast<std::int64_t>(sizeof(float)), rows.dtype,
                       rows.width};
-      add_up_columns(first, count, made, columns);
+      add_up_columns(first, tokens, made, columns);
       column = columns.end;
     }
   }
 
-  void add_up_columns(std::int64_t first, std::int64_t count, const Rows& rows,
-                      const Columns& columns) const {
+  void add_up_columns(std::int64_t first, RowRange tokens, const Rows& rows, const Columns& columns) const {
     const std::int64_t width = columns.end - columns.first;
-    const auto body = [&](std::int64_t begin, std::int64_t end, int) {
-      for (std::int64_t token = begin; token < end; ++token) {
-        if (token + 1 < end) fetch_outputs(token + 1, rows, width);
-        const RowRange here = memory_.here[static_cast<std::size_t>(token)];
-        float* out = columns.rows.float_row(first + token) + columns.at;
-        if (here.begin == here.end) {  // only where ranks have different experts, whose sums are added up
-          std::fill_n(out, width, 0.0F);
-          continue;
-        }
-        const auto at = static_cast<std::size_t>(token * top_k_ + here.begin);
-        step_.kernels.add_up_rows({.rows = rows.float_row(0),
-                                   .stride = rows.width,
-                                   .row_of = memory_.row_of.data() + at,
-                                   .weights = memory_.weights.data() + at,
-                                   .count = here.end - here.begin,
-                                   .width = width,
-                                   .out = out,
-                                   .accumulate = !op_.stores});
+    for (std::int64_t token = tokens.begin; token < tokens.end; ++token) {
+      if (token + 1 < tokens.end) fetch_outputs(token + 1, rows, width);
+      const RowRange here = memory_.here[static_cast<std::size_t>(token)];
+      float* out = columns.rows.float_row(first + token) + columns.at;
+      if (here.is_empty()) {  // only where ranks have different experts, whose sums are added up
+        std::fill_n(out, width, 0.0F);
+        continue;
       }
-    };
-    step_.threads.parallel_for(count, rows_per_chunk(width * top_k_), body);
-    if (sum_ == nullptr) return;
-    sum_->add_made(columns.first, count * width);
-    sum_->go_on();
+      const auto at = static_cast<std::size_t>(token * top_k_ + here.begin);
+      step_.kernels.add_up_rows({.rows = rows.float_row(0),
+                                 .stride = rows.width,
+                                 .row_of = memory_.row_of.data() + at,
+                                 .weights = memory_.weights.data() + at,
+                                 .count = here.end - here.begin,
+                                 .width = width,
+                                 .out = out,
+                                 .accumulate = !op_.stores});
+    }
+    if (sum_ != nullptr) sum_->add_made(columns.first, tokens.count() * width);
   }
 
   /// Brings what will be added up for a token: rows that other cores wrote, here and there.

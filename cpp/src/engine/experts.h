@@ -28,7 +28,7 @@ struct TakenExperts {
 class ExpertMemory {
  public:
   /// Room for every ExpertsOp of the program; none without them.
-  ExpertMemory(const Program& program, const KernelTable& kernels);
+  ExpertMemory(const Program& program, const KernelTable& kernels, int num_threads);
 
   // [slice tokens, top_k]
   std::vector<std::int32_t> chosen;     ///< experts of a token, ascending
@@ -36,12 +36,15 @@ class ExpertMemory {
   std::vector<std::int32_t> row_of;     ///< of those that are here
   std::vector<RowRange> here;           ///< [slice tokens] which of a token's experts are
   std::vector<std::int32_t> token_of;   ///< by row: a token of the slice
+  std::vector<float> weight_of;         ///< by row
   std::vector<std::int64_t> first_row;  ///< [experts that are here + 1]
   std::vector<RowGroup> experts_taken;  ///< those that have rows; first_part counts from the first one here
   std::vector<RowGroup> groups;         ///< the same with first_part of the layer that runs
   std::vector<AdapterGroup> adapters;   ///< rows by expert and adapter
   std::vector<std::size_t> adapter_expert;  ///< of each of them
   TakenExperts taken;
+  std::vector<ThreadRows>
+      packed_by_thread;  ///< an expert's inputs; empty where kernels read rows as they are
 
   /// Activation type; rows are as wide as the op's. Either may be PackedRows, as Step::packed is.
   [[nodiscard]] std::byte* inputs() const { return inputs_.data(); }

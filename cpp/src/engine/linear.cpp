@@ -45,16 +45,35 @@ class Linear {
   }
 
   void multiply() const {
-    if (!tiling_.takes_parts) {
-      multiply(work_.groups);
-      return;
-    }
-    cut_into_blocks();
-    if (work_.groups.size() > 1) {
-      multiply(step_.linear_scratch.blocks);
+    for (ThreadRows& rows : work_.chosen.threads) rows.first_row = -1;
+    const std::span<const RowGroup> groups = cut_groups();
+    if (work_.groups.size() > 1 || !tiling_.takes_parts) {
+      multiply(groups);
     } else {
-      for (const RowGroup& block : step_.linear_scratch.blocks) multiply({&block, 1});
+      for (const RowGroup& block : groups) multiply({&block, 1});
     }
+  }
+
+  /// The groups, of one block of rows each for kernels that take an input in parts. Until a layer cuts its
+  /// own.
+  [[nodiscard]] std::span<const RowGroup> cut_groups() const {
+    if (!tiling_.takes_parts) return work_.groups;
+    cut_into_blocks();
+    return step_.linear_scratch.blocks;
+  }
+
+  /// All of it in one thread, `groups` as they were cut. `behind` is the panel that the thread takes next.
+  void multiply_here(std::span<const RowGroup> groups, const std::byte* behind, int thread) const {
+    ExpandedPanels expanded;
+    for (std::size_t i = 0; i < groups.size(); ++i) {
+      const std::byte* next = i + 1 < groups.size() ? panel_of(groups[i + 1], 0) : behind;
+      multiply_group(groups[i], {0, units_ * blocks_of(groups[i])}, next, thread, &expanded);
+    }
+  }
+
+  /// Of a group's unit, where its weights begin.
+  [[nodiscard]] const std::byte* panel_of(const RowGroup& group, std::int64_t unit) const {
+    return panel_data(first_place_of(unit, group.first_part));
   }
 
  private:
@@ -143,7 +162,7 @@ class Linear {
       if (task == tasks) return nullptr;
       const std::size_t group = group_of(task);
       const std::int64_t unit = (task - begin_of(group)) / blocks_of(groups[group]);
-      return panel_data(first_place_of(unit, groups[group].first_part));
+      return panel_of(groups[group], unit);
     };
     const auto body = [&](const ThreadPool::Chunk& chunk, int thread) {
       ExpandedPanels expanded;
@@ -168,12 +187,14 @@ class Linear {
     const std::int64_t part_inputs = inputs_of_part(group.rows.count());
     const bool in_parts = part_inputs < work_.input.width;  // of one block of rows
     const std::int64_t together = in_parts ? tiles_together() : 1;
+    const PackedRows packed = packed_rows_of(group, thread);
     for (std::int64_t task = range.begin; task < range.end; task += together) {
       const std::int64_t first = group.rows.begin + task % blocks * block_rows;
       const Tile tile{.rows = {first, std::min(first + block_rows, group.rows.end)},
                       .first_part = group.first_part,
                       .thread = thread,
                       .expanded = expanded,
+                      .packed = packed.from(first - group.rows.begin),
                       .is_only_block = blocks == 1};
       if (in_parts) {
         multiply_in_parts({task, std::min(task + together, range.end)}, range.end, behind, part_inputs, tile);
@@ -189,6 +210,22 @@ class Linear {
       }
       multiply_unit(unit, leaves_unit && task + 1 < range.end, next, tile);
     }
+  }
+
+  /// A group's rows, which a thread packs itself where it has not done so already.
+  [[nodiscard]] PackedRows packed_rows_of(const RowGroup& group, int thread) const {
+    if (!work_.chosen.is_there()) return work_.packed(step_).from(group.rows.begin);
+    ThreadRows& room = work_.chosen.threads[static_cast<std::size_t>(thread)];
+    const std::int64_t blocks = PackedSteps::blocks_of(group.rows.count());
+    const PackedRows packed{room.memory.data(), odd_step_bytes(blocks)};
+    if (room.first_row != group.rows.begin) {
+      const Rows& input = work_.input;
+      step_.kernels.pack_rows(
+          {input.data, input.row_bytes(), input.row_bytes(), work_.chosen.numbers.data() + group.rows.begin},
+          group.rows.count(), packed.data, packed.step_bytes);
+      room.first_row = group.rows.begin;
+    }
+    return packed;
   }
 
   [[nodiscard]] std::int64_t inputs_of_part(std::int64_t rows) const {
@@ -226,6 +263,7 @@ class Linear {
     std::size_t first_part;  ///< of the rows' group
     int thread;
     ExpandedPanels* expanded;
+    PackedRows packed;  ///< the rows
     /// The group's rows are one block: each panel is read once.
     bool is_only_block;
   };
@@ -286,8 +324,8 @@ class Linear {
           next = inputs_data(place(is_last ? count : 0), behind);
         }
         ActivationSpans spans;
-        multiply_part(place(index), inputs, {next, activations_of(behind, index, count, tile.rows, &spans)},
-                      index, tile);
+        multiply_part(place(index), inputs, {next, activations_of(behind, index, count, tile, &spans)}, index,
+                      tile);
       }
     }
     for (std::int64_t unit = units.begin; unit < units.end; ++unit) {
@@ -310,9 +348,9 @@ class Linear {
   using ActivationSpans = std::array<MemorySpan, 16>;
   /// Share `index` of `count` of the rows' packed inputs, as far as there is room.
   [[nodiscard]] std::span<const MemorySpan> activations_of(InputRange inputs, std::int64_t index,
-                                                           std::int64_t count, RowRange rows,
+                                                           std::int64_t count, const Tile& tile,
                                                            ActivationSpans* spans) const {
-    const PackedRows packed = work_.packed(step_).from(rows.begin);
+    const PackedRows& packed = tile.packed;
     if (!packed.is_there() || work_.quantization().algo != QuantAlgo::kNone) return {};
     const auto step_of = [](std::int64_t input) { return input * 2 / PackedSteps::kRowBytes; };
     const std::int64_t steps = step_of(inputs.end) - step_of(inputs.begin);
@@ -320,7 +358,7 @@ class Linear {
     std::size_t used = 0;
     for (std::int64_t s = steps * index / count; s < steps * (index + 1) / count && used < spans->size();
          ++s) {
-      (*spans)[used++] = {first + s * packed.step_bytes, rows.count() * PackedSteps::kRowBytes};
+      (*spans)[used++] = {first + s * packed.step_bytes, tile.rows.count() * PackedSteps::kRowBytes};
     }
     return std::span(*spans).first(used);
   }
@@ -343,6 +381,7 @@ class Linear {
     return {.part = place.part,
             .panel = place.panel,
             .rows = tile.rows,
+            .packed = tile.packed,
             .inputs = inputs,
             .upcoming = upcoming,
             .slot = static_cast<std::size_t>(index) % kPartsInTurn,
@@ -377,6 +416,33 @@ void run_linear(const LinearWork& work, const Step& step) {
   const Linear linear(work, step);
   linear.prepare();
   linear.multiply();
+}
+
+void run_linear_by_columns(const LinearWork& work, std::int64_t panels_at_once, const Step& step,
+                           const std::function<void(const ThreadPanels&)>& finish) {
+  const PanelRange all{0, panel_count(work.parts[0].weight.n)};
+  const auto panels_of = [&](std::int64_t chunk) {
+    return PanelRange{chunk * panels_at_once, std::min((chunk + 1) * panels_at_once, all.end)};
+  };
+  const std::int64_t chunks = (all.end + panels_at_once - 1) / panels_at_once;
+  const Linear whole(work, step, all);
+  whole.prepare();
+  const std::span<const RowGroup> groups = whole.cut_groups();
+  const auto body = [&](const ThreadPool::Chunk& chunk, int thread) {
+    LinearWork own = work;
+    own.output.data += thread * work.scattered.rows * work.output.row_bytes();
+    for (std::int64_t i = chunk.begin; i < chunk.end; ++i) {
+      const std::int64_t next = i + 1 < chunk.end ? i + 1 : chunk.next;
+      const PanelRange panels = panels_of(i);
+      const std::byte* behind =
+          next < chunks ? whole.panel_of(groups.front(), panels_of(next).begin) : nullptr;
+      // What zeros are added to stays as it is but for zeros of the other sign.
+      std::fill_n(own.output.float_row(0), work.scattered.rows * work.output.width, -0.0F);
+      Linear(own, step, panels).multiply_here(groups, behind, thread);
+      finish({panels, own.output, thread});
+    }
+  };
+  step.threads.parallel_for(chunks, 1, body);
 }
 
 void run_linear_in_chunks(const LinearWork& work, std::int64_t panels_at_once, const Step& step,

@@ -28,8 +28,8 @@ bool LinearOutput::is_sums() const {
   const auto has_bias = [](const LinearPart& part) { return part.bias.size != 0; };
   return work_.epilogue == LinearEpilogue::kStore && adapters_.is_empty() && work_.scale == 1.0F &&
          work_.softcap == 0.0F && work_.sum == nullptr && !streams_ && !work_.has_sparse_input &&
-         !work_.live.has_value() && work_.quantization().algo == QuantAlgo::kNone &&
-         std::ranges::none_of(work_.parts, has_bias);
+         !work_.live.has_value() && !work_.scattered.is_there() &&
+         work_.quantization().algo == QuantAlgo::kNone && std::ranges::none_of(work_.parts, has_bias);
 }
 
 float* LinearOutput::sums_of(PanelPlace place, std::size_t first_part, std::int64_t row) const {
@@ -101,6 +101,7 @@ void LinearOutput::store(const LinearTile& tile) const {
     return;
   }
   if (work_.sum != nullptr) return store_term(tile, column, width);
+  if (work_.scattered.is_there()) return scatter(tile, column, width);
   const float* sums = tile.sums;
   for (std::int64_t row = tile.rows.begin; row < tile.rows.end; ++row, sums += kPanelColumns) {
     float* out = work_.output.float_row(row) + column;
@@ -120,6 +121,18 @@ void LinearOutput::store_term(const LinearTile& tile, std::int64_t column, std::
     std::copy_n(sums, width, place.rows.float_row(row) + column - place.first_column);
   }
   work_.sum->add_made(column, tile.rows.count() * width);
+}
+
+void LinearOutput::scatter(const LinearTile& tile, std::int64_t column, std::int64_t width) const {
+  const auto first = static_cast<std::size_t>(tile.rows.begin);
+  step_.kernels.scatter_rows({.rows = tile.sums,
+                              .stride = kPanelColumns,
+                              .row_of = work_.scattered.row_of.data() + first,
+                              .weights = work_.scattered.weights.data() + first,
+                              .count = tile.rows.count(),
+                              .width = width,
+                              .out = work_.output.float_row(0) + column,
+                              .out_stride = work_.output.width});
 }
 
 void LinearOutput::store_activated(const LinearTile& tile) const {

@@ -50,6 +50,7 @@ class LinearOutput {
   [[nodiscard]] std::int64_t column_of(PanelPlace place, std::size_t first_part) const;
   void store(const LinearTile& tile) const;
   void store_term(const LinearTile& tile, std::int64_t column, std::int64_t width) const;
+  void scatter(const LinearTile& tile, std::int64_t column, std::int64_t width) const;
   void store_activated(const LinearTile& tile) const;
   void store_columns(const LinearTile& tile, RowRange columns, std::int64_t bytes, std::byte* out,
                      std::int64_t out_stride) const;

@@ -29,6 +29,31 @@ struct RowGroup {
   std::size_t first_part = 0;
 };
 
+/// Rows that a thread has packed: of one group.
+struct ThreadRows {
+  HugeArray memory;
+  std::int64_t first_row = -1;  ///< of the layer's rows
+};
+
+/// Which rows of an input the rows of a layer of many groups are. Each thread packs those of the groups that
+/// it multiplies, so that they stay in its caches: for weights whose kernels read nothing else, without
+/// adapters.
+struct ChosenRows {
+  std::span<const std::int32_t> numbers;  ///< by row of the layer
+  std::span<ThreadRows> threads;
+
+  [[nodiscard]] bool is_there() const { return !numbers.empty(); }
+};
+
+/// Where the rows of a layer of many groups go, weighted and added up: no two rows of one group to one place.
+struct ScatteredOutput {
+  std::span<const std::int32_t> row_of;  ///< by row of the layer: which row of the output
+  std::span<const float> weights;        ///< by row of the layer
+  std::int64_t rows = 0;                 ///< of the output
+
+  [[nodiscard]] bool is_there() const { return rows > 0; }
+};
+
 /// A linear layer in one step, of the model's or of its experts, whose rows go through weights of their own.
 /// See LinearOp for what it makes.
 struct LinearWork {
@@ -36,6 +61,10 @@ struct LinearWork {
   Rows output;
   /// Where the input is packed already: `input` has its type and width alone.
   PackedRows packed_input = {};
+  /// Rows that threads pack for themselves; not there: rows are as they are.
+  ChosenRows chosen = {};
+  /// Not there: row r of the output is that of row r.
+  ScatteredOutput scattered = {};
   /// Of gated and activated layers: where the output is packed, `output` has its type and width alone.
   PackedRows packed_output = {};
   LinearEpilogue epilogue = LinearEpilogue::kStore;
@@ -129,5 +158,18 @@ struct PanelRange {
 /// the next is made, so that it stays in the caches.
 void run_linear_in_chunks(const LinearWork& work, std::int64_t panels_at_once, const Step& step,
                           const std::function<void(PanelRange)>& finish);
+
+/// What a thread has made of a layer.
+struct ThreadPanels {
+  PanelRange panels;
+  Rows output;  ///< the columns of these panels
+  int thread = 0;
+};
+
+/// Makes a layer of one part a group whose output is scattered: each thread makes panels of its own, so many
+/// at once, for one group after the other, to memory of its own. That of the first is work.output, rows as
+/// wide as these panels; those of the others follow. finish() is called in the thread that made them.
+void run_linear_by_columns(const LinearWork& work, std::int64_t panels_at_once, const Step& step,
+                           const std::function<void(const ThreadPanels&)>& finish);
 
 }  // namespace adaptrt

@@ -10,13 +10,31 @@ namespace {
 
 constexpr float kTaken = -std::numeric_limits<float>::infinity();
 
-/// The largest of `values`, of equal ones the first; NaN loses against everything.
+/// NaN loses against everything.
+bool is_larger(float value, float other) {
+  return value > other || (std::isnan(other) && !std::isnan(value));
+}
+
+/// The largest of `values`, of equal ones the first.
 std::size_t position_of_largest(std::span<const float> values) {
   std::size_t best = 0;
   for (std::size_t i = 1; i < values.size(); ++i) {
-    if (values[i] > values[best] || (std::isnan(values[best]) && !std::isnan(values[i]))) best = i;
+    if (is_larger(values[i], values[best])) best = i;
   }
   return best;
+}
+
+/// The positions of the largest of `values`, from the largest on; of equal ones the first are taken.
+void find_largest(std::span<const float> values, std::span<std::int32_t> positions) {
+  const auto value_at = [&](std::size_t place) { return values[static_cast<std::size_t>(positions[place])]; };
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const std::size_t found = std::min(i, positions.size());
+    if (found == positions.size() && !is_larger(values[i], value_at(found - 1))) continue;
+    std::size_t place = std::min(found, positions.size() - 1);
+    for (; place > 0 && is_larger(values[i], value_at(place - 1)); --place)
+      positions[place] = positions[place - 1];
+    positions[place] = static_cast<std::int32_t>(i);
+  }
 }
 
 void softmax(const KernelTable& kernels, std::span<float> values) {
@@ -76,11 +94,7 @@ void route_token(const ExpertsOp& op, const KernelTable& kernels, const float* l
   if (routing.num_groups > 1) {
     drop_groups(routing, choice, {choice.data() + experts, static_cast<std::size_t>(routing.num_groups)});
   }
-  for (std::size_t i = 0; i < top_k; ++i) {
-    const std::size_t best = position_of_largest(choice);
-    chosen[i] = static_cast<std::int32_t>(best);
-    choice[best] = std::numeric_limits<float>::quiet_NaN();
-  }
+  find_largest(choice, {chosen, top_k});
   std::sort(chosen, chosen + top_k);
   for (std::size_t i = 0; i < top_k; ++i) weights[i] = scores[static_cast<std::size_t>(chosen[i])];
   if (routing.scores == RouterScores::kSoftmaxOfChosen) softmax(kernels, {weights, top_k});

@@ -52,6 +52,12 @@ struct PackedRows {
   }
 };
 
+/// Bytes of a step of so many blocks of packed rows. An odd number of blocks: steps a power of two apart
+/// would compete for the same places of a cache.
+[[nodiscard]] inline std::int64_t odd_step_bytes(std::int64_t blocks) {
+  return (blocks | 1) * PackedSteps::kBlockRows * PackedSteps::kRowBytes;
+}
+
 /// Consecutive rows of a step that share an adapter.
 struct AdapterGroup {
   std::int64_t begin = 0;

@@ -229,6 +229,37 @@ BOOST_DATA_TEST_CASE(weighted_rows_are_added_in_order, kernel_tables(), name) {
   }
 }
 
+BOOST_DATA_TEST_CASE(scattered_rows_are_weighted_and_added, kernel_tables(), name) {
+  const auto& table = kernel_table(name);
+  constexpr std::int64_t kRows = 3, kStride = 70, kOutRows = 6, kOutStride = 72;
+  constexpr std::int32_t kRowOf[kRows] = {4, 0, 3};
+  FreshRandom random;
+  const auto rows = random.vector(kRows * kStride);
+  const auto weights = random.vector(kRows);
+  for (const std::int64_t count : {0, 1, 3}) {
+    for (const std::int64_t width : {1, 15, 16, 33, 64}) {
+      const auto before = random.vector(kOutRows * kOutStride);
+      auto out = before;
+      table.scatter_rows({.rows = rows.data(),
+                          .stride = kStride,
+                          .row_of = kRowOf,
+                          .weights = weights.data(),
+                          .count = count,
+                          .width = width,
+                          .out = out.data(),
+                          .out_stride = kOutStride});
+      auto expected = before;
+      for (std::int64_t row = 0; row < count; ++row) {
+        for (std::int64_t i = 0; i < width; ++i) {
+          const float product = weights[row] * rows[row * kStride + i];
+          expected[kRowOf[row] * kOutStride + i] += product;
+        }
+      }
+      BOOST_TEST(out == expected, boost::test_tools::per_element());
+    }
+  }
+}
+
 // Rows of whole cache lines at their multiples, and others.
 BOOST_DATA_TEST_CASE(streamed_rows_are_copies, kernel_tables(), name) {
   const auto& table = kernel_table(name);

@@ -214,6 +214,19 @@ struct WeightedRows {
   bool accumulate = false;  ///< the sum is added to `out`
 };
 
+/// out [row_of[r]] += weights[r] * rows[r] for `count` rows, each product and each sum rounded. No two of
+/// them have the same place.
+struct ScatteredRows {
+  const float* rows = nullptr;
+  std::int64_t stride = 0;  ///< floats from row to row
+  const std::int32_t* row_of = nullptr;
+  const float* weights = nullptr;
+  std::int64_t count = 0;
+  std::int64_t width = 0;
+  float* out = nullptr;
+  std::int64_t out_stride = 0;
+};
+
 /// KernelTable::block_rows of kernels that read rows as they are, and of other activations than bfloat16: the
 /// sums of a tile, of two parts at once, stay in the first-level cache.
 inline constexpr std::int64_t kVectorBlockRows = 48;
@@ -340,6 +353,7 @@ struct KernelTable {
   /// out[n] *= x.
   void (*multiply)(const float* x, std::int64_t n, float* out);
   void (*add_up_rows)(const WeightedRows& rows);
+  void (*scatter_rows)(const ScatteredRows& rows);
   /// out[n] = x * factor, stored as `out_type`.
   void (*scale_and_store)(const float* x, float factor, std::int64_t n, std::byte* out, DType out_type);
   void (*rotate_heads)(const HeadRotation& rotation);

@@ -57,16 +57,29 @@ inline void with_store(std::byte* out, DType type, const Body& body) {
   }
 }
 
+/// The sum of term(first lane, lanes, sum before) over vectors. Four sums, so that additions do not wait for
+/// each other; vector i goes to sum i % 4.
+template <class Term>
+inline float sum_of_vectors(std::int64_t n, const Term& term) {
+  constexpr std::int64_t kSums = 4;
+  Simd::Vec sums[kSums] = {Simd::zero(), Simd::zero(), Simd::zero(), Simd::zero()};
+  std::int64_t i = 0;
+  for (; i + kSums * Simd::kLanes <= n; i += kSums * Simd::kLanes) {
+    for (std::int64_t v = 0; v < kSums; ++v)
+      sums[v] = term(i + v * Simd::kLanes, std::int64_t{Simd::kLanes}, sums[v]);
+  }
+  for (std::int64_t v = 0; i < n; ++v, i += Simd::kLanes) {
+    sums[v] = term(i, std::min<std::int64_t>(Simd::kLanes, n - i), sums[v]);
+  }
+  return Simd::sum(Simd::add(Simd::add(sums[0], sums[1]), Simd::add(sums[2], sums[3])));
+}
+
 inline void rms_norm(const float* x, const float* weight, float epsilon, std::int64_t n, std::byte* out,
                      DType out_type) {
-  // Four sums, so that additions do not wait for each other; vector i goes to sum i % 4.
-  Simd::Vec sums[4] = {Simd::zero(), Simd::zero(), Simd::zero(), Simd::zero()};
-  for_each_vector(n, [&](std::int64_t i, std::int64_t lanes) {
+  const float squares = sum_of_vectors(n, [&](std::int64_t i, std::int64_t lanes, Simd::Vec sum) {
     const Simd::Vec value = Simd::load(x + i, lanes);
-    Simd::Vec& sum = sums[i / Simd::kLanes % 4];
-    sum = Simd::fma(value, value, sum);
+    return Simd::fma(value, value, sum);
   });
-  const float squares = Simd::sum(Simd::add(Simd::add(sums[0], sums[1]), Simd::add(sums[2], sums[3])));
   const Simd::Vec factor = Simd::set(1.0F / std::sqrt(squares / static_cast<float>(n) + epsilon));
   with_store(out, out_type, [&](auto store) {
     for_each_vector(n, [&](std::int64_t i, std::int64_t lanes) {
@@ -79,15 +92,7 @@ inline void rms_norm(const float* x, const float* weight, float epsilon, std::in
 inline void layer_norm(const float* x, const float* weight, const float* bias, float epsilon, std::int64_t n,
                        std::byte* out, DType out_type) {
   // The mean first, then the squares of what is left: nothing is lost where the mean is large.
-  const auto sum_of = [&](const auto& term) {
-    Simd::Vec sums[4] = {Simd::zero(), Simd::zero(), Simd::zero(), Simd::zero()};
-    for_each_vector(n, [&](std::int64_t i, std::int64_t lanes) {
-      Simd::Vec& sum = sums[i / Simd::kLanes % 4];
-      sum = term(i, lanes, sum);
-    });
-    return Simd::sum(Simd::add(Simd::add(sums[0], sums[1]), Simd::add(sums[2], sums[3])));
-  };
-  const float total = sum_of([&](std::int64_t i, std::int64_t lanes, Simd::Vec sum) {
+  const float total = sum_of_vectors(n, [&](std::int64_t i, std::int64_t lanes, Simd::Vec sum) {
     return Simd::add(sum, Simd::load(x + i, lanes));
   });
   const Simd::Vec mean = Simd::set(total / static_cast<float>(n));
@@ -97,7 +102,7 @@ inline void layer_norm(const float* x, const float* weight, const float* bias, f
                ? Simd::sub(Simd::load(x + i), mean)
                : Simd::select_lanes(0, lanes, Simd::sub(Simd::load(x + i, lanes), mean), Simd::zero());
   };
-  const float squares = sum_of([&](std::int64_t i, std::int64_t lanes, Simd::Vec sum) {
+  const float squares = sum_of_vectors(n, [&](std::int64_t i, std::int64_t lanes, Simd::Vec sum) {
     const Simd::Vec value = centred(i, lanes);
     return Simd::fma(value, value, sum);
   });
@@ -141,6 +146,18 @@ inline void add_up_rows(const WeightedRows& weighted) {
     if (weighted.accumulate) sum = Simd::add(Simd::load(weighted.out + i, lanes), sum);
     Simd::store(weighted.out + i, sum, lanes);
   });
+}
+
+inline void scatter_rows(const ScatteredRows& scattered) {
+  for (std::int64_t row = 0; row < scattered.count; ++row) {
+    const float* x = scattered.rows + row * scattered.stride;
+    float* out = scattered.out + scattered.row_of[row] * scattered.out_stride;
+    const Simd::Vec weight = Simd::set(scattered.weights[row]);
+    for_each_vector(scattered.width, [&](std::int64_t i, std::int64_t lanes) {
+      const Simd::Vec product = Simd::mul(Simd::load(x + i, lanes), weight);
+      Simd::store(out + i, Simd::add(Simd::load(out + i, lanes), product), lanes);
+    });
+  }
 }
 
 inline void scale_and_store(const float* x, float factor, std::int64_t n, std::byte* out, DType out_type) {

@@ -13,6 +13,7 @@ void ADAPTRT_KERNEL_SET::put_rows(KernelTable* table) {
   table->add = &add;
   table->multiply = &multiply;
   table->add_up_rows = &add_up_rows;
+  table->scatter_rows = &scatter_rows;
   table->scale_and_store = &scale_and_store;
   table->rotate_heads = &rotate_heads;
   table->store_bfloat16_pairs = &store_bfloat16_pairs;
