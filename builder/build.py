@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from .._core import ConfigError, EngineError, QuantAlgo
+from .build_problems import problems_of
 from .carried_adapters import with_adapters
 from .checkpoint.config import CheckpointConfig
 from .checkpoint.quantization import QuantConfig
@@ -192,7 +193,7 @@ def _checked_config(
     Raises ConfigError with everything that cannot be, AdapterError for adapters that the engine could not serve.
     """
     config = config.with_defaults(checkpoint.config)
-    problems = config.problems(checkpoint.config)
+    problems = problems_of(config, checkpoint.config)
     package = None
     if dumps_onnx and config.sparse_predictors is not None:
         problems.append("dump_onnx and sparse_predictors: the graph has no predictors; choose one")

@@ -114,7 +114,7 @@ def emit(
     """
     logits = network.logits
     if max_extra_tokens:
-        assert logits is not None  # BuildConfig.problems() says so
+        assert logits is not None  # builder/build_problems.py says so
         logits = replace(logits, width=logits.width + max_extra_tokens)
     emitter = _Emitter(
         network, lora, first_site, compression, logits, sparse_mlp=sparse_mlp, neurons=neurons,

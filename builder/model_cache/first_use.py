@@ -15,6 +15,7 @@ import xxhash
 from ..._core import ConfigError, EngineError, dtype_name
 from ..._version import __version__
 from ..adapter.recognise import CONFIG_FILE as ADAPTER_CONFIG_FILE
+from ..build_problems import problems_of
 from ..checkpoint.config import CONFIG_FILE, PRODUCER, CheckpointConfig, ParallelMapping
 from ..checkpoint.hf_weights import weight_file_names
 from ..checkpoint.quantization import quantization_to_dict
@@ -124,7 +125,7 @@ class _Source:
             if is_checkpoint and config.quantization is not None:
                 problems.append(f"quantization: the weights are {config.quantization.describe()} already")
             config = replace(config, quantization=options.quantization)
-        problems += build_config.problems(config)
+        problems += problems_of(build_config, config)
         if problems:
             raise ConfigError(f"{directory}: " + "; ".join(problems))
         return cls(directory, files, is_checkpoint, config, build_config, options)

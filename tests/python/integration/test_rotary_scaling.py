@@ -14,6 +14,7 @@ import pytest
 
 import adaptrt
 from adaptrt.builder.build import build
+from adaptrt.builder.build_problems import problems_of
 from adaptrt.builder.checkpoint.config import ParallelMapping
 from adaptrt.builder.checkpoint.rotary import LinearScaling
 from adaptrt.builder.config import BuildConfig, LoraBuildConfig, PluginConfig, TensorRtBuildConfig
@@ -310,7 +311,7 @@ def test_configurations_that_are_refused(llama: Served, tmp_path: Path) -> None:
 
     def problems(config: BuildConfig, **fields: Any) -> str:
         changed = dataclasses.replace(checkpoint, **fields)
-        return "; ".join(config.with_defaults(changed).problems(changed))
+        return "; ".join(problems_of(config.with_defaults(changed), changed))
 
     scaling = LinearScaling(factor=2.0)
     assert problems(build_config()) == ""
