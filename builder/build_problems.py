@@ -26,7 +26,7 @@ from .config import (
     PluginConfig,
 )
 from .network.adapter_sites import is_target
-from .network.ops import Activation
+from .network.operands import Activation
 
 # Sizes are 32-bit in the engine.
 _LARGEST_SIZE: Final = (1 << 31) - 1

@@ -23,7 +23,7 @@ from ..checkpoint.rotary import DynamicScaling, LongRopeScaling
 from ..network import ops
 from ..network.adapter_sites import NEW_TOKENS, module_id, sites_of
 from ..network.network import Network
-from ..network.ops import Activation, Value
+from ..network.operands import Activation, HeadNorm, Value
 from ..network.rotary_frequencies import inverse_frequencies, long_inverse_frequencies
 from ..network.weights import LinearWeight
 from .emitted import Compression, EmittedOp, Weights
@@ -346,7 +346,7 @@ class _Emitter:
         here, elsewhere = ((op.value,), ()) if op.is_made_here else ((), (op.value,))
         return EmittedOp(op=made, reads=here, writes=elsewhere, dtype=dtype)
 
-    def _head_norm(self, norm: ops.HeadNorm | None) -> Vector | None:
+    def _head_norm(self, norm: HeadNorm | None) -> Vector | None:
         return None if norm is None else self.weights.norm(norm.weight)
 
     def _linear(self, op: ops.Linear) -> EmittedOp:

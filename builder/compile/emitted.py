@@ -11,7 +11,7 @@ import numpy as np
 
 from ..._core import DType, QuantAlgo, RowKind
 from ..checkpoint.quantization import QuantConfig
-from ..network.ops import Value
+from ..network.operands import Value
 from ..network.weights import LinearWeight, Tensor
 from .plan import LoraSite, Matrix, NeuronTable, Op, Quantization, Vector
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import chain
 
 from ..._core import DType
-from ..network.ops import Value
+from ..network.operands import Value
 from .emitted import EmittedOp
 from .plan import AttentionOp, BufferName, CrossAttentionOp, KeepLogitRowsOp
 

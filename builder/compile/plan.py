@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final, NewType
 
 from ..._core import AttentionKind, DType, LinearEpilogue, QuantAlgo, RopeKind, RouterScores, RowKind, WeightCode
-from ..network.ops import AttentionShape
+from ..network.operands import AttentionShape
 
 BufferName = NewType("BufferName", str)
 """Name of one of Program.buffers."""

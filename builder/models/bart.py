@@ -9,7 +9,7 @@ from typing import Any, Final
 from ..checkpoint.config import LEARNED_POSITIONS
 from ..json_fields import JsonFields
 from ..network.network import Network
-from ..network.ops import Activation, RotaryTable, Value
+from ..network.operands import Activation, RotaryTable, Value
 from ..network.weights import Split, whole
 from .decoder import qkv_parts
 from .encoder_decoder import EncoderDecoderConfig, decoder_start_ids, keep_cross_keys

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..checkpoint.config import CheckpointConfig
 from ..network.network import Network
-from ..network.ops import Activation, RotaryTable, Value
+from ..network.operands import Activation, RotaryTable, Value
 from ..network.weights import Split, whole
 
 

@@ -8,7 +8,7 @@ from functools import partial
 from ..checkpoint.config import ROPE_INTERLEAVED, CheckpointConfig
 from ..json_fields import JsonFields
 from ..network.network import Network
-from ..network.ops import Activation
+from ..network.operands import Activation
 from ..network.weights import Split, whole
 from .decoder import MODEL, gated_mlp, qkv_parts
 from .family import Features, ModelFamily, sliding_window_of_kinds

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..checkpoint.config import ROPE_INTERLEAVED, CheckpointConfig
 from ..network.network import Network
-from ..network.ops import Activation, Value
+from ..network.operands import Activation, Value
 from ..network.weights import Part, Split, stacked, whole
 
 MODEL = "model"

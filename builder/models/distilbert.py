@@ -11,7 +11,7 @@ from ..checkpoint.config import LEARNED_POSITIONS
 from ..checkpoint.pooling import CLS, HeadLayer
 from ..json_fields import JsonFields
 from ..network.network import Network
-from ..network.ops import Activation, RotaryTable, Value
+from ..network.operands import Activation, RotaryTable, Value
 from ..network.weights import Split, whole
 from .encoder import EncoderConfig
 from .family import GELUS, Features, ModelFamily, no_rope

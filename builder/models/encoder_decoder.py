@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..checkpoint.config import CheckpointConfig
 from ..json_fields import JsonFields
 from ..network.network import Network
-from ..network.ops import Value
+from ..network.operands import Value
 from ..network.weights import Split, whole
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 from ..checkpoint.config import CheckpointConfig
 from ..json_fields import JsonFields
 from ..network.network import Network
-from ..network.ops import Activation
+from ..network.operands import Activation
 from ..network.weights import Part, Split, whole
 from .family import GELUS, Features, ModelFamily
 

@@ -7,7 +7,7 @@ from functools import partial
 from ..checkpoint.config import ROPE_INTERLEAVED
 from ..json_fields import JsonFields
 from ..network.network import Network
-from ..network.ops import Activation, Value
+from ..network.operands import Activation, Value
 from ..network.weights import Split, whole
 from .decoder import MODEL, fused_gated_mlp, qkv_parts
 from .family import Features, ModelFamily, PartialRotaryConfig

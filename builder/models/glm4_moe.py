@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ..._core import RouterScores
 from ..json_fields import JsonFields
 from ..network.network import Network
-from ..network.ops import Routing, Value
+from ..network.operands import Routing, Value
 from .decoder import MODEL, declare_llama_like, dense_mlp
 from .family import ROTARY_BUFFERS, Features, ModelFamily, PartialRotaryConfig
 from .mixture import ROUTER_FIELDS, MixtureConfig, add_experts, add_shared_expert, number_of_experts

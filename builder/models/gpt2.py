@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ..checkpoint.config import LEARNED_POSITIONS, CheckpointConfig
 from ..json_fields import JsonFields
 from ..network.network import Network
-from ..network.ops import Activation
+from ..network.operands import Activation
 from ..network.weights import Split, stacked, whole
 from .family import GELU_TANH_NAMES, Features, ModelFamily, no_rope
 

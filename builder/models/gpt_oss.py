@@ -9,7 +9,7 @@ from ..._core import RouterScores
 from ..checkpoint.stacked_experts import ALTERNATING_EXPERTS
 from ..json_fields import JsonFields
 from ..network.network import Network
-from ..network.ops import Activation, Value
+from ..network.operands import Activation, Value
 from .decoder import MODEL, declare_llama_like
 from .family import Features, ModelFamily, sliding_window_of_kinds
 from .mixture import ROUTER_FIELDS, ExpertNames, MixtureConfig, add_experts, number_of_experts

@@ -8,7 +8,7 @@ from ..._core import RouterScores
 from ..checkpoint.config import CheckpointConfig
 from ..json_fields import JsonFields
 from ..network.network import Network
-from ..network.ops import Activation, Routing, Value
+from ..network.operands import Activation, Routing, Value
 from ..network.weights import LinearWeight, Split, whole
 from .family import Features
 

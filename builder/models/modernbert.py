@@ -9,7 +9,7 @@ from ..._core import PoolingActivation
 from ..checkpoint.pooling import CLS, MEAN
 from ..json_fields import JsonFields
 from ..network.network import Network
-from ..network.ops import Activation, Value
+from ..network.operands import Activation, Value
 from ..network.weights import Split, stacked, whole
 from .decoder import fused_gated_mlp
 from .encoder import EncoderConfig

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..checkpoint.config import CheckpointConfig
 from ..json_fields import JsonFields
 from ..network.network import Network
-from ..network.ops import Activation, RotaryTable
+from ..network.operands import Activation, RotaryTable
 from ..network.weights import Split, whole
 from .decoder import MODEL, gated_mlp, qkv_parts
 from .family import Features, ModelFamily, read_rope_of_kinds, sliding_window_of_kinds

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..json_fields import JsonFields
 from ..network.network import Network
-from ..network.ops import Value
+from ..network.operands import Value
 from .decoder import MODEL, declare_llama_like
 from .family import Features, ModelFamily
 from .mixture import ROUTER_FIELDS, MixtureConfig, add_experts, number_of_experts

@@ -9,7 +9,7 @@ from typing import Any, Final
 from ..checkpoint.config import LEARNED_POSITIONS, CheckpointConfig
 from ..json_fields import JsonFields, describe
 from ..network.network import Network
-from ..network.ops import Activation, Value
+from ..network.operands import Activation, Value
 from ..network.weights import Split, whole
 from .decoder import qkv_parts
 from .family import GELUS, Features, ModelFamily, no_rope

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..json_fields import JsonFields
 from ..network.network import Network
-from ..network.ops import Activation
+from ..network.operands import Activation
 from ..network.weights import Split, whole
 from .decoder import MODEL, qkv_parts
 from .family import GELU_TANH_NAMES, Features, ModelFamily, PartialRotaryConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..json_fields import JsonFields
 from ..network.network import Network
-from ..network.ops import Activation
+from ..network.operands import Activation
 from ..network.weights import Split, stacked, whole
 from .decoder import MODEL, fused_gated_mlp
 from .family import Features, ModelFamily, PartialRotaryConfig, sliding_window_of_all_layers

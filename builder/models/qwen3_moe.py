@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..json_fields import JsonFields
 from ..network.network import Network
-from ..network.ops import Value
+from ..network.operands import Value
 from .decoder import MODEL, declare_llama_like, dense_mlp
 from .family import Features, ModelFamily
 from .mixture import ROUTER_FIELDS, MixtureConfig, add_experts, layers_without_experts, number_of_experts

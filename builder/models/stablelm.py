@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..json_fields import JsonFields
 from ..network.network import Network
-from ..network.ops import Activation
+from ..network.operands import Activation
 from ..network.weights import Split, whole
 from .decoder import MODEL, gated_mlp, qkv_parts
 from .family import Features, ModelFamily, PartialRotaryConfig

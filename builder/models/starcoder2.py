@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..checkpoint.config import CheckpointConfig
 from ..json_fields import JsonFields
 from ..network.network import Network
-from ..network.ops import Activation
+from ..network.operands import Activation
 from ..network.weights import Split, whole
 from .decoder import MODEL, qkv_parts
 from .family import GELU_TANH_NAMES, Features, ModelFamily, sliding_window_of_all_layers

@@ -12,7 +12,7 @@ import numpy as np
 from ..checkpoint.config import RELATIVE_POSITIONS
 from ..json_fields import JsonFields, describe
 from ..network.network import Network
-from ..network.ops import Activation, PositionBias, RotaryTable, Value
+from ..network.operands import Activation, PositionBias, RotaryTable, Value
 from ..network.weights import Split, whole
 from .encoder_decoder import EncoderDecoderConfig, decoder_start_ids, keep_cross_keys
 from .family import Features, ModelFamily, no_rope

@@ -9,7 +9,13 @@ from typing import Final
 
 from ..._core import VOCABULARY_SLICE, LoraModuleInfo, lora_modules
 from .network import Network
-from .ops import Embedding, Experts, LayerNorm, Linear, Op
+from .ops import (
+    Embedding,
+    Experts,
+    LayerNorm,
+    Linear,
+    Op,
+)
 from .weights import LinearWeight, Part, Split, name_now, whole
 
 EXPERT_MODULES: Final = ("moe_h_to_4h", "moe_gate", "moe_4h_to_h")

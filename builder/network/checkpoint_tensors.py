@@ -8,7 +8,14 @@ from dataclasses import dataclass, replace
 from ..checkpoint.planned_tensor import PlannedTensor, Slice
 from ..checkpoint.tensor_names import EMBEDDING, LM_HEAD
 from .network import Network
-from .ops import Attention, Embedding, Experts, LayerNorm, Linear, RmsNorm
+from .ops import (
+    Attention,
+    Embedding,
+    Experts,
+    LayerNorm,
+    Linear,
+    RmsNorm,
+)
 from .stage_network import network_of_stage
 from .weights import LinearWeight, Part, Split, Tensor
 

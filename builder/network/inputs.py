@@ -11,7 +11,8 @@ from ..._core import RowKind
 from ...plugins.adapter_tables import NUM_MODULES
 from ..checkpoint.config import CheckpointConfig
 from .graph import GraphBuilder, Value
-from .ops import Attention, AttentionShape
+from .operands import AttentionShape
+from .ops import Attention
 
 
 @dataclass(frozen=True)

@@ -11,28 +11,21 @@ from ..checkpoint.config import CheckpointConfig
 from ..checkpoint.rotary import RotaryScaling
 from ..checkpoint.stacked_experts import StackedExperts
 from ..checkpoint.tensor_names import EMBEDDING, LM_HEAD, LM_HEAD_MODULE
+from .operands import Activation, AttentionShape, HeadNorm, PositionBias, RotaryTable, Routing, Sinks, Value
 from .ops import (
-    Activation,
     Attention,
-    AttentionShape,
     Cast,
     CrossAttention,
     CrossKeys,
     Embedding,
     Experts,
     GatedAdd,
-    HeadNorm,
     LayerNorm,
     Linear,
     Op,
     PoolingLayer,
-    PositionBias,
     RmsNorm,
     Rotary,
-    RotaryTable,
-    Routing,
-    Sinks,
-    Value,
 )
 from .weights import LinearWeight, Part, Split, Tensor, TensorName, whole
 

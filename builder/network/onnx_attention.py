@@ -14,7 +14,8 @@ from .onnx_dense_attention import dense_attention
 from .onnx_rows import normalized
 from .onnx_sequences import sequence_of_rows
 from .onnx_values import Values
-from .ops import Attention, CrossAttention, CrossKeys, HeadNorm
+from .operands import HeadNorm
+from .ops import Attention, CrossAttention, CrossKeys
 
 
 def attention(graph: GraphBuilder, values: Values, op: Attention, inputs: StepInputs) -> None:

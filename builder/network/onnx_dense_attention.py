@@ -10,7 +10,8 @@ from .graph import GraphBuilder, Value
 from .onnx_rows import capped, scaled
 from .onnx_sequences import row_numbers
 from .onnx_values import Values
-from .ops import Attention, CrossAttention, PositionBias
+from .operands import PositionBias
+from .ops import Attention, CrossAttention
 
 
 def dense_attention(

@@ -13,7 +13,8 @@ from .graph import GraphBuilder, Value
 from .onnx_linear import activated
 from .onnx_rows import number, scaled
 from .onnx_values import Values
-from .ops import Experts, GatedAdd, Routing
+from .operands import Routing
+from .ops import Experts, GatedAdd
 from .weight_matrix import weight_matrix
 
 

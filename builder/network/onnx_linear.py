@@ -13,7 +13,8 @@ from .graph import GraphBuilder, Value
 from .inputs import LoraInputs, StepInputs
 from .onnx_rows import capped, scaled
 from .onnx_values import Values
-from .ops import Activation, Linear
+from .operands import Activation
+from .ops import Linear
 from .weight_matrix import weight_matrix
 from .weights import LinearWeight
 

@@ -10,7 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from .network import Network
-from .ops import Activation, Cast, GateScores, LayerNorm, Linear, Op, RmsNorm, Value
+from .operands import Activation, GateScores, Value
+from .ops import (
+    Cast,
+    LayerNorm,
+    Linear,
+    Op,
+    RmsNorm,
+)
 from .weights import LinearWeight, Split, TensorName, whole
 
 

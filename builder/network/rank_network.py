@@ -14,18 +14,17 @@ from typing import Final
 from ..checkpoint.config import ParallelMapping
 from ..checkpoint.tensor_names import LM_HEAD
 from .network import Network
+from .operands import AttentionShape, Value
 from .ops import (
     AllHeadsNorm,
     AllReduce,
     Attention,
-    AttentionShape,
     CrossAttention,
     CrossKeys,
     Experts,
     Gather,
     Linear,
     Op,
-    Value,
 )
 from .stage_network import network_of_stage
 from .weights import LinearWeight, Split

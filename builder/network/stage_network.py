@@ -15,6 +15,7 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from .network import Network
+from .operands import RotaryTable, Value
 from .ops import (
     Attention,
     Broadcast,
@@ -24,9 +25,7 @@ from .ops import (
     Op,
     Receive,
     Rotary,
-    RotaryTable,
     Send,
-    Value,
 )
 from .weights import LinearWeight, Tensor, TensorName
 

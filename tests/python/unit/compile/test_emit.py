@@ -18,9 +18,9 @@ from adaptrt.builder.compile.plan import AttentionOp, EmbeddingOp, KeepLogitRows
 from adaptrt.builder.conversion.checkpoint import Checkpoint
 from adaptrt.builder.conversion.convert import convert_checkpoint
 from adaptrt.builder.models.registry import declare
-from adaptrt.builder.network import ops
 from adaptrt.builder.network.network import Network
 from adaptrt.builder.network.onnx_graph import onnx_graph
+from adaptrt.builder.network.operands import HeadNorm, RotaryTable, Value
 from adaptrt.builder.network.stored_tensors import stored_tensors
 from adaptrt.builder.network.weights import Split, whole
 from support.engines import ADAPTABLE, compile_model, make_checkpoint
@@ -123,12 +123,12 @@ def other_values(value: Any) -> list[Any]:
         return [value * 1.5 or 0.5]
     if value is None:
         return [LinearScaling(factor=4.0), 3]
-    if isinstance(value, ops.HeadNorm):
+    if isinstance(value, HeadNorm):
         return [None, dataclasses.replace(value, epsilon=0.5)]
-    if isinstance(value, ops.Value):
+    if isinstance(value, Value):
         return [dataclasses.replace(value, name="stranger")]
-    if isinstance(value, ops.RotaryTable):
-        return [ops.RotaryTable(value.sine, value.cosine)]
+    if isinstance(value, RotaryTable):
+        return [RotaryTable(value.sine, value.cosine)]
     return []
 
 

@@ -14,7 +14,8 @@ from adaptrt.builder.config import PluginConfig
 from adaptrt.builder.models.registry import FAMILIES
 from adaptrt.builder.network.network import Network
 from adaptrt.builder.network.onnx_graph import NetworkOptions
-from adaptrt.builder.network.ops import Attention, AttentionShape
+from adaptrt.builder.network.operands import AttentionShape
+from adaptrt.builder.network.ops import Attention
 from adaptrt.runtime.engine import load_engine
 from support.engines import SMALL, make_engine
 from support.models import ModelSpec
