@@ -2,39 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Final
 
-from ..._core import AttentionKind, PoolingActivation, RowKind
+from ..._core import PoolingActivation, RowKind
 from ..checkpoint.config import CheckpointConfig
-from ..checkpoint.rotary import RotaryScaling
 from ..checkpoint.stacked_experts import StackedExperts
 from ..checkpoint.tensor_names import EMBEDDING, LM_HEAD, LM_HEAD_MODULE
-from .operands import Activation, AttentionShape, HeadNorm, PositionBias, RotaryTable, Routing, Sinks, Value
-from .ops import (
-    Attention,
-    Cast,
-    CrossAttention,
-    CrossKeys,
-    Embedding,
-    Experts,
-    GatedAdd,
-    LayerNorm,
-    Linear,
-    Op,
-    PoolingLayer,
-    RmsNorm,
-    Rotary,
-)
+from .declared_attention import DeclaredAttention
+from .operands import Activation, Routing, Value
+from .ops import Cast, Embedding, Experts, GatedAdd, LayerNorm, Linear, PoolingLayer, RmsNorm
 from .weights import LinearWeight, Part, Split, Tensor, TensorName, whole
 
 
-class Network:
+class Network(DeclaredAttention):
     """The ops of a decoder in the order of execution.
 
     Names of tensors are those of the Hugging Face model (`source`) and of checkpoints (`name`, relative to the
-    decoder layer within one). Values are made once; one that was added to must not be read again.
+    decoder layer within one).
     """
 
     def __init__(
@@ -49,11 +34,10 @@ class Network:
         `inner_names`: parts of paths, as files have them, with what transformers calls them in a model that is loaded.
         `stacked_experts`: parameters that hold linear layers of all experts in the Hugging Face model.
         """
-        self.config: Final = config
+        super().__init__(config)
         self.older_names: Final[Mapping[str, str]] = older_names or {}
         self.inner_names: Final[Mapping[str, str]] = inner_names or {}
         self.stacked_experts: Final[StackedExperts] = stacked_experts or {}
-        self.ops: list[Op] = []
         self._num_biased_norms = 0
         self.hidden: Value | None = None
         """The hidden states behind the final norm, which lm_head reads."""
@@ -67,54 +51,6 @@ class Network:
         """Linear layers that the Hugging Face model may have and that nothing served reads."""
         self.encoder_output: Value | None = None
         """What the encoder makes of its input, where there is one: float32, or what linear layers read."""
-        self.layer_ops: Final[list[range]] = []
-        """Of each decoder layer, the numbers of its ops."""
-        self.encoder_layer_ops: Final[list[range]] = []
-        """The same of an encoder before the decoder."""
-        self.cross_key_ops: Final[list[range]] = []
-        """Of each decoder layer, the same of what it keeps of the encoder's output."""
-        self._layer: int | None = None
-        self._rows = RowKind.TOKENS
-        self._section = "transformer"
-        self._scopes: list[str] = []
-        self._overwritten: set[str] = set()
-
-    @property
-    def attentions(self) -> tuple[Attention, ...]:
-        """The attention of each layer, in order; an encoder's before the decoder's."""
-        return tuple(op for op in self.ops if isinstance(op, Attention))
-
-    def layers(self) -> Iterator[int]:
-        """The number of each decoder layer; what is declared meanwhile belongs to it."""
-        found = self.cross_key_ops if self._rows is RowKind.ENCODER_TOKENS else self.layer_ops
-        yield from self._layers(self.config.num_hidden_layers, found)
-
-    @contextmanager
-    def encoder(self) -> Iterator[None]:
-        """What is declared within the with statement has the rows of encoder inputs, and is computed before the rest.
-
-        Only what cross_keys() keeps of it can be seen afterwards.
-        """
-        self._rows = RowKind.ENCODER_TOKENS
-        with self.scope("encoder"):
-            yield
-        self._rows = RowKind.TOKENS
-
-    def encoder_layers(self) -> Iterator[int]:
-        """The number of each layer of an encoder that has a decoder behind it.
-
-        Adapters know it as the one behind the decoder's layers and the encoder's before it.
-        """
-        self._section = "encoder"
-        yield from self._layers(self.config.num_encoder_layers, self.encoder_layer_ops)
-        self._section = "transformer"
-
-    @contextmanager
-    def scope(self, name: str) -> Iterator[None]:
-        """What is declared within the with statement gets names that begin with `name`."""
-        self._scopes.append(name)
-        yield
-        self._scopes.pop()
 
     def embedding(
         self,
@@ -170,37 +106,6 @@ class Network:
                 )
             )
         return output
-
-    def rotary(
-        self,
-        size: int | None = None,
-        base: float | None = None,
-        scaling: RotaryScaling | None = None,
-        *,
-        scope: str = "rotary",
-    ) -> RotaryTable:
-        """The rotation by a step's positions of the first `size` elements of a head; all by the config, if not said."""
-        config = self.config
-        if base is None:
-            base, scaling = config.rotary_base, config.rotary_scaling
-        size = config.rotary_size if size is None else size
-        with self.scope(scope):
-            table = RotaryTable(*(self._value(name, size // 2, self._rows) for name in ("cosine", "sine")))
-            self.ops.append(
-                Rotary(
-                    scope=self._scope,
-                    output=table,
-                    size=size,
-                    base=base,
-                    scaling=scaling,
-                    max_position_embeddings=config.max_position_embeddings,
-                )
-            )
-        return table
-
-    def no_rotation(self) -> RotaryTable:
-        """Angles of zero, for attention that has no rotary positions."""
-        return self.rotary(2, 0.0, scope="no_rotation")
 
     def rms_norm(
         self,
@@ -268,12 +173,6 @@ class Network:
         self.ops.append(Cast(scope=self._scope, input=self._read(x), output=output))
         return output
 
-    def head_norm(self, source: str, name: str, width: int | None = None, *, plus_one: bool = False) -> HeadNorm:
-        """An RMS norm of heads, for attention(); of all heads together where `width` is theirs."""
-        size = self.config.head_size if width is None else width
-        weight = self._vector(source, f"{name}.weight", size, plus_one=plus_one)
-        return HeadNorm(weight=weight, epsilon=self.config.norm_epsilon)
-
     def linear(
         self,
         x: Value,
@@ -324,71 +223,6 @@ class Network:
             expert=expert,
         )
 
-    def attention(
-        self,
-        qkv: Value,
-        rotary: RotaryTable,
-        *,
-        window: int | None = None,
-        scale: float | None = None,
-        query_norm: HeadNorm | None = None,
-        key_norm: HeadNorm | None = None,
-        softcap: float | None = None,
-        interleaved: bool = False,
-        is_causal: bool = True,
-        position_bias: PositionBias | None = None,
-        sinks: Sinks | None = None,
-    ) -> Value:
-        """What each head attends to; scores are multiplied by `scale`, 1 / sqrt(head_size) if it is not said.
-
-        If it is not causal, each row sees all of its sequence's rows, and sequences must be whole.
-        """
-        assert self._layer is not None
-        shape = self._attention_shape
-        output = self._value("attended", shape.query_size, qkv.rows)
-        self.ops.append(
-            Attention(
-                scope=self._scope,
-                kind=AttentionKind.CAUSAL if is_causal else AttentionKind.BIDIRECTIONAL,
-                layer=self._layer,
-                qkv=self._read(qkv),
-                rotary=rotary,
-                output=output,
-                shape=shape,
-                scale=shape.head_dim**-0.5 if scale is None else scale,
-                window=window,
-                query_norm=query_norm,
-                key_norm=key_norm,
-                softcap=softcap,
-                interleaved=interleaved,
-                position_bias=position_bias,
-                sinks=sinks,
-            )
-        )
-        return output
-
-    def cross_keys(self, kv: Value) -> None:
-        """Keeps the keys and values [k | v] of an encoder input for cross_attention() of the decoder's layer."""
-        assert self._layer is not None
-        self.ops.append(CrossKeys(scope=self._scope, layer=self._layer, kv=self._read(kv), shape=self._attention_shape))
-
-    def cross_attention(self, q: Value, *, scale: float | None = None) -> Value:
-        """What each head of q finds in the sequence's encoder input; scores are multiplied as attention() does."""
-        assert self._layer is not None
-        shape = self._attention_shape
-        output = self._value("attended", shape.query_size)
-        self.ops.append(
-            CrossAttention(
-                scope=self._scope,
-                layer=self._layer,
-                q=self._read(q),
-                output=output,
-                shape=shape,
-                scale=shape.head_dim**-0.5 if scale is None else scale,
-            )
-        )
-        return output
-
     def experts(
         self,
         x: Value,
@@ -438,18 +272,6 @@ class Network:
     def float32_vector(self, source: str, name: str, size: int) -> Tensor:
         """A vector that checkpoints have in float32, whatever their dtype."""
         return Tensor(self._name(name), source, (size,), float32=True)
-
-    def sinks(self, source: str, name: str) -> Sinks:
-        """The vector `source` of a score for each head, for attention()."""
-        heads = self.config.num_attention_heads
-        return Sinks(scores=Tensor(self._name(name), source, (heads,)), heads=range(heads))
-
-    def position_bias(self, source: str, name: str, num_buckets: int, buckets: Sequence[int]) -> PositionBias:
-        """Of relative positions whose `buckets` are those of -r to r: `source`.weight [num_buckets, heads]."""
-        shape = (num_buckets, self.config.num_attention_heads)
-        tensor = TensorName(f"{self._part}.{name}.weight")
-        table = Tensor(tensor, f"{source}.weight", shape)
-        return PositionBias(table=table, buckets=tuple(buckets), heads=range(shape[1]))
 
     def lm_head(
         self,
@@ -548,60 +370,6 @@ class Network:
     def pooling_layers(self) -> list[PoolingLayer]:
         """All that is done to pooled hidden states, outside the program."""
         return [layer for layer in (self.pooler, self.classes) if layer is not None]
-
-    @property
-    def _scope(self) -> str:
-        return "/".join(self._scopes)
-
-    @property
-    def _attention_shape(self) -> AttentionShape:
-        config = self.config
-        return AttentionShape(
-            num_attention_heads=config.num_attention_heads,
-            num_key_value_heads=config.num_key_value_heads,
-            head_dim=config.head_size,
-        )
-
-    @property
-    def _part(self) -> str:
-        """What the names of tensors begin with here."""
-        return "encoder" if self._rows is RowKind.ENCODER_TOKENS else "transformer"
-
-    @property
-    def _adapted_layer(self) -> int | None:
-        """The layer's number for adapters: an encoder's are behind the decoder's."""
-        if self._layer is None or self._section == "transformer":
-            return self._layer
-        return self.config.num_hidden_layers + self._layer
-
-    def _layers(self, count: int, ops: list[range]) -> Iterator[int]:
-        """Their numbers; which `ops` each has is added there."""
-        for layer in range(count):
-            first = len(self.ops)
-            self._layer = layer
-            with self.scope(f"layers.{layer}"):
-                yield layer
-            ops.append(range(first, len(self.ops)))
-        self._layer = None
-
-    def _name(self, name: str) -> TensorName:
-        return TensorName(name, self._layer, self._section)
-
-    def _value(self, name: str, width: int, rows: RowKind = RowKind.TOKENS) -> Value:
-        return Value("/".join([*self._scopes, f"{name}_{len(self.ops)}"]), width, rows)
-
-    def _read(self, value: Value) -> Value:
-        if value.name in self._overwritten:
-            raise ValueError(f"'{value.name}' is read after something was added to it")
-        return value
-
-    def _overwrite(self, value: Value) -> Value:
-        self._overwritten.add(self._read(value).name)
-        return value
-
-    def _vector(self, source: str, name: str, size: int, *, plus_one: bool = False) -> Tensor:
-        kind = name.rpartition(".")[2]
-        return Tensor(self._name(name), f"{source}.{kind}", (size,), plus_one)
 
     def _linear(
         self,

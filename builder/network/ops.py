@@ -10,17 +10,7 @@ from dataclasses import dataclass
 
 from ..._core import AttentionKind, PoolingActivation
 from ..checkpoint.rotary import RotaryScaling
-from .operands import (
-    Activation,
-    AttentionShape,
-    GateScores,
-    HeadNorm,
-    PositionBias,
-    RotaryTable,
-    Routing,
-    Sinks,
-    Value,
-)
+from .operands import Activation, AttentionShape, GateScores, HeadNorm, PositionBias, RotaryTable, Routing, Sinks, Value
 from .weights import LinearWeight, Tensor
 
 

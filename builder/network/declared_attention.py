@@ -1,0 +1,139 @@
+"""How attention is declared: its positions, its heads, and what a decoder keeps of an encoder's output."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..._core import AttentionKind
+from ..checkpoint.rotary import RotaryScaling
+from .declared_ops import DeclaredOps
+from .operands import AttentionShape, HeadNorm, PositionBias, RotaryTable, Sinks, Value
+from .ops import Attention, CrossAttention, CrossKeys, Rotary
+from .weights import Tensor, TensorName
+
+
+class DeclaredAttention(DeclaredOps):
+    """The methods of a network that declare its attention; heads and positions are the config's."""
+
+    def rotary(
+        self,
+        size: int | None = None,
+        base: float | None = None,
+        scaling: RotaryScaling | None = None,
+        *,
+        scope: str = "rotary",
+    ) -> RotaryTable:
+        """The rotation by a step's positions of the first `size` elements of a head; all by the config, if not said."""
+        config = self.config
+        if base is None:
+            base, scaling = config.rotary_base, config.rotary_scaling
+        size = config.rotary_size if size is None else size
+        with self.scope(scope):
+            table = RotaryTable(*(self._value(name, size // 2, self._rows) for name in ("cosine", "sine")))
+            self.ops.append(
+                Rotary(
+                    scope=self._scope,
+                    output=table,
+                    size=size,
+                    base=base,
+                    scaling=scaling,
+                    max_position_embeddings=config.max_position_embeddings,
+                )
+            )
+        return table
+
+    def no_rotation(self) -> RotaryTable:
+        """Angles of zero, for attention that has no rotary positions."""
+        return self.rotary(2, 0.0, scope="no_rotation")
+
+    def head_norm(self, source: str, name: str, width: int | None = None, *, plus_one: bool = False) -> HeadNorm:
+        """An RMS norm of heads, for attention(); of all heads together where `width` is theirs."""
+        size = self.config.head_size if width is None else width
+        weight = self._vector(source, f"{name}.weight", size, plus_one=plus_one)
+        return HeadNorm(weight=weight, epsilon=self.config.norm_epsilon)
+
+    def attention(
+        self,
+        qkv: Value,
+        rotary: RotaryTable,
+        *,
+        window: int | None = None,
+        scale: float | None = None,
+        query_norm: HeadNorm | None = None,
+        key_norm: HeadNorm | None = None,
+        softcap: float | None = None,
+        interleaved: bool = False,
+        is_causal: bool = True,
+        position_bias: PositionBias | None = None,
+        sinks: Sinks | None = None,
+    ) -> Value:
+        """What each head attends to; scores are multiplied by `scale`, 1 / sqrt(head_size) if it is not said.
+
+        If it is not causal, each row sees all of its sequence's rows, and sequences must be whole.
+        """
+        assert self._layer is not None
+        shape = self._attention_shape
+        output = self._value("attended", shape.query_size, qkv.rows)
+        self.ops.append(
+            Attention(
+                scope=self._scope,
+                kind=AttentionKind.CAUSAL if is_causal else AttentionKind.BIDIRECTIONAL,
+                layer=self._layer,
+                qkv=self._read(qkv),
+                rotary=rotary,
+                output=output,
+                shape=shape,
+                scale=shape.head_dim**-0.5 if scale is None else scale,
+                window=window,
+                query_norm=query_norm,
+                key_norm=key_norm,
+                softcap=softcap,
+                interleaved=interleaved,
+                position_bias=position_bias,
+                sinks=sinks,
+            )
+        )
+        return output
+
+    def cross_keys(self, kv: Value) -> None:
+        """Keeps the keys and values [k | v] of an encoder input for cross_attention() of the decoder's layer."""
+        assert self._layer is not None
+        self.ops.append(CrossKeys(scope=self._scope, layer=self._layer, kv=self._read(kv), shape=self._attention_shape))
+
+    def cross_attention(self, q: Value, *, scale: float | None = None) -> Value:
+        """What each head of q finds in the sequence's encoder input; scores are multiplied as attention() does."""
+        assert self._layer is not None
+        shape = self._attention_shape
+        output = self._value("attended", shape.query_size)
+        self.ops.append(
+            CrossAttention(
+                scope=self._scope,
+                layer=self._layer,
+                q=self._read(q),
+                output=output,
+                shape=shape,
+                scale=shape.head_dim**-0.5 if scale is None else scale,
+            )
+        )
+        return output
+
+    def sinks(self, source: str, name: str) -> Sinks:
+        """The vector `source` of a score for each head, for attention()."""
+        heads = self.config.num_attention_heads
+        return Sinks(scores=Tensor(self._name(name), source, (heads,)), heads=range(heads))
+
+    def position_bias(self, source: str, name: str, num_buckets: int, buckets: Sequence[int]) -> PositionBias:
+        """Of relative positions whose `buckets` are those of -r to r: `source`.weight [num_buckets, heads]."""
+        shape = (num_buckets, self.config.num_attention_heads)
+        tensor = TensorName(f"{self._part}.{name}.weight")
+        table = Tensor(tensor, f"{source}.weight", shape)
+        return PositionBias(table=table, buckets=tuple(buckets), heads=range(shape[1]))
+
+    @property
+    def _attention_shape(self) -> AttentionShape:
+        config = self.config
+        return AttentionShape(
+            num_attention_heads=config.num_attention_heads,
+            num_key_value_heads=config.num_key_value_heads,
+            head_dim=config.head_size,
+        )
