@@ -13,7 +13,7 @@ from ..._core import DType, QuantAlgo, RowKind
 from ..checkpoint.quantization import QuantConfig
 from ..network.operands import Value
 from ..network.weights import LinearWeight, Tensor
-from .plan import LoraSite, Matrix, NeuronTable, Op, Quantization, Vector
+from .plan import BufferName, LoraSite, Matrix, NeuronTable, Op, Quantization, Vector
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -193,3 +193,13 @@ class Weights:
 def _rows_name(source: WeightRows, size: int) -> str:
     rows = source.rows
     return source.tensor if rows == range(size) else f"{source.tensor}[{rows.start}:{rows.stop}]"
+
+
+def buffer_of(value: Value) -> BufferName:
+    """Every value is a buffer of the same name, until the values that take over others' places are renamed."""
+    return BufferName(value.name)
+
+
+def as_float32(value: float) -> float:
+    """As the engine keeps it."""
+    return float(np.float32(value))

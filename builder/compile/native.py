@@ -16,8 +16,9 @@ from ..network.rank_network import network_of_rank
 from .arena import Arena
 from .assemble import LoraOptions, ProgramLimits, assemble
 from .compression import places_for_exceptions
-from .emit import emit, lora_sites, new_token_sites
+from .emit import emit
 from .engine_file import EngineTensor, write_engine_file
+from .lora_sites import lora_sites, new_token_sites
 from .pack import engine_tensors
 from .plan import LinearOp, LoraSite, Matrix, Program
 

@@ -1,0 +1,201 @@
+"""Linear layers as ops of the native program, experts' as well, and how the weights of sparse ones are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from ..._core import (
+    DType,
+    LinearEpilogue,
+    RowKind,
+    activation_dtype,
+    can_have_columns,
+    can_have_neurons,
+    can_have_rows,
+)
+from ..network.network import Network
+from ..network.operands import Activation, Value
+from ..network.ops import Experts, Linear
+from ..network.weights import LinearWeight
+from .emitted import EmittedOp, Weights, as_float32, buffer_of
+from .lora_sites import SiteNumbers
+from .plan import ExpertsOp, LinearOp, LinearPart, Matrix, NeuronTable, Routing
+
+_GATED: Final = {
+    Activation.SILU: LinearEpilogue.SILU_MUL,
+    Activation.GELU: LinearEpilogue.GELU_MUL,
+    Activation.GELU_TANH: LinearEpilogue.GELU_TANH_MUL,
+    Activation.RELU: LinearEpilogue.RELU_MUL,
+    Activation.RELU_BOTH: LinearEpilogue.RELU_MUL_RELU,
+    Activation.CLAMPED_SILU: LinearEpilogue.CLAMPED_SILU_MUL,
+}
+_ACTIVATED: Final = {
+    Activation.GELU: LinearEpilogue.GELU,
+    Activation.GELU_TANH: LinearEpilogue.GELU_TANH,
+    Activation.RELU: LinearEpilogue.RELU,
+}
+
+
+class LinearEmitter:
+    """Makes ops of a network's linear layers, in the order of execution."""
+
+    def __init__(
+        self,
+        network: Network,
+        weights: Weights,
+        sites: SiteNumbers,
+        logits: Value | None,
+        *,
+        sparse_mlp: bool,
+        neurons: bool,
+    ) -> None:
+        """`logits` are the network's, with room for tokens beyond the vocabulary. See emit() for the rest."""
+        self._weights = weights
+        self._sites = sites
+        self._logits = logits
+        self._dtype = network.config.dtype
+        self._activation = activation_dtype(network.config.dtype)
+        self._sparse_mlp = sparse_mlp
+        self._sparse_values: set[str] = set()
+        self._neurons = _neuron_pairs(network) if neurons and sparse_mlp else {}
+        # What is read from the file whole has no columns, which would be read as well.
+        self._stores_columns = not neurons
+
+    def linear(self, op: Linear) -> EmittedOp:
+        """A linear layer; what it makes is wider than its weight where it is logits with room for more tokens."""
+        first_site, sites = self._sites.of(op)
+        can_be_sparse = self._sparse_mlp and all(map(self._weights.is_plain, op.weights))
+        neurons = self._neuron_table(op)
+        made = LinearOp(
+            input=buffer_of(op.input),
+            output=buffer_of(op.output),
+            epilogue=_epilogue(op),
+            parts=self._sparse_parts(op)
+            if can_be_sparse and neurons is None
+            else self._parts(op.weights, op.output.rows),
+            lora_site=first_site,
+            scale=as_float32(op.scale),
+            softcap=as_float32(op.softcap or 0.0),
+            threshold=as_float32(op.gate_threshold),
+            has_sparse_input=can_be_sparse and op.input.name in self._sparse_values,
+            scores=None if op.scores is None else buffer_of(op.scores.value),
+            least_score=0.0 if op.scores is None else as_float32(op.scores.least),
+            neurons=neurons,
+        )
+        if op.activation is not None and op.activation.leaves_zeros:
+            self._sparse_values.add(op.output.name)
+        output = op.output
+        if self._logits is not None and output.name == self._logits.name:
+            output = self._logits
+        others = (op.add_to, None if op.scores is None else op.scores.value)
+        return EmittedOp(
+            op=made,
+            reads=(op.input, *(value for value in others if value is not None)),
+            writes=(output,),
+            dtype=DType.FLOAT32 if op.activation is None else self._activation,
+            sites=sites,
+            in_place=op.add_to,
+        )
+
+    def experts(self, op: Experts) -> EmittedOp:
+        """The experts of a layer and the choice of them."""
+        first_site, sites = self._sites.of(op)
+        routing = op.routing
+        made = ExpertsOp(
+            input=buffer_of(op.input),
+            router_logits=buffer_of(op.router_logits),
+            output=buffer_of(op.output),
+            routing=Routing(
+                scores=routing.scores,
+                top_k=routing.top_k,
+                num_groups=routing.num_groups,
+                groups_taken=routing.groups_taken,
+                normalised=routing.normalised,
+                scale=as_float32(routing.scale),
+                bias=None if routing.bias is None else self._weights.norm(routing.bias),
+            ),
+            activation=_GATED[op.activation],
+            gate_up=self._parts(
+                (weight for pair in zip(op.gate, op.up, strict=True) for weight in pair), RowKind.TOKENS
+            ),
+            down=self._parts(op.down, RowKind.TOKENS),
+            gate_up_site=first_site,
+            down_site=-1 if first_site < 0 else first_site + len(op.gate),
+            stores=op.add_to is None,
+            first_expert=op.first_expert,
+            experts_elsewhere=op.experts_elsewhere,
+        )
+        inputs = (op.input, op.router_logits)
+        return EmittedOp(
+            op=made,
+            reads=inputs if op.add_to is None else (*inputs, op.add_to),
+            writes=(op.output,),
+            dtype=DType.FLOAT32,
+            sites=sites,
+            in_place=op.add_to,
+        )
+
+    def _parts(self, weights: Iterable[LinearWeight], rows: RowKind) -> tuple[LinearPart, ...]:
+        parts: list[LinearPart] = []
+        for weight in weights:
+            first = 0
+            for number, part in enumerate(weight.parts):
+                last = first + part.outputs
+                bias = self._weights.vector(weight.bias_name, first, last, weight.outputs) if weight.bias else None
+                parts.append(LinearPart(weight=self._weights.matrix(weight, number, first, last, rows), bias=bias))
+                first = last
+        return tuple(parts)
+
+    def _neuron_table(self, op: Linear) -> NeuronTable | None:
+        """That of an MLP which an op is half of, if it can have one."""
+        gated, down = self._neurons.get(op.output.name, self._neurons.get(op.input.name, (None, None)))
+        if gated is None or down is None or op not in (gated, down):
+            return None
+        weights = (*gated.weights, *down.weights)
+        (count, size) = (gated.weights[1].outputs, gated.weights[1].inputs)
+        if not all(map(self._weights.is_plain, weights)) or not can_have_neurons(self._dtype, count, size):
+            return None
+        return self._weights.neuron_table(gated.weights[1], down.weights[0])
+
+    def _sparse_parts(self, op: Linear) -> tuple[LinearPart, ...]:
+        """Those of _parts; what a ReLU gates has rows as well, and what has scores, and what reads a ReLU has
+        columns, where that is possible."""
+        parts: tuple[LinearPart, ...] = ()
+        for number, weight in enumerate(op.weights):
+            matrix = self._matrix_stored_twice(op, number, weight)
+            if matrix is None:
+                parts += self._parts((weight,), op.output.rows)
+                continue
+            bias = self._weights.vector(weight.bias_name, 0, weight.outputs, weight.outputs) if weight.bias else None
+            parts += (LinearPart(weight=matrix, bias=bias),)
+        return parts
+
+    def _matrix_stored_twice(self, op: Linear, number: int, weight: LinearWeight) -> Matrix | None:
+        sizes = (self._dtype, weight.outputs, weight.inputs)
+        is_gated = number > 0 and op.activation is not None and op.activation.leaves_zeros
+        if (is_gated or op.scores is not None) and can_have_rows(*sizes):
+            return self._weights.matrix_with_rows(weight)
+        reads_zeros = op.input.name in self._sparse_values and op.activation is None
+        is_one = len(op.weights) == len(weight.parts) == 1
+        if self._stores_columns and reads_zeros and is_one and can_have_columns(*sizes):
+            return self._weights.matrix_with_columns(weight)
+        return None
+
+
+def _neuron_pairs(network: Network) -> dict[str, tuple[Linear, Linear]]:
+    """By the value between them: decoder layers that a ReLU gates without scores, and the one layer that reads each."""
+    linears = [op for op in network.ops if isinstance(op, Linear) and op.output.rows is RowKind.TOKENS]
+    pairs = {}
+    for gated in linears:
+        is_gated = len(gated.weights) == 2 and gated.activation is not None and gated.activation.leaves_zeros
+        readers = [op for op in linears if op.input.name == gated.output.name]
+        if is_gated and gated.scores is None and len(readers) == 1 and len(readers[0].weights) == 1:
+            pairs[gated.output.name] = (gated, readers[0])
+    return pairs
+
+
+def _epilogue(op: Linear) -> LinearEpilogue:
+    if op.activation is not None:
+        return (_GATED if len(op.weights) == 2 else _ACTIVATED)[op.activation]
+    return LinearEpilogue.STORE if op.add_to is None else LinearEpilogue.ADD

@@ -1,0 +1,70 @@
+"""Where adapters act on a program: the sites of a network's ops, and their numbers."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ..._core import lora_modules
+from ..network.adapter_sites import NEW_TOKENS, module_id, sites_of
+from ..network.network import Network
+from ..network.ops import Op
+from .plan import LoraPart, LoraSite
+
+_NEW_TOKENS: Final = next(info.id for info in lora_modules() if info.name == NEW_TOKENS)
+
+
+class SiteNumbers:
+    """Numbers the sites of a program's ops, one after another."""
+
+    def __init__(self, first_site: int, *, lora: bool, fully_sharded: bool) -> None:
+        """`first_site`: the number of the first one. Without `lora` there are none."""
+        self._next = first_site
+        self._lora = lora
+        self._fully_sharded = fully_sharded
+
+    def of(self, op: Op) -> tuple[int, tuple[LoraSite, ...]]:
+        """The sites of an op and the number of the first; -1 and none where adapters do not act."""
+        sites = lora_sites(op, fully_sharded=self._fully_sharded) if self._lora else ()
+        first = self._next
+        self._next += len(sites)
+        return (first, sites) if sites else (-1, ())
+
+
+def lora_sites(op: Op, *, fully_sharded: bool) -> tuple[LoraSite, ...]:
+    """Where adapters act on an op.
+
+    fully_sharded: ranks share both matrices of adapters wherever they have a share of the layer.
+    """
+    return tuple(
+        LoraSite(
+            layer=site.layer,
+            in_size=site.in_size,
+            parts=tuple(
+                LoraPart(
+                    module=module_id(part),
+                    out_size=site.outputs_of(part),
+                    first_output=part.first_output,
+                    outputs_elsewhere=part.outputs_elsewhere,
+                )
+                for part in site.parts
+            ),
+            expert=site.expert,
+            first_input=site.weights[0].first_input,
+            inputs_elsewhere=site.weights[0].inputs_elsewhere,
+            adds_shifts=site.weights[0].is_first_term,
+            experts_for_each=site.experts_for_each,
+            num_shares=site.weights[0].num_shares if fully_sharded else 1,
+            share=site.weights[0].share if fully_sharded else 0,
+        )
+        for site in sites_of(op)
+    )
+
+
+def new_token_sites(network: Network, max_extra_tokens: int) -> tuple[LoraSite, ...]:
+    """The site of what adapters have of tokens beyond the vocabulary: of lm_head, and of the embedding."""
+    if max_extra_tokens == 0:
+        return ()
+    size = network.config.hidden_size
+    part = LoraPart(module=_NEW_TOKENS, out_size=size, first_output=0, outputs_elsewhere=0)
+    site = LoraSite(layer=0, in_size=size, parts=(part,), expert=0, first_input=0, inputs_elsewhere=0, adds_shifts=True)
+    return (site,)
