@@ -6,21 +6,16 @@ import argparse
 from pathlib import Path
 from typing import Any, Final
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from ..._core import ConfigError, DType, dtype_name
-from ..build import BuildReport, build
+from ..build import build
 from ..byte_size import byte_size
-from ..compile.native import CompiledNetwork
 from ..compile.tensorrt.capability import CURRENT
-from ..compile.tensorrt.compile import CompiledPlans
 from ..config import (
     AUTO,
     BACKENDS,
     CONSTANTS,
-    DEFAULT_TARGET_MODULES,
     DISABLE,
     ENABLE,
     NATIVE,
@@ -35,8 +30,9 @@ from ..config import (
 )
 from ..conversion.checkpoint import Checkpoint
 from ..engine_quality import QualityMeasure
-from ..progress import format_bytes, progress_on
+from ..progress import progress_on
 from ..weight_usage import UsageMeasure
+from .build_report import summary
 from .dtype_flag import add_dtype, dtype_of
 from .quantization_flags import add_quantization, quantization_of
 from .quantization_report import INT8_KV_CACHE_HELP, error_table, quality_table
@@ -332,93 +328,3 @@ def run(args: argparse.Namespace) -> int:
             measured += ", predicted"
         Console().print(quality_table(report.quality, measured))
     return 0
-
-
-def summary(report: BuildReport) -> Table:
-    """The closing table."""
-    config, checkpoint = report.config, report.checkpoint
-    table = Table(title=str(report.directory), box=box.SIMPLE_HEAD, show_header=False, title_justify="left")
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column()
-    rows = [
-        ("model", f"{checkpoint.architecture}, {checkpoint.describe_depth()}, {checkpoint.describe_weights()}"),
-        ("engine", f"{format_bytes(report.engine_bytes)}, built in {report.seconds:.1f} s"),
-        *(
-            _plan_rows(report, report.compiled)
-            if isinstance(report.compiled, CompiledPlans)
-            else _native_rows(report, report.compiled)
-        ),
-        ("KV cache", checkpoint.describe_kv_cache(config.tokens_per_block)),
-        (
-            "limits",
-            f"{config.max_batch_size} sequences, prompts of {config.max_input_len}, {config.max_seq_len} in all"
-            + ("" if config.max_encoder_input_len is None else f"; encoder inputs of {config.max_encoder_input_len}"),
-        ),
-    ]
-    if config.lora_enabled:
-        lora = config.lora_config
-        kinds = "LoRA and DoRA" if config.dora_enabled else "LoRA"
-        everywhere = set(lora.lora_target_modules) >= set(DEFAULT_TARGET_MODULES)
-        modules = "every linear layer" if everywhere else ", ".join(lora.lora_target_modules)
-        rows.append(("adapters", f"{kinds} to rank {lora.max_lora_rank} on {modules}"))
-        if lora.max_extra_tokens:
-            rows.append(("", f"with up to {lora.max_extra_tokens} tokens of their own"))
-        if lora.long_lora_scaling_factors:
-            factors = ", ".join(map(str, lora.long_lora_scaling_factors))
-            rows.append(("", f"with positions divided by {factors}"))
-        if lora.fully_sharded_loras:
-            rows.append(("", "cut over the ranks, both matrices"))
-        if lora.adapter_names:
-            rows.append(("", f"carries {', '.join(lora.adapter_names)}"))
-    else:
-        rows.append(("adapters", "none (--lora_plugin auto enables them)"))
-    if report.num_vision_tensors:
-        left = f"{report.num_vision_tensors} tensors of the vision tower; the engine is for text alone"
-        rows.append(("left aside", left))
-    if report.kept is not None:
-        rows.append(("kept", report.kept.describe()))
-    if report.dequantization is not None:
-        rows.append(("dequantised", report.dequantization.describe()))
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
-def _native_rows(report: BuildReport, compiled: CompiledNetwork) -> list[tuple[str, str]]:
-    arena = compiled.arena
-    saved = 100 * (1 - arena.num_bytes / arena.unshared_bytes)
-    rows = [("network", f"{compiled.num_ops} ops")]
-    if report.config.compress_weights:
-        matrices = compiled.linear_matrices
-        compressed = sum(matrix.exceptions is not None for matrix in matrices)
-        rows.append(("compression", f"{compressed} of {len(matrices)} matrices, in 12 bits a weight, exactly"))
-    if compiled.num_sparse_layers:
-        rows.append(("sparse layers", f"{compiled.num_sparse_layers} read what a ReLU does not close alone"))
-    if predicted := compiled.predicted_layers:
-        least = predicted[0].least_score
-        rows.append(("predictors", f"close gates of {len(predicted)} layers whose scores are below {least:g}"))
-    return [
-        *rows,
-        (
-            "activations",
-            f"{format_bytes(arena.num_bytes)} for {report.config.max_num_tokens} tokens, {saved:.0f}% less than "
-            "unshared",
-        ),
-    ]
-
-
-def _plan_rows(report: BuildReport, compiled: CompiledPlans) -> list[tuple[str, str]]:
-    plans = compiled.plans
-    rows = [
-        ("network", f"{compiled.num_nodes} ONNX nodes, compiled by {plans.package} {plans.package_version}"),
-        *(
-            (
-                f"plan {plan.compute_capability}",
-                f"{format_bytes(plan.stored.num_bytes)}, {format_bytes(built.peak_bytes)} of memory to build",
-            )
-            for plan, built in zip(plans.files, compiled.built, strict=True)
-        ),
-    ]
-    if plans.weights is not None:
-        rows.append(("weights", f"{format_bytes(plans.weights.num_bytes)} in {plans.weights.file}, for every plan"))
-    return rows
