@@ -1,4 +1,4 @@
-"""Adapters on disk: PEFT directories by name, and prefetch directories of converted ones."""
+"""Adapters on disk by name: PEFT directories."""
 
 from __future__ import annotations
 
@@ -6,62 +6,27 @@ import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-import numpy as np
-import numpy.typing as npt
-
-from .._core import AdapterError, EngineError, LoraConfig, PromptTuningConfig, RequestError
-from ..builder.adapter.classifier_head import is_classifier
-from ..builder.adapter.convert import CONFIG_FILE, WEIGHTS_FILE, ConvertedAdapter
+from .._core import AdapterError, LoraConfig, PromptTuningConfig
+from ..builder.adapter.convert import ConvertedAdapter
 from ..builder.adapter.invocation import invocation_tokens, start_of
-from ..builder.adapter.peft_reader import read_classifier_head, read_pooler
-from ..builder.adapter.pooler import AdaptedPooler
-from ..builder.adapter.recognise import CONFIG_FILE as ADAPTER_CONFIG_FILE
 from ..builder.adapter.terms import AdapterTerms, may_have_terms
-from ..builder.adapter_copy import adapter_checksum
-from ..builder.json_fields import load_json_object
+from .adapter_classifiers import AdapterClassifiers
 from .adapter_sum import parse_sum
-from .classifier import AdaptedClassifier, adapted_classifier, engine_classifier
+from .classifier import AdaptedClassifier
 from .engine import LoadedEngine
 from .lora_config import adapter_of_directory, sum_of_directories
+from .named_adapter import FIRST_NAMED_TASK_ID, AdapterSum, NamedAdapter, check_unchanged, checksum_of
 from .prompt_tuning import num_virtual_tokens, prompt_of_directory
 
-FIRST_NAMED_TASK_ID: Final = 1 << 63
-"""Named adapters have this task_id and those that follow; the ids below are the caller's."""
 _NAMES_SHOWN: Final = 20
 """In the error for an unknown one."""
 _MAX_SUMS: Final = 1024
 """Whose task_ids are remembered; one that is asked for again later has another, and is loaded anew."""
 _MAX_PROMPTS: Final = 64
 """Virtual tokens that are kept in memory; those of other adapters are read again when they are asked for."""
-
-
-@dataclass(frozen=True)
-class NamedAdapter:
-    """A PEFT adapter that requests ask for by its name."""
-
-    name: str
-    task_id: int
-    directory: Path
-    checksum: str
-    """adapter_checksum() of the directory when the adapter got its name."""
-
-
-@dataclass(frozen=True)
-class AdapterSum:
-    """A weighted sum of adapters, as long as they are those that their names meant."""
-
-    task_id: int
-    terms: tuple[tuple[NamedAdapter, float], ...]
-
-    @property
-    def directory(self) -> Path:
-        """Of the first term, whose chat template the sum's chats are written with."""
-        return self.terms[0][0].directory
 
 
 class AdapterStore:
@@ -84,9 +49,7 @@ class AdapterStore:
         self._terms: dict[NamedAdapter, AdapterTerms] = {}
         self._changed = threading.Condition()
         self._changing: set[str] = set()
-        self._is_classifier_of: dict[NamedAdapter, bool] = {}
-        self._classifiers: dict[NamedAdapter, AdaptedClassifier] = {}
-        self._poolers: dict[NamedAdapter, AdaptedPooler | None] = {}
+        self._classifiers = AdapterClassifiers(engine)
         self._num_virtual_tokens: dict[NamedAdapter, int] = {}
         self._prompts: OrderedDict[NamedAdapter, PromptTuningConfig] = OrderedDict()
 
@@ -200,7 +163,7 @@ class AdapterStore:
     def _read_prompt(self, adapter: NamedAdapter) -> PromptTuningConfig | None:
         prompt = prompt_of_directory(adapter.directory, self._engine)
         if prompt is not None:
-            self._check_unchanged(adapter)
+            check_unchanged(adapter, self._engine)
         with self._changed:
             self._num_virtual_tokens[adapter] = 0 if prompt is None else num_virtual_tokens(prompt)
             if prompt is not None:
@@ -217,23 +180,14 @@ class AdapterStore:
         """
         found = self.find(name)
         if isinstance(found, NamedAdapter):
-            self._check_unchanged(found)
+            check_unchanged(found, self._engine)
             converted = self._convert(found)
             return LoraConfig(found.task_id, converted.weights, converted.config, active_from=active_from)
-        for adapter, _ in found.terms:
-            self._check_unchanged(adapter)
+        for adapter in found.adapters:
+            check_unchanged(adapter, self._engine)
         terms = [(adapter.name, adapter.directory, weight) for adapter, weight in found.terms]
         converted = sum_of_directories(terms, self._engine)
         return LoraConfig(found.task_id, converted.weights, converted.config)
-
-    def _check_unchanged(self, adapter: NamedAdapter) -> None:
-        if _checksum_of(adapter.name, adapter.directory) == adapter.checksum:
-            return
-        if adapter.directory == self._engine.adapters.get(adapter.name):
-            since = "after the build. Build the engine again"
-        else:
-            since = "after it was added. Add it again with replace"
-        raise EngineError(f"{adapter.directory}: adapter '{adapter.name}' was changed {since}")
 
     def read(self, name: str, directory: str | Path, *, replace: bool) -> tuple[NamedAdapter, LoraConfig | None]:
         """A PEFT directory as the adapter `name`, with its weights; keep() makes it known under that name.
@@ -252,14 +206,14 @@ class AdapterStore:
         directory = Path(directory).absolute()  # the process may change its directory before it is read again
         if not directory.is_dir():
             raise AdapterError(f"{directory}: is not a directory; adapter '{name}' needs a PEFT adapter's")
-        checksum = _checksum_of(name, directory)
+        checksum = checksum_of(name, directory)
         task_id = self._new_task_id() if known is None else known.task_id
         adapter = NamedAdapter(name, task_id, directory, checksum)
         if self._read_prompt(adapter) is not None:
             return adapter, None
         converted = self._convert(adapter)
         config = LoraConfig(task_id, converted.weights, converted.config, replace=known is not None)
-        self._read_classifier(adapter)
+        self._classifiers.head_of(adapter)
         return adapter, config
 
     def keep(self, adapter: NamedAdapter) -> None:
@@ -273,85 +227,19 @@ class AdapterStore:
     def classifier_for(self, name: str | None) -> AdaptedClassifier:
         """What classifies a text with the adapter `name`, or without one: the adapter's own head, or else the model's.
 
-        Raises RequestError where neither has one, AdapterError for an unknown name, and for files that have changed.
+        Raises RequestError where neither has one, AdapterError for an unknown name, EngineError for files that have
+        changed.
         """
-        found = None if name is None else self.find(name)
-        if isinstance(found, NamedAdapter):
-            own = self._read_classifier(found)
-            if own is not None:
-                return own
-        if self._engine_classifier is None:
-            adapter = "" if name is None else f", nor is adapter '{name}'"
-            raise RequestError(
-                f"{self._engine.directory}: the model is no classifier{adapter}; accepted: models for classification, "
-                "and adapters of task_type SEQ_CLS or TOKEN_CLS"
-            )
-        if found is not None:
-            self._refuse_poolers([found] if isinstance(found, NamedAdapter) else [term for term, _ in found.terms])
-        return self._engine_classifier
-
-    def _refuse_poolers(self, adapters: Sequence[NamedAdapter]) -> None:
-        """Raises RequestError for what would change the pooler under the model's own head."""
-        for adapter in adapters:
-            if self._read_pooler(adapter) is not None:
-                raise RequestError(
-                    f"adapter '{adapter.name}' changes the pooler, which classifiers read, and has no head of its own; "
-                    "accepted: adapters of task_type SEQ_CLS or TOKEN_CLS, and those of other layers alone"
-                )
-
-    @cached_property
-    def _engine_classifier(self) -> AdaptedClassifier | None:
-        return engine_classifier(self._engine)
+        return self._classifiers.classifier_for(name, None if name is None else self.find(name))
 
     def refuse_classifier(self, name: str) -> None:
         """For requests that generate: raises RequestError where the adapter `name` is a classifier's."""
-        found = self.find(name)
-        for adapter in [found] if isinstance(found, NamedAdapter) else [term for term, _ in found.terms]:
-            if self._is_classifier(adapter):
-                raise RequestError(
-                    f"adapter '{adapter.name}' is a classifier's and generates nothing; accepted: requests that "
-                    "classify (LLM.classify, POST /classify)"
-                )
-
-    def _is_classifier(self, adapter: NamedAdapter) -> bool:
-        with self._changed:
-            known = self._is_classifier_of.get(adapter)
-        if known is None:
-            known = is_classifier(load_json_object(adapter.directory / ADAPTER_CONFIG_FILE, AdapterError))
-            with self._changed:
-                self._is_classifier_of[adapter] = known
-        return known
-
-    def _read_classifier(self, adapter: NamedAdapter) -> AdaptedClassifier | None:
-        if not self._is_classifier(adapter):
-            return None
-        with self._changed:
-            known = self._classifiers.get(adapter)
-        if known is None:
-            self._check_unchanged(adapter)
-            fields = load_json_object(adapter.directory / ADAPTER_CONFIG_FILE, AdapterError)
-            head = read_classifier_head(adapter.directory, fields)
-            known = adapted_classifier(head, self._read_pooler(adapter), self._engine, adapter.directory)
-            with self._changed:
-                self._classifiers[adapter] = known
-        return known
-
-    def _read_pooler(self, adapter: NamedAdapter) -> AdaptedPooler | None:
-        with self._changed:
-            if adapter in self._poolers:
-                return self._poolers[adapter]
-        fields = load_json_object(adapter.directory / ADAPTER_CONFIG_FILE, AdapterError)
-        found = read_pooler(adapter.directory, fields, self._engine.adapted_modules)
-        with self._changed:
-            self._poolers[adapter] = found
-        return found
+        self._classifiers.refuse(self.find(name))
 
     def _forget(self, adapter: NamedAdapter) -> None:
         self._invocations.pop(adapter, None)
         self._terms.pop(adapter, None)
-        self._is_classifier_of.pop(adapter, None)
-        self._classifiers.pop(adapter, None)
-        self._poolers.pop(adapter, None)
+        self._classifiers.forget(adapter)
         self._num_virtual_tokens.pop(adapter, None)
         self._prompts.pop(adapter, None)
 
@@ -380,47 +268,3 @@ class AdapterStore:
         with self._changed:
             self._next_task_id += 1
             return self._next_task_id - 1
-
-
-def _checksum_of(name: str, directory: Path) -> str:
-    try:
-        return adapter_checksum(directory)
-    except OSError as error:
-        raise EngineError(f"{directory}: adapter '{name}' cannot be read: {error}") from error
-
-
-def prefetched_adapters(directory: str | Path) -> Iterator[tuple[Path, LoraConfig]]:
-    """The adapters of a prefetch directory in the order of their task_ids, each with its folder.
-
-    A folder is named by its task_id's digits and holds model.lora_weights.npy and model.lora_config.npy. Raises
-    AdapterError that names every entry that is no such folder, or the file that cannot be read.
-    """
-    directory = Path(directory)
-    if not directory.is_dir():
-        raise AdapterError(f"{directory}: is not a directory, but lora_prefetch_dir names it")
-    folders: dict[int, Path] = {}
-    problems = []
-    for folder in sorted(directory.iterdir()):
-        if not folder.is_dir() or not (folder.name.isascii() and folder.name.isdigit()):
-            problems.append(f"{folder} is not a folder named by the digits of a task_id")
-        elif int(folder.name) >= FIRST_NAMED_TASK_ID:
-            problems.append(f"{folder} names a task_id of {FIRST_NAMED_TASK_ID} or more")
-        elif int(folder.name) in folders:
-            problems.append(f"{folder} and {folders[int(folder.name)]} name the same task_id")
-        else:
-            folders[int(folder.name)] = folder
-    if problems:
-        raise AdapterError(f"lora_prefetch_dir {directory}: " + "; ".join(problems))
-    for task_id, folder in sorted(folders.items()):
-        yield folder, LoraConfig(task_id, _load_array(folder / WEIGHTS_FILE), _load_array(folder / CONFIG_FILE))
-
-
-def _load_array(path: Path) -> npt.NDArray[Any]:
-    try:
-        loaded = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise AdapterError(f"{path}: cannot be read as a NumPy array: {error}") from error
-    if not isinstance(loaded, np.ndarray):
-        loaded.close()
-        raise AdapterError(f"{path}: is an archive of arrays; expected one array")
-    return loaded

@@ -19,8 +19,9 @@ from tokenizers import Tokenizer
 
 from .._core import ConfigError
 from ..builder.adapter_copy import SPECIAL_TOKENS_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
-from .adapter_store import AdapterStore, NamedAdapter
+from .adapter_store import AdapterStore
 from .chat_template import special_tokens_of
+from .named_adapter import NamedAdapter
 from .text_stream import token_text
 
 MAX_TOKENIZERS: Final = 16

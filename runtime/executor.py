@@ -23,8 +23,10 @@ from .._core import (
     RequestError,
 )
 from ..builder.adapter_copy import TOKENIZER_FILE
-from .adapter_store import AdapterStore, NamedAdapter, prefetched_adapters
+from .adapter_prefetch import prefetched_adapters
+from .adapter_store import AdapterStore
 from .engine import LoadedEngine, load_engine, load_engine_bytes
+from .named_adapter import NamedAdapter
 from .native_engine import NativeEngine
 from .orchestrator.mode import num_ranks_at, orchestrator_of, without_parallel_config
 from .orchestrator.workers import Workers

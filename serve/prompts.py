@@ -8,8 +8,9 @@ from typing import Any, Final
 
 from tokenizers import Encoding, Tokenizer
 
-from ..runtime.adapter_store import AdapterStore, AdapterSum, NamedAdapter
+from ..runtime.adapter_store import AdapterStore
 from ..runtime.chat_template import ChatTemplate
+from ..runtime.named_adapter import AdapterSum, NamedAdapter
 from ..runtime.pooled import PromptTokens
 from .async_executor import AsyncExecutor
 from .errors import ApiError

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from .._core import FinishReason, LoraConfig, OutputConfig, Request, Result, SamplingConfig
-from ..runtime.adapter_store import FIRST_NAMED_TASK_ID
+from ..runtime.named_adapter import FIRST_NAMED_TASK_ID
 from ..runtime.text_stream import TextStream
 from .errors import ApiError
 from .triton_tensors import BYTES, OutputTensor, TensorSpec

@@ -19,7 +19,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 import adaptrt
-from adaptrt.runtime.adapter_store import FIRST_NAMED_TASK_ID
+from adaptrt.runtime.named_adapter import FIRST_NAMED_TASK_ID
 from support.models import ModelSpec, save_adapter, save_model
 from support.serving import build_engine
 

@@ -1,0 +1,111 @@
+"""Classifiers among adapters: which adapters are, and the heads and poolers that they bring."""
+
+from __future__ import annotations
+
+import threading
+from functools import cached_property
+
+from .._core import AdapterError, RequestError
+from ..builder.adapter.classifier_head import is_classifier
+from ..builder.adapter.peft_reader import read_classifier_head, read_pooler
+from ..builder.adapter.pooler import AdaptedPooler
+from ..builder.adapter.recognise import CONFIG_FILE
+from ..builder.json_fields import load_json_object
+from .classifier import AdaptedClassifier, adapted_classifier, engine_classifier
+from .engine import LoadedEngine
+from .named_adapter import AdapterSum, NamedAdapter, check_unchanged
+
+
+class AdapterClassifiers:
+    """What adapters on disk and an engine classify with, read when it is asked for. Thread-safe."""
+
+    def __init__(self, engine: LoadedEngine) -> None:
+        """Reads nothing yet."""
+        self._engine = engine
+        self._lock = threading.Lock()
+        self._is_classifier_of: dict[NamedAdapter, bool] = {}
+        self._heads: dict[NamedAdapter, AdaptedClassifier] = {}
+        self._poolers: dict[NamedAdapter, AdaptedPooler | None] = {}
+
+    def classifier_for(self, name: str | None, found: NamedAdapter | AdapterSum | None) -> AdaptedClassifier:
+        """What classifies a text with `found`, which `name` means, or without an adapter: the adapter's own head, or
+        else the model's.
+
+        Raises RequestError where neither has one, EngineError for files that have changed.
+        """
+        if isinstance(found, NamedAdapter):
+            own = self.head_of(found)
+            if own is not None:
+                return own
+        if self._engine_classifier is None:
+            adapter = "" if name is None else f", nor is adapter '{name}'"
+            raise RequestError(
+                f"{self._engine.directory}: the model is no classifier{adapter}; accepted: models for classification, "
+                "and adapters of task_type SEQ_CLS or TOKEN_CLS"
+            )
+        if found is not None:
+            self._refuse_poolers(found)
+        return self._engine_classifier
+
+    def refuse(self, found: NamedAdapter | AdapterSum) -> None:
+        """For requests that generate: raises RequestError where an adapter is a classifier's."""
+        for adapter in found.adapters:
+            if self._is_classifier(adapter):
+                raise RequestError(
+                    f"adapter '{adapter.name}' is a classifier's and generates nothing; accepted: requests that "
+                    "classify (LLM.classify, POST /classify)"
+                )
+
+    def head_of(self, adapter: NamedAdapter) -> AdaptedClassifier | None:
+        """The adapter's own head; None: it is no classifier's. Raises AdapterError with what is wrong with it."""
+        if not self._is_classifier(adapter):
+            return None
+        with self._lock:
+            known = self._heads.get(adapter)
+        if known is None:
+            check_unchanged(adapter, self._engine)
+            fields = load_json_object(adapter.directory / CONFIG_FILE, AdapterError)
+            head = read_classifier_head(adapter.directory, fields)
+            known = adapted_classifier(head, self._pooler_of(adapter), self._engine, adapter.directory)
+            with self._lock:
+                self._heads[adapter] = known
+        return known
+
+    def forget(self, adapter: NamedAdapter) -> None:
+        """Nothing has this adapter any more."""
+        with self._lock:
+            self._is_classifier_of.pop(adapter, None)
+            self._heads.pop(adapter, None)
+            self._poolers.pop(adapter, None)
+
+    @cached_property
+    def _engine_classifier(self) -> AdaptedClassifier | None:
+        return engine_classifier(self._engine)
+
+    def _refuse_poolers(self, found: NamedAdapter | AdapterSum) -> None:
+        """Raises RequestError for what would change the pooler under the model's own head."""
+        for adapter in found.adapters:
+            if self._pooler_of(adapter) is not None:
+                raise RequestError(
+                    f"adapter '{adapter.name}' changes the pooler, which classifiers read, and has no head of its own; "
+                    "accepted: adapters of task_type SEQ_CLS or TOKEN_CLS, and those of other layers alone"
+                )
+
+    def _is_classifier(self, adapter: NamedAdapter) -> bool:
+        with self._lock:
+            known = self._is_classifier_of.get(adapter)
+        if known is None:
+            known = is_classifier(load_json_object(adapter.directory / CONFIG_FILE, AdapterError))
+            with self._lock:
+                self._is_classifier_of[adapter] = known
+        return known
+
+    def _pooler_of(self, adapter: NamedAdapter) -> AdaptedPooler | None:
+        with self._lock:
+            if adapter in self._poolers:
+                return self._poolers[adapter]
+        fields = load_json_object(adapter.directory / CONFIG_FILE, AdapterError)
+        found = read_pooler(adapter.directory, fields, self._engine.adapted_modules)
+        with self._lock:
+            self._poolers[adapter] = found
+        return found

@@ -1,0 +1,67 @@
+"""What a name of an adapter means: a PEFT directory with the files that it had then, or a weighted sum of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from .._core import EngineError
+from ..builder.adapter_copy import adapter_checksum
+from .engine import LoadedEngine
+
+FIRST_NAMED_TASK_ID: Final = 1 << 63
+"""Named adapters have this task_id and those that follow; the ids below are the caller's."""
+
+
+@dataclass(frozen=True)
+class NamedAdapter:
+    """A PEFT adapter that requests ask for by its name."""
+
+    name: str
+    task_id: int
+    directory: Path
+    checksum: str
+    """adapter_checksum() of the directory when the adapter got its name."""
+
+    @property
+    def adapters(self) -> tuple[NamedAdapter, ...]:
+        """Itself."""
+        return (self,)
+
+
+@dataclass(frozen=True)
+class AdapterSum:
+    """A weighted sum of adapters, as long as they are those that their names meant."""
+
+    task_id: int
+    terms: tuple[tuple[NamedAdapter, float], ...]
+
+    @property
+    def adapters(self) -> tuple[NamedAdapter, ...]:
+        """Of the terms."""
+        return tuple(adapter for adapter, _ in self.terms)
+
+    @property
+    def directory(self) -> Path:
+        """Of the first term, whose chat template the sum's chats are written with."""
+        return self.terms[0][0].directory
+
+
+def check_unchanged(adapter: NamedAdapter, engine: LoadedEngine) -> None:
+    """Raises EngineError where the adapter's files are not those that its name was given to, or cannot be read."""
+    if checksum_of(adapter.name, adapter.directory) == adapter.checksum:
+        return
+    if adapter.directory == engine.adapters.get(adapter.name):
+        since = "after the build. Build the engine again"
+    else:
+        since = "after it was added. Add it again with replace"
+    raise EngineError(f"{adapter.directory}: adapter '{adapter.name}' was changed {since}")
+
+
+def checksum_of(name: str, directory: Path) -> str:
+    """adapter_checksum() of the adapter's directory. Raises EngineError for files that cannot be read."""
+    try:
+        return adapter_checksum(directory)
+    except OSError as error:
+        raise EngineError(f"{directory}: adapter '{name}' cannot be read: {error}") from error
