@@ -49,9 +49,9 @@ class Validator {
   [[nodiscard]] DType norm_type(BufferId output) const;
   void check(const CastOp& op);
   void check(const KeepLogitRowsOp& op);
-  /// The parts of the linear layer that adapters act on at a site; -1: they do not.
   void check_scores(const LinearOp& op);
   void check_neurons(const LinearOp& op);
+  /// The parts of the linear layer that adapters act on at a site; -1: they do not.
   void check_site(std::int32_t site, std::span<const LinearPart> parts);
   void check_norm_site(std::int32_t site, std::int64_t width);
   /// A site that an op says is its own; nullptr for -1, and for one that is not there.
