@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "adapter_checks.h"
+#include "config_rows.h"
 
 namespace adaptrt {
 namespace {

@@ -3,8 +3,8 @@
 #include <string>
 #include <utility>
 
-#include "adapter_checks.h"
 #include "adaptrt/core/error.h"
+#include "config_rows.h"
 #include "lora_cache_impl.h"
 
 namespace adaptrt {
