@@ -1,0 +1,65 @@
+#include "pools.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "adaptrt/kv/kv_cache_config.h"
+#include "adaptrt/lora/peft_cache_config.h"
+
+namespace adaptrt {
+
+std::unique_ptr<LoraCache> make_lora_cache(const ExecutorConfig& config, Engine& engine,
+                                           std::size_t& available_memory, std::function<void()> on_load_end) {
+  const PeftCacheConfig cache_config = config.peft_cache_config.value_or(PeftCacheConfig{});
+  const auto on_device = engine.free_device_memory();
+  const LoraLayout& layout = engine.info().lora;
+  const LoraCacheSizes sizes =
+      resolve_cache_sizes(cache_config, layout, on_device.value_or(available_memory));
+  if (layout.sites.empty()) return nullptr;
+  // The device level is allocated now; the host level grows with what is sent.
+  if (!on_device) {
+    available_memory -=
+        std::min(available_memory, sizes.page_bytes * static_cast<std::size_t>(sizes.device_pages));
+  }
+  return std::make_unique<LoraCache>(
+      layout, engine.make_adapter_pages(sizes.page_bytes, sizes.device_pages, cache_config.num_copy_streams),
+      LoraCacheOptions{.host_bytes = sizes.host_bytes,
+                       .num_load_workers = cache_config.num_ensure_workers,
+                       .on_load_end = std::move(on_load_end)});
+}
+
+std::int32_t make_kv_pool(const ExecutorConfig& config, Engine& engine, std::size_t available_memory) {
+  const EngineInfo& info = engine.info();
+  if (!info.has_kv_cache) return 0;
+  KvPoolDemand demand;
+  demand.tokens_per_block = info.tokens_per_block;
+  demand.block_bytes = info.kv_block_bytes;
+  demand.free_memory_bytes = engine.free_device_memory().value_or(available_memory);
+  if (info.has_encoder()) {
+    demand.free_memory_bytes = static_cast<std::size_t>(static_cast<double>(demand.free_memory_bytes) *
+                                                        (1.0 - cross_fraction_of(config.kv_cache_config)));
+  }
+  demand.max_batch_size = config.max_batch_size.value_or(info.max_batch_size);
+  demand.max_seq_len = info.max_seq_len;
+  const std::int32_t num_blocks = resolve_num_blocks(config.kv_cache_config, demand);
+  engine.allocate_kv_blocks(num_blocks);
+  return num_blocks;
+}
+
+std::int32_t make_cross_kv_pool(const ExecutorConfig& config, Engine& engine, std::size_t available_memory) {
+  const EngineInfo& info = engine.info();
+  if (!info.has_encoder()) return 0;
+  KvPoolDemand demand;
+  demand.tokens_per_block = info.tokens_per_block;
+  demand.block_bytes = info.cross_kv_block_bytes;
+  demand.free_memory_bytes = static_cast<std::size_t>(static_cast<double>(available_memory) *
+                                                      cross_fraction_of(config.kv_cache_config));
+  demand.max_batch_size = config.max_batch_size.value_or(info.max_batch_size);
+  demand.max_seq_len = info.max_encoder_input_len;
+  const std::int32_t num_blocks = resolve_num_blocks(config.kv_cache_config, demand);
+  engine.allocate_cross_kv_blocks(num_blocks);
+  return num_blocks;
+}
+
+}  // namespace adaptrt
