@@ -106,7 +106,7 @@ class GateScores:
 
 @dataclass(frozen=True, kw_only=True)
 class Routing:
-    """How a token's experts are chosen; adaptrt._core.Routing (cpp/include/adaptrt/engine/program.h) has the rules."""
+    """How a token's experts are chosen; adaptrt._core.Routing (cpp/include/adaptrt/engine/ops.h) has the rules."""
 
     scores: RouterScores
     top_k: int

@@ -3,7 +3,7 @@
 #include <cstddef>
 
 #include "adaptrt/engine/engine.h"
-#include "adaptrt/engine/program.h"
+#include "adaptrt/engine/ops.h"
 #include "step.h"
 
 namespace adaptrt {

@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "adaptrt/engine/program.h"
+#include "adaptrt/engine/ops.h"
 #include "adaptrt/weight_file/weight_slots.h"
 #include "linear_work.h"
 

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "adaptrt/engine/program.h"
+#include "adaptrt/engine/ops.h"
 
 namespace adaptrt {
 

@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "adaptrt/core/thread_pool.h"
-#include "adaptrt/engine/program.h"
+#include "adaptrt/engine/ops.h"
 #include "adaptrt/engine/step_profile.h"
 #include "step.h"
 

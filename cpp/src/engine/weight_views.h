@@ -3,7 +3,7 @@
 #include <variant>
 #include <vector>
 
-#include "adaptrt/engine/program.h"
+#include "adaptrt/engine/ops.h"
 
 namespace adaptrt {
 

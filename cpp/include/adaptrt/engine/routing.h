@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "adaptrt/engine/program.h"
+#include "adaptrt/engine/ops.h"
 #include "adaptrt/kernels/kernel_table.h"
 
 namespace adaptrt {
