@@ -9,6 +9,8 @@ void bind_errors(pybind11::module_& module);
 void bind_core(pybind11::module_& module);
 void bind_device(pybind11::module_& module);
 void bind_lora(pybind11::module_& module);
+void bind_weights(pybind11::module_& module);
+void bind_lora_layout(pybind11::module_& module);
 void bind_ops(pybind11::module_& module);
 void bind_program(pybind11::module_& module);
 void bind_profile(pybind11::module_& module);
