@@ -55,7 +55,8 @@ class WeightUsage:
         path = directory / USAGE_FILE
         if not path.is_file():
             return None
-        source = JsonFields(load_json_object(path, EngineError))
+        content = load_json_object(path, EngineError)
+        source = JsonFields(content)
         source.string("format", choices=(_FORMAT,))
         source.integer("format_version", minimum=_FORMAT_VERSION, maximum=_FORMAT_VERSION)
         found = source.string("engine_checksum")
@@ -74,7 +75,6 @@ class WeightUsage:
                     of_layers.problem(name, f"has {max(counts[name])}, more than the {tokens} tokens")
         checksum = source.string("checksum")
         source.finish(str(path), EngineError)
-        content = load_json_object(path, EngineError)
         del content["checksum"]
         if checksum != _checksum(content):
             raise EngineError(f"{path}: checksum is not that of its content; it was changed after the build")
