@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ...._core import CheckpointError, QuantAlgo
+from ...._core import CheckpointError, ConfigError, QuantAlgo
 from ...checkpoint.casting import CHECKPOINT_DTYPES, FLOAT8, Array, to_float32
 from ...checkpoint.hf_weights import HfWeights, MadeMatrix
 from ...checkpoint.quantization import GROUP_SIZES, QuantConfig
@@ -127,16 +127,23 @@ def _with_activations(args: JsonFields, weights: Integers) -> Integers:
     args.discard(("group_size", "actorder"))
     _refuse_dynamic(args, expected=True)
     _finish(args)
-    if (
-        weights.kept is None
-        or weights.reordered
-        or (weights.bits == 8 and weights.kept != QuantConfig(quant_algo=QuantAlgo.W8A16))
-    ):
+    kept = _kept_with_int8_activations(weights)
+    if kept is None:
         args.problem(
             "num_bits", "goes with weights of 8 bits by channel and symmetric, or of 4 bits whose inputs are in order"
         )
         return weights
-    return replace(weights, kept=weights.kept.with_int8_activations())
+    return replace(weights, kept=kept)
+
+
+def _kept_with_int8_activations(weights: Integers) -> QuantConfig | None:
+    """None: the weights are not kept, or not multiplied so."""
+    if weights.kept is None:
+        return None
+    try:
+        return replace(weights.kept, reordered=weights.reordered).with_int8_activations()
+    except ConfigError:
+        return None
 
 
 def _float8_of(args: JsonFields, *, rounds_activations: bool) -> Float8:
