@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import collections
-import contextlib
 import datetime
 import pickle
 import signal
@@ -16,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
 
 import adaptrt
 from adaptrt.runtime.named_adapter import FIRST_NAMED_TASK_ID
@@ -433,156 +429,3 @@ def test_statistics(executor: adaptrt.Executor) -> None:
     assert stats[0].inflight_batching_stats is not None
     assert stats[0].inflight_batching_stats.num_ctx_tokens == 3
     assert stats[0].lora_cache_stats is not None
-
-
-@pytest.fixture
-def tokenizer(tmp_path: Path) -> Path:
-    words = {f"w{i}": i for i in range(SPEC.vocab_size)}
-    made = Tokenizer(models.WordLevel(words, unk_token="w2"))
-    made.pre_tokenizer = pre_tokenizers.Whitespace()
-    made.save(str(tmp_path / "tokenizer.json"))
-    return tmp_path
-
-
-def test_text_in_and_out(directories: dict[str, Path], tokenizer: Path) -> None:
-    with adaptrt.LLM(directories["engine"], tokenizer=tokenizer) as llm:
-        (name,) = llm.executor.adapters.names
-        base = llm.generate("w3 w4 w5", max_tokens=6)
-        adapted = llm.generate("w3 w4 w5", max_tokens=6, lora=name)
-        assert base.text == " ".join(f"w{token}" for token in base.token_ids)
-        assert llm.generate(["w3 w4 w5", "w3 w4 w5"], lora=[None, name], max_tokens=6) == [base, adapted]
-        assert "".join(llm.stream("w3 w4 w5", max_tokens=6)) == base.text
-        with pytest.raises(adaptrt.RequestError, match="1 names for 2 prompts"):
-            llm.generate(["w3", "w4"], lora=["x"])
-        with pytest.raises(adaptrt.AdapterError, match="no adapter named"):
-            llm.generate(["w3", "w4"], lora=[None, "x"])
-        assert llm.executor.get_num_responses_ready() == 0
-
-
-def test_a_stream_that_is_given_up_is_cancelled(
-    directories: dict[str, Path], tokenizer: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with adaptrt.LLM(directories["engine"], tokenizer=tokenizer) as llm:
-        await_responses, cancel_request = llm.executor.await_responses, llm.executor.cancel_request
-        waiting: list[adaptrt.Response] = []
-        cancelled: list[int] = []
-
-        def await_one(request_id: int) -> list[adaptrt.Response]:
-            if not waiting:
-                waiting.extend(await_responses(request_id))
-            return [waiting.pop(0)]
-
-        def record_and_cancel(request_id: int) -> None:
-            cancelled.append(request_id)
-            cancel_request(request_id)
-
-        # The stream sees one response, however many there are by then.
-        monkeypatch.setattr(llm.executor, "await_responses", await_one)
-        monkeypatch.setattr(llm.executor, "cancel_request", record_and_cancel)
-        stream = llm.stream("w3 w4 w5", max_tokens=600)
-        next(stream)
-        stream.close()
-        (request_id,) = cancelled
-        assert not waiting
-        (response,) = await_responses(request_id)
-        assert response.error_msg == ended(request_id)
-
-
-def test_answers_on_an_asyncio_loop(directories: dict[str, Path], tokenizer: Path) -> None:
-    with adaptrt.LLM(directories["engine"], tokenizer=tokenizer) as llm:
-        (name,) = llm.executor.adapters.names
-        prompts = [f"w{3 + i} w4 w5" for i in range(20)]
-        expected = llm.generate(prompts, max_tokens=6)
-        adapted = llm.generate(prompts[0], max_tokens=6, lora=name)
-
-        async def body() -> None:
-            answers = [llm.generate_async(prompt, max_tokens=6) for prompt in prompts]
-            named = llm.generate_async(prompts[0], max_tokens=6, lora=name, streaming=True)
-            assert await asyncio.gather(*answers) == expected
-            assert [piece async for piece in answers[0]] == [expected[0].text]
-            pieces = [piece async for piece in named]
-            assert "".join(pieces) == adapted.text
-            assert await named == adapted
-            assert [piece async for piece in named] == []
-            stopped = await llm.generate_async(prompts[0], max_tokens=6, stop=[expected[0].text.split()[1]])
-            assert stopped.finish_reason is adaptrt.FinishReason.STOP_WORDS
-            with pytest.raises(adaptrt.AdapterError, match="no adapter named"):
-                llm.generate_async("w3", lora="x")
-            with pytest.raises(adaptrt.RequestError, match="max_tokens is 0"):
-                llm.generate_async("w3", max_tokens=0)
-
-        asyncio.run(body())
-        assert llm.executor.get_num_responses_ready() == 0
-        with pytest.raises(RuntimeError, match="no running event loop"):
-            llm.generate_async("w3")
-
-
-def test_answers_that_nobody_waits_for_are_cancelled(
-    directories: dict[str, Path], tokenizer: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with adaptrt.LLM(directories["engine"], tokenizer=tokenizer) as llm:
-        await_responses, cancel_request = llm.executor.await_responses, llm.executor.cancel_request
-        cancelled: dict[int, threading.Event] = collections.defaultdict(threading.Event)
-
-        def await_when_cancelled(request_id: int) -> list[adaptrt.Response]:
-            assert cancelled[request_id].wait(60)
-            return await_responses(request_id)
-
-        def record_and_cancel(request_id: int) -> None:
-            cancel_request(request_id)
-            cancelled[request_id].set()
-
-        # Nothing comes before the request is cancelled, however fast the engine is.
-        monkeypatch.setattr(llm.executor, "await_responses", await_when_cancelled)
-        monkeypatch.setattr(llm.executor, "cancel_request", record_and_cancel)
-
-        async def body() -> None:
-            asked = llm.generate_async("w3 w4 w5", max_tokens=600)
-            asked.cancel()
-            assert (await asked).finish_reason in (adaptrt.FinishReason.CANCELLED, adaptrt.FinishReason.END_ID)
-            for waiting in (anext, asyncio.ensure_future):
-                task = asyncio.ensure_future(waiting(llm.generate_async("w3 w4 w5", max_tokens=600)))
-                await asyncio.sleep(0)
-                task.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await task
-            dropped = llm.generate_async("w3 w4 w5", max_tokens=600)
-            del dropped
-
-        asyncio.run(body())
-        assert len(cancelled) == 4
-        assert all(event.wait(60) for event in cancelled.values())
-
-
-def test_a_shutdown_ends_answers_on_a_loop(directories: dict[str, Path], tokenizer: Path) -> None:
-    llm = adaptrt.LLM(directories["engine"], tokenizer=tokenizer)
-
-    async def body() -> None:
-        answer = llm.generate_async("w3 w4 w5", max_tokens=600)
-        await asyncio.to_thread(llm.shutdown)
-        # It was faster, or it says why it has no end.
-        with contextlib.suppress(adaptrt.RequestError):
-            assert (await answer).finish_reason is not adaptrt.FinishReason.NOT_FINISHED
-        with pytest.raises(adaptrt.ExecutorClosedError):
-            llm.generate_async("w3")
-
-    asyncio.run(body())
-
-
-def test_long_lists_of_prompts_show_how_far_they_are(
-    directories: dict[str, Path], tokenizer: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with adaptrt.LLM(directories["engine"], tokenizer=tokenizer) as llm:
-        answers = llm.generate(["w3"] * 120, max_tokens=1)
-        assert capsys.readouterr().err == ""  # no terminal
-        assert llm.generate(["w3"] * 3, max_tokens=1, progress=True) == answers[:3]
-        lines = capsys.readouterr().err.splitlines()
-        assert lines[0] == "prompts: 3"
-        assert lines[-1].startswith("prompts: done in ")
-        llm.generate(["w3"] * 120, max_tokens=1, progress=False)
-        assert capsys.readouterr().err == ""
-
-
-def test_text_without_a_tokenizer(directories: dict[str, Path], tmp_path: Path) -> None:
-    with pytest.raises(adaptrt.ConfigError, match="there is no tokenizer"):
-        adaptrt.LLM(directories["engine"], tokenizer=tmp_path)

@@ -1,0 +1,118 @@
+"""config.json of Hugging Face models: small ones to change, and some as they are published."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from adaptrt import _core
+from adaptrt.builder.checkpoint.config import CheckpointConfig, ParallelMapping
+from adaptrt.builder.conversion.hf_config import load_hf_config
+
+HF = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 36,
+    "intermediate_size": 37,
+    "max_position_embeddings": 128,
+    "num_attention_heads": 3,
+    "num_hidden_layers": 4,
+    "rms_norm_eps": 1e-5,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 61,
+}
+QWEN = {**HF, "architectures": ["Qwen2ForCausalLM"], "num_key_value_heads": 1, "head_dim": 12}
+MISTRAL = {**QWEN, "architectures": ["MistralForCausalLM"], "sliding_window": None}
+QWEN3 = {**QWEN, "architectures": ["Qwen3ForCausalLM"]}
+QWEN_VL = {
+    **QWEN,
+    "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+    "rope_scaling": {"type": "mrope", "mrope_section": [1, 2, 3]},
+}
+QWEN_VL_TEXT = {name: value for name, value in QWEN_VL.items() if name != "architectures"}
+PHI3 = {**MISTRAL, "architectures": ["Phi3ForCausalLM"]}
+PHI3_CODE = {"AutoConfig": "configuration_phi3.Phi3Config", "AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM"}
+# tiiuae/falcon-7b's fields, with smaller sizes.
+FALCON = {
+    "alibi": False,
+    "apply_residual_connection_post_layernorm": False,
+    "architectures": ["FalconForCausalLM"],
+    "attention_dropout": 0.0,
+    "auto_map": {
+        "AutoConfig": "configuration_falcon.FalconConfig",
+        "AutoModel": "modeling_falcon.FalconModel",
+        "AutoModelForCausalLM": "modeling_falcon.FalconForCausalLM",
+    },
+    "bias": False,
+    "bos_token_id": 11,
+    "eos_token_id": 11,
+    "hidden_dropout": 0.0,
+    "hidden_size": 96,
+    "initializer_range": 0.02,
+    "layer_norm_epsilon": 1e-05,
+    "model_type": "falcon",
+    "multi_query": True,
+    "new_decoder_architecture": False,
+    "num_attention_heads": 6,
+    "num_hidden_layers": 2,
+    "parallel_attn": True,
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
+    "vocab_size": 61,
+}
+COMMAND_R7B = {
+    **HF, "architectures": ["Cohere2ForCausalLM"], "layer_norm_eps": 1e-5, "rms_norm_eps": ..., "head_dim": 12,
+    "cache_implementation": "hybrid", "layer_switch": 4, "logit_scale": 0.25, "num_key_value_heads": 1,
+    "order_of_interleaved_layers": "local_attn_first", "position_embedding_type": "rope_gptj", "rope_theta": 50000,
+    "rotary_pct": 1.0, "sliding_window": 20, "sliding_window_pattern": 4, "use_embedding_sharing": True,
+    "use_gated_activation": True, "use_parallel_block": True, "use_parallel_embedding": True,
+}  # fmt: skip
+QWEN2_5_VL_7B = {
+    "architectures": ["Qwen2_5_VLForConditionalGeneration"], "attention_dropout": 0.0, "bos_token_id": 151643,
+    "eos_token_id": 151645, "vision_start_token_id": 151652, "vision_end_token_id": 151653, "vision_token_id": 151654,
+    "image_token_id": 151655, "video_token_id": 151656, "hidden_act": "silu", "hidden_size": 3584,
+    "initializer_range": 0.02, "intermediate_size": 18944, "max_position_embeddings": 128000, "max_window_layers": 28,
+    "model_type": "qwen2_5_vl", "num_attention_heads": 28, "num_hidden_layers": 28, "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "sliding_window": 32768, "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16", "transformers_version": "4.41.2", "use_cache": True, "use_sliding_window": False,
+    "vision_config": {"depth": 32, "model_type": "qwen2_5_vl"}, "vocab_size": 152064,
+    "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+}  # fmt: skip
+QWEN3_VL_4B = {
+    "architectures": ["Qwen3VLForConditionalGeneration"], "image_token_id": 151655, "model_type": "qwen3_vl",
+    "text_config": {
+        "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 151643, "dtype": "bfloat16",
+        "eos_token_id": 151645, "head_dim": 128, "hidden_act": "silu", "hidden_size": 2560, "initializer_range": 0.02,
+        "intermediate_size": 9728, "max_position_embeddings": 262144, "model_type": "qwen3_vl_text",
+        "num_attention_heads": 32, "num_hidden_layers": 36, "num_key_value_heads": 8, "rms_norm_eps": 1e-06,
+        "rope_scaling": {"mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"},
+        "rope_theta": 5000000, "tie_word_embeddings": True, "use_cache": True, "vocab_size": 151936,
+    },
+    "tie_word_embeddings": True, "transformers_version": "4.57.0.dev0", "video_token_id": 151656,
+    "vision_config": {"depth": 24, "model_type": "qwen3_vl"}, "vision_end_token_id": 151653,
+    "vision_start_token_id": 151652,
+}  # fmt: skip
+EXAONE4 = {
+    **HF, "architectures": ["Exaone4ForCausalLM"], "num_key_value_heads": 1, "sliding_window": 20,
+    "sliding_window_pattern": "LLLG", "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+}  # fmt: skip
+GEMMA = {
+    **HF, "architectures": ["GemmaForCausalLM"], "num_key_value_heads": 1, "head_dim": 12, "hidden_act": "gelu",
+    "hidden_activation": None,
+}  # fmt: skip
+
+
+def read_config(
+    directory: Path,
+    base: dict[str, Any],
+    *,
+    stated: _core.DType | None = None,
+    tp_size: int = 1,
+    pp_size: int = 1,
+    **changes: Any,
+) -> CheckpointConfig:
+    """Reads a Hugging Face config given as a dictionary; a value of ... leaves the field out."""
+    fields = {name: value for name, value in {**base, **changes}.items() if value is not ...}
+    (directory / "config.json").write_text(json.dumps(fields))
+    mapping = ParallelMapping(tp_size=tp_size, pp_size=pp_size)
+    return load_hf_config(directory, dtype=stated, mapping=mapping)
