@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from safetensors.numpy import load_file, save_file
 
 import adaptrt
 from adaptrt._core import DType, QuantAlgo
-from adaptrt.builder import cli
 from adaptrt.builder.adapter import HuggingFaceBase, convert_adapter
 from adaptrt.builder.build import build
 from adaptrt.builder.checkpoint.quantization import QuantConfig
@@ -26,22 +24,18 @@ from adaptrt.builder.checkpoint.quantizer import dequantize_rows
 from adaptrt.builder.config import BuildConfig, LoraBuildConfig, PluginConfig
 from adaptrt.builder.conversion.checkpoint import Checkpoint
 from adaptrt.builder.conversion.convert import convert_checkpoint
-from adaptrt.builder.model_cache.first_use import engine_for
-from adaptrt.builder.model_cache.options import EngineOptions
-from adaptrt.builder.model_cache.store import EngineCache
 from adaptrt.builder.network.onnx_graph import NetworkOptions
-from adaptrt.builder.progress import LineProgress
 from adaptrt.runtime.engine import load_engine
-from support.models import ModelSpec, Reference, save_adapter, save_model
+from support.models import Reference, save_adapter, save_model
 from support.oracle import NetworkOracle, SequenceChunk, step_inputs
 from support.published import DEQUANTIZED, KEPT, SCHEMES, bits4, publish
+from support.published_models import SPEC, WHOLE_SPEC, assert_same_weights
 from support.serving import collect, make_request
 
 # As in test_parity.py: the values are the same ones.
 FLOAT32_TOLERANCE = 1e-4
 # Activations are rounded to bfloat16, in engines of that type; of float16 those of embeddings and lm_head.
 HALF_TOLERANCE = 0.03
-SPEC = ModelSpec(hidden_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=16, intermediate_size=96)
 CONFIG = BuildConfig(
     max_batch_size=4,
     max_num_tokens=128,
@@ -50,7 +44,6 @@ CONFIG = BuildConfig(
     plugin_config=PluginConfig(lora_plugin="auto", dora_plugin="enable"),
 )
 W8A16 = QuantConfig(quant_algo=QuantAlgo.W8A16)
-LAYERS = ("self_attn.q", "self_attn.k", "self_attn.v", "self_attn.o", "mlp.gate", "mlp.up", "mlp.down")
 DTYPES = {
     np.dtype(np.float16): DType.FLOAT16,
     np.dtype(ml_dtypes.bfloat16): DType.BFLOAT16,
@@ -65,29 +58,7 @@ def model(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole_model(tmp_path_factory) -> Path:
-    """Of layers whose inputs are whole blocks of every format."""
-    spec = dataclasses.replace(SPEC, hidden_size=128, head_dim=32, intermediate_size=256)
-    return save_model(spec, tmp_path_factory.mktemp("kept") / "model")
-
-
-def checkpoint_rows(checkpoint: Path) -> dict[str, np.ndarray]:
-    return load_file(checkpoint / "rank0.safetensors")
-
-
-def assert_same_weights(checkpoint: Path, values: Path, dtype: Any) -> None:
-    """Bit for bit, in the checkpoint's type."""
-    made, theirs = checkpoint_rows(checkpoint), load_file(values / "model.safetensors")
-    for layer in range(SPEC.num_hidden_layers):
-        expected = [theirs[f"model.layers.{layer}.{name}_proj.weight"].astype(dtype) for name in LAYERS]
-        found = [
-            made[f"transformer.layers.{layer}.{name}.weight"]
-            for name in ("attention.qkv", "attention.dense", "mlp.gate", "mlp.fc", "mlp.proj")
-        ]
-        qkv = np.concatenate(expected[:3])
-        # TensorRT-LLM's mlp.fc is the projection that the activation acts on.
-        for own, other in zip(found, (qkv, expected[3], expected[5], expected[4], expected[6]), strict=True):
-            assert own.dtype == dtype
-            assert own.tobytes() == other.tobytes()
+    return save_model(WHOLE_SPEC, tmp_path_factory.mktemp("kept") / "model")
 
 
 @pytest.mark.parametrize("name", DEQUANTIZED)
@@ -417,68 +388,6 @@ def test_models_of_experts_with_tied_embeddings(name: str, tmp_path: Path) -> No
     assert np.abs(actual - expected).max() <= FLOAT32_TOLERANCE * (expected.max() - expected.min())
 
 
-def test_dequantised_ones_can_be_cut_over_ranks(model: Path, tmp_path: Path) -> None:
-    published = publish(model, tmp_path, SCHEMES["gptq-4-uneven"])
-    convert_checkpoint(published, tmp_path / "cut", tp_size=2)
-    convert_checkpoint(tmp_path / "values", tmp_path / "expected", tp_size=2)
-    for rank in range(2):
-        found, expected = (load_file(tmp_path / name / f"rank{rank}.safetensors") for name in ("cut", "expected"))
-        assert found.keys() == expected.keys()
-        assert all(np.array_equal(found[name], expected[name]) for name in found)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("nf4-double", "gptq-3", "gptq-4-asymmetric", "gptq-8-no-groups", "awq-gemm-no-groups"),
-        *("gptq-8-groups", "packed-8-groups", "packed-8-asymmetric"),
-        *("fp8-blocks", "float8-channel-float32", "llm-int8"),
-    ],
-)
-def test_kept_ones_are_cut_over_ranks_between_groups(name: str, whole_model: Path, tmp_path: Path) -> None:
-    published = publish(whole_model, tmp_path, KEPT[name], exact=True)
-    converted = convert_checkpoint(published, tmp_path / "cut", tp_size=2, pp_size=2)
-    convert_checkpoint(tmp_path / "values", tmp_path / "expected", tp_size=2, pp_size=2)
-    assert converted.dequantization is None
-    assert converted.config.quantization is not None
-    opened = Checkpoint.open(tmp_path / "cut")
-    for rank in range(4):
-        values = load_file(tmp_path / "expected" / f"rank{rank}.safetensors")
-        for layer in ("attention.qkv", "attention.dense", "mlp.fc", "mlp.gate", "mlp.proj"):
-            weight = f"transformer.layers.0.{layer}.weight"
-            wanted = values[weight]
-            pieces = opened.ranks[rank].quantized_rows(weight, range(len(wanted)))
-            found = np.concatenate([dequantize_rows(piece, converted.config.quantization) for piece in pieces])
-            assert np.array_equal(found, wanted)
-
-
-@pytest.mark.parametrize("name", ["gptq-4-act-order", "gptq-8-act-order"])
-def test_reordered_inputs_are_not_cut(name: str, whole_model: Path, tmp_path: Path) -> None:
-    """Layers that ranks share by their outputs are kept; those that they share by their inputs are dequantised."""
-    published = publish(whole_model, tmp_path, KEPT[name], exact=True)
-    converted = convert_checkpoint(published, tmp_path / "cut", tp_size=2)
-    convert_checkpoint(tmp_path / "values", tmp_path / "expected", tp_size=2)
-    how = converted.config.quantization
-    assert how is not None
-    by_inputs = [f"transformer.layers.{i}.{name}" for i in range(2) for name in ("attention.dense", "mlp.proj")]
-    assert sorted(how.exclude_modules) == sorted([*by_inputs, "lm_head"])
-    assert converted.dequantization is not None
-    assert converted.dequantization.num_matrices == 4
-    opened = Checkpoint.open(tmp_path / "cut")
-    for rank in range(2):
-        values = load_file(tmp_path / "expected" / f"rank{rank}.safetensors")
-        for layer, parts in (("attention.qkv", 3), ("mlp.fc", 1), ("mlp.gate", 1)):
-            weight = f"transformer.layers.0.{layer}.weight"
-            tensors = opened.ranks[rank]
-            orders = tensors.input_orders(weight)
-            assert orders.shape == (parts, values[weight].shape[1])
-            pieces = tensors.quantized_rows(weight, range(len(values[weight])))
-            found = np.concatenate([dequantize_rows(piece, how) for piece in pieces])
-            sizes = [64, 32, 32] if parts == 3 else [len(found)]
-            for order, row, value in zip(np.repeat(orders, sizes, axis=0), found, values[weight], strict=True):
-                assert np.array_equal(row, value[order])
-
-
 def test_an_order_that_is_none_is_refused(whole_model: Path, tmp_path: Path) -> None:
     convert_checkpoint(publish(whole_model, tmp_path, KEPT["gptq-4-act-order"]), tmp_path / "checkpoint")
     file = tmp_path / "checkpoint" / "rank0.safetensors"
@@ -512,17 +421,6 @@ def test_parts_and_layers_may_have_orders_of_their_own(whole_model: Path, tmp_pa
     _assert_logits(tmp_path / "engine", tmp_path / "values", tmp_path)
 
 
-def test_what_a_cut_would_divide_is_dequantised(model: Path, tmp_path: Path) -> None:
-    """Groups of 32: of 64 and of 96 inputs two ranks get 32 and 48."""
-    converted = convert_checkpoint(publish(model, tmp_path, KEPT["gptq-4"]), tmp_path / "cut", tp_size=2)
-    assert converted.config.quantization is not None
-    downs = tuple(f"transformer.layers.{layer}.mlp.proj" for layer in range(2))
-    assert converted.config.quantization.exclude_modules == (*downs, "lm_head")
-    assert converted.dequantization is not None
-    assert converted.dequantization.num_matrices == 2
-    Checkpoint.open(tmp_path / "cut")
-
-
 @pytest.mark.parametrize("name", ["nf4-double", "gptq-4", "llm-int8"])
 def test_a_build_that_is_asked_to_rounds_the_values(name: str, whole_model: Path, tmp_path: Path) -> None:
     published = publish(whole_model, tmp_path, SCHEMES[name])
@@ -538,111 +436,6 @@ def test_a_build_that_is_asked_to_rounds_the_values(name: str, whole_model: Path
     algo = "W8A16" if name == "llm-int8" else "W4A16"
     with pytest.raises(adaptrt.ConfigError, match=f"{algo} already"):
         build(tmp_path / "checkpoint", CONFIG, tmp_path / "other", quantization=how)
-
-
-@pytest.mark.parametrize(
-    ("name", "what", "said"),
-    [
-        (
-            "nf4-double",
-            "kept",
-            r"14 matrices of bitsandbytes of 4 bits, 1\d\d\.\d KiB, as W4A16 of NF4 in groups of 64, 1\d\d\.\d KiB",
-        ),
-        (
-            "gptq-2",
-            "kept",
-            r"14 matrices of GPTQ of 2 bits in groups of 64, .* as W4A16 of 2 bits in groups of 64, \d\d",
-        ),
-        (
-            "float8-channel-float32",
-            "kept",
-            r"14 matrices of compressed-tensors of FP8 with a scale for each channel, 2\d\d\.\d KiB, as W8A16 of E4M3, "
-            r"2\d\d\.\d KiB; activations are not rounded",
-        ),
-        (
-            "llm-int8",
-            "kept",
-            r"14 matrices of LLM.int8\(\) of bitsandbytes, 2\d\d\.\d KiB, as W8A16 of LLM_INT8, 2\d\d\.\d KiB; "
-            "activations are not rounded",
-        ),
-        (
-            "gptq-4-act-order",
-            "kept",
-            r"14 matrices of GPTQ of 4 bits in groups of 32, .* as W4A16 in groups of 32, reordered, 1\d\d\.\d KiB",
-        ),
-        ("gptq-8", "kept", r"14 matrices of GPTQ of 8 bits .* as W8A16 in groups of 32 with zero points, \d"),
-        (
-            "gptq-4-uneven",
-            "dequantised",
-            "14 matrices of GPTQ of 4 bits in groups of 32, .*, become 1.1 MiB of float32",
-        ),
-    ],
-)
-def test_the_commands_say_what_became_of_them(
-    name: str,
-    what: str,
-    said: str,
-    whole_model: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    published = publish(whole_model, tmp_path, SCHEMES[name])
-    monkeypatch.setenv("COLUMNS", "400")
-    where = ["--model_dir", str(published), "--output_dir"]
-    assert cli.main(["convert-checkpoint", *where, str(tmp_path / "checkpoint")]) == 0
-    assert_said(capsys, f"{what}: {said}")
-    sizes = ["--max_batch_size", "2", "--max_num_tokens", "64", "--max_seq_len", "32"]
-    assert cli.main(["build", *where, str(tmp_path / "engine"), *sizes]) == 0
-    assert_said(capsys, f"{what} +{said}")
-    lines = tmp_path / "lines.txt"
-    options = EngineOptions(max_batch_size=2, max_num_tokens=64, max_seq_len=32)
-    with lines.open("w") as stream:
-        engine_for(published, options, LineProgress(stream), cache=EngineCache(tmp_path / "cache"))
-    assert re.search(f"{what}: {said}", lines.read_text())
-    again = EngineOptions(max_batch_size=2, max_num_tokens=64, max_seq_len=32, quantization=W8A16)
-    engine_for(published, again, cache=EngineCache(tmp_path / "cache"))
-
-
-def assert_said(capsys: pytest.CaptureFixture[str], text: str) -> None:
-    printed = capsys.readouterr().out
-    assert re.search(text, printed), printed
-
-
-def flags(model: Path, place: Path, *more: str) -> list[str]:
-    return ["convert-checkpoint", "--model_dir", str(model), "--output_dir", str(place / "checkpoint"), *more]
-
-
-def test_flags_of_published_models(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    published = publish(model, tmp_path, SCHEMES["gptq-4-uneven"])
-    precision = ["--use_weight_only", "--weight_only_precision", "int4_gptq"]
-    assert cli.main(flags(published, tmp_path, *precision, "--per_group", "--group_size", "32")) == 0
-    assert_same_weights(tmp_path / "checkpoint", tmp_path / "values", np.float32)
-    assert cli.main(flags(model, tmp_path, *precision, "--quant_ckpt_path", str(published))) == 0
-    assert_same_weights(tmp_path / "checkpoint", tmp_path / "values", np.float32)
-    capsys.readouterr()
-    other = save_model(dataclasses.replace(SPEC, num_hidden_layers=3), tmp_path / "other")
-    what = "the model is GPTQ of 4 bits in groups of 32"
-    for wrong, reason in (
-        (flags(published, tmp_path, *precision, "--per_group"), f"group_size 128: {what}"),
-        (flags(model, tmp_path, *precision), "weight_only_precision int4_gptq: the model is not quantised"),
-        (flags(published, tmp_path, *precision[:2], "int4_awq"), f"int4_awq: {what}"),
-        (flags(published, tmp_path, *precision[:2], "int8_gptq"), f"int8_gptq: {what}"),
-        (flags(published, tmp_path, *precision, "--has_zero_point"), "has_zero_point needs weight_only_precision int4"),
-        (flags(published, tmp_path, *precision[1:]), "weight_only_precision needs use_weight_only"),
-        (flags(model, tmp_path, "--quant_ckpt_path", "x"), "quant_ckpt_path needs weight_only_precision int8_gptq"),
-        (
-            flags(model, tmp_path, *precision, "--quant_ckpt_path", str(published / "model.safetensors")),
-            "model.safetensors: expected the directory of the published model",
-        ),
-        (
-            flags(other, tmp_path, *precision, "--quant_ckpt_path", str(published)),
-            "is another model than model_dir .*: num_hidden_layers differ",
-        ),
-    ):
-        assert cli.main(wrong) == 2
-        error = capsys.readouterr().err
-        assert re.search(reason, error), error
 
 
 def test_layers_that_conv1d_has_the_other_way_round_are_refused(tmp_path: Path) -> None:
