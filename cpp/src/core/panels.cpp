@@ -172,7 +172,7 @@ void pack_panels(std::byte* panels, DType dtype, std::int64_t n, std::int64_t k,
 
 std::size_t PanelMatrix::bytes() const {
   if (is_compressed()) return compressed_bytes(n, k, exceptions);
-  return panel_bytes(quantization, dtype, n, k) * (has_rows || has_columns ? 2 : 1);
+  return panel_bytes(quantization, dtype, n, k) * (is_stored_twice() ? 2 : 1);
 }
 
 std::size_t PanelMatrix::bytes_of_panels() const {

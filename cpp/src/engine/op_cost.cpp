@@ -167,8 +167,8 @@ void add_new_tokens(const Step& step, OpCost* cost) {
 void add_weights(std::span<const LinearPart> parts, std::int64_t rows, OpCost* cost) {
   for (const LinearPart& part : parts) {
     // Rows and columns behind panels are read in their place.
-    const bool is_there_twice = part.weight.has_rows || part.weight.has_columns;
-    cost->weight_bytes += as_count(part.weight.bytes()) / (is_there_twice ? 2 : 1) + num_bytes(part.bias);
+    cost->weight_bytes +=
+        as_count(part.weight.bytes()) / (part.weight.is_stored_twice() ? 2 : 1) + num_bytes(part.bias);
     cost->flops += 2 * rows * part.weight.n * part.weight.k;
   }
 }

@@ -157,6 +157,8 @@ struct PanelMatrix {
   /// Behind the panels are the columns; see can_have_columns.
   bool has_columns = false;
 
+  /// Whether rows or columns are behind the panels.
+  [[nodiscard]] bool is_stored_twice() const { return has_rows || has_columns; }
   [[nodiscard]] bool is_compressed() const { return exceptions != kNotCompressed; }
   /// Whether that panel is: the last one is not where it is narrower than kPanelColumns.
   [[nodiscard]] bool is_compressed(std::int64_t panel) const {
