@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "engine/random_model.h"
+#include "engine/random_storage.h"
 
 namespace adaptrt::routing_test {
 namespace {
