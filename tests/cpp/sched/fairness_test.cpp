@@ -207,7 +207,7 @@ BOOST_DATA_TEST_CASE(work_is_even_among_adapters_that_always_wait,
 std::int64_t slow_start(bool adapter_fairness, double flood) {
   std::mt19937_64 random(7);
   std::exponential_distribution<double> gap(1.0);
-  World world({.num_blocks = 2000,
+  World world({.num_blocks = 200,
                .tokens_per_block = 16,
                .adapter_fairness = adapter_fairness,
                .limits = limits(8, 64),
