@@ -8,89 +8,26 @@
 #include <vector>
 
 #include "adaptrt/core/error.h"
-#include "adaptrt/core/huge_array.h"
 #include "adaptrt/engine/check_step_input.h"
 #include "adaptrt/engine/engine.h"
 #include "adaptrt/engine/pieces.h"
 #include "attention_plan.h"
 #include "count_usage.h"
 #include "encoder_step.h"
-#include "experts.h"
+#include "engine_info.h"
 #include "kv_pool.h"
-#include "low_rank_exchange.h"
 #include "output_rows.h"
 #include "overlapped_sum.h"
 #include "placed_weights.h"
+#include "section_rows.h"
 #include "sparse_linear.h"
 #include "stage_communicator.h"
 #include "step.h"
+#include "step_memory.h"
 #include "step_recorder.h"
 
 namespace adaptrt {
 namespace {
-
-/// What a section's ops want to know of its rows, kept from step to step so that steps allocate nothing.
-struct SectionRows {
-  std::vector<std::int32_t> sequence_of_token;
-  std::vector<std::int32_t> first_own_blocks;
-  std::vector<AdapterGroup> groups;
-  AttentionPlans attention_plans;
-
-  explicit SectionRows(const std::vector<Op>& ops) : attention_plans(ops) {}
-
-  /// `keys_per_block`: of a step's own keys.
-  void describe(const StepInput& input, std::int64_t keys_per_block, int num_threads) {
-    name_sequences(input);
-    place_own_keys(input, keys_per_block);
-    group_tokens(input);
-    attention_plans.make(input, num_threads);
-  }
-
- private:
-  void name_sequences(const StepInput& input) {
-    sequence_of_token.resize(input.token_ids.size());
-    for (std::size_t sequence = 0; sequence < input.prompt_lengths.size(); ++sequence) {
-      std::fill(sequence_of_token.begin() + input.sequence_offsets[sequence],
-                sequence_of_token.begin() + input.sequence_offsets[sequence + 1],
-                static_cast<std::int32_t>(sequence));
-    }
-  }
-
-  void place_own_keys(const StepInput& input, std::int64_t keys_per_block) {
-    first_own_blocks.clear();
-    std::int32_t next = 0;
-    for (std::size_t sequence = 0; sequence < input.prompt_lengths.size(); ++sequence) {
-      first_own_blocks.push_back(next);
-      const std::int64_t tokens = input.sequence_offsets[sequence + 1] - input.sequence_offsets[sequence];
-      next += static_cast<std::int32_t>((tokens + keys_per_block - 1) / keys_per_block);
-    }
-  }
-
-  /// The first row of a sequence on which its adapter acts; the end of its rows where there is none.
-  static std::int32_t first_adapted_row(const StepInput& input, std::size_t sequence) {
-    const std::int32_t begin = input.sequence_offsets[sequence];
-    const std::int32_t end = input.sequence_offsets[sequence + 1];
-    if (input.adapters_from.empty() || begin == end) return begin;
-    const std::int32_t before =
-        input.adapters_from[sequence] - input.positions[static_cast<std::size_t>(begin)];
-    return std::min(begin + std::max(0, before), end);
-  }
-
-  void group_tokens(const StepInput& input) {
-    groups.clear();
-    for (std::size_t sequence = 0; sequence < input.adapters.size(); ++sequence) {
-      const DeviceAdapter* adapter = input.adapters[sequence];
-      const std::int32_t end = input.sequence_offsets[sequence + 1];
-      const std::int32_t begin = first_adapted_row(input, sequence);
-      if (begin == end) continue;
-      if (!groups.empty() && groups.back().adapter == adapter && groups.back().end == begin) {
-        groups.back().end = end;
-      } else if (adapter != nullptr) {
-        groups.push_back({begin, end, adapter});
-      }
-    }
-  }
-};
 
 class CpuEngine final : public Engine {
  public:
@@ -110,63 +47,24 @@ class CpuEngine final : public Engine {
         position_biases_(program_),
         rows_(program_.body),
         encoder_rows_(program_.encoder),
-        experts_(program_, kernels_, threads_->num_threads()) {
+        memory_(program_, kernels_, threads_->num_threads()) {
+    info_ = info_of(program_, kernels_, kv_pool_, cross_pool_);
     if (own_keys_.block_bytes() > 0) {
       // Every sequence may leave a block unfilled.
       const std::int64_t most = std::min(program_.max_batch_size, program_.max_num_tokens) +
                                 program_.max_num_tokens / own_keys_.tokens_per_block();
       own_keys_.allocate(static_cast<std::int32_t>(most));
     }
-    arena_ = HugeArray(program_.arena_bytes);
-    const auto rows = static_cast<std::size_t>(most_linear_rows(program_));
-    if (!program_.lora.sites.empty()) {
-      shrink_stride_ = std::int64_t{program_.lora.max_rank} * static_cast<std::int64_t>(kMaxPartsPerSite);
-      shrink_ = HugeArray(rows * static_cast<std::size_t>(shrink_stride_) * sizeof(float));
-    }
-    int8_stride_ = int8_row_bytes(program_);
-    if (int8_stride_ > 0) {
-      // Kernels read whole blocks of rows.
-      const std::size_t whole_blocks = rows + PackedSteps::kBlockRows - 1;
-      int8_rows_ = HugeArray(whole_blocks * static_cast<std::size_t>(int8_stride_));
-      int8_scales_ = HugeArray(rows * sizeof(float));
-      int8_sums_ =
-          HugeArray(rows * static_cast<std::size_t>(most_w4a8_groups(program_)) * sizeof(std::int32_t));
-    }
-    const PackedRowsSize packed = packed_rows_size(program_, kernels_);
-    const ReorderedSize reordered = reordered_size(program_);
-    packed_ = HugeArray(static_cast<std::size_t>(packed.bytes() * (1 + reordered.orders)));
-    packed_step_bytes_ = packed.step_bytes;
-    packed_order_bytes_ = packed.bytes();
-    const auto orders = static_cast<std::size_t>(reordered.orders);
-    reordered_ = HugeArray(orders * rows * static_cast<std::size_t>(reordered.row_bytes));
-    rank_room_floats_ = rank_room_floats(program_);
-    rank_room_ = HugeArray((rank_room_floats_ + low_rank_room_floats(program_)) * sizeof(float));
-    const auto groups = static_cast<std::size_t>(most_zero_point_groups(program_));
-    if (groups > 0) {
-      group_sums_ = HugeArray(std::max<std::size_t>(1, orders) * rows * groups * sizeof(float));
-    }
-    const std::size_t floats =
-        std::max({linear_scratch_floats(program_, kernels_), attention_scratch_floats(program_),
-                  row_op_scratch_floats(program_), expert_scratch_floats(program_)});
-    for (int thread = 0; thread < threads_->num_threads(); ++thread) scratch_.emplace_back(floats);
-    // Every group of rows may be one row.
-    linear_scratch_.blocks.reserve(rows);
-    linear_scratch_.task_ends.reserve(rows);
-    linear_scratch_.packed_begins.reserve(rows);
-    linear_scratch_.order_of_part.reserve(reordered.parts);
-    adapted_rows_.reserve(rows);
-    if (program_.lora.max_extra_tokens > 0) new_token_rows_.reserve(rows);
     if (program_.hidden != kNoBuffer) {
       num_hidden_ops_ = num_ops_to_hidden(program_);
       hidden_rows_.resize(static_cast<std::size_t>(program_.max_batch_size) *
-                          static_cast<std::size_t>(hidden_size()));
+                          static_cast<std::size_t>(info_.hidden_size));
     }
     if (program_.num_stages > 1 && program_.has_encoder()) {
       const auto broadcasts = [](const Op& op) { return std::holds_alternative<BroadcastOp>(op); };
       num_encoder_layer_ops_ = static_cast<std::size_t>(std::ranges::find_if(program_.encoder, broadcasts) -
                                                         program_.encoder.begin());
     }
-    fill_info();
     if (profile) recorder_ = std::make_unique<StepRecorder>(std::move(profile), *threads_);
   }
 
@@ -241,12 +139,6 @@ class CpuEngine final : public Engine {
                       std::to_string(bytes));
   }
 
-  /// 0 where hidden states are not told.
-  [[nodiscard]] std::int64_t hidden_size() const {
-    return program_.hidden == kNoBuffer ? 0
-                                        : program_.buffers[static_cast<std::size_t>(program_.hidden)].width;
-  }
-
   /// Runs ops of the head for slices of `rows`, and gives what `result` finds after each to the sink.
   template <class Result>
   void run_head(Step& step, std::span<const std::int32_t> rows, std::span<const std::int32_t> tokens,
@@ -269,7 +161,7 @@ class CpuEngine final : public Engine {
   /// The hidden states of a slice in float32.
   const float* widen_hidden(const Step& step) {
     if (step.buffer(program_.hidden).dtype == DType::kFloat32) return step.float_row(program_.hidden, 0);
-    const std::int64_t size = step.rows * hidden_size();
+    const std::int64_t size = step.rows * info_.hidden_size;
     const auto* bits = reinterpret_cast<const std::uint16_t*>(step.row(program_.hidden, 0));
     std::transform(bits, bits + size, hidden_rows_.begin(), bfloat16_to_float);
     return hidden_rows_.data();
@@ -293,29 +185,29 @@ class CpuEngine final : public Engine {
     return {.program = program_,
             .kernels = kernels_,
             .threads = *threads_,
-            .arena = arena_.data(),
+            .arena = memory_.arena.data(),
             .kv_pool = kv_pool_,
             .cross_pool = cross_pool_,
             .own_keys = own_keys_,
             .position_biases = position_biases_,
-            .scratch = scratch_,
-            .shrink = shrink_.data(),
-            .shrink_stride = shrink_stride_,
-            .int8_rows = reinterpret_cast<std::uint8_t*>(int8_rows_.data()),
-            .int8_stride = int8_stride_,
-            .int8_scales = reinterpret_cast<float*>(int8_scales_.data()),
-            .int8_sums = reinterpret_cast<std::int32_t*>(int8_sums_.data()),
-            .packed = {packed_.data(), packed_step_bytes_},
-            .packed_order_bytes = packed_order_bytes_,
-            .reordered = reordered_.data(),
-            .group_sums = reinterpret_cast<float*>(group_sums_.data()),
-            .experts = experts_,
+            .scratch = memory_.scratch,
+            .shrink = memory_.shrink.data(),
+            .shrink_stride = memory_.shrink_stride,
+            .int8_rows = reinterpret_cast<std::uint8_t*>(memory_.int8_rows.data()),
+            .int8_stride = memory_.int8_stride,
+            .int8_scales = reinterpret_cast<float*>(memory_.int8_scales.data()),
+            .int8_sums = reinterpret_cast<std::int32_t*>(memory_.int8_sums.data()),
+            .packed = {memory_.packed.data(), memory_.packed_step_bytes},
+            .packed_order_bytes = memory_.packed_order_bytes,
+            .reordered = memory_.reordered.data(),
+            .group_sums = reinterpret_cast<float*>(memory_.group_sums.data()),
+            .experts = memory_.experts,
             .weights = weights_.get(),
-            .linear_scratch = linear_scratch_,
+            .linear_scratch = memory_.linear_scratch,
             .communicator = communicator_.get(),
             .stage_communicator = stage_communicator_.get(),
-            .rank_room = reinterpret_cast<float*>(rank_room_.data()),
-            .low_rank_room = reinterpret_cast<float*>(rank_room_.data()) + rank_room_floats_,
+            .rank_room = reinterpret_cast<float*>(memory_.rank_room.data()),
+            .low_rank_room = reinterpret_cast<float*>(memory_.rank_room.data()) + memory_.rank_room_floats,
             .rank_messages = rank_messages_,
             .overlapped_sum = overlapped_sum_,
             .recorder = recorder_.get(),
@@ -324,8 +216,8 @@ class CpuEngine final : public Engine {
             .first_own_blocks = rows.first_own_blocks,
             .groups = rows.groups,
             .groups_of_output_rows = {},
-            .adapted_rows = adapted_rows_,
-            .new_token_rows = new_token_rows_,
+            .adapted_rows = memory_.adapted_rows,
+            .new_token_rows = memory_.new_token_rows,
             .attention_plans = rows.attention_plans,
             .sum_behind = {},
             .rows = static_cast<std::int64_t>(input.token_ids.size()),
@@ -403,59 +295,6 @@ class CpuEngine final : public Engine {
     }
   }
 
-  void fill_info() {
-    info_ = {.dtype = program_.dtype,
-             .vocab_size = program_.vocab_size,
-             .num_layers = program_.num_layers,
-             .max_batch_size = program_.max_batch_size,
-             .max_num_tokens = program_.max_num_tokens,
-             .max_input_len = program_.max_input_len,
-             .max_seq_len = program_.max_seq_len,
-             .max_beam_width = program_.max_beam_width,
-             .tokens_per_block = program_.tokens_per_block,
-             .kv_block_bytes = kv_pool_.block_bytes(),
-             .max_reusable_prompt_len = program_.max_seq_len,
-             .lora = program_.lora,
-             .num_stages = program_.num_stages,
-             .kernels = std::string(kernels_.name),
-             .kv_identity = program_.identity,
-             .attention_windows =
-                 std::vector<std::int32_t>(static_cast<std::size_t>(std::max(1, program_.num_layers))),
-             .has_adapters_from = !program_.has_encoder(),
-             .hidden_size = hidden_size(),
-             .has_logits = program_.logits != kNoBuffer || !program_.is_last_stage(),
-             .has_kv_cache = kv_pool_.block_bytes() > 0};
-    if (!info_.has_kv_cache) {
-      info_.max_reusable_prompt_len = 0;
-      info_.kv_identity.clear();
-      info_.has_adapters_from = false;  // rows before that position see those behind it
-    }
-    if (program_.has_encoder()) {
-      info_.max_encoder_input_len = program_.max_encoder_input_len;
-      info_.encoder_hidden_size = program_.buffers[static_cast<std::size_t>(program_.encoder_output)].width;
-      info_.cross_kv_block_bytes = cross_pool_.block_bytes();
-      // What a token's keys and values are depends on the encoder input, which is no part of a prefix.
-      info_.max_reusable_prompt_len = 0;
-    }
-    for (const auto& op : program_.body) {
-      const auto* embedding = std::get_if<EmbeddingOp>(&op);
-      if (embedding != nullptr && program_.num_ranks == 1 && info_.has_kv_cache && !program_.has_encoder()) {
-        info_.given_embedding_size = embedding->table.k;
-      }
-      if (embedding != nullptr && !info_.has_kv_cache) {
-        info_.num_token_types = std::max<std::int64_t>(1, embedding->types.n);
-      }
-      if (const auto* attention = std::get_if<AttentionOp>(&op)) {
-        info_.attention_windows[static_cast<std::size_t>(attention->layer)] = attention->sliding_window;
-      }
-      const auto* rope = std::get_if<RopeTableOp>(&op);
-      if (rope != nullptr && rope->kind != RopeKind::kStatic) {
-        // Longer prompts turn all their positions by angles of their own length.
-        info_.max_reusable_prompt_len = std::min(info_.max_reusable_prompt_len, rope->original_max_position);
-      }
-    }
-  }
-
   Program program_;
   /// nullptr: the program's are where it refers to.
   std::unique_ptr<PlacedWeights> weights_;
@@ -465,22 +304,8 @@ class CpuEngine final : public Engine {
   std::shared_ptr<Communicator> communicator_;
   std::shared_ptr<Communicator> stage_communicator_;
   EngineInfo info_;
-  HugeArray arena_;
-  HugeArray shrink_;
-  std::int64_t shrink_stride_ = 0;
-  HugeArray int8_rows_;
-  HugeArray int8_scales_;
-  HugeArray int8_sums_;
-  HugeArray reordered_;
-  HugeArray group_sums_;
-  HugeArray rank_room_;
-  std::size_t rank_room_floats_ = 0;
   RankMessages rank_messages_;
   OverlappedSum overlapped_sum_;
-  HugeArray packed_;
-  std::int64_t packed_step_bytes_ = 0;
-  std::int64_t packed_order_bytes_ = 0;
-  std::int64_t int8_stride_ = 0;
   /// Ops of the head up to the one that writes Program::hidden.
   std::size_t num_hidden_ops_ = 0;
   /// Ops of the encoder before its BroadcastOp; 0: it has none.
@@ -492,9 +317,7 @@ class CpuEngine final : public Engine {
   PositionBiases position_biases_;
   SectionRows rows_;
   SectionRows encoder_rows_;
-  ExpertMemory experts_;
-  LinearScratch linear_scratch_;
-  std::vector<Scratch> scratch_;
+  StepMemory memory_;
   /// nullptr without a profile.
   std::unique_ptr<StepRecorder> recorder_;
   StepInputChecker checker_;
@@ -503,8 +326,6 @@ class CpuEngine final : public Engine {
   std::vector<std::byte> encoded_rows_;  // of the last of several stages
   std::vector<AdapterGroup> groups_of_output_rows_;
   std::vector<AdapterGroup> groups_of_slice_;
-  std::vector<AdaptedRows> adapted_rows_;
-  std::vector<AdaptedRows> new_token_rows_;
   OutputRows output_rows_;
   std::vector<std::int32_t> kept_output_rows_;
 };
