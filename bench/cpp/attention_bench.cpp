@@ -15,6 +15,7 @@
 #include "adaptrt/engine/step_profile.h"
 #include "adaptrt/kernels/machine_limits.h"
 #include "engine/random_model.h"
+#include "engine/step_arrays.h"
 
 namespace adaptrt {
 namespace {

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "engine/random_model.h"
+#include "engine/step_arrays.h"
 
 namespace adaptrt {
 namespace {

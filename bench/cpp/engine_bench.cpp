@@ -12,6 +12,7 @@
 
 #include "adaptrt/kernels/machine_limits.h"
 #include "engine/random_model.h"
+#include "engine/step_arrays.h"
 
 namespace adaptrt {
 namespace {

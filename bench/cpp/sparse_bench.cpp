@@ -16,6 +16,7 @@
 
 #include "adaptrt/engine/step_profile.h"
 #include "engine/random_model.h"
+#include "engine/step_arrays.h"
 
 namespace adaptrt {
 namespace {

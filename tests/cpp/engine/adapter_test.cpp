@@ -12,6 +12,7 @@
 #include "adaptrt/kernels/kernel_table.h"
 #include "emulated_tiles/kernel_tables.h"
 #include "engine/random_model.h"
+#include "engine/step_arrays.h"
 
 namespace adaptrt::testing::adapter_test {
 namespace {

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "engine/random_model.h"
+#include "engine/step_arrays.h"
 
 namespace adaptrt::testing::allocations_test {
 namespace {

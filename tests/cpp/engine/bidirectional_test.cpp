@@ -11,6 +11,7 @@
 
 #include "emulated_tiles/kernel_tables.h"
 #include "engine/random_model.h"
+#include "engine/step_arrays.h"
 
 namespace adaptrt::testing::bidirectional_test {
 namespace {

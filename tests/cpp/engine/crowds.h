@@ -15,6 +15,7 @@
 
 #include "emulated_tiles/kernel_tables.h"
 #include "engine/random_model.h"
+#include "engine/step_arrays.h"
 #include "support/sanitized.h"
 
 namespace adaptrt::testing::crowds {

@@ -11,6 +11,7 @@
 
 #include "adaptrt/core/error.h"
 #include "engine/random_model.h"
+#include "engine/step_arrays.h"
 
 namespace adaptrt::testing::encoder_test {
 namespace {

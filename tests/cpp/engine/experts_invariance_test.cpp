@@ -13,6 +13,7 @@
 #include "emulated_tiles/kernel_tables.h"
 #include "engine/crowds.h"
 #include "engine/random_model.h"
+#include "engine/step_arrays.h"
 #include "engine/weight_forms.h"
 
 namespace adaptrt::testing::experts_invariance_test {

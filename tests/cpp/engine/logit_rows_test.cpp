@@ -13,6 +13,7 @@
 
 #include "adaptrt/core/error.h"
 #include "engine/random_model.h"
+#include "engine/step_arrays.h"
 
 namespace adaptrt::testing::logit_rows_test {
 namespace {

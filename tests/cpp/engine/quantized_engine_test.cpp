@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "engine/random_model.h"
+#include "engine/step_arrays.h"
 
 namespace adaptrt::testing::quantized_engine_test {
 namespace {

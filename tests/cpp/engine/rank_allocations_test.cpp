@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "engine/random_model.h"
+#include "engine/step_arrays.h"
 #include "sharded/echo.h"
 #include "sharded/rank_programs.h"
 #include "support/allocations.h"

@@ -7,6 +7,7 @@
 
 #include "adaptrt/core/error.h"
 #include "engine/random_model.h"
+#include "engine/step_arrays.h"
 
 namespace adaptrt::testing::step_input_test {
 namespace {

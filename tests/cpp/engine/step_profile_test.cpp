@@ -9,6 +9,7 @@
 #include "adaptrt/core/error.h"
 #include "adaptrt/core/thread_pool.h"
 #include "engine/random_model.h"
+#include "engine/step_arrays.h"
 #include "sharded/echo.h"
 #include "sharded/rank_programs.h"
 

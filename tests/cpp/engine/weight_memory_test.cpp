@@ -23,6 +23,7 @@
 #include "adaptrt/weight_file/weight_file.h"
 #include "emulated_tiles/kernel_tables.h"
 #include "engine/random_model.h"
+#include "engine/step_arrays.h"
 #include "support/sanitized.h"
 #include "support/temporary_directory.h"
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "engine/random_model.h"
+#include "engine/step_arrays.h"
 
 namespace adaptrt::testing::window_test {
 namespace {

@@ -11,6 +11,7 @@
 #include "adaptrt/core/error.h"
 #include "adaptrt/sharded/step_pieces.h"
 #include "engine/random_model.h"
+#include "engine/step_arrays.h"
 #include "sharded/stage_programs.h"
 #include "sharded/thread_pipeline.h"
 

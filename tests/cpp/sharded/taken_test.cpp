@@ -14,6 +14,7 @@
 
 #include "adaptrt/sharded/sharded_engine.h"
 #include "engine/random_model.h"
+#include "engine/step_arrays.h"
 #include "sharded/rank_programs.h"
 #include "sharded/stage_programs.h"
 #include "sharded/thread_ranks.h"

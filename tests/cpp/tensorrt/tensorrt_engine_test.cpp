@@ -11,6 +11,7 @@
 
 #include "adaptrt/core/error.h"
 #include "engine/random_model.h"
+#include "engine/step_arrays.h"
 #include "tensorrt/fake_plan.h"
 
 namespace adaptrt::testing::tensorrt_engine_test {

@@ -1,0 +1,107 @@
+#pragma once
+
+// Steps of an engine's tests, and what comes of them.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "adaptrt/engine/engine.h"
+
+namespace adaptrt::testing {
+
+/// The tokens of a sequence that a step takes.
+struct Piece {
+  std::vector<std::int32_t> tokens = {};
+  std::int32_t first_position = 0;
+  std::int32_t prompt_length = 1;
+  std::vector<std::int32_t> blocks = {};
+  const DeviceAdapter* adapter = nullptr;
+  std::int32_t adapter_from = 0;
+};
+
+/// A StepInput with what it refers to.
+class StepArrays {
+ public:
+  explicit StepArrays(const std::vector<Piece>& pieces) {
+    std::size_t width = 1;
+    for (const auto& piece : pieces) width = std::max(width, piece.blocks.size());
+    max_blocks = static_cast<std::int32_t>(width);
+    offsets.push_back(0);
+    for (const auto& piece : pieces) {
+      for (std::size_t i = 0; i < piece.tokens.size(); ++i) {
+        logit_rows.push_back(static_cast<std::int32_t>(tokens.size()));
+        tokens.push_back(piece.tokens[i]);
+        positions.push_back(piece.first_position + static_cast<std::int32_t>(i));
+      }
+      offsets.push_back(static_cast<std::int32_t>(tokens.size()));
+      prompt_lengths.push_back(piece.prompt_length);
+      for (std::size_t i = 0; i < width; ++i)
+        tables.push_back(i < piece.blocks.size() ? piece.blocks[i] : -1);
+      adapters.push_back(piece.adapter);
+      adapters_from.push_back(piece.adapter_from);
+    }
+  }
+
+  [[nodiscard]] StepInput input() const {
+    return {.token_ids = tokens,
+            .positions = positions,
+            .token_types = token_types,
+            .sequence_offsets = offsets,
+            .prompt_lengths = prompt_lengths,
+            .block_tables = tables,
+            .max_blocks_per_sequence = max_blocks,
+            .adapters = adapters,
+            .adapters_from = adapters_from,
+            .logit_rows = logit_rows,
+            .copies_from = copies_from,
+            .copies_to = copies_to,
+            .hidden_rows = hidden_rows,
+            .given_rows = given_rows,
+            .given_embeddings = given_embeddings};
+  }
+
+  std::vector<std::int32_t> tokens;
+  std::vector<std::int32_t> positions;
+  std::vector<std::int32_t> token_types;
+  std::vector<std::int32_t> offsets;
+  std::vector<std::int32_t> prompt_lengths;
+  std::vector<std::int32_t> tables;
+  std::int32_t max_blocks = 0;
+  std::vector<const DeviceAdapter*> adapters;
+  std::vector<std::int32_t> adapters_from;
+  std::vector<std::int32_t> given_rows;
+  std::vector<const float*> given_embeddings;
+  /// All of them, unless changed.
+  std::vector<std::int32_t> logit_rows;
+  std::vector<std::int32_t> copies_from;
+  std::vector<std::int32_t> copies_to;
+  std::vector<std::int32_t> hidden_rows;
+};
+
+/// The logits of a step, [R][vocab_size], and its hidden states, [H][hidden_size].
+struct StepResults {
+  std::vector<float> logits;
+  std::vector<float> hidden;
+};
+
+inline StepResults results_of(Engine* engine, const StepInput& input) {
+  const auto into = [](std::vector<float>& all, std::size_t rows, std::int64_t width) {
+    all.assign(rows * static_cast<std::size_t>(width), std::nanf(""));
+    return [&all, width](std::int64_t first, std::int64_t count, const float* values) {
+      std::copy_n(values, count * width, all.begin() + first * width);
+    };
+  };
+  StepResults results;
+  engine->step(input, into(results.logits, input.logit_rows.size(), engine->info().vocab_size),
+               into(results.hidden, input.hidden_rows.size(), engine->info().hidden_size));
+  return results;
+}
+
+/// The logits of a step, [R][vocab_size].
+inline std::vector<float> logits_of(Engine* engine, const StepInput& input) {
+  return results_of(engine, input).logits;
+}
+
+}  // namespace adaptrt::testing
