@@ -4,6 +4,9 @@
 #include <numeric>
 #include <variant>
 
+#include "for_each_weight.h"
+#include "packed_output.h"
+
 namespace adaptrt {
 namespace {
 
@@ -16,23 +19,6 @@ void prefetch(std::span<const MemorySpan> spans) {
   for (const MemorySpan& span : spans) {
     for (std::int64_t offset = 0; offset < span.bytes; offset += kCacheLine) {
       __builtin_prefetch(span.data + offset, 0, 2);
-    }
-  }
-}
-
-/// Calls visit(weight) for the linear layers of a program.
-template <class Visit>
-void for_each_weight(const Program& program, const Visit& visit) {
-  const auto visit_all = [&](const std::vector<LinearPart>& parts) {
-    for (const LinearPart& part : parts) visit(part.weight);
-  };
-  for (const auto* ops : program.sections()) {
-    for (const auto& op : *ops) {
-      if (const auto* linear = std::get_if<LinearOp>(&op)) visit_all(linear->parts);
-      if (const auto* experts = std::get_if<ExpertsOp>(&op)) {
-        visit_all(experts->gate_up);
-        visit_all(experts->down);
-      }
     }
   }
 }
@@ -333,11 +319,8 @@ std::size_t linear_scratch_floats(const Program& program, const KernelTable& ker
 PackedRowsSize packed_rows_size(const Program& program, const KernelTable& kernels) {
   if (kernels.pack_rows == nullptr) return {};
   if (activation_dtype(program.dtype) != DType::kBFloat16) return {};
-  std::int64_t widest = 0;
-  for_each_weight(program, [&](const PanelMatrix& weight) { widest = std::max(widest, weight.k); });
-  const std::int64_t bytes = widest * static_cast<std::int64_t>(size_of(DType::kBFloat16));
   // Tiles may begin at any row.
-  return {.steps = PackedSteps::steps_of(bytes),
+  return {.steps = most_packed_steps(program),
           .step_bytes = odd_step_bytes(most_linear_rows(program) / PackedSteps::kBlockRows + 2)};
 }
 

@@ -18,6 +18,7 @@
 #include "kv_pool.h"
 #include "output_rows.h"
 #include "overlapped_sum.h"
+#include "packed_output.h"
 #include "placed_weights.h"
 #include "section_rows.h"
 #include "sparse_linear.h"
@@ -47,7 +48,8 @@ class CpuEngine final : public Engine {
         position_biases_(program_),
         rows_(program_.body),
         encoder_rows_(program_.encoder),
-        memory_(program_, kernels_, threads_->num_threads()) {
+        memory_(program_, kernels_, threads_->num_threads()),
+        packed_outputs_(program_) {
     info_ = info_of(program_, kernels_, kv_pool_, cross_pool_);
     if (own_keys_.block_bytes() > 0) {
       // Every sequence may leave a block unfilled.
@@ -173,6 +175,8 @@ class CpuEngine final : public Engine {
       if (step.rows == 0) return;  // KeepLogitRowsOp in a step that nothing is wanted of
       if (recorder_) recorder_->begin_op(section, first + i);
       step.sum_behind = sum_behind(ops, i);
+      step.packed_input = i == 0 ? PackedRows{} : step.packed_output;
+      step.packed_output = i + 1 < ops.size() ? packed_outputs_.of(section, first + i, step) : PackedRows{};
       const auto held = weights_ ? weights_->hold(section, first + i) : std::nullopt;
       std::visit([&](const auto& found) { run_op(found, step); }, ops[i]);
       if (overlapped_sum_.is_under_way()) overlapped_sum_.go_on();
@@ -220,6 +224,8 @@ class CpuEngine final : public Engine {
             .new_token_rows = memory_.new_token_rows,
             .attention_plans = rows.attention_plans,
             .sum_behind = {},
+            .packed_input = {},
+            .packed_output = {},
             .rows = static_cast<std::int64_t>(input.token_ids.size()),
             .output_rows = {},
             .kept_output_rows = {}};
@@ -318,6 +324,7 @@ class CpuEngine final : public Engine {
   SectionRows rows_;
   SectionRows encoder_rows_;
   StepMemory memory_;
+  PackedOutputs packed_outputs_;
   /// nullptr without a profile.
   std::unique_ptr<StepRecorder> recorder_;
   StepInputChecker checker_;

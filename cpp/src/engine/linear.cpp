@@ -8,6 +8,7 @@
 #include "adaptrt/core/compressed_panels.h"
 #include "base_product.h"
 #include "linear_output.h"
+#include "linear_units.h"
 #include "linear_work.h"
 #include "overlapped_sum.h"
 
@@ -30,7 +31,7 @@ class Linear {
  public:
   /// All panels.
   Linear(const LinearWork& work, const Step& step)
-      : Linear(work, step, {0, num_panels(work)},
+      : Linear(work, step, {0, LinearUnits::num_panels(work)},
                step.kernels.stream_rows != nullptr && work.epilogue != LinearEpilogue::kAdd &&
                    work.sum == nullptr && work.num_rows() * work.output.row_bytes() >= kStreamedBytes) {}
 
@@ -47,7 +48,7 @@ class Linear {
   void multiply() const {
     for (ThreadRows& rows : work_.chosen.threads) rows.first_row = -1;
     const std::span<const RowGroup> groups = cut_groups();
-    if (work_.groups.size() > 1 || !tiling_.takes_parts) {
+    if (work_.groups.size() > 1 || !tiling_.takes_parts || has_few_units()) {
       multiply(groups);
     } else {
       for (const RowGroup& block : groups) multiply({&block, 1});
@@ -66,18 +67,14 @@ class Linear {
   void multiply_here(std::span<const RowGroup> groups, const std::byte* behind, int thread) const {
     ExpandedPanels expanded;
     for (std::size_t i = 0; i < groups.size(); ++i) {
-      const std::byte* next = i + 1 < groups.size() ? panel_of(groups[i + 1], 0) : behind;
-      multiply_group(groups[i], {0, units_ * blocks_of(groups[i])}, next, thread, &expanded);
+      const std::byte* next = i + 1 < groups.size() ? units_.panel_of(groups[i + 1], 0) : behind;
+      multiply_group(groups[i], {0, units_.count() * blocks_of(groups[i])}, next, thread, &expanded);
     }
-  }
-
-  /// Of a group's unit, where its weights begin.
-  [[nodiscard]] const std::byte* panel_of(const RowGroup& group, std::int64_t unit) const {
-    return panel_data(first_place_of(unit, group.first_part));
   }
 
  private:
   using Place = PanelPlace;
+  using ActivationSpans = LinearUnits::ActivationSpans;
 
   Linear(const LinearWork& work, const Step& step, PanelRange panels, bool streams)
       : work_(work),
@@ -85,41 +82,9 @@ class Linear {
         base_(work, step),
         adapters_(work, step),
         tiling_(base_.tiling()),
-        first_panel_(panels.begin),
-        units_(panels.end - panels.begin),
+        units_(work, panels),
         output_(work, step, adapters_, panels.begin, streams),
         output_is_sums_(output_.is_sums()) {}
-
-  [[nodiscard]] bool is_gated() const { return adaptrt::is_gated(work_.epilogue); }
-
-  /// Of a group's parts, of one of them where they are gated.
-  static std::int64_t num_panels(const LinearWork& work) {
-    if (adaptrt::is_gated(work.epilogue)) return panel_count(work.parts[0].weight.n);
-    std::int64_t panels = 0;
-    for (std::size_t part = 0; part < work.parts_per_group; ++part) {
-      panels += panel_count(work.parts[part].weight.n);
-    }
-    return panels;
-  }
-
-  /// Panel `unit` of the panels of a group's parts, one part after another.
-  [[nodiscard]] Place place_of(std::int64_t unit, std::size_t first_part) const {
-    Place place{first_part, first_panel_ + unit};
-    for (; place.panel >= panel_count(work_.parts[place.part].weight.n); ++place.part) {
-      place.panel -= panel_count(work_.parts[place.part].weight.n);
-    }
-    return place;
-  }
-
-  /// The first panel of a unit.
-  [[nodiscard]] Place first_place_of(std::int64_t unit, std::size_t first_part) const {
-    return is_gated() ? Place{first_part, unit} : place_of(unit, first_part);
-  }
-
-  [[nodiscard]] const std::byte* panel_data(Place place) const {
-    const PanelMatrix& weight = work_.parts[place.part].weight;
-    return weight.data + weight.offset(place.panel);
-  }
 
   [[nodiscard]] std::int64_t blocks_of(const RowGroup& group) const {
     return (group.rows.count() + tiling_.block_rows - 1) / tiling_.block_rows;
@@ -136,13 +101,25 @@ class Linear {
     return (even + kWholeTiles - 1) / kWholeTiles * kWholeTiles;
   }
 
+  /// Whether threads share a unit's rows, because there are not enough units.
+  [[nodiscard]] bool has_few_units() const {
+    return work_.groups.size() == 1 && units_.count() < step_.threads.num_threads();
+  }
+
   /// The groups to LinearScratch::blocks, as groups of a block of rows each.
   void cut_into_blocks() const {
+    constexpr std::int64_t kPairOfTiles = 2 * PackedSteps::kBlockRows;
+    const std::int64_t threads = step_.threads.num_threads();
+    std::int64_t block_rows = tiling_.block_rows;
+    if (has_few_units()) {
+      const std::int64_t pairs = (work_.num_rows() + kPairOfTiles * threads - 1) / (kPairOfTiles * threads);
+      block_rows = std::min(block_rows, pairs * kPairOfTiles);
+    }
     std::vector<RowGroup>& blocks = step_.linear_scratch.blocks;
     blocks.clear();
     for (const RowGroup& group : work_.groups) {
-      for (std::int64_t row = group.rows.begin; row < group.rows.end; row += tiling_.block_rows) {
-        blocks.push_back({{row, std::min(row + tiling_.block_rows, group.rows.end)}, group.first_part});
+      for (std::int64_t row = group.rows.begin; row < group.rows.end; row += block_rows) {
+        blocks.push_back({{row, std::min(row + block_rows, group.rows.end)}, group.first_part});
       }
     }
   }
@@ -153,7 +130,7 @@ class Linear {
     std::vector<std::int64_t>& ends = step_.linear_scratch.task_ends;
     ends.clear();
     std::int64_t tasks = 0;
-    for (const RowGroup& group : groups) ends.push_back(tasks += units_ * blocks_of(group));
+    for (const RowGroup& group : groups) ends.push_back(tasks += units_.count() * blocks_of(group));
     const auto group_of = [&](std::int64_t task) {
       return static_cast<std::size_t>(std::ranges::upper_bound(ends, task) - ends.begin());
     };
@@ -162,7 +139,7 @@ class Linear {
       if (task == tasks) return nullptr;
       const std::size_t group = group_of(task);
       const std::int64_t unit = (task - begin_of(group)) / blocks_of(groups[group]);
-      return panel_of(groups[group], unit);
+      return units_.panel_of(groups[group], unit);
     };
     const auto body = [&](const ThreadPool::Chunk& chunk, int thread) {
       ExpandedPanels expanded;
@@ -206,7 +183,7 @@ class Linear {
       if (task + 1 == range.end) {
         next = behind;
       } else if (leaves_unit) {
-        next = panel_data(first_place_of(unit + 1, group.first_part));
+        next = units_.panel_data(units_.first_place_of(unit + 1, group.first_part));
       }
       multiply_unit(unit, leaves_unit && task + 1 < range.end, next, tile);
     }
@@ -233,7 +210,7 @@ class Linear {
   }
 
   /// Units that a thread takes together, where it takes them in parts.
-  [[nodiscard]] std::int64_t tiles_together() const { return kTilesKept / (is_gated() ? 2 : 1); }
+  [[nodiscard]] std::int64_t tiles_together() const { return kTilesKept / (units_.is_gated() ? 2 : 1); }
 
   /// Tasks that a thread claims at once: enough work to be worth it, whole units where there are plenty, and
   /// a small part of its share, which is what the others may have to wait for in the end.
@@ -248,13 +225,14 @@ class Linear {
     const std::int64_t macs = rows_of_task * kPanelColumns * work_.input.width;
     const std::int64_t least = std::max<std::int64_t>(1, kMacsPerChunk / std::max<std::int64_t>(1, macs));
     if (groups.size() > 1) return std::max(least, tasks / (threads * kChunksPerThread));
-    if (work_.live.has_value()) return std::max<std::int64_t>(1, units_ / (threads * kLiveChunksPerThread));
-    const std::int64_t share = units_ / (threads * kChunksPerThread);
+    if (work_.live.has_value())
+      return std::max<std::int64_t>(1, units_.count() / (threads * kLiveChunksPerThread));
+    const std::int64_t share = units_.count() / (threads * kChunksPerThread);
     const std::int64_t blocks = blocks_of(groups.front());
     const std::int64_t grain = std::max(least, share > 0 ? share * blocks : 1);
     const std::int64_t part_inputs = inputs_of_part(rows);
     const std::int64_t together = part_inputs < work_.input.width ? tiles_together() : 1;
-    return units_ >= 2 * threads * together ? std::max(grain, together) : grain;
+    return units_.count() >= 2 * threads * together ? std::max(grain, together) : grain;
   }
 
   /// What the tiles of a task have in common.
@@ -276,8 +254,8 @@ class Linear {
   /// comes after.
   void multiply_unit(std::int64_t unit, bool more, const std::byte* next, const Tile& tile) const {
     const std::size_t part = tile.first_part;
-    if (!is_gated()) {
-      const Place place = place_of(unit, part);
+    if (!units_.is_gated()) {
+      const Place place = units_.place_of(unit, part);
       if (output_is_sums_) {
         base_.multiply(task_of(place, std::nullopt, {next, {}}, 0, tile,
                                output_.sums_of(place, part, tile.rows.begin), work_.output.width),
@@ -287,8 +265,8 @@ class Linear {
       multiply_part(place, std::nullopt, {next, {}}, 0, tile);
     } else {
       // With one block of rows, each panel is read once: the parts in turn.
-      const std::byte* turn = tile.is_only_block ? panel_data({part + 1, unit}) : next;
-      const std::byte* last = tile.is_only_block || !more ? next : panel_data({part + 1, unit + 1});
+      const std::byte* turn = tile.is_only_block ? units_.panel_data({part + 1, unit}) : next;
+      const std::byte* last = tile.is_only_block || !more ? next : units_.panel_data({part + 1, unit + 1});
       multiply_part({part, unit}, std::nullopt, {turn, {}}, 0, tile);
       multiply_part({part + 1, unit}, std::nullopt, {last, {}}, 1, tile);
     }
@@ -303,13 +281,13 @@ class Linear {
   /// Units that are taken together, of those up to `end` that the thread takes; `last_next` comes after them.
   void multiply_in_parts(UnitRange units, std::int64_t end, const std::byte* last_next,
                          std::int64_t part_inputs, const Tile& tile) const {
-    const std::int64_t tiles = is_gated() ? 2 : 1;
+    const std::int64_t tiles = units_.is_gated() ? 2 : 1;
     const std::int64_t count = (units.end - units.begin) * tiles;
     const std::int64_t width = work_.input.width;
     const auto place = [&](std::int64_t index) {
       const std::int64_t unit = units.begin + index / tiles;
-      return is_gated() ? Place{tile.first_part + static_cast<std::size_t>(index % tiles), unit}
-                        : place_of(unit, tile.first_part);
+      return units_.is_gated() ? Place{tile.first_part + static_cast<std::size_t>(index % tiles), unit}
+                               : units_.place_of(unit, tile.first_part);
     };
     for (std::int64_t begin = 0; begin < width; begin += part_inputs) {
       const InputRange inputs{begin, std::min(begin + part_inputs, width)};
@@ -319,48 +297,20 @@ class Linear {
       for (std::int64_t index = 0; index < count; ++index) {
         const std::byte* next = last_next;
         if (index + 1 < count) {
-          next = inputs_data(place(index + 1), inputs);
+          next = units_.inputs_data(place(index + 1), inputs);
         } else if (!is_last || units.end < end) {
-          next = inputs_data(place(is_last ? count : 0), behind);
+          next = units_.inputs_data(place(is_last ? count : 0), behind);
         }
         ActivationSpans spans;
-        multiply_part(place(index), inputs, {next, activations_of(behind, index, count, tile, &spans)}, index,
-                      tile);
+        multiply_part(
+            place(index), inputs,
+            {next, units_.activations_of(tile.packed, tile.rows.count(), behind, index, count, &spans)},
+            index, tile);
       }
     }
     for (std::int64_t unit = units.begin; unit < units.end; ++unit) {
       finish_unit(unit, (unit - units.begin) * tiles, tile);
     }
-  }
-
-  /// Where a panel has its weights of inputs from `inputs.begin` on, if they lie in the order of inputs.
-  [[nodiscard]] const std::byte* inputs_data(Place place, InputRange inputs) const {
-    const PanelMatrix& weight = work_.parts[place.part].weight;
-    const std::byte* panel = panel_data(place);
-    if (inputs.begin == 0) return panel;
-    if (weight.is_compressed(place.panel)) {
-      return panel + compressed_input_offset(inputs.begin, weight.exceptions);
-    }
-    if (weight.quantization.algo != QuantAlgo::kNone) return panel;
-    return panel + panel_bytes(weight.dtype, panel_width(weight.n, place.panel), inputs.begin);
-  }
-
-  using ActivationSpans = std::array<MemorySpan, 16>;
-  /// Share `index` of `count` of the rows' packed inputs, as far as there is room.
-  [[nodiscard]] std::span<const MemorySpan> activations_of(InputRange inputs, std::int64_t index,
-                                                           std::int64_t count, const Tile& tile,
-                                                           ActivationSpans* spans) const {
-    const PackedRows& packed = tile.packed;
-    if (!packed.is_there() || work_.quantization().algo != QuantAlgo::kNone) return {};
-    const auto step_of = [](std::int64_t input) { return input * 2 / PackedSteps::kRowBytes; };
-    const std::int64_t steps = step_of(inputs.end) - step_of(inputs.begin);
-    const std::byte* first = packed.data + step_of(inputs.begin) * packed.step_bytes;
-    std::size_t used = 0;
-    for (std::int64_t s = steps * index / count; s < steps * (index + 1) / count && used < spans->size();
-         ++s) {
-      (*spans)[used++] = {first + s * packed.step_bytes, tile.rows.count() * PackedSteps::kRowBytes};
-    }
-    return std::span(*spans).first(used);
   }
 
   /// `upcoming.spans` give way to what adapters need after the last inputs.
@@ -392,11 +342,11 @@ class Linear {
 
   /// Puts a unit, whose tiles begin at number `index`, where the layer's output goes.
   void finish_unit(std::int64_t unit, std::int64_t index, const Tile& tile) const {
-    output_.finish({.place = first_place_of(unit, tile.first_part),
+    output_.finish({.place = units_.first_place_of(unit, tile.first_part),
                     .first_part = tile.first_part,
                     .rows = tile.rows,
                     .sums = sums(tile, index),
-                    .linear = is_gated() ? sums(tile, index + 1) : nullptr});
+                    .linear = units_.is_gated() ? sums(tile, index + 1) : nullptr});
   }
 
   const LinearWork& work_;
@@ -404,8 +354,7 @@ class Linear {
   BaseProduct base_;
   AdapterProduct adapters_;
   Tiling tiling_;
-  std::int64_t first_panel_;  ///< of each group
-  std::int64_t units_;        ///< of each group
+  LinearUnits units_;  ///< of each group
   LinearOutput output_;
   bool output_is_sums_;
 };
@@ -426,6 +375,7 @@ void run_linear_by_columns(const LinearWork& work, std::int64_t panels_at_once, 
   };
   const std::int64_t chunks = (all.end + panels_at_once - 1) / panels_at_once;
   const Linear whole(work, step, all);
+  const LinearUnits units(work, all);
   whole.prepare();
   const std::span<const RowGroup> groups = whole.cut_groups();
   const auto body = [&](const ThreadPool::Chunk& chunk, int thread) {
@@ -435,7 +385,7 @@ void run_linear_by_columns(const LinearWork& work, std::int64_t panels_at_once, 
       const std::int64_t next = i + 1 < chunk.end ? i + 1 : chunk.next;
       const PanelRange panels = panels_of(i);
       const std::byte* behind =
-          next < chunks ? whole.panel_of(groups.front(), panels_of(next).begin) : nullptr;
+          next < chunks ? units.panel_of(groups.front(), panels_of(next).begin) : nullptr;
       // What zeros are added to stays as it is but for zeros of the other sign.
       std::fill_n(own.output.float_row(0), work.scattered.rows * work.output.width, -0.0F);
       Linear(own, step, panels).multiply_here(groups, behind, thread);

@@ -61,6 +61,8 @@ void run_op(const LinearOp& op, const Step& step) {
   const std::int32_t new_tokens = op.output == step.program.logits ? new_tokens_site(step.program.lora) : -1;
   LinearWork work{.input = step.rows_of(op.input),
                   .output = step.rows_of(op.output),
+                  .packed_input = step.packed_input,
+                  .packed_output = step.packed_output,
                   .epilogue = op.epilogue,
                   .parts = op.parts,
                   .parts_per_group = op.parts.size(),

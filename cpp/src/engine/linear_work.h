@@ -54,6 +54,13 @@ struct ScatteredOutput {
   [[nodiscard]] bool is_there() const { return rows > 0; }
 };
 
+/// Rows that are multiplied as fast without being packed, by weights that are stored so and by adapters.
+[[nodiscard]] inline std::int64_t unpacked_rows(const Quantization& how, const KernelTable& kernels) {
+  if (how.algo == QuantAlgo::kNone || rounds_activations(how.algo)) return kernels.few_rows;
+  const bool looks_up = how.algo == QuantAlgo::kW4A16 && !how.is_coded();
+  return std::min<std::int64_t>(kernels.few_rows, looks_up ? 1 : 0);
+}
+
 /// A linear layer in one step, of the model's or of its experts, whose rows go through weights of their own.
 /// See LinearOp for what it makes.
 struct LinearWork {
@@ -110,14 +117,7 @@ struct LinearWork {
   /// read as they are.
   [[nodiscard]] PackedRows packed(const Step& step) const {
     if (packed_input.is_there()) return packed_input;
-    return num_rows() <= unpacked_rows(step.kernels) ? PackedRows{} : step.packed;
-  }
-  /// Rows that are multiplied as fast without being packed, by the weights and by adapters.
-  [[nodiscard]] std::int64_t unpacked_rows(const KernelTable& kernels) const {
-    const Quantization& how = quantization();
-    if (how.algo == QuantAlgo::kNone || rounds_activations(how.algo)) return kernels.few_rows;
-    const bool looks_up = how.algo == QuantAlgo::kW4A16 && !how.is_coded();
-    return std::min<std::int64_t>(kernels.few_rows, looks_up ? 1 : 0);
+    return num_rows() <= unpacked_rows(quantization(), step.kernels) ? PackedRows{} : step.packed;
   }
   [[nodiscard]] const Quantization& quantization() const { return parts[0].weight.quantization; }
 };

@@ -63,12 +63,35 @@ class NormBiases {
   const float* shift_ = nullptr;  ///< what is in made_
 };
 
+/// Calls norm(begin, end, thread) for rows of an op, and packs what it made of them where the next op wants
+/// that: a block at a time, while it is in the caches.
+template <class Norm>
+void norm_rows(BufferId output, const Step& step, const Norm& norm) {
+  const Rows rows = step.rows_of(output);
+  if (!step.packed_output.is_there()) {
+    step.threads.parallel_for(step.rows, rows_per_chunk(rows.width), norm);
+    return;
+  }
+  const auto body = [&](std::int64_t first, std::int64_t last, int thread) {
+    for (std::int64_t block = first; block < last; ++block) {
+      const std::int64_t begin = block * PackedSteps::kBlockRows;
+      const std::int64_t end = std::min(begin + PackedSteps::kBlockRows, step.rows);
+      norm(begin, end, thread);
+      const PackedRows packed = step.packed_output.from(begin);
+      step.kernels.pack_rows({rows.row(begin), rows.row_bytes(), rows.row_bytes()}, end - begin, packed.data,
+                             packed.step_bytes);
+    }
+  };
+  step.threads.parallel_for(PackedSteps::blocks_of(step.rows),
+                            rows_per_chunk(rows.width * PackedSteps::kBlockRows), body);
+}
+
 }  // namespace
 
 void run_op(const RmsNormOp& op, const Step& step) {
   const std::int64_t width = step.buffer(op.input).width;
   const DType out_type = step.buffer(op.output).dtype;
-  const auto body = [&](std::int64_t begin, std::int64_t end, int thread) {
+  const auto norm = [&](std::int64_t begin, std::int64_t end, int thread) {
     float* normed = step.scratch[static_cast<std::size_t>(thread)].data();
     for (std::int64_t r = begin; r < end; ++r) {
       const std::int64_t from = op.gather_logit_rows ? step.output_rows[static_cast<std::size_t>(r)] : r;
@@ -77,13 +100,13 @@ void run_op(const RmsNormOp& op, const Step& step) {
       if (op.add) step.kernels.add(normed, width, step.float_row(op.output, r));
     }
   };
-  step.threads.parallel_for(step.rows, rows_per_chunk(width), body);
+  norm_rows(op.output, step, norm);
 }
 
 void run_op(const LayerNormOp& op, const Step& step) {
   const std::int64_t width = step.buffer(op.input).width;
   const DType out_type = step.buffer(op.output).dtype;
-  const auto body = [&](std::int64_t begin, std::int64_t end, int thread) {
+  const auto norm = [&](std::int64_t begin, std::int64_t end, int thread) {
     NormBiases biases(op, step, step.scratch[static_cast<std::size_t>(thread)].data());
     for (std::int64_t r = begin; r < end; ++r) {
       const std::int64_t from = op.gather_logit_rows ? step.output_rows[static_cast<std::size_t>(r)] : r;
@@ -91,7 +114,7 @@ void run_op(const LayerNormOp& op, const Step& step) {
                               step.row(op.output, r), out_type);
     }
   };
-  step.threads.parallel_for(step.rows, rows_per_chunk(width), body);
+  norm_rows(op.output, step, norm);
 }
 
 void run_op(const CastOp& op, const Step& step) {

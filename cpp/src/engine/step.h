@@ -154,6 +154,10 @@ struct Step {
   const AttentionPlans& attention_plans;
   /// Of the op that runs.
   SumBehind sum_behind;
+  /// Of the op that runs: its input as the op before has packed it, and where it packs its output for the
+  /// next; see PackedOutputs. Not there where it is not.
+  PackedRows packed_input;
+  PackedRows packed_output;
   /// Rows of the section that runs: the step's tokens, or a slice of its output rows.
   std::int64_t rows = 0;
   /// Rows that logits or hidden states are wanted of. Of the body: all of the step's; of the head: those of

@@ -100,7 +100,6 @@ inline StepPrefetch prefetch_of(const PanelGemm& gemm, const std::byte* begin, s
 /// The product with a bfloat16 panel. Tiles are loaded from it as it lies, but for a last tile of columns or
 /// a last step that is not whole.
 void tile_gemm(const PanelGemm& gemm) {
-  Tiles::configure();
   const InputRange inputs = part_of(gemm.part, gemm.k);
   const StepActivations a = activations_of(gemm);
   const std::int64_t line = gemm.width * 4;
@@ -109,6 +108,7 @@ void tile_gemm(const PanelGemm& gemm) {
   };
   const auto weights_at = [&](std::int64_t input) { return gemm.panel + input / 2 * line; };
   const bool is_few = gemm.rows <= kFewRows;
+  if (!is_few) Tiles::configure();
   const std::int64_t whole = (inputs.end - inputs.begin) / kStepInputs * kStepInputs;
   const std::int64_t direct_end = is_few                           ? inputs.end
                                   : gemm.width % kTileColumns == 0 ? inputs.begin + whole
