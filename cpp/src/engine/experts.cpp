@@ -240,15 +240,24 @@ class Experts {
     return {first, std::min(end, place.end_column), place.rows, first - place.first_column};
   }
 
-  /// Adds the sums that a thread has made for each token to the output, or puts them there.
-  void put_sums(std::int64_t first, std::int64_t count, const ThreadPanels& made) const {
-    const std::int64_t begin = made.panels.begin * kPanelColumns;
-    const std::int64_t end = std::min(made.panels.end * kPanelColumns, output_.width);
+  /// Calls visit(columns, the first of them in rows that begin with those of `panels`).
+  template <class Visit>
+  void for_each_columns(PanelRange panels, const Visit& visit) const {
+    const std::int64_t begin = panels.begin * kPanelColumns;
+    const std::int64_t end = std::min(panels.end * kPanelColumns, output_.width);
     for (std::int64_t column = begin; column < end;) {
       const Columns columns = columns_from(column, end);
+      visit(columns, column - begin);
+      column = columns.end;
+    }
+  }
+
+  /// Adds the sums that a thread has made for each token to the output, or puts them there.
+  void put_sums(std::int64_t first, std::int64_t count, const ThreadPanels& made) const {
+    for_each_columns(made.panels, [&](const Columns& columns, std::int64_t at) {
       const std::int64_t width = columns.end - columns.first;
       for (std::int64_t token = 0; token < count; ++token) {
-        const float* sums = made.output.float_row(token) + (column - begin);
+        const float* sums = made.output.float_row(token) + at;
         float* out = columns.rows.float_row(first + token) + columns.at;
         if (memory_.here[static_cast<std::size_t>(token)].is_empty()) {
           std::fill_n(out, width, 0.0F);
@@ -259,32 +268,21 @@ class Experts {
         }
       }
       if (sum_ != nullptr) sum_->add_made(columns.first, count * width);
-      column = columns.end;
-    }
+    });
     if (sum_ != nullptr && made.thread == 0) sum_->go_on();
   }
 
   /// Adds the weighted sum of each token's rows to the output's columns of `chunk`, or puts it there.
   void add_up(std::int64_t first, std::int64_t count, const Rows& rows, PanelRange chunk) const {
     const auto body = [&](std::int64_t begin, std::int64_t end, int) {
-      add_up_here(first, {begin, end}, rows, chunk);
+      for_each_columns(chunk, [&](const Columns& columns, std::int64_t at) {
+        const Rows made{rows.data + at * static_cast<std::int64_t>(sizeof(float)), rows.dtype, rows.width};
+        add_up_columns(first, {begin, end}, made, columns);
+      });
     };
     const std::int64_t width = (chunk.end - chunk.begin) * kPanelColumns;
     step_.threads.parallel_for(count, rows_per_chunk(width * top_k_), body);
     if (sum_ != nullptr) sum_->go_on();
-  }
-
-  /// The same of some tokens, in the calling thread.
-  void add_up_here(std::int64_t first, RowRange tokens, const Rows& rows, PanelRange chunk) const {
-    const std::int64_t begin = chunk.begin * kPanelColumns;
-    const std::int64_t end = std::min(chunk.end * kPanelColumns, output_.width);
-    for (std::int64_t column = begin; column < end;) {
-      const Columns columns = columns_from(column, end);
-      const Rows made{rows.data + (column - begin) * static_cast<std::int64_t>(sizeof(float)), rows.dtype,
-                      rows.width};
-      add_up_columns(first, tokens, made, columns);
-      column = columns.end;
-    }
   }
 
   void add_up_columns(std::int64_t first, RowRange tokens, const Rows& rows, const Columns& columns) const {

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "adapter_product.h"
-#include "adaptrt/core/compressed_panels.h"
 #include "base_product.h"
 #include "linear_output.h"
 #include "linear_units.h"

@@ -72,6 +72,15 @@ struct Request {
   std::vector<float> logits;
 };
 
+/// Tokens of a model, at random.
+inline std::vector<std::int32_t> random_tokens(const Served& served, std::size_t count, Random* random) {
+  std::vector<std::int32_t> tokens(count);
+  for (auto& token : tokens) {
+    token = static_cast<std::int32_t>(random->below(served.model.program.vocab_size));
+  }
+  return tokens;
+}
+
 inline std::vector<Request> make_requests(const Served& served, std::size_t count, std::int64_t longest,
                                           Random* random) {
   const auto& program = served.model.program;
@@ -82,8 +91,8 @@ inline std::vector<Request> make_requests(const Served& served, std::size_t coun
   }
   std::vector<Request> requests;
   for (std::size_t i = 0; i < count; ++i) {
-    std::vector<std::int32_t> tokens(static_cast<std::size_t>(1 + random->below(longest)));
-    for (auto& token : tokens) token = static_cast<std::int32_t>(random->below(program.vocab_size));
+    std::vector<std::int32_t> tokens =
+        random_tokens(served, static_cast<std::size_t>(1 + random->below(longest)), random);
     std::vector<std::int32_t> own;
     for (std::size_t used = 0; used < tokens.size();
          used += static_cast<std::size_t>(program.tokens_per_block)) {

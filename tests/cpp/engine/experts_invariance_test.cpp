@@ -22,6 +22,7 @@ namespace {
 namespace data = boost::unit_test::data;
 using crowds::check_crowd;
 using crowds::check_invariance;
+using crowds::random_tokens;
 using crowds::Request;
 using crowds::run_alone;
 using crowds::Served;
@@ -96,10 +97,7 @@ BOOST_AUTO_TEST_CASE(with_more_rows_of_experts_than_a_slice_has) {
   std::vector<Request> requests;
   std::int32_t first_block = 0;
   for (const std::size_t length : {1400, 1100}) {
-    std::vector<std::int32_t> tokens(length);
-    for (auto& token : tokens) {
-      token = static_cast<std::int32_t>(random.below(served.model.program.vocab_size));
-    }
+    std::vector<std::int32_t> tokens = random_tokens(served, length, &random);
     std::vector<std::int32_t> blocks((length + 15) / 16);
     std::iota(blocks.begin(), blocks.end(), first_block);
     first_block += static_cast<std::int32_t>(blocks.size());
@@ -131,10 +129,7 @@ BOOST_DATA_TEST_CASE(with_experts_whose_rows_threads_pack, kernel_tables(), kern
   Random random(11);
   std::vector<Request> requests;
   for (std::int32_t i = 0; i < 2; ++i) {
-    std::vector<std::int32_t> tokens(kTokens);
-    for (auto& token : tokens) {
-      token = static_cast<std::int32_t>(random.below(served.model.program.vocab_size));
-    }
+    std::vector<std::int32_t> tokens = random_tokens(served, kTokens, &random);
     std::vector<std::int32_t> blocks((kTokens + 15) / 16);
     std::iota(blocks.begin(), blocks.end(), i * static_cast<std::int32_t>(blocks.size()));
     requests.emplace_back(std::move(tokens), std::move(blocks), i == 0 ? nullptr : &served.adapters[0]);

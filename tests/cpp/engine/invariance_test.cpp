@@ -23,6 +23,7 @@ using crowds::check_crowd;
 using crowds::check_invariance;
 using crowds::kNumBlocks;
 using crowds::make_requests;
+using crowds::random_tokens;
 using crowds::Request;
 using crowds::run_alone;
 using crowds::Served;
@@ -182,10 +183,7 @@ BOOST_DATA_TEST_CASE(with_a_prompt_of_many_rows, kernel_tables(), kernels) {
                          .quantization = quantization},
                         kernels);
     Random random(7);
-    std::vector<std::int32_t> tokens(kTokens);
-    for (auto& token : tokens) {
-      token = static_cast<std::int32_t>(random.below(served.model.program.vocab_size));
-    }
+    std::vector<std::int32_t> tokens = random_tokens(served, kTokens, &random);
     std::vector<std::int32_t> blocks(kNumBlocks);
     std::iota(blocks.begin(), blocks.end(), 0);
     std::vector<Request> requests{{tokens, blocks, served.adapter_of(0)}};

@@ -31,12 +31,8 @@ inline constexpr std::int64_t kFewInputs = 512;
 class FlushSubnormals {
  public:
 #ifdef __SSE__
-  FlushSubnormals() : before_(_mm_getcsr()) {
-    if (!is_set()) _mm_setcsr(before_ | kBoth);
-  }
-  ~FlushSubnormals() {
-    if (!is_set()) _mm_setcsr(before_);
-  }
+  FlushSubnormals() : before_(_mm_getcsr()) { _mm_setcsr(before_ | kFlushToZero | kDenormalsAreZero); }
+  ~FlushSubnormals() { _mm_setcsr(before_); }
 #else
   FlushSubnormals() = default;
   ~FlushSubnormals() = default;
@@ -48,8 +44,6 @@ class FlushSubnormals {
 #ifdef __SSE__
   static constexpr unsigned kFlushToZero = 0x8000;
   static constexpr unsigned kDenormalsAreZero = 0x40;
-  static constexpr unsigned kBoth = kFlushToZero | kDenormalsAreZero;
-  [[nodiscard]] bool is_set() const { return (before_ & kBoth) == kBoth; }
   unsigned before_;
 #endif
 };
