@@ -87,7 +87,7 @@ void BaseProduct::prepare(bool has_adapters) const {
   const auto body = [&](std::int64_t begin, std::int64_t end, int) {
     const RowRange rows{begin * PackedSteps::kBlockRows,
                         std::min(end * PackedSteps::kBlockRows, work_.num_rows())};
-    if (packs_input) pack_rows(work_.input, step_.packed, rows);
+    if (packs_input) pack_rows(work_.input, work_.packed(step_), rows);
     if (!reorders) {
       read_rows(work_.input, 0, rows);
       return;
@@ -96,7 +96,7 @@ void BaseProduct::prepare(bool has_adapters) const {
     for (std::int64_t order = 0; order < orders; ++order) {
       const Rows made = reordered_.rows(order);
       read_rows(made, order, rows);
-      if (step_.packed.is_there()) pack_rows(made, packed_of(order), rows);
+      if (step_.packed != nullptr) pack_rows(made, packed_of(order), rows);
     }
   };
   step_.threads.parallel_for(PackedSteps::blocks_of(work_.num_rows()),
@@ -127,8 +127,8 @@ void BaseProduct::pack_rows(const Rows& input, const PackedRows& packed, RowRang
 }
 
 PackedRows BaseProduct::packed_of(std::int64_t order) const {
-  if (!step_.packed.is_there()) return {};
-  return {step_.packed.data + (1 + order) * step_.packed_order_bytes, step_.packed.step_bytes};
+  if (step_.packed == nullptr) return {};
+  return {step_.packed + (1 + order) * step_.packed_order_bytes, packed_step_bytes(work_.num_rows())};
 }
 
 BaseProduct::PartInput BaseProduct::input_of(const TileTask& task) const {
@@ -136,10 +136,10 @@ BaseProduct::PartInput BaseProduct::input_of(const TileTask& task) const {
   const Quantization& quantization = work_.quantization();
   const std::int64_t groups = group_count(quantization, work_.input.width);
   if (!reordered_.is_needed()) {
-    return {work_.input.row(row), task.packed.data, step_.group_sums + row * groups};
+    return {work_.input.row(row), task.packed, step_.group_sums + row * groups};
   }
   const std::int64_t order = reordered_.order_of(task.part);
-  return {reordered_.rows(order).row(row), packed_of(order).from(row).data,
+  return {reordered_.rows(order).row(row), packed_of(order).from(row),
           step_.group_sums + (order * work_.num_rows() + row) * groups};
 }
 
@@ -240,8 +240,8 @@ void BaseProduct::multiply_quantized(const PanelMatrix& weight, const TileTask& 
   QuantizedGemm gemm{.a = input.rows,
                      .activation = work_.input.dtype,
                      .a_stride = work_.input.width,
-                     .a_steps = input.steps,
-                     .a_step_bytes = step_.packed.step_bytes,
+                     .a_steps = input.packed.data,
+                     .a_step_bytes = input.packed.step_bytes,
                      .a_sums = input.sums,
                      .quantization = weight.quantization,
                      .panel = weight.data + weight.offset(task.panel),
@@ -319,9 +319,7 @@ std::size_t linear_scratch_floats(const Program& program, const KernelTable& ker
 PackedRowsSize packed_rows_size(const Program& program, const KernelTable& kernels) {
   if (kernels.pack_rows == nullptr) return {};
   if (activation_dtype(program.dtype) != DType::kBFloat16) return {};
-  // Tiles may begin at any row.
-  return {.steps = most_packed_steps(program),
-          .step_bytes = odd_step_bytes(most_linear_rows(program) / PackedSteps::kBlockRows + 2)};
+  return {.steps = most_packed_steps(program), .step_bytes = packed_step_bytes(most_linear_rows(program))};
 }
 
 std::int64_t most_zero_point_groups(const Program& program) {

@@ -117,8 +117,8 @@ class BaseProduct {
   /// What a part's product reads from a row on.
   struct PartInput {
     const std::byte* rows;
-    const std::byte* steps;  ///< see Step::packed
-    const float* sums;       ///< of groups, where there are zero points
+    PackedRows packed;
+    const float* sums;  ///< of groups, where there are zero points
   };
   [[nodiscard]] PartInput input_of(const TileTask& task) const;
   /// Rounds, or sums the groups of, rows of `input`: the layer's, or those in order `order`.

@@ -201,7 +201,7 @@ class CpuEngine final : public Engine {
             .int8_stride = memory_.int8_stride,
             .int8_scales = reinterpret_cast<float*>(memory_.int8_scales.data()),
             .int8_sums = reinterpret_cast<std::int32_t*>(memory_.int8_sums.data()),
-            .packed = {memory_.packed.data(), memory_.packed_step_bytes},
+            .packed = memory_.packed.data(),
             .packed_order_bytes = memory_.packed_order_bytes,
             .reordered = memory_.reordered.data(),
             .group_sums = reinterpret_cast<float*>(memory_.group_sums.data()),

@@ -91,8 +91,8 @@ class Experts {
   [[nodiscard]] PackedRows packed(std::byte* rows, std::span<const LinearPart> parts) const {
     const Quantization& quantization = parts.front().weight.quantization;
     const bool reads_rows = quantization.algo != QuantAlgo::kNone && !quantization.is_coded();
-    if (!step_.packed.is_there() || reads_rows) return {};
-    return {rows, step_.packed.step_bytes};
+    if (step_.packed == nullptr || reads_rows) return {};
+    return {rows, packed_step_bytes(memory_.experts_taken.back().rows.end)};
   }
   [[nodiscard]] PackedRows packed_inputs() const { return packed(memory_.inputs(), op_.gate_up); }
   [[nodiscard]] PackedRows packed_activated() const { return packed(memory_.activated(), op_.down); }

@@ -57,8 +57,7 @@ struct ScatteredOutput {
 /// Rows that are multiplied as fast without being packed, by weights that are stored so and by adapters.
 [[nodiscard]] inline std::int64_t unpacked_rows(const Quantization& how, const KernelTable& kernels) {
   if (how.algo == QuantAlgo::kNone || rounds_activations(how.algo)) return kernels.few_rows;
-  const bool looks_up = how.algo == QuantAlgo::kW4A16 && !how.is_coded();
-  return std::min<std::int64_t>(kernels.few_rows, looks_up ? 1 : 0);
+  return std::min<std::int64_t>(kernels.few_rows, how.is_coded() ? 0 : 1);
 }
 
 /// A linear layer in one step, of the model's or of its experts, whose rows go through weights of their own.
@@ -117,7 +116,8 @@ struct LinearWork {
   /// read as they are.
   [[nodiscard]] PackedRows packed(const Step& step) const {
     if (packed_input.is_there()) return packed_input;
-    return num_rows() <= unpacked_rows(quantization(), step.kernels) ? PackedRows{} : step.packed;
+    return num_rows() <= unpacked_rows(quantization(), step.kernels) ? PackedRows{}
+                                                                     : step.packed_for(num_rows());
   }
   [[nodiscard]] const Quantization& quantization() const { return parts[0].weight.quantization; }
 };

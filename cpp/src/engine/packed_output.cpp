@@ -98,11 +98,12 @@ std::vector<PackedOutputs::Reader> PackedOutputs::readers_of(const Program& prog
 
 PackedRows PackedOutputs::of(StepSection section, std::size_t number, const Step& step) const {
   const Reader& reader = readers_[static_cast<std::size_t>(section)][number];
-  if (reader.linear == nullptr || !step.packed.is_there()) return {};
+  if (reader.linear == nullptr || step.packed == nullptr) return {};
   if (step.rows <= unpacked_rows(reader.linear->parts[0].weight.quantization, step.kernels)) return {};
   // Weights that are brought as they are needed are multiplied in several ways.
   if (reader.instead_of_rows && step.weights != nullptr) return {};
-  return {step.packed.data + reader.first_step * step.packed.step_bytes, step.packed.step_bytes};
+  const PackedRows packed = step.packed_for(step.rows);
+  return {packed.data + reader.first_step * packed.step_bytes, packed.step_bytes};
 }
 
 std::int64_t most_packed_steps(const Program& program) {

@@ -58,6 +58,12 @@ struct PackedRows {
   return (blocks | 1) * PackedSteps::kBlockRows * PackedSteps::kRowBytes;
 }
 
+/// The same of so many packed rows, of which tiles may begin at any. No more than they need: a few rows of
+/// steps that lie as far apart as those of many would be spread over as many pages as there are steps.
+[[nodiscard]] inline std::int64_t packed_step_bytes(std::int64_t rows) {
+  return odd_step_bytes(rows / PackedSteps::kBlockRows + 2);
+}
+
 /// Consecutive rows of a step that share an adapter.
 struct AdapterGroup {
   std::int64_t begin = 0;
@@ -112,9 +118,12 @@ struct Step {
   float* int8_scales;
   std::int32_t* int8_sums;
   /// What KernelTable::pack_rows made of the input of the linear layer that runs, and behind it,
-  /// packed_order_bytes apart, of each of `reordered`. Not there where the kernels read rows as they are.
-  PackedRows packed;
+  /// packed_order_bytes apart, of each of `reordered`. nullptr where the kernels read rows as they are.
+  std::byte* packed;
   std::int64_t packed_order_bytes;
+  [[nodiscard]] PackedRows packed_for(std::int64_t num_rows) const {
+    return {packed, packed_step_bytes(num_rows)};
+  }
   /// activation type [orders, rows, inputs]: the input of the linear layer that runs in the orders that its
   /// weights have, where they have any; see ReorderedInput.
   std::byte* reordered;

@@ -24,7 +24,6 @@ StepMemory::StepMemory(const Program& program, const KernelTable& kernels, int n
   const PackedRowsSize packed_size = packed_rows_size(program, kernels);
   const ReorderedSize reordered_rows = reordered_size(program);
   packed = HugeArray(static_cast<std::size_t>(packed_size.bytes() * (1 + reordered_rows.orders)));
-  packed_step_bytes = packed_size.step_bytes;
   packed_order_bytes = packed_size.bytes();
   const auto orders = static_cast<std::size_t>(reordered_rows.orders);
   reordered = HugeArray(orders * rows * static_cast<std::size_t>(reordered_rows.row_bytes));

@@ -27,7 +27,6 @@ struct StepMemory {
   HugeArray int8_scales;
   HugeArray int8_sums;
   HugeArray packed;
-  std::int64_t packed_step_bytes = 0;
   std::int64_t packed_order_bytes = 0;
   HugeArray reordered;
   HugeArray group_sums;

@@ -2,6 +2,7 @@
 
 // What is fetched ahead while tile registers multiply. Included behind simd_*.h and gemm.h.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -27,14 +28,26 @@ class StepPrefetch {
     return prefetch;
   }
 
-  /// Of few rows, which memory is the limit of: the panel [begin, begin + bytes) is read `ahead` bytes ahead
-  /// to the first-level cache. `next`, unless it is nullptr, is read in four quarters to the second-level
-  /// cache meanwhile: memory gives more to several places than to one.
+  /// Of few rows, which memory is the limit of: the panel [begin, begin + bytes), and behind its end the
+  /// first bytes of `next`, unless that is nullptr, are read `ahead` bytes ahead to the first-level cache.
   static StepPrefetch stream(const std::byte* begin, std::int64_t bytes, std::int64_t ahead,
                              const std::byte* next) {
     StepPrefetch prefetch;
+    ahead = std::min(ahead, bytes);
     prefetch.near_ = begin + ahead;
-    prefetch.near_lines_ = bytes / kCacheLine;
+    prefetch.near_lines_ = (bytes - ahead) / kCacheLine;
+    if (next != nullptr) {
+      prefetch.next_ = next;
+      prefetch.next_lines_ = ahead / kCacheLine;
+    }
+    return prefetch;
+  }
+
+  /// The same, and meanwhile `next` is read in four quarters to the second-level cache, for kernels that are
+  /// busy with more than loads: memory gives more to several places than to one.
+  static StepPrefetch stream_in_quarters(const std::byte* begin, std::int64_t bytes, std::int64_t ahead,
+                                         const std::byte* next) {
+    StepPrefetch prefetch = stream(begin, bytes, ahead, next);
     for (int i = 0; next != nullptr && i < kQuarters; ++i) {
       prefetch.quarters_[i] = next + bytes / kQuarters * i;
     }
@@ -49,11 +62,16 @@ class StepPrefetch {
 
   /// With each kLines lines of a streamed panel.
   template <int kLines>
-  void at_lines() {
-    if (near_lines_ <= 0) return;
+  __attribute__((always_inline)) void at_lines() {
+    if (near_lines_ <= 0) {
+      if (next_lines_ <= 0) return;
+      near_ = next_;
+      near_lines_ = next_lines_;
+      next_lines_ = 0;
+    }
     ADAPTRT_UNROLL
     for (int line = 0; line < kLines; ++line) {
-      if (kLines < kHintedLines || is_hint(line)) __builtin_prefetch(near_ + line * kCacheLine, 0, 3);
+      __builtin_prefetch(near_ + line * kCacheLine, 0, 3);
     }
     near_ += kLines * kCacheLine;
     near_lines_ -= kLines;
@@ -83,11 +101,8 @@ class StepPrefetch {
 
  private:
   static constexpr int kQuarters = 4;
-  /// Where many lines are wanted, some are fetched, for which the second-level cache's own prefetcher fetches
-  /// those beside them: it does not take the few places through which tiles are loaded. These are two of
-  /// eight of a panel that is read now, and of one that is read later half of each group of lines.
-  static constexpr std::int64_t kHintedLines = 8;
-  static constexpr bool is_hint(std::int64_t line) { return line % kHintedLines < 2; }
+  /// Where many lines are wanted, half of each group is fetched, for which the second-level cache's own
+  /// prefetcher fetches those beside them: it does not take the few places through which tiles are loaded.
   static constexpr std::int64_t kGroupLines = 4;
   static constexpr std::int64_t kGroupBytes = kGroupLines * kCacheLine;
   /// That many are wanted of a step, or more.
@@ -112,7 +127,9 @@ class StepPrefetch {
   std::int64_t due_ = 0;  ///< groups of so many steps
   bool fetches_all_ = false;
   const std::byte* near_ = nullptr;
-  std::int64_t near_lines_ = 0;  ///< left
+  std::int64_t near_lines_ = 0;  ///< left, before `next_lines_` from next_ on
+  const std::byte* next_ = nullptr;
+  std::int64_t next_lines_ = 0;
   const std::byte* quarters_[kQuarters] = {};
   unsigned turn_ = 0;  ///< of a quarter, where each call fetches fewer lines than there are quarters
   SpanFetcher* others_ = nullptr;

@@ -256,8 +256,9 @@ void tile_compressed_gemm(const PanelGemm& gemm, std::int64_t exceptions) {
   PanelExpander expander(gemm.panel, exceptions);
   const std::byte* source = expander.source(inputs.begin / kPieceInputs);
   const std::int64_t bytes = expander.source(inputs.end / kPieceInputs) - source;
-  StepPrefetch prefetch = is_one_tile ? StepPrefetch::stream(source, bytes, kFromCacheAhead, gemm.next_panel)
-                                      : prefetch_of(gemm, source, bytes, gemm.next_panel, steps);
+  StepPrefetch prefetch =
+      is_one_tile ? StepPrefetch::stream_in_quarters(source, bytes, kFromCacheAhead, gemm.next_panel)
+                  : prefetch_of(gemm, source, bytes, gemm.next_panel, steps);
   SpanFetcher others(gemm.fetch);
   prefetch.add_others(&others, (others.lines() + steps - 1) / steps);
   if (in_registers) {

@@ -127,8 +127,7 @@ bool decodes_ahead(const Gemm& gemm) {
 /// Fetches a panel's words [begin, end), and those of the next panel.
 inline StepPrefetch prefetch_words(const std::byte* begin, const std::byte* end,
                                    const std::byte* next_panel) {
-  return StepPrefetch::stream(begin, end - begin, next_panel == nullptr ? kFromMemoryAhead : kFromCacheAhead,
-                              next_panel);
+  return StepPrefetch::stream_in_quarters(begin, end - begin, kFromCacheAhead, next_panel);
 }
 
 /// sums [rows, kPanelColumns] = `inputs` of a tile of rows * the steps that `beside` decodes, or += where

@@ -145,7 +145,9 @@ class FewAttendedRows {
         }
         sums.add(queries_[0] + k, kFewElements, columns);
       }
+      ADAPTRT_UNROLL
       for (int r = 0; r < kRows; ++r) {
+        ADAPTRT_UNROLL
         for (int v = 0; v < kVectors; ++v) {
           float* out = block_.scores[r] + (first + v) * Simd::kLanes;
           const Simd::Vec before = begin + step == 0 ? Simd::zero() : Simd::load(out);
@@ -177,7 +179,9 @@ class FewAttendedRows {
           sums.add(probabilities_[0] + group * kKeyGroup + k, kTileSlots, columns);
         }
       }
+      ADAPTRT_UNROLL
       for (int r = 0; r < kRows; ++r) {
+        ADAPTRT_UNROLL
         for (int v = 0; v < kVectors; ++v) {
           float* out = tile_.sums + r * stride + column + v * Simd::kLanes;
           Simd::store(out, Simd::add(Simd::load(out), sums.total(r, v)));

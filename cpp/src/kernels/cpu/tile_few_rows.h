@@ -154,20 +154,18 @@ void multiply_few_columns(const Packed& words_decoder, const FewInputs& a, FewWo
                                 }
                               };
     const std::int64_t end = std::min(begin + kStepInputs, b.inputs);
+    // A word of one unit is whole even where an odd input is its only one.
+    const std::int64_t whole = Packed::kUnits == 1 ? end + 1 : end;
     std::int64_t first = begin;
-    for (; first + kWordInputs <= end; first += kWordInputs) {
+    for (; first + kWordInputs <= whole; first += kWordInputs) {
       take_word([&](int unit, const Simd::Pair(&columns)[kVectors])
                     __attribute__((always_inline)) { multiply(first + 2 * unit, columns); });
     }
-    if constexpr (!kHasWholeWords<Packed>) {
+    if constexpr (Packed::kUnits > 1 && !kHasWholeWords<Packed>) {
       if (first < end) {
-        // The pairs of the last word wait in memory, so that they are multiplied in a loop.
-        Simd::Pair waiting[Packed::kUnits][kVectors];
         take_word([&](int unit, const Simd::Pair(&columns)[kVectors]) __attribute__((always_inline)) {
-          ADAPTRT_UNROLL
-          for (int v = 0; v < kVectors; ++v) waiting[unit][v] = columns[v];
+          if (first + 2 * unit < end) multiply(first + 2 * unit, columns);
         });
-        for (int unit = 0; first < end; ++unit, first += 2) multiply(first, waiting[unit]);
       }
     }
     beside->at_step();

@@ -24,7 +24,7 @@ inline constexpr std::int64_t kStretchSteps = 16;
 inline constexpr std::int64_t kPackedRows = 2 * kTileHeight;
 
 /// How far ahead of its use a panel is fetched where memory is the limit: without a panel before it in whose
-/// time it was fetched from memory, and with one.
+/// time it was fetched from memory in quarters, and with one.
 inline constexpr std::int64_t kFromMemoryAhead = 4096;
 inline constexpr std::int64_t kFromCacheAhead = 2048;
 
@@ -91,9 +91,9 @@ inline InputRange part_of(const std::optional<InputRange>& part, std::int64_t k)
 inline StepPrefetch prefetch_of(const PanelGemm& gemm, const std::byte* begin, std::int64_t bytes,
                                 const std::byte* next, std::int64_t steps) {
   if (gemm.rows <= kFewRows) {
-    return StepPrefetch::stream(begin, bytes, next == nullptr ? kFromMemoryAhead : kFromCacheAhead, next);
+    return StepPrefetch::stream_in_quarters(begin, bytes, kFromCacheAhead, next);
   }
-  if (gemm.rows <= kTileHeight) return StepPrefetch::stream(begin, bytes, kFromMemoryAhead, nullptr);
+  if (gemm.rows <= kTileHeight) return StepPrefetch::stream(begin, bytes, kFromMemoryAhead, next);
   return StepPrefetch::spread(next, bytes, steps);
 }
 

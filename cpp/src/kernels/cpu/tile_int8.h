@@ -70,9 +70,8 @@ inline void int8_few_rows(const Int8Gemm& gemm, const QuantizedPanel& panel) {
   const Int8Part whole{0, (gemm.k + 3) / 4, (gemm.k + 3) / 4};
   std::int64_t column = 0;
   for (; column + kGroup <= gemm.width; column += kGroup) {
-    const auto prefetch = StepPrefetch::stream(
-        panel.weights + column * 4, whole.steps * line,
-        gemm.next_panel == nullptr ? kFromMemoryAhead : kFromCacheAhead, gemm.next_panel);
+    const auto prefetch = StepPrefetch::stream_in_quarters(panel.weights + column * 4, whole.steps * line,
+                                                           kFromCacheAhead, gemm.next_panel);
     int8_rows<kTileVectors, false, kLines>(gemm, panel, whole, 0, gemm.rows, column, Simd::kLanes, prefetch);
   }
   for (; column < gemm.width; column += Simd::kLanes) {
@@ -101,7 +100,7 @@ void tile_int8_gemm(const Int8Gemm& gemm) {
     const std::int64_t bytes = steps * kTileHeight * line;
     StepPrefetch prefetch =
         gemm.rows <= kTileHeight
-            ? StepPrefetch::stream(weights_at(inputs.begin), bytes, kFromMemoryAhead, nullptr)
+            ? StepPrefetch::stream(weights_at(inputs.begin), bytes, kFromMemoryAhead, next)
             : StepPrefetch::spread(next, bytes, steps_taken(gemm.rows, gemm.width, steps));
     multiply_int8(gemm, inputs.begin, direct_end, {weights_at(inputs.begin), line, kTileHeight * line},
                   &prefetch);

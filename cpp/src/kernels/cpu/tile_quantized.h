@@ -102,20 +102,16 @@ void decode_pairs(const QuantizedGemm& gemm, const QuantizedPanel& panel, std::i
 struct Int8Panel {
   using Tiled = Int8BFloat16;
   using Few = Int8Pairs;
-  /// Whether one row takes less time in registers than on tiles: where a look-up makes what is multiplied.
-  static constexpr bool kLooksUp = false;
 };
 struct TilePanels {
   struct Int4 {
     using Tiled = Int4BFloat16;
     using Few = Int4Pairs;
-    static constexpr bool kLooksUp = true;
   };
   template <int kBits>
   struct Narrow {
     using Tiled = NarrowBFloat16<kBits>;
     using Few = NarrowPairs<kBits>;
-    static constexpr bool kLooksUp = true;
   };
 };
 
@@ -153,7 +149,8 @@ void tile_quantized_gemm_of(const QuantizedGemm& gemm) {
   const QuantizedPanel panel = parts_of_panel(gemm.quantization, gemm.panel, gemm.k, gemm.width);
   const bool has_whole_steps =
       group_count(gemm.quantization, gemm.k) == 1 || group_size_of(gemm) % kStepInputs == 0;
-  if (decodes_ahead(gemm) && has_whole_steps && (gemm.rows > 1 || !Panel::kLooksUp)) {
+  // One row takes less time in registers.
+  if (decodes_ahead(gemm) && has_whole_steps && gemm.rows > 1) {
     multiply_one_tile<typename Panel::Tiled>(gemm, panel, inputs);
   } else if (gemm.rows <= kFewRows) {
     multiply_few_rows<typename Panel::Few>(gemm, panel, inputs);

@@ -309,9 +309,9 @@ void tile_w4a8_gemm(const W4A8Gemm& gemm) {
       const std::int64_t lines =
           (gemm.k + ByteWords<kBits>::kInputs - 1) / ByteWords<kBits>::kInputs * ByteWords<kBits>::kLines;
       w4a8_panel<kBits>(gemm, panel, inputs, [&](std::int64_t column) {
-        return StepPrefetch::stream(panel.weights + column * kColumnBytes, lines * gemm.width * kColumnBytes,
-                                    gemm.next_panel == nullptr ? kFromMemoryAhead : kFromCacheAhead,
-                                    gemm.next_panel);
+        return StepPrefetch::stream_in_quarters(panel.weights + column * kColumnBytes,
+                                                lines * gemm.width * kColumnBytes, kFromCacheAhead,
+                                                gemm.next_panel);
       });
     }
   });
