@@ -43,8 +43,8 @@ class StepPrefetch {
     return prefetch;
   }
 
-  /// The same, and meanwhile `next` is read in four quarters to the second-level cache, for kernels that are
-  /// busy with more than loads: memory gives more to several places than to one.
+  /// The same, and meanwhile `next` is read in four quarters to the second-level cache: memory gives more to
+  /// several places than to one.
   static StepPrefetch stream_in_quarters(const std::byte* begin, std::int64_t bytes, std::int64_t ahead,
                                          const std::byte* next) {
     StepPrefetch prefetch = stream(begin, bytes, ahead, next);

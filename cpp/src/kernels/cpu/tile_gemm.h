@@ -91,9 +91,10 @@ inline InputRange part_of(const std::optional<InputRange>& part, std::int64_t k)
 inline StepPrefetch prefetch_of(const PanelGemm& gemm, const std::byte* begin, std::int64_t bytes,
                                 const std::byte* next, std::int64_t steps) {
   if (gemm.rows <= kFewRows) {
-    return StepPrefetch::stream_in_quarters(begin, bytes, kFromCacheAhead, next);
+    return StepPrefetch::stream_in_quarters(begin, bytes,
+                                            next == nullptr ? kFromMemoryAhead : kFromCacheAhead, next);
   }
-  if (gemm.rows <= kTileHeight) return StepPrefetch::stream(begin, bytes, kFromMemoryAhead, next);
+  if (gemm.rows <= kTileHeight) return StepPrefetch::stream_in_quarters(begin, bytes, kFromMemoryAhead, next);
   return StepPrefetch::spread(next, bytes, steps);
 }
 
