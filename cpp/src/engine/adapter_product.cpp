@@ -76,9 +76,12 @@ void AdapterProduct::multiply_by_a(std::span<const AdaptedRows> all, const Store
       const std::int64_t row = adapted.begin + of_adapted % blocks * kBlockRows;
       const RowRange rows{row, std::min(row + kBlockRows, adapted.end)};
       const std::int64_t panel = of_adapted / blocks;
-      const bool is_last = task + 1 == ends[of];
-      const MemorySpan next =
-          is_last && task + 1 < end ? head_of_a(*all[of + 1].site, work_.input.width) : MemorySpan{};
+      const std::byte* next = nullptr;
+      if (task + 1 < end && task + 1 == ends[of]) {
+        next = panel_of_a(*all[of + 1].site, 0);
+      } else if (task + 1 < end && (of_adapted + 1) % blocks == 0) {
+        next = panel_of_a(*adapted.site, panel + 1);
+      }
       store(adapted, panel, rows, multiply_tile(*adapted.site, panel, rows, next, thread));
     }
   };
@@ -87,26 +90,24 @@ void AdapterProduct::multiply_by_a(std::span<const AdaptedRows> all, const Store
   step_.threads.parallel_for(tasks, std::max<std::int64_t>(1, grain), body);
 }
 
-MemorySpan AdapterProduct::head_of_a(const DeviceSite& site, std::int64_t inputs) const {
-  constexpr std::int64_t kHeadBytes = 4096;
-  const auto bytes = static_cast<std::int64_t>(panel_bytes(dtype_, panel_width(rows_of_a(site), 0), inputs));
-  return {site.a, std::min(bytes, kHeadBytes)};
+const std::byte* AdapterProduct::panel_of_a(const DeviceSite& site, std::int64_t panel) const {
+  return site.a + panel_offset(dtype_, work_.input.width, panel);
 }
 
 float* AdapterProduct::multiply_tile(const DeviceSite& site, std::int64_t panel, RowRange rows,
-                                     const MemorySpan& next, int thread) const {
+                                     const std::byte* next, int thread) const {
   float* tile = step_.scratch[static_cast<std::size_t>(thread)].data();
   gemm_({.a = work_.input.row(rows.begin),
          .a_stride = work_.input.width,
          .a_steps = work_.packed(step_).from(rows.begin).data,
          .a_step_bytes = work_.packed(step_).step_bytes,
-         .panel = site.a + panel_offset(dtype_, work_.input.width, panel),
+         .panel = panel_of_a(site, panel),
          .k = work_.input.width,
          .width = panel_width(rows_of_a(site), panel),
          .out = tile,
          .out_stride = kPanelColumns,
          .rows = rows.count(),
-         .fetch = {&next, next.bytes > 0 ? 1U : 0U}});
+         .next_panel = next});
   return tile;
 }
 

@@ -60,11 +60,10 @@ class AdapterProduct {
   /// apart, from several threads.
   template <class Store>
   void multiply_by_a(std::span<const AdaptedRows> all, const Store& store) const;
-  /// `next` is fetched meanwhile.
+  /// `next`, a panel or nullptr, is fetched meanwhile.
   [[nodiscard]] float* multiply_tile(const DeviceSite& site, std::int64_t panel, RowRange rows,
-                                     const MemorySpan& next, int thread) const;
-  /// Of a site's A, as much as is fetched from memory before its product has begun to fetch ahead.
-  [[nodiscard]] MemorySpan head_of_a(const DeviceSite& site, std::int64_t inputs) const;
+                                     const std::byte* next, int thread) const;
+  [[nodiscard]] const std::byte* panel_of_a(const DeviceSite& site, std::int64_t panel) const;
   void expand_rows(const AdaptedRows& adapted, std::size_t part, std::int64_t panel, RowRange rows,
                    float* tile) const;
 

@@ -193,6 +193,11 @@ void multiply_few_panel(const Packed& decoder, const FewInputs& a, FewWords b, s
   for (; column + kGroup <= columns; column += kGroup) {
     multiply_few_columns<Packed, kRows, kTileVectors, false>(decoder, a, from(), Simd::kLanes, to(), beside);
   }
+  // Ranks of adapters are such panels: what lies side by side is fetched, and used, at once.
+  constexpr std::int64_t kPair = 2 * Simd::kLanes;
+  for (; kPair < kGroup && column + kPair <= columns; column += kPair) {
+    multiply_few_columns<Packed, kRows, 2, false>(decoder, a, from(), Simd::kLanes, to(), beside);
+  }
   for (; column < columns; column += Simd::kLanes) {
     const std::int64_t lanes = std::min<std::int64_t>(Simd::kLanes, columns - column);
     multiply_few_columns<Packed, kRows, 1, true>(decoder, a, from(), lanes, to(), beside);
