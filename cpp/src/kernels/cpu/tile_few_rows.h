@@ -163,6 +163,7 @@ void multiply_few_columns(const Packed& words_decoder, const FewInputs& a, FewWo
     }
     if constexpr (Packed::kUnits > 1 && !kHasWholeWords<Packed>) {
       if (first < end) {
+        // Written out: with a loop over its units GCC 12 stores all sums for every word of the loop above.
         take_word([&](int unit, const Simd::Pair(&columns)[kVectors]) __attribute__((always_inline)) {
           if (first + 2 * unit < end) multiply(first + 2 * unit, columns);
         });
