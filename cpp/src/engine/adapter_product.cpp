@@ -77,10 +77,12 @@ void AdapterProduct::multiply_by_a(std::span<const AdaptedRows> all, const Store
       const RowRange rows{row, std::min(row + kBlockRows, adapted.end)};
       const std::int64_t panel = of_adapted / blocks;
       const std::byte* next = nullptr;
-      if (task + 1 < end && task + 1 == ends[of]) {
-        next = panel_of_a(*all[of + 1].site, 0);
-      } else if (task + 1 < end && (of_adapted + 1) % blocks == 0) {
-        next = panel_of_a(*adapted.site, panel + 1);
+      if (task + 1 < end) {
+        if (task + 1 == ends[of]) {
+          next = panel_of_a(*all[of + 1].site, 0);
+        } else if ((of_adapted + 1) % blocks == 0) {
+          next = panel_of_a(*adapted.site, panel + 1);
+        }
       }
       store(adapted, panel, rows, multiply_tile(*adapted.site, panel, rows, next, thread));
     }

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstdint>
+
 namespace adaptrt {
 namespace {
 
@@ -10,6 +12,9 @@ struct Fetching {
   /// Whether a single tile of rows fetches its own panel; otherwise the caches' own prefetchers do. With more
   /// tiles, which multiply between two reads, it is always fetched.
   bool for_one_tile = true;
+  /// Steps of k of a panel that all tiles take before they take the next: 256 bytes each. The next part is
+  /// fetched meanwhile, so parts are what the cache that it is fetched to can hold beside another.
+  std::int64_t part_steps = 64;
 };
 
 }  // namespace

@@ -23,8 +23,8 @@ namespace {
 /// How far ahead of its use a panel is fetched when the rows are few and memory is the limit.
 inline constexpr std::int64_t kStreamAhead = 4096;
 inline constexpr std::int64_t kCacheLine = 64;
-/// Rows up to which memory is the limit, and the steps of k that all of them take before the next are read:
-/// 16 KiB of a bfloat16 panel.
+/// Rows up to which memory is the limit, and the steps of k of which weights are decoded before all rows take
+/// them: 16 KiB in bfloat16.
 inline constexpr std::int64_t kStreamRows = 24;
 inline constexpr std::int64_t kStreamSteps = 64;
 /// Cache lines of a panel that a step of k reads, at most.
@@ -225,12 +225,13 @@ void gemm_streamed(const PanelGemm& gemm, std::int64_t blocks) {
   const std::int64_t row_bytes = gemm.width * Weights::kColumnBytes;
   const std::int64_t row_lines = row_bytes / kCacheLine;
   const std::int64_t steps = (gemm.k + Weights::kInterleave - 1) / Weights::kInterleave;
-  const std::int64_t tiles = (steps + kStreamSteps - 1) / kStreamSteps * blocks;
+  constexpr std::int64_t kPart = Simd::kFetching.part_steps;
+  const std::int64_t tiles = (steps + kPart - 1) / kPart * blocks;
   SpanFetcher others(gemm.fetch);
   const std::int64_t others_a_tile = (others.lines() + tiles - 1) / tiles;
   PanelGemm part = gemm;
-  for (std::int64_t begin = 0; begin < steps; begin += kStreamSteps) {
-    const std::int64_t count = std::min(kStreamSteps, steps - begin);
+  for (std::int64_t begin = 0; begin < steps; begin += kPart) {
+    const std::int64_t count = std::min(kPart, steps - begin);
     part.a = static_cast<const A*>(gemm.a) + begin * Weights::kInterleave;
     part.panel = gemm.panel + begin * row_bytes;
     part.k = std::min(gemm.k - begin * Weights::kInterleave, count * Weights::kInterleave);
