@@ -95,7 +95,8 @@ BOOST_DATA_TEST_CASE(products_match_float64, kernel_tables() * data::make({0, 1,
   const auto& table = kernel_table(name);
   FreshRandom random;
   BOOST_TEST_CONTEXT("seed " << random.seed()) {
-    for (const std::int64_t k : {1, 2, 3, 7, 16, 37, 130}) {
+    for (const std::int64_t k :
+         {1, 2, 3, 7, 16, 37, 130, 1030}) {  // the last of several parts on every table
       for (const std::int64_t width : {1, 3, 4, 8, 12, 15, 16, 17, 31, 32, 33, 48, 61, 63, 64}) {
         for (const std::int64_t rows : {1, 2, 4, 5, 6, 7, 13}) {
           const Case test(dtype, rows, k, width, &random);
@@ -127,7 +128,7 @@ BOOST_DATA_TEST_CASE(a_row_has_the_same_bits_alone_and_in_any_crowd, kernel_tabl
   FreshRandom random;
   BOOST_TEST_CONTEXT("seed " << random.seed()) {
     for (const std::int64_t width : {5, 16, 24, 40, 61, 64}) {
-      const Case test(dtype, 23, 301, width, &random);  // k of more than one part
+      const Case test(dtype, 23, 1301, width, &random);  // k of more than one part
       std::vector<float> alone(static_cast<std::size_t>(23 * width));
       for (std::int64_t r = 0; r < 23; ++r) {
         auto one = test.gemm(alone.data() + r * width, width);

@@ -24,8 +24,7 @@ struct Simd {
 #ifdef __AVX512BF16__
   // AMD's CPUs run these (kernel_choice.cpp). There, a line on its way to the first level holds one of the
   // few places that loads miss through, and memory rests while rows are multiplied.
-  static constexpr Fetching kFetching{
-      .locality = 2, .for_one_tile = false, .part_steps = 512};
+  static constexpr Fetching kFetching{.locality = 2, .for_one_tile = false, .part_steps = 512};
 #else
   static constexpr Fetching kFetching{};
 #endif
