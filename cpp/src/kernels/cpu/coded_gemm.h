@@ -10,66 +10,17 @@
 
 #include "adaptrt/core/quantized_panels.h"
 #include "adaptrt/kernels/kernel_table.h"
+#include "coded_words.h"
 #include "elementwise.h"
 #include "gemm.h"
 #include "quantized_weights.h"
+#ifdef __AVX512BF16__
+#include "coded_rows.h"
+#include "coded_tile.h"
+#endif
 
 namespace adaptrt {
 namespace {
-
-/// How words become pairs of numbers, of which product() makes values with what scales_of() makes of the
-/// scales.
-class TableWords {
- public:
-  using Word = Simd::Words;
-  static constexpr std::int64_t kBytes = 4;
-  static constexpr int kPairs = static_cast<int>(kInt4Inputs / 2);
-
-  explicit TableWords(WeightCode code) : table_(Simd::load_table(code_table(code).data())) {}
-  static Word load(const std::byte* from, std::int64_t n) { return Simd::load_words(from, n); }
-  static Simd::Vec scales_of(Simd::Vec scales) { return scales; }
-  static Simd::Vec product(Simd::Vec numbers, Simd::Vec scales) { return Simd::mul(numbers, scales); }
-  template <int kPair>
-  [[nodiscard]] Simd::Pair pair(Word word) const {
-    return {Simd::look_up<4 * kPair>(word, table_), Simd::look_up<4 * kPair + 16>(word, table_)};
-  }
-
- private:
-  Simd::Table table_;
-};
-
-class Float8Words {
- public:
-  using Word = Simd::Pair;
-  static constexpr std::int64_t kBytes = 2;
-  static constexpr int kPairs = 1;
-
-  static Word load(const std::byte* from, std::int64_t n) { return Simd::load_float8_pairs(from, n); }
-  /// What numbers over 256 are multiplied by, to the same products.
-  static Simd::Vec scales_of(Simd::Vec scales) { return Simd::mul(scales, Simd::set(256.0F)); }
-  static Simd::Vec product(Simd::Vec numbers, Simd::Vec scales) { return Simd::mul(numbers, scales); }
-  template <int kPair>
-  [[nodiscard]] Simd::Pair pair(const Word& word) const {
-    return word;
-  }
-};
-
-class LLMInt8Words {
- public:
-  using Word = Simd::Pair;
-  static constexpr std::int64_t kBytes = 2;
-  static constexpr int kPairs = 1;
-
-  static Word load(const std::byte* from, std::int64_t n) { return Simd::load_int8_pairs(from, n); }
-  static Simd::Vec scales_of(Simd::Vec scales) { return scales; }
-  static Simd::Vec product(Simd::Vec numbers, Simd::Vec scales) {
-    return Simd::mul(Simd::mul(numbers, scales), Simd::set(kLLMInt8Factor));
-  }
-  template <int kPair>
-  [[nodiscard]] Simd::Pair pair(const Word& word) const {
-    return word;
-  }
-};
 
 /// Of what type the panels are that are made. put() writes two inputs of some outputs, which begin at `out`
 /// and `line` bytes behind it.
@@ -125,9 +76,9 @@ class CodeExpander {
 
   /// Where the words of an input begin, the first of a word.
   [[nodiscard]] const std::byte* source(std::int64_t input) const {
-    const bool is_table = how_.code != WeightCode::kE4M3 && how_.code != WeightCode::kLLMInt8;
-    const std::int64_t line = width_ * (is_table ? TableWords::kBytes : Float8Words::kBytes);
-    return parts_.weights + input / (is_table ? 2 * TableWords::kPairs : 2 * Float8Words::kPairs) * line;
+    const bool has_table = is_table(how_.code);
+    const std::int64_t line = width_ * (has_table ? TableWords::kBytes : Float8Words::kBytes);
+    return parts_.weights + input / (has_table ? 2 * TableWords::kPairs : 2 * Float8Words::kPairs) * line;
   }
 
   /// Inputs [begin, end), in whole words, to `out`, whose outputs are `columns` for each input. `fetch` is
@@ -157,9 +108,9 @@ class CodeExpander {
   void expand_as(std::int64_t begin, std::int64_t end, std::byte* out, std::int64_t columns,
                  const Fetch& fetch) const {
     if (how_.code == WeightCode::kE4M3) {
-      expand_words<kValue>(Float8Words(), begin, end, out, columns, fetch);
+      expand_words<kValue>(Float8Words(how_.code), begin, end, out, columns, fetch);
     } else if (how_.code == WeightCode::kLLMInt8) {
-      expand_words<kValue>(LLMInt8Words(), begin, end, out, columns, fetch);
+      expand_words<kValue>(LLMInt8Words(how_.code), begin, end, out, columns, fetch);
     } else {
       expand_words<kValue>(TableWords(how_.code), begin, end, out, columns, fetch);
     }
@@ -178,7 +129,11 @@ class CodeExpander {
                             out + (first - begin) / 2 * columns * Made::kPairBytes, columns};
       std::int64_t column = 0;
       for (; column + kGroup <= width_; column += kGroup) {
-        expand_columns<kValue, kTileVectors>(words, stretch, column, Simd::kLanes, fetch);
+        if constexpr (Made::kType == DType::kBFloat16 && kMakesRows) {
+          expand_rows<Words>(stretch, column, fetch);
+        } else {
+          expand_columns<kValue, kTileVectors>(words, stretch, column, Simd::kLanes, fetch);
+        }
       }
       for (; column < width_; column += Simd::kLanes) {
         expand_columns<kValue, 1>(words, stretch, column,
@@ -233,6 +188,36 @@ class CodeExpander {
     }
   }
 
+#ifdef __AVX512BF16__
+  static constexpr bool kMakesRows = true;
+
+  /// The same of whole vectors of columns.
+  template <class Words, class Fetch>
+  void expand_rows(const Stretch& stretch, std::int64_t column, const Fetch& fetch) const {
+    constexpr std::int64_t kMadeBytes = CodedBFloat16::kPairBytes;
+    CodedRows<Words> rows(how_.code);
+    rows.set_scales(stretch.scales, how_.scale_type, column);
+    const std::byte* words = stretch.words + column * Words::kBytes;
+    std::byte* out = stretch.out + column * kMadeBytes;
+    for (std::int64_t word = 0; word < stretch.count; ++word) {
+      ADAPTRT_UNROLL
+      for (int v = 0; v < kTileVectors; ++v) {
+        const auto row = rows.load(words + v * Simd::kLanes * Words::kBytes);
+        for_each_index<Words::kPairs>([&](auto pair) __attribute__((always_inline)) {
+          std::byte* to = out + (pair() * stretch.columns + v * Simd::kLanes) * kMadeBytes;
+          Simd::store_words(to, rows.template pairs<pair()>(row, v), Simd::kLanes);
+        });
+      }
+      fetch.template at_lines<static_cast<int>(kTileVectors * Simd::kLanes * Words::kBytes / kCacheLine)>(
+          words);
+      words += width_ * Words::kBytes;
+      out += Words::kPairs * stretch.columns * kMadeBytes;
+    }
+  }
+#else
+  static constexpr bool kMakesRows = false;
+#endif
+
   Quantization how_;
   QuantizedPanel parts_;
   std::int64_t width_;
@@ -249,6 +234,14 @@ void expand_coded(const std::byte* panel, const Quantization& how, std::int64_t 
 /// As gemm_streamed: all tiles of rows take a part of k, which was made for them, before the next is made.
 template <class Made>
 void coded_gemm(const PanelGemm& gemm, const Quantization& how) {
+#ifdef __AVX512BF16__
+  if constexpr (Made::kType == DType::kBFloat16) {
+    if (takes_coded_tile(gemm.rows, how.code)) {
+      multiply_coded_tile(gemm, how);
+      return;
+    }
+  }
+#endif
   using Weights = typename Made::Weights;
   using A = typename Weights::A;
   constexpr std::int64_t kPartInputs = kStreamSteps * Weights::kInterleave;

@@ -20,8 +20,6 @@
 namespace adaptrt {
 namespace {
 
-/// How far ahead of its use a panel is fetched when the rows are few and memory is the limit.
-inline constexpr std::int64_t kStreamAhead = 4096;
 inline constexpr std::int64_t kCacheLine = 64;
 /// Rows up to which memory is the limit, and the steps of k of which weights are decoded before all rows take
 /// them: 16 KiB in bfloat16.

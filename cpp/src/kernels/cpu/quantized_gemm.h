@@ -11,6 +11,7 @@
 #include "elementwise.h"
 #include "gemm.h"
 #include "narrow_weights.h"
+#include "panel_stream.h"
 #include "quantized_weights.h"
 
 namespace adaptrt {
@@ -56,11 +57,11 @@ inline Simd::Vec load_scales(const Quantization& quantization, const std::byte* 
 /// fetched.
 inline constexpr std::int64_t kDecodedBytes = 16384;
 /// The product of kRows rows with kVectors vectors of columns, the last one of last_lanes columns. `words`
-/// are the weights of `inputs` in Weights' form.
-template <class Weights, int kRows, int kVectors, bool kPartial, int kLines>
+/// are the weights of `inputs` in Weights' form. `prefetch` is a Prefetch or a PanelStream.
+template <class Weights, int kRows, int kVectors, bool kPartial, int kLines, class Fetch>
 void quantized_tile(const QuantizedGemm& gemm, const QuantizedPanel& panel, const Weights& words_decoder,
                     const std::byte* words, InputRange inputs, std::int64_t row, std::int64_t column,
-                    std::int64_t last_lanes, Prefetch prefetch) {
+                    std::int64_t last_lanes, Fetch prefetch) {
   using A = typename Weights::A;
   using B = typename Weights::B;
   using Vec = Simd::Vec;
@@ -117,7 +118,7 @@ void quantized_tile(const QuantizedGemm& gemm, const QuantizedPanel& panel, cons
         take(unit(), columns);
       });
       ADAPTRT_UNROLL
-      for (int line = 0; line < kWordLines<Weights>; ++line) prefetch_lines<kLines, 3>(&prefetch);
+      for (int line = 0; line < kWordLines<Weights>; ++line) prefetch_lines<kLines>(&prefetch);
       b += kWordLines<Weights> * row_bytes;
     };
     const auto multiply = [&](Vec(&sum)[kRows][kVectors], const B(&columns)[kVectors], std::int64_t unit,
@@ -170,34 +171,37 @@ void quantized_tile(const QuantizedGemm& gemm, const QuantizedPanel& panel, cons
     }
 
     first = end;
-    ADAPTRT_UNROLL
-    for (int r = 0; r < kRows; ++r) {
-      float* out = gemm.out + (row + r) * gemm.out_stride + column;
-      if constexpr (kChains == 1) {
-        if (end < group.end) {
+    if constexpr (kChains == 1) {
+      if (end < group.end) {
+        ADAPTRT_UNROLL
+        for (int r = 0; r < kRows; ++r) {
+          float* out = gemm.out + (row + r) * gemm.out_stride + column;
           ADAPTRT_UNROLL
           for (int v = 0; v < kVectors; ++v) {
             Simd::store(out + v * Simd::kLanes, sums[0][r][v], lanes_of(v));
           }
-          continue;
         }
+        continue;
       }
-      const float activations = group.zeros == nullptr ? 0.0F : gemm.a_sums[(row + r) * groups + index];
+    }
+    ADAPTRT_UNROLL
+    for (int v = 0; v < kVectors; ++v) {
+      const std::int64_t lanes = lanes_of(v);
+      const std::int64_t offset = column + v * Simd::kLanes;
+      const Vec scale = load_scales(gemm.quantization, group.scales, offset, lanes);
+      const Vec zero =
+          group.zeros == nullptr ? Simd::zero() : load_zeros(gemm.quantization, group.zeros, offset, lanes);
       ADAPTRT_UNROLL
-      for (int v = 0; v < kVectors; ++v) {
+      for (int r = 0; r < kRows; ++r) {
         Vec sum = sums[0][r][v];
         if constexpr (kChains == 2) sum = Simd::add(sum, sums[1][r][v]);
         if constexpr (kChains == 4) {
           sum = Simd::add(Simd::add(sum, sums[1][r][v]), Simd::add(sums[2][r][v], sums[3][r][v]));
         }
-        const std::int64_t lanes = lanes_of(v);
-        const std::int64_t offset = column + v * Simd::kLanes;
         if (group.zeros != nullptr) {
-          const Vec zero = load_zeros(gemm.quantization, group.zeros, offset, lanes);
-          sum = Simd::fma(Simd::set(-activations), zero, sum);
+          sum = Simd::fma(Simd::set(-gemm.a_sums[(row + r) * groups + index]), zero, sum);
         }
-        const Vec scale = load_scales(gemm.quantization, group.scales, offset, lanes);
-        float* to = out + v * Simd::kLanes;
+        float* to = gemm.out + (row + r) * gemm.out_stride + offset;
         Simd::store(to, index == 0 ? Simd::mul(sum, scale) : Simd::fma(sum, scale, Simd::load(to, lanes)),
                     lanes);
       }
@@ -206,10 +210,10 @@ void quantized_tile(const QuantizedGemm& gemm, const QuantizedPanel& panel, cons
 }
 
 /// `rows` rows of a whole group of columns, at most kRows.
-template <class Weights, int kLines, int kRows>
+template <class Weights, int kLines, int kRows, class Fetch>
 void quantized_rows(const QuantizedGemm& gemm, const QuantizedPanel& panel, const Weights& decoder,
                     const std::byte* words, InputRange inputs, std::int64_t row, std::int64_t rows,
-                    std::int64_t column, Prefetch prefetch) {
+                    std::int64_t column, Fetch prefetch) {
   if constexpr (kRows > 1) {
     if (rows < kRows) {
       quantized_rows<Weights, kLines, kRows - 1>(gemm, panel, decoder, words, inputs, row, rows, column,
@@ -229,11 +233,16 @@ void quantized_panel(const QuantizedGemm& gemm, const QuantizedPanel& panel, con
   constexpr int kLines =
       kStreams ? static_cast<int>((kGroup * Weights::kColumnBytes + kCacheLine - 1) / kCacheLine) : 0;
   const std::int64_t blocks = (gemm.rows + kRows - 1) / kRows;
-  const std::int64_t row_bytes = gemm.width * Weights::kColumnBytes;
   const InputRange inputs{0, gemm.k};
   std::int64_t column = 0;
   for (; column + kGroup <= gemm.width; column += kGroup) {
-    const Prefetch prefetch{words + column * Weights::kColumnBytes + kStreamAhead, row_bytes};
+    const auto prefetch = [&] {
+      if constexpr (kStreams) {
+        return stream_of_columns(panel, column, gemm.width, Weights::kColumnBytes, gemm.next_panel);
+      } else {
+        return Prefetch{};
+      }
+    }();
     for (std::int64_t row = 0, block = 0; block < blocks; ++block) {
       const std::int64_t rows = rows_of_tile(gemm.rows - row, blocks - block);
       quantized_rows<Weights, kLines, kRows>(gemm, panel, decoder, words, inputs, row, rows, column,
@@ -247,10 +256,12 @@ void quantized_panel(const QuantizedGemm& gemm, const QuantizedPanel& panel, con
     const std::int64_t lanes = std::min<std::int64_t>(Simd::kLanes, gemm.width - column);
     std::int64_t row = 0;
     for (; row + kRows <= gemm.rows; row += kRows) {
-      quantized_tile<Weights, kRows, 1, true, 0>(gemm, panel, decoder, words, inputs, row, column, lanes, {});
+      quantized_tile<Weights, kRows, 1, true, 0>(gemm, panel, decoder, words, inputs, row, column, lanes,
+                                                 Prefetch{});
     }
     for (; row < gemm.rows; ++row) {
-      quantized_tile<Weights, 1, 1, true, 0>(gemm, panel, decoder, words, inputs, row, column, lanes, {});
+      quantized_tile<Weights, 1, 1, true, 0>(gemm, panel, decoder, words, inputs, row, column, lanes,
+                                             Prefetch{});
     }
   }
 }

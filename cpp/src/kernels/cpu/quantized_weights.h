@@ -31,7 +31,8 @@ struct FetchAhead {
   void at_lines(const std::byte* words) const {
     ADAPTRT_UNROLL
     for (int line = 0; line < kLines; ++line) {
-      __builtin_prefetch(words + kStreamAhead + line * kCacheLine, 0, 3);
+      __builtin_prefetch(words + Simd::kFetching.decoded_ahead + line * kCacheLine, 0,
+                         Simd::kFetching.decoded_locality);
     }
   }
 };

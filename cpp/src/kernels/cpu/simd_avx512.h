@@ -24,13 +24,19 @@ struct Simd {
 #ifdef __AVX512BF16__
   // AMD's CPUs run these (kernel_choice.cpp). There, a line on its way to the first level holds one of the
   // few places that loads miss through, and memory rests while rows are multiplied.
-  static constexpr Fetching kFetching{.locality = 2, .for_one_tile = false, .part_steps = 512};
+  static constexpr Fetching kFetching{
+      .locality = 2, .for_one_tile = false, .part_steps = 512, .decoded_locality = 2, .decoded_ahead = 16384};
 #else
   static constexpr Fetching kFetching{};
 #endif
   struct Pair {
     Vec even;
     Vec odd;
+  };
+  /// 32 values in a row.
+  struct TwoVecs {
+    Vec low;
+    Vec high;
   };
 
   static __mmask16 first(std::int64_t n) {
@@ -153,6 +159,65 @@ struct Simd {
     const __m512i lanes = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23,
                                            7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     return _mm512_permutexvar_epi16(lanes, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(odd, even)));
+  }
+  /// What values in a row are in bfloat16, two a lane.
+  static Words round_to_pairs(const TwoVecs& x) {
+    return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(x.high, x.low));
+  }
+  /// Each value of x twice, side by side.
+  static TwoVecs twice_each(Vec x) {
+    const __m512i low = _mm512_set_epi32(7, 7, 6, 6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0);
+    return {_mm512_permutexvar_ps(low, x),
+            _mm512_permutexvar_ps(_mm512_add_epi32(low, _mm512_set1_epi32(8)), x)};
+  }
+  /// Whether all lanes are powers of two, the least 2^least and the greatest 2^greatest, of normal numbers.
+  static bool are_powers_of_two(Vec x, int least, int greatest) {
+    constexpr int kMantissaBits = 23, kBias = 127;
+    const __m512i bits = _mm512_castps_si512(x);
+    const __m512i above = _mm512_sub_epi32(bits, _mm512_set1_epi32((least + kBias) << kMantissaBits));
+    const __mmask16 in_range =
+        _mm512_cmple_epu32_mask(above, _mm512_set1_epi32((greatest - least) << kMantissaBits));
+    return in_range == 0xffff &&
+           _mm512_test_epi32_mask(bits, _mm512_set1_epi32((1 << kMantissaBits) - 1)) == 0;
+  }
+  /// Twice in each lane what add_to_exponents() takes to multiply by the lane's power of two.
+  static Words exponent_pairs(Vec powers) {
+    constexpr short kOne = 0x3f80;  // of which the exponent is 0
+    const __m512i words = _mm512_srli_epi32(_mm512_castps_si512(powers), 16);
+    return _mm512_sub_epi16(_mm512_or_si512(words, _mm512_slli_epi32(words, 16)), _mm512_set1_epi16(kOne));
+  }
+  /// Pairs of bfloat16 times powers of two, all products normal or zero.
+  static Words add_to_exponents(Words pairs, Words exponents) {
+    const __mmask32 is_number = _mm512_test_epi16_mask(pairs, _mm512_set1_epi16(0x7fff));
+    return _mm512_mask_add_epi16(pairs, is_number, pairs, exponents);
+  }
+  /// 16 numbers that bfloat16 holds.
+  static Words load_pair_table(const float* numbers) {
+    const Vec all = load(numbers);
+    return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(all, all));
+  }
+  /// For both halves of each lane the number whose index its bits from kShift on are.
+  template <int kShift>
+  static Words look_up_pairs(Words words, Words table) {
+    return _mm512_permutexvar_epi16(_mm512_srli_epi32(words, kShift), table);
+  }
+  /// A uint16 a lane.
+  static Words load_uint16(const std::byte* from) {
+    return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+  }
+  /// An int8 a lane.
+  static Vec load_int8(const std::byte* from) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+  }
+  /// FP8 (e4m3) numbers over 256: float16 has them with the same bits.
+  static TwoVecs load_float8(const std::byte* from) {
+    // The sign, which is one bit too low then, is moved by being added to itself.
+    const auto numbers = [](const std::byte* bytes) {
+      const __m128i loaded = _mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes));
+      const __m256i shifted = _mm256_slli_epi16(_mm256_cvtepu8_epi16(loaded), 7);
+      return _mm512_cvtph_ps(_mm256_add_epi16(shifted, _mm256_and_si256(shifted, _mm256_set1_epi16(0x4000))));
+    };
+    return {numbers(from), numbers(from + kLanes)};
   }
 #else
   /// What two vectors are in bfloat16, in the lower and upper halves of the lanes.

@@ -16,6 +16,7 @@
 #include "elementwise.h"
 #include "gemm.h"
 #include "narrow_weights.h"
+#include "panel_stream.h"
 
 namespace adaptrt {
 namespace {
@@ -107,21 +108,21 @@ struct W4A8Group {
   const std::byte* zeros;   // [width], or nullptr
 };
 
-/// The sum of q * u less that of q * zero, as float32.
+/// The sum of q * u less that of q * zero, as float32. Without zero points `zeros` is anything.
 inline Simd::Vec without_zeros(const W4A8Gemm& gemm, const W4A8Group& group, std::int64_t row,
-                               std::int64_t column, std::int64_t lanes, Simd::Words sum) {
+                               Simd::Words zeros, Simd::Words sum) {
   const std::int64_t groups = group_count(gemm.quantization, gemm.k);
   const std::int32_t activations = gemm.a_sums[row * groups + group.index];
-  const Simd::Words zeros =
+  const Simd::Words of_zeros =
       group.zeros == nullptr
           ? Simd::set_words(static_cast<std::uint32_t>(activations * (1 << (gemm.quantization.bits - 1))))
-          : Simd::multiply_words(Simd::load_bytes(group.zeros + column, lanes),
-                                 Simd::set_words(static_cast<std::uint32_t>(activations)));
-  return Simd::words_to_floats(Simd::subtract_words(sum, zeros));
+          : Simd::multiply_words(zeros, Simd::set_words(static_cast<std::uint32_t>(activations)));
+  return Simd::words_to_floats(Simd::subtract_words(sum, of_zeros));
 }
 
 /// kRows rows times kVectors vectors of columns, the last one of last_lanes columns, of whole groups of
-/// inputs. Between parts of the only group, `out` holds integers. `prefetch` is a Prefetch or a StepPrefetch.
+/// inputs. Between parts of the only group, `out` holds integers. `prefetch` is a Prefetch, a PanelStream or
+/// a StepPrefetch.
 template <int kBits, int kRows, int kVectors, bool kPartial, int kLines, class Fetch>
 void w4a8_tile(const W4A8Gemm& gemm, const QuantizedPanel& panel, InputRange inputs, std::int64_t row,
                std::int64_t column, std::int64_t last_lanes, Fetch prefetch) {
@@ -187,22 +188,34 @@ void w4a8_tile(const W4A8Gemm& gemm, const QuantizedPanel& panel, InputRange inp
       b += Word::kLines * line_bytes;
     }
     first = end;
-    ADAPTRT_UNROLL
-    for (int r = 0; r < kRows; ++r) {
+    const auto sum_of = [&](int r, int v) __attribute__((always_inline)) {
+      if constexpr (kChains == 2) return Simd::add_words(sums[0][r][v], sums[1][r][v]);
+      return sums[0][r][v];
+    };
+    if (end < group.end) {
       ADAPTRT_UNROLL
-      for (int v = 0; v < kVectors; ++v) {
-        Simd::Words sum = sums[0][r][v];
-        if constexpr (kChains == 2) sum = Simd::add_words(sum, sums[1][r][v]);
-        const std::int64_t lanes = lanes_of(v);
-        float* to = out_of(r) + v * Simd::kLanes;
-        if (end < group.end) {
-          Simd::store_words(reinterpret_cast<std::byte*>(to), sum, lanes);
-          continue;
+      for (int r = 0; r < kRows; ++r) {
+        ADAPTRT_UNROLL
+        for (int v = 0; v < kVectors; ++v) {
+          Simd::store_words(reinterpret_cast<std::byte*>(out_of(r)) + v * kVectorBytes, sum_of(r, v),
+                            lanes_of(v));
         }
-        const std::int64_t offset = column + v * Simd::kLanes;
-        const Simd::Vec scale = load_as(group.scales, gemm.quantization.scale_type, offset, lanes);
+      }
+      continue;
+    }
+    ADAPTRT_UNROLL
+    for (int v = 0; v < kVectors; ++v) {
+      const std::int64_t lanes = lanes_of(v);
+      const std::int64_t offset = column + v * Simd::kLanes;
+      const Simd::Vec scale = load_as(group.scales, gemm.quantization.scale_type, offset, lanes);
+      const Simd::Words zeros =
+          group.zeros == nullptr ? Simd::zero_words() : Simd::load_bytes(group.zeros + offset, lanes);
+      ADAPTRT_UNROLL
+      for (int r = 0; r < kRows; ++r) {
+        float* to = out_of(r) + v * Simd::kLanes;
         const Simd::Vec before = group.index == 0 ? Simd::zero() : Simd::load(to, lanes);
-        Simd::Vec value = Simd::fma(without_zeros(gemm, group, row + r, offset, lanes, sum), scale, before);
+        const Simd::Vec integers = without_zeros(gemm, group, row + r, zeros, sum_of(r, v));
+        Simd::Vec value = Simd::fma(integers, scale, before);
         if (end == gemm.k) value = Simd::mul(value, Simd::set(gemm.a_scales[row + r]));
         Simd::store(to, value, lanes);
       }
@@ -265,7 +278,7 @@ inline void w4a8_gemm(const W4A8Gemm& gemm) {
   with_number_of_bits(gemm.quantization, [&]<int kBits>(std::integral_constant<int, kBits>) {
     constexpr std::int64_t kColumnBytes = ByteWords<kBits>::kColumnBytes;
     w4a8_panel<kBits>(gemm, panel, inputs_of(gemm), [&](std::int64_t column) {
-      return Prefetch{panel.weights + column * kColumnBytes + kStreamAhead, gemm.width * kColumnBytes};
+      return stream_of_columns(panel, column, gemm.width, kColumnBytes, gemm.next_panel);
     });
   });
 }

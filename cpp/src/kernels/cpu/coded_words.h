@@ -1,0 +1,114 @@
+#pragma once
+
+// Included behind simd_*.h and gemm.h. The words of panels whose weights have a code.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "adaptrt/core/quantized_panels.h"
+#include "gemm.h"
+
+namespace adaptrt {
+namespace {
+
+// How words become pairs of numbers, of which product() makes values with what scales_of() makes of the
+// scales. Where the CPU has vectors of pairs of bfloat16, whole vectors of words become rows as well: numbers
+// in the order of such a vector, the two inputs of an output side by side, one output after the other.
+
+/// Whether words are TableWords.
+inline bool is_table(WeightCode code) {
+  return code != WeightCode::kE4M3 && code != WeightCode::kLLMInt8;
+}
+
+class TableWords {
+ public:
+  using Word = Simd::Words;
+  static constexpr std::int64_t kBytes = 4;
+  static constexpr int kPairs = static_cast<int>(kInt4Inputs / 2);
+
+  explicit TableWords(WeightCode code) : table_(Simd::load_table(code_table(code).data())) {}
+  static Word load(const std::byte* from, std::int64_t n) { return Simd::load_words(from, n); }
+  static Simd::Vec scales_of(Simd::Vec scales) { return scales; }
+  static Simd::Vec product(Simd::Vec numbers, Simd::Vec scales) { return Simd::mul(numbers, scales); }
+  template <int kPair>
+  [[nodiscard]] Simd::Pair pair(Word word) const {
+    return {Simd::look_up<4 * kPair>(word, table_), Simd::look_up<4 * kPair + 16>(word, table_)};
+  }
+#ifdef __AVX512BF16__
+  /// Of a tile for whose sums there are registers beside those that make weights.
+  static constexpr int kMostRows = 3;
+  struct Row {
+    Simd::Words low;
+    Simd::Words high;
+  };
+  /// The halves of a word hold its even and its odd inputs.
+  static Row load_row(const std::byte* from) {
+    return {Simd::load_uint16(from), Simd::load_uint16(from + 2 * Simd::kLanes)};
+  }
+  template <int kPair>
+  [[nodiscard]] Simd::TwoVecs row(const Row& row) const {
+    return {Simd::look_up<4 * kPair>(row.low, table_), Simd::look_up<4 * kPair>(row.high, table_)};
+  }
+#endif
+
+ private:
+  Simd::Table table_;
+};
+
+class Float8Words {
+ public:
+  using Word = Simd::Pair;
+  static constexpr std::int64_t kBytes = 2;
+  static constexpr int kPairs = 1;
+
+  explicit Float8Words(WeightCode) {}
+  static Word load(const std::byte* from, std::int64_t n) { return Simd::load_float8_pairs(from, n); }
+  /// What numbers over 256 are multiplied by, to the same products.
+  static Simd::Vec scales_of(Simd::Vec scales) { return Simd::mul(scales, Simd::set(256.0F)); }
+  static Simd::Vec product(Simd::Vec numbers, Simd::Vec scales) { return Simd::mul(numbers, scales); }
+  template <int kPair>
+  [[nodiscard]] Simd::Pair pair(const Word& word) const {
+    return word;
+  }
+#ifdef __AVX512BF16__
+  static constexpr int kMostRows = kTileRows;
+  using Row = Simd::TwoVecs;
+  static Row load_row(const std::byte* from) { return Simd::load_float8(from); }
+  template <int kPair>
+  [[nodiscard]] Simd::TwoVecs row(const Row& row) const {
+    return row;
+  }
+#endif
+};
+
+class LLMInt8Words {
+ public:
+  using Word = Simd::Pair;
+  static constexpr std::int64_t kBytes = 2;
+  static constexpr int kPairs = 1;
+
+  explicit LLMInt8Words(WeightCode) {}
+  static Word load(const std::byte* from, std::int64_t n) { return Simd::load_int8_pairs(from, n); }
+  static Simd::Vec scales_of(Simd::Vec scales) { return scales; }
+  static Simd::Vec product(Simd::Vec numbers, Simd::Vec scales) {
+    return Simd::mul(Simd::mul(numbers, scales), Simd::set(kLLMInt8Factor));
+  }
+  template <int kPair>
+  [[nodiscard]] Simd::Pair pair(const Word& word) const {
+    return word;
+  }
+#ifdef __AVX512BF16__
+  static constexpr int kMostRows = kTileRows;
+  using Row = Simd::TwoVecs;
+  static Row load_row(const std::byte* from) {
+    return {Simd::load_int8(from), Simd::load_int8(from + Simd::kLanes)};
+  }
+  template <int kPair>
+  [[nodiscard]] Simd::TwoVecs row(const Row& row) const {
+    return row;
+  }
+#endif
+};
+
+}  // namespace
+}  // namespace adaptrt

@@ -1,0 +1,66 @@
+#pragma once
+
+// Included behind simd_*.h and gemm.h.
+
+#include <cstddef>
+#include <cstdint>
+
+#include "adaptrt/core/quantized_panels.h"
+#include "gemm.h"
+
+namespace adaptrt {
+namespace {
+
+/// Fetches a panel that is decoded while a few rows are multiplied, and behind its end the beginning of what
+/// is read next, each line as far ahead as Simd::kFetching says.
+class PanelStream {
+ public:
+  /// Lines of `steps` steps, `step_bytes` apart, from `begin` on. `next`: what lies as far apart and is read
+  /// behind the last one; nullptr where that is not known.
+  PanelStream(const std::byte* begin, std::int64_t steps, std::int64_t step_bytes, const std::byte* next)
+      : step_bytes_(step_bytes) {
+    const std::int64_t ahead = Simd::kFetching.decoded_ahead / step_bytes;
+    if (next == nullptr || ahead < steps) {
+      from_ = begin + ahead * step_bytes;
+      steps_left_ = steps - ahead;
+      next_ = next;
+    } else {
+      from_ = next;
+    }
+  }
+
+  template <int kLines>
+  void fetch_step() {
+    ADAPTRT_UNROLL
+    for (int line = 0; line < kLines; ++line) {
+      __builtin_prefetch(from_ + line * kCacheLine, 0, Simd::kFetching.decoded_locality);
+    }
+    from_ += step_bytes_;
+    if (--steps_left_ == 0 && next_ != nullptr) from_ = next_;
+  }
+
+ private:
+  const std::byte* from_ = nullptr;
+  std::int64_t step_bytes_ = 0;
+  std::int64_t steps_left_ = 0;  ///< before next_
+  const std::byte* next_ = nullptr;
+};
+
+/// Of a group of whole vectors of columns of a panel `width` wide, from `column` on: the next such group is
+/// read behind it, or the next panel. A column takes `column_bytes` of each line.
+inline PanelStream stream_of_columns(const QuantizedPanel& panel, std::int64_t column, std::int64_t width,
+                                     std::int64_t column_bytes, const std::byte* next_panel) {
+  constexpr std::int64_t kGroup = kTileVectors * Simd::kLanes;
+  const std::byte* begin = panel.weights + column * column_bytes;
+  const bool is_last = column + 2 * kGroup > width;
+  return {begin, (panel.scales - panel.weights) / (width * column_bytes), width * column_bytes,
+          is_last ? next_panel : begin + kGroup * column_bytes};
+}
+
+template <int kLines>
+inline void prefetch_lines(PanelStream* stream) {
+  if constexpr (kLines > 0) stream->fetch_step<kLines>();
+}
+
+}  // namespace
+}  // namespace adaptrt
