@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -72,7 +73,7 @@ def median_step(steps: Iterable[StepRecord]) -> StepRecord:
 
 
 def op_names(program: Program) -> dict[tuple[StepSection, int], str]:
-    """What each op is called in tables: its kind, or the modules that it multiplies by."""
+    """What each op is called in tables: its kind, or the modules that it multiplies by. Layers have the same names."""
     names = {(StepSection.SINK, 0): SINK, **{(StepSection.RANKS, work.value): work.name.lower() for work in RankWork}}
     for section, ops in (
         (StepSection.ENCODER, program.encoder),
@@ -119,7 +120,13 @@ def _name_of(op: Op, program: Program) -> str:
     if program.lora is not None and op.lora_site >= 0:
         modules = {module.id: module.name for module in lora_modules()}
         return " + ".join(modules[part.module] for part in program.lora.sites[op.lora_site].parts)
-    return f"{op.input} to {op.output}"
+    # Engines without adapters do not know modules by name.
+    return f"{_of_any_layer(op.input)} to {_of_any_layer(op.output)}"
+
+
+def _of_any_layer(buffer: str) -> str:
+    """The buffer's name without the layer's number and its own: layers.5/mlp/normed_41 is mlp/normed."""
+    return re.sub(r"_\d+$", "", re.sub(r"\blayers\.\d+/", "", buffer))
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import statistics
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -351,6 +352,17 @@ def test_a_profile_is_complete_and_nested(report: Report, work: Path) -> None:
     for event in timed:
         if event["tid"] > 0:
             assert event["dur"] > 0
+
+
+def test_layers_have_the_same_names_without_adapters(report: Report, work: Path) -> None:
+    assert bench(work, "--only", "off", "--profile", work / "profile") == 0
+    events = json.loads((work / "profile" / "off.json").read_text())["traceEvents"]
+    timed = [event for event in events if event["ph"] == "X" and event["tid"] == 0]
+    steps = sum(event["name"] == "step" for event in timed)
+    products = Counter(event["name"] for event in timed if " to " in event["name"])
+    # Attention's two products and the MLP's two, of two layers.
+    assert list(products.values()) == [2 * steps] * 4
+    assert all("/" in name and not any(map(str.isdigit, name)) for name in products)
 
 
 def _holds(step: dict[str, Any], event: dict[str, Any]) -> bool:
