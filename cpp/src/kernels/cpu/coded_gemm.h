@@ -15,7 +15,7 @@
 #include "gemm.h"
 #include "quantized_weights.h"
 #ifdef __AVX512BF16__
-#include "coded_rows.h"
+#include "coded_pairs.h"
 #include "coded_tile.h"
 #endif
 
@@ -195,17 +195,17 @@ class CodeExpander {
   template <class Words, class Fetch>
   void expand_rows(const Stretch& stretch, std::int64_t column, const Fetch& fetch) const {
     constexpr std::int64_t kMadeBytes = CodedBFloat16::kPairBytes;
-    CodedRows<Words> rows(how_.code);
-    rows.set_scales(stretch.scales, how_.scale_type, column);
+    CodedPairs<Words> weights(how_.code);
+    weights.set_scales(stretch.scales, how_.scale_type, column);
     const std::byte* words = stretch.words + column * Words::kBytes;
     std::byte* out = stretch.out + column * kMadeBytes;
     for (std::int64_t word = 0; word < stretch.count; ++word) {
       ADAPTRT_UNROLL
       for (int v = 0; v < kTileVectors; ++v) {
-        const auto row = rows.load(words + v * Simd::kLanes * Words::kBytes);
+        const auto row = weights.load(words + v * Simd::kLanes * Words::kBytes);
         for_each_index<Words::kPairs>([&](auto pair) __attribute__((always_inline)) {
           std::byte* to = out + (pair() * stretch.columns + v * Simd::kLanes) * kMadeBytes;
-          Simd::store_words(to, rows.template pairs<pair()>(row, v), Simd::kLanes);
+          Simd::store_words(to, weights.template pairs<pair()>(row, v), Simd::kLanes);
         });
       }
       fetch.template at_lines<static_cast<int>(kTileVectors * Simd::kLanes * Words::kBytes / kCacheLine)>(

@@ -10,7 +10,7 @@
 
 #include "adaptrt/core/quantized_panels.h"
 #include "adaptrt/kernels/kernel_table.h"
-#include "coded_rows.h"
+#include "coded_pairs.h"
 #include "gemm.h"
 #include "panel_stream.h"
 #include "quantized_weights.h"
@@ -40,13 +40,13 @@ void coded_tile(const PanelGemm& gemm, const Quantization& how) {
   }
   const auto* a = static_cast<const Weights::A*>(gemm.a);
   const std::byte* words = panel.weights;
-  const auto multiply = [&](const auto& rows, std::int64_t inputs) __attribute__((always_inline)) {
+  const auto multiply = [&](const auto& weights, std::int64_t inputs) __attribute__((always_inline)) {
     for (; inputs > 0; inputs -= kWordInputs) {
       ADAPTRT_UNROLL
       for (int v = 0; v < kTileVectors; ++v) {
-        const auto row = rows.load(words + v * kVectorBytes);
+        const auto row = weights.load(words + v * kVectorBytes);
         for_each_index<Words::kPairs>([&](auto pair) __attribute__((always_inline)) {
-          const Simd::Words columns = rows.template pairs<pair()>(row, v);
+          const Simd::Words columns = weights.template pairs<pair()>(row, v);
           ADAPTRT_UNROLL
           for (int r = 0; r < kRows; ++r) {
             const auto value = Weights::broadcast(a + r * gemm.a_stride + 2 * pair());
@@ -61,7 +61,7 @@ void coded_tile(const PanelGemm& gemm, const Quantization& how) {
     }
   };
 
-  CodedRows<Words> rows(how.code);
+  CodedPairs<Words> scaled(how.code);
   ScaledByPowers powers(how.code);
   const std::int64_t group_size = how.group_size == 0 ? gemm.k : how.group_size;
   const std::int64_t group_bytes = kPanelColumns * static_cast<std::int64_t>(size_of(how.scale_type));
@@ -71,8 +71,8 @@ void coded_tile(const PanelGemm& gemm, const Quantization& how) {
     if (kPowers && powers.set_scales(scales, how.scale_type)) {
       multiply(powers, inputs);
     } else {
-      rows.set_scales(scales, how.scale_type, 0);
-      multiply(rows, inputs);
+      scaled.set_scales(scales, how.scale_type, 0);
+      multiply(scaled, inputs);
     }
   }
   ADAPTRT_UNROLL

@@ -16,13 +16,13 @@ namespace {
 
 /// Makes pairs of bfloat16 of a group of inputs and kTileVectors vectors of outputs, a vector at a time.
 template <class Words>
-class CodedRows {
+class CodedPairs {
  public:
   static constexpr std::int64_t kBytes = Words::kBytes;
   static constexpr int kPairs = Words::kPairs;
   using Row = typename Words::Row;
 
-  explicit CodedRows(WeightCode code) : words_(code) {}
+  explicit CodedPairs(WeightCode code) : words_(code) {}
 
   /// Those of the outputs from `column` on.
   void set_scales(const std::byte* scales, DType type, std::int64_t column) {
