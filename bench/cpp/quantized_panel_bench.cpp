@@ -25,6 +25,8 @@ constexpr std::int64_t kThreads = 2;
 constexpr std::int64_t kWeightBytes = std::int64_t{64} << 20U;
 /// Panels that stay in the second-level cache.
 constexpr std::int64_t kCachedPanels = 4;
+/// Tiles may read so many rows of int8 behind the last one.
+constexpr std::int64_t kReadRows = 16;
 constexpr auto kBFloat16 = static_cast<std::size_t>(DType::kBFloat16);
 
 struct Form {
@@ -103,7 +105,7 @@ struct Activations {
       : rows(number),
         k(inputs),
         bfloat16(static_cast<std::size_t>(rows * k), float_to_bfloat16(0.37F)),
-        int8(static_cast<std::size_t>(rows * k + 64), 150),
+        int8(static_cast<std::size_t>((rows + kReadRows) * k), 150),
         scales(static_cast<std::size_t>(rows), 0.01F),
         int8_sums(static_cast<std::size_t>(rows * k), 3),
         out(static_cast<std::size_t>(rows * kPanelColumns)) {}
@@ -119,53 +121,29 @@ struct Activations {
 
 void multiply_panel(const KernelTable& table, const Quantization& how, const std::byte* panel,
                     const std::byte* next, Activations* x) {
+  const auto filled = [&](auto gemm) {
+    gemm.a_stride = x->k;
+    gemm.panel = panel;
+    gemm.k = x->k;
+    gemm.width = kPanelColumns;
+    gemm.out = x->out.data();
+    gemm.out_stride = kPanelColumns;
+    gemm.rows = x->rows;
+    gemm.next_panel = next;
+    return gemm;
+  };
   if (how.algo == QuantAlgo::kW8A8) {
-    table.int8_gemm({.a = x->int8.data(),
-                     .a_stride = x->k,
-                     .a_scales = x->scales.data(),
-                     .panel = panel,
-                     .k = x->k,
-                     .width = kPanelColumns,
-                     .out = x->out.data(),
-                     .out_stride = kPanelColumns,
-                     .rows = x->rows,
-                     .next_panel = next});
+    table.int8_gemm(filled(Int8Gemm{.a = x->int8.data(), .a_scales = x->scales.data()}));
   } else if (how.algo == QuantAlgo::kW4A8) {
-    table.w4a8_gemm({.a = reinterpret_cast<const std::int8_t*>(x->int8.data()),
-                     .a_stride = x->k,
-                     .a_scales = x->scales.data(),
-                     .a_sums = x->int8_sums.data(),
-                     .quantization = how,
-                     .panel = panel,
-                     .k = x->k,
-                     .width = kPanelColumns,
-                     .out = x->out.data(),
-                     .out_stride = kPanelColumns,
-                     .rows = x->rows,
-                     .next_panel = next});
+    table.w4a8_gemm(filled(W4A8Gemm{.a = reinterpret_cast<const std::int8_t*>(x->int8.data()),
+                                    .a_scales = x->scales.data(),
+                                    .a_sums = x->int8_sums.data(),
+                                    .quantization = how}));
   } else if (how.is_coded()) {
-    table.coded_gemm[kBFloat16]({.a = x->bfloat16.data(),
-                                 .a_stride = x->k,
-                                 .panel = panel,
-                                 .k = x->k,
-                                 .width = kPanelColumns,
-                                 .out = x->out.data(),
-                                 .out_stride = kPanelColumns,
-                                 .rows = x->rows,
-                                 .next_panel = next},
-                                how);
+    table.coded_gemm[kBFloat16](filled(PanelGemm{.a = x->bfloat16.data()}), how);
   } else {
-    table.quantized_gemm[kBFloat16]({.a = x->bfloat16.data(),
-                                     .activation = DType::kBFloat16,
-                                     .a_stride = x->k,
-                                     .quantization = how,
-                                     .panel = panel,
-                                     .k = x->k,
-                                     .width = kPanelColumns,
-                                     .out = x->out.data(),
-                                     .out_stride = kPanelColumns,
-                                     .rows = x->rows,
-                                     .next_panel = next});
+    table.quantized_gemm[kBFloat16](
+        filled(QuantizedGemm{.a = x->bfloat16.data(), .activation = DType::kBFloat16, .quantization = how}));
   }
 }
 

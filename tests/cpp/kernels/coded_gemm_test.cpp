@@ -50,6 +50,24 @@ std::vector<std::byte> plain_panels(const QuantizedMatrix& matrix, DType engine)
   return panels;
 }
 
+/// Whether rows have the same product with the matrix as with it in the engine's type. `gemm` has neither
+/// panel nor output yet.
+bool has_bits_of_plain(const KernelTable& table, DType engine, const QuantizedMatrix& matrix,
+                       const std::vector<std::byte>& plain, PanelGemm gemm) {
+  const auto type = static_cast<std::size_t>(engine);
+  std::vector<float> expected(static_cast<std::size_t>(gemm.rows * gemm.out_stride), kPoison);
+  auto out = expected;
+  PanelGemm of_plain = gemm;
+  of_plain.fetch = {};
+  of_plain.panel = plain.data();
+  of_plain.out = expected.data();
+  table.gemm[type](of_plain);
+  gemm.panel = matrix.panels.data();
+  gemm.out = out.data();
+  table.coded_gemm[type](gemm, matrix.quantization);
+  return std::memcmp(out.data(), expected.data(), out.size() * sizeof(float)) == 0;
+}
+
 BOOST_AUTO_TEST_SUITE(coded_gemm)
 
 // Each product in float32, rounded once, computed here by themselves.
@@ -174,22 +192,14 @@ BOOST_DATA_TEST_CASE(products_and_panels_have_the_bits_of_the_values_stored,
             store_from_float(a.data(), activation, static_cast<std::size_t>(i), random.between(-1.0F, 1.0F));
           }
           const MemorySpan spans[] = {{a.data(), 1000}, {a.data(), 1}};
-          std::vector<float> expected(static_cast<std::size_t>(rows * (width + 1)), kPoison);
-          auto out = expected;
           PanelGemm gemm{.a = a.data(),
                          .a_stride = stride,
-                         .panel = plain.data(),
                          .k = k,
                          .width = width,
-                         .out = expected.data(),
                          .out_stride = width + 1,
                          .rows = rows};
-          table.gemm[type](gemm);
-          gemm.panel = matrix.panels.data();
-          gemm.out = out.data();
           if (rows % 3 == 0) gemm.fetch = spans;
-          table.coded_gemm[type](gemm, how);
-          BOOST_TEST_REQUIRE(std::memcmp(out.data(), expected.data(), out.size() * sizeof(float)) == 0,
+          BOOST_TEST_REQUIRE(has_bits_of_plain(table, engine, matrix, plain, gemm),
                              "rows " << rows << " k " << k << " group_size " << group_size);
         }
       }
@@ -230,21 +240,13 @@ BOOST_DATA_TEST_CASE(scales_may_be_powers_of_two, kernel_tables() * data::make({
           store_from_float(a.data(), DType::kBFloat16, static_cast<std::size_t>(i),
                            random.between(0.25F, 1.0F));
         }
-        std::vector<float> expected(static_cast<std::size_t>(rows * kPanelColumns), kPoison);
-        auto out = expected;
-        PanelGemm gemm{.a = a.data(),
-                       .a_stride = kInputs,
-                       .panel = plain.data(),
-                       .k = kInputs,
-                       .width = kPanelColumns,
-                       .out = expected.data(),
-                       .out_stride = kPanelColumns,
-                       .rows = rows};
-        table.gemm[kBFloat16](gemm);
-        gemm.panel = matrix.panels.data();
-        gemm.out = out.data();
-        table.coded_gemm[kBFloat16](gemm, how);
-        BOOST_TEST_REQUIRE(std::memcmp(out.data(), expected.data(), out.size() * sizeof(float)) == 0,
+        const PanelGemm gemm{.a = a.data(),
+                             .a_stride = kInputs,
+                             .k = kInputs,
+                             .width = kPanelColumns,
+                             .out_stride = kPanelColumns,
+                             .rows = rows};
+        BOOST_TEST_REQUIRE(has_bits_of_plain(table, DType::kBFloat16, matrix, plain, gemm),
                            "rows " << rows << " scale " << odd);
       }
     }

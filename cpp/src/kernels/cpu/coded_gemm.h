@@ -77,8 +77,8 @@ class CodeExpander {
   /// Where the words of an input begin, the first of a word.
   [[nodiscard]] const std::byte* source(std::int64_t input) const {
     const bool has_table = is_table(how_.code);
-    const std::int64_t line = width_ * (has_table ? TableWords::kBytes : Float8Words::kBytes);
-    return parts_.weights + input / (has_table ? 2 * TableWords::kPairs : 2 * Float8Words::kPairs) * line;
+    const std::int64_t line = width_ * (has_table ? TableWords::kBytes : ByteWordsOfCode::kBytes);
+    return parts_.weights + input / (has_table ? 2 * TableWords::kPairs : 2 * ByteWordsOfCode::kPairs) * line;
   }
 
   /// Inputs [begin, end), in whole words, to `out`, whose outputs are `columns` for each input. `fetch` is
@@ -130,7 +130,7 @@ class CodeExpander {
       std::int64_t column = 0;
       for (; column + kGroup <= width_; column += kGroup) {
         if constexpr (Made::kType == DType::kBFloat16 && kMakesRows) {
-          expand_rows<Words>(stretch, column, fetch);
+          expand_rows(words, stretch, column, fetch);
         } else {
           expand_columns<kValue, kTileVectors>(words, stretch, column, Simd::kLanes, fetch);
         }
@@ -193,9 +193,9 @@ class CodeExpander {
 
   /// The same of whole vectors of columns.
   template <class Words, class Fetch>
-  void expand_rows(const Stretch& stretch, std::int64_t column, const Fetch& fetch) const {
+  void expand_rows(const Words& how, const Stretch& stretch, std::int64_t column, const Fetch& fetch) const {
     constexpr std::int64_t kMadeBytes = CodedBFloat16::kPairBytes;
-    CodedPairs<Words> weights(how_.code);
+    CodedPairs<Words> weights(how);
     weights.set_scales(stretch.scales, how_.scale_type, column);
     const std::byte* words = stretch.words + column * Words::kBytes;
     std::byte* out = stretch.out + column * kMadeBytes;

@@ -22,7 +22,7 @@ class CodedPairs {
   static constexpr int kPairs = Words::kPairs;
   using Row = typename Words::Row;
 
-  explicit CodedPairs(WeightCode code) : words_(code) {}
+  explicit CodedPairs(const Words& words) : words_(words) {}
 
   /// Those of the outputs from `column` on.
   void set_scales(const std::byte* scales, DType type, std::int64_t column) {

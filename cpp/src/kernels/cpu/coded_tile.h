@@ -61,7 +61,7 @@ void coded_tile(const PanelGemm& gemm, const Quantization& how) {
     }
   };
 
-  CodedPairs<Words> scaled(how.code);
+  CodedPairs<Words> scaled{Words(how.code)};
   ScaledByPowers powers(how.code);
   const std::int64_t group_size = how.group_size == 0 ? gemm.k : how.group_size;
   const std::int64_t group_bytes = kPanelColumns * static_cast<std::int64_t>(size_of(how.scale_type));
@@ -98,7 +98,7 @@ void coded_tile_of_rows(const PanelGemm& gemm, const Quantization& how) {
 /// Whether multiply_coded_tile takes so many rows: more of them find a panel in the first-level cache that
 /// was made once for all.
 inline bool takes_coded_tile(std::int64_t rows, WeightCode code) {
-  return rows <= (is_table(code) ? TableWords::kMostRows : Float8Words::kMostRows);
+  return rows <= (is_table(code) ? TableWords::kMostRows : ByteWordsOfCode::kMostRows);
 }
 
 inline void multiply_coded_tile(const PanelGemm& gemm, const Quantization& how) {

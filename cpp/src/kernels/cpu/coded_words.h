@@ -55,17 +55,13 @@ class TableWords {
   Simd::Table table_;
 };
 
-class Float8Words {
- public:
+/// Words of a byte an input, which are numbers as they are loaded.
+struct ByteWordsOfCode {
   using Word = Simd::Pair;
   static constexpr std::int64_t kBytes = 2;
   static constexpr int kPairs = 1;
 
-  explicit Float8Words(WeightCode) {}
-  static Word load(const std::byte* from, std::int64_t n) { return Simd::load_float8_pairs(from, n); }
-  /// What numbers over 256 are multiplied by, to the same products.
-  static Simd::Vec scales_of(Simd::Vec scales) { return Simd::mul(scales, Simd::set(256.0F)); }
-  static Simd::Vec product(Simd::Vec numbers, Simd::Vec scales) { return Simd::mul(numbers, scales); }
+  explicit ByteWordsOfCode(WeightCode) {}
   template <int kPair>
   [[nodiscard]] Simd::Pair pair(const Word& word) const {
     return word;
@@ -73,7 +69,6 @@ class Float8Words {
 #ifdef __AVX512BF16__
   static constexpr int kMostRows = kTileRows;
   using Row = Simd::TwoVecs;
-  static Row load_row(const std::byte* from) { return Simd::load_float8(from); }
   template <int kPair>
   [[nodiscard]] Simd::TwoVecs row(const Row& row) const {
     return row;
@@ -81,31 +76,27 @@ class Float8Words {
 #endif
 };
 
-class LLMInt8Words {
- public:
-  using Word = Simd::Pair;
-  static constexpr std::int64_t kBytes = 2;
-  static constexpr int kPairs = 1;
+struct Float8Words : ByteWordsOfCode {
+  using ByteWordsOfCode::ByteWordsOfCode;
+  static Word load(const std::byte* from, std::int64_t n) { return Simd::load_float8_pairs(from, n); }
+  /// What numbers over 256 are multiplied by, to the same products.
+  static Simd::Vec scales_of(Simd::Vec scales) { return Simd::mul(scales, Simd::set(256.0F)); }
+  static Simd::Vec product(Simd::Vec numbers, Simd::Vec scales) { return Simd::mul(numbers, scales); }
+#ifdef __AVX512BF16__
+  static Row load_row(const std::byte* from) { return Simd::load_float8(from); }
+#endif
+};
 
-  explicit LLMInt8Words(WeightCode) {}
+struct LLMInt8Words : ByteWordsOfCode {
+  using ByteWordsOfCode::ByteWordsOfCode;
   static Word load(const std::byte* from, std::int64_t n) { return Simd::load_int8_pairs(from, n); }
   static Simd::Vec scales_of(Simd::Vec scales) { return scales; }
   static Simd::Vec product(Simd::Vec numbers, Simd::Vec scales) {
     return Simd::mul(Simd::mul(numbers, scales), Simd::set(kLLMInt8Factor));
   }
-  template <int kPair>
-  [[nodiscard]] Simd::Pair pair(const Word& word) const {
-    return word;
-  }
 #ifdef __AVX512BF16__
-  static constexpr int kMostRows = kTileRows;
-  using Row = Simd::TwoVecs;
   static Row load_row(const std::byte* from) {
     return {Simd::load_int8(from), Simd::load_int8(from + Simd::kLanes)};
-  }
-  template <int kPair>
-  [[nodiscard]] Simd::TwoVecs row(const Row& row) const {
-    return row;
   }
 #endif
 };

@@ -21,7 +21,7 @@ struct Simd {
   using Ints = __m512i;
   using Words = __m512i;
   static constexpr int kLanes = 16;
-#ifdef __AVX512BF16__
+#if defined(__AVX512BF16__) && !defined(ADAPTRT_WITH_TILES)
   // AMD's CPUs run these (kernel_choice.cpp). There, a line on its way to the first level holds one of the
   // few places that loads miss through, and memory rests while rows are multiplied.
   static constexpr Fetching kFetching{
