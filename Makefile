@@ -21,7 +21,7 @@ install: $(VENV)/.installed  ## Install the package into .venv
 
 test: $(VENV)/.installed-with-tests  ## C++ tests, then the Python tests against the installed package
 	$(VENV)/bin/ctest --test-dir $(BUILD) --output-on-failure --parallel 2
-	cd tests && ../$(VENV)/bin/python -m pytest -c ../pyproject.toml --rootdir .. -n 3 --dist worksteal python
+	cd tests && ../$(VENV)/bin/python -m pytest -c ../pyproject.toml --rootdir .. -n 4 --dist worksteal python
 
 lint: $(VENV)/.installed-dev  ## ruff, mypy --strict, clang-format
 	$(VENV)/bin/ruff check .
@@ -41,7 +41,8 @@ sanitize: $(VENV)/.installed-with-tests  ## C++ tests under ASan+UBSan and under
 
 sanitize-all: $(VENV)/.installed-with-tests  ## All C++ tests under both
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" && for preset in asan-ubsan tsan; do \
-	  cmake --preset $$preset -D ADAPTRT_SANITIZE_ALL=ON -D ADAPTRT_X86_KERNELS=ON && cmake --build build/$$preset && \
+	  cmake --preset $$preset -D ADAPTRT_SANITIZE_ALL=ON -D ADAPTRT_X86_KERNELS=ON -D ADAPTRT_EVERY_X86_TABLE=ON && \
+	  cmake --build build/$$preset && \
 	  ctest --test-dir build/$$preset --output-on-failure --parallel 2 || exit 1; done
 
 bench: $(VENV)/.installed  ## Throughput and latency beside the machine's limits

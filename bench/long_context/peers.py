@@ -1,11 +1,14 @@
 """OpenVINO and llama.cpp with the context that run.py gives AdaptRT: prefill and decoding of one request.
 
     python bench/long_context/peers.py WORK_DIR --home HOME [--peers openvino llama_cpp] [--lengths 8192] [--tokens 16]
-        [--longest 32768] [--threads N]
+        [--longest 32768] [--behind 0 65280 130560] [--threads N]
 
 HOME is what bench/peers/install.sh was given. The model is the one that run.py made below WORK_DIR for its longest
 length, converted by each peer's own tools; what exists stays. Keys and values are int8 in OpenVINO (its default on
 CPUs) and Q8_0 in llama.cpp. Times are those that each of them reports of a request.
+
+--behind measures llama.cpp, whose long prompts take hours, without them: a chunk of a prompt and then tokens behind
+so many others, for which a slot is restored that has the keys and values of 2048 tokens again and again.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -22,12 +26,16 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1] / "peers"))
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from llama_cpp_state import SavedSlot
 from llama_server import llama_server
 from models import export_for, write_tokenizer
 
 from scenarios.model import BenchModel
 
 BLOCK = 2048
+CHUNK = 512
+"""What llama.cpp computes of a prompt at a time."""
+LLAMA_CPP = ("-b", BLOCK, "-ub", CHUNK, "-fa", "on", "--cache-type-k", "q8_0", "--cache-type-v", "q8_0")
 
 
 def main() -> None:
@@ -40,7 +48,11 @@ def main() -> None:
     parser.add_argument("--longest", type=int, default=32768, help="the longest of run.py's lengths")
     parser.add_argument("--tokens", type=int, default=16)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--behind", type=int, nargs="+", default=[])
     options = parser.parse_args()
+    if options.behind:
+        chunks_behind(options)
+        return
     for peer in options.peers:
         root = converted(options, peer)
         for length in options.lengths:
@@ -80,12 +92,34 @@ def measure_openvino(options: argparse.Namespace, root: Path, length: int) -> tu
 
 def measure_llama_cpp(options: argparse.Namespace, root: Path, length: int) -> tuple[float, float]:
     """The same, of a server of its own, by the times that it reports."""
-    flags = ("-b", BLOCK, "-ub", 512, "-fa", "on", "--cache-type-k", "q8_0", "--cache-type-v", "q8_0")
     context = length + options.tokens + 64
     model = root / "gguf" / "base.gguf"
-    with llama_server(options.home, model, threads=options.threads, context=context, flags=flags) as server:
+    with llama_server(options.home, model, threads=options.threads, context=context, flags=LLAMA_CPP) as server:
         times = server.measure(np.random.default_rng(length).integers(100, 20000, length).tolist(), options.tokens)
     return times.prefill, times.token
+
+
+def chunks_behind(options: argparse.Namespace) -> None:
+    """Prints what a chunk and a token take behind each of the lengths."""
+    model = converted(options, "llama_cpp") / "gguf" / "base.gguf"
+    context = max(options.behind) + CHUNK + options.tokens + 64
+    with tempfile.TemporaryDirectory() as folder:
+        flags = (*LLAMA_CPP, "--slot-save-path", folder)
+        with llama_server(options.home, model, threads=options.threads, context=context, flags=flags) as server:
+            prompt = np.random.default_rng(0).integers(100, 20000, BLOCK + CHUNK)
+            server.measure(prompt[:BLOCK].tolist(), 1)
+            server.save_slot("short")
+            short = SavedSlot.read((Path(folder) / "short").read_bytes())
+            for length in options.behind:
+                (Path(folder) / "long").write_bytes(short.of_length(BLOCK, length))
+                server.restore_slot("long")
+                before = np.resize(short.tokens[:BLOCK], length)
+                times = server.measure([*before.tolist(), *prompt[BLOCK:].tolist()], options.tokens, computed=CHUNK)
+                print(
+                    f"llama_cpp, behind {length:6} tokens: {CHUNK} more {times.prefill:7.2f} s, "
+                    f"{CHUNK / times.prefill:6.1f} tok/s; decode {1 / times.token:6.2f} tok/s",
+                    flush=True,
+                )
 
 
 MEASURES = {"openvino": measure_openvino, "llama_cpp": measure_llama_cpp}

@@ -13,6 +13,7 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 _START_SECONDS, _REQUEST_SECONDS = 120.0, 7200.0
 
@@ -33,19 +34,35 @@ class LlamaServer:
     address: str
     process: int
 
-    def measure(self, prompt: Sequence[int], new_tokens: int) -> Times:
-        """Of a prompt that shares nothing with those before it."""
+    def measure(self, prompt: Sequence[int], new_tokens: int, *, computed: int | None = None) -> Times:
+        """Of a prompt of which so many tokens are computed, the others being in the slot; without `computed` it is all.
+
+        Raises RuntimeError if the server computed another number.
+        """
         body = {
             "prompt": list(prompt), "n_predict": new_tokens + 1, "ignore_eos": True, "temperature": 0.0,
-            "cache_prompt": False, "repeat_penalty": 1.0,
+            "cache_prompt": computed is not None, "repeat_penalty": 1.0,
         }  # fmt: skip
-        request = urllib.request.Request(
-            f"{self.address}/completion", json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
-        with urllib.request.urlopen(request, timeout=_REQUEST_SECONDS) as response:
-            timings = json.load(response)["timings"]
+        timings = self._post("completion", body)["timings"]
+        if computed is not None and timings["prompt_n"] != computed:
+            raise RuntimeError(f"the server computed {timings['prompt_n']} tokens of the prompt, not {computed}")
         # Older servers divide by all tokens, though the first one comes with the prompt.
         return Times(timings["prompt_ms"] / 1e3, timings["predicted_ms"] / max(1, timings["predicted_n"] - 1) / 1e3)
+
+    def save_slot(self, name: str) -> None:
+        """Into a file of the folder that --slot-save-path named."""
+        self._post("slots/0?action=save", {"filename": name})
+
+    def restore_slot(self, name: str) -> None:
+        """From such a file."""
+        self._post("slots/0?action=restore", {"filename": name})
+
+    def _post(self, path: str, body: dict[str, Any]) -> Any:
+        request = urllib.request.Request(
+            f"{self.address}/{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=_REQUEST_SECONDS) as response:
+            return json.load(response)
 
 
 @contextlib.contextmanager

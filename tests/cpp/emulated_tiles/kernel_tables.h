@@ -1,6 +1,5 @@
 #pragma once
 
-#include <algorithm>
 #include <boost/test/data/monomorphic.hpp>
 #include <string>
 #include <utility>
@@ -8,22 +7,13 @@
 
 #include "adaptrt/kernels/kernel_table.h"
 #include "emulated_tiles/kernels.h"
-#include "support/sanitized.h"
 
 namespace adaptrt::testing {
 
-/// Every table that this CPU can run, and the emulated one. Of avx512_vnni a sanitizer sees nothing that it
-/// does not see of the others: its integer kernels are those of avx512_bf16, from the same source, and all
-/// else is avx512's.
+/// Every table that this CPU can run, and the emulated one.
 inline std::vector<const KernelTable*> all_kernel_tables() {
   const auto available = available_kernels();
   std::vector<const KernelTable*> tables(available.begin(), available.end());
-  const auto has_name = [](const char* name) {
-    return [name](const KernelTable* table) { return table->name == name; };
-  };
-  if (kSanitizedPart && std::ranges::any_of(tables, has_name("avx512_bf16"))) {
-    std::erase_if(tables, has_name("avx512_vnni"));
-  }
   tables.push_back(&emulated_amx_kernels());
   return tables;
 }

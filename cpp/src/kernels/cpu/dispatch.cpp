@@ -20,11 +20,13 @@ struct NamedTable {
 };
 
 constexpr auto kTables = std::to_array<NamedTable>({
-#ifdef ADAPTRT_X86_KERNELS
+#ifdef ADAPTRT_EVERY_X86_TABLE
     {"avx512_amx", &avx512_amx_kernels},
-    {"avx512_bf16", &avx512_bf16_kernels},
     {"avx512_vnni", &avx512_vnni_kernels},
     {"avx512", &avx512_kernels},
+#endif
+#ifdef ADAPTRT_X86_KERNELS
+    {"avx512_bf16", &avx512_bf16_kernels},
     {"avx2", &avx2_kernels},
 #endif
     {"portable", &portable_kernels},

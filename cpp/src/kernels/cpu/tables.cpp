@@ -45,6 +45,17 @@ const KernelTable& avx2_kernels() {
   return table;
 }
 
+const KernelTable& avx512_bf16_kernels() {
+  using namespace avx512_bf16;
+  static const KernelTable table =
+      make_table("avx512_bf16", {avx512::put_float_gemm, put_bfloat16_gemm, avx512::put_float_quantized,
+                                 put_bfloat16_quantized, put_int8, avx512::put_float_attention,
+                                 put_bfloat16_attention, put_rows});
+  return table;
+}
+
+#ifdef ADAPTRT_EVERY_X86_TABLE
+
 const KernelTable& avx512_kernels() {
   using namespace avx512;
   static const KernelTable table =
@@ -59,14 +70,7 @@ const KernelTable& avx512_vnni_kernels() {
   return table;
 }
 
-const KernelTable& avx512_bf16_kernels() {
-  using namespace avx512_bf16;
-  static const KernelTable table =
-      with_families(avx512_vnni_kernels(), "avx512_bf16",
-                    {put_bfloat16_gemm, put_bfloat16_quantized, put_int8, put_bfloat16_attention, put_rows});
-  return table;
-}
-
+#endif
 #endif
 
 }  // namespace adaptrt

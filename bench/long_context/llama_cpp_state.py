@@ -1,0 +1,69 @@
+"""The file that llama-server saves of a slot, with the keys and values of its first tokens again and again.
+
+What attention costs behind a long prompt depends on how many keys there are, not on what they hold: a slot that is
+restored from such a file is as long as one whose prompt took hours. The layout is that of llama.cpp's
+llama_state_seq_save_file (version 3) for a model of one kind of attention, whose values are not transposed.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+VERSION = 3
+_FIRST_SEQUENCE = 0
+
+
+@dataclass(frozen=True)
+class SavedSlot:
+    """A file, taken apart."""
+
+    magic: int
+    tokens: NDArray[np.int32]
+    rows: list[tuple[int, NDArray[np.uint8]]]
+    """Of the keys of each layer and then the values: the number of their type, and a row a token."""
+
+    @classmethod
+    def read(cls, data: bytes) -> SavedSlot:
+        """Raises ValueError for a file of another layout."""
+        magic, version, count = struct.unpack_from("<3I", data)
+        if version != VERSION:
+            raise ValueError(f"the file has version {version}, not {VERSION}")
+        tokens = np.frombuffer(data, np.int32, count, 12)
+        at = 12 + tokens.nbytes
+        streams, cells = struct.unpack_from("<2I", data, at)
+        if streams != 1:
+            raise ValueError(f"the file has {streams} streams, not one")
+        # Of each cell: its position, and the one sequence that it belongs to, by number unless that is asked for alone.
+        at += 8
+        sequences = struct.unpack_from("<I", data, at + 4)[0]
+        at += cells * (8 + 4 * sequences)
+        transposed, layers = struct.unpack_from("<2I", data, at)
+        if transposed:
+            raise ValueError("the file has transposed values")
+        at += 8
+        rows = []
+        for _ in range(2 * layers):
+            kind, row_bytes = struct.unpack_from("<iQ", data, at)
+            rows.append((kind, np.frombuffer(data, np.uint8, cells * row_bytes, at + 12).reshape(cells, row_bytes)))
+            at += 12 + cells * row_bytes
+        if at != len(data):
+            raise ValueError(f"the file has {len(data) - at} bytes more than its layers take")
+        return cls(magic, tokens, rows)
+
+    def of_length(self, period: int, length: int) -> bytes:
+        """The file of `length` tokens, which are the first `period` of this one, repeated."""
+        tokens = np.resize(self.tokens[:period], length)
+        cells = np.empty((length, 3), np.int32)
+        cells[:, 0], cells[:, 1], cells[:, 2] = np.arange(length), 1, _FIRST_SEQUENCE
+        parts = [
+            struct.pack("<3I", self.magic, VERSION, length), tokens.tobytes(), struct.pack("<2I", 1, length),
+            cells.tobytes(), struct.pack("<2I", 0, len(self.rows) // 2),
+        ]  # fmt: skip
+        for kind, rows in self.rows:
+            repeated = rows[np.arange(length) % period]
+            parts += [struct.pack("<iQ", kind, rows.shape[1]), repeated.tobytes()]
+        return b"".join(parts)
