@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 VERSION = 3
 _FIRST_SEQUENCE = 0
+_MARK = -1
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,10 @@ class SavedSlot:
             raise ValueError(f"the file has version {version}, not {VERSION}")
         tokens = np.frombuffer(data, np.int32, count, 12)
         at = 12 + tokens.nbytes
+        # The server writes a mark, a version and their number before them, and the number of images behind; it reads
+        # what has none of these as well.
+        if tokens[0] == _MARK:
+            tokens = tokens[3 : 3 + tokens[2]]
         streams, cells = struct.unpack_from("<2I", data, at)
         if streams != 1:
             raise ValueError(f"the file has {streams} streams, not one")

@@ -1,14 +1,15 @@
 """OpenVINO and llama.cpp with the context that run.py gives AdaptRT: prefill and decoding of one request.
 
     python bench/long_context/peers.py WORK_DIR --home HOME [--peers openvino llama_cpp] [--lengths 8192] [--tokens 16]
-        [--longest 32768] [--behind 0 65280 130560] [--threads N]
+        [--longest 32768] [--behind 0 32256 130560 [--more 512]] [--threads N]
 
 HOME is what bench/peers/install.sh was given. The model is the one that run.py made below WORK_DIR for its longest
 length, converted by each peer's own tools; what exists stays. Keys and values are int8 in OpenVINO (its default on
 CPUs) and Q8_0 in llama.cpp. Times are those that each of them reports of a request.
 
---behind measures llama.cpp, whose long prompts take hours, without them: a chunk of a prompt and then tokens behind
-so many others, for which a slot is restored that has the keys and values of 2048 tokens again and again.
+--behind measures llama.cpp, whose long prompts take hours, without them: --more tokens of a prompt and then those that
+are generated, behind so many others, for which a slot is restored that has the keys and values of 2048 tokens again
+and again.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=16)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--behind", type=int, nargs="+", default=[])
+    parser.add_argument("--more", type=int, default=CHUNK)
     options = parser.parse_args()
     if options.behind:
         chunks_behind(options)
@@ -100,24 +102,27 @@ def measure_llama_cpp(options: argparse.Namespace, root: Path, length: int) -> t
 
 
 def chunks_behind(options: argparse.Namespace) -> None:
-    """Prints what a chunk and a token take behind each of the lengths."""
+    """Prints what more of a prompt, and a token, take behind each of the lengths."""
     model = converted(options, "llama_cpp") / "gguf" / "base.gguf"
-    context = max(options.behind) + CHUNK + options.tokens + 64
+    context = max(options.behind) + options.more + options.tokens + 64
     with tempfile.TemporaryDirectory() as folder:
         flags = (*LLAMA_CPP, "--slot-save-path", folder)
         with llama_server(options.home, model, threads=options.threads, context=context, flags=flags) as server:
-            prompt = np.random.default_rng(0).integers(100, 20000, BLOCK + CHUNK)
+            prompt = np.random.default_rng(0).integers(100, 20000, BLOCK + options.more)
             server.measure(prompt[:BLOCK].tolist(), 1)
             server.save_slot("short")
             short = SavedSlot.read((Path(folder) / "short").read_bytes())
             for length in options.behind:
-                (Path(folder) / "long").write_bytes(short.of_length(BLOCK, length))
-                server.restore_slot("long")
+                if length > 0:
+                    (Path(folder) / "long").write_bytes(short.of_length(BLOCK, length))
+                    server.restore_slot("long")
                 before = np.resize(short.tokens[:BLOCK], length)
-                times = server.measure([*before.tolist(), *prompt[BLOCK:].tolist()], options.tokens, computed=CHUNK)
+                times = server.measure(
+                    [*before.tolist(), *prompt[BLOCK:].tolist()], options.tokens, computed=options.more
+                )
                 print(
-                    f"llama_cpp, behind {length:6} tokens: {CHUNK} more {times.prefill:7.2f} s, "
-                    f"{CHUNK / times.prefill:6.1f} tok/s; decode {1 / times.token:6.2f} tok/s",
+                    f"llama_cpp, behind {length:6} tokens: {options.more} more {times.prefill:7.2f} s, "
+                    f"{options.more / times.prefill:6.1f} tok/s; decode {1 / times.token:6.2f} tok/s",
                     flush=True,
                 )
 

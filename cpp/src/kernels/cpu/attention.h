@@ -12,6 +12,7 @@
 #include "adaptrt/kernels/attention_tile.h"
 #include "elementwise.h"
 #include "gemm.h"
+#include "quantized_weights.h"
 #include "softmax.h"
 
 namespace adaptrt {
@@ -250,11 +251,19 @@ class WidenedGroups {
   std::array<KeyGroup, kTileGroups> groups_;
 };
 
+/// int8 keys and values, multiplied by bfloat16 in the registers that they are widened in.
+struct StoredInt8 : Int8BFloat16 {
+  static auto load(const std::byte* from) { return decode<0>(Int8BFloat16::load(from, Simd::kLanes)); }
+};
+
 template <class Weights>
 void attend(const AttentionRows& rows, const KeyTiles& tiles) {
   for (std::int64_t first = 0; first < tiles.attended; first += kTileGroups) {
     const FetchingTile tile(rows, tiles, first);
-    if (tile.is_int8) {
+    if (Weights::kInterleave == 2 && tile.is_int8 && tile.rows <= kTileRows) {
+      // One block of rows: nothing would be read a second time of what was widened in memory.
+      attend_stored<StoredInt8, true>(tile);
+    } else if (tile.is_int8) {
       using Widened = std::conditional_t<Weights::kInterleave == 2, Weights, Float32Weights>;
       const WidenedGroups<Widened> widened(tile);
       AttentionRows of_scratch = rows;
