@@ -35,14 +35,14 @@ class SavedSlot:
             raise ValueError(f"the file has version {version}, not {VERSION}")
         tokens = np.frombuffer(data, np.int32, count, 12)
         at = 12 + tokens.nbytes
-        # The server writes a mark, a version and their number before them, and the number of images behind; it reads
-        # what has none of these as well.
+        # The server writes a mark, a version and the number of tokens before them, and that of images behind them. It
+        # also reads tokens alone.
         if tokens[0] == _MARK:
             tokens = tokens[3 : 3 + tokens[2]]
         streams, cells = struct.unpack_from("<2I", data, at)
         if streams != 1:
             raise ValueError(f"the file has {streams} streams, not one")
-        # Of each cell: its position, and the one sequence that it belongs to, by number unless that is asked for alone.
+        # Of each cell: its position, how many sequences it belongs to, and which.
         at += 8
         sequences = struct.unpack_from("<I", data, at + 4)[0]
         at += cells * (8 + 4 * sequences)
@@ -60,7 +60,12 @@ class SavedSlot:
         return cls(magic, tokens, rows)
 
     def of_length(self, period: int, length: int) -> bytes:
-        """The file of `length` tokens, which are the first `period` of this one, repeated."""
+        """The file of `length` tokens, which are the first `period` of this one, repeated.
+
+        Raises ValueError if this one has fewer than `period`.
+        """
+        if period > len(self.tokens):
+            raise ValueError(f"the slot has {len(self.tokens)} tokens, not {period}")
         tokens = np.resize(self.tokens[:period], length)
         cells = np.empty((length, 3), np.int32)
         cells[:, 0], cells[:, 1], cells[:, 2] = np.arange(length), 1, _FIRST_SEQUENCE

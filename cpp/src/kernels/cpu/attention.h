@@ -257,18 +257,27 @@ struct StoredInt8 : Int8BFloat16 {
 };
 
 template <class Weights>
+void attend_int8(const AttentionRows& rows, const FetchingTile& tile) {
+  if constexpr (Weights::kInterleave == 2) {
+    // A single block of rows would read what is widened in memory once.
+    if (tile.rows <= kTileRows) {
+      attend_stored<StoredInt8, true>(tile);
+      return;
+    }
+  }
+  using Widened = std::conditional_t<Weights::kInterleave == 2, Weights, Float32Weights>;
+  const WidenedGroups<Widened> widened(tile);
+  AttentionRows of_scratch = rows;
+  of_scratch.slots = kTileSlots;
+  attend_stored<Widened, true>({of_scratch, widened.tiles(tile.num_groups), 0});
+}
+
+template <class Weights>
 void attend(const AttentionRows& rows, const KeyTiles& tiles) {
   for (std::int64_t first = 0; first < tiles.attended; first += kTileGroups) {
     const FetchingTile tile(rows, tiles, first);
-    if (Weights::kInterleave == 2 && tile.is_int8 && tile.rows <= kTileRows) {
-      // One block of rows: nothing would be read a second time of what was widened in memory.
-      attend_stored<StoredInt8, true>(tile);
-    } else if (tile.is_int8) {
-      using Widened = std::conditional_t<Weights::kInterleave == 2, Weights, Float32Weights>;
-      const WidenedGroups<Widened> widened(tile);
-      AttentionRows of_scratch = rows;
-      of_scratch.slots = kTileSlots;
-      attend_stored<Widened, true>({of_scratch, widened.tiles(tile.num_groups), 0});
+    if (tile.is_int8) {
+      attend_int8<Weights>(rows, tile);
     } else {
       attend_stored<Weights, false>(tile);
     }
