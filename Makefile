@@ -21,7 +21,7 @@ install: $(VENV)/.installed  ## Install the package into .venv
 
 test: $(VENV)/.installed-with-tests  ## C++ tests, then the Python tests against the installed package
 	$(VENV)/bin/ctest --test-dir $(BUILD) --output-on-failure --parallel 2
-	cd tests && ../$(VENV)/bin/python -m pytest -c ../pyproject.toml --rootdir .. -n 4 --dist worksteal python
+	cd tests && ../$(VENV)/bin/python -m pytest -c ../pyproject.toml --rootdir .. -n 3 --dist worksteal python
 
 lint: $(VENV)/.installed-dev  ## ruff, mypy --strict, clang-format
 	$(VENV)/bin/ruff check .
