@@ -153,10 +153,8 @@ BOOST_DATA_TEST_CASE(products_are_those_of_exact_integers,
     // Inputs of fewer bits are whole words.
     const std::vector<std::int64_t> depths = how.bits == 4 ? std::vector<std::int64_t>{2, 7, 8, 64, 130, 326}
                                                            : std::vector<std::int64_t>{32, 64, 352};
-    const std::vector<std::int64_t> widths =
-        kSanitizedPart ? std::vector<std::int64_t>{1, 17, 64} : std::vector<std::int64_t>{1, 16, 17, 64};
-    const std::vector<std::int64_t> some_rows =
-        kSanitizedPart ? std::vector<std::int64_t>{1, 13} : std::vector<std::int64_t>{1, 2, 5, 13};
+    const auto widths = sanitized<std::vector<std::int64_t>>({1, 17, 64}, {1, 16, 17, 64});
+    const auto some_rows = sanitized<std::vector<std::int64_t>>({1, 13}, {1, 2, 5, 13});
     for (const std::int64_t k : depths) {
       for (const std::int64_t width : widths) {
         for (const std::int64_t rows : some_rows) check_product(table, how, rows, width, k, &random);
@@ -176,7 +174,7 @@ BOOST_DATA_TEST_CASE(rows_have_the_bits_alone_that_they_have_among_many_and_in_p
   const auto& table = kernel_table(name);
   const Quantization& how = kQuantizations[index];
   // Several parts of 512, the last one shorter.
-  const std::int64_t k = (kSanitizedPart ? 1280 : 2304) + (how.bits == 4 ? 6 : 0);
+  const std::int64_t k = sanitized(1280, 2304) + (how.bits == 4 ? 6 : 0);
   FreshRandom random;
   BOOST_TEST_CONTEXT("seed " << random.seed()) {
     const QuantizedMatrix weights(how, kPanelColumns, k, &random);
@@ -202,7 +200,7 @@ BOOST_DATA_TEST_CASE(rows_have_the_bits_alone_that_they_have_among_many_and_in_p
 }
 
 /// Rows of extreme_sums_do_not_wrap: sums are wrong or right by their value, not by what is accessed.
-const std::vector<int> kExtremeRows = kSanitizedPart ? std::vector<int>{5} : std::vector<int>{1, 5, 40};
+const auto kExtremeRows = sanitized<std::vector<int>>({5}, {1, 5, 40});
 
 BOOST_DATA_TEST_CASE(extreme_sums_do_not_wrap, kernel_tables() * data::make(kExtremeRows), name, rows) {
   const auto& table = kernel_table(name);
