@@ -4,12 +4,12 @@
         [--longest 32768] [--behind 0 32256 130560 [--more 512]] [--threads N]
 
 HOME is what bench/peers/install.sh was given. The model is the one that run.py made below WORK_DIR for its longest
-length, converted by each peer's own tools; what exists stays. Keys and values are int8 in OpenVINO (its default on
-CPUs) and Q8_0 in llama.cpp. Times are those that each of them reports of a request.
+length, converted by each peer's own tools; what exists stays. Keys and values are int8 in OpenVINO and Q8_0 in
+llama.cpp. Times are those that each of them reports of a request.
 
---behind measures llama.cpp, whose long prompts take hours, without them: --more tokens of a prompt and then those that
-are generated, behind so many others, for which a slot is restored that has the keys and values of 2048 tokens again
-and again.
+--behind measures without the hours that long prompts take, as behind.py does of AdaptRT: keys and values are those of
+2048 tokens again and again. Of llama.cpp, --more tokens of a prompt and then those that are generated, behind a slot
+that is restored; of OpenVINO, 2048 tokens and then a token, of the model that its pipeline runs.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from llama_cpp_state import SavedSlot
 from llama_server import llama_server
+from long_context.behind import measure as measure_behind
 from models import export_for, write_tokenizer
 
 from scenarios.model import BenchModel
@@ -52,11 +53,11 @@ def main() -> None:
     parser.add_argument("--behind", type=int, nargs="+", default=[])
     parser.add_argument("--more", type=int, default=CHUNK)
     options = parser.parse_args()
-    if options.behind:
-        chunks_behind(options)
-        return
     for peer in options.peers:
         root = converted(options, peer)
+        if options.behind:
+            BEHIND[peer](options, root)
+            continue
         for length in options.lengths:
             prefill, token = MEASURES[peer](options, root, length)
             print(
@@ -70,10 +71,14 @@ def converted(options: argparse.Namespace, peer: str) -> Path:
     """Where what the peer reads is."""
     longest = options.longest + options.tokens + 1
     root = options.work_dir / f"peers-{longest}"
-    base = root / "base"
+    base, model = root / "base", options.work_dir / f"model-{longest}"
+    if not model.is_dir():
+        raise SystemExit(
+            f"{model} is not there; run.py makes it, with --lengths {options.longest} and the same --tokens"
+        )
     if not base.exists():
         root.mkdir(exist_ok=True)
-        base.symlink_to((options.work_dir / f"model-{longest}").resolve(), target_is_directory=True)
+        base.symlink_to(model.resolve(), target_is_directory=True)
     if not (base / "tokenizer.json").exists():
         write_tokenizer(BenchModel(), base)
     export_for(peer, root, options.home, {"bf16"})
@@ -101,9 +106,27 @@ def measure_llama_cpp(options: argparse.Namespace, root: Path, length: int) -> t
     return times.prefill, times.token
 
 
-def chunks_behind(options: argparse.Namespace) -> None:
+def openvino_behind(options: argparse.Namespace, root: Path) -> None:
     """Prints what more of a prompt, and a token, take behind each of the lengths."""
-    model = converted(options, "llama_cpp") / "gguf" / "base.gguf"
+    script = Path(__file__).with_name("openvino_behind.py")
+    python = options.home / "venv-openvino" / "bin" / "python"
+    most = max(options.behind)
+    command = [python, script, root / "openvino", *map(str, (most, BLOCK, options.threads))]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        asked, answers = process.stdin, process.stdout
+
+        def timed(tokens: int, behind: int) -> float:
+            print(tokens, behind, file=asked, flush=True)
+            return float(answers.readline())
+
+        measure_behind("openvino", timed, options)
+
+
+def llama_cpp_behind(options: argparse.Namespace, root: Path) -> None:
+    """The same, behind a slot that is restored."""
+    model = root / "gguf" / "base.gguf"
     context = max(options.behind) + options.more + options.tokens + 64
     with tempfile.TemporaryDirectory() as folder:
         flags = (*LLAMA_CPP, "--slot-save-path", folder)
@@ -128,6 +151,7 @@ def chunks_behind(options: argparse.Namespace) -> None:
 
 
 MEASURES = {"openvino": measure_openvino, "llama_cpp": measure_llama_cpp}
+BEHIND = {"openvino": openvino_behind, "llama_cpp": llama_cpp_behind}
 
 if __name__ == "__main__":
     main()

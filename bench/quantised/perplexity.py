@@ -37,7 +37,7 @@ from quantised.likelihood import REFERENCE, WINDOWS, Likelihood, log_probabiliti
 from quantised.peers import LLAMA_CPP, OPENVINO
 from quantised.run import FORMATS, engines_of
 
-from adaptrt._core import DType, QuantAlgo, dtype_name
+from adaptrt._core import DType, dtype_name
 from adaptrt.builder.checkpoint.quantization import QuantConfig
 from adaptrt.runtime.engine import load_engine
 from adaptrt.runtime.text_quality import read_tokens, run_windows
@@ -135,7 +135,7 @@ def bits_of(how: QuantConfig | None, base: Path) -> float:
         return 16.0
     with safetensors.safe_open(base / "model.safetensors", "numpy") as file:
         shapes = [file.get_slice(name).get_shape() for name in file.keys() if name.endswith("proj.weight")]  # noqa: SIM118
-    value = how.bits if how.quant_algo is QuantAlgo.W4A16 else 8
+    value = how.bits if how.has_few_bits else 8
     scale = 8 * np.dtype(dtype_name(how.scale_dtype if how.has_typed_scales else DType.FLOAT32)).itemsize
     zero = value if how.has_zero_point else 0
     groups = sum(outputs * (inputs // (how.group_size or inputs)) for outputs, inputs in shapes)
