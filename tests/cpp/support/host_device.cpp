@@ -60,14 +60,16 @@ class HostDevice::Ledger {
     return found == calls_.end() ? 0 : found->second;
   }
 
+  /// Before memory of the host is taken and filled, which takes seconds for gigabytes.
+  void require_room(std::size_t bytes) const {
+    const std::lock_guard lock(mutex_);
+    require_free(bytes);
+  }
+
   void add(Kind kind, const void* address, std::size_t bytes) {
     const std::lock_guard lock(mutex_);
     if (kind == Kind::kDevice) {
-      if (bytes > total_bytes_ - used_bytes_) {
-        throw ConfigError("the device gives no " + std::to_string(bytes) + " bytes; " +
-                          std::to_string(total_bytes_ - used_bytes_) + " of " + std::to_string(total_bytes_) +
-                          " bytes are free");
-      }
+      require_free(bytes);
       used_bytes_ += bytes;
     }
     ranges_[static_cast<const std::byte*>(address)] = {kind, bytes};
@@ -103,6 +105,14 @@ class HostDevice::Ledger {
     Failure failure;
     int successes;
   };
+
+  /// With the mutex held.
+  void require_free(std::size_t bytes) const {
+    if (bytes <= total_bytes_ - used_bytes_) return;
+    throw ConfigError("the device gives no " + std::to_string(bytes) + " bytes; " +
+                      std::to_string(total_bytes_ - used_bytes_) + " of " + std::to_string(total_bytes_) +
+                      " bytes are free");
+  }
 
   mutable std::mutex mutex_;
   std::size_t total_bytes_;
@@ -309,6 +319,7 @@ DeviceMemoryInfo HostDevice::memory() const {
 Allocation HostDevice::allocate(std::size_t bytes) {
   ledger_->enter("allocate");
   if (bytes == 0) return {};
+  ledger_->require_room(bytes);
   auto memory = aligned_memory(bytes);
   void* address = memory.get();
   ledger_->add(Ledger::Kind::kDevice, address, bytes);

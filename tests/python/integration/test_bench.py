@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import statistics
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +19,7 @@ import pytest
 from adaptrt._core import cpu_kernels
 from adaptrt.builder.cli import main as command_line
 from adaptrt.builder.cli import run_command
+from adaptrt.tools.bench import limits
 from adaptrt.tools.bench.executors import BenchExecutor, CpuUse, key_of, load_native_engine
 from adaptrt.tools.bench.report import Report, load_report
 from scenarios import command
@@ -217,6 +220,14 @@ kind = "prefill"
 engine = "none"
 input = 8
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def limits_measured_once() -> Iterator[None]:
+    """What the machine can do takes a second of all processors each time; no test is about how often that is asked."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(limits, "measure_machine_limits", functools.cache(limits.measure_machine_limits))
+        yield
 
 
 @pytest.fixture(scope="module")
