@@ -174,11 +174,13 @@ def test_bad_requests_hurt_nobody(executor: adaptrt.Executor) -> None:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_killed_worker_ends_the_requests(alone: Path, rank: int) -> None:
     with executor_over(alone) as executor:
+        # Found before there are requests: on a busy machine the search can outlast 240 tokens.
+        workers = workers_of(alone)
+        victim = worker_of_rank(workers, rank)
         requests = [adaptrt.Request([5, 6], max_tokens=240, streaming=True) for _ in range(3)]
         ids = executor.enqueue_requests(requests)
         executor.await_responses(ids[0])
-        workers = workers_of(alone)
-        os.kill(worker_of_rank(workers, rank), signal.SIGKILL)
+        os.kill(victim, signal.SIGKILL)
         for one in ids:
             while not (response := executor.await_responses(one, SECONDS_TO_NOTICE)[-1]).has_error():
                 assert not response.result.is_final
