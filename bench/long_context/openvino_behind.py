@@ -12,7 +12,7 @@ import time
 import numpy as np
 import openvino
 from openvino._offline_transformations import paged_attention_transformation
-from openvino_context import KEYS_AND_VALUES
+from openvino_context import settings
 
 TOKENS_PER_BLOCK = 32
 
@@ -24,11 +24,7 @@ class PagedModel:
         core = openvino.Core()
         model = core.read_model(f"{directory}/openvino_model.xml")
         paged_attention_transformation(model)
-        settings = {
-            "INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "bf16", "PERFORMANCE_HINT": "LATENCY",
-            "KV_CACHE_PRECISION": KEYS_AND_VALUES,
-        }  # fmt: skip
-        compiled = core.compile_model(model, "CPU", settings)
+        compiled = core.compile_model(model, "CPU", settings(threads))
         self._request = compiled.create_infer_request()
         self._caches = []
         for port in compiled.inputs:

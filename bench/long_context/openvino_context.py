@@ -15,8 +15,6 @@ import openvino_genai
 BLOCK = 2048
 CACHE_GB = 4
 WARM_UP = 512
-KEYS_AND_VALUES = "u8"
-"""Exported models in bfloat16 ask for float16 themselves, against the default of CPUs."""
 
 
 def main(model: str, length: int, new_tokens: int, threads: int) -> None:
@@ -26,10 +24,7 @@ def main(model: str, length: int, new_tokens: int, threads: int) -> None:
     scheduler.cache_size = CACHE_GB
     scheduler.max_num_batched_tokens = BLOCK
     scheduler.max_num_seqs = 1
-    pipeline = openvino_genai.LLMPipeline(
-        model, "CPU", scheduler_config=scheduler, INFERENCE_NUM_THREADS=threads, INFERENCE_PRECISION_HINT="bf16",
-        PERFORMANCE_HINT="LATENCY", KV_CACHE_PRECISION=KEYS_AND_VALUES,
-    )  # fmt: skip
+    pipeline = openvino_genai.LLMPipeline(model, "CPU", scheduler_config=scheduler, **settings(threads))
     config = openvino_genai.GenerationConfig()
     config.ignore_eos, config.do_sample = True, False
     config.max_new_tokens = config.min_new_tokens = 2
@@ -37,6 +32,14 @@ def main(model: str, length: int, new_tokens: int, threads: int) -> None:
     config.max_new_tokens = config.min_new_tokens = 1 + new_tokens
     metrics = pipeline.generate(prompt_of(length), config).perf_metrics
     print(json.dumps([metrics.get_ttft().mean / 1e3, metrics.get_tpot().mean / 1e3]))
+
+
+def settings(threads: int) -> dict[str, int | str]:
+    """Of OpenVINO. Models that are exported in bfloat16 ask for keys in float16, against the default of CPUs."""
+    return {
+        "INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "bf16", "PERFORMANCE_HINT": "LATENCY",
+        "KV_CACHE_PRECISION": "u8",
+    }  # fmt: skip
 
 
 def prompt_of(length: int) -> openvino_genai.TokenizedInputs:
