@@ -1,0 +1,86 @@
+"""Regular files, read as one version: no FIFO or device, and no file that another process writes meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, TypeAlias
+
+FileVersion: TypeAlias = tuple[int, int, int, int]
+"""Device, inode, size in bytes and time of the last change in ns."""
+
+_KINDS: Final = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+@contextlib.contextmanager
+def open_regular(path: Path) -> Iterator[io.FileIO]:
+    """Opens a file for reading, unbuffered and without blocking, and checks at the end that nobody changed it.
+
+    A file that a rename put in the path's place meanwhile changes nothing: the open file stays the one before.
+
+    Raises OSError for a path that cannot be opened, for a directory, a FIFO, a socket or a device, and at the end of
+    the with statement for a file that was written while it was open.
+    """
+    # Opening a device can do something by itself, so the path is looked at before.
+    file_version(path)
+    # Opening a FIFO would wait for a writer without O_NONBLOCK; regular files ignore it.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    with io.FileIO(descriptor) as file:
+        before = _version_of(os.fstat(descriptor), path)
+        yield file
+        if _version_of(os.fstat(descriptor), path) != before:
+            raise OSError(errno.EBUSY, "it was changed while it was read; try again when it is complete", str(path))
+
+
+def read_regular(path: Path, max_bytes: int) -> bytes:
+    """The bytes of a file, which is opened as open_regular() does.
+
+    Raises OSError as open_regular(), and for a file of more than `max_bytes`, of which nothing is read then.
+    """
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > max_bytes:
+            raise OSError(errno.EFBIG, f"it has {size} bytes; expected at most {max_bytes}", str(path))
+        content = file.read(size)
+        if len(content) != size:
+            raise _cut(path, size - len(content))
+    return content
+
+
+def read_into(file: io.FileIO, path: Path, place: memoryview) -> None:
+    """Fills `place` with the next bytes of the file that `path` names. Raises OSError for a file that ends before."""
+    rest = place
+    while rest.nbytes:
+        count = file.readinto(rest)
+        if not count:
+            raise _cut(path, rest.nbytes)
+        rest = rest[count:]
+
+
+def file_version(path: Path) -> FileVersion:
+    """Tells a file from what it becomes when it is written or replaced. Raises OSError unless it is a regular file."""
+    return _version_of(path.stat(), path)
+
+
+def _cut(path: Path, missing_bytes: int) -> OSError:
+    return OSError(
+        errno.EBUSY, f"it ends {missing_bytes} bytes before its size; it was cut while it was read", str(path)
+    )
+
+
+def _version_of(status: os.stat_result, path: Path) -> FileVersion:
+    kind = stat.S_IFMT(status.st_mode)
+    if kind != stat.S_IFREG:
+        raise OSError(errno.EINVAL, f"it is {_KINDS.get(kind, 'no file')}; expected a regular file", str(path))
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
