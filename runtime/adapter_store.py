@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,7 +19,14 @@ from .adapter_sum import parse_sum
 from .classifier import AdaptedClassifier
 from .engine import LoadedEngine
 from .lora_config import adapter_of_directory, sum_of_directories
-from .named_adapter import FIRST_NAMED_TASK_ID, AdapterSum, NamedAdapter, check_unchanged, checksum_of
+from .named_adapter import (
+    FIRST_NAMED_TASK_ID,
+    AdapterSum,
+    NamedAdapter,
+    UnknownAdapterError,
+    check_unchanged,
+    checksum_of,
+)
 from .prompt_tuning import num_virtual_tokens, prompt_of_directory
 
 _NAMES_SHOWN: Final = 20
@@ -41,7 +49,7 @@ class AdapterStore:
         self._adapters: dict[str, NamedAdapter] = {}
         for name, checksum in zip(engine.adapters, engine.config.adapter_checksums, strict=True):
             task_id = FIRST_NAMED_TASK_ID + len(self._adapters)
-            self._adapters[name] = NamedAdapter(name, task_id, engine.adapters[name], checksum)
+            self._adapters[name] = NamedAdapter(name, task_id, engine.adapters[name], checksum, int(time.time()))
         # An id is never given twice: what was cached under it before would be taken for the new adapter.
         self._next_task_id = FIRST_NAMED_TASK_ID + len(self._adapters)
         self._sums: dict[tuple[tuple[NamedAdapter, float], ...], int] = {}
@@ -59,15 +67,25 @@ class AdapterStore:
         with self._changed:
             return tuple(self._adapters)
 
+    def list(self) -> list[NamedAdapter]:
+        """All adapters, in the order in which their names were first given."""
+        with self._changed:
+            return [*self._adapters.values()]
+
+    def knows(self, name: str) -> bool:
+        """True if an adapter has this name; no weighted sum has one."""
+        with self._changed:
+            return name in self._adapters
+
     def get(self, name: str) -> NamedAdapter:
-        """Raises AdapterError for an unknown name."""
+        """Raises UnknownAdapterError for an unknown name."""
         with self._changed:
             if name in self._adapters:
                 return self._adapters[name]
             some = [f"'{name}'" for name in list(self._adapters)[:_NAMES_SHOWN]]
             more = len(self._adapters) - len(some)
         known = ", ".join(some) + (f" and {more} more" if more else "") if some else "none"
-        raise AdapterError(f"{self._engine.directory}: has no adapter named '{name}'; it has: {known}")
+        raise UnknownAdapterError(f"{self._engine.directory}: has no adapter named '{name}'; it has: {known}")
 
     def find(self, name: str) -> NamedAdapter | AdapterSum:
         """The adapter of this name, or the weighted sum that it is (see adapter_sum.py). AdapterError for neither."""
@@ -199,6 +217,8 @@ class AdapterStore:
         """
         if not name:
             raise AdapterError(f"{directory}: the name of an adapter is empty")
+        if parse_sum(name) is not None:
+            raise AdapterError(f"name of an adapter is '{name}', which is a weighted sum; expected another name")
         with self._changed:
             known = self._adapters.get(name)
         if known is not None and not replace:
@@ -208,7 +228,7 @@ class AdapterStore:
             raise AdapterError(f"{directory}: is not a directory; adapter '{name}' needs a PEFT adapter's")
         checksum = checksum_of(name, directory)
         task_id = self._new_task_id() if known is None else known.task_id
-        adapter = NamedAdapter(name, task_id, directory, checksum)
+        adapter = NamedAdapter(name, task_id, directory, checksum, int(time.time()))
         if self._read_prompt(adapter) is not None:
             return adapter, None
         converted = self._convert(adapter)

@@ -216,7 +216,9 @@ class Executor(_core.Executor):
     def remove_adapter(self, name: str) -> None:
         """Forgets an adapter on every level; requests that run with it go on. AdapterError for an unknown name."""
         with self._adapters.changing(name):
-            self._unload(self._adapters.remove(name))
+            # A name is never known without its adapter, also when the cache refuses to unload it.
+            self._unload(self._adapters.get(name))
+            self._adapters.remove(name)
 
     def _unload(self, adapter: NamedAdapter) -> None:
         if not self._engine.lora.sites:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from .._core import EngineError
+from .._core import AdapterError, EngineError
 from ..builder.adapter_copy import adapter_checksum
 from .engine import LoadedEngine
 
 FIRST_NAMED_TASK_ID: Final = 1 << 63
 """Named adapters have this task_id and those that follow; the ids below are the caller's."""
+
+
+class UnknownAdapterError(AdapterError):
+    """No adapter has the name that a request asks for."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,8 @@ class NamedAdapter:
     directory: Path
     checksum: str
     """adapter_checksum() of the directory when the adapter got its name."""
+    created: int = field(default=0, compare=False)
+    """Time when the adapter got its name, in seconds since the epoch."""
 
     @property
     def adapters(self) -> tuple[NamedAdapter, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -13,11 +12,14 @@ from typing import Final
 from .._core import AdaptrtError, LoraConfig, PeftTaskNotCachedError, Request
 from ..builder.adapter.recognise import CONFIG_FILE, INITIAL_DIRECTORY
 from ..runtime.adapter_sum import parse_sum
+from ..runtime.named_adapter import UnknownAdapterError
 from ..runtime.prompt_tuning import behind_virtual_tokens, num_virtual_tokens
 from .async_executor import AsyncExecutor, Generation
 from .errors import INVALID_USER_INPUT, ApiError
 
 LONGEST_NAME: Final = 256
+_MAX_PART_BYTES: Final = 255
+"""Maximum length of one part of a path, in bytes of UTF-8, on Linux."""
 TRIES: Final = 8
 """How often an adapter that is evicted before its request is queued is loaded anew."""
 
@@ -41,20 +43,17 @@ class ServedAdapters:
         self._executor = executor
         self._store = executor.executor.adapters
         self._roots = tuple(Path(os.path.realpath(root)) for root in roots)
-        self._created = dict.fromkeys(self._store.names, int(time.time()))
+        self.reserved: frozenset[str] = frozenset()
+        """Names of the base model, which no adapter may have."""
         self._loads: dict[str, asyncio.Task[None]] = {}
 
     def list(self) -> list[ServedAdapter]:
         """Those that are known, in the order in which they came."""
-        served = []
-        for name, created in self._created.items():
-            adapter = self._store.get(name)
-            served.append(ServedAdapter(name, adapter.task_id, adapter.directory, created))
-        return served
+        return [ServedAdapter(one.name, one.task_id, one.directory, one.created) for one in self._store.list()]
 
     def knows(self, name: str) -> bool:
         """Whether it is among list()."""
-        return name in self._created
+        return self._store.knows(name)
 
     async def find(self, name: str) -> bool:
         """Whether there is an adapter of this name, or all of a weighted sum; those that lie below a root are added.
@@ -78,7 +77,12 @@ class ServedAdapters:
             self._loads[name] = task
             task.add_done_callback(lambda _: self._loads.pop(name, None))
         # Others may wait for it as well: it goes on when this one is cancelled.
-        await asyncio.shield(task)
+        try:
+            await asyncio.shield(task)
+        except ApiError:
+            # Another request may have given the name to an adapter meanwhile.
+            if not self.knows(name):
+                raise
         return True
 
     async def load(self, name: str, path: str, *, replace: bool = False, pinned: bool = False) -> None:
@@ -90,7 +94,7 @@ class ServedAdapters:
 
     def directory_to_load(self, name: str, path: str, *, replace: bool) -> Path:
         """The directory that load() would read. Raises ApiError where it would not."""
-        _check_name(name)
+        self._check_name(name)
         if self.knows(name) and not replace:
             raise ApiError(
                 f"The lora adapter '{name}' has already been loaded. If you want to load the adapter in place, set "
@@ -102,15 +106,17 @@ class ServedAdapters:
 
     async def add_trusted(self, name: str, path: Path) -> None:
         """Adds an adapter that the command line names, wherever it lies. Raises ApiError."""
-        _check_name(name)
+        self._check_name(name)
         await self._add(name, path, replace=False)
 
     async def unload(self, name: str) -> None:
         """Forgets it on every level; requests that run with it go on. Raises ApiError for an unknown name."""
         if not self.knows(name):
             raise unknown_adapter(name)
-        del self._created[name]
-        await self._executor.run(self._executor.executor.remove_adapter, name)
+        try:
+            await self._executor.run(self._executor.executor.remove_adapter, name)
+        except UnknownAdapterError as error:  # another request unloaded it meanwhile
+            raise unknown_adapter(name) from error
 
     async def pin(self, name: str) -> None:
         """Keeps it on both levels. Raises ApiError when there is no room."""
@@ -170,15 +176,23 @@ class ServedAdapters:
             await self._executor.run(self._executor.executor.add_adapter, name, directory, replace=replace)
         except AdaptrtError as error:
             raise ApiError.of(error) from error
-        self._created[name] = int(time.time())
+
+    def _check_name(self, name: str) -> None:
+        _check_name(name)
+        if name in self.reserved:
+            raise ApiError(
+                f"lora_name is '{name}', which is the base model's name; expected another name",
+                kind=INVALID_USER_INPUT,
+                param="lora_name",
+            )
 
     def _below_roots(self, name: str) -> Path | None:
         """The directory of an adapter that is named by its path from a root; None when there is none."""
-        if not _is_path_of_name(name):
+        if not _is_path_of_name(name) or name in self.reserved or parse_sum(name) is not None:
             return None
         for root in self._roots:
             directory = root / name
-            if (directory / CONFIG_FILE).is_file() and self._is_confined(directory):
+            if self._is_confined(directory) and (directory / CONFIG_FILE).is_file():
                 return directory
         return None
 
@@ -188,7 +202,7 @@ class ServedAdapters:
             raise ApiError("lora_path has a NUL character", kind=INVALID_USER_INPUT, param="lora_path")
         for root in self._roots:
             directory = root / path
-            if directory.is_dir() and self._is_confined(directory):
+            if self._is_confined(directory):
                 return directory
         # The same text whether or not something lies there: what is outside is none of a client's business.
         raise ApiError(
@@ -199,15 +213,19 @@ class ServedAdapters:
 
     def _is_confined(self, directory: Path) -> bool:
         """Whether a directory and all its files lie below one root when links are followed."""
-        entries = list(directory.iterdir())
-        if (directory / INITIAL_DIRECTORY).is_dir():
-            entries += (directory / INITIAL_DIRECTORY).iterdir()
-        for root in self._roots:
-            if not Path(os.path.realpath(directory)).is_relative_to(root):
-                continue
-            if all(Path(os.path.realpath(entry)).is_relative_to(root) for entry in entries):
-                return True
-        return False
+        # Nothing outside the roots is looked at: its status would tell a client what exists there.
+        real = Path(os.path.realpath(directory))
+        roots = [root for root in self._roots if real.is_relative_to(root)]
+        try:
+            if not roots or not directory.is_dir():
+                return False
+            entries = list(directory.iterdir())
+            if Path(os.path.realpath(directory / INITIAL_DIRECTORY)).is_relative_to(real):
+                initial = directory / INITIAL_DIRECTORY
+                entries += initial.iterdir() if initial.is_dir() else ()
+        except OSError:  # too long, or not readable: for a client the same as a path that is not there
+            return False
+        return any(all(Path(os.path.realpath(entry)).is_relative_to(root) for entry in entries) for root in roots)
 
 
 def unknown_adapter(name: str) -> ApiError:
@@ -227,6 +245,12 @@ def _check_name(name: str) -> None:
             kind=INVALID_USER_INPUT,
             param="lora_name",
         )
+    if parse_sum(name) is not None:
+        raise ApiError(
+            f"lora_name is '{name}', which is a weighted sum; expected another name",
+            kind=INVALID_USER_INPUT,
+            param="lora_name",
+        )
 
 
 def _is_path_of_name(name: str) -> bool:
@@ -234,4 +258,6 @@ def _is_path_of_name(name: str) -> bool:
     if not is_name(name) or "\\" in name:
         return False
     path = PurePosixPath(name)
+    if any(len(os.fsencode(part)) > _MAX_PART_BYTES for part in path.parts):
+        return False
     return not path.is_absolute() and str(path) == name and not {".", ".."} & set(path.parts)

@@ -18,6 +18,7 @@ from .._core import (
     RequestError,
     StepError,
 )
+from ..runtime.named_adapter import UnknownAdapterError
 
 RETRY_AFTER_SECONDS: Final = 1
 
@@ -36,6 +37,7 @@ _ANSWERS: Final[tuple[tuple[type[AdaptrtError], HTTPStatus, str], ...]] = (
     (QueueFullError, HTTPStatus.TOO_MANY_REQUESTS, OVERLOADED),
     (LoraCacheFullError, HTTPStatus.TOO_MANY_REQUESTS, OVERLOADED),
     (PeftTaskNotCachedError, HTTPStatus.NOT_FOUND, NOT_FOUND),
+    (UnknownAdapterError, HTTPStatus.NOT_FOUND, NOT_FOUND),
     (RequestError, HTTPStatus.BAD_REQUEST, BAD_REQUEST),
     (AdapterError, HTTPStatus.BAD_REQUEST, BAD_REQUEST),
     (EngineError, HTTPStatus.BAD_REQUEST, BAD_REQUEST),  # an adapter's files, after the server has started

@@ -77,6 +77,7 @@ class Service:
         model_names = options.served_model_name or (engine_dir.name,)
         metrics.registry.register(ExecutorCollector(asynchronous, statistics, metrics, model_names[0]))
         adapters = make_adapters(asynchronous, options.adapter_roots)
+        adapters.reserved = frozenset(model_names)
         tokenizers = ServedTokenizers(asynchronous, Tokenizers(of_model, executor.adapters))
         start = decoder_start(executor.engine)
         service = cls(

@@ -129,6 +129,8 @@ def test_a_weighted_sum_adds_its_terms(place: Place, executor: adaptrt.Executor)
         "a\0b",
         "a\\b",
         "x" * 300,
+        "x" * 256,
+        "\N{GRINNING FACE}" * 64,
     ],
 )
 def test_names_lead_nowhere_else(place: Place, executor: adaptrt.Executor, name: str) -> None:
@@ -140,7 +142,19 @@ def test_names_lead_nowhere_else(place: Place, executor: adaptrt.Executor, name:
 
 
 @pytest.mark.parametrize(
-    "path", ["../outside", "link", "half-link", "initial-link", "nowhere", "poet/adapter_config.json", "a\0b", ""]
+    "path",
+    [
+        "../outside",
+        "link",
+        "half-link",
+        "initial-link",
+        "nowhere",
+        "poet/adapter_config.json",
+        "a\0b",
+        "",
+        "x" * 300,
+        "y/" * 3000,
+    ],
 )
 def test_paths_outside_the_roots_are_refused_alike(place: Place, executor: adaptrt.Executor, path: str) -> None:
     async def body(adapters: ServedAdapters) -> None:
@@ -193,6 +207,57 @@ def test_requests_keep_the_adapter_that_they_began_with(place: Place, executor: 
         assert later == expected(place, place.root / "org" / "clerk")
 
     run(place, executor, body)
+
+
+def test_loads_and_unloads_of_one_name_leave_a_whole_list(place: Place, executor: adaptrt.Executor) -> None:
+    async def body(adapters: ServedAdapters) -> None:
+        for _ in range(30):
+            outcomes = await asyncio.gather(
+                adapters.load("it", "poet", replace=True),
+                adapters.unload("it"),
+                adapters.load("it", "org/clerk", replace=True),
+                adapters.unload("it"),
+                return_exceptions=True,
+            )
+            refused = [error for error in outcomes if error is not None]
+            assert all(isinstance(error, ApiError) and error.status == HTTPStatus.NOT_FOUND for error in refused)
+            listed = {adapter.name for adapter in adapters.list()}
+            assert listed == set(executor.adapters.names)
+            assert len(executor.list_adapters()) == len(listed)
+
+    run(place, executor, body)
+
+
+def test_a_name_is_unknown_only_after_its_adapter_left_the_cache(
+    place: Place, executor: adaptrt.Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known: list[bool] = []
+    unload = executor.unload_adapter
+
+    def unload_and_look(task_id: int) -> None:
+        known.append(executor.adapters.knows("it"))
+        unload(task_id)
+
+    monkeypatch.setattr(executor, "unload_adapter", unload_and_look)
+    executor.add_adapter("it", place.root / "poet")
+    executor.remove_adapter("it")
+    assert known == [True]
+    assert not executor.adapters.knows("it")
+
+
+@pytest.mark.parametrize("name", ["base", "poet:0.5", "poet:0.5+org/clerk:1"])
+def test_names_of_the_base_and_of_sums_are_refused(place: Place, executor: adaptrt.Executor, name: str) -> None:
+    async def body(adapters: ServedAdapters) -> None:
+        adapters.reserved = frozenset({"base"})
+        for load in (adapters.load(name, "poet"), adapters.add_trusted(name, place.root / "poet")):
+            with pytest.raises(ApiError, match="expected another name"):
+                await load
+        assert adapters.list() == []
+
+    run(place, executor, body)
+    if name != "base":
+        with pytest.raises(adaptrt.AdapterError, match="is a weighted sum"):
+            executor.add_adapter(name, place.root / "poet")
 
 
 def test_a_failed_swap_leaves_the_old_adapter(place: Place, executor: adaptrt.Executor) -> None:
