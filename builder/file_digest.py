@@ -7,11 +7,16 @@ from typing import Final
 
 import xxhash
 
+from .regular_file import open_regular
+
 _PIECE_BYTES: Final = 1 << 20
 
 
 def add_file(digest: xxhash.xxh3_128, path: Path) -> None:
-    """Takes the bytes of a file into a digest. Raises OSError for one that cannot be read."""
-    with path.open("rb") as file:
+    """Takes the bytes of a regular file into a digest.
+
+    Raises OSError for one that cannot be read, or that is written meanwhile.
+    """
+    with open_regular(path) as file:
         while piece := file.read(_PIECE_BYTES):
             digest.update(piece)

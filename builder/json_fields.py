@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
 from .._core import AdaptrtError
+from .regular_file import read_regular
 
 T = TypeVar("T")
 
@@ -16,11 +17,20 @@ MAX_INTEGER: Final = 2**31 - 1
 """What integers are limited to where nothing else is said: sizes and token ids are int32 in the engine."""
 
 
-def load_json_object(path: Path, error: type[AdaptrtError]) -> dict[str, Any]:
-    """The JSON object in a file. Raises `error` when the file cannot be read or holds anything else."""
+MAX_JSON_BYTES: Final = 256 << 20
+"""Size limit of a JSON file where nothing else is said: indexes and tokenizers of large models have some MB."""
+
+
+def load_json_object(path: Path, error: type[AdaptrtError], *, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
+    """The JSON object in a regular file of at most `max_bytes`.
+
+    Raises `error` when the file cannot be read, is larger, or holds anything else.
+    """
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as reason:
+        text = read_regular(path, max_bytes).decode("utf-8")
+    except OSError as reason:
+        raise error(f"{path}: cannot be read: {reason.strerror}") from None
+    except UnicodeDecodeError as reason:
         raise error(f"{path}: cannot be read: {reason}") from None
     return parse_json_object(text, str(path), error)
 

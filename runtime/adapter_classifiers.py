@@ -9,7 +9,7 @@ from .._core import AdapterError, RequestError
 from ..builder.adapter.classifier_head import is_classifier
 from ..builder.adapter.peft_reader import read_classifier_head, read_pooler
 from ..builder.adapter.pooler import AdaptedPooler
-from ..builder.adapter.recognise import CONFIG_FILE
+from ..builder.adapter.recognise import CONFIG_FILE, MAX_CONFIG_BYTES
 from ..builder.json_fields import load_json_object
 from .classifier import AdaptedClassifier, adapted_classifier, engine_classifier
 from .engine import LoadedEngine
@@ -64,7 +64,7 @@ class AdapterClassifiers:
             known = self._heads.get(adapter)
         if known is None:
             check_unchanged(adapter, self._engine)
-            fields = load_json_object(adapter.directory / CONFIG_FILE, AdapterError)
+            fields = load_json_object(adapter.directory / CONFIG_FILE, AdapterError, max_bytes=MAX_CONFIG_BYTES)
             head = read_classifier_head(adapter.directory, fields)
             known = adapted_classifier(head, self._pooler_of(adapter), self._engine, adapter.directory)
             with self._lock:
@@ -95,7 +95,9 @@ class AdapterClassifiers:
         with self._lock:
             known = self._is_classifier_of.get(adapter)
         if known is None:
-            known = is_classifier(load_json_object(adapter.directory / CONFIG_FILE, AdapterError))
+            known = is_classifier(
+                load_json_object(adapter.directory / CONFIG_FILE, AdapterError, max_bytes=MAX_CONFIG_BYTES)
+            )
             with self._lock:
                 self._is_classifier_of[adapter] = known
         return known
@@ -104,7 +106,7 @@ class AdapterClassifiers:
         with self._lock:
             if adapter in self._poolers:
                 return self._poolers[adapter]
-        fields = load_json_object(adapter.directory / CONFIG_FILE, AdapterError)
+        fields = load_json_object(adapter.directory / CONFIG_FILE, AdapterError, max_bytes=MAX_CONFIG_BYTES)
         found = read_pooler(adapter.directory, fields, self._engine.adapted_modules)
         with self._lock:
             self._poolers[adapter] = found

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
+from typing import Final
+
+from .._core import AdapterError
+
+MAX_TERMS: Final = 64
+"""Number of terms that a weighted sum may have: each is read and converted."""
+
+_WEIGHT: Final = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 
 
 @dataclass(frozen=True)
@@ -20,7 +29,10 @@ class SumOfNames:
 
 
 def parse_sum(text: str) -> SumOfNames | None:
-    """The terms NAME:WEIGHT between plus signs; None for a text that is no such sum."""
+    """The terms NAME:WEIGHT between plus signs; None for a text that is no such sum.
+
+    Raises AdapterError for more than MAX_TERMS terms.
+    """
     terms = []
     for term in text.split("+"):
         name, colon, number = term.rpartition(":")
@@ -28,12 +40,14 @@ def parse_sum(text: str) -> SumOfNames | None:
         if not name or not colon or weight is None:
             return None
         terms.append((name, weight))
+    if len(terms) > MAX_TERMS:
+        raise AdapterError(f"the weighted sum has {len(terms)} terms; expected at most {MAX_TERMS}")
     return SumOfNames(tuple(terms))
 
 
 def _number(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
+    # float() alone would take "1_0", spaces and the digits of other scripts.
+    if _WEIGHT.fullmatch(text) is None:
         return None
+    value = float(text)
     return value if math.isfinite(value) else None

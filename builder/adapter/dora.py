@@ -23,7 +23,7 @@ from .initial import over_the_unchanged_base
 from .mlx_reader import LORA
 from .names import ModuleKey, Role
 from .reader import read_adapter
-from .recognise import CONFIG_FILE, MLX_FILE, SAFETENSORS_FILE
+from .recognise import CONFIG_FILE, MAX_CONFIG_BYTES, MLX_FILE, SAFETENSORS_FILE
 
 
 def normalized_magnitude(file: Path, key: ModuleKey, tensors: ModuleTensors, base: BaseWeights) -> FloatArray:
@@ -93,7 +93,9 @@ def normalize_adapter(directory: Path, output: Path, base_directory: Path, *, st
     metadata = {"format": "pt"}
     config = (directory / CONFIG_FILE).read_bytes()
     if strip:
-        config = _without_dora(load_json_object(directory / CONFIG_FILE, AdapterError), adapter.file)
+        config = _without_dora(
+            load_json_object(directory / CONFIG_FILE, AdapterError, max_bytes=MAX_CONFIG_BYTES), adapter.file
+        )
     else:
         metadata[MAGNITUDES_KEY] = MAGNITUDES_NORMALIZED
     for key, module in adapter.modules.items():

@@ -67,7 +67,7 @@ def read_mlx_adapter(
     if not file.is_file():
         raise AdapterError(f"{directory}: has no {MLX_FILE}, which an MLX-LM adapter's weights are in")
     refuse_lfs_pointer(file)
-    reader = SafetensorsReader(file, AdapterError)
+    reader = SafetensorsReader(file, AdapterError, in_memory=True)
     tensors = {name: reader.array(name) for name in reader.specs}
     found, problems = parts_by_module(tensors, _LAYOUT, modules)
     problems = problems or (

@@ -39,7 +39,7 @@ def read_new_embeddings(directory: Path) -> dict[str, NewEmbeddings]:
     path, tensors = directory / SAFETENSORS, dict[str, Array]()
     if path.is_file():
         refuse_lfs_pointer(path)
-        reader = SafetensorsReader(path, AdapterError)
+        reader = SafetensorsReader(path, AdapterError, in_memory=True)
         tensors = {name: reader.array(name) for name in reader.specs}
     elif (directory / PICKLE).is_file():
         path = directory / PICKLE

@@ -162,7 +162,7 @@ def _read_file(directory: Path) -> tuple[Path, dict[str, Array], Mapping[str, st
     safetensors, pickle = directory / SAFETENSORS_FILE, directory / PICKLE_FILE
     if safetensors.is_file():
         refuse_lfs_pointer(safetensors)
-        reader = SafetensorsReader(safetensors, AdapterError)
+        reader = SafetensorsReader(safetensors, AdapterError, in_memory=True)
         return safetensors, {name: reader.array(name) for name in reader.specs}, reader.metadata
     if pickle.is_file():
         refuse_lfs_pointer(pickle)

@@ -15,7 +15,15 @@ from ..json_fields import describe, load_json_object
 from ..network.adapter_sites import AdaptedModules
 from ..safetensors_stream import SafetensorsReader
 from .peft_fields import PROMPT_FIELDS, PROMPT_REQUIRED, field_problems
-from .recognise import CONFIG_FILE, PICKLE_FILE, SAFETENSORS_FILE, PromptKind, prompt_kind, refuse_lfs_pointer
+from .recognise import (
+    CONFIG_FILE,
+    MAX_CONFIG_BYTES,
+    PICKLE_FILE,
+    SAFETENSORS_FILE,
+    PromptKind,
+    prompt_kind,
+    refuse_lfs_pointer,
+)
 
 _TENSOR: Final = "prompt_embeddings"
 _TASK: Final = "CAUSAL_LM"
@@ -27,7 +35,7 @@ def is_prompt_tuned(directory: Path) -> bool:
     if not path.is_file():
         return False
     refuse_lfs_pointer(path)
-    return prompt_kind(load_json_object(path, AdapterError)) is not None
+    return prompt_kind(load_json_object(path, AdapterError, max_bytes=MAX_CONFIG_BYTES)) is not None
 
 
 def read_prompt_embeddings(
@@ -43,7 +51,7 @@ def read_prompt_embeddings(
     Raises AdapterError that names every field and tensor that cannot be used, and why.
     """
     path = directory / CONFIG_FILE
-    fields = load_json_object(path, AdapterError)
+    fields = load_json_object(path, AdapterError, max_bytes=MAX_CONFIG_BYTES)
     kind = prompt_kind(fields)
     assert kind is not None
     problems = _problems_of(fields, modules)
@@ -74,7 +82,7 @@ def _read_table(directory: Path, shape: tuple[int, int]) -> npt.NDArray[np.float
         pickle = f"; {PICKLE_FILE} is not read" if (directory / PICKLE_FILE).is_file() else ""
         raise AdapterError(f"{directory}: has no {SAFETENSORS_FILE}{pickle}")
     refuse_lfs_pointer(path)
-    reader = SafetensorsReader(path, AdapterError)
+    reader = SafetensorsReader(path, AdapterError, in_memory=True)
     problems = [f"tensor '{name}' belongs to no virtual tokens" for name in reader.specs if name != _TENSOR]
     spec = reader.specs.get(_TENSOR)
     if spec is None:

@@ -11,10 +11,13 @@ from typing import Any, Final
 from ..._core import AdapterError
 from ..json_fields import describe, load_json_object
 from ..network.adapter_sites import AdaptedModules
+from ..regular_file import open_regular
 from .classifier_head import is_classifier
 from .peft_fields import FIELDS
 
 CONFIG_FILE: Final = "adapter_config.json"
+MAX_CONFIG_BYTES: Final = 1 << 20
+"""Size limit of an adapter's config, which is read and parsed before anything is known of it."""
 SAFETENSORS_FILE: Final = "adapter_model.safetensors"
 PICKLE_FILE: Final = "adapter_model.bin"
 MLX_FILE: Final = "adapters.safetensors"
@@ -82,7 +85,7 @@ def recognise(
     if not path.is_file():
         raise AdapterError(f"{directory}: has no {CONFIG_FILE}{_what_it_is(directory)}")
     refuse_lfs_pointer(path)
-    fields = load_json_object(path, AdapterError)
+    fields = load_json_object(path, AdapterError, max_bytes=MAX_CONFIG_BYTES)
     if "peft_type" not in fields and ("fine_tune_type" in fields or "lora_parameters" in fields):
         return AdapterFormat.MLX, fields
     accepted = _accepted_tasks(modules)
@@ -109,9 +112,13 @@ def _accepted_tasks(modules: AdaptedModules | None) -> tuple[str, ...]:
 
 def refuse_lfs_pointer(path: Path) -> None:
     """Raises AdapterError for what Git leaves in place of a large file that was not fetched."""
-    with path.open("rb") as file:
-        if file.read(len(_LFS_POINTER)) == _LFS_POINTER:
-            raise AdapterError(f"{path}: is a Git LFS pointer, not the file itself; run git lfs pull")
+    try:
+        with open_regular(path) as file:
+            begin = file.read(len(_LFS_POINTER))
+    except OSError as reason:
+        raise AdapterError(f"{path}: cannot be read: {reason.strerror}") from None
+    if begin == _LFS_POINTER:
+        raise AdapterError(f"{path}: is a Git LFS pointer, not the file itself; run git lfs pull")
 
 
 def _what_it_is(directory: Path) -> str:

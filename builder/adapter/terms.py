@@ -16,11 +16,11 @@ import numpy.typing as npt
 from ..._core import AdapterError
 from ..json_fields import load_json_object
 from ..network.adapter_sites import NEW_TOKENS, AdaptedModules
-from ..safetensors_stream import SafetensorsReader
+from ..safetensors_stream import read_header
 from .adapter import Adapter
 from .names import MODULES
 from .new_embeddings import has_new_embeddings
-from .recognise import CONFIG_FILE, PICKLE_FILE, SAFETENSORS_FILE, refuse_lfs_pointer
+from .recognise import CONFIG_FILE, MAX_CONFIG_BYTES, PICKLE_FILE, SAFETENSORS_FILE, refuse_lfs_pointer
 
 ROTARY_SCALING: Final = "rotary_scaling"
 ABSENT_TOKENS: Final = "absent_tokens"
@@ -84,7 +84,7 @@ def may_have_terms(directory: Path, modules: AdaptedModules) -> bool:
 
     Raises AdapterError for files that cannot be read.
     """
-    fields: dict[str, Any] = load_json_object(directory / CONFIG_FILE, AdapterError)
+    fields: dict[str, Any] = load_json_object(directory / CONFIG_FILE, AdapterError, max_bytes=MAX_CONFIG_BYTES)
     path = directory / SAFETENSORS_FILE
     if fields.get("context_length") or has_new_embeddings(directory) or (directory / PICKLE_FILE).is_file():
         return True
@@ -92,4 +92,4 @@ def may_have_terms(directory: Path, modules: AdaptedModules) -> bool:
         return False  # MLX-LM's adapters have the base's vocabulary
     refuse_lfs_pointer(path)
     paths = [f"{path}." for path, layer in modules.by_any_path.items() if layer.is_of_vocabulary]
-    return any(path in name for name in SafetensorsReader(path, AdapterError).specs for path in paths)
+    return any(path in name for name in read_header(path, AdapterError).specs for path in paths)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,14 @@ from .casting import Array
 class PickledFile:
     """A file of pickled tensors. Needs torch."""
 
-    def __init__(self, path: Path) -> None:
-        """Raises CheckpointError without torch, and for files that hold anything but tensors."""
+    def __init__(self, path: Path, content: bytes | None = None) -> None:
+        """Maps the file, or reads `content`, its bytes.
+
+        Raises CheckpointError without torch, and for files that hold anything but tensors.
+        """
         self._path = path
+        self._content = content
+        self._in_memory: dict[str, Any] | None = None
         self.specs: Mapping[str, TensorSpec] = {name: self._spec(name, tensor) for name, tensor in self._load().items()}
 
     def rows(self, name: str, first: int, last: int, *, step: int | None = None) -> Iterator[Array]:
@@ -38,7 +44,12 @@ class PickledFile:
     def _load(self) -> dict[str, Any]:
         torch = _torch(self._path)
         try:
-            tensors = torch.load(self._path, map_location="cpu", mmap=True, weights_only=True)
+            if self._content is None:
+                tensors = torch.load(self._path, map_location="cpu", mmap=True, weights_only=True)
+            elif self._in_memory is None:
+                tensors = torch.load(io.BytesIO(self._content), map_location="cpu", weights_only=True)
+            else:
+                return self._in_memory
         except Exception as reason:
             # A damaged file ends torch's reader with nearly any exception there is.
             first_line = str(reason).partition("\n")[0]
@@ -48,6 +59,8 @@ class PickledFile:
         others = sorted(str(name) for name, value in tensors.items() if not isinstance(value, torch.Tensor))
         if others:
             raise CheckpointError(f"{self._path}: expected tensors only, found others under {', '.join(others)}")
+        if self._content is not None:
+            self._in_memory = tensors
         return tensors
 
     def _spec(self, name: str, tensor: Any) -> TensorSpec:

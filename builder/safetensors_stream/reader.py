@@ -1,8 +1,10 @@
-"""Reads a safetensors file through a memory mapping: views of whole tensors, or their rows in pieces."""
+"""Reads a safetensors file, mapped or copied into memory: views of whole tensors, or their rows in pieces."""
 
 from __future__ import annotations
 
+import io
 import mmap
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -10,6 +12,7 @@ from typing import Any, BinaryIO, Final
 import numpy as np
 
 from ..._core import AdaptrtError, CheckpointError
+from ..regular_file import open_regular, read_into
 from .header import LENGTH_BYTES, MAX_HEADER_BYTES, Header, TensorSpec, parse_header
 
 PIECE_BYTES: Final = 4 << 20
@@ -18,7 +21,7 @@ PIECE_BYTES: Final = 4 << 20
 class SafetensorsReader:
     """An open safetensors file whose header was checked.
 
-    Arrays are read-only views of the mapping and keep it alive, also after the reader is gone.
+    Arrays are read-only views of the mapping or the copy and keep it alive, also after the reader is gone.
     """
 
     def __init__(
@@ -26,13 +29,23 @@ class SafetensorsReader:
         path: Path,
         error: type[AdaptrtError] = CheckpointError,
         content: bytes | bytearray | memoryview | None = None,
+        *,
+        in_memory: bool = False,
     ) -> None:
         """Maps the file, or memory that `content`, its bytes, are copied to.
 
-        Raises `error` when it cannot be read or its header is damaged.
+        in_memory: reads the whole file instead of mapping it. A mapped file that another process cuts ends this
+            process by SIGBUS, so files that others may write are read.
+
+        Raises `error` when it cannot be read, its header is damaged, or, with `in_memory`, it was written meanwhile.
         """
         self.path = path
         self._error = error
+        self._map: mmap.mmap | None = None
+        if in_memory:
+            self._bytes, self._header = self._read_whole(path)
+            self._bytes.flags.writeable = False
+            return
         if content is not None:
             num_bytes = memoryview(content).nbytes
             self._map = mmap.mmap(-1, max(num_bytes, 1))
@@ -101,10 +114,16 @@ class SafetensorsReader:
             self._release(self.offset(name) + begin * row_bytes, (end - begin) * row_bytes)
 
     def release(self) -> None:
-        """Gives the pages of the mapping back to the system; what is read again is read from the file."""
-        self._map.madvise(mmap.MADV_DONTNEED)
+        """Gives the pages of the mapping back to the system; what is read again is read from the file.
+
+        A copy in memory stays.
+        """
+        if self._map is not None:
+            self._map.madvise(mmap.MADV_DONTNEED)
 
     def _release(self, begin: int, num_bytes: int) -> None:
+        if self._map is None:
+            return
         # Pages at both ends may hold other tensors; dropping them too only costs reading them again from the
         # cache.
         first = begin - begin % mmap.PAGESIZE
@@ -116,18 +135,41 @@ class SafetensorsReader:
         except KeyError:
             raise self._error(f"{self.path}: has no tensor '{name}'") from None
 
-    def _read_header(self, file: BinaryIO | mmap.mmap, file_bytes: int) -> Header:
-        length = self._header_length(file.read(LENGTH_BYTES), file_bytes)
+    def _read_whole(self, path: Path) -> tuple[np.ndarray[Any, np.dtype[np.uint8]], Header]:
+        try:
+            with open_regular(path) as file:
+                file_bytes = os.fstat(file.fileno()).st_size
+                header = self._read_header(file, file_bytes)
+                file.seek(0)
+                content = np.empty(file_bytes, np.uint8)
+                read_into(file, path, content.data)
+        except OSError as reason:
+            raise self._error(f"{path}: cannot be read: {reason.strerror}") from None
+        return content, header
+
+    def _read_header(self, file: BinaryIO | io.FileIO | mmap.mmap, file_bytes: int) -> Header:
+        length = _header_length(file.read(LENGTH_BYTES), file_bytes, self.path, self._error)
         return parse_header(file.read(length), file_bytes, str(self.path), self._error)
 
-    def _header_length(self, prefix: bytes, file_bytes: int) -> int:
-        if len(prefix) < LENGTH_BYTES:
-            raise self._error(f"{self.path}: has {file_bytes} bytes; a safetensors file has at least {LENGTH_BYTES}")
-        length = int.from_bytes(prefix, "little")
-        limit = min(MAX_HEADER_BYTES, file_bytes - LENGTH_BYTES)
-        if length > limit:
-            raise self._error(
-                f"{self.path}: declares a header of {length} bytes; a file of {file_bytes} bytes can have "
-                f"at most {limit}"
-            )
-        return length
+
+def read_header(path: Path, error: type[AdaptrtError] = CheckpointError) -> Header:
+    """The checked header of a file that others may write; reads no tensor. Raises `error` as SafetensorsReader()."""
+    try:
+        with open_regular(path) as file:
+            file_bytes = os.fstat(file.fileno()).st_size
+            length = _header_length(file.read(LENGTH_BYTES), file_bytes, path, error)
+            return parse_header(file.read(length), file_bytes, str(path), error)
+    except OSError as reason:
+        raise error(f"{path}: cannot be read: {reason.strerror}") from None
+
+
+def _header_length(prefix: bytes, file_bytes: int, path: Path, error: type[AdaptrtError]) -> int:
+    if len(prefix) < LENGTH_BYTES:
+        raise error(f"{path}: has {file_bytes} bytes; a safetensors file has at least {LENGTH_BYTES}")
+    length = int.from_bytes(prefix, "little")
+    limit = min(MAX_HEADER_BYTES, file_bytes - LENGTH_BYTES)
+    if length > limit:
+        raise error(
+            f"{path}: declares a header of {length} bytes; a file of {file_bytes} bytes can have at most {limit}"
+        )
+    return length

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from adaptrt import _core
+from adaptrt.builder.regular_file import read_into
 from adaptrt.builder.safetensors_stream import SafetensorsReader, SafetensorsWriter, TensorSpec
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -310,3 +313,32 @@ def test_any_tensors_come_back(tmp_path: Path, tensors: dict[str, np.ndarray[Any
         name: reader.array(name).tobytes() for name in reader.specs
     }
     assert accepted_by_the_library(path.read_bytes())
+
+
+def test_a_file_that_is_read_into_memory_may_change_afterwards(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    expected = np.arange(5000, dtype=np.float32)
+    safetensors.numpy.save_file({"a": expected}, path)
+    reader = SafetensorsReader(path, _core.AdapterError, in_memory=True)
+    path.write_bytes(b"")  # of a mapping, the next read would end the process
+    assert np.array_equal(np.concatenate(list(reader.rows("a"))), expected)
+    reader.release()
+    assert np.array_equal(reader.array("a"), expected)
+    with pytest.raises(ValueError, match="read-only"):
+        reader.array("a")[0] = 1
+
+
+def test_a_file_that_changes_while_it_is_read_into_memory_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.safetensors"
+    safetensors.numpy.save_file({"a": np.zeros(10, np.float32)}, path)
+    os.utime(path, ns=(0, 0))
+
+    def read_and_touch(file: io.FileIO, path: Path, place: memoryview) -> None:
+        read_into(file, path, place)
+        os.utime(path, ns=(0, 1))
+
+    monkeypatch.setattr("adaptrt.builder.safetensors_stream.reader.read_into", read_and_touch)
+    with pytest.raises(_core.AdapterError, match=r"a\.safetensors: cannot be read: it was changed while it was read"):
+        SafetensorsReader(path, _core.AdapterError, in_memory=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import shutil
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 from adaptrt import _core
 from adaptrt.builder.adapter import convert_adapter
 from adaptrt.builder.adapter.peft_fields import FIELDS, KNOWN_PEFT
+from adaptrt.builder.adapter.recognise import MAX_CONFIG_BYTES, recognise, refuse_lfs_pointer
 from support.adapters import CONFIG, TENSORS, edit_config, edit_tensors
 from support.models import ModelSpec, save_adapter, save_model
 
@@ -431,3 +433,17 @@ def test_many_tensors_of_one_reason_are_counted(lora: Path) -> None:
     norms = {f"base_model.model.model.layers.{layer}.norm.weight": np.ones(36, np.float32) for layer in range(9)}
     edit_tensors(lora, lambda tensors: tensors | norms)
     assert "9 tensors, such as 'base_model.model.model.layers.0.norm.weight', " in refusal(lora)
+
+
+def test_a_config_is_bounded_before_it_is_parsed(tmp_path: Path) -> None:
+    (tmp_path / "adapter_config.json").write_bytes(b"{" + b" " * MAX_CONFIG_BYTES)
+    reason = f"it has {MAX_CONFIG_BYTES + 1} bytes; expected at most {MAX_CONFIG_BYTES}"
+    with pytest.raises(_core.AdapterError, match=reason):
+        recognise(tmp_path)
+
+
+def test_a_fifo_in_place_of_weights_is_refused_without_waiting(tmp_path: Path) -> None:
+    fifo = tmp_path / "adapter_model.safetensors"
+    os.mkfifo(fifo)
+    with pytest.raises(_core.AdapterError, match="it is a FIFO; expected a regular file"):
+        refuse_lfs_pointer(fifo)
