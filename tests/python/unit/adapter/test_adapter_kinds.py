@@ -206,6 +206,17 @@ def test_sums_with_biases_are_refused(tmp_path: Path) -> None:
         weighted_sum([Term("a", converted, 1.0)], modules, _core.DType.FLOAT32, 8)
 
 
+def test_ranks_of_a_sum_may_add_up_to_exactly_the_largest(model: Path, tmp_path: Path) -> None:
+    modules = modules_of_base(model)
+    assert modules is not None
+    adapter = save_adapter(model, tmp_path / "a", 0, r=4, target_modules=["q_proj"])
+    term = Term("a", convert_adapter(adapter, storage_dtype="float32", modules=modules), 0.5)
+    summed = weighted_sum([term, term], modules, _core.DType.FLOAT32, 8)
+    assert {row[2] for row in summed.config[0].tolist()} == {8}
+    with pytest.raises(_core.AdapterError, match="the ranks are 4 of 'a' \\+ 4 of 'a', above max_lora_rank 7"):
+        weighted_sum([term, term], modules, _core.DType.FLOAT32, 7)
+
+
 def test_an_initial_adapter_is_needed_where_the_base_was_changed(model: Path, tmp_path: Path, capsys) -> None:
     adapter, initial = save_with_initial(model, tmp_path, "pissa", 1, r=3, target_modules=["q_proj"])
     assert 'init_lora_weights = "pissa": this initialisation changed the base' in refusal(adapter)
