@@ -180,7 +180,7 @@ class Executor(_core.Executor):
                 return super().enqueue_request(named)
 
     def enqueue_requests(self, requests: Sequence[Request]) -> list[int]:
-        """Queue all requests or, when one is refused, none. Adapters of those before it stay cached.
+        """Queue all requests or, when one is refused, none. A request may use an adapter that an earlier one brings.
 
         Raises as enqueue_request.
         """

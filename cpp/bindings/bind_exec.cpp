@@ -104,7 +104,8 @@ void def_requests(ExecutorClass& cls) {
          "QueueFullError, "
          "AdapterError; nothing is queued then.")
       .def("enqueue_requests", releasing_gil(&Executor::enqueue_requests), py::arg("requests"),
-           "Queue all requests or, when one is refused, none. Adapters of those before it stay cached.")
+           "Queue all requests or, when one is refused, none. A request may use an adapter that an earlier "
+           "one brings.")
       .def("await_responses", &await_one, py::arg("id"), py::arg("timeout") = TimeoutArgument{},
            "The responses of one request, as soon as there is one; [] when the time (timedelta or seconds) "
            "is over. For a request whose last response was taken, one response whose error_msg is 'ReqId N "

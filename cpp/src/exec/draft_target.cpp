@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "active_sequence.h"
+#include "adapter_admissions.h"
 #include "adaptrt/core/error.h"
 #include "adaptrt/lora/peft_cache_config.h"
 
@@ -63,13 +64,13 @@ DraftTarget::DraftTarget(const DraftTargetDecodingConfig& config, std::shared_pt
   tasks_.reserve(static_cast<std::size_t>(max_batch_size));
 }
 
-std::shared_ptr<const HostAdapter> DraftTarget::admit(const Request& request) {
+std::shared_ptr<const HostAdapter> DraftTarget::admit(const Request& request, AdapterAdmissions* admissions) {
   if (!request.draft_lora_config) return nullptr;
-  if (lora_cache_ == nullptr) {
+  if (admissions == nullptr) {
     throw AdapterError("draft_lora_config is given; accepted: None, the draft engine was built without LoRA");
   }
   try {
-    return lora_cache_->admit(*request.draft_lora_config);
+    return admissions->admit(*request.draft_lora_config);
   } catch (const LoraCacheFullError&) {
     return nullptr;
   }

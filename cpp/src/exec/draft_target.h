@@ -15,6 +15,8 @@
 
 namespace adaptrt {
 
+class AdapterAdmissions;
+
 /// The draft engine of an executor, its adapters, and its part in each step.
 class DraftTarget {
  public:
@@ -24,9 +26,12 @@ class DraftTarget {
 
   [[nodiscard]] std::int32_t max_draft_len() const { return max_draft_len_; }
   /// For any thread: the request's adapter for the draft engine, admitted to its cache; nullptr when it has
-  /// none, or when there is no room for it, which costs the request its adapter's drafts. Throws
-  /// AdapterError.
-  [[nodiscard]] std::shared_ptr<const HostAdapter> admit(const Request& request);
+  /// none, or when there is no room for it, which costs the request its adapter's drafts. `admissions` is
+  /// that of the request's list over lora_cache(), nullptr where there is no such cache. Throws AdapterError.
+  [[nodiscard]] static std::shared_ptr<const HostAdapter> admit(const Request& request,
+                                                                AdapterAdmissions* admissions);
+  /// The draft engine's adapters; nullptr for an engine without LoRA.
+  [[nodiscard]] LoraCache* lora_cache() const { return lora_cache_.get(); }
 
   /// Has drafts made for those of the running sequences that want some, as many as a step has room for.
   void draft(std::span<Sequence* const> running, std::int32_t max_rows_with_drafts);

@@ -6,8 +6,10 @@
 #include <cstdint>
 #include <mutex>
 #include <thread>
+#include <unordered_map>
 #include <utility>
 
+#include "adapter_admissions.h"
 #include "adaptrt/core/error.h"
 #include "draft_target.h"
 #include "guides.h"
@@ -58,16 +60,28 @@ class Executor::Impl {
     queue_.throw_if_closed();
     Problems problems;
     std::vector<AdapterTerms> terms;
+    BroughtAdapters brought;
     for (std::size_t i = 0; i < requests.size(); ++i) {
       const std::string prefix = requests.size() == 1 ? "" : "requests[" + std::to_string(i) + "].";
-      terms.push_back(terms_of(requests[i]));
+      terms.push_back(terms_of(requests[i], brought));
+      if (brings_weights(requests[i].lora_config))
+        brought[requests[i].lora_config->task_id] = &*requests[i].lora_config;
       problems.add_all(prefix, validate(requests[i], terms.back()));
     }
     problems.throw_if_any<RequestError>("request refused");
+    const auto last_use = last_use_of_task(requests, &Request::lora_config);
+    const auto last_draft_use = last_use_of_task(requests, &Request::draft_lora_config);
 
     queue_.reserve(requests.size());
     std::vector<RequestId> ids;
     try {
+      std::optional<AdapterAdmissions> admissions;
+      if (lora_cache_) admissions.emplace(*lora_cache_);
+      std::optional<AdapterAdmissions> draft_admissions;
+      if (draft_target_ && draft_target_->lora_cache() != nullptr) {
+        draft_admissions.emplace(*draft_target_->lora_cache());
+      }
+      std::vector<std::shared_ptr<const HostAdapter>> held;  // for requests that come later in the list
       std::vector<std::unique_ptr<ActiveRequest>> active;
       std::vector<Response> errors;
       for (std::size_t i = 0; i < requests.size(); ++i) {
@@ -76,12 +90,20 @@ class Executor::Impl {
         if (auto error = error_to_answer(request, vocab_size_of(terms[i]), guides); !error.empty()) {
           ids.push_back(next_id_.fetch_add(1));
           errors.push_back({ids.back(), request.client_id, std::move(error), {}});
+          if (is_used_later(request.lora_config, i, last_use)) {
+            held.push_back(admissions->admit(*request.lora_config));
+          }
+          if (draft_admissions && is_used_later(request.draft_lora_config, i, last_draft_use)) {
+            held.push_back(draft_target_->admit(request, &*draft_admissions));
+          }
           continue;
         }
-        const auto adapter = request.lora_config ? lora_cache().admit(*request.lora_config) : nullptr;
+        const auto adapter = request.lora_config ? admissions->admit(*request.lora_config) : nullptr;
         require_terms(adapter.get(), terms[i]);
         if (adapter != nullptr && loop_.has_second_level()) static_cast<void>(adapter->content_digest());
-        const auto draft_adapter = draft_target_ ? draft_target_->admit(request) : nullptr;
+        const auto draft_adapter =
+            draft_target_ ? draft_target_->admit(request, draft_admissions ? &*draft_admissions : nullptr)
+                          : nullptr;
         ids.push_back(next_id_.fetch_add(1));
         active.push_back(std::make_unique<ActiveRequest>(ids.back(), request, adapter, std::move(guides),
                                                          post_processor_of(request), engine_->info()));
@@ -89,9 +111,11 @@ class Executor::Impl {
       }
       board_.open(ids);
       expect_adapters(active);
-      queue_.submit(active);
-      queue_.release(errors.size());
       for (Response& error : errors) board_.post(std::move(error));
+      queue_.submit(active);  // the last step that may throw: what runs is not taken back
+      queue_.release(errors.size());
+      if (admissions) admissions->keep();
+      if (draft_admissions) draft_admissions->keep();
     } catch (...) {
       board_.discard(ids);
       queue_.release(requests.size());
@@ -145,11 +169,43 @@ class Executor::Impl {
   [[nodiscard]] bool is_in_a_fork() const { return getpid() != process_; }
 
  private:
-  /// Of the request's adapter.
-  [[nodiscard]] AdapterTerms terms_of(const Request& request) {
+  /// Adapters by task_id whose weights the requests of a list bring, as far as the list was read.
+  using BroughtAdapters = std::unordered_map<std::uint64_t, const LoraConfig*>;
+  /// Index of the last request of a list that names a task_id without weights.
+  using LastUses = std::unordered_map<std::uint64_t, std::size_t>;
+
+  [[nodiscard]] static bool brings_weights(const std::optional<LoraConfig>& config) {
+    return config && config->weights.has_value();
+  }
+
+  [[nodiscard]] static LastUses last_use_of_task(const std::vector<Request>& requests,
+                                                 std::optional<LoraConfig> Request::* config) {
+    LastUses uses;
+    for (std::size_t i = 0; i < requests.size(); ++i) {
+      const auto& named = requests[i].*config;
+      if (named && !named->weights) uses[named->task_id] = i;
+    }
+    return uses;
+  }
+
+  /// True if a request after requests[index] needs the weights that this one brings.
+  [[nodiscard]] static bool is_used_later(const std::optional<LoraConfig>& config, std::size_t index,
+                                          const LastUses& last_use) {
+    if (!brings_weights(config)) return false;
+    const auto found = last_use.find(config->task_id);
+    return found != last_use.end() && found->second > index;
+  }
+
+  /// Terms of the request's adapter, which may be one that an earlier request of the list brings. Throws
+  /// AdapterError.
+  [[nodiscard]] AdapterTerms terms_of(const Request& request, const BroughtAdapters& brought) {
     if (!request.lora_config) return {};
-    if (const auto known = lora_cache().terms_of(*request.lora_config)) return *known;
-    return lora_cache().admit(*request.lora_config)->terms();  // which says why not
+    const LoraConfig* config = &*request.lora_config;
+    if (!config->weights) {
+      if (const auto found = brought.find(config->task_id); found != brought.end()) config = found->second;
+    }
+    if (const auto known = lora_cache().terms_of(*config)) return *known;
+    return lora_cache().admit(*config)->terms();  // which says why not
   }
 
   [[nodiscard]] std::int64_t vocab_size_of(const AdapterTerms& terms) const {

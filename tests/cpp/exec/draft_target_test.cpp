@@ -101,6 +101,25 @@ BOOST_AUTO_TEST_CASE(adapters_of_the_draft_engine_are_its_own) {
   BOOST_TEST(executor->list_adapters().size() == 1U);
 }
 
+BOOST_AUTO_TEST_CASE(a_draft_adapter_serves_the_rest_of_its_list_and_a_refused_list_leaves_none) {
+  const auto executor = make_drafting_executor(drafting(), {}, std::make_shared<FakeEngine>());
+  std::vector<Request> requests(2, make_request(kText, 20));
+  for (auto& request : requests) request.lora_config = fake_adapter(7);
+  requests[0].draft_lora_config = fake_adapter(7, 2, 5.0F);
+  requests[1].draft_lora_config = task_alone(7);
+  auto refused = requests;
+  refused[1].draft_lora_config = task_alone(8);
+  BOOST_CHECK_THROW(executor->enqueue_requests(refused), PeftTaskNotCachedError);
+  BOOST_TEST(executor->list_adapters().empty());
+  BOOST_CHECK_THROW(executor->enqueue_request(requests[1]), PeftTaskNotCachedError);
+  for (const RequestId id : executor->enqueue_requests(requests)) {
+    const Result result = collect_result(*executor, id);
+    BOOST_TEST(result.output_token_ids.at(0) == expected_tokens(kText, 20, 7),
+               boost::test_tools::per_element());
+    BOOST_TEST(result.decoding_iter == 6);  // 20 tokens in 6 steps: drafts of the right adapter
+  }
+}
+
 BOOST_AUTO_TEST_CASE(an_adapter_that_finds_no_room_costs_drafts_alone) {
   ExecutorConfig config = drafting();
   config.draft_target_decoding_config->peft_cache_config.host_cache_size = 1024;

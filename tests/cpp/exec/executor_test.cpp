@@ -246,6 +246,50 @@ BOOST_AUTO_TEST_CASE(an_adapter_is_sent_once_and_named_afterwards) {
   BOOST_TEST(executor->lora_cache_stats().device_adapters == 1);
 }
 
+BOOST_AUTO_TEST_CASE(a_request_uses_an_adapter_that_an_earlier_one_of_its_list_brings) {
+  const auto executor = make_executor();
+  std::vector<Request> requests(3, make_request(kPrompt, 5));
+  requests[0].lora_config = fake_adapter(3);
+  requests[1].lora_config = task_alone(3);
+  for (const RequestId id : executor->enqueue_requests(requests)) {
+    const std::uint64_t task_id = id == 3 ? 0 : 3;
+    BOOST_TEST(collect_result(*executor, id).output_token_ids.at(0) == expected_tokens(kPrompt, 5, task_id),
+               boost::test_tools::per_element());
+  }
+  BOOST_TEST(executor->list_adapters().size() == 1U);
+}
+
+BOOST_AUTO_TEST_CASE(an_adapter_of_a_request_that_is_answered_with_an_error_serves_the_rest_of_its_list) {
+  const auto executor = make_executor();
+  std::vector<Request> requests(2, make_request(kPrompt, 5));
+  requests[0].lora_config = fake_adapter(3);
+  requests[0].embedding_bias = bias_of(std::vector<float>(3));
+  requests[1].lora_config = task_alone(3);
+  const auto ids = executor->enqueue_requests(requests);
+  BOOST_TEST(collect(*executor, ids[0]).back().has_error());
+  BOOST_TEST(collect_result(*executor, ids[1]).output_token_ids.at(0) == expected_tokens(kPrompt, 5, 3),
+             boost::test_tools::per_element());
+}
+
+BOOST_AUTO_TEST_CASE(a_refused_list_leaves_no_adapter) {
+  const auto executor = make_executor();
+  executor->put_adapter(fake_adapter(1));
+  std::vector<Request> requests(4, make_request(kPrompt, 5));
+  requests[0].lora_config = fake_adapter(1);
+  requests[1].lora_config = fake_adapter(2);
+  requests[2].lora_config = fake_adapter(4);
+  requests[3].lora_config = fake_adapter(2, 2, 9.0F);  // other weights under an id of the list
+  BOOST_CHECK_THROW(executor->enqueue_requests(requests), AdapterError);
+  BOOST_REQUIRE_EQUAL(executor->list_adapters().size(), 1U);
+  BOOST_TEST(executor->list_adapters()[0].task_id == 1U);
+  // The adapter that a later request brings does not serve an earlier one.
+  requests = {make_request(kPrompt, 5), make_request(kPrompt, 5)};
+  requests[0].lora_config = task_alone(2);
+  requests[1].lora_config = fake_adapter(2);
+  BOOST_CHECK_THROW(executor->enqueue_requests(requests), PeftTaskNotCachedError);
+  BOOST_TEST(executor->list_adapters().size() == 1U);
+}
+
 BOOST_AUTO_TEST_CASE(adapters_can_be_put_pinned_listed_and_unloaded) {
   const auto executor = make_executor();
   executor->put_adapter(fake_adapter(1));
