@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from .._core import ConfigError
+from ..builder.conversion.hf_config import GENERATION_CONFIG_FILE
 from ..builder.json_fields import load_json_object
 from .openai_fields import MinP, RepetitionPenalty, Temperature, TopK, TopP
-
-GENERATION_CONFIG_FILE: Final = "generation_config.json"
 
 
 class SamplingDefaults(BaseModel):

@@ -25,7 +25,7 @@ BACKLOG: Final = 2048
 def serve(executor: Executor, options: ServerOptions, *, on_ready: Callable[[str], None] | None = None) -> None:
     """Serves until SIGTERM or SIGINT: what runs is finished within limits.shutdown_seconds, what comes is refused.
 
-    Shuts the executor down. `on_ready` is told the address. Raises ConfigError when it cannot listen there, ApiError
+    Shuts the executor down. `on_ready` is told the address. Raises ConfigError when it cannot listen there, and
     for an adapter of lora_modules that cannot be served.
     """
     uvloop.run(_serve(executor, options, on_ready))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from .._core import EngineInfo
+from .._core import ConfigError, EngineInfo
 from ..builder.adapter_copy import TOKENIZER_FILE
 from ..runtime.adapter_tokenizers import Tokenizers, read_tokenizer
 from ..runtime.executor import Executor
@@ -64,7 +64,7 @@ class Service:
     async def open(
         cls, executor: Executor, options: ServerOptions, make_adapters: AdaptersMaker = ServedAdapters
     ) -> Service:
-        """Over an executor, which close() shuts down. Raises ConfigError, and ApiError for one of lora_modules.
+        """Over an executor, which close() shuts down. Raises ConfigError, also for one of lora_modules.
 
         `make_adapters` is ServedAdapters, or makes a relative of it that shares adapters with other servers.
         """
@@ -98,7 +98,10 @@ class Service:
         asynchronous.start()
         try:
             for name, path in options.lora_modules:
-                await adapters.add_trusted(name, path)
+                try:
+                    await adapters.add_trusted(name, path)
+                except ApiError as error:
+                    raise ConfigError(f"lora_modules '{name}={path}': {error}") from error
         except BaseException:
             await service.close()
             raise

@@ -22,6 +22,7 @@ from .published.formats import PublishedFormat
 from .sentence_transformers import read_embedding_pooling
 
 HF_CONFIG_FILE: Final = "config.json"
+GENERATION_CONFIG_FILE: Final = "generation_config.json"
 
 # Training, bookkeeping, and defaults of generate(): none of them changes what the network computes.
 _HARMLESS_FIELDS: Final = frozenset(
@@ -82,9 +83,29 @@ def load_hf_config(model_dir: Path, *, dtype: DType | None, mapping: ParallelMap
         fields.problems.extend(config.inconsistencies())
     _refuse_unknown(fields, family)
     fields.finish(str(path), CheckpointError)
+    config = _with_generation_end_tokens(config, model_dir / GENERATION_CONFIG_FILE)
     if problems := config.mapping_inconsistencies():
         raise ConfigError(f"{path}: " + "; ".join(problems))
     return config
+
+
+def _with_generation_end_tokens(config: CheckpointConfig, path: Path) -> CheckpointConfig:
+    """The config with the end tokens of generation_config.json, which replace those of config.json, as in transformers.
+
+    Other fields of that file are not read here. Raises CheckpointError for an eos_token_id that is no token.
+    """
+    if not path.is_file():
+        return config
+    fields = JsonFields(load_json_object(path, CheckpointError))
+    end_ids = fields.integers("eos_token_id", scalar=True)
+    fields.discard(fields.remaining())
+    for token in end_ids:
+        if not fields.problems and token >= config.vocab_size:
+            fields.problem(
+                "eos_token_id", f"is {token}; expected a token of the vocabulary, 0 to {config.vocab_size - 1}"
+            )
+    fields.finish(str(path), CheckpointError)
+    return replace(config, eos_token_id=end_ids) if end_ids else config
 
 
 def load_published_format(model_dir: Path) -> PublishedFormat | None:

@@ -148,6 +148,7 @@ class _Source:
             "adaptrt": __version__,
             "formats": [FORMAT_VERSIONS[NATIVE], engine_file.FORMAT_VERSION],
             "model": model_digest,
+            "eos_token_id": list(self.config.eos_token_id),
             "build_config": self.build_config.to_dict(),
             "quantization": quantization_to_dict(self.config.quantization, int8_kv_cache=self.config.int8_kv_cache),
         }

@@ -319,3 +319,26 @@ def test_any_hugging_face_values_are_read_or_refused(tmp_path_factory: Any, data
     except _core.CheckpointError:
         return
     assert CheckpointConfig.from_dict(config.to_dict(), subject="again") == config
+
+
+@pytest.mark.parametrize("content", [None, {}, {"eos_token_id": 3}, {"eos_token_id": [3, 5], "top_k": "odd"}])
+def test_end_tokens_are_those_that_generation_stops_at(tmp_path: Path, content: dict[str, Any] | None) -> None:
+    if content is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps(content), encoding="utf-8")
+    expected = (content or {}).get("eos_token_id", 2)
+    config = read_config(tmp_path, {**HF, "eos_token_id": 2})
+    assert config.eos_token_id == (tuple(expected) if isinstance(expected, list) else (expected,))
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        ("</s>", "expected an integer or a list of integers"),
+        ([3, -1], "expected an integer or a list of integers"),
+        (10**6, "expected a token of the vocabulary"),
+    ],
+)
+def test_an_end_token_that_is_none_is_refused_by_name(tmp_path: Path, end: Any, said: str) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": end}), encoding="utf-8")
+    with pytest.raises(_core.CheckpointError, match=rf"generation_config\.json: eos_token_id .*{said}"):
+        read_config(tmp_path, HF)
