@@ -40,7 +40,10 @@ void ResponseBoard::open(const std::vector<RequestId>& ids) {
 
 void ResponseBoard::discard(const std::vector<RequestId>& ids) {
   const std::lock_guard lock(mutex_);
-  for (const RequestId id : ids) channels_.erase(id);
+  for (const RequestId id : ids) {
+    channels_.erase(id);
+    ready_.erase(id);
+  }
 }
 
 void ResponseBoard::post(Response response) {

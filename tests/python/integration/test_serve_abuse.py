@@ -19,6 +19,7 @@ import httpx
 import pytest
 from tokenizers import Tokenizer, models
 
+from adaptrt.builder.cli import main as command_line
 from support.http_server import http_server
 from support.models import ModelSpec, save_model
 from support.serving import build_engine
@@ -252,3 +253,14 @@ def test_sigterm_finishes_what_runs_and_refuses_what_comes(engine: Path) -> None
         process.kill()
         _, log = process.communicate()
     assert "Traceback" not in log
+
+
+@pytest.mark.parametrize("module", ["x=/nowhere/adapter", "base=/nowhere/adapter"])
+def test_an_adapter_that_cannot_be_served_ends_the_start_in_one_line(
+    engine: Path, module: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--port", "0", "--num_threads", "1", "--served_model_name", "base", "--lora_modules", module]
+    assert command_line(["serve", str(engine), *flags]) == 2
+    said = capfd.readouterr().err
+    assert f"adaptrt: error: lora_modules '{module}': " in said.splitlines()[-1]
+    assert "Traceback" not in said
