@@ -106,7 +106,7 @@ class LLM(PooledTexts):
         lora: str | None = None,
         max_tokens: int = 64,
         sampling_config: SamplingConfig | None = None,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         guided_decoding_params: GuidedDecodingParams | None = None,
         n: None = None,
         progress: bool | None = None,
@@ -119,7 +119,7 @@ class LLM(PooledTexts):
         lora: str | Sequence[str | None] | None = None,
         max_tokens: int = 64,
         sampling_config: SamplingConfig | None = None,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         guided_decoding_params: GuidedDecodingParams | None = None,
         n: None = None,
         progress: bool | None = None,
@@ -132,7 +132,7 @@ class LLM(PooledTexts):
         lora: str | None = None,
         max_tokens: int = 64,
         sampling_config: SamplingConfig | None = None,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         guided_decoding_params: GuidedDecodingParams | None = None,
         n: int,
         progress: bool | None = None,
@@ -145,7 +145,7 @@ class LLM(PooledTexts):
         lora: str | Sequence[str | None] | None = None,
         max_tokens: int = 64,
         sampling_config: SamplingConfig | None = None,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         guided_decoding_params: GuidedDecodingParams | None = None,
         n: int,
         progress: bool | None = None,
@@ -157,7 +157,7 @@ class LLM(PooledTexts):
         lora: str | Sequence[str | None] | None = None,
         max_tokens: int = 64,
         sampling_config: SamplingConfig | None = None,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         guided_decoding_params: GuidedDecodingParams | None = None,
         n: int | None = None,
         progress: bool | None = None,
@@ -166,7 +166,7 @@ class LLM(PooledTexts):
 
         lora: the name of one of the engine's adapters for all prompts, or one (or None) for each. "a:0.7+b:0.3" is the
             weighted sum of the adapters a and b.
-        stop: texts that end a completion, which ends before the first of them.
+        stop: a text, or several, that end a completion, which ends before the first of them.
         guided_decoding_params: what completions have to be like (adaptrt[guided]).
         n: completions of each prompt, which are a list then; completion i is what the seed + i gives alone, or, with
             sampling_config.beam_width above 1, the beam that comes i-th. Beams take no stop texts.
@@ -219,7 +219,7 @@ class LLM(PooledTexts):
         lora: str | None = None,
         max_tokens: int = 64,
         sampling_config: SamplingConfig | None = None,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         guided_decoding_params: GuidedDecodingParams | None = None,
     ) -> AnswerStream:
         """The completion's text piece by piece; giving the iterator up cancels the request.
@@ -238,7 +238,7 @@ class LLM(PooledTexts):
         lora: str | None = None,
         max_tokens: int = 64,
         sampling_config: SamplingConfig | None = None,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         guided_decoding_params: GuidedDecodingParams | None = None,
         streaming: bool = False,
     ) -> AsyncAnswer:
@@ -265,7 +265,7 @@ class LLM(PooledTexts):
         lora: str | None = None,
         max_tokens: int = 256,
         sampling_config: SamplingConfig | None = None,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         guided_decoding_params: GuidedDecodingParams | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_variables: Mapping[str, Any] | None = None,
@@ -279,7 +279,7 @@ class LLM(PooledTexts):
         lora: str | None = None,
         max_tokens: int = 256,
         sampling_config: SamplingConfig | None = None,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         guided_decoding_params: GuidedDecodingParams | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_variables: Mapping[str, Any] | None = None,
@@ -292,7 +292,7 @@ class LLM(PooledTexts):
         lora: str | None = None,
         max_tokens: int = 256,
         sampling_config: SamplingConfig | None = None,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         guided_decoding_params: GuidedDecodingParams | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_variables: Mapping[str, Any] | None = None,
@@ -327,7 +327,7 @@ class LLM(PooledTexts):
         lora: str | None = None,
         max_tokens: int = 256,
         sampling_config: SamplingConfig | None = None,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         guided_decoding_params: GuidedDecodingParams | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_variables: Mapping[str, Any] | None = None,

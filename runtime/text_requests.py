@@ -50,7 +50,7 @@ class TextRequests:
         lora: str | None,
         max_tokens: int,
         sampling_config: SamplingConfig | None,
-        stop: Sequence[str],
+        stop: str | Sequence[str],
         guided_decoding_params: GuidedDecodingParams | None,
         *,
         streaming: bool = True,
@@ -60,6 +60,7 @@ class TextRequests:
 
         The arguments are those of LLM.generate(); streaming: pieces of text come with each token.
         """
+        stop = (stop,) if isinstance(stop, str) else stop
         if sampling_config is not None and sampling_config.num_return_sequences not in (None, n):
             raise RequestError(
                 f"sampling_config.num_return_sequences is {sampling_config.num_return_sequences}; accepted: None, or "

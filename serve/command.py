@@ -191,9 +191,14 @@ def limits_of(args: argparse.Namespace) -> ServerLimits:
 
 
 def keys_of(args: argparse.Namespace) -> tuple[str, ...]:
-    """Of the flags, and of this process's environment; (): none is asked for."""
+    """Keys from the flags and from this process's environment; (): the server asks for none.
+
+    Raises ConfigError for a variable that is set and empty, which would leave the server open.
+    """
     variable = os.environ.get(API_KEY_VARIABLE)
-    return (*args.api_key, *([variable] if variable else []))
+    if variable == "":
+        raise ConfigError(f"{API_KEY_VARIABLE} is empty; expected a key, or a variable that is not set")
+    return (*args.api_key, *([] if variable is None else [variable]))
 
 
 def model_names_of(args: argparse.Namespace) -> tuple[str, ...]:

@@ -264,3 +264,12 @@ def test_an_adapter_that_cannot_be_served_ends_the_start_in_one_line(
     said = capfd.readouterr().err
     assert f"adaptrt: error: lora_modules '{module}': " in said.splitlines()[-1]
     assert "Traceback" not in said
+
+
+def test_an_empty_key_in_the_environment_ends_the_start(
+    engine: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ADAPTRT_API_KEY", "")
+    assert command_line(["serve", str(engine), "--port", "0"]) == 2
+    said = capfd.readouterr().err.splitlines()
+    assert said == ["adaptrt: error: ADAPTRT_API_KEY is empty; expected a key, or a variable that is not set"]

@@ -76,6 +76,18 @@ def test_a_stream_that_is_given_up_is_cancelled(engine: Path, tokenizer: Path, m
         assert response.error_msg == f"ReqId {request_id} has already been processed and was terminated."
 
 
+def test_a_text_is_one_stop(engine: Path, tokenizer: Path) -> None:
+    with adaptrt.LLM(engine, tokenizer=tokenizer) as llm:
+        whole = llm.generate("w3 w4 w5", max_tokens=6).text
+        stop = whole.split()[1]
+        expected = whole[: whole.find(stop)]
+        assert expected
+        assert llm.generate("w3 w4 w5", max_tokens=6, stop=stop).text == expected
+        assert llm.generate("w3 w4 w5", max_tokens=6, stop=[stop]).text == expected
+        with pytest.raises(adaptrt.RequestError, match="stop"):
+            llm.generate("w3 w4 w5", max_tokens=6, stop="")
+
+
 def test_answers_on_an_asyncio_loop(engine: Path, tokenizer: Path) -> None:
     with adaptrt.LLM(engine, tokenizer=tokenizer) as llm:
         (name,) = llm.executor.adapters.names
