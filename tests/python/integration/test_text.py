@@ -33,8 +33,10 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[adaptrt.LLM]:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.save(str(root / "tokenizer.json"))
     model = save_model(SPEC, root / "model")
-    config = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps({**config, "eos_token_id": END_IDS}))
+    # transformers saves the end tokens twice, and stops at those of generation_config.json.
+    for name in ("config.json", "generation_config.json"):
+        config = json.loads((model / name).read_text())
+        (model / name).write_text(json.dumps({**config, "eos_token_id": END_IDS}))
     adapters = [save_adapter(model, root / name, seed, r=4) for seed, name in enumerate(["first", "second"])]
     engine = build_engine(model, root, lora_dir=adapters[0], max_beam_width=3)
     with adaptrt.LLM(engine, adaptrt.ExecutorConfig(max_beam_width=3), tokenizer=root) as made:
