@@ -330,15 +330,9 @@ def test_end_tokens_are_those_that_generation_stops_at(tmp_path: Path, content: 
     assert config.eos_token_id == (tuple(expected) if isinstance(expected, list) else (expected,))
 
 
-@pytest.mark.parametrize(
-    ("end", "said"),
-    [
-        ("</s>", "expected an integer or a list of integers"),
-        ([3, -1], "expected an integer or a list of integers"),
-        (10**6, "expected a token of the vocabulary"),
-    ],
-)
-def test_an_end_token_that_is_none_is_refused_by_name(tmp_path: Path, end: Any, said: str) -> None:
+@pytest.mark.parametrize("end", ["</s>", [3, -1], 2**31, {}])
+def test_an_end_token_that_is_none_is_refused_by_name(tmp_path: Path, end: Any) -> None:
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": end}), encoding="utf-8")
-    with pytest.raises(_core.CheckpointError, match=rf"generation_config\.json: eos_token_id .*{said}"):
+    said = r"generation_config\.json: eos_token_id .*expected an integer or a list of integers"
+    with pytest.raises(_core.CheckpointError, match=said):
         read_config(tmp_path, HF)
