@@ -25,7 +25,7 @@ _KINDS: Final = {
 
 @contextlib.contextmanager
 def open_regular(path: Path) -> Iterator[io.FileIO]:
-    """Opens a file for reading, unbuffered and without blocking, and checks at the end that nobody changed it.
+    """Opens a file for reading, unbuffered and without blocking, and checks at the end that no process changed it.
 
     A file that a rename put in the path's place meanwhile changes nothing: the open file stays the one before.
 

@@ -40,9 +40,14 @@ def parse_sum(text: str) -> SumOfNames | None:
         if not name or not colon or weight is None:
             return None
         terms.append((name, weight))
-    if len(terms) > MAX_TERMS:
-        raise AdapterError(f"the weighted sum has {len(terms)} terms; expected at most {MAX_TERMS}")
+    check_num_terms(len(terms))
     return SumOfNames(tuple(terms))
+
+
+def check_num_terms(num_terms: int) -> None:
+    """Raises AdapterError for more than MAX_TERMS."""
+    if num_terms > MAX_TERMS:
+        raise AdapterError(f"the weighted sum has {num_terms} terms; expected at most {MAX_TERMS}")
 
 
 def _number(text: str) -> float | None:

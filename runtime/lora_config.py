@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from .._core import AdapterError, DType
 from ..builder.adapter import ConvertedAdapter, Term, convert_adapter, weighted_sum
-from .adapter_sum import MAX_TERMS
+from .adapter_sum import check_num_terms
 from .engine import LoadedEngine, load_engine
 
 
@@ -50,8 +50,7 @@ def sum_of_directories(terms: Sequence[tuple[str, Path, float]], engine: LoadedE
     """
     if not terms:
         raise AdapterError("a weighted sum of adapters has no terms")
-    if len(terms) > MAX_TERMS:
-        raise AdapterError(f"the weighted sum has {len(terms)} terms; expected at most {MAX_TERMS}")
+    check_num_terms(len(terms))
     for name, _, weight in terms:
         if not isinstance(weight, int | float) or not math.isfinite(weight):
             raise AdapterError(f"the weight of '{name}' is {weight!r}; expected a finite number")

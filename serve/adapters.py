@@ -18,8 +18,6 @@ from .async_executor import AsyncExecutor, Generation
 from .errors import INVALID_USER_INPUT, ApiError
 
 LONGEST_NAME: Final = 256
-_MAX_PART_BYTES: Final = 255
-"""Maximum length of one part of a path, in bytes of UTF-8, on Linux."""
 TRIES: Final = 8
 """How often an adapter that is evicted before its request is queued is loaded anew."""
 
@@ -258,6 +256,4 @@ def _is_path_of_name(name: str) -> bool:
     if not is_name(name) or "\\" in name:
         return False
     path = PurePosixPath(name)
-    if any(len(os.fsencode(part)) > _MAX_PART_BYTES for part in path.parts):
-        return False
     return not path.is_absolute() and str(path) == name and not {".", ".."} & set(path.parts)

@@ -24,14 +24,14 @@ class PickledFile:
         Raises CheckpointError without torch, and for files that hold anything but tensors.
         """
         self._path = path
-        self._content = content
-        self._in_memory: dict[str, Any] | None = None
-        self.specs: Mapping[str, TensorSpec] = {name: self._spec(name, tensor) for name, tensor in self._load().items()}
+        self._in_memory = None if content is None else self._load(content)
+        self.specs: Mapping[str, TensorSpec] = {
+            name: self._spec(name, tensor) for name, tensor in self._tensors().items()
+        }
 
     def rows(self, name: str, first: int, last: int, *, step: int | None = None) -> Iterator[Array]:
         """Rows first .. last of a tensor, `step` at a time or about PIECE_BYTES of them. A scalar is a row."""
-        # Mapped again for each tensor, because pages that were read stay resident for as long as the mapping.
-        tensor = self._load()[name]
+        tensor = self._tensors()[name]
         if tensor.dim() == 0:
             tensor = tensor.reshape(1)
         if step is None:
@@ -41,15 +41,17 @@ class PickledFile:
             # numpy takes no bfloat16 from torch, so the bits pass as bytes.
             yield piece.view(_torch(self._path).uint8).numpy().view(self.specs[name].dtype)
 
-    def _load(self) -> dict[str, Any]:
+    def _tensors(self) -> dict[str, Any]:
+        # Mapped again for each tensor, because pages that were read stay resident for as long as the mapping.
+        return self._load() if self._in_memory is None else self._in_memory
+
+    def _load(self, content: bytes | None = None) -> dict[str, Any]:
         torch = _torch(self._path)
         try:
-            if self._content is None:
+            if content is None:
                 tensors = torch.load(self._path, map_location="cpu", mmap=True, weights_only=True)
-            elif self._in_memory is None:
-                tensors = torch.load(io.BytesIO(self._content), map_location="cpu", weights_only=True)
             else:
-                return self._in_memory
+                tensors = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         except Exception as reason:
             # A damaged file ends torch's reader with nearly any exception there is.
             first_line = str(reason).partition("\n")[0]
@@ -59,8 +61,6 @@ class PickledFile:
         others = sorted(str(name) for name, value in tensors.items() if not isinstance(value, torch.Tensor))
         if others:
             raise CheckpointError(f"{self._path}: expected tensors only, found others under {', '.join(others)}")
-        if self._content is not None:
-            self._in_memory = tensors
         return tensors
 
     def _spec(self, name: str, tensor: Any) -> TensorSpec:

@@ -17,6 +17,7 @@ from ..checkpoint.quantizer import QuantizationError
 from ..checkpoint.rank_file import rank_file, rank_specs, write_rank
 from ..output_directory import holds_only, producer_of, replaced_directory
 from ..progress import Advance, Progress, SilentProgress
+from .hf_config import GENERATION_CONFIG_FILE
 from .hf_model import HfModel
 from .published.dequantized import Dequantization
 from .published.kept_layers import KeptLayers
@@ -26,7 +27,7 @@ COPIED_FILES: Final = (
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
-    "generation_config.json",
+    GENERATION_CONFIG_FILE,
 )
 """What text-level tools need, copied from the model directory where it is there."""
 

@@ -51,13 +51,13 @@ class SafetensorsReader:
             self._map = mmap.mmap(-1, max(num_bytes, 1))
             self._map.write(content)
             self._map.seek(0)
-            self._header = self._read_header(self._map, num_bytes)
+            self._header = _header_in(self._map, num_bytes, path, error)
         else:
             try:
                 with path.open("rb") as file:
                     file_bytes = file.seek(0, 2)
                     file.seek(0)
-                    self._header = self._read_header(file, file_bytes)
+                    self._header = _header_in(file, file_bytes, path, error)
                     self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             except OSError as reason:
                 raise error(f"{path}: cannot be read: {reason.strerror}") from None
@@ -139,7 +139,7 @@ class SafetensorsReader:
         try:
             with open_regular(path) as file:
                 file_bytes = os.fstat(file.fileno()).st_size
-                header = self._read_header(file, file_bytes)
+                header = _header_in(file, file_bytes, path, self._error)
                 file.seek(0)
                 content = np.empty(file_bytes, np.uint8)
                 read_into(file, path, content.data)
@@ -147,20 +147,22 @@ class SafetensorsReader:
             raise self._error(f"{path}: cannot be read: {reason.strerror}") from None
         return content, header
 
-    def _read_header(self, file: BinaryIO | io.FileIO | mmap.mmap, file_bytes: int) -> Header:
-        length = _header_length(file.read(LENGTH_BYTES), file_bytes, self.path, self._error)
-        return parse_header(file.read(length), file_bytes, str(self.path), self._error)
-
 
 def read_header(path: Path, error: type[AdaptrtError] = CheckpointError) -> Header:
     """The checked header of a file that others may write; reads no tensor. Raises `error` as SafetensorsReader()."""
     try:
         with open_regular(path) as file:
-            file_bytes = os.fstat(file.fileno()).st_size
-            length = _header_length(file.read(LENGTH_BYTES), file_bytes, path, error)
-            return parse_header(file.read(length), file_bytes, str(path), error)
+            return _header_in(file, os.fstat(file.fileno()).st_size, path, error)
     except OSError as reason:
         raise error(f"{path}: cannot be read: {reason.strerror}") from None
+
+
+def _header_in(
+    file: BinaryIO | io.FileIO | mmap.mmap, file_bytes: int, path: Path, error: type[AdaptrtError]
+) -> Header:
+    """The header at the position of `file`, which has `file_bytes` in all."""
+    length = _header_length(file.read(LENGTH_BYTES), file_bytes, path, error)
+    return parse_header(file.read(length), file_bytes, str(path), error)
 
 
 def _header_length(prefix: bytes, file_bytes: int, path: Path, error: type[AdaptrtError]) -> int:
