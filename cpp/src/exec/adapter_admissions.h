@@ -4,14 +4,14 @@
 
 #include <cstdint>
 #include <memory>
-#include <vector>
+#include <unordered_map>
 
 #include "adaptrt/lora/lora_cache.h"
 
 namespace adaptrt {
 
-/// Admits adapters for a list of requests. Adapters that the list stored leave the cache again, unless keep()
-/// says that the list was accepted. An adapter that a request replaced stays replaced.
+/// Admits adapters for a list of requests. Adapters that only the list stored and used leave the cache again,
+/// unless keep() says that the list was accepted. An adapter that a request replaced stays replaced.
 class AdapterAdmissions {
  public:
   /// `cache` must outlive this object.
@@ -23,11 +23,11 @@ class AdapterAdmissions {
   /// Throws as LoraCache::admit.
   [[nodiscard]] std::shared_ptr<const HostAdapter> admit(const LoraConfig& config);
   /// The list was accepted: its adapters stay.
-  void keep() { stored_.clear(); }
+  void keep() { admissions_.clear(); }
 
  private:
   LoraCache& cache_;
-  std::vector<std::uint64_t> stored_;
+  std::unordered_map<std::uint64_t, std::int64_t> admissions_;  // by generation
 };
 
 }  // namespace adaptrt

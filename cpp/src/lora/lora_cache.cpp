@@ -49,6 +49,16 @@ void LoraCache::Impl::unload(std::uint64_t task_id) {
   dropped = retire(require_listed(task_id));
 }
 
+void LoraCache::Impl::withdraw(std::uint64_t generation, std::int64_t admissions) noexcept {
+  EntryPtr dropped;
+  const std::lock_guard lock(mutex_);
+  const auto found = entries_.find(generation);
+  if (found == entries_.end()) return;
+  CacheEntry& entry = *found->second;
+  if (!entry.listed || entry.pinned || entry.is_replacement || entry.admissions != admissions) return;
+  dropped = retire(entry);
+}
+
 bool LoraCache::Impl::contains(std::uint64_t task_id) const {
   const std::lock_guard lock(mutex_);
   return find_listed(task_id) != nullptr;
@@ -145,6 +155,9 @@ void LoraCache::unpin(std::uint64_t task_id) {
 }
 void LoraCache::unload(std::uint64_t task_id) {
   impl_->unload(task_id);
+}
+void LoraCache::withdraw(std::uint64_t generation, std::int64_t admissions) noexcept {
+  impl_->withdraw(generation, admissions);
 }
 std::optional<AdapterTerms> LoraCache::terms_of(const LoraConfig& config) const {
   return impl_->terms_of(config);

@@ -92,6 +92,7 @@ std::int64_t LoraCache::Impl::count_held_pages() const {
 bool LoraCache::Impl::reserve_pages(CacheEntry& entry, std::uint64_t turn) {
   const std::int64_t needed = entry.plan.pages;
   if (count_pages_to_get(needed, turn) < needed) return false;
+  auto outcome = std::make_shared<LoadOutcome>();
   entry.pages.reserve(static_cast<std::size_t>(needed));
   for (auto next = device_idle_.begin(); free_pages_.count() < needed;) {
     CacheEntry& idle = **next++;
@@ -103,7 +104,7 @@ bool LoraCache::Impl::reserve_pages(CacheEntry& entry, std::uint64_t turn) {
   ++counters_.device_misses;
   ++loads_in_flight_;
   entry.residence = Residence::kLoading;
-  entry.load_error = nullptr;
+  entry.newest_load = std::move(outcome);
   settle(entry);
   return true;
 }
@@ -162,11 +163,13 @@ void LoraCache::Impl::set_pinned(CacheEntry& entry, bool pinned) noexcept {
 void LoraCache::Impl::pin(std::uint64_t task_id) {
   const auto user = std::make_shared<User>(shared_from_this());
   bool loads_here = false;
+  std::exception_ptr error;
   {
     std::unique_lock lock(mutex_);
     CacheEntry& entry = require_listed(task_id);
-    if (entry.pinned) return;
-    check_pin(task_id, entry.plan.pages, &entry, nullptr);
+    // A pinned adapter may still be loading, or absent where it inherited its pin.
+    if (entry.pinned && entry.residence == Residence::kResident) return;
+    if (!entry.pinned) check_pin(task_id, entry.plan.pages, &entry, nullptr);
     if (entry.residence == Residence::kAbsent) {
       LoadJobs job = make_job(entry);  // before anything changes
       if (!reserve_pages(entry, 0)) {
@@ -182,15 +185,16 @@ void LoraCache::Impl::pin(std::uint64_t task_id) {
     // It can be unloaded or unpinned meanwhile: a user keeps it.
     user->hold(entry);
     set_pinned(entry, true);
+    const std::shared_ptr<const LoadOutcome> outcome = entry.newest_load;
     if (loads_here) static_cast<void>(load(entry, lock));
-    loaded_.wait(lock, [&] { return entry.residence != Residence::kLoading; });
+    loaded_.wait(lock, [&] { return outcome->has_ended; });
     entry.is_fresh = false;
-    if (entry.pinned && entry.residence == Residence::kAbsent) {
-      set_pinned(entry, false);
-      std::rethrow_exception(entry.load_error);
-    }
+    error = outcome->error;
+    // Another thread may have begun a new load since this one failed, and pins by it.
+    if (error && entry.residence == Residence::kAbsent) set_pinned(entry, false);
   }
   if (loads_here && on_load_end_) on_load_end_();
+  if (error) std::rethrow_exception(error);
 }
 
 void LoraCache::Impl::unpin(std::uint64_t task_id) {

@@ -37,7 +37,7 @@ std::shared_ptr<const HostAdapter> LoraCache::Impl::find(std::uint64_t task_id) 
   }
   if (!entry->pinned) check_beside_pinned(task_id, entry->plan.pages, pinned_pages_);
   ++counters_.host_hits;
-  user->hold(*entry);
+  user->admit(*entry);
   return {user, user->adapter()};
 }
 
@@ -61,7 +61,7 @@ std::shared_ptr<const HostAdapter> LoraCache::Impl::store(const EntryPtr& entry,
   if (cached != nullptr && same) {
     if (!cached->pinned) check_beside_pinned(task_id, cached->plan.pages, pinned_pages_);
     ++counters_.host_hits;
-    user->hold(*cached);
+    user->admit(*cached);
     return {user, user->adapter()};
   }
   if (cached != nullptr && !replace) {
@@ -70,7 +70,7 @@ std::shared_ptr<const HostAdapter> LoraCache::Impl::store(const EntryPtr& entry,
   }
   insert(entry, cached, dropped);
   ++counters_.host_misses;
-  user->hold(*entry);
+  user->admit(*entry);
   return {user, user->adapter()};
 }
 
@@ -171,6 +171,7 @@ void LoraCache::Impl::insert(const EntryPtr& entry, CacheEntry* replaced, Droppe
   entry->device_place = device_node.begin();
   device_absent_.splice(device_absent_.end(), device_node);
   host_bytes_used_ += entry->adapter->bytes();
+  entry->is_replacement = replaced != nullptr;
   set_pinned(*entry, pinned);
 }
 

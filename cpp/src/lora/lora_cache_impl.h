@@ -26,6 +26,12 @@ namespace adaptrt {
 /// Throws LoraCacheFullError.
 [[noreturn]] void refuse_full(std::uint64_t task_id, const std::string& reason);
 
+/// How one load to the device level ended, for the threads that wait for it. Changes under the cache's lock.
+struct LoadOutcome {
+  bool has_ended = false;
+  std::exception_ptr error;
+};
+
 /// One generation of an adapter in the cache.
 struct CacheEntry {
   /// kLoading: its pages are reserved and a load of it waits or is being made.
@@ -41,6 +47,10 @@ struct CacheEntry {
   // Changes under the lock; `device` does not while there is a lease, `pages` not during a load.
   std::int64_t users = 0;
   std::int64_t leases = 0;
+  /// Calls of admit() that gave this generation.
+  std::int64_t admissions = 0;
+  /// It took the place of another generation of its id.
+  bool is_replacement = false;
   bool pinned = false;
   /// admit() finds it by its id; false once it was replaced or unloaded.
   bool listed = true;
@@ -51,8 +61,8 @@ struct CacheEntry {
   bool is_fresh = false;
   /// The last turn in which ensure() found it on the device or on its way there.
   std::uint64_t turn = 0;
-  /// What the last load threw, if it failed.
-  std::exception_ptr load_error;
+  /// The newest load, which may have ended; null before the first.
+  std::shared_ptr<LoadOutcome> newest_load;
   List* host_list = nullptr;
   List::iterator host_place;
   List* device_list = nullptr;
@@ -84,6 +94,7 @@ class LoraCache::Impl : public std::enable_shared_from_this<LoraCache::Impl> {
   void pin(std::uint64_t task_id);
   void unpin(std::uint64_t task_id);
   void unload(std::uint64_t task_id);
+  void withdraw(std::uint64_t generation, std::int64_t admissions) noexcept;
   bool contains(std::uint64_t task_id) const;
   std::vector<LoraCacheEntry> list() const;
   LoraCacheStats stats() const;
@@ -176,6 +187,11 @@ class LoraCache::Impl::User {
   User(const User&) = delete;
   User& operator=(const User&) = delete;
 
+  /// Counts a call of admit() that gives the entry. Expects the cache's lock.
+  void admit(CacheEntry& entry) noexcept {
+    ++entry.admissions;
+    hold(entry);
+  }
   /// Expects the cache's lock.
   void hold(CacheEntry& entry) noexcept {
     entry_ = &entry;

@@ -48,13 +48,14 @@ std::exception_ptr LoraCache::Impl::load(CacheEntry& entry, std::unique_lock<std
   counters_.load_seconds += elapsed.count();
   if (error) {
     ++counters_.failed_loads;
-    entry.load_error = error;
+    entry.newest_load->error = error;
     drop_device_copy(entry);
   } else {
     entry.device = std::move(packed);
     entry.residence = Residence::kResident;
     entry.is_fresh = true;
   }
+  entry.newest_load->has_ended = true;
   settle(entry);
   loaded_.notify_all();
   return error;

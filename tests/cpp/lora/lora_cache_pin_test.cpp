@@ -1,8 +1,11 @@
 // Pins of adapters that are still to be loaded.
 
+#include <algorithm>
 #include <boost/test/unit_test.hpp>
+#include <chrono>
 #include <future>
 #include <thread>
+#include <vector>
 
 #include "adaptrt/core/error.h"
 #include "busy_cache.h"
@@ -60,6 +63,75 @@ BOOST_AUTO_TEST_CASE(a_pin_whose_load_fails_says_so_and_pins_nothing) {
                         [](const StepError& error) { return contains(error.what(), "the bus is down"); });
   BOOST_TEST(!cache->list().at(0).pinned);
   BOOST_TEST(cache->obtainable_pages() == 1);
+}
+
+/// Starts two pins of adapter 1 while the door is shut; returns when both wait for its load, or one has
+/// ended.
+std::vector<std::future<void>> pin_twice(BusyCache& cache) {
+  std::vector<std::future<void>> pins;
+  for (int i = 0; i < 2; ++i) pins.push_back(std::async(std::launch::async, [&] { cache->pin(1); }));
+  const auto has_ended = [](const std::future<void>& pin) {
+    return pin.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+  };
+  while (cache->list().at(0).users < 2 && std::ranges::none_of(pins, has_ended)) std::this_thread::yield();
+  BOOST_TEST(std::ranges::none_of(pins, has_ended));
+  return pins;
+}
+
+BOOST_AUTO_TEST_CASE(every_pin_waits_for_the_load) {
+  BusyCache cache(1);
+  (void)cache.admit(1);
+  cache.door.shut();
+  std::vector<std::future<void>> pins = pin_twice(cache);
+  cache.door.open();
+  for (auto& pin : pins) pin.get();
+  BOOST_TEST(cache->stats().device_misses == 1);
+  BOOST_TEST((cache->list().at(0).on_device && cache->list().at(0).pinned));
+}
+
+BOOST_AUTO_TEST_CASE(every_pin_that_waits_throws_what_the_load_threw) {
+  bool fails = true;
+  BusyCache cache(1, 1, [&] {
+    if (fails) throw StepError("the bus is down");
+  });
+  (void)cache.admit(1);
+  cache.door.shut();
+  std::vector<std::future<void>> pins = pin_twice(cache);
+  cache.door.open();
+  for (auto& pin : pins) BOOST_CHECK_THROW(pin.get(), StepError);
+  BOOST_TEST(cache->stats().failed_loads == 1);
+  BOOST_TEST(!cache->list().at(0).pinned);
+  fails = false;
+  cache->pin(1);
+  BOOST_TEST((cache->list().at(0).on_device && cache->list().at(0).pinned));
+}
+
+BOOST_AUTO_TEST_CASE(a_pin_loads_a_replacement_that_inherited_the_pin) {
+  bool fails = false;
+  BusyCache cache(2, 1, [&] {
+    if (fails) throw StepError("the bus is down");
+  });
+  (void)cache.admit(1);
+  cache->pin(1);
+  const auto replacement = cache.admit(1, 7, true);
+  BOOST_TEST((cache->list().at(0).pinned && !cache->list().at(0).on_device));
+  fails = true;
+  BOOST_CHECK_THROW(cache->pin(1), StepError);
+  BOOST_TEST(!cache->list().at(0).pinned);
+  fails = false;
+  cache->pin(1);
+  BOOST_TEST((cache->list().at(0).pinned && cache->list().at(0).on_device));
+  check_weights(cache->acquire(replacement), 7);
+}
+
+BOOST_AUTO_TEST_CASE(without_workers_a_pin_tells_that_its_load_ended_even_in_vain) {
+  int ends = 0;
+  LoraCache cache(small_layout(),
+                  std::make_unique<HookedPages>(kPageBytes, 1, [] { throw StepError("the bus is down"); }),
+                  {.host_bytes = 1 << 20, .on_load_end = [&] { ++ends; }});
+  (void)cache.admit(make_adapter({{LoraModule::kAttnQ, 0, 2, false}}, small_layout(), 1).send(1));
+  BOOST_CHECK_THROW(cache.pin(1), StepError);
+  BOOST_TEST(ends == 1);
 }
 
 BOOST_AUTO_TEST_CASE(a_pin_takes_its_pages_while_it_loads) {

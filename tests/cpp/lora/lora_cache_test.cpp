@@ -334,6 +334,30 @@ BOOST_AUTO_TEST_CASE(a_new_generation_inherits_the_pin) {
   BOOST_TEST(cache->obtainable_pages() == 2);
 }
 
+BOOST_AUTO_TEST_CASE(an_adapter_is_withdrawn_only_by_those_that_alone_were_given_it) {
+  CheckedCache cache(1 << 20, 4);
+  auto adapter = cache.admit(1, small(1));
+  const std::uint64_t generation = adapter->generation();
+  (void)cache.admit(1);
+  cache->withdraw(generation, 1);  // another call found it
+  BOOST_TEST(cache.ids() == (Ids{1}));
+  cache->withdraw(generation, 2);
+  BOOST_TEST(cache.ids().empty());
+  BOOST_TEST(cache->stats().host_adapters == 1);  // it is held
+  adapter.reset();
+  BOOST_TEST(cache->stats().host_adapters == 0);
+  cache->withdraw(generation, 2);  // it is gone
+  adapter = cache.admit(1, small(2));
+  cache->pin(1);
+  cache->withdraw(adapter->generation(), 1);
+  BOOST_TEST(cache.ids() == (Ids{1}));
+  cache->unpin(1);
+  const auto replacement = cache.admit(1, small(3), true);
+  cache->withdraw(adapter->generation(), 1);  // its id is another's
+  cache->withdraw(replacement->generation(), 1);
+  BOOST_TEST(cache.ids() == (Ids{1}));
+}
+
 BOOST_AUTO_TEST_CASE(what_requests_hold_outlives_the_cache) {
   std::optional<DeviceLease> lease;
   std::shared_ptr<const HostAdapter> held;

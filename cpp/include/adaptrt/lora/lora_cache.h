@@ -153,13 +153,18 @@ class LoraCache {
   /// Brings an adapter to the device and keeps it on both levels whether or not it is used; returns when it
   /// is there, or when another thread has unpinned or unloaded it meanwhile. Throws PeftTaskNotCachedError,
   /// LoraCacheFullError when there is no room now or when an adapter that a request holds could never fit
-  /// beside the pinned ones, and what loading threw; nothing is pinned then.
+  /// beside the pinned ones; nothing changes then. Every call that waits for a load throws what that load
+  /// threw; the adapter is not pinned then.
   void pin(std::uint64_t task_id);
   /// The adapter counts as just used. Throws PeftTaskNotCachedError.
   void unpin(std::uint64_t task_id);
   /// Forgets an adapter, pinned or not; one that requests hold goes when the last of them ends, its device
   /// copy with the last lease, and new requests do not see it. Throws PeftTaskNotCachedError.
   void unload(std::uint64_t task_id);
+  /// Takes back `admissions` calls of admit() that gave the generation: forgets it, as unload() does, if one
+  /// of them stored it. Does nothing where another call gave it as well, where it is pinned, and where it
+  /// replaced another generation.
+  void withdraw(std::uint64_t generation, std::int64_t admissions) noexcept;
   [[nodiscard]] bool contains(std::uint64_t task_id) const;
   /// The adapters that admit() finds by their id, in ascending order of it.
   [[nodiscard]] std::vector<LoraCacheEntry> list() const;
