@@ -17,7 +17,14 @@ from ..builder.progress import progress_on
 from ..runtime.engine import load_engine
 from ..runtime.executor import Executor
 from ..runtime.orchestrator.mode import with_workers
-from .options import DEFAULT_PORT, ServerLimits, ServerOptions
+from .options import (
+    DEFAULT_PORT,
+    MOST_CONNECTIONS,
+    OTHER_FILES,
+    ServerLimits,
+    ServerOptions,
+    num_connections,
+)
 from .tool_calls import PARSERS
 
 API_KEY_VARIABLE: Final = "ADAPTRT_API_KEY"
@@ -121,9 +128,17 @@ def _add_limits(group: Any) -> None:
         ("max_prompts", int, "prompts or texts in one request"),
         ("max_request_seconds", float, "after which a request ends with what it has; 0: never"),
         ("shutdown_seconds", float, "that running requests get after SIGTERM"),
+        ("header_seconds", float, "for a request's head"),
+        ("body_seconds", float, "for a request's body"),
+        ("keep_alive_seconds", float, "that a connection may be idle between two requests"),
+        ("write_seconds", float, "in which a client has to read some of the answer that waits for it"),
     ):
         default = getattr(defaults, name)
         group.add_argument(f"--{name}", type=kind, default=default, metavar="N", help=f"{text} (default: {default})")
+    group.add_argument(
+        "--max_connections", type=int, metavar="N",
+        help=f"connections at a time (default: {MOST_CONNECTIONS}, or the limit of open files less {OTHER_FILES})",
+    )  # fmt: skip
 
 
 def options_of(args: argparse.Namespace) -> ServerOptions:
@@ -138,6 +153,15 @@ def options_of(args: argparse.Namespace) -> ServerOptions:
     for name in ("max_request_seconds", "shutdown_seconds"):
         if not 0 <= getattr(limits, name) < float("inf"):
             problems.append(f"{name} is {getattr(limits, name)}; it must be at least 0, and finite")
+    for name in ("header_seconds", "body_seconds", "keep_alive_seconds", "write_seconds"):
+        if not 0 < getattr(limits, name) < float("inf"):
+            problems.append(f"{name} is {getattr(limits, name)}; expected more than 0, and finite")
+    if limits.max_connections is not None and limits.max_connections < 1:
+        problems.append(f"max_connections is {limits.max_connections}; expected at least 1")
+    try:
+        num_connections(limits)
+    except ConfigError as error:
+        problems.append(str(error))
     problems += [f"adapter_root {root}: is not a directory" for root in args.adapter_root if not root.is_dir()]
     if args.enable_lora_loading and not args.adapter_root:
         problems.append("enable_lora_loading needs adapter_root: below it lies what clients may load")
@@ -187,6 +211,11 @@ def limits_of(args: argparse.Namespace) -> ServerLimits:
         max_prompts=args.max_prompts,
         max_request_seconds=args.max_request_seconds,
         shutdown_seconds=args.shutdown_seconds,
+        max_connections=args.max_connections,
+        header_seconds=args.header_seconds,
+        body_seconds=args.body_seconds,
+        keep_alive_seconds=args.keep_alive_seconds,
+        write_seconds=args.write_seconds,
     )
 
 

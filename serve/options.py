@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import resource
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from .._core import ConfigError
+
 DEFAULT_PORT: Final = 8000
 """vLLM's, which clients' examples have."""
+MOST_CONNECTIONS: Final = 8192
+"""Connections at a time, unless a server is told otherwise."""
+OTHER_FILES: Final = 128
+"""Files that a process may need open in addition to its connections: engines, adapters, pipes, its log."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +31,16 @@ class ServerLimits:
     """A request that takes longer ends with what it has; 0: no limit."""
     shutdown_seconds: float = 30.0
     """How long what runs may go on after SIGTERM."""
+    max_connections: int | None = None
+    """Connections at a time. None: as many as num_connections() allows."""
+    header_seconds: float = 30.0
+    """Time for a request's head, from the connection's start or from the head's first byte."""
+    body_seconds: float = 300.0
+    """Time for a request's body, from the end of its head."""
+    keep_alive_seconds: float = 75.0
+    """Time that a connection may be idle between two requests."""
+    write_seconds: float = 60.0
+    """Time in which a client has to read some of the answer that waits for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,3 +67,19 @@ class ServerOptions:
     cut_embeddings: bool = False
     """Clients may ask for fewer dimensions: the model was trained so that the first ones are embeddings as well."""
     limits: ServerLimits = field(default_factory=ServerLimits)
+
+
+def num_connections(limits: ServerLimits) -> int:
+    """Connections that a server accepts at a time. Raises ConfigError if the process may not open so many files."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = MOST_CONNECTIONS if files == resource.RLIM_INFINITY else files - OTHER_FILES
+    if allowed < 1:
+        raise ConfigError(f"the limit of open files is {files}; expected at least {OTHER_FILES + 1} (ulimit -n)")
+    if limits.max_connections is None:
+        return min(allowed, MOST_CONNECTIONS)
+    if files != resource.RLIM_INFINITY and limits.max_connections > allowed:
+        raise ConfigError(
+            f"max_connections is {limits.max_connections}; expected at most {allowed}: the limit of open files is "
+            f"{files} (ulimit -n), and {OTHER_FILES} are for other files"
+        )
+    return limits.max_connections

@@ -1,14 +1,19 @@
-"""HTTP/1.1 as uvicorn speaks it with httptools, with a limit on the size of a request's head."""
+"""HTTP/1.1 as uvicorn speaks it with httptools, with limits on a request's head and on the time of a connection.
+
+uvicorn's pyproject.toml entry has an upper bound: this module uses parts of HttpToolsProtocol that may change.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from http import HTTPStatus
-from typing import ClassVar, Final
+from typing import ClassVar
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-_TOO_LARGE: Final = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+from .connections import ConnectionWatch, Phase
+from .errors import RETRY_AFTER_SECONDS
 
 
 class _HeadTooLargeError(Exception):
@@ -16,7 +21,7 @@ class _HeadTooLargeError(Exception):
 
 
 class LimitedHttpProtocol(HttpToolsProtocol):
-    """One connection. A request whose target and headers are too large is answered with 431, and the connection ends.
+    """One connection. It ends with 431 for too large a head, 408 for a late request and 503 if there are too many.
 
     uvicorn limits heads with h11 alone, which takes several times as long to write a piece of a stream.
     """
@@ -24,13 +29,35 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     max_head_bytes: ClassVar[int]
     """Of the target, and of the names and values of headers together. For a subclass to set: uvicorn makes one object
     a connection."""
+    watch: ClassVar[ConnectionWatch]
+    """The watch over all connections of the server. A subclass sets it."""
+
+    phase = Phase.HEAD
+    phase_since = 0.0
 
     _head_bytes = 0
     """Of a head that has not ended, beyond the piece that it began in."""
     _is_in_head = False
+    _is_in_body = False
     _is_too_large = False
     _asks_to_upgrade = False
     """Whether the head that came last asks for another protocol."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Answers 503 if there are too many connections."""
+        super().connection_made(transport)
+        if not self.watch.admit(self):
+            self._end_with(HTTPStatus.SERVICE_UNAVAILABLE, "the server has too many connections; try again later")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Called once, however the connection ended."""
+        self.watch.forget(self)
+        super().connection_lost(exc)
+
+    def resume_writing(self) -> None:
+        """Called when the client has read most of what waited for it."""
+        self.watch.note_progress(self)
+        super().resume_writing()
 
     def data_received(self, data: bytes) -> None:
         """Refuses a head before all of it is there: httptools keeps a header until its end has come."""
@@ -55,6 +82,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._is_in_head = True
         self._head_bytes = 0
+        self._note_phase()
 
     def on_headers_complete(self) -> None:
         """Refuses a head that came in one piece. Raises _HeadTooLargeError for it."""
@@ -66,11 +94,57 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._asks_to_upgrade = self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
         if not self._asks_to_upgrade:
             super().on_headers_complete()
+            self._is_in_body = True
+            self._note_phase()
 
     def on_message_complete(self) -> None:
         """Not of a head that is read again."""
         if not self._asks_to_upgrade:
             super().on_message_complete()
+            self._is_in_body = False
+            self._note_phase()
+
+    def on_response_complete(self) -> None:
+        """Called when all of an answer has been handed to the transport."""
+        super().on_response_complete()
+        self._unset_keepalive_if_required()  # the watch ends idle connections
+        self._note_phase()
+
+    def is_reading_paused(self) -> bool:
+        """True while the application has not taken what the client has sent."""
+        return self.flow.read_paused
+
+    def num_stalled_bytes(self) -> int:
+        """Bytes of answers that wait for the client; 0 while more of them may be written at any time."""
+        may_write = self.phase is Phase.ANSWER and not self.flow.write_paused and not self.transport.is_closing()
+        return 0 if may_write else self.transport.get_write_buffer_size()
+
+    def refuse_late(self) -> None:
+        """Answers 408 if a part of a request has come and no part of its answer has been sent."""
+        if self.transport.is_closing():
+            return
+        has_begun = self._is_in_head or self._is_in_body
+        if has_begun and (self.phase is Phase.HEAD or not self.cycle.response_started):
+            self._end_with(HTTPStatus.REQUEST_TIMEOUT, "the request did not come within the server's time limits")
+        else:
+            self.transport.close()
+
+    def abort(self) -> None:
+        """Ends the connection without writing what waits."""
+        self.transport.abort()
+
+    def _note_phase(self) -> None:
+        phase = self._find_phase()
+        if phase is not self.phase:
+            self.watch.enter(self, phase)
+
+    def _find_phase(self) -> Phase:
+        # Answers come in the order of requests: an earlier one is being written while there is a pipeline.
+        if self.cycle is not None and (self.pipeline or not self.cycle.response_complete):
+            return Phase.BODY if self._is_in_body and not self.pipeline else Phase.ANSWER
+        if self._is_in_body:  # the request was refused before all of it had come
+            return Phase.BODY
+        return Phase.HEAD if self._is_in_head or self.cycle is None else Phase.IDLE
 
     def _begin_again(self, rest: bytes) -> None:
         """Reads a request that asks for another protocol as one that does not: clients such as Java's ask for HTTP/2
@@ -82,13 +156,19 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answers what the parser refused, and closes the connection."""
-        if not self._is_too_large:
+        if self._is_too_large:
+            status = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+            self._end_with(status, f"the request's target and headers have more than {self.max_head_bytes} bytes")
+        else:
             super().send_400_response(msg)
-            return
-        text = f"the request's target and headers have more than {self.max_head_bytes} bytes".encode()
+
+    def _end_with(self, status: HTTPStatus, text: str) -> None:
+        retry = b"retry-after: %d\r\n" % RETRY_AFTER_SECONDS if status is HTTPStatus.SERVICE_UNAVAILABLE else b""
         self.transport.write(
-            STATUS_LINE[_TOO_LARGE]
-            + b"content-type: text/plain; charset=utf-8\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(text)
-            + text
+            STATUS_LINE[status]
+            + b"content-type: text/plain; charset=utf-8\r\nconnection: close\r\n"
+            + retry
+            + b"content-length: %d\r\n\r\n" % len(text)
+            + text.encode()
         )
         self.transport.close()

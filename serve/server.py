@@ -14,11 +14,11 @@ import uvloop
 from .._core import ConfigError
 from ..runtime.executor import Executor
 from .app import make_app
-from .options import ServerOptions
+from .connections import ConnectionWatch
+from .options import ServerOptions, num_connections
 from .protocol import LimitedHttpProtocol
 from .service import Service
 
-KEEP_ALIVE_SECONDS: Final = 75
 BACKLOG: Final = 2048
 
 
@@ -37,6 +37,7 @@ async def _serve(executor: Executor, options: ServerOptions, on_ready: Callable[
 
     class Protocol(LimitedHttpProtocol):
         max_head_bytes = options.limits.max_header_bytes
+        watch = ConnectionWatch(options.limits, num_connections(options.limits))
 
     try:
         config = uvicorn.Config(
@@ -47,7 +48,6 @@ async def _serve(executor: Executor, options: ServerOptions, on_ready: Callable[
             log_level="info",
             server_header=False,
             date_header=False,  # request_log's: uvicorn's is set by its tick
-            timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=round(options.limits.shutdown_seconds),
         )
         server = _Server(config)

@@ -22,6 +22,11 @@ _NOT_HERE: Final = {
     "host": "Serve's proxies listen: http_options of Serve's configuration",
     "port": "Serve's proxies listen: http_options of Serve's configuration",
     "max_header_bytes": "Serve's proxies read the heads of requests",
+    "max_connections": "Serve's proxies hold the connections",
+    "header_seconds": "Serve's proxies hold the connections",
+    "body_seconds": "Serve's proxies hold the connections",
+    "keep_alive_seconds": "Serve's proxies hold the connections: keep_alive_timeout_s of http_options",
+    "write_seconds": "Serve's proxies hold the connections",
     "kv_cache_dir": "its file has one server, and replicas are several",
     "kv_cache_dir_bytes": "its file has one server, and replicas are several",
 }

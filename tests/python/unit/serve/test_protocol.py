@@ -1,0 +1,306 @@
+"""Connections that only wait end within their limits; answers that wait for the model do not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.server import ServerState
+
+from adaptrt.serve.connections import ConnectionWatch
+from adaptrt.serve.options import ServerLimits
+from adaptrt.serve.protocol import LimitedHttpProtocol
+
+SHORT, LONG, PATIENCE = 0.2, 60.0, 30.0
+GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+POST = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n"
+LARGE = 16 << 20
+"""Bytes; more than the kernel keeps for a client that reads nothing."""
+
+Body = Callable[["Client"], Coroutine[Any, Any, None]]
+
+
+def limits(**seconds: float) -> ServerLimits:
+    names = ("header_seconds", "body_seconds", "keep_alive_seconds", "write_seconds")
+    return ServerLimits(**{name: seconds.get(name, LONG) for name in names})  # type: ignore[arg-type]
+
+
+class Client:
+    """Connections to a server."""
+
+    def __init__(self, port: int, state: ServerState) -> None:
+        self._port = port
+        self._state = state
+        self._writers: list[asyncio.StreamWriter] = []
+
+    async def connect(self, sent: bytes = b"") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        connection = socket.socket()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 14)
+        connection.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(connection, ("127.0.0.1", self._port))
+        reader, writer = await asyncio.open_connection(sock=connection, limit=1 << 14)
+        self._writers.append(writer)
+        writer.write(sent)
+        await writer.drain()
+        return reader, writer
+
+    async def wait_until_the_server_has_none(self) -> None:
+        while self._state.connections:
+            await asyncio.sleep(SHORT / 10)
+
+    async def close(self) -> None:
+        for writer in self._writers:
+            writer.transport.abort()
+        await asyncio.sleep(0)
+
+
+def run(app: ASGIApp, given: ServerLimits, body: Body, max_connections: int = 100) -> None:
+    """Runs `body` with a client of a server whose application is `app`."""
+
+    async def main() -> None:
+        class Protocol(LimitedHttpProtocol):
+            max_head_bytes = 1 << 12
+            watch = ConnectionWatch(given, max_connections)
+
+        # The watch ends idle connections; uvicorn would end each at once.
+        config = uvicorn.Config(app, lifespan="off", log_level="critical", access_log=False, timeout_keep_alive=0)
+        state = ServerState()
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(lambda: Protocol(config, state, {}), "127.0.0.1", 0)
+        client = Client(server.sockets[0].getsockname()[1], state)
+        try:
+            await asyncio.wait_for(body(client), PATIENCE)
+        finally:
+            await client.close()
+            server.close()
+            for task in state.tasks:
+                task.cancel()
+
+    asyncio.run(main())
+
+
+async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers a request with the size of its body."""
+    size, more = 0, True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return
+        size, more = size + len(message["body"]), message["more_body"]
+    text = str(size).encode()
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(text))]})
+    await send({"type": "http.response.body", "body": text})
+
+
+def large_answer(num_pieces: int) -> ASGIApp:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % LARGE)]})
+        for rest in reversed(range(num_pieces)):
+            await send({"type": "http.response.body", "body": bytes(LARGE // num_pieces), "more_body": rest > 0})
+
+    return app
+
+
+def status(answered: bytes) -> int:
+    return int(answered.split(b" ", 2)[1])
+
+
+async def read_answer(reader: asyncio.StreamReader) -> bytes:
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+    return head + await reader.readexactly(length)
+
+
+def test_a_connection_that_sends_nothing_is_closed_without_an_answer() -> None:
+    async def body(client: Client) -> None:
+        reader, _ = await client.connect()
+        assert await reader.read() == b""
+
+    run(answer, limits(header_seconds=SHORT), body)
+
+
+@pytest.mark.parametrize("first", [b"", GET], ids=["the first", "a later one"])
+@pytest.mark.parametrize("piece", [b"", b"a: b\r\n"], ids=["stops", "goes on"])
+def test_a_head_that_does_not_end_is_answered_with_408(first: bytes, piece: bytes) -> None:
+    async def body(client: Client) -> None:
+        reader, writer = await client.connect(first)
+        if first:
+            assert status(await read_answer(reader)) == 200
+        writer.write(b"GET / HTTP/1.1\r\n")
+
+        async def send_pieces() -> None:
+            while not writer.is_closing():
+                await asyncio.sleep(SHORT / 20)
+                writer.write(piece)
+
+        pieces = asyncio.create_task(send_pieces())
+        with contextlib.suppress(ConnectionResetError):  # pieces may reach the server after it has closed
+            assert status(await reader.readuntil(b"\r\n\r\n")) == 408
+        pieces.cancel()
+
+    run(answer, limits(header_seconds=SHORT), body)
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [POST + b"12345", b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n12345\r\n"],
+    ids=["with a length", "in chunks"],
+)
+def test_a_body_that_does_not_end_is_answered_with_408(begun: bytes) -> None:
+    left = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await answer(scope, receive, send)
+        left.set()
+
+    async def body(client: Client) -> None:
+        reader, _ = await client.connect(begun)
+        assert status(await reader.read()) == 408
+        await left.wait()
+
+    run(app, limits(body_seconds=SHORT), body)
+
+
+def test_a_body_that_the_server_does_not_take_is_not_late() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await asyncio.sleep(5 * SHORT)
+        await answer(scope, receive, send)
+
+    async def body(client: Client) -> None:
+        size = 1 << 24  # more than the kernel keeps for a server that reads nothing
+        reader, writer = await client.connect(b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % size)
+        writer.write(bytes(size))
+        assert (await read_answer(reader)).endswith(b"%d" % size)
+
+    run(app, limits(body_seconds=SHORT), body)
+
+
+def test_a_body_that_was_refused_does_not_go_on_for_long() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 413, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def body(client: Client) -> None:
+        reader, writer = await client.connect(b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n")
+        assert status(await read_answer(reader)) == 413
+        with contextlib.suppress(ConnectionError):
+            while not reader.at_eof():
+                writer.write(b"5\r\n12345\r\n")
+                await writer.drain()
+                await asyncio.sleep(SHORT / 20)
+
+    run(app, limits(body_seconds=SHORT), body)
+
+
+@pytest.mark.parametrize("piece", [b"", b"\r\n"], ids=["nothing", "blank lines"])
+def test_an_idle_connection_is_closed(piece: bytes) -> None:
+    async def body(client: Client) -> None:
+        reader, writer = await client.connect(POST + b"0123456789")
+        assert (await read_answer(reader)).endswith(b"10")
+        with contextlib.suppress(ConnectionError):
+            while not reader.at_eof():
+                writer.write(piece)
+                await asyncio.sleep(SHORT / 20)
+            assert await reader.read() == b""
+
+    run(answer, limits(keep_alive_seconds=SHORT), body)
+
+
+@pytest.mark.parametrize("begun", [b"GET / HTTP/1.1\r\n", POST + b"12345"], ids=["a head", "a body"])
+def test_an_answer_that_waits_for_the_model_is_not_cut(begun: bytes) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] == "POST":
+            await answer(scope, receive, send)
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for piece in (b"first", b"second", b"last"):
+            await asyncio.sleep(3 * SHORT)
+            await send({"type": "http.response.body", "body": piece, "more_body": piece != b"last"})
+
+    async def body(client: Client) -> None:
+        # A part of the next request is there already, and is late only once the answer has ended.
+        reader, _ = await client.connect(GET + begun)
+        streamed = await reader.readuntil(b"0\r\n\r\n")
+        assert all(piece in streamed for piece in (b"first", b"second", b"last"))
+        assert status(await reader.read()) == 408
+
+    short = dict.fromkeys(("header_seconds", "body_seconds", "keep_alive_seconds", "write_seconds"), SHORT)
+    run(app, limits(**short), body)
+
+
+@pytest.mark.parametrize("num_pieces", [1, 64], ids=["whole", "in pieces"])
+def test_a_client_that_reads_nothing_is_cut(num_pieces: int) -> None:
+    async def body(client: Client) -> None:
+        reader, writer = await client.connect(GET)
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        await client.wait_until_the_server_has_none()
+        with contextlib.suppress(ConnectionError):
+            writer.transport.resume_reading()  # type: ignore[attr-defined]
+            assert len(await reader.read()) < LARGE
+
+    run(large_answer(num_pieces), limits(write_seconds=SHORT), body)
+
+
+@pytest.mark.parametrize("num_pieces", [1, 64], ids=["whole", "in pieces"])
+def test_a_client_that_reads_slowly_gets_all(num_pieces: int) -> None:
+    async def body(client: Client) -> None:
+        reader, _ = await client.connect(GET)
+        await reader.readuntil(b"\r\n\r\n")
+        rest = LARGE
+        while rest > 0:
+            rest -= len(await reader.readexactly(min(rest, LARGE // 32)))
+            await asyncio.sleep(SHORT / 4)
+
+    run(large_answer(num_pieces), limits(write_seconds=2 * SHORT), body)
+
+
+def test_connections_without_requests_make_room() -> None:
+    async def body(client: Client) -> None:
+        oldest, _ = await client.connect()
+        begun, _ = await client.connect(b"GET / HTTP/1.1\r\n")
+        answered, _ = await client.connect(GET)
+        assert status(await read_answer(answered)) == 200
+        for ended in (oldest, begun, answered):
+            fresh, writer = await client.connect()
+            with contextlib.suppress(ConnectionError):
+                assert await ended.read() == b""
+            writer.write(POST)
+            await asyncio.sleep(SHORT)
+        refused, _ = await client.connect()
+        said = await refused.read()
+        assert status(said) == 503
+        assert b"\r\nretry-after: 1\r\n" in said
+        writer.write(b"0123456789")
+        assert status(await read_answer(fresh)) == 200
+
+    run(answer, limits(), body, max_connections=3)
+
+
+def test_one_timer_watches_all_connections_and_none_runs_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def body(client: Client) -> None:
+        loop = asyncio.get_running_loop()
+        timers: list[asyncio.TimerHandle] = []
+        call_later: Callable[..., asyncio.TimerHandle] = loop.call_later
+
+        def call_later_counted(*args: Any, **kwargs: Any) -> asyncio.TimerHandle:
+            timers.append(call_later(*args, **kwargs))
+            return timers[-1]
+
+        with monkeypatch.context() as patched:
+            patched.setattr(loop, "call_later", call_later_counted)
+            opened = [await client.connect(GET) for _ in range(20)]
+            for reader, _ in opened:
+                await read_answer(reader)
+        running = [timer for timer in timers if not timer.cancelled()]
+        assert len(running) == 1
+        await client.close()
+        await client.wait_until_the_server_has_none()
+        assert running[0].cancelled()
+
+    run(answer, limits(), body)

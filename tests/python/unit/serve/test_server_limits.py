@@ -1,0 +1,76 @@
+"""Limits of a server: flags that cannot be are refused, and connections fit into the limit of open files."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import resource
+from pathlib import Path
+
+import pytest
+
+import adaptrt
+from adaptrt.serve import options
+from adaptrt.serve.command import add_arguments, options_of
+from adaptrt.serve.options import MOST_CONNECTIONS, OTHER_FILES, ServerLimits, num_connections
+
+SECONDS = ("header_seconds", "body_seconds", "keep_alive_seconds", "write_seconds")
+UNIT_FILE = Path(__file__).parents[4] / "deploy" / "adaptrt.service"
+
+
+def parse(*flags: object) -> options.ServerOptions:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return options_of(parser.parse_args(["model", *map(str, flags)]))
+
+
+@pytest.fixture
+def open_files(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    limit: int = request.param
+    monkeypatch.setattr(options.resource, "getrlimit", lambda _: (limit, resource.RLIM_INFINITY))
+    return limit
+
+
+def test_time_limits_are_flags() -> None:
+    assert parse().limits == ServerLimits()
+    given = parse(*(part for i, name in enumerate(SECONDS) for part in (f"--{name}", i + 0.5)), "--max_connections", 9)
+    assert [getattr(given.limits, name) for name in SECONDS] == [0.5, 1.5, 2.5, 3.5]
+    assert given.limits.max_connections == 9
+
+
+@pytest.mark.parametrize("name", SECONDS)
+@pytest.mark.parametrize("value", ["0", "-1", "inf", "nan"])
+def test_time_limits_that_cannot_be_are_refused(name: str, value: str) -> None:
+    with pytest.raises(adaptrt.ConfigError, match=rf"^{name} is {float(value)}; expected more than 0, and finite$"):
+        parse(f"--{name}={value}")
+
+
+@pytest.mark.parametrize(
+    ("open_files", "expected"),
+    [(1024, 1024 - OTHER_FILES), (1 << 20, MOST_CONNECTIONS), (resource.RLIM_INFINITY, MOST_CONNECTIONS)],
+    indirect=["open_files"],
+)
+def test_connections_fit_into_the_limit_of_open_files(open_files: int, expected: int) -> None:
+    assert num_connections(parse().limits) == expected
+    assert num_connections(parse("--max_connections", 7).limits) == 7
+
+
+@pytest.mark.parametrize("open_files", [1024], indirect=True)
+def test_more_connections_than_open_files_are_refused(open_files: int) -> None:
+    assert num_connections(parse("--max_connections", 896).limits) == 896
+    with pytest.raises(adaptrt.ConfigError, match=r"max_connections is 897; expected at most 896: .* is 1024"):
+        parse("--max_connections", 897)
+    with pytest.raises(adaptrt.ConfigError, match="max_connections is 0; expected at least 1"):
+        parse("--max_connections", 0)
+
+
+@pytest.mark.parametrize("open_files", [OTHER_FILES], indirect=True)
+def test_too_few_open_files_are_refused(open_files: int) -> None:
+    with pytest.raises(adaptrt.ConfigError, match="the limit of open files is 128; expected at least 129"):
+        parse()
+
+
+def test_the_systemd_unit_leaves_room_for_all_connections() -> None:
+    found = re.search(r"^LimitNOFILE=(\d+)$", UNIT_FILE.read_text(), re.MULTILINE)
+    assert found is not None
+    assert int(found[1]) >= MOST_CONNECTIONS + OTHER_FILES
