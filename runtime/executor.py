@@ -17,6 +17,7 @@ from .._core import (
     ConfigError,
     ExecutorConfig,
     GuidedDecodingParams,
+    LoraConfig,
     ModelType,
     PeftTaskNotCachedError,
     Request,
@@ -26,7 +27,7 @@ from ..builder.adapter_copy import TOKENIZER_FILE
 from .adapter_prefetch import prefetched_adapters
 from .adapter_store import AdapterStore
 from .engine import LoadedEngine, load_engine, load_engine_bytes
-from .named_adapter import NamedAdapter
+from .named_adapter import NamedAdapter, refuse_named_task_id
 from .native_engine import NativeEngine
 from .orchestrator.mode import num_ranks_at, orchestrator_of, without_parallel_config
 from .orchestrator.workers import Workers
@@ -150,9 +151,10 @@ class Executor(_core.Executor):
             adapter of this name, drafts are made with it, unless the request has a draft_lora_config. Virtual tokens
             (PROMPT_TUNING, P_TUNING) are put before input_token_ids, and are part of the prompt in every way.
 
-        Raises RequestError with all that is wrong with the request, QueueFullError, AdapterError; nothing is queued
-        then.
+        Raises RequestError with all that is wrong with the request, QueueFullError, AdapterError (also for a task_id of
+        2**63 or more: named adapters have those); nothing is queued then.
         """
+        _refuse_named_task_ids(request, "")
         self._begin_guided_decoding_of([request])
         if adapter is None:
             return super().enqueue_request(request)
@@ -184,8 +186,45 @@ class Executor(_core.Executor):
 
         Raises as enqueue_request.
         """
+        for index, request in enumerate(requests):
+            _refuse_named_task_ids(request, f"requests[{index}].")
         self._begin_guided_decoding_of(requests)
         return super().enqueue_requests(requests)
+
+    def enqueue_resolved_request(self, request: Request) -> int:
+        """Queue a request whose lora_config, if it has one, is of `adapters.for_request`; return its id.
+
+        Reads nothing from disk: raises PeftTaskNotCachedError where the adapter is not cached, and as enqueue_request.
+        """
+        self._begin_guided_decoding_of([request])
+        return super().enqueue_request(request)
+
+    def put_adapter(self, lora_config: LoraConfig) -> None:
+        """Store an adapter on the host level before the first request asks for it.
+
+        Raises AdapterError for one that cannot be served, LoraCacheFullError.
+        """
+        if isinstance(lora_config, LoraConfig):
+            refuse_named_task_id(lora_config.task_id, "lora_config.task_id")
+        super().put_adapter(lora_config)
+
+    def pin_adapter(self, task_id: int) -> None:
+        """Load an adapter to the device level and keep it there.
+
+        Raises PeftTaskNotCachedError, LoraCacheFullError, and what loading raised.
+        """
+        refuse_named_task_id(task_id, "task_id")
+        super().pin_adapter(task_id)
+
+    def unpin_adapter(self, task_id: int) -> None:
+        """The inverse of pin_adapter. Raises PeftTaskNotCachedError."""
+        refuse_named_task_id(task_id, "task_id")
+        super().unpin_adapter(task_id)
+
+    def unload_adapter(self, task_id: int) -> None:
+        """Forget an adapter; requests that use it are not disturbed. Raises PeftTaskNotCachedError."""
+        refuse_named_task_id(task_id, "task_id")
+        super().unload_adapter(task_id)
 
     def check_guide(self, guided_decoding_params: GuidedDecodingParams) -> None:
         """Compiles a guide, so that requests with the same one are queued without delay.
@@ -209,7 +248,7 @@ class Executor(_core.Executor):
             if config is None:
                 self._unload(adapter)  # what the name meant before
             else:
-                self.put_adapter(config)
+                super().put_adapter(config)
             self._adapters.keep(adapter)
         return adapter
 
@@ -224,7 +263,7 @@ class Executor(_core.Executor):
         if not self._engine.lora.sites:
             return
         with contextlib.suppress(PeftTaskNotCachedError):  # it may have been evicted, or never asked for
-            self.unload_adapter(adapter.task_id)
+            super().unload_adapter(adapter.task_id)
 
     def load_adapter(self, name: str) -> None:
         """Caches an adapter, which is read from disk unless it is cached by now; virtual tokens are read alone.
@@ -235,9 +274,18 @@ class Executor(_core.Executor):
             if self._adapters.prompt_of(name) is not None:
                 return
             try:
-                self.put_adapter(self._adapters.reference(name))
+                super().put_adapter(self._adapters.reference(name))
             except PeftTaskNotCachedError:
-                self.put_adapter(self._adapters.load(name))
+                super().put_adapter(self._adapters.load(name))
+
+    def pin_named_adapter(self, name: str) -> None:
+        """Caches an adapter as load_adapter does, and keeps it on both levels; virtual tokens are in neither.
+
+        Raises as load_adapter and pin_adapter.
+        """
+        self.load_adapter(name)
+        if self._adapters.num_virtual_tokens(name) == 0:
+            super().pin_adapter(self._adapters.task_id(name))
 
     def _start(self, config: ExecutorConfig) -> None:
         """Over this process's engine, or the workers'."""
@@ -293,6 +341,16 @@ class Executor(_core.Executor):
                 self.put_adapter(lora_config)
             except AdapterError as error:
                 raise type(error)(f"{folder}: {error}") from error
+
+
+def _refuse_named_task_ids(request: Any, prefix: str) -> None:
+    """Raises AdapterError where a caller's request names an adapter by the id of one that has a name."""
+    if not isinstance(request, Request):
+        return
+    if request.lora_config is not None:
+        refuse_named_task_id(request.lora_config.task_id, f"{prefix}lora_config.task_id")
+    if request.draft_lora_config is not None:
+        refuse_named_task_id(request.draft_lora_config.task_id, f"{prefix}draft_lora_config.task_id")
 
 
 def _engine_directory(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, SupportsIndex
 
 from .._core import AdapterError, EngineError
 from ..builder.adapter_copy import adapter_checksum
@@ -12,6 +12,18 @@ from .engine import LoadedEngine
 
 FIRST_NAMED_TASK_ID: Final = 1 << 63
 """Named adapters have this task_id and those that follow; the ids below are the caller's."""
+
+
+def refuse_named_task_id(task_id: object, field: str) -> None:
+    """Raises AdapterError for an id of named adapters, where a caller gives one. `field` says where it stands.
+
+    Anything but an integer is left to those that use it.
+    """
+    if isinstance(task_id, SupportsIndex) and task_id.__index__() >= FIRST_NAMED_TASK_ID:
+        raise AdapterError(
+            f"{field} is {task_id}; expected less than {FIRST_NAMED_TASK_ID}: the ids from there on are those of "
+            "adapters that have names"
+        )
 
 
 class UnknownAdapterError(AdapterError):

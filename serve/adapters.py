@@ -118,11 +118,8 @@ class ServedAdapters:
 
     async def pin(self, name: str) -> None:
         """Keeps it on both levels. Raises ApiError when there is no room."""
-        executor = self._executor.executor
         try:
-            await self._executor.run(executor.load_adapter, name)
-            if await self._executor.run(self._store.num_virtual_tokens, name) == 0:  # others are not in the cache
-                await self._executor.run(executor.pin_adapter, self._store.task_id(name))
+            await self._executor.run(self._executor.executor.pin_named_adapter, name)
         except AdaptrtError as error:
             raise ApiError.of(error) from error
 

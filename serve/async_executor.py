@@ -123,12 +123,12 @@ class AsyncExecutor:
     def submit(self, request: Request, adapter: str | None = None) -> Generation:
         """Queues a request, whose adapter has to be cached; `adapter` is what it is called to observers.
 
-        Raises as Executor.enqueue_request.
+        Raises as Executor.enqueue_resolved_request.
         """
         if self._closed is not None:
             raise self._closed
         # Responses are delivered by callbacks of this loop, so none can come before the request is known here.
-        generation = Generation(self, self.executor.enqueue_request(request))
+        generation = Generation(self, self.executor.enqueue_resolved_request(request))
         self._generations[generation.request_id] = generation
         if self._observer is not None:
             self._observer.on_start(generation.request_id, request, adapter)

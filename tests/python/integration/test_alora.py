@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import adaptrt
+from adaptrt import _core
 from adaptrt.builder.adapter import convert_adapter
 from adaptrt.builder.build import build
 from adaptrt.builder.cli import main as command_line
@@ -160,7 +161,7 @@ def test_it_is_asked_for_by_name(served: Served) -> None:
         request = make_request(prompt, 8)
         answer = collect(executor, executor.enqueue_request(request, adapter="answerability"))
         assert answer.same_bits(expected)
-        executor.unload_adapter(executor.adapters.task_id("answerability"))  # read again from disk
+        _core.Executor.unload_adapter(executor, executor.adapters.task_id("answerability"))  # read again from disk
         again = collect(executor, executor.enqueue_request(copy.copy(request), adapter="answerability"))
         assert again.same_bits(expected)
         with pytest.raises(adaptrt.AdapterError, match=r"adapter 'answerability': an aLoRA adapter.*\[7, 3, 9\]"):

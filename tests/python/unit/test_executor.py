@@ -7,7 +7,7 @@ import pickle
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import adaptrt
+from adaptrt import _core
 from adaptrt.runtime.named_adapter import FIRST_NAMED_TASK_ID
 from support.models import ModelSpec, save_adapter, save_model
 from support.serving import build_engine
@@ -328,12 +329,51 @@ def test_the_engines_adapters_are_served_by_name(
     assert [entry.task_id for entry in executor.list_adapters()] == [FIRST_NAMED_TASK_ID]
     lora = adaptrt.LoraConfig.from_peft(1, directories["first"], engine)
     assert by_name == ask(executor, [3, 4, 5], lora_config=lora)
-    executor.unload_adapter(FIRST_NAMED_TASK_ID)
+    _core.Executor.unload_adapter(executor, FIRST_NAMED_TASK_ID)  # as if it had been evicted
     assert ask(executor, [3, 4, 5], adapter=name) == by_name
     with pytest.raises(adaptrt.AdapterError, match=f"no adapter named 'other'; it has: '{name}'"):
         ask(executor, [3], adapter="other")
     with pytest.raises(adaptrt.RequestError, match="has a lora_config"):
         ask(executor, [3], adapter=name, lora_config=lora)
+
+
+def test_ids_of_named_adapters_are_refused_where_a_caller_gives_one(
+    executor: adaptrt.Executor, engine: adaptrt.LoadedEngine, directories: dict[str, Path]
+) -> None:
+    (name,) = executor.adapters.names
+    expected = ask(executor, [3, 4, 5], adapter=name)
+    theirs = adaptrt.LoraConfig.from_peft(FIRST_NAMED_TASK_ID, directories["second"], engine, replace=True)
+    largest = adaptrt.LoraConfig.from_peft(FIRST_NAMED_TASK_ID - 1, directories["second"], engine)
+    by_id = adaptrt.Request([3, 4, 5], 4, lora_config=adaptrt.LoraConfig(FIRST_NAMED_TASK_ID))
+    with_weights = adaptrt.Request([3, 4, 5], 4, lora_config=theirs)
+    of_drafts = adaptrt.Request([3, 4, 5], 4, draft_lora_config=theirs)
+    calls: list[tuple[str, Callable[[], object]]] = [
+        ("lora_config.task_id", lambda: executor.enqueue_request(by_id)),
+        ("lora_config.task_id", lambda: executor.enqueue_request(with_weights)),
+        ("draft_lora_config.task_id", lambda: executor.enqueue_request(of_drafts)),
+        ("draft_lora_config.task_id", lambda: executor.enqueue_request(of_drafts, adapter=name)),
+        (r"requests\[1\].lora_config.task_id", lambda: executor.enqueue_requests([adaptrt.Request([3], 1), by_id])),
+        ("lora_config.task_id", lambda: executor.put_adapter(theirs)),
+        ("task_id", lambda: executor.pin_adapter(FIRST_NAMED_TASK_ID)),
+        ("task_id", lambda: executor.unpin_adapter(2**64 - 1)),
+        ("task_id", lambda: executor.unload_adapter(FIRST_NAMED_TASK_ID)),
+    ]
+    before = executor.list_adapters()
+    for field, call in calls:
+        with pytest.raises(adaptrt.AdapterError, match=rf"^{field} is \d+; expected less than {FIRST_NAMED_TASK_ID}: "):
+            call()
+    assert executor.list_adapters() == before
+    assert ask(executor, [3, 4, 5], adapter=name) == expected
+    executor.put_adapter(largest)
+    executor.pin_adapter(FIRST_NAMED_TASK_ID - 1)
+    assert ask(executor, [3, 4, 5], lora_config=adaptrt.LoraConfig(FIRST_NAMED_TASK_ID - 1)) != expected
+
+
+def test_an_adapter_is_pinned_by_its_name(executor: adaptrt.Executor) -> None:
+    (name,) = executor.adapters.names
+    executor.pin_named_adapter(name)
+    (entry,) = executor.list_adapters()
+    assert (entry.task_id, entry.pinned, entry.on_device) == (FIRST_NAMED_TASK_ID, True, True)
 
 
 def test_adapters_are_added_replaced_and_removed_by_name(

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 import adaptrt
+from adaptrt import _core
+from adaptrt.runtime.named_adapter import NamedAdapter
 from adaptrt.serve.adapters import ServedAdapters
 from adaptrt.serve.async_executor import AsyncExecutor
 from adaptrt.serve.errors import ApiError
@@ -232,13 +234,13 @@ def test_a_name_is_unknown_only_after_its_adapter_left_the_cache(
     place: Place, executor: adaptrt.Executor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known: list[bool] = []
-    unload = executor.unload_adapter
+    unload = executor._unload
 
-    def unload_and_look(task_id: int) -> None:
+    def unload_and_look(adapter: NamedAdapter) -> None:
         known.append(executor.adapters.knows("it"))
-        unload(task_id)
+        unload(adapter)
 
-    monkeypatch.setattr(executor, "unload_adapter", unload_and_look)
+    monkeypatch.setattr(executor, "_unload", unload_and_look)
     executor.add_adapter("it", place.root / "poet")
     executor.remove_adapter("it")
     assert known == [True]
@@ -286,6 +288,11 @@ def test_what_is_unloaded_is_gone_from_both_levels(place: Place, executor: adapt
     run(place, executor, body)
 
 
+def evict(executor: adaptrt.Executor, task_id: int) -> None:
+    """Takes an adapter from the cache, as the need of room for others would."""
+    _core.Executor.unload_adapter(executor, task_id)
+
+
 def test_a_cached_adapter_is_not_read_again(place: Place, tmp_path: Path) -> None:
     root = tmp_path / "root"
     shutil.copytree(place.root / "poet", root / "poet")
@@ -293,7 +300,7 @@ def test_a_cached_adapter_is_not_read_again(place: Place, tmp_path: Path) -> Non
         executor.add_adapter("poet", root / "poet")
         shutil.rmtree(root)
         executor.load_adapter("poet")
-        executor.unload_adapter(executor.adapters.task_id("poet"))
+        evict(executor, executor.adapters.task_id("poet"))
         with pytest.raises(adaptrt.EngineError, match="adapter 'poet' cannot be read"):
             executor.load_adapter("poet")
 
@@ -306,9 +313,9 @@ def test_an_evicted_adapter_is_read_again_and_a_changed_one_is_refused(place: Pl
         async def body(adapters: ServedAdapters) -> None:
             assert await adapters.find("poet")
             (task_id,) = [entry.task_id for entry in executor.list_adapters()]
-            executor.unload_adapter(task_id)  # as an eviction does
+            evict(executor, task_id)
             assert await answer(adapters, "poet") == expected(place, place.root / "poet")
-            executor.unload_adapter(task_id)
+            evict(executor, task_id)
             config = root / "poet" / "adapter_config.json"
             config.write_text(config.read_text() + "\n")
             with pytest.raises(adaptrt.EngineError, match="adapter 'poet' was changed after it was added"):
