@@ -6,6 +6,7 @@
 #include <cstring>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "adaptrt/core/compressed_panels.h"
 #include "adaptrt/core/convert.h"
@@ -16,6 +17,7 @@
 #include "adaptrt/core/panels.h"
 #include "adaptrt/core/quantized_panels.h"
 #include "bindings.h"
+#include "buffers.h"
 #include "compressed_sizes.h"
 
 namespace py = pybind11;
@@ -49,15 +51,17 @@ void pack(const py::buffer& panels, DType dtype, std::int64_t n, std::int64_t k,
           const py::buffer& source, DType source_dtype) {
   const Rows rows = rows_of(source, source_dtype);
   const py::buffer_info out = panels.request(true);
-  if (n < 0 || k < 0 || first_row < 0 || rows.columns != k || first_row + rows.rows > n) {
+  check_matrix_sizes("pack_panels", n, k);
+  if (first_row < 0 || first_row > n || rows.columns != k || rows.rows > n - first_row) {
     throw py::value_error("pack_panels: the source's rows do not lie within the matrix");
   }
-  if (static_cast<std::size_t>(out.size * out.itemsize) < panel_bytes(dtype, n, k)) {
+  if (bytes_of(out) < panel_bytes(dtype, n, k)) {
     throw py::value_error("pack_panels: the destination is smaller than panel_bytes");
   }
+  std::byte* to = data_of(out, "pack_panels: the destination");
   const py::gil_scoped_release release;
-  pack_panels(static_cast<std::byte*>(out.ptr), dtype, n, k, first_row, rows.rows,
-              static_cast<const std::byte*>(rows.info.ptr), source_dtype, rows.stride);
+  pack_panels(to, dtype, n, k, first_row, rows.rows, static_cast<const std::byte*>(rows.info.ptr),
+              source_dtype, rows.stride);
 }
 
 Quantization make_quantization(QuantAlgo algo, std::int64_t group_size, bool zero_points, DType scale_type,
@@ -72,18 +76,20 @@ Quantization make_quantization(QuantAlgo algo, std::int64_t group_size, bool zer
 
 /// The bytes of a contiguous buffer that must hold exactly `size` of them.
 const std::byte* exact_bytes(const py::buffer_info& info, std::int64_t size, const char* what) {
-  if (info.size * info.itemsize != size) {
-    throw py::value_error("pack_quantized_panels: " + std::string(what) + " holds " +
-                          std::to_string(info.size * info.itemsize) + " bytes, not " + std::to_string(size));
+  const std::string name = "pack_quantized_panels: " + std::string(what);
+  if (std::cmp_not_equal(bytes_of(info), size)) {
+    throw py::value_error(name + " holds " + std::to_string(bytes_of(info)) + " bytes, not " +
+                          std::to_string(size));
   }
-  return static_cast<const std::byte*>(info.ptr);
+  return data_of(info, name.c_str());
 }
 
 void pack_quantized(const py::buffer& panels, const Quantization& quantization, std::int64_t n,
                     std::int64_t k, std::int64_t first_row, std::int64_t rows, const py::buffer& weights,
                     const py::array_t<float, py::array::c_style>& scales,
                     const std::optional<py::buffer>& zeros) {
-  if (n < 0 || k < 0 || first_row < 0 || rows < 0 || first_row + rows > n ||
+  check_matrix_sizes("pack_quantized_panels", n, k);
+  if (first_row < 0 || first_row > n || rows < 0 || rows > n - first_row ||
       quantization.algo == QuantAlgo::kNone || zeros.has_value() != quantization.zero_points ||
       (quantization.bits != 4 && k % packed_inputs(quantization.bits) != 0)) {
     throw py::value_error("pack_quantized_panels: the rows are not of a matrix that is quantised so");
@@ -98,22 +104,24 @@ void pack_quantized(const py::buffer& panels, const Quantization& quantization, 
   const QuantizedRows source{
       exact_bytes(weights_info, rows * row_bytes, "weights"), scales.data(),
       zeros ? reinterpret_cast<const std::uint8_t*>(exact_bytes(zeros_info, groups, "zeros")) : nullptr};
-  if (static_cast<std::size_t>(out.size * out.itemsize) < panel_bytes(quantization, DType::kFloat32, n, k)) {
+  if (bytes_of(out) < panel_bytes(quantization, DType::kFloat32, n, k)) {
     throw py::value_error("pack_quantized_panels: the destination is smaller than panel_bytes");
   }
+  std::byte* to = data_of(out, "pack_quantized_panels: the destination");
   const py::gil_scoped_release release;
-  pack_quantized_panels(static_cast<std::byte*>(out.ptr), quantization, n, k, first_row, rows, source);
+  pack_quantized_panels(to, quantization, n, k, first_row, rows, source);
 }
 
 void pack_order(const py::buffer& behind, const Quantization& quantization, std::int64_t n, std::int64_t k,
                 const py::array_t<std::int32_t, py::array::c_style>& order) {
   const py::buffer_info out = behind.request(true);
+  check_matrix_sizes("pack_input_order", n, k);
   const PanelMatrix matrix{.n = n, .k = k, .quantization = quantization};
-  if (n < 0 || k < 0 || !quantization.reordered || order.size() != k ||
-      static_cast<std::size_t>(out.size * out.itemsize) != matrix.bytes() - matrix.bytes_of_panels()) {
+  if (!quantization.reordered || order.size() != k ||
+      bytes_of(out) != matrix.bytes() - matrix.bytes_of_panels()) {
     throw py::value_error("pack_input_order: the bytes or the order are not those of a reordered matrix");
   }
-  pack_input_order(static_cast<std::byte*>(out.ptr), quantization, n, k, order.data());
+  pack_input_order(data_of(out, "pack_input_order"), quantization, n, k, order.data());
 }
 
 /// Throws ValueError for a matrix that cannot be compressed.
@@ -124,11 +132,11 @@ std::size_t checked_compressed_bytes(std::int64_t n, std::int64_t k, std::int64_
 
 /// The bytes of bfloat16 panels of W[n, k].
 const std::byte* bfloat16_panels(const py::buffer_info& info, std::int64_t n, std::int64_t k) {
-  if (static_cast<std::size_t>(info.size * info.itemsize) != panel_bytes(DType::kBFloat16, n, k)) {
+  if (bytes_of(info) != panel_bytes(DType::kBFloat16, n, k)) {
     throw py::value_error("expected " + std::to_string(panel_bytes(DType::kBFloat16, n, k)) +
-                          " bytes of bfloat16 panels, not " + std::to_string(info.size * info.itemsize));
+                          " bytes of bfloat16 panels, not " + std::to_string(bytes_of(info)));
   }
-  return static_cast<const std::byte*>(info.ptr);
+  return data_of(info, "bfloat16 panels");
 }
 
 std::int64_t most_exceptions(const py::buffer& panels, std::int64_t n, std::int64_t k) {
@@ -149,13 +157,13 @@ void compress(const py::buffer& out, const py::buffer& panels, std::int64_t n, s
   const py::buffer_info source = panels.request();
   const py::buffer_info destination = out.request(true);
   const std::byte* from = bfloat16_panels(source, n, k);
-  if (static_cast<std::size_t>(destination.size * destination.itemsize) != bytes) {
+  if (bytes_of(destination) != bytes) {
     throw py::value_error("compress_panels: the destination must have " + std::to_string(bytes) + " bytes");
   }
   if (most_exceptions(panels, n, k) > exceptions) {
     throw py::value_error("compress_panels: there are more exceptions than places for them");
   }
-  auto* to = static_cast<std::byte*>(destination.ptr);
+  std::byte* to = data_of(destination, "compress_panels: the destination");
   const py::gil_scoped_release release;
   const PanelMatrix made{.dtype = DType::kBFloat16, .n = n, .k = k, .exceptions = exceptions};
   for (std::int64_t panel = 0; panel < panel_count(n); ++panel) {
@@ -170,11 +178,12 @@ void compress(const py::buffer& out, const py::buffer& panels, std::int64_t n, s
 
 py::array_t<float> unpack(const py::buffer& panels, DType dtype, std::int64_t n, std::int64_t k) {
   const py::buffer_info in = panels.request();
-  if (n < 0 || k < 0 || static_cast<std::size_t>(in.size * in.itemsize) < panel_bytes(dtype, n, k)) {
+  check_matrix_sizes("unpack_panels", n, k);
+  if (bytes_of(in) < panel_bytes(dtype, n, k)) {
     throw py::value_error("unpack_panels: the source is smaller than panel_bytes");
   }
   py::array_t<float> result({n, k});
-  const PanelMatrix matrix{static_cast<const std::byte*>(in.ptr), dtype, n, k};
+  const PanelMatrix matrix{data_of(in, "unpack_panels: the source"), dtype, n, k};
   float* out = result.mutable_data();
   const py::gil_scoped_release release;
   for (std::int64_t row = 0; row < n; ++row) unpack_panel_row(matrix, row, out + row * k);

@@ -15,6 +15,7 @@
 #include "adaptrt/kernels/kernel_table.h"
 #include "adaptrt/kernels/machine_limits.h"
 #include "bindings.h"
+#include "buffers.h"
 #include "cpu_engine.h"
 #include "engine_handle.h"
 #include "kept_object.h"
@@ -122,8 +123,7 @@ void bind_weight_memory(py::module_& module) {
                        std::optional<WeightUsage> usage) {
              const py::buffer_info info = mapping.request();
              return WeightMemory{.path = std::move(path),
-                                 .mapping = {static_cast<const std::byte*>(info.ptr),
-                                             static_cast<std::size_t>(info.size * info.itemsize)},
+                                 .mapping = {data_of(info, "WeightMemory"), bytes_of(info)},
                                  .bytes = num_bytes,
                                  .usage = std::move(usage).value_or(WeightUsage{})};
            }),

@@ -14,6 +14,7 @@
 #include "adaptrt/core/quantized_panels.h"
 #include "adaptrt/engine/ops.h"
 #include "bindings.h"
+#include "buffers.h"
 #include "compressed_sizes.h"
 #include "kept_object.h"
 
@@ -22,33 +23,15 @@ namespace py = pybind11;
 namespace adaptrt::bindings {
 namespace {
 
-std::size_t bytes_of(const py::buffer_info& info) {
-  return static_cast<std::size_t>(info.size * info.itemsize);
-}
-
-/// The first byte of a C-contiguous buffer.
-const std::byte* data_of(const py::buffer_info& info, std::size_t alignment, const char* what) {
-  py::ssize_t expected = info.itemsize;
-  for (auto axis = static_cast<std::size_t>(info.ndim); axis-- > 0;) {
-    if (info.shape[axis] > 1 && info.strides[axis] != expected) {
-      throw py::value_error(std::string(what) + ": the buffer is not contiguous");
-    }
-    expected *= info.shape[axis];
-  }
-  if (reinterpret_cast<std::uintptr_t>(info.ptr) % alignment != 0) {
-    throw py::value_error(std::string(what) + ": the buffer is not aligned to " + std::to_string(alignment) +
-                          " bytes");
-  }
-  return static_cast<const std::byte*>(info.ptr);
+/// An owner of a buffer's bytes, which can be neither freed nor resized while it lives.
+std::shared_ptr<const void> keep_buffer(const py::buffer& data) {
+  return std::make_shared<KeptObject>(py::memoryview(data));
 }
 
 PanelMatrix make_panel_matrix(const py::buffer& data, DType dtype, std::int64_t n, std::int64_t k,
                               const Quantization& quantization, std::optional<std::int64_t> exceptions,
                               bool has_rows, bool has_columns) {
-  constexpr std::int64_t kLimit = std::int64_t{1} << 31;
-  if (n < 0 || k < 0 || n >= kLimit || k >= kLimit) {
-    throw py::value_error("PanelMatrix: n and k must lie in [0, 2**31)");
-  }
+  check_matrix_sizes("PanelMatrix", n, k);
   PanelMatrix matrix{.dtype = dtype, .n = n, .k = k, .quantization = quantization};
   if (exceptions) {
     check_compressed_sizes(n, k, *exceptions);
@@ -74,12 +57,13 @@ PanelMatrix make_panel_matrix(const py::buffer& data, DType dtype, std::int64_t 
   }
   // Quantised panels have float32 scales, compressed ones the places of exceptions.
   const bool is_plain = quantization.algo == QuantAlgo::kNone && !exceptions;
-  matrix.data = data_of(info, is_plain ? size_of(dtype) : sizeof(float), "PanelMatrix");
-  matrix.owner = std::make_shared<KeptObject>(data);
+  matrix.data = data_of(info, "PanelMatrix", is_plain ? size_of(dtype) : sizeof(float));
+  matrix.owner = keep_buffer(data);
   return matrix;
 }
 
 NeuronTable make_neuron_table(const py::buffer& data, DType dtype, std::int64_t count, std::int64_t size) {
+  check_matrix_sizes("NeuronTable", count, size);
   if (!can_have_neurons(dtype, count, size) || count < 1 || size < 1) {
     throw py::value_error("NeuronTable: an MLP of " + std::to_string(count) + " and " + std::to_string(size) +
                           " of " + std::string(name_of(dtype)) + " cannot have neurons");
@@ -91,8 +75,8 @@ NeuronTable make_neuron_table(const py::buffer& data, DType dtype, std::int64_t 
                           std::to_string(count) + " neurons of " + std::to_string(size) + " take " +
                           std::to_string(neurons.bytes()));
   }
-  neurons.data = data_of(info, size_of(dtype), "NeuronTable");
-  neurons.owner = std::make_shared<KeptObject>(data);
+  neurons.data = data_of(info, "NeuronTable", size_of(dtype));
+  neurons.owner = keep_buffer(data);
   return neurons;
 }
 
@@ -158,7 +142,7 @@ py::array_t<float> unpack_rows_of(const PanelMatrix& matrix, const py::buffer& p
   if (order.has_value() != matrix.quantization.reordered || (order && order->size() != matrix.k)) {
     throw py::value_error("PanelMatrix.rows_of: an order of the inputs goes with a reordered matrix alone");
   }
-  PanelMatrix part{.data = data_of(info, sizeof(float), "PanelMatrix.rows_of"),
+  PanelMatrix part{.data = data_of(info, "PanelMatrix.rows_of", sizeof(float)),
                    .dtype = matrix.dtype,
                    .n = span.rows,
                    .k = matrix.k,
@@ -180,8 +164,9 @@ VectorView make_vector_view(const py::buffer& data) {
     throw py::value_error("VectorView: " + std::to_string(bytes_of(info)) +
                           " bytes are not whole float32 elements");
   }
-  const auto* first = data_of(info, alignof(float), "VectorView");
-  return {reinterpret_cast<const float*>(first), static_cast<std::int64_t>(bytes_of(info) / sizeof(float))};
+  const auto* first = data_of(info, "VectorView", alignof(float));
+  return {reinterpret_cast<const float*>(first), static_cast<std::int64_t>(bytes_of(info) / sizeof(float)),
+          keep_buffer(data)};
 }
 
 }  // namespace
@@ -236,9 +221,8 @@ void bind_weights(py::module_& module) {
            "is contiguous and holds exactly neuron_bytes(dtype, count, size).")
       .def_readonly("count", &NeuronTable::count)
       .def_readonly("size", &NeuronTable::size);
-  py::class_<VectorView>(
-      module, "VectorView",
-      "A float32 vector in a buffer that the engine's storage object keeps alive; or empty.")
+  py::class_<VectorView>(module, "VectorView",
+                         "A float32 vector in a buffer, which it and its copies keep alive; or empty.")
       .def(py::init<>())
       .def(py::init(&make_vector_view), py::kw_only(), py::arg("data"),
            "Raises ValueError unless `data` is contiguous, aligned and a whole number of float32.")

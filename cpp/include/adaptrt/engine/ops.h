@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <variant>
 #include <vector>
 
@@ -30,6 +31,8 @@ enum class RowKind : std::uint8_t {
 struct VectorView {
   const float* data = nullptr;
   std::int64_t size = 0;
+  /// Keeps `data` alive; null where somebody else does.
+  std::shared_ptr<const void> owner = nullptr;
 };
 
 /// output[T, hidden] = table[token_ids[T]] * scale + positions[positions[T]]. The table is a panel matrix
