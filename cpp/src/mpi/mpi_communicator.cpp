@@ -9,6 +9,7 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "adaptrt/core/error.h"
@@ -31,6 +32,9 @@ constexpr microseconds kShortestSleep{50};
 constexpr microseconds kLongestSleep{1000};
 /// Of an exchange: messages go on only where they are looked after.
 constexpr microseconds kLongestSleepOfExchange{200};
+/// Time that cancelled receives have to end. MPI ends them without the other ranks, unless a message is under
+/// way.
+constexpr std::chrono::milliseconds kCancelLimit{1000};
 
 /// Waits busily at first, for what comes in no time, and then in longer and longer sleeps.
 class Patience {
@@ -126,23 +130,31 @@ class MpiCommunicator final : public Communicator {
   void begin_to_receive(const IncomingMessage& message) {
     for (std::size_t first = 0; first < message.bytes.size(); first += kMostBytesAtOnce) {
       const auto size = static_cast<int>(std::min(kMostBytesAtOnce, message.bytes.size() - first));
-      Handle request;
-      require_success(
-          mpi_.irecv(message.bytes.data() + first, size, byte_, message.from, kTag, communicator_, &request),
-          "MPI_Irecv", message.from);
-      pending_.push_back({request, message.from, latest_, true});
+      begin("MPI_Irecv", message.from, true, [&](Handle* request) {
+        return mpi_.irecv(message.bytes.data() + first, size, byte_, message.from, kTag, communicator_,
+                          request);
+      });
     }
   }
 
   void begin_to_send(const OutgoingMessage& message) {
     for (std::size_t first = 0; first < message.bytes.size(); first += kMostBytesAtOnce) {
       const auto size = static_cast<int>(std::min(kMostBytesAtOnce, message.bytes.size() - first));
-      Handle request;
-      require_success(
-          mpi_.isend(message.bytes.data() + first, size, byte_, message.to, kTag, communicator_, &request),
-          "MPI_Isend", message.to);
-      pending_.push_back({request, message.to, latest_, false});
+      begin("MPI_Isend", message.to, false, [&](Handle* request) {
+        return mpi_.isend(message.bytes.data() + first, size, byte_, message.to, kTag, communicator_,
+                          request);
+      });
     }
+  }
+
+  /// Calls start(request) for a message, which is pending then.
+  template <class Start>
+  void begin(const char* function, std::int32_t peer, bool is_received, Start start) {
+    pending_.push_back({Handle{}, peer, latest_, is_received});  // before MPI knows of the buffer
+    const int code = start(&pending_.back().request);
+    if (code == kMpiSuccess) return;
+    pending_.pop_back();
+    fail(function, peer, code);
   }
 
   void finish(ExchangeNumber exchange, Patience patience, std::optional<std::chrono::milliseconds> limit) {
@@ -155,12 +167,15 @@ class MpiCommunicator final : public Communicator {
 
   /// Takes out what has happened of all exchanges; true when all up to this one has.
   bool test_until(ExchangeNumber exchange) {
+    std::optional<std::pair<std::int32_t, int>> failed;  // peer and code
     std::erase_if(pending_, [&](Pending& pending) {
       int done = 0;
-      alignas(std::max_align_t) std::array<std::byte, kStatusBytes> status;
-      require_success(mpi_.test(&pending.request, &done, status.data()), "MPI_Test", pending.peer);
-      return done != 0;
+      const int code = test(&pending, &done);
+      if (code == kMpiSuccess) return done != 0;
+      if (!failed) failed = {pending.peer, code};
+      return true;
     });
+    if (failed) fail("MPI_Test", failed->first, failed->second);
     return pending_.empty() || pending_.front().exchange > exchange;
   }
 
@@ -168,13 +183,9 @@ class MpiCommunicator final : public Communicator {
   /// computing theirs.
   [[noreturn]] void give_up(ExchangeNumber exchange) {
     std::set<std::int32_t> silent;
-    for (Pending& pending : pending_) {
+    for (const Pending& pending : pending_) {
       if (pending.exchange <= exchange) silent.insert(pending.peer);
-      // Nothing is done where it fails. What is sent cannot be cancelled: MPI 4.0 has given that up, and
-      // MPICH crashes on a long message of which a part is under way.
-      if (pending.is_received) (void)mpi_.cancel(&pending.request);
     }
-    pending_.clear();
     std::string names;
     for (const std::int32_t rank : silent) names += (names.empty() ? "" : ", ") + std::to_string(rank);
     failure_ = (silent.size() == 1 ? "rank " : "ranks ") + names + " of " + std::to_string(size_) +
@@ -185,11 +196,35 @@ class MpiCommunicator final : public Communicator {
 
   [[noreturn]] void lose() {
     is_lost_ = true;
+    cancel_receives();
     throw EngineError(*failure_);
   }
 
-  void require_success(int code, const char* function, std::int32_t peer) {
-    if (code == kMpiSuccess) return;
+  /// Returns when MPI writes to no buffer of a receive any more, or when that takes too long. What is sent
+  /// cannot be cancelled: MPI 4.0 has given that up, and MPICH crashes on a long message of which a part is
+  /// under way.
+  void cancel_receives() {
+    std::erase_if(pending_, [&](Pending& pending) {
+      return !pending.is_received || mpi_.cancel(&pending.request) != kMpiSuccess;
+    });
+    const auto start = Clock::now();
+    Patience patience(kBusyWait, kLongestSleep);
+    while (!pending_.empty() && Clock::now() - start < kCancelLimit) {
+      std::erase_if(pending_, [&](Pending& pending) {
+        int done = 0;
+        return test(&pending, &done) != kMpiSuccess || done != 0;
+      });
+      patience.pause();
+    }
+    pending_.clear();
+  }
+
+  [[nodiscard]] int test(Pending* pending, int* done) {
+    alignas(std::max_align_t) std::array<std::byte, kStatusBytes> status;
+    return mpi_.test(&pending->request, done, status.data());
+  }
+
+  [[noreturn]] void fail(const char* function, std::int32_t peer, int code) {
     failure_ = std::string(function) + " with rank " + std::to_string(peer) + " of " + std::to_string(size_) +
                " failed with MPI error " + std::to_string(code);
     lose();
