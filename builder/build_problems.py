@@ -28,8 +28,16 @@ from .config import (
 from .network.adapter_sites import is_target
 from .network.operands import Activation
 
-# Sizes are 32-bit in the engine.
-_LARGEST_SIZE: Final = (1 << 31) - 1
+LARGEST_SIZES: Final = {
+    "max_batch_size": 1 << 20,
+    "max_num_tokens": 1 << 24,
+    "max_input_len": 1 << 30,
+    "max_seq_len": 1 << 30,
+    "max_beam_width": 1 << 20,
+    "tokens_per_block": 1 << 16,
+    "max_lora_rank": 1 << 20,
+}
+"""Largest sizes that programs may have, so that none is built which cannot be loaded."""
 _MOST_EXTRA_TOKENS: Final = 1 << 16
 
 
@@ -63,9 +71,9 @@ def _sole_value_problems(config: BuildConfig) -> list[str]:
 def _size_problems(config: BuildConfig, checkpoint: CheckpointConfig) -> list[str]:
     sizes = {name: getattr(config, name) for name in SIZES} | {"max_lora_rank": config.lora_config.max_lora_rank}
     found = [
-        f"{name} is {size}; it must be 1 to {_LARGEST_SIZE}"
+        f"{name} is {size}; it must be 1 to {LARGEST_SIZES[name]}"
         for name, size in sizes.items()
-        if not 1 <= size <= _LARGEST_SIZE
+        if not 1 <= size <= LARGEST_SIZES[name]
     ]
     if sizes["max_input_len"] > sizes["max_seq_len"]:
         found.append(

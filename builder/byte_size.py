@@ -15,22 +15,27 @@ _UNITS: Final = {
     **{f"{letter}B": 1000**power for power, letter in enumerate("KMGT", start=1)},
 }
 _SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]*)")
-ACCEPTED: Final = "accepted: a number of bytes, or one with KiB, MiB, GiB, TiB, KB, MB, GB or TB, such as 4GiB"
+MOST_BYTES: Final = 1 << 62
+ACCEPTED: Final = (
+    "accepted: a number of bytes up to 2^62, or one with KiB, MiB, GiB, TiB, KB, MB, GB or TB, such as 4GiB"
+)
 
 
 def parse_bytes(size: int | str, name: str) -> int:
     """Bytes of `4GiB`, `1.5 GB` or a number. Raises ConfigError, which calls the value `name`."""
     if isinstance(size, int) and not isinstance(size, bool):
-        if size < 0:
+        if not 0 <= size <= MOST_BYTES:
             raise ConfigError(f"{name} is {size}; {ACCEPTED}")
         return size
     match = _SIZE.fullmatch(size.strip()) if isinstance(size, str) else None
-    if match is None or match[2] not in _UNITS:
+    # A product of numbers with many digits is infinite, which no integer is.
+    num_bytes = float(match[1]) * _UNITS[match[2]] if match is not None and match[2] in _UNITS else -1.0
+    if not 0 <= num_bytes <= MOST_BYTES:
         raise ConfigError(f"{name} is {size!r}; {ACCEPTED}")
-    return int(float(match[1]) * _UNITS[match[2]])
+    return int(num_bytes)
 
 
-ALL_WEIGHTS: Final = 1 << 62
+ALL_WEIGHTS: Final = MOST_BYTES
 """A weight_memory that the weights of every engine fit into."""
 
 

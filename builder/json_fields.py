@@ -17,6 +17,9 @@ MAX_INTEGER: Final = 2**31 - 1
 """What integers are limited to where nothing else is said: sizes and token ids are int32 in the engine."""
 
 
+_SURROGATE: Final = "\\ud"
+"""Beginning of the escape of half a character; a character may be written as two."""
+
 MAX_JSON_BYTES: Final = 256 << 20
 """Size limit of a JSON file where nothing else is said: indexes and tokenizers of large models have some MB."""
 
@@ -36,7 +39,10 @@ def load_json_object(path: Path, error: type[AdaptrtError], *, max_bytes: int = 
 
 
 def parse_json_object(text: str, subject: str, error: type[AdaptrtError]) -> dict[str, Any]:
-    """The JSON object in a text. Raises `error` for anything else, and for a key that occurs twice."""
+    """The JSON object in a text.
+
+    Raises `error` for anything else, for a key that occurs twice, and for a string with half of a character's escapes.
+    """
 
     def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         result = dict(pairs)
@@ -52,6 +58,12 @@ def parse_json_object(text: str, subject: str, error: type[AdaptrtError]) -> dic
         raise error(f"{subject}: not JSON: {reason}") from None
     if not isinstance(value, dict):
         raise error(f"{subject}: expected a JSON object, found {describe(value)}")
+    if _SURROGATE in text.lower():
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError as reason:
+            half = f"\\u{ord(reason.object[reason.start]):x}"
+            raise error(f"{subject}: a string has {half}, half of a character; expected both halves") from None
     return value
 
 

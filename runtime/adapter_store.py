@@ -13,9 +13,9 @@ from typing import Final
 from .._core import AdapterError, LoraConfig, PromptTuningConfig
 from ..builder.adapter.convert import ConvertedAdapter
 from ..builder.adapter.invocation import invocation_tokens, start_of
+from ..builder.adapter.sum_of_names import parse_sum
 from ..builder.adapter.terms import AdapterTerms, may_have_terms
 from .adapter_classifiers import AdapterClassifiers
-from .adapter_sum import parse_sum
 from .classifier import AdaptedClassifier
 from .engine import LoadedEngine
 from .lora_config import adapter_of_directory, sum_of_directories
@@ -88,7 +88,7 @@ class AdapterStore:
         raise UnknownAdapterError(f"{self._engine.directory}: has no adapter named '{name}'; it has: {known}")
 
     def find(self, name: str) -> NamedAdapter | AdapterSum:
-        """The adapter of this name, or the weighted sum that it is (see adapter_sum.py). AdapterError for neither."""
+        """The adapter of this name, or the weighted sum that it is (see sum_of_names.py). AdapterError for neither."""
         with self._changed:
             if name in self._adapters:
                 return self._adapters[name]

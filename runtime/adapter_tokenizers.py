@@ -132,11 +132,21 @@ def _digest(path: Path) -> bytes:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
 
 
+def require_tokenizer(path: Path) -> None:
+    """Raises ConfigError where there is no tokenizer.json; the error says how to make one."""
+    if not path.is_file():
+        raise ConfigError(
+            f"{path}: there is no tokenizer; transformers makes it of other files that a model's tokenizer has: "
+            f"AutoTokenizer.from_pretrained(MODEL).save_pretrained({str(path.parent)!r})"
+        )
+
+
 def load_tokenizer(path: Path) -> Tokenizer:
     """The tokenizer in a tokenizer.json, without its padding and truncation. Raises ConfigError when it cannot be read.
 
     Published encoders' files ask for both; here padding would be tokens like any other, and long texts are refused.
     """
+    require_tokenizer(path)
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # tokenizers has no class of its own for what it raises

@@ -8,6 +8,7 @@ from pathlib import Path
 from .._core import EngineError
 from ..builder.engine_config import EngineConfig
 from ..builder.json_fields import parse_json_object
+from ..builder.model_cache.store import key_of_engine
 from .loaded_engine import IN_MEMORY, LoadedEngine
 from .native_engine import load_native_engine, native_engine_in_memory
 from .ranks import rank_in
@@ -24,6 +25,19 @@ def load_engine(directory: str | Path, *, weight_memory: int | None = None) -> L
     incomplete, damaged or inconsistent, ConfigError for a weight_memory that the engine cannot have.
     """
     directory = Path(directory)
+    try:
+        return _load(directory, weight_memory)
+    except EngineError as error:
+        key = key_of_engine(directory)
+        if key is None:
+            raise
+        raise EngineError(
+            f"{error}; the engine is in the cache: adaptrt cache --remove {key} deletes it, and it is made again when "
+            "its model is used"
+        ) from None
+
+
+def _load(directory: Path, weight_memory: int | None) -> LoadedEngine:
     if not directory.exists():
         raise EngineError(f"{directory}: File does not exist; accepted: the directory of an engine")
     if not directory.is_dir():

@@ -21,9 +21,9 @@ from .._core import (
     SamplingConfig,
 )
 from ..builder.adapter_copy import TOKENIZER_FILE
-from ..builder.model_cache import EngineOptions, engine_for
+from ..builder.model_cache import EngineOptions, engine_for, plan_engine
 from ..builder.progress import Progress, SilentProgress, progress_on
-from .adapter_tokenizers import Tokenizers, read_tokenizer
+from .adapter_tokenizers import Tokenizers, read_tokenizer, require_tokenizer
 from .answer import Answer, AnswerStream, AsyncAnswer, Completion
 from .chat_template import ChatTemplate
 from .engine import load_engine
@@ -70,12 +70,14 @@ class LLM(PooledTexts):
 
         Raises ConfigError when there is no tokenizer or it cannot be read, and what engine_for and Executor raise.
         """
-        engine_dir = engine_for(model, engine_options, progress_on())
-        path = engine_dir / TOKENIZER_FILE if tokenizer is None else Path(tokenizer)
+        # Looked for before an engine is made, which has a copy of the model's.
+        path = Path(model) / TOKENIZER_FILE if tokenizer is None else Path(tokenizer)
         if path.is_dir():
             path = path / TOKENIZER_FILE
-        if not path.is_file():
-            raise ConfigError(f"{path}: there is no tokenizer; name one with tokenizer=")
+        plan_engine(model, engine_options)
+        require_tokenizer(path)
+        engine_dir = engine_for(model, engine_options, progress_on())
+        path = engine_dir / TOKENIZER_FILE if tokenizer is None else path
         self._template_directory = path.parent
         config = with_weight_memory(with_kernels(executor_config, kernels), weight_memory)
         config = with_speculation(config, speculative_config)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from .._core import AdapterError, DType
 from ..builder.adapter import ConvertedAdapter, Term, convert_adapter, weighted_sum
-from .adapter_sum import check_num_terms
+from ..builder.adapter.sum_of_names import check_num_terms
 from .engine import LoadedEngine, load_engine
 
 

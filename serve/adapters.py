@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
 
 from .._core import AdaptrtError, LoraConfig, PeftTaskNotCachedError, Request
 from ..builder.adapter.recognise import CONFIG_FILE, INITIAL_DIRECTORY
-from ..runtime.adapter_sum import parse_sum
+from ..builder.adapter.sum_of_names import parse_sum
 from ..runtime.named_adapter import UnknownAdapterError
 from ..runtime.prompt_tuning import behind_virtual_tokens, num_virtual_tokens
+from .adapter_names import is_name, name_problem
 from .async_executor import AsyncExecutor, Generation
 from .errors import INVALID_USER_INPUT, ApiError
 
-LONGEST_NAME: Final = 256
 TRIES: Final = 8
 """How often an adapter that is evicted before its request is queued is loaded anew."""
 
@@ -92,7 +92,7 @@ class ServedAdapters:
 
     def directory_to_load(self, name: str, path: str, *, replace: bool) -> Path:
         """The directory that load() would read. Raises ApiError where it would not."""
-        self._check_name(name)
+        _check_name(name, self.reserved)
         if self.knows(name) and not replace:
             raise ApiError(
                 f"The lora adapter '{name}' has already been loaded. If you want to load the adapter in place, set "
@@ -104,7 +104,7 @@ class ServedAdapters:
 
     async def add_trusted(self, name: str, path: Path) -> None:
         """Adds an adapter that the command line names, wherever it lies. Raises ApiError."""
-        self._check_name(name)
+        _check_name(name, self.reserved)
         await self._add(name, path, replace=False)
 
     async def unload(self, name: str) -> None:
@@ -172,15 +172,6 @@ class ServedAdapters:
         except AdaptrtError as error:
             raise ApiError.of(error) from error
 
-    def _check_name(self, name: str) -> None:
-        _check_name(name)
-        if name in self.reserved:
-            raise ApiError(
-                f"lora_name is '{name}', which is the base model's name; expected another name",
-                kind=INVALID_USER_INPUT,
-                param="lora_name",
-            )
-
     def _below_roots(self, name: str) -> Path | None:
         """The directory of an adapter that is named by its path from a root; None when there is none."""
         if not _is_path_of_name(name) or name in self.reserved or parse_sum(name) is not None:
@@ -228,24 +219,10 @@ def unknown_adapter(name: str) -> ApiError:
     return ApiError.not_found(f"The lora adapter '{name}' cannot be found.", param="lora_name")
 
 
-def is_name(name: str) -> bool:
-    """Whether an adapter can have it."""
-    return 0 < len(name) <= LONGEST_NAME and name.isprintable()
-
-
-def _check_name(name: str) -> None:
-    if not is_name(name):
-        raise ApiError(
-            f"lora_name has {len(name)} characters; accepted: 1 to {LONGEST_NAME} that can be printed",
-            kind=INVALID_USER_INPUT,
-            param="lora_name",
-        )
-    if parse_sum(name) is not None:
-        raise ApiError(
-            f"lora_name is '{name}', which is a weighted sum; expected another name",
-            kind=INVALID_USER_INPUT,
-            param="lora_name",
-        )
+def _check_name(name: str, model_names: Collection[str]) -> None:
+    problem = name_problem(name, model_names)
+    if problem is not None:
+        raise ApiError(f"lora_name {problem}", kind=INVALID_USER_INPUT, param="lora_name")
 
 
 def _is_path_of_name(name: str) -> bool:

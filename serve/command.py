@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from .._core import ConfigError, DraftTargetDecodingConfig, ExecutorConfig, KvCacheConfig, PeftCacheConfig
+from .._core import AdapterError, ConfigError, DraftTargetDecodingConfig, ExecutorConfig, KvCacheConfig, PeftCacheConfig
+from ..builder.adapter_copy import TOKENIZER_FILE
 from ..builder.checkpoint.pooling import POOLING_TYPES
 from ..builder.commands import engine_flags
-from ..builder.model_cache import engine_for
+from ..builder.model_cache import EnginePlan, engine_for, plan_engine
+from ..builder.number_flags import MAX_INT32, integer, seconds
 from ..builder.progress import progress_on
+from ..runtime.adapter_tokenizers import load_tokenizer, require_tokenizer
 from ..runtime.engine import load_engine
 from ..runtime.executor import Executor
 from ..runtime.orchestrator.mode import with_workers
+from ..runtime.ranks import is_started_by_mpi
+from .adapter_names import LONGEST_NAME, is_name, name_problem
 from .options import (
     DEFAULT_PORT,
     MOST_CONNECTIONS,
@@ -44,7 +51,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_server(group: Any) -> None:
     group.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    group.add_argument("--port", type=int, default=DEFAULT_PORT, help="0 for one that is free (default: %(default)s)")
+    group.add_argument(
+        "--port", type=integer(0, 65535), default=DEFAULT_PORT, help="0 for one that is free (default: %(default)s)"
+    )
     group.add_argument(
         "--api_key", nargs="+", default=[], metavar="KEY",
         help=f"keys that clients may send; also ${API_KEY_VARIABLE}, where other users of the machine do not see it",
@@ -91,31 +100,38 @@ def _add_embeddings(group: Any) -> None:
 
 
 def _add_executor(group: Any) -> None:
-    group.add_argument("--num_threads", type=int, metavar="N", help="threads of the engine (default: all CPUs)")
+    group.add_argument(
+        "--num_threads", type=integer(1, MAX_INT32), metavar="N", help="threads of the engine (default: all CPUs)"
+    )
     group.add_argument("--kernels", default="", metavar="NAME", help="kernels (default: those chosen for this CPU)")
     engine_flags.add_weight_memory(group)
     group.add_argument(
-        "--kv_cache_tokens", type=int, metavar="N", help="tokens that the KV cache holds (default: what memory allows)"
+        "--kv_cache_tokens",
+        type=integer(1),
+        metavar="N",
+        help="tokens that the KV cache holds (default: what memory allows)",
     )
     group.add_argument(
         "--kv_cache_dir", type=Path, metavar="DIR",
         help="directory of a file for KV that memory does not hold; it outlives the server, and has one server",
     )  # fmt: skip
-    group.add_argument("--kv_cache_dir_bytes", type=int, metavar="N", help="size of that file; needed with it")
+    group.add_argument("--kv_cache_dir_bytes", type=integer(1), metavar="N", help="size of that file; needed with it")
     group.add_argument(
-        "--host_cache_bytes", type=int, metavar="N", help="memory for adapters (default: the executor's)"
+        "--host_cache_bytes", type=integer(0), metavar="N", help="memory for adapters (default: the executor's)"
     )
     group.add_argument(
         "--draft_model", type=Path, metavar="MODEL",
         help="a small model with the same tokens, or its engine, that guesses what comes next: for speed alone "
         "(a model's engine is made with the defaults of the flags below)",
     )  # fmt: skip
-    group.add_argument("--max_draft_len", type=int, metavar="N", help="its guesses for one step (default: 4)")
     group.add_argument(
-        "--draft_kv_cache_bytes", type=int, metavar="N", help="memory for its KV (default: what memory allows)"
+        "--max_draft_len", type=integer(1, MAX_INT32), metavar="N", help="its guesses for one step (default: 4)"
     )
     group.add_argument(
-        "--max_queue_size", type=int, default=DEFAULT_QUEUE, metavar="N",
+        "--draft_kv_cache_bytes", type=integer(1), metavar="N", help="memory for its KV (default: what memory allows)"
+    )
+    group.add_argument(
+        "--max_queue_size", type=integer(1, MAX_INT32), default=DEFAULT_QUEUE, metavar="N",
         help="requests that may wait; others are answered with 429 (default: %(default)s)",
     )  # fmt: skip
 
@@ -123,46 +139,42 @@ def _add_executor(group: Any) -> None:
 def _add_limits(group: Any) -> None:
     defaults = ServerLimits()
     for name, kind, text in (
-        ("max_body_bytes", int, "of a request's body"),
-        ("max_header_bytes", int, "of its headers"),
-        ("max_prompts", int, "prompts or texts in one request"),
-        ("max_request_seconds", float, "after which a request ends with what it has; 0: never"),
-        ("shutdown_seconds", float, "that running requests get after SIGTERM"),
-        ("header_seconds", float, "for a request's head"),
-        ("body_seconds", float, "for a request's body"),
-        ("keep_alive_seconds", float, "that a connection may be idle between two requests"),
-        ("write_seconds", float, "in which a client has to read some of the answer that waits for it"),
+        ("max_body_bytes", integer(1), "of a request's body"),
+        ("max_header_bytes", integer(1), "of its headers"),
+        ("max_prompts", integer(1), "prompts or texts in one request"),
+        ("max_request_seconds", seconds(), "after which a request ends with what it has; 0: never"),
+        ("shutdown_seconds", seconds(), "that running requests get after SIGTERM"),
+        ("header_seconds", seconds(above_zero=True), "for a request's head"),
+        ("body_seconds", seconds(above_zero=True), "for a request's body"),
+        ("keep_alive_seconds", seconds(above_zero=True), "that a connection may be idle between two requests"),
+        (
+            "write_seconds",
+            seconds(above_zero=True),
+            "in which a client has to read some of the answer that waits for it",
+        ),
     ):
         default = getattr(defaults, name)
         group.add_argument(f"--{name}", type=kind, default=default, metavar="N", help=f"{text} (default: {default})")
     group.add_argument(
-        "--max_connections", type=int, metavar="N",
+        "--max_connections", type=integer(1, MAX_INT32), metavar="N",
         help=f"connections at a time (default: {MOST_CONNECTIONS}, or the limit of open files less {OTHER_FILES})",
     )  # fmt: skip
 
 
 def options_of(args: argparse.Namespace) -> ServerOptions:
-    """The options that the flags describe. Raises ConfigError that names every flag that cannot be."""
+    """The options that the flags describe. Raises ConfigError that names every flag that cannot be used."""
     problems = []
-    if not 0 <= args.port <= 65535:
-        problems.append(f"port is {args.port}; accepted: 0 to 65535")
-    limits = limits_of(args)
-    for name in ("max_body_bytes", "max_header_bytes", "max_prompts"):
-        if getattr(limits, name) < 1:
-            problems.append(f"{name} is {getattr(limits, name)}; it must be at least 1")
-    for name in ("max_request_seconds", "shutdown_seconds"):
-        if not 0 <= getattr(limits, name) < float("inf"):
-            problems.append(f"{name} is {getattr(limits, name)}; it must be at least 0, and finite")
-    for name in ("header_seconds", "body_seconds", "keep_alive_seconds", "write_seconds"):
-        if not 0 < getattr(limits, name) < float("inf"):
-            problems.append(f"{name} is {getattr(limits, name)}; expected more than 0, and finite")
-    if limits.max_connections is not None and limits.max_connections < 1:
-        problems.append(f"max_connections is {limits.max_connections}; expected at least 1")
+    names = model_names_of(args)
+    problems += [
+        f"served_model_name is '{name}'; expected 1 to {LONGEST_NAME} characters that can be printed"
+        for name in names
+        if not is_name(name)
+    ]
+    problems += [f"adapter_root is '{root}'; expected a directory" for root in args.adapter_root if not root.is_dir()]
     try:
-        num_connections(limits)
+        num_connections(limits_of(args))
     except ConfigError as error:
         problems.append(str(error))
-    problems += [f"adapter_root {root}: is not a directory" for root in args.adapter_root if not root.is_dir()]
     if args.enable_lora_loading and not args.adapter_root:
         problems.append("enable_lora_loading needs adapter_root: below it lies what clients may load")
     if (args.kv_cache_dir is None) != (args.kv_cache_dir_bytes is None):
@@ -170,41 +182,33 @@ def options_of(args: argparse.Namespace) -> ServerOptions:
             f"kv_cache_dir is {args.kv_cache_dir} and kv_cache_dir_bytes is {args.kv_cache_dir_bytes}; "
             "accepted: both, or neither"
         )
-    if args.kv_cache_dir_bytes is not None and args.kv_cache_dir_bytes < 1:
-        problems.append(f"kv_cache_dir_bytes is {args.kv_cache_dir_bytes}; it must be at least 1")
     for name in ("max_draft_len", "draft_kv_cache_bytes"):
         if getattr(args, name) is not None and args.draft_model is None:
             problems.append(f"{name} is {getattr(args, name)} without draft_model; accepted: both, or neither")
-    problems += ["api_key is empty" for key in args.api_key if not key]
-    modules = []
-    for text in args.lora_modules:
-        try:
-            modules.append(_lora_module(text))
-        except ConfigError as error:
-            problems.append(str(error))
-    names = [name for name, _ in modules]
-    problems += [f"lora_modules: '{name}' is given twice" for name in sorted(set(names)) if names.count(name) > 1]
+    problems += ["api_key is empty; expected a key" for key in args.api_key if not key]
+    modules, module_problems = _lora_modules(args, names)
+    problems += module_problems
     if problems:
         raise ConfigError("; ".join(problems))
     return ServerOptions(
         host=args.host,
         port=args.port,
-        served_model_name=model_names_of(args),
+        served_model_name=names,
         api_keys=keys_of(args),
         adapter_roots=tuple(args.adapter_root),
         enable_lora_loading=args.enable_lora_loading,
-        lora_modules=tuple(modules),
+        lora_modules=modules,
         tool_call_parser=args.tool_call_parser,
         log_requests=args.log_requests,
         pooling_type=args.pooling_type,
         normalize_embeddings=None if args.normalize_embeddings is None else args.normalize_embeddings == "true",
         cut_embeddings=args.cut_embeddings,
-        limits=limits,
+        limits=limits_of(args),
     )
 
 
 def limits_of(args: argparse.Namespace) -> ServerLimits:
-    """As the flags say, whether or not they can be."""
+    """The limits that the flags describe."""
     return ServerLimits(
         max_body_bytes=args.max_body_bytes,
         max_header_bytes=args.max_header_bytes,
@@ -237,7 +241,7 @@ def model_names_of(args: argparse.Namespace) -> tuple[str, ...]:
 
 
 def executor_config_of(args: argparse.Namespace) -> ExecutorConfig:
-    """What the executor is started with."""
+    """The executor's configuration. Raises ConfigError that names every field that cannot be used."""
     config = ExecutorConfig(num_threads=args.num_threads, kernels=args.kernels, max_queue_size=args.max_queue_size)
     config.kv_cache_config = KvCacheConfig(
         max_tokens=args.kv_cache_tokens,
@@ -247,43 +251,102 @@ def executor_config_of(args: argparse.Namespace) -> ExecutorConfig:
     config.weight_memory = args.weight_memory
     if args.host_cache_bytes is not None:
         config.peft_cache_config = PeftCacheConfig(host_cache_size=args.host_cache_bytes)
-    return config
-
-
-def _draft_config_of(args: argparse.Namespace) -> DraftTargetDecodingConfig | None:
-    """With the draft model's engine, which is made on first use."""
-    if args.draft_model is None:
-        return None
-    config = DraftTargetDecodingConfig(kv_cache_size=args.draft_kv_cache_bytes)
-    if args.max_draft_len is not None:
-        config.max_draft_len = args.max_draft_len
-    config.speculative_model_dir = str(engine_for(args.draft_model, None, progress_on()))
+    if args.draft_model is not None:
+        draft = DraftTargetDecodingConfig(
+            speculative_model_dir=str(args.draft_model), kv_cache_size=args.draft_kv_cache_bytes
+        )
+        if args.max_draft_len is not None:
+            draft.max_draft_len = args.max_draft_len
+        config.draft_target_decoding_config = draft
+    if problems := config.validate():
+        raise ConfigError("; ".join(problems))
     return config
 
 
 def make_executor(args: argparse.Namespace) -> Executor:
-    """Over the model's engine, which is made on first use; one of several ranks has workers. Raises AdaptrtError."""
-    engine = engine_for(args.model, engine_flags.engine_options_of(args), progress_on())
-    executor_config = executor_config_of(args)
-    executor_config.draft_target_decoding_config = _draft_config_of(args)
+    """Over the model's engine, which is made on first use; one of several ranks has workers.
+
+    Raises AdaptrtError; for what the flags, the models' files and the adapters of lora_modules say, before an engine is
+    made.
+    """
+    config = executor_config_of(args)
+    options = engine_flags.engine_options_of(args)
+    plan = plan_engine(args.model, options)
+    draft = config.draft_target_decoding_config
+    if draft is not None:
+        plan_engine(args.draft_model)
+    _check_files(args, plan)
+    engine = engine_for(args.model, options, progress_on())
+    if draft is not None:
+        draft.speculative_model_dir = str(engine_for(args.draft_model, None, progress_on()))
     loaded = load_engine(engine, weight_memory=args.weight_memory)
-    return Executor(loaded, loaded.model_type, with_workers(executor_config, loaded))
+    for name in loaded.adapters:
+        if (problem := name_problem(name, model_names_of(args))) is not None:
+            raise ConfigError(f"{engine}: name of an adapter that the engine carries {problem}; see served_model_name")
+    return Executor(loaded, loaded.model_type, with_workers(config, loaded))
+
+
+def _check_files(args: argparse.Namespace, plan: EnginePlan | None) -> None:
+    """Raises AdaptrtError for files of the model or of lora_modules that a server over it could not use."""
+    from .sampling_defaults import SamplingDefaults
+
+    SamplingDefaults.load(args.model)
+    require_tokenizer(args.model / TOKENIZER_FILE)
+    if plan is None or plan.is_made(progress_on()):
+        return
+    # Otherwise they are read once, by the service.
+    load_tokenizer(args.model / TOKENIZER_FILE)
+    for name, path in _lora_modules(args, model_names_of(args))[0]:
+        try:
+            plan.check_adapter(path)
+        except AdapterError as error:
+            raise ConfigError(f"lora_modules '{name}={path}': {error}") from error
 
 
 def run(args: argparse.Namespace) -> int:
     """Serves until it is told to end."""
     try:
-        from .server import serve
+        from .server import bind, serve
     except ModuleNotFoundError as error:
         raise ConfigError(f"adaptrt serve needs {error.name}: pip install 'adaptrt[serve]'") from error
     options = options_of(args)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
-    executor = make_executor(args)
-    if not executor.can_enqueue_requests():  # one of several ranks, which rank 0 serves requests with
-        executor.shutdown()
-        return 0
-    serve(executor, options, on_ready=lambda address: print(f"serving {args.model} at {address}", flush=True))
+    # Of several processes of MPI, only rank 0 listens, which is known once the engine is loaded.
+    listening = None if is_started_by_mpi() else bind(options)
+    with contextlib.nullcontext() if listening is None else listening:
+        executor = make_executor(args)
+        if not executor.can_enqueue_requests():  # one of several ranks, which rank 0 serves requests with
+            executor.shutdown()
+            return 0
+        serve(
+            executor,
+            options,
+            listening=listening,
+            on_ready=lambda address: print(f"serving {args.model} at {address}", flush=True),
+        )
     return 0
+
+
+def _lora_modules(
+    args: argparse.Namespace, model_names: Sequence[str]
+) -> tuple[tuple[tuple[str, Path], ...], list[str]]:
+    """Names and directories of the adapters in lora_modules, and what is wrong with the flag."""
+    modules: list[tuple[str, Path]] = []
+    problems = []
+    for text in args.lora_modules:
+        try:
+            name, path = _lora_module(text)
+        except ConfigError as error:
+            problems.append(str(error))
+            continue
+        if (problem := name_problem(name, model_names)) is not None:
+            problems.append(f"lora_modules {text!r}: the name {problem}")
+        if not path.is_dir():
+            problems.append(f"lora_modules {text!r}: {path} is not a directory; expected that of a PEFT adapter")
+        if name in dict(modules):
+            problems.append(f"lora_modules {text!r}: '{name}' is given twice; expected another name")
+        modules.append((name, path))
+    return tuple(modules), problems
 
 
 def _lora_module(text: str) -> tuple[str, Path]:
@@ -291,8 +354,8 @@ def _lora_module(text: str) -> tuple[str, Path]:
     if text.lstrip().startswith("{"):
         try:
             fields = json.loads(text)
-        except ValueError as error:
-            raise ConfigError(f"lora_modules '{text}' is not JSON: {error}") from error
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"lora_modules {text!r} is not JSON: {error}") from error
         unknown = set(fields) - {"name", "path", "base_model_name"}
         if (
             unknown
@@ -300,10 +363,10 @@ def _lora_module(text: str) -> tuple[str, Path]:
             or not {"name", "path"} <= set(fields)
         ):
             raise ConfigError(
-                f"lora_modules '{text}': expected texts name and path, and base_model_name if it is known"
+                f"lora_modules {text!r}: expected texts name and path, and base_model_name if it is known"
             )
         return fields["name"], Path(fields["path"])
     name, equals, path = text.partition("=")
     if not (name and equals and path):
-        raise ConfigError(f"lora_modules '{text}': expected NAME=PATH")
+        raise ConfigError(f"lora_modules {text!r}: expected NAME=PATH")
     return name, Path(path)

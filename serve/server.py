@@ -22,17 +22,25 @@ from .service import Service
 BACKLOG: Final = 2048
 
 
-def serve(executor: Executor, options: ServerOptions, *, on_ready: Callable[[str], None] | None = None) -> None:
+def serve(
+    executor: Executor,
+    options: ServerOptions,
+    *,
+    listening: socket.socket | None = None,
+    on_ready: Callable[[str], None] | None = None,
+) -> None:
     """Serves until SIGTERM or SIGINT: what runs is finished within limits.shutdown_seconds, what comes is refused.
 
-    Shuts the executor down. `on_ready` is told the address. Raises ConfigError when it cannot listen there, and
-    for an adapter of lora_modules that cannot be served.
+    Shuts the executor down, and closes `listening`, what bind() made of the options. `on_ready` is told the address.
+    Raises ConfigError when it cannot listen there, and for an adapter of lora_modules that cannot be served.
     """
-    uvloop.run(_serve(executor, options, on_ready))
+    uvloop.run(_serve(executor, options, bind(options) if listening is None else listening, on_ready))
 
 
-async def _serve(executor: Executor, options: ServerOptions, on_ready: Callable[[str], None] | None) -> None:
-    listening = _listen(options)
+async def _serve(
+    executor: Executor, options: ServerOptions, listening: socket.socket, on_ready: Callable[[str], None] | None
+) -> None:
+    _listen(listening, options)
     service = await Service.open(executor, options)
 
     class Protocol(LimitedHttpProtocol):
@@ -77,22 +85,37 @@ class _Server(uvicorn.Server):
         self._loop.call_soon_threadsafe(self._ended.set)
 
 
-def _listen(options: ServerOptions) -> socket.socket:
-    """Bound before anything else is done, so that a port that is taken is said at once."""
-    place = f"{options.host}:{options.port}"
+def bind(options: ServerOptions) -> socket.socket:
+    """A socket with the server's address, which serve() listens on.
+
+    Done before an engine is made, so that a port that is in use is found first. No client waits in its queue meanwhile.
+    Raises ConfigError for an address that cannot be bound.
+    """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        listening = socket.socket(family, kind, protocol)
+        bound = socket.socket(family, kind, protocol)
         try:
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listening.bind(address)
-            listening.listen(BACKLOG)
-            listening.setblocking(False)
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(address)
+            bound.setblocking(False)
         except BaseException:
-            listening.close()
+            bound.close()
             raise
     except (OSError, OverflowError, UnicodeError) as error:
-        raise ConfigError(f"cannot listen on {place}: {error}") from error
-    return listening
+        raise _no_place(options, error) from error
+    return bound
+
+
+def _listen(bound: socket.socket, options: ServerOptions) -> None:
+    """Raises ConfigError where another process, which was bound at the same time, listens by now."""
+    try:
+        bound.listen(BACKLOG)
+    except OSError as error:
+        bound.close()
+        raise _no_place(options, error) from error
+
+
+def _no_place(options: ServerOptions, error: Exception) -> ConfigError:
+    return ConfigError(f"cannot listen on {options.host}:{options.port}: {error}; expected a free host and port")

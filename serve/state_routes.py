@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from .._version import __version__
-from .adapters import LONGEST_NAME
+from .adapter_names import LONGEST_NAME
 from .http import read_query
 from .service import Service
 

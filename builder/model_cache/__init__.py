@@ -1,7 +1,15 @@
 """Engines that are made on first use: from a model directory to an engine in the cache, see docs/model-cache.md."""
 
-from .first_use import engine_for
+from .first_use import EnginePlan, engine_for, plan_engine
 from .options import EngineOptions
 from .store import CachedEngine, EngineCache, default_cache_directory
 
-__all__ = ["CachedEngine", "EngineCache", "EngineOptions", "default_cache_directory", "engine_for"]
+__all__ = [
+    "CachedEngine",
+    "EngineCache",
+    "EngineOptions",
+    "EnginePlan",
+    "default_cache_directory",
+    "engine_for",
+    "plan_engine",
+]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ import xxhash
 from ..._core import ConfigError, EngineError, dtype_name
 from ..._version import __version__
 from ..adapter.recognise import CONFIG_FILE as ADAPTER_CONFIG_FILE
+from ..adapter_fit import modules_changed_by
 from ..build_problems import problems_of
 from ..checkpoint.config import CONFIG_FILE, PRODUCER, CheckpointConfig, ParallelMapping
 from ..checkpoint.hf_weights import weight_file_names
@@ -30,6 +32,7 @@ from ..models.registry import declare, load_config
 from ..network.checkpoint_tensors import plan_rank
 from ..output_directory import replaced_directory
 from ..progress import Progress, SilentProgress, format_bytes
+from .code_digest import code_digest
 from .model_digest import ModelFiles
 from .options import EngineOptions
 from .store import (
@@ -37,6 +40,7 @@ from .store import (
     ENGINE_DIRECTORY,
     EngineCache,
     is_entry,
+    is_of_entry,
     make_cache_directory,
     write_entry,
 )
@@ -44,6 +48,8 @@ from .store import (
 if TYPE_CHECKING:
     from ..build import BuildReport
 
+_BYTES_PER_RANK: Final = 3 * 4
+"""Memory of a step for a rank of adapters and a token: float32 products with A, of the three parts of a fused layer."""
 _ACCEPTED: Final = (
     "expected an engine (adaptrt build), a checkpoint (adaptrt convert-checkpoint), or a Hugging Face model directory "
     "with config.json"
@@ -64,34 +70,36 @@ def engine_for(
     options: of the engine that is made. None: the defaults.
     cache: None: the user's.
 
-    Several processes may ask for one engine at once: one makes it, and the others wait and use it. What cannot be is
-    refused before any work is done.
+    Several processes may ask for one engine at once: one makes it, and the others wait and use it. A cache that cannot
+    be written is fine where it has the engine. An entry with damaged files is made anew.
 
-    Raises ConfigError for a directory that is none of these, for options that it cannot have or that would have no
-    effect, and for too little space; CheckpointError and EngineError as the build does.
+    Raises as plan_engine() before any work is done, ConfigError for too little space and for a cache that would have to
+    be written and cannot be; CheckpointError and EngineError as the build does.
+    """
+    plan = plan_engine(model, options)
+    return Path(model) if plan is None else plan.engine(progress, cache=cache)
+
+
+def plan_engine(model: str | Path, options: EngineOptions | None = None) -> EnginePlan | None:
+    """The plan of a model's engine, as engine_for() takes both; None: `model` is an engine. Makes nothing.
+
+    Raises ConfigError for a directory that is neither a model nor an engine, and for options that the engine cannot
+    have or that would have no effect; CheckpointError for a config.json.
     """
     directory = Path(model)
     options = EngineOptions() if options is None else options
-    if _is_engine(directory):
-        if options.given:
-            raise ConfigError(
-                f"{directory}: is an engine, whose options were chosen when it was built; {', '.join(options.given)} "
-                "would have no effect. Leave them out, or name the model directory"
-            )
-        return directory
-    progress = SilentProgress() if progress is None else progress
-    cache = EngineCache() if cache is None else cache
-    source = _Source.open(directory, options)
-    make_cache_directory(cache.directory)
-    key = source.key(source.files.digest(cache.directory / DIGESTS_DIRECTORY, progress))
-    if not is_entry(cache.place(key)):
-        _make_or_wait(source, key, cache, progress)
-    cache.touch(key)
-    return cache.place(key) / ENGINE_DIRECTORY
+    if not _is_engine(directory):
+        return EnginePlan.open(directory, options)
+    if options.given:
+        raise ConfigError(
+            f"{directory}: is an engine, whose options were chosen when it was built; {', '.join(options.given)} "
+            "would have no effect. Leave them out, or name the model directory"
+        )
+    return None
 
 
 @dataclass(frozen=True)
-class _Source:
+class EnginePlan:
     """A model directory, and what its engine is to be."""
 
     directory: Path
@@ -103,7 +111,7 @@ class _Source:
     options: EngineOptions
 
     @classmethod
-    def open(cls, directory: Path, options: EngineOptions) -> _Source:
+    def open(cls, directory: Path, options: EngineOptions) -> EnginePlan:
         """Raises ConfigError with everything that the engine cannot be, CheckpointError for a config.json."""
         is_checkpoint = _is_checkpoint(directory)
         if is_checkpoint:
@@ -125,10 +133,33 @@ class _Source:
             if is_checkpoint and config.quantization is not None:
                 problems.append(f"quantization: the weights are {config.quantization.describe()} already")
             config = replace(config, quantization=options.quantization)
-        problems += problems_of(build_config, config)
+        problems += problems_of(build_config, config) or _memory_problems(build_config)
         if problems:
             raise ConfigError(f"{directory}: " + "; ".join(problems))
         return cls(directory, files, is_checkpoint, config, build_config, options)
+
+    def is_made(self, progress: Progress | None = None, *, cache: EngineCache | None = None) -> bool:
+        """True if the cache has the engine. Reads the model once, whose digest is remembered."""
+        cache = EngineCache() if cache is None else cache
+        return is_entry(cache.place(self._key_in(cache, SilentProgress() if progress is None else progress)))
+
+    def engine(self, progress: Progress | None = None, *, cache: EngineCache | None = None) -> Path:
+        """The engine's directory, which is made where the cache does not have it. Raises as engine_for()."""
+        progress = SilentProgress() if progress is None else progress
+        cache = EngineCache() if cache is None else cache
+        key = self._key_in(cache, progress)
+        if not is_entry(cache.place(key)):
+            _make_or_wait(self, key, cache, progress)
+        cache.touch(key)
+        return cache.place(key) / ENGINE_DIRECTORY
+
+    def check_adapter(self, directory: Path) -> None:
+        """Raises AdapterError for an adapter that the engine could not serve, which the error explains."""
+        modules_changed_by(directory, self.build_config, self.config)
+
+    def _key_in(self, cache: EngineCache, progress: Progress) -> str:
+        make_cache_directory(cache.directory)
+        return self.key(self.files.digest(cache.directory / DIGESTS_DIRECTORY, progress))
 
     def description(self, report: BuildReport) -> str:
         """What tells the engines of one model apart, as people read it."""
@@ -146,6 +177,7 @@ class _Source:
         """16 hexadecimal digits that change with everything the engine depends on."""
         parts: dict[str, Any] = {
             "adaptrt": __version__,
+            "code": code_digest(),
             "formats": [FORMAT_VERSIONS[NATIVE], engine_file.FORMAT_VERSION],
             "model": model_digest,
             "eos_token_id": list(self.config.eos_token_id),
@@ -163,7 +195,12 @@ class _Source:
         return sum(spec.num_bytes for spec in rank_specs(plan, dtype, self.config.quantization))
 
 
-def _make_or_wait(source: _Source, key: str, cache: EngineCache, progress: Progress) -> None:
+def _make_or_wait(source: EnginePlan, key: str, cache: EngineCache, progress: Progress) -> None:
+    if not os.access(cache.directory, os.W_OK):
+        raise ConfigError(
+            f"{cache.directory}: cannot be written and has no engine of {source.directory} with these options; set "
+            "XDG_CACHE_HOME to another place"
+        )
     with ExitStack() as waiting:
 
         def say_so() -> None:
@@ -176,7 +213,7 @@ def _make_or_wait(source: _Source, key: str, cache: EngineCache, progress: Progr
                 _make(source, key, cache, progress)
 
 
-def _make(source: _Source, key: str, cache: EngineCache, progress: Progress) -> None:
+def _make(source: EnginePlan, key: str, cache: EngineCache, progress: Progress) -> None:
     """Builds the entry. For the holder of its lock."""
     # Only those that build an engine need the compiler.
     from ..build import build
@@ -187,7 +224,7 @@ def _make(source: _Source, key: str, cache: EngineCache, progress: Progress) -> 
     options = source.options
     place = cache.place(key)
     kind = "an entry of AdaptRT's cache of engines"
-    with replaced_directory(place, is_ours=is_entry, kind=kind, error=EngineError) as directory:
+    with replaced_directory(place, is_ours=is_of_entry, kind=kind, error=EngineError) as directory:
         if source.is_checkpoint:
             checkpoint = Checkpoint.open(source.directory)
         else:
@@ -209,7 +246,7 @@ def _make(source: _Source, key: str, cache: EngineCache, progress: Progress) -> 
         progress.note(f"dequantised: {report.dequantization.describe()}")
 
 
-def _check_space(source: _Source, place: Path) -> None:
+def _check_space(source: EnginePlan, place: Path) -> None:
     needed, free = source.needed_bytes, shutil.disk_usage(place).free
     if needed > free:
         raise ConfigError(
@@ -217,6 +254,18 @@ def _check_space(source: _Source, place: Path) -> None:
             f"{format_bytes(free)} are free; adaptrt cache lists engines that may be removed, and XDG_CACHE_HOME names "
             "another place"
         )
+
+
+def _memory_problems(config: BuildConfig) -> list[str]:
+    """Sizes that this machine, which will run the engine, has no memory for."""
+    rank, rows = config.lora_config.max_lora_rank, config.max_num_tokens
+    needed, total = rank * rows * _BYTES_PER_RANK, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed <= total:
+        return []
+    return [
+        f"max_lora_rank is {rank}; with max_num_tokens {rows} a step needs {format_bytes(needed)}, and the machine has "
+        f"{format_bytes(total)}; expected less of one of them"
+    ]
 
 
 def _is_engine(directory: Path) -> bool:

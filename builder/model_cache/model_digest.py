@@ -21,6 +21,7 @@ from ..conversion.convert import COPIED_FILES
 from ..conversion.sentence_transformers import pooling_files
 from ..file_digest import add_file
 from ..progress import Progress
+from .store import unless_read_only
 
 
 class ModelFiles:
@@ -36,12 +37,20 @@ class ModelFiles:
             *(directory / name for name in weight_files),
         ]
         self._identity = _identity(self._paths)
+        self._digest: str | None = None
 
     def digest(self, known: Path, progress: Progress) -> str:
         """XXH3-128 of the files' names, sizes and bytes; `known` is the directory that keeps digests.
 
+        A directory that cannot be written keeps none.
+
         Raises ConfigError when a file changes while it is read, OSError for one that cannot be read.
         """
+        if self._digest is None:
+            self._digest = self._kept_digest(known, progress)
+        return self._digest
+
+    def _kept_digest(self, known: Path, progress: Progress) -> str:
         remembered = known / self._identity
         if remembered.is_file():
             return remembered.read_text(encoding="ascii")
@@ -53,10 +62,10 @@ class ModelFiles:
                 add_file(digest, path)
                 advance(size)
         self.check_unchanged()
-        known.mkdir(exist_ok=True)
         temporary = known / f"{self._identity}.{os.getpid()}.tmp"
         # Another process may be clearing the cache; the model is then read once more next time.
-        with contextlib.suppress(FileNotFoundError):
+        with unless_read_only(), contextlib.suppress(FileNotFoundError):
+            known.mkdir(exist_ok=True)
             temporary.write_text(digest.hexdigest(), encoding="ascii")
             temporary.replace(remembered)
         return digest.hexdigest()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import errno
 import json
 import os
 import re
@@ -67,15 +68,16 @@ class EngineCache:
         return self.directory / f"{key}.lock"
 
     def find(self, key: str) -> CachedEngine | None:
-        """The entry with a key; None if there is none. Raises ConfigError for one that cannot be read."""
+        """The entry with a key, also a damaged one; None if there is none."""
         place = self.place(key)
-        if not is_entry(place):
+        if not is_of_entry(place):
             return None
-        fields = load_json_object(place / ENTRY_FILE, ConfigError)
+        fields = load_json_object(place / ENTRY_FILE, ConfigError) if is_entry(place) else {}
         model, options = fields.get("model"), fields.get("options")
         if not isinstance(model, str) or not isinstance(options, str):
-            raise ConfigError(f"{place / ENTRY_FILE}: is damaged; remove it: adaptrt cache --remove {key}")
-        used = datetime.datetime.fromtimestamp((place / ENTRY_FILE).stat().st_mtime).astimezone()
+            model, options = "not known", "damaged"
+        noted = place / ENTRY_FILE
+        used = datetime.datetime.fromtimestamp((noted if noted.is_file() else place).stat().st_mtime).astimezone()
         return CachedEngine(key, place / ENGINE_DIRECTORY, model, options, _size(place), used)
 
     def entries(self) -> list[CachedEngine]:
@@ -85,12 +87,13 @@ class EngineCache:
         return sorted(found, key=lambda entry: entry.last_used, reverse=True)
 
     def touch(self, key: str) -> None:
-        """Notes that an entry is used now."""
-        os.utime(self.place(key) / ENTRY_FILE)
+        """Notes that an entry is used now, where the cache can be written."""
+        with unless_read_only():
+            os.utime(self.place(key) / ENTRY_FILE)
 
     def remove(self, key: str) -> None:
         """Deletes an entry. Raises ConfigError when there is none, and while a process makes or uses it."""
-        if not _KEY.fullmatch(key) or not is_entry(self.place(key)):
+        if not _KEY.fullmatch(key) or not is_of_entry(self.place(key)):
             raise ConfigError(f"{self.directory}: has no engine with the key '{key}'; adaptrt cache lists those it has")
         if not self.remove_if_unused(key):
             raise ConfigError(f"{self.place(key)}: is in use; stop the process that uses it first")
@@ -101,7 +104,7 @@ class EngineCache:
             if not stack.enter_context(file_lock_if_free(self.lock_file(key))):
                 return False
             place = self.place(key)
-            if not is_entry(place):
+            if not is_of_entry(place):
                 return True
             engine = place / ENGINE_DIRECTORY / engine_file(0)
             if engine.is_file() and not stack.enter_context(not_in_use(engine)):
@@ -151,6 +154,33 @@ def is_entry(place: Path) -> bool:
     return is_whole and producer_of(engine / CONFIG_FILE) == PRODUCER
 
 
+def is_of_entry(place: Path) -> bool:
+    """True for an entry of the cache, and for one whose files are damaged or missing; nothing else is in it."""
+    if place.is_symlink() or not place.is_dir():
+        return False
+    names = {path.name for path in place.iterdir()}
+    engine = place / ENGINE_DIRECTORY
+    return bool(names) and names <= {ENTRY_FILE, ENGINE_DIRECTORY} and not engine.is_symlink()
+
+
+def key_of_engine(engine: Path) -> str | None:
+    """The key of the entry in the user's cache that an engine's directory belongs to; None for other directories."""
+    place = engine.absolute().parent
+    if engine.name != ENGINE_DIRECTORY or not _KEY.fullmatch(place.name):
+        return None
+    return place.name if place.parent == EngineCache().directory else None
+
+
+@contextlib.contextmanager
+def unless_read_only() -> Iterator[None]:
+    """Leaves out a note where the cache cannot be written: on a read-only or full disk, or another user's."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT):
+            raise
+
+
 def write_entry(place: Path, model: Path, options: str) -> None:
     """Writes what is known about an entry into its directory."""
     content = {"producer": {"name": PRODUCER, "version": __version__}, "model": str(model), "options": options}
@@ -177,6 +207,8 @@ def _size(place: Path) -> int:
 
 def make_cache_directory(directory: Path) -> None:
     """Makes the cache's directory, for this user alone: engines hold the weights of models that may be private."""
+    if directory.is_dir():
+        return
     try:
         directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         directory.mkdir(mode=0o700, exist_ok=True)

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Collection
 from typing import Any, Final
 
-from ..adapters import is_name
+from ..adapter_names import is_name
 
 NUM_GROUPS: Final = 4096
 """Ray keeps state for each id that a request was ever routed by, and clients may send any names: of groups there are

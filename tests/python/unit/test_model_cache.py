@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import errno
 import json
 import os
 import shutil
+import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +17,20 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from adaptrt import ConfigError
-from adaptrt._core import AdaptrtError, DType, QuantAlgo
+from adaptrt._core import AdaptrtError, DType, EngineError, QuantAlgo
 from adaptrt.builder.checkpoint.quantization import QuantConfig
 from adaptrt.builder.cli import main as command_line
 from adaptrt.builder.commands import engine_flags
 from adaptrt.builder.conversion.convert import convert_checkpoint
 from adaptrt.builder.engine_config import EngineConfig
-from adaptrt.builder.model_cache import EngineCache, EngineOptions, default_cache_directory, engine_for, first_use
+from adaptrt.builder.model_cache import (
+    EngineCache,
+    EngineOptions,
+    code_digest,
+    default_cache_directory,
+    engine_for,
+    first_use,
+)
 from adaptrt.runtime.engine import load_engine
 from support.models import ModelSpec, save_adapter, save_model
 from support.tokenizers import byte_level, save_tokenizer
@@ -97,7 +107,7 @@ def test_an_engine_for_beams_is_another(cache: EngineCache, model: Path) -> None
     assert EngineConfig.load(engine).build_config.max_beam_width == 3
 
 
-@pytest.mark.parametrize("change", ["weights", "tokenizer", "options", "version"])
+@pytest.mark.parametrize("change", ["weights", "tokenizer", "options", "version", "code"])
 def test_what_the_engine_depends_on_makes_another(
     change: str, cache: EngineCache, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,11 +123,115 @@ def test_what_the_engine_depends_on_makes_another(
         (model / "chat_template.jinja").write_text("x")
     elif change == "options":
         options = EngineOptions(max_batch_size=5, max_num_tokens=64, max_seq_len=96, max_lora_rank=8)
-    else:
+    elif change == "version":
         monkeypatch.setattr(first_use, "__version__", "999")
+    else:
+        monkeypatch.setattr(first_use, "code_digest", lambda: "of another release")
     second = engine_for(model, options)
     assert second != first
     assert {entry.directory for entry in cache.entries()} == {first, second}
+
+
+def test_the_digest_of_the_code_changes_with_every_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "adaptrt"
+    files = [package / name for name in ("builder/model_cache/code_digest.py", "builder/build.py", "plugins/x/y.py")]
+    core = package / "_core.so"
+    for file in (*files, core):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("one")
+    monkeypatch.setattr(code_digest, "__file__", str(files[0]))
+    monkeypatch.setattr(code_digest, "_core", types.SimpleNamespace(__file__=str(core)))
+    digests = [code_digest.code_digest()]
+    (package / "serve.py").write_text("makes no engines")
+    assert code_digest.code_digest() == digests[0]
+    for file in (*files, core):
+        file.write_text("two")
+        digests.append(code_digest.code_digest())
+    files[1].rename(package / "builder" / "renamed.py")
+    digests.append(code_digest.code_digest())
+    assert len(set(digests)) == len(digests)
+
+
+@pytest.mark.parametrize("reason", [errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC])
+def test_a_made_engine_is_used_where_the_cache_cannot_be_written(
+    reason: int, cache: EngineCache, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_for(model, SMALL)
+    again = Path(shutil.copytree(model, tmp_path / "again"))  # whose digest is not remembered
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(reason, os.strerror(reason))
+
+    forbid_building(monkeypatch)
+    for place, name in ((os, "utime"), (Path, "mkdir"), (Path, "write_text")):
+        monkeypatch.setattr(place, name, refuse)
+    assert engine_for(model, SMALL) == engine
+    assert engine_for(again, SMALL) == engine
+
+
+def test_what_else_goes_wrong_with_the_cache_is_said(
+    cache: EngineCache, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine_for(model, SMALL)
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "the disk is broken")
+
+    monkeypatch.setattr(os, "utime", fail)
+    with pytest.raises(OSError, match="the disk is broken"):
+        engine_for(model, SMALL)
+
+
+def _damage_text(path: Path) -> None:
+    path.write_text(path.read_text()[:-20])
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("entry.json", Path.unlink),
+        ("entry.json", _damage_text),
+        ("engine/config.json", Path.unlink),
+        ("engine/config.json", _damage_text),
+        ("engine", shutil.rmtree),
+    ],
+)
+def test_a_damaged_entry_is_made_anew(
+    name: str, damage: Callable[[Path], None], cache: EngineCache, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = engine_for(model, SMALL)
+    damage(engine.parent / name)
+    assert [entry.options for entry in cache.entries()] == ["damaged"]
+    assert command_line(["cache"]) == 0
+    assert "damaged" in capsys.readouterr().out
+    assert engine_for(model, SMALL) == engine
+    assert load_engine(engine).directory == engine
+    assert "max_lora_rank 8" in cache.entries()[0].options
+
+
+@pytest.mark.parametrize("name", ["entry.json", "engine/config.json"])
+def test_a_damaged_entry_can_be_removed(name: str, cache: EngineCache, model: Path) -> None:
+    engine = engine_for(model, SMALL)
+    _damage_text(engine.parent / name)
+    cache.remove(engine.parent.name)
+    assert not engine.parent.exists()
+
+
+def test_a_damaged_engine_names_the_command_that_makes_it_anew(cache: EngineCache, model: Path, tmp_path: Path) -> None:
+    engine = engine_for(model, SMALL)
+    elsewhere = Path(shutil.copytree(engine, tmp_path / "engine"))
+    for directory in (engine, elsewhere):
+        content = bytearray((directory / "rank0.engine").read_bytes())
+        content[-1] ^= 1
+        (directory / "rank0.engine").write_bytes(content)
+    key = engine.parent.name
+    with pytest.raises(EngineError, match=f"; the engine is in the cache: adaptrt cache --remove {key} deletes it"):
+        load_engine(engine)
+    with pytest.raises(EngineError) as raised:
+        load_engine(elsewhere)
+    assert "adaptrt cache" not in str(raised.value)
+    assert command_line(["cache", "--remove", key]) == 0
+    assert load_engine(engine_for(model, SMALL)).directory == engine
 
 
 def test_of_shards_those_count_that_the_index_names(cache: EngineCache, model: Path) -> None:

@@ -83,7 +83,7 @@ def test_flags_are_those_of_the_command() -> None:
     [
         ({"model": None}, "model is None; accepted: engine"),
         ({"num_threads": None}, "num_threads is None; a replica needs a number"),
-        ({"num_threads": "many"}, "invalid int value: 'many'"),
+        ({"num_threads": "many"}, "num_threads: it is many; expected an integer from 1"),
         ({"port": 8000}, "port is given; Serve's proxies listen"),
         ({"kv_cache_dir": "/x"}, "kv_cache_dir is given; its file has one server"),
         ({"numreplicas": 2}, "'numreplicas' is not known; accepted: adapter_affinity, adapter_queue_slack"),

@@ -40,9 +40,10 @@ def test_time_limits_are_flags() -> None:
 
 @pytest.mark.parametrize("name", SECONDS)
 @pytest.mark.parametrize("value", ["0", "-1", "inf", "nan"])
-def test_time_limits_that_cannot_be_are_refused(name: str, value: str) -> None:
-    with pytest.raises(adaptrt.ConfigError, match=rf"^{name} is {float(value)}; expected more than 0, and finite$"):
+def test_time_limits_that_cannot_be_are_refused(name: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
         parse(f"--{name}={value}")
+    assert f"--{name}: it is {value}; expected seconds above 0 up to 1000000000" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -60,7 +61,7 @@ def test_more_connections_than_open_files_are_refused(open_files: int) -> None:
     assert num_connections(parse("--max_connections", 896).limits) == 896
     with pytest.raises(adaptrt.ConfigError, match=r"max_connections is 897; expected at most 896: .* is 1024"):
         parse("--max_connections", 897)
-    with pytest.raises(adaptrt.ConfigError, match="max_connections is 0; expected at least 1"):
+    with pytest.raises(SystemExit):
         parse("--max_connections", 0)
 
 

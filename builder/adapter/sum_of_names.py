@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from .._core import AdapterError
+from ..._core import AdapterError
 
 MAX_TERMS: Final = 64
 """Number of terms that a weighted sum may have: each is read and converted."""

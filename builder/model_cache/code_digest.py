@@ -1,0 +1,25 @@
+"""A digest of the code that makes engines, so that no release uses an engine that older code made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import xxhash
+
+from ... import _core
+from ..file_digest import add_file
+
+_ROOMS: Final = ("builder", "plugins")
+"""Packages whose code decides what is in an engine, with the core."""
+
+
+def code_digest() -> str:
+    """XXH3-128 of the installed sources of these packages and of the core, by their paths in the package."""
+    package, core = Path(__file__).parents[2], Path(_core.__file__)
+    files = {path.relative_to(package).as_posix(): path for room in _ROOMS for path in (package / room).rglob("*.py")}
+    digest = xxhash.xxh3_128()
+    for name, path in sorted({**files, core.name: core}.items()):
+        digest.update(f"{name}:{path.stat().st_size}\n".encode())
+        add_file(digest, path)
+    return digest.hexdigest()

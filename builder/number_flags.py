@@ -1,0 +1,52 @@
+"""Types of number flags for argparse: each has a range, so that no value is too large for what it is passed to."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Final
+
+MAX_INT32: Final = 2**31 - 1
+MAX_INT64: Final = 2**63 - 1
+MAX_SECONDS: Final = 1e9
+"""Longest time that a flag may ask for, about 30 years: deadlines are counted in 64-bit ns."""
+
+_SHOWN: Final = 40
+"""Characters of a value that errors show."""
+
+
+def integer(minimum: int, maximum: int = MAX_INT64) -> Callable[[str], int]:
+    """A flag's type: an integer from `minimum` to `maximum`."""
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:  # also for thousands of digits
+            value = None
+        if value is None or not minimum <= value <= maximum:
+            raise argparse.ArgumentTypeError(f"it is {_shown(text)}; expected an integer from {minimum} to {maximum}")
+        return value
+
+    return parse
+
+
+def seconds(*, above_zero: bool = False) -> Callable[[str], float]:
+    """A flag's type: seconds from 0 to MAX_SECONDS, or above 0."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = -1.0
+        if not 0 <= value <= MAX_SECONDS or (above_zero and value == 0):
+            accepted = (
+                f"seconds {'above' if above_zero else 'from'} 0 {'up ' if above_zero else ''}to {MAX_SECONDS:.0f}"
+            )
+            raise argparse.ArgumentTypeError(f"it is {_shown(text)}; expected {accepted}")
+        return value
+
+    return parse
+
+
+def _shown(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

@@ -1,0 +1,29 @@
+"""Names that adapters may have beside those of the base model."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+from ..builder.adapter.sum_of_names import parse_sum
+
+LONGEST_NAME: Final = 256
+
+
+def is_name(name: str) -> bool:
+    """Whether a model or an adapter can have it."""
+    return 0 < len(name) <= LONGEST_NAME and name.isprintable()
+
+
+def name_problem(name: str, model_names: Collection[str]) -> str | None:
+    """Reason why no adapter can have a name; None where one can. `model_names`: those of the base model.
+
+    Raises AdapterError for a weighted sum of too many terms.
+    """
+    if not is_name(name):
+        return f"has {len(name)} characters; accepted: 1 to {LONGEST_NAME} that can be printed"
+    if parse_sum(name) is not None:
+        return f"is '{name}', which is a weighted sum; expected another name"
+    if name in model_names:
+        return f"is '{name}', which is the base model's name; expected another name"
+    return None

@@ -1,0 +1,221 @@
+"""Starts of `adaptrt serve` that cannot succeed: one line, exit status 2, and no engine is made."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from adaptrt import ConfigError
+from adaptrt._core import DType, LoraLayout, LoraPart, LoraSite, Program
+from adaptrt.builder.build_problems import LARGEST_SIZES
+from adaptrt.builder.cli import CommandParser
+from adaptrt.builder.cli import main as command_line
+from adaptrt.builder.model_cache import EngineCache, first_use
+from adaptrt.serve import command
+from support.models import ModelSpec, save_adapter, save_model
+from support.tokenizers import byte_level, save_tokenizer
+
+SPEC = ModelSpec(vocab_size=300, num_hidden_layers=1)
+HUGE = "99999999999999999999"
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("starts")
+    model = save_model(SPEC, root / "model")
+    save_tokenizer(byte_level(), model)
+    save_adapter(model, root / "adapter", 0, r=4)
+    return root
+
+
+@pytest.fixture
+def root(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    monkeypatch.delenv(command.API_KEY_VARIABLE, raising=False)
+    monkeypatch.setattr(first_use, "_make", lambda *_: pytest.fail("an engine is made"))
+    shutil.copytree(saved, tmp_path / "files")
+    monkeypatch.chdir(tmp_path / "files")
+    return tmp_path / "files"
+
+
+def refusal(capfd: pytest.CaptureFixture[str], *flags: str) -> str:
+    """The line that a start ends with."""
+    try:
+        status = command_line(["serve", "model", "--port", "0", "--num_threads", "1", *flags])
+    except SystemExit as end:  # of argparse
+        status = int(str(end.code))
+    written = capfd.readouterr().err
+    lines = [line for line in written.splitlines() if not line.startswith("Reading the model: ")]
+    assert status == 2, written
+    assert len(lines) == 1, written
+    assert "error: " in lines[0]
+    return lines[0]
+
+
+BAD_FLAGS: dict[str, list[str]] = {
+    f"--num_threads {HUGE}": ["num_threads", HUGE, "1 to 2147483647"],
+    "--num_threads 0": ["num_threads", "is 0", "from 1"],
+    "--num_threads 2000": ["num_threads is 2000", "1 to 1024"],
+    f"--max_queue_size {HUGE}": ["max_queue_size", HUGE, "1 to 2147483647"],
+    "--max_queue_size x": ["max_queue_size", "is x", "an integer"],
+    "--host_cache_bytes -1": ["host_cache_bytes", "is -1", "from 0"],
+    f"--host_cache_bytes {HUGE}": ["host_cache_bytes", HUGE, "to 9223372036854775807"],
+    f"--kv_cache_tokens {HUGE}": ["kv_cache_tokens", HUGE, "to 9223372036854775807"],
+    "--kv_cache_tokens 0": ["kv_cache_tokens", "is 0", "from 1"],
+    f"--kv_cache_tokens {'9' * 5000}": ["kv_cache_tokens", "999...", "from 1"],
+    f"--kv_cache_dir x --kv_cache_dir_bytes {HUGE}": ["kv_cache_dir_bytes", HUGE, "from 1"],
+    "--kv_cache_dir x": ["kv_cache_dir is x", "both, or neither"],
+    "--kernels nope": ["kernels is 'nope'", "this CPU can run"],
+    f"--weight_memory {HUGE}": ["weight_memory", HUGE, "up to 2^62"],
+    f"--weight_memory {'9' * 400}TiB": ["weight_memory", "up to 2^62"],
+    "--draft_model nowhere": ["nowhere", "does not exist"],
+    f"--draft_model model --max_draft_len {HUGE}": ["max_draft_len", HUGE, "1 to 2147483647"],
+    f"--draft_model model --draft_kv_cache_bytes {HUGE}": ["draft_kv_cache_bytes", HUGE],
+    "--max_draft_len 3": ["max_draft_len is 3", "draft_model"],
+    f"--max_lora_rank {HUGE}": ["max_lora_rank", HUGE, "1 to 1048576"],
+    "--max_lora_rank 99999999": ["max_lora_rank is 99999999", "1 to 1048576"],
+    "--max_lora_rank 1048576 --max_num_tokens 16777216": ["max_lora_rank is 1048576", "16777216", "the machine has"],
+    f"--max_batch_size {HUGE}": ["max_batch_size", HUGE, "1 to 1048576"],
+    f"--max_num_tokens {HUGE}": ["max_num_tokens", HUGE, "1 to 16777216"],
+    f"--max_seq_len {HUGE}": ["max_seq_len", HUGE],
+    f"--max_extra_tokens {HUGE}": ["max_extra_tokens", HUGE, "0 to 65536"],
+    f"--long_lora_scaling_factors {HUGE}": ["long_lora_scaling_factors", HUGE, "2 to 1024"],
+    "--group_size 32": ["group_size: without quantization"],
+    f"--max_body_bytes {HUGE}": ["max_body_bytes", HUGE, "from 1"],
+    "--max_header_bytes 0": ["max_header_bytes", "is 0", "from 1"],
+    "--max_prompts 0": ["max_prompts", "is 0", "from 1"],
+    "--max_request_seconds 1e300": ["max_request_seconds", "1e300", "0 to 1000000000"],
+    "--max_request_seconds nan": ["max_request_seconds", "nan", "0 to 1000000000"],
+    "--shutdown_seconds -1": ["shutdown_seconds", "-1", "0 to 1000000000"],
+    "--port 65536": ["port", "65536", "0 to 65535"],
+    "--host 300.1.1.1": ["300.1.1.1", "expected a free host and port"],
+    "--adapter_root nowhere": ["adapter_root is 'nowhere'", "expected a directory"],
+    "--enable_lora_loading": ["enable_lora_loading needs adapter_root"],
+    "--lora_modules x": ["lora_modules 'x'", "NAME=PATH"],
+    "--lora_modules x=nowhere": ["lora_modules 'x=nowhere'", "nowhere is not a directory"],
+    '--lora_modules {"name":1}': ["lora_modules '{\"name\":1}'", "expected texts name and path"],
+    "--lora_modules {": ["lora_modules '{'", "not JSON"],
+    "--lora_modules base=adapter --served_model_name base": ["'base=adapter'", "the base model's name"],
+    "--lora_modules model=adapter": ["'model=adapter'", "the base model's name"],
+    "--lora_modules a:0.5=adapter": ["'a:0.5=adapter'", "a weighted sum"],
+    "--lora_modules a=adapter a=adapter": ["'a' is given twice"],
+    "--lora_modules a=model": ["'a=model'", "it holds a whole model, not an adapter"],
+    "--lora_modules a=adapter --max_lora_rank 2": ["'a=adapter'", "rank", "2"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("flags", "expected"), BAD_FLAGS.items(), ids=[name[:60] for name in BAD_FLAGS])
+def test_bad_flags_end_a_start(root: Path, flags: str, expected: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    line = refusal(capfd, *flags.split(" "))
+    for part in expected:
+        assert part in line
+
+
+@pytest.mark.parametrize("flags", [["--served_model_name", ""], ["--api_key", ""], ["--lora_modules", "a\nb=adapter"]])
+def test_texts_that_are_no_names_end_a_start(root: Path, flags: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    assert flags[0].removeprefix("--") in refusal(capfd, *flags)
+
+
+def _fields(**changes: Any) -> Callable[[Path], None]:
+    def change(path: Path) -> None:
+        path.write_text(json.dumps({**(json.loads(path.read_text()) if path.is_file() else {}), **changes}))
+
+    return change
+
+
+def _bytes(content: bytes) -> Callable[[Path], object]:
+    return lambda path: path.write_bytes(content)
+
+
+BAD_FILES: dict[str, tuple[str, Callable[[Path], object], list[str]]] = {
+    "no config": ("model/config.json", Path.unlink, ["has no config.json"]),
+    "config that is no JSON": ("model/config.json", _bytes(b"{"), ["model/config.json", "not JSON"]),
+    "sizes beyond 64 bits": ("model/config.json", _fields(hidden_size=10**30), ["hidden_size", "1000000", "at most"]),
+    "numbers beyond floats": ("model/config.json", _fields(rms_norm_eps=10**400), ["rms_norm_eps"]),
+    "half of a character": ("model/config.json", _bytes(rb'{"architectures": "\ud800"}'), [r"has \ud800", "halves"]),
+    "no weights": ("model/model.safetensors", Path.unlink, ["holds no weights"]),
+    "no tokenizer": ("model/tokenizer.json", Path.unlink, ["there is no tokenizer", "save_pretrained('model')"]),
+    "damaged tokenizer": ("model/tokenizer.json", _bytes(b"{}"), ["model/tokenizer.json", "cannot be read"]),
+    "generation config that is no JSON": ("model/generation_config.json", _bytes(b"\xff"), ["generation_config.json"]),
+    "generation config that is a list": ("model/generation_config.json", _bytes(b"[]"), ["generation_config.json"]),
+    "hot": ("model/generation_config.json", _fields(temperature="hot"), ["generation_config.json", "temperature"]),
+    "NaN": ("model/generation_config.json", _fields(top_p=float("nan")), ["generation_config.json", "top_p"]),
+    "many": ("model/generation_config.json", _fields(top_k=10**30), ["generation_config.json", "top_k"]),
+    "end": ("model/generation_config.json", _fields(eos_token_id="x"), ["generation_config.json", "eos_token_id"]),
+    "no adapter": ("adapter/adapter_config.json", Path.unlink, ["'a=adapter'", "has no adapter_config.json"]),
+    "rank": ("adapter/adapter_config.json", _fields(r=10**30), ["'a=adapter'", "_config.json", "1 to 2147483647"]),
+    "weights": ("adapter/adapter_model.safetensors", _bytes(b"x" * 100), ["'a=adapter'", "adapter_model.safetensors"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "change", "expected"), BAD_FILES.values(), ids=BAD_FILES)
+def test_bad_files_end_a_start(
+    root: Path, name: str, change: Callable[[Path], object], expected: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    change(root / name)
+    line = refusal(capfd, "--lora_modules", "a=adapter")
+    for part in expected:
+        assert part in line
+
+
+@pytest.fixture
+def port_in_use() -> Iterator[int]:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        yield other.getsockname()[1]
+
+
+def test_a_port_in_use_ends_a_start(root: Path, port_in_use: int, capfd: pytest.CaptureFixture[str]) -> None:
+    assert f"cannot listen on 127.0.0.1:{port_in_use}" in refusal(capfd, "--port", str(port_in_use))
+
+
+def test_a_cache_that_cannot_be_written_ends_a_start(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    line = refusal(capfd)
+    assert str(EngineCache().directory) in line
+    assert "cannot be written" in line
+    assert "XDG_CACHE_HOME" in line
+
+
+def test_good_flags_come_as_far_as_the_engine(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(first_use, "_make", lambda *_: (_ for _ in ()).throw(ConfigError("made")))
+    flags = ["--lora_modules", "a=adapter", "--host_cache_bytes", "9223372036854775807", "--max_request_seconds", "0",
+             "--max_queue_size", "2147483647", "--weight_memory", "all"]  # fmt: skip
+    parser = CommandParser(prog="adaptrt serve", description="")
+    command.add_arguments(parser)
+    with pytest.raises(ConfigError, match="made"):
+        command.make_executor(parser.parse_args(["model", *flags]))
+
+
+@pytest.mark.parametrize("name", sorted(LARGEST_SIZES))
+def test_the_largest_sizes_are_those_of_programs(name: str) -> None:
+    checked = "max_rank" if name == "max_lora_rank" else name
+    assert not any(f"{checked} is" in problem for problem in problems_of_program(LARGEST_SIZES))
+    too_large = LARGEST_SIZES[name] + 1
+    problems = problems_of_program({**LARGEST_SIZES, name: too_large})
+    assert any(f"{checked} is {too_large}; it must lie in" in problem for problem in problems)
+
+
+def problems_of_program(sizes: dict[str, int]) -> list[str]:
+    """Complaints of the core about a program of these sizes without ops."""
+    site = LoraSite(layer=0, in_size=8, parts=[LoraPart(module=0, out_size=8)])
+    layout = LoraLayout(
+        dtype=DType.FLOAT32, num_layers=1, max_rank=sizes["max_lora_rank"], dora_enabled=False, target_modules=[0],
+        sites=[site],
+    )  # fmt: skip
+    program = Program(
+        dtype=DType.FLOAT32, vocab_size=9, num_layers=1, arena_bytes=0, buffers=[], body=[], head=[], lora=layout,
+        **{name: size for name, size in sizes.items() if name != "max_lora_rank"},
+    )  # fmt: skip
+    found: list[str] = program.validate()
+    return found
