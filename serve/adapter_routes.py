@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
@@ -14,6 +14,13 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from .errors import FORBIDDEN, INVALID_USER_INPUT, ApiError
 from .http import read_json
 from .service import Service
+
+LOAD_PATH: Final = "/v1/load_lora_adapter"
+UNLOAD_PATH: Final = "/v1/unload_lora_adapter"
+SGLANG_LOAD_PATH: Final = "/load_lora_adapter"
+SGLANG_UNLOAD_PATH: Final = "/unload_lora_adapter"
+ADAPTER_PATHS: Final = frozenset({LOAD_PATH, UNLOAD_PATH, SGLANG_LOAD_PATH, SGLANG_UNLOAD_PATH})
+"""All routes that change which adapters there are."""
 
 
 class _Fields(BaseModel):
@@ -50,11 +57,11 @@ class SglangUnload(_Fields):
 
 
 def routes(service: Service) -> APIRouter:
-    """All of them, refused unless the server was started with --enable-lora-loading."""
+    """The routes at ADAPTER_PATHS, refused unless the server was started with --enable-lora-loading."""
     router = APIRouter()
     limits = service.options.limits
 
-    @router.post("/v1/load_lora_adapter")
+    @router.post(LOAD_PATH)
     async def load(request: Request) -> Response:
         _check_enabled(service)
         body = await read_json(request, LoadLoraAdapter, limits)
@@ -63,7 +70,7 @@ def routes(service: Service) -> APIRouter:
         await service.adapters.load(body.lora_name, body.lora_path, replace=body.load_inplace)
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
-    @router.post("/v1/unload_lora_adapter")
+    @router.post(UNLOAD_PATH)
     async def unload(request: Request) -> Response:
         _check_enabled(service)
         body = await read_json(request, UnloadLoraAdapter, limits)
@@ -72,13 +79,13 @@ def routes(service: Service) -> APIRouter:
         await service.adapters.unload(body.lora_name)
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
-    @router.post("/load_lora_adapter")
+    @router.post(SGLANG_LOAD_PATH)
     async def sglang_load(request: Request) -> Response:
         _check_enabled(service)
         body = await read_json(request, SglangLoad, limits)
         return await _sglang_answer(service, service.adapters.load(body.lora_name, body.lora_path, pinned=body.pinned))
 
-    @router.post("/unload_lora_adapter")
+    @router.post(SGLANG_UNLOAD_PATH)
     async def sglang_unload(request: Request) -> Response:
         _check_enabled(service)
         body = await read_json(request, SglangUnload, limits)

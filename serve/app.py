@@ -16,6 +16,7 @@ from . import adapter_routes, metrics, openai_routes, page_routes, state_routes,
 from .errors import BAD_REQUEST, INTERNAL, NOT_FOUND, ApiError
 from .http import CLIENT_CLOSED_REQUEST, error_response, health_response
 from .key_guard import KeyGuard
+from .origin_guard import OriginGuard, OriginPolicy
 from .request_log import RequestRecorder
 from .service import Service
 
@@ -34,6 +35,13 @@ def make_app(service: Service) -> FastAPI:
     app.include_router(metrics.routes(service.metrics.registry))
     app.include_router(state_routes.routes(service))
     app.include_router(page_routes.routes())
+    app.add_middleware(
+        OriginGuard,
+        policy=OriginPolicy(service.options.host, service.options.allowed_hosts),
+        guarded_paths=adapter_routes.ADAPTER_PATHS,
+        is_binary_path=triton_routes.is_below_prefix,
+        respond=respond,
+    )
     if service.options.api_keys:
         app.add_middleware(KeyGuard, keys=service.options.api_keys, open_paths=OPEN_PATHS, respond=respond)
     # The last that is added is around all others, so refused keys are recorded as well.

@@ -32,6 +32,7 @@ from .options import (
     ServerOptions,
     num_connections,
 )
+from .places import allowed_host
 from .tool_calls import PARSERS
 
 API_KEY_VARIABLE: Final = "ADAPTRT_API_KEY"
@@ -57,6 +58,10 @@ def _add_server(group: Any) -> None:
     group.add_argument(
         "--api_key", nargs="+", default=[], metavar="KEY",
         help=f"keys that clients may send; also ${API_KEY_VARIABLE}, where other users of the machine do not see it",
+    )  # fmt: skip
+    group.add_argument(
+        "--allowed_hosts", type=allowed_host, nargs="+", default=[], metavar="NAME",
+        help="names or NAME:PORT that browsers may reach the server under to load adapters, such as a reverse proxy's",
     )  # fmt: skip
     group.add_argument(
         "--served_model_name", nargs="+", default=[], metavar="NAME",
@@ -195,6 +200,7 @@ def options_of(args: argparse.Namespace) -> ServerOptions:
         port=args.port,
         served_model_name=names,
         api_keys=keys_of(args),
+        allowed_hosts=tuple(args.allowed_hosts),
         adapter_roots=tuple(args.adapter_root),
         enable_lora_loading=args.enable_lora_loading,
         lora_modules=modules,

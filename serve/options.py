@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from .._core import ConfigError
+from .places import Place
 
 DEFAULT_PORT: Final = 8000
 """vLLM's, which clients' examples have."""
@@ -48,12 +49,15 @@ class ServerOptions:
     """Flags of `adaptrt serve` that are not the engine's."""
 
     host: str = "127.0.0.1"
+    """Address to listen on; empty: another process listens."""
     port: int = DEFAULT_PORT
     """0: one that is free."""
     served_model_name: tuple[str, ...] = ()
     """Names of the base model; (): that of its directory."""
     api_keys: tuple[str, ...] = ()
     """(): none is asked for."""
+    allowed_hosts: tuple[Place, ...] = ()
+    """Names that clients may reach the server under, such as a reverse proxy's, where they load adapters."""
     adapter_roots: tuple[Path, ...] = ()
     enable_lora_loading: bool = False
     lora_modules: tuple[tuple[str, Path], ...] = ()

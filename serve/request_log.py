@@ -10,14 +10,12 @@ from typing import Any, Final
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from .adapter_routes import ADAPTER_PATHS
 from .metrics import ServiceMetrics
 from .records import RequestRecord, current_request
 
 REQUEST_ID_HEADER: Final = "x-request-id"
 _LOG: Final = logging.getLogger("adaptrt.requests")
-_ADAPTER_PATHS: Final = frozenset(
-    {"/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/load_lora_adapter", "/unload_lora_adapter"}
-)
 SURFACES: Final = ("openai", "triton", "adapters", "other")
 
 
@@ -61,7 +59,7 @@ class RequestRecorder:
 
 def surface_of(path: str) -> str:
     """One of SURFACES."""
-    if path in _ADAPTER_PATHS:
+    if path in ADAPTER_PATHS:
         return "adapters"
     if path == "/v2" or path.startswith("/v2/"):
         return "triton"

@@ -15,6 +15,7 @@ from ray.serve.handle import DeploymentHandle
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ..adapter_routes import ADAPTER_PATHS
 from ..app import OPEN_PATHS, respond
 from ..command import keys_of, limits_of, model_names_of
 from ..errors import INTERNAL, NOT_FOUND, OVERLOADED, UNAVAILABLE, ApiError, retry_headers
@@ -22,6 +23,7 @@ from ..http import LONG_BODY, data_frame, disconnected, end_task, read_body
 from ..key_guard import KeyGuard
 from ..openai_answers import DONE
 from ..options import ServerLimits
+from ..origin_guard import OriginGuard, OriginPolicy
 from ..triton_routes import is_below_prefix
 from .affinity import adapter_named, group_of
 from .calls import call_all
@@ -59,7 +61,14 @@ class Endpoint:
         self._app: ASGIApp = EndpointApp(
             replicas, EndpointOptions(model_names_of(args), limits_of(args), adapter_affinity)
         )
-        # Replicas would refuse as well, but here nothing has been read yet.
+        # Replicas would refuse as well, but here nothing has been read yet. Serve's proxies listen, anywhere.
+        self._app = OriginGuard(
+            self._app,
+            OriginPolicy("", args.allowed_hosts),
+            ADAPTER_PATHS,
+            is_below_prefix,
+            respond,
+        )
         if keys := keys_of(args):
             self._app = KeyGuard(self._app, keys=keys, open_paths=OPEN_PATHS, respond=respond)
         self._app = BelowPrefix(self._app)

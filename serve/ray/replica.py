@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -42,7 +43,7 @@ class Replica:
         Raises AdaptrtError, and ApiError for an adapter of lora_modules, which ends the start of the application.
         """
         args = parse_flags(flags)
-        options = options_of(args)
+        options = replace(options_of(args), host="")  # Serve's proxies listen
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
         self._name = serve.get_replica_context().replica_id.unique_id
         self._coordinator = coordinator

@@ -185,6 +185,19 @@ def test_without_the_key_nothing_is_answered(address: str, given: str | None) ->
     assert httpx.get(f"{address}/health", headers=headers).status_code == httpx.codes.OK
 
 
+def test_web_pages_of_other_sites_are_refused(address: str) -> None:
+    content = json.dumps(body()).encode()
+    for kind in ("text/plain", "application/x-www-form-urlencoded"):
+        answer = post(address, content, **{"Content-Type": kind})
+        assert answer.status_code == httpx.codes.UNSUPPORTED_MEDIA_TYPE
+        assert answer.json()["error"]["code"] == httpx.codes.UNSUPPORTED_MEDIA_TYPE
+    for headers in ({"Origin": "http://evil.example"}, {"Host": "evil.example"}, {"Sec-Fetch-Site": "cross-site"}):
+        answer = post(address, b"{}", "/v1/load_lora_adapter", **{"Content-Type": "application/json"}, **headers)
+        assert answer.status_code == httpx.codes.FORBIDDEN
+        assert "--allowed-hosts" in answer.json()["error"]["message"]
+    check_alive(address)
+
+
 def test_a_client_that_goes_away_frees_its_request(address: str) -> None:
     before = state(address)["tokens_generated"]
     streamed = {"content": json.dumps(body(LONG, stream=True)).encode(), "headers": HEADERS, "timeout": SECONDS}

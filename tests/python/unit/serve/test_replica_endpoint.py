@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import pytest
-from starlette.types import Message
+from starlette.types import ASGIApp, Message
 
 pytest.importorskip("ray", reason="ray is not installed")
 
@@ -60,11 +60,19 @@ class Handle:
         self.num_cancelled += 1
 
 
-def ask(handle: Handle, path: str = "/v1/completions", body: bytes = b'{"model": "x"}', leaves: bool = False) -> Any:
+def ask(
+    handle: Handle,
+    path: str = "/v1/completions",
+    body: bytes = b'{"model": "x"}',
+    leaves: bool = False,
+    app: ASGIApp | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Any:
     """(status, body)."""
     sent: list[Message] = []
     scope = {
-        "type": "http", "method": "POST", "path": f"/prefix{path}", "root_path": "/prefix", "headers": [],
+        "type": "http", "method": "POST", "path": f"/prefix{path}", "root_path": "/prefix",
+        "headers": [(name.encode(), value.encode()) for name, value in (headers or {}).items()],
         "query_string": b"", "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 2), "scheme": "http",
     }  # fmt: skip
 
@@ -81,7 +89,7 @@ def ask(handle: Handle, path: str = "/v1/completions", body: bytes = b'{"model":
         async def send(message: Message) -> None:
             sent.append(message)
 
-        await BelowPrefix(EndpointApp(handle, OPTIONS))(scope, receive, send)
+        await (app or BelowPrefix(EndpointApp(handle, OPTIONS)))(scope, receive, send)
 
     asyncio.run(main())
     if not sent:
@@ -151,6 +159,21 @@ def test_bodies_are_limited_before_a_replica_is_asked() -> None:
     assert handle.paths == []
     status, body = ask(handle, path="/v2/models/x/infer", body=b" " * 1001)
     assert (status, json.loads(body).keys()) == (413, {"error"})
+
+
+def test_web_pages_of_other_sites_are_refused_before_a_replica_is_asked() -> None:
+    handle = Handle([START], [END])
+    flags = {"model": "m", "num_threads": 1, "allowed_hosts": "llm.example.com"}
+    app = endpoint.Endpoint(handle, flags, True).__serve_build_asgi_app__()
+    for headers, status in (
+        ({"content-type": "text/plain"}, 415),
+        ({"origin": "http://evil.example", "host": "127.0.0.1"}, 403),
+        ({"origin": "https://llm.example.com", "host": "127.0.0.1"}, 200),
+        ({"host": "ray-head:8000"}, 200),
+    ):
+        given = {"content-type": "application/json", "content-length": "2", **headers}
+        assert ask(handle, "/v1/load_lora_adapter", b"{}", app=app, headers=given)[0] == status
+    assert handle.paths == ["/v1/load_lora_adapter"] * 2
 
 
 def test_serve_takes_the_application() -> None:

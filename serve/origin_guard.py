@@ -1,0 +1,149 @@
+"""Refuses requests that a web page of another site makes: bodies other than JSON, and changes of adapters.
+
+A browser sends a JSON body across sites only if the server allows it before, which this server does not do. A page can
+still reach a server under a name of its own (DNS rebinding), so that Host is checked in addition to Origin.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Sequence
+from http import HTTPStatus
+from typing import Final, NoReturn
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from .errors import FORBIDDEN, ApiError
+from .places import DEFAULT_PORTS, LOCALHOST, Place
+
+LONGEST_SHOWN: Final = 100
+"""Characters of a header that an error repeats."""
+_BODILESS_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+_JSON: Final = re.compile(r"application/(?:[^/]+\+)?json")
+_BINARY: Final = "application/octet-stream"
+_OWN_SITES: Final = frozenset({"same-origin", "none"})
+"""Values of Sec-Fetch-Site for this server's own page and for what a user typed."""
+
+
+class OriginPolicy:
+    """Who may change adapters: programs, the server's own page, and pages of hosts that are allowed."""
+
+    def __init__(self, host: str, allowed_hosts: Sequence[Place]) -> None:
+        """`host`: address that the server listens on, or empty if another process listens."""
+        self._allowed = tuple(allowed_hosts)
+        own = Place.parse(f"[{host}]" if ":" in host else host)
+        self._own = (Place(LOCALHOST, None), *(() if own is None else (own,)))
+        self._is_loopback = own is not None and own.is_loopback
+
+    def check(self, request: Request) -> None:
+        """Raises ApiError with status 403 for a request that a page of another site may have made."""
+        origins, sites = request.headers.getlist("origin"), request.headers.getlist("sec-fetch-site")
+        hosts = request.headers.getlist("host")
+        # Programs reach a server under any name that their network has for it. A browser that was led to a server on
+        # its own machine may be an old one, which sends none of these headers.
+        if origins or sites or self._is_loopback:
+            for host in hosts:
+                self._check_host(host)
+        for origin in origins:
+            self._check_origin(origin, hosts)
+        is_allowed = bool(origins) and all(self._allows(_place_of(origin)) for origin in origins)
+        for site in sites:
+            if site not in _OWN_SITES and not is_allowed:
+                _refuse("Sec-Fetch-Site", site, "same-origin, none")
+
+    def _check_host(self, text: str) -> None:
+        place = Place.parse(text)
+        if place is not None and (
+            place.is_address or self._allows(place) or any(own.allows(place) for own in self._own)
+        ):
+            return
+        _refuse("Host", text, f"an address, {', '.join(own.host for own in self._own)}")
+
+    def _check_origin(self, text: str, hosts: Sequence[str]) -> None:
+        place = _place_of(text)
+        if self._allows(place):
+            return
+        # Host names no port if it is the default one of the page's scheme.
+        default = DEFAULT_PORTS.get(text.partition("://")[0])
+        asked = [Place.parse(host) for host in hosts]
+        if place is not None and any(one and place == Place(one.host, one.port or default) for one in asked):
+            return
+        _refuse("Origin", text, "the server's own page")
+
+    def _allows(self, place: Place | None) -> bool:
+        return place is not None and any(allowed.allows(place) for allowed in self._allowed)
+
+
+class OriginGuard:
+    """ASGI middleware that answers what a web page of another site may have sent with 403 or 415."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        policy: OriginPolicy,
+        guarded_paths: Collection[str],
+        is_binary_path: Callable[[str], bool],
+        respond: Callable[[Request, ApiError], Response],
+    ) -> None:
+        """`policy` holds at `guarded_paths`. `is_binary_path`: where bodies may be application/octet-stream.
+
+        `respond` makes the answers to requests that are refused.
+        """
+        self._app = app
+        self._policy = policy
+        self._guarded_paths = frozenset(guarded_paths)
+        self._is_binary_path = is_binary_path
+        self._respond = respond
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes a request on, or refuses it, as an ASGI application."""
+        if scope["type"] == "http" and scope["method"] not in _BODILESS_METHODS:
+            request = Request(scope)
+            try:
+                self._check_content_type(request)
+                if scope["path"] in self._guarded_paths:
+                    self._policy.check(request)
+            except ApiError as error:
+                await self._respond(request, error)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _check_content_type(self, request: Request) -> None:
+        headers = request.headers
+        if headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers:
+            return
+        given = headers.get("content-type")
+        if given is None:
+            # Triton's clients send none. A page can send none as well, but its browser then says where it is from.
+            if "origin" not in headers and "sec-fetch-site" not in headers:
+                return
+            given = ""
+        kind = given.partition(";")[0].strip().lower()
+        is_binary_path = self._is_binary_path(request.scope["path"])
+        if _JSON.fullmatch(kind) or (is_binary_path and kind == _BINARY):
+            return
+        accepted = f"application/json, {_BINARY}" if is_binary_path else "application/json"
+        raise ApiError(
+            f"Content-Type is '{given[:LONGEST_SHOWN]}'; accepted: {accepted}",
+            status=HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+        )
+
+
+def _place_of(origin: str) -> Place | None:
+    """The place of an origin with its port; None for 'null' and for what is no origin of a web page."""
+    scheme, separator, rest = origin.partition("://")
+    place = Place.parse(rest)
+    if not separator or place is None or scheme not in DEFAULT_PORTS:
+        return None
+    return Place(place.host, place.port or DEFAULT_PORTS[scheme])
+
+
+def _refuse(header: str, value: str, accepted: str) -> NoReturn:
+    raise ApiError(
+        f"{header} is '{value[:LONGEST_SHOWN]}'; accepted where adapters change: {accepted}, and the hosts of "
+        "--allowed-hosts",
+        status=HTTPStatus.FORBIDDEN,
+        kind=FORBIDDEN,
+    )

@@ -1,0 +1,60 @@
+"""Hosts and ports as the headers Host and Origin and the flag --allowed-hosts name them."""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import re
+from dataclasses import dataclass
+from typing import Final
+
+LOCALHOST: Final = "localhost"
+DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+_SHOWN: Final = 100
+"""Characters of a value that errors show."""
+_PLACE: Final = re.compile(r"(\[[0-9a-z:.%]+\]|[0-9a-z._-]+)(?::([0-9]{1,5}))?", re.IGNORECASE | re.ASCII)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A host's name or address in lower case, and a port if one is given."""
+
+    host: str
+    port: int | None
+
+    @classmethod
+    def parse(cls, text: str) -> Place | None:
+        """Reads NAME, ADDRESS or [ADDRESS], with :PORT or without; None for anything else."""
+        found = _PLACE.fullmatch(text)
+        if found is None:
+            return None
+        return cls(found[1].strip("[]").lower().removesuffix("."), None if found[2] is None else int(found[2]))
+
+    @property
+    def is_address(self) -> bool:
+        """True for an IP address, which no DNS server can point elsewhere."""
+        try:
+            ipaddress.ip_address(self.host)
+        except ValueError:
+            return False
+        return True
+
+    @property
+    def is_loopback(self) -> bool:
+        """True for this machine's own name and addresses."""
+        return self.host == LOCALHOST or (self.is_address and ipaddress.ip_address(self.host).is_loopback)
+
+    def allows(self, other: Place) -> bool:
+        """True for the same host, at the same port if this has one. A browser leaves out a scheme's default port."""
+        is_default = other.port is None and self.port in DEFAULT_PORTS.values()
+        return self.host == other.host and (self.port in (None, other.port) or is_default)
+
+
+def allowed_host(text: str) -> Place:
+    """Type of the flag --allowed-hosts, for argparse."""
+    place = Place.parse(text)
+    if place is None:
+        raise argparse.ArgumentTypeError(
+            f"it is '{text[:_SHOWN]}'; expected NAME or NAME:PORT without a scheme, such as llm.example.com"
+        )
+    return place
