@@ -79,26 +79,26 @@ class HermesParser(ToolCallParser):
         """See ToolCallParser."""
         super().__init__(names)
         self._held = ""
-        """What may be the beginning of a tag, or, behind one, the call."""
-        self._searched = 0
-        """So many characters of it have no end tag."""
-        self._is_inside = False
+        """Text that may begin a tag, or, inside a call, the call."""
+        self._end: _EndTag | None = None
+        """The search for the end of a call; None: outside of calls."""
+        self._minds_strings = True
+        """False: a string has not ended, and from here on an end tag counts wherever it stands."""
 
     def add(self, text: str) -> list[str | FunctionCall]:
         """See ToolCallParser."""
         found: list[str | FunctionCall] = []
         self._held += text
         while True:
-            tag = self._END if self._is_inside else self._BEGIN
-            begin = self._held.find(tag, self._searched)
+            begin = self._held.find(self._BEGIN) if self._end is None else self._end.find(self._held)
             if begin == -1:
                 break
-            before, self._held = self._held[:begin], self._held[begin + len(tag) :]
-            self._searched = 0
-            found += self._call(before, self._END) if self._is_inside else self._shown(before)
-            self._is_inside = not self._is_inside
-        if self._is_inside:
-            self._searched = max(0, len(self._held) - len(self._END) + 1)
+            if self._end is None:
+                found += self._shown(self._held[:begin])
+                self._held, self._end = self._held[begin + len(self._BEGIN) :], self._end_tag()
+            else:
+                found += self._call_until(begin)
+        if self._end is not None:
             return found
         kept = next((n for n in range(len(self._BEGIN) - 1, 0, -1) if self._held.endswith(self._BEGIN[:n])), 0)
         cut = len(self._held) - kept
@@ -108,13 +108,58 @@ class HermesParser(ToolCallParser):
 
     def finish(self) -> list[str | FunctionCall]:
         """See ToolCallParser; a last call may lack its end tag."""
+        found: list[str | FunctionCall] = []
+        if self._end is not None and self._END in self._held:
+            # Nothing is searched twice again: a model can be made to write any number of such strings.
+            self._minds_strings = False
+            self._end = self._end_tag()
+            found += self.add("")
         held, self._held = self._held, ""
-        found = self._call(held, "") if self._is_inside else self._shown(held)
+        found += self._shown(held) if self._end is None else self._call(held, "")
         return found + self._rest()
+
+    def _end_tag(self) -> _EndTag:
+        return _EndTag(self._END, minds_strings=self._minds_strings)
+
+    def _call_until(self, end: int) -> list[str | FunctionCall]:
+        """The call that is held, up to its end tag; the text behind it is held from then on."""
+        call, self._held, self._end = self._held[:end], self._held[end + len(self._END) :], None
+        return self._call(call, self._END)
 
     def _call(self, text: str, end: str) -> list[str | FunctionCall]:
         call = _call_of(_json_of(text), self._names)
         return self._shown(f"{self._BEGIN}{text}{end}") if call is None else self._called(call)
+
+
+class _EndTag:
+    """Finds the first tag in a text that grows, and looks at each character once."""
+
+    def __init__(self, tag: str, *, minds_strings: bool) -> None:
+        """minds_strings: a tag inside a string of JSON does not count."""
+        self._tag = tag
+        self._minds_strings = minds_strings
+        self._place = 0
+        self._is_string = False
+        self._is_escaped = False
+
+    def find(self, text: str) -> int:
+        """The place of the tag; -1: it may still come."""
+        for place in range(self._place, len(text)):
+            character = text[place]
+            if self._is_escaped:
+                self._is_escaped = False
+            elif character == '"' and self._minds_strings:
+                self._is_string = not self._is_string
+            elif self._is_string:
+                self._is_escaped = character == "\\"
+            elif character == self._tag[0]:
+                if text.startswith(self._tag, place):
+                    return place
+                if self._tag.startswith(text[place:]):
+                    self._place = place
+                    return -1
+        self._place = len(text)
+        return -1
 
 
 class Llama3JsonParser(ToolCallParser):

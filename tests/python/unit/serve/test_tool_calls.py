@@ -36,6 +36,8 @@ def parse(kind: str, pieces: Iterable[str]) -> tuple[str, list[tuple[str, object
     return text, [(call.name, json.loads(call.arguments)) for call in calls]
 
 
+TAGGED = ("weather", {"city": 'a</tool_call>\\ "b'})
+ENDLESS = '<tool_call>"\\"</tool_call>'
 UNKNOWN = ("rm", {"path": "/"})
 ANSWERS = {
     "hermes: text alone": (HERMES, "Hello <b> there \n", ("Hello <b> there \n", [])),
@@ -52,6 +54,12 @@ ANSWERS = {
         HERMES,
         "<tool_call>{</tool_call>" + hermes(TIME),
         ("<tool_call>{</tool_call>", [TIME]),
+    ),
+    "hermes: an end tag in an argument": (HERMES, hermes(TAGGED) + hermes(TIME), ("", [TAGGED, TIME])),
+    "hermes: a string that does not end, then a call": (
+        HERMES,
+        f"{ENDLESS} b{hermes(WEATHER)} c",
+        (f"{ENDLESS} b c", [WEATHER]),
     ),
     "hermes: unfinished": (HERMES, 'a <tool_call>{"name": "ti', ('a <tool_call>{"name": "ti', [])),
     "hermes: an unknown function": (HERMES, hermes(UNKNOWN), (hermes(UNKNOWN), [])),
