@@ -23,6 +23,16 @@ HOW_TO_INSTALL: Final = "guided decoding needs llguidance: pip install 'adaptrt[
 OLDEST_VERSION: Final = (1, 9)
 """Of llguidance; the next major one may have another C interface."""
 
+COMPACT_JSON: Final[Mapping[str, Any]] = {
+    "whitespace_flexible": False,
+    "item_separator": ", ?",
+    "key_separator": ": ?",
+}
+"""llguidance's options for JSON on one line, with at most one space after a comma or a colon.
+
+A model that is free to write whitespace may write nothing else until its limit. Both separators are patterns.
+"""
+_ANY_OBJECT: Final = '{"type": "object"}'
 _SPECIAL: Final = b"\xff"
 """What llguidance marks special tokens with: no text has this byte."""
 _BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-F]{2})>")
@@ -105,6 +115,21 @@ def token_bytes(tokenizer: Tokenizer, vocab_size: int, stop_token_ids: Sequence[
     return tokens
 
 
+def with_json_options(schema: str, options: Mapping[str, Any]) -> str:
+    """Returns a JSON schema with options of llguidance for how the JSON is written.
+
+    The schema's own options, under "x-guidance", win over these: llguidance takes the last of two equal keys. A text
+    that is no schema comes back as it is, so that llguidance says what is wrong with it.
+    """
+    text = schema.strip(" \t\r\n")
+    if text == "true":  # the schema of any JSON
+        text = "{}"
+    if not text.startswith("{"):
+        return schema
+    rest = text[1:].lstrip(" \t\r\n")
+    return f'{{"x-guidance": {json.dumps(options)}{"" if rest.startswith("}") else ", "}{rest}'
+
+
 def _load_llguidance() -> tuple[Any, dict[str, int]]:
     """The package, and the addresses of its library's C functions."""
     try:
@@ -168,9 +193,9 @@ def _grammar_of(params: GuidedDecodingParams, llguidance: Any, special: set[str]
     kind, guide = params.guide_type, params.guide or ""
     kinds = GuidedDecodingParams.GuideType
     if kind is kinds.JSON:
-        return "json_schema", '{"type": "object"}'
+        return "json_schema", with_json_options(_ANY_OBJECT, COMPACT_JSON)
     if kind is kinds.JSON_SCHEMA:
-        return "json_schema", guide
+        return "json_schema", with_json_options(guide, COMPACT_JSON)
     if kind is kinds.REGEX:
         return "regex", guide
     try:
@@ -198,7 +223,8 @@ def _structural_tag(guide: str, llguidance: Any, special: set[str]) -> str:
         if not trigger:
             raise RequestError(f"structures[{i}].begin of the guide, {begin!r}, begins with none of the triggers")
         text = schema if isinstance(schema, str) else json.dumps(schema)
-        tags.append(llguidance.StructTag(trigger=trigger, begin=begin, grammar=text, end=structure["end"]))
+        grammar = with_json_options(text, COMPACT_JSON)
+        tags.append(llguidance.StructTag(trigger=trigger, begin=begin, grammar=grammar, end=structure["end"]))
     if not tags:
         raise RequestError("structures of the guide is empty; accepted: one or more")
     # llguidance takes all triggers in angle brackets for special tokens, or none of them.

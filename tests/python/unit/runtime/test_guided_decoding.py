@@ -163,3 +163,60 @@ def test_params_and_config_are_values() -> None:
     assert any("guided_decoding_config.backend is XGRAMMAR" in problem for problem in executor_config.validate())
     with pytest.raises(TypeError, match=r"^Request\.guided_decoding_params is "):
         adaptrt.Request([1], 1, guided_decoding_params="json")
+
+
+@pytest.mark.parametrize(
+    ("schema", "written"),
+    [
+        ("{}", '{"x-guidance": {"a": 1}}'),
+        (" true\n", '{"x-guidance": {"a": 1}}'),
+        ('{"type": "object"}', '{"x-guidance": {"a": 1}, "type": "object"}'),
+        ('{ \n"x-guidance": {}}', '{"x-guidance": {"a": 1}, "x-guidance": {}}'),
+        ("false", "false"),
+        ("", ""),
+        ("nonsense", "nonsense"),
+    ],
+)
+def test_a_schemas_own_options_win(schema: str, written: str) -> None:
+    assert guided_decoding.with_json_options(schema, {"a": 1}) == written
+
+
+def accepts(params: Params, text: str) -> bool:
+    """True if the guide lets a model write the text, which may go on."""
+    kind, grammar = guided_decoding._grammar_of(params, llguidance, set())
+    if kind == "json_schema":
+        grammar = llguidance.LLMatcher.grammar_from_json_schema(grammar)
+    elif kind == "lark":
+        grammar = llguidance.LLMatcher.grammar_from_lark(grammar)
+    tokenizer = llguidance.LLTokenizer("byte")
+    matcher = llguidance.LLMatcher(tokenizer, grammar)
+    assert not matcher.is_error(), matcher.get_error()
+    tokens = tokenizer.tokenize_str(text)
+    return bool(matcher.try_consume_tokens(tokens) == len(tokens))
+
+
+FREE = json.dumps({"x-guidance": {"whitespace_flexible": True}, "type": "object"})
+
+
+@pytest.mark.parametrize(
+    ("params", "prefix"),
+    [
+        (Params(GuideType.JSON), ""),
+        (Params(GuideType.JSON_SCHEMA, "{}"), ""),
+        (Params(GuideType.JSON_SCHEMA, "true"), ""),
+        (
+            Params(
+                GuideType.STRUCTURAL_TAG,
+                json.dumps({"structures": [{"begin": "<f>", "schema": {}, "end": ""}], "triggers": ["<f>"]}),
+            ),
+            "<f>",
+        ),
+    ],
+    ids=["JSON", "schema", "any schema", "structural tag"],
+)
+def test_json_is_compact_unless_the_schema_says_otherwise(params: Params, prefix: str) -> None:
+    for text in ('{"a": [1, 2], "b": {}}', '{"a":[1,2],"b":{}}'):
+        assert accepts(params, prefix + text)
+    for text in (" {", "{ ", '{"a" :', '{"a":  1', '{"a": 1 ', '{"a": 1,\n'):
+        assert not accepts(params, prefix + text), text
+    assert accepts(Params(GuideType.JSON_SCHEMA, FREE), '{\n\n  "a" :   1 ,')
