@@ -53,6 +53,12 @@ class ServedAdapters:
         """Whether it is among list()."""
         return self._store.knows(name)
 
+    def is_from(self, name: str, path: str) -> bool:
+        """True if a known adapter was loaded from this directory, absolute or as it lies below a root."""
+        # Links are not followed: this runs on the loop, and a client may name any path.
+        directories = {os.path.normpath(root / path) for root in self._roots or (Path("/"),)}
+        return any(one.name == name and os.path.normpath(one.path) in directories for one in self.list())
+
     async def find(self, name: str) -> bool:
         """Whether there is an adapter of this name, or all of a weighted sum; those that lie below a root are added.
 

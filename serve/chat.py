@@ -11,22 +11,24 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from ..runtime.adapter_tokenizers import TextTokenizer
-from .errors import ApiError
 from .generation import TextPiece
 from .http import EventStream, read_json, unless_disconnected
 from .openai_answers import chat_log_probs, events, merged, new_id, usage
 from .openai_chat_fields import ChatRequest
+from .openai_guides import guide_of
 from .openai_requests import adapter_of, answer_length, start_all, text_request
 from .service import Service
-from .tool_calls import PARSERS, FunctionCall, ToolCallParser
+from .tool_calls import FunctionCall, ToolCallParser
+from .tool_use import tool_use_of
 
 
 async def chat(service: Service, request: Request) -> Response:
     """Answers a conversation."""
     fields = await read_json(request, ChatRequest, service.options.limits)
     adapter = await adapter_of(service, fields)
-    make_parser = _parser_maker(service, fields)
-    tools = None if make_parser is None else [tool.model_dump(exclude_unset=True) for tool in fields.tools or ()]
+    tool_use = await tool_use_of(service, fields)
+    make_parser = None if tool_use is None else tool_use.make_parser
+    tools = None if tool_use is None else [tool.for_template() for tool in fields.tools or ()]
     prompt = await service.prompts.tokenize_chat(fields, adapter, tools)
     asked = text_request(
         service,
@@ -44,6 +46,7 @@ async def chat(service: Service, request: Request) -> Response:
         top_log_probs=fields.top_logprobs if fields.logprobs else None,
         # What marks calls are special tokens in some vocabularies.
         skip_special_tokens=make_parser is None,
+        guide=guide_of(fields) if tool_use is None else tool_use.guide,
     )
     own = await service.tokenizers.of(adapter)
     answer = _Answer(service, fields, adapter, own, prompt, make_parser)
@@ -54,21 +57,6 @@ async def chat(service: Service, request: Request) -> Response:
             return EventStream(events(answer.chunks(merged(generations, kept))), kept)
         pieces = await unless_disconnected(request, generations[0].whole())
     return JSONResponse(answer.whole(pieces))
-
-
-def _parser_maker(service: Service, fields: ChatRequest) -> Callable[[], ToolCallParser] | None:
-    """What makes what finds calls in an answer; None: there are none to find."""
-    if not fields.tools or fields.tool_choice == "none":
-        return None
-    name = service.options.tool_call_parser
-    if name is None:
-        raise ApiError(
-            f"tools: the server was started without --tool_call_parser ({' or '.join(PARSERS)}), which says how the "
-            "model writes its calls; accepted: tool_choice 'none'",
-            param="tools",
-        )
-    names = {tool.function.name for tool in fields.tools}
-    return lambda: PARSERS[name](names)
 
 
 class _Answer:
@@ -175,7 +163,9 @@ class _Choice:
         return delta
 
     def _end(self, piece: TextPiece) -> dict[str, Any]:
-        has_calls = self._num_calls > 0 and piece.finish_reason == "stop"
+        # In OpenAI's API, a call that the request itself names does not count as a reason.
+        is_named = self._fields.tool_choice.name is not None
+        has_calls = self._num_calls > 0 and piece.finish_reason == "stop" and not is_named
         end: dict[str, Any] = {
             "logprobs": chat_log_probs(piece.log_probs, self._own.texts) if self._fields.logprobs else None,
             "finish_reason": "tool_calls" if has_calls else piece.finish_reason,

@@ -18,6 +18,7 @@ from .generation import TextGeneration, TextPiece, TextRequest
 from .http import EventStream, read_json, unless_disconnected
 from .openai_answers import CompletionLogProbs, events, merged, new_id, usage
 from .openai_fields import CompletionRequest
+from .openai_guides import guide_of
 from .openai_requests import adapter_of, answer_length, start_all, text_request
 from .service import Service
 
@@ -118,6 +119,7 @@ class _Answer:
     def requests(self, vocab_size: int) -> list[TextRequest]:
         """One a prompt."""
         fields = self._fields
+        guide = guide_of(fields)
         return [
             text_request(
                 self._service,
@@ -128,6 +130,7 @@ class _Answer:
                 max_tokens=max(fields.max_tokens, 1),
                 top_log_probs=fields.logprobs,
                 prompt_log_probs=fields.echo and fields.logprobs is not None,
+                guide=guide,
             )
             for prompt in self._prompts
         ]

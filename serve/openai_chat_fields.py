@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 
 from .openai_fields import INT32_MAX, MAX_LOG_PROBS, Fields, GenerationFields, ModelFields, only, shown
+
+NoAnnotations = Annotated[list[Any], only([], "texts have no annotations")]
+"""OpenAI's answers have it, and clients send them back."""
 
 
 def _text_parts(value: Any) -> Any:
@@ -23,15 +27,24 @@ def _text_parts(value: Any) -> Any:
     return value
 
 
+class CacheControl(Fields):
+    """Anthropic's hint that clients add to parts, messages and tools. Without effect: prompts are cached anyway."""
+
+    type: Literal["ephemeral"] = "ephemeral"
+    ttl: str | None = None
+
+
 class TextPart(Fields):
-    """Of a message's content."""
+    """A text in a message's content."""
 
     type: Literal["text"]
     text: str
+    cache_control: CacheControl | None = None
+    annotations: NoAnnotations = Field(default_factory=list)
 
 
 class CalledFunction(Fields):
-    """What an assistant called, its arguments as a JSON text."""
+    """The function that an assistant called, with its arguments as a JSON text."""
 
     name: str
     arguments: str
@@ -53,6 +66,21 @@ class Message(Fields):
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    """An assistant's thoughts before its answer, for templates that show them."""
+    reasoning: str | None = None
+    """vLLM's newer name of reasoning_content."""
+    annotations: NoAnnotations = Field(default_factory=list)
+    cache_control: CacheControl | None = None
+
+    @model_validator(mode="after")
+    def _thinks_once(self) -> Message:
+        given = [name for name in ("reasoning_content", "reasoning") if getattr(self, name) is not None]
+        if given and self.role != "assistant":
+            raise ValueError(f"a message with role '{self.role}' has {given[0]}; only an assistant's has")
+        if len(given) == 2 and self.reasoning != self.reasoning_content:
+            raise ValueError("reasoning_content and reasoning are given, and they differ; expected one of them")
+        return self
 
     @model_validator(mode="after")
     def _says_something(self) -> Message:
@@ -69,7 +97,8 @@ class Function(Fields):
     name: Annotated[str, Field(min_length=1)]
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: Annotated[bool, only(False, "arguments are not held to the schema")] = False
+    strict: bool = False
+    """True: the arguments of a call follow the parameters."""
 
 
 class Tool(Fields):
@@ -77,6 +106,11 @@ class Tool(Fields):
 
     type: Literal["function"]
     function: Function
+    cache_control: CacheControl | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """The fields that the client gave and that say something to the model."""
+        return self.model_dump(exclude_unset=True, exclude={"cache_control"})
 
 
 class TemplateFields(Fields):
@@ -104,10 +138,24 @@ class TemplateFields(Fields):
         return self
 
 
-def _tool_choice(value: Any) -> str:
-    if value in ("none", "auto"):
-        return str(value)
-    raise ValueError(f"is {shown(value)}; accepted: 'none', 'auto', because no model can be made to call a function")
+@dataclass(frozen=True)
+class ToolChoice:
+    """What an answer may or has to call."""
+
+    mode: Literal["none", "auto", "required"]
+    name: str | None = None
+    """The one function to call, with mode "required"; None: any of them."""
+
+
+def _tool_choice(value: Any) -> ToolChoice:
+    if value in ("none", "auto", "required"):
+        return ToolChoice(value)
+    if isinstance(value, dict) and set(value) == {"type", "function"} and value["type"] == "function":
+        function = value["function"]
+        if isinstance(function, dict) and set(function) == {"name"} and isinstance(function["name"], str):
+            return ToolChoice("required", function["name"])
+    form = {"type": "function", "function": {"name": "NAME"}}
+    raise ValueError(f"is {shown(value)}; expected 'none', 'auto', 'required' or {form}")
 
 
 class ChatRequest(GenerationFields, TemplateFields):
@@ -118,8 +166,41 @@ class ChatRequest(GenerationFields, TemplateFields):
     max_completion_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOG_PROBS)] = 0
-    tool_choice: Annotated[str, PlainValidator(_tool_choice)] = "auto"
-    parallel_tool_calls: Annotated[bool, only(True, "how many calls an answer has is up to the model")] = True
+    tool_choice: Annotated[ToolChoice, PlainValidator(_tool_choice)] = ToolChoice("auto")
+    parallel_tool_calls: bool = True
+    """False: an answer has one call at most."""
+    reasoning_effort: Annotated[str, Field(min_length=1)] | None = None
+    """A variable of the template, under this name. Many templates have no use for it."""
+    modalities: Annotated[list[str], only(["text"], "answers are texts")] = Field(default_factory=lambda: ["text"])
+    verbosity: Annotated[str, only("medium", "the model decides how much it writes")] = "medium"
+    documents: Annotated[list[Any], only([], "templates are given messages and tools alone")] = Field(
+        default_factory=list
+    )
+    mm_processor_kwargs: Annotated[dict[str, Any], only({}, "the model reads text alone")] = Field(default_factory=dict)
+    echo: Annotated[bool, only(False, "an answer does not repeat the messages")] = False
+    include_reasoning: Annotated[bool, only(True, "thoughts are part of the answer's text")] = True
+
+    @model_validator(mode="after")
+    def _callable(self) -> ChatRequest:
+        if self.tool_choice.mode != "required":
+            return self
+        names = [tool.function.name for tool in self.tools or ()]
+        if not names:
+            raise ValueError("tool_choice asks for a call, but tools is empty; expected one or more tools")
+        if self.tool_choice.name is not None and self.tool_choice.name not in names:
+            raise ValueError(
+                f"tool_choice.function.name is {shown(self.tool_choice.name)}; expected one of {shown(names)}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _one_effort(self) -> ChatRequest:
+        name = "reasoning_effort"
+        if self.reasoning_effort is not None:
+            if self.chat_template_kwargs.get(name, self.reasoning_effort) != self.reasoning_effort:
+                raise ValueError(f"{name} and chat_template_kwargs.{name} differ; expected one of them")
+            self.chat_template_kwargs = {**self.chat_template_kwargs, name: self.reasoning_effort}
+        return self
 
     @model_validator(mode="after")
     def _lengths(self) -> ChatRequest:

@@ -18,11 +18,10 @@ DEFAULT_MAX_TOKENS: Final = 16
 """Of a completion, as in OpenAI's API; a chat's answer takes what is left of the context."""
 INT32_MAX: Final = (1 << 31) - 1
 """Of token ids and of numbers of tokens."""
-_ANY_WHITESPACE: Final = "JSON may have any whitespace"
-_GUIDES: Final = (
-    "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar"
-)  # fmt: skip
-"""Of which a request has one at most."""
+MAX_METADATA: Final = 16
+"""Entries of metadata, as in OpenAI's API."""
+MAX_METADATA_CHARACTERS: Final = 512
+_NOT_STORED: Final = "answers are not stored"
 
 
 class Fields(BaseModel):
@@ -42,7 +41,8 @@ def only(accepted: Any, reason: str) -> PlainValidator:
     """For a field that clients send with the one value that changes nothing."""
 
     def check(value: Any) -> Any:
-        if type(value) is not type(accepted) or value != accepted:
+        is_same_type = type(value) is type(accepted) or (type(value) is int and type(accepted) is float)
+        if not is_same_type or value != accepted:
             raise ValueError(f"is {shown(value)}; accepted: {shown(accepted)} ({reason})")
         return value
 
@@ -107,6 +107,9 @@ Stops = Annotated[
     BeforeValidator(_as_list),
     Field(max_length=MAX_STOPS),
 ]
+Metadata = Annotated[
+    dict[str, Annotated[str, Field(max_length=MAX_METADATA_CHARACTERS)]], Field(max_length=MAX_METADATA)
+]
 LogitBias = Annotated[dict[int, float], PlainValidator(_logit_bias)]
 
 
@@ -117,6 +120,18 @@ class StreamOptions(Fields):
     """The last event counts the tokens."""
     continuous_usage_stats: bool = False
     """Every event counts those so far; with include_usage."""
+    include_obfuscation: Annotated[bool, only(False, "events are not padded")] = False
+
+
+class LoraRequest(Fields):
+    """An adapter as clients of TensorRT-LLM's server name it."""
+
+    lora_name: Annotated[str, Field(min_length=1)]
+    lora_int_id: int = 0
+    """Without effect: the server numbers adapters itself."""
+    lora_path: str = ""
+    """Directory of the adapter. It is loaded if the name is not known yet."""
+    lora_ckpt_source: Annotated[str, only("hf", "adapters are read in PEFT's format")] = "hf"
 
 
 class ModelFields(Fields):
@@ -128,6 +143,8 @@ class ModelFields(Fields):
     """LoRAX's name for an adapter's name."""
     lora_path: str | None = None
     """SGLang's."""
+    lora_request: LoraRequest | None = None
+    """TensorRT-LLM's."""
 
 
 class JsonSchema(Fields):
@@ -167,15 +184,25 @@ class StructuredOutputs(Fields):
     grammar: str | None = None
     json_object: Annotated[bool, only(True, "leave it out where any answer will do")] | None = None
     structural_tag: str | None = None
-    disable_any_whitespace: Annotated[bool, only(False, _ANY_WHITESPACE)] = False
+    disable_any_whitespace: bool = True
+    """False: JSON may have any whitespace between its parts; True: it is on one line."""
     disable_additional_properties: Annotated[bool, only(False, "the schema says additionalProperties")] = False
-    whitespace_pattern: Annotated[str, only("", _ANY_WHITESPACE)] = ""
+    whitespace_pattern: str = ""
+    """Regular expression of the whitespace between the parts of JSON."""
 
     @model_validator(mode="after")
     def _one_of_them(self) -> StructuredOutputs:
-        given = sorted(self.model_dump(exclude_none=True, exclude_defaults=True, by_alias=True))
+        guides = {"json": self.json_, "json_object": self.json_object} | {
+            name: getattr(self, name) for name in ("regex", "choice", "grammar", "structural_tag")
+        }
+        given = [name for name, value in guides.items() if value is not None]
         if len(given) != 1:
-            raise ValueError(f"has {given}; accepted: one of json, regex, choice, grammar, json_object, structural_tag")
+            raise ValueError(f"has {given}; expected one of {', '.join(guides)}")
+        options = {"whitespace_pattern", "disable_any_whitespace"} & self.model_fields_set
+        if options and given[0] not in ("json", "json_object"):
+            raise ValueError(f"has {sorted(options)} with {given[0]}; expected json or json_object")
+        if len(options) == 2:
+            raise ValueError("has whitespace_pattern and disable_any_whitespace; expected one of them")
         return self
 
 
@@ -214,10 +241,26 @@ class GenerationFields(ModelFields):
     guided_regex: str | None = None
     guided_choice: Annotated[list[str], Field(min_length=1)] | None = None
     guided_grammar: str | None = None
-    guided_whitespace_pattern: Annotated[str, only("", _ANY_WHITESPACE)] = ""
-    guided_decoding_backend: Annotated[str, only("guidance", "guides are llguidance's")] = "guidance"
+    guided_whitespace_pattern: str = ""
+    """Regular expression of the whitespace between the parts of JSON; empty: JSON is on one line."""
+    guided_decoding_backend: Literal["guidance", "auto"] = "auto"
+    """Without effect: llguidance compiles all guides."""
     user: str | None = None
-    """Without effect."""
+    """Without effect, and so are the fields from here to vllm_xargs."""
+    metadata: Metadata | None = None
+    service_tier: Literal["auto", "default"] = "auto"
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: Annotated[str, only("in_memory", "prompts are kept in memory")] = "in_memory"
+    safety_identifier: str | None = None
+    store: Annotated[bool, only(False, _NOT_STORED)] = False
+    include_stop_str_in_output: Annotated[bool, only(False, "a stop text is not part of the answer")] = False
+    length_penalty: Annotated[float, only(1.0, "beam search is not supported")] = 1.0
+    early_stopping: Annotated[bool, only(False, "beam search is not supported")] = False
+    detokenize: Annotated[bool, only(True, "answers are texts")] = True
+    spaces_between_special_tokens: Annotated[bool, only(True, "the tokenizer's decoder writes the spaces")] = True
+    return_tokens_as_token_ids: Annotated[bool, only(False, "log probs have the tokens' texts")] = False
+    bad_words: Annotated[list[str], only([], "texts are not forbidden; give logit_bias")] = Field(default_factory=list)
+    vllm_xargs: Annotated[dict[str, Any], only({}, "no extension is known here")] = Field(default_factory=dict)
     n: Annotated[int, Field(ge=1, le=INT32_MAX)] = 1
     """Answers to a prompt; answer i is what the seed + i gives alone."""
     best_of: Annotated[int, only(1, "no answers are generated but those that are returned; give n")] = 1
@@ -229,11 +272,6 @@ class GenerationFields(ModelFields):
             raise ValueError("stream_options is given, but stream is false")
         if self.min_tokens and self.stop:
             raise ValueError("min_tokens does not keep stop from ending an answer; give one of them")
-        guides = [name for name in _GUIDES if name in self.model_fields_set]
-        if self.response_format is not None and self.response_format.type == "text":
-            guides.remove("response_format")
-        if len(guides) > 1:
-            raise ValueError(f"{' and '.join(guides)} are given; accepted: one of them")
         return self
 
 

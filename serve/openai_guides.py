@@ -1,26 +1,91 @@
-"""What an answer is held to: OpenAI's response_format, and vLLM's structured outputs under both of their names."""
+"""Finds the guide of a request: in OpenAI's response_format, or in vLLM's structured outputs under either name."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any, Final
 
 from .._core import GuidedDecodingParams
+from ..runtime.guided_decoding import with_json_options
+from .errors import ApiError
 from .openai_fields import GenerationFields, StructuredOutputs
 
 _META: Final = re.compile(r"[\\.+*?()|\[\]{}^$#&~-]")
-"""What has a meaning of its own in regular expressions."""
+"""Letters that have a meaning of their own in regular expressions."""
 _TYPES: Final = GuidedDecodingParams.GuideType
+_JSON_TYPES: Final = (_TYPES.JSON, _TYPES.JSON_SCHEMA)
+_ANY_OBJECT: Final = '{"type": "object"}'
 
 
 def guide_of(fields: GenerationFields) -> GuidedDecodingParams | None:
-    """The one guide that a request has; None: it has none."""
+    """The one guide that a request has; None: it has none.
+
+    Clients may send one guide under several names. Raises ApiError for two guides that differ, and for options of
+    JSON without a guide that makes JSON.
+    """
+    guides = _guides_of(fields)
+    if not guides:
+        if fields.guided_whitespace_pattern:
+            raise _whitespace_without_json()
+        return None
+    name, guide = next(iter(guides.items()))
+    for other_name, other in guides.items():
+        if _meaning(other) != _meaning(guide):
+            raise ApiError(f"{name} and {other_name} are given, and they differ; expected one guide", param=other_name)
+    if fields.guided_whitespace_pattern:
+        if guide.guide_type not in _JSON_TYPES:
+            raise _whitespace_without_json()
+        return _json_with_options(guide, {"whitespace_pattern": fields.guided_whitespace_pattern})
+    return guide
+
+
+def json_schema_of(guide: GuidedDecodingParams) -> str | None:
+    """The JSON schema that answers under a guide follow; None: they need not be JSON."""
+    if guide.guide_type == _TYPES.JSON:
+        return _ANY_OBJECT
+    return guide.guide if guide.guide_type == _TYPES.JSON_SCHEMA else None
+
+
+def _guides_of(fields: GenerationFields) -> dict[str, GuidedDecodingParams]:
+    """Each guide that is given, by the name of its field."""
     outputs = fields.structured_outputs
-    return (
-        _of_response_format(fields)
-        or _of_values(fields.guided_json, fields.guided_regex, fields.guided_choice, fields.guided_grammar)
-        or (None if outputs is None else _of_structured_outputs(outputs))
+    guides = {
+        "response_format": _of_response_format(fields),
+        "structured_outputs": None if outputs is None else _of_structured_outputs(outputs),
+        "guided_json": _of_values(fields.guided_json, None, None, None),
+        "guided_regex": _of_values(None, fields.guided_regex, None, None),
+        "guided_choice": _of_values(None, None, fields.guided_choice, None),
+        "guided_grammar": _of_values(None, None, None, fields.guided_grammar),
+    }
+    return {name: guide for name, guide in guides.items() if guide is not None}
+
+
+def _meaning(guide: GuidedDecodingParams) -> tuple[GuidedDecodingParams.GuideType, Any]:
+    """Equal for guides that say the same: the spelling of a JSON schema does not count."""
+    if guide.guide_type != _TYPES.JSON_SCHEMA:
+        return guide.guide_type, guide.guide
+    try:
+        return guide.guide_type, json.loads(guide.guide or "")
+    except (ValueError, RecursionError):  # llguidance says what is wrong with it
+        return guide.guide_type, guide.guide
+
+
+def _json_with_options(guide: GuidedDecodingParams, options: Mapping[str, Any]) -> GuidedDecodingParams:
+    schema = json_schema_of(guide) or _ANY_OBJECT
+    if '"x-guidance"' in schema:
+        raise ApiError(
+            "whitespace is described twice: by the schema's x-guidance and by a field of the request; expected one",
+        )
+    return GuidedDecodingParams(_TYPES.JSON_SCHEMA, with_json_options(schema, options))
+
+
+def _whitespace_without_json() -> ApiError:
+    return ApiError(
+        "guided_whitespace_pattern is given without a guide that makes JSON; expected guided_json, "
+        "structured_outputs.json, or response_format of type 'json_object' or 'json_schema'",
+        param="guided_whitespace_pattern",
     )
 
 
@@ -39,18 +104,22 @@ def _of_response_format(fields: GenerationFields) -> GuidedDecodingParams | None
 
 
 def _of_structured_outputs(outputs: StructuredOutputs) -> GuidedDecodingParams:
-    guide = _of_values(outputs.json_, outputs.regex, outputs.choice, outputs.grammar)
-    if guide is not None:
-        return guide
     if outputs.structural_tag is not None:
         return GuidedDecodingParams(_TYPES.STRUCTURAL_TAG, outputs.structural_tag)
-    return GuidedDecodingParams(_TYPES.JSON)
+    guide = _of_values(outputs.json_, outputs.regex, outputs.choice, outputs.grammar)
+    if guide is None:
+        guide = GuidedDecodingParams(_TYPES.JSON)
+    if outputs.whitespace_pattern:
+        return _json_with_options(guide, {"whitespace_pattern": outputs.whitespace_pattern})
+    if not outputs.disable_any_whitespace:
+        return _json_with_options(guide, {"whitespace_flexible": True})
+    return guide
 
 
 def _of_values(
     schema: dict[str, Any] | bool | str | None, regex: str | None, choices: list[str] | None, grammar: str | None
 ) -> GuidedDecodingParams | None:
-    """Of what both names have, of which at most one is given."""
+    """The guide of the one value that is given; None: all are None."""
     if schema is not None:
         return _of_json(schema)
     if regex is not None:

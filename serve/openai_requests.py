@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Final
 
-from .._core import SamplingConfig
+from .._core import GuidedDecodingParams, SamplingConfig
 from .errors import ApiError
 from .generation import TextGeneration, TextRequest
-from .openai_fields import MAX_PRIORITY, GenerationFields, ModelFields
-from .openai_guides import guide_of
+from .openai_fields import MAX_PRIORITY, GenerationFields, LoraRequest, ModelFields
 from .service import Service, TextLengths
 
 _SEEDS: Final = 1 << 64
@@ -23,7 +22,7 @@ async def adapter_of(service: Service, fields: ModelFields) -> str | None:
 
     Raises ApiError for an unknown one, and where two ways name different ones.
     """
-    named = {}
+    named: dict[str, str | None] = {}
     if fields.model is not None:
         named["model"] = await service.adapter_of(fields.model)
     for field in ("adapter_id", "lora_path"):
@@ -33,11 +32,32 @@ async def adapter_of(service: Service, fields: ModelFields) -> str | None:
         if not await service.adapters.find(name):
             raise ApiError.not_found(f"The adapter '{name}' does not exist.", param=field)
         named[field] = name
+    if fields.lora_request is not None:
+        named["lora_request"] = await _adapter_of_lora_request(service, fields.lora_request)
     adapters = {name for name in named.values() if name is not None}
     if len(adapters) > 1:
         said = " and ".join(f"{field} '{name}'" for field, name in named.items() if name is not None)
         raise ApiError(f"{said} are different adapters; a request has one")
     return adapters.pop() if adapters else None
+
+
+async def _adapter_of_lora_request(service: Service, asked: LoraRequest) -> str:
+    """The adapter that TensorRT-LLM's form names. It is loaded from its path if the server may load adapters.
+
+    Raises ApiError for an adapter that is not known, and for one that was loaded from another path.
+    """
+    name, path = asked.lora_name, asked.lora_path
+    if not await service.adapters.find(name):
+        if not path or not service.options.enable_lora_loading:
+            raise ApiError.not_found(f"The adapter '{name}' does not exist.", param="lora_request.lora_name")
+        await service.adapters.load(name, path)
+    elif path and not service.adapters.is_from(name, path):
+        raise ApiError(
+            f"lora_request.lora_path is '{path}', but the adapter '{name}' was loaded from another directory; "
+            "expected that directory, or no path",
+            param="lora_request.lora_path",
+        )
+    return name
 
 
 def text_request(
@@ -49,6 +69,7 @@ def text_request(
     vocab_size: int,
     max_tokens: int,
     top_log_probs: int | None,
+    guide: GuidedDecodingParams | None,
     prompt_log_probs: bool = False,
     skip_special_tokens: bool = True,
 ) -> TextRequest:
@@ -66,7 +87,7 @@ def text_request(
         ignore_eos=fields.ignore_eos,
         skip_special_tokens=fields.skip_special_tokens and skip_special_tokens,
         embedding_bias=_embedding_bias(fields.logit_bias, vocab_size),
-        guided_decoding_params=guide_of(fields),
+        guided_decoding_params=guide,
         top_log_probs=top_log_probs,
         prompt_log_probs=prompt_log_probs,
         priority=executor_priority(fields.priority),

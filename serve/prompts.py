@@ -124,8 +124,19 @@ def _rendered(template: ChatTemplate, fields: TemplateFields, tools: Sequence[di
     return _up_to_content(text, fields.messages[-1]) if fields.continue_final_message else text
 
 
+_NOT_FOR_TEMPLATES: Final[Any] = {
+    "annotations": True,
+    "cache_control": True,
+    "reasoning": True,
+    "content": {"__all__": {"annotations", "cache_control"}},
+}
+"""Fields of a message that say nothing to the model; templates may print all that they are given."""
+
+
 def _template_message(message: Message) -> dict[str, Any]:
-    content = message.model_dump(exclude_none=True)
+    content = message.model_dump(exclude_none=True, exclude=_NOT_FOR_TEMPLATES)
+    if message.reasoning is not None:
+        content["reasoning_content"] = message.reasoning
     # Templates know the older name alone, and many refuse a role that they do not know.
     return content | {"role": "system"} if message.role == "developer" else content
 

@@ -52,8 +52,11 @@ def adapter_named(path: str, body: bytes, model_names: Collection[str]) -> str |
         return None
     if not isinstance(fields, dict):
         return None
-    for field in _ADAPTER_FIELDS:
-        adapter = _without_base(fields.get(field), model_names)
+    lora_request = fields.get("lora_request")
+    names = [fields.get(field) for field in _ADAPTER_FIELDS]
+    names.insert(0, lora_request.get("lora_name") if isinstance(lora_request, dict) else None)
+    for name in names:
+        adapter = _without_base(name, model_names)
         if adapter is not None:
             return adapter
     return None

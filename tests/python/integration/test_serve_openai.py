@@ -435,6 +435,7 @@ def test_adapters_by_other_servers_names(served: Served) -> None:
         {"lora_path": "second"},
         {"model": "second", "adapter_id": "second"},
         {"model": "base:second"},
+        {"model": "base", "lora_request": {"lora_name": "second", "lora_int_id": 7, "lora_ckpt_source": "hf"}},
     ):
         body = {"prompt": PROMPT, "max_tokens": 6, "temperature": 0, **RAW, **fields}
         answer = served.post("/v1/completions", body).json()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -106,3 +107,91 @@ def test_a_call_of_a_function_that_is_not_there_is_text(asked: tuple[str, openai
     (choice,) = client.chat.completions.create(**ASKED, tools=other).choices
     assert choice.message.content == "".join(SCRIPTS[kind]["<call>"])
     assert (choice.message.tool_calls, choice.finish_reason) == (None, "stop")
+
+
+STRICT: Any = [
+    {
+        "type": "function",
+        "function": {
+            "name": "weather",
+            "strict": True,
+            "parameters": {
+                "type": "object",
+                "properties": {"city": {"enum": ["Paris"]}},
+                "required": ["city"],
+                "additionalProperties": False,
+            },
+        },
+    }
+]
+NAMED: Any = {"type": "function", "function": {"name": "weather"}}
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"tools": STRICT},
+        {"tools": STRICT, "tool_choice": "required"},
+        {"tools": STRICT, "tool_choice": NAMED},
+        {"tools": TOOLS, "parallel_tool_calls": False},
+        {"tools": STRICT, "response_format": {"type": "json_object"}},
+    ],
+    ids=["strict", "required", "named", "not parallel", "with a guide"],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_guides_let_the_model_call_what_it_would(
+    asked: tuple[str, openai.OpenAI], extra: dict[str, Any], stream: bool
+) -> None:
+    _, client = asked
+    if not stream:
+        (choice,) = client.chat.completions.create(**ASKED, **extra, max_tokens=200).choices
+        calls, reason = choice.message.tool_calls, choice.finish_reason
+    else:
+        chunks = list(client.chat.completions.create(**ASKED, **extra, max_tokens=200, stream=True))
+        calls = [call for chunk in chunks for call in chunk.choices[0].delta.tool_calls or []]
+        (reason,) = [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices[0].finish_reason]
+    assert [(call.function.name, json.loads(call.function.arguments)) for call in calls] == [
+        ("weather", {"city": "Paris"})
+    ]
+    assert reason == ("stop" if extra.get("tool_choice") == NAMED else "tool_calls")
+
+
+def test_a_model_that_would_call_something_else_is_held_to_the_tools(asked: tuple[str, openai.OpenAI]) -> None:
+    _, client = asked
+    tools = json.loads(json.dumps(STRICT))
+    tools[0]["function"]["name"] = "time"
+    tools[0]["function"]["parameters"]["properties"] = {"zone": {"enum": ["UTC"]}}
+    tools[0]["function"]["parameters"]["required"] = ["zone"]
+    for choice in ("required", {"type": "function", "function": {"name": "time"}}):
+        (answer,) = client.chat.completions.create(**ASKED, tools=tools, tool_choice=choice, max_tokens=200).choices
+        (call,) = answer.message.tool_calls
+        assert (call.function.name, json.loads(call.function.arguments)) == ("time", {"zone": "UTC"})
+        assert not answer.message.content
+
+
+def test_parameters_that_cannot_be_enforced_are_refused_by_name(asked: tuple[str, openai.OpenAI]) -> None:
+    _, client = asked
+    bad = json.loads(json.dumps([*STRICT, *STRICT]))
+    bad[1]["function"]["name"] = "other"
+    bad[1]["function"]["parameters"]["properties"] = {"a": {"type": "nothing"}}
+    with pytest.raises(openai.BadRequestError, match=r"tools\[1\].function.parameters of 'other' cannot be enforced"):
+        client.chat.completions.create(**ASKED, tools=bad)
+    with pytest.raises(openai.BadRequestError, match="a guide that is not JSON"):
+        client.chat.completions.create(**ASKED, tools=STRICT, extra_body={"guided_regex": "a"})
+
+
+def test_a_server_without_a_parser_can_be_asked_for_a_call(tmp_path: Path) -> None:
+    model = save_scripted_model(SCRIPTS["llama3_json"], tmp_path / "model")
+    (model / "chat_template.jinja").write_text(TEMPLATE)
+    engine = build_engine(
+        model, tmp_path, max_seq_len=512, max_input_len=500, lora_plugin="disable", dora_plugin="disable"
+    )
+    with (
+        http_server(engine, "--served_model_name", "base") as address,
+        openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client,
+    ):
+        (choice,) = client.chat.completions.create(**ASKED, tools=STRICT, tool_choice=NAMED, max_tokens=200).choices
+        (call,) = choice.message.tool_calls
+        assert json.loads(call.function.arguments) == {"city": "Paris"}
+        with pytest.raises(openai.BadRequestError, match="started without --tool_call_parser"):
+            client.chat.completions.create(**ASKED, tools=STRICT)

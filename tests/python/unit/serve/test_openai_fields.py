@@ -9,7 +9,7 @@ import pytest
 
 from adaptrt.serve.errors import ApiError
 from adaptrt.serve.http import parse_json
-from adaptrt.serve.openai_chat_fields import ChatRequest, TokenizeRequest
+from adaptrt.serve.openai_chat_fields import ChatRequest, TokenizeRequest, ToolChoice
 from adaptrt.serve.openai_fields import CompletionRequest
 from adaptrt.serve.options import ServerLimits
 
@@ -88,6 +88,30 @@ def test_null_is_as_if_absent() -> None:
         ({"logit_bias": [1]}, "logit_bias", "accepted: an object"),
         ({"priority": 101}, "priority", "less than or equal to 100"),
         ({"cache_salt": ""}, "cache_salt", "at least 1 character"),
+        ({"store": True}, "store", "is True; accepted: False (answers are not stored)"),
+        ({"metadata": {"a": 1}}, "metadata.a", "valid string"),
+        ({"metadata": {str(i): "a" for i in range(17)}}, "metadata", "at most 16 items"),
+        ({"metadata": {"a": "b" * 513}}, "metadata.a", "at most 512 characters"),
+        ({"service_tier": "flex"}, "service_tier", "'auto' or 'default'"),
+        ({"prompt_cache_retention": "24h"}, "prompt_cache_retention", "accepted: 'in_memory'"),
+        ({"include_stop_str_in_output": True}, "include_stop_str_in_output", "accepted: False"),
+        ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation", "F"),
+        ({"length_penalty": 1.5}, "length_penalty", "is 1.5; accepted: 1.0"),
+        ({"length_penalty": True}, "length_penalty", "is True; accepted: 1.0"),
+        ({"lora_request": {"lora_int_id": 1}}, "lora_request.lora_name", "Field required"),
+        ({"lora_request": {"lora_name": "a", "lora_ckpt_source": "nemo"}}, "lora_request.lora_ckpt_source", "'hf'"),
+        ({"structured_outputs": {}}, "structured_outputs", "has []; expected one of json"),
+        ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs", "has ['json', 'regex']; expected"),
+        (
+            {"structured_outputs": {"regex": "a", "whitespace_pattern": " "}},
+            "structured_outputs",
+            "has ['whitespace_pattern'] with regex; expected json",
+        ),
+        (
+            {"structured_outputs": {"json": {}, "whitespace_pattern": " ", "disable_any_whitespace": True}},
+            "structured_outputs",
+            "has whitespace_pattern and disable_any_whitespace; expected one",
+        ),
     ],
 )
 def test_what_completions_refuse(fields: dict[str, Any], param: str | None, said: str) -> None:
@@ -120,18 +144,26 @@ def test_what_completions_refuse(fields: dict[str, Any], param: str | None, said
         ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
         ({"top_logprobs": 3}, None, "logprobs is false"),
         ({"response_format": {"type": "xml"}}, "response_format.type", "Input should be 'text', 'json_object'"),
-        ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice", "is 'required'; accepted: 'none', 'auto'"),
+        ({"tools": [TOOL], "tool_choice": "any"}, "tool_choice", "is 'any'; expected 'none', 'auto', 'required' or {"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function"}}, "tool_choice", "expected 'none', 'auto', 'required'"),
+        ({"tool_choice": "required"}, None, "tool_choice asks for a call, but tools is empty"),
         (
-            {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}}},
-            "tool_choice",
-            "accepted: 'none'",
+            {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}},
+            None,
+            "tool_choice.function.name is 'g'; expected one of ['f']",
         ),
+        ({"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high"}}, None, "differ"),
+        ({"messages": [{**USER, "reasoning_content": "h"}]}, "messages.0", "only an assistant's has"),
         (
-            {"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]},
-            "tools.0.function.strict",
-            "schema",
+            {"messages": [{"role": "assistant", "content": "a", "reasoning_content": "b", "reasoning": "c"}]},
+            "messages.0",
+            "reasoning_content and reasoning are given, and they differ",
         ),
-        ({"parallel_tool_calls": False}, "parallel_tool_calls", "accepted: True"),
+        ({"modalities": ["audio"]}, "modalities", "is ['audio']; accepted: ['text']"),
+        ({"messages": [{**USER, "annotations": [{}]}]}, "messages.0.annotations", "accepted: []"),
+        ({"messages": [{**USER, "cache_control": {"type": "x"}}]}, "messages.0.cache_control.type", "'ephemeral'"),
+        ({"verbosity": "low"}, "verbosity", "accepted: 'medium'"),
+        ({"prediction": {"type": "content", "content": "a"}}, "prediction", "is not known here"),
         ({"continue_final_message": True}, None, "both true"),
         ({"continue_final_message": True, "add_generation_prompt": False}, None, "is not the assistant's"),
         ({"chat_template": "x"}, "chat_template", "is not known here"),
@@ -143,6 +175,62 @@ def test_what_chats_refuse(fields: dict[str, Any], param: str | None, said: str)
         chat(**fields)
     assert refused.value.param == param
     assert said in str(refused.value)
+
+
+def test_fields_that_ask_for_what_happens_anyway_are_taken() -> None:
+    common = {
+        "store": False,
+        "metadata": {"a": "b"},
+        "service_tier": "auto",
+        "prompt_cache_key": "k",
+        "safety_identifier": "s",
+        "include_stop_str_in_output": False,
+        "length_penalty": 1,
+        "early_stopping": False,
+        "detokenize": True,
+        "spaces_between_special_tokens": True,
+        "return_tokens_as_token_ids": False,
+        "bad_words": [],
+        "vllm_xargs": {},
+        "guided_decoding_backend": "guidance",
+        "stream": True,
+        "stream_options": {"include_obfuscation": False},
+    }
+    completion(**common)
+    cached = {"type": "ephemeral", "ttl": "1h"}
+    parts = [{"type": "text", "text": "a", "cache_control": cached, "annotations": []}]
+    said = {"role": "assistant", "content": "x", "refusal": None, "annotations": [], "reasoning_content": "h"}
+    chat(
+        **common,
+        messages=[{"role": "user", "content": parts, "cache_control": cached}, said, USER],
+        tools=[{**TOOL, "cache_control": cached}],
+        modalities=["text"],
+        verbosity="medium",
+        documents=[],
+        mm_processor_kwargs={},
+        echo=False,
+        include_reasoning=True,
+    )
+
+
+def test_reasoning_effort_is_a_variable_of_the_template() -> None:
+    asked = chat(reasoning_effort="low", chat_template_kwargs={"a": 1, "reasoning_effort": "low"})
+    assert asked.chat_template_kwargs == {"a": 1, "reasoning_effort": "low"}
+    assert chat(reasoning_effort="low").chat_template_kwargs == {"reasoning_effort": "low"}
+    assert chat().chat_template_kwargs == {}
+
+
+@pytest.mark.parametrize(
+    ("choice", "parsed"),
+    [
+        ("auto", ToolChoice("auto")),
+        ("none", ToolChoice("none")),
+        ("required", ToolChoice("required")),
+        ({"type": "function", "function": {"name": "f"}}, ToolChoice("required", "f")),
+    ],
+)
+def test_tool_choices(choice: Any, parsed: ToolChoice) -> None:
+    assert chat(tools=[TOOL], tool_choice=choice).tool_choice == parsed
 
 
 @pytest.mark.parametrize("body", [{}, {"prompt": "a", "messages": [USER]}, {"messages": []}, {"prompt": None}])

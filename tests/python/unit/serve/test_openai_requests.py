@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,8 +14,8 @@ from adaptrt import ConfigError
 from adaptrt.serve.errors import ApiError
 from adaptrt.serve.generation import TextRequest
 from adaptrt.serve.http import parse_json
-from adaptrt.serve.openai_fields import CompletionRequest
-from adaptrt.serve.openai_requests import text_request
+from adaptrt.serve.openai_fields import CompletionRequest, ModelFields
+from adaptrt.serve.openai_requests import adapter_of, text_request
 from adaptrt.serve.options import ServerLimits
 from adaptrt.serve.sampling_defaults import GENERATION_CONFIG_FILE, SamplingDefaults
 from adaptrt.serve.service import Service
@@ -34,6 +35,7 @@ def asked(recommended: SamplingDefaults | None = None, **fields: Any) -> TextReq
         vocab_size=4,
         max_tokens=parsed.max_tokens,
         top_log_probs=None,
+        guide=None,
     )
 
 
@@ -79,3 +81,47 @@ def test_what_a_model_decides_is_refused_by_name() -> None:
 def test_min_tokens_holds_for_every_token_that_ends_an_answer() -> None:
     request = asked(min_tokens=2, stop_token_ids=[3])
     assert (request.sampling.min_tokens, request.stop_token_ids) == (2, (3,))
+
+
+class Adapters:
+    """Knows "a", and notes what is loaded."""
+
+    def __init__(self) -> None:
+        self.loaded: list[tuple[str, str]] = []
+
+    async def find(self, name: str) -> bool:
+        return name == "a" or name in dict(self.loaded)
+
+    def is_from(self, name: str, path: str) -> bool:
+        return (name, path) == ("a", "/adapters/a")
+
+    async def load(self, name: str, path: str) -> None:
+        self.loaded.append((name, path))
+
+
+def adapter(adapters: Adapters, *, enable_lora_loading: bool = True, **lora_request: Any) -> str | None:
+    service = SimpleNamespace(adapters=adapters, options=SimpleNamespace(enable_lora_loading=enable_lora_loading))
+    fields = ModelFields.model_validate({"lora_request": lora_request})
+    return asyncio.run(adapter_of(cast(Service, service), fields))
+
+
+def test_a_lora_request_names_an_adapter_and_may_load_it() -> None:
+    adapters = Adapters()
+    assert adapter(adapters, lora_name="a", lora_int_id=3) == "a"
+    assert adapter(adapters, lora_name="a", lora_path="/adapters/a") == "a"
+    with pytest.raises(ApiError, match="lora_path is '/other', but the adapter 'a' was loaded from another directory"):
+        adapter(adapters, lora_name="a", lora_path="/other")
+    assert adapters.loaded == []
+    assert adapter(adapters, lora_name="b", lora_path="/adapters/b") == "b"
+    assert adapters.loaded == [("b", "/adapters/b")]
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_enabled"), [({}, True), ({"lora_path": "/adapters/c"}, False), ({"lora_path": ""}, True)]
+)
+def test_a_lora_request_for_an_unknown_adapter_is_answered_with_404(fields: dict[str, str], is_enabled: bool) -> None:
+    adapters = Adapters()
+    with pytest.raises(ApiError, match="The adapter 'c' does not exist") as refused:
+        adapter(adapters, lora_name="c", enable_lora_loading=is_enabled, **fields)
+    assert (refused.value.status, refused.value.param) == (404, "lora_request.lora_name")
+    assert adapters.loaded == []

@@ -35,6 +35,8 @@ NAMES = ("base", "other")
         ("/v1/completions", {"model": "base"}, None),
         ("/v1/completions", {"model": "other", "lora_path": "fr"}, "fr"),
         ("/v1/completions", {"adapter_id": "fr"}, "fr"),
+        ("/v1/completions", {"model": "base", "lora_request": {"lora_name": "fr"}}, "fr"),
+        ("/v1/completions", {"model": "fr", "lora_request": ["de"]}, "fr"),
         ("/tokenize", {"model": "fr"}, "fr"),
         ("/v1/embeddings", {"model": "fr"}, "fr"),
         ("/classify", {"model": "fr"}, "fr"),

@@ -322,3 +322,15 @@ def test_an_evicted_adapter_is_read_again_and_a_changed_one_is_refused(place: Pl
                 await answer(adapters, "poet")
 
         run(Place(place.engine, root, place.outside), executor, body)
+
+
+def test_the_directory_that_an_adapter_came_from(place: Place, executor: adaptrt.Executor) -> None:
+    async def body(adapters: ServedAdapters) -> None:
+        assert not adapters.is_from("poet", "poet")
+        await adapters.find("poet")
+        for path in ("poet", "./poet", "org/../poet", str(place.root / "poet"), f"{place.root}/poet/"):
+            assert adapters.is_from("poet", path), path
+        for path in ("org/clerk", "..", "/poet", "", "a\0b"):
+            assert not adapters.is_from("poet", path), path
+
+    run(place, executor, body)

@@ -1,0 +1,93 @@
+"""Decides how a chat's answer may call the functions of its request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from .._core import GuidedDecodingParams, RequestError
+from .errors import ApiError
+from .openai_chat_fields import ChatRequest
+from .openai_guides import guide_of, json_schema_of
+from .service import Service
+from .tool_calls import LLAMA3_JSON, PARSERS, ToolCallParser
+from .tool_guides import GuidedFunction, is_special_token, tool_guide
+
+_JSON_SCHEMA: Final = GuidedDecodingParams.GuideType.JSON_SCHEMA
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """How calls get into an answer, and how they are found in it."""
+
+    make_parser: Callable[[], ToolCallParser]
+    guide: GuidedDecodingParams | None
+    """Guide of the whole answer, calls included; None: it has none."""
+
+
+async def tool_use_of(service: Service, fields: ChatRequest) -> ToolUse | None:
+    """How a request's functions are called; None: the answer calls nothing.
+
+    A guide is needed where the request says more about calls than "auto": a function is strict, a call is required, or
+    there may be one call at most. Raises ApiError for functions that this server cannot offer, and for parameters that
+    no guide can enforce.
+    """
+    choice = fields.tool_choice
+    if not fields.tools or choice.mode == "none":
+        return None
+    is_forced = choice.mode == "required"
+    parser_name = service.options.tool_call_parser
+    if parser_name is None and not is_forced:
+        raise ApiError(
+            f"tools: the server was started without --tool_call_parser ({' or '.join(PARSERS)}), which says how the "
+            "model writes its calls; accepted: tool_choice 'none', 'required' or a function's name",
+            param="tools",
+        )
+    # A guide can ask any model for this form: it has no tags.
+    form = parser_name or LLAMA3_JSON
+    functions = [
+        GuidedFunction(tool.function.name, tool.function.parameters, tool.function.strict, f"tools[{i}].function")
+        for i, tool in enumerate(fields.tools)
+        if choice.name in (None, tool.function.name)
+    ]
+    guide = content = guide_of(fields)
+    schema = None if content is None else json_schema_of(content)
+    is_held = is_forced or not fields.parallel_tool_calls or any(function.is_strict for function in functions)
+    if is_held and content is not None and schema is None:
+        raise ApiError(
+            "tools that are strict, required or not parallel are given with a guide that is not JSON; expected a JSON "
+            "schema, or no guide"
+        )
+    if is_held or schema is not None:
+        # Guides are compiled for the model's own tokenizer.
+        tokenizer = (await service.tokenizers.of(None)).tokenizer
+        guide = tool_guide(
+            form,
+            functions,
+            is_forced=is_forced,
+            is_single=choice.name is not None or not fields.parallel_tool_calls,
+            content=schema,
+            is_special=lambda text: is_special_token(tokenizer, text),
+        )
+        await _check(service, guide, functions, is_forced)
+    names = {function.name for function in functions}
+    return ToolUse(lambda: PARSERS[form](names), guide)
+
+
+async def _check(
+    service: Service, guide: GuidedDecodingParams, functions: Sequence[GuidedFunction], is_forced: bool
+) -> None:
+    """Raises ApiError that names the function whose parameters no guide can enforce."""
+    check = service.executor.executor.check_guide
+    try:
+        await service.executor.run(check, guide)
+    except RequestError:
+        for function in functions:
+            schema = GuidedDecodingParams(_JSON_SCHEMA, function.schema(is_forced=is_forced))
+            try:
+                await service.executor.run(check, schema)
+            except RequestError as error:
+                field = f"{function.place}.parameters"
+                raise ApiError(f"{field} of '{function.name}' cannot be enforced: {error}", param=field) from error
+        raise
