@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Final
 
 import xxhash
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from .._core import ConfigError
 from ..builder.adapter_copy import SPECIAL_TOKENS_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from .adapter_store import AdapterStore
 from .chat_template import special_tokens_of
 from .named_adapter import NamedAdapter
+from .text_bound import LONG_TEXT, check_characters, check_pieces, longest_token
 from .text_stream import token_text
 
 MAX_TOKENIZERS: Final = 16
@@ -53,6 +54,8 @@ class TextTokenizer:
 
     tokenizer: Tokenizer
     end_ids: tuple[int, ...]
+    longest_token: int
+    """Characters of the longest token."""
     content: bytes = b""
     """A digest of its file."""
 
@@ -60,6 +63,32 @@ class TextTokenizer:
     def texts(self) -> TokenTexts:
         """Of single tokens."""
         return TokenTexts(self.tokenizer)
+
+    def check_length(self, num_characters: int, max_tokens: int, field: str) -> None:
+        """Refuses a text by its number of characters, before encode() is called.
+
+        `field` names it in errors. Raises TextTooLongError for more than `max_tokens` tokens can have.
+        """
+        check_characters(num_characters, self.longest_token, max_tokens, field)
+
+    def encode(
+        self, text: str | tuple[str, str], max_tokens: int, field: str, *, add_special_tokens: bool = True
+    ) -> Encoding:
+        """The tokens of a text, or of two with what the tokenizer puts between them.
+
+        They may be somewhat more than `max_tokens`; a text that has many more is not tokenised to its end. Raises
+        TextTooLongError for it, and as check_length() does.
+        """
+        first, second = (text, None) if isinstance(text, str) else text
+        texts = (first,) if second is None else (first, second)
+        num_characters = sum(map(len, texts))
+        self.check_length(num_characters, max_tokens, field)
+        if num_characters <= LONG_TEXT:
+            return self.tokenizer.encode(first, second, add_special_tokens=add_special_tokens)
+        check_pieces(texts, self.tokenizer, max_tokens, field)
+        # Unlike encode(), this lets other threads of Python run meanwhile.
+        (encoding,) = self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return encoding
 
 
 class Tokenizers:
@@ -114,13 +143,15 @@ class Tokenizers:
             end = special_tokens_of(directory / file).get("eos_token")
             end_id = None if end is None else tokenizer.token_to_id(end)
             if end_id is not None:
-                return TextTokenizer(tokenizer, tuple(dict.fromkeys((*end_ids, end_id))), content)
-        return TextTokenizer(tokenizer, end_ids, content)
+                end_ids = tuple(dict.fromkeys((*end_ids, end_id)))
+                break
+        return TextTokenizer(tokenizer, end_ids, longest_token(tokenizer), content)
 
 
 def read_tokenizer(path: Path, end_ids: Sequence[int]) -> TextTokenizer:
     """That of a tokenizer.json, whose texts end with one of `end_ids`. Raises ConfigError when it cannot be read."""
-    return TextTokenizer(load_tokenizer(path), tuple(end_ids), _digest(path))
+    tokenizer = load_tokenizer(path)
+    return TextTokenizer(tokenizer, tuple(end_ids), longest_token(tokenizer), _digest(path))
 
 
 def _digest(path: Path) -> bytes:

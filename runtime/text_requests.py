@@ -22,6 +22,7 @@ from .answer import Answer
 from .executor import Executor
 from .loaded_engine import LoadedEngine
 from .pooled import FloatArray, PromptTokens, rows_of
+from .text_bound import max_prompt_tokens
 from .text_stream import TextStream
 
 
@@ -33,16 +34,19 @@ class TextRequests:
         self._tokenizers = tokenizers
         self._decoder_start = decoder_start(executor.engine)
         self._num_token_types = executor.engine_info.num_token_types
+        self._max_prompt_tokens = max_prompt_tokens(executor.engine_info)
 
     def token_ids(self, text: str, lora: str | None, *, add_special_tokens: bool = True) -> list[int]:
-        """The tokens of a prompt, as the adapter has them."""
-        tokenizer = self._tokenizers.of(lora).tokenizer
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
-        return ids
+        """The tokens of a prompt, as the adapter has them. Raises TextTooLongError for far more than a prompt has."""
+        encoding = self._tokenizers.of(lora).encode(
+            text, self._max_prompt_tokens, "the prompt", add_special_tokens=add_special_tokens
+        )
+        return list(encoding.ids)
 
     def pair_tokens(self, first: str, second: str, lora: str | None) -> PromptTokens:
-        """The tokens of two texts with what is put between them, as the adapter has them."""
-        return PromptTokens.of_pair(self._tokenizers.of(lora).tokenizer.encode(first, second), self._num_token_types)
+        """The tokens of two texts with what is put between them, as the adapter has them; raises as token_ids()."""
+        encoding = self._tokenizers.of(lora).encode((first, second), self._max_prompt_tokens, "the pair of texts")
+        return PromptTokens.of_pair(encoding, self._num_token_types)
 
     def ask(
         self,

@@ -70,7 +70,9 @@ async def _prompt(
     service: Service, fields: CompletionRequest, adapter: str | None, own: TextTokenizer, prompt: str | list[int]
 ) -> _Prompt:
     if isinstance(prompt, str):
-        token_ids = await service.prompts.tokenize(prompt, adapter, add_special_tokens=fields.add_special_tokens)
+        token_ids = await service.prompts.tokenize(
+            prompt, adapter, add_special_tokens=fields.add_special_tokens, param="prompt"
+        )
     else:
         token_ids = prompt
     # One token is generated in any case; without an answer it is thrown away.

@@ -19,6 +19,7 @@ from .._core import (
     StepError,
 )
 from ..runtime.named_adapter import UnknownAdapterError
+from ..runtime.text_bound import TextTooLongError
 
 RETRY_AFTER_SECONDS: Final = 1
 
@@ -71,7 +72,8 @@ class ApiError(Exception):
         """What the executor, the builder or an adapter's reader raised."""
         for error_type, status, kind in _ANSWERS:
             if isinstance(error, error_type):
-                return cls(str(error), status=status, kind=kind, headers=retry_headers(status))
+                param = error.field if isinstance(error, TextTooLongError) else None
+                return cls(str(error), status=status, kind=kind, param=param, headers=retry_headers(status))
         return cls(str(error), status=HTTPStatus.INTERNAL_SERVER_ERROR, kind=INTERNAL)
 
     @classmethod

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from ..runtime.adapter_tokenizers import TextTokenizer
+from ..runtime.text_bound import max_prompt_tokens
 from .chat import chat
 from .classification import classify, rerank, score
 from .completions import complete
@@ -73,13 +74,24 @@ def routes(service: Service) -> APIRouter:
     async def tokenize(request: Request) -> Response:
         fields = await read_json(request, TokenizeRequest, limits)
         adapter = await adapter_of(service, fields)
+        # More than a prompt may have: clients count the tokens of a text before they cut it.
+        max_tokens = max(limits.max_tokenize_tokens, max_prompt_tokens(service.engine_info))
         if fields.prompt is not None:
             tokens = await service.prompts.tokenize(
-                fields.prompt, adapter, add_special_tokens=fields.adds_special_tokens_to_text
+                fields.prompt,
+                adapter,
+                add_special_tokens=fields.adds_special_tokens_to_text,
+                param="prompt",
+                max_tokens=max_tokens,
             )
         else:
             tools = [tool.model_dump(exclude_unset=True) for tool in fields.tools or ()]
-            tokens = await service.prompts.tokenize_chat(fields, adapter, tools)
+            tokens = await service.prompts.tokenize_chat(fields, adapter, tools, max_tokens=max_tokens)
+        if len(tokens) > max_tokens:
+            raise ApiError(
+                f"the text has {len(tokens)} tokens; expected at most {max_tokens}",
+                param="messages" if fields.prompt is None else "prompt",
+            )
         own = await service.tokenizers.of(adapter)
         return _tokens_answer(service, own, tokens, with_texts=fields.return_token_strs)
 

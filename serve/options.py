@@ -28,6 +28,8 @@ class ServerLimits:
     max_json_depth: int = 64
     max_prompts: int = 1024
     """In one request."""
+    max_tokenize_tokens: int = 1 << 18
+    """Of a text that POST /tokenize takes; more where the engine's longest prompt has more."""
     max_request_seconds: float = 600.0
     """A request that takes longer ends with what it has; 0: no limit."""
     shutdown_seconds: float = 30.0

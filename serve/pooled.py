@@ -89,10 +89,12 @@ async def _prompts(
         if isinstance(text, list):
             prompt = PromptTokens(text)
         elif isinstance(text, str):
-            ids = await service.prompts.tokenize(text, adapter, add_special_tokens=add_special_tokens)
+            ids = await service.prompts.tokenize(text, adapter, add_special_tokens=add_special_tokens, param=param)
             prompt = PromptTokens(ids)
         else:
-            prompt = await service.prompts.tokenize_pair(text, adapter, add_special_tokens=add_special_tokens)
+            prompt = await service.prompts.tokenize_pair(
+                text, adapter, add_special_tokens=add_special_tokens, param=param
+            )
         longest = min(service.engine_info.max_input_len, lengths.whole)
         where = f"{param}[{i}]" if len(texts) > 1 else param
         if not prompt.ids:

@@ -6,19 +6,18 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, Final
 
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Encoding
 
 from ..runtime.adapter_store import AdapterStore
 from ..runtime.chat_template import ChatTemplate
 from ..runtime.named_adapter import AdapterSum, NamedAdapter
 from ..runtime.pooled import PromptTokens
+from ..runtime.text_bound import LONG_TEXT, max_prompt_tokens
 from .async_executor import AsyncExecutor
 from .errors import ApiError
 from .openai_chat_fields import Message, TemplateFields
 from .tokenizers_of_adapters import ServedTokenizers
 
-LONG_TEXT: Final = 1 << 14
-"""Characters; a text that is longer is tokenised beside the loop, which others wait for."""
 MAX_TEMPLATES: Final = 256
 """Of adapters, kept in memory."""
 
@@ -31,6 +30,7 @@ class Prompts:
         self._executor = executor
         self._store: AdapterStore = executor.executor.adapters
         self._tokenizers = tokenizers
+        self._max_tokens = max_prompt_tokens(executor.executor.engine_info)
         self._base = ChatTemplate.load(executor.executor.engine.directory)
         self._own: OrderedDict[str, tuple[NamedAdapter | AdapterSum, ChatTemplate | None]] = OrderedDict()
 
@@ -39,35 +39,55 @@ class Prompts:
         """Whether the model has one; adapters may have others."""
         return self._base is not None
 
-    async def tokenize(self, text: str, adapter: str | None, *, add_special_tokens: bool) -> list[int]:
-        """The tokens of a text, as the adapter has them.
+    async def tokenize(
+        self, text: str, adapter: str | None, *, add_special_tokens: bool, param: str, max_tokens: int | None = None
+    ) -> list[int]:
+        """The tokens of a text, as the adapter has them. `param`: the field that has it.
 
-        Raises ConfigError for a tokenizer of its that cannot be used.
+        max_tokens: a text that has many more is refused early; None: the engine's longest prompt.
+
+        Raises ConfigError for a tokenizer of its that cannot be used, and TextTooLongError.
         """
-        return list((await self._encoding(text, len(text), adapter, add_special_tokens)).ids)
+        return list((await self._encoding(text, adapter, add_special_tokens, param, max_tokens)).ids)
 
     async def tokenize_pair(
-        self, pair: tuple[str, str], adapter: str | None, *, add_special_tokens: bool
+        self, pair: tuple[str, str], adapter: str | None, *, add_special_tokens: bool, param: str
     ) -> PromptTokens:
         """The tokens of two texts with what the tokenizer puts between them; raises as tokenize() does."""
-        encoding = await self._encoding(pair, sum(map(len, pair)), adapter, add_special_tokens)
+        encoding = await self._encoding(pair, adapter, add_special_tokens, param)
         return PromptTokens.of_pair(encoding, self._executor.executor.engine_info.num_token_types)
 
     async def _encoding(
-        self, text: str | tuple[str, str], length: int, adapter: str | None, add_special_tokens: bool
+        self,
+        text: str | tuple[str, str],
+        adapter: str | None,
+        add_special_tokens: bool,
+        param: str,
+        max_tokens: int | None = None,
     ) -> Encoding:
-        tokenizer = (await self._tokenizers.of(adapter)).tokenizer
-        if length <= LONG_TEXT:
-            return _encode(tokenizer, text, add_special_tokens)
-        return await self._executor.run(_encode_long, tokenizer, text, add_special_tokens)
+        own = await self._tokenizers.of(adapter)
+        max_tokens = self._max_tokens if max_tokens is None else max_tokens
+        num_characters = len(text) if isinstance(text, str) else sum(map(len, text))
+        if num_characters <= LONG_TEXT:
+            return own.encode(text, max_tokens, param, add_special_tokens=add_special_tokens)
+        # A text that is refused by its length takes no thread's time.
+        own.check_length(num_characters, max_tokens, param)
+        return await self._executor.run(own.encode, text, max_tokens, param, add_special_tokens=add_special_tokens)
 
     async def tokenize_chat(
-        self, fields: TemplateFields, adapter: str | None, tools: Sequence[dict[str, Any]] | None
+        self,
+        fields: TemplateFields,
+        adapter: str | None,
+        tools: Sequence[dict[str, Any]] | None,
+        *,
+        max_tokens: int | None = None,
     ) -> list[int]:
         """The tokens of a conversation, as the adapter's template writes it, or else the model's.
 
+        max_tokens: as tokenize()'s.
+
         Raises ApiError without a template, RequestError for messages that it refuses, ConfigError for an adapter's
-        template that cannot be used.
+        template that cannot be used, and TextTooLongError.
         """
         template = self._base if adapter is None else await self._template_of(adapter)
         if template is None:
@@ -79,10 +99,16 @@ class Prompts:
         length = sum(_length(message) for message in fields.messages)
         if template is self._base and length <= LONG_TEXT:
             text = _rendered(template, fields, tools)
-            return await self.tokenize(text, adapter, add_special_tokens=fields.add_special_tokens)
-        # An adapter's template may come from a client, and take its time.
-        text = await self._executor.run(_rendered, template, fields, tools)
-        return await self.tokenize(text, adapter, add_special_tokens=fields.add_special_tokens)
+        else:
+            # An adapter's template may come from a client, and take its time.
+            text = await self._executor.run(_rendered, template, fields, tools)
+        return await self.tokenize(
+            text,
+            adapter,
+            add_special_tokens=fields.add_special_tokens,
+            param="messages",
+            max_tokens=max_tokens,
+        )
 
     async def _template_of(self, name: str) -> ChatTemplate | None:
         """An adapter's own, or the model's; read once, and again when the adapter was replaced."""
@@ -94,17 +120,6 @@ class Prompts:
             if len(self._own) > MAX_TEMPLATES:
                 self._own.popitem(last=False)
         return self._base if template is None else template
-
-
-def _encode(tokenizer: Tokenizer, text: str | tuple[str, str], add_special_tokens: bool) -> Encoding:
-    first, second = (text, None) if isinstance(text, str) else text
-    return tokenizer.encode(first, second, add_special_tokens=add_special_tokens)
-
-
-def _encode_long(tokenizer: Tokenizer, text: str | tuple[str, str], add_special_tokens: bool) -> Encoding:
-    # Unlike encode(), this lets other threads of Python run meanwhile.
-    (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-    return encoding
 
 
 def _length(message: Message) -> int:

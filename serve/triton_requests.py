@@ -11,6 +11,7 @@ import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from .._core import FinishReason, LoraConfig, OutputConfig, Request, Result, SamplingConfig
+from ..runtime.adapter_tokenizers import TextTokenizer
 from ..runtime.named_adapter import FIRST_NAMED_TASK_ID
 from ..runtime.text_stream import TextStream
 from .errors import ApiError
@@ -191,25 +192,26 @@ def make_request(
     arrays: Mapping[str, npt.NDArray[Any]],
     outputs: Sequence[str] | None,
     *,
-    tokenizer: Tokenizer,
-    end_ids: Sequence[int],
+    own: TextTokenizer,
+    max_prompt_tokens: int,
     limit_ms: float | None,
     decoder_start: Sequence[int] | None = None,
 ) -> TritonRequest:
     """The request that tensors describe, named as in ACCEPTED. `outputs`: those that it lists; None: it lists none.
 
-    `end_ids` end the answer to a text that comes without an end_id. decoder_start: what the decoder begins with, unless
+    The end ids of `own` end the answer to a text that comes without an end_id. max_prompt_tokens: a text of more is
+    refused. decoder_start: what the decoder begins with, unless
     the request says it, of a model whose encoder is given the prompt; None: there is no encoder. Raises ApiError that
     names the tensor.
     """
     inputs = _Inputs(arrays)
-    prompt, prompt_text = _prompt(inputs, tokenizer)
+    prompt, prompt_text = _prompt(inputs, own, max_prompt_tokens)
     decoder_input = _decoder_input(inputs, decoder_start)
     num_tokens = inputs.one("request_output_len")
     if num_tokens is None:
         raise ApiError("input 'request_output_len' is missing", param="request_output_len")
     wanted = _wanted_outputs(inputs, outputs)
-    implied = tuple(end_ids) if prompt_text is not None and inputs.one("end_id") is None else ()
+    implied = own.end_ids if prompt_text is not None and inputs.one("end_id") is None else ()
     stop_words = [*_word_list(inputs, "stop_words_list"), *([token] for token in implied[1:])]
     bias = inputs.array("embedding_bias")
     request = Request(
@@ -243,7 +245,7 @@ def make_request(
         exclude_input=bool(inputs.one("exclude_input_in_output")),
         prompt_text=prompt_text if decoder_input is None else None,
         stop=tuple(text for text in inputs.texts("stop_words") if text),
-        tokenizer=tokenizer,
+        tokenizer=own.tokenizer,
         end_ids=implied,
     )
 
@@ -275,7 +277,7 @@ class _Inputs:
         return [] if array is None else array.tolist()
 
 
-def _prompt(inputs: _Inputs, tokenizer: Tokenizer) -> tuple[list[int], str | None]:
+def _prompt(inputs: _Inputs, own: TextTokenizer, max_tokens: int) -> tuple[list[int], str | None]:
     ids, text = inputs.array("input_ids"), inputs.one("text_input")
     length = inputs.one("input_lengths")
     if (ids is None) == (text is None):
@@ -283,7 +285,7 @@ def _prompt(inputs: _Inputs, tokenizer: Tokenizer) -> tuple[list[int], str | Non
     if ids is None:
         if length is not None:
             raise ApiError("input 'input_lengths' belongs to input_ids, which is not there", param="input_lengths")
-        return tokenizer.encode(text).ids, text
+        return list(own.encode(text, max_tokens, "text_input").ids), text
     return _first(ids, "input_ids", length, "input_lengths"), None
 
 

@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from .._core import AdaptrtError
 from .._version import __version__
 from ..runtime.adapter_tokenizers import TextTokenizer
+from ..runtime.text_bound import max_prompt_tokens
 from .async_executor import Generation
 from .errors import ApiError
 from .http import EventStream, data_frame, health_response, parse_json, read_body, unless_disconnected
@@ -230,8 +231,8 @@ class _Surface:
         return make_request(
             arrays,
             outputs,
-            tokenizer=own.tokenizer,
-            end_ids=own.end_ids,
+            own=own,
+            max_prompt_tokens=max_prompt_tokens(self._service.engine_info),
             limit_ms=min(limits_ms, default=None),
             decoder_start=self._service.decoder_start,
         )

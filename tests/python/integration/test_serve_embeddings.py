@@ -130,6 +130,7 @@ def test_beside_generation(served: Served) -> None:
         ({"input": [270]}, 400, "input_token_ids[0] is 270; the vocabulary is 0 to 269"),
         ({"input": [1, -1]}, 400, "accepted: a token id"),
         ({"input": "a " * 700}, 400, "maximum context length is 640 tokens; input has 1400"),
+        ({"input": ["a", "a " * 20_000]}, 400, "input has 40000 characters; expected at most 30720"),
         ({"input": ["a"] * 1025}, 400, "input has 1025 texts; at most 1024 are accepted"),
         ({}, 400, "input"),
         ({"input": "a", "model": "nobody"}, 404, "The model 'nobody' does not exist."),

@@ -423,6 +423,14 @@ def test_tokenize_and_detokenize(served: Served) -> None:
     # Longer than what is tokenised on the loop.
     assert served.post("/tokenize", {"prompt": "a€" * 40_000}).json()["tokens"] == ids("a€" * 40_000)
     assert served.post("/tokenize", {"messages": [{"role": "user", "content": "a"}]}).json()["tokens"] == chat_ids("a")
+    for body, param in (
+        ({"prompt": "a" * 8_000_000}, "prompt"),
+        ({"prompt": "€" * 100_000}, "prompt"),
+        ({"messages": [{"role": "user", "content": "a" * 8_000_000}]}, "messages"),
+    ):
+        refused = served.post("/tokenize", body)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+        assert "262144" in refused.json()["error"]["message"]
     assert served.post("/detokenize", {"tokens": [0, *ids(PROMPT)]}).json() == {"prompt": f"<s>{PROMPT}"}
     unknown = served.post("/detokenize", {"tokens": [1, SPEC.vocab_size]})
     assert (unknown.status_code, unknown.json()["error"]["param"]) == (400, "tokens")
@@ -444,6 +452,8 @@ def test_adapters_by_other_servers_names(served: Served) -> None:
 
 
 LONG = [2] * 650
+# Of the 640 tokens that a prompt may have, each as long as <|im_start|>.
+MAX_CHARACTERS = 640 * 12 * 4
 REFUSED = {
     "an unknown model": ("/v1/completions", {"model": "none", "prompt": "a"}, 404, "The model 'none' does not exist."),
     "an unknown adapter": (
@@ -496,6 +506,18 @@ REFUSED = {
         "n is 9; the engine generates at most 8 answers at once",
     ),
     "too many prompts": ("/v1/completions", {"prompt": ["a"] * 1025}, 400, "prompt has 1025 prompts; at most 1024"),
+    "a text of more characters than prompts have": (
+        "/v1/completions",
+        {"prompt": ["a", "a" * (MAX_CHARACTERS + 1)]},
+        400,
+        f"prompt has {MAX_CHARACTERS + 1} characters; expected at most {MAX_CHARACTERS}",
+    ),
+    "a conversation of more characters than prompts have": (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": "a" * MAX_CHARACTERS}]},
+        400,
+        f"characters; expected at most {MAX_CHARACTERS}",
+    ),
     "tools without a parser": (
         "/v1/chat/completions",
         {"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function", "function": {"name": "f"}}]},

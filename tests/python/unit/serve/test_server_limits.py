@@ -38,6 +38,12 @@ def test_time_limits_are_flags() -> None:
     assert given.limits.max_connections == 9
 
 
+def test_the_tokens_of_counted_texts_are_a_flag() -> None:
+    assert parse("--max_tokenize_tokens", 7).limits.max_tokenize_tokens == 7
+    with pytest.raises(SystemExit):
+        parse("--max_tokenize_tokens", 0)
+
+
 @pytest.mark.parametrize("name", SECONDS)
 @pytest.mark.parametrize("value", ["0", "-1", "inf", "nan"])
 def test_time_limits_that_cannot_be_are_refused(name: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:

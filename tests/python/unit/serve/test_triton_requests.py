@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from adaptrt.runtime.adapter_tokenizers import TextTokenizer
+from adaptrt.runtime.text_bound import TextTooLongError, longest_token
 from adaptrt.serve.errors import ApiError
 from adaptrt.serve.triton_requests import ACCEPTED, TritonRequest, make_request
 from adaptrt.serve.triton_tensors import tensor_of_value
 
+MAX_PROMPT_TOKENS = 6
 WORDS = ["a", "b", "c", "d", "e", "f"]
 
 
@@ -25,7 +28,8 @@ def tokenizer() -> Tokenizer:
 def make(tokenizer: Tokenizer, outputs: list[str] | None = None, **values: Any) -> TritonRequest:
     given = {"request_output_len": 4, **values}
     arrays = {name: tensor_of_value(name, value, ACCEPTED) for name, value in given.items() if value is not None}
-    return make_request(arrays, outputs, tokenizer=tokenizer, end_ids=[5, 4], limit_ms=None)
+    own = TextTokenizer(tokenizer, (5, 4), longest_token(tokenizer))
+    return make_request(arrays, outputs, own=own, max_prompt_tokens=MAX_PROMPT_TOKENS, limit_ms=None)
 
 
 def test_each_input_reaches_the_request(tokenizer: Tokenizer) -> None:
@@ -128,6 +132,15 @@ def test_an_adapter_is_a_task_with_its_weights_or_without(tokenizer: Tokenizer) 
 def test_what_cannot_be_is_refused_by_name(tokenizer: Tokenizer, values: dict[str, Any], said: str) -> None:
     with pytest.raises(ApiError, match=said):
         make(tokenizer, **values)
+
+
+def test_a_text_that_no_prompt_can_be_is_refused_before_it_is_tokenised(tokenizer: Tokenizer) -> None:
+    assert make(tokenizer, text_input="b" * 24).request.input_token_ids == [0]
+    with pytest.raises(
+        TextTooLongError, match="text_input has 25 characters; expected at most 24, as many as 6"
+    ) as raised:
+        make(tokenizer, text_input="b" * 25)
+    assert raised.value.field == "text_input"
 
 
 @pytest.mark.parametrize(
