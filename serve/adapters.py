@@ -17,6 +17,7 @@ from ..runtime.prompt_tuning import behind_virtual_tokens, num_virtual_tokens
 from .adapter_names import is_name, name_problem
 from .async_executor import AsyncExecutor, Generation
 from .errors import INVALID_USER_INPUT, ApiError
+from .root_paths import paths_below, root_spellings
 
 TRIES: Final = 8
 """How often an adapter that is evicted before its request is queued is loaded anew."""
@@ -41,6 +42,7 @@ class ServedAdapters:
         self._executor = executor
         self._store = executor.executor.adapters
         self._roots = tuple(Path(os.path.realpath(root)) for root in roots)
+        self._spellings = root_spellings(roots)
         self.reserved: frozenset[str] = frozenset()
         """Names of the base model, which no adapter may have."""
         self._loads: dict[str, asyncio.Task[None]] = {}
@@ -192,8 +194,7 @@ class ServedAdapters:
         """A directory that a client names: absolute, or as it lies below a root."""
         if "\0" in path:
             raise ApiError("lora_path has a NUL character", kind=INVALID_USER_INPUT, param="lora_path")
-        for root in self._roots:
-            directory = root / path
+        for directory in paths_below(self._spellings, path):
             if self._is_confined(directory):
                 return directory
         # The same text whether or not something lies there: what is outside is none of a client's business.

@@ -170,6 +170,41 @@ def test_paths_outside_the_roots_are_refused_alike(place: Place, executor: adapt
     run(place, executor, body)
 
 
+def test_a_path_tells_nothing_of_what_lies_outside_the_roots(
+    place: Place, executor: adaptrt.Executor, tmp_path: Path
+) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link").symlink_to(place.root)
+
+    async def body(adapters: ServedAdapters) -> None:
+        poet = place.root / "poet"
+        said = set()
+        for outside in (tmp_path, tmp_path / "there", tmp_path / "nowhere", Path("/proc/self/mem"), place.root):
+            up = "../" * len(outside.parts)
+            for asked in (f"{outside}/{up}{poet}", f"{outside}/../{'../' * 20}{poet}", str(tmp_path / "link" / "poet")):
+                with pytest.raises(ApiError) as refused:
+                    await adapters.load("name", asked)
+                said.add((refused.value.status, refused.value.param, str(refused.value).replace(asked, "PATH")))
+        assert len(said) == 1
+        await adapters.load("absolute", str(poet))
+
+    run(place, executor, body)
+
+
+def test_an_absolute_path_may_begin_as_the_root_was_given(
+    place: Place, executor: adaptrt.Executor, tmp_path: Path
+) -> None:
+    (tmp_path / "link").symlink_to(place.root)
+
+    async def body(adapters: ServedAdapters) -> None:
+        for name, path in (("given", tmp_path / "link"), ("resolved", place.root)):
+            await adapters.load(name, str(path / "poet"))
+        with pytest.raises(ApiError, match="below the server's adapter roots"):
+            await adapters.load("prefix", f"{place.root}-other/poet")
+
+    run(Place(place.engine, tmp_path / "link", place.outside), executor, body)
+
+
 def test_an_adapter_that_cannot_be_served_is_refused_and_forgotten(place: Place, executor: adaptrt.Executor) -> None:
     async def body(adapters: ServedAdapters) -> None:
         for load in (lambda: adapters.find("broken"), lambda: adapters.load("broken", "broken")):
