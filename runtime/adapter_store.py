@@ -85,7 +85,7 @@ class AdapterStore:
             some = [f"'{name}'" for name in list(self._adapters)[:_NAMES_SHOWN]]
             more = len(self._adapters) - len(some)
         known = ", ".join(some) + (f" and {more} more" if more else "") if some else "none"
-        raise UnknownAdapterError(f"{self._engine.directory}: has no adapter named '{name}'; it has: {known}")
+        raise UnknownAdapterError(f"{self._engine.directory}: has no adapter named '{name}'; it has: {known}", name)
 
     def find(self, name: str) -> NamedAdapter | AdapterSum:
         """The adapter of this name, or the weighted sum that it is (see sum_of_names.py). AdapterError for neither."""

@@ -27,7 +27,12 @@ def refuse_named_task_id(task_id: object, field: str) -> None:
 
 
 class UnknownAdapterError(AdapterError):
-    """No adapter has the name that a request asks for."""
+    """No adapter has the name that a request asks for. The message names the engine and other adapters."""
+
+    def __init__(self, message: str, name: str = "") -> None:
+        """`name`: the name that no adapter has."""
+        super().__init__(message)
+        self.name = name
 
 
 @dataclass(frozen=True)

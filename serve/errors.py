@@ -38,7 +38,6 @@ _ANSWERS: Final[tuple[tuple[type[AdaptrtError], HTTPStatus, str], ...]] = (
     (QueueFullError, HTTPStatus.TOO_MANY_REQUESTS, OVERLOADED),
     (LoraCacheFullError, HTTPStatus.TOO_MANY_REQUESTS, OVERLOADED),
     (PeftTaskNotCachedError, HTTPStatus.NOT_FOUND, NOT_FOUND),
-    (UnknownAdapterError, HTTPStatus.NOT_FOUND, NOT_FOUND),
     (RequestError, HTTPStatus.BAD_REQUEST, BAD_REQUEST),
     (AdapterError, HTTPStatus.BAD_REQUEST, BAD_REQUEST),
     (EngineError, HTTPStatus.BAD_REQUEST, BAD_REQUEST),  # an adapter's files, after the server has started
@@ -70,6 +69,9 @@ class ApiError(Exception):
     @classmethod
     def of(cls, error: AdaptrtError) -> ApiError:
         """What the executor, the builder or an adapter's reader raised."""
+        if isinstance(error, UnknownAdapterError):
+            # Clients are not told where the engine lies, nor which adapters others use.
+            return cls.not_found(f"The adapter '{error.name}' does not exist.", param="model")
         for error_type, status, kind in _ANSWERS:
             if isinstance(error, error_type):
                 param = error.field if isinstance(error, TextTooLongError) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import shutil
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
@@ -226,6 +227,21 @@ def test_a_name_is_loaded_once_unless_it_is_replaced(place: Place, executor: ada
         await adapters.load("it", "org/clerk", replace=True)
         assert await answer(adapters, "it") == expected(place, place.root / "org" / "clerk")
         assert [adapter.path for adapter in adapters.list()] == [place.root / "org" / "clerk"]
+
+    run(place, executor, body)
+
+
+def test_a_request_whose_adapter_was_unloaded_tells_of_no_others(place: Place, executor: adaptrt.Executor) -> None:
+    async def body(adapters: ServedAdapters) -> None:
+        await adapters.load("secret", "poet")
+        for ask in (answer(adapters, "it"), answer(adapters, "secret:0.5+it:0.5")):
+            # As for a request that found its adapter before another one unloaded it.
+            with pytest.raises(adaptrt.AdapterError) as lost:
+                await ask
+            for error in (lost.value, pickle.loads(pickle.dumps(lost.value))):
+                refused = ApiError.of(error)
+                assert (refused.status, refused.param) == (HTTPStatus.NOT_FOUND, "model")
+                assert str(refused) == "The adapter 'it' does not exist."
 
     run(place, executor, body)
 
