@@ -110,6 +110,12 @@ def build(
     config, package = _checked_config(
         config, checkpoint, quantization, quality, usage, workers, timing_cache, dump_onnx_to is not None
     )
+    base_name = output_dir.absolute().name
+    if base_name in config.lora_config.adapter_names:
+        raise ConfigError(
+            f"lora_dir: the name of an adapter is '{base_name}', which servers give to the base model of {output_dir}; "
+            "expected another name of the adapter's directory or of the engine's"
+        )
     if quantization is not None:
         checkpoint = checkpoint.quantized(quantization)
     if int8_activations:

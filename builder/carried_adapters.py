@@ -10,6 +10,7 @@ from pathlib import Path
 
 from .._core import AdapterError, ConfigError, lora_modules
 from .adapter.names import MODULES
+from .adapter.sum_of_names import parse_sum
 from .adapter_copy import copy_adapter
 from .adapter_fit import modules_changed_by
 from .checkpoint.config import CheckpointConfig
@@ -59,6 +60,10 @@ def _check_names(names: Sequence[str], directories: Sequence[Path]) -> None:
     for name, directory in zip(names, directories, strict=True):
         if not re.fullmatch(r"[^\x00-\x1f/]+", name):
             raise ConfigError(f"lora_dir {directory}: {name!r} cannot be the name of an adapter")
+        if parse_sum(name) is not None:
+            raise ConfigError(
+                f"lora_dir {directory}: the adapter's name is '{name}', which is a weighted sum; expected another name"
+            )
     twice = sorted({name for name in names if list(names).count(name) > 1})
     if twice:
         raise ConfigError(f"lora_dir: adapters are served by their directories' names; {', '.join(twice)} occurs twice")

@@ -203,6 +203,17 @@ def test_two_adapters_of_one_name_are_refused(root: Path, tmp_path: Path) -> Non
         build(root / "checkpoint", config, tmp_path / "engine")
 
 
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [("mlp:0.5", "'mlp:0.5', which is a weighted sum"), ("engine", "'engine', which servers give to the base model")],
+)
+def test_names_that_mean_something_else_are_refused(root: Path, tmp_path: Path, name: str, complaint: str) -> None:
+    directory = shutil.copytree(root / "mlp", tmp_path / "adapters" / name)
+    with pytest.raises(ConfigError, match=complaint):
+        build(root / "checkpoint", with_lora(lora_dir=(directory,)), tmp_path / "engine")
+    assert not (tmp_path / "engine").exists()
+
+
 def test_raw_dora_adapters_travel_since_the_engine_normalises_them(root: Path, tmp_path: Path) -> None:
     config = replace(with_lora(lora_dir=(root / "dora",)), plugin_config=replace(LORA, dora_plugin="enable"))
     build(root / "checkpoint", config, tmp_path / "engine")

@@ -14,9 +14,12 @@ import pytest
 
 from adaptrt import ConfigError
 from adaptrt._core import DType, LoraLayout, LoraPart, LoraSite, Program
+from adaptrt.builder.build import build
 from adaptrt.builder.build_problems import LARGEST_SIZES
 from adaptrt.builder.cli import CommandParser
 from adaptrt.builder.cli import main as command_line
+from adaptrt.builder.config import BuildConfig, LoraBuildConfig, PluginConfig
+from adaptrt.builder.conversion.checkpoint import Checkpoint
 from adaptrt.builder.model_cache import EngineCache, first_use
 from adaptrt.serve import command
 from support.models import ModelSpec, save_adapter, save_model
@@ -163,6 +166,20 @@ def test_bad_files_end_a_start(
     line = refusal(capfd, "--lora_modules", "a=adapter")
     for part in expected:
         assert part in line
+
+
+def test_an_adapter_of_the_engine_with_the_bases_name_ends_a_start(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    lora = LoraBuildConfig(lora_dir=(root / "adapter",))
+    config = BuildConfig(max_seq_len=64, lora_config=lora, plugin_config=PluginConfig(lora_plugin="auto"))
+    build(Checkpoint.of_model(root / "model", None), config, root / "engine")
+    monkeypatch.setattr(command, "Executor", lambda *_: pytest.fail("the engine is started"))
+    shutil.rmtree(root / "model")
+    (root / "engine").rename(root / "model")
+    line = refusal(capfd, "--served_model_name", "other", "adapter")
+    assert "an adapter that the engine carries is 'adapter', which is the base model's name" in line
+    assert "served_model_name" in line
 
 
 @pytest.fixture
