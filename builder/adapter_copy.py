@@ -9,7 +9,7 @@ from typing import Final
 import xxhash
 
 from .adapter.classifier_head import MODEL_CONFIG_FILE
-from .adapter.recognise import CONFIG_FILE, INITIAL_DIRECTORY, MLX_FILE, PICKLE_FILE, SAFETENSORS_FILE
+from .adapter.one_version import config_and_weights, initial_files, one_version
 from .file_digest import add_file
 
 TEMPLATE_FILE: Final = "chat_template.jinja"
@@ -30,33 +30,29 @@ _OTHER_FILES: Final = (
 
 
 def copy_adapter(source: Path, destination: Path) -> str:
-    """Copies an adapter's files into a new directory; returns the checksum of the copy."""
+    """Copies an adapter's files into a new directory; returns the checksum of the copy.
+
+    Raises AdapterError for files that are changed meanwhile.
+    """
     destination.mkdir(parents=True)
-    for name in _adapter_files(source):
-        (destination / name).parent.mkdir(exist_ok=True)
-        shutil.copyfile(source / name, destination / name)
+    with one_version(source, adapter_files):
+        for name in adapter_files(source):
+            (destination / name).parent.mkdir(exist_ok=True)
+            shutil.copyfile(source / name, destination / name)
     return adapter_checksum(destination)
 
 
 def adapter_checksum(directory: Path) -> str:
     """XXH3-128 of the names, sizes and bytes of an adapter's files. Raises OSError for one that cannot be read."""
     digest = xxhash.xxh3_128()
-    for name in _adapter_files(directory):
+    for name in adapter_files(directory):
         path = directory / name
         digest.update(f"{name}:{path.stat().st_size}\n".encode())
         add_file(digest, path)
     return digest.hexdigest()
 
 
-def _adapter_files(directory: Path) -> list[str]:
-    initial = directory / INITIAL_DIRECTORY
-    return [
-        *_weights_and_config(directory),
-        *(name for name in _OTHER_FILES if (directory / name).is_file()),
-        *(f"{INITIAL_DIRECTORY}/{name}" for name in (_weights_and_config(initial) if initial.is_dir() else ())),
-    ]
-
-
-def _weights_and_config(directory: Path) -> list[str]:
-    own = [name for name in (SAFETENSORS_FILE, PICKLE_FILE) if (directory / name).is_file()][:1]
-    return [CONFIG_FILE, *(own + [name for name in (MLX_FILE,) if (directory / name).is_file()] or [SAFETENSORS_FILE])]
+def adapter_files(directory: Path) -> list[str]:
+    """Names of an adapter's files that are copied along and make its checksum."""
+    others = [name for name in _OTHER_FILES if (directory / name).is_file()]
+    return [*config_and_weights(directory), *others, *initial_files(directory)]

@@ -7,9 +7,11 @@ from functools import cached_property
 
 from .._core import AdapterError, RequestError
 from ..builder.adapter.classifier_head import is_classifier
+from ..builder.adapter.one_version import one_version
 from ..builder.adapter.peft_reader import read_classifier_head, read_pooler
 from ..builder.adapter.pooler import AdaptedPooler
 from ..builder.adapter.recognise import CONFIG_FILE, MAX_CONFIG_BYTES
+from ..builder.adapter_copy import adapter_files
 from ..builder.json_fields import load_json_object
 from .classifier import AdaptedClassifier, adapted_classifier, engine_classifier
 from .engine import LoadedEngine
@@ -63,9 +65,10 @@ class AdapterClassifiers:
         with self._lock:
             known = self._heads.get(adapter)
         if known is None:
-            check_unchanged(adapter, self._engine)
-            fields = load_json_object(adapter.directory / CONFIG_FILE, AdapterError, max_bytes=MAX_CONFIG_BYTES)
-            head = read_classifier_head(adapter.directory, fields)
+            with one_version(adapter.directory, adapter_files):
+                check_unchanged(adapter, self._engine)
+                fields = load_json_object(adapter.directory / CONFIG_FILE, AdapterError, max_bytes=MAX_CONFIG_BYTES)
+                head = read_classifier_head(adapter.directory, fields)
             known = adapted_classifier(head, self._pooler_of(adapter), self._engine, adapter.directory)
             with self._lock:
                 self._heads[adapter] = known
@@ -106,8 +109,9 @@ class AdapterClassifiers:
         with self._lock:
             if adapter in self._poolers:
                 return self._poolers[adapter]
-        fields = load_json_object(adapter.directory / CONFIG_FILE, AdapterError, max_bytes=MAX_CONFIG_BYTES)
-        found = read_pooler(adapter.directory, fields, self._engine.adapted_modules)
+        with one_version(adapter.directory):
+            fields = load_json_object(adapter.directory / CONFIG_FILE, AdapterError, max_bytes=MAX_CONFIG_BYTES)
+            found = read_pooler(adapter.directory, fields, self._engine.adapted_modules)
         with self._lock:
             self._poolers[adapter] = found
         return found

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import io
+import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib import format as npy
 
 from .._core import AdapterError, LoraConfig
 from ..builder.adapter.convert import CONFIG_FILE, WEIGHTS_FILE
+from ..builder.adapter.one_version import one_version
+from ..builder.regular_file import open_regular, read_into
 from .named_adapter import FIRST_NAMED_TASK_ID
+
+_ARCHIVE: Final = b"PK"
+"""Beginning of a file of several arrays."""
+_HEADER_READERS: Final = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 
 def prefetched_adapters(directory: str | Path) -> Iterator[tuple[Path, LoraConfig]]:
@@ -37,15 +47,43 @@ def prefetched_adapters(directory: str | Path) -> Iterator[tuple[Path, LoraConfi
     if problems:
         raise AdapterError(f"lora_prefetch_dir {directory}: " + "; ".join(problems))
     for task_id, folder in sorted(folders.items()):
-        yield folder, LoraConfig(task_id, _load_array(folder / WEIGHTS_FILE), _load_array(folder / CONFIG_FILE))
+        with one_version(folder, lambda _: [WEIGHTS_FILE, CONFIG_FILE]):
+            adapter = LoraConfig(task_id, _load_array(folder / WEIGHTS_FILE), _load_array(folder / CONFIG_FILE))
+        yield folder, adapter
 
 
 def _load_array(path: Path) -> npt.NDArray[Any]:
     try:
-        loaded = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise AdapterError(f"{path}: cannot be read as a NumPy array: {error}") from error
-    if not isinstance(loaded, np.ndarray):
-        loaded.close()
+        with open_regular(path) as file:
+            return _read_array(file, path)
+    except OSError as error:
+        raise AdapterError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _read_array(file: io.FileIO, path: Path) -> npt.NDArray[Any]:
+    """The array in an open file, whose header is compared with the file's size before memory is taken for it."""
+    if file.read(len(_ARCHIVE)) == _ARCHIVE:
         raise AdapterError(f"{path}: is an archive of arrays; expected one array")
-    return loaded
+    file.seek(0)
+    try:
+        version = npy.read_magic(file)
+        if version not in _HEADER_READERS:
+            raise ValueError(f"format version {version}; expected one of {', '.join(map(str, _HEADER_READERS))}")
+        shape, is_fortran, dtype = _HEADER_READERS[version](file)
+    except OSError:
+        raise
+    except Exception as error:  # numpy parses the header as Python, and raises what its parsers raise
+        first_line = str(error).partition("\n")[0]
+        raise AdapterError(f"{path}: cannot be read as a NumPy array: {first_line}") from None
+    if dtype.hasobject or any(size < 0 for size in shape):
+        raise AdapterError(f"{path}: cannot be read as a NumPy array: is {dtype} {list(shape)}; expected numbers")
+    needed, stored = math.prod(shape) * dtype.itemsize, os.fstat(file.fileno()).st_size - file.tell()
+    if needed != stored:
+        raise AdapterError(
+            f"{path}: cannot be read as a NumPy array: {dtype} {list(shape)} needs {needed} bytes after the header; "
+            f"the file has {stored}"
+        )
+    array = np.empty(shape[::-1] if is_fortran else shape, dtype)
+    if needed > 0:
+        read_into(file, path, array.reshape(-1).view(np.uint8).data)
+    return array.T if is_fortran else array

@@ -13,8 +13,10 @@ from typing import Final
 from .._core import AdapterError, LoraConfig, PromptTuningConfig
 from ..builder.adapter.convert import ConvertedAdapter
 from ..builder.adapter.invocation import invocation_tokens, start_of
+from ..builder.adapter.one_version import one_version
 from ..builder.adapter.sum_of_names import parse_sum
 from ..builder.adapter.terms import AdapterTerms, may_have_terms
+from ..builder.adapter_copy import adapter_files
 from .adapter_classifiers import AdapterClassifiers
 from .classifier import AdaptedClassifier
 from .engine import LoadedEngine
@@ -179,9 +181,10 @@ class AdapterStore:
         return self._read_prompt(found)
 
     def _read_prompt(self, adapter: NamedAdapter) -> PromptTuningConfig | None:
-        prompt = prompt_of_directory(adapter.directory, self._engine)
-        if prompt is not None:
-            check_unchanged(adapter, self._engine)
+        with one_version(adapter.directory):
+            prompt = prompt_of_directory(adapter.directory, self._engine)
+            if prompt is not None:
+                check_unchanged(adapter, self._engine)
         with self._changed:
             self._num_virtual_tokens[adapter] = 0 if prompt is None else num_virtual_tokens(prompt)
             if prompt is not None:
@@ -198,13 +201,16 @@ class AdapterStore:
         """
         found = self.find(name)
         if isinstance(found, NamedAdapter):
-            check_unchanged(found, self._engine)
-            converted = self._convert(found)
+            with one_version(found.directory):
+                check_unchanged(found, self._engine)
+                converted = self._convert(found)
             return LoraConfig(found.task_id, converted.weights, converted.config, active_from=active_from)
-        for adapter in found.adapters:
-            check_unchanged(adapter, self._engine)
-        terms = [(adapter.name, adapter.directory, weight) for adapter, weight in found.terms]
-        converted = sum_of_directories(terms, self._engine)
+        with contextlib.ExitStack() as unchanged:
+            for adapter in found.adapters:
+                unchanged.enter_context(one_version(adapter.directory))
+                check_unchanged(adapter, self._engine)
+            terms = [(adapter.name, adapter.directory, weight) for adapter, weight in found.terms]
+            converted = sum_of_directories(terms, self._engine)
         return LoraConfig(found.task_id, converted.weights, converted.config)
 
     def read(self, name: str, directory: str | Path, *, replace: bool) -> tuple[NamedAdapter, LoraConfig | None]:
@@ -226,14 +232,15 @@ class AdapterStore:
         directory = Path(directory).absolute()  # the process may change its directory before it is read again
         if not directory.is_dir():
             raise AdapterError(f"{directory}: is not a directory; adapter '{name}' needs a PEFT adapter's")
-        checksum = checksum_of(name, directory)
-        task_id = self._new_task_id() if known is None else known.task_id
-        adapter = NamedAdapter(name, task_id, directory, checksum, int(time.time()))
-        if self._read_prompt(adapter) is not None:
-            return adapter, None
-        converted = self._convert(adapter)
-        config = LoraConfig(task_id, converted.weights, converted.config, replace=known is not None)
-        self._classifiers.head_of(adapter)
+        with one_version(directory, adapter_files):
+            checksum = checksum_of(name, directory)
+            task_id = self._new_task_id() if known is None else known.task_id
+            adapter = NamedAdapter(name, task_id, directory, checksum, int(time.time()))
+            if self._read_prompt(adapter) is not None:
+                return adapter, None
+            converted = self._convert(adapter)
+            config = LoraConfig(task_id, converted.weights, converted.config, replace=known is not None)
+            self._classifiers.head_of(adapter)
         return adapter, config
 
     def keep(self, adapter: NamedAdapter) -> None:

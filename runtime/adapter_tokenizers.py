@@ -18,7 +18,8 @@ import xxhash
 from tokenizers import Encoding, Tokenizer
 
 from .._core import ConfigError
-from ..builder.adapter_copy import SPECIAL_TOKENS_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
+from ..builder.adapter.one_version import one_version
+from ..builder.adapter_copy import SPECIAL_TOKENS_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, adapter_files
 from .adapter_store import AdapterStore
 from .chat_template import special_tokens_of
 from .named_adapter import NamedAdapter
@@ -124,7 +125,8 @@ class Tokenizers:
         if known is not None or adapter is None:
             return known or self.of_model
         found = self._adapters.get(adapter)
-        own = self._read(found.directory)
+        with one_version(found.directory, adapter_files):
+            own = self._read(found.directory)
         with self._changed:
             self._own[found] = own
             if len(self._own) > MAX_TOKENIZERS:

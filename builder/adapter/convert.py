@@ -28,6 +28,7 @@ from .dora import check_against_base, normalized_magnitude, write_files
 from .initial import initial_from_base, over_the_unchanged_base
 from .names import MODULES, ModuleKey, Role
 from .new_tokens import KEY, take_new_tokens
+from .one_version import one_version
 from .reader import read_adapter, read_initial_adapter
 from .terms import AdapterTerms, rotary_factor_of, settings_of, terms_of
 from .token_rows import add_token_rows
@@ -109,15 +110,16 @@ def convert_adapter(
         rows alone: shifts that depend on its biases are zero.
     classifiers: as read_adapter() takes it.
 
-    Raises AdapterError that names every tensor and field that cannot be used, CheckpointError for a base that
-    cannot be read, ConfigError for an unknown storage_dtype.
+    Raises AdapterError that names every tensor and field that cannot be used, or for files that are changed meanwhile,
+    CheckpointError for a base that cannot be read, ConfigError for an unknown storage_dtype.
     """
     dtype = dtype_from_name(storage_dtype) if isinstance(storage_dtype, str) else storage_dtype
     base_modules = modules_of_base(Path(base)) if isinstance(base, str | Path) else None
     known = modules or base_modules
-    adapter = read_adapter(Path(directory), known, max_rank=max_rank, classifiers=classifiers)
     given = None if initial_adapter is None else Path(initial_adapter)
-    initial = read_initial_adapter(Path(directory), given, known)
+    with one_version(Path(directory)):
+        adapter = read_adapter(Path(directory), known, max_rank=max_rank, classifiers=classifiers)
+        initial = read_initial_adapter(Path(directory), given, known)
     new_tokens = take_new_tokens(adapter, known, max_extra_tokens)
     rotary_factor = rotary_factor_of(adapter, known, rotary_factors)
     if modules is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ class PickledFile:
         self.specs: Mapping[str, TensorSpec] = {
             name: self._spec(name, tensor) for name, tensor in self._tensors().items()
         }
+        if content is not None:
+            self._check_total(len(content))
 
     def rows(self, name: str, first: int, last: int, *, step: int | None = None) -> Iterator[Array]:
         """Rows first .. last of a tensor, `step` at a time or about PIECE_BYTES of them. A scalar is a row."""
@@ -47,6 +50,8 @@ class PickledFile:
 
     def _load(self, content: bytes | None = None) -> dict[str, Any]:
         torch = _torch(self._path)
+        if content is not None:
+            self._refuse_compression(content)
         try:
             if content is None:
                 tensors = torch.load(self._path, map_location="cpu", mmap=True, weights_only=True)
@@ -63,6 +68,31 @@ class PickledFile:
             raise CheckpointError(f"{self._path}: expected tensors only, found others under {', '.join(others)}")
         return tensors
 
+    def _refuse_compression(self, content: bytes) -> None:
+        """Raises CheckpointError for entries that take more memory than the file: torch writes them as they are."""
+        file = io.BytesIO(content)
+        if not zipfile.is_zipfile(file):  # torch's format before 1.6
+            return
+        try:
+            with zipfile.ZipFile(file) as archive:
+                unpacked = sum(entry.file_size for entry in archive.infolist())
+        except zipfile.BadZipFile as error:
+            raise CheckpointError(f"{self._path}: cannot be read: {error}") from None
+        if unpacked > len(content):
+            raise CheckpointError(
+                f"{self._path}: its entries have {unpacked} bytes, and the file {len(content)}; expected a file as "
+                "torch.save writes it, without compression"
+            )
+
+    def _check_total(self, file_bytes: int) -> None:
+        """Raises CheckpointError for tensors that share more bytes than a tied pair does."""
+        total = sum(spec.num_bytes for spec in self.specs.values())
+        if total > 2 * file_bytes:
+            raise CheckpointError(
+                f"{self._path}: its tensors have {total} bytes, and the file {file_bytes}; expected tensors with bytes "
+                "of their own"
+            )
+
     def _spec(self, name: str, tensor: Any) -> TensorSpec:
         try:
             dtype = np.dtype(str(tensor.dtype).removeprefix("torch."))
@@ -70,6 +100,17 @@ class PickledFile:
             raise CheckpointError(
                 f"{self._path}: tensor '{name}' is {tensor.dtype}, which cannot be converted"
             ) from None
+        if tensor.layout is not _torch(self._path).strided or tensor.device.type != "cpu":
+            raise CheckpointError(
+                f"{self._path}: tensor '{name}' is {tensor.layout} on {tensor.device}; expected a dense one with values"
+            )
+        # Strides of 0 let a few bytes stand for any number of elements.
+        needed, stored = tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes()
+        if needed > stored:
+            raise CheckpointError(
+                f"{self._path}: tensor '{name}' {list(tensor.shape)} needs {needed} bytes, and {stored} are stored; "
+                "expected a tensor with all its elements"
+            )
         return TensorSpec(name, dtype, tuple(tensor.shape))
 
 
