@@ -12,13 +12,14 @@ from starlette.types import ASGIApp, Message
 
 pytest.importorskip("ray", reason="ray is not installed")
 
-from ray.exceptions import ActorDiedError, RayTaskError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
 from adaptrt.serve.options import ServerLimits
 from adaptrt.serve.ray import build_app, endpoint
 from adaptrt.serve.ray.affinity import group_of
 from adaptrt.serve.ray.endpoint import BelowPrefix, EndpointApp, EndpointOptions
+from adaptrt.serve.ray.forwarding import WholeAnswer
 
 OPTIONS = EndpointOptions(("base",), ServerLimits(max_body_bytes=1000), adapter_affinity=True)
 START: Message = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]}
@@ -61,17 +62,18 @@ class Handle:
 
 
 def ask(
-    handle: Handle,
+    handle: Handle | BroadcastHandle,
     path: str = "/v1/completions",
     body: bytes = b'{"model": "x"}',
     leaves: bool = False,
     app: ASGIApp | None = None,
     headers: Mapping[str, str] | None = None,
+    method: str = "POST",
 ) -> Any:
     """(status, body)."""
     sent: list[Message] = []
     scope = {
-        "type": "http", "method": "POST", "path": f"/prefix{path}", "root_path": "/prefix",
+        "type": "http", "method": method, "path": f"/prefix{path}", "root_path": "/prefix",
         "headers": [(name.encode(), value.encode()) for name, value in (headers or {}).items()],
         "query_string": b"", "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 2), "scheme": "http",
     }  # fmt: skip
@@ -174,6 +176,54 @@ def test_web_pages_of_other_sites_are_refused_before_a_replica_is_asked() -> Non
         given = {"content-type": "application/json", "content-length": "2", **headers}
         assert ask(handle, "/v1/load_lora_adapter", b"{}", app=app, headers=given)[0] == status
     assert handle.paths == ["/v1/load_lora_adapter"] * 2
+
+
+class BroadcastHandle:
+    """Of a deployment whose replicas each answer a call with one of these, or whose call raises."""
+
+    def __init__(self, *answers: WholeAnswer | Exception, error: Exception | None = None) -> None:
+        self._answers, self._error = answers, error
+
+    def broadcast(self, method: str, request: Any) -> BroadcastHandle:
+        assert (method, request.path) == ("whole_answer", "/v1/models")
+        return self
+
+    async def results_async(self, *, timeout_s: float, return_exceptions: bool) -> list[Any]:
+        assert return_exceptions, "one replica that dies would hide the answers of the others"
+        if self._error is not None:
+            raise self._error
+        return list(self._answers)
+
+
+def models(replica: str, *names: str) -> WholeAnswer:
+    body = json.dumps({"object": "list", "data": [{"id": name} for name in names]}).encode()
+    return WholeAnswer(replica, 200, ((b"content-type", b"application/json"),), body)
+
+
+@pytest.mark.parametrize(
+    "dead",
+    [ActorDiedError(), ActorUnavailableError("u", bytes(16)), DeploymentUnavailableError("d")],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_replica_that_dies_has_no_say_in_a_list(dead: Exception) -> None:
+    handle = BroadcastHandle(models("r1", "base", "x"), dead, models("r2", "base", "y"))
+    status, body = ask(handle, "/v1/models", b"", method="GET")
+    assert (status, [card["id"] for card in json.loads(body)["data"]]) == (200, ["base", "x", "y"])
+
+
+@pytest.mark.parametrize(
+    ("handle", "status"),
+    [
+        (BroadcastHandle(ActorDiedError()), 503),
+        (BroadcastHandle(), 503),
+        (BroadcastHandle(error=DeploymentUnavailableError("d")), 503),
+        (BroadcastHandle(error=TimeoutError()), 503),
+        (BroadcastHandle(models("r1", "base"), RayTaskError("answer", "traceback", ValueError("a defect"))), 500),
+    ],
+)
+def test_a_list_without_all_that_live_is_refused(handle: BroadcastHandle, status: int) -> None:
+    answered, body = ask(handle, "/v1/models", b"", method="GET")
+    assert (answered, json.loads(body)["error"]["code"]) == (status, status)
 
 
 def test_serve_takes_the_application() -> None:
