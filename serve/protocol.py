@@ -76,13 +76,14 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         except httptools.HttpParserError:
             self.logger.warning("Invalid HTTP request received.")
             self.send_400_response("Invalid HTTP request received.")
+            return
+        self._note_phase()
 
     def on_message_begin(self) -> None:
         """What comes from now on is the head's."""
         super().on_message_begin()
         self._is_in_head = True
         self._head_bytes = 0
-        self._note_phase()
 
     def on_headers_complete(self) -> None:
         """Refuses a head that came in one piece. Raises _HeadTooLargeError for it."""
@@ -95,14 +96,14 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if not self._asks_to_upgrade:
             super().on_headers_complete()
             self._is_in_body = True
-            self._note_phase()
 
     def on_message_complete(self) -> None:
         """Not of a head that is read again."""
         if not self._asks_to_upgrade:
             super().on_message_complete()
             self._is_in_body = False
-            self._note_phase()
+            if self.phase is Phase.BODY:  # the next request may have begun in the same piece
+                self._note_phase()
 
     def on_response_complete(self) -> None:
         """Called when all of an answer has been handed to the transport."""
