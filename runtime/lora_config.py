@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._core import AdapterError, DType
-from ..builder.adapter import ConvertedAdapter, Term, convert_adapter, weighted_sum
+from ..builder.adapter import ConvertedAdapter, Term, check_ranks, convert_adapter, weighted_sum
 from ..builder.adapter.sum_of_names import check_num_terms
 from .engine import LoadedEngine, load_engine
 
@@ -54,6 +54,8 @@ def sum_of_directories(terms: Sequence[tuple[str, Path, float]], engine: LoadedE
     for name, _, weight in terms:
         if not isinstance(weight, int | float) or not math.isfinite(weight):
             raise AdapterError(f"the weight of '{name}' is {weight!r}; expected a finite number")
+    if engine.lora.sites:
+        check_ranks([(name, directory) for name, directory, _ in terms], engine.adapted_modules, engine.lora.max_rank)
     converted = [Term(name, _converted(directory, engine, DType.FLOAT32), weight) for name, directory, weight in terms]
     return weighted_sum(converted, engine.adapted_modules, engine.lora.dtype, engine.lora.max_rank)
 

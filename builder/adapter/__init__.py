@@ -9,7 +9,7 @@ from .names import EMBEDDING, LM_HEAD, ModuleKey
 from .prompt_embeddings import is_prompt_tuned, read_prompt_embeddings
 from .reader import read_adapter
 from .token_rows import add_token_rows
-from .weighted_sum import Term, weighted_sum
+from .weighted_sum import Term, check_ranks, weighted_sum
 from .whole_weights import add_whole_weights
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "Term",
     "add_token_rows",
     "add_whole_weights",
+    "check_ranks",
     "convert_adapter",
     "invocation_start",
     "invocation_tokens",

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 
 from ..._core import AdapterError, DType, all_finite, dtype_name, scale_elements
 from ..network.adapter_sites import AdaptedModules
+from ..safetensors_stream import read_header
 from .adapter import NUMPY_DTYPES, FloatArray
 from .convert import MAGNITUDE, SHIFT, ConvertedAdapter
-from .names import MODULE_OF_ID, MODULES
+from .names import MODULE_OF_ID, MODULES, Role, TensorName, parse_tensor_name
+from .recognise import SAFETENSORS_FILE
 from .terms import AdapterTerms
 
 _Key: TypeAlias = tuple[int, int]  # layer and module id, by which rows are ordered
@@ -44,6 +47,46 @@ class _Row:
     def rank(self) -> int:
         """A's second dimension."""
         return int(self.a.shape[1])
+
+
+def check_ranks(terms: Sequence[tuple[str, Path]], modules: AdaptedModules, max_rank: int) -> None:
+    """Refuses a sum whose ranks are too large by the headers of its files, before an adapter is converted for it.
+
+    terms: what errors call each adapter, and its directory.
+    modules: of the model that will serve the sum.
+
+    Files without LoRA's tensors, or that cannot be read, are left to the conversion. Raises AdapterError for ranks that
+    add up to more than max_rank.
+    """
+    found = {directory: _stored_ranks(directory, modules) for directory in {directory for _, directory in terms}}
+    problems = []
+    for row in sorted({row for ranks in found.values() for row in ranks}):
+        of_terms = [(name, *found[directory][row]) for name, directory in terms if row in found[directory]]
+        ranks = [(name, rank) for name, rank, _ in of_terms]
+        if sum(rank for _, rank in ranks) > max_rank:
+            problems.append(_too_large(of_terms[0][2], ranks, max_rank))
+    if problems:
+        raise AdapterError("; ".join(problems))
+
+
+def _stored_ranks(directory: Path, modules: AdaptedModules) -> dict[_Key, tuple[int, str]]:
+    """Rank and path of each module that LoRA of PEFT adapts, by layer and module id."""
+    path = directory / SAFETENSORS_FILE
+    if not path.is_file():
+        return {}
+    found: dict[_Key, tuple[int, str]] = {}
+    for name, spec in read_header(path, AdapterError).specs.items():
+        parsed = parse_tensor_name(name, modules)
+        if isinstance(parsed, TensorName) and parsed.role == Role.A and spec.shape:
+            key = parsed.key
+            # Experts of a layer share a row, which has the largest of their ranks.
+            found[key.row] = max(found.get(key.row, (0, "")), (spec.shape[0], key.path))
+    return found
+
+
+def _too_large(path: str, ranks: Sequence[tuple[str, int]], max_rank: int) -> str:
+    each = " + ".join(f"{rank} of '{name}'" for name, rank in ranks)
+    return f"module '{path}': the ranks are {each}, above max_lora_rank {max_rank}"
 
 
 def weighted_sum(terms: Sequence[Term], modules: AdaptedModules, dtype: DType, max_rank: int) -> ConvertedAdapter:
@@ -89,8 +132,8 @@ def weighted_sum(terms: Sequence[Term], modules: AdaptedModules, dtype: DType, m
         found = [(term.name, of_term[key]) for term, of_term in zip(terms, rows, strict=True) if key in of_term]
         ranks = [row.rank for _, row in found]
         if sum(ranks) > max_rank:
-            each = " + ".join(f"{rank} of '{name}'" for rank, (name, _) in zip(ranks, found, strict=True))
-            problems.append(f"module '{found[0][1].path}': the ranks are {each}, above max_lora_rank {max_rank}")
+            of_terms = [(name, row.rank) for name, row in found]
+            problems.append(_too_large(found[0][1].path, of_terms, max_rank))
         elif not problems:
             a = np.concatenate([row.a for _, row in found], axis=1)
             b = np.concatenate([row.b for _, row in found], axis=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import types
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from adaptrt.builder.adapter.base_weights import modules_of_base
 from adaptrt.builder.adapter_copy import adapter_checksum, copy_adapter
 from adaptrt.builder.cli import main as command_line
 from adaptrt.builder.network.adapter_sites import AdaptedModules
+from adaptrt.runtime import lora_config
 from support.adapters import CONFIG, TENSORS, edit_config, edit_tensors
 from support.families import FAMILIES, save_family
 from support.kinds import as_mlx, configs, save_kind, save_with_initial
@@ -215,6 +217,42 @@ def test_ranks_of_a_sum_may_add_up_to_exactly_the_largest(model: Path, tmp_path:
     assert {row[2] for row in summed.config[0].tolist()} == {8}
     with pytest.raises(_core.AdapterError, match="the ranks are 4 of 'a' \\+ 4 of 'a', above max_lora_rank 7"):
         weighted_sum([term, term], modules, _core.DType.FLOAT32, 7)
+
+
+def test_ranks_of_a_sum_are_compared_before_anything_is_converted(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    modules = modules_of_base(model)
+    assert modules is not None
+    names = ["q_proj", "down_proj", "embed_tokens"]
+    a, b = (
+        save_adapter(model, tmp_path / name, number, r=4, rank_pattern={"embed_tokens": rank}, target_modules=names)
+        for number, (name, rank) in enumerate({"a": 2, "b": 3}.items())
+    )
+    lora = types.SimpleNamespace(sites=[object()], max_rank=8, dtype=_core.DType.FLOAT32)
+    engine: Any = types.SimpleNamespace(lora=lora, adapted_modules=modules, base_weights=lambda: None)
+    converted: list[Path] = []
+    monkeypatch.setattr(lora_config, "_converted", lambda directory, *_: converted.append(directory))
+    monkeypatch.setattr(lora_config, "weighted_sum", lambda *_: None)
+    lora_config.sum_of_directories([("a", a, 1.0), ("b", b, 0.5)], engine)
+    assert converted == [a, b]
+    lora.max_rank = 7
+    with pytest.raises(_core.AdapterError) as raised:
+        lora_config.sum_of_directories([("a", a, 1.0), ("b", b, 0.5)], engine)
+    problems = str(raised.value).split("; ")
+    assert len(problems) == 2 * modules.num_layers
+    assert (
+        "module 'model.layers.0.self_attn.q_proj': the ranks are 4 of 'a' + 4 of 'b', above max_lora_rank 7" in problems
+    )
+    lora.max_rank = 4
+    with pytest.raises(_core.AdapterError, match=r"'model.embed_tokens': the ranks are 2 of 'a' \+ 3 of 'b', above"):
+        lora_config.sum_of_directories([("a", a, 1.0), ("b", b, 0.5)], engine)
+    lora.max_rank = 8
+    with pytest.raises(
+        _core.AdapterError, match=r"the ranks are 4 of 'a' \+ 4 of 'b' \+ 4 of 'a', above max_lora_rank 8"
+    ):
+        lora_config.sum_of_directories([("a", a, 1.0), ("b", b, 0.5), ("a", a, 0.1)], engine)
+    assert len(converted) == 2
 
 
 def test_an_initial_adapter_is_needed_where_the_base_was_changed(model: Path, tmp_path: Path, capsys) -> None:
