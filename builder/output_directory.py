@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Final
 
 from .._core import AdaptrtError
+
+_HERE: Final = -100
+"""AT_FDCWD: paths are as the process sees them."""
+_EXCHANGE: Final = 2
+"""RENAME_EXCHANGE."""
 
 
 @contextlib.contextmanager
@@ -61,8 +68,11 @@ def producer_of(config_file: Path) -> str | None:
 
 
 def _replace(target: Path, temporary: Path) -> None:
-    """Gives `temporary` the name `target`, again when another process does the same at this moment: the last wins."""
-    retired = target.with_name(f".{target.name}.{os.getpid()}.old")
+    """Gives `temporary` the name `target`, again when another process does the same at this moment: the last wins.
+
+    A directory that is there takes the name `temporary`. At no time is there none, so a process that is killed here
+    loses neither; only where the file system cannot exchange two names is one moved away before the other comes.
+    """
     while True:
         try:
             temporary.rename(target)  # also replaces an empty directory
@@ -71,5 +81,24 @@ def _replace(target: Path, temporary: Path) -> None:
             if reason.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
         with contextlib.suppress(FileNotFoundError):  # the other process has just moved it away
+            if _exchange(temporary, target):
+                return
+            retired = target.with_name(f".{target.name}.{os.getpid()}.old")
             target.rename(retired)
             shutil.rmtree(retired)
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Exchanges the names of two files in one step; False if the system or the file system cannot.
+
+    Raises FileNotFoundError if one of them is missing, OSError for other reasons.
+    """
+    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)  # of Linux; Python does not call it
+    if renameat2 is None:
+        return False
+    if renameat2(_HERE, os.fsencode(first), _HERE, os.fsencode(second), _EXCHANGE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP):
+        return False
+    raise OSError(number, os.strerror(number), str(first), None, str(second))

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
+import shutil
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -57,3 +62,87 @@ def test_what_is_not_ours_stays(tmp_path: Path) -> None:
     for name in ("theirs", "loop"):
         with pytest.raises(AdaptrtError, match=f"{name}: exists and is not a directory"), writing(tmp_path / name):
             pass
+
+
+def names_in(directory: Path) -> set[str]:
+    return {entry.name for entry in directory.iterdir()}
+
+
+KILLED = 9
+CHANGES = ("os.rename", "os.rmdir", "os.remove", "shutil.rmtree", "ctypes.dlopen")
+
+
+@pytest.mark.parametrize("step", range(8))
+def test_a_process_that_is_killed_leaves_the_old_or_the_new(tmp_path: Path, step: int) -> None:
+    target = tmp_path / "target"
+    target.mkdir()
+    (target / "old").touch()
+    child = os.fork()
+    if child == 0:
+        # Ends the process without cleaning up, before the step-th call that changes names or deletes.
+        calls = iter(range(100))
+
+        def kill_at(event: str, _: object) -> None:
+            if (
+                event in ("os.rename", "os.rmdir", "os.remove", "shutil.rmtree", "ctypes.dlopen")
+                and next(calls) == step
+            ):
+                os._exit(KILLED)
+
+        try:
+            with writing(target) as directory:
+                (directory / "new").touch()
+                sys.addaudithook(kill_at)
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) in (0, KILLED)
+    assert names_in(target) in ({"old"}, {"new"})
+    with writing(target) as directory:
+        (directory / "newest").touch()
+    assert names_in(target) == {"newest"}
+
+
+def test_the_name_is_there_at_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "target"
+    with writing(target) as directory:
+        (directory / "old").touch()
+    seen = []
+    delete = shutil.rmtree
+
+    def look_and_delete(path: Path, **options: bool) -> None:
+        seen.append((names_in(target), names_in(path)))
+        delete(path, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", look_and_delete)
+    with writing(target) as directory:
+        (directory / "new").touch()
+    assert seen == [({"new"}, {"old"})]
+    assert names_in(tmp_path) == {"target"}
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOSYS])
+def test_without_an_exchange_of_names_a_directory_is_replaced_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    target = tmp_path / "target"
+    for name in ("old", "new"):
+        with writing(target) as directory:
+            (directory / name).touch()
+            monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: types.SimpleNamespace(renameat2=lambda *_: -1))
+            monkeypatch.setattr(ctypes, "get_errno", lambda: number)
+    assert names_in(target) == {"new"}
+    assert names_in(tmp_path) == {"target"}
+
+
+def test_what_goes_wrong_with_an_exchange_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "target"
+    with writing(target) as directory:
+        (directory / "old").touch()
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: types.SimpleNamespace(renameat2=lambda *_: -1))
+    monkeypatch.setattr(ctypes, "get_errno", lambda: errno.EIO)
+    with pytest.raises(OSError, match="Input/output error") as raised, writing(target):
+        pass
+    assert raised.value.filename2 == str(target)
+    assert names_in(target) == {"old"}
+    assert names_in(tmp_path) == {"target"}
