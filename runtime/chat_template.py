@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any, Final
 
 from .._core import ConfigError, RequestError
 from ..builder.adapter_copy import SPECIAL_TOKENS_FILE, TEMPLATE_FILE, TOKENIZER_CONFIG_FILE
 from ..builder.json_fields import describe, load_json_object
+from .message_forms import SAMPLE_TOOL, MessageForms
 
 if TYPE_CHECKING:
     from .template_sandbox import CompiledTemplate
@@ -23,6 +26,9 @@ _MAX_FILE_BYTES: Final = 1 << 26
 """tokenizer_config.json lists the added tokens, some thousands at most."""
 _MAX_TEMPLATE_CHARACTERS: Final = 1 << 20
 """Templates have some thousands; compiling one takes far longer than reading it."""
+_REASONING: Final = ("reasoning_content", "thinking", "reasoning")
+"""Names of an assistant's thoughts; templates read the first two."""
+_REPEATS: Final = 8
 _RESERVED: Final = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 
 
@@ -37,6 +43,7 @@ class ChatTemplate:
         self.source = source
         self.special_tokens: Final = dict(special_tokens)
         self._templates = _compiled(templates, source)
+        self._forms: dict[tuple[CompiledTemplate, bool], MessageForms] = {}
 
     @classmethod
     def load(cls, directory: str | Path, *, base: ChatTemplate | None = None) -> ChatTemplate | None:
@@ -69,23 +76,32 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
         """The text of a conversation. Tokenise it with add_special_tokens=False: it has them where they belong.
 
-        Messages are in OpenAI's form. What only that form has is turned into what templates expect: contents that are
-        lists of text parts become one text, a line break between the parts, and the arguments of tool calls, which are
-        JSON texts there, become objects. `variables` are the template's own, such as Qwen3's enable_thinking.
+        Messages are in OpenAI's form, and are given to the template in the form that it reads: contents as texts or as
+        lists of text parts (as one text, there is a line break between the parts), the arguments of calls as objects
+        or as JSON texts. `variables` are the template's own, such as Qwen3's enable_thinking.
+
+        continue_final_message: the text ends with that of the last message. add_generation_prompt must be false then.
 
         Raises RequestError for messages in another form, and for those that the template refuses or fails with.
         """
+        if continue_final_message and add_generation_prompt:
+            raise RequestError("continue_final_message and add_generation_prompt are both true; expected one of them")
         conversation = _conversation(messages)
+        end = _EndMark(conversation[-1]) if continue_final_message else None
         given = _plain({} if variables is None else variables, "variables")
         if taken := sorted(_RESERVED & given.keys()):
             raise RequestError(f"chat template variables: {', '.join(taken)} cannot be given as a variable")
         name, template = self._choose(with_tools=bool(tools))
+        forms = self._forms_of(template, with_tools=bool(tools))
         try:
-            return template.render(
+            for number, message in enumerate(conversation):
+                forms.apply(message, f"messages[{number}]")
+            text = template.render(
                 {
                     **self.special_tokens,
                     **given,
@@ -95,9 +111,24 @@ class ChatTemplate:
                     "add_generation_prompt": add_generation_prompt,
                 }
             )
+        except RequestError:
+            raise
         except Exception as error:  # a template is a program, and may fail in any way
             which = "" if name == DEFAULT else f"template '{name}': "
             raise RequestError(f"{self.source}: {which}the messages cannot be rendered: {_reason(error)}") from error
+        return text if end is None else end.cut(text)
+
+    def _forms_of(self, template: CompiledTemplate, *, with_tools: bool) -> MessageForms:
+        forms = self._forms.get((template, with_tools))
+        if forms is None:
+
+            def render(messages: Sequence[Mapping[str, Any]]) -> str | None:
+                tools = [SAMPLE_TOOL] if with_tools else None
+                variables = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": False}
+                return template.try_render(self.special_tokens | variables)
+
+            forms = self._forms[template, with_tools] = MessageForms(render)
+        return forms
 
     def _choose(self, *, with_tools: bool) -> tuple[str, CompiledTemplate]:
         name = TOOL_USE if with_tools and TOOL_USE in self._templates else DEFAULT
@@ -205,40 +236,73 @@ def _conversation(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]
         if not isinstance(fields.get("role"), str):
             raise RequestError(f"{subject}.role is {describe(fields.get('role'))}; expected a text such as 'user'")
         if isinstance(fields.get("content"), list):
-            fields["content"] = _joined_text(fields["content"], f"{subject}.content")
-        if fields.get("tool_calls"):
-            fields["tool_calls"] = _with_objects(fields["tool_calls"], f"{subject}.tool_calls")
+            fields["content"] = _text_parts(fields["content"], f"{subject}.content")
+        if not isinstance(fields.get("tool_calls"), (list, NoneType)):
+            raise RequestError(f"{subject}.tool_calls is {describe(fields['tool_calls'])}; expected a list")
+        # As in transformers: a missing field is undefined for templates, which null is not.
+        fields = {name: value for name, value in fields.items() if value is not None or name == "content"}
+        reasoning = [fields[name] for name in _REASONING if name in fields]
+        if reasoning:
+            fields = {"thinking": reasoning[0], **fields, "reasoning_content": reasoning[0]}
         conversation.append(fields)
     if not conversation:
         raise RequestError("messages is empty")
     return conversation
 
 
-def _joined_text(parts: list[Any], subject: str) -> str:
-    texts = []
+def _text_parts(parts: list[Any], subject: str) -> list[dict[str, str]]:
     for number, part in enumerate(parts):
         text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
         if not isinstance(text, str):
             raise RequestError(f'{subject}[{number}] is {describe(part)}; expected {{"type": "text", "text": ...}}')
-        texts.append(text)
-    return "\n".join(texts)
+    return [{"type": "text", "text": part["text"]} for part in parts]
 
 
-def _with_objects(tool_calls: Any, subject: str) -> list[Any]:
-    """Tool calls whose arguments are objects."""
-    if not isinstance(tool_calls, list):
-        raise RequestError(f"{subject} is {describe(tool_calls)}; expected a list")
-    for number, call in enumerate(tool_calls):
-        function = call.get("function") if isinstance(call, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
-            continue
-        try:
-            arguments = json.loads(function["arguments"])
-        except (ValueError, RecursionError) as error:
-            where = f"{subject}[{number}].function.arguments"
-            raise RequestError(f"{where} is {describe(function['arguments'])}, not JSON: {error}") from None
-        function["arguments"] = arguments
-    return tool_calls
+class _EndMark:
+    """Marks the end of a conversation's last text, so that its place in the rendered text is known.
+
+    The text alone says nothing about its place: templates strip it and repeat it, and it may stand elsewhere too.
+    """
+
+    def __init__(self, message: dict[str, Any]) -> None:
+        """Adds the mark to a message. Raises RequestError for one without text."""
+        # Digits are the same in upper and lower case.
+        self._mark = f"{secrets.randbelow(10**40):040}"
+        content = message.get("content")
+        last = content[-1]["text"] if content and isinstance(content, list) else content
+        if not isinstance(last, str) or not last.strip():
+            raise RequestError("continue_final_message is true, but the last message has no text")
+        self._text = last
+        # White space at the text's end is repeated, more often than a template writes it: where the template strips
+        # its messages, it is missing.
+        self._space = self._text[len(self._text.rstrip()) :]
+        marked = f"{self._text}{self._mark}{self._space * _REPEATS}"
+        if isinstance(content, list):
+            content[-1]["text"] = marked
+        else:
+            message["content"] = marked
+
+    def cut(self, text: str) -> str:
+        """A rendered conversation without what the template writes after the message."""
+        # All but the last one are where the template repeats the text.
+        written = ""
+        before, *pieces = text.split(self._mark)
+        for piece in pieces:
+            if not before.endswith(self._text.lstrip()):
+                break
+            num_same = _num_same(piece, self._space * _REPEATS)
+            num_kept = max(num_same - (_REPEATS - 1) * len(self._space), 0)
+            written += before[: len(before) - len(self._space) + num_kept]
+            before = piece[num_same:] if num_kept else piece
+        else:
+            if pieces:
+                return written
+        raise RequestError("continue_final_message is true, but the template changes the last message")
+
+
+def _num_same(left: str, right: str) -> int:
+    """Number of characters with which both begin."""
+    return next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
 
 
 def _plain(value: Any, subject: str) -> Any:

@@ -192,3 +192,12 @@ class CompiledTemplate:
             _check_length(characters)
             pieces.append(piece)
         return "".join(pieces)
+
+    def try_render(self, variables: Mapping[str, Any]) -> str | None:
+        """The rendered text, or None where the template fails. Raises LimitError."""
+        try:
+            return self.render(variables)
+        except LimitError:
+            raise
+        except Exception:  # a template is a program, and may fail in any way
+            return None

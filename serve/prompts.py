@@ -130,13 +130,13 @@ def _length(message: Message) -> int:
 
 
 def _rendered(template: ChatTemplate, fields: TemplateFields, tools: Sequence[dict[str, Any]] | None) -> str:
-    text = template.render(
+    return template.render(
         [_template_message(message) for message in fields.messages],
         tools=tools,
         add_generation_prompt=fields.add_generation_prompt,
+        continue_final_message=fields.continue_final_message,
         variables=fields.chat_template_kwargs,
     )
-    return _up_to_content(text, fields.messages[-1]) if fields.continue_final_message else text
 
 
 _NOT_FOR_TEMPLATES: Final[Any] = {
@@ -149,21 +149,10 @@ _NOT_FOR_TEMPLATES: Final[Any] = {
 
 
 def _template_message(message: Message) -> dict[str, Any]:
-    content = message.model_dump(exclude_none=True, exclude=_NOT_FOR_TEMPLATES)
+    fields = message.model_dump(exclude_none=True, exclude=_NOT_FOR_TEMPLATES)
+    if message.content is None:
+        fields["content"] = None  # templates tell it from an empty text
     if message.reasoning is not None:
-        content["reasoning_content"] = message.reasoning
+        fields["reasoning_content"] = message.reasoning
     # Templates know the older name alone, and many refuse a role that they do not know.
-    return content | {"role": "system"} if message.role == "developer" else content
-
-
-def _up_to_content(text: str, message: Message) -> str:
-    """A rendered conversation without what the template writes after its last message."""
-    content = message.content if isinstance(message.content, str) else ""
-    if not content.strip():
-        raise ApiError("continue_final_message is true, but the last message has no text", param="messages")
-    # Templates may strip what they are given.
-    for ending in (content, content.rstrip(), content.strip()):
-        begin = text.rfind(ending)
-        if begin != -1:
-            return text[: begin + len(ending)]
-    raise ApiError("continue_final_message is true, but the template changes the last message", param="messages")
+    return fields | {"role": "system"} if message.role == "developer" else fields

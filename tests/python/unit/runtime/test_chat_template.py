@@ -203,6 +203,198 @@ def test_openais_forms_become_what_templates_expect(tmp_path: Path) -> None:
     assert call["function"] == {"name": "f", "arguments": '{"a": "ü"}'}  # the caller's is left as it is
 
 
+# Templates by the contents that they read.
+READS_TEXTS = "{% for m in messages %}[{{ m.role }}]{{ m.content | trim }}{% endfor %}"
+READS_PARTS = (
+    "{% for m in messages %}[{{ m.role }}]"
+    "{% for part in m.content %}{% if part.type == 'text' %}<{{ part.text }}>{% endif %}{% endfor %}{% endfor %}"
+)
+READS_BOTH = (
+    "{% macro write(content) %}{% if content is string %}{{ content }}{% else %}"
+    "{% for part in content %}<{{ part['text'] }}>{% endfor %}{% endif %}{% endmacro %}"
+    "{% for m in messages %}[{{ m.role }}]{{ write(m.content) }}{% endfor %}"
+)
+READS_FIRST_PART = "{% for m in messages %}[{{ m.role }}]{{ m.content[0].text }}{% endfor %}"
+PRINTS_JSON = "{% for m in messages %}[{{ m.role }}]{{ m.content | tojson }}{% endfor %}"
+# The assistant's contents are texts, the user's are lists.
+READS_PARTS_OF_USERS = (
+    "{% for m in messages %}[{{ m.role }}]{% if m.role == 'user' %}"
+    "{% for part in m.content %}<{{ part.text }}>{% endfor %}{% else %}{{ m.content + '.' }}{% endif %}{% endfor %}"
+)
+
+
+def parts(*texts: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text} for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("source", "content", "expected"),
+    [
+        (READS_TEXTS, "one", "[user]one"),
+        (READS_TEXTS, parts("one", "two"), "[user]one\ntwo"),
+        (READS_TEXTS, parts(), "[user]"),
+        (READS_PARTS, "one", "[user]<one>"),
+        (READS_PARTS, parts("one", "two"), "[user]<one><two>"),
+        (READS_PARTS, parts(), "[user]"),
+        (READS_BOTH, "one", "[user]one"),
+        (READS_BOTH, parts("one", "two"), "[user]<one><two>"),
+        (READS_FIRST_PART, "one", "[user]one"),
+        (READS_FIRST_PART, parts("one", "two"), "[user]one\ntwo"),
+        (PRINTS_JSON, parts("one", "two"), '[user]"one\\ntwo"'),
+        (READS_PARTS_OF_USERS, parts("one", "two"), "[user]<one><two>"),
+    ],
+)
+def test_contents_reach_a_template_in_the_form_that_it_reads(source: str, content: Any, expected: str) -> None:
+    assert of(source).render([{"role": "user", "content": content}]) == expected
+
+
+def test_the_form_of_contents_may_differ_by_role() -> None:
+    messages = [{"role": role, "content": parts("one", "two")} for role in ("user", "assistant", "user")]
+    expected = "[user]<one><two>[assistant]one\ntwo.[user]<one><two>"
+    assert of(READS_PARTS_OF_USERS).render(messages) == expected
+    asked_for_text = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}]
+    assert of(READS_PARTS_OF_USERS).render(asked_for_text) == "[user]<one>[assistant]two."
+
+
+def test_parts_reach_a_template_without_what_is_not_their_text(tmp_path: Path) -> None:
+    part = {"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}
+    source = (
+        "{% for m in messages %}{% for part in m.content %}{{ part.text }}{{ part | length }}{% endfor %}{% endfor %}"
+    )
+    assert of(source).render([{"role": "user", "content": [part]}]) == "x2"
+
+
+def called(arguments: Any, content: Any = "") -> list[dict[str, Any]]:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    return [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": content, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "r"},
+    ]
+
+
+CALLS = "{% for m in messages %}{% for c in m.tool_calls or [] %}{% set a = c.function.arguments %}"
+CALLS_END = "{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("source", "arguments", "expected"),
+    [
+        ("{{ 'json ' + a }}", '{"a":  1}', 'json {"a":  1}'),  # the client's own text
+        ("{{ 'json ' + a }}", {"a": "ü"}, 'json {"a": "ü"}'),
+        ("{{ 'json ' + a }}", '{"a": ', 'json {"a": '),
+        ("{{ 'json ' + a }}", "", "json {}"),
+        ("{{ a | tojson }}", '{"a":  1}', '{"a": 1}'),
+        ("{{ a | tojson }}", " ", "{}"),
+        ("{% for k, v in a | items %}{{ k }}={{ v }}{% endfor %}", '{"a": 1}', "a=1"),
+        ("{{ a if a is string else a | tojson }}", '{"a":  1}', '{"a": 1}'),
+        ("{{ a }}", '{"a":  1}', '{"a":  1}'),  # not as Python writes an object
+    ],
+)
+@pytest.mark.parametrize("tools", [None, TOOLS])
+def test_arguments_reach_a_template_in_the_form_that_it_reads(
+    source: str, arguments: Any, expected: str, tools: Any
+) -> None:
+    assert of(CALLS + source + CALLS_END).render(called(arguments), tools=tools) == expected
+
+
+def test_a_template_may_write_calls_only_with_tools_or_only_without_content() -> None:
+    source = CALLS + "{% if tools and m.content is none %}{{ 'json ' + a }}{% endif %}" + CALLS_END
+    assert of(source).render(called('{"a": 1}', None), tools=TOOLS) == 'json {"a": 1}'
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("{% if m.content is none %}call{% else %}{{ 'text' + m.content }}{% endif %}", "call"),
+        ("{{ m.content or '' }}", ""),
+        ("{{ m.content }}", ""),
+        ("{{ m.content + '.' }}", "."),
+        ("{{ 'content' in m }}{{ m.content is none }}", "TrueTrue"),
+        ("{% if m.content is defined %}{{ m.content }}{% else %}absent{% endif %}", "absent"),
+    ],
+)
+def test_a_content_that_is_null_reaches_a_template_as_it_can_read_it(source: str, expected: str) -> None:
+    template = of("{% for m in messages %}{% if m.role == 'assistant' %}" + source + "{% endif %}{% endfor %}")
+    assert template.render(called({}, None)) == expected
+
+
+def test_fields_that_are_null_are_undefined_and_thoughts_have_each_of_their_names() -> None:
+    template = of(
+        "{% for m in messages %}{{ m.tool_calls is defined }} {{ m.thinking }} {{ m.reasoning_content }}{% endfor %}"
+    )
+    message = {"role": "assistant", "content": "x", "tool_calls": None, "reasoning": "hm", "thinking": None}
+    assert template.render([message]) == "False hm hm"
+
+
+IM = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+KEEPS = "{% for m in messages %}{{ m.role }}:{{ m.content }}\n\n{% endfor %}"
+TWICE = "{% for m in messages %}{{ m.content }}|{{ m.content }}|{% endfor %}end"
+
+
+@pytest.mark.parametrize(
+    ("source", "last", "expected"),
+    [
+        (IM, "<", "<|im_start|>user\nim <<|im_end|>\n<|im_start|>assistant\n<"),
+        (IM, "im", "<|im_start|>user\nim <<|im_end|>\n<|im_start|>assistant\nim"),
+        (IM, ">", "<|im_start|>user\nim <<|im_end|>\n<|im_start|>assistant\n>"),
+        (IM, " \nim  \n", "<|im_start|>user\nim <<|im_end|>\n<|im_start|>assistant\nim"),
+        (KEEPS, " x \n", "user:im <\n\nassistant: x \n"),
+        (KEEPS.replace("content }}", "content | trim }}"), "x\n", "user:im <\n\nassistant:x"),
+        (KEEPS.replace("content }}", "content.rstrip('\n') }}|"), "x \n", "user:im <|\n\nassistant:x "),
+        (TWICE, "x", "im <|im <|x|x"),
+        (TWICE, " x ", "im <|im <| x | x "),
+        (TWICE.replace("content }}", "content | trim }}"), " x ", "im <|im <|x|x"),
+        (READS_PARTS, "x ", "[user]<im <>[assistant]<x "),
+        (READS_PARTS, [*parts("y", "x ")], "[user]<im <>[assistant]<y><x "),
+        (READS_TEXTS, [*parts("y", "x ")], "[user]im <[assistant]y\nx"),
+    ],
+)
+def test_a_prompt_may_end_with_the_last_message(source: str, last: Any, expected: str) -> None:
+    messages = [{"role": "user", "content": "im <"}, {"role": "assistant", "content": last}]
+    rendered = of(source).render(messages, add_generation_prompt=False, continue_final_message=True)
+    assert rendered == expected
+    assert messages[1]["content"] == last
+
+
+@pytest.mark.parametrize("family", TEMPLATES)
+@pytest.mark.parametrize("last", ["Sure", "user", "a ", "<|"])
+def test_a_prompt_that_goes_on_is_that_of_transformers(family: str, last: str, tmp_path: Path) -> None:
+    save(tmp_path, TEMPLATES[family])
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": last}]
+    expected = tokenizer.apply_chat_template(messages, continue_final_message=True, tokenize=False)
+    template = loaded(tmp_path)
+    assert template.render(messages, add_generation_prompt=False, continue_final_message=True) == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "content", "expected"),
+    [
+        (IM, "", "the last message has no text"),
+        (IM, " \n", "the last message has no text"),
+        (IM, [], "the last message has no text"),
+        (IM, None, "the last message has no text"),
+        ("{{ messages | length }}", "x", "the template changes the last message"),
+        ("{{ messages[-1].content | upper }}", "x", "the template changes the last message"),
+        ("{{ messages[-1].content[:3] }}", "long", "the template changes the last message"),
+    ],
+)
+def test_a_message_that_cannot_be_continued_is_refused(source: str, content: Any, expected: str) -> None:
+    with pytest.raises(RequestError, match=expected):
+        of(source).render(
+            [{"role": "assistant", "content": content}], add_generation_prompt=False, continue_final_message=True
+        )
+
+
+def test_a_prompt_has_one_end() -> None:
+    with pytest.raises(RequestError, match="both true; expected one of them"):
+        of(IM).render(PLAIN, continue_final_message=True)
+
+
 @pytest.mark.parametrize(
     ("messages", "expected"),
     [

@@ -1,0 +1,127 @@
+"""Conversations become prompts by the template of the model, or of the adapter that a name means now."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from adaptrt.runtime.named_adapter import NamedAdapter
+from adaptrt.serve import prompts as prompts_module
+from adaptrt.serve.openai_chat_fields import TemplateFields
+from adaptrt.serve.prompts import Prompts, _template_message
+
+
+class Adapters:
+    """The store, as far as Prompts uses it."""
+
+    def __init__(self) -> None:
+        self.named: dict[str, NamedAdapter] = {}
+
+    def find(self, name: str) -> NamedAdapter:
+        return self.named[name]
+
+    def add(self, name: str, directory: Path, task_id: int, template: str | None) -> None:
+        directory.mkdir(exist_ok=True)
+        if template is not None:
+            (directory / "chat_template.jinja").write_text(template)
+        self.named[name] = NamedAdapter(name, task_id, directory, "")
+
+
+class Surroundings:
+    """What Prompts needs around it; a prompt's only token is its text."""
+
+    def __init__(self, directory: Path) -> None:
+        self.adapters = Adapters()
+        self.num_reads = 0
+        engine = SimpleNamespace(directory=directory)
+        self.executor = SimpleNamespace(
+            adapters=self.adapters, engine=engine, engine_info=SimpleNamespace(max_input_len=99, max_seq_len=99)
+        )
+
+    async def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self.num_reads += function.__name__ == "load"
+        return function(*args, **kwargs)
+
+    async def of(self, _adapter: str | None) -> Any:
+        return SimpleNamespace(encode=lambda text, *_, **__: SimpleNamespace(ids=[text]))
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Prompts, Surroundings]:
+    monkeypatch.setattr(prompts_module, "max_prompt_tokens", lambda _: 99)
+    (tmp_path / "chat_template.jinja").write_text("base")
+    surroundings = Surroundings(tmp_path)
+    return Prompts(surroundings, surroundings), surroundings
+
+
+def written(prompts: Prompts, adapter: str | None) -> Any:
+    fields = TemplateFields.model_validate({"messages": [{"role": "user", "content": "x"}]})
+    (text,) = asyncio.run(prompts.tokenize_chat(fields, adapter, None))
+    return text
+
+
+def test_a_template_is_read_again_when_its_adapter_is_replaced(
+    made: tuple[Prompts, Surroundings], tmp_path: Path
+) -> None:
+    prompts, surroundings = made
+    adapters = surroundings.adapters
+    adapters.add("poet", tmp_path / "first", 1, "first")
+    assert [written(prompts, "poet"), written(prompts, "poet"), written(prompts, None)] == ["first", "first", "base"]
+    assert surroundings.num_reads == 1
+    adapters.add("poet", tmp_path / "second", 2, "second")
+    assert written(prompts, "poet") == "second"
+    adapters.add("poet", tmp_path / "second", 3, "third")  # in the same directory
+    assert written(prompts, "poet") == "third"
+    adapters.add("poet", tmp_path / "none", 4, None)
+    assert written(prompts, "poet") == "base"
+    assert surroundings.num_reads == 4
+
+
+def test_a_bounded_number_of_templates_is_kept(
+    made: tuple[Prompts, Surroundings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompts_module, "MAX_TEMPLATES", 2)
+    prompts, surroundings = made
+    for number, name in enumerate(["a", "b", "c"]):
+        surroundings.adapters.add(name, tmp_path / name, number, name)
+    assert [written(prompts, name) for name in ("a", "b", "b", "c", "a")] == ["a", "b", "b", "c", "a"]
+    assert surroundings.num_reads == 4
+
+
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ({"role": "developer", "content": "x"}, {"role": "system", "content": "x"}),
+        ({"role": "user", "content": "x", "name": "n"}, {"role": "user", "content": "x", "name": "n"}),
+        (
+            {"role": "user", "content": [{"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}]},
+            {"role": "user", "content": [{"type": "text", "text": "x"}]},
+        ),
+        (
+            {"role": "assistant", "content": None, "tool_calls": [CALL], "annotations": []},
+            {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        ),
+        ({"role": "assistant", "tool_calls": [CALL]}, {"role": "assistant", "content": None, "tool_calls": [CALL]}),
+        (
+            {"role": "assistant", "content": "x", "reasoning": "hm"},
+            {"role": "assistant", "content": "x", "reasoning_content": "hm"},
+        ),
+        (
+            {"role": "tool", "content": "x", "tool_call_id": "1"},
+            {"role": "tool", "content": "x", "tool_call_id": "1"},
+        ),
+    ],
+)
+def test_a_template_is_given_what_says_something_to_the_model(
+    message: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    fields = TemplateFields.model_validate({"messages": [message]})
+    assert _template_message(fields.messages[0]) == expected
