@@ -48,8 +48,9 @@ ActiveRequest::ActiveRequest(RequestId request_id, const Request& request,
   }
   if (output_.return_context_logits) {
     end_of_prompt_rows_ = prompt_length;
-    context_logits_ = std::make_shared<std::vector<float>>(request.input_token_ids.size() *
-                                                           static_cast<std::size_t>(vocab_size_));
+    context_logits_ = std::make_shared<std::vector<float>>();
+    // Memory that is not written to takes no room yet: a request that waits costs nothing.
+    context_logits_->reserve(request.input_token_ids.size() * static_cast<std::size_t>(vocab_size_));
   }
   const std::int32_t num_sequences = request.num_sequences();
   sequences_.reserve(static_cast<std::size_t>(num_sequences));
@@ -101,7 +102,7 @@ void ActiveRequest::draft_from(const DraftSources& sources,
 
 void ActiveRequest::add_prompt_row(const float* logits) {
   const std::int32_t position = next_prompt_row_++;
-  if (context_logits_) std::copy_n(logits, vocab_size_, context_logits_->begin() + position * vocab_size_);
+  if (context_logits_) context_logits_->insert(context_logits_->end(), logits, logits + vocab_size_);
   if (prompt_log_probs_ && position + 1 < first().prompt_length) add_prompt_log_probs(position, logits);
 }
 

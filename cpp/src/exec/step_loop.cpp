@@ -66,8 +66,8 @@ StepLoop::StepLoop(Engine& engine, const ExecutorConfig& config, std::int32_t nu
       weight_bytes_read_(engine.weight_placement().value_or(WeightPlacement{}).bytes_read) {}
 
 void StepLoop::run() {
-  flush_events();
   try {
+    flush_events();
     while (take_work()) {
       if (!scheduler_.empty()) step();
     }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <new>
 #include <utility>
 
 namespace adaptrt {
@@ -90,7 +91,11 @@ void KVCacheEventManager::flush() {
 }
 
 void KVCacheEventManager::close() {
-  flush();
+  try {
+    flush();
+  } catch (const std::bad_alloc&) {  // those who wait for events are told of the end all the same
+    pending_.clear();
+  }
   {
     const std::lock_guard lock(mutex_);
     is_closed_ = true;

@@ -4,6 +4,7 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <new>
 #include <utility>
 
 #include "adaptrt/core/error.h"
@@ -278,6 +279,23 @@ void KvFileLevel::work() {
   sigset_t all;
   sigfillset(&all);
   pthread_sigmask(SIG_BLOCK, &all, nullptr);
+  try {
+    make_jobs();
+  } catch (const std::exception& error) {
+    {
+      const std::lock_guard lock(mutex_);
+      has_died_ = true;
+      try {
+        error_ = error.what();
+      } catch (const std::bad_alloc&) {
+        error_ = "no memory";  // which is short enough to need none
+      }
+    }
+    has_done_.notify_all();
+  }
+}
+
+void KvFileLevel::make_jobs() {
   const auto tokens = static_cast<std::size_t>(options_.layout.tokens_per_block);
   std::unique_lock lock(mutex_);
   for (;;) {

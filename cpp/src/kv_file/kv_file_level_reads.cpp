@@ -72,9 +72,9 @@ bool KvFileLevel::await_read(std::uint64_t number, Buffer& buffer) {
     const auto has_come = [&] { return std::ranges::any_of(read_, is_it); };
     if (!has_come()) {
       const auto begin = Time::clock::now();
-      const bool came = has_done_.wait_until(lock, begin + wait_left(), has_come);
+      has_done_.wait_until(lock, begin + wait_left(), [&] { return has_come() || has_died_; });
       waited_ += Time::clock::now() - begin;
-      if (!came) return false;
+      if (!has_come()) return false;
     }
     const auto made = std::ranges::find_if(read_, is_it);
     if (made->result != KvFile::Result::kDone) return false;  // collect() takes it over

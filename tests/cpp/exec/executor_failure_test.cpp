@@ -1,7 +1,10 @@
 // Whatever goes wrong, or ends early: the request says so, and the others go on.
 
+#include <unistd.h>
+
 #include <boost/test/unit_test.hpp>
 #include <cmath>
+#include <fstream>
 #include <future>
 #include <limits>
 #include <thread>
@@ -9,6 +12,7 @@
 #include "adaptrt/core/error.h"
 #include "adaptrt/exec/executor.h"
 #include "fake_engine.h"
+#include "support/allocations.h"
 
 namespace adaptrt::test::executor_failure_test {
 namespace {
@@ -88,6 +92,47 @@ BOOST_AUTO_TEST_CASE(a_broken_invariant_is_the_executors_end) {
   Executor executor(std::make_shared<FakeEngine>(), {}, kAvailableMemory, observer);
   const auto id = executor.enqueue_request(make_request(kPrompt, 5));
   BOOST_TEST(collect(executor, id).back().error_msg == "executor died: two and two make five");
+}
+
+BOOST_AUTO_TEST_CASE(a_thread_without_memory_for_its_first_events_is_the_executors_end) {
+  ExecutorConfig config;
+  config.kv_cache_config.event_buffer_max_size = 100;
+  const testing::FailingAllocations failing(1);
+  const auto executor = make_executor(config);
+  while (executor->is_alive()) std::this_thread::yield();
+  BOOST_CHECK_EXCEPTION(executor->enqueue_request(make_request(kPrompt, 5)), ExecutorClosedError,
+                        says<ExecutorClosedError>("executor died: std::bad_alloc"));
+}
+
+/// Of this process.
+std::size_t resident_bytes() {
+  std::ifstream file("/proc/self/statm");
+  std::size_t all = 0;
+  std::size_t resident = 0;
+  file >> all >> resident;
+  return resident * static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+}
+
+BOOST_AUTO_TEST_CASE(context_logits_of_requests_that_wait_take_no_memory) {
+  Gate gate;
+  FakeEngine::Options options;
+  options.max_batch_size = 1;
+  options.vocab_size = 1 << 18;
+  const auto executor = make_gated(gate, {}, options);
+  const auto running = executor->enqueue_request(make_request(kPrompt, 1));
+  gate.await_visitor();
+  Request request = make_request(std::vector<TokenId>(64, 5), 1);
+  request.output_config.return_context_logits = true;  // 64 MiB
+  const std::size_t before = resident_bytes();
+  std::vector<RequestId> waiting;
+  for (int i = 0; i < 16; ++i) waiting.push_back(executor->enqueue_request(request));
+  BOOST_TEST(resident_bytes() < before + (std::size_t{256} << 20));
+  for (const RequestId id : waiting) executor->cancel_request(id);
+  gate.open();
+  static_cast<void>(collect_result(*executor, running));
+  for (const RequestId id : waiting) {
+    BOOST_TEST((collect_result(*executor, id).finish_reasons.at(0) == FinishReason::kCancelled));
+  }
 }
 
 BOOST_AUTO_TEST_CASE(cancelling_a_running_and_a_waiting_request) {

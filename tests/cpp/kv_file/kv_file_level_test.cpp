@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "files.h"
+#include "support/allocations.h"
 
 namespace adaptrt::testing::kv_file_level_test {
 namespace {
@@ -131,6 +132,36 @@ BOOST_AUTO_TEST_CASE(what_was_not_used_longest_is_replaced) {
   f.store(50);
   BOOST_TEST(!f.contains(10));
   BOOST_TEST(f.contains(30));
+}
+
+BOOST_AUTO_TEST_CASE(blocks_that_are_written_after_a_start_are_newer_than_those_before_it) {
+  Level f(3);
+  for (const std::int32_t number : {10, 20, 30}) f.store(number);
+  f.open();
+  f.store(40);  // replaces 10
+  f.open();
+  f.store(50);
+  BOOST_TEST(f.contains(40));
+  BOOST_TEST(!f.contains(20));
+  BOOST_TEST(f.contains(30));
+}
+
+BOOST_AUTO_TEST_CASE(a_thread_that_runs_out_of_memory_ends_the_level) {
+  Level f;
+  f.store(10, 5);
+  f.level->begin_step();
+  {
+    const FailingAllocations failing(1);
+    BOOST_TEST(f.read({10}) == 0U);
+  }
+  BOOST_TEST(f.level->stats().error == "std::bad_alloc");
+  BOOST_TEST(!f.contains(10));
+  BOOST_TEST(!f.offload(20));
+  BOOST_TEST(!f.level->await_room(in_a_minute()));
+  BOOST_TEST(f.lost() == std::vector<std::uint64_t>{5}, boost::test_tools::per_element());
+  f.check();
+  f.open();
+  BOOST_TEST(f.read({10}) == 1U);
 }
 
 BOOST_AUTO_TEST_CASE(of_a_chain_the_end_is_replaced_first) {

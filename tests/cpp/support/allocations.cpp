@@ -18,6 +18,8 @@ namespace {
 constexpr int kMostCalls = 12;
 
 thread_local std::int64_t thread_allocations = 0;
+thread_local bool is_spared = false;
+std::atomic<std::int64_t> num_to_fail{0};
 std::atomic<bool> is_watched{false};
 std::atomic<std::int64_t> watched_allocations{0};
 std::array<void*, kMostCalls> first_calls_made{};
@@ -29,6 +31,7 @@ void* try_allocate(std::size_t bytes) noexcept {
   if (is_watched && watched_allocations.fetch_add(1) == 0) {
     num_first_calls = backtrace(first_calls_made.data(), kMostCalls);
   }
+  if (num_to_fail > 0 && !is_spared && num_to_fail.fetch_sub(1) > 0) return nullptr;
   return std::malloc(bytes != 0 ? bytes : 1);
 }
 
@@ -103,6 +106,16 @@ AllocationWatch::~AllocationWatch() {
 std::int64_t AllocationWatch::stop() {
   is_watched = false;
   return watched_allocations;
+}
+
+FailingAllocations::FailingAllocations(std::int64_t count) {
+  is_spared = true;
+  num_to_fail = count;
+}
+
+FailingAllocations::~FailingAllocations() {
+  num_to_fail = 0;
+  is_spared = false;
 }
 
 std::string AllocationWatch::first_calls() const {

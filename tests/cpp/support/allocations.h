@@ -25,4 +25,14 @@ class AllocationWatch {
   [[nodiscard]] std::string first_calls() const;
 };
 
+/// While this lives, the next `count` allocations of threads other than the one that made it throw
+/// std::bad_alloc. One at a time.
+class FailingAllocations {
+ public:
+  explicit FailingAllocations(std::int64_t count);
+  ~FailingAllocations();
+  FailingAllocations(const FailingAllocations&) = delete;
+  FailingAllocations& operator=(const FailingAllocations&) = delete;
+};
+
 }  // namespace adaptrt::testing

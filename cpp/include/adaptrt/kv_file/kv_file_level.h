@@ -140,7 +140,9 @@ class KvFileLevel final : public SecondLevel {
   void submit_reads();
   [[nodiscard]] bool await_read(std::uint64_t number, Buffer& buffer);
   [[nodiscard]] std::chrono::nanoseconds wait_left() const { return options_.max_wait - waited_; }
+  /// The thread.
   void work();
+  void make_jobs();
 
   KvFileLevelOptions options_;
   KvBlockAccess access_;
@@ -188,6 +190,8 @@ class KvFileLevel final : public SecondLevel {
   std::string error_;
   bool is_writing_ = false;
   bool is_stopped_ = false;
+  /// The thread has ended for an error.
+  bool has_died_ = false;
   // A read's key and tokens: written before it is asked for, read while it is made.
   std::vector<BlockKey> read_keys_;
   std::vector<std::int32_t> read_tokens_;  // [read buffers, tokens_per_block]
