@@ -61,17 +61,15 @@ class ShardedEngine final : public Engine {
   void allocate_kv_blocks(std::int32_t num_blocks) override {
     commands_.new_body().add(num_blocks);
     commands_.send(CommandKind::kAllocateKv);
-    local_->allocate_kv_blocks(num_blocks);
+    with_replies([&] { local_->allocate_kv_blocks(num_blocks); });
     num_blocks_ = num_blocks;
-    await_replies();
   }
 
   void allocate_cross_kv_blocks(std::int32_t num_blocks) override {
     commands_.new_body().add(num_blocks);
     commands_.send(CommandKind::kAllocateCrossKv);
-    local_->allocate_cross_kv_blocks(num_blocks);
+    with_replies([&] { local_->allocate_cross_kv_blocks(num_blocks); });
     num_cross_blocks_ = num_blocks;
-    await_replies();
   }
 
   using Engine::step;
@@ -123,8 +121,8 @@ class ShardedEngine final : public Engine {
     body.add(static_cast<std::uint64_t>(page_bytes));
     body.add(num_pages);
     commands_.send(CommandKind::kMakePages);
-    auto local = local_->make_adapter_pages(page_bytes, num_pages, num_copy_streams);
-    await_replies();
+    std::unique_ptr<AdapterPages> local;
+    with_replies([&] { local = local_->make_adapter_pages(page_bytes, num_pages, num_copy_streams); });
     return std::make_unique<ShardedPages>(std::move(local), pending_);
   }
 
@@ -136,6 +134,24 @@ class ShardedEngine final : public Engine {
     info_.max_reusable_prompt_len = facts.max_reusable_prompt_len;
     info_.num_layers *= info_.num_stages;
     info_.attention_windows.clear();  // those of the other stages are not known
+  }
+
+  /// Does this rank's part of a command and takes the other ranks' replies, which are never left for the next
+  /// command. Throws what this rank's part threw, or as await_replies() does.
+  template <class Action>
+  void with_replies(const Action& action) {
+    std::exception_ptr failure;
+    try {
+      action();
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    try {
+      await_replies();
+    } catch (const ConfigError&) {
+      if (!failure) throw;
+    }
+    if (failure) std::rethrow_exception(failure);
   }
 
   /// Throws ConfigError with what ranks say that could not do what they were told.
