@@ -47,10 +47,14 @@ class Executor::Impl {
         guides_(engine_->info().vocab_size),
         draft_target_(make_draft_target(config, engine_->info(), std::move(draft_engine), available_memory)),
         lora_cache_(make_lora_cache(config, *engine_, available_memory, [this] { queue_.wake(); })),
-        loop_(*engine_, config, make_kv_pool(config, *engine_, available_memory),
-              make_cross_kv_pool(config, *engine_, available_memory), lora_cache_.get(), draft_target_.get(),
-              queue_, board_, statistics_, std::move(observer)),
-        thread_([this] { loop_.run(); }) {}
+        loop_(*engine_, config, count_kv_blocks(config, *engine_, available_memory),
+              count_cross_kv_blocks(config, *engine_, available_memory), lora_cache_.get(),
+              draft_target_.get(), queue_, board_, statistics_, std::move(observer)) {
+    // Engines cannot give up KV blocks, so all else of theirs that may be refused comes first.
+    if (loop_.num_kv_blocks() > 0) engine_->allocate_kv_blocks(loop_.num_kv_blocks());
+    if (loop_.num_cross_kv_blocks() > 0) engine_->allocate_cross_kv_blocks(loop_.num_cross_kv_blocks());
+    thread_ = std::thread([this] { loop_.run(); });
+  }
 
   ~Impl() { shutdown(); }
   Impl(const Impl&) = delete;
@@ -314,7 +318,7 @@ class Executor::Impl {
   std::atomic<RequestId> next_id_ = 1;
   std::mutex shutdown_mutex_;
   std::atomic<bool> is_shut_down_ = false;
-  std::thread thread_;  // the last member: everything it uses is there when it starts
+  std::thread thread_;  // the last member: it ends before all that it uses
 };
 
 Executor::Executor(std::shared_ptr<Engine> engine, const ExecutorConfig& config, std::size_t available_memory,

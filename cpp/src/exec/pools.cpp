@@ -29,7 +29,8 @@ std::unique_ptr<LoraCache> make_lora_cache(const ExecutorConfig& config, Engine&
                        .on_load_end = std::move(on_load_end)});
 }
 
-std::int32_t make_kv_pool(const ExecutorConfig& config, Engine& engine, std::size_t available_memory) {
+std::int32_t count_kv_blocks(const ExecutorConfig& config, const Engine& engine,
+                             std::size_t available_memory) {
   const EngineInfo& info = engine.info();
   if (!info.has_kv_cache) return 0;
   KvPoolDemand demand;
@@ -42,24 +43,22 @@ std::int32_t make_kv_pool(const ExecutorConfig& config, Engine& engine, std::siz
   }
   demand.max_batch_size = config.max_batch_size.value_or(info.max_batch_size);
   demand.max_seq_len = info.max_seq_len;
-  const std::int32_t num_blocks = resolve_num_blocks(config.kv_cache_config, demand);
-  engine.allocate_kv_blocks(num_blocks);
-  return num_blocks;
+  return resolve_num_blocks(config.kv_cache_config, demand);
 }
 
-std::int32_t make_cross_kv_pool(const ExecutorConfig& config, Engine& engine, std::size_t available_memory) {
+std::int32_t count_cross_kv_blocks(const ExecutorConfig& config, const Engine& engine,
+                                   std::size_t available_memory) {
   const EngineInfo& info = engine.info();
   if (!info.has_encoder()) return 0;
   KvPoolDemand demand;
   demand.tokens_per_block = info.tokens_per_block;
   demand.block_bytes = info.cross_kv_block_bytes;
-  demand.free_memory_bytes = static_cast<std::size_t>(static_cast<double>(available_memory) *
-                                                      cross_fraction_of(config.kv_cache_config));
+  const std::size_t free_memory = engine.free_device_memory().value_or(available_memory);
+  demand.free_memory_bytes =
+      static_cast<std::size_t>(static_cast<double>(free_memory) * cross_fraction_of(config.kv_cache_config));
   demand.max_batch_size = config.max_batch_size.value_or(info.max_batch_size);
   demand.max_seq_len = info.max_encoder_input_len;
-  const std::int32_t num_blocks = resolve_num_blocks(config.kv_cache_config, demand);
-  engine.allocate_cross_kv_blocks(num_blocks);
-  return num_blocks;
+  return resolve_num_blocks(config.kv_cache_config, demand);
 }
 
 }  // namespace adaptrt

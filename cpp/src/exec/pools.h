@@ -17,14 +17,15 @@ namespace adaptrt {
                                                          std::size_t& available_memory,
                                                          std::function<void()> on_load_end);
 
-/// Has the engine allocate its KV blocks; how many there are, 0 where it has no KV cache. `available_memory`
-/// is the host's, of which they take a share where the engine has none of its own. Throws ConfigError for a
-/// share that is too small.
-[[nodiscard]] std::int32_t make_kv_pool(const ExecutorConfig& config, Engine& engine,
-                                        std::size_t available_memory);
+/// Number of KV blocks for the engine to allocate; 0 where it has no KV cache. They take a share of the
+/// engine's own memory or, where it has none, of `available_memory`, which is the host's. Throws ConfigError
+/// for a share that is too small.
+[[nodiscard]] std::int32_t count_kv_blocks(const ExecutorConfig& config, const Engine& engine,
+                                           std::size_t available_memory);
 
-/// The same of blocks for encoder inputs; 0 where the engine has no encoder.
-[[nodiscard]] std::int32_t make_cross_kv_pool(const ExecutorConfig& config, Engine& engine,
-                                              std::size_t available_memory);
+/// Number of blocks for encoder inputs; 0 where the engine has no encoder. As count_kv_blocks(), which goes
+/// by the same free memory: both are counted before the engine allocates either.
+[[nodiscard]] std::int32_t count_cross_kv_blocks(const ExecutorConfig& config, const Engine& engine,
+                                                 std::size_t available_memory);
 
 }  // namespace adaptrt

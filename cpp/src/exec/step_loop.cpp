@@ -46,6 +46,7 @@ StepLoop::StepLoop(Engine& engine, const ExecutorConfig& config, std::int32_t nu
                    RequestQueue& queue, ResponseBoard& board, Statistics& statistics, StepObserver observer)
     : engine_(engine),
       has_device_memory_(engine.free_device_memory().has_value()),
+      num_cross_kv_blocks_(num_cross_kv_blocks),
       lora_cache_(lora_cache),
       draft_target_(draft_target),
       queue_(queue),

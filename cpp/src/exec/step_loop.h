@@ -48,6 +48,8 @@ class StepLoop {
   /// nullptr without KvCacheConfig::event_buffer_max_size.
   [[nodiscard]] const std::shared_ptr<KVCacheEventManager>& events() const { return events_; }
   [[nodiscard]] std::int32_t num_kv_blocks() const { return block_pool_.num_blocks(); }
+  /// 0 for an engine without an encoder.
+  [[nodiscard]] std::int32_t num_cross_kv_blocks() const { return num_cross_kv_blocks_; }
   [[nodiscard]] bool has_second_level() const { return block_pool_.has_second_level(); }
 
  private:
@@ -96,6 +98,7 @@ class StepLoop {
 
   Engine& engine_;
   const bool has_device_memory_;
+  const std::int32_t num_cross_kv_blocks_;
   LoraCache* lora_cache_;
   DraftTarget* draft_target_;
   RequestQueue& queue_;

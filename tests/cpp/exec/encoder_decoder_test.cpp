@@ -30,7 +30,8 @@ std::int64_t turn_of(const std::vector<TokenId>& encoder_tokens, std::uint64_t t
 /// FakeEngine's logits, turned by what it reads in the blocks of a sequence's encoder input.
 class FakeEncoderDecoder final : public FakeEngine {
  public:
-  explicit FakeEncoderDecoder(Hook hook = {}) : FakeEngine({}, std::move(hook)), info_(FakeEngine::info()) {
+  explicit FakeEncoderDecoder(Hook hook = {}, const Options& options = {})
+      : FakeEngine(options, std::move(hook)), info_(FakeEngine::info()) {
     info_.max_encoder_input_len = 40;
     info_.encoder_hidden_size = 1;
     info_.cross_kv_block_bytes = sizeof(std::int64_t);
@@ -61,6 +62,7 @@ class FakeEncoderDecoder final : public FakeEngine {
     FakeEngine::step(input, turn, hidden_sink);
   }
 
+  [[nodiscard]] std::size_t num_cross_blocks() const { return cross_.size(); }
   [[nodiscard]] std::int64_t num_encoder_tokens() const { return num_encoder_tokens_; }
 
  private:
@@ -202,6 +204,18 @@ BOOST_AUTO_TEST_CASE(an_input_of_a_step_that_fails_is_not_kept) {
   BOOST_TEST(engine->num_encoder_tokens() == before + 3);
   check_answers(*executor, executor->enqueue_request(request_of(guest, 4)), guest, 4);
   BOOST_TEST(engine->num_encoder_tokens() == before + 3);
+}
+
+BOOST_AUTO_TEST_CASE(blocks_of_encoder_inputs_take_their_share_of_a_devices_memory) {
+  FakeEngine::Options options;
+  options.with_lora = false;
+  options.free_device_memory = 3200;
+  const auto engine = std::make_shared<FakeEncoderDecoder>(FakeEngine::Hook{}, options);
+  ExecutorConfig config;
+  config.kv_cache_config.free_gpu_memory_fraction = 0.5;
+  config.kv_cache_config.cross_kv_cache_fraction = 0.25;
+  const Executor executor(engine, config, kAvailableMemory, check_every_step);
+  BOOST_TEST(engine->num_cross_blocks() == 3200 / 4 / 2 / sizeof(std::int64_t));
 }
 
 BOOST_AUTO_TEST_CASE(statistics_count_blocks_of_encoder_inputs) {

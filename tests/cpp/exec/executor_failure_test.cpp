@@ -104,6 +104,33 @@ BOOST_AUTO_TEST_CASE(a_thread_without_memory_for_its_first_events_is_the_executo
                         says<ExecutorClosedError>("executor died: std::bad_alloc"));
 }
 
+/// Counts what executors have it allocate.
+class CountingEngine final : public FakeEngine {
+ public:
+  using FakeEngine::FakeEngine;
+  void allocate_kv_blocks(std::int32_t num_blocks) override {
+    ++num_allocations;
+    FakeEngine::allocate_kv_blocks(num_blocks);
+  }
+  int num_allocations = 0;
+};
+
+BOOST_AUTO_TEST_CASE(an_executor_that_is_refused_leaves_its_engine_without_kv_blocks) {
+  FakeEngine::Options options;
+  options.kv_identity = "engine";
+  const auto engine = std::make_shared<CountingEngine>(options);
+  ExecutorConfig config;
+  config.kv_cache_config.host_cache_size = std::size_t{1} << 20;
+  config.kv_cache_config.host_cache_dir = "/no/such/directory";
+  BOOST_CHECK_EXCEPTION(Executor(engine, config, kAvailableMemory, check_every_step), ConfigError,
+                        says<ConfigError>("host_cache_dir /no/such/directory"));
+  BOOST_TEST(engine->num_allocations == 0);
+  Executor executor(engine, {}, kAvailableMemory, check_every_step);
+  BOOST_TEST(engine->num_allocations == 1);
+  const auto result = collect_result(executor, executor.enqueue_request(make_request(kPrompt, 5)));
+  BOOST_TEST(result.output_token_ids.at(0) == expected_tokens(kPrompt, 5), boost::test_tools::per_element());
+}
+
 /// Of this process.
 std::size_t resident_bytes() {
   std::ifstream file("/proc/self/statm");
