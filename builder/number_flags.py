@@ -8,6 +8,7 @@ from typing import Final
 
 MAX_INT32: Final = 2**31 - 1
 MAX_INT64: Final = 2**63 - 1
+MAX_UINT64: Final = 2**64 - 1
 MAX_SECONDS: Final = 1e9
 """Longest time that a flag may ask for, about 30 years: deadlines are counted in 64-bit ns."""
 

@@ -192,6 +192,8 @@ def options_of(args: argparse.Namespace) -> ServerOptions:
             f"kv_cache_dir is {args.kv_cache_dir} and kv_cache_dir_bytes is {args.kv_cache_dir_bytes}; "
             "accepted: both, or neither"
         )
+    if args.kv_cache_dir is not None and not (args.kv_cache_dir.is_dir() and os.access(args.kv_cache_dir, os.W_OK)):
+        problems.append(f"kv_cache_dir is '{args.kv_cache_dir}'; expected a directory that can be written")
     for name in ("max_draft_len", "draft_kv_cache_bytes"):
         if getattr(args, name) is not None and args.draft_model is None:
             problems.append(f"{name} is {getattr(args, name)} without draft_model; accepted: both, or neither")
@@ -284,13 +286,14 @@ def make_executor(args: argparse.Namespace) -> Executor:
     config = executor_config_of(args)
     options = engine_flags.engine_options_of(args)
     plan = plan_engine(args.model, options)
-    draft = config.draft_target_decoding_config
-    if draft is not None:
+    if args.draft_model is not None:
         plan_engine(args.draft_model)
     _check_files(args, plan)
     engine = engine_for(args.model, options, progress_on())
+    draft = config.draft_target_decoding_config  # a copy
     if draft is not None:
         draft.speculative_model_dir = str(engine_for(args.draft_model, None, progress_on()))
+        config.draft_target_decoding_config = draft
     loaded = load_engine(engine, weight_memory=args.weight_memory)
     for name in loaded.adapters:
         if (problem := name_problem(name, model_names_of(args))) is not None:

@@ -11,6 +11,7 @@ from typing import Final, TextIO
 
 from .._core import AdaptrtError, ConfigError, FinishReason, SamplingConfig
 from ..builder.commands import engine_flags
+from ..builder.number_flags import MAX_INT32, MAX_UINT64, integer
 from ..runtime.answer import AnswerStream
 from ..runtime.llm import LLM
 
@@ -30,16 +31,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--lora", metavar="NAME", help="adapter of the engine to answer with")
     parser.add_argument("--system", metavar="TEXT", help="instructions that the conversation begins with")
     parser.add_argument(
-        "--max_tokens", type=int, default=512, metavar="N", help="tokens of an answer (default: %(default)s)"
-    )
+        "--max_tokens", type=integer(1, MAX_INT32), default=512, metavar="N",
+        help="tokens of an answer (default: %(default)s)",
+    )  # fmt: skip
     engine_flags.add_weight_memory(parser)
     sampling = parser.add_argument_group("sampling")
     sampling.add_argument(
         "--temperature", type=float, default=0.0, metavar="T", help="0: always the likeliest token (default: 0)"
     )
-    sampling.add_argument("--top_k", type=int, metavar="N", help="choose among the N likeliest tokens")
+    sampling.add_argument(
+        "--top_k", type=integer(0, MAX_INT32), metavar="N", help="choose among the N likeliest tokens"
+    )
     sampling.add_argument("--top_p", type=float, metavar="P", help="choose among the likeliest that have P together")
-    sampling.add_argument("--seed", type=int, metavar="N", help="the same choices for the same seed")
+    sampling.add_argument("--seed", type=integer(0, MAX_UINT64), metavar="N", help="the same choices for the same seed")
     engine_flags.add_arguments(parser)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from .._core import ConfigError
 from ..builder.adapter_copy import TOKENIZER_FILE
+from ..builder.number_flags import MAX_INT32, integer
 from ..runtime.text_quality import DEFAULT_WINDOW, MIN_TOKENS, measure, read_tokens
 
 
@@ -19,7 +20,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--text", type=Path, required=True, metavar="FILE", help="text to read, in UTF-8")
     parser.add_argument(
-        "--window", type=int, default=DEFAULT_WINDOW, metavar="N", help="tokens of a window (default: %(default)s)"
+        "--window",
+        type=integer(1, MAX_INT32),
+        default=DEFAULT_WINDOW,
+        metavar="N",
+        help="tokens of a window (default: %(default)s)",
     )
 
 

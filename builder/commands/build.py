@@ -30,6 +30,7 @@ from ..config import (
 )
 from ..conversion.checkpoint import Checkpoint
 from ..engine_quality import QualityMeasure
+from ..number_flags import MAX_INT32, integer
 from ..progress import progress_on
 from ..weight_usage import UsageMeasure
 from .build_report import summary
@@ -65,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="native compiles for CPUs, tensorrt for NVIDIA GPUs (default: %(default)s)",
     )  # fmt: skip
     output.add_argument(
-        "--workers", type=int, default=1, metavar="N",
+        "--workers", type=integer(1, MAX_INT32), default=1, metavar="N",
         help=f"plans that backend {TENSORRT} builds at a time; {NATIVE} makes one file, whatever it is (default: 1)",
     )  # fmt: skip
     output.add_argument(
@@ -85,7 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "first, whatever it is",
     )  # fmt: skip
     output.add_argument(
-        "--usage_tokens", type=int, metavar="N",
+        "--usage_tokens", type=integer(1), metavar="N",
         help=f"tokens of usage_text that are run, from its beginning (default: {DEFAULT_TEXT_TOKENS})",
     )  # fmt: skip
     output.add_argument(
@@ -200,7 +201,7 @@ def _add_quantization(group: Any) -> None:
         "and keep the perplexities",
     )  # fmt: skip
     group.add_argument(
-        "--quality_tokens", type=int, metavar="N",
+        "--quality_tokens", type=integer(1), metavar="N",
         help=f"tokens of quality_text that are read, from its beginning (default: {DEFAULT_TEXT_TOKENS})",
     )  # fmt: skip
 

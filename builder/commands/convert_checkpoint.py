@@ -16,6 +16,7 @@ from ..conversion.convert import convert_checkpoint
 from ..conversion.hf_config import load_hf_config, load_published_format
 from ..conversion.published.awq import Awq
 from ..conversion.published.gptq import Gptq
+from ..number_flags import MAX_INT32, integer
 from ..progress import format_bytes, progress_on
 from .dtype_flag import add_dtype, dtype_of
 from .quantization_report import INT8_KV_CACHE_HELP, error_table
@@ -61,7 +62,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "what moe_tp_size leaves of it, 1 without it)",
     )
     parser.add_argument(
-        "--workers", type=int, default=1, metavar="N", help="ranks written at a time (default: %(default)s)"
+        "--workers",
+        type=integer(1, MAX_INT32),
+        default=1,
+        metavar="N",
+        help="ranks written at a time (default: %(default)s)",
     )
     group = parser.add_argument_group("quantised weights")
     group.add_argument(

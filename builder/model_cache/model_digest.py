@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 import xxhash
 
@@ -22,6 +24,8 @@ from ..conversion.sentence_transformers import pooling_files
 from ..file_digest import add_file
 from ..progress import Progress
 from .store import unless_read_only
+
+_DIGEST: Final = re.compile(rb"[0-9a-f]{32}")
 
 
 class ModelFiles:
@@ -52,8 +56,8 @@ class ModelFiles:
 
     def _kept_digest(self, known: Path, progress: Progress) -> str:
         remembered = known / self._identity
-        if remembered.is_file():
-            return remembered.read_text(encoding="ascii")
+        if remembered.is_file() and _DIGEST.fullmatch(kept := remembered.read_bytes()):
+            return kept.decode()
         digest = xxhash.xxh3_128()
         with progress.task("Reading the model", sum(path.stat().st_size for path in self._paths)) as advance:
             for path in self._paths:

@@ -19,7 +19,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from ..._core import ConfigError
 from ..._version import __version__
@@ -72,7 +72,9 @@ class EngineCache:
         place = self.place(key)
         if not is_of_entry(place):
             return None
-        fields = load_json_object(place / ENTRY_FILE, ConfigError) if is_entry(place) else {}
+        fields: dict[str, Any] = {}
+        with contextlib.suppress(ConfigError):  # damaged, as is said below
+            fields = load_json_object(place / ENTRY_FILE, ConfigError) if is_entry(place) else {}
         model, options = fields.get("model"), fields.get("options")
         if not isinstance(model, str) or not isinstance(options, str):
             model, options = "not known", "damaged"

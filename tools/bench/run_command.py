@@ -13,6 +13,7 @@ from typing import Final
 from rich.console import Console
 
 from ..._core import ConfigError, ExecutorConfig
+from ...builder.number_flags import MAX_INT32, integer
 from ...runtime.native_engine import NativeEngine
 from .display import profile_table, tables_of
 from .executors import AdapterLibrary, BenchExecutor, CpuUse, key_of, problems_of
@@ -32,9 +33,12 @@ def add_run_arguments(parser: argparse.ArgumentParser, *, repeats: str) -> None:
     parser.add_argument(
         "--only", nargs="+", default=[], metavar="NAME", help="scenarios to run, and those that they are compared with"
     )
-    parser.add_argument("--repeats", type=int, metavar="N", help=f"rounds (default: {repeats})")
+    parser.add_argument("--repeats", type=integer(1, MAX_INT32), metavar="N", help=f"rounds (default: {repeats})")
     parser.add_argument(
-        "--num_threads", type=int, metavar="N", help="threads of the engine, of each rank (default: all cores)"
+        "--num_threads",
+        type=integer(1, MAX_INT32),
+        metavar="N",
+        help="threads of the engine, of each rank (default: all cores)",
     )
     parser.add_argument(
         "--kernels", metavar="NAME", default="", help="kernels of the engine (default: those chosen for this CPU)"

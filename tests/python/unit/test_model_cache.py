@@ -209,6 +209,28 @@ def test_a_damaged_entry_is_made_anew(
     assert "max_lora_rank 8" in cache.entries()[0].options
 
 
+@pytest.mark.parametrize("content", [b"", b"\xff" * 32, b"0" * 31])
+def test_a_damaged_digest_is_made_anew(
+    content: bytes, cache: EngineCache, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_for(model, SMALL)
+    (kept,) = (cache.directory / "digests").iterdir()
+    digest = kept.read_bytes()
+    kept.write_bytes(content)
+    forbid_building(monkeypatch)
+    assert engine_for(model, SMALL) == engine
+    assert kept.read_bytes() == digest
+
+
+def test_an_entry_with_two_values_of_a_field_is_listed(
+    cache: EngineCache, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entry = engine_for(model, SMALL).parent / "entry.json"
+    entry.write_text(entry.read_text().replace("{", '{"model": "x",', 1))
+    assert command_line(["cache"]) == 0
+    assert "damaged" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("name", ["entry.json", "engine/config.json"])
 def test_a_damaged_entry_can_be_removed(name: str, cache: EngineCache, model: Path) -> None:
     engine = engine_for(model, SMALL)

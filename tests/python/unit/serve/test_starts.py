@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
 import socket
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -75,6 +77,7 @@ BAD_FLAGS: dict[str, list[str]] = {
     f"--kv_cache_tokens {'9' * 5000}": ["kv_cache_tokens", "999...", "from 1"],
     f"--kv_cache_dir x --kv_cache_dir_bytes {HUGE}": ["kv_cache_dir_bytes", HUGE, "from 1"],
     "--kv_cache_dir x": ["kv_cache_dir is x", "both, or neither"],
+    "--kv_cache_dir nowhere --kv_cache_dir_bytes 9": ["kv_cache_dir is 'nowhere'", "a directory that can be written"],
     "--kernels nope": ["kernels is 'nope'", "this CPU can run"],
     f"--weight_memory {HUGE}": ["weight_memory", HUGE, "up to 2^62"],
     f"--weight_memory {'9' * 400}TiB": ["weight_memory", "up to 2^62"],
@@ -208,10 +211,34 @@ def test_good_flags_come_as_far_as_the_engine(root: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(first_use, "_make", lambda *_: (_ for _ in ()).throw(ConfigError("made")))
     flags = ["--lora_modules", "a=adapter", "--host_cache_bytes", "9223372036854775807", "--max_request_seconds", "0",
              "--max_queue_size", "2147483647", "--weight_memory", "all"]  # fmt: skip
+    with pytest.raises(ConfigError, match="made"):
+        command.make_executor(parsed(*flags))
+
+
+def parsed(*flags: str) -> argparse.Namespace:
     parser = CommandParser(prog="adaptrt serve", description="")
     command.add_arguments(parser)
-    with pytest.raises(ConfigError, match="made"):
-        command.make_executor(parser.parse_args(["model", *flags]))
+    return parser.parse_args(["model", *flags])
+
+
+def test_the_executor_gets_what_the_flags_say(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+    loaded = types.SimpleNamespace(adapters={}, model_type=None, num_ranks=1)
+    monkeypatch.setattr(command, "engine_for", lambda model, *_: root / "engines" / model)
+    monkeypatch.setattr(command, "load_engine", lambda directory, weight_memory: given.append(weight_memory) or loaded)
+    monkeypatch.setattr(command, "Executor", lambda *arguments: given.append(arguments[2]))
+    flags = ["--num_threads", "3", "--max_queue_size", "5", "--kv_cache_tokens", "64", "--kv_cache_dir", str(root),
+             "--kv_cache_dir_bytes", "7000", "--host_cache_bytes", "9000", "--weight_memory", "1KiB", "--draft_model",
+             "model", "--max_draft_len", "2", "--draft_kv_cache_bytes", "8000", "--kernels", "portable"]  # fmt: skip
+    command.make_executor(parsed(*flags))
+    weight_memory, config = given
+    assert weight_memory == config.weight_memory == 1024
+    assert (config.num_threads, config.max_queue_size, config.kernels) == (3, 5, "portable")
+    cache, draft = config.kv_cache_config, config.draft_target_decoding_config
+    assert (cache.max_tokens, cache.host_cache_dir, cache.host_cache_size) == (64, str(root), 7000)
+    assert config.peft_cache_config.host_cache_size == 9000
+    assert (draft.speculative_model_dir, draft.max_draft_len) == (str(root / "engines" / "model"), 2)
+    assert draft.kv_cache_size == 8000
 
 
 @pytest.mark.parametrize("name", sorted(LARGEST_SIZES))
