@@ -15,6 +15,7 @@ from .file_digest import add_file
 TEMPLATE_FILE: Final = "chat_template.jinja"
 TOKENIZER_CONFIG_FILE: Final = "tokenizer_config.json"
 SPECIAL_TOKENS_FILE: Final = "special_tokens_map.json"
+ADDED_TOKENS_FILE: Final = "added_tokens.json"
 TOKENIZER_FILE: Final = "tokenizer.json"
 
 # What is copied of an adapter: its config, its weights, and those that exist of the files that say how its texts are
@@ -24,6 +25,7 @@ _OTHER_FILES: Final = (
     TEMPLATE_FILE,
     TOKENIZER_CONFIG_FILE,
     SPECIAL_TOKENS_FILE,
+    ADDED_TOKENS_FILE,
     TOKENIZER_FILE,
     MODEL_CONFIG_FILE,
 )

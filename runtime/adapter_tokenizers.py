@@ -14,7 +14,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
-import xxhash
 from tokenizers import Encoding, Tokenizer
 
 from .._core import ConfigError
@@ -25,13 +24,10 @@ from .chat_template import special_tokens_of
 from .named_adapter import NamedAdapter
 from .text_bound import LONG_TEXT, check_characters, check_pieces, longest_token
 from .text_stream import token_text
+from .tokenizer_files import TokenizerFiles
 
 MAX_TOKENIZERS: Final = 16
 """Of adapters, kept in memory: each takes as much as the model's."""
-
-
-_MAX_FILE_BYTES: Final = 256 << 20
-"""Ten times as much as the largest vocabularies' files: adapters' may come from clients."""
 
 
 class TokenTexts:
@@ -58,7 +54,7 @@ class TextTokenizer:
     longest_token: int
     """Characters of the longest token."""
     content: bytes = b""
-    """A digest of its file."""
+    """A digest of its files."""
 
     @cached_property
     def texts(self) -> TokenTexts:
@@ -114,7 +110,7 @@ class Tokenizers:
             if found in self._own:
                 self._own.move_to_end(found)
                 return self._own[found]
-        return None if (found.directory / TOKENIZER_FILE).is_file() else self.of_model
+        return None if (found.directory / TOKENIZER_FILE).exists() else self.of_model
 
     def of(self, adapter: str | None) -> TextTokenizer:
         """That of an adapter's requests, or of the base's: read once, and again when the adapter was replaced.
@@ -135,10 +131,13 @@ class Tokenizers:
 
     def _read(self, directory: Path) -> TextTokenizer:
         path = directory / TOKENIZER_FILE
-        content = _digest(path)
+        files = TokenizerFiles.read(path)
+        tokenizer = files.make()
+        content = files.digest(tokenizer)
         with self._changed:
             same = [other.tokenizer for other in (self.of_model, *self._own.values()) if other.content == content]
-        tokenizer = same[0] if same else load_tokenizer(path)
+        # Most adapters bring a copy of the model's.
+        tokenizer = same[0] if same else tokenizer
         end_ids = self.of_model.end_ids
         # As in transformers, tokenizer_config.json goes before special_tokens_map.json.
         for file in (TOKENIZER_CONFIG_FILE, SPECIAL_TOKENS_FILE):
@@ -152,22 +151,15 @@ class Tokenizers:
 
 def read_tokenizer(path: Path, end_ids: Sequence[int]) -> TextTokenizer:
     """That of a tokenizer.json, whose texts end with one of `end_ids`. Raises ConfigError when it cannot be read."""
-    tokenizer = load_tokenizer(path)
-    return TextTokenizer(tokenizer, tuple(end_ids), longest_token(tokenizer), _digest(path))
-
-
-def _digest(path: Path) -> bytes:
-    try:
-        if (size := path.stat().st_size) > _MAX_FILE_BYTES:
-            raise ConfigError(f"{path}: has {size} bytes; at most {_MAX_FILE_BYTES} are read")
-        return xxhash.xxh3_128(path.read_bytes()).digest()
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    require_tokenizer(path)
+    files = TokenizerFiles.read(path)
+    tokenizer = files.make()
+    return TextTokenizer(tokenizer, tuple(end_ids), longest_token(tokenizer), files.digest(tokenizer))
 
 
 def require_tokenizer(path: Path) -> None:
     """Raises ConfigError where there is no tokenizer.json; the error says how to make one."""
-    if not path.is_file():
+    if not path.exists():
         raise ConfigError(
             f"{path}: there is no tokenizer; transformers makes it of other files that a model's tokenizer has: "
             f"AutoTokenizer.from_pretrained(MODEL).save_pretrained({str(path.parent)!r})"
@@ -175,15 +167,9 @@ def require_tokenizer(path: Path) -> None:
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer in a tokenizer.json, without its padding and truncation. Raises ConfigError when it cannot be read.
+    """The tokenizer of a tokenizer.json and the files next to it; see TokenizerFiles.make().
 
-    Published encoders' files ask for both; here padding would be tokens like any other, and long texts are refused.
+    Raises ConfigError for files that cannot be read or used.
     """
     require_tokenizer(path)
-    try:
-        tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # tokenizers has no class of its own for what it raises
-        raise ConfigError(f"{path}: cannot be read as a tokenizer: {error}") from error
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    return tokenizer
+    return TokenizerFiles.read(path).make()

@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 
 from .. import _core
 from .._core import ConfigError, GuidedDecodingConfig, GuidedDecodingParams, RequestError
+from .tokenizer_files import TokenizerFiles
 
 HOW_TO_INSTALL: Final = "guided decoding needs llguidance: pip install 'adaptrt[guided]'"
 OLDEST_VERSION: Final = (1, 9)
@@ -64,15 +65,14 @@ def grammar_compiler_of(
 ) -> _core.GrammarCompiler:
     """The same from what an executor's configuration says; the rest is the engine's. Raises ConfigError."""
     if config is not None and config.tokenizer_str is not None:
-        source, text = "tokenizer_str", config.tokenizer_str
-    elif tokenizer_file.is_file():
-        source, text = str(tokenizer_file), tokenizer_file.read_text(encoding="utf-8")
+        try:
+            tokenizer = Tokenizer.from_str(config.tokenizer_str)
+        except Exception as error:  # tokenizers has no class of its own for what it raises
+            raise ConfigError(f"tokenizer_str: cannot be read as a tokenizer: {error}") from error
+    elif tokenizer_file.exists():
+        tokenizer = TokenizerFiles.read(tokenizer_file).make(vocab_size)
     else:
         raise ConfigError(f"guided decoding needs a tokenizer: there is no {tokenizer_file}; give tokenizer_str")
-    try:
-        tokenizer = Tokenizer.from_str(text)
-    except Exception as error:  # tokenizers has no class of its own for what it raises
-        raise ConfigError(f"{source}: cannot be read as a tokenizer: {error}") from error
     stop_token_ids = eos_token_ids
     if config is not None and config.stop_token_ids is not None:
         stop_token_ids = config.stop_token_ids

@@ -152,7 +152,7 @@ def read_text(text: Path, model_dir: Path, limit: int, purpose: str) -> list[int
     if limit < MIN_TOKENS:
         raise ConfigError(f"{purpose}_tokens is {limit}; it must be at least {MIN_TOKENS}")
     tokenizer = model_dir / TOKENIZER_FILE
-    if not tokenizer.is_file():
+    if not tokenizer.exists():
         raise ConfigError(f"{tokenizer}: there is no tokenizer, which {purpose}_text needs; copy it there")
     return read_tokens(text, tokenizer, limit)
 

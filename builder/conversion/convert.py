@@ -26,6 +26,7 @@ COPIED_FILES: Final = (
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
+    "added_tokens.json",
     "chat_template.jinja",
     GENERATION_CONFIG_FILE,
 )
