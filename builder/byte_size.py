@@ -17,7 +17,7 @@ _UNITS: Final = {
 _SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]*)")
 MOST_BYTES: Final = 1 << 62
 ACCEPTED: Final = (
-    "accepted: a number of bytes up to 2^62, or one with KiB, MiB, GiB, TiB, KB, MB, GB or TB, such as 4GiB"
+    "accepted: a number of bytes, or one with KiB, MiB, GiB, TiB, KB, MB, GB or TB, such as 4GiB, up to 2^62 bytes"
 )
 
 
