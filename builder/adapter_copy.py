@@ -8,11 +8,12 @@ from typing import Final
 
 import xxhash
 
+from .._core import AdapterError
 from .adapter.classifier_head import MODEL_CONFIG_FILE
 from .adapter.one_version import config_and_weights, initial_files, one_version
 from .file_digest import add_file
+from .template_files import TEMPLATE_FILE, additional_templates
 
-TEMPLATE_FILE: Final = "chat_template.jinja"
 TOKENIZER_CONFIG_FILE: Final = "tokenizer_config.json"
 SPECIAL_TOKENS_FILE: Final = "special_tokens_map.json"
 ADDED_TOKENS_FILE: Final = "added_tokens.json"
@@ -55,6 +56,14 @@ def adapter_checksum(directory: Path) -> str:
 
 
 def adapter_files(directory: Path) -> list[str]:
-    """Names of an adapter's files that are copied along and make its checksum."""
+    """Paths of an adapter's files that are copied along and make its checksum, relative to its directory.
+
+    Raises AdapterError for a directory of chat templates that cannot be listed.
+    """
     others = [name for name in _OTHER_FILES if (directory / name).is_file()]
-    return [*config_and_weights(directory), *others, *initial_files(directory)]
+    return [
+        *config_and_weights(directory),
+        *others,
+        *additional_templates(directory, AdapterError),
+        *initial_files(directory),
+    ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import shutil
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ from .compile.tensorrt.plan_config import TensorRtPlans
 from .compile.tensorrt.profiles import make_profiles
 from .config import DISABLE, EXTERNAL, BuildConfig
 from .conversion.checkpoint import Checkpoint
-from .conversion.convert import COPIED_FILES
+from .conversion.convert import COPIED_FILES, copy_files
 from .conversion.sparse_predictors import SparsePredictors
 from .engine_config import ADAPTERS_DIRECTORY, EngineConfig, engine_file
 from .network.network import Network
@@ -33,6 +32,7 @@ from .network.stored_tensors import stored_tensors
 from .network_options import network_options
 from .output_directory import producer_of
 from .progress import Progress
+from .template_files import holds_templates
 from .weight_usage import USAGE_FILE
 
 
@@ -83,9 +83,7 @@ def write_engine(
         engine = _write_native(networks, options.workers, directory, progress)
         compiled = networks[0]
         engine_bytes = sum((directory / engine_file(rank)).stat().st_size for rank in range(len(networks)))
-    for name in COPIED_FILES:
-        if (checkpoint.directory / name).is_file():
-            shutil.copyfile(checkpoint.directory / name, directory / name)
+    copy_files(checkpoint.directory, directory)
     stored, adapter_checksums = copy_adapters(config, directory)
     if stored.sparse_predictors is not None:
         stored = replace(stored, sparse_predictors=Path(stored.sparse_predictors.absolute().name))
@@ -100,9 +98,10 @@ def is_engine_directory(directory: Path) -> bool:
         return False
     engine_files = (engine_file("*"), plan_file("*"), WEIGHTS_FILE)
     known = (CONFIG_FILE, USAGE_FILE, ADAPTERS_DIRECTORY, *COPIED_FILES, *engine_files)
-    names = [entry.name for entry in directory.iterdir() if not entry.is_symlink()]
+    entries = [entry for entry in directory.iterdir() if not holds_templates(entry)]
+    names = [entry.name for entry in entries if not entry.is_symlink()]
     return (
-        len(names) == len(list(directory.iterdir()))
+        len(names) == len(entries)
         and all(any(fnmatch.fnmatchcase(name, pattern) for pattern in known) for name in names)
         and any(fnmatch.fnmatchcase(name, pattern) for pattern in engine_files for name in names)
     )

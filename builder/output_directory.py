@@ -53,9 +53,14 @@ def replaceable(target: Path, *, is_ours: Callable[[Path], bool], kind: str, err
     return target
 
 
-def holds_only(directory: Path, names: Callable[[str], bool]) -> bool:
-    """Whether every entry of a directory is a plain file whose name is accepted."""
-    return all(entry.is_file() and not entry.is_symlink() and names(entry.name) for entry in directory.iterdir())
+def holds_only(
+    directory: Path, names: Callable[[str], bool], directories: Callable[[Path], bool] = lambda _: False
+) -> bool:
+    """True if every entry of a directory is a plain file whose name is accepted, or a directory that is accepted."""
+    return all(
+        (entry.is_file() and not entry.is_symlink() and names(entry.name)) or directories(entry)
+        for entry in directory.iterdir()
+    )
 
 
 def producer_of(config_file: Path) -> str | None:

@@ -18,9 +18,9 @@ from tokenizers import Encoding, Tokenizer
 
 from .._core import ConfigError
 from ..builder.adapter.one_version import one_version
-from ..builder.adapter_copy import SPECIAL_TOKENS_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, adapter_files
+from ..builder.adapter_copy import TOKENIZER_FILE, adapter_files
 from .adapter_store import AdapterStore
-from .chat_template import special_tokens_of
+from .chat_template import special_tokens
 from .named_adapter import NamedAdapter
 from .text_bound import LONG_TEXT, check_characters, check_pieces, longest_token
 from .text_stream import token_text
@@ -139,13 +139,10 @@ class Tokenizers:
         # Most adapters bring a copy of the model's.
         tokenizer = same[0] if same else tokenizer
         end_ids = self.of_model.end_ids
-        # As in transformers, tokenizer_config.json goes before special_tokens_map.json.
-        for file in (TOKENIZER_CONFIG_FILE, SPECIAL_TOKENS_FILE):
-            end = special_tokens_of(directory / file).get("eos_token")
-            end_id = None if end is None else tokenizer.token_to_id(end)
-            if end_id is not None:
-                end_ids = tuple(dict.fromkeys((*end_ids, end_id)))
-                break
+        end = special_tokens(directory).get("eos_token")
+        end_id = None if end is None else tokenizer.token_to_id(end)
+        if end_id is not None:
+            end_ids = tuple(dict.fromkeys((*end_ids, end_id)))
         return TextTokenizer(tokenizer, end_ids, longest_token(tokenizer), content)
 
 

@@ -10,8 +10,10 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, Final
 
 from .._core import ConfigError, RequestError
-from ..builder.adapter_copy import SPECIAL_TOKENS_FILE, TEMPLATE_FILE, TOKENIZER_CONFIG_FILE
+from ..builder.adapter_copy import SPECIAL_TOKENS_FILE, TOKENIZER_CONFIG_FILE
 from ..builder.json_fields import describe, load_json_object
+from ..builder.regular_file import read_regular
+from ..builder.template_files import TEMPLATE_FILE, additional_templates
 from .message_forms import SAMPLE_TOOL, MessageForms
 
 if TYPE_CHECKING:
@@ -35,39 +37,49 @@ _RESERVED: Final = frozenset({"messages", "tools", "documents", "add_generation_
 class ChatTemplate:
     """The template of one model or adapter."""
 
-    def __init__(self, templates: Mapping[str, str], special_tokens: Mapping[str, str], source: str) -> None:
+    def __init__(
+        self,
+        templates: Mapping[str, str],
+        special_tokens: Mapping[str, str],
+        source: str,
+        sources: Mapping[str, str] | None = None,
+    ) -> None:
         """Compiles `templates`, by name; `source` is the file that errors name.
+
+        sources: the files of templates that have one each.
 
         Raises ConfigError for one that is not in jinja2's language, and where jinja2 is not installed.
         """
         self.source = source
         self.special_tokens: Final = dict(special_tokens)
-        self._templates = _compiled(templates, source)
+        self._subjects = _subjects(templates, source, {} if sources is None else sources)
+        self._templates = _compiled(templates, self._subjects)
         self._forms: dict[tuple[CompiledTemplate, bool], MessageForms] = {}
 
     @classmethod
     def load(cls, directory: str | Path, *, base: ChatTemplate | None = None) -> ChatTemplate | None:
         """The template in a directory of a model, an engine or an adapter; None where it has none.
 
-        chat_template.jinja goes before the `chat_template` of tokenizer_config.json, as in transformers. An adapter's
-        template finds the special tokens that its own files do not name in those of `base`.
+        As in transformers, chat_template.jinja and the named templates of additional_chat_templates/ go before the
+        `chat_template` of tokenizer_config.json. An adapter's template finds the special tokens that its own files do
+        not name in those of `base`.
 
         Raises ConfigError that names the file which cannot be used.
         """
         directory = Path(directory)
-        tokenizer_config = _read_json(directory / TOKENIZER_CONFIG_FILE)
-        path = directory / TEMPLATE_FILE
-        if path.is_file():
-            templates, source = {DEFAULT: _read_text(path)}, path
+        files = {TEMPLATE_FILE: DEFAULT} if (directory / TEMPLATE_FILE).is_file() else {}
+        files |= {name: Path(name).stem for name in additional_templates(directory, ConfigError)}
+        if files:
+            templates = {name: _read_text(directory / file) for file, name in files.items()}
+            sources = {name: str(directory / file) for file, name in files.items()}
+            source = directory / next(iter(files))
         else:
-            source = directory / TOKENIZER_CONFIG_FILE
-            templates = _named_templates(tokenizer_config.get("chat_template"), source)
+            source, sources = directory / TOKENIZER_CONFIG_FILE, {}
+            templates = _named_templates(_read_json(source).get("chat_template"), source)
         if not templates:
             return None
         tokens = {} if base is None else base.special_tokens
-        tokens = tokens | special_tokens_of(directory / SPECIAL_TOKENS_FILE)
-        tokens = tokens | _special_tokens(tokenizer_config, directory / TOKENIZER_CONFIG_FILE)
-        return cls(templates, tokens, str(source))
+        return cls(templates, tokens | special_tokens(directory), str(source), sources)
 
     def render(
         self,
@@ -114,8 +126,7 @@ class ChatTemplate:
         except RequestError:
             raise
         except Exception as error:  # a template is a program, and may fail in any way
-            which = "" if name == DEFAULT else f"template '{name}': "
-            raise RequestError(f"{self.source}: {which}the messages cannot be rendered: {_reason(error)}") from error
+            raise RequestError(f"{self._subjects[name]}: the messages cannot be rendered: {_reason(error)}") from error
         return text if end is None else end.cut(text)
 
     def _forms_of(self, template: CompiledTemplate, *, with_tools: bool) -> MessageForms:
@@ -138,23 +149,30 @@ class ChatTemplate:
         return name, self._templates[name]
 
 
-def _compiled(templates: Mapping[str, str], source: str) -> dict[str, CompiledTemplate]:
+def _subjects(templates: Mapping[str, str], source: str, sources: Mapping[str, str]) -> dict[str, str]:
+    """What errors of a template begin with, by name."""
+    named = {name: source if name == DEFAULT else f"{source}: template '{name}'" for name in templates}
+    return {**named, **sources}
+
+
+def _compiled(templates: Mapping[str, str], subjects: Mapping[str, str]) -> dict[str, CompiledTemplate]:
     try:
         from jinja2 import TemplateError
 
         from .template_sandbox import ChatEnvironment, CompiledTemplate
     except ModuleNotFoundError as error:
-        raise ConfigError(f"{source}: chat templates need jinja2; install adaptrt[serve]") from error
+        subject = next(iter(subjects.values()))
+        raise ConfigError(f"{subject}: chat templates need jinja2; install adaptrt[serve]") from error
     environment = ChatEnvironment()
     compiled = {}
     for name, text in templates.items():
-        which = "" if name == DEFAULT else f"template '{name}': "
+        subject = subjects[name]
         if len(text) > _MAX_TEMPLATE_CHARACTERS:
-            raise ConfigError(f"{source}: {which}has {len(text)} characters; at most {_MAX_TEMPLATE_CHARACTERS}")
+            raise ConfigError(f"{subject}: has {len(text)} characters; at most {_MAX_TEMPLATE_CHARACTERS}")
         try:
             compiled[name] = CompiledTemplate(environment, text)
         except (TemplateError, RecursionError) as error:
-            raise ConfigError(f"{source}: {which}cannot be used as a chat template: {_reason(error)}") from error
+            raise ConfigError(f"{subject}: cannot be used as a chat template: {_reason(error)}") from error
     return compiled
 
 
@@ -183,47 +201,51 @@ def _named_templates(value: Any, source: Path) -> dict[str, str]:
     return templates
 
 
-def _special_tokens(fields: Mapping[str, Any], source: Path) -> dict[str, str]:
-    """The special tokens that a file names: texts, or AddedTokens with `content`."""
-    tokens = {}
-    for name in _SPECIAL_TOKENS:
-        value = fields.get(name)
-        text = value.get("content") if isinstance(value, dict) else value
-        if isinstance(text, str):
-            tokens[name] = text
-        elif value is not None:
-            raise ConfigError(f"{source}: {name} is {describe(value)}; expected a token's text")
-    return tokens
+def special_tokens(directory: Path) -> dict[str, str]:
+    """The named special tokens of a model or an adapter, as transformers reads them: their texts by name.
 
-
-def special_tokens_of(path: Path) -> dict[str, str]:
-    """The special tokens that a tokenizer_config.json or special_tokens_map.json names; {} without the file.
+    special_tokens_map.json goes before tokenizer_config.json, unless that one has the field added_tokens_decoder: the
+    other file is not read then.
 
     Raises ConfigError that names the file which cannot be used.
     """
-    return _special_tokens(_read_json(path), path)
+    path = directory / TOKENIZER_CONFIG_FILE
+    config = _read_json(path)
+    tokens = _special_tokens(config, path)
+    if "added_tokens_decoder" not in config:
+        path = directory / SPECIAL_TOKENS_FILE
+        tokens |= _special_tokens(_read_json(path), path)
+    return tokens
+
+
+def _special_tokens(fields: dict[str, Any], source: Path) -> dict[str, str]:
+    """The special tokens that a file names: texts, or AddedTokens with `content`."""
+    named = fields.get("extra_special_tokens")
+    extra = {f"extra_special_tokens.{name}": value for name, value in named.items()} if isinstance(named, dict) else {}
+    tokens = {}
+    for field, value in (fields | extra).items():
+        name = field.removeprefix("extra_special_tokens.")
+        text = value.get("content") if isinstance(value, dict) else value
+        if isinstance(text, str):
+            if field in extra or name.endswith("_token"):
+                tokens[name] = text
+        elif field in extra or (field in _SPECIAL_TOKENS and value is not None):
+            raise ConfigError(f"{source}: {field} is {describe(value)}; expected a token's text")
+    return tokens
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     """The object in a file; {} without the file."""
-    if not path.is_file():
-        return {}
-    _check_size(path)
-    return load_json_object(path, ConfigError)
+    return load_json_object(path, ConfigError, max_bytes=_MAX_FILE_BYTES) if path.exists() else {}
 
 
 def _read_text(path: Path) -> str:
-    _check_size(path)
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return read_regular(path, _MAX_FILE_BYTES).decode("utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
-
-
-def _check_size(path: Path) -> None:
-    size = path.stat().st_size
-    if size > _MAX_FILE_BYTES:
-        raise ConfigError(f"{path}: has {size} bytes; at most {_MAX_FILE_BYTES} are read")
 
 
 def _conversation(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -92,8 +92,9 @@ class Prompts:
         template = self._base if adapter is None else await self._template_of(adapter)
         if template is None:
             raise ApiError(
-                "neither the model nor the adapter has a chat template: there is no chat_template.jinja, and no "
-                "chat_template in tokenizer_config.json; send the text to /v1/completions",
+                "neither the model nor the adapter has a chat template: there is no chat_template.jinja, no "
+                "additional_chat_templates, and no chat_template in tokenizer_config.json; send the text to "
+                "/v1/completions",
                 param="messages",
             )
         length = sum(_length(message) for message in fields.messages)

@@ -17,6 +17,7 @@ from ..checkpoint.quantizer import QuantizationError
 from ..checkpoint.rank_file import rank_file, rank_specs, write_rank
 from ..output_directory import holds_only, producer_of, replaced_directory
 from ..progress import Advance, Progress, SilentProgress
+from ..template_files import TEMPLATE_FILE, additional_templates, holds_templates
 from .hf_config import GENERATION_CONFIG_FILE
 from .hf_model import HfModel
 from .published.dequantized import Dequantization
@@ -27,10 +28,10 @@ COPIED_FILES: Final = (
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
-    "chat_template.jinja",
+    TEMPLATE_FILE,
     GENERATION_CONFIG_FILE,
 )
-"""What text-level tools need, copied from the model directory where it is there."""
+"""Files for text-level tools, which are copied from the model directory if they exist. See copied_files()."""
 
 _RANK_FILE: Final = re.compile(r"rank\d+\.safetensors")
 
@@ -93,9 +94,7 @@ def convert_checkpoint(
     ) as directory:
         with (progress or SilentProgress()).task("Converting", num_bytes) as advance:
             errors = _write_ranks(model, directory, workers, advance)
-        for name in COPIED_FILES:
-            if (model_dir / name).is_file():
-                shutil.copyfile(model_dir / name, directory / name)
+        copy_files(model_dir, directory)
         (directory / CONFIG_FILE).write_text(model.config.to_json(), encoding="utf-8")
     return Converted(
         model.config,
@@ -106,6 +105,22 @@ def convert_checkpoint(
         model.dequantization,
         model.kept,
     )
+
+
+def copied_files(directory: Path) -> list[str]:
+    """Paths of the files for text-level tools that a model's directory has, relative to it.
+
+    Raises CheckpointError for a directory of chat templates that cannot be listed.
+    """
+    files = [name for name in COPIED_FILES if (directory / name).is_file()]
+    return [*files, *additional_templates(directory, CheckpointError)]
+
+
+def copy_files(source: Path, destination: Path) -> None:
+    """Copies the files for text-level tools to a checkpoint or an engine. Raises OSError and CheckpointError."""
+    for name in copied_files(source):
+        (destination / name).parent.mkdir(exist_ok=True)
+        shutil.copyfile(source / name, destination / name)
 
 
 def _write_ranks(model: HfModel, directory: Path, workers: int, advance: Advance) -> list[QuantizationError]:
@@ -142,5 +157,7 @@ class _StoppedError(Exception):
 def _is_checkpoint(directory: Path) -> bool:
     known = {CONFIG_FILE, *COPIED_FILES}
     return producer_of(directory / CONFIG_FILE) == PRODUCER and holds_only(
-        directory, lambda name: name in known or _RANK_FILE.fullmatch(name) is not None
+        directory,
+        lambda name: name in known or _RANK_FILE.fullmatch(name) is not None,
+        directories=holds_templates,
     )

@@ -19,7 +19,7 @@ import xxhash
 
 from ..._core import ConfigError
 from ..checkpoint.config import CONFIG_FILE
-from ..conversion.convert import COPIED_FILES
+from ..conversion.convert import copied_files
 from ..conversion.sentence_transformers import pooling_files
 from ..file_digest import add_file
 from ..progress import Progress
@@ -34,9 +34,9 @@ class ModelFiles:
     def __init__(self, directory: Path, weight_files: Sequence[str]) -> None:
         """`weight_files` are the names of those with weights. Raises OSError for a file that cannot be looked at."""
         self._directory = directory
-        named = [directory / name for name in (CONFIG_FILE, *COPIED_FILES)]
         self._paths = [
-            *(path for path in named if path.is_file()),
+            *(path for path in [directory / CONFIG_FILE] if path.is_file()),
+            *(directory / name for name in copied_files(directory)),
             *pooling_files(directory),
             *(directory / name for name in weight_files),
         ]
@@ -62,7 +62,7 @@ class ModelFiles:
         with progress.task("Reading the model", sum(path.stat().st_size for path in self._paths)) as advance:
             for path in self._paths:
                 size = path.stat().st_size
-                digest.update(f"{path.name}:{size}\n".encode())
+                digest.update(f"{path.relative_to(self._directory)}:{size}\n".encode())
                 add_file(digest, path)
                 advance(size)
         self.check_unchanged()

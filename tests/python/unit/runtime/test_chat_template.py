@@ -508,9 +508,82 @@ def test_the_file_goes_before_the_config_and_a_name_before_the_default(tmp_path:
         loaded(tmp_path).render(PLAIN)
 
 
+def save_named(directory: Path, **templates: str) -> None:
+    (directory / "additional_chat_templates").mkdir()
+    for name, template in templates.items():
+        (directory / "additional_chat_templates" / f"{name}.jinja").write_text(template)
+
+
+def test_named_templates_have_a_file_each(tmp_path: Path) -> None:
+    save(tmp_path, "{{ bos_token }}plain", chat_template="config")
+    save_named(tmp_path, tool_use="{{ bos_token }}tools", rag="{{ raise_exception('bad') }}")
+    (tmp_path / "additional_chat_templates" / "README.md").write_text("{{")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    template = loaded(tmp_path)
+    for tools, expected in ((None, "<s>plain"), (TOOLS, "<s>tools")):
+        assert tokenizer.apply_chat_template(PLAIN, tools=tools, tokenize=False) == expected
+        assert template.render(PLAIN, tools=tools) == expected
+
+
+def test_named_templates_alone_go_before_the_config(tmp_path: Path) -> None:
+    save(tmp_path, None, chat_template="config")
+    save_named(tmp_path, tool_use="tools")
+    assert loaded(tmp_path).render(PLAIN, tools=TOOLS) == "tools"
+    with pytest.raises(RequestError, match=r"no template named 'default'; it has: 'tool_use'"):
+        loaded(tmp_path).render(PLAIN)
+
+
+def test_errors_of_named_templates_name_their_files(tmp_path: Path) -> None:
+    save(tmp_path, "plain")
+    save_named(tmp_path, tool_use="{{ raise_exception('bad') }}")
+    with pytest.raises(RequestError, match=r"additional_chat_templates/tool_use\.jinja: .*bad"):
+        loaded(tmp_path).render(PLAIN, tools=TOOLS)
+    (tmp_path / "additional_chat_templates" / "other.jinja").write_text("{% if %}")
+    with pytest.raises(ConfigError, match=r"additional_chat_templates/other\.jinja: cannot be used"):
+        loaded(tmp_path)
+
+
+def test_the_number_of_named_templates_is_bounded(tmp_path: Path) -> None:
+    save(tmp_path, "plain")
+    save_named(tmp_path, **{f"t{i}": "x" for i in range(64)})
+    assert loaded(tmp_path).render(PLAIN) == "plain"
+    templates = tmp_path / "additional_chat_templates"
+    (templates / "more.jinja").write_text("x")
+    with pytest.raises(ConfigError, match="additional_chat_templates: has 65 templates; expected at most 64"):
+        loaded(tmp_path)
+    for i in range(1000):
+        (templates / f"{i}.txt").touch()
+    with pytest.raises(ConfigError, match="additional_chat_templates: has too many entries; expected at most 1024"):
+        loaded(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("config", "special_tokens_map"),
+    [
+        ({"bos_token": "<c>"}, {"bos_token": "<m>", "eos_token": "<me>"}),
+        ({"bos_token": "<c>", "added_tokens_decoder": {}}, {"bos_token": "<m>", "eos_token": "<me>"}),
+        ({"bos_token": None}, {"bos_token": "<m>"}),
+        ({"image_token": "<i>", "other_token": True, "bos_token": "<c>"}, None),
+        ({"extra_special_tokens": {"image_token": "<i>", "think": "<t>"}}, None),
+        ({"extra_special_tokens": ["<a>"], "image_token": "<i>"}, {"extra_special_tokens": {"think": "<t>"}}),
+        ({"image_token": {"content": "<i>", "__type": "AddedToken"}}, {"eos_token": {"content": "<e>"}}),
+    ],
+)
+def test_special_tokens_are_those_of_transformers(
+    config: dict[str, Any], special_tokens_map: dict[str, Any] | None, tmp_path: Path
+) -> None:
+    source = "{{ bos_token }} {{ eos_token }} {{ image_token }} {{ other_token }} {{ think }}"
+    save(tmp_path, source, **{"bos_token": None, "eos_token": None, **config})
+    if special_tokens_map is not None:
+        (tmp_path / "special_tokens_map.json").write_text(json.dumps(special_tokens_map))
+    expected = transformers.AutoTokenizer.from_pretrained(tmp_path).apply_chat_template(PLAIN, tokenize=False)
+    assert loaded(tmp_path).render(PLAIN) == expected
+
+
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
+        ({"chat_template": "x", "extra_special_tokens": {"y": 3}}, r"extra_special_tokens\.y is 3; expected a token's"),
         ({"chat_template": 3}, r"tokenizer_config\.json: chat_template is 3; expected a template"),
         ({"chat_template": []}, "chat_template is "),
         ({"chat_template": [{"name": "default"}]}, r"chat_template has .*default"),
