@@ -9,6 +9,7 @@ from pathlib import Path
 from .._core import ConfigError
 from ..builder.adapter_copy import TOKENIZER_FILE
 from ..builder.number_flags import MAX_INT32, integer
+from ..runtime.adapter_tokenizers import read_tokenizer
 from ..runtime.text_quality import DEFAULT_WINDOW, MIN_TOKENS, measure, read_tokens
 
 
@@ -51,11 +52,12 @@ def _tokens_of(text: Path, engines: Sequence[Path]) -> list[int]:
     missing = [str(engine) for engine in engines if not engine.is_dir()]
     if missing:
         raise ConfigError(f"{', '.join(missing)}: is not a directory")
-    missing = [str(path) for path in tokenizers.values() if not path.is_file()]
+    missing = [str(path) for path in tokenizers.values() if not path.exists()]
     if missing:
         raise ConfigError(f"there is no tokenizer: {', '.join(missing)}")
     first = tokenizers[engines[0]]
-    differing = [str(path) for path in tokenizers.values() if path.read_bytes() != first.read_bytes()]
+    content = read_tokenizer(first, ()).content
+    differing = [str(path) for path in tokenizers.values() if read_tokenizer(path, ()).content != content]
     if differing:
         raise ConfigError(f"{', '.join(differing)}: differs from {first}; engines are compared on the same tokens")
     return read_tokens(text, first)

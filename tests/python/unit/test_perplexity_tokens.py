@@ -1,0 +1,56 @@
+"""The tokens of a text that engines are compared on: all engines have the same, and none is cut."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+import adaptrt
+from adaptrt.runtime.text_quality import read_tokens
+from adaptrt.tools.perplexity import _tokens_of
+from support.tokenizers import byte_level, metaspace, save_tokenizer
+
+TEXT = "hello hello"
+
+
+@pytest.fixture
+def engines(tmp_path: Path) -> list[Path]:
+    (tmp_path / "text").write_text(TEXT)
+    directories = [tmp_path / name for name in ("first", "second", "third")]
+    for directory in directories:
+        directory.mkdir()
+        save_tokenizer(byte_level(), directory)
+    return directories
+
+
+def test_engines_with_one_tokenizer_are_compared(engines: list[Path], tmp_path: Path) -> None:
+    (engines[1] / "tokenizer_config.json").write_text('{"chat_template": "a"}')
+    assert _tokens_of(tmp_path / "text", engines) == byte_level().encode(TEXT).ids
+
+
+def test_engines_with_other_tokenizers_are_refused_by_name(engines: list[Path], tmp_path: Path) -> None:
+    save_tokenizer(metaspace(), engines[2])
+    with pytest.raises(adaptrt.ConfigError, match=r"^\S*third/tokenizer\.json: differs from \S*first/tokenizer\.json"):
+        _tokens_of(tmp_path / "text", engines)
+    (engines[1] / "added_tokens.json").write_text(json.dumps({"hello hello": byte_level().get_vocab_size()}))
+    with pytest.raises(adaptrt.ConfigError, match=r"second/tokenizer\.json, \S*third/tokenizer\.json: differs from"):
+        _tokens_of(tmp_path / "text", engines)
+    (tmp_path / "fourth").mkdir()
+    with pytest.raises(adaptrt.ConfigError, match=r"there is no tokenizer: .*fourth"):
+        _tokens_of(tmp_path / "text", [*engines, tmp_path / "fourth"])
+
+
+@pytest.mark.parametrize("limit", [2, 3])
+def test_the_last_token_of_the_part_that_is_read_is_whole(limit: int, tmp_path: Path) -> None:
+    """16 characters are read for each token: the last word goes on behind them."""
+    words = [letter * 15 for letter in "abcd"[: limit - 1]]
+    last = "z" * 20
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(["?", last, *words])}, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    save_tokenizer(tokenizer, tmp_path)
+    (tmp_path / "text").write_text(" ".join([*words, last, *words * 10]))
+    ids = read_tokens(tmp_path / "text", tmp_path / "tokenizer.json", limit)
+    assert ids == [*range(2, limit + 1), 1]
