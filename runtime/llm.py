@@ -29,9 +29,10 @@ from .chat_template import ChatTemplate
 from .engine import load_engine
 from .executor import Executor
 from .llm_config import with_kernels, with_speculation, with_weight_memory
+from .llm_prompts import Prompt, is_one_prompt, listed_prompts, text_or_ids
 from .options.speculative import LookaheadDecodingConfig
 from .orchestrator.mode import with_workers
-from .pooled_texts import PooledTexts, texts_and_names
+from .pooled_texts import PooledTexts, names_of
 from .text_requests import TextRequests
 
 _MANY_PROMPTS: Final = 100
@@ -99,11 +100,11 @@ class LLM(PooledTexts):
         """For statistics, and for what the text level does not cover."""
         return self._executor
 
-    # A str is a sequence of str as well; the first overload that fits counts.
+    # A str is a sequence of str as well, and an empty list one of ids; the first overload that fits counts.
     @overload
     def generate(  # type: ignore[overload-overlap]
         self,
-        prompts: str,
+        prompts: Prompt,
         *,
         lora: str | None = None,
         max_tokens: int = 64,
@@ -116,7 +117,7 @@ class LLM(PooledTexts):
     @overload
     def generate(
         self,
-        prompts: Sequence[str],
+        prompts: Sequence[Prompt],
         *,
         lora: str | Sequence[str | None] | None = None,
         max_tokens: int = 64,
@@ -129,7 +130,7 @@ class LLM(PooledTexts):
     @overload
     def generate(  # type: ignore[overload-overlap]
         self,
-        prompts: str,
+        prompts: Prompt,
         *,
         lora: str | None = None,
         max_tokens: int = 64,
@@ -142,7 +143,7 @@ class LLM(PooledTexts):
     @overload
     def generate(
         self,
-        prompts: Sequence[str],
+        prompts: Sequence[Prompt],
         *,
         lora: str | Sequence[str | None] | None = None,
         max_tokens: int = 64,
@@ -154,7 +155,7 @@ class LLM(PooledTexts):
     ) -> list[list[Completion]]: ...
     def generate(
         self,
-        prompts: str | Sequence[str],
+        prompts: Prompt | Sequence[Prompt],
         *,
         lora: str | Sequence[str | None] | None = None,
         max_tokens: int = 64,
@@ -166,21 +167,25 @@ class LLM(PooledTexts):
     ) -> Completion | list[Completion] | list[list[Completion]]:
         """Completes one prompt, or several in one batch. With an encoder, that is given the prompt.
 
+        prompts: texts, lists of token ids, or dictionaries {"prompt": text} or {"prompt_token_ids": ids}.
         lora: the name of one of the engine's adapters for all prompts, or one (or None) for each. "a:0.7+b:0.3" is the
             weighted sum of the adapters a and b.
         stop: a text, or several, that end a completion, which ends before the first of them.
         guided_decoding_params: what completions have to be like (adaptrt[guided]).
         n: completions of each prompt, which are a list then; completion i is what the seed + i gives alone, or, with
-            sampling_config.beam_width above 1, the beam that comes i-th. Beams take no stop texts.
+            sampling_config.beam_width above 1, the beam that comes i-th. Beams take no stop texts. More than one needs
+            beams or sampling: top_k, top_p or min_p.
         progress: show on sys.stderr how many prompts are answered; None: for 100 prompts or more, on a terminal.
 
         Raises RequestError or AdapterError for a prompt that is refused; the others are cancelled then.
         """
-        texts, names = texts_and_names(prompts, lora)
+        is_one = is_one_prompt(prompts)
+        listed = listed_prompts(prompts)
+        names = names_of(len(listed), lora)
         answers: list[Answer] = []
         try:
-            for text, name in zip(texts, names, strict=True):
-                prompt = self._requests.token_ids(text, name)
+            for given, name in zip(listed, names, strict=True):
+                prompt = self._requests.prompt_ids(given, name)
                 # Without stop strings, one response with all tokens is less work than one with each.
                 streaming = bool(stop)
                 answers.append(
@@ -196,7 +201,7 @@ class LLM(PooledTexts):
                     )
                 )
             running = answers
-            with _progress(progress, len(texts)).items("prompts", len(texts)) as advance:
+            with _progress(progress, len(listed)).items("prompts", len(listed)) as advance:
                 # In turns: an answer that a stop string ends is cancelled soon, whichever of them it is.
                 while running:
                     for answer in running:
@@ -210,13 +215,13 @@ class LLM(PooledTexts):
             raise
         if n is None:
             completions = [answer.completions()[0] for answer in answers]
-            return completions[0] if isinstance(prompts, str) else completions
+            return completions[0] if is_one else completions
         lists = [answer.completions() for answer in answers]
-        return lists[0] if isinstance(prompts, str) else lists
+        return lists[0] if is_one else lists
 
     def stream(
         self,
-        prompt: str,
+        prompt: Prompt,
         *,
         lora: str | None = None,
         max_tokens: int = 64,
@@ -228,14 +233,14 @@ class LLM(PooledTexts):
 
         The request is made, or refused, when the first piece is asked for.
         """
-        ids = self._requests.token_ids(prompt, lora)
+        ids = self._requests.prompt_ids(text_or_ids(prompt, "prompt"), lora)
         return AnswerStream(
             lambda: self._requests.ask(ids, lora, max_tokens, sampling_config, stop, guided_decoding_params)
         )
 
     def generate_async(
         self,
-        prompt: str,
+        prompt: Prompt,
         *,
         lora: str | None = None,
         max_tokens: int = 64,
@@ -252,7 +257,7 @@ class LLM(PooledTexts):
         The request is made at once; an adapter that is not cached is read from disk first. Raises what generate()
         raises, and RuntimeError without a running loop.
         """
-        ids = self._requests.token_ids(prompt, lora)
+        ids = self._requests.prompt_ids(text_or_ids(prompt, "prompt"), lora)
         is_streaming = streaming or bool(stop)
         answer = self._requests.ask(
             ids, lora, max_tokens, sampling_config, stop, guided_decoding_params, streaming=is_streaming

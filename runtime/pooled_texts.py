@@ -93,7 +93,10 @@ class PooledTexts:
     def _tokens(self, text: str | tuple[str, str], name: str | None) -> PromptTokens:
         if isinstance(text, str):
             return PromptTokens(self._requests.token_ids(text, name))
-        return self._requests.pair_tokens(*text, name)
+        if not (isinstance(text, tuple | list) and len(text) == 2 and all(isinstance(part, str) for part in text)):
+            raise RequestError(f"a text is {text!r:.60}; expected a text, or a pair of texts for classify()")
+        first, second = text
+        return self._requests.pair_tokens(first, second, name)
 
     def _rows(self, asked: Sequence[tuple[PromptTokens, str | None, PoolingParams]]) -> list[FloatArray]:
         """Of prompts in one batch, each with its adapter and how it is pooled."""

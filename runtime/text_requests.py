@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import warnings
 from collections.abc import Sequence
 
 from .._core import (
@@ -20,6 +21,7 @@ from ..builder.models.encoder_decoder import EncoderDecoderConfig
 from .adapter_tokenizers import Tokenizers
 from .answer import Answer
 from .executor import Executor
+from .llm_prompts import has_idle_temperature, is_greedy
 from .loaded_engine import LoadedEngine
 from .pooled import FloatArray, PromptTokens, rows_of
 from .text_bound import max_prompt_tokens
@@ -34,6 +36,7 @@ class TextRequests:
         self._tokenizers = tokenizers
         self._decoder_start = decoder_start(executor.engine)
         self._num_token_types = executor.engine_info.num_token_types
+        self._has_warned = False
         self._max_prompt_tokens = max_prompt_tokens(executor.engine_info)
 
     def token_ids(self, text: str, lora: str | None, *, add_special_tokens: bool = True) -> list[int]:
@@ -42,6 +45,10 @@ class TextRequests:
             text, self._max_prompt_tokens, "the prompt", add_special_tokens=add_special_tokens
         )
         return list(encoding.ids)
+
+    def prompt_ids(self, prompt: str | list[int], lora: str | None) -> list[int]:
+        """The tokens of a text as token_ids() makes them, or those that are given."""
+        return self.token_ids(prompt, lora) if isinstance(prompt, str) else prompt
 
     def pair_tokens(self, first: str, second: str, lora: str | None) -> PromptTokens:
         """The tokens of two texts with what is put between them, as the adapter has them; raises as token_ids()."""
@@ -71,6 +78,12 @@ class TextRequests:
                 f"{n} as asked for here (generate() takes n)"
             )
         sampling = SamplingConfig() if sampling_config is None else sampling_config
+        if n > 1 and sampling.beam_width == 1 and is_greedy(sampling):
+            raise RequestError(
+                f"n is {n} with greedy sampling_config, which makes the same completion {n} times; expected 1, or "
+                "sampling_config with top_k, top_p or min_p, or with beam_width"
+            )
+        self._warn_if_idle(sampling)
         if sampling.beam_width > 1:
             if stop:
                 raise RequestError(
@@ -100,6 +113,16 @@ class TextRequests:
         # How many there may be, the executor knows.
         texts = [first_text, *(TextStream(own.tokenizer, stop) for _ in range(n - 1))]
         return Answer(self._executor, request_id, texts, own.end_ids)
+
+    def _warn_if_idle(self, sampling: SamplingConfig) -> None:
+        """Warns once of a temperature that has no effect."""
+        if not self._has_warned and has_idle_temperature(sampling):
+            self._has_warned = True
+            warnings.warn(
+                f"sampling_config.temperature is {sampling.temperature} without top_k, top_p or min_p: the most likely "
+                "token is taken each time, as in TensorRT-LLM; give top_p=1.0 to sample from all tokens",
+                stacklevel=4,
+            )
 
     def ask_for_rows(self, prompt: PromptTokens, lora: str | None, params: PoolingParams) -> PooledAnswer:
         """Makes a request that ends in rows; raises RequestError or AdapterError for what is refused."""

@@ -201,10 +201,10 @@ def test_a_causal_model_that_was_saved_without_its_head(tmp_path: Path) -> None:
     directory = save_random(transformers.AutoModel.from_config(SPEC.config()), tmp_path / "model")
     config = json.loads((directory / "config.json").read_text())
     (directory / "config.json").write_text(json.dumps({**config, "architectures": ["Qwen3ForCausalLM"]}))
+    save_word_tokenizer(directory, SPEC.vocab_size)
     with pytest.raises(adaptrt.CheckpointError, match=r"missing tensors: lm_head\.weight"):
         adaptrt.LLM(directory)
     save_sentence_transformer(directory, "mean_tokens", normalize=False)
-    save_word_tokenizer(directory, SPEC.vocab_size)
     engine = build_engine(directory, tmp_path)
     with adaptrt.LLM(engine) as llm:
         assert not llm.executor.engine_info.has_logits

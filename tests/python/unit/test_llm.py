@@ -6,6 +6,7 @@ import asyncio
 import collections
 import contextlib
 import threading
+import warnings
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,53 @@ def test_text_in_and_out(engine: Path, tokenizer: Path) -> None:
         with pytest.raises(adaptrt.AdapterError, match="no adapter named"):
             llm.generate(["w3", "w4"], lora=[None, "x"])
         assert llm.executor.get_num_responses_ready() == 0
+
+
+def test_prompts_may_be_ids_and_dictionaries(engine: Path, tokenizer: Path) -> None:
+    with adaptrt.LLM(engine, tokenizer=tokenizer) as llm:
+        base = llm.generate("w3 w4 w5", max_tokens=6)
+        ids = [3, 4, 5]
+        for prompt in (ids, {"prompt": "w3 w4 w5"}, {"prompt_token_ids": ids}):
+            assert llm.generate(prompt, max_tokens=6) == base
+            assert llm.generate([prompt, "w3 w4 w5"], max_tokens=6) == [base, base]
+            assert llm.generate(prompt, max_tokens=6, n=1) == [base]
+            assert "".join(llm.stream(prompt, max_tokens=6)) == base.text
+
+            async def ask(given: object = prompt) -> adaptrt.Completion:
+                return await llm.generate_async(given, max_tokens=6)  # type: ignore[arg-type]
+
+            assert asyncio.run(ask()) == base
+        (name,) = llm.executor.adapters.names
+        assert llm.generate([ids, ids], lora=[None, name], max_tokens=6)[0] == base
+        assert llm.generate([], max_tokens=6) == []
+        for ask_wrongly in (llm.generate, llm.stream):
+            with pytest.raises(adaptrt.RequestError, match="has the key 'text'; expected 'prompt'"):
+                ask_wrongly({"text": "w3"})
+        with pytest.raises(adaptrt.RequestError, match=f"input_token_ids.0. is {SPEC.vocab_size}; the vocabulary"):
+            llm.generate([SPEC.vocab_size])
+        with pytest.raises(adaptrt.RequestError, match="a text is 4; expected a text, or a pair of texts"):
+            llm.embed([4], pooling_type=adaptrt.PoolingType.LAST, normalize=True)  # type: ignore[list-item]
+
+
+def test_a_temperature_without_effect_is_told_once(engine: Path, tokenizer: Path) -> None:
+    sampling = adaptrt.SamplingConfig(temperature=0.8)
+    with adaptrt.LLM(engine, tokenizer=tokenizer) as llm:
+        with pytest.warns(UserWarning, match=r"temperature is 0\.8\d* without top_k, top_p or min_p") as warned:
+            first = llm.generate("w3", max_tokens=4, sampling_config=sampling)
+        assert warned[0].filename == __file__
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert llm.generate("w3", max_tokens=4, sampling_config=sampling) == first
+            assert llm.generate("w3", max_tokens=4) == first
+
+
+def test_more_than_one_greedy_completion_is_refused(engine: Path, tokenizer: Path) -> None:
+    with adaptrt.LLM(engine, tokenizer=tokenizer) as llm:
+        for sampling in (None, adaptrt.SamplingConfig(), adaptrt.SamplingConfig(top_k=1, temperature=3.0)):
+            with pytest.raises(adaptrt.RequestError, match="n is 2 with greedy sampling_config, which makes the same"):
+                llm.generate("w3", n=2, sampling_config=sampling)
+        assert len(llm.generate("w3", n=2, max_tokens=3, sampling_config=adaptrt.SamplingConfig(top_p=1.0))) == 2
+        assert len(llm.generate("w3", n=1, max_tokens=3)) == 1
 
 
 def test_a_stream_that_is_given_up_is_cancelled(engine: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:

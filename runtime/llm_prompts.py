@@ -1,0 +1,87 @@
+"""Prompts as callers of LLM give them: texts, token ids, and the dictionaries of vLLM and TensorRT-LLM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Integral
+from typing import Any, Final, TypeAlias
+
+from .._core import RequestError, SamplingConfig
+
+Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
+"""A text, token ids, or {"prompt": text} or {"prompt_token_ids": ids}."""
+
+_TEXT: Final = "prompt"
+_IDS: Final = "prompt_token_ids"
+_SHOWN: Final = 60
+"""Characters of a value that errors show."""
+
+
+def is_one_prompt(prompts: Any) -> bool:
+    """True for a prompt, False for several: a list that begins with a token id is one."""
+    if isinstance(prompts, str | Mapping):
+        return True
+    return isinstance(prompts, Sequence) and len(prompts) > 0 and _is_id(prompts[0])
+
+
+def listed_prompts(prompts: Any) -> list[str | list[int]]:
+    """Each prompt's text or token ids. Raises RequestError for anything else."""
+    if is_one_prompt(prompts):
+        return [text_or_ids(prompts, "prompts")]
+    if not isinstance(prompts, Iterable):
+        raise RequestError(f"prompts is {_shown(prompts)}; expected a prompt or a list of prompts")
+    return [text_or_ids(prompt, f"prompts[{i}]") for i, prompt in enumerate(prompts)]
+
+
+def text_or_ids(prompt: Any, name: str) -> str | list[int]:
+    """The text or the token ids of one prompt; `name` is what errors call it. Raises RequestError for anything else.
+
+    A dictionary may have both; then the ids count, because the text is only what they were made of.
+    """
+    if isinstance(prompt, str):
+        return prompt
+    if isinstance(prompt, Mapping):
+        given = {key: value for key, value in prompt.items() if value is not None}
+        if unknown := sorted(map(str, given.keys() - {_TEXT, _IDS})):
+            raise RequestError(f"{name} has the key {unknown[0]!r}; expected '{_TEXT}' or '{_IDS}'")
+        if _IDS in given:
+            return _ids(given[_IDS], f"{name}['{_IDS}']")
+        if not isinstance(given.get(_TEXT), str):
+            raise RequestError(f"{name} is {_shown(prompt)}; expected a text as '{_TEXT}', or '{_IDS}'")
+        return str(given[_TEXT])
+    return _ids(prompt, name)
+
+
+def is_greedy(sampling: SamplingConfig) -> bool:
+    """True if the executor takes the most likely token each time."""
+    nothing_given = not sampling.top_k and sampling.top_p is None and not sampling.min_p
+    return nothing_given or sampling.top_k == 1 or sampling.temperature == 0.0
+
+
+def has_idle_temperature(sampling: SamplingConfig) -> bool:
+    """True if a temperature asks for sampling, and the configuration is greedy all the same.
+
+    In TensorRT-LLM a temperature has no effect without top_k or top_p; other libraries sample with it.
+    """
+    return sampling.beam_width == 1 and is_greedy(sampling) and sampling.top_k != 1 and bool(sampling.temperature)
+
+
+def _ids(value: Any, name: str) -> list[int]:
+    if not isinstance(value, Iterable) or isinstance(value, str | bytes | Mapping):
+        raise RequestError(
+            f"{name} is {_shown(value)}; expected a text, token ids, or a dictionary with '{_TEXT}' or '{_IDS}'"
+        )
+    ids = list(value)
+    for i, token in enumerate(ids):
+        if not _is_id(token):
+            raise RequestError(f"{name}[{i}] is {_shown(token)}; expected a token id")
+    return [int(token) for token in ids]
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _shown(value: Any) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}..."
