@@ -49,7 +49,7 @@ async def chat(service: Service, request: Request) -> Response:
         guide=guide_of(fields) if tool_use is None else tool_use.guide,
     )
     own = await service.tokenizers.of(adapter)
-    answer = _Answer(service, fields, adapter, own, prompt, make_parser)
+    answer = ChatAnswer(service, fields, adapter, own, prompt, make_parser)
     async with AsyncExitStack() as stack:
         generations = await start_all(service, [asked], stack)
         if fields.stream:
@@ -59,7 +59,7 @@ async def chat(service: Service, request: Request) -> Response:
     return JSONResponse(answer.whole(pieces))
 
 
-class _Answer:
+class ChatAnswer:
     """One request's answer, whole or in chunks."""
 
     def __init__(
