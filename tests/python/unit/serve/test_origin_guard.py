@@ -73,6 +73,7 @@ INNER = {**PROXY, "Host": "127.0.0.1:8000"}
         (LOOPBACK, {"Host": "LOCALHOST"}, ()),
         (LOOPBACK, {"Host": "10.1.2.3:8000"}, ()),
         (LOOPBACK, {"Host": "llm.example.com"}, ("llm.example.com",)),
+        (LOOPBACK, {"Host": "llm.example.com"}, ("llm.example.com:80",)),
         (ANYWHERE, {"Host": "adaptrt:8000"}, ()),
         (BEHIND_OTHERS, {"Host": "adaptrt.default.svc.cluster.local"}, ()),
         # The server's own page.
@@ -124,6 +125,7 @@ def test_programs_and_the_servers_own_page_change_adapters(
         (ANYWHERE, {"Host": "evil.example", "Sec-Fetch-Site": "same-origin"}, (), "Host"),
         (BEHIND_OTHERS, {"Host": "evil.example", "Origin": "http://evil.example"}, (), "Host"),
         (LOOPBACK, {"Host": "llm.example.com:9000"}, ("llm.example.com:8443",), "Host"),
+        (LOOPBACK, {"Host": "llm.example.com"}, ("llm.example.com:8443",), "Host"),
         (ANYWHERE, INNER, (), "Origin"),
         (ANYWHERE, {**PROXY, "Host": "llm.example.com", "Origin": "https://x.example"}, ("llm.example.com",), "Origin"),
     ],
