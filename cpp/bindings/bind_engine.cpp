@@ -50,10 +50,12 @@ py::array_t<float> step(EngineHandle& self, const Integers& token_ids, const Int
   py::array_t<float> logits({static_cast<py::ssize_t>(logit_rows.size()), static_cast<py::ssize_t>(vocab)});
   float* out = logits.mutable_data();
   const py::gil_scoped_release release;
-  self.engine()->step(input, [&](std::int64_t first_row, std::int64_t rows, const float* values) {
-    for (std::int64_t row = first_row; row < first_row + rows; ++row, values += width) {
-      std::copy_n(values, vocab, out + row * vocab);
-    }
+  self.run([&](Engine& engine) {
+    engine.step(input, [&](std::int64_t first_row, std::int64_t rows, const float* values) {
+      for (std::int64_t row = first_row; row < first_row + rows; ++row, values += width) {
+        std::copy_n(values, vocab, out + row * vocab);
+      }
+    });
   });
   return logits;
 }
@@ -108,24 +110,27 @@ void bind_weight_memory(py::module_& module) {
       .def_readonly("is_direct", &WeightPlacement::is_direct,
                     "Whether reads go past the system's cache of files.")
       .def_readonly("bytes_read", &WeightPlacement::bytes_read, "So far, the resident ones included.");
-  py::class_<WeightUsage, std::shared_ptr<WeightUsage>>(
-      module, "WeightUsage", "How often tokens used what ops of a body choose from.")
+  py::class_<WeightUsageCounter, std::shared_ptr<WeightUsageCounter>>(
+      module, "WeightUsage",
+      "How often tokens used what ops of a body choose from. An engine may count while it is read.")
       .def(py::init([](std::int64_t tokens, std::map<std::size_t, std::vector<std::uint32_t>> of_ops) {
-             return WeightUsage{tokens, std::move(of_ops)};
+             return std::make_shared<WeightUsageCounter>(WeightUsage{tokens, std::move(of_ops)});
            }),
            py::kw_only(), py::arg("tokens") = 0,
            py::arg("of_ops") = std::map<std::size_t, std::vector<std::uint32_t>>{})
-      .def_readonly("tokens", &WeightUsage::tokens, "0: nothing is known.")
-      .def_readonly("of_ops", &WeightUsage::of_ops,
-                    "By op of the body: how often each neuron's gate was open, or each expert was taken.");
+      .def_property_readonly(
+          "tokens", [](const WeightUsageCounter& self) { return self.read().tokens; }, "0: nothing is known.")
+      .def_property_readonly(
+          "of_ops", [](const WeightUsageCounter& self) { return self.read().of_ops; },
+          "By op of the body: how often each neuron's gate was open, or each expert was taken.");
   py::class_<WeightMemory>(module, "WeightMemory", "Memory for the weights of a mapped engine file.")
       .def(py::init([](std::string path, const py::buffer& mapping, std::size_t num_bytes,
-                       std::optional<WeightUsage> usage) {
+                       std::optional<const WeightUsageCounter*> usage) {
              const py::buffer_info info = mapping.request();
              return WeightMemory{.path = std::move(path),
                                  .mapping = {data_of(info, "WeightMemory"), bytes_of(info)},
                                  .bytes = num_bytes,
-                                 .usage = std::move(usage).value_or(WeightUsage{})};
+                                 .usage = usage ? (*usage)->read() : WeightUsage{}};
            }),
            py::kw_only(), py::arg("path"), py::arg("mapping"), py::arg("num_bytes"),
            py::arg("usage") = py::none(),
@@ -143,9 +148,13 @@ void bind_engine_handle(py::module_& module) {
           "None: all weights are mapped, or on a device.")
       .def(
           "allocate_kv_blocks",
-          [](EngineHandle& self, std::int32_t num_blocks) { self.engine()->allocate_kv_blocks(num_blocks); },
+          [](EngineHandle& self, std::int32_t num_blocks) {
+            self.run([&](Engine& engine) { engine.allocate_kv_blocks(num_blocks); });
+          },
           py::arg("num_blocks"), py::call_guard<py::gil_scoped_release>(),
-          "To be called once, before the first step. Raises ConfigError without the memory.")
+          "To be called once, before the first step. Raises ConfigError without the memory, StepError where "
+          "an "
+          "executor has the engine.")
       .def("step", &step, py::kw_only(), py::arg("token_ids"), py::arg("positions"),
            py::arg("sequence_offsets"), py::arg("prompt_lengths"), py::arg("block_tables"),
            py::arg("logit_rows"),
@@ -153,7 +162,8 @@ void bind_engine_handle(py::module_& module) {
            "token_ids[T], "
            "positions[T], sequence_offsets[S + 1], prompt_lengths[S], block_tables[S, blocks], "
            "logit_rows[R]; returns "
-           "float32 logits[R, vocab_size]. Raises StepError for inputs that break the rules.");
+           "float32 logits[R, vocab_size]. Raises StepError for inputs that break the rules, and where an "
+           "executor has the engine.");
 }
 
 }  // namespace
@@ -163,7 +173,7 @@ CpuEngine::CpuEngine(Program program, py::object storage, int num_threads, const
                      std::optional<const CpuEngine*> beside,
                      std::optional<std::shared_ptr<Communicator>> communicator,
                      const std::optional<WeightMemory>& weight_memory,
-                     std::optional<std::shared_ptr<WeightUsage>> usage) {
+                     std::optional<std::shared_ptr<WeightUsageCounter>> usage) {
   if (num_threads < 1)
     throw ConfigError("num_threads is " + std::to_string(num_threads) + "; it must be at least 1");
   program.identity = identity;
@@ -200,7 +210,7 @@ void bind_engine(py::module_& module) {
           py::init<Program, py::object, int, const std::string&, std::optional<std::shared_ptr<StepProfile>>,
                    const std::string&, std::optional<const CpuEngine*>,
                    std::optional<std::shared_ptr<Communicator>>, const std::optional<WeightMemory>&,
-                   std::optional<std::shared_ptr<WeightUsage>>>(),
+                   std::optional<std::shared_ptr<WeightUsageCounter>>>(),
           py::arg("program"), py::arg("storage"), py::arg("num_threads"), py::kw_only(),
           py::arg("kernels") = "", py::arg("profile") = py::none(), py::arg("identity") = "",
           py::arg("beside") = py::none(), py::arg("communicator") = py::none(),

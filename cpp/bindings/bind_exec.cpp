@@ -81,14 +81,18 @@ struct ShutDownWithoutGil {
 using ExecutorHolder = std::unique_ptr<Executor, ShutDownWithoutGil>;
 using ExecutorClass = py::class_<Executor, ExecutorHolder>;
 
-ExecutorHolder make_executor(const EngineHandle& engine, const ExecutorConfig& executor_config,
-                             std::size_t available_memory, std::optional<const EngineHandle*> draft_engine) {
+ExecutorHolder make_executor(EngineHandle& engine, const ExecutorConfig& executor_config,
+                             std::size_t available_memory, std::optional<EngineHandle*> draft_engine) {
   // A copy, because another thread may change the configuration while the GIL is released.
   return without_gil([&, config = executor_config] {
-    return ExecutorHolder(std::make_unique<Executor>(engine.engine(), config, available_memory,
-                                                     StepObserver{},
-                                                     draft_engine ? (*draft_engine)->engine() : nullptr)
-                              .release());
+    EngineHandle::Claim claim(engine);
+    std::optional<EngineHandle::Claim> draft_claim;
+    if (draft_engine) draft_claim.emplace(**draft_engine);
+    auto executor = std::make_unique<Executor>(engine.engine(), config, available_memory, StepObserver{},
+                                               draft_engine ? (*draft_engine)->engine() : nullptr);
+    claim.keep();
+    if (draft_claim) draft_claim->keep();
+    return ExecutorHolder(executor.release());
   });
 }
 

@@ -21,11 +21,14 @@ namespace {
 /// Rank 0 of an engine of several ranks.
 class ShardedEngine : public EngineHandle {
  public:
-  ShardedEngine(const EngineHandle& local, std::shared_ptr<Communicator> communicator,
+  ShardedEngine(EngineHandle& local, std::shared_ptr<Communicator> communicator,
                 const std::optional<PipelineFacts>& pipeline,
                 std::optional<std::shared_ptr<StepProfile>> profile) {
+    const py::gil_scoped_release release;
+    Claim claim(local);
     hold(make_sharded_engine(local.engine(), std::move(communicator), pipeline,
                              std::move(profile).value_or(nullptr)));
+    claim.keep();
   }
 };
 
@@ -67,7 +70,8 @@ void bind_remote_engine(py::module_& module) {
            "On rank 0 of a communicator of two. Raises EngineError when the leader is lost.");
   module.def(
       "serve_engine",
-      [](const EngineHandle& engine, Communicator& communicator) {
+      [](EngineHandle& engine, Communicator& communicator) {
+        EngineHandle::Claim(engine).keep();
         serve_engine(*engine.engine(), communicator);
       },
       py::arg("engine"), py::arg("communicator"), py::call_guard<py::gil_scoped_release>(),
@@ -107,14 +111,15 @@ void bind_ranks(py::module_& module) {
            py::kw_only(), py::arg("hidden_size"), py::arg("has_logits"), py::arg("max_reusable_prompt_len"));
   py::class_<ShardedEngine, EngineHandle>(
       module, "ShardedEngine", "Rank 0 of an engine of several ranks; the others are in serve_rank().")
-      .def(py::init<const EngineHandle&, std::shared_ptr<Communicator>, const std::optional<PipelineFacts>&,
+      .def(py::init<EngineHandle&, std::shared_ptr<Communicator>, const std::optional<PipelineFacts>&,
                     std::optional<std::shared_ptr<StepProfile>>>(),
            py::arg("local"), py::arg("communicator"), py::arg("pipeline") = py::none(),
            py::arg("profile") = py::none(),
            "`profile` is that of `local`, whose records become parts of whole steps.");
   module.def(
       "serve_rank",
-      [](const EngineHandle& local, Communicator& communicator) {
+      [](EngineHandle& local, Communicator& communicator) {
+        EngineHandle::Claim(local).keep();
         serve_rank(*local.engine(), communicator);
       },
       py::arg("local"), py::arg("communicator"), py::call_guard<py::gil_scoped_release>(),

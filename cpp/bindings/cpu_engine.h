@@ -21,7 +21,7 @@ class CpuEngine : public EngineHandle {
             std::optional<std::shared_ptr<StepProfile>> profile, const std::string& identity,
             std::optional<const CpuEngine*> beside, std::optional<std::shared_ptr<Communicator>> communicator,
             const std::optional<WeightMemory>& weight_memory,
-            std::optional<std::shared_ptr<WeightUsage>> usage);
+            std::optional<std::shared_ptr<WeightUsageCounter>> usage);
 
  private:
   std::weak_ptr<ThreadPool> pool_;  // the engine keeps it for as long as it needs it

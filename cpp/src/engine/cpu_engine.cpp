@@ -34,7 +34,7 @@ class CpuEngine final : public Engine {
  public:
   CpuEngine(Program program, std::shared_ptr<ThreadPool> pool, const KernelTable& kernels,
             std::shared_ptr<StepProfile> profile, std::shared_ptr<Communicator> communicator,
-            std::unique_ptr<PlacedWeights> weights, std::shared_ptr<WeightUsage> usage)
+            std::unique_ptr<PlacedWeights> weights, std::shared_ptr<WeightUsageCounter> usage)
       : program_(std::move(program)),
         weights_(std::move(weights)),
         usage_(std::move(usage)),
@@ -120,7 +120,7 @@ class CpuEngine final : public Engine {
     step.groups_of_output_rows = groups_of_output_rows_;
     step.output_rows = output_rows_.all();
     step.kept_output_rows = kept_output_rows_;
-    if (usage_) usage_->tokens += step.rows;
+    if (usage_) usage_->update([&](WeightUsage& usage) { usage.tokens += step.rows; });
     run(StepSection::kBody, program_.body, step);
     const auto rows_of_body = step.output_rows;
     run_head(step, output_rows_.logit_rows(rows_of_body), input.logit_rows, program_.head, sink,
@@ -180,7 +180,9 @@ class CpuEngine final : public Engine {
       const auto held = weights_ ? weights_->hold(section, first + i) : std::nullopt;
       std::visit([&](const auto& found) { run_op(found, step); }, ops[i]);
       if (overlapped_sum_.is_under_way()) overlapped_sum_.go_on();
-      if (usage_ && section == StepSection::kBody) count_usage(i, ops[i], step, usage_.get());
+      if (usage_ && section == StepSection::kBody) {
+        usage_->update([&](WeightUsage& usage) { count_usage(i, ops[i], step, &usage); });
+      }
       if (recorder_) recorder_->end_op([&] { return cost_of(ops[i], step); });
     }
   }
@@ -304,7 +306,7 @@ class CpuEngine final : public Engine {
   Program program_;
   /// nullptr: the program's are where it refers to.
   std::unique_ptr<PlacedWeights> weights_;
-  std::shared_ptr<WeightUsage> usage_;  ///< nullptr: nobody wants to know it
+  std::shared_ptr<WeightUsageCounter> usage_;  ///< nullptr: nobody wants to know it
   const KernelTable& kernels_;
   std::shared_ptr<ThreadPool> threads_;
   std::shared_ptr<Communicator> communicator_;
@@ -370,7 +372,7 @@ std::unique_ptr<Engine> make_cpu_engine(Program program, std::shared_ptr<ThreadP
                                         std::string_view kernels, std::shared_ptr<StepProfile> profile,
                                         std::shared_ptr<Communicator> communicator,
                                         const WeightMemory* weight_memory,
-                                        std::shared_ptr<WeightUsage> usage) {
+                                        std::shared_ptr<WeightUsageCounter> usage) {
   return make_cpu_engine(std::move(program), std::move(pool), find_kernels(kernels), std::move(profile),
                          std::move(communicator), weight_memory, std::move(usage));
 }
@@ -379,7 +381,7 @@ std::unique_ptr<Engine> make_cpu_engine(Program program, std::shared_ptr<ThreadP
                                         const KernelTable& kernels, std::shared_ptr<StepProfile> profile,
                                         std::shared_ptr<Communicator> communicator,
                                         const WeightMemory* weight_memory,
-                                        std::shared_ptr<WeightUsage> usage) {
+                                        std::shared_ptr<WeightUsageCounter> usage) {
   program.validate().throw_if_any<EngineError>("the engine's program is inconsistent");
   require_ranks(program, communicator.get());
   std::unique_ptr<PlacedWeights> weights;

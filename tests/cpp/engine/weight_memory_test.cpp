@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
 #include <boost/test/data/monomorphic.hpp>
 #include <boost/test/data/test_case.hpp>
 #include <boost/test/unit_test.hpp>
@@ -14,6 +15,7 @@
 #include <numeric>
 #include <set>
 #include <string>
+#include <thread>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -444,15 +446,15 @@ BOOST_AUTO_TEST_CASE(slots_begin_with_the_experts_that_a_text_used_most) {
                      .num_experts = 8,
                      .routing = {.top_k = 2, .normalised = true}});
   const ProgramInFile file(model.program);
-  const auto usage = std::make_shared<WeightUsage>();
+  const auto usage = std::make_shared<WeightUsageCounter>();
   const auto counted =
       make_cpu_engine(model.program, std::make_shared<ThreadPool>(1), "", nullptr, nullptr, nullptr, usage);
   counted->allocate_kv_blocks(kBlocks);
   const StepArrays one({{.tokens = {3}, .first_position = 0, .prompt_length = 1, .blocks = {0}}});
   const auto expected = logits_of(counted.get(), one.input());
-  BOOST_TEST(usage->tokens == 1);
-  BOOST_REQUIRE(usage->of_ops.size() == 1U);
-  WeightUsage known = *usage;
+  WeightUsage known = usage->read();
+  BOOST_TEST(known.tokens == 1);
+  BOOST_REQUIRE(known.of_ops.size() == 1U);
   std::vector<std::uint32_t>& counts = known.of_ops.begin()->second;
   BOOST_REQUIRE(counts.size() == 8U);
   BOOST_TEST(std::ranges::count(counts, 1U) == 2);
@@ -484,12 +486,25 @@ BOOST_DATA_TEST_CASE(usage_counts_open_gates, data::make({0, 2}), dtype) {
       auto* linear = std::get_if<LinearOp>(&op);
       if (linear != nullptr && !has_neurons) linear->neurons = {};
     }
-    auto usage = std::make_shared<WeightUsage>();
+    auto usage = std::make_shared<WeightUsageCounter>();
     const auto engine =
         make_cpu_engine(program, std::make_shared<ThreadPool>(2), "", nullptr, nullptr, nullptr, usage);
     engine->allocate_kv_blocks(kBlocks);
+    // Reading never waits for a step, nor harms it.
+    std::atomic<bool> is_over = false;
+    bool has_shrunk = false;
+    std::thread reader([&] {
+      for (std::int64_t tokens = 0; !is_over; std::this_thread::yield()) {
+        const std::int64_t now = usage->read().tokens;
+        has_shrunk = has_shrunk || now < tokens;
+        tokens = now;
+      }
+    });
     static_cast<void>(steps.run(engine.get()));
-    return *usage;
+    is_over = true;
+    reader.join();
+    BOOST_TEST(!has_shrunk);
+    return usage->read();
   };
   const WeightUsage usage = usage_with(true);
   const WeightUsage dense = usage_with(false);

@@ -6,10 +6,12 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "adaptrt/core/thread_pool.h"
@@ -196,6 +198,27 @@ struct WeightUsage {
   std::map<std::size_t, std::vector<std::uint32_t>> of_ops;
 };
 
+/// A usage that an engine counts while other threads read it.
+class WeightUsageCounter {
+ public:
+  explicit WeightUsageCounter(WeightUsage usage = {}) : usage_(std::move(usage)) {}
+
+  [[nodiscard]] WeightUsage read() const {
+    const std::lock_guard lock(mutex_);
+    return usage_;
+  }
+  /// Calls change(WeightUsage&), which must not throw half-way.
+  template <class Change>
+  void update(const Change& change) {
+    const std::lock_guard lock(mutex_);
+    change(usage_);
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  WeightUsage usage_;
+};
+
 /// Memory for the weights of a program that is mapped from an engine file.
 struct WeightMemory {
   std::string path;
@@ -211,7 +234,7 @@ struct WeightMemory {
 /// of every step is timed and recorded there, and the pool measures its busy time. `communicator` is that of
 /// a program of several ranks. With `weight_memory`, as many weights as fit into it are kept in memory, and
 /// the others are read from the file as they are used; the mapping is not read. Every step adds what it used
-/// to `usage`, which nobody else touches during one. Throws EngineError with all
+/// to `usage`. Throws EngineError with all
 /// of program.validate()'s problems, for a communicator of other ranks and a file that cannot be read,
 /// ConfigError for kernels that this CPU cannot run and for less memory than the weights need at least.
 [[nodiscard]] std::unique_ptr<Engine> make_cpu_engine(Program program, std::shared_ptr<ThreadPool> pool,
@@ -219,13 +242,13 @@ struct WeightMemory {
                                                       std::shared_ptr<StepProfile> profile = nullptr,
                                                       std::shared_ptr<Communicator> communicator = nullptr,
                                                       const WeightMemory* weight_memory = nullptr,
-                                                      std::shared_ptr<WeightUsage> usage = nullptr);
+                                                      std::shared_ptr<WeightUsageCounter> usage = nullptr);
 /// The same with a table of kernels that outlives the engine.
 [[nodiscard]] std::unique_ptr<Engine> make_cpu_engine(Program program, std::shared_ptr<ThreadPool> pool,
                                                       const KernelTable& kernels,
                                                       std::shared_ptr<StepProfile> profile = nullptr,
                                                       std::shared_ptr<Communicator> communicator = nullptr,
                                                       const WeightMemory* weight_memory = nullptr,
-                                                      std::shared_ptr<WeightUsage> usage = nullptr);
+                                                      std::shared_ptr<WeightUsageCounter> usage = nullptr);
 
 }  // namespace adaptrt
