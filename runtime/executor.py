@@ -27,6 +27,7 @@ from ..builder.adapter_copy import TOKENIZER_FILE
 from .adapter_prefetch import prefetched_adapters
 from .adapter_store import AdapterStore
 from .engine import LoadedEngine, load_engine, load_engine_bytes
+from .guide_trial import GuideLimits
 from .named_adapter import NamedAdapter, refuse_named_task_id
 from .native_engine import NativeEngine
 from .orchestrator.mode import num_ranks_at, orchestrator_of, without_parallel_config
@@ -47,7 +48,9 @@ class Executor(_core.Executor):
         if isinstance(model, (str, Path)) and rank_in(num_ranks_at(Path(model))) > 0:
             model = load_engine(model)
         if isinstance(model, LoadedEngine) and model.rank > 0:
-            _, model_type, config = _engine_directory(model, *args[1:], **_without(kwargs, "model_path", "tokenizer"))
+            _, model_type, config = _engine_directory(
+                model, *args[1:], **_without(kwargs, "model_path", "tokenizer", "guide_limits")
+            )
             return _rank_executor(model, model_type, config)
         return super().__new__(cls)
 
@@ -59,6 +62,7 @@ class Executor(_core.Executor):
         executor_config: ExecutorConfig | None = None,
         *,
         tokenizer: Path | None = None,
+        guide_limits: GuideLimits | None = None,
     ) -> None: ...
     @overload
     def __init__(
@@ -69,8 +73,11 @@ class Executor(_core.Executor):
         executor_config: ExecutorConfig | None = None,
         *,
         tokenizer: Path | None = None,
+        guide_limits: GuideLimits | None = None,
     ) -> None: ...
-    def __init__(self, *args: Any, tokenizer: Path | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, tokenizer: Path | None = None, guide_limits: GuideLimits | None = None, **kwargs: Any
+    ) -> None:
         """Loads an engine and starts: Executor(model_path, model_type, executor_config).
 
         model_path: the engine's directory, or what load_engine made of it.
@@ -79,6 +86,7 @@ class Executor(_core.Executor):
 
         tokenizer: the tokenizer.json of guided decoding, unless executor_config has one; None: the engine directory's.
             An engine in memory has none.
+        guide_limits: time, memory and length of compiling one guide; None: the defaults of GuideLimits.
 
         The engine of ExecutorConfig.draft_target_decoding_config is loaded as well, and runs on the same threads.
 
@@ -98,6 +106,7 @@ class Executor(_core.Executor):
         self._adapters = AdapterStore(self._engine)
         self._guided_decoding_config = copy.copy(config.guided_decoding_config)
         self._tokenizer_file = self._engine.directory / TOKENIZER_FILE if tokenizer is None else tokenizer
+        self._guide_limits = GuideLimits() if guide_limits is None else guide_limits
         self._guided_decoding_lock = threading.Lock()
         self._has_guided_decoding = False
         self._draft_engine = _load_draft_engine(config)
@@ -328,6 +337,7 @@ class Executor(_core.Executor):
                 self._tokenizer_file,
                 self.engine_info.vocab_size,
                 self._engine.config.pretrained_config.eos_token_id,
+                self._guide_limits,
             )
             self.set_grammar_compiler(compiler)
             self._has_guided_decoding = True

@@ -18,6 +18,7 @@ from tokenizers import Tokenizer
 
 from .. import _core
 from .._core import ConfigError, GuidedDecodingConfig, GuidedDecodingParams, RequestError
+from .guide_trial import GuideLimits, GuideTrial
 from .tokenizer_files import TokenizerFiles
 
 HOW_TO_INSTALL: Final = "guided decoding needs llguidance: pip install 'adaptrt[guided]'"
@@ -40,9 +41,11 @@ _BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 def make_grammar_compiler(
-    tokenizer: Tokenizer, vocab_size: int, stop_token_ids: Sequence[int]
+    tokenizer: Tokenizer, vocab_size: int, stop_token_ids: Sequence[int], limits: GuideLimits | None = None
 ) -> _core.GrammarCompiler:
-    """What compiles the guides of requests for a model of `vocab_size` tokens.
+    """Makes the compiler of requests' guides for a model of `vocab_size` tokens.
+
+    Each guide is tried in another process first, within the limits; see guide_trial.py.
 
     Raises ConfigError without llguidance, and for a tokenizer whose tokens' bytes are not known.
     """
@@ -55,13 +58,21 @@ def make_grammar_compiler(
     llguidance, functions = _load_llguidance()
     tokens = token_bytes(tokenizer, vocab_size, stop_token_ids)
     special = {token[1:].decode() for token in tokens if token.startswith(_SPECIAL)}
-    return _core.make_llguidance_compiler(
-        functions, tokens, list(stop_token_ids), lambda params: _grammar_of(params, llguidance, special)
-    )
+    trial = GuideTrial(llguidance.__file__, tokens, stop_token_ids, limits or GuideLimits())
+
+    def translate(params: GuidedDecodingParams) -> tuple[str, str, int]:
+        kind, grammar = _grammar_of(params, llguidance, special)
+        return kind, grammar, trial.compile(kind, grammar)
+
+    return _core.make_llguidance_compiler(functions, tokens, list(stop_token_ids), translate)
 
 
 def grammar_compiler_of(
-    config: GuidedDecodingConfig | None, tokenizer_file: Path, vocab_size: int, eos_token_ids: Sequence[int]
+    config: GuidedDecodingConfig | None,
+    tokenizer_file: Path,
+    vocab_size: int,
+    eos_token_ids: Sequence[int],
+    limits: GuideLimits | None = None,
 ) -> _core.GrammarCompiler:
     """The same from what an executor's configuration says; the rest is the engine's. Raises ConfigError."""
     if config is not None and config.tokenizer_str is not None:
@@ -76,7 +87,7 @@ def grammar_compiler_of(
     stop_token_ids = eos_token_ids
     if config is not None and config.stop_token_ids is not None:
         stop_token_ids = config.stop_token_ids
-    return make_grammar_compiler(tokenizer, vocab_size, stop_token_ids)
+    return make_grammar_compiler(tokenizer, vocab_size, stop_token_ids, limits)
 
 
 def token_bytes(tokenizer: Tokenizer, vocab_size: int, stop_token_ids: Sequence[int] = ()) -> list[bytes]:
@@ -195,6 +206,7 @@ def _grammar_of(params: GuidedDecodingParams, llguidance: Any, special: set[str]
     if kind is kinds.JSON:
         return "json_schema", with_json_options(_ANY_OBJECT, COMPACT_JSON)
     if kind is kinds.JSON_SCHEMA:
+        _check_json(guide)
         return "json_schema", with_json_options(guide, COMPACT_JSON)
     if kind is kinds.REGEX:
         return "regex", guide
@@ -207,6 +219,14 @@ def _grammar_of(params: GuidedDecodingParams, llguidance: Any, special: set[str]
     except Exception as error:  # the package's own conversions raise whatever they stumble over
         raise RequestError(f"the guide cannot be compiled: {error}") from error
     return ("llguidance" if grammar.startswith("{") else "lark"), grammar
+
+
+def _check_json(guide: str) -> None:
+    """Raises RequestError that counts the characters of the guide as it came, without the options put before it."""
+    try:
+        json.loads(guide)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"the guide is not JSON: {error}") from error
 
 
 def _structural_tag(guide: str, llguidance: Any, special: set[str]) -> str:

@@ -21,6 +21,7 @@ from ..builder.progress import progress_on
 from ..runtime.adapter_tokenizers import load_tokenizer, require_tokenizer
 from ..runtime.engine import load_engine
 from ..runtime.executor import Executor
+from ..runtime.guide_trial import GuideLimits
 from ..runtime.orchestrator.mode import with_workers
 from ..runtime.ranks import is_started_by_mpi
 from .adapter_names import LONGEST_NAME, is_name, name_problem
@@ -165,6 +166,16 @@ def _add_limits(group: Any) -> None:
     ):
         default = getattr(defaults, name)
         group.add_argument(f"--{name}", type=kind, default=default, metavar="N", help=f"{text} (default: {default})")
+    guides = GuideLimits()
+    for name, text in (
+        ("max_guide_seconds", "of CPU time to compile a guide"),
+        ("max_guide_bytes", "of memory to compile a guide"),
+        ("max_guide_characters", "of a guide as llguidance reads it"),
+    ):
+        default = getattr(guides, name)
+        group.add_argument(
+            f"--{name}", type=integer(1, MAX_INT32), default=default, metavar="N", help=f"{text} (default: {default})"
+        )
     group.add_argument(
         "--max_connections", type=integer(1, MAX_INT32), metavar="N",
         help=f"connections at a time (default: {MOST_CONNECTIONS}, or the limit of open files less {OTHER_FILES})",
@@ -298,7 +309,8 @@ def make_executor(args: argparse.Namespace) -> Executor:
     for name in loaded.adapters:
         if (problem := name_problem(name, model_names_of(args))) is not None:
             raise ConfigError(f"{engine}: name of an adapter that the engine carries {problem}; see served_model_name")
-    return Executor(loaded, loaded.model_type, with_workers(config, loaded))
+    guide_limits = GuideLimits(args.max_guide_seconds, args.max_guide_bytes, args.max_guide_characters)
+    return Executor(loaded, loaded.model_type, with_workers(config, loaded), guide_limits=guide_limits)
 
 
 def _check_files(args: argparse.Namespace, plan: EnginePlan | None) -> None:

@@ -4,6 +4,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -43,8 +44,9 @@ std::vector<std::string> function_names() {
 LlguidanceGrammar translated(const KeptObject& translate, const GuidedDecodingParams& params) {
   const py::gil_scoped_acquire gil;
   try {
-    auto [kind, text] = translate.object(params).cast<std::pair<std::string, std::string>>();
-    return {.kind = std::move(kind), .text = std::move(text)};
+    auto [kind, text, num_bytes] =
+        translate.object(params).cast<std::tuple<std::string, std::string, std::size_t>>();
+    return {.kind = std::move(kind), .text = std::move(text), .num_bytes = num_bytes};
   } catch (const py::error_already_set& error) {
     throw RequestError(std::string(py::str(error.value())));
   }
@@ -112,7 +114,9 @@ void bind_guide(py::module_& module) {
       "make_llguidance_compiler", &make_compiler, py::arg("functions"), py::arg("tokens"),
       py::arg("stop_token_ids"), py::arg("translate"),
       "`functions`: addresses by name. `tokens`: bytes of the whole vocabulary. `translate(params)` gives a "
-      "guide in one of llguidance's languages, as (language, grammar). Raises ConfigError.");
+      "guide in one of llguidance's languages, as (language, grammar, bytes that it holds when it is "
+      "compiled). "
+      "Raises ConfigError.");
 }
 
 }  // namespace adaptrt::bindings

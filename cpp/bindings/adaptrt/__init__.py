@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from .runtime.classifier import Classification
     from .runtime.engine import LoadedEngine, load_engine
     from .runtime.executor import Executor
+    from .runtime.guide_trial import GuideLimits
     from .runtime.llm import LLM
     from .runtime.options.debug import DebugConfig
     from .runtime.options.parallel import (
@@ -105,6 +106,7 @@ _LAZY = {
     "EagleConfig": "runtime.options.speculative",
     "EngineOptions": "builder.model_cache",
     "Executor": "runtime.executor",
+    "GuideLimits": "runtime.guide_trial",
     "ExternalDraftTokensConfig": "runtime.options.speculative",
     "LLM": "runtime.llm",
     "LoadedEngine": "runtime.engine",
@@ -148,6 +150,7 @@ __all__ = [
     "ExtendedRuntimePerfKnobConfig",
     "ExternalDraftTokensConfig",
     "FinishReason",
+    "GuideLimits",
     "GuidedDecodingConfig",
     "GuidedDecodingParams",
     "InflightBatchingStats",

@@ -87,9 +87,10 @@ class LlguidanceCompiler final : public GrammarCompiler {
   std::unique_ptr<GrammarState> compile(const GuidedDecodingParams& params) override {
     MatcherPtr matcher = clone_of_kept(params);
     if (!matcher) {
-      MatcherPtr compiled = make_matcher(options_.translate(params));
+      const LlguidanceGrammar grammar = options_.translate(params);
+      MatcherPtr compiled = make_matcher(grammar);
       matcher = clone(compiled.get());
-      keep(params, std::move(compiled));
+      keep({params, std::move(compiled), grammar.num_bytes});
     }
     return std::make_unique<LlguidanceState>(functions_, tokenizer_, std::move(matcher));
   }
@@ -102,6 +103,7 @@ class LlguidanceCompiler final : public GrammarCompiler {
   struct Kept {
     GuidedDecodingParams params;
     MatcherPtr matcher;  // at the beginning
+    std::size_t num_bytes;
   };
 
   std::shared_ptr<LlgTokenizer> make_tokenizer() {
@@ -155,10 +157,15 @@ class LlguidanceCompiler final : public GrammarCompiler {
     return {nullptr, FreeMatcher{functions_.free_matcher}};
   }
 
-  void keep(const GuidedDecodingParams& params, MatcherPtr matcher) {
+  void keep(Kept grammar) {
     const std::lock_guard lock(mutex_);
-    kept_.push_front({params, std::move(matcher)});
-    if (kept_.size() > options_.num_kept_grammars) kept_.pop_back();
+    kept_bytes_ += grammar.num_bytes;
+    kept_.push_front(std::move(grammar));
+    while (kept_.size() > 1 &&
+           (kept_.size() > options_.num_kept_grammars || kept_bytes_ > options_.max_kept_bytes)) {
+      kept_bytes_ -= kept_.back().num_bytes;
+      kept_.pop_back();
+    }
   }
 
   LlguidanceFunctions functions_;
@@ -166,6 +173,7 @@ class LlguidanceCompiler final : public GrammarCompiler {
   std::shared_ptr<LlgTokenizer> tokenizer_;
   std::mutex mutex_;
   std::list<Kept> kept_;  // the most recently used first
+  std::size_t kept_bytes_ = 0;
 };
 
 }  // namespace

@@ -176,6 +176,32 @@ BOOST_AUTO_TEST_CASE(the_least_recently_used_grammar_is_compiled_again) {
   BOOST_TEST(num_matchers == 2);
 }
 
+BOOST_AUTO_TEST_CASE(grammars_that_hold_too_much_memory_go) {
+  auto limited = options();
+  limited.max_kept_bytes = 100;
+  limited.translate = [](const GuidedDecodingParams& params) {
+    return LlguidanceGrammar{"regex", *params.guide, params.guide == "large" ? 101U : 50U};
+  };
+  const auto compiler = make_llguidance_compiler(fake_functions(), limited);
+  num_compiled = 0;
+  const auto compile = [&](const std::string& text) {
+    return (void)compiler->compile(regex(text)), num_compiled;
+  };
+  BOOST_TEST(compile("a") == 1);
+  BOOST_TEST(compile("b") == 2);
+  BOOST_TEST(compile("a") == 2);
+  BOOST_TEST(num_matchers == 2);
+  BOOST_TEST(compile("c") == 3);  // b goes
+  BOOST_TEST(compile("a") == 3);
+  BOOST_TEST(num_matchers == 2);
+  BOOST_TEST(compile("large") == 4);  // all others go, and it stays itself
+  BOOST_TEST(compile("large") == 4);
+  BOOST_TEST(num_matchers == 1);
+  BOOST_TEST(compile("a") == 5);
+  BOOST_TEST(compile("c") == 6);
+  BOOST_TEST(num_matchers == 2);
+}
+
 BOOST_AUTO_TEST_SUITE_END()
 
 BOOST_AUTO_TEST_SUITE(guided_decoding)

@@ -185,7 +185,8 @@ def test_an_output_that_is_cut_is_a_beginning(executor: adaptrt.Executor) -> Non
 @pytest.mark.parametrize(
     ("guide", "message"),
     [
-        (Params(GuideType.JSON_SCHEMA, "{"), "EOF"),
+        (Params(GuideType.JSON_SCHEMA, "{"), "the guide is not JSON: Expecting property name"),
+        (Params(GuideType.JSON_SCHEMA, "[" * 100_000), "the guide is not JSON"),
         (Params(GuideType.JSON_SCHEMA, '{"type": "nothing"}'), "nothing"),
         (Params(GuideType.REGEX, "("), "unclosed group"),
         (Params(GuideType.EBNF_GRAMMAR, "start: nothing"), "nothing"),

@@ -131,7 +131,7 @@ def test_the_openai_package(address: str) -> None:
     [
         ({"guided_regex": "("}, "unclosed group"),
         ({"guided_json": {"type": "nothing"}}, "nothing"),
-        ({"guided_json": "{"}, "EOF"),
+        ({"guided_json": "{"}, "the guide is not JSON"),
         ({"guided_grammar": "start: nothing"}, "nothing"),
         ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_regex and guided_choice are given, and they differ"),
         ({"guided_choice": []}, "at least 1"),

@@ -48,6 +48,8 @@ struct LlguidanceGrammar {
   /// What llg_new_matcher calls constraint_type: "json_schema", "regex", "lark", "llguidance".
   std::string kind;
   std::string text;
+  /// Memory that the compiled grammar holds, about.
+  std::size_t num_bytes = 0;
 };
 
 struct LlguidanceOptions {
@@ -59,8 +61,10 @@ struct LlguidanceOptions {
   /// What a valid guide is in llguidance's languages. Throws RequestError. For any number of threads at a
   /// time.
   std::function<LlguidanceGrammar(const GuidedDecodingParams& params)> translate;
-  /// Grammars that are kept for the next requests with the same guides; the least recently used ones go.
+  /// Grammars that are kept for the next requests with the same guides; the least recently used ones go when
+  /// there are more, or when they hold more memory. The last one stays, however large it is.
   std::size_t num_kept_grammars = 64;
+  std::size_t max_kept_bytes = std::size_t{256} << 20;
 };
 
 /// Throws ConfigError with llguidance's reason when it cannot take the vocabulary.

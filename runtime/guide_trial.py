@@ -1,0 +1,176 @@
+"""Tries guides in another process before the executor compiles them.
+
+A guide may come from a stranger. llguidance recurses as deep as a guide does, and bounds neither the time nor the
+memory of compiling one, so that a guide can end its process. Here it can only end a process that runs nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+from base64 import b64encode
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Final, cast
+
+from .._core import ConfigError, RequestError
+from .guide_trial_process import LENGTH
+
+MAX_PROCESSES: Final = 2
+"""Guides that are tried at once; others wait."""
+STACK_BYTES: Final = 4 << 20
+"""Stack of a trial: half of what threads of the executor's process have, so that a guide which fits here fits there."""
+_WALL_FACTOR: Final = 6
+"""A trial may wait for a CPU: it ends after so many times its seconds of CPU time."""
+_SCRIPT: Final = Path(__file__).with_name("guide_trial_process.py")
+
+
+@dataclass(frozen=True)
+class GuideLimits:
+    """Bounds of compiling one guide."""
+
+    max_guide_seconds: int = 10
+    """CPU time in seconds."""
+    max_guide_bytes: int = 512 << 20
+    """Memory beside the vocabulary's, in bytes."""
+    max_guide_characters: int = 1 << 20
+    """Characters of the grammar."""
+
+
+class GuideTrial:
+    """Compiles grammars for a vocabulary, in processes that start when they are needed. Any thread may call it."""
+
+    def __init__(
+        self, llguidance_file: str, tokens: Sequence[bytes], stop_token_ids: Sequence[int], limits: GuideLimits
+    ) -> None:
+        """llguidance_file: __file__ of the llguidance package. tokens: bytes of each token; see token_bytes()."""
+        self.limits = limits
+        self._package = str(Path(llguidance_file).parent.parent)
+        vocabulary = {
+            "tokens": [b64encode(token).decode() for token in tokens],
+            "stop_token_ids": list(stop_token_ids),
+            "max_seconds": limits.max_guide_seconds,
+            "max_bytes": limits.max_guide_bytes,
+        }
+        self._vocabulary = _framed(vocabulary)
+        self._free = threading.BoundedSemaphore(MAX_PROCESSES)
+        self._idle: list[_Process] = []
+        self._end = weakref.finalize(self, _end_all, self._idle)
+
+    def compile(self, kind: str, text: str) -> int:
+        """Compiles a grammar in one of llguidance's languages, and returns the bytes of memory that it holds.
+
+        Raises RequestError with llguidance's reason for a grammar that cannot be compiled, and for one that needs more
+        than the limits.
+        """
+        if len(text) > self.limits.max_guide_characters:
+            raise RequestError(
+                f"the guide has {len(text)} characters; expected at most {self.limits.max_guide_characters} "
+                "(max_guide_characters)"
+            )
+        with self._free:
+            process = self._take()
+            try:
+                answer = process.ask({"kind": kind, "text": text}, self.limits.max_guide_seconds * _WALL_FACTOR)
+            except BaseException:
+                process.end()
+                raise
+            if isinstance(answer, _Death):
+                raise RequestError(f"the guide cannot be compiled: {self._reason(answer)}")
+            self._idle.append(process)
+        if "error" in answer:
+            raise RequestError(f"the guide cannot be compiled: {answer['error']}")
+        return int(answer["num_bytes"])
+
+    def close(self) -> None:
+        """Ends the processes."""
+        self._end()
+
+    def _take(self) -> _Process:
+        while self._idle:
+            process = self._idle.pop()
+            if process.is_alive():
+                return process
+            process.end()
+        if not sys.executable:
+            raise ConfigError("guided decoding starts a Python process, and sys.executable is empty")
+        return _Process([sys.executable, str(_SCRIPT), self._package, str(STACK_BYTES)], self._vocabulary)
+
+    def _reason(self, death: _Death) -> str:
+        seconds = f"it takes more than {self.limits.max_guide_seconds} s of CPU time (max_guide_seconds)"
+        if death.is_late or death.status == -signal.SIGXCPU:
+            return seconds
+        return f"it is nested too deeply, or needs more than {self.limits.max_guide_bytes >> 20} MiB (max_guide_bytes)"
+
+
+@dataclass(frozen=True)
+class _Death:
+    """How a trial ended that gave no answer."""
+
+    status: int
+    """As subprocess.Popen.returncode has it."""
+    is_late: bool
+
+
+class _Process:
+    """One process that compiles, and dies with this one."""
+
+    def __init__(self, command: Sequence[str], vocabulary: bytes) -> None:
+        environment = {**os.environ, "MALLOC_ARENA_MAX": "1"}  # mallinfo2 counts the first arena alone
+        self._popen = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+            start_new_session=True,  # Ctrl-C is for the process that serves
+        )
+        self._to = cast("IO[bytes]", self._popen.stdin)
+        self._from = cast("IO[bytes]", self._popen.stdout)
+        self._send(vocabulary)
+
+    def is_alive(self) -> bool:
+        """False if something ended it while it waited."""
+        return self._popen.poll() is None
+
+    def ask(self, message: Any, timeout: float) -> Any:
+        """The answer, or a _Death; the process has ended then."""
+        self._send(_framed(message))
+        is_late = not select.select([self._from], [], [], timeout)[0]
+        if not is_late:
+            head = self._from.read(LENGTH.size)
+            if len(head) == LENGTH.size:
+                return json.loads(self._from.read(LENGTH.unpack(head)[0]))
+        return _Death(self.end(kill=is_late), is_late)
+
+    def end(self, *, kill: bool = True) -> int:
+        """Waits until it has ended, and returns its status."""
+        if kill:
+            self._popen.kill()
+        self._from.close()
+        with contextlib.suppress(BrokenPipeError):  # it has died with bytes of ours unread
+            self._to.close()
+        return self._popen.wait()
+
+    def _send(self, data: bytes) -> None:
+        with contextlib.suppress(BrokenPipeError):  # it has died; the missing answer says so
+            self._to.write(data)
+            self._to.flush()
+
+
+def _framed(message: Any) -> bytes:
+    data = json.dumps(message).encode()
+    return LENGTH.pack(len(data)) + data
+
+
+def _end_all(processes: list[_Process]) -> None:
+    while processes:
+        processes.pop().end()

@@ -1,0 +1,158 @@
+"""Compiles guides in a process of its own, which may die of them. guide_trial.py starts it.
+
+This file runs as a script, without the package: it needs llguidance and nothing else. Messages on both streams are
+JSON, each behind its length in four bytes. The first one in is the vocabulary; each further one is a grammar, and its
+answer says what is wrong with it, or how much memory it holds.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import resource
+import struct
+import sys
+import threading
+import time
+from base64 import b64decode
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+LENGTH: Final = struct.Struct("<I")
+_MAKERS: Final = {
+    "json_schema": "grammar_from_json_schema",
+    "regex": "grammar_from_regex",
+    "lark": "grammar_from_lark",
+}
+"""Functions of llguidance's matcher by language; a grammar in "llguidance" is taken as it is."""
+
+
+class _Vocabulary:
+    """The tokenizer in the form that llguidance.LLTokenizer takes."""
+
+    bos_token_id: Final = None
+    special_token_ids: Final[list[int]] = []
+    is_tokenizer_wrapper: Final = True
+
+    def __init__(self, tokens: list[bytes], stop_token_ids: list[int]) -> None:
+        self.tokens = tokens
+        self.eos_token_id = stop_token_ids[0]
+        self._ids = {token: number for number, token in enumerate(tokens) if token}
+        self._longest = max(map(len, self._ids), default=0)
+
+    def __call__(self, text: str) -> list[int]:
+        """The longest token at each place, which is how the executor lets llguidance cut texts as well."""
+        data, place, found = text.encode(), 0, []
+        while place < len(data):
+            ends = range(min(place + self._longest, len(data)), place, -1)
+            end = next((end for end in ends if data[place:end] in self._ids), None)
+            if end is None:
+                break
+            found.append(self._ids[data[place:end]])
+            place = end
+        return found
+
+
+class _Heap:
+    """Counts the bytes that the process has in use."""
+
+    class _Info(ctypes.Structure):
+        _fields_ = [
+            (name, ctypes.c_size_t)
+            for name in (
+                "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks",
+                "keepcost",
+            )
+        ]  # fmt: skip
+
+    def __init__(self) -> None:
+        # glibc has it since 2.33; elsewhere, resident pages have to do, which the heap keeps when they are free.
+        self._mallinfo2 = getattr(ctypes.CDLL(None), "mallinfo2", None)
+        if self._mallinfo2 is not None:
+            self._mallinfo2.restype = self._Info
+
+    def num_bytes(self) -> int:
+        if self._mallinfo2 is None:
+            return _num_pages(1) * resource.getpagesize()
+        info = self._mallinfo2()
+        return int(info.uordblks + info.hblkhd)
+
+
+def _num_pages(column: int) -> int:
+    """Pages of this process: all of them (0), or those in memory (1)."""
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[column])
+
+
+def _read(stream: BinaryIO) -> Any:
+    """The next message; None at the end."""
+    head = stream.read(LENGTH.size)
+    if len(head) < LENGTH.size:
+        return None
+    return json.loads(stream.read(LENGTH.unpack(head)[0]))
+
+
+def _write(stream: BinaryIO, message: Any) -> None:
+    data = json.dumps(message).encode()
+    stream.write(LENGTH.pack(len(data)) + data)
+    stream.flush()
+
+
+def _limit_cpu(seconds: int) -> None:
+    """The kernel ends the process when it has used so many seconds from now on."""
+    used = time.process_time()
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (int(used) + 1 + seconds, hard))
+
+
+def _limit_memory(num_bytes: int) -> None:
+    """Allocations fail when the process has so many bytes more than now."""
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (_num_pages(0) * resource.getpagesize() + num_bytes, hard))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # its end is no news
+
+
+def _compile(llguidance: Any, tokenizer: Any, heap: _Heap, kind: str, text: str) -> dict[str, Any]:
+    """Compiles one grammar and makes its first mask, as the executor does, and frees it again."""
+    before = heap.num_bytes()
+    maker = _MAKERS.get(kind)
+    try:
+        grammar = text if maker is None else getattr(llguidance.LLMatcher, maker)(text)
+        matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0)
+        if not matcher.is_error():
+            matcher.compute_bitmask()
+    except ValueError as error:
+        return {"error": str(error)}
+    if matcher.is_error():
+        return {"error": matcher.get_error()}
+    return {"num_bytes": max(heap.num_bytes() - before, len(text))}
+
+
+def main() -> None:
+    """Arguments: the directory that llguidance lies in, and the stack of a compilation in bytes."""
+    sys.path[0] = sys.argv[1]
+    import llguidance
+
+    heap = _Heap()
+    source, sink = sys.stdin.buffer, sys.stdout.buffer
+    first = _read(source)
+    if first is None:
+        return
+    tokens = [b64decode(token) for token in first["tokens"]]
+    tokenizer = llguidance.LLTokenizer(
+        _Vocabulary(tokens, first["stop_token_ids"]), n_vocab=len(tokens), eos_token=first["stop_token_ids"]
+    )
+    _limit_memory(first["max_bytes"])
+
+    def serve() -> None:
+        while (asked := _read(source)) is not None:
+            _limit_cpu(first["max_seconds"])
+            _write(sink, _compile(llguidance, tokenizer, heap, asked["kind"], asked["text"]))
+
+    threading.stack_size(int(sys.argv[2]))
+    thread = threading.Thread(target=serve)
+    thread.start()
+    thread.join()
+
+
+if __name__ == "__main__":
+    main()
