@@ -12,7 +12,7 @@ CPP_TESTS := $(shell find tests/cpp -type f)
 CPP_FILES = $$(git ls-files 'cpp/*.h' 'cpp/*.cpp' 'cpp/*.inl' 'tests/cpp/*.h' 'tests/cpp/*.cpp' 'bench/*.cpp' \
                         'plugins/*.h' 'plugins/*.cu')
 
-.PHONY: demo install test lint format sanitize sanitize-all bench clean
+.PHONY: demo install test test-clients lint format sanitize sanitize-all bench clean
 
 demo: $(VENV)/.installed  ## Build everything, then serve one mixed batch of adapters
 	$(VENV)/bin/python -m adaptrt.tools.demo
@@ -22,6 +22,15 @@ install: $(VENV)/.installed  ## Install the package into .venv
 test: $(VENV)/.installed-with-tests  ## C++ tests, then the Python tests against the installed package
 	$(VENV)/bin/ctest --test-dir $(BUILD) --output-on-failure --parallel 2
 	cd tests && ../$(VENV)/bin/python -m pytest -c ../pyproject.toml --rootdir .. -n 3 --dist worksteal python
+
+# Clients have an environment of their own: their packages are many, and all are pinned.
+test-clients: $(VENV)/.installed build/clients/.installed  ## Other projects' clients, against a server
+	cd tests/clients && ADAPTRT_PYTHON=$(CURDIR)/$(VENV)/bin/python ../../build/clients/bin/python -m pytest -q -c pytest.ini .
+
+build/clients/.installed: tests/clients/requirements.txt
+	$(PYTHON) -m venv build/clients
+	build/clients/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/clients/requirements.txt
+	@touch $@
 
 lint: $(VENV)/.installed-dev  ## ruff, mypy --strict, clang-format
 	$(VENV)/bin/ruff check .

@@ -17,6 +17,10 @@ from .tool_calls import HERMES, LLAMA3_JSON
 _ANY_OBJECT: Final = {"type": "object"}
 _NO_ARGUMENTS: Final = {"type": "object", "properties": {}, "additionalProperties": False}
 """Schema of a function without parameters."""
+_OPEN: Final = frozenset(
+    {"additionalProperties", "patternProperties", "unevaluatedProperties", "allOf", "anyOf", "oneOf", "$ref"}
+)
+"""Keys of parameters that say more about names of arguments. Without them, `properties` has all the names."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,8 @@ class GuidedFunction:
         if kind != "object":
             field = f"{self.place}.parameters.type"
             raise ApiError(f"{field} of '{self.name}' is {kind!r}; expected 'object'", param=field)
+        if "properties" in parameters and not _OPEN & parameters.keys():
+            parameters = {**parameters, "additionalProperties": False}
         guidance = COMPACT_JSON if self.is_strict else {**COMPACT_JSON, "lenient": True}
         return with_json_options(json.dumps({"type": "object", **parameters}), guidance)
 
@@ -87,7 +93,7 @@ def tool_guide(
     """
     form = _FORMS[parser]
     marker, end = (_token(text, is_special) for text in (form.marker, form.end))
-    space = r"(/\s/)?" if form.end else ""
+    space = r"(/[ \n]/)?" if form.end else ""
     names = [f"function_{i}" for i in range(len(functions))]
     any_function = " | ".join(names)
     name_key, arguments_key = (_literal(json.dumps(key)) for key in ("name", form.key))

@@ -67,19 +67,19 @@ def test_an_engine_has_one_executor_and_runs_no_steps_of_others(engine: adaptrt.
         _core.Executor(native, adaptrt.ExecutorConfig(max_batch_size=9), 1 << 28)
     executor = _core.Executor(native, config, 1 << 28)
     try:
-        with pytest.raises(adaptrt.ConfigError, match="^the engine has an executor; expected an engine of its own"):
+        with pytest.raises(adaptrt.ConfigError, match=r"^the engine has an executor; expected an engine of its own"):
             _core.Executor(native, config, 1 << 28)
-        with pytest.raises(_core.StepError, match="^the engine has an executor; expected an engine without one"):
+        with pytest.raises(_core.StepError, match=r"^the engine has an executor; expected an engine without one"):
             native.allocate_kv_blocks(4)
         of_none = np.zeros(0, np.int32)
         step = {"token_ids": of_none, "positions": of_none, "prompt_lengths": of_none, "logit_rows": of_none}
-        with pytest.raises(_core.StepError, match="^the engine has an executor"):
+        with pytest.raises(_core.StepError, match=r"^the engine has an executor"):
             native.step(sequence_offsets=np.zeros(1, np.int32), block_tables=np.zeros((0, 1), np.int32), **step)
         response = executor.await_responses(executor.enqueue_request(adaptrt.Request([3, 4], 2)))[-1]
         assert response.result.is_final
     finally:
         executor.shutdown()
-    with pytest.raises(_core.StepError, match="^the engine has an executor"):
+    with pytest.raises(_core.StepError, match=r"^the engine has an executor"):
         native.allocate_kv_blocks(4)
 
 
@@ -87,7 +87,7 @@ def test_a_draft_engine_is_another_engine(engine: adaptrt.LoadedEngine) -> None:
     config = adaptrt.ExecutorConfig(num_threads=1)
     config.draft_target_decoding_config = adaptrt.DraftTargetDecodingConfig(max_draft_len=2)
     native = engine.start(config)
-    with pytest.raises(adaptrt.ConfigError, match="^the engine has an executor; expected an engine of its own"):
+    with pytest.raises(adaptrt.ConfigError, match=r"^the engine has an executor; expected an engine of its own"):
         _core.Executor(native, config, 1 << 28, native)
 
 

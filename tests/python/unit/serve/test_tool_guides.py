@@ -108,6 +108,16 @@ def test_a_function_without_parameters_has_no_arguments() -> None:
     assert not accepted(grammar, hermes(PARIS))
 
 
+def test_arguments_have_the_names_of_the_parameters() -> None:
+    parameters = {"properties": {"city": {"type": "string"}}}
+    more = '{"city": "Paris", "more": 1}'
+    assert not accepted(guide(HERMES, [function(parameters=parameters)], is_forced=True), hermes(more))
+    for wider in ({"additionalProperties": True}, {"patternProperties": {"^m": {}}}):
+        grammar = guide(HERMES, [function(parameters={**parameters, **wider})], is_forced=True)
+        assert accepted(grammar, hermes(more)), wider
+    assert accepted(guide(HERMES, [function(parameters={"type": "object"})], is_forced=True), hermes(more))
+
+
 def test_parameters_may_have_definitions_of_their_own() -> None:
     parameters = {
         "$defs": {"c": {"enum": ["Paris", "Rome"]}},
@@ -153,3 +163,11 @@ def test_parameters_are_those_of_an_object() -> None:
     ) as e:
         guide(HERMES, [function(parameters={"type": "array"})])
     assert e.value.param == "tools[0].function.parameters.type"
+
+
+def test_whitespace_beside_a_call_is_json_s() -> None:
+    grammar = guide(HERMES, [function()], is_forced=True)
+    assert accepted(grammar, hermes(PARIS).replace("\n", " "))
+    # Python and regular expressions know more whitespace than JSON.
+    for letter in "\u1680\x0b\u00a0":
+        assert not accepted(grammar, hermes(PARIS).replace("}\n", "}" + letter)), ascii(letter)

@@ -1,0 +1,33 @@
+"""pydantic-ai, by its defaults: strict functions, and answers as calls of a function that is required."""
+
+from __future__ import annotations
+
+from conftest import MODEL, City, Weather
+from pydantic_ai import Agent
+from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.providers.openai import OpenAIProvider
+
+
+def model(address: str, name: str = MODEL) -> OpenAIChatModel:
+    return OpenAIChatModel(name, provider=OpenAIProvider(base_url=address, api_key="none"))
+
+
+SETTINGS = {"max_tokens": 200, "temperature": 0.0}
+
+
+def test_an_answer_with_a_form(address: str) -> None:
+    for name in (MODEL, "pirate"):
+        agent = Agent(model(address, name), output_type=Weather, model_settings=SETTINGS)
+        answer = agent.run_sync("What is the weather in Paris?").output
+        assert isinstance(answer, Weather)
+
+
+def test_text_beside_a_tool(address: str) -> None:
+    agent = Agent(model(address), model_settings=SETTINGS)
+
+    @agent.tool_plain
+    def weather(city: City) -> str:
+        """How it is outside."""
+        return f"sun in {city}"
+
+    assert agent.run_sync("What is the weather in Paris?").output
