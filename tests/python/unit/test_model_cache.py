@@ -241,7 +241,7 @@ def test_a_damaged_entry_can_be_removed(name: str, cache: EngineCache, model: Pa
 
 def test_a_damaged_engine_names_the_command_that_makes_it_anew(cache: EngineCache, model: Path, tmp_path: Path) -> None:
     engine = engine_for(model, SMALL)
-    elsewhere = Path(shutil.copytree(engine, tmp_path / "engine"))
+    elsewhere = Path(shutil.copytree(engine.parent, tmp_path / engine.parent.name)) / "engine"
     for directory in (engine, elsewhere):
         content = bytearray((directory / "rank0.engine").read_bytes())
         content[-1] ^= 1

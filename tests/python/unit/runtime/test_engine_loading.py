@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
+import types
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,17 +19,20 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adaptrt._core import DType, EngineError, LinearOp, dtype_name
+from adaptrt._core import AdapterError, DType, EngineError, LinearOp, dtype_name
 from adaptrt.builder.adapter.names import MODULES
 from adaptrt.builder.build import build
 from adaptrt.builder.compile.engine_file import FORMAT_VERSION, EngineFile, EngineTensor, write_engine_file
 from adaptrt.builder.compile.plan_json import program_from_json, program_to_json
 from adaptrt.builder.config import LoraBuildConfig, PluginConfig
 from adaptrt.builder.conversion.checkpoint import Checkpoint
+from adaptrt.runtime import adapter_store, adapter_tokenizers
 from adaptrt.runtime.adapter_store import AdapterStore
 from adaptrt.runtime.engine import load_engine
+from adaptrt.runtime.named_adapter import NamedAdapter
 from support.engines import SMALL, make_checkpoint, make_engine
 from support.models import ModelSpec, save_adapter
+from support.tokenizers import byte_level, save_tokenizer
 
 WITH_LORA = replace(SMALL, plugin_config=PluginConfig(lora_plugin="auto", dora_plugin="enable"))
 
@@ -386,3 +392,50 @@ def test_an_adapter_that_was_changed_after_the_build_is_refused(tmp_path: Path, 
         store.load("poet")
     path.write_bytes(content)
     store.load("poet")
+
+
+@pytest.mark.parametrize(("step", "name"), [("checksum_of", None), ("check_unchanged", "poet"),
+                                           ("check_unchanged", "poet:0.5")])  # fmt: skip
+def test_what_is_compared_and_what_is_read_are_one_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, name: str | None
+) -> None:
+    make_checkpoint(ModelSpec(num_hidden_layers=1), tmp_path)
+    adapter = save_adapter(tmp_path / "model", tmp_path / "poet", 0, r=2)
+    config = replace(WITH_LORA, lora_config=LoraBuildConfig(lora_dir=(adapter,)))
+    build(tmp_path / "checkpoint", config, tmp_path / "engine")
+    store = AdapterStore(load_engine(tmp_path / "engine"))
+    compare = getattr(adapter_store, step)
+
+    def compare_and_change(*arguments: Any) -> Any:
+        found = compare(*arguments)
+        for directory in (adapter, tmp_path / "engine" / "lora" / "0"):
+            os.utime(directory / "adapter_config.json", ns=(0, 0))
+        return found
+
+    def read() -> object:
+        return store.read("other", adapter, replace=False) if name is None else store.load(name)
+
+    read()
+    monkeypatch.setattr(adapter_store, step, compare_and_change)
+    with pytest.raises(AdapterError, match="the adapter's files were changed while they were read"):
+        read()
+
+
+def test_a_tokenizer_and_what_is_told_of_it_are_one_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "adapter").mkdir()
+    for directory in (tmp_path, tmp_path / "adapter"):
+        save_tokenizer(byte_level(), directory)
+    adapter = NamedAdapter("own", 1 << 63, tmp_path / "adapter", "")
+    store: Any = types.SimpleNamespace(find=lambda _: adapter, get=lambda _: adapter)
+    of_model = adapter_tokenizers.read_tokenizer(tmp_path / "tokenizer.json", (1,))
+    tokenizers = adapter_tokenizers.Tokenizers(of_model, store)
+    find = adapter_tokenizers.special_tokens
+
+    def find_and_change(directory: Path) -> dict[str, str]:
+        os.utime(directory / "tokenizer.json", ns=(0, 0))
+        return find(directory)
+
+    monkeypatch.setattr(adapter_tokenizers, "special_tokens", find_and_change)
+    with pytest.raises(AdapterError, match="the adapter's files were changed while they were read"):
+        tokenizers.of("own")
+    assert tokenizers.of("own").end_ids == (1,)

@@ -183,6 +183,8 @@ def test_an_adapter_of_the_engine_with_the_bases_name_ends_a_start(
     line = refusal(capfd, "--served_model_name", "other", "adapter")
     assert "an adapter that the engine carries is 'adapter', which is the base model's name" in line
     assert "served_model_name" in line
+    (root / "model" / "tokenizer.json").unlink()
+    assert "model/tokenizer.json: there is no tokenizer" in refusal(capfd, "--served_model_name", "other")
 
 
 @pytest.fixture
