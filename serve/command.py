@@ -19,6 +19,7 @@ from ..builder.model_cache import EnginePlan, engine_for, plan_engine
 from ..builder.number_flags import MAX_INT32, integer, seconds
 from ..builder.progress import progress_on
 from ..runtime.adapter_tokenizers import load_tokenizer, require_tokenizer
+from ..runtime.chat_template import ChatTemplate
 from ..runtime.engine import load_engine
 from ..runtime.executor import Executor
 from ..runtime.guide_trial import GuideLimits
@@ -323,6 +324,7 @@ def _check_files(args: argparse.Namespace, plan: EnginePlan | None) -> None:
         return
     # Otherwise they are read once, by the service.
     load_tokenizer(args.model / TOKENIZER_FILE)
+    ChatTemplate.load(args.model)
     for name, path in _lora_modules(args, model_names_of(args))[0]:
         try:
             plan.check_adapter(path)

@@ -149,6 +149,8 @@ BAD_FILES: dict[str, tuple[str, Callable[[Path], object], list[str]]] = {
     "no weights": ("model/model.safetensors", Path.unlink, ["holds no weights"]),
     "no tokenizer": ("model/tokenizer.json", Path.unlink, ["there is no tokenizer", "save_pretrained('model')"]),
     "damaged tokenizer": ("model/tokenizer.json", _bytes(b"{}"), ["model/tokenizer.json", "cannot be read"]),
+    "tokenizer config": ("model/tokenizer_config.json", _fields(chat_template=3), ["tokenizer_config.json", "is 3"]),
+    "chat template": ("model/chat_template.jinja", _bytes(b"{% for"), ["chat_template.jinja", "line 1"]),
     "generation config that is no JSON": ("model/generation_config.json", _bytes(b"\xff"), ["generation_config.json"]),
     "generation config that is a list": ("model/generation_config.json", _bytes(b"[]"), ["generation_config.json"]),
     "hot": ("model/generation_config.json", _fields(temperature="hot"), ["generation_config.json", "temperature"]),
@@ -177,7 +179,7 @@ def test_an_adapter_of_the_engine_with_the_bases_name_ends_a_start(
     lora = LoraBuildConfig(lora_dir=(root / "adapter",))
     config = BuildConfig(max_seq_len=64, lora_config=lora, plugin_config=PluginConfig(lora_plugin="auto"))
     build(Checkpoint.of_model(root / "model", None), config, root / "engine")
-    monkeypatch.setattr(command, "Executor", lambda *_: pytest.fail("the engine is started"))
+    monkeypatch.setattr(command, "Executor", lambda *_, **__: pytest.fail("the engine is started"))
     shutil.rmtree(root / "model")
     (root / "engine").rename(root / "model")
     line = refusal(capfd, "--served_model_name", "other", "adapter")
@@ -228,7 +230,7 @@ def test_the_executor_gets_what_the_flags_say(root: Path, monkeypatch: pytest.Mo
     loaded = types.SimpleNamespace(adapters={}, model_type=None, num_ranks=1)
     monkeypatch.setattr(command, "engine_for", lambda model, *_: root / "engines" / model)
     monkeypatch.setattr(command, "load_engine", lambda directory, weight_memory: given.append(weight_memory) or loaded)
-    monkeypatch.setattr(command, "Executor", lambda *arguments: given.append(arguments[2]))
+    monkeypatch.setattr(command, "Executor", lambda *arguments, **_: given.append(arguments[2]))
     flags = ["--num_threads", "3", "--max_queue_size", "5", "--kv_cache_tokens", "64", "--kv_cache_dir", str(root),
              "--kv_cache_dir_bytes", "7000", "--host_cache_bytes", "9000", "--weight_memory", "1KiB", "--draft_model",
              "model", "--max_draft_len", "2", "--draft_kv_cache_bytes", "8000", "--kernels", "portable"]  # fmt: skip
