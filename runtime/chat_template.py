@@ -15,6 +15,7 @@ from ..builder.json_fields import describe, load_json_object
 from ..builder.regular_file import read_regular
 from ..builder.template_files import TEMPLATE_FILE, additional_templates
 from .message_forms import SAMPLE_TOOL, MessageForms
+from .template_limits import DEFAULT_LIMITS, TemplateLimits
 
 if TYPE_CHECKING:
     from .template_sandbox import CompiledTemplate
@@ -26,11 +27,11 @@ TOOL_USE: Final = "tool_use"
 _SPECIAL_TOKENS: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _MAX_FILE_BYTES: Final = 1 << 26
 """tokenizer_config.json lists the added tokens, some thousands at most."""
-_MAX_TEMPLATE_CHARACTERS: Final = 1 << 20
-"""Templates have some thousands; compiling one takes far longer than reading it."""
 _REASONING: Final = ("reasoning_content", "thinking", "reasoning")
 """Names of an assistant's thoughts; templates read the first two."""
 _REPEATS: Final = 8
+_MAX_REASON: Final = 2000
+"""Characters of what a template fails with."""
 _RESERVED: Final = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 
 
@@ -43,21 +44,25 @@ class ChatTemplate:
         special_tokens: Mapping[str, str],
         source: str,
         sources: Mapping[str, str] | None = None,
+        *,
+        limits: TemplateLimits = DEFAULT_LIMITS,
     ) -> None:
         """Compiles `templates`, by name; `source` is the file that errors name.
 
-        sources: the files of templates that have one each.
+        sources: the files of templates that have one each. limits: of each rendering.
 
         Raises ConfigError for one that is not in jinja2's language, and where jinja2 is not installed.
         """
         self.source = source
         self.special_tokens: Final = dict(special_tokens)
         self._subjects = _subjects(templates, source, {} if sources is None else sources)
-        self._templates = _compiled(templates, self._subjects)
+        self._templates = _compiled(templates, self._subjects, limits)
         self._forms: dict[tuple[CompiledTemplate, bool], MessageForms] = {}
 
     @classmethod
-    def load(cls, directory: str | Path, *, base: ChatTemplate | None = None) -> ChatTemplate | None:
+    def load(
+        cls, directory: str | Path, *, base: ChatTemplate | None = None, limits: TemplateLimits = DEFAULT_LIMITS
+    ) -> ChatTemplate | None:
         """The template in a directory of a model, an engine or an adapter; None where it has none.
 
         As in transformers, chat_template.jinja and the named templates of additional_chat_templates/ go before the
@@ -79,7 +84,7 @@ class ChatTemplate:
         if not templates:
             return None
         tokens = {} if base is None else base.special_tokens
-        return cls(templates, tokens | special_tokens(directory), str(source), sources)
+        return cls(templates, tokens | special_tokens(directory), str(source), sources, limits=limits)
 
     def render(
         self,
@@ -155,7 +160,9 @@ def _subjects(templates: Mapping[str, str], source: str, sources: Mapping[str, s
     return {**named, **sources}
 
 
-def _compiled(templates: Mapping[str, str], subjects: Mapping[str, str]) -> dict[str, CompiledTemplate]:
+def _compiled(
+    templates: Mapping[str, str], subjects: Mapping[str, str], limits: TemplateLimits
+) -> dict[str, CompiledTemplate]:
     try:
         from jinja2 import TemplateError
 
@@ -165,13 +172,18 @@ def _compiled(templates: Mapping[str, str], subjects: Mapping[str, str]) -> dict
         raise ConfigError(f"{subject}: chat templates need jinja2; install adaptrt[serve]") from error
     environment = ChatEnvironment()
     compiled = {}
+    length = 0
     for name, text in templates.items():
         subject = subjects[name]
-        if len(text) > _MAX_TEMPLATE_CHARACTERS:
-            raise ConfigError(f"{subject}: has {len(text)} characters; at most {_MAX_TEMPLATE_CHARACTERS}")
+        length += len(text)
+        if length > limits.max_source_characters:
+            raise ConfigError(
+                f"{subject}: with this template there are {length} characters of templates; expected at most "
+                f"{limits.max_source_characters}"
+            )
         try:
-            compiled[name] = CompiledTemplate(environment, text)
-        except (TemplateError, RecursionError) as error:
+            compiled[name] = CompiledTemplate(environment, text, limits)
+        except (TemplateError, SyntaxError, RecursionError, MemoryError, ValueError, OverflowError) as error:
             raise ConfigError(f"{subject}: cannot be used as a chat template: {_reason(error)}") from error
     return compiled
 
@@ -179,8 +191,8 @@ def _compiled(templates: Mapping[str, str], subjects: Mapping[str, str]) -> dict
 def _reason(error: Exception) -> str:
     line = getattr(error, "lineno", None)
     where = f"line {line}: " if line is not None else ""
-    # jinja2's syntax errors have the line and its text in str() as well.
-    return f"{where}{getattr(error, 'message', None) or str(error) or type(error).__name__}"
+    # jinja2's syntax errors have the line and its text in str() as well. Messages may quote any value.
+    return where + (getattr(error, "message", None) or str(error) or type(error).__name__)[:_MAX_REASON]
 
 
 def _named_templates(value: Any, source: Path) -> dict[str, str]:

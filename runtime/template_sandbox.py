@@ -1,17 +1,14 @@
 """jinja2 as chat templates use it, with bounds on what a rendering may do. Only runtime/chat_template.py imports it.
 
 Templates come with models and adapters, and run here: in jinja2's sandbox, which keeps them from Python's internals
-and from files, and with limits on loop turns and calls, and on the length of what outputs, operators, calls and filters
-make. What is left to a template that means harm is the memory and time of one expression, such as a method that
-pads a word to a billion characters: the result is refused, but only once it was made.
+and from files, and with limits on their work. Every operation is measured before it makes anything, also within one
+expression, and the clock is looked at between operations.
 """
 
 from __future__ import annotations
 
 import datetime
-import functools
-import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 from jinja2 import TemplateError, nodes, pass_context
@@ -20,63 +17,158 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
-MAX_STEPS: Final = 1_000_000
-"""Of one rendering: a loop turn is one, a call is ten, which together take about a second."""
-_STEPS_OF_A_CALL: Final = 10
-MAX_CHARACTERS: Final = 1 << 24
-"""Of a rendering's outputs, and of any text or list that an expression makes."""
-_MAX_INTEGER_BITS: Final = 1024
+from .template_limits import TemplateLimits
+from .template_operations import (
+    JINJA2_ARGUMENTS,
+    bound_format,
+    bounded_filters,
+    bounded_tests,
+    check_call,
+    check_method,
+    check_time_format,
+    printf,
+)
+from .template_work import CALL, MAX_INTEGER_BITS, LimitError, Work
 
-
-class LimitError(TemplateError):
-    """A template does more than a chat template has reason to."""
+_DICT_ATTRIBUTES: Final = frozenset(dir(dict))
+_TEXT_METHODS: Final = frozenset(name for name in dir(str) if not name.startswith("_")) - {"format", "format_map"}
+_MAX_MESSAGE: Final = 2000
+"""Characters of a message of raise_exception."""
+_TURN: Final = "turn "
 
 
 class RaisedByTemplateError(TemplateError):
     """A template called raise_exception, with what is wrong with the messages."""
 
 
-class _CountingContext(Context):
-    """The variables of one rendering, and what it has done so far."""
+class CountingContext(Context):
+    """The variables of one rendering, and its work."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.steps = 0
-        self.characters = 0
+    work: Work
 
-    def take_steps(self, count: int) -> None:
-        self.steps += count
-        if self.steps > MAX_STEPS:
-            raise LimitError(
-                f"it takes more than {MAX_STEPS} loop turns, of which a call counts for {_STEPS_OF_A_CALL}"
-            )
-
-    def take_characters(self, count: int) -> None:
-        self.characters += count
-        if self.characters > MAX_CHARACTERS:
-            raise LimitError(f"it writes more than {MAX_CHARACTERS} characters")
+    def derived(self, locals: dict[str, Any] | None = None) -> Context:
+        """The same with other variables: it is still one rendering."""
+        context = super().derived(locals)
+        assert isinstance(context, CountingContext)
+        context.work = self.work
+        return context
 
 
 class _BoundedCode(CodeGenerator):
-    """Compiles loops so that they count their turns, and `~` to a call."""
+    """Compiles what runs repeatedly so that it is counted, and operators to calls that measure."""
 
-    _TURN: Final = "loop_turn"
+    def visit_Template(self, node: nodes.Template, frame: Frame | None = None) -> None:  # noqa: N802
+        _count_bodies(node)
+        super().visit_Template(node, frame)
 
-    def visit_For(self, node: nodes.For, frame: Frame) -> None:  # noqa: N802
-        node.body.insert(0, nodes.ExprStmt(nodes.EnvironmentAttribute(self._TURN), lineno=node.lineno))
-        super().visit_For(node, frame)
-
-    def visit_ExprStmt(self, node: nodes.ExprStmt, frame: Frame) -> None:  # noqa: N802
-        # Only visit_For makes such a statement: there are no attributes of the environment in the language.
-        if isinstance(node.node, nodes.EnvironmentAttribute) and node.node.name == self._TURN:
-            self.writeline("context.take_steps(1)", node)
-        else:
-            super().visit_ExprStmt(node, frame)
+    def visit_EnvironmentAttribute(self, node: nodes.EnvironmentAttribute, frame: Frame) -> None:  # noqa: N802
+        # Only _count_bodies makes such nodes: there are no attributes of the environment in the language.
+        self.write(f"context.work.turn({int(node.name.removeprefix(_TURN))})")
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802
-        parts = nodes.List(node.nodes)
-        self.visit(nodes.Call(nodes.EnvironmentAttribute("concatenate"), [parts], [], None, None), frame)
+        self._call("concatenate", "(", node.nodes, frame, ",)")
+
+    def visit_List(self, node: nodes.List, frame: Frame) -> None:  # noqa: N802
+        if _is_constant(node):
+            super().visit_List(node, frame)
+        else:
+            self._call("made_shallow", "[", node.items, frame, "]")
+
+    def visit_Tuple(self, node: nodes.Tuple, frame: Frame) -> None:  # noqa: N802
+        if node.ctx != "load" or _is_constant(node) or not node.items:
+            super().visit_Tuple(node, frame)
+        else:
+            self._call("made_shallow", "(", node.items, frame, ",)")
+
+    def visit_Dict(self, node: nodes.Dict, frame: Frame) -> None:  # noqa: N802
+        self.write("context.work.made_shallow({")
+        for pair in node.items:
+            self._key(pair.key, frame)
+            self.write(": ")
+            self.visit(pair.value, frame)
+            self.write(", ")
+        self.write("})")
+
+    def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:  # noqa: N802
+        if isinstance(node.arg, nodes.Slice):
+            self.write("context.work.sliced(")
+            super().visit_Getitem(node, frame)
+        else:
+            self.write("environment.getitem(")
+            self.visit(node.node, frame)
+            self.write(", ")
+            self._key(node.arg, frame)
+        self.write(")")
+
+    def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:  # noqa: N802
+        values = [node.expr, *(operand.expr for operand in node.ops)]
+        names = [operand.op for operand in node.ops]
+        if all(map(_is_quick, names, values, values[1:])):
+            super().visit_Compare(node, frame)
+        elif names == ["in"]:
+            self._call("contains", "", values, frame, "")
+        else:
+            self._call("compared", f"{tuple(names)!r}, ", values, frame, "")
+
+    def _output_child_pre(self, node: nodes.Expr, frame: Frame, finalize: Any) -> None:
+        if frame.eval_ctx.volatile or frame.eval_ctx.autoescape:
+            super()._output_child_pre(node, frame, finalize)
+        self.write("context.work.output(")
+
+    def _output_child_post(self, node: nodes.Expr, frame: Frame, finalize: Any) -> None:
+        self.write(")")
+        if frame.eval_ctx.volatile or frame.eval_ctx.autoescape:
+            super()._output_child_post(node, frame, finalize)
+
+    def _call(self, method: str, begin: str, values: Sequence[nodes.Expr], frame: Frame, end: str) -> None:
+        """Writes a call of a method of Work."""
+        self.write(f"context.work.{method}({begin}")
+        for number, value in enumerate(values):
+            if number:
+                self.write(", ")
+            self.visit(value, frame)
+        self.write(f"{end})")
+
+    def _key(self, node: nodes.Expr, frame: Frame) -> None:
+        if isinstance(node, nodes.Const):
+            self.visit(node, frame)
+        else:
+            self._call("key", "", [node], frame, "")
+
+
+def _is_constant(node: nodes.Expr) -> bool:
+    return isinstance(node, nodes.Const) or (
+        isinstance(node, (nodes.List, nodes.Tuple)) and all(isinstance(item, nodes.Const) for item in node.items)
+    )
+
+
+def _is_quick(name: str, left: nodes.Expr, right: nodes.Expr) -> bool:
+    """True for comparisons that take no longer than their source is long."""
+    if name in ("in", "notin"):
+        return _is_constant(right)
+    return isinstance(left, nodes.Const) or isinstance(right, nodes.Const)
+
+
+def _count_bodies(node: nodes.Node) -> int:
+    """Makes what may run more than once count its elements. Returns the number of a node's other elements."""
+    if isinstance(node, nodes.Const):
+        return 1 + (len(node.value) if isinstance(node.value, str) else 0)
+    if isinstance(node, nodes.TemplateData):
+        return 1 + len(node.data)
+    if isinstance(node, (nodes.For, nodes.Macro, nodes.CallBlock, nodes.Block)):
+        inside = sum(map(_count_bodies, node.body))
+        node.body.insert(0, nodes.ExprStmt(_turn(inside), lineno=node.lineno))
+        outside = sum(map(_count_bodies, node.iter_child_nodes(exclude=("body", "test"))))
+        if isinstance(node, nodes.For) and node.test is not None:
+            node.test = nodes.And(_turn(_count_bodies(node.test)), node.test, lineno=node.lineno)
+        return 1 + outside
+    return 1 + sum(map(_count_bodies, node.iter_child_nodes()))
+
+
+def _turn(elements: int) -> nodes.EnvironmentAttribute:
+    return nodes.EnvironmentAttribute(f"{_TURN}{elements}")
 
 
 class _Generation(Extension):
@@ -89,109 +181,128 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+class _Namespace(Namespace):
+    """jinja2's writes all that it holds when it is printed, however often it holds it."""
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._Namespace__attrs
+
+    def __getitem__(self, name: str) -> Any:
+        return self._Namespace__attrs[name]
+
+    def __repr__(self) -> str:
+        return "<Namespace>"
+
+
 class ChatEnvironment(ImmutableSandboxedEnvironment):
     """What transformers' templates find around them: its options, functions and filters."""
 
     code_generator_class = _BoundedCode
-    context_class = _CountingContext
-    intercepted_binops = frozenset({"+", "*", "**"})
+    context_class = CountingContext
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
 
     def __init__(self) -> None:
-        super().__init__(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols], finalize=_counted_output
-        )
-        self.filters = {name: _bounded(function) for name, function in self.filters.items()} | {"tojson": _to_json}
+        # The optimiser computes constants when a template is compiled, without limits.
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols], optimized=False)
+        self.filters = dict(bounded_filters())
+        self.tests = dict(bounded_tests())
         del self.globals["lipsum"]  # as many words as it is asked for, in one call
+        self.globals["namespace"] = _Namespace
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = _strftime_now
 
-    def call(  # type: ignore[override]
-        self, context: _CountingContext, function: Any, /, *args: Any, **kwargs: Any
-    ) -> Any:
-        """Every call of a template, counted."""
-        context.take_steps(_STEPS_OF_A_CALL)
-        return _checked(super().call(context, function, *args, **kwargs))
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """An attribute or an item, as jinja2 finds it; those of texts and of JSON's objects without its checks."""
+        kind = type(obj)
+        if kind is dict and attribute not in _DICT_ATTRIBUTES:
+            try:
+                return obj[attribute]
+            except KeyError:
+                return self.undefined(obj=obj, name=attribute)
+        if kind is str and attribute in _TEXT_METHODS:
+            return getattr(obj, attribute)
+        if kind is _Namespace and not attribute.startswith("_"):
+            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        return super().getattr(obj, attribute)
 
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Operators that make long values of short ones, refused before they do."""
+    def call(  # type: ignore[override]
+        self, context: CountingContext, function: Any, /, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Calls a function for a template, with what it makes measured before and counted after."""
+        work = context.work
+        work.spend(CALL)
+        owner = getattr(function, "__self__", None)
+        if isinstance(owner, (str, bytes, int)):
+            kwargs = {name: value for name, value in kwargs.items() if name not in JINJA2_ARGUMENTS}
+            args = check_method(work, function, args, kwargs)
+            if type(owner) is str and function.__name__ in _TEXT_METHODS:
+                return work.made(function(*args, **kwargs))
+        else:
+            check_call(work, args, kwargs)
+        return work.made(super().call(context, function, *args, **kwargs))
+
+    def call_binop(self, context: CountingContext, operator: str, left: Any, right: Any) -> Any:  # type: ignore[override]
+        """Operators that make long values of short ones, measured before they do."""
+        work = context.work
+        if operator == "+" and type(left) is str and type(right) is str:
+            return work.made_text(left + right)
         if isinstance(left, int) and isinstance(right, int):
             bits = left.bit_length() * abs(right) if operator == "**" else left.bit_length() + right.bit_length()
-            if bits > _MAX_INTEGER_BITS:
-                raise LimitError(f"it computes an integer of more than {_MAX_INTEGER_BITS} bits")
+            if operator != "%" and bits > MAX_INTEGER_BITS:
+                raise LimitError(f"it computes an integer of more than {MAX_INTEGER_BITS} bits")
+        elif operator == "%" and isinstance(left, (str, bytes)):
+            if isinstance(left, bytes):
+                raise LimitError("it formats bytes")
+            return printf(work, left, right)
+        elif operator == "+":
+            if isinstance(left, (list, tuple)) and isinstance(right, (list, tuple)):
+                return work.made_of(left + right, (left, right))  # type: ignore[operator]
         elif operator == "*":
             for value, count in ((left, right), (right, left)):
                 if isinstance(value, (str, bytes, list, tuple)) and isinstance(count, int):
-                    _check_length(len(value) * count)
-        return _checked(super().call_binop(context, operator, left, right))
+                    work.length(work.size(value) * count)
+                    work.length(len(value) * count)
+                    if isinstance(value, (list, tuple)):
+                        return work.made_of(value * count, (value,), max(count, 0))
+        return work.made(super().call_binop(context, operator, left, right))
 
-    def concatenate(self, parts: Iterable[Any]) -> str:
-        """The operator `~`."""
-        return "".join(map(str, parts))
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """Formats with bounds, for `format` and `format_map` of texts."""
+        return None if super().wrap_str_format(value) is None else bound_format(self, value)
 
 
 @pass_context
-def _counted_output(context: _CountingContext, value: Any) -> str:
-    text = str(value)
-    context.take_characters(len(text))
-    return text
-
-
-def _bounded(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter whose results are checked; it is passed the context where the original is."""
-
-    @functools.wraps(function)
-    def bounded(*args: Any, **kwargs: Any) -> Any:
-        return _checked(function(*args, **kwargs))
-
-    return bounded
-
-
-def _checked(value: Any) -> Any:
-    if isinstance(value, (str, bytes, list, tuple)):
-        _check_length(len(value))
-    return value
-
-
-def _check_length(length: int) -> None:
-    if length > MAX_CHARACTERS:
-        raise LimitError(f"it makes a value of {length} characters or items; at most {MAX_CHARACTERS} are allowed")
-
-
-def _raise_exception(message: object) -> NoReturn:
-    raise RaisedByTemplateError(str(message))
+def _raise_exception(context: CountingContext, message: object) -> NoReturn:
+    raise RaisedByTemplateError(context.work.text(message)[:_MAX_MESSAGE])
 
 
 def _strftime_now(format_: str) -> str:
+    check_time_format(format_)
     return datetime.datetime.now().strftime(format_)
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Not jinja2's own filter, which escapes what HTML would take for tags."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 class CompiledTemplate:
     """One template, ready to be rendered."""
 
-    def __init__(self, environment: ChatEnvironment, source: str) -> None:
-        """Raises jinja2.TemplateSyntaxError."""
+    def __init__(self, environment: ChatEnvironment, source: str, limits: TemplateLimits) -> None:
+        """Raises jinja2.TemplateSyntaxError, and what Python raises for code that it cannot compile."""
         self._template = environment.from_string(source)
+        self._limits = limits
 
     def render(self, variables: Mapping[str, Any]) -> str:
         """The rendered text. Raises whatever the template runs into, jinja2.TemplateError among it."""
+        context = self._template.new_context(dict(variables))
+        assert isinstance(context, CountingContext)
+        work = context.work = Work(self._limits)
         pieces = []
         characters = 0
-        for piece in self._template.generate(dict(variables)):
+        for piece in self._template.root_render_func(context):
             characters += len(piece)
-            _check_length(characters)
+            work.length(characters)
             pieces.append(piece)
-        return "".join(pieces)
+        text = "".join(pieces)
+        text.encode()  # no tokenizer takes halves of characters
+        return text
 
     def try_render(self, variables: Mapping[str, Any]) -> str | None:
         """The rendered text, or None where the template fails. Raises LimitError."""

@@ -472,21 +472,7 @@ def test_a_template_cannot_run_or_grow_without_end(source: str) -> None:
         of(source).render(PLAIN)
 
 
-def test_limits_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(template_sandbox, "MAX_STEPS", 30)
-    monkeypatch.setattr(template_sandbox, "MAX_CHARACTERS", 30)
-    count = of("{% for i in range(n) %}{% endfor %}")
-    assert count.render(PLAIN, variables={"n": 20}) == ""
-    with pytest.raises(RequestError, match="more than 30 loop turns"):
-        count.render(PLAIN, variables={"n": 21})
-    assert count.render(PLAIN, variables={"n": 20}) == ""  # each rendering begins to count anew
-    echo = of("{{ text }}{{ text }}")
-    assert len(echo.render(PLAIN, variables={"text": "x" * 15})) == 30
-    with pytest.raises(RequestError, match="more than 30 characters"):
-        echo.render(PLAIN, variables={"text": "x" * 16})
-
-
-@pytest.mark.parametrize("source", ["{% if %}", "{{ x", "{% unknown %}", "x" * (1 << 20) + "x"])
+@pytest.mark.parametrize("source", ["{% if %}", "{{ x", "{% unknown %}", "x" * (1 << 17) + "x"])
 def test_a_template_in_another_language_is_refused_when_it_is_read(source: str, tmp_path: Path) -> None:
     save(tmp_path, source)
     with pytest.raises(ConfigError, match=r"chat_template\.jinja: "):
