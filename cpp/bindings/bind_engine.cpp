@@ -19,6 +19,7 @@
 #include "cpu_engine.h"
 #include "engine_handle.h"
 #include "kept_object.h"
+#include "waiting.h"
 
 namespace py = pybind11;
 
@@ -49,14 +50,12 @@ py::array_t<float> step(EngineHandle& self, const Integers& token_ids, const Int
   const std::int64_t width = self.engine()->info().logits_width();
   py::array_t<float> logits({static_cast<py::ssize_t>(logit_rows.size()), static_cast<py::ssize_t>(vocab)});
   float* out = logits.mutable_data();
-  const py::gil_scoped_release release;
-  self.run([&](Engine& engine) {
-    engine.step(input, [&](std::int64_t first_row, std::int64_t rows, const float* values) {
-      for (std::int64_t row = first_row; row < first_row + rows; ++row, values += width) {
-        std::copy_n(values, vocab, out + row * vocab);
-      }
-    });
-  });
+  const auto sink = [&](std::int64_t first_row, std::int64_t rows, const float* values) {
+    for (std::int64_t row = first_row; row < first_row + rows; ++row, values += width) {
+      std::copy_n(values, vocab, out + row * vocab);
+    }
+  };
+  without_gil([&] { self.run([&](Engine& engine) { engine.step(input, sink); }); });
   return logits;
 }
 
@@ -149,9 +148,9 @@ void bind_engine_handle(py::module_& module) {
       .def(
           "allocate_kv_blocks",
           [](EngineHandle& self, std::int32_t num_blocks) {
-            self.run([&](Engine& engine) { engine.allocate_kv_blocks(num_blocks); });
+            without_gil([&] { self.run([&](Engine& engine) { engine.allocate_kv_blocks(num_blocks); }); });
           },
-          py::arg("num_blocks"), py::call_guard<py::gil_scoped_release>(),
+          py::arg("num_blocks"),
           "To be called once, before the first step. Raises ConfigError without the memory, StepError where "
           "an "
           "executor has the engine.")
@@ -178,22 +177,23 @@ CpuEngine::CpuEngine(Program program, py::object storage, int num_threads, const
     throw ConfigError("num_threads is " + std::to_string(num_threads) + "; it must be at least 1");
   program.identity = identity;
   auto kept = std::make_shared<KeptObject>(std::move(storage));
-  const py::gil_scoped_release release;
-  std::shared_ptr<ThreadPool> pool = beside ? (*beside)->pool_.lock() : nullptr;
-  if (!pool) pool = std::make_shared<ThreadPool>(num_threads);
-  pool_ = pool;
-  // The engine goes before what it reads.
-  struct Parts {
-    std::shared_ptr<KeptObject> storage;
-    std::unique_ptr<Engine> engine;
-  };
-  auto parts = std::make_shared<Parts>(
-      Parts{std::move(kept),
-            make_cpu_engine(std::move(program), std::move(pool), kernels,
-                            std::move(profile).value_or(nullptr), std::move(communicator).value_or(nullptr),
-                            weight_memory ? &*weight_memory : nullptr, std::move(usage).value_or(nullptr))});
-  Engine* engine = parts->engine.get();
-  hold(std::shared_ptr<Engine>(std::move(parts), engine));
+  without_gil([&] {
+    std::shared_ptr<ThreadPool> pool = beside ? (*beside)->pool_.lock() : nullptr;
+    if (!pool) pool = std::make_shared<ThreadPool>(num_threads);
+    pool_ = pool;
+    // The engine goes before what it reads.
+    struct Parts {
+      std::shared_ptr<KeptObject> storage;
+      std::unique_ptr<Engine> engine;
+    };
+    auto parts = std::make_shared<Parts>(Parts{
+        std::move(kept),
+        make_cpu_engine(std::move(program), std::move(pool), kernels, std::move(profile).value_or(nullptr),
+                        std::move(communicator).value_or(nullptr), weight_memory ? &*weight_memory : nullptr,
+                        std::move(usage).value_or(nullptr))});
+    Engine* engine = parts->engine.get();
+    hold(std::shared_ptr<Engine>(std::move(parts), engine));
+  });
 }
 
 void bind_engine(py::module_& module) {

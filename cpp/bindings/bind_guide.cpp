@@ -15,6 +15,7 @@
 #include "bind_exec.h"
 #include "bind_struct.h"
 #include "kept_object.h"
+#include "waiting.h"
 
 namespace py = pybind11;
 
@@ -62,8 +63,7 @@ std::shared_ptr<GrammarCompiler> make_compiler(const Addresses& functions,
   options.translate = [kept = std::make_shared<KeptObject>(std::move(translate))](
                           const GuidedDecodingParams& params) { return translated(*kept, params); };
   const LlguidanceFunctions addresses = functions_of(functions);
-  const py::gil_scoped_release release;
-  return make_llguidance_compiler(addresses, std::move(options));
+  return without_gil([&] { return make_llguidance_compiler(addresses, std::move(options)); });
 }
 
 }  // namespace

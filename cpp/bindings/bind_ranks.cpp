@@ -12,6 +12,7 @@
 #include "adaptrt/socket/socket_communicator.h"
 #include "bindings.h"
 #include "engine_handle.h"
+#include "waiting.h"
 
 namespace py = pybind11;
 
@@ -24,11 +25,12 @@ class ShardedEngine : public EngineHandle {
   ShardedEngine(EngineHandle& local, std::shared_ptr<Communicator> communicator,
                 const std::optional<PipelineFacts>& pipeline,
                 std::optional<std::shared_ptr<StepProfile>> profile) {
-    const py::gil_scoped_release release;
-    Claim claim(local);
-    hold(make_sharded_engine(local.engine(), std::move(communicator), pipeline,
-                             std::move(profile).value_or(nullptr)));
-    claim.keep();
+    without_gil([&] {
+      Claim claim(local);
+      hold(make_sharded_engine(local.engine(), std::move(communicator), pipeline,
+                               std::move(profile).value_or(nullptr)));
+      claim.keep();
+    });
   }
 };
 
@@ -36,8 +38,7 @@ class ShardedEngine : public EngineHandle {
 class RemoteEngine : public EngineHandle {
  public:
   explicit RemoteEngine(std::shared_ptr<Communicator> communicator) {
-    const py::gil_scoped_release release;
-    hold(make_remote_engine(std::move(communicator)));
+    without_gil([&] { hold(make_remote_engine(std::move(communicator))); });
   }
 };
 
@@ -61,9 +62,14 @@ void bind_remote_engine(py::module_& module) {
           "is what errors call the other process, which is lost when it has not answered for `time_limit` "
           "seconds (None: any time); when it has ended, another thread has `time_to_explain` seconds for its "
           "lose(). Raises ConfigError for what is no socket.")
-      .def("lose", &SocketCommunicator::lose, py::arg("reason"), py::call_guard<py::gil_scoped_release>(),
-           "Says why the other process is lost, and ends the wait for it; without effect when it is lost "
-           "already.");
+      .def(
+          "lose",
+          [](SocketCommunicator& self, const std::string& reason) {
+            without_gil([&] { self.lose(reason); });
+          },
+          py::arg("reason"),
+          "Says why the other process is lost, and ends the wait for it; without effect when it is lost "
+          "already.");
   py::class_<RemoteEngine, EngineHandle>(
       module, "RemoteEngine", "An engine whose steps other processes run; their leader is in serve_engine().")
       .def(py::init<std::shared_ptr<Communicator>>(), py::arg("communicator"),
@@ -71,10 +77,12 @@ void bind_remote_engine(py::module_& module) {
   module.def(
       "serve_engine",
       [](EngineHandle& engine, Communicator& communicator) {
-        EngineHandle::Claim(engine).keep();
-        serve_engine(*engine.engine(), communicator);
+        without_gil([&] {
+          EngineHandle::Claim(engine).keep();
+          serve_engine(*engine.engine(), communicator);
+        });
       },
-      py::arg("engine"), py::arg("communicator"), py::call_guard<py::gil_scoped_release>(),
+      py::arg("engine"), py::arg("communicator"),
       "Runs an engine as the process on rank 0 of a communicator of two says; returns when the executor "
       "there "
       "was shut down. Raises EngineError when a process is lost.");
@@ -119,10 +127,12 @@ void bind_ranks(py::module_& module) {
   module.def(
       "serve_rank",
       [](EngineHandle& local, Communicator& communicator) {
-        EngineHandle::Claim(local).keep();
-        serve_rank(*local.engine(), communicator);
+        without_gil([&] {
+          EngineHandle::Claim(local).keep();
+          serve_rank(*local.engine(), communicator);
+        });
       },
-      py::arg("local"), py::arg("communicator"), py::call_guard<py::gil_scoped_release>(),
+      py::arg("local"), py::arg("communicator"),
       "Runs the engine of a rank other than 0 as rank 0 says; returns when the executor there was shut down. "
       "Raises EngineError when a rank is lost.");
   bind_remote_engine(module);

@@ -6,17 +6,21 @@
 
 namespace adaptrt::bindings {
 
+/// Gives up a reference to a Python object on any thread, without ever waiting for the GIL: a thread that has
+/// it does so at once; for the others it is done when Python's main thread runs, or the next KeptObject is
+/// made. When the interpreter has ended, nothing is given up.
+void drop_reference(PyObject* object) noexcept;
+
+/// Gives up what threads without the GIL have dropped. Expects the GIL.
+void drop_waiting_references();
+
+/// Once, when the module is imported: at exit, other threads stop asking the interpreter to drop references.
+void bind_kept_objects();
+
 /// A Python object that C++ may drop on any thread.
 struct KeptObject {
-  explicit KeptObject(pybind11::object kept) : object(std::move(kept)) {}
-  ~KeptObject() {
-    if (Py_IsInitialized() == 0) {  // after the interpreter's end there is nobody to give it back to
-      static_cast<void>(object.release());
-      return;
-    }
-    const pybind11::gil_scoped_acquire gil;
-    object = pybind11::object();
-  }
+  explicit KeptObject(pybind11::object kept) : object(std::move(kept)) { drop_waiting_references(); }
+  ~KeptObject() { drop_reference(object.release().ptr()); }
   KeptObject(const KeptObject&) = delete;
   KeptObject& operator=(const KeptObject&) = delete;
   pybind11::object object;

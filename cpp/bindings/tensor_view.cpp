@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "adaptrt/core/error.h"
+#include "kept_object.h"
 
 namespace py = pybind11;
 
@@ -18,17 +19,13 @@ namespace {
 /// A deleter of views: keeps their array, and gives it up on whichever thread the last view ends.
 class KeepAlive {
  public:
-  explicit KeepAlive(py::array array) : array_(array.release().ptr(), &release) {}
+  explicit KeepAlive(py::array array) : array_(array.release().ptr(), &drop_reference) {
+    drop_waiting_references();
+  }
   void operator()(const void* /*data*/) { array_.reset(); }
   [[nodiscard]] py::object array() const { return py::reinterpret_borrow<py::object>(array_.get()); }
 
  private:
-  static void release(PyObject* array) {
-    // After the interpreter's end there is nobody to give it back to.
-    if (Py_IsInitialized() == 0) return;
-    const py::gil_scoped_acquire gil;
-    Py_DECREF(array);
-  }
   std::shared_ptr<PyObject> array_;
 };
 

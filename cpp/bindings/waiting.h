@@ -6,6 +6,7 @@
 #include <chrono>
 #include <exception>
 #include <optional>
+#include <type_traits>
 #include <utility>
 
 namespace adaptrt::bindings {
@@ -14,17 +15,21 @@ namespace adaptrt::bindings {
 /// down, by unwinding its stack: nothing else may be unwound then, so it is done in no destructor.
 template <class Call>
 auto without_gil(Call call) {
-  std::exception_ptr error;
-  std::optional<decltype(call())> result;
-  PyThreadState* state = PyEval_SaveThread();
-  try {
-    result.emplace(call());
-  } catch (...) {
-    error = std::current_exception();
+  if constexpr (std::is_void_v<decltype(call())>) {
+    static_cast<void>(without_gil([&] { return (call(), true); }));
+  } else {
+    std::exception_ptr error;
+    std::optional<decltype(call())> result;
+    PyThreadState* state = PyEval_SaveThread();
+    try {
+      result.emplace(call());
+    } catch (...) {
+      error = std::current_exception();
+    }
+    PyEval_RestoreThread(state);
+    if (error) std::rethrow_exception(error);
+    return std::move(*result);
   }
-  PyEval_RestoreThread(state);
-  if (error) std::rethrow_exception(error);
-  return std::move(*result);
 }
 
 /// Waiting looks at Python's signals this often, so that Ctrl-C ends it.

@@ -59,6 +59,41 @@ assert len(executor.await_responses(running)[-1].result.output_token_ids[0]) == 
 """
 
 
+# The executor's thread drops the last reference to the post-processor of a request that it has not begun.
+DROPPED_BY_A_THREAD = """
+import sys, time, weakref
+import adaptrt
+from adaptrt import _core
+config = adaptrt.ExecutorConfig(num_threads=1, max_batch_size=1)
+executor = _core.Executor(adaptrt.load_engine(sys.argv[1]).start(config), config, 1 << 28)
+def process(request_id, logits, tokens, stream, client_id):
+    pass
+known = weakref.ref(process)
+running = executor.enqueue_request(adaptrt.Request([3, 4, 5], 600))
+waiting = executor.enqueue_request(adaptrt.Request([3, 4, 5], 8, logits_post_processor=process))
+del process
+executor.cancel_request(waiting)
+"""
+# The thread would wait for the GIL when the interpreter begins to end, and get it while a finalised object sleeps.
+AT_EXIT = """
+class Sleeper:
+    def __del__(self, sleep=time.sleep):
+        sleep(1)
+adaptrt.sleeper = Sleeper()
+sys.setswitchinterval(100)
+end = time.monotonic() + 1
+while time.monotonic() < end:
+    pass
+"""
+WHILE_RUNNING = """
+executor.await_responses(running)
+end = time.monotonic() + 30
+while known() is not None and time.monotonic() < end:
+    time.sleep(0.01)
+assert known() is None
+"""
+
+
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_random_engine(ModelSpec(), tmp_path_factory.mktemp("lifetime"))[1]
@@ -96,3 +131,13 @@ assert len(os.listdir("/proc/self/task")) <= before + 2  # those of the LoRA cac
     script = script.replace("import adaptrt\n", "import adaptrt\nbefore = len(os.listdir('/proc/self/task'))\n")
     found = subprocess.run([sys.executable, "-c", script, str(engine)], capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr
+
+
+@pytest.mark.parametrize("end", [AT_EXIT, WHILE_RUNNING], ids=["at exit", "while running"])
+def test_a_thread_without_the_gil_drops_an_object(engine: Path, end: str) -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", DROPPED_BY_A_THREAD + end, str(engine)],
+        timeout=60, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert found.returncode == 0, found.stderr
+    assert "terminate" not in found.stderr
