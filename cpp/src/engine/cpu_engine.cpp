@@ -108,6 +108,7 @@ class CpuEngine final : public Engine {
     check_encoder_inputs(input, info_, cross_pool_.num_blocks());
     if (!input.copies_from.empty()) kv_pool_.copy_blocks(input.copies_from, input.copies_to, *threads_);
     overlapped_sum_.forget();
+    const ThreadLeaver leaver(kernels_);
     if (recorder_) recorder_->begin_step(input);
     if (weights_) {
       weights_->begin_step(std::ssize(input.token_ids) <= most_sparse_rows(kernels_, program_.dtype));
@@ -131,10 +132,23 @@ class CpuEngine final : public Engine {
                [&] { return widen_hidden(step); });
     }
     if (recorder_) recorder_->end_step();
-    if (kernels_.leave_thread != nullptr) kernels_.leave_thread();
   }
 
  private:
+  /// Has kernels give up what they keep in the calling thread, however a step ends.
+  class ThreadLeaver {
+   public:
+    explicit ThreadLeaver(const KernelTable& kernels) : leave_(kernels.leave_thread) {}
+    ~ThreadLeaver() {
+      if (leave_ != nullptr) leave_();
+    }
+    ThreadLeaver(const ThreadLeaver&) = delete;
+    ThreadLeaver& operator=(const ThreadLeaver&) = delete;
+
+   private:
+    void (*leave_)();
+  };
+
   void require_block_size(std::size_t bytes) const {
     if (bytes == kv_pool_.block_bytes()) return;
     throw EngineError("a KV block has " + std::to_string(kv_pool_.block_bytes()) + " bytes, not " +

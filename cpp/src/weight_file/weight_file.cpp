@@ -9,7 +9,6 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
-#include <memory>
 #include <utility>
 
 #include "adaptrt/core/error.h"
@@ -32,11 +31,8 @@ int open_direct(const std::string& path) {
 #ifdef O_DIRECT
   const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT);
   if (file < 0) return -1;
-  struct alignas(kFilePage) Page {
-    std::byte bytes[kFilePage];
-  };
-  const auto page = std::make_unique<Page>();
-  if (pread(file, page->bytes, kFilePage, 0) >= 0) return file;
+  alignas(kFilePage) std::array<std::byte, kFilePage> page;  // nothing throws while the file is nobody's yet
+  if (pread(file, page.data(), page.size(), 0) >= 0) return file;
   ::close(file);
 #endif
   return -1;
@@ -71,9 +67,9 @@ WeightFile::WeightFile(std::string path)
     : path_(std::move(path)), cached_(open(path_.c_str(), O_RDONLY | O_CLOEXEC)) {
   struct stat status{};
   if (cached_ < 0 || fstat(cached_, &status) != 0) {
-    const std::string reason = text_of(errno);
+    const int number = errno;
     if (cached_ >= 0) ::close(cached_);
-    throw EngineError(path_ + ": cannot be read: " + reason);
+    throw EngineError(path_ + ": cannot be read: " + text_of(number));
   }
   size_ = static_cast<std::size_t>(status.st_size);
   direct_ = open_direct(path_);

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "adaptrt/core/error.h"
+#include "adaptrt/kernels/kernel_table.h"
 #include "engine/random_model.h"
 #include "engine/step_arrays.h"
 
@@ -201,6 +202,23 @@ BOOST_AUTO_TEST_CASE(engines_that_do_not_tell_hidden_states_refuse_them) {
   StepArrays arrays({{.tokens = {5, 8, 13}, .prompt_length = 3, .blocks = {0}}});
   arrays.hidden_rows = {1};
   BOOST_CHECK_THROW(results_of(engine.get(), arrays.input()), StepError);
+}
+
+int num_times_left = 0;
+
+BOOST_AUTO_TEST_CASE(kernels_leave_the_thread_however_a_step_ends) {
+  KernelTable kernels = *available_kernels().front();
+  kernels.leave_thread = [] { ++num_times_left; };
+  const RandomModel model({});
+  const auto engine = make_cpu_engine(model.program, std::make_shared<ThreadPool>(1), kernels);
+  engine->allocate_kv_blocks(kBlocks);
+  const StepArrays step({{.tokens = {3}, .first_position = 0, .prompt_length = 1, .blocks = {0}}});
+  num_times_left = 0;
+  static_cast<void>(logits_of(engine.get(), step.input()));
+  BOOST_TEST(num_times_left == 1);
+  const auto refuse = [](std::int64_t, std::int64_t, const float*) { throw StepError("no rows, please"); };
+  BOOST_CHECK_THROW(engine->step(step.input(), refuse), StepError);
+  BOOST_TEST(num_times_left == 2);
 }
 
 BOOST_AUTO_TEST_SUITE_END()

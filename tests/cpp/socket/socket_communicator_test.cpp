@@ -4,6 +4,7 @@
 
 #include <fcntl.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <array>
 #include <boost/test/unit_test.hpp>
@@ -48,6 +49,13 @@ void send(SocketCommunicator& from, std::int32_t to, std::span<const std::byte> 
 }
 
 BOOST_AUTO_TEST_SUITE(socket_communicator)
+
+BOOST_AUTO_TEST_CASE(what_is_no_socket_stays_the_callers) {
+  std::array<int, 2> ends{};
+  BOOST_TEST_REQUIRE(pipe(ends.data()) == 0);
+  BOOST_CHECK_THROW(SocketCommunicator(ends[0], 0, "the second", std::nullopt, milliseconds(0)), ConfigError);
+  for (const int end : ends) BOOST_TEST(close(end) == 0);
+}
 
 BOOST_AUTO_TEST_CASE(messages_longer_than_the_socket_holds_arrive_in_order) {
   Pair pair(milliseconds(10000));

@@ -1,11 +1,17 @@
 #include "adaptrt/weight_file/weight_file.h"
 
 #include <boost/test/unit_test.hpp>
+#include <filesystem>
+#include <iterator>
+#include <new>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "adaptrt/core/error.h"
 #include "files.h"
+#include "support/allocations.h"
 
 namespace adaptrt::testing::weight_file_test {
 namespace {
@@ -44,6 +50,27 @@ BOOST_AUTO_TEST_CASE(ranges_are_read_whole_up_to_the_end_of_the_file) {
   weights.read(pages, memory.data());
   check_content(pages, ranges, memory.data());
   BOOST_TEST(weights.bytes_read() == 3 * kFilePage + 100);
+}
+
+std::ptrdiff_t count_open_files() {
+  const std::filesystem::directory_iterator files("/proc/self/fd");
+  return std::distance(begin(files), end(files));
+}
+
+BOOST_AUTO_TEST_CASE(no_file_stays_open_where_memory_is_refused) {
+  const TestFile file(kFileBytes);
+  std::string path = file.path();
+  const auto before = count_open_files();
+  {
+    const FailingAllocations failing(1);
+    std::thread([&] {
+      try {
+        const WeightFile weights(std::move(path));
+      } catch (const std::bad_alloc&) {
+      }
+    }).join();
+  }
+  BOOST_TEST(count_open_files() == before);
 }
 
 BOOST_AUTO_TEST_CASE(a_file_that_was_cut_short_is_an_error_that_names_it) {

@@ -17,7 +17,7 @@ class SocketCommunicator final : public Communicator {
   /// Rank 0 or 1 of the two. `socket` is owned and closed here; `peer` is what errors call the other process.
   /// `time_limit` is what exchange() waits at most while nothing moves; nullopt: for ever. `time_to_explain`
   /// is what another thread gets for its lose() when the other process has ended. Throws ConfigError for what
-  /// is no socket.
+  /// is no socket, which stays the caller's.
   SocketCommunicator(int socket, std::int32_t rank, std::string peer,
                      std::optional<std::chrono::milliseconds> time_limit,
                      std::chrono::milliseconds time_to_explain);
