@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -20,6 +20,9 @@ from .convert import MAGNITUDE, SHIFT, ConvertedAdapter
 from .names import MODULE_OF_ID, MODULES, Role, TensorName, parse_tensor_name
 from .recognise import SAFETENSORS_FILE
 from .terms import AdapterTerms
+
+_TERMS_SHOWN: Final = 4
+"""Terms of a sum that errors name for a module."""
 
 _Key: TypeAlias = tuple[int, int]  # layer and module id, by which rows are ordered
 
@@ -85,7 +88,9 @@ def _stored_ranks(directory: Path, modules: AdaptedModules) -> dict[_Key, tuple[
 
 
 def _too_large(path: str, ranks: Sequence[tuple[str, int]], max_rank: int) -> str:
-    each = " + ".join(f"{rank} of '{name}'" for name, rank in ranks)
+    each = " + ".join(f"{rank} of '{name}'" for name, rank in ranks[:_TERMS_SHOWN])
+    if len(ranks) > _TERMS_SHOWN:
+        each += f" and so on, {sum(rank for _, rank in ranks)} in all"
     return f"module '{path}': the ranks are {each}, above max_lora_rank {max_rank}"
 
 

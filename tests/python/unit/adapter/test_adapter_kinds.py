@@ -252,6 +252,8 @@ def test_ranks_of_a_sum_are_compared_before_anything_is_converted(
         _core.AdapterError, match=r"the ranks are 4 of 'a' \+ 4 of 'b' \+ 4 of 'a', above max_lora_rank 8"
     ):
         lora_config.sum_of_directories([("a", a, 1.0), ("b", b, 0.5), ("a", a, 0.1)], engine)
+    with pytest.raises(_core.AdapterError, match=r"( \+ 4 of 'a'){3} and so on, 20 in all, above max_lora_rank 8"):
+        lora_config.sum_of_directories([("a", a, 1.0)] * 5, engine)
     assert len(converted) == 2
 
 
