@@ -23,7 +23,8 @@ from .adapter_store import AdapterStore
 from .chat_template import special_tokens
 from .named_adapter import NamedAdapter
 from .text_bound import LONG_TEXT, check_characters, check_pieces, longest_token
-from .text_stream import token_text
+from .text_stream import TokenText, token_text
+from .token_bytes import TokenBytes
 from .tokenizer_files import TokenizerFiles
 
 MAX_TOKENIZERS: Final = 16
@@ -36,12 +37,13 @@ class TokenTexts:
     def __init__(self, tokenizer: Tokenizer) -> None:
         """Of a vocabulary, which bounds what is kept."""
         self._tokenizer = tokenizer
-        self._texts: dict[int, str] = {}
+        self._bytes = TokenBytes(tokenizer)
+        self._texts: dict[int, TokenText] = {}
 
-    def __getitem__(self, token_id: int) -> str:
+    def __getitem__(self, token_id: int) -> TokenText:
         text = self._texts.get(token_id)
         if text is None:
-            text = self._texts[token_id] = token_text(self._tokenizer, token_id)
+            text = self._texts[token_id] = token_text(self._tokenizer, token_id, self._bytes)
         return text
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import re
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -19,6 +18,7 @@ from tokenizers import Tokenizer
 from .. import _core
 from .._core import ConfigError, GuidedDecodingConfig, GuidedDecodingParams, RequestError
 from .guide_trial import GuideLimits, GuideTrial
+from .token_bytes import TokenBytes
 from .tokenizer_files import TokenizerFiles
 
 HOW_TO_INSTALL: Final = "guided decoding needs llguidance: pip install 'adaptrt[guided]'"
@@ -37,7 +37,6 @@ A model that is free to write whitespace may write nothing else until its limit.
 _ANY_OBJECT: Final = '{"type": "object"}'
 _SPECIAL: Final = b"\xff"
 """What llguidance marks special tokens with: no text has this byte."""
-_BYTE_TOKEN: Final = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 def make_grammar_compiler(
@@ -99,22 +98,11 @@ def token_bytes(tokenizer: Tokenizer, vocab_size: int, stop_token_ids: Sequence[
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     if (highest := max(vocabulary.values(), default=0)) >= vocab_size:
         raise ConfigError(f"the tokenizer has token {highest}; the engine's vocabulary is 0 to {vocab_size - 1}")
-    decoders = _decoders(json.loads(tokenizer.to_str())["decoder"])
-    kinds = {decoder["type"] for decoder in decoders}
-    if "ByteLevel" in kinds:
-        to_bytes = _bytes_of_letters
-    elif kinds & {"ByteFallback", "Metaspace"}:
-        spaces = _letters_for_spaces(decoders)
-
-        def to_bytes(token: str) -> bytes:
-            if byte := _BYTE_TOKEN.fullmatch(token):
-                return bytes.fromhex(byte[1])
-            return token.translate(spaces).encode()
-
-    else:
+    of_tokens = TokenBytes(tokenizer)
+    if not of_tokens.is_known:
         raise ConfigError(
-            f"guided decoding needs to know the bytes of tokens, and the tokenizer's decoder is {sorted(kinds)}; "
-            "accepted: ByteLevel, ByteFallback, Metaspace"
+            f"guided decoding needs to know the bytes of tokens, and the tokenizer's decoder is "
+            f"{sorted(of_tokens.kinds)}; accepted: ByteLevel, ByteFallback, Metaspace"
         )
     added = tokenizer.get_added_tokens_decoder()
     tokens = [b""] * vocab_size
@@ -122,7 +110,7 @@ def token_bytes(tokenizer: Tokenizer, vocab_size: int, stop_token_ids: Sequence[
         if number in stop_token_ids or (number in added and added[number].special):
             tokens[number] = _SPECIAL + token.encode()
         else:
-            tokens[number] = token.encode() if number in added else to_bytes(token)
+            tokens[number] = of_tokens.of(token) or b""
     return tokens
 
 
@@ -160,43 +148,6 @@ def _load_llguidance() -> tuple[Any, dict[str, int]]:
         except AttributeError as error:
             raise ConfigError(f"llguidance {version} does not export {name}, which guided decoding calls") from error
     return llguidance, functions
-
-
-def _decoders(decoder: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
-    """A decoder and those inside it."""
-    if decoder is None:
-        return []
-    return [decoder, *(inner for part in decoder.get("decoders", ()) for inner in _decoders(part))]
-
-
-def _letters_for_spaces(decoders: Sequence[Mapping[str, Any]]) -> dict[int, str]:
-    """What stands for a space in the names of tokens."""
-    letters = {}
-    for decoder in decoders:
-        if decoder["type"] == "Metaspace":
-            letters[ord(decoder["replacement"])] = " "
-        elif decoder["type"] == "Replace":
-            pattern = decoder["pattern"].get("String", "")
-            if len(pattern) == 1 and decoder["content"] == " ":
-                letters[ord(pattern)] = " "
-    return letters
-
-
-def _byte_letters() -> dict[str, int]:
-    """How byte-level vocabularies write bytes: printable ones as themselves, the others as letters from 256 on."""
-    own = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(0x100) if byte not in own]
-    return {chr(byte): byte for byte in own} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
-
-
-_BYTE_OF_LETTER: Final = _byte_letters()
-
-
-def _bytes_of_letters(token: str) -> bytes:
-    try:
-        return bytes(_BYTE_OF_LETTER[letter] for letter in token)
-    except KeyError:
-        return token.encode()
 
 
 def _grammar_of(params: GuidedDecodingParams, llguidance: Any, special: set[str]) -> tuple[str, str]:

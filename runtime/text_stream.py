@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
-from typing import Final
+from dataclasses import dataclass
+from functools import cached_property
 
 from tokenizers import Tokenizer
 
-from .._core import RequestError
-
-_REPLACEMENT: Final = "\ufffd"
-"""What decoders write for bytes that are no UTF-8; at the end of a text, the letter's other bytes may still come."""
-_BYTE_TOKEN: Final = re.compile(r"<0x[0-9A-F]{2}>")
-"""How vocabularies with byte fallback name the tokens of single bytes."""
-_LONGEST_LETTER: Final = 4
-"""Bytes of a letter in UTF-8."""
+from .stop_texts import StopTexts
+from .token_bytes import LetterCount, TokenBytes
 
 
 class TextStream:
@@ -26,42 +20,44 @@ class TextStream:
     of a stop string, or while tokens to come may still change it: an incomplete UTF-8 letter, and a run of
     byte-fallback tokens, which is decoded as a whole.
 
+    A stop string may have the names of special tokens, which end the text where they come even if it leaves them out.
+
     Each step decodes a few tokens, however long the answer is. (tokenizers' DecodeStream is not used: it raises an
     error where a run of byte tokens turns out not to be UTF-8 after all.)
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), *, skip_special_tokens: bool = True) -> None:
         """Raises RequestError for an empty stop string."""
-        if not all(stop):
-            raise RequestError("stop has an empty string; leave it out, or give the text that ends an answer")
         self._tokenizer = tokenizer
-        self._stop = tuple(stop)
         self._skip_special_tokens = skip_special_tokens
-        self._special_ids = frozenset(
-            token_id
+        self._hidden = {
+            token_id: token.content
             for token_id, token in tokenizer.get_added_tokens_decoder().items()
             if skip_special_tokens and token.special
-        )
+        }
+        self._stop = StopTexts(stop, self._hidden)
         # The last tokens of the settled text: decoders treat the first token of a text differently from others.
         self._context: list[int] = []
         self._context_text = ""
+        # Tokens whose text is not settled, and their letters.
         self._pending: list[int] = []
-        self._held = ""
+        self._letters = LetterCount()
+        # Of those and of hidden tokens between them: the place in offsets, and the number of pending tokens before.
+        self._places: list[tuple[int, int]] = []
         self._num_settled = 0
         self._offsets: list[int] = []
-        self._stopped: str | None = None
 
     @property
     def stopped(self) -> str | None:
         """The stop string that ended the text; None: none did so far."""
-        return self._stopped
+        return self._stop.stopped
 
     @property
     def offsets(self) -> Sequence[int]:
         """Where each added token's text begins, in characters of the text that stop strings have not cut.
 
         Tokens that make up a letter together have the same offset, the letter's. A token that was added after the end
-        has none.
+        has none. Offsets within a run of byte-fallback tokens may change until the run has ended.
         """
         return self._offsets
 
@@ -69,39 +65,61 @@ class TextStream:
         """Takes the next tokens and returns the text that may be shown now; after a stop string, they are ignored."""
         shown = ""
         for token_id in token_ids:
-            if self._stopped is not None:
+            if self.stopped is not None:
                 break
-            self._offsets.append(self._num_settled)
             token = self._tokenizer.id_to_token(token_id)
             # Neither leaves a trace in the text: special tokens, and ids of a padded vocabulary.
-            if token is None or token_id in self._special_ids:
+            if token is None or token_id in self._hidden:
+                self._places.append((len(self._offsets), len(self._pending)))
+                self._offsets.append(self._num_settled + self._letters.place)
+                if mark := self._stop.mark(token_id):
+                    # It may end the text: letters do not reach over it.
+                    shown += self._stop.add(self._settle(is_cut=True) + mark)
                 continue
-            self._pending.append(token_id)
-            if not _BYTE_TOKEN.fullmatch(token):
-                shown += self._show(self._settle())
+            shown += self._add(token_id, token)
         return shown
 
     def finish(self) -> str:
         """The rest of the text, when no more tokens come."""
-        if self._stopped is not None:
+        if self.stopped is not None:
             return ""
-        rest = self._decode(self._context + self._pending)[len(self._context_text) :]
-        shown = self._show(rest)
-        if self._stopped is None:
-            shown += self._held
-        self._held, self._pending = "", []
-        return shown
+        shown = self._stop.add(self._settle())
+        return shown if self.stopped is not None else shown + self._stop.finish()
 
-    def _settle(self) -> str:
-        """The text of pending tokens that no later token can change; they become the context."""
-        tokens = self._context + self._pending
-        text = self._decode(tokens)
-        last = len(tokens)
-        if text.endswith(_REPLACEMENT):
-            last = self._last_whole_letter(tokens, text)
-            text = self._decode(tokens[:last])
-        settled = text[len(self._context_text) :]
-        self._pending = tokens[last:]
+    @cached_property
+    def _token_bytes(self) -> TokenBytes:
+        return TokenBytes(self._tokenizer)
+
+    def _add(self, token_id: int, token: str) -> str:
+        """The text that may be shown after one more token that has some."""
+        data = self._token_bytes.of(token) or b""
+        is_byte = self._token_bytes.is_byte(token)
+        continues = self._letters.is_continued_by(data)
+        settled = ""
+        if self._pending and not is_byte and not continues:
+            settled = self._settle()
+        self._places.append((len(self._offsets), len(self._pending)))
+        self._offsets.append(self._num_settled + (self._letters.place if continues else self._letters.started))
+        self._pending.append(token_id)
+        self._letters.add(data)
+        is_open = is_byte or (self._token_bytes.is_byte_level and self._letters.missing > 0)
+        return self._stop.add(settled if is_open else settled + self._settle())
+
+    def _settle(self, *, is_cut: bool = False) -> str:
+        """The text of pending tokens, which become the context.
+
+        is_cut: bytes of the next tokens do not continue theirs.
+        """
+        tokens, last = self._context + self._pending, len(self._context) + len(self._pending)
+        settled = self._decode(tokens)[len(self._context_text) :]
+        if len(self._pending) > 1 and self._token_bytes.has_byte_tokens:
+            self._correct_offsets(settled)
+        if is_cut:
+            # Without the parts of letters, with which tokens to come would make others.
+            tokens = [token for token in tokens if not self._is_part(token)]
+            if not tokens and self._num_settled + len(settled):
+                tokens = self._any_word
+            last = len(tokens)
         # A lone token may decode to nothing at the beginning of a text, such as the space before a word; two do not.
         for first in (last - 1, last - 2, 0):
             if first >= 0 and (context_text := self._decode(tokens[first:last])):
@@ -110,49 +128,92 @@ class TextStream:
         else:
             self._context, self._context_text = tokens[:last], ""
         self._num_settled += len(settled)
+        self._pending, self._letters, self._places = [], LetterCount(), []
         return settled
 
-    def _last_whole_letter(self, tokens: list[int], text: str) -> int:
-        """How many of the tokens end with a whole letter, or with bytes that nothing can make one.
+    def _is_part(self, token_id: int) -> bool:
+        """True for a token that is no text by itself, because its bytes are not whole letters."""
+        token = str(self._tokenizer.id_to_token(token_id))
+        if self._token_bytes.is_byte_level:
+            return "\ufffd" in (self._token_bytes.of(token) or b"").decode(errors="replace")
+        return self._token_bytes.is_byte(token)
 
-        Only the last bytes can be incomplete, and each token has one at least. Where two parts decode to the same as
-        they do together, no letter reaches from one to the other.
-        """
-        for cut in range(len(tokens) - 1, max(len(self._context), len(tokens) - _LONGEST_LETTER), -1):
-            if self._decode(tokens[:cut]) + self._decode(tokens[cut:]) == text:
-                return cut
-        return len(self._context)
+    @cached_property
+    def _any_word(self) -> list[int]:
+        """A token with text of its own, which stands for text that tokens cannot; empty if there is none."""
+        for token_id in range(self._tokenizer.get_vocab_size()):
+            if token_id not in self._hidden and not self._is_part(token_id) and self._decode([token_id]).strip():
+                return [token_id]
+        return []
+
+    def _correct_offsets(self, settled: str) -> None:
+        """Sets the offsets of a run of byte tokens, of which decoders make letters only if all of it is UTF-8."""
+        data = b"".join(self._token_bytes.of(str(self._tokenizer.id_to_token(token))) or b"" for token in self._pending)
+        letters = LetterCount()
+        starts = []
+        for i in range(len(data)):
+            letters.add(data[i : i + 1])
+            starts.append(letters.started - 1)
+        try:
+            starts.append(len(data.decode()))
+        except UnicodeDecodeError:
+            starts = list(range(len(data) + 1))
+        # Decoders drop a space at the beginning of a text.
+        num_dropped = starts[-1] - len(settled)
+        for place, num_before in self._places:
+            self._offsets[place] = self._num_settled + max(starts[num_before] - num_dropped, 0)
 
     def _decode(self, token_ids: list[int]) -> str:
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=self._skip_special_tokens))
 
-    def _show(self, text: str) -> str:
-        """What may be shown of the held text and this one; sets `stopped` at the first stop string."""
-        text = self._held + text
-        ends = [(begin + len(stop), begin, stop) for stop in self._stop if (begin := text.find(stop)) != -1]
-        if ends:
-            _, begin, self._stopped = min(ends)
-            self._held, self._pending = "", []
-            return text[:begin]
-        held = max((_overlap(text, stop) for stop in self._stop), default=0)
-        self._held = text[len(text) - held :]
-        return text[: len(text) - held]
+
+@dataclass(frozen=True)
+class TokenText:
+    """What a token adds to a text that it continues."""
+
+    text: str
+    """With its leading space; U+FFFD for bytes that are not a letter; "" for an id that the tokenizer does not have."""
+    data: bytes | None
+    """Its bytes, which may be a part of a letter; None for an id that the tokenizer does not have."""
 
 
-def token_text(tokenizer: Tokenizer, token_id: int) -> str:
-    """What a token adds to a text that it continues: with its leading space, U+FFFD for bytes that are not a letter.
+def token_text(tokenizer: Tokenizer, token_id: int, token_bytes: TokenBytes | None = None) -> TokenText:
+    """What a token adds to a text that it continues.
 
-    For log probabilities, which name tokens by their text. Special tokens have their names; an id that the tokenizer
-    does not have has "".
+    For log probabilities, which name tokens by their text. Special tokens have their names. token_bytes: those of the
+    tokenizer, if the caller has them.
     """
-    # Behind itself, a token is not the first of a text, whose leading space decoders drop.
+    token = tokenizer.id_to_token(token_id)
+    if token is None:
+        return TokenText("", None)
+    data = (token_bytes or TokenBytes(tokenizer)).of(token)
+    if data is not None:
+        return TokenText(data.decode(errors="replace"), data)
+    # Following itself, a token is not the first of a text, whose leading space decoders drop.
     alone = str(tokenizer.decode([token_id], skip_special_tokens=False))
-    return str(tokenizer.decode([token_id, token_id], skip_special_tokens=False))[len(alone) :]
+    text = str(tokenizer.decode([token_id, token_id], skip_special_tokens=False))[len(alone) :]
+    return TokenText(text, text.encode())
 
 
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of a text that a stop string begins with, without being all of it."""
-    for length in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:length]):
-            return length
-    return 0
+def prompt_offsets(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) -> list[int]:
+    """Where each token of a prompt begins in its text, in characters.
+
+    Tokens that are not in the text, because the tokenizer puts them around it, are where the next one is, or at the
+    end.
+    """
+    encoding = tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    own = [token for token, is_added in zip(encoding.ids, encoding.special_tokens_mask, strict=True) if not is_added]
+    stream = TextStream(tokenizer, skip_special_tokens=False)
+    if stream.add(own) + stream.finish() == text:
+        starts = iter(stream.offsets)
+    else:
+        # A normaliser changes the text. Its own places may leave out the space before a word.
+        places = zip(encoding.offsets, encoding.special_tokens_mask, strict=True)
+        starts = iter([begin for (begin, _), is_added in places if not is_added])
+    offsets = [None if is_added else next(starts) for is_added in encoding.special_tokens_mask]
+    following = len(text)
+    for i in range(len(offsets) - 1, -1, -1):
+        if (own_offset := offsets[i]) is not None:
+            following = own_offset
+        offsets[i] = following
+    return [offset for offset in offsets if offset is not None]

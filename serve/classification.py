@@ -126,7 +126,7 @@ def _classes(
         return {"label": found.label, "probs": found.probs.tolist(), "num_classes": num_classes}
     each = [classifier.classification(row) for row in rows]
     return {
-        "tokens": [texts[token] for token in prompt],
+        "tokens": [texts[token].text for token in prompt],
         "labels": [found.label for found in each],
         "probs": [found.probs.tolist() for found in each],
         "num_classes": num_classes,

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from ..runtime.adapter_tokenizers import TextTokenizer
-from ..runtime.text_stream import TextStream
+from ..runtime.text_stream import TextStream, prompt_offsets
 from .errors import ApiError
 from .generation import TextGeneration, TextPiece, TextRequest
 from .http import EventStream, read_json, unless_disconnected
@@ -82,10 +82,18 @@ async def _prompt(
     if not fields.echo:
         return _Prompt(token_ids)
     if len(token_ids) <= LONG_PROMPT:
-        decoded, offsets = _decoded(own, token_ids, fields.skip_special_tokens)
-    else:
-        decoded, offsets = await service.executor.run(_decoded, own, token_ids, fields.skip_special_tokens)
-    return _Prompt(token_ids, prompt if isinstance(prompt, str) else decoded, offsets)
+        return _echoed(own, prompt, token_ids, fields)
+    return await service.executor.run(_echoed, own, prompt, token_ids, fields)
+
+
+def _echoed(own: TextTokenizer, prompt: str | list[int], token_ids: list[int], fields: CompletionRequest) -> _Prompt:
+    """The prompt with its text; its tokens' places are in the text that is echoed."""
+    if not isinstance(prompt, str):
+        return _Prompt(token_ids, *_decoded(own, token_ids, fields.skip_special_tokens))
+    if fields.logprobs is None:
+        return _Prompt(token_ids, prompt)
+    offsets = prompt_offsets(own.tokenizer, prompt, add_special_tokens=fields.add_special_tokens)
+    return _Prompt(token_ids, prompt, offsets)
 
 
 def _decoded(own: TextTokenizer, token_ids: Sequence[int], skip_special_tokens: bool) -> tuple[str, Sequence[int]]:

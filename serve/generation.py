@@ -135,10 +135,10 @@ class TextGeneration:
                 of_answer[-1],
                 text="".join(piece.text for piece in of_answer),
                 token_ids=tuple(token for piece in of_answer for token in piece.token_ids),
-                log_probs=tuple(entry for piece in of_answer for entry in piece.log_probs),
+                log_probs=answer.with_final_offsets([entry for piece in of_answer for entry in piece.log_probs]),
                 prompt_log_probs=of_answer[0].prompt_log_probs,
             )
-            for of_answer in pieces
+            for answer, of_answer in zip(self._answers, pieces, strict=True)
         ]
 
 
@@ -151,6 +151,12 @@ class _Answer:
         self.has_ended = False
         self._request = request
         self._text = text
+
+    def with_final_offsets(self, entries: Sequence[TokenLogProbs]) -> tuple[TokenLogProbs, ...]:
+        """The answer's log probs, where its whole text is known: some places of tokens were guesses before."""
+        return tuple(
+            replace(entry, text_offset=offset) for entry, offset in zip(entries, self._text.offsets, strict=False)
+        )
 
     def piece(self, results: Sequence[Result], prompt_log_probs: tuple[TokenLogProbs, ...] | None) -> TextPiece:
         """What new results of its sequence make of it."""

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from .._core import AdaptrtError
 from ..runtime.adapter_tokenizers import TokenTexts
+from ..runtime.text_stream import TokenText
 from .errors import ApiError
 from .generation import TextGeneration, TextPiece, TokenLogProbs
 from .http import data_frame
@@ -18,7 +19,6 @@ from .http import data_frame
 DONE: Final = b"data: [DONE]\n\n"
 LOWEST_LOG_PROB: Final = -9999.0
 """What vLLM has for a token that cannot come: JSON has no infinity."""
-_REPLACEMENT: Final = "\ufffd"
 
 
 def new_id(prefix: str) -> str:
@@ -48,7 +48,7 @@ class CompletionLogProbs:
 
     def add_unscored(self, token_id: int, offset: int) -> None:
         """A token that has nothing before it to be scored by, or that the request ended before."""
-        self.tokens.append(self._texts[token_id])
+        self.tokens.append(self._texts[token_id].text)
         self.token_logprobs.append(None)
         self.top_logprobs.append(None)
         self.text_offset.append(offset)
@@ -56,13 +56,13 @@ class CompletionLogProbs:
     def add(self, entry: TokenLogProbs, offset: int) -> None:
         """The token itself is among the most likely ones, as in vLLM, even where it is less likely."""
         log_prob = _finite(entry.log_prob)
-        top = {self._texts[entry.token_id]: log_prob}
+        top = {self._texts[entry.token_id].text: log_prob}
         for token, other in entry.top:
             # Two tokens can have the same text, such as bytes that are not a letter alone: the likelier one counts, so
             # that a token is the likeliest just where its log prob is the highest.
-            text = self._texts[token]
+            text = self._texts[token].text
             top[text] = max(_finite(other), top.get(text, LOWEST_LOG_PROB))
-        self.tokens.append(self._texts[entry.token_id])
+        self.tokens.append(self._texts[entry.token_id].text)
         self.token_logprobs.append(log_prob)
         self.top_logprobs.append(top)
         self.text_offset.append(offset)
@@ -88,10 +88,9 @@ def chat_log_probs(entries: Iterable[TokenLogProbs], texts: TokenTexts) -> dict[
     }
 
 
-def _chat_entry(text: str, log_prob: float) -> dict[str, Any]:
-    # Where the text is not the token's bytes, because they are not a letter alone, there are none.
-    token_bytes = None if _REPLACEMENT in text else list(text.encode())
-    return {"token": text, "logprob": _finite(log_prob), "bytes": token_bytes}
+def _chat_entry(text: TokenText, log_prob: float) -> dict[str, Any]:
+    token_bytes = None if text.data is None else list(text.data)
+    return {"token": text.text, "logprob": _finite(log_prob), "bytes": token_bytes}
 
 
 def _finite(log_prob: float) -> float:

@@ -263,12 +263,46 @@ def test_log_probs_of_a_completion(served: Served, model: str, stream: bool) -> 
     text = "".join(choice.text for choice in choices)
     assert text == PROMPT + TOKENIZER.decode(expected.output_token_ids[0])
     assert len(listed["text_offset"]) == len(tokens)
-    before = ""
     for token, name, offset in zip(tokens, listed["tokens"], listed["text_offset"], strict=True):
-        # A token behind half a letter has the half's offset, for it might have been the other half.
-        if "\ufffd" not in before + name and token >= 4:
+        # Parts of a letter have its place, and special tokens of an answer are not in its text.
+        if "\ufffd" not in name and token >= 4:
             assert text[offset:].startswith(name)
-        before = name
+
+
+@pytest.mark.parametrize("prompt", ["a</s>bc", "</s>", "<|im_start|>hello<tool_call> €"])
+@pytest.mark.parametrize("skip_special_tokens", [False, True])
+def test_tokens_of_an_echoed_prompt_point_into_it(served: Served, prompt: str, skip_special_tokens: bool) -> None:
+    fields = {"max_tokens": 0, "echo": True, "logprobs": 0, "skip_special_tokens": skip_special_tokens}
+    (choice,) = served.post("/v1/completions", {"prompt": prompt, **fields}).json()["choices"]
+    assert choice["text"] == prompt
+    listed = choice["logprobs"]
+    ends = [*listed["text_offset"][1:], len(prompt)]
+    for name, begin, end in zip(listed["tokens"], listed["text_offset"], ends, strict=True):
+        assert "\ufffd" in name or prompt[begin:end] == name
+    # Of token ids, the text is what decoding makes of them.
+    (choice,) = served.post("/v1/completions", {"prompt": ids(prompt), **fields}).json()["choices"]
+    assert choice["text"] == TOKENIZER.decode(ids(prompt), skip_special_tokens=skip_special_tokens)
+    if not skip_special_tokens:
+        assert choice["logprobs"]["text_offset"] == listed["text_offset"]
+
+
+def test_a_stop_text_may_be_a_special_token(served: Served) -> None:
+    only = {
+        str(token): -100 for token in range(SPEC.vocab_size) if TOKENIZER.id_to_token(token) not in ("a", "<|im_end|>")
+    }
+    token = TOKENIZER.token_to_id("<|im_end|>")
+    for seed in range(20):
+        asked = {"prompt": "a", "max_tokens": 60, "seed": seed, "logit_bias": only, **RAW}
+        (whole,) = served.post("/v1/completions", asked).json()["choices"]
+        num_before = whole["token_ids"].index(token)
+        if num_before > 0:
+            break
+    assert num_before > 0
+    for stop in ("<|im_end|>", "a<|im_end|>"):
+        (choice,) = served.post("/v1/completions", {**asked, "stop": stop}).json()["choices"]
+        assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", stop)
+        assert choice["token_ids"] == whole["token_ids"][: num_before + 1]
+        assert choice["text"] == "a" * (num_before - (stop[0] == "a"))
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -346,8 +380,11 @@ def test_chats(served: Served, model: str, prompt: list[int]) -> None:
         [log_prob for _, log_prob in top] for top in expected.top_log_probs[0]
     ]
     for entry, token in zip(entries, choice.token_ids, strict=True):
-        if entry.bytes is not None and token >= 4:
-            assert bytes(entry.bytes).decode() == entry.token == TOKENIZER.decode([token])
+        if token >= 4:
+            assert bytes(entry.bytes).decode(errors="replace") == entry.token == TOKENIZER.decode([token])
+    # Together they are the text, also of letters that come in several tokens.
+    of_text = b"".join(bytes(entry.bytes) for entry, token in zip(entries, choice.token_ids, strict=True) if token >= 4)
+    assert of_text.decode(errors="replace") == choice.message.content
 
     *chunks, last = served.client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
     assert (chunks[0].choices[0].delta.role, chunks[0].choices[0].delta.content) == ("assistant", "")

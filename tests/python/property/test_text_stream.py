@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import hypothesis.strategies as st
@@ -9,7 +10,9 @@ import pytest
 from hypothesis import given, settings
 from tokenizers import Tokenizer, decoders
 
+from adaptrt.runtime.guided_decoding import token_bytes
 from adaptrt.runtime.text_stream import TextStream
+from adaptrt.runtime.token_bytes import LetterCount
 from support.tokenizers import byte_level, metaspace
 
 
@@ -78,16 +81,129 @@ def test_pieces_are_the_whole_text_up_to_a_stop_string(
     assert all(offset <= len(whole) for offset in stream.offsets)
 
 
-@settings(max_examples=200, deadline=None)
-@given(answers())
-def test_a_token_begins_where_the_text_before_it_ends(answer: tuple[str, list[int], list[int], list[str]]) -> None:
+# Of letters of each length, and of half a letter of UTF-16.
+LETTER_BYTES = "a€😀é\ufffd\ud800".encode("utf-8", "surrogatepass")
+
+
+def letter_starts(data: bytes) -> list[int]:
+    """Of each byte, the index of its letter; one that is broken off is a letter too."""
+    starts: list[int] = []
+    while data:
+        try:
+            data.decode()
+            end, broken = len(data), 0
+        except UnicodeDecodeError as error:
+            end, broken = error.start, error.end - error.start
+        for letter in data[:end].decode():
+            starts += [1 + (starts[-1] if starts else -1)] * len(letter.encode())
+        starts += [1 + (starts[-1] if starts else -1)] * broken
+        data = data[end + broken :]
+    return starts
+
+
+def reference_offsets(name: str, ids: list[int], *, skip_special_tokens: bool) -> dict[int, int]:
+    """Where the text of each token begins that has some: by the bytes before it, or by its place in a run of bytes."""
+    tokenizer = TOKENIZERS[name]
+    special = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special and skip_special_tokens}
+    shown = [(at, i) for at, i in enumerate(ids) if tokenizer.id_to_token(i) is not None and i not in special]
+    of_token = token_bytes(tokenizer, 400)
+    # Special tokens are marked by the byte FF.
+    data = [of_token[i] if len(of_token[i]) == 1 else of_token[i].removeprefix(b"\xff") for _, i in shown]
+
+    def length(count: int) -> int:
+        return len(tokenizer.decode([i for _, i in shown[:count]], skip_special_tokens=skip_special_tokens))
+
+    if name == "byte_level":
+        starts = letter_starts(b"".join(data))
+        positions = itertools.accumulate(map(len, data), initial=0)
+        return {at: starts[position] for (at, _), position in zip(shown, positions, strict=False)}
+    is_byte = [name == "metaspace" and tokenizer.id_to_token(i).startswith("<0x") for _, i in shown]
+    found = {}
+    for is_run, group in itertools.groupby(range(len(shown)), key=is_byte.__getitem__):
+        places = list(group)
+        if not is_run:
+            found |= {shown[place][0]: length(place) for place in places}
+            continue
+        first, run = length(places[0]), b"".join(data[place] for place in places)
+        try:
+            run.decode()
+            starts = letter_starts(run)
+        except UnicodeDecodeError:
+            starts = list(range(len(run)))
+        dropped = starts[-1] + 1 - (length(places[-1] + 1) - first)
+        found |= {shown[place][0]: first + max(0, starts[i] - dropped) for i, place in enumerate(places)}
+    return found
+
+
+@settings(max_examples=600, deadline=None)
+@given(answers(), st.booleans())
+def test_a_token_begins_where_the_text_before_it_ends(
+    answer: tuple[str, list[int], list[int], list[str]], skip_special_tokens: bool
+) -> None:
     name, ids, _, _ = answer
-    stream = TextStream(TOKENIZERS[name])
-    text = ""
-    for token_id in ids:
-        piece = stream.add([token_id])
-        assert stream.offsets[-1] == len(text)
-        text += piece
+    stream = TextStream(TOKENIZERS[name], skip_special_tokens=skip_special_tokens)
+    expected = reference_offsets(name, ids, skip_special_tokens=skip_special_tokens)
+    for place, token_id in enumerate(ids):
+        stream.add([token_id])
+        if name == "byte_level" and place in expected:
+            assert stream.offsets[-1] == expected[place]
+    stream.finish()
+    assert {place: stream.offsets[place] for place in expected} == expected
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=12) | st.lists(st.sampled_from(LETTER_BYTES)).map(bytes))
+def test_letters_are_counted_as_decoders_write_them(data: bytes) -> None:
+    letters = LetterCount()
+    for i, start in enumerate(letter_starts(data)):
+        continues = letters.is_continued_by(data[i:])
+        assert (letters.place if continues else letters.started) == start
+        letters.add(data[i : i + 1])
+    assert letters.started == len(data.decode(errors="replace"))
+    assert letters.missing == 0 or data.decode(errors="replace").endswith("\ufffd")
+    byte_letters = TOKENIZERS["byte_level"].get_vocab()
+    tokens = {of: i for i, of in enumerate(token_bytes(TOKENIZERS["byte_level"], 300)) if len(of) == 1}
+    assert len(byte_letters) > len(tokens) == 256
+    assert TOKENIZERS["byte_level"].decode([tokens[bytes([byte])] for byte in data]) == data.decode(errors="replace")
+
+
+SPECIAL_WORDS = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.sampled_from(sorted(TOKENIZERS)),
+    st.lists(st.sampled_from(["a", "l", "hello", "<tool_call>", "<", *SPECIAL_WORDS]), max_size=12),
+    st.lists(st.lists(st.sampled_from(["a", "l", "<", *SPECIAL_WORDS]), min_size=1, max_size=3).map("".join)),
+)
+def test_special_tokens_end_a_text_as_if_it_had_them(name: str, words: list[str], stop: list[str]) -> None:
+    """Stop strings are searched in the text with the tokens and in the text without, but not within their names."""
+    tokenizer = TOKENIZERS[name]
+    # Behind a word, a text has the same spaces with special tokens and without.
+    ids = [i for word in ["hello", *words] if (i := tokenizer.token_to_id(word)) is not None]
+    stream = TextStream(tokenizer, stop)
+    found = "".join([*(stream.add([i]) for i in ids), stream.finish()])
+    parts: list[str] = []
+    for i in ids:
+        of_token = tokenizer.decode([i], skip_special_tokens=False)
+        parts += [of_token] if of_token in SPECIAL_WORDS else of_token
+    assert (found, stream.stopped) == reference_with_names(parts, stop)
+
+
+def reference_with_names(parts: list[str], stop: list[str]) -> tuple[str, str | None]:
+    """Of letters and names of special tokens: the letters before the first stop string, part by part."""
+    for end in range(1, len(parts) + 1):
+        ends: list[tuple[int, str]] = []
+        for begin in range(end):
+            part = parts[begin:end]
+            letters = [text for text in part if len(text) == 1]
+            ends += [(begin, text) for text in stop if len(letters) < len(part) and "".join(part) == text]
+            is_shown = len(part[0]) == len(part[-1]) == 1
+            ends += [(begin, text) for text in stop if is_shown and "".join(letters) == text]
+        if ends:
+            begin, stopped = min(ends)
+            return "".join(text for text in parts[:begin] if len(text) == 1), stopped
+    return "".join(text for text in parts if len(text) == 1), None
 
 
 @pytest.mark.parametrize("name", sorted(TOKENIZERS))

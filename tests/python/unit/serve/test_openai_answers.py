@@ -116,11 +116,11 @@ def test_what_cannot_come_has_a_number() -> None:
     assert listed.token_logprobs == [-9999.0]
 
 
-def test_chats_have_bytes_where_a_token_is_text() -> None:
+def test_chats_have_the_bytes_of_tokens() -> None:
     (entry,) = chat_log_probs([TokenLogProbs(HELLO, -1.0, ((HALF, -0.5),))], TEXTS)["content"]
     assert entry == {
         "token": "hello",
         "logprob": -1.0,
         "bytes": list(b"hello"),
-        "top_logprobs": [{"token": "\ufffd", "logprob": -0.5, "bytes": None}],
+        "top_logprobs": [{"token": "\ufffd", "logprob": -0.5, "bytes": [0x82]}],
     }

@@ -1,0 +1,86 @@
+"""Texts that end an answer, searched in text that comes piece by piece."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from .._core import RequestError
+
+_FIRST_MARK: Final = 0xD800
+_MOST_MARKS: Final = 0x800
+"""Half of a letter of UTF-16, which no text has, stands for a token that the text leaves out."""
+
+
+class StopTexts:
+    """Holds text back while it may be the beginning of a stop text, and ends it before the first one.
+
+    The first is the one that ends first, and the longest of those that end there. A stop text may have the names of
+    special tokens. It is then found where the tokens came, whether or not the text shows them.
+    """
+
+    def __init__(self, stop: Sequence[str], hidden: Mapping[int, str]) -> None:
+        """`hidden`: names of tokens that the text leaves out, by id. Raises RequestError for an empty stop text."""
+        if not all(stop):
+            raise RequestError("stop has an empty string; leave it out, or give the text that ends an answer")
+        self.stopped: str | None = None
+        """The stop text that ended the text; None: none did so far."""
+        self._stop = tuple(stop)
+        named = [(token_id, name) for token_id, name in hidden.items() if name and any(name in text for text in stop)]
+        if len(named) > _MOST_MARKS:
+            raise RequestError(f"stop has the names of {len(named)} special tokens; expected at most {_MOST_MARKS}")
+        self._marks = {token_id: chr(_FIRST_MARK + i) for i, (token_id, _) in enumerate(named)}
+        of_name = {name: self._marks[token_id] for token_id, name in named}
+        # Of names that begin alike, the longest.
+        names = re.compile("|".join(map(re.escape, sorted(of_name, key=len, reverse=True))) or r"(?!)")
+        marked = ((names.sub(lambda found: of_name[found[0]], text), text) for text in stop)
+        self._marked = [(pattern, text) for pattern, text in marked if pattern != text]
+        self._held = ""
+
+    def mark(self, token_id: int) -> str:
+        """A letter to add() for a token that the text leaves out; "" for one that is in no stop text."""
+        return self._marks.get(token_id, "")
+
+    def add(self, text: str) -> str:
+        """Takes the next text, with marks where tokens were left out, and returns what may be shown now."""
+        text = self._held + text
+        visible, places = self._visible(text)
+        # Each with where it ends and begins.
+        found = [
+            (places[begin + len(stop) - 1] + 1, places[begin], stop)
+            for stop in self._stop
+            if (begin := visible.find(stop)) != -1
+        ]
+        found += [
+            (begin + len(pattern), begin, stop) for pattern, stop in self._marked if (begin := text.find(pattern)) != -1
+        ]
+        if found:
+            _, begin, self.stopped = min(found)
+            self._held = ""
+            return self._visible(text[:begin])[0]
+        begin = len(text) - max((_overlap(text, pattern) for pattern, _ in self._marked), default=0)
+        if length := max((_overlap(visible, stop) for stop in self._stop), default=0):
+            begin = min(begin, places[len(visible) - length])
+        self._held = text[begin:]
+        return self._visible(text[:begin])[0]
+
+    def finish(self) -> str:
+        """The rest of the text, when no more comes."""
+        rest, self._held = self._visible(self._held)[0], ""
+        return rest
+
+    def _visible(self, text: str) -> tuple[str, Sequence[int]]:
+        """A text without marks, and the place of each of its letters in the text with them."""
+        if not self._marks:
+            return text, range(len(text))
+        places = [i for i, letter in enumerate(text) if not _FIRST_MARK <= ord(letter) < _FIRST_MARK + _MOST_MARKS]
+        return "".join(text[i] for i in places), places
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of a text that a stop text begins with, without being all of it."""
+    for length in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:length]):
+            return length
+    return 0

@@ -1,0 +1,123 @@
+"""Bytes of single tokens, and the letters that they make up together: a letter's bytes may come in several tokens."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from tokenizers import Tokenizer
+
+_BYTE_TOKEN: Final = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+"""How vocabularies with byte fallback name the tokens of single bytes."""
+
+
+class TokenBytes:
+    """What each token of a vocabulary adds to a text, as bytes, in the way of the tokenizer's decoder."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """Looks at the decoder only, whatever the size of the vocabulary."""
+        decoder = tokenizer.decoder
+        decoders = _decoders(None if decoder is None else json.loads(decoder.__getstate__()))
+        self.kinds: Final = frozenset(decoder["type"] for decoder in decoders)
+        """Types of the decoder and of those inside it."""
+        self.is_byte_level: Final = "ByteLevel" in self.kinds
+        """Tokens are written in letters that stand for bytes."""
+        self.has_byte_tokens: Final = not self.is_byte_level and "ByteFallback" in self.kinds
+        """There are tokens of single bytes, of which a whole run is decoded together."""
+        self._spaces = _letters_for_spaces(decoders)
+
+    @property
+    def is_known(self) -> bool:
+        """True if of() knows the bytes of tokens."""
+        return bool(self.kinds & {"ByteLevel", "ByteFallback", "Metaspace"})
+
+    def of(self, token: str) -> bytes | None:
+        """The bytes that a token adds to a text; None for a decoder that works otherwise."""
+        if self.is_byte_level:
+            try:
+                return bytes(_BYTE_OF_LETTER[letter] for letter in token)
+            except KeyError:  # an added token, which stands for itself
+                return token.encode()
+        if not self.is_known:
+            return None
+        if self.is_byte(token):
+            return bytes.fromhex(token[3:5])
+        return token.translate(self._spaces).encode()
+
+    def is_byte(self, token: str) -> bool:
+        """True for a token that is one byte of a run."""
+        return self.has_byte_tokens and _BYTE_TOKEN.fullmatch(token) is not None
+
+
+class LetterCount:
+    """Counts the letters of a text whose bytes come in parts. Bytes that are not UTF-8 count as decoders write them.
+
+    Decoders write one U+FFFD for a letter that is broken off, and one for each other byte that begins no letter.
+    """
+
+    def __init__(self) -> None:
+        self.started = 0
+        """Letters whose first byte has come."""
+        self.missing = 0
+        """Bytes that the last letter still needs."""
+        self._lowest, self._highest = 0x80, 0xBF
+
+    @property
+    def place(self) -> int:
+        """Index of the letter that is open, or of the next one."""
+        return self.started - (self.missing > 0)
+
+    def is_continued_by(self, data: bytes) -> bool:
+        """True if the first of these bytes belongs to the letter that is open."""
+        return self.missing > 0 and len(data) > 0 and self._lowest <= data[0] <= self._highest
+
+    def add(self, data: bytes) -> None:
+        """Takes the next bytes."""
+        for byte in data:
+            if self.missing and self._lowest <= byte <= self._highest:
+                self.missing -= 1
+                self._lowest, self._highest = 0x80, 0xBF
+            else:
+                self.started += 1
+                self.missing, self._lowest, self._highest = _FOLLOWING.get(byte, (0, 0x80, 0xBF))
+
+
+def _following() -> dict[int, tuple[int, int, int]]:
+    """By the first byte of a letter: how many bytes follow, and which may come next (table 3-7 of Unicode)."""
+    found = dict.fromkeys(range(0xC2, 0xE0), (1, 0x80, 0xBF))
+    found |= dict.fromkeys(range(0xE0, 0xF0), (2, 0x80, 0xBF))
+    found |= dict.fromkeys(range(0xF0, 0xF5), (3, 0x80, 0xBF))
+    return found | {0xE0: (2, 0xA0, 0xBF), 0xED: (2, 0x80, 0x9F), 0xF0: (3, 0x90, 0xBF), 0xF4: (3, 0x80, 0x8F)}
+
+
+def _byte_letters() -> dict[str, int]:
+    """How byte-level vocabularies write bytes: printable ones as themselves, the others as letters from 256 on."""
+    own = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(0x100) if byte not in own]
+    return {chr(byte): byte for byte in own} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+
+
+_FOLLOWING: Final = _following()
+_BYTE_OF_LETTER: Final = _byte_letters()
+
+
+def _decoders(decoder: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
+    """A decoder and those inside it."""
+    if decoder is None:
+        return []
+    return [decoder, *(inner for part in decoder.get("decoders", ()) for inner in _decoders(part))]
+
+
+def _letters_for_spaces(decoders: Sequence[Mapping[str, Any]]) -> dict[int, str]:
+    """Letters that stand for a space in the names of tokens."""
+    letters = {}
+    for decoder in decoders:
+        if decoder["type"] == "Metaspace":
+            letters[ord(decoder["replacement"])] = " "
+        elif decoder["type"] == "Replace":
+            pattern = decoder["pattern"].get("String", "")
+            if len(pattern) == 1 and decoder["content"] == " ":
+                letters[ord(pattern)] = " "
+    return letters
