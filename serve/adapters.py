@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Final
 
 from .._core import AdaptrtError, LoraConfig, PeftTaskNotCachedError, Request
-from ..builder.adapter.recognise import CONFIG_FILE, INITIAL_DIRECTORY
 from ..builder.adapter.sum_of_names import parse_sum
 from ..runtime.named_adapter import UnknownAdapterError
 from ..runtime.prompt_tuning import behind_virtual_tokens, num_virtual_tokens
-from .adapter_names import is_name, name_problem
+from .adapter_names import name_problem
+from .adapter_roots import AdapterRoots
 from .async_executor import AsyncExecutor, Generation
 from .errors import INVALID_USER_INPUT, ApiError
-from .root_paths import paths_below, root_spellings
+from .work import WorkKind
 
 TRIES: Final = 8
 """How often an adapter that is evicted before its request is queued is loaded anew."""
@@ -40,12 +39,11 @@ class ServedAdapters:
     def __init__(self, executor: AsyncExecutor, roots: Sequence[Path]) -> None:
         """`roots`: directories below which adapters are found by name, and outside which none is read at run time."""
         self._executor = executor
+        self._work = executor.work
         self._store = executor.executor.adapters
-        self._roots = tuple(Path(os.path.realpath(root)) for root in roots)
-        self._spellings = root_spellings(roots)
+        self._roots = AdapterRoots(roots)
         self.reserved: frozenset[str] = frozenset()
         """Names of the base model, which no adapter may have."""
-        self._loads: dict[str, asyncio.Task[None]] = {}
 
     def list(self) -> list[ServedAdapter]:
         """Those that are known, in the order in which they came."""
@@ -58,7 +56,7 @@ class ServedAdapters:
     def is_from(self, name: str, path: str) -> bool:
         """True if a known adapter was loaded from this directory, absolute or as it lies below a root."""
         # Links are not followed: this runs on the loop, and a client may name any path.
-        directories = {os.path.normpath(root / path) for root in self._roots or (Path("/"),)}
+        directories = {os.path.normpath(root / path) for root in self._roots.paths or (Path("/"),)}
         return any(one.name == name and os.path.normpath(one.path) in directories for one in self.list())
 
     async def find(self, name: str) -> bool:
@@ -74,31 +72,28 @@ class ServedAdapters:
     async def _find_one(self, name: str) -> bool:
         if self.knows(name):
             return True
-        directory = self._below_roots(name)
-        if directory is None:
+        if name in self.reserved:
             return False
-        task = self._loads.get(name)
-        if task is None:
-            task = asyncio.create_task(self._add(name, directory, replace=False))
-            self._loads[name] = task
-            task.add_done_callback(lambda _: self._loads.pop(name, None))
-        # Others may wait for it as well: it goes on when this one is cancelled.
+        directory = await self._work.run_shared(WorkKind.FILES, None, self._roots.find, name)
+        if directory is None:
+            return self.knows(name)
         try:
-            await asyncio.shield(task)
-        except ApiError:
+            add = self._executor.executor.add_adapter
+            await self._work.run_shared(WorkKind.ADAPTERS, name, add, name, directory)
+        except AdaptrtError as error:
             # Another request may have given the name to an adapter meanwhile.
             if not self.knows(name):
-                raise
+                raise ApiError.of(error) from error
         return True
 
     async def load(self, name: str, path: str, *, replace: bool = False, pinned: bool = False) -> None:
         """Adds the adapter in a directory, which has to lie below a root. Raises ApiError."""
-        directory = self.directory_to_load(name, path, replace=replace)
+        directory = await self.directory_to_load(name, path, replace=replace)
         await self._add(name, directory, replace=replace)
         if pinned:
             await self.pin(name)
 
-    def directory_to_load(self, name: str, path: str, *, replace: bool) -> Path:
+    async def directory_to_load(self, name: str, path: str, *, replace: bool) -> Path:
         """The directory that load() would read. Raises ApiError where it would not."""
         _check_name(name, self.reserved)
         if self.knows(name) and not replace:
@@ -108,7 +103,15 @@ class ServedAdapters:
                 kind=INVALID_USER_INPUT,
                 param="lora_name",
             )
-        return self._confined(path)
+        directory = await self._work.run(WorkKind.FILES, self._roots.confine, path)
+        if directory is None:
+            # The same text whether or not something lies there: what is outside is none of a client's business.
+            raise ApiError(
+                f"lora_path is '{path}'; expected a directory below the server's adapter roots",
+                kind=INVALID_USER_INPUT,
+                param="lora_path",
+            )
+        return directory
 
     async def add_trusted(self, name: str, path: Path) -> None:
         """Adds an adapter that the command line names, wherever it lies. Raises ApiError."""
@@ -120,14 +123,14 @@ class ServedAdapters:
         if not self.knows(name):
             raise unknown_adapter(name)
         try:
-            await self._executor.run(self._executor.executor.remove_adapter, name)
+            await self._work.run_alone(WorkKind.ADAPTERS, name, self._executor.executor.remove_adapter, name)
         except UnknownAdapterError as error:  # another request unloaded it meanwhile
             raise unknown_adapter(name) from error
 
     async def pin(self, name: str) -> None:
         """Keeps it on both levels. Raises ApiError when there is no room."""
         try:
-            await self._executor.run(self._executor.executor.pin_named_adapter, name)
+            await self._work.run_alone(WorkKind.ADAPTERS, name, self._executor.executor.pin_named_adapter, name)
         except AdaptrtError as error:
             raise ApiError.of(error) from error
 
@@ -142,7 +145,7 @@ class ServedAdapters:
             return self._executor.submit(request)
         if request.pooling_params is None:
             self._store.refuse_classifier(name)
-        prompt = await self._executor.run(self._store.prompt_of, name)
+        prompt = await self._work.run(WorkKind.ADAPTERS, self._store.prompt_of, name)
         if prompt is not None:
             vocab_size = self._executor.executor.engine_info.vocab_size
             generation = self._executor.submit(behind_virtual_tokens(request, prompt, vocab_size, name), name)
@@ -153,7 +156,8 @@ class ServedAdapters:
             try:
                 return self._executor.submit(request, name)
             except PeftTaskNotCachedError:
-                await self._executor.run(self._executor.executor.load_adapter, name)
+                load = self._executor.executor.load_adapter
+                await self._work.run_shared(WorkKind.ADAPTERS, name, load, name)
         raise ApiError.of(
             PeftTaskNotCachedError(f"adapter '{name}' was evicted {TRIES} times before its request began")
         )
@@ -166,7 +170,7 @@ class ServedAdapters:
         request.lora_config = LoraConfig(lora.task_id)
         for _ in range(TRIES):
             if lora.weights is not None:
-                await self._executor.run(self._executor.executor.put_adapter, lora)
+                await self._work.run(WorkKind.ADAPTERS, self._executor.executor.put_adapter, lora)
             try:
                 return self._executor.submit(request, str(lora.task_id))
             except PeftTaskNotCachedError:
@@ -176,49 +180,10 @@ class ServedAdapters:
 
     async def _add(self, name: str, directory: Path, *, replace: bool) -> None:
         try:
-            await self._executor.run(self._executor.executor.add_adapter, name, directory, replace=replace)
+            add = self._executor.executor.add_adapter
+            await self._work.run_alone(WorkKind.ADAPTERS, name, add, name, directory, replace=replace)
         except AdaptrtError as error:
             raise ApiError.of(error) from error
-
-    def _below_roots(self, name: str) -> Path | None:
-        """The directory of an adapter that is named by its path from a root; None when there is none."""
-        if not _is_path_of_name(name) or name in self.reserved or parse_sum(name) is not None:
-            return None
-        for root in self._roots:
-            directory = root / name
-            if self._is_confined(directory) and (directory / CONFIG_FILE).is_file():
-                return directory
-        return None
-
-    def _confined(self, path: str) -> Path:
-        """A directory that a client names: absolute, or as it lies below a root."""
-        if "\0" in path:
-            raise ApiError("lora_path has a NUL character", kind=INVALID_USER_INPUT, param="lora_path")
-        for directory in paths_below(self._spellings, path):
-            if self._is_confined(directory):
-                return directory
-        # The same text whether or not something lies there: what is outside is none of a client's business.
-        raise ApiError(
-            f"lora_path '{path}' is not a directory below the server's adapter roots",
-            kind=INVALID_USER_INPUT,
-            param="lora_path",
-        )
-
-    def _is_confined(self, directory: Path) -> bool:
-        """Whether a directory and all its files lie below one root when links are followed."""
-        # Nothing outside the roots is looked at: its status would tell a client what exists there.
-        real = Path(os.path.realpath(directory))
-        roots = [root for root in self._roots if real.is_relative_to(root)]
-        try:
-            if not roots or not directory.is_dir():
-                return False
-            entries = list(directory.iterdir())
-            if Path(os.path.realpath(directory / INITIAL_DIRECTORY)).is_relative_to(real):
-                initial = directory / INITIAL_DIRECTORY
-                entries += initial.iterdir() if initial.is_dir() else ()
-        except OSError:  # too long, or not readable: for a client the same as a path that is not there
-            return False
-        return any(all(Path(os.path.realpath(entry)).is_relative_to(root) for entry in entries) for root in roots)
 
 
 def unknown_adapter(name: str) -> ApiError:
@@ -230,11 +195,3 @@ def _check_name(name: str, model_names: Collection[str]) -> None:
     problem = name_problem(name, model_names)
     if problem is not None:
         raise ApiError(f"lora_name {problem}", kind=INVALID_USER_INPUT, param="lora_name")
-
-
-def _is_path_of_name(name: str) -> bool:
-    """Whether a model's name can be a path from a root and leads nowhere else."""
-    if not is_name(name) or "\\" in name:
-        return False
-    path = PurePosixPath(name)
-    return not path.is_absolute() and str(path) == name and not {".", ".."} & set(path.parts)

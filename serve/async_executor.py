@@ -6,19 +6,14 @@ import asyncio
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from types import TracebackType
-from typing import Final, ParamSpec, Protocol, TypeVar
+from typing import Final, Protocol
 
 from .._core import AdaptrtError, ExecutorClosedError, Request, RequestError, Response, Result
 from ..runtime.executor import Executor
-
-Parameters = ParamSpec("Parameters")
-Returned = TypeVar("Returned")
-
-NUM_WORKERS: Final = 4
-"""Threads that read and convert adapters beside the loop."""
+from .options import ServerLimits
+from .work import Work
 
 
 class Generation:
@@ -98,13 +93,19 @@ class AsyncExecutor:
     All methods but the constructor belong to the loop.
     """
 
-    def __init__(self, executor: Executor, observer: GenerationObserver | None = None) -> None:
-        """Starts nothing yet. The executor is the caller's to shut down, after close()."""
+    def __init__(
+        self, executor: Executor, observer: GenerationObserver | None = None, limits: ServerLimits | None = None
+    ) -> None:
+        """Starts nothing yet. The executor is the caller's to shut down, after close().
+
+        limits: those of slow work; None: the defaults.
+        """
         self.executor: Final = executor
+        self.work: Final = Work(ServerLimits() if limits is None else limits)
+        """Everything that would keep the loop away runs there."""
         self._observer = observer
         self._generations: dict[int, Generation] = {}
         self._closed: AdaptrtError | None = None
-        self._workers = ThreadPoolExecutor(NUM_WORKERS, thread_name_prefix="adaptrt-adapters")
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -143,18 +144,12 @@ class AsyncExecutor:
         with contextlib.suppress(RequestError, ExecutorClosedError):
             self.executor.cancel_request(generation.request_id)
 
-    async def run(
-        self, function: Callable[Parameters, Returned], *args: Parameters.args, **kwargs: Parameters.kwargs
-    ) -> Returned:
-        """Calls something that takes long, beside the loop."""
-        return await asyncio.get_running_loop().run_in_executor(self._workers, lambda: function(*args, **kwargs))
-
     async def close(self) -> None:
         """Shuts the executor down; requests that still run fail."""
         await asyncio.to_thread(self.executor.shutdown)
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
-        self._workers.shutdown(wait=True, cancel_futures=True)
+        await self.work.close()
 
     def _take_responses(self, loop: asyncio.AbstractEventLoop) -> None:
         """In the thread: until the executor ends."""

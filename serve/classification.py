@@ -20,6 +20,7 @@ from .openai_fields import ClassificationRequest, PooledFields, RerankRequest, S
 from .openai_requests import adapter_of
 from .pooled import check_can_pool, pool
 from .service import Service
+from .work import WorkKind
 
 
 async def classify(service: Service, request: Request) -> Response:
@@ -29,7 +30,7 @@ async def classify(service: Service, request: Request) -> Response:
     adapter = await adapter_of(service, fields)
     executor = service.executor.executor
     # An adapter's head is read from its directory when it is first asked for.
-    classifier = await service.executor.run(executor.adapters.classifier_for, adapter)
+    classifier = await service.executor.work.run(WorkKind.ADAPTERS, executor.adapters.classifier_for, adapter)
     change = partial(without_padding, engine=executor.engine, classifier=classifier)
     pooled = await pool(service, request, fields, fields.input, adapter, classifier.params, change)
     texts = (await service.tokenizers.of(adapter)).texts
@@ -81,7 +82,7 @@ async def _scores(
     check_can_pool(service)
     adapter = await adapter_of(service, fields)
     executor = service.executor.executor
-    classifier = await service.executor.run(executor.adapters.classifier_for, adapter)
+    classifier = await service.executor.work.run(WorkKind.ADAPTERS, executor.adapters.classifier_for, adapter)
     if classifier.per_token or len(classifier.labels) != 1:
         of = "tokens" if classifier.per_token else "texts"
         raise ApiError(

@@ -39,6 +39,16 @@ from .tool_calls import PARSERS
 
 API_KEY_VARIABLE: Final = "ADAPTRT_API_KEY"
 DEFAULT_QUEUE: Final = 1024
+MAX_WORK_THREADS: Final = 256
+"""Threads of one kind of slow work."""
+WORK_LIMITS: Final = (
+    "adapter_threads",
+    "guide_threads",
+    "text_threads",
+    "template_threads",
+    "file_threads",
+    "max_waiting_work",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -164,6 +174,20 @@ def _add_limits(group: Any) -> None:
             seconds(above_zero=True),
             "in which a client has to read some of the answer that waits for it",
         ),
+        ("adapter_threads", integer(1, MAX_WORK_THREADS), "threads that read and convert adapters"),
+        ("guide_threads", integer(1, MAX_WORK_THREADS), "threads that compile guides"),
+        ("text_threads", integer(1, MAX_WORK_THREADS), "threads that tokenise and detokenise long texts"),
+        ("template_threads", integer(1, MAX_WORK_THREADS), "threads that render chat templates"),
+        (
+            "file_threads",
+            integer(1, MAX_WORK_THREADS),
+            "threads that look for adapters and read tokenizers and chat templates",
+        ),
+        (
+            "max_waiting_work",
+            integer(1),
+            "calls that may wait for the threads of one kind; others are answered with 429",
+        ),
     ):
         default = getattr(defaults, name)
         group.add_argument(f"--{name}", type=kind, default=default, metavar="N", help=f"{text} (default: {default})")
@@ -246,6 +270,7 @@ def limits_of(args: argparse.Namespace) -> ServerLimits:
         body_seconds=args.body_seconds,
         keep_alive_seconds=args.keep_alive_seconds,
         write_seconds=args.write_seconds,
+        **{name: getattr(args, name) for name in WORK_LIMITS},
     )
 
 

@@ -21,6 +21,7 @@ from .openai_fields import CompletionRequest
 from .openai_guides import guide_of
 from .openai_requests import adapter_of, answer_length, start_all, text_request
 from .service import Service
+from .work import WorkKind
 
 LONG_PROMPT: Final = 256
 """Tokens; a prompt that is longer is decoded beside the loop, which others wait for."""
@@ -83,7 +84,7 @@ async def _prompt(
         return _Prompt(token_ids)
     if len(token_ids) <= LONG_PROMPT:
         return _echoed(own, prompt, token_ids, fields)
-    return await service.executor.run(_echoed, own, prompt, token_ids, fields)
+    return await service.executor.work.run(WorkKind.TEXTS, _echoed, own, prompt, token_ids, fields)
 
 
 def _echoed(own: TextTokenizer, prompt: str | list[int], token_ids: list[int], fields: CompletionRequest) -> _Prompt:

@@ -83,6 +83,12 @@ class ApiError(Exception):
         """404."""
         return cls(message, status=HTTPStatus.NOT_FOUND, kind=NOT_FOUND, param=param)
 
+    @classmethod
+    def overloaded(cls, message: str) -> ApiError:
+        """429, with the time to wait before the next try."""
+        status = HTTPStatus.TOO_MANY_REQUESTS
+        return cls(message, status=status, kind=OVERLOADED, headers=retry_headers(status))
+
     def body(self) -> dict[str, Any]:
         """OpenAI's form, with the status as `code` as vLLM has it."""
         return {

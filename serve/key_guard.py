@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .errors import UNAUTHORIZED, ApiError
+from .records import current_request
 
 
 class KeyGuard:
@@ -33,7 +34,8 @@ class KeyGuard:
         """As an ASGI application."""
         if scope["type"] == "http" and scope["path"] not in self._open_paths:
             request = Request(scope)
-            if not self._has_key(request):
+            key = self._find_key(request)
+            if key is None:
                 error = ApiError(
                     "a key is needed: send 'Authorization: Bearer KEY'",
                     status=HTTPStatus.UNAUTHORIZED,
@@ -42,11 +44,15 @@ class KeyGuard:
                 )
                 await self._respond(request, error)(scope, receive, send)
                 return
+            record = current_request.get()
+            if record is not None:
+                record.client = f"key {key}"
         await self._app(scope, receive, send)
 
-    def _has_key(self, request: Request) -> bool:
+    def _find_key(self, request: Request) -> int | None:
+        """Index of the key that a request has."""
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         # Starlette reads headers as Latin-1, so that gives their bytes. All keys are compared, each in constant time:
         # the time tells nothing of them.
         matches = [hmac.compare_digest(given.encode("latin-1"), key) for key in self._keys]
-        return scheme.lower() == "bearer" and any(matches)
+        return matches.index(True) if scheme.lower() == "bearer" and any(matches) else None

@@ -13,6 +13,7 @@ from .errors import ApiError
 from .generation import TextGeneration, TextRequest
 from .openai_fields import MAX_PRIORITY, GenerationFields, LoraRequest, ModelFields
 from .service import Service, TextLengths
+from .work import WorkKind
 
 _SEEDS: Final = 1 << 64
 
@@ -103,7 +104,7 @@ async def start_all(service: Service, requests: Sequence[TextRequest], stack: As
     """
     # Those of one client's request have the same.
     if requests and (guide := requests[0].guided_decoding_params) is not None:
-        await service.executor.run(service.executor.executor.check_guide, guide)
+        await service.executor.work.run(WorkKind.GUIDES, service.executor.executor.check_guide, guide)
     async with AsyncExitStack() as starting:
         started = [await starting.enter_async_context(await service.generator.start(request)) for request in requests]
         stack.push_async_exit(starting.pop_all())

@@ -22,6 +22,7 @@ from .openai_chat_fields import TokenizeRequest
 from .openai_fields import DetokenizeRequest
 from .openai_requests import adapter_of
 from .service import Service
+from .work import WorkKind
 
 OWNER: Final = "adaptrt"
 
@@ -102,7 +103,8 @@ def routes(service: Service) -> APIRouter:
         _check_vocabulary(await service.vocab_size_of(adapter), fields.tokens)
         tokenizer = (await service.tokenizers.of(adapter)).tokenizer
         # Unlike decode(), this lets other threads of Python run meanwhile.
-        (text,) = await service.executor.run(tokenizer.decode_batch, [fields.tokens], skip_special_tokens=False)
+        decode = tokenizer.decode_batch
+        (text,) = await service.executor.work.run(WorkKind.TEXTS, decode, [fields.tokens], skip_special_tokens=False)
         return JSONResponse({"prompt": text})
 
     return router

@@ -44,6 +44,18 @@ class ServerLimits:
     """Time that a connection may be idle between two requests."""
     write_seconds: float = 60.0
     """Time in which a client has to read some of the answer that waits for it."""
+    adapter_threads: int = 4
+    """Threads that read and convert adapters."""
+    guide_threads: int = 2
+    """Threads that compile guides."""
+    text_threads: int = 2
+    """Threads that tokenise and detokenise long texts."""
+    template_threads: int = 2
+    """Threads that render chat templates."""
+    file_threads: int = 4
+    """Threads that look for adapters and read tokenizers and chat templates."""
+    max_waiting_work: int = 1024
+    """Calls that may wait for the threads of one kind; others are answered with 429."""
 
 
 @dataclass(frozen=True, kw_only=True)

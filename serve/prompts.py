@@ -17,6 +17,7 @@ from .async_executor import AsyncExecutor
 from .errors import ApiError
 from .openai_chat_fields import Message, TemplateFields
 from .tokenizers_of_adapters import ServedTokenizers
+from .work import WorkKind
 
 MAX_TEMPLATES: Final = 256
 """Of adapters, kept in memory."""
@@ -72,7 +73,9 @@ class Prompts:
             return own.encode(text, max_tokens, param, add_special_tokens=add_special_tokens)
         # A text that is refused by its length takes no thread's time.
         own.check_length(num_characters, max_tokens, param)
-        return await self._executor.run(own.encode, text, max_tokens, param, add_special_tokens=add_special_tokens)
+        return await self._executor.work.run(
+            WorkKind.TEXTS, own.encode, text, max_tokens, param, add_special_tokens=add_special_tokens
+        )
 
     async def tokenize_chat(
         self,
@@ -102,7 +105,7 @@ class Prompts:
             text = _rendered(template, fields, tools)
         else:
             # An adapter's template may come from a client, and take its time.
-            text = await self._executor.run(_rendered, template, fields, tools)
+            text = await self._executor.work.run(WorkKind.TEMPLATES, _rendered, template, fields, tools)
         return await self.tokenize(
             text,
             adapter,
@@ -116,7 +119,9 @@ class Prompts:
         adapter = self._store.find(name)
         known, template = self._own.get(name, (None, None))
         if known != adapter:
-            template = await self._executor.run(ChatTemplate.load, adapter.directory, base=self._base)
+            template = await self._executor.work.run(
+                WorkKind.FILES, ChatTemplate.load, adapter.directory, base=self._base
+            )
             self._own[name] = (adapter, template)
             if len(self._own) > MAX_TEMPLATES:
                 self._own.popitem(last=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import secrets
 import time
 from contextvars import ContextVar
@@ -48,6 +49,8 @@ class RequestRecord:
     """One HTTP request."""
 
     id: str = field(default_factory=lambda: secrets.token_hex(8))
+    client: str = ""
+    """Client that slow work is counted for: the key that it gave, or else its address."""
     began: float = field(default_factory=time.monotonic)
     status: int | None = None
     """None: nothing was answered yet."""
@@ -68,6 +71,19 @@ class RequestRecord:
             return "refused"
         # The status of a stream has gone out before anything could go wrong.
         return "failed" if any(made.finish_reason == ERROR for made in self.generations) else "ok"
+
+
+def peer_client(host: str) -> str:
+    """The name of a client that gave no key, from its address; a network of IPv6 (/64) is one client."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:  # a proxy's name for it
+        return f"address {host}"
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is None:
+            return f"address {ipaddress.IPv6Network((int(address) >> 64 << 64, 64))}"
+        address = address.ipv4_mapped
+    return f"address {address}"
 
 
 OUTCOMES = ("ok", "refused", "overloaded", "cancelled", "failed")

@@ -23,6 +23,7 @@ from .prompts import Prompts
 from .sampling_defaults import SamplingDefaults
 from .statistics import ExecutorStatistics
 from .tokenizers_of_adapters import ServedTokenizers
+from .work import WorkKind
 
 AdaptersMaker: TypeAlias = Callable[[AsyncExecutor, Sequence[Path]], ServedAdapters]
 
@@ -72,7 +73,7 @@ class Service:
         end_ids = executor.engine.config.pretrained_config.eos_token_id
         of_model = read_tokenizer(engine_dir / TOKENIZER_FILE, end_ids)
         metrics = ServiceMetrics()
-        asynchronous = AsyncExecutor(executor, metrics)
+        asynchronous = AsyncExecutor(executor, metrics, options.limits)
         statistics = ExecutorStatistics(asynchronous)
         model_names = options.served_model_name or (engine_dir.name,)
         metrics.registry.register(ExecutorCollector(asynchronous, statistics, metrics, model_names[0]))
@@ -117,15 +118,17 @@ class Service:
         executor, own = self.executor, self.engine_info.vocab_size
         if adapter is None:
             return own
-        return own + (await executor.run(executor.executor.adapters.terms_of, adapter)).vocabulary_change
+        terms = await executor.work.run(WorkKind.ADAPTERS, executor.executor.adapters.terms_of, adapter)
+        return own + terms.vocabulary_change
 
     async def lengths_of(self, adapter: str | None) -> TextLengths:
         """How long requests with an adapter may be. Raises AdaptrtError."""
         if adapter is None:
             return self._lengths(1, 0)
         executor, adapters = self.executor, self.executor.executor.adapters
-        terms = await executor.run(adapters.terms_of, adapter)
-        return self._lengths(terms.rotary_factor, await executor.run(adapters.num_virtual_tokens, adapter))
+        terms = await executor.work.run(WorkKind.ADAPTERS, adapters.terms_of, adapter)
+        num_virtual = await executor.work.run(WorkKind.ADAPTERS, adapters.num_virtual_tokens, adapter)
+        return self._lengths(terms.rotary_factor, num_virtual)
 
     def _lengths(self, rotary_factor: int, num_virtual_tokens: int) -> TextLengths:
         info = self.engine_info

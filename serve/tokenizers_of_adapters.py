@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..runtime.adapter_tokenizers import TextTokenizer, Tokenizers
 from .async_executor import AsyncExecutor
+from .work import WorkKind
 
 
 class ServedTokenizers:
@@ -21,4 +22,6 @@ class ServedTokenizers:
     async def of(self, adapter: str | None) -> TextTokenizer:
         """That of an adapter's requests, or of the base's. Raises AdaptrtError as Tokenizers.of does."""
         known = self._tokenizers.known(adapter)
-        return known if known is not None else await self._executor.run(self._tokenizers.of, adapter)
+        if known is not None:
+            return known
+        return await self._executor.work.run_shared(WorkKind.FILES, adapter, self._tokenizers.of, adapter)

@@ -13,6 +13,7 @@ from .openai_guides import guide_of, json_schema_of
 from .service import Service
 from .tool_calls import LLAMA3_JSON, PARSERS, ToolCallParser
 from .tool_guides import GuidedFunction, is_special_token, tool_guide
+from .work import WorkKind
 
 _JSON_SCHEMA: Final = GuidedDecodingParams.GuideType.JSON_SCHEMA
 
@@ -81,12 +82,12 @@ async def _check(
     """Raises ApiError that names the function whose parameters no guide can enforce."""
     check = service.executor.executor.check_guide
     try:
-        await service.executor.run(check, guide)
+        await service.executor.work.run(WorkKind.GUIDES, check, guide)
     except RequestError:
         for function in functions:
             schema = GuidedDecodingParams(_JSON_SCHEMA, function.schema(is_forced=is_forced))
             try:
-                await service.executor.run(check, schema)
+                await service.executor.work.run(WorkKind.GUIDES, check, schema)
             except RequestError as error:
                 field = f"{function.place}.parameters"
                 raise ApiError(f"{field} of '{function.name}' cannot be enforced: {error}", param=field) from error

@@ -32,6 +32,7 @@ from .triton_tensors import (
     tensor_of_value,
     write_infer,
 )
+from .work import WorkKind
 
 PREFIX: Final = "/v2"
 VERSION: Final = "1"
@@ -153,7 +154,9 @@ class _Surface:
         header_length = request.headers.get(HEADER_LENGTH)
         own = await self._service.tokenizers.of(adapter)
         if len(body) > _LARGE_BODY:
-            sent, asked = await self._service.executor.run(self._read_infer, body, header_length, own)
+            sent, asked = await self._service.executor.work.run(
+                WorkKind.TEXTS, self._read_infer, body, header_length, own
+            )
         else:
             sent, asked = self._read_infer(body, header_length, own)
         if asked.streaming:
@@ -200,7 +203,7 @@ class _Surface:
         body = await self._body(request)
         own = await self._service.tokenizers.of(adapter)
         if len(body) > _LARGE_BODY:
-            return await self._service.executor.run(self._read_generate, body, own)
+            return await self._service.executor.work.run(WorkKind.TEXTS, self._read_generate, body, own)
         return self._read_generate(body, own)
 
     def _read_infer(

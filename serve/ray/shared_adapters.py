@@ -12,6 +12,7 @@ from ..._core import AdaptrtError, Request
 from ..adapters import ServedAdapters, unknown_adapter
 from ..async_executor import AsyncExecutor, Generation
 from ..errors import ApiError
+from ..work import WorkKind
 from .adapter_changes import AdapterChange, ChangeLog, Outcome, Refusal
 
 _LOG: Final = logging.getLogger("adaptrt.replica")
@@ -49,7 +50,7 @@ class SharedAdapters(ServedAdapters):
 
     async def load(self, name: str, path: str, *, replace: bool = False, pinned: bool = False) -> None:
         """As ServedAdapters.load, at all replicas."""
-        directory = self.directory_to_load(name, path, replace=replace)
+        directory = await self.directory_to_load(name, path, replace=replace)
         await self._change(AdapterChange(name, str(directory), replace, pinned, is_initial=name in self._initial))
 
     async def unload(self, name: str) -> None:
@@ -67,8 +68,11 @@ class SharedAdapters(ServedAdapters):
         was_known = self.knows(change.name)
         if change.path is not None:
             try:
-                directory = self.directory_to_load(change.name, change.path, replace=change.replace)
-                await self._executor.run(self._store.read, change.name, directory, replace=was_known)
+                directory = await self.directory_to_load(change.name, change.path, replace=change.replace)
+                read = self._store.read
+                await self._work.run_alone(
+                    WorkKind.ADAPTERS, change.name, read, change.name, directory, replace=was_known
+                )
             except ApiError as error:
                 return Outcome(self._replica, Refusal.of(error), was_known)
             except AdaptrtError as error:

@@ -10,6 +10,7 @@ import pytest
 
 import adaptrt
 from adaptrt.serve.async_executor import AsyncExecutor, Generation
+from adaptrt.serve.work import WorkKind
 from support.models import ModelSpec
 from support.serving import build_random_engine
 
@@ -132,8 +133,8 @@ def test_requests_fail_when_the_executor_ends(executor: adaptrt.Executor) -> Non
 
 def test_work_beside_the_loop_keeps_its_exceptions(executor: adaptrt.Executor) -> None:
     async def body(asynchronous: AsyncExecutor) -> None:
-        assert await asynchronous.run(sum, [1, 2]) == 3
+        assert await asynchronous.work.run(WorkKind.TEXTS, sum, [1, 2]) == 3
         with pytest.raises(adaptrt.AdapterError, match="no adapter named 'x'"):
-            await asynchronous.run(executor.load_adapter, "x")
+            await asynchronous.work.run(WorkKind.ADAPTERS, executor.load_adapter, "x")
 
     run(executor, body)

@@ -14,6 +14,7 @@ from adaptrt.runtime.named_adapter import NamedAdapter
 from adaptrt.serve import prompts as prompts_module
 from adaptrt.serve.openai_chat_fields import TemplateFields
 from adaptrt.serve.prompts import Prompts, _template_message
+from adaptrt.serve.work import WorkKind
 
 
 class Adapters:
@@ -43,7 +44,11 @@ class Surroundings:
             adapters=self.adapters, engine=engine, engine_info=SimpleNamespace(max_input_len=99, max_seq_len=99)
         )
 
-    async def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    @property
+    def work(self) -> Surroundings:
+        return self
+
+    async def run(self, _kind: WorkKind, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self.num_reads += function.__name__ == "load"
         return function(*args, **kwargs)
 

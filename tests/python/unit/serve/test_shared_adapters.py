@@ -84,7 +84,7 @@ def test_what_clients_ask_for_becomes_a_change(executor: adaptrt.Executor, root:
         assert (unloaded.name, unloaded.path, unloaded.is_initial) == ("first", None, True)
         # It is the coordinator who tells them to make it.
         assert (adapters.knows("x"), adapters.knows("first")) == (False, True)
-        with pytest.raises(ApiError, match="not a directory below"):
+        with pytest.raises(ApiError, match="expected a directory below"):
             await adapters.load("y", "/etc")
         assert len(others.changes) == 2
         others.refusal = Refusal("no room", 429, "RateLimitError", None)

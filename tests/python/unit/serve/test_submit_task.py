@@ -12,6 +12,7 @@ import pytest
 
 import adaptrt
 from adaptrt.serve.adapters import TRIES, ServedAdapters
+from adaptrt.serve.work import WorkKind
 
 
 class MadeUp:
@@ -24,9 +25,10 @@ class MadeUp:
         core = SimpleNamespace(
             adapters=SimpleNamespace(names=()), put_adapter=lambda lora: self.stored.append(lora.task_id)
         )
-        self.adapters = ServedAdapters(SimpleNamespace(executor=core, run=self.run, submit=self.submit), [])  # type: ignore[arg-type]
+        work = SimpleNamespace(run=self.run)
+        self.adapters = ServedAdapters(SimpleNamespace(executor=core, work=work, submit=self.submit), [])  # type: ignore[arg-type]
 
-    async def run(self, function: Callable[[Any], None], argument: Any) -> None:
+    async def run(self, kind: WorkKind, function: Callable[[Any], None], argument: Any) -> None:
         function(argument)
 
     def submit(self, request: adaptrt.Request, adapter: str) -> str:
