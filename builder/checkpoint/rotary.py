@@ -151,6 +151,9 @@ def _read_longrope(fields: JsonFields, max_position_embeddings: int, beside: int
     """By Hugging Face: factor and attention_factor follow from the lengths where they are left out."""
     within = fields.optional_integer("original_max_position_embeddings")
     original = within or beside or max_position_embeddings
+    if original < 2:
+        fields.problem("original_max_position_embeddings", f"is {original}; expected 2 or more")
+        original = 2
     factor = fields.optional_number("factor", minimum=1.0) or max(1.0, max_position_embeddings / original)
     attention = fields.optional_number("attention_factor", above=True)
     if attention is None:

@@ -35,6 +35,8 @@ class PartialRotaryConfig(CheckpointConfig):
     def inconsistencies(self) -> list[str]:
         """What is wrong between fields that are each acceptable alone."""
         found = super().inconsistencies()
+        if not 0 < self.rotary_pct <= 1:
+            return [*found, f"rotary_pct is {self.rotary_pct}; expected a share of the head, above 0 up to 1"]
         if not 2 <= self.rotary_size <= self.head_size or self.rotary_size % 2 != 0:
             found.append(
                 f"rotary_pct {self.rotary_pct} of head_size {self.head_size} is not an even number of elements"

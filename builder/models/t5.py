@@ -68,7 +68,7 @@ def _read_features(fields: JsonFields, num_hidden_layers: int) -> Features:
     }
     for name, expected in derived.items():
         found = fields.raw(name)
-        if found is not None and found != expected and projection in _ACTIVATIONS:
+        if found is not None and found != expected and str(projection) in _ACTIVATIONS:
             fields.problem(name, f"is {describe(found)}; feed_forward_proj {projection} makes it {describe(expected)}")
     # T5 v1.1 and Flan-T5 say that lm_head is not the embedding; newer files say what follows from it.
     untied = fields.raw("tie_word_embeddings") is False

@@ -14,6 +14,7 @@ from adaptrt.builder.checkpoint.config import ParallelMapping
 from adaptrt.builder.conversion.hf_config import load_hf_config
 from adaptrt.builder.models.missing_ops import MISSING_OPS
 from adaptrt.builder.models.registry import FAMILIES
+from support.encoder_decoders import T5_FIELDS
 from support.hf_configs import (
     COMMAND_R7B,
     EXAONE4,
@@ -27,6 +28,8 @@ from support.hf_configs import (
     QWEN3,
     read_config,
 )
+
+T5 = {"architectures": ["T5ForConditionalGeneration"], "model_type": "t5", "dtype": "float32", **T5_FIELDS}
 
 
 @pytest.fixture
@@ -232,8 +235,17 @@ def test_sizes_that_cannot_cut_the_model(load: Any, sizes: dict[str, int], compl
             "would need heads of another size in layers without a",
         ),
         (HF, {"architectures": ["Qwen3_5ForConditionalGeneration"]}, "which would need layers of linear attention"),
+        (PHI3, {"partial_rotary_factor": 1e308}, r"rotary_pct is 1e\+308; expected .* above 0 up to 1"),
+        (
+            PHI3,
+            {"rope_scaling": {"type": "longrope", "short_factor": [1.0], "long_factor": [1.0]},
+             "original_max_position_embeddings": 1},
+            "original_max_position_embeddings is 1; expected 2 or more",
+        ),
+        (T5, {"feed_forward_proj": []}, r"feed_forward_proj is \[\]"),
+        (T5, {"feed_forward_proj": {}, "is_gated_act": True}, r"feed_forward_proj is \{\}"),
     ],
-)
+)  # fmt: skip
 def test_what_families_cannot_have_is_named(
     load: Any, base: dict[str, Any], changes: dict[str, Any], complaint: str
 ) -> None:
