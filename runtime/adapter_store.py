@@ -12,7 +12,7 @@ from typing import Final
 
 from .._core import AdapterError, LoraConfig, PromptTuningConfig
 from ..builder.adapter.convert import ConvertedAdapter
-from ..builder.adapter.invocation import invocation_tokens, start_of
+from ..builder.adapter.invocation import find_start, invocation_tokens
 from ..builder.adapter.one_version import one_version
 from ..builder.adapter.sum_of_names import parse_sum
 from ..builder.adapter.terms import AdapterTerms, may_have_terms
@@ -115,14 +115,15 @@ class AdapterStore:
         """The adapter by its task_id alone, for when it is cached."""
         return LoraConfig(self.task_id(name))
 
-    def for_request(self, name: str, input_token_ids: Sequence[int]) -> LoraConfig:
+    def for_request(self, name: str, input_token_ids: Sequence[int]) -> LoraConfig | None:
         """The same as the adapter of a request with this prompt: an aLoRA adapter acts from its invocation tokens on.
 
-        Raises AdapterError for a prompt without them as well.
+        None: the prompt does not have them, so the base model answers, as in PEFT. Raises as reference().
         """
         found = self.find(name)
         tokens = self._invocation_tokens(found) if isinstance(found, NamedAdapter) else ()
-        return LoraConfig(found.task_id, active_from=start_of(tokens, input_token_ids, f"adapter '{name}'"))
+        start = find_start(tokens, input_token_ids)
+        return None if start is None else LoraConfig(found.task_id, active_from=start)
 
     def _invocation_tokens(self, adapter: NamedAdapter) -> tuple[int, ...]:
         with self._changed:

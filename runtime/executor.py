@@ -158,7 +158,8 @@ class Executor(_core.Executor):
         adapter: the name of one of the adapters, instead of request.lora_config, or a weighted sum of some, such as
             "a:0.7+b:0.3"; it is read from disk when it is not cached. Where the draft engine's directory carries an
             adapter of this name, drafts are made with it, unless the request has a draft_lora_config. Virtual tokens
-            (PROMPT_TUNING, P_TUNING) are put before input_token_ids, and are part of the prompt in every way.
+            (PROMPT_TUNING, P_TUNING) are put before input_token_ids, and are part of the prompt in every way. The base
+            model answers a prompt without the invocation tokens of an aLoRA adapter.
 
         Raises RequestError with all that is wrong with the request, QueueFullError, AdapterError (also for a task_id of
         2**63 or more: named adapters have those); nothing is queued then.
@@ -176,6 +177,8 @@ class Executor(_core.Executor):
             return super().enqueue_request(behind_virtual_tokens(request, prompt, self.engine_info.vocab_size, adapter))
         named = copy.copy(request)
         named.lora_config = self._adapters.for_request(adapter, request.input_token_ids)
+        if named.lora_config is None:
+            return super().enqueue_request(named)
         drafts = self._draft_adapters
         has_draft_adapter = drafts is not None and request.draft_lora_config is None and adapter in drafts.names
         if drafts is not None and has_draft_adapter:

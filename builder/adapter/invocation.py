@@ -30,14 +30,21 @@ def invocation_tokens(directory: str | Path, modules: AdaptedModules | None = No
 def invocation_start(directory: str | Path, input_token_ids: Sequence[int]) -> int:
     """LoraConfig.active_from of a prompt: where the last occurrence of the adapter's invocation tokens begins.
 
-    0 for adapters that are no aLoRA. Raises AdapterError for a prompt that does not have them, which the adapter would
-    do nothing for, and as invocation_tokens().
+    0 for adapters that are no aLoRA. Raises AdapterError for a prompt that does not have them, whose request has no
+    lora_config (the answer is the base model's), and as invocation_tokens().
     """
-    return start_of(invocation_tokens(directory), input_token_ids, str(directory))
+    invocation = invocation_tokens(directory)
+    start = find_start(invocation, input_token_ids)
+    if start is None:
+        raise AdapterError(
+            f"{directory}: an aLoRA adapter, which acts from its invocation tokens {list(invocation)} on, and the "
+            "prompt does not have them; expected a request without lora_config, which the base model answers"
+        )
+    return start
 
 
-def start_of(invocation: Sequence[int], input_token_ids: Sequence[int], subject: str) -> int:
-    """The same of tokens that are known; `subject` begins the error's text."""
+def find_start(invocation: Sequence[int], input_token_ids: Sequence[int]) -> int | None:
+    """Where the last occurrence of `invocation` begins: 0 for no tokens, None for a prompt that does not have them."""
     count = len(invocation)
     if count == 0:
         return 0
@@ -45,7 +52,4 @@ def start_of(invocation: Sequence[int], input_token_ids: Sequence[int], subject:
     for start in range(len(input_token_ids) - count, -1, -1):
         if input_token_ids[start] == wanted[0] and list(input_token_ids[start : start + count]) == wanted:
             return start
-    raise AdapterError(
-        f"{subject}: an aLoRA adapter, which acts from its invocation tokens {wanted} on, and the prompt does not have "
-        "them; without them the answer is the base model's"
-    )
+    return None

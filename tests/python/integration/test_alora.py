@@ -84,6 +84,16 @@ class Served:
         with torch.no_grad():
             return model.eval()(torch.tensor([tokens])).logits[0].float().numpy()
 
+    def generated(self, directory: Path, prompt: list[int], count: int) -> list[int]:
+        """The tokens that PEFT's generate() adds to a prompt."""
+        model = load_model(self.model, attn_implementation="eager", experts_implementation="eager")
+        model = peft.PeftModel.from_pretrained(model, directory, torch_dtype=torch.float32).eval()
+        tokens = torch.tensor([prompt])
+        answer = model.generate(
+            input_ids=tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=count, do_sample=False
+        )
+        return answer[0, len(prompt) :].tolist()
+
 
 CASES = [
     ("base", tokens_of(0, 30)),
@@ -164,13 +174,25 @@ def test_it_is_asked_for_by_name(served: Served) -> None:
         _core.Executor.unload_adapter(executor, executor.adapters.task_id("answerability"))  # read again from disk
         again = collect(executor, executor.enqueue_request(copy.copy(request), adapter="answerability"))
         assert again.same_bits(expected)
-        with pytest.raises(adaptrt.AdapterError, match=r"adapter 'answerability': an aLoRA adapter.*\[7, 3, 9\]"):
-            executor.enqueue_request(make_request(tokens_of(1, 20), 4), adapter="answerability")
         with pytest.raises(adaptrt.AdapterError, match="'answerability' is an aLoRA adapter"):
             executor.enqueue_request(make_request(prompt, 4), adapter="answerability:0.5+plain:0.5")
         executor.add_adapter("answerability", served.other, replace=True)
-        with pytest.raises(adaptrt.AdapterError, match=r"invocation tokens \[4\]"):
-            executor.enqueue_request(make_request(prompt, 4), adapter="answerability")
+        base = served.answers([("base", prompt)])[0]
+        replaced = collect(executor, executor.enqueue_request(make_request(prompt, 8), adapter="answerability"))
+        assert replaced.same_bits(base)  # it has other invocation tokens, which this prompt does not have
+
+
+def test_prompts_without_the_invocation_tokens_are_answered_as_peft_does(served: Served) -> None:
+    prompt = [*tokens_of(1, 20), *INVOCATION[:-1]]
+    (base,) = served.answers([("base", prompt)])
+    with adaptrt.Executor(served.engine, adaptrt.ModelType.DECODER_ONLY, adaptrt.ExecutorConfig()) as executor:
+        executor.add_adapter("answerability", served.alora)
+        answer = collect(executor, executor.enqueue_request(make_request(prompt, 8), adapter="answerability"))
+    assert answer.same_bits(base)
+    expected = served.generated(served.alora, prompt, 8)
+    assert answer.tokens == expected
+    with pytest.raises(adaptrt.AdapterError, match=r"tokens \[7, 3, 9\] on, .* expected a request without lora_config"):
+        adaptrt.invocation_start(served.alora, prompt)
 
 
 def test_positions_that_no_prompt_has_are_refused(served: Served) -> None:

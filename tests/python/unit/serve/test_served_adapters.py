@@ -31,6 +31,7 @@ class Place:
     engine: adaptrt.LoadedEngine
     root: Path
     outside: Path
+    model: Path
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +50,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     shutil.copytree(root / "half-link", root / "initial-link" / "initial_adapter", symlinks=True)
     shutil.copytree(root / "poet", root / "broken")
     (root / "broken" / "adapter_model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0notjson!")
-    return Place(adaptrt.load_engine(engine), root, base / "outside")
+    return Place(adaptrt.load_engine(engine), root, base / "outside", model)
 
 
 @pytest.fixture
@@ -203,7 +204,7 @@ def test_an_absolute_path_may_begin_as_the_root_was_given(
         with pytest.raises(ApiError, match="below the server's adapter roots"):
             await adapters.load("prefix", f"{place.root}-other/poet")
 
-    run(Place(place.engine, tmp_path / "link", place.outside), executor, body)
+    run(Place(place.engine, tmp_path / "link", place.outside, place.model), executor, body)
 
 
 def test_an_adapter_that_cannot_be_served_is_refused_and_forgotten(place: Place, executor: adaptrt.Executor) -> None:
@@ -372,7 +373,7 @@ def test_an_evicted_adapter_is_read_again_and_a_changed_one_is_refused(place: Pl
             with pytest.raises(adaptrt.EngineError, match="adapter 'poet' was changed after it was added"):
                 await answer(adapters, "poet")
 
-        run(Place(place.engine, root, place.outside), executor, body)
+        run(Place(place.engine, root, place.outside, place.model), executor, body)
 
 
 def test_the_directory_that_an_adapter_came_from(place: Place, executor: adaptrt.Executor) -> None:
@@ -385,3 +386,25 @@ def test_the_directory_that_an_adapter_came_from(place: Place, executor: adaptrt
             assert not adapters.is_from("poet", path), path
 
     run(place, executor, body)
+
+
+def test_prompts_without_the_tokens_of_an_alora_adapter_are_the_base_models(place: Place, tmp_path: Path) -> None:
+    save_adapter(place.model, tmp_path / "invoked", 1, strength=3.0, r=4, alora_invocation_tokens=[9])
+    save_adapter(place.model, tmp_path / "at-once", 1, strength=3.0, r=4, alora_invocation_tokens=PROMPT)
+    with adaptrt.Executor(place.engine) as executor:
+
+        async def body(adapters: ServedAdapters) -> None:
+            assert await adapters.find("invoked")
+            assert await adapters.find("at-once")
+            base = await answer(adapters, None)
+            assert await answer(adapters, "invoked") == base
+            assert await answer(adapters, "at-once") != base
+            assert executor.adapters.for_request("invoked", PROMPT) is None
+            # No draft engine: the request would be refused if it named an adapter of one.
+            executor._draft_adapters = executor.adapters
+            request_id = executor.enqueue_request(adaptrt.Request(PROMPT, MAX_TOKENS), adapter="invoked")
+            assert executor.await_responses(request_id)[-1].result.output_token_ids[0][len(PROMPT) :] == base
+            with pytest.raises(adaptrt.RequestError, match="draft_lora_config"):
+                executor.enqueue_request(adaptrt.Request(PROMPT, MAX_TOKENS), adapter="at-once")
+
+        run(Place(place.engine, tmp_path, place.outside, place.model), executor, body)
