@@ -17,7 +17,8 @@ class StopTexts:
     """Holds text back while it may be the beginning of a stop text, and ends it before the first one.
 
     The first is the one that ends first, and the longest of those that end there. A stop text may have the names of
-    special tokens. It is then found where the tokens came, whether or not the text shows them.
+    special tokens. It is then found where these tokens came, whether or not the text shows them; other tokens that the
+    text leaves out may be between them.
     """
 
     def __init__(self, stop: Sequence[str], hidden: Mapping[int, str]) -> None:
@@ -26,7 +27,6 @@ class StopTexts:
             raise RequestError("stop has an empty string; leave it out, or give the text that ends an answer")
         self.stopped: str | None = None
         """The stop text that ended the text; None: none did so far."""
-        self._stop = tuple(stop)
         named = [(token_id, name) for token_id, name in hidden.items() if name and any(name in text for text in stop)]
         if len(named) > _MOST_MARKS:
             raise RequestError(f"stop has the names of {len(named)} special tokens; expected at most {_MOST_MARKS}")
@@ -35,7 +35,8 @@ class StopTexts:
         # Of names that begin alike, the longest.
         names = re.compile("|".join(map(re.escape, sorted(of_name, key=len, reverse=True))) or r"(?!)")
         marked = ((names.sub(lambda found: of_name[found[0]], text), text) for text in stop)
-        self._marked = [(pattern, text) for pattern, text in marked if pattern != text]
+        # Each is searched as it is written, and with marks for the tokens that it names.
+        self._patterns = [(text, text) for text in stop] + [(made, text) for made, text in marked if made != text]
         self._held = ""
 
     def mark(self, token_id: int) -> str:
@@ -45,36 +46,31 @@ class StopTexts:
     def add(self, text: str) -> str:
         """Takes the next text, with marks where tokens were left out, and returns what may be shown now."""
         text = self._held + text
-        visible, places = self._visible(text)
-        # Each with where it ends and begins.
-        found = [
-            (places[begin + len(stop) - 1] + 1, places[begin], stop)
-            for stop in self._stop
-            if (begin := visible.find(stop)) != -1
-        ]
-        found += [
-            (begin + len(pattern), begin, stop) for pattern, stop in self._marked if (begin := text.find(pattern)) != -1
-        ]
+        found = []
+        first_held = len(text)
+        for pattern, stop in self._patterns:
+            searched, places = self._without_marks(text, but=pattern)
+            if (begin := searched.find(pattern)) != -1:
+                found.append((places[begin + len(pattern) - 1] + 1, places[begin], stop))
+            elif length := _overlap(searched, pattern):
+                first_held = min(first_held, places[len(searched) - length])
         if found:
-            _, begin, self.stopped = min(found)
-            self._held = ""
-            return self._visible(text[:begin])[0]
-        begin = len(text) - max((_overlap(text, pattern) for pattern, _ in self._marked), default=0)
-        if length := max((_overlap(visible, stop) for stop in self._stop), default=0):
-            begin = min(begin, places[len(visible) - length])
-        self._held = text[begin:]
-        return self._visible(text[:begin])[0]
+            # The one that ends first, and of those the longest.
+            _, first_held, self.stopped = min(found)
+        self._held = "" if found else text[first_held:]
+        return self._without_marks(text[:first_held])[0]
 
     def finish(self) -> str:
         """The rest of the text, when no more comes."""
-        rest, self._held = self._visible(self._held)[0], ""
+        rest, self._held = self._without_marks(self._held)[0], ""
         return rest
 
-    def _visible(self, text: str) -> tuple[str, Sequence[int]]:
-        """A text without marks, and the place of each of its letters in the text with them."""
+    def _without_marks(self, text: str, but: str = "") -> tuple[str, Sequence[int]]:
+        """A text without marks, except those in `but`, and the place of each letter in the text with all marks."""
         if not self._marks:
             return text, range(len(text))
-        places = [i for i, letter in enumerate(text) if not _FIRST_MARK <= ord(letter) < _FIRST_MARK + _MOST_MARKS]
+        last = _FIRST_MARK + _MOST_MARKS
+        places = [i for i, letter in enumerate(text) if not _FIRST_MARK <= ord(letter) < last or letter in but]
         return "".join(text[i] for i in places), places
 
 

@@ -177,7 +177,7 @@ SPECIAL_WORDS = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]
     st.lists(st.lists(st.sampled_from(["a", "l", "<", *SPECIAL_WORDS]), min_size=1, max_size=3).map("".join)),
 )
 def test_special_tokens_end_a_text_as_if_it_had_them(name: str, words: list[str], stop: list[str]) -> None:
-    """Stop strings are searched in the text with the tokens and in the text without, but not within their names."""
+    """Stop strings are searched in the text with the tokens that they name and in the text without any."""
     tokenizer = TOKENIZERS[name]
     # Behind a word, a text has the same spaces with special tokens and without.
     ids = [i for word in ["hello", *words] if (i := tokenizer.token_to_id(word)) is not None]
@@ -191,19 +191,19 @@ def test_special_tokens_end_a_text_as_if_it_had_them(name: str, words: list[str]
 
 
 def reference_with_names(parts: list[str], stop: list[str]) -> tuple[str, str | None]:
-    """Of letters and names of special tokens: the letters before the first stop string, part by part."""
-    for end in range(1, len(parts) + 1):
-        ends: list[tuple[int, str]] = []
-        for begin in range(end):
-            part = parts[begin:end]
-            letters = [text for text in part if len(text) == 1]
-            ends += [(begin, text) for text in stop if len(letters) < len(part) and "".join(part) == text]
-            is_shown = len(part[0]) == len(part[-1]) == 1
-            ends += [(begin, text) for text in stop if is_shown and "".join(letters) == text]
-        if ends:
-            begin, stopped = min(ends)
-            return "".join(text for text in parts[:begin] if len(text) == 1), stopped
-    return "".join(text for text in parts if len(text) == 1), None
+    """The letters before the first stop string, of letters and names of special tokens.
+
+    Each is searched in the letters and in the letters with the names that it has.
+    """
+    ends = []
+    for text in stop:
+        for names in ([], [name for name in SPECIAL_WORDS if name in text]):
+            kept = [(place, part) for place, part in enumerate(parts) if len(part) == 1 or part in names]
+            for first, last in itertools.combinations_with_replacement(range(len(kept)), 2):
+                if "".join(part for _, part in kept[first : last + 1]) == text:
+                    ends.append((kept[last][0], kept[first][0], text))
+    _, begin, stopped = min(ends, default=(0, len(parts), None))
+    return "".join(part for part in parts[:begin] if len(part) == 1), stopped
 
 
 @pytest.mark.parametrize("name", sorted(TOKENIZERS))
