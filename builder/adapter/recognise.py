@@ -14,6 +14,7 @@ from ..network.adapter_sites import AdaptedModules
 from ..regular_file import open_regular
 from .classifier_head import is_classifier
 from .peft_fields import FIELDS
+from .unserved_types import why_unserved
 
 CONFIG_FILE: Final = "adapter_config.json"
 MAX_CONFIG_BYTES: Final = 1 << 20
@@ -26,22 +27,6 @@ INITIAL_DIRECTORY: Final = "initial_adapter"
 
 _LFS_POINTER: Final = b"version https://git-lfs.github.com/spec/"
 
-# What other types of PEFT do, where that says why they are not served; the others are named alone.
-_PEFT_TYPES: Final = {
-    "ADAPTION_PROMPT": "it adds prompts inside the attention",
-    "BOFT": "it multiplies the base's weights",
-    "CARTRIDGE": "it brings keys and values",
-    "CPT": "it brings embeddings of a prompt",
-    "FOURIERFT": "its change of a weight is dense",
-    "HRA": "it multiplies the base's weights",
-    "LN_TUNING": "it changes the norms",
-    "MULTITASK_PROMPT_TUNING": "its embeddings of a prompt are another task's each",
-    "OFT": "it multiplies the base's weights",
-    "POLY": "it routes between several adapters",
-    "PREFIX_TUNING": "it brings keys and values of no tokens, and engines keep those that they have computed, in "
-    "layouts of their own",
-    "XLORA": "it routes between several adapters",
-}
 _TASKS: Final = {
     "SEQ_2_SEQ_LM": "an adapter of an encoder and a decoder, and the model is a decoder or not known",
     "SEQ_CLS": "a classifier, whose head is no row of tensors; it is served from its directory alone (LLM.classify)",
@@ -144,11 +129,8 @@ def _why_not(fields: Mapping[str, Any], accepted_tasks: Sequence[str], *, classi
             "accepted: by its name (LLM, Executor.add_adapter, servers), and as PromptTuningConfig.from_peft"
         )
     if not isinstance(peft_type, str) or peft_type not in FIELDS:
-        because = (
-            f", because {_PEFT_TYPES[peft_type]}" if isinstance(peft_type, str) and peft_type in _PEFT_TYPES else ""
-        )
         accepted = ", ".join((*FIELDS, *PromptKind.__members__))
-        return f"peft_type = {describe(peft_type)}: not served{because}; accepted: {accepted}"
+        return f"peft_type = {describe(peft_type)}: not served{why_unserved(peft_type)}; accepted: {accepted}"
     if is_classifier(fields) and classifiers:
         return None
     if task not in (*accepted_tasks, None):

@@ -50,7 +50,9 @@ def refusal(directory: Path, **options) -> str:
     ("field", "value", "reason"),
     [
         ("peft_type", "OFT", "not served, because it multiplies the base's weights; accepted: LORA, ADALORA, VERA"),
-        ("peft_type", "SHIRA", "not served; accepted: LORA"),
+        ("peft_type", "SHIRA", "not served, because its change of a weight is single elements; accepted: LORA"),
+        ("peft_type", "MISS", "save_as_lora(path, model, rank) makes a LoRA of it, exact at rank = r unless"),
+        ("peft_type", "A_TYPE_OF_THE_FUTURE", '"A_TYPE_OF_THE_FUTURE": not served; accepted: LORA'),
         ("peft_type", ["LORA"], "not served; accepted: LORA"),
         ("task_type", "SEQ_2_SEQ_LM", "an encoder and a decoder"),
         ("task_type", "TOKEN_CLS", "a classifier of tokens"),
