@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from .._core import ConfigError
+from ..runtime.template_limits import DEFAULT_LIMITS, TemplateLimits
 from .places import Place
 
 DEFAULT_PORT: Final = 8000
@@ -30,6 +31,10 @@ class ServerLimits:
     """In one request."""
     max_tokenize_tokens: int = 1 << 18
     """Of a text that POST /tokenize takes; more where the engine's longest prompt has more."""
+    max_template_bytes: int = DEFAULT_LIMITS.max_work
+    """That the expressions of a chat template make for one prompt."""
+    max_template_seconds: float = DEFAULT_LIMITS.max_seconds
+    """Time in which a chat template has to write a prompt."""
     max_request_seconds: float = 600.0
     """A request that takes longer ends with what it has; 0: no limit."""
     shutdown_seconds: float = 30.0
@@ -56,6 +61,11 @@ class ServerLimits:
     """Threads that look for adapters and read tokenizers and chat templates."""
     max_waiting_work: int = 1024
     """Calls that may wait for the threads of one kind; others are answered with 429."""
+
+    @property
+    def template(self) -> TemplateLimits:
+        """Limits of chat templates."""
+        return TemplateLimits(max_work=self.max_template_bytes, max_seconds=self.max_template_seconds)
 
 
 @dataclass(frozen=True, kw_only=True)

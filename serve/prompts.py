@@ -12,6 +12,7 @@ from ..runtime.adapter_store import AdapterStore
 from ..runtime.chat_template import ChatTemplate
 from ..runtime.named_adapter import AdapterSum, NamedAdapter
 from ..runtime.pooled import PromptTokens
+from ..runtime.template_limits import TemplateLimits
 from ..runtime.text_bound import LONG_TEXT, max_prompt_tokens
 from .async_executor import AsyncExecutor
 from .errors import ApiError
@@ -19,6 +20,8 @@ from .openai_chat_fields import Message, TemplateFields
 from .tokenizers_of_adapters import ServedTokenizers
 from .work import WorkKind
 
+_OF_MESSAGE: Final = 256
+"""Characters that take as long to be tokenised as a template takes for a message."""
 MAX_TEMPLATES: Final = 256
 """Of adapters, kept in memory."""
 
@@ -26,13 +29,14 @@ MAX_TEMPLATES: Final = 256
 class Prompts:
     """Makes prompts with the model's tokenizer and chat template, or an adapter's own ones."""
 
-    def __init__(self, executor: AsyncExecutor, tokenizers: ServedTokenizers) -> None:
-        """Reads the model's template. Raises ConfigError for one that cannot be used."""
+    def __init__(self, executor: AsyncExecutor, tokenizers: ServedTokenizers, limits: TemplateLimits) -> None:
+        """Reads the model's template. `limits`: of templates. Raises ConfigError for one that cannot be used."""
         self._executor = executor
         self._store: AdapterStore = executor.executor.adapters
         self._tokenizers = tokenizers
         self._max_tokens = max_prompt_tokens(executor.executor.engine_info)
-        self._base = ChatTemplate.load(executor.executor.engine.directory)
+        self._limits = limits
+        self._base = ChatTemplate.load(executor.executor.engine.directory, limits=limits)
         self._own: OrderedDict[str, tuple[NamedAdapter | AdapterSum, ChatTemplate | None]] = OrderedDict()
 
     @property
@@ -120,7 +124,7 @@ class Prompts:
         known, template = self._own.get(name, (None, None))
         if known != adapter:
             template = await self._executor.work.run(
-                WorkKind.FILES, ChatTemplate.load, adapter.directory, base=self._base
+                WorkKind.FILES, ChatTemplate.load, adapter.directory, base=self._base, limits=self._limits
             )
             self._own[name] = (adapter, template)
             if len(self._own) > MAX_TEMPLATES:
@@ -129,10 +133,11 @@ class Prompts:
 
 
 def _length(message: Message) -> int:
+    """Characters that take as long as the message to be rendered and tokenised."""
     content = message.content or ""
-    if isinstance(content, str):
-        return len(content)
-    return sum(len(part.text) for part in content)
+    length = len(content) if isinstance(content, str) else sum(len(part.text) + _OF_MESSAGE for part in content)
+    called = sum(len(call.function.arguments) + _OF_MESSAGE for call in message.tool_calls or ())
+    return length + called + len(message.reasoning_content or "") + _OF_MESSAGE
 
 
 def _rendered(template: ChatTemplate, fields: TemplateFields, tools: Sequence[dict[str, Any]] | None) -> str:

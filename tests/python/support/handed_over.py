@@ -56,6 +56,13 @@ class Served:
         (request,) = self._executor.requests
         return flat(request)
 
+    def refusal(self, path: str, body: dict[str, Any]) -> str:
+        """Answer to a body that is refused before a request is made of it."""
+        self._executor.requests.clear()
+        answer = self._client.post(path, json=body)
+        assert (answer.status_code, self._executor.requests) == (400, []), answer.text
+        return answer.text
+
 
 @contextlib.contextmanager
 def captured(engine: Path, options: ServerOptions) -> Iterator[Served]:

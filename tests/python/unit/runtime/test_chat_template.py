@@ -256,6 +256,15 @@ def test_the_form_of_contents_may_differ_by_role() -> None:
     assert of(READS_PARTS_OF_USERS).render(asked_for_text) == "[user]<one>[assistant]two."
 
 
+def test_tools_are_read_as_users_are_unless_a_template_shows_otherwise() -> None:
+    source = (
+        "{% for m in messages %}{% if m.role == 'user' or m.name == 'weather' %}"
+        "{% for part in m.content %}<{{ part.text }}>{% endfor %}{% endif %}{% endfor %}"
+    )
+    messages = [{"role": "user", "content": "q"}, {"role": "tool", "name": "weather", "content": parts("one", "two")}]
+    assert of(source).render(messages) == "<q><one><two>"
+
+
 def test_parts_reach_a_template_without_what_is_not_their_text(tmp_path: Path) -> None:
     part = {"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}
     source = (

@@ -422,6 +422,17 @@ def test_a_triton_time_limit_arrives_unless_the_servers_is_shorter(generating: S
         assert asked["allotted_time_ms"] == limit
 
 
+def test_the_limits_of_chat_templates_arrive(directory: Path) -> None:
+    chat = {"messages": [{"role": "user", "content": "hi"}]}
+    limited = ServerOptions(served_model_name=("base",), limits=ServerLimits(max_template_bytes=10))
+    with captured(directory / "engine", limited) as served:
+        for path in ("/v1/chat/completions", "/tokenize"):
+            assert "it does more work than 10 bytes" in served.refusal(path, chat), path
+    limited = ServerOptions(served_model_name=("base",), limits=ServerLimits(max_template_seconds=1e-9))
+    with captured(directory / "engine", limited) as served:
+        assert "it takes more than 1e-09 seconds" in served.refusal("/v1/chat/completions", chat)
+
+
 def test_without_a_time_limit_requests_have_none(directory: Path) -> None:
     unlimited = ServerOptions(served_model_name=("base",), limits=ServerLimits(max_request_seconds=0))
     with captured(directory / "engine", unlimited) as served:

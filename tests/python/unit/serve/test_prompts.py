@@ -10,11 +10,15 @@ from typing import Any
 
 import pytest
 
+from adaptrt import RequestError
 from adaptrt.runtime.named_adapter import NamedAdapter
+from adaptrt.runtime.template_limits import TemplateLimits
 from adaptrt.serve import prompts as prompts_module
 from adaptrt.serve.openai_chat_fields import TemplateFields
 from adaptrt.serve.prompts import Prompts, _template_message
 from adaptrt.serve.work import WorkKind
+
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 
 class Adapters:
@@ -38,7 +42,7 @@ class Surroundings:
 
     def __init__(self, directory: Path) -> None:
         self.adapters = Adapters()
-        self.num_reads = 0
+        self.num_reads = self.num_renderings = 0
         engine = SimpleNamespace(directory=directory)
         self.executor = SimpleNamespace(
             adapters=self.adapters, engine=engine, engine_info=SimpleNamespace(max_input_len=99, max_seq_len=99)
@@ -50,6 +54,7 @@ class Surroundings:
 
     async def run(self, _kind: WorkKind, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self.num_reads += function.__name__ == "load"
+        self.num_renderings += function.__name__ == "_rendered"
         return function(*args, **kwargs)
 
     async def of(self, _adapter: str | None) -> Any:
@@ -61,7 +66,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Prompts, Surr
     monkeypatch.setattr(prompts_module, "max_prompt_tokens", lambda _: 99)
     (tmp_path / "chat_template.jinja").write_text("base")
     surroundings = Surroundings(tmp_path)
-    return Prompts(surroundings, surroundings), surroundings
+    return Prompts(surroundings, surroundings, TemplateLimits(max_characters=99)), surroundings
 
 
 def written(prompts: Prompts, adapter: str | None) -> Any:
@@ -87,6 +92,41 @@ def test_a_template_is_read_again_when_its_adapter_is_replaced(
     assert surroundings.num_reads == 4
 
 
+def test_templates_of_adapters_have_the_limits(made: tuple[Prompts, Surroundings], tmp_path: Path) -> None:
+    prompts, surroundings = made
+    surroundings.adapters.add("poet", tmp_path / "poet", 1, "{{ 'x' * 100 }}")
+    with pytest.raises(RequestError, match="value of 100 characters or items; at most 99"):
+        written(prompts, "poet")
+
+
+@pytest.mark.parametrize(
+    ("messages", "runs"),
+    [
+        ([{"role": "user", "content": "x"}], 0),
+        ([{"role": "user", "content": "x"}] * 200, 1),
+        ([{"role": "user", "content": "x" * 20000}], 1),
+        ([{"role": "user", "content": [{"type": "text", "text": "x"}] * 200}], 1),
+        (
+            [
+                {
+                    "role": "assistant",
+                    "tool_calls": [CALL | {"function": {"name": "f", "arguments": '["' + "x" * 20000 + '"]'}}],
+                }
+            ],
+            1,
+        ),
+        ([{"role": "assistant", "content": "x", "reasoning_content": "x" * 20000}], 1),
+    ],
+)
+def test_long_conversations_are_written_beside_the_loop(
+    messages: list[dict[str, Any]], runs: int, made: tuple[Prompts, Surroundings]
+) -> None:
+    prompts, surroundings = made
+    fields = TemplateFields.model_validate({"messages": messages})
+    asyncio.run(prompts.tokenize_chat(fields, None, None))
+    assert surroundings.num_renderings == runs
+
+
 def test_a_bounded_number_of_templates_is_kept(
     made: tuple[Prompts, Surroundings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,9 +136,6 @@ def test_a_bounded_number_of_templates_is_kept(
         surroundings.adapters.add(name, tmp_path / name, number, name)
     assert [written(prompts, name) for name in ("a", "b", "b", "c", "a")] == ["a", "b", "b", "c", "a"]
     assert surroundings.num_reads == 4
-
-
-CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 
 @pytest.mark.parametrize(

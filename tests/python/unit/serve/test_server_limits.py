@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import adaptrt
+from adaptrt.runtime.template_limits import TemplateLimits
 from adaptrt.serve import options
 from adaptrt.serve.command import add_arguments, options_of
 from adaptrt.serve.options import MOST_CONNECTIONS, OTHER_FILES, ServerLimits, num_connections
@@ -36,6 +37,15 @@ def test_time_limits_are_flags() -> None:
     given = parse(*(part for i, name in enumerate(SECONDS) for part in (f"--{name}", i + 0.5)), "--max_connections", 9)
     assert [getattr(given.limits, name) for name in SECONDS] == [0.5, 1.5, 2.5, 3.5]
     assert given.limits.max_connections == 9
+
+
+def test_the_limits_of_chat_templates_are_flags() -> None:
+    assert parse().limits.template == TemplateLimits()
+    given = parse("--max_template_bytes", 12345, "--max_template_seconds", 0.5)
+    assert given.limits.template == TemplateLimits(max_work=12345, max_seconds=0.5)
+    for name in ("max_template_bytes", "max_template_seconds"):
+        with pytest.raises(SystemExit):
+            parse(f"--{name}", 0)
 
 
 def test_the_tokens_of_counted_texts_are_a_flag() -> None:
