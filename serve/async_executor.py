@@ -6,14 +6,17 @@ import asyncio
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Final, Protocol
 
 from .._core import AdaptrtError, ExecutorClosedError, Request, RequestError, Response, Result
 from ..runtime.executor import Executor
 from .options import ServerLimits
+from .time_slices import TimeSlices
 from .work import Work
+
+MANY_RESULTS: Final = 64
 
 
 class Generation:
@@ -24,24 +27,39 @@ class Generation:
         self.request_id: Final = request_id
         self.num_virtual_tokens = 0
         """Tokens that an adapter has put before the prompt."""
+        self.on_backlog: Callable[[list[Result]], None] | None = None
+        """Gets the results, on the loop, where MANY_RESULTS have come while nobody waits for them; None: they stay."""
         self._owner = owner
         self._results: deque[Result] = deque()
         self._failure: AdaptrtError | None = None
         self._is_final = False
         self._arrived = asyncio.Event()
+        self._is_waited_for = False
 
     async def next_results(self) -> list[Result]:
         """Everything that has arrived since the last call, at least one result; empty after the final one.
 
         Raises RequestError when the request failed, ExecutorClosedError when the executor ended.
         """
-        while not self._results:
-            if self._failure is not None:
-                raise self._failure
-            if self._is_final:
-                return []
-            self._arrived.clear()
+        await self.wait()
+        return self.take_results()
+
+    async def wait(self) -> bool:
+        """Returns when there are results, or when no more come. False: that was so already."""
+        if self._results or self.is_over:
+            return False
+        self._arrived.clear()
+        self._is_waited_for = True
+        try:
             await self._arrived.wait()
+        finally:
+            self._is_waited_for = False
+        return True
+
+    def take_results(self) -> list[Result]:
+        """What has arrived since the last call; raises as next_results() where that is nothing."""
+        if not self._results and self._failure is not None:
+            raise self._failure
         results = list(self._results)
         self._results.clear()
         return results
@@ -67,6 +85,8 @@ class Generation:
         self._results.append(response.result)
         self._is_final = response.result.is_final
         self._arrived.set()
+        if self.on_backlog is not None and not self._is_waited_for and len(self._results) >= MANY_RESULTS:
+            self.on_backlog(self.take_results())
 
     def fail(self, error: AdaptrtError) -> None:
         """On the loop: no more will come."""
@@ -106,6 +126,7 @@ class AsyncExecutor:
         self._observer = observer
         self._generations: dict[int, Generation] = {}
         self._closed: AdaptrtError | None = None
+        self._arrived: deque[Response] = deque()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -156,24 +177,40 @@ class AsyncExecutor:
         try:
             while True:
                 responses = self.executor.await_responses()
-                loop.call_soon_threadsafe(self._deliver, responses)
+                loop.call_soon_threadsafe(self._take_in, loop, responses)
         except AdaptrtError as error:
             ended = error
         # The loop may be gone when the process ends without close().
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(self._fail_all, ended)
 
-    def _deliver(self, responses: Sequence[Response]) -> None:
-        for response in responses:
-            generation = self._generations[response.request_id]
-            generation.accept(response)
-            if self._observer is not None:
-                self._observer.on_response(response)
-            if generation.is_over:
-                del self._generations[response.request_id]
+    def _take_in(self, loop: asyncio.AbstractEventLoop, responses: Sequence[Response]) -> None:
+        is_delivering = bool(self._arrived)
+        self._arrived.extend(responses)
+        if not is_delivering:
+            self._deliver(loop)
+
+    def _deliver(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Hands over what has arrived, in slices of time: one step of an engine may have many sequences."""
+        slices = TimeSlices()
+        while self._arrived:
+            if slices.is_over:
+                loop.call_soon(self._deliver, loop)
+                return
+            self._hand_over(self._arrived.popleft())
+
+    def _hand_over(self, response: Response) -> None:
+        generation = self._generations[response.request_id]
+        generation.accept(response)
+        if self._observer is not None:
+            self._observer.on_response(response)
+        if generation.is_over:
+            del self._generations[response.request_id]
 
     def _fail_all(self, error: AdaptrtError) -> None:
         self._closed = error
+        while self._arrived:
+            self._hand_over(self._arrived.popleft())
         for generation in self._generations.values():
             generation.fail(error)
             if self._observer is not None:

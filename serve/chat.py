@@ -8,15 +8,16 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from ..runtime.adapter_tokenizers import TextTokenizer
 from .generation import TextPiece
 from .http import EventStream, read_json, unless_disconnected
+from .json_answer import Items, JsonAnswer
 from .openai_answers import chat_log_probs, events, merged, new_id, usage
 from .openai_chat_fields import ChatRequest
 from .openai_guides import guide_of
-from .openai_requests import adapter_of, answer_length, start_all, text_request
+from .openai_requests import adapter_of, answer_length, check_answer_limits, embedding_bias_of, start_all, text_request
 from .service import Service
 from .tool_calls import FunctionCall, ToolCallParser
 from .tool_use import tool_use_of
@@ -30,20 +31,18 @@ async def chat(service: Service, request: Request) -> Response:
     make_parser = None if tool_use is None else tool_use.make_parser
     tools = None if tool_use is None else [tool.for_template() for tool in fields.tools or ()]
     prompt = await service.prompts.tokenize_chat(fields, adapter, tools)
+    lengths = await service.lengths_of(adapter)
+    max_tokens = answer_length(service, len(prompt), fields.answer_tokens, lengths=lengths, param="messages")
+    top_log_probs = fields.top_logprobs if fields.logprobs else None
+    check_answer_limits(service.options.limits, fields.n, [len(prompt)], [max_tokens], top_log_probs)
     asked = text_request(
         service,
         fields,
         prompt=prompt,
         adapter=adapter,
-        vocab_size=await service.vocab_size_of(adapter),
-        max_tokens=answer_length(
-            service,
-            len(prompt),
-            fields.answer_tokens,
-            lengths=await service.lengths_of(adapter),
-            param="messages",
-        ),
-        top_log_probs=fields.top_logprobs if fields.logprobs else None,
+        embedding_bias=embedding_bias_of(fields.logit_bias, await service.vocab_size_of(adapter)),
+        max_tokens=max_tokens,
+        top_log_probs=top_log_probs,
         # What marks calls are special tokens in some vocabularies.
         skip_special_tokens=make_parser is None,
         guide=guide_of(fields) if tool_use is None else tool_use.guide,
@@ -56,7 +55,7 @@ async def chat(service: Service, request: Request) -> Response:
             kept = stack.pop_all()
             return EventStream(events(answer.chunks(merged(generations, kept))), kept)
         pieces = await unless_disconnected(request, generations[0].whole())
-    return JSONResponse(answer.whole(pieces))
+    return JsonAnswer(answer.whole(pieces))
 
 
 class ChatAnswer:
@@ -87,7 +86,7 @@ class ChatAnswer:
         whole = {
             **self._head,
             "object": "chat.completion",
-            "choices": [self._choices[piece.index].whole(piece) for piece in pieces],
+            "choices": Items(self._choices[piece.index].whole(piece) for piece in pieces),
             "usage": usage(len(self._prompt), sum(len(piece.token_ids) for piece in pieces)),
         }
         return whole | self._prompt_ids()

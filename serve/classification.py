@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from ..runtime.adapter_tokenizers import TokenTexts
 from ..runtime.classifier import AdaptedClassifier, without_padding
 from ..runtime.pooled import FloatArray
 from .errors import ApiError
 from .http import read_json
+from .json_answer import Items, JsonAnswer
 from .openai_answers import new_id
 from .openai_fields import ClassificationRequest, PooledFields, RerankRequest, ScoreRequest
 from .openai_requests import adapter_of
 from .pooled import check_can_pool, pool
 from .service import Service
+from .time_slices import TimeSlices
 from .work import WorkKind
 
 
@@ -34,10 +36,10 @@ async def classify(service: Service, request: Request) -> Response:
     change = partial(without_padding, engine=executor.engine, classifier=classifier)
     pooled = await pool(service, request, fields, fields.input, adapter, classifier.params, change)
     texts = (await service.tokenizers.of(adapter)).texts
-    data = [
-        {"index": i, **_classes(texts, classifier, prompt.ids, rows)}
-        for i, (prompt, rows) in enumerate(zip(pooled.prompts, pooled.rows, strict=True))
-    ]
+    slices = TimeSlices()
+    data = []
+    for i, (prompt, rows) in enumerate(zip(pooled.prompts, pooled.rows, strict=True)):
+        data.append({"index": i, **await _classes(texts, classifier, prompt.ids, rows, slices)})
     return _answer(service, "classify", adapter, data, pooled.num_tokens)
 
 
@@ -45,7 +47,7 @@ async def score(service: Service, request: Request) -> Response:
     """Answers a request for how well pairs of texts match, with what a classifier of one class says of each."""
     fields = await read_json(request, ScoreRequest, service.options.limits)
     adapter, scores, num_tokens = await _scores(service, request, fields, fields.pairs, "text_2")
-    data = [{"index": i, "object": "score", "score": score} for i, score in enumerate(scores)]
+    data = ({"index": i, "object": "score", "score": score} for i, score in enumerate(scores))
     return _answer(service, "score", adapter, data, num_tokens)
 
 
@@ -57,15 +59,15 @@ async def rerank(service: Service, request: Request) -> Response:
     adapter, scores, num_tokens = await _scores(service, request, fields, pairs, "documents")
     # Of equal scores, the document that was named first.
     ranked = sorted(range(len(scores)), key=lambda i: -scores[i])[: fields.top_n]
-    results = [
+    results = Items(
         {
             "index": i,
             "relevance_score": scores[i],
             **({"document": {"text": documents[i]}} if fields.return_documents else {}),
         }
         for i in ranked
-    ]
-    return JSONResponse(
+    )
+    return JsonAnswer(
         {
             "id": new_id("rerank"),
             "model": _model(service, adapter),
@@ -91,7 +93,12 @@ async def _scores(
         )
     change = partial(without_padding, engine=executor.engine, classifier=classifier)
     pooled = await pool(service, request, fields, pairs, adapter, classifier.params, change, param=param)
-    return adapter, [float(classifier.classification(rows).probs[0]) for rows in pooled.rows], pooled.num_tokens
+    slices = TimeSlices()
+    scores = []
+    for rows in pooled.rows:
+        scores.append(float(classifier.classification(rows).probs[0]))
+        await slices.pause()
+    return adapter, scores, pooled.num_tokens
 
 
 def _model(service: Service, adapter: str | None) -> str:
@@ -99,15 +106,15 @@ def _model(service: Service, adapter: str | None) -> str:
 
 
 def _answer(
-    service: Service, kind: str, adapter: str | None, data: list[dict[str, Any]], num_tokens: int
-) -> JSONResponse:
-    return JSONResponse(
+    service: Service, kind: str, adapter: str | None, data: Iterable[dict[str, Any]], num_tokens: int
+) -> JsonAnswer:
+    return JsonAnswer(
         {
             "id": new_id(kind),
             "object": "list",
             "created": int(time.time()),
             "model": _model(service, adapter),
-            "data": data,
+            "data": Items(data),
             "usage": {
                 "prompt_tokens": num_tokens,
                 "total_tokens": num_tokens,
@@ -118,17 +125,21 @@ def _answer(
     )
 
 
-def _classes(
-    texts: TokenTexts, classifier: AdaptedClassifier, prompt: Sequence[int], rows: FloatArray
+async def _classes(
+    texts: TokenTexts, classifier: AdaptedClassifier, prompt: Sequence[int], rows: FloatArray, slices: TimeSlices
 ) -> dict[str, Any]:
     num_classes = len(classifier.labels)
     if not classifier.per_token:
         found = classifier.classification(rows)
+        await slices.pause()
         return {"label": found.label, "probs": found.probs.tolist(), "num_classes": num_classes}
-    each = [classifier.classification(row) for row in rows]
+    each = []
+    for row in rows:
+        each.append(classifier.classification(row))
+        await slices.pause()
     return {
-        "tokens": [texts[token].text for token in prompt],
-        "labels": [found.label for found in each],
-        "probs": [found.probs.tolist() for found in each],
+        "tokens": Items(texts[token].text for token in prompt),
+        "labels": Items(found.label for found in each),
+        "probs": Items(found.probs.tolist() for found in each),
         "num_classes": num_classes,
     }

@@ -157,8 +157,17 @@ def _add_limits(group: Any) -> None:
     defaults = ServerLimits()
     for name, kind, text in (
         ("max_body_bytes", integer(1), "of a request's body"),
+        ("max_json_bytes", integer(1), "of the JSON in a body"),
+        ("max_json_items", integer(1), "items of all lists and objects in a body's JSON"),
         ("max_header_bytes", integer(1), "of its headers"),
         ("max_prompts", integer(1), "prompts or texts in one request"),
+        ("max_answers", integer(1), "answers to one request: its prompts times n"),
+        (
+            "max_log_probs",
+            integer(1),
+            "log probs of one request: a token's own, and each of the likeliest at its place",
+        ),
+        ("max_prompt_log_probs", integer(1), "the same for one prompt, with echo"),
         (
             "max_tokenize_tokens",
             integer(1),
@@ -262,8 +271,13 @@ def limits_of(args: argparse.Namespace) -> ServerLimits:
     """The limits that the flags describe."""
     return ServerLimits(
         max_body_bytes=args.max_body_bytes,
+        max_json_bytes=args.max_json_bytes,
+        max_json_items=args.max_json_items,
         max_header_bytes=args.max_header_bytes,
         max_prompts=args.max_prompts,
+        max_answers=args.max_answers,
+        max_log_probs=args.max_log_probs,
+        max_prompt_log_probs=args.max_prompt_log_probs,
         max_tokenize_tokens=args.max_tokenize_tokens,
         max_template_bytes=args.max_template_bytes,
         max_template_seconds=args.max_template_seconds,

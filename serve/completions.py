@@ -9,18 +9,20 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from ..runtime.adapter_tokenizers import TextTokenizer
 from ..runtime.text_stream import TextStream, prompt_offsets
 from .errors import ApiError
 from .generation import TextGeneration, TextPiece, TextRequest
 from .http import EventStream, read_json, unless_disconnected
+from .json_answer import Items, JsonAnswer
 from .openai_answers import CompletionLogProbs, events, merged, new_id, usage
 from .openai_fields import CompletionRequest
 from .openai_guides import guide_of
-from .openai_requests import adapter_of, answer_length, start_all, text_request
+from .openai_requests import adapter_of, answer_length, check_answer_limits, embedding_bias_of, start_all, text_request
 from .service import Service
+from .time_slices import TimeSlices
 from .work import WorkKind
 
 LONG_PROMPT: Final = 256
@@ -50,21 +52,38 @@ async def complete(service: Service, request: Request) -> Response:
         )
     adapter = await adapter_of(service, fields)
     own = await service.tokenizers.of(adapter)
-    prompts = [await _prompt(service, fields, adapter, own, prompt) for prompt in fields.prompt]
+    slices = TimeSlices()
+    prompts = []
+    for prompt in fields.prompt:
+        prompts.append(await _prompt(service, fields, adapter, own, prompt))
+        await slices.pause()
+    check_answer_limits(
+        service.options.limits,
+        fields.n,
+        [len(prompt.token_ids) for prompt in prompts],
+        [max(fields.max_tokens, 1)] * len(prompts),
+        fields.logprobs,
+        echo=fields.echo,
+    )
     answer = _Answer(service, fields, adapter, own, prompts)
-    requests = answer.requests(await service.vocab_size_of(adapter))
+    requests = await answer.requests(await service.vocab_size_of(adapter))
     async with AsyncExitStack() as stack:
         generations = await start_all(service, requests, stack)
         if fields.stream:
             kept = stack.pop_all()
             return EventStream(events(answer.chunks(merged(generations, kept))), kept)
         pieces = await unless_disconnected(request, _all(generations))
-    return JSONResponse(answer.whole(pieces))
+    return JsonAnswer(answer.whole(pieces))
 
 
 async def _all(generations: Sequence[TextGeneration]) -> list[TextPiece]:
     # They run at the same time, whichever is waited for first.
-    return [piece for generation in generations for piece in await generation.whole()]
+    slices = TimeSlices()
+    pieces = []
+    for generation in generations:
+        pieces += await generation.whole()
+        await slices.pause()
+    return pieces
 
 
 async def _prompt(
@@ -127,28 +146,32 @@ class _Answer:
             "model": service.model_names[0] if adapter is None else adapter,
         }
 
-    def requests(self, vocab_size: int) -> list[TextRequest]:
+    async def requests(self, vocab_size: int) -> list[TextRequest]:
         """One a prompt."""
         fields = self._fields
         guide = guide_of(fields)
-        return [
-            text_request(
+        bias = embedding_bias_of(fields.logit_bias, vocab_size)
+        slices = TimeSlices()
+        requests = []
+        for prompt in self._prompts:
+            asked = text_request(
                 self._service,
                 fields,
                 prompt=prompt.token_ids,
                 adapter=self._adapter,
-                vocab_size=vocab_size,
+                embedding_bias=bias,
                 max_tokens=max(fields.max_tokens, 1),
                 top_log_probs=fields.logprobs,
                 prompt_log_probs=fields.echo and fields.logprobs is not None,
                 guide=guide,
             )
-            for prompt in self._prompts
-        ]
+            requests.append(asked)
+            await slices.pause()
+        return requests
 
     def whole(self, pieces: Sequence[TextPiece]) -> dict[str, Any]:
         """Without streaming."""
-        choices = [self._choice(i, piece, is_first=True) for i, piece in enumerate(pieces)]
+        choices = Items(self._choice(i, piece, is_first=True) for i, piece in enumerate(pieces))
         num_tokens = sum(len(piece.token_ids) for piece in pieces) if self._fields.max_tokens else 0
         return self._head | {"choices": choices, "usage": usage(self._num_prompt_tokens, num_tokens)}
 

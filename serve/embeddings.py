@@ -7,12 +7,13 @@ from typing import Any, Final
 
 import numpy as np
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from .._core import PoolingParams
 from ..runtime.pooled import POOLING_TYPES, FloatArray, embedding_params
 from .errors import ApiError
 from .http import read_json
+from .json_answer import Items, JsonAnswer
 from .openai_fields import EmbeddingRequest
 from .openai_requests import adapter_of
 from .pooled import check_can_pool, pool
@@ -29,11 +30,11 @@ async def embed(service: Service, request: Request) -> Response:
     _check_dimensions(service, fields.dimensions)
     adapter = await adapter_of(service, fields)
     pooled = await pool(service, request, fields, fields.input, adapter, params)
-    data = [
+    data = Items(
         {"object": "embedding", "index": i, "embedding": _encoded(_cut(row, fields.dimensions, params), fields)}
         for i, row in enumerate(pooled.rows)
-    ]
-    return JSONResponse(
+    )
+    return JsonAnswer(
         {
             "object": "list",
             "data": data,

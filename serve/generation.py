@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import repeat
 from types import TracebackType
 from typing import Final
 
 from .._core import FinishReason, GuidedDecodingParams, OutputConfig, Request, Result, SamplingConfig
+from ..runtime.pooled import FloatArray
 from ..runtime.text_stream import TextStream
 from .adapters import ServedAdapters
 from .async_executor import Generation
+from .time_slices import TimeSlices
 from .tokenizers_of_adapters import ServedTokenizers
 
 _FINISH_REASONS: Final = {
@@ -39,8 +43,8 @@ class TextRequest:
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     """Whether the answer's text leaves special tokens out."""
-    embedding_bias: Sequence[float] | None = None
-    """[vocab_size], new tokens of the adapter included, added to the logits."""
+    embedding_bias: FloatArray | None = None
+    """float32 [vocab_size], new tokens of the adapter included, added to the logits."""
     guided_decoding_params: GuidedDecodingParams | None = None
     """What the answer has to be like."""
     top_log_probs: int | None = None
@@ -52,7 +56,7 @@ class TextRequest:
     """That are generated from the prompt, each with a seed of its own."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TokenLogProbs:
     """Of one token: its own log prob, and the most likely ones there."""
 
@@ -64,7 +68,7 @@ class TokenLogProbs:
     """Where the token's text begins: characters from the beginning of the answer; 0 for a prompt's tokens."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TextPiece:
     """What has come since the piece before."""
 
@@ -87,10 +91,16 @@ class TextGeneration:
 
     def __init__(self, request: TextRequest, generation: Generation, texts: Sequence[TextStream]) -> None:
         """For TextGenerator.start. One text an answer."""
+        self.turn = asyncio.Lock()
+        """Held while results become pieces; for requests that one client makes at once, the same one."""
         self._request = request
         self._generation = generation
         self._answers = [_Answer(request, index, text) for index, text in enumerate(texts)]
+        self._num_running = len(self._answers)
         self._prompt_log_probs: tuple[TokenLogProbs, ...] | None = None
+        self._pieces: deque[TextPiece] = deque()
+        # A result has the log probs of all tokens so far: many of them would fill the memory where nobody reads.
+        generation.on_backlog = self._make_pieces
 
     async def __aenter__(self) -> TextGeneration:
         return self
@@ -110,19 +120,23 @@ class TextGeneration:
 
         Raises RequestError and ExecutorClosedError when the request fails.
         """
-        while results := await self._generation.next_results():
-            for answer in self._answers:
-                new = [result for result in results if result.sequence_index == answer.index]
-                # An answer that a stop text has ended may go on in the executor until the others have ended.
-                if not new or answer.has_ended:
-                    continue
-                if self._request.prompt_log_probs and answer.index == 0 and not answer.has_begun:
-                    # They come with the first sequence's first result, which is before those of the others.
-                    self._prompt_log_probs = _prompt_log_probs(
-                        new[0], self._request.prompt, self._generation.num_virtual_tokens
-                    )
-                yield answer.piece(new, self._prompt_log_probs)
-            if all(answer.has_ended for answer in self._answers):
+        slices = TimeSlices()
+        while True:
+            while self._pieces:
+                yield self._pieces.popleft()
+                if self._pieces:
+                    await slices.pause()
+            if not self._num_running:
+                return
+            if await self._generation.wait():
+                slices.begin()
+            else:
+                await slices.pause()
+            async with self.turn:
+                results = self._generation.take_results()
+                self._make_pieces(results)
+            # While others had their turn, on_backlog may have taken them.
+            if not (results or self._pieces) and self._generation.is_over:
                 return
 
     async def whole(self) -> list[TextPiece]:
@@ -130,16 +144,29 @@ class TextGeneration:
         pieces: list[list[TextPiece]] = [[] for _ in self._answers]
         async for piece in self:
             pieces[piece.index].append(piece)
-        return [
-            replace(
-                of_answer[-1],
-                text="".join(piece.text for piece in of_answer),
-                token_ids=tuple(token for piece in of_answer for token in piece.token_ids),
-                log_probs=answer.with_final_offsets([entry for piece in of_answer for entry in piece.log_probs]),
-                prompt_log_probs=of_answer[0].prompt_log_probs,
-            )
-            for answer, of_answer in zip(self._answers, pieces, strict=True)
-        ]
+        slices = TimeSlices()
+        joined = []
+        for answer, of_answer in zip(self._answers, pieces, strict=True):
+            joined.append(answer.joined(of_answer))
+            await slices.pause()
+        return joined
+
+    def _make_pieces(self, results: Sequence[Result]) -> None:
+        by_answer: dict[int, list[Result]] = {}
+        for result in results:
+            by_answer.setdefault(result.sequence_index, []).append(result)
+        for index in sorted(by_answer):
+            answer, new = self._answers[index], by_answer[index]
+            # An answer that a stop text has ended may go on in the executor until the others have ended.
+            if answer.has_ended:
+                continue
+            if self._request.prompt_log_probs and index == 0 and not answer.has_begun:
+                # They come with the first sequence's first result, which is before those of the others.
+                self._prompt_log_probs = _prompt_log_probs(
+                    new[0], self._request.prompt, self._generation.num_virtual_tokens
+                )
+            self._pieces.append(answer.piece(new, self._prompt_log_probs))
+            self._num_running -= answer.has_ended
 
 
 class _Answer:
@@ -152,10 +179,21 @@ class _Answer:
         self._request = request
         self._text = text
 
-    def with_final_offsets(self, entries: Sequence[TokenLogProbs]) -> tuple[TokenLogProbs, ...]:
+    def joined(self, pieces: Sequence[TextPiece]) -> TextPiece:
+        """All of its pieces as one."""
+        return replace(
+            pieces[-1],
+            text="".join(piece.text for piece in pieces),
+            token_ids=tuple(token for piece in pieces for token in piece.token_ids),
+            log_probs=self._with_final_offsets(entry for piece in pieces for entry in piece.log_probs),
+            prompt_log_probs=pieces[0].prompt_log_probs,
+        )
+
+    def _with_final_offsets(self, entries: Iterable[TokenLogProbs]) -> tuple[TokenLogProbs, ...]:
         """The answer's log probs, where its whole text is known: some places of tokens were guesses before."""
         return tuple(
-            replace(entry, text_offset=offset) for entry, offset in zip(entries, self._text.offsets, strict=False)
+            entry if entry.text_offset == offset else replace(entry, text_offset=offset)
+            for entry, offset in zip(entries, self._text.offsets, strict=False)
         )
 
     def piece(self, results: Sequence[Result], prompt_log_probs: tuple[TokenLogProbs, ...] | None) -> TextPiece:
@@ -207,10 +245,11 @@ class TextGenerator:
     async def start(self, request: TextRequest) -> TextGeneration:
         """Queues the request. Raises ApiError, and AdaptrtError as Executor.enqueue_request does."""
         own = await self._tokenizers.of(request.adapter)
-        texts = [
-            TextStream(own.tokenizer, request.stop, skip_special_tokens=request.skip_special_tokens)
-            for _ in range(request.num_answers)
-        ]
+        slices = TimeSlices()
+        texts = []
+        for _ in range(request.num_answers):
+            texts.append(TextStream(own.tokenizer, request.stop, skip_special_tokens=request.skip_special_tokens))
+            await slices.pause()
         generation = await self._adapters.submit(self._executor_request(request, own.end_ids), request.adapter)
         return TextGeneration(request, generation, texts)
 

@@ -22,7 +22,7 @@ from .options import ServerLimits
 Model = TypeVar("Model", bound=BaseModel)
 Returned = TypeVar("Returned")
 
-LONG_BODY: Final = 1 << 18
+LONG_BODY: Final = 1 << 16
 """Bytes; one that is longer is parsed beside the loop, which others wait for."""
 PROBLEMS_SHOWN: Final = 10
 """Of a body that has more of them."""
@@ -44,22 +44,26 @@ def health_response(is_alive: bool) -> Response:
     return Response(status_code=HTTPStatus.OK if is_alive else HTTPStatus.SERVICE_UNAVAILABLE)
 
 
-async def read_body(request: Request, limits: ServerLimits) -> bytes:
-    """The whole body. Raises ApiError for one that is too large, before it is read where its size is stated."""
+async def read_body(request: Request, limits: ServerLimits, *, is_json: bool = False) -> bytes:
+    """The whole body. Raises ApiError for one that is too large, before it is read where its size is stated.
+
+    is_json: nothing but JSON is in it.
+    """
+    max_bytes = min(limits.max_body_bytes, limits.max_json_bytes) if is_json else limits.max_body_bytes
     stated = request.headers.get("content-length")
-    if stated is not None and stated.isascii() and stated.isdigit() and int(stated) > limits.max_body_bytes:
-        _refuse_size(limits)
+    if stated is not None and stated.isascii() and stated.isdigit() and int(stated) > max_bytes:
+        _refuse_size("body", max_bytes)
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
-        if len(body) > limits.max_body_bytes:
-            _refuse_size(limits)
+        if len(body) > max_bytes:
+            _refuse_size("body", max_bytes)
     return bytes(body)
 
 
 async def read_json(request: Request, model: type[Model], limits: ServerLimits) -> Model:
     """The body as a model's fields. Raises ApiError that names the fields that are wrong."""
-    body = await read_body(request, limits)
+    body = await read_body(request, limits, is_json=True)
     if len(body) <= LONG_BODY:
         return parse_json(body, model, limits)
     return await asyncio.to_thread(parse_json, body, model, limits)
@@ -67,6 +71,7 @@ async def read_json(request: Request, model: type[Model], limits: ServerLimits) 
 
 def parse_json(body: bytes, model: type[Model], limits: ServerLimits) -> Model:
     """As read_json, of a body that was read."""
+    check_json_size(body, limits)
     try:
         text = body.decode("utf-8")
         content = json.loads(text, parse_constant=_refuse_constant)
@@ -86,6 +91,17 @@ def parse_json(body: bytes, model: type[Model], limits: ServerLimits) -> Model:
         return model.model_validate(content)
     except ValidationError as error:
         raise _of_validation(error) from error
+
+
+def check_json_size(body: bytes, limits: ServerLimits) -> None:
+    """Raises ApiError for JSON that takes long to parse, which no other thread can run beside."""
+    if len(body) > limits.max_json_bytes:
+        _refuse_size("body's JSON", limits.max_json_bytes)
+    if _has_more_items(body, limits.max_json_items):
+        raise ApiError(
+            f"lists and objects in the body's JSON have more than {limits.max_json_items} items together; expected at "
+            "most as many (the server's --max_json_items)"
+        )
 
 
 def read_query(request: Request, model: type[Model]) -> Model:
@@ -165,12 +181,22 @@ async def end_task(task: asyncio.Future[Any]) -> None:
         task.exception()
 
 
-def _refuse_size(limits: ServerLimits) -> NoReturn:
+def _refuse_size(what: str, max_bytes: int) -> NoReturn:
     raise ApiError(
-        f"the body is larger than {limits.max_body_bytes} bytes",
+        f"the {what} is larger than {max_bytes} bytes",
         status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
         kind=TOO_LARGE,
     )
+
+
+def _has_more_items(body: bytes, most: int) -> bool:
+    """Whether lists and objects have more items, by the commas between them, which texts may have as well."""
+    if body.count(b",") < most:
+        return False
+    without_escapes = body.replace(rb"\\", b"").replace(rb"\"", b"")
+    # An item has two texts at most, with a quotation mark on each side.
+    parts = without_escapes.split(b'"', 4 * most + 1)
+    return len(parts) > 4 * most + 1 or sum(part.count(b",") for part in parts[::2]) >= most
 
 
 def _refuse_lone_surrogates(content: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack
 from itertools import accumulate
 from typing import Any, Final
@@ -14,9 +14,14 @@ from ..runtime.adapter_tokenizers import TokenTexts
 from ..runtime.text_stream import TokenText
 from .errors import ApiError
 from .generation import TextGeneration, TextPiece, TokenLogProbs
-from .http import data_frame
+from .json_answer import Items, frame
+from .time_slices import TimeSlices
 
+MANY_PIECES: Final = 256
+"""Pieces of several requests' answers that wait for the client; behind them, each request gathers its own."""
 DONE: Final = b"data: [DONE]\n\n"
+MANY_ENTRIES: Final = 32
+"""Tokens; log probs of more are written in slices."""
 LOWEST_LOG_PROB: Final = -9999.0
 """What vLLM has for a token that cannot come: JSON has no infinity."""
 
@@ -41,51 +46,48 @@ class CompletionLogProbs:
     def __init__(self, texts: TokenTexts) -> None:
         """Empty."""
         self._texts = texts
-        self.tokens: list[str] = []
-        self.token_logprobs: list[float | None] = []
-        self.top_logprobs: list[dict[str, float] | None] = []
-        self.text_offset: list[int] = []
+        self._tokens: list[tuple[int, int]] = []
+        self._entries: list[TokenLogProbs | None] = []
 
     def add_unscored(self, token_id: int, offset: int) -> None:
         """A token that has nothing before it to be scored by, or that the request ended before."""
-        self.tokens.append(self._texts[token_id].text)
-        self.token_logprobs.append(None)
-        self.top_logprobs.append(None)
-        self.text_offset.append(offset)
+        self._tokens.append((token_id, offset))
+        self._entries.append(None)
 
     def add(self, entry: TokenLogProbs, offset: int) -> None:
         """The token itself is among the most likely ones, as in vLLM, even where it is less likely."""
-        log_prob = _finite(entry.log_prob)
-        top = {self._texts[entry.token_id].text: log_prob}
+        self._tokens.append((entry.token_id, offset))
+        self._entries.append(entry)
+
+    def content(self) -> dict[str, Any]:
+        """In OpenAI's form."""
+        lists: dict[str, Iterator[Any]] = {
+            "text_offset": (offset for _, offset in self._tokens),
+            "token_logprobs": (None if entry is None else _finite(entry.log_prob) for entry in self._entries),
+            "tokens": (self._texts[token].text for token, _ in self._tokens),
+            "top_logprobs": (None if entry is None else self._top(entry) for entry in self._entries),
+        }
+        is_long = len(self._entries) > MANY_ENTRIES
+        return {name: Items(values) if is_long else list(values) for name, values in lists.items()}
+
+    def _top(self, entry: TokenLogProbs) -> dict[str, float]:
+        top = {self._texts[entry.token_id].text: _finite(entry.log_prob)}
         for token, other in entry.top:
             # Two tokens can have the same text, such as bytes that are not a letter alone: the likelier one counts, so
             # that a token is the likeliest just where its log prob is the highest.
             text = self._texts[token].text
             top[text] = max(_finite(other), top.get(text, LOWEST_LOG_PROB))
-        self.tokens.append(self._texts[entry.token_id].text)
-        self.token_logprobs.append(log_prob)
-        self.top_logprobs.append(top)
-        self.text_offset.append(offset)
-
-    def content(self) -> dict[str, Any]:
-        """In OpenAI's form."""
-        return {
-            "text_offset": self.text_offset,
-            "token_logprobs": self.token_logprobs,
-            "tokens": self.tokens,
-            "top_logprobs": self.top_logprobs,
-        }
+        return top
 
 
-def chat_log_probs(entries: Iterable[TokenLogProbs], texts: TokenTexts) -> dict[str, Any]:
+def chat_log_probs(entries: Sequence[TokenLogProbs], texts: TokenTexts) -> dict[str, Any]:
     """The form that chats have."""
-    return {
-        "content": [
-            _chat_entry(texts[entry.token_id], entry.log_prob)
-            | {"top_logprobs": [_chat_entry(texts[token], log_prob) for token, log_prob in entry.top]}
-            for entry in entries
-        ]
-    }
+    made = (
+        _chat_entry(texts[entry.token_id], entry.log_prob)
+        | {"top_logprobs": [_chat_entry(texts[token], log_prob) for token, log_prob in entry.top]}
+        for entry in entries
+    )
+    return {"content": Items(made) if len(entries) > MANY_ENTRIES else list(made)}
 
 
 def _chat_entry(text: TokenText, log_prob: float) -> dict[str, Any]:
@@ -101,9 +103,9 @@ async def events(chunks: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]:
     """Frames of a stream. An error that comes when the answer has begun is an event, the last but the end."""
     try:
         async for chunk in chunks:
-            yield data_frame(chunk)
+            yield await frame(chunk)
     except AdaptrtError as error:
-        yield data_frame(ApiError.of(error).body())
+        yield await frame(ApiError.of(error).body())
     yield DONE
 
 
@@ -116,13 +118,18 @@ async def merged(generations: Sequence[TextGeneration], stack: AsyncExitStack) -
         async for piece in generations[0]:
             yield piece.index, piece
         return
-    arrived: asyncio.Queue[tuple[int, TextPiece] | AdaptrtError] = asyncio.Queue()
+    arrived: asyncio.Queue[tuple[int, TextPiece] | AdaptrtError] = asyncio.Queue(MANY_PIECES)
+    # Only one of them makes pieces in each turn of the loop.
+    turn = asyncio.Lock()
+    for generation in generations:
+        generation.turn = turn
     first_places = accumulate((generation.num_answers for generation in generations), initial=0)
     tasks = [
         asyncio.create_task(_forward(place, generation, arrived))
         for place, generation in zip(first_places, generations, strict=False)
     ]
     stack.push_async_callback(_cancel, tasks)
+    slices = TimeSlices()
     num_running = sum(generation.num_answers for generation in generations)
     while num_running:
         item = await arrived.get()
@@ -130,6 +137,8 @@ async def merged(generations: Sequence[TextGeneration], stack: AsyncExitStack) -
             raise item
         num_running -= item[1].finish_reason is not None
         yield item
+        if not arrived.empty():
+            await slices.pause()
 
 
 async def _forward(
@@ -137,9 +146,9 @@ async def _forward(
 ) -> None:
     try:
         async for piece in generation:
-            arrived.put_nowait((first_place + piece.index, piece))
+            await arrived.put((first_place + piece.index, piece))
     except AdaptrtError as error:
-        arrived.put_nowait(error)
+        await arrived.put(error)
 
 
 async def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:

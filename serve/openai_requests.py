@@ -8,11 +8,16 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from typing import Final
 
+import numpy as np
+
 from .._core import GuidedDecodingParams, SamplingConfig
+from ..runtime.pooled import FloatArray
 from .errors import ApiError
 from .generation import TextGeneration, TextRequest
 from .openai_fields import MAX_PRIORITY, GenerationFields, LoraRequest, ModelFields
+from .options import ServerLimits
 from .service import Service, TextLengths
+from .time_slices import TimeSlices
 from .work import WorkKind
 
 _SEEDS: Final = 1 << 64
@@ -67,16 +72,16 @@ def text_request(
     *,
     prompt: Sequence[int],
     adapter: str | None,
-    vocab_size: int,
+    embedding_bias: FloatArray | None,
     max_tokens: int,
     top_log_probs: int | None,
     guide: GuidedDecodingParams | None,
     prompt_log_probs: bool = False,
     skip_special_tokens: bool = True,
 ) -> TextRequest:
-    """What all surfaces ask of the executor. Raises ApiError for a logit_bias outside the vocabulary.
+    """What all surfaces ask of the executor. Raises ApiError for more answers than the engine generates at once.
 
-    vocab_size: Service.vocab_size_of() the adapter.
+    embedding_bias: embedding_bias_of() the fields.
     """
     return TextRequest(
         prompt=prompt,
@@ -87,7 +92,7 @@ def text_request(
         stop_token_ids=tuple(fields.stop_token_ids),
         ignore_eos=fields.ignore_eos,
         skip_special_tokens=fields.skip_special_tokens and skip_special_tokens,
-        embedding_bias=_embedding_bias(fields.logit_bias, vocab_size),
+        embedding_bias=embedding_bias,
         guided_decoding_params=guide,
         top_log_probs=top_log_probs,
         prompt_log_probs=prompt_log_probs,
@@ -105,10 +110,54 @@ async def start_all(service: Service, requests: Sequence[TextRequest], stack: As
     # Those of one client's request have the same.
     if requests and (guide := requests[0].guided_decoding_params) is not None:
         await service.executor.work.run(WorkKind.GUIDES, service.executor.executor.check_guide, guide)
+    slices = TimeSlices()
+    started = []
     async with AsyncExitStack() as starting:
-        started = [await starting.enter_async_context(await service.generator.start(request)) for request in requests]
+        for request in requests:
+            started.append(await starting.enter_async_context(await service.generator.start(request)))
+            await slices.pause()
         stack.push_async_exit(starting.pop_all())
     return started
+
+
+def check_answer_limits(
+    limits: ServerLimits,
+    n: int,
+    prompt_lengths: Sequence[int],
+    answer_lengths: Sequence[int],
+    top_log_probs: int | None,
+    *,
+    echo: bool = False,
+) -> None:
+    """Raises ApiError for a request whose answers would have more parts than one request may ask for.
+
+    prompt_lengths, answer_lengths: tokens of each prompt, and how many each of its n answers may have. top_log_probs:
+    the most likely tokens at each place; None: no log probs. echo: the prompts' tokens have log probs as well.
+    """
+    num_answers = len(prompt_lengths) * n
+    if num_answers > limits.max_answers:
+        raise ApiError(
+            f"n is {n}, which makes {num_answers} answers with {len(prompt_lengths)} prompts; expected at most "
+            f"{limits.max_answers} answers to a request (the server's --max_answers)",
+            param="n",
+        )
+    if top_log_probs is None:
+        return
+    at_each_place = 1 + top_log_probs
+    if echo and (longest := max(prompt_lengths) * at_each_place) > limits.max_prompt_log_probs:
+        raise ApiError(
+            f"a prompt has {max(prompt_lengths)} tokens, which is {longest} log probs with {at_each_place} for each "
+            f"token; expected at most {limits.max_prompt_log_probs} (the server's --max_prompt_log_probs)",
+            param="echo",
+        )
+    num_tokens = n * sum(answer_lengths) + (sum(prompt_lengths) if echo else 0)
+    if num_tokens * at_each_place > limits.max_log_probs:
+        raise ApiError(
+            f"the answers may have {num_tokens} tokens, which is {num_tokens * at_each_place} log probs with "
+            f"{at_each_place} for each token; expected at most {limits.max_log_probs} in a request (the server's "
+            "--max_log_probs): ask for fewer answers, shorter ones, or fewer log probs",
+            param="logprobs",
+        )
 
 
 def _num_answers(n: int, max_batch_size: int) -> int:
@@ -136,12 +185,16 @@ def _sampling(service: Service, fields: GenerationFields) -> SamplingConfig:
     )
 
 
-def _embedding_bias(logit_bias: dict[int, float], vocab_size: int) -> list[float] | None:
+def embedding_bias_of(logit_bias: dict[int, float], vocab_size: int) -> FloatArray | None:
+    """float32 [vocab_size], or None without a bias. Raises ApiError for a token outside the vocabulary.
+
+    vocab_size: Service.vocab_size_of() the adapter.
+    """
     if not logit_bias:
         return None
     if (highest := max(logit_bias)) >= vocab_size:
         raise ApiError(f"logit_bias has token {highest}; the vocabulary is 0 to {vocab_size - 1}", param="logit_bias")
-    row = [0.0] * vocab_size
+    row = np.zeros(vocab_size, np.float32)
     for token, bias in logit_bias.items():
         row[token] = bias
     return row

@@ -17,6 +17,7 @@ from .completions import complete
 from .embeddings import embed
 from .errors import ApiError
 from .http import read_json
+from .json_answer import Items, JsonAnswer
 from .openai_answers import new_id
 from .openai_chat_fields import TokenizeRequest
 from .openai_fields import DetokenizeRequest
@@ -156,12 +157,12 @@ def _card(name: str, created: int, *, root: Path, parent: str | None, max_model_
 
 def _tokens_answer(service: Service, own: TextTokenizer, tokens: list[int], *, with_texts: bool) -> Response:
     """vLLM's form."""
-    texts = [own.tokenizer.id_to_token(token) for token in tokens] if with_texts else None
-    return JSONResponse(
+    texts = Items(own.tokenizer.id_to_token(token) for token in tokens) if with_texts else None
+    return JsonAnswer(
         {
             "count": len(tokens),
             "max_model_len": service.max_model_len,
-            "tokens": tokens,
+            "tokens": Items(tokens),
             "token_strs": texts,
         }
     )

@@ -24,11 +24,21 @@ class ServerLimits:
     """What a client may ask for."""
 
     max_body_bytes: int = 32 << 20
+    max_json_bytes: int = 8 << 20
+    """Size of the JSON in a body; tensors behind it may fill the rest of max_body_bytes."""
+    max_json_items: int = 300_000
+    """Items of all lists and objects in a body's JSON."""
     max_header_bytes: int = 64 << 10
     """Of a request's line and headers together."""
     max_json_depth: int = 64
     max_prompts: int = 1024
     """In one request."""
+    max_answers: int = 1024
+    """Prompts times n of one request."""
+    max_log_probs: int = 1 << 20
+    """Log probs that a request asks for: each token's own, and those of the most likely tokens at its place."""
+    max_prompt_log_probs: int = 1 << 16
+    """The same for one prompt, with echo."""
     max_tokenize_tokens: int = 1 << 18
     """Of a text that POST /tokenize takes; more where the engine's longest prompt has more."""
     max_template_bytes: int = DEFAULT_LIMITS.max_work

@@ -16,6 +16,7 @@ from .http import unless_disconnected
 from .openai_fields import PooledFields
 from .openai_requests import executor_priority, salt_id
 from .service import Service
+from .time_slices import TimeSlices
 
 
 @dataclass(frozen=True)
@@ -56,21 +57,27 @@ async def pool(
     `param`: the field that has them. Raises ApiError, and AdaptrtError as ServedAdapters.submit does.
     """
     made = await _prompts(service, texts, adapter, param, fields.add_special_tokens)
-    prompts = [change(prompt) for prompt in made]
+    slices = TimeSlices()
+    prompts = []
+    running = []
     async with AsyncExitStack() as stack:
-        running = [
-            await stack.enter_async_context(
-                await service.adapters.submit(_executor_request(service, fields, prompt, params), adapter)
-            )
-            for prompt in prompts
-        ]
+        for prompt in map(change, made):
+            asked = _executor_request(service, fields, prompt, params)
+            running.append(await stack.enter_async_context(await service.adapters.submit(asked, adapter)))
+            prompts.append(prompt)
+            await slices.pause()
         rows = await unless_disconnected(request, _all(running))
     return PooledTexts(prompts, rows)
 
 
 async def _all(running: Sequence[Generation]) -> list[FloatArray]:
     # They run at the same time, whichever is waited for first.
-    return [rows_of((await generation.next_results())[-1].pooled_output) for generation in running]
+    slices = TimeSlices()
+    rows = []
+    for generation in running:
+        rows.append(rows_of((await generation.next_results())[-1].pooled_output))
+        await slices.pause()
+    return rows
 
 
 async def _prompts(
@@ -84,8 +91,10 @@ async def _prompts(
     if len(texts) > limit:
         raise ApiError(f"{param} has {len(texts)} texts; at most {limit} are accepted", param=param)
     lengths = await service.lengths_of(adapter)
+    slices = TimeSlices()
     prompts = []
     for i, text in enumerate(texts):
+        await slices.pause()
         if isinstance(text, list):
             prompt = PromptTokens(text)
         elif isinstance(text, str):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 from collections.abc import Callable
 from types import FrameType
@@ -42,6 +43,9 @@ async def _serve(
 ) -> None:
     _listen(listening, options)
     service = await Service.open(executor, options)
+    # What stays until the end need not be looked through each time that garbage is collected, while nobody is served.
+    gc.collect()
+    gc.freeze()
 
     class Protocol(LimitedHttpProtocol):
         max_head_bytes = options.limits.max_header_bytes

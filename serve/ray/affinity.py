@@ -9,6 +9,9 @@ from collections.abc import Collection
 from typing import Any, Final
 
 from ..adapter_names import is_name
+from ..errors import ApiError
+from ..http import check_json_size
+from ..options import ServerLimits
 
 NUM_GROUPS: Final = 4096
 """Ray keeps state for each id that a request was ever routed by, and clients may send any names: of groups there are
@@ -36,7 +39,7 @@ def group_of(adapter: str) -> str:
     return f"adapters-{zlib.crc32(adapter.encode()) % NUM_GROUPS}"
 
 
-def adapter_named(path: str, body: bytes, model_names: Collection[str]) -> str | None:
+def adapter_named(path: str, body: bytes, model_names: Collection[str], limits: ServerLimits) -> str | None:
     """The adapter of a request; None: the base, or what a replica will refuse.
 
     `model_names`: those of the base, which may also stand before an adapter's with a colon.
@@ -47,8 +50,9 @@ def adapter_named(path: str, body: bytes, model_names: Collection[str]) -> str |
     if path not in _OPENAI_PATHS:
         return None
     try:
+        check_json_size(body, limits)
         fields: Any = json.loads(body)
-    except (ValueError, RecursionError):
+    except (ApiError, ValueError, RecursionError):
         return None
     if not isinstance(fields, dict):
         return None

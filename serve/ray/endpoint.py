@@ -139,10 +139,11 @@ class EndpointApp:
         if not self._options.adapter_affinity:
             return ""
         names: Collection[str] = self._options.model_names
+        limits = self._options.limits
         if len(request.body) > LONG_BODY:
-            adapter = await asyncio.to_thread(adapter_named, request.path, request.body, names)
+            adapter = await asyncio.to_thread(adapter_named, request.path, request.body, names, limits)
         else:
-            adapter = adapter_named(request.path, request.body, names)
+            adapter = adapter_named(request.path, request.body, names, limits)
         return "" if adapter is None else group_of(adapter)
 
     async def _forward(self, request: ForwardedRequest, group: str, send: Send) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import adaptrt
-from adaptrt.serve.async_executor import AsyncExecutor, Generation
+from adaptrt.serve.async_executor import MANY_RESULTS, AsyncExecutor, Generation
 from adaptrt.serve.work import WorkKind
 from support.models import ModelSpec
 from support.serving import build_random_engine
@@ -68,6 +68,28 @@ async def until_idle(asynchronous: AsyncExecutor) -> None:
 def expected(executor: adaptrt.Executor, first: int, max_tokens: int) -> list[int]:
     responses = executor.await_responses(executor.enqueue_request(adaptrt.Request([first, 4, 5], max_tokens)))
     return list(responses[-1].result.output_token_ids[0][3:])
+
+
+def test_results_that_nobody_waits_for_are_handed_over_in_batches(executor: adaptrt.Executor) -> None:
+    num_tokens = 3 * MANY_RESULTS + 5
+    alone = expected(executor, 3, num_tokens)
+
+    async def body(asynchronous: AsyncExecutor) -> None:
+        generation = asynchronous.submit(request(3, num_tokens))
+        tokens: list[int] = []
+        sizes: list[int] = []
+
+        def take(results: list[adaptrt.Result]) -> None:
+            sizes.append(len(results))
+            tokens.extend(token for result in results for token in result.output_token_ids[0])
+
+        generation.on_backlog = take
+        await until_idle(asynchronous)
+        assert sizes == [MANY_RESULTS] * 3
+        assert tokens + await tokens_of(generation) == alone
+        assert sizes == [MANY_RESULTS] * 3
+
+    run(executor, body)
 
 
 def test_many_requests_at_once_get_their_own_tokens(executor: adaptrt.Executor) -> None:

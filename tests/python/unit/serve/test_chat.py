@@ -59,7 +59,7 @@ def test_only_the_last_piece_says_why_a_calling_answer_ends(texts: list[str], nu
     assert [choice["finish_reason"] for choice in choices] == [None] * (len(texts) - 1) + ["tool_calls"]
     calls = [call for choice in choices for call in choice["delta"].get("tool_calls", ())]
     assert [(call["index"], call["function"]["name"]) for call in calls] == [(i, "f") for i in range(num_calls)]
-    whole = answer().whole([TextPiece("".join(texts), (1,), finish_reason="stop")])["choices"][0]
+    (whole,) = answer().whole([TextPiece("".join(texts), (1,), finish_reason="stop")])["choices"].items
     assert (whole["finish_reason"], len(whole["message"]["tool_calls"])) == ("tool_calls", num_calls)
 
 
@@ -67,7 +67,7 @@ def test_only_the_last_piece_says_why_a_calling_answer_ends(texts: list[str], nu
 def test_an_answer_that_is_cut_says_so_although_it_calls(reason: str) -> None:
     for texts in ([CALL, " and"], [CALL + "<tool_call>{"]):
         assert streamed(texts, reason)[-1]["finish_reason"] == reason
-        whole = answer().whole([TextPiece("".join(texts), (1,), finish_reason=reason)])["choices"][0]
+        (whole,) = answer().whole([TextPiece("".join(texts), (1,), finish_reason=reason)])["choices"].items
         assert (whole["finish_reason"], len(whole["message"]["tool_calls"])) == (reason, 1)
 
 

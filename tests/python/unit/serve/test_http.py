@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import asyncio
 from http import HTTPStatus
+from typing import Any
 
 import pytest
+from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.types import Message
 
 from adaptrt.serve.errors import ApiError
-from adaptrt.serve.http import read_body
+from adaptrt.serve.http import check_json_size, parse_json, read_body
 from adaptrt.serve.options import ServerLimits
 
 PIECE = b"12345678"
 LIMITS = ServerLimits(max_body_bytes=100)
 MOST_PIECES = LIMITS.max_body_bytes // len(PIECE)
+JSON_LIMITS = ServerLimits(max_json_bytes=100)
 
 
-def read(num_pieces: int | None, stated: str | None = None, most_read: int = MOST_PIECES + 1) -> bytes:
+class Content(BaseModel):
+    content: Any
+
+
+def read(
+    num_pieces: int | None, stated: str | None = None, most_read: int = MOST_PIECES + 1, *, is_json: bool = False
+) -> bytes:
     """Reads a body of `num_pieces`, at most `most_read` of them; None: it does not end."""
     num_read = 0
 
@@ -30,20 +39,51 @@ def read(num_pieces: int | None, stated: str | None = None, most_read: int = MOS
 
     headers = [] if stated is None else [(b"content-length", stated.encode())]
     request = Request({"type": "http", "method": "POST", "path": "/", "headers": headers}, receive)
-    return asyncio.run(read_body(request, LIMITS))
+    return asyncio.run(read_body(request, JSON_LIMITS if is_json else LIMITS, is_json=is_json))
 
 
+@pytest.mark.parametrize("is_json", [False, True])
 @pytest.mark.parametrize("stated", [None, "8", "100", "x"])
-def test_a_body_without_an_end_is_refused_as_soon_as_it_is_too_large(stated: str | None) -> None:
+def test_a_body_without_an_end_is_refused_as_soon_as_it_is_too_large(stated: str | None, is_json: bool) -> None:
     with pytest.raises(ApiError, match="the body is larger than 100 bytes") as refused:
-        read(None, stated)
+        read(None, stated, is_json=is_json)
     assert refused.value.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE
 
 
-def test_a_body_whose_stated_size_is_too_large_is_not_read() -> None:
+@pytest.mark.parametrize("is_json", [False, True])
+def test_a_body_whose_stated_size_is_too_large_is_not_read(is_json: bool) -> None:
     with pytest.raises(ApiError, match="the body is larger than 100 bytes"):
-        read(None, "101", most_read=0)
+        read(None, "101", most_read=0, is_json=is_json)
 
 
 def test_a_body_within_the_limit_is_read_whole() -> None:
     assert read(MOST_PIECES) == PIECE * MOST_PIECES
+
+
+@pytest.mark.parametrize(
+    ("text", "num_items"),
+    [
+        ("[1,2,3]", 3),
+        ('{"a":1,"b":[2,3]}', 3),
+        ('["a,b,c","d"]', 2),
+        (r'["a\",\",","\\",","]', 3),
+        (r'["\\\\",1]', 2),
+        ('["' + "," * 1000 + '"]', 1),
+        ("[" + '"",' * 99 + '""]', 100),
+    ],
+)
+def test_items_of_json_are_counted_without_its_texts(text: str, num_items: int) -> None:
+    body = b'{"content":' + text.encode() + b"}"
+    check_json_size(body, ServerLimits(max_json_items=num_items))
+    if num_items > 1:
+        with pytest.raises(ApiError, match=f"more than {num_items - 1} items .* --max_json_items"):
+            parse_json(body, Content, ServerLimits(max_json_items=num_items - 1))
+    parse_json(body, Content, ServerLimits(max_json_items=num_items))
+
+
+def test_json_has_fewer_bytes_than_a_body_may_have() -> None:
+    limits = ServerLimits(max_json_bytes=20)
+    parse_json(b'{"content":"' + b"a" * 6 + b'"}', Content, limits)
+    with pytest.raises(ApiError, match="the body's JSON is larger than 20 bytes") as raised:
+        parse_json(b'{"content":"' + b"a" * 7 + b'"}', Content, limits)
+    assert raised.value.status is HTTPStatus.REQUEST_ENTITY_TOO_LARGE

@@ -34,6 +34,7 @@ class Pieces:
     def __init__(self, *texts: str, error: RequestError | None = None, ends: bool = True, num_answers: int = 1) -> None:
         self.texts, self.error, self.ends, self.num_answers = texts, error, ends, num_answers
         self.was_cancelled = False
+        self.turn = asyncio.Lock()
 
     async def __aiter__(self) -> AsyncIterator[TextPiece]:
         for text in self.texts:
@@ -113,7 +114,7 @@ def test_of_tokens_with_the_same_text_the_likelier_counts() -> None:
 def test_what_cannot_come_has_a_number() -> None:
     listed = CompletionLogProbs(TEXTS)
     listed.add(TokenLogProbs(HELLO, -math.inf, ()), 0)
-    assert listed.token_logprobs == [-9999.0]
+    assert listed.content()["token_logprobs"] == [-9999.0]
 
 
 def test_chats_have_the_bytes_of_tokens() -> None:

@@ -15,7 +15,7 @@ from adaptrt.serve.errors import ApiError
 from adaptrt.serve.generation import TextRequest
 from adaptrt.serve.http import parse_json
 from adaptrt.serve.openai_fields import CompletionRequest, ModelFields
-from adaptrt.serve.openai_requests import adapter_of, text_request
+from adaptrt.serve.openai_requests import adapter_of, check_answer_limits, embedding_bias_of, text_request
 from adaptrt.serve.options import ServerLimits
 from adaptrt.serve.sampling_defaults import GENERATION_CONFIG_FILE, SamplingDefaults
 from adaptrt.serve.service import Service
@@ -32,7 +32,7 @@ def asked(recommended: SamplingDefaults | None = None, **fields: Any) -> TextReq
         parsed,
         prompt=[2],
         adapter=None,
-        vocab_size=4,
+        embedding_bias=embedding_bias_of(parsed.logit_bias, 4),
         max_tokens=parsed.max_tokens,
         top_log_probs=None,
         guide=None,
@@ -67,7 +67,8 @@ def test_fields_become_the_executors() -> None:
     assert request.priority == 1.0
     assert asked(priority=100).priority == 0.0
     assert asked().priority == 0.5
-    assert request.embedding_bias == [0.0, 0.0, 1.5, 0.0]
+    assert request.embedding_bias is not None
+    assert request.embedding_bias.tolist() == [0.0, 0.0, 1.5, 0.0]
     assert (request.stop, request.stop_token_ids) == (("x",), (3,))
     assert request.cache_salt_id == asked(cache_salt="a").cache_salt_id != asked(cache_salt="b").cache_salt_id
     assert asked().cache_salt_id is None
@@ -125,3 +126,23 @@ def test_a_lora_request_for_an_unknown_adapter_is_answered_with_404(fields: dict
         adapter(adapters, lora_name="c", enable_lora_loading=is_enabled, **fields)
     assert (refused.value.status, refused.value.param) == (404, "lora_request.lora_name")
     assert adapters.loaded == []
+
+
+def test_answers_to_one_request_are_bounded() -> None:
+    limits = ServerLimits(max_answers=6, max_log_probs=120, max_prompt_log_probs=30)
+
+    def check(n: int, prompts: list[int], tokens: int, top: int | None = None, *, echo: bool = False) -> None:
+        check_answer_limits(limits, n, prompts, [tokens] * len(prompts), top, echo=echo)
+
+    check(2, [9, 9, 9], 1000)
+    with pytest.raises(ApiError, match=r"n is 2, which makes 8 answers with 4 prompts; .* 6 .* --max_answers"):
+        check(2, [9] * 4, 1)
+    check(2, [9, 9, 9], 5, 3)
+    with pytest.raises(ApiError, match=r"may have 36 tokens, .* 144 log probs with 4 .* 120 .* --max_log_probs"):
+        check(2, [9, 9, 9], 6, 3)
+    check(1, [10, 7], 1, 2, echo=True)
+    check(1, [11, 7], 1, 2)
+    with pytest.raises(ApiError, match=r"has 11 tokens, which is 33 .* expected at most 30 .* --max_prompt_log_probs"):
+        check(1, [7, 11], 1, 2, echo=True)
+    with pytest.raises(ApiError, match=r"may have 41 tokens, which is 123 log probs"):
+        check(1, [10, 10, 10, 7], 1, 2, echo=True)

@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 import adaptrt
 from adaptrt.serve.errors import ApiError
+from adaptrt.serve.options import ServerLimits
 from adaptrt.serve.ray.adapter_changes import (
     SECONDS_TO_REMEMBER_UNLOADS,
     AdapterChange,
@@ -53,12 +54,12 @@ NAMES = ("base", "other")
     ],
 )
 def test_adapter_named(path: str, fields: Any, expected: str | None) -> None:
-    assert adapter_named(path, json.dumps(fields).encode(), NAMES) == expected
+    assert adapter_named(path, json.dumps(fields).encode(), NAMES, ServerLimits()) == expected
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 100000])
 def test_bodies_that_are_not_json_name_no_adapter(body: bytes) -> None:
-    assert adapter_named("/v1/completions", body, NAMES) is None
+    assert adapter_named("/v1/completions", body, NAMES, ServerLimits()) is None
 
 
 def test_there_are_no_more_groups_than_stated() -> None:

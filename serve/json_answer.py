@@ -1,0 +1,106 @@
+"""Answers in JSON. A long one is written in slices of time, between which the event loop serves others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, NoReturn
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from .time_slices import TimeSlices
+
+_PART_CHARACTERS: Final = 1 << 16
+"""Characters that are encoded and sent at once."""
+
+
+class Items:
+    """A list in an answer. Each item is made when it is written.
+
+    Items stand in dicts and in Items, but not in lists.
+    """
+
+    def __init__(self, items: Iterable[Any]) -> None:
+        self.items: Final = items
+
+
+class JsonAnswer(Response):
+    """An answer that may have Items."""
+
+    media_type = "application/json"
+
+    def __init__(self, content: Any) -> None:
+        """Encodes nothing yet."""
+        super().__init__()
+        self._content = content
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Raises ValueError, before anything is sent, for a number that JSON does not have."""
+        *parts, last = await json_parts(self._content)
+        self.headers["content-length"] = str(sum(map(len, parts)) + len(last))
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        for part in parts:
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body", "body": last, "more_body": False})
+
+
+async def json_parts(content: Any) -> list[bytes]:
+    """Parts of the JSON, in UTF-8; at least one. Raises ValueError for a number that JSON does not have."""
+    slices = TimeSlices()
+    parts: list[bytes] = []
+    texts: list[str] = []
+    num_characters = 0
+    for text in _texts(content):
+        texts.append(text)
+        num_characters += len(text)
+        if num_characters >= _PART_CHARACTERS:
+            parts.append("".join(texts).encode())
+            texts, num_characters = [], 0
+        await slices.pause()
+    parts.append("".join(texts).encode())
+    return parts
+
+
+async def frame(content: dict[str, Any]) -> bytes:
+    """An event of a stream. Dicts in the lists of `content` may have Items.
+
+    Raises ValueError for a number that JSON does not have.
+    """
+    try:
+        parts = [_ENCODER.encode(content).encode()]
+    except _ItemsError:
+        parts = await json_parts(
+            {name: Items(value) if isinstance(value, list) else value for name, value in content.items()}
+        )
+    return b"".join([b"data: ", *parts, b"\n\n"])
+
+
+class _ItemsError(Exception):
+    """Raised for Items where a value is encoded in one go."""
+
+
+def _texts(content: Any) -> Iterator[str]:
+    if isinstance(content, Items):
+        before = "["
+        for item in content.items:
+            yield before
+            yield from _texts(item)
+            before = ","
+        yield "[]" if before == "[" else "]"
+    elif isinstance(content, dict) and any(isinstance(value, (dict, Items)) for value in content.values()):
+        before = "{"
+        for name, value in content.items():
+            yield f"{before}{_ENCODER.encode(name)}:"
+            yield from _texts(value)
+            before = ","
+        yield "}"
+    else:
+        yield _ENCODER.encode(content)
+
+
+def _refuse(value: Any) -> NoReturn:
+    raise _ItemsError if isinstance(value, Items) else TypeError(f"{type(value)} has no form in JSON")
+
+
+_ENCODER: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_refuse)
