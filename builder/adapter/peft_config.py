@@ -152,8 +152,8 @@ def parse_peft_config(fields: Mapping[str, Any], subject: str) -> PeftConfig:
     patterns = fields.get("rank_pattern") or {}
     return PeftConfig(
         peft_type=peft_type,
-        rank=fields["init_r"] if is_adalora else fields.get("r", 1),
-        alpha=fields.get("lora_alpha", fields.get("alpha", 1.0)),
+        rank=fields["init_r"] if is_adalora else _given(fields, "r", default=1),
+        alpha=_given(fields, "lora_alpha", "alpha", default=1.0),
         rank_pattern={} if is_adalora else patterns,
         alpha_pattern={} if is_adalora else fields.get("alpha_pattern") or {},
         kept_ranks=patterns if is_adalora else {},
@@ -170,12 +170,17 @@ def parse_peft_config(fields: Mapping[str, Any], subject: str) -> PeftConfig:
         target_parameters=_tuple(fields.get("target_parameters")),
         saved_modules=_tuple(fields.get("modules_to_save")),
         ties_weights=bool(fields.get("ensure_weight_tying")),
-        token_indices=_tokens(fields.get("token_indices", fields.get("trainable_token_indices"))),
+        token_indices=_tokens(_given(fields, "token_indices", "trainable_token_indices")),
         layers_to_transform=(layers,) if isinstance(layers, int) else tuple(layers or ()),
         layers_pattern=_tuple(fields.get("layers_pattern")),
         invocation_tokens=tuple(fields.get("alora_invocation_tokens") or ()),
         context_length=fields.get("context_length") or 0,
     )
+
+
+def _given(fields: Mapping[str, Any], *names: str, default: Any = None) -> Any:
+    """Value of the first of these fields that is neither missing nor null."""
+    return next((fields[name] for name in names if fields.get(name) is not None), default)
 
 
 def _tokens(value: Any) -> dict[str, tuple[int, ...]]:

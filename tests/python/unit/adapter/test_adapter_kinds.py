@@ -61,6 +61,19 @@ def test_ranks_are_compared_before_anything_is_multiplied(kind: str, rank: int, 
     assert f"the rank {rank} is above max_lora_rank {rank - 1}, that of module '" in text
 
 
+@pytest.mark.parametrize(
+    ("kind", "fields"), [("loha", {"lora_alpha": None}), ("vera", {"trainable_token_indices": None})]
+)
+def test_a_null_field_of_another_kind_changes_nothing(
+    kind: str, fields: dict, kinds, model: Path, tmp_path: Path
+) -> None:
+    adapter = copy_of(kinds[kind], tmp_path / "adapter")
+    expected = convert_adapter(adapter, storage_dtype="float32", base=model)
+    edit_config(adapter, **fields)
+    found = convert_adapter(adapter, storage_dtype="float32", base=model)
+    assert np.array_equal(found.weights, expected.weights)
+
+
 def test_adalora_drops_modules_that_were_pruned_whole(kinds) -> None:
     paths = convert_adapter(kinds["adalora"], storage_dtype="float32").paths
     assert len(paths) == 2 * len(ALL_MODULES) - 1
