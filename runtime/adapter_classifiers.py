@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from functools import cached_property
 
 from .._core import AdapterError, RequestError
@@ -24,10 +23,7 @@ class AdapterClassifiers:
     def __init__(self, engine: LoadedEngine) -> None:
         """Reads nothing yet."""
         self._engine = engine
-        self._lock = threading.Lock()
-        self._is_classifier_of: dict[NamedAdapter, bool] = {}
-        self._heads: dict[NamedAdapter, AdaptedClassifier] = {}
-        self._poolers: dict[NamedAdapter, AdaptedPooler | None] = {}
+        self._has_read_engine = False
 
     def classifier_for(self, name: str | None, found: NamedAdapter | AdapterSum | None) -> AdaptedClassifier:
         """What classifies a text with `found`, which `name` means, or without an adapter: the adapter's own head, or
@@ -52,7 +48,7 @@ class AdapterClassifiers:
     def refuse(self, found: NamedAdapter | AdapterSum) -> None:
         """For requests that generate: raises RequestError where an adapter is a classifier's."""
         for adapter in found.adapters:
-            if self._is_classifier(adapter):
+            if self.is_classifier(adapter):
                 raise RequestError(
                     f"adapter '{adapter.name}' is a classifier's and generates nothing; accepted: requests that "
                     "classify (LLM.classify, POST /classify)"
@@ -60,30 +56,43 @@ class AdapterClassifiers:
 
     def head_of(self, adapter: NamedAdapter) -> AdaptedClassifier | None:
         """The adapter's own head; None: it is no classifier's. Raises AdapterError with what is wrong with it."""
-        if not self._is_classifier(adapter):
+        if not self.is_classifier(adapter):
             return None
-        with self._lock:
-            known = self._heads.get(adapter)
+        known = adapter.facts.classifier
         if known is None:
             with one_version(adapter.directory, adapter_files):
                 check_unchanged(adapter, self._engine)
                 fields = load_json_object(adapter.directory / CONFIG_FILE, AdapterError, max_bytes=MAX_CONFIG_BYTES)
                 head = read_classifier_head(adapter.directory, fields)
             known = adapted_classifier(head, self._pooler_of(adapter), self._engine, adapter.directory)
-            with self._lock:
-                self._heads[adapter] = known
+            adapter.facts.classifier = known
         return known
 
-    def forget(self, adapter: NamedAdapter) -> None:
-        """Nothing has this adapter any more."""
-        with self._lock:
-            self._is_classifier_of.pop(adapter, None)
-            self._heads.pop(adapter, None)
-            self._poolers.pop(adapter, None)
+    def is_classifier(self, adapter: NamedAdapter) -> bool:
+        """True if an adapter is a classifier's, by its config. Raises AdapterError for one that cannot be read."""
+        known = adapter.facts.is_classifier
+        if known is None:
+            known = is_classifier(
+                load_json_object(adapter.directory / CONFIG_FILE, AdapterError, max_bytes=MAX_CONFIG_BYTES)
+            )
+            adapter.facts.is_classifier = known
+        return known
+
+    def known(self, found: NamedAdapter | AdapterSum | None) -> AdaptedClassifier | None:
+        """As classifier_for(), without reading anything; None where that has to read, or raises."""
+        if isinstance(found, NamedAdapter) and found.facts.is_classifier is not False:
+            return found.facts.classifier
+        if not self._has_read_engine:
+            return None
+        if found is not None and any(adapter.facts.has_pooler is not False for adapter in found.adapters):
+            return None
+        return self._engine_classifier
 
     @cached_property
     def _engine_classifier(self) -> AdaptedClassifier | None:
-        return engine_classifier(self._engine)
+        found = engine_classifier(self._engine)
+        self._has_read_engine = True
+        return found
 
     def _refuse_poolers(self, found: NamedAdapter | AdapterSum) -> None:
         """Raises RequestError for what would change the pooler under the model's own head."""
@@ -94,24 +103,11 @@ class AdapterClassifiers:
                     "accepted: adapters of task_type SEQ_CLS or TOKEN_CLS, and those of other layers alone"
                 )
 
-    def _is_classifier(self, adapter: NamedAdapter) -> bool:
-        with self._lock:
-            known = self._is_classifier_of.get(adapter)
-        if known is None:
-            known = is_classifier(
-                load_json_object(adapter.directory / CONFIG_FILE, AdapterError, max_bytes=MAX_CONFIG_BYTES)
-            )
-            with self._lock:
-                self._is_classifier_of[adapter] = known
-        return known
-
     def _pooler_of(self, adapter: NamedAdapter) -> AdaptedPooler | None:
-        with self._lock:
-            if adapter in self._poolers:
-                return self._poolers[adapter]
-        with one_version(adapter.directory):
-            fields = load_json_object(adapter.directory / CONFIG_FILE, AdapterError, max_bytes=MAX_CONFIG_BYTES)
-            found = read_pooler(adapter.directory, fields, self._engine.adapted_modules)
-        with self._lock:
-            self._poolers[adapter] = found
-        return found
+        facts = adapter.facts
+        if facts.has_pooler is None:
+            with one_version(adapter.directory):
+                fields = load_json_object(adapter.directory / CONFIG_FILE, AdapterError, max_bytes=MAX_CONFIG_BYTES)
+                facts.pooler = read_pooler(adapter.directory, fields, self._engine.adapted_modules)
+            facts.has_pooler = facts.pooler is not None
+        return facts.pooler

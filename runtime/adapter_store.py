@@ -18,6 +18,7 @@ from ..builder.adapter.sum_of_names import parse_sum
 from ..builder.adapter.terms import AdapterTerms, may_have_terms
 from ..builder.adapter_copy import adapter_files
 from .adapter_classifiers import AdapterClassifiers
+from .adapter_facts import ReadyAdapter
 from .classifier import AdaptedClassifier
 from .engine import LoadedEngine
 from .lora_config import adapter_of_directory, sum_of_directories
@@ -43,6 +44,9 @@ class AdapterStore:
     """The third level of the LoRA cache: adapters on disk by name, read when they are needed.
 
     It begins with those that the engine carries; others are added and removed. Thread-safe.
+
+    Locks are taken in one order: first changing() of one name, which is held while files are read, then the lock of the
+    tables of names, under which nothing is read and no other lock is taken. No thread changes two names at once.
     """
 
     def __init__(self, engine: LoadedEngine) -> None:
@@ -55,12 +59,9 @@ class AdapterStore:
         # An id is never given twice: what was cached under it before would be taken for the new adapter.
         self._next_task_id = FIRST_NAMED_TASK_ID + len(self._adapters)
         self._sums: dict[tuple[tuple[NamedAdapter, float], ...], int] = {}
-        self._invocations: dict[NamedAdapter, tuple[int, ...]] = {}
-        self._terms: dict[NamedAdapter, AdapterTerms] = {}
         self._changed = threading.Condition()
         self._changing: set[str] = set()
         self._classifiers = AdapterClassifiers(engine)
-        self._num_virtual_tokens: dict[NamedAdapter, int] = {}
         self._prompts: OrderedDict[NamedAdapter, PromptTuningConfig] = OrderedDict()
 
     @property
@@ -125,11 +126,48 @@ class AdapterStore:
         start = find_start(tokens, input_token_ids)
         return None if start is None else LoraConfig(found.task_id, active_from=start)
 
-    def _invocation_tokens(self, adapter: NamedAdapter) -> tuple[int, ...]:
+    def ready(self, name: str) -> ReadyAdapter | None:
+        """What a request needs to know of its adapter, without reading anything; None where prepare() has to read it.
+
+        for_request() and refuse_classifier() read nothing either for an adapter that is ready. Raises AdapterError for
+        an unknown name.
+        """
+        found = self.find(name)
+        if any(adapter.facts.is_classifier is None for adapter in found.adapters):
+            return None
+        if not isinstance(found, NamedAdapter):
+            return ReadyAdapter(AdapterTerms(), None, 0)  # no weighted sum has any
+        facts = found.facts
+        if facts.terms is None or facts.num_virtual_tokens is None or facts.invocation_tokens is None:
+            return None
+        if facts.num_virtual_tokens == 0:
+            return ReadyAdapter(facts.terms, None, 0)
         with self._changed:
-            if adapter not in self._invocations:
-                self._invocations[adapter] = invocation_tokens(adapter.directory, self._engine.adapted_modules)
-            return self._invocations[adapter]
+            prompt = self._prompts.get(found)
+            if prompt is None:
+                return None
+            self._prompts.move_to_end(found)
+        return ReadyAdapter(facts.terms, prompt, facts.num_virtual_tokens)
+
+    def prepare(self, name: str) -> ReadyAdapter:
+        """The same, reading what is not in memory. Raises as load()."""
+        found = self.find(name)
+        for adapter in found.adapters:
+            self._classifiers.is_classifier(adapter)
+        if not isinstance(found, NamedAdapter):
+            return ReadyAdapter(AdapterTerms(), None, 0)
+        prompt = self._prompt_of(found)
+        terms = self._terms_of(found)
+        if prompt is None:
+            self._invocation_tokens(found)
+        return ReadyAdapter(terms, prompt, 0 if prompt is None else num_virtual_tokens(prompt))
+
+    def _invocation_tokens(self, adapter: NamedAdapter) -> tuple[int, ...]:
+        tokens = adapter.facts.invocation_tokens
+        if tokens is None:
+            tokens = invocation_tokens(adapter.directory, self._engine.adapted_modules)
+            adapter.facts.invocation_tokens = tokens
+        return tokens
 
     def terms_of(self, name: str) -> AdapterTerms:
         """What the adapter says of its requests: their vocabulary and positions. Raises as load().
@@ -139,21 +177,20 @@ class AdapterStore:
         found = self.find(name)
         if not isinstance(found, NamedAdapter):
             return AdapterTerms()  # no weighted sum has any
-        with self._changed:
-            known = self._terms.get(found)
-        if known is not None:
-            return known
-        if self.prompt_of(name) is None and may_have_terms(found.directory, self._engine.adapted_modules):
-            return self._convert(found).terms
-        with self._changed:
-            self._terms[found] = AdapterTerms()
-        return AdapterTerms()
+        return self._terms_of(found)
+
+    def _terms_of(self, adapter: NamedAdapter) -> AdapterTerms:
+        if adapter.facts.terms is not None:
+            return adapter.facts.terms
+        if self._prompt_of(adapter) is None and may_have_terms(adapter.directory, self._engine.adapted_modules):
+            return self._convert(adapter).terms
+        adapter.facts.terms = AdapterTerms()
+        return adapter.facts.terms
 
     def _convert(self, adapter: NamedAdapter) -> ConvertedAdapter:
         converted = adapter_of_directory(adapter.directory, self._engine)
-        with self._changed:
-            self._invocations[adapter] = converted.invocation_tokens
-            self._terms[adapter] = converted.terms
+        adapter.facts.invocation_tokens = converted.invocation_tokens
+        adapter.facts.terms = converted.terms
         return converted
 
     def num_virtual_tokens(self, name: str) -> int:
@@ -161,34 +198,34 @@ class AdapterStore:
         found = self.find(name)
         if not isinstance(found, NamedAdapter):
             return 0  # no weighted sum has any
-        with self._changed:
-            known = self._num_virtual_tokens.get(found)
-        if known is not None:
-            return known
-        self._read_prompt(found)
-        return self.num_virtual_tokens(name)
+        if found.facts.num_virtual_tokens is not None:
+            return found.facts.num_virtual_tokens
+        prompt = self._read_prompt(found)
+        return 0 if prompt is None else num_virtual_tokens(prompt)
 
     def prompt_of(self, name: str) -> PromptTuningConfig | None:
         """The virtual tokens that the adapter puts before a prompt; None: it is a LoRA. Raises as load()."""
         found = self.find(name)
-        if not isinstance(found, NamedAdapter):
+        return self._prompt_of(found) if isinstance(found, NamedAdapter) else None
+
+    def _prompt_of(self, adapter: NamedAdapter) -> PromptTuningConfig | None:
+        if adapter.facts.num_virtual_tokens == 0:
             return None
         with self._changed:
-            if self._num_virtual_tokens.get(found) == 0:
-                return None
-            if found in self._prompts:
-                self._prompts.move_to_end(found)
-                return self._prompts[found]
-        return self._read_prompt(found)
+            if adapter in self._prompts:
+                self._prompts.move_to_end(adapter)
+                return self._prompts[adapter]
+        return self._read_prompt(adapter)
 
     def _read_prompt(self, adapter: NamedAdapter) -> PromptTuningConfig | None:
         with one_version(adapter.directory):
             prompt = prompt_of_directory(adapter.directory, self._engine)
             if prompt is not None:
                 check_unchanged(adapter, self._engine)
-        with self._changed:
-            self._num_virtual_tokens[adapter] = 0 if prompt is None else num_virtual_tokens(prompt)
-            if prompt is not None:
+        adapter.facts.num_virtual_tokens = 0 if prompt is None else num_virtual_tokens(prompt)
+        if prompt is not None:
+            adapter.facts.invocation_tokens = ()
+            with self._changed:
                 self._prompts[adapter] = prompt
                 if len(self._prompts) > _MAX_PROMPTS:
                     self._prompts.popitem(last=False)
@@ -238,6 +275,8 @@ class AdapterStore:
             task_id = self._new_task_id() if known is None else known.task_id
             adapter = NamedAdapter(name, task_id, directory, checksum, int(time.time()))
             if self._read_prompt(adapter) is not None:
+                self._classifiers.is_classifier(adapter)
+                adapter.facts.terms = AdapterTerms()
                 return adapter, None
             converted = self._convert(adapter)
             config = LoraConfig(task_id, converted.weights, converted.config, replace=known is not None)
@@ -249,7 +288,7 @@ class AdapterStore:
         with self._changed:
             before = self._adapters.get(adapter.name)
             if before is not None and before != adapter:
-                self._forget(before)
+                self._prompts.pop(before, None)
             self._adapters[adapter.name] = adapter
 
     def classifier_for(self, name: str | None) -> AdaptedClassifier:
@@ -264,19 +303,16 @@ class AdapterStore:
         """For requests that generate: raises RequestError where the adapter `name` is a classifier's."""
         self._classifiers.refuse(self.find(name))
 
-    def _forget(self, adapter: NamedAdapter) -> None:
-        self._invocations.pop(adapter, None)
-        self._terms.pop(adapter, None)
-        self._classifiers.forget(adapter)
-        self._num_virtual_tokens.pop(adapter, None)
-        self._prompts.pop(adapter, None)
+    def known_classifier(self, name: str | None) -> AdaptedClassifier | None:
+        """As classifier_for(), without reading anything; None where that has to read, or raises."""
+        return self._classifiers.known(None if name is None else self.find(name))
 
     def remove(self, name: str) -> NamedAdapter:
         """From now on there is no adapter of this name. Raises AdapterError for an unknown one."""
         with self._changed:
             adapter = self.get(name)
             del self._adapters[name]
-            self._forget(adapter)
+            self._prompts.pop(adapter, None)
         return adapter
 
     @contextlib.contextmanager

@@ -112,7 +112,7 @@ class Tokenizers:
             if found in self._own:
                 self._own.move_to_end(found)
                 return self._own[found]
-        return None if (found.directory / TOKENIZER_FILE).exists() else self.of_model
+        return self.of_model if found.facts.has_tokenizer is False else None
 
     def of(self, adapter: str | None) -> TextTokenizer:
         """That of an adapter's requests, or of the base's: read once, and again when the adapter was replaced.
@@ -123,6 +123,9 @@ class Tokenizers:
         if known is not None or adapter is None:
             return known or self.of_model
         found = self._adapters.get(adapter)
+        found.facts.has_tokenizer = (found.directory / TOKENIZER_FILE).exists()
+        if not found.facts.has_tokenizer:
+            return self.of_model
         with one_version(found.directory, adapter_files):
             own = self._read(found.directory)
         with self._changed:

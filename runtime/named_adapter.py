@@ -8,6 +8,7 @@ from typing import Final, SupportsIndex
 
 from .._core import AdapterError, EngineError
 from ..builder.adapter_copy import adapter_checksum
+from .adapter_facts import AdapterFacts
 from .engine import LoadedEngine
 
 FIRST_NAMED_TASK_ID: Final = 1 << 63
@@ -46,6 +47,7 @@ class NamedAdapter:
     """adapter_checksum() of the directory when the adapter got its name."""
     created: int = field(default=0, compare=False)
     """Time when the adapter got its name, in seconds since the epoch."""
+    facts: AdapterFacts = field(default_factory=AdapterFacts, compare=False, repr=False)
 
     @property
     def adapters(self) -> tuple[NamedAdapter, ...]:

@@ -10,10 +10,11 @@ from typing import Final
 
 from .._core import AdaptrtError, LoraConfig, PeftTaskNotCachedError, Request
 from ..builder.adapter.sum_of_names import parse_sum
+from ..runtime.adapter_facts import ReadyAdapter
 from ..runtime.named_adapter import UnknownAdapterError
-from ..runtime.prompt_tuning import behind_virtual_tokens, num_virtual_tokens
+from ..runtime.prompt_tuning import behind_virtual_tokens
 from .adapter_names import name_problem
-from .adapter_roots import AdapterRoots
+from .adapter_roots import AdapterRoots, is_path_of_name
 from .async_executor import AsyncExecutor, Generation
 from .errors import INVALID_USER_INPUT, ApiError
 from .work import WorkKind
@@ -72,7 +73,7 @@ class ServedAdapters:
     async def _find_one(self, name: str) -> bool:
         if self.knows(name):
             return True
-        if name in self.reserved:
+        if name in self.reserved or not is_path_of_name(name):
             return False
         directory = await self._work.run_shared(WorkKind.FILES, None, self._roots.find, name)
         if directory is None:
@@ -134,6 +135,16 @@ class ServedAdapters:
         except AdaptrtError as error:
             raise ApiError.of(error) from error
 
+    async def ready(self, name: str) -> ReadyAdapter:
+        """What requests need to know of an adapter; it is read in a thread where it is not in memory.
+
+        Raises as AdapterStore.load.
+        """
+        known = self._store.ready(name)
+        if known is not None:
+            return known
+        return await self._work.run_shared(WorkKind.ADAPTERS, name, self._store.prepare, name)
+
     async def submit(self, request: Request, name: str | None) -> Generation:
         """Queues a request with the adapter `name`, which is loaded when it is not cached.
 
@@ -143,15 +154,17 @@ class ServedAdapters:
         """
         if name is None:
             return self._executor.submit(request)
-        if request.pooling_params is None:
-            self._store.refuse_classifier(name)
-        prompt = await self._work.run(WorkKind.ADAPTERS, self._store.prompt_of, name)
-        if prompt is not None:
-            vocab_size = self._executor.executor.engine_info.vocab_size
-            generation = self._executor.submit(behind_virtual_tokens(request, prompt, vocab_size, name), name)
-            generation.num_virtual_tokens = num_virtual_tokens(prompt)
-            return generation
         for _ in range(TRIES):
+            ready = await self.ready(name)
+            # From here to submit() the name means the same, and nothing is read.
+            if request.pooling_params is None:
+                self._store.refuse_classifier(name)
+            if ready.prompt is not None:
+                vocab_size = self._executor.executor.engine_info.vocab_size
+                tuned = behind_virtual_tokens(request, ready.prompt, vocab_size, name)
+                generation = self._executor.submit(tuned, name)
+                generation.num_virtual_tokens = ready.num_virtual_tokens
+                return generation
             request.lora_config = self._store.for_request(name, request.input_token_ids)
             try:
                 return self._executor.submit(request, name)

@@ -32,7 +32,7 @@ async def classify(service: Service, request: Request) -> Response:
     adapter = await adapter_of(service, fields)
     executor = service.executor.executor
     # An adapter's head is read from its directory when it is first asked for.
-    classifier = await service.executor.work.run(WorkKind.ADAPTERS, executor.adapters.classifier_for, adapter)
+    classifier = await _classifier_for(service, adapter)
     change = partial(without_padding, engine=executor.engine, classifier=classifier)
     pooled = await pool(service, request, fields, fields.input, adapter, classifier.params, change)
     texts = (await service.tokenizers.of(adapter)).texts
@@ -84,7 +84,7 @@ async def _scores(
     check_can_pool(service)
     adapter = await adapter_of(service, fields)
     executor = service.executor.executor
-    classifier = await service.executor.work.run(WorkKind.ADAPTERS, executor.adapters.classifier_for, adapter)
+    classifier = await _classifier_for(service, adapter)
     if classifier.per_token or len(classifier.labels) != 1:
         of = "tokens" if classifier.per_token else "texts"
         raise ApiError(
@@ -99,6 +99,15 @@ async def _scores(
         scores.append(float(classifier.classification(rows).probs[0]))
         await slices.pause()
     return adapter, scores, pooled.num_tokens
+
+
+async def _classifier_for(service: Service, adapter: str | None) -> AdaptedClassifier:
+    """As AdapterStore.classifier_for; what is not in memory is read in a thread."""
+    store = service.executor.executor.adapters
+    known = store.known_classifier(adapter)
+    if known is not None:
+        return known
+    return await service.executor.work.run(WorkKind.ADAPTERS, store.classifier_for, adapter)
 
 
 def _model(service: Service, adapter: str | None) -> str:

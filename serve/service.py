@@ -23,7 +23,6 @@ from .prompts import Prompts
 from .sampling_defaults import SamplingDefaults
 from .statistics import ExecutorStatistics
 from .tokenizers_of_adapters import ServedTokenizers
-from .work import WorkKind
 
 AdaptersMaker: TypeAlias = Callable[[AsyncExecutor, Sequence[Path]], ServedAdapters]
 
@@ -115,20 +114,15 @@ class Service:
 
     async def vocab_size_of(self, adapter: str | None) -> int:
         """Of requests with an adapter. Raises AdaptrtError."""
-        executor, own = self.executor, self.engine_info.vocab_size
-        if adapter is None:
-            return own
-        terms = await executor.work.run(WorkKind.ADAPTERS, executor.executor.adapters.terms_of, adapter)
-        return own + terms.vocabulary_change
+        own = self.engine_info.vocab_size
+        return own if adapter is None else own + (await self.adapters.ready(adapter)).terms.vocabulary_change
 
     async def lengths_of(self, adapter: str | None) -> TextLengths:
         """How long requests with an adapter may be. Raises AdaptrtError."""
         if adapter is None:
             return self._lengths(1, 0)
-        executor, adapters = self.executor, self.executor.executor.adapters
-        terms = await executor.work.run(WorkKind.ADAPTERS, adapters.terms_of, adapter)
-        num_virtual = await executor.work.run(WorkKind.ADAPTERS, adapters.num_virtual_tokens, adapter)
-        return self._lengths(terms.rotary_factor, num_virtual)
+        ready = await self.adapters.ready(adapter)
+        return self._lengths(ready.terms.rotary_factor, ready.num_virtual_tokens)
 
     def _lengths(self, rotary_factor: int, num_virtual_tokens: int) -> TextLengths:
         info = self.engine_info

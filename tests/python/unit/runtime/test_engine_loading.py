@@ -439,3 +439,19 @@ def test_a_tokenizer_and_what_is_told_of_it_are_one_version(tmp_path: Path, monk
     with pytest.raises(AdapterError, match="the adapter's files were changed while they were read"):
         tokenizers.of("own")
     assert tokenizers.of("own").end_ids == (1,)
+
+
+@pytest.mark.parametrize("has_own", [False, True])
+def test_what_tokenizer_an_adapter_has_is_looked_up_once(tmp_path: Path, has_own: bool) -> None:
+    (tmp_path / "adapter").mkdir()
+    for directory in (tmp_path, *([tmp_path / "adapter"] if has_own else [])):
+        save_tokenizer(byte_level(), directory)
+    adapter = NamedAdapter("it", 1 << 63, tmp_path / "adapter", "")
+    store: Any = types.SimpleNamespace(find=lambda _: adapter, get=lambda _: adapter)
+    of_model = adapter_tokenizers.read_tokenizer(tmp_path / "tokenizer.json", (1,))
+    tokenizers = adapter_tokenizers.Tokenizers(of_model, store)
+    assert tokenizers.known("it") is None
+    found = tokenizers.of("it")
+    assert (found is of_model) == (not has_own)
+    shutil.rmtree(tmp_path / "adapter")
+    assert tokenizers.known("it") is found

@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import pickle
 import shutil
+import threading
 from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import adaptrt
 from adaptrt import _core
+from adaptrt.runtime.adapter_facts import AdapterFacts
 from adaptrt.runtime.named_adapter import NamedAdapter
+from adaptrt.serve.adapter_roots import MAX_FILES
 from adaptrt.serve.adapters import ServedAdapters
 from adaptrt.serve.async_executor import AsyncExecutor
 from adaptrt.serve.errors import ApiError
@@ -24,6 +28,7 @@ from support.serving import build_random_engine
 
 PROMPT = [3, 4, 5]
 MAX_TOKENS = 12
+SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -299,6 +304,37 @@ def test_a_name_is_unknown_only_after_its_adapter_left_the_cache(
     assert not executor.adapters.knows("it")
 
 
+def test_who_waits_for_a_name_that_changes_is_woken(executor: adaptrt.Executor) -> None:
+    began, entered, order = threading.Event(), threading.Event(), []
+
+    def change() -> None:
+        began.set()
+        with executor.adapters.changing("it"):
+            order.append("second")
+        entered.set()
+
+    thread = threading.Thread(target=change, daemon=True)
+    with executor.adapters.changing("it"):
+        thread.start()
+        assert began.wait(SECONDS)
+        assert not entered.wait(0.05)
+        order.append("first")
+    assert entered.wait(SECONDS)
+    assert order == ["first", "second"]
+
+
+def test_a_bounded_number_of_sums_keep_their_task_ids(executor: adaptrt.Executor, place: Place) -> None:
+    executor.add_adapter("poet", place.root / "poet")
+    store = executor.adapters
+    ids = [store.task_id(f"poet:{i}") for i in range(1024)]
+    assert len(set(ids)) == 1024
+    assert [store.task_id(f"poet:{i}") for i in range(1024)] == ids
+    newest = store.task_id("poet:1024")
+    assert [store.task_id(f"poet:{i}") for i in range(1, 1024)] == ids[1:]  # the oldest has made room
+    assert store.task_id("poet:1024") == newest
+    assert store.task_id("poet:0") not in {*ids, newest}
+
+
 @pytest.mark.parametrize("name", ["base", "poet:0.5", "poet:0.5+org/clerk:1"])
 def test_names_of_the_base_and_of_sums_are_refused(place: Place, executor: adaptrt.Executor, name: str) -> None:
     async def body(adapters: ServedAdapters) -> None:
@@ -343,6 +379,83 @@ def test_what_is_unloaded_is_gone_from_both_levels(place: Place, executor: adapt
 def evict(executor: adaptrt.Executor, task_id: int) -> None:
     """Takes an adapter from the cache, as the need of room for others would."""
     _core.Executor.unload_adapter(executor, task_id)
+
+
+def test_requests_with_cached_adapters_need_no_thread_and_no_file(place: Place, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    shutil.copytree(place.root, root, symlinks=True)
+    names = ("poet", "org/clerk", "poet:0.5+org/clerk:0.5")
+    with adaptrt.Executor(place.engine, executor_config=adaptrt.ExecutorConfig(num_threads=1)) as executor:
+
+        async def body(adapters: ServedAdapters) -> None:
+            first = {}
+            for name in names:
+                assert await adapters.find(name)
+                first[name] = await answer(adapters, name)
+            shutil.rmtree(root)
+            adapters._work = SimpleNamespace()  # type: ignore[assignment]
+            for name in names:
+                assert await adapters.find(name)
+                assert (await adapters.ready(name)).num_virtual_tokens == 0
+                assert await answer(adapters, name) == first[name]
+
+        run(Place(place.engine, root, place.outside), executor, body)
+
+
+def test_an_adapter_of_which_nothing_is_known_is_read_once(place: Place, tmp_path: Path) -> None:
+    carried = Path(shutil.copytree(place.root / "poet", tmp_path / "poet"))
+    with adaptrt.Executor(place.engine, executor_config=adaptrt.ExecutorConfig(num_threads=1)) as executor:
+        made = executor.add_adapter("poet", carried)
+        # Adapters that an engine carries begin like this.
+        executor.adapters.remove("poet")
+        executor.adapters.keep(replace(made, facts=AdapterFacts()))
+
+        async def body(adapters: ServedAdapters) -> None:
+            assert executor.adapters.ready("poet") is None
+            first = await answer(adapters, "poet")
+            shutil.rmtree(carried)
+            adapters._work = SimpleNamespace()  # type: ignore[assignment]
+            assert await answer(adapters, "poet") == first
+
+        run(place, executor, body)
+
+
+def test_equal_finds_read_an_adapter_once(
+    place: Place, executor: adaptrt.Executor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[str] = []
+    read = executor.adapters.read
+
+    def read_and_count(name: str, *args: Any, **kwargs: Any) -> Any:
+        reads.append(name)
+        return read(name, *args, **kwargs)
+
+    monkeypatch.setattr(executor.adapters, "read", read_and_count)
+
+    async def body(adapters: ServedAdapters) -> None:
+        tasks = [asyncio.create_task(adapters.find("poet")) for _ in range(20)]
+        await asyncio.sleep(0)
+        for task in tasks[::2]:
+            task.cancel()
+        found = await asyncio.gather(*tasks, return_exceptions=True)
+        assert found[1::2] == [True] * 10
+        assert reads == ["poet"]
+
+    run(place, executor, body)
+
+
+def test_a_directory_of_many_files_is_refused(place: Place, executor: adaptrt.Executor, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    shutil.copytree(place.root / "poet", root / "many")
+    for i in range(MAX_FILES):
+        (root / "many" / f"{i}").touch()
+
+    async def body(adapters: ServedAdapters) -> None:
+        assert not await adapters.find("many")
+        with pytest.raises(ApiError, match="expected a directory below"):
+            await adapters.load("name", "many")
+
+    run(Place(place.engine, root, place.outside), executor, body)
 
 
 def test_a_cached_adapter_is_not_read_again(place: Place, tmp_path: Path) -> None:

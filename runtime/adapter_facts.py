@@ -1,0 +1,38 @@
+"""What is known of an adapter without reading its files again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .._core import PromptTuningConfig
+from ..builder.adapter.pooler import AdaptedPooler
+from ..builder.adapter.terms import AdapterTerms
+from .classifier import AdaptedClassifier
+
+
+@dataclass(eq=False)
+class AdapterFacts:
+    """What has been read of an adapter's files so far; None: not yet.
+
+    The files decide all of it, so that threads which read the same at once write the same value.
+    """
+
+    terms: AdapterTerms | None = None
+    invocation_tokens: tuple[int, ...] | None = None
+    num_virtual_tokens: int | None = None
+    is_classifier: bool | None = None
+    classifier: AdaptedClassifier | None = None
+    """The adapter's own head, of a classifier's."""
+    has_pooler: bool | None = None
+    pooler: AdaptedPooler | None = None
+    has_tokenizer: bool | None = None
+
+
+@dataclass(frozen=True)
+class ReadyAdapter:
+    """What a request needs to know of its adapter before it is queued."""
+
+    terms: AdapterTerms
+    prompt: PromptTuningConfig | None
+    """The virtual tokens that the adapter puts before a prompt; None: it has none."""
+    num_virtual_tokens: int
