@@ -37,6 +37,7 @@ from .build_report import summary
 from .dtype_flag import add_dtype, dtype_of
 from .quantization_flags import add_quantization, quantization_of
 from .quantization_report import INT8_KV_CACHE_HELP, error_table, quality_table
+from .trtllm_flags import PROMPT_TABLE, add_trtllm_flags
 
 _PLUGIN_TYPES: Final = (AUTO, *(dtype_name(dtype) for dtype in DType), DISABLE)
 DEFAULT_TEXT_TOKENS: Final = 4096
@@ -104,6 +105,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_quantization(parser.add_argument_group("quantisation"))
     _add_tensorrt(parser.add_argument_group(f"backend {TENSORRT}"))
+    add_trtllm_flags(
+        parser.add_argument_group(
+            "other flags of trtllm-build",
+            "taken where their value holds anyway, else refused with the reason given here",
+        )
+    )
 
 
 def _add_tensorrt(group: Any) -> None:
@@ -133,7 +140,7 @@ def _add_sizes(group: Any) -> None:
         group.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{text} (default: {default})")
     group.add_argument("--max_input_len", type=int, metavar="N", help="tokens of a prompt (default: max_seq_len)")
     group.add_argument(
-        "--max_seq_len", type=int, metavar="N",
+        "--max_seq_len", "--max_decoder_seq_len", type=int, dest="max_seq_len", metavar="N",
         help="tokens of a prompt and its answer (default: the model's max_position_embeddings)",
     )  # fmt: skip
     group.add_argument(
@@ -305,6 +312,9 @@ def _tensorrt_config_of(args: argparse.Namespace) -> TensorRtBuildConfig | None:
 
 def run(args: argparse.Namespace) -> int:
     """Builds and says what was written."""
+    prompt_rows = getattr(args, PROMPT_TABLE)
+    if prompt_rows > 0 and args.backend == TENSORRT:
+        raise ConfigError(f"{PROMPT_TABLE} is {prompt_rows}; expected 0 with backend {TENSORRT}, or backend {NATIVE}")
     quantization, quality = quantization_of(args), _quality_of(args)
     report = build(
         _source_of(args),
