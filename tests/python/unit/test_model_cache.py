@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from adaptrt import ConfigError
+from adaptrt import LLM, ConfigError
 from adaptrt._core import AdaptrtError, DType, EngineError, QuantAlgo
 from adaptrt.builder.checkpoint.quantization import QuantConfig
 from adaptrt.builder.cli import main as command_line
@@ -385,6 +385,18 @@ def test_directories_that_are_no_model_are_refused(cache: EngineCache, model: Pa
     (model / "model.safetensors").unlink()
     with pytest.raises(AdaptrtError, match="holds no weights"):
         engine_for(model)
+
+
+def test_a_model_without_a_tokenizer_is_refused_by_llm_before_any_work(
+    cache: EngineCache, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forbid_building(monkeypatch)
+    (model / "tokenizer.json").unlink()
+    with pytest.raises(ConfigError, match=r"tokenizer.json: there is no tokenizer; .*save_pretrained\('.*model'\)"):
+        LLM(model)
+    with pytest.raises(ConfigError, match=r"nowhere: there is no tokenizer"):
+        LLM(model, tokenizer=tmp_path / "nowhere")
+    assert not cache.directory.exists()
 
 
 def test_too_little_space_is_said_before_the_work(

@@ -201,6 +201,17 @@ def test_a_port_in_use_ends_a_start(root: Path, port_in_use: int, capfd: pytest.
     assert f"cannot listen on 127.0.0.1:{port_in_use}" in refusal(capfd, "--port", str(port_in_use))
 
 
+def test_processes_of_mpi_that_do_not_lead_bind_no_port(
+    root: Path, port_in_use: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[bool] = []
+    follower = types.SimpleNamespace(can_enqueue_requests=lambda: False, shutdown=lambda: ended.append(True))
+    monkeypatch.setattr(command, "is_started_by_mpi", lambda: True)
+    monkeypatch.setattr(command, "make_executor", lambda _: follower)
+    assert command_line(["serve", "model", "--port", str(port_in_use)]) == 0
+    assert ended == [True]
+
+
 def test_a_cache_that_cannot_be_written_ends_a_start(
     root: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
