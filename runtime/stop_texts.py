@@ -27,6 +27,11 @@ class StopTexts:
             raise RequestError("stop has an empty string; leave it out, or give the text that ends an answer")
         self.stopped: str | None = None
         """The stop text that ended the text; None: none did so far."""
+        self._patterns: list[tuple[str, str]] = []
+        self._marks: dict[int, str] = {}
+        self._held = ""
+        if not stop:
+            return
         named = [(token_id, name) for token_id, name in hidden.items() if name and any(name in text for text in stop)]
         if len(named) > _MOST_MARKS:
             raise RequestError(f"stop has the names of {len(named)} special tokens; expected at most {_MOST_MARKS}")
@@ -37,7 +42,6 @@ class StopTexts:
         marked = ((names.sub(lambda found: of_name[found[0]], text), text) for text in stop)
         # Each is searched as it is written, and with marks for the tokens that it names.
         self._patterns = [(text, text) for text in stop] + [(made, text) for made, text in marked if made != text]
-        self._held = ""
 
     def mark(self, token_id: int) -> str:
         """A letter to add() for a token that the text leaves out; "" for one that is in no stop text."""
@@ -45,11 +49,14 @@ class StopTexts:
 
     def add(self, text: str) -> str:
         """Takes the next text, with marks where tokens were left out, and returns what may be shown now."""
+        if not self._patterns:
+            return text
         text = self._held + text
+        has_marks = bool(self._marks) and not text.isascii()
         found = []
         first_held = len(text)
         for pattern, stop in self._patterns:
-            searched, places = self._without_marks(text, but=pattern)
+            searched, places = self._without_marks(text, but=pattern) if has_marks else (text, range(len(text)))
             if (begin := searched.find(pattern)) != -1:
                 found.append((places[begin + len(pattern) - 1] + 1, places[begin], stop))
             elif length := _overlap(searched, pattern):
@@ -58,7 +65,7 @@ class StopTexts:
             # The one that ends first, and of those the longest.
             _, first_held, self.stopped = min(found)
         self._held = "" if found else text[first_held:]
-        return self._without_marks(text[:first_held])[0]
+        return self._without_marks(text[:first_held])[0] if has_marks else text[:first_held]
 
     def finish(self) -> str:
         """The rest of the text, when no more comes."""
@@ -67,8 +74,6 @@ class StopTexts:
 
     def _without_marks(self, text: str, but: str = "") -> tuple[str, Sequence[int]]:
         """A text without marks, except those in `but`, and the place of each letter in the text with all marks."""
-        if not self._marks:
-            return text, range(len(text))
         last = _FIRST_MARK + _MOST_MARKS
         places = [i for i, letter in enumerate(text) if not _FIRST_MARK <= ord(letter) < last or letter in but]
         return "".join(text[i] for i in places), places

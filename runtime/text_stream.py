@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
 from tokenizers import Tokenizer
 
 from .stop_texts import StopTexts
 from .token_bytes import LetterCount, TokenBytes
+
+_REPLACEMENT: Final = "\ufffd"
+"""What decoders write for bytes that are no UTF-8; at the end of a text, the letter's other bytes may still come."""
 
 
 class TextStream:
@@ -92,8 +96,16 @@ class TextStream:
 
     def _add(self, token_id: int, token: str) -> str:
         """The text that may be shown after one more token that has some."""
-        data = self._token_bytes.of(token) or b""
-        is_byte = self._token_bytes.is_byte(token)
+        of_tokens = self._token_bytes
+        is_byte = of_tokens.has_byte_tokens and of_tokens.is_byte(token)
+        if not self._pending and not is_byte:
+            tokens = [*self._context, token_id]
+            text = self._decode(tokens)
+            # Most tokens are whole letters.
+            if not (of_tokens.is_byte_level and text.endswith(_REPLACEMENT)):
+                self._offsets.append(self._num_settled)
+                return self._stop.add(self._settled(tokens, text))
+        data = of_tokens.of(token) or b""
         continues = self._letters.is_continued_by(data)
         settled = ""
         if self._pending and not is_byte and not continues:
@@ -102,7 +114,7 @@ class TextStream:
         self._offsets.append(self._num_settled + (self._letters.place if continues else self._letters.started))
         self._pending.append(token_id)
         self._letters.add(data)
-        is_open = is_byte or (self._token_bytes.is_byte_level and self._letters.missing > 0)
+        is_open = is_byte or (of_tokens.is_byte_level and self._letters.missing > 0)
         return self._stop.add(settled if is_open else settled + self._settle())
 
     def _settle(self, *, is_cut: bool = False) -> str:
@@ -110,32 +122,39 @@ class TextStream:
 
         is_cut: bytes of the next tokens do not continue theirs.
         """
-        tokens, last = self._context + self._pending, len(self._context) + len(self._pending)
-        settled = self._decode(tokens)[len(self._context_text) :]
+        tokens = self._context + self._pending
+        text = self._decode(tokens)
         if len(self._pending) > 1 and self._token_bytes.has_byte_tokens:
-            self._correct_offsets(settled)
+            self._correct_offsets(text[len(self._context_text) :])
+        settled = self._settled(tokens, text)
         if is_cut:
             # Without the parts of letters, with which tokens to come would make others.
-            tokens = [token for token in tokens if not self._is_part(token)]
-            if not tokens and self._num_settled + len(settled):
-                tokens = self._any_word
-            last = len(tokens)
+            whole = [token for token in tokens if not self._is_part(token)]
+            self._keep_context(whole if whole or not self._num_settled else self._any_word)
+        self._pending, self._letters, self._places = [], LetterCount(), []
+        return settled
+
+    def _settled(self, tokens: list[int], text: str) -> str:
+        """What the text of the context and of more tokens adds to that of the context; they become the context."""
+        settled = text[len(self._context_text) :]
+        self._num_settled += len(settled)
+        self._keep_context(tokens)
+        return settled
+
+    def _keep_context(self, tokens: list[int]) -> None:
+        last = len(tokens)
         # A lone token may decode to nothing at the beginning of a text, such as the space before a word; two do not.
         for first in (last - 1, last - 2, 0):
             if first >= 0 and (context_text := self._decode(tokens[first:last])):
                 self._context, self._context_text = tokens[first:last], context_text
-                break
-        else:
-            self._context, self._context_text = tokens[:last], ""
-        self._num_settled += len(settled)
-        self._pending, self._letters, self._places = [], LetterCount(), []
-        return settled
+                return
+        self._context, self._context_text = tokens, ""
 
     def _is_part(self, token_id: int) -> bool:
         """True for a token that is no text by itself, because its bytes are not whole letters."""
         token = str(self._tokenizer.id_to_token(token_id))
         if self._token_bytes.is_byte_level:
-            return "\ufffd" in (self._token_bytes.of(token) or b"").decode(errors="replace")
+            return _REPLACEMENT in (self._token_bytes.of(token) or b"").decode(errors="replace")
         return self._token_bytes.is_byte(token)
 
     @cached_property

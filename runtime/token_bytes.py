@@ -48,7 +48,7 @@ class TokenBytes:
 
     def is_byte(self, token: str) -> bool:
         """True for a token that is one byte of a run."""
-        return self.has_byte_tokens and _BYTE_TOKEN.fullmatch(token) is not None
+        return self.has_byte_tokens and token.startswith("<0x") and _BYTE_TOKEN.fullmatch(token) is not None
 
 
 class LetterCount:
