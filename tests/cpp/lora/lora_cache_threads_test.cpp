@@ -99,6 +99,53 @@ BOOST_DATA_TEST_CASE(threads_get_what_was_sent_while_others_evict_it, boost::uni
   BOOST_TEST((num_workers == 0 || failures > 0U));
 }
 
+// Every call of pin() ends: the adapter was there, its load failed, or another thread took it away.
+BOOST_DATA_TEST_CASE(threads_pin_one_adapter_while_others_replace_and_unload_it,
+                     boost::unit_test::data::make({0, 2}), num_workers) {
+  std::atomic<int> loads{0};
+  const auto in_load = [&] {
+    if (++loads % 3 == 0) throw StepError("every third load fails");
+  };
+  LoraCache cache(small_layout(), std::make_unique<HookedPages>(8192, 3, in_load),
+                  {.host_bytes = 1 << 20, .num_load_workers = num_workers});
+  std::atomic<int> pinned{0};
+  std::atomic<int> failed{0};
+  std::atomic<int> wrong{0};
+  const auto work = [&](int thread) {
+    std::mt19937 random(static_cast<std::uint32_t>(thread));
+    for (int round = 0; round < kRounds; ++round) {
+      try {
+        switch (random() % 6) {
+          case 0:
+            (void)cache.admit(adapter_of(static_cast<int>(random() % kTasks)).send(1, true));
+            break;
+          case 1:
+            cache.unpin(1);
+            break;
+          case 2:
+            if (random() % 4 == 0) cache.unload(1);
+            break;
+          default:
+            cache.pin(1);
+            ++pinned;
+        }
+      } catch (const LoraCacheFullError&) {
+      } catch (const PeftTaskNotCachedError&) {
+        (void)cache.admit(adapter_of(0).send(1, true));
+      } catch (const StepError&) {
+        ++failed;
+      }
+      if (!cache.check_invariants().empty()) ++wrong;
+    }
+  };
+  std::vector<std::thread> threads;
+  for (int i = 0; i < kThreads; ++i) threads.emplace_back(work, i);
+  for (std::thread& thread : threads) thread.join();
+  BOOST_TEST(wrong == 0);
+  BOOST_TEST(pinned > 0);
+  BOOST_TEST(failed > 0);
+}
+
 BOOST_AUTO_TEST_CASE(threads_that_want_one_adapter_pack_it_once) {
   LoraCache cache = make_host_cache(small_layout(), {1 << 20, 8192, 4});
   const SentAdapter sent = adapter_of(3);
