@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any, Final, NoReturn
 
+import numpy as np
+import numpy.typing as npt
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from .time_slices import TimeSlices
 
+_NUMBERS: Final = 1 << 12
+"""Elements of an array that are written at once."""
 _PART_CHARACTERS: Final = 1 << 16
 """Characters that are encoded and sent at once."""
 
@@ -23,6 +28,14 @@ class Items:
 
     def __init__(self, items: Iterable[Any]) -> None:
         self.items: Final = items
+
+
+class Numbers(Items):
+    """The elements of an array in C order, as a list."""
+
+    def __init__(self, array: npt.NDArray[Any]) -> None:
+        flat = array.reshape(-1)
+        super().__init__(np.array_split(flat, max(1, math.ceil(flat.size / _NUMBERS))))
 
 
 class JsonAnswer(Response):
@@ -81,7 +94,13 @@ class _ItemsError(Exception):
 
 
 def _texts(content: Any) -> Iterator[str]:
-    if isinstance(content, Items):
+    if isinstance(content, Numbers):
+        before = "["
+        for piece in content.items:
+            yield before + _ENCODER.encode(piece.tolist())[1:-1]
+            before = ","
+        yield "]"
+    elif isinstance(content, Items):
         before = "["
         for item in content.items:
             yield before

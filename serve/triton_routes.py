@@ -17,7 +17,8 @@ from ..runtime.adapter_tokenizers import TextTokenizer
 from ..runtime.text_bound import max_prompt_tokens
 from .async_executor import Generation
 from .errors import ApiError
-from .http import EventStream, data_frame, health_response, parse_json, read_body, unless_disconnected
+from .http import EventStream, health_response, parse_json, read_body, unless_disconnected
+from .json_answer import JsonAnswer, frame
 from .service import Service
 from .triton_requests import ACCEPTED, INPUTS, OUTPUTS, TritonAnswer, TritonRequest, make_request
 from .triton_tensors import (
@@ -162,7 +163,7 @@ class _Surface:
         if asked.streaming:
             raise ApiError("input 'streaming' is true; infer answers once: use generate_stream", param="streaming")
         outputs = await unless_disconnected(request, self._whole(asked, adapter))
-        written, length = write_infer(_head(request, sent.id), _with_forms(sent, outputs))
+        written, length = await write_infer(_head(request, sent.id), _with_forms(sent, outputs))
         if length is None:
             return Response(written, media_type="application/json")
         return Response(written, headers={HEADER_LENGTH: str(length)}, media_type="application/octet-stream")
@@ -174,7 +175,7 @@ class _Surface:
         if asked.streaming:
             raise ApiError("streaming is true; generate answers once: use generate_stream", param="streaming")
         outputs = await unless_disconnected(request, self._whole(asked, adapter))
-        return JSONResponse(_event(request, sent.id, outputs))
+        return JsonAnswer(_event(request, sent.id, outputs))
 
     async def generate_stream(self, request: Request) -> Response:
         """POST generate_stream: JSON in, an event for each piece of the answer unless streaming is false."""
@@ -270,10 +271,10 @@ class _Surface:
                 answer.add(await generation.next_results())
                 if is_streamed or answer.is_over:
                     outputs = answer.flush(with_prompt=not is_streamed and not asked.exclude_input)
-                    yield data_frame(_event(request, request_id, outputs))
+                    yield await frame(_event(request, request_id, outputs))
         except (AdaptrtError, ApiError) as error:
             # The status has gone out; the extension has an event for what comes too late for one.
-            yield data_frame({"error": str(error)})
+            yield await frame({"error": str(error)})
 
 
 def _described(spec: TensorSpec) -> dict[str, Any]:
@@ -323,5 +324,5 @@ def _event(request: Request, request_id: str, outputs: Sequence[OutputTensor]) -
     event = _head(request, request_id)
     for output in outputs:
         values = json_values(output)
-        event[output.name] = values[0] if output.name in _SCALARS else values
+        event[output.name] = values[0] if output.name in _SCALARS and isinstance(values, list) else values
     return event

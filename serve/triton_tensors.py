@@ -16,11 +16,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from .errors import ApiError
 from .http import parse_json
+from .json_answer import Items, Numbers, json_parts
 from .options import ServerLimits
 
 HEADER_LENGTH: Final = "Inference-Header-Content-Length"
 """Names how many bytes of a body are JSON; the binary tensors follow."""
 BYTES: Final = "BYTES"
+MANY_VALUES: Final = 4096
 
 _INTEGERS: Final = {"INT32": "<i4", "INT64": "<i8", "UINT64": "<u8"}
 _NUMPY: Final[Mapping[str, npt.DTypeLike]] = {
@@ -162,7 +164,9 @@ def spec_of(name: str, specs: Mapping[str, TensorSpec]) -> TensorSpec:
     return specs[name]
 
 
-def write_infer(head: Mapping[str, Any], outputs: Sequence[tuple[OutputTensor, bool]]) -> tuple[bytes, int | None]:
+async def write_infer(
+    head: Mapping[str, Any], outputs: Sequence[tuple[OutputTensor, bool]]
+) -> tuple[bytes, int | None]:
     """A body of `head` and the outputs, of which those with True are binary, and the length of its JSON.
 
     The length is None when there is nothing behind the JSON. Raises ApiError for values that JSON does not have.
@@ -179,17 +183,22 @@ def write_infer(head: Mapping[str, Any], outputs: Sequence[tuple[OutputTensor, b
         else:
             entry["data"] = json_values(output)
         described.append(entry)
-    header = json.dumps({**head, "outputs": described}, ensure_ascii=False, separators=(",", ":")).encode()
-    return b"".join([header, *binary]), len(header) if binary else None
+    header = await json_parts({**head, "outputs": Items(described)})
+    return b"".join([*header, *binary]), sum(map(len, header)) if binary else None
 
 
-def json_values(output: OutputTensor) -> list[Any]:
-    """All elements in C order. Raises ApiError for values that JSON does not have."""
+def json_values(output: OutputTensor) -> list[Any] | Numbers:
+    """All elements in C order; those of a large array are written in slices of time.
+
+    Raises ApiError for values that JSON does not have.
+    """
     if output.datatype == "FP32" and not np.isfinite(output.array).all():
         raise ApiError(
             f"output '{output.name}' has infinite values, which JSON cannot hold; ask for it as binary data",
             param=output.name,
         )
+    if output.array.size > MANY_VALUES:
+        return Numbers(output.array)
     values: list[Any] = output.array.ravel().tolist()
     return values
 

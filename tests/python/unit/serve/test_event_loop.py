@@ -117,11 +117,12 @@ MESSAGES = [{"role": "user", "content": "a"}]
         (COMPLETIONS, {"prompt": ["ab" * 700] * 6, "max_tokens": 1, "logprobs": 20, "echo": True}),
         (COMPLETIONS, {"prompt": ["ab" * 700] * 6, "max_tokens": 1, "logprobs": 20, "echo": True, "stream": True}),
         ("/v1/embeddings", {"input": ["ab"] * 1024}),
+        ("/v2/models/base/generate", {"input_ids": [3] * 1500, "max_tokens": 1, "return_context_logits": True}),
         ("/tokenize", {"prompt": "ab" * 100_000, "return_token_strs": True}),
     ],
     ids=[
         "prompts", "prompts streamed", "n", "log probs", "log probs streamed", "chat", "chat streamed", "echo",
-        "echo streamed", "embeddings", "tokens",
+        "echo streamed", "embeddings", "logits", "tokens",
     ],
 )  # fmt: skip
 def test_the_loop_is_never_away_for_long(executor: adaptrt.Executor, path: str, content: dict[str, Any]) -> None:

@@ -8,10 +8,11 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 from starlette.types import Message
 
-from adaptrt.serve.json_answer import Items, JsonAnswer, frame
+from adaptrt.serve.json_answer import Items, JsonAnswer, Numbers, frame
 from support.loop_absence import LoopAbsence
 
 LONGEST_SECONDS = 0.1
@@ -19,6 +20,8 @@ LONGEST_SECONDS = 0.1
 
 def plain(content: Any) -> Any:
     """The content with lists in place of Items."""
+    if isinstance(content, Numbers):
+        return [number for piece in content.items for number in piece.tolist()]
     if isinstance(content, Items):
         return [plain(item) for item in content.items]
     if isinstance(content, dict):
@@ -46,6 +49,7 @@ CONTENTS: list[Any] = [
     {"a": {"b": Items([1])}, "c": True},
     {"a": Items([{"b": Items(["x", None]), "c": [1, 2]}, {}, Items([Items([])])]), "d": "e"},
     Items(range(100_000)),
+    *(Items([Numbers(np.arange(size, dtype=np.float32).reshape(-1, 5))]) for size in (0, 5, 4095, 20_480, 20_485)),
 ]
 
 

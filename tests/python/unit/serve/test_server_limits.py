@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import re
 import resource
 from pathlib import Path
@@ -30,6 +31,13 @@ def open_files(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     limit: int = request.param
     monkeypatch.setattr(options.resource, "getrlimit", lambda _: (limit, resource.RLIM_INFINITY))
     return limit
+
+
+def test_every_limit_has_a_flag() -> None:
+    names = {field.name for field in dataclasses.fields(ServerLimits)} - {"max_json_depth"}
+    for name in names:
+        # A number that no limit is by default.
+        assert parse(f"--{name}", 11).limits == dataclasses.replace(ServerLimits(), **{name: 11}), name
 
 
 def test_time_limits_are_flags() -> None:

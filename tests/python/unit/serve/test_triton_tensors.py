@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import struct
 from typing import Any
@@ -205,7 +206,7 @@ def test_an_answer_has_its_binary_tensors_in_the_order_of_its_json() -> None:
         OutputTensor("b", np.array([["é", ""]], object)),
         OutputTensor("c", np.array([0.5], np.float32)),
     ]
-    body, length = write_infer({"id": "é"}, list(zip(tensors, [True, True, False], strict=True)))
+    body, length = asyncio.run(write_infer({"id": "é"}, list(zip(tensors, [True, True, False], strict=True))))
     head = json.loads(body[:length])
     assert [output["name"] for output in head["outputs"]] == ["a", "b", "c"]
     sizes = [output.get("parameters", {}).get("binary_data_size") for output in head["outputs"]]
@@ -217,5 +218,5 @@ def test_an_answer_has_its_binary_tensors_in_the_order_of_its_json() -> None:
 def test_infinite_values_are_binary() -> None:
     tensor = OutputTensor("logits", np.array([-np.inf], np.float32))
     with pytest.raises(ApiError, match="ask for it as binary data"):
-        write_infer({}, [(tensor, False)])
-    assert write_infer({}, [(tensor, True)])[0].endswith(b"\0\0\x80\xff")
+        asyncio.run(write_infer({}, [(tensor, False)]))
+    assert asyncio.run(write_infer({}, [(tensor, True)]))[0].endswith(b"\0\0\x80\xff")
