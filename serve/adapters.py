@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +15,13 @@ from ..runtime.adapter_facts import ReadyAdapter
 from ..runtime.named_adapter import UnknownAdapterError
 from ..runtime.prompt_tuning import behind_virtual_tokens
 from .adapter_names import name_problem
-from .adapter_roots import AdapterRoots, is_path_of_name
+from .adapter_roots import AdapterRoots, RootNames, is_path_of_name
 from .async_executor import AsyncExecutor, Generation
 from .errors import INVALID_USER_INPUT, ApiError
 from .work import WorkKind
 
+LISTED_SECONDS: Final = 5.0
+"""How long a list of what the roots hold is shown before they are looked through again."""
 TRIES: Final = 8
 """How often an adapter that is evicted before its request is queued is loaded anew."""
 
@@ -45,6 +48,8 @@ class ServedAdapters:
         self._roots = AdapterRoots(roots)
         self.reserved: frozenset[str] = frozenset()
         """Names of the base model, which no adapter may have."""
+        self._in_roots = RootNames((), is_complete=True)
+        self._listed_at: float | None = None
 
     def list(self) -> list[ServedAdapter]:
         """Those that are known, in the order in which they came."""
@@ -53,6 +58,15 @@ class ServedAdapters:
     def knows(self, name: str) -> bool:
         """Whether it is among list()."""
         return self._store.knows(name)
+
+    async def not_loaded(self) -> RootNames:
+        """Adapters that the roots hold and no request has asked for, as they were within the last LISTED_SECONDS."""
+        now = time.monotonic()
+        if self._listed_at is None or now - self._listed_at > LISTED_SECONDS:
+            self._in_roots = await self._work.run_shared(WorkKind.FILES, None, self._roots.names)
+            self._listed_at = now
+        taken = self.reserved.union(self._store.names)
+        return RootNames(tuple(name for name in self._in_roots.names if name not in taken), self._in_roots.is_complete)
 
     def is_from(self, name: str, path: str) -> bool:
         """True if a known adapter was loaded from this directory, absolute or as it lies below a root."""

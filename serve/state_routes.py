@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse
 
 from .._version import __version__
 from .adapter_names import LONGEST_NAME
+from .adapter_roots import RootNames
 from .http import read_query
 from .service import Service
 
@@ -30,6 +31,8 @@ class Level(str, Enum):
     DEVICE = "device"
     HOST = "host"
     DISK = "disk"
+    UNLOADED = "unloaded"
+    """It lies below a root, and no request has asked for it."""
 
 
 class StateQuery(BaseModel):
@@ -51,7 +54,8 @@ class AdapterState:
 
     name: str | None
     """None: a task that clients know by its id alone, or an adapter that was unloaded and still runs."""
-    task_id: int
+    task_id: int | None
+    """None: it is not loaded."""
     level: Level
     is_pinned: bool = False
     num_users: int = 0
@@ -66,7 +70,7 @@ class AdapterState:
         """As JSON has it. Ids of named adapters are beyond what JavaScript's numbers hold, so they are text."""
         return {
             "name": self.name,
-            "task_id": str(self.task_id),
+            "task_id": None if self.task_id is None else str(self.task_id),
             "level": self.level.value,
             "pinned": self.is_pinned,
             "users": self.num_users,
@@ -80,6 +84,7 @@ def routes(service: Service) -> APIRouter:
     @router.get("/api/state")
     async def state(request: Request) -> JSONResponse:
         query = read_query(request, StateQuery)
+        not_loaded = await service.adapters.not_loaded()
         return JSONResponse(
             {
                 "version": __version__,
@@ -90,7 +95,7 @@ def routes(service: Service) -> APIRouter:
                 "tokens_generated": service.metrics.num_generated_tokens,
                 **_load(service),
                 "lora_cache": _lora_cache(service),
-                "adapters": _adapters(service, query),
+                "adapters": _adapters(service, query, not_loaded),
             },
             headers={"Cache-Control": "no-store"},
         )
@@ -145,8 +150,9 @@ def _lora_cache(service: Service) -> dict[str, Any] | None:
     }
 
 
-def _adapters(service: Service, query: StateQuery) -> dict[str, Any]:
-    states = list(_adapter_states(service))
+def _adapters(service: Service, query: StateQuery, not_loaded: RootNames) -> dict[str, Any]:
+    unloaded = (AdapterState(name, None, Level.UNLOADED) for name in not_loaded.names)
+    states = [*_adapter_states(service), *unloaded]
     searched = query.search.casefold()
     matching = [
         state for state in states if searched in state.shown_name.casefold() and query.level in (None, state.level)
@@ -155,6 +161,7 @@ def _adapters(service: Service, query: StateQuery) -> dict[str, Any]:
     return {
         "counts": {level.value: counts[level] for level in Level},
         "have_roots": bool(service.options.adapter_roots),
+        "all_listed": not_loaded.is_complete,
         "matching": len(matching),
         "first": query.first,
         "list": [state.fields() for state in matching[query.first : query.first + query.limit]],

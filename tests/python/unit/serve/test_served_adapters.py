@@ -399,7 +399,7 @@ def test_requests_with_cached_adapters_need_no_thread_and_no_file(place: Place, 
                 assert (await adapters.ready(name)).num_virtual_tokens == 0
                 assert await answer(adapters, name) == first[name]
 
-        run(Place(place.engine, root, place.outside), executor, body)
+        run(replace(place, root=root), executor, body)
 
 
 def test_an_adapter_of_which_nothing_is_known_is_read_once(place: Place, tmp_path: Path) -> None:
@@ -444,6 +444,18 @@ def test_equal_finds_read_an_adapter_once(
     run(place, executor, body)
 
 
+def test_what_the_roots_hold_is_listed_until_it_is_loaded(place: Place, executor: adaptrt.Executor) -> None:
+    async def body(adapters: ServedAdapters) -> None:
+        adapters.reserved = frozenset({"broken"})
+        listed = await adapters.not_loaded()
+        assert listed.names == ("half-link", "initial-link", "org/clerk", "poet")
+        assert listed.is_complete
+        await adapters.load("poet", "poet")
+        assert (await adapters.not_loaded()).names == ("half-link", "initial-link", "org/clerk")
+
+    run(place, executor, body)
+
+
 def test_a_directory_of_many_files_is_refused(place: Place, executor: adaptrt.Executor, tmp_path: Path) -> None:
     root = tmp_path / "root"
     shutil.copytree(place.root / "poet", root / "many")
@@ -455,7 +467,7 @@ def test_a_directory_of_many_files_is_refused(place: Place, executor: adaptrt.Ex
         with pytest.raises(ApiError, match="expected a directory below"):
             await adapters.load("name", "many")
 
-    run(Place(place.engine, root, place.outside), executor, body)
+    run(replace(place, root=root), executor, body)
 
 
 def test_a_cached_adapter_is_not_read_again(place: Place, tmp_path: Path) -> None:
@@ -513,11 +525,15 @@ def test_prompts_without_the_tokens_of_an_alora_adapter_are_the_base_models(plac
             assert await answer(adapters, "invoked") == base
             assert await answer(adapters, "at-once") != base
             assert executor.adapters.for_request("invoked", PROMPT) is None
-            # No draft engine: the request would be refused if it named an adapter of one.
-            executor._draft_adapters = executor.adapters
-            request_id = executor.enqueue_request(adaptrt.Request(PROMPT, MAX_TOKENS), adapter="invoked")
-            assert executor.await_responses(request_id)[-1].result.output_token_ids[0][len(PROMPT) :] == base
-            with pytest.raises(adaptrt.RequestError, match="draft_lora_config"):
-                executor.enqueue_request(adaptrt.Request(PROMPT, MAX_TOKENS), adapter="at-once")
 
         run(Place(place.engine, tmp_path, place.outside, place.model), executor, body)
+    with adaptrt.Executor(place.engine) as executor:
+        for name in ("invoked", "at-once"):
+            executor.add_adapter(name, tmp_path / name)
+        # No draft engine: the request would be refused if it named an adapter of one.
+        executor._draft_adapters = executor.adapters
+        request_id = executor.enqueue_request(adaptrt.Request(PROMPT, MAX_TOKENS), adapter="invoked")
+        tokens = executor.await_responses(request_id)[-1].result.output_token_ids[0]
+        assert tokens[len(PROMPT) :] == expected(place, None)
+        with pytest.raises(adaptrt.RequestError, match="draft_lora_config"):
+            executor.enqueue_request(adaptrt.Request(PROMPT, MAX_TOKENS), adapter="at-once")

@@ -10,6 +10,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from adaptrt._core import DType, IterationStats, KvCacheStats, LoraCacheEntry, LoraCacheStats, Request
+from adaptrt.serve.adapter_roots import RootNames
 from adaptrt.serve.adapters import ServedAdapter
 from adaptrt.serve.app import make_app
 from adaptrt.serve.metrics import ServiceMetrics
@@ -24,6 +25,8 @@ class MadeUpServer:
 
     def __init__(self, names: list[str], **options: Any) -> None:
         self.steps: list[IterationStats] = []
+        self.not_loaded: tuple[str, ...] = ()
+        self.all_listed = True
         self.cached: list[LoraCacheEntry] = []
         self.num_readings = 0
         core = SimpleNamespace(
@@ -41,10 +44,13 @@ class MadeUpServer:
         service = SimpleNamespace(
             options=ServerOptions(**options), model_names=("demo",), executor=self.executor,
             statistics=ExecutorStatistics(self.executor), metrics=self.metrics,
-            engine_info=self.engine_info, adapters=SimpleNamespace(list=lambda: rows),
+            engine_info=self.engine_info, adapters=SimpleNamespace(list=lambda: rows, not_loaded=self.list_roots),
             prompts=SimpleNamespace(has_template=True),
         )  # fmt: skip
         self.client = TestClient(make_app(service))  # type: ignore[arg-type]
+
+    async def list_roots(self) -> RootNames:
+        return RootNames(self.not_loaded, self.all_listed)
 
     def take_steps(self) -> list[IterationStats]:
         self.num_readings += 1
@@ -74,10 +80,25 @@ def test_each_adapter_is_on_the_level_that_the_cache_says() -> None:
         {"name": "json", "task_id": str(NAMED + 2), "level": "host", "pinned": True, "users": 0},
         {"name": None, "task_id": "17", "level": "device", "pinned": False, "users": 0},
     ]
-    assert adapters["counts"] == {"device": 2, "host": 1, "disk": 1}
+    assert adapters["counts"] == {"device": 2, "host": 1, "disk": 1, "unloaded": 0}
     assert server.names(level="device") == ["poet", None]
     assert server.names(level="host") == ["json"]
     assert server.state(search="TASK 1")["adapters"]["list"] == [adapters["list"][3]]
+
+
+def test_what_the_roots_hold_is_listed_and_marked() -> None:
+    server = MadeUpServer(["poet"], adapter_roots=(Path("/adapters"),))
+    server.not_loaded = ("team/clerk", "team/pirate")
+    adapters = server.state()["adapters"]
+    assert adapters["counts"] == {"device": 0, "host": 0, "disk": 1, "unloaded": 2}
+    assert adapters["all_listed"] is True
+    assert adapters["list"][1] == {
+        "name": "team/clerk", "task_id": None, "level": "unloaded", "pinned": False, "users": 0,
+    }  # fmt: skip
+    assert server.names(level="unloaded") == ["team/clerk", "team/pirate"]
+    assert server.names(search="PIRATE") == ["team/pirate"]
+    server.all_listed = False
+    assert server.state()["adapters"]["all_listed"] is False
 
 
 def test_thousands_of_adapters_are_searched_and_cut() -> None:
@@ -87,7 +108,7 @@ def test_thousands_of_adapters_are_searched_and_cut() -> None:
     assert server.names(search="team/12", first=98, limit=5) == ["Team/1298", "Team/1299"]
     adapters = server.state(search="team/12", limit=0)["adapters"]
     assert (adapters["matching"], adapters["list"]) == (100, [])
-    assert adapters["counts"] == {"device": 0, "host": 0, "disk": 3000}
+    assert adapters["counts"] == {"device": 0, "host": 0, "disk": 3000, "unloaded": 0}
 
 
 @pytest.mark.parametrize(
