@@ -67,7 +67,6 @@ class LimitedHttpProtocol(HttpToolsProtocol):
                 self._is_too_large = True
                 self.send_400_response("")
                 return
-        self._unset_keepalive_if_required()
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:

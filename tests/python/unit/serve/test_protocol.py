@@ -18,6 +18,7 @@ from adaptrt.serve.options import ServerLimits
 from adaptrt.serve.protocol import LimitedHttpProtocol
 
 SHORT, LONG, PATIENCE = 0.2, 60.0, 30.0
+MAX_HEAD = 1 << 12
 GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 POST = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n"
 LARGE = 16 << 20
@@ -65,7 +66,7 @@ def run(app: ASGIApp, given: ServerLimits, body: Body, max_connections: int = 10
 
     async def main() -> None:
         class Protocol(LimitedHttpProtocol):
-            max_head_bytes = 1 << 12
+            max_head_bytes = MAX_HEAD
             watch = ConnectionWatch(given, max_connections)
 
         # The watch ends idle connections; uvicorn would end each at once.
@@ -302,5 +303,76 @@ def test_one_timer_watches_all_connections_and_none_runs_without_them(monkeypatc
         await client.close()
         await client.wait_until_the_server_has_none()
         assert running[0].cancelled()
+
+    run(answer, limits(), body)
+
+
+def head_of(size: int) -> bytes:
+    """A request whose target, and names and values of headers, have `size` bytes together."""
+    return b"GET / HTTP/1.1\r\nlarge: " + b"x" * (size - len("/large")) + b"\r\n\r\n"
+
+
+@pytest.mark.parametrize("first", [b"", GET], ids=["the first", "a later one"])
+def test_a_head_that_is_too_large_is_answered_with_431(first: bytes) -> None:
+    async def body(client: Client) -> None:
+        reader, writer = await client.connect(first + head_of(MAX_HEAD))
+        for _ in range(2 if first else 1):
+            assert status(await read_answer(reader)) == 200
+        writer.write(head_of(MAX_HEAD + 1))
+        said = await reader.read()
+        assert status(said) == 431
+        assert said.endswith(b"the request's target and headers have more than %d bytes" % MAX_HEAD)
+
+    run(answer, limits(), body)
+
+
+@pytest.mark.parametrize("num_pieces", [MAX_HEAD // 64, MAX_HEAD // 64 + 1])
+def test_a_head_that_does_not_end_is_answered_before_it_is_long(num_pieces: int) -> None:
+    async def body(client: Client) -> None:
+        is_too_large = num_pieces > MAX_HEAD // 64
+        for begun in (b"", GET):  # heads are counted from their own beginnings
+            reader, writer = await client.connect(begun)
+            if begun:
+                await read_answer(reader)
+            writer.write(b"GET / HTTP/1.1\r\nlarge: ")
+            await asyncio.sleep(SHORT / 10)
+            for _ in range(num_pieces):
+                writer.write(b"x" * 64)
+                await asyncio.sleep(0.001)  # each piece comes by itself
+            if not is_too_large:
+                # The pieces alone are not too large; the head that they make is.
+                writer.write(b"\r\n\r\n")
+            assert status(await reader.read()) == 431
+
+    run(answer, limits(), body)
+
+
+def test_each_head_has_the_whole_limit() -> None:
+    async def body(client: Client) -> None:
+        reader, writer = await client.connect()
+        for _ in range(3):
+            request = head_of(MAX_HEAD // 2)
+            for at in range(0, len(request), 256):
+                writer.write(request[at : at + 256])
+                await asyncio.sleep(0.001)
+            assert status(await read_answer(reader)) == 200
+
+    run(answer, limits(), body)
+
+
+def test_what_is_no_http_is_answered_with_400() -> None:
+    async def body(client: Client) -> None:
+        reader, _ = await client.connect(b"\x16\x03\x01\r\n\r\n")
+        assert status(await reader.read()) == 400
+
+    run(answer, limits(), body)
+
+
+def test_a_request_that_asks_for_another_protocol_is_read_as_http_1() -> None:
+    async def body(client: Client) -> None:
+        upgrade = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMA\r\n"
+        reader, _ = await client.connect((POST.removesuffix(b"\r\n") + upgrade + b"\r\n0123456789") * 2)
+        for _ in range(2):
+            assert (await read_answer(reader)).endswith(b"\r\n\r\n10")
 
     run(answer, limits(), body)
