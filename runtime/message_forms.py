@@ -106,14 +106,18 @@ class MessageForms:
         if role == "assistant":
             return [self._question(), message]
         call = self._call(self._arguments({}, "arguments"))
-        answer = {"role": "assistant", "content": "", "tool_calls": [call]}
+        answer = {"role": "assistant", "content": self._empty(), "tool_calls": [call]}
         return [self._question(), answer, message | {"tool_call_id": _CALL_ID, "name": "f"}]
 
     def _question(self) -> dict[str, Any]:
         return {"role": "user", "content": self._content_forms("user").convert("q")}
 
+    def _empty(self) -> str | list[dict[str, str]]:
+        """An assistant's content without text."""
+        return self._content_forms("assistant").convert("")
+
     def _null_content(self) -> Mapping[str, Any]:
-        """The fields that stand for a content that is null: null, none at all or an empty text."""
+        """The fields that stand for a content that is null: null, none at all, an empty text or an empty part."""
         if self._null is None:
             question = self._question()
             call = self._call(self._arguments({}, "arguments"))
@@ -122,7 +126,7 @@ class MessageForms:
                 written = self._render([question, {"role": "assistant", **fields, "tool_calls": [call]}])
                 return float("inf") if written is None else written.count("None")
 
-            forms: tuple[dict[str, Any], ...] = ({"content": None}, {}, {"content": ""})
+            forms: tuple[dict[str, Any], ...] = ({"content": None}, {}, {"content": ""}, {"content": self._empty()})
             self._null = min(forms, key=number_of_nones)  # the first one of the best
         return self._null
 
@@ -146,12 +150,12 @@ class MessageForms:
         question = self._question()
         arguments = {_KEY: _FIRST}
 
-        def written(form: str | dict[str, str], content: str | None) -> str:
+        def written(form: str | dict[str, str], content: Any) -> str:
             answer = {"role": "assistant", "content": content, "tool_calls": [self._call(form)]}
             return self._render([question, answer]) or ""
 
         # DeepSeek's templates write calls of messages whose content is null only.
-        contents = (None, "")
+        contents = (None, self._empty())
         as_objects = [written(arguments, content) for content in contents]
         if any(_FIRST in text and f"'{_KEY}':" not in text for text in as_objects):
             return False

@@ -321,6 +321,7 @@ def test_a_template_may_write_calls_only_with_tools_or_only_without_content() ->
         ("{{ m.content + '.' }}", "."),
         ("{{ 'content' in m }}{{ m.content is none }}", "TrueTrue"),
         ("{% if m.content is defined %}{{ m.content }}{% else %}absent{% endif %}", "absent"),
+        ("<{{ m.content[0].text.strip() }}>", "<>"),
     ],
 )
 def test_a_content_that_is_null_reaches_a_template_as_it_can_read_it(source: str, expected: str) -> None:
