@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from .._core import dtype_name, lora_modules
+from .byte_size import MOST_BYTES
 from .checkpoint.config import CheckpointConfig
 from .compile.tensorrt.capability import CURRENT
 from .json_fields import JsonFields
@@ -36,7 +37,7 @@ DEFAULT_TARGET_MODULES: Final = (
     "mlp_gate",
 )
 
-MOST_WEIGHT_MEMORY: Final = 1 << 62
+MOST_WEIGHT_MEMORY: Final = MOST_BYTES
 
 SIZES: Final = (
     "max_batch_size",
