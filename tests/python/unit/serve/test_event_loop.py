@@ -25,8 +25,9 @@ from support.serving import build_engine
 from support.tokenizers import byte_level, save_tokenizer
 
 SPEC = ModelSpec(vocab_size=272, max_position_embeddings=2048)
-LONGEST_SECONDS = 0.1
-"""Of the loop's thread, on a machine that is busy with other things as well."""
+LONGEST_SECONDS = 0.05
+LONGEST_WITH_ECHO = 0.1
+"""A prompt's log probs come in one piece."""
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 Send = Callable[[Message], Awaitable[None]]
 
@@ -107,15 +108,15 @@ MESSAGES = [{"role": "user", "content": "a"}]
 @pytest.mark.parametrize(
     ("path", "content"),
     [
-        (COMPLETIONS, {"prompt": ["a"] * 1024, "max_tokens": 4, "ignore_eos": True}),
-        (COMPLETIONS, {"prompt": ["a"] * 1024, "max_tokens": 4, "ignore_eos": True, "stream": True}),
+        (COMPLETIONS, {"prompt": ["ab" * 40] * 1024, "max_tokens": 2, "ignore_eos": True}),
+        (COMPLETIONS, {"prompt": ["ab" * 40] * 1024, "max_tokens": 2, "ignore_eos": True, "stream": True}),
         (COMPLETIONS, {"prompt": ["a"] * 4, "n": 256, "max_tokens": 8, "ignore_eos": True}),
         (COMPLETIONS, {**LONG, "prompt": "a", "logprobs": 20}),
         (COMPLETIONS, {**LONG, "prompt": "a", "logprobs": 20, "stream": True}),
         (CHAT, {**LONG, "messages": MESSAGES, "logprobs": True, "top_logprobs": 20}),
         (CHAT, {**LONG, "messages": MESSAGES, "logprobs": True, "top_logprobs": 20, "stream": True}),
         (COMPLETIONS, {"prompt": ["ab" * 700] * 6, "max_tokens": 1, "logprobs": 20, "echo": True}),
-        (COMPLETIONS, {"prompt": ["ab" * 700] * 6, "max_tokens": 1, "logprobs": 20, "echo": True, "stream": True}),
+        (COMPLETIONS, {"prompt": ["ab" * 700] * 16, "max_tokens": 1, "logprobs": 20, "echo": True, "stream": True}),
         ("/v1/embeddings", {"input": ["ab"] * 1024}),
         ("/v2/models/base/generate", {"input_ids": [3] * 1500, "max_tokens": 1, "return_context_logits": True}),
         ("/tokenize", {"prompt": "ab" * 100_000, "return_token_strs": True}),
@@ -130,7 +131,7 @@ def test_the_loop_is_never_away_for_long(executor: adaptrt.Executor, path: str, 
         async with LoopAbsence() as absence:
             status, _ = await post(app, path, content)
         assert status == 200
-        assert absence.cpu_seconds < LONGEST_SECONDS
+        assert absence.cpu_seconds < (LONGEST_WITH_ECHO if "echo" in content else LONGEST_SECONDS)
 
     serve(executor, body)
 
