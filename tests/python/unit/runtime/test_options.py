@@ -15,6 +15,7 @@ import adaptrt
 LOOKAHEAD = adaptrt.LookaheadDecodingConfig(3, 5, 7)
 RANGE = adaptrt.KvCacheRetentionConfig.TokenRangeRetentionConfig
 Mode = adaptrt.DecodingMode
+COS_SIN = np.ones((1, 6), np.float32)
 
 # Positional arguments, and the fields that they are in TensorRT-LLM's order; then the defaults of the others.
 CONSTRUCTORS: list[tuple[type, dict[str, Any], dict[str, Any]]] = [
@@ -22,6 +23,28 @@ CONSTRUCTORS: list[tuple[type, dict[str, Any], dict[str, Any]]] = [
         adaptrt.ExternalDraftTokensConfig,
         {"tokens": [1, 2], "logits": np.ones((2, 3)), "acceptance_threshold": 0.5, "fast_logits": True},
         {"logits": None, "acceptance_threshold": None, "fast_logits": None},
+    ),
+    (
+        adaptrt.AdditionalModelOutput,
+        {"name": "topKLogits", "gather_context": True},
+        {"gather_context": False},
+    ),
+    (adaptrt.AdditionalOutput, {"name": "topKLogits", "output": np.ones((1, 4))}, {}),
+    (
+        adaptrt.RuntimeDefaults,
+        {"max_attention_window": [8, 16], "sink_token_length": 4},
+        {"max_attention_window": None, "sink_token_length": None},
+    ),
+    (
+        adaptrt.MultimodalInput,
+        {"multimodal_hashes": [[1, -2]], "multimodal_positions": [1], "multimodal_lengths": [4]},
+        {},
+    ),
+    (adaptrt.MropeConfig, {"mrope_rotary_cos_sin": COS_SIN, "mrope_position_deltas": -50}, {}),
+    (
+        adaptrt.ContextPhaseParams,
+        {"first_gen_tokens": [1, 2], "req_id": 2**64 - 1, "opaque_state": b"\x00\x01", "draft_tokens": [10, 20]},
+        {"opaque_state": None, "draft_tokens": None},
     ),
     (
         adaptrt.LookaheadDecodingConfig,
@@ -216,6 +239,7 @@ def test_fields_keep_their_objects_and_the_executor_refuses_them_by_name() -> No
     values: dict[str, Any] = {
         "parallel_config": adaptrt.ParallelConfig(), "debug_config": adaptrt.DebugConfig(),
         "spec_dec_config": adaptrt.SpeculativeDecodingConfig(),
+        "cache_transceiver_config": adaptrt.CacheTransceiverConfig(max_tokens_in_buffer=8),
     }  # fmt: skip
     config = adaptrt.ExecutorConfig(**values)
     problems = config.validate()
@@ -333,3 +357,17 @@ def test_requests_copy_what_executors_do() -> None:
         setattr(request, name, None)
         assert getattr(request, name) is None
     assert taken == values["guided_decoding_params"]
+
+
+def test_types_of_what_executors_do_not_have() -> None:
+    assert adaptrt.RequestType.REQUEST_TYPE_CONTEXT_AND_GENERATION.value == 0
+    assert adaptrt.KvCacheTransferMode["GDS"].value == 1
+    info = adaptrt.SpeculativeDecodingFastLogitsInfo()
+    info.draft_request_id, info.draft_participant_id = 3, 5
+    assert (info.draft_request_id, info.draft_participant_id) == (3, 5)
+    result = adaptrt.Result()
+    result.request_perf_metrics = adaptrt.RequestPerfMetrics()
+    result.request_perf_metrics.last_iter = 33
+    assert pickle.loads(pickle.dumps(result)).request_perf_metrics.last_iter == 33
+    outputs = adaptrt.OutputConfig(additional_model_outputs=[adaptrt.AdditionalModelOutput("topKLogits", True)])
+    assert pickle.loads(pickle.dumps(outputs)) == outputs
