@@ -95,6 +95,10 @@ class Work:
             Returned, await pool.run(_client(), lambda: function(*args), lock=lock, call=(lock, function, args))
         )
 
+    def counts(self, kind: WorkKind) -> tuple[int, int]:
+        """Number of calls of a kind that wait, and of those that run."""
+        return self._pools[kind].counts()
+
     async def close(self) -> None:
         """Refuses what waits and what comes, and waits for what runs."""
         for pool in self._pools.values():
