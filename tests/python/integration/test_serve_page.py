@@ -335,7 +335,7 @@ def test_a_model_with_a_template_is_asked_in_it(
         assert answer == llm.generate("Be kind! hello! ", max_tokens=20).text
 
 
-def test_adapters_below_a_root_are_asked_by_name_and_pins_are_seen(
+def test_adapters_below_a_root_are_listed_before_they_are_loaded_and_pins_are_seen(
     shared_browser: Browser, engine: Path, adapters: dict[str, Path]
 ) -> None:
     root = adapters["first"].parent
@@ -346,13 +346,20 @@ def test_adapters_below_a_root_are_asked_by_name_and_pins_are_seen(
         page = Page(shared_browser, address).connected()
         page.until(lambda: page.rows().get("kept", "").startswith("pinned"))
         name = adapters["first"].name
-        page.search(name)
-        page.until(lambda: page.find("#by-name").is_displayed())
-        page.find("#by-name").click()
+        page.until(lambda: page.rows().get(name) == "not loaded")
+        assert page.find("#total").text.endswith(" not loaded")
+        page.choose(name)
         page.ask("hello", 3)
         page.finished()
         assert page.state(name) == "finished"
+        page.search(name)
         page.until(lambda: page.rows() == {name: "device"})
+        assert [box.is_selected() for box in page.find_all("#list input")] == [True]
+        # One that has come since the roots were looked through is asked by its name.
+        shutil.copytree(adapters["first"], root / "newest")
+        page.search("newest")
+        page.until(lambda: page.find("#by-name").is_displayed() or page.rows() == {"newest": "not loaded"})
+        shutil.rmtree(root / "newest")
 
 
 def test_a_key_is_asked_for_kept_in_memory_and_a_gone_server_is_told(shared_browser: Browser, engine: Path) -> None:

@@ -451,6 +451,21 @@ def test_prefetching(engine: adaptrt.LoadedEngine, directories: dict[str, Path],
             assert ask(executor, [7, 8, 9], lora_config=adaptrt.LoraConfig(task_id)) == tokens
 
 
+def test_a_failed_prefetch_ends_the_executor_and_its_workers(engine: adaptrt.LoadedEngine, tmp_path: Path) -> None:
+    alive: list[bool] = []
+
+    class Watched(adaptrt.Executor):
+        def _stop_workers(self) -> None:
+            alive.append(self.is_alive)
+            super()._stop_workers()
+
+    cache = adaptrt.PeftCacheConfig(lora_prefetch_dir=str(tmp_path / "nowhere"))
+    config = adaptrt.ExecutorConfig(peft_cache_config=cache)
+    with pytest.raises(adaptrt.AdapterError, match="nowhere: is not a directory"):
+        Watched(engine, executor_config=config)
+    assert alive == [False]
+
+
 def _no_directory(path: Path) -> None:
     path.rmdir()
 

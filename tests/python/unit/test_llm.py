@@ -188,12 +188,15 @@ def test_answers_that_nobody_waits_for_are_cancelled(
             asked = llm.generate_async("w3 w4 w5", max_tokens=600)
             asked.cancel()
             assert (await asked).finish_reason in (adaptrt.FinishReason.CANCELLED, adaptrt.FinishReason.END_ID)
+            kept = []  # An answer that nothing refers to is cancelled as well.
             for waiting in (anext, asyncio.ensure_future):
-                task = asyncio.ensure_future(waiting(llm.generate_async("w3 w4 w5", max_tokens=600)))
+                kept.append(llm.generate_async("w3 w4 w5", max_tokens=600))
+                task = asyncio.ensure_future(waiting(kept[-1]))
                 await asyncio.sleep(0)
                 task.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await task
+                assert sum(event.is_set() for event in cancelled.values()) == 1 + len(kept)
             dropped = llm.generate_async("w3 w4 w5", max_tokens=600)
             del dropped
 
