@@ -137,7 +137,7 @@ class Tokenizers:
     def _read(self, directory: Path) -> TextTokenizer:
         path = directory / TOKENIZER_FILE
         files = TokenizerFiles.read(path)
-        tokenizer = files.make()
+        tokenizer, without_id = files.make()
         content = files.digest(tokenizer)
         with self._changed:
             same = [other.tokenizer for other in (self.of_model, *self._own.values()) if other.content == content]
@@ -145,7 +145,7 @@ class Tokenizers:
         tokenizer = same[0] if same else tokenizer
         end_ids = self.of_model.end_ids
         end = special_tokens(directory).get("eos_token")
-        end_id = None if end is None else tokenizer.token_to_id(end)
+        end_id = None if end is None or end in without_id else tokenizer.token_to_id(end)
         if end_id is not None:
             end_ids = tuple(dict.fromkeys((*end_ids, end_id)))
         return TextTokenizer(tokenizer, end_ids, longest_token(tokenizer), content)
@@ -155,7 +155,7 @@ def read_tokenizer(path: Path, end_ids: Sequence[int]) -> TextTokenizer:
     """That of a tokenizer.json, whose texts end with one of `end_ids`. Raises ConfigError when it cannot be read."""
     require_tokenizer(path)
     files = TokenizerFiles.read(path)
-    tokenizer = files.make()
+    tokenizer = files.make().tokenizer
     return TextTokenizer(tokenizer, tuple(end_ids), longest_token(tokenizer), files.digest(tokenizer))
 
 
@@ -174,4 +174,4 @@ def load_tokenizer(path: Path) -> Tokenizer:
     Raises ConfigError for files that cannot be read or used.
     """
     require_tokenizer(path)
-    return TokenizerFiles.read(path).make()
+    return TokenizerFiles.read(path).make().tokenizer

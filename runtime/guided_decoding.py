@@ -80,7 +80,7 @@ def grammar_compiler_of(
         except Exception as error:  # tokenizers has no class of its own for what it raises
             raise ConfigError(f"tokenizer_str: cannot be read as a tokenizer: {error}") from error
     elif tokenizer_file.exists():
-        tokenizer = TokenizerFiles.read(tokenizer_file).make(vocab_size)
+        tokenizer = TokenizerFiles.read(tokenizer_file).make(vocab_size).tokenizer
     else:
         raise ConfigError(f"guided decoding needs a tokenizer: there is no {tokenizer_file}; give tokenizer_str")
     stop_token_ids = eos_token_ids

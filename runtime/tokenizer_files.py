@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import xxhash
 from tokenizers import AddedToken, Tokenizer
@@ -44,6 +44,14 @@ class _SpecialTokens:
     """By their fields, such as eos_token."""
     extra: tuple[AddedToken, ...] = ()
     """Of extra_special_tokens, which was additional_special_tokens."""
+
+
+class MadeTokenizer(NamedTuple):
+    """A tokenizer, and what its files leave open."""
+
+    tokenizer: Tokenizer
+    without_id: frozenset[str]
+    """Tokens that files only call special. They follow all others, and a model may have no row for them."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +91,7 @@ class TokenizerFiles:
         return cls(path, content, _plain_tokens(_object(tokens_file), tokens_file, special), tokens_file, special)
 
     def digest(self, made: Tokenizer) -> bytes:
-        """Digest of what make() returned, which is the same for tokenizers that do the same."""
+        """Digest of the tokenizer that make() made, which is the same for tokenizers that do the same."""
         digest = xxhash.xxh3_128(self.content)
         digest.update(
             json.dumps(
@@ -92,7 +100,7 @@ class TokenizerFiles:
         )
         return digest.digest()
 
-    def make(self, vocab_size: int | None = None) -> Tokenizer:
+    def make(self, vocab_size: int | None = None) -> MadeTokenizer:
         """The tokenizer, without its padding and truncation.
 
         Published encoders' files ask for both; here padding would be tokens like any other, and long texts are refused.
@@ -114,6 +122,7 @@ class TokenizerFiles:
             room = max(vocab_size - tokenizer.get_vocab_size(), 0)
             beyond = [token for token in added if tokenizer.token_to_id(token.content) is None][room:]
             added = [token for token in added if token not in beyond]
+        known = {token.content for token in added if tokenizer.token_to_id(token.content) is not None}
         tokenizer.add_tokens(added)
         for stated, token in new.items():
             number = tokenizer.token_to_id(token.content)
@@ -122,7 +131,9 @@ class TokenizerFiles:
                     f"{self.stated_in}: token {token.content!r} has id {stated}; expected {number}, which follows the "
                     f"tokens of {self.path}"
                 )
-        return tokenizer
+        ids = {token.content for token in self.stated.values()}
+        invented = (token.content for token in added if token.content not in known)
+        return MadeTokenizer(tokenizer, frozenset(invented) - ids)
 
     def _added(self, own: Mapping[int, AddedToken]) -> list[AddedToken]:
         """Tokens to add to those that tokenizer.json adds itself, in transformers' order.

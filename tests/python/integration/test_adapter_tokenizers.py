@@ -101,6 +101,18 @@ def test_an_adapters_end_token_ends_its_texts(llm: adaptrt.LLM, root: Path) -> N
     assert before.tokenizer.token_to_id("<form>") is None
 
 
+def test_an_end_token_without_an_id_ends_nothing(llm: adaptrt.LLM, root: Path, tmp_path: Path) -> None:
+    """Its id would follow the vocabulary, and the model has no row for it."""
+    adapter = save_adapter(root / "model", tmp_path / "nowhere", 3, r=4)
+    save_tokenizer(MODEL, adapter)
+    for config, expected in (({"eos_token": "<nowhere>"}, ()), ({"eos_token": "<|im_end|>"}, (3,))):
+        (adapter / "tokenizer_config.json").write_text(json.dumps(config))
+        llm.executor.add_adapter("nowhere", adapter, replace=bool(expected))
+        tokenizers = Tokenizers(read_tokenizer(root / "engine" / "tokenizer.json", (1,)), llm.executor.adapters)
+        assert tokenizers.of("nowhere").end_ids == (1, *expected)
+        llm.generate("hello", lora="nowhere", max_tokens=2)
+
+
 def test_chats_have_template_and_tokenizer_of_one_adapter(llm: adaptrt.LLM) -> None:
     chat = llm.chat([{"role": "user", "content": "hello"}], lora="clerk", max_tokens=4)
     assert chat == llm.generate("<form>hello", lora="clerk", max_tokens=4)

@@ -231,10 +231,11 @@ def test_guides_know_the_same_tokens_as_far_as_the_model_has_them(tmp_path: Path
     extra = {"tokenizer_config.json": {"added_tokens_decoder": {str(FIRST): token("<a>")}, "pad_token": "<pad>"}}
     path = write(tmp_path, byte_level(), extra)
     files = TokenizerFiles.read(path)
-    assert files.make().token_to_id("<pad>") == SECOND
-    assert files.make(SECOND).get_vocab_size() == SECOND
-    assert files.make(SECOND).token_to_id("<a>") == FIRST
-    assert files.make(3).get_vocab_size() == SIZE
+    assert files.make().tokenizer.token_to_id("<pad>") == SECOND
+    assert files.make().without_id == {"<pad>"}
+    assert files.make(SECOND).tokenizer.get_vocab_size() == SECOND
+    assert files.make(SECOND).tokenizer.token_to_id("<a>") == FIRST
+    assert files.make(3).tokenizer.get_vocab_size() == SIZE
     grammar_compiler_of(None, path, SECOND, [1])
     with pytest.raises(adaptrt.ConfigError, match=f"the tokenizer has token {SIZE - 1}; the engine's vocabulary is"):
         grammar_compiler_of(None, path, SIZE - 1, [1])
