@@ -151,11 +151,16 @@ class Tokenizers:
         return TextTokenizer(tokenizer, end_ids, longest_token(tokenizer), content)
 
 
-def read_tokenizer(path: Path, end_ids: Sequence[int]) -> TextTokenizer:
-    """That of a tokenizer.json, whose texts end with one of `end_ids`. Raises ConfigError when it cannot be read."""
+def read_tokenizer(path: Path, end_ids: Sequence[int], vocab_size: int | None = None) -> TextTokenizer:
+    """The tokenizer of a tokenizer.json, whose texts end with one of `end_ids`.
+
+    vocab_size: of the model, whose tokenizer the files next to it give no token beyond; None: they add all of theirs.
+
+    Raises ConfigError when it cannot be read.
+    """
     require_tokenizer(path)
     files = TokenizerFiles.read(path)
-    tokenizer = files.make().tokenizer
+    tokenizer = files.make(vocab_size).tokenizer
     return TextTokenizer(tokenizer, tuple(end_ids), longest_token(tokenizer), files.digest(tokenizer))
 
 

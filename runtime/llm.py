@@ -83,7 +83,8 @@ class LLM(PooledTexts):
         config = with_weight_memory(with_kernels(executor_config, kernels), weight_memory)
         config = with_speculation(config, speculative_config)
         engine = load_engine(engine_dir, weight_memory=None if config is None else config.weight_memory)
-        tokenizer_of_model = read_tokenizer(path, engine.config.pretrained_config.eos_token_id)
+        of_model = engine.config.pretrained_config
+        tokenizer_of_model = read_tokenizer(path, of_model.eos_token_id, of_model.vocab_size)
         executor = Executor(engine, engine.model_type, with_workers(config, engine), tokenizer=path)
         if not executor.can_enqueue_requests():
             executor.shutdown()

@@ -69,8 +69,8 @@ class Service:
         `make_adapters` is ServedAdapters, or makes a relative of it that shares adapters with other servers.
         """
         engine_dir = executor.engine.directory.absolute()
-        end_ids = executor.engine.config.pretrained_config.eos_token_id
-        of_model = read_tokenizer(engine_dir / TOKENIZER_FILE, end_ids)
+        model = executor.engine.config.pretrained_config
+        of_model = read_tokenizer(engine_dir / TOKENIZER_FILE, model.eos_token_id, model.vocab_size)
         metrics = ServiceMetrics()
         asynchronous = AsyncExecutor(executor, metrics, options.limits)
         statistics = ExecutorStatistics(asynchronous)

@@ -76,6 +76,15 @@ def test_prompts_may_be_ids_and_dictionaries(engine: Path, tokenizer: Path) -> N
             llm.embed([4], pooling_type=adaptrt.PoolingType.LAST, normalize=True)  # type: ignore[list-item]
 
 
+def test_a_token_that_the_model_does_not_have_is_text(engine: Path, tokenizer: Path) -> None:
+    """One for padding is often named without being in the vocabulary."""
+    with adaptrt.LLM(engine, tokenizer=tokenizer) as llm:
+        expected = llm.generate("[PAD] w3", max_tokens=4)
+    (tokenizer / "tokenizer_config.json").write_text('{"pad_token": "[PAD]"}')
+    with adaptrt.LLM(engine, tokenizer=tokenizer) as llm:
+        assert llm.generate("[PAD] w3", max_tokens=4) == expected
+
+
 def test_a_temperature_without_effect_is_told_once(engine: Path, tokenizer: Path) -> None:
     sampling = adaptrt.SamplingConfig(temperature=0.8)
     with adaptrt.LLM(engine, tokenizer=tokenizer) as llm:
