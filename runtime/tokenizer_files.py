@@ -146,10 +146,12 @@ class TokenizerFiles:
         tokens = dict(self.stated) if self.stated_in.name == TOKENIZER_CONFIG_FILE else {**self.stated, **own}
         added = [_as_special(token) if token.content in names else token for _, token in sorted(tokens.items())]
         known = {token.content for token in (*own.values(), *added)}
+        seen: set[str] = set()
         by_name = [*(named[name] for name in _NAMED if name in named), *named.values()]
         for token in (*map(_as_special, by_name), *self.special.extra):
-            if token.content not in known:
-                known.add(token.content)
+            # Two fields may name one token, the later one with other flags.
+            if token.content not in known and repr(token) not in seen:
+                seen.add(repr(token))
                 added.append(token)
         return added
 
@@ -193,7 +195,8 @@ def _numbered_tokens(value: Any, path: Path) -> dict[int, AddedToken]:
 
 def _plain_tokens(ids: Mapping[str, Any], path: Path, special: _SpecialTokens) -> dict[int, AddedToken]:
     """The tokens of added_tokens.json, by id: the file has no flags."""
-    names = {token.content for token in (*special.named.values(), *special.extra)}
+    named = (special.named[name] for name in _NAMED if name in special.named)
+    names = {token.content for token in (*named, *special.extra)}
     tokens = {}
     for text, number in ids.items():
         if not isinstance(number, int) or isinstance(number, bool) or number < 0:

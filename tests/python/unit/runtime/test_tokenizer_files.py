@@ -72,6 +72,15 @@ CASES: dict[str, dict[str, Any]] = {
     "added_tokens.json": {
         "tokenizer_config.json": {"pad_token": "<b>"}, "added_tokens.json": {"<a>": FIRST, "<b>": SECOND},
     },
+    "added_tokens.json and names of the model's own": {
+        "tokenizer_config.json": {"image_token": "<a>", "eos_token": "<b>"},
+        "added_tokens.json": {"<a>": FIRST, "<b>": SECOND},
+    },
+    "a token that two fields name": {
+        "tokenizer_config.json": {
+            "pad_token": {"__type": "AddedToken", **token("<a>", rstrip=True)}, "image_token": "<a>", "b_token": "<b>",
+        }
+    },
     "added_tokens.json alone": {"added_tokens.json": {"<b>": SECOND, "<a>": FIRST, "hello": 264}},
     "special_tokens_map.json": {
         "tokenizer_config.json": {"pad_token": "<pad>", "eos_token": "</s>"},
