@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
@@ -47,8 +48,8 @@ def parse_json_object(text: str, subject: str, error: type[AdaptrtError]) -> dic
     def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         result = dict(pairs)
         if len(result) != len(pairs):
-            names = [name for name, _ in pairs]
-            twice = sorted({name for name in names if names.count(name) > 1})
+            counts = Counter(name for name, _ in pairs)
+            twice = sorted(name for name, count in counts.items() if count > 1)
             raise error(f"{subject}: key {', '.join(map(repr, twice))} occurs more than once")
         return result
 

@@ -17,10 +17,13 @@ from functools import lru_cache
 from typing import Final
 
 MAX_PATTERN_LENGTH: Final = 2000
+MAX_PATTERNS: Final = 1000
+"""Regular expressions in one field, each of which is tried with each module; names of modules are not counted."""
 MAX_INSTRUCTIONS: Final = 5000
 """Counted repetitions are written out, so that a short pattern may need many."""
 _MAX_NESTING: Final = 50
 
+_PLAIN: Final = re.compile(rf"[\w.]{{0,{MAX_PATTERN_LENGTH // 2}}}")
 _COUNT: Final = re.compile(r"\{(?P<least>\d*)(?P<comma>,?)(?P<most>\d*)\}")
 _CLASS: Final = re.compile(r"\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
 _GROUP_KIND: Final = re.compile(r"P<\w+>|(?P<look><?[=!])")
@@ -313,3 +316,16 @@ class _Parser:
 def path_pattern(text: str) -> PathPattern:
     """PathPattern(text), compiled once."""
     return PathPattern(text)
+
+
+def is_plain(pattern: str) -> bool:
+    """True of a pattern that is the name of a module, in which a dot is the only special character."""
+    return _PLAIN.fullmatch(pattern) is not None
+
+
+def matches_end(pattern: str, path: str) -> bool:
+    """True if a plain pattern matches the whole path of a module, or what follows one of its dots."""
+    start = len(path) - len(pattern)
+    if start < 0 or (start > 0 and path[start - 1] != "."):
+        return False
+    return all(expected in (letter, ".") for expected, letter in zip(pattern, path[start:], strict=True))

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..._core import AdapterError
 from ..json_fields import describe
-from .path_pattern import path_pattern
+from .path_pattern import is_plain, matches_end, path_pattern
 from .peft_fields import (
     FIELDS,
     MODULE_PATTERN,
@@ -124,7 +124,14 @@ class PeftConfig:
 
 def _first_match(patterns: Iterable[str], path: str) -> str:
     """The first pattern that matches the end of `path`, else `path` itself, which is looked up literally."""
-    return next((pattern for pattern in patterns if path_pattern(MODULE_PATTERN.format(pattern)).matches(path)), path)
+    return next((pattern for pattern in patterns if _matches_module(pattern, path)), path)
+
+
+def _matches_module(pattern: str, path: str) -> bool:
+    # Most patterns are names, of which there may be one for each module: those are not worth compiling.
+    if is_plain(pattern):
+        return matches_end(pattern, path)
+    return path_pattern(MODULE_PATTERN.format(pattern)).matches(path)
 
 
 def _names(modules: str | tuple[str, ...], path: str) -> bool:

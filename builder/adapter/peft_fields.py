@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from ..json_fields import MAX_INTEGER, describe, is_finite_number, is_integer
-from .path_pattern import path_pattern
+from .path_pattern import MAX_PATTERNS, is_plain, path_pattern
 
 KNOWN_PEFT: Final = "0.21"
 """The newest release of PEFT whose fields are all below."""
@@ -114,8 +114,12 @@ def _patterns_of(check: Check) -> Check:
     def check_patterns(value: Any) -> str | None:
         if not isinstance(value, dict):
             return "expected an object of pattern: value"
+        num_patterns = sum(not is_plain(pattern) for pattern in value)
+        if num_patterns > MAX_PATTERNS:
+            return f"has {num_patterns} regular expressions; expected at most {MAX_PATTERNS}"
         for pattern, item in value.items():
-            reason = _pattern(pattern, MODULE_PATTERN) or check(item)
+            reason = None if is_plain(pattern) else _pattern(pattern, MODULE_PATTERN)
+            reason = reason or check(item)
             if reason is not None:
                 return f"'{pattern}': {reason}"
         return None

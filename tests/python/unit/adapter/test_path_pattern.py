@@ -8,7 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adaptrt.builder.adapter.path_pattern import MAX_PATTERN_LENGTH, PathPattern
+from adaptrt._core import AdapterError
+from adaptrt.builder.adapter.path_pattern import MAX_PATTERN_LENGTH, PathPattern, is_plain, matches_end
+from adaptrt.builder.adapter.peft_config import parse_peft_config
+from adaptrt.builder.adapter.peft_fields import MODULE_PATTERN
 
 PATH = "model.layers.12.self_attn.q_proj"
 
@@ -96,3 +99,23 @@ def test_hostile_patterns_are_answered(pattern: str) -> None:
 def test_what_needs_backtracking_or_is_too_large_is_refused(pattern: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         PathPattern(pattern)
+
+
+@given(
+    pattern=st.text("ab._1", max_size=6),
+    path=st.lists(st.text("ab_1", min_size=1, max_size=3), min_size=1, max_size=4).map(".".join),
+)
+def test_names_match_as_the_regular_expressions_that_they_are(pattern: str, path: str) -> None:
+    assert is_plain(pattern)
+    assert matches_end(pattern, path) == (re.match(MODULE_PATTERN.format(pattern), path) is not None)
+
+
+def test_thousands_of_names_are_taken_and_of_regular_expressions_are_not() -> None:
+    fields = {"peft_type": "LORA", "r": 4, "lora_alpha": 4, "target_modules": ["q_proj"], "task_type": "CAUSAL_LM"}
+    names = {f"layers.{i}.self_attn.q_proj": 1 + i % 3 for i in range(20_000)}
+    config = parse_peft_config({**fields, "rank_pattern": names}, "here")
+    assert [config.rank_of(f"model.layers.{i}.self_attn.q_proj") for i in (0, 19_999)] == [1, 1 + 19_999 % 3]
+    patterns = {f"layers.{i}.*q_proj": 2 for i in range(1001)}
+    for field in ("rank_pattern", "alpha_pattern"):
+        with pytest.raises(AdapterError, match=f"{field}.* has 1001 regular expressions; expected at most 1000"):
+            parse_peft_config({**fields, field: patterns}, "here")
