@@ -66,6 +66,12 @@ def test_the_pieces_of_all_answers_come_each_in_its_order(count: int) -> None:
     assert len(found) == 3 * count
 
 
+def test_the_requests_of_one_client_make_pieces_in_turns() -> None:
+    answers = [Pieces("a"), Pieces("b"), Pieces("c")]
+    asyncio.run(collect(*answers))
+    assert len({id(answer.turn) for answer in answers}) == 1
+
+
 @pytest.mark.parametrize("nums", [[3], [2, 1, 3]])
 def test_the_answers_of_a_request_follow_each_other(nums: list[int]) -> None:
     found = asyncio.run(collect(*(Pieces(str(i), num_answers=n) for i, n in enumerate(nums))))

@@ -1,0 +1,106 @@
+"""Pieces of an answer are made of what the executor sends, in its order and in turns."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import adaptrt
+from adaptrt.runtime.text_stream import TextStream
+from adaptrt.serve.async_executor import MANY_RESULTS, AsyncExecutor
+from adaptrt.serve.generation import TextGeneration, TextRequest
+from support.models import ModelSpec
+from support.serving import build_random_engine
+from support.tokenizers import byte_level
+
+SPEC = ModelSpec(vocab_size=272, max_position_embeddings=2048)
+NUM_TOKENS = 4 * MANY_RESULTS
+PROMPT = [5, 6, 7]
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_random_engine(SPEC, tmp_path_factory.mktemp("generation"), max_seq_len=1024)[1]
+
+
+@pytest.fixture
+def executor(engine: Path) -> Iterator[adaptrt.Executor]:
+    config = adaptrt.ExecutorConfig(num_threads=1)
+    with adaptrt.Executor(engine, adaptrt.ModelType.DECODER_ONLY, config) as made:
+        yield made
+
+
+def start(asynchronous: AsyncExecutor, num_answers: int) -> TextGeneration:
+    sampling = adaptrt.SamplingConfig(seed=3, top_k=0, top_p=1.0, temperature=1.0)
+    output = adaptrt.OutputConfig(exclude_input_from_output=True, return_log_probs=True, top_log_probs=2)
+    asked = adaptrt.Request(
+        PROMPT, NUM_TOKENS, streaming=True, sampling_config=sampling, output_config=output,
+        num_return_sequences=num_answers,
+    )  # fmt: skip
+    request = TextRequest(PROMPT, None, NUM_TOKENS, top_log_probs=2, num_answers=num_answers)
+    texts = [TextStream(byte_level()) for _ in range(num_answers)]
+    return TextGeneration(request, asynchronous.submit(asked), texts)
+
+
+def run(executor: adaptrt.Executor, body: Any) -> None:
+    async def main() -> None:
+        asynchronous = AsyncExecutor(executor)
+        asynchronous.start()
+        try:
+            await body(asynchronous)
+        finally:
+            await asynchronous.close()
+
+    asyncio.run(main())
+
+
+async def until_idle(asynchronous: AsyncExecutor) -> None:
+    while asynchronous.num_running:
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("num_answers", [1, 3])
+def test_pieces_that_are_read_late_are_the_same(executor: adaptrt.Executor, num_answers: int) -> None:
+    async def body(asynchronous: AsyncExecutor) -> None:
+        at_once = await start(asynchronous, num_answers).whole()
+        assert [len(piece.token_ids) for piece in at_once] == [NUM_TOKENS] * num_answers
+        generation = start(asynchronous, num_answers)
+        await until_idle(asynchronous)
+        assert await generation.whole() == at_once
+        # The first piece is read as it comes.
+        generation = start(asynchronous, num_answers)
+        pieces = generation.__aiter__()
+        first = [await anext(pieces)]
+        await until_idle(asynchronous)
+        rest = [piece async for piece in pieces]
+        for index, whole in enumerate(at_once):
+            own = [piece for piece in (*first, *rest) if piece.index == index]
+            assert "".join(piece.text for piece in own) == whole.text
+            assert tuple(token for piece in own for token in piece.token_ids) == whole.token_ids
+            assert [entry.log_prob for piece in own for entry in piece.log_probs] == [
+                entry.log_prob for entry in whole.log_probs
+            ]
+            assert [piece.finish_reason for piece in own] == [None] * (len(own) - 1) + ["length"]
+
+    run(executor, body)
+
+
+def test_pieces_are_made_when_it_is_the_requests_turn(executor: adaptrt.Executor) -> None:
+    async def body(asynchronous: AsyncExecutor) -> None:
+        generation = start(asynchronous, 1)
+        turn = asyncio.Lock()
+        generation.turn = turn
+        await turn.acquire()
+        reading = asyncio.create_task(generation.whole())
+        await until_idle(asynchronous)
+        await asyncio.sleep(0.01)
+        assert not reading.done()
+        turn.release()
+        (whole,) = await reading
+        assert len(whole.token_ids) == NUM_TOKENS
+
+    run(executor, body)
