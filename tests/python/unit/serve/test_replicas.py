@@ -242,3 +242,11 @@ def test_a_failure_before_the_answer_is_raised_and_one_after_it_is_logged(caplog
 
     assert asyncio.run(main()).body == b"whole"
     assert "GET /after failed" in caplog.text
+
+
+def test_json_that_a_replica_will_refuse_for_its_size_is_not_parsed() -> None:
+    body = b'{"model":"fr","prompt":[1,2,3]}'
+    assert adapter_named("/v1/completions", body, NAMES, ServerLimits()) == "fr"
+    for limits in (ServerLimits(max_json_items=3), ServerLimits(max_json_bytes=len(body) - 1)):
+        assert adapter_named("/v1/completions", body, NAMES, limits) is None
+        assert adapter_named("/v2/models/fr/infer", body, NAMES, limits) == "fr"
