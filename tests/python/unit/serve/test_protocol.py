@@ -13,7 +13,7 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from adaptrt.serve.connections import ConnectionWatch
+from adaptrt.serve.connections import ConnectionWatch, Phase
 from adaptrt.serve.options import ServerLimits
 from adaptrt.serve.protocol import LimitedHttpProtocol
 
@@ -37,7 +37,7 @@ class Client:
 
     def __init__(self, port: int, state: ServerState) -> None:
         self._port = port
-        self._state = state
+        self.state = state
         self._writers: list[asyncio.StreamWriter] = []
 
     async def connect(self, sent: bytes = b"") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -52,7 +52,7 @@ class Client:
         return reader, writer
 
     async def wait_until_the_server_has_none(self) -> None:
-        while self._state.connections:
+        while self.state.connections:
             await asyncio.sleep(SHORT / 10)
 
     async def close(self) -> None:
@@ -197,6 +197,25 @@ def test_a_body_that_was_refused_does_not_go_on_for_long() -> None:
                 await asyncio.sleep(SHORT / 20)
 
     run(app, limits(body_seconds=SHORT), body)
+
+
+def test_a_body_after_one_that_was_refused_has_the_whole_time() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 413, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def body(client: Client) -> None:
+        reader, writer = await client.connect(POST)
+        assert status(await read_answer(reader)) == 413
+        (connection,) = client.state.connections
+        assert isinstance(connection, LimitedHttpProtocol)
+        began = connection.phase_since
+        writer.write(b"0123456789" + POST)  # the end of one body and the beginning of the next come together
+        assert status(await read_answer(reader)) == 413
+        assert connection.phase is Phase.BODY
+        assert connection.phase_since > began
+
+    run(app, limits(), body)
 
 
 @pytest.mark.parametrize("piece", [b"", b"\r\n"], ids=["nothing", "blank lines"])
