@@ -220,7 +220,8 @@ def prompt_offsets(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool)
     Tokens that are not in the text, because the tokenizer puts them around it, are where the next one is, or at the
     end.
     """
-    encoding = tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    # Unlike encode(), this lets other threads of Python run meanwhile.
+    (encoding,) = tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
     own = [token for token, is_added in zip(encoding.ids, encoding.special_tokens_mask, strict=True) if not is_added]
     stream = TextStream(tokenizer, skip_special_tokens=False)
     if stream.add(own) + stream.finish() == text:
