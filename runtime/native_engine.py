@@ -178,6 +178,7 @@ class NativeEngine(LoadedEngine):
             communicator=communicator,
             weight_memory=self.memory_of_weights(),
             usage=self.usage_counter,
+            mapped_file=self.storage.mapped_file,
         )
         if engine.weight_placement is not None:
             _LOG.info("%s: %s", self.directory, describe_placement(engine.weight_placement))

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 import xxhash
 
-from ..._core import EngineError
+from ..._core import EngineError, MappedFile
 from ..file_lock import mark_in_use
 from ..json_fields import parse_json_object
 from ..safetensors_stream import PIECE_BYTES, SafetensorsReader, SafetensorsWriter, TensorSpec
@@ -101,6 +101,7 @@ class EngineFile:
             except OSError as reason:
                 raise EngineError(f"{path}: cannot be read: {reason.strerror}") from None
         self._reader = SafetensorsReader(path, EngineError, content)
+        self.mapped_file: Final = None if content is not None else MappedFile(self._reader.file_bytes, str(path))
         metadata = self._reader.metadata
         _check_version(path, metadata)
         if _header_checksum(path, self._reader) != checksum:
@@ -134,6 +135,8 @@ class EngineFile:
             digest = xxhash.xxh3_64()
             for piece in self._content(name):
                 digest.update(piece)
+            if self.mapped_file is not None:
+                self.mapped_file.check()
             if digest.intdigest() != checksum:
                 raise EngineError(f"{self.path}: tensor '{name}' does not have its checksum; the file is damaged")
         if any(gap.any() for gap in self._gaps()):

@@ -3,8 +3,12 @@
 #include <pybind11/stl.h>
 
 #include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstddef>
 #include <map>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,6 +18,7 @@
 #include "adaptrt/kernels/kernel_choice.h"
 #include "adaptrt/kernels/kernel_table.h"
 #include "adaptrt/kernels/machine_limits.h"
+#include "adaptrt/weight_file/mapped_file.h"
 #include "bindings.h"
 #include "buffers.h"
 #include "cpu_engine.h"
@@ -139,6 +144,24 @@ void bind_weight_memory(py::module_& module) {
            "of them a text used most.");
 }
 
+void bind_mapped_file(py::module_& module) {
+  py::class_<MappedFile, std::shared_ptr<MappedFile>>(
+      module, "MappedFile",
+      "A mapped file that another process may cut: lost pages read as zero, without SIGBUS.")
+      .def(py::init([](const py::buffer& mapping, std::string path, double interval) {
+             const py::buffer_info info = mapping.request();
+             const auto nanoseconds = std::chrono::nanoseconds(std::llround(interval * 1e9));
+             return std::make_shared<MappedFile>(
+                 std::span(static_cast<const std::byte*>(data_of(info, "MappedFile")), bytes_of(info)),
+                 std::move(path), nanoseconds);
+           }),
+           py::arg("mapping"), py::arg("path"), py::kw_only(), py::arg("interval") = 1.0,
+           py::keep_alive<1, 2>(),
+           "`mapping`: the whole file. `interval`: seconds between two looks at its size and time.")
+      .def("check", &MappedFile::check,
+           "Raises EngineError if the file was cut, or written since this object was made.");
+}
+
 void bind_engine_handle(py::module_& module) {
   py::class_<EngineHandle>(module, "Engine", "A compiled network with its KV pool, whatever compiled it.")
       .def_property_readonly("info", [](const EngineHandle& self) { return self.engine()->info(); })
@@ -172,10 +195,12 @@ CpuEngine::CpuEngine(Program program, py::object storage, int num_threads, const
                      std::optional<const CpuEngine*> beside,
                      std::optional<std::shared_ptr<Communicator>> communicator,
                      const std::optional<WeightMemory>& weight_memory,
-                     std::optional<std::shared_ptr<WeightUsageCounter>> usage) {
+                     std::optional<std::shared_ptr<WeightUsageCounter>> usage,
+                     std::optional<std::shared_ptr<MappedFile>> mapped_file) {
   if (num_threads < 1)
     throw ConfigError("num_threads is " + std::to_string(num_threads) + "; it must be at least 1");
   program.identity = identity;
+  program.mapped_file = std::move(mapped_file).value_or(nullptr);
   auto kept = std::make_shared<KeptObject>(std::move(storage));
   without_gil([&] {
     std::shared_ptr<ThreadPool> pool = beside ? (*beside)->pool_.lock() : nullptr;
@@ -201,6 +226,7 @@ void bind_engine(py::module_& module) {
   bind_profile(module);
   bind_engine_info(module);
   bind_weight_memory(module);
+  bind_mapped_file(module);
   bind_engine_handle(module);
   bind_ranks(module);
   bind_tensorrt(module);
@@ -210,11 +236,13 @@ void bind_engine(py::module_& module) {
           py::init<Program, py::object, int, const std::string&, std::optional<std::shared_ptr<StepProfile>>,
                    const std::string&, std::optional<const CpuEngine*>,
                    std::optional<std::shared_ptr<Communicator>>, const std::optional<WeightMemory>&,
-                   std::optional<std::shared_ptr<WeightUsageCounter>>>(),
+                   std::optional<std::shared_ptr<WeightUsageCounter>>,
+                   std::optional<std::shared_ptr<MappedFile>>>(),
           py::arg("program"), py::arg("storage"), py::arg("num_threads"), py::kw_only(),
           py::arg("kernels") = "", py::arg("profile") = py::none(), py::arg("identity") = "",
           py::arg("beside") = py::none(), py::arg("communicator") = py::none(),
           py::arg("weight_memory") = py::none(), py::arg("usage") = py::none(),
+          py::arg("mapped_file") = py::none(),
           "`storage` is kept alive while the engine is: it owns the buffers that `program` refers to. "
           "`kernels` is "
           "one of cpu_kernels(), or empty for the first; `profile` records every step. `identity` stands for "
@@ -224,7 +252,8 @@ void bind_engine(py::module_& module) {
           "threads of `beside`, an engine whose steps the same thread runs. `communicator` is that of a "
           "program "
           "of several ranks. With `weight_memory`, whose mapping `storage` owns as well, weights that do not "
-          "fit are read from the file as they are used. Every step adds what it used to `usage`. Raises "
+          "fit are read from the file as they are used. Every step adds what it used to `usage`. After each "
+          "step, `mapped_file` is checked, which the weights lie in. Raises "
           "EngineError with all that Program.validate() finds and for a file that cannot be read, "
           "ConfigError for less memory than the weights need at least.");
   module.def(

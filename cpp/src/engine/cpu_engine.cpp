@@ -131,6 +131,8 @@ class CpuEngine final : public Engine {
                std::span(program_.head).first(num_hidden_ops_), hidden_sink,
                [&] { return widen_hidden(step); });
     }
+    // Before anybody uses what the step made.
+    if (program_.mapped_file) program_.mapped_file->check();
     if (recorder_) recorder_->end_step();
   }
 

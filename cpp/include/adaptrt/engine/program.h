@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -11,6 +12,7 @@
 #include "adaptrt/core/error.h"
 #include "adaptrt/engine/ops.h"
 #include "adaptrt/lora/layout.h"
+#include "adaptrt/weight_file/mapped_file.h"
 
 namespace adaptrt {
 
@@ -70,6 +72,8 @@ struct Program {
   /// Of all that its results depend on, weights, kernels and libraries included: two programs with the same
   /// one give the same bits. Empty: not known.
   std::string identity = {};
+  /// The file that the weights are mapped from, checked after each step; null: they are in memory.
+  std::shared_ptr<MappedFile> mapped_file = nullptr;
 
   [[nodiscard]] bool has_encoder() const { return !encoder.empty(); }
   /// At least 1, whatever the sizes are before they are validated.
