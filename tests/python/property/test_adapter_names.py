@@ -10,6 +10,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import adaptrt
-from adaptrt.runtime.named_adapter import UnknownAdapterError
+from adaptrt.runtime.adapter_facts import AdapterFacts
+from adaptrt.runtime.named_adapter import NamedAdapter, UnknownAdapterError
 from support.models import ModelSpec, save_adapter
 from support.serving import build_random_engine
 
@@ -159,6 +161,13 @@ def test_nothing_is_read_under_the_lock_of_the_names(
                     names.changed = []
 
         monkeypatch.setattr(store, "changing", checked)
+        unload = executor._unload
+
+        def unload_in_turn(adapter: NamedAdapter) -> None:
+            assert names.changed == [adapter.name]
+            unload(adapter)
+
+        monkeypatch.setattr(executor, "_unload", unload_in_turn)
         for place_, name in ((Path, "stat"), (Path, "read_bytes"), (Path, "open")):
             function = getattr(place_, name)
 
@@ -168,9 +177,12 @@ def test_nothing_is_read_under_the_lock_of_the_names(
 
             monkeypatch.setattr(place_, name, unlocked)
         for step in (
-            ("add", "x", "a"), ("ask", "x", "a"), ("evict", "x", "a"), ("load", "x", "a"), ("replace", "x", "b"),
+            ("add", "x", "a"), ("ask", "x", "a"), ("load", "x", "a"), ("replace", "x", "b"),
             ("add", "y", "b"), ("ask", "x:0.5+y:0.5", "a"), ("load", "x:0.5+y:0.5", "a"), ("remove", "x", "a"),
         ):  # fmt: skip
             take(executor, base, step)
+        for what in ("ask", "load"):  # as an engine's own adapter, of which nothing is known
+            store._adapters["y"] = replace(store.get("y"), facts=AdapterFacts())
+            take(executor, base, (what, "y", "b"))
         assert store.for_request("y", [4]) is not None
         assert store.names == ("y",)

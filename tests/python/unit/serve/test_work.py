@@ -12,9 +12,11 @@ from http import HTTPStatus
 from typing import Any
 
 import pytest
+from starlette.responses import Response
 
 import adaptrt
 from adaptrt.serve.errors import ApiError
+from adaptrt.serve.key_guard import KeyGuard
 from adaptrt.serve.options import ServerLimits
 from adaptrt.serve.records import RequestRecord, current_request, peer_client
 from adaptrt.serve.work import Work, WorkKind, WorkPool
@@ -310,6 +312,29 @@ def test_crowds_that_leave_at_random_lose_nothing(seed: int) -> None:
         assert pool.counts() == (0, 0)
 
     run(body)
+
+
+def test_a_client_with_a_key_is_that_key() -> None:
+    named: list[str] = []
+
+    async def note(scope: Any, receive: Any, send: Any) -> None:
+        record = current_request.get()
+        named.append("" if record is None else record.client)
+
+    guard = KeyGuard(note, keys=("one", "two"), open_paths=("/open",), respond=lambda *_: Response(status_code=401))
+
+    async def ask(path: str, key: str) -> None:
+        headers = [(b"authorization", f"Bearer {key}".encode())]
+        with client("address 10.0.0.1"):
+            await guard({"type": "http", "path": path, "headers": headers}, None, _drop)  # type: ignore[arg-type]
+
+    for path, key in (("/v1", "two"), ("/v1", "one"), ("/v1", "three"), ("/open", "three")):
+        asyncio.run(ask(path, key))
+    assert named == ["key 1", "key 0", "address 10.0.0.1"]
+
+
+async def _drop(_: Any) -> None:
+    """Takes an answer that no test looks at."""
 
 
 @pytest.mark.parametrize(
