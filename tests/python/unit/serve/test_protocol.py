@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -395,3 +396,23 @@ def test_a_request_that_asks_for_another_protocol_is_read_as_http_1() -> None:
             assert (await read_answer(reader)).endswith(b"\r\n\r\n10")
 
     run(answer, limits(), body)
+
+
+@pytest.mark.parametrize(
+    ("phase", "is_paused", "is_closing", "stalled"),
+    [
+        (Phase.ANSWER, False, False, 0),  # the model may add to it at any time
+        (Phase.ANSWER, True, False, 7),
+        (Phase.ANSWER, False, True, 7),
+        (Phase.IDLE, False, False, 7),
+        (Phase.BODY, False, False, 7),
+    ],
+)
+def test_unread_bytes_count_once_nothing_is_added(
+    phase: Phase, is_paused: bool, is_closing: bool, stalled: int
+) -> None:
+    connection: Any = object.__new__(LimitedHttpProtocol)
+    connection.phase = phase
+    connection.flow = SimpleNamespace(write_paused=is_paused)
+    connection.transport = SimpleNamespace(is_closing=lambda: is_closing, get_write_buffer_size=lambda: 7)
+    assert connection.num_stalled_bytes() == stalled
