@@ -7,6 +7,8 @@
 #include <string>
 #include <utility>
 
+#include "adaptrt/core/element_scan.h"
+
 namespace adaptrt {
 namespace {
 
@@ -24,6 +26,7 @@ struct ConfigRow {
   std::int32_t layer = 0;
   std::int32_t rank = 0;
   std::int32_t vectors = 0;  ///< flags of RowVectors
+  bool is_gate_up = false;   ///< sent as mlp_h_to_4h
 };
 
 std::vector<ConfigRow> read_config(const TensorView& config, MatrixShape shape) {
@@ -35,6 +38,42 @@ std::vector<ConfigRow> read_config(const TensorView& config, MatrixShape shape) 
     rows[i] = {values[0], values[1], values[2], values[3]};
   }
   return rows;
+}
+
+/// True if a row of mlp_h_to_4h has values where mlp_gate_up has more than it.
+bool has_fused_gate_up(const std::vector<ConfigRow>& rows, const SentWeights& weights,
+                       const SiteIndex& index) {
+  if (weights.data == nullptr) return false;
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const ConfigRow& row = rows[i];
+    if (row.module_id != static_cast<std::int32_t>(LoraModule::kMlpHTo4H)) continue;
+    const ModulePlace* narrow = index.find(row.layer, LoraModule::kMlpHTo4H);
+    const ModulePlace* fused = index.find(row.layer, LoraModule::kMlpGateUp);
+    if (narrow == nullptr || fused == nullptr || row.rank < 1 || row.rank > *weights.columns) continue;
+    const std::int64_t vectors = RowVectors::of(row.vectors).count();
+    const auto elements = [&](const ModuleSizes& sizes) {
+      return row.rank * (sizes.a_per_rank() + sizes.b_per_rank()) + vectors * sizes.vector();
+    };
+    const std::int64_t begin = elements(narrow->sizes), end = elements(fused->sizes);
+    if (end > *weights.columns) continue;
+    const std::size_t first =
+        i * static_cast<std::size_t>(*weights.columns) + static_cast<std::size_t>(begin);
+    if (find_not_zero(weights.data + first * size_of(weights.dtype), weights.dtype,
+                      static_cast<std::size_t>(end - begin))) {
+      return true;
+    }
+  }
+  return false;
+}
+
+/// Gives rows of mlp_h_to_4h that are mlp_gate_up its id.
+void rename_fused_gate_up(std::vector<ConfigRow>& rows, const SentWeights& weights, const SiteIndex& index) {
+  if (!has_fused_gate_up(rows, weights, index)) return;
+  for (ConfigRow& row : rows) {
+    if (row.module_id != static_cast<std::int32_t>(LoraModule::kMlpHTo4H)) continue;
+    row.module_id = static_cast<std::int32_t>(LoraModule::kMlpGateUp);
+    row.is_gate_up = true;
+  }
 }
 
 /// The first half of a row's checks: is there such a place in this engine?
@@ -50,7 +89,8 @@ const LoraModuleInfo* check_place(const ConfigRow& sent, const std::string& wher
                   std::to_string(lora_modules().size() - 1));
   }
   const std::string name =
-      "module_id " + std::to_string(sent.module_id) + " (" + std::string(info->name) + ")";
+      sent.is_gate_up ? "module_id 5 (mlp_h_to_4h) has twice its outputs, so it is mlp_gate_up, which"
+                      : "module_id " + std::to_string(sent.module_id) + " (" + std::string(info->name) + ")";
   if (!info->is_served) {
     return refuse(name + " is not part of the networks that engines have");
   }
@@ -128,6 +168,12 @@ bool check_size(const ConfigRow& sent, LoraModule module, const std::string& whe
   if (!is_known) {
     refuse("vectors is " + std::to_string(sent.vectors) +
            "; accepted: 0, 1 (a magnitude), 2 (a shift) or 3 (both)");
+  }
+  if (vectors.magnitude && sent.is_gate_up) {
+    refuse(
+        "it was sent as mlp_h_to_4h with twice its outputs and a magnitude, whose halves are not in the "
+        "order "
+        "of B's; expected mlp_gate_up (18), as adaptrt hf-lora-convert writes it");
   }
   if (vectors.magnitude && !layout.dora_enabled) {
     refuse("it has a magnitude, but this engine was built without DoRA (build it with --dora_plugin enable)");
@@ -230,9 +276,9 @@ std::optional<AdapterTerms> terms_of_config(const TensorView& config) {
   return terms;
 }
 
-std::vector<CheckedRow> check_rows(const TensorView& config, MatrixShape shape,
-                                   std::optional<std::int64_t> width, const LoraLayout& layout,
-                                   const SiteIndex& index, AdapterProblems& problems) {
+std::vector<CheckedRow> check_rows(const TensorView& config, MatrixShape shape, const SentWeights& weights,
+                                   const LoraLayout& layout, const SiteIndex& index,
+                                   AdapterProblems& problems) {
   bool readable = true;
   const auto refuse = [&](const std::string& what) {
     problems.add(what);
@@ -256,7 +302,8 @@ std::vector<CheckedRow> check_rows(const TensorView& config, MatrixShape shape,
 
   std::vector<CheckedRow> rows;
   Overlaps overlaps;
-  const std::vector<ConfigRow> sent = read_config(config, shape);
+  std::vector<ConfigRow> sent = read_config(config, shape);
+  rename_fused_gate_up(sent, weights, index);
   for (std::size_t i = 0; i < sent.size(); ++i) {
     const std::string where = "row " + std::to_string(i);
     const LoraModuleInfo* info = check_place(sent[i], where + ": ", layout, problems);
@@ -282,7 +329,8 @@ std::vector<CheckedRow> check_rows(const TensorView& config, MatrixShape shape,
     const CheckedRow checked{
         {info->module, sent[i].layer, sent[i].rank, RowVectors::of(sent[i].vectors), sizes, 0}, i};
     const bool alone = overlaps.check(checked, problems);
-    if (check_size(sent[i], info->module, describe_row(checked) + ": ", sizes, width, layout, problems) &&
+    if (check_size(sent[i], info->module, describe_row(checked) + ": ", sizes, weights.columns, layout,
+                   problems) &&
         alone) {
       rows.push_back(checked);
     }

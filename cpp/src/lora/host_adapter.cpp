@@ -48,8 +48,13 @@ std::shared_ptr<const HostAdapter> HostAdapter::make(const LoraConfig& config, c
   }
   std::vector<CheckedRow> rows;
   if (config_shape) {
-    const auto width = weights_shape ? std::optional(weights_shape->columns) : std::nullopt;
-    rows = check_rows(*config.config, *config_shape, width, layout, index, problems);
+    SentWeights sent;
+    if (weights_shape) sent.columns = weights_shape->columns;
+    if (dtype && equal_rows) {
+      sent.data = config.weights->data;
+      sent.dtype = *dtype;
+    }
+    rows = check_rows(*config.config, *config_shape, sent, layout, index, problems);
   }
   if (!dtype || !equal_rows) problems.throw_if_any(subject);
 

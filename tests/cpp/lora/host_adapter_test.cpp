@@ -430,6 +430,50 @@ BOOST_AUTO_TEST_CASE(three_columns_mean_no_vectors) {
   BOOST_TEST(adapter->rows()[1].vectors.count() == 0);
 }
 
+/// Rows of mlp_gate_up under the id of mlp_h_to_4h, as TensorRT-LLM's own converter writes them.
+SentAdapter as_converter_writes(SentAdapter sent) {
+  for (std::size_t row = 0; row < sent.rows; ++row) {
+    if (sent.field(row, 0) == static_cast<std::int32_t>(kMlpGateUp)) {
+      sent.field(row, 0) = static_cast<std::int32_t>(kMlpHTo4H);
+    }
+  }
+  return sent;
+}
+
+BOOST_AUTO_TEST_CASE(mlp_h_to_4h_with_twice_its_outputs_is_mlp_gate_up) {
+  LoraLayout layout = small_layout();
+  const std::vector<SentRow> rows{{kAttnQ, 0, 2}, {kMlpGateUp, 0, 3}, {kMlpGateUp, 1, 2}};
+  SentAdapter fused = make_adapter(rows, layout);
+  // B of layer 1 is 0: that the row is fused, the row of layer 0 says.
+  for (std::size_t column = 2 * 8; column < fused.width; ++column) fused.set(2, column, 0.0F);
+  const auto expected = make_host_adapter(fused.send(1), layout);
+  SentAdapter sent = as_converter_writes(fused);
+  for (const std::size_t columns : {4U, 3U}) {
+    if (columns == 3) sent.drop_column_of_vectors();
+    BOOST_TEST(make_host_adapter(sent.send(1), layout)->same_weights(*expected));
+  }
+  std::erase(layout.target_modules, kMlpGateUp);
+  BOOST_TEST(
+      contains(refusal_of(sent, layout),
+               "row 1: module_id 5 (mlp_h_to_4h) has twice its outputs, so it is mlp_gate_up, which is "
+               "not enabled in this engine"));
+}
+
+BOOST_AUTO_TEST_CASE(mlp_h_to_4h_without_values_in_its_padding_stays_itself) {
+  const LoraLayout layout = small_layout();
+  const SentAdapter sent = make_adapter({{kMlpHTo4H, 0, 2}, {kMlpGateUp, 1, 8}}, layout);
+  BOOST_TEST((make_host_adapter(sent.send(1), layout)->rows()[0].module == kMlpHTo4H));
+}
+
+BOOST_AUTO_TEST_CASE(fused_rows_with_magnitudes_or_next_to_a_part_are_refused) {
+  const LoraLayout layout = small_layout();
+  const SentAdapter dora = as_converter_writes(make_adapter({{kMlpGateUp, 0, 3, true}}, layout));
+  BOOST_TEST(contains(refusal_of(dora, layout), "whose halves are not in the order of B's"));
+  SentAdapter both = make_adapter({{kMlpGateUp, 0, 3}, {kMlpGate, 1, 3}}, layout);
+  both.field(1, 1) = 0;
+  BOOST_TEST(contains(refusal_of(as_converter_writes(both), layout), "changes the same outputs as row 0"));
+}
+
 BOOST_AUTO_TEST_CASE(negative_zero_is_padding_and_large_magnitudes_are_no_overflow) {
   const LoraLayout layout = small_layout(DType::kFloat16);
   SentAdapter sent = make_adapter(kRows, layout);
