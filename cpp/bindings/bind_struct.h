@@ -209,6 +209,7 @@ void def_constructor(pybind11::class_<Struct>& cls, const char* title,
         cls.def(py::init([fields..., title = std::string(title)](const FieldArgument<Members>&... values) {
                   Struct result;
                   ((result.*(fields.member) = field_value(values, title, fields.name)), ...);
+                  if constexpr (requires { result.check_constructed(); }) result.check_constructed();
                   return result;
                 }),
                 arguments...);

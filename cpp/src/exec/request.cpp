@@ -141,6 +141,12 @@ void check_unsupported(Problems& problems, const Request& request) {
         "logits_post_processor and logits_post_processor_name are both given; accepted: one of them");
   }
   require_none(problems, "eagle_config", request.eagle_config.is_set(), "engines have no such heads");
+  require_none(problems, "multimodal_embedding", request.multimodal_embedding.is_set(),
+               "engines read text; prompt_tuning_config takes embeddings");
+  require_none(problems, "multimodal_input", request.multimodal_input.is_set(), "engines read text");
+  require_none(problems, "mrope_config", request.mrope_config.is_set(), "positions count from 0");
+  require_none(problems, "context_phase_params", request.context_phase_params.is_set(),
+               "prompts are computed where their tokens are generated");
   require_none(problems, "output_config.additional_model_outputs",
                request.output_config.additional_model_outputs.is_set(),
                "the engine has no outputs but the logits");

@@ -14,6 +14,10 @@ Problems GuidedDecodingParams::validate() const {
   return problems;
 }
 
+void GuidedDecodingParams::check_constructed() const {
+  validate().throw_if_any<RequestError>("GuidedDecodingParams");
+}
+
 Problems GuidedDecodingConfig::validate() const {
   Problems problems;
   if (backend != GuidedDecodingBackend::kLlguidance) {

@@ -425,6 +425,10 @@ BOOST_AUTO_TEST_CASE(unsupported_fields_are_refused_by_name) {
   check([](Request& request) { request.guided_decoding_params.emplace(); },
         "guided_decoding_params is given");
   check([](Request& request) { request.eagle_config = given("X"); }, "eagle_config is given");
+  check([](Request& request) { request.multimodal_embedding = given("X"); }, "multimodal_embedding is given");
+  check([](Request& request) { request.multimodal_input = given("X"); }, "multimodal_input is given");
+  check([](Request& request) { request.mrope_config = given("X"); }, "mrope_config is given");
+  check([](Request& request) { request.context_phase_params = given("X"); }, "context_phase_params is given");
   check([](Request& request) { request.output_config.additional_model_outputs = given("X"); },
         "output_config.additional_model_outputs is given");
   check([](Request& request) { request.output_config.return_encoder_output = true; },

@@ -206,10 +206,13 @@ def test_a_guide_that_cannot_be_compiled_fails_its_request(
 
 
 def test_a_guide_that_is_none_is_refused(executor: adaptrt.Executor) -> None:
+    params = Params(GuideType.REGEX, "a")
+    params.guide = None
     with pytest.raises(adaptrt.RequestError, match=r"guided_decoding_params\.guide is None"):
-        ask(executor, Params(GuideType.REGEX))
+        ask(executor, params)
+    params.guide_type, params.guide = GuideType.JSON, "{}"
     with pytest.raises(adaptrt.RequestError, match="guide is given, but guide_type is JSON"):
-        executor.check_guide(Params(GuideType.JSON, "{}"))
+        executor.check_guide(params)
 
 
 def test_without_llguidance_requests_with_guides_are_refused(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:

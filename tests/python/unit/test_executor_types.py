@@ -251,3 +251,31 @@ def test_every_exported_name_exists() -> None:
         assert getattr(adaptrt, name) is not None
     with pytest.raises(AttributeError, match="nonsense"):
         _ = adaptrt.nonsense
+
+
+def test_guides_are_whole_when_they_are_constructed() -> None:
+    kind = adaptrt.GuidedDecodingParams.GuideType
+    for guide_type in (kind.JSON_SCHEMA, kind.REGEX, kind.EBNF_GRAMMAR, kind.STRUCTURAL_TAG):
+        with pytest.raises(adaptrt.RequestError, match="GuidedDecodingParams: guide is None; only guide_type JSON"):
+            adaptrt.GuidedDecodingParams(guide_type)
+    with pytest.raises(adaptrt.RequestError, match="guide is given, but guide_type is JSON"):
+        adaptrt.GuidedDecodingParams(kind.JSON, "{}")
+    assert adaptrt.GuidedDecodingParams(kind.JSON).guide is None
+
+
+def test_fields_of_newer_requests_keep_their_objects() -> None:
+    values = {
+        "multimodal_embedding": [1.0],
+        "multimodal_input": adaptrt.MultimodalInput([[1]], [1], [1]),
+        "mrope_config": adaptrt.MropeConfig(np.ones(2), -1),
+        "context_phase_params": adaptrt.ContextPhaseParams([1], 2),
+    }
+    request = adaptrt.Request([1], 1, **values)
+    again = pickle.loads(pickle.dumps(request))
+    assert adaptrt.Request([1], 1).multimodal_embedding is None
+    for name, value in values.items():
+        assert getattr(request, name) is value
+        assert getattr(again, name) == value
+    result = adaptrt.Result()
+    result.additional_outputs = [adaptrt.AdditionalOutput("topKLogits", np.ones(2))]
+    assert pickle.loads(pickle.dumps(result)).additional_outputs == result.additional_outputs

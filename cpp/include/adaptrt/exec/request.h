@@ -103,6 +103,10 @@ struct Request {
   std::optional<LoraConfig> draft_lora_config;
   std::optional<PoolingParams> pooling_params;
   std::optional<std::vector<std::int32_t>> token_type_ids;
+  Unsupported multimodal_embedding;
+  Unsupported multimodal_input;
+  Unsupported mrope_config;
+  Unsupported context_phase_params;
 
   /// Tokens that the scheduler makes room for: what is pooled ends with its prompt, as a request for one
   /// token does, and so does what asks an engine without a KV cache for its rows.
@@ -206,7 +210,11 @@ constexpr auto fields_of(const Request* /*type*/) {
             "left as it is. Not in TensorRT-LLM."},
       Field{"token_type_ids", &C::token_type_ids,
             "The kind of each token of the prompt, where the model tells kinds apart: BERT's 0 for a first "
-            "text, 1 for a second. None: all 0. Not in TensorRT-LLM."}};
+            "text, 1 for a second. None: all 0. Not in TensorRT-LLM."},
+      Field{"multimodal_embedding", &C::multimodal_embedding, "Refused unless None."},
+      Field{"multimodal_input", &C::multimodal_input, "Refused unless None."},
+      Field{"mrope_config", &C::mrope_config, "Refused unless None."},
+      Field{"context_phase_params", &C::context_phase_params, "Refused unless None."}};
 }
 
 }  // namespace adaptrt

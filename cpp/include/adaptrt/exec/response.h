@@ -33,6 +33,8 @@ struct Result {
   std::optional<std::vector<float>> prompt_log_probs;
   std::optional<std::vector<std::vector<TokenLogProb>>> prompt_top_log_probs;
   std::optional<FloatTensor> pooled_output;
+  Unsupported additional_outputs;
+  Unsupported context_phase_params;
 };
 
 constexpr auto fields_of(const Result* /*type*/) {
@@ -85,7 +87,9 @@ constexpr auto fields_of(const Result* /*type*/) {
           "pooled_output", &C::pooled_output,
           "float32 [width], or [prompt length, width] with PoolingType.ALL: what Request.pooling_params ask "
           "for; the width is hidden_size, or the outputs of the last of PoolingParams.layers. None if the "
-          "request ended before its prompt was computed."}};
+          "request ended before its prompt was computed."},
+      Field{"additional_outputs", &C::additional_outputs, "Always None."},
+      Field{"context_phase_params", &C::context_phase_params, "Always None."}};
 }
 
 /// TensorRT-LLM's Response: a result, or why there is none.

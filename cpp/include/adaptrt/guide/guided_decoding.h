@@ -25,6 +25,8 @@ struct GuidedDecodingParams {
 
   /// A guide that is missing, or that kJson has.
   [[nodiscard]] Problems validate() const;
+  /// Throws RequestError with them: a guide that Python constructs is whole, as in TensorRT-LLM.
+  void check_constructed() const;
   auto operator<=>(const GuidedDecodingParams&) const = default;
 };
 

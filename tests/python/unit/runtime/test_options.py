@@ -129,7 +129,7 @@ CONSTRUCTORS: list[tuple[type, dict[str, Any], dict[str, Any]]] = [
     (
         adaptrt.GuidedDecodingParams,
         {"guide_type": adaptrt.GuidedDecodingParams.GuideType.REGEX, "guide": "a+"},
-        {"guide": None},
+        {},
     ),
 ]  # fmt: skip
 
