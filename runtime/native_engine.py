@@ -142,12 +142,20 @@ class NativeEngine(LoadedEngine):
 
     def _pipeline_facts(self, info: _core.EngineInfo) -> _core.PipelineFacts:
         """Of all stages; every rank calls it."""
-        of_ranks = self.ranks.gather((info.hidden_size, info.has_logits, info.max_reusable_prompt_len))
-        hidden_size, has_logits, _ = of_ranks[-1]
+        of_rank = {
+            name: getattr(info, name)
+            for name in (
+                "hidden_size", "has_logits", "max_reusable_prompt_len", "kv_block_bytes", "cross_kv_block_bytes",
+            )
+        }  # fmt: skip
+        of_ranks = self.ranks.gather(of_rank)
         return _core.PipelineFacts(
-            hidden_size=hidden_size,
-            has_logits=has_logits,
-            max_reusable_prompt_len=min(longest for *_, longest in of_ranks),
+            hidden_size=of_ranks[-1]["hidden_size"],
+            has_logits=of_ranks[-1]["has_logits"],
+            max_reusable_prompt_len=min(one["max_reusable_prompt_len"] for one in of_ranks),
+            num_layers=self.config.pretrained_config.num_hidden_layers,
+            kv_block_bytes=max(one["kv_block_bytes"] for one in of_ranks),
+            cross_kv_block_bytes=max(one["cross_kv_block_bytes"] for one in of_ranks),
         )
 
     def available_memory(self) -> int:
@@ -226,17 +234,22 @@ def _check_agreement(config: EngineConfig, program: Program, directory: Path) ->
     """config.json and the program say the same of what both say."""
     checkpoint, build = config.pretrained_config, config.build_config
     lora = program.lora
+    stage = program.rank * program.num_stages // max(1, program.num_ranks)
+
+    def layers_here(of_all: int) -> int:
+        return _core.stage_layers(of_all, checkpoint.mapping.pp_size, min(stage, checkpoint.mapping.pp_size - 1))[1]
+
     pairs = {
         "dtype": (checkpoint.dtype, program.dtype),
         "quant_algo": (_quant_algo(checkpoint), _quant_algo_of_layers(program)),
         "vocab_size": (checkpoint.vocab_size, program.vocab_size),
-        "num_hidden_layers": (checkpoint.num_hidden_layers, program.num_layers * program.num_stages),
+        "num_hidden_layers": (layers_here(checkpoint.num_hidden_layers), program.num_layers),
         "max_batch_size": (build.max_batch_size, program.max_batch_size),
         "max_num_tokens": (build.max_num_tokens, program.max_num_tokens),
         "max_input_len": (build.max_input_len, program.max_input_len),
         "max_seq_len": (build.max_seq_len, program.max_seq_len),
         "max_beam_width": (build.max_beam_width, program.max_beam_width),
-        "num_encoder_layers": (checkpoint.num_encoder_layers, program.num_encoder_layers * program.num_stages),
+        "num_encoder_layers": (layers_here(checkpoint.num_encoder_layers), program.num_encoder_layers),
         "max_encoder_input_len": (build.max_encoder_input_len or 0, program.max_encoder_input_len),
         "mapping.world_size": (checkpoint.mapping.world_size, program.num_ranks),
         "mapping.pp_size": (checkpoint.mapping.pp_size, program.num_stages),

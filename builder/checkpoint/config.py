@@ -338,8 +338,8 @@ class CheckpointConfig:
                 f"tp_size {tp_size} neither divides num_key_value_heads {self.num_key_value_heads} nor is a "
                 "multiple of it"
             )
-        if self.num_hidden_layers % pp_size != 0:
-            problems.append(f"pp_size {pp_size} does not divide num_hidden_layers {self.num_hidden_layers}")
+        if pp_size > self.num_hidden_layers:
+            problems.append(f"pp_size is {pp_size}; expected at most num_hidden_layers {self.num_hidden_layers}")
         if self.mapping.moe_ep_size > 1 and self.num_experts == 0:
             problems.append(f"moe_ep_size is {self.mapping.moe_ep_size}, and the model has no experts; accepted: 1")
         return problems

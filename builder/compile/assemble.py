@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..._core import DType, RowKind, dtype_name
+from ..._core import DType, RowKind, dtype_name, stage_layers
 from .arena import Arena, Lifetime, plan_arena
 from .emit import EmittedProgram
 from .emitted import EmittedOp
@@ -65,6 +65,7 @@ def assemble(
     roots = _buffer_roots(emitted)
     lifetimes, buffers = _buffers(emitted, roots, limits)
     arena = plan_arena(lifetimes)
+    stage = rank * num_stages // num_ranks
     layout = None
     if lora is not None:
         layout = LoraLayout(
@@ -74,7 +75,7 @@ def assemble(
             dora_enabled=lora.dora_enabled,
             target_modules=lora.target_modules,
             num_stages=num_stages,
-            stage=rank * num_stages // num_ranks,
+            stage=stage,
             sites=emitted.sites,
             max_extra_tokens=lora.max_extra_tokens,
             rotary_factors=lora.rotary_factors,
@@ -84,8 +85,8 @@ def assemble(
     program = Program(
         dtype=dtype,
         vocab_size=vocab_size,
-        num_layers=num_layers // num_stages,
-        num_encoder_layers=num_encoder_layers // num_stages,
+        num_layers=stage_layers(num_layers, num_stages, stage)[1],
+        num_encoder_layers=stage_layers(num_encoder_layers, num_stages, stage)[1],
         max_batch_size=limits.max_batch_size,
         max_num_tokens=limits.max_num_tokens,
         max_input_len=limits.max_input_len,

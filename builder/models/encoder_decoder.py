@@ -34,8 +34,8 @@ class EncoderDecoderConfig(CheckpointConfig):
         """Why this model cannot be cut by its mapping."""
         problems = super().mapping_inconsistencies()
         pp_size = self.mapping.pp_size
-        if self.encoder_layers % pp_size != 0:
-            problems.append(f"pp_size {pp_size} does not divide encoder_layers {self.encoder_layers}")
+        if pp_size > self.encoder_layers:
+            problems.append(f"pp_size is {pp_size}; expected at most encoder_layers {self.encoder_layers}")
         return problems
 
 

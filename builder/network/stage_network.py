@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
+from ..._core import stage_layers
 from .network import Network
 from .operands import RotaryTable, Value
 from .ops import (
@@ -86,8 +87,8 @@ def _layers_of_stage(network: Network, of_all: range, layers: Sequence[range], s
 
 def _share(network: Network, layers: Sequence[range], stage: int) -> range:
     """The numbers of a stage's layers."""
-    count = len(layers) // network.config.mapping.pp_size
-    return range(stage * count, (stage + 1) * count)
+    first, count = stage_layers(len(layers), network.config.mapping.pp_size, stage)
+    return range(first, first + count)
 
 
 def _ops(network: Network, numbers: range) -> list[Op]:

@@ -110,13 +110,28 @@ void bind_ranks(py::module_& module) {
       "Ranks that talk over MPI. `library` is a shared library that is linked to MPI; `communicator` and "
       "`byte_type` are its handles as numbers, each of `handle_bytes`; a rank that has not answered for "
       "`time_limit` seconds is lost. Raises ConfigError where MPI's functions are not found.");
-  py::class_<PipelineFacts>(module, "PipelineFacts",
-                            "Of an engine of several stages: EngineInfo's of the last one, "
-                            "max_reusable_prompt_len the least of all.")
-      .def(py::init([](std::int64_t hidden_size, bool has_logits, std::int32_t max_reusable_prompt_len) {
-             return PipelineFacts{hidden_size, has_logits, max_reusable_prompt_len};
-           }),
-           py::kw_only(), py::arg("hidden_size"), py::arg("has_logits"), py::arg("max_reusable_prompt_len"));
+  py::class_<PipelineFacts>(
+      module, "PipelineFacts",
+      "Of an engine of several stages: EngineInfo's of the last one, "
+      "max_reusable_prompt_len the least of all, num_layers the sum over stages, bytes of "
+      "a block the largest of all.")
+      .def(
+          py::init([](std::int64_t hidden_size, bool has_logits, std::int32_t max_reusable_prompt_len,
+                      std::int32_t num_layers, std::size_t kv_block_bytes, std::size_t cross_kv_block_bytes) {
+            return PipelineFacts{hidden_size, has_logits,     max_reusable_prompt_len,
+                                 num_layers,  kv_block_bytes, cross_kv_block_bytes};
+          }),
+          py::kw_only(), py::arg("hidden_size"), py::arg("has_logits"), py::arg("max_reusable_prompt_len"),
+          py::arg("num_layers"), py::arg("kv_block_bytes"), py::arg("cross_kv_block_bytes"));
+  module.def(
+      "stage_layers",
+      [](std::int32_t num_layers, std::int32_t num_stages, std::int32_t stage) {
+        const StageLayers layers = stage_layers(num_layers, num_stages, stage);
+        return py::make_tuple(layers.first, layers.count);
+      },
+      py::arg("num_layers"), py::arg("num_stages"), py::arg("stage"),
+      "(first, count) of the layers of a stage of a pipeline. Layers that are left over when all stages have "
+      "as many go one each to the last stage but one and those before it, as in vLLM.");
   py::class_<ShardedEngine, EngineHandle>(
       module, "ShardedEngine", "Rank 0 of an engine of several ranks; the others are in serve_rank().")
       .def(py::init<EngineHandle&, std::shared_ptr<Communicator>, const std::optional<PipelineFacts>&,

@@ -143,12 +143,14 @@ void check_layout(const Program& program, Problems* problems) {
   }
   const RangeCheck check_range{problems};
   if (lora.dtype != program.dtype) problems->add("lora: the dtype differs from the program's");
-  const std::int32_t num_encoder_layers = program.num_encoder_layers * program.num_stages;
-  const std::int32_t num_layers = program.num_layers * program.num_stages + num_encoder_layers;
   if (lora.num_stages != program.num_stages || lora.stage != program.stage()) {
     problems->add("lora: the stage differs from the program's");
   }
-  if (lora.num_layers != num_layers || lora.num_encoder_layers != num_encoder_layers) {
+  const auto layers_here = [&](std::int32_t of_all) {
+    return stage_layers(of_all, std::max(1, program.num_stages), program.stage()).count;
+  };
+  if (layers_here(lora.num_layers - lora.num_encoder_layers) != program.num_layers ||
+      layers_here(lora.num_encoder_layers) != program.num_encoder_layers) {
     problems->add("lora: num_layers or num_encoder_layers differ from the program's");
   }
   check_range("lora: max_rank", lora.max_rank, 1, 1 << 20);
@@ -160,7 +162,7 @@ void check_layout(const Program& program, Problems* problems) {
     const std::string where = "lora: site " + std::to_string(i);
     // Slices of the vocabulary are checked with the ops that they are of, and norms have any numbers.
     if (site.is_of_layer()) {
-      check_range(where + " layer", site.layer, 0, std::max(1, num_layers) - 1);
+      check_range(where + " layer", site.layer, 0, std::max(1, lora.num_layers) - 1);
     }
     if (site.is_norm() && program.num_stages > 1) problems->add(where + " is a norm's, and there are stages");
     check_range(where + " in_size", site.in_size, 1, kSizeLimit - 1);

@@ -1,5 +1,6 @@
 #include "adaptrt/sharded/sharded_engine.h"
 
+#include <algorithm>
 #include <exception>
 #include <optional>
 #include <string>
@@ -132,7 +133,9 @@ class ShardedEngine final : public Engine {
     info_.hidden_size = facts.hidden_size;
     info_.has_logits = facts.has_logits;
     info_.max_reusable_prompt_len = facts.max_reusable_prompt_len;
-    info_.num_layers *= info_.num_stages;
+    info_.num_layers = facts.num_layers;
+    info_.kv_block_bytes = std::max(info_.kv_block_bytes, facts.kv_block_bytes);
+    info_.cross_kv_block_bytes = std::max(info_.cross_kv_block_bytes, facts.cross_kv_block_bytes);
     info_.attention_windows.clear();  // those of the other stages are not known
   }
 

@@ -446,6 +446,38 @@ BOOST_AUTO_TEST_CASE(stages_have_runs_of_the_layers_of_both_stacks) {
   BOOST_TEST((stages == std::vector<std::int32_t>{0, 0, 1, 1, 0, 0, 0, 1, 1, 1}));
 }
 
+BOOST_AUTO_TEST_CASE(layers_that_are_left_over_go_to_the_stages_before_the_last) {
+  // As vLLM's get_pp_indices.
+  const auto counts = [](std::int32_t num_layers, std::int32_t num_stages) {
+    std::vector<std::int32_t> result;
+    std::int32_t next = 0;
+    for (std::int32_t stage = 0; stage < num_stages; ++stage) {
+      const StageLayers layers = stage_layers(num_layers, num_stages, stage);
+      BOOST_TEST(layers.first == next);
+      next += layers.count;
+      result.push_back(layers.count);
+    }
+    BOOST_TEST(next == num_layers);
+    return result;
+  };
+  using Counts = std::vector<std::int32_t>;
+  BOOST_TEST((counts(6, 1) == Counts{6}));
+  BOOST_TEST((counts(6, 3) == Counts{2, 2, 2}));
+  BOOST_TEST((counts(5, 2) == Counts{3, 2}));
+  BOOST_TEST((counts(7, 3) == Counts{2, 3, 2}));
+  BOOST_TEST((counts(8, 3) == Counts{3, 3, 2}));
+  BOOST_TEST((counts(30, 4) == Counts{7, 8, 8, 7}));
+  BOOST_TEST((counts(0, 3) == Counts{0, 0, 0}));
+  LoraLayout layout;
+  layout.num_stages = 3;
+  layout.num_layers = 7;
+  std::vector<std::int32_t> stages;
+  for (std::int32_t layer = 0; layer < layout.num_layers; ++layer) {
+    stages.push_back(layout.stage_of({.layer = layer, .in_size = 1, .parts = {{LoraModule::kAttnQ, 1}}}));
+  }
+  BOOST_TEST((stages == Counts{0, 0, 1, 1, 1, 2, 2}));
+}
+
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace

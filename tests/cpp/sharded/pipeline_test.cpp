@@ -20,6 +20,9 @@ namespace {
 
 namespace data = boost::unit_test::data;
 
+/// Bytes of a KV block, as if another stage had more layers.
+constexpr std::size_t kLargestBlock = std::size_t{1} << 20;
+
 /// As many stages as `whole` has layers.
 class LayerStages : public Pipeline {
  public:
@@ -27,7 +30,9 @@ class LayerStages : public Pipeline {
       : Pipeline(
             whole.num_layers, [&](std::int32_t stage) { return of_stage(whole, stage); },
             {.hidden_size = whole.buffers[static_cast<std::size_t>(whole.hidden)].width,
-             .max_reusable_prompt_len = 7},
+             .max_reusable_prompt_len = 7,
+             .num_layers = whole.num_layers,
+             .kv_block_bytes = kLargestBlock},
             profile) {}
 };
 
@@ -130,6 +135,7 @@ BOOST_AUTO_TEST_CASE(what_is_known_of_a_pipeline) {
   const RandomModel model({.num_layers = 3});
   const LayerStages stages(model.program);
   BOOST_TEST(stages.engine->info().num_layers == 3);
+  BOOST_TEST(stages.engine->info().kv_block_bytes == kLargestBlock);
   BOOST_TEST(stages.engine->info().has_logits);
   BOOST_TEST(stages.engine->info().max_reusable_prompt_len == 7);
   BOOST_TEST(stages.engine->info().attention_windows.empty());

@@ -354,8 +354,8 @@ def test_builds_that_cannot_be_are_refused(served: Served, tmp_path: Path) -> No
     ):
         with pytest.raises(ConfigError, match=message):
             build(checkpoint, dataclasses.replace(CONFIG, **fields), tmp_path / "engine")
-    with pytest.raises(ConfigError, match=r"pp_size 2 does not divide (num_hidden|encoder)_layers 3"):
-        convert_checkpoint(served.model, tmp_path / "checkpoint", pp_size=2)
+    with pytest.raises(ConfigError, match=r"pp_size is 4; expected at most (num_hidden|encoder)_layers 3"):
+        convert_checkpoint(served.model, tmp_path / "checkpoint", pp_size=4)
 
 
 def test_a_missing_tensor_is_named(tmp_path: Path) -> None:

@@ -175,12 +175,12 @@ def test_what_a_stage_has_of_a_checkpoint(t5: CutEncoder, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("fields", "pp_size", "message"),
     [
-        ({"num_layers": 4, "num_decoder_layers": 6}, 3, "pp_size 3 does not divide encoder_layers 4"),
-        ({"num_layers": 6, "num_decoder_layers": 4}, 3, "pp_size 3 does not divide num_hidden_layers 4"),
-        ({"num_layers": 2, "num_decoder_layers": 4}, 4, "pp_size 4 does not divide encoder_layers 2"),
+        ({"num_layers": 4, "num_decoder_layers": 6}, 5, "pp_size is 5; expected at most encoder_layers 4"),
+        ({"num_layers": 6, "num_decoder_layers": 4}, 5, "pp_size is 5; expected at most num_hidden_layers 4"),
+        ({"num_layers": 2, "num_decoder_layers": 4}, 4, "pp_size is 4; expected at most encoder_layers 2"),
     ],
 )
-def test_layers_that_stages_cannot_divide_are_refused(
+def test_more_stages_than_layers_are_refused(
     fields: dict[str, Any], pp_size: int, message: str, tmp_path: Path
 ) -> None:
     kind = encoder_decoders.MODELS["t5"]
@@ -193,5 +193,5 @@ def test_layers_that_stages_cannot_divide_are_refused(
 
 def test_an_encoder_of_fewer_layers_than_stages_is_refused(tmp_path: Path) -> None:
     model = encoders.save_encoder(encoders.MODELS["distilbert"], tmp_path / "model")
-    with pytest.raises(ConfigError, match="pp_size 4 does not divide num_hidden_layers 3"):
+    with pytest.raises(ConfigError, match="pp_size is 4; expected at most num_hidden_layers 3"):
         convert_checkpoint(model, tmp_path / "refused", pp_size=4)

@@ -49,6 +49,21 @@ def test_two_stages_compute_what_one_process_does(tmp_path: Path) -> None:
             assert by_itself.same_bits(answer), name
 
 
+def test_stages_of_different_numbers_of_layers_give_the_same(granite: Cut, tmp_path: Path) -> None:
+    """Four layers over three stages: one, two and one, each with its share of adapters."""
+    only = {"target_modules": ["q_proj"], "layers_to_transform": [LAYERS - 2]}
+    middle = save_adapter(granite.model, tmp_path / "middle", 7, **only)
+    cases = [*granite.cases(), {"adapter": str(middle), "task": 99, "prompt": prompt_of(20, 1), "tokens": 4}]
+    (expected,) = answers_of_ranks(1, granite.engine(1), [cases], tmp_path)
+    crowd, *alone = answers_of_ranks(
+        3, granite.engine(1, pp_size=3), [cases, *([case] for case in cases)], tmp_path, enable_chunked_context=True
+    )
+    granite.check(crowd[: len(granite.cases())])
+    for answer, in_crowd, (by_itself,) in zip(expected, crowd, alone, strict=True):
+        assert in_crowd.same_bits(answer)
+        assert by_itself.same_bits(answer)
+
+
 def test_steps_in_pieces_give_the_same(granite: Cut, tmp_path: Path) -> None:
     """A step of 128 tokens of which few logits are wanted passes in two pieces, which cut sequences in two."""
     cases: list[dict[str, Any]] = [
@@ -126,8 +141,8 @@ with adaptrt.Executor(sys.argv[1], adaptrt.ModelType.DECODER_ONLY, adaptrt.Execu
 
 
 def test_what_cannot_be_a_pipeline_is_refused_by_name(granite: Cut, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="pp_size 3 does not divide num_hidden_layers 4"):
-        convert_checkpoint(granite.model, tmp_path / "thirds", pp_size=3)
+    with pytest.raises(ConfigError, match="pp_size is 5; expected at most num_hidden_layers 4"):
+        convert_checkpoint(granite.model, tmp_path / "fifths", pp_size=5)
 
 
 def test_a_classifier_reads_hidden_states_of_the_last_stage(tmp_path: Path) -> None:

@@ -203,7 +203,7 @@ def test_a_config_that_is_no_object(tmp_path: Path, content: str) -> None:
             {"tp_size": 2},
             "tp_size 2 does not divide num_attention_heads 3; tp_size 2 does not divide intermediate_size",
         ),
-        ({"pp_size": 3}, "pp_size 3 does not divide num_hidden_layers 4"),
+        ({"pp_size": 5}, "pp_size is 5; expected at most num_hidden_layers 4"),
         (
             {
                 "tp_size": 4,

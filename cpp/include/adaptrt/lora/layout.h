@@ -8,6 +8,7 @@
 
 #include "adaptrt/core/dtype.h"
 #include "adaptrt/core/panels.h"
+#include "adaptrt/core/stage_layers.h"
 #include "adaptrt/lora/modules.h"
 
 namespace adaptrt {
@@ -141,7 +142,8 @@ struct LoraLayout {
   MatrixLayout matrix_layout = MatrixLayout::kPanels;
   /// Whether adapters may have shifts (RowVectors), which the CUDA kernels do not add.
   bool shifts_enabled = true;
-  /// Of a pipeline, whose stages have as many layers each, of an encoder's too. The sites are those of all.
+  /// Of a pipeline; stage_layers() says which layers a stage has, of an encoder's too. The sites are those of
+  /// all stages.
   std::int32_t num_stages = 1;
   /// Whose sites are packed here.
   std::int32_t stage = 0;
@@ -163,7 +165,12 @@ struct LoraLayout {
     const bool is_encoder = site.layer >= before_encoder;
     const std::int32_t layer = is_encoder ? site.layer - before_encoder : site.layer;
     const std::int32_t layers = is_encoder ? num_encoder_layers : before_encoder;
-    return std::clamp(layer / std::max(1, layers / num_stages), 0, num_stages - 1);
+    std::int32_t stage_of_layer = 0;
+    while (stage_of_layer < num_stages - 1 &&
+           layer >= stage_layers(layers, num_stages, stage_of_layer + 1).first) {
+      ++stage_of_layer;
+    }
+    return stage_of_layer;
   }
 
   /// The largest rank of a module's row.

@@ -18,6 +18,11 @@ struct PipelineFacts {
   std::int64_t hidden_size = 0;
   bool has_logits = true;
   std::int32_t max_reusable_prompt_len = 0;
+  /// Of all stages.
+  std::int32_t num_layers = 0;
+  /// The largest of all stages, which may have different numbers of layers: all have as many blocks.
+  std::size_t kv_block_bytes = 0;
+  std::size_t cross_kv_block_bytes = 0;
 };
 
 /// Rank 0's. `local` runs its own program and talks to the others over `communicator`, where each of them is
