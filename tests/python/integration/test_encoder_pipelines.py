@@ -97,6 +97,13 @@ def test_adapters_of_some_layers_alone(t5: CutEncoder, tmp_path: Path) -> None:
     assert all(same_bits(answer, other) for answer, other in zip(answers, expected, strict=True))
 
 
+def test_stages_of_different_numbers_of_layers_give_the_same(t5: CutEncoder) -> None:
+    """Three stages: one, two and one layer of the encoder, three, three and two of the decoder."""
+    (expected,) = answers_of(t5, t5.engine(1), [t5.cases()])
+    (answers,) = answers_of(t5, t5.engine(1, pp_size=3), [t5.cases()])
+    assert all(same_bits(answer, other) for answer, other in zip(answers, expected, strict=True))
+
+
 def test_cross_attention_keeps_its_keys_on_every_stage(t5: CutEncoder) -> None:
     """Beams share them, and so do requests with an input that is known: the encoder does not run for these."""
     prompt, encoder_input = [0], t5.cases()[1]["encoder"]
