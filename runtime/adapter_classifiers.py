@@ -79,7 +79,7 @@ class AdapterClassifiers:
         return known
 
     def known(self, found: NamedAdapter | AdapterSum | None) -> AdaptedClassifier | None:
-        """As classifier_for(), without reading anything; None where that has to read, or raises."""
+        """The classifier of classifier_for() if it is in memory; None: reading is needed, or raises."""
         if isinstance(found, NamedAdapter) and found.facts.is_classifier is not False:
             return found.facts.classifier
         if not self._has_read_engine:

@@ -1,4 +1,4 @@
-"""What is known of an adapter without reading its files again."""
+"""Facts about an adapter that are kept, so that its files are not read again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .classifier import AdaptedClassifier
 
 @dataclass(eq=False)
 class AdapterFacts:
-    """What has been read of an adapter's files so far; None: not yet.
+    """The facts that have been read from an adapter's files so far; None: not yet.
 
     The files decide all of it, so that threads which read the same at once write the same value.
     """
@@ -30,7 +30,7 @@ class AdapterFacts:
 
 @dataclass(frozen=True)
 class ReadyAdapter:
-    """What a request needs to know of its adapter before it is queued."""
+    """The facts that a request needs about its adapter before it is queued."""
 
     terms: AdapterTerms
     prompt: PromptTuningConfig | None

@@ -127,7 +127,7 @@ class AdapterStore:
         return None if start is None else LoraConfig(found.task_id, active_from=start)
 
     def ready(self, name: str) -> ReadyAdapter | None:
-        """What a request needs to know of its adapter, without reading anything; None where prepare() has to read it.
+        """The facts that a request needs about its adapter, if they are in memory; None: prepare() has to read them.
 
         for_request() and refuse_classifier() read nothing either for an adapter that is ready. Raises AdapterError for
         an unknown name.
@@ -304,7 +304,7 @@ class AdapterStore:
         self._classifiers.refuse(self.find(name))
 
     def known_classifier(self, name: str | None) -> AdaptedClassifier | None:
-        """As classifier_for(), without reading anything; None where that has to read, or raises."""
+        """The classifier of classifier_for() if it is in memory; None: reading is needed, or raises."""
         return self._classifiers.known(None if name is None else self.find(name))
 
     def remove(self, name: str) -> NamedAdapter:

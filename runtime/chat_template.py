@@ -155,7 +155,7 @@ class ChatTemplate:
 
 
 def _subjects(templates: Mapping[str, str], source: str, sources: Mapping[str, str]) -> dict[str, str]:
-    """What errors of a template begin with, by name."""
+    """Beginning of a template's errors, by the template's name."""
     named = {name: source if name == DEFAULT else f"{source}: template '{name}'" for name in templates}
     return {**named, **sources}
 
@@ -273,7 +273,7 @@ def _conversation(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]
             fields["content"] = _text_parts(fields["content"], f"{subject}.content")
         if not isinstance(fields.get("tool_calls"), (list, NoneType)):
             raise RequestError(f"{subject}.tool_calls is {describe(fields['tool_calls'])}; expected a list")
-        # As in transformers: a missing field is undefined for templates, which null is not.
+        # A missing field is undefined for templates, and null is not. transformers does the same.
         fields = {name: value for name, value in fields.items() if value is not None or name == "content"}
         reasoning = [fields[name] for name in _REASONING if name in fields]
         if reasoning:

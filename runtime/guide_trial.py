@@ -116,7 +116,7 @@ class _Death:
     """How a trial ended that gave no answer."""
 
     status: int
-    """As subprocess.Popen.returncode has it."""
+    """Exit status in the form of subprocess.Popen.returncode."""
     is_late: bool
 
 

@@ -37,7 +37,7 @@ class StopTexts:
             raise RequestError(f"stop has the names of {len(named)} special tokens; expected at most {_MOST_MARKS}")
         self._marks = {token_id: chr(_FIRST_MARK + i) for i, (token_id, _) in enumerate(named)}
         of_name = {name: self._marks[token_id] for token_id, name in named}
-        # Of names that begin alike, the longest.
+        # The longest of the names that begin alike.
         names = re.compile("|".join(map(re.escape, sorted(of_name, key=len, reverse=True))) or r"(?!)")
         marked = ((names.sub(lambda found: of_name[found[0]], text), text) for text in stop)
         # Each is searched as it is written, and with marks for the tokens that it names.

@@ -46,7 +46,7 @@ class TextStream:
         # Tokens whose text is not settled, and their letters.
         self._pending: list[int] = []
         self._letters = LetterCount()
-        # Of those and of hidden tokens between them: the place in offsets, and the number of pending tokens before.
+        # For those and for hidden tokens between them: the place in offsets, and the number of pending tokens before.
         self._places: list[tuple[int, int]] = []
         self._num_settled = 0
         self._offsets: list[int] = []
@@ -135,7 +135,7 @@ class TextStream:
         return settled
 
     def _settled(self, tokens: list[int], text: str) -> str:
-        """What the text of the context and of more tokens adds to that of the context; they become the context."""
+        """Returns the text that more tokens add to the context's text; they become the context."""
         settled = text[len(self._context_text) :]
         self._num_settled += len(settled)
         self._keep_context(tokens)
@@ -188,7 +188,7 @@ class TextStream:
 
 @dataclass(frozen=True)
 class TokenText:
-    """What a token adds to a text that it continues."""
+    """Text that a token adds to a text before it."""
 
     text: str
     """With its leading space; U+FFFD for bytes that are not a letter; "" for an id that the tokenizer does not have."""
@@ -197,7 +197,7 @@ class TokenText:
 
 
 def token_text(tokenizer: Tokenizer, token_id: int, token_bytes: TokenBytes | None = None) -> TokenText:
-    """What a token adds to a text that it continues.
+    """Returns the text that a token adds to a text before it.
 
     For log probabilities, which name tokens by their text. Special tokens have their names. token_bytes: those of the
     tokenizer, if the caller has them.

@@ -14,7 +14,7 @@ _BYTE_TOKEN: Final = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
 class TokenBytes:
-    """What each token of a vocabulary adds to a text, as bytes, in the way of the tokenizer's decoder."""
+    """Bytes that each token of a vocabulary adds to a text, as the tokenizer's decoder makes them."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         """Looks at the decoder only, whatever the size of the vocabulary."""

@@ -43,7 +43,7 @@ class _SpecialTokens:
     named: Mapping[str, AddedToken] = field(default_factory=dict)
     """By their fields, such as eos_token."""
     extra: tuple[AddedToken, ...] = ()
-    """Of extra_special_tokens, which was additional_special_tokens."""
+    """Tokens of extra_special_tokens, which was called additional_special_tokens."""
 
 
 class MadeTokenizer(NamedTuple):
@@ -56,7 +56,7 @@ class MadeTokenizer(NamedTuple):
 
 @dataclass(frozen=True)
 class TokenizerFiles:
-    """What the files of one tokenizer say."""
+    """Content of the files of one tokenizer."""
 
     path: Path
     """Of tokenizer.json."""

@@ -11,7 +11,7 @@ LONGEST_NAME: Final = 256
 
 
 def is_name(name: str) -> bool:
-    """Whether a model or an adapter can have it."""
+    """True if a model or an adapter can have this name."""
     return 0 < len(name) <= LONGEST_NAME and name.isprintable()
 
 

@@ -150,7 +150,7 @@ class ServedAdapters:
             raise ApiError.of(error) from error
 
     async def ready(self, name: str) -> ReadyAdapter:
-        """What requests need to know of an adapter; it is read in a thread where it is not in memory.
+        """The facts that requests need about an adapter; they are read in a thread if they are not in memory.
 
         Raises as AdapterStore.load.
         """

@@ -57,7 +57,7 @@ class Generation:
         return True
 
     def take_results(self) -> list[Result]:
-        """What has arrived since the last call; raises as next_results() where that is nothing."""
+        """Results that have arrived since the last call. Raises as next_results() does if there are none."""
         if not self._results and self._failure is not None:
             raise self._failure
         results = list(self._results)

@@ -102,7 +102,7 @@ async def _scores(
 
 
 async def _classifier_for(service: Service, adapter: str | None) -> AdaptedClassifier:
-    """As AdapterStore.classifier_for; what is not in memory is read in a thread."""
+    """Calls AdapterStore.classifier_for, in a thread if it has to read files."""
     store = service.executor.executor.adapters
     known = store.known_classifier(adapter)
     if known is not None:

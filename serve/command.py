@@ -383,7 +383,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"adaptrt serve needs {error.name}: pip install 'adaptrt[serve]'") from error
     options = options_of(args)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
-    # Of several processes of MPI, only rank 0 listens, which is known once the engine is loaded.
+    # Under MPI only rank 0 listens, and the rank is known once the engine is loaded.
     listening = None if is_started_by_mpi() else bind(options)
     with contextlib.nullcontext() if listening is None else listening:
         executor = make_executor(args)

@@ -190,7 +190,7 @@ def _refuse_size(what: str, max_bytes: int) -> NoReturn:
 
 
 def _has_more_items(body: bytes, most: int) -> bool:
-    """Whether lists and objects have more items, by the commas between them, which texts may have as well."""
+    """True if lists and objects may have more items. Commas are counted, and texts may have some as well."""
     if body.count(b",") < most:
         return False
     without_escapes = body.replace(rb"\\", b"").replace(rb"\"", b"")

@@ -140,7 +140,7 @@ class TemplateFields(Fields):
 
 @dataclass(frozen=True)
 class ToolChoice:
-    """What an answer may or has to call."""
+    """The functions that an answer may call, or has to."""
 
     mode: Literal["none", "auto", "required"]
     name: str | None = None

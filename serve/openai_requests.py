@@ -79,7 +79,9 @@ def text_request(
     prompt_log_probs: bool = False,
     skip_special_tokens: bool = True,
 ) -> TextRequest:
-    """What all surfaces ask of the executor. Raises ApiError for more answers than the engine generates at once.
+    """Makes the request that all surfaces hand to the executor.
+
+    Raises ApiError for more answers than the engine generates at once.
 
     embedding_bias: embedding_bias_of() the fields.
     """

@@ -40,9 +40,9 @@ class ServerLimits:
     max_prompt_log_probs: int = 1 << 16
     """The same for one prompt, with echo."""
     max_tokenize_tokens: int = 1 << 18
-    """Of a text that POST /tokenize takes; more where the engine's longest prompt has more."""
+    """Tokens of a text that POST /tokenize takes; more where the engine's longest prompt has more."""
     max_template_bytes: int = DEFAULT_LIMITS.max_work
-    """That the expressions of a chat template make for one prompt."""
+    """Bytes that the expressions of a chat template make for one prompt."""
     max_template_seconds: float = DEFAULT_LIMITS.max_seconds
     """Time in which a chat template has to write a prompt."""
     max_request_seconds: float = 600.0

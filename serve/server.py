@@ -43,7 +43,7 @@ async def _serve(
 ) -> None:
     _listen(listening, options)
     service = await Service.open(executor, options)
-    # What stays until the end need not be looked through each time that garbage is collected, while nobody is served.
+    # Objects that stay until the end are left out of each garbage collection, which nobody is served during.
     gc.collect()
     gc.freeze()
 

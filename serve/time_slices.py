@@ -22,7 +22,7 @@ class TimeSlices:
 
     @property
     def is_over(self) -> bool:
-        """Whether it is time for others."""
+        """True if it is time for others."""
         return time.perf_counter() >= self._end
 
     async def pause(self) -> None:

@@ -86,7 +86,7 @@ class Work:
     async def run_shared(
         self, kind: WorkKind, lock: Hashable, function: Callable[..., Returned], *args: Hashable
     ) -> Returned:
-        """As run_alone(), once for all callers whose call of the same function waits or runs at the same time.
+        """Works like run_alone(), once for all callers whose call of the same function waits or runs at the same time.
 
         The call is cancelled when the last of them is.
         """

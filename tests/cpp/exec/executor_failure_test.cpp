@@ -131,7 +131,7 @@ BOOST_AUTO_TEST_CASE(an_executor_that_is_refused_leaves_its_engine_without_kv_bl
   BOOST_TEST(result.output_token_ids.at(0) == expected_tokens(kPrompt, 5), boost::test_tools::per_element());
 }
 
-/// Of this process.
+/// Counted in this process.
 std::size_t resident_bytes() {
   std::ifstream file("/proc/self/statm");
   std::size_t all = 0;

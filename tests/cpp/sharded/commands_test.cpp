@@ -1,4 +1,4 @@
-// What rank 0's engine and the others' say to each other, over engines that compute nothing.
+// The messages between rank 0's engine and the others', over engines that compute nothing.
 
 #include <boost/test/unit_test.hpp>
 #include <cstdint>
@@ -92,7 +92,7 @@ class TwoRanks {
   std::jthread other_;
 };
 
-/// What a call throws; empty if it throws nothing.
+/// Text of the error that a call throws; empty if it throws nothing.
 template <class Call>
 std::string error_of(Call call) {
   try {

@@ -279,7 +279,7 @@ def test_tokens_of_an_echoed_prompt_point_into_it(served: Served, prompt: str, s
     ends = [*listed["text_offset"][1:], len(prompt)]
     for name, begin, end in zip(listed["tokens"], listed["text_offset"], ends, strict=True):
         assert "\ufffd" in name or prompt[begin:end] == name
-    # Of token ids, the text is what decoding makes of them.
+    # The text of token ids is their decoded text.
     (choice,) = served.post("/v1/completions", {"prompt": ids(prompt), **fields}).json()["choices"]
     assert choice["text"] == TOKENIZER.decode(ids(prompt), skip_special_tokens=skip_special_tokens)
     if not skip_special_tokens:
@@ -488,7 +488,7 @@ def test_adapters_by_other_servers_names(served: Served) -> None:
 
 
 LONG = [2] * 650
-# Of the 640 tokens that a prompt may have, each as long as <|im_start|>.
+# A prompt may have 640 tokens, each as long as <|im_start|>.
 MAX_CHARACTERS = 640 * 12 * 4
 REFUSED = {
     "an unknown model": ("/v1/completions", {"model": "none", "prompt": "a"}, 404, "The model 'none' does not exist."),

@@ -81,12 +81,12 @@ def test_pieces_are_the_whole_text_up_to_a_stop_string(
     assert all(offset <= len(whole) for offset in stream.offsets)
 
 
-# Of letters of each length, and of half a letter of UTF-16.
+# Bytes of letters of each length, and of half a letter of UTF-16.
 LETTER_BYTES = "a€😀é\ufffd\ud800".encode("utf-8", "surrogatepass")
 
 
 def letter_starts(data: bytes) -> list[int]:
-    """Of each byte, the index of its letter; one that is broken off is a letter too."""
+    """The index of each byte's letter; a letter that is broken off counts too."""
     starts: list[int] = []
     while data:
         try:

@@ -14,7 +14,7 @@ class LoopAbsence:
 
     def __init__(self) -> None:
         self.cpu_seconds = 0.0
-        """Of the loop's own thread: other processes, and threads that hold the interpreter, do not count."""
+        """CPU time of the loop's own thread: other processes, and threads that hold the interpreter, do not count."""
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> LoopAbsence:

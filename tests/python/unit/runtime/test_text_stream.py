@@ -207,14 +207,14 @@ def streamed(tokenizer: Tokenizer, stop: list[str], *tokens: str) -> tuple[str, 
         (["b<|im_end|>a"], ["a", "b", "<|im_end|>", "x"], "abx", None),
         (["<|im_start|><|im_end|>"], ["a", "<|im_start|>", "<|im_end|>"], "a", "<|im_start|><|im_end|>"),
         (["<|im_start|><|im_end|>"], ["a", "<|im_end|>", "<|im_start|>"], "a", None),
-        # What the text shows counts as well, with and without tokens that it leaves out.
+        # The shown text counts as well, with and without tokens that it leaves out.
         (["ab", "<|im_end|>"], ["x", "a", "<|im_start|>", "b"], "x", "ab"),
         (["ab", "<|im_end|>b"], ["x", "a", "<|im_end|>", "b"], "x", "ab"),
         (["bc", "<|im_end|>b"], ["x", "a", "<|im_end|>", "b"], "xa", "<|im_end|>b"),
         (["ab", "<|im_end|>x"], ["x", "a", "<|im_end|>", "b"], "x", "ab"),
         (["|"], ["a", "<|im_end|>", "|", "b"], "a", "|"),
         (["im_end"], ["a", "<|im_end|>", "b"], "ab", None),
-        # Of names that begin alike, the whole one; a part of a name is text.
+        # The whole one of names that begin alike; a part of a name is text.
         (["<|im_end|>", "a"], ["x", "<|im_end|>"], "x", "<|im_end|>"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What roots of adapters hold: names within bounds, and nothing that lies elsewhere."""
+"""Adapters that the roots hold: names within bounds, and nothing that lies elsewhere."""
 
 from __future__ import annotations
 

@@ -374,7 +374,7 @@ TRITON_ROWS: dict[str, Row] = {
     "return_generation_logits": (True, {"output_config.return_generation_logits": True}),
     "lora_task_id": (3, {**TASK, "lora_config.task_id": 3}),
 }
-"""Of a request that has input_ids and request_output_len."""
+"""Inputs that every request has beside input_ids and request_output_len."""
 OTHER_TRITON_INPUTS = {"text_input", "lora_weights", "lora_config", "decoder_input_ids", "decoder_input_lengths"}
 """The first three have tests of their own here; the others are for models with an encoder: test_triton_requests.py."""
 

@@ -38,7 +38,7 @@ class Adapters:
 
 
 class Surroundings:
-    """What Prompts needs around it; a prompt's only token is its text."""
+    """The things that Prompts needs around it; a prompt's only token is its text."""
 
     def __init__(self, directory: Path) -> None:
         self.adapters = Adapters()

@@ -241,7 +241,7 @@ def test_a_request_whose_adapter_was_unloaded_tells_of_no_others(place: Place, e
     async def body(adapters: ServedAdapters) -> None:
         await adapters.load("secret", "poet")
         for ask in (answer(adapters, "it"), answer(adapters, "secret:0.5+it:0.5")):
-            # As for a request that found its adapter before another one unloaded it.
+            # The same as for a request that found its adapter before another one unloaded it.
             with pytest.raises(adaptrt.AdapterError) as lost:
                 await ask
             for error in (lost.value, pickle.loads(pickle.dumps(lost.value))):
