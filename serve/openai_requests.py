@@ -153,7 +153,8 @@ def check_answer_limits(
             param="echo",
         )
     num_tokens = n * sum(answer_lengths) + (sum(prompt_lengths) if echo else 0)
-    if num_tokens * at_each_place > limits.max_log_probs:
+    # One answer is as long as the engine lets it be, which a chat without a length asks for.
+    if num_answers > 1 and num_tokens * at_each_place > limits.max_log_probs:
         raise ApiError(
             f"the answers may have {num_tokens} tokens, which is {num_tokens * at_each_place} log probs with "
             f"{at_each_place} for each token; expected at most {limits.max_log_probs} in a request (the server's "

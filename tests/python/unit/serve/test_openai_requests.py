@@ -140,6 +140,9 @@ def test_answers_to_one_request_are_bounded() -> None:
     check(2, [9, 9, 9], 5, 3)
     with pytest.raises(ApiError, match=r"may have 36 tokens, .* 144 log probs with 4 .* 120 .* --max_log_probs"):
         check(2, [9, 9, 9], 6, 3)
+    check(1, [9], 10_000, 20)  # one answer may have all that the engine's context holds
+    with pytest.raises(ApiError, match="--max_log_probs"):
+        check(2, [9], 30, 2)
     check(1, [10, 7], 1, 2, echo=True)
     check(1, [11, 7], 1, 2)
     with pytest.raises(ApiError, match=r"has 11 tokens, which is 33 .* expected at most 30 .* --max_prompt_log_probs"):
