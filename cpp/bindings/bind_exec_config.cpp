@@ -73,6 +73,7 @@ void bind_kv_cache_config(py::module_& module) {
       Field{"copy_on_partial_reuse", &C::copy_on_partial_reuse,
             "Copy it; False: take the block over, only where no request uses it and no block behind it is "
             "cached."},
+      Field{"use_uvm", &C::use_uvm, "Refused when True: the engine allocates the KV cache itself."},
       Field{
           "host_cache_dir", &C::host_cache_dir,
           "Directory of the second level's file, which outlives the executor; one for each executor. Not in "

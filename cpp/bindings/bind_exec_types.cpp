@@ -30,6 +30,12 @@ void bind_result_enums(py::module_& module) {
       .value("TIMED_OUT", FinishReason::kTimedOut)
       .value("CANCELLED", FinishReason::kCancelled)
       .finalize();
+  py::native_enum<RequestType>(module, "RequestType", "enum.Enum",
+                               "Which phases of a request an executor runs.")
+      .value("REQUEST_TYPE_CONTEXT_AND_GENERATION", RequestType::kContextAndGeneration)
+      .value("REQUEST_TYPE_CONTEXT_ONLY", RequestType::kContextOnly)
+      .value("REQUEST_TYPE_GENERATION_ONLY", RequestType::kGenerationOnly)
+      .finalize();
   py::native_enum<RequestStage>(module, "RequestStage", "enum.Enum", "How far a request is.")
       .value("QUEUED", RequestStage::kQueued)
       .value("CONTEXT_IN_PROGRESS", RequestStage::kContextInProgress)

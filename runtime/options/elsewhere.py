@@ -99,11 +99,3 @@ class ContextPhaseParams(CheckedFields):
     req_id: Annotated[int, _ID]
     opaque_state: Annotated[Any, ANYTHING] = None
     draft_tokens: Annotated[list[int] | None, optional(list_of(TOKEN))] = field(default=None)
-
-
-class RequestType(Enum):
-    """Which phases of a request an executor runs; here it is always both."""
-
-    REQUEST_TYPE_CONTEXT_AND_GENERATION = 0
-    REQUEST_TYPE_CONTEXT_ONLY = 1
-    REQUEST_TYPE_GENERATION_ONLY = 2

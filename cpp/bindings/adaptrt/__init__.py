@@ -54,6 +54,7 @@ from ._core import (
     RequestStage,
     RequestStats,
     RequestStatsPerIteration,
+    RequestType,
     Response,
     Result,
     SamplingConfig,
@@ -86,7 +87,6 @@ if TYPE_CHECKING:
         MropeConfig,
         MultimodalInput,
         RequestPerfMetrics,
-        RequestType,
         RuntimeDefaults,
         SpeculativeDecodingFastLogitsInfo,
     )
@@ -134,7 +134,6 @@ _LAZY = {
     "OrchestratorConfig": "runtime.options.parallel",
     "ParallelConfig": "runtime.options.parallel",
     "RequestPerfMetrics": "runtime.options.elsewhere",
-    "RequestType": "runtime.options.elsewhere",
     "RuntimeDefaults": "runtime.options.elsewhere",
     "SpeculativeDecodingConfig": "runtime.options.speculative",
     "SpeculativeDecodingFastLogitsInfo": "runtime.options.elsewhere",

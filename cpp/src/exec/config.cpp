@@ -123,6 +123,10 @@ Problems ExecutorConfig::validate() const {
                "only Executor takes one, of MPI in leader mode");
   require_none(problems, "spec_dec_config", spec_dec_config, "logits of drafts are not used");
   require_none(problems, "debug_config", debug_config, "tensors inside the engine are not kept");
+  require_none(problems, "backend", backend, "the engine's directory says what runs it");
+  if (mm_embedding_offloading) {
+    problems.add("mm_embedding_offloading is True; accepted: False, engines read text");
+  }
   require_none(problems, "additional_model_outputs", additional_model_outputs,
                "the engine has no outputs but the logits");
   require_none(problems, "cache_transceiver_config", cache_transceiver_config,

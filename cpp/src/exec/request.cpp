@@ -141,6 +141,12 @@ void check_unsupported(Problems& problems, const Request& request) {
         "logits_post_processor and logits_post_processor_name are both given; accepted: one of them");
   }
   require_none(problems, "eagle_config", request.eagle_config.is_set(), "engines have no such heads");
+  if (request.request_type != RequestType::kContextAndGeneration) {
+    problems.add(
+        "request_type is not REQUEST_TYPE_CONTEXT_AND_GENERATION, the only one accepted: one executor runs "
+        "both "
+        "phases");
+  }
   require_none(problems, "multimodal_embedding", request.multimodal_embedding.is_set(),
                "engines read text; prompt_tuning_config takes embeddings");
   require_none(problems, "multimodal_input", request.multimodal_input.is_set(), "engines read text");

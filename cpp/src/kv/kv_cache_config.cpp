@@ -29,6 +29,9 @@ void check_second_level(const KvCacheConfig& config, Problems& problems) {
   if (has_size && !config.enable_block_reuse) {
     problems.add(size + " and enable_block_reuse is False; accepted: True, or nothing would be read back");
   }
+  if (config.use_uvm) {
+    problems.add("use_uvm is True; accepted: False, the engine allocates the KV cache itself");
+  }
   if (!config.onboard_blocks) {
     problems.add("onboard_blocks is False; accepted: True, steps read KV blocks where the pool is");
   }

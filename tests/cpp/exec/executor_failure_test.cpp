@@ -425,6 +425,8 @@ BOOST_AUTO_TEST_CASE(unsupported_fields_are_refused_by_name) {
   check([](Request& request) { request.guided_decoding_params.emplace(); },
         "guided_decoding_params is given");
   check([](Request& request) { request.eagle_config = given("X"); }, "eagle_config is given");
+  check([](Request& request) { request.request_type = RequestType::kContextOnly; },
+        "request_type is not REQUEST_TYPE_CONTEXT_AND_GENERATION");
   check([](Request& request) { request.multimodal_embedding = given("X"); }, "multimodal_embedding is given");
   check([](Request& request) { request.multimodal_input = given("X"); }, "multimodal_input is given");
   check([](Request& request) { request.mrope_config = given("X"); }, "mrope_config is given");

@@ -27,7 +27,7 @@ REFERENCE: dict[type, dict[str, Any]] = {
         "extended_runtime_perf_knob_config": adaptrt.ExtendedRuntimePerfKnobConfig(), "debug_config": None,
         "recv_poll_period_ms": 0, "max_seq_idle_microseconds": 180000000, "spec_dec_config": None,
         "guided_decoding_config": None, "additional_model_outputs": None, "cache_transceiver_config": None,
-        "gather_generation_logits": False,
+        "gather_generation_logits": False, "mm_embedding_offloading": False, "enable_trt_overlap": False,
     },
     adaptrt.Request: {
         "input_token_ids": ..., "max_tokens": ..., "streaming": False, "sampling_config": adaptrt.SamplingConfig(),
@@ -63,7 +63,7 @@ REFERENCE: dict[type, dict[str, Any]] = {
         "enable_block_reuse": True, "max_tokens": None, "max_attention_window": None, "sink_token_length": None,
         "free_gpu_memory_fraction": None, "host_cache_size": None, "onboard_blocks": True,
         "cross_kv_cache_fraction": None, "secondary_offload_min_priority": None, "event_buffer_max_size": 0,
-        "enable_partial_reuse": True, "copy_on_partial_reuse": True,
+        "enable_partial_reuse": True, "copy_on_partial_reuse": True, "use_uvm": False,
     },
     adaptrt.SchedulerConfig: {
         "capacity_scheduler_policy": adaptrt.CapacitySchedulerPolicy.GUARANTEED_NO_EVICT,
@@ -206,15 +206,22 @@ def test_a_config_tells_all_that_is_wrong() -> None:
     config = adaptrt.ExecutorConfig(
         max_beam_width=0,
         parallel_config=object(),
-        kv_cache_config=adaptrt.KvCacheConfig(onboard_blocks=False),
+        kv_cache_config=adaptrt.KvCacheConfig(onboard_blocks=False, use_uvm=True),
+        mm_embedding_offloading=True,
+        enable_trt_overlap=True,
+        backend="pytorch",
         num_threads=0,
         max_queue_size=0,
     )
     problems = "; ".join(config.validate())
     for part in ("max_beam_width is 0", "parallel_config is given (object)", "kv_cache_config.onboard_blocks",
-                 "num_threads is 0", "max_queue_size is 0"):  # fmt: skip
+                 "kv_cache_config.use_uvm is True; accepted: False", "backend is given (str)",
+                 "mm_embedding_offloading is True; accepted: False", "num_threads is 0",
+                 "max_queue_size is 0"):  # fmt: skip
         assert part in problems
+    assert "enable_trt_overlap" not in problems
     assert adaptrt.ExecutorConfig().validate() == []
+    assert adaptrt.ExecutorConfig(enable_trt_overlap=True).validate() == []
 
 
 def test_equal_progress_needs_chunks() -> None:
@@ -273,6 +280,9 @@ def test_fields_of_newer_requests_keep_their_objects() -> None:
     request = adaptrt.Request([1], 1, **values)
     again = pickle.loads(pickle.dumps(request))
     assert adaptrt.Request([1], 1).multimodal_embedding is None
+    both, context = adaptrt.RequestType.REQUEST_TYPE_CONTEXT_AND_GENERATION, adaptrt.RequestType(1)
+    assert adaptrt.Request([1], 1).request_type == both
+    assert pickle.loads(pickle.dumps(adaptrt.Request([1], 1, request_type=context))).request_type == context
     for name, value in values.items():
         assert getattr(request, name) is value
         assert getattr(again, name) == value

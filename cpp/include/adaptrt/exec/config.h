@@ -72,6 +72,9 @@ struct ExecutorConfig {
   Unsupported additional_model_outputs;
   Unsupported cache_transceiver_config;
   bool gather_generation_logits = false;
+  bool mm_embedding_offloading = false;
+  bool enable_trt_overlap = false;
+  Unsupported backend;
   std::optional<std::int32_t> num_threads;
   std::string kernels;
   std::optional<DraftTargetDecodingConfig> draft_target_decoding_config;
@@ -136,6 +139,10 @@ constexpr auto fields_of(const ExecutorConfig* /*type*/) {
       Field{"cache_transceiver_config", &C::cache_transceiver_config, "Refused unless None."},
       Field{"gather_generation_logits", &C::gather_generation_logits,
             "Either value will do: generation logits are there for any request that asks."},
+      Field{"mm_embedding_offloading", &C::mm_embedding_offloading, "Refused when True: engines read text."},
+      Field{"enable_trt_overlap", &C::enable_trt_overlap,
+            "Without effect here: no step waits for another one's output."},
+      Field{"backend", &C::backend, "Refused unless None: the engine's directory says what runs it."},
       Field{"num_threads", &C::num_threads,
             "Threads of the engine; None: one for each core this process may use."},
       Field{"kernels", &C::kernels,

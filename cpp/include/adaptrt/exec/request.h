@@ -71,6 +71,9 @@ constexpr auto fields_of(const OutputConfig* /*type*/) {
             "logits are not kept. NaN for virtual tokens. Not in TensorRT-LLM."}};
 }
 
+/// Which phases of a request an executor runs: TensorRT-LLM's, of which one is taken.
+enum class RequestType : std::uint8_t { kContextAndGeneration, kContextOnly, kGenerationOnly };
+
 /// TensorRT-LLM's Request.
 struct Request {
   std::vector<TokenId> input_token_ids;
@@ -103,6 +106,7 @@ struct Request {
   std::optional<LoraConfig> draft_lora_config;
   std::optional<PoolingParams> pooling_params;
   std::optional<std::vector<std::int32_t>> token_type_ids;
+  RequestType request_type = RequestType::kContextAndGeneration;
   Unsupported multimodal_embedding;
   Unsupported multimodal_input;
   Unsupported mrope_config;
@@ -211,6 +215,8 @@ constexpr auto fields_of(const Request* /*type*/) {
       Field{"token_type_ids", &C::token_type_ids,
             "The kind of each token of the prompt, where the model tells kinds apart: BERT's 0 for a first "
             "text, 1 for a second. None: all 0. Not in TensorRT-LLM."},
+      Field{"request_type", &C::request_type,
+            "Refused unless REQUEST_TYPE_CONTEXT_AND_GENERATION: one executor runs both phases."},
       Field{"multimodal_embedding", &C::multimodal_embedding, "Refused unless None."},
       Field{"multimodal_input", &C::multimodal_input, "Refused unless None."},
       Field{"mrope_config", &C::mrope_config, "Refused unless None."},

@@ -38,6 +38,7 @@ struct KvCacheConfig {
   bool enable_partial_reuse = true;
   /// Copy it; else it is taken over, and only where no request uses it and no block behind it is cached.
   bool copy_on_partial_reuse = true;
+  bool use_uvm = false;  // refused when true
   /// Directory of the second level's file, which outlives the process; one for each executor. Not in
   /// TensorRT-LLM.
   std::optional<std::string> host_cache_dir;
