@@ -401,7 +401,6 @@ def _check_work(ops: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--repeats", "0"], "--repeats is 0"),
         (["--kernels", "abacus"], "--kernels is 'abacus'; this CPU can run: "),
         (["--only", "zzz"], "--only: no scenario zzz"),
         (["--profile", "x", "--output", "y"], "--profile makes no report"),
@@ -414,6 +413,13 @@ def test_flags_are_checked(
 ) -> None:
     assert bench(work, *arguments) == 2
     assert complaint in capsys.readouterr().err
+
+
+def test_numbers_have_ranges(work: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        bench(work, "--repeats", "0")
+    assert ended.value.code == 2
+    assert "argument --repeats: it is 0; expected an integer from 1 to" in capsys.readouterr().err
 
 
 def test_engines_run_the_kernels_of_the_flag(report: Report, work: Path) -> None:

@@ -236,11 +236,12 @@ class Model:
         return True
 
     def pin(self, g: Generation) -> bool:
-        if g.pinned:
+        if g.pinned and g.on_device:
             return True
-        others = self.pinned_pages()
-        if g.pages + others > self.device_pages or self.starves(g.pages, others, (g,)):
-            return False
+        if not g.pinned:  # a replacement that inherited its pin was checked when it was stored
+            others = self.pinned_pages()
+            if g.pages + others > self.device_pages or self.starves(g.pages, others, (g,)):
+                return False
         if not g.on_device:
             if not self.acquire(g):
                 return False

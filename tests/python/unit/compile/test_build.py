@@ -304,13 +304,17 @@ def test_a_network_that_cannot_be_written_leaves_nothing(root: Path, tmp_path: P
 
 def test_the_command_line_reports_all_mistakes_in_one_line(root: Path, tmp_path: Path, capsys) -> None:
     arguments = ["--checkpoint_dir", str(root / "checkpoint"), "--output_dir", str(tmp_path / "engine")]
-    arguments += ["--remove_input_padding", "disable", "--gemm-plugin", "float32", "--workers", "0"]
+    arguments += ["--remove_input_padding", "disable", "--gemm-plugin", "float32"]
     assert cli.main(["build", *arguments]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert len(captured.err.strip().splitlines()) == 1
-    for part in ("remove_input_padding disable", "gemm_plugin float32", "workers is 0"):
+    for part in ("remove_input_padding disable", "gemm_plugin float32"):
         assert part in captured.err
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["build", *arguments, "--workers", "0"])
+    assert ended.value.code == 2
+    assert "argument --workers: it is 0; expected an integer from 1 to" in capsys.readouterr().err
 
 
 def test_a_build_that_fails_leaves_nothing_behind(root: Path, tmp_path: Path) -> None:
