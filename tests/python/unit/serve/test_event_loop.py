@@ -27,8 +27,8 @@ from support.tokenizers import byte_level, save_tokenizer
 SPEC = ModelSpec(vocab_size=272, max_position_embeddings=2048)
 LONGEST_SECONDS = 0.05
 LONGEST_WITH_ECHO = 0.1
-PATIENCE = 30.0
 """A prompt's log probs come in one piece."""
+PATIENCE = 30.0
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 Send = Callable[[Message], Awaitable[None]]
 
