@@ -70,6 +70,7 @@ async def _serve(
     finally:
         listening.close()
         await service.close()
+        gc.unfreeze()
 
 
 class _Server(uvicorn.Server):

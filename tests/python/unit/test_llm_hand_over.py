@@ -25,7 +25,8 @@ GUIDE = GuidedDecodingParams(GuidedDecodingParams.GuideType.REGEX, "a+")
 SAMPLING = SamplingConfig(temperature=0.5, top_p=0.25, seed=7)
 DEFAULTS = {
     "input_token_ids": [], "max_tokens": 0, "streaming": False, "priority": 0.5, "num_return_sequences": 1,
-    "return_all_generated_tokens": False, "sampling_config.beam_width": 1,
+    "return_all_generated_tokens": False,
+    "request_type": "REQUEST_TYPE_CONTEXT_AND_GENERATION", "sampling_config.beam_width": 1,
     "output_config.exclude_input_from_output": False, "output_config.return_context_logits": False,
     "output_config.return_encoder_output": False, "output_config.return_generation_logits": False,
     "output_config.return_log_probs": False, "output_config.return_perf_metrics": False,

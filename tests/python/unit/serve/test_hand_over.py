@@ -138,7 +138,8 @@ POOLED_FIELDS: dict[str, Row] = {
 }
 POOLED_BASE = {
     "max_tokens": 0, "streaming": False, "priority": 0.5, "num_return_sequences": 1, "allotted_time_ms": TIME_LIMIT,
-    "return_all_generated_tokens": False, "sampling_config.beam_width": 1,
+    "return_all_generated_tokens": False,
+    "request_type": "REQUEST_TYPE_CONTEXT_AND_GENERATION", "sampling_config.beam_width": 1,
     "pooling_params.pooling_type": "LAST", **OUTPUT_DEFAULTS,
 }  # fmt: skip
 CLASSES_BASE = {**POOLED_BASE, "pooling_params.layers": 1, "pooling_params.normalize": False}
@@ -218,6 +219,7 @@ def test_every_field_of_completions_arrives(generating: Served) -> None:
     assert generating.request("/v1/completions", body) == {
         "input_token_ids": ids("hi"), "max_tokens": 16, "streaming": True, "end_id": END_ID, "priority": 0.5,
         "num_return_sequences": 1, "allotted_time_ms": TIME_LIMIT, "return_all_generated_tokens": False,
+        "request_type": "REQUEST_TYPE_CONTEXT_AND_GENERATION",
         "sampling_config.beam_width": 1, "sampling_config.top_k": 0, "sampling_config.top_p": 1.0,
         "sampling_config.min_p": 0.0, "sampling_config.temperature": 1.0, "sampling_config.seed": 7,
         "sampling_config.min_tokens": 0, "sampling_config.repetition_penalty": 1.0,
@@ -394,7 +396,8 @@ def test_every_triton_input_arrives(generating: Served) -> None:
     body = {"input_ids": [5, 6], "request_output_len": 4}
     base = {
         "input_token_ids": [5, 6], "max_tokens": 4, "streaming": True, "priority": 0.5, "num_return_sequences": 1,
-        "allotted_time_ms": TIME_LIMIT, "return_all_generated_tokens": False, "sampling_config.beam_width": 1,
+        "allotted_time_ms": TIME_LIMIT, "return_all_generated_tokens": False,
+        "request_type": "REQUEST_TYPE_CONTEXT_AND_GENERATION", "sampling_config.beam_width": 1,
         **OUTPUT_DEFAULTS,
     }  # fmt: skip
     path = "/v2/models/base"
