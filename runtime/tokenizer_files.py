@@ -59,13 +59,13 @@ class TokenizerFiles:
     """Content of the files of one tokenizer."""
 
     path: Path
-    """Of tokenizer.json."""
+    """Path of tokenizer.json."""
     content: bytes
-    """Of tokenizer.json."""
+    """Bytes of tokenizer.json."""
     stated: Mapping[int, AddedToken]
     """Tokens by id that another file lists: tokenizer_config.json, or added_tokens.json."""
     stated_in: Path
-    """That file."""
+    """Path of the file that lists them."""
     special: _SpecialTokens
 
     @classmethod

@@ -443,7 +443,7 @@ SentAdapter as_converter_writes(SentAdapter sent) {
 BOOST_AUTO_TEST_CASE(mlp_h_to_4h_with_twice_its_outputs_is_mlp_gate_up) {
   LoraLayout layout = small_layout();
   const std::vector<SentRow> rows{{kAttnQ, 0, 2}, {kMlpGateUp, 0, 3}, {kMlpGateUp, 1, 2}};
-  // As wide as its widest row, which is a fused one.
+  // The tensor is as wide as its widest row, which is a fused one.
   SentAdapter fused = make_adapter(rows, layout, 1, DType::kFloat32, 0);
   // B of layer 1 is 0: that the row is fused, the row of layer 0 says.
   for (std::size_t column = 2 * 8; column < fused.width; ++column) fused.set(2, column, 0.0F);

@@ -447,7 +447,7 @@ BOOST_AUTO_TEST_CASE(stages_have_runs_of_the_layers_of_both_stacks) {
 }
 
 BOOST_AUTO_TEST_CASE(layers_that_are_left_over_go_to_the_stages_before_the_last) {
-  // As vLLM's get_pp_indices.
+  // The stages that vLLM's get_pp_indices makes.
   const auto counts = [](std::int32_t num_layers, std::int32_t num_stages) {
     std::vector<std::int32_t> result;
     std::int32_t next = 0;

@@ -179,7 +179,7 @@ SPECIAL_WORDS = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]
 def test_special_tokens_end_a_text_as_if_it_had_them(name: str, words: list[str], stop: list[str]) -> None:
     """Stop strings are searched in the text with the tokens that they name and in the text without any."""
     tokenizer = TOKENIZERS[name]
-    # Behind a word, a text has the same spaces with special tokens and without.
+    # A text behind a word has the same spaces with special tokens and without.
     ids = [i for word in ["hello", *words] if (i := tokenizer.token_to_id(word)) is not None]
     stream = TextStream(tokenizer, stop)
     found = "".join([*(stream.add([i]) for i in ids), stream.finish()])

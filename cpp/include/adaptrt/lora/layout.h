@@ -142,10 +142,10 @@ struct LoraLayout {
   MatrixLayout matrix_layout = MatrixLayout::kPanels;
   /// Whether adapters may have shifts (RowVectors), which the CUDA kernels do not add.
   bool shifts_enabled = true;
-  /// Of a pipeline; stage_layers() says which layers a stage has, of an encoder's too. The sites are those of
-  /// all stages.
+  /// Stages of the pipeline. stage_layers() says which layers each has, also of an encoder. `sites` has those
+  /// of all stages.
   std::int32_t num_stages = 1;
-  /// Whose sites are packed here.
+  /// The stage whose sites are packed here.
   std::int32_t stage = 0;
   /// Tokens beyond the engine's vocabulary that an adapter may bring; above 0 there is a site for them.
   std::int32_t max_extra_tokens = 0;

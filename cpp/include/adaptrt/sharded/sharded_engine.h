@@ -18,7 +18,7 @@ struct PipelineFacts {
   std::int64_t hidden_size = 0;
   bool has_logits = true;
   std::int32_t max_reusable_prompt_len = 0;
-  /// Of all stages.
+  /// Layers of all stages together.
   std::int32_t num_layers = 0;
   /// The largest of all stages, which may have different numbers of layers: all have as many blocks.
   std::size_t kv_block_bytes = 0;
