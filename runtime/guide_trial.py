@@ -7,7 +7,6 @@ memory of compiling one, so that a guide can end its process. Here it can only e
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import signal
@@ -19,10 +18,10 @@ from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final, cast
+from typing import Any, BinaryIO, Final, cast
 
 from .._core import ConfigError, RequestError
-from .guide_trial_process import LENGTH
+from .guide_trial_process import framed, read_message
 
 MAX_PROCESSES: Final = 2
 """Guides that are tried at once; others wait."""
@@ -60,7 +59,7 @@ class GuideTrial:
             "max_seconds": limits.max_guide_seconds,
             "max_bytes": limits.max_guide_bytes,
         }
-        self._vocabulary = _framed(vocabulary)
+        self._vocabulary = framed(vocabulary)
         self._free = threading.BoundedSemaphore(MAX_PROCESSES)
         self._idle: list[_Process] = []
         self._end = weakref.finalize(self, _end_all, self._idle)
@@ -133,8 +132,8 @@ class _Process:
             env=environment,
             start_new_session=True,  # Ctrl-C is for the process that serves
         )
-        self._to = cast("IO[bytes]", self._popen.stdin)
-        self._from = cast("IO[bytes]", self._popen.stdout)
+        self._to = cast("BinaryIO", self._popen.stdin)
+        self._from = cast("BinaryIO", self._popen.stdout)
         self._send(vocabulary)
 
     def is_alive(self) -> bool:
@@ -143,12 +142,11 @@ class _Process:
 
     def ask(self, message: Any, timeout: float) -> Any:
         """The answer, or a _Death; the process has ended then."""
-        self._send(_framed(message))
+        self._send(framed(message))
         is_late = not select.select([self._from], [], [], timeout)[0]
-        if not is_late:
-            head = self._from.read(LENGTH.size)
-            if len(head) == LENGTH.size:
-                return json.loads(self._from.read(LENGTH.unpack(head)[0]))
+        answer = None if is_late else read_message(self._from)
+        if answer is not None:
+            return answer
         return _Death(self.end(kill=is_late), is_late)
 
     def end(self, *, kill: bool = True) -> int:
@@ -164,11 +162,6 @@ class _Process:
         with contextlib.suppress(BrokenPipeError):  # it has died; the missing answer says so
             self._to.write(data)
             self._to.flush()
-
-
-def _framed(message: Any) -> bytes:
-    data = json.dumps(message).encode()
-    return LENGTH.pack(len(data)) + data
 
 
 def _end_all(processes: list[_Process]) -> None:

@@ -18,7 +18,7 @@ from base64 import b64decode
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-LENGTH: Final = struct.Struct("<I")
+_LENGTH: Final = struct.Struct("<I")
 _MAKERS: Final = {
     "json_schema": "grammar_from_json_schema",
     "regex": "grammar_from_regex",
@@ -83,18 +83,18 @@ def _num_pages(column: int) -> int:
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[column])
 
 
-def _read(stream: BinaryIO) -> Any:
-    """The next message; None at the end."""
-    head = stream.read(LENGTH.size)
-    if len(head) < LENGTH.size:
-        return None
-    return json.loads(stream.read(LENGTH.unpack(head)[0]))
-
-
-def _write(stream: BinaryIO, message: Any) -> None:
+def framed(message: Any) -> bytes:
+    """A message as both streams carry it."""
     data = json.dumps(message).encode()
-    stream.write(LENGTH.pack(len(data)) + data)
-    stream.flush()
+    return _LENGTH.pack(len(data)) + data
+
+
+def read_message(stream: BinaryIO) -> Any:
+    """The next message; None at the end."""
+    head = stream.read(_LENGTH.size)
+    if len(head) < _LENGTH.size:
+        return None
+    return json.loads(stream.read(_LENGTH.unpack(head)[0]))
 
 
 def _limit_cpu(seconds: int) -> None:
@@ -134,7 +134,7 @@ def main() -> None:
 
     heap = _Heap()
     source, sink = sys.stdin.buffer, sys.stdout.buffer
-    first = _read(source)
+    first = read_message(source)
     if first is None:
         return
     tokens = [b64decode(token) for token in first["tokens"]]
@@ -144,9 +144,10 @@ def main() -> None:
     _limit_memory(first["max_bytes"])
 
     def serve() -> None:
-        while (asked := _read(source)) is not None:
+        while (asked := read_message(source)) is not None:
             _limit_cpu(first["max_seconds"])
-            _write(sink, _compile(llguidance, tokenizer, heap, asked["kind"], asked["text"]))
+            sink.write(framed(_compile(llguidance, tokenizer, heap, asked["kind"], asked["text"])))
+            sink.flush()
 
     threading.stack_size(int(sys.argv[2]))
     thread = threading.Thread(target=serve)

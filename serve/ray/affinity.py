@@ -57,9 +57,8 @@ def adapter_named(path: str, body: bytes, model_names: Collection[str], limits: 
     if not isinstance(fields, dict):
         return None
     lora_request = fields.get("lora_request")
-    names = [fields.get(field) for field in _ADAPTER_FIELDS]
-    names.insert(0, lora_request.get("lora_name") if isinstance(lora_request, dict) else None)
-    for name in names:
+    asked = lora_request.get("lora_name") if isinstance(lora_request, dict) else None
+    for name in (asked, *map(fields.get, _ADAPTER_FIELDS)):
         adapter = _without_base(name, model_names)
         if adapter is not None:
             return adapter
