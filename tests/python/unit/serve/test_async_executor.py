@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
 import adaptrt
 from adaptrt.serve.async_executor import MANY_RESULTS, AsyncExecutor, Generation
 from adaptrt.serve.work import WorkKind
+from support.asynchronous import run
 from support.models import ModelSpec
 from support.serving import build_random_engine
 
 # So long that it cannot end while the event loop is kept from running by other work.
 LONG = 12000
 MANY = 8
-Body = Callable[[AsyncExecutor], Coroutine[Any, Any, None]]
 
 
 @pytest.fixture(scope="module")
@@ -31,20 +30,6 @@ def executor(engine: adaptrt.LoadedEngine) -> Iterator[adaptrt.Executor]:
     config = adaptrt.ExecutorConfig(num_threads=1, max_batch_size=1, max_queue_size=8)
     with adaptrt.Executor(engine, adaptrt.ModelType.DECODER_ONLY, config) as made:
         yield made
-
-
-def run(executor: adaptrt.Executor, body: Body) -> None:
-    """Runs `body` over an AsyncExecutor and closes it."""
-
-    async def main() -> None:
-        asynchronous = AsyncExecutor(executor)
-        asynchronous.start()
-        try:
-            await body(asynchronous)
-        finally:
-            await asynchronous.close()
-
-    asyncio.run(main())
 
 
 def request(first: int = 3, max_tokens: int = 6) -> adaptrt.Request:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,6 +12,7 @@ import adaptrt
 from adaptrt.runtime.text_stream import TextStream
 from adaptrt.serve.async_executor import MANY_RESULTS, AsyncExecutor
 from adaptrt.serve.generation import TextGeneration, TextRequest
+from support.asynchronous import run
 from support.models import ModelSpec
 from support.serving import build_random_engine
 from support.tokenizers import byte_level
@@ -44,18 +44,6 @@ def start(asynchronous: AsyncExecutor, num_answers: int) -> TextGeneration:
     request = TextRequest(PROMPT, None, NUM_TOKENS, top_log_probs=2, num_answers=num_answers)
     texts = [TextStream(byte_level()) for _ in range(num_answers)]
     return TextGeneration(request, asynchronous.submit(asked), texts)
-
-
-def run(executor: adaptrt.Executor, body: Any) -> None:
-    async def main() -> None:
-        asynchronous = AsyncExecutor(executor)
-        asynchronous.start()
-        try:
-            await body(asynchronous)
-        finally:
-            await asynchronous.close()
-
-    asyncio.run(main())
 
 
 async def until_idle(asynchronous: AsyncExecutor) -> None:
