@@ -74,7 +74,8 @@ class TextStream:
             token = self._tokenizer.id_to_token(token_id)
             # Neither leaves a trace in the text: special tokens, and ids of a padded vocabulary.
             if token is None or token_id in self._hidden:
-                self._places.append((len(self._offsets), len(self._pending)))
+                if self._pending:
+                    self._places.append((len(self._offsets), len(self._pending)))
                 self._offsets.append(self._num_settled + self._letters.place)
                 if mark := self._stop.mark(token_id):
                     # It may end the text: letters do not reach over it.
