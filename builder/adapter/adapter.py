@@ -15,7 +15,7 @@ from ..._core import DType
 from .names import ModuleKey, Role
 
 # In an adapter file's metadata: its DoRA magnitudes are m / ||W + s B A||.
-# docs/decisions/dora-normalisation-mark.md has the reasons.
+# docs/decisions/dora.md has the reasons.
 MAGNITUDES_KEY = "adaptrt.dora_magnitudes"
 MAGNITUDES_NORMALIZED = "normalized"
 

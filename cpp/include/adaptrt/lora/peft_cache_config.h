@@ -69,7 +69,7 @@ constexpr auto fields_of(const PeftCacheConfig* /*type*/) {
             "Directory whose digit-named folders hold adapters to load at start."}};
 }
 
-/// Bytes and pages for an engine; docs/decisions/lora-cache-sizes.md has the rules. All zero for an engine
+/// Bytes and pages for an engine; docs/decisions/lora-cache.md has the rules. All zero for an engine
 /// without LoRA. Throws ConfigError when the config is invalid, when a level could not hold one adapter of
 /// maximal size, with both figures, or when an engine without LoRA gets sizes or adapters. `free_bytes` of
 /// the device, or of the host for an engine that computes there, are what the device level is taken from.
