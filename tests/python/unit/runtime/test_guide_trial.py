@@ -137,6 +137,23 @@ def test_a_process_that_stands_still_is_ended(monkeypatch: pytest.MonkeyPatch) -
     trial.close()
 
 
+def test_a_compilation_that_is_interrupted_ends_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = trial_of(GuideLimits())
+    trial._idle.append(trial._take())
+    (process,) = trial._idle
+    os.kill(process._popen.pid, signal.SIGSTOP)  # a closed pipe does not end it
+
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(guide_trial.select, "select", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        trial.compile("regex", "a")
+    assert process._popen.returncode == -signal.SIGKILL
+    assert processes(trial) == []
+    trial.close()
+
+
 def test_length_is_bounded() -> None:
     trial = trial_of(GuideLimits(max_guide_characters=4))
     with pytest.raises(adaptrt.RequestError, match=r"the guide has 5 characters; expected at most 4"):

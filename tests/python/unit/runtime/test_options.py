@@ -173,6 +173,8 @@ WRONG: list[tuple[Any, str, Any]] = [
     (adaptrt.ParallelConfig(), "communication_mode", "LEADER"),
     (adaptrt.ParallelConfig(), "device_ids", [-1]),
     (adaptrt.DebugConfig(), "debug_tensor_names", "names"),
+    (adaptrt.SpeculativeDecodingFastLogitsInfo(), "draft_participant_id", 2**31),
+    (adaptrt.SpeculativeDecodingFastLogitsInfo(), "draft_participant_id", -(2**31) - 1),
     (adaptrt.GuidedDecodingParams(adaptrt.GuidedDecodingParams.GuideType.JSON), "guide_type", "JSON"),
 ]
 
@@ -365,6 +367,9 @@ def test_types_of_what_executors_do_not_have() -> None:
     info = adaptrt.SpeculativeDecodingFastLogitsInfo()
     info.draft_request_id, info.draft_participant_id = 3, 5
     assert (info.draft_request_id, info.draft_participant_id) == (3, 5)
+    info.draft_participant_id = 2**31 - 1  # int in the bindings
+    info.draft_participant_id = -(2**31)
+    assert info.draft_participant_id == -(2**31)
     result = adaptrt.Result()
     result.request_perf_metrics = adaptrt.RequestPerfMetrics()
     result.request_perf_metrics.last_iter = 33

@@ -1,0 +1,69 @@
+"""An ExecutorConfig with what LLM's own arguments ask for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import adaptrt
+from adaptrt.runtime import llm_config
+from adaptrt.runtime.llm_config import with_kernels, with_speculation, with_weight_memory
+
+
+def test_a_draft_model_is_built_and_the_callers_config_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def engine_for(model: Any, *_: Any) -> Path:
+        asked.append(model)
+        return Path("cache/engine")
+
+    monkeypatch.setattr(llm_config, "engine_for", engine_for)
+    config = adaptrt.ExecutorConfig(max_batch_size=3)
+    given = adaptrt.DraftTargetDecodingConfig(speculative_model_dir="draft_model", max_draft_len=2)
+    changed = with_speculation(config, given)
+    assert changed is not None
+    draft = changed.draft_target_decoding_config
+    assert asked == ["draft_model"]
+    assert draft is not None
+    assert (draft.speculative_model_dir, draft.max_draft_len) == ("cache/engine", 2)
+    assert changed.max_batch_size == 3
+    assert config.draft_target_decoding_config is None
+    assert given.speculative_model_dir == "draft_model"
+
+
+def test_lookahead_becomes_a_decoding_config() -> None:
+    lookahead = adaptrt.LookaheadDecodingConfig(4, 3, 4)
+    changed = with_speculation(None, lookahead)
+    assert changed is not None
+    assert changed.decoding_config is not None
+    assert changed.decoding_config.lookahead_decoding_config == lookahead
+    with pytest.raises(adaptrt.ConfigError, match="executor_config has a decoding_config"):
+        with_speculation(changed, lookahead)
+
+
+def test_two_drafts_are_refused() -> None:
+    draft = adaptrt.DraftTargetDecodingConfig()
+    changed = with_speculation(None, draft)
+    with pytest.raises(adaptrt.ConfigError, match="executor_config has a draft_target_decoding_config"):
+        with_speculation(changed, draft)
+
+
+def test_nothing_asked_changes_nothing() -> None:
+    config = adaptrt.ExecutorConfig()
+    assert with_speculation(config, None) is config
+    assert with_kernels(config, "") is config
+    assert with_weight_memory(config, None) is config
+
+
+def test_kernels_and_weight_memory_are_set_or_refused() -> None:
+    config = adaptrt.ExecutorConfig()
+    changed = with_weight_memory(with_kernels(config, "portable"), "2KiB")
+    assert changed is not None
+    assert (changed.kernels, changed.weight_memory) == ("portable", 2048)
+    assert (config.kernels, config.weight_memory) == ("", None)
+    with pytest.raises(adaptrt.ConfigError, match="kernels is 'avx2', and executor_config has 'portable'"):
+        with_kernels(changed, "avx2")
+    with pytest.raises(adaptrt.ConfigError, match="weight_memory is 4096, and executor_config has 2048"):
+        with_weight_memory(changed, 4096)
