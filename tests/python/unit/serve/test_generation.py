@@ -34,14 +34,14 @@ def executor(engine: Path) -> Iterator[adaptrt.Executor]:
         yield made
 
 
-def start(asynchronous: AsyncExecutor, num_answers: int) -> TextGeneration:
+def start(asynchronous: AsyncExecutor, num_answers: int, num_tokens: int = NUM_TOKENS) -> TextGeneration:
     sampling = adaptrt.SamplingConfig(seed=3, top_k=0, top_p=1.0, temperature=1.0)
     output = adaptrt.OutputConfig(exclude_input_from_output=True, return_log_probs=True, top_log_probs=2)
     asked = adaptrt.Request(
-        PROMPT, NUM_TOKENS, streaming=True, sampling_config=sampling, output_config=output,
+        PROMPT, num_tokens, streaming=True, sampling_config=sampling, output_config=output,
         num_return_sequences=num_answers,
     )  # fmt: skip
-    request = TextRequest(PROMPT, None, NUM_TOKENS, top_log_probs=2, num_answers=num_answers)
+    request = TextRequest(PROMPT, None, num_tokens, top_log_probs=2, num_answers=num_answers)
     texts = [TextStream(byte_level()) for _ in range(num_answers)]
     return TextGeneration(request, asynchronous.submit(asked), texts)
 
@@ -79,7 +79,8 @@ def test_pieces_that_are_read_late_are_the_same(executor: adaptrt.Executor, num_
 
 def test_pieces_are_made_when_it_is_the_requests_turn(executor: adaptrt.Executor) -> None:
     async def body(asynchronous: AsyncExecutor) -> None:
-        generation = start(asynchronous, 1)
+        # More of them become pieces without a turn where nobody reads.
+        generation = start(asynchronous, 1, MANY_RESULTS - 1)
         turn = asyncio.Lock()
         generation.turn = turn
         await turn.acquire()
@@ -89,6 +90,6 @@ def test_pieces_are_made_when_it_is_the_requests_turn(executor: adaptrt.Executor
         assert not reading.done()
         turn.release()
         (whole,) = await reading
-        assert len(whole.token_ids) == NUM_TOKENS
+        assert len(whole.token_ids) == MANY_RESULTS - 1
 
     run(executor, body)
