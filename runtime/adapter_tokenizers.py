@@ -24,8 +24,8 @@ from .chat_template import special_tokens
 from .named_adapter import NamedAdapter
 from .text_bound import LONG_TEXT, check_characters, check_pieces, longest_token
 from .text_stream import TokenText, token_text
-from .token_bytes import TokenBytes
 from .tokenizer_files import TokenizerFiles
+from .vocabulary import Vocabulary
 
 MAX_TOKENIZERS: Final = 16
 """Of adapters, kept in memory: each takes as much as the model's."""
@@ -34,16 +34,15 @@ MAX_TOKENIZERS: Final = 16
 class TokenTexts:
     """Tokens' texts in log probs, each worked out once."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        """Of a vocabulary, which bounds what is kept."""
-        self._tokenizer = tokenizer
-        self._bytes = TokenBytes(tokenizer)
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        """The number of kept texts is at most that of the vocabulary's tokens."""
+        self._vocabulary = vocabulary
         self._texts: dict[int, TokenText] = {}
 
     def __getitem__(self, token_id: int) -> TokenText:
         text = self._texts.get(token_id)
         if text is None:
-            text = self._texts[token_id] = token_text(self._tokenizer, token_id, self._bytes)
+            text = self._texts[token_id] = token_text(self._vocabulary, token_id)
         return text
 
 
@@ -51,17 +50,22 @@ class TokenTexts:
 class TextTokenizer:
     """What makes tokens of texts and texts of tokens, and which tokens end a text."""
 
-    tokenizer: Tokenizer
+    vocabulary: Vocabulary
     end_ids: tuple[int, ...]
     longest_token: int
     """Characters of the longest token."""
     content: bytes = b""
     """A digest of its files."""
 
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The vocabulary's tokenizer."""
+        return self.vocabulary.tokenizer
+
     @cached_property
     def texts(self) -> TokenTexts:
         """Of single tokens."""
-        return TokenTexts(self.tokenizer)
+        return TokenTexts(self.vocabulary)
 
     def check_length(self, num_characters: int, max_tokens: int, field: str) -> None:
         """Refuses a text by its number of characters, before encode() is called.
@@ -140,15 +144,15 @@ class Tokenizers:
         tokenizer, without_id = files.make()
         content = files.digest(tokenizer)
         with self._changed:
-            same = [other.tokenizer for other in (self.of_model, *self._own.values()) if other.content == content]
+            same = [other.vocabulary for other in (self.of_model, *self._own.values()) if other.content == content]
         # Most adapters bring a copy of the model's.
-        tokenizer = same[0] if same else tokenizer
+        vocabulary = same[0] if same else Vocabulary(tokenizer)
         end_ids = self.of_model.end_ids
         end = special_tokens(directory).get("eos_token")
-        end_id = None if end is None or end in without_id else tokenizer.token_to_id(end)
+        end_id = None if end is None or end in without_id else vocabulary.tokenizer.token_to_id(end)
         if end_id is not None:
             end_ids = tuple(dict.fromkeys((*end_ids, end_id)))
-        return TextTokenizer(tokenizer, end_ids, longest_token(tokenizer), content)
+        return TextTokenizer(vocabulary, end_ids, longest_token(vocabulary.tokenizer), content)
 
 
 def read_tokenizer(path: Path, end_ids: Sequence[int], vocab_size: int | None = None) -> TextTokenizer:
@@ -161,7 +165,7 @@ def read_tokenizer(path: Path, end_ids: Sequence[int], vocab_size: int | None = 
     require_tokenizer(path)
     files = TokenizerFiles.read(path)
     tokenizer = files.make(vocab_size).tokenizer
-    return TextTokenizer(tokenizer, tuple(end_ids), longest_token(tokenizer), files.digest(tokenizer))
+    return TextTokenizer(Vocabulary(tokenizer), tuple(end_ids), longest_token(tokenizer), files.digest(tokenizer))
 
 
 def require_tokenizer(path: Path) -> None:

@@ -94,7 +94,7 @@ class TextRequests:
             sampling.num_return_sequences = n
             streaming = False  # beams are final when all are
         own = self._tokenizers.of(lora)
-        first_text = TextStream(own.tokenizer, stop)  # refuses what is wrong before anything runs
+        first_text = TextStream(own.vocabulary, stop)  # refuses what is wrong before anything runs
         start = self._decoder_start
         request = Request(
             prompt if start is None else start,
@@ -111,7 +111,7 @@ class TextRequests:
         )
         request_id = self._executor.enqueue_request(request, adapter=lora)
         # How many there may be, the executor knows.
-        texts = [first_text, *(TextStream(own.tokenizer, stop) for _ in range(n - 1))]
+        texts = [first_text, *(TextStream(own.vocabulary, stop) for _ in range(n - 1))]
         return Answer(self._executor, request_id, texts, own.end_ids)
 
     def _warn_if_idle(self, sampling: SamplingConfig) -> None:

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Final
-
-from tokenizers import Tokenizer
 
 from .stop_texts import StopTexts
-from .token_bytes import LetterCount, TokenBytes
-
-_REPLACEMENT: Final = "\ufffd"
-"""What decoders write for bytes that are no UTF-8; at the end of a text, the letter's other bytes may still come."""
+from .token_bytes import REPLACEMENT, LetterCount
+from .vocabulary import Vocabulary
 
 
 class TextStream:
@@ -30,15 +24,12 @@ class TextStream:
     error where a run of byte tokens turns out not to be UTF-8 after all.)
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), *, skip_special_tokens: bool = True) -> None:
+    def __init__(self, vocabulary: Vocabulary, stop: Sequence[str] = (), *, skip_special_tokens: bool = True) -> None:
         """Raises RequestError for an empty stop string."""
-        self._tokenizer = tokenizer
+        self._vocabulary = vocabulary
+        self._tokenizer = vocabulary.tokenizer
         self._skip_special_tokens = skip_special_tokens
-        self._hidden = {
-            token_id: token.content
-            for token_id, token in tokenizer.get_added_tokens_decoder().items()
-            if skip_special_tokens and token.special
-        }
+        self._hidden: Mapping[int, str] = vocabulary.special if skip_special_tokens else {}
         self._stop = StopTexts(stop, self._hidden)
         # The last tokens of the settled text: decoders treat the first token of a text differently from others.
         self._context: list[int] = []
@@ -91,19 +82,15 @@ class TextStream:
         shown = self._stop.add(self._settle())
         return shown if self.stopped is not None else shown + self._stop.finish()
 
-    @cached_property
-    def _token_bytes(self) -> TokenBytes:
-        return TokenBytes(self._tokenizer)
-
     def _add(self, token_id: int, token: str) -> str:
         """The text that may be shown after one more token that has some."""
-        of_tokens = self._token_bytes
+        of_tokens = self._vocabulary.bytes
         is_byte = of_tokens.has_byte_tokens and of_tokens.is_byte(token)
         if not self._pending and not is_byte:
             tokens = [*self._context, token_id]
             text = self._decode(tokens)
             # Most tokens are whole letters.
-            if not (of_tokens.is_byte_level and text.endswith(_REPLACEMENT)):
+            if not (of_tokens.is_byte_level and text.endswith(REPLACEMENT)):
                 self._offsets.append(self._num_settled)
                 return self._stop.add(self._settled(tokens, text))
         data = of_tokens.of(token) or b""
@@ -125,13 +112,13 @@ class TextStream:
         """
         tokens = self._context + self._pending
         text = self._decode(tokens)
-        if len(self._pending) > 1 and self._token_bytes.has_byte_tokens:
+        if len(self._pending) > 1 and self._vocabulary.bytes.has_byte_tokens:
             self._correct_offsets(text[len(self._context_text) :])
         settled = self._settled(tokens, text)
         if is_cut:
             # Without the parts of letters, with which tokens to come would make others.
-            whole = [token for token in tokens if not self._is_part(token)]
-            self._keep_context(whole if whole or not self._num_settled else self._any_word)
+            whole = [token for token in tokens if not self._vocabulary.is_part(token)]
+            self._keep_context(whole if whole or not self._num_settled else list(self._vocabulary.any_word))
         self._pending, self._letters, self._places = [], LetterCount(), []
         return settled
 
@@ -151,24 +138,10 @@ class TextStream:
                 return
         self._context, self._context_text = tokens, ""
 
-    def _is_part(self, token_id: int) -> bool:
-        """True for a token that is no text by itself, because its bytes are not whole letters."""
-        token = str(self._tokenizer.id_to_token(token_id))
-        if self._token_bytes.is_byte_level:
-            return _REPLACEMENT in (self._token_bytes.of(token) or b"").decode(errors="replace")
-        return self._token_bytes.is_byte(token)
-
-    @cached_property
-    def _any_word(self) -> list[int]:
-        """A token with text of its own, which stands for text that tokens cannot; empty if there is none."""
-        for token_id in range(self._tokenizer.get_vocab_size()):
-            if token_id not in self._hidden and not self._is_part(token_id) and self._decode([token_id]).strip():
-                return [token_id]
-        return []
-
     def _correct_offsets(self, settled: str) -> None:
         """Sets the offsets of a run of byte tokens, of which decoders make letters only if all of it is UTF-8."""
-        data = b"".join(self._token_bytes.of(str(self._tokenizer.id_to_token(token))) or b"" for token in self._pending)
+        of_tokens = self._vocabulary.bytes
+        data = b"".join(of_tokens.of(str(self._tokenizer.id_to_token(token))) or b"" for token in self._pending)
         letters = LetterCount()
         starts = []
         for i in range(len(data)):
@@ -197,16 +170,16 @@ class TokenText:
     """Its bytes, which may be a part of a letter; None for an id that the tokenizer does not have."""
 
 
-def token_text(tokenizer: Tokenizer, token_id: int, token_bytes: TokenBytes | None = None) -> TokenText:
+def token_text(vocabulary: Vocabulary, token_id: int) -> TokenText:
     """Returns the text that a token adds to a text before it.
 
-    For log probabilities, which name tokens by their text. Special tokens have their names. token_bytes: those of the
-    tokenizer, if the caller has them.
+    For log probabilities, which name tokens by their text. Special tokens have their names.
     """
+    tokenizer = vocabulary.tokenizer
     token = tokenizer.id_to_token(token_id)
     if token is None:
         return TokenText("", None)
-    data = (token_bytes or TokenBytes(tokenizer)).of(token)
+    data = vocabulary.bytes.of(token)
     if data is not None:
         return TokenText(data.decode(errors="replace"), data)
     # Following itself, a token is not the first of a text, whose leading space decoders drop.
@@ -215,16 +188,16 @@ def token_text(tokenizer: Tokenizer, token_id: int, token_bytes: TokenBytes | No
     return TokenText(text, text.encode())
 
 
-def prompt_offsets(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) -> list[int]:
+def prompt_offsets(vocabulary: Vocabulary, text: str, *, add_special_tokens: bool) -> list[int]:
     """Where each token of a prompt begins in its text, in characters.
 
     Tokens that are not in the text, because the tokenizer puts them around it, are where the next one is, or at the
     end.
     """
     # Unlike encode(), this lets other threads of Python run meanwhile.
-    (encoding,) = tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
+    (encoding,) = vocabulary.tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
     own = [token for token, is_added in zip(encoding.ids, encoding.special_tokens_mask, strict=True) if not is_added]
-    stream = TextStream(tokenizer, skip_special_tokens=False)
+    stream = TextStream(vocabulary, skip_special_tokens=False)
     if stream.add(own) + stream.finish() == text:
         starts = iter(stream.offsets)
     else:

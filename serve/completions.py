@@ -112,12 +112,12 @@ def _echoed(own: TextTokenizer, prompt: str | list[int], token_ids: list[int], f
         return _Prompt(token_ids, *_decoded(own, token_ids, fields.skip_special_tokens))
     if fields.logprobs is None:
         return _Prompt(token_ids, prompt)
-    offsets = prompt_offsets(own.tokenizer, prompt, add_special_tokens=fields.add_special_tokens)
+    offsets = prompt_offsets(own.vocabulary, prompt, add_special_tokens=fields.add_special_tokens)
     return _Prompt(token_ids, prompt, offsets)
 
 
 def _decoded(own: TextTokenizer, token_ids: Sequence[int], skip_special_tokens: bool) -> tuple[str, Sequence[int]]:
-    stream = TextStream(own.tokenizer, skip_special_tokens=skip_special_tokens)
+    stream = TextStream(own.vocabulary, skip_special_tokens=skip_special_tokens)
     text = stream.add(token_ids) + stream.finish()
     return text, stream.offsets
 

@@ -248,7 +248,7 @@ class TextGenerator:
         slices = TimeSlices()
         texts = []
         for _ in range(request.num_answers):
-            texts.append(TextStream(own.tokenizer, request.stop, skip_special_tokens=request.skip_special_tokens))
+            texts.append(TextStream(own.vocabulary, request.stop, skip_special_tokens=request.skip_special_tokens))
             await slices.pause()
         generation = await self._adapters.submit(self._executor_request(request, own.end_ids), request.adapter)
         return TextGeneration(request, generation, texts)

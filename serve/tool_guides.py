@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tokenizers import Tokenizer
-
 from .._core import GuidedDecodingParams
 from ..runtime.guided_decoding import COMPACT_JSON, with_json_options
 from .errors import ApiError
@@ -133,13 +131,6 @@ def _one_line(schema: str) -> str:
         return json.dumps(json.loads(schema))
     except (ValueError, RecursionError) as error:
         raise ApiError(f"the guide's JSON schema is not JSON: {error}") from error
-
-
-def is_special_token(tokenizer: Tokenizer, text: str) -> bool:
-    """True if the vocabulary has the text as a special token."""
-    added = tokenizer.get_added_tokens_decoder()
-    token = tokenizer.token_to_id(text)
-    return token is not None and token in added and bool(added[token].special)
 
 
 def _token(text: str, is_special: Callable[[str], bool]) -> str:

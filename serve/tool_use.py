@@ -12,7 +12,7 @@ from .openai_chat_fields import ChatRequest
 from .openai_guides import guide_of, json_schema_of
 from .service import Service
 from .tool_calls import LLAMA3_JSON, PARSERS, ToolCallParser
-from .tool_guides import GuidedFunction, is_special_token, tool_guide
+from .tool_guides import GuidedFunction, tool_guide
 from .work import WorkKind
 
 _JSON_SCHEMA: Final = GuidedDecodingParams.GuideType.JSON_SCHEMA
@@ -62,14 +62,14 @@ async def tool_use_of(service: Service, fields: ChatRequest) -> ToolUse | None:
         )
     if is_held or schema is not None:
         # Guides are compiled for the model's own tokenizer.
-        tokenizer = (await service.tokenizers.of(None)).tokenizer
+        vocabulary = (await service.tokenizers.of(None)).vocabulary
         guide = tool_guide(
             form,
             functions,
             is_forced=is_forced,
             is_single=choice.name is not None or not fields.parallel_tool_calls,
             content=schema,
-            is_special=lambda text: is_special_token(tokenizer, text),
+            is_special=vocabulary.is_special,
         )
         await _check(service, guide, functions, is_forced)
     names = {function.name for function in functions}

@@ -8,12 +8,12 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import Tokenizer
 
 from .._core import FinishReason, LoraConfig, OutputConfig, Request, Result, SamplingConfig
 from ..runtime.adapter_tokenizers import TextTokenizer
 from ..runtime.named_adapter import FIRST_NAMED_TASK_ID
 from ..runtime.text_stream import TextStream
+from ..runtime.vocabulary import Vocabulary
 from .errors import ApiError
 from .triton_tensors import BYTES, OutputTensor, TensorSpec
 
@@ -105,7 +105,7 @@ class TritonRequest:
     """The text that was sent instead of token ids, and that outputs begin with: no encoder's."""
     stop: tuple[str, ...]
     """Texts that end the answer and are not part of it."""
-    tokenizer: Tokenizer
+    vocabulary: Vocabulary
     end_ids: tuple[int, ...]
     """Tokens that end the answer without the client's naming them; they are not part of it."""
 
@@ -118,7 +118,7 @@ class TritonAnswer:
         self._asked = asked
         self._vocab_size = vocab_size
         self._num_virtual_tokens = num_virtual_tokens
-        self._text = TextStream(asked.tokenizer, asked.stop)
+        self._text = TextStream(asked.vocabulary, asked.stop)
         self._results: list[Result] = []
         self._tokens: list[int] = []
         self._shown = ""
@@ -164,7 +164,7 @@ class TritonAnswer:
             return ""
         if self._asked.prompt_text is not None:
             return self._asked.prompt_text
-        return str(self._asked.tokenizer.decode(self._asked.request.input_token_ids))
+        return str(self._asked.vocabulary.tokenizer.decode(self._asked.request.input_token_ids))
 
     def _cum_log_probs(self) -> npt.NDArray[Any]:
         return np.array([self._results[-1].cum_log_probs or [0.0]], np.float32)
@@ -245,7 +245,7 @@ def make_request(
         exclude_input=bool(inputs.one("exclude_input_in_output")),
         prompt_text=prompt_text if decoder_input is None else None,
         stop=tuple(text for text in inputs.texts("stop_words") if text),
-        tokenizer=own.tokenizer,
+        vocabulary=own.vocabulary,
         end_ids=implied,
     )
 

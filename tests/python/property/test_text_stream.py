@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, decoders
 from adaptrt.runtime.guided_decoding import token_bytes
 from adaptrt.runtime.text_stream import TextStream
 from adaptrt.runtime.token_bytes import LetterCount
+from adaptrt.runtime.vocabulary import Vocabulary
 from support.tokenizers import byte_level, metaspace
 
 
@@ -66,7 +67,7 @@ def test_pieces_are_the_whole_text_up_to_a_stop_string(
 ) -> None:
     name, ids, splits, stop = answer
     tokenizer = TOKENIZERS[name]
-    stream = TextStream(tokenizer, stop, skip_special_tokens=skip_special_tokens)
+    stream = TextStream(Vocabulary(tokenizer), stop, skip_special_tokens=skip_special_tokens)
     pieces = [stream.add(ids[begin:end]) for begin, end in zip([0, *splits], [*splits, len(ids)], strict=True)]
     stopped_before_the_end = stream.stopped
     pieces.append(stream.finish())
@@ -142,7 +143,7 @@ def test_a_token_begins_where_the_text_before_it_ends(
     answer: tuple[str, list[int], list[int], list[str]], skip_special_tokens: bool
 ) -> None:
     name, ids, _, _ = answer
-    stream = TextStream(TOKENIZERS[name], skip_special_tokens=skip_special_tokens)
+    stream = TextStream(Vocabulary(TOKENIZERS[name]), skip_special_tokens=skip_special_tokens)
     expected = reference_offsets(name, ids, skip_special_tokens=skip_special_tokens)
     for place, token_id in enumerate(ids):
         stream.add([token_id])
@@ -182,7 +183,7 @@ def test_special_tokens_end_a_text_as_if_it_had_them(name: str, words: list[str]
     tokenizer = TOKENIZERS[name]
     # A text behind a word has the same spaces with special tokens and without.
     ids = [i for word in ["hello", *words] if (i := tokenizer.token_to_id(word)) is not None]
-    stream = TextStream(tokenizer, stop)
+    stream = TextStream(Vocabulary(tokenizer), stop)
     found = "".join([*(stream.add([i]) for i in ids), stream.finish()])
     parts: list[str] = []
     for i in ids:
@@ -231,7 +232,7 @@ def test_a_long_run_of_broken_bytes_takes_a_few_decodings_each(
         def __getattr__(self, attribute: str) -> Any:
             return getattr(tokenizer, attribute)
 
-    stream = TextStream(Counting())  # type: ignore[arg-type]
+    stream = TextStream(Vocabulary(Counting()))  # type: ignore[arg-type]
     text = "".join(stream.add([token_id]) for token_id in run) + stream.finish()
     assert text == tokenizer.decode(run)
     assert sum(decoded) < 60 * len(run)

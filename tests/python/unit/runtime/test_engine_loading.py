@@ -453,5 +453,6 @@ def test_what_tokenizer_an_adapter_has_is_looked_up_once(tmp_path: Path, has_own
     assert tokenizers.known("it") is None
     found = tokenizers.of("it")
     assert (found is of_model) == (not has_own)
+    assert found.vocabulary is of_model.vocabulary
     shutil.rmtree(tmp_path / "adapter")
     assert tokenizers.known("it") is found

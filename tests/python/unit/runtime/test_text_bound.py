@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 import adaptrt
 from adaptrt.runtime.adapter_tokenizers import TextTokenizer, read_tokenizer
 from adaptrt.runtime.text_bound import NORMALIZER_ROOM, TextTooLongError, longest_token
+from adaptrt.runtime.vocabulary import Vocabulary
 from support.tokenizers import byte_level, metaspace, save_tokenizer
 
 LONGEST = "<|im_start|>"
@@ -32,10 +33,13 @@ class Counting:
         self.num_characters += sum(len(part) for text in texts for part in ([text] if isinstance(text, str) else text))
         return self.tokenizer.encode_batch_fast(texts, **fields)
 
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(self.tokenizer, attribute)
+
 
 def counted(tokenizer: Tokenizer) -> tuple[Counting, TextTokenizer]:
     counting = Counting(tokenizer)
-    return counting, TextTokenizer(counting, (), longest_token(tokenizer))  # type: ignore[arg-type]
+    return counting, TextTokenizer(Vocabulary(counting), (), longest_token(tokenizer))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("text", ["a" * (8 * MEGABYTE), (" " * 4 * MEGABYTE, "b" * 4 * MEGABYTE)])
@@ -94,7 +98,7 @@ def test_letters_that_a_normaliser_composes_have_room(letter: str) -> None:
     tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, letter: 1}, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    own = TextTokenizer(tokenizer, (), 1)
+    own = TextTokenizer(Vocabulary(tokenizer), (), 1)
     decomposed = normalizers.NFD().normalize_str(letter)
     assert len(decomposed) == 3
     assert own.encode(decomposed * 50, 50, "prompt").ids == [1] * 50
@@ -102,7 +106,7 @@ def test_letters_that_a_normaliser_composes_have_room(letter: str) -> None:
 
 def test_short_and_long_texts_have_the_same_tokens() -> None:
     for tokenizer in (byte_level(), metaspace()):
-        own = TextTokenizer(tokenizer, (), longest_token(tokenizer))
+        own = TextTokenizer(Vocabulary(tokenizer), (), longest_token(tokenizer))
         for text in ("a hello €", "a hello €" * 4000):
             assert own.encode(text, 1 << 20, "prompt").ids == tokenizer.encode(text).ids
             pair = own.encode((text, "b"), 1 << 20, "prompt", add_special_tokens=False)

@@ -9,6 +9,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pro
 
 from adaptrt import RequestError
 from adaptrt.runtime.text_stream import TextStream, TokenText, prompt_offsets, token_text
+from adaptrt.runtime.vocabulary import Vocabulary
 from support.tokenizers import byte_level, metaspace
 
 BYTE_LEVEL = byte_level()
@@ -22,7 +23,7 @@ def ids(tokenizer: Tokenizer, *tokens: str) -> list[int]:
 
 
 def test_text_is_shown_as_soon_as_it_is_certain() -> None:
-    stream = TextStream(BYTE_LEVEL)
+    stream = TextStream(Vocabulary(BYTE_LEVEL))
     assert [stream.add([token]) for token in ids(BYTE_LEVEL, "h", "â", "Ĥ", "¬", "Ġhello")] == [
         "h", "", "", "€", " hello",
     ]  # fmt: skip
@@ -30,17 +31,17 @@ def test_text_is_shown_as_soon_as_it_is_certain() -> None:
 
 
 def test_an_incomplete_letter_ends_as_decoding_ends_it() -> None:
-    stream = TextStream(BYTE_LEVEL)
+    stream = TextStream(Vocabulary(BYTE_LEVEL))
     assert stream.add(ids(BYTE_LEVEL, "h", "â", "Ĥ")) == "h"
     assert stream.finish() == "\ufffd"
 
 
 def test_byte_tokens_wait_for_their_runs_end() -> None:
     """<0x20> alone is a space, and two replacement characters with a byte behind it that is no UTF-8."""
-    stream = TextStream(METASPACE)
+    stream = TextStream(Vocabulary(METASPACE))
     tokens = ids(METASPACE, "a", "<0x20>", "<0xFF>", "b")
     assert [stream.add([token]) for token in tokens] == ["a", "", "", "\ufffd\ufffdb"]
-    stream = TextStream(METASPACE)
+    stream = TextStream(Vocabulary(METASPACE))
     assert stream.add(ids(METASPACE, "a", "<0xE2>", "<0x82>", "<0xAC>")) == "a"
     assert stream.finish() == "€"
 
@@ -48,18 +49,18 @@ def test_byte_tokens_wait_for_their_runs_end() -> None:
 def test_a_replacement_character_of_the_vocabulary_does_not_hide_where_bytes_end() -> None:
     """The text ends as if bytes were missing, but the last token is a word; the run before it is no UTF-8."""
     tokens = ids(METASPACE, "<0x82>", "<0xE2>", "<0xAC>", "<0x9F>", "▁\ufffd", "\ufffd")
-    stream = TextStream(METASPACE)
+    stream = TextStream(Vocabulary(METASPACE))
     assert "".join(stream.add([token]) for token in tokens) + stream.finish() == METASPACE.decode(tokens)
 
 
 def test_what_may_begin_a_stop_string_is_held_back() -> None:
-    stream = TextStream(BYTE_LEVEL, ["</x"])
+    stream = TextStream(Vocabulary(BYTE_LEVEL), ["</x"])
     tokens = ids(BYTE_LEVEL, "a", "<", "/", "<", "/", "x")
     assert [stream.add([token]) for token in tokens] == ["a", "", "", "</", "", ""]
     assert stream.stopped == "</x"
     assert stream.add(ids(BYTE_LEVEL, "a")) == ""
     assert stream.finish() == ""
-    stream = TextStream(BYTE_LEVEL, ["</x"])
+    stream = TextStream(Vocabulary(BYTE_LEVEL), ["</x"])
     assert stream.add(ids(BYTE_LEVEL, "a", "</")) == "a"
     assert stream.stopped is None
     assert stream.finish() == "</"
@@ -75,13 +76,13 @@ def test_what_may_begin_a_stop_string_is_held_back() -> None:
 )
 def test_the_stop_string_that_ends_first_counts(stop: list[str], shown: str, stopped: str | None) -> None:
     for tokens in (["hello"], ["h", "e", "l", "l", "o"]):
-        stream = TextStream(BYTE_LEVEL, stop)
+        stream = TextStream(Vocabulary(BYTE_LEVEL), stop)
         assert stream.add(ids(BYTE_LEVEL, *tokens)) + stream.finish() == shown
         assert stream.stopped == stopped
 
 
 def test_a_stop_string_in_the_last_bytes_is_found() -> None:
-    stream = TextStream(METASPACE, ["€"])
+    stream = TextStream(Vocabulary(METASPACE), ["€"])
     assert stream.add(ids(METASPACE, "a", "<0xE2>", "<0x82>", "<0xAC>")) == "a"
     assert stream.finish() == ""
     assert stream.stopped == "€"
@@ -89,24 +90,24 @@ def test_a_stop_string_in_the_last_bytes_is_found() -> None:
 
 def test_an_empty_stop_string_is_refused() -> None:
     with pytest.raises(RequestError, match="stop has an empty string"):
-        TextStream(BYTE_LEVEL, ["a", ""])
+        TextStream(Vocabulary(BYTE_LEVEL), ["a", ""])
 
 
 def test_special_tokens_are_shown_on_request() -> None:
     tokens = ids(BYTE_LEVEL, "a", "<|im_end|>", "<tool_call>", "b")
-    assert TextStream(BYTE_LEVEL).add(tokens) == "a<tool_call>b"
-    assert TextStream(BYTE_LEVEL, skip_special_tokens=False).add(tokens) == "a<|im_end|><tool_call>b"
+    assert TextStream(Vocabulary(BYTE_LEVEL)).add(tokens) == "a<tool_call>b"
+    assert TextStream(Vocabulary(BYTE_LEVEL), skip_special_tokens=False).add(tokens) == "a<|im_end|><tool_call>b"
 
 
 def test_the_space_before_a_word_survives_a_special_token() -> None:
     """Decoders drop the space of a text's first token; a special token before it is not part of the text."""
     tokens = ids(METASPACE, "a", "<|im_end|>", "▁hello")
-    stream = TextStream(METASPACE)
+    stream = TextStream(Vocabulary(METASPACE))
     assert "".join(stream.add([token]) for token in tokens) == "a hello"
 
 
 def test_offsets_are_those_of_the_letters_that_tokens_belong_to() -> None:
-    stream = TextStream(BYTE_LEVEL, ["never"])
+    stream = TextStream(Vocabulary(BYTE_LEVEL), ["never"])
     stream.add(ids(BYTE_LEVEL, "Ġhello", "n", "<|im_end|>", "â", "Ĥ", "¬", "x"))
     assert list(stream.offsets) == [0, 6, 7, 7, 7, 7, 8]
 
@@ -125,7 +126,7 @@ def test_offsets_are_those_of_the_letters_that_tokens_belong_to() -> None:
     ],
 )
 def test_a_token_has_the_text_that_it_adds(tokenizer: Tokenizer, token: str, text: str) -> None:
-    found = token_text(tokenizer, tokenizer.token_to_id(token))
+    found = token_text(Vocabulary(tokenizer), tokenizer.token_to_id(token))
     assert found.text == text
     if "\ufffd" not in text:
         assert found.data == text.encode()
@@ -143,30 +144,30 @@ def test_a_token_has_the_text_that_it_adds(tokenizer: Tokenizer, token: str, tex
 def test_parts_of_letters_have_their_bytes(tokenizer: Tokenizer, text: str, data: list[bytes]) -> None:
     """Together they are the text; a token that is U+FFFD has bytes as any letter."""
     tokens = tokenizer.encode(text, add_special_tokens=False).ids[-len(data) :]
-    assert [token_text(tokenizer, token).data for token in tokens] == data
-    assert {token_text(tokenizer, token).text for token in tokens} == {"\ufffd"}
+    assert [token_text(Vocabulary(tokenizer), token).data for token in tokens] == data
+    assert {token_text(Vocabulary(tokenizer), token).text for token in tokens} == {"\ufffd"}
 
 
 def test_an_id_beyond_the_vocabulary_has_no_text() -> None:
-    assert token_text(BYTE_LEVEL, BYTE_LEVEL.get_vocab_size() + 7) == TokenText("", None)
+    assert token_text(Vocabulary(BYTE_LEVEL), BYTE_LEVEL.get_vocab_size() + 7) == TokenText("", None)
 
 
 def test_a_token_of_a_decoder_of_another_kind_has_its_texts_bytes() -> None:
     tokenizer = Tokenizer(models.WordPiece({"[UNK]": 0, "é": 1, "##é": 2}, unk_token="[UNK]"))
     tokenizer.decoder = decoders.WordPiece()
-    assert token_text(tokenizer, 1) == TokenText(" é", " é".encode())
-    assert token_text(tokenizer, 2) == TokenText("é", "é".encode())
+    assert token_text(Vocabulary(tokenizer), 1) == TokenText(" é", " é".encode())
+    assert token_text(Vocabulary(tokenizer), 2) == TokenText("é", "é".encode())
 
 
 def test_text_behind_broken_bytes_has_its_place() -> None:
-    stream = TextStream(BYTE_LEVEL)
+    stream = TextStream(Vocabulary(BYTE_LEVEL))
     pieces = [stream.add([token]) for token in ids(BYTE_LEVEL, "é", "c", "d")]  # the byte E9 alone
     assert pieces == ["", "\ufffdc", "d"]
     assert list(stream.offsets) == [0, 1, 2]
-    stream = TextStream(METASPACE)
+    stream = TextStream(Vocabulary(METASPACE))
     stream.add(ids(METASPACE, "<0x41>", "<0xE2>", "<0x82>", "<0xAC>", "a"))
     assert list(stream.offsets) == [0, 1, 1, 1, 2]
-    stream = TextStream(METASPACE)
+    stream = TextStream(Vocabulary(METASPACE))
     stream.add(ids(METASPACE, "a", "<0xE2>", "<0x82>", "<0xAC>", "<0xFF>", "▁hello"))
     assert list(stream.offsets) == [0, 1, 2, 3, 4, 5]  # a run that is not UTF-8 has a letter for each byte
 
@@ -179,7 +180,7 @@ def test_a_real_replacement_character_is_shown_at_once(tokenizer: Tokenizer) -> 
     real = tokenizer.get_vocab_size() - 1
     broken = tokenizer.token_to_id("é" if tokenizer.token_to_id("é") is not None else "<0xE9>")
     whole = tokenizer.decode([broken, real, real])
-    stream = TextStream(tokenizer)
+    stream = TextStream(Vocabulary(tokenizer))
     assert stream.add([broken]) == ""
     assert stream.add([real]) == tokenizer.decode([broken, real])
     assert stream.add([real]) == whole[len(tokenizer.decode([broken, real])) :]
@@ -189,9 +190,9 @@ def test_a_real_replacement_character_is_shown_at_once(tokenizer: Tokenizer) -> 
 def streamed(tokenizer: Tokenizer, stop: list[str], *tokens: str) -> tuple[str, str | None]:
     """Text and stop string, the same token by token and at once."""
     found = ids(tokenizer, *tokens)
-    stream = TextStream(tokenizer, stop)
+    stream = TextStream(Vocabulary(tokenizer), stop)
     text = "".join(stream.add([token]) for token in found) + stream.finish()
-    at_once = TextStream(tokenizer, stop)
+    at_once = TextStream(Vocabulary(tokenizer), stop)
     assert at_once.add(found) + at_once.finish() == text
     assert at_once.stopped == stream.stopped
     return text, stream.stopped
@@ -235,7 +236,7 @@ def test_a_special_token_ends_the_text_behind_parts_of_letters() -> None:
 
 
 def test_special_tokens_that_are_shown_end_the_text_too() -> None:
-    stream = TextStream(BYTE_LEVEL, ["<|im_end|>"], skip_special_tokens=False)
+    stream = TextStream(Vocabulary(BYTE_LEVEL), ["<|im_end|>"], skip_special_tokens=False)
     assert stream.add(ids(BYTE_LEVEL, "a", "<|im_start|>", "<|im_end|>")) == "a<|im_start|>"
     assert stream.stopped == "<|im_end|>"
 
@@ -250,7 +251,7 @@ def test_tokens_of_a_prompt_point_into_its_text(tokenizer: Tokenizer, with_bos: 
             single="<s> $A <s>", pair="$A $B", special_tokens=[("<s>", 0)]
         )
     encoding = tokenizer.encode(text)
-    offsets = prompt_offsets(tokenizer, text, add_special_tokens=True)
+    offsets = prompt_offsets(Vocabulary(tokenizer), text, add_special_tokens=True)
     assert len(offsets) == len(encoding.ids)
     assert offsets == sorted(offsets)
     first, last = (1, -1) if with_bos else (0, len(offsets))
@@ -259,13 +260,13 @@ def test_tokens_of_a_prompt_point_into_its_text(tokenizer: Tokenizer, with_bos: 
     pieces = [text[begin:end] for begin, end in itertools.pairwise([*offsets[first:last], len(text)])]
     assert "".join(pieces) == text
     for token, begin in zip(encoding.ids[first:last], offsets[first:last], strict=True):
-        shown = token_text(tokenizer, token).text
+        shown = token_text(Vocabulary(tokenizer), token).text
         # Metaspace vocabularies begin a text, and what follows a special token, with a space that is not there.
         assert "\ufffd" in shown or text[begin:].startswith((shown, shown.removeprefix(" "))), (shown, begin)
-    assert prompt_offsets(tokenizer, text, add_special_tokens=False) == offsets[first:last]
+    assert prompt_offsets(Vocabulary(tokenizer), text, add_special_tokens=False) == offsets[first:last]
 
 
 def test_tokens_of_a_text_that_is_normalised_have_their_places() -> None:
     tokenizer = Tokenizer.from_str(BYTE_LEVEL.to_str())
     tokenizer.normalizer = normalizers.NFC()
-    assert prompt_offsets(tokenizer, "e\u0301ab", add_special_tokens=False) == [0, 0, 2, 3]
+    assert prompt_offsets(Vocabulary(tokenizer), "e\u0301ab", add_special_tokens=False) == [0, 0, 2, 3]

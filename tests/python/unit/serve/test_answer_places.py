@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from adaptrt import FinishReason
 from adaptrt.runtime.text_stream import TextStream
+from adaptrt.runtime.vocabulary import Vocabulary
 from adaptrt.serve.async_executor import Generation
 from adaptrt.serve.generation import TextGeneration, TextPiece, TextRequest
 from support.tokenizers import metaspace
@@ -50,7 +51,7 @@ class Results:
 
 def generation() -> TextGeneration:
     request = TextRequest([1], None, 10, top_log_probs=0)
-    return TextGeneration(request, cast(Generation, Results()), [TextStream(TOKENIZER)])
+    return TextGeneration(request, cast(Generation, Results()), [TextStream(Vocabulary(TOKENIZER))])
 
 
 def test_whole_answers_have_the_places_of_the_whole_text() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from adaptrt.runtime.adapter_tokenizers import TextTokenizer
 from adaptrt.runtime.text_bound import longest_token
+from adaptrt.runtime.vocabulary import Vocabulary
 from adaptrt.serve.chat import ChatAnswer
 from adaptrt.serve.generation import TextPiece
 from adaptrt.serve.openai_chat_fields import ChatRequest
@@ -28,7 +29,7 @@ def answer(**fields: Any) -> ChatAnswer:
         {"messages": [{"role": "user", "content": "a"}], "tools": [FUNCTION], **fields}, strict=True
     )
     service = cast(Service, SimpleNamespace(model_names=("base",)))
-    own = TextTokenizer(TOKENIZER, (), longest_token(TOKENIZER))
+    own = TextTokenizer(Vocabulary(TOKENIZER), (), longest_token(TOKENIZER))
     return ChatAnswer(service, asked, None, own, [1], lambda: PARSERS["hermes"]({"f"}))
 
 

@@ -10,6 +10,7 @@ import pytest
 
 import adaptrt
 from adaptrt.runtime.text_stream import TextStream
+from adaptrt.runtime.vocabulary import Vocabulary
 from adaptrt.serve.async_executor import MANY_RESULTS, AsyncExecutor
 from adaptrt.serve.generation import TextGeneration, TextRequest
 from support.asynchronous import run
@@ -42,7 +43,7 @@ def start(asynchronous: AsyncExecutor, num_answers: int, num_tokens: int = NUM_T
         num_return_sequences=num_answers,
     )  # fmt: skip
     request = TextRequest(PROMPT, None, num_tokens, top_log_probs=2, num_answers=num_answers)
-    texts = [TextStream(byte_level()) for _ in range(num_answers)]
+    texts = [TextStream(Vocabulary(byte_level())) for _ in range(num_answers)]
     return TextGeneration(request, asynchronous.submit(asked), texts)
 
 

@@ -9,9 +9,10 @@ from typing import Any
 import llguidance
 import pytest
 
+from adaptrt.runtime.vocabulary import Vocabulary
 from adaptrt.serve.errors import ApiError
 from adaptrt.serve.tool_calls import HERMES, LLAMA3_JSON, PARSERS, FunctionCall
-from adaptrt.serve.tool_guides import GuidedFunction, is_special_token, tool_guide
+from adaptrt.serve.tool_guides import GuidedFunction, tool_guide
 from support.tokenizers import byte_level
 
 CITY = {
@@ -143,9 +144,9 @@ def test_an_answer_without_calls_follows_the_schema_of_the_content(parser: str) 
 
 def test_markers_that_are_special_tokens_are_matched_as_tokens() -> None:
     tokenizer = byte_level()
-    assert is_special_token(tokenizer, "<|im_start|>")
-    assert not is_special_token(tokenizer, "<tool_call>")
-    assert not is_special_token(tokenizer, "not there")
+    assert Vocabulary(tokenizer).is_special("<|im_start|>")
+    assert not Vocabulary(tokenizer).is_special("<tool_call>")
+    assert not Vocabulary(tokenizer).is_special("not there")
     grammar = guide(HERMES, [function()], special=["<tool_call>"])
     assert "TEXT <tool_call> body" in grammar
 

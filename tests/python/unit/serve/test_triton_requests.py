@@ -10,6 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from adaptrt.runtime.adapter_tokenizers import TextTokenizer
 from adaptrt.runtime.text_bound import TextTooLongError, longest_token
+from adaptrt.runtime.vocabulary import Vocabulary
 from adaptrt.serve.errors import ApiError
 from adaptrt.serve.triton_requests import ACCEPTED, TritonRequest, make_request
 from adaptrt.serve.triton_tensors import tensor_of_value
@@ -28,7 +29,7 @@ def tokenizer() -> Tokenizer:
 def make(tokenizer: Tokenizer, outputs: list[str] | None = None, **values: Any) -> TritonRequest:
     given = {"request_output_len": 4, **values}
     arrays = {name: tensor_of_value(name, value, ACCEPTED) for name, value in given.items() if value is not None}
-    own = TextTokenizer(tokenizer, (5, 4), longest_token(tokenizer))
+    own = TextTokenizer(Vocabulary(tokenizer), (5, 4), longest_token(tokenizer))
     return make_request(arrays, outputs, own=own, max_prompt_tokens=MAX_PROMPT_TOKENS, limit_ms=None)
 
 
