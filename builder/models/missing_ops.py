@@ -1,13 +1,10 @@
-"""Families that would need ops that there are not, by what they would need."""
+"""Model families that need ops which do not exist yet, with what they need."""
 
 from __future__ import annotations
 
 from typing import Final
 
-_GEMMA4 = (
-    "heads of another size in layers without a window, norms of values, keys that several layers share and embeddings "
-    "of their own for layers"
-)
+_GEMMA4 = "norms of values, keys that several layers share and embeddings of their own for layers"
 _QWEN3_NEXT = "layers of linear attention (the gated delta rule), which keep a state, and gated attention"
 _SQUARED_RELU = "a squared ReLU"
 
