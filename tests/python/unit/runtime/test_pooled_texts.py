@@ -1,0 +1,97 @@
+"""The texts that LLM embeds and classifies: one text, or a pair that the tokenizer joins."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from adaptrt._core import PoolingParams, RequestError
+from adaptrt.runtime.pooled import PromptTokens
+from adaptrt.runtime.pooled_texts import PooledTexts, names_of, texts_and_names
+
+
+class Answer:
+    """An answer of the executor that says whether it was closed."""
+
+    def __init__(self, prompt: PromptTokens) -> None:
+        self.prompt = prompt
+        self.is_closed = False
+
+    def rows(self) -> Any:
+        return self.prompt.ids
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class Requests:
+    """Tokens are the text's letters; a prompt of "bad" is refused."""
+
+    def __init__(self) -> None:
+        self.answers: list[Answer] = []
+
+    def token_ids(self, text: str, _: str | None) -> list[int]:
+        return [ord(letter) for letter in text]
+
+    def pair_tokens(self, first: str, second: str, name: str | None) -> PromptTokens:
+        return PromptTokens([*self.token_ids(first, name), 0, *self.token_ids(second, name)])
+
+    def ask_for_rows(self, prompt: PromptTokens, _: str | None, __: PoolingParams) -> Answer:
+        if prompt.ids == self.token_ids("bad", None):
+            raise RequestError("refused")
+        self.answers.append(Answer(prompt))
+        return self.answers[-1]
+
+
+class Classifier:
+    """A class is the row itself."""
+
+    params = PoolingParams()
+
+    def classifications(self, rows: Any) -> Any:
+        return rows
+
+
+class Texts(PooledTexts):
+    """Without an engine."""
+
+    def __init__(self) -> None:
+        self._requests: Any = Requests()
+        adapters = SimpleNamespace(classifier_for=lambda name: Classifier())
+        self._executor: Any = SimpleNamespace(adapters=adapters, engine=None)
+
+
+@pytest.fixture
+def texts(monkeypatch: pytest.MonkeyPatch) -> Texts:
+    monkeypatch.setattr("adaptrt.runtime.pooled_texts.without_padding", lambda prompt, *_: prompt)
+    return Texts()
+
+
+def test_a_text_and_a_pair_in_one_batch(texts: Texts) -> None:
+    pairs: list[Any] = ["ab", ("a", "b"), ["c", "d"]]
+    assert texts.classify(pairs) == [[97, 98], [97, 0, 98], [99, 0, 100]]
+    assert texts.classify("ab") == [97, 98]
+    assert all(answer.is_closed for answer in texts._requests.answers)
+
+
+@pytest.mark.parametrize("wrong", [4, ("a",), ("a", "b", "c"), ("a", 4), {"a": "b"}, None])
+def test_what_is_no_text_and_no_pair_is_refused(texts: Texts, wrong: Any) -> None:
+    with pytest.raises(RequestError, match="expected a text, or a pair of texts for classify"):
+        texts.classify([wrong])
+    assert not texts._requests.answers
+
+
+def test_a_refused_text_cancels_the_others(texts: Texts) -> None:
+    with pytest.raises(RequestError, match="refused"):
+        texts.classify(["ab", "bad", "cd"])
+    assert [answer.is_closed for answer in texts._requests.answers] == [True]
+
+
+def test_each_text_has_an_adapter() -> None:
+    assert texts_and_names("a", "x") == (["a"], ["x"])
+    assert texts_and_names(["a", "b"], None) == (["a", "b"], [None, None])
+    assert names_of(2, ["x", None]) == ["x", None]
+    with pytest.raises(RequestError, match="lora has 1 names for 2 prompts"):
+        names_of(2, ["x"])
