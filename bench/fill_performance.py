@@ -12,6 +12,7 @@ import argparse
 import re
 import statistics
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -70,6 +71,11 @@ def machine_of(report: Report) -> str:
     )
 
 
+def wrapped(text: str) -> str:
+    """Returns a paragraph of Markdown, wrapped at 100 columns."""
+    return textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)
+
+
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """In Markdown."""
     lines = [headings, ["---"] * len(headings), *rows]
@@ -90,7 +96,7 @@ def bench_table(report: Report) -> str:
                 "<br>".join(target(result) for result in row.comparisons).removesuffix("<br>"),
             )
         )
-    parts = [machine_of(report), "", table(("row", "median", "spread", "against", "target"), rows)]
+    parts = [wrapped(machine_of(report)), "", table(("row", "median", "spread", "against", "target"), rows)]
     if report.not_run:
         parts += ["", "Not run:", "", table(("row", "why"), [(entry.title, entry.reason) for entry in report.not_run])]
     return "\n".join(parts)
@@ -147,14 +153,23 @@ def peers_table(report: Report) -> str:
     headings = ("row", *engines, BEST_PEER, "target", "of the machine's limit")
     versions = {row.engine: row.settings["versions"] for row in report.rows}
     told = "; ".join(", ".join(f"{name} {version}" for name, version in versions[engine].items()) for engine in engines)
-    parts = [machine_of(report), "", f"Model {report.run['model']}. Versions: {told}.", "", table(headings, rows)]
+    parts = [wrapped(machine_of(report)), "", wrapped(f"Model {report.run['model']}. Versions: {told}."), ""]
     worse = not_better(report)
-    parts += ["", "Not better than a peer: " + ("; ".join(worse) if worse else "no row of this run") + "."]
+    as_good = "Not better than a peer: " + ("; ".join(worse) if worse else "no row of this run") + "."
+    parts += [table(headings, rows), "", wrapped(as_good)]
     notes = [(row.name, row.settings["note"]) for row in report.rows if row.settings["note"]]
-    notes += [(", ".join(names), f"not run: {reason}") for reason, names in reasons_not_run(report).items()]
+    notes += [(short_list(names), f"not run: {reason}") for reason, names in reasons_not_run(report).items()]
     if notes:
         parts += ["", table(("row", "note"), notes)]
     return "\n".join(parts)
+
+
+def short_list(names: Sequence[str]) -> str:
+    """Returns the names of rows (row/peer), or their number and peers if there are more than three."""
+    if len(names) <= 3:
+        return ", ".join(names)
+    peers = dict.fromkeys(name.split("/")[-1] for name in names)
+    return f"{len(names)} rows of {', '.join(peers)}"
 
 
 def is_better_when_less(row: Row) -> bool:
@@ -182,7 +197,9 @@ def peer_targets(row: Row | None) -> str:
     worst = min(held, key=lambda result: result.ratio)
     assert worst.base is not None
     met = "met" if all(result.holds for result in held) else "**missed**"
-    return f"≥ {worst.at_least:g} x {worst.base.split('/')[1]}: {met} ({worst.ratio:.2f} x)"
+    can_hold = worst.at_limit is None or worst.at_least is None or worst.at_limit >= worst.at_least
+    allowed = "" if can_hold else f"; {worst.at_limit:.2f} x at the machine's limit"
+    return f"≥ {worst.at_least:g} x {worst.base.split('/')[1]}: {met} ({worst.ratio:.2f} x{allowed})"
 
 
 def limit_share(row: Row | None) -> str:
@@ -200,60 +217,6 @@ def not_better(report: Report) -> list[str]:
         for peer, ratio in speed_ups(row).items()
         if ratio <= 1.0
     ]
-
-
-def missed(reports: Sequence[Report]) -> str:
-    """Every target that a row of these reports does not meet, with what was reached."""
-    lines = [
-        (full_title(row), wanted(row, result), f"{result.ratio:.4g}", at_limit(result), limit_share(row))
-        for report in reports
-        for row in report.rows
-        for result in row.comparisons
-        if result.holds is False
-    ]
-    if not lines:
-        return "None: every target of the rows above is met."
-    return table(("row", "target", "reached", "at the machine's limit it would be", "of the machine's limit"), lines)
-
-
-def at_limit(result: ComparisonResult) -> str:
-    """The most that the ratio could be on this machine, and whether that is less than the target."""
-    if result.at_limit is None:
-        return "-"
-    is_less = result.at_least is not None and result.at_limit < result.at_least
-    return f"{result.at_limit:.4g}" + (", less than the target" if is_less else "")
-
-
-def wanted(row: Row, result: ComparisonResult) -> str:
-    """A target in short: its bound and what is divided by."""
-    bounds = [f"{sign} {bound:g}" for sign, bound in (("≥", result.at_least), ("≤", result.at_most))
-              if bound is not None]  # fmt: skip
-    if result.measure == "value":
-        return f"{', '.join(bounds)} {row.figure.unit}"
-    return f"{', '.join(bounds)} x {result.base or 'the roofline'}"
-
-
-def side_by_side(page: str) -> str:
-    """AdaptRT's figures and ratios in the page's tables of peers, a column for each kind of CPU."""
-    columns = {}
-    for cpu in CPUS:
-        content = content_of(page, f"peers {cpu}")
-        machine = re.match(r"(\S+), AdaptRT \S+: (.+?), \d+ threads", content)
-        if machine is not None:
-            columns[f"{machine[2]}, {machine[1]}"] = own_figures(content)
-    # In the order of the kind of CPU that has most rows; others' own come after those.
-    rows = dict.fromkeys(row for column in sorted(columns.values(), key=len, reverse=True) for row in column)
-    lines = [(row, *(column.get(row, "-") for column in columns.values())) for row in rows]
-    return table(("row", *columns), lines)
-
-
-def own_figures(content: str) -> dict[str, str]:
-    """By row of a table of peers: AdaptRT's figure, and its ratio to the best peer in brackets."""
-    lines = [line.strip("| ").split(" | ") for line in content.splitlines() if line.startswith("| ")]
-    headings = lines[0]
-    ours, ratio = headings.index(OURS), headings.index(BEST_PEER)
-    rows = [cells for cells in lines[2:] if len(cells) == len(headings)]
-    return {cells[0]: cells[ours] + (f" ({cells[ratio]})" if cells[ratio] != "-" else "") for cells in rows}
 
 
 def merged(reports: Sequence[Report]) -> Report:
@@ -320,17 +283,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("page", type=Path)
     args = parser.parse_args(argv)
     page = args.page.read_text(encoding="utf-8")
-    filled: dict[str, list[Report]] = {}
     for name, make in TABLES.items():
         by_cpu: dict[str, list[Report]] = {}
         for report in map(load_report, getattr(args, name) or ()):
             by_cpu.setdefault(cpu_of(report), []).append(report)
         for cpu, reports in by_cpu.items():
-            filled.setdefault(cpu, []).append(merged(reports))
-            page = fill(page, f"{name} {cpu}", make(filled[cpu][-1]))
-    for cpu, reports in filled.items():
-        page = fill(page, f"missed {cpu}", missed(reports))
-    page = fill(page, "side by side", side_by_side(page))
+            page = fill(page, f"{name} {cpu}", make(merged(reports)))
     args.page.write_text(page, encoding="utf-8")
 
 

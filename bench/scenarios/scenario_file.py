@@ -1,4 +1,4 @@
-"""Reads scenario files. docs/performance.md describes the format; every key is used, or refused with its line."""
+"""Reads scenario files. bench/measuring.md describes the format; every key is used, or refused with its line."""
 
 from __future__ import annotations
 

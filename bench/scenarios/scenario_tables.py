@@ -1,4 +1,4 @@
-"""The tables of a scenario file, as pydantic checks them. docs/performance.md describes the format."""
+"""The tables of a scenario file, as pydantic checks them. bench/measuring.md describes the format."""
 
 from __future__ import annotations
 
