@@ -28,6 +28,7 @@ from ..runtime.ranks import is_started_by_mpi
 from .adapter_names import LONGEST_NAME, is_name, name_problem
 from .options import (
     DEFAULT_PORT,
+    MAX_JSON_DEPTH,
     MOST_CONNECTIONS,
     OTHER_FILES,
     ServerLimits,
@@ -159,6 +160,7 @@ def _add_limits(group: Any) -> None:
         ("max_body_bytes", integer(1), "of a request's body"),
         ("max_json_bytes", integer(1), "of the JSON in a body"),
         ("max_json_items", integer(1), "items of all lists and objects in a body's JSON"),
+        ("max_json_depth", integer(1, MAX_JSON_DEPTH), "levels of lists and objects in a body's JSON"),
         ("max_header_bytes", integer(1), "of its headers"),
         ("max_prompts", integer(1), "prompts or texts in one request"),
         ("max_answers", integer(1), "answers to one request: its prompts times n"),
@@ -273,6 +275,7 @@ def limits_of(args: argparse.Namespace) -> ServerLimits:
         max_body_bytes=args.max_body_bytes,
         max_json_bytes=args.max_json_bytes,
         max_json_items=args.max_json_items,
+        max_json_depth=args.max_json_depth,
         max_header_bytes=args.max_header_bytes,
         max_prompts=args.max_prompts,
         max_answers=args.max_answers,

@@ -78,13 +78,13 @@ def parse_json(body: bytes, model: type[Model], limits: ServerLimits) -> Model:
     except UnicodeDecodeError as error:
         raise ApiError(f"the body is not UTF-8: byte {error.start} is 0x{body[error.start]:02x}") from error
     except RecursionError:
-        raise ApiError(f"the body's JSON is nested deeper than {limits.max_json_depth} levels") from None
+        raise _too_deep(limits) from None
     except ValueError as error:
         raise ApiError(f"the body is not JSON: {error}") from error
     if not isinstance(content, dict):
         raise ApiError(f"the body is a JSON {type(content).__name__}; expected an object")
     if _is_deeper(content, limits.max_json_depth):
-        raise ApiError(f"the body's JSON is nested deeper than {limits.max_json_depth} levels")
+        raise _too_deep(limits)
     if _SURROGATE.search(text):
         _refuse_lone_surrogates(content)
     try:
@@ -186,6 +186,13 @@ def _refuse_size(what: str, max_bytes: int) -> NoReturn:
         f"the {what} is larger than {max_bytes} bytes",
         status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
         kind=TOO_LARGE,
+    )
+
+
+def _too_deep(limits: ServerLimits) -> ApiError:
+    return ApiError(
+        f"the body's JSON is nested deeper than {limits.max_json_depth} levels; expected at most as many (the server's "
+        "--max_json_depth)"
     )
 
 

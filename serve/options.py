@@ -15,6 +15,8 @@ DEFAULT_PORT: Final = 8000
 """vLLM's, which clients' examples have."""
 MOST_CONNECTIONS: Final = 8192
 """Connections at a time, unless a server is told otherwise."""
+MAX_JSON_DEPTH: Final = 256
+"""Highest limit of JSON's levels: Python's parser recurses, and may be called some hundred frames deep."""
 OTHER_FILES: Final = 128
 """Files that a process may need open in addition to its connections: engines, adapters, pipes, its log."""
 
@@ -28,9 +30,10 @@ class ServerLimits:
     """Size of the JSON in a body; tensors behind it may fill the rest of max_body_bytes."""
     max_json_items: int = 300_000
     """Items of all lists and objects in a body's JSON."""
+    max_json_depth: int = 64
+    """Levels of lists and objects in a body's JSON, the outermost included."""
     max_header_bytes: int = 64 << 10
     """Of a request's line and headers together."""
-    max_json_depth: int = 64
     max_prompts: int = 1024
     """In one request."""
     max_answers: int = 1024

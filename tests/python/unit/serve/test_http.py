@@ -13,7 +13,7 @@ from starlette.types import Message
 
 from adaptrt.serve.errors import ApiError
 from adaptrt.serve.http import check_json_size, parse_json, read_body
-from adaptrt.serve.options import ServerLimits
+from adaptrt.serve.options import MAX_JSON_DEPTH, ServerLimits
 
 PIECE = b"12345678"
 LIMITS = ServerLimits(max_body_bytes=100)
@@ -87,3 +87,15 @@ def test_json_has_fewer_bytes_than_a_body_may_have() -> None:
     with pytest.raises(ApiError, match="the body's JSON is larger than 20 bytes") as raised:
         parse_json(b'{"content":"' + b"a" * 7 + b'"}', Content, limits)
     assert raised.value.status is HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+
+
+@pytest.mark.parametrize("levels", [2, 64, MAX_JSON_DEPTH])
+def test_levels_of_json_are_limited(levels: int) -> None:
+    def body(num_lists: int) -> bytes:
+        return b'{"content":' + b"[" * num_lists + rb'"\ud83d\ude00"' + b"]" * num_lists + b"}"
+
+    limits = ServerLimits(max_json_depth=levels)
+    assert parse_json(body(levels - 1), Content, limits).content
+    for num_lists in (levels, 100_000):
+        with pytest.raises(ApiError, match=f"nested deeper than {levels} levels; .* --max_json_depth"):
+            parse_json(body(num_lists), Content, limits)

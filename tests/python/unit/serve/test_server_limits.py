@@ -14,7 +14,7 @@ import adaptrt
 from adaptrt.runtime.template_limits import TemplateLimits
 from adaptrt.serve import options
 from adaptrt.serve.command import add_arguments, options_of
-from adaptrt.serve.options import MOST_CONNECTIONS, OTHER_FILES, ServerLimits, num_connections
+from adaptrt.serve.options import MAX_JSON_DEPTH, MOST_CONNECTIONS, OTHER_FILES, ServerLimits, num_connections
 
 SECONDS = ("header_seconds", "body_seconds", "keep_alive_seconds", "write_seconds")
 UNIT_FILE = Path(__file__).parents[4] / "deploy" / "adaptrt.service"
@@ -34,7 +34,7 @@ def open_files(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_every_limit_has_a_flag() -> None:
-    names = {field.name for field in dataclasses.fields(ServerLimits)} - {"max_json_depth"}
+    names = {field.name for field in dataclasses.fields(ServerLimits)}
     for name in names:
         # A number that no limit is by default.
         assert parse(f"--{name}", 11).limits == dataclasses.replace(ServerLimits(), **{name: 11}), name
@@ -60,6 +60,15 @@ def test_the_tokens_of_counted_texts_are_a_flag() -> None:
     assert parse("--max_tokenize_tokens", 7).limits.max_tokenize_tokens == 7
     with pytest.raises(SystemExit):
         parse("--max_tokenize_tokens", 0)
+
+
+@pytest.mark.parametrize("value", [0, MAX_JSON_DEPTH + 1])
+def test_levels_that_no_parser_has_are_refused(value: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert parse("--max_json_depth", MAX_JSON_DEPTH).limits.max_json_depth == MAX_JSON_DEPTH
+    with pytest.raises(SystemExit):
+        parse("--max_json_depth", value)
+    said = f"--max_json_depth: it is {value}; expected an integer from 1 to {MAX_JSON_DEPTH}"
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", SECONDS)
