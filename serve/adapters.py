@@ -40,14 +40,16 @@ class ServedAdapter:
 class ServedAdapters:
     """Adapters by name, over the executor's store and its cache. All methods belong to the loop."""
 
-    def __init__(self, executor: AsyncExecutor, roots: Sequence[Path]) -> None:
-        """`roots`: directories below which adapters are found by name, and outside which none is read at run time."""
+    def __init__(self, executor: AsyncExecutor, roots: Sequence[Path], reserved: frozenset[str]) -> None:
+        """`roots`: directories below which adapters are found by name, and outside which none is read at run time.
+
+        reserved: names of the base model, which no adapter may have.
+        """
         self._executor = executor
         self._work = executor.work
         self._store = executor.executor.adapters
         self._roots = AdapterRoots(roots)
-        self.reserved: frozenset[str] = frozenset()
-        """Names of the base model, which no adapter may have."""
+        self._reserved: Final = reserved
         self._in_roots = RootNames((), is_complete=True)
         self._listed_at: float | None = None
 
@@ -65,7 +67,7 @@ class ServedAdapters:
         if self._listed_at is None or now - self._listed_at > LISTED_SECONDS:
             self._in_roots = await self._work.run_shared(WorkKind.FILES, None, self._roots.names)
             self._listed_at = now
-        taken = self.reserved.union(self._store.names)
+        taken = self._reserved.union(self._store.names)
         return RootNames(tuple(name for name in self._in_roots.names if name not in taken), self._in_roots.is_complete)
 
     def is_from(self, name: str, path: str) -> bool:
@@ -87,7 +89,7 @@ class ServedAdapters:
     async def _find_one(self, name: str) -> bool:
         if self.knows(name):
             return True
-        if name in self.reserved or not is_path_of_name(name):
+        if name in self._reserved or not is_path_of_name(name):
             return False
         directory = await self._work.run_shared(WorkKind.FILES, None, self._roots.find, name)
         if directory is None:
@@ -110,7 +112,7 @@ class ServedAdapters:
 
     async def directory_to_load(self, name: str, path: str, *, replace: bool) -> Path:
         """The directory that load() would read. Raises ApiError where it would not."""
-        _check_name(name, self.reserved)
+        _check_name(name, self._reserved)
         if self.knows(name) and not replace:
             raise ApiError(
                 f"The lora adapter '{name}' has already been loaded. If you want to load the adapter in place, set "
@@ -130,7 +132,7 @@ class ServedAdapters:
 
     async def add_trusted(self, name: str, path: Path) -> None:
         """Adds an adapter that the command line names, wherever it lies. Raises ApiError."""
-        _check_name(name, self.reserved)
+        _check_name(name, self._reserved)
         await self._add(name, path, replace=False)
 
     async def unload(self, name: str) -> None:

@@ -24,7 +24,7 @@ from .sampling_defaults import SamplingDefaults
 from .statistics import ExecutorStatistics
 from .tokenizers_of_adapters import ServedTokenizers
 
-AdaptersMaker: TypeAlias = Callable[[AsyncExecutor, Sequence[Path]], ServedAdapters]
+AdaptersMaker: TypeAlias = Callable[[AsyncExecutor, Sequence[Path], frozenset[str]], ServedAdapters]
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,7 @@ class Service:
         statistics = ExecutorStatistics(asynchronous)
         model_names = options.served_model_name or (engine_dir.name,)
         metrics.registry.register(ExecutorCollector(asynchronous, statistics, metrics, model_names[0]))
-        adapters = make_adapters(asynchronous, options.adapter_roots)
-        adapters.reserved = frozenset(model_names)
+        adapters = make_adapters(asynchronous, options.adapter_roots, frozenset(model_names))
         tokenizers = ServedTokenizers(asynchronous, Tokenizers(of_model, executor.adapters))
         start = decoder_start(executor.engine)
         service = cls(

@@ -95,8 +95,10 @@ class Replica:
         assert isinstance(adapters, SharedAdapters)
         return adapters
 
-    def _make_adapters(self, executor: AsyncExecutor, roots: Sequence[Path]) -> SharedAdapters:
-        return SharedAdapters(executor, roots, self._name, self._change_all, self._mark_present)
+    def _make_adapters(
+        self, executor: AsyncExecutor, roots: Sequence[Path], reserved: frozenset[str]
+    ) -> SharedAdapters:
+        return SharedAdapters(executor, roots, reserved, self._name, self._change_all, self._mark_present)
 
     async def _change_all(self, change: AdapterChange) -> Refusal | None:
         refusal: Refusal | None = await self._coordinator.change.remote(change)

@@ -25,12 +25,13 @@ class SharedAdapters(ServedAdapters):
         self,
         executor: AsyncExecutor,
         roots: Sequence[Path],
+        reserved: frozenset[str],
         replica: str,
         change_all: Callable[[AdapterChange], Awaitable[Refusal | None]],
         mark_present: Callable[[str], Awaitable[None]],
     ) -> None:
         """`change_all` makes a change at all replicas, `mark_present` tells the router that an adapter is used here."""
-        super().__init__(executor, roots)
+        super().__init__(executor, roots, reserved)
         self._replica = replica
         self._change_all = change_all
         self._mark_present = mark_present

@@ -65,12 +65,18 @@ def executor(place: Place) -> Iterator[adaptrt.Executor]:
         yield made
 
 
-def run(place: Place, executor: adaptrt.Executor, body: Callable[[ServedAdapters], Coroutine[Any, Any, None]]) -> None:
+def run(
+    place: Place,
+    executor: adaptrt.Executor,
+    body: Callable[[ServedAdapters], Coroutine[Any, Any, None]],
+    *,
+    reserved: tuple[str, ...] = (),
+) -> None:
     async def main() -> None:
         asynchronous = AsyncExecutor(executor)
         asynchronous.start()
         try:
-            await body(ServedAdapters(asynchronous, [place.root]))
+            await body(ServedAdapters(asynchronous, [place.root], frozenset(reserved)))
         finally:
             await asynchronous.close()
 
@@ -338,13 +344,12 @@ def test_a_bounded_number_of_sums_keep_their_task_ids(executor: adaptrt.Executor
 @pytest.mark.parametrize("name", ["base", "poet:0.5", "poet:0.5+org/clerk:1"])
 def test_names_of_the_base_and_of_sums_are_refused(place: Place, executor: adaptrt.Executor, name: str) -> None:
     async def body(adapters: ServedAdapters) -> None:
-        adapters.reserved = frozenset({"base"})
         for load in (adapters.load(name, "poet"), adapters.add_trusted(name, place.root / "poet")):
             with pytest.raises(ApiError, match="expected another name"):
                 await load
         assert adapters.list() == []
 
-    run(place, executor, body)
+    run(place, executor, body, reserved=("base",))
     if name != "base":
         with pytest.raises(adaptrt.AdapterError, match="is a weighted sum"):
             executor.add_adapter(name, place.root / "poet")
@@ -446,14 +451,13 @@ def test_equal_finds_read_an_adapter_once(
 
 def test_what_the_roots_hold_is_listed_until_it_is_loaded(place: Place, executor: adaptrt.Executor) -> None:
     async def body(adapters: ServedAdapters) -> None:
-        adapters.reserved = frozenset({"broken"})
         listed = await adapters.not_loaded()
         assert listed.names == ("half-link", "initial-link", "org/clerk", "poet")
         assert listed.is_complete
         await adapters.load("poet", "poet")
         assert (await adapters.not_loaded()).names == ("half-link", "initial-link", "org/clerk")
 
-    run(place, executor, body)
+    run(place, executor, body, reserved=("broken",))
 
 
 def test_a_directory_of_many_files_is_refused(place: Place, executor: adaptrt.Executor, tmp_path: Path) -> None:

@@ -62,7 +62,9 @@ def run(executor: adaptrt.Executor, root: Path, body: Callable[[SharedAdapters, 
         asynchronous.start()
         others = Others()
         try:
-            await body(SharedAdapters(asynchronous, [root], "r1", others.change_all, others.mark), others)
+            await body(
+                SharedAdapters(asynchronous, [root], frozenset({"base"}), "r1", others.change_all, others.mark), others
+            )
         finally:
             await asynchronous.close()
 
@@ -86,6 +88,8 @@ def test_what_clients_ask_for_becomes_a_change(executor: adaptrt.Executor, root:
         assert (adapters.knows("x"), adapters.knows("first")) == (False, True)
         with pytest.raises(ApiError, match="expected a directory below"):
             await adapters.load("y", "/etc")
+        with pytest.raises(ApiError, match="lora_name is 'base'"):
+            await adapters.load("base", "a")
         assert len(others.changes) == 2
         others.refusal = Refusal("no room", 429, "RateLimitError", None)
         with pytest.raises(ApiError, match="no room") as refused:

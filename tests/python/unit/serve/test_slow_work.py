@@ -202,3 +202,12 @@ def test_a_crowd_that_leaves_keeps_no_place(place: Place) -> None:
         assert counts == [(0, 0)] * len(WorkKind)
 
     run(place, body)
+
+
+def test_no_adapter_gets_the_name_of_the_base(place: Place) -> None:
+    async def body(service: Service, many: Client, one: Client) -> None:
+        refused = await one.post("/v1/load_lora_adapter", lora_name="base", lora_path="hot")
+        assert refused.status_code == 400
+        assert "lora_name is 'base', which is the base model's name" in refused.text
+
+    run(place, body)
