@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Final, Protocol
 
-from .._core import AdaptrtError, ExecutorClosedError, Request, RequestError, Response, Result
+from .._core import AdaptrtError, ExecutorClosedError, GuidedDecodingParams, Request, RequestError, Response, Result
 from ..runtime.executor import Executor
 from .options import ServerLimits
 from .time_slices import TimeSlices
-from .work import Work
+from .work import Work, WorkKind
 
 MANY_RESULTS: Final = 64
 
@@ -141,6 +141,14 @@ class AsyncExecutor:
     def num_running(self) -> int:
         """Requests whose last response is still to come."""
         return len(self._generations)
+
+    async def compile_guide(self, guide: GuidedDecodingParams) -> None:
+        """Compiles a guide in its pool; does nothing for one that is compiled already.
+
+        Raises as Executor.check_guide and Work.run.
+        """
+        if not self.executor.has_compiled_guide(guide):
+            await self.work.run(WorkKind.GUIDES, self.executor.check_guide, guide)
 
     def submit(self, request: Request, adapter: str | None = None) -> Generation:
         """Queues a request, whose adapter has to be cached; `adapter` is what it is called to observers.

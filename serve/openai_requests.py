@@ -18,7 +18,6 @@ from .openai_fields import MAX_PRIORITY, GenerationFields, LoraRequest, ModelFie
 from .options import ServerLimits
 from .service import Service, TextLengths
 from .time_slices import TimeSlices
-from .work import WorkKind
 
 _SEEDS: Final = 1 << 64
 
@@ -111,7 +110,7 @@ async def start_all(service: Service, requests: Sequence[TextRequest], stack: As
     """
     # Those of one client's request have the same.
     if requests and (guide := requests[0].guided_decoding_params) is not None:
-        await service.executor.work.run(WorkKind.GUIDES, service.executor.executor.check_guide, guide)
+        await service.executor.compile_guide(guide)
     slices = TimeSlices()
     started = []
     async with AsyncExitStack() as starting:

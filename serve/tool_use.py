@@ -13,7 +13,6 @@ from .openai_guides import guide_of, json_schema_of
 from .service import Service
 from .tool_calls import LLAMA3_JSON, PARSERS, ToolCallParser
 from .tool_guides import GuidedFunction, tool_guide
-from .work import WorkKind
 
 _JSON_SCHEMA: Final = GuidedDecodingParams.GuideType.JSON_SCHEMA
 
@@ -80,14 +79,13 @@ async def _check(
     service: Service, guide: GuidedDecodingParams, functions: Sequence[GuidedFunction], is_forced: bool
 ) -> None:
     """Raises ApiError that names the function whose parameters no guide can enforce."""
-    check = service.executor.executor.check_guide
     try:
-        await service.executor.work.run(WorkKind.GUIDES, check, guide)
+        await service.executor.compile_guide(guide)
     except RequestError:
         for function in functions:
             schema = GuidedDecodingParams(_JSON_SCHEMA, function.schema(is_forced=is_forced))
             try:
-                await service.executor.work.run(WorkKind.GUIDES, check, schema)
+                await service.executor.compile_guide(schema)
             except RequestError as error:
                 field = f"{function.place}.parameters"
                 raise ApiError(f"{field} of '{function.name}' cannot be enforced: {error}", param=field) from error

@@ -139,6 +139,10 @@ void def_requests(ExecutorClass& cls) {
           "check_guide", releasing_gil(&Executor::check_guide), py::arg("guided_decoding_params"),
           "Compile a guide, so that requests with the same one are queued without delay. Raises RequestError "
           "with the reason when it cannot be compiled.")
+      .def(
+          "has_compiled_guide", releasing_gil(&Executor::has_compiled_guide),
+          py::arg("guided_decoding_params"),
+          "True if requests with this guide are queued without compiling it. The guide is then kept longest.")
       .def("can_enqueue_requests", &Executor::can_enqueue_requests,
            "False when the queue is full, and after shutdown.");
 }

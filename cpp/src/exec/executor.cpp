@@ -356,6 +356,10 @@ void Executor::check_guide(const GuidedDecodingParams& params) {
   impl().guides().check(params);
 }
 
+bool Executor::has_compiled_guide(const GuidedDecodingParams& params) {
+  return impl().guides().has_compiled(params);
+}
+
 std::vector<Response> Executor::await_responses(Timeout timeout) {
   return impl().board().await_any(timeout);
 }

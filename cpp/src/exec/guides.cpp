@@ -28,6 +28,10 @@ void Guides::check(const GuidedDecodingParams& params) {
   static_cast<void>(compiler().compile(params));
 }
 
+bool Guides::has_compiled(const GuidedDecodingParams& params) {
+  return are_there() && compiler().has_compiled(params);
+}
+
 GrammarCompiler& Guides::compiler() {
   const std::lock_guard lock(mutex_);
   if (!compiler_) throw RequestError("the executor has no GrammarCompiler");

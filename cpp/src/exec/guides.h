@@ -23,6 +23,8 @@ class Guides {
   [[nodiscard]] std::shared_ptr<TokenGuide> begin(const GuidedDecodingParams& params);
   /// Throws as begin() does.
   void check(const GuidedDecodingParams& params);
+  /// See GrammarCompiler::has_compiled; false without a compiler.
+  [[nodiscard]] bool has_compiled(const GuidedDecodingParams& params);
 
  private:
   GrammarCompiler& compiler();

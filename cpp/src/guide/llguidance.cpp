@@ -95,6 +95,11 @@ class LlguidanceCompiler final : public GrammarCompiler {
     return std::make_unique<LlguidanceState>(functions_, tokenizer_, std::move(matcher));
   }
 
+  bool has_compiled(const GuidedDecodingParams& params) override {
+    const std::lock_guard lock(mutex_);
+    return find_kept(params) != nullptr;
+  }
+
   [[nodiscard]] std::span<const std::int32_t> stop_token_ids() const override {
     return options_.stop_token_ids;
   }
@@ -149,12 +154,19 @@ class LlguidanceCompiler final : public GrammarCompiler {
 
   MatcherPtr clone_of_kept(const GuidedDecodingParams& params) {
     const std::lock_guard lock(mutex_);
+    const LlgMatcher* kept = find_kept(params);
+    if (kept == nullptr) return {nullptr, FreeMatcher{functions_.free_matcher}};
+    return clone(kept);
+  }
+
+  /// Needs mutex_. Makes the grammar the most recently used one; nullptr: it is not kept.
+  const LlgMatcher* find_kept(const GuidedDecodingParams& params) {
     for (auto kept = kept_.begin(); kept != kept_.end(); ++kept) {
       if (kept->params != params) continue;
       kept_.splice(kept_.begin(), kept_, kept);
-      return clone(kept->matcher.get());
+      return kept->matcher.get();
     }
-    return {nullptr, FreeMatcher{functions_.free_matcher}};
+    return nullptr;
   }
 
   void keep(Kept grammar) {

@@ -60,6 +60,8 @@ BOOST_AUTO_TEST_CASE(one_that_cannot_be_compiled_fails_alone) {
   BOOST_TEST(collect_result(*executor, ids[2]).output_token_ids.at(0).size() == 3U);
   BOOST_CHECK_THROW(executor->check_guide({GuideType::kRegex, "bad"}), RequestError);
   BOOST_CHECK_NO_THROW(executor->check_guide({GuideType::kRegex, "1"}));
+  BOOST_TEST(executor->has_compiled_guide({GuideType::kRegex, "1"}));
+  BOOST_TEST(!executor->has_compiled_guide({GuideType::kRegex, "2"}));
 }
 
 BOOST_AUTO_TEST_CASE(one_that_fails_on_its_way_fails_alone) {
@@ -79,6 +81,7 @@ BOOST_AUTO_TEST_CASE(guides_and_their_compiler_are_checked) {
                                  std::string::npos;
                         });
   BOOST_CHECK_THROW(without->check_guide({GuideType::kRegex, "1"}), RequestError);
+  BOOST_TEST(!without->has_compiled_guide({GuideType::kRegex, "1"}));
   const auto executor = make_guided();
   BOOST_CHECK_THROW(executor->set_grammar_compiler(std::make_shared<FakeCompiler>()), ConfigError);
   auto request = guided(make_request(kPrompt, 1), std::string("1\0", 2));

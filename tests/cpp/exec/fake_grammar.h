@@ -61,6 +61,8 @@ class FakeCompiler final : public GrammarCompiler {
     if (params.guide == "broken") return std::make_unique<FakeGrammar>(9, 2, in_mask_);
     return std::make_unique<FakeGrammar>(std::stoi(*params.guide), -1, in_mask_);
   }
+  /// True for "1" alone.
+  bool has_compiled(const GuidedDecodingParams& params) override { return params.guide == "1"; }
   [[nodiscard]] std::span<const std::int32_t> stop_token_ids() const override { return stop_token_ids_; }
 
  private:

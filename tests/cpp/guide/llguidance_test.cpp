@@ -180,6 +180,21 @@ BOOST_AUTO_TEST_CASE(the_least_recently_used_grammar_is_compiled_again) {
   BOOST_TEST(num_matchers == 2);
 }
 
+BOOST_AUTO_TEST_CASE(asking_for_a_grammar_counts_as_a_use_and_compiles_nothing) {
+  const auto compiler = make_llguidance_compiler(fake_functions(), options(2));
+  num_compiled = 0;
+  BOOST_TEST(!compiler->has_compiled(regex("a")));
+  BOOST_TEST(num_compiled == 0);
+  static_cast<void>(compiler->compile(regex("a")));
+  static_cast<void>(compiler->compile(regex("b")));
+  BOOST_TEST(compiler->has_compiled(regex("a")));
+  static_cast<void>(compiler->compile(regex("c")));  // b goes
+  BOOST_TEST(compiler->has_compiled(regex("a")));
+  BOOST_TEST(!compiler->has_compiled(regex("b")));
+  BOOST_TEST(num_compiled == 3);
+  BOOST_TEST(num_matchers == 2);
+}
+
 BOOST_AUTO_TEST_CASE(grammars_that_hold_too_much_memory_go) {
   auto limited = options();
   limited.max_kept_bytes = 100;

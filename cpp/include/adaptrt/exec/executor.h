@@ -64,6 +64,9 @@ class Executor {
   /// Compiles a guide, so that requests with the same one are queued without delay. Throws RequestError with
   /// the reason when it cannot be compiled; such a request is queued all the same, and that is its response.
   void check_guide(const GuidedDecodingParams& params);
+  /// True if a request with the guide is queued without compiling it. The guide is then the most recently
+  /// used one, so that it is kept longest.
+  [[nodiscard]] bool has_compiled_guide(const GuidedDecodingParams& params);
 
   /// All responses that are there, of any request, as soon as there is one; empty when the time is over, or
   /// when the executor is shut down meanwhile.

@@ -34,6 +34,9 @@ class GrammarCompiler {
 
   /// The beginning of an output. Throws RequestError with the reason when the guide cannot be compiled.
   [[nodiscard]] virtual std::unique_ptr<GrammarState> compile(const GuidedDecodingParams& params) = 0;
+  /// True if the compiled grammar is kept, so that compile() copies it. The call counts as a use: the grammar
+  /// becomes the most recently used one.
+  [[nodiscard]] virtual bool has_compiled(const GuidedDecodingParams& params) = 0;
   /// The tokens that end an output; masks allow them where the grammar is satisfied, and nowhere else.
   [[nodiscard]] virtual std::span<const std::int32_t> stop_token_ids() const = 0;
 };

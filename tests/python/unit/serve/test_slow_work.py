@@ -38,6 +38,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     tokenizer = byte_level()
     model = save_model(ModelSpec(vocab_size=tokenizer.get_vocab_size()), base / "model")
     save_tokenizer(tokenizer, model)
+    (model / "chat_template.jinja").write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
     for seed, name in enumerate(("hot", "other")):
         save_adapter(model, base / "root" / name, seed, r=4)
     return Place(build_engine(model, base), base / "root")
@@ -121,6 +122,38 @@ def test_slow_guides_keep_no_adapter_waiting(place: Place, monkeypatch: pytest.M
         monkeypatch.setattr(service.executor.executor, "check_guide", check)
         assert (await one.complete("base", guided_regex="[ab]")).status_code == 200
         assert slow.num_begun == 1
+
+    run(place, body)
+
+
+def test_a_guide_is_compiled_once_and_then_enters_no_pool(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = {"type": "function", "function": {"name": "call", "parameters": {"type": "object", "properties": {}}}}
+    chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, "tools": [tool]}
+
+    async def body(service: Service, many: Client, one: Client) -> None:
+        num_compiled, check = 0, service.executor.executor.check_guide
+
+        def count(guide: adaptrt.GuidedDecodingParams) -> None:
+            nonlocal num_compiled
+            num_compiled += 1
+            check(guide)
+
+        monkeypatch.setattr(service.executor.executor, "check_guide", count)
+        for _ in range(2):
+            answer = await many.post("/v1/chat/completions", model="base", tool_choice="required", **chat)
+            assert answer.status_code == 200
+            assert num_compiled == 1
+        for _ in range(2):
+            assert (await many.complete("base", guided_regex="[ab]")).status_code == 200
+            assert num_compiled == 2
+        # The client's thread of the pool is taken.
+        slow = Slow()
+        monkeypatch.setattr(service.executor.executor, "check_guide", slow)
+        waiting = [asyncio.create_task(many.complete("base", guided_regex="[cd]"))]
+        await until(lambda: slow.num_begun == 1)
+        assert (await many.complete("base", guided_regex="[ab]")).status_code == 200
+        await leave(waiting)
+        slow.let_go()
 
     run(place, body)
 
