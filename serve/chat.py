@@ -25,7 +25,7 @@ from .tool_use import tool_use_of
 
 async def chat(service: Service, request: Request) -> Response:
     """Answers a conversation."""
-    fields = await read_json(request, ChatRequest, service.options.limits)
+    fields = await read_json(request, ChatRequest, service.options.limits, service.executor.work)
     adapter = await adapter_of(service, fields)
     tool_use = await tool_use_of(service, fields)
     make_parser = None if tool_use is None else tool_use.make_parser

@@ -27,7 +27,7 @@ from .work import WorkKind
 
 async def classify(service: Service, request: Request) -> Response:
     """Answers a request for classes: each text runs as a request of the executor's."""
-    fields = await read_json(request, ClassificationRequest, service.options.limits)
+    fields = await read_json(request, ClassificationRequest, service.options.limits, service.executor.work)
     check_can_pool(service)
     adapter = await adapter_of(service, fields)
     executor = service.executor.executor
@@ -45,7 +45,7 @@ async def classify(service: Service, request: Request) -> Response:
 
 async def score(service: Service, request: Request) -> Response:
     """Answers a request for how well pairs of texts match, with what a classifier of one class says of each."""
-    fields = await read_json(request, ScoreRequest, service.options.limits)
+    fields = await read_json(request, ScoreRequest, service.options.limits, service.executor.work)
     adapter, scores, num_tokens = await _scores(service, request, fields, fields.pairs, "text_2")
     data = ({"index": i, "object": "score", "score": score} for i, score in enumerate(scores))
     return _answer(service, "score", adapter, data, num_tokens)
@@ -53,7 +53,7 @@ async def score(service: Service, request: Request) -> Response:
 
 async def rerank(service: Service, request: Request) -> Response:
     """Answers a request for the documents that match a query best, the best first."""
-    fields = await read_json(request, RerankRequest, service.options.limits)
+    fields = await read_json(request, RerankRequest, service.options.limits, service.executor.work)
     documents = fields.texts
     pairs = [(fields.query, document) for document in documents]
     adapter, scores, num_tokens = await _scores(service, request, fields, pairs, "documents")

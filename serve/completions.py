@@ -41,7 +41,7 @@ class _Prompt:
 
 async def complete(service: Service, request: Request) -> Response:
     """Answers a request for completions: each prompt runs as a request of the executor's, with n sequences."""
-    fields = await read_json(request, CompletionRequest, service.options.limits)
+    fields = await read_json(request, CompletionRequest, service.options.limits, service.executor.work)
     limit = service.options.limits.max_prompts
     if len(fields.prompt) > limit:
         raise ApiError(f"prompt has {len(fields.prompt)} prompts; at most {limit} are accepted", param="prompt")

@@ -24,7 +24,7 @@ _BASE64: Final = "base64"
 
 async def embed(service: Service, request: Request) -> Response:
     """Answers a request for embeddings: each text runs as a request of the executor's."""
-    fields = await read_json(request, EmbeddingRequest, service.options.limits)
+    fields = await read_json(request, EmbeddingRequest, service.options.limits, service.executor.work)
     check_can_pool(service)
     params = _params(service)
     _check_dimensions(service, fields.dimensions)

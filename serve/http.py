@@ -18,12 +18,13 @@ from starlette.types import Receive, Scope, Send
 
 from .errors import TOO_LARGE, ApiError
 from .options import ServerLimits
+from .work import Work, WorkKind
 
 Model = TypeVar("Model", bound=BaseModel)
 Returned = TypeVar("Returned")
 
 LONG_BODY: Final = 1 << 16
-"""Bytes; one that is longer is parsed beside the loop, which others wait for."""
+"""Bytes; a longer body is parsed in a thread, because all other requests wait for the loop."""
 PROBLEMS_SHOWN: Final = 10
 """Of a body that has more of them."""
 LONGEST_PLACE: Final = 100
@@ -61,12 +62,18 @@ async def read_body(request: Request, limits: ServerLimits, *, is_json: bool = F
     return bytes(body)
 
 
-async def read_json(request: Request, model: type[Model], limits: ServerLimits) -> Model:
-    """The body as a model's fields. Raises ApiError that names the fields that are wrong."""
-    body = await read_body(request, limits, is_json=True)
+async def read_json(
+    request: Request, model: type[Model], limits: ServerLimits, work: Work, *, if_empty: bytes = b""
+) -> Model:
+    """The body as a model's fields; a long one is parsed by the threads for texts.
+
+    if_empty: stands for a body without a byte. Raises ApiError that names the fields that are wrong, and
+    ClientDisconnect for a client that leaves; its body is not parsed then, if that has not begun.
+    """
+    body = await read_body(request, limits, is_json=True) or if_empty
     if len(body) <= LONG_BODY:
         return parse_json(body, model, limits)
-    return await asyncio.to_thread(parse_json, body, model, limits)
+    return await unless_disconnected(request, work.run(WorkKind.TEXTS, parse_json, body, model, limits))
 
 
 def parse_json(body: bytes, model: type[Model], limits: ServerLimits) -> Model:

@@ -17,7 +17,7 @@ from ..runtime.adapter_tokenizers import TextTokenizer
 from ..runtime.text_bound import max_prompt_tokens
 from .async_executor import Generation
 from .errors import ApiError
-from .http import EventStream, health_response, parse_json, read_body, unless_disconnected
+from .http import LONG_BODY, EventStream, health_response, parse_json, read_body, read_json, unless_disconnected
 from .json_answer import JsonAnswer, frame
 from .service import Service
 from .triton_requests import ACCEPTED, INPUTS, OUTPUTS, TritonAnswer, TritonRequest, make_request
@@ -39,8 +39,6 @@ PREFIX: Final = "/v2"
 VERSION: Final = "1"
 """Of every model: an engine has no other."""
 _PLATFORM: Final = "adaptrt"
-_LARGE_BODY: Final = 64 << 10
-"""Bytes that are read in a moment; what is larger is read beside the loop."""
 _SCALARS: Final = frozenset({"sequence_length", "cum_log_probs", "text_output"})
 """Outputs that the generate extension's JSON has as a single value; the others are lists."""
 
@@ -86,8 +84,7 @@ def routes(service: Service) -> APIRouter:
 
     @router.post(f"{PREFIX}/repository/index")
     async def index(request: Request) -> JSONResponse:
-        body = await read_body(request, service.options.limits)
-        parse_json(body or b"{}", _IndexBody, service.options.limits)
+        await read_json(request, _IndexBody, service.options.limits, service.executor.work, if_empty=b"{}")
         names = [*service.model_names, *(adapter.name for adapter in service.adapters.list())]
         return JSONResponse([{"name": name, "version": VERSION, "state": "READY", "reason": ""} for name in names])
 
@@ -154,10 +151,9 @@ class _Surface:
         body = await self._body(request)
         header_length = request.headers.get(HEADER_LENGTH)
         own = await self._service.tokenizers.of(adapter)
-        if len(body) > _LARGE_BODY:
-            sent, asked = await self._service.executor.work.run(
-                WorkKind.TEXTS, self._read_infer, body, header_length, own
-            )
+        if len(body) > LONG_BODY:
+            reading = self._service.executor.work.run(WorkKind.TEXTS, self._read_infer, body, header_length, own)
+            sent, asked = await unless_disconnected(request, reading)
         else:
             sent, asked = self._read_infer(body, header_length, own)
         if asked.streaming:
@@ -203,8 +199,9 @@ class _Surface:
     async def _generate_request(self, request: Request, adapter: str | None) -> tuple[_GenerateBody, TritonRequest]:
         body = await self._body(request)
         own = await self._service.tokenizers.of(adapter)
-        if len(body) > _LARGE_BODY:
-            return await self._service.executor.work.run(WorkKind.TEXTS, self._read_generate, body, own)
+        if len(body) > LONG_BODY:
+            reading = self._service.executor.work.run(WorkKind.TEXTS, self._read_generate, body, own)
+            return await unless_disconnected(request, reading)
         return self._read_generate(body, own)
 
     def _read_infer(

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message
 
 from adaptrt.serve.errors import ApiError
-from adaptrt.serve.http import check_json_size, parse_json, read_body
+from adaptrt.serve.http import LONG_BODY, check_json_size, parse_json, read_body, read_json
 from adaptrt.serve.options import MAX_JSON_DEPTH, ServerLimits
+from adaptrt.serve.work import Work, WorkKind
 
 PIECE = b"12345678"
 LIMITS = ServerLimits(max_body_bytes=100)
@@ -99,3 +102,51 @@ def test_levels_of_json_are_limited(levels: int) -> None:
     for num_lists in (levels, 100_000):
         with pytest.raises(ApiError, match=f"nested deeper than {levels} levels; .* --max_json_depth"):
             parse_json(body(num_lists), Content, limits)
+
+
+def request_of(messages: Sequence[Message], has_left: asyncio.Event) -> Request:
+    """A request of these messages, whose client leaves with the event."""
+    left = list(messages)
+
+    async def receive() -> Message:
+        if left:
+            return left.pop(0)
+        await has_left.wait()
+        return {"type": "http.disconnect"}
+
+    return Request({"type": "http", "method": "POST", "path": "/", "headers": []}, receive)
+
+
+def test_long_bodies_are_parsed_by_the_threads_for_texts() -> None:
+    long = b'{"content":"' + b"a" * LONG_BODY + b'"}'
+
+    async def main() -> None:
+        work, has_left, gate = Work(ServerLimits(text_threads=1)), asyncio.Event(), threading.Event()
+
+        async def read(body: bytes, if_empty: bytes = b"") -> Content:
+            request = request_of([{"type": "http.request", "body": body}], has_left)
+            return await read_json(request, Content, ServerLimits(), work, if_empty=if_empty)
+
+        async def until_waiting(number: int) -> None:
+            while work.counts(WorkKind.TEXTS) != (number, 1):
+                await asyncio.sleep(0)
+
+        busy = asyncio.create_task(work.run(WorkKind.TEXTS, gate.wait))
+        try:
+            await until_waiting(0)
+            waiting = asyncio.create_task(read(long))
+            await until_waiting(1)
+            assert (await read(b'{"content":1}')).content == 1
+            assert (await read(b"", b'{"content":2}')).content == 2
+            has_left.set()
+            with pytest.raises(ClientDisconnect):
+                await waiting
+            assert work.counts(WorkKind.TEXTS) == (0, 1)
+        finally:
+            gate.set()
+        assert await busy
+        has_left.clear()
+        assert (await read(long)).content == "a" * LONG_BODY
+        await work.close()
+
+    asyncio.run(asyncio.wait_for(main(), 60))
