@@ -60,12 +60,11 @@ def routes(service: Service) -> APIRouter:
     """The routes at ADAPTER_PATHS, refused unless the server was started with --enable-lora-loading."""
     router = APIRouter()
     limits = service.options.limits
-    work = service.executor.work
 
     @router.post(LOAD_PATH)
     async def load(request: Request) -> Response:
         _check_enabled(service)
-        body = await read_json(request, LoadLoraAdapter, limits, work)
+        body = await read_json(request, LoadLoraAdapter, limits, service.executor.work)
         if not body.lora_name or not body.lora_path:
             raise ApiError("Both 'lora_name' and 'lora_path' must be provided.", kind=INVALID_USER_INPUT)
         await service.adapters.load(body.lora_name, body.lora_path, replace=body.load_inplace)
@@ -74,7 +73,7 @@ def routes(service: Service) -> APIRouter:
     @router.post(UNLOAD_PATH)
     async def unload(request: Request) -> Response:
         _check_enabled(service)
-        body = await read_json(request, UnloadLoraAdapter, limits, work)
+        body = await read_json(request, UnloadLoraAdapter, limits, service.executor.work)
         if not body.lora_name:
             raise ApiError("'lora_name' needs to be provided to unload a LoRA adapter.", kind=INVALID_USER_INPUT)
         await service.adapters.unload(body.lora_name)
@@ -83,13 +82,13 @@ def routes(service: Service) -> APIRouter:
     @router.post(SGLANG_LOAD_PATH)
     async def sglang_load(request: Request) -> Response:
         _check_enabled(service)
-        body = await read_json(request, SglangLoad, limits, work)
+        body = await read_json(request, SglangLoad, limits, service.executor.work)
         return await _sglang_answer(service, service.adapters.load(body.lora_name, body.lora_path, pinned=body.pinned))
 
     @router.post(SGLANG_UNLOAD_PATH)
     async def sglang_unload(request: Request) -> Response:
         _check_enabled(service)
-        body = await read_json(request, SglangUnload, limits, work)
+        body = await read_json(request, SglangUnload, limits, service.executor.work)
         return await _sglang_answer(service, service.adapters.unload(body.lora_name))
 
     return router

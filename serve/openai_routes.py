@@ -32,7 +32,6 @@ def routes(service: Service) -> APIRouter:
     """All of them."""
     router = APIRouter()
     limits = service.options.limits
-    work = service.executor.work
 
     @router.get("/v1/models")
     async def models() -> Response:
@@ -75,7 +74,7 @@ def routes(service: Service) -> APIRouter:
 
     @router.post("/tokenize")
     async def tokenize(request: Request) -> Response:
-        fields = await read_json(request, TokenizeRequest, limits, work)
+        fields = await read_json(request, TokenizeRequest, limits, service.executor.work)
         adapter = await adapter_of(service, fields)
         # More than a prompt may have: clients count the tokens of a text before they cut it.
         max_tokens = max(limits.max_tokenize_tokens, max_prompt_tokens(service.engine_info))
@@ -100,7 +99,7 @@ def routes(service: Service) -> APIRouter:
 
     @router.post("/detokenize")
     async def detokenize(request: Request) -> Response:
-        fields = await read_json(request, DetokenizeRequest, limits, work)
+        fields = await read_json(request, DetokenizeRequest, limits, service.executor.work)
         adapter = await adapter_of(service, fields)
         _check_vocabulary(await service.vocab_size_of(adapter), fields.tokens)
         tokenizer = (await service.tokenizers.of(adapter)).tokenizer
