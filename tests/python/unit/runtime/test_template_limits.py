@@ -157,6 +157,7 @@ MALICIOUS = [
             "{% set s = 'x' * 4000000 %}" + "{% if 'y' in s %}{% endif %}" * 99,
             "{% set s = 'x' * 4000000 %}{% set t = 'x' * 4000000 %}" + "{% if s == t %}{% endif %}" * 999,
             "{% set l = range(99999) | list %}" + "{{ 'x' in l }}" * 99,
+            "{% set l = range(99999) | list %}{% set m = [l + [1]] %}{% set n = l + [2] %}" + "{{ n in m }}" * 999,
             "{% set ns = namespace(x=[]) %}{% for i in range(9999) %}{% set ns.x = ns.x + [i] %}{% endfor %}",
         )
     ),
