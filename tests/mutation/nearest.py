@@ -53,7 +53,9 @@ PYTHON_WIDER = {
                 "integration/test_bad_input.py", "integration/test_weight_memory.py", "integration/test_ranks.py"),
     "serve": ("unit/serve", "integration/test_serve_openai.py", "integration/test_serve_tools.py",
               "integration/test_serve_triton.py", "integration/test_serve_metrics.py",
-              "integration/test_serve_abuse.py", "property/test_server_crowd.py"),
+              "integration/test_serve_abuse.py", "integration/test_serve_embeddings.py",
+              "integration/test_serve_guides.py", "integration/test_serve_prompt_tuning.py",
+              "property/test_server_crowd.py"),
     "tools": ("unit/bench", "integration/test_bench.py"),
 }  # fmt: skip
 
