@@ -19,6 +19,7 @@ from .._version import __version__
 from .async_executor import AsyncExecutor
 from .records import FINISH_REASONS, GenerationRecord, current_request
 from .statistics import ExecutorStatistics
+from .work import Work, WorkKind
 
 MAX_NAMED_ADAPTERS: Final = 64
 """In a label of vllm:lora_requests_info; what runs beyond them is counted, not named."""
@@ -147,6 +148,7 @@ class ExecutorCollector(Collector):
         yield _gauge("requests_running", "Requests of the executor that have started.", num_running)
         yield _gauge("requests_waiting", "Requests of the executor that wait for their start.", num_waiting)
         yield _gauge("kv_cache_usage_ratio", "KV blocks of running requests, of all.", kv_usage)
+        yield from _work_metrics(self._executor.work)
         yield from _speculation_metrics(self._statistics.speculation())
         yield from self._for_gateway(num_running, num_waiting, kv_usage)
         if kv_cache is not None:
@@ -227,6 +229,20 @@ def routes(registry: CollectorRegistry) -> APIRouter:
 def _listed(adapters: Sequence[str]) -> str:
     """At most MAX_NAMED_ADAPTERS names, the same text for the same ones. A name with a comma cannot be in a list."""
     return ",".join(sorted(name for name in adapters if "," not in name)[:MAX_NAMED_ADAPTERS])
+
+
+def _work_metrics(work: Work) -> Iterator[Metric]:
+    running = GaugeMetricFamily("adaptrt_work_running", "Calls of slow work that have a thread.", labels=["kind"])
+    waiting = GaugeMetricFamily("adaptrt_work_waiting", "Calls of slow work that wait for one.", labels=["kind"])
+    refused = CounterMetricFamily(
+        "adaptrt_work_refused", "Calls of slow work that were too many, and answered with 429.", labels=["kind"]
+    )
+    for kind in WorkKind:
+        num_waiting, num_running = work.counts(kind)
+        running.add_metric([kind.value], num_running)
+        waiting.add_metric([kind.value], num_waiting)
+        refused.add_metric([kind.value], work.num_refused(kind))
+    yield from (running, waiting, refused)
 
 
 def _kv_cache_metrics(stats: KvCacheStats) -> Iterator[Metric]:

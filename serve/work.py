@@ -99,6 +99,10 @@ class Work:
         """Number of calls of a kind that wait, and of those that run."""
         return self._pools[kind].counts()
 
+    def num_refused(self, kind: WorkKind) -> int:
+        """Number of calls of a kind that got no place to wait in, or lost it to another client's, since the start."""
+        return self._pools[kind].num_refused
+
     async def close(self) -> None:
         """Refuses what waits and what comes, and waits for what runs."""
         for pool in self._pools.values():
@@ -126,6 +130,8 @@ class WorkPool:
 
     def __init__(self, name: str, num_threads: int, max_waiting: int) -> None:
         """`name` stands in errors. max_waiting: number of calls that may wait for a thread."""
+        self.num_refused = 0
+        """Number of calls that were answered with 429."""
         self._name = name
         self._max_waiting = max_waiting
         self._queue = FairQueue(num_threads, max_waiting)
@@ -178,6 +184,7 @@ class WorkPool:
 
     def _put(self, client: str, job: _Call) -> None:
         displaced = self._queue.put(client, job)
+        self.num_refused += displaced is not None
         if displaced == (client, job):
             raise self._full()
         self._waiting.add(job)

@@ -23,8 +23,12 @@ from adaptrt._core import (
 )
 from adaptrt.serve.metrics import MAX_NAMED_ADAPTERS, ExecutorCollector, ServiceMetrics
 from adaptrt.serve.statistics import ExecutorStatistics
+from adaptrt.serve.work import WorkKind
 
 DASHBOARD = Path(__file__).parents[4] / "docs" / "grafana" / "adaptrt.json"
+
+WORK = {WorkKind.GUIDES: (5, 2), WorkKind.FILES: (0, 1)}
+"""Calls that wait and run."""
 
 
 class MadeUp:
@@ -44,7 +48,10 @@ class MadeUp:
                 dtype=DType.FLOAT32, kernels="avx2", max_batch_size=8, lora=SimpleNamespace(target_modules=[1])
             ),
         )  # fmt: skip
-        self.executor: Any = SimpleNamespace(executor=core, num_running=0)
+        self.work = SimpleNamespace(
+            counts=lambda kind: WORK.get(kind, (0, 0)), num_refused=lambda kind: len(kind.value)
+        )
+        self.executor: Any = SimpleNamespace(executor=core, num_running=0, work=self.work)
         self.metrics.registry.register(
             ExecutorCollector(self.executor, ExecutorStatistics(self.executor), self.metrics, "demo")
         )
@@ -271,3 +278,12 @@ def test_the_dashboard_asks_for_metrics_that_there_are() -> None:
     assert (samples["adaptrt_draft_tokens_total"], samples["adaptrt_accepted_draft_tokens_total"]) == (9, 4)
     assert (samples["adaptrt_draft_engine_bytes"], samples["adaptrt_draft_engine_given_up"]) == (77, 1)
     assert (samples["adaptrt_kv_file_blocks"], samples["adaptrt_kv_file_given_up"]) == (3, 0)
+
+
+def test_each_kind_of_slow_work_has_its_queue() -> None:
+    samples = MadeUp().samples()
+    for kind in WorkKind:
+        waiting, running = WORK.get(kind, (0, 0))
+        assert samples[f'adaptrt_work_waiting{{kind="{kind.value}"}}'] == waiting
+        assert samples[f'adaptrt_work_running{{kind="{kind.value}"}}'] == running
+        assert samples[f'adaptrt_work_refused_total{{kind="{kind.value}"}}'] == len(kind.value)

@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+from prometheus_client import generate_latest
 
 import adaptrt
 from adaptrt.serve.app import make_app
@@ -192,6 +193,10 @@ def test_work_that_is_too_much_is_refused(place: Place, monkeypatch: pytest.Monk
         assert answer.status_code == 429
         assert answer.json()["error"]["message"].startswith("number of requests that wait for guides is 1; expected")
         assert answer.headers["Retry-After"] == "1"
+        metrics = generate_latest(service.metrics.registry).decode()
+        for name in ("running", "waiting", "refused_total"):
+            assert f'adaptrt_work_{name}{{kind="guides"}} 1.0' in metrics
+            assert f'adaptrt_work_{name}{{kind="texts"}} 0.0' in metrics
         slow.let_go()
         await asyncio.gather(*guided)
 

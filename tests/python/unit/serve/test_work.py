@@ -149,9 +149,11 @@ def test_a_full_queue_is_refused() -> None:
             await pool.run("d", lambda: None)
         assert refused.value.status == HTTPStatus.TOO_MANY_REQUESTS
         assert refused.value.headers == {"Retry-After": "1"}
+        assert pool.num_refused == 1
         gate.open()
         await asyncio.gather(*tasks)
         assert await pool.run("d", lambda: 7) == 7  # there is room again
+        assert pool.num_refused == 1
         await pool.join()
 
     run(body)
@@ -166,6 +168,7 @@ def test_who_takes_all_places_gives_the_last_one_up() -> None:
         one = start(pool, "one", lambda: calls.append("one"))
         with pytest.raises(ApiError) as refused:
             await many[2]
+        assert pool.num_refused == 1
         assert refused.value.status == HTTPStatus.TOO_MANY_REQUESTS
         gate.open()
         await asyncio.gather(running, one, *many[:2])
