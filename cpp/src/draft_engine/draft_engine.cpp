@@ -15,7 +15,6 @@ DraftEngine::DraftEngine(Engine& engine, LoraCache* lora_cache, std::int32_t num
       lora_cache_(lora_cache),
       block_pool_(num_kv_blocks, engine.info().tokens_per_block, true),
       max_draft_len_(max_draft_len) {
-  engine_.allocate_kv_blocks(num_kv_blocks);
   const auto max_tokens = static_cast<std::size_t>(engine.info().max_num_tokens);
   entries_.reserve(static_cast<std::size_t>(engine.info().max_batch_size));
   step_.token_ids.reserve(max_tokens);

@@ -32,8 +32,8 @@ std::unique_ptr<LoraCache> make_lora_cache(const PeftCacheConfig& config, Engine
       LoraCacheOptions{.host_bytes = sizes.host_bytes});
 }
 
-std::int32_t num_kv_blocks(const DraftTargetDecodingConfig& config, Engine& engine,
-                           std::int32_t max_batch_size, std::size_t& available_memory) {
+std::int32_t count_blocks(const DraftTargetDecodingConfig& config, Engine& engine,
+                          std::int32_t max_batch_size, std::size_t& available_memory) {
   const EngineInfo& info = engine.info();
   const auto on_device = engine.free_device_memory();
   const std::size_t per_sequence =
@@ -59,9 +59,17 @@ DraftTarget::DraftTarget(const DraftTargetDecodingConfig& config, std::shared_pt
     : engine_(std::move(engine)),
       max_draft_len_(config.max_draft_len),
       lora_cache_(make_lora_cache(config.peft_cache_config, *engine_, available_memory)),
-      draft_engine_(*engine_, lora_cache_.get(),
-                    num_kv_blocks(config, *engine_, max_batch_size, available_memory), max_draft_len_) {
+      num_kv_blocks_(count_blocks(config, *engine_, max_batch_size, available_memory)),
+      draft_engine_(*engine_, lora_cache_.get(), num_kv_blocks_, max_draft_len_) {
   tasks_.reserve(static_cast<std::size_t>(max_batch_size));
+}
+
+void DraftTarget::allocate_kv_blocks() {
+  engine_->allocate_kv_blocks(num_kv_blocks_);
+}
+
+std::size_t DraftTarget::reserved_device_memory() const {
+  return has_device_memory() ? static_cast<std::size_t>(num_kv_blocks_) * engine_->info().kv_block_bytes : 0;
 }
 
 std::shared_ptr<const HostAdapter> DraftTarget::admit(const Request& request, AdapterAdmissions* admissions) {

@@ -20,9 +20,14 @@ class AdapterAdmissions;
 /// The draft engine of an executor, its adapters, and its part in each step.
 class DraftTarget {
  public:
-  /// Takes what it allocates of the host's from `available_memory`. Throws ConfigError.
+  /// Takes what it and allocate_kv_blocks() allocate on the host from `available_memory`. Throws ConfigError.
   DraftTarget(const DraftTargetDecodingConfig& config, std::shared_ptr<Engine> engine,
               std::int32_t max_batch_size, std::size_t& available_memory);
+
+  /// Once, before the first draft(). Throws ConfigError when memory is refused.
+  void allocate_kv_blocks();
+  /// Bytes that allocate_kv_blocks() will take on a device; 0 if the engine's memory is the host's.
+  [[nodiscard]] std::size_t reserved_device_memory() const;
 
   [[nodiscard]] std::int32_t max_draft_len() const { return max_draft_len_; }
   /// For any thread: the request's adapter for the draft engine, admitted to its cache; nullptr when it has
@@ -46,6 +51,7 @@ class DraftTarget {
   std::shared_ptr<Engine> engine_;
   std::int32_t max_draft_len_;
   std::unique_ptr<LoraCache> lora_cache_;
+  std::int32_t num_kv_blocks_;
   DraftEngine draft_engine_;
   std::vector<DraftTask> tasks_;
 };

@@ -46,13 +46,15 @@ class Executor::Impl {
         lookahead_(lookahead_of(config)),
         guides_(engine_->info().vocab_size),
         draft_target_(make_draft_target(config, engine_->info(), std::move(draft_engine), available_memory)),
-        lora_cache_(make_lora_cache(config, *engine_, available_memory, [this] { queue_.wake(); })),
-        loop_(*engine_, config, count_kv_blocks(config, *engine_, available_memory),
-              count_cross_kv_blocks(config, *engine_, available_memory), lora_cache_.get(),
-              draft_target_.get(), queue_, board_, statistics_, std::move(observer)) {
+        lora_cache_(make_lora_cache(config, *engine_, available_memory, reserved_device_memory(),
+                                    [this] { queue_.wake(); })),
+        loop_(*engine_, config, count_kv_blocks(config, *engine_, available_memory, reserved_device_memory()),
+              count_cross_kv_blocks(config, *engine_, available_memory, reserved_device_memory()),
+              lora_cache_.get(), draft_target_.get(), queue_, board_, statistics_, std::move(observer)) {
     // Engines cannot give up KV blocks, so all else of theirs that may be refused comes first.
     if (loop_.num_kv_blocks() > 0) engine_->allocate_kv_blocks(loop_.num_kv_blocks());
     if (loop_.num_cross_kv_blocks() > 0) engine_->allocate_cross_kv_blocks(loop_.num_cross_kv_blocks());
+    if (draft_target_) draft_target_->allocate_kv_blocks();
     thread_ = std::thread([this] { loop_.run(); });
   }
 
@@ -173,6 +175,11 @@ class Executor::Impl {
   [[nodiscard]] bool is_in_a_fork() const { return getpid() != process_; }
 
  private:
+  /// Bytes that KV blocks of the draft engine will take, where engines have memory of their own.
+  [[nodiscard]] std::size_t reserved_device_memory() const {
+    return draft_target_ ? draft_target_->reserved_device_memory() : 0;
+  }
+
   /// Adapters by task_id whose weights the requests of a list bring, as far as the list was read.
   using BroughtAdapters = std::unordered_map<std::uint64_t, const LoraConfig*>;
   /// Index of the last request of a list that names a task_id without weights.

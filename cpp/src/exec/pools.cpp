@@ -8,17 +8,27 @@
 #include "adaptrt/lora/peft_cache_config.h"
 
 namespace adaptrt {
+namespace {
+
+/// Memory that may still be allocated for the engine: its own or, where it has none, the host's.
+std::size_t free_memory_of(const Engine& engine, std::size_t available_memory,
+                           std::size_t reserved_device_memory) {
+  const auto on_device = engine.free_device_memory();
+  return on_device ? *on_device - std::min(*on_device, reserved_device_memory) : available_memory;
+}
+
+}  // namespace
 
 std::unique_ptr<LoraCache> make_lora_cache(const ExecutorConfig& config, Engine& engine,
-                                           std::size_t& available_memory, std::function<void()> on_load_end) {
+                                           std::size_t& available_memory, std::size_t reserved_device_memory,
+                                           std::function<void()> on_load_end) {
   const PeftCacheConfig cache_config = config.peft_cache_config.value_or(PeftCacheConfig{});
-  const auto on_device = engine.free_device_memory();
   const LoraLayout& layout = engine.info().lora;
-  const LoraCacheSizes sizes =
-      resolve_cache_sizes(cache_config, layout, on_device.value_or(available_memory));
+  const LoraCacheSizes sizes = resolve_cache_sizes(
+      cache_config, layout, free_memory_of(engine, available_memory, reserved_device_memory));
   if (layout.sites.empty()) return nullptr;
   // The device level is allocated now; the host level grows with what is sent.
-  if (!on_device) {
+  if (!engine.free_device_memory()) {
     available_memory -=
         std::min(available_memory, sizes.page_bytes * static_cast<std::size_t>(sizes.device_pages));
   }
@@ -29,14 +39,14 @@ std::unique_ptr<LoraCache> make_lora_cache(const ExecutorConfig& config, Engine&
                        .on_load_end = std::move(on_load_end)});
 }
 
-std::int32_t count_kv_blocks(const ExecutorConfig& config, const Engine& engine,
-                             std::size_t available_memory) {
+std::int32_t count_kv_blocks(const ExecutorConfig& config, const Engine& engine, std::size_t available_memory,
+                             std::size_t reserved_device_memory) {
   const EngineInfo& info = engine.info();
   if (!info.has_kv_cache) return 0;
   KvPoolDemand demand;
   demand.tokens_per_block = info.tokens_per_block;
   demand.block_bytes = info.kv_block_bytes;
-  demand.free_memory_bytes = engine.free_device_memory().value_or(available_memory);
+  demand.free_memory_bytes = free_memory_of(engine, available_memory, reserved_device_memory);
   if (info.has_encoder()) {
     demand.free_memory_bytes = static_cast<std::size_t>(static_cast<double>(demand.free_memory_bytes) *
                                                         (1.0 - cross_fraction_of(config.kv_cache_config)));
@@ -47,13 +57,13 @@ std::int32_t count_kv_blocks(const ExecutorConfig& config, const Engine& engine,
 }
 
 std::int32_t count_cross_kv_blocks(const ExecutorConfig& config, const Engine& engine,
-                                   std::size_t available_memory) {
+                                   std::size_t available_memory, std::size_t reserved_device_memory) {
   const EngineInfo& info = engine.info();
   if (!info.has_encoder()) return 0;
   KvPoolDemand demand;
   demand.tokens_per_block = info.tokens_per_block;
   demand.block_bytes = info.cross_kv_block_bytes;
-  const std::size_t free_memory = engine.free_device_memory().value_or(available_memory);
+  const std::size_t free_memory = free_memory_of(engine, available_memory, reserved_device_memory);
   demand.free_memory_bytes =
       static_cast<std::size_t>(static_cast<double>(free_memory) * cross_fraction_of(config.kv_cache_config));
   demand.max_batch_size = config.max_batch_size.value_or(info.max_batch_size);

@@ -17,7 +17,9 @@ class Drafting {
  public:
   explicit Drafting(const FakeEngine::Options& options, std::int32_t num_blocks = 64,
                     FakeEngine::Hook hook = {})
-      : fake_(options, std::move(hook)), engine_(fake_, nullptr, num_blocks, kMaxDraftLen) {}
+      : fake_(options, std::move(hook)), engine_(fake_, nullptr, num_blocks, kMaxDraftLen) {
+    fake_.allocate_kv_blocks(num_blocks);
+  }
   ~Drafting() { check(); }
   Drafting(const Drafting&) = delete;
   Drafting& operator=(const Drafting&) = delete;

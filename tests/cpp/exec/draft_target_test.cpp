@@ -79,6 +79,24 @@ BOOST_AUTO_TEST_CASE(memory_is_bounded_and_told) {
   BOOST_TEST(memory_of(std::nullopt).second.max_num_blocks == 8 * 32);
 }
 
+BOOST_AUTO_TEST_CASE(blocks_of_the_draft_engine_are_reserved_on_a_device) {
+  FakeEngine::Options options;
+  options.with_lora = false;
+  options.free_device_memory = 64 * 30;
+  ExecutorConfig config = drafting();
+  config.kv_cache_config.free_gpu_memory_fraction = 0.5;
+  config.draft_target_decoding_config->kv_cache_size = 64 * 10;
+  const auto num_blocks = [&](const FakeEngine::Options& of_draft) {
+    const auto executor = make_drafting_executor(config, options, std::make_shared<FakeEngine>(of_draft));
+    static_cast<void>(collect_result(*executor, executor->enqueue_request(make_request(kText, 4))));
+    return executor->get_latest_iteration_stats().back().kv_cache_stats->max_num_blocks;
+  };
+  BOOST_TEST(num_blocks(options) == (30 - 10) / 2);
+  FakeEngine::Options on_host;
+  on_host.with_lora = false;
+  BOOST_TEST(num_blocks(on_host) == 30 / 2);
+}
+
 BOOST_AUTO_TEST_CASE(adapters_of_the_draft_engine_are_its_own) {
   const auto executor = make_drafting_executor(drafting(), {}, std::make_shared<FakeEngine>());
   auto request = make_request(kText, 20);

@@ -131,6 +131,25 @@ BOOST_AUTO_TEST_CASE(an_executor_that_is_refused_leaves_its_engine_without_kv_bl
   BOOST_TEST(result.output_token_ids.at(0) == expected_tokens(kPrompt, 5), boost::test_tools::per_element());
 }
 
+BOOST_AUTO_TEST_CASE(an_executor_that_is_refused_leaves_its_draft_engine_without_kv_blocks) {
+  FakeEngine::Options options;
+  options.kv_identity = "engine";
+  const auto draft = std::make_shared<CountingEngine>();
+  ExecutorConfig config;
+  config.draft_target_decoding_config.emplace();
+  ExecutorConfig refused = config;
+  refused.kv_cache_config.host_cache_size = std::size_t{1} << 20;
+  refused.kv_cache_config.host_cache_dir = "/no/such/directory";
+  BOOST_CHECK_EXCEPTION(
+      Executor(std::make_shared<FakeEngine>(options), refused, kAvailableMemory, check_every_step, draft),
+      ConfigError, says<ConfigError>("host_cache_dir /no/such/directory"));
+  BOOST_TEST(draft->num_allocations == 0);
+  const auto executor = make_drafting_executor(config, options, draft);
+  BOOST_TEST(draft->num_allocations == 1);
+  const auto result = collect_result(*executor, executor->enqueue_request(make_request(kPrompt, 5)));
+  BOOST_TEST(result.output_token_ids.at(0) == expected_tokens(kPrompt, 5), boost::test_tools::per_element());
+}
+
 /// Counted in this process.
 std::size_t resident_bytes() {
   std::ifstream file("/proc/self/statm");

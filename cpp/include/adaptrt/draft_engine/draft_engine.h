@@ -86,8 +86,8 @@ struct DraftEngineStats {
 /// that begin with it.
 class DraftEngine {
  public:
-  /// Both outlive this; `lora_cache` is nullptr without adapters, and has no load workers. Allocates the KV
-  /// pool. Throws ConfigError when memory is refused.
+  /// Both outlive this; `lora_cache` is nullptr without adapters, and has no load workers. The engine has
+  /// allocated `num_kv_blocks` blocks before draft() is called.
   DraftEngine(Engine& engine, LoraCache* lora_cache, std::int32_t num_kv_blocks, std::int32_t max_draft_len);
   ~DraftEngine();
   DraftEngine(const DraftEngine&) = delete;
