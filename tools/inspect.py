@@ -118,11 +118,11 @@ def _describe_native_engine(path: Path, tensors: bool, contexts: Sequence[int] |
     for context in contexts or ():
         if not 1 <= context <= max_seq_len:
             raise ConfigError(f"--context is {context}; accepted: 1 to {max_seq_len}, the engine's max_seq_len")
-    of_each = f" on each of {len(files)} ranks" if len(files) > 1 else ""
+    lengths = contexts or _usual_contexts(max_seq_len)
     rows = {
-        "weights": f"{len(files[0].tensors)} tensors, {format_bytes(files[0].num_bytes)}{of_each}",
-        "activations": f"{format_bytes(files[0].program.arena_bytes)}{of_each}",
-        "contexts": f"{_describe_contexts(files[0], contexts or _usual_contexts(max_seq_len))}{of_each}",
+        "weights": by_ranks(f"{len(file.tensors)} tensors, {format_bytes(file.num_bytes)}" for file in files),
+        "activations": by_ranks(format_bytes(file.program.arena_bytes) for file in files),
+        "contexts": by_ranks(_describe_contexts(file, lengths) for file in files),
         "kernels": _describe_kernels(),
     }
     if config.build_config.weight_memory is not None:
@@ -133,6 +133,23 @@ def _describe_native_engine(path: Path, tensors: bool, contexts: Sequence[int] |
     for file in files if tensors else ():
         specs = (TensorSpec(name, array.dtype, array.shape) for name, array in file.tensors.items())
         _print_tensors(file.path.name, specs)
+
+
+def by_ranks(texts: Iterable[str]) -> str:
+    """The text of each rank, in the order of ranks; ranks that have the same text are named together.
+
+    Pipeline stages differ: the first has the embeddings, the last the head, and some have a layer more than others.
+    """
+    ranks: dict[str, list[int]] = {}
+    for rank, text in enumerate(texts):
+        ranks.setdefault(text, []).append(rank)
+    if len(ranks) == 1:
+        ((text, all_ranks),) = ranks.items()
+        return f"{text} on each of {len(all_ranks)} ranks" if len(all_ranks) > 1 else text
+    return "; ".join(
+        f"{text} on rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+        for text, numbers in ranks.items()
+    )
 
 
 def _usual_contexts(max_seq_len: int) -> list[int]:

@@ -12,6 +12,11 @@ import pytest
 
 from adaptrt._core import cpu_kernels, impossible_cpu_kernels
 from adaptrt.builder import cli
+from adaptrt.builder.compile.engine_file import EngineFile
+from adaptrt.builder.engine_config import EngineConfig, engine_file
+from adaptrt.builder.progress import format_bytes
+from adaptrt.runtime.engine import load_engine
+from adaptrt.tools.inspect import by_ranks
 from support.models import ModelSpec, save_adapter, save_model
 
 SPEC = ModelSpec(family="qwen3", num_hidden_layers=3, tie_word_embeddings=True)
@@ -49,6 +54,36 @@ def inspect(rooms: Path, capsys: pytest.CaptureFixture[str]) -> Inspect:
         return captured.err if status else captured.out
 
     return inspect
+
+
+def test_stages_with_different_numbers_of_layers_are_described_by_rank(rooms: Path, inspect: Inspect) -> None:
+    """Three layers over two stages: two and one."""
+    checkpoint, engine = rooms / "staged-checkpoint", rooms / "staged"
+    model = ["--model_dir", str(rooms / "hf"), "--output_dir", str(checkpoint), "--pp_size", "2"]
+    sizes = ["--max_batch_size", "4", "--max_input_len", "64", "--max_seq_len", "96", "--max_num_tokens", "128"]
+    for command in (
+        ["convert-checkpoint", *model],
+        ["build", "--checkpoint_dir", str(checkpoint), "--output_dir", str(engine), *sizes],
+    ):
+        assert cli.main(command) == 0
+    block = load_engine(rooms / "engine").program.kv_block_bytes() // SPEC.num_hidden_layers
+    rows = {line.split()[0]: " ".join(line.split()[1:]) for line in inspect("staged", "--context", "1").splitlines()}
+    parts = rows["contexts"].split("; ")
+    for rank, (part, num_layers) in enumerate(zip(parts, (2, 1), strict=True)):
+        assert f"with 1 tokens {num_layers * block / 1024:.1f} KiB (as int8 " in part
+        assert part.endswith(f" on rank {rank}")
+    config = EngineConfig.load(engine)
+    files = [EngineFile(engine / engine_file(rank), checksum) for rank, checksum in enumerate(config.engine_checksums)]
+    assert rows["weights"] == "; ".join(
+        f"{len(file.tensors)} tensors, {format_bytes(file.num_bytes)} on rank {rank}" for rank, file in enumerate(files)
+    )
+
+
+def test_ranks_with_the_same_text_are_named_together() -> None:
+    assert by_ranks(["a"]) == "a"
+    assert by_ranks(["a", "a"]) == "a on each of 2 ranks"
+    assert by_ranks(["a", "b"]) == "a on rank 0; b on rank 1"
+    assert by_ranks(["a", "a", "b", "a"]) == "a on ranks 0, 1, 3; b on rank 2"
 
 
 def test_a_checkpoint(inspect: Inspect) -> None:
