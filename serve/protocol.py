@@ -42,6 +42,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     _is_too_large = False
     _asks_to_upgrade = False
     """Whether the head that came last asks for another protocol."""
+    _is_ending = False
+    """Whether the server ends: the connection ends with the last answer to a whole request."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Answers 503 if there are too many connections."""
@@ -123,20 +125,38 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         """Answers 408 if a part of a request has come and no part of its answer has been sent."""
         if self.transport.is_closing():
             return
-        has_begun = self._is_in_head or self._is_in_body
-        if has_begun and (self.phase is Phase.HEAD or not self.cycle.response_started):
+        if self._has_part_of_request():
             self._end_with(HTTPStatus.REQUEST_TIMEOUT, "the request did not come within the server's time limits")
         else:
             self.transport.close()
+
+    def shutdown(self) -> None:
+        """Called when the server ends. Requests that are whole are answered; a part of one is refused with 503."""
+        self._is_ending = True
+        if self.phase is not Phase.ANSWER and self._has_part_of_request():
+            self._refuse_part()
+        else:
+            super().shutdown()
 
     def abort(self) -> None:
         """Ends the connection without writing what waits."""
         self.transport.abort()
 
+    def _has_part_of_request(self) -> bool:
+        """True if the request that comes now is not whole, and no part of its answer has been sent."""
+        has_begun = self._is_in_head or self._is_in_body
+        return has_begun and (self.phase is Phase.HEAD or not self.cycle.response_started)
+
+    def _refuse_part(self) -> None:
+        if not self.transport.is_closing():
+            self._end_with(HTTPStatus.SERVICE_UNAVAILABLE, "the server is about to end; try again later")
+
     def _note_phase(self) -> None:
         phase = self._find_phase()
         if phase is not self.phase:
             self.watch.enter(self, phase)
+            if self._is_ending and phase is Phase.BODY:  # it came with a request that has been answered meanwhile
+                self._refuse_part()
 
     def _find_phase(self) -> Phase:
         # Answers come in the order of requests: an earlier one is being written while there is a pipeline.

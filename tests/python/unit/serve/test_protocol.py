@@ -56,6 +56,11 @@ class Client:
         while self.state.connections:
             await asyncio.sleep(SHORT / 10)
 
+    def end_server(self) -> None:
+        """Tells all connections that the server ends, as uvicorn does."""
+        for connection in list(self.state.connections):
+            connection.shutdown()
+
     async def close(self) -> None:
         for writer in self._writers:
             writer.transport.abort()
@@ -281,6 +286,64 @@ def test_a_client_that_reads_slowly_gets_all(num_pieces: int) -> None:
             await asyncio.sleep(SHORT / 4)
 
     run(large_answer(num_pieces), limits(write_seconds=2 * SHORT), body)
+
+
+@pytest.mark.parametrize(
+    ("sent", "num_answers", "refused"),
+    [
+        (b"", 0, b""),
+        (GET, 1, b""),
+        (b"GET / HTTP/1.1\r\n", 0, b"503"),
+        (GET + b"GET / HTTP/1.1\r\n", 1, b"503"),
+        (POST, 0, b"503"),
+        (POST + b"12345", 0, b"503"),
+        (b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n12345\r\n", 0, b"503"),
+    ],
+    ids=["nothing", "idle", "a head", "a later head", "no body", "a part of a body", "a chunk"],
+)
+def test_a_server_that_ends_waits_for_no_request(sent: bytes, num_answers: int, refused: bytes) -> None:
+    async def body(client: Client) -> None:
+        reader, _ = await client.connect(sent)
+        for _ in range(num_answers):
+            assert status(await read_answer(reader)) == 200
+        while not client.state.connections:
+            await asyncio.sleep(SHORT / 20)
+        await asyncio.sleep(SHORT)  # until the server has read what was sent
+        client.end_server()
+        assert refused in await reader.read()
+        await client.wait_until_the_server_has_none()
+        while client.state.tasks:
+            await asyncio.sleep(SHORT / 20)
+
+    run(answer, limits(), body)
+
+
+@pytest.mark.parametrize("more", [b"", GET.removesuffix(b"\r\n"), POST + b"12345"], ids=["nothing", "a head", "a body"])
+def test_a_server_that_ends_finishes_its_answers(more: bytes) -> None:
+    begun, may_end = asyncio.Event(), asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/slow":
+            begun.set()
+            await may_end.wait()
+        await answer(scope, receive, send)
+
+    async def body(client: Client) -> None:
+        slow = POST.replace(b"POST /", b"POST /slow") + b"0123456789"
+        # The second request is whole, and waits for the answer to the first.
+        reader, _ = await client.connect(slow + POST + b"0123456789" + more)
+        await begun.wait()
+        await asyncio.sleep(SHORT)
+        client.end_server()
+        await asyncio.sleep(SHORT)
+        may_end.set()
+        for _ in range(2):
+            assert (await read_answer(reader)).endswith(b"\r\n\r\n10")
+        rest = await reader.read()
+        assert rest == b"" if more != POST + b"12345" else status(rest) == 503
+        await client.wait_until_the_server_has_none()
+
+    run(app, limits(), body)
 
 
 def test_connections_without_requests_make_room() -> None:
