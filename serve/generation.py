@@ -133,11 +133,8 @@ class TextGeneration:
             else:
                 await slices.pause()
             async with self.turn:
-                results = self._generation.take_results()
-                self._make_pieces(results)
-            # While others had their turn, on_backlog may have taken them.
-            if not (results or self._pieces) and self._generation.is_over:
-                return
+                # While others had their turn, on_backlog may have taken all results, and made no piece of them.
+                self._make_pieces(self._generation.take_results())
 
     async def whole(self) -> list[TextPiece]:
         """Each whole answer as one piece."""

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 import adaptrt
 from adaptrt.runtime.text_stream import TextStream
 from adaptrt.runtime.vocabulary import Vocabulary
-from adaptrt.serve.async_executor import MANY_RESULTS, AsyncExecutor
-from adaptrt.serve.generation import TextGeneration, TextRequest
+from adaptrt.serve.async_executor import MANY_RESULTS, AsyncExecutor, Generation
+from adaptrt.serve.generation import TextGeneration, TextPiece, TextRequest
 from support.asynchronous import run
 from support.models import ModelSpec
 from support.serving import build_random_engine
@@ -94,3 +96,46 @@ def test_pieces_are_made_when_it_is_the_requests_turn(executor: adaptrt.Executor
         assert len(whole.token_ids) == MANY_RESULTS - 1
 
     run(executor, body)
+
+
+def test_results_of_an_answer_that_has_ended_end_no_other() -> None:
+    tokenizer = byte_level()
+    owner: Any = SimpleNamespace(release=lambda _: None)
+
+    def result(index: int, text: str, finish: adaptrt.FinishReason | None = None) -> Any:
+        made = SimpleNamespace(
+            sequence_index=index, output_token_ids=[tokenizer.encode(text).ids], is_sequence_final=finish is not None,
+            finish_reasons=[finish], is_final=finish is not None,
+        )  # fmt: skip
+        return SimpleNamespace(has_error=lambda: False, result=made)
+
+    async def main() -> None:
+        results = Generation(owner, 1)
+        texts = [TextStream(Vocabulary(tokenizer), ("!",)) for _ in range(2)]
+        generation = TextGeneration(TextRequest(PROMPT, None, 9, stop=("!",), num_answers=2), results, texts)
+        pieces: list[TextPiece] = []
+
+        async def read() -> None:
+            async for piece in generation:
+                pieces.append(piece)
+
+        reading = asyncio.create_task(read())
+        results.accept(result(0, "a!"))
+        while not pieces:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.01)  # it waits for results
+        async with generation.turn:
+            results.accept(result(0, "b"))
+            await asyncio.sleep(0.01)  # it waits for its turn
+            for _ in range(MANY_RESULTS - 1):
+                results.accept(result(0, "c"))
+        await asyncio.sleep(0.01)
+        assert not reading.done()
+        results.accept(result(1, "d", adaptrt.FinishReason.LENGTH))
+        await reading
+        assert [(piece.index, piece.text, piece.finish_reason) for piece in pieces] == [
+            (0, "a", "stop"),
+            (1, "d", "length"),
+        ]
+
+    asyncio.run(asyncio.wait_for(main(), 60))
