@@ -49,8 +49,8 @@ endfunction()
 if(ADAPTRT_CUDA STREQUAL "OFF")
   return()
 endif()
-# Machine code for each generation. The kernels use nothing that is newer than sm_80, so its PTX serves every GPU that
-# has no machine code here: the driver compiles it when the module is loaded. CUDAARCHS is CMake's own way to ask for others.
+# Machine code for each generation. Each kernel has a form that uses nothing newer than sm_80, so its PTX serves every GPU
+# that has no machine code here: the driver compiles it when the module is loaded. CUDAARCHS is CMake's own way to ask for others.
 if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES AND NOT DEFINED ENV{CUDAARCHS})
   set(ADAPTRT_CHOOSES_ARCHITECTURES ON)
   set(CMAKE_CUDA_ARCHITECTURES 80)

@@ -20,6 +20,8 @@ struct LaunchShape {
   std::uint32_t y = 1;
   std::uint32_t z = 1;
   std::size_t shared_bytes = 0;
+  /// The kernel may start before the previous one ends, and itself waits for it (griddepcontrol.wait).
+  bool overlaps_previous = false;
 };
 
 /// A kernel is a class with
@@ -52,9 +54,18 @@ void launch(const LaunchShape& shape, const typename Kernel::Parameters& paramet
                              static_cast<int>(shape.shared_bytes)),
         "a kernel's shared memory");
   }
-  kernel_entry<Kernel><<<dim3(shape.x, shape.y, shape.z), dim3(Kernel::kThreads), shape.shared_bytes,
-                         static_cast<cudaStream_t>(stream)>>>(parameters);
-  throw_on_cuda_error(cudaGetLastError(), "the launch of a kernel");
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(shape.x, shape.y, shape.z);
+  config.blockDim = dim3(Kernel::kThreads);
+  config.dynamicSmemBytes = shape.shared_bytes;
+  config.stream = static_cast<cudaStream_t>(stream);
+  config.attrs = &overlap;
+  config.numAttrs = shape.overlaps_previous ? 1 : 0;
+  throw_on_cuda_error(cudaLaunchKernelEx(&config, kernel_entry<Kernel>, parameters),
+                      "the launch of a kernel");
 }
 
 #else

@@ -5,5 +5,8 @@ set(ADAPTRT_CUDA_KERNEL_SOURCES
     attention/any_size.cu
     attention/decode.cu
     attention/prefill.cu
-    attention/rotate_and_write.cu)
+    attention/rotate_and_write.cu
+    product/product.cu)
 list(TRANSFORM ADAPTRT_CUDA_KERNEL_SOURCES PREPEND ${CMAKE_CURRENT_LIST_DIR}/)
+# What nvcc alone compiles, for compute capability 9.0 alone: instructions that no other GPU has.
+set(ADAPTRT_CUDA_HOPPER_SOURCES ${CMAKE_CURRENT_LIST_DIR}/product/hopper.cu)

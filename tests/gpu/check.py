@@ -15,6 +15,8 @@ from attention_timings import attention_timings
 from lora_checks import lora_checks
 from lora_timings import lora_timings
 from machine import Machine
+from product_checks import product_checks
+from product_timings import product_timings
 from rates import measure_rates
 from results import Check, Report
 from subsets import KERNELS, LOST_DEVICE, SESSION
@@ -36,6 +38,7 @@ def main() -> int:
     if arguments.subset in (None, KERNELS):
         _take(report, "lora", lora_checks(machine, subset=few))
         _take(report, "attention", attention_checks(machine, subset=few))
+        _take(report, "product", product_checks(machine, subset=few))
     if arguments.subset in (None, SESSION):
         _take(report, "session", _of_session(lambda module: module.session_checks(machine, subset=few)))
     if arguments.subset == LOST_DEVICE:
@@ -45,6 +48,7 @@ def main() -> int:
         report.rates = measure_rates(machine)
         report.timings += lora_timings(machine, report.rates)
         report.timings += attention_timings(machine, report.rates)
+        report.timings += product_timings(machine, report.rates)
         report.write(arguments.report)
     print(report.text())
     return 1 if report.failed else 0

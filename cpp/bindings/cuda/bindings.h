@@ -9,5 +9,6 @@ namespace adaptrt::bindings {
 void bind_cuda_device(pybind11::module_& module);
 void bind_lora_kernel(pybind11::module_& module);
 void bind_attention_kernel(pybind11::module_& module);
+void bind_product_kernel(pybind11::module_& module);
 
 }  // namespace adaptrt::bindings

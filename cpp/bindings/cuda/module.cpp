@@ -7,4 +7,5 @@ PYBIND11_MODULE(_cuda, module) {
   adaptrt::bindings::bind_cuda_device(module);
   adaptrt::bindings::bind_lora_kernel(module);
   adaptrt::bindings::bind_attention_kernel(module);
+  adaptrt::bindings::bind_product_kernel(module);
 }

@@ -21,4 +21,4 @@ def test_the_gpus_checks_hold_for_the_emulated_kernels(tmp_path: Path) -> None:
     command = [sys.executable, str(CHECK), "--emulated", "--report", str(report)]
     subprocess.run(command, env={**os.environ, "PYTHONPATH": str(emulated)}, check=True)
     checks = json.loads(report.read_text())["checks"]
-    assert {check["name"].split()[0] for check in checks} == {"lora", "attention", "device:", "session"}
+    assert {check["name"].split()[0] for check in checks} == {"lora", "attention", "product", "device:", "session"}

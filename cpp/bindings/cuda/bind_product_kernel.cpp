@@ -1,0 +1,50 @@
+#include <pybind11/stl.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "bindings.h"
+#include "kernel_arguments.h"
+#include "plugins/kernels/product.h"
+
+namespace py = pybind11;
+
+namespace adaptrt::bindings {
+namespace {
+
+using cuda::ProductKernel;
+
+std::unique_ptr<ProductKernel> make_product_kernel(int dtype, std::int32_t in_size, std::int32_t out_size,
+                                                   bool portable) {
+  return std::make_unique<ProductKernel>(ProductKernel::Config{
+      .dtype = dtype_of(dtype), .in_size = in_size, .out_size = out_size, .portable = portable});
+}
+
+void enqueue(const ProductKernel& kernel, std::int64_t tokens, const std::vector<Address>& inputs,
+             const std::vector<Address>& outputs, Address stream) {
+  check_addresses(inputs, 2, "x, weights");
+  check_addresses(outputs, 1, "y");
+  kernel.enqueue(tokens,
+                 {.x = at_address<const void>(inputs[0]), .weights = at_address<const void>(inputs[1])},
+                 at_address<void>(outputs[0]), at_address<void>(stream));
+}
+
+}  // namespace
+
+void bind_product_kernel(py::module_& module) {
+  // Local, since the tests have another module with this class.
+  py::class_<ProductKernel>(module, "ProductKernel", py::module_local(),
+                            "A linear layer's product. A token's bits do not depend on the other tokens.")
+      .def(py::init(&make_product_kernel), py::arg("dtype"), py::arg("in_size"), py::arg("out_size"),
+           py::kw_only(), py::arg("portable") = false,
+           "dtype is a value of DType, float16 or bfloat16; sizes are multiples of 8. portable uses the "
+           "kernel "
+           "that runs on every GPU, which gives the same bits. Raises ConfigError.")
+      .def("enqueue", &enqueue, py::arg("tokens"), py::arg("inputs"), py::arg("outputs"), py::arg("stream"),
+           "Puts one launch into a stream: y[tokens, out] = x[tokens, in] weights[out, in]^T. Inputs are the "
+           "device addresses of x and weights, outputs that of y, all multiples of 16. No work in the stream "
+           "may still write weights. Raises ConfigError for invalid arguments, StepError when CUDA refuses.");
+}
+
+}  // namespace adaptrt::bindings
