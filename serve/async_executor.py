@@ -59,7 +59,7 @@ class Generation:
     def take_results(self) -> list[Result]:
         """Results that have arrived since the last call. Raises as next_results() does if there are none."""
         if not self._results and self._failure is not None:
-            raise self._failure
+            raise _copy_of(self._failure)
         results = list(self._results)
         self._results.clear()
         return results
@@ -156,7 +156,7 @@ class AsyncExecutor:
         Raises as Executor.enqueue_resolved_request.
         """
         if self._closed is not None:
-            raise self._closed
+            raise _copy_of(self._closed)
         # Responses are delivered by callbacks of this loop, so none can come before the request is known here.
         generation = Generation(self, self.executor.enqueue_resolved_request(request))
         self._generations[generation.request_id] = generation
@@ -187,7 +187,7 @@ class AsyncExecutor:
                 responses = self.executor.await_responses()
                 loop.call_soon_threadsafe(self._take_in, loop, responses)
         except AdaptrtError as error:
-            ended = error
+            ended = _copy_of(error)
         # The loop may be gone when the process ends without close().
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(self._fail_all, ended)
@@ -224,3 +224,8 @@ class AsyncExecutor:
             if self._observer is not None:
                 self._observer.on_loss(generation.request_id)
         self._generations.clear()
+
+
+def _copy_of(error: AdaptrtError) -> AdaptrtError:
+    """An equal error without a traceback: the frames of one that is kept would keep the executor in memory."""
+    return type(error)(*error.args)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -145,3 +147,25 @@ def test_work_beside_the_loop_keeps_its_exceptions(executor: adaptrt.Executor) -
             await asynchronous.work.run(WorkKind.ADAPTERS, executor.load_adapter, "x")
 
     run(executor, body)
+
+
+def test_an_executor_that_has_ended_is_not_kept(engine: adaptrt.LoadedEngine) -> None:
+    async def main() -> weakref.ref[adaptrt.Executor]:
+        executor = adaptrt.Executor(engine, executor_config=adaptrt.ExecutorConfig(num_threads=1))
+        asynchronous = AsyncExecutor(executor)
+        asynchronous.start()
+        cut = asynchronous.submit(request(max_tokens=LONG))
+        await asynchronous.close()
+        with pytest.raises(adaptrt.ExecutorClosedError):
+            await tokens_of(cut)
+        with pytest.raises(adaptrt.ExecutorClosedError):
+            asynchronous.submit(request())
+        return weakref.ref(executor)
+
+    # A cycle of references would keep its memory until the garbage collector comes by.
+    gc.collect()
+    gc.disable()
+    try:
+        assert asyncio.run(main())() is None
+    finally:
+        gc.enable()
