@@ -20,7 +20,7 @@ void round_to(std::uint16_t& out, DType to, float value) {
   out = to == DType::kBFloat16 ? float_to_bfloat16(value) : float_to_float16(value);
 }
 
-/// What a loop does to each element between widening and rounding.
+/// Operation of a loop on each element, between widening and rounding.
 struct AsItIs {
   float operator()(float value) const { return value; }
 };

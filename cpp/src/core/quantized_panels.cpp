@@ -182,7 +182,7 @@ std::size_t order_offset(std::size_t bytes_of_panels) {
   return (bytes_of_panels + kOrderAlignment - 1) / kOrderAlignment * kOrderAlignment;
 }
 
-/// What `value` is in a type.
+/// Rounds `value` to `type`.
 float rounded(float value, DType type) {
   float stored = 0.0F;
   auto* bytes = reinterpret_cast<std::byte*>(&stored);
@@ -196,7 +196,7 @@ float float8_to_float(std::byte number) {
   return 256.0F * float16_to_float(static_cast<std::uint16_t>((bits & 0x80U) << 8U | (bits & 0x7fU) << 7U));
 }
 
-/// Of eight bits.
+/// Unpacks the row of an eight-bit matrix.
 void unpack_octets(const PanelMatrix& matrix, const QuantizedPanel& parts, Place place, float* out) {
   const Quantization& how = matrix.quantization;
   const DType scale_type = has_typed_scales(how) ? how.scale_type : DType::kFloat32;
@@ -218,7 +218,7 @@ void unpack_octets(const PanelMatrix& matrix, const QuantizedPanel& parts, Place
   }
 }
 
-/// Of four bits and fewer.
+/// Unpacks the row of a matrix of four bits or fewer.
 void unpack_words(const PanelMatrix& matrix, const QuantizedPanel& parts, Place place, float* out) {
   const Quantization& how = matrix.quantization;
   const std::int64_t size = how.group_size == 0 ? matrix.k : how.group_size;

@@ -15,7 +15,7 @@ namespace adaptrt {
 namespace {
 
 /// Rounds of spinning before a thread blocks: tens of microseconds, longer than the gap between two loops of
-/// a step and short beside a time slice.
+/// a step, and short compared to a time slice.
 constexpr int kSpins = 2000;
 
 /// A worker offers its core this often to whoever else wants it, between two chunks. The system takes it away
@@ -61,10 +61,10 @@ constexpr std::int64_t kNone = -1;
 
 }  // namespace
 
-// A loop is published in one word, the ticket: the loop's number in the high half, the chunks that nobody has
-// claimed in the low half. A thread claims a chunk by taking one off with a compare-and-swap, which fails
-// when another loop has begun, and so it may read the loop's fields afterwards: a loop with a claimed chunk
-// cannot end before that chunk.
+// A loop is published in one word, the ticket: the loop's number in the high half, the number of unclaimed
+// chunks in the low half. A thread claims a chunk by taking one off with a compare-and-swap, which fails when
+// another loop has begun, and so it may read the loop's fields afterwards: a loop with a claimed chunk cannot
+// end before that chunk.
 class ThreadPool::Impl {
  public:
   explicit Impl(int num_threads) {
@@ -73,7 +73,7 @@ class ThreadPool::Impl {
         workers_.emplace_back([this, thread] { work(thread); });
       }
     } catch (...) {
-      // Those that there are use what is about to be destroyed.
+      // The threads that have started use members that are about to be destroyed.
       stop();
       throw;
     }
@@ -164,7 +164,7 @@ class ThreadPool::Impl {
 
   static std::uint32_t unclaimed(std::uint64_t ticket) { return static_cast<std::uint32_t>(ticket); }
 
-  /// A chunk that nobody has claimed, or kNone.
+  /// Claims and returns a chunk, or returns kNone if none is left.
   std::int64_t claim() {
     std::uint64_t ticket = ticket_.load(std::memory_order_acquire);
     while (unclaimed(ticket) > 0) {

@@ -6,9 +6,9 @@
 
 namespace adaptrt {
 
-/// A checksum at the speed of memory, for damage and not against intent. Bytes that differ within one of the
-/// aligned groups of eight never have the same one; otherwise two contents have with a probability of 2^-64.
-/// Depends on the byte order of the machine.
+/// Computes a checksum at memory speed. It detects damage, not deliberate changes. Contents that differ in
+/// only one aligned group of eight bytes always have different checksums; any other two contents collide with
+/// a probability of 2^-64. The result depends on the machine's byte order.
 [[nodiscard]] std::uint64_t checksum_of(std::span<const std::byte> bytes);
 
 }  // namespace adaptrt

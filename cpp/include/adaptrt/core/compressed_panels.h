@@ -8,10 +8,11 @@ namespace adaptrt {
 // Compressed panels: the elements of a bfloat16 panel of core/panels.h in twelve bits each, exactly.
 //
 // The lower byte of a weight looks random, but its upper byte, the sign and seven bits of the exponent, takes
-// few values. A compressed panel has it as four bits, an index into the panel's own sixteen most frequent
-// upper bytes: as a rule both signs of sixteen exponents. Elements with another one are exceptions, which are
-// stored apart. A last panel of fewer outputs than kPanelColumns stays as core/panels.h has it. For a panel
-// of kPanelColumns outputs and E places for exceptions:
+// few values. A compressed panel stores the upper byte as four bits: an index into the panel's own sixteen
+// most frequent upper bytes: as a rule both signs of sixteen exponents. Elements with another upper byte are
+// outliers ("exceptions" in the code), which are stored separately. A last panel with fewer than
+// kPanelColumns outputs is not compressed: it keeps the layout of core/panels.h. For a panel of kPanelColumns
+// outputs and E places for exceptions:
 //
 //   uint8 [16]             the table of upper bytes
 //   uint32                 number of exceptions, at most E
@@ -33,7 +34,7 @@ inline constexpr std::int64_t kCompressedPieceBytes = 192;
 /// Upper bytes of a panel's table.
 inline constexpr std::int64_t kTableBytes = 16;
 
-/// Whether a bfloat16 W[n, k] can be compressed: its inputs are whole pieces.
+/// True if a bfloat16 W[n, k] can be compressed: k must be a multiple of kPieceInputs.
 [[nodiscard]] bool can_be_compressed(std::int64_t n, std::int64_t k);
 
 /// Bytes of a compressed W[n, k] with places for `exceptions` in each panel that is compressed.
@@ -42,7 +43,7 @@ inline constexpr std::int64_t kTableBytes = 16;
 /// Bytes of a compressed panel of k inputs with places for `exceptions`: a multiple of 64.
 [[nodiscard]] std::size_t compressed_panel_bytes(std::int64_t k, std::int64_t exceptions);
 
-/// Where the weights of inputs from `input` on, a multiple of kPieceInputs, begin in a panel.
+/// Byte offset in a panel of the weights of input `input`, which is a multiple of kPieceInputs.
 [[nodiscard]] std::size_t compressed_input_offset(std::int64_t input, std::int64_t exceptions);
 
 /// Number of exceptions of a bfloat16 panel of kPanelColumns outputs.
@@ -52,12 +53,12 @@ inline constexpr std::int64_t kTableBytes = 16;
 /// count_exceptions(panel, k).
 void compress_panel(const std::byte* panel, std::int64_t k, std::int64_t exceptions, std::byte* out);
 
-/// Where the parts of a compressed panel are.
+/// Addresses of the parts of a compressed panel.
 struct CompressedPanel {
   const std::byte* table = nullptr;   ///< [kTableBytes]
   const std::byte* places = nullptr;  ///< uint32 [count]
   const std::byte* bits = nullptr;    ///< uint16 [count]
-  std::int64_t count = 0;             ///< of exceptions; never more than there are places for
+  std::int64_t count = 0;             ///< number of exceptions; at most the number of places
   const std::byte* pieces = nullptr;
 };
 

@@ -10,7 +10,7 @@ namespace adaptrt {
 /// types are the same. Any alignment; the arrays do not overlap.
 void convert_elements(std::byte* out, DType to, const std::byte* source, DType from, std::size_t count);
 
-/// The same for elements that are widened to float32 and multiplied by `scale` there first.
+/// Does the same, but first widens each element to float32 and multiplies it by `scale`.
 void scale_elements(std::byte* out, DType to, const std::byte* source, DType from, float scale,
                     std::size_t count);
 

@@ -23,9 +23,10 @@ namespace adaptrt {
 // ki is 2 for bfloat16, the operand order of the bf16 dot-product instructions, and 1 otherwise. An odd k is
 // padded with one zero. The layout does not depend on the instruction set.
 //
-// Where single output features are read (PanelMatrix::has_rows), W is stored twice: behind the panels are its
-// rows as they are, element (n, k) at panel_bytes + (n * k_size + k) * size. Where single inputs are
-// (PanelMatrix::has_columns), its columns are there, element (n, k) at panel_bytes + (k * n_size + n) * size.
+// A matrix of which single output features are read (PanelMatrix::has_rows) is stored twice: its plain rows
+// follow the panels, with element (n, k) at panel_bytes + (n * k_size + k) * size. If single inputs are read
+// (PanelMatrix::has_columns), its columns follow instead, with element (n, k) at panel_bytes + (k * n_size +
+// n) * size.
 inline constexpr std::int64_t kPanelColumns = 64;
 
 [[nodiscard]] constexpr std::int64_t k_interleave(DType dtype) {
@@ -57,18 +58,18 @@ inline constexpr std::int64_t kPanelColumns = 64;
   return static_cast<std::size_t>(panel * kPanelColumns * padded_k(dtype, k)) * size_of(dtype);
 }
 
-/// Whether a plain W[n, k] can be stored in rows as well: of whole panels, and whole groups of k of four
-/// bytes, which is what kernels move.
+/// True if a plain W[n, k] can also be stored in rows. Its panels must be whole, and so must its groups of k
+/// of four bytes, because kernels move such groups.
 [[nodiscard]] constexpr bool can_have_rows(DType dtype, std::int64_t n, std::int64_t k) {
   return dtype != DType::kFloat16 && n % kPanelColumns == 0 && k % k_interleave(dtype) == 0;
 }
 
-/// Whether a plain W[n, k] can be stored in columns as well: of whole panels, without padding.
+/// True if a plain W[n, k] can also be stored in columns. Its panels must be whole and have no padding.
 [[nodiscard]] constexpr bool can_have_columns(DType dtype, std::int64_t n, std::int64_t k) {
   return n % kPanelColumns == 0 && k % k_interleave(dtype) == 0;
 }
 
-/// How the weights of a matrix are stored and multiplied, with TensorRT-LLM's names.
+/// Storage and multiplication of a matrix's weights, with TensorRT-LLM's names.
 enum class QuantAlgo : std::uint8_t {
   kNone,   ///< elements of the engine's type
   kW8A16,  ///< int8 or FP8, one scale an output or each group of its inputs; activations of the engine's type
@@ -77,12 +78,12 @@ enum class QuantAlgo : std::uint8_t {
   kW4A8,   ///< integers as kW4A16 has them; activations as those of kW8A8
 };
 
-/// Whether weights have four bits or fewer, several of them in a word.
+/// True if weights have four bits or fewer, so that a word holds several of them.
 [[nodiscard]] constexpr bool has_few_bits(QuantAlgo algo) {
   return algo == QuantAlgo::kW4A16 || algo == QuantAlgo::kW4A8;
 }
 
-/// Whether activations become int8, with one scale a token.
+/// True if activations are quantised to int8, with one scale for each token.
 [[nodiscard]] constexpr bool rounds_activations(QuantAlgo algo) {
   return algo == QuantAlgo::kW8A8 || algo == QuantAlgo::kW4A8;
 }
@@ -90,41 +91,41 @@ enum class QuantAlgo : std::uint8_t {
 /// "NONE", "W8A16", "W8A8", "W4A16" or "W4A8".
 [[nodiscard]] std::string_view name_of(QuantAlgo algo);
 
-/// What the bits of a weight stand for.
+/// Meaning of a weight's bits.
 enum class WeightCode : std::uint8_t {
   kInteger,  ///< integers, less a zero point
   kNF4,      ///< kW4A16: the numbers of code_table(), of which products with scales are made and rounded
   kFP4,      ///< the same
-  kE4M3,     ///< kW8A16: numbers of FP8, the same is made of; none is NaN
-  kE2M1,     ///< kW4A16: as kNF4
-  /// kW8A16: integers of bitsandbytes' LLM.int8(), times a scale and then kLLMInt8Factor, each product
-  /// rounded to float32, and then as the others.
+  kE4M3,     ///< kW8A16: FP8 numbers, scaled and rounded as for kNF4; none is NaN
+  kE2M1,     ///< kW4A16: the numbers of code_table(), used as for kNF4
+  /// kW8A16: integers of bitsandbytes' LLM.int8(). Each is multiplied by its scale and then by
+  /// kLLMInt8Factor. Each product is rounded to float32, and the result to value_type.
   kLLMInt8,
 };
 
-/// What bitsandbytes multiplies by where it means to divide by 127.
+/// The factor that bitsandbytes uses instead of a division by 127.
 inline constexpr float kLLMInt8Factor = 7.874015718698502e-3F;
 
 /// "INTEGER", "NF4", "FP4", "E4M3", "E2M1" or "LLM_INT8".
 [[nodiscard]] std::string_view name_of(WeightCode code);
 
-/// How a matrix is quantised. core/quantized_panels.h has the layouts.
+/// Quantisation of a matrix. core/quantized_panels.h describes the layouts.
 struct Quantization {
   QuantAlgo algo = QuantAlgo::kNone;
-  /// All but kW8A8: consecutive inputs that share a scale, a multiple of packed_inputs(bits); 0: all
-  /// inputs.
+  /// Number of consecutive inputs that share a scale, a multiple of packed_inputs(bits); 0: all inputs share
+  /// one. kW8A8 has no groups.
   std::int64_t group_size = 0;
-  /// All but kW8A8: each group has a zero point of its own.
+  /// True if each group has its own zero point. kW8A8 has none.
   bool zero_points = false;
   /// The type of the scales where has_typed_scales() says that they have one.
   DType scale_type = DType::kBFloat16;
   WeightCode code = WeightCode::kInteger;
-  /// Of codes: what a number times a scale is rounded to, to nearest even, once.
+  /// For codes: the type that the product of number and scale is rounded to, once, to nearest even.
   DType value_type = DType::kFloat32;
-  /// kW4A16 and kW4A8: 4 or, of integers, 2 or 3.
+  /// Bits of a weight, for kW4A16 and kW4A8: 4, or 2 or 3 for integers.
   std::int32_t bits = 4;
-  /// kW4A16 and kW8A16 of integers: the inputs are in an order of the matrix's own, which is behind the
-  /// panels; see PanelMatrix::input_order.
+  /// True if the inputs are permuted and the permutation is stored after the panels, see
+  /// PanelMatrix::input_order. Only integers of kW4A16 and kW8A16 can have a permutation.
   bool reordered = false;
 
   bool operator==(const Quantization&) const = default;
@@ -140,44 +141,45 @@ struct Quantization {
 [[nodiscard]] std::size_t panel_offset(const Quantization& quantization, DType dtype, std::int64_t k,
                                        std::int64_t panel);
 
-/// A packed W[n, k] in somebody else's memory.
+/// A view of a packed W[n, k].
 struct PanelMatrix {
   const std::byte* data = nullptr;
-  /// The engine's type: of the elements or, of a quantised matrix, of what it stands for.
+  /// The engine's type: the type of the elements or, for a quantised matrix, of the values that it
+  /// represents.
   DType dtype = DType::kFloat32;
   std::int64_t n = 0;
   std::int64_t k = 0;
-  /// Keeps `data` alive where nothing else does.
+  /// Keeps `data` alive; nullptr if something else does.
   std::shared_ptr<const void> owner = nullptr;
   Quantization quantization = {};
-  /// Of compressed bfloat16 panels, see core/compressed_panels.h: places for exceptions in each.
+  /// Number of places for exceptions in each compressed bfloat16 panel, see core/compressed_panels.h.
   std::int64_t exceptions = kNotCompressed;
-  /// Behind the panels are the rows; see can_have_rows.
+  /// True if the rows follow the panels; see can_have_rows.
   bool has_rows = false;
-  /// Behind the panels are the columns; see can_have_columns.
+  /// True if the columns follow the panels; see can_have_columns.
   bool has_columns = false;
 
-  /// Whether rows or columns are behind the panels.
+  /// True if rows or columns follow the panels.
   [[nodiscard]] bool is_stored_twice() const { return has_rows || has_columns; }
   [[nodiscard]] bool is_compressed() const { return exceptions != kNotCompressed; }
-  /// Whether that panel is: the last one is not where it is narrower than kPanelColumns.
+  /// True if that panel is compressed. A last panel that is narrower than kPanelColumns is not.
   [[nodiscard]] bool is_compressed(std::int64_t panel) const {
     return is_compressed() && panel_width(n, panel) == kPanelColumns;
   }
-  /// Neither quantised nor compressed.
+  /// True if the matrix is neither quantised nor compressed.
   [[nodiscard]] bool is_plain() const { return quantization.algo == QuantAlgo::kNone && !is_compressed(); }
-  /// Of the panels, and of the rows or columns behind them.
+  /// Bytes of the panels and of the rows or columns that follow them.
   [[nodiscard]] std::size_t bytes() const;
   /// Byte offset of panel `panel`.
   [[nodiscard]] std::size_t offset(std::int64_t panel) const;
-  /// Where row `output` begins, of a matrix that has them.
+  /// Address of row `output`; the matrix has rows.
   [[nodiscard]] const std::byte* row(std::int64_t output) const;
-  /// The same of column `input`.
+  /// Address of column `input`; the matrix has columns.
   [[nodiscard]] const std::byte* column(std::int64_t input) const;
-  /// Of a matrix that is reordered, [k]: input i of the panels is input input_order()[i] of W, and each of
-  /// them is there once. Empty of others.
+  /// Permutation of the inputs, [k]: input i of the panels is input input_order()[i] of W, and each input
+  /// occurs once. Empty if the matrix is not reordered.
   [[nodiscard]] std::span<const std::int32_t> input_order() const;
-  /// Of the panels alone.
+  /// Bytes of the panels only.
   [[nodiscard]] std::size_t bytes_of_panels() const;
 };
 
@@ -192,9 +194,9 @@ void pack_panels(std::byte* panels, DType dtype, std::int64_t n, std::int64_t k,
 /// quantised matrix, the values that its products are made of, of a compressed one its elements.
 void unpack_panel_row(const PanelMatrix& matrix, std::int64_t row, float* out);
 
-/// W[n, k] of a plain one.
+/// Returns W[n, k] of a plain matrix.
 [[nodiscard]] float panel_element(const PanelMatrix& matrix, std::int64_t n, std::int64_t k);
-/// Writes W[0..n, k] of such a one to `out`.
+/// Writes column k of a plain matrix, float32 [n], to `out`.
 void unpack_panel_column(const PanelMatrix& matrix, std::int64_t k, float* out);
 
 }  // namespace adaptrt

@@ -38,26 +38,27 @@ namespace adaptrt {
 
 /// Inputs that a packed word of four bits holds; group sizes are multiples of it.
 inline constexpr std::int64_t kInt4Inputs = 8;
-/// The same, of fewer bits too: inputs whose bits lie together.
+/// Number of inputs whose bits are packed together, for 2, 3 and 4 bits.
 [[nodiscard]] constexpr std::int64_t packed_inputs(std::int32_t bits) {
   return bits == 2 ? 16 : bits == 3 ? 32 : kInt4Inputs;
 }
-/// Whether scales have a type and groups: others are one float32 an output.
+/// True if the scales have a type (scale_type) and groups. Otherwise each output has one float32 scale.
 [[nodiscard]] constexpr bool has_typed_scales(const Quantization& quantization) {
   return has_few_bits(quantization.algo) || quantization.is_coded() || quantization.group_size != 0;
 }
-/// The zero point of four bits without zero points.
+/// Zero point of four-bit integers that have no stored zero points.
 inline constexpr int kInt4Zero = 8;
-/// What is taken off zero points before they are multiplied with sums of activations: the numbers that
-/// weights become are as much below what they are stored as.
+/// Value that is subtracted from zero points before they are multiplied with sums of activations. Unpacked
+/// weights are lower than their stored values by the same amount.
 [[nodiscard]] constexpr int middle_of_zeros(QuantAlgo algo) {
   return has_few_bits(algo) ? kInt4Zero : 128;
 }
-/// The 16 numbers that a code stands for, those of bitsandbytes in float32: of kNF4 the quantiles of a normal
-/// distribution that QLoRA's authors chose, of kFP4 numbers of a sign, two bits of exponent and one of
-/// mantissa over 12; of kE2M1 the four-bit floating point numbers of the OCP's MX formats. Of others u - 8.
+/// Returns the codebook: the 16 float32 numbers that a code stands for. kNF4 and kFP4 have the numbers of
+/// bitsandbytes. For kNF4 they are the quantiles of a normal distribution that QLoRA's authors chose. For
+/// kFP4 they have a sign, two exponent bits and one mantissa bit, and are divided by 12. kE2M1 has the
+/// four-bit floating-point numbers of the OCP MX formats. For other codes entry u is u - 8.
 [[nodiscard]] const std::array<float, 16>& code_table(WeightCode code);
-/// The most inputs that are multiplied with int8 activations: sums of products must fit in 32 bits.
+/// Maximum number of inputs of a product with int8 activations: its sum must fit in 32 bits.
 inline constexpr std::int64_t kMaxInt8Inputs = 65536;
 
 /// Two pairs of inputs, of those whose bits lie together, that kW4A8 multiplies at once. In each half of a
@@ -72,7 +73,7 @@ struct InputPairs {
   return {quad, quad + static_cast<int>(packed_inputs(bits)) / 4};
 }
 
-/// Inputs whose order int8_order() tells.
+/// Number of inputs in the order that int8_order() returns.
 inline constexpr std::int64_t kOrderedInputs = 32;
 /// The order in which kW4A8 takes kOrderedInputs inputs: quad after quad, as its bytes lie in a word.
 [[nodiscard]] constexpr std::array<std::uint8_t, kOrderedInputs> int8_order(std::int32_t bits) {
@@ -94,14 +95,14 @@ inline constexpr std::int64_t kOrderedInputs = 32;
   return (k + quantization.group_size - 1) / quantization.group_size;
 }
 
-/// Where the parts of a quantised panel are.
+/// Addresses of the parts of a quantised panel.
 struct QuantizedPanel {
   const std::byte* weights = nullptr;
   const std::byte* scales = nullptr;  ///< float32 [w], or [G][w] of scale_type
   const std::byte* extra = nullptr;   ///< int32 [w] of kW8A8, uint8 zero [G][w] with zero points
 };
 
-/// The parts of the panel of `width` outputs that begins at `panel`.
+/// Returns the parts of the panel of `width` outputs that begins at `panel`.
 [[nodiscard]] QuantizedPanel parts_of_panel(const Quantization& quantization, const std::byte* panel,
                                             std::int64_t k, std::int64_t width);
 
@@ -122,13 +123,13 @@ void pack_quantized_panels(std::byte* panels, const Quantization& quantization, 
                            std::int64_t k, std::int64_t first_row, std::int64_t rows,
                            const QuantizedRows& source);
 
-/// Writes the order of the inputs of a matrix that is reordered, [k], and what is before it, to what is
-/// behind its panels.
+/// Writes the input permutation `order` [k] of a reordered matrix after its panels. `behind` is the end of
+/// the panels; padding up to a multiple of 4 bytes is written first.
 void pack_input_order(std::byte* behind, const Quantization& quantization, std::int64_t n, std::int64_t k,
                       const std::int32_t* order);
 
-/// Puts the values of a row, which are in the order that the inputs of a reordered matrix have, as W has
-/// them.
+/// Undoes the input permutation of a reordered matrix in place: `values` [k] is in the order of the panels
+/// before the call, and in the order of W after it.
 void put_in_order(std::span<const std::int32_t> order, float* values);
 
 }  // namespace adaptrt

@@ -20,9 +20,9 @@ class Sha256 {
   Sha256& add(std::span<const Integer> values) {
     return add(std::as_bytes(values));
   }
-  /// Eight bytes, the lowest first.
+  /// Adds eight bytes, the lowest first.
   Sha256& add_integer(std::uint64_t value);
-  /// Of all that was added; nothing may be added afterwards.
+  /// Returns the digest of all bytes that were added. Nothing may be added after this call.
   [[nodiscard]] Sha256Digest finish();
 
  private:

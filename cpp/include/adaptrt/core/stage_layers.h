@@ -10,8 +10,9 @@ struct StageLayers {
   std::int32_t count = 0;
 };
 
-/// The layers of a stage of a pipeline, as vLLM spreads them: layers that are left over when all stages have
-/// as many go one each to the last stage but one and those before it. The last stage also has the logits.
+/// Returns the layers of a pipeline stage, distributed as in vLLM. Every stage gets num_layers / num_stages
+/// layers. The remaining layers go, one each, to the last stage but one and to the stages before it. The last
+/// stage gets none of them because it also computes the logits.
 ///
 /// `num_stages` is at least 1, `stage` is from 0 to num_stages - 1.
 [[nodiscard]] constexpr StageLayers stage_layers(std::int32_t num_layers, std::int32_t num_stages,

@@ -23,16 +23,16 @@ class ThreadPool {
 
   [[nodiscard]] int num_threads() const;
 
-  /// Some of a loop: [begin, end). `next` is where the chunk begins that the same thread has next, if a body
-  /// looks ahead and there is one; otherwise it is the loop's end.
+  /// A part [begin, end) of a loop. `next` is the beginning of the same thread's next chunk, if the body
+  /// looks ahead and such a chunk exists; otherwise it is the end of the loop.
   struct Chunk {
     std::int64_t begin;
     std::int64_t end;
     std::int64_t next;
   };
 
-  /// A callable that outlives the loop, by reference: body(begin, end, thread), or body(chunk, thread) of one
-  /// that looks ahead.
+  /// A reference to a callable that outlives the loop: body(begin, end, thread), or body(chunk, thread) if it
+  /// looks ahead.
   class Body {
    public:
     template <class Callable>
@@ -70,7 +70,7 @@ class ThreadPool {
   /// can be fetched meanwhile; the loop waits for up to two chunks of a thread at its end.
   void parallel_for(std::int64_t count, std::int64_t grain, const Body& body);
 
-  /// From now on adds up the time that each thread spends in bodies. To be called between loops.
+  /// Starts to measure the time that each thread spends in bodies. Call it only between loops.
   void measure_busy_time();
   /// [num_threads()], seconds since measure_busy_time() or the last call of this; to be called between loops
   /// as well. Empty when it is not measured.
