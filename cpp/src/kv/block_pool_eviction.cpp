@@ -1,4 +1,4 @@
-// Which cached block goes when no block is free.
+// Chooses the cached block to evict when no block is free.
 
 #include <algorithm>
 #include <bit>
@@ -69,7 +69,7 @@ void BlockPool::move_in_cached(BlockId block) {
   std::int32_t behind = -1;  // level of the block that was moved before
   for (; block != kNoBlock && blocks_[block].num_users == 0; block = blocks_[block].parent_block) {
     const std::int32_t level = level_of(block);
-    // Of two blocks of one level, the one in front must be the more recently used.
+    // If two blocks have the same level, the parent must be the more recently used one.
     if (behind >= 0 && level == blocks_[block].level && level != behind) return;
     unlink(block);
     append(block);

@@ -1,4 +1,4 @@
-// Blocks that begin as others do.
+// Partial reuse: blocks whose first tokens equal those of another block.
 
 #include <algorithm>
 #include <iterator>
@@ -31,10 +31,10 @@ BlockPool::Beginning BlockPool::find_beginning(const PrefixMatch& full, const Re
                                                std::span<const std::int32_t> tokens) const {
   Beginning longest;
   if (partial_reuse_ == PartialReuse::kNone || tokens.size() < 2) return longest;
-  // The last token is left to compute.
+  // At least the last token must be computed.
   const auto wanted = tokens.first(std::min(tokens.size() - 1, static_cast<std::size_t>(tokens_per_block_)));
   const auto place = place_of(key, parent, wanted);
-  // What has most in common with the tokens stands next to their place.
+  // The order is sorted, so the block that shares the most tokens is next to their position.
   const auto consider = [&](BlockId block) {
     if (blocks_[block].parent != parent || blocks_[block].key != key) return;
     const std::int32_t length = common_length(tokens_of(block), wanted);

@@ -3,7 +3,7 @@
 namespace adaptrt {
 
 BlockKey root_key(const Sha256Digest& fingerprint, const ReuseKey& key) {
-  // Of fixed lengths each, so that no two keys give the same bytes.
+  // Every field has a fixed length, so that no two keys give the same bytes.
   return Sha256()
       .add(fingerprint)
       .add_integer(key.adapter_generation == 0 ? 0 : 1)

@@ -211,7 +211,7 @@ std::vector<KvFile::Entry> KvFile::entries() const {
     }
     found.push_back({.key = start.key, .slot = slot, .age = start.age});
   }
-  // Of two with one key, which a crash can leave behind, the newer one stays.
+  // A crash can leave two slots with the same key. The newer one stays.
   std::ranges::sort(found, std::greater{}, &Entry::age);
   std::unordered_set<std::string_view> keys;
   std::vector<Entry> entries;

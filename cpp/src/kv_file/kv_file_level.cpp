@@ -132,7 +132,7 @@ void KvFileLevel::await_writes(Time deadline) {
 }
 
 bool KvFileLevel::contains(const BlockKey& key) {
-  // Who waits for a read that does not come would wait for another one as well.
+  // A caller that waits for a late read would have to wait for another read as well.
   return num_late_ == 0 && by_key_.contains(key);
 }
 
@@ -302,7 +302,7 @@ void KvFileLevel::make_jobs() {
     has_work_.wait(lock, [&] { return is_stopped_ || !reads_.empty() || !writes_.empty(); });
     if (is_stopped_) return;
     std::string error;
-    // Somebody waits for reads.
+    // Reads come before writes because a step waits for them.
     if (!reads_.empty()) {
       ReadJob job = reads_.front();
       reads_.pop_front();

@@ -23,7 +23,8 @@ void KvFileLevel::begin_reads(std::span<const KeyedBlock> blocks) {
 
 void KvFileLevel::submit_reads() {
   next_submitted_ = std::max(next_submitted_, next_wanted_);
-  // What is not written yet is taken from memory when its turn comes, or read if it is written by then.
+  // A block that is not written yet is copied from memory when its turn comes, or read if it has been written
+  // by then.
   for (; next_submitted_ < wanted_.size() && !free_read_buffers_.empty() &&
          entries_[wanted_[next_submitted_].slot].write_buffer == kNone;
        ++next_submitted_) {

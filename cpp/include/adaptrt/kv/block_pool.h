@@ -19,22 +19,22 @@
 
 namespace adaptrt {
 
-/// What a BlockPool does with blocks that it evicts.
+/// Options for the blocks that a BlockPool evicts.
 struct SecondLevelOptions {
-  /// Outlives the pool; nullptr: they are lost.
+  /// Second level, which outlives the pool; nullptr: evicted blocks are lost.
   SecondLevel* level = nullptr;
-  /// Blocks of a lower retention priority are lost all the same.
+  /// Minimum retention priority of offloaded blocks; blocks of a lower priority are lost.
   std::int32_t min_priority = 0;
 };
 
-/// What becomes of a block that begins with the tokens that are wanted, and goes on with others.
+/// Use of a block whose first tokens match a request's and whose later tokens differ.
 enum class PartialReuse : std::uint8_t {
-  kNone,      ///< nothing: full blocks are shared only
-  kTakeOver,  ///< it is taken over where nobody uses it or a block behind it is cached
-  kCopy,      ///< its content is copied to another
+  kNone,      ///< none: only full blocks are shared
+  kTakeOver,  ///< it is taken over if no table uses it and no block after it is cached
+  kCopy,      ///< its content is copied to another block
 };
 
-/// Content of one block that another begins with, to be copied before anything is written.
+/// Copy of one block's content to another block, to be made before a step writes any KV.
 struct BlockCopy {
   BlockId from = kNoBlock;
   BlockId to = kNoBlock;
@@ -42,7 +42,7 @@ struct BlockCopy {
   bool operator==(const BlockCopy&) const = default;
 };
 
-/// A sequence's blocks in the order of its tokens. Filled and emptied by BlockPool only.
+/// A sequence's blocks in the order of its tokens. Only BlockPool fills and empties it.
 struct BlockTable {
   std::vector<BlockId> blocks;
   /// Leading blocks that are in the reuse index.
@@ -79,9 +79,9 @@ struct KvCacheStats {
 /// A block is free, used (by one or more tables) or cached (full, known by its content, used by none). Cached
 /// blocks are evicted when no block is free: those of the lowest retention priority first, among them the
 /// least recently used, and a chain's end before its beginning: a block stays at least as long as the blocks
-/// behind it, whatever its own priority. One whose priority changes while it is cached counts as just used.
-/// Content is known by (ReuseKey, the block before, the block's tokens), compared exactly; the hash only
-/// finds candidates. Two tables never hold two blocks of equal content once both are in the index: KV is
+/// after it, whatever its own priority. A cached block whose priority changes counts as just used. Content is
+/// known by (ReuseKey, the block before, the block's tokens), compared exactly; the hash only finds
+/// candidates. Two tables never hold two blocks of equal content once both are in the index: KV is
 /// bit-identical whoever computed it, so the second table takes over the first one's block.
 ///
 /// With a second level, blocks that are evicted are offloaded to it, and what follows a reused chain there is
@@ -90,9 +90,9 @@ class BlockPool {
  public:
   using Time = std::chrono::steady_clock::time_point;
 
-  /// `events`, which outlives the pool, is told what can be reused; nullptr: nobody is. A pool of 0 blocks is
-  /// that of an engine that keeps no KV. Throws ConfigError for a negative number of blocks, and for blocks
-  /// of no tokens.
+  /// Reports reusable blocks to `events`, which outlives the pool; nullptr: no reports. An engine that keeps
+  /// no KV has a pool of 0 blocks. Throws ConfigError if `num_blocks` is negative or `tokens_per_block` is
+  /// not positive.
   BlockPool(std::int32_t num_blocks, std::int32_t tokens_per_block, bool enable_block_reuse,
             KVCacheEventManager* events = nullptr, PartialReuse partial_reuse = PartialReuse::kNone,
             const SecondLevelOptions& second_level = {});
@@ -101,22 +101,22 @@ class BlockPool {
 
   struct PrefixMatch {
     std::int32_t num_blocks = 0;
-    /// Of those, blocks that no table uses now: taking them leaves so many fewer available.
+    /// Number of these blocks that no table uses now. Taking them reduces num_available() by this number.
     std::int32_t num_unused_blocks = 0;
-    /// Tokens behind these blocks that reuse_beginning() would find.
+    /// Number of tokens after these blocks that reuse_beginning() would find.
     std::int32_t num_partial_tokens = 0;
   };
-  /// The longest chain of cached or used blocks that `tokens` start with, leaving at least one token to
-  /// compute (so that there are logits), and what the next block begins with. Changes nothing.
+  /// Finds the longest chain of cached or used blocks that `tokens` start with, leaving at least one token to
+  /// compute (so that there are logits), and the tokens that the next block can start with. Changes nothing.
   [[nodiscard]] PrefixMatch match_prefix(const ReuseKey& key, std::span<const std::int32_t> tokens) const;
 
-  /// Gives the matching chain to an empty table; returns the number of tokens whose KV is there.
+  /// Gives the matching chain to an empty table. Returns the number of tokens with KV in the chain.
   std::int32_t reuse_prefix(BlockTable& table, const ReuseKey& key, std::span<const std::int32_t> tokens);
 
-  /// Gives a table that reuse_prefix() has filled the blocks of the second level that follow, as long as
-  /// there are blocks for them; returns the number of their tokens. Their content is there when this returns.
-  /// `is_still_read` tells of blocks whose content is to be copied before the next step: none of them is
-  /// written.
+  /// Continues a table that reuse_prefix() has filled with the blocks that follow in the second level, as
+  /// long as the pool has room. Returns the number of their tokens; their content is in the pool when this
+  /// returns. `is_still_read` returns true for a block whose content must still be copied before the next
+  /// step; such a block is not overwritten.
   std::int32_t onboard(BlockTable& table, const ReuseKey& key, std::span<const std::int32_t> tokens,
                        const std::function<bool(BlockId)>& is_still_read);
 
@@ -141,21 +141,22 @@ class BlockPool {
   void index_full_blocks(BlockTable& table, const ReuseKey& key, std::span<const std::int32_t> tokens,
                          std::int32_t num_computed);
 
-  /// What is to become of a table's indexed block when nobody uses it; until somebody says otherwise, or the
-  /// duration is over.
+  /// Sets the retention of a table's indexed block after its last use. It holds until the next call for that
+  /// block or until its duration ends.
   void set_retention(const BlockTable& table, std::int32_t index, const BlockRetention& retention);
-  /// Durations are measured by this clock, which only goes forward. Ends those that are over.
+  /// Sets the time by which durations are measured, which never goes back, and ends the durations that have
+  /// passed.
   void set_time(Time now);
 
   /// Takes all blocks from the table. Indexed ones without another user stay cached.
   void release(BlockTable& table);
 
-  /// Forgets all content: cached blocks become free, used ones are not shared any more. A second level keeps
-  /// what it has.
+  /// Forgets all content: cached blocks become free, used ones are not shared any more. The second level
+  /// keeps its blocks.
   void reset_reuse();
 
-  /// Copies all content to the second level, until the time is over: first that of used blocks, then of those
-  /// that would be evicted last. Nothing is read or written by steps meanwhile.
+  /// Copies all content to the second level until the deadline: first used blocks, then the blocks that would
+  /// be evicted last. No step may run meanwhile.
   void offload_all(Time deadline);
 
   [[nodiscard]] std::int32_t num_blocks() const { return num_blocks_; }
@@ -167,16 +168,16 @@ class BlockPool {
   [[nodiscard]] std::int32_t num_free() const { return num_free_; }
   [[nodiscard]] std::int32_t num_cached() const { return num_cached_; }
   [[nodiscard]] std::int32_t num_used() const { return num_blocks_ - num_available(); }
-  /// Blocks that hold `num_tokens` tokens; none of an engine that keeps no KV.
+  /// Number of blocks that hold `num_tokens` tokens; 0 if the engine keeps no KV.
   [[nodiscard]] std::int32_t blocks_for(std::int64_t num_tokens) const {
     if (num_blocks_ == 0) return 0;
     return static_cast<std::int32_t>((num_tokens + tokens_per_block_ - 1) / tokens_per_block_);
   }
-  /// Tables that hold the block.
+  /// Number of tables that hold the block.
   [[nodiscard]] std::int32_t num_users(BlockId block) const { return blocks_[block].num_users; }
   [[nodiscard]] KvCacheStats stats() const;
 
-  /// Everything that does not hold between lists, counters and the index; empty when all is well. For tests.
+  /// Returns every inconsistency between lists, counters and the index; empty if there is none. For tests.
   [[nodiscard]] std::vector<std::string> check_invariants() const;
 
  private:
@@ -192,14 +193,15 @@ class BlockPool {
     ContentId content = 0;
     ContentId parent = 0;
     ReuseKey key;
-    // Of blocks in the index: the block before, and those behind.
+    // For blocks in the index: the previous block and the blocks after it.
     BlockId parent_block = kNoBlock;
     BlockId first_child = kNoBlock;
     BlockId previous_sibling = kNoBlock;
     BlockId next_sibling = kNoBlock;
     BlockRetention retention;
     std::uint64_t hash = 0;  // of its content, where there are events
-    // Of cached blocks: the highest priority of the block and those behind it, and the end of its duration.
+    // For cached blocks: the highest priority of the block and the blocks after it, and the end of its
+    // duration.
     std::int32_t level = kDefaultRetentionPriority;
     Time expiry;
   };
@@ -224,7 +226,7 @@ class BlockPool {
   /// `is_offloaded`: the second level has it.
   void remove_from_index(BlockId block, bool is_offloaded = false);
   [[nodiscard]] BlockKey key_of(BlockId block) const;
-  /// What block_key() makes the key of a block of, that follows `parent`.
+  /// Returns the parent key that block_key() needs for a block after `parent`.
   [[nodiscard]] BlockKey key_before(const ReuseKey& key, BlockId parent) const;
   /// That of block `index` of a table whose tokens have `key`.
   [[nodiscard]] ReuseKey key_of_block(const ReuseKey& key, std::int32_t index) const {
@@ -233,13 +235,13 @@ class BlockPool {
   /// True when the second level has a copy.
   [[nodiscard]] bool offload(BlockId block);
   void record_lost();
-  /// The block that take_block() would give.
+  /// Returns the block that take_block() would return.
   [[nodiscard]] BlockId next_block() const { return num_free_ > 0 ? first_free_ : least_wanted(); }
-  /// Where in by_beginning_ a block of this content is or would be.
+  /// Position in by_beginning_ of a block with this content, or the position to insert it at.
   [[nodiscard]] std::vector<BlockId>::const_iterator place_of(const ReuseKey& key, ContentId parent,
                                                               std::span<const std::int32_t> tokens) const;
-  /// The block that shares most tokens with the beginning of `tokens`, all but the last of them; kNoBlock
-  /// where none would be left once the blocks of `full` are used.
+  /// Finds the block that shares the most leading tokens with `tokens`, of which the last does not count.
+  /// Returns kNoBlock if no block would be left once the blocks of `full` are used.
   [[nodiscard]] Beginning find_beginning(const PrefixMatch& full, const ReuseKey& key, ContentId parent,
                                          std::span<const std::int32_t> tokens) const;
   void insert_by_beginning(BlockId block);

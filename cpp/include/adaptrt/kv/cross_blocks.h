@@ -15,7 +15,7 @@ namespace adaptrt {
 
 class CrossBlockPool;
 
-/// What an encoder is given, of at least one token.
+/// Input of an encoder, at least one token.
 using EncoderTokens = std::shared_ptr<const std::vector<std::int32_t>>;
 
 /// An encoder input's keys and values in a CrossBlockPool.
@@ -24,20 +24,20 @@ struct CrossContent {
   EncoderTokens tokens;
   std::uint64_t hash = 0;  ///< of key and tokens
   std::vector<BlockId> blocks;
-  /// A step has computed them.
+  /// True if a step has computed them.
   bool is_written = false;
   /// Found by those that have the same key and tokens.
   bool is_known = false;
 };
 
-/// Of KvCacheStats' counters, a sequence's share over its whole life.
+/// A sequence's share of KvCacheStats' counters, over its whole life.
 struct CrossCounts {
   std::int64_t alloc_new_blocks = 0;
   std::int64_t reused_blocks = 0;
   std::int64_t missed_blocks = 0;
 };
 
-/// A share in an encoder input's blocks, common to all who use them. The pool outlives it.
+/// Shared ownership of an encoder input's blocks. The pool outlives it.
 class CrossBlocks {
  public:
   explicit CrossBlocks(CrossBlockPool& pool) : pool_(pool) {}
@@ -52,7 +52,7 @@ class CrossBlocks {
   friend class CrossBlockPool;
   struct Entry {
     CrossContent content;
-    /// Expired when nobody uses it.
+    /// Expired if no sequence uses it.
     std::weak_ptr<const CrossBlocks> users;
   };
   using EntryRef = std::list<Entry>::iterator;
@@ -62,14 +62,14 @@ class CrossBlocks {
   bool has_entry_ = false;
 };
 
-/// Bookkeeping of the blocks that encoder inputs have for the keys and values that decoders see. They are
-/// written once, in the step in which the first sequence with that input starts, and read whole. The memory
-/// belongs to the engine.
+/// Bookkeeping of the blocks for the cross-attention keys and values of encoder inputs. They are written
+/// once, in the step in which the first sequence with that input starts, and read whole. The memory belongs
+/// to the engine.
 ///
 /// With reuse, sequences of the same input and ReuseKey, compared exactly, share its blocks: those that start
-/// in the step which writes them, those that start while somebody uses them, and those that start later, as
-/// long as no other input needed the room. Of the inputs that nobody uses, the least recently used goes
-/// first, with all of its blocks, because a part of one is of use to nobody.
+/// in the step which writes them, those that start while another sequence uses them, and those that start
+/// later, as long as no other input needed the room. The least recently used of the unused inputs is evicted
+/// first, with all of its blocks, because a part of an input is useless.
 class CrossBlockPool {
  public:
   using Share = std::shared_ptr<const CrossBlocks>;
@@ -79,7 +79,7 @@ class CrossBlockPool {
   CrossBlockPool(const CrossBlockPool&) = delete;
   CrossBlockPool& operator=(const CrossBlockPool&) = delete;
 
-  /// Whether reuse() finds the input.
+  /// True if reuse() finds the input.
   [[nodiscard]] bool contains(const ReuseKey& key, const EncoderTokens& tokens) const;
   /// The input's blocks, which are written, or will be by the step that is being planned; nullptr when it is
   /// not known. Counts in `counts` as well, like try_take().
@@ -96,15 +96,15 @@ class CrossBlockPool {
   }
   [[nodiscard]] std::int32_t num_blocks() const { return num_blocks_; }
   [[nodiscard]] std::int32_t tokens_per_block() const { return tokens_per_block_; }
-  /// Free blocks and those of inputs that nobody uses: what try_take() can hand out.
+  /// Number of blocks that try_take() can return: free blocks and those of unused inputs.
   [[nodiscard]] std::int32_t num_available() const { return num_free() + num_cached_; }
   [[nodiscard]] std::int32_t num_free() const { return static_cast<std::int32_t>(free_.size()); }
-  /// Blocks of inputs that nobody uses.
+  /// Number of blocks of unused inputs.
   [[nodiscard]] std::int32_t num_cached() const { return num_cached_; }
   /// Reused and missed are all blocks of the inputs that reuse() was asked for.
   [[nodiscard]] KvCacheStats stats() const;
 
-  /// Everything that does not hold between lists, counters and the index; empty when all is well. For tests.
+  /// Returns every inconsistency between lists, counters and the index; empty if there is none. For tests.
   [[nodiscard]] std::vector<std::string> check_invariants() const;
 
  private:

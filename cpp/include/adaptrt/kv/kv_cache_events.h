@@ -19,7 +19,7 @@ namespace adaptrt {
 // TensorRT-LLM's events of a KV cache, with its names. They speak of blocks that can be reused: full ones
 // that a completed step has written.
 
-/// Cache levels: memory that steps read, and what is behind it.
+/// Cache levels: the memory that steps read, and the second level.
 inline constexpr std::int32_t kPrimaryLevel = 0;
 inline constexpr std::int32_t kSecondaryLevel = 1;
 
@@ -48,7 +48,7 @@ struct KVCacheStoredBlockData {
   bool operator==(const KVCacheStoredBlockData&) const = default;
 };
 
-/// The parent of each block is the one before it, of the first `parent_hash`.
+/// The parent of each block is the block before it; the parent of the first block is `parent_hash`.
 struct KVCacheStoredData {
   std::optional<std::uint64_t> parent_hash;
   std::vector<KVCacheStoredBlockData> blocks;
@@ -147,33 +147,35 @@ constexpr auto fields_of(const KVCacheEvent* /*type*/) {
       Field{"attention_dp_rank", &C::attention_dp_rank, "Always None: there is one rank."}};
 }
 
-/// Events from the executor's thread, which records and flushes, to any thread that asks for them.
+/// Passes events from the executor's thread, which records and flushes them, to any thread that asks for
+/// them.
 class KVCacheEventManager {
  public:
-  /// nullopt: for ever.
+  /// Maximum time to wait; nullopt: indefinitely.
   using Timeout = std::optional<std::chrono::nanoseconds>;
 
-  /// Keeps the newest `max_size` events that nobody has asked for.
+  /// Keeps the newest `max_size` events that no call has returned yet.
   KVCacheEventManager(std::size_t max_size, std::int32_t window_size)
       : max_size_(max_size), window_size_(window_size) {}
 
-  /// All events that were flushed since the last call, the oldest first, as soon as there are any; empty when
-  /// the time is over, or when the executor has ended.
+  /// Waits for events and returns all that were flushed since the last call, the oldest first. Returns none
+  /// if the timeout passes or the executor has ended.
   [[nodiscard]] std::vector<KVCacheEvent> get_latest_events(Timeout timeout);
-  /// Nothing comes any more.
+  /// True if no more events will come.
   [[nodiscard]] bool is_closed() const;
 
-  // Of one thread, from here on.
+  // Only one thread may call the functions below.
   void record_created(std::vector<std::int64_t> num_blocks_per_cache_level);
-  /// Part of the event before, where that has the parent last.
+  /// Extends the previous event if its last block is the parent; otherwise records a new one.
   void record_stored(std::optional<std::uint64_t> parent_hash, KVCacheStoredBlockData block);
-  /// Part of the event before, where that is of the same kind.
+  /// Extends the previous event if it is of the same kind; otherwise records a new one.
   void record_removed(std::uint64_t block_hash);
-  /// Of a block in the event before, the priority that it is stored with.
+  /// Records a change of a block's retention priority. If the previous event stored the block, only the
+  /// priority in that event changes.
   void record_priority(std::uint64_t block_hash, std::int32_t old_value, std::int32_t new_value);
-  /// Of a block that was moved from one cache level to another.
+  /// Records that a block moved from one cache level to another.
   void record_level(std::uint64_t block_hash, std::int32_t old_value, std::int32_t new_value);
-  /// Hands over what was recorded since the last call.
+  /// Makes the events that were recorded since the last call available to get_latest_events().
   void flush();
   void close();
 

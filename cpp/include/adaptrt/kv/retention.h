@@ -11,14 +11,15 @@
 
 namespace adaptrt {
 
-/// Of blocks that nobody has said anything about.
+/// Priority of blocks without a retention config.
 inline constexpr std::int32_t kDefaultRetentionPriority = 35;
 inline constexpr std::int32_t kMaxRetentionPriority = 100;
 
-/// How long a block that nobody uses should stay cached: blocks of a lower priority are evicted first.
+/// Retention of a block that no table uses: blocks of a lower priority are evicted first.
 struct BlockRetention {
   std::int32_t priority = kDefaultRetentionPriority;
-  /// Counted from the end of the block's last use; then the priority is the default one. nullopt: for ever.
+  /// Duration from the end of the block's last use; after it the priority is the default one. nullopt:
+  /// indefinitely.
   std::optional<std::chrono::milliseconds> duration = std::nullopt;
 
   bool operator==(const BlockRetention&) const = default;
@@ -56,7 +57,8 @@ struct KvCacheRetentionConfig {
   bool operator==(const KvCacheRetentionConfig&) const = default;
 
   [[nodiscard]] Problems validate() const;
-  /// What is said of the block whose first token is at this position; nullopt: nothing. Of a valid config.
+  /// Returns the retention of the block whose first token is at this position; nullopt: the config does not
+  /// set one. The config must be valid.
   [[nodiscard]] std::optional<BlockRetention> of_block(std::int32_t first_token,
                                                        std::int32_t prompt_length) const;
 };

@@ -19,17 +19,17 @@ struct PrefixDigest {
 /// In the order of their positions.
 using PrefixDigests = std::vector<PrefixDigest>;
 
-/// What, besides the tokens, KV must have in common to be shared.
+/// Values that must be equal, in addition to the tokens, before KV is shared.
 struct ReuseKey {
   /// HostAdapter::generation() of the adapter that computed it; 0: the base model.
   std::uint64_t adapter_generation = 0;
   /// Request::cache_salt_id.
   std::optional<std::uint64_t> cache_salt = std::nullopt;
-  /// Of that adapter, for events; nullopt: the base model.
+  /// Task id of that adapter, for events; nullopt: the base model.
   std::optional<std::uint64_t> task_id = std::nullopt;
-  /// Of that adapter, where there is a second level: HostAdapter::content_digest(); else zeros.
+  /// HostAdapter::content_digest() of that adapter if there is a second level; otherwise zeros.
   Sha256Digest adapter_digest = {};
-  /// The position from which on the adapter acts. The base model computes what is before it.
+  /// First position at which the adapter is active. The base model computes the positions before it.
   std::int32_t adapter_from = 0;
   /// Of embeddings that a request gives and ids that it tells them apart by, up to the block's end; zeros:
   /// there are none.

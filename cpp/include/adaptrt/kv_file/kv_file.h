@@ -10,13 +10,13 @@
 
 namespace adaptrt {
 
-/// What a KV file is for; one of another engine is begun anew.
+/// Identity and size of a KV file. A file of another engine is overwritten.
 struct KvFileLayout {
-  /// Of all that KV depends on besides ReuseKey and tokens.
+  /// Digest of everything that determines KV, except ReuseKey and tokens.
   Sha256Digest fingerprint{};
   std::int32_t tokens_per_block = 0;
   std::size_t block_bytes = 0;
-  /// Of the whole file.
+  /// Maximum size of the whole file.
   std::size_t max_bytes = 0;
 };
 
@@ -72,16 +72,16 @@ class KvFile {
   /// Fills in an image's header, all but the checksums. Blocks of a higher age were written later.
   void describe(std::span<std::byte> image, const KeyedBlock& content, std::uint64_t age) const;
 
-  // Of one thread, from here on.
+  // Only one thread may call the functions below.
   /// Adds the image's checksums and writes it.
   Result write(std::int32_t slot, std::span<std::byte> image);
-  /// Reads what a slot has; kDamaged unless that is this block.
+  /// Reads a slot. Returns kDamaged unless it holds this block.
   Result read(std::int32_t slot, const KeyedBlock& content, std::span<std::byte> image);
-  /// The slot has no block any more.
+  /// Removes the block from the slot.
   Result erase(std::int32_t slot);
-  /// Gives the file to others; nothing is read or written afterwards.
+  /// Releases the file to other processes. Nothing may be read or written afterwards.
   void close() { file_.close(); }
-  /// Of the last call that failed.
+  /// Reason of the last failed call.
   [[nodiscard]] const std::string& error() const { return error_; }
 
  private:

@@ -30,21 +30,21 @@ struct KvBlockAccess {
 struct KvFileLevelOptions {
   std::string directory;
   KvFileLayout layout;
-  /// Blocks that wait to be written at a time, as copies in memory.
+  /// Maximum number of blocks that wait to be written, as copies in memory.
   std::int32_t num_write_buffers = 0;
-  /// So long may reads of one step make it wait.
+  /// Maximum time that reads may delay one step.
   std::chrono::nanoseconds max_wait = std::chrono::seconds(5);
 };
 
 /// A second level in a file, which outlives the process. Least recently used blocks are replaced first.
 ///
-/// One thread of its own reads and writes the file, so that nobody waits for writes, and for reads no longer
-/// than max_wait a step: what has not come by then is computed, and nothing more is asked for until it has
-/// come. After an error of the disk, other than one that is full, the level is given up. When a disk is full
-/// the file does not grow any more, and its blocks are replaced.
+/// The level's own thread reads and writes the file. Steps never wait for writes, and wait for reads at most
+/// max_wait each. Blocks that have not arrived by then are computed, and no more reads start until the late
+/// ones have arrived. A disk error switches the level off. A full disk does not: the file stops growing and
+/// its blocks are replaced.
 class KvFileLevel final : public SecondLevel {
  public:
-  /// Throws as KvFile.
+  /// Throws the errors of KvFile's constructor.
   KvFileLevel(const KvFileLevelOptions& options, KvBlockAccess access);
   /// Blocks that are not written yet are lost; waits for the one that is being written.
   ~KvFileLevel() override;
@@ -87,7 +87,7 @@ class KvFileLevel final : public SecondLevel {
     bool is_free = false;
     /// The file is at least so long.
     bool is_in_file = false;
-    /// Of a block that is not written yet.
+    /// Buffer of a block that is not written yet.
     Buffer write_buffer = kNone;
     /// Reads that were asked for and have not come, wanted or not.
     std::int32_t num_reads = 0;
@@ -160,12 +160,12 @@ class KvFileLevel final : public SecondLevel {
   /// The file does not grow any more.
   bool is_full_ = false;
   std::uint64_t age_ = 0;
-  /// Of the next block, when no steps follow.
+  /// Age of the next block, when no steps follow.
   std::optional<std::uint64_t> closing_age_;
   SecondLevelStats stats_;
   std::vector<std::uint64_t> lost_events_;
 
-  // Of the reads that were begun and not ended.
+  // State of the reads that have started and not ended.
   struct Wanted {
     Slot slot = kNone;
     BlockKey key{};
@@ -177,7 +177,7 @@ class KvFileLevel final : public SecondLevel {
   std::size_t next_submitted_ = 0;
   std::uint64_t last_read_ = 0;
   std::chrono::nanoseconds waited_{0};  // of this step
-  std::int32_t num_late_ = 0;           // reads that nobody waits for any more
+  std::int32_t num_late_ = 0;           // reads that no step waits for any more
 
   // Shared with the thread.
   mutable std::mutex mutex_;
