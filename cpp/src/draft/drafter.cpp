@@ -31,7 +31,8 @@ void Drafter::draft(std::span<const std::int32_t> text, std::int32_t most,
   num_wanted_ = 0;
   pace_of_drafts_ = nullptr;
   if (!external_.empty()) draft_external(text, static_cast<std::size_t>(most), drafts);
-  // What follows a prompt is seldom what followed its end before, and a draft engine would compute it first.
+  // Right after the prompt there are no drafts: an earlier occurrence of its last tokens seldom predicts the
+  // answer, and a draft engine would have to compute the prompt first.
   if (!external_.empty() || text.size() == prompt_length_) return;
   if (ngrams_) draft_from_ngrams(text, most, drafts);
   if (has_engine_ && drafts.empty()) num_wanted_ = std::min(engine_pace_.next(), most);

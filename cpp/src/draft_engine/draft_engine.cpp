@@ -1,4 +1,4 @@
-// Which sequences have blocks, and the room of a call.
+// Allocation of blocks to sequences, and the memory of a call.
 
 #include "adaptrt/draft_engine/draft_engine.h"
 

@@ -1,4 +1,4 @@
-// The steps of a call.
+// Steps of one call of the draft engine.
 
 #include <algorithm>
 #include <iterator>

@@ -10,8 +10,8 @@
 namespace adaptrt {
 namespace {
 
-/// Of the C interface: llg_new_tokenizer_v2's argument. What follows these fields in later versions is zero
-/// for them, because the structure says its size.
+/// Argument of llg_new_tokenizer_v2 in the C interface. The structure contains its size, so later versions
+/// treat the fields that they add as zero.
 struct TokenizerInit {
   std::size_t struct_size = sizeof(TokenizerInit);
   std::uint32_t vocab_size = 0;
@@ -30,8 +30,8 @@ struct TokenizerInit {
   std::uint32_t tok_eos_extra_count = 0;
 };
 
-/// Of the C interface: llg_new_matcher's argument, as far as we change what set_defaults writes there. Its
-/// size is not told, so there is room behind it for the fields of later versions.
+/// Argument of llg_new_matcher in the C interface, up to the last field that we change after set_defaults.
+/// The structure does not contain its size, so there is room after it for the fields of later versions.
 struct MatcherInit {
   const LlgTokenizer* tokenizer;
   std::uint32_t log_buffer_level;

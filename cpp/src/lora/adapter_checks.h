@@ -60,7 +60,7 @@ void check_values(const CheckedRow& checked, const std::byte* data, DType dtype,
 void check_lm_head(std::span<const AdapterRow> rows, const std::byte* data, DType dtype,
                    const LoraLayout& layout, AdapterProblems& problems);
 
-/// Refuses anything but zeros in the `count` elements behind a row.
+/// Refuses anything but zeros in the `count` elements after a row.
 void check_padding(const CheckedRow& checked, const std::byte* padding, DType dtype, std::size_t count,
                    AdapterProblems& problems);
 

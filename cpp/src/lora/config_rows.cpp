@@ -213,7 +213,8 @@ bool check_size(const ConfigRow& sent, LoraModule module, const std::string& whe
   return good;
 }
 
-/// Finds rows that change the same outputs: repeated ones, and attn_qkv or mlp_gate_up beside their parts.
+/// Finds rows that change the same outputs: repeated rows, and attn_qkv or mlp_gate_up together with their
+/// parts.
 class Overlaps {
  public:
   bool check(const CheckedRow& checked, AdapterProblems& problems) {
@@ -232,7 +233,7 @@ class Overlaps {
   std::map<std::pair<std::int32_t, LoraModule>, CheckedRow> taken_;
 };
 
-/// What rows that are sound by themselves cannot be together.
+/// Finds rows that are valid by themselves but not together.
 void check_together(const std::vector<CheckedRow>& rows, AdapterProblems& problems) {
   const auto has = [&](LoraModule module) {
     return std::ranges::any_of(rows, [&](const CheckedRow& checked) { return checked.row.module == module; });

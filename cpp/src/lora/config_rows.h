@@ -30,7 +30,7 @@ struct SentWeights {
                                                  const SentWeights& weights, const LoraLayout& layout,
                                                  const SiteIndex& index, AdapterProblems& problems);
 
-/// What rows say of the requests that use their adapter.
+/// Settings that rows give to the requests that use their adapter.
 [[nodiscard]] AdapterTerms terms_of_rows(std::span<const AdapterRow> rows);
 
 /// The same of a config as it was sent; nullopt when it cannot be read, or has a row that is refused.

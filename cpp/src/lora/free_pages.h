@@ -6,7 +6,7 @@
 
 namespace adaptrt {
 
-/// Which of the device level's pages are free.
+/// Set of the device level's free pages.
 class FreePages {
  public:
   explicit FreePages(std::int64_t total) : total_(total) {

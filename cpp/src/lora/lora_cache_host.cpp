@@ -116,7 +116,8 @@ void LoraCache::Impl::check_pin(std::uint64_t task_id, std::int64_t pages, const
   }
 }
 
-/// How many adapters, the least recently used first, must leave the host level for `bytes` to fit.
+/// Number of adapters, the least recently used first, that must leave the host level to make room for
+/// `bytes`.
 std::size_t LoraCache::Impl::count_host_victims(std::uint64_t task_id, std::size_t bytes,
                                                 const CacheEntry* replaced) const {
   std::size_t free = host_bytes_total_ - host_bytes_used_;

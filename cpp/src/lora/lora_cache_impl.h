@@ -26,7 +26,7 @@ namespace adaptrt {
 /// Throws LoraCacheFullError.
 [[noreturn]] void refuse_full(std::uint64_t task_id, const std::string& reason);
 
-/// How one load to the device level ended, for the threads that wait for it. Changes under the cache's lock.
+/// Result of one load to the device level, for the threads that wait for it. Changes under the cache's lock.
 struct LoadOutcome {
   bool has_ended = false;
   std::exception_ptr error;
@@ -86,7 +86,7 @@ class LoraCache::Impl : public std::enable_shared_from_this<LoraCache::Impl> {
   AdapterReadiness ensure(const HostAdapter& adapter, std::uint64_t turn, bool may_load);
   void expect(const HostAdapter& adapter);
   std::vector<LoadFailure> take_load_failures();
-  /// What a load worker does until it is stopped.
+  /// Loop of a load worker, until it is stopped.
   void make_loads(const std::stop_token& stop);
   std::int64_t obtainable_pages() const;
   std::int64_t pages_needed(const HostAdapter& adapter) const;
@@ -113,7 +113,7 @@ class LoraCache::Impl : public std::enable_shared_from_this<LoraCache::Impl> {
   };
   using LoadJobs = std::list<LoadJob>;
   static LoadJobs make_job(CacheEntry& entry) { return {{&entry, {entry.adapter->generation(), {}}}}; }
-  /// What left the cache under the lock, so that its memory is given back after it.
+  /// Entries that left the cache under the lock. Their memory is released after the lock.
   using Dropped = std::vector<EntryPtr>;
   class User;
 
@@ -177,7 +177,7 @@ class LoraCache::Impl : public std::enable_shared_from_this<LoraCache::Impl> {
   LoraCacheStats counters_;        // only the counters; sizes are filled in by stats()
 };
 
-/// What a request holds; its end is the end of the adapter's use by that request.
+/// Handle that a request holds; its destructor ends the request's use of the adapter.
 class LoraCache::Impl::User {
  public:
   explicit User(std::shared_ptr<Impl> cache) : cache_(std::move(cache)) {}

@@ -10,7 +10,7 @@
 namespace adaptrt {
 namespace {
 
-/// What an exception says; no words are better than another exception.
+/// Returns the text of an exception, or no text if reading it would throw again.
 void describe(const std::exception_ptr& error, std::string& text) noexcept {
   try {
     try {
@@ -76,7 +76,7 @@ void LoraCache::Impl::make_loads(const std::stop_token& stop) {
 void LoraCache::Impl::make_load(LoadJobs& job, std::unique_lock<std::mutex>& lock) noexcept {
   CacheEntry& entry = *job.front().entry;
   EntryPtr dropped;
-  if (!entry.listed && !entry.is_held()) {  // nobody can want it any more
+  if (!entry.listed && !entry.is_held()) {  // no request can use it any more
     --loads_in_flight_;
     drop_device_copy(entry);
   } else if (const auto error = load(entry, lock)) {

@@ -42,7 +42,7 @@ void LogSoftmax::find_most_likely(std::span<TokenLogProb> most_likely) const {
 void find_highest(std::span<const float> values, std::span<TokenLogProb> highest) {
   if (highest.empty()) return;
   std::size_t count = 0;
-  // Indices come in ascending order: behind those of equal values is the right place.
+  // Indices come in ascending order, so a new index belongs after those of equal values.
   const auto insert = [&](std::size_t index) {
     std::size_t place = count < highest.size() ? count++ : count - 1;
     for (; place > 0 && highest[place - 1].log_prob < values[index]; --place) {

@@ -45,8 +45,8 @@ std::size_t index_at(std::span<const float> weights, double uniform) {
   return last_possible;
 }
 
-/// What a logit is at the most if its bit is set, and if it is not, for every four bits: a table, because
-/// shifts by as many bits as a lane's number keep compilers from using vector instructions.
+/// Upper bounds of four logits for every value of their four bits: infinity if the bit is set, -infinity if
+/// not. It is a table because shifts by a lane's number keep compilers from using vector instructions.
 constexpr auto kCeilings = [] {
   std::array<std::array<float, 4>, 16> ceilings{};
   for (std::size_t bits = 0; bits < ceilings.size(); ++bits) {
@@ -57,7 +57,7 @@ constexpr auto kCeilings = [] {
   return ceilings;
 }();
 
-/// Of at most 32 logits, those whose bit is not set.
+/// Forbids those of at most 32 logits whose bit is not set.
 void forbid_some(std::uint32_t allowed, std::span<float> logits) {
   for (; logits.size() >= 4; logits = logits.subspan(4), allowed >>= 4) {
     const auto& ceilings = kCeilings[allowed & 15U];
@@ -209,7 +209,7 @@ void Sampler::forbid_repeated_ngrams(std::int32_t size, std::span<const std::int
   const auto newest = tokens.last(length - 1);
   for (std::size_t i = 0; i + length <= tokens.size(); ++i) {
     const auto next = static_cast<std::size_t>(tokens[i + length - 1]);
-    // What is virtual is never chosen.
+    // Virtual tokens are never chosen.
     if (next < row.size() && std::ranges::equal(tokens.subspan(i, length - 1), newest))
       row[next] = kForbidden;
   }

@@ -59,7 +59,7 @@ void check_ranges(const SamplingConfig& config, Problems& problems) {
   }
 }
 
-/// What cannot be together with several beams.
+/// Adds the problems of fields that cannot be combined with several beams.
 void check_beams(const SamplingConfig& config, Problems& problems) {
   if (config.beam_width_array) {
     problems.add("beam_width_array is set; accepted: None, because a search has one beam_width");

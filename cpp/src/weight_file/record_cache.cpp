@@ -11,7 +11,7 @@ namespace {
 /// Requests at a time: a disk is fastest at small ones when it has about so many.
 constexpr int kReaders = 24;
 
-/// Of a request, so that all readers have a share.
+/// Maximum bytes of one read request, so that all readers get work.
 constexpr std::size_t kMostBytes = std::size_t{256} << 10;
 constexpr std::size_t kMostPlaces = 32;
 
@@ -110,7 +110,7 @@ void RecordCache::plan_reads(std::size_t table, std::span<const std::int32_t> re
       reads_.push_back({begin, places_.size(), 0});
       bytes = 0;
     } else if (between > 0) {
-      places_.push_back({nullptr, between});  // of records that nobody asked for
+      places_.push_back({nullptr, between});  // of records that were not requested
       ++reads_.back().num_places;
       bytes += between;
     }

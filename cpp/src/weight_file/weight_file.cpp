@@ -16,10 +16,10 @@
 namespace adaptrt {
 namespace {
 
-/// Of one call of the system: large enough for the disk to work on much at a time.
+/// Bytes of one system call: large enough to keep the disk busy.
 constexpr std::size_t kBytesAtOnce = std::size_t{4} << 20;
 
-/// Of a request whose bytes are spread.
+/// Maximum number of memory places of one vectored read.
 constexpr std::size_t kMostPlacesAtOnce = 64;
 
 std::string text_of(int number) {
@@ -126,7 +126,8 @@ void WeightFile::read_piece(FileRange piece, std::byte* memory) {
     }
     at += static_cast<std::size_t>(got);
     bytes_read_ += static_cast<std::uint64_t>(got);
-    // What goes on within a page, behind a signal or an end that moved, cannot be read directly.
+    // A read that continues within a page, after a signal or because the end of the file moved, cannot be a
+    // direct read.
     if (at % kFilePage != 0) file = cached_;
   }
 }

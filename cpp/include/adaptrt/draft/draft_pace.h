@@ -4,7 +4,7 @@
 
 namespace adaptrt {
 
-/// How many drafts of one sequence are worth their computing, from what became of those before.
+/// Chooses the number of drafts for one sequence from the results of its earlier drafts.
 ///
 /// Every step may have `length` drafts, 2 at first. When all that were computed were right, it doubles, up to
 /// the most; when none was, it halves, and there are no drafts for the next 1, 7, 31, 127, 127, ... steps: a
@@ -19,7 +19,7 @@ class DraftPace {
   [[nodiscard]] std::int32_t next();
   /// `num_right` of `num_computed` drafts, at least one, came to be generated.
   void record(std::int32_t num_computed, std::int32_t num_right);
-  /// What misses and right drafts have left of the count.
+  /// Returns the current miss count: a miss adds one, a step with right drafts halves it.
   [[nodiscard]] std::int32_t num_misses() const { return misses_; }
 
  private:

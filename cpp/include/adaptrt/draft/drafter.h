@@ -14,11 +14,12 @@ namespace adaptrt {
 
 /// Where a request's drafts come from.
 struct DraftSources {
-  /// Of the tokens right after the prompt; as long as they are right they are all there is.
+  /// Drafts of the tokens right after the prompt. As long as they are right, no other source is used.
   std::vector<std::int32_t> external = {};
   /// Drafts from the sequence's own text; nullopt: none.
   std::optional<LookaheadDecodingConfig> lookahead = std::nullopt;
-  /// Drafts of one step that a draft engine makes at most, where there are no others; 0: there is none.
+  /// Maximum number of drafts of one step from a draft engine, which is used if no other source has any; 0:
+  /// no draft engine.
   std::int32_t max_draft_len = 0;
 
   [[nodiscard]] bool empty() const { return external.empty() && !lookahead && max_draft_len == 0; }
@@ -33,17 +34,17 @@ class Drafter {
   Drafter(const Drafter&) = delete;
   Drafter& operator=(const Drafter&) = delete;
 
-  /// Drafts of one step at most.
+  /// Maximum number of drafts of one step.
   [[nodiscard]] std::size_t max_drafts() const { return max_drafts_; }
-  /// What may follow `text`, the prompt and what was generated, in the place of `drafts`: `most` tokens at
-  /// most. To be called before each step that computes the end of the text.
+  /// Replaces `drafts` with at most `most` tokens that may follow `text`, which is the prompt and the
+  /// generated tokens. Call it before each step that computes the end of the text.
   void draft(std::span<const std::int32_t> text, std::int32_t most, std::vector<std::int32_t>& drafts);
   /// Drafts that a draft engine should make, because the last call of draft() has made none; 0: none.
   [[nodiscard]] std::int32_t num_wanted() const { return num_wanted_; }
-  /// It has made some, which are those of the last call now.
+  /// Tells that the draft engine has made drafts, so that record() counts them as the last call's.
   void take_drafts_of_engine();
-  /// What became of the drafts of the last call: the step computed the first `num_computed` of them, of which
-  /// `num_right` were generated.
+  /// Records the result of the last call's drafts: the step computed the first `num_computed` of them, and
+  /// `num_right` of these were generated.
   void record(std::int32_t num_computed, std::int32_t num_right);
 
  private:
@@ -61,7 +62,7 @@ class Drafter {
   DraftPace engine_pace_;
   bool has_engine_;
   std::int32_t num_wanted_ = 0;
-  /// Whose the drafts of the last call are; nullptr: nobody's who would be given up.
+  /// Pace that the last call's drafts count for; nullptr: none, because their source has no pace.
   DraftPace* pace_of_drafts_ = nullptr;
 };
 

@@ -16,7 +16,7 @@ struct LookaheadDecodingConfig {
   /// Places in the text that are compared at most, the newest first; 0: none.
   std::int32_t max_verification_set_size = 0;
 
-  /// Whether there can be drafts at all.
+  /// True if the configuration allows any drafts.
   [[nodiscard]] bool drafts() const { return max_ngram_size > 1 && max_verification_set_size > 0; }
   [[nodiscard]] Problems validate() const;
   bool operator==(const LookaheadDecodingConfig&) const = default;

@@ -32,10 +32,10 @@ class NgramIndex {
   /// Single tokens stand in too many places to say what follows.
   static constexpr std::size_t kShortestMatch = 2;
   static constexpr std::int32_t kNowhere = -1;
-  /// Other keys of a bucket that are passed over, so that no text makes the search long.
+  /// Maximum number of other keys of a bucket that are skipped, so that no text makes the search long.
   static constexpr std::int32_t kMostOthers = 64;
 
-  /// Of the key_length_ tokens that end before `end`.
+  /// Returns the bucket of the key_length_ tokens that end before `end`.
   [[nodiscard]] std::size_t bucket_of(std::span<const std::int32_t> text, std::size_t end) const;
   /// Tokens before `end` that are those at the end of the text, longest_match_ at most.
   [[nodiscard]] std::size_t match_at(std::span<const std::int32_t> text, std::size_t end) const;

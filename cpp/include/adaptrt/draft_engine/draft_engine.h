@@ -58,7 +58,7 @@ struct DraftTask {
   std::vector<std::int32_t>* drafts = nullptr;  ///< cleared and filled; has room for them
 };
 
-/// What a draft engine has done so far, and holds now.
+/// Counters and current contents of a draft engine.
 struct DraftEngineStats {
   std::size_t mem_usage = 0;  ///< bytes of its KV pool and its LoRA cache
   std::int64_t max_num_blocks = 0;
@@ -78,7 +78,8 @@ struct DraftEngineStats {
 ///
 /// Each call is a step that computes what the engine has not seen of the texts, as far as one step reaches,
 /// and for those that it has seen to the end steps that add a draft each, all sequences together. The texts
-/// of which least is missing come first, so that a long prompt, over several calls, keeps nobody waiting.
+/// with the fewest missing tokens come first, so that a long prompt, which takes several calls, does not
+/// delay others.
 ///
 /// A sequence gets blocks for all drafts of a call at once, or has none in that call. Where blocks have run
 /// out, those of the sequence that was asked for least recently are taken, of equals the one that came last;

@@ -9,7 +9,7 @@
 
 namespace adaptrt {
 
-/// How far one output has come in its grammar. For one thread at a time.
+/// Position of one output in its grammar. Only one thread at a time may use it.
 class GrammarState {
  public:
   GrammarState() = default;
@@ -17,8 +17,8 @@ class GrammarState {
   GrammarState(const GrammarState&) = delete;
   GrammarState& operator=(const GrammarState&) = delete;
 
-  /// Bit i % 32 of word i / 32: whether token i may come next. Words for the whole vocabulary. Throws
-  /// StepError.
+  /// Sets bit i % 32 of word i / 32 if token i may come next, and clears it otherwise. Words for the whole
+  /// vocabulary. Throws StepError.
   virtual void fill_mask(std::span<std::uint32_t> mask) = 0;
   /// A token that the mask allowed. Throws StepError.
   virtual void accept(std::int32_t token) = 0;

@@ -45,7 +45,7 @@ void for_each_function(LlguidanceFunctions& functions, Set set) {
 
 /// A grammar in one of llguidance's languages.
 struct LlguidanceGrammar {
-  /// What llg_new_matcher calls constraint_type: "json_schema", "regex", "lark", "llguidance".
+  /// The constraint_type of llg_new_matcher: "json_schema", "regex", "lark", "llguidance".
   std::string kind;
   std::string text;
   /// Memory that the compiled grammar holds, about.
@@ -58,8 +58,8 @@ struct LlguidanceOptions {
   std::vector<std::string> tokens;
   /// One or more; the vocabulary has them.
   std::vector<std::int32_t> stop_token_ids;
-  /// What a valid guide is in llguidance's languages. Throws RequestError. For any number of threads at a
-  /// time.
+  /// Translates a valid guide to one of llguidance's languages. Throws RequestError. For any number of
+  /// threads at a time.
   std::function<LlguidanceGrammar(const GuidedDecodingParams& params)> translate;
   /// Grammars that are kept for the next requests with the same guides; the least recently used ones go when
   /// there are more, or when they hold more memory. The last one stays, however large it is.

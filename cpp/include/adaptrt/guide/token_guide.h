@@ -17,8 +17,9 @@ namespace adaptrt {
 
 class MaskThread;
 
-/// Which tokens may come next in one request's output. The executor's thread says which token was chosen and
-/// asks for the next mask a step later; in between, a MaskThread makes it beside the engine's step.
+/// The tokens that may come next in one request's output. The executor's thread reports the chosen token and
+/// asks for the next mask one step later. In between, a MaskThread makes the mask while the engine runs its
+/// step.
 class TokenGuide : public std::enable_shared_from_this<TokenGuide> {
  public:
   /// The last two outlive it.
@@ -27,8 +28,9 @@ class TokenGuide : public std::enable_shared_from_this<TokenGuide> {
                                                          std::span<const std::int32_t> stop_token_ids,
                                                          MaskThread& thread);
 
-  /// Of the next token, as GrammarState::fill_mask; waits until it is there, or makes it when nobody has
-  /// begun. Valid until accept(). Throws StepError with the grammar's reason; it has no more masks then.
+  /// Returns the mask of the next token, in the format of GrammarState::fill_mask. Waits for the mask, or
+  /// makes it if no thread has begun to. Valid until accept(). Throws StepError with the grammar's reason; it
+  /// has no more masks then.
   [[nodiscard]] std::span<const std::uint32_t> mask();
   /// The token that was chosen, after mask().
   void accept(std::int32_t token);
@@ -39,14 +41,14 @@ class TokenGuide : public std::enable_shared_from_this<TokenGuide> {
   TokenGuide(std::unique_ptr<GrammarState> grammar, std::int64_t vocab_size,
              std::span<const std::int32_t> stop_token_ids, MaskThread& thread);
   enum class Stage : std::uint8_t { kWanted, kInTheMaking, kReady };
-  /// Unless somebody else has begun.
+  /// Makes the mask, unless another thread has begun to.
   void make();
 
   std::unique_ptr<GrammarState> grammar_;
   std::span<const std::int32_t> stop_token_ids_;
   MaskThread& thread_;
   std::atomic<Stage> stage_ = Stage::kWanted;
-  // Of whoever took stage_ from kWanted to kInTheMaking, until it is kReady.
+  // Only the thread that moved stage_ from kWanted to kInTheMaking uses these members until it is kReady.
   std::optional<std::int32_t> chosen_;
   std::vector<std::uint32_t> mask_;
   std::string error_;

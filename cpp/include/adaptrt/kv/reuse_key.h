@@ -11,7 +11,7 @@
 
 namespace adaptrt {
 
-/// Of all that a prompt has besides token ids, up to a position and with it.
+/// Digest of everything in a prompt except token ids, up to and including a position.
 struct PrefixDigest {
   std::int32_t position = 0;
   Sha256Digest digest = {};
@@ -31,8 +31,8 @@ struct ReuseKey {
   Sha256Digest adapter_digest = {};
   /// First position at which the adapter is active. The base model computes the positions before it.
   std::int32_t adapter_from = 0;
-  /// Of embeddings that a request gives and ids that it tells them apart by, up to the block's end; zeros:
-  /// there are none.
+  /// Digest of a request's prompt embeddings and of the ids that distinguish them, up to the block's end;
+  /// zeros if there are none.
   Sha256Digest given_digest = {};
   /// Of a whole prompt, whose blocks take their given_digest from it; nullptr: it has nothing of the kind.
   const PrefixDigests* given = nullptr;

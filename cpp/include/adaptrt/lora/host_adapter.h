@@ -23,7 +23,7 @@ enum class TensorType : std::uint8_t { kFloat32, kFloat16, kBFloat16, kInt32, kO
 struct TensorView {
   const std::byte* data = nullptr;
   TensorType type = TensorType::kOther;
-  /// What the caller called the type, for messages ("float64").
+  /// Name of the type as the caller gave it, for messages ("float64").
   std::string type_name;
   std::vector<std::int64_t> shape;
   std::shared_ptr<const void> owner;
@@ -42,11 +42,11 @@ struct LoraConfig {
   std::int32_t active_from = 0;
 };
 
-/// What an adapter says of the requests that use it, beside what it does to the model's layers.
+/// Settings of an adapter for the requests that use it, in addition to its changes of the model's layers.
 struct AdapterTerms {
   /// Tokens that their vocabulary has more than the engine's; below 0: fewer.
   std::int32_t vocabulary_change = 0;
-  /// What their rotary positions are divided by.
+  /// Divisor of their rotary positions.
   std::int32_t rotary_factor = 1;
 
   friend bool operator==(const AdapterTerms&, const AdapterTerms&) = default;
@@ -64,7 +64,7 @@ struct AdapterRow {
   std::size_t offset = 0;
 };
 
-/// An adapter on the host level: rows as submitted, without the padding behind them, in the submitted type.
+/// An adapter on the host level: rows as submitted, in the submitted type, without the padding after them.
 class HostAdapter {
  public:
   /// Checks every rule of docs/formats.md against the engine's layout. Throws AdapterError naming all that is

@@ -6,7 +6,7 @@
 namespace adaptrt {
 
 /// Pages in host memory, for engines that compute there: one reservation. The system gives memory to a page
-/// when it is first written, so a cache that nobody uses costs none.
+/// when it is first written, so an unused cache costs none.
 class HostPages final : public AdapterPages {
  public:
   /// Throws ConfigError when the system refuses the reservation.

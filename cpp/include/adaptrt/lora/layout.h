@@ -13,7 +13,7 @@
 
 namespace adaptrt {
 
-/// How A and B of an adapter lie on the device.
+/// Layout of an adapter's A and B on the device.
 enum class MatrixLayout : std::uint8_t {
   kPanels,  ///< core/panels.h, what the CPU kernels read
   kRows,    ///< row-major A[rank, in] and B[out, rank], what the CUDA kernels read
@@ -31,8 +31,8 @@ struct MatrixRows {
   std::int64_t count = 0;
 };
 
-/// Run `share` of as many as share `rows` rows, in multiples of `unit`; the last ones may have fewer, or
-/// none.
+/// Returns run number `share` of `rows` rows that are divided among `shares` ranks in multiples of `unit`.
+/// The last runs may have fewer rows, or none.
 [[nodiscard]] constexpr MatrixRows rows_of_share(std::int64_t rows, std::int64_t unit, std::int64_t shares,
                                                  std::int64_t share) {
   const std::int64_t units = (rows + unit - 1) / unit;
@@ -41,15 +41,15 @@ struct MatrixRows {
   return {first, std::min(most, rows - first)};
 }
 
-/// A module's share of a linear layer's output: of one rank's, where several run an engine together.
+/// A module's part of a linear layer's output. If several ranks run an engine, it is one rank's part.
 struct LoraPart {
   LoraModule module = LoraModule::kAttnQ;
   std::int64_t out_size = 0;
-  /// Where out_size begins in the module's outputs, and how many of them others have alone.
+  /// First of these outputs in the module's outputs, and the number of outputs that only other ranks have.
   std::int64_t first_output = 0;
   std::int64_t outputs_elsewhere = 0;
 
-  /// Of the module, whose B has as many rows.
+  /// Number of outputs of the whole module, which is the number of rows of its B.
   [[nodiscard]] std::int64_t whole_out_size() const { return out_size + outputs_elsewhere; }
 };
 
@@ -60,40 +60,42 @@ struct LoraPart {
 /// stage. What adapters have of tokens beyond the vocabulary is the last site's, where there is room for
 /// them.
 struct LoraSite {
-  /// Or the slice of the vocabulary, or the number of the norm.
+  /// Number of the layer, of the vocabulary slice, or of the norm.
   std::int32_t layer = 0;
   std::int64_t in_size = 0;
   std::vector<LoraPart> parts;
-  /// Of a linear layer of experts, which has a site for each that is here: whose it is, from 0 on.
+  /// Expert of the site, counted from 0 on this rank: a linear layer of experts has a site for each local
+  /// expert.
   std::int32_t expert = 0;
-  /// Where in_size begins in the layer's inputs, and how many of them other ranks have.
+  /// First of these inputs in the layer's inputs, and the number of inputs that other ranks have.
   std::int64_t first_input = 0;
   std::int64_t inputs_elsewhere = 0;
-  /// Whether an adapter's shift is added here: of layers whose inputs are cut, by the first rank alone.
+  /// True if an adapter's shift is added here. If a layer's inputs are split among ranks, only the first rank
+  /// adds it.
   bool adds_shifts = true;
-  /// Of experts: how many the layer has for each that is here. The others are on other ranks alone.
+  /// For experts: the number of experts in the layer for each local one. The others are only on other ranks.
   std::int32_t experts_for_each = 1;
-  /// Where adapters are fully sharded: the ranks over which the layer is cut, and which of them this is. Of a
-  /// layer that is cut by its outputs they share the rows of A as well, of one that is cut by its inputs
-  /// those of B, in whole panels. 1: nothing is shared beyond what is cut.
+  /// For fully sharded adapters: the number of ranks that the layer is split over, and the index of this one.
+  /// If the outputs are split, the rows of A are divided too. If the inputs are split, the rows of B are
+  /// divided too, in whole panels. 1: A and B are not divided further.
   std::int32_t num_shares = 1;
   std::int32_t share = 0;
 
   [[nodiscard]] bool shares_a() const { return num_shares > 1 && inputs_elsewhere == 0; }
   [[nodiscard]] bool shares_b() const { return num_shares > 1 && inputs_elsewhere > 0; }
-  /// Those of A[total_rank, in_size] that rank `of_share` has.
+  /// Returns the rows of A[total_rank, in_size] that rank `of_share` holds.
   [[nodiscard]] MatrixRows rows_of_a(std::int64_t total_rank, std::int32_t of_share) const {
     return shares_a() ? rows_of_share(total_rank, 1, num_shares, of_share) : MatrixRows{0, total_rank};
   }
   [[nodiscard]] MatrixRows rows_of_a(std::int64_t total_rank) const { return rows_of_a(total_rank, share); }
-  /// Those of a part's B[out_size, rank] that rank `of_share` has.
+  /// Returns the rows of a part's B[out_size, rank] that rank `of_share` holds.
   [[nodiscard]] MatrixRows rows_of_b(std::int64_t out_size, std::int32_t of_share) const {
     return shares_b() ? rows_of_share(out_size, kPanelColumns, num_shares, of_share)
                       : MatrixRows{0, out_size};
   }
   [[nodiscard]] MatrixRows rows_of_b(std::int64_t out_size) const { return rows_of_b(out_size, share); }
 
-  /// Of the layer: of adapters' A.
+  /// Number of inputs of the whole layer, which is the width of adapters' A.
   [[nodiscard]] std::int64_t whole_in_size() const { return in_size + inputs_elsewhere; }
 
   [[nodiscard]] bool is_lm_head() const {
@@ -106,14 +108,14 @@ struct LoraSite {
     return parts.size() == 1 && parts[0].module == LoraModule::kNewTokens;
   }
   [[nodiscard]] bool is_norm() const { return parts.size() == 1 && adaptrt::is_norm(parts[0].module); }
-  /// Of a linear layer of one of the network's layers, whose number `layer` is.
+  /// True if the site is a linear layer inside the network's layer number `layer`.
   [[nodiscard]] bool is_of_layer() const {
     return !is_norm() && !(parts.size() == 1 && is_of_tokens(parts[0].module));
   }
 };
 
-/// Which vectors an adapter's row has behind A and B, each with an element for each output:
-/// y = (W x + B A x) * magnitude + shift, and then the base's bias.
+/// Vectors that follow A and B in an adapter's row, each with one element for each output: y = (W x + B A x)
+/// * magnitude + shift, and then the base's bias.
 struct RowVectors {
   bool magnitude = false;
   bool shift = false;
@@ -121,14 +123,14 @@ struct RowVectors {
   [[nodiscard]] constexpr std::int64_t count() const { return (magnitude ? 1 : 0) + (shift ? 1 : 0); }
   /// The last column of an adapter's config: 1 for a magnitude, 2 for a shift.
   [[nodiscard]] constexpr std::int32_t flags() const { return (magnitude ? 1 : 0) + (shift ? 2 : 0); }
-  /// Of flags from 0 to 3.
+  /// Converts flags() back; `flags` is 0 to 3.
   [[nodiscard]] static constexpr RowVectors of(std::int32_t flags) {
     return {(flags & 1) != 0, (flags & 2) != 0};
   }
   friend bool operator==(const RowVectors&, const RowVectors&) = default;
 };
 
-/// What an engine accepts of adapters. Part of the engine; the LoRA cache is made from it.
+/// Adapters that an engine accepts. It is part of the engine, and the LoRA cache is made from it.
 struct LoraLayout {
   /// Storage type on the device, equal to the engine's.
   DType dtype = DType::kFloat32;
@@ -140,7 +142,7 @@ struct LoraLayout {
   /// In the order of execution. LinearOp::lora_site indexes it.
   std::vector<LoraSite> sites;
   MatrixLayout matrix_layout = MatrixLayout::kPanels;
-  /// Whether adapters may have shifts (RowVectors), which the CUDA kernels do not add.
+  /// True if adapters may have shifts (RowVectors), which the CUDA kernels do not add.
   bool shifts_enabled = true;
   /// Stages of the pipeline. stage_layers() says which layers each has, also of an encoder. `sites` has those
   /// of all stages.
@@ -149,15 +151,15 @@ struct LoraLayout {
   std::int32_t stage = 0;
   /// Tokens beyond the engine's vocabulary that an adapter may bring; above 0 there is a site for them.
   std::int32_t max_extra_tokens = 0;
-  /// By which adapters may divide rotary positions, ascending and above 1; empty: none may.
+  /// Factors by which adapters may divide rotary positions, ascending and above 1; empty: no adapter may.
   std::vector<std::int32_t> rotary_factors = {};
   /// Positions of the base model; requests of an adapter that divides them have as many times more. 0 without
   /// rotary_factors: the engine's max_seq_len alone counts.
   std::int32_t max_base_positions = 0;
-  /// Of num_layers: the last ones, of an encoder before a decoder.
+  /// Number of encoder layers, which are the last ones of num_layers.
   std::int32_t num_encoder_layers = 0;
 
-  /// Of a site of its num_layers layers.
+  /// Returns the pipeline stage of a site.
   [[nodiscard]] std::int32_t stage_of(const LoraSite& site) const {
     if (site.is_embedding()) return 0;
     if (site.is_lm_head()) return num_stages - 1;
@@ -197,7 +199,7 @@ struct DevicePart {
   const std::byte* b = nullptr;
   /// float32[out_size], the normalised DoRA magnitudes; nullptr for plain LoRA.
   const float* magnitude = nullptr;
-  /// float32[out_size], what is added behind the magnitudes; nullptr: nothing.
+  /// float32[out_size], the shift that is added after the magnitudes are applied; nullptr: none.
   const float* shift = nullptr;
 };
 

@@ -24,14 +24,14 @@ struct LoraCacheSizes {
 
 struct LoraCacheOptions {
   std::size_t host_bytes = 0;
-  /// Threads that load adapters beside those who use them; 0: whoever acquires an adapter loads it.
+  /// Number of additional threads that load adapters; 0: the thread that acquires an adapter loads it.
   std::int32_t num_load_workers = 0;
   /// Called without a lock when a load that acquire() did not make itself has ended, well or not. Must not
   /// throw.
   std::function<void()> on_load_end = {};
 };
 
-/// What the two levels have done so far and hold now.
+/// Counters and current contents of the two levels.
 struct LoraCacheStats {
   std::int64_t host_hits = 0;         ///< admit() found the task on the host level
   std::int64_t host_misses = 0;       ///< admit() stored the task's weights, or found nothing under its id
@@ -66,7 +66,7 @@ struct LoraCacheEntry {
   friend bool operator==(const LoraCacheEntry&, const LoraCacheEntry&) = default;
 };
 
-/// How far an adapter is from the device level.
+/// Availability of an adapter on the device level.
 enum class AdapterReadiness : std::uint8_t {
   kReady,         ///< acquire() gives a lease now
   kLoading,       ///< on its way; on_load_end is called when it has come, or when it failed
@@ -93,8 +93,8 @@ class DeviceLease;
 /// so host memory stays within host_bytes whatever requests hold.
 ///
 /// A load reserves its pages at once and keeps them, and the adapter, until it has ended. Then the copy is
-/// there like any other, idle when nobody leased it meanwhile; nothing is left of an adapter that was
-/// unloaded or replaced meanwhile and that nobody holds. A load that fails gives its pages back.
+/// there like any other, idle when no lease was taken meanwhile. Nothing is left of an adapter that was
+/// unloaded or replaced meanwhile and that no request holds. A load that fails gives its pages back.
 ///
 /// Thread-safe; a DeviceAdapter is read without a lock while its lease lives. Checking, copying and loading
 /// happen outside the lock. The destructor waits for the loads that are being made; those that wait for a
@@ -109,18 +109,17 @@ class LoraCache {
   LoraCache(const LoraCache&) = delete;
   LoraCache& operator=(const LoraCache&) = delete;
 
-  /// What a request does with its LoraConfig: stores the tensors when they are given, looks the task up
-  /// otherwise. The result keeps this generation of the adapter alive and in the host level until it is
-  /// dropped; each call counts as one user. Sending the same weights again is a hit; other weights with
-  /// `replace` make a new generation, which inherits the pin, and requests that hold the old one keep it.
-  /// Throws AdapterError (refused by name; other weights under a cached task_id without `replace`),
-  /// PeftTaskNotCachedError, LoraCacheFullError (with the bytes needed and there are; also when the adapter
-  /// could never fit the device level beside the pinned ones). Nothing but the counters changes when it
-  /// throws.
+  /// Admits a request's LoraConfig: stores the tensors when they are given, looks the task up otherwise. The
+  /// result keeps this generation of the adapter alive and in the host level until it is dropped; each call
+  /// counts as one user. Sending the same weights again is a hit; other weights with `replace` make a new
+  /// generation, which inherits the pin, and requests that hold the old one keep it. Throws AdapterError
+  /// (refused by name; other weights under a cached task_id without `replace`), PeftTaskNotCachedError,
+  /// LoraCacheFullError (with the bytes needed and there are; also when the adapter could never fit the
+  /// device level together with the pinned ones). Nothing but the counters changes when it throws.
   [[nodiscard]] std::shared_ptr<const HostAdapter> admit(const LoraConfig& config);
 
-  /// Those of the adapter that admit() would give; nullopt when they are not known, and admit() will throw.
-  /// Changes nothing.
+  /// Returns the terms of the adapter that admit() would return; nullopt if it is not known, so that admit()
+  /// would throw. Changes nothing.
   [[nodiscard]] std::optional<AdapterTerms> terms_of(const LoraConfig& config) const;
 
   /// Keeps the adapter on the device level while the lease lives; nullopt when it is not there. With load
@@ -153,8 +152,8 @@ class LoraCache {
   /// Brings an adapter to the device and keeps it on both levels whether or not it is used; returns when it
   /// is there, or when another thread has unpinned or unloaded it meanwhile. Throws PeftTaskNotCachedError,
   /// LoraCacheFullError when there is no room now or when an adapter that a request holds could never fit
-  /// beside the pinned ones; nothing changes then. Every call that waits for a load throws what that load
-  /// threw; the adapter is not pinned then.
+  /// together with the pinned ones; nothing changes then. Every call that waits for a load throws what that
+  /// load threw; the adapter is not pinned then.
   void pin(std::uint64_t task_id);
   /// The adapter counts as just used. Throws PeftTaskNotCachedError.
   void unpin(std::uint64_t task_id);

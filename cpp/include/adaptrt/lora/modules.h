@@ -45,7 +45,8 @@ enum class LoraModule : std::int32_t {
 /// engines refuse, and the settings.
 inline constexpr std::int32_t kNumLoraModules = static_cast<std::int32_t>(LoraModule::kEmbedding) + 1;
 
-/// How tensor parallelism cuts a module: column splits the outputs (B, magnitude), row splits the inputs (A).
+/// Split of a module under tensor parallelism: column splits the outputs (B, magnitude), row splits the
+/// inputs (A).
 enum class TensorParallelSplit : std::uint8_t { kNone, kColumn, kRow };
 
 struct LoraModuleInfo {
@@ -62,43 +63,45 @@ struct ModuleSizes {
   std::int64_t out = 0;
   std::int64_t experts = 1;
 
-  /// Of the A and B of every expert; both grow by as much with each rank.
+  /// Elements that A and B of all experts have for each unit of LoRA rank.
   [[nodiscard]] std::int64_t a_per_rank() const { return experts * in; }
   [[nodiscard]] std::int64_t b_per_rank() const { return experts * out; }
-  /// Of a magnitude or a shift, which have an element for each output.
+  /// Elements of a magnitude or a shift, one for each output.
   [[nodiscard]] std::int64_t vector() const { return experts * out; }
 };
 
 /// Every module, in the order of its id.
 [[nodiscard]] std::span<const LoraModuleInfo> lora_modules();
 
-/// A module that is as wide as the vocabulary has rows of so many tokens each, or of those that are left:
-/// what else it is beside the layers' modules would set the width of every row and the size of every page.
+/// Number of tokens in a row of a module that is as wide as the vocabulary; the last row has the remaining
+/// tokens. Without slices such a module would determine the width of every row and the size of every page.
 inline constexpr std::int64_t kVocabularySlice = 16384;
 
-/// Whether a module is as wide as the vocabulary: lm_head's outputs, or the inputs of the embedding, which is
-/// a linear layer of which a token is one input. Its slices stand where other modules have their layer.
+/// True if a module is as wide as the vocabulary: lm_head by its outputs, or the embedding by its inputs (it
+/// is a linear layer in which each token is one input). Its rows have the slice's number in place of a layer
+/// number.
 [[nodiscard]] constexpr bool is_of_vocabulary(LoraModule module) {
   return module == LoraModule::kLmHead || module == LoraModule::kEmbedding;
 }
 
-/// Whether a module is of lm_head and the embedding: they, and kNewTokens, the rows that an adapter brings
-/// for tokens beyond the vocabulary. Of those the rank is their number, A[tokens, hidden] what lm_head has of
-/// them and B[hidden, tokens] what the embedding has.
+/// True if a module holds values of tokens: lm_head, the embedding, or kNewTokens, the rows that an adapter
+/// brings for tokens beyond the vocabulary. The rank of kNewTokens is the number of these tokens; its
+/// A[tokens, hidden] belongs to lm_head and its B[hidden, tokens] to the embedding.
 [[nodiscard]] constexpr bool is_of_tokens(LoraModule module) {
   return is_of_vocabulary(module) || module == LoraModule::kNewTokens;
 }
 
-/// Whether a module is no layer but says something of the requests that use the adapter. Its row has no
-/// weights, and a number in the rank's place: kRotaryScaling what rotary positions are divided by,
-/// kAbsentTokens how many of the vocabulary's last tokens the adapter's model does not have.
+/// True if a module is not a layer but a setting for the requests that use the adapter. Its row has no
+/// weights, and a number in place of the rank. For kRotaryScaling it is the divisor of rotary positions. For
+/// kAbsentTokens it is the number of tokens at the end of the vocabulary that the adapter's model does not
+/// have.
 [[nodiscard]] constexpr bool is_setting(LoraModule module) {
   return module == LoraModule::kRotaryScaling || module == LoraModule::kAbsentTokens;
 }
 
-/// Whether a module is a norm with a bias, of which an adapter has a shift alone: its row has rank 1, an A[1,
-/// 1] and a B[out, 1] of zeros. The norm's number, in the order of execution, stands where other modules have
-/// their layer.
+/// True if a module is a norm with a bias, of which an adapter changes only the shift. Its row has rank 1,
+/// with A[1, 1] and B[out, 1] of zeros. It has the norm's number, in the order of execution, in place of a
+/// layer number.
 [[nodiscard]] constexpr bool is_norm(LoraModule module) {
   return module == LoraModule::kNorm;
 }

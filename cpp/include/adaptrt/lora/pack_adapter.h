@@ -46,7 +46,7 @@ struct ImagePlaces {
 /// First fit in order. No size may be larger than page_bytes.
 [[nodiscard]] ImagePlaces place_images(std::span<const std::size_t> sizes, std::size_t page_bytes);
 
-/// What goes where when an adapter is packed: of a pipeline, on a rank of LoraLayout::stage.
+/// Positions of an adapter's parts when it is packed, on a rank of stage LoraLayout::stage of a pipeline.
 struct DevicePlan {
   struct Site {
     std::int32_t site = 0;
@@ -55,7 +55,7 @@ struct DevicePlan {
     ImagePlace place;
   };
   std::vector<Site> sites;
-  /// Of the stage that needs most, so that they are the same everywhere.
+  /// Number of pages of the stage that needs the most, so that all ranks use the same number.
   std::int64_t pages = 0;
 };
 

@@ -12,14 +12,15 @@ namespace adaptrt {
 struct ModulePlace {
   /// Index into LoraLayout::sites; of a module of experts that of the first one that is here.
   std::int32_t first_site = 0;
-  /// Of the whole layer.
+  /// Sizes in the whole layer.
   ModuleSizes sizes;
-  /// Of experts: the number of the first one that is here, and how many are, whose sites follow one another.
+  /// For experts: number of the first local expert, and the number of local experts. Their sites are
+  /// consecutive.
   std::int32_t first_expert = 0;
   std::int32_t num_sites = 1;
 };
 
-/// Which sites the modules of a layout's layers belong to.
+/// Index from the modules of a layout's layers to their sites.
 class SiteIndex {
  public:
   /// Throws EngineError where sites contradict each other: two of one module, experts that are not in order,

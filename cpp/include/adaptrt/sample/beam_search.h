@@ -14,9 +14,9 @@ namespace adaptrt {
 /// A token that a beam may go on with. Sampler::score_tokens makes them.
 struct ScoredToken {
   std::int32_t token = 0;
-  /// What it adds to the beam's score.
+  /// Number that the token adds to the beam's score.
   float score = 0.0F;
-  /// Of LogSoftmax.
+  /// Log probability from LogSoftmax.
   float log_prob = 0.0F;
 
   bool operator==(const ScoredToken&) const = default;
@@ -26,7 +26,7 @@ struct ScoredToken {
 struct BeamCandidate {
   std::int32_t beam = 0;
   ScoredToken next;
-  /// Of the beam with the token: the sum of its tokens' scores.
+  /// Score of the beam with the token: the sum of its tokens' scores.
   double score = 0.0;
 
   bool operator==(const BeamCandidate&) const = default;
@@ -43,7 +43,7 @@ struct EndedBeam {
   FinishReason reason = FinishReason::kNotFinished;
 };
 
-/// What a search returns, or would return if it ended now.
+/// A beam that a search returns, or would return if it ended now.
 struct RankedBeam {
   bool has_ended = false;
   /// EndedBeam::place, or the number of the beam that goes on.
@@ -55,12 +55,13 @@ struct RankedBeam {
 /// The search of one request: from the best tokens after each of its beams to the beams of the next step.
 /// Knows beams by number (0 is the best) and no tokens but the newest.
 ///
-/// As transformers' generate(num_beams), for one prompt: of all candidates the best num_candidates() are
-/// looked at. Those that end and are among the best beam_width become ended beams, of which the beam_width
-/// with the highest score / length ** length_penalty stay; the best beam_width of those that do not end go
-/// on. As in TensorRT-LLM, diversity_rate * beam is added to a candidate's score where candidates are
-/// compared, and nowhere else. Of equal candidates that of the lower beam is the better, then that of the
-/// lower token; of equal ended beams the older: neither the batch nor the order of add() changes anything.
+/// The search works like transformers' generate(num_beams) for one prompt: it examines the best
+/// num_candidates() of all candidates. Those that end and are among the best beam_width become ended beams,
+/// of which the beam_width with the highest score / length ** length_penalty stay; the best beam_width of
+/// those that do not end go on. As in TensorRT-LLM, diversity_rate * beam is added to a candidate's score
+/// where candidates are compared, and nowhere else. Of equal candidates that of the lower beam is the better,
+/// then that of the lower token; of equal ended beams the older: neither the batch nor the order of add()
+/// changes anything.
 class BeamSearch {
  public:
   /// `num_end_tokens`: tokens, or sequences of them, that end a beam before `max_tokens`.

@@ -15,15 +15,15 @@ namespace adaptrt {
 struct LogitRange;
 struct ScoredToken;
 
-/// What a request forbids or favours, besides its SamplingConfig.
+/// Tokens that a request forbids or favours, in addition to its SamplingConfig.
 struct TokenConstraints {
   /// Forbidden before SamplingParams::min_tokens tokens were generated.
   std::optional<std::int32_t> end_id = std::nullopt;
-  /// The same of other tokens: stop words of one.
+  /// Other tokens that are forbidden in the same way: stop words of one token.
   std::vector<std::int32_t> stop_ids = {};
   /// Token sequences that never appear whole; their beginning may be in the prompt.
   std::vector<std::vector<std::int32_t>> bad_words = {};
-  /// As long as a row, added to the logits first; nullptr: none. -infinity forbids a token.
+  /// Bias [row length] that is added to the logits first; nullptr: none. -infinity forbids a token.
   std::shared_ptr<const std::vector<float>> embedding_bias = nullptr;
 
   /// Empty words, tokens outside the vocabulary, a bias of another size or with NaN or +infinity.
@@ -71,7 +71,7 @@ class SamplerState {
 
 struct SampledToken {
   std::int32_t token = 0;
-  /// Of LogSoftmax; 0 unless it was asked for.
+  /// Log probability from LogSoftmax; 0 unless it was requested.
   float log_prob = 0.0F;
 };
 
@@ -80,13 +80,13 @@ struct TokenProbability {
   double probability = 0.0;
 };
 
-/// What others have said of a row, beside the request's own configuration.
+/// Changes to a row from outside the request's own configuration.
 struct RowChanges {
   /// Unless it is empty, a bit for each token of the vocabulary: bit i % 32 of word i / 32 is not set where
   /// token i is forbidden. Tokens beyond it are.
   std::span<const std::uint32_t> allowed = {};
-  /// As long as the row, in the place of the engine's logits, of which log probs are all the same; nullptr:
-  /// none.
+  /// Logits [row length] that replace the engine's; nullptr: none. Log probs are still those of the engine's
+  /// logits.
   const float* logits = nullptr;
 };
 
@@ -103,8 +103,9 @@ struct RowChanges {
 ///
 /// Rows have as many logits as the request's vocabulary: the engine's, with or without some tokens.
 ///
-/// Of equal logits the lowest token id counts as the higher. The draw is a function of (seed, number of
-/// tokens generated so far) and the row alone, so neither the rest of a batch nor a pause changes it.
+/// If logits are equal, the lower token id counts as the higher logit. The draw is a function of (seed,
+/// number of tokens generated so far) and the row alone, so neither the rest of a batch nor a pause changes
+/// it.
 class Sampler {
  public:
   /// `max_new_tokens`: the most that a request has beyond the vocabulary.
@@ -155,7 +156,7 @@ class Sampler {
     float max = 0.0F;
     float min = 0.0F;  // of the finite ones
   };
-  /// What the filters leave: of all tokens if `ids` is empty. Views of the scratch memory.
+  /// Tokens that the filters leave, as views of the scratch memory; all tokens if `ids` is empty.
   struct Candidates {
     std::span<const std::int32_t> ids;
     std::span<const float> weights;
@@ -173,7 +174,7 @@ class Sampler {
   void apply_penalties(const SamplerState& state);
   void forbid_bad_words(const TokenConstraints& constraints, std::span<const std::int32_t> tokens);
   void forbid_repeated_ngrams(std::int32_t size, std::span<const std::int32_t> tokens, std::span<float> row);
-  /// Of a row of processed_.
+  /// Forbids all tokens but `allowed` in a row of processed_.
   void forbid_all_but(std::span<const std::uint32_t> allowed, std::span<float> row);
   [[nodiscard]] Candidates filter(const SamplingParams& params, double top_p, const ProcessedRow& row);
   [[nodiscard]] Place place_of_rank(std::span<const float> values, const Buckets& buckets, std::int64_t rank);

@@ -70,7 +70,8 @@ enum class EarlyStopping : std::uint8_t {
   kNever,
 };
 
-/// How a SamplingConfig with a beam_width above 1 searches, its defaults filled in (TensorRT-LLM's).
+/// Beam search parameters of a SamplingConfig with a beam_width above 1, with TensorRT-LLM's defaults filled
+/// in.
 struct BeamSearchParams {
   std::int32_t beam_width = 1;
   double length_penalty = 0.0;
@@ -78,7 +79,7 @@ struct BeamSearchParams {
   double diversity_rate = 0.0;
 };
 
-/// Of a valid configuration.
+/// Returns the beam search parameters of a valid configuration.
 [[nodiscard]] BeamSearchParams resolve_beams(const SamplingConfig& config);
 
 }  // namespace adaptrt

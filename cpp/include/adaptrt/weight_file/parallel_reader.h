@@ -45,14 +45,14 @@ class ParallelReader {
   std::shared_ptr<WeightFile> file_;
   std::size_t passed_over_bytes_;
   HugeArray passed_over_;  ///< of each thread
-  /// Of each thread: the places of its read.
+  /// Places of each thread's read.
   std::vector<std::vector<MemoryPiece>> own_places_;
   std::mutex mutex_;
   std::condition_variable changed_;
   // These change under the mutex, while no thread is at work.
   std::span<const Read> reads_;
   std::span<const MemoryPiece> places_;
-  std::atomic<std::size_t> next_ = 0;  ///< of reads_: the first that nobody has taken
+  std::atomic<std::size_t> next_ = 0;  ///< the first of reads_ that no thread has taken
   int at_work_ = 0;                    ///< threads that may take one
   std::string error_;                  ///< empty: none so far
   bool stop_ = false;

@@ -59,11 +59,11 @@ class RecordCache {
   std::size_t slot_bytes_ = 0;
   std::size_t num_kept_ = 0;                        ///< slots that nothing else comes into, the first ones
   std::vector<std::vector<std::int32_t>> slot_of_;  ///< by table and record
-  std::vector<Slot> slots_;                         ///< behind the kept ones
+  std::vector<Slot> slots_;                         ///< after the slots of kept records
   std::size_t hand_ = 0;                            ///< the slot that is looked at next
   std::uint64_t calls_ = 0;
   HugeArray memory_;
-  // Of a call, kept so that steps allocate nothing.
+  // Scratch memory of one call, kept so that steps allocate nothing.
   std::vector<std::int32_t> missing_;
   std::vector<ParallelReader::Read> reads_;
   std::vector<MemoryPiece> places_;

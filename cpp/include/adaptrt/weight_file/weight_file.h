@@ -18,7 +18,8 @@ struct FileRange {
   bool operator==(const FileRange&) const = default;
 };
 
-/// What reads begin and end at, and what the memory that they fill is aligned to.
+/// Page size in bytes: reads begin and end at multiples of it, and the memory that they fill is aligned to
+/// it.
 inline constexpr std::size_t kFilePage = 4096;
 
 /// The whole pages of a file around a range.
@@ -33,7 +34,7 @@ class FilePages {
   FilePages() = default;
   explicit FilePages(std::vector<FileRange> ranges);
 
-  /// Of the memory that holds them.
+  /// Bytes of the memory that holds the pages.
   [[nodiscard]] std::size_t bytes() const { return bytes_; }
   /// Whole pages, in ascending order.
   [[nodiscard]] const std::vector<FileRange>& pieces() const { return pieces_; }
@@ -67,7 +68,7 @@ class WeightFile {
 
   [[nodiscard]] const std::string& path() const { return path_; }
   [[nodiscard]] bool is_direct() const { return direct_ >= 0; }
-  /// By all reads so far.
+  /// Number of bytes that all reads have read so far.
   [[nodiscard]] std::uint64_t bytes_read() const { return bytes_read_; }
 
   /// Fills `memory`, which begins at a page, with all of `pages`. Throws StepError with the path and the

@@ -11,8 +11,8 @@
 
 namespace adaptrt {
 
-/// Weights of which few are used at a time, and nobody knows before which: slots for some of them. A unit
-/// stays in its slot until the slot is needed and no other unit was used longer ago. Of one thread.
+/// Slots in memory for weights of which few are used at a time, in an order that is not known before. The
+/// least recently used unit gives up its slot when another unit needs one. Only one thread may use it.
 class WeightSlots {
  public:
   /// Throws std::bad_alloc.

@@ -42,8 +42,8 @@ class WeightStream {
     WeightStream* stream_;
   };
 
-  /// Units are used in the order of their numbers, those that are not expected left out; behind the last one
-  /// comes `first_again`. `ring_bytes`: at least those of every unit's pages. Throws std::bad_alloc.
+  /// Units are used in the order of their numbers; units that are not expected are skipped. `first_again`
+  /// follows the last one. `ring_bytes`: at least those of every unit's pages. Throws std::bad_alloc.
   WeightStream(std::shared_ptr<WeightFile> file, std::vector<Unit> units, std::size_t ring_bytes,
                std::size_t first_again);
   ~WeightStream();
@@ -54,7 +54,7 @@ class WeightStream {
   /// Where a byte of the file that belongs to a unit lies while the unit is held.
   [[nodiscard]] const std::byte* address_of(std::size_t unit, std::size_t offset) const;
 
-  /// Whether a unit is read ahead of its use from now on.
+  /// Sets whether a unit is prefetched from now on.
   void expect(std::size_t unit, bool is_expected);
 
   /// Waits until a unit is in the ring; one at a time, of one thread. Another than the next one may be asked
@@ -75,7 +75,7 @@ class WeightStream {
   void read(std::unique_lock<std::mutex>& lock);
   /// The next expected one; `unit` itself where there is no other.
   [[nodiscard]] std::size_t after(std::size_t unit) const;
-  /// Whether no unit that is there has bytes in the place of the next one.
+  /// True if no unit in the ring occupies the place of the next one.
   [[nodiscard]] bool has_room() const;
 
   std::shared_ptr<WeightFile> file_;
@@ -86,8 +86,8 @@ class WeightStream {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::size_t> there_;  ///< those that are in the ring, in the order of their use
-  std::size_t next_ = 0;           ///< the one to read behind them
-  /// How often what was read ahead was given up.
+  std::size_t next_ = 0;           ///< the unit to read after them
+  /// Number of times that prefetched units were discarded.
   std::uint64_t turn_ = 0;
   /// Why the next one could not be read; empty: it was not tried.
   std::string error_;
