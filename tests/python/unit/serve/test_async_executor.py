@@ -156,7 +156,7 @@ def test_an_executor_that_has_ended_is_not_kept(engine: adaptrt.LoadedEngine) ->
         asynchronous.start()
         cut = asynchronous.submit(request(max_tokens=LONG))
         await asynchronous.close()
-        with pytest.raises(adaptrt.ExecutorClosedError):
+        with pytest.raises(adaptrt.AdaptrtError):  # its own response may come before the executor's end
             await tokens_of(cut)
         with pytest.raises(adaptrt.ExecutorClosedError):
             asynchronous.submit(request())
