@@ -12,7 +12,7 @@ namespace {
 
 using Modules = std::vector<ModuleRank>;
 
-/// Of a module that is at the site, or whose parts are.
+/// Returns the number of outputs of a module that is at the site, or whose parts are.
 std::int64_t outputs_of(const LoraSite& site, LoraModule module) {
   std::int64_t outputs = 0;
   for (const LoraModule part : parts_of(module)) {

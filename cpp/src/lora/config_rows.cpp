@@ -108,7 +108,7 @@ const LoraModuleInfo* check_place(const ConfigRow& sent, const std::string& wher
   return info;
 }
 
-/// Of tokens beyond the vocabulary that the engine has no site for.
+/// Error for tokens beyond the vocabulary that the engine has no site for.
 std::string no_room_for_new_tokens(const ConfigRow& sent, const LoraLayout& layout) {
   if (layout.max_extra_tokens > 0)
     return "layer " + std::to_string(sent.layer) + " of new_tokens; accepted: 0";
@@ -117,7 +117,7 @@ std::string no_room_for_new_tokens(const ConfigRow& sent, const LoraLayout& layo
          " (adaptrt build --max_extra_tokens " + count + " makes it)";
 }
 
-/// Of a module that the engine has, and not there.
+/// Error for a module that the engine has, but not at this place.
 std::string no_such_place(const ConfigRow& sent, const LoraModuleInfo& info) {
   const std::string number = std::to_string(sent.layer), name(info.name);
   if (is_norm(info.module)) return "this engine has no norm " + number + " whose bias adapters can shift";

@@ -43,7 +43,7 @@ void LoraCache::Impl::expect(const HostAdapter& adapter) {
 AdapterReadiness LoraCache::Impl::ensure(CacheEntry& entry, std::uint64_t turn, bool may_load) {
   using enum AdapterReadiness;
   if (entry.residence != Residence::kAbsent) {
-    // A load can end within the turn: what it brought must not go for a request behind it.
+    // A load can end within the turn. Its adapter must not be evicted for a later request.
     entry.turn = turn;
     return entry.residence == Residence::kLoading ? kLoading : kReady;
   }

@@ -89,8 +89,8 @@ void LoraCache::Impl::check_ever_fits(std::uint64_t task_id, std::size_t bytes, 
   }
 }
 
-/// A request's adapter must have a way to the device beside the pinned ones, or the request would wait for
-/// ever.
+/// A request's adapter must fit the device together with the pinned ones, or the request would wait
+/// indefinitely.
 void LoraCache::Impl::check_beside_pinned(std::uint64_t task_id, std::int64_t pages,
                                           std::int64_t pinned_pages) const {
   if (pages + pinned_pages <= free_pages_.total()) return;

@@ -138,7 +138,7 @@ class LoraCache::Impl : public std::enable_shared_from_this<LoraCache::Impl> {
   void settle(CacheEntry& entry) noexcept;
   /// Free pages and those of idle adapters that may go in this turn; stops counting at `enough`.
   std::int64_t count_pages_to_get(std::int64_t enough, std::uint64_t turn) const;
-  /// Pages of adapters that are leased or pinned: they come free only when somebody lets go of them.
+  /// Pages of adapters that are leased or pinned: they become free only when they are released or unpinned.
   std::int64_t count_held_pages() const;
   /// Takes pages for a load of an absent entry; false, and nothing done, when there is no room.
   bool reserve_pages(CacheEntry& entry, std::uint64_t turn);

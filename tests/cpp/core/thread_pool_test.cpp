@@ -35,7 +35,7 @@ BOOST_DATA_TEST_CASE(every_index_is_visited_once,
   for (const auto& visit : visits) BOOST_TEST(visit == 1);
 }
 
-// Of each thread the next chunk is the one that it was told, unless it was told of none.
+// Each thread's next chunk is the announced one, unless none was announced.
 BOOST_DATA_TEST_CASE(a_body_that_looks_ahead_is_told_the_next_chunk,
                      boost::unit_test::data::make({1, 2, 4}) * boost::unit_test::data::make({1, 7, 1000}) *
                          boost::unit_test::data::make({1, 3, 1000}),
@@ -64,7 +64,7 @@ BOOST_DATA_TEST_CASE(a_body_that_looks_ahead_is_told_the_next_chunk,
   }
   const std::int64_t chunks = (count + grain - 1) / grain;
   if (num_threads == 1) BOOST_TEST(chunks_ahead == chunks - 1);
-  // Of few chunks all may be taken by workers that are about to offer their cores.
+  // If there are few chunks, workers that are about to offer their cores may take all of them.
   if (chunks > 300) BOOST_TEST(chunks_ahead > 0);
 }
 
@@ -145,7 +145,7 @@ BOOST_DATA_TEST_CASE(an_exception_reaches_the_caller_and_the_pool_goes_on,
 BOOST_AUTO_TEST_CASE(a_thread_that_cannot_be_made_leaves_none_behind) {
   const pid_t child = fork();
   if (child == 0) {
-    alarm(60);  // instead of waiting for ever
+    alarm(60);  // instead of waiting indefinitely
     const rlimit memory{.rlim_cur = rlim_t{1} << 30, .rlim_max = rlim_t{1} << 30};
     setrlimit(RLIMIT_AS, &memory);
     try {

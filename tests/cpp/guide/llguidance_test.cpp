@@ -26,7 +26,7 @@ int num_tokenizers = 0;
 int num_matchers = 0;
 int num_compiled = 0;
 
-/// As in llguidance.h.
+/// Same layout as in llguidance.h.
 struct Init {
   std::size_t struct_size;
   std::uint32_t vocab_size;

@@ -1,4 +1,4 @@
-// Masks made on a thread beside the one that asks for them.
+// Masks are made on another thread than the one that asks for them.
 
 #include "adaptrt/guide/token_guide.h"
 

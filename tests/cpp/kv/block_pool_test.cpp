@@ -276,7 +276,7 @@ BOOST_AUTO_TEST_CASE(counters_tell_what_was_new_reused_and_missed) {
   BOOST_TEST(stats.cache_hit_rate == 0.4);
 }
 
-/// What the memory of a block would hold: everything its KV depends on.
+/// Model of a block's memory: everything that its KV depends on.
 struct Content {
   ReuseKey key;
   std::vector<std::int32_t> tokens;  // from the sequence's first token to the block's last
@@ -347,7 +347,7 @@ BOOST_DATA_TEST_CASE(random_use_reuses_exactly_equal_content,
         const std::int32_t first_full = sequence.num_computed / tokens_per_block;
         sequence.num_computed = target;
         for (std::int32_t i = first_full; i < target / tokens_per_block; ++i) {
-          BOOST_TEST_REQUIRE(pool.num_users(sequence.table.blocks[i]) == 1);  // nobody else's is written to
+          BOOST_TEST_REQUIRE(pool.num_users(sequence.table.blocks[i]) == 1);  // no shared block is written to
           memory[sequence.table.blocks[i]] = content_of(sequence, i);
         }
         pool.index_full_blocks(sequence.table, sequence.key, sequence.tokens, target);

@@ -23,7 +23,7 @@ struct Inputs {
   explicit Inputs(std::int32_t num_blocks, bool enable_block_reuse = true)
       : pool(num_blocks, kTokensPerBlock, enable_block_reuse) {}
 
-  /// As a sequence that starts, in a step that runs.
+  /// Acts like a sequence that starts in a step that runs.
   Share start(const EncoderTokens& tokens, const ReuseKey& key = {}) {
     const bool is_known = pool.contains(key, tokens);
     Share share = pool.reuse(key, tokens, counts);

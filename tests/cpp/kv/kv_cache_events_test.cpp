@@ -71,7 +71,7 @@ struct Watched {
   BlockPool pool;
 };
 
-/// What somebody knows who has read all events.
+/// State of the cache as a reader of all events knows it.
 class Mirror {
  public:
   void read(const std::vector<KVCacheEvent>& events) {

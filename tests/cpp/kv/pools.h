@@ -1,6 +1,6 @@
 #pragma once
 
-// What the tests of BlockPool share.
+// Helpers that the tests of BlockPool share.
 
 #include <boost/test/unit_test.hpp>
 #include <cstdint>

@@ -1,6 +1,6 @@
 #pragma once
 
-// What the tests of the KV file share.
+// Helpers that the tests of the KV file share.
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -21,7 +21,7 @@
 namespace adaptrt::testing {
 
 inline constexpr std::size_t kBlockBytes = 5000;
-/// Of the layout below: a page for the file's header, two for each slot.
+/// Bytes of a slot in the layout below: a page for the file's header, two for each slot.
 inline constexpr std::size_t kSlotBytes = 8192;
 inline constexpr std::size_t kFirstSlot = 4096;
 

@@ -57,7 +57,7 @@ struct Level {
     return is_taken;
   }
   bool contains(std::int32_t number) { return level->contains(TestBlock(number).key); }
-  /// How many of these blocks come, in order.
+  /// Returns how many of these blocks arrive, in order.
   std::size_t read(const std::vector<std::int32_t>& numbers) {
     std::vector<TestBlock> blocks;
     for (const std::int32_t number : numbers) blocks.emplace_back(number);
@@ -288,7 +288,7 @@ BOOST_AUTO_TEST_CASE(any_order_of_calls_keeps_everything_in_order) {
           if (first.key == second.key || !f.level->contains(first.key) || !f.level->contains(second.key))
             break;
           f.level->begin_reads(std::vector{first.keyed(), second.keyed()});
-          // What is evicted for the block may be offloaded meanwhile.
+          // A block that is evicted for this one may be offloaded meanwhile.
           static_cast<void>(f.offload(10 * below(10)));
           if (f.level->read_next(first.tokens[0]) && below(2) == 0) {
             static_cast<void>(f.offload(10 * below(10)));

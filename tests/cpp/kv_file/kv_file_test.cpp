@@ -104,7 +104,7 @@ BOOST_AUTO_TEST_CASE(another_block_is_not_taken_for_the_one_that_is_asked_for) {
   stored.write(1, TestBlock(10));
   BOOST_TEST((stored.read(1, TestBlock(11)) == Result::kDamaged));
   BOOST_TEST((stored.read(0, TestBlock(10)) == Result::kDamaged));
-  BOOST_TEST((stored.read(2, TestBlock(10)) == Result::kDamaged));  // behind the file's end
+  BOOST_TEST((stored.read(2, TestBlock(10)) == Result::kDamaged));  // after the file's end
   TestBlock same_key(12);
   same_key.key = TestBlock(10).key;
   BOOST_TEST((stored.read(1, same_key) == Result::kDamaged));

@@ -84,7 +84,7 @@ struct SentAdapter {
     columns = 3;
   }
 
-  /// What a request carries; views into this object.
+  /// Returns what a request sends, as views into this object.
   [[nodiscard]] LoraConfig send(std::uint64_t task_id, bool replace = false, bool leading_one = false) const {
     LoraConfig result;
     result.task_id = task_id;
@@ -105,7 +105,7 @@ struct SentAdapter {
   }
 };
 
-/// Of the first layer that has the module.
+/// Returns the sizes in the first layer that has the module.
 inline ModuleSizes sizes_of(LoraModule module, const LoraLayout& layout) {
   const SiteIndex index(layout);
   std::int32_t layer = 0;
@@ -124,7 +124,7 @@ inline std::size_t elements_of(const SentRow& row, const LoraLayout& layout) {
                                   row.vectors().count() * sizes.vector());
 }
 
-/// Random weights that are exact in every type, zeros behind each row.
+/// Random weights that are exact in every type, with zeros after each row.
 inline SentAdapter make_adapter(const std::vector<SentRow>& rows, const LoraLayout& layout,
                                 std::uint32_t seed = 1, DType dtype = DType::kFloat32,
                                 std::size_t padding = 3) {

@@ -1,4 +1,4 @@
-// Loads that workers make beside those who use the cache.
+// Loads by workers while other threads use the cache.
 
 #include <boost/test/unit_test.hpp>
 #include <new>

@@ -48,7 +48,7 @@ class CheckedCache {
     config.task_id = task_id;
     return (*this)->admit(config);
   }
-  /// Stores one small adapter of this id, which nobody uses then.
+  /// Stores one small adapter of this id and leaves it unused.
   void store(std::uint64_t task_id) { (void)admit(task_id, small(static_cast<std::uint32_t>(task_id))); }
   bool on_device(std::uint64_t task_id) {
     for (const LoraCacheEntry& entry : (*this)->list()) {

@@ -267,7 +267,7 @@ BOOST_AUTO_TEST_CASE(a_row_of_experts_is_cut_into_one_image_for_each) {
   }
 }
 
-/// Of a rank that has expert 1 of each three.
+/// Layout of a rank that has expert 1 of each three.
 LoraLayout layout_with_own_experts() {
   LoraLayout layout = layout_with_experts();
   std::erase_if(layout.sites, [](const LoraSite& site) {
@@ -370,7 +370,7 @@ BOOST_DATA_TEST_CASE(ranks_share_both_matrices, boost::unit_test::data::make({2,
   BOOST_TEST(counts[2] <= static_cast<std::size_t>(outputs) * 3);
 }
 
-/// Of a layer as wide as those of large models, a rank's images are a share of one rank's.
+/// For a layer as wide as in large models, a rank's images are a share of those of a single rank.
 BOOST_AUTO_TEST_CASE(images_are_as_large_as_a_share) {
   LoraSite column{0, 1024, {{LoraModule::kAttnQ, 256, 0, 768}}};
   LoraSite row{0, 256, {{LoraModule::kAttnDense, 1024}}};

@@ -53,7 +53,7 @@ const std::vector<BadField> kBadFields{
      }},
 };
 
-/// What resolving refuses, or "".
+/// Returns the error of resolving, or "".
 std::string refusal(const PeftCacheConfig& config, const LoraLayout& layout, std::size_t free_bytes = kGiB) {
   try {
     (void)resolve_cache_sizes(config, layout, free_bytes);

@@ -72,7 +72,7 @@ FinishReason reason_of(const Tokens& tokens, std::int32_t max_tokens) {
   return std::cmp_equal(tokens.size(), max_tokens) ? FinishReason::kLength : FinishReason::kNotFinished;
 }
 
-/// What BeamSearch finds, when beams are added in another order each time.
+/// Returns what BeamSearch finds if beams are added in another order each time.
 std::vector<Found> search(Model& model, const BeamSearchParams& params, std::int32_t max_tokens,
                           std::uint32_t order = 0) {
   BeamSearch search(params, 1, max_tokens);

@@ -79,7 +79,7 @@ BOOST_AUTO_TEST_CASE(rows_end_with_the_requests_new_tokens) {
   BOOST_TEST(sample(3) == 42);
   BOOST_TEST(sample(5) == 44);
   BOOST_TEST(sample(5, {.bad_words = {{44}}}) == 42);
-  // A guide knows the vocabulary alone, whatever its words have behind it.
+  // A guide knows only the vocabulary, whatever bits follow it in the mask.
   const std::vector<std::uint32_t> all(2, ~std::uint32_t{0});
   BOOST_TEST(sample(5, {}, all) == 39);
   const auto bias = std::make_shared<std::vector<float>>(43, 0.0F);
@@ -148,7 +148,7 @@ BOOST_AUTO_TEST_CASE(a_draw_depends_on_seed_and_position_alone) {
 }
 
 BOOST_AUTO_TEST_CASE(top_p_decays_from_token_to_token_and_is_reset) {
-  // Of eight equal tokens, top_p keeps the first ones that make up its share.
+  // If eight tokens are equal, top_p keeps the first ones that make up its share.
   const Row row(8, 0.0F);
   const SamplingParams params =
       resolve({.top_p = 1.0, .top_p_min = 0.2, .top_p_reset_ids = 5, .top_p_decay = 0.5});

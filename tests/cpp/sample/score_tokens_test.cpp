@@ -1,4 +1,4 @@
-// What beams are compared by: log probs after the constraints of sampling.
+// Scores that beams are compared by: log probs after the constraints of sampling.
 
 #include <algorithm>
 #include <boost/test/unit_test.hpp>

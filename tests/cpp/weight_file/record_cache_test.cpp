@@ -31,7 +31,7 @@ struct Records {
 
   static std::size_t record_bytes(std::size_t table) { return table == 0 ? kRecordBytes : kFilePage; }
 
-  /// How many bytes were read for these.
+  /// Returns the number of bytes read for these records.
   std::size_t bring(std::size_t table, const std::vector<std::int32_t>& records) {
     const std::uint64_t before = weights->bytes_read();
     cache->bring(table, records);

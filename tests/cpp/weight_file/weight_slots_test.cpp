@@ -21,7 +21,7 @@ struct Slots {
   }
   static FileRange range(std::size_t unit) { return {unit * kFilePage + 64, 2000}; }
 
-  /// How many of these were read.
+  /// Returns the number of these units that were read.
   std::size_t bring(const std::vector<std::size_t>& units) {
     const std::uint64_t before = weights->bytes_read();
     slots->bring(units);

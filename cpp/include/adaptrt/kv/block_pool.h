@@ -228,7 +228,7 @@ class BlockPool {
   [[nodiscard]] BlockKey key_of(BlockId block) const;
   /// Returns the parent key that block_key() needs for a block after `parent`.
   [[nodiscard]] BlockKey key_before(const ReuseKey& key, BlockId parent) const;
-  /// That of block `index` of a table whose tokens have `key`.
+  /// Returns the ReuseKey of block `index` of a table whose tokens have `key`.
   [[nodiscard]] ReuseKey key_of_block(const ReuseKey& key, std::int32_t index) const {
     return key.of_tokens_before((index + 1) * tokens_per_block_);
   }

@@ -34,10 +34,11 @@ struct ReuseKey {
   /// Digest of a request's prompt embeddings and of the ids that distinguish them, up to the block's end;
   /// zeros if there are none.
   Sha256Digest given_digest = {};
-  /// Of a whole prompt, whose blocks take their given_digest from it; nullptr: it has nothing of the kind.
+  /// Digests of the whole prompt, from which its blocks take their given_digest; nullptr: the prompt has
+  /// none.
   const PrefixDigests* given = nullptr;
 
-  /// That of the tokens before position `end`, which a block of KV ends with.
+  /// Returns the key of the tokens before position `end`, which is the end of a block.
   [[nodiscard]] ReuseKey of_tokens_before(std::int32_t end) const {
     ReuseKey of_block = end <= adapter_from ? ReuseKey{.cache_salt = cache_salt} : *this;
     of_block.given = nullptr;

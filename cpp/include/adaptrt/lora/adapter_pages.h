@@ -26,7 +26,7 @@ class AdapterPages {
   using Write = std::function<void(std::span<std::byte* const> host_pages)>;
   virtual void load(std::span<const std::int64_t> pages, const Write& write) = 0;
 
-  /// Called behind load() with what was packed into `pages`, as DeviceAdapter::load_id, before any step reads
+  /// Called after load() with what was packed into `pages`, as DeviceAdapter::load_id, before any step reads
   /// it: for engines whose other ranks have pages as well.
   virtual void share(const std::shared_ptr<const HostAdapter>& /*adapter*/,
                      std::span<const std::int64_t> /*pages*/, std::uint64_t /*load_id*/) {}

@@ -19,7 +19,7 @@ namespace adaptrt {
 /// Element type of a tensor that a caller handed in, before it is checked.
 enum class TensorType : std::uint8_t { kFloat32, kFloat16, kBFloat16, kInt32, kOther };
 
-/// A C-contiguous tensor that somebody else owns and keeps alive through `owner`.
+/// View of a C-contiguous tensor. `owner` keeps its memory alive.
 struct TensorView {
   const std::byte* data = nullptr;
   TensorType type = TensorType::kOther;
@@ -86,8 +86,8 @@ class HostAdapter {
   [[nodiscard]] const AdapterTerms& terms() const { return terms_; }
   /// Same rows, types and bytes.
   [[nodiscard]] bool same_weights(const HostAdapter& other) const;
-  /// Of rows, types and bytes: the same in every process, and for same_weights() alone. Computed by the first
-  /// call; thread-safe.
+  /// Digest of rows, types and bytes. It is the same in every process, and equal only for adapters with
+  /// same_weights(). The first call computes it; thread-safe.
   const Sha256Digest& content_digest() const;
   /// The same where content_digest() was called before; else zeros.
   [[nodiscard]] const Sha256Digest& known_content_digest() const { return digest_; }

@@ -13,8 +13,8 @@
 
 namespace adaptrt {
 
-/// How large the two levels of the LoRA cache are. Names and defaults are TensorRT-LLM's; fields_of() says
-/// what they do.
+/// Sizes of the two levels of the LoRA cache. Names and defaults are TensorRT-LLM's; fields_of() says what
+/// they do.
 struct PeftCacheConfig {
   std::int64_t num_host_module_layer = 0;
   std::int64_t num_device_module_layer = 0;
