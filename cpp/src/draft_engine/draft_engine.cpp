@@ -99,7 +99,8 @@ bool DraftEngine::begin(const DraftTask& task) {
 bool DraftEngine::make_room(const DraftSequence& sequence, std::int32_t num_tokens) {
   const std::int64_t needed =
       std::int64_t{block_pool_.blocks_for(num_tokens)} - std::ssize(sequence.table_.blocks);
-  // Blocks that several share are counted for each: then some are taken in vain.
+  // Shared blocks are counted once for each sequence, so the loop may take blocks from a sequence for
+  // nothing.
   std::int64_t obtainable = block_pool_.num_available();
   for (const DraftSequence* other : sequences_) {
     if (other->turn_ != turn_) obtainable += std::ssize(other->table_.blocks);

@@ -32,9 +32,10 @@ namespace adaptrt {
 // Without zero points `zero` is left out and stands for 2^(bits - 1). Padding in k is q = 0 and u = 8;
 // matrices with a code have whole groups, those of 2 and 3 bits whole words.
 //
-// Of 2 bits, input i of the sixteen of a uint32 lies at bits 2 * (i / 2) + 16 * (i % 2). Of 3 bits, 32 inputs
-// have three: of pair i / 2 < 15, input i lies in number (i / 2) / 5 of them at bits 3 * (i / 2 % 5) + 16 *
-// (i % 2). So each half is left with its highest bit, and those of number b are bit b of the last pair.
+// With 2 bits, a uint32 holds sixteen inputs: input i is at bits 2 * (i / 2) + 16 * (i % 2). With 3 bits,
+// three uint32 hold 32 inputs. Input i of a pair i / 2 < 15 is in uint32 number (i / 2) / 5, at bits 3 * (i /
+// 2 % 5) + 16 * (i % 2). The highest bit of each half remains: in uint32 number b it is bit b of the last
+// pair's inputs.
 
 /// Inputs that a packed word of four bits holds; group sizes are multiples of it.
 inline constexpr std::int64_t kInt4Inputs = 8;

@@ -19,12 +19,13 @@ class NgramIndex {
 
   /// Enters the tokens of `text` that are new since the last call; `text` begins with what it was then.
   void extend(std::span<const std::int32_t> text);
-  /// What may come next in the text that was entered last: what followed the newest tokens where they stood
-  /// before, `count` tokens from there on, appended to `drafts`; nothing when they stood nowhere. Of the
-  /// max_verification_set_size newest such places it is that at which the most tokens agree, max_ngram_size -
-  /// 1 at most and kShortestMatch at least (or 1 where max_ngram_size is 2), or `num_more` more than that
-  /// where so many are compared; of equals the newest. A place so near to the end that fewer tokens follow is
-  /// taken for the beginning of a loop.
+  /// Appends to `drafts` the `count` tokens that followed an earlier occurrence of the newest tokens of
+  /// `text`, which is the text that was entered last. Appends nothing if there is no such occurrence. Only
+  /// the max_verification_set_size newest occurrences are compared. The one with the most matching tokens
+  /// wins, and the newest of equal ones. At most max_ngram_size - 1 tokens are compared. At least
+  /// kShortestMatch tokens must match (1 if max_ngram_size is 2), plus `num_more` as far as so many are
+  /// compared. An occurrence with fewer than `count` tokens after it counts as the beginning of a loop, which
+  /// is repeated.
   void find(std::span<const std::int32_t> text, std::size_t num_more, std::size_t count,
             std::vector<std::int32_t>& drafts) const;
 
