@@ -17,7 +17,7 @@ Tokens drafts_of(const LookaheadDecodingConfig& config, const Tokens& text, std:
   return drafts;
 }
 
-/// What the header says, by looking at every place.
+/// Reference of NgramIndex::find that looks at every place.
 Tokens expected_drafts(const LookaheadDecodingConfig& config, const Tokens& text, std::size_t count) {
   const std::size_t longest = static_cast<std::size_t>(config.max_ngram_size) - 1;
   const std::size_t shortest = std::min<std::size_t>(2, longest);

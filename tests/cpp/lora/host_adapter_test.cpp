@@ -348,7 +348,7 @@ BOOST_AUTO_TEST_CASE(settings_have_no_weights) {
   const SiteIndex index(layout);
   BOOST_TEST(plan_device_images(*adapter, layout, index, 1 << 20).sites.size() ==
              plan_device_images(*base, layout, index, 1 << 20).sites.size());
-  // What another process is sent says the same.
+  // A copy that is sent to another process has the same values.
   HugeArray data(adapter->bytes());
   std::copy_n(adapter->data(), adapter->bytes(), data.data());
   BOOST_TEST((HostAdapter::received(1, adapter->dtype(), adapter->rows(), std::move(data))->terms() ==

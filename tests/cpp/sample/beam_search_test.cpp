@@ -207,8 +207,8 @@ BOOST_AUTO_TEST_CASE(a_search_by_hand) {
   BOOST_TEST_REQUIRE(search.beams().size() == 2U);
   BOOST_CHECK((search.beams()[0] == BeamCandidate{.beam = 0, .next = {4, -0.25F, -0.25F}, .score = -0.75}));
   BOOST_CHECK((search.beams()[1] == BeamCandidate{.beam = 0, .next = {3, -1.0F, -1.0F}, .score = -1.5}));
-  // As if it ended now: two beams that go on around the one that has ended, of which the best two are
-  // returned.
+  // The result is the same as if the search ended now: two beams that go on around the one that has ended, of
+  // which the best two are returned.
   const auto ranking = search.ranking();
   BOOST_TEST_REQUIRE(ranking.size() == 2U);
   BOOST_TEST(!ranking[0].has_ended);
