@@ -50,13 +50,16 @@ PYTHON_WIDER = {
     "runtime": ("unit/test_executor.py", "unit/test_executor_types.py", "unit/test_lora_cache.py",
                 "unit/test_executor_lifetime.py", "unit/test_llm.py", "integration/test_text.py",
                 "integration/test_generation.py", "integration/test_perplexity.py",
-                "integration/test_bad_input.py", "integration/test_weight_memory.py", "integration/test_ranks.py"),
+                "integration/test_bad_input.py", "integration/test_weight_memory.py", "integration/test_ranks.py",
+                "integration/test_neurons_in_files.py", "integration/test_embeddings.py",
+                "integration/test_classifiers.py", "integration/test_prompt_tuning.py"),
     "serve": ("unit/serve", "integration/test_serve_openai.py", "integration/test_serve_tools.py",
               "integration/test_serve_triton.py", "integration/test_serve_metrics.py",
               "integration/test_serve_abuse.py", "integration/test_serve_embeddings.py",
               "integration/test_serve_guides.py", "integration/test_serve_prompt_tuning.py",
               "property/test_server_crowd.py"),
-    "tools": ("unit/bench", "integration/test_bench.py"),
+    "tools": ("unit/bench", "integration/test_bench.py", "integration/test_lora_guide.py", "integration/test_demo.py",
+              "integration/test_perplexity.py", "integration/test_text.py"),
 }  # fmt: skip
 
 

@@ -68,7 +68,7 @@ StepArrays arrays(std::int64_t tokens) {
 class Failing final : public Engine {
  public:
   explicit Failing(Engine& sound) : sound_(sound) {}
-  [[nodiscard]] const EngineInfo& info() const override { return sound_.info(); }
+  [[nodiscard]] const EngineInfo& info() const override { return told ? *told : sound_.info(); }
   void allocate_kv_blocks(std::int32_t num_blocks) override {
     if (num_blocks > 1000) throw ConfigError("rank 1: no memory for so many");
     sound_.allocate_kv_blocks(num_blocks);
@@ -85,12 +85,72 @@ class Failing final : public Engine {
 
   int failures = 0;
   bool is_refusal = false;
+  std::optional<EngineInfo> told;
 
  private:
   Engine& sound_;
 };
 
+/// The members of `info` that are numbers.
+std::vector<std::int64_t> numbers(const EngineInfo& info) {
+  return std::vector<std::int64_t>{static_cast<std::int64_t>(info.dtype),
+                                   info.vocab_size,
+                                   info.num_layers,
+                                   info.max_batch_size,
+                                   info.max_num_tokens,
+                                   info.max_input_len,
+                                   info.max_seq_len,
+                                   info.max_beam_width,
+                                   info.tokens_per_block,
+                                   static_cast<std::int64_t>(info.kv_block_bytes),
+                                   info.max_reusable_prompt_len,
+                                   info.num_stages,
+                                   static_cast<std::int64_t>(info.has_adapters_from),
+                                   info.hidden_size,
+                                   static_cast<std::int64_t>(info.has_logits),
+                                   static_cast<std::int64_t>(info.has_kv_cache),
+                                   static_cast<std::int64_t>(info.lora.dtype),
+                                   info.lora.num_layers,
+                                   info.lora.max_rank,
+                                   static_cast<std::int64_t>(info.lora.dora_enabled),
+                                   static_cast<std::int64_t>(info.lora.matrix_layout),
+                                   static_cast<std::int64_t>(info.lora.shifts_enabled),
+                                   info.lora.num_stages,
+                                   info.lora.stage,
+                                   info.lora.max_extra_tokens,
+                                   info.lora.max_base_positions,
+                                   info.lora.num_encoder_layers,
+                                   info.max_encoder_input_len,
+                                   info.encoder_hidden_size,
+                                   static_cast<std::int64_t>(info.cross_kv_block_bytes),
+                                   info.num_token_types,
+                                   info.max_seq_len_of(1),
+                                   info.max_seq_len_of(8),
+                                   std::ssize(info.lora.sites)};
+}
+
 BOOST_AUTO_TEST_SUITE(remote_engine)
+
+BOOST_AUTO_TEST_CASE(numbers_that_few_engines_have_arrive) {
+  RandomModel model({.max_rank = 4});
+  const auto engine = make_cpu_engine(model.program, std::make_shared<ThreadPool>(1));
+  Failing told(*engine);
+  told.told = engine->info();
+  told.told->has_kv_cache = false;
+  told.told->has_logits = false;
+  told.told->has_adapters_from = !engine->info().has_adapters_from;
+  told.told->num_token_types = 3;
+  told.told->num_stages = 5;
+  told.told->max_beam_width = 6;
+  told.told->max_reusable_prompt_len = 7;
+  told.told->lora.num_stages = 4;
+  told.told->lora.stage = 2;
+  told.told->lora.max_extra_tokens = 9;
+  told.told->lora.shifts_enabled = !engine->info().lora.shifts_enabled;
+  told.told->lora.dora_enabled = !engine->info().lora.dora_enabled;
+  Served served(told);
+  BOOST_TEST(numbers(served.remote->info()) == numbers(*told.told), boost::test_tools::per_element());
+}
 
 BOOST_DATA_TEST_CASE(it_is_what_is_served, data::make({false, true}), has_encoder) {
   RandomModel decoder({.max_rank = 4});
@@ -102,42 +162,6 @@ BOOST_DATA_TEST_CASE(it_is_what_is_served, data::make({false, true}), has_encode
   Served served(*engine);
   const EngineInfo& found = served.remote->info();
   const EngineInfo& expected = engine->info();
-  const auto numbers = [](const EngineInfo& info) {
-    return std::vector<std::int64_t>{static_cast<std::int64_t>(info.dtype),
-                                     info.vocab_size,
-                                     info.num_layers,
-                                     info.max_batch_size,
-                                     info.max_num_tokens,
-                                     info.max_input_len,
-                                     info.max_seq_len,
-                                     info.max_beam_width,
-                                     info.tokens_per_block,
-                                     static_cast<std::int64_t>(info.kv_block_bytes),
-                                     info.max_reusable_prompt_len,
-                                     info.num_stages,
-                                     static_cast<std::int64_t>(info.has_adapters_from),
-                                     info.hidden_size,
-                                     static_cast<std::int64_t>(info.has_logits),
-                                     static_cast<std::int64_t>(info.has_kv_cache),
-                                     static_cast<std::int64_t>(info.lora.dtype),
-                                     info.lora.num_layers,
-                                     info.lora.max_rank,
-                                     static_cast<std::int64_t>(info.lora.dora_enabled),
-                                     static_cast<std::int64_t>(info.lora.matrix_layout),
-                                     static_cast<std::int64_t>(info.lora.shifts_enabled),
-                                     info.lora.num_stages,
-                                     info.lora.stage,
-                                     info.lora.max_extra_tokens,
-                                     info.lora.max_base_positions,
-                                     info.lora.num_encoder_layers,
-                                     info.max_encoder_input_len,
-                                     info.encoder_hidden_size,
-                                     static_cast<std::int64_t>(info.cross_kv_block_bytes),
-                                     info.num_token_types,
-                                     info.max_seq_len_of(1),
-                                     info.max_seq_len_of(8),
-                                     std::ssize(info.lora.sites)};
-  };
   BOOST_TEST(numbers(found) == numbers(expected), boost::test_tools::per_element());
   BOOST_TEST(found.kernels == expected.kernels);
   BOOST_TEST(found.attention_windows == expected.attention_windows, boost::test_tools::per_element());

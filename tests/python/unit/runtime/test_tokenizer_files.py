@@ -163,7 +163,16 @@ def test_files_beside_a_tokenizer_of_another_name_are_not_its_own(tmp_path: Path
     assert load_tokenizer(tmp_path / "tokenizer.json").token_to_id("<a>") == FIRST
 
 
-def test_the_digest_is_tells_tokenizers_apart_by_what_they_do(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["tokenizer_config.json", "added_tokens.json", "special_tokens_map.json"])
+def test_a_file_beside_it_is_at_most_64_mebibytes(name: str, tmp_path: Path) -> None:
+    path = write(tmp_path, byte_level(), {})
+    with (tmp_path / name).open("wb") as file:
+        file.truncate((64 << 20) + 1)  # takes no room on the disk
+    with pytest.raises(adaptrt.ConfigError, match=rf"{name}.* 67108865"):
+        load_tokenizer(path)
+
+
+def test_the_digest_tells_tokenizers_apart_by_what_they_do(tmp_path: Path) -> None:
     def digest(tokenizer: Tokenizer, **config: Any) -> bytes:
         path = write(tmp_path, tokenizer, {"tokenizer_config.json": config})
         return read_tokenizer(path, ()).content
