@@ -13,6 +13,7 @@ import pytest
 
 from adaptrt import RequestError
 from adaptrt.runtime.adapter_tokenizers import TokenTexts
+from adaptrt.runtime.vocabulary import Vocabulary
 from adaptrt.serve.generation import TextGeneration, TextPiece, TokenLogProbs
 from adaptrt.serve.openai_answers import (
     DONE,
@@ -24,7 +25,7 @@ from adaptrt.serve.openai_answers import (
 from support.tokenizers import byte_level
 
 TOKENIZER = byte_level()
-TEXTS = TokenTexts(TOKENIZER)
+TEXTS = TokenTexts(Vocabulary(TOKENIZER))
 HELLO, HALF, OTHER_HALF = (TOKENIZER.token_to_id(token) for token in ("hello", "Ĥ", "¬"))
 
 
