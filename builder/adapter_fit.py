@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .._core import AdapterError, dtype_name, lora_modules
-from .adapter import MAGNITUDE, ConvertedAdapter, convert_adapter, is_prompt_tuned, read_prompt_embeddings
-from .checkpoint.config import CheckpointConfig
-from .config import NATIVE, BuildConfig
-from .models.registry import declare
-from .network.adapter_sites import AdaptedModules, is_target
+from ..formats.adapter import MAGNITUDE, ConvertedAdapter, convert_adapter, is_prompt_tuned, read_prompt_embeddings
+from ..formats.checkpoint.config import CheckpointConfig
+from ..formats.engine.build_config import NATIVE, BuildConfig
+from ..formats.models.registry import declare
+from ..formats.network.adapter_sites import AdaptedModules, is_target
 
 
 def adapter_for(

@@ -11,27 +11,27 @@ from pathlib import Path
 from typing import Final
 
 from .._core import ConfigError, EngineError, QuantAlgo
+from ..common.output_directory import replaced_directory
+from ..common.progress import Progress, SilentProgress
+from ..formats.checkpoint.config import CheckpointConfig
+from ..formats.checkpoint.quantization import QuantConfig
+from ..formats.checkpoint.quantizer import QuantizationError
+from ..formats.engine.build_config import DISABLE, ENABLE, NATIVE, TENSORRT, BuildConfig, LoraBuildConfig
+from ..formats.engine.engine_quality import EngineQuality, QualityMeasure
+from ..formats.engine.tensorrt.package import Package
+from ..formats.engine.weight_usage import UsageMeasure, usage_names
+from ..formats.network.ops import Experts
 from .build_problems import problems_of
 from .carried_adapters import with_adapters
-from .checkpoint.config import CheckpointConfig
-from .checkpoint.quantization import QuantConfig
-from .checkpoint.quantizer import QuantizationError
 from .compile.native import CompiledNetwork
 from .compile.tensorrt.compile import CompiledPlans
-from .compile.tensorrt.package import Package
 from .compile.tensorrt.process import describe_package
 from .compile.tensorrt.targets import resolve_targets, target_problems
-from .config import DISABLE, ENABLE, NATIVE, TENSORRT, BuildConfig, LoraBuildConfig
 from .conversion.checkpoint import Checkpoint
 from .conversion.published.dequantized import Dequantization
 from .conversion.published.kept_layers import KeptLayers
 from .engine_directory import CompilerOptions, is_engine_directory, write_engine
-from .engine_quality import EngineQuality, QualityMeasure
 from .network.onnx_file import check_dump_path
-from .network.ops import Experts
-from .output_directory import replaced_directory
-from .progress import Progress, SilentProgress
-from .weight_usage import UsageMeasure, usage_names
 
 ENGINE_KIND: Final = "an engine of AdaptRT"
 """What people read of the directories that may be replaced."""

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from .._core import MOST_ROTARY_FACTOR, DType, dtype_name, lora_modules
-from .checkpoint.config import RELATIVE_POSITIONS, ROPE, ROPE_INTERLEAVED, CheckpointConfig
-from .checkpoint.rotary import DynamicScaling
-from .compile.tensorrt.capability import CURRENT, parse_capability
-from .config import (
+from ..formats.checkpoint.config import RELATIVE_POSITIONS, ROPE, ROPE_INTERLEAVED, CheckpointConfig
+from ..formats.checkpoint.rotary import DynamicScaling
+from ..formats.engine.build_config import (
     AUTO,
     BACKENDS,
     CONSTANTS,
@@ -25,8 +24,9 @@ from .config import (
     BuildConfig,
     PluginConfig,
 )
-from .network.adapter_sites import is_target
-from .network.operands import Activation
+from ..formats.engine.tensorrt.capability import CURRENT, parse_capability
+from ..formats.network.adapter_sites import is_target
+from ..formats.network.operands import Activation
 
 LARGEST_SIZES: Final = {
     "max_batch_size": 1 << 20,

@@ -9,15 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from .._core import AdapterError, ConfigError, lora_modules
-from .adapter.names import MODULES
-from .adapter.sum_of_names import parse_sum
-from .adapter_copy import copy_adapter
+from ..formats.adapter.adapter_copy import copy_adapter
+from ..formats.adapter.names import MODULES
+from ..formats.adapter.sum_of_names import parse_sum
+from ..formats.checkpoint.config import CheckpointConfig
+from ..formats.engine.build_config import NATIVE, BuildConfig
+from ..formats.engine.engine_config import ADAPTERS_DIRECTORY
+from ..formats.models.registry import declare
+from ..formats.network.adapter_sites import AdaptedModules
 from .adapter_fit import modules_changed_by
-from .checkpoint.config import CheckpointConfig
-from .config import NATIVE, BuildConfig
-from .engine_config import ADAPTERS_DIRECTORY
-from .models.registry import declare
-from .network.adapter_sites import AdaptedModules
 
 
 def with_adapters(config: BuildConfig, checkpoint: CheckpointConfig) -> BuildConfig:

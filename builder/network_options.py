@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .config import BuildConfig
+from ..formats.engine.build_config import BuildConfig
 from .network.onnx_graph import NetworkOptions
 
 

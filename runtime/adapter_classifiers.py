@@ -5,13 +5,13 @@ from __future__ import annotations
 from functools import cached_property
 
 from .._core import AdapterError, RequestError
-from ..builder.adapter.classifier_head import is_classifier
-from ..builder.adapter.one_version import one_version
-from ..builder.adapter.peft_reader import read_classifier_head, read_pooler
-from ..builder.adapter.pooler import AdaptedPooler
-from ..builder.adapter.recognise import CONFIG_FILE, MAX_CONFIG_BYTES
-from ..builder.adapter_copy import adapter_files
-from ..builder.json_fields import load_json_object
+from ..common.json_fields import load_json_object
+from ..formats.adapter.adapter_copy import adapter_files
+from ..formats.adapter.classifier_head import is_classifier
+from ..formats.adapter.one_version import one_version
+from ..formats.adapter.peft_reader import read_classifier_head, read_pooler
+from ..formats.adapter.pooler import AdaptedPooler
+from ..formats.adapter.recognise import CONFIG_FILE, MAX_CONFIG_BYTES
 from .classifier import AdaptedClassifier, adapted_classifier, engine_classifier
 from .engine import LoadedEngine
 from .named_adapter import AdapterSum, NamedAdapter, check_unchanged

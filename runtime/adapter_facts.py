@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .._core import PromptTuningConfig
-from ..builder.adapter.pooler import AdaptedPooler
-from ..builder.adapter.terms import AdapterTerms
+from ..formats.adapter.pooler import AdaptedPooler
+from ..formats.adapter.terms import AdapterTerms
 from .classifier import AdaptedClassifier
 
 

@@ -14,9 +14,9 @@ import numpy.typing as npt
 from numpy.lib import format as npy
 
 from .._core import AdapterError, LoraConfig
-from ..builder.adapter.convert import CONFIG_FILE, WEIGHTS_FILE
-from ..builder.adapter.one_version import one_version
-from ..builder.regular_file import open_regular, read_into
+from ..common.regular_file import open_regular, read_into
+from ..formats.adapter.convert import CONFIG_FILE, WEIGHTS_FILE
+from ..formats.adapter.one_version import one_version
 from .named_adapter import FIRST_NAMED_TASK_ID
 
 _ARCHIVE: Final = b"PK"

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Final
 
 from .._core import AdapterError, LoraConfig, PromptTuningConfig
-from ..builder.adapter.convert import ConvertedAdapter
-from ..builder.adapter.invocation import find_start, invocation_tokens
-from ..builder.adapter.one_version import one_version
-from ..builder.adapter.sum_of_names import parse_sum
-from ..builder.adapter.terms import AdapterTerms, may_have_terms
-from ..builder.adapter_copy import adapter_files
+from ..formats.adapter.adapter_copy import adapter_files
+from ..formats.adapter.convert import ConvertedAdapter
+from ..formats.adapter.invocation import find_start, invocation_tokens
+from ..formats.adapter.one_version import one_version
+from ..formats.adapter.sum_of_names import parse_sum
+from ..formats.adapter.terms import AdapterTerms, may_have_terms
 from .adapter_classifiers import AdapterClassifiers
 from .adapter_facts import ReadyAdapter
 from .classifier import AdaptedClassifier

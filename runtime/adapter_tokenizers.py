@@ -17,8 +17,8 @@ from typing import Final
 from tokenizers import Encoding, Tokenizer
 
 from .._core import ConfigError
-from ..builder.adapter.one_version import one_version
-from ..builder.adapter_copy import TOKENIZER_FILE, adapter_files
+from ..formats.adapter.adapter_copy import TOKENIZER_FILE, adapter_files
+from ..formats.adapter.one_version import one_version
 from .adapter_store import AdapterStore
 from .chat_template import special_tokens
 from .named_adapter import NamedAdapter

@@ -10,10 +10,10 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any, Final
 
 from .._core import ConfigError, RequestError
-from ..builder.adapter_copy import SPECIAL_TOKENS_FILE, TOKENIZER_CONFIG_FILE
-from ..builder.json_fields import describe, load_json_object
-from ..builder.regular_file import read_regular
-from ..builder.template_files import TEMPLATE_FILE, additional_templates
+from ..common.json_fields import describe, load_json_object
+from ..common.regular_file import read_regular
+from ..formats.adapter.adapter_copy import SPECIAL_TOKENS_FILE, TOKENIZER_CONFIG_FILE
+from ..formats.template_files import TEMPLATE_FILE, additional_templates
 from .message_forms import SAMPLE_TOOL, MessageForms
 from .template_limits import DEFAULT_LIMITS, TemplateLimits
 

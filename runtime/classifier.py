@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from .._core import AdapterError, PoolingLayer, PoolingParams, PoolingType
-from ..builder.adapter.classifier_head import ClassifierHead
-from ..builder.adapter.pooler import AdaptedPooler
-from ..builder.checkpoint.pooling import MULTI_LABEL, PROBLEM_TYPES, REGRESSION, problem_type_of
+from ..formats.adapter.classifier_head import ClassifierHead
+from ..formats.adapter.pooler import AdaptedPooler
+from ..formats.checkpoint.pooling import MULTI_LABEL, PROBLEM_TYPES, REGRESSION, problem_type_of
 from .loaded_engine import LoadedEngine
 from .pooled import POOLING_TYPES, FloatArray, PromptTokens
 

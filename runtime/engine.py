@@ -6,9 +6,9 @@ import dataclasses
 from pathlib import Path
 
 from .._core import EngineError
-from ..builder.engine_config import EngineConfig
-from ..builder.json_fields import parse_json_object
 from ..builder.model_cache.store import key_of_engine
+from ..common.json_fields import parse_json_object
+from ..formats.engine.engine_config import EngineConfig
 from .loaded_engine import IN_MEMORY, LoadedEngine
 from .native_engine import load_native_engine, native_engine_in_memory
 from .ranks import rank_in

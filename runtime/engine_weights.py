@@ -22,7 +22,7 @@ from .._core import (
     VectorView,
     lora_modules,
 )
-from ..builder.adapter import EMBEDDING, ModuleKey
+from ..formats.adapter import EMBEDDING, ModuleKey
 from .file_weights import MappedWeights
 
 _ROWS_AT_ONCE = 1024

@@ -23,7 +23,7 @@ from .._core import (
     Request,
     RequestError,
 )
-from ..builder.adapter_copy import TOKENIZER_FILE
+from ..formats.adapter.adapter_copy import TOKENIZER_FILE
 from .adapter_prefetch import prefetched_adapters
 from .adapter_store import AdapterStore
 from .engine import LoadedEngine, load_engine, load_engine_bytes

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._core import EngineError, PanelMatrix, VectorView
-from ..builder.compile.engine_file import EngineFile
+from ..formats.engine.engine_file import EngineFile
 
 FloatArray = npt.NDArray[np.float32]
 

@@ -20,9 +20,9 @@ from .._core import (
     GuidedDecodingParams,
     SamplingConfig,
 )
-from ..builder.adapter_copy import TOKENIZER_FILE
 from ..builder.model_cache import EngineOptions, engine_for, plan_engine
-from ..builder.progress import Progress, SilentProgress, progress_on
+from ..common.progress import Progress, SilentProgress, progress_on
+from ..formats.adapter.adapter_copy import TOKENIZER_FILE
 from .adapter_tokenizers import Tokenizers, read_tokenizer, require_tokenizer
 from .answer import Answer, AnswerStream, AsyncAnswer, Completion
 from .chat_template import ChatTemplate

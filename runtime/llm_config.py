@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 
 from .._core import ConfigError, DraftTargetDecodingConfig, ExecutorConfig
-from ..builder.byte_size import parse_weight_memory
 from ..builder.model_cache import engine_for
-from ..builder.progress import progress_on
+from ..common.byte_size import parse_weight_memory
+from ..common.progress import progress_on
 from .options.speculative import DecodingConfig, LookaheadDecodingConfig
 
 

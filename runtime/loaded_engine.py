@@ -14,12 +14,12 @@ import numpy.typing as npt
 
 from .. import _core
 from .._core import EngineError, ExecutorConfig, ModelType, PoolingLayer
-from ..builder.adapter.base_weights import BaseWeights
-from ..builder.engine_config import ADAPTERS_DIRECTORY, EngineConfig
-from ..builder.models.registry import declare
-from ..builder.network import ops
-from ..builder.network.adapter_sites import AdaptedModules
-from ..builder.network.weights import Tensor
+from ..formats.adapter.base_weights import BaseWeights
+from ..formats.engine.engine_config import ADAPTERS_DIRECTORY, EngineConfig
+from ..formats.models.registry import declare
+from ..formats.network import ops
+from ..formats.network.adapter_sites import AdaptedModules
+from ..formats.network.weights import Tensor
 from .memory import available_memory
 
 IN_MEMORY: Final = Path("<engine in memory>")

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .._core import AdapterError, DType
-from ..builder.adapter import ConvertedAdapter, Term, check_ranks, convert_adapter, weighted_sum
-from ..builder.adapter.sum_of_names import check_num_terms
+from ..formats.adapter import ConvertedAdapter, Term, check_ranks, convert_adapter, weighted_sum
+from ..formats.adapter.sum_of_names import check_num_terms
 from .engine import LoadedEngine, load_engine
 
 

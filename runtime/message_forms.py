@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from .._core import RequestError
-from ..builder.json_fields import describe
+from ..common.json_fields import describe
 
 Renderer: TypeAlias = Callable[[Sequence[Mapping[str, Any]]], "str | None"]
 """Writes a conversation; None: the template fails with it."""

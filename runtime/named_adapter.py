@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final, SupportsIndex
 
 from .._core import AdapterError, EngineError
-from ..builder.adapter_copy import adapter_checksum
+from ..formats.adapter.adapter_copy import adapter_checksum
 from .adapter_facts import AdapterFacts
 from .engine import LoadedEngine
 

@@ -17,12 +17,12 @@ import numpy.typing as npt
 from .. import _core
 from .._core import ConfigError, CpuEngine, EngineError, ExecutorConfig, QuantAlgo, WeightMemory
 from .._version import __version__
-from ..builder.checkpoint.config import CheckpointConfig
-from ..builder.compile.bind import bind_program
-from ..builder.compile.engine_file import EngineFile
-from ..builder.compile.plan import ExpertsOp, LinearOp, LinearPart, Program
-from ..builder.engine_config import EngineConfig, engine_file
-from ..builder.weight_usage import WeightUsage, usage_names
+from ..formats.checkpoint.config import CheckpointConfig
+from ..formats.engine.bind import bind_program
+from ..formats.engine.engine_config import EngineConfig, engine_file
+from ..formats.engine.engine_file import EngineFile
+from ..formats.engine.plan import ExpertsOp, LinearOp, LinearPart, Program
+from ..formats.engine.weight_usage import WeightUsage, usage_names
 from .engine_weights import EngineBase
 from .file_weights import FileWeights, MappedWeights
 from .kv_identity import kv_identity

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from tokenizers import Encoding
 
 from .._core import PoolingParams, PoolingType, RequestError
-from ..builder.checkpoint.pooling import CLS, LAST, MEAN
+from ..formats.checkpoint.pooling import CLS, LAST, MEAN
 from .loaded_engine import LoadedEngine
 
 FloatArray = npt.NDArray[np.float32]

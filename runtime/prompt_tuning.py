@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .._core import AdapterError, PromptTuningConfig, Request, RequestError
-from ..builder.adapter import is_prompt_tuned, read_prompt_embeddings
-from ..builder.adapter.recognise import CONFIG_FILE
+from ..formats.adapter import is_prompt_tuned, read_prompt_embeddings
+from ..formats.adapter.recognise import CONFIG_FILE
 from .engine import LoadedEngine, load_engine
 
 

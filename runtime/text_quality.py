@@ -25,10 +25,10 @@ from .._core import (
     Request,
     RequestError,
 )
-from ..builder.adapter_copy import TOKENIZER_FILE
-from ..builder.config import BuildConfig
-from ..builder.engine_config import EngineConfig
-from ..builder.engine_quality import Comparison, EngineQuality
+from ..formats.adapter.adapter_copy import TOKENIZER_FILE
+from ..formats.engine.build_config import BuildConfig
+from ..formats.engine.engine_config import EngineConfig
+from ..formats.engine.engine_quality import Comparison, EngineQuality
 from .adapter_tokenizers import load_tokenizer
 from .engine import LoadedEngine, load_engine
 from .executor import Executor

@@ -17,7 +17,7 @@ from .._core import (
     RequestError,
     SamplingConfig,
 )
-from ..builder.models.encoder_decoder import EncoderDecoderConfig
+from ..formats.models.encoder_decoder import EncoderDecoderConfig
 from .adapter_tokenizers import Tokenizers
 from .answer import Answer
 from .executor import Executor

@@ -6,9 +6,9 @@ import dataclasses
 from pathlib import Path
 
 from .. import _core
-from ..builder.config import BuildConfig
-from ..builder.engine_config import EngineConfig
-from ..builder.weight_usage import WeightUsage, usage_names
+from ..formats.engine.build_config import BuildConfig
+from ..formats.engine.engine_config import EngineConfig
+from ..formats.engine.weight_usage import WeightUsage, usage_names
 from .native_engine import NativeEngine, load_native_engine
 from .text_quality import DEFAULT_WINDOW, MIN_TOKENS, longest_window, read_text, run_windows
 

@@ -15,14 +15,9 @@ import xxhash
 from tokenizers import AddedToken, Tokenizer
 
 from .._core import ConfigError
-from ..builder.adapter_copy import (
-    ADDED_TOKENS_FILE,
-    SPECIAL_TOKENS_FILE,
-    TOKENIZER_CONFIG_FILE,
-    TOKENIZER_FILE,
-)
-from ..builder.json_fields import describe, load_json_object
-from ..builder.regular_file import read_regular
+from ..common.json_fields import describe, load_json_object
+from ..common.regular_file import read_regular
+from ..formats.adapter.adapter_copy import ADDED_TOKENS_FILE, SPECIAL_TOKENS_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 
 _MAX_FILE_BYTES: Final = 256 << 20
 """Ten times as much as the largest vocabularies' files: adapters' may come from clients."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .._core import ConfigError, ExecutorConfig, WeightPlacement
-from ..builder.progress import format_bytes
+from ..common.progress import format_bytes
 
 if TYPE_CHECKING:
     from .native_engine import NativeEngine

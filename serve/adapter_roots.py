@@ -10,8 +10,8 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from .._core import AdapterError
-from ..builder.adapter.recognise import CONFIG_FILE, INITIAL_DIRECTORY
-from ..builder.adapter.sum_of_names import parse_sum
+from ..formats.adapter.recognise import CONFIG_FILE, INITIAL_DIRECTORY
+from ..formats.adapter.sum_of_names import parse_sum
 from .adapter_names import is_name
 from .root_paths import paths_below, root_spellings
 

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from .._core import AdapterError, ConfigError, DraftTargetDecodingConfig, ExecutorConfig, KvCacheConfig, PeftCacheConfig
-from ..builder.adapter_copy import TOKENIZER_FILE
-from ..builder.checkpoint.pooling import POOLING_TYPES
 from ..builder.commands import engine_flags
 from ..builder.model_cache import EnginePlan, engine_for, plan_engine
-from ..builder.number_flags import MAX_INT32, integer, seconds
-from ..builder.progress import progress_on
+from ..common.number_flags import MAX_INT32, integer, seconds
+from ..common.progress import progress_on
+from ..formats.adapter.adapter_copy import TOKENIZER_FILE
+from ..formats.checkpoint.pooling import POOLING_TYPES
 from ..runtime.adapter_tokenizers import load_tokenizer, require_tokenizer
 from ..runtime.chat_template import ChatTemplate
 from ..runtime.engine import load_engine

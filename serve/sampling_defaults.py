@@ -8,8 +8,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from .._core import ConfigError
-from ..builder.conversion.hf_config import GENERATION_CONFIG_FILE
-from ..builder.json_fields import load_json_object
+from ..common.json_fields import load_json_object
+from ..formats.hugging_face.hf_config import GENERATION_CONFIG_FILE
 from .openai_fields import MinP, RepetitionPenalty, Temperature, TopK, TopP
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from .._core import ConfigError, EngineInfo
-from ..builder.adapter_copy import TOKENIZER_FILE
+from ..formats.adapter.adapter_copy import TOKENIZER_FILE
 from ..runtime.adapter_tokenizers import Tokenizers, read_tokenizer
 from ..runtime.executor import Executor
 from ..runtime.text_requests import decoder_start

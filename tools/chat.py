@@ -11,7 +11,7 @@ from typing import Final, TextIO
 
 from .._core import AdaptrtError, ConfigError, FinishReason, SamplingConfig
 from ..builder.commands import engine_flags
-from ..builder.number_flags import MAX_INT32, MAX_UINT64, integer
+from ..common.number_flags import MAX_INT32, MAX_UINT64, integer
 from ..runtime.answer import AnswerStream
 from ..runtime.llm import LLM
 

@@ -22,11 +22,11 @@ from tokenizers import Tokenizer
 
 import adaptrt
 
-from ..builder.adapter import Adapter, ConvertedAdapter, convert_adapter, read_adapter
 from ..builder.cli import main as adaptrt_command
 from ..builder.cli import run_command
-from ..builder.config import DEFAULT_TARGET_MODULES
-from ..builder.json_fields import load_json_object
+from ..common.json_fields import load_json_object
+from ..formats.adapter import Adapter, ConvertedAdapter, convert_adapter, read_adapter
+from ..formats.engine.build_config import DEFAULT_TARGET_MODULES
 from . import demo_corpus as corpus
 from .demo_display import AnswerTable, Row, command_lines, counters_table
 

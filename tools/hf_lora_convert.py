@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from .._core import AdapterError
-from ..builder.adapter import MAGNITUDE, SHIFT, ConvertedAdapter, convert_adapter
-from ..builder.adapter.adapter import MAGNITUDES_NORMALIZED
+from ..formats.adapter import MAGNITUDE, SHIFT, ConvertedAdapter, convert_adapter
+from ..formats.adapter.adapter import MAGNITUDES_NORMALIZED
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import Final
 
 from .._core import ConfigError, EngineError, cpu_kernels, dtype_name, impossible_cpu_kernels
-from ..builder.adapter.recognise import CONFIG_FILE as ADAPTER_CONFIG
-from ..builder.checkpoint.config import LEARNED_POSITIONS, RELATIVE_POSITIONS, CheckpointConfig
-from ..builder.checkpoint.rank_file import rank_file
-from ..builder.compile.bind import bind_program
-from ..builder.compile.engine_file import EngineFile
 from ..builder.compile.tensorrt.compile import plan_file
-from ..builder.compile.tensorrt.plan_config import TensorRow
-from ..builder.engine_config import EngineConfig, engine_file
-from ..builder.engine_quality import EngineQuality
-from ..builder.models.registry import load_config
-from ..builder.progress import format_bytes
-from ..builder.safetensors_stream import SafetensorsReader, TensorSpec
+from ..common.progress import format_bytes
+from ..common.safetensors_stream import SafetensorsReader, TensorSpec
+from ..formats.adapter.recognise import CONFIG_FILE as ADAPTER_CONFIG
+from ..formats.checkpoint.config import LEARNED_POSITIONS, RELATIVE_POSITIONS, CheckpointConfig
+from ..formats.checkpoint.rank_file import rank_file
+from ..formats.engine.bind import bind_program
+from ..formats.engine.engine_config import EngineConfig, engine_file
+from ..formats.engine.engine_file import EngineFile
+from ..formats.engine.engine_quality import EngineQuality
+from ..formats.engine.tensorrt.plan_config import TensorRow
+from ..formats.models.registry import load_config
 from .inspect_adapter import (
     LORA_CONFIG,
     AdapterDescription,

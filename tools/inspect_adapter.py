@@ -12,7 +12,10 @@ from typing import Any, Final
 import numpy as np
 
 from .._core import AdapterError, DType, lora_modules
-from ..builder.adapter import (
+from ..builder.adapter_fit import adapter_for, require_virtual_tokens
+from ..common.json_fields import load_json_object
+from ..common.progress import format_bytes
+from ..formats.adapter import (
     MAGNITUDE,
     SHIFT,
     Adapter,
@@ -22,18 +25,15 @@ from ..builder.adapter import (
     read_adapter,
     read_prompt_embeddings,
 )
-from ..builder.adapter.classifier_head import is_classifier
-from ..builder.adapter.initial import over_the_unchanged_base
-from ..builder.adapter.new_tokens import take_new_tokens
-from ..builder.adapter.reader import read_initial_adapter
-from ..builder.adapter.recognise import CONFIG_FILE, SAFETENSORS_FILE
-from ..builder.adapter.terms import rotary_factor_of
-from ..builder.adapter_fit import adapter_for, require_virtual_tokens
-from ..builder.engine_config import EngineConfig
-from ..builder.json_fields import load_json_object
-from ..builder.models.registry import declare
-from ..builder.network.adapter_sites import EXPERT_MODULES, NORM, AdaptedModules
-from ..builder.progress import format_bytes
+from ..formats.adapter.classifier_head import is_classifier
+from ..formats.adapter.initial import over_the_unchanged_base
+from ..formats.adapter.new_tokens import take_new_tokens
+from ..formats.adapter.reader import read_initial_adapter
+from ..formats.adapter.recognise import CONFIG_FILE, SAFETENSORS_FILE
+from ..formats.adapter.terms import rotary_factor_of
+from ..formats.engine.engine_config import EngineConfig
+from ..formats.models.registry import declare
+from ..formats.network.adapter_sites import EXPERT_MODULES, NORM, AdaptedModules
 
 LORA_CONFIG: Final = "model.lora_config.npy"
 LORA_WEIGHTS: Final = "model.lora_weights.npy"

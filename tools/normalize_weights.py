@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from ..builder.adapter import normalize_adapter
+from ..formats.adapter import normalize_adapter
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

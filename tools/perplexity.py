@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .._core import ConfigError
-from ..builder.adapter_copy import TOKENIZER_FILE
-from ..builder.number_flags import MAX_INT32, integer
+from ..common.number_flags import MAX_INT32, integer
+from ..formats.adapter.adapter_copy import TOKENIZER_FILE
 from ..runtime.adapter_tokenizers import read_tokenizer
 from ..runtime.text_quality import DEFAULT_WINDOW, MIN_TOKENS, measure, read_tokens
 

@@ -10,11 +10,11 @@ import ml_dtypes
 import numpy as np
 
 from adaptrt._core import DType
-from adaptrt.builder.checkpoint.config import ParallelMapping
-from adaptrt.builder.conversion.hf_config import load_hf_config
-from adaptrt.builder.models.registry import declare
 from adaptrt.builder.network.checkpoint_tensors import hf_tensor_shapes
-from adaptrt.builder.safetensors_stream import SafetensorsWriter, TensorSpec
+from adaptrt.common.safetensors_stream import SafetensorsWriter, TensorSpec
+from adaptrt.formats.checkpoint.config import ParallelMapping
+from adaptrt.formats.hugging_face.hf_config import load_hf_config
+from adaptrt.formats.models.registry import declare
 
 SEED: Final = 20
 

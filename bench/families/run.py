@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from families.models import FAMILIES, write_model
 
-from adaptrt.builder.byte_size import ALL_WEIGHTS
+from adaptrt.common.byte_size import ALL_WEIGHTS
 from adaptrt.runtime.native_engine import NativeEngine
 from adaptrt.tools.bench.executors import AdapterLibrary, CpuUse, load_native_engine
 from adaptrt.tools.bench.limits import peak_of, roofline_shares

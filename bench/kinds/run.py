@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 import adaptrt
 from adaptrt._core import LoraLayout, dtype_name, lora_modules
-from adaptrt.builder.config import DEFAULT_TARGET_MODULES
+from adaptrt.formats.engine.build_config import DEFAULT_TARGET_MODULES
 
 BATCH: Final = 16
 PROMPT: Final = 64

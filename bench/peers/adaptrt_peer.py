@@ -23,7 +23,7 @@ from worker import (
 
 import adaptrt
 from adaptrt import Executor, ExecutorConfig, KvCacheConfig, LoraConfig, OutputConfig, PeftCacheConfig, Request
-from adaptrt.builder.byte_size import ALL_WEIGHTS
+from adaptrt.common.byte_size import ALL_WEIGHTS
 from adaptrt.runtime.memory import available_memory
 
 ADAPTERS = 32

@@ -38,7 +38,7 @@ from quantised.peers import LLAMA_CPP, OPENVINO
 from quantised.run import FORMATS, engines_of
 
 from adaptrt._core import DType, dtype_name
-from adaptrt.builder.checkpoint.quantization import QuantConfig
+from adaptrt.formats.checkpoint.quantization import QuantConfig
 from adaptrt.runtime.engine import load_engine
 from adaptrt.runtime.text_quality import read_tokens, run_windows
 

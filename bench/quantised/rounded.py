@@ -12,12 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from adaptrt._core import LLM_INT8_FACTOR, DType, QuantAlgo, WeightCode, code_table, dtype_name
-from adaptrt.builder.checkpoint.casting import Array, to_float32
-from adaptrt.builder.checkpoint.quantization import QuantConfig
-from adaptrt.builder.checkpoint.quantizer import QuantizationError, QuantizedRows
-from adaptrt.builder.checkpoint.rank_tensors import PlainTensors
-from adaptrt.builder.checkpoint.tensor_names import EMBEDDING, LM_HEAD, LM_HEAD_MODULE
 from adaptrt.builder.conversion.checkpoint import Checkpoint
+from adaptrt.formats.checkpoint.casting import Array, to_float32
+from adaptrt.formats.checkpoint.quantization import QuantConfig
+from adaptrt.formats.checkpoint.quantizer import QuantizationError, QuantizedRows
+from adaptrt.formats.checkpoint.rank_tensors import PlainTensors
+from adaptrt.formats.checkpoint.tensor_names import EMBEDDING, LM_HEAD, LM_HEAD_MODULE
 
 Floats = npt.NDArray[np.float32]
 

@@ -34,10 +34,10 @@ from quantised.rounded import rounded
 
 from adaptrt._core import DType, QuantAlgo, WeightCode
 from adaptrt.builder.build import build
-from adaptrt.builder.byte_size import ALL_WEIGHTS
-from adaptrt.builder.checkpoint.quantization import QuantConfig
-from adaptrt.builder.config import BuildConfig
 from adaptrt.builder.conversion.checkpoint import Checkpoint
+from adaptrt.common.byte_size import ALL_WEIGHTS
+from adaptrt.formats.checkpoint.quantization import QuantConfig
+from adaptrt.formats.engine.build_config import BuildConfig
 from adaptrt.runtime.adapter_tokenizers import load_tokenizer
 from adaptrt.runtime.text_quality import Quality, measure, read_tokens
 from adaptrt.tools.bench.executors import CpuUse, load_native_engine

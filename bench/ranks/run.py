@@ -17,8 +17,8 @@ import sys
 from pathlib import Path
 
 from adaptrt.builder.build import build
-from adaptrt.builder.config import BuildConfig, LoraBuildConfig, PluginConfig
 from adaptrt.builder.conversion.convert import convert_checkpoint
+from adaptrt.formats.engine.build_config import BuildConfig, LoraBuildConfig, PluginConfig
 
 SAMPLE = Path(__file__).with_name("sample.py")
 

@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from adaptrt.builder.compile.bind import bind_program
+from adaptrt.formats.engine.bind import bind_program
 from adaptrt.runtime.native_engine import NativeEngine
 from adaptrt.tools.bench.batches import batch_adapters, prompts_of
 from adaptrt.tools.bench.executors import BenchExecutor, CpuUse, ExecutorKey, key_of

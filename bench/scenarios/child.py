@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from adaptrt import Executor, ExecutorConfig, KvCacheConfig
-from adaptrt.builder.process_memory import peak_memory
+from adaptrt.common.process_memory import peak_memory
 from adaptrt.tools.bench.executors import BenchExecutor, CpuUse, key_of, load_native_engine
 from adaptrt.tools.bench.measure import Metrics, finish, first_token_seconds, request
 from adaptrt.tools.bench.scenario_types import AdapterMix

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from adaptrt._core import LoraLayout
-from adaptrt.builder.safetensors_stream import SafetensorsWriter, TensorSpec
+from adaptrt.common.safetensors_stream import SafetensorsWriter, TensorSpec
 
 SEED = 20
 

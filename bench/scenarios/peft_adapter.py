@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from adaptrt import CheckpointError
-from adaptrt.builder.safetensors_stream import SafetensorsReader, SafetensorsWriter, TensorSpec
+from adaptrt.common.safetensors_stream import SafetensorsReader, SafetensorsWriter, TensorSpec
 
 from .model import BenchModel
 

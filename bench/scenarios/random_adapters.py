@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from adaptrt import LoraConfig
 from adaptrt._core import dtype_name, lora_modules
-from adaptrt.builder.config import DEFAULT_TARGET_MODULES
+from adaptrt.formats.engine.build_config import DEFAULT_TARGET_MODULES
 from adaptrt.runtime.native_engine import NativeEngine
 from adaptrt.tools.bench.executors import AdapterLibrary
 from adaptrt.tools.bench.scenario_types import AdapterMix

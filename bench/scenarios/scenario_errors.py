@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from adaptrt.builder.json_fields import describe
+from adaptrt.common.json_fields import describe
 
 from .scenario_tables import KINDS, NESTED
 from .toml_places import Path, line_of

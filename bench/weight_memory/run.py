@@ -44,8 +44,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import llama_cpp
 import usage
 
-from adaptrt.builder.byte_size import byte_size
 from adaptrt.builder.cli import main as adaptrt_command
+from adaptrt.common.byte_size import byte_size
 from scenarios.model import BenchModel, write_model
 
 

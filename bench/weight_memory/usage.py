@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from adaptrt import _core
-from adaptrt.builder.engine_config import EngineConfig
-from adaptrt.builder.weight_usage import WeightUsage, usage_names
+from adaptrt.formats.engine.engine_config import EngineConfig
+from adaptrt.formats.engine.weight_usage import WeightUsage, usage_names
 from adaptrt.runtime.native_engine import load_native_engine
 from adaptrt.runtime.text_quality import run_windows
 

@@ -9,10 +9,10 @@ from typing import Any, Final
 from rich.console import Console
 
 from ..._core import ConfigError, DType, dtype_name
-from ..build import build
-from ..byte_size import byte_size
-from ..compile.tensorrt.capability import CURRENT
-from ..config import (
+from ...common.byte_size import byte_size
+from ...common.number_flags import MAX_INT32, integer
+from ...common.progress import progress_on
+from ...formats.engine.build_config import (
     AUTO,
     BACKENDS,
     CONSTANTS,
@@ -28,11 +28,11 @@ from ..config import (
     PluginConfig,
     TensorRtBuildConfig,
 )
+from ...formats.engine.engine_quality import QualityMeasure
+from ...formats.engine.tensorrt.capability import CURRENT
+from ...formats.engine.weight_usage import UsageMeasure
+from ..build import build
 from ..conversion.checkpoint import Checkpoint
-from ..engine_quality import QualityMeasure
-from ..number_flags import MAX_INT32, integer
-from ..progress import progress_on
-from ..weight_usage import UsageMeasure
 from .build_report import summary
 from .dtype_flag import add_dtype, dtype_of
 from .quantization_flags import add_quantization, quantization_of

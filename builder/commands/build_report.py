@@ -5,11 +5,11 @@ from __future__ import annotations
 from rich import box
 from rich.table import Table
 
+from ...common.progress import format_bytes
+from ...formats.engine.build_config import DEFAULT_TARGET_MODULES
 from ..build import BuildReport
 from ..compile.native import CompiledNetwork
 from ..compile.tensorrt.compile import CompiledPlans
-from ..config import DEFAULT_TARGET_MODULES
-from ..progress import format_bytes
 
 
 def summary(report: BuildReport) -> Table:

@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ..._core import ConfigError
+from ...common.progress import format_bytes
 from ..model_cache.store import CachedEngine, EngineCache
-from ..progress import format_bytes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -10,14 +10,14 @@ from typing import Final
 from rich.console import Console
 
 from ..._core import ConfigError, DType, QuantAlgo, dtype_name
-from ..checkpoint.config import ParallelMapping
-from ..checkpoint.quantization import DEFAULT_GROUP_SIZE, GROUP_SIZES, QuantConfig
+from ...common.number_flags import MAX_INT32, integer
+from ...common.progress import format_bytes, progress_on
+from ...formats.checkpoint.config import ParallelMapping
+from ...formats.checkpoint.quantization import DEFAULT_GROUP_SIZE, GROUP_SIZES, QuantConfig
+from ...formats.hugging_face.hf_config import load_hf_config, load_published_format
+from ...formats.hugging_face.published.awq import Awq
+from ...formats.hugging_face.published.gptq import Gptq
 from ..conversion.convert import convert_checkpoint
-from ..conversion.hf_config import load_hf_config, load_published_format
-from ..conversion.published.awq import Awq
-from ..conversion.published.gptq import Gptq
-from ..number_flags import MAX_INT32, integer
-from ..progress import format_bytes, progress_on
 from .dtype_flag import add_dtype, dtype_of
 from .quantization_report import INT8_KV_CACHE_HELP, error_table
 

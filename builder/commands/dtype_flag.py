@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from ..._core import DType, dtype_from_name, dtype_name
-from ..config import AUTO
+from ...formats.engine.build_config import AUTO
 
 
 def add_dtype(parser: Any) -> None:

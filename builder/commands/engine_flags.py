@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any, Final
 
-from ..byte_size import weight_memory
-from ..config import AUTO, SPARSE_MLP
+from ...common.byte_size import weight_memory
+from ...formats.engine.build_config import AUTO, SPARSE_MLP
 from ..model_cache.options import (
     DEFAULT_MAX_BATCH_SIZE,
     DEFAULT_MAX_LORA_RANK,

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from ..._core import ConfigError, QuantAlgo
-from ..checkpoint.quantization import DEFAULT_GROUP_SIZE, FEW_BITS, GROUP_SIZES, QUANT_ALGOS, QuantConfig
+from ...formats.checkpoint.quantization import DEFAULT_GROUP_SIZE, FEW_BITS, GROUP_SIZES, QUANT_ALGOS, QuantConfig
 
 
 def add_quantization(group: Any) -> None:

@@ -9,8 +9,8 @@ from typing import Final
 from rich import box
 from rich.table import Table
 
-from ..checkpoint.quantizer import QuantizationError
-from ..engine_quality import EngineQuality
+from ...formats.checkpoint.quantizer import QuantizationError
+from ...formats.engine.engine_quality import EngineQuality
 
 INT8_KV_CACHE_HELP: Final = "keep keys and values as int8, each token and head with a scale that is made at run time"
 

@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
-from ..config import AUTO, DISABLE, ENABLE, TENSORRT
-from ..number_flags import MAX_INT32, integer
+from ...common.number_flags import MAX_INT32, integer
+from ...formats.engine.build_config import AUTO, DISABLE, ENABLE, TENSORRT
 
 PROMPT_TABLE: Final = "max_prompt_embedding_table_size"
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from ..._core import DType, RowKind, dtype_name, stage_layers
+from ...formats.engine.plan import Buffer, BufferName, LoraLayout, Op, Program
 from .arena import Arena, Lifetime, plan_arena
 from .emit import EmittedProgram
 from .emitted import EmittedOp
-from .plan import Buffer, BufferName, LoraLayout, Op, Program
 
 
 @dataclass(frozen=True, kw_only=True)

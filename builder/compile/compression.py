@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from ..._core import DType, can_be_compressed, most_exceptions
-from ..checkpoint.rank_tensors import RankTensors
+from ...formats.checkpoint.rank_tensors import RankTensors
 from .emitted import WeightRows
 from .pack import panel_pieces
 

@@ -5,16 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ..._core import DType, RopeKind, RowKind, activation_dtype
-from ..checkpoint.rotary import DynamicScaling, LongRopeScaling
-from ..network import ops
-from ..network.network import Network
-from ..network.operands import HeadNorm, Value
-from ..network.rotary_frequencies import inverse_frequencies, long_inverse_frequencies
-from .emit_linear import LinearEmitter
-from .emitted import Compression, EmittedOp, Weights, as_float32, buffer_of
-from .logit_rows import with_logit_rows_alone
-from .lora_sites import SiteNumbers
-from .plan import (
+from ...formats.checkpoint.rotary import DynamicScaling, LongRopeScaling
+from ...formats.engine.plan import (
     AllHeadsNormOp,
     AllReduceOp,
     AttentionOp,
@@ -33,6 +25,14 @@ from .plan import (
     SendOp,
     Vector,
 )
+from ...formats.network import ops
+from ...formats.network.network import Network
+from ...formats.network.operands import HeadNorm, Value
+from ..network.rotary_frequencies import inverse_frequencies, long_inverse_frequencies
+from .emit_linear import LinearEmitter
+from .emitted import Compression, EmittedOp, Weights, as_float32, buffer_of
+from .logit_rows import with_logit_rows_alone
+from .lora_sites import SiteNumbers
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,13 @@ from ..._core import (
     can_have_neurons,
     can_have_rows,
 )
-from ..network.network import Network
-from ..network.operands import Activation, Value
-from ..network.ops import Experts, Linear
-from ..network.weights import LinearWeight
+from ...formats.engine.plan import ExpertsOp, LinearOp, LinearPart, Matrix, NeuronTable, Routing
+from ...formats.network.network import Network
+from ...formats.network.operands import Activation, Value
+from ...formats.network.ops import Experts, Linear
+from ...formats.network.weights import LinearWeight
 from .emitted import EmittedOp, Weights, as_float32, buffer_of
 from .lora_sites import SiteNumbers
-from .plan import ExpertsOp, LinearOp, LinearPart, Matrix, NeuronTable, Routing
 
 _GATED: Final = {
     Activation.SILU: LinearEpilogue.SILU_MUL,

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from ..._core import DType, QuantAlgo, RowKind
-from ..checkpoint.quantization import QuantConfig
-from ..network.operands import Value
-from ..network.weights import LinearWeight, Tensor
-from .plan import BufferName, LoraSite, Matrix, NeuronTable, Op, Quantization, Vector
+from ...formats.checkpoint.quantization import QuantConfig
+from ...formats.engine.plan import BufferName, LoraSite, Matrix, NeuronTable, Op, Quantization, Vector
+from ...formats.network.operands import Value
+from ...formats.network.weights import LinearWeight, Tensor
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from itertools import chain
 
 from ..._core import DType
-from ..network.operands import Value
+from ...formats.engine.plan import AttentionOp, BufferName, CrossAttentionOp, KeepLogitRowsOp
+from ...formats.network.operands import Value
 from .emitted import EmittedOp
-from .plan import AttentionOp, BufferName, CrossAttentionOp, KeepLogitRowsOp
 
 
 def with_logit_rows_alone(body: Sequence[EmittedOp], head: Sequence[EmittedOp]) -> tuple[EmittedOp, ...]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from ..._core import lora_modules
-from ..network.adapter_sites import NEW_TOKENS, module_id, sites_of
-from ..network.network import Network
-from ..network.ops import Op
-from .plan import LoraPart, LoraSite
+from ...formats.engine.plan import LoraPart, LoraSite
+from ...formats.network.adapter_sites import NEW_TOKENS, module_id, sites_of
+from ...formats.network.network import Network
+from ...formats.network.ops import Op
 
 _NEW_TOKENS: Final = next(info.id for info in lora_modules() if info.name == NEW_TOKENS)
 

@@ -9,18 +9,18 @@ from itertools import chain
 from pathlib import Path
 
 from ..._core import ConfigError
-from ..checkpoint.rank_tensors import RankTensors
-from ..network.network import Network
-from ..network.ops import Rotary
+from ...formats.checkpoint.rank_tensors import RankTensors
+from ...formats.engine.engine_file import EngineTensor, write_engine_file
+from ...formats.engine.plan import LinearOp, LoraSite, Matrix, Program
+from ...formats.network.network import Network
+from ...formats.network.ops import Rotary
 from ..network.rank_network import network_of_rank
 from .arena import Arena
 from .assemble import LoraOptions, ProgramLimits, assemble
 from .compression import places_for_exceptions
 from .emit import emit
-from .engine_file import EngineTensor, write_engine_file
 from .lora_sites import lora_sites, new_token_sites
 from .pack import engine_tensors
-from .plan import LinearOp, LoraSite, Matrix, Program
 
 
 @dataclass(frozen=True)

@@ -24,12 +24,12 @@ from ..._core import (
     panel_bytes,
     quantized_panel_bytes,
 )
-from ..checkpoint.casting import to_float32
-from ..checkpoint.rank_tensors import RankTensors
-from . import plan
+from ...formats.checkpoint.casting import to_float32
+from ...formats.checkpoint.rank_tensors import RankTensors
+from ...formats.engine import plan
+from ...formats.engine.engine_file import EngineTensor
+from ...formats.engine.plan import Matrix, NeuronTable
 from .emitted import ChosenRows, WeightNeurons, WeightRows, Weights
-from .engine_file import EngineTensor
-from .plan import Matrix, NeuronTable
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -13,18 +13,18 @@ from typing import Final
 import numpy as np
 
 from ..._core import CheckpointError, ConfigError, DType, dtype_name
-from ..checkpoint.config import CONFIG_FILE, CheckpointConfig
-from ..checkpoint.quantization import QuantConfig
-from ..checkpoint.quantizer import QuantizationError
-from ..checkpoint.rank_file import rank_file, rank_specs, write_rank
-from ..checkpoint.rank_tensors import CheckpointFile
-from ..checkpoint.tensor_names import EMBEDDING, LM_HEAD
-from ..json_fields import load_json_object
-from ..models.registry import declare, load_config
+from ...common.json_fields import load_json_object
+from ...common.progress import Progress
+from ...common.safetensors_stream import SafetensorsReader
+from ...formats.checkpoint.config import CONFIG_FILE, CheckpointConfig
+from ...formats.checkpoint.quantization import QuantConfig
+from ...formats.checkpoint.quantizer import QuantizationError
+from ...formats.checkpoint.rank_file import rank_file, rank_specs, write_rank
+from ...formats.checkpoint.rank_tensors import CheckpointFile
+from ...formats.checkpoint.tensor_names import EMBEDDING, LM_HEAD
+from ...formats.models.registry import declare, load_config
+from ...formats.network.network import Network
 from ..network.checkpoint_tensors import plan_rank
-from ..network.network import Network
-from ..progress import Progress
-from ..safetensors_stream import SafetensorsReader
 from .hf_model import HfModel, check_quantization
 from .published.dequantized import Dequantization
 from .published.kept_layers import KeptLayers

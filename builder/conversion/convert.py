@@ -11,14 +11,14 @@ from threading import Event
 from typing import Final
 
 from ..._core import CheckpointError, ConfigError, DType
-from ..checkpoint.config import CONFIG_FILE, PRODUCER, CheckpointConfig, ParallelMapping
-from ..checkpoint.quantization import QuantConfig
-from ..checkpoint.quantizer import QuantizationError
-from ..checkpoint.rank_file import rank_file, rank_specs, write_rank
-from ..output_directory import holds_only, producer_of, replaced_directory
-from ..progress import Advance, Progress, SilentProgress
-from ..template_files import TEMPLATE_FILE, additional_templates, holds_templates
-from .hf_config import GENERATION_CONFIG_FILE
+from ...common.output_directory import holds_only, producer_of, replaced_directory
+from ...common.progress import Advance, Progress, SilentProgress
+from ...formats.checkpoint.config import CONFIG_FILE, PRODUCER, CheckpointConfig, ParallelMapping
+from ...formats.checkpoint.quantization import QuantConfig
+from ...formats.checkpoint.quantizer import QuantizationError
+from ...formats.checkpoint.rank_file import rank_file, rank_specs, write_rank
+from ...formats.hugging_face.hf_config import GENERATION_CONFIG_FILE
+from ...formats.template_files import TEMPLATE_FILE, additional_templates, holds_templates
 from .hf_model import HfModel
 from .published.dequantized import Dequantization
 from .published.kept_layers import KeptLayers

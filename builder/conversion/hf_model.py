@@ -12,23 +12,23 @@ from typing import Any, cast
 import numpy as np
 
 from ..._core import CheckpointError, ConfigError, DType, dtype_name
-from ..checkpoint.casting import CHECKPOINT_DTYPES, to_float32
-from ..checkpoint.config import CONFIG_FILE, PRODUCER, CheckpointConfig, ParallelMapping
-from ..checkpoint.hf_weights import HfWeights
-from ..checkpoint.planned_tensor import PlannedTensor
-from ..checkpoint.quantization import QuantConfig
-from ..checkpoint.stacked_experts import experts_apart
-from ..checkpoint.tensor_names import LM_HEAD
-from ..models.registry import FAMILIES, declare
+from ...common.output_directory import producer_of
+from ...common.safetensors_stream import TensorSpec
+from ...formats.checkpoint.casting import CHECKPOINT_DTYPES, to_float32
+from ...formats.checkpoint.config import CONFIG_FILE, PRODUCER, CheckpointConfig, ParallelMapping
+from ...formats.checkpoint.hf_weights import HfWeights
+from ...formats.checkpoint.planned_tensor import PlannedTensor
+from ...formats.checkpoint.quantization import QuantConfig
+from ...formats.checkpoint.stacked_experts import experts_apart
+from ...formats.checkpoint.tensor_names import LM_HEAD
+from ...formats.hugging_face.hf_config import load_hf_config, load_published_format
+from ...formats.hugging_face.published.formats import QuantizedMatrix
+from ...formats.models.registry import FAMILIES, declare
+from ...formats.network.network import Network
+from ...formats.network.weights import name_now
 from ..network.checkpoint_tensors import hf_tensor_shapes, lm_head_tensors, plan_rank, tied_lm_head
-from ..network.network import Network
-from ..network.weights import name_now
-from ..output_directory import producer_of
-from ..safetensors_stream import TensorSpec
-from .hf_config import load_hf_config, load_published_format
 from .model_tensors import ModelTensors
 from .published.dequantized import Dequantization, dequantization
-from .published.formats import QuantizedMatrix
 from .published.kept_layers import KeptLayers, check_orientation, kept_layers
 from .published.kept_tensors import KeptTensors
 from .quantizing_tensors import QuantizingTensors

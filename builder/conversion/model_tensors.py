@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from ..checkpoint.casting import Array, cast
-from ..checkpoint.hf_weights import HfWeights
-from ..checkpoint.planned_tensor import PlannedTensor, Slice
-from ..checkpoint.rank_file import stored_dtype
+from ...formats.checkpoint.casting import Array, cast
+from ...formats.checkpoint.hf_weights import HfWeights
+from ...formats.checkpoint.planned_tensor import PlannedTensor, Slice
+from ...formats.checkpoint.rank_file import stored_dtype
 
 
 class ModelTensors:

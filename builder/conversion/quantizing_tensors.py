@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..._core import ConfigError
-from ..checkpoint.casting import Array, to_float32
-from ..checkpoint.quantization import QuantConfig
-from ..checkpoint.quantizer import QuantizationError, QuantizedRows, dequantize_rows, quantize_rows
-from ..checkpoint.rank_tensors import PlainTensors
-from ..checkpoint.tensor_names import LM_HEAD
+from ...formats.checkpoint.casting import Array, to_float32
+from ...formats.checkpoint.quantization import QuantConfig
+from ...formats.checkpoint.quantizer import QuantizationError, QuantizedRows, dequantize_rows, quantize_rows
+from ...formats.checkpoint.rank_tensors import PlainTensors
+from ...formats.checkpoint.tensor_names import LM_HEAD
 
 
 class QuantizingTensors:

@@ -15,15 +15,15 @@ from typing import Any, Final
 import numpy as np
 
 from ..._core import CheckpointError, can_have_rows, dtype_name
-from ..checkpoint.casting import CHECKPOINT_DTYPES, Array, cast
-from ..checkpoint.hf_weights import WeightFile
-from ..checkpoint.pickled_file import PickledFile
-from ..checkpoint.quantizer import QuantizedRows
-from ..checkpoint.rank_tensors import RankTensors
-from ..json_fields import JsonFields, load_json_object
-from ..network.network import Network
+from ...common.json_fields import JsonFields, load_json_object
+from ...common.safetensors_stream import SafetensorsReader
+from ...formats.checkpoint.casting import CHECKPOINT_DTYPES, Array, cast
+from ...formats.checkpoint.hf_weights import WeightFile
+from ...formats.checkpoint.pickled_file import PickledFile
+from ...formats.checkpoint.quantizer import QuantizedRows
+from ...formats.checkpoint.rank_tensors import RankTensors
+from ...formats.network.network import Network
 from ..network.predictors import GatedLayer, gated_layers, predictor_weights, with_predictors
-from ..safetensors_stream import SafetensorsReader
 
 _CONFIG_FILE: Final = "config.json"
 _READERS: Final[dict[str, type[Any]]] = {".pt": PickledFile, ".safetensors": SafetensorsReader}

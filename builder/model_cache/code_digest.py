@@ -8,7 +8,7 @@ from typing import Final
 import xxhash
 
 from ... import _core
-from ..file_digest import add_file
+from ...common.file_digest import add_file
 
 _ROOMS: Final = ("builder", "plugins")
 """Packages whose code decides what is in an engine, with the core."""

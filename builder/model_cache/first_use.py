@@ -15,23 +15,23 @@ import xxhash
 
 from ..._core import ConfigError, EngineError, dtype_name
 from ..._version import __version__
-from ..adapter.recognise import CONFIG_FILE as ADAPTER_CONFIG_FILE
+from ...common.file_lock import file_lock
+from ...common.json_fields import load_json_object
+from ...common.output_directory import replaced_directory
+from ...common.progress import Progress, SilentProgress, format_bytes
+from ...formats.adapter.recognise import CONFIG_FILE as ADAPTER_CONFIG_FILE
+from ...formats.checkpoint.config import CONFIG_FILE, PRODUCER, CheckpointConfig, ParallelMapping
+from ...formats.checkpoint.hf_weights import weight_file_names
+from ...formats.checkpoint.quantization import quantization_to_dict
+from ...formats.checkpoint.rank_file import rank_file, rank_specs
+from ...formats.engine import engine_file
+from ...formats.engine.build_config import NATIVE, BuildConfig
+from ...formats.engine.engine_config import FORMAT_VERSIONS
+from ...formats.hugging_face.hf_config import load_hf_config
+from ...formats.models.registry import declare, load_config
 from ..adapter_fit import modules_changed_by
 from ..build_problems import problems_of
-from ..checkpoint.config import CONFIG_FILE, PRODUCER, CheckpointConfig, ParallelMapping
-from ..checkpoint.hf_weights import weight_file_names
-from ..checkpoint.quantization import quantization_to_dict
-from ..checkpoint.rank_file import rank_file, rank_specs
-from ..compile import engine_file
-from ..config import NATIVE, BuildConfig
-from ..conversion.hf_config import load_hf_config
-from ..engine_config import FORMAT_VERSIONS
-from ..file_lock import file_lock
-from ..json_fields import load_json_object
-from ..models.registry import declare, load_config
 from ..network.checkpoint_tensors import plan_rank
-from ..output_directory import replaced_directory
-from ..progress import Progress, SilentProgress, format_bytes
 from .code_digest import code_digest
 from .model_digest import ModelFiles
 from .options import EngineOptions

@@ -18,11 +18,11 @@ from typing import Final
 import xxhash
 
 from ..._core import ConfigError
-from ..checkpoint.config import CONFIG_FILE
+from ...common.file_digest import add_file
+from ...common.progress import Progress
+from ...formats.checkpoint.config import CONFIG_FILE
+from ...formats.hugging_face.sentence_transformers import pooling_files
 from ..conversion.convert import copied_files
-from ..conversion.sentence_transformers import pooling_files
-from ..file_digest import add_file
-from ..progress import Progress
 from .store import unless_read_only
 
 _DIGEST: Final = re.compile(rb"[0-9a-f]{32}")

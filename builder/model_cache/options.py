@@ -6,9 +6,9 @@ from dataclasses import dataclass, fields
 from typing import Final
 
 from ..._core import DType
-from ..checkpoint.config import CheckpointConfig
-from ..checkpoint.quantization import QuantConfig
-from ..config import AUTO, ENABLE, BuildConfig, LoraBuildConfig, PluginConfig
+from ...formats.checkpoint.config import CheckpointConfig
+from ...formats.checkpoint.quantization import QuantConfig
+from ...formats.engine.build_config import AUTO, ENABLE, BuildConfig, LoraBuildConfig, PluginConfig
 
 DEFAULT_MAX_BATCH_SIZE: Final = 256
 """Far more streams than a CPU answers at reading speed; what is above it waits in the queue."""

@@ -23,11 +23,11 @@ from typing import Any, Final
 
 from ..._core import ConfigError
 from ..._version import __version__
-from ..checkpoint.config import CONFIG_FILE, PRODUCER
-from ..engine_config import engine_file
-from ..file_lock import file_lock_if_free, not_in_use
-from ..json_fields import load_json_object
-from ..output_directory import producer_of
+from ...common.file_lock import file_lock_if_free, not_in_use
+from ...common.json_fields import load_json_object
+from ...common.output_directory import producer_of
+from ...formats.checkpoint.config import CONFIG_FILE, PRODUCER
+from ...formats.engine.engine_config import engine_file
 
 ENTRY_FILE: Final = "entry.json"
 ENGINE_DIRECTORY: Final = "engine"

@@ -5,19 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from ..checkpoint.planned_tensor import PlannedTensor, Slice
-from ..checkpoint.tensor_names import EMBEDDING, LM_HEAD
-from .network import Network
-from .ops import (
-    Attention,
-    Embedding,
-    Experts,
-    LayerNorm,
-    Linear,
-    RmsNorm,
-)
+from ...formats.checkpoint.planned_tensor import PlannedTensor, Slice
+from ...formats.checkpoint.tensor_names import EMBEDDING, LM_HEAD
+from ...formats.network.network import Network
+from ...formats.network.ops import Attention, Embedding, Experts, LayerNorm, Linear, RmsNorm
+from ...formats.network.weights import LinearWeight, Part, Split, Tensor
 from .stage_network import network_of_stage
-from .weights import LinearWeight, Part, Split, Tensor
 
 
 @dataclass(frozen=True)

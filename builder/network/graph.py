@@ -13,8 +13,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ..._core import DType
 from ..._version import __version__
+from ...formats.checkpoint.quantization import QuantConfig
 from ...plugins import DOMAIN, VERSION, Plugin
-from ..checkpoint.quantization import QuantConfig
 
 OPSET: Final = 23
 # The first version of the file format that knows opset 23.

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from onnx import TensorProto
 
 from ..._core import RowKind
+from ...formats.checkpoint.config import CheckpointConfig
+from ...formats.network.operands import AttentionShape
+from ...formats.network.ops import Attention
 from ...plugins.adapter_tables import NUM_MODULES
-from ..checkpoint.config import CheckpointConfig
 from .graph import GraphBuilder, Value
-from .operands import AttentionShape
-from .ops import Attention
 
 
 @dataclass(frozen=True)

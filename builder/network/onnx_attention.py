@@ -6,6 +6,8 @@ import numpy as np
 from onnx import TensorProto
 
 from ..._core import AttentionKind, ConfigError, RowKind
+from ...formats.network.operands import HeadNorm
+from ...formats.network.ops import Attention, CrossAttention, CrossKeys
 from ...plugins import PAGED_ATTENTION
 from .graph import GraphBuilder, Value
 from .inputs import StepInputs, kv_pool_out_name
@@ -14,8 +16,6 @@ from .onnx_dense_attention import dense_attention
 from .onnx_rows import normalized
 from .onnx_sequences import sequence_of_rows
 from .onnx_values import Values
-from .operands import HeadNorm
-from .ops import Attention, CrossAttention, CrossKeys
 
 
 def attention(graph: GraphBuilder, values: Values, op: Attention, inputs: StepInputs) -> None:

@@ -6,12 +6,12 @@ import numpy as np
 from onnx import TensorProto
 
 from ..._core import AttentionKind
+from ...formats.network.operands import PositionBias
+from ...formats.network.ops import Attention, CrossAttention
 from .graph import GraphBuilder, Value
 from .onnx_rows import capped, scaled
 from .onnx_sequences import row_numbers
 from .onnx_values import Values
-from .operands import PositionBias
-from .ops import Attention, CrossAttention
 
 
 def dense_attention(

@@ -9,12 +9,12 @@ import numpy as np
 from onnx import TensorProto
 
 from ..._core import RouterScores
+from ...formats.network.operands import Routing
+from ...formats.network.ops import Experts, GatedAdd
 from .graph import GraphBuilder, Value
 from .onnx_linear import activated
 from .onnx_rows import number, scaled
 from .onnx_values import Values
-from .operands import Routing
-from .ops import Experts, GatedAdd
 from .weight_matrix import weight_matrix
 
 

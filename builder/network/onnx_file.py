@@ -11,8 +11,8 @@ from typing import BinaryIO, Final
 import onnx
 
 from ..._core import ConfigError
+from ...common.progress import Advance
 from ...plugins import PLUGINS, register_schemas
-from ..progress import Advance
 
 # ONNX asks external tensors to start at pages, so that they can be mapped.
 _ALIGNMENT: Final = 4096

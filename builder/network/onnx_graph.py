@@ -10,17 +10,9 @@ import onnx
 from onnx import TensorProto
 
 from ..._core import AttentionKind, ConfigError
-from ..checkpoint.rotary import depends_on_length
-from .graph import GraphBuilder, StoredTensor
-from .inputs import StepInputs, declare_inputs, kv_pool_out_name, kv_pool_shape
-from .network import Network
-from .onnx_attention import attention, cross_attention, cross_keys
-from .onnx_experts import experts, gated_add
-from .onnx_linear import Adaptation, linear
-from .onnx_rotary import rotary_table
-from .onnx_rows import embedding, layer_norm, rms_norm
-from .onnx_values import Values
-from .ops import (
+from ...formats.checkpoint.rotary import depends_on_length
+from ...formats.network.network import Network
+from ...formats.network.ops import (
     Attention,
     Cast,
     CrossAttention,
@@ -34,6 +26,14 @@ from .ops import (
     RmsNorm,
     Rotary,
 )
+from .graph import GraphBuilder, StoredTensor
+from .inputs import StepInputs, declare_inputs, kv_pool_out_name, kv_pool_shape
+from .onnx_attention import attention, cross_attention, cross_keys
+from .onnx_experts import experts, gated_add
+from .onnx_linear import Adaptation, linear
+from .onnx_rotary import rotary_table
+from .onnx_rows import embedding, layer_norm, rms_norm
+from .onnx_values import Values
 
 
 @dataclass(frozen=True, kw_only=True)

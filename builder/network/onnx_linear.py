@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from onnx import TensorProto
 
 from ..._core import RowKind
+from ...formats.network.adapter_sites import module_id
+from ...formats.network.operands import Activation
+from ...formats.network.ops import Linear
+from ...formats.network.weights import LinearWeight
 from ...plugins import DORA, LORA
-from .adapter_sites import module_id
 from .graph import GraphBuilder, Value
 from .inputs import LoraInputs, StepInputs
 from .onnx_rows import capped, scaled
 from .onnx_values import Values
-from .operands import Activation
-from .ops import Linear
 from .weight_matrix import weight_matrix
-from .weights import LinearWeight
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 from onnx import TensorProto
 
-from ..checkpoint.rotary import DynamicScaling, LongRopeScaling
+from ...formats.checkpoint.rotary import DynamicScaling, LongRopeScaling
+from ...formats.network.ops import Rotary
 from .graph import GraphBuilder, Value
 from .inputs import StepInputs
 from .onnx_sequences import sequence_of_rows
 from .onnx_values import Values
-from .ops import Rotary
 from .rotary_frequencies import exponents, inverse_frequencies, long_inverse_frequencies
 
 

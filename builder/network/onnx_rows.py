@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 from onnx import TensorProto
 
+from ...formats.network.ops import Embedding, LayerNorm, RmsNorm
+from ...formats.network.weights import Tensor
 from .graph import GraphBuilder, Value
 from .inputs import StepInputs
 from .onnx_values import Values
-from .ops import Embedding, LayerNorm, RmsNorm
-from .weights import Tensor
 
 
 def embedding(graph: GraphBuilder, values: Values, op: Embedding, inputs: StepInputs) -> None:

@@ -9,16 +9,10 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from .network import Network
-from .operands import Activation, GateScores, Value
-from .ops import (
-    Cast,
-    LayerNorm,
-    Linear,
-    Op,
-    RmsNorm,
-)
-from .weights import LinearWeight, Split, TensorName, whole
+from ...formats.network.network import Network
+from ...formats.network.operands import Activation, GateScores, Value
+from ...formats.network.ops import Cast, LayerNorm, Linear, Op, RmsNorm
+from ...formats.network.weights import LinearWeight, Split, TensorName, whole
 
 
 @dataclass(frozen=True)

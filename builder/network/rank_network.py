@@ -11,11 +11,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from ..checkpoint.config import ParallelMapping
-from ..checkpoint.tensor_names import LM_HEAD
-from .network import Network
-from .operands import AttentionShape, Value
-from .ops import (
+from ...formats.checkpoint.config import ParallelMapping
+from ...formats.checkpoint.tensor_names import LM_HEAD
+from ...formats.network.network import Network
+from ...formats.network.operands import AttentionShape, Value
+from ...formats.network.ops import (
     AllHeadsNorm,
     AllReduce,
     Attention,
@@ -26,8 +26,8 @@ from .ops import (
     Linear,
     Op,
 )
+from ...formats.network.weights import LinearWeight, Split
 from .stage_network import network_of_stage
-from .weights import LinearWeight, Split
 
 
 def network_of_rank(network: Network, rank: int) -> Network:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..checkpoint.rotary import (
+from ...formats.checkpoint.rotary import (
     DynamicScaling,
     LinearScaling,
     Llama3Scaling,

@@ -15,20 +15,10 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from ..._core import stage_layers
-from .network import Network
-from .operands import RotaryTable, Value
-from .ops import (
-    Attention,
-    Broadcast,
-    CrossAttention,
-    CrossKeys,
-    LayerNorm,
-    Op,
-    Receive,
-    Rotary,
-    Send,
-)
-from .weights import LinearWeight, Tensor, TensorName
+from ...formats.network.network import Network
+from ...formats.network.operands import RotaryTable, Value
+from ...formats.network.ops import Attention, Broadcast, CrossAttention, CrossKeys, LayerNorm, Op, Receive, Rotary, Send
+from ...formats.network.weights import LinearWeight, Tensor, TensorName
 
 
 def network_of_stage(network: Network, stage: int) -> Network:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from onnx import TensorProto, helper
 
-from ..checkpoint.quantization import QuantConfig
-from ..safetensors_stream import SafetensorsReader
+from ...common.safetensors_stream import SafetensorsReader
+from ...formats.checkpoint.quantization import QuantConfig
 from .graph import StoredTensor
 
 

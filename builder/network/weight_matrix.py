@@ -8,9 +8,9 @@ import numpy as np
 from onnx import TensorProto
 
 from ..._core import LLM_INT8_FACTOR, code_table
-from ..checkpoint.quantization import QuantConfig
+from ...formats.checkpoint.quantization import QuantConfig
+from ...formats.network.weights import LinearWeight
 from .graph import ELEMENT_TYPES, GraphBuilder, Value
-from .weights import LinearWeight
 
 
 def weight_matrix(graph: GraphBuilder, of: LinearWeight) -> Value:

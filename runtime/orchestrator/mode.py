@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from ..._core import ConfigError, ExecutorConfig
-from ...builder.checkpoint.config import CONFIG_FILE, PRODUCER
-from ...builder.engine_config import EngineConfig
-from ...builder.output_directory import producer_of
+from ...common.output_directory import producer_of
+from ...formats.checkpoint.config import CONFIG_FILE, PRODUCER
+from ...formats.engine.engine_config import EngineConfig
 from ..loaded_engine import LoadedEngine
 from ..options.parallel import CommunicationMode, OrchestratorConfig, ParallelConfig
 from ..ranks import is_started_by_mpi

@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ..._core import AdapterError
-from ...builder.adapter import ModuleKey
-from ...builder.checkpoint.casting import to_float32
-from ...builder.network.adapter_sites import AdapterSite
-from ...builder.safetensors_stream import SafetensorsReader
+from ...common.safetensors_stream import SafetensorsReader
+from ...formats.adapter import ModuleKey
+from ...formats.checkpoint.casting import to_float32
+from ...formats.network.adapter_sites import AdapterSite
 
 
 class WeightsFileBase:

@@ -10,10 +10,10 @@ import numpy.typing as npt
 
 from ... import _core
 from ..._core import ConfigError, EngineError, ExecutorConfig
-from ...builder.compile.tensorrt.plan_config import TensorRtPlans
-from ...builder.engine_config import EngineConfig
-from ...builder.network.adapter_sites import AdapterSite
-from ...builder.safetensors_stream import SafetensorsReader
+from ...common.safetensors_stream import SafetensorsReader
+from ...formats.engine.engine_config import EngineConfig
+from ...formats.engine.tensorrt.plan_config import TensorRtPlans
+from ...formats.network.adapter_sites import AdapterSite
 from ...plugins.definition import VERSION
 from ..loaded_engine import LoadedEngine, engine_adapters
 from .base_weights import WeightsFileBase

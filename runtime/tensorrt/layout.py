@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..._core import AttentionShape, LoraLayout, LoraPart, LoraSite
-from ...builder.engine_config import EngineConfig
-from ...builder.models.registry import declare
-from ...builder.network.adapter_sites import AdapterSite, adapter_sites, module_id
+from ...formats.engine.engine_config import EngineConfig
+from ...formats.models.registry import declare
+from ...formats.network.adapter_sites import AdapterSite, adapter_sites, module_id
 
 
 def engine_sites(config: EngineConfig) -> tuple[AdapterSite, ...]:

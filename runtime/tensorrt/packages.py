@@ -7,8 +7,8 @@ import importlib.util
 from typing import Any
 
 from ..._core import ConfigError
-from ...builder.compile.tensorrt.package import PACKAGES, Package
-from ...builder.compile.tensorrt.plan_config import TensorRtPlans
+from ...formats.engine.tensorrt.package import PACKAGES, Package
+from ...formats.engine.tensorrt.plan_config import TensorRtPlans
 
 _CUDA = "adaptrt._cuda"
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from ..._core import EngineError, TensorRtProfile, TensorRtProgram, TensorRtWeight
-from ...builder.checkpoint.rotary import reusable_length
-from ...builder.compile.tensorrt.plan_config import TensorRow
 from ...builder.compile.tensorrt.profiles import DECODE, PREFILL
 from ...builder.network.inputs import kv_pool_name
+from ...formats.checkpoint.rotary import reusable_length
+from ...formats.engine.tensorrt.plan_config import TensorRow
 from .layout import attention_shapes
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ... import _core
 from ..._core import Allocation, Device, EngineError, StepError
-from ...builder.compile.tensorrt.plan_config import INPUT, OUTPUT, TensorRtPlans
+from ...formats.engine.tensorrt.plan_config import INPUT, OUTPUT, TensorRtPlans
 from ...plugins.tensorrt import register_plugins
 from ...plugins.tensorrt.element_types import numpy_name
 from .context_maker import ContextMaker

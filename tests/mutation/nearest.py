@@ -39,8 +39,8 @@ SEEN_THROUGH_BINDINGS = (
     "property/test_second_level.py",
 )
 PYTHON_WIDER = {
-    "builder/adapter": ("property/test_adapter_mutations.py", "integration/test_parity.py"),
-    "builder/checkpoint": ("integration/test_parity.py", "integration/test_quantized_engines.py"),
+    "formats/adapter": ("property/test_adapter_mutations.py", "integration/test_parity.py"),
+    "formats/checkpoint": ("integration/test_parity.py", "integration/test_quantized_engines.py"),
     "builder/compile": ("integration/test_parity.py", "integration/test_quantized_engines.py",
                         "integration/test_compressed_weights.py", "integration/test_int8_kv_cache.py"),
     "builder/network": ("unit/compile", "integration/test_parity.py"),

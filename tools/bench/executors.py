@@ -23,7 +23,7 @@ from ..._core import (
     dtype_name,
     lora_modules,
 )
-from ...builder.network.adapter_sites import NEW_TOKENS, NORM
+from ...formats.network.adapter_sites import NEW_TOKENS, NORM
 from ...runtime.engine import load_engine
 from ...runtime.memory import available_memory
 from ...runtime.native_engine import NativeEngine

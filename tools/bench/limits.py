@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from ..._core import DType, QuantAlgo, measure_machine_limits
-from ...builder.compile.plan import LinearOp, Program
+from ...formats.engine.plan import LinearOp, Program
 from .noise import NoiseMeter
 from .profile import Work
 from .report import Figure, Sample

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..._core import RankWork, StepRecord, StepSection, lora_modules
-from ...builder.compile.plan import (
+from ...formats.engine.plan import (
     AllHeadsNormOp,
     AllReduceOp,
     AttentionOp,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..._core import ConfigError
-from ...builder.json_fields import JsonFields, load_json_object
+from ...common.json_fields import JsonFields, load_json_object
 
 SCHEMA: Final = 1
 KIND: Final = "adaptrt-bench"

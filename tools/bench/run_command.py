@@ -13,7 +13,7 @@ from typing import Final
 from rich.console import Console
 
 from ..._core import ConfigError, ExecutorConfig
-from ...builder.number_flags import MAX_INT32, integer
+from ...common.number_flags import MAX_INT32, integer
 from ...runtime.native_engine import NativeEngine
 from .display import profile_table, tables_of
 from .executors import AdapterLibrary, BenchExecutor, CpuUse, key_of, problems_of

@@ -8,15 +8,15 @@ from typing import Any, BinaryIO
 import onnx
 import xxhash
 
+from ....common.process_memory import peak_memory
+from ....common.safetensors_stream import SafetensorsReader
+from ....formats.engine.tensorrt.capability import tensorrt_name
+from ....formats.engine.tensorrt.plan_config import INPUT, OUTPUT
 from ....plugins.tensorrt import register_plugins
 from ....plugins.tensorrt.element_types import numpy_name
-from ...process_memory import peak_memory
-from ...safetensors_stream import SafetensorsReader
-from .capability import tensorrt_name
 from .log import Log, Phases, Send, make_logger, make_progress_monitor
 from .messages import Built, NetworkTensor, PlanRequest
 from .network import operators, stored_weights
-from .plan_config import INPUT, OUTPUT
 from .refusal import PlanRefusedError, Refusal
 from .timing_cache import read_timing_cache, write_timing_cache
 

@@ -18,8 +18,8 @@ from threading import Lock
 from typing import Any
 
 from ...._core import AdaptrtError
+from ....formats.engine.tensorrt.capability import offered
 from .build_plan import build_plan
-from .capability import offered
 from .messages import DESCRIBED, REFUSED, built_to_message, request_from_json
 from .refusal import PlanRefusedError
 

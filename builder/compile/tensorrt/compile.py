@@ -11,14 +11,14 @@ from typing import Final
 
 import onnx
 
+from ....common.progress import Advance, Progress
+from ....common.safetensors_stream import SafetensorsReader, SafetensorsWriter
+from ....formats.engine.tensorrt.capability import name_in_file
+from ....formats.engine.tensorrt.package import Package
+from ....formats.engine.tensorrt.plan_config import PlanFile, StoredFile, TensorRow, TensorRtPlans
 from ....plugins.definition import VERSION
-from ...progress import Advance, Progress
-from ...safetensors_stream import SafetensorsReader, SafetensorsWriter
-from .capability import name_in_file
 from .messages import Built, PlanRequest, Shapes
 from .network import aliases, stored_weights, with_weights_as_inputs
-from .package import Package
-from .plan_config import PlanFile, StoredFile, TensorRow, TensorRtPlans
 from .process import Children, run_build
 from .profiles import Profile
 

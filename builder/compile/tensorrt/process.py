@@ -16,7 +16,8 @@ from threading import Lock
 from typing import Any, Final
 
 from ...._core import EngineError
-from ...progress import Report
+from ....common.progress import Report
+from ....formats.engine.tensorrt.package import Package, complete_libraries, installed_package
 from .messages import (
     BUILT,
     DESCRIBED,
@@ -29,7 +30,6 @@ from .messages import (
     built_from_message,
     request_to_json,
 )
-from .package import Package, complete_libraries, installed_package
 
 _CHILD: Final = "adaptrt.builder.compile.tensorrt.child"
 _LAST_WORDS: Final = 5

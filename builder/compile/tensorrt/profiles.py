@@ -8,8 +8,8 @@ from typing import Final, NamedTuple
 
 import onnx
 
-from ...config import BuildConfig
-from ...network.network import Network
+from ....formats.engine.build_config import BuildConfig
+from ....formats.network.network import Network
 
 PREFILL: Final = "prefill"
 """Any step: prefill chunks and decodes together, up to max_num_tokens."""

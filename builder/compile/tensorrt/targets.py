@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...._core import ConfigError
-from .capability import CURRENT, current_capability, parse_capability
-from .package import PACKAGES, Package
+from ....formats.engine.tensorrt.capability import CURRENT, current_capability, parse_capability
+from ....formats.engine.tensorrt.package import PACKAGES, Package
 
 
 def target_problems(names: Sequence[str], timing_cache: Path | None, package: Package) -> list[str]:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...._core import CheckpointError, DType, dtype_name
-from ...checkpoint.casting import CHECKPOINT_DTYPES, FLOAT32
-from ...checkpoint.hf_weights import HfWeights, MadeMatrix
-from ...network.network import Network
-from ...progress import format_bytes
-from .formats import WEIGHT, PublishedFormat
+from ....common.progress import format_bytes
+from ....formats.checkpoint.casting import CHECKPOINT_DTYPES, FLOAT32
+from ....formats.checkpoint.hf_weights import HfWeights, MadeMatrix
+from ....formats.hugging_face.published.formats import WEIGHT, PublishedFormat
+from ....formats.network.network import Network
 from .kept_layers import KeptLayers, linear_weights
 
 

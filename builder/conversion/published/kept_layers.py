@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ...._core import CheckpointError, DType
-from ...checkpoint.config import ParallelMapping
-from ...checkpoint.hf_weights import HfWeights, MadeMatrix
-from ...checkpoint.quantization import QuantConfig, quantized_specs
-from ...network.network import Network
-from ...network.ops import Experts, Linear
-from ...network.weights import LinearWeight, Split
-from ...progress import format_bytes
-from .formats import WEIGHT, PublishedFormat, QuantizedMatrix
+from ....common.progress import format_bytes
+from ....formats.checkpoint.config import ParallelMapping
+from ....formats.checkpoint.hf_weights import HfWeights, MadeMatrix
+from ....formats.checkpoint.quantization import QuantConfig, quantized_specs
+from ....formats.hugging_face.published.formats import WEIGHT, PublishedFormat, QuantizedMatrix
+from ....formats.network.network import Network
+from ....formats.network.ops import Experts, Linear
+from ....formats.network.weights import LinearWeight, Split
 
 
 @dataclass(frozen=True)

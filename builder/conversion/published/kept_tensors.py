@@ -7,13 +7,13 @@ from typing import Any, Final, cast
 
 import numpy as np
 
-from ...checkpoint.casting import Array
-from ...checkpoint.hf_weights import HfWeights
-from ...checkpoint.planned_tensor import PlannedTensor, Slice
-from ...checkpoint.quantization import QuantConfig
-from ...checkpoint.quantizer import QuantizationError, QuantizedRows
+from ....formats.checkpoint.casting import Array
+from ....formats.checkpoint.hf_weights import HfWeights
+from ....formats.checkpoint.planned_tensor import PlannedTensor, Slice
+from ....formats.checkpoint.quantization import QuantConfig
+from ....formats.checkpoint.quantizer import QuantizationError, QuantizedRows
+from ....formats.hugging_face.published.formats import ReorderedMatrix
 from ..model_tensors import ModelTensors
-from .formats import ReorderedMatrix
 from .kept_layers import KeptLayers
 
 _ROWS_OF_A_PIECE: Final = 512

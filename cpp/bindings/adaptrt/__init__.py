@@ -69,8 +69,8 @@ from ._core import (
 from ._version import __version__
 
 if TYPE_CHECKING:
-    from .builder.adapter import invocation_start
     from .builder.model_cache import EngineOptions
+    from .formats.adapter import invocation_start
     from .runtime.answer import AnswerStream, AsyncAnswer, Completion
     from .runtime.classifier import Classification
     from .runtime.engine import LoadedEngine, load_engine
@@ -137,7 +137,7 @@ _LAZY = {
     "RuntimeDefaults": "runtime.options.elsewhere",
     "SpeculativeDecodingConfig": "runtime.options.speculative",
     "SpeculativeDecodingFastLogitsInfo": "runtime.options.elsewhere",
-    "invocation_start": "builder.adapter",
+    "invocation_start": "formats.adapter",
     "load_engine": "runtime.engine",
 }
 

@@ -12,7 +12,7 @@ import pytest
 
 import adaptrt
 from adaptrt.builder.cli import main as command_line
-from adaptrt.builder.config import BuildConfig, LoraBuildConfig, PluginConfig
+from adaptrt.formats.engine.build_config import BuildConfig, LoraBuildConfig, PluginConfig
 from support.families import FAMILIES, save_family
 from support.kinds import save_kind
 from support.models import ModelSpec, Reference, save_model

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import adaptrt
-from adaptrt.builder.adapter import convert_adapter
-from adaptrt.builder.config import BuildConfig, LoraBuildConfig, PluginConfig
+from adaptrt.formats.adapter import convert_adapter
+from adaptrt.formats.engine.build_config import BuildConfig, LoraBuildConfig, PluginConfig
 from support.families import FAMILIES, LLAMA, save_family
 from support.kinds import as_mlx, configs, save_kind, save_with_initial
 from support.models import ModelSpec, Reference, load_model, save_model

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 
 import adaptrt
 from adaptrt._core import VOCABULARY_SLICE, lora_modules
-from adaptrt.builder.config import BuildConfig, LoraBuildConfig, PluginConfig
+from adaptrt.formats.engine.build_config import BuildConfig, LoraBuildConfig, PluginConfig
 from support.adapters import CONFIG, TENSORS, edit_config, edit_tensors
 from support.kinds import save_kind
 from support.served_kinds import ServedKinds

@@ -14,11 +14,11 @@ import torch
 
 import adaptrt
 from adaptrt import _core
-from adaptrt.builder.adapter import convert_adapter
 from adaptrt.builder.build import build
 from adaptrt.builder.cli import main as command_line
-from adaptrt.builder.config import BuildConfig, LoraBuildConfig, PluginConfig
 from adaptrt.builder.conversion.convert import convert_checkpoint
+from adaptrt.formats.adapter import convert_adapter
+from adaptrt.formats.engine.build_config import BuildConfig, LoraBuildConfig, PluginConfig
 from support.families import FAMILIES, LLAMA, save_family
 from support.models import ModelSpec, load_model, save_adapter, save_model
 from support.serving import Answer, collect, make_request

@@ -12,8 +12,8 @@ from safetensors.numpy import load_file, save_file
 import adaptrt
 from adaptrt._core import EngineError
 from adaptrt.builder import cli
-from adaptrt.builder.compile.plan import LinearOp
-from adaptrt.builder.engine_config import EngineConfig
+from adaptrt.formats.engine.engine_config import EngineConfig
+from adaptrt.formats.engine.plan import LinearOp
 from adaptrt.runtime.engine import load_engine
 from support.models import ModelSpec, save_adapter, save_model
 from support.serving import Answer, collect, make_request, run_command

@@ -17,14 +17,14 @@ from safetensors.numpy import load_file, save_file
 
 import adaptrt
 from adaptrt._core import DType, QuantAlgo
-from adaptrt.builder.adapter import HuggingFaceBase, convert_adapter
 from adaptrt.builder.build import build
-from adaptrt.builder.checkpoint.quantization import QuantConfig
-from adaptrt.builder.checkpoint.quantizer import dequantize_rows
-from adaptrt.builder.config import BuildConfig, LoraBuildConfig, PluginConfig
 from adaptrt.builder.conversion.checkpoint import Checkpoint
 from adaptrt.builder.conversion.convert import convert_checkpoint
 from adaptrt.builder.network.onnx_graph import NetworkOptions
+from adaptrt.formats.adapter import HuggingFaceBase, convert_adapter
+from adaptrt.formats.checkpoint.quantization import QuantConfig
+from adaptrt.formats.checkpoint.quantizer import dequantize_rows
+from adaptrt.formats.engine.build_config import BuildConfig, LoraBuildConfig, PluginConfig
 from adaptrt.runtime.engine import load_engine
 from support.models import Reference, save_adapter, save_model
 from support.oracle import NetworkOracle, SequenceChunk, step_inputs

@@ -15,11 +15,11 @@ from tokenizers import Tokenizer, models
 import adaptrt
 from adaptrt._core import CheckpointError, ConfigError, DType, QuantAlgo, RequestError
 from adaptrt.builder.build import build
-from adaptrt.builder.checkpoint.quantization import QuantConfig
 from adaptrt.builder.cli import main as command_line
-from adaptrt.builder.config import BuildConfig, LoraBuildConfig, PluginConfig
 from adaptrt.builder.conversion.checkpoint import Checkpoint
 from adaptrt.builder.conversion.convert import convert_checkpoint
+from adaptrt.formats.checkpoint.quantization import QuantConfig
+from adaptrt.formats.engine.build_config import BuildConfig, LoraBuildConfig, PluginConfig
 from support.encoder_decoders import (
     MODELS,
     VOCAB_SIZE,

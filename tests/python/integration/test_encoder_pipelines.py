@@ -16,8 +16,8 @@ from safetensors import safe_open
 import adaptrt
 from adaptrt._core import ConfigError, DType
 from adaptrt.builder.build import build
-from adaptrt.builder.checkpoint.rank_file import rank_file
 from adaptrt.builder.conversion.convert import convert_checkpoint
+from adaptrt.formats.checkpoint.rank_file import rank_file
 from support import encoder_decoders, encoders
 from support.cut_encoders import (
     DECODER_SIZES,

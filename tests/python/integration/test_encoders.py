@@ -19,9 +19,9 @@ import adaptrt
 from adaptrt import CheckpointError, ConfigError, PoolingParams, PoolingType, RequestError, _core
 from adaptrt._core import DType, QuantAlgo
 from adaptrt.builder.build import build
-from adaptrt.builder.checkpoint.quantization import QuantConfig
 from adaptrt.builder.cli import main as command_line
 from adaptrt.builder.conversion.convert import convert_checkpoint
+from adaptrt.formats.checkpoint.quantization import QuantConfig
 from support.encoders import BUILD, MODELS, ROBERTA_FIELDS, VOCAB_SIZE, Encoder, engine_of, save_encoder
 from support.pooled import (
     hidden_states,

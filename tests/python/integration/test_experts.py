@@ -15,10 +15,10 @@ from safetensors.numpy import load_file, save_file
 
 import adaptrt
 from adaptrt._core import AdapterError
-from adaptrt.builder.adapter import convert_adapter
 from adaptrt.builder.build import build
-from adaptrt.builder.config import BuildConfig, LoraBuildConfig, PluginConfig
 from adaptrt.builder.conversion.convert import convert_checkpoint
+from adaptrt.formats.adapter import convert_adapter
+from adaptrt.formats.engine.build_config import BuildConfig, LoraBuildConfig, PluginConfig
 from adaptrt.tools.inspect_adapter import describe_adapter
 from support.families import SIZES, Family, save_family
 from support.models import Reference, load_model, save_adapter

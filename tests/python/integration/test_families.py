@@ -13,10 +13,10 @@ from safetensors.numpy import load_file, save_file
 import adaptrt
 from adaptrt._core import CheckpointError, DType, QuantAlgo
 from adaptrt.builder.build import build
-from adaptrt.builder.checkpoint.quantization import QuantConfig
-from adaptrt.builder.config import BuildConfig, LoraBuildConfig, PluginConfig
 from adaptrt.builder.conversion.convert import convert_checkpoint
 from adaptrt.builder.network.onnx_graph import NetworkOptions
+from adaptrt.formats.checkpoint.quantization import QuantConfig
+from adaptrt.formats.engine.build_config import BuildConfig, LoraBuildConfig, PluginConfig
 from support.families import FAMILIES, RELATIVES, Family, save_family
 from support.models import Reference, save_adapter
 from support.oracle import NetworkOracle, SequenceChunk

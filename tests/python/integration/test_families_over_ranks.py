@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import adaptrt
-from adaptrt.builder.compile.plan import AllReduceOp, LinearOp
+from adaptrt.formats.engine.plan import AllReduceOp, LinearOp
 from adaptrt.runtime.engine import load_engine
 from support.cut_models import CUT, FLOAT32_TOLERANCE, Cut
 from support.families import FAMILIES, RELATIVES

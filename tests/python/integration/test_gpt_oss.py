@@ -13,11 +13,11 @@ from safetensors.numpy import load_file, save_file
 
 import adaptrt
 from adaptrt._core import CheckpointError, ConfigError, DType
-from adaptrt.builder.adapter import convert_adapter
 from adaptrt.builder.build import build
-from adaptrt.builder.config import BuildConfig, LoraBuildConfig, PluginConfig
 from adaptrt.builder.conversion.checkpoint import Checkpoint
 from adaptrt.builder.conversion.convert import convert_checkpoint
+from adaptrt.formats.adapter import convert_adapter
+from adaptrt.formats.engine.build_config import BuildConfig, LoraBuildConfig, PluginConfig
 from support.families import ATTENTION, RELATIVES, save_family
 from support.models import Reference, save_adapter
 from support.ranks import answers_of_ranks

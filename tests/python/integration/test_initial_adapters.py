@@ -16,7 +16,7 @@ from peft.tuners.lora.corda import preprocess_corda
 from peft.tuners.lora.loraga import preprocess_loraga
 
 import adaptrt
-from adaptrt.builder.config import BuildConfig, LoraBuildConfig, PluginConfig
+from adaptrt.formats.engine.build_config import BuildConfig, LoraBuildConfig, PluginConfig
 from adaptrt.tools.inspect_adapter import describe_adapter
 from support.models import ALL_MODULES, ModelSpec, load_model, save_model
 from support.served_kinds import FLOAT32_TOLERANCE, engine_of

@@ -12,8 +12,8 @@ from safetensors.numpy import load_file, save_file
 
 import adaptrt
 from adaptrt.builder import cli
-from adaptrt.builder.engine_config import EngineConfig
-from adaptrt.builder.models.registry import load_config
+from adaptrt.formats.engine.engine_config import EngineConfig
+from adaptrt.formats.models.registry import load_config
 from adaptrt.runtime.engine import load_engine
 from support.models import ModelSpec, Reference, save_model
 from support.serving import collect, make_request, run_command

@@ -17,7 +17,7 @@ from support.models import ModelSpec, save_model
 ASK = """
 import sys
 from adaptrt.builder.model_cache import EngineOptions, engine_for
-from adaptrt.builder.progress import progress_on
+from adaptrt.common.progress import progress_on
 print(engine_for(sys.argv[1], EngineOptions(max_seq_len=64), progress_on()))
 """
 # Stops in the middle of the build, says so, and goes on when it may.

@@ -21,13 +21,13 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 import adaptrt
 from adaptrt._core import CheckpointError, ConfigError, DType, QuantAlgo, cpu_kernels
 from adaptrt.builder import cli
-from adaptrt.builder.adapter import convert_adapter
 from adaptrt.builder.build import build
-from adaptrt.builder.checkpoint.quantization import QuantConfig
-from adaptrt.builder.checkpoint.quantizer import dequantize_rows
-from adaptrt.builder.config import BuildConfig, LoraBuildConfig, PluginConfig
 from adaptrt.builder.conversion.checkpoint import Checkpoint
 from adaptrt.builder.conversion.convert import convert_checkpoint
+from adaptrt.formats.adapter import convert_adapter
+from adaptrt.formats.checkpoint.quantization import QuantConfig
+from adaptrt.formats.checkpoint.quantizer import dequantize_rows
+from adaptrt.formats.engine.build_config import BuildConfig, LoraBuildConfig, PluginConfig
 from support.families import ATTENTION, SIZES, Family, rope, save_family
 from support.models import Reference, save_adapter
 from support.serving import collect, make_request

@@ -16,7 +16,7 @@ from transformers.activations import ACT2FN
 import adaptrt
 from adaptrt._core import ConfigError, DType, EngineError
 from adaptrt.builder import cli
-from adaptrt.builder.weight_usage import USAGE_FILE, WeightUsage
+from adaptrt.formats.engine.weight_usage import USAGE_FILE, WeightUsage
 from adaptrt.runtime.engine import load_engine
 from support.families import LLAMA, SIZES, Family, save_family
 from support.relu_gates import (

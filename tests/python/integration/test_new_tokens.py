@@ -17,9 +17,9 @@ from safetensors.numpy import load_file
 import adaptrt
 from adaptrt._core import DType, QuantAlgo, cpu_kernels, lora_modules
 from adaptrt.builder.build import build
-from adaptrt.builder.checkpoint.quantization import QuantConfig
-from adaptrt.builder.config import BuildConfig, LoraBuildConfig, PluginConfig
 from adaptrt.builder.conversion.convert import convert_checkpoint
+from adaptrt.formats.checkpoint.quantization import QuantConfig
+from adaptrt.formats.engine.build_config import BuildConfig, LoraBuildConfig, PluginConfig
 from adaptrt.tools.inspect_adapter import describe_adapter
 from support.adapters import TENSORS, edit_config, edit_tensors
 from support.kinds import save_kind

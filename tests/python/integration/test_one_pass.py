@@ -10,13 +10,13 @@ import pytest
 
 from adaptrt._core import CheckpointError, DType, QuantAlgo, dtype_from_name
 from adaptrt.builder.build import build
-from adaptrt.builder.checkpoint.quantization import QuantConfig
 from adaptrt.builder.cli import main as command_line
 from adaptrt.builder.compile import pack
-from adaptrt.builder.config import BuildConfig, PluginConfig
 from adaptrt.builder.conversion.checkpoint import Checkpoint
 from adaptrt.builder.conversion.convert import convert_checkpoint
-from adaptrt.builder.engine_config import EngineConfig
+from adaptrt.formats.checkpoint.quantization import QuantConfig
+from adaptrt.formats.engine.build_config import BuildConfig, PluginConfig
+from adaptrt.formats.engine.engine_config import EngineConfig
 from support.families import FAMILIES, Family, save_family
 from support.models import ModelSpec, save_adapter, save_model
 from support.tensorrt_plans import needs_tensorrt_rtx, tensorrt_config

@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer
 
 from adaptrt.builder import cli
-from adaptrt.builder.engine_config import EngineConfig
+from adaptrt.formats.engine.engine_config import EngineConfig
 from adaptrt.runtime.text_quality import read_tokens
 from support.models import Reference
 from support.serving import run_command

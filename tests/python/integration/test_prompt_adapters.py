@@ -11,7 +11,7 @@ import pytest
 
 import adaptrt
 from adaptrt.builder.build import build
-from adaptrt.builder.config import BuildConfig, LoraBuildConfig, PluginConfig
+from adaptrt.formats.engine.build_config import BuildConfig, LoraBuildConfig, PluginConfig
 from adaptrt.runtime import adapter_store
 from support.adapters import TENSORS
 from support.prompts import BLOCK, LENGTHS, Served, tokens_of, without_nan

@@ -11,11 +11,11 @@ import pytest
 
 from adaptrt._core import QuantAlgo
 from adaptrt.builder import cli
-from adaptrt.builder.checkpoint.quantization import QuantConfig
 from adaptrt.builder.model_cache.first_use import engine_for
 from adaptrt.builder.model_cache.options import EngineOptions
 from adaptrt.builder.model_cache.store import EngineCache
-from adaptrt.builder.progress import LineProgress
+from adaptrt.common.progress import LineProgress
+from adaptrt.formats.checkpoint.quantization import QuantConfig
 from support.models import save_model
 from support.published import SCHEMES, publish
 from support.published_models import SPEC, WHOLE_SPEC, assert_same_weights

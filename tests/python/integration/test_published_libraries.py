@@ -15,10 +15,10 @@ from safetensors.torch import load_file, save_file
 
 import adaptrt
 from adaptrt.builder.build import build
-from adaptrt.builder.checkpoint.hf_weights import HfWeights
-from adaptrt.builder.config import BuildConfig
 from adaptrt.builder.conversion.checkpoint import Checkpoint
-from adaptrt.builder.conversion.published.config import read_published_format
+from adaptrt.formats.checkpoint.hf_weights import HfWeights
+from adaptrt.formats.engine.build_config import BuildConfig
+from adaptrt.formats.hugging_face.published.config import read_published_format
 from support.models import ModelSpec, save_model
 from support.published import SCHEMES, Scheme, bits4, publish, write
 from support.serving import collect, make_request

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from adaptrt.builder.checkpoint.quantizer import dequantize_rows
 from adaptrt.builder.conversion.checkpoint import Checkpoint
 from adaptrt.builder.conversion.convert import convert_checkpoint
+from adaptrt.formats.checkpoint.quantizer import dequantize_rows
 from support.models import save_model
 from support.published import KEPT, SCHEMES, publish
 from support.published_models import SPEC, WHOLE_SPEC

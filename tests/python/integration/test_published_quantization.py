@@ -13,12 +13,12 @@ from safetensors.numpy import load_file, save_file
 
 import adaptrt
 from adaptrt._core import QuantAlgo
-from adaptrt.builder.adapter import convert_adapter
 from adaptrt.builder.build import build
-from adaptrt.builder.checkpoint.quantizer import QuantizedRows, dequantize_rows
-from adaptrt.builder.config import BuildConfig, LoraBuildConfig, PluginConfig
 from adaptrt.builder.conversion.checkpoint import Checkpoint
 from adaptrt.builder.conversion.convert import convert_checkpoint
+from adaptrt.formats.adapter import convert_adapter
+from adaptrt.formats.checkpoint.quantizer import QuantizedRows, dequantize_rows
+from adaptrt.formats.engine.build_config import BuildConfig, LoraBuildConfig, PluginConfig
 from support.models import ModelSpec, Reference, save_adapter, save_model
 from support.published import compressed_tensors_config
 from support.serving import collect, make_request

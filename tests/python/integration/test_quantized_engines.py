@@ -13,10 +13,10 @@ from safetensors.numpy import load_file, save_file
 import adaptrt
 from adaptrt._core import QuantAlgo
 from adaptrt.builder import cli
-from adaptrt.builder.checkpoint.quantization import QuantConfig
-from adaptrt.builder.checkpoint.quantizer import dequantize_rows, quantize_rows
-from adaptrt.builder.engine_config import EngineConfig
 from adaptrt.builder.network.onnx_graph import NetworkOptions
+from adaptrt.formats.checkpoint.quantization import QuantConfig
+from adaptrt.formats.checkpoint.quantizer import dequantize_rows, quantize_rows
+from adaptrt.formats.engine.engine_config import EngineConfig
 from adaptrt.runtime.engine import load_engine
 from support.models import ModelSpec, Reference, save_adapter, save_model
 from support.oracle import NetworkOracle, SequenceChunk, step_inputs

@@ -16,10 +16,10 @@ from transformers.models.mistral.modeling_mistral import MistralMLP
 import adaptrt
 from adaptrt._core import CheckpointError, ConfigError, DType
 from adaptrt.builder.build import build
-from adaptrt.builder.checkpoint.quantization import QuantConfig
-from adaptrt.builder.config import AUTO, DISABLE, ENABLE, BuildConfig
 from adaptrt.builder.conversion.convert import convert_checkpoint
 from adaptrt.builder.network.onnx_graph import NetworkOptions
+from adaptrt.formats.checkpoint.quantization import QuantConfig
+from adaptrt.formats.engine.build_config import AUTO, DISABLE, ENABLE, BuildConfig
 from support.families import SIZES, save_family
 from support.models import Reference
 from support.oracle import NetworkOracle, SequenceChunk

@@ -15,11 +15,11 @@ import pytest
 import adaptrt
 from adaptrt.builder.build import build
 from adaptrt.builder.build_problems import problems_of
-from adaptrt.builder.checkpoint.config import ParallelMapping
-from adaptrt.builder.checkpoint.rotary import LinearScaling
-from adaptrt.builder.config import BuildConfig, LoraBuildConfig, PluginConfig, TensorRtBuildConfig
 from adaptrt.builder.conversion.convert import convert_checkpoint
-from adaptrt.builder.models.registry import load_config
+from adaptrt.formats.checkpoint.config import ParallelMapping
+from adaptrt.formats.checkpoint.rotary import LinearScaling
+from adaptrt.formats.engine.build_config import BuildConfig, LoraBuildConfig, PluginConfig, TensorRtBuildConfig
+from adaptrt.formats.models.registry import load_config
 from adaptrt.tools.inspect_adapter import describe_adapter
 from support.adapters import edit_config
 from support.families import FAMILIES, rope, save_family
@@ -280,7 +280,7 @@ def test_adapters_that_are_refused(llama: Served, tmp_path: Path) -> None:
         with pytest.raises(adaptrt.AdapterError, match=reason):
             adaptrt.LoraConfig.from_peft(1, tripled, llama.engine)
     with pytest.raises(adaptrt.AdapterError, match="depends on the base's; give the base model"):
-        adaptrt.builder.adapter.convert_adapter(llama.adapters["longest"], storage_dtype="float32")
+        adaptrt.formats.adapter.convert_adapter(llama.adapters["longest"], storage_dtype="float32")
     with pytest.raises(adaptrt.AdapterError, match="longest' has a vocabulary of its own or divides rotary positions"):
         adaptrt.LoraConfig.from_peft(1, {llama.adapters["longest"]: 0.5, llama.adapters["plain"]: 0.5}, llama.engine)
     (tripled / "trainable_params.bin").write_bytes(b"")

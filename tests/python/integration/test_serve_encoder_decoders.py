@@ -17,8 +17,8 @@ from tokenizers import Tokenizer, models
 
 import adaptrt
 from adaptrt.builder.build import build
-from adaptrt.builder.config import BuildConfig, LoraBuildConfig, PluginConfig
 from adaptrt.builder.conversion.checkpoint import Checkpoint
+from adaptrt.formats.engine.build_config import BuildConfig, LoraBuildConfig, PluginConfig
 from support.encoder_decoders import MODELS, Seq2SeqReference, save_adapter_of, save_encoder_decoder
 from support.http_server import http_server
 

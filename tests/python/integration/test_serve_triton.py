@@ -16,7 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from tritonclient.utils import InferenceServerException
 
 import adaptrt
-from adaptrt.builder.adapter import convert_adapter
+from adaptrt.formats.adapter import convert_adapter
 from support.http_server import http_server
 from support.models import ModelSpec, save_adapter, save_model
 from support.serving import build_engine

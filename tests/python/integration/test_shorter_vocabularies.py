@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import adaptrt
-from adaptrt.builder.config import BuildConfig, LoraBuildConfig, PluginConfig
+from adaptrt.formats.engine.build_config import BuildConfig, LoraBuildConfig, PluginConfig
 from adaptrt.tools.inspect_adapter import describe_adapter
 from support.adapters import TENSORS, edit_config, edit_tensors
 from support.kinds import save_kind
@@ -200,7 +200,7 @@ def test_a_file_of_new_embeddings_is_new_tokens(served: ServedKinds, tmp_path: P
     with pytest.raises(adaptrt.AdapterError, match="max_extra_tokens 0; adaptrt build --max_extra_tokens 2"):
         adaptrt.LoraConfig.from_peft(1, beside, served.engine)
     with pytest.raises(adaptrt.AdapterError, match="rows of new tokens; give the base model"):
-        adaptrt.builder.adapter.convert_adapter(beside, storage_dtype="float32")
+        adaptrt.formats.adapter.convert_adapter(beside, storage_dtype="float32")
     for number, (changed, reason) in enumerate(
         (
             ({"output_embeddings": None}, "has no tensor 'output_embeddings'"),

@@ -19,9 +19,9 @@ from transformers.models.mistral.modeling_mistral import MistralMLP, MistralRMSN
 
 from adaptrt._core import CheckpointError, ConfigError, DType, LinearEpilogue
 from adaptrt.builder.build import build
-from adaptrt.builder.config import DISABLE, BuildConfig
 from adaptrt.builder.conversion.convert import convert_checkpoint
-from adaptrt.builder.engine_config import EngineConfig
+from adaptrt.formats.engine.build_config import DISABLE, BuildConfig
+from adaptrt.formats.engine.engine_config import EngineConfig
 from support.families import Family, save_family
 from support.relu_gates import (
     CONFIG,

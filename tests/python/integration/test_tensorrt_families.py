@@ -11,8 +11,8 @@ import pytest
 import adaptrt
 from adaptrt._core import DType
 from adaptrt.builder.build import build
-from adaptrt.builder.config import BuildConfig, LoraBuildConfig, PluginConfig, TensorRtBuildConfig
 from adaptrt.builder.conversion.convert import convert_checkpoint
+from adaptrt.formats.engine.build_config import BuildConfig, LoraBuildConfig, PluginConfig, TensorRtBuildConfig
 from adaptrt.runtime.engine import LoadedEngine, load_engine
 from support.emulated_engine import emulated_engine
 from support.families import FAMILIES, RELATIVES, Family, save_family

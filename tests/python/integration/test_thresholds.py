@@ -10,8 +10,8 @@ import pytest
 
 import adaptrt
 from adaptrt.builder.build import build
-from adaptrt.builder.config import BuildConfig
 from adaptrt.builder.conversion.convert import convert_checkpoint
+from adaptrt.formats.engine.build_config import BuildConfig
 from support.families import FAMILIES, HALF_ROTATED, RELATIVES, Family, rope, save_family
 from support.models import Reference
 from support.serving import collect, make_request

@@ -15,15 +15,15 @@ import transformers
 from safetensors.numpy import load_file, save_file
 
 from adaptrt._core import AdapterError, CheckpointError, DType
-from adaptrt.builder.adapter import ConvertedAdapter, convert_adapter
-from adaptrt.builder.adapter.dora import normalize_adapter
-from adaptrt.builder.checkpoint.config import CheckpointConfig, ParallelMapping
-from adaptrt.builder.checkpoint.rotary import LinearScaling, YarnScaling
 from adaptrt.builder.cli import main
 from adaptrt.builder.conversion.convert import Converted, convert_checkpoint
-from adaptrt.builder.conversion.hf_config import load_hf_config
-from adaptrt.builder.models.registry import declare
-from adaptrt.builder.network.adapter_sites import AdaptedModules
+from adaptrt.formats.adapter import ConvertedAdapter, convert_adapter
+from adaptrt.formats.adapter.dora import normalize_adapter
+from adaptrt.formats.checkpoint.config import CheckpointConfig, ParallelMapping
+from adaptrt.formats.checkpoint.rotary import LinearScaling, YarnScaling
+from adaptrt.formats.hugging_face.hf_config import load_hf_config
+from adaptrt.formats.models.registry import declare
+from adaptrt.formats.network.adapter_sites import AdaptedModules
 from support.adapters import TENSORS, edit_config, edit_tensors
 from support.families import FAMILIES, RELATIVES, save_family
 from support.models import save_adapter

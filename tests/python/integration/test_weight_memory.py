@@ -16,12 +16,12 @@ import transformers
 import adaptrt
 from adaptrt._core import ConfigError, EngineError, lora_modules
 from adaptrt.builder import cli
-from adaptrt.builder.adapter import ModuleKey
 from adaptrt.builder.build import build
-from adaptrt.builder.byte_size import ALL_WEIGHTS, parse_bytes, parse_weight_memory
-from adaptrt.builder.config import BuildConfig, LoraBuildConfig, PluginConfig
 from adaptrt.builder.conversion.convert import convert_checkpoint
-from adaptrt.builder.engine_config import EngineConfig
+from adaptrt.common.byte_size import ALL_WEIGHTS, parse_bytes, parse_weight_memory
+from adaptrt.formats.adapter import ModuleKey
+from adaptrt.formats.engine.build_config import BuildConfig, LoraBuildConfig, PluginConfig
+from adaptrt.formats.engine.engine_config import EngineConfig
 from adaptrt.runtime.engine import load_engine, load_engine_bytes
 from adaptrt.runtime.llm_config import with_weight_memory
 from adaptrt.serve.command import add_arguments as add_serve_arguments

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 
 import adaptrt
 from adaptrt._core import lora_modules
-from adaptrt.builder.config import BuildConfig, LoraBuildConfig, PluginConfig
+from adaptrt.formats.engine.build_config import BuildConfig, LoraBuildConfig, PluginConfig
 from adaptrt.tools.inspect_adapter import describe_adapter
 from support.adapters import TENSORS, base_weights, edit_config, edit_tensors
 from support.kinds import save_kind

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from adaptrt import _core
-from adaptrt.builder.adapter import ConvertedAdapter, convert_adapter
-from adaptrt.builder.adapter.recognise import MLX_FILE
+from adaptrt.formats.adapter import ConvertedAdapter, convert_adapter
+from adaptrt.formats.adapter.recognise import MLX_FILE
 from support.adapters import CONFIG, TENSORS
 from support.kinds import as_mlx, configs, save_kind
 from support.models import ALL_MODULES, ModelSpec, save_model

@@ -18,7 +18,7 @@ from peft import PeftModel
 from safetensors.numpy import load_file, save_file
 
 from adaptrt import _core
-from adaptrt.builder.adapter import ConvertedAdapter, convert_adapter
+from adaptrt.formats.adapter import ConvertedAdapter, convert_adapter
 from support.adapters import CONFIG, TENSORS, base_weights, merged_by_us
 from support.models import ModelSpec, save_adapter, save_model
 

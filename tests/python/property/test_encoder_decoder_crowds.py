@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 import adaptrt
 from adaptrt.builder.build import build
-from adaptrt.builder.config import BuildConfig, LoraBuildConfig, PluginConfig
 from adaptrt.builder.conversion.checkpoint import Checkpoint
+from adaptrt.formats.engine.build_config import BuildConfig, LoraBuildConfig, PluginConfig
 from support.encoder_decoders import MODELS, save_adapter_of, save_encoder_decoder, tokens_of
 
 CONFIG = BuildConfig(

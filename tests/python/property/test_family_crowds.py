@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 import adaptrt
 from adaptrt._core import DType, QuantAlgo
 from adaptrt.builder.build import build
-from adaptrt.builder.checkpoint.quantization import QuantConfig
-from adaptrt.builder.config import BuildConfig, LoraBuildConfig, PluginConfig
 from adaptrt.builder.conversion.convert import convert_checkpoint
+from adaptrt.formats.checkpoint.quantization import QuantConfig
+from adaptrt.formats.engine.build_config import BuildConfig, LoraBuildConfig, PluginConfig
 from support.families import FAMILIES, RELATIVES, save_family
 from support.models import save_adapter
 from support.serving import Answer, collect, crowd_fields, make_request

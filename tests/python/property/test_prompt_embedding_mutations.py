@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from adaptrt import _core
-from adaptrt.builder.adapter import is_prompt_tuned, read_prompt_embeddings
+from adaptrt.formats.adapter import is_prompt_tuned, read_prompt_embeddings
 from support.adapters import CONFIG, TENSORS
 from support.models import ModelSpec, save_model
 from support.prompts import save_virtual_tokens

@@ -12,8 +12,8 @@ import numpy as np
 import adaptrt
 from adaptrt import _core
 from adaptrt.builder.build import build
-from adaptrt.builder.config import BuildConfig, LoraBuildConfig, PluginConfig, TensorRtBuildConfig
 from adaptrt.builder.conversion.convert import convert_checkpoint
+from adaptrt.formats.engine.build_config import BuildConfig, LoraBuildConfig, PluginConfig, TensorRtBuildConfig
 from adaptrt.runtime.engine import LoadedEngine, load_engine
 from support.models import ATTENTION_MODULES, ModelSpec, save_adapter, save_model
 from support.serving import Answer, collect, make_request

@@ -12,7 +12,7 @@ import torch
 import transformers
 from safetensors.numpy import load_file, save_file
 
-from adaptrt.builder.adapter import ConvertedAdapter
+from adaptrt.formats.adapter import ConvertedAdapter
 
 TENSORS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"

@@ -11,8 +11,8 @@ import numpy as np
 
 from adaptrt._core import DType
 from adaptrt.builder.build import build
-from adaptrt.builder.config import BuildConfig, LoraBuildConfig, PluginConfig
 from adaptrt.builder.conversion.convert import convert_checkpoint
+from adaptrt.formats.engine.build_config import BuildConfig, LoraBuildConfig, PluginConfig
 
 from .families import FAMILIES, RELATIVES, Family, save_family
 from .models import Reference, save_adapter

@@ -9,8 +9,8 @@ from typing import Any
 import transformers
 
 from adaptrt.builder.build import build
-from adaptrt.builder.config import BuildConfig, LoraBuildConfig, PluginConfig
 from adaptrt.builder.conversion.checkpoint import Checkpoint
+from adaptrt.formats.engine.build_config import BuildConfig, LoraBuildConfig, PluginConfig
 from support.pooled import save_random
 
 VOCAB_SIZE = 61

@@ -11,11 +11,11 @@ from adaptrt._core import DType
 from adaptrt.builder.build import BuildReport, build
 from adaptrt.builder.compile.assemble import LoraOptions, ProgramLimits
 from adaptrt.builder.compile.native import CompiledNetwork, compile_network
-from adaptrt.builder.config import BuildConfig
 from adaptrt.builder.conversion.checkpoint import Checkpoint
 from adaptrt.builder.conversion.convert import convert_checkpoint
 from adaptrt.builder.network.onnx_graph import NetworkOptions, onnx_graph
 from adaptrt.builder.network.stored_tensors import stored_tensors
+from adaptrt.formats.engine.build_config import BuildConfig
 from support.models import ModelSpec, save_model
 
 LIMITS = ProgramLimits(

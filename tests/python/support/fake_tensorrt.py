@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from adaptrt.builder.compile.tensorrt.plan_config import TensorRtPlans
+from adaptrt.formats.engine.tensorrt.plan_config import TensorRtPlans
 
 trt = pytest.importorskip("tensorrt_rtx", reason="pip install adaptrt[tensorrt-rtx]")
 

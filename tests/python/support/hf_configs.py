@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from adaptrt import _core
-from adaptrt.builder.checkpoint.config import CheckpointConfig, ParallelMapping
-from adaptrt.builder.conversion.hf_config import load_hf_config
+from adaptrt.formats.checkpoint.config import CheckpointConfig, ParallelMapping
+from adaptrt.formats.hugging_face.hf_config import load_hf_config
 
 HF = {
     "architectures": ["LlamaForCausalLM"],

@@ -11,11 +11,11 @@ from onnx.reference import ReferenceEvaluator
 
 from adaptrt._core import NUM_TABLE_MODULES, lora_modules
 from adaptrt.builder.conversion.checkpoint import Checkpoint
-from adaptrt.builder.network.adapter_sites import AdaptedModules
 from adaptrt.builder.network.inputs import kv_pool_shape
-from adaptrt.builder.network.network import Network
 from adaptrt.builder.network.onnx_file import dump_onnx
 from adaptrt.builder.network.onnx_graph import NetworkOptions
+from adaptrt.formats.network.adapter_sites import AdaptedModules
+from adaptrt.formats.network.network import Network
 from adaptrt.plugins import PLUGINS, reference_ops
 from support.engines import make_graph
 

@@ -14,8 +14,8 @@ from safetensors.numpy import load_file
 
 import adaptrt
 from adaptrt.builder.build import build
-from adaptrt.builder.config import BuildConfig, LoraBuildConfig, PluginConfig
 from adaptrt.builder.conversion.convert import convert_checkpoint
+from adaptrt.formats.engine.build_config import BuildConfig, LoraBuildConfig, PluginConfig
 from support.families import FAMILIES, LLAMA, save_family
 from support.models import ModelSpec, load_model, save_adapter, save_model
 from support.serving import Answer, collect, make_request

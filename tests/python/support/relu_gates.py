@@ -16,9 +16,9 @@ from torch import nn
 import adaptrt
 from adaptrt._core import DType, LinearEpilogue
 from adaptrt.builder.build import build
-from adaptrt.builder.compile.plan import LinearOp, Program
-from adaptrt.builder.config import BuildConfig, LoraBuildConfig, PluginConfig
 from adaptrt.builder.conversion.convert import convert_checkpoint
+from adaptrt.formats.engine.build_config import BuildConfig, LoraBuildConfig, PluginConfig
+from adaptrt.formats.engine.plan import LinearOp, Program
 from adaptrt.runtime.engine import load_engine
 from support.families import LLAMA, SIZES, Family, save_family
 from support.models import Reference, save_adapter

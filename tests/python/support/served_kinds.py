@@ -9,8 +9,8 @@ import numpy as np
 
 import adaptrt
 from adaptrt.builder.build import build
-from adaptrt.builder.config import BuildConfig
 from adaptrt.builder.conversion.convert import convert_checkpoint
+from adaptrt.formats.engine.build_config import BuildConfig
 from support.models import Reference
 from support.serving import Answer, collect, make_request
 

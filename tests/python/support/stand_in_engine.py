@@ -16,10 +16,10 @@ import adaptrt
 from adaptrt import _core
 from adaptrt.builder.compile.tensorrt.messages import Built, NetworkTensor, PlanRequest
 from adaptrt.builder.compile.tensorrt.network import with_weights_as_inputs
-from adaptrt.builder.compile.tensorrt.package import TENSORRT_RTX, Package
-from adaptrt.builder.compile.tensorrt.plan_config import INPUT, OUTPUT, StoredFile
 from adaptrt.builder.conversion.checkpoint import Checkpoint
 from adaptrt.builder.network.onnx_graph import NetworkOptions
+from adaptrt.formats.engine.tensorrt.package import TENSORRT_RTX, Package
+from adaptrt.formats.engine.tensorrt.plan_config import INPUT, OUTPUT, StoredFile
 from adaptrt.runtime.engine import load_engine
 from adaptrt.runtime.tensorrt.engine import TensorRtEngine
 from adaptrt.runtime.tensorrt.program import PROFILES, make_program

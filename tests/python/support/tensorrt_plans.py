@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from adaptrt._core import DType, dtype_name
-from adaptrt.builder.checkpoint.config import CheckpointConfig
-from adaptrt.builder.config import BuildConfig, PluginConfig, TensorRtBuildConfig
-from adaptrt.builder.models.registry import declare
 from adaptrt.builder.network.checkpoint_tensors import plan_rank
-from adaptrt.builder.safetensors_stream import SafetensorsWriter, TensorSpec
+from adaptrt.common.safetensors_stream import SafetensorsWriter, TensorSpec
+from adaptrt.formats.checkpoint.config import CheckpointConfig
+from adaptrt.formats.engine.build_config import BuildConfig, PluginConfig, TensorRtBuildConfig
+from adaptrt.formats.models.registry import declare
 
 needs_tensorrt_rtx = pytest.mark.skipif(
     importlib.util.find_spec("tensorrt_rtx") is None, reason="tensorrt_rtx is not installed"

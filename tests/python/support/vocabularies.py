@@ -9,7 +9,7 @@ from typing import Any
 import peft
 
 from adaptrt._core import VOCABULARY_SLICE
-from adaptrt.builder.config import BuildConfig
+from adaptrt.formats.engine.build_config import BuildConfig
 from support.families import FAMILIES, save_family
 from support.kinds import save_kind
 from support.models import ModelSpec, save_model

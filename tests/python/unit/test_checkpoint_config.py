@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptrt import _core
-from adaptrt.builder.checkpoint.config import CheckpointConfig, ParallelMapping
-from adaptrt.builder.checkpoint.quantization import QuantConfig
-from adaptrt.builder.checkpoint.rotary import YarnScaling
-from adaptrt.builder.models.registry import load_config
+from adaptrt.formats.checkpoint.config import CheckpointConfig, ParallelMapping
+from adaptrt.formats.checkpoint.quantization import QuantConfig
+from adaptrt.formats.checkpoint.rotary import YarnScaling
+from adaptrt.formats.models.registry import load_config
 
 CONFIG = CheckpointConfig(
     architecture="Qwen2ForCausalLM",

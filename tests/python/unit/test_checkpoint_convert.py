@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from adaptrt import _core
 from adaptrt.builder.conversion.convert import convert_checkpoint
-from adaptrt.builder.models.registry import load_config
+from adaptrt.formats.models.registry import load_config
 from support.models import ModelSpec, save_model
 
 FAMILIES = ["llama", "mistral", "qwen2", "qwen3"]

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptrt import _core
-from adaptrt.builder.checkpoint.config import CheckpointConfig, ParallelMapping
-from adaptrt.builder.checkpoint.rotary import DynamicScaling, LinearScaling, Llama3Scaling, YarnScaling
-from adaptrt.builder.conversion.hf_config import load_hf_config
+from adaptrt.formats.checkpoint.config import CheckpointConfig, ParallelMapping
+from adaptrt.formats.checkpoint.rotary import DynamicScaling, LinearScaling, Llama3Scaling, YarnScaling
+from adaptrt.formats.hugging_face.hf_config import load_hf_config
 from support.families import FAMILIES, RELATIVES
 from support.hf_configs import (
     COMMAND_R7B,

@@ -10,10 +10,10 @@ import pytest
 import transformers
 
 from adaptrt import _core
-from adaptrt.builder.checkpoint.config import ParallelMapping
-from adaptrt.builder.conversion.hf_config import load_hf_config
-from adaptrt.builder.models.missing_ops import MISSING_OPS
-from adaptrt.builder.models.registry import FAMILIES
+from adaptrt.formats.checkpoint.config import ParallelMapping
+from adaptrt.formats.hugging_face.hf_config import load_hf_config
+from adaptrt.formats.models.missing_ops import MISSING_OPS
+from adaptrt.formats.models.registry import FAMILIES
 from support.encoder_decoders import T5_FIELDS
 from support.hf_configs import (
     COMMAND_R7B,

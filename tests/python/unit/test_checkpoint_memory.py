@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from adaptrt.builder.safetensors_stream import SafetensorsWriter, TensorSpec
+from adaptrt.common.safetensors_stream import SafetensorsWriter, TensorSpec
 
 HIDDEN, INTERMEDIATE, VOCABULARY, LAYERS = 1024, 4096, 32000, 8
 # Pieces of 4 MiB, their float32 copies and masks, for each of two workers, and room for the allocator.

@@ -17,7 +17,7 @@ import pytest
 
 from adaptrt import _core
 from adaptrt.builder import cli
-from adaptrt.builder.models.registry import load_config
+from adaptrt.formats.models.registry import load_config
 from support.models import ModelSpec, save_model
 
 

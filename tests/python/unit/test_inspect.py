@@ -12,9 +12,9 @@ import pytest
 
 from adaptrt._core import cpu_kernels, impossible_cpu_kernels
 from adaptrt.builder import cli
-from adaptrt.builder.compile.engine_file import EngineFile
-from adaptrt.builder.engine_config import EngineConfig, engine_file
-from adaptrt.builder.progress import format_bytes
+from adaptrt.common.progress import format_bytes
+from adaptrt.formats.engine.engine_config import EngineConfig, engine_file
+from adaptrt.formats.engine.engine_file import EngineFile
 from adaptrt.runtime.engine import load_engine
 from adaptrt.tools.inspect import by_ranks
 from support.models import ModelSpec, save_adapter, save_model

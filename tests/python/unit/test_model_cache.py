@@ -18,11 +18,9 @@ from safetensors.numpy import load_file, save_file
 
 from adaptrt import LLM, ConfigError
 from adaptrt._core import AdaptrtError, DType, EngineError, QuantAlgo
-from adaptrt.builder.checkpoint.quantization import QuantConfig
 from adaptrt.builder.cli import main as command_line
 from adaptrt.builder.commands import engine_flags
 from adaptrt.builder.conversion.convert import convert_checkpoint
-from adaptrt.builder.engine_config import EngineConfig
 from adaptrt.builder.model_cache import (
     EngineCache,
     EngineOptions,
@@ -31,6 +29,8 @@ from adaptrt.builder.model_cache import (
     engine_for,
     first_use,
 )
+from adaptrt.formats.checkpoint.quantization import QuantConfig
+from adaptrt.formats.engine.engine_config import EngineConfig
 from adaptrt.runtime.engine import load_engine
 from support.models import ModelSpec, save_adapter, save_model
 from support.tokenizers import byte_level, save_tokenizer

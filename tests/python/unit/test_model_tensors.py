@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
-from adaptrt.builder.checkpoint.hf_weights import HfWeights
-from adaptrt.builder.checkpoint.planned_tensor import PlannedTensor, Slice
 from adaptrt.builder.conversion.model_tensors import ModelTensors
+from adaptrt.formats.checkpoint.hf_weights import HfWeights
+from adaptrt.formats.checkpoint.planned_tensor import PlannedTensor, Slice
 
 FLOAT32 = np.dtype(np.float32)
 # Rows [out, in] of either layout.

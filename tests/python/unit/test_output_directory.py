@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from adaptrt import AdaptrtError
-from adaptrt.builder.output_directory import replaced_directory
+from adaptrt.common.output_directory import replaced_directory
 
 
 def writing(target: Path, *, is_ours: bool = True):

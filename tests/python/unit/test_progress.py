@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from adaptrt.builder import progress
+from adaptrt.common import progress
 
 
 @pytest.mark.parametrize(

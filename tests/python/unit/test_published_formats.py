@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 import adaptrt
 from adaptrt._core import DType, QuantAlgo, dtype_name
-from adaptrt.builder.checkpoint.hf_weights import HfWeights
-from adaptrt.builder.checkpoint.quantizer import dequantize_rows
-from adaptrt.builder.conversion.published.config import read_published_format
-from adaptrt.builder.conversion.published.formats import PublishedFormat
-from adaptrt.builder.conversion.published.packed_numbers import unpacked
+from adaptrt.formats.checkpoint.hf_weights import HfWeights
+from adaptrt.formats.checkpoint.quantizer import dequantize_rows
+from adaptrt.formats.hugging_face.published.config import read_published_format
+from adaptrt.formats.hugging_face.published.formats import PublishedFormat
+from adaptrt.formats.hugging_face.published.packed_numbers import unpacked
 from support.published import FLOAT8, KEPT, SCHEMES, Layer, Scheme, gptq, in_words, json_bytes, write
 
 SOURCE = "model.layers.0.mlp.down_proj"

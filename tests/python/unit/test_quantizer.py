@@ -13,9 +13,9 @@ from hypothesis.extra import numpy as hnp
 
 from adaptrt import _core
 from adaptrt._core import DType, QuantAlgo, WeightCode
-from adaptrt.builder.checkpoint.quantization import QuantConfig
-from adaptrt.builder.checkpoint.quantizer import QuantizationError, QuantizedRows, dequantize_rows, quantize_rows
 from adaptrt.builder.conversion.quantizing_tensors import QuantizingTensors
+from adaptrt.formats.checkpoint.quantization import QuantConfig
+from adaptrt.formats.checkpoint.quantizer import QuantizationError, QuantizedRows, dequantize_rows, quantize_rows
 
 CONFIGS = {
     "W8A16": QuantConfig(quant_algo=QuantAlgo.W8A16),

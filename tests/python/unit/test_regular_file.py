@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from adaptrt.builder.regular_file import file_version, open_regular, read_into, read_regular
+from adaptrt.common.regular_file import file_version, open_regular, read_into, read_regular
 
 
 def test_a_file_is_read_whole(tmp_path: Path) -> None:

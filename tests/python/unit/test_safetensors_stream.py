@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from adaptrt import _core
-from adaptrt.builder.regular_file import read_into
-from adaptrt.builder.safetensors_stream import SafetensorsReader, SafetensorsWriter, TensorSpec
+from adaptrt.common.regular_file import read_into
+from adaptrt.common.safetensors_stream import SafetensorsReader, SafetensorsWriter, TensorSpec
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 FLOAT32 = np.dtype(np.float32)
@@ -339,6 +339,6 @@ def test_a_file_that_changes_while_it_is_read_into_memory_is_refused(
         read_into(file, path, place)
         os.utime(path, ns=(0, 1))
 
-    monkeypatch.setattr("adaptrt.builder.safetensors_stream.reader.read_into", read_and_touch)
+    monkeypatch.setattr("adaptrt.common.safetensors_stream.reader.read_into", read_and_touch)
     with pytest.raises(_core.AdapterError, match=r"a\.safetensors: cannot be read: it was changed while it was read"):
         SafetensorsReader(path, _core.AdapterError, in_memory=True)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from adaptrt import CheckpointError
-from adaptrt.builder.checkpoint.pooling import EmbeddingPooling
-from adaptrt.builder.conversion.sentence_transformers import read_embedding_pooling
+from adaptrt.formats.checkpoint.pooling import EmbeddingPooling
+from adaptrt.formats.hugging_face.sentence_transformers import read_embedding_pooling
 from support.pooled import save_sentence_transformer
 
 

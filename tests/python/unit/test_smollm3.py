@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from transformers import SmolLM3Config
 
-from adaptrt.builder.json_fields import JsonFields
-from adaptrt.builder.models.smollm3 import SMOLLM3
+from adaptrt.common.json_fields import JsonFields
+from adaptrt.formats.models.smollm3 import SMOLLM3
 
 
 @pytest.mark.parametrize(("layers", "interval"), [(9, None), (7, 3), (4, 1), (3, 4)])

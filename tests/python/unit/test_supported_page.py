@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from adaptrt.builder.models.registry import FAMILIES, architectures_of
+from adaptrt.formats.models.registry import FAMILIES, architectures_of
 
 PAGE = Path(__file__).parents[3] / "docs" / "supported.md"
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from adaptrt import AdapterError, CheckpointError
-from adaptrt.builder.adapter_copy import adapter_checksum, adapter_files, copy_adapter
 from adaptrt.builder.conversion.convert import _is_checkpoint, copied_files, copy_files
 from adaptrt.builder.engine_directory import is_engine_directory
 from adaptrt.builder.model_cache.model_digest import ModelFiles
-from adaptrt.builder.progress import SilentProgress
-from adaptrt.builder.template_files import holds_templates
+from adaptrt.common.progress import SilentProgress
+from adaptrt.formats.adapter.adapter_copy import adapter_checksum, adapter_files, copy_adapter
+from adaptrt.formats.template_files import holds_templates
 
 TOOL_USE = "additional_chat_templates/tool_use.jinja"
 

@@ -14,12 +14,12 @@ from safetensors.numpy import load_file
 from safetensors.torch import save_file as save_torch_file
 
 from adaptrt import _core
-from adaptrt.builder.adapter import convert_adapter
-from adaptrt.builder.checkpoint.config import ParallelMapping
 from adaptrt.builder.cli import main as command_line
-from adaptrt.builder.conversion.hf_config import load_hf_config
-from adaptrt.builder.models.registry import declare
-from adaptrt.builder.network.adapter_sites import AdaptedModules
+from adaptrt.formats.adapter import convert_adapter
+from adaptrt.formats.checkpoint.config import ParallelMapping
+from adaptrt.formats.hugging_face.hf_config import load_hf_config
+from adaptrt.formats.models.registry import declare
+from adaptrt.formats.network.adapter_sites import AdaptedModules
 from support.adapters import CONFIG, TENSORS, base_weights, edit_config, edit_tensors, merged_by_peft, merged_by_us
 from support.models import ModelSpec, save_adapter, save_model
 

@@ -13,11 +13,11 @@ import pytest
 from safetensors.numpy import load_file
 
 from adaptrt import _core
-from adaptrt.builder.adapter import Term, convert_adapter, normalize_adapter, weighted_sum
-from adaptrt.builder.adapter.base_weights import modules_of_base
-from adaptrt.builder.adapter_copy import adapter_checksum, copy_adapter
 from adaptrt.builder.cli import main as command_line
-from adaptrt.builder.network.adapter_sites import AdaptedModules
+from adaptrt.formats.adapter import Term, convert_adapter, normalize_adapter, weighted_sum
+from adaptrt.formats.adapter.adapter_copy import adapter_checksum, copy_adapter
+from adaptrt.formats.adapter.base_weights import modules_of_base
+from adaptrt.formats.network.adapter_sites import AdaptedModules
 from adaptrt.runtime import lora_config
 from support.adapters import CONFIG, TENSORS, edit_config, edit_tensors
 from support.families import FAMILIES, save_family

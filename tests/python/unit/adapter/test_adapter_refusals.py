@@ -14,9 +14,9 @@ import peft
 import pytest
 
 from adaptrt import _core
-from adaptrt.builder.adapter import convert_adapter
-from adaptrt.builder.adapter.peft_fields import FIELDS, KNOWN_PEFT
-from adaptrt.builder.adapter.recognise import MAX_CONFIG_BYTES, recognise, refuse_lfs_pointer
+from adaptrt.formats.adapter import convert_adapter
+from adaptrt.formats.adapter.peft_fields import FIELDS, KNOWN_PEFT
+from adaptrt.formats.adapter.recognise import MAX_CONFIG_BYTES, recognise, refuse_lfs_pointer
 from support.adapters import CONFIG, TENSORS, edit_config, edit_tensors
 from support.models import ModelSpec, save_adapter, save_model
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from adaptrt.builder.adapter.dora import write_files
+from adaptrt.formats.adapter.dora import write_files
 
 
 def test_a_full_disk_leaves_neither_files_nor_a_staging_directory(

@@ -12,10 +12,10 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from adaptrt import _core
-from adaptrt.builder.adapter import convert_adapter, normalize_adapter
-from adaptrt.builder.checkpoint import pickled_file
 from adaptrt.builder.cli import main as command_line
-from adaptrt.builder.safetensors_stream import reader
+from adaptrt.common.safetensors_stream import reader
+from adaptrt.formats.adapter import convert_adapter, normalize_adapter
+from adaptrt.formats.checkpoint import pickled_file
 from support.adapters import CONFIG, TENSORS, base_weights, edit_config, edit_tensors, merged_by_peft, merged_by_us
 from support.models import ModelSpec, save_adapter, save_model
 

@@ -9,12 +9,12 @@ import pytest
 from safetensors.numpy import load_file
 
 from adaptrt import _core
-from adaptrt.builder.adapter import convert_adapter
-from adaptrt.builder.adapter.names import parse_tensor_name
-from adaptrt.builder.checkpoint.config import ParallelMapping
-from adaptrt.builder.conversion.hf_config import load_hf_config
-from adaptrt.builder.models.registry import declare
-from adaptrt.builder.network.adapter_sites import AdaptedModules
+from adaptrt.formats.adapter import convert_adapter
+from adaptrt.formats.adapter.names import parse_tensor_name
+from adaptrt.formats.checkpoint.config import ParallelMapping
+from adaptrt.formats.hugging_face.hf_config import load_hf_config
+from adaptrt.formats.models.registry import declare
+from adaptrt.formats.network.adapter_sites import AdaptedModules
 from support.adapters import TENSORS, edit_config, edit_tensors
 from support.families import FAMILIES, save_family
 from support.models import ModelSpec, save_adapter, save_model

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adaptrt.builder.adapter import convert_adapter
+from adaptrt.formats.adapter import convert_adapter
 from support.adapters import CONFIG, base_weights, merged_by_us
 from support.models import ModelSpec, save_model
 

@@ -14,11 +14,11 @@ import pytest
 from safetensors.numpy import save_file
 
 from adaptrt import AdapterError
-from adaptrt.builder.adapter import convert as convert_module
-from adaptrt.builder.adapter import convert_adapter, is_prompt_tuned, mlx_reader, new_embeddings, peft_reader
-from adaptrt.builder.adapter import prompt_embeddings as prompts
-from adaptrt.builder.adapter.one_version import one_version
-from adaptrt.builder.adapter_copy import adapter_files, copy_adapter
+from adaptrt.formats.adapter import convert as convert_module
+from adaptrt.formats.adapter import convert_adapter, is_prompt_tuned, mlx_reader, new_embeddings, peft_reader
+from adaptrt.formats.adapter import prompt_embeddings as prompts
+from adaptrt.formats.adapter.adapter_copy import adapter_files, copy_adapter
+from adaptrt.formats.adapter.one_version import one_version
 
 CHANGED = "the adapter's files were changed while they were read"
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adaptrt._core import AdapterError
-from adaptrt.builder.adapter.path_pattern import MAX_PATTERN_LENGTH, PathPattern, is_plain, matches_end
-from adaptrt.builder.adapter.peft_config import parse_peft_config
-from adaptrt.builder.adapter.peft_fields import MODULE_PATTERN
+from adaptrt.formats.adapter.path_pattern import MAX_PATTERN_LENGTH, PathPattern, is_plain, matches_end
+from adaptrt.formats.adapter.peft_config import parse_peft_config
+from adaptrt.formats.adapter.peft_fields import MODULE_PATTERN
 
 PATH = "model.layers.12.self_attn.q_proj"
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from adaptrt import AdapterError
-from adaptrt.builder.adapter.pickled import read_pickle
+from adaptrt.formats.adapter.pickled import read_pickle
 
 
 def saved(tmp_path: Path, tensors: dict[str, torch.Tensor]) -> Path:

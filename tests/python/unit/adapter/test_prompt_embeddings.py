@@ -13,13 +13,13 @@ import torch
 
 import adaptrt
 from adaptrt.builder import cli
-from adaptrt.builder.adapter import is_prompt_tuned, read_prompt_embeddings
-from adaptrt.builder.adapter.recognise import PromptKind, recognise
 from adaptrt.builder.build import build
-from adaptrt.builder.config import BuildConfig, LoraBuildConfig, PluginConfig
 from adaptrt.builder.conversion.checkpoint import Checkpoint
 from adaptrt.builder.conversion.convert import convert_checkpoint
-from adaptrt.builder.network.adapter_sites import AdaptedModules
+from adaptrt.formats.adapter import is_prompt_tuned, read_prompt_embeddings
+from adaptrt.formats.adapter.recognise import PromptKind, recognise
+from adaptrt.formats.engine.build_config import BuildConfig, LoraBuildConfig, PluginConfig
+from adaptrt.formats.network.adapter_sites import AdaptedModules
 from support import encoder_decoders, encoders
 from support.adapters import CONFIG, TENSORS, edit_config, edit_tensors
 from support.encoder_decoders import save_encoder_decoder

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from adaptrt.builder.adapter.token_rows import _is_saved_twice
+from adaptrt.formats.adapter.token_rows import _is_saved_twice
 
 
 def test_only_equal_tensors_are_the_same_rows() -> None:

@@ -14,9 +14,9 @@ import torch
 import transformers
 
 from adaptrt import _core
-from adaptrt.builder.adapter import convert_adapter
-from adaptrt.builder.adapter.peft_fields import FIELDS
-from adaptrt.builder.adapter.recognise import PromptKind
+from adaptrt.formats.adapter import convert_adapter
+from adaptrt.formats.adapter.peft_fields import FIELDS
+from adaptrt.formats.adapter.recognise import PromptKind
 from support.models import ModelSpec, save_model
 
 HIDDEN_SIZE = 32

@@ -9,7 +9,7 @@ import pytest
 from quantised.rounded import round_rows
 from quantised.run import DEMO_MODEL, FORMATS, Speed, engines_of, print_table, qualities_over_demo, qualities_over_text
 
-from adaptrt.builder.checkpoint.quantizer import dequantize_rows
+from adaptrt.formats.checkpoint.quantizer import dequantize_rows
 
 # Errors of normal numbers as a share of them, for the coarsest of their groups.
 LIMITS = {

@@ -13,12 +13,12 @@ import pytest
 from adaptrt._core import AdapterError, CheckpointError, ConfigError, DType, EngineError, QuantAlgo
 from adaptrt.builder import cli
 from adaptrt.builder.build import build
-from adaptrt.builder.checkpoint.quantization import QuantConfig
-from adaptrt.builder.compile.engine_file import EngineFile
-from adaptrt.builder.config import BuildConfig, LoraBuildConfig, PluginConfig
 from adaptrt.builder.conversion.convert import convert_checkpoint
-from adaptrt.builder.engine_config import EngineConfig
-from adaptrt.builder.engine_quality import EngineQuality
+from adaptrt.formats.checkpoint.quantization import QuantConfig
+from adaptrt.formats.engine.build_config import BuildConfig, LoraBuildConfig, PluginConfig
+from adaptrt.formats.engine.engine_config import EngineConfig
+from adaptrt.formats.engine.engine_file import EngineFile
+from adaptrt.formats.engine.engine_quality import EngineQuality
 from adaptrt.runtime.engine import load_engine
 from support.engines import SMALL, make_checkpoint, make_engine
 from support.models import ALL_MODULES, ATTENTION_MODULES, ModelSpec, save_adapter, save_model

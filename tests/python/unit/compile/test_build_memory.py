@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from adaptrt._core import DType
-from adaptrt.builder.checkpoint.config import CheckpointConfig
-from adaptrt.builder.models.registry import declare
 from adaptrt.builder.network.checkpoint_tensors import hf_tensor_shapes, plan_rank
-from adaptrt.builder.safetensors_stream import SafetensorsWriter, TensorSpec
+from adaptrt.common.safetensors_stream import SafetensorsWriter, TensorSpec
+from adaptrt.formats.checkpoint.config import CheckpointConfig
+from adaptrt.formats.models.registry import declare
 
 CONFIG = CheckpointConfig(
     architecture="LlamaForCausalLM",

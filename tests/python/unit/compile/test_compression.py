@@ -9,10 +9,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from adaptrt.builder.checkpoint.rank_tensors import CheckpointFile
 from adaptrt.builder.compile.compression import places_for_exceptions
 from adaptrt.builder.compile.emitted import WeightRows
-from adaptrt.builder.safetensors_stream import SafetensorsReader
+from adaptrt.common.safetensors_stream import SafetensorsReader
+from adaptrt.formats.checkpoint.rank_tensors import CheckpointFile
 
 PANEL, K = 64, 8
 

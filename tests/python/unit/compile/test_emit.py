@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 
 from adaptrt._core import ConfigError, LinearEpilogue, QuantAlgo, RopeKind, RowKind
-from adaptrt.builder.checkpoint.quantization import QuantConfig
-from adaptrt.builder.checkpoint.rotary import LinearScaling
 from adaptrt.builder.compile.emit import emit
-from adaptrt.builder.compile.plan import AttentionOp, EmbeddingOp, KeepLogitRowsOp, LinearOp, RmsNormOp, RopeTableOp
 from adaptrt.builder.conversion.checkpoint import Checkpoint
 from adaptrt.builder.conversion.convert import convert_checkpoint
-from adaptrt.builder.models.registry import declare
-from adaptrt.builder.network.network import Network
 from adaptrt.builder.network.onnx_graph import onnx_graph
-from adaptrt.builder.network.operands import HeadNorm, RotaryTable, Value
 from adaptrt.builder.network.stored_tensors import stored_tensors
-from adaptrt.builder.network.weights import Split, whole
+from adaptrt.formats.checkpoint.quantization import QuantConfig
+from adaptrt.formats.checkpoint.rotary import LinearScaling
+from adaptrt.formats.engine.plan import AttentionOp, EmbeddingOp, KeepLogitRowsOp, LinearOp, RmsNormOp, RopeTableOp
+from adaptrt.formats.models.registry import declare
+from adaptrt.formats.network.network import Network
+from adaptrt.formats.network.operands import HeadNorm, RotaryTable, Value
+from adaptrt.formats.network.weights import Split, whole
 from support.engines import ADAPTABLE, compile_model, make_checkpoint
 from support.models import ModelSpec, save_model
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from adaptrt._core import CpuEngine
-from adaptrt.builder.checkpoint.config import CheckpointConfig
-from adaptrt.builder.config import PluginConfig
-from adaptrt.builder.models.registry import FAMILIES
-from adaptrt.builder.network.network import Network
 from adaptrt.builder.network.onnx_graph import NetworkOptions
-from adaptrt.builder.network.operands import AttentionShape
-from adaptrt.builder.network.ops import Attention
+from adaptrt.formats.checkpoint.config import CheckpointConfig
+from adaptrt.formats.engine.build_config import PluginConfig
+from adaptrt.formats.models.registry import FAMILIES
+from adaptrt.formats.network.network import Network
+from adaptrt.formats.network.operands import AttentionShape
+from adaptrt.formats.network.ops import Attention
 from adaptrt.runtime.engine import load_engine
 from support.engines import SMALL, make_engine
 from support.models import ModelSpec

@@ -10,12 +10,12 @@ import torch
 from safetensors.torch import save_file
 
 from adaptrt._core import DType, QuantAlgo
-from adaptrt.builder.checkpoint.quantization import QuantConfig
-from adaptrt.builder.checkpoint.rank_tensors import CheckpointFile
 from adaptrt.builder.compile import pack
 from adaptrt.builder.compile.emitted import WeightRows, Weights
-from adaptrt.builder.compile.plan import Matrix, Quantization
-from adaptrt.builder.safetensors_stream import SafetensorsReader
+from adaptrt.common.safetensors_stream import SafetensorsReader
+from adaptrt.formats.checkpoint.quantization import QuantConfig
+from adaptrt.formats.checkpoint.rank_tensors import CheckpointFile
+from adaptrt.formats.engine.plan import Matrix, Quantization
 
 ROWS, K = 300, 72
 # Not all of the tensor, and not from its beginning.

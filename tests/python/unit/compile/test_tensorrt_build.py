@@ -8,12 +8,12 @@ import pytest
 
 from adaptrt._core import NUM_TABLE_MODULES, DType, dtype_from_name
 from adaptrt.builder.build import BuildReport, build
-from adaptrt.builder.compile.tensorrt.plan_config import TensorRtPlans
 from adaptrt.builder.conversion.checkpoint import Checkpoint
 from adaptrt.builder.conversion.convert import convert_checkpoint
-from adaptrt.builder.engine_config import EngineConfig
 from adaptrt.builder.network.onnx_graph import NetworkOptions
-from adaptrt.builder.safetensors_stream import SafetensorsReader
+from adaptrt.common.safetensors_stream import SafetensorsReader
+from adaptrt.formats.engine.engine_config import EngineConfig
+from adaptrt.formats.engine.tensorrt.plan_config import TensorRtPlans
 from support.engines import make_graph
 from support.tensorrt_plans import (
     CAPABILITIES,

@@ -12,10 +12,10 @@ import pytest
 from adaptrt._core import DType, EngineError
 from adaptrt.builder import cli
 from adaptrt.builder.build import is_engine_directory
-from adaptrt.builder.checkpoint.config import CheckpointConfig
-from adaptrt.builder.compile.tensorrt.plan_config import PlanFile, StoredFile, TensorRow, TensorRtPlans
-from adaptrt.builder.config import BuildConfig, TensorRtBuildConfig
-from adaptrt.builder.engine_config import EngineConfig, _checksum
+from adaptrt.formats.checkpoint.config import CheckpointConfig
+from adaptrt.formats.engine.build_config import BuildConfig, TensorRtBuildConfig
+from adaptrt.formats.engine.engine_config import EngineConfig, _checksum
+from adaptrt.formats.engine.tensorrt.plan_config import PlanFile, StoredFile, TensorRow, TensorRtPlans
 
 MODEL = CheckpointConfig(
     architecture="LlamaForCausalLM", dtype=DType.BFLOAT16, vocab_size=61, max_position_embeddings=64,

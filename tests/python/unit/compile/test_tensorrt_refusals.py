@@ -18,8 +18,8 @@ from adaptrt._core import DType, EngineError
 from adaptrt.builder.build import build
 from adaptrt.builder.compile.tensorrt import process
 from adaptrt.builder.compile.tensorrt.messages import Built, PlanRequest
-from adaptrt.builder.compile.tensorrt.package import Package
 from adaptrt.builder.compile.tensorrt.process import Children, describe_package, run_build
+from adaptrt.formats.engine.tensorrt.package import Package
 from adaptrt.plugins import LORA
 from adaptrt.plugins.adapter_tables import NUM_MODULES
 from support.engines import SMALL, make_checkpoint, make_engine

@@ -13,14 +13,15 @@ import pytest
 from adaptrt._core import ConfigError, DType
 from adaptrt.builder import cli
 from adaptrt.builder.build import build
-from adaptrt.builder.checkpoint.config import CheckpointConfig
-from adaptrt.builder.compile.tensorrt import capability, package, targets, timing_cache
-from adaptrt.builder.compile.tensorrt.package import Package, complete_libraries, installed_package
+from adaptrt.builder.compile.tensorrt import targets, timing_cache
 from adaptrt.builder.compile.tensorrt.profiles import make_profiles
 from adaptrt.builder.compile.tensorrt.refusal import PlanRefusedError, Refusal
 from adaptrt.builder.compile.tensorrt.targets import resolve_targets, target_problems
-from adaptrt.builder.config import BuildConfig, PluginConfig, TensorRtBuildConfig
-from adaptrt.builder.models.registry import declare
+from adaptrt.formats.checkpoint.config import CheckpointConfig
+from adaptrt.formats.engine.build_config import BuildConfig, PluginConfig, TensorRtBuildConfig
+from adaptrt.formats.engine.tensorrt import capability, package
+from adaptrt.formats.engine.tensorrt.package import Package, complete_libraries, installed_package
+from adaptrt.formats.models.registry import declare
 from support.engines import SMALL, make_checkpoint
 from support.models import ModelSpec
 from support.tensorrt_plans import needs_tensorrt_rtx, tensorrt_config

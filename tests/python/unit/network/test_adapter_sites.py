@@ -8,8 +8,8 @@ import pytest
 from onnx import helper
 
 from adaptrt.builder.conversion.checkpoint import Checkpoint
-from adaptrt.builder.network.adapter_sites import AdaptedModules, adapter_sites, module_id
 from adaptrt.builder.network.onnx_graph import NetworkOptions
+from adaptrt.formats.network.adapter_sites import AdaptedModules, adapter_sites, module_id
 from support.engines import LORA, compile_model, make_checkpoint, make_graph
 from support.models import ModelSpec
 

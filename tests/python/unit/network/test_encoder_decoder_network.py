@@ -12,13 +12,13 @@ import torch
 from onnx.reference import ReferenceEvaluator
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from adaptrt.builder.adapter import convert_adapter
 from adaptrt.builder.conversion.checkpoint import Checkpoint
 from adaptrt.builder.conversion.convert import convert_checkpoint
-from adaptrt.builder.models.registry import FAMILIES, declare, load_config, specimen
-from adaptrt.builder.models.t5 import T5Config, position_buckets
 from adaptrt.builder.network.onnx_file import dump_onnx
 from adaptrt.builder.network.onnx_graph import NetworkOptions
+from adaptrt.formats.adapter import convert_adapter
+from adaptrt.formats.models.registry import FAMILIES, declare, load_config, specimen
+from adaptrt.formats.models.t5 import T5Config, position_buckets
 from adaptrt.plugins import PLUGINS, reference_ops
 from support.encoder_decoders import (
     MODELS,

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adaptrt.builder.adapter import convert_adapter
 from adaptrt.builder.conversion.convert import convert_checkpoint
-from adaptrt.builder.models.registry import declare, load_config
 from adaptrt.builder.network.onnx_graph import NetworkOptions
+from adaptrt.formats.adapter import convert_adapter
+from adaptrt.formats.models.registry import declare, load_config
 from support.models import ATTENTION_MODULES, ModelSpec, Reference, save_adapter, save_model
 from support.oracle import AdapterTables, NetworkOracle, SequenceChunk
 

@@ -7,8 +7,8 @@ import pytest
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from adaptrt.builder.checkpoint.rotary import DynamicScaling, LinearScaling, Llama3Scaling, YarnScaling
 from adaptrt.builder.network.rotary_frequencies import inverse_frequencies
+from adaptrt.formats.checkpoint.rotary import DynamicScaling, LinearScaling, Llama3Scaling, YarnScaling
 from support.models import ModelSpec
 
 # Powers are rounded differently by numpy and torch, in the last bit or two of float32.

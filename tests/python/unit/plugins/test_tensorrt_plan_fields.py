@@ -14,8 +14,8 @@ from onnx import helper
 
 from adaptrt._core import DType
 from adaptrt.builder.build import build
-from adaptrt.builder.config import LoraBuildConfig, PluginConfig, TensorRtBuildConfig
 from adaptrt.builder.network.onnx_graph import NetworkOptions
+from adaptrt.formats.engine.build_config import LoraBuildConfig, PluginConfig, TensorRtBuildConfig
 from adaptrt.plugins import DOMAIN, PLUGINS, Plugin
 from support.engines import SMALL, make_checkpoint, make_network
 from support.fake_kernels import FakeKernels

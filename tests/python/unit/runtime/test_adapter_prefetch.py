@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from adaptrt import AdapterError
-from adaptrt.builder.adapter.convert import CONFIG_FILE, WEIGHTS_FILE
+from adaptrt.formats.adapter.convert import CONFIG_FILE, WEIGHTS_FILE
 from adaptrt.runtime import adapter_prefetch
 from adaptrt.runtime.adapter_prefetch import prefetched_adapters
 

@@ -20,12 +20,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adaptrt._core import AdapterError, DType, EngineError, LinearOp, dtype_name
-from adaptrt.builder.adapter.names import MODULES
 from adaptrt.builder.build import build
-from adaptrt.builder.compile.engine_file import FORMAT_VERSION, EngineFile, EngineTensor, write_engine_file
-from adaptrt.builder.compile.plan_json import program_from_json, program_to_json
-from adaptrt.builder.config import LoraBuildConfig, PluginConfig
 from adaptrt.builder.conversion.checkpoint import Checkpoint
+from adaptrt.formats.adapter.names import MODULES
+from adaptrt.formats.engine.build_config import LoraBuildConfig, PluginConfig
+from adaptrt.formats.engine.engine_file import FORMAT_VERSION, EngineFile, EngineTensor, write_engine_file
+from adaptrt.formats.engine.plan_json import program_from_json, program_to_json
 from adaptrt.runtime import adapter_store, adapter_tokenizers
 from adaptrt.runtime.adapter_store import AdapterStore
 from adaptrt.runtime.engine import load_engine
@@ -260,8 +260,8 @@ def reseal(engine: Path, change: Callable[[dict], None], version: int = FORMAT_V
     program = program_to_json(storage.program)
     change(program)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("adaptrt.builder.compile.engine_file.program_to_json", lambda _: program)
-        patch.setattr("adaptrt.builder.compile.engine_file.FORMAT_VERSION", version)
+        patch.setattr("adaptrt.formats.engine.engine_file.program_to_json", lambda _: program)
+        patch.setattr("adaptrt.formats.engine.engine_file.FORMAT_VERSION", version)
         checksum = write_engine_file(engine / "rank0.engine", storage.program, tensors, lambda num_bytes: None)
     rewrite_config(engine, lambda config: config.update(engine_checksum=checksum))
 

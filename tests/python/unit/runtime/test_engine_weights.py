@@ -9,11 +9,11 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from adaptrt import _core
-from adaptrt.builder.adapter import convert_adapter
-from adaptrt.builder.checkpoint.config import ParallelMapping
-from adaptrt.builder.conversion.hf_config import load_hf_config
-from adaptrt.builder.models.registry import declare
-from adaptrt.builder.network.adapter_sites import AdaptedModules
+from adaptrt.formats.adapter import convert_adapter
+from adaptrt.formats.checkpoint.config import ParallelMapping
+from adaptrt.formats.hugging_face.hf_config import load_hf_config
+from adaptrt.formats.models.registry import declare
+from adaptrt.formats.network.adapter_sites import AdaptedModules
 from adaptrt.runtime.engine_weights import EngineBase
 from support.adapters import TENSORS, edit_config, edit_tensors
 from support.models import ModelSpec, save_adapter, save_model

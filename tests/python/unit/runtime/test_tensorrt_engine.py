@@ -14,11 +14,11 @@ import pytest
 
 import adaptrt
 from adaptrt._core import AdapterError, ConfigError, DType, EngineError, LoraLayout, lora_modules
-from adaptrt.builder.adapter import convert_adapter
 from adaptrt.builder.build import build
-from adaptrt.builder.compile.tensorrt.plan_config import TensorRtPlans
-from adaptrt.builder.config import LoraBuildConfig, PluginConfig, TensorRtBuildConfig
-from adaptrt.builder.engine_config import EngineConfig
+from adaptrt.formats.adapter import convert_adapter
+from adaptrt.formats.engine.build_config import LoraBuildConfig, PluginConfig, TensorRtBuildConfig
+from adaptrt.formats.engine.engine_config import EngineConfig
+from adaptrt.formats.engine.tensorrt.plan_config import TensorRtPlans
 from adaptrt.runtime.adapter_store import AdapterStore
 from adaptrt.runtime.engine import load_engine
 from adaptrt.runtime.tensorrt import packages

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from adaptrt._core import ConfigError, DType, EngineError, StepError
-from adaptrt.builder.compile.tensorrt.capability import current_capability
-from adaptrt.builder.config import PluginConfig, TensorRtBuildConfig
+from adaptrt.formats.engine.build_config import PluginConfig, TensorRtBuildConfig
+from adaptrt.formats.engine.tensorrt.capability import current_capability
 from adaptrt.runtime.engine import load_engine
 from adaptrt.runtime.tensorrt import session
 from adaptrt.runtime.tensorrt.engine import TensorRtEngine

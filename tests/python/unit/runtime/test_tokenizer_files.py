@@ -12,8 +12,8 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 import adaptrt
-from adaptrt.builder.adapter_copy import adapter_files
 from adaptrt.builder.conversion.convert import COPIED_FILES
+from adaptrt.formats.adapter.adapter_copy import adapter_files
 from adaptrt.runtime import tokenizer_files
 from adaptrt.runtime.adapter_tokenizers import load_tokenizer, read_tokenizer
 from adaptrt.runtime.guided_decoding import grammar_compiler_of

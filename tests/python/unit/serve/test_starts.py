@@ -20,9 +20,9 @@ from adaptrt.builder.build import build
 from adaptrt.builder.build_problems import LARGEST_SIZES
 from adaptrt.builder.cli import CommandParser
 from adaptrt.builder.cli import main as command_line
-from adaptrt.builder.config import BuildConfig, LoraBuildConfig, PluginConfig
 from adaptrt.builder.conversion.checkpoint import Checkpoint
 from adaptrt.builder.model_cache import EngineCache, first_use
+from adaptrt.formats.engine.build_config import BuildConfig, LoraBuildConfig, PluginConfig
 from adaptrt.serve import command
 from support.models import ModelSpec, save_adapter, save_model
 from support.tokenizers import byte_level, save_tokenizer

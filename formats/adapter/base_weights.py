@@ -1,0 +1,143 @@
+"""The base model's weights as conversion and DoRA normalisation need them: a few rows at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from ..._core import CheckpointError, DType
+from ..checkpoint.casting import CHECKPOINT_DTYPES, to_float32
+from ..checkpoint.config import ParallelMapping
+from ..checkpoint.hf_weights import HfWeights
+from ..checkpoint.stacked_experts import experts_apart
+from ..hugging_face.hf_config import HF_CONFIG_FILE, load_hf_config, load_published_format
+from ..models.registry import declare
+from ..network.adapter_sites import AdaptedModules
+from .adapter import FloatArray
+from .names import EMBEDDING, ModuleKey
+
+
+class BaseWeights(Protocol):
+    """Where the weights W[out, in] of the layers under an adapter come from."""
+
+    def describe(self) -> str:
+        """What errors call it, such as its directory."""
+
+    def shape(self, key: ModuleKey) -> tuple[int, int] | None:
+        """(out, in) of this module; None when the base does not have it."""
+
+    def row_blocks(self, key: ModuleKey) -> Iterator[FloatArray]:
+        """W's rows in order, as float32 [rows, in]."""
+
+    def bias(self, key: ModuleKey) -> FloatArray | None:
+        """The layer's bias in the order of W's rows, as float32 [out]; None where it has none."""
+
+    def rows_at(self, key: ModuleKey, tokens: Sequence[int]) -> FloatArray:
+        """Of lm_head or of the embedding, which the base has: the tokens' rows, as float32 [tokens, in]."""
+
+    def rounding(self, key: ModuleKey) -> float:
+        """How far an element may be from the model's beyond the rounding of types, as a share of its row's largest."""
+
+
+class HuggingFaceBase:
+    """A Hugging Face model directory: one or several safetensors files, or .bin files through torch."""
+
+    def __init__(self, directory: Path, modules: AdaptedModules | None = None, *, fan_in_fan_out: bool = False) -> None:
+        """Opens the weights. `modules` are modules_of_base(directory); fan_in_fan_out is the adapter's.
+
+        Layers that were quantised before the model was published are the matrices that they stand for. Raises
+        CheckpointError when there are no weights, and for a quantisation that cannot be read.
+        """
+        self._directory = directory
+        self._modules = modules
+        self._fan_in_fan_out = fan_in_fan_out
+        self._weights = _open_weights(directory)
+        if modules is not None:
+            self._weights = experts_apart(self._weights, modules.stacked_experts).renamed(modules.name_now)
+
+    def describe(self) -> str:
+        """The model directory."""
+        return str(self._directory)
+
+    def shape(self, key: ModuleKey) -> tuple[int, int] | None:
+        """(out, in); None when the base does not have this module."""
+        name = self._name_of(key)
+        if name is None:
+            return None
+        shape = self._weights.spec(name).shape
+        if len(shape) != 2:
+            raise CheckpointError(f"{self._weights.where(name)}: has the shape {list(shape)}, expected [out, in]")
+        return (shape[1], shape[0]) if self._is_transposed(key) else (shape[0], shape[1])
+
+    def row_blocks(self, key: ModuleKey) -> Iterator[FloatArray]:
+        """W's rows in order, as float32 [rows, in]. A weight that is stored as [in, out] comes as one block."""
+        name = self._name_of(key)
+        if name is None:
+            raise CheckpointError(f"{self._directory}: has no weight of module '{key.path}'")
+        spec = self._weights.spec(name)
+        if spec.dtype not in CHECKPOINT_DTYPES:
+            accepted = ", ".join(str(dtype) for dtype in CHECKPOINT_DTYPES)
+            raise CheckpointError(f"{self._weights.where(name)}: is {spec.dtype}; accepted: {accepted}")
+        pieces = (to_float32(piece) for piece in self._weights.rows(name, range(spec.shape[0])))
+        if self._is_transposed(key):
+            yield np.ascontiguousarray(np.concatenate(list(pieces)).T)
+        else:
+            yield from pieces
+
+    def bias(self, key: ModuleKey) -> FloatArray | None:
+        """[out], as the file has it; None where the layer has none."""
+        weight = self._name_of(key)
+        name = "" if weight is None else f"{weight.removesuffix('weight')}bias"
+        if name not in self._weights:
+            return None
+        spec = self._weights.spec(name)
+        if spec.dtype not in CHECKPOINT_DTYPES or len(spec.shape) != 1:
+            raise CheckpointError(f"{self._weights.where(name)}: is {spec.dtype} {list(spec.shape)}, expected [out]")
+        return np.concatenate([to_float32(piece) for piece in self._weights.rows(name, range(spec.shape[0]))])
+
+    def rows_at(self, key: ModuleKey, tokens: Sequence[int]) -> FloatArray:
+        """The tokens' rows, as float32 [tokens, in]."""
+        name = self._name_of(key)
+        if name is None:
+            raise CheckpointError(f"{self._directory}: has no weight of module '{key.path}'")
+        pieces = [to_float32(piece) for token in tokens for piece in self._weights.rows(name, range(token, token + 1))]
+        return np.concatenate(pieces)
+
+    def rounding(self, key: ModuleKey) -> float:
+        """The model's own are what there is."""
+        return 0.0
+
+    def _is_transposed(self, key: ModuleKey) -> bool:
+        return key.module.name == EMBEDDING or (self._fan_in_fan_out and key.is_conv1d)
+
+    def _name_of(self, key: ModuleKey) -> str | None:
+        if self._modules is not None and (found := self._modules.find(key.path)) is not None:
+            paths = [found.path] if found.tied_to is None else [found.tied_to, found.path]
+            return next((name for path in paths if (name := f"{path}.weight") in self._weights), None)
+        decoder, _, rest = key.path.partition(".")
+        candidates = [key.path, rest if decoder == "model" else f"model.{key.path}", f"transformer.{key.path}"]
+        return next((name for path in candidates if (name := f"{path}.weight") in self._weights), None)
+
+
+def _open_weights(directory: Path) -> HfWeights:
+    weights = HfWeights(directory)
+    published = load_published_format(directory) if (directory / HF_CONFIG_FILE).is_file() else None
+    return weights if published is None else weights.with_matrices(published.matrices(weights))
+
+
+def modules_of_base(directory: Path) -> AdaptedModules | None:
+    """The layers of a Hugging Face directory whose config.json is of a supported family.
+
+    None: paths mean what they do in all families. A model that engines cannot be made of may have adapters that can be
+    converted.
+    """
+    if not (directory / HF_CONFIG_FILE).is_file():
+        return None
+    try:
+        config = load_hf_config(directory, dtype=DType.FLOAT32, mapping=ParallelMapping())
+    except CheckpointError:
+        return None
+    return AdaptedModules(declare(config))

@@ -1,0 +1,68 @@
+"""Files of an adapter that are read one after another, checked to be of one version."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from ..._core import AdapterError, AdaptrtError
+from ...common.regular_file import FileVersion, file_version
+from .new_embeddings import PICKLE as EMBEDDINGS_PICKLE
+from .new_embeddings import SAFETENSORS as EMBEDDINGS_FILE
+from .recognise import CONFIG_FILE, INITIAL_DIRECTORY, MLX_FILE, PICKLE_FILE, SAFETENSORS_FILE
+
+
+def config_and_weights(directory: Path) -> list[str]:
+    """Names of the files of an adapter that say what it computes."""
+    weights = [name for name in (SAFETENSORS_FILE, PICKLE_FILE) if (directory / name).is_file()][:1]
+    weights += [name for name in (MLX_FILE,) if (directory / name).is_file()]
+    embeddings = [name for name in (EMBEDDINGS_FILE, EMBEDDINGS_PICKLE) if (directory / name).is_file()][:1]
+    return [CONFIG_FILE, *(weights or [SAFETENSORS_FILE]), *embeddings]
+
+
+def initial_files(directory: Path) -> list[str]:
+    """Names of the same files of the adapter as it was when its training began (initial.py)."""
+    initial = directory / INITIAL_DIRECTORY
+    return [f"{INITIAL_DIRECTORY}/{name}" for name in config_and_weights(initial)] if initial.is_dir() else []
+
+
+def _converted_files(directory: Path) -> list[str]:
+    return [*config_and_weights(directory), *initial_files(directory)]
+
+
+@contextlib.contextmanager
+def one_version(directory: Path, files: Callable[[Path], list[str]] = _converted_files) -> Iterator[None]:
+    """Checks at the end of a with statement that none of an adapter's files was changed meanwhile.
+
+    files: names of the files in a directory.
+
+    Raises AdapterError for a file that was written, replaced, added or removed, also in place of what is wrong with
+    the files: parts of two versions need not fit together.
+    """
+    before = _versions(directory, files)
+    try:
+        yield
+    except (AdaptrtError, OSError) as error:
+        if _versions(directory, files) != before:
+            raise _changed(directory) from error
+        raise
+    if _versions(directory, files) != before:
+        raise _changed(directory)
+
+
+def _versions(directory: Path, files: Callable[[Path], list[str]]) -> dict[str, FileVersion | None]:
+    return {name: _version(directory / name) for name in files(directory)}
+
+
+def _version(path: Path) -> FileVersion | None:
+    try:
+        return file_version(path)
+    except OSError:  # who reads the file says what is wrong with it
+        return None
+
+
+def _changed(directory: Path) -> AdapterError:
+    return AdapterError(
+        f"{directory}: the adapter's files were changed while they were read; try again when all are there"
+    )

@@ -1,0 +1,238 @@
+"""PEFT adapter directories: tensors taken apart by module and checked against the config."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..._core import AdapterError
+from ...common.safetensors_stream import SafetensorsReader
+from ..network.adapter_sites import AdaptedModules
+from .adapter import MAGNITUDES_KEY, MAGNITUDES_NORMALIZED, Adapter, Array, TokenRows, WholeWeight
+from .biases import add_trained_biases, is_trained_bias, path_of_bias, trained_biases
+from .classifier_head import ClassifierHead, fields_without_head, head_of, is_classifier, tensors_without_head
+from .expert_parameters import split_expert_parameters
+from .folding import FOLDINGS, Folding, Source
+from .module_parts import ModuleParts, parts_by_module, ranks_above
+from .names import ModuleKey, Role
+from .new_embeddings import read_new_embeddings
+from .peft_config import PeftConfig, parse_peft_config
+from .peft_fields import TRAINABLE_TOKENS
+from .pickled import read_pickle
+from .pooler import AdaptedPooler, adapted_pooler, tensors_of
+from .recognise import CONFIG_FILE, PICKLE_FILE, SAFETENSORS_FILE, refuse_lfs_pointer
+from .token_rows import is_token_rows, read_token_rows
+from .vera import is_projection, vera_projections
+from .whole_weights import read_whole_weights, whole_weights
+
+_NAMES = {
+    "LORA": "LoRA",
+    "ADALORA": "AdaLoRA",
+    "VERA": "VeRA",
+    "LOHA": "LoHa",
+    "LOKR": "LoKr",
+    "IA3": "IA3",
+    TRAINABLE_TOKENS: "trained tokens",
+}
+
+
+def read_peft_adapter(
+    directory: Path, fields: Mapping[str, Any], modules: AdaptedModules | None, max_rank: int | None
+) -> Adapter:
+    """Reads adapter_model.safetensors, or else adapter_model.bin through torch, by the fields of adapter_config.json.
+
+    fields: as recognise() returns them.
+    modules, max_rank: as read_adapter() takes them.
+
+    Raises AdapterError that names every field and tensor that cannot be used, and why.
+    """
+    problems: list[str] = []
+    config: PeftConfig | None = None
+    has_head = is_classifier(fields)
+    if has_head:
+        fields = fields_without_head(fields)
+    try:
+        config = parse_peft_config(fields, str(directory / CONFIG_FILE))
+    except AdapterError as error:
+        problems.append(str(error))
+    try:
+        file, tensors, metadata = _read_file(directory)
+        if has_head:
+            tensors = tensors_without_head(tensors)
+    except AdapterError as error:
+        raise AdapterError("; ".join([*problems, str(error)])) from error
+    new_embeddings = read_new_embeddings(directory)
+    folding = FOLDINGS[fields["peft_type"]]
+    # A pooler is no part of the program: read_pooler() reads what an adapter makes of it.
+    outside = tensors_of(set() if modules is None else modules.pooler_paths | modules.left_aside, tensors)
+    of_biases = {name: tensor for name, tensor in tensors.items() if is_trained_bias(name) and name not in outside}
+    whole = whole_weights(tensors, modules)
+    of_tokens = {name: tensor for name, tensor in tensors.items() if is_token_rows(name)}
+    apart = {*of_biases, *of_tokens, *outside, *whole}
+    own = {name: tensor for name, tensor in tensors.items() if not is_projection(name) and name not in apart}
+    split = split_expert_parameters(own, modules)
+    found: dict[ModuleKey, ModuleParts] = {}
+    tensor_problems: list[str] = []
+    if own or not apart:
+        found, tensor_problems = parts_by_module(split.tensors, folding.layout, modules)
+    biases, bias_problems = trained_biases(of_biases, modules)
+    weights, weight_problems = read_whole_weights(tensors, whole, config)
+    tensor_problems += [*split.problems, *bias_problems, *weight_problems]
+    token_rows: dict[ModuleKey, TokenRows] = {}
+    if config is not None:
+        token_rows, token_problems = read_token_rows(of_tokens, config, modules)
+        tensor_problems += token_problems
+    if config is not None:
+        tensor_problems += _unexpected(config, of_biases, weights, token_rows)
+    parameters = dict(split.parameters)
+    if config is not None and not tensor_problems:
+        parameters |= _routers(found, config)
+        tensor_problems = _disagreements(found, config, folding, parameters) or ranks_above(
+            max_rank, {key: folding.served_rank(parts.sizes) for key, parts in found.items()}
+        )
+    state = metadata.get(MAGNITUDES_KEY)
+    if state not in (None, MAGNITUDES_NORMALIZED):
+        tensor_problems.append(f"metadata {MAGNITUDES_KEY} = '{state}'; accepted: {MAGNITUDES_NORMALIZED}")
+    if tensor_problems:
+        problems.append(f"{file}: " + "; ".join(tensor_problems))
+    if problems or config is None:
+        raise AdapterError("; ".join(problems))
+    try:
+        served = folding.fold(_source(tensors, found, config, modules, parameters), found)
+        served = add_trained_biases(served, biases, modules)
+    except AdapterError as error:
+        raise AdapterError(f"{file}: {error}") from None
+    return Adapter(
+        directory,
+        file,
+        _kind(config),
+        served,
+        tensors,
+        config.fan_in_fan_out,
+        config.use_dora,
+        state == MAGNITUDES_NORMALIZED,
+        weights,
+        config.ties_weights,
+        token_rows,
+        config.base_changing_init,
+        config.invocation_tokens,
+        context_length=config.context_length,
+        new_embeddings=new_embeddings,
+    )
+
+
+def read_classifier_head(directory: Path, fields: Mapping[str, Any]) -> ClassifierHead:
+    """The head of a classifier's adapter, whose adapter_config.json has `fields`. Raises AdapterError."""
+    file, tensors, _ = _read_file(directory)
+    return head_of(directory, fields, file, tensors)
+
+
+def read_pooler(directory: Path, fields: Mapping[str, Any], modules: AdaptedModules) -> AdaptedPooler | None:
+    """What an adapter that was read makes of the model's pooler; None: nothing. Raises AdapterError."""
+    if not modules.pooler_paths or fields.get("peft_type") not in FOLDINGS:
+        return None
+    has_head = is_classifier(fields)
+    config = parse_peft_config(fields_without_head(fields) if has_head else fields, str(directory / CONFIG_FILE))
+    file, tensors, _ = _read_file(directory)
+    if has_head:
+        tensors = tensors_without_head(tensors)
+    return adapted_pooler(tensors_of(modules.pooler_paths, tensors), config, file)
+
+
+def _kind(config: PeftConfig) -> str:
+    name = "DoRA" if config.use_dora else _NAMES[config.peft_type]
+    if config.invocation_tokens:
+        name = f"aLoRA, invoked by tokens {list(config.invocation_tokens)}"
+    return name + (", rsLoRA scaling" if config.use_rslora else "")
+
+
+def _source(
+    tensors: Mapping[str, Array],
+    found: Mapping[ModuleKey, ModuleParts],
+    config: PeftConfig,
+    modules: AdaptedModules | None,
+    parameters: Mapping[str, str],
+) -> Source:
+    shared = vera_projections(tensors, found, config, modules) if config.peft_type == "VERA" else {}
+    return Source(config, shared, modules, parameters)
+
+
+def _read_file(directory: Path) -> tuple[Path, dict[str, Array], Mapping[str, str]]:
+    safetensors, pickle = directory / SAFETENSORS_FILE, directory / PICKLE_FILE
+    if safetensors.is_file():
+        refuse_lfs_pointer(safetensors)
+        reader = SafetensorsReader(safetensors, AdapterError, in_memory=True)
+        return safetensors, {name: reader.array(name) for name in reader.specs}, reader.metadata
+    if pickle.is_file():
+        refuse_lfs_pointer(pickle)
+        return pickle, read_pickle(pickle), {}
+    raise AdapterError(f"{directory}: has neither {SAFETENSORS_FILE} nor {PICKLE_FILE}")
+
+
+def _unexpected(
+    config: PeftConfig,
+    biases: Iterable[str],
+    weights: Sequence[WholeWeight],
+    token_rows: Mapping[ModuleKey, TokenRows],
+) -> list[str]:
+    """Tensors beside those of the kind, where adapter_config.json has none; and modules_to_save without tensors."""
+    problems = []
+    own = {weight.key.path: weight.name for weight in weights if weight.is_own}
+    names = sorted([*biases, *own.values(), *(rows.name for rows in token_rows.values())])
+    if config.invocation_tokens and names:
+        problems.append(f"tensor '{names[0]}': acts on all of a sequence, and aLoRA on a part of it")
+    problems += [
+        f"tensor '{name}': a trained bias, but adapter_config.json's bias is none"
+        for name in biases
+        if not config.trains_biases and not config.saves(path_of_bias(name))
+    ]
+    return problems + [
+        f"modules_to_save names '{name}', of which the file has no weight; of modules that were trained in full, "
+        "lm_head and the embedding of tokens are served"
+        for name in config.saved_modules
+        if not any(path.endswith(name) for path in own)
+    ]
+
+
+def _routers(modules: Mapping[ModuleKey, ModuleParts], config: PeftConfig) -> dict[str, str]:
+    """Paths of routers that are adapted as parameters: transformers 5 has classes of its own for them."""
+    weights = {key.path: f"{key.path}.weight" for key in modules if key.module.name == "moe_router"}
+    return {path: weight for path, weight in weights.items() if config.targets_parameter(weight)}
+
+
+def _disagreements(
+    modules: Mapping[ModuleKey, ModuleParts], config: PeftConfig, folding: Folding, parameters: Mapping[str, str]
+) -> list[str]:
+    """Where PEFT would not use the tensors as the file has them."""
+    known = set(parameters.values())
+    problems = [
+        f"target_parameters names '{name}', but no tensor belongs to such a parameter of the model"
+        for name in config.target_parameters
+        if not any(path == name or path.endswith(f".{name}") for path in known)
+    ]
+    for key, parts in modules.items():
+        parameter = parameters.get(key.path)
+        if parameter is not None and not config.targets_parameter(parameter):
+            problems.append(f"'{parameter}' has tensors, but adapter_config.json's target_parameters leave it out")
+        if parameter is None and not config.targets(key.path):
+            problems.append(
+                f"module '{key.path}' has tensors, but adapter_config.json's target_modules, exclude_modules "
+                "and layers_to_transform leave it out"
+            )
+        expected = folding.expected_rank(config, parameter or key.path)
+        for dimension in ("rank", "rank_1"):
+            if (rank := parts.sizes.get(dimension, expected)) != expected:
+                role = next(role for role, names in folding.layout.shapes.items() if dimension in names)
+                problems.append(
+                    f"module '{key.path}': the rank is {rank} in {role}, but {expected} by adapter_config.json"
+                )
+        if config.use_dora and Role.MAGNITUDE not in parts.names:
+            problems.append(f"module '{key.path}' has no DoRA magnitude, but adapter_config.json says use_dora")
+        if not config.use_dora and Role.MAGNITUDE in parts.names:
+            name = parts.names[Role.MAGNITUDE]
+            problems.append(f"tensor '{name}': a magnitude, but adapter_config.json's use_dora is not true")
+        if config.lora_bias != (Role.SHIFT in parts.names) and folding is FOLDINGS["LORA"]:
+            has, says = ("no bias of lora_B", "true") if config.lora_bias else ("a bias of lora_B", "not true")
+            problems.append(f"module '{key.path}' has {has}, but adapter_config.json's lora_bias is {says}")
+    return problems

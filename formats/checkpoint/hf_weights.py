@@ -1,0 +1,248 @@
+"""The tensors of a Hugging Face model directory: in one file or several, safetensors or pickled."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import numpy as np
+
+from ..._core import CheckpointError
+from ...common.json_fields import describe, load_json_object
+from ...common.safetensors_stream import SafetensorsReader, TensorSpec
+from ...common.safetensors_stream.reader import PIECE_BYTES
+from .casting import Array
+from .pickled_file import PickledFile
+
+_INDEX_SUFFIX: Final = ".index.json"
+
+
+class WeightFile(Protocol):
+    """One open file of tensors."""
+
+    @property
+    def specs(self) -> Mapping[str, TensorSpec]:
+        """The tensors by name."""
+
+    def rows(self, name: str, first: int, last: int, *, step: int | None = None) -> Iterator[Array]:
+        """Rows first .. last of a tensor, `step` at a time or a few MiB of them. A scalar is a row."""
+
+
+class MadeTensor(Protocol):
+    """A tensor that is made of others of the model as it is read."""
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """Those, the one with most of the values first."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one dimension or two."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of the values."""
+
+    def rows(self, rows: range, step: int) -> Iterator[Array]:
+        """Rows of it, `step` at a time."""
+
+
+class MadeMatrix(MadeTensor, Protocol):
+    """The weight of a linear layer that was quantised."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """[out, in]."""
+
+
+_READERS: Final[tuple[tuple[str, type[Any]], ...]] = (
+    ("model.safetensors", SafetensorsReader),
+    ("pytorch_model.bin", PickledFile),
+)
+
+
+class HfWeights:
+    """All tensors of a model directory."""
+
+    def __init__(self, model_dir: Path) -> None:
+        """Opens every file. Raises CheckpointError with every disagreement between headers and index."""
+        self._files: dict[str, WeightFile] = {}
+        self._file_of: dict[str, str] = {}
+        self._made: dict[str, MadeTensor] = {}
+        self._matrices: dict[str, MadeMatrix] = {}
+        self._directory = model_dir
+        whole, reader = _weights_of(model_dir)
+        if (model_dir / whole).exists():
+            self._open(whole, reader)
+            self._file_of = dict.fromkeys(self._files[whole].specs, whole)
+        else:
+            self._open_shards(whole + _INDEX_SUFFIX, reader)
+        self._stored = {name: name for name in self._file_of}
+
+    def renamed(self, name_now: Callable[[str], str]) -> HfWeights:
+        """The same tensors, each by what `name_now` makes of its name.
+
+        Raises CheckpointError for two tensors that would have one name.
+        """
+        result = copy.copy(self)
+        result._stored = {}
+        for before, stored in self._stored.items():
+            name = name_now(before)
+            if name in result._stored:
+                raise CheckpointError(
+                    f"{self._directory}: tensors '{result._stored[name]}' and '{stored}' are both '{name}'"
+                )
+            result._stored[name] = stored
+        return result
+
+    def with_matrices(self, matrices: Mapping[str, MadeMatrix]) -> HfWeights:
+        """As with_made(), of layers that were quantised."""
+        result = self.with_made(matrices)
+        result._matrices = dict(matrices)
+        return result
+
+    def with_made(self, made: Mapping[str, MadeTensor]) -> HfWeights:
+        """The same with these in place of the tensors that they are made of, by the names that they have from now.
+
+        Raises CheckpointError for such a name that another tensor has.
+        """
+        result = copy.copy(self)
+        used = {name for tensor in made.values() for name in tensor.tensors}
+        for name, tensor in made.items():
+            if name in self._stored and name not in used:
+                raise CheckpointError(f"{self.where(name)}: is there beside '{tensor.tensors[0]}'; remove one of them")
+        result._made = {**self._made, **made}
+        result._stored = {name: stored for name, stored in self._stored.items() if name not in used}
+        result._stored.update((name, name) for name in made)
+        return result
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._stored
+
+    @property
+    def directory(self) -> Path:
+        """The model's."""
+        return self._directory
+
+    @property
+    def matrices(self) -> dict[str, MadeMatrix]:
+        """Those of layers that were quantised, by the names that they have now."""
+        return {name: self._matrices[stored] for name, stored in self._stored.items() if stored in self._matrices}
+
+    @property
+    def names(self) -> list[str]:
+        """Every tensor's name, file by file."""
+        return list(self._stored)
+
+    def spec(self, name: str) -> TensorSpec:
+        """A tensor's dtype and shape."""
+        stored = self._stored[name]
+        if (made := self._made.get(stored)) is not None:
+            return TensorSpec(name, made.dtype, made.shape)
+        spec = self._files[self._file_of[stored]].specs[stored]
+        return replace(spec, name=name)
+
+    def stored_bytes(self, names: Iterable[str]) -> int:
+        """Of tensors in their files, or of those that they are made of, each once."""
+        all_stored = (self._stored[name] for name in names)
+        made_of = {
+            own for stored in all_stored for own in (self._made[stored].tensors if stored in self._made else (stored,))
+        }
+        return sum(self._files[self._file_of[own]].specs[own].num_bytes for own in made_of)
+
+    def rows(self, name: str, rows: range, step: int | None = None) -> Iterator[Array]:
+        """Rows of a tensor, `step` at a time or a few MiB of them. A scalar is a row."""
+        stored = self._stored[name]
+        if (made := self._made.get(stored)) is not None:
+            row_bytes = math.prod(made.shape[1:]) * made.dtype.itemsize
+            return made.rows(rows, max(1, PIECE_BYTES // max(1, row_bytes)) if step is None else step)
+        return self._files[self._file_of[stored]].rows(stored, rows.start, rows.stop, step=step)
+
+    def joined_rows(self, name: str, rows: range | None = None) -> Array:
+        """Rows of a tensor, or all of them, in one array."""
+        spec = self.spec(name)
+        if rows is None:
+            rows = range(spec.shape[0] if spec.shape else 1)
+        pieces = list(self.rows(name, rows))
+        return np.concatenate(pieces) if pieces else np.empty((0, *spec.shape[1:]), spec.dtype)
+
+    def where(self, name: str) -> str:
+        """The file and tensor, as error messages name them."""
+        stored = self._stored[name]
+        if (made := self._made.get(stored)) is not None:
+            stored = made.tensors[0]
+        return f"{self._directory / self._file_of[stored]}: tensor '{stored}'"
+
+    def _open(self, file: str, reader: type[Any]) -> None:
+        self._files[file] = reader(self._directory / file)
+
+    def _open_shards(self, index: str, reader: type[Any]) -> None:
+        path = self._directory / index
+        self._file_of = _read_index(path)
+        for file in sorted(set(self._file_of.values())):
+            self._open(file, reader)
+        problems = self._disagreements()
+        if problems:
+            raise CheckpointError(f"{path}: " + "; ".join(problems))
+
+    def _disagreements(self) -> list[str]:
+        found: dict[str, list[str]] = {}
+        for file, opened in self._files.items():
+            for name in opened.specs:
+                found.setdefault(name, []).append(file)
+        problems = []
+        for name in {**self._file_of, **found}:
+            said, holders = self._file_of.get(name), found.get(name, [])
+            if said is None:
+                problems.append(f"tensor '{name}' is in {' and '.join(holders)}, but not in the index")
+            elif holders != [said]:
+                where = f"is in {' and '.join(holders)}" if holders else "is in no shard"
+                problems.append(f"tensor '{name}' is said to be in {said}, but {where}")
+        return problems
+
+
+def weight_file_names(model_dir: Path) -> list[str]:
+    """The files that HfWeights reads, the index among them. Raises CheckpointError as it does."""
+    whole, _ = _weights_of(model_dir)
+    if (model_dir / whole).exists():
+        return [whole]
+    index = whole + _INDEX_SUFFIX
+    return [index, *sorted(set(_read_index(model_dir / index).values()))]
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    """The shard of each tensor. Raises CheckpointError for shards that are not files beside the index."""
+    weight_map = load_json_object(path, CheckpointError).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{path}: weight_map is {describe(weight_map)}; expected an object of file names")
+    problems = [
+        f"tensor '{name}' is said to be in {describe(file)}; expected the plain name of a file here"
+        for name, file in weight_map.items()
+        if not _is_plain_name(file)
+    ]
+    files = sorted({file for file in weight_map.values() if _is_plain_name(file)})
+    problems += [f"shard {file} is missing" for file in files if not (path.parent / file).is_file()]
+    if problems:
+        raise CheckpointError(f"{path}: " + "; ".join(problems))
+    return weight_map
+
+
+def _weights_of(model_dir: Path) -> tuple[str, type[Any]]:
+    """The name of the single-file form and the reader, for the first format that the directory holds."""
+    for whole, reader in _READERS:
+        present = [name for name in (whole, whole + _INDEX_SUFFIX) if (model_dir / name).exists()]
+        if len(present) > 1:
+            raise CheckpointError(f"{model_dir}: holds both {present[0]} and {present[1]}; remove the stale one")
+        if present:
+            return whole, reader
+    expected = ", ".join(f"{whole}, {whole}{_INDEX_SUFFIX}" for whole, _ in _READERS)
+    raise CheckpointError(f"{model_dir}: holds no weights; expected one of {expected}")
+
+
+def _is_plain_name(file: object) -> bool:
+    # Symbolic links are followed on purpose: the hub's cache consists of them.
+    return isinstance(file, str) and file not in ("", ".", "..") and not set(file) & set("/\\\0")

@@ -1,0 +1,344 @@
+"""How a checkpoint's weights are quantised, with TensorRT-LLM's names, and the tensors that hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+
+from ..._core import ConfigError, DType, QuantAlgo, WeightCode, dtype_from_name, dtype_name
+from ...common.json_fields import JsonFields, describe
+from ...common.safetensors_stream import TensorSpec
+from .casting import FLOAT8, FLOAT32
+from .tensor_names import LM_HEAD
+
+DEFAULT_GROUP_SIZE: Final = 128
+GROUP_SIZES: Final = (32, 64, 128)
+CODE_GROUP_SIZES: Final = (32, 64, 128, 256, 512, 1024, 2048, 4096)
+"""Of numbers of a table: the blocks that bitsandbytes has."""
+FLOAT8_GROUPS: Final = 8
+"""Inputs of which groups of E4M3 are multiples."""
+PACKED_INPUTS: Final = {2: 16, 3: 32, 4: 2}
+"""By the bits of few bits: how many inputs are packed together, of which there are whole groups."""
+INT8_KV_CACHE: Final = "INT8"
+"""TensorRT-LLM's name, in kv_cache_quant_algo."""
+QUANT_ALGOS: Final = tuple(algo.name for algo in QuantAlgo if algo is not QuantAlgo.NONE)
+
+FEW_BITS: Final = (QuantAlgo.W4A16, QuantAlgo.W4A8)
+"""Of weights of four bits or fewer."""
+
+_WITH_INT8_ACTIVATIONS: Final = {
+    QuantAlgo.W8A16: QuantAlgo.W8A8,
+    QuantAlgo.W8A8: QuantAlgo.W8A8,
+    QuantAlgo.W4A16: QuantAlgo.W4A8,
+    QuantAlgo.W4A8: QuantAlgo.W4A8,
+}
+_WEIGHT: Final = ".weight"
+_CHANNEL_SCALE: Final = "per_channel_scale"
+_GROUP_SCALE: Final = "weights_scaling_factor"
+_ZERO: Final = "zero"
+_INPUT_ORDER: Final = "input_order"
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantConfig:
+    """How a checkpoint's weights are quantised."""
+
+    quant_algo: QuantAlgo
+    group_size: int | None = None
+    """All but W8A8: consecutive inputs of an output that share a scale; None: all of them."""
+    has_zero_point: bool = False
+    """All but W8A8: each group has a zero point as well."""
+    scale_dtype: DType = DType.BFLOAT16
+    """The type of the scales, where has_typed_scales."""
+    bits: int = 4
+    """W4A16 and W4A8: how many the integers need, 2, 3 or 4. Checkpoints store four, engines as many as these."""
+    code: WeightCode = WeightCode.INTEGER
+    """What the bits of a weight stand for."""
+    value_dtype: DType | None = None
+    """Of numbers of a table and E4M3: what they become times a scale, rounded once; None of integers."""
+    reordered: bool = False
+    """W4A16 and W8A16 of integers: the inputs of a weight are in an order of its own, which a tensor tells."""
+    exclude_modules: tuple[str, ...] = ()
+    """Linear layers that are not quantised, by their names in a checkpoint, such as lm_head."""
+
+    def problems(self) -> list[str]:
+        """Everything that cannot be."""
+        found = []
+        accepted = CODE_GROUP_SIZES if self.is_coded else GROUP_SIZES
+        if self.group_size is not None and self.is_float8:
+            if self.group_size < 1 or self.group_size % FLOAT8_GROUPS != 0:
+                found.append(f"group_size is {self.group_size}; accepted: multiples of {FLOAT8_GROUPS}")
+        elif self.group_size is not None and self.group_size not in accepted:
+            found.append(f"group_size is {self.group_size}; accepted: {', '.join(map(str, accepted))}")
+        if self.is_coded:
+            if self.group_size is None and not self.is_of_eight_bits:
+                found.append(f"group_size is missing, which {self.code.name} has")
+            if self.value_dtype is None:
+                found.append(f"value_dtype is missing, which {self.code.name} has")
+            if self.has_zero_point:
+                found.append(f"has_zero_point is given, but {self.code.name} has none")
+            if self.reordered:
+                found.append(f"reordered is given, but {self.code.name} has its inputs in their order")
+            if self.is_llm_int8 and self.group_size is not None:
+                found.append(f"group_size is given, but {self.code.name} has one scale an output")
+            if self.is_llm_int8 and self.scale_dtype is not DType.FLOAT32:
+                found.append(f"scale_dtype is {dtype_name(self.scale_dtype)}; {self.code.name} has float32")
+        elif self.value_dtype is not None:
+            found.append("value_dtype is given, but integers times scales are not rounded")
+        if self.bits not in PACKED_INPUTS:
+            found.append(f"bits is {self.bits}; accepted: {', '.join(map(str, PACKED_INPUTS))}")
+        elif self.bits != 4 and (self.is_coded or not self.has_few_bits):
+            found.append(f"bits is {self.bits}, which only integers of W4A16 and W4A8 may have")
+        if self.is_of_eight_bits:
+            if self.quant_algo is not QuantAlgo.W8A16:
+                found.append(f"code is {self.code.name}, which {self.quant_algo.name} cannot have; accepted: W8A16")
+        elif self.quant_algo is QuantAlgo.W4A8:
+            if self.is_coded:
+                found.append(f"code is {self.code.name}, which W4A8 cannot have; accepted: W4A16")
+            if self.reordered:
+                found.append("reordered is given, but W4A8 has its inputs in their order")
+        elif self.quant_algo is not QuantAlgo.W4A16:
+            if self.group_size is not None and self.quant_algo is not QuantAlgo.W8A16:
+                found.append(f"group_size is given, but {self.quant_algo.name} has one scale an output")
+            if self.has_zero_point and self.quant_algo is not QuantAlgo.W8A16:
+                found.append(f"has_zero_point is given, but {self.quant_algo.name} is symmetric")
+            if self.reordered and self.quant_algo is not QuantAlgo.W8A16:
+                found.append(f"reordered is given, but {self.quant_algo.name} has its inputs in their order")
+            if self.scale_dtype is not DType.BFLOAT16 and not self.has_typed_scales:
+                found.append(f"scale_dtype is given, but the scales of {self.quant_algo.name} are float32")
+            if self.is_coded:
+                found.append(f"code is given, but {self.quant_algo.name} has integers")
+        return found
+
+    @property
+    def has_few_bits(self) -> bool:
+        """Whether weights have four bits or fewer."""
+        return self.quant_algo in FEW_BITS
+
+    @property
+    def is_coded(self) -> bool:
+        """Whether the bits stand for numbers of a table or of FP8, which become values of a type."""
+        return self.code is not WeightCode.INTEGER
+
+    @property
+    def is_float8(self) -> bool:
+        """Whether the weights are numbers of FP8."""
+        return self.code is WeightCode.E4M3
+
+    @property
+    def is_llm_int8(self) -> bool:
+        """Whether the weights are integers whose values are those of bitsandbytes' LLM.int8()."""
+        return self.code is WeightCode.LLM_INT8
+
+    @property
+    def is_of_eight_bits(self) -> bool:
+        """Whether numbers with a code have eight bits."""
+        return self.is_float8 or self.is_llm_int8
+
+    @property
+    def has_typed_scales(self) -> bool:
+        """Whether scales have a type and groups: others are one float32 an output."""
+        return self.has_few_bits or self.is_of_eight_bits or self.group_size is not None
+
+    @property
+    def can_be_made(self) -> bool:
+        """Whether weights can be rounded so; the others are published so."""
+        is_published_int8 = not self.has_few_bits and (self.group_size is not None or self.has_zero_point)
+        return self.bits == 4 and not self.is_coded and not self.reordered and not is_published_int8
+
+    @property
+    def packed_inputs(self) -> int:
+        """How many inputs of an output are packed together: there are whole groups of so many."""
+        if self.has_few_bits:
+            return PACKED_INPUTS[self.bits]
+        return 2 if self.is_of_eight_bits else 1
+
+    def shape_problems(self, weights: Mapping[str, tuple[int, ...]]) -> list[str]:
+        """Why weights of these names and shapes cannot be quantised so."""
+        if self.is_of_eight_bits:
+            return [
+                f"tensor '{name}' has {shape[1]} inputs; {self.code.name} needs an even number"
+                for name, shape in weights.items()
+                if name != LM_HEAD and shape[1] % 2 != 0
+            ]
+        if not self.has_few_bits:
+            return []
+        if self.is_coded:
+            assert self.group_size is not None
+            return [
+                f"tensor '{name}' has {shape[1]} inputs, which are no whole groups of {self.group_size}"
+                for name, shape in weights.items()
+                if shape[1] % self.group_size != 0
+            ]
+        return [
+            f"tensor '{name}' has {shape[1]} inputs; {self._describe_packing()}"
+            for name, shape in weights.items()
+            if name != LM_HEAD and shape[1] % PACKED_INPUTS[self.bits] != 0
+        ]
+
+    def _describe_packing(self) -> str:
+        if self.bits == 4:
+            return f"{self.quant_algo.name} packs two in a byte, so there must be an even number"
+        what, together = f"{self.quant_algo.name} of {self.bits} bits", PACKED_INPUTS[self.bits]
+        return f"{what} packs {together} together, of which there must be a multiple"
+
+    def with_int8_activations(self) -> QuantConfig:
+        """The same weights, multiplied with activations that are rounded to int8.
+
+        Raises ConfigError for weights that are not.
+        """
+        if self.quant_algo in _WITH_INT8_ACTIVATIONS:
+            config = replace(self, quant_algo=_WITH_INT8_ACTIVATIONS[self.quant_algo])
+            if not config.problems():
+                return config
+        raise ConfigError(
+            f"int8_activations: the weights are {self.describe()}; accepted: integers of W4A16 that are not reordered, "
+            "and of W8A16 with one scale an output and no zero points"
+        )
+
+    def of_weight(self, name: str) -> QuantConfig:
+        """How the weight of a linear layer is quantised that is: lm_head to int8, whatever the layers are."""
+        return QuantConfig(quant_algo=QuantAlgo.W8A16) if name == LM_HEAD else self
+
+    def scales_of(self, name: str) -> str:
+        """The tensor with the scales of a quantised weight; `self` is of_weight() of that weight."""
+        return f"{name.removesuffix(_WEIGHT)}.{_CHANNEL_SCALE if self.group_size is None else _GROUP_SCALE}"
+
+    def zeros_of(self, name: str) -> str:
+        """The tensor with its zero points, if there are any."""
+        return f"{name.removesuffix(_WEIGHT)}.{_ZERO}"
+
+    def input_order_of(self, name: str) -> str:
+        """The tensor with the orders of its inputs, if it is reordered: input i of a part is order[part, i]."""
+        return f"{name.removesuffix(_WEIGHT)}.{_INPUT_ORDER}"
+
+    def groups(self, inputs: int) -> int:
+        """Number of scales of an output."""
+        return 1 if self.group_size is None else -(-inputs // self.group_size)
+
+    def describe(self) -> str:
+        """What people read: W4A16 in groups of 64 with zero points."""
+        code = f" of {self.code.name}" if self.is_coded else ""
+        group = f" in groups of {self.group_size}" if self.group_size is not None else ""
+        zeros = " with zero points" if self.has_zero_point else ""
+        bits = "" if self.bits == 4 else f" of {self.bits} bits"
+        reordered = ", reordered" if self.reordered else ""
+        return f"{self.quant_algo.name}{bits}{code}{group}{zeros}{reordered}{self._describe_excluded()}"
+
+    def _describe_excluded(self) -> str:
+        count = len(self.exclude_modules)
+        if count == 0:
+            return ""
+        return f", but for {self.exclude_modules[0] if count == 1 else f'{count} of them'}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields of the weights in the `quantization` of config.json."""
+        own: dict[str, Any] = {}
+        if self.has_typed_scales:
+            own["scale_dtype"] = dtype_name(self.scale_dtype)
+        if self.bits != 4:
+            own["bits"] = self.bits
+        if self.is_coded and self.value_dtype is not None:
+            own |= {"code": self.code.name, "value_dtype": dtype_name(self.value_dtype)}
+        if self.reordered:
+            own["reordered"] = True
+        return {
+            "quant_algo": self.quant_algo.name,
+            "group_size": self.group_size,
+            "has_zero_point": self.has_zero_point,
+            **own,
+            "exclude_modules": list(self.exclude_modules),
+        }
+
+
+def quantization_to_dict(weights: QuantConfig | None, *, int8_kv_cache: bool) -> dict[str, Any]:
+    """The `quantization` of config.json; `weights` None: they are not quantised."""
+    return {
+        "quant_algo": None,
+        "kv_cache_quant_algo": INT8_KV_CACHE if int8_kv_cache else None,
+        **(weights.to_dict() if weights is not None else {}),
+    }
+
+
+def read_int8_kv_cache(source: JsonFields) -> bool:
+    """Takes the field of the KV cache of a `quantization` object: whether it is int8."""
+    algo = source.raw("kv_cache_quant_algo")
+    if algo not in (None, INT8_KV_CACHE):
+        source.problem("kv_cache_quant_algo", f"is {describe(algo)}; accepted: null, {INT8_KV_CACHE}")
+    return bool(algo == INT8_KV_CACHE)
+
+
+def read_quantization(source: JsonFields) -> QuantConfig | None:
+    """Takes the fields of the weights of a `quantization` object; None when they are not quantised."""
+    algo = source.raw("quant_algo")
+    group_size = source.optional_integer("group_size")
+    has_zero_point = source.boolean("has_zero_point", default=False)
+    excluded = source.strings("exclude_modules") if "exclude_modules" in source else ()
+    # Checkpoints of before there was another type of scales, fewer bits, a code, or an order, do not have these.
+    scale_dtype = _optional_dtype(source, "scale_dtype")
+    value_dtype = _optional_dtype(source, "value_dtype")
+    bits = source.integer("bits") if "bits" in source else 4
+    code = source.raw("code") if "code" in source else WeightCode.INTEGER.name
+    reordered = source.boolean("reordered", default=False)
+    if algo is None:
+        return None
+    if not isinstance(algo, str) or algo not in QUANT_ALGOS:
+        source.problem("quant_algo", f"is {describe(algo)}; accepted: null, {', '.join(QUANT_ALGOS)}")
+        return None
+    if not isinstance(code, str) or code not in WeightCode.__members__:
+        source.problem("code", f"is {describe(code)}; accepted: {', '.join(WeightCode.__members__)}")
+        return None
+    config = QuantConfig(
+        quant_algo=QuantAlgo[algo],
+        group_size=group_size,
+        has_zero_point=has_zero_point,
+        scale_dtype=DType.BFLOAT16 if scale_dtype is None else scale_dtype,
+        bits=bits,
+        code=WeightCode[code],
+        value_dtype=value_dtype,
+        reordered=reordered,
+        exclude_modules=excluded,
+    )
+    for problem in config.problems():
+        name, _, complaint = problem.partition(" ")
+        source.problem(name, complaint)
+    return config
+
+
+def _optional_dtype(source: JsonFields, name: str) -> DType | None:
+    text = source.raw(name) if name in source else None
+    if text is None:
+        return None
+    try:
+        return dtype_from_name(text if isinstance(text, str) else describe(text))
+    except ConfigError as error:
+        source.problem(name, f"cannot be used: {error}")
+        return None
+
+
+def quantized_specs(name: str, shape: tuple[int, int], how: QuantConfig, num_parts: int = 1) -> list[TensorSpec]:
+    """What a rank's file holds of a weight that is quantised.
+
+    That is its integers, its scales, its zero points and, if it is reordered, the orders of the inputs of its parts.
+    """
+    outputs, inputs = shape
+    groups = (outputs,) if how.group_size is None else (outputs, how.groups(inputs))
+    orders = [TensorSpec(how.input_order_of(name), np.dtype(np.int32), (num_parts, inputs))] if how.reordered else []
+    if how.is_float8:
+        scales = TensorSpec(how.scales_of(name), np.dtype(dtype_name(how.scale_dtype)), groups)
+        return [TensorSpec(name, FLOAT8, shape), scales]
+    if not how.has_few_bits:
+        scale_dtype = np.dtype(dtype_name(how.scale_dtype)) if how.has_typed_scales else FLOAT32
+        integers = [TensorSpec(name, np.dtype(np.int8), shape), TensorSpec(how.scales_of(name), scale_dtype, groups)]
+        zeros = [TensorSpec(how.zeros_of(name), np.dtype(np.int8), groups)] if how.has_zero_point else []
+        return [*integers, *zeros, *orders]
+    specs = [
+        TensorSpec(name, np.dtype(np.uint8), (outputs, inputs // 2)),
+        TensorSpec(how.scales_of(name), np.dtype(dtype_name(how.scale_dtype)), groups),
+    ]
+    if how.has_zero_point:
+        specs.append(TensorSpec(how.zeros_of(name), np.dtype(np.uint8), groups))
+    return [*specs, *orders]

@@ -1,0 +1,74 @@
+"""The tensors of one rank of a checkpoint, read in pieces: from its file, or made of others meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, Protocol
+
+import numpy as np
+
+from ..._core import CheckpointError
+from ...common.safetensors_stream import SafetensorsReader
+from .casting import Array
+from .quantization import QuantConfig
+from .quantizer import QuantizedRows
+
+
+class PlainTensors(Protocol):
+    """Tensors by their names in a checkpoint."""
+
+    def rows(self, name: str, rows: range, step: int | None = None) -> Iterator[Array]:
+        """Rows of a tensor that is not quantised, in the checkpoint's dtype.
+
+        They come `step` at a time, the last ones fewer; None: in pieces of a few MiB.
+        """
+
+
+class RankTensors(PlainTensors, Protocol):
+    """Those of a checkpoint whose linear layers may be quantised."""
+
+    def quantized_rows(self, name: str, rows: range, step: int | None = None) -> Iterator[QuantizedRows]:
+        """Rows of a weight that is quantised, as rows() gives those of others."""
+
+    def input_orders(self, name: str) -> Array:
+        """int32 [parts, in] of a weight that is reordered: input i of a part's rows is input order[part, i].
+
+        Raises CheckpointError for what is no order.
+        """
+
+
+class CheckpointFile:
+    """The tensors of a rank's file."""
+
+    def __init__(self, reader: SafetensorsReader, quantization: QuantConfig | None) -> None:
+        self.reader: Final = reader
+        self._quantization = quantization
+
+    def rows(self, name: str, rows: range, step: int | None = None) -> Iterator[Array]:
+        """As PlainTensors.rows; views of the mapped file."""
+        return self.reader.rows(name, rows.start, rows.stop, step=step)
+
+    def quantized_rows(self, name: str, rows: range, step: int | None = None) -> Iterator[QuantizedRows]:
+        """As RankTensors.quantized_rows; views of the mapped file."""
+        assert self._quantization is not None
+        how = self._quantization.of_weight(name)
+        scales, zeros = self.reader.array(how.scales_of(name)), None
+        if how.has_zero_point:
+            zeros = self.reader.array(how.zeros_of(name)).reshape(len(scales), -1)
+        first = rows.start
+        for piece in self.rows(name, rows, step):
+            these = slice(first, first + len(piece))
+            first = these.stop
+            yield QuantizedRows(piece, scales.reshape(len(scales), -1)[these], None if zeros is None else zeros[these])
+
+    def input_orders(self, name: str) -> Array:
+        """As RankTensors.input_orders."""
+        assert self._quantization is not None
+        tensor = self._quantization.input_order_of(name)
+        orders = self.reader.array(tensor)
+        for order in orders:
+            if not np.array_equal(np.sort(order), np.arange(len(order))):
+                raise CheckpointError(
+                    f"{self.reader.path}: tensor '{tensor}' is no order of {len(order)} inputs, each of them once"
+                )
+        return orders

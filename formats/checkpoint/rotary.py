@@ -1,0 +1,210 @@
+"""Rotary position scaling: which kinds there are, and the parameters of each.
+
+The formulas are those of Hugging Face's modeling_rope_utils.py; docs/formats.md names the
+parameters of each kind.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+from ...common.json_fields import JsonFields, describe
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearScaling:
+    """Every angle is divided by `factor`."""
+
+    rope_type: ClassVar[str] = "linear"
+    factor: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class DynamicScaling:
+    """The base grows with the sequence once that is longer than max_position_embeddings."""
+
+    rope_type: ClassVar[str] = "dynamic"
+    factor: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Llama3Scaling:
+    """Long wavelengths are divided by `factor`, short ones kept, those between interpolated."""
+
+    rope_type: ClassVar[str] = "llama3"
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class YarnScaling:
+    """YaRN. `attention_factor` None: it follows from factor, mscale and mscale_all_dim."""
+
+    rope_type: ClassVar[str] = "yarn"
+    factor: float
+    original_max_position_embeddings: int
+    attention_factor: float | None = None
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongRopeScaling:
+    """Frequencies divided one by one: by `short_factor`, or `long_factor` beyond original_max_position_embeddings.
+
+    `attention_factor` multiplies cosines and sines.
+    """
+
+    rope_type: ClassVar[str] = "longrope"
+    factor: float
+    short_factor: tuple[float, ...]
+    long_factor: tuple[float, ...]
+    original_max_position_embeddings: int
+    attention_factor: float
+
+
+RotaryScaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | LongRopeScaling
+
+ROTARY_SCALING_TYPES = ("linear", "dynamic", "llama3", "yarn", "longrope")
+
+
+def depends_on_length(scaling: RotaryScaling | None) -> bool:
+    """Whether the angles of a position depend on the length of the prompt."""
+    return isinstance(scaling, DynamicScaling | LongRopeScaling)
+
+
+def reusable_length(scaling: RotaryScaling | None, max_position_embeddings: int) -> int | None:
+    """How long prompts may be whose positions are all turned as those of shorter ones; None: any."""
+    if isinstance(scaling, DynamicScaling):
+        return max_position_embeddings
+    return scaling.original_max_position_embeddings if isinstance(scaling, LongRopeScaling) else None
+
+
+def rotary_scaling_to_dict(scaling: RotaryScaling | None) -> dict[str, Any] | None:
+    """The JSON form: {"rope_type": ..., parameters}; None for no scaling."""
+    if scaling is None:
+        return None
+    parameters = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(scaling).items()}
+    return {"rope_type": scaling.rope_type, **parameters}
+
+
+def read_rotary_scaling(
+    fields: JsonFields, max_position_embeddings: int, original: int | None = None, *, can_be_mrope: bool = False
+) -> RotaryScaling | None:
+    """Takes the fields of a rope scaling object, in which the kind may be spelled `rope_type` or `type`.
+
+    `original` is original_max_position_embeddings where it stands beside the object, for "longrope". `can_be_mrope`:
+    the kind "mrope" is accepted, an older name of "default" where there are mrope_section.
+
+    original_max_position_embeddings is max_position_embeddings where it is not given, as in Hugging Face.
+    """
+    names = [fields.raw(spelling) for spelling in ("rope_type", "type")]
+    if can_be_mrope:
+        names = ["default" if name == "mrope" else name for name in names]
+    given = sorted({str(name) for name in names if name is not None})
+    if len(given) > 1:
+        fields.problem("rope_type", f"and type disagree: {' and '.join(given)}")
+        return None
+    rope_type = given[0] if given else "default"
+    if rope_type == "default":
+        return None
+    if rope_type not in ROTARY_SCALING_TYPES:
+        accepted = ", ".join(("default", *ROTARY_SCALING_TYPES))
+        fields.problem("rope_type", f"is {describe(rope_type)}; accepted: {accepted}")
+        return None
+    if rope_type == "longrope":
+        return _read_longrope(fields, max_position_embeddings, original)
+    factor = fields.number("factor", minimum=1.0)
+    if rope_type == "linear":
+        return LinearScaling(factor=factor)
+    if rope_type == "dynamic":
+        return DynamicScaling(factor=factor)
+    original = fields.optional_integer("original_max_position_embeddings") or max_position_embeddings
+    if rope_type == "llama3":
+        return _read_llama3(fields, factor, original)
+    return _read_yarn(fields, factor, original)
+
+
+def read_mrope_sections(fields: JsonFields, head_size: int) -> None:
+    """Takes mrope_section and mrope_interleaved, which say which pairs of a head turn by time, height and width.
+
+    The three positions of a token of text are one number (they differ for those of images and videos alone), so each
+    pair turns by that number whatever the sections are: text has plain rotary positions.
+    """
+    fields.boolean("mrope_interleaved", default=False)
+    sections = fields.integers("mrope_section")
+    if len(sections) != 3 or sum(sections) != head_size // 2:
+        fields.problem(
+            "mrope_section",
+            f"is {list(sections)}; expected three integers whose sum is half of the head, {head_size // 2}",
+        )
+
+
+def _read_longrope(fields: JsonFields, max_position_embeddings: int, beside: int | None) -> LongRopeScaling:
+    """By Hugging Face: factor and attention_factor follow from the lengths where they are left out."""
+    within = fields.optional_integer("original_max_position_embeddings")
+    original = within or beside or max_position_embeddings
+    if original < 2:
+        fields.problem("original_max_position_embeddings", f"is {original}; expected 2 or more")
+        original = 2
+    factor = fields.optional_number("factor", minimum=1.0) or max(1.0, max_position_embeddings / original)
+    attention = fields.optional_number("attention_factor", above=True)
+    if attention is None:
+        attention = 1.0 if factor <= 1.0 else math.sqrt(1 + math.log(factor) / math.log(original))
+    return LongRopeScaling(
+        factor=factor,
+        short_factor=_read_factors(fields, "short_factor"),
+        long_factor=_read_factors(fields, "long_factor"),
+        original_max_position_embeddings=original,
+        attention_factor=attention,
+    )
+
+
+def _read_factors(fields: JsonFields, name: str) -> tuple[float, ...]:
+    value = fields.raw(name)
+    if isinstance(value, list) and value and all(_is_factor(item) for item in value):
+        return tuple(float(item) for item in value)
+    fields.problem(name, f"is {describe(value)}; expected a list of numbers above 0")
+    return ()
+
+
+def _is_factor(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+
+
+def _read_llama3(fields: JsonFields, factor: float, original: int) -> Llama3Scaling:
+    scaling = Llama3Scaling(
+        factor=factor,
+        low_freq_factor=fields.number("low_freq_factor", above=True),
+        high_freq_factor=fields.number("high_freq_factor", above=True),
+        original_max_position_embeddings=original,
+    )
+    if scaling.high_freq_factor <= scaling.low_freq_factor and not fields.problems:
+        fields.problem(
+            "high_freq_factor",
+            f"is {scaling.high_freq_factor}; it must be above low_freq_factor {scaling.low_freq_factor}",
+        )
+    return scaling
+
+
+def _read_yarn(fields: JsonFields, factor: float, original: int) -> YarnScaling:
+    scaling = YarnScaling(
+        factor=factor,
+        original_max_position_embeddings=original,
+        attention_factor=fields.optional_number("attention_factor", above=True),
+        beta_fast=fields.optional_number("beta_fast", above=True) or YarnScaling.beta_fast,
+        beta_slow=fields.optional_number("beta_slow", above=True) or YarnScaling.beta_slow,
+        mscale=fields.optional_number("mscale"),
+        mscale_all_dim=fields.optional_number("mscale_all_dim"),
+        truncate=fields.boolean("truncate", default=True),
+    )
+    if scaling.beta_fast < scaling.beta_slow:
+        fields.problem("beta_fast", f"is {scaling.beta_fast}; it must not be below beta_slow {scaling.beta_slow}")
+    return scaling

@@ -1,0 +1,200 @@
+"""The engine file: a safetensors container of packed tensors, the program that runs on them, and checksums.
+
+docs/formats.md describes it. Nothing in it is code, and every byte of it is checked before it is used.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import xxhash
+
+from ..._core import EngineError, MappedFile
+from ...common.file_lock import mark_in_use
+from ...common.json_fields import parse_json_object
+from ...common.safetensors_stream import PIECE_BYTES, SafetensorsReader, SafetensorsWriter, TensorSpec
+from .plan import Program
+from .plan_json import program_from_json, program_to_json
+
+FORMAT: Final = "adaptrt.engine"
+FORMAT_VERSION: Final = 9
+ALIGNMENT: Final = 64
+"""Every tensor begins at a multiple of it, or of a greater one."""
+CHECKSUMS: Final = "checksums"
+"""The last tensor: XXH3-64 of each tensor before it, in the order of their bytes."""
+
+Array = np.ndarray[Any, np.dtype[Any]]
+TensorBytes = Callable[[], Iterator[Array]]
+
+
+@dataclass(frozen=True)
+class EngineTensor:
+    """A tensor to write: flat, and given in pieces."""
+
+    name: str
+    dtype: np.dtype[Any]
+    size: int
+    pieces: TensorBytes
+    alignment: int = ALIGNMENT
+    """What it begins at a multiple of in the file; so do all others."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of its data."""
+        return self.size * self.dtype.itemsize
+
+
+def write_engine_file(path: Path, program: Program, tensors: list[EngineTensor], advance: Callable[[int], None]) -> str:
+    """Writes an engine file a piece at a time; returns the checksum that config.json keeps."""
+    specs = [TensorSpec(tensor.name, tensor.dtype, (tensor.size,)) for tensor in tensors]
+    specs.append(TensorSpec(CHECKSUMS, np.dtype(np.uint64), (len(tensors),)))
+    metadata = {
+        "format": FORMAT,
+        "version": str(FORMAT_VERSION),
+        "program": json.dumps(program_to_json(program), separators=(",", ":")),
+    }
+    checksums = []
+    alignment = max((tensor.alignment for tensor in tensors), default=ALIGNMENT)
+    with SafetensorsWriter(path, specs, metadata=metadata, alignment=alignment) as writer:
+        for tensor in tensors:
+            digest = xxhash.xxh3_64()
+            for piece in tensor.pieces():
+                digest.update(piece.view(np.uint8).data)
+                writer.write(tensor.name, piece)
+                advance(piece.nbytes)
+            checksums.append(digest.intdigest())
+        writer.write(CHECKSUMS, np.asarray(checksums, np.uint64))
+    reader = SafetensorsReader(path, EngineError)
+    return _header_checksum(path, reader)
+
+
+class EngineFile:
+    """A mapped engine file whose every byte was checked."""
+
+    def __init__(
+        self,
+        path: Path,
+        checksum: str,
+        content: bytes | bytearray | memoryview | None = None,
+        *,
+        keeps_in_memory: bool = True,
+    ) -> None:
+        """`checksum` is what write_engine_file returned; `content` stands for the file's bytes, and is copied.
+
+        keeps_in_memory: False for a file that memory has no room for: it is checked a piece at a time, of which nothing
+            stays in memory, and not through the mapping.
+
+        Raises EngineError with the path and what is wrong.
+        """
+        self.path = path
+        self._keeps_in_memory = keeps_in_memory
+        if content is None:
+            try:
+                self._in_use = mark_in_use(path)  # so that the cache of engines does not delete it
+            except OSError as reason:
+                raise EngineError(f"{path}: cannot be read: {reason.strerror}") from None
+        self._reader = SafetensorsReader(path, EngineError, content)
+        self.mapped_file: Final = None if content is not None else MappedFile(self._reader.file_bytes, str(path))
+        metadata = self._reader.metadata
+        _check_version(path, metadata)
+        if _header_checksum(path, self._reader) != checksum:
+            raise EngineError(f"{path}: its header is not the one that config.json was written for")
+        self._check_data()
+        program = parse_json_object(metadata["program"], f"{path}: program", EngineError)
+        self.program: Final = program_from_json(program, str(path))
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the file."""
+        return self._reader.num_bytes
+
+    @property
+    def tensors(self) -> Mapping[str, Array]:
+        """Views of the mapping by name; each keeps the mapping alive."""
+        return {name: self._reader.array(name) for name in self._reader.specs if name != CHECKSUMS}
+
+    @property
+    def file_bytes(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        """A read-only view of the whole file."""
+        return self._reader.file_bytes
+
+    def _check_data(self) -> None:
+        """Compares every tensor with its checksum, and the gaps between tensors with zeros."""
+        names = [name for name in self._reader.specs if name != CHECKSUMS]
+        checksums = self._reader.array(CHECKSUMS)
+        if checksums.dtype != np.uint64 or checksums.shape != (len(names),):
+            raise EngineError(f"{self.path}: tensor '{CHECKSUMS}' is {checksums.dtype} {list(checksums.shape)}")
+        for name, checksum in zip(names, checksums.tolist(), strict=True):
+            digest = xxhash.xxh3_64()
+            for piece in self._content(name):
+                digest.update(piece)
+            if self.mapped_file is not None:
+                self.mapped_file.check()
+            if digest.intdigest() != checksum:
+                raise EngineError(f"{self.path}: tensor '{name}' does not have its checksum; the file is damaged")
+        if any(gap.any() for gap in self._gaps()):
+            raise EngineError(f"{self.path}: a gap between tensors is not empty; the file is damaged")
+        if not self._keeps_in_memory:
+            self._reader.release()
+
+    def _content(self, name: str) -> Iterator[memoryview]:
+        """The bytes of a tensor."""
+        if self._keeps_in_memory:
+            yield self._reader.array(name).view(np.uint8).data
+        else:
+            yield from read_once(self.path, self._reader.offset(name), self._reader.specs[name].num_bytes)
+
+    def _gaps(self) -> Iterator[Array]:
+        whole = self._reader.file_bytes
+        specs = list(self._reader.specs.values())
+        for spec, following in itertools.pairwise(specs):
+            yield whole[self._reader.offset(spec.name) + spec.num_bytes : self._reader.offset(following.name)]
+
+
+def read_once(path: Path, offset: int, num_bytes: int) -> Iterator[memoryview]:
+    """Bytes of a file in pieces, each valid until the next one, which the system does not keep for others to read.
+
+    Raises EngineError when they cannot be read.
+    """
+    buffer = memoryview(bytearray(min(num_bytes, PIECE_BYTES)))
+    try:
+        with path.open("rb", buffering=0) as file:
+            while num_bytes > 0:
+                count = os.preadv(file.fileno(), [buffer[:num_bytes]], offset)
+                if count == 0:
+                    raise EngineError(f"{path}: ends at byte {offset}; it became shorter while it was read")
+                os.posix_fadvise(file.fileno(), offset, count, os.POSIX_FADV_DONTNEED)
+                yield buffer[:count]
+                offset, num_bytes = offset + count, num_bytes - count
+    except OSError as reason:
+        raise EngineError(f"{path}: cannot be read: {reason.strerror}") from None
+
+
+def _check_version(path: Path, metadata: Mapping[str, str]) -> None:
+    if metadata.get("format") != FORMAT:
+        raise EngineError(f"{path}: is no engine of AdaptRT (its format is {metadata.get('format')!r})")
+    version = metadata.get("version")
+    if version != str(FORMAT_VERSION):
+        raise EngineError(
+            f"{path}: has format version {version!r}, this release reads {FORMAT_VERSION}; build the engine again"
+        )
+    if "program" not in metadata:
+        raise EngineError(f"{path}: holds no program")
+
+
+def _header_checksum(path: Path, reader: SafetensorsReader) -> str:
+    """XXH3-128 of the bytes before the data and of the tensors' checksums."""
+    if CHECKSUMS not in reader.specs or list(reader.specs)[-1] != CHECKSUMS:
+        raise EngineError(f"{path}: its last tensor is not '{CHECKSUMS}'")
+    digest = xxhash.xxh3_128()
+    data = min(reader.offset(name) for name in reader.specs)
+    digest.update(reader.file_bytes[:data].data)
+    digest.update(reader.array(CHECKSUMS).view(np.uint8).data)
+    return digest.hexdigest()

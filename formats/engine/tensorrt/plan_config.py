@@ -1,0 +1,224 @@
+"""The plans of an engine directory: what config.json says of them, and the check that the files are those."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import xxhash
+
+from ...._core import EngineError
+from ....builder.compile.tensorrt.messages import Shapes
+from ....common.file_digest import add_file
+from ....common.json_fields import JsonFields
+
+INPUT: Final = "input"
+OUTPUT: Final = "output"
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A file of the directory."""
+
+    file: str
+    """Its name; it lies in the engine directory itself."""
+    num_bytes: int
+    checksum: str
+    """XXH3-128 of its bytes."""
+
+    @classmethod
+    def of(cls, path: Path) -> StoredFile:
+        """What is to be said of a file that was written."""
+        return cls(path.name, path.stat().st_size, _checksum(path))
+
+    def check(self, directory: Path) -> Path:
+        """Its path. Raises EngineError unless it is a plain file of the directory with this size and checksum."""
+        path = directory / self.file
+        if path.is_symlink() or not path.is_file():
+            raise EngineError(f"{path}: is missing, or no file")
+        if path.stat().st_size != self.num_bytes:
+            raise EngineError(f"{path}: has {path.stat().st_size} bytes; config.json was written for {self.num_bytes}")
+        if _checksum(path) != self.checksum:
+            raise EngineError(f"{path}: does not have its checksum; the file is damaged")
+        return path
+
+
+@dataclass(frozen=True)
+class PlanFile:
+    """The plan for one compute capability."""
+
+    compute_capability: str
+    stored: StoredFile
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorRow:
+    """An input or output of the plans."""
+
+    name: str
+    dtype: str
+    """numpy's name."""
+    shape: tuple[int, ...]
+    """-1: known at run time."""
+    mode: str
+    """INPUT or OUTPUT."""
+    alias: str | None
+    """Of an output: the input that it is written over."""
+    profiles: tuple[Shapes, ...]
+    """Of an input with a shape that is not fixed: smallest, usual and largest shape in each profile."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorRtPlans:
+    """The plans of an engine and what they have in common."""
+
+    package: str
+    """The module that built them and that runs them: `tensorrt` or `tensorrt_rtx`."""
+    package_version: str
+    plugin_version: str
+    files: tuple[PlanFile, ...]
+    weights: StoredFile | None
+    """The weights that are inputs, by their names; None: they are in the plans."""
+    profiles: tuple[str, ...]
+    """Names of the optimization profiles in the plans' order."""
+    tensors: tuple[TensorRow, ...]
+    """Inputs and outputs in the plans' order."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all files."""
+        return sum(stored.num_bytes for stored in self.stored_files())
+
+    def stored_files(self) -> Iterator[StoredFile]:
+        """The plans, then the weights."""
+        yield from (plan.stored for plan in self.files)
+        if self.weights is not None:
+            yield self.weights
+
+    def plan_for(self, compute_capability: str) -> PlanFile:
+        """The plan for a GPU. Raises EngineError that lists those that there are."""
+        for plan in self.files:
+            if plan.compute_capability == compute_capability:
+                return plan
+        there = ", ".join(plan.compute_capability for plan in self.files)
+        raise EngineError(
+            f"the engine has no plan for compute capability {compute_capability}, only for {there}; build it with "
+            f"--compute_capability {compute_capability}"
+        )
+
+    def check_files(self, directory: Path) -> None:
+        """Reads every file. Raises EngineError that names all which are missing, damaged or others."""
+        problems = []
+        for stored in self.stored_files():
+            try:
+                stored.check(directory)
+            except EngineError as error:
+                problems.append(str(error))
+        if problems:
+            raise EngineError("; ".join(problems))
+
+
+def plans_to_json(plans: TensorRtPlans) -> dict[str, Any]:
+    """The `tensorrt` of config.json."""
+    content = asdict(plans)
+    files = content.pop("files")
+    content["plans"] = [{"compute_capability": plan["compute_capability"], **plan["stored"]} for plan in files]
+    return content
+
+
+def plans_from_fields(source: JsonFields) -> TensorRtPlans:
+    """The inverse of plans_to_json(). What is wrong is noted in `source`."""
+    weights = source.object("weights", optional=True)
+    files = [PlanFile(item.string("compute_capability"), _stored_file(item)) for item in source.objects("plans")]
+    profiles = source.strings("profiles")
+    tensors = tuple(_tensor(item, len(profiles)) for item in source.objects("tensors"))
+    capabilities = [plan.compute_capability for plan in files]
+    if not files or len(set(capabilities)) != len(capabilities):
+        source.problem("plans", "must be one for each compute capability, at least one")
+    names = [stored.file for stored in (plan.stored for plan in files)]
+    if len(set(names)) != len(names):
+        source.problem("plans", "have a file twice")
+    _check_tensors(source, tensors)
+    return TensorRtPlans(
+        package=source.string("package"),
+        package_version=source.string("package_version"),
+        plugin_version=source.string("plugin_version"),
+        files=tuple(files),
+        weights=None if weights is None else _stored_file(weights),
+        profiles=profiles,
+        tensors=tensors,
+    )
+
+
+def _stored_file(source: JsonFields) -> StoredFile:
+    name = source.string("file")
+    # Nothing outside the directory is read, whatever the config says.
+    if not name or name in (".", "..") or "/" in name or "\0" in name:
+        source.problem("file", "must be the name of a file in the engine directory")
+    return StoredFile(name, source.integer("num_bytes", maximum=(1 << 63) - 1), source.string("checksum"))
+
+
+def _tensor(source: JsonFields, num_profiles: int) -> TensorRow:
+    shape = source.integers("shape", minimum=-1)
+    dynamic = -1 in shape
+    mode = source.string("mode", choices=(INPUT, OUTPUT))
+    profiles = _profiles(source, shape)
+    expected = num_profiles if dynamic and mode == INPUT else 0
+    if len(profiles) != expected:
+        source.problem("profiles", f"must be {expected}")
+    return TensorRow(
+        name=source.string("name"),
+        dtype=source.string("dtype"),
+        shape=shape,
+        mode=mode,
+        alias=source.optional_string("alias"),
+        profiles=profiles,
+    )
+
+
+def _profiles(source: JsonFields, shape: tuple[int, ...]) -> tuple[Shapes, ...]:
+    """Shapes that agree with the tensor's and ascend; () after a problem."""
+    data = source.raw("profiles")
+    found = []
+    for profile in data if isinstance(data, list) else ():
+        rows = [tuple(row) for row in profile] if _is_table(profile, len(shape)) else []
+        if len(rows) != 3 or not all(
+            0 <= low <= usual <= high and size in (-1, low) and (size == -1 or low == high)
+            for size, low, usual, high in zip(shape, *rows, strict=True)
+        ):
+            source.problem("profiles", "must have the smallest, usual and largest shape of each profile")
+            return ()
+        found.append((rows[0], rows[1], rows[2]))
+    if not isinstance(data, list):
+        source.problem("profiles", "must be a list")
+    return tuple(found)
+
+
+def _is_table(value: object, width: int) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(row, list)
+        and len(row) == width
+        and all(isinstance(size, int) and not isinstance(size, bool) for size in row)
+        for row in value
+    )
+
+
+def _check_tensors(source: JsonFields, tensors: tuple[TensorRow, ...]) -> None:
+    names = [tensor.name for tensor in tensors]
+    if len(set(names)) != len(names):
+        source.problem("tensors", "have a name twice")
+    inputs = {tensor.name: tensor for tensor in tensors if tensor.mode == INPUT}
+    for tensor in tensors:
+        if tensor.alias is None:
+            continue
+        aliased = inputs.get(tensor.alias)
+        if tensor.mode != OUTPUT or aliased is None or (aliased.dtype, aliased.shape) != (tensor.dtype, tensor.shape):
+            source.problem("tensors", f"say that {tensor.name} is written over {tensor.alias}, which does not fit")
+
+
+def _checksum(path: Path) -> str:
+    digest = xxhash.xxh3_128()
+    add_file(digest, path)
+    return digest.hexdigest()

@@ -1,0 +1,107 @@
+"""weight_usage.json: how often a text used the neurons and experts of an engine, and how a build comes to know it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import xxhash
+
+from ..._core import EngineError
+from ...common.json_fields import JsonFields, load_json_object
+from .build_config import BuildConfig
+from .plan import ExpertsOp, LinearOp, Program
+
+USAGE_FILE: Final = "weight_usage.json"
+_FORMAT: Final = "adaptrt.weight_usage"
+_FORMAT_VERSION: Final = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightUsage:
+    """What an engine's executors keep in memory first, where a weight_memory does not hold everything."""
+
+    engine_checksum: str
+    """Of the engine that was run."""
+    text: str
+    """Name of the file."""
+    tokens: int
+    """Of the text that were run, from its beginning. Every layer was used by each."""
+    counts: Mapping[str, tuple[int, ...]]
+    """By the name of usage_names(): how often each neuron's gate was open, or each expert was taken."""
+
+    def save(self, directory: Path) -> None:
+        """Writes the file."""
+        content: dict[str, Any] = {
+            "format": _FORMAT,
+            "format_version": _FORMAT_VERSION,
+            "engine_checksum": self.engine_checksum,
+            "text": self.text,
+            "tokens": self.tokens,
+            "counts": {name: list(counts) for name, counts in self.counts.items()},
+        }
+        content["checksum"] = _checksum(content)
+        (directory / USAGE_FILE).write_text(json.dumps(content) + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, directory: Path, engine_checksum: str, program: Program) -> WeightUsage | None:
+        """That of an engine with this checksum and program; None: the build made none.
+
+        Raises EngineError with the file's path and what is wrong with which field.
+        """
+        path = directory / USAGE_FILE
+        if not path.is_file():
+            return None
+        content = load_json_object(path, EngineError)
+        source = JsonFields(content)
+        source.string("format", choices=(_FORMAT,))
+        source.integer("format_version", minimum=_FORMAT_VERSION, maximum=_FORMAT_VERSION)
+        found = source.string("engine_checksum")
+        if found != engine_checksum:
+            source.problem("engine_checksum", f"is {found}; the engine beside it has {engine_checksum}")
+        text, tokens = source.string("text"), source.integer("tokens")
+        names = usage_names(program)
+        counts: dict[str, tuple[int, ...]] = {}
+        of_layers = source.object("counts")
+        if of_layers is not None:
+            for name, size in names.values():
+                counts[name] = of_layers.integers(name)
+                if len(counts[name]) != size:
+                    of_layers.problem(name, f"has {len(counts[name])} numbers; the engine's layer has {size} to choose")
+                elif any(count > tokens for count in counts[name]):
+                    of_layers.problem(name, f"has {max(counts[name])}, more than the {tokens} tokens")
+        checksum = source.string("checksum")
+        source.finish(str(path), EngineError)
+        del content["checksum"]
+        if checksum != _checksum(content):
+            raise EngineError(f"{path}: checksum is not that of its content; it was changed after the build")
+        return cls(engine_checksum=found, text=text, tokens=tokens, counts=counts)
+
+
+class UsageMeasure(Protocol):
+    """Runs engines over a text. builder/ runs none, so that runtime/ provides it."""
+
+    def problems(self, config: BuildConfig) -> list[str]:
+        """Why engines of this config, after with_defaults(), could not be run over it."""
+
+    def measure(self, engine: Path) -> WeightUsage:
+        """Runs an engine directory. Raises what running it raises."""
+
+
+def usage_names(program: Program) -> dict[int, tuple[str, int]]:
+    """By op of the body that chooses: the tensor that stands for what it chooses from, and how many there are."""
+    names = {}
+    for at, op in enumerate(program.body):
+        if isinstance(op, LinearOp) and op.neurons is not None and len(op.parts) > 1:
+            names[at] = (op.neurons.tensor, op.neurons.count)
+        elif isinstance(op, ExpertsOp):
+            names[at] = (op.down[0].weight.tensor, len(op.down))
+    return names
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    """XXH3-64 of the content with its keys sorted."""
+    return xxhash.xxh3_64_hexdigest(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())

@@ -1,0 +1,1 @@
+"""Formats of layers that were quantised before the model was published, one file a method."""

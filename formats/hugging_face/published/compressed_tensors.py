@@ -1,0 +1,390 @@
+"""compressed-tensors, which llm-compressor writes: integers of 8 and 4 bits, and FP8."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+
+from ...._core import CheckpointError, ConfigError, QuantAlgo
+from ....common.json_fields import JsonFields, describe
+from ...checkpoint.casting import CHECKPOINT_DTYPES, FLOAT8, Array, to_float32
+from ...checkpoint.hf_weights import HfWeights, MadeMatrix
+from ...checkpoint.quantization import GROUP_SIZES, QuantConfig
+from ...checkpoint.quantizer import QuantizedRows
+from .formats import (
+    INT32,
+    WEIGHT,
+    group_problems,
+    in_steps,
+    layers_with,
+    of_eight_bits,
+    of_four_bits,
+    order_of_groups,
+    raise_problems,
+    scaled,
+    tensor_problems,
+    with_groups,
+    with_scales,
+)
+from .fp8 import ScaledMatrix, kept_float8, number_of_blocks, read_block
+from .packed_numbers import unpacked
+
+METHOD: Final = "compressed-tensors"
+_INT_QUANTIZED: Final = "int-quantized"
+_PACK_QUANTIZED: Final = "pack-quantized"
+_FLOAT_QUANTIZED: Final = "float-quantized"
+_FORMATS: Final = (_INT_QUANTIZED, _PACK_QUANTIZED, _FLOAT_QUANTIZED)
+# What calibration did, and what tools note down: the tensors are what they are.
+_HARMLESS: Final = ("global_compression_ratio", "quantization_status", "version", "ignore")
+_HARMLESS_ARGS: Final = ("observer", "observer_kwargs", "scale_dtype", "zp_dtype")
+# Features that are another computation, with their absence.
+_ABSENT: Final = ("kv_cache_scheme", "sparsity_config", "transform_config")
+_SCALE: Final = ".weight_scale"
+_PACKED: Final = ".weight_packed"
+_ZERO: Final = ".weight_zero_point"
+_SHAPE: Final = ".weight_shape"
+_GROUP: Final = ".weight_g_idx"
+_INPUT_SCALE: Final = ".input_scale"
+_WORD_BITS: Final = 32
+# Of actorder: inputs were quantised as they matter, and their groups are where they stand, or not.
+_IN_ORDER: Final = (None, False, "static", "weight")
+_REORDERED: Final = (True, "group", "dynamic")
+
+
+def read_compressed_tensors(fields: JsonFields) -> Integers | Float8 | None:
+    """What a quantization_config of compressed-tensors says. Notes what cannot be read; the result may be None then."""
+    file_format = fields.string("format", choices=_FORMATS)
+    groups = fields.object("config_groups")
+    fields.discard(_HARMLESS)
+    for name in _ABSENT:
+        if fields.raw(name) not in (None, {}):
+            fields.problem(name, "is set, which is not supported")
+    if groups is None:
+        return None
+    names = list(groups.remaining())
+    group = groups.object(names[0]) if len(names) == 1 else None
+    if group is None:
+        fields.problem(
+            "config_groups", f"has {len(names)} groups; layers that are quantised alike, one group, are read"
+        )
+        return None
+    if group.strings("targets") != ("Linear",):
+        group.problem("targets", "must be ['Linear']; other layers are not read")
+    if group.raw("output_activations") is not None:
+        group.problem("output_activations", "is set, but outputs are not quantised")
+    own_format = group.optional_string("format")
+    if own_format not in (None, file_format):
+        group.problem("format", f"is '{own_format}', and that of the model '{file_format}'")
+    weights, activations = group.object("weights"), group.object("input_activations", optional=True)
+    if weights is None:
+        return None
+    if file_format == _FLOAT_QUANTIZED:
+        if activations is not None:
+            _discard_float_activations(activations)
+        return _float8_of(weights, rounds_activations=activations is not None)
+    found = _integers_of(weights, file_format)
+    return found if activations is None else _with_activations(activations, found)
+
+
+def _integers_of(args: JsonFields, file_format: str) -> Integers:
+    bits = _number_of_bits(args, "int", (4, 8))
+    strategy = args.string("strategy", choices=("channel", "group"))
+    group_size = args.integer("group_size") if strategy == "group" else None
+    if strategy == "channel" and args.raw("group_size") not in (None, -1):
+        args.problem("group_size", f"is {describe(args.raw('group_size'))}, but strategy is channel")
+    symmetric = args.boolean("symmetric", default=True)
+    _refuse_dynamic(args, expected=False)
+    order = args.raw("actorder")
+    if order not in (*_IN_ORDER, *_REORDERED):
+        accepted = "null, static or weight, group or dynamic"
+        args.problem("actorder", f"is {describe(order)}; accepted: {accepted}")
+    reordered = order in _REORDERED
+    if reordered and (strategy != "group" or file_format != _PACK_QUANTIZED):
+        args.problem("actorder", f"is {describe(order)}, which goes with strategy group of {_PACK_QUANTIZED}")
+    _finish(args)
+    if file_format == _INT_QUANTIZED:
+        if bits == 8 and strategy != "channel":
+            args.problem("strategy", "of 8 bits must be channel, and symmetric")
+        elif not symmetric:
+            args.problem("symmetric", f"must be true of {file_format}")
+    kept = None
+    if group_size in (None, *GROUP_SIZES):
+        algo = QuantAlgo.W8A16 if bits == 8 else QuantAlgo.W4A16
+        kept = QuantConfig(quant_algo=algo, group_size=group_size, has_zero_point=not symmetric)
+    return Integers(bits, group_size, symmetric, reordered, kept, is_packed=file_format == _PACK_QUANTIZED)
+
+
+def _with_activations(args: JsonFields, weights: Integers) -> Integers:
+    """The same weights, for activations of 8 bits with a scale for each token, made when the model runs."""
+    _number_of_bits(args, "int", (8,))
+    if args.string("strategy", choices=("token", "tensor", "group")) != "token":
+        args.problem("strategy", "must be token: one scale a token")
+    if not args.boolean("symmetric", default=True):
+        args.problem("symmetric", "must be true")
+    args.discard(("group_size", "actorder"))
+    _refuse_dynamic(args, expected=True)
+    _finish(args)
+    kept = _kept_with_int8_activations(weights)
+    if kept is None:
+        args.problem(
+            "num_bits", "goes with weights of 8 bits by channel and symmetric, or of 4 bits whose inputs are in order"
+        )
+        return weights
+    return replace(weights, kept=kept)
+
+
+def _kept_with_int8_activations(weights: Integers) -> QuantConfig | None:
+    """None: the weights are not kept, or not multiplied so."""
+    if weights.kept is None:
+        return None
+    try:
+        return replace(weights.kept, reordered=weights.reordered).with_int8_activations()
+    except ConfigError:
+        return None
+
+
+def _float8_of(args: JsonFields, *, rounds_activations: bool) -> Float8:
+    _number_of_bits(args, "float", (8,))
+    strategy = args.string("strategy", choices=("tensor", "channel", "block"))
+    if not args.boolean("symmetric", default=True):
+        args.problem("symmetric", "must be true")
+    block = read_block(args, "block_structure")
+    if (strategy == "block") != (block is not None):
+        args.problem("block_structure", f"is {describe(args.raw('block_structure'))}, but strategy is {strategy}")
+    args.discard(("group_size", "actorder"))
+    _refuse_dynamic(args, expected=False)
+    _finish(args)
+    return Float8(strategy, block, rounds_activations, kept_float8(None if block is None else block[1]))
+
+
+def _discard_float_activations(args: JsonFields) -> None:
+    """What activations are rounded to, which they are not where the weights are dequantised."""
+    _number_of_bits(args, "float", (8,))
+    args.discard(("strategy", "symmetric", "dynamic", "group_size", "actorder"))
+    _finish(args)
+
+
+def _number_of_bits(args: JsonFields, kind: str, accepted: tuple[int, ...]) -> int:
+    args.string("type", choices=(kind,))
+    bits = args.integer("num_bits", maximum=_WORD_BITS)
+    if bits not in accepted:
+        args.problem("num_bits", f"is {bits}; accepted: {' or '.join(map(str, accepted))}")
+    return bits
+
+
+def _refuse_dynamic(args: JsonFields, *, expected: bool) -> None:
+    dynamic = args.raw("dynamic")
+    if dynamic is not expected:
+        args.problem("dynamic", f"is {describe(dynamic)}; accepted: {str(expected).lower()}")
+
+
+def _finish(args: JsonFields) -> None:
+    args.discard(_HARMLESS_ARGS)
+    if "block_structure" in args.remaining() and args.raw("block_structure") is not None:
+        args.problem("block_structure", "is set, which is not supported")
+
+
+@dataclass(frozen=True)
+class Integers:
+    """w = scale (q - zero), q of 8 or 4 bits in two's complement."""
+
+    bits: int
+    group_size: int | None
+    """None: all inputs of an output share a scale."""
+    symmetric: bool
+    reordered: bool
+    """A tensor says which group each input is in."""
+    kept: QuantConfig | None
+    is_packed: bool
+    """4 bits are packed, where others have a byte each."""
+    has_model_dtype: bool = False
+    rounds_activations: bool = False
+
+    def describe(self) -> str:
+        """As PublishedFormat.describe."""
+        groups = "" if self.group_size is None else f" in groups of {self.group_size}"
+        return f"compressed-tensors of {self.bits} bits{groups}"
+
+    def matrices(self, weights: HfWeights) -> dict[str, MadeMatrix]:
+        """As PublishedFormat.matrices."""
+        found: dict[str, MadeMatrix] = {}
+        problems: list[str] = []
+        for source in layers_with(weights, _SCALE, self.describe()):
+            shape = _shape_of(weights, source, problems)
+            if shape is None:
+                continue
+            matrix = _IntegerMatrix(weights, source, self, shape)
+            noted = tensor_problems(weights, matrix.expected())
+            if self.reordered and not noted:
+                noted = group_problems(weights, source + _GROUP, -(-shape[1] // (self.group_size or 1)))
+            problems += noted
+            if shape[1] % (self.group_size or 1) != 0:
+                problems.append(f"{weights.where(source + _SCALE)}: {shape[1]} inputs are no whole groups")
+            found[source + WEIGHT] = matrix
+        raise_problems(weights, problems)
+        return found
+
+
+def _shape_of(weights: HfWeights, source: str, problems: list[str]) -> tuple[int, int] | None:
+    """[out, in]: of the weight or, of one that is packed, as a tensor says it."""
+    name, said = source + WEIGHT, source + _SHAPE
+    if source + _PACKED not in weights and name in weights:
+        stored = weights.spec(name).shape
+        if len(stored) == 2:
+            return stored[0], stored[1]
+        problems.append(f"{weights.where(name)}: is {list(stored)}; expected [out, in]")
+        return None
+    noted = tensor_problems(weights, {said: ((np.dtype(np.int64), INT32), (2,))})
+    problems += noted
+    if noted:
+        return None
+    outputs, inputs = (int(size) for size in weights.joined_rows(said))
+    if min(outputs, inputs) < 1:
+        problems.append(f"{weights.where(said)}: is [{outputs}, {inputs}]; expected [out, in]")
+        return None
+    return outputs, inputs
+
+
+@dataclass(frozen=True)
+class _IntegerMatrix:
+    weights: HfWeights
+    source: str
+    how: Integers
+    shape: tuple[int, int]
+
+    def expected(self) -> dict[str, Any]:
+        """The types and shapes of the tensors."""
+        outputs, inputs = self.shape
+        bits, groups = self.how.bits, 1 if self.how.group_size is None else -(-inputs // self.how.group_size)
+        scales = {self.source + _SCALE: (CHECKPOINT_DTYPES, (outputs, groups))}
+        if not self._is_packed:
+            return {self.source + WEIGHT: ((np.dtype(np.int8),), self.shape), **scales}
+        per_word = _WORD_BITS // bits
+        expected: dict[str, Any] = {self.source + _PACKED: ((INT32,), (outputs, -(-inputs // per_word))), **scales}
+        expected[self.source + _SHAPE] = ((np.dtype(np.int64), INT32), (2,))
+        if not self.how.symmetric:
+            expected[self.source + _ZERO] = ((INT32,), (-(-outputs // per_word), groups))
+        if self.how.reordered:
+            expected[self.source + _GROUP] = ((INT32,), (inputs,))
+        return expected
+
+    @property
+    def _is_packed(self) -> bool:
+        return (self.how.bits == 4 and self.how.is_packed) or self.source + _PACKED in self.weights
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """As MadeMatrix.tensors."""
+        return tuple(self.expected())
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of the scales, in which the library multiplies."""
+        return self.weights.spec(self.source + _SCALE).dtype
+
+    def rows(self, rows: range, step: int) -> Iterator[Array]:
+        """As MadeMatrix.rows: what compressed_tensors' dequantize gives."""
+        groups = self._groups()
+        for taken in in_steps(rows, step):
+            scales = to_float32(self.weights.joined_rows(self.source + _SCALE, taken))
+            zeros = self._zeros(taken)
+            middle = 2 ** (self.how.bits - 1)
+            subtracted = middle if zeros is None else zeros.astype(np.int16)[:, groups]
+            differences = self._numbers(taken).astype(np.int16) - subtracted
+            yield scaled(differences, scales[:, groups], self.dtype)
+
+    def kept_as(self) -> QuantConfig | None:
+        """As QuantizedMatrix.kept_as."""
+        if self.how.bits == 4 and self.shape[1] % 2 != 0:
+            return None
+        kept = with_scales(self.how.kept, self.weights.joined_rows(self.source + _SCALE))
+        return with_groups(kept, self._groups())
+
+    def input_order(self) -> Array:
+        """As ReorderedMatrix.input_order."""
+        return order_of_groups(self._groups())
+
+    def quantized_rows(self, rows: range, step: int, how: QuantConfig) -> Iterator[QuantizedRows]:
+        """As QuantizedMatrix.quantized_rows."""
+        order = self.input_order()
+        for taken in in_steps(rows, step):
+            scales, numbers = self.weights.joined_rows(self.source + _SCALE, taken), self._numbers(taken)[:, order]
+            make = of_eight_bits if self.how.bits == 8 else of_four_bits
+            yield make(numbers, scales, self._zeros(taken), how)
+
+    def _groups(self) -> Array:
+        """[in]"""
+        if self.how.reordered:
+            return self.weights.joined_rows(self.source + _GROUP)
+        return np.arange(self.shape[1]) // (self.how.group_size or self.shape[1])
+
+    def _numbers(self, rows: range) -> Array:
+        """uint8 [rows, in]: q + 2^(bits - 1)."""
+        if not self._is_packed:
+            return self._bytes(self.weights.joined_rows(self.source + WEIGHT, rows))
+        return unpacked(self.weights.joined_rows(self.source + _PACKED, rows), self.how.bits)[:, : self.shape[1]]
+
+    def _bytes(self, values: Array) -> Array:
+        """uint8: q + 2^(bits - 1). Raises CheckpointError for q of more bits."""
+        middle = 2 ** (self.how.bits - 1)
+        if values.size and not -middle <= values.min() <= values.max() < middle:
+            raise CheckpointError(
+                f"{self.weights.where(self.source + WEIGHT)}: has integers from {values.min()} to {values.max()}; of "
+                f"{self.how.bits} bits they are {-middle} to {middle - 1}"
+            )
+        numbers: Array = (values.astype(np.int16) + middle).astype(np.uint8)
+        return numbers
+
+    def _zeros(self, rows: range) -> Array | None:
+        """uint8 [rows, groups], zero + 2^(bits - 1); they are packed along the rows."""
+        if self.how.symmetric:
+            return None
+        per_word = _WORD_BITS // self.how.bits
+        words = range(rows.start // per_word, -(-rows.stop // per_word))
+        packed = self.weights.joined_rows(self.source + _ZERO, words)
+        zeros = unpacked(packed.T, self.how.bits).T
+        return np.ascontiguousarray(zeros[rows.start - words.start * per_word :][: len(rows)])
+
+
+@dataclass(frozen=True)
+class Float8:
+    """w = scale q, q of FP8, with a scale for the matrix, each output or each block."""
+
+    strategy: str
+    block: tuple[int, int] | None
+    rounds_activations: bool
+    kept: QuantConfig | None
+    has_model_dtype: bool = False
+
+    def describe(self) -> str:
+        """As PublishedFormat.describe."""
+        scales = f"block of {self.block[0]} x {self.block[1]}" if self.block is not None else self.strategy
+        return f"compressed-tensors of FP8 with a scale for each {scales}"
+
+    def matrices(self, weights: HfWeights) -> dict[str, MadeMatrix]:
+        """As PublishedFormat.matrices."""
+        found: dict[str, MadeMatrix] = {}
+        problems: list[str] = []
+        for source in layers_with(weights, _SCALE, self.describe()):
+            shape = _shape_of(weights, source, problems)
+            if shape is None:
+                continue
+            block = self.block or ((1, shape[1]) if self.strategy == "channel" else shape)
+            grid: tuple[int, ...] = number_of_blocks(shape, block)
+            stored = weights.spec(source + _SCALE).shape
+            if self.strategy == "tensor" and stored in ((), (1,)):
+                grid = stored
+            expected: dict[str, Any] = {
+                source + WEIGHT: ((FLOAT8,), shape),
+                source + _SCALE: (CHECKPOINT_DTYPES, grid),
+            }
+            if (activations := source + _INPUT_SCALE) in weights:
+                expected[activations] = (CHECKPOINT_DTYPES, weights.spec(activations).shape)
+            problems += tensor_problems(weights, expected)
+            dtype = weights.spec(source + _SCALE).dtype
+            found[source + WEIGHT] = ScaledMatrix(weights, tuple(expected), shape, block, dtype, self.kept)
+        raise_problems(weights, problems)
+        return found

@@ -1,0 +1,104 @@
+"""How embeddings are pooled, as the files of sentence-transformers beside a Hugging Face model say it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from ..._core import CheckpointError
+from ...common.json_fields import describe, load_json_object
+from ..checkpoint.pooling import CLS, LAST, MEAN, EmbeddingPooling
+
+MODULES_FILE: Final = "modules.json"
+
+_TRANSFORMER_FILE: Final = "sentence_bert_config.json"
+_MODES: Final = {
+    "pooling_mode_cls_token": CLS,
+    "pooling_mode_mean_tokens": MEAN,
+    "pooling_mode_lasttoken": LAST,
+    "pooling_mode_max_tokens": "",
+    "pooling_mode_mean_sqrt_len_tokens": "",
+    "pooling_mode_weightedmean_tokens": "",
+}
+"""Older releases have a switch for each way of pooling; those that are not served are empty."""
+_NAMES: Final = {"cls": CLS, "mean": MEAN, "lasttoken": LAST}
+"""Newer ones have the name, in pooling_mode."""
+_ACCEPTED: Final = ", ".join(_NAMES)
+
+
+def read_embedding_pooling(model_dir: Path) -> EmbeddingPooling | None:
+    """That of a model's modules.json; None where there is no such file.
+
+    Raises CheckpointError for what is not served: other modules, ways of pooling, and texts in lower case.
+    """
+    path = model_dir / MODULES_FILE
+    if not path.is_file():
+        return None
+    pooling_type = None
+    normalize = False
+    for module in _modules(path):
+        kind = str(module.get("type")).rpartition(".")[2]
+        place = module.get("path")
+        if kind == "Transformer" and pooling_type is None and place == "":
+            _check_transformer(model_dir / _TRANSFORMER_FILE)
+        elif kind == "Pooling" and pooling_type is None and isinstance(place, str):
+            pooling_type = _pooling_type(_inside(model_dir, place, path) / "config.json")
+        elif kind == "Normalize" and pooling_type is not None:
+            normalize = True
+        else:
+            raise CheckpointError(
+                f"{path}: module {describe(module)} is not served; accepted: a Transformer in this directory, a "
+                "Pooling, and a Normalize, in this order"
+            )
+    if pooling_type is None:
+        raise CheckpointError(f"{path}: has no module of type Pooling")
+    return EmbeddingPooling(pooling_type=pooling_type, normalize=normalize)
+
+
+def pooling_files(model_dir: Path) -> list[Path]:
+    """The files that read_embedding_pooling() may read, of those that are there."""
+    named = [model_dir / MODULES_FILE, model_dir / _TRANSFORMER_FILE, *sorted(model_dir.glob("*/config.json"))]
+    return [path for path in named if path.is_file()] if named[0].is_file() else []
+
+
+def _modules(path: Path) -> list[Mapping[str, Any]]:
+    try:
+        modules = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from None
+    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
+        raise CheckpointError(f"{path}: is {describe(modules)}; expected a list of objects")
+    return modules
+
+
+def _inside(model_dir: Path, place: str, path: Path) -> Path:
+    found = (model_dir / place).resolve()
+    if not found.is_relative_to(model_dir.resolve()):
+        raise CheckpointError(f"{path}: path {describe(place)} leads out of the model's directory")
+    return found
+
+
+def _check_transformer(path: Path) -> None:
+    # max_seq_length, the other field, cuts texts; here longer ones are refused.
+    if path.is_file() and load_json_object(path, CheckpointError).get("do_lower_case"):
+        raise CheckpointError(f"{path}: do_lower_case is true; accepted: false, texts are given to the tokenizer as is")
+
+
+def _pooling_type(path: Path) -> str:
+    fields = load_json_object(path, CheckpointError)
+    if fields.get("include_prompt", True) is not True:
+        raise CheckpointError(f"{path}: include_prompt is {describe(fields['include_prompt'])}; accepted: true")
+    mode = fields.get("pooling_mode")
+    if mode is not None:
+        if not isinstance(mode, str) or mode not in _NAMES:
+            raise CheckpointError(f"{path}: pooling_mode is {describe(mode)}; accepted: {_ACCEPTED}")
+        return _NAMES[mode]
+    switched_on = [name for name in fields if name.startswith("pooling_mode_") and fields[name] is True]
+    found = [_MODES.get(name, "") for name in switched_on]
+    if len(found) != 1 or not found[0]:
+        said = ", ".join(f"{name} is true" for name in switched_on) or "no pooling_mode is true"
+        accepted = ", ".join(name for name, served in _MODES.items() if served)
+        raise CheckpointError(f"{path}: {said}; accepted: one of {accepted}")
+    return found[0]

@@ -1,0 +1,92 @@
+"""Glm4MoeForCausalLM (GLM-4.5): experts chosen by sigmoids, in groups, with a bias of the choice, and shared ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..._core import RouterScores
+from ...common.json_fields import JsonFields
+from ..network.network import Network
+from ..network.operands import Routing, Value
+from .decoder import MODEL, declare_llama_like, dense_mlp
+from .family import ROTARY_BUFFERS, Features, ModelFamily, PartialRotaryConfig
+from .mixture import ROUTER_FIELDS, MixtureConfig, add_experts, add_shared_expert, number_of_experts
+
+# Layers behind the last one, which predict further tokens: a draft model of its own.
+_PREDICTION_LAYERS = r"model\.layers\.(46|92)\..*"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Glm4MoeConfig(MixtureConfig, PartialRotaryConfig):
+    """The fields of GLM-4.5 beyond those of other mixtures."""
+
+    moe_num_groups: int = 1
+    moe_groups_taken: int = 1
+    moe_scale: float = 1.0
+    """What the experts' weights are multiplied by."""
+
+    def inconsistencies(self) -> list[str]:
+        """What is wrong between fields that are each acceptable alone."""
+        found = super().inconsistencies()
+        groups, taken = self.moe_num_groups, self.moe_groups_taken
+        if self.moe_num_experts % groups != 0 or taken > groups:
+            found.append(
+                f"moe_groups_taken {taken} of moe_num_groups {groups} is not a choice of equal groups of "
+                f"{self.moe_num_experts} experts"
+            )
+        elif self.moe_num_experts // groups * taken < self.moe_top_k:
+            found.append(f"moe_top_k {self.moe_top_k} is more than the experts of {taken} groups")
+        return found
+
+
+def _read_features(fields: JsonFields, num_hidden_layers: int) -> Features:
+    inner = fields.integer("moe_intermediate_size")
+    dense = fields.integer("first_k_dense_replace", minimum=0, default=1)
+    return {
+        "attn_bias": fields.boolean("attention_bias", default=False),
+        "qk_layernorm": fields.boolean("use_qk_norm", default=False),
+        "moe_num_experts": number_of_experts(fields, "n_routed_experts"),
+        "moe_top_k": fields.integer("num_experts_per_tok"),
+        "moe_intermediate_size": inner,
+        "moe_normalised": fields.boolean("norm_topk_prob", default=True),
+        "shared_expert_intermediate_size": inner * fields.integer("n_shared_experts", default=1),
+        "dense_layers": tuple(range(min(dense, num_hidden_layers))),
+        "moe_num_groups": fields.integer("n_group", default=1),
+        "moe_groups_taken": fields.integer("topk_group", default=1),
+        "moe_scale": fields.number("routed_scaling_factor", above=True, default=1.0),
+    }
+
+
+def _declare(net: Network, c: Glm4MoeConfig) -> None:
+    def mlp(layer: int, h: Value, x: Value) -> Value:
+        block = f"{MODEL}.layers.{layer}.mlp"
+        if layer in c.dense_layers:
+            return dense_mlp(net, c, h, x, block)
+        routing = Routing(
+            scores=RouterScores.SIGMOID,
+            top_k=c.moe_top_k,
+            num_groups=c.moe_num_groups,
+            groups_taken=c.moe_groups_taken,
+            normalised=c.moe_normalised,
+            scale=c.moe_scale,
+            bias=net.float32_vector(
+                f"{block}.gate.e_score_correction_bias", "mlp.router.e_score_correction_bias", c.moe_num_experts
+            ),
+        )
+        x = add_experts(net, c, h, x, block, routing)
+        inner = c.shared_expert_intermediate_size or c.moe_intermediate_size
+        return add_shared_expert(net, h, x, f"{block}.shared_experts", inner)
+
+    declare_llama_like(net, c, mlp=mlp)
+
+
+GLM4_MOE = ModelFamily(
+    architecture="Glm4MoeForCausalLM",
+    config_class=Glm4MoeConfig,
+    read_features=_read_features,
+    declare=_declare,
+    optional_fields=frozenset({"num_key_value_heads", "head_dim"}),
+    ignored_tensors=(ROTARY_BUFFERS, _PREDICTION_LAYERS),
+    harmless_fields=ROUTER_FIELDS | {"num_nextn_predict_layers", "num_mtp_layers"},
+    partial_rotary_factor=0.5,
+)

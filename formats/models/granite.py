@@ -1,0 +1,56 @@
+"""GraniteForCausalLM (Granite 3 and 3.x, dense): Llama with multipliers of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...common.json_fields import JsonFields
+from ..checkpoint.config import CheckpointConfig
+from ..network.network import Network
+from .decoder import Multipliers, declare_llama_like
+from .family import Features, ModelFamily
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraniteConfig(CheckpointConfig):
+    """The fields of Granite beyond Llama's."""
+
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    attention_multiplier: float = 1.0
+    """Of the scores."""
+    logits_scaling: float = 1.0
+    """Logits are divided by it."""
+
+
+def _read_features(fields: JsonFields, num_hidden_layers: int) -> Features:
+    attention_bias = fields.boolean("attention_bias", default=False)
+    return {
+        "attn_bias": attention_bias,
+        "attn_dense_bias": attention_bias,
+        "mlp_bias": fields.boolean("mlp_bias", default=False),
+        "embedding_multiplier": fields.number("embedding_multiplier", above=True, default=1.0),
+        "residual_multiplier": fields.number("residual_multiplier", above=True, default=1.0),
+        "attention_multiplier": fields.number("attention_multiplier", above=True, default=1.0),
+        "logits_scaling": fields.number("logits_scaling", above=True, default=1.0),
+    }
+
+
+def _declare(net: Network, c: GraniteConfig) -> None:
+    factors = Multipliers(
+        embedding=c.embedding_multiplier,
+        inputs_embeds=c.embedding_multiplier,
+        residual=c.residual_multiplier,
+        scores=c.attention_multiplier,
+        logits=1.0 / c.logits_scaling,
+    )
+    declare_llama_like(net, c, factors)
+
+
+GRANITE = ModelFamily(
+    architecture="GraniteForCausalLM",
+    config_class=GraniteConfig,
+    read_features=_read_features,
+    declare=_declare,
+    optional_fields=frozenset({"num_key_value_heads", "head_dim"}),
+)

@@ -1,0 +1,51 @@
+"""Qwen3MoeForCausalLM: Qwen 3 with experts."""
+
+from __future__ import annotations
+
+from ...common.json_fields import JsonFields
+from ..network.network import Network
+from ..network.operands import Value
+from .decoder import MODEL, declare_llama_like, dense_mlp
+from .family import Features, ModelFamily
+from .mixture import ROUTER_FIELDS, MixtureConfig, add_experts, layers_without_experts, number_of_experts
+
+
+def _read_features(fields: JsonFields, num_hidden_layers: int) -> Features:
+    attention_bias = fields.boolean("attention_bias", default=False)
+    window = fields.optional_integer("sliding_window")
+    if not fields.boolean("use_sliding_window", default=False):
+        window = None
+    return {
+        **layers_without_experts(fields, num_hidden_layers),
+        "attn_bias": attention_bias,
+        "attn_dense_bias": attention_bias,
+        "qk_layernorm": True,
+        "sliding_window": window,
+        "sliding_window_layers": () if window is None else tuple(range(num_hidden_layers)),
+        "moe_num_experts": number_of_experts(fields, "num_experts"),
+        "moe_top_k": fields.integer("num_experts_per_tok"),
+        "moe_intermediate_size": fields.integer("moe_intermediate_size"),
+        "moe_normalised": fields.boolean("norm_topk_prob", default=False),
+    }
+
+
+def _declare(net: Network, c: MixtureConfig) -> None:
+    def mlp(layer: int, h: Value, x: Value) -> Value:
+        block = f"{MODEL}.layers.{layer}.mlp"
+        if layer in c.dense_layers:
+            return dense_mlp(net, c, h, x, block)
+        return add_experts(net, c, h, x, block, c.routing())
+
+    declare_llama_like(net, c, mlp=mlp)
+
+
+QWEN3_MOE = ModelFamily(
+    architecture="Qwen3MoeForCausalLM",
+    config_class=MixtureConfig,
+    read_features=_read_features,
+    declare=_declare,
+    optional_fields=frozenset({"head_dim"}),
+    # max_window_layers is written beside a window that no layer has.
+    harmless_fields=ROUTER_FIELDS | {"max_window_layers"},
+    neutral_fields={"mlp_bias": False},
+)

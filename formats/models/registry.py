@@ -1,0 +1,205 @@
+"""The table of supported model families, and what is found through it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum, auto
+from pathlib import Path
+from typing import Any, Final
+
+from ..._core import CheckpointError, DType
+from ...common.json_fields import describe, load_json_object
+from ..checkpoint.config import CONFIG_FILE, CheckpointConfig
+from ..network.network import Network
+from .bart import BART
+from .bert import BERT
+from .cohere import COHERE, COHERE2
+from .distilbert import DISTILBERT
+from .encoder import EncoderConfig
+from .exaone4 import EXAONE4
+from .falcon import FALCON
+from .family import ModelFamily
+from .gemma import GEMMA
+from .gemma2 import GEMMA2
+from .gemma3 import GEMMA3, GEMMA3_VISION
+from .glm import GLM, GLM4
+from .glm4_moe import GLM4_MOE
+from .gpt2 import GPT2
+from .gpt_neox import GPT_NEOX
+from .gpt_oss import GPT_OSS
+from .granite import GRANITE
+from .llama import LLAMA
+from .llama_relatives import CWM, ERNIE4_5, HELIUM, MINISTRAL, SEED_OSS
+from .mistral import BAMBOO, MISTRAL, MISTRAL3
+from .mixtral import MIXTRAL
+from .modernbert import MODERNBERT
+from .olmo2 import OLMO2, OLMO3
+from .olmoe import OLMOE
+from .opt import OPT
+from .phi import PHI
+from .phi3 import PHI3
+from .qwen2 import QWEN2
+from .qwen2_moe import QWEN2_MOE
+from .qwen3 import QWEN3
+from .qwen3_moe import QWEN3_MOE
+from .qwen_vl import QWEN2_5_VL, QWEN2_VL, QWEN3_VL
+from .roberta import ROBERTA, XLM_ROBERTA
+from .smollm3 import SMOLLM3
+from .stablelm import STABLELM
+from .starcoder2 import STARCODER2
+from .t5 import T5
+
+FAMILIES: Final[dict[str, ModelFamily]] = {
+    family.architecture: family
+    for family in (
+        LLAMA,
+        MISTRAL,
+        QWEN2,
+        QWEN3,
+        QWEN2_VL,
+        QWEN2_5_VL,
+        QWEN3_VL,
+        MISTRAL3,
+        GRANITE,
+        OLMO2,
+        OLMO3,
+        SMOLLM3,
+        PHI3,
+        GEMMA,
+        GEMMA2,
+        GEMMA3,
+        GEMMA3_VISION,
+        GPT2,
+        GPT_NEOX,
+        FALCON,
+        OPT,
+        BAMBOO,
+        COHERE,
+        COHERE2,
+        STARCODER2,
+        GLM,
+        GLM4,
+        PHI,
+        SEED_OSS,
+        ERNIE4_5,
+        HELIUM,
+        MINISTRAL,
+        CWM,
+        EXAONE4,
+        STABLELM,
+        MIXTRAL,
+        QWEN2_MOE,
+        QWEN3_MOE,
+        OLMOE,
+        GLM4_MOE,
+        GPT_OSS,
+        T5,
+        BART,
+        BERT,
+        MODERNBERT,
+        ROBERTA,
+        XLM_ROBERTA,
+        DISTILBERT,
+    )
+}
+
+
+class ModelHead(Enum):
+    """What a model makes of its hidden states."""
+
+    LM = auto()
+    """Logits of the next token."""
+    NONE = auto()
+    SEQUENCE_CLASSIFIER = auto()
+    TOKEN_CLASSIFIER = auto()
+
+
+_OTHER_HEADS: Final = {
+    "Model": ModelHead.NONE,
+    "ForSequenceClassification": ModelHead.SEQUENCE_CLASSIFIER,
+    "ForTokenClassification": ModelHead.TOKEN_CLASSIFIER,
+}
+"""By the ends of transformers' names of classes."""
+_CLASSES: Final = ("ForCausalLM", "LMHeadModel", "Model")
+"""Ends of the classes that families are known by."""
+
+
+def model_of(architecture: str) -> tuple[ModelFamily, ModelHead] | None:
+    """The family that a class of transformers is of, and its head; None for others."""
+    if architecture in FAMILIES:
+        family = FAMILIES[architecture]
+        return family, ModelHead.NONE if issubclass(family.config_class, EncoderConfig) else ModelHead.LM
+    for family in FAMILIES.values():
+        if architecture in family.bare_architectures:
+            return family, ModelHead.NONE
+    for end, head in _OTHER_HEADS.items():
+        if architecture.endswith(end):
+            name = architecture.removesuffix(end)
+            found = [FAMILIES[name + known] for known in _CLASSES if name + known in FAMILIES]
+            return (found[0], head) if found and found[0].vision is None else None
+    return None
+
+
+def architectures_of(family: ModelFamily) -> list[str]:
+    """The classes of transformers that a family is known by."""
+    return [family.architecture, *sorted(family.bare_architectures)]
+
+
+def declare(config: CheckpointConfig) -> Network:
+    """The network of a config of a supported family."""
+    family = FAMILIES[config.architecture]
+    return _declared(family, config)
+
+
+def load_config(directory: Path) -> CheckpointConfig:
+    """Reads a checkpoint directory's config.json. Raises CheckpointError naming every wrong field."""
+    path = directory / CONFIG_FILE
+    return read_config(load_json_object(path, CheckpointError), subject=str(path))
+
+
+def read_config(data: Mapping[str, Any], *, subject: str) -> CheckpointConfig:
+    """What the config.json of a checkpoint has. Raises CheckpointError, which begins with `subject`."""
+    architecture = data.get("architecture")
+    if isinstance(architecture, str) and architecture not in FAMILIES:
+        raise CheckpointError(f"{subject}: architecture is {describe(architecture)}; accepted: {', '.join(FAMILIES)}")
+    family = FAMILIES.get(architecture) if isinstance(architecture, str) else None
+    if family is None:
+        return CheckpointConfig.from_dict(data, subject=subject)
+    config = family.config_class.from_dict(data, subject=subject)
+    # What the family's network would not heed.
+    problems = [
+        f"{name} is {value}; {config.architecture} has {' or '.join(dict.fromkeys(accepted))}"
+        for name, value, accepted in (
+            ("hidden_act", config.hidden_act, family.activations.values()),
+            ("position_embedding_type", config.position_embedding_type, [family.position_embedding_type]),
+        )
+        if value not in accepted
+    ]
+    if problems:
+        raise CheckpointError(f"{subject}: " + "; ".join(problems))
+    return config
+
+
+def specimen(family: ModelFamily) -> Network:
+    """A network of the family with the smallest sizes, one layer of them."""
+    config = family.config_class(
+        architecture=family.architecture,
+        dtype=DType.FLOAT32,
+        vocab_size=2,
+        max_position_embeddings=2,
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_size=4,
+        intermediate_size=16,
+        norm_epsilon=1.0,
+        rotary_base=2.0,
+    )
+    return _declared(family, config)
+
+
+def _declared(family: ModelFamily, config: CheckpointConfig) -> Network:
+    network = Network(config, family.older_names, family.inner_names, family.stacked_experts)
+    family.declare(network, config)
+    return network

@@ -1,0 +1,1 @@
+"""The vocabulary that networks are declared in, and the sites where adapters act."""
