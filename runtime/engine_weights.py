@@ -41,7 +41,7 @@ class _Piece:
 
 
 class EngineBase:
-    """The weights of an engine that was built with LoRA, as builder.adapter.BaseWeights.
+    """The weights of an engine that was built with LoRA, as formats.adapter.BaseWeights.
 
     They are the ones that the adapter is served over, rounded to the engine's type.
     """

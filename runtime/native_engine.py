@@ -174,7 +174,7 @@ class NativeEngine(LoadedEngine):
         profile: _core.StepProfile | None,
     ) -> CpuEngine:
         if self.weight_memory:
-            require_room(self, config, self.available_memory())
+            require_room(self.program, self.storage, self.weight_memory, config, self.available_memory())
         engine = CpuEngine(
             self.program,
             self.storage,

@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from .._core import ConfigError, ExecutorConfig, WeightPlacement
+from .._core import ConfigError, ExecutorConfig, Program, WeightPlacement
 from ..common.progress import format_bytes
-
-if TYPE_CHECKING:
-    from .native_engine import NativeEngine
+from ..formats.engine.engine_file import EngineFile
 
 
-def require_room(engine: NativeEngine, config: ExecutorConfig, available: int) -> None:
+def require_room(
+    program: Program, storage: EngineFile, weight_memory: int, config: ExecutorConfig, available: int
+) -> None:
     """Raises ConfigError where weights and what the configuration asks for do not fit into `available` bytes.
+
+    weight_memory: bytes that weights may take.
 
     Caches whose size is not given take what is left.
     """
-    program, kv, peft = engine.program, config.kv_cache_config, config.peft_cache_config
-    demands = {"activations": engine.storage.program.arena_bytes}
+    kv, peft = config.kv_cache_config, config.peft_cache_config
+    demands = {"activations": storage.program.arena_bytes}
     if kv.max_tokens is not None:
         demands["KV cache"] = kv.max_tokens // program.tokens_per_block * program.kv_block_bytes()
     if program.lora.sites and peft is not None and peft.host_cache_size is not None:
         demands["adapters on the host level"] = peft.host_cache_size
-    demands["weights"] = min(engine.weight_memory, engine.storage.num_bytes)
+    demands["weights"] = min(weight_memory, storage.num_bytes)
     needed = sum(demands.values())
     if needed > available:
         parts = ", ".join(f"{name} {num_bytes}" for name, num_bytes in demands.items())
         raise ConfigError(
-            f"weight_memory is {engine.weight_memory}: {needed} bytes are needed ({parts}); {available} are available"
+            f"weight_memory is {weight_memory}: {needed} bytes are needed ({parts}); {available} are available"
         )
 
 

@@ -10,7 +10,7 @@ import xxhash
 from ... import _core
 from ...common.file_digest import add_file
 
-_ROOMS: Final = ("builder", "plugins")
+_ROOMS: Final = ("builder", "common", "formats", "plugins")
 """Packages whose code decides what is in an engine, with the core."""
 
 

@@ -9,6 +9,7 @@ from onnx import TensorProto
 
 from ..._core import RowKind
 from ...formats.checkpoint.config import CheckpointConfig
+from ...formats.engine.tensorrt.plan_config import kv_pool_name
 from ...formats.network.operands import AttentionShape
 from ...formats.network.ops import Attention
 from ...plugins.adapter_tables import NUM_MODULES
@@ -56,16 +57,6 @@ class StepInputs:
             return TokenInputs(self.input_ids, self.positions, self.sequence_offsets)
         assert self.encoder is not None
         return self.encoder
-
-
-def kv_pool_name(layer: int) -> str:
-    """The input that is a layer's KV pool."""
-    return f"kv_pool.{layer}"
-
-
-def kv_pool_out_name(layer: int) -> str:
-    """The output that is the same pool, written in place."""
-    return f"kv_pool_out.{layer}"
 
 
 def kv_pool_shape(shape: AttentionShape, tokens_per_block: int) -> tuple[int | str, ...]:

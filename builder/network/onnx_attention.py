@@ -6,11 +6,12 @@ import numpy as np
 from onnx import TensorProto
 
 from ..._core import AttentionKind, ConfigError, RowKind
+from ...formats.engine.tensorrt.plan_config import kv_pool_out_name
 from ...formats.network.operands import HeadNorm
 from ...formats.network.ops import Attention, CrossAttention, CrossKeys
 from ...plugins import PAGED_ATTENTION
 from .graph import GraphBuilder, Value
-from .inputs import StepInputs, kv_pool_out_name
+from .inputs import StepInputs
 from .onnx_dense_attention import cross_attention as dense_cross_attention
 from .onnx_dense_attention import dense_attention
 from .onnx_rows import normalized

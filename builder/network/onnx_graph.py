@@ -11,6 +11,7 @@ from onnx import TensorProto
 
 from ..._core import AttentionKind, ConfigError
 from ...formats.checkpoint.rotary import depends_on_length
+from ...formats.engine.tensorrt.plan_config import kv_pool_out_name
 from ...formats.network.network import Network
 from ...formats.network.ops import (
     Attention,
@@ -27,7 +28,7 @@ from ...formats.network.ops import (
     Rotary,
 )
 from .graph import GraphBuilder, StoredTensor
-from .inputs import StepInputs, declare_inputs, kv_pool_out_name, kv_pool_shape
+from .inputs import StepInputs, declare_inputs, kv_pool_shape
 from .onnx_attention import attention, cross_attention, cross_keys
 from .onnx_experts import experts, gated_add
 from .onnx_linear import Adaptation, linear

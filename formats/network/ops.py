@@ -1,7 +1,8 @@
 """The vocabulary in which families declare their networks: what each op reads, writes, and names of weights.
 
 Everything that is known of a network follows from its ops: a checkpoint's tensors (checkpoint_tensors.py), where
-adapters act (adapter_sites.py), the native program (builder/compile/emit.py) and the ONNX graph (onnx_graph.py).
+adapters act (adapter_sites.py), the native program (builder/compile/emit.py) and the ONNX graph
+(builder/network/onnx_graph.py).
 """
 
 from __future__ import annotations

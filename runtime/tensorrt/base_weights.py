@@ -16,7 +16,7 @@ from ...formats.network.adapter_sites import AdapterSite
 
 
 class WeightsFileBase:
-    """The linear layers that adapters act on, as builder.adapter.BaseWeights."""
+    """The linear layers that adapters act on, as formats.adapter.BaseWeights."""
 
     def __init__(self, sites: Sequence[AdapterSite], weights: SafetensorsReader, directory: Path) -> None:
         """`weights` has the checkpoint's tensors by their names."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from ..._core import EngineError
-from ...builder.compile.tensorrt.profiles import DECODE, PREFILL
+from ...formats.engine.tensorrt.plan_config import DECODE, PREFILL
 
 # A graph keeps the kernels that it was captured with, so those of a decode's shapes, which are few, are compiled before
 # the first run. The shapes of prefill steps hardly ever come twice: compiling for each would never end.

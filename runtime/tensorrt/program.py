@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from ..._core import EngineError, TensorRtProfile, TensorRtProgram, TensorRtWeight
-from ...builder.compile.tensorrt.profiles import DECODE, PREFILL
-from ...builder.network.inputs import kv_pool_name
 from ...formats.checkpoint.rotary import reusable_length
-from ...formats.engine.tensorrt.plan_config import TensorRow
+from ...formats.engine.tensorrt.plan_config import DECODE, PREFILL, TensorRow, kv_pool_name
 from .layout import attention_shapes
-
-if TYPE_CHECKING:
-    from .engine import TensorRtEngine
+from .loaded_plans import LoadedPlans
 
 PROFILES: Final = (PREFILL, DECODE)
 """The profiles of every engine, in the plans' order."""
 
 
-def make_program(engine: TensorRtEngine) -> TensorRtProgram:
+def make_program(engine: LoadedPlans) -> TensorRtProgram:
     """Raises EngineError when config.json lacks a profile or tensor, or names one that is not the network's."""
     checkpoint, build, plans = engine.config.pretrained_config, engine.config.build_config, engine.plans
     if plans.profiles != PROFILES:
@@ -64,7 +60,7 @@ def make_program(engine: TensorRtEngine) -> TensorRtProgram:
     )
 
 
-def _weights(engine: TensorRtEngine) -> list[TensorRtWeight]:
+def _weights(engine: LoadedPlans) -> list[TensorRtWeight]:
     """Views of the file beside the plans, which must stay open until they were copied."""
     if engine.weights is None:
         return []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ... import _core
 from ..._core import Allocation, Device, EngineError, StepError
@@ -13,14 +13,12 @@ from ...formats.engine.tensorrt.plan_config import INPUT, OUTPUT, TensorRtPlans
 from ...plugins.tensorrt import register_plugins
 from ...plugins.tensorrt.element_types import numpy_name
 from .context_maker import ContextMaker
+from .loaded_plans import LoadedPlans
 from .messages import Messages, make_logger
 from .program import PROFILES, make_program
 
-if TYPE_CHECKING:
-    from .engine import TensorRtEngine
 
-
-def start_session(engine: TensorRtEngine, trt: Any, cuda: Any, device: Device) -> _core.TensorRtEngine:
+def start_session(engine: LoadedPlans, trt: Any, cuda: Any, device: Device) -> _core.TensorRtEngine:
     """The engine on a device.
 
     trt: the package that compiled the plans.

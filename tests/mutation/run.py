@@ -25,7 +25,18 @@ from faults import Fault, find_faults
 from nearest import stages_of
 from workspace import ROOT, BuildError, Ending, Workspace
 
-SOURCES = ("cpp/src", "cpp/include", "cpp/bindings", "builder", "runtime", "plugins", "serve", "tools")
+SOURCES = (
+    "cpp/src",
+    "cpp/include",
+    "cpp/bindings",
+    "builder",
+    "common",
+    "formats",
+    "runtime",
+    "plugins",
+    "serve",
+    "tools",
+)
 FOLDER = ROOT / "build" / "mutation"
 SURVIVED = "survived"
 NO_BUILD = "does not build"

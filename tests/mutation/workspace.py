@@ -21,7 +21,7 @@ from faults import Fault
 from nearest import Stage
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = {"builder", "runtime", "plugins", "serve", "tools"}
+PACKAGES = {"builder", "common", "formats", "runtime", "plugins", "serve", "tools"}
 # A fault may make a loop endless, or ask for all memory there is.
 MEMORY_LIMIT = 16 << 30
 # Of the processor's time, which does not depend on what else the machine does.

@@ -15,9 +15,9 @@ from ....common.progress import Advance, Progress
 from ....common.safetensors_stream import SafetensorsReader, SafetensorsWriter
 from ....formats.engine.tensorrt.capability import name_in_file
 from ....formats.engine.tensorrt.package import Package
-from ....formats.engine.tensorrt.plan_config import PlanFile, StoredFile, TensorRow, TensorRtPlans
+from ....formats.engine.tensorrt.plan_config import PlanFile, Shapes, StoredFile, TensorRow, TensorRtPlans
 from ....plugins.definition import VERSION
-from .messages import Built, PlanRequest, Shapes
+from .messages import Built, PlanRequest
 from .network import aliases, stored_weights, with_weights_as_inputs
 from .process import Children, run_build
 from .profiles import Profile

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-Shapes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
-"""Smallest, usual and largest."""
+from ....formats.engine.tensorrt.plan_config import Shapes
 
 LOG: Final = "log"
 PHASE: Final = "phase"

@@ -9,12 +9,8 @@ from typing import Final, NamedTuple
 import onnx
 
 from ....formats.engine.build_config import BuildConfig
+from ....formats.engine.tensorrt.plan_config import DECODE, PREFILL
 from ....formats.network.network import Network
-
-PREFILL: Final = "prefill"
-"""Any step: prefill chunks and decodes together, up to max_num_tokens."""
-DECODE: Final = "decode"
-"""Steps of decodes alone: as many tokens as sequences."""
 
 # A layer's KV pool is never larger: no GPU has this much memory. TensorRT for RTX 1.7 damages its heap while it builds
 # for pools of 2^40 elements.

@@ -10,12 +10,29 @@ from typing import Any, Final
 import xxhash
 
 from ...._core import EngineError
-from ....builder.compile.tensorrt.messages import Shapes
 from ....common.file_digest import add_file
 from ....common.json_fields import JsonFields
 
+Shapes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+"""Smallest, usual and largest."""
+
+PREFILL: Final = "prefill"
+"""The profile for any step: prefill chunks and decodes together, up to max_num_tokens."""
+DECODE: Final = "decode"
+"""The profile for steps of decodes alone: as many tokens as sequences."""
+
 INPUT: Final = "input"
 OUTPUT: Final = "output"
+
+
+def kv_pool_name(layer: int) -> str:
+    """The input that is a layer's KV pool."""
+    return f"kv_pool.{layer}"
+
+
+def kv_pool_out_name(layer: int) -> str:
+    """The output that is the same pool, written in place."""
+    return f"kv_pool_out.{layer}"
 
 
 @dataclass(frozen=True)

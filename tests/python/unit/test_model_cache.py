@@ -134,7 +134,14 @@ def test_what_the_engine_depends_on_makes_another(
 
 def test_the_digest_of_the_code_changes_with_every_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "adaptrt"
-    files = [package / name for name in ("builder/model_cache/code_digest.py", "builder/build.py", "plugins/x/y.py")]
+    names = (
+        "builder/model_cache/code_digest.py",
+        "builder/build.py",
+        "common/x.py",
+        "formats/x/y.py",
+        "plugins/x/y.py",
+    )
+    files = [package / name for name in names]
     core = package / "_core.so"
     for file in (*files, core):
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,59 @@
+"""The plans of an engine directory, as they are loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from ... import _core
+from ..._core import ConfigError, EngineError
+from ...common.safetensors_stream import SafetensorsReader
+from ...formats.engine.tensorrt.plan_config import TensorRtPlans
+from ...formats.network.adapter_sites import AdapterSite
+from ..loaded_engine import LoadedEngine
+from .base_weights import WeightsFileBase
+
+
+@dataclass(frozen=True)
+class LoadedPlans(LoadedEngine):
+    """An engine with a plan for each compute capability that it was built for."""
+
+    plans: TensorRtPlans
+    weights: SafetensorsReader | None
+    """The weights that are inputs of the plans; None: they are constants in each plan."""
+    sites: tuple[AdapterSite, ...]
+    """Where adapters act; () without LoRA."""
+    layout: _core.LoraLayout
+    weight_memory: int = 0
+    """Bytes that weights may take on the GPU; 0: all of them are there."""
+
+    @property
+    def lora(self) -> _core.LoraLayout:
+        """That of the network."""
+        return self.layout
+
+    def tensor(self, name: str) -> npt.NDArray[np.float32]:
+        """There are none: classifiers need native engines."""
+        raise EngineError(f"{self.directory}: has no tensor '{name}'")
+
+    def base_weights(self) -> WeightsFileBase | None:
+        """The weights beside the plans; None when they are in the plans, which give none back."""
+        return None if self.weights is None else WeightsFileBase(self.sites, self.weights, self.directory)
+
+    def with_weight_memory(self, num_bytes: int | None) -> LoadedPlans:
+        """As LoadedEngine.with_weight_memory."""
+        if num_bytes is None or num_bytes == self.weight_memory:
+            return self
+        if num_bytes and not self.streams_weights:
+            raise ConfigError(
+                f"weight_memory is {num_bytes}; accepted: None and 0, {self.directory} is a TensorRT engine that was "
+                "built without weight_memory, so that all of its weights are on the GPU"
+            )
+        return replace(self, weight_memory=num_bytes)
+
+    @property
+    def streams_weights(self) -> bool:
+        """Whether the plans can do with some of their weights on the GPU."""
+        return self.config.build_config.weight_memory is not None

@@ -1,0 +1,106 @@
+"""Which room of the package imports which: docs/architecture.md has the map."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import adaptrt
+
+PACKAGE = Path(adaptrt.__file__).parent
+CPP = {"_core", "_version"}
+FORMATS = ("template_files", "checkpoint", "network", "models", "hugging_face", "adapter", "engine")
+"""In this order: each may use those before it."""
+GROUND = {"common", *(f"formats/{room}" for room in FORMATS)}
+COMMANDS = {"builder/cli", "builder/commands"}
+
+ALLOWED = {
+    "plugins": CPP,
+    "common": CPP,
+    **{f"formats/{room}": {*CPP, "common", *(f"formats/{below}" for below in FORMATS[:number])}
+       for number, room in enumerate(FORMATS)},
+    "builder": {*CPP, *GROUND, "plugins", "builder/model_cache"},
+    "builder/model_cache": {*CPP, *GROUND, "builder"},
+    "builder/cli": {*CPP},
+    "builder/commands": {*CPP, *GROUND, "builder", "builder/model_cache", "runtime"},
+    "runtime": {*CPP, *GROUND, "plugins", "builder/model_cache"},
+    "serve": {*CPP, *GROUND, *COMMANDS, "runtime", "builder/model_cache"},
+    "tools": {*CPP, *GROUND, *COMMANDS, "builder", "runtime", "plugins", "adaptrt"},
+}  # fmt: skip
+"""What a room may import beside itself; a folder that has no row is part of the one around it. `adaptrt` is the package
+itself, with the names that users import."""
+ROOMS = {room.split("/")[0] for room in ALLOWED}
+
+
+def room_of(path: tuple[str, ...]) -> str:
+    """The room of a module, by the folders and names that lead to it."""
+    inner = "/".join(path[:2])
+    if inner in ALLOWED:
+        return inner
+    return path[0] if path and path[0] in {*ROOMS, *CPP, "_cuda"} else "adaptrt"
+
+
+def imported_modules(source: str, package: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """Modules of ours that the source of a module in `package` imports, in functions too."""
+    found: list[tuple[str, ...]] = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found += [tuple(name.name.split("."))[1:] for name in node.names if name.name.split(".")[0] == "adaptrt"]
+        elif isinstance(node, ast.ImportFrom):
+            named = tuple(node.module.split(".")) if node.module else ()
+            if node.level:
+                base = (*package[: len(package) - node.level + 1], *named)
+            elif named[0] == "adaptrt":
+                base = named[1:]
+            else:
+                continue
+            # Names of a module, or modules of a package: the room is the same unless the package is one of rooms.
+            found += [(*base, name.name) for name in node.names]
+    return found
+
+
+def forbidden(source: str, module: tuple[str, ...]) -> list[str]:
+    """What a module imports and its room may not; `module` is the path of its file without the suffix."""
+    room = room_of(module)
+    rooms = {room_of(imported) for imported in imported_modules(source, module[:-1])}
+    return sorted(rooms - ALLOWED[room] - {room})
+
+
+def sources() -> list[Path]:
+    return sorted(path.relative_to(PACKAGE) for room in ROOMS for path in (PACKAGE / room).rglob("*.py"))
+
+
+def test_rooms_import_what_they_may() -> None:
+    files = [path for path in sources() if path != Path("formats/__init__.py")]
+    assert len(files) > 300
+    wrong = {str(path): forbidden((PACKAGE / path).read_text(), path.with_suffix("").parts) for path in files}
+    assert {path: rooms for path, rooms in wrong.items() if rooms} == {}
+
+
+def test_every_room_of_formats_has_its_place() -> None:
+    names = {path.stem if path.suffix else path.name for path in (PACKAGE / "formats").iterdir()}
+    assert names - {"__init__", "__pycache__"} == set(FORMATS)
+
+
+@pytest.mark.parametrize(
+    ("module", "line", "rooms"),
+    [
+        ("common/progress", "from ..formats.checkpoint.config import CONFIG_FILE", ["formats/checkpoint"]),
+        ("formats/network/ops", "from ..models import registry", ["formats/models"]),
+        ("formats/network/ops", "from .. import models", ["formats/models"]),
+        ("formats/network/ops", "from ..checkpoint.rotary import rotary", []),
+        ("formats/adapter/names", "import adaptrt.formats.engine.plan", ["formats/engine"]),
+        ("formats/engine/tensorrt/plan_config", "from ....builder import build", ["builder"]),
+        ("runtime/llm", "from ..builder.model_cache import engine_for", []),
+        ("runtime/llm", "def f():\n    from ..builder.build import build", ["builder"]),
+        ("runtime/tensorrt/engine", "from adaptrt.serve import app", ["serve"]),
+        ("serve/app", "from .. import tools", ["tools"]),
+        ("serve/app", "from .. import LLM\nimport adaptrt", ["adaptrt"]),
+        ("builder/build", "from ..runtime.llm import LLM", ["runtime"]),
+        ("builder/commands/build", "from ...runtime.llm import LLM\nfrom ..build import build\nimport os", []),
+    ],
+)
+def test_an_import_upwards_is_found(module: str, line: str, rooms: list[str]) -> None:
+    assert forbidden(line, tuple(module.split("/"))) == rooms
