@@ -106,7 +106,9 @@ def test_every_budget_gives_the_same_bits(engine: Path, adapters: list[Path]) ->
         with executor_of(engine, memory) as executor:
             for theirs, ours in zip(expected, answers_of(executor, adapters), strict=True):
                 assert ours.same_bits(theirs)
-            read.append(sum(step.weight_bytes_read for step in executor.get_latest_iteration_stats()))
+            # Adapters are loaded meanwhile, so the number of steps differs from run to run.
+            steps = executor.get_latest_iteration_stats()
+            read.append(sum(step.weight_bytes_read for step in steps) / len(steps))
     assert read[0] > read[1] > read[2] == 0
 
 
