@@ -26,6 +26,10 @@ from .tool_use import tool_use_of
 async def chat(service: Service, request: Request) -> Response:
     """Answers a conversation."""
     fields = await read_json(request, ChatRequest, service.options.limits, service.executor.work)
+    return await unless_disconnected(request, _answered(service, fields))
+
+
+async def _answered(service: Service, fields: ChatRequest) -> Response:
     adapter = await adapter_of(service, fields)
     tool_use = await tool_use_of(service, fields)
     make_parser = None if tool_use is None else tool_use.make_parser
@@ -54,7 +58,7 @@ async def chat(service: Service, request: Request) -> Response:
         if fields.stream:
             kept = stack.pop_all()
             return EventStream(events(answer.chunks(merged(generations, kept))), kept)
-        pieces = await unless_disconnected(request, generations[0].whole())
+        pieces = await generations[0].whole()
     return JsonAnswer(answer.whole(pieces))
 
 

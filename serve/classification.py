@@ -14,7 +14,7 @@ from ..runtime.adapter_tokenizers import TokenTexts
 from ..runtime.classifier import AdaptedClassifier, without_padding
 from ..runtime.pooled import FloatArray
 from .errors import ApiError
-from .http import read_json
+from .http import read_json, unless_disconnected
 from .json_answer import Items, JsonAnswer
 from .openai_answers import new_id
 from .openai_fields import ClassificationRequest, PooledFields, RerankRequest, ScoreRequest
@@ -28,13 +28,17 @@ from .work import WorkKind
 async def classify(service: Service, request: Request) -> Response:
     """Answers a request for classes: each text runs as a request of the executor's."""
     fields = await read_json(request, ClassificationRequest, service.options.limits, service.executor.work)
+    return await unless_disconnected(request, _classify(service, fields))
+
+
+async def _classify(service: Service, fields: ClassificationRequest) -> Response:
     check_can_pool(service)
     adapter = await adapter_of(service, fields)
     executor = service.executor.executor
     # An adapter's head is read from its directory when it is first asked for.
     classifier = await _classifier_for(service, adapter)
     change = partial(without_padding, engine=executor.engine, classifier=classifier)
-    pooled = await pool(service, request, fields, fields.input, adapter, classifier.params, change)
+    pooled = await pool(service, fields, fields.input, adapter, classifier.params, change)
     texts = (await service.tokenizers.of(adapter)).texts
     slices = TimeSlices()
     data = []
@@ -46,7 +50,11 @@ async def classify(service: Service, request: Request) -> Response:
 async def score(service: Service, request: Request) -> Response:
     """Answers a request for how well pairs of texts match, with what a classifier of one class says of each."""
     fields = await read_json(request, ScoreRequest, service.options.limits, service.executor.work)
-    adapter, scores, num_tokens = await _scores(service, request, fields, fields.pairs, "text_2")
+    return await unless_disconnected(request, _score(service, fields))
+
+
+async def _score(service: Service, fields: ScoreRequest) -> Response:
+    adapter, scores, num_tokens = await _scores(service, fields, fields.pairs, "text_2")
     data = ({"index": i, "object": "score", "score": score} for i, score in enumerate(scores))
     return _answer(service, "score", adapter, data, num_tokens)
 
@@ -54,9 +62,13 @@ async def score(service: Service, request: Request) -> Response:
 async def rerank(service: Service, request: Request) -> Response:
     """Answers a request for the documents that match a query best, the best first."""
     fields = await read_json(request, RerankRequest, service.options.limits, service.executor.work)
+    return await unless_disconnected(request, _rerank(service, fields))
+
+
+async def _rerank(service: Service, fields: RerankRequest) -> Response:
     documents = fields.texts
     pairs = [(fields.query, document) for document in documents]
-    adapter, scores, num_tokens = await _scores(service, request, fields, pairs, "documents")
+    adapter, scores, num_tokens = await _scores(service, fields, pairs, "documents")
     # Of equal scores, the document that was named first.
     ranked = sorted(range(len(scores)), key=lambda i: -scores[i])[: fields.top_n]
     results = Items(
@@ -78,7 +90,7 @@ async def rerank(service: Service, request: Request) -> Response:
 
 
 async def _scores(
-    service: Service, request: Request, fields: PooledFields, pairs: list[tuple[str, str]], param: str
+    service: Service, fields: PooledFields, pairs: list[tuple[str, str]], param: str
 ) -> tuple[str | None, list[float], int]:
     """The adapter that scores the pairs, their scores and their tokens; `param` is the field of the second texts."""
     check_can_pool(service)
@@ -92,7 +104,7 @@ async def _scores(
             f"{len(classifier.labels)}"
         )
     change = partial(without_padding, engine=executor.engine, classifier=classifier)
-    pooled = await pool(service, request, fields, pairs, adapter, classifier.params, change, param=param)
+    pooled = await pool(service, fields, pairs, adapter, classifier.params, change, param=param)
     slices = TimeSlices()
     scores = []
     for rows in pooled.rows:

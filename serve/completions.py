@@ -42,6 +42,10 @@ class _Prompt:
 async def complete(service: Service, request: Request) -> Response:
     """Answers a request for completions: each prompt runs as a request of the executor's, with n sequences."""
     fields = await read_json(request, CompletionRequest, service.options.limits, service.executor.work)
+    return await unless_disconnected(request, _answered(service, fields))
+
+
+async def _answered(service: Service, fields: CompletionRequest) -> Response:
     limit = service.options.limits.max_prompts
     if len(fields.prompt) > limit:
         raise ApiError(f"prompt has {len(fields.prompt)} prompts; at most {limit} are accepted", param="prompt")
@@ -72,7 +76,7 @@ async def complete(service: Service, request: Request) -> Response:
         if fields.stream:
             kept = stack.pop_all()
             return EventStream(events(answer.chunks(merged(generations, kept))), kept)
-        pieces = await unless_disconnected(request, _all(generations))
+        pieces = await _all(generations)
     return JsonAnswer(answer.whole(pieces))
 
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from .._core import PoolingParams
 from ..runtime.pooled import POOLING_TYPES, FloatArray, embedding_params
 from .errors import ApiError
-from .http import read_json
+from .http import read_json, unless_disconnected
 from .json_answer import Items, JsonAnswer
 from .openai_fields import EmbeddingRequest
 from .openai_requests import adapter_of
@@ -25,11 +25,15 @@ _BASE64: Final = "base64"
 async def embed(service: Service, request: Request) -> Response:
     """Answers a request for embeddings: each text runs as a request of the executor's."""
     fields = await read_json(request, EmbeddingRequest, service.options.limits, service.executor.work)
+    return await unless_disconnected(request, _answered(service, fields))
+
+
+async def _answered(service: Service, fields: EmbeddingRequest) -> Response:
     check_can_pool(service)
     params = _params(service)
     _check_dimensions(service, fields.dimensions)
     adapter = await adapter_of(service, fields)
-    pooled = await pool(service, request, fields, fields.input, adapter, params)
+    pooled = await pool(service, fields, fields.input, adapter, params)
     data = Items(
         {"object": "embedding", "index": i, "embedding": _encoded(_cut(row, fields.dimensions, params), fields)}
         for i, row in enumerate(pooled.rows)

@@ -16,7 +16,7 @@ from .classification import classify, rerank, score
 from .completions import complete
 from .embeddings import embed
 from .errors import ApiError
-from .http import read_json
+from .http import read_json, unless_disconnected
 from .json_answer import Items, JsonAnswer
 from .openai_answers import new_id
 from .openai_chat_fields import TokenizeRequest
@@ -75,6 +75,9 @@ def routes(service: Service) -> APIRouter:
     @router.post("/tokenize")
     async def tokenize(request: Request) -> Response:
         fields = await read_json(request, TokenizeRequest, limits, service.executor.work)
+        return await unless_disconnected(request, tokenized(fields))
+
+    async def tokenized(fields: TokenizeRequest) -> Response:
         adapter = await adapter_of(service, fields)
         # More than a prompt may have: clients count the tokens of a text before they cut it.
         max_tokens = max(limits.max_tokenize_tokens, max_prompt_tokens(service.engine_info))
@@ -100,6 +103,9 @@ def routes(service: Service) -> APIRouter:
     @router.post("/detokenize")
     async def detokenize(request: Request) -> Response:
         fields = await read_json(request, DetokenizeRequest, limits, service.executor.work)
+        return await unless_disconnected(request, detokenized(fields))
+
+    async def detokenized(fields: DetokenizeRequest) -> Response:
         adapter = await adapter_of(service, fields)
         _check_vocabulary(await service.vocab_size_of(adapter), fields.tokens)
         tokenizer = (await service.tokenizers.of(adapter)).tokenizer

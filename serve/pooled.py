@@ -6,13 +6,10 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
-from starlette.requests import Request as HttpRequest
-
 from .._core import OutputConfig, PoolingParams, Request
 from ..runtime.pooled import FloatArray, PromptTokens, rows_of
 from .async_executor import Generation
 from .errors import ApiError
-from .http import unless_disconnected
 from .openai_fields import PooledFields
 from .openai_requests import executor_priority, salt_id
 from .service import Service
@@ -43,7 +40,6 @@ def check_can_pool(service: Service) -> None:
 
 async def pool(
     service: Service,
-    request: HttpRequest,
     fields: PooledFields,
     texts: Sequence[str | list[int] | tuple[str, str]],
     adapter: str | None,
@@ -66,7 +62,7 @@ async def pool(
             running.append(await stack.enter_async_context(await service.adapters.submit(asked, adapter)))
             prompts.append(prompt)
             await slices.pause()
-        rows = await unless_disconnected(request, _all(running))
+        rows = await _all(running)
     return PooledTexts(prompts, rows)
 
 

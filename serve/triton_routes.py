@@ -147,18 +147,21 @@ class _Surface:
 
     async def infer(self, request: Request) -> Response:
         """POST infer: tensors in, tensors out."""
-        adapter = await self._adapter(request)
         body = await self._body(request)
+        return await unless_disconnected(request, self._inferred(request, body))
+
+    async def _inferred(self, request: Request, body: bytes) -> Response:
+        adapter = await self._adapter(request)
         header_length = request.headers.get(HEADER_LENGTH)
         own = await self._service.tokenizers.of(adapter)
         if len(body) > LONG_BODY:
-            reading = self._service.executor.work.run(WorkKind.TEXTS, self._read_infer, body, header_length, own)
-            sent, asked = await unless_disconnected(request, reading)
+            work = self._service.executor.work
+            sent, asked = await work.run(WorkKind.TEXTS, self._read_infer, body, header_length, own)
         else:
             sent, asked = self._read_infer(body, header_length, own)
         if asked.streaming:
             raise ApiError("input 'streaming' is true; infer answers once: use generate_stream", param="streaming")
-        outputs = await unless_disconnected(request, self._whole(asked, adapter))
+        outputs = await self._whole(asked, adapter)
         written, length = await write_infer(_head(request, sent.id), _with_forms(sent, outputs))
         if length is None:
             return Response(written, media_type="application/json")
@@ -166,17 +169,25 @@ class _Surface:
 
     async def generate(self, request: Request) -> Response:
         """POST generate: JSON in, JSON out."""
+        body = await self._body(request)
+        return await unless_disconnected(request, self._generated(request, body))
+
+    async def _generated(self, request: Request, body: bytes) -> Response:
         adapter = await self._adapter(request)
-        sent, asked = await self._generate_request(request, adapter)
+        sent, asked = await self._generate_request(body, adapter)
         if asked.streaming:
             raise ApiError("streaming is true; generate answers once: use generate_stream", param="streaming")
-        outputs = await unless_disconnected(request, self._whole(asked, adapter))
+        outputs = await self._whole(asked, adapter)
         return JsonAnswer(_event(request, sent.id, outputs))
 
     async def generate_stream(self, request: Request) -> Response:
         """POST generate_stream: JSON in, an event for each piece of the answer unless streaming is false."""
+        body = await self._body(request)
+        return await unless_disconnected(request, self._streamed(request, body))
+
+    async def _streamed(self, request: Request, body: bytes) -> Response:
         adapter = await self._adapter(request)
-        sent, asked = await self._generate_request(request, adapter)
+        sent, asked = await self._generate_request(body, adapter)
         generation = await self._submit(asked, adapter)
         return EventStream(self._frames(request, sent.id, asked, generation), generation)
 
@@ -196,12 +207,10 @@ class _Surface:
             )
         return await read_body(request, self._limits)
 
-    async def _generate_request(self, request: Request, adapter: str | None) -> tuple[_GenerateBody, TritonRequest]:
-        body = await self._body(request)
+    async def _generate_request(self, body: bytes, adapter: str | None) -> tuple[_GenerateBody, TritonRequest]:
         own = await self._service.tokenizers.of(adapter)
         if len(body) > LONG_BODY:
-            reading = self._service.executor.work.run(WorkKind.TEXTS, self._read_generate, body, own)
-            return await unless_disconnected(request, reading)
+            return await self._service.executor.work.run(WorkKind.TEXTS, self._read_generate, body, own)
         return self._read_generate(body, own)
 
     def _read_infer(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import threading
 from collections.abc import Awaitable, Callable
@@ -13,9 +14,11 @@ from typing import Any
 import httpx
 import pytest
 from prometheus_client import generate_latest
+from starlette.types import Message
 
 import adaptrt
 from adaptrt.serve.app import make_app
+from adaptrt.serve.http import CLIENT_CLOSED_REQUEST
 from adaptrt.serve.options import ServerLimits, ServerOptions
 from adaptrt.serve.service import Service
 from adaptrt.serve.work import WorkKind
@@ -85,6 +88,7 @@ def run(place: Place, body: Body, **limits: int) -> None:
         executor = adaptrt.Executor(place.engine, executor_config=adaptrt.ExecutorConfig(num_threads=1))
         options = ServerOptions(
             served_model_name=("base",), adapter_roots=(place.root,), enable_lora_loading=True,
+            pooling_type="mean", normalize_embeddings=True,
             limits=ServerLimits(**limits),
         )  # fmt: skip
         service = await Service.open(executor, options)
@@ -125,6 +129,65 @@ def test_slow_guides_keep_no_adapter_waiting(place: Place, monkeypatch: pytest.M
         assert slow.num_begun == 1
 
     run(place, body)
+
+
+FIELDS: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"prompt": "hi", "max_tokens": 2},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2, "stream": True},
+    "/v1/embeddings": {"input": "hi"},
+    "/classify": {"input": "hi"},
+    "/score": {"text_1": "a", "text_2": "b"},
+    "/rerank": {"query": "a", "documents": ["b"]},
+    "/tokenize": {"prompt": "hi"},
+    "/detokenize": {"tokens": [5]},
+    "/v2/models/hot/generate": {"text_input": "hi", "max_tokens": 2},
+    "/v2/models/hot/generate_stream": {"text_input": "hi", "max_tokens": 2},
+    "/v2/models/hot/infer": {"inputs": []},
+}
+
+
+async def ask_and_leave(app: Any, path: str, fields: dict[str, Any], left: asyncio.Event) -> list[Message]:
+    """What a server's process sees of a client that sends a request and closes its connection: nobody cancels."""
+    body = [{"type": "http.request", "body": json.dumps({"model": "hot", **fields}).encode(), "more_body": False}]
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        if body:
+            return body.pop()
+        await left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope = {
+        "type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "",
+        "scheme": "http", "http_version": "1.1", "client": ("10.0.0.3", 1), "server": ("127.0.0.1", 80),
+        "headers": [(b"host", b"127.0.0.1"), (b"content-type", b"application/json")],
+    }  # fmt: skip
+    await app(scope, receive, send)
+    return sent
+
+
+@pytest.mark.parametrize("path", sorted(FIELDS))
+def test_a_call_whose_client_has_left_never_begins(place: Place, path: str) -> None:
+    async def body(service: Service, *_: Client) -> None:
+        app, slow, left = make_app(service), Slow(), asyncio.Event()
+        work = service.executor.work
+        kinds = (WorkKind.ADAPTERS, WorkKind.FILES)
+        busy = [asyncio.create_task(work.run(kind, slow)) for kind in kinds]
+        await until(lambda: slow.num_begun == len(kinds))
+        asking = asyncio.create_task(ask_and_leave(app, path, FIELDS[path], left))
+        await until(lambda: any(work.counts(kind)[0] for kind in kinds))
+        assert not asking.done()
+        left.set()
+        assert [message["status"] for message in await asking if "status" in message] in ([], [CLIENT_CLOSED_REQUEST])
+        assert [work.counts(kind)[0] for kind in kinds] == [0, 0]
+        slow.let_go()
+        await asyncio.gather(*busy)
+        assert service.adapters.list() == []
+
+    run(place, body, adapter_threads=1, file_threads=1)
 
 
 def test_a_guide_is_compiled_once_and_then_enters_no_pool(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
