@@ -1,1 +1,1 @@
-"""What every room uses and what knows nothing of models: files, JSON, locks, numbers, progress."""
+"""The ground of every room, without knowledge of models: files, JSON, locks, numbers, progress."""

@@ -10,7 +10,7 @@ from typing import Any, Final
 from tokenizers import Tokenizer
 
 REPLACEMENT: Final = "\ufffd"
-"""What decoders write for bytes that are no UTF-8; at the end of a text, the letter's other bytes may still come."""
+"""Decoders write it for bytes that are no UTF-8. At the end of a text, the letter's other bytes may still come."""
 _BYTE_TOKEN: Final = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 """How vocabularies with byte fallback name the tokens of single bytes."""
 

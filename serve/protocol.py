@@ -43,7 +43,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     _asks_to_upgrade = False
     """Whether the head that came last asks for another protocol."""
     _is_ending = False
-    """Whether the server ends: the connection ends with the last answer to a whole request."""
+    """True while the server ends: the connection ends with the last answer to a whole request."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Answers 503 if there are too many connections."""

@@ -20,8 +20,8 @@ PEFT_PREFIX = "base_model.model."
 EMBEDDING = "embedding"
 LM_HEAD = "lm_head"
 
-# What TensorRT-LLM's converter maps of models that are no family of formats/models/, which the families could not tell:
-# layers, with the modules that their outputs are, in order.
+# Layers that TensorRT-LLM's converter maps, with the modules that their outputs are, in order. They belong to models
+# that are no family of formats/models/, so the families cannot tell.
 _QKV = ("attn_q", "attn_k", "attn_v")
 _OTHER_LAYERS = {"self_attn.query_key_value": _QKV, "self_attn.c_attn": _QKV}
 

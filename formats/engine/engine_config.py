@@ -42,7 +42,7 @@ class EngineConfig:
     pretrained_config: CheckpointConfig
     build_config: BuildConfig
     engine_checksums: tuple[str, ...] = ()
-    """Of a native engine's files, by rank, see formats/engine/engine_file.py."""
+    """Checksums of a native engine's files, by rank: formats/engine/engine_file.py says how they are made."""
     tensorrt: TensorRtPlans | None = None
     """Of a TensorRT engine."""
     adapter_checksums: tuple[str, ...] = ()

@@ -31,7 +31,7 @@ class LoadedPlans(LoadedEngine):
 
     @property
     def lora(self) -> _core.LoraLayout:
-        """That of the network."""
+        """The layout of the network's adapters."""
         return self.layout
 
     def tensor(self, name: str) -> npt.NDArray[np.float32]:
@@ -43,7 +43,7 @@ class LoadedPlans(LoadedEngine):
         return None if self.weights is None else WeightsFileBase(self.sites, self.weights, self.directory)
 
     def with_weight_memory(self, num_bytes: int | None) -> LoadedPlans:
-        """As LoadedEngine.with_weight_memory."""
+        """See LoadedEngine.with_weight_memory."""
         if num_bytes is None or num_bytes == self.weight_memory:
             return self
         if num_bytes and not self.streams_weights:
@@ -55,5 +55,5 @@ class LoadedPlans(LoadedEngine):
 
     @property
     def streams_weights(self) -> bool:
-        """Whether the plans can do with some of their weights on the GPU."""
+        """True if the plans were built to run with some of their weights on the GPU."""
         return self.config.build_config.weight_memory is not None

@@ -202,7 +202,7 @@ class Hopper {
           }
         }
         wgmma_commit();
-        // Those of the previous stage are complete.
+        // One group may still run, so the products of the previous stage are complete.
         wgmma_wait<1>();
         if (leads && previous >= 0) arrive(buffers.empty(previous));
         previous = at.stage;

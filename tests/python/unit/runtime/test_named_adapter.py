@@ -1,4 +1,4 @@
-"""What a name means: one adapter, or a weighted sum of several."""
+"""A name means one adapter, or a weighted sum of several."""
 
 from __future__ import annotations
 

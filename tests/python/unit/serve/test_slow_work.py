@@ -147,7 +147,7 @@ FIELDS: dict[str, dict[str, Any]] = {
 
 
 async def ask_and_leave(app: Any, path: str, fields: dict[str, Any], left: asyncio.Event) -> list[Message]:
-    """What a server's process sees of a client that sends a request and closes its connection: nobody cancels."""
+    """Sends a request and closes its connection, as a server's process sees it: nobody cancels the application."""
     body = [{"type": "http.request", "body": json.dumps({"model": "hot", **fields}).encode(), "more_body": False}]
     sent: list[Message] = []
 
