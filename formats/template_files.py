@@ -11,17 +11,17 @@ from ..common.output_directory import holds_only
 
 TEMPLATE_FILE: Final = "chat_template.jinja"
 TEMPLATES_DIRECTORY: Final = "additional_chat_templates"
-"""Holds the templates that have names: NAME.jinja."""
+"""Directory of named templates: NAME.jinja."""
 TEMPLATE_SUFFIX: Final = ".jinja"
 MAX_ADDITIONAL_TEMPLATES: Final = 64
 _MAX_ENTRIES: Final = 1024
-"""Entries of the directory that are looked at."""
+"""Maximum number of directory entries that are read."""
 
 
 def additional_templates(directory: Path, error: type[AdaptrtError]) -> list[str]:
-    """Paths of the named templates of a model or an adapter, relative to its directory and sorted.
+    """Returns the paths of the named templates of a model or an adapter, relative to its directory and sorted.
 
-    Raises `error` for a directory of templates that cannot be listed or has too many entries.
+    Raises `error` if the directory of templates cannot be listed or has too many entries.
     """
     templates = directory / TEMPLATES_DIRECTORY
     if not templates.is_dir():

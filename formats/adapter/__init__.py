@@ -1,4 +1,4 @@
-"""Adapters of PEFT and MLX-LM: what fields and tensors mean, conversion to a request's tensors, DoRA normalisation."""
+"""PEFT and MLX-LM adapters: reading, checking, conversion to a request's tensors, DoRA normalisation."""
 
 from .adapter import Adapter
 from .base_weights import BaseWeights, HuggingFaceBase

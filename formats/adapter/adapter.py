@@ -1,4 +1,4 @@
-"""An adapter as the matrices of its modules, whatever kind of file it came from."""
+"""An adapter in memory, as the matrices of its modules; the same for every file format."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from ..._core import DType
 from .names import ModuleKey, Role
 
-# In an adapter file's metadata: its DoRA magnitudes are m / ||W + s B A||.
+# Key in an adapter file's metadata. The value "normalized" says that the file's DoRA magnitudes are m / ||W + s B A||.
 # docs/decisions/dora.md has the reasons.
 MAGNITUDES_KEY = "adaptrt.dora_magnitudes"
 MAGNITUDES_NORMALIZED = "normalized"
@@ -37,13 +37,13 @@ class ModuleTensors:
 
     a: Array  # [rank, in]
     b: Array  # [out, rank], without the scale
-    magnitude: Array | None  # [out], of DoRA and IA3
-    scale: float  # what B @ A is multiplied by
-    names: dict[Role, str]  # the tensors of the file that they are, or are made of
-    shift: Array | None = None  # [out], what is added behind the magnitude and before the base's bias
-    # What the shift becomes with the base's bias (biases.py).
-    bias: Array | None = None  # [out], a trained one that takes the place of the base's
-    scales_bias: bool = False  # the magnitude multiplies the base's bias as well
+    magnitude: Array | None  # [out], for DoRA and IA3
+    scale: float  # factor of B @ A
+    names: dict[Role, str]  # the file's tensors that they are, or are made from
+    shift: Array | None = None  # [out], added after the magnitude and before the base's bias
+    # The next two fields change the shift once the base's bias is known (biases.py).
+    bias: Array | None = None  # [out], a trained bias that replaces the base's
+    scales_bias: bool = False  # the magnitude also multiplies the base's bias
 
     @property
     def rank(self) -> int:
@@ -51,7 +51,7 @@ class ModuleTensors:
         return int(self.a.shape[0])
 
     def parts(self) -> Iterator[tuple[Role, Array]]:
-        """In the order in which a row has them."""
+        """Yields the matrices in the order in which a row has them."""
         yield Role.A, self.a
         yield Role.B, self.b
         if self.magnitude is not None:
@@ -61,26 +61,26 @@ class ModuleTensors:
 
     @property
     def has_shift(self) -> bool:
-        """Whether its row has one, which may only be known with the base's bias."""
+        """True if its row has a shift, even if the values are not known without the base's bias."""
         return self.shift is not None or self.bias is not None or self.scales_bias
 
 
 @dataclass(frozen=True)
 class TokenRows:
-    """Rows of the embedding or of lm_head that were trained."""
+    """Trained rows of the embedding or of lm_head."""
 
     name: str
-    """Of the tensor."""
+    """Name of the tensor."""
     tokens: tuple[int, ...]
-    values: Array  # [tokens, hidden size], what takes the place of the base's
+    values: Array  # [tokens, hidden size]; they replace the base's rows
 
 
 @dataclass(frozen=True)
 class NewEmbeddings:
-    """Rows of the embedding or of lm_head for the tokens behind the base's vocabulary."""
+    """Rows of the embedding or of lm_head for new tokens, whose ids follow the base's vocabulary."""
 
     name: str
-    """Of the file and the tensor."""
+    """Names of the file and the tensor."""
     values: Array  # [new tokens, hidden size]
 
 
@@ -90,41 +90,44 @@ class WholeWeight:
 
     key: ModuleKey
     name: str
-    """Of the tensor."""
+    """Name of the tensor."""
     values: Array  # [tokens, hidden size]
     is_own: bool
-    """It was trained in the adapter (modules_to_save); else it is put into the base, or is a copy of the base's."""
+    """True if it was trained (modules_to_save).
+
+    Otherwise it is a copy of the base's weight, or replaces it in the base.
+    """
 
 
 @dataclass
 class Adapter:
-    """An adapter whose every tensor and field is accounted for."""
+    """A checked adapter. The reader has accounted for every tensor and every field."""
 
     directory: Path
     file: Path
     kind: str
-    """What people call it, such as "LoRA, rsLoRA scaling"."""
+    """Description for people, such as "LoRA, rsLoRA scaling"."""
     modules: dict[ModuleKey, ModuleTensors]
-    """In the order of rows: by layer, then by module id."""
+    """Modules in the order of rows: by layer, then by module id."""
     tensors: dict[str, Array] = field(repr=False)
     """All tensors as stored, by name."""
     fan_in_fan_out: bool = False
     is_dora: bool = False
-    """Then its modules have magnitudes, all but those of which a bias alone was trained, and they are DoRA's."""
+    """True for DoRA. Then every module has a magnitude, except those of which only a bias was trained."""
     magnitudes_normalized: bool = False
     whole_weights: list[WholeWeight] = field(default_factory=list, repr=False)
-    """Those of lm_head and the embedding, which become modules where the base is known (whole_weights.py)."""
+    """Whole weights of lm_head and the embedding. They become modules once the base is known (whole_weights.py)."""
     ties_weights: bool = False
-    """A tied lm_head has the embedding's whole weight (ensure_weight_tying)."""
+    """True if a tied lm_head shares the embedding's whole weight (ensure_weight_tying)."""
     token_rows: dict[ModuleKey, TokenRows] = field(default_factory=dict, repr=False)
-    """Trained tokens, which become modules where the base is known (token_rows.py)."""
+    """Trained tokens. They become modules once the base is known (token_rows.py)."""
     base_changing_init: str = ""
-    """The initialisation that took A and B out of the base's weights, such as "pissa"; "" where none did."""
+    """Initialisation that moved a share of the base's weights into A and B, such as "pissa"; "" for none."""
     invocation_tokens: tuple[int, ...] = ()
-    """What an aLoRA adapter acts from on; () for others."""
+    """aLoRA: the tokens from which on the adapter is active; () for other adapters."""
     context_length: int = 0
-    """Tokens that it was trained for by dividing rotary positions; 0: not said."""
+    """Context length in tokens that it was trained for with divided rotary positions; 0: not given."""
     new_embeddings: dict[str, NewEmbeddings] = field(default_factory=dict, repr=False)
-    """Of new tokens, by EMBEDDING and LM_HEAD, where a file of their own has them."""
+    """New tokens' rows by EMBEDDING and LM_HEAD, if a file of their own has them."""
     absent_tokens: int = 0
-    """How many of the base's last tokens its vocabulary does not have, where the base is known (new_tokens.py)."""
+    """Number of the base's last tokens that its vocabulary lacks; set once the base is known (new_tokens.py)."""

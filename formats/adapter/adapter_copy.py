@@ -1,4 +1,4 @@
-"""Copies of adapters in an engine directory, and the checksums that tell whether they are still what was copied."""
+"""Copies adapters into an engine directory, with checksums that show whether a copy has changed."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ SPECIAL_TOKENS_FILE: Final = "special_tokens_map.json"
 ADDED_TOKENS_FILE: Final = "added_tokens.json"
 TOKENIZER_FILE: Final = "tokenizer.json"
 
-# What is copied of an adapter: its config, its weights, and those that exist of the files that say how its texts are
-# cut into tokens, how its chats are written and what its classes are called; and config and weights of the adapter as
-# it was when its training began.
+# Files that are copied if they exist: tokenizer, chat template, and config.json with the names of classes. The config
+# and weights of the adapter, and of its initial adapter, are copied as well.
 _OTHER_FILES: Final = (
     TEMPLATE_FILE,
     TOKENIZER_CONFIG_FILE,
@@ -35,7 +34,7 @@ _OTHER_FILES: Final = (
 def copy_adapter(source: Path, destination: Path) -> str:
     """Copies an adapter's files into a new directory; returns the checksum of the copy.
 
-    Raises AdapterError for files that are changed meanwhile.
+    Raises AdapterError if the files change meanwhile.
     """
     destination.mkdir(parents=True)
     with one_version(source, adapter_files):
@@ -46,7 +45,10 @@ def copy_adapter(source: Path, destination: Path) -> str:
 
 
 def adapter_checksum(directory: Path) -> str:
-    """XXH3-128 of the names, sizes and bytes of an adapter's files. Raises OSError for one that cannot be read."""
+    """Returns the XXH3-128 of the names, sizes and bytes of an adapter's files.
+
+    Raises OSError if one cannot be read.
+    """
     digest = xxhash.xxh3_128()
     for name in adapter_files(directory):
         path = directory / name
@@ -56,9 +58,9 @@ def adapter_checksum(directory: Path) -> str:
 
 
 def adapter_files(directory: Path) -> list[str]:
-    """Paths of an adapter's files that are copied along and make its checksum, relative to its directory.
+    """Paths of the files that are copied and that the checksum covers, relative to the adapter's directory.
 
-    Raises AdapterError for a directory of chat templates that cannot be listed.
+    Raises AdapterError if the directory of chat templates cannot be listed.
     """
     others = [name for name in _OTHER_FILES if (directory / name).is_file()]
     return [

@@ -1,4 +1,4 @@
-"""The base model's weights as conversion and DoRA normalisation need them: a few rows at a time."""
+"""Reads the base model's weights a few rows at a time, for conversion and DoRA normalisation."""
 
 from __future__ import annotations
 
@@ -21,35 +21,38 @@ from .names import EMBEDDING, ModuleKey
 
 
 class BaseWeights(Protocol):
-    """Where the weights W[out, in] of the layers under an adapter come from."""
+    """Source of the weights W [out, in] of the layers that an adapter changes."""
 
     def describe(self) -> str:
-        """What errors call it, such as its directory."""
+        """Name of the base in errors, such as its directory."""
 
     def shape(self, key: ModuleKey) -> tuple[int, int] | None:
-        """(out, in) of this module; None when the base does not have it."""
+        """(out, in) of this module; None if the base does not have it."""
 
     def row_blocks(self, key: ModuleKey) -> Iterator[FloatArray]:
-        """W's rows in order, as float32 [rows, in]."""
+        """Yields W's rows in order, as float32 [rows, in]."""
 
     def bias(self, key: ModuleKey) -> FloatArray | None:
-        """The layer's bias in the order of W's rows, as float32 [out]; None where it has none."""
+        """Returns the layer's bias in the order of W's rows, as float32 [out]; None if it has none."""
 
     def rows_at(self, key: ModuleKey, tokens: Sequence[int]) -> FloatArray:
-        """Of lm_head or of the embedding, which the base has: the tokens' rows, as float32 [tokens, in]."""
+        """Returns the tokens' rows of lm_head or of the embedding, as float32 [tokens, in].
+
+        The base must have the layer.
+        """
 
     def rounding(self, key: ModuleKey) -> float:
-        """How far an element may be from the model's beyond the rounding of types, as a share of its row's largest."""
+        """Largest error of an element beyond the rounding of dtypes, relative to the largest element of its row."""
 
 
 class HuggingFaceBase:
-    """A Hugging Face model directory: one or several safetensors files, or .bin files through torch."""
+    """Weights of a Hugging Face model directory: one or several safetensors files, or .bin files through torch."""
 
     def __init__(self, directory: Path, modules: AdaptedModules | None = None, *, fan_in_fan_out: bool = False) -> None:
-        """Opens the weights. `modules` are modules_of_base(directory); fan_in_fan_out is the adapter's.
+        """Opens the weights. `modules` comes from modules_of_base(directory), fan_in_fan_out from the adapter.
 
-        Layers that were quantised before the model was published are the matrices that they stand for. Raises
-        CheckpointError when there are no weights, and for a quantisation that cannot be read.
+        Layers of a quantised model are dequantised. Raises CheckpointError if there are no weights, and for a
+        quantisation that cannot be read.
         """
         self._directory = directory
         self._modules = modules
@@ -63,7 +66,7 @@ class HuggingFaceBase:
         return str(self._directory)
 
     def shape(self, key: ModuleKey) -> tuple[int, int] | None:
-        """(out, in); None when the base does not have this module."""
+        """(out, in); None if the base does not have this module."""
         name = self._name_of(key)
         if name is None:
             return None
@@ -73,7 +76,7 @@ class HuggingFaceBase:
         return (shape[1], shape[0]) if self._is_transposed(key) else (shape[0], shape[1])
 
     def row_blocks(self, key: ModuleKey) -> Iterator[FloatArray]:
-        """W's rows in order, as float32 [rows, in]. A weight that is stored as [in, out] comes as one block."""
+        """Yields W's rows in order, as float32 [rows, in]. A weight stored as [in, out] comes as one block."""
         name = self._name_of(key)
         if name is None:
             raise CheckpointError(f"{self._directory}: has no weight of module '{key.path}'")
@@ -88,7 +91,7 @@ class HuggingFaceBase:
             yield from pieces
 
     def bias(self, key: ModuleKey) -> FloatArray | None:
-        """[out], as the file has it; None where the layer has none."""
+        """Bias [out] as the file has it; None if the layer has none."""
         weight = self._name_of(key)
         name = "" if weight is None else f"{weight.removesuffix('weight')}bias"
         if name not in self._weights:
@@ -107,7 +110,7 @@ class HuggingFaceBase:
         return np.concatenate(pieces)
 
     def rounding(self, key: ModuleKey) -> float:
-        """The model's own are what there is."""
+        """Zero: the weights are the model's own."""
         return 0.0
 
     def _is_transposed(self, key: ModuleKey) -> bool:
@@ -129,10 +132,10 @@ def _open_weights(directory: Path) -> HfWeights:
 
 
 def modules_of_base(directory: Path) -> AdaptedModules | None:
-    """The layers of a Hugging Face directory whose config.json is of a supported family.
+    """Returns the modules of a Hugging Face directory whose config.json belongs to a supported family.
 
-    None: paths mean what they do in all families. A model that engines cannot be made of may have adapters that can be
-    converted.
+    Otherwise returns None, and paths get the meaning that they have in every family: adapters can be converted even if
+    no engine can be made from the model.
     """
     if not (directory / HF_CONFIG_FILE).is_file():
         return None

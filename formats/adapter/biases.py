@@ -1,6 +1,6 @@
-"""Biases that an adapter trained, and those of the base that IA3 multiplies: what rows add to a layer's outputs.
+"""Trained biases, and biases of the base that IA3 multiplies, as additions to a layer's outputs.
 
-Rows have no bias but a shift, added beside the base's own bias (docs/formats.md), so
+Rows have no bias. They have a shift, which is added to the base's own bias (docs/formats.md):
 
     a trained bias           shift = bias - base's bias
     IA3, l * (W x + bias)    shift = (l - 1) * base's bias
@@ -23,7 +23,7 @@ from .names import PEFT_PREFIX, ModuleKey, Role
 
 _BIAS: Final = "bias"
 _LAYOUT: Final = PartsLayout(
-    # PEFT keeps an adapted layer as the base_layer of its own; its releases before 0.7 did not.
+    # PEFT calls an adapted layer's original `base_layer`; releases before 0.7 did not.
     re.compile(r"(?P<path>.+?)(?:\.base_layer|\.modules_to_save)?\.(?P<role>bias)(?P<adapter>)"),
     {_BIAS: ("out",)},
     (frozenset((_BIAS,)),),
@@ -31,12 +31,12 @@ _LAYOUT: Final = PartsLayout(
 
 
 def is_trained_bias(name: str) -> bool:
-    """Whether a tensor of an adapter is the bias of one of the base's layers."""
+    """True if a tensor of an adapter is the bias of one of the base's layers."""
     return name.endswith(".bias") and re.search(r"\.lora_B(\.[^.]+)?\.bias$", name) is None
 
 
 def path_of_bias(name: str) -> str:
-    """The path of the layer that a trained bias belongs to."""
+    """Returns the path of the layer that a trained bias belongs to."""
     match = _LAYOUT.pattern.fullmatch(name.removeprefix(PEFT_PREFIX))
     return name if match is None else match["path"]
 
@@ -44,17 +44,17 @@ def path_of_bias(name: str) -> str:
 def trained_biases(
     tensors: Mapping[str, Array], modules: AdaptedModules | None
 ) -> tuple[dict[ModuleKey, ModuleParts], list[str]]:
-    """The trained biases by module, or none and what is wrong."""
+    """Returns the trained biases by module, or none and the problems."""
     return parts_by_module(tensors, _LAYOUT, modules) if tensors else ({}, [])
 
 
 def add_trained_biases(
     served: dict[ModuleKey, ModuleTensors], biases: Mapping[ModuleKey, ModuleParts], modules: AdaptedModules | None
 ) -> dict[ModuleKey, ModuleTensors]:
-    """The modules with their trained biases, in the order of rows; A and B of those without others are zero.
+    """Adds trained biases to the modules, in the order of rows. A module that has only a bias gets zero A and B.
 
-    Raises AdapterError, whose text begins with what is wrong, for a bias that the model's layer does not have, and for
-    one of a module without A and B where the model is not known.
+    Raises AdapterError, whose text begins with the problem, if the model's layer has no such bias, and for a module
+    without A and B if the model is not known.
     """
     problems = []
     for key, parts in biases.items():
@@ -77,9 +77,9 @@ def add_trained_biases(
 
 
 def make_shifts(adapter: Adapter, base: BaseWeights | None) -> None:
-    """Makes the shifts that depend on the base's biases.
+    """Computes the shifts that depend on the base's biases.
 
-    Raises AdapterError without a base that is needed, or where it has other biases.
+    Raises AdapterError if the base is needed and missing, or has other biases.
     """
     problems = []
     for key, tensors in adapter.modules.items():
@@ -103,7 +103,7 @@ def make_shifts(adapter: Adapter, base: BaseWeights | None) -> None:
 
 
 def leave_shifts_open(adapter: Adapter) -> None:
-    """Gives rows shifts without values where the base's biases are known only where the adapter is served."""
+    """Gives rows zero shifts as placeholders, for callers that read only the sizes of rows."""
     for tensors in adapter.modules.values():
         if tensors.has_shift and tensors.shift is None:
             tensors.shift = np.zeros(len(tensors.b), np.float32)

@@ -1,7 +1,7 @@
-"""The head of a classifier's adapter: linear layers of its own, which are no rows of a request's tensors.
+"""Heads of classifier adapters: linear layers of their own, outside of a request's tensors.
 
-PEFT trains it whole and keeps it beside the matrices of LoRA. It stays on the host and is applied to pooled hidden
-states; everything else of such an adapter is an adapter like any other.
+PEFT trains the head whole and saves it with the LoRA matrices. The head stays on the host and is applied to pooled
+hidden states. The rest of the adapter is served like any other adapter.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from ..checkpoint.casting import to_float32
 from .adapter import Array
 
 PER_TOKEN: Final[Mapping[str, bool]] = {"SEQ_CLS": False, "TOKEN_CLS": True}
-"""By PEFT's task_type: whether each token is classified, instead of the text."""
+"""By PEFT's task_type: True if each token is classified, False if the text is."""
 _MODEL_CLASSES: Final = {"ForSequenceClassification": "SEQ_CLS", "ForTokenClassification": "TOKEN_CLS"}
 MODEL_CONFIG_FILE: Final = "config.json"
-"""The trained model's, where somebody has put it beside the adapter: it alone has the names of the classes."""
+"""The trained model's config. Users may put it next to the adapter; no other file has the names of the classes."""
 
 _NAMES: Final = ("score", "classifier", "pre_classifier")
 _TENSOR: Final = re.compile(
     r"base_model\.model\.(?P<module>score|classifier|pre_classifier)\.(?:modules_to_save\.)?"
     r"(?P<inner>dense\.|out_proj\.)?(?P<part>weight|bias)"
 )
-# With bias "all" PEFT saves the biases of the head that the adapter's own replaces.
+# With bias "all", PEFT also saves the biases of the head that the adapter's own head replaces.
 _REPLACED: Final = re.compile(
     r"base_model\.model\.(?:score|classifier|pre_classifier)\.(?:dense\.|out_proj\.)?original_module\."
     r"(?:dense\.|out_proj\.)?bias"
@@ -42,10 +42,10 @@ _BEFORE: Final = ("classifier.dense", "pre_classifier")
 
 @dataclass(frozen=True, eq=False)
 class LayerBefore:
-    """The layer before a head's last one, where the adapter has it."""
+    """The layer before a head's last layer, if the adapter has one."""
 
     path: str
-    """Its name in the model."""
+    """Path in the model."""
     weight: npt.NDArray[np.float32]
     """[out, in]"""
     bias: npt.NDArray[np.float32]
@@ -54,7 +54,7 @@ class LayerBefore:
 
 @dataclass(frozen=True, eq=False)
 class ClassifierHead:
-    """logits = hidden state weight^T + bias."""
+    """Last layer of a head: logits = hidden state weight^T + bias."""
 
     weight: npt.NDArray[np.float32]
     """[labels, hidden_size]"""
@@ -62,21 +62,21 @@ class ClassifierHead:
     """[labels]"""
     per_token: bool
     labels: tuple[str, ...] | None
-    """None: nothing says what they are called."""
+    """Names of the classes; None if unknown."""
     problem_type: str | None
-    """As Classifier.problem_type; None: not stated."""
+    """As Classifier.problem_type; None if not stated."""
     before: LayerBefore | None = None
-    """None: the adapter has its last layer alone."""
+    """None: the adapter has only the last layer."""
 
 
 def is_classifier(fields: Mapping[str, Any]) -> bool:
-    """Whether an adapter_config.json is a classifier's."""
+    """True if an adapter_config.json belongs to a classifier."""
     task = _task_of(fields)
     return isinstance(task, str) and task in PER_TOKEN
 
 
 def _task_of(fields: Mapping[str, Any]) -> Any:
-    """PEFT's task_type, or that of the model that was trained, whose class PEFT writes where it was not told."""
+    """PEFT's task_type. If PEFT was not told, it wrote the trained model's class, which implies the task."""
     task, trained = fields.get("task_type"), fields.get("auto_mapping")
     if task is not None or not isinstance(trained, dict):
         return task
@@ -85,7 +85,7 @@ def _task_of(fields: Mapping[str, Any]) -> Any:
 
 
 def fields_without_head(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the adapter that is left without its head."""
+    """Removes the head from the fields of an adapter_config.json."""
     saved = fields.get("modules_to_save")
     if isinstance(saved, list):
         saved = [name for name in saved if name not in _NAMES] or None
@@ -93,13 +93,13 @@ def fields_without_head(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tensors_without_head(tensors: Mapping[str, Array]) -> dict[str, Array]:
-    """Those of the adapter that is left without its head."""
+    """Removes the head from an adapter's tensors."""
     of_heads = (_TENSOR, _REPLACED)
     return {name: tensor for name, tensor in tensors.items() if not any(of.fullmatch(name) for of in of_heads)}
 
 
 def head_of(directory: Path, fields: Mapping[str, Any], file: Path, tensors: Mapping[str, Array]) -> ClassifierHead:
-    """The head of a classifier's adapter, of which `file` has the tensors. Raises AdapterError."""
+    """Reads the head of a classifier's adapter from the tensors of `file`. Raises AdapterError."""
     found: dict[str, dict[str, Array]] = {}
     for tensor_name, tensor in tensors.items():
         match = _TENSOR.fullmatch(tensor_name)

@@ -1,4 +1,4 @@
-"""From an adapter directory to the tensors of a request: weights [1, rows, width] and config [1, rows, 4]."""
+"""Converts an adapter directory to a request's tensors: weights [1, rows, width] and config [1, rows, 4]."""
 
 from __future__ import annotations
 
@@ -40,29 +40,29 @@ CONFIG_FILE = "model.lora_config.npy"
 
 MAGNITUDE: Final = 1
 SHIFT: Final = 2
-"""Flags of a row's vectors."""
+"""Flags of the vectors that a row has."""
 
 
 @dataclass(frozen=True)
 class ConvertedAdapter:
-    """An adapter in TensorRT-LLM's form, which LoraConfig(task_id, weights, config) takes as it is."""
+    """An adapter in TensorRT-LLM's form, ready for LoraConfig(task_id, weights, config)."""
 
-    # [1, rows, width] in the storage type. A row is A[rank, in], scale * B[out, rank] and, with DoRA,
-    # magnitude[out], then shift[out] where it has one, each flattened, then zeros up to the widest row.
+    # [1, rows, width] in the storage type. A row is A[rank, in], scale * B[out, rank], with DoRA magnitude[out], then
+    # shift[out] if it has one, each flattened, then zeros up to the widest row.
     weights: npt.NDArray[Any]
     # int32 [1, rows, 4]: module_id, layer, rank, vectors (MAGNITUDE, SHIFT). By layer, then by module id; settings
     # (terms.py) come last.
     config: npt.NDArray[np.int32]
-    # Of each row: the module's path in the Hugging Face model, or the name of a setting.
+    # For each row: the module's path in the Hugging Face model, or the name of a setting.
     paths: tuple[str, ...]
-    # Of an aLoRA adapter: the token ids from which on it acts. () for others.
+    # aLoRA: the token ids from which on the adapter is active. () for other adapters.
     invocation_tokens: tuple[int, ...] = ()
-    # Whether rows are made of trained or new tokens, or of whole weights, which take the base's place.
+    # True if rows come from trained or new tokens or from whole weights, which replace the base's.
     replaces_base: bool = False
 
     @property
     def terms(self) -> AdapterTerms:
-        """What it says of the requests that use it."""
+        """Conditions that the adapter sets for requests that use it."""
         return terms_of(self.config[0])
 
     def save(self, directory: Path) -> None:
@@ -89,29 +89,29 @@ def convert_adapter(
     values_left_open: bool = False,
     classifiers: bool = False,
 ) -> ConvertedAdapter:
-    """Converts the adapter of PEFT or MLX-LM in `directory`; nothing is written.
+    """Converts the PEFT or MLX-LM adapter in `directory`; writes nothing.
 
-    The scale (of PEFT's LoRA lora_alpha / r, or / sqrt(r) with use_rslora, after rank_pattern and alpha_pattern) is
-    multiplied into B in float32, before the cast to `storage_dtype`.
+    The scale is multiplied into B in float32, before the cast to `storage_dtype`. For PEFT's LoRA it is lora_alpha / r,
+    or lora_alpha / sqrt(r) with use_rslora, after rank_pattern and alpha_pattern.
 
-    base: the model that the adapter was trained on, as a Hugging Face directory or a source of its weights.
-        Shapes are compared with it, and DoRA magnitudes that are not normalised yet are normalised by it.
-    initial_adapter: the directory of the adapter as it was when its training began, which adapters need whose
-        initialisation changed the base (PiSSA, OLoRA, CorDA, LoRA-GA). None: `initial_adapter` within the
-        adapter's directory, where that exists. Without either, those of PiSSA and OLoRA are computed from a `base`
-        that is a directory: a factorisation of each weight, which takes long for large models.
-    modules: those of the model that will serve the adapter, when it is known: what paths mean, and sizes, which are
-        compared.
-    magnitudes_normalized: the caller's word for it, for files that carry no mark of it.
-    max_rank: what modules are refused above; None: no limit.
-    max_extra_tokens: how many tokens beyond the base's vocabulary it may bring; None: no limit.
-    rotary_factors: by which it may divide rotary positions; None: by any number.
-    values_left_open: without a base, what depends on its values is neither made nor compared, for those who look at
-        rows alone: shifts that depend on its biases are zero.
-    classifiers: as read_adapter() takes it.
+    base: the model that the adapter was trained on: a Hugging Face directory or a source of its weights. Shapes are
+        compared with it, and it normalises DoRA magnitudes that are not normalised yet.
+    initial_adapter: directory of the adapter in the state in which its training began. Adapters whose initialisation
+        changed the base need it (PiSSA, OLoRA, CorDA, LoRA-GA). None: `initial_adapter` within the adapter's directory,
+        if it exists. Without either, PiSSA's and OLoRA's are computed if `base` is a directory; this factorises each
+        weight, which is slow for large models.
+    modules: modules of the model that will serve the adapter, which resolve paths and give expected sizes; None: the
+        model is not known.
+    magnitudes_normalized: True if the caller knows that magnitudes are normalised, although the file has no mark.
+    max_rank: maximum rank of a module; None: no limit.
+    max_extra_tokens: maximum number of tokens beyond the base's vocabulary; None: no limit.
+    rotary_factors: accepted divisors of rotary positions; None: any.
+    values_left_open: True neither computes nor compares values that depend on a missing base: shifts that depend on its
+        biases are zero. For callers that read only sizes.
+    classifiers: as for read_adapter().
 
-    Raises AdapterError that names every tensor and field that cannot be used, or for files that are changed meanwhile,
-    CheckpointError for a base that cannot be read, ConfigError for an unknown storage_dtype.
+    Raises AdapterError that names every tensor and field that cannot be used, or if the files change meanwhile;
+    CheckpointError for a base that cannot be read; ConfigError for an unknown storage_dtype.
     """
     dtype = dtype_from_name(storage_dtype) if isinstance(storage_dtype, str) else storage_dtype
     base_modules = modules_of_base(Path(base)) if isinstance(base, str | Path) else None
@@ -178,7 +178,7 @@ def _check_sizes(adapter: Adapter, modules: AdaptedModules) -> None:
 def _flatten(
     adapter: Adapter, modules: AdaptedModules | None, dtype: DType, settings: Mapping[str, int]
 ) -> ConvertedAdapter:
-    """settings: the number of each by the name of its module."""
+    """settings: the number of each setting, by name of its module."""
     problems: list[str] = []
     sliced = sorted((piece for item in adapter.modules.items() for piece in in_slices(*item)), key=lambda item: item[0])
     rows = [_Row(list(found), modules) for _, found in groupby(sliced, key=lambda item: item[0].row)]
@@ -199,10 +199,9 @@ def _flatten(
 
 
 class _Row:
-    """A module of a layer; of experts the A of all of them, then B, then the magnitudes, then the shifts.
+    """A module of a layer. For experts: A of all experts, then B, then the magnitudes, then the shifts.
 
-    An expert that the adapter leaves out has zeros, and magnitudes of one; ranks below the largest are filled up with
-    zeros.
+    An expert that the adapter leaves out has zeros, and magnitudes of one. Smaller ranks are padded with zeros.
     """
 
     def __init__(self, found: list[tuple[ModuleKey, ModuleTensors]], modules: AdaptedModules | None) -> None:
@@ -217,17 +216,17 @@ class _Row:
 
     @property
     def size(self) -> int:
-        """Elements of the row."""
+        """Number of elements of the row."""
         in_size, out_size = self._sizes
         return self._experts * (self.rank * (in_size + out_size) + out_size * (self._has_magnitude + self._has_shift))
 
     @property
     def vectors(self) -> int:
-        """Flags of those that the row has."""
+        """Flags of the vectors that the row has."""
         return MAGNITUDE * self._has_magnitude + SHIFT * self._has_shift
 
     def write(self, row: npt.NDArray[Any], dtype: DType, problems: list[str]) -> None:
-        """Writes A, B times its scale, and the vectors, in the order in which the module has its outputs."""
+        """Writes A, scaled B and the vectors, with outputs in the module's order."""
         in_size, out_size = self._sizes
         a, b, magnitudes, shifts, _ = np.split(
             row, np.cumsum([self._experts * self.rank * in_size, self._experts * out_size * self.rank,
@@ -256,7 +255,7 @@ def _write(
     dtype: DType,
     problems: list[str],
 ) -> None:
-    """Writes one matrix; `place` may be a part of a larger one."""
+    """Writes one matrix; `place` may be a view of a larger one."""
     written = np.empty(values.size, place.dtype)
     factor = _as_float32(tensors.scale) if role is Role.B else 1.0
     first = 0
@@ -269,7 +268,7 @@ def _write(
 
 
 def _in_order(key: ModuleKey, role: Role, values: Array) -> tuple[Array, ...]:
-    """A tensor in pieces, in the order in which the row has them."""
+    """Returns a tensor in pieces, in the order in which the row has them."""
     if role is Role.A:
         return (values,)
     return tuple(values[rows.start : rows.stop] for rows in key.rows_of(len(values)))
@@ -280,7 +279,7 @@ def _why_not_finite(values: Array, role: Role, scale: float, dtype: DType) -> st
     scaled = ""
     if role is Role.B:
         scaled = f", multiplied by its scale {scale:g},"
-        with np.errstate(over="ignore", invalid="ignore"):  # that is what is looked for
+        with np.errstate(over="ignore", invalid="ignore"):  # overflow is what this looks for
             wide = wide * np.float32(scale)
     if not np.isfinite(wide).all():
         return f"{scaled} goes beyond float32"
@@ -288,5 +287,5 @@ def _why_not_finite(values: Array, role: Role, scale: float, dtype: DType) -> st
 
 
 def _as_float32(scale: float) -> float:
-    with np.errstate(over="ignore"):  # found where the tensor is named
+    with np.errstate(over="ignore"):  # reported where the tensor is named
         return float(np.float32(scale))

@@ -1,7 +1,7 @@
-"""DoRA (arXiv:2402.09353): magnitudes normalised by the base, one factor per output channel when serving.
+"""DoRA (arXiv:2402.09353): magnitudes divided by the norms of the adapted weight, once, before serving.
 
-PEFT computes y = m / ||W + s B A|| * (W x + s B A x) + bias, the norm taken over each row of W + s B A. The
-norm does not change while serving, so m' = m / ||W + s B A|| takes the place of m.
+PEFT computes y = m / ||W + s B A|| * (W x + s B A x) + bias, with the norm of each row of W + s B A. The norm does not
+change while serving, so m' = m / ||W + s B A|| replaces m: one factor per output channel.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from .recognise import CONFIG_FILE, MAX_CONFIG_BYTES, MLX_FILE, SAFETENSORS_FILE
 
 
 def normalized_magnitude(file: Path, key: ModuleKey, tensors: ModuleTensors, base: BaseWeights) -> FloatArray:
-    """float32[out]: m / ||W + s B A|| of a module of `file` that `base` has with the right shape.
+    """Returns float32[out]: m / ||W + s B A|| of a module of `file`. `base` must have the module with the same shape.
 
-    Raises AdapterError when a row's norm is zero or not finite.
+    Raises AdapterError if a row's norm is zero or not finite.
     """
     if tensors.magnitude is None:
         raise ValueError(f"module '{key.path}' has no magnitude")
     norms = np.empty(len(tensors.magnitude), np.float64)
     first = 0
-    with np.errstate(over="ignore", invalid="ignore"):  # found below, where the tensor is named
+    with np.errstate(over="ignore", invalid="ignore"):  # checked below, where the tensor is named
         a, scaled_b = tensors.a.astype(np.float32), tensors.b.astype(np.float32) * np.float32(tensors.scale)
         for block in base.row_blocks(key):
             rows = slice(first, first + len(block))
@@ -52,10 +52,10 @@ def normalized_magnitude(file: Path, key: ModuleKey, tensors: ModuleTensors, bas
 
 
 def check_against_base(adapter: Adapter, base: BaseWeights) -> None:
-    """Raises AdapterError that names every module whose shapes the base does not have."""
+    """Raises AdapterError that names every module whose shapes differ from the base's."""
     problems = []
     for key, tensors in adapter.modules.items():
-        if key.module.is_norm:  # it has no weight with outputs; its bias is compared where it is read
+        if key.module.is_norm:  # a norm has no weight with outputs; its bias is compared when it is read
             continue
         shape, expected = base.shape(key), (tensors.b.shape[0], tensors.a.shape[1])
         if shape is None:
@@ -70,12 +70,12 @@ def check_against_base(adapter: Adapter, base: BaseWeights) -> None:
 
 
 def normalize_adapter(directory: Path, output: Path, base_directory: Path, *, strip: bool = False) -> Adapter:
-    """Writes a DoRA adapter with normalised magnitudes (or without them, as plain LoRA) to `output`.
+    """Writes a DoRA adapter with normalised magnitudes to `output`, or as plain LoRA without magnitudes if `strip`.
 
-    Magnitudes are written in float32, 1-D, under their original names, and everything else as it was, always
-    as safetensors; the file is marked as normalised. When they are dropped, adapter_config.json says that it is LoRA.
-    Returns the adapter that was read. Raises AdapterError or CheckpointError, and then leaves
-    `output` as it was.
+    Magnitudes are written as float32 vectors under their original names, everything else unchanged, always as
+    safetensors. The file is marked as normalised. Without magnitudes, adapter_config.json says LoRA.
+
+    Returns the adapter that was read. Raises AdapterError or CheckpointError, and then leaves `output` unchanged.
     """
     modules = modules_of_base(base_directory)
     adapter = read_adapter(directory, modules)
@@ -112,7 +112,7 @@ def normalize_adapter(directory: Path, output: Path, base_directory: Path, *, st
 
 
 def _without_dora(fields: dict[str, Any], file: Path) -> bytes:
-    """An adapter_config.json that says that the adapter is plain LoRA."""
+    """Returns an adapter_config.json of plain LoRA."""
     plain = {"fine_tune_type": LORA} if file.name == MLX_FILE else {"use_dora": False}
     return (json.dumps({**fields, **plain}, indent=2) + "\n").encode()
 
@@ -122,7 +122,7 @@ def _safetensors_of(file: Path) -> str:
 
 
 def write_files(directory: Path, contents: dict[str, bytes]) -> None:
-    """Writes all of the files or, when one cannot be written, none."""
+    """Writes all of the files, or none if one cannot be written."""
     directory.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=".writing-", dir=directory))
     try:

@@ -1,10 +1,11 @@
-"""LoRA of parameters that hold all experts of a layer (PEFT's target_parameters), as LoRA of each expert's own layers.
+"""Splits LoRA of a parameter that holds all experts of a layer (PEFT's target_parameters) by expert.
 
-transformers 5 keeps gate and up of all experts in gate_up_proj [experts, 2 * inner, hidden] and down in down_proj. PEFT
-adapts one with A [experts * rank, in], an expert's rows after another's, and B [out, rank * experts], in which the
-experts of a rank stand side by side: the change of expert e is the sum over r of B[:, r * experts + e] A[e * rank + r].
-GPT-OSS has [experts, hidden, 2 * inner], in which outputs of gate and up take turns, and A and B of the same shapes.
-Of two parameters of one module, one is adapted within the other's wrapper, and its tensors are called base_layer.
+transformers 5 keeps gate and up of all experts in gate_up_proj [experts, 2 * inner, hidden], and down in down_proj.
+PEFT adapts such a parameter with A [experts * rank, in], grouped by expert, and B [out, rank * experts], grouped by
+rank: expert e changes by the sum over r of B[:, r * experts + e] A[e * rank + r]. GPT-OSS has
+    [experts, hidden, 2 * inner] with interleaved outputs of gate and up; its A and B have the same shapes.
+
+If two parameters of one module are adapted, PEFT wraps one in the other, and one has "base_layer" in its names.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ _NAME: Final = re.compile(
 
 @dataclass(frozen=True)
 class SplitTensors:
-    """An adapter's tensors, those of experts' parameters taken apart."""
+    """An adapter's tensors after experts' parameters were split."""
 
     tensors: Mapping[str, Array]
-    """By name, as parse_tensor_name() knows them."""
+    """Tensors by a name that parse_tensor_name() accepts."""
     parameters: Mapping[str, str]
-    """By the path of an expert's layer that was in one: the path of the parameter."""
+    """By path of an expert's layer: the path of the parameter that it was split from."""
     problems: tuple[str, ...] = ()
 
 
 def split_expert_parameters(tensors: Mapping[str, Array], modules: AdaptedModules | None) -> SplitTensors:
-    """Takes apart what belongs to parameters of `modules`; without them there are none that are known."""
+    """Splits the tensors of experts' parameters. Without `modules` no such parameters are known."""
     if modules is None or not modules.expert_blocks:
         return SplitTensors(tensors, {})
     split: dict[str, Array] = {}
@@ -71,7 +72,7 @@ def split_expert_parameters(tensors: Mapping[str, Array], modules: AdaptedModule
 
 
 def _layers_of(a: Array, b: Array, block: str, modules: AdaptedModules) -> dict[str, range] | str:
-    """The modules whose outputs are rows of B, by their shapes; else what is wrong with these."""
+    """Returns the rows of B for each module, by the shapes; or a text that says what is wrong with the shapes."""
     found = modules.expert_blocks[block]
     example = modules.find(f"{block}.0.{found.names[_GATE]}")
     assert example is not None
@@ -93,7 +94,7 @@ def _layers_of(a: Array, b: Array, block: str, modules: AdaptedModules) -> dict[
 def _of_experts(
     a: Array, b: Array, block: str, found: ExpertBlock, layers: Mapping[str, range]
 ) -> dict[str, tuple[Array, Array]]:
-    """A [rank, in] and B [out, rank] by the path of an expert's layer."""
+    """Returns A [rank, in] and B [out, rank] by path of an expert's layer."""
     a_of = a.reshape(found.num_experts, -1, a.shape[1])
     b_of = b.reshape(b.shape[0], -1, found.num_experts)
     return {

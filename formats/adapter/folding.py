@@ -1,18 +1,18 @@
-"""Kinds of PEFT's adapters as rows: what the tensors of a module are as A, B and magnitude.
+"""Converts each kind of PEFT adapter to rows: A, B and magnitude of each module.
 
-With x the input of a module, PEFT adds to its output
+With x the input of a module, PEFT adds to its output:
 
     LORA      s B A x, and with lora_bias s (B A x + b); DoRA multiplies the sum by m / ||W + s B A||
-    ADALORA   s B (E * A) x, E a factor for each rank
+    ADALORA   s B (E * A) x, with a factor E for each rank
     VERA      b * (B (d * (A x))), A and B random and shared by all modules
-    LOHA      s ((w1_a w1_b) * (w2_a w2_b)) x, a product of elements
+    LOHA      s ((w1_a w1_b) * (w2_a w2_b)) x, an elementwise product
     LOKR      s kron(w1, w2) x, each whole or a product of two
     IA3       nothing: it multiplies outputs or inputs (ia3.py)
     TRAINABLE_TOKENS
-              nothing: it has rows of the embedding and lm_head (token_rows.py)
+              nothing: it replaces rows of the embedding and lm_head (token_rows.py)
 
-The sum over i, j of (u_i v_i^T) * (p_j q_j^T) is that of (u_i * p_j)(v_i * q_j)^T, so LoHa is LoRA of the product of
-the two ranks; and kron(P Q, R S) = kron(P, R) kron(Q, S), so LoKr is as well.
+The sum over i, j of (u_i v_i^T) * (p_j q_j^T) equals that of (u_i * p_j)(v_i * q_j)^T, so LoHa is LoRA whose rank is
+the product of the two ranks. And kron(P Q, R S) = kron(P, R) kron(Q, S), so LoKr is LoRA as well.
 """
 
 from __future__ import annotations
@@ -34,43 +34,43 @@ from .peft_fields import TRAINABLE_TOKENS
 from .vera import VERA_A, VERA_B
 
 _ADALORA_EPSILON: Final = 1e-5
-"""PEFT adds it to the rank that the scale is divided by."""
+"""PEFT adds it to the rank that divides the scale."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """What the modules of one adapter are folded with."""
+    """Data that folding the modules of one adapter needs."""
 
     config: PeftConfig
     shared: Mapping[str, FloatArray]
-    """Matrices that belong to all modules, by name."""
+    """Matrices shared by all modules, by name."""
     modules: AdaptedModules | None
-    """Those of the model, where it is known."""
+    """Modules of the model; None if it is not known."""
     parameters: Mapping[str, str]
-    """By the path of a module that PEFT adapts as a parameter: the path of this."""
+    """Path of the parameter, by path of a module that PEFT adapts as a parameter."""
 
     def scale_of(self, key: ModuleKey) -> float:
-        """By adapter_config.json."""
+        """Scale from adapter_config.json."""
         return self.config.scale_of(self.parameters.get(key.path, key.path))
 
 
 @dataclass(frozen=True)
 class Folding:
-    """How a kind of adapter becomes rows."""
+    """Converts one kind of adapter to rows."""
 
     layout: PartsLayout
     fold: Callable[[Source, Mapping[ModuleKey, ModuleParts]], dict[ModuleKey, ModuleTensors]]
-    """Raises AdapterError, whose text begins with what is wrong."""
+    """Raises AdapterError, whose text begins with the problem."""
     served_rank: Callable[[Mapping[str, int]], int] = lambda sizes: sizes["rank"]
-    """Of A and B, by the sizes of a module's tensors."""
+    """Rank of A and B, from the sizes of a module's tensors."""
     expected_rank: Callable[[PeftConfig, str], int] = PeftConfig.rank_of
-    """What adapter_config.json says of the dimensions that are called rank, by the module's path."""
+    """Rank that adapter_config.json gives to the dimensions called rank, by the module's path."""
 
 
 def _each(
     fold: Callable[[Source, ModuleKey, ModuleParts], ModuleTensors],
 ) -> Callable[[Source, Mapping[ModuleKey, ModuleParts]], dict[ModuleKey, ModuleTensors]]:
-    """Of a kind that changes each module by its own tensors. AdaLoRA prunes some modules whole."""
+    """Folds each module by its own tensors. Skips modules that AdaLoRA pruned to rank 0."""
 
     def fold_all(source: Source, found: Mapping[ModuleKey, ModuleParts]) -> dict[ModuleKey, ModuleTensors]:
         return {key: fold(source, key, parts) for key, parts in found.items() if parts.sizes.get("rank") != 0}
@@ -95,7 +95,7 @@ def _lora(source: Source, key: ModuleKey, parts: ModuleParts) -> ModuleTensors:
 
 
 def _adalora(source: Source, key: ModuleKey, parts: ModuleParts) -> ModuleTensors:
-    # What is left after pruning is scaled as all of the initial ranks were.
+    # The ranks left after pruning keep the scale of all initial ranks.
     config = source.config
     alpha = config.alpha if config.alpha > 0 else float(parts.sizes["rank"])
     a = parts.wide("lora_A") * parts.wide("lora_E")[:, np.newaxis]
@@ -124,7 +124,7 @@ def _lokr(source: Source, key: ModuleKey, parts: ModuleParts) -> ModuleTensors:
 
 
 def _two_factors(parts: ModuleParts, role: str) -> tuple[FloatArray, FloatArray]:
-    """[rows, rank] and [rank, columns] of a matrix that the file has whole or in two factors."""
+    """Returns [rows, rank] and [rank, columns] of a matrix that the file has whole or as two factors."""
     if f"{role}_a" in parts.arrays:
         return parts.wide(f"{role}_a"), parts.wide(f"{role}_b")
     whole = parts.wide(role)
@@ -181,7 +181,7 @@ _LOKR_SHAPES: Final = {
 
 
 _NO_NAMES: Final = re.compile(r"(?!)")
-"""Of a kind that changes no layers."""
+"""For kinds that change no layers."""
 
 
 def _layout(shapes: Mapping[str, tuple[str, ...]], *, may_be_empty: bool = False) -> PartsLayout:
@@ -191,7 +191,7 @@ def _layout(shapes: Mapping[str, tuple[str, ...]], *, may_be_empty: bool = False
 _LORA = PartsLayout(
     LORA_NAMES,
     _LORA_SHAPES,
-    # PEFT has no DoRA with lora_bias.
+    # PEFT does not combine DoRA with lora_bias.
     tuple(frozenset((Role.A, Role.B, *vector)) for vector in ((), (Role.MAGNITUDE,), (Role.SHIFT,))),
 )
 _LOKR = PartsLayout(
@@ -213,4 +213,4 @@ FOLDINGS: Final[Mapping[str, Folding]] = {
     "IA3": Folding(_layout({FACTORS: ("rows", "columns")}), _ia3, lambda sizes: 1),
     TRAINABLE_TOKENS: Folding(PartsLayout(_NO_NAMES, {}, ()), lambda source, found: {}),
 }
-"""By peft_type."""
+"""Foldings by peft_type."""

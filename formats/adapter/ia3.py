@@ -1,7 +1,7 @@
-"""IA3 (arXiv:2205.05638): factors of a module's outputs, or of the inputs of a feedforward module.
+"""IA3 (arXiv:2205.05638): factors of a module's outputs, or of a feedforward module's inputs.
 
-A factor of outputs is a DoRA row whose A and B are zero; it multiplies a bias as well, which biases.py sees to. A
-factor of the inputs of a gated MLP's last layer, W (l * activation(gate) * up), is one of the outputs of up.
+Factors of outputs become a DoRA row with zero A and B; they also multiply the bias (biases.py). Factors of the inputs
+of a gated MLP's last layer, W (l * activation(gate) * up), become factors of up's outputs.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _UP: Final = "mlp_gate"
 def ia3_modules(
     config: PeftConfig, found: Mapping[ModuleKey, ModuleParts], modules: AdaptedModules | None
 ) -> dict[ModuleKey, ModuleTensors]:
-    """The modules whose outputs are multiplied, in the order of rows.
+    """Returns the modules whose outputs are multiplied, in the order of rows.
 
-    found: with the tensors FACTORS, [out, 1] or of feedforward modules [1, in].
+    found: modules with the tensor FACTORS, [out, 1], or [1, in] for feedforward modules.
 
-    Raises AdapterError, whose text begins with what is wrong, without the model and for modules whose factors cannot be
-    rows.
+    Raises AdapterError, whose text begins with the problem, without the model, and for factors that rows cannot
+    express.
     """
     if modules is None:
         raise AdapterError("what IA3 multiplies depends on the model's biases and its MLP; give the base model")
@@ -59,7 +59,7 @@ def ia3_modules(
 def _of_outputs(
     config: PeftConfig, key: ModuleKey, parts: ModuleParts, modules: AdaptedModules
 ) -> tuple[ModuleKey, list[int], FloatArray]:
-    """Which module's outputs are multiplied, as the Hugging Face model has them, and the factors."""
+    """Returns the module whose outputs are multiplied, their indices in the Hugging Face layer, and the factors."""
     path, layer = _in(modules, key)
     values = parts.wide(FACTORS)
     is_feedforward = config.is_feedforward(key.path)
@@ -71,7 +71,7 @@ def _of_outputs(
     else:
         path, layer, outputs = _up_before(modules, key, layer)
     target = module_at(path, modules)
-    assert target is not None  # it is a path of the model
+    assert target is not None  # the path comes from the model
     return target, outputs, values.reshape(-1)
 
 
@@ -83,7 +83,7 @@ def _in(modules: AdaptedModules, key: ModuleKey) -> tuple[str, AdaptedModule]:
 
 
 def _up_before(modules: AdaptedModules, key: ModuleKey, last: AdaptedModule) -> tuple[str, AdaptedModule, list[int]]:
-    """The layer whose outputs, those of up, are what `last` takes; and which of its outputs they are."""
+    """Finds the up projection whose outputs `last` reads: its path, the layer, and the indices of its outputs."""
     for path, layer in modules.by_path.items():
         if last.module == _LAST_OF_MLP and layer.layer == last.layer and _UP in MODULES[layer.module].parts:
             rows = [row for rows in layer.rows for row in rows]

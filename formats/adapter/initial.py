@@ -1,7 +1,8 @@
-"""Adapters that begin with a share of the base's weights (PiSSA, OLoRA, CorDA, LoRA-GA).
+"""Adapters whose initialisation took a share out of the base's weights (PiSSA, OLoRA, CorDA, LoRA-GA).
 
-Their training took s B0 A0 out of each weight W, so that the module computes (W - s B0 A0) x + s B A x. Over W itself
-that is LoRA of twice the rank, with the columns of B and -B0 beside one another and the rows of A above those of A0.
+Training began by removing s B0 A0 from each weight W, so the module computes (W - s B0 A0) x + s B A x. Over the
+unchanged W this is LoRA of twice the rank: the columns of B are followed by those of -B0, and the rows of A by those of
+A0.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from .recognise import CONFIG_FILE, INITIAL_DIRECTORY
 
 
 def over_the_unchanged_base(adapter: Adapter, initial: Adapter | None) -> None:
-    """Makes the adapter what it is over the base from before its training.
+    """Rewrites the adapter so that it applies to the base from before its training.
 
-    initial: the adapter as it was when its training began.
+    initial: the adapter in the state in which its training began.
 
-    Raises AdapterError without one that is needed, and for one that is not needed or is of another adapter.
+    Raises AdapterError if `initial` is missing, is not needed, or belongs to another adapter.
     """
     config = adapter.directory / CONFIG_FILE
     if not adapter.base_changing_init:
@@ -57,10 +58,10 @@ def over_the_unchanged_base(adapter: Adapter, initial: Adapter | None) -> None:
 
 
 def initial_from_base(adapter: Adapter, base: BaseWeights) -> Adapter | None:
-    """The initial adapter where it follows from the base's weights alone; None where it does not.
+    """Computes the initial adapter if it follows from the base's weights; otherwise returns None.
 
-    PiSSA took out the largest singular values and OLoRA the first columns of Q and rows of R, each of which is one
-    product whatever the signs. The base has to have every module (check_against_base()).
+    PiSSA took the largest singular values, OLoRA the first columns of Q and rows of R. Their products do not depend on
+    the signs of the factors. The base must have every module (check_against_base()).
     """
     factors = _OF_THE_BASE_ALONE.get(adapter.base_changing_init)
     if factors is None:
@@ -74,13 +75,13 @@ def initial_from_base(adapter: Adapter, base: BaseWeights) -> Adapter | None:
 
 
 def _pissa(weight: FloatArray, rank: int, scale: float) -> tuple[FloatArray, FloatArray]:
-    """B0 [out, rank] and A0 [rank, in], of which the weight lost scale B0 A0."""
+    """Returns B0 [out, rank] and A0 [rank, in]; the initialisation subtracted scale * B0 A0 from the weight."""
     left, values, right = np.linalg.svd(weight, full_matrices=False)
     return (left[:, :rank] * (values[:rank] / np.float32(scale))), right[:rank]
 
 
 def _olora(weight: FloatArray, rank: int, scale: float) -> tuple[FloatArray, FloatArray]:
-    del scale  # that of what was taken out is the adapter's
+    del scale  # the share was removed with the adapter's own scale
     q, r = np.linalg.qr(weight)
     return q[:, :rank], r[:rank]
 

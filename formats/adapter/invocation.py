@@ -1,4 +1,7 @@
-"""aLoRA (arXiv:2504.12397): adapters that act from their invocation tokens on, over the base model's KV before them."""
+"""aLoRA (arXiv:2504.12397): adapters that are active from their invocation tokens on.
+
+The KV before the invocation tokens is the base model's.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,10 @@ from .recognise import AdapterFormat, recognise
 
 
 def invocation_tokens(directory: str | Path, modules: AdaptedModules | None = None) -> tuple[int, ...]:
-    """The token ids that the adapter in `directory` acts from on; () for one that acts from the start.
+    """Returns the token ids from which on the adapter in `directory` is active; () if it is always active.
 
-    modules: those of the model that it is for; None: a decoder's.
-
-    Raises AdapterError for a directory without an adapter_config.json that can be served.
+    modules: modules of the model that the adapter is for; None: a decoder's. Raises AdapterError if the directory has
+        no adapter_config.json, or none that can be served.
     """
     kind, fields = recognise(Path(directory), modules, classifiers=True)
     if kind is AdapterFormat.MLX:
@@ -28,10 +30,10 @@ def invocation_tokens(directory: str | Path, modules: AdaptedModules | None = No
 
 
 def invocation_start(directory: str | Path, input_token_ids: Sequence[int]) -> int:
-    """LoraConfig.active_from of a prompt: where the last occurrence of the adapter's invocation tokens begins.
+    """Returns LoraConfig.active_from for a prompt: the position of the last occurrence of the invocation tokens.
 
-    0 for adapters that are no aLoRA. Raises AdapterError for a prompt that does not have them, whose request has no
-    lora_config (the answer is the base model's), and as invocation_tokens().
+    Returns 0 for adapters that are not aLoRA. Raises AdapterError if the prompt lacks the invocation tokens (send it
+    without lora_config; then the base model answers), and for the reasons of invocation_tokens().
     """
     invocation = invocation_tokens(directory)
     start = find_start(invocation, input_token_ids)
@@ -44,7 +46,7 @@ def invocation_start(directory: str | Path, input_token_ids: Sequence[int]) -> i
 
 
 def find_start(invocation: Sequence[int], input_token_ids: Sequence[int]) -> int | None:
-    """Where the last occurrence of `invocation` begins: 0 for no tokens, None for a prompt that does not have them."""
+    """Returns the position of the last occurrence of `invocation`: 0 for no tokens, None if the prompt lacks them."""
     count = len(invocation)
     if count == 0:
         return 0

@@ -1,7 +1,7 @@
-"""MLX-LM's adapters: y = W x + scale (x lora_a) lora_b, and with DoRA m / ||W + scale (lora_a lora_b)^T|| times that.
+"""Reads MLX-LM adapters: y = W x + scale (x lora_a) lora_b.
 
-adapter_config.json holds everything that the training was started with; of it, lora_parameters, fine_tune_type and
-num_layers say what the adapter computes.
+With DoRA, y is multiplied by m / ||W + scale (lora_a lora_b)^T||. adapter_config.json holds all training settings; only
+lora_parameters, fine_tune_type and num_layers say what the adapter computes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DORA: Final = "dora"
 
 _SHAPES: Final = {"lora_a": ("in", "rank"), "lora_b": ("rank", "out"), "m": ("out",)}
 _LAYOUT: Final = PartsLayout(
-    # The model around the decoder is always called model there.
+    # MLX-LM always calls the model around the decoder `model`.
     re.compile(r"(?:(?:language_model\.)?model\.)?(?P<path>.+?)\.(?P<role>lora_a|lora_b|m)(?P<adapter>)"),
     _SHAPES,
     (frozenset(("lora_a", "lora_b")), frozenset(_SHAPES)),
@@ -43,10 +43,10 @@ class _Config:
     keys: tuple[str, ...] | None
     """Paths of modules within a layer, or within the model; None: all linear layers."""
     num_layers: int
-    """The last ones that are adapted; 0: all."""
+    """Number of adapted layers, counted from the last; 0: all."""
 
     def targets(self, key: ModuleKey, layers_of_model: int | None) -> bool:
-        """Whether MLX-LM would put an adapter on a module."""
+        """True if MLX-LM would put an adapter on a module."""
         _, _, within = key.path.partition(f".{key.layer}.")
         if self.keys is not None and not {within, key.path, f"model.{key.path}"} & set(self.keys):
             return False
@@ -56,9 +56,9 @@ class _Config:
 def read_mlx_adapter(
     directory: Path, fields: Mapping[str, Any], modules: AdaptedModules | None, max_rank: int | None
 ) -> Adapter:
-    """Reads adapters.safetensors by the fields of adapter_config.json.
+    """Reads adapters.safetensors according to the fields of adapter_config.json.
 
-    modules, max_rank: as read_adapter() takes them.
+    modules, max_rank: as for read_adapter().
 
     Raises AdapterError that names every field and tensor that cannot be used, and why.
     """
@@ -96,7 +96,7 @@ def _parse(fields: Mapping[str, Any], path: Path) -> _Config:
     if kind not in (LORA, DORA):
         raise AdapterError(f"{path}: fine_tune_type = {describe(kind)}: accepted: {LORA}, {DORA}")
     reader = JsonFields(fields)
-    # Its name before MLX-LM 0.20. -1 stands for all of them.
+    # The name of the field before MLX-LM 0.20. -1 stands for all layers.
     count = "lora_layers" if "num_layers" not in reader and "lora_layers" in reader else "num_layers"
     num_layers = reader.integer(count, minimum=-1)
     parameters = reader.object("lora_parameters")
@@ -123,7 +123,7 @@ def _parse(fields: Mapping[str, Any], path: Path) -> _Config:
 def _disagreements(
     found: Mapping[ModuleKey, ModuleParts], config: _Config, modules: AdaptedModules | None
 ) -> list[str]:
-    """Where MLX-LM would not use the tensors as the file has them."""
+    """Lists tensors that MLX-LM would not use as the file has them."""
     problems = []
     layers = None if modules is None else modules.num_layers
     for key, parts in found.items():

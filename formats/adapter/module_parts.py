@@ -1,4 +1,4 @@
-"""The tensors of an adapter's file by module: their names, types and shapes, checked before anything is computed."""
+"""Groups an adapter file's tensors by module; checks names, dtypes and shapes before any computation."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _NAMES_SHOWN: Final = 3
 
 @dataclass(frozen=True)
 class PartsLayout:
-    """What tensors a kind of adapter has for each module."""
+    """Tensors that one kind of adapter has for each module."""
 
     pattern: re.Pattern[str]
-    """Of their names, for parse_tensor_name()."""
+    """Pattern of tensor names, for parse_tensor_name()."""
     shapes: Mapping[str, tuple[str, ...]]
-    """By role: the names of the dimensions, such as ("rank", "in"). One name is one size in all tensors of a module."""
+    """By role: names of the dimensions, such as ("rank", "in"). All tensors of a module agree on the size of a name."""
     variants: tuple[frozenset[str], ...]
-    """Roles that a module may have together, the least first."""
+    """Sets of roles that a module may have, the smallest set first."""
     may_be_empty: bool = False
-    """Whether a dimension may be zero."""
+    """True if a dimension may be zero."""
 
 
 @dataclass
@@ -37,21 +37,21 @@ class ModuleParts:
     """The tensors of one module."""
 
     names: dict[str, str] = field(default_factory=dict)
-    """By role, in the file."""
+    """Names in the file, by role."""
     arrays: dict[str, Array] = field(default_factory=dict)
-    """By role, contiguous, each in one of DTYPES, of as many dimensions as the layout says."""
+    """Contiguous arrays by role, each in one of DTYPES, with the layout's number of dimensions."""
     sizes: dict[str, int] = field(default_factory=dict)
-    """Of the dimensions."""
+    """Sizes of the dimensions, by name."""
 
     def wide(self, role: str) -> FloatArray:
-        """A tensor as float32."""
+        """Returns a tensor as float32."""
         return self.arrays[role].astype(np.float32, copy=False)
 
 
 def parts_by_module(
     tensors: Mapping[str, Array], layout: PartsLayout, modules: AdaptedModules | None
 ) -> tuple[dict[ModuleKey, ModuleParts], list[str]]:
-    """The modules in the order of rows, or none and what is wrong."""
+    """Returns the modules in the order of rows, or none and the problems."""
     problems: list[str] = []
     found: dict[ModuleKey, ModuleParts] = {}
     adapters: dict[str, str] = {}
@@ -109,7 +109,7 @@ def _value_problems(tensor: Array, shape: tuple[str, ...], may_be_empty: bool) -
 
 
 def _fits(shape: tuple[int, ...], names: tuple[str, ...]) -> bool:
-    # Vectors are also kept as a row, or as a column: the first DoRA code had magnitudes of [out, 1].
+    # Vectors may also be stored as a row or a column: the first DoRA code had magnitudes of [out, 1].
     return len(shape) == len(names) or (len(names) == 1 and len(shape) == 2 and 1 in shape)
 
 
@@ -158,9 +158,9 @@ def _sizes(key: ModuleKey, parts: ModuleParts, layout: PartsLayout) -> list[str]
 
 
 def ranks_above(max_rank: int | None, ranks: Mapping[ModuleKey, int]) -> list[str]:
-    """What is wrong with the ranks that modules are served with; None: no limit.
+    """Lists ranks above the limit; None: no limit.
 
-    It is asked before anything is multiplied, because products of ranks may be large.
+    Call it before multiplying anything, because products of ranks may be large.
     """
     above = {key: rank for key, rank in ranks.items() if max_rank is not None and rank > max_rank}
     if not above:

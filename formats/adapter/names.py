@@ -1,4 +1,4 @@
-"""Names of tensors in PEFT adapters: which module, layer and role each has, or why it cannot be used."""
+"""Parses tensor names of PEFT adapters: module, layer and role, or the reason why a tensor cannot be used."""
 
 from __future__ import annotations
 
@@ -20,27 +20,30 @@ PEFT_PREFIX = "base_model.model."
 EMBEDDING = "embedding"
 LM_HEAD = "lm_head"
 
-# Layers that TensorRT-LLM's converter maps, with the modules that their outputs are, in order. They belong to models
-# that are no family of formats/models/, so the families cannot tell.
+# Layers that TensorRT-LLM's converter maps, with the modules of their outputs in order. Their models belong to no
+# family of formats/models/, so the families cannot tell.
 _QKV = ("attn_q", "attn_k", "attn_v")
 _OTHER_LAYERS = {"self_attn.query_key_value": _QKV, "self_attn.c_attn": _QKV}
 
 
 @dataclass(frozen=True)
 class _KnownLayers:
-    """What is known of all families together: what paths mean where the model is not known."""
+    """Facts that hold for all families; they give meaning to paths if the model is not known."""
 
     modules: Mapping[str, tuple[str, ...]]
-    """By the path within a decoder layer, such as self_attn.qkv_proj: the modules that its outputs are, in their order;
-    () where the order depends on the model."""
+    """Modules of the outputs, in order, by path within a decoder layer, such as self_attn.qkv_proj.
+
+    () if the order depends on the model.
+    """
     roots: frozenset[str]
-    """What may stand before a layer's number, such as model.layers, or layers for a bare decoder."""
+    """Prefixes of a layer's number, such as model.layers, or layers for a bare decoder."""
     vocabulary: Mapping[str, str]
-    """By the path of lm_head and of the embedding, in any family: which of the two."""
+    """LM_HEAD or EMBEDDING, by their paths in any family."""
     conv1d_names: frozenset[str]
     """Last names of layers that transformers holds as a Conv1D, whose weight is [in, out].
 
-    PEFT takes fan_in_fan_out from the layer's class; for every other one it sets the field to false by itself."""
+    PEFT sets fan_in_fan_out to false for all other layer classes.
+    """
 
 
 @cache
@@ -50,7 +53,7 @@ def _known_layers() -> _KnownLayers:
     vocabulary: dict[str, str] = {}
     for family in FAMILIES.values():
         adapted = AdaptedModules(specimen(family))
-        if adapted.has_encoder:  # the model must be known: layers of the encoder come behind the decoder's
+        if adapted.has_encoder:  # its layers are numbered after the decoder's, so the model must be known
             continue
         for path, found in adapted.by_any_path.items():
             if found.is_of_vocabulary:
@@ -58,7 +61,7 @@ def _known_layers() -> _KnownLayers:
                 continue
             root, _, within = path.partition(".0.")
             roots.add(root)
-            # A row has all experts of a layer, and how many there are only the model says.
+            # A row has all experts of a layer, and only the model says how many there are.
             modules[within] = () if found.module in EXPERT_MODULES else _parts_in_order(found)
             if found.transposed:
                 conv1d_names.add(within.rpartition(".")[2])
@@ -66,7 +69,10 @@ def _known_layers() -> _KnownLayers:
 
 
 def _parts_in_order(found: AdaptedModule) -> tuple[str, ...]:
-    """Of a specimen, in which all parts of a module are of one size."""
+    """Parts of a specimen's module in the order of its outputs; () if a part is not contiguous.
+
+    In a specimen, all parts of a module have the same size.
+    """
     parts = MODULES[found.module].parts
     share = found.out_size // len(parts)
     pieces = [row for rows in found.rows for row in rows]
@@ -79,7 +85,7 @@ def _parts_in_order(found: AdaptedModule) -> tuple[str, ...]:
 
 
 class Role(str, Enum):
-    """What a tensor of LoRA is to its module; other kinds call theirs by other names."""
+    """Role of a LoRA tensor in its module; other kinds have other names."""
 
     A = "lora_A"
     B = "lora_B"
@@ -89,31 +95,31 @@ class Role(str, Enum):
 
 @dataclass(frozen=True, order=True)
 class ModuleKey:
-    """One adapted linear layer, ordered as rows are: by layer, then by module id."""
+    """One adapted linear layer, ordered like rows: by layer, then by module id."""
 
     layer: int
     module_id: int
-    # In the Hugging Face model, such as "model.layers.0.self_attn.q_proj". PEFT matches patterns on it.
+    # Path in the Hugging Face model, such as "model.layers.0.self_attn.q_proj". PEFT matches patterns on it.
     path: str
-    # Whose it is, where the module is one of experts.
+    # Index of the expert, for modules of experts.
     expert: int = 0
-    # The modules that its outputs are in the Hugging Face model, in their order.
+    # Modules of the Hugging Face layer's outputs, in order.
     source_parts: tuple[str, ...] = field(default=(), compare=False)
-    # Where the module's outputs are among those of the Hugging Face layer, if the model is known.
+    # Ranges of the module's outputs in the Hugging Face layer, if the model is known.
     rows: tuple[range, ...] = field(default=(), compare=False)
 
     @property
     def row(self) -> tuple[int, int]:
-        """What it shares a row of a request's tensors with: experts have one for all of them."""
+        """Identifies the row in a request's tensors; all experts of a module share one."""
         return self.layer, self.module_id
 
     @property
     def module(self) -> LoraModuleInfo:
-        """The module's row in the one table of modules."""
+        """The module's entry in the table of modules."""
         return MODULE_OF_ID[self.module_id]
 
     def rows_of(self, outputs: int) -> tuple[range, ...]:
-        """Where the module's outputs are among the `outputs` of the Hugging Face layer."""
+        """Ranges of the module's outputs among the `outputs` of the Hugging Face layer."""
         if self.rows:
             return self.rows
         if self.is_in_order:
@@ -123,7 +129,7 @@ class ModuleKey:
         return tuple(range(place * share, (place + 1) * share) for place in places)
 
     def in_source_order(self, outputs: int) -> list[range]:
-        """Outputs of the module, in the order in which the Hugging Face layer has them."""
+        """Ranges of the module's outputs, in the order in which the Hugging Face layer has them."""
         places = []
         first = 0
         for rows in self.rows_of(outputs):
@@ -133,23 +139,23 @@ class ModuleKey:
 
     @property
     def is_in_order(self) -> bool:
-        """Whether the Hugging Face layer has the parts in the module's order, as far as that is known."""
+        """True if the Hugging Face layer has the parts in the module's order, as far as is known."""
         return not self.source_parts or self.source_parts == self.module.parts
 
     @property
     def is_conv1d(self) -> bool:
-        """True when Hugging Face models hold this layer as a Conv1D."""
+        """True if Hugging Face models hold this layer as a Conv1D."""
         return self.path.rpartition(".")[2] in _known_layers().conv1d_names
 
 
 @dataclass(frozen=True)
 class TensorName:
-    """A tensor's name, taken apart."""
+    """A parsed tensor name."""
 
     key: ModuleKey
-    # What it is to its module: a Role, or the last name that other kinds give it.
+    # Role in the module: a Role, or the last name that other kinds give it.
     role: str
-    # The adapter's name before "weight", such as "default"; "" in files that PEFT saved, which leaves it out.
+    # The adapter's name before "weight", such as "default"; "" in files that PEFT saved, which omit it.
     adapter: str
 
 
@@ -166,17 +172,17 @@ _LAYER = re.compile(r"(?P<root>.*?)\.(?P<layer>0|[1-9]\d{0,8})\.(?P<module>.+)")
 
 
 def tensor_pattern(roles: Iterable[str]) -> re.Pattern[str]:
-    """Of names that end with one of `roles`, and with the adapter's own name after it where there is one."""
+    """Pattern of names that end with one of `roles`, optionally followed by the adapter's name."""
     return re.compile(rf"(?P<path>.+?)\.(?P<role>{'|'.join(roles)})(?:\.(?P<adapter>[^.]+))?")
 
 
 def parse_tensor_name(
     name: str, modules: AdaptedModules | None = None, pattern: re.Pattern[str] = LORA_NAMES
 ) -> TensorName | str:
-    """Takes a tensor's name apart; a string is the reason why the tensor cannot be used.
+    """Parses a tensor's name; returns a string with the reason if the tensor cannot be used.
 
-    modules: those of the model that the adapter is for, where it is known.
-    pattern: of the kind's names; LoRA's unless another is given.
+    modules: modules of the model that the adapter is for; None: the model is not known.
+    pattern: pattern of the kind's names; LoRA's by default.
     """
     match = pattern.fullmatch(name)
     if match is None:
@@ -196,14 +202,14 @@ def parse_tensor_name(
 
 
 def _role_of(groups: Mapping[str, str | None]) -> str:
-    """Of a tensor of LoRA whose name does not say it in one word."""
+    """Role of a LoRA tensor whose name has no group `role`."""
     if groups["embedding"]:
         return f"lora_{groups['embedding']}"
     return str((Role.SHIFT if groups["shift"] else Role.MAGNITUDE).value)
 
 
 def module_at(path: str, modules: AdaptedModules | None = None) -> ModuleKey | None:
-    """The module at a path of a Hugging Face model; None where none can be adapted, as far as that is known."""
+    """Returns the module at a path of a Hugging Face model; None if no adapter can change it, as far as is known."""
     return _key_in(modules, path) or _known_key(path)
 
 

@@ -1,4 +1,4 @@
-"""Rows of new tokens in a file of their own beside an adapter, as vLLM's extra vocabulary had them."""
+"""Rows of new tokens in a file of their own next to an adapter, in the layout of vLLM's extra vocabulary."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _MODULES: Final = {"input_embeddings": EMBEDDING, "output_embeddings": LM_HEAD}
 
 
 def has_new_embeddings(directory: Path) -> bool:
-    """Whether there is such a file."""
+    """True if the directory has such a file."""
     return (directory / SAFETENSORS).is_file() or (directory / PICKLE).is_file()
 
 
 def read_new_embeddings(directory: Path) -> dict[str, NewEmbeddings]:
-    """By EMBEDDING and LM_HEAD, what the file has of each; {} without one.
+    """Reads the file's rows, by EMBEDDING and LM_HEAD; returns {} without a file.
 
-    Raises AdapterError for a file that cannot be used, and for weights that LongLoRA's training left beside an adapter,
-    norms of the model among them.
+    Raises AdapterError if the file cannot be used, or if the directory has LongLoRA's trainable_params.bin, which also
+    holds norms of the model.
     """
     if (directory / _LONG_LORA).is_file():
         raise AdapterError(

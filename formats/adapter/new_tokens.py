@@ -1,9 +1,9 @@
-"""Vocabularies of adapters that were trained after the embeddings were resized.
+"""Adapters trained after the embeddings were resized: their vocabulary is longer or shorter than the base's.
 
-PEFT saves resized weights of lm_head and the embedding whole: those that it trained (modules_to_save), and those that
-it puts back into the base. LoRA on them, and trained tokens, have parts for the new tokens too. What all of it makes of
-a new token's two rows becomes a row of the module new_tokens; the rest is an adapter over the base's vocabulary. Where
-the vocabulary became shorter, the adapter is one that does not change the tokens that it lacks, and says how many.
+PEFT saves resized weights of lm_head and the embedding whole, both those that it trained (modules_to_save) and those
+that it puts back into the base. LoRA on these layers, and trained tokens, also cover the new tokens. The two resulting
+rows of each new token go into a row of the module new_tokens; the rest becomes an adapter over the base's vocabulary.
+If the vocabulary became shorter, the adapter leaves the missing tokens unchanged and states their number.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from .adapter import Adapter, Array, FloatArray, ModuleTensors, TokenRows, Whole
 from .names import EMBEDDING, LM_HEAD, MODULES, ModuleKey, Role
 
 KEY: Final = ModuleKey(0, MODULES[NEW_TOKENS].id, NEW_TOKENS)
-"""Of the row."""
+"""Key of the row with the new tokens."""
 
 
 def take_new_tokens(
     adapter: Adapter, modules: AdaptedModules | None, max_extra_tokens: int | None
 ) -> ModuleTensors | None:
-    """What the adapter has of tokens beyond the base's vocabulary, which it loses; None: nothing, or nothing is known.
+    """Moves the adapter's tokens beyond the base's vocabulary into a module of their own; None if there are none.
 
-    A is [new tokens, hidden size], lm_head's rows, and B [hidden size, new tokens], the embedding's. Of an adapter with
-    fewer tokens than the base, absent_tokens says how many it lacks from now on; LoRA on lm_head and the embedding is
-    filled up with zeros.
+    A is [new tokens, hidden size], lm_head's rows, and B [hidden size, new tokens], the embedding's. If the adapter has
+    fewer tokens than the base, this sets absent_tokens and pads LoRA on lm_head and the embedding with zeros. Without
+    `modules` nothing is moved.
 
-    modules: of the model that will serve the adapter, or of its base.
-    max_extra_tokens: how many tokens there is room for; None: no limit.
+    modules: modules of the model that will serve the adapter, or of its base.
+    max_extra_tokens: maximum number of new tokens; None: no limit.
 
     Raises AdapterError for new tokens that cannot be served.
     """
@@ -75,7 +75,7 @@ def _unserved(adapter: Adapter, layers: dict[str, AdaptedModule]) -> Iterator[st
 
 
 def _leave_out(adapter: Adapter, modules: AdaptedModules, taken: _Taken) -> None:
-    """Of the tokens that the adapter does not have, whose number becomes known."""
+    """Pads the adapter to the base's vocabulary, and sets absent_tokens."""
     vocabulary = taken.vocabulary + taken.count
     problems = list(taken.problems)
     if modules.has_encoder:
@@ -111,7 +111,7 @@ def _missing(layer: AdaptedModule, known: Array, vocabulary: int) -> Iterator[st
 
 
 class _Taken:
-    """What an adapter has of new tokens, by the modules EMBEDDING and LM_HEAD; the adapter has no more of it then."""
+    """New tokens of an adapter, by the modules EMBEDDING and LM_HEAD. The constructor removes them from the adapter."""
 
     def __init__(self, adapter: Adapter, modules: AdaptedModules, embedding: AdaptedModule) -> None:
         self.vocabulary: Final = embedding.in_size
@@ -120,9 +120,9 @@ class _Taken:
         self._ties_weights = adapter.ties_weights
         self._is_tied = any(layer.tied_to is not None for layer in modules.by_path.values())
         self._whole: dict[tuple[str, bool], WholeWeight] = {}
-        self._changes: dict[str, FloatArray] = {}  # what LoRA adds to the rows, [new tokens, hidden size]
+        self._changes: dict[str, FloatArray] = {}  # changes of the rows by LoRA, [new tokens, hidden size]
         self._tokens: dict[str, TokenRows] = {}
-        # By tensor of lm_head and the embedding: the new tokens that it has; below 0: those that it lacks.
+        # By tensor of lm_head and the embedding: its number of new tokens; negative: missing tokens.
         self._sizes: dict[str, int] = {}
         self._take_whole_weights(adapter)
         self._take_changes(adapter)
@@ -130,7 +130,7 @@ class _Taken:
         self._take_new_embeddings(adapter)
         beyond = [max(rows.tokens) + 1 - self.vocabulary for rows in self._tokens.values()]
         self.count: Final = max([*self._sizes.values(), *beyond], default=0)
-        """How many new tokens there are; below 0: how many of the base's it lacks."""
+        """Number of new tokens; negative: number of the base's tokens that are missing."""
         for name, size in self._sizes.items():
             if size != self.count:
                 self.problems.append(
@@ -139,7 +139,7 @@ class _Taken:
                 )
 
     def rows_of(self, layer: AdaptedModule) -> tuple[FloatArray, Array]:
-        """The new tokens' rows, [new tokens, hidden size], and which of them are known."""
+        """Returns the new tokens' rows [new tokens, hidden size], and a mask of those that are known."""
         rows = np.zeros((self.count, self._width), np.float32)
         known = np.zeros(self.count, np.bool_)
         weight = self._weight_of(layer)
@@ -149,14 +149,14 @@ class _Taken:
             rows = rows + self._changes[layer.module]
         trained = self._tokens.get(layer.module)
         if trained is None and layer.tied_to is not None:
-            trained = self._tokens.get(EMBEDDING)  # as in PEFT, unless lm_head has its own
+            trained = self._tokens.get(EMBEDDING)  # as in PEFT, unless lm_head has its own rows
         if trained is not None:
             places = np.asarray(trained.tokens) - self.vocabulary
             rows[places], known[places] = trained.values.astype(np.float32), True
         return rows, known
 
     def _weight_of(self, layer: AdaptedModule) -> WholeWeight | None:
-        """Its own, or what was put into the base for it or for the one that it is tied to."""
+        """Returns the layer's own weight, or else the one put into the base for it or for a layer tied to it."""
         other = EMBEDDING if layer.module == LM_HEAD else LM_HEAD
         places = [(layer.module, True)]
         if self._is_tied and self._ties_weights:
@@ -229,7 +229,7 @@ class _Taken:
                 self._tokens[module] = TokenRows(embeddings.name, tokens, embeddings.values)
 
     def _goes_beyond(self, name: str, tokens: int) -> bool:
-        """Whether a tensor of so many tokens has new ones."""
+        """True if a tensor with this number of tokens has new ones."""
         self._sizes[name] = tokens - self.vocabulary
         return tokens > self.vocabulary
 

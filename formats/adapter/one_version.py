@@ -1,4 +1,4 @@
-"""Files of an adapter that are read one after another, checked to be of one version."""
+"""Checks that all files of an adapter, which are read one after another, belong to one version."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .recognise import CONFIG_FILE, INITIAL_DIRECTORY, MLX_FILE, PICKLE_FILE, SA
 
 
 def config_and_weights(directory: Path) -> list[str]:
-    """Names of the files of an adapter that say what it computes."""
+    """Names of the files that define what an adapter computes."""
     weights = [name for name in (SAFETENSORS_FILE, PICKLE_FILE) if (directory / name).is_file()][:1]
     weights += [name for name in (MLX_FILE,) if (directory / name).is_file()]
     embeddings = [name for name in (EMBEDDINGS_FILE, EMBEDDINGS_PICKLE) if (directory / name).is_file()][:1]
@@ -22,7 +22,7 @@ def config_and_weights(directory: Path) -> list[str]:
 
 
 def initial_files(directory: Path) -> list[str]:
-    """Names of the same files of the adapter as it was when its training began (initial.py)."""
+    """Names of the same files of the initial adapter (initial.py)."""
     initial = directory / INITIAL_DIRECTORY
     return [f"{INITIAL_DIRECTORY}/{name}" for name in config_and_weights(initial)] if initial.is_dir() else []
 
@@ -33,12 +33,12 @@ def _converted_files(directory: Path) -> list[str]:
 
 @contextlib.contextmanager
 def one_version(directory: Path, files: Callable[[Path], list[str]] = _converted_files) -> Iterator[None]:
-    """Checks at the end of a with statement that none of an adapter's files was changed meanwhile.
+    """Context manager: checks on exit that none of an adapter's files changed since entry.
 
-    files: names of the files in a directory.
+    files: returns the names of the files in a directory.
 
-    Raises AdapterError for a file that was written, replaced, added or removed, also in place of what is wrong with
-    the files: parts of two versions need not fit together.
+    Raises AdapterError if a file was written, replaced, added or removed. It replaces any other error of the block:
+    parts of two versions need not fit together.
     """
     before = _versions(directory, files)
     try:
@@ -58,7 +58,7 @@ def _versions(directory: Path, files: Callable[[Path], list[str]]) -> dict[str, 
 def _version(path: Path) -> FileVersion | None:
     try:
         return file_version(path)
-    except OSError:  # who reads the file says what is wrong with it
+    except OSError:  # the reader of the file reports the error
         return None
 
 

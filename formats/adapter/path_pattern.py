@@ -1,11 +1,14 @@
 """Regular expressions of module paths, matched in time linear in the pattern and the path.
 
-adapter_config.json holds regular expressions, and adapters come from strangers: `re` backtracks, so that a pattern
-such as (a*)*b could keep it busy for years. Here a pattern becomes a program whose threads advance together, one
-character at a time (K. Thompson, "Regular Expression Search Algorithm", 1968). The body of a lookaround is a program of
-its own, which runs over the path before: for a lookahead from its end, since what a position is followed by is known
-then. Adapters of models that see leave the vision tower out in that way: ^(?!.*visual).*(?:q_proj|v_proj). What only
-backtracking can match (backreferences, possessive and atomic groups) and flags are refused.
+adapter_config.json holds regular expressions, and adapters come from untrusted sources. `re` backtracks, so a pattern
+like (a*)*b could keep it busy for years. Here a pattern becomes a program whose threads advance together, one character
+at a time (K. Thompson, "Regular Expression Search Algorithm", 1968).
+
+The body of a lookaround is a program of its own, which runs over the path first. A lookahead runs from the path's end,
+so that at each position it is known what follows. Adapters of vision models use one to exclude the vision tower:
+^(?!.*visual).*(?:q_proj|v_proj).
+
+Flags and features that need backtracking (backreferences, possessive and atomic groups) are refused.
 """
 
 from __future__ import annotations
@@ -18,9 +21,9 @@ from typing import Final
 
 MAX_PATTERN_LENGTH: Final = 2000
 MAX_PATTERNS: Final = 1000
-"""Regular expressions in one field, each of which is tried with each module; names of modules are not counted."""
+"""Maximum number of regular expressions in one field; each is tried on each module. Plain names do not count."""
 MAX_INSTRUCTIONS: Final = 5000
-"""Counted repetitions are written out, so that a short pattern may need many."""
+"""Maximum size of a program. Counted repetitions are expanded, so a short pattern may need many instructions."""
 _MAX_NESTING: Final = 50
 
 _PLAIN: Final = re.compile(rf"[\w.]{{0,{MAX_PATTERN_LENGTH // 2}}}")
@@ -33,12 +36,12 @@ _ANCHOR_ESCAPES: Final = "bBAZ"
 
 @dataclass(frozen=True)
 class _Character:
-    accepts: re.Pattern[str]  # of one character
+    accepts: re.Pattern[str]  # matches one character
 
 
 @dataclass(frozen=True)
 class _Anchor:
-    holds: re.Pattern[str]  # between two characters: takes none
+    holds: re.Pattern[str]  # matches between two characters, consumes none
 
 
 @dataclass(frozen=True)
@@ -70,17 +73,17 @@ _Node = _Character | _Anchor | _Sequence | _Choice | _Repetition | _Look
 
 @dataclass(frozen=True)
 class _Held:
-    """That the body of a lookaround, by its number, matches at a position, or does not."""
+    """Holds at a position if the body of lookaround number `look` matches there, or does not (`wanted`)."""
 
     look: int
     wanted: bool
 
 
 class PathPattern:
-    """A regular expression that matches a path or does not, as re.fullmatch() would."""
+    """A regular expression; equivalent to re.fullmatch() on a path."""
 
     def __init__(self, text: str) -> None:
-        """Raises ValueError with the reason why the pattern cannot be used."""
+        """Raises ValueError with the reason if the pattern cannot be used."""
         if len(text) > MAX_PATTERN_LENGTH:
             raise ValueError(f"it has {len(text)} characters; accepted: up to {MAX_PATTERN_LENGTH}")
         try:
@@ -91,7 +94,7 @@ class PathPattern:
         self._program = _Program(_Parser(text).parse(), self._looks)
 
     def matches(self, path: str) -> bool:
-        """Whether the pattern matches the whole path."""
+        """True if the pattern matches the whole path."""
         held: list[set[int]] = []
         for look in self._looks:
             held.append(look.ends(path, held, begins_anywhere=True))
@@ -99,23 +102,23 @@ class PathPattern:
 
 
 class _Program:
-    """What a node matches, as instructions that threads follow.
+    """A node compiled to instructions that threads follow.
 
-    `looks` are the bodies of lookarounds, inner ones first; those of the node are added. A program that runs
-    `backwards` takes the path's characters from the last to the first: so it finds where what it matches begins.
+    `looks` receives the bodies of lookarounds, inner ones first. A program that runs `backwards` reads the path from
+    its last character to its first, so it finds where its matches begin.
     """
 
     def __init__(self, node: _Node, looks: list[_Program], *, backwards: bool = False) -> None:
-        # Each an atom and where to go on after it, or None and where else to go on at once.
+        # Each instruction is an atom and the targets after it, or None and targets that threads follow at once.
         self._instructions: list[tuple[_Character | _Anchor | _Held | None, tuple[int, ...]]] = []
         self._looks = looks
         self._backwards = backwards
         self._emit(node)
 
     def ends(self, path: str, held: Sequence[set[int]], *, begins_anywhere: bool = False) -> set[int]:
-        """Where matches end that begin where the program does, or at any position.
+        """Returns the end positions of matches that begin at the program's start, or at any position.
 
-        `held` are the ends of the lookarounds' bodies.
+        `held` are the end positions of the lookarounds' bodies.
         """
         found: set[int] = set()
         threads: set[int] = set()
@@ -132,7 +135,7 @@ class _Program:
         return found
 
     def _advanced(self, threads: set[int], character: str) -> set[int]:
-        """The threads that take a character, behind it; none where there is no character."""
+        """Moves the threads over a character; none survive at the end of the path."""
         advanced: set[int] = set()
         for thread in threads - {len(self._instructions)}:
             atom, targets = self._instructions[thread]
@@ -141,7 +144,7 @@ class _Program:
         return advanced
 
     def _closure(self, threads: set[int], path: str, position: int, held: Sequence[set[int]]) -> set[int]:
-        """The threads and all that they reach at this position without taking a character."""
+        """Returns the threads and all threads that they reach at this position without consuming a character."""
         reached, pending = set(threads), list(threads)
         while pending:
             thread = pending.pop()
@@ -168,7 +171,7 @@ class _Program:
         elif isinstance(node, _Repetition):
             self._emit_repetition(node)
         elif isinstance(node, _Look):
-            # What follows a position is found from the end.
+            # A lookahead runs backwards: what follows a position is found from the end.
             self._looks.append(_Program(node.body, self._looks, backwards=node.ahead))
             self._append(_Held(len(self._looks) - 1, node.wanted), len(self._instructions) + 1)
         else:
@@ -190,7 +193,7 @@ class _Program:
             before = len(self._instructions)
             self._emit(node.item)
             if len(self._instructions) == before:
-                return  # what is repeated is empty, and so is the repetition: no need to count to a billion
+                return  # an empty item repeats to nothing; do not count to a billion
         if node.most is None:
             fork = self._append(None)
             self._emit(node.item)
@@ -212,7 +215,7 @@ class _Program:
 
 
 class _Parser:
-    """Takes a text apart that `re` accepts. Raises ValueError for what needs backtracking."""
+    """Parses a text that `re` accepts. Raises ValueError for features that need backtracking."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -286,7 +289,7 @@ class _Parser:
         bounds = self._bounds()
         if bounds is None:
             return item
-        self._take("?")  # lazy: another order of trying, and the same answer
+        self._take("?")  # lazy repetition: only the order of trying differs, not the result
         if self._position < len(self._text) and self._text[self._position] == "+":
             raise ValueError("possessive repetition is not supported")
         return _Repetition(item, *bounds)
@@ -296,7 +299,7 @@ class _Parser:
             if self._take(sign):
                 return bounds
         match = _COUNT.match(self._text, self._position)
-        # `re` takes {} and {,} ... of other forms for plain characters, and so does _atom().
+        # Like `re`, treats {} and other forms as plain characters; _atom() does so too.
         if match is None or not (match["least"] or match["comma"]):
             return None
         self._position = match.end()
@@ -314,17 +317,17 @@ class _Parser:
 
 @lru_cache(maxsize=1024)
 def path_pattern(text: str) -> PathPattern:
-    """PathPattern(text), compiled once."""
+    """Returns PathPattern(text); caches compiled patterns."""
     return PathPattern(text)
 
 
 def is_plain(pattern: str) -> bool:
-    """True of a pattern that is the name of a module, in which a dot is the only special character."""
+    """True if a pattern is the name of a module, in which only dots are special characters."""
     return _PLAIN.fullmatch(pattern) is not None
 
 
 def matches_end(pattern: str, path: str) -> bool:
-    """True if a plain pattern matches the whole path of a module, or what follows one of its dots."""
+    """True if a plain pattern matches the whole path of a module, or the part after one of its dots."""
     start = len(path) - len(pattern)
     if start < 0 or (start > 0 and path[start - 1] != "."):
         return False

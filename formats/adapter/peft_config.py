@@ -1,4 +1,4 @@
-"""adapter_config.json of PEFT: what an adapter computes, after every field was accounted for."""
+"""Reads PEFT's adapter_config.json: what an adapter computes. Every field is accounted for."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ from .peft_fields import (
     field_problems,
 )
 
-# The regular expressions that PEFT makes of layers_pattern. They are matched by `re`: peft_fields.py accepts nothing
-# there that could make it backtrack.
+# The regular expressions that PEFT builds from layers_pattern. `re` matches them: peft_fields.py accepts no value there
+# that could make it backtrack.
 _LAYER_PATTERN = r"(?:^|.*?\.){}\.(?P<layer>\d+)\."
 _ANY_LAYER_PATTERN = r".*?\.[^.]*\.(?P<layer>\d+)\."
 
 
 @dataclass(frozen=True)
 class PeftConfig:
-    """The fields of adapter_config.json that decide what an adapter computes."""
+    """Fields of adapter_config.json that decide what an adapter computes."""
 
     peft_type: str
     rank: int
-    """AdaLoRA's init_r."""
+    """Rank r; for AdaLoRA, init_r."""
     alpha: float
     rank_pattern: Mapping[str, int]
     alpha_pattern: Mapping[str, float]
     kept_ranks: Mapping[str, Sequence[bool]]
-    """AdaLoRA's rank_pattern: by lora_E's name, which of the initial ranks are left."""
+    """AdaLoRA's rank_pattern: flags of the initial ranks that are left, by lora_E's name."""
     use_rslora: bool
     use_dora: bool
     lora_bias: bool
-    """Whether B of every module has a bias."""
+    """True if B of every module has a bias."""
     trains_biases: bool
-    """Whether the file may have biases of the base's layers."""
+    """True if the file may have biases of the base's layers."""
     base_changing_init: str
-    """The initialisation that took A and B out of the base's weights; "" where none did."""
+    """Initialisation that moved a share of the base's weights into A and B; "" for none."""
     projection_seed: int
-    """Of VeRA's projections where the file does not have them."""
+    """Seed of VeRA's projections, for files without them."""
     feedforward_modules: str | tuple[str, ...]
-    """IA3's: those whose inputs are multiplied."""
+    """IA3: modules whose inputs are multiplied."""
     fan_in_fan_out: bool
     target_modules: str | tuple[str, ...]
     exclude_modules: str | tuple[str, ...]
@@ -57,38 +57,43 @@ class PeftConfig:
     saved_modules: tuple[str, ...]
     """modules_to_save: ends of paths."""
     ties_weights: bool
-    """Whether a tied lm_head has what was trained of the embedding (ensure_weight_tying)."""
+    """True if a tied lm_head shares what was trained of the embedding (ensure_weight_tying)."""
     token_indices: Mapping[str, tuple[int, ...]]
-    """Trained tokens, by the ends of the paths of lm_head and the embedding; by "" those of the embedding, or of all
-    targets of TRAINABLE_TOKENS."""
+    """Trained tokens, by end of the path of lm_head or the embedding.
+
+    The key "" stands for the embedding, or for all targets of TRAINABLE_TOKENS.
+    """
     layers_to_transform: tuple[int, ...]
     layers_pattern: tuple[str, ...]
     invocation_tokens: tuple[int, ...]
-    """What an aLoRA adapter acts from on; () for others."""
+    """aLoRA: the tokens from which on the adapter is active; () for other adapters."""
     context_length: int
-    """Tokens that the adapter was trained for by dividing rotary positions, as vLLM's LongLoRA has it; 0: not said."""
+    """Context length in tokens that it was trained for with divided rotary positions (LongLoRA); 0: not given."""
 
     def rank_of(self, path: str) -> int:
-        """The rank that PEFT gives to the module at `path`."""
+        """Rank that PEFT gives to the module at `path`."""
         return self.rank_pattern.get(_first_match(self.rank_pattern, path), self.rank)
 
     def alpha_of(self, path: str) -> float:
-        """The lora_alpha that PEFT gives to the module at `path`."""
+        """lora_alpha that PEFT gives to the module at `path`."""
         return self.alpha_pattern.get(_first_match(self.alpha_pattern, path), self.alpha)
 
     def scale_of(self, path: str) -> float:
-        """B @ A's factor: alpha / r (arXiv:2106.09685), or alpha / sqrt(r) for rsLoRA (arXiv:2312.03732)."""
+        """Factor of B @ A: alpha / r (arXiv:2106.09685), or alpha / sqrt(r) for rsLoRA (arXiv:2312.03732)."""
         rank = self.rank_of(path)
         return self.alpha_of(path) / (math.sqrt(rank) if self.use_rslora else rank)
 
     def is_feedforward(self, path: str) -> bool:
-        """Whether IA3 multiplies the inputs of the module at `path`. PEFT compares ends of paths, dots or not."""
+        """True if IA3 multiplies the inputs of the module at `path`.
+
+        Like PEFT, compares ends of paths, even within a name.
+        """
         if isinstance(self.feedforward_modules, str):
             return bool(self.feedforward_modules) and path_pattern(self.feedforward_modules).matches(path)
         return any(path.endswith(end) for end in self.feedforward_modules)
 
     def targets(self, path: str) -> bool:
-        """Whether PEFT would put an adapter on the module at `path`."""
+        """True if PEFT would put an adapter on the module at `path`."""
         if _names(self.exclude_modules, path):
             return False
         if not _names(self.target_modules, path):
@@ -96,11 +101,11 @@ class PeftConfig:
         return not self.layers_to_transform or path in self.target_modules or self._in_layers(path)
 
     def saves(self, path: str) -> bool:
-        """Whether the module at `path` was trained whole. PEFT compares ends of paths, dots or not."""
+        """True if the module at `path` was trained whole. Like PEFT, compares ends of paths, even within a name."""
         return any(path.endswith(name) for name in self.saved_modules)
 
     def tokens_of(self, path: str, *, is_embedding: bool) -> tuple[int, ...]:
-        """The tokens whose rows PEFT trained in the module at `path`."""
+        """Tokens whose rows PEFT trained in the module at `path`."""
         if self.peft_type == TRAINABLE_TOKENS:
             return self.token_indices.get("", ()) if self.targets(path) else ()
         for name, tokens in self.token_indices.items():
@@ -109,11 +114,11 @@ class PeftConfig:
         return ()
 
     def targets_parameter(self, path: str) -> bool:
-        """Whether PEFT would put an adapter on the parameter at `path`."""
+        """True if PEFT would put an adapter on the parameter at `path`."""
         return _names(self.target_parameters, path)
 
     def _in_layers(self, path: str) -> bool:
-        # Without a layers_pattern PEFT takes the first number that follows at least two names.
+        # Without a layers_pattern, PEFT takes the first number that follows at least two names.
         patterns = [_LAYER_PATTERN.format(pattern) for pattern in self.layers_pattern] or [_ANY_LAYER_PATTERN]
         for pattern in patterns:
             match = re.match(pattern, path)
@@ -123,19 +128,19 @@ class PeftConfig:
 
 
 def _first_match(patterns: Iterable[str], path: str) -> str:
-    """The first pattern that matches the end of `path`, else `path` itself, which is looked up literally."""
+    """Returns the first pattern that matches the end of `path`, otherwise `path`: the key of a literal entry."""
     return next((pattern for pattern in patterns if _matches_module(pattern, path)), path)
 
 
 def _matches_module(pattern: str, path: str) -> bool:
-    # Most patterns are names, of which there may be one for each module: those are not worth compiling.
+    # Most patterns are names, possibly one per module: compiling them would be slow.
     if is_plain(pattern):
         return matches_end(pattern, path)
     return path_pattern(MODULE_PATTERN.format(pattern)).matches(path)
 
 
 def _names(modules: str | tuple[str, ...], path: str) -> bool:
-    """PEFT's rule: a string is a regular expression of the whole path, a list holds paths or their ends."""
+    """True if `modules` selects `path` in PEFT: a string is a regular expression of the whole path, a list has ends."""
     if isinstance(modules, str):
         return bool(modules) and path_pattern(modules).matches(path)
     return any(path == module or path.endswith(f".{module}") for module in modules)
@@ -144,7 +149,7 @@ def _names(modules: str | tuple[str, ...], path: str) -> bool:
 def parse_peft_config(fields: Mapping[str, Any], subject: str) -> PeftConfig:
     """Checks the fields of an adapter_config.json whose peft_type is one of FIELDS.
 
-    `subject` begins the error's text. Raises AdapterError that names every field that cannot be honoured, with its
+    `subject` begins the text of errors. Raises AdapterError that names every field that cannot be honoured, with its
     value and the reason.
     """
     peft_type = fields["peft_type"]
@@ -186,7 +191,7 @@ def parse_peft_config(fields: Mapping[str, Any], subject: str) -> PeftConfig:
 
 
 def _given(fields: Mapping[str, Any], *names: str, default: Any = None) -> Any:
-    """Value of the first of these fields that is neither missing nor null."""
+    """Returns the value of the first of these fields that is neither missing nor null."""
     return next((fields[name] for name in names if fields.get(name) is not None), default)
 
 
@@ -204,7 +209,7 @@ def _tuple(value: Any) -> tuple[str, ...]:
 
 
 def _inconsistencies(fields: Mapping[str, Any]) -> list[str]:
-    """What PEFT's LoraConfig refuses as a combination."""
+    """Lists combinations that PEFT's LoraConfig refuses."""
     problems = []
     if fields.get("alora_invocation_tokens") and fields.get("use_dora"):
         problems.append("alora_invocation_tokens and use_dora are both set: PEFT has no aLoRA with magnitudes")

@@ -1,4 +1,4 @@
-"""Fields of adapter_config.json by kind of adapter: each is used, harmless by its value, or refused."""
+"""Fields of adapter_config.json by kind of adapter: each is used, harmless with its value, or refused."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from ...common.json_fields import MAX_INTEGER, describe, is_finite_number, is_in
 from .path_pattern import MAX_PATTERNS, is_plain, path_pattern
 
 KNOWN_PEFT: Final = "0.21"
-"""The newest release of PEFT whose fields are all below."""
+"""Newest release of PEFT whose fields are all listed below."""
 
 MODULE_PATTERN: Final = r"(.*\.)?({})$"
-"""The regular expression that PEFT makes of rank_pattern's and alpha_pattern's keys."""
+"""Regular expression that PEFT builds from the keys of rank_pattern and alpha_pattern."""
 
-# Initialisations that leave the base model as it was. They only choose the starting point of A and B.
+# Initialisations that leave the base model unchanged. They only choose the starting point of A and B.
 _HARMLESS_INITS = ("eva", "gaussian", "mica", "orthogonal")
-# Initialisations that take A and B out of the base's weights: the adapter belongs to a changed base.
+# Initialisations that move a share of the base's weights into A and B: the adapter belongs to a changed base.
 _BASE_CHANGING_INITS = ("corda", "lora_ga", "olora", "pissa")
 
-# What a field may hold. A check returns the reason why a value is refused, or None.
+# Checks a field's value. Returns the reason why the value is refused, or None.
 Check = Callable[[Any], "str | None"]
 
 
@@ -43,7 +43,7 @@ def _seed(value: Any) -> str | None:
 
 
 def is_switched_off(value: Any) -> bool:
-    """Whether a field that is not known has no effect: a newer PEFT writes all of its own."""
+    """True if an unknown field has no effect: a newer PEFT writes all of its fields."""
     return value is None or value is False or (isinstance(value, str | list | dict) and not value)
 
 
@@ -56,7 +56,7 @@ def _number(value: Any) -> str | None:
 
 
 def _pattern(value: str, wrapped: str = "{}") -> str | None:
-    """Whether `value` is a regular expression that can be matched, also within the one that PEFT makes of it."""
+    """Checks that `value` is a regular expression that can be matched, also inside the one that PEFT builds."""
     try:
         path_pattern(value)
         path_pattern(wrapped.format(value))
@@ -137,7 +137,7 @@ def _optional(check: Check) -> Check:
 
 
 def _only(*accepted: Any, reason: str) -> Check:
-    # Equality of JSON values: 0 is not false.
+    # Compares as JSON does: 0 is not false.
     return lambda value: None if any(value == a and type(value) is type(a) for a in accepted) else reason
 
 
@@ -157,12 +157,12 @@ def _init(value: Any) -> str | None:
 
 
 def base_changing_init(value: Any) -> bool:
-    """Whether an init_lora_weights took A and B out of the base's weights and so changed the base."""
+    """True if an init_lora_weights moved a share of the base's weights into A and B, and so changed the base."""
     return isinstance(value, str) and value.startswith(_BASE_CHANGING_INITS)
 
 
 def _flags_of_ranks(value: Any) -> str | None:
-    """AdaLoRA's rank_pattern: which of the initial ranks a module keeps."""
+    """Checks AdaLoRA's rank_pattern: flags of the initial ranks that a module keeps."""
     flags = isinstance(value, dict) and all(
         isinstance(kept, list) and all(isinstance(flag, bool) for flag in kept) for kept in value.values()
     )
@@ -170,26 +170,26 @@ def _flags_of_ranks(value: Any) -> str | None:
 
 
 _IS_FOR_PEFT: dict[str, Check] = {
-    "peft_type": _anything,  # which of the tables is used
+    "peft_type": _anything,  # selects the table
     "task_type": _anything,  # recognise.py refuses other tasks
-    "auto_mapping": _anything,  # and the classes of other tasks
+    "auto_mapping": _anything,  # recognise.py refuses other classes of models
     "base_model_name_or_path": _anything,
     "inference_mode": _anything,
     "peft_version": _anything,
     "revision": _anything,
 }
-"""What PEFT's configurations all have."""
+"""Fields of all of PEFT's configurations."""
 
 _IS_FOR_TRAINING: dict[str, Check] = {
     "enable_lora": _only(None, [], reason="merged linear layers of PEFT 0.2 are not supported"),
-    "lora_dtype": _anything,  # ms-swift: of the trained weights, which the file says
+    "lora_dtype": _anything,  # ms-swift: dtype of the trained weights, which the file also says
     "lorap_emb_lr": _anything,  # ms-swift: learning rates
     "lorap_lr_ratio": _anything,
-    "merge_weights": _anything,  # PEFT 0.2: merge when evaluating
+    "merge_weights": _anything,  # PEFT 0.2: merge for evaluation
     "unsloth_fixed": _anything,
     "unsloth_version": _anything,
 }
-"""What trainers and old releases of PEFT write beside them, without effect on what a trained adapter computes."""
+"""Fields that trainers and old releases of PEFT add; they do not change what a trained adapter computes."""
 
 _TARGETS: dict[str, Check] = {
     "target_modules": _modules,
@@ -212,9 +212,9 @@ _LORA: dict[str, Check] = _COMMON | {
     "lora_bias": _boolean,
     "fan_in_fan_out": _boolean,
     "init_lora_weights": _init,
-    "context_length": _optional(_length),  # vLLM's, of LongLoRA
-    # Without effect on what a trained adapter computes.
-    "bias": _only("none", "all", "lora_only", None, reason="accepted: none, all, lora_only"),  # tensors tell
+    "context_length": _optional(_length),  # vLLM's LongLoRA
+    # No effect on what a trained adapter computes.
+    "bias": _only("none", "all", "lora_only", None, reason="accepted: none, all, lora_only"),  # the tensors decide
     "corda_config": _anything,  # parameters of initialisations; init_lora_weights decides
     "ensure_weight_tying": _boolean,
     "eva_config": _anything,
@@ -223,8 +223,8 @@ _LORA: dict[str, Check] = _COMMON | {
     "lora_ga_config": _anything,
     "megatron_core": _anything,  # megatron_config decides
     "qalora_group_size": _anything,  # use_qalora decides
-    "runtime_config": _anything,  # where PEFT computes
-    # Features that change the computation in a way that engines do not have.
+    "runtime_config": _anything,  # says where PEFT computes
+    # Features that change the computation; engines support some values.
     "alora_invocation_tokens": _optional(_token_ids),
     "arrow_config": _unused("Arrow routing is not supported"),
     "kasa_config": _unused("KaSA changes the base model's weights and is not supported"),
@@ -244,8 +244,8 @@ _ADALORA: dict[str, Check] = _LORA | {
     "use_dora": _unused("AdaLoRA has no DoRA"),
     "alora_invocation_tokens": _unused("AdaLoRA has no aLoRA"),
     "lora_bias": _unused("AdaLoRA has no biases of B"),
-    # Without effect: AdaLoRA's ranks come from init_r and rank_pattern, its scale from lora_alpha and init_r, and the
-    # rest is the schedule of its training.
+    # No effect: AdaLoRA's ranks come from init_r and rank_pattern, its scale from lora_alpha and init_r. The other
+    # fields are its training schedule.
     **dict.fromkeys(
         ("r", "alpha_pattern", "use_rslora", "target_r", "tinit", "tfinal", "deltaT", "beta1", "beta2"), _anything
     ),
@@ -255,10 +255,10 @@ _ADALORA: dict[str, Check] = _LORA | {
 _VERA: dict[str, Check] = _COMMON | {
     "r": _rank,
     "fan_in_fan_out": _boolean,
-    "projection_prng_key": _seed,  # of projections that are not in the file
+    "projection_prng_key": _seed,  # for projections that are not in the file
     "save_projection": _boolean,
-    # Without effect on what a trained adapter computes.
-    "bias": _only("none", "all", "vera_only", None, reason="accepted: none, all, vera_only"),  # tensors tell
+    # No effect on what a trained adapter computes.
+    "bias": _only("none", "all", "vera_only", None, reason="accepted: none, all, vera_only"),  # the tensors decide
     **dict.fromkeys(("vera_dropout", "d_initial", "init_weights"), _anything),
 }
 
@@ -267,25 +267,25 @@ _LYCORIS: dict[str, Check] = _COMMON | {
     "alpha": _number,
     "rank_pattern": _optional(_patterns_of(_rank)),
     "alpha_pattern": _optional(_patterns_of(_number)),
-    # Without effect on what a trained adapter computes, or on linear layers.
+    # No effect on what a trained adapter computes, or on linear layers.
     **dict.fromkeys(("rank_dropout", "module_dropout", "use_effective_conv2d", "init_weights"), _anything),
 }
 _LOKR: dict[str, Check] = _LYCORIS | dict.fromkeys(
     ("decompose_both", "decompose_factor", "rank_dropout_scale"),
-    _anything,  # the tensors' shapes tell
+    _anything,  # the tensors' shapes decide
 )
 
 _IA3: dict[str, Check] = _COMMON | {
     "feedforward_modules": _optional(_modules),
     "fan_in_fan_out": _boolean,
-    "init_ia3_weights": _anything,  # where training began
+    "init_ia3_weights": _anything,  # starting point of training
 }
 
 TRAINABLE_TOKENS: Final = "TRAINABLE_TOKENS"
 _TRAINABLE_TOKENS: dict[str, Check] = _IS_FOR_PEFT | {
     "target_modules": _modules,
     "token_indices": _tokens_of_targets,
-    "init_weights": _anything,  # where training began
+    "init_weights": _anything,  # starting point of training
 }
 
 FIELDS: Final[Mapping[str, Mapping[str, Check]]] = {
@@ -297,7 +297,7 @@ FIELDS: Final[Mapping[str, Mapping[str, Check]]] = {
     "IA3": _IA3,
     TRAINABLE_TOKENS: _TRAINABLE_TOKENS,
 }
-"""By peft_type: those that are served."""
+"""Checks of the served kinds, by peft_type."""
 
 _PROMPT: dict[str, Check] = _IS_FOR_PEFT | {
     # Used.
@@ -305,21 +305,21 @@ _PROMPT: dict[str, Check] = _IS_FOR_PEFT | {
     "token_dim": _rank,
     "num_transformer_submodules": _only(None, 1, reason="prompts of an encoder and a decoder are not supported"),
     "modules_to_save": _unused("layers that were trained beside virtual tokens are not served"),
-    # Without effect on what trained tokens are.
+    # No effect on trained tokens.
     **dict.fromkeys(("num_attention_heads", "num_layers"), _anything),
 }
 
 PROMPT_FIELDS: Final[Mapping[str, Mapping[str, Check]]] = {
     "PROMPT_TUNING": _PROMPT
-    | dict.fromkeys(  # where training began
+    | dict.fromkeys(  # starting point of training
         ("prompt_tuning_init", "prompt_tuning_init_text", "tokenizer_name_or_path", "tokenizer_kwargs"), _anything
     ),
     "P_TUNING": _PROMPT
-    | dict.fromkeys(  # of what made the tokens, which PEFT saves as it made them
+    | dict.fromkeys(  # the encoder that made the tokens; PEFT saves its output
         ("encoder_reparameterization_type", "encoder_hidden_size", "encoder_num_layers", "encoder_dropout"), _anything
     ),
 }
-"""By peft_type: virtual tokens before a prompt."""
+"""Checks of virtual tokens, by peft_type."""
 
 PROMPT_REQUIRED: Final = ("num_virtual_tokens", "token_dim")
 
@@ -335,14 +335,14 @@ REQUIRED: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def field_problems(fields: Mapping[str, Any], checks: Mapping[str, Check], required: Sequence[str]) -> list[str]:
-    """Every field of an adapter_config.json that cannot be honoured, with its value and the reason."""
+    """Lists every field of an adapter_config.json that cannot be honoured, with its value and the reason."""
     problems = [f"{name} is missing" for name in required if name not in fields]
     for name, value in fields.items():
         check = checks.get(name)
         if check is not None:
             reason = check(value)
         elif is_switched_off(value):
-            reason = None  # a newer PEFT's feature
+            reason = None  # feature of a newer PEFT, switched off
         else:
             reason = _unknown(fields.get("peft_version"))
         if reason is not None:

@@ -1,4 +1,4 @@
-"""PEFT adapter directories: tensors taken apart by module and checked against the config."""
+"""Reads PEFT adapter directories: groups the tensors by module and checks them against the config."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ _NAMES = {
 def read_peft_adapter(
     directory: Path, fields: Mapping[str, Any], modules: AdaptedModules | None, max_rank: int | None
 ) -> Adapter:
-    """Reads adapter_model.safetensors, or else adapter_model.bin through torch, by the fields of adapter_config.json.
+    """Reads adapter_model.safetensors, or else adapter_model.bin, according to the fields of adapter_config.json.
 
     fields: as recognise() returns them.
-    modules, max_rank: as read_adapter() takes them.
+    modules, max_rank: as for read_adapter().
 
     Raises AdapterError that names every field and tensor that cannot be used, and why.
     """
@@ -64,7 +64,7 @@ def read_peft_adapter(
         raise AdapterError("; ".join([*problems, str(error)])) from error
     new_embeddings = read_new_embeddings(directory)
     folding = FOLDINGS[fields["peft_type"]]
-    # A pooler is no part of the program: read_pooler() reads what an adapter makes of it.
+    # A pooler is not part of the program: read_pooler() reads the adapter's changes to it.
     outside = tensors_of(set() if modules is None else modules.pooler_paths | modules.left_aside, tensors)
     of_biases = {name: tensor for name, tensor in tensors.items() if is_trained_bias(name) and name not in outside}
     whole = whole_weights(tensors, modules)
@@ -123,13 +123,16 @@ def read_peft_adapter(
 
 
 def read_classifier_head(directory: Path, fields: Mapping[str, Any]) -> ClassifierHead:
-    """The head of a classifier's adapter, whose adapter_config.json has `fields`. Raises AdapterError."""
+    """Reads the head of a classifier's adapter, whose adapter_config.json has `fields`. Raises AdapterError."""
     file, tensors, _ = _read_file(directory)
     return head_of(directory, fields, file, tensors)
 
 
 def read_pooler(directory: Path, fields: Mapping[str, Any], modules: AdaptedModules) -> AdaptedPooler | None:
-    """What an adapter that was read makes of the model's pooler; None: nothing. Raises AdapterError."""
+    """Reads the adapter's changes to the model's pooler; None if there are none. The adapter must have been checked.
+
+    Raises AdapterError.
+    """
     if not modules.pooler_paths or fields.get("peft_type") not in FOLDINGS:
         return None
     has_head = is_classifier(fields)
@@ -176,7 +179,7 @@ def _unexpected(
     weights: Sequence[WholeWeight],
     token_rows: Mapping[ModuleKey, TokenRows],
 ) -> list[str]:
-    """Tensors beside those of the kind, where adapter_config.json has none; and modules_to_save without tensors."""
+    """Lists tensors of other kinds that adapter_config.json does not mention, and modules_to_save without tensors."""
     problems = []
     own = {weight.key.path: weight.name for weight in weights if weight.is_own}
     names = sorted([*biases, *own.values(), *(rows.name for rows in token_rows.values())])
@@ -196,7 +199,7 @@ def _unexpected(
 
 
 def _routers(modules: Mapping[ModuleKey, ModuleParts], config: PeftConfig) -> dict[str, str]:
-    """Paths of routers that are adapted as parameters: transformers 5 has classes of its own for them."""
+    """Paths of routers that are adapted as parameters: transformers 5 has router classes that are not linear layers."""
     weights = {key.path: f"{key.path}.weight" for key in modules if key.module.name == "moe_router"}
     return {path: weight for path, weight in weights.items() if config.targets_parameter(weight)}
 
@@ -204,7 +207,7 @@ def _routers(modules: Mapping[ModuleKey, ModuleParts], config: PeftConfig) -> di
 def _disagreements(
     modules: Mapping[ModuleKey, ModuleParts], config: PeftConfig, folding: Folding, parameters: Mapping[str, str]
 ) -> list[str]:
-    """Where PEFT would not use the tensors as the file has them."""
+    """Lists tensors that PEFT would not use as the file has them."""
     known = set(parameters.values())
     problems = [
         f"target_parameters names '{name}', but no tensor belongs to such a parameter of the model"

@@ -1,7 +1,7 @@
-"""What an adapter does to the pooler of a model: the linear layer that some classifiers have before their last one.
+"""Changes of an adapter to a model's pooler: the linear layer that some classifiers have before their last layer.
 
-It is computed on the host, of one row a text, so that it is no row of an adapter's tensors: a classifier with the
-adapter has a pooler of its own. Embeddings do not read it.
+The pooler runs on the host, on one row per text, so it needs no row in an adapter's tensors: each adapter has a pooler
+of its own. Embeddings do not use it.
 """
 
 from __future__ import annotations
@@ -22,21 +22,24 @@ from .peft_config import PeftConfig
 
 @dataclass(frozen=True, eq=False)
 class AdaptedPooler:
-    """W + `scale` B A in place of the pooler's weight W; with a magnitude m, m / ||W + `scale` B A|| times that."""
+    """Replaces the pooler's weight W by V = W + `scale` B A; with a magnitude m, by m / ||V|| * V."""
 
     a: FloatArray | None
-    """[rank, in]; None where its bias alone was trained."""
+    """[rank, in]; None if only the bias was trained."""
     b: FloatArray | None
     """[out, rank]"""
     scale: float
     magnitude: FloatArray | None
-    """[out], of DoRA; norms are those of rows."""
+    """[out], for DoRA; the norms are those of rows."""
     bias: FloatArray | None
-    """[out], in place of the model's own; None: it stays."""
+    """[out], replaces the model's bias; None: keeps it."""
     file: Path
 
     def bias_over(self, base: FloatArray | None) -> FloatArray | None:
-        """[out], over the model's own; None: there is none. Raises AdapterError for another size."""
+        """Returns the bias [out] to use in place of the model's; None: no bias.
+
+        Raises AdapterError for another size.
+        """
         if self.bias is None:
             return base
         if base is None or self.bias.shape != base.shape:
@@ -45,7 +48,10 @@ class AdaptedPooler:
         return self.bias
 
     def weight_over(self, base: FloatArray) -> FloatArray:
-        """[out, in], over the model's own. Raises AdapterError for sizes that do not fit, and norms of zero."""
+        """Returns the weight [out, in] to use in place of the model's.
+
+        Raises AdapterError for sizes that do not fit, and for norms of zero.
+        """
         if self.a is None or self.b is None:
             return base
         if (len(self.b), self.a.shape[1]) != base.shape:
@@ -64,15 +70,15 @@ class AdaptedPooler:
 
 
 def tensors_of(paths: Iterable[str], tensors: Mapping[str, Array]) -> dict[str, Array]:
-    """Those that change one of the linear layers `paths`."""
+    """Selects the tensors that change one of the linear layers `paths`."""
     starts = tuple(start + path + "." for path in paths for start in (PEFT_PREFIX, ""))
     return {name: tensor for name, tensor in tensors.items() if starts and name.startswith(starts)}
 
 
 def adapted_pooler(tensors: Mapping[str, Array], config: PeftConfig, file: Path) -> AdaptedPooler | None:
-    """What tensors_of() a pooler are; None: there are none.
+    """Makes an AdaptedPooler from the tensors that tensors_of() selected; None if there are none.
 
-    Raises AdapterError for what is neither LoRA's or DoRA's nor a bias that `config` says was trained.
+    Raises AdapterError for a tensor that is not LoRA or DoRA, nor a bias that `config` marks as trained.
     """
     if not tensors:
         return None

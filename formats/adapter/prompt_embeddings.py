@@ -1,4 +1,4 @@
-"""Adapters of PEFT that are virtual tokens before a prompt: prompt tuning, and P-tuning as PEFT saves it."""
+"""PEFT adapters that put virtual tokens before a prompt: prompt tuning, and P-tuning as PEFT saves it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _TASK: Final = "CAUSAL_LM"
 
 
 def is_prompt_tuned(directory: Path) -> bool:
-    """Whether an adapter is virtual tokens before a prompt. Raises AdapterError for a config that cannot be read."""
+    """True if the adapter consists of virtual tokens. Raises AdapterError if its config cannot be read."""
     path = directory / CONFIG_FILE
     if not path.is_file():
         return False
@@ -41,12 +41,11 @@ def is_prompt_tuned(directory: Path) -> bool:
 def read_prompt_embeddings(
     directory: Path, modules: AdaptedModules | None
 ) -> tuple[PromptKind, npt.NDArray[np.float32]]:
-    """What kind of adapter it is, and its virtual tokens [virtual tokens, hidden_size], of which is_prompt_tuned().
+    """Reads the kind and the virtual tokens [virtual tokens, hidden_size] of a prompt-tuned adapter.
 
-    They are what the first layer is given: where the Hugging Face model multiplies its inputs_embeds, they are
-    multiplied.
+    The values are inputs of the first layer: if the Hugging Face model scales its inputs_embeds, they are scaled.
 
-    modules: those of the model that it is for; None: the width is not compared, and nothing is multiplied.
+    modules: modules of the model that the adapter is for; None: the width is not checked, and nothing is scaled.
 
     Raises AdapterError that names every field and tensor that cannot be used, and why.
     """
@@ -58,7 +57,7 @@ def read_prompt_embeddings(
     if problems:
         raise AdapterError(f"{path}: " + "; ".join(problems))
     table = _read_table(directory, (fields["num_virtual_tokens"], fields["token_dim"]))
-    # In float32, as PEFT's tokens are cast to the model's type before the model multiplies them.
+    # Scaled in float32, because PEFT's tokens are cast to the model's type before the model multiplies them.
     return kind, table if modules is None else table * np.float32(modules.inputs_embeds_scale)
 
 

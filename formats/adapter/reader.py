@@ -1,4 +1,4 @@
-"""Adapter directories of every format that can be served."""
+"""Reads adapter directories of every served format."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ def read_adapter(
 ) -> Adapter:
     """Reads an adapter of PEFT or of MLX-LM.
 
-    modules: those of the model that the adapter is for, where it is known: they say what paths mean.
-    max_rank: what modules are refused above, before their matrices are made; None: no limit.
-    classifiers: whether those of classifiers are accepted; what is read is without their heads (classifier_head.py).
+    modules: modules of the model that the adapter is for, which resolve its paths; None: the model is not known.
+    max_rank: modules of a higher rank are refused before their matrices are made; None: no limit.
+    classifiers: True accepts adapters of classifiers; they are read without their heads (classifier_head.py).
 
-    Raises AdapterError: with one sentence for a kind that is not served, else with every field and tensor that cannot
-    be used, and why.
+    Raises AdapterError. For a kind that is not served the text is one sentence; otherwise it lists every field and
+    tensor that cannot be used, and why.
     """
     kind, fields = recognise(directory, modules, classifiers=classifiers)
     read = read_mlx_adapter if kind is AdapterFormat.MLX else read_peft_adapter
@@ -45,11 +45,11 @@ def read_adapter(
 
 
 def read_initial_adapter(directory: Path, given: Path | None, modules: AdaptedModules | None) -> Adapter | None:
-    """The adapter in `directory` as it was when its training began.
+    """Reads the adapter in the state in which its training began.
 
-    given: its directory; None: the one within `directory` (INITIAL_DIRECTORY), if there is one.
+    given: its directory; None: the subdirectory INITIAL_DIRECTORY of `directory`, if it exists.
 
-    Raises AdapterError as read_adapter().
+    Returns None if there is none. Raises AdapterError for the reasons of read_adapter().
     """
     beside = directory / INITIAL_DIRECTORY
     if given is None and not beside.is_dir():
@@ -58,7 +58,7 @@ def read_initial_adapter(directory: Path, given: Path | None, modules: AdaptedMo
 
 
 def _uneven_parts(key: ModuleKey, tensors: ModuleTensors) -> list[str]:
-    """Of a fused layer whose parts are cut out of its outputs."""
+    """Lists what is wrong with a fused layer whose parts are equal shares of its outputs."""
     outputs = len(tensors.b)
     if key.rows or key.is_in_order or outputs % len(key.source_parts) == 0:
         return []

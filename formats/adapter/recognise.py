@@ -1,4 +1,4 @@
-"""What kind of adapter a directory holds, and one sentence about each that cannot be served."""
+"""Recognises the kind of adapter in a directory; refuses kinds that cannot be served, with one sentence each."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from .unserved_types import why_unserved
 
 CONFIG_FILE: Final = "adapter_config.json"
 MAX_CONFIG_BYTES: Final = 1 << 20
-"""Size limit of an adapter's config, which is read and parsed before anything is known of it."""
+"""Size limit in bytes of an adapter's config, which is read and parsed before anything is known about it."""
 SAFETENSORS_FILE: Final = "adapter_model.safetensors"
 PICKLE_FILE: Final = "adapter_model.bin"
 MLX_FILE: Final = "adapters.safetensors"
 INITIAL_DIRECTORY: Final = "initial_adapter"
-"""Within an adapter's directory: the adapter as it was when its training began (initial.py)."""
+"""Subdirectory of an adapter: the initial adapter, in the state in which training began (initial.py)."""
 
 _LFS_POINTER: Final = b"version https://git-lfs.github.com/spec/"
 
@@ -40,14 +40,14 @@ _OTHER_HEADS: Final = re.compile(r"For\w*(Classification|QuestionAnswering|Multi
 
 
 class PromptKind(Enum):
-    """Kinds of adapters that are virtual tokens before a prompt, by their peft_type."""
+    """Kinds of adapters that are virtual tokens before a prompt, by peft_type."""
 
     PROMPT_TUNING = "prompt tuning"
     P_TUNING = "P-tuning"
 
 
 class AdapterFormat(Enum):
-    """Who wrote an adapter that can be read."""
+    """Formats of adapters that can be read."""
 
     PEFT = "PEFT"
     MLX = "MLX-LM"
@@ -56,13 +56,12 @@ class AdapterFormat(Enum):
 def recognise(
     directory: Path, modules: AdaptedModules | None = None, *, classifiers: bool = False
 ) -> tuple[AdapterFormat, dict[str, Any]]:
-    """The format of an adapter directory, and the fields of its adapter_config.json.
+    """Returns the format of an adapter directory, and the fields of its adapter_config.json.
 
-    modules: those of the model that it is for, of which its task must be one; None: a decoder's.
-    classifiers: whether those of classifiers are accepted too; their heads have to be served beside them.
+    modules: modules of the model that the adapter is for, which decide the accepted tasks; None: a decoder's.
+    classifiers: True also accepts adapters of classifiers; the caller must then serve their heads.
 
-    Raises AdapterError with one sentence for a directory without an adapter and for an adapter of a kind or of a task
-    that cannot be served.
+    Raises AdapterError with one sentence if the directory has no adapter, or one whose kind or task cannot be served.
     """
     if not directory.is_dir():
         raise AdapterError(f"{directory}: is not a directory; expected one with {CONFIG_FILE}")
@@ -81,13 +80,13 @@ def recognise(
 
 
 def prompt_kind(fields: Mapping[str, Any]) -> PromptKind | None:
-    """That of an adapter_config.json; None: it is of another kind."""
+    """Kind of virtual tokens of an adapter_config.json; None for other adapters."""
     peft_type = fields.get("peft_type")
     return PromptKind[peft_type] if isinstance(peft_type, str) and peft_type in PromptKind.__members__ else None
 
 
 def _accepted_tasks(modules: AdaptedModules | None) -> tuple[str, ...]:
-    """Beside those of classifiers, which hidden states of encoders and decoders can be given to."""
+    """Accepted tasks, in addition to classifiers of the model's hidden states."""
     if modules is not None and modules.has_encoder:
         return (_ENCODER_DECODER_TASK,)
     if modules is not None and modules.is_encoder_only:
@@ -96,7 +95,7 @@ def _accepted_tasks(modules: AdaptedModules | None) -> tuple[str, ...]:
 
 
 def refuse_lfs_pointer(path: Path) -> None:
-    """Raises AdapterError for what Git leaves in place of a large file that was not fetched."""
+    """Raises AdapterError if Git left a pointer in place of a large file that was not fetched."""
     try:
         with open_regular(path) as file:
             begin = file.read(len(_LFS_POINTER))

@@ -1,4 +1,4 @@
-"""Weighted sums of adapters as requests name them: "poet:0.7+shout:0.3"."""
+"""Weighted sums of adapters, as requests name them: "poet:0.7+shout:0.3"."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final
 from ..._core import AdapterError
 
 MAX_TERMS: Final = 64
-"""Number of terms that a weighted sum may have: each is read and converted."""
+"""Maximum number of terms in a weighted sum; each term is read and converted."""
 
 _WEIGHT: Final = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 
@@ -20,16 +20,16 @@ class SumOfNames:
     """A weighted sum of adapters by their names."""
 
     terms: tuple[tuple[str, float], ...]
-    """Names and weights, in the order in which they were given."""
+    """Names and weights, in the given order."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the adapters."""
+        """Names of the adapters."""
         return tuple(name for name, _ in self.terms)
 
 
 def parse_sum(text: str) -> SumOfNames | None:
-    """The terms NAME:WEIGHT between plus signs; None for a text that is no such sum.
+    """Parses terms NAME:WEIGHT joined by plus signs; returns None if the text is not such a sum.
 
     Raises AdapterError for more than MAX_TERMS terms.
     """
@@ -45,13 +45,13 @@ def parse_sum(text: str) -> SumOfNames | None:
 
 
 def check_num_terms(num_terms: int) -> None:
-    """Raises AdapterError for more than MAX_TERMS."""
+    """Raises AdapterError for more than MAX_TERMS terms."""
     if num_terms > MAX_TERMS:
         raise AdapterError(f"the weighted sum has {num_terms} terms; expected at most {MAX_TERMS}")
 
 
 def _number(text: str) -> float | None:
-    # float() alone would take "1_0", spaces and the digits of other scripts.
+    # float() would also accept "1_0", spaces and digits of other scripts.
     if _WEIGHT.fullmatch(text) is None:
         return None
     value = float(text)

@@ -1,6 +1,7 @@
-"""What an adapter says of the requests that use it: their vocabulary, and what their rotary positions are divided by.
+"""Conditions that an adapter sets for its requests: their vocabulary, and the divisor of their rotary positions.
 
-In an adapter's tensors these are rows without weights, settings, with a number in the rank's place (docs/formats.md).
+An adapter's tensors express them as settings: rows without weights, with a number in place of the rank
+(docs/formats.md).
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ ABSENT_TOKENS: Final = "absent_tokens"
 
 @dataclass(frozen=True)
 class AdapterTerms:
-    """Of an adapter's requests, and of those without one."""
+    """Conditions of an adapter's requests; the defaults are those of requests without an adapter."""
 
     vocabulary_change: int = 0
-    """Tokens that their vocabulary has more than the engine's; below 0: fewer."""
+    """Number of tokens that their vocabulary has more than the engine's; negative: fewer."""
     rotary_factor: int = 1
-    """What their rotary positions are divided by."""
+    """Divisor of their rotary positions."""
 
 
 def terms_of(config: npt.NDArray[np.int32]) -> AdapterTerms:
-    """Those that rows [rows, 4] tell."""
+    """Reads the conditions from rows [rows, 4]."""
     ranks = {int(row[0]): int(row[2]) for row in config}
     return AdapterTerms(
         ranks.get(MODULES[NEW_TOKENS].id, 0) - ranks.get(MODULES[ABSENT_TOKENS].id, 0),
@@ -46,7 +47,7 @@ def terms_of(config: npt.NDArray[np.int32]) -> AdapterTerms:
 
 
 def settings_of(terms: AdapterTerms) -> dict[str, int]:
-    """The number of each setting that there is, by the name of its module."""
+    """Returns the number of each setting that differs from the default, by the name of its module."""
     found = {}
     if terms.rotary_factor != 1:
         found[ROTARY_SCALING] = terms.rotary_factor
@@ -56,12 +57,12 @@ def settings_of(terms: AdapterTerms) -> dict[str, int]:
 
 
 def rotary_factor_of(adapter: Adapter, modules: AdaptedModules | None, accepted: Collection[int] | None) -> int:
-    """What an adapter divides rotary positions by: context_length over the base's positions, rounded up, as in vLLM.
+    """Returns the divisor of an adapter's rotary positions: context_length / base's positions, rounded up, as in vLLM.
 
-    modules: of the model that will serve the adapter, or of its base.
-    accepted: None: any.
+    modules: modules of the model that will serve the adapter, or of its base.
+    accepted: accepted divisors; None: any.
 
-    Raises AdapterError for a context_length without a base, and for a factor that is not accepted.
+    Raises AdapterError for a context_length without a base, and for a divisor that is not accepted.
     """
     length = adapter.context_length
     if length == 0:
@@ -80,16 +81,16 @@ def rotary_factor_of(adapter: Adapter, modules: AdaptedModules | None, accepted:
 
 
 def may_have_terms(directory: Path, modules: AdaptedModules) -> bool:
-    """Whether the adapter of PEFT or MLX-LM in a directory may say anything of its requests; reads no tensor.
+    """True if the PEFT or MLX-LM adapter in a directory may set conditions; reads no tensor data.
 
-    Raises AdapterError for files that cannot be read.
+    Raises AdapterError if the files cannot be read.
     """
     fields: dict[str, Any] = load_json_object(directory / CONFIG_FILE, AdapterError, max_bytes=MAX_CONFIG_BYTES)
     path = directory / SAFETENSORS_FILE
     if fields.get("context_length") or has_new_embeddings(directory) or (directory / PICKLE_FILE).is_file():
         return True
     if not path.is_file():
-        return False  # MLX-LM's adapters have the base's vocabulary
+        return False  # MLX-LM adapters have the base's vocabulary
     refuse_lfs_pointer(path)
     paths = [f"{path}." for path, layer in modules.by_any_path.items() if layer.is_of_vocabulary]
     return any(path in name for name in read_header(path, AdapterError).specs for path in paths)

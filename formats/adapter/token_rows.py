@@ -1,7 +1,7 @@
 """Trained tokens (PEFT's trainable_token_indices and TRAINABLE_TOKENS): rows of the embedding and lm_head.
 
-They take the place of the base's. The change of n rows is LoRA of rank n: of the embedding A has a one for each token
-and B what its row differs by, of lm_head it is the other way round.
+They replace the base's rows. A change of n rows is LoRA of rank n. For the embedding, A selects the tokens (one-hot)
+and B holds the differences from the base's rows; for lm_head, A and B are swapped.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _NAME: Final = re.compile(r"(?P<path>.+?)(?:\.token_adapter)?\.trainable_tokens_
 
 
 def is_token_rows(name: str) -> bool:
-    """Whether a tensor holds rows of trained tokens."""
+    """True if a tensor holds rows of trained tokens."""
     return _NAME.fullmatch(name) is not None
 
 
 def read_token_rows(
     tensors: Mapping[str, Array], config: PeftConfig, modules: AdaptedModules | None
 ) -> tuple[dict[ModuleKey, TokenRows], list[str]]:
-    """The rows by module, or none and what is wrong. `tensors` are those for which is_token_rows() holds."""
+    """Returns the rows by module, or none and the problems. is_token_rows() is true for all `tensors`."""
     problems = []
     found: dict[ModuleKey, TokenRows] = {}
     for name, tensor in tensors.items():
@@ -56,13 +56,13 @@ def read_token_rows(
 
 
 def _is_saved_twice(name: str, tensors: Mapping[str, Array]) -> bool:
-    """Whether rows are those of another tensor: PEFT saves them of a tied lm_head as well."""
+    """True if another tensor has the same rows: PEFT also saves the rows of a tied lm_head."""
     return any(other != name and np.array_equal(tensor, tensors[name]) for other, tensor in tensors.items())
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where rows go."""
+    """Target of trained rows."""
 
     key: ModuleKey
     layer: AdaptedModule
@@ -72,13 +72,13 @@ class _Place:
 def add_token_rows(
     adapter: Adapter, base: BaseWeights | None, modules: AdaptedModules | None, max_rank: int | None, *, left_open: bool
 ) -> None:
-    """Makes modules of the adapter's trained tokens.
+    """Adds modules for the adapter's trained tokens.
 
-    As in PEFT, a tied lm_head has those of the embedding unless it has its own.
+    As in PEFT, a tied lm_head uses the embedding's rows unless it has its own.
 
-    left_open: without a base the rows have the right sizes but not their values.
+    left_open: True accepts a missing base; then the rows have the right sizes, but not their values.
 
-    Raises AdapterError without a base, and for rows that cannot be served.
+    Raises AdapterError if the base is missing, and for rows that cannot be served.
     """
     if not adapter.token_rows:
         return
@@ -118,7 +118,7 @@ def _places(adapter: Adapter, modules: AdaptedModules) -> list[_Place]:
     heads = [layer for layer in modules.by_path.values() if layer.module == LM_HEAD and layer.tied_to is not None]
     if len(places) == 1 and places[0].layer.module == EMBEDDING and heads:
         head = module_at(heads[0].path, modules)
-        assert head is not None  # it is a path of the model
+        assert head is not None  # the path comes from the model
         places.append(_Place(head, heads[0], places[0].rows))
     return places
 
@@ -131,7 +131,7 @@ def as_lora_of_tokens(
     *,
     of_embedding: bool,
 ) -> ModuleTensors:
-    """The change of some tokens' rows by delta [tokens, hidden size], a tensor of this name."""
+    """Returns LoRA that adds delta [tokens, hidden size] to the rows of `tokens`. `name` is the source tensor."""
     chosen = np.zeros((len(tokens), vocabulary), np.float32)
     chosen[np.arange(len(tokens)), tokens] = 1
     a, b = (chosen, delta.T) if of_embedding else (delta, chosen.T)

@@ -1,4 +1,4 @@
-"""Types of PEFT that no rows of tensors express as they are saved: the reason, and how PEFT turns some into LoRA."""
+"""PEFT types that rows of tensors cannot express: the reason, and how PEFT converts some of them to LoRA."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ _CONVERTED: Final = {
     "VBLORA": _AT_RANK.format("r"),
     "WAVEFT": _FULL_RANK,
 }
-"""The ranks at which peft.save_as_lora loses nothing."""
+"""Types that peft.save_as_lora converts, with the rank at which the result is exact."""
 
 
 def why_unserved(peft_type: object) -> str:
-    """The end of "not served": the reason where it is known, and how to make LoRA of the adapter where PEFT can."""
+    """Continues an error "... not served": the reason if it is known, and how PEFT can convert the adapter to LoRA."""
     if not isinstance(peft_type, str) or peft_type not in _REASONS:
         return ""
     text = f", because {_REASONS[peft_type]}"

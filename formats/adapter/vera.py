@@ -1,6 +1,6 @@
-"""VeRA's two random matrices (arXiv:2310.11454), which all of its modules share: from the file, or from their seed.
+"""VeRA's two random matrices (arXiv:2310.11454), shared by all of its modules: from the file, or made from their seed.
 
-A module takes the first columns of A and the first rows of B, as many as it has inputs and outputs.
+A module uses the first `in` columns of A and the first `out` rows of B.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ VERA_B: Final = "base_model.vera_B"
 
 
 def is_projection(name: str) -> bool:
-    """Whether a tensor is one of the two, with the adapter's own name after it or without."""
+    """True if a tensor is one of the two matrices; the adapter's name may follow."""
     return any(name == shared or name.startswith(f"{shared}.") for shared in (VERA_A, VERA_B))
 
 
 def vera_projections(
     tensors: Mapping[str, Array], keys: Iterable[ModuleKey], config: PeftConfig, modules: AdaptedModules | None
 ) -> dict[str, FloatArray]:
-    """A float32 [rank, in] and B [out, rank], as large as the largest of the adapter's modules needs.
+    """Returns float32 A [rank, in] and B [out, rank], large enough for the adapter's largest module.
 
-    tensors: those of the file for which is_projection() holds.
+    tensors: the file's tensors.
     keys: the adapter's modules.
 
-    Raises AdapterError, whose text begins with what is wrong, without the model, without torch where the matrices are
-    made from their seed, and for matrices of the file that are too small.
+    Raises AdapterError, whose text begins with the problem: if the model is not known, if the matrices of the file are
+    too small, or if they must be made from their seed and torch is not installed.
     """
     if modules is None:
         raise AdapterError(
@@ -65,7 +65,7 @@ def vera_projections(
 
 
 def _from_seed(seed: int, shapes: Mapping[str, tuple[int, int]]) -> dict[str, FloatArray]:
-    """As PEFT makes them: by torch's generator, A first, uniform within sqrt(6 / columns)."""
+    """Makes the matrices as PEFT does: with torch's generator, A first, uniform within sqrt(6 / columns)."""
     try:
         import torch
     except ImportError:

@@ -1,4 +1,4 @@
-"""lm_head and the embedding as rows, which are slices of the vocabulary."""
+"""Cuts modules of lm_head and the embedding into slices of the vocabulary, one row each."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from .names import EMBEDDING, ModuleKey
 
 
 def in_slices(key: ModuleKey, tensors: ModuleTensors) -> Iterator[tuple[ModuleKey, ModuleTensors]]:
-    """A module, of lm_head and of the embedding the slices that rows have of it (docs/formats.md).
+    """Yields a module as rows have it; lm_head and the embedding are cut into slices (docs/formats.md).
 
-    Of the embedding without what is zero: a token that it does not change costs nothing in another slice.
+    Ranks of the embedding that are zero in a slice are left out there, so an unchanged token costs nothing.
     """
     if not key.module.is_of_vocabulary:
         yield key, tensors
@@ -31,7 +31,7 @@ def in_slices(key: ModuleKey, tensors: ModuleTensors) -> Iterator[tuple[ModuleKe
             continue
         a, b = tensors.a[:, piece], tensors.b
         if tensors.magnitude is None and tensors.shift is None:
-            # An adapter that changes nothing has a row as well.
+            # An adapter that changes nothing still gets one row.
             used = [rank for rank, row in enumerate(a) if row.any() or (rank == 0 and number == 0)]
             a, b = a[used], b[:, used]
         if len(a):

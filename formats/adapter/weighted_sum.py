@@ -1,6 +1,6 @@
 """A weighted sum of LoRA adapters as one adapter: y = W x + sum over i of w_i s_i B_i A_i x.
 
-That is LoRA whose A has the rows of all A_i, and whose B has the columns of all w_i s_i B_i.
+This is LoRA whose A stacks the rows of all A_i, and whose B concatenates the columns of all w_i s_i B_i.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from .recognise import SAFETENSORS_FILE
 from .terms import AdapterTerms
 
 _TERMS_SHOWN: Final = 4
-"""Terms of a sum that errors name for a module."""
+"""Maximum number of terms that an error names for a module."""
 
-_Key: TypeAlias = tuple[int, int]  # layer and module id, by which rows are ordered
+_Key: TypeAlias = tuple[int, int]  # layer and module id, in the order of rows
 
 
 @dataclass(frozen=True)
 class Term:
-    """An adapter of a sum."""
+    """One adapter of a sum."""
 
     name: str
-    """What errors call it."""
+    """Name in errors."""
     adapter: ConvertedAdapter
-    """In float32."""
+    """Converted to float32."""
     weight: float
 
 
 @dataclass(frozen=True)
 class _Row:
-    """Of one term, or of several that have been put together."""
+    """A row of one term, or of several concatenated terms."""
 
-    a: FloatArray  # [experts, rank, in]; one expert where the module is none's
-    b: FloatArray  # [experts, out, rank], with scale and weight
+    a: FloatArray  # [experts, rank, in]; one expert if the module has no experts
+    b: FloatArray  # [experts, out, rank], multiplied by scale and weight
     path: str
 
     @property
@@ -53,13 +53,13 @@ class _Row:
 
 
 def check_ranks(terms: Sequence[tuple[str, Path]], modules: AdaptedModules, max_rank: int) -> None:
-    """Refuses a sum whose ranks are too large by the headers of its files, before an adapter is converted for it.
+    """Refuses a sum whose ranks are too large; reads only the headers of its files, before any conversion.
 
-    terms: what errors call each adapter, and its directory.
-    modules: of the model that will serve the sum.
+    terms: name in errors, and directory, of each adapter.
+    modules: modules of the model that will serve the sum.
 
-    Files without LoRA's tensors, or that cannot be read, are left to the conversion. Raises AdapterError for ranks that
-    add up to more than max_rank.
+    Skips files that have no LoRA tensors or cannot be read; conversion reports them. Raises AdapterError if ranks add
+    up to more than max_rank.
     """
     found = {directory: _stored_ranks(directory, modules) for directory in {directory for _, directory in terms}}
     problems = []
@@ -73,7 +73,7 @@ def check_ranks(terms: Sequence[tuple[str, Path]], modules: AdaptedModules, max_
 
 
 def _stored_ranks(directory: Path, modules: AdaptedModules) -> dict[_Key, tuple[int, str]]:
-    """Rank and path of each module that LoRA of PEFT adapts, by layer and module id."""
+    """Rank and path of each module with LoRA of PEFT, by layer and module id."""
     path = directory / SAFETENSORS_FILE
     if not path.is_file():
         return {}
@@ -95,12 +95,12 @@ def _too_large(path: str, ranks: Sequence[tuple[str, int]], max_rank: int) -> st
 
 
 def weighted_sum(terms: Sequence[Term], modules: AdaptedModules, dtype: DType, max_rank: int) -> ConvertedAdapter:
-    """The rows of the sum, rounded to `dtype` once.
+    """Computes the rows of the sum, and rounds them to `dtype` once.
 
-    modules: of the model, whose sizes the rows have.
+    modules: modules of the model, which give the sizes of the rows.
 
-    Raises AdapterError for DoRA, whose factor multiplies the base's output as well, for biases, and for ranks that add
-    up to more than max_rank.
+    Raises AdapterError for terms that are not plain LoRA (DoRA's factor, for example, also multiplies the base's
+    output), and if ranks add up to more than max_rank.
     """
     for term in terms:
         if term.adapter.invocation_tokens:
@@ -163,7 +163,7 @@ def _rows(term: Term, modules: AdaptedModules) -> Iterator[tuple[_Key, _Row]]:
 
 
 def _fused_to_split(rows: Sequence[Mapping[_Key, _Row]]) -> set[_Key]:
-    """Fused modules of which another term has a part: no two rows may change the same outputs."""
+    """Fused modules of which another term adapts a part: no two rows may change the same outputs."""
     keys = {key for of_term in rows for key in of_term}
     return {
         (layer, module_id)
@@ -175,7 +175,7 @@ def _fused_to_split(rows: Sequence[Mapping[_Key, _Row]]) -> set[_Key]:
 def _parts(
     rows: Mapping[_Key, _Row], to_split: Collection[_Key], modules: AdaptedModules
 ) -> Iterator[tuple[_Key, _Row]]:
-    """The rows of a term, some fused ones as their parts, which share A."""
+    """Yields the rows of a term; splits fused modules in `to_split` into their parts, which share A."""
     for (layer, module_id), row in rows.items():
         if (layer, module_id) not in to_split:
             yield (layer, module_id), row

@@ -1,11 +1,11 @@
 """Whole weights of lm_head and the embedding that come with an adapter.
 
-PEFT saves a module of modules_to_save whole, and takes it in place of the base's. Beside LoRA of lm_head or the
-embedding, and with save_embedding_layers, it saves the base's own weights as well, which it puts back into the base
-when it loads the adapter: there, a tied layer has them too.
+PEFT saves a module of modules_to_save whole, and it replaces the base's module. With LoRA on lm_head or the embedding,
+and with save_embedding_layers, PEFT also saves the base's own weights and puts them back into the base when it loads
+the adapter; a tied layer then gets them too.
 
-The change W' - W is LoRA: of as many ranks as there are tokens that differ (token_rows.py), or, where these are more
-than hidden_size, of that rank, one of the matrices being W' - W and the other the identity.
+The change W' - W becomes LoRA. Its rank is the number of tokens that differ (token_rows.py). If more than hidden_size
+tokens differ, the rank is hidden_size: one matrix is W' - W, the other the identity.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _NAME: Final = re.compile(
     r"(?P<path>.+?)(?:(?:\.token_adapter)?\.(?P<kept>base_layer|original_module)|\.modules_to_save(?:\.[^.]+)?)?\.weight"
 )
 _ROUNDING: Final = 2.0**-8
-"""Of the coarsest type that a copy of the base's may have been rounded to, bfloat16."""
+"""Relative rounding error of bfloat16, the coarsest type that a copy of the base's weight may have."""
 _SMALLEST: Final = 2.0**-24
-"""Of float16, below which it has no more bits."""
+"""Absolute rounding error of float16's smallest numbers."""
 
 
 def whole_weights(tensors: Mapping[str, Array], modules: AdaptedModules | None) -> dict[str, ModuleKey]:
-    """The tensors of a file that are weights of lm_head and of the embedding, by name."""
+    """Selects the tensors of a file that are weights of lm_head and of the embedding, by name."""
     found = {}
     for name in tensors:
         match = _NAME.fullmatch(name)
@@ -49,7 +49,7 @@ def whole_weights(tensors: Mapping[str, Array], modules: AdaptedModules | None) 
 def read_whole_weights(
     tensors: Mapping[str, Array], keys: Mapping[str, ModuleKey], config: PeftConfig | None
 ) -> tuple[list[WholeWeight], list[str]]:
-    """What each of the `keys` of whole_weights() is, or none and what is wrong."""
+    """Returns the whole weights for the `keys` that whole_weights() returned, or none and the problems."""
     problems: list[str] = []
     found: dict[tuple[ModuleKey, bool], WholeWeight] = {}
     for name, key in keys.items():
@@ -78,13 +78,13 @@ def add_whole_weights(
     *,
     left_open: bool,
 ) -> None:
-    """Makes modules of the whole weights that are not the base's, or puts them together with those that there are.
+    """Adds modules for the whole weights that differ from the base's, or merges them into existing modules.
 
-    dtype: of the rows that are made; a token whose row is the base's when it is rounded to that is not changed.
-    left_open: without a base, weights of modules_to_save count as changed in every token, and their rows have the right
-        sizes but not their values; copies of the base's count as equal.
+    dtype: dtype of the rows. A token counts as unchanged if its row, rounded to `dtype`, equals the base's.
+    left_open: True accepts a missing base. Then weights of modules_to_save count as changed in every token, and their
+        rows have the right sizes but not their values; copies of the base's weights count as equal.
 
-    Raises AdapterError without a base, for weights of other sizes, and for those that need a higher rank than there is.
+    Raises AdapterError if the base is missing, for weights of other sizes, and for ranks above max_rank.
     """
     weights = adapter.whole_weights
     if base is not None:
@@ -105,7 +105,7 @@ def add_whole_weights(
             "give the base model"
         )
     problems = []
-    adapter.whole_weights = []  # those that change something
+    adapter.whole_weights = []  # weights that change something
     for layer, weight in _places(adapter, weights, modules):
         key = _key_of(layer, adapter, modules)
         beside = adapter.modules.get(key)
@@ -135,7 +135,7 @@ def add_whole_weights(
 def _places(
     adapter: Adapter, weights: list[WholeWeight], modules: AdaptedModules
 ) -> list[tuple[AdaptedModule, WholeWeight]]:
-    """Which weight each layer has: its own, or what was put into the base for it or for one that it is tied to."""
+    """Returns each layer's weight: its own, or the one that was put into the base for it or for a layer tied to it."""
     given: dict[tuple[str, bool], list[WholeWeight]] = {}
     for weight in weights:
         layer = modules.find(weight.key.path)
@@ -160,19 +160,19 @@ def _places(
 
 
 def _key_of(layer: AdaptedModule, adapter: Adapter, modules: AdaptedModules) -> ModuleKey:
-    """As the adapter has it, where it has the layer already."""
+    """Returns the adapter's key of the layer if it has one, otherwise a new key."""
     key = module_at(layer.path, modules)
-    assert key is not None  # it is a layer of the model
+    assert key is not None  # the path comes from the model
     return next((known for known in adapter.modules if known.row == key.row), key)
 
 
 def _sizes(layer: AdaptedModule) -> tuple[int, int]:
-    """Tokens and hidden size."""
+    """Returns (number of tokens, hidden size)."""
     return (layer.in_size, layer.out_size) if layer.module == EMBEDDING else (layer.out_size, layer.in_size)
 
 
 def _is_copy(adapter: Adapter, weight: WholeWeight, base: BaseWeights) -> bool:
-    """Whether it is the base's, but for the rounding of either."""
+    """True if the weight equals the base's within the rounding of both."""
     shape = base.shape(weight.key)
     if shape is None:
         raise AdapterError(f"{adapter.file}: tensor '{weight.name}': {base.describe()} has no such weight")
@@ -192,7 +192,7 @@ def _is_copy(adapter: Adapter, weight: WholeWeight, base: BaseWeights) -> bool:
 
 
 def _rows(base: BaseWeights, key: ModuleKey, count: int) -> Iterator[FloatArray]:
-    """The base's weight as rows of its first `count` tokens, in blocks."""
+    """Yields the rows of the first `count` tokens of the base's weight, in blocks."""
     for block in base.row_blocks(key):
         rows = block.T if key.module.name == EMBEDDING else block
         if count > 0:
@@ -201,7 +201,7 @@ def _rows(base: BaseWeights, key: ModuleKey, count: int) -> Iterator[FloatArray]
 
 
 def _change(values: Array, base: BaseWeights, key: ModuleKey, dtype: DType) -> tuple[npt.NDArray[np.intp], FloatArray]:
-    """The tokens whose rows differ from the base's, and what they differ by, float32 [tokens that differ, in]."""
+    """Returns the tokens whose rows differ from the base's, and the differences, float32 [tokens that differ, in]."""
     changed, deltas = [], []
     first = 0
     for block in _rows(base, key, len(values)):
@@ -215,7 +215,7 @@ def _change(values: Array, base: BaseWeights, key: ModuleKey, dtype: DType) -> t
 
 
 def _as_lora(name: str, changed: npt.NDArray[np.intp], delta: FloatArray | None, layer: AdaptedModule) -> ModuleTensors:
-    """Of the tokens that are changed, and by what; None: that is left open."""
+    """Returns LoRA that adds `delta` to the rows of the `changed` tokens; None: zeros of the right shapes."""
     tokens, width = _sizes(layer)
     of_embedding = layer.module == EMBEDDING
     if delta is None:
@@ -231,14 +231,14 @@ def _as_lora(name: str, changed: npt.NDArray[np.intp], delta: FloatArray | None,
 
 
 def _factors(change: FloatArray, layer: AdaptedModule) -> tuple[FloatArray, FloatArray]:
-    """A and B of a change [out, in] of rank hidden size."""
+    """Returns A and B, of rank hidden size, for a change [out, in]."""
     _, width = _sizes(layer)
     identity = np.eye(width, dtype=np.float32)
     return (change, identity) if layer.module == EMBEDDING else (identity, change)
 
 
 def _together(change: ModuleTensors, beside: ModuleTensors | None, layer: AdaptedModule) -> ModuleTensors:
-    """A module that was changed whole and has A and B besides, or a trained bias."""
+    """Merges a whole change of a module with its A and B, or with its trained bias."""
     if beside is None:
         return change
     if not beside.a.any():
