@@ -1,4 +1,4 @@
-// How the tokens of a step are shared out among prompts.
+// Sharing of a step's tokens among prompts.
 
 #include <algorithm>
 

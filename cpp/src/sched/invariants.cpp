@@ -71,7 +71,7 @@ void check_beams(const Scheduler& scheduler, const BlockPool& pool, Report& repo
                "more blocks are kept for beams than available");
 }
 
-/// Those of one request go on together, and one of them at least has a token to compute.
+/// The beams of a request advance together, and at least one has a token to compute.
 void check_beams_of_requests(const Scheduler& scheduler, Report& report) {
   std::map<std::uint64_t, std::vector<const Sequence*>> requests;
   for (const Sequence* sequence : scheduler.running()) {
@@ -90,7 +90,7 @@ void check_beams_of_requests(const Scheduler& scheduler, Report& report) {
   }
 }
 
-/// Of the copies that the next step makes.
+/// Checks the copies that the next step makes.
 void check_copies(const Scheduler& scheduler, const BlockPool& pool, Report& report) {
   std::set<BlockId> targets;
   for (const PlannedCopy& copy : scheduler.pending_copies()) {
@@ -106,7 +106,7 @@ void check_copies(const Scheduler& scheduler, const BlockPool& pool, Report& rep
   }
 }
 
-/// A sequence that starts within a block has what is before in it.
+/// A sequence that starts within a block must have the block's earlier tokens in it.
 void check_beginnings(const StepPlan& plan, const BlockPool& pool, Report& report) {
   for (const PlannedSequence& entry : plan.entries) {
     const Sequence& sequence = *entry.sequence;
@@ -159,7 +159,7 @@ void check_blocks(const Scheduler& scheduler, const BlockPool& pool, Report& rep
   }
 }
 
-/// Of encoder inputs.
+/// Checks the blocks of encoder inputs.
 void check_cross_blocks(const Scheduler& scheduler, const CrossBlockPool* pool, Report& report) {
   std::set<const CrossBlocks*> held;
   std::size_t num_used = 0;
@@ -185,7 +185,7 @@ void check_cross_blocks(const Scheduler& scheduler, const CrossBlockPool* pool, 
                "blocks of encoder inputs are used by none that runs");
 }
 
-/// Each encoder input is computed once, before anything reads what comes of it.
+/// Each encoder input is computed once, before anything reads its result.
 void check_encoded(const StepPlan& plan, const Scheduler& scheduler, Report& report) {
   std::set<const CrossBlocks*> encoded;
   std::int32_t num_tokens = 0;
@@ -232,7 +232,7 @@ void check_leases(const Scheduler& scheduler, const LoraCache& cache, Report& re
   }
 }
 
-/// Drafts come last: they take nothing that others would have had.
+/// Drafts come last: they take nothing from other work.
 void check_drafts(const StepPlan& plan, const Scheduler& scheduler, const BlockPool& pool, Report& report) {
   std::int32_t num_drafts = 0;
   for (const PlannedSequence& entry : plan.entries) {
@@ -260,8 +260,8 @@ void check_drafts(const StepPlan& plan, const Scheduler& scheduler, const BlockP
   }
 }
 
-/// With equal progress, and unless blocks may run out, prompts that do not end with the step get the same but
-/// for the last chunk.
+/// With equal progress, and if blocks cannot run out, prompts that do not end in this step get the same
+/// number of tokens, except for the last chunk.
 void check_shares(const StepPlan& plan, const Scheduler& scheduler, const BlockPool& pool, Report& report) {
   const SchedulerConfig& config = scheduler.config();
   if (config.context_chunking_policy != ContextChunkingPolicy::kEqualProgress ||

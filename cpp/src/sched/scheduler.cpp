@@ -23,8 +23,8 @@ void check_limits(const SchedulerLimits& limits) {
   problems.throw_if_any<ConfigError>("Scheduler");
 }
 
-/// Every running sequence has tokens to compute, unless it is a beam that waits for others, and tokens to
-/// generate; the executor removes it when it has not.
+/// Every running sequence has tokens to compute (except a beam that waits for others) and tokens to generate;
+/// otherwise the executor has removed it.
 void require_unfinished(const Sequence& sequence) {
   if ((sequence.num_to_compute() < 1 && !sequence.is_beam) ||
       sequence.num_generated() >= sequence.max_tokens) {
@@ -85,7 +85,7 @@ void Scheduler::add(Sequence& sequence) {
     problems.add("prompt_length is " + std::to_string(sequence.prompt_length) + ", but there are " +
                  std::to_string(sequence.num_tokens()) + " tokens");
   }
-  // Negated, so that NaN is refused as well.
+  // The condition is negated so that NaN is refused as well.
   if (!(sequence.priority >= 0.0F && sequence.priority <= 1.0F)) {
     problems.add("priority is " + std::to_string(sequence.priority) + "; it must lie between 0 and 1");
   }
@@ -115,7 +115,7 @@ void Scheduler::plan(StepPlan& plan) {
 
 void Scheduler::plan_entries(StepPlan& plan) {
   const bool is_static = config_.capacity_scheduler_policy == CapacitySchedulerPolicy::kStaticBatch;
-  // A new batch waits for the last sequence of the old one, whatever this plan does to it.
+  // A new batch waits for the last sequence of the old one, even if this plan pauses it.
   const bool may_start = !is_static || running_.empty();
   plan_decodes(plan);
   plan_running_prefills(plan);
@@ -128,7 +128,7 @@ void Scheduler::plan_entries(StepPlan& plan) {
 }
 
 void Scheduler::plan_decodes(StepPlan& plan) {
-  // Pausing takes from the end, so what stands before `i` stays, planned or not.
+  // Pausing removes sequences from the end, so those before `i` stay, planned or not.
   for (std::size_t i = 0; i < running_.size(); ++i) {
     Sequence& sequence = *running_[i];
     require_unfinished(sequence);
@@ -147,8 +147,8 @@ void Scheduler::plan_running_prefills(StepPlan& plan) {
     if (left == 0) break;
     while (room_for(sequence) < 1 && pause_a_prefill_after(i, plan)) {
     }
-    // Without room it waits for the decodes of this step to end: they started after it, but are planned
-    // already.
+    // Without room, the prefill waits for the decodes of this step to end. They started later but are already
+    // planned.
     const std::int32_t count = std::min({left, chunk_unit_, sequence.num_to_compute(), room_for(sequence)});
     if (count > 0) add_to_plan(sequence, count, true, plan);
   }
@@ -268,7 +268,7 @@ bool Scheduler::shares_blocks(const Sequence& sequence) const {
 }
 
 bool Scheduler::starts_from_shared_blocks(const Sequence& sequence) const {
-  // Once a token was generated, the logits of the whole prompt were there.
+  // After the first generated token, the logits of the whole prompt have been returned.
   return shares_blocks(sequence) && !(sequence.compute_whole_prompt && sequence.num_generated() == 0);
 }
 

@@ -1,4 +1,4 @@
-// Beams: the sequences of a search, which are given up and go on as others after each step.
+// Beams: the sequences of a search. After each step some are given up and continue from others.
 
 #include <algorithm>
 #include <stdexcept>
@@ -17,7 +17,8 @@ void Scheduler::move_beams(std::span<const BeamMove> moves) {
       throw std::logic_error("a beam of sequence " + std::to_string(to->id) + " cannot be moved now");
     }
   }
-  // Each gives back a block of its own if its tokens do not end with one, and only then needs one.
+  // A beam whose tokens do not end at a block boundary releases one block of its own; only such a beam needs
+  // one.
   for (const auto& [from, to] : moves) block_pool_.release(to->table);
   for (const auto& [from, to] : moves) {
     BlockCopy copy;

@@ -1,4 +1,4 @@
-// What of a step goes to drafts.
+// Planning of drafts.
 
 #include <algorithm>
 #include <limits>
@@ -19,7 +19,7 @@ std::int32_t PlannedSequence::num_right_drafts() const {
 
 void Scheduler::plan_drafts(StepPlan& plan) {
   const auto has_drafts = [](const PlannedSequence& entry) { return !entry.sequence->drafts.empty(); };
-  // Where sequences are paused there is nothing left over.
+  // If a sequence was paused, nothing is left for drafts.
   if (!plan.paused.empty() || std::ranges::none_of(plan.entries, has_drafts)) return;
   std::int32_t left = std::min(tokens_left(plan),
                                limits_.max_rows_with_drafts - static_cast<std::int32_t>(plan.entries.size()));
@@ -38,7 +38,7 @@ void Scheduler::plan_drafts(StepPlan& plan) {
 }
 
 std::int64_t Scheduler::num_spare_blocks() const {
-  // They belong to the sequences' promised blocks.
+  // Draft blocks belong to the blocks promised to the sequence.
   if (!may_pause()) return std::numeric_limits<std::int64_t>::max();
   if (!waiting_.empty()) return 0;
   return block_pool_.num_available() - num_promised_blocks() - static_cast<std::int64_t>(running_.size());
@@ -46,7 +46,7 @@ std::int64_t Scheduler::num_spare_blocks() const {
 
 bool Scheduler::add_draft(PlannedSequence& entry, std::int64_t& num_spare_blocks) {
   Sequence& sequence = *entry.sequence;
-  // The last token that it may generate is not computed; and forks are made of the prompt's blocks.
+  // The last token that it may generate is never computed, and forks copy the prompt's blocks only.
   const std::int32_t most = std::min(sequence.max_tokens - sequence.num_generated() - 1,
                                      static_cast<std::int32_t>(sequence.drafts.size()));
   if (!entry.wants_logits || sequence.num_forks > 0 || entry.num_drafts >= most) return false;

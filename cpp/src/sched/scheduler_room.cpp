@@ -1,4 +1,4 @@
-// How much room sequences need, and how much of it is promised.
+// Room that sequences need, and promises of it.
 
 #include <algorithm>
 #include <limits>
@@ -42,8 +42,8 @@ std::optional<std::string> Scheduler::why_never_fits(std::int64_t prompt_length,
            " sequences; accepted: 1 to max_batch_size = " + std::to_string(limits_.max_batch_size) +
            ", because they run at once";
   }
-  // Where sequences are paused each gets on alone, unless they are beams; and those that end with their first
-  // token are never forked.
+  // If sequences may be paused, each can progress without the others, except beams. Sequences that end with
+  // their first token are never forked.
   const std::int32_t num_forks = (may_pause() && !are_beams) || max_tokens == 1 ? 0 : num_sequences - 1;
   const std::int64_t needed = blocks_of_all(prompt_length, max_tokens, num_forks);
   if (needed > block_pool_.num_blocks()) {
@@ -60,7 +60,7 @@ std::optional<std::string> Scheduler::why_never_fits(std::int64_t prompt_length,
 std::int64_t Scheduler::num_promised_blocks() const {
   std::int64_t promised = 0;
   for (const Sequence* sequence : running_) {
-    // For drafts it may have got more than it wants.
+    // Drafts may have given it more blocks than it wants.
     promised += std::max(blocks_wanted(*sequence) - static_cast<std::int64_t>(sequence->table.blocks.size()),
                          std::int64_t{0});
   }

@@ -1,4 +1,4 @@
-// Which waiting sequences start, and what they start from.
+// Starts waiting sequences and finds the blocks that they can reuse.
 
 #include <algorithm>
 #include <exception>
@@ -12,8 +12,8 @@ namespace adaptrt {
 
 namespace {
 
-/// So many waiting sequences without their adapters are passed over in one plan, so that planning stays cheap
-/// whatever the queue's length.
+/// Maximum number of waiting sequences without their adapter that one plan skips, so that planning stays
+/// cheap for a long queue.
 constexpr std::size_t kMostSkippedInAPlan = 256;
 
 bool has_failed(const Sequence& sequence, const StepPlan& plan) {
@@ -36,7 +36,7 @@ void Scheduler::start_waiting(StepPlan& plan, bool may_start) {
   skipped_.clear();
   may_lease_ = true;
   num_loading_ = 0;
-  std::size_t num_waiting = 0;  // of those that were looked at
+  std::size_t num_waiting = 0;  // among the sequences visited
   WaitingQueue::Walk walk(waiting_);
   for (;;) {
     if (std::cmp_greater_equal(running_.size(), limits_.max_batch_size) || tokens_left(plan) == 0) {
@@ -119,8 +119,8 @@ Scheduler::StartResult Scheduler::try_start(Sequence& sequence, StepPlan& plan) 
 
   if (!has_encoder_room(sequence, plan)) return StartResult::kNoRoom;
   std::int64_t needed = blocks_wanted(sequence) - match.num_blocks;
-  // One more for each sequence, where pausing is allowed, so that none is paused at once for the first token
-  // that it generates.
+  // If pausing is allowed, reserve one more block for each sequence. Otherwise its first generated token
+  // could pause one at once.
   if (may_pause() && !sequence.is_beam && !running_.empty() && !computes_sequences_whole()) {
     needed += 1 + sequence.num_forks;
   }
@@ -131,12 +131,12 @@ Scheduler::StartResult Scheduler::try_start(Sequence& sequence, StepPlan& plan) 
   while (sequence.adapter && !lease) {
     try {
       lease = lora_cache_->acquire(sequence.adapter);
-    } catch (const std::exception& error) {  // of a load that was made here
+    } catch (const std::exception& error) {  // from a load made here
       plan.failed.push_back({&sequence, error.what()});
       return StartResult::kFailed;
     }
     if (lease) break;
-    // Another thread has pinned an adapter over it since it was ready.
+    // Another thread has pinned an adapter in its place since it was ready.
     const AdapterReadiness readiness = readiness_of(sequence);
     if (readiness == AdapterReadiness::kReady) continue;
     pass_over(sequence, readiness, plan);
@@ -164,7 +164,7 @@ void Scheduler::start(Sequence& sequence, std::optional<DeviceLease> lease, Step
 }
 
 bool Scheduler::may_reuse_encoder_input(const Sequence& sequence) {
-  // Once it ran, the output was there.
+  // After its first run, the output has been returned.
   return !sequence.compute_encoder_input || sequence.times_paused > 0;
 }
 

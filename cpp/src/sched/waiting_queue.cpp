@@ -124,7 +124,7 @@ std::vector<Sequence*> WaitingQueue::list() const {
 
 namespace {
 
-/// For heaps whose top is the cursor that comes first.
+/// Orders heaps whose top is the cursor that comes first.
 constexpr auto kComesLater = [](const auto& a, const auto& b) {
   if (a.served != b.served) return a.served > b.served;
   return (*a.next)->arrival > (*b.next)->arrival;
@@ -142,7 +142,8 @@ void WaitingQueue::Walk::enter_level() {
   if (level_ != queue_.levels_.end()) fresh_ = level_->second.waiting.begin();
 }
 
-/// A flow that the walk has met may have moved behind others since; only what it has not met stays in place.
+/// A flow that the walk has met may have moved behind others since; flows that it has not met keep their
+/// place.
 void WaitingQueue::Walk::skip_met() {
   const auto end = level_->second.waiting.end();
   while (fresh_ != end && (*fresh_)->walk == queue_.num_walks_) ++fresh_;

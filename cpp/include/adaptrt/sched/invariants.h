@@ -9,13 +9,13 @@
 
 namespace adaptrt {
 
-/// Everything that does not hold between the scheduler, the KV blocks and the LoRA cache; empty when all is
-/// well. To be run in tests after every plan, commit, add and remove. `lora_cache` may be nullptr.
+/// Lists every violated invariant of the scheduler, the KV blocks and the LoRA cache; empty if none. Tests
+/// call it after every plan, commit, add and remove. `lora_cache` may be nullptr.
 [[nodiscard]] std::vector<std::string> check_invariants(const Scheduler& scheduler,
                                                         const BlockPool& block_pool,
                                                         const LoraCache* lora_cache);
 
-/// The same for a plan that was just made: budgets, tokens in order, blocks that cover them, leases.
+/// The same for a new plan: token budgets, order of tokens, blocks that cover them, leases.
 [[nodiscard]] std::vector<std::string> check_invariants(const StepPlan& plan, const Scheduler& scheduler,
                                                         const BlockPool& block_pool);
 

@@ -15,47 +15,49 @@
 namespace adaptrt {
 
 struct SchedulerLimits {
-  /// Sequences that run at once.
+  /// Maximum number of sequences that run at the same time.
   std::int32_t max_batch_size = 0;
-  /// Tokens of one step.
+  /// Maximum number of tokens in one step.
   std::int32_t max_num_tokens = 0;
-  /// Prompts may be computed over several steps. If not, a prompt waits until a step has room for all of it;
-  /// only a paused request whose tokens have become more than max_num_tokens is computed in pieces all the
-  /// same.
+  /// True if a prompt may be computed over several steps. If false, a prompt waits until a step has room for
+  /// all of it. Exception: a paused sequence with more than max_num_tokens tokens is computed in chunks
+  /// anyway.
   bool enable_chunked_context = false;
   /// EngineInfo::max_reusable_prompt_len.
   std::int32_t max_reusable_prompt_len = 0;
-  /// So often may requests with adapters start ahead of one whose adapter gets no pages; then they are held
-  /// back, their loads included, until it has started.
+  /// Number of requests with adapters that may start ahead of a request whose adapter gets no pages. After
+  /// that no other such request starts, and no adapter is loaded for one, until it has started.
   std::int32_t max_times_passed_over = 16;
-  /// Steps with drafts have at most so many rows of logits. Up to there a step is bound by reading the
-  /// weights, and a row more costs little; beyond, a wrong draft costs others what it costs itself.
+  /// Maximum number of logit rows in a step with drafts. Up to this number reading the weights limits a step,
+  /// and one more row costs little. Beyond it a wrong draft takes time from other sequences.
   std::int32_t max_rows_with_drafts = 32;
 };
 
-/// What one sequence computes in a step.
+/// The tokens of one sequence that a step computes.
 struct PlannedSequence {
   Sequence* sequence = nullptr;
-  /// sequence->tokens[first_token, first_token + count); first_token is also the first position.
+  /// The step computes sequence->tokens[first_token, first_token + count); first_token is also the first
+  /// position.
   std::int32_t first_token = 0;
   std::int32_t count = 0;
-  /// False: a decode, whose one token is the newest generated. What starts or resumes is a prefill, however
-  /// little of it is left to compute.
+  /// False for a decode, which computes only the newest generated token. A sequence that starts or resumes is
+  /// a prefill, even if it has only one token left to compute.
   bool is_prefill = false;
-  /// These are all that was left to compute: the next token is sampled from the logits of the last one.
+  /// True if the step computes all remaining tokens: the next token is sampled from the logits of the last
+  /// one.
   bool wants_logits = false;
-  /// So many of sequence->drafts are computed behind these tokens, and the next tokens are sampled from their
-  /// logits as well, as long as the drafts before are what was sampled.
+  /// The first num_drafts of sequence->drafts are computed after these tokens. Their logits give further
+  /// tokens, as long as every earlier draft equals the sampled token.
   std::int32_t num_drafts = 0;
 
-  /// The position behind the tokens; that of the first draft.
+  /// Position after the tokens; also the position of the first draft.
   [[nodiscard]] std::int32_t end() const { return first_token + count; }
-  /// Drafts that `sequence` has got as tokens since, and another token behind each: their KV is that of its
-  /// tokens. One whose logits could not be used is computed again.
+  /// Number of accepted drafts: `sequence` has since got these tokens and one more after each. Their KV is
+  /// the KV of its tokens. A draft whose logits could not be used is computed again.
   [[nodiscard]] std::int32_t num_right_drafts() const;
 };
 
-/// What a sequence begins its own block with.
+/// A copy of KV blocks with which a sequence begins a block of its own.
 struct PlannedCopy {
   Sequence* sequence = nullptr;
   BlockCopy blocks;
@@ -63,36 +65,38 @@ struct PlannedCopy {
   bool operator==(const PlannedCopy&) const = default;
 };
 
-/// A beam that is given up: its sequence goes on as another of its request does.
+/// A move of one beam to another: `to` gives up its beam and continues from `from`, a beam of the same
+/// request.
 struct BeamMove {
   const Sequence* from = nullptr;
   Sequence* to = nullptr;
 };
 
-/// A request whose adapter could not be loaded.
+/// A request whose adapter failed to load.
 struct FailedStart {
   Sequence* sequence = nullptr;
   std::string reason;
 };
 
-/// One step. Reused from step to step so that planning allocates nothing.
+/// The plan of one step. Each step reuses the object, so that planning does not allocate.
 struct StepPlan {
   std::vector<PlannedSequence> entries;  ///< decodes first
-  /// To be made in this order before the step writes anything; of sequences that run, planned or not.
+  /// Copies to make, in this order, before the step writes anything. They are for running sequences, planned
+  /// or not.
   std::vector<PlannedCopy> copies;
-  std::vector<Sequence*> started;  ///< began or resumed to run
-  std::vector<Sequence*> encoded;  ///< of `started`, those whose encoder inputs the step computes
-  /// Lost their blocks and lease, and wait again. A plan that pauses starts nothing.
+  std::vector<Sequence*> started;  ///< started or resumed by this plan
+  std::vector<Sequence*> encoded;  ///< the sequences in `started` whose encoder inputs the step computes
+  /// Sequences that lost their blocks and lease, and wait again. A plan that pauses a sequence starts none.
   std::vector<Sequence*> paused;
-  /// Waiting, with an adapter that gets no pages although no running request holds any (others are pinned):
-  /// it cannot be served. The executor removes them, with an error.
+  /// Waiting sequences whose adapter can never get pages: it gets none although no running request holds any
+  /// (others are pinned). The executor removes them with an error.
   std::vector<Sequence*> unservable;
-  /// Waiting, with an adapter that could not be loaded. The executor removes them, with an error.
+  /// Waiting sequences whose adapter failed to load. The executor removes them with an error.
   std::vector<FailedStart> failed;
-  /// Requests wait for loads that are under way: LoraCacheOptions::on_load_end tells when to plan again.
+  /// True if requests wait for adapter loads; LoraCacheOptions::on_load_end tells when to plan again.
   bool awaits_loads = false;
-  std::int32_t num_tokens = 0;          ///< drafts included
-  std::int32_t num_encoder_tokens = 0;  ///< of the inputs of `encoded`
+  std::int32_t num_tokens = 0;          ///< includes drafts
+  std::int32_t num_encoder_tokens = 0;  ///< in the inputs of `encoded`
   std::int32_t num_draft_tokens = 0;
   std::int32_t num_context_tokens = 0;
   std::int32_t num_context_sequences = 0;
@@ -102,85 +106,87 @@ struct StepPlan {
   void clear();
 };
 
-/// In-flight batching: decides before each step which sequences compute which tokens. Not thread-safe.
+/// Schedules in-flight batches: decides before each step which sequences compute which tokens. Not
+/// thread-safe.
 ///
-/// Decodes come first, then prompts that run already, then those that wait, in WaitingQueue's order. A
-/// request for which there are no KV blocks, or no tokens left in the step, holds back those behind it. One
-/// whose adapter is still being loaded does not: it starts with the first plan that finds the adapter there.
-/// Nor does one whose adapter gets no pages, up to SchedulerLimits::max_times_passed_over.
+/// Order: decodes come first, then running prompts, then waiting sequences in WaitingQueue's order. A request
+/// that gets no KV blocks, or no tokens in the step, blocks the requests after it. A request whose adapter is
+/// still loading blocks none; it starts with the first plan after the load. A request whose adapter gets no
+/// pages blocks none either, up to SchedulerLimits::max_times_passed_over.
 ///
-/// Where the LoRA cache has load workers, each plan asks for the adapters of the requests that come next, as
-/// many as could run at once, in their order: none is evicted for a request that comes after its own. A
-/// static batch begins when the adapters that are on their way for it have come.
+/// Prefetch: if the LoRA cache has load workers, each plan asks for the adapters of the next requests in
+/// order, as many as could run at the same time. No adapter is evicted for a later request than its own. A
+/// static batch begins when all adapters that are loading for it are ready.
 ///
-/// A request's sequences begin as one: when its prompt is computed the others are forked from it. They share
-/// its blocks and its lease, and are sequences like any other from then on: each is paused, resumed and
-/// removed on its own. The first one starts when there is room in the batch for all of them and, where
-/// nothing is paused, KV blocks for all that they may generate. Beams are such sequences too; blocks are kept
-/// for them whatever the policy.
+/// Forks: the sequences of a request begin as one. When its prompt is computed, the others are forked from it
+/// and share its blocks and its lease. From then on each is paused (preempted), resumed and removed
+/// separately. The first sequence starts when the batch has room for all of them. If the policy never pauses,
+/// there must also be KV blocks for all tokens that they may generate. Beams are such sequences too; blocks
+/// are reserved for them under every policy.
 ///
-/// A sequence with an encoder input starts in a step that computes all of it, unless what the decoder sees of
-/// it is there, or is computed for another one that starts with the step. It holds blocks for that, from a
-/// pool of their own, until it is paused or ends. A step has max_num_tokens of encoder inputs beside those of
-/// its other tokens.
+/// Encoder: a sequence with an encoder input starts in a step that computes all of that input. This is not
+/// needed if the keys and values from the encoder are cached, or if a sequence that starts in the same step
+/// computes them. The sequence holds blocks for them, from a separate pool, until it is paused or ends. A
+/// step has room for max_num_tokens encoder tokens in addition to its other tokens.
 ///
-/// Where the pool has no blocks, the engine keeps no KV: a sequence holds none, and starts in a step that has
-/// room for all of its tokens, whatever the limits say of chunks.
+/// No KV: if the pool has no blocks, the engine keeps no KV and sequences hold no blocks. A sequence then
+/// starts in a step that has room for all of its tokens, even if chunked context is enabled.
 ///
-/// What a step has left over goes to drafts of its sequences, one of each in turn. They take no token and no
-/// block from anything else: blocks within what is promised to their sequence, or, with kMaxUtilization,
-/// while nobody waits and every running sequence could have one more.
+/// Drafts: the rest of a step's budget goes to drafts, one per sequence in turn. Drafts take no token and no
+/// block from other work. They use the blocks that are promised to their sequence. With kMaxUtilization, they
+/// use free blocks while no sequence waits and every running sequence could still get one more.
 class Scheduler {
  public:
-  /// `lora_cache` may be nullptr when no sequence has an adapter, `cross_pool` when none has an encoder
-  /// input. All must outlive the scheduler and its sequences. Throws ConfigError for limits that are not
-  /// positive and for config.validate()'s problems.
+  /// `lora_cache` may be nullptr if no sequence has an adapter, `cross_pool` if none has an encoder input.
+  /// All must outlive the scheduler and its sequences. Throws ConfigError if a limit is not positive, and for
+  /// the problems that config.validate() finds.
   Scheduler(const SchedulerConfig& config, const SchedulerLimits& limits, BlockPool& block_pool,
             LoraCache* lora_cache, CrossBlockPool* cross_pool = nullptr);
 
-  /// Why a request of this size and number of sequences, or beams, could not run even if it were alone, with
-  /// the numbers; nullopt when it could. Adapters that never fit are refused by LoraCache::admit().
+  /// Returns why a request of this size and number of sequences (or beams) could not run even without other
+  /// requests; nullopt if it could. LoraCache::admit() refuses adapters that never fit.
   [[nodiscard]] std::optional<std::string> why_never_fits(std::int64_t prompt_length, std::int64_t max_tokens,
                                                           std::int32_t num_sequences = 1,
                                                           bool are_beams = false,
                                                           std::int64_t encoder_length = 0) const;
 
-  /// Queues a sequence. Throws RequestError when why_never_fits(), or when tokens is not the prompt, or when
-  /// it has an adapter and there is no LoRA cache; it is not queued then.
+  /// Queues a sequence. Throws RequestError, and does not queue it, if why_never_fits() gives a reason, if
+  /// `tokens` is not the prompt, or if it has an adapter and there is no LoRA cache.
   void add(Sequence& sequence);
 
-  /// Decides the next step. Sequences that start get blocks and a lease here, and are planned here.
-  /// An empty plan means that nothing can run now: nothing is queued, or only sequences that are unservable,
-  /// have failed, or wait for loads.
+  /// Plans the next step. Sequences that start get their blocks and lease here. An empty plan means that
+  /// nothing can run now: the queue is empty, or its sequences are unservable, have failed, or wait for
+  /// loads.
   void plan(StepPlan& plan);
 
-  /// The step has run: its tokens and the drafts that were right count as computed, and their full blocks can
-  /// be reused. Call before the sequences of the plan are removed; tokens may be appended before or after,
-  /// those of sequences with planned drafts before.
+  /// Records that the step has run: its tokens and accepted drafts count as computed, and their full blocks
+  /// can be reused. Call it before the sequences of the plan are removed. New tokens may be appended before
+  /// or after, but before for sequences with planned drafts.
   void commit(const StepPlan& plan);
 
-  /// Forks `child` from `parent`, which runs and whose tokens so far were computed by the step that was just
-  /// committed. `child` is as before add(), has the parent's prompt, adapter and salt, and beside the
-  /// parent's computed tokens one or more of its own. It runs from now on, or waits as if it had been paused
-  /// when blocks have run out.
+  /// Forks `child` from the running sequence `parent`, whose tokens so far were computed by the step that was
+  /// just committed. `child` is in the state before add(). It has the parent's prompt, adapter and salt, and
+  /// after the parent's computed tokens at least one token of its own. It runs from now on, or waits like a
+  /// paused sequence if no blocks are free.
   void fork(Sequence& parent, Sequence& child);
-  /// No more sequences are forked from `parent`: the room kept for them is given up.
+  /// Ends the forks of `parent`: the room reserved for them is released.
   static void end_forks(Sequence& parent) { parent.num_forks = 0; }
 
-  /// Each `to` gives its blocks back and goes on from what `from` has computed; no sequence is both. To be
-  /// called after the commit of the step that computed the last of the request's beams; their next tokens may
-  /// be appended before or after.
+  /// Each `to` releases its blocks and continues from the computed tokens of `from`; no sequence is in both
+  /// roles. Call it after the commit of the step that computed the last of the request's beams. Their next
+  /// tokens may be appended before or after.
   void move_beams(std::span<const BeamMove> moves);
 
-  /// The step has failed: removes its sequences, those of its copies too; nothing that it may have written is
-  /// reused.
+  /// Handles a failed step: removes its sequences and those of its copies. Nothing that the step may have
+  /// written is reused.
   void fail(const StepPlan& plan);
 
-  /// Forgets a sequence in any state (finished, cancelled), not between plan() and commit() or fail(): gives
-  /// back its blocks, of which full ones stay cached, and its lease.
+  /// Removes a sequence in any state (finished or cancelled) and releases its blocks and lease. Its full
+  /// blocks stay cached. Don't call it between plan() and commit() or fail().
   void remove(Sequence& sequence);
 
-  /// In order of priority, then of arrival or, with adapter_fairness, of their first start, then of index.
+  /// Running sequences, sorted by priority, then by arrival (with adapter_fairness: by first start), then by
+  /// index.
   [[nodiscard]] std::span<Sequence* const> running() const { return running_; }
   struct Before {
     bool operator()(const Sequence* a, const Sequence* b) const;
@@ -189,17 +195,18 @@ class Scheduler {
   [[nodiscard]] std::int32_t num_paused() const { return num_paused_; }
   /// Copies that no step has made yet.
   [[nodiscard]] std::span<const PlannedCopy> pending_copies() const { return copies_; }
-  /// Sequences that will be forked from running ones.
+  /// Number of sequences that will be forked from running ones.
   [[nodiscard]] std::int32_t num_promised_forks() const;
   [[nodiscard]] bool empty() const { return running_.empty() && waiting_.empty(); }
-  /// nullptr: there is no encoder.
+  /// Returns nullptr if there is no encoder.
   [[nodiscard]] const CrossBlockPool* cross_pool() const { return cross_pool_; }
   [[nodiscard]] const SchedulerConfig& config() const { return config_; }
   [[nodiscard]] const SchedulerLimits& limits() const { return limits_; }
-  /// Blocks, besides those that they have, that starting sequences must leave to the running ones: for all
-  /// that they may generate, or, with kMaxUtilization, for the tokens that they have unless they are beams.
+  /// Number of blocks that starting sequences must leave to the running ones, in addition to those that these
+  /// have. It covers all tokens that they may generate. With kMaxUtilization it covers only their present
+  /// tokens, except for beams.
   [[nodiscard]] std::int64_t num_promised_blocks() const;
-  /// Blocks, besides those that they have, that no other sequence may take from running beams.
+  /// Number of blocks reserved for running beams, in addition to those that they have.
   [[nodiscard]] std::int64_t num_kept_blocks() const;
 
  private:
@@ -210,53 +217,53 @@ class Scheduler {
   void plan_running_prefills(StepPlan& plan);
   void collect_failed_loads(StepPlan& plan) const;
   void start_waiting(StepPlan& plan, bool may_start);
-  /// Is any adapter of the requests that may run next on its way?
+  /// True if an adapter of a request that may run next is being loaded.
   [[nodiscard]] bool next_are_loading(const StepPlan& plan);
   [[nodiscard]] AdapterReadiness readiness_of(const Sequence& sequence);
   StartResult try_start(Sequence& sequence, StepPlan& plan);
-  /// Whether the step has room for the sequence's encoder input, and the pool for what the decoder sees of
-  /// it, or neither is needed.
+  /// True if the step has room for the sequence's encoder input and the pool for its keys and values, or if
+  /// neither is needed.
   [[nodiscard]] bool has_encoder_room(const Sequence& sequence, const StepPlan& plan) const;
-  /// Whether it may do without its encoder input's computation.
+  /// True if the sequence may reuse keys and values instead of computing its encoder input.
   [[nodiscard]] static bool may_reuse_encoder_input(const Sequence& sequence);
-  /// Gives a sequence that starts the blocks of its encoder input.
+  /// Gives a starting sequence the blocks for its encoder input.
   void take_cross_blocks(Sequence& sequence, StepPlan& plan);
   void pass_over(Sequence& sequence, AdapterReadiness readiness, StepPlan& plan);
   void start(Sequence& sequence, std::optional<DeviceLease> lease, StepPlan& plan);
   void run(Sequence& sequence);
   void pause(Sequence& sequence);
-  /// Gives a sequence that starts what is known of its tokens.
+  /// Gives a starting sequence the cached blocks that match its tokens.
   void reuse_blocks(Sequence& sequence);
   void add_to_plan(Sequence& sequence, std::int32_t count, bool is_prefill, StepPlan& plan);
   void grow_entry(PlannedSequence& entry, std::int32_t count, StepPlan& plan);
-  /// Gives the tokens that the step has left to its prefills, in equal shares.
+  /// Shares the remaining tokens of the step equally among its prefills.
   void share_out_tokens(StepPlan& plan);
   void plan_drafts(StepPlan& plan);
-  /// Blocks that drafts may take.
+  /// Returns the number of blocks that drafts may take.
   [[nodiscard]] std::int64_t num_spare_blocks() const;
-  /// False when there is no room for it.
+  /// Returns false if there is no room for the draft.
   bool add_draft(PlannedSequence& entry, std::int64_t& num_spare_blocks);
   void charge(Sequence& sequence, std::int32_t num_tokens);
-  /// Tells the pool what the request says of its indexed blocks from `first` on.
+  /// Passes the request's retention settings for the indexed blocks from `first` on to the pool.
   void retain_blocks(const Sequence& sequence, std::int32_t first);
   void pause(Sequence& sequence, StepPlan& plan);
   void stop_running(Sequence& sequence);
   bool pause_a_prefill_after(std::size_t index, StepPlan& plan);
-  /// The last that runs and is not a beam; there is one.
+  /// Returns the last running sequence that is not a beam; one must exist.
   [[nodiscard]] Sequence& next_to_pause() const;
   [[nodiscard]] std::int32_t room_for(const Sequence& sequence) const;
   [[nodiscard]] std::int64_t blocks_wanted(const Sequence& sequence) const;
-  /// Its part of num_kept_blocks().
+  /// Returns the sequence's part of num_kept_blocks().
   [[nodiscard]] std::int64_t kept_for(const Sequence& sequence) const;
-  /// Whether a fork of a sequence takes no block that is kept for beams.
+  /// True if a fork of `parent` takes no block that is reserved for beams.
   [[nodiscard]] bool leaves_kept_blocks(const Sequence& parent) const;
-  /// Blocks that a sequence of this size can come to need, and those forked from it.
+  /// Returns the number of blocks that a sequence of this size and its forks can need.
   [[nodiscard]] std::int64_t blocks_of_all(std::int64_t prompt_length, std::int64_t max_tokens,
                                            std::int32_t num_forks) const;
   [[nodiscard]] bool may_pause() const {
     return config_.capacity_scheduler_policy == CapacitySchedulerPolicy::kMaxUtilization;
   }
-  /// In one step, and without blocks.
+  /// True if the pool has no blocks: each sequence is computed whole, in one step.
   [[nodiscard]] bool computes_sequences_whole() const { return block_pool_.num_blocks() == 0; }
   [[nodiscard]] bool looks_ahead() const { return lora_cache_ != nullptr && lora_cache_->has_load_workers(); }
   [[nodiscard]] bool any_lease() const;
@@ -274,15 +281,15 @@ class Scheduler {
   WaitingQueue waiting_;
   std::uint64_t next_arrival_ = 0;
   std::uint64_t next_place_ = 0;
-  /// Tokens that a prefill takes before the others have had theirs.
+  /// Number of tokens that one prefill takes before the others get theirs.
   std::int32_t chunk_unit_;
   std::int32_t num_paused_ = 0;
-  std::uint64_t turn_ = 0;  // number of the plan being made
-  // Of the plan being made:
-  std::vector<Sequence*> skipped_;  // their adapters get no pages
-  bool may_lease_ = true;           // nobody ahead was passed over too often
-  std::int32_t num_loading_ = 0;    // requests that wait for their adapters' loads
-  std::int64_t num_kept_ = 0;       // num_kept_blocks(), where sequences may be paused
+  std::uint64_t turn_ = 0;  // number of the plan that is being made
+  // State of the plan that is being made:
+  std::vector<Sequence*> skipped_;  // sequences whose adapters get no pages
+  bool may_lease_ = true;           // false once a request ahead was passed over too often
+  std::int32_t num_loading_ = 0;    // requests that wait for adapter loads
+  std::int64_t num_kept_ = 0;       // num_kept_blocks(), if the policy may pause sequences
 };
 
 }  // namespace adaptrt

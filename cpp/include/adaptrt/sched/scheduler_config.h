@@ -7,28 +7,28 @@
 
 namespace adaptrt {
 
-/// When a waiting request may start. TensorRT-LLM's names.
+/// When a waiting request may start. The names are TensorRT-LLM's.
 enum class CapacitySchedulerPolicy : std::uint8_t {
-  /// As soon as there is room for its prompt. When KV blocks run out, the newest running request is paused;
-  /// it starts
-  /// again later and computes its tokens anew.
+  /// As soon as there is room for its prompt. When KV blocks run out, the newest running request is paused.
+  /// It starts again later and recomputes its tokens.
   kMaxUtilization = 0,
-  /// When the KV blocks that it and all running requests may come to need are there: nothing is ever paused.
+  /// When there are enough KV blocks for all tokens of this and all running requests. No request is ever
+  /// paused.
   kGuaranteedNoEvict = 1,
-  /// Like kGuaranteedNoEvict, but only when the batch before has ended altogether.
+  /// Like kGuaranteedNoEvict, but only after the whole previous batch has ended.
   kStaticBatch = 2,
 };
 
-/// How the tokens of a step are shared out among prompts that are computed over several steps.
+/// How a step's tokens are shared among prompts that are computed over several steps.
 enum class ContextChunkingPolicy : std::uint8_t {
-  /// The first prompt takes what it needs, the next one what that leaves.
+  /// The first prompt takes the tokens that it needs, the next one takes from the rest.
   kFirstComeFirstServed = 0,
-  /// Every prompt takes a KV block's worth of tokens, then each in turn another, until none are left. More
-  /// prompts start at once, and each of them takes longer.
+  /// Every prompt takes one KV block of tokens, then each in turn takes another until none are left. More
+  /// prompts start at the same time, and each takes longer.
   kEqualProgress = 1,
 };
 
-/// TensorRT-LLM's DynamicBatchConfig; without effect here.
+/// TensorRT-LLM's DynamicBatchConfig; it has no effect here.
 struct DynamicBatchConfig {
   bool enable_batch_size_tuning = false;
   bool enable_max_num_tokens_tuning = false;
@@ -43,11 +43,11 @@ struct SchedulerConfig {
   /// nullopt: kFirstComeFirstServed.
   std::optional<ContextChunkingPolicy> context_chunking_policy = std::nullopt;
   std::optional<DynamicBatchConfig> dynamic_batch_config = std::nullopt;
-  /// Among requests of one priority, that one starts next for whose adapter the fewest tokens were computed;
-  /// else the one that came first. Not in TensorRT-LLM.
+  /// If true, the next request of a priority is the one whose adapter has the fewest computed tokens. If
+  /// false, it is the oldest request. Not in TensorRT-LLM.
   bool adapter_fairness = true;
 
-  /// What is wrong with the fields; some need prompts that are computed over several steps.
+  /// Lists the problems of the fields; some settings require chunked context.
   [[nodiscard]] Problems validate(bool enable_chunked_context) const;
   bool operator==(const SchedulerConfig&) const = default;
 };

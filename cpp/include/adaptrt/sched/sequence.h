@@ -15,91 +15,92 @@ namespace adaptrt {
 
 enum class SequenceState : std::uint8_t {
   kNew,       ///< not given to a scheduler yet
-  kWaiting,   ///< holds no blocks and no lease; `paused` tells whether it ran before
+  kWaiting,   ///< holds no blocks and no lease; `paused` says if it ran before
   kRunning,   ///< holds blocks and, with an adapter, a lease
   kFinished,  ///< removed from the scheduler
 };
 
-/// One sequence of a request as the scheduler sees it. Belongs to the executor and stays where it is while a
-/// scheduler knows it.
+/// The scheduler's view of one sequence of a request. The executor owns it, and its address must not change
+/// while a scheduler knows it.
 struct Sequence {
   Sequence() = default;
   Sequence(const Sequence&) = delete;
   Sequence& operator=(const Sequence&) = delete;
 
-  // Set before Scheduler::add() and constant from then on.
+  // Set before Scheduler::add() and constant afterwards.
   std::uint64_t id = 0;
-  /// Among the sequences of its request.
+  /// Index among the sequences of its request.
   std::int32_t index = 0;
-  /// Higher goes first; among equals the one that was added first.
+  /// Higher goes first; among equals the sequence that was added first.
   float priority = 0.5F;
   std::int32_t prompt_length = 0;
-  /// Tokens to generate at most, at least one.
+  /// Maximum number of tokens to generate, at least 1.
   std::int32_t max_tokens = 0;
-  /// nullptr: the base model.
+  /// nullptr for the base model.
   std::shared_ptr<const HostAdapter> adapter;
-  /// The position from which on the adapter acts.
+  /// Position of the first token that the adapter acts on.
   std::int32_t adapter_from = 0;
   std::optional<std::uint64_t> cache_salt;
-  /// Of what the prompt has besides token ids; nullptr: nothing. Sequences of one request share it.
+  /// Digests of prompt content that is not token ids; nullptr if none. Sequences of one request share them.
   std::shared_ptr<const PrefixDigests> given;
-  /// nullptr: the default for all of its blocks.
+  /// nullptr for the default retention of all its blocks.
   std::shared_ptr<const KvCacheRetentionConfig> retention;
-  /// Compute every prompt token, even where its KV could be reused: the request wants their logits.
+  /// True if every prompt token must be computed, even if its KV could be reused: the request wants their
+  /// logits.
   bool compute_whole_prompt = false;
-  /// Sequences that will be forked from this one when its prompt is computed; from its start on there is room
-  /// for them. Scheduler::fork() and end_forks() take them off.
+  /// Number of sequences that will be forked from this one when its prompt is computed. Room is reserved for
+  /// them from its start. Scheduler::fork() and end_forks() reduce it.
   std::int32_t num_forks = 0;
-  /// One of the beams of its request's search, or the prompt that they begin with. They go on together: the
-  /// KV blocks that they may come to need are kept for them, and none is ever paused. Once its tokens are
-  /// computed a beam waits for Scheduler::move_beams() and its next token.
+  /// True for a beam of its request's search and for the prompt that the beams start from. Beams advance
+  /// together: the KV blocks that they may need are reserved, and none is ever paused. After its tokens are
+  /// computed, a beam waits for Scheduler::move_beams() and its next token.
   bool is_beam = false;
 
-  /// nullptr: the engine has no encoder. Sequences of one request share it.
+  /// nullptr if the engine has no encoder. Sequences of one request share it.
   EncoderTokens encoder_tokens;
-  /// Run the encoder at the first start, even where its keys and values could be reused: the request wants
-  /// its output.
+  /// True if the encoder must run at the first start, even if its keys and values could be reused: the
+  /// request wants its output.
   bool compute_encoder_input = false;
 
-  /// The prompt, then what was generated. The executor appends a token after each step that sampled one, and
-  /// removes the sequence from the scheduler when that was the last.
+  /// The prompt, then the generated tokens. The executor appends a token after each step that sampled one.
+  /// After the last token it removes the sequence from the scheduler.
   std::vector<std::int32_t> tokens;
-  /// Guesses of the tokens after these, which are none of them before they were generated. The executor makes
-  /// them after each step that sampled a token.
+  /// Guesses of the next tokens, none of which is generated yet. The executor makes them after each step that
+  /// sampled a token.
   std::vector<std::int32_t> drafts;
 
-  // The scheduler's, from here on.
+  // The scheduler owns the following fields.
   SequenceState state = SequenceState::kNew;
   std::uint64_t arrival = 0;
-  /// Among sequences of one priority that run, the one with the highest is paused first.
+  /// Among running sequences of one priority, the one with the highest place is paused first.
   std::uint64_t place = 0;
-  /// Tokens at the front that count as computed for its adapter.
+  /// Number of tokens at the front that are charged to the adapter.
   std::int32_t num_charged = 0;
-  /// Waiting although it ran before.
+  /// True if the sequence waits although it ran before.
   bool paused = false;
   std::int32_t times_paused = 0;
-  /// Tokens at the front whose KV is in `table`'s blocks.
+  /// Number of tokens at the front whose KV is in the blocks of `table`.
   std::int32_t num_computed = 0;
   BlockTable table;
-  /// Of the keys and values that the encoder makes of encoder_tokens, in the step in which the sequence
-  /// starts or before. Shared by all that have the same.
+  /// Blocks of the encoder's keys and values for encoder_tokens. They are computed in the step in which the
+  /// sequence starts, or earlier. Sequences with the same encoder_tokens share them.
   CrossBlockPool::Share cross;
   CrossCounts cross_counts;
-  /// Shared by the sequences that were forked from one another.
+  /// Sequences that were forked from one another share it.
   std::shared_ptr<const DeviceLease> lease;
-  /// Sequences with adapters that started ahead of this one while its adapter got no pages.
+  /// Number of sequences with adapters that started ahead of this one while its adapter got no pages.
   std::int32_t times_passed_over = 0;
 
-  /// 0: the engine has no encoder.
+  /// Returns 0 if the engine has no encoder.
   [[nodiscard]] std::int32_t encoder_length() const {
     return encoder_tokens ? static_cast<std::int32_t>(encoder_tokens->size()) : 0;
   }
   [[nodiscard]] std::int32_t num_tokens() const { return static_cast<std::int32_t>(tokens.size()); }
   [[nodiscard]] std::int32_t num_generated() const { return num_tokens() - prompt_length; }
   [[nodiscard]] std::int32_t num_to_compute() const { return num_tokens() - num_computed; }
-  /// Only the newest generated token is left to compute.
+  /// True if only the newest generated token is left to compute.
   [[nodiscard]] bool is_decoding() const { return num_generated() > 0 && num_to_compute() == 1; }
-  /// Tokens whose KV it can come to need: the last one generated is never fed back.
+  /// Maximum number of tokens whose KV it needs: the last generated token is never computed.
   [[nodiscard]] std::int64_t max_kv_tokens() const { return std::int64_t{prompt_length} + max_tokens - 1; }
   [[nodiscard]] ReuseKey reuse_key() const {
     if (!adapter) return {.cache_salt = cache_salt, .given = given.get()};
@@ -110,7 +111,7 @@ struct Sequence {
             .adapter_from = adapter_from,
             .given = given.get()};
   }
-  /// For StepInput::adapters; nullptr: the base model.
+  /// Returns the value for StepInput::adapters; nullptr for the base model.
   [[nodiscard]] const DeviceAdapter* device_adapter() const { return lease ? &lease->adapter() : nullptr; }
 };
 
