@@ -97,7 +97,7 @@ void ActiveBeams::assign_sequences() {
     while (next < num_sequences && goes_on_[static_cast<std::size_t>(next)]) ++next;
     return next < num_sequences ? next++ : kIdle;
   };
-  // Tokens are appended when all have followed their parents.
+  // Tokens are appended after all sequences have followed their parents.
   const auto follow = [&](std::int32_t index, const ActiveSequence& parent) {
     ActiveSequence& sequence = *sequences_[static_cast<std::size_t>(index)];
     sequence.follow(parent);

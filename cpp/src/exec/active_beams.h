@@ -16,45 +16,45 @@
 
 namespace adaptrt {
 
-/// The search of a request with beams: which sequence is which beam, and what is returned of those that have
-/// ended.
+/// The beam search of a request: maps beams to sequences and keeps the beams that have ended.
 ///
-/// All sequences of the request run from its first token on until the search is over. A beam that has one
-/// successor or more stays in its sequence with the first of them; the others go on in sequences whose beams
-/// have none. Where fewer beams go on than there are sequences, because no more tokens are allowed, the rest
-/// follow the best beam as idle ones: computed, and in no candidate.
+/// All sequences of the request run from its first token until the search is over. A beam with successors
+/// stays in its sequence with the first of them. The other successors move to sequences whose beams have
+/// none. Near the token limit fewer beams than sequences may continue. The remaining sequences are idle: they
+/// follow the best beam and are computed, but give no candidates.
 class ActiveBeams {
  public:
-  /// `request` was validated; `sequences` are all of its beam_width, and outlive this.
+  /// `request` was validated. `sequences` has all beam_width sequences, and outlives this object.
   ActiveBeams(const Request& request, std::span<const std::unique_ptr<ActiveSequence>> sequences,
               const StopCriteria& stop, std::size_t num_most_likely);
 
-  /// Takes the row of logits after a sequence. Returns whether it was the last of them: then advance() is
-  /// due. Throws StepError.
+  /// Takes the row of logits that follows a sequence. Returns true if it was the last one; then call
+  /// advance(). Throws StepError.
   [[nodiscard]] bool take(ActiveSequence& sequence, const float* logits, Sampler& sampler);
-  /// When the step that computed the last of them was committed: the sequences get their next tokens, unless
-  /// the search is over.
+  /// Gives the sequences their next tokens, unless the search is over. Call it after the commit of the step
+  /// that computed the last row.
   void advance();
-  /// What advance() has made of sequences whose beams have no successor, and of those that begin now.
+  /// Moves from the last advance(): for sequences whose beams have no successor, and for sequences that begin
+  /// now.
   [[nodiscard]] std::span<const BeamMove> moves() const { return moves_; }
   [[nodiscard]] bool is_over() const { return search_.is_over(); }
-  /// The search is over and has found nothing: every token was forbidden.
+  /// True if the search is over without a result: every token was forbidden.
   [[nodiscard]] bool has_failed() const { return search_.is_over() && search_.ranking().empty(); }
 
-  /// The best beams. `reason` is that of beams that have not ended: kNotFinished when other results follow,
-  /// unless the search is over.
+  /// Returns the best beams. `reason` applies to beams that have not ended; it is kNotFinished if other
+  /// results follow, unless the search is over.
   [[nodiscard]] Result make_result(FinishReason reason, bool has_prompt_in_output) const;
 
  private:
   static constexpr std::int32_t kIdle = -1;
 
-  /// What was generated, without an end_id.
+  /// Generated tokens of a beam, without an end_id.
   struct Generated {
     std::span<const TokenId> tokens;
     std::span<const float> log_probs;
     std::span<const TokenLogProb> top_log_probs;
   };
-  /// An ended beam's, kept.
+  /// Stored tokens of an ended beam.
   struct Kept {
     std::vector<TokenId> tokens;
     std::vector<float> log_probs;
@@ -67,7 +67,7 @@ class ActiveBeams {
   [[nodiscard]] ActiveSequence& sequence_of(std::int32_t beam) const {
     return *sequences_[static_cast<std::size_t>(sequence_of_beam_[static_cast<std::size_t>(beam)])];
   }
-  /// Of the row that a sequence's next token is chosen from.
+  /// Returns the most likely tokens of the row that a sequence's next token is chosen from.
   [[nodiscard]] std::span<TokenLogProb> most_likely_after(const ActiveSequence& sequence);
   [[nodiscard]] Generated generated(const RankedBeam& beam) const;
 
@@ -85,7 +85,7 @@ class ActiveBeams {
   std::vector<TokenLogProb> most_likely_;  // num_most_likely_ a sequence
   std::vector<Kept> kept_;                 // by EndedBeam::place
   std::vector<BeamMove> moves_;
-  // Of assign_sequences():
+  // Scratch of assign_sequences():
   std::vector<std::int32_t> next_sequence_of_beam_;
   std::vector<bool> goes_on_;
 };

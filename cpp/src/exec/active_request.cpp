@@ -28,7 +28,7 @@ ActiveRequest::ActiveRequest(RequestId request_id, const Request& request,
     : id_(request_id),
       output_(request.output_config),
       streaming_(request.streaming),
-      // Each response may have other beams than the one before.
+      // Each response may have different beams than the one before.
       return_all_generated_tokens_(request.return_all_generated_tokens || request.has_beams()),
       client_id_(request.client_id),
       stop_(stop_criteria_of(request)),
@@ -49,7 +49,7 @@ ActiveRequest::ActiveRequest(RequestId request_id, const Request& request,
   if (output_.return_context_logits) {
     end_of_prompt_rows_ = prompt_length;
     context_logits_ = std::make_shared<std::vector<float>>();
-    // Memory that is not written to takes no room yet: a request that waits costs nothing.
+    // Unwritten memory takes no room yet, so a waiting request costs nothing.
     context_logits_->reserve(request.input_token_ids.size() * static_cast<std::size_t>(vocab_size_));
   }
   const std::int32_t num_sequences = request.num_sequences();
@@ -87,7 +87,7 @@ ActiveRequest::ActiveRequest(RequestId request_id, const Request& request,
     pools_encoder_output_ = true;
   }
   first().compute_whole_prompt = end_of_prompt_rows_ > 0 || (pooler_ && pooler_->needs_whole_prompt());
-  // After one token all have ended.
+  // After one token all sequences have ended.
   first().num_forks = request.max_scheduled_tokens() == 1 ? 0 : num_sequences - 1;
   if (request.has_beams()) {
     beams_ = std::make_unique<ActiveBeams>(request, sequences_, stop_, num_most_likely_);
@@ -109,7 +109,7 @@ void ActiveRequest::add_prompt_row(const float* logits) {
 void ActiveRequest::add_prompt_log_probs(std::int32_t position, const float* logits) {
   const LogSoftmax softmax(std::span(logits, static_cast<std::size_t>(vocab_size_)));
   const TokenId next = first().tokens[static_cast<std::size_t>(position) + 1];
-  // What is virtual has no logit.
+  // Virtual tokens have no logit.
   prompt_log_probs_->push_back(next < vocab_size_ ? softmax.log_prob(next)
                                                   : std::numeric_limits<float>::quiet_NaN());
   const std::size_t num_before = prompt_top_log_probs_.size();
@@ -136,7 +136,7 @@ Response ActiveRequest::make_response(ActiveSequence& sequence, FinishReason rea
   if (pooler_ && pooler_->is_complete()) {
     (pools_encoder_output_ ? result.encoder_output : result.pooled_output) = pooler_->take_output();
   }
-  // A request that ends early may not have all rows of its prompt; then it has none.
+  // A request that ends early may lack rows of its prompt; then it returns none.
   if (next_prompt_row_ == end_of_prompt_rows_) {
     if (context_logits_) {
       result.context_logits = FloatTensor{context_logits_, {sequence.prompt_length, vocab_size_}};

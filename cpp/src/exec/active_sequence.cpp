@@ -9,7 +9,7 @@
 namespace adaptrt {
 namespace {
 
-/// As in TensorRT-LLM, a sequence draws as a request with this seed would that has no other.
+/// Seeds each sequence like a request of its own with this seed plus its index (TensorRT-LLM does so too).
 SamplingParams params_of(const Request& request, std::int32_t sequence_index) {
   SamplingParams params = resolve(request.sampling_config);
   params.seed += static_cast<std::uint64_t>(sequence_index);
@@ -75,7 +75,7 @@ void ActiveSequence::make_drafts(std::int32_t num_verified, std::int32_t num_rig
   num_gained_ += num_gained;
   drafter_->record(num_verified, num_right);
   drafter_->draft(tokens, std::max(max_tokens - num_generated() - 1, 0), drafts);
-  // Of the prompt's text, virtual tokens may follow, which are never generated.
+  // A drafter that copies from the prompt may copy virtual tokens, which are never generated.
   const auto first_virtual =
       std::ranges::find_if(drafts, [this](TokenId token) { return token >= vocab_size_; });
   drafts.erase(first_virtual, drafts.end());
@@ -149,7 +149,7 @@ FloatTensor ActiveSequence::take_generation_logits(std::int32_t first_token) {
   }
   tensor.values = std::make_shared<const std::vector<float>>(generation_logits_);
   tensor.shape = {count, 1, vocab_size_};
-  // Rows that were sent are not sent again, unless all are, each time.
+  // Rows that were sent are dropped, unless each response repeats all rows.
   if (request_.sends_each_token_once()) generation_logits_.clear();
   return tensor;
 }

@@ -21,63 +21,63 @@ namespace adaptrt {
 
 class ActiveRequest;
 
-/// One sequence of a request: its tokens, and what is returned beside them. The scheduler sees the Sequence
-/// in it.
+/// One sequence of a request: its tokens and the data returned with them. The scheduler sees its base class.
 class ActiveSequence final : public Sequence {
  public:
-  /// `request` was validated and `owner` outlives this. Makes room for all logits and log probs that it will
-  /// return. `guide` is nullptr unless it has one.
+  /// `request` was validated, and `owner` outlives this object. Reserves room for all logits and log probs
+  /// that it will return. `guide` is nullptr if there is none.
   ActiveSequence(ActiveRequest& owner, std::int32_t sequence_index, const Request& request,
                  std::shared_ptr<const HostAdapter> host_adapter, std::shared_ptr<TokenGuide> guide,
                  std::int64_t vocab_size);
 
   [[nodiscard]] ActiveRequest& request() const { return request_; }
-  /// float32 [EngineInfo::given_embedding_size] of a virtual token of the prompt; nullptr for other tokens.
+  /// Returns float32 [EngineInfo::given_embedding_size] for a virtual prompt token; nullptr for other tokens.
   [[nodiscard]] const float* embedding_of(TokenId token) const {
     return token < vocab_size_ ? nullptr : embedding_table_.row(token - vocab_size_);
   }
   [[nodiscard]] SamplerState& sampler() { return sampler_; }
-  /// The tokens that the next one is chosen from, as Sampler::sample takes them. Throws StepError.
+  /// Mask of allowed next tokens, as Sampler::sample takes it. Throws StepError.
   [[nodiscard]] std::span<const std::uint32_t> allowed_tokens() {
     return guide_ ? guide_->mask() : std::span<const std::uint32_t>();
   }
 
-  /// The next token, with the logits that it was chosen from and the most likely tokens that are returned.
-  /// Returns whether, and why, it is the last.
+  /// Appends the next token, with the logits that it was chosen from and the most likely tokens to return.
+  /// Returns why it is the last token; kNotFinished if it is not.
   FinishReason append(const StopCriteria& stop, const SampledToken& sampled, const float* logits,
                       std::span<const TokenLogProb> most_likely);
-  /// Has drafts made from now on. Makes room for what several tokens of a step return.
+  /// Enables drafts. Reserves room for the outputs of several tokens per step.
   void draft_from(const DraftSources& sources, const std::shared_ptr<const HostAdapter>& draft_adapter);
   [[nodiscard]] bool has_drafter() const { return drafter_ != nullptr; }
-  /// The drafts of the next step, with a drafter. The step before computed `num_verified` of the drafts that
-  /// there were, `num_right` came to be generated, and `num_gained` tokens were generated beside the first.
+  /// Makes the drafts of the next step, if there is a drafter. The last step verified `num_verified` of the
+  /// previous drafts; `num_right` of them were right. `num_gained` is the number of tokens generated in
+  /// addition to the first.
   void make_drafts(std::int32_t num_verified, std::int32_t num_right, std::int32_t num_gained);
-  /// Drafts that the draft engine should make for the next step; 0: none.
+  /// Number of drafts that the draft engine should make for the next step; 0 for none.
   [[nodiscard]] std::int32_t num_drafts_wanted() const { return drafter_ ? drafter_->num_wanted() : 0; }
-  /// It has made `drafts`, one or more.
+  /// Records that the draft engine has filled `drafts` with at least one draft.
   void take_drafts_of_engine() { drafter_->take_drafts_of_engine(); }
   [[nodiscard]] DraftSequence& draft_sequence() { return draft_sequence_; }
-  /// Steps that gave it a token.
+  /// Number of steps that gave it a token.
   [[nodiscard]] std::int32_t num_decoding_steps() const { return num_generated() - num_gained_; }
 
-  /// For beams: takes over what another sequence of the request has generated.
+  /// For beams: copies the generated tokens of another sequence of the request.
   void follow(const ActiveSequence& other);
-  /// For beams: the next token, which is not the last, with the most likely tokens that are returned.
+  /// For beams: appends the next token, which is not the last, with the most likely tokens to return.
   void go_on_with(const ScoredToken& next, std::span<const TokenLogProb> most_likely);
-  /// Of the tokens generated; empty unless they are returned.
+  /// Log probs of the generated tokens; empty if they are not returned.
   [[nodiscard]] std::span<const float> log_probs() const { return log_probs_; }
   [[nodiscard]] std::span<const TokenLogProb> top_log_probs() const { return top_log_probs_; }
 
-  /// A token was chosen that is the last.
+  /// True if its last token was chosen.
   [[nodiscard]] bool is_complete() const { return is_complete_; }
-  /// Its last response was made.
+  /// True if its last response was made.
   [[nodiscard]] bool has_ended() const { return has_ended_; }
 
-  /// What there is to send of this sequence alone; `reason` other than kNotFinished makes it the last.
+  /// Makes the next result of this sequence; a `reason` other than kNotFinished makes it the last.
   [[nodiscard]] Result make_result(FinishReason reason);
 
  private:
-  /// Room for the logits and log probs of so many tokens, which is as many as are kept at a time.
+  /// Reserves room for the logits and log probs of this many tokens, the most that are kept at a time.
   void reserve_outputs(std::size_t num_tokens);
   [[nodiscard]] std::int32_t num_output_tokens() const {
     return num_generated() - (ended_by_end_id_ ? 1 : 0);
@@ -97,14 +97,14 @@ class ActiveSequence final : public Sequence {
   bool has_ended_ = false;
   bool ended_by_end_id_ = false;
   std::int32_t num_gained_ = 0;  // tokens that came with others of the same step
-  std::int32_t num_sent_ = 0;    // generated tokens that streamed responses have told of
+  std::int32_t num_sent_ = 0;    // generated tokens already sent in streamed responses
   std::vector<float> log_probs_;
   std::vector<float> generation_logits_;
-  // ActiveRequest::num_most_likely() a token, back to back.
+  // ActiveRequest::num_most_likely() entries per token, contiguous.
   std::vector<TokenLogProb> top_log_probs_;
 };
 
-/// `entries` cut into rows of `length`.
+/// Splits `entries` into rows of `length`.
 [[nodiscard]] std::vector<std::vector<TokenLogProb>> in_rows_of(std::size_t length,
                                                                 std::span<const TokenLogProb> entries);
 

@@ -1,4 +1,4 @@
-// The adapters that one list of requests brings to a LoRA cache.
+// Adapters that one list of requests adds to a LoRA cache.
 
 #pragma once
 
@@ -10,8 +10,8 @@
 
 namespace adaptrt {
 
-/// Admits adapters for a list of requests. Adapters that only the list stored and used leave the cache again,
-/// unless keep() says that the list was accepted. An adapter that a request replaced stays replaced.
+/// Admits adapters for a list of requests. Without keep(), adapters that only this list stored and used are
+/// removed from the cache again. An adapter that a request replaced stays replaced.
 class AdapterAdmissions {
  public:
   /// `cache` must outlive this object.
@@ -20,9 +20,9 @@ class AdapterAdmissions {
   AdapterAdmissions(const AdapterAdmissions&) = delete;
   AdapterAdmissions& operator=(const AdapterAdmissions&) = delete;
 
-  /// Throws as LoraCache::admit.
+  /// Throws the errors of LoraCache::admit.
   [[nodiscard]] std::shared_ptr<const HostAdapter> admit(const LoraConfig& config);
-  /// The list was accepted: its adapters stay.
+  /// Keeps the adapters: the list was accepted.
   void keep() { admissions_.clear(); }
 
  private:

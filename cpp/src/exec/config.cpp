@@ -10,7 +10,7 @@
 namespace adaptrt {
 namespace {
 
-/// More than any machine has cores; without a bound, making the threads would take all of its memory.
+/// No machine has more cores. Without a bound, starting the threads could use all memory.
 constexpr std::int32_t kMostThreads = 1024;
 
 void require_at_least(Problems& problems, std::string_view name, std::int64_t value, std::int64_t least) {
@@ -39,7 +39,7 @@ void require_at_most(Problems& problems, std::string_view name, const std::optio
                std::to_string(engine_value) + " at most");
 }
 
-/// Windows stand for the layers in turn, as in TensorRT-LLM.
+/// The list of windows is repeated over the layers, as in TensorRT-LLM.
 void check_attention_windows(Problems& problems, const KvCacheConfig& config, const EngineInfo& engine) {
   const std::vector<std::int64_t> windows = config.max_attention_window.value_or(std::vector<std::int64_t>{});
   const std::vector<std::int32_t>& own = engine.attention_windows;
@@ -56,7 +56,7 @@ void check_attention_windows(Problems& problems, const KvCacheConfig& config, co
   }
 }
 
-/// What is about keys and values that are kept.
+/// Refuses options for stored keys and values if the engine has no KV cache.
 void check_without_kv_cache(Problems& problems, const ExecutorConfig& config) {
   const KvCacheConfig& kv = config.kv_cache_config;
   const auto refuse = [&](bool is_given, const char* name, const char* accepted) {

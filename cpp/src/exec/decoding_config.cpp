@@ -5,7 +5,7 @@
 namespace adaptrt {
 namespace {
 
-/// So many and the token before them are as many rows as a step with drafts has at most.
+/// With the token before them, this is the maximum number of logit rows of a step with drafts.
 constexpr std::int32_t kMostDrafts = 31;
 
 }  // namespace

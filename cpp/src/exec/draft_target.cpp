@@ -13,7 +13,7 @@
 namespace adaptrt {
 namespace {
 
-/// Of the free memory, for the KV pool of a draft engine whose configuration does not say how large it is.
+/// The draft engine's KV pool gets 1 / kShareOfMemory of the free memory if its size is not configured.
 constexpr std::size_t kShareOfMemory = 8;
 
 std::unique_ptr<LoraCache> make_lora_cache(const PeftCacheConfig& config, Engine& engine,
@@ -26,7 +26,7 @@ std::unique_ptr<LoraCache> make_lora_cache(const PeftCacheConfig& config, Engine
     available_memory -=
         std::min(available_memory, sizes.page_bytes * static_cast<std::size_t>(sizes.device_pages));
   }
-  // Without load workers: drafts are made when their adapter is there, and nobody waits for them.
+  // No load workers: no request waits for drafts, and they are only made if their adapter is already loaded.
   return std::make_unique<LoraCache>(
       layout, engine.make_adapter_pages(sizes.page_bytes, sizes.device_pages, config.num_copy_streams),
       LoraCacheOptions{.host_bytes = sizes.host_bytes});
@@ -97,7 +97,7 @@ void DraftTarget::draft(std::span<Sequence* const> running, std::int32_t max_row
   }
   const auto num_rows = static_cast<std::int32_t>(max_rows_with_drafts - std::ssize(running));
   if (tasks_.empty() || num_rows < 1) return;
-  // One of each in turn, as the scheduler takes them; what it would not take is not made.
+  // One draft of each sequence in turn, as in the scheduler; drafts that it would not take are not made.
   const auto num_tasks = std::min(tasks_.size(), static_cast<std::size_t>(num_rows));
   tasks_.resize(num_tasks);
   const std::int32_t most =

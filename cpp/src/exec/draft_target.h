@@ -17,33 +17,34 @@ namespace adaptrt {
 
 class AdapterAdmissions;
 
-/// The draft engine of an executor, its adapters, and its part in each step.
+/// The draft engine of an executor, with its adapters and its work in each step.
 class DraftTarget {
  public:
-  /// Takes what it and allocate_kv_blocks() allocate on the host from `available_memory`. Throws ConfigError.
+  /// Subtracts the host memory of this object and of allocate_kv_blocks() from `available_memory`. Throws
+  /// ConfigError.
   DraftTarget(const DraftTargetDecodingConfig& config, std::shared_ptr<Engine> engine,
               std::int32_t max_batch_size, std::size_t& available_memory);
 
-  /// Once, before the first draft(). Throws ConfigError when memory is refused.
+  /// Call it once, before the first draft(). Throws ConfigError if the memory cannot be allocated.
   void allocate_kv_blocks();
   /// Bytes that allocate_kv_blocks() will take on a device; 0 if the engine's memory is the host's.
   [[nodiscard]] std::size_t reserved_device_memory() const;
 
   [[nodiscard]] std::int32_t max_draft_len() const { return max_draft_len_; }
-  /// For any thread: the request's adapter for the draft engine, admitted to its cache; nullptr when it has
-  /// none, or when there is no room for it, which costs the request its adapter's drafts. `admissions` is
-  /// that of the request's list over lora_cache(), nullptr where there is no such cache. Throws AdapterError.
+  /// Admits the request's adapter for the draft engine to its cache. Thread-safe. Returns nullptr if there is
+  /// no adapter, or no room for it; then the request gets drafts without its adapter. `admissions` is the one
+  /// of the request's list for lora_cache(), or nullptr without such a cache. Throws AdapterError.
   [[nodiscard]] static std::shared_ptr<const HostAdapter> admit(const Request& request,
                                                                 AdapterAdmissions* admissions);
   /// The draft engine's adapters; nullptr for an engine without LoRA.
   [[nodiscard]] LoraCache* lora_cache() const { return lora_cache_.get(); }
 
-  /// Has drafts made for those of the running sequences that want some, as many as a step has room for.
+  /// Makes drafts for running sequences that want them, at most as many as a step has room for.
   void draft(std::span<Sequence* const> running, std::int32_t max_rows_with_drafts);
-  /// Of a sequence that does not run any more.
+  /// Releases the blocks of a sequence that no longer runs.
   void release(Sequence& sequence);
   [[nodiscard]] DraftEngine& engine() { return draft_engine_; }
-  /// When no step follows.
+  /// Call it when no step follows.
   void end_steps() { engine_->end_steps(); }
   [[nodiscard]] bool has_device_memory() const { return engine_->free_device_memory().has_value(); }
 
@@ -56,8 +57,8 @@ class DraftTarget {
   std::vector<DraftTask> tasks_;
 };
 
-/// nullptr where the configuration has none. Throws ConfigError, also when there is a configuration and no
-/// engine, or the other way round.
+/// Returns nullptr if none is configured. Throws ConfigError, also if only one of configuration and engine is
+/// given.
 [[nodiscard]] std::unique_ptr<DraftTarget> make_draft_target(const ExecutorConfig& config,
                                                              const EngineInfo& target,
                                                              std::shared_ptr<Engine> engine,

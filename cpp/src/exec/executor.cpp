@@ -51,7 +51,7 @@ class Executor::Impl {
         loop_(*engine_, config, count_kv_blocks(config, *engine_, available_memory, reserved_device_memory()),
               count_cross_kv_blocks(config, *engine_, available_memory, reserved_device_memory()),
               lora_cache_.get(), draft_target_.get(), queue_, board_, statistics_, std::move(observer)) {
-    // Engines cannot give up KV blocks, so all else of theirs that may be refused comes first.
+    // Engines cannot free KV blocks, so everything that may be refused comes first.
     if (loop_.num_kv_blocks() > 0) engine_->allocate_kv_blocks(loop_.num_kv_blocks());
     if (loop_.num_cross_kv_blocks() > 0) engine_->allocate_cross_kv_blocks(loop_.num_cross_kv_blocks());
     if (draft_target_) draft_target_->allocate_kv_blocks();
@@ -87,7 +87,7 @@ class Executor::Impl {
       if (draft_target_ && draft_target_->lora_cache() != nullptr) {
         draft_admissions.emplace(*draft_target_->lora_cache());
       }
-      std::vector<std::shared_ptr<const HostAdapter>> held;  // for requests that come later in the list
+      std::vector<std::shared_ptr<const HostAdapter>> held;  // for later requests in the list
       std::vector<std::unique_ptr<ActiveRequest>> active;
       std::vector<Response> errors;
       for (std::size_t i = 0; i < requests.size(); ++i) {
@@ -118,7 +118,7 @@ class Executor::Impl {
       board_.open(ids);
       expect_adapters(active);
       for (Response& error : errors) board_.post(std::move(error));
-      queue_.submit(active);  // the last step that may throw: what runs is not taken back
+      queue_.submit(active);  // the last call that may throw: a running request is not taken back
       queue_.release(errors.size());
       if (admissions) admissions->keep();
       if (draft_admissions) draft_admissions->keep();
@@ -146,7 +146,7 @@ class Executor::Impl {
     if (draft_target_) draft_target_->end_steps();
   }
 
-  /// Of one that died, responses that are there can still be taken.
+  /// If the executor has died, ready responses can still be taken.
   ResponseBoard& board() {
     if (is_shut_down_) queue_.throw_if_closed();
     return board_;
@@ -175,12 +175,13 @@ class Executor::Impl {
   [[nodiscard]] bool is_in_a_fork() const { return getpid() != process_; }
 
  private:
-  /// Bytes that KV blocks of the draft engine will take, where engines have memory of their own.
+  /// Returns the bytes that the draft engine's KV blocks will need in device memory.
   [[nodiscard]] std::size_t reserved_device_memory() const {
     return draft_target_ ? draft_target_->reserved_device_memory() : 0;
   }
 
-  /// Adapters by task_id whose weights the requests of a list bring, as far as the list was read.
+  /// Maps task ids to the adapters whose weights the requests of a list contain, for the part of the list
+  /// read so far.
   using BroughtAdapters = std::unordered_map<std::uint64_t, const LoraConfig*>;
   /// Index of the last request of a list that names a task_id without weights.
   using LastUses = std::unordered_map<std::uint64_t, std::size_t>;
@@ -199,7 +200,7 @@ class Executor::Impl {
     return uses;
   }
 
-  /// True if a request after requests[index] needs the weights that this one brings.
+  /// True if a request after requests[index] needs the weights that this one contains.
   [[nodiscard]] static bool is_used_later(const std::optional<LoraConfig>& config, std::size_t index,
                                           const LastUses& last_use) {
     if (!brings_weights(config)) return false;
@@ -207,8 +208,8 @@ class Executor::Impl {
     return found != last_use.end() && found->second > index;
   }
 
-  /// Terms of the request's adapter, which may be one that an earlier request of the list brings. Throws
-  /// AdapterError.
+  /// Returns the terms of the request's adapter. An earlier request of the list may contain the adapter.
+  /// Throws AdapterError.
   [[nodiscard]] AdapterTerms terms_of(const Request& request, const BroughtAdapters& brought) {
     if (!request.lora_config) return {};
     const LoraConfig* config = &*request.lora_config;
@@ -216,14 +217,14 @@ class Executor::Impl {
       if (const auto found = brought.find(config->task_id); found != brought.end()) config = found->second;
     }
     if (const auto known = lora_cache().terms_of(*config)) return *known;
-    return lora_cache().admit(*config)->terms();  // which says why not
+    return lora_cache().admit(*config)->terms();  // throws with the reason
   }
 
   [[nodiscard]] std::int64_t vocab_size_of(const AdapterTerms& terms) const {
     return engine_->info().vocab_size + terms.vocabulary_change;
   }
 
-  /// Throws RequestError where the adapter was replaced after its request was validated.
+  /// Throws RequestError if the adapter was replaced after its request was validated.
   static void require_terms(const HostAdapter* adapter, const AdapterTerms& terms) {
     if ((adapter == nullptr ? AdapterTerms{} : adapter->terms()) == terms) return;
     throw RequestError(
@@ -260,8 +261,8 @@ class Executor::Impl {
     return problems;
   }
 
-  /// Why a valid request is answered with an error instead of being run; empty when it is run, with the
-  /// guides of its sequences.
+  /// Returns the error to answer a valid request with; empty if it can run. Then `guides` has the guides of
+  /// its sequences.
   [[nodiscard]] std::string error_to_answer(const Request& request, std::int64_t vocab_size,
                                             std::vector<std::shared_ptr<TokenGuide>>& guides) {
     std::string error = request.error_to_answer(vocab_size);
@@ -294,14 +295,14 @@ class Executor::Impl {
     if (request.external_draft_tokens_config) sources.external = request.external_draft_tokens_config->tokens;
     const auto& lookahead = request.lookahead_config ? request.lookahead_config : lookahead_;
     if (lookahead && lookahead->drafts()) sources.lookahead = lookahead;
-    // A draft engine has neither the tokens that the target's adapter brings nor virtual ones.
+    // The draft engine knows neither the tokens added by the target's adapter nor virtual tokens.
     const bool has_others = vocab_size > engine_->info().vocab_size || request.prompt_tuning_config;
     if (draft_target_ && !has_others) sources.max_draft_len = draft_target_->max_draft_len();
     return sources;
   }
 
-  /// Has adapters loaded during the step that runs now, so that the next one can begin with their requests.
-  /// Of requests that will not be among the next ones, the plans ask for the adapters when their turn comes.
+  /// Starts adapter loads during the running step, so that the next step can start their requests. For
+  /// requests further back in the queue, the plans ask for the adapters later.
   void expect_adapters(const std::vector<std::unique_ptr<ActiveRequest>>& requests) {
     if (!lora_cache_ || std::cmp_greater(queue_.num_queued(), max_batch_size_)) return;
     for (const auto& request : requests) {
@@ -325,7 +326,7 @@ class Executor::Impl {
   std::atomic<RequestId> next_id_ = 1;
   std::mutex shutdown_mutex_;
   std::atomic<bool> is_shut_down_ = false;
-  std::thread thread_;  // the last member: it ends before all that it uses
+  std::thread thread_;  // last member: it ends before everything that it uses
 };
 
 Executor::Executor(std::shared_ptr<Engine> engine, const ExecutorConfig& config, std::size_t available_memory,
@@ -334,7 +335,7 @@ Executor::Executor(std::shared_ptr<Engine> engine, const ExecutorConfig& config,
                                    std::move(draft_engine))) {}
 
 Executor::~Executor() {
-  // Its thread is not there to be waited for, and the locks may be held by threads that are not there either.
+  // After a fork its thread does not exist, and threads that do not exist may hold the locks.
   if (impl_->is_in_a_fork()) static_cast<void>(impl_.release());
 }
 

@@ -9,8 +9,8 @@
 
 namespace adaptrt {
 
-/// Begins the guides of requests, on the threads that queue them. Has no thread and no grammar until a
-/// compiler is there.
+/// Starts the guides of requests, on the threads that queue them. It has no thread and no grammar before a
+/// compiler is set.
 class Guides {
  public:
   explicit Guides(std::int64_t vocab_size) : vocab_size_(vocab_size) {}
@@ -18,10 +18,10 @@ class Guides {
   /// See Executor::set_grammar_compiler.
   void set_compiler(std::shared_ptr<GrammarCompiler> compiler);
   [[nodiscard]] bool are_there() const;
-  /// Valid as long as this. Throws RequestError when the guide cannot be compiled, or when there is no
+  /// Valid as long as this object. Throws RequestError if the guide cannot be compiled, or if there is no
   /// compiler.
   [[nodiscard]] std::shared_ptr<TokenGuide> begin(const GuidedDecodingParams& params);
-  /// Throws as begin() does.
+  /// Throws the errors of begin().
   void check(const GuidedDecodingParams& params);
   /// See GrammarCompiler::has_compiled; false without a compiler.
   [[nodiscard]] bool has_compiled(const GuidedDecodingParams& params);

@@ -13,11 +13,11 @@
 namespace adaptrt {
 namespace {
 
-/// PyTorch's least length that a row is divided by.
+/// PyTorch's minimum norm to divide by.
 constexpr double kLeastLength = 1e-12;
 
-/// Sums of a dot product: element i belongs to sum i % kNumSums, so that the compiler can add them side by
-/// side.
+/// Number of partial sums of a dot product: element i belongs to sum i % kNumSums, so that the compiler can
+/// vectorise.
 constexpr std::size_t kNumSums = 16;
 
 float dot(const float* a, const float* b, std::size_t size) {

@@ -10,7 +10,7 @@
 namespace adaptrt {
 namespace {
 
-/// Memory that may still be allocated for the engine: its own or, where it has none, the host's.
+/// Returns the memory still free for the engine: its device's or, without a device, the host's.
 std::size_t free_memory_of(const Engine& engine, std::size_t available_memory,
                            std::size_t reserved_device_memory) {
   const auto on_device = engine.free_device_memory();
@@ -27,7 +27,7 @@ std::unique_ptr<LoraCache> make_lora_cache(const ExecutorConfig& config, Engine&
   const LoraCacheSizes sizes = resolve_cache_sizes(
       cache_config, layout, free_memory_of(engine, available_memory, reserved_device_memory));
   if (layout.sites.empty()) return nullptr;
-  // The device level is allocated now; the host level grows with what is sent.
+  // The device level is allocated now; the host level grows as adapters arrive.
   if (!engine.free_device_memory()) {
     available_memory -=
         std::min(available_memory, sizes.page_bytes * static_cast<std::size_t>(sizes.device_pages));

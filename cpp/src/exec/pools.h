@@ -11,22 +11,22 @@
 
 namespace adaptrt {
 
-/// The cache of an engine's adapters; nullptr for one without LoRA. Takes what it allocates of the host's
-/// from `available_memory`. `reserved_device_memory`: bytes of the engine's own memory that others will take.
-/// Throws ConfigError for sizes that cannot be.
+/// Makes the cache of an engine's adapters; nullptr for an engine without LoRA. Subtracts the host memory
+/// that it allocates from `available_memory`. `reserved_device_memory`: bytes of device memory for other
+/// uses. Throws ConfigError for invalid sizes.
 [[nodiscard]] std::unique_ptr<LoraCache> make_lora_cache(const ExecutorConfig& config, Engine& engine,
                                                          std::size_t& available_memory,
                                                          std::size_t reserved_device_memory,
                                                          std::function<void()> on_load_end);
 
-/// Number of KV blocks for the engine to allocate; 0 where it has no KV cache. They take a share of the
-/// engine's own memory without `reserved_device_memory` or, where it has none, of `available_memory`, which
-/// is the host's. Throws ConfigError for a share that is too small.
+/// Returns the number of KV blocks for the engine to allocate; 0 without a KV cache. They take a share of the
+/// device memory minus `reserved_device_memory` or, without a device, of the host's `available_memory`.
+/// Throws ConfigError if the share is too small.
 [[nodiscard]] std::int32_t count_kv_blocks(const ExecutorConfig& config, const Engine& engine,
                                            std::size_t available_memory, std::size_t reserved_device_memory);
 
-/// Number of blocks for encoder inputs; 0 where the engine has no encoder. As count_kv_blocks(), which goes
-/// by the same free memory: both are counted before the engine allocates either.
+/// Returns the number of blocks for encoder inputs; 0 without an encoder. It uses the same free memory as
+/// count_kv_blocks(), so both are counted before the engine allocates either.
 [[nodiscard]] std::int32_t count_cross_kv_blocks(const ExecutorConfig& config, const Engine& engine,
                                                  std::size_t available_memory,
                                                  std::size_t reserved_device_memory);

@@ -23,7 +23,7 @@ void PostProcessing::run() {
   const auto is_batched = [](const Kept& kept) {
     return kept.sequence->request().post_processor().is_batched;
   };
-  // In the order of arrival on both sides; std::stable_partition would allocate.
+  // Keeps the order of arrival in both parts; std::stable_partition would allocate.
   std::ranges::sort(kept_, {}, [&](const Kept& kept) { return std::pair(is_batched(kept), kept.offset); });
   const auto batch = std::ranges::find_if(kept_, is_batched);
   for (std::size_t i = 0; i < kept_.size(); ++i) {
@@ -41,7 +41,7 @@ void PostProcessing::run() {
   const auto held = processor_of(0).enter();
   const auto num_alone = static_cast<std::size_t>(batch - kept_.begin());
   for (std::size_t i = 0; i < num_alone; ++i) processor_of(i).process(rows_[i]);
-  // All requests of a batch have the same one.
+  // All requests of a batch have the same post-processor.
   if (batch != kept_.end()) {
     processor_of(num_alone).process_batch(std::span(rows_).subspan(num_alone));
   }

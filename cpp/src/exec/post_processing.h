@@ -10,19 +10,19 @@
 
 namespace adaptrt {
 
-/// The rows of one step that go through post-processors before tokens are chosen from them. They are kept
-/// until all of the step's rows are there, so that what the processors need is taken once.
+/// The rows of one step that go through post-processors before tokens are chosen. They are collected first,
+/// so that the resource of LogitsPostProcessor::enter() is acquired once per step.
 class PostProcessing {
  public:
   void begin();
-  /// Keeps the row that a sequence of a request with a post-processor chooses its next token from.
+  /// Stores the row for the next token of a sequence whose request has a post-processor.
   void add(ActiveSequence& sequence, const float* logits);
-  /// Calls the post-processors. Afterwards there are size() rows, in another order.
+  /// Calls the post-processors. Afterwards there are size() rows, in a different order.
   void run();
 
   [[nodiscard]] std::size_t size() const { return rows_.size(); }
   [[nodiscard]] ActiveSequence& sequence(std::size_t index) const { return *kept_[index].sequence; }
-  /// As the engine made them.
+  /// Unchanged logits from the engine.
   [[nodiscard]] const float* logits(std::size_t index) const { return logits_.data() + kept_[index].offset; }
   [[nodiscard]] const PostProcessedRow& row(std::size_t index) const { return rows_[index]; }
 

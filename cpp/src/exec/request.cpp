@@ -15,12 +15,13 @@ void require_none(Problems& problems, std::string_view name, bool is_set, std::s
   if (is_set) problems.add(std::string(name) + " is given; accepted: None, because " + std::string(reason));
 }
 
-/// The tokens that a request may have.
+/// The tokens that a request may contain.
 struct Vocabulary {
   std::int64_t of_engine = 0;
-  std::int64_t size = 0;         ///< with those that its adapter brings, without those that it does not have
-  bool has_room = false;         ///< adapters may bring some
-  std::int64_t num_virtual = 0;  ///< rows of an embedding table, whose ids follow
+  std::int64_t size = 0;         ///< with the tokens that its adapter adds, without those that the adapter
+                                 ///< lacks
+  bool has_room = false;         ///< adapters may add tokens
+  std::int64_t num_virtual = 0;  ///< rows of an embedding table; their ids come after the vocabulary
 
   [[nodiscard]] bool has(TokenId token) const { return token >= 0 && token < size + num_virtual; }
   [[nodiscard]] std::string text() const {
@@ -39,7 +40,7 @@ struct Vocabulary {
   }
 };
 
-/// Names the first token outside the vocabulary and says how many there are.
+/// Reports the first token outside the vocabulary and the number of such tokens.
 void check_tokens(Problems& problems, const std::string& name, std::span<const TokenId> tokens,
                   const Vocabulary& vocabulary) {
   std::size_t first = tokens.size();
@@ -61,7 +62,7 @@ void check_optional_token(Problems& problems, const char* name, std::optional<To
                ", -1 is none");
 }
 
-/// What bounds the tokens of a sequence under an adapter of this rotary factor.
+/// Describes the limit on a sequence's length for an adapter with this rotary factor.
 std::string longest_sequence(const EngineInfo& engine, std::int32_t rotary_factor) {
   const std::int32_t longest = engine.max_seq_len_of(rotary_factor);
   if (longest == engine.max_seq_len) return "the engine's max_seq_len is " + std::to_string(longest);
@@ -162,7 +163,7 @@ void check_unsupported(Problems& problems, const Request& request) {
   }
 }
 
-/// Returns the vocabulary that the prompt may have.
+/// Returns the vocabulary allowed in the prompt.
 Vocabulary check_prompt_tuning(Problems& problems, const Request& request, const EngineInfo& engine,
                                Vocabulary vocabulary) {
   if (!request.prompt_tuning_config) return vocabulary;
@@ -208,8 +209,8 @@ void check_active_from(Problems& problems, const Request& request, const EngineI
   }
 }
 
-/// A request that ends in rows says nothing of how tokens are chosen; any other needs logits, and keys and
-/// values of the tokens before.
+/// A request for rows must not set sampling options. Any other request needs an engine with logits and a KV
+/// cache.
 void check_pooling(Problems& problems, const Request& request, const EngineInfo& engine) {
   const bool wants_encoder_output = !engine.has_kv_cache && request.output_config.return_encoder_output;
   if (!request.pooling_params && !wants_encoder_output) {
@@ -239,7 +240,7 @@ void check_pooling(Problems& problems, const Request& request, const EngineInfo&
     if (!is_given) return;
     problems.add(name + " is given with " + with + ", which end without a token; accepted: " + accepted);
   };
-  // TensorRT-LLM's requests ask for one token at least.
+  // TensorRT-LLM requires at least one token.
   const std::int32_t most_tokens = request.pooling_params ? 0 : 1;
   refuse(request.max_tokens < 0 || request.max_tokens > most_tokens,
          "max_tokens " + std::to_string(request.max_tokens), most_tokens == 0 ? "0" : "0 and 1");
@@ -377,7 +378,7 @@ std::string Request::error_to_answer(std::int64_t vocab_size) const {
   for (const std::int64_t size : embedding_bias->shape) {
     shape += (shape.empty() ? "" : ", ") + std::to_string(size);
   }
-  // The words before the colon are TensorRT-LLM's; its clients look for them.
+  // TensorRT-LLM's clients look for the words before the colon.
   return "embedding bias shape is not as expected: embedding_bias is [" + shape + "]; accepted: [" +
          std::to_string(vocab_size) + "], one value for each token of the vocabulary";
 }

@@ -12,26 +12,26 @@
 
 namespace adaptrt {
 
-/// What callers want of the executor's thread: new requests, cancellations, the end. Counts the requests that
-/// have not started, wherever they are.
+/// Work for the executor's thread: new requests, cancellations, the stop. Counts all requests that have not
+/// started.
 class RequestQueue {
  public:
   explicit RequestQueue(std::optional<std::int32_t> max_queue_size) : max_queue_size_(max_queue_size) {}
 
-  /// Places in the queue. Throws QueueFullError, ExecutorClosedError.
+  /// Reserves places in the queue. Throws QueueFullError or ExecutorClosedError.
   void reserve(std::size_t count);
-  /// Gives places back: of requests that have started, or that ended before.
+  /// Releases places, of requests that have started or ended before their start.
   void release(std::size_t count);
-  /// Hands over requests with reserved places. Throws ExecutorClosedError; nothing is handed over then.
+  /// Submits requests with reserved places. Throws ExecutorClosedError and then submits none.
   void submit(std::vector<std::unique_ptr<ActiveRequest>>& requests);
   void cancel(RequestId id);
-  /// Makes the next take() return at once: something else has changed that the executor's thread waits for.
+  /// Makes the next take() return at once, because something else has changed.
   void wake();
   /// Asks the executor's thread to stop.
   void stop();
-  /// Nothing can be queued from now on; the first reason stays.
+  /// Closes the queue; the first reason stays.
   void close(const std::string& reason);
-  /// Throws ExecutorClosedError(reason) when closed.
+  /// Throws ExecutorClosedError with the reason if closed.
   void throw_if_closed() const;
   [[nodiscard]] bool is_open() const;
   [[nodiscard]] bool has_room() const;
@@ -43,7 +43,8 @@ class RequestQueue {
     bool stop = false;
     bool woken = false;
   };
-  /// All that has come in; with `wait`, not before something has, wake() was called, or `until` is over.
+  /// Returns all work that has arrived. With `wait`, waits until there is some, wake() is called, or `until`
+  /// has passed.
   [[nodiscard]] Work take(bool wait, std::optional<Clock::time_point> until = std::nullopt);
 
  private:

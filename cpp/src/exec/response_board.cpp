@@ -9,7 +9,7 @@
 namespace adaptrt {
 namespace {
 
-/// Waits until ready() or until the time is over; no deadline is computed from "for ever".
+/// Waits until ready() or the timeout. Without a timeout it computes no deadline, which could overflow.
 template <class Ready>
 void wait(std::condition_variable& condition, std::unique_lock<std::mutex>& lock,
           ResponseBoard::Timeout timeout, Ready ready) {
@@ -20,7 +20,7 @@ void wait(std::condition_variable& condition, std::unique_lock<std::mutex>& lock
   }
 }
 
-/// TensorRT-LLM's answer for a request that has ended; its clients look for the text.
+/// TensorRT-LLM's response for a request that has ended; its clients look for the text.
 Response already_ended(RequestId id) {
   Response response;
   response.request_id = id;
@@ -96,7 +96,7 @@ std::optional<std::vector<std::vector<Response>>> ResponseBoard::await_each(cons
                                                                             AtTimeout at_timeout) {
   std::unique_lock lock(mutex_);
   std::vector<std::shared_ptr<Channel>> channels;
-  for (const RequestId id : ids) channels.push_back(find(id));  // before anything is taken
+  for (const RequestId id : ids) channels.push_back(find(id));  // before any response is taken
   const auto has_news = [](const auto& channel) {
     return !channel || !channel->responses.empty() || channel->is_done;
   };

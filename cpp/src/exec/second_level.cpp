@@ -11,8 +11,8 @@
 namespace adaptrt {
 namespace {
 
-/// Blocks that may wait to be written, as copies: as many as a long prompt evicts at once, in memory that
-/// small machines can spare.
+/// Returns the number of blocks that may wait, as copies, to be written: as many as a long prompt evicts,
+/// within memory that small machines can spare.
 std::int32_t num_write_buffers(std::int32_t num_kv_blocks, std::size_t block_bytes) {
   constexpr std::size_t kMostBytes = std::size_t{256} << 20;
   constexpr std::int32_t kPoolShare = 8;

@@ -9,8 +9,8 @@
 
 namespace adaptrt {
 
-/// The second level of an engine's KV cache, whose pool has so many blocks; nullptr where the configuration
-/// has none. The engine outlives it. Throws ConfigError for a directory that cannot be used.
+/// Makes the second level of an engine's KV cache with a pool of `num_kv_blocks` blocks; nullptr if none is
+/// configured. The engine must outlive it. Throws ConfigError for an unusable directory.
 [[nodiscard]] std::unique_ptr<KvFileLevel> make_second_level(const KvCacheConfig& config, Engine& engine,
                                                              std::int32_t num_kv_blocks);
 

@@ -9,7 +9,7 @@
 namespace adaptrt {
 namespace {
 
-/// As IterationStats::timestamp.
+/// Formats like IterationStats::timestamp.
 std::string timestamp_of(std::chrono::system_clock::time_point time_point) {
   namespace chrono = std::chrono;
   const auto at = chrono::floor<chrono::microseconds>(time_point);
@@ -129,7 +129,7 @@ RequestStats describe(const ActiveRequest& request, std::int64_t step, bool is_c
   stats.id = request.id();
   stats.stage = stage_of(request, is_complete);
   stats.scheduled = request.counted.step == step && request.counted.is_scheduled;
-  std::int32_t num_steps = 0;  // that gave a token
+  std::int32_t num_steps = 0;  // steps that gave a token
   for (const auto& sequence : request.sequences()) {
     stats.context_prefill_position =
         std::max(stats.context_prefill_position, std::min(sequence->num_computed, sequence->prompt_length));

@@ -17,8 +17,8 @@
 
 namespace adaptrt {
 
-/// The newest items, at most `limit`. Room for the usual number of them is made at once, so that keeping one
-/// allocates nothing.
+/// Keeps the newest items, at most `limit`. Reserves the usual number at once, so that adding allocates
+/// nothing.
 template <class Item>
 class Ring {
  public:
@@ -32,7 +32,7 @@ class Ring {
       oldest_ = (oldest_ + 1) % limit_;
     }
   }
-  /// The oldest first.
+  /// Oldest first.
   [[nodiscard]] std::vector<Item> take_all() {
     std::ranges::rotate(items_, items_.begin() + static_cast<std::ptrdiff_t>(oldest_));
     std::vector<Item> all(std::make_move_iterator(items_.begin()), std::make_move_iterator(items_.end()));
@@ -48,7 +48,7 @@ class Ring {
   std::vector<Item> items_;
 };
 
-/// The newest statistics that nobody has asked for yet. One thread records, any thread takes.
+/// Keeps the newest statistics until they are taken. One thread records, any thread takes.
 class Statistics {
  public:
   explicit Statistics(const ExecutorConfig& config)
@@ -78,17 +78,16 @@ class Statistics {
   Ring<RequestStatsPerIteration> requests_;
 };
 
-/// The batch of a plan: its requests, whose sequences are all ActiveSequences. `step` is another number for
-/// each step.
+/// Describes the batch of a plan. All its sequences must be ActiveSequences. `step` must be unique per step.
 [[nodiscard]] InflightBatchingStats describe(const StepPlan& plan, std::int64_t step);
-/// Adds what became of a plan's drafts, after its step, to what describe() said of the batch.
+/// Adds the outcome of a plan's drafts, after its step, to the result of describe().
 void describe_drafts(const StepPlan& plan, IterationStats& iteration);
-/// Tokens that a step with drafts gave a sequence beside the one that it would have got.
+/// Number of tokens that a sequence got from drafts, in addition to its normal one.
 [[nodiscard]] std::int32_t num_gained_by_drafts(const PlannedSequence& entry);
-/// Requests of which any sequence runs.
+/// Number of requests with at least one running sequence.
 [[nodiscard]] std::int32_t count_active(std::span<Sequence* const> running, std::int64_t step);
 
-/// A request after a step that counted it as scheduled, or not.
+/// Describes a request after a step; `step` tells if that step scheduled it.
 [[nodiscard]] RequestStats describe(const ActiveRequest& request, std::int64_t step, bool is_complete);
 
 }  // namespace adaptrt

@@ -34,7 +34,7 @@ StepInput StepBuilder::build(const StepPlan& plan) {
   }
 
   std::size_t max_blocks = 0;
-  std::size_t max_later = 0;  // the scheduler made room for all the blocks that a sequence can come to need
+  std::size_t max_later = 0;  // the scheduler made room for all blocks that a sequence can need
   for (const auto& entry : plan.entries) {
     max_blocks = std::max(max_blocks, entry.sequence->table.blocks.size());
     max_later = std::max(max_later, entry.sequence->table.blocks.capacity());
@@ -154,7 +154,7 @@ void StepBuilder::add_logit_rows(const PlannedSequence& entry, std::int32_t firs
   const ActiveRequest& request = sequence->request();
   const std::int32_t end = entry.first_token + entry.count;
   const std::int32_t sampled = entry.wants_logits ? end - 1 : -1;
-  // Of a prompt that is computed again after a pause, the rows before next_prompt_row() are there already.
+  // If a prompt is recomputed after a pause, rows before next_prompt_row() already exist.
   for (std::int32_t position = std::max(entry.first_token, request.next_prompt_row());
        position < std::min(end, request.end_of_prompt_rows()); ++position) {
     logit_row_indices_.push_back(first_row + position - entry.first_token);
@@ -171,7 +171,7 @@ void StepBuilder::add_logit_rows(const PlannedSequence& entry, std::int32_t firs
 void StepBuilder::add_hidden_rows(const PlannedSequence& entry, std::int32_t first_row) {
   auto* sequence = static_cast<ActiveSequence*>(entry.sequence);
   const Pooler& pooler = *sequence->request().pooler();
-  // As of logits, those before next_row() are there already.
+  // Rows before next_row() already exist.
   for (std::int32_t position = std::max(entry.first_token, pooler.next_row());
        position < std::min(entry.end(), pooler.end_of_rows()); ++position) {
     hidden_row_indices_.push_back(first_row + position - entry.first_token);

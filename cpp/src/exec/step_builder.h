@@ -11,12 +11,13 @@
 
 namespace adaptrt {
 
-/// What a row of logits is for.
+/// The use of a row of logits.
 struct LogitRow {
   ActiveSequence* sequence = nullptr;
-  bool is_prompt = false;   ///< of the request's next_prompt_row()
+  bool is_prompt = false;   ///< it is the request's next_prompt_row()
   bool is_sampled = false;  ///< the next token is chosen from it
-  /// Of a draft: the sequence's next token is chosen from it if the newest is this one, at this position.
+  /// Row of a draft: the next token is chosen from it only if the sequence's newest token is `token`, at this
+  /// position.
   struct Draft {
     TokenId token = 0;
     std::int32_t position = 0;
@@ -24,18 +25,18 @@ struct LogitRow {
   std::optional<Draft> draft = std::nullopt;
 };
 
-/// What a hidden state is for: the next that the request's pooler takes.
+/// The use of a hidden state: the next row of the request's pooler.
 struct HiddenRow {
   ActiveSequence* sequence = nullptr;
 };
 
-/// Writes a plan as the arrays of a StepInput. Their memory is kept from step to step.
+/// Converts a plan to the arrays of a StepInput. Reuses their memory in each step.
 class StepBuilder {
  public:
-  /// Steps with at most so many rows of logits allocate nothing for them, however their number changes.
+  /// Steps with at most this many rows of logits allocate nothing for them.
   explicit StepBuilder(std::int32_t max_rows_with_drafts);
 
-  /// Valid until the next call. All sequences of the plan are ActiveSequences.
+  /// The result is valid until the next call. All sequences of the plan must be ActiveSequences.
   [[nodiscard]] StepInput build(const StepPlan& plan);
   /// One for each entry of StepInput::logit_rows.
   [[nodiscard]] std::span<const LogitRow> logit_rows() const { return logit_rows_; }
@@ -44,14 +45,15 @@ class StepBuilder {
 
  private:
   void add_tokens(const PlannedSequence& entry);
-  /// Puts embeddings in the place of those virtual tokens that were added last.
+  /// Replaces the virtual tokens that were added last by their embeddings.
   void add_given(const PlannedSequence& entry);
   void add_logit_rows(const PlannedSequence& entry, std::int32_t first_row);
   void add_hidden_rows(const PlannedSequence& entry, std::int32_t first_row);
-  /// Of a prompt's tokens; where sequences have none, they are filled up by the next that has, or not at all.
+  /// Adds the types of prompt tokens. Sequences without types are filled in by the next one that has them, or
+  /// not at all.
   void add_types(const PlannedSequence& entry, std::int32_t first_row);
   void add_drafts(const PlannedSequence& entry, std::int32_t first_row);
-  /// What engines with an encoder want: the inputs that the step computes, and blocks of all sequences.
+  /// For engines with an encoder: adds the inputs that the step computes, and the blocks of all sequences.
   void add_encoder_inputs(const StepPlan& plan, StepInput& input);
 
   std::vector<std::int32_t> token_ids_;

@@ -11,7 +11,7 @@
 namespace adaptrt {
 namespace {
 
-/// Of a shutdown; what is not written by then is computed again one day.
+/// Limit during shutdown. Blocks that are not written by then must be computed again later.
 constexpr std::chrono::seconds kMostTimeToKeepBlocks{5};
 
 SchedulerLimits limits_of(const ExecutorConfig& config, const EngineInfo& engine) {
@@ -184,7 +184,7 @@ bool StepLoop::run_engine() {
     token_step_.finish();
     return true;
   } catch (const EngineError&) {
-    throw;  // the engine itself is unusable
+    throw;  // the engine is unusable
   } catch (const std::exception& error) {
     fail_plan(error.what());
     return false;
@@ -249,7 +249,7 @@ void StepLoop::fork_sequences() {
     ActiveSequence& parent = *outcome.sequence;
     if (parent.num_forks == 0 || parent.num_generated() == 0) continue;
     for (const auto& sequence : parent.request().sequences().subspan(1)) {
-      // Without a token when choosing it has failed.
+      // It has no token if sampling failed.
       if (sequence->num_generated() == 0 || sequence->is_complete()) continue;
       scheduler_.fork(parent, *sequence);
       if (sequence->has_drafter()) sequence->make_drafts(0, 0, 0);
@@ -332,14 +332,14 @@ void StepLoop::remove_ended() {
 void StepLoop::keep_blocks() {
   try {
     block_pool_.offload_all(Clock::now() + kMostTimeToKeepBlocks);
-  } catch (const std::exception&) {  // it would have been a cache
+  } catch (const std::exception&) {  // the second level is only a cache
   }
 }
 
 void StepLoop::close(const std::string& reason, ExecutorEnd end) {
   send_responses();
   queue_.close(reason);
-  // Nothing comes in any more; what came in after the last look gets its answer as well.
+  // No more requests can arrive; requests that came since the last take() get an answer too.
   for (auto& arrival : queue_.take(false).arrivals) requests_.emplace(arrival->id(), std::move(arrival));
   for (const auto& [id, request] : requests_) {
     if (!request->has_ended) board_.post(request->make_error(reason));

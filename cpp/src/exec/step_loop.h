@@ -25,21 +25,22 @@
 
 namespace adaptrt {
 
-/// What the executor's thread does: takes requests from the queue, plans and runs steps, posts responses.
-/// Everything here but why_never_fits() belongs to that thread.
+/// The loop of the executor's thread: takes requests from the queue, plans and runs steps, posts responses.
+/// Everything except why_never_fits() belongs to that thread.
 class StepLoop {
  public:
-  /// What is referred to outlives the loop; `num_cross_kv_blocks` is 0 for an engine without an encoder,
-  /// `lora_cache` is nullptr for an engine without LoRA, `draft_target` without a draft engine.
+  /// All arguments outlive the loop. `num_cross_kv_blocks` is 0 for an engine without an encoder,
+  /// `lora_cache` is nullptr for an engine without LoRA, and `draft_target` is nullptr without a draft
+  /// engine.
   StepLoop(Engine& engine, const ExecutorConfig& config, std::int32_t num_kv_blocks,
            std::int32_t num_cross_kv_blocks, LoraCache* lora_cache, DraftTarget* draft_target,
            RequestQueue& queue, ResponseBoard& board, Statistics& statistics, StepObserver observer);
 
-  /// Until the queue says stop, or until something is wrong that no request is to blame for: then every
-  /// request gets an error response, and queue and board are closed with the reason.
+  /// Runs until the queue says stop, or until an error that no single request caused. After an error every
+  /// request gets an error response, and the queue and the board are closed with the reason.
   void run();
 
-  /// See Scheduler::why_never_fits; for any thread, the answer depends on the configuration alone.
+  /// See Scheduler::why_never_fits. Thread-safe: the answer depends only on the configuration.
   [[nodiscard]] std::optional<std::string> why_never_fits(std::int64_t prompt_length, std::int64_t max_tokens,
                                                           std::int32_t num_sequences, bool are_beams,
                                                           std::int64_t encoder_length) const {
@@ -53,31 +54,32 @@ class StepLoop {
   [[nodiscard]] bool has_second_level() const { return block_pool_.has_second_level(); }
 
  private:
-  /// False when it is time to stop.
+  /// Returns false when it is time to stop.
   bool take_work();
   void cancel(const std::vector<RequestId>& ids);
   void end_overdue();
   void step();
-  /// Returns false when the step failed, and its requests with it.
+  /// Returns false if the step, and so its requests, failed.
   bool run_engine();
   void deliver();
-  /// With the draft engine, for the step to come.
+  /// Makes the draft engine's drafts for the next step.
   void draft_with_engine();
-  /// What the draft engine has of a sequence that does not run any more.
+  /// Releases the draft engine's blocks of a sequence that no longer runs.
   void release_drafts_of(Sequence& sequence);
-  /// Of the step's sequences, for the next one; and counts what became of those that it computed.
+  /// Makes the next drafts of the step's sequences, and counts the outcome of the computed ones.
   void make_drafts();
-  /// Of the requests whose prompts this step has ended: their other sequences begin to run.
+  /// Starts the other sequences of requests whose prompts ended in this step.
   void fork_sequences();
-  /// Of the requests whose beams are all computed: beams are given up, forked, and get their next tokens.
+  /// Advances the searches whose beams are all computed: beams are dropped, forked, and get their next
+  /// tokens.
   void advance_searches();
   void go_on_with(const ActiveBeams& beams, ActiveRequest& request);
   void count_completed(const ActiveRequest& request);
-  /// Requests that wait and cannot run: no pages for their adapters, or loads that failed.
+  /// Refuses waiting requests that cannot run: there are no pages for their adapters, or the loads failed.
   void refuse_waiting();
   void fail_plan(const std::string& reason);
   void observe(const StepPlan* plan) const;
-  /// Hands over the step's KV cache events.
+  /// Publishes the step's KV cache events.
   void flush_events();
   void describe_step();
   void record(Clock::time_point begin);
@@ -86,14 +88,14 @@ class StepLoop {
 
   void post(ActiveSequence& sequence, FinishReason reason);
   void send_responses();
-  /// The last responses of a request whose sequences have not all ended.
+  /// Sends the last responses of a request with sequences that have not ended.
   void end(ActiveRequest& request, FinishReason reason);
-  /// Without effect on a request that has ended.
+  /// No effect on a request that has ended.
   void fail(ActiveRequest& request, const std::string& reason);
-  /// Gives up the requests that have ended.
+  /// Removes the requests that have ended.
   void remove_ended();
   void close(const std::string& reason, ExecutorEnd end);
-  /// Writes what the KV pool has to its second level.
+  /// Writes the KV pool's blocks to its second level.
   void keep_blocks();
 
   Engine& engine_;
@@ -107,35 +109,35 @@ class StepLoop {
   StepObserver observer_;
 
   std::shared_ptr<KVCacheEventManager> events_;
-  std::unique_ptr<KvFileLevel> second_level_;  // nullptr: there is none
+  std::unique_ptr<KvFileLevel> second_level_;  // nullptr if there is none
   BlockPool block_pool_;
-  std::unique_ptr<CrossBlockPool> cross_pool_;  // nullptr: the engine has no encoder
+  std::unique_ptr<CrossBlockPool> cross_pool_;  // nullptr if the engine has no encoder
   Scheduler scheduler_;
   StepBuilder step_builder_;
   TokenStep token_step_;
   StepPlan plan_;
   std::map<RequestId, std::unique_ptr<ActiveRequest>> requests_;
   std::set<std::pair<Clock::time_point, RequestId>> deadlines_;
-  /// Had their last response; given up when nothing of the step refers to them any more.
+  /// Requests with a last response, removed when nothing in the step refers to them any more.
   std::vector<ActiveRequest*> ended_;
   std::int64_t iteration_ = 0;
-  /// Engine::weight_placement().bytes_read after the last step that was recorded.
+  /// Engine::weight_placement().bytes_read after the last recorded step.
   std::uint64_t weight_bytes_read_ = 0;
   std::int32_t num_started_ = 0;
-  /// Of the requests that the newest step started, summed.
+  /// Sum over the requests that the newest step started.
   Clock::duration queue_latency_{};
-  /// Nothing can run until a load of an adapter has ended.
+  /// True if nothing can run until an adapter load has ended.
   bool awaits_loads_ = false;
-  /// Of the newest step, without sampling.
+  /// Duration of the newest step, without sampling.
   Clock::duration engine_latency_{};
-  /// Of making the drafts of the step after it, and with the draft engine its own.
+  /// Time spent making the drafts of the next step, and the draft engine's part of it.
   Clock::duration draft_latency_{};
   Clock::duration draft_engine_latency_{};
   SpeculationStats speculation_stats_;
   IterationStats iteration_stats_;
   RequestStatsPerIteration request_stats_;
-  /// Sent when all that the step did is done: who has a last response finds the request's adapter given up
-  /// and its step in the statistics.
+  /// Sent after everything else of the step is done. A client with its last response then finds the request's
+  /// adapter released and its step in the statistics.
   std::vector<Response> outbox_;
 };
 

@@ -1,4 +1,4 @@
-// What the loop does for drafts.
+// Drafts in the step loop.
 
 #include <algorithm>
 

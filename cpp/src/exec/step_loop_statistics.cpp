@@ -1,4 +1,4 @@
-// What the loop says of its steps.
+// Statistics of the step loop.
 
 #include <algorithm>
 #include <utility>

@@ -26,7 +26,7 @@ void TokenStep::take_hidden(std::int64_t first_row, std::int64_t num_rows, const
     const std::span state(hidden, static_cast<std::size_t>(hidden_size_));
     hidden += hidden_size_;
     ActiveSequence& sequence = *row.sequence;
-    // After a failure the rest of a sequence's rows are of no use.
+    // After a failure, the sequence's other rows are ignored.
     if (!outcomes_.empty() && outcomes_.back().sequence == &sequence) continue;
     Pooler& pooler = *sequence.request().pooler();
     try {
@@ -44,7 +44,7 @@ void TokenStep::take_row(const LogitRow& row, const float* logits) {
     return;
   }
   ActiveSequence& sequence = *row.sequence;
-  // A sequence's rows follow each other, the sampled one last: after an outcome the rest are of no use.
+  // A sequence's rows are contiguous, with the sampled one last; after an outcome the rest are ignored.
   if (!outcomes_.empty() && outcomes_.back().sequence == &sequence) return;
   try {
     if (row.is_prompt) sequence.request().add_prompt_row(logits);
@@ -72,7 +72,7 @@ void TokenStep::take_draft_row(const LogitRow& row, const float* logits) {
   try {
     outcomes_.back().reason = sample(sequence, logits, nullptr);
   } catch (const StepError&) {
-    // The tokens before are delivered first; the next step finds the same error in the same row.
+    // Deliver the earlier tokens first; the next step finds the same error in the same row.
   }
 }
 

@@ -15,19 +15,19 @@
 
 namespace adaptrt {
 
-/// What a step did to a sequence.
+/// The result of a step for one sequence.
 struct TokenOutcome {
   ActiveSequence* sequence = nullptr;
   FinishReason reason = FinishReason::kNotFinished;
-  /// Why no token could be chosen, or the prompt has no log probs; empty as a rule.
+  /// Why no token could be chosen, or the prompt has no log probs; usually empty.
   std::string error;
 };
 
-/// From a step's logits to its tokens: collects those that requests return, or their log probs, chooses the
-/// next tokens, and says which sequences have generated enough. From the last row of a prompt all sequences
-/// of the request get their first token. A row of a draft counts when the token before it was chosen as the
-/// draft says; else, or when the sequence has ended, it is as if it had not been computed. Hidden states go
-/// to the poolers of their requests, which end with the last of them.
+/// Turns a step's logits into tokens: collects the logits and log probs that requests return, samples the
+/// next tokens, and finds the sequences that have ended. All sequences of a request get their first token
+/// from the last row of the prompt. A draft's row counts only if the chosen token equals the draft and the
+/// sequence has not ended; otherwise it is ignored. Hidden states go to the poolers of their requests, which
+/// end with the last one.
 class TokenStep {
  public:
   explicit TokenStep(const EngineInfo& engine)
@@ -35,27 +35,27 @@ class TokenStep {
         hidden_size_(engine.hidden_size),
         sampler_(engine.vocab_size, engine.lora.max_extra_tokens) {}
 
-  /// The rows are those of the step to come and outlive it.
+  /// The rows belong to the next step and must outlive it.
   void begin(std::span<const LogitRow> rows, std::span<const HiddenRow> hidden_rows);
   /// See LogitsSink.
   void take(std::int64_t first_row, std::int64_t num_rows, const float* logits);
   /// See HiddenSink.
   void take_hidden(std::int64_t first_row, std::int64_t num_rows, const float* hidden);
-  /// After the last of them: chooses the tokens of requests with post-processors.
+  /// Call it after the last row: samples for requests with post-processors.
   void finish();
-  /// One for each sequence whose next token was due, and for each that failed before. Those of a prompt's
-  /// last row follow each other, the first sequence's first.
+  /// One for each sequence whose next token was due, and for each that failed before. Outcomes of a prompt's
+  /// last row are contiguous, the first sequence's first.
   [[nodiscard]] std::span<const TokenOutcome> outcomes() const { return outcomes_; }
-  /// Requests whose beams have all got their rows: ActiveBeams::advance() is due.
+  /// Requests whose beams have all their rows: call ActiveBeams::advance().
   [[nodiscard]] std::span<ActiveRequest* const> searches() const { return searches_; }
 
  private:
   void take_row(const LogitRow& row, const float* logits);
   void take_draft_row(const LogitRow& row, const float* logits);
   void take_row_of_beam(ActiveSequence& sequence, const float* logits);
-  /// The row that the next token of a sequence is chosen from.
+  /// Takes the row that the next token of a sequence is chosen from.
   void take_sampled_row(ActiveSequence& sequence, const float* logits);
-  /// Adds the outcome. `changed_logits`: nullptr without a post-processor.
+  /// Adds the outcome. `changed_logits` is nullptr without a post-processor.
   void choose(ActiveSequence& sequence, const float* logits, const float* changed_logits);
   [[nodiscard]] FinishReason sample(ActiveSequence& sequence, const float* logits,
                                     const float* changed_logits);

@@ -44,7 +44,7 @@ constexpr auto fields_of(const ExtendedRuntimePerfKnobConfig* /*type*/) {
                     Field{"cuda_graph_cache_size", &C::cuda_graph_cache_size, "Without effect here."}};
 }
 
-/// TensorRT-LLM's ExecutorConfig, num_threads, kernels and weight_memory.
+/// TensorRT-LLM's ExecutorConfig with three more fields: num_threads, kernels and weight_memory.
 struct ExecutorConfig {
   std::int32_t max_beam_width = 1;
   SchedulerConfig scheduler_config;
@@ -82,9 +82,9 @@ struct ExecutorConfig {
 
   bool operator==(const ExecutorConfig&) const = default;
 
-  /// Everything wrong with the fields on their own, those of the structs inside included.
+  /// Lists all problems of the fields themselves, including nested structs.
   [[nodiscard]] Problems validate() const;
-  /// validate(), and everything that the engine does not allow.
+  /// Lists the problems from validate() and those with this engine.
   [[nodiscard]] Problems validate(const EngineInfo& engine) const;
 };
 

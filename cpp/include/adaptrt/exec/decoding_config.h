@@ -18,9 +18,9 @@ namespace adaptrt {
 
 /// TensorRT-LLM's DecodingConfig.
 struct DecodingConfig {
-  /// The name of DecodingMode's function ("Lookahead"); nullopt: what the other fields say.
+  /// Name of DecodingMode's function ("Lookahead"); nullopt: the other fields decide.
   std::optional<std::string> decoding_mode;
-  /// Of all requests that have none of their own.
+  /// Default for requests that have no lookahead configuration.
   std::optional<LookaheadDecodingConfig> lookahead_decoding_config;
   Unsupported medusa_choices;
   Unsupported eagle_config;
@@ -29,8 +29,7 @@ struct DecodingConfig {
   bool operator==(const DecodingConfig&) const = default;
 };
 
-/// TensorRT-LLM's DraftTargetDecodingConfig, sizes, and what adapters of the draft engine need: a second,
-/// small engine that guesses what comes next.
+/// TensorRT-LLM's DraftTargetDecodingConfig, with cache sizes: a second, small engine drafts tokens.
 struct DraftTargetDecodingConfig {
   std::int32_t max_draft_len = 4;
   std::string speculative_model_dir;
@@ -38,7 +37,7 @@ struct DraftTargetDecodingConfig {
   PeftCacheConfig peft_cache_config;
 
   [[nodiscard]] Problems validate() const;
-  /// What keeps `draft` from guessing for `target`.
+  /// Lists the reasons why `draft` cannot draft for `target`.
   [[nodiscard]] Problems validate(const EngineInfo& target, const EngineInfo& draft) const;
   bool operator==(const DraftTargetDecodingConfig&) const = default;
 };
@@ -57,14 +56,15 @@ constexpr auto fields_of(const DraftTargetDecodingConfig* /*type*/) {
             "Sizes of its LoRA cache, for adapters of its own (Request.draft_lora_config)."}};
 }
 
-/// TensorRT-LLM's ExternalDraftTokensConfig: what a caller expects right after the prompt.
+/// TensorRT-LLM's ExternalDraftTokensConfig: draft tokens from the caller for the position right after the
+/// prompt.
 struct ExternalDraftTokensConfig {
   std::vector<std::int32_t> tokens;
   Unsupported logits;
   std::optional<double> acceptance_threshold;
   std::optional<bool> fast_logits;
 
-  /// Also names the tokens outside the vocabulary.
+  /// Also lists tokens outside the vocabulary.
   [[nodiscard]] Problems validate(std::int64_t vocab_size) const;
   bool operator==(const ExternalDraftTokensConfig&) const = default;
 };

@@ -23,92 +23,94 @@
 
 namespace adaptrt {
 
-/// For tests: called on the executor's thread with a plan that was just made, and with nullptr when the step
-/// is over. What it throws, the executor dies of. `lora_cache` is nullptr for an engine without LoRA,
-/// `draft_engine` without one.
+/// Callback for tests: runs on the executor's thread with each new plan, and with nullptr after the step. An
+/// exception from it ends the executor. `lora_cache` is nullptr for an engine without LoRA, `draft_engine`
+/// without a draft engine.
 using StepObserver =
     std::function<void(const StepPlan* plan, const Scheduler& scheduler, const BlockPool& block_pool,
                        const LoraCache* lora_cache, const DraftEngine* draft_engine)>;
 
-/// What await_responses() does with several requests of which only some have responses when the time is over.
+/// Behaviour of await_responses() for several requests if only some have responses at the timeout.
 enum class AtTimeout : std::uint8_t { kTakeWhatIsThere, kTakeNothing };
 
-/// Runs requests in in-flight batches over one engine, in a thread of its own. Every method may be called
-/// from any thread; all but shutdown(), is_alive(), is_shut_down() and can_enqueue_requests() throw
-/// ExecutorClosedError once the executor was shut down, or died, with the reason. A process that is forked
-/// has no executor's thread: there it counts as shut down.
+/// Runs requests in in-flight batches on one engine, in a thread of its own. All methods are thread-safe.
+/// After the executor was shut down or has died, all methods except shutdown(), is_alive(), is_shut_down()
+/// and can_enqueue_requests() throw ExecutorClosedError with the reason. A forked child process has no
+/// executor thread; there the executor counts as shut down.
 class Executor {
  public:
-  /// How long to wait; nullopt: for ever.
+  /// Time to wait; nullopt waits indefinitely.
   using Timeout = std::optional<std::chrono::nanoseconds>;
 
-  /// `available_memory` is what the KV and LoRA caches may be sized by, in bytes. `draft_engine` is the one
-  /// of config.draft_target_decoding_config, nullptr without. Throws ConfigError with all that is wrong with
-  /// the configuration, for these engines and this memory.
+  /// `available_memory` limits the KV and LoRA caches, in bytes. `draft_engine` is the engine of
+  /// config.draft_target_decoding_config; nullptr if that is not set. Throws ConfigError that lists all
+  /// problems of the configuration with these engines and this memory.
   Executor(std::shared_ptr<Engine> engine, const ExecutorConfig& config, std::size_t available_memory,
            StepObserver observer = {}, std::shared_ptr<Engine> draft_engine = nullptr);
-  /// As shutdown().
+  /// Calls shutdown().
   ~Executor();
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
 
-  /// Checks the requests, compiles their guides, admits their adapters and queues them; all or none. Throws
-  /// RequestError with all that is wrong, QueueFullError, and what LoraCache::admit throws; adapters of
-  /// requests before the one that is at fault stay cached.
+  /// Checks the requests, compiles their guides, admits their adapters and queues them: all requests or none.
+  /// Throws RequestError with all problems, QueueFullError, and the errors of LoraCache::admit. On an error,
+  /// adapters of requests before the failing one stay cached.
   std::vector<RequestId> enqueue_requests(const std::vector<Request>& requests);
   RequestId enqueue_request(const Request& request);
 
-  /// What compiles the guides of requests; before the first request with one, and once: throws ConfigError
-  /// the second time.
+  /// Sets the compiler of request guides. Call it once, before the first request with a guide; a second call
+  /// throws ConfigError.
   void set_grammar_compiler(std::shared_ptr<GrammarCompiler> compiler);
-  /// Compiles a guide, so that requests with the same one are queued without delay. Throws RequestError with
-  /// the reason when it cannot be compiled; such a request is queued all the same, and that is its response.
+  /// Compiles a guide, so that later requests with the same guide are queued without delay. Throws
+  /// RequestError with the reason if it cannot be compiled. A request with such a guide is still queued, and
+  /// gets the error as its response.
   void check_guide(const GuidedDecodingParams& params);
   /// True if a request with the guide is queued without compiling it. The guide is then the most recently
   /// used one, so that it is kept longest.
   [[nodiscard]] bool has_compiled_guide(const GuidedDecodingParams& params);
 
-  /// All responses that are there, of any request, as soon as there is one; empty when the time is over, or
-  /// when the executor is shut down meanwhile.
+  /// Waits for a response of any request, then returns all responses that are ready. Returns none at the
+  /// timeout, or if the executor is shut down meanwhile.
   [[nodiscard]] std::vector<Response> await_responses(Timeout timeout);
-  /// The same of one request. For one whose last response was taken, a response with TensorRT-LLM's error
-  /// "ReqId N has already been processed and was terminated." Throws RequestError when there was no such
+  /// The same for one request. If its last response was already taken, returns a response with TensorRT-LLM's
+  /// error "ReqId N has already been processed and was terminated." Throws RequestError if there was no such
   /// request.
   [[nodiscard]] std::vector<Response> await_responses(RequestId id, Timeout timeout);
-  /// The same of several requests, for each id in its place, as soon as there is one of each; empty for those
-  /// that have none when the time is over. nullopt: the time is over and `at_timeout` left everything where
-  /// it was. Nothing is taken when it throws.
+  /// The same for several requests: waits until each has a response, and returns one list per id, in the
+  /// order of `ids`. At the timeout, requests without a response get an empty list. Returns nullopt if the
+  /// time is over and `at_timeout` is kTakeNothing. Takes no response if it throws.
   [[nodiscard]] std::optional<std::vector<std::vector<Response>>> await_responses(
       const std::vector<RequestId>& ids, Timeout timeout, AtTimeout at_timeout = AtTimeout::kTakeWhatIsThere);
-  /// 0 for a request whose last response was taken.
+  /// Returns 0 for a request whose last response was taken.
   [[nodiscard]] std::size_t get_num_responses_ready(std::optional<RequestId> id) const;
 
-  /// Ends a request with what it has; its last response says kCancelled. Without effect on one that has
-  /// ended. Throws RequestError for an id that was never given.
+  /// Ends a request with the tokens that it has; its last response says kCancelled. No effect on a request
+  /// that has ended. Throws RequestError for an unknown id.
   void cancel_request(RequestId id);
 
-  /// Statistics of the steps since the last call, the newest iter_stats_max_iterations of them.
+  /// Returns the statistics of the steps since the last call, at most the newest iter_stats_max_iterations.
   [[nodiscard]] std::vector<IterationStats> get_latest_iteration_stats();
   [[nodiscard]] std::vector<RequestStatsPerIteration> get_latest_request_stats();
 
-  /// What can be reused of the KV cache, and what not any more; nullptr without
-  /// KvCacheConfig::event_buffer_max_size. The events of a step are there before its responses are. It may
-  /// outlive the executor.
+  /// Returns the manager of events about reusable KV blocks (stored, removed, ...); nullptr without
+  /// KvCacheConfig::event_buffer_max_size. The events of a step are available before its responses. The
+  /// manager may outlive the executor.
   [[nodiscard]] std::shared_ptr<KVCacheEventManager> get_kv_cache_event_manager() const;
 
-  /// False when the queue is full, and when the executor was shut down or died.
+  /// False if the queue is full, or if the executor was shut down or has died.
   [[nodiscard]] bool can_enqueue_requests() const;
   [[nodiscard]] bool is_alive() const;
-  /// True from the beginning of shutdown() on.
+  /// True from the start of shutdown() on.
   [[nodiscard]] bool is_shut_down() const;
   void throw_if_closed() const;
-  /// Waits for the step that is running; requests that have not ended get an error response. The engine's
-  /// threads end. May be called again.
+  /// Waits for the running step. Unfinished requests get an error response, and the engine's threads end.
+  /// Further calls have no effect.
   void shutdown();
 
-  /// The LoRA cache's content and control; see LoraCache. Throw AdapterError for an engine without LoRA.
+  /// Content and control of the LoRA cache; see LoraCache. They throw AdapterError for an engine without
+  /// LoRA.
   [[nodiscard]] std::vector<LoraCacheEntry> list_adapters() const;
-  /// Stores an adapter on the host level before the first request asks for it.
+  /// Stores an adapter in the host level before the first request asks for it.
   void put_adapter(const LoraConfig& config);
   void pin_adapter(std::uint64_t task_id);
   void unpin_adapter(std::uint64_t task_id);
@@ -116,7 +118,7 @@ class Executor {
   [[nodiscard]] LoraCacheStats lora_cache_stats() const;
 
   [[nodiscard]] const EngineInfo& engine_info() const;
-  /// Of the KV cache, each with tokens_per_block tokens; a request that needs more is refused.
+  /// Number of KV cache blocks, each with tokens_per_block tokens. A request that needs more is refused.
   [[nodiscard]] std::int32_t num_kv_blocks() const;
 
  private:

@@ -14,24 +14,24 @@
 
 namespace adaptrt {
 
-/// TensorRT-LLM's Request::kBatchedPostProcessorName: the name that asks for
+/// TensorRT-LLM's Request::kBatchedPostProcessorName: the name that selects
 /// LogitsPostProcessorConfig::processor_batched.
 inline constexpr const char* kBatchedPostProcessorName = "batched";
 
-/// The logits that a request's next token is to be chosen from.
+/// The row of logits that a request's next token is chosen from.
 struct PostProcessedRow {
   std::uint64_t request_id = 0;
   std::optional<std::uint64_t> client_id;
-  /// The prompt's, and those generated so far.
+  /// The prompt and the tokens generated so far.
   std::span<const std::int32_t> tokens;
-  /// As many as the request's vocabulary has, to be changed where they are. Bias, penalties and everything
-  /// else come afterwards.
+  /// Logits [vocabulary size of the request], to be changed in place. Bias, penalties and all later stages
+  /// are applied afterwards.
   std::shared_ptr<std::vector<float>> logits;
-  /// What went wrong: the request fails with it.
+  /// Error message; if not empty, the request fails with it.
   std::string error;
 };
 
-/// Changes logits on the executor's thread, which waits for it.
+/// Changes logits. It runs on the executor's thread, which waits for it.
 class LogitsPostProcessor {
  public:
   LogitsPostProcessor() = default;
@@ -39,12 +39,13 @@ class LogitsPostProcessor {
   LogitsPostProcessor(const LogitsPostProcessor&) = delete;
   LogitsPostProcessor& operator=(const LogitsPostProcessor&) = delete;
 
-  /// What all calls of a step need, such as an interpreter's lock: held until the last of them is over.
+  /// Acquires a resource that all calls of a step need, such as an interpreter's lock. It is held until the
+  /// last call has returned.
   [[nodiscard]] virtual std::shared_ptr<void> enter() = 0;
-  /// Neither throws.
+  /// process() and process_batch() must not throw.
   virtual void process(PostProcessedRow& row) = 0;
   virtual void process_batch(std::span<PostProcessedRow> rows) = 0;
-  /// Whether both call the same function.
+  /// True if both call the same function.
   [[nodiscard]] virtual bool equals(const LogitsPostProcessor& other) const = 0;
 };
 
@@ -57,12 +58,12 @@ struct PostProcessorFunction {
 
 /// TensorRT-LLM's LogitsPostProcessorConfig.
 struct LogitsPostProcessorConfig {
-  /// Requests that ask for a name without a function are refused.
+  /// Requests that name a missing function are refused.
   std::optional<std::map<std::string, std::optional<PostProcessorFunction>>> processor_map = std::nullopt;
   std::optional<PostProcessorFunction> processor_batched = std::nullopt;
   bool replicate = true;
 
-  /// A name in the map that means processor_batched.
+  /// Refuses the name of processor_batched in the map.
   [[nodiscard]] Problems validate() const;
   bool operator==(const LogitsPostProcessorConfig&) const = default;
 };

@@ -12,24 +12,24 @@
 
 namespace adaptrt {
 
-/// Which hidden states of a prompt are returned, or what is made of them.
+/// Which hidden states of a prompt are pooled, and how.
 enum class PoolingType : std::uint8_t {
-  kLast = 0,  ///< the last token's
-  kCls = 1,   ///< the first token's
-  kMean = 2,  ///< the mean over all tokens
-  kAll = 3,   ///< every token's
+  kLast = 0,  ///< last token
+  kCls = 1,   ///< first token
+  kMean = 2,  ///< mean over all tokens
+  kAll = 3,   ///< every token
 };
 
-/// What an activation makes of each output of a layer.
+/// Activation of a pooling layer's outputs.
 enum class PoolingActivation : std::uint8_t { kNone = 0, kTanh, kRelu, kSilu, kGelu, kGeluTanh };
 
-/// One layer of what is done to pooled hidden states: activation(x weight^T + bias), normalised where there
-/// is a norm_weight.
+/// One layer on pooled hidden states: activation(x weight^T + bias), followed by a layer norm if norm_weight
+/// is set.
 struct PoolingLayer {
   FloatTensor weight;                              // [outputs, inputs]
   std::optional<FloatTensor> bias = std::nullopt;  // [outputs]
   PoolingActivation activation = PoolingActivation::kNone;
-  std::optional<FloatTensor> norm_weight = std::nullopt;  // [outputs]; of a layer norm over the outputs
+  std::optional<FloatTensor> norm_weight = std::nullopt;  // [outputs]; layer norm over the outputs
   std::optional<FloatTensor> norm_bias = std::nullopt;    // [outputs]
   float norm_epsilon = 1e-5F;
 
@@ -48,15 +48,15 @@ constexpr auto fields_of(const PoolingLayer* /*type*/) {
       Field{"norm_epsilon", &C::norm_epsilon, "Of the layer norm."}};
 }
 
-/// How a request is answered that ends in rows instead of tokens. Not in TensorRT-LLM's C++ API.
+/// Pooling of a request that returns rows of hidden states instead of tokens. Not in TensorRT-LLM's C++ API.
 struct PoolingParams {
   PoolingType pooling_type = PoolingType::kLast;
   std::vector<PoolingLayer> layers = {};
   bool normalize = false;
 
-  /// Everything that is wrong, for hidden states of this width.
+  /// Lists all problems for hidden states of this width.
   [[nodiscard]] Problems validate(std::int64_t hidden_size) const;
-  /// Of what is returned a row.
+  /// Returns the width of each returned row.
   [[nodiscard]] std::int64_t num_outputs(std::int64_t hidden_size) const {
     return layers.empty() ? hidden_size : layers.back().num_outputs();
   }

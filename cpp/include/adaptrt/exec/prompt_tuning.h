@@ -18,27 +18,27 @@
 
 namespace adaptrt {
 
-/// Embeddings of virtual tokens, one a row. Copies share them; they never change.
+/// Embeddings of virtual tokens, one per row. Copies share the values, which never change.
 class EmbeddingTable {
  public:
-  /// Without rows.
+  /// Makes a table without rows.
   EmbeddingTable() = default;
-  /// `dtype`: what `tensor`, which may have any shape, was converted from.
+  /// `dtype`: the type that `tensor` was converted from. `tensor` may have any shape.
   EmbeddingTable(FloatTensor tensor, DType dtype);
 
   [[nodiscard]] const FloatTensor& tensor() const;
   [[nodiscard]] DType dtype() const;
-  /// Everything that keeps an engine from taking its rows.
+  /// Lists the reasons why an engine cannot use its rows.
   [[nodiscard]] Problems validate(const EngineInfo& engine) const;
 
-  // Of a table that an engine takes:
+  // For tables that validate() accepts:
   [[nodiscard]] std::int64_t num_rows() const { return tensor().shape.empty() ? 0 : tensor().shape.front(); }
   /// float32 [EngineInfo::given_embedding_size]
   [[nodiscard]] const float* row(std::int64_t index) const;
-  /// Of each row's bytes. They are worked out when they are first asked for, by any thread.
+  /// Returns the digest of each row's bytes. The first call computes them; any thread may call.
   [[nodiscard]] std::span<const Sha256Digest> digests() const;
 
-  /// Whether shape and values are the same.
+  /// True if shape and values are equal.
   bool operator==(const EmbeddingTable& other) const;
 
  private:
@@ -46,15 +46,15 @@ class EmbeddingTable {
   std::shared_ptr<const Content> content_;
 };
 
-/// TensorRT-LLM's PromptTuningConfig: virtual tokens of a prompt. Ids of the prompt that follow the request's
-/// vocabulary are their rows in the table.
+/// TensorRT-LLM's PromptTuningConfig: virtual tokens of a prompt. Prompt ids beyond the request's vocabulary
+/// are row numbers in the table.
 struct PromptTuningConfig {
   EmbeddingTable embedding_table;
   std::optional<std::vector<std::uint64_t>> input_token_extra_ids;
 
   [[nodiscard]] Problems validate(const EngineInfo& engine, std::int64_t prompt_length) const;
-  /// Of the virtual tokens in `prompt`, whose ids begin with `first_id`, and of the extra ids. `this` is
-  /// valid, and so are the tokens.
+  /// Returns digests of the extra ids and of the virtual tokens in `prompt`, whose ids begin with `first_id`.
+  /// Both this object and the tokens must be valid.
   [[nodiscard]] PrefixDigests digests_of(std::span<const std::int32_t> prompt, std::int64_t first_id) const;
 
   bool operator==(const PromptTuningConfig&) const = default;

@@ -27,14 +27,14 @@
 namespace adaptrt {
 
 using TokenId = std::int32_t;
-/// Names a request within its executor; 1 is the first.
+/// Id of a request within its executor; the first is 1.
 using RequestId = std::uint64_t;
 
-/// OutputConfig::top_log_probs at most.
+/// Maximum of OutputConfig::top_log_probs.
 inline constexpr std::int32_t kMaxTopLogProbs = 20;
 
-/// TensorRT-LLM's OutputConfig, top_log_probs and return_prompt_log_probs: what a Result has besides the
-/// tokens.
+/// TensorRT-LLM's OutputConfig with two more fields, top_log_probs and return_prompt_log_probs: optional
+/// contents of a Result.
 struct OutputConfig {
   bool return_log_probs = false;
   bool return_context_logits = false;
@@ -71,7 +71,7 @@ constexpr auto fields_of(const OutputConfig* /*type*/) {
             "logits are not kept. NaN for virtual tokens. Not in TensorRT-LLM."}};
 }
 
-/// Which phases of a request an executor runs: TensorRT-LLM's, of which one is taken.
+/// TensorRT-LLM's RequestType. Only kContextAndGeneration is accepted.
 enum class RequestType : std::uint8_t { kContextAndGeneration, kContextOnly, kGenerationOnly };
 
 /// TensorRT-LLM's Request.
@@ -112,14 +112,15 @@ struct Request {
   Unsupported mrope_config;
   Unsupported context_phase_params;
 
-  /// Tokens that the scheduler makes room for: what is pooled ends with its prompt, as a request for one
-  /// token does, and so does what asks an engine without a KV cache for its rows.
+  /// Number of tokens that the scheduler makes room for. It is 1 for requests that return rows instead of
+  /// tokens: they end with their prompt, like a request for one token.
   [[nodiscard]] std::int32_t max_scheduled_tokens() const {
     return pooling_params ? 1 : std::max(1, max_tokens);
   }
-  /// The best sequences are searched.
+  /// True if beam search is used.
   [[nodiscard]] bool has_beams() const { return sampling_config.beam_width > 1; }
-  /// Sequences that are generated: the beams, or else what sampling_config says, or else this request.
+  /// Number of generated sequences: the beam width with beams, otherwise sampling_config's number if it is
+  /// set, otherwise this request's.
   [[nodiscard]] std::int32_t num_sequences() const {
     return has_beams() ? sampling_config.beam_width
                        : sampling_config.num_return_sequences.value_or(num_return_sequences);
@@ -127,17 +128,18 @@ struct Request {
   [[nodiscard]] std::int64_t encoder_length() const {
     return encoder_input_token_ids ? static_cast<std::int64_t>(encoder_input_token_ids->size()) : 0;
   }
-  /// Of its beams, at most: what sampling_config says, or else this request unless that is 1; or else all.
+  /// Maximum number of returned beams: sampling_config's number if it is set, otherwise this request's unless
+  /// that is 1, otherwise all.
   [[nodiscard]] std::int32_t num_returned_beams() const {
     return sampling_config.num_return_sequences.value_or(
         num_return_sequences == 1 ? sampling_config.beam_width : num_return_sequences);
   }
-  /// Everything that keeps the request from running on an engine, but for the adapter (LoraCache::admit) and
-  /// the sizes of the batch and the KV cache (Scheduler::why_never_fits).
-  /// `terms`: of the request's adapter.
+  /// Lists all reasons why the request cannot run on an engine, except for those of the adapter itself
+  /// (LoraCache::admit) and of the sizes of the batch and the KV cache (Scheduler::why_never_fits). `terms`:
+  /// the terms of the request's adapter.
   [[nodiscard]] Problems validate(const EngineInfo& engine, const AdapterTerms& terms) const;
-  /// What TensorRT-LLM answers with an error response instead of refusing the request; empty when there is
-  /// nothing.
+  /// Returns an error that TensorRT-LLM sends as a response instead of refusing the request; empty if there
+  /// is none.
   [[nodiscard]] std::string error_to_answer(std::int64_t vocab_size) const;
 };
 

@@ -14,8 +14,9 @@
 
 namespace adaptrt {
 
-/// TensorRT-LLM's Result, and log probs of more tokens than the sampled ones: of one sequence of its request,
-/// or of its beams, best first; without a search a sequence is one beam. All log probs are LogSoftmax's.
+/// TensorRT-LLM's Result, with log probs of more tokens than the sampled ones. It belongs to one sequence of
+/// its request, or to all of its beams, best first. Without beam search a sequence is one beam. All log probs
+/// come from LogSoftmax.
 struct Result {
   bool is_final = false;
   std::vector<std::vector<TokenId>> output_token_ids;
@@ -92,11 +93,11 @@ constexpr auto fields_of(const Result* /*type*/) {
       Field{"context_phase_params", &C::context_phase_params, "Always None."}};
 }
 
-/// TensorRT-LLM's Response: a result, or why there is none.
+/// TensorRT-LLM's Response: a result or an error.
 struct Response {
   RequestId request_id = 0;
   std::optional<std::uint64_t> client_id;
-  /// Empty: `result` holds.
+  /// Empty if `result` is valid.
   std::string error_msg;
   Result result;
 

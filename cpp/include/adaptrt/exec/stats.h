@@ -95,7 +95,7 @@ constexpr auto fields_of(const InflightBatchingStats* /*type*/) {
             "Tokens per generating request; 1 when each has one sequence and no draft was right."}};
 }
 
-/// TensorRT-LLM's StaticBatchingStats; batches here are in flight, so no step has any.
+/// TensorRT-LLM's StaticBatchingStats. Never present: batches are in flight here.
 struct StaticBatchingStats {
   std::int32_t num_scheduled_requests = 0;
   std::int32_t num_context_requests = 0;
@@ -116,8 +116,8 @@ constexpr auto fields_of(const StaticBatchingStats* /*type*/) {
       Field{"empty_gen_slots", &C::empty_gen_slots, "Places of the batch that were not used."}};
 }
 
-/// TensorRT-LLM's DisServingRequestStats; prompts are computed where their tokens are generated, so no
-/// request has any.
+/// TensorRT-LLM's DisServingRequestStats. Never present: each prompt is computed in the same executor as its
+/// generated tokens.
 struct DisServingRequestStats {
   double kv_cache_transfer_ms = 0.0;
   std::size_t kv_cache_size = 0;
@@ -169,7 +169,7 @@ constexpr auto fields_of(const DraftEngineStats* /*type*/) {
       Field{"error", &C::error, "Why it was given up; empty: it was not."}};
 }
 
-/// All drafts so far, whoever made them.
+/// Totals of all drafts so far, from every source.
 struct SpeculationStats {
   std::int64_t draft_tokens = 0;
   std::int64_t accepted_tokens = 0;
@@ -186,8 +186,8 @@ constexpr auto fields_of(const SpeculationStats* /*type*/) {
       Field{"draft_engine", &C::draft_engine, "None without ExecutorConfig.draft_target_decoding_config."}};
 }
 
-/// TensorRT-LLM's IterationStats, the engine's share of the latency, all drafts so far, the LoRA cache, and
-/// what was read of weights.
+/// TensorRT-LLM's IterationStats with the engine's part of the latency, totals of all drafts, the LoRA cache,
+/// and the bytes of weights that were read.
 struct IterationStats {
   std::string timestamp;
   std::int64_t iter = 0;
@@ -304,7 +304,7 @@ constexpr auto fields_of(const RequestStats* /*type*/) {
             "Always None: prompts are computed in this executor."}};
 }
 
-/// All requests that a step knew, those that it ended included.
+/// All requests that a step knew, including those that it ended.
 struct RequestStatsPerIteration {
   std::int64_t iter = 0;
   std::vector<RequestStats> request_stats;

@@ -5,17 +5,17 @@
 
 namespace adaptrt {
 
-/// A value of a caller's own kind, which this library keeps and does not look into.
+/// A value of the caller's own type. This library stores it and never looks into it.
 class ForeignValue {
  public:
   virtual ~ForeignValue() = default;
   [[nodiscard]] virtual std::string type_name() const = 0;
-  /// In the caller's own sense.
+  /// Compares by the caller's own rules.
   [[nodiscard]] virtual bool equals(const ForeignValue& other) const = 0;
 };
 
-/// A field of TensorRT-LLM's that cannot be used here: whatever is given comes back out, and the executor
-/// refuses it by the name of its type.
+/// A field of TensorRT-LLM that is unsupported here. It keeps the given value; the executor refuses it and
+/// names its type.
 struct Unsupported {
   /// nullptr: None.
   std::shared_ptr<const ForeignValue> value;
