@@ -14,7 +14,7 @@ namespace {
 using cuda::activate;
 using cuda::describe;
 
-/// "13.0" of 13000
+/// Formats 13000 as "13.0".
 std::string version_text(int version) {
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
 }

@@ -5,7 +5,8 @@
 namespace adaptrt::cuda {
 namespace {
 
-/// Those of which cuda_runtime_api.h says that the process must be started again to go on with CUDA.
+/// True for the errors after which the process must be restarted to use CUDA, according to
+/// cuda_runtime_api.h.
 bool ends_the_context(cudaError_t status) {
   switch (status) {
     case cudaErrorIllegalAddress:
@@ -39,7 +40,7 @@ std::string describe(const char* call, cudaError_t status) {
 
 void check(const char* call, cudaError_t status) {
   if (status == cudaSuccess) return;
-  // Else the next launch would be blamed for it.
+  // Clear the error; otherwise the next launch would report it.
   static_cast<void>(cudaGetLastError());
   if (ends_the_context(status)) {
     throw EngineError(describe(call, status) + "; the GPU cannot be used any more by this process");

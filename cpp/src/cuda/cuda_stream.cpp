@@ -24,12 +24,11 @@ struct DestroyGraph {
 };
 using CapturedWork = std::unique_ptr<std::remove_pointer_t<cudaGraph_t>, DestroyGraph>;
 
-/// Between its construction and end(), work put into the stream is captured.
+/// Captures the work put into the stream between construction and end().
 class Capture {
  public:
   explicit Capture(cudaStream_t stream) : stream_(stream) {
-    // What other threads do meanwhile, a loader of adapters for one, is not part of the capture and may go
-    // on.
+    // Other threads, such as an adapter loader, may continue; their work is not captured.
     check("cudaStreamBeginCapture", cudaStreamBeginCapture(stream_, cudaStreamCaptureModeThreadLocal));
   }
   ~Capture() {
@@ -77,7 +76,7 @@ CudaStream::CudaStream(int device) : device_(device) {
 }
 
 CudaStream::~CudaStream() {
-  // What is still running reads memory whose owners may go next.
+  // Work that is still running reads memory that may be freed next.
   static_cast<void>(cudaStreamSynchronize(stream_));
   static_cast<void>(cudaStreamDestroy(stream_));
 }

@@ -1,4 +1,4 @@
-// Allocation of blocks to sequences, and the memory of a call.
+// Blocks of sequences and memory of a call.
 
 #include "adaptrt/draft_engine/draft_engine.h"
 
@@ -48,7 +48,7 @@ void DraftEngine::plan(std::span<const DraftTask> tasks) {
   for (const DraftTask& task : tasks) {
     if (entries_.size() == max_entries) break;
     const auto num_tokens = static_cast<std::int32_t>(task.text.size());
-    // The last draft is not computed.
+    // The last draft is never computed.
     const auto& adapter = task.sequence->adapter_;
     const std::int32_t longest = info.max_seq_len_of(adapter ? adapter->terms().rotary_factor : 1);
     const std::int32_t most = std::min({task.most, max_draft_len_, longest - num_tokens + 1});
@@ -99,8 +99,7 @@ bool DraftEngine::begin(const DraftTask& task) {
 bool DraftEngine::make_room(const DraftSequence& sequence, std::int32_t num_tokens) {
   const std::int64_t needed =
       std::int64_t{block_pool_.blocks_for(num_tokens)} - std::ssize(sequence.table_.blocks);
-  // Shared blocks are counted once for each sequence, so the loop may take blocks from a sequence for
-  // nothing.
+  // A shared block is counted once per sequence, so the loop may evict a sequence without gaining a block.
   std::int64_t obtainable = block_pool_.num_available();
   for (const DraftSequence* other : sequences_) {
     if (other->turn_ != turn_) obtainable += std::ssize(other->table_.blocks);

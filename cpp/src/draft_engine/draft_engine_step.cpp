@@ -1,4 +1,4 @@
-// Steps of one call of the draft engine.
+// Steps of one draft engine call.
 
 #include <algorithm>
 #include <iterator>
@@ -68,7 +68,7 @@ void DraftEngine::add_to_step(const DraftTask& task, std::span<const std::int32_
   step_.sequence_offsets.push_back(static_cast<std::int32_t>(step_.token_ids.size()));
   step_.prompt_lengths.push_back(task.prompt_length);
   step_.adapters.push_back(sequence.lease_ ? &sequence.lease_->adapter() : nullptr);
-  // In rows as long as the longest text may come to be, so that their number alone changes.
+  // All rows have the length of the longest possible text, so that only their number changes.
   const auto row_length = static_cast<std::size_t>(block_pool_.blocks_for(engine_.info().max_seq_len));
   const std::vector<BlockId>& blocks = sequence.table_.blocks;
   step_.block_tables.insert(step_.block_tables.end(), blocks.begin(), blocks.end());

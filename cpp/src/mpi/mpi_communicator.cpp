@@ -21,22 +21,22 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::microseconds;
 
-/// MPI counts bytes by int.
+/// MPI counts bytes in an int.
 constexpr std::size_t kMostBytesAtOnce = std::size_t{1} << 30;
-/// What a message of an exchange may take before the wait for it gives the CPU to others now and then: longer
-/// than any that comes in time.
+/// Longest busy wait for a message of an exchange: longer than any message that arrives normally. After it
+/// the thread yields the CPU now and then.
 constexpr microseconds kBusyExchange{2000};
-/// The same of a command, behind which the next one comes at once while there are requests.
+/// The same for a command. While there are requests, the next command follows at once.
 constexpr microseconds kBusyWait{300};
 constexpr microseconds kShortestSleep{50};
 constexpr microseconds kLongestSleep{1000};
-/// Of an exchange: messages go on only where they are looked after.
+/// Messages of an exchange only progress while this rank polls MPI, so sleeps are shorter.
 constexpr microseconds kLongestSleepOfExchange{200};
-/// Time that cancelled receives have to end. MPI ends them without the other ranks, unless a message is under
-/// way.
+/// Time limit for cancelled receives to end. MPI ends them without the other ranks, unless a message is in
+/// transit.
 constexpr std::chrono::milliseconds kCancelLimit{1000};
 
-/// Waits busily at first, for what comes in no time, and then in longer and longer sleeps.
+/// Polls without sleeping at first, and then sleeps longer and longer.
 class Patience {
  public:
   Patience(microseconds busy, microseconds longest_sleep)
@@ -61,7 +61,7 @@ template <class Handle>
 Handle handle_of(std::uint64_t value) {
   Handle handle;
   static_assert(sizeof(handle) <= sizeof(value));
-  std::memcpy(&handle, &value, sizeof(handle));  // numbers of fewer bytes are the lowest ones, little-endian
+  std::memcpy(&handle, &value, sizeof(handle));  // smaller numbers are in the lowest bytes (little-endian)
   return handle;
 }
 
@@ -147,7 +147,7 @@ class MpiCommunicator final : public Communicator {
     }
   }
 
-  /// Calls start(request) for a message, which is pending then.
+  /// Calls start(request) to start a message, which is then pending.
   template <class Start>
   void begin(const char* function, std::int32_t peer, bool is_received, Start start) {
     pending_.push_back({Handle{}, peer, latest_, is_received});  // before MPI knows of the buffer
@@ -165,7 +165,7 @@ class MpiCommunicator final : public Communicator {
     }
   }
 
-  /// Takes out what has happened of all exchanges; true when all up to this one has.
+  /// Removes finished messages; returns true if all of this and earlier exchanges have finished.
   bool test_until(ExchangeNumber exchange) {
     std::optional<std::pair<std::int32_t, int>> failed;  // peer and code
     std::erase_if(pending_, [&](Pending& pending) {
@@ -179,8 +179,8 @@ class MpiCommunicator final : public Communicator {
     return pending_.empty() || pending_.front().exchange > exchange;
   }
 
-  /// Names the ranks that have not done their part of the exchanges up to this one; of later ones they may be
-  /// computing theirs.
+  /// Throws with the ranks that have not finished this or an earlier exchange. Later exchanges may still be
+  /// waiting for their computation.
   [[noreturn]] void give_up(ExchangeNumber exchange) {
     std::set<std::int32_t> silent;
     for (const Pending& pending : pending_) {
@@ -200,9 +200,8 @@ class MpiCommunicator final : public Communicator {
     throw EngineError(*failure_);
   }
 
-  /// Returns when MPI writes to no buffer of a receive any more, or when that takes too long. What is sent
-  /// cannot be cancelled: MPI 4.0 has given that up, and MPICH crashes on a long message of which a part is
-  /// under way.
+  /// Returns when no receive can write to its buffer any more, or after a time limit. Sends cannot be
+  /// cancelled: MPI 4.0 has deprecated that, and MPICH crashes if a part of a long message is in transit.
   void cancel_receives() {
     std::erase_if(pending_, [&](Pending& pending) {
       return !pending.is_received || mpi_.cancel(&pending.request) != kMpiSuccess;
@@ -240,11 +239,11 @@ class MpiCommunicator final : public Communicator {
   int rank_ = 0;
   int size_ = 0;
   ExchangeNumber latest_ = 0;
-  /// By exchange.
+  /// Ordered by exchange.
   std::vector<Pending> pending_;
-  /// Why ranks cannot be talked to any more.
+  /// Reason why the ranks are unreachable.
   std::optional<std::string> failure_;
-  /// The same for other threads.
+  /// Copy of failure_.has_value() for other threads.
   std::atomic<bool> is_lost_ = false;
 };
 

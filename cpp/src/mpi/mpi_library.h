@@ -8,10 +8,10 @@
 
 namespace adaptrt {
 
-/// A shared library that stays loaded while this lives.
+/// A shared library that stays loaded as long as this object.
 class SharedLibrary {
  public:
-  /// Throws ConfigError where it cannot be loaded.
+  /// Throws ConfigError if it cannot be loaded.
   explicit SharedLibrary(const std::string& path);
   ~SharedLibrary();
   SharedLibrary(const SharedLibrary&) = delete;
@@ -19,7 +19,7 @@ class SharedLibrary {
   SharedLibrary(SharedLibrary&&) = delete;
   SharedLibrary& operator=(SharedLibrary&&) = delete;
 
-  /// A function of it, or of what it is linked to. Throws ConfigError where there is none.
+  /// Finds a function in it or in the libraries linked to it. Throws ConfigError if there is none.
   template <class Function>
   Function* find(const char* name) const {
     return reinterpret_cast<Function*>(address_of(name));
@@ -31,9 +31,9 @@ class SharedLibrary {
   void* handle_;
 };
 
-/// The functions of MPI that ranks talk with, as the MPI standard declares them. Handle is what the library's
-/// handles are: int in MPICH, a pointer in Open MPI and in the standard's ABI. A status is written to memory
-/// of kStatusBytes, more than any library's.
+/// The MPI functions used here, as the MPI standard declares them. Handle is the library's handle type: int
+/// in MPICH, a pointer in Open MPI and in the standard's ABI. A status is written to kStatusBytes bytes of
+/// memory, more than any library needs.
 template <class Handle>
 struct MpiFunctions {
   explicit MpiFunctions(const SharedLibrary& library)

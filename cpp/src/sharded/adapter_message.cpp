@@ -4,7 +4,7 @@
 
 namespace adaptrt {
 
-// Ranks run the same build, so a row is sent as it is.
+// All ranks run the same build, so a row is sent as raw bytes.
 static_assert(std::is_trivially_copyable_v<AdapterRow>);
 
 void add_load(const AdapterLoad& load, MessageWriter* message) {

@@ -10,17 +10,17 @@
 
 namespace adaptrt {
 
-/// An adapter as it was submitted, and the pages that hold each rank's share of it.
+/// A submitted adapter and the pages that hold each rank's share of it.
 struct AdapterLoad {
   std::shared_ptr<const HostAdapter> adapter;
   std::vector<std::int64_t> pages;
   std::uint64_t load_id = 0;
 };
 
-/// Adds everything but the weights, HostAdapter::bytes() of them, which are sent by themselves.
+/// Writes everything except the weights (HostAdapter::bytes() bytes), which are sent separately.
 void add_load(const AdapterLoad& load, MessageWriter* message);
 
-/// What add_load() has written.
+/// The data that add_load() writes.
 struct ReceivedLoad {
   std::uint64_t task_id = 0;
   std::uint64_t load_id = 0;

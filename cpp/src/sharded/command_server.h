@@ -20,27 +20,27 @@
 
 namespace adaptrt {
 
-/// The adapters in the pages of an engine that does as another process says.
+/// The adapters in the pages of an engine that runs on another process's commands.
 class RankAdapters {
  public:
   RankAdapters(const LoraLayout& layout, std::unique_ptr<AdapterPages> pages)
       : layout_(layout), index_(layout), pages_(std::move(pages)) {}
 
-  /// Packs the engine's share. What its pages held before is gone.
+  /// Packs this engine's share. Earlier contents of the pages are lost.
   void load(ReceivedLoad received, HugeArray weights);
 
-  /// By the load id of the process that commands.
+  /// Finds an adapter by the commanding process's load id.
   [[nodiscard]] const DeviceAdapter* find(std::uint64_t load_id) const;
 
  private:
   const LoraLayout& layout_;
   SiteIndex index_;
   std::unique_ptr<AdapterPages> pages_;
-  std::map<std::uint64_t, DeviceAdapter> adapters_;  // by the other process's load id
+  std::map<std::uint64_t, DeviceAdapter> adapters_;  // key: load id of the commanding process
   std::map<std::int64_t, std::uint64_t> load_of_page_;
 };
 
-/// The side that is commanded by rank 0 of a communicator.
+/// The end of a communicator that executes rank 0's commands.
 class CommandServer {
  public:
   CommandServer(Engine& local, Communicator& communicator) : local_(local), communicator_(communicator) {}
@@ -50,7 +50,7 @@ class CommandServer {
   CommandServer(CommandServer&&) = delete;
   CommandServer& operator=(CommandServer&&) = delete;
 
-  /// Until it is told that no command follows. Throws EngineError when a rank is lost.
+  /// Runs until rank 0 says that no command follows. Throws EngineError if a rank is lost.
   void run();
 
  protected:
@@ -58,7 +58,7 @@ class CommandServer {
 
   [[nodiscard]] Engine& local() { return local_; }
   [[nodiscard]] Communicator& communicator() const { return communicator_; }
-  /// To rank 0.
+  /// Sends to rank 0.
   void send(std::span<const std::byte> bytes);
   void send_reply(Outcome outcome, const std::string& message);
 
@@ -66,7 +66,7 @@ class CommandServer {
   void receive(std::span<std::byte> bytes);
   void make_pages(MessageReader* message);
   void load_adapter(MessageReader* message);
-  /// Does what rank 0 waits for, and tells it how that went.
+  /// Runs an action that rank 0 waits for, and reports its outcome.
   template <class Action>
   void reply(const Action& action);
 

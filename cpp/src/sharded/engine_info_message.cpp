@@ -8,10 +8,10 @@
 namespace adaptrt {
 namespace {
 
-// Both processes run the same build, so what has no pointers is sent as it is.
+// Both processes run the same build, so data without pointers is sent as raw bytes.
 static_assert(std::is_trivially_copyable_v<LoraPart>);
 
-/// Calls add(member) for the members that are numbers.
+/// Calls add(member) for each numeric member.
 template <class Info, class Add>
 void for_each_number(Info& info, const Add& add) {
   add(info.dtype);

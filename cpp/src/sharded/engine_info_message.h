@@ -5,10 +5,10 @@
 
 namespace adaptrt {
 
-/// Adds all but what only an engine with a second level of the KV cache has, or one that takes embeddings.
+/// Writes all fields except those for a second level of the KV cache and for prompt embeddings.
 void add_info(const EngineInfo& info, MessageWriter* message);
 
-/// What add_info() has written.
+/// Reads the data that add_info() writes.
 [[nodiscard]] EngineInfo read_info(MessageReader* message);
 
 }  // namespace adaptrt

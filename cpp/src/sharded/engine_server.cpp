@@ -11,12 +11,12 @@
 namespace adaptrt {
 namespace {
 
-/// Tells the executor's process what steps result in, behind a reply that they have any.
+/// Sends step results to the executor's process, after a reply that says if there are any.
 class EngineServer final : public CommandServer {
  public:
   using CommandServer::CommandServer;
 
-  /// What the other end waits for before it commands anything.
+  /// Sends the EngineInfo that the other end waits for before its first command.
   void describe() {
     MessageWriter message;
     add_info(local().info(), &message);
@@ -32,7 +32,7 @@ class EngineServer final : public CommandServer {
     try {
       local().step(input, sink(local().info().logits_width()), sink(local().info().hidden_size));
     } catch (const StepError& error) {
-      // Where rows were sent, others are waited for, and it cannot be told any more.
+      // After the first rows, the other end expects rows and cannot receive an error reply.
       if (has_replied_) throw;
       send_reply(Outcome::kStepError, error.what());
       return;

@@ -12,7 +12,7 @@
 
 namespace adaptrt {
 
-/// What rank 0 asks of the others.
+/// Commands of rank 0.
 enum class CommandKind : std::uint32_t {
   kAllocateKv = 1,
   kAllocateCrossKv,
@@ -22,14 +22,14 @@ enum class CommandKind : std::uint32_t {
   kEnd,
 };
 
-/// Goes before the body of each command.
+/// Precedes the body of each command.
 struct CommandHeader {
   CommandKind kind = CommandKind::kEnd;
   std::uint32_t reserved = 0;
   std::uint64_t body_bytes = 0;
 };
 
-/// The body of a command: numbers, and lists of them behind their length, as they are in memory.
+/// The body of a command: numbers, and lists preceded by their length, as raw bytes.
 class MessageWriter {
  public:
   template <class Number>
@@ -56,7 +56,7 @@ class MessageWriter {
   std::vector<std::byte> bytes_;
 };
 
-/// Reads what MessageWriter has written. Throws EngineError at the end of the bytes.
+/// Reads the data of a MessageWriter. Throws EngineError at the end of the bytes.
 class MessageReader {
  public:
   explicit MessageReader(std::span<const std::byte> bytes) : bytes_(bytes) {}
@@ -87,16 +87,16 @@ class MessageReader {
   std::span<const std::byte> bytes_;
 };
 
-/// How a command ended: what was thrown, of which the text comes behind the reply.
+/// How a command ended. After a failure the error's text follows the reply.
 enum class Outcome : std::uint32_t { kDone = 0, kConfigError, kStepError, kEngineError };
 
-/// How a rank did what a command asked for, where rank 0 waits for that.
+/// A rank's reply to a command that rank 0 waits for.
 struct CommandReply {
   Outcome outcome = Outcome::kDone;
-  std::uint32_t message_bytes = 0;  ///< of what comes behind it
+  std::uint32_t message_bytes = 0;  ///< length of the text after it
 };
 
-/// A reply that is not kDone.
+/// The content of a reply that is not kDone.
 struct Failure {
   Outcome outcome = Outcome::kEngineError;
   std::string message;

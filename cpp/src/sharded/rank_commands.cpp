@@ -41,7 +41,7 @@ void RankCommands::dismiss() noexcept {
     body_.clear();
     send(CommandKind::kEnd);
   } catch (const std::exception&) {
-    // One of them is lost, as the step that found it has said: there is nobody to tell.
+    // A rank is lost; the failing step has already reported it.
   }
 }
 

@@ -17,7 +17,7 @@
 
 namespace adaptrt {
 
-/// Adapters that were loaded here and not yet elsewhere. Load workers add to it while a step runs.
+/// Adapters that are loaded here but not yet on the other ranks. Load workers add to it during steps.
 class PendingLoads {
  public:
   void add(AdapterLoad load) {
@@ -37,10 +37,11 @@ class PendingLoads {
 /// A LogitsSink or a HiddenSink.
 using RowSink = std::function<void(std::int64_t first_row, std::int64_t rows, const float* values)>;
 
-/// A sink that keeps what it throws, and takes nothing more then: a step of several ranks goes on.
+/// Wraps a sink: stores its first exception in `refusal` and then drops rows, because a step of several ranks
+/// cannot stop.
 [[nodiscard]] RowSink guarded(const RowSink& sink, std::exception_ptr* refusal);
 
-/// The side that commands: rank 0 of a communicator, whose other ranks do what they are told.
+/// The commanding end: rank 0 of a communicator, whose other ranks execute its commands.
 class RankCommands {
  public:
   explicit RankCommands(std::shared_ptr<Communicator> communicator)
@@ -48,22 +49,22 @@ class RankCommands {
 
   [[nodiscard]] const Communicator& communicator() const { return *communicator_; }
 
-  /// What the body of the next command is written to.
+  /// Starts the body of the next command and returns its writer.
   [[nodiscard]] MessageWriter& new_body();
-  /// With what was written since new_body().
+  /// Sends the body that was written since new_body().
   void send(CommandKind kind);
   void send_load(const AdapterLoad& load);
-  /// Tells the others, once, that no command follows. Those that are lost are not told.
+  /// Tells the other ranks, once, that no command follows. Lost ranks are not told.
   void dismiss() noexcept;
 
-  /// A rank's answer to a command: what failed, if anything did.
+  /// Receives a rank's reply to a command; nullopt on success.
   [[nodiscard]] std::optional<Failure> receive_reply(std::int32_t rank);
-  /// The same of a command that may take any time.
+  /// The same without a time limit.
   [[nodiscard]] std::optional<Failure> wait_for_reply(std::int32_t rank);
 
   void receive(std::int32_t rank, std::span<std::byte> bytes);
-  /// `count` rows of results of `width` floats, `slice` of them at a time. `tells`: the other rank is in
-  /// send_until_taken() with each slice.
+  /// Receives `count` rows of `width` floats, `slice` rows at a time. `tells`: the other rank uses
+  /// send_until_taken() for each slice.
   void receive_rows(std::int32_t rank, std::size_t count, std::int64_t width, std::size_t slice, bool tells,
                     const RowSink& sink);
 
@@ -75,7 +76,7 @@ class RankCommands {
   MessageWriter body_;
   std::vector<OutgoingMessage> sent_;
   std::vector<float> received_;
-  /// They have not been dismissed.
+  /// True until dismiss().
   bool has_others_ = true;
 };
 

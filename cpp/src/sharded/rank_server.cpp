@@ -30,11 +30,12 @@ class RankServer final : public CommandServer {
     try {
       local().step(input, nowhere, nowhere);
     } catch (const StepError&) {
-      // Rank 0 has refused the step for the same reason, and tells those who asked for it.
+      // Rank 0 has refused the step for the same reason, and reports it.
     }
   }
 
-  /// Rank 0 takes results when it has done all of its pieces, so those of all but the last wait for that.
+  /// Rank 0 receives results only after all its micro-batches, so all results except those of the last
+  /// micro-batch are kept until then.
   void step_in_pieces(const StepInput& told) {
     const StepInput step = is_first_stage(communicator(), num_stages_) ? told : without_types(told);
     const std::vector<StepPiece> pieces = pieces_of(step, local().info());
@@ -61,7 +62,7 @@ class RankServer final : public CommandServer {
     send_rows(hidden_, local().info().hidden_size);
   }
 
-  /// As RankCommands::receive_rows() takes them.
+  /// Sends rows in the slices that RankCommands::receive_rows() expects.
   void send_rows(std::span<const float> rows, std::int64_t width) {
     const auto most = static_cast<std::size_t>(local().info().max_batch_size * width);
     for (; !rows.empty(); rows = rows.subspan(std::min(most, rows.size()))) {
@@ -70,9 +71,9 @@ class RankServer final : public CommandServer {
   }
 
   std::int32_t num_stages_;
-  /// Whether it tells rank 0 what steps result in.
+  /// True if this rank sends the step's results to rank 0.
   bool has_results_;
-  std::vector<float> logits_;  // of a step in several pieces
+  std::vector<float> logits_;  // for steps of several micro-batches
   std::vector<float> hidden_;
 };
 

@@ -8,8 +8,8 @@
 
 namespace adaptrt {
 
-/// What rank 0's steps take beside those of its own program, which records its own ops: for the profile of
-/// whole steps, or for nobody. Times are taken one after another, each from the end of the one before it.
+/// Records the time that rank 0 spends in addition to its own program, which records its own ops. Without a
+/// profile it records nothing. Times are taken one after another, each from the end of the previous one.
 class RankTimes {
  public:
   explicit RankTimes(std::shared_ptr<StepProfile> profile) : profile_(std::move(profile)) {}
@@ -17,10 +17,10 @@ class RankTimes {
   void begin_step(const StepInput& input);
   void end_step();
 
-  /// What runs from here on is recorded by others.
+  /// Excludes the following work, which others record.
   void leave_out();
   void take(RankWork work) { take(StepSection::kRanks, static_cast<std::int32_t>(work)); }
-  /// A sink before which results are waited for; both are recorded. An empty one stays empty.
+  /// Wraps a sink: records the time of waiting for results and of the sink. An empty sink stays empty.
   [[nodiscard]] RowSink timed(const RowSink& sink);
 
  private:

@@ -32,8 +32,8 @@ constexpr std::int32_t kLeader = 1;
   throw EngineError(failure.message);
 }
 
-/// Pages that are the leader's. Here they have addresses and no memory: an adapter is packed to no avail, so
-/// that the cache knows of it, and reaches the leader before the next step.
+/// Pages of the leader. Here they have addresses but no memory. The cache packs an adapter here only for its
+/// accounting; the leader gets the adapter before the next step.
 class RemotePages final : public AdapterPages {
  public:
   RemotePages(std::size_t page_bytes, std::int64_t num_pages, std::shared_ptr<PendingLoads> pending)
@@ -95,7 +95,7 @@ class RemoteEngine final : public Engine {
     for (const AdapterLoad& load : pending_->take()) commands_.send_load(load);
     add_step(input, &commands_.new_body());
     commands_.send(CommandKind::kStep);
-    // It says at once that it begins, so that a leader that hangs is known before a step takes long.
+    // The leader replies first that it begins, so that a hanging leader is detected before a long step.
     if (const auto failure = commands_.receive_reply(kLeader)) throw_failure(*failure);
     if (const auto failure = commands_.wait_for_reply(kLeader)) throw_failure(*failure);
     receive_results(input, sink, hidden_sink);
@@ -121,7 +121,7 @@ class RemoteEngine final : public Engine {
     if (const auto failure = commands_.receive_reply(kLeader)) throw_failure(*failure);
   }
 
-  /// A sink may refuse rows; those that follow are on their way all the same.
+  /// Receives results. A sink may refuse rows, but the following rows are already being sent.
   void receive_results(const StepInput& input, const LogitsSink& sink, const HiddenSink& hidden_sink) {
     std::exception_ptr refusal;
     const auto slice = static_cast<std::size_t>(info_.max_batch_size);

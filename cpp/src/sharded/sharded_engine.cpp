@@ -17,7 +17,7 @@
 namespace adaptrt {
 namespace {
 
-/// Rank 0's pages. What is packed into them reaches the other ranks before the next step.
+/// Rank 0's pages. The other ranks get the packed adapters before the next step.
 class ShardedPages final : public AdapterPages {
  public:
   ShardedPages(std::unique_ptr<AdapterPages> local, std::shared_ptr<PendingLoads> pending)
@@ -75,7 +75,7 @@ class ShardedEngine final : public Engine {
 
   using Engine::step;
   void step(const StepInput& input, const LogitsSink& sink, const HiddenSink& hidden_sink) override {
-    // Only the last stage would find rows of results that break the rules, in the middle of the step.
+    // Otherwise only the last stage would find invalid result rows, in the middle of the step.
     if (info_.num_stages > 1) {
       checker_.check(input, info_, num_blocks_);
       check_encoder_inputs(input, info_, num_cross_blocks_);
@@ -83,12 +83,12 @@ class ShardedEngine final : public Engine {
     times_.begin_step(input);
     for (const AdapterLoad& load : pending_->take()) commands_.send_load(load);
     StepInput told = input;
-    told.encoder.outputs = {};  // which are whole here
+    told.encoder.outputs = {};  // they are complete on each rank
     add_step(told, &commands_.new_body());
     commands_.send(CommandKind::kStep);
     times_.take(RankWork::kCommands);
-    // A step that breaks the rules is refused by every rank before they exchange anything. One whose results
-    // are refused by a sink goes on, since the others do.
+    // Every rank refuses an invalid step before any exchange. A step whose results a sink refuses goes on,
+    // because the other ranks go on.
     std::exception_ptr refusal;
     if (info_.num_stages == 1) {
       local_->step(input, guarded(sink, &refusal), guarded(hidden_sink, &refusal));
@@ -128,7 +128,7 @@ class ShardedEngine final : public Engine {
   }
 
  private:
-  /// Puts what the whole pipeline is in the place of what its first stage is.
+  /// Replaces the facts of the first stage by those of the whole pipeline.
   void describe(const PipelineFacts& facts) {
     info_.hidden_size = facts.hidden_size;
     info_.has_logits = facts.has_logits;
@@ -136,11 +136,11 @@ class ShardedEngine final : public Engine {
     info_.num_layers = facts.num_layers;
     info_.kv_block_bytes = std::max(info_.kv_block_bytes, facts.kv_block_bytes);
     info_.cross_kv_block_bytes = std::max(info_.cross_kv_block_bytes, facts.cross_kv_block_bytes);
-    info_.attention_windows.clear();  // those of the other stages are not known
+    info_.attention_windows.clear();  // the other stages' windows are unknown
   }
 
-  /// Does this rank's part of a command and takes the other ranks' replies, which are never left for the next
-  /// command. Throws what this rank's part threw, or as await_replies() does.
+  /// Runs this rank's part of a command and always receives the other ranks' replies, so that none is left
+  /// for the next command. Throws the error of this rank's part, or as await_replies() does.
   template <class Action>
   void with_replies(const Action& action) {
     std::exception_ptr failure;
@@ -157,7 +157,7 @@ class ShardedEngine final : public Engine {
     if (failure) std::rethrow_exception(failure);
   }
 
-  /// Throws ConfigError with what ranks say that could not do what they were told.
+  /// Throws ConfigError with the errors of all ranks that failed.
   void await_replies() {
     std::string failures;
     for (std::int32_t rank = 1; rank < commands_.communicator().size(); ++rank) {
@@ -173,7 +173,7 @@ class ShardedEngine final : public Engine {
   EngineInfo info_;
   RankTimes times_;
   std::shared_ptr<PendingLoads> pending_ = std::make_shared<PendingLoads>();
-  // Of several stages:
+  // For several stages:
   StepInputChecker checker_;
   std::int32_t num_blocks_ = 0;
   std::int32_t num_cross_blocks_ = 0;

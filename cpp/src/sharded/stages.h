@@ -7,7 +7,7 @@
 
 namespace adaptrt {
 
-/// Of an engine of several stages: the rank that has what steps result in.
+/// Returns the rank with the results, in an engine of several stages.
 [[nodiscard]] inline std::int32_t first_rank_of_last_stage(const Communicator& communicator,
                                                            std::int32_t num_stages) {
   return communicator.size() - communicator.size() / num_stages;
@@ -21,13 +21,13 @@ namespace adaptrt {
   return communicator.rank() < communicator.size() / num_stages;
 }
 
-/// A step as stages behind the first one run it, which look no tokens up.
+/// Returns the step for stages after the first, which look up no embeddings.
 [[nodiscard]] inline StepInput without_types(StepInput step) {
   step.token_types = {};
   return step;
 }
 
-/// A step as stages that are not the last one run it.
+/// Returns the step for stages before the last.
 [[nodiscard]] inline StepInput without_results(StepInput step) {
   step.logit_rows = {};
   step.hidden_rows = {};

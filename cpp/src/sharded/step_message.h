@@ -10,8 +10,8 @@
 
 namespace adaptrt {
 
-/// Adds a step, whose adapters become their load ids; 0: the base model. Of encoder outputs, which are
-/// wanted.
+/// Writes a step. Adapters are written as their load ids (0 for the base model), and encoder outputs as a
+/// flag per output that tells if it is wanted.
 void add_step(const StepInput& input, MessageWriter* message);
 
 /// A step as another rank runs it.
@@ -19,9 +19,9 @@ class ReceivedStep {
  public:
   using Find = std::function<const DeviceAdapter*(std::uint64_t)>;
 
-  /// `find` gives the adapter of a load id, and throws where there is none.
+  /// `find` returns the adapter of a load id, and throws if there is none.
   void read(MessageReader* message, const Find& find, std::int64_t encoder_hidden_size);
-  /// Views of what was read last, and places for the encoder outputs that are wanted.
+  /// Returns views of the step that was read last, with buffers for the wanted encoder outputs.
   [[nodiscard]] StepInput input() const;
 
  private:
@@ -45,7 +45,7 @@ class ReceivedStep {
   std::vector<std::int32_t> encoder_lengths_;
   std::vector<std::int32_t> cross_block_tables_;
   std::int32_t max_cross_blocks_ = 0;
-  // Of encoder inputs:
+  // Encoder inputs:
   std::vector<std::int32_t> encoder_token_ids_;
   std::vector<std::int32_t> encoder_offsets_;
   std::vector<std::int32_t> encoder_block_tables_;

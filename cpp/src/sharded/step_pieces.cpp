@@ -7,7 +7,7 @@
 namespace adaptrt {
 namespace {
 
-/// Those of ascending `rows` that lie in [begin, end), counted from `begin`.
+/// Returns the elements of ascending `rows` within [begin, end), minus `begin`.
 std::vector<std::int32_t> rows_within(std::span<const std::int32_t> rows, std::int32_t begin,
                                       std::int32_t end) {
   std::vector<std::int32_t> found(std::ranges::lower_bound(rows, begin), std::ranges::lower_bound(rows, end));

@@ -9,7 +9,7 @@
 namespace adaptrt {
 namespace {
 
-/// Addresses of an entry: A, B and the magnitudes.
+/// Number of addresses per entry: A, B and the magnitudes.
 constexpr std::size_t kPointers = 3;
 
 std::int64_t address_of(const void* pointer) {
@@ -45,7 +45,7 @@ void AdapterTable::bind(PlanRunner& runner) const {
 std::span<const std::int32_t> AdapterTable::place(std::span<const DeviceAdapter* const> adapters,
                                                   Stream& stream) {
   ++step_;
-  // Those that have a slot first, so that none of them loses it to another adapter of this step.
+  // Adapters that have a slot come first, so that no other adapter of this step takes it.
   for (const DeviceAdapter* adapter : adapters) {
     if (adapter == nullptr) continue;
     const auto found = slot_by_load_id_.find(adapter->load_id);

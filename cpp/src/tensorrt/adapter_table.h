@@ -13,22 +13,22 @@
 
 namespace adaptrt {
 
-/// The tables by which the plugins find the adapters: a row of ranks and a row of addresses for each slot.
-/// Adapters keep their slot from step to step; the least recently used one gives its slot up.
+/// The tables in which the plugins find the adapters: one row of ranks and one of addresses per slot.
+/// Adapters keep their slot over steps; the least recently used one is evicted.
 class AdapterTable {
  public:
-  /// Throws ConfigError when the device refuses the memory.
+  /// Throws ConfigError if the device cannot allocate the memory.
   AdapterTable(const TensorRtProgram& program, Device& device, Stream& stream);
 
-  /// Names the tables to a context.
+  /// Sets the tables as inputs of a context.
   void bind(PlanRunner& runner) const;
 
-  /// The slot of each sequence's adapter, kNoSlot for the base model; rows of adapters that had none are put
-  /// into the stream. There are at least as many slots as adapters in a step. Valid until the next call; the
-  /// rows must be on the device by then.
+  /// Returns the slot of each sequence's adapter; kNoSlot for the base model. Enqueues the copies of rows for
+  /// adapters without a slot so far. There are at least as many slots as adapters in a step. The result is
+  /// valid until the next call, which must come after the copies have finished.
   [[nodiscard]] std::span<const std::int32_t> place(std::span<const DeviceAdapter* const> adapters,
                                                     Stream& stream);
-  /// After a failure nobody knows which rows got to the device: all are written again before they are used.
+  /// Marks all rows as unknown after a failure, so that each is written again before it is used.
   void forget();
 
  private:
@@ -43,7 +43,7 @@ class AdapterTable {
 
   LoraLayout layout_;
   std::int64_t num_modules_;
-  std::size_t entries_;  ///< of a row: layers * modules
+  std::size_t entries_;  ///< per row: layers * modules
   Allocation ranks_;
   Allocation pointers_;
   Allocation host_ranks_;

@@ -7,7 +7,7 @@
 
 namespace adaptrt {
 
-/// What one load at a time works with.
+/// Resources of one running load.
 class DevicePages::Lane {
  public:
   explicit Lane(Device& device)
@@ -17,7 +17,7 @@ class DevicePages::Lane {
     const std::size_t page_bytes = owner.page_bytes();
     const std::size_t bytes = pages.size() * page_bytes;
     if (staging_.bytes() < bytes) {
-      staging_ = {};  // the two need not fit at once
+      staging_ = {};  // free the old memory first: both may not fit
       staging_ = device_.allocate_pinned(bytes);
     }
     std::vector<std::byte*> host_pages;
@@ -30,7 +30,7 @@ class DevicePages::Lane {
       stream_->record(*copied_);
       copied_->synchronize();
     } catch (...) {
-      // Copies that did begin still read the staging memory, which the next load writes.
+      // Copies that already started still read the staging memory, which the next load writes.
       stream_->synchronize();
       throw;
     }
@@ -43,7 +43,7 @@ class DevicePages::Lane {
   std::unique_ptr<Event> copied_;
 };
 
-/// A lane for the time of a load.
+/// Holds a lane during a load.
 class DevicePages::LaneLease {
  public:
   explicit LaneLease(DevicePages& pages) : pages_(pages) {

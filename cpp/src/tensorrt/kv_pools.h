@@ -11,24 +11,25 @@
 
 namespace adaptrt {
 
-/// The KV pool on a device: for each layer [blocks, 2, kv_heads, tokens_per_block, head_dim], an input of the
-/// plan that it writes in place.
+/// The KV pool on a device: one tensor [blocks, 2, kv_heads, tokens_per_block, head_dim] per layer, an input
+/// of the plan that it updates in place.
 class KvPools {
  public:
   explicit KvPools(const TensorRtProgram& program);
 
   /// Bytes of one block over all layers.
   [[nodiscard]] std::size_t block_bytes() const { return block_bytes_; }
-  /// 0 before allocate().
+  /// Returns 0 before allocate().
   [[nodiscard]] std::int32_t num_blocks() const { return num_blocks_; }
 
-  /// Zeros, so that what is masked out of a block's unwritten rows is a number. Throws ConfigError when the
-  /// memory is refused, the plan takes no pool of this size, or this was called before.
+  /// Allocates the pool, filled with zeros, so that masked-out values in unwritten rows are finite. Throws
+  /// ConfigError if the memory cannot be allocated, if the plan does not accept this size, or on a second
+  /// call.
   void allocate(std::int32_t num_blocks, Device& device, Stream& stream);
   /// Copies blocks from[i] to to[i] in every layer, one after the other.
   void copy_blocks(std::span<const std::int32_t> from, std::span<const std::int32_t> to,
                    Stream& stream) const;
-  /// Names the pools to a context.
+  /// Sets the pools as inputs and outputs of a context.
   void bind(PlanRunner& runner) const;
 
  private:

@@ -5,7 +5,7 @@
 namespace adaptrt {
 namespace {
 
-/// Tells a context of one tensor.
+/// Sets shape and address of one tensor.
 void set_tensor(PlanContext& context, std::string_view name,
                 const std::optional<std::span<const std::int64_t>>& dims, std::byte* address) {
   if (dims) context.set_input_shape(name, *dims);
@@ -40,7 +40,8 @@ void PlanRunner::run_graph(const RunShape& shape, Stream& stream) {
     stream.launch(*graph.work);
     return;
   }
-  // One of a step that failed goes now, when its work is done, and not while that step failed.
+  // A context left by a failed step is destroyed here, after its work is done, and not during the failed
+  // step.
   graph.context = context_->another();
   for (const FixedTensor& tensor : fixed_) {
     set_tensor(*graph.context, tensor.name, tensor.dims, tensor.address);

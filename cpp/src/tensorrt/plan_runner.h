@@ -16,31 +16,31 @@
 
 namespace adaptrt {
 
-/// Runs a plan in one of its profiles. A context is told only what changed since its last run.
+/// Runs a plan in one of its profiles. It sets only the tensors that changed since the last run.
 class PlanRunner {
  public:
-  /// `step_memory` is where a step's arrays are copied to; it and `arrays` outlive the runner.
+  /// A step's arrays are copied to `step_memory`. It and `arrays` must outlive the runner.
   PlanRunner(std::unique_ptr<PlanContext> context, const StepArrays& arrays, std::byte* step_memory);
 
-  /// A tensor that stays where it is from step to step.
+  /// Sets a tensor whose address does not change between steps.
   void set_input(std::string_view name, std::span<const std::int64_t> dims, std::byte* address);
   void set_output(std::string_view name, std::byte* address);
 
-  /// Puts a run into the stream.
+  /// Enqueues a run on the stream.
   void run(const RunShape& shape, Stream& stream);
-  /// The same by a graph of runs of this shape. The first one runs as it is, because TensorRT finishes its
-  /// preparations for a shape then, and is captured after that. A graph may use what its context keeps for a
-  /// shape, so each has a context of its own, which is never set to another.
+  /// Runs as a graph for this shape. The first run of a shape is a normal run, because TensorRT finishes its
+  /// preparations for the shape then; after it the graph is captured. A graph may use its context's data for
+  /// a shape, so each graph has a context that is never set to another shape.
   void run_graph(const RunShape& shape, Stream& stream);
 
  private:
-  /// A tensor that stays where it is; an output has no dims.
+  /// A tensor whose address does not change; an output has no dims.
   struct FixedTensor {
     std::string name;
     std::optional<std::vector<std::int64_t>> dims;
     std::byte* address = nullptr;
   };
-  /// The graph goes before its context; there is none yet where a step failed on the way to it.
+  /// The graph must be destroyed before its context. It is empty if a step failed before the capture.
   struct Graph {
     std::unique_ptr<PlanContext> context;
     std::unique_ptr<CapturedGraph> work;
@@ -53,7 +53,7 @@ class PlanRunner {
   const StepArrays& arrays_;
   std::byte* step_memory_;
   std::vector<FixedTensor> fixed_;
-  /// What the context is set to.
+  /// The shape that the context is set to.
   std::optional<RunShape> shape_;
   std::map<RunShape, Graph> graphs_;
 };

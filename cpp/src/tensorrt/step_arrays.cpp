@@ -7,7 +7,7 @@
 namespace adaptrt {
 namespace {
 
-/// What TensorRT asks of the addresses of tensors.
+/// TensorRT's required alignment of tensor addresses.
 constexpr std::size_t kAlignment = 256;
 constexpr std::int32_t kNoBlock = -1;
 
@@ -23,12 +23,12 @@ std::size_t aligned(std::size_t bytes) {
 
 }  // namespace
 
-/// Fills one array after the other, in the order of places().
+/// Fills the arrays in the order of places().
 class StepArrays::Writer {
  public:
   Writer(std::byte* memory, const std::vector<StepArray>& places) : memory_(memory), next_(places.begin()) {}
 
-  /// The next array; what is not set is `padding`.
+  /// Returns the next array, filled with `padding`.
   std::span<std::int32_t> take(std::int32_t padding) {
     const StepArray& array = *next_++;
     const std::span<std::int32_t> elements(reinterpret_cast<std::int32_t*>(memory_ + array.offset),
@@ -100,7 +100,7 @@ void StepArrays::write(std::byte* memory, const RunShape& shape, const StepInput
   const auto prompt_lengths = has_prompt_lengths_ ? writer.take(1) : std::span<std::int32_t>();
   const auto adapter_slots = has_adapters_ ? writer.take(kNoSlot) : std::span<std::int32_t>();
 
-  // By the step's own number of a sequence: its first token in the run.
+  // Maps a sequence's number in the step to its first token in the run.
   first_rows_.resize(sequences);
   const auto blocks =
       static_cast<std::size_t>(std::min(input.max_blocks_per_sequence, shape.blocks_per_sequence));

@@ -54,7 +54,7 @@ class TensorRtEngine final : public Engine {
   }
 
   using Engine::step;
-  /// The checker refuses hidden_rows, which plans have no output for.
+  /// The checker refuses hidden_rows, because plans have no output for them.
   void step(const StepInput& input, const LogitsSink& sink, const HiddenSink& /*hidden_sink*/) override {
     checker_.check(input, info_, kv_pools_.num_blocks());
     try {
@@ -89,7 +89,7 @@ class TensorRtEngine final : public Engine {
         is_decode ? program_.max_batch_size
                   : std::min(program_.prefill.max_logit_rows, program_.max_batch_size));
     std::size_t first = 0;
-    do {  // a step without logit rows still writes the KV pool
+    do {  // a step without logit rows must still write the KV pool
       const auto slice_rows = rows.subspan(first, std::min(slice, rows.size() - first));
       run_plan(input, slots, slice_rows, is_decode);
       if (!slice_rows.empty()) {
@@ -122,7 +122,7 @@ class TensorRtEngine final : public Engine {
     stream_->synchronize();
   }
 
-  /// Profiles begin at one row of logits, wanted or not.
+  /// The profiles' minimum is one row of logits, even if none is wanted.
   [[nodiscard]] RunShape exact_shape(const StepInput& input, std::span<const std::int32_t> rows) const {
     return {.tokens = static_cast<std::int32_t>(input.token_ids.size()),
             .sequences = static_cast<std::int32_t>(input.prompt_lengths.size()),
@@ -139,12 +139,13 @@ class TensorRtEngine final : public Engine {
             .logit_rows = sequences};
   }
 
-  /// Work that did begin still reads the staging memory. When the device is lost, that is what is thrown.
+  /// Waits for work that already started, because it still reads the staging memory. If the device is lost,
+  /// throws that error.
   void settle_after_failure() {
     if (table_) table_->forget();
     try {
       stream_->synchronize();
-    } catch (const StepError&) {  // NOLINT(bugprone-empty-catch): the step has failed with the first of them
+    } catch (const StepError&) {  // the first StepError is already being thrown
     }
   }
 
@@ -180,7 +181,7 @@ class TensorRtEngine final : public Engine {
   std::optional<AdapterTable> table_;
   PlanRunner prefill_;
   PlanRunner decode_;
-  /// Goes before all that its work uses, and waits for it.
+  /// Destroyed before the members that its work uses; its destructor waits for the work.
   std::unique_ptr<Stream> stream_;
   std::vector<std::int32_t> no_slots_;
 };

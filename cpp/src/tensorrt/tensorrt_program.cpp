@@ -33,7 +33,7 @@ void check_lora(const TensorRtProgram& program, Checker& check) {
     if (program.num_adapter_slots != 0) check.add("there are adapter slots, but no LoRA sites");
     return;
   }
-  // As many adapters as a step can have.
+  // A step can have an adapter per sequence.
   check.at_least("num_adapter_slots", program.num_adapter_slots, "max_batch_size", program.max_batch_size);
   if (lora.dtype != program.dtype) check.add("the LoRA layout has another type than the plan");
   if (lora.num_layers != program.num_layers) {

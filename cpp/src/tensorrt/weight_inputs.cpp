@@ -7,7 +7,7 @@
 namespace adaptrt {
 namespace {
 
-/// Weights go through pinned memory in pieces: as files are mapped they are not pinned.
+/// Weights are copied through pinned memory in pieces, because mapped files are not pinned.
 constexpr std::size_t kPieceBytes = std::size_t{16} << 20;
 
 }  // namespace

@@ -11,13 +11,13 @@
 
 namespace adaptrt {
 
-/// Weights that are inputs of the plan, on the device.
+/// Weights on the device that are inputs of the plan.
 class WeightInputs {
  public:
-  /// Throws ConfigError when the device refuses the memory, StepError when a copy fails.
+  /// Throws ConfigError if the device cannot allocate the memory, StepError if a copy fails.
   WeightInputs(std::span<const TensorRtWeight> weights, Device& device, Stream& stream);
 
-  /// Names the weights to a context.
+  /// Sets the weights as inputs of a context.
   void bind(PlanRunner& runner) const;
 
  private:

@@ -6,10 +6,10 @@
 
 namespace adaptrt {
 
-/// An NVIDIA GPU through the CUDA runtime. Each call makes the GPU the calling thread's current one.
+/// An NVIDIA GPU, used through the CUDA runtime. Each call makes it the calling thread's current GPU.
 class CudaDevice final : public Device {
  public:
-  /// Throws ConfigError that says what is missing: the driver, a newer driver, a GPU, or this one of them.
+  /// Throws ConfigError with the missing part: the driver, a newer driver, any GPU, or GPU `index`.
   explicit CudaDevice(int index);
 
   [[nodiscard]] const DeviceInfo& info() const override { return info_; }

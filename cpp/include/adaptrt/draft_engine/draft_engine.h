@@ -16,8 +16,7 @@ namespace adaptrt {
 
 class DraftEngine;
 
-/// A sequence as the draft engine knows it: what it has computed of the sequence's text, in blocks of its
-/// own.
+/// The draft engine's state of one sequence: the tokens whose KV it has computed, in blocks of its own.
 class DraftSequence {
  public:
   DraftSequence() = default;
@@ -25,37 +24,38 @@ class DraftSequence {
   DraftSequence(const DraftSequence&) = delete;
   DraftSequence& operator=(const DraftSequence&) = delete;
 
-  /// Before its first drafts: an adapter of the draft engine's cache, or nullptr, and the salt of KV reuse.
+  /// Call it before the first drafts. `adapter` is in the draft engine's cache, or nullptr; `cache_salt` is
+  /// the salt of KV reuse.
   void set(std::shared_ptr<const HostAdapter> adapter, std::optional<std::uint64_t> cache_salt);
 
  private:
   friend class DraftEngine;
 
-  /// Counts the drafts that came to be in `text`, whose KV is there; one token at least is left to compute.
+  /// Keeps the KV of drafts that equal the tokens of `text`; at least one token stays to compute.
   void keep_right_drafts(std::span<const std::int32_t> text);
   [[nodiscard]] ReuseKey reuse_key() const;
 
   std::shared_ptr<const HostAdapter> adapter_;
   std::optional<std::uint64_t> cache_salt_;
-  /// Its adapter could not be loaded: it has no drafts any more.
+  /// True if its adapter could not be loaded; it gets no more drafts.
   bool is_given_up_ = false;
-  // While it has blocks:
+  // Valid while it has blocks:
   DraftEngine* holder_ = nullptr;
   BlockTable table_;
   std::optional<DeviceLease> lease_;
   std::int32_t num_computed_ = 0;              // tokens of the text
-  std::vector<std::int32_t> computed_drafts_;  // behind them, by the last call
-  std::uint64_t turn_ = 0;                     // number of that call
+  std::vector<std::int32_t> computed_drafts_;  // computed after these tokens, in the last call
+  std::uint64_t turn_ = 0;                     // number of the last call
 };
 
-/// The drafts of one sequence that are asked for.
+/// A request for drafts of one sequence.
 struct DraftTask {
   DraftSequence* sequence = nullptr;
-  /// Prompt and generated tokens; begins with what it was when drafts were last asked for.
+  /// Prompt and generated tokens; extends the text of the last call.
   std::span<const std::int32_t> text;
   std::int32_t prompt_length = 0;
-  std::int32_t most = 1;                        ///< at least 1
-  std::vector<std::int32_t>* drafts = nullptr;  ///< cleared and filled; has room for them
+  std::int32_t most = 1;                        ///< maximum number of drafts, at least 1
+  std::vector<std::int32_t>* drafts = nullptr;  ///< cleared and filled; must have enough capacity
 };
 
 /// Counters and current contents of a draft engine.
@@ -63,46 +63,45 @@ struct DraftEngineStats {
   std::size_t mem_usage = 0;  ///< bytes of its KV pool and its LoRA cache
   std::int64_t max_num_blocks = 0;
   std::int64_t used_num_blocks = 0;
-  std::int64_t num_sequences = 0;  ///< that have blocks
+  std::int64_t num_sequences = 0;  ///< sequences that have blocks
   std::int64_t num_steps = 0;
-  std::int64_t num_tokens = 0;  ///< that it computed, drafts included
+  std::int64_t num_tokens = 0;  ///< computed tokens, including drafts
   double seconds = 0.0;
   std::string error;  ///< why it was given up; empty: it was not
 
   bool operator==(const DraftEngineStats&) const = default;
 };
 
-/// A second engine, small, that guesses the next tokens of sequences greedily, with KV blocks and adapters of
-/// its own. Nothing but speed depends on what it guesses, so it plans as simply as it can: no request waits
-/// for it, and no request fails of it. Belongs to one thread; a call without new sequences allocates nothing.
+/// A second, small engine that drafts the next tokens of sequences greedily, with KV blocks and adapters of
+/// its own. Drafts affect only speed, so it plans simply: no request waits for it, and none fails because of
+/// it. It belongs to one thread. A call without new sequences allocates nothing.
 ///
-/// Each call is a step that computes what the engine has not seen of the texts, as far as one step reaches,
-/// and for those that it has seen to the end steps that add a draft each, all sequences together. The texts
-/// with the fewest missing tokens come first, so that a long prompt, which takes several calls, does not
-/// delay others.
+/// The first step of each call computes the texts' missing tokens, as far as one step reaches. For complete
+/// texts, further steps then add one draft each, all sequences together. The texts with the fewest missing
+/// tokens come first, so that a long prompt, which takes several calls, does not delay others.
 ///
-/// A sequence gets blocks for all drafts of a call at once, or has none in that call. Where blocks have run
-/// out, those of the sequence that was asked for least recently are taken, of equals the one that came last;
-/// never those of one that came before in the same call. Full blocks stay cached by their text, for sequences
-/// that begin with it.
+/// A sequence gets blocks for all drafts of a call at once, or no drafts in that call. If no block is free,
+/// the engine evicts the blocks of the sequence that was asked for least recently (among equals, of the
+/// newest sequence), but never those of an earlier task in the same call. Full blocks stay cached by their
+/// text, for sequences that begin with it.
 class DraftEngine {
  public:
-  /// Both outlive this; `lora_cache` is nullptr without adapters, and has no load workers. The engine has
-  /// allocated `num_kv_blocks` blocks before draft() is called.
+  /// Both arguments must outlive this object. `lora_cache` is nullptr without adapters, and must have no load
+  /// workers. The engine must have allocated `num_kv_blocks` blocks before draft() is called.
   DraftEngine(Engine& engine, LoraCache* lora_cache, std::int32_t num_kv_blocks, std::int32_t max_draft_len);
   ~DraftEngine();
   DraftEngine(const DraftEngine&) = delete;
   DraftEngine& operator=(const DraftEngine&) = delete;
 
-  /// Tasks in the order in which they get blocks, each of another sequence. Those for which there is no room,
-  /// or whose text is too long for the engine or not computed yet, get none. When the engine fails, none get
-  /// any from then on.
+  /// Drafts for `tasks`, in the order in which they get blocks, each of a different sequence. A task gets no
+  /// drafts if there is no room, if its text is too long for the engine, or if the text is not computed yet.
+  /// If the engine fails, no task gets drafts from then on.
   void draft(std::span<const DraftTask> tasks);
-  /// Takes the sequence's blocks and its adapter; they are given again when drafts are asked for.
+  /// Releases the sequence's blocks and adapter; it gets them again when drafts are next asked for.
   void release(DraftSequence& sequence);
 
   [[nodiscard]] DraftEngineStats stats() const;
-  /// Everything that does not hold between sequences and blocks; empty when all is well. For tests.
+  /// Lists every violated invariant of sequences and blocks; empty if none. For tests.
   [[nodiscard]] std::vector<std::string> check_invariants() const;
 
  private:
@@ -111,7 +110,7 @@ class DraftEngine {
     std::int32_t most = 0;
     std::int32_t num_to_compute = 0;
   };
-  /// The arrays of a StepInput, and whose drafts its rows of logits are.
+  /// The arrays of a StepInput, and the task of each row of logits.
   struct Step {
     std::vector<std::int32_t> token_ids;
     std::vector<std::int32_t> positions;
@@ -124,13 +123,13 @@ class DraftEngine {
   };
 
   void plan(std::span<const DraftTask> tasks);
-  /// Gives the sequence blocks for its text and the drafts; false when it cannot have them now.
+  /// Gives the sequence blocks for its text and drafts; returns false if there are not enough now.
   [[nodiscard]] bool prepare(const DraftTask& task, std::int32_t most);
   [[nodiscard]] bool begin(const DraftTask& task);
   [[nodiscard]] bool make_room(const DraftSequence& sequence, std::int32_t num_tokens);
   [[nodiscard]] DraftSequence* next_to_lose_blocks() const;
   void compute_texts();
-  /// Another draft of each sequence; false when all have theirs.
+  /// Computes another draft of each sequence; returns false if all have theirs.
   bool compute_drafts();
   void clear_step();
   void add_to_step(const DraftTask& task, std::span<const std::int32_t> tokens, std::int32_t position,
@@ -142,8 +141,8 @@ class DraftEngine {
   LoraCache* lora_cache_;
   BlockPool block_pool_;
   std::int32_t max_draft_len_;
-  std::vector<DraftSequence*> sequences_;  // with blocks, in the order in which they got the first
-  std::vector<Entry> entries_;             // of the call
+  std::vector<DraftSequence*> sequences_;  // with blocks, in the order of their first block
+  std::vector<Entry> entries_;             // tasks of the current call
   Step step_;
   std::uint64_t turn_ = 0;
   DraftEngineStats stats_;

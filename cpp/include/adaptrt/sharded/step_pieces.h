@@ -8,28 +8,28 @@
 
 namespace adaptrt {
 
-/// Consecutive tokens of a step as a step of their own, with as much of a sequence as is among them. A step
-/// gives the same results as its pieces in turn, bit for bit: what a token sees of its own sequence is in the
-/// KV pool by then, or in its piece.
+/// A micro-batch: consecutive tokens of a step as a step of their own, with the part of each sequence that
+/// they cover. Running the micro-batches in order gives the same bits as the whole step: earlier tokens of a
+/// sequence are in the KV pool or in the same micro-batch.
 class StepPiece {
  public:
-  /// Tokens [begin, end) of `step`, of which it is a view. The first one has the copies of KV blocks; where
-  /// there are encoder inputs, it is all of the step.
+  /// Tokens [begin, end) of `step`; this is a view of it. The first micro-batch has the copies of KV blocks.
+  /// A step with encoder inputs must be one micro-batch.
   StepPiece(const StepInput& step, std::int32_t begin, std::int32_t end);
 
   [[nodiscard]] StepInput input() const;
 
  private:
-  StepInput views_;  // but for the lists below
+  StepInput views_;  // except for the lists below
   std::vector<std::int32_t> sequence_offsets_;
   std::vector<std::int32_t> logit_rows_;
   std::vector<std::int32_t> hidden_rows_;
 };
 
-/// The pieces in which a step of an engine of several stages passes through them, so that stages work at the
-/// same time: as many of at least kTokensOfPiece tokens as there are. Where tokens see those behind them,
-/// pieces have whole sequences. A step with encoder inputs, which pass in pieces of their own, is one piece,
-/// and so is one with more rows of logits than come at a time (EngineInfo::max_batch_size).
+/// Splits a step into micro-batches, so that pipeline stages work at the same time: as many as have at least
+/// kTokensOfPiece tokens each. If tokens attend to later tokens, micro-batches have whole sequences. A step
+/// stays whole if it has encoder inputs (they have their own micro-batches) or more rows of logits than one
+/// transfer takes (EngineInfo::max_batch_size).
 [[nodiscard]] std::vector<StepPiece> pieces_of(const StepInput& step, const EngineInfo& info);
 
 }  // namespace adaptrt

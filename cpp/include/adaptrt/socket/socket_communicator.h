@@ -11,13 +11,13 @@
 
 namespace adaptrt {
 
-/// Two processes that talk over a connected stream socket.
+/// Connects two processes over a connected stream socket.
 class SocketCommunicator final : public Communicator {
  public:
-  /// Rank 0 or 1 of the two. `socket` is owned and closed here; `peer` is what errors call the other process.
-  /// `time_limit` is what exchange() waits at most while nothing moves; nullopt: for ever. `time_to_explain`
-  /// is what another thread gets for its lose() when the other process has ended. Throws ConfigError for what
-  /// is no socket, which stays the caller's.
+  /// `rank` is 0 or 1. `socket` is owned and closed here. `peer` names the other process in errors.
+  /// `time_limit` is the maximum time that exchange() waits without progress; nullopt waits indefinitely.
+  /// `time_to_explain` is the time that another thread has to call lose() after the other process has ended.
+  /// Throws ConfigError if `socket` is not a socket; the caller then still owns it.
   SocketCommunicator(int socket, std::int32_t rank, std::string peer,
                      std::optional<std::chrono::milliseconds> time_limit,
                      std::chrono::milliseconds time_to_explain);
@@ -33,14 +33,14 @@ class SocketCommunicator final : public Communicator {
   void exchange(std::span<const OutgoingMessage> sent, std::span<const IncomingMessage> received) override;
   void wait_for(const IncomingMessage& message) override;
 
-  /// From any thread, of one that knows better why the other process is lost: what calls throw from now on,
-  /// and the one that waits. Without effect when it is lost already.
+  /// Marks the other process as lost, with the reason that a waiting call and all later calls throw. Called
+  /// from any thread that knows the reason. No effect if it is already lost.
   void lose(const std::string& reason);
 
  private:
   void send(std::span<const std::byte> bytes);
   void receive(std::span<std::byte> bytes, bool has_limit);
-  /// Until the socket is ready for `events`; throws when it takes too long.
+  /// Waits until the socket is ready for `events`; throws at the time limit.
   void poll_for(short events, bool has_limit);
   [[noreturn]] void throw_closed();
   [[noreturn]] void throw_lost(const std::string& reason);

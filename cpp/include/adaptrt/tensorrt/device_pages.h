@@ -12,12 +12,12 @@
 
 namespace adaptrt {
 
-/// Pages in a device's memory. An adapter is packed into pinned host memory and copied by a stream of its
-/// own, so that loads neither wait for the engine's steps nor hold them up.
+/// Pages in device memory. An adapter is packed into pinned host memory and copied on a separate stream, so
+/// that loads and engine steps do not wait for each other.
 class DevicePages final : public AdapterPages {
  public:
-  /// As many loads run at a time as there are copy streams; others wait for one. Throws ConfigError when the
-  /// device refuses the memory, StepError when it fails.
+  /// Each copy stream runs one load at a time; further loads wait for a free stream. Throws ConfigError if
+  /// the device cannot allocate the memory, StepError if the device fails.
   DevicePages(std::shared_ptr<Device> device, std::size_t page_bytes, std::int64_t num_pages,
               std::int32_t num_copy_streams);
   ~DevicePages() override;
@@ -27,7 +27,7 @@ class DevicePages final : public AdapterPages {
   [[nodiscard]] std::byte* address(std::int64_t page) const override {
     return memory_.data() + static_cast<std::size_t>(page) * page_bytes_;
   }
-  /// Throws ConfigError as well, when the system refuses pinned memory for an adapter larger than any before.
+  /// Also throws ConfigError if pinned memory cannot be allocated for an adapter larger than any before.
   void load(std::span<const std::int64_t> pages, const Write& write) override;
 
  private:

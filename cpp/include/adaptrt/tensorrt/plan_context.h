@@ -11,14 +11,14 @@ namespace adaptrt {
 class PlanContext {
  public:
   virtual ~PlanContext() = default;
-  /// Throws StepError with what TensorRT said.
+  /// Throws StepError with TensorRT's message.
   virtual void set_input_shape(std::string_view tensor, std::span<const std::int64_t> dims) = 0;
-  /// `address` is on the device; it stays the tensor's until it is set again.
+  /// `address` is on the device; the tensor keeps it until the next call.
   virtual void set_tensor_address(std::string_view tensor, void* address) = 0;
-  /// Puts one run of the plan into a stream. Throws StepError with what TensorRT said.
+  /// Enqueues one run of the plan on a stream. Throws StepError with TensorRT's message.
   virtual void enqueue(void* stream) = 0;
-  /// Another context for the same profile, of which nothing is set. They share their memory, so one runs at a
-  /// time. Throws StepError with what TensorRT said.
+  /// Makes another context for the same profile, with nothing set. They share their memory, so only one may
+  /// run at a time. Throws StepError with TensorRT's message.
   [[nodiscard]] virtual std::unique_ptr<PlanContext> another() = 0;
 };
 
