@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 def build_app(args: dict[str, Any]) -> Application:
-    """An application that `args` describe: the flags of `adaptrt serve` by their names, and the fields of Scaling.
+    """Makes the application. args: flags of `adaptrt serve` and fields of Scaling, by name.
 
-    Raises ConfigError that names what is wrong with them, or what is not installed.
+    Raises ConfigError that names wrong arguments or the missing package.
     """
     try:
         from .application import application

@@ -1,4 +1,4 @@
-"""Adapters that are loaded, swapped and unloaded while replicas run: one order of changes, for all replicas."""
+"""Changes of adapters (load, replace, unload) while replicas run, in one order for all replicas."""
 
 from __future__ import annotations
 
@@ -11,30 +11,32 @@ from typing import Final
 from ..errors import ApiError, retry_headers
 
 SECONDS_TO_REMEMBER_UNLOADS: Final = 3600.0
-"""Of adapters that no replica starts with: whoever has not heard of an unload by then does not run any more."""
+"""Time after which the log forgets an unload of an adapter that no replica starts with. By then, all replicas have
+applied it or ended.
+"""
 
 
 @dataclass(frozen=True)
 class AdapterChange:
-    """What a name means from now on."""
+    """A change of the adapter that a name stands for."""
 
     name: str
     path: str | None
-    """The adapter's directory; None: there is no adapter of this name any more."""
+    """The adapter's directory; None: the adapter is unloaded."""
     replace: bool = False
-    """A name that is known already may be given to another adapter."""
+    """True: an adapter that has the name already is replaced."""
     pinned: bool = False
     is_initial: bool = False
-    """Replicas start with an adapter of this name."""
+    """True: replicas start with an adapter of this name."""
     number: int = 0
-    """In the order of all changes, from 1."""
+    """Position in the order of all changes, from 1."""
     made: float = field(default_factory=time.time)
-    """In seconds since the epoch."""
+    """Time of the change, in seconds since the epoch."""
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """An ApiError on its way to another process."""
+    """An ApiError that is sent to another process."""
 
     message: str
     status: int
@@ -43,11 +45,11 @@ class Refusal:
 
     @classmethod
     def of(cls, error: ApiError) -> Refusal:
-        """What the error says."""
+        """Copies an error."""
         return cls(str(error), int(error.status), error.kind, error.param)
 
     def error(self, beginning: str = "") -> ApiError:
-        """The error again; `beginning` goes before what it says."""
+        """Returns the error again; `beginning` is put before its message."""
         status = HTTPStatus(self.status)
         return ApiError(
             beginning + self.message, status=status, kind=self.kind, param=self.param, headers=retry_headers(status)
@@ -56,35 +58,35 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one replica says of a change."""
+    """One replica's answer to a change."""
 
     replica: str
     refusal: Refusal | None = None
     was_known: bool = False
-    """There was an adapter of this name."""
+    """True: the replica had an adapter of this name."""
 
 
 class ChangeLog:
-    """The newest change of each name. Following these in their order gives what following all changes gives."""
+    """The newest change of each name. Applying these in order has the same result as applying all changes."""
 
     def __init__(self) -> None:
-        """No changes."""
+        """Makes an empty log."""
         self._changes: dict[str, AdapterChange] = {}
         self.number = 0
-        """Of the newest change."""
+        """Number of the newest change."""
 
     @property
     def changes(self) -> tuple[AdapterChange, ...]:
-        """In their order."""
+        """All changes in order."""
         return self.since(0)
 
     def since(self, number: int) -> tuple[AdapterChange, ...]:
-        """Those that came after the change of this number, in their order."""
+        """Returns the changes after the change of this number, in order."""
         return tuple(change for change in self._changes.values() if change.number > number)
 
     def add(self, change: AdapterChange) -> None:
-        """The newest; unloads that nobody needs to hear of any more are forgotten."""
-        # The order of the dict is that of the changes.
+        """Adds the newest change. Forgets unloads that are older than SECONDS_TO_REMEMBER_UNLOADS."""
+        # The dict keeps the order of the changes.
         self._changes.pop(change.name, None)
         self._changes[change.name] = change
         self.number = change.number
@@ -93,13 +95,13 @@ class ChangeLog:
             del self._changes[name]
 
     def adopt(self, changes: Iterable[AdapterChange]) -> None:
-        """Those of a log that knows more."""
+        """Takes over the changes of a log that has more of them."""
         self._changes = {change.name: change for change in changes}
         self.number = max((change.number for change in self._changes.values()), default=0)
 
 
 def refusal_of(outcomes: Mapping[str, Refusal | None]) -> Refusal | None:
-    """What is answered when replicas, by their names, refuse a change; None when none does."""
+    """Returns the refusal to answer with, from each replica's refusal by name; None if no replica refuses."""
     refusals = {replica: refusal for replica, refusal in outcomes.items() if refusal is not None}
     if not refusals:
         return None

@@ -1,4 +1,4 @@
-"""Which adapter a request asks for, for the choice of a replica, which itself says what is wrong with it."""
+"""Finds the adapter that a request asks for, to choose a replica. The replica itself checks the request."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from ..http import check_json_size
 from ..options import ServerLimits
 
 NUM_GROUPS: Final = 4096
-"""Ray keeps state for each id that a request was ever routed by, and clients may send any names: of groups there are
-no more than these."""
+"""Number of groups of adapters. Ray keeps state for each id that a request was ever routed by, and clients may send any
+names, so requests are routed by a group instead.
+"""
 _ADAPTER_FIELDS: Final = ("adapter_id", "lora_path", "model")
 _OPENAI_PATHS: Final = frozenset(
     {
@@ -35,14 +36,14 @@ _TRITON_PATH: Final = re.compile(r"/v2/models/(.+?)(?:/versions/[^/]+)?/(?:infer
 
 
 def group_of(adapter: str) -> str:
-    """The multiplexed model id that requests with an adapter are routed by: the same in every process."""
+    """Returns the multiplexed model id by which requests with an adapter are routed, the same in every process."""
     return f"adapters-{zlib.crc32(adapter.encode()) % NUM_GROUPS}"
 
 
 def adapter_named(path: str, body: bytes, model_names: Collection[str], limits: ServerLimits) -> str | None:
-    """The adapter of a request; None: the base, or what a replica will refuse.
+    """Returns the adapter of a request; None: the base model, or a request that a replica will reject.
 
-    `model_names`: those of the base, which may also stand before an adapter's with a colon.
+    model_names: names of the base model, which may also precede an adapter's name and a colon.
     """
     named = _TRITON_PATH.fullmatch(path)
     if named is not None:

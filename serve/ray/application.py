@@ -1,4 +1,4 @@
-"""The application of Ray Serve: its deployments, bound to each other."""
+"""The Ray Serve application: its deployments, connected to each other."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ REPLICA: Final = "Replica"
 COORDINATOR: Final = "AdapterCoordinator"
 ENDPOINT: Final = "Endpoint"
 UNBOUNDED: Final = 1 << 20
-"""Requests at a time, of deployments that only wait for others."""
+"""Maximum number of concurrent requests of deployments that only wait for others."""
 _QUIET: Final = {"enable_access_log": False}
-"""Serve's log has each request once, as the endpoint answers it."""
+"""Turns off access logs: Serve's log has each request once, from the endpoint."""
 
 
 def application(args: Mapping[str, Any]) -> Application:
-    """As build_app()."""
+    """Makes the application for build_app()."""
     options = application_options(args)
     parsed = options.parsed
     light = {"num_cpus": 0}

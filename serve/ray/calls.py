@@ -1,4 +1,4 @@
-"""Calls of one method at all replicas that run."""
+"""Calls of one method at all running replicas."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ray.serve.handle import DeploymentHandle
 
 @dataclass
 class Answers:
-    """What came back."""
+    """Results of the calls."""
 
     values: list[Any] = field(default_factory=list)
     failures: list[Exception] = field(default_factory=list)
-    """Of replicas that still run: one that dies has no say any more."""
+    """Exceptions of replicas that still run. Replicas that have died are ignored."""
 
 
 async def call_all(replicas: DeploymentHandle, method: str, *args: Any, seconds: float) -> Answers:
-    """One answer a replica; none where none runs. Raises TimeoutError."""
+    """Returns one answer per replica; none if no replica runs. Raises TimeoutError."""
     answers = Answers()
     try:
         results = await replicas.broadcast(method, *args).results_async(timeout_s=seconds, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""The deployment that all changes of adapters go through, one after the other."""
+"""The deployment that handles all changes of adapters, one after the other."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from .calls import call_all
 from .shared_adapters import unknown_everywhere
 
 CALL_SECONDS: Final = 300.0
-"""That replicas have to read and convert an adapter."""
+"""Time for replicas to read and convert an adapter."""
 RESTORE_SECONDS: Final = 10.0
 _LOG: Final = logging.getLogger("adaptrt.coordinator")
 
 
 class AdapterCoordinator:
-    """A deployment of one replica. Its log outlives it: whoever follows the log has it too, and gives it back."""
+    """A deployment with a single replica. Its log survives it: the other replicas have a copy and give it back."""
 
     def __init__(self, replicas: str) -> None:
-        """`replicas`: the name of their deployment, in this application."""
+        """replicas: name of the replicas' deployment in this application."""
         self._replicas: Any = serve.get_deployment_handle(replicas)
         self._log = ChangeLog()
         self._changing = asyncio.Lock()
@@ -35,7 +35,9 @@ class AdapterCoordinator:
         self._restored: asyncio.Task[None] | None = None
 
     async def change(self, wanted: AdapterChange) -> Refusal | None:
-        """Makes a change at all replicas. A refusal: it was made nowhere, or `replica` of the message is behind."""
+        """Makes a change at all replicas. Returns a refusal if no replica made it, or if the named replica could not
+        follow.
+        """
         await self._restore()
         async with self._changing:
             checked = await self._at_all("check", wanted)
@@ -50,14 +52,14 @@ class AdapterCoordinator:
             self._log.add(change)
             async with self._changed:
                 self._changed.notify_all()
-            # Replicas that came meanwhile have asked for all changes, or wait for this one in since().
+            # Replicas that started in the meantime have asked for all changes, or wait for this one in since().
             followed = await self._at_all("follow", (change,))
             if isinstance(followed, Refusal):
                 return followed
             return refusal_of({outcome.replica: outcome.refusal for outcome in followed})
 
     async def since(self, number: int, seconds: float) -> tuple[AdapterChange, ...]:
-        """Changes after that of this number; waits until there are some, at most for so many seconds."""
+        """Returns the changes after the change of this number. Waits up to `seconds` until there are some."""
         await self._restore()
         async with self._changed:
             with contextlib.suppress(asyncio.TimeoutError):
@@ -65,13 +67,13 @@ class AdapterCoordinator:
             return self._log.since(number)
 
     async def _restore(self) -> None:
-        """The log of the coordinator before this one, where there was one."""
+        """Restores the log of the previous coordinator if there was one."""
         if self._restored is None:
             self._restored = asyncio.create_task(self._ask_for_log())
         await asyncio.shield(self._restored)
 
     async def _ask_for_log(self) -> None:
-        # While the application starts, nobody runs who could answer.
+        # While the application starts, no replica can answer.
         with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
             answers = await call_all(self._replicas, "followed", seconds=RESTORE_SECONDS)
             logs: Sequence[tuple[AdapterChange, ...]] = answers.values

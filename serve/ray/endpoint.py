@@ -1,4 +1,4 @@
-"""The deployment that all requests come to: it chooses a replica by the adapter that is asked for, and passes on."""
+"""The deployment that receives all requests. It chooses a replica by the request's adapter and forwards the request."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from .options import parse_flags
 
 HEALTH_PATHS: Final = frozenset({"/health", "/ping", "/v2/health/live", "/v2/health/ready"})
 HEALTH_SECONDS: Final = 5.0
-"""After which a replica counts as one that does not answer."""
+"""Time after which a replica counts as not answering."""
 MERGE_SECONDS: Final = 30.0
 _PAGE_PATHS: Final = frozenset({"/", "/api/state"})
 _PAGE_ELSEWHERE: Final = "shows one server, and these are several; see /metrics, and Ray's dashboard"
@@ -43,25 +43,26 @@ _LOG: Final = logging.getLogger("adaptrt.endpoint")
 
 @dataclass(frozen=True)
 class EndpointOptions:
-    """What the endpoint needs to know of the server."""
+    """Options of the server that the endpoint needs."""
 
     model_names: tuple[str, ...]
-    """Of the base."""
+    """Names of the base model."""
     limits: ServerLimits
     adapter_affinity: bool
-    """Requests go to a replica that has their adapter."""
+    """True: requests go to a replica that has their adapter."""
 
 
 class Endpoint:
-    """A deployment that is an ASGI application."""
+    """A deployment with an ASGI application."""
 
     def __init__(self, replicas: DeploymentHandle, flags: Mapping[str, Any], adapter_affinity: bool) -> None:
-        """`flags`: those of `adaptrt serve`. Asks nobody yet."""
+        """flags: flags of `adaptrt serve`. Calls no replica yet."""
         args = parse_flags(flags)
         self._app: ASGIApp = EndpointApp(
             replicas, EndpointOptions(model_names_of(args), limits_of(args), adapter_affinity)
         )
-        # Replicas would refuse as well, but here nothing has been read yet. Serve's proxies listen, anywhere.
+        # Replicas would reject such requests too, but here nothing has been read yet. The host is empty: Serve's
+        # proxies listen.
         self._app = OriginGuard(
             self._app,
             OriginPolicy("", args.allowed_hosts),
@@ -78,13 +79,13 @@ class Endpoint:
 
 
 class BelowPrefix:
-    """An ASGI application around one that knows nothing of the application's route prefix."""
+    """Removes the application's route prefix from paths, for an ASGI application that does not know the prefix."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As an ASGI application."""
+        """Answers as an ASGI application."""
         if scope["type"] == "http":
             prefix = scope.get("root_path", "").rstrip("/")
             scope = {**scope, "path": scope["path"].removeprefix(prefix), "root_path": ""}
@@ -92,15 +93,15 @@ class BelowPrefix:
 
 
 class EndpointApp:
-    """An ASGI application that passes requests on to replicas, and their answers back as they come."""
+    """An ASGI application that forwards requests to replicas and their answers to clients as they arrive."""
 
     def __init__(self, replicas: Any, options: EndpointOptions) -> None:
-        """`replicas`: the handle of their deployment."""
+        """replicas: handle of the replicas' deployment."""
         self._replicas = replicas
         self._options = options
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As an ASGI application."""
+        """Answers as an ASGI application."""
         if scope["type"] == "lifespan":
             await _live(receive, send)
             return
@@ -135,7 +136,7 @@ class EndpointApp:
             await end_task(forwarding)
 
     async def _group(self, request: ForwardedRequest) -> str:
-        """What the replica is chosen by; empty: the shorter queue alone."""
+        """Returns the group of adapters to choose a replica by; empty: only queue lengths count."""
         if not self._options.adapter_affinity:
             return ""
         names: Collection[str] = self._options.model_names
@@ -183,7 +184,7 @@ class EndpointApp:
 
 
 class _PassedAnswer:
-    """A replica's answer on its way to the client."""
+    """A replica's answer that is forwarded to the client."""
 
     def __init__(self, batches: Any, send: Send) -> None:
         self._batches = batches
@@ -192,7 +193,7 @@ class _PassedAnswer:
         self._is_stream = False
 
     async def pass_batch(self) -> bool:
-        """Sends what has come from the replica next. False: that was all. Raises what became of the replica."""
+        """Sends the replica's next messages. Returns False at the end. Raises the errors of a replica that fails."""
         try:
             batch: MessageBatch = await anext(self._batches)
         except StopAsyncIteration:
@@ -206,22 +207,22 @@ class _PassedAnswer:
         return True
 
     async def fail(self, error: ApiError, path: str) -> None:
-        """Ends the answer with an error. Raises it where nothing of the answer has been sent yet."""
+        """Ends the answer with an error. Raises the error if nothing has been sent yet."""
         if not self._has_begun:
             raise error
         if not self._is_stream:
-            # The connection ends before the length that the head has stated, which clients take for what it is.
+            # The connection ends before the length in the head, so clients notice that the answer is incomplete.
             raise RuntimeError(f"{path}: a part of the answer was lost: {error}")
         last = data_frame({"error": str(error)}) if is_below_prefix(path) else data_frame(error.body()) + DONE
         await self._send({"type": "http.response.body", "body": last, "more_body": False})
 
     def cancel(self) -> None:
-        """Nobody waits for it any more; after its end, this does nothing."""
+        """Cancels the replica's answer; does nothing after its end."""
         self._batches.cancel()
 
 
 async def _live(receive: Receive, send: Send) -> None:
-    """There is nothing to start and to end."""
+    """Answers lifespan messages; nothing needs to start or end."""
     while True:
         message = await receive()
         await send({"type": f"{message['type']}.complete"})

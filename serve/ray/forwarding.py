@@ -1,4 +1,4 @@
-"""HTTP requests from the endpoint's process to a replica's, and the messages of their answers back."""
+"""Forwards HTTP requests from the endpoint's process to a replica's, and the messages of their answers back."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ..request_log import REQUEST_ID_HEADER
 
 MessageBatch: TypeAlias = list[Message]
 REPLICA_HEADER: Final = b"x-replica"
-"""Of an answer: the replica that it is from."""
+"""Response header with the replica that answered."""
 REPLICA_REQUEST_ID_HEADER: Final = b"x-replica-request-id"
-"""Of an answer: the id that the replica's log has. Serve's proxies have an X-Request-Id of their own."""
+"""Response header with the request id of the replica's log. Serve's proxies set their own X-Request-Id."""
 SECONDS_TO_LEAVE: Final = 5.0
-"""For an application whose client has gone."""
+"""Time for the application to end after its client disconnected."""
 _LOG: Final = logging.getLogger("adaptrt.replica")
 
 
@@ -35,7 +35,7 @@ class ForwardedRequest:
 
     @classmethod
     def of(cls, scope: Scope, body: bytes) -> ForwardedRequest:
-        """Of an ASGI request."""
+        """Makes a forwarded request from an ASGI request."""
         client = scope.get("client")
         return cls(
             method=scope["method"],
@@ -47,7 +47,7 @@ class ForwardedRequest:
         )
 
     def scope(self) -> Scope:
-        """For the application that answers it."""
+        """Returns the ASGI scope for the application that answers."""
         return {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -66,7 +66,7 @@ class ForwardedRequest:
 
 @dataclass(frozen=True)
 class WholeAnswer:
-    """What one replica answers, all of it."""
+    """The complete answer of one replica."""
 
     replica: str
     status: int
@@ -75,10 +75,11 @@ class WholeAnswer:
 
 
 async def answer(app: ASGIApp, request: ForwardedRequest, replica: str) -> AsyncGenerator[MessageBatch, None]:
-    """The messages of an application's answer, those that are there together in one batch, with the replica's name.
+    """Yields the messages of an application's answer with the replica's name. Messages that are ready together form one
+    batch.
 
-    Closing it early tells the application that its client has gone. Raises what the application raises before its
-    answer has begun; what it raises later is logged, as servers do.
+    Closing the generator early tells the application that its client disconnected. Raises errors that the application
+    raises before its answer has begun; later ones are logged, as servers do.
     """
     messages: asyncio.Queue[Message | None] = asyncio.Queue()
     has_body = True
@@ -130,13 +131,13 @@ def _named(message: Message, replica: str) -> Message:
     for name, value in message["headers"]:
         if name == REQUEST_ID_HEADER.encode():
             headers.append((REPLICA_REQUEST_ID_HEADER, value))
-        elif name != b"date":  # the proxy's
+        elif name != b"date":  # the proxy sets its own
             headers.append((name, value))
     return {**message, "headers": headers}
 
 
 async def whole_answer(app: ASGIApp, request: ForwardedRequest, replica: str) -> WholeAnswer:
-    """As answer(), all at once."""
+    """Returns the complete answer of an application."""
     start: Any = None
     body = bytearray()
     async for batch in answer(app, request, replica):

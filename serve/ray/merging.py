@@ -1,4 +1,4 @@
-"""One answer of those of all replicas, for what each replica knows a part of."""
+"""Merges the answers of all replicas to one, for routes of which each replica knows a part."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Merge = Callable[[Sequence[WholeAnswer]], Response]
 
 
 def merge_of(method: str, path: str) -> Merge | None:
-    """How the answers to a request are merged; None: one replica's answer is as good as another's."""
+    """Returns the function that merges the answers to a request; None: any single replica can answer."""
     if method == "GET" and path == "/metrics":
         return merged_metrics
     if method == "GET" and path == _MODELS:
@@ -35,7 +35,7 @@ def merge_of(method: str, path: str) -> Merge | None:
 
 
 def merged_metrics(answers: Sequence[WholeAnswer]) -> Response:
-    """Each replica's samples, with a label `replica`."""
+    """Merges all replicas' samples; a label `replica` tells them apart."""
     refusal = _refusal(answers)
     if refusal is not None:
         return refusal
@@ -88,7 +88,7 @@ def _first_found(answers: Sequence[WholeAnswer]) -> Response:
 
 
 def _refusal(answers: Sequence[WholeAnswer]) -> Response | None:
-    """What a replica refuses, such as a request without a key, all of them refuse."""
+    """Returns the first refusal. All replicas refuse the same requests, for example those without a key."""
     return next((_same(answer) for answer in answers if answer.status != HTTPStatus.OK), None)
 
 

@@ -1,4 +1,4 @@
-"""What an application is built with: the flags of `adaptrt serve` by their names, and how it is spread."""
+"""Options of an application: flags of `adaptrt serve` by name, and its scaling."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ _NOT_HERE: Final = {
 
 
 class Scaling(BaseModel):
-    """How many replicas there are, and how requests are spread over them."""
+    """Number of replicas, and how requests are spread over them."""
 
     model_config = ConfigDict(extra="forbid")
 
     num_replicas: int | None = Field(None, ge=1)
-    """None: 1, or as many as min_replicas and max_replicas allow."""
+    """None: 1, or autoscaling between min_replicas and max_replicas."""
     min_replicas: int | None = Field(None, ge=0)
     max_replicas: int | None = Field(None, ge=1)
     target_ongoing_requests: float | None = Field(None, gt=0)
-    """Of a replica, that autoscaling aims at; None: half of max_ongoing_requests."""
+    """Requests per replica that autoscaling aims at; None: half of max_ongoing_requests."""
     max_ongoing_requests: int = Field(DEFAULT_MAX_ONGOING_REQUESTS, ge=1)
-    """Of a replica; others go to another one, even if their adapter is here."""
+    """Maximum number of requests per replica. Further requests go to another one, even if this one has the adapter."""
     adapter_affinity: bool = True
-    """Requests go to a replica that has their adapter."""
+    """True: requests go to a replica that has their adapter."""
     adapter_queue_slack: int = Field(DEFAULT_QUEUE_SLACK, ge=0)
-    """Requests that the adapter's replica may have more than the one with the fewest, before others go elsewhere."""
+    """Number of requests by which the adapter's replica may exceed the least loaded one before others are chosen."""
     max_adapters_per_replica: int = Field(DEFAULT_MAX_ADAPTERS, ge=1)
-    """Those that were used last, which requests find at their replica; as many as its LoRA cache holds."""
+    """Number of recently used adapters per replica that routing considers; at most as many as its LoRA cache holds."""
 
     @model_validator(mode="after")
     def _check(self) -> Scaling:
@@ -65,7 +65,7 @@ class Scaling(BaseModel):
         return self
 
     def serve_options(self) -> dict[str, Any]:
-        """Of Serve's deployment."""
+        """Returns the scaling options of Serve's deployment."""
         shared: dict[str, Any] = {"max_ongoing_requests": self.max_ongoing_requests}
         if self.max_replicas is None:
             return shared | {"num_replicas": self.num_replicas or 1}
@@ -80,16 +80,16 @@ class Scaling(BaseModel):
 
 @dataclass(frozen=True)
 class ApplicationOptions:
-    """Of an application."""
+    """Options of an application."""
 
     flags: Mapping[str, Any]
-    """For parse_flags, where each replica runs: the paths among them are of its machine."""
+    """Flags for parse_flags on the machine of each replica: paths are relative to that machine."""
     parsed: argparse.Namespace
     scaling: Scaling
 
 
 def application_options(args: Mapping[str, Any]) -> ApplicationOptions:
-    """Raises ConfigError that names what is wrong. Looks at no file."""
+    """Parses and checks all arguments. Reads no file. Raises ConfigError that names what is wrong."""
     flags = {name.replace("-", "_"): value for name, value in args.items()}
     problems = [f"{name} is given; {reason}" for name, reason in _NOT_HERE.items() if name in flags]
     if problems:
@@ -113,9 +113,10 @@ def application_options(args: Mapping[str, Any]) -> ApplicationOptions:
 
 
 def parse_flags(flags: Mapping[str, Any]) -> argparse.Namespace:
-    """What `adaptrt serve` makes of these flags. Raises ConfigError.
+    """Parses flags as `adaptrt serve` does. Raises ConfigError.
 
-    A value is a text, a number, true or false, or a list; in a text, words are a list's. None is as if it were absent.
+    A value is a text, a number, a boolean, or a list; a text of several words can stand for a list. None counts as
+    absent.
     """
     parser = _FlagParser(prog="adaptrt.serve.ray", description="")
     add_arguments(parser)
@@ -130,7 +131,7 @@ def parse_flags(flags: Mapping[str, Any]) -> argparse.Namespace:
 
 class _FlagParser(CommandParser):
     def action(self, name: str) -> argparse.Action:
-        """Raises ConfigError for an unknown flag."""
+        """Returns the action of a flag. Raises ConfigError for an unknown flag."""
         actions = {action.dest: action for action in self._actions if action.dest != "help"}
         if name not in actions:
             known = ", ".join(sorted({*actions, *Scaling.model_fields} - set(_NOT_HERE)))

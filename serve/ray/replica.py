@@ -1,4 +1,4 @@
-"""The deployment whose replicas each have an executor, and the server's routes over it."""
+"""The deployment of replicas. Each has an executor and the server's routes."""
 
 from __future__ import annotations
 
@@ -26,21 +26,22 @@ from .options import parse_flags
 from .shared_adapters import SharedAdapters
 
 WAIT_SECONDS: Final = 60.0
-"""For changes of adapters, before it is asked again."""
+"""Time to wait for changes of adapters in one call."""
 RETRY_SECONDS: Final = 0.5
 _LOG: Final = logging.getLogger("adaptrt.replica")
 
 
 class Replica:
-    """Its methods are called by the endpoint and by the coordinator."""
+    """A replica. The endpoint and the coordinator call its methods."""
 
-    # Serve awaits it.
+    # Ray Serve awaits an async __init__.
     async def __init__(  # type: ignore[misc]
         self, flags: Mapping[str, Any], coordinator: DeploymentHandle, max_groups: int
     ) -> None:
-        """`flags`: those of `adaptrt serve`. `max_groups`: of adapters, those used last, that requests find here.
+        """flags: flags of `adaptrt serve`. max_groups: number of recently used groups of adapters that routing
+        considers here.
 
-        Raises AdaptrtError, and ApiError for an adapter of lora_modules, which ends the start of the application.
+        Raises AdaptrtError, and ApiError for an adapter of lora_modules. Both end the start of the application.
         """
         args = parse_flags(flags)
         options = replace(options_of(args), host="")  # Serve's proxies listen
@@ -56,34 +57,34 @@ class Replica:
         self._watch = asyncio.create_task(self._follow_changes())
 
     async def answer(self, request: ForwardedRequest) -> AsyncIterator[MessageBatch]:
-        """The messages of its answer, as they come."""
+        """Yields the messages of the answer as they arrive."""
         async with contextlib.aclosing(answer(self._app, request, self._name)) as batches:
             async for batch in batches:
                 yield batch
 
     async def whole_answer(self, request: ForwardedRequest) -> WholeAnswer:
-        """For answers that are made of those of all replicas."""
+        """Returns the complete answer, for routes that merge the answers of all replicas."""
         return await whole_answer(self._app, request, self._name)
 
     async def check(self, change: AdapterChange) -> Outcome:
-        """As SharedAdapters.check."""
+        """Calls SharedAdapters.check."""
         return await self._adapters.check(change)
 
     async def follow(self, changes: Sequence[AdapterChange]) -> Outcome:
-        """As SharedAdapters.follow."""
+        """Calls SharedAdapters.follow."""
         return await self._adapters.follow(changes)
 
     async def followed(self) -> tuple[AdapterChange, ...]:
-        """What this replica knows of the coordinator's log."""
+        """Returns this replica's copy of the coordinator's log."""
         return self._adapters.followed.changes
 
     def check_health(self) -> None:
-        """For Serve, which replaces this replica when it raises."""
+        """Called by Serve, which replaces this replica if it raises."""
         if not self._service.executor.executor.is_alive:
             raise RuntimeError("the executor has ended")
 
     async def __del__(self) -> None:
-        """For Serve, which calls it when the replica is to end in good order."""
+        """Called by Serve when the replica shuts down in good order."""
         if hasattr(self, "_watch"):
             self._watch.cancel()
         if hasattr(self, "_service"):
@@ -108,7 +109,9 @@ class Replica:
         await self._group(group_of(adapter))
 
     async def _follow_changes(self) -> None:
-        """Those that came while this replica could not be told: as it started, or as the coordinator was replaced."""
+        """Applies changes that the coordinator could not send to this replica: before it had started, or while the
+        coordinator was replaced.
+        """
         while True:
             try:
                 number = self._adapters.followed.number
@@ -119,5 +122,5 @@ class Replica:
 
 
 async def _group(group: str) -> str:
-    """What Serve keeps as a model: the adapters themselves are in the executor's cache."""
+    """Returns the object that Serve keeps as a model. The adapters themselves are in the executor's cache."""
     return group

@@ -1,4 +1,4 @@
-"""The adapters of one replica: changes are those of all replicas, and requests tell the router what is here."""
+"""Adapters of one replica. All replicas make the same changes, and the router learns which adapters are used here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LOG: Final = logging.getLogger("adaptrt.replica")
 
 
 class SharedAdapters(ServedAdapters):
-    """All methods belong to the loop."""
+    """Adapters of a replica, with changes that all replicas make. Call all methods on the event loop."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class SharedAdapters(ServedAdapters):
         change_all: Callable[[AdapterChange], Awaitable[Refusal | None]],
         mark_present: Callable[[str], Awaitable[None]],
     ) -> None:
-        """`change_all` makes a change at all replicas, `mark_present` tells the router that an adapter is used here."""
+        """change_all: makes a change at all replicas. mark_present: tells the router that an adapter is used here."""
         super().__init__(executor, roots, reserved)
         self._replica = replica
         self._change_all = change_all
@@ -42,30 +42,30 @@ class SharedAdapters(ServedAdapters):
 
     @property
     def followed(self) -> ChangeLog:
-        """The changes that this replica has followed."""
+        """The changes that this replica has made."""
         return self._log
 
     def finish_start(self) -> None:
-        """What is known now is what every replica starts with."""
+        """Ends the start: every replica starts with the adapters that are known now."""
         self._initial = frozenset(adapter.name for adapter in self.list())
 
     async def load(self, name: str, path: str, *, replace: bool = False, pinned: bool = False) -> None:
-        """As ServedAdapters.load, at all replicas."""
+        """Does what ServedAdapters.load does at all replicas."""
         directory = await self.directory_to_load(name, path, replace=replace)
         await self._change(AdapterChange(name, str(directory), replace, pinned, is_initial=name in self._initial))
 
     async def unload(self, name: str) -> None:
-        """As ServedAdapters.unload, at all replicas; one that found it below its roots is enough."""
+        """Does what ServedAdapters.unload does at all replicas. One replica that knows the adapter is enough."""
         await self._change(AdapterChange(name, None, is_initial=name in self._initial))
 
     async def submit(self, request: Request, name: str | None) -> Generation:
-        """As ServedAdapters.submit."""
+        """Does what ServedAdapters.submit does and tells the router."""
         if name is not None:
             await self._mark_present(name)
         return await super().submit(request, name)
 
     async def check(self, change: AdapterChange) -> Outcome:
-        """Whether this replica could follow a change; changes nothing."""
+        """Checks if this replica could make a change; changes nothing."""
         was_known = self.knows(change.name)
         if change.path is not None:
             try:
@@ -81,10 +81,10 @@ class SharedAdapters(ServedAdapters):
         return Outcome(self._replica, None, was_known)
 
     async def follow(self, changes: Sequence[AdapterChange]) -> Outcome:
-        """Makes those changes that have not been made here, in their order.
+        """Makes the changes that have not been made here, in order.
 
-        An adapter that cannot be loaded is none of this replica's from then on, rather than the one that its name meant
-        before, and is tried again when it is asked for.
+        If an adapter cannot be loaded, its name is unknown here afterwards instead of keeping its old adapter; the next
+        request for it tries again.
         """
         refusal = None
         async with self._following:
@@ -130,5 +130,5 @@ class SharedAdapters(ServedAdapters):
 
 
 def unknown_everywhere(name: str) -> Refusal:
-    """Of an adapter that is to be unloaded."""
+    """Returns the refusal to unload an adapter that no replica knows."""
     return Refusal.of(unknown_adapter(name))
