@@ -1,1 +1,1 @@
-"""An HTTP server over one engine: OpenAI's surface, Triton's, metrics and a page. A client of the executor, no more."""
+"""An HTTP server over one executor: OpenAI's API, Triton's API, metrics and a web page."""

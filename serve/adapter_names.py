@@ -1,4 +1,4 @@
-"""Names that adapters may have beside those of the base model."""
+"""Names that clients may give to adapters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def is_name(name: str) -> bool:
 
 
 def name_problem(name: str, model_names: Collection[str]) -> str | None:
-    """Reason why no adapter can have a name; None where one can. `model_names`: those of the base model.
+    """Returns why no adapter can have this name; None if one can. `model_names`: names of the base model.
 
     Raises AdapterError for a weighted sum of too many terms.
     """

@@ -1,4 +1,4 @@
-"""Directories below which adapters lie: finds adapters there by name, and lets no path lead out of them."""
+"""Finds adapters by name below the root directories. No path leads out of the roots."""
 
 from __future__ import annotations
 
@@ -16,49 +16,49 @@ from .adapter_names import is_name
 from .root_paths import paths_below, root_spellings
 
 MAX_FILES: Final = 4096
-"""Entries that the directory of an adapter may have; all of them are looked at."""
+"""Maximum number of entries in an adapter's directory; all of them are checked."""
 MAX_LISTED: Final = 10_000
-"""Adapters in one list of names."""
+"""Maximum number of adapters in one list of names."""
 MAX_VISITED: Final = 100_000
-"""Entries of directories that are looked at for one list of names."""
+"""Maximum number of directory entries that are read for one list of names."""
 MAX_DEPTH: Final = 8
-"""Directories between a root and an adapter in a list of names."""
+"""Maximum depth of an adapter below its root, for lists of names."""
 _READ_BELOW: Final = (INITIAL_DIRECTORY, "additional_chat_templates")
-"""Directories within an adapter's whose files are read too."""
+"""Subdirectories of an adapter whose files are read too."""
 
 
 @dataclass(frozen=True)
 class RootNames:
-    """Adapters that the roots hold."""
+    """Names of the adapters below the roots."""
 
     names: tuple[str, ...]
-    """In alphabetical order."""
+    """Names in alphabetical order."""
     is_complete: bool
     """False if there may be more."""
 
 
 class AdapterRoots:
-    """The roots. All methods read the disk, so that none belongs to an event loop. Thread-safe."""
+    """The root directories. All methods read the disk, so the event loop must not call them. Thread-safe."""
 
     def __init__(self, roots: Sequence[Path]) -> None:
-        """A root may be a link."""
+        """A root may be a symbolic link."""
         self.paths: Final = tuple(Path(os.path.realpath(root)) for root in roots)
         """The roots with their links resolved."""
         self._spellings: Final = root_spellings(roots)
 
     def find(self, name: str) -> Path | None:
-        """The directory of the adapter that is named by its path from a root; None when there is none."""
+        """Returns the adapter's directory; the name is its path from a root. None if there is no such adapter."""
         if not is_path_of_name(name):
             return None
         for root in self.paths:
             directory = root / name
-            # Nothing is listed that has no config.
+            # An adapter needs a config file, here and in names().
             if self._has_config(directory) and self._is_confined(directory):
                 return directory
         return None
 
     def confine(self, path: str) -> Path | None:
-        """The directory that a client names, absolute or as it lies below a root; None where it leads elsewhere."""
+        """Returns the directory for a client's path, absolute or relative to a root. None if it is outside of them."""
         if "\0" in path:
             return None
         for directory in paths_below(self._spellings, path):
@@ -67,7 +67,7 @@ class AdapterRoots:
         return None
 
     def names(self) -> RootNames:
-        """The names of adapters, as find() takes them; those inside of an adapter's directory are left out."""
+        """Returns the names that find() accepts. Skips adapters that lie inside another adapter's directory."""
         names: set[str] = set()
         budget = MAX_VISITED
         is_complete = True
@@ -92,13 +92,15 @@ class AdapterRoots:
         return RootNames(tuple(sorted(names)), is_complete)
 
     def _is_listed(self, entry: os.DirEntry[str]) -> bool:
-        """True of a directory that the list of names looks into; of links, only those to adapters below a root."""
+        """True for directories that the list of names descends into. A link counts only if it leads to an adapter below
+        a root.
+        """
         if not entry.is_symlink():
             return entry.is_dir()
         return self._has_config(Path(entry.path))
 
     def _has_config(self, directory: Path) -> bool:
-        """True if an adapter's config lies in a directory and below a root."""
+        """True if the directory has an adapter's config file, and that file lies below a root."""
         config = directory / CONFIG_FILE
         if not self._roots_of(config):
             return False
@@ -108,13 +110,13 @@ class AdapterRoots:
             return False
 
     def _roots_of(self, path: Path) -> list[Path]:
-        """The roots below which a path lies when links are followed. Looks at nothing outside of them."""
+        """Returns the roots that contain the path after links are resolved. Reads no status outside the roots."""
         real = Path(os.path.realpath(path))
         return [root for root in self.paths if real.is_relative_to(root)]
 
     def _is_confined(self, directory: Path) -> bool:
-        """True if a directory and all its files lie below one root when links are followed."""
-        # The status of what lies outside the roots would tell a client what exists there.
+        """True if the directory and all its files lie below one root after links are resolved."""
+        # The status of a file outside the roots would tell a client that it exists.
         roots = self._roots_of(directory)
         if not roots:
             return False
@@ -124,13 +126,13 @@ class AdapterRoots:
                 below = directory / name
                 if any(Path(os.path.realpath(below)).is_relative_to(root) for root in roots) and below.is_dir():
                     links += _links(below)
-        except OSError:  # too long, or not readable: for a client the same as a path that is not there
+        except OSError:  # too long, or not readable: the client is told the same as for a missing path
             return False
         return any(all(Path(os.path.realpath(link)).is_relative_to(root) for link in links) for root in roots)
 
 
 def is_path_of_name(name: str) -> bool:
-    """True if a model's name can be a path from a root and leads nowhere else."""
+    """True if the name is a relative path that stays below the root."""
     if not is_name(name) or "\\" in name or _is_sum(name):
         return False
     path = PurePosixPath(name)
@@ -145,7 +147,9 @@ def _is_sum(name: str) -> bool:
 
 
 def _links(directory: Path) -> list[str]:
-    """The links in a directory. Raises OSError for one that cannot be listed, or has more than MAX_FILES entries."""
+    """Returns the symbolic links in a directory. Raises OSError if it cannot be listed or has more than MAX_FILES
+    entries.
+    """
     links = []
     with os.scandir(directory) as entries:
         for count, entry in enumerate(entries, start=1):
@@ -157,10 +161,10 @@ def _links(directory: Path) -> list[str]:
 
 
 def _entries(directory: Path, limit: int) -> Iterator[os.DirEntry[str]]:
-    """Up to `limit` entries of a directory; none of one that cannot be listed."""
+    """Yields up to `limit` entries of a directory; none if it cannot be listed."""
     try:
         with os.scandir(directory) as entries:
             for _, entry in zip(range(limit), entries, strict=False):
                 yield entry
-    except OSError:  # it may be gone, or another user's
+    except OSError:  # the directory may be gone or belong to another user
         return

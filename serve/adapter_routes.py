@@ -1,4 +1,4 @@
-"""Loading and unloading adapters while the server runs: vLLM's routes and texts, and SGLang's."""
+"""Routes that load and unload adapters while the server runs, with the paths and texts of vLLM and SGLang."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ UNLOAD_PATH: Final = "/v1/unload_lora_adapter"
 SGLANG_LOAD_PATH: Final = "/load_lora_adapter"
 SGLANG_UNLOAD_PATH: Final = "/unload_lora_adapter"
 ADAPTER_PATHS: Final = frozenset({LOAD_PATH, UNLOAD_PATH, SGLANG_LOAD_PATH, SGLANG_UNLOAD_PATH})
-"""All routes that change which adapters there are."""
+"""Paths of all routes that load or unload adapters."""
 
 
 class _Fields(BaseModel):
@@ -57,7 +57,7 @@ class SglangUnload(_Fields):
 
 
 def routes(service: Service) -> APIRouter:
-    """The routes at ADAPTER_PATHS, refused unless the server was started with --enable-lora-loading."""
+    """Makes the routes at ADAPTER_PATHS. They answer 403 unless the server was started with --enable-lora-loading."""
     router = APIRouter()
     limits = service.options.limits
 
@@ -104,7 +104,7 @@ def _check_enabled(service: Service) -> None:
 
 
 async def _sglang_answer(service: Service, change: Awaitable[None]) -> Response:
-    """What became of a change, in SGLang's form."""
+    """Awaits the change and answers with its result in SGLang's format."""
     status, outcome = HTTPStatus.OK, {}
     try:
         await change

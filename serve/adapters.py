@@ -1,4 +1,4 @@
-"""The adapters that the server knows: found below its roots, loaded and unloaded while it runs, swapped in place."""
+"""Served adapters: found below the roots, loaded and unloaded while the server runs, replaced in place."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from .errors import INVALID_USER_INPUT, ApiError
 from .work import WorkKind
 
 LISTED_SECONDS: Final = 5.0
-"""How long a list of what the roots hold is shown before they are looked through again."""
+"""Seconds until the list of adapters below the roots is read again."""
 TRIES: Final = 8
-"""How often an adapter that is evicted before its request is queued is loaded anew."""
+"""Maximum number of loads for one request, if its adapter is evicted each time before the request is queued."""
 
 
 @dataclass(frozen=True)
 class ServedAdapter:
-    """One row of what the server knows."""
+    """An adapter that the server knows."""
 
     name: str
     task_id: int
     path: Path
     created: int
-    """When it was added, in seconds since the epoch."""
+    """Time when the adapter was added, in seconds since the epoch."""
 
 
 class ServedAdapters:
-    """Adapters by name, over the executor's store and its cache. All methods belong to the loop."""
+    """Adapters by name, on top of the executor's store and cache. Call all methods on the event loop."""
 
     def __init__(self, executor: AsyncExecutor, roots: Sequence[Path], reserved: frozenset[str]) -> None:
-        """`roots`: directories below which adapters are found by name, and outside which none is read at run time.
+        """`roots`: directories where adapters are found by name. At run time, no adapter is read outside of them.
 
         reserved: names of the base model, which no adapter may have.
         """
@@ -54,15 +54,15 @@ class ServedAdapters:
         self._listed_at: float | None = None
 
     def list(self) -> list[ServedAdapter]:
-        """Those that are known, in the order in which they came."""
+        """Returns the known adapters in the order in which they were added."""
         return [ServedAdapter(one.name, one.task_id, one.directory, one.created) for one in self._store.list()]
 
     def knows(self, name: str) -> bool:
-        """Whether it is among list()."""
+        """True if list() has an adapter of this name."""
         return self._store.knows(name)
 
     async def not_loaded(self) -> RootNames:
-        """Adapters that the roots hold and no request has asked for, as they were within the last LISTED_SECONDS."""
+        """Returns adapters below the roots that no request has asked for. The list may be LISTED_SECONDS old."""
         now = time.monotonic()
         if self._listed_at is None or now - self._listed_at > LISTED_SECONDS:
             self._in_roots = await self._work.run_shared(WorkKind.FILES, None, self._roots.names)
@@ -71,15 +71,15 @@ class ServedAdapters:
         return RootNames(tuple(name for name in self._in_roots.names if name not in taken), self._in_roots.is_complete)
 
     def is_from(self, name: str, path: str) -> bool:
-        """True if a known adapter was loaded from this directory, absolute or as it lies below a root."""
-        # Links are not followed: this runs on the loop, and a client may name any path.
+        """True if the known adapter was loaded from this directory. `path` is absolute or relative to a root."""
+        # Links are not resolved: this runs on the event loop, and a client may name any path.
         directories = {os.path.normpath(root / path) for root in self._roots.paths or (Path("/"),)}
         return any(one.name == name and os.path.normpath(one.path) in directories for one in self.list())
 
     async def find(self, name: str) -> bool:
-        """Whether there is an adapter of this name, or all of a weighted sum; those that lie below a root are added.
+        """True if the adapter exists, or every adapter of a weighted sum. Adds adapters that are found below the roots.
 
-        Raises ApiError when it is there and cannot be loaded.
+        Raises ApiError if an adapter exists and cannot be loaded.
         """
         if await self._find_one(name):
             return True
@@ -98,20 +98,20 @@ class ServedAdapters:
             add = self._executor.executor.add_adapter
             await self._work.run_shared(WorkKind.ADAPTERS, name, add, name, directory)
         except AdaptrtError as error:
-            # Another request may have given the name to an adapter meanwhile.
+            # Another request may have added an adapter of this name in the meantime.
             if not self.knows(name):
                 raise ApiError.of(error) from error
         return True
 
     async def load(self, name: str, path: str, *, replace: bool = False, pinned: bool = False) -> None:
-        """Adds the adapter in a directory, which has to lie below a root. Raises ApiError."""
+        """Adds the adapter in a directory below a root. Raises ApiError."""
         directory = await self.directory_to_load(name, path, replace=replace)
         await self._add(name, directory, replace=replace)
         if pinned:
             await self.pin(name)
 
     async def directory_to_load(self, name: str, path: str, *, replace: bool) -> Path:
-        """The directory that load() would read. Raises ApiError where it would not."""
+        """Returns the directory that load() would read. Raises ApiError if load() would refuse it."""
         _check_name(name, self._reserved)
         if self.knows(name) and not replace:
             raise ApiError(
@@ -122,7 +122,7 @@ class ServedAdapters:
             )
         directory = await self._work.run(WorkKind.FILES, self._roots.confine, path)
         if directory is None:
-            # The same text whether or not something lies there: what is outside is none of a client's business.
+            # The answer does not tell whether something exists outside the roots.
             raise ApiError(
                 f"lora_path is '{path}'; expected a directory below the server's adapter roots",
                 kind=INVALID_USER_INPUT,
@@ -131,30 +131,30 @@ class ServedAdapters:
         return directory
 
     async def add_trusted(self, name: str, path: Path) -> None:
-        """Adds an adapter that the command line names, wherever it lies. Raises ApiError."""
+        """Adds an adapter that the command line names, from any directory. Raises ApiError."""
         _check_name(name, self._reserved)
         await self._add(name, path, replace=False)
 
     async def unload(self, name: str) -> None:
-        """Forgets it on every level; requests that run with it go on. Raises ApiError for an unknown name."""
+        """Removes the adapter from all cache levels; running requests keep it. Raises ApiError for an unknown name."""
         if not self.knows(name):
             raise unknown_adapter(name)
         try:
             await self._work.run_alone(WorkKind.ADAPTERS, name, self._executor.executor.remove_adapter, name)
-        except UnknownAdapterError as error:  # another request unloaded it meanwhile
+        except UnknownAdapterError as error:  # another request unloaded the adapter in the meantime
             raise unknown_adapter(name) from error
 
     async def pin(self, name: str) -> None:
-        """Keeps it on both levels. Raises ApiError when there is no room."""
+        """Pins the adapter on the host and device levels of the cache. Raises ApiError if there is no room."""
         try:
             await self._work.run_alone(WorkKind.ADAPTERS, name, self._executor.executor.pin_named_adapter, name)
         except AdaptrtError as error:
             raise ApiError.of(error) from error
 
     async def ready(self, name: str) -> ReadyAdapter:
-        """The facts that requests need about an adapter; they are read in a thread if they are not in memory.
+        """Returns what requests need to know about an adapter. Reads files in a thread if it is not in memory.
 
-        Raises as AdapterStore.load.
+        Raises the same errors as AdapterStore.load.
         """
         known = self._store.ready(name)
         if known is not None:
@@ -162,17 +162,17 @@ class ServedAdapters:
         return await self._work.run_shared(WorkKind.ADAPTERS, name, self._store.prepare, name)
 
     async def submit(self, request: Request, name: str | None) -> Generation:
-        """Queues a request with the adapter `name`, which is loaded when it is not cached.
+        """Queues a request with the adapter `name`; loads the adapter first if it is not cached.
 
-        Virtual tokens stand before its prompt in all results; Generation.num_virtual_tokens says how many.
+        The adapter's virtual tokens precede the prompt in all results; Generation.num_virtual_tokens is their number.
 
-        Raises ApiError; AdaptrtError as Executor.enqueue_request does.
+        Raises ApiError, and AdaptrtError as Executor.enqueue_request does.
         """
         if name is None:
             return self._executor.submit(request)
         for _ in range(TRIES):
             ready = await self.ready(name)
-            # From here to submit() the name means the same, and nothing is read.
+            # No await between here and submit(): the name must keep its meaning.
             if request.pooling_params is None:
                 self._store.refuse_classifier(name)
             if ready.prompt is not None:
@@ -192,7 +192,8 @@ class ServedAdapters:
         )
 
     async def submit_task(self, request: Request, lora: LoraConfig) -> Generation:
-        """Queues a request with the adapter of a client's own task_id, which is stored first if its weights are there.
+        """Queues a request with an adapter that a client sends under its own task_id. Stores the adapter first if the
+        request has its weights.
 
         Raises AdaptrtError as Executor.put_adapter and Executor.enqueue_request do.
         """
@@ -216,7 +217,7 @@ class ServedAdapters:
 
 
 def unknown_adapter(name: str) -> ApiError:
-    """For one that is to be unloaded."""
+    """The error for unloading an adapter that is not loaded."""
     return ApiError.not_found(f"The lora adapter '{name}' cannot be found.", param="lora_name")
 
 

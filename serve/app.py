@@ -1,4 +1,4 @@
-"""The application: every surface's routes over one service, keys, and errors in the form of the surface asked."""
+"""The FastAPI application: all routes, authentication, and errors in the format of the API that was called."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from .request_log import RequestRecorder
 from .service import Service
 
 OPEN_PATHS: Final = frozenset({"/", "/health", "/ping", "/version", "/metrics", "/v2/health/live", "/v2/health/ready"})
-"""What is answered without a key: health, the page, and metrics, which show no more than names of adapters that run."""
+"""Paths that need no key: health, the web page, and metrics. Metrics show no more than names of running adapters."""
 
 
 def make_app(service: Service) -> FastAPI:
-    """All routes over an open service."""
+    """Makes the application. The service must be open."""
     app = FastAPI(title="AdaptRT", version=__version__, docs_url=None, redoc_url=None, openapi_url=None)
     _answer_errors(app)
     app.include_router(_about(service))
@@ -44,20 +44,20 @@ def make_app(service: Service) -> FastAPI:
     )
     if service.options.api_keys:
         app.add_middleware(KeyGuard, keys=service.options.api_keys, open_paths=OPEN_PATHS, respond=respond)
-    # The last that is added is around all others, so refused keys are recorded as well.
+    # The middleware added last is the outermost one, so requests with refused keys are recorded as well.
     app.add_middleware(RequestRecorder, metrics=service.metrics, log_requests=service.options.log_requests)
     return app
 
 
 def respond(request: Request, error: ApiError) -> Response:
-    """In the form of the surface that was asked."""
+    """Makes the error response in the format of the API that was called."""
     if triton_routes.is_below_prefix(request.url.path):
         return triton_routes.error_response(error)
     return error_response(error)
 
 
 def _about(service: Service) -> APIRouter:
-    """What load balancers and people ask before anything else."""
+    """Routes for load balancers and the version."""
     router = APIRouter()
 
     @router.get("/health")
@@ -95,7 +95,7 @@ def _answer_errors(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def of_defect(request: Request, error: Exception) -> Response:
-        # Starlette raises it again after this answer, and the server's log has it with its traceback.
+        # Starlette raises the error again after this answer, so the server's log has it with its traceback.
         status = HTTPStatus.INTERNAL_SERVER_ERROR
         said = "an internal error; the server's log has it"
         return respond(request, ApiError(said, status=status, kind=INTERNAL))

@@ -1,4 +1,4 @@
-"""The executor on an asyncio loop: responses arrive without polling, and whoever stops listening frees its request."""
+"""The executor on an asyncio loop. Responses arrive without polling; a client that disconnects frees its request."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ MANY_RESULTS: Final = 64
 
 
 class Generation:
-    """The results of one request as they arrive. Leaving its `async with` early cancels the request."""
+    """Results of one request as they arrive. Leaving its `async with` early cancels the request."""
 
     def __init__(self, owner: AsyncExecutor, request_id: int) -> None:
-        """For AsyncExecutor.submit."""
+        """Called only by AsyncExecutor.submit."""
         self.request_id: Final = request_id
         self.num_virtual_tokens = 0
-        """Tokens that an adapter has put before the prompt."""
+        """Number of virtual tokens that the adapter puts before the prompt."""
         self.on_backlog: Callable[[list[Result]], None] | None = None
-        """Gets the results, on the loop, where MANY_RESULTS have come while nobody waits for them; None: they stay."""
+        """Called on the loop with the results if MANY_RESULTS have arrived and no task waits for them. None: they stay
+        here.
+        """
         self._owner = owner
         self._results: deque[Result] = deque()
         self._failure: AdaptrtError | None = None
@@ -37,7 +39,7 @@ class Generation:
         self._is_waited_for = False
 
     async def next_results(self) -> list[Result]:
-        """Everything that has arrived since the last call, at least one result; empty after the final one.
+        """Returns all results since the last call, at least one. Empty after the final result.
 
         Raises RequestError when the request failed, ExecutorClosedError when the executor ended.
         """
@@ -45,7 +47,7 @@ class Generation:
         return self.take_results()
 
     async def wait(self) -> bool:
-        """Returns when there are results, or when no more come. False: that was so already."""
+        """Waits until results arrive or no more will come. Returns False if it did not have to wait."""
         if self._results or self.is_over:
             return False
         self._arrived.clear()
@@ -57,7 +59,7 @@ class Generation:
         return True
 
     def take_results(self) -> list[Result]:
-        """Results that have arrived since the last call. Raises as next_results() does if there are none."""
+        """Returns results since the last call without waiting. Raises like next_results() if there are none."""
         if not self._results and self._failure is not None:
             raise _copy_of(self._failure)
         results = list(self._results)
@@ -74,11 +76,11 @@ class Generation:
 
     @property
     def is_over(self) -> bool:
-        """Whether its last response is here."""
+        """True if the last response has arrived."""
         return self._is_final or self._failure is not None
 
     def accept(self, response: Response) -> None:
-        """On the loop: a response that has come."""
+        """Takes in a response. Called on the loop."""
         if response.has_error():
             self.fail(RequestError(response.error_msg))
             return
@@ -89,40 +91,40 @@ class Generation:
             self.on_backlog(self.take_results())
 
     def fail(self, error: AdaptrtError) -> None:
-        """On the loop: no more will come."""
+        """Ends the generation with an error. Called on the loop."""
         self._failure = error
         self._arrived.set()
 
 
 class GenerationObserver(Protocol):
-    """Told, on the loop, of each request that the executor takes and of what becomes of it."""
+    """Is told, on the loop, of each request that the executor accepts and of each response."""
 
     def on_start(self, request_id: int, request: Request, adapter: str | None) -> None:
-        """It is queued. `adapter`: a name, or the digits of a task_id; None: the base."""
+        """The request was queued. `adapter`: a name, or the digits of a task_id; None: the base model."""
 
     def on_response(self, response: Response) -> None:
-        """One has come."""
+        """A response has arrived."""
 
     def on_loss(self, request_id: int) -> None:
-        """The executor ended before it."""
+        """The executor ended before the request did."""
 
 
 class AsyncExecutor:
-    """An executor whose responses are taken by one thread and handed to the loop, however many requests there are.
+    """An executor for asyncio. A single thread takes the responses of all requests and hands them to the loop.
 
-    All methods but the constructor belong to the loop.
+    Call all methods but the constructor on the loop.
     """
 
     def __init__(
         self, executor: Executor, observer: GenerationObserver | None = None, limits: ServerLimits | None = None
     ) -> None:
-        """Starts nothing yet. The executor is the caller's to shut down, after close().
+        """Starts no thread. The caller shuts the executor down after close().
 
-        limits: those of slow work; None: the defaults.
+        limits: limits of slow work; None: the defaults.
         """
         self.executor: Final = executor
         self.work: Final = Work(ServerLimits() if limits is None else limits)
-        """Everything that would keep the loop away runs there."""
+        """Runs all work that would block the loop."""
         self._observer = observer
         self._generations: dict[int, Generation] = {}
         self._closed: AdaptrtError | None = None
@@ -130,7 +132,7 @@ class AsyncExecutor:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begins to take responses, for the running loop."""
+        """Starts taking responses, for the running loop."""
         loop = asyncio.get_running_loop()
         self._thread = threading.Thread(
             target=self._take_responses, args=(loop,), name="adaptrt-responses", daemon=True
@@ -139,25 +141,25 @@ class AsyncExecutor:
 
     @property
     def num_running(self) -> int:
-        """Requests whose last response is still to come."""
+        """Number of requests whose last response has not arrived."""
         return len(self._generations)
 
     async def compile_guide(self, guide: GuidedDecodingParams) -> None:
-        """Compiles a guide in its pool; does nothing for one that is compiled already.
+        """Compiles a guide in the pool for guides; does nothing if it is compiled already.
 
-        Raises as Executor.check_guide and Work.run.
+        Raises the same errors as Executor.check_guide and Work.run.
         """
         if not self.executor.has_compiled_guide(guide):
             await self.work.run(WorkKind.GUIDES, self.executor.check_guide, guide)
 
     def submit(self, request: Request, adapter: str | None = None) -> Generation:
-        """Queues a request, whose adapter has to be cached; `adapter` is what it is called to observers.
+        """Queues a request. Its adapter must be cached. `adapter`: the name that observers are told.
 
-        Raises as Executor.enqueue_resolved_request.
+        Raises the same errors as Executor.enqueue_resolved_request.
         """
         if self._closed is not None:
             raise _copy_of(self._closed)
-        # Responses are delivered by callbacks of this loop, so none can come before the request is known here.
+        # Responses are delivered by callbacks of this loop, so none can arrive before the request is registered here.
         generation = Generation(self, self.executor.enqueue_resolved_request(request))
         self._generations[generation.request_id] = generation
         if self._observer is not None:
@@ -165,30 +167,30 @@ class AsyncExecutor:
         return generation
 
     def release(self, generation: Generation) -> None:
-        """Nobody listens to it any more; it is cancelled when it still runs."""
+        """Ends listening to a generation: cancels the request if it still runs."""
         if self._generations.get(generation.request_id) is not generation:
             return
-        # It stays among those that run until its last response has come. It may have ended meanwhile, with that
-        # response on its way, or with the executor.
+        # It stays registered until its last response arrives. It may have ended in the meantime, on its own or with the
+        # executor.
         with contextlib.suppress(RequestError, ExecutorClosedError):
             self.executor.cancel_request(generation.request_id)
 
     async def close(self) -> None:
-        """Shuts the executor down; requests that still run fail."""
+        """Shuts the executor down. Requests that still run fail."""
         await asyncio.to_thread(self.executor.shutdown)
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
         await self.work.close()
 
     def _take_responses(self, loop: asyncio.AbstractEventLoop) -> None:
-        """In the thread: until the executor ends."""
+        """Takes responses until the executor ends. Runs in the thread."""
         try:
             while True:
                 responses = self.executor.await_responses()
                 loop.call_soon_threadsafe(self._take_in, loop, responses)
         except AdaptrtError as error:
             ended = _copy_of(error)
-        # The loop may be gone when the process ends without close().
+        # The loop may be closed if the process ends without close().
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(self._fail_all, ended)
 
@@ -199,7 +201,7 @@ class AsyncExecutor:
             self._deliver(loop)
 
     def _deliver(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Hands over what has arrived, in slices of time: one step of an engine may have many sequences."""
+        """Hands over the responses in time slices, because one engine step may produce very many."""
         slices = TimeSlices()
         while self._arrived:
             if slices.is_over:
@@ -227,5 +229,5 @@ class AsyncExecutor:
 
 
 def _copy_of(error: AdaptrtError) -> AdaptrtError:
-    """An equal error without a traceback: the frames of one that is kept would keep the executor in memory."""
+    """Returns an equal error without traceback: the frames of a stored traceback would keep the executor in memory."""
     return type(error)(*error.args)

@@ -47,7 +47,7 @@ async def _answered(service: Service, fields: ChatRequest) -> Response:
         embedding_bias=embedding_bias_of(fields.logit_bias, await service.vocab_size_of(adapter)),
         max_tokens=max_tokens,
         top_log_probs=top_log_probs,
-        # What marks calls are special tokens in some vocabularies.
+        # The markers of calls are special tokens in some vocabularies.
         skip_special_tokens=make_parser is None,
         guide=guide_of(fields) if tool_use is None else tool_use.guide,
     )
@@ -63,7 +63,7 @@ async def _answered(service: Service, fields: ChatRequest) -> Response:
 
 
 class ChatAnswer:
-    """One request's answer, whole or in chunks."""
+    """The answer to one request, whole or in chunks."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class ChatAnswer:
         }
 
     def whole(self, pieces: Sequence[TextPiece]) -> dict[str, Any]:
-        """Without streaming."""
+        """Returns the answer without streaming."""
         whole = {
             **self._head,
             "object": "chat.completion",
@@ -96,9 +96,10 @@ class ChatAnswer:
         return whole | self._prompt_ids()
 
     async def chunks(self, pieces: AsyncIterator[tuple[int, TextPiece]]) -> AsyncIterator[dict[str, Any]]:
-        """With streaming: of each choice the role, one for each piece, even where its text is still held back.
+        """Yields the chunks of a streamed answer: each choice's role, then one chunk per piece, even if its text is
+        still held back.
 
-        The counts come last.
+        The token counts come last.
         """
         head = {**self._head, "object": "chat.completion.chunk"}
         options = self._fields.stream_options
@@ -122,7 +123,7 @@ class ChatAnswer:
 
 
 class _Choice:
-    """One of an answer's choices."""
+    """One choice of the answer."""
 
     def __init__(self, own: TextTokenizer, fields: ChatRequest, index: int, parser: ToolCallParser | None) -> None:
         self._own = own
@@ -132,7 +133,7 @@ class _Choice:
         self._num_calls = 0
 
     def whole(self, piece: TextPiece) -> dict[str, Any]:
-        """Without streaming."""
+        """Returns the choice without streaming."""
         parts = self._parts(piece)
         calls = [part.content() for part in parts if isinstance(part, FunctionCall)]
         text = "".join(part for part in parts if isinstance(part, str))
@@ -142,11 +143,11 @@ class _Choice:
         return {"index": self._index, "message": message, **self._end(piece)}
 
     def chunk(self, piece: TextPiece) -> dict[str, Any]:
-        """With streaming."""
+        """Returns a chunk of the choice."""
         return {"index": self._index, "delta": self._delta(self._parts(piece)), **self._end(piece)}
 
     def _parts(self, piece: TextPiece) -> list[str | FunctionCall]:
-        """What a piece says and calls, as far as that is certain."""
+        """Returns the texts and function calls in a piece that are certain so far."""
         if self._parser is None:
             return [piece.text] if piece.text else []
         parts = self._parser.add(piece.text)
@@ -166,7 +167,7 @@ class _Choice:
         return delta
 
     def _end(self, piece: TextPiece) -> dict[str, Any]:
-        # In OpenAI's API, a call that the request itself names does not count as a reason.
+        # OpenAI's API does not set the finish reason "tool_calls" for a call that the request forces by name.
         is_named = self._fields.tool_choice.name is not None
         has_calls = self._num_calls > 0 and piece.finish_reason == "stop" and not is_named
         end: dict[str, Any] = {
@@ -180,4 +181,4 @@ class _Choice:
 
 
 _OPEN = {"logprobs": None, "finish_reason": None}
-"""Of a choice that goes on."""
+"""The end fields of a choice that is not finished."""

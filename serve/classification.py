@@ -1,4 +1,4 @@
-"""POST /classify and POST /score, as vLLM has them, and POST /rerank, as Jina, Cohere and vLLM do."""
+"""POST /classify and POST /score as in vLLM, and POST /rerank as in Jina, Cohere and vLLM."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .work import WorkKind
 
 
 async def classify(service: Service, request: Request) -> Response:
-    """Answers a request for classes: each text runs as a request of the executor's."""
+    """Answers a request for classes. Each text is one executor request."""
     fields = await read_json(request, ClassificationRequest, service.options.limits, service.executor.work)
     return await unless_disconnected(request, _classify(service, fields))
 
@@ -35,7 +35,7 @@ async def _classify(service: Service, fields: ClassificationRequest) -> Response
     check_can_pool(service)
     adapter = await adapter_of(service, fields)
     executor = service.executor.executor
-    # An adapter's head is read from its directory when it is first asked for.
+    # An adapter's head is read from its directory on first use.
     classifier = await _classifier_for(service, adapter)
     change = partial(without_padding, engine=executor.engine, classifier=classifier)
     pooled = await pool(service, fields, fields.input, adapter, classifier.params, change)
@@ -48,7 +48,7 @@ async def _classify(service: Service, fields: ClassificationRequest) -> Response
 
 
 async def score(service: Service, request: Request) -> Response:
-    """Answers a request for how well pairs of texts match, with what a classifier of one class says of each."""
+    """Scores how well pairs of texts match, with a classifier of one class."""
     fields = await read_json(request, ScoreRequest, service.options.limits, service.executor.work)
     return await unless_disconnected(request, _score(service, fields))
 
@@ -60,7 +60,7 @@ async def _score(service: Service, fields: ScoreRequest) -> Response:
 
 
 async def rerank(service: Service, request: Request) -> Response:
-    """Answers a request for the documents that match a query best, the best first."""
+    """Returns the documents that match a query best, the best first."""
     fields = await read_json(request, RerankRequest, service.options.limits, service.executor.work)
     return await unless_disconnected(request, _rerank(service, fields))
 
@@ -69,7 +69,7 @@ async def _rerank(service: Service, fields: RerankRequest) -> Response:
     documents = fields.texts
     pairs = [(fields.query, document) for document in documents]
     adapter, scores, num_tokens = await _scores(service, fields, pairs, "documents")
-    # Of equal scores, the document that was named first.
+    # Documents with equal scores keep their order.
     ranked = sorted(range(len(scores)), key=lambda i: -scores[i])[: fields.top_n]
     results = Items(
         {
@@ -92,7 +92,9 @@ async def _rerank(service: Service, fields: RerankRequest) -> Response:
 async def _scores(
     service: Service, fields: PooledFields, pairs: list[tuple[str, str]], param: str
 ) -> tuple[str | None, list[float], int]:
-    """The adapter that scores the pairs, their scores and their tokens; `param` is the field of the second texts."""
+    """Returns the adapter, the scores of the pairs, and the number of tokens. `param`: request field of the second
+    texts.
+    """
     check_can_pool(service)
     adapter = await adapter_of(service, fields)
     executor = service.executor.executor
@@ -114,7 +116,7 @@ async def _scores(
 
 
 async def _classifier_for(service: Service, adapter: str | None) -> AdaptedClassifier:
-    """Calls AdapterStore.classifier_for, in a thread if it has to read files."""
+    """Returns the classifier of AdapterStore.classifier_for. Reads files in a thread."""
     store = service.executor.executor.adapters
     known = store.known_classifier(adapter)
     if known is not None:

@@ -41,7 +41,7 @@ from .tool_calls import PARSERS
 API_KEY_VARIABLE: Final = "ADAPTRT_API_KEY"
 DEFAULT_QUEUE: Final = 1024
 MAX_WORK_THREADS: Final = 256
-"""Threads of one kind of slow work."""
+"""Maximum number of threads for one kind of slow work."""
 WORK_LIMITS: Final = (
     "adapter_threads",
     "guide_threads",
@@ -53,7 +53,7 @@ WORK_LIMITS: Final = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the command's flags; those that vLLM's server has as well have its names."""
+    """Declares the command's flags. Flags that vLLM's server also has keep their names."""
     parser.add_argument("model", type=Path, metavar="MODEL", help=engine_flags.MODEL_HELP)
     _add_server(parser.add_argument_group("server"))
     _add_adapters(parser.add_argument_group("adapters"))
@@ -221,7 +221,7 @@ def _add_limits(group: Any) -> None:
 
 
 def options_of(args: argparse.Namespace) -> ServerOptions:
-    """The options that the flags describe. Raises ConfigError that names every flag that cannot be used."""
+    """Returns the options that the flags describe. Raises ConfigError that names every flag that cannot be used."""
     problems = []
     names = model_names_of(args)
     problems += [
@@ -270,7 +270,7 @@ def options_of(args: argparse.Namespace) -> ServerOptions:
 
 
 def limits_of(args: argparse.Namespace) -> ServerLimits:
-    """The limits that the flags describe."""
+    """Returns the limits that the flags describe."""
     return ServerLimits(
         max_body_bytes=args.max_body_bytes,
         max_json_bytes=args.max_json_bytes,
@@ -296,7 +296,7 @@ def limits_of(args: argparse.Namespace) -> ServerLimits:
 
 
 def keys_of(args: argparse.Namespace) -> tuple[str, ...]:
-    """Keys from the flags and from this process's environment; (): the server asks for none.
+    """Returns the keys from the flags and the environment; (): no key is needed.
 
     Raises ConfigError for a variable that is set and empty, which would leave the server open.
     """
@@ -307,13 +307,13 @@ def keys_of(args: argparse.Namespace) -> tuple[str, ...]:
 
 
 def model_names_of(args: argparse.Namespace) -> tuple[str, ...]:
-    """Of the base model; the first is the one that answers have."""
-    # An engine that is made on first use lies in the cache, under a name that says nothing to clients.
+    """Returns the names of the base model. Answers show the first one."""
+    # The name of a cached engine's directory tells clients nothing, so the model's directory gives the name.
     return tuple(args.served_model_name) or (args.model.absolute().name,)
 
 
 def executor_config_of(args: argparse.Namespace) -> ExecutorConfig:
-    """The executor's configuration. Raises ConfigError that names every field that cannot be used."""
+    """Returns the executor's configuration. Raises ConfigError that names every field that cannot be used."""
     config = ExecutorConfig(num_threads=args.num_threads, kernels=args.kernels, max_queue_size=args.max_queue_size)
     config.kv_cache_config = KvCacheConfig(
         max_tokens=args.kv_cache_tokens,
@@ -336,10 +336,9 @@ def executor_config_of(args: argparse.Namespace) -> ExecutorConfig:
 
 
 def make_executor(args: argparse.Namespace) -> Executor:
-    """Over the model's engine, which is made on first use; one of several ranks has workers.
+    """Makes the executor. Builds the model's engine on first use; an engine of several ranks gets worker processes.
 
-    Raises AdaptrtError; for what the flags, the models' files and the adapters of lora_modules say, before an engine is
-    made.
+    Raises AdaptrtError. Flags, model files and adapters of lora_modules are checked before an engine is built.
     """
     config = executor_config_of(args)
     options = engine_flags.engine_options_of(args)
@@ -361,14 +360,14 @@ def make_executor(args: argparse.Namespace) -> Executor:
 
 
 def _check_files(args: argparse.Namespace, plan: EnginePlan | None) -> None:
-    """Raises AdaptrtError for files of the model or of lora_modules that a server over it could not use."""
+    """Raises AdaptrtError for files of the model or of lora_modules that a server could not use."""
     from .sampling_defaults import SamplingDefaults
 
     SamplingDefaults.load(args.model)
     require_tokenizer(args.model / TOKENIZER_FILE)
     if plan is None or plan.is_made(progress_on()):
         return
-    # Otherwise they are read once, by the service.
+    # If the engine exists, the service reads these files once.
     load_tokenizer(args.model / TOKENIZER_FILE)
     ChatTemplate.load(args.model)
     for name, path in _lora_modules(args, model_names_of(args))[0]:
@@ -379,7 +378,7 @@ def _check_files(args: argparse.Namespace, plan: EnginePlan | None) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serves until it is told to end."""
+    """Serves until the process is told to end."""
     try:
         from .server import bind, serve
     except ModuleNotFoundError as error:
@@ -390,7 +389,7 @@ def run(args: argparse.Namespace) -> int:
     listening = None if is_started_by_mpi() else bind(options)
     with contextlib.nullcontext() if listening is None else listening:
         executor = make_executor(args)
-        if not executor.can_enqueue_requests():  # one of several ranks, which rank 0 serves requests with
+        if not executor.can_enqueue_requests():  # rank 0 serves the requests of all ranks
             executor.shutdown()
             return 0
         serve(
@@ -405,7 +404,7 @@ def run(args: argparse.Namespace) -> int:
 def _lora_modules(
     args: argparse.Namespace, model_names: Sequence[str]
 ) -> tuple[tuple[tuple[str, Path], ...], list[str]]:
-    """Names and directories of the adapters in lora_modules, and what is wrong with the flag."""
+    """Returns names and directories of the adapters in lora_modules, and the problems of the flag."""
     modules: list[tuple[str, Path]] = []
     problems = []
     for text in args.lora_modules:
@@ -425,7 +424,7 @@ def _lora_modules(
 
 
 def _lora_module(text: str) -> tuple[str, Path]:
-    """name=path, or vLLM's JSON."""
+    """Parses name=path, or vLLM's JSON."""
     if text.lstrip().startswith("{"):
         try:
             fields = json.loads(text)

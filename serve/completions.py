@@ -26,21 +26,21 @@ from .time_slices import TimeSlices
 from .work import WorkKind
 
 LONG_PROMPT: Final = 256
-"""Tokens; a prompt that is longer is decoded beside the loop, which others wait for."""
+"""Tokens; a longer prompt is decoded in a thread, because the loop would be blocked."""
 
 
 @dataclass(frozen=True)
 class _Prompt:
-    """One of a request's, and how it is echoed."""
+    """One prompt of the request, and its echo."""
 
     token_ids: list[int]
     text: str = ""
     offsets: Sequence[int] = ()
-    """Where each token's text begins in it."""
+    """Position in the text where each token's text begins."""
 
 
 async def complete(service: Service, request: Request) -> Response:
-    """Answers a request for completions: each prompt runs as a request of the executor's, with n sequences."""
+    """Answers a request for completions. Each prompt is one executor request with n sequences."""
     fields = await read_json(request, CompletionRequest, service.options.limits, service.executor.work)
     return await unless_disconnected(request, _answered(service, fields))
 
@@ -81,7 +81,7 @@ async def _answered(service: Service, fields: CompletionRequest) -> Response:
 
 
 async def _all(generations: Sequence[TextGeneration]) -> list[TextPiece]:
-    # They run at the same time, whichever is waited for first.
+    # All generations run at the same time, so the order of waiting does not matter.
     slices = TimeSlices()
     pieces = []
     for generation in generations:
@@ -99,7 +99,7 @@ async def _prompt(
         )
     else:
         token_ids = prompt
-    # One token is generated in any case; without an answer it is thrown away.
+    # The executor always generates at least one token; without an answer it is thrown away.
     lengths = await service.lengths_of(adapter)
     num_tokens = max(fields.max_tokens, 1)
     answer_length(service, len(token_ids), num_tokens, lengths=lengths, param="prompt")
@@ -111,7 +111,7 @@ async def _prompt(
 
 
 def _echoed(own: TextTokenizer, prompt: str | list[int], token_ids: list[int], fields: CompletionRequest) -> _Prompt:
-    """The prompt with its text; its tokens' places are in the text that is echoed."""
+    """Returns the prompt with the text that is echoed and its tokens' places there."""
     if not isinstance(prompt, str):
         return _Prompt(token_ids, *_decoded(own, token_ids, fields.skip_special_tokens))
     if fields.logprobs is None:
@@ -127,7 +127,7 @@ def _decoded(own: TextTokenizer, token_ids: Sequence[int], skip_special_tokens: 
 
 
 class _Answer:
-    """One request's answer, whole or in chunks."""
+    """The answer to one request, whole or in chunks."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class _Answer:
         }
 
     async def requests(self, vocab_size: int) -> list[TextRequest]:
-        """One a prompt."""
+        """Makes one request per prompt."""
         fields = self._fields
         guide = guide_of(fields)
         bias = embedding_bias_of(fields.logit_bias, vocab_size)
@@ -174,13 +174,13 @@ class _Answer:
         return requests
 
     def whole(self, pieces: Sequence[TextPiece]) -> dict[str, Any]:
-        """Without streaming."""
+        """Returns the answer without streaming."""
         choices = Items(self._choice(i, piece, is_first=True) for i, piece in enumerate(pieces))
         num_tokens = sum(len(piece.token_ids) for piece in pieces) if self._fields.max_tokens else 0
         return self._head | {"choices": choices, "usage": usage(self._num_prompt_tokens, num_tokens)}
 
     async def chunks(self, pieces: AsyncIterator[tuple[int, TextPiece]]) -> AsyncIterator[dict[str, Any]]:
-        """With streaming: one for each piece, and the counts at the end."""
+        """Yields one chunk per piece, and the token counts at the end."""
         options = self._fields.stream_options
         with_usage = options is not None and options.include_usage
         always = options is not None and options.include_usage and options.continuous_usage_stats

@@ -1,4 +1,4 @@
-"""Limits of connections: how many there are at a time, and how long each may keep the server waiting."""
+"""Limits of connections: how many may be open, and how long each may keep the server waiting."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Final, Protocol
 from .options import ServerLimits
 
 LONGEST_INTERVAL: Final = 5.0
-"""Seconds between two looks at the connections, at most."""
+"""Maximum number of seconds between two checks of the connections."""
 LOOKS_PER_LIMIT: Final = 4
-"""Looks at the connections within the shortest limit, at least."""
+"""Minimum number of checks within the shortest limit."""
 
 
 class Phase(Enum):
-    """Whom a connection waits for."""
+    """The side that a connection waits for."""
 
     HEAD = "head"
-    """The client: nothing has come yet, or a request's head has begun and not ended."""
+    """The client: nothing has arrived yet, or a request's head has begun and is incomplete."""
     BODY = "body"
-    """The client: a head has come, and its body has not ended."""
+    """The client: the head has arrived, and the body is incomplete."""
     ANSWER = "answer"
     """The server: a request is being answered. No limit ends this phase."""
     IDLE = "idle"
@@ -45,16 +45,16 @@ class Connection(Protocol):
         """Bytes that wait for the client to read and to which the server adds nothing now."""
 
     def refuse_late(self) -> None:
-        """Ends the connection because its client is late; says so where the client has sent a part of a request."""
+        """Ends the connection because its client is late. Sends an error if the client has sent part of a request."""
 
     def abort(self) -> None:
         """Ends the connection at once."""
 
 
 class ConnectionWatch:
-    """All connections of one server, with a single timer that runs while there are any. All methods belong to the loop.
+    """All connections of one server, with one timer that runs while there are any. Call all methods on the event loop.
 
-    Limits hold within an interval of that timer: a quarter of the shortest limit, and no more than LONGEST_INTERVAL.
+    Limits are accurate to the timer's interval: a quarter of the shortest limit, at most LONGEST_INTERVAL.
     """
 
     def __init__(self, limits: ServerLimits, max_connections: int) -> None:
@@ -68,15 +68,15 @@ class ConnectionWatch:
         self._interval = min(LONGEST_INTERVAL, min(*self._seconds.values(), self._write_seconds) / LOOKS_PER_LIMIT)
         self._connections: dict[Connection, None] = {}
         self._idle: dict[Connection, None] = {}
-        """Connections without a request, the one that has waited longest first."""
+        """Connections without a request, the longest-waiting one first."""
         self._stalled: dict[Connection, tuple[int, float]] = {}
-        """Bytes that a client had not read at the last look, and the time since when they have not become fewer."""
+        """Number of unread bytes at the last check, and the time since when it has not decreased."""
         self._timer: asyncio.TimerHandle | None = None
 
     def admit(self, connection: Connection) -> bool:
-        """Adds a new connection. False where there are too many, and all of them have requests.
+        """Adds a new connection. Returns False if the limit is reached and all connections have requests.
 
-        A connection without a request makes room for a new one, the one that has waited longest first.
+        Otherwise the connection that has waited longest without a request is closed to make room.
         """
         if len(self._connections) >= self._max_connections:
             longest = next(iter(self._idle), None)
@@ -91,7 +91,7 @@ class ConnectionWatch:
         return True
 
     def enter(self, connection: Connection, phase: Phase) -> None:
-        """Notes the phase that a connection is in now."""
+        """Records the connection's new phase."""
         if connection not in self._connections:
             return
         connection.phase = phase
@@ -102,11 +102,11 @@ class ConnectionWatch:
             self._idle[connection] = None
 
     def note_progress(self, connection: Connection) -> None:
-        """The client has read so much that the server may write again."""
+        """The client has read enough that the server may write again."""
         self._stalled.pop(connection, None)
 
     def forget(self, connection: Connection) -> None:
-        """Removes a connection that has ended; does nothing for others."""
+        """Removes a connection that has ended; does nothing for unknown ones."""
         self._connections.pop(connection, None)
         self._idle.pop(connection, None)
         self._stalled.pop(connection, None)
@@ -130,7 +130,7 @@ class ConnectionWatch:
         limit = self._seconds.get(connection.phase)
         if limit is None:
             return False
-        if connection.is_reading_paused():  # the client could not send, however much it wanted to
+        if connection.is_reading_paused():  # the server does not read, so the client could not send
             connection.phase_since = now
         return now - connection.phase_since >= limit
 

@@ -23,7 +23,7 @@ _BASE64: Final = "base64"
 
 
 async def embed(service: Service, request: Request) -> Response:
-    """Answers a request for embeddings: each text runs as a request of the executor's."""
+    """Answers a request for embeddings. Each text is one executor request."""
     fields = await read_json(request, EmbeddingRequest, service.options.limits, service.executor.work)
     return await unless_disconnected(request, _answered(service, fields))
 
@@ -69,7 +69,7 @@ def _check_dimensions(service: Service, dimensions: int | None) -> None:
 
 
 def _cut(row: FloatArray, dimensions: int | None, params: PoolingParams) -> FloatArray:
-    """The first dimensions, divided by their own length where embeddings are."""
+    """Returns the first dimensions, normalised again if embeddings are normalised."""
     if dimensions is None or dimensions == len(row):
         return row
     cut = row[:dimensions].astype(np.float64)

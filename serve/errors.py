@@ -1,4 +1,4 @@
-"""How an error is answered: one table from exceptions to status codes, and OpenAI's form."""
+"""HTTP errors: one table from exceptions to status codes, and OpenAI's error format."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ OVERLOADED: Final = "RateLimitError"
 UNAVAILABLE: Final = "ServiceUnavailableError"
 INTERNAL: Final = "InternalServerError"
 
-# The first row that fits counts: those of derived classes come before those of their bases.
+# The first matching row counts, so derived classes precede their bases.
 _ANSWERS: Final[tuple[tuple[type[AdaptrtError], HTTPStatus, str], ...]] = (
     (QueueFullError, HTTPStatus.TOO_MANY_REQUESTS, OVERLOADED),
     (LoraCacheFullError, HTTPStatus.TOO_MANY_REQUESTS, OVERLOADED),
     (PeftTaskNotCachedError, HTTPStatus.NOT_FOUND, NOT_FOUND),
     (RequestError, HTTPStatus.BAD_REQUEST, BAD_REQUEST),
     (AdapterError, HTTPStatus.BAD_REQUEST, BAD_REQUEST),
-    (EngineError, HTTPStatus.BAD_REQUEST, BAD_REQUEST),  # an adapter's files, after the server has started
+    (EngineError, HTTPStatus.BAD_REQUEST, BAD_REQUEST),  # raised for an adapter's files after the server has started
     (ConfigError, HTTPStatus.BAD_REQUEST, BAD_REQUEST),
     (StepError, HTTPStatus.INTERNAL_SERVER_ERROR, INTERNAL),
     (ExecutorClosedError, HTTPStatus.SERVICE_UNAVAILABLE, UNAVAILABLE),
@@ -59,7 +59,7 @@ class ApiError(Exception):
         param: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        """`kind` is the error's `type` in the answer, `param` the field of the request that is at fault."""
+        """kind: `type` of the error in the answer. param: name of the request's field that is wrong."""
         super().__init__(message)
         self.status = status
         self.kind = kind
@@ -68,9 +68,9 @@ class ApiError(Exception):
 
     @classmethod
     def of(cls, error: AdaptrtError) -> ApiError:
-        """What the executor, the builder or an adapter's reader raised."""
+        """Converts an error of the executor, the builder or an adapter's reader."""
         if isinstance(error, UnknownAdapterError):
-            # Clients are not told where the engine lies, nor which adapters others use.
+            # The message does not tell clients where the engine lies, nor which adapters others use.
             return cls.not_found(f"The adapter '{error.name}' does not exist.", param="model")
         for error_type, status, kind in _ANSWERS:
             if isinstance(error, error_type):
@@ -80,22 +80,22 @@ class ApiError(Exception):
 
     @classmethod
     def not_found(cls, message: str, param: str | None = None) -> ApiError:
-        """404."""
+        """Makes an error with status 404."""
         return cls(message, status=HTTPStatus.NOT_FOUND, kind=NOT_FOUND, param=param)
 
     @classmethod
     def overloaded(cls, message: str) -> ApiError:
-        """429, with the time to wait before the next try."""
+        """Makes an error with status 429 and the time to wait before the next try."""
         status = HTTPStatus.TOO_MANY_REQUESTS
         return cls(message, status=status, kind=OVERLOADED, headers=retry_headers(status))
 
     def body(self) -> dict[str, Any]:
-        """OpenAI's form, with the status as `code` as vLLM has it."""
+        """Returns the body in OpenAI's format, with the status as `code` as in vLLM."""
         return {
             "error": {"message": str(self), "type": self.kind, "param": self.param, "code": int(self.status)},
         }
 
 
 def retry_headers(status: HTTPStatus) -> dict[str, str]:
-    """What an answer of this status has beside its body."""
+    """Returns the additional headers of an answer with this status."""
     return {"Retry-After": str(RETRY_AFTER_SECONDS)} if status is HTTPStatus.TOO_MANY_REQUESTS else {}

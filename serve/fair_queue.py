@@ -1,4 +1,4 @@
-"""A queue of jobs for a few threads, which clients share fairly. Bookkeeping only: it has no threads, locks or I/O."""
+"""A queue of jobs for a few threads, shared fairly by clients. Bookkeeping only: no threads, locks or I/O."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from typing import Final
 
 
 class Job:
-    """A piece of work. One job may have several clients, and then waits in the line of each of them."""
+    """A piece of work. A job of several clients waits in the line of each of them."""
 
     def __init__(self, lock: Hashable | None = None) -> None:
-        """lock: two jobs with an equal lock never run at the same time; None: no job excludes this one."""
+        """lock: jobs with an equal lock never run at the same time; None: the job excludes no other."""
         self.lock: Final = lock
         self.clients: set[str] = set()
-        """Clients in whose line the job waits."""
+        """Clients whose lines hold the job."""
         self.is_running = False
 
 
 class FairQueue:
-    """Jobs that wait for one of `num_threads` threads, one line for each client.
+    """Jobs that wait for one of `num_threads` threads, one line per client.
 
-    Clients take turns. While there is more than one thread, no client holds all of them. When all places are taken, a
-    newcomer gets the last place of the client that has most places, unless it would have as many itself.
+    Clients take turns. If there is more than one thread, no client holds all of them. When all places are taken, a new
+    job gets the last place of the client with the most places, unless its own client would then have as many.
     """
 
     def __init__(self, num_threads: int, max_waiting: int) -> None:
-        """max_waiting: number of places, which all clients share; each job takes one in each of its lines."""
+        """max_waiting: number of places, shared by all clients. A job takes one place in each of its lines."""
         self._num_threads = num_threads
         self._threads_per_client = max(1, num_threads - 1)
         self._max_waiting = max_waiting
-        # The first client has the next turn. No line is empty.
+        # The first client has the next turn. No line stays empty.
         self._lines: OrderedDict[str, OrderedDict[Job, None]] = OrderedDict()
         self._num_waiting = 0
         self._running: dict[Job, str] = {}
@@ -52,10 +52,10 @@ class FairQueue:
         return self._held.get(client, 0)
 
     def put(self, client: str, job: Job) -> tuple[str, Job] | None:
-        """Adds a job to the line of a client, in which it does not wait yet; it must not run.
+        """Adds a job to a client's line. The job must not run or wait in that line already.
 
-        Returns the place that was given up for it, as (client, job); None when there was room. The newcomer itself is
-        returned when it gets no place.
+        Returns the displaced place as (client, job); None if there was room. Returns the new job itself if it gets no
+        place.
         """
         displaced: tuple[str, Job] | None = None
         if self._num_waiting >= self._max_waiting:
@@ -70,7 +70,7 @@ class FairQueue:
         return displaced
 
     def leave(self, client: str, job: Job) -> None:
-        """Takes a waiting job out of the line of a client; it is dropped when it waits in no other line."""
+        """Removes a waiting job from a client's line. The job is dropped if it waits in no other line."""
         line = self._lines[client]
         del line[job]
         if not line:
@@ -79,7 +79,7 @@ class FairQueue:
         self._num_waiting -= 1
 
     def start(self) -> Job | None:
-        """The job that runs next, which runs from now on; None while none can."""
+        """Starts the next job and returns it; None if no job can run."""
         if len(self._running) >= self._num_threads:
             return None
         for client, line in self._lines.items():
@@ -92,7 +92,7 @@ class FairQueue:
         return None
 
     def finish(self, job: Job) -> None:
-        """Frees the thread and the lock of a job that runs."""
+        """Frees the thread and the lock of a running job."""
         client = self._running.pop(job)
         self._held[client] -= 1
         if not self._held[client]:

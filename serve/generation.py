@@ -1,4 +1,4 @@
-"""From a request's tokens to text: what every surface asks of the executor, once."""
+"""Text generation for all APIs: from a request's tokens to text."""
 
 from __future__ import annotations
 
@@ -25,81 +25,81 @@ _FINISH_REASONS: Final = {
     FinishReason.TIMED_OUT: "abort",
     FinishReason.CANCELLED: "abort",
 }
-"""As OpenAI and vLLM name them."""
+"""Names of the finish reasons in OpenAI's API and vLLM."""
 
 
 @dataclass(frozen=True)
 class TextRequest:
-    """What a surface wants generated."""
+    """A request for generated text."""
 
     prompt: Sequence[int]
     adapter: str | None
-    """A name that ServedAdapters knows."""
+    """Name of an adapter that ServedAdapters knows."""
     max_tokens: int
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     stop: tuple[str, ...] = ()
-    """Texts that end the answer and are not part of it."""
+    """Texts that end the answer. They are not part of it."""
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     skip_special_tokens: bool = True
-    """Whether the answer's text leaves special tokens out."""
+    """True: the answer's text leaves special tokens out."""
     embedding_bias: FloatArray | None = None
-    """float32 [vocab_size], new tokens of the adapter included, added to the logits."""
+    """float32 [vocab_size], including tokens that the adapter adds; added to the logits."""
     guided_decoding_params: GuidedDecodingParams | None = None
-    """What the answer has to be like."""
+    """The guide that the answer must match."""
     top_log_probs: int | None = None
-    """None: no log probs; else how many of the most likely tokens beside the one that was drawn."""
+    """Number of most likely tokens to return in addition to the sampled one; None: no log probs."""
     prompt_log_probs: bool = False
     priority: float = 0.5
     cache_salt_id: int | None = None
     num_answers: int = 1
-    """That are generated from the prompt, each with a seed of its own."""
+    """Number of answers to generate from the prompt, each with its own seed."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogProbs:
-    """Of one token: its own log prob, and the most likely ones there."""
+    """Log prob of one token, and the most likely tokens at its position."""
 
     token_id: int
     log_prob: float
     top: tuple[tuple[int, float], ...]
-    """(token id, log prob), the likeliest first."""
+    """(token id, log prob), most likely first."""
     text_offset: int = 0
-    """Where the token's text begins: characters from the beginning of the answer; 0 for a prompt's tokens."""
+    """Position of the token's text in characters from the beginning of the answer; 0 for prompt tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class TextPiece:
-    """What has come since the piece before."""
+    """New text and tokens of one answer since its previous piece."""
 
     text: str
     token_ids: tuple[int, ...]
     log_probs: tuple[TokenLogProbs, ...] = ()
-    """One a token, where they were asked for."""
+    """One entry per token if they were requested."""
     prompt_log_probs: tuple[TokenLogProbs, ...] | None = None
-    """Of the prompt's tokens from the second on; with each answer's first piece, where they were asked for."""
+    """Log probs of the prompt's tokens from the second on. Set in each answer's first piece if they were requested."""
     finish_reason: str | None = None
-    """With the last piece."""
+    """Set in the answer's last piece."""
     stop_reason: str | int | None = None
-    """The stop text or the stop token that ended it, where one did."""
+    """The stop text or stop token that ended the answer, if one did."""
     index: int = 0
-    """Of the request's answers."""
+    """Index of the answer among the request's answers."""
 
 
 class TextGeneration:
-    """A request's answers as they come. Leaving its `async with` early frees the request."""
+    """Answers of one request as they arrive. Leaving its `async with` early cancels the request."""
 
     def __init__(self, request: TextRequest, generation: Generation, texts: Sequence[TextStream]) -> None:
-        """For TextGenerator.start. One text an answer."""
+        """Called only by TextGenerator.start. `texts`: one text stream per answer."""
         self.turn = asyncio.Lock()
-        """Held while results become pieces; for requests that one client makes at once, the same one."""
+        """Held while results become pieces. Requests that one client makes at once share one lock."""
         self._request = request
         self._generation = generation
         self._answers = [_Answer(request, index, text) for index, text in enumerate(texts)]
         self._num_running = len(self._answers)
         self._prompt_log_probs: tuple[TokenLogProbs, ...] | None = None
         self._pieces: deque[TextPiece] = deque()
-        # A result has the log probs of all tokens so far: many of them would fill the memory where nobody reads.
+        # A result has the log probs of all tokens so far: unread results would fill the memory.
         generation.on_backlog = self._make_pieces
 
     async def __aenter__(self) -> TextGeneration:
@@ -112,11 +112,11 @@ class TextGeneration:
 
     @property
     def num_answers(self) -> int:
-        """Each has pieces of its own."""
+        """Number of answers; each has its own pieces."""
         return len(self._answers)
 
     async def __aiter__(self) -> AsyncIterator[TextPiece]:
-        """The last piece of each answer says why it ended.
+        """Yields pieces. The last piece of each answer has its finish reason.
 
         Raises RequestError and ExecutorClosedError when the request fails.
         """
@@ -133,11 +133,11 @@ class TextGeneration:
             else:
                 await slices.pause()
             async with self.turn:
-                # While others had their turn, on_backlog may have taken all results, and made no piece of them.
+                # While other requests held the lock, on_backlog may have taken all results and made no piece of them.
                 self._make_pieces(self._generation.take_results())
 
     async def whole(self) -> list[TextPiece]:
-        """Each whole answer as one piece."""
+        """Returns each answer as one piece."""
         pieces: list[list[TextPiece]] = [[] for _ in self._answers]
         async for piece in self:
             pieces[piece.index].append(piece)
@@ -154,11 +154,11 @@ class TextGeneration:
             by_answer.setdefault(result.sequence_index, []).append(result)
         for index in sorted(by_answer):
             answer, new = self._answers[index], by_answer[index]
-            # An answer that a stop text has ended may go on in the executor until the others have ended.
+            # The executor may continue an answer that a stop text has ended, until the other answers end.
             if answer.has_ended:
                 continue
             if self._request.prompt_log_probs and index == 0 and not answer.has_begun:
-                # They come with the first sequence's first result, which is before those of the others.
+                # They arrive with the first result of the first sequence, which precedes the results of the others.
                 self._prompt_log_probs = _prompt_log_probs(
                     new[0], self._request.prompt, self._generation.num_virtual_tokens
                 )
@@ -167,7 +167,7 @@ class TextGeneration:
 
 
 class _Answer:
-    """One of a request's answers, as far as it has come."""
+    """One answer, as far as it has arrived."""
 
     def __init__(self, request: TextRequest, index: int, text: TextStream) -> None:
         self.index: Final = index
@@ -177,7 +177,7 @@ class _Answer:
         self._text = text
 
     def joined(self, pieces: Sequence[TextPiece]) -> TextPiece:
-        """All of its pieces as one."""
+        """Joins the answer's pieces to one."""
         return replace(
             pieces[-1],
             text="".join(piece.text for piece in pieces),
@@ -187,14 +187,16 @@ class _Answer:
         )
 
     def _with_final_offsets(self, entries: Iterable[TokenLogProbs]) -> tuple[TokenLogProbs, ...]:
-        """The answer's log probs, where its whole text is known: some places of tokens were guesses before."""
+        """Returns the log probs with their final offsets: some token positions were estimates before the text was
+        complete.
+        """
         return tuple(
             entry if entry.text_offset == offset else replace(entry, text_offset=offset)
             for entry, offset in zip(entries, self._text.offsets, strict=False)
         )
 
     def piece(self, results: Sequence[Result], prompt_log_probs: tuple[TokenLogProbs, ...] | None) -> TextPiece:
-        """What new results of its sequence make of it."""
+        """Makes a piece of new results of the answer's sequence."""
         request, text, last = self._request, self._text, results[-1]
         tokens = [token for result in results for token in result.output_token_ids[0]]
         finish_reason = last.finish_reasons[0] if last.is_sequence_final else None
@@ -210,7 +212,7 @@ class _Answer:
         if text.stopped is not None:
             reason, stop_reason = "stop", text.stopped
         self.has_ended = reason is not None
-        # Those after a stop text may or may not be here yet: they are not part of the answer.
+        # Tokens after a stop text, which may have arrived, are not part of the answer.
         offsets = text.offsets[num_before:]
         del tokens[len(offsets) :]
         log_probs = _log_probs(results, tokens, num_before, offsets) if request.top_log_probs is not None else ()
@@ -229,10 +231,10 @@ class TextGenerator:
         limit_seconds: float,
         decoder_start: Sequence[int] | None = None,
     ) -> None:
-        """`tokenizers` say what ends an answer as well, unless its request ignores that.
+        """tokenizers: also give the end tokens, unless a request ignores them.
 
-        A request gets `limit_seconds` at most; 0: no limit. decoder_start: what the decoder begins with, of a model
-        whose encoder is given the prompts; None: there is no encoder, it begins with the prompt.
+        limit_seconds: time limit of each request; 0: no limit. decoder_start: tokens that the decoder begins with if
+        the model has an encoder, which reads the prompt; None: no encoder.
         """
         self._adapters = adapters
         self._tokenizers = tokenizers
@@ -252,7 +254,8 @@ class TextGenerator:
 
     def _executor_request(self, request: TextRequest, end_ids: tuple[int, ...]) -> Request:
         end_ids = () if request.ignore_eos else end_ids
-        # A request has one end_id; other tokens that end it are stop words, cut off again in the output.
+        # A request has only one end_id. Other end tokens become stop words, which piece() removes from the output
+        # again.
         stop_ids = (*end_ids[1:], *request.stop_token_ids)
         start = self._decoder_start
         return Request(
@@ -281,8 +284,8 @@ class TextGenerator:
 def _log_probs(
     results: Sequence[Result], tokens: Sequence[int], num_before: int, offsets: Sequence[int]
 ) -> tuple[TokenLogProbs, ...]:
-    """Of `tokens`, those that are new in results; there were `num_before` before."""
-    # Each result has the log probs of all tokens so far, but the most likely tokens of its own alone.
+    """Returns the log probs of `tokens`, the new tokens in results; num_before: number of tokens before them."""
+    # Each result has the log probs of all tokens so far, but the most likely tokens only for its own tokens.
     log_probs = (results[-1].log_probs or [[]])[0][num_before:]
     tops = [top for result in results for top in (result.top_log_probs or [[]])[0]]
     return tuple(
@@ -294,9 +297,10 @@ def _log_probs(
 def _prompt_log_probs(
     result: Result, prompt: Sequence[int], num_virtual_tokens: int
 ) -> tuple[TokenLogProbs, ...] | None:
-    """Of the prompt's tokens from the second on; None when the request ended before they were computed.
+    """Returns the log probs of the prompt's tokens from the second on; None if the request ended before they were
+    computed.
 
-    Virtual tokens before it have some in the result, and none here.
+    Those of virtual tokens are left out.
     """
     if result.prompt_log_probs is None:
         return None

@@ -1,4 +1,4 @@
-"""What all routes do alike: read a body within its limits, answer errors, stream, and notice clients that go away."""
+"""Functions of all routes: read a body within its limits, answer errors, stream, and notice clients that disconnect."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ Returned = TypeVar("Returned")
 LONG_BODY: Final = 1 << 16
 """Bytes; a longer body is parsed in a thread, because all other requests wait for the loop."""
 PROBLEMS_SHOWN: Final = 10
-"""Of a body that has more of them."""
+"""Maximum number of a body's errors that an answer lists."""
 LONGEST_PLACE: Final = 100
-"""Characters shown of a field's name, which may be a client's."""
+"""Maximum number of characters of a field's name in an error; clients may choose the name."""
 CLIENT_CLOSED_REQUEST: Final = 499
-"""nginx's code for an answer that nobody waits for."""
+"""nginx's status code for a client that closed the connection before the answer."""
 _SURROGATE: Final = re.compile(r"\\u[dD][89a-fA-F]")
-"""Its escape in JSON."""
+"""Matches the JSON escape of a surrogate."""
 
 
 def error_response(error: ApiError) -> JSONResponse:
-    """In OpenAI's form."""
+    """Makes an error response in OpenAI's format."""
     return JSONResponse(error.body(), status_code=int(error.status), headers=error.headers)
 
 
 def health_response(is_alive: bool) -> Response:
-    """For load balancers: the status alone."""
+    """Makes a response for load balancers. It has a status and no body."""
     return Response(status_code=HTTPStatus.OK if is_alive else HTTPStatus.SERVICE_UNAVAILABLE)
 
 
 async def read_body(request: Request, limits: ServerLimits, *, is_json: bool = False) -> bytes:
-    """The whole body. Raises ApiError for one that is too large, before it is read where its size is stated.
+    """Reads the whole body. Raises ApiError if it is too large, before reading if its size is stated.
 
-    is_json: nothing but JSON is in it.
+    is_json: the body is pure JSON.
     """
     max_bytes = min(limits.max_body_bytes, limits.max_json_bytes) if is_json else limits.max_body_bytes
     stated = request.headers.get("content-length")
@@ -65,10 +65,10 @@ async def read_body(request: Request, limits: ServerLimits, *, is_json: bool = F
 async def read_json(
     request: Request, model: type[Model], limits: ServerLimits, work: Work, *, if_empty: bytes = b""
 ) -> Model:
-    """The body as a model's fields; a long one is parsed by the threads for texts.
+    """Parses the body to a model's fields; the threads for texts parse long bodies.
 
-    if_empty: stands for a body without a byte. Raises ApiError that names the fields that are wrong, and
-    ClientDisconnect for a client that leaves; its body is not parsed then, if that has not begun.
+    if_empty: stands for an empty body. Raises ApiError that names the wrong fields, and ClientDisconnect if the client
+    disconnects. Parsing that has not begun is cancelled then.
     """
     body = await read_body(request, limits, is_json=True) or if_empty
     if len(body) <= LONG_BODY:
@@ -77,7 +77,7 @@ async def read_json(
 
 
 def parse_json(body: bytes, model: type[Model], limits: ServerLimits) -> Model:
-    """As read_json, of a body that was read."""
+    """Parses a body that has been read, like read_json."""
     check_json_size(body, limits)
     try:
         text = body.decode("utf-8")
@@ -101,7 +101,7 @@ def parse_json(body: bytes, model: type[Model], limits: ServerLimits) -> Model:
 
 
 def check_json_size(body: bytes, limits: ServerLimits) -> None:
-    """Raises ApiError for JSON that takes long to parse, which no other thread can run beside."""
+    """Raises ApiError for JSON that takes long to parse: no other thread can run during that time."""
     if len(body) > limits.max_json_bytes:
         _refuse_size("body's JSON", limits.max_json_bytes)
     if _has_more_items(body, limits.max_json_items):
@@ -112,7 +112,7 @@ def check_json_size(body: bytes, limits: ServerLimits) -> None:
 
 
 def read_query(request: Request, model: type[Model]) -> Model:
-    """What follows the question mark as a model's fields. Raises ApiError that names all that are wrong."""
+    """Parses the URL's query to a model's fields. Raises ApiError that names all wrong fields."""
     times = Counter(name for name, _ in request.query_params.multi_items())
     for name, count in times.items():
         if count > 1:
@@ -124,7 +124,7 @@ def read_query(request: Request, model: type[Model]) -> Model:
 
 
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, Returned]) -> Returned:
-    """Awaits work, and cancels it when the client goes away. Raises ClientDisconnect then."""
+    """Awaits work, and cancels it when the client disconnects. Raises ClientDisconnect then."""
     task = asyncio.ensure_future(work)
     watch = asyncio.ensure_future(disconnected(request.receive))
     try:
@@ -138,19 +138,19 @@ async def unless_disconnected(request: Request, work: Coroutine[Any, Any, Return
 
 
 class EventStream(Response):
-    """Server-sent events, until all are sent or the client goes away."""
+    """Server-sent events until the last event or until the client disconnects."""
 
     media_type = "text/event-stream"
 
     def __init__(self, frames: AsyncIterator[bytes], source: AbstractAsyncContextManager[Any]) -> None:
-        """Each frame is sent as it comes. `source`, what they are made of, is left at the end in any case."""
+        """frames: sent as they arrive. source: context of the frames; always left at the end."""
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._frames = frames
         self._source = source
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As an ASGI application."""
+        """Answers as an ASGI application."""
         async with self._source:
             pump = asyncio.ensure_future(self._send_all(send))
             watch = asyncio.ensure_future(disconnected(receive))
@@ -170,18 +170,18 @@ class EventStream(Response):
 
 
 def data_frame(content: Any) -> bytes:
-    """One event with JSON in it."""
+    """Makes one event with JSON in it."""
     return b"data: " + json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
 
 async def disconnected(receive: Receive) -> None:
-    """Returns when the client has gone; for a request whose body has been read."""
+    """Returns when the client has disconnected. The request's body must have been read."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 async def end_task(task: asyncio.Future[Any]) -> None:
-    """Cancels it if need be, and waits until it has ended; what it raised was looked at, or nobody waits for it."""
+    """Cancels the task and waits until it has ended. Drops its exception."""
     task.cancel()
     await asyncio.wait({task})
     if not task.cancelled():
@@ -204,17 +204,17 @@ def _too_deep(limits: ServerLimits) -> ApiError:
 
 
 def _has_more_items(body: bytes, most: int) -> bool:
-    """True if lists and objects may have more items. Commas are counted, and texts may have some as well."""
+    """True if lists and objects may have more items. Counts commas, which also counts some commas in texts."""
     if body.count(b",") < most:
         return False
     without_escapes = body.replace(rb"\\", b"").replace(rb"\"", b"")
-    # An item has two texts at most, with a quotation mark on each side.
+    # An item has at most two texts, with a quotation mark on each side.
     parts = without_escapes.split(b'"', 4 * most + 1)
     return len(parts) > 4 * most + 1 or sum(part.count(b",") for part in parts[::2]) >= most
 
 
 def _refuse_lone_surrogates(content: Any) -> None:
-    """A pair of them is one character; one alone is none, and could not be answered with."""
+    """Raises ApiError for half a surrogate pair, which UTF-8 cannot encode in an answer."""
     try:
         json.dumps(content, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:

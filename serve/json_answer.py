@@ -1,4 +1,4 @@
-"""Answers in JSON. A long one is written in slices of time, between which the event loop serves others."""
+"""JSON answers. Long ones are written in time slices, so that the event loop serves other requests in between."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from starlette.types import Receive, Scope, Send
 from .time_slices import TimeSlices
 
 _NUMBERS: Final = 1 << 12
-"""Elements of an array that are written at once."""
+"""Number of array elements that are written at once."""
 _PART_CHARACTERS: Final = 1 << 16
-"""Characters that are encoded and sent at once."""
+"""Number of characters that are encoded and sent at once."""
 
 
 class Items:
     """A list in an answer. Each item is made when it is written.
 
-    Items stand in dicts and in Items, but not in lists.
+    Dicts and Items may contain Items; lists may not.
     """
 
     def __init__(self, items: Iterable[Any]) -> None:
@@ -31,7 +31,7 @@ class Items:
 
 
 class Numbers(Items):
-    """The elements of an array in C order, as a list."""
+    """Elements of an array in C order, as a list."""
 
     def __init__(self, array: npt.NDArray[Any]) -> None:
         flat = array.reshape(-1)
@@ -39,17 +39,17 @@ class Numbers(Items):
 
 
 class JsonAnswer(Response):
-    """An answer that may have Items."""
+    """A JSON answer that may contain Items."""
 
     media_type = "application/json"
 
     def __init__(self, content: Any) -> None:
-        """Encodes nothing yet."""
+        """Encodes nothing until it is sent."""
         super().__init__()
         self._content = content
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises ValueError, before anything is sent, for a number that JSON does not have."""
+        """Sends the answer. Raises ValueError, before anything is sent, for a number that JSON cannot express."""
         *parts, last = await json_parts(self._content)
         self.headers["content-length"] = str(sum(map(len, parts)) + len(last))
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
@@ -59,7 +59,7 @@ class JsonAnswer(Response):
 
 
 async def json_parts(content: Any) -> list[bytes]:
-    """Parts of the JSON, in UTF-8; at least one. Raises ValueError for a number that JSON does not have."""
+    """Returns the JSON in UTF-8 in one or more parts. Raises ValueError for a number that JSON cannot express."""
     slices = TimeSlices()
     parts: list[bytes] = []
     texts: list[str] = []
@@ -76,9 +76,9 @@ async def json_parts(content: Any) -> list[bytes]:
 
 
 async def frame(content: dict[str, Any]) -> bytes:
-    """An event of a stream. Dicts in the lists of `content` may have Items.
+    """Makes a stream event. Dicts in the lists of `content` may contain Items.
 
-    Raises ValueError for a number that JSON does not have.
+    Raises ValueError for a number that JSON cannot express.
     """
     try:
         parts = [_ENCODER.encode(content).encode()]
@@ -90,7 +90,7 @@ async def frame(content: dict[str, Any]) -> bytes:
 
 
 class _ItemsError(Exception):
-    """Raised for Items where a value is encoded in one go."""
+    """Raised for Items in a value that is encoded in one go."""
 
 
 def _texts(content: Any) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""API keys: asked for before anything of a request is read."""
+"""API keys, checked before anything else of a request is read."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .records import current_request
 
 
 class KeyGuard:
-    """ASGI middleware that answers requests without one of the keys with 401."""
+    """ASGI middleware that answers requests without a valid key with 401."""
 
     def __init__(
         self,
@@ -24,14 +24,14 @@ class KeyGuard:
         open_paths: Collection[str],
         respond: Callable[[Request, ApiError], Response],
     ) -> None:
-        """What lies at `open_paths` is answered without a key; `respond` makes the answers to the others."""
+        """open_paths: paths that need no key. respond: makes the error responses."""
         self._app = app
         self._keys = [key.encode() for key in keys]
         self._open_paths = frozenset(open_paths)
         self._respond = respond
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As an ASGI application."""
+        """Answers as an ASGI application."""
         if scope["type"] == "http" and scope["path"] not in self._open_paths:
             request = Request(scope)
             key = self._find_key(request)
@@ -50,9 +50,9 @@ class KeyGuard:
         await self._app(scope, receive, send)
 
     def _find_key(self, request: Request) -> int | None:
-        """Index of the key that a request has."""
+        """Returns the index of the request's key; None: it has no valid key."""
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        # Starlette reads headers as Latin-1, so that gives their bytes. All keys are compared, each in constant time:
-        # the time tells nothing of them.
+        # Starlette decodes headers as Latin-1, so encoding restores their bytes. All keys are compared, each in
+        # constant time, so that timing reveals nothing about them.
         matches = [hmac.compare_digest(given.encode("latin-1"), key) for key in self._keys]
         return matches.index(True) if scheme.lower() == "bearer" and any(matches) else None

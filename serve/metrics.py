@@ -1,4 +1,4 @@
-"""Metrics for Prometheus: counted as requests pass, and read from the executor when somebody asks for them."""
+"""Prometheus metrics: counted as requests pass, or read from the executor on request."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .statistics import ExecutorStatistics
 from .work import Work, WorkKind
 
 MAX_NAMED_ADAPTERS: Final = 64
-"""In a label of vllm:lora_requests_info; what runs beyond them is counted, not named."""
+"""Maximum number of adapter names in a label of vllm:lora_requests_info."""
 
 _FIRST_TOKEN_BUCKETS: Final = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0
@@ -34,10 +34,10 @@ _WHOLE_BUCKETS: Final = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 
 
 
 class ServiceMetrics:
-    """What is counted as it happens. A GenerationObserver; belongs to the loop."""
+    """Metrics that are counted as events happen. A GenerationObserver; belongs to the loop."""
 
     def __init__(self) -> None:
-        """All are 0."""
+        """All metrics are 0."""
         self.registry: Final = CollectorRegistry()
         self._requests = self._counter("requests", "HTTP requests that have ended.", ("surface", "outcome"))
         self._generations = self._counter(
@@ -65,16 +65,16 @@ class ServiceMetrics:
 
     @property
     def num_generated_tokens(self) -> int:
-        """Of all answers since the start."""
+        """Number of tokens of all answers since the start."""
         (family,) = self._generated_tokens.collect()
         return int(family.samples[0].value)
 
     def count_request(self, surface: str, outcome: str) -> None:
-        """An HTTP request has ended."""
+        """Counts an HTTP request that has ended."""
         self._requests.labels(surface, outcome).inc()
 
     def on_start(self, request_id: int, request: Request, adapter: str | None) -> None:
-        """As GenerationObserver."""
+        """See GenerationObserver."""
         record = GenerationRecord(adapter, len(request.input_token_ids))
         self._running[request_id] = record
         self._prompt_tokens.inc(record.num_prompt_tokens)
@@ -83,7 +83,7 @@ class ServiceMetrics:
             http_request.generations.append(record)
 
     def on_response(self, response: Response) -> None:
-        """As GenerationObserver."""
+        """See GenerationObserver."""
         record = self._running[response.request_id]
         if response.has_error():
             self.on_loss(response.request_id)
@@ -98,7 +98,7 @@ class ServiceMetrics:
             self._count_end(response.request_id, record, now)
 
     def on_loss(self, request_id: int) -> None:
-        """As GenerationObserver."""
+        """See GenerationObserver."""
         record = self._running[request_id]
         record.end(None)
         self._count_end(request_id, record, time.monotonic())
@@ -127,19 +127,19 @@ class ServiceMetrics:
 
 
 class ExecutorCollector(Collector):
-    """What the executor knows already: read on the loop, when metrics are asked for."""
+    """Metrics that are read from the executor, on the loop, when metrics are requested."""
 
     def __init__(
         self, executor: AsyncExecutor, statistics: ExecutorStatistics, metrics: ServiceMetrics, model_name: str
     ) -> None:
-        """Reads nothing yet."""
+        """Reads nothing until metrics are requested."""
         self._executor = executor
         self._statistics = statistics
         self._metrics = metrics
         self._model_name = model_name
 
     def collect(self) -> Iterator[Metric]:
-        """All of them. Raises ExecutorClosedError."""
+        """Yields all metrics. Raises ExecutorClosedError."""
         yield self._about()
         num_running, num_waiting = self._statistics.num_requests()
         kv_cache = self._statistics.kv_cache()
@@ -177,7 +177,7 @@ class ExecutorCollector(Collector):
         return family
 
     def _adapters(self) -> tuple[list[str], list[str]]:
-        """Names of adapters with a request that has a first token, and with one that has none yet."""
+        """Returns the names of adapters with a request that has its first token, and with one that has none yet."""
         running: dict[str, None] = {}
         waiting: dict[str, None] = {}
         for record in self._metrics.running:
@@ -186,7 +186,7 @@ class ExecutorCollector(Collector):
         return list(running), list(waiting)
 
     def _for_gateway(self, num_running: int, num_waiting: int, kv_usage: float) -> Iterator[Metric]:
-        """Under vLLM's names, which inference gateways look for."""
+        """Yields metrics under vLLM's names, which inference gateways look for."""
         for name, text, value in (
             ("num_requests_running", "As adaptrt_requests_running.", num_running),
             ("num_requests_waiting", "As adaptrt_requests_waiting.", num_waiting),
@@ -208,14 +208,14 @@ class ExecutorCollector(Collector):
             "Adapters that requests have now; the value is when that was, in seconds since the epoch.",
             labels=["max_lora", "running_lora_adapters", "waiting_lora_adapters"],
         )
-        # A batch mixes any adapters: the most that run at once is a different one in every sequence.
+        # A batch mixes any adapters, so every sequence may have a different one.
         max_lora = str(self._executor.executor.engine_info.max_batch_size)
         family.add_metric([max_lora, _listed(running), _listed(waiting)], time.time())
         return family
 
 
 def routes(registry: CollectorRegistry) -> APIRouter:
-    """GET /metrics, in Prometheus's or OpenMetrics's text."""
+    """Makes GET /metrics, in Prometheus's or OpenMetrics's text format."""
     router = APIRouter()
 
     @router.get("/metrics")
@@ -227,7 +227,7 @@ def routes(registry: CollectorRegistry) -> APIRouter:
 
 
 def _listed(adapters: Sequence[str]) -> str:
-    """At most MAX_NAMED_ADAPTERS names, the same text for the same ones. A name with a comma cannot be in a list."""
+    """Joins at most MAX_NAMED_ADAPTERS names, sorted. Skips names with a comma, which the list cannot express."""
     return ",".join(sorted(name for name in adapters if "," not in name)[:MAX_NAMED_ADAPTERS])
 
 

@@ -1,4 +1,4 @@
-"""What the answers of OpenAI's routes have in common: counts of tokens, log probs, and streams of events."""
+"""Shared parts of OpenAI's answers: token counts, log probs, and event streams."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from .json_answer import Items, frame
 from .time_slices import TimeSlices
 
 MANY_PIECES: Final = 256
-"""Pieces of several requests' answers that wait for the client; behind them, each request gathers its own."""
+"""Maximum number of pieces of several requests that wait for the client; each request gathers further ones itself."""
 DONE: Final = b"data: [DONE]\n\n"
 MANY_ENTRIES: Final = 32
-"""Tokens; log probs of more are written in slices."""
+"""Tokens; log probs of more tokens are written in slices."""
 LOWEST_LOG_PROB: Final = -9999.0
-"""What vLLM has for a token that cannot come: JSON has no infinity."""
+"""vLLM's value for an impossible token: JSON has no infinity."""
 
 
 def new_id(prefix: str) -> str:
-    """Names one answer."""
+    """Makes a unique id for an answer."""
     return f"{prefix}-{uuid.uuid4().hex}"
 
 
 def usage(num_prompt_tokens: int, num_answer_tokens: int) -> dict[str, int]:
-    """OpenAI's counts."""
+    """Returns the token counts in OpenAI's format."""
     return {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_answer_tokens,
@@ -41,26 +41,26 @@ def usage(num_prompt_tokens: int, num_answer_tokens: int) -> dict[str, int]:
 
 
 class CompletionLogProbs:
-    """The classic form of log probs: four lists of the same length."""
+    """Log probs in the format of completions: four lists of the same length."""
 
     def __init__(self, texts: TokenTexts) -> None:
-        """Empty."""
+        """Makes empty lists."""
         self._texts = texts
         self._tokens: list[tuple[int, int]] = []
         self._entries: list[TokenLogProbs | None] = []
 
     def add_unscored(self, token_id: int, offset: int) -> None:
-        """A token that has nothing before it to be scored by, or that the request ended before."""
+        """Adds a token without a log prob: the first token, or one that was not computed before the request ended."""
         self._tokens.append((token_id, offset))
         self._entries.append(None)
 
     def add(self, entry: TokenLogProbs, offset: int) -> None:
-        """The token itself is among the most likely ones, as in vLLM, even where it is less likely."""
+        """Adds a token. Like in vLLM, it is listed among the most likely tokens even if it is less likely."""
         self._tokens.append((entry.token_id, offset))
         self._entries.append(entry)
 
     def content(self) -> dict[str, Any]:
-        """In OpenAI's form."""
+        """Returns the lists in OpenAI's format."""
         lists: dict[str, Iterator[Any]] = {
             "text_offset": (offset for _, offset in self._tokens),
             "token_logprobs": (None if entry is None else _finite(entry.log_prob) for entry in self._entries),
@@ -73,15 +73,15 @@ class CompletionLogProbs:
     def _top(self, entry: TokenLogProbs) -> dict[str, float]:
         top = {self._texts[entry.token_id].text: _finite(entry.log_prob)}
         for token, other in entry.top:
-            # Two tokens can have the same text, such as bytes that are not a letter alone: the likelier one counts, so
-            # that a token is the likeliest just where its log prob is the highest.
+            # Two tokens can have the same text, for example single bytes of a character. The likelier one counts, so
+            # that a token is listed as the likeliest exactly if it is.
             text = self._texts[token].text
             top[text] = max(_finite(other), top.get(text, LOWEST_LOG_PROB))
         return top
 
 
 def chat_log_probs(entries: Sequence[TokenLogProbs], texts: TokenTexts) -> dict[str, Any]:
-    """The form that chats have."""
+    """Returns log probs in the format of chats."""
     made = (
         _chat_entry(texts[entry.token_id], entry.log_prob)
         | {"top_logprobs": [_chat_entry(texts[token], log_prob) for token, log_prob in entry.top]}
@@ -100,7 +100,7 @@ def _finite(log_prob: float) -> float:
 
 
 async def events(chunks: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]:
-    """Frames of a stream. An error that comes when the answer has begun is an event, the last but the end."""
+    """Yields the frames of a stream. An error after the answer has begun is an event before the end."""
     try:
         async for chunk in chunks:
             yield await frame(chunk)
@@ -110,16 +110,16 @@ async def events(chunks: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]:
 
 
 async def merged(generations: Sequence[TextGeneration], stack: AsyncExitStack) -> AsyncIterator[tuple[int, TextPiece]]:
-    """The pieces of several requests' answers as they come, each with its answer's place among all of them.
+    """Yields the pieces of several requests as they arrive, each with the index of its answer among all answers.
 
-    Ends what it starts with `stack`.
+    The tasks that it starts end with `stack`.
     """
     if len(generations) == 1:
         async for piece in generations[0]:
             yield piece.index, piece
         return
     arrived: asyncio.Queue[tuple[int, TextPiece] | AdaptrtError] = asyncio.Queue(MANY_PIECES)
-    # Only one of them makes pieces in each turn of the loop.
+    # Only one generation makes pieces in each iteration of the loop.
     turn = asyncio.Lock()
     for generation in generations:
         generation.turn = turn

@@ -1,4 +1,4 @@
-"""The bodies of OpenAI's routes that hold a conversation. See openai_fields.py."""
+"""Bodies of OpenAI's routes that hold a conversation. See openai_fields.py."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 from .openai_fields import INT32_MAX, MAX_LOG_PROBS, Fields, GenerationFields, ModelFields, only, shown
 
 NoAnnotations = Annotated[list[Any], only([], "texts have no annotations")]
-"""OpenAI's answers have it, and clients send them back."""
+"""Field of OpenAI's answers, which clients send back."""
 
 
 def _text_parts(value: Any) -> Any:
-    """Says which part of a message cannot be used, and leaves the rest to the declared type."""
+    """Names the first part of a message that cannot be used. The declared type checks the rest."""
     if isinstance(value, list):
         for i, part in enumerate(value):
             kind = part.get("type") if isinstance(part, dict) else None
@@ -28,14 +28,14 @@ def _text_parts(value: Any) -> Any:
 
 
 class CacheControl(Fields):
-    """Anthropic's hint that clients add to parts, messages and tools. Without effect: prompts are cached anyway."""
+    """Anthropic's cache hint, which clients add to parts, messages and tools. No effect: prompts are cached anyway."""
 
     type: Literal["ephemeral"] = "ephemeral"
     ttl: str | None = None
 
 
 class TextPart(Fields):
-    """A text in a message's content."""
+    """A text part of a message's content."""
 
     type: Literal["text"]
     text: str
@@ -44,14 +44,14 @@ class TextPart(Fields):
 
 
 class CalledFunction(Fields):
-    """The function that an assistant called, with its arguments as a JSON text."""
+    """A function that the assistant called, with its arguments as a JSON text."""
 
     name: str
     arguments: str
 
 
 class ToolCall(Fields):
-    """In an assistant's message."""
+    """A call in an assistant's message."""
 
     id: str = ""
     type: Literal["function"] = "function"
@@ -67,7 +67,7 @@ class Message(Fields):
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
-    """An assistant's thoughts before its answer, for templates that show them."""
+    """The assistant's reasoning before its answer, for templates that show it."""
     reasoning: str | None = None
     """vLLM's newer name of reasoning_content."""
     annotations: NoAnnotations = Field(default_factory=list)
@@ -92,39 +92,39 @@ class Message(Fields):
 
 
 class Function(Fields):
-    """A function that a model may call; its parameters as a JSON schema."""
+    """A function that the model may call, with its parameters as a JSON schema."""
 
     name: Annotated[str, Field(min_length=1)]
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool = False
-    """True: the arguments of a call follow the parameters."""
+    """True: the arguments of a call must match the parameters."""
 
 
 class Tool(Fields):
-    """One of a request's tools."""
+    """A tool of the request."""
 
     type: Literal["function"]
     function: Function
     cache_control: CacheControl | None = None
 
     def for_template(self) -> dict[str, Any]:
-        """The fields that the client gave and that say something to the model."""
+        """Returns the fields that the client set and that matter to the model."""
         return self.model_dump(exclude_unset=True, exclude={"cache_control"})
 
 
 class TemplateFields(Fields):
-    """A conversation, and how it becomes a prompt."""
+    """A conversation and how it becomes a prompt."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
     tools: list[Tool] | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Variables of the template."""
+    """Additional variables for the template."""
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    """The prompt ends with the last message, which the answer continues; without add_generation_prompt."""
+    """True: the answer continues the last message. Not with add_generation_prompt."""
     add_special_tokens: bool = False
-    """Besides those that the template writes."""
+    """True: adds special tokens to those that the template writes."""
 
     @model_validator(mode="after")
     def _one_end(self) -> TemplateFields:
@@ -140,11 +140,11 @@ class TemplateFields(Fields):
 
 @dataclass(frozen=True)
 class ToolChoice:
-    """The functions that an answer may call, or has to."""
+    """The functions that an answer may or must call."""
 
     mode: Literal["none", "auto", "required"]
     name: str | None = None
-    """The one function to call, with mode "required"; None: any of them."""
+    """The only function to call, with mode "required"; None: any of them."""
 
 
 def _tool_choice(value: Any) -> ToolChoice:
@@ -162,15 +162,15 @@ class ChatRequest(GenerationFields, TemplateFields):
     """Body of POST /v1/chat/completions."""
 
     max_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
-    """OpenAI's older name of max_completion_tokens; without both, an answer takes what is left of the context."""
+    """OpenAI's older name of max_completion_tokens. Without both, an answer may fill the rest of the context."""
     max_completion_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOG_PROBS)] = 0
     tool_choice: Annotated[ToolChoice, PlainValidator(_tool_choice)] = ToolChoice("auto")
     parallel_tool_calls: bool = True
-    """False: an answer has one call at most."""
+    """False: an answer has at most one call."""
     reasoning_effort: Annotated[str, Field(min_length=1)] | None = None
-    """A variable of the template, under this name. Many templates have no use for it."""
+    """Becomes the template variable of this name. Many templates ignore it."""
     modalities: Annotated[list[str], only(["text"], "answers are texts")] = Field(default_factory=lambda: ["text"])
     verbosity: Annotated[str, only("medium", "the model decides how much it writes")] = "medium"
     documents: Annotated[list[Any], only([], "templates are given messages and tools alone")] = Field(
@@ -216,12 +216,12 @@ class ChatRequest(GenerationFields, TemplateFields):
 
     @property
     def answer_tokens(self) -> int | None:
-        """As many as the answer may have; None: what is left of the context."""
+        """Maximum number of tokens in the answer; None: the rest of the context."""
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
 
 
 class TokenizeRequest(ModelFields, TemplateFields):
-    """Body of POST /tokenize: a text, or a conversation."""
+    """Body of POST /tokenize: a text or a conversation."""
 
     messages: list[Message] = Field(default_factory=list)
     prompt: str | None = None
@@ -236,5 +236,7 @@ class TokenizeRequest(ModelFields, TemplateFields):
 
     @property
     def adds_special_tokens_to_text(self) -> bool:
-        """As in completions, unlike in chats, whose templates have them."""
+        """True: special tokens are added to a text. The default is true for texts and false for conversations, whose
+        templates write them.
+        """
         return self.add_special_tokens or "add_special_tokens" not in self.model_fields_set

@@ -1,6 +1,6 @@
-"""The bodies that OpenAI's routes take: its fields, and those that vLLM, SGLang and LoRAX have beside them.
+"""Bodies of OpenAI's routes, with the additional fields of vLLM, SGLang and LoRAX.
 
-What is not declared here is refused by its name. A field that is null is as if it were absent.
+Fields that are not declared here are rejected by name. A null field counts as absent.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, model_validator
 
 MAX_LOG_PROBS: Final = 20
-"""Most likely tokens a request may ask for at each place: the executor's limit."""
+"""Maximum number of most likely tokens per position; a limit of the executor."""
 MAX_STOPS: Final = 64
 MAX_STOP_CHARACTERS: Final = 1024
 MAX_PRIORITY: Final = 100
 DEFAULT_MAX_TOKENS: Final = 16
-"""Of a completion, as in OpenAI's API; a chat's answer takes what is left of the context."""
+"""Default length of a completion, as in OpenAI's API. A chat's answer may fill the rest of the context."""
 INT32_MAX: Final = (1 << 31) - 1
-"""Of token ids and of numbers of tokens."""
+"""Maximum of token ids and of numbers of tokens."""
 MAX_METADATA: Final = 16
-"""Entries of metadata, as in OpenAI's API."""
+"""Maximum number of metadata entries, as in OpenAI's API."""
 MAX_METADATA_CHARACTERS: Final = 512
 _NOT_STORED: Final = "answers are not stored"
 
 
 class Fields(BaseModel):
-    """Strict about names and types: a number that is a text is refused, and so is a field that nobody knows."""
+    """Base of all bodies. Strict: a text for a number is an error, and so is an unknown field."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -38,7 +38,7 @@ class Fields(BaseModel):
 
 
 def only(accepted: Any, reason: str) -> PlainValidator:
-    """For a field that clients send with the one value that changes nothing."""
+    """Validates a field that clients send and that has only one accepted value."""
 
     def check(value: Any) -> Any:
         is_same_type = type(value) is type(accepted) or (type(value) is int and type(accepted) is float)
@@ -50,7 +50,7 @@ def only(accepted: Any, reason: str) -> PlainValidator:
 
 
 def shown(value: Any) -> str:
-    """A value as a complaint shows it, cut where it gets long."""
+    """Formats a value for an error; cut if it is long."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
@@ -60,7 +60,7 @@ def _as_list(value: Any) -> Any:
 
 
 def _prompts(value: Any) -> list[str | list[int]]:
-    """One entry a prompt: a text, or its token ids."""
+    """Returns one entry per prompt: a text or its token ids."""
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list):
@@ -82,7 +82,7 @@ def _token_ids(value: Any, place: str) -> list[int]:
 
 
 def _logit_bias(value: Any) -> dict[int, float]:
-    """By token id; JSON has texts for it."""
+    """Returns the biases by token id. Keys in JSON are texts."""
     if not isinstance(value, dict):
         raise ValueError(f"is {shown(value)}; accepted: an object from token ids to numbers")
     biases = {}
@@ -114,52 +114,52 @@ LogitBias = Annotated[dict[int, float], PlainValidator(_logit_bias)]
 
 
 class StreamOptions(Fields):
-    """What a stream has besides the answer."""
+    """Options of a stream."""
 
     include_usage: bool = False
-    """The last event counts the tokens."""
+    """True: the last event has the token counts."""
     continuous_usage_stats: bool = False
-    """Every event counts those so far; with include_usage."""
+    """True: every event has the token counts so far. Needs include_usage."""
     include_obfuscation: Annotated[bool, only(False, "events are not padded")] = False
 
 
 class LoraRequest(Fields):
-    """An adapter as clients of TensorRT-LLM's server name it."""
+    """An adapter in the format of TensorRT-LLM's server."""
 
     lora_name: Annotated[str, Field(min_length=1)]
     lora_int_id: int = 0
-    """Without effect: the server numbers adapters itself."""
+    """No effect: the server numbers adapters itself."""
     lora_path: str = ""
     """Directory of the adapter. It is loaded if the name is not known yet."""
     lora_ckpt_source: Annotated[str, only("hf", "adapters are read in PEFT's format")] = "hf"
 
 
 class ModelFields(Fields):
-    """Which model is meant, in the ways of several servers."""
+    """Names of the model or adapter, in the formats of several servers."""
 
     model: str | None = None
-    """An adapter's name, the base's, or SGLang's "base:adapter"; without it, the base."""
+    """An adapter's name, the base model's name, or SGLang's "base:adapter". Without it: the base model."""
     adapter_id: str | None = None
-    """LoRAX's name for an adapter's name."""
+    """LoRAX's field for an adapter's name."""
     lora_path: str | None = None
-    """SGLang's."""
+    """SGLang's field for an adapter's name."""
     lora_request: LoraRequest | None = None
-    """TensorRT-LLM's."""
+    """TensorRT-LLM's field for an adapter."""
 
 
 class JsonSchema(Fields):
-    """OpenAI's: a schema and what it is called."""
+    """OpenAI's format: a schema and its name."""
 
     name: str
     schema_: Annotated[dict[str, Any] | bool, Field(alias="schema")]
     description: str | None = None
-    """Without effect, and so is the name."""
+    """No effect; the same holds for the name."""
     strict: bool = True
-    """Either value will do: answers always follow the schema."""
+    """Both values have the same effect: answers always match the schema."""
 
 
 class ResponseFormat(Fields):
-    """What an answer has to be like."""
+    """The format that an answer must have."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchema | None = None
@@ -176,7 +176,7 @@ class ResponseFormat(Fields):
 
 
 class StructuredOutputs(Fields):
-    """vLLM's: one of the first six."""
+    """vLLM's guides: exactly one of the first six fields."""
 
     json_: Annotated[dict[str, Any] | bool | str | None, Field(alias="json")] = None
     regex: str | None = None
@@ -185,7 +185,7 @@ class StructuredOutputs(Fields):
     json_object: Annotated[bool, only(True, "leave it out where any answer will do")] | None = None
     structural_tag: str | None = None
     disable_any_whitespace: bool = True
-    """False: JSON may have any whitespace between its parts; True: it is on one line."""
+    """False: JSON may have any whitespace between its parts. True: it is on one line."""
     disable_additional_properties: Annotated[bool, only(False, "the schema says additionalProperties")] = False
     whitespace_pattern: str = ""
     """Regular expression of the whitespace between the parts of JSON."""
@@ -207,10 +207,10 @@ class StructuredOutputs(Fields):
 
 
 class GenerationFields(ModelFields):
-    """What completions and chats have in common. SamplingDefaults go before the defaults here."""
+    """Shared fields of completions and chats. SamplingDefaults take precedence over the defaults here."""
 
     temperature: Temperature = 1.0
-    """0: the most likely token is taken."""
+    """0: greedy decoding."""
     top_p: TopP = 1.0
     top_k: TopK = 0
     """-1 and 0: no limit."""
@@ -219,7 +219,7 @@ class GenerationFields(ModelFields):
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     repetition_penalty: RepetitionPenalty = 1.0
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)] | None = None
-    """None: another one each time."""
+    """None: a random seed per request."""
     min_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] = 0
     stop: Stops = Field(default_factory=list)
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOPS)] = Field(default_factory=list)
@@ -229,24 +229,24 @@ class GenerationFields(ModelFields):
     stream: bool = False
     stream_options: StreamOptions | None = None
     return_token_ids: bool = False
-    """Answers have token_ids, and prompt_token_ids."""
+    """True: answers have token_ids and prompt_token_ids."""
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
-    """vLLM's: lower starts first."""
+    """vLLM's priority: lower starts first."""
     cache_salt: Annotated[str, Field(min_length=1)] | None = None
     """Only requests with the same salt share KV."""
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: dict[str, Any] | bool | str | None = None
-    """vLLM's names of old, here and below."""
+    """vLLM's older names, here and below."""
     guided_regex: str | None = None
     guided_choice: Annotated[list[str], Field(min_length=1)] | None = None
     guided_grammar: str | None = None
     guided_whitespace_pattern: str = ""
     """Regular expression of the whitespace between the parts of JSON; empty: JSON is on one line."""
     guided_decoding_backend: Literal["guidance", "auto"] = "auto"
-    """Without effect: llguidance compiles all guides."""
+    """No effect: llguidance compiles all guides."""
     user: str | None = None
-    """Without effect, and so are the fields from here to vllm_xargs."""
+    """No effect; the same holds for the fields from here to vllm_xargs."""
     metadata: Metadata | None = None
     service_tier: Literal["auto", "default"] = "auto"
     prompt_cache_key: str | None = None
@@ -262,7 +262,7 @@ class GenerationFields(ModelFields):
     bad_words: Annotated[list[str], only([], "texts are not forbidden; give logit_bias")] = Field(default_factory=list)
     vllm_xargs: Annotated[dict[str, Any], only({}, "no extension is known here")] = Field(default_factory=dict)
     n: Annotated[int, Field(ge=1, le=INT32_MAX)] = 1
-    """Answers to a prompt; answer i is what the seed + i gives alone."""
+    """Number of answers per prompt. Answer i equals the only answer of a request with seed + i."""
     best_of: Annotated[int, only(1, "no answers are generated but those that are returned; give n")] = 1
     use_beam_search: Annotated[bool, only(False, "beam search is not supported")] = False
 
@@ -280,11 +280,11 @@ class CompletionRequest(GenerationFields):
 
     prompt: Prompts
     max_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] = DEFAULT_MAX_TOKENS
-    """0: the prompt's log probs alone, with echo."""
+    """0: no answer, only the prompt's log probs. Needs echo."""
     echo: bool = False
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOG_PROBS)] | None = None
     add_special_tokens: bool = True
-    """Whether a text gets those that the tokenizer puts around it."""
+    """True: adds the tokenizer's special tokens to a text."""
     suffix: Annotated[str, only("", "text is not inserted between a prompt and a suffix")] = ""
 
     @model_validator(mode="after")
@@ -297,20 +297,20 @@ class CompletionRequest(GenerationFields):
 
 
 class PooledFields(ModelFields):
-    """What requests that end in rows have in common."""
+    """Shared fields of requests that end in rows (embeddings, classes)."""
 
     add_special_tokens: bool = True
-    """Whether a text gets those that the tokenizer puts around it."""
+    """True: adds the tokenizer's special tokens to a text."""
     priority: Annotated[int, Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY)] = 0
-    """vLLM's: lower starts first."""
+    """vLLM's priority: lower starts first."""
     cache_salt: Annotated[str, Field(min_length=1)] | None = None
     """Only requests with the same salt share KV."""
     user: str | None = None
-    """Without effect."""
+    """No effect."""
 
 
 class PooledTextFields(PooledFields):
-    """What requests about single texts have in common."""
+    """Shared fields of requests about single texts."""
 
     input: Prompts
     """A text, its token ids, or a list of either."""
@@ -320,9 +320,9 @@ class EmbeddingRequest(PooledTextFields):
     """Body of POST /v1/embeddings."""
 
     encoding_format: Literal["float", "base64"] = "float"
-    """base64: of little-endian float32."""
+    """base64: encoded little-endian float32."""
     dimensions: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
-    """Of each embedding, the first so many; where the server was told that the model's can be cut."""
+    """Number of first dimensions to return. Needs --cut_embeddings on the server."""
 
 
 class ClassificationRequest(PooledTextFields):
@@ -333,7 +333,7 @@ class ScoreRequest(PooledFields):
     """Body of POST /score."""
 
     text_1: Annotated[list[str], BeforeValidator(_as_list), Field(min_length=1)]
-    """One text, or as many as text_2 has."""
+    """One text, or as many texts as text_2."""
     text_2: Annotated[list[str], BeforeValidator(_as_list), Field(min_length=1)]
 
     @model_validator(mode="after")
@@ -346,13 +346,13 @@ class ScoreRequest(PooledFields):
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
-        """Each text of text_2 with its own of text_1."""
+        """Pairs each text of text_2 with its text of text_1."""
         firsts = self.text_1 * len(self.text_2) if len(self.text_1) == 1 else self.text_1
         return list(zip(firsts, self.text_2, strict=True))
 
 
 class Document(Fields):
-    """A document in another form than its text alone."""
+    """A document as an object."""
 
     text: str
 
@@ -363,13 +363,13 @@ class RerankRequest(PooledFields):
     query: str
     documents: Annotated[list[str | Document], Field(min_length=1)]
     top_n: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
-    """Documents to answer with, at most; None: all."""
+    """Maximum number of documents in the answer; None: all."""
     return_documents: bool = True
-    """Whether the answer has their texts."""
+    """True: the answer has their texts."""
 
     @property
     def texts(self) -> list[str]:
-        """Of the documents."""
+        """Texts of the documents."""
         return [document if isinstance(document, str) else document.text for document in self.documents]
 
 

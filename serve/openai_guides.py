@@ -1,4 +1,4 @@
-"""Finds the guide of a request: in OpenAI's response_format, or in vLLM's structured outputs under either name."""
+"""Finds the guide of a request in OpenAI's response_format or vLLM's structured outputs, under new or old names."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from .errors import ApiError
 from .openai_fields import GenerationFields, StructuredOutputs
 
 _META: Final = re.compile(r"[\\.+*?()|\[\]{}^$#&~-]")
-"""Letters that have a meaning of their own in regular expressions."""
+"""Characters with a special meaning in regular expressions."""
 _TYPES: Final = GuidedDecodingParams.GuideType
 _JSON_TYPES: Final = (_TYPES.JSON, _TYPES.JSON_SCHEMA)
 _ANY_OBJECT: Final = '{"type": "object"}'
 
 
 def guide_of(fields: GenerationFields) -> GuidedDecodingParams | None:
-    """The one guide that a request has; None: it has none.
+    """Returns the request's guide; None: it has none.
 
-    Clients may send one guide under several names. Raises ApiError for two guides that differ, and for options of
-    JSON without a guide that makes JSON.
+    Clients may send the same guide under several names. Raises ApiError for two different guides, and for JSON options
+    without a JSON guide.
     """
     guides = _guides_of(fields)
     if not guides:
@@ -42,14 +42,14 @@ def guide_of(fields: GenerationFields) -> GuidedDecodingParams | None:
 
 
 def json_schema_of(guide: GuidedDecodingParams) -> str | None:
-    """The JSON schema that answers under a guide follow; None: they need not be JSON."""
+    """Returns the JSON schema of answers under a guide; None: they need not be JSON."""
     if guide.guide_type == _TYPES.JSON:
         return _ANY_OBJECT
     return guide.guide if guide.guide_type == _TYPES.JSON_SCHEMA else None
 
 
 def _guides_of(fields: GenerationFields) -> dict[str, GuidedDecodingParams]:
-    """Each guide that is given, by the name of its field."""
+    """Returns all guides of the request by field name."""
     outputs = fields.structured_outputs
     guides = {
         "response_format": _of_response_format(fields),
@@ -63,12 +63,12 @@ def _guides_of(fields: GenerationFields) -> dict[str, GuidedDecodingParams]:
 
 
 def _meaning(guide: GuidedDecodingParams) -> tuple[GuidedDecodingParams.GuideType, Any]:
-    """Equal for guides that say the same: the spelling of a JSON schema does not count."""
+    """Returns a value that is equal for equivalent guides. Ignores how a JSON schema is spelled."""
     if guide.guide_type != _TYPES.JSON_SCHEMA:
         return guide.guide_type, guide.guide
     try:
         return guide.guide_type, json.loads(guide.guide or "")
-    except (ValueError, RecursionError):  # llguidance says what is wrong with it
+    except (ValueError, RecursionError):  # llguidance reports the error later
         return guide.guide_type, guide.guide
 
 
@@ -119,7 +119,7 @@ def _of_structured_outputs(outputs: StructuredOutputs) -> GuidedDecodingParams:
 def _of_values(
     schema: dict[str, Any] | bool | str | None, regex: str | None, choices: list[str] | None, grammar: str | None
 ) -> GuidedDecodingParams | None:
-    """The guide of the one value that is given; None: all are None."""
+    """Returns the guide of the only value that is set; None: all are None."""
     if schema is not None:
         return _of_json(schema)
     if regex is not None:

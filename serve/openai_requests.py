@@ -1,4 +1,4 @@
-"""From the fields of OpenAI's routes to what the executor is asked."""
+"""Converts the fields of OpenAI's routes to executor requests."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _SEEDS: Final = 1 << 64
 
 
 async def adapter_of(service: Service, fields: ModelFields) -> str | None:
-    """The adapter that a request names in one of the ways there are; None: the base.
+    """Returns the adapter that a request names in any of its fields; None: the base model.
 
-    Raises ApiError for an unknown one, and where two ways name different ones.
+    Raises ApiError for an unknown adapter, and for two different names.
     """
     named: dict[str, str | None] = {}
     if fields.model is not None:
@@ -47,9 +47,9 @@ async def adapter_of(service: Service, fields: ModelFields) -> str | None:
 
 
 async def _adapter_of_lora_request(service: Service, asked: LoraRequest) -> str:
-    """The adapter that TensorRT-LLM's form names. It is loaded from its path if the server may load adapters.
+    """Returns the adapter that lora_request names. Loads it from its path if the server may load adapters.
 
-    Raises ApiError for an adapter that is not known, and for one that was loaded from another path.
+    Raises ApiError for an unknown adapter, and for one that was loaded from another path.
     """
     name, path = asked.lora_name, asked.lora_path
     if not await service.adapters.find(name):
@@ -78,11 +78,11 @@ def text_request(
     prompt_log_probs: bool = False,
     skip_special_tokens: bool = True,
 ) -> TextRequest:
-    """Makes the request that all surfaces hand to the executor.
+    """Makes the text request of a prompt.
 
     Raises ApiError for more answers than the engine generates at once.
 
-    embedding_bias: embedding_bias_of() the fields.
+    embedding_bias: result of embedding_bias_of() for the fields.
     """
     return TextRequest(
         prompt=prompt,
@@ -104,11 +104,12 @@ def text_request(
 
 
 async def start_all(service: Service, requests: Sequence[TextRequest], stack: AsyncExitStack) -> list[TextGeneration]:
-    """Queues all of them, to be left with `stack`. Raises as TextGenerator.start; those that were queued end then.
+    """Queues all requests; `stack` ends them. If one fails, the queued ones end. Raises the same errors as
+    TextGenerator.start.
 
     Raises RequestError for a guide that cannot be compiled.
     """
-    # Those of one client's request have the same.
+    # All requests of one client request have the same guide.
     if requests and (guide := requests[0].guided_decoding_params) is not None:
         await service.executor.compile_guide(guide)
     slices = TimeSlices()
@@ -130,10 +131,10 @@ def check_answer_limits(
     *,
     echo: bool = False,
 ) -> None:
-    """Raises ApiError for a request whose answers would have more parts than one request may ask for.
+    """Raises ApiError if a request asks for too many answers or log probs.
 
-    prompt_lengths, answer_lengths: tokens of each prompt, and how many each of its n answers may have. top_log_probs:
-    the most likely tokens at each place; None: no log probs. echo: the prompts' tokens have log probs as well.
+    prompt_lengths: tokens of each prompt. answer_lengths: maximum tokens of each of its n answers. top_log_probs:
+    number of most likely tokens per position; None: no log probs. echo: the prompts' tokens have log probs as well.
     """
     num_answers = len(prompt_lengths) * n
     if num_answers > limits.max_answers:
@@ -152,7 +153,7 @@ def check_answer_limits(
             param="echo",
         )
     num_tokens = n * sum(answer_lengths) + (sum(prompt_lengths) if echo else 0)
-    # One answer is as long as the engine lets it be, which a chat without a length asks for.
+    # A single answer is not limited: a chat without max_tokens may fill the context.
     if num_answers > 1 and num_tokens * at_each_place > limits.max_log_probs:
         raise ApiError(
             f"the answers may have {num_tokens} tokens, which is {num_tokens * at_each_place} log probs with "
@@ -173,7 +174,7 @@ def _sampling(service: Service, fields: GenerationFields) -> SamplingConfig:
     chosen = fields.model_copy(
         update={name: value for name, value in recommended.items() if name not in fields.model_fields_set}
     )
-    # top_p is always given: without it and top_k, the executor takes the most likely token.
+    # top_p is always set: without top_p and top_k, the executor decodes greedily.
     return SamplingConfig(
         top_k=max(chosen.top_k, 0),
         top_p=chosen.top_p,
@@ -188,9 +189,9 @@ def _sampling(service: Service, fields: GenerationFields) -> SamplingConfig:
 
 
 def embedding_bias_of(logit_bias: dict[int, float], vocab_size: int) -> FloatArray | None:
-    """float32 [vocab_size], or None without a bias. Raises ApiError for a token outside the vocabulary.
+    """Returns float32 [vocab_size], or None without a bias. Raises ApiError for a token outside the vocabulary.
 
-    vocab_size: Service.vocab_size_of() the adapter.
+    vocab_size: Service.vocab_size_of() of the adapter.
     """
     if not logit_bias:
         return None
@@ -203,12 +204,12 @@ def embedding_bias_of(logit_bias: dict[int, float], vocab_size: int) -> FloatArr
 
 
 def executor_priority(priority: int) -> float:
-    """vLLM's as the executor's."""
+    """Converts vLLM's priority to the executor's."""
     return 0.5 - priority / (2 * MAX_PRIORITY)
 
 
 def salt_id(salt: str | None) -> int | None:
-    """A text's salt: two texts have the same once in 2^64."""
+    """Returns a 64-bit hash of a text salt. Two texts collide with a probability of 2^-64."""
     if salt is None:
         return None
     return int.from_bytes(hashlib.sha256(salt.encode()).digest()[:8], "little")
@@ -217,11 +218,11 @@ def salt_id(salt: str | None) -> int | None:
 def answer_length(
     service: Service, num_prompt_tokens: int, asked: int | None, *, lengths: TextLengths, param: str
 ) -> int:
-    """How many tokens an answer may have: as many as were asked for, or what is left.
+    """Returns the maximum number of answer tokens: `asked`, or the rest of the context.
 
-    lengths: Service.lengths_of() the adapter.
+    lengths: Service.lengths_of() of the adapter.
 
-    Raises ApiError when the engine or the KV cache cannot hold that, and where the model generates nothing.
+    Raises ApiError if the engine or the KV cache cannot hold that many, and if the model has no lm_head.
     """
     if not service.engine_info.has_logits:
         raise ApiError("The model generates nothing: it has no lm_head. POST /v1/embeddings or /classify may answer.")
@@ -251,7 +252,7 @@ def answer_length(
 
 
 def _decoder_length(longest_prompt: int, num_prompt_tokens: int, room: int, asked: int | None, param: str) -> int:
-    """The same of a model whose encoder reads the prompt, so that the answer has its own length."""
+    """Does the same for an encoder-decoder model: the encoder reads the prompt, so only the answer counts."""
     if not 0 < num_prompt_tokens <= longest_prompt:
         raise ApiError(
             f"This model's encoder takes prompts of 1 to {longest_prompt} tokens; this one has {num_prompt_tokens}.",

@@ -1,4 +1,4 @@
-"""OpenAI's routes, and those that vLLM has beside them: models, completions, chats, and the tokenizer."""
+"""OpenAI's routes and vLLM's additional ones: models, completions, chats, embeddings, classes, and the tokenizer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OWNER: Final = "adaptrt"
 
 
 def routes(service: Service) -> APIRouter:
-    """All of them."""
+    """Makes all routes."""
     router = APIRouter()
     limits = service.options.limits
 
@@ -37,7 +37,7 @@ def routes(service: Service) -> APIRouter:
     async def models() -> Response:
         return JSONResponse({"object": "list", "data": _cards(service)})
 
-    # Names of adapters may be paths.
+    # An adapter's name may be a path.
     @router.get("/v1/models/{model:path}")
     async def model(model: str) -> Response:
         for card in _cards(service):
@@ -65,7 +65,7 @@ def routes(service: Service) -> APIRouter:
     async def scores(request: Request) -> Response:
         return await score(service, request)
 
-    # Jina's and Cohere's clients each know one of them.
+    # Jina's and Cohere's clients use one of these paths each.
     @router.post("/rerank")
     @router.post("/v1/rerank")
     @router.post("/v2/rerank")
@@ -79,7 +79,7 @@ def routes(service: Service) -> APIRouter:
 
     async def tokenized(fields: TokenizeRequest) -> Response:
         adapter = await adapter_of(service, fields)
-        # More than a prompt may have: clients count the tokens of a text before they cut it.
+        # The limit is higher than for a prompt: clients count a text's tokens before they cut it.
         max_tokens = max(limits.max_tokenize_tokens, max_prompt_tokens(service.engine_info))
         if fields.prompt is not None:
             tokens = await service.prompts.tokenize(
@@ -109,7 +109,7 @@ def routes(service: Service) -> APIRouter:
         adapter = await adapter_of(service, fields)
         _check_vocabulary(await service.vocab_size_of(adapter), fields.tokens)
         tokenizer = (await service.tokenizers.of(adapter)).tokenizer
-        # Unlike decode(), this lets other threads of Python run meanwhile.
+        # Unlike decode(), this releases the GIL.
         decode = tokenizer.decode_batch
         (text,) = await service.executor.work.run(WorkKind.TEXTS, decode, [fields.tokens], skip_special_tokens=False)
         return JSONResponse({"prompt": text})
@@ -118,7 +118,7 @@ def routes(service: Service) -> APIRouter:
 
 
 def _cards(service: Service) -> list[dict[str, Any]]:
-    """vLLM's: the base under each of its names, then the adapters."""
+    """Lists the base model under each of its names, then the adapters, in vLLM's format."""
     base = service.model_names[0]
     max_model_len = service.max_model_len
     return [
@@ -162,7 +162,7 @@ def _card(name: str, created: int, *, root: Path, parent: str | None, max_model_
 
 
 def _tokens_answer(service: Service, own: TextTokenizer, tokens: list[int], *, with_texts: bool) -> Response:
-    """vLLM's form."""
+    """Answers in vLLM's format."""
     texts = Items(own.tokenizer.id_to_token(token) for token in tokens) if with_texts else None
     return JsonAnswer(
         {

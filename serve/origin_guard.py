@@ -1,7 +1,7 @@
-"""Refuses requests that a web page of another site makes: bodies other than JSON, and changes of adapters.
+"""Rejects requests that another site's web page makes: bodies other than JSON, and changes of adapters.
 
-A browser sends a JSON body across sites only if the server allows it before, which this server does not do. A page can
-still reach a server under a name of its own (DNS rebinding), so that Host is checked in addition to Origin.
+A browser sends a JSON body to another site only after that site allows it, and this server never does. A page may still
+reach the server under its own name (DNS rebinding), so Host is checked in addition to Origin.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from .errors import FORBIDDEN, ApiError
 from .places import DEFAULT_PORTS, LOCALHOST, Place
 
 LONGEST_SHOWN: Final = 100
-"""Characters of a header that an error repeats."""
+"""Maximum number of characters of a header that an error repeats."""
 _BODILESS_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _JSON: Final = re.compile(r"application/(?:[^/]+\+)?json")
 _BINARY: Final = "application/octet-stream"
 _OWN_SITES: Final = frozenset({"same-origin", "none"})
-"""Values of Sec-Fetch-Site for this server's own page and for what a user typed."""
+"""Values of Sec-Fetch-Site for this server's own page and for addresses that the user typed."""
 
 
 class OriginPolicy:
-    """Who may change adapters: programs, the server's own page, and pages of hosts that are allowed."""
+    """Decides who may change adapters: programs, the server's own page, and pages of allowed hosts."""
 
     def __init__(self, host: str, allowed_hosts: Sequence[Place]) -> None:
-        """`host`: address that the server listens on, or empty if another process listens."""
+        """host: address that the server listens on; empty if another process listens."""
         self._allowed = tuple(allowed_hosts)
         own = Place.parse(f"[{host}]" if ":" in host else host)
         self._own = (Place(LOCALHOST, None), *(() if own is None else (own,)))
         self._is_loopback = own is not None and own.is_loopback
 
     def check(self, request: Request) -> None:
-        """Raises ApiError with status 403 for a request that a page of another site may have made."""
+        """Raises ApiError with status 403 if a page of another site may have made the request."""
         origins, sites = request.headers.getlist("origin"), request.headers.getlist("sec-fetch-site")
         hosts = request.headers.getlist("host")
-        # Programs reach a server under any name that their network has for it. A browser that was led to a server on
-        # its own machine may be an old one, which sends none of these headers.
+        # Programs may reach a server under any name of their network, so Host counts only for browsers. On a loopback
+        # address it always counts: an old browser that was lured there may send none of these headers.
         if origins or sites or self._is_loopback:
             for host in hosts:
                 self._check_host(host)
@@ -65,7 +65,7 @@ class OriginPolicy:
         place = _place_of(text)
         if self._allows(place):
             return
-        # Host names no port if it is the default one of the page's scheme.
+        # The Host header omits the default port of the page's scheme.
         default = DEFAULT_PORTS.get(text.partition("://")[0])
         asked = [Place.parse(host) for host in hosts]
         if place is not None and any(one and place == Place(one.host, one.port or default) for one in asked):
@@ -77,7 +77,7 @@ class OriginPolicy:
 
 
 class OriginGuard:
-    """ASGI middleware that answers what a web page of another site may have sent with 403 or 415."""
+    """ASGI middleware that answers requests that another site's page may have sent with 403 or 415."""
 
     def __init__(
         self,
@@ -87,9 +87,8 @@ class OriginGuard:
         is_binary_path: Callable[[str], bool],
         respond: Callable[[Request, ApiError], Response],
     ) -> None:
-        """`policy` holds at `guarded_paths`. `is_binary_path`: where bodies may be application/octet-stream.
-
-        `respond` makes the answers to requests that are refused.
+        """policy: applies to `guarded_paths`. is_binary_path: true for paths that accept application/octet-stream.
+        respond: makes the error responses.
         """
         self._app = app
         self._policy = policy
@@ -98,7 +97,7 @@ class OriginGuard:
         self._respond = respond
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes a request on, or refuses it, as an ASGI application."""
+        """Passes a request on or rejects it, as an ASGI application."""
         if scope["type"] == "http" and scope["method"] not in _BODILESS_METHODS:
             try:
                 self._check_content_type(scope)
@@ -114,7 +113,7 @@ class OriginGuard:
         if headers.get(b"content-length", b"0") == b"0" and b"transfer-encoding" not in headers:
             return
         given = headers.get(b"content-type", b"").decode("latin-1")
-        # Triton's clients send no type. A page can do so as well, but its browser then says where it is from.
+        # Triton's clients send no type. A page can do so too, but then its browser sends Origin or Sec-Fetch-Site.
         if b"content-type" not in headers and b"origin" not in headers and b"sec-fetch-site" not in headers:
             return
         kind = given.partition(";")[0].strip().lower()
@@ -129,7 +128,7 @@ class OriginGuard:
 
 
 def _place_of(origin: str) -> Place | None:
-    """The place of an origin with its port; None for 'null' and for what is no origin of a web page."""
+    """Returns the place of an origin with its port; None for 'null' and for anything but a web page's origin."""
     scheme, separator, rest = origin.partition("://")
     place = Place.parse(rest)
     if not separator or place is None or scheme not in DEFAULT_PORTS:

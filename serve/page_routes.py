@@ -1,4 +1,4 @@
-"""The page at /: one file, which loads nothing from other servers."""
+"""The web page at /: one file that loads nothing from other servers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PAGE_FILE: Final = Path(__file__).with_name("page.html")
 
 
 def routes() -> APIRouter:
-    """The one route. The page's shell is the same for everybody and needs no key."""
+    """Makes the route. The page itself is the same for all users, so it needs no key."""
     router = APIRouter()
     page = PAGE_FILE.read_text(encoding="utf-8")
     headers = {
@@ -34,7 +34,7 @@ def routes() -> APIRouter:
 
 
 def content_security_policy(page: str) -> str:
-    """Allows the page's own style and script by their hashes, requests to this server, and nothing else."""
+    """Returns a policy that allows the page's own style and script by hash, requests to this server, and no more."""
     return "; ".join(
         (
             "default-src 'none'",

@@ -1,4 +1,4 @@
-"""Hosts and ports as the headers Host and Origin and the flag --allowed-hosts name them."""
+"""Hosts and ports in the headers Host and Origin and in the flag --allowed_hosts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Final
 LOCALHOST: Final = "localhost"
 DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 _SHOWN: Final = 100
-"""Characters of a value that errors show."""
+"""Maximum number of characters of a value that an error shows."""
 _PLACE: Final = re.compile(r"(\[[0-9a-z:.%]+\]|[0-9a-z._-]+)(?::([0-9]{1,5}))?", re.IGNORECASE | re.ASCII)
 
 
@@ -45,13 +45,13 @@ class Place:
         return self.host == LOCALHOST or (self.is_address and ipaddress.ip_address(self.host).is_loopback)
 
     def allows(self, other: Place) -> bool:
-        """True for the same host, at the same port if this has one. A browser leaves out a scheme's default port."""
+        """True for the same host, and the same port if this place has one. Browsers omit a scheme's default port."""
         is_default = other.port is None and self.port in DEFAULT_PORTS.values()
         return self.host == other.host and (self.port in (None, other.port) or is_default)
 
 
 def allowed_host(text: str) -> Place:
-    """Type of the flag --allowed-hosts, for argparse."""
+    """Parses a value of the flag --allowed_hosts, for argparse."""
     place = Place.parse(text)
     if place is None:
         raise argparse.ArgumentTypeError(

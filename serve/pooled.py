@@ -1,4 +1,4 @@
-"""Requests that end in rows instead of tokens, as the routes of embeddings and of classes ask for them."""
+"""Requests that end in rows instead of tokens, for the routes of embeddings and classes."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from .time_slices import TimeSlices
 
 @dataclass(frozen=True)
 class PooledTexts:
-    """What became of a request's texts, in their order."""
+    """The tokens of a request's texts and the rows computed for them, in the texts' order."""
 
     prompts: list[PromptTokens]
     rows: list[FloatArray]
 
     @property
     def num_tokens(self) -> int:
-        """Of all texts."""
+        """Number of tokens of all texts."""
         return sum(len(prompt.ids) for prompt in self.prompts)
 
 
 def check_can_pool(service: Service) -> None:
-    """Raises ApiError for a model whose requests end in tokens alone."""
+    """Raises ApiError for a model that can only generate tokens."""
     if service.decoder_start is not None:
         raise ApiError(
             "The model has an encoder and a decoder: it generates text, and neither embeds nor classifies it. POST "
@@ -48,9 +48,9 @@ async def pool(
     *,
     param: str = "input",
 ) -> PooledTexts:
-    """Runs what `change` makes of the tokens of each text, or pair, as a request of the executor's, all at once.
+    """Runs the tokens of each text or pair, after `change`, as one executor request each, all at once.
 
-    `param`: the field that has them. Raises ApiError, and AdaptrtError as ServedAdapters.submit does.
+    param: request field of the texts. Raises ApiError, and AdaptrtError as ServedAdapters.submit does.
     """
     made = await _prompts(service, texts, adapter, param, fields.add_special_tokens)
     slices = TimeSlices()
@@ -67,7 +67,7 @@ async def pool(
 
 
 async def _all(running: Sequence[Generation]) -> list[FloatArray]:
-    # They run at the same time, whichever is waited for first.
+    # All requests run at the same time, so the order of waiting does not matter.
     slices = TimeSlices()
     rows = []
     for generation in running:

@@ -1,4 +1,4 @@
-"""From what a request says to the tokens that the executor is given: texts, conversations, and their lengths."""
+"""Converts the texts and conversations of requests to tokens."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from .tokenizers_of_adapters import ServedTokenizers
 from .work import WorkKind
 
 _OF_MESSAGE: Final = 256
-"""Characters that take as long to be tokenised as a template takes for a message."""
+"""Number of characters that take as long to tokenise as a template needs for one message."""
 MAX_TEMPLATES: Final = 256
-"""Of adapters, kept in memory."""
+"""Maximum number of adapters' templates in memory."""
 
 
 class Prompts:
-    """Makes prompts with the model's tokenizer and chat template, or an adapter's own ones."""
+    """Makes prompts with the tokenizer and chat template of the model or of an adapter."""
 
     def __init__(self, executor: AsyncExecutor, tokenizers: ServedTokenizers, limits: TemplateLimits) -> None:
-        """Reads the model's template. `limits`: of templates. Raises ConfigError for one that cannot be used."""
+        """Reads the model's template. limits: for all templates. Raises ConfigError for an invalid template."""
         self._executor = executor
         self._store: AdapterStore = executor.executor.adapters
         self._tokenizers = tokenizers
@@ -41,24 +41,24 @@ class Prompts:
 
     @property
     def has_template(self) -> bool:
-        """Whether the model has one; adapters may have others."""
+        """True if the model has a template; adapters may have their own."""
         return self._base is not None
 
     async def tokenize(
         self, text: str, adapter: str | None, *, add_special_tokens: bool, param: str, max_tokens: int | None = None
     ) -> list[int]:
-        """The tokens of a text, as the adapter has them. `param`: the field that has it.
+        """Returns the tokens of a text with the adapter's tokenizer. param: request field of the text.
 
-        max_tokens: a text that has many more is refused early; None: the engine's longest prompt.
+        max_tokens: a much longer text is rejected early; None: the engine's longest prompt.
 
-        Raises ConfigError for a tokenizer of its that cannot be used, and TextTooLongError.
+        Raises ConfigError for an adapter's tokenizer that cannot be used, and TextTooLongError.
         """
         return list((await self._encoding(text, adapter, add_special_tokens, param, max_tokens)).ids)
 
     async def tokenize_pair(
         self, pair: tuple[str, str], adapter: str | None, *, add_special_tokens: bool, param: str
     ) -> PromptTokens:
-        """The tokens of two texts with what the tokenizer puts between them; raises as tokenize() does."""
+        """Returns the tokens of two texts with the separators that the tokenizer adds. Raises like tokenize()."""
         encoding = await self._encoding(pair, adapter, add_special_tokens, param)
         return PromptTokens.of_pair(encoding, self._executor.executor.engine_info.num_token_types)
 
@@ -75,7 +75,7 @@ class Prompts:
         num_characters = len(text) if isinstance(text, str) else sum(map(len, text))
         if num_characters <= LONG_TEXT:
             return own.encode(text, max_tokens, param, add_special_tokens=add_special_tokens)
-        # A text that is refused by its length takes no thread's time.
+        # A text that is too long is rejected here, so it takes no thread's time.
         own.check_length(num_characters, max_tokens, param)
         return await self._executor.work.run(
             WorkKind.TEXTS, own.encode, text, max_tokens, param, add_special_tokens=add_special_tokens
@@ -89,12 +89,12 @@ class Prompts:
         *,
         max_tokens: int | None = None,
     ) -> list[int]:
-        """The tokens of a conversation, as the adapter's template writes it, or else the model's.
+        """Returns the tokens of a conversation. The adapter's template writes it, or else the model's.
 
-        max_tokens: as tokenize()'s.
+        max_tokens: as in tokenize().
 
-        Raises ApiError without a template, RequestError for messages that it refuses, ConfigError for an adapter's
-        template that cannot be used, and TextTooLongError.
+        Raises ApiError without a template, RequestError if the template rejects the messages, ConfigError for an
+        adapter's template that cannot be used, and TextTooLongError.
         """
         template = self._base if adapter is None else await self._template_of(adapter)
         if template is None:
@@ -108,7 +108,7 @@ class Prompts:
         if template is self._base and length <= LONG_TEXT:
             text = _rendered(template, fields, tools)
         else:
-            # An adapter's template may come from a client, and take its time.
+            # An adapter's template may come from a client and be slow.
             text = await self._executor.work.run(WorkKind.TEMPLATES, _rendered, template, fields, tools)
         return await self.tokenize(
             text,
@@ -119,7 +119,7 @@ class Prompts:
         )
 
     async def _template_of(self, name: str) -> ChatTemplate | None:
-        """An adapter's own, or the model's; read once, and again when the adapter was replaced."""
+        """Returns the adapter's template, or else the model's. Reads it once, and again after a replacement."""
         adapter = self._store.find(name)
         known, template = self._own.get(name, (None, None))
         if known != adapter:
@@ -133,7 +133,7 @@ class Prompts:
 
 
 def _length(message: Message) -> int:
-    """Characters that take as long as the message to be rendered and tokenised."""
+    """Returns the number of characters that take as long to render and tokenise as the message."""
     content = message.content or ""
     length = len(content) if isinstance(content, str) else sum(len(part.text) + _OF_MESSAGE for part in content)
     called = sum(len(call.function.arguments) + _OF_MESSAGE for call in message.tool_calls or ())
@@ -156,14 +156,14 @@ _NOT_FOR_TEMPLATES: Final[Any] = {
     "reasoning": True,
     "content": {"__all__": {"annotations", "cache_control"}},
 }
-"""Fields of a message that say nothing to the model; templates may print all that they are given."""
+"""Fields of a message that mean nothing to the model. They are left out because templates may print all fields."""
 
 
 def _template_message(message: Message) -> dict[str, Any]:
     fields = message.model_dump(exclude_none=True, exclude=_NOT_FOR_TEMPLATES)
     if message.content is None:
-        fields["content"] = None  # templates tell it from an empty text
+        fields["content"] = None  # templates distinguish null from an empty text
     if message.reasoning is not None:
         fields["reasoning_content"] = message.reasoning
-    # Templates know the older name alone, and many refuse a role that they do not know.
+    # Templates know only the older name, and many reject unknown roles.
     return fields | {"role": "system"} if message.role == "developer" else fields

@@ -1,4 +1,4 @@
-"""What becomes of a request: one record of an HTTP request, and one of each generation that it starts."""
+"""Records of HTTP requests and of the generations that they start."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ _FINISH_REASONS = {
     FinishReason.CANCELLED: "cancelled",
 }
 POOLED = "pooled"
-"""Of one that ended in rows: an embedding, or classes."""
+"""Finish reason of a request that ended in rows: an embedding, or classes."""
 ERROR = "error"
-"""Of a generation that failed."""
+"""Finish reason of a generation that failed."""
 FINISH_REASONS = tuple(dict.fromkeys([*_FINISH_REASONS.values(), POOLED, ERROR]))
 
 
 @dataclass(slots=True, eq=False)
 class GenerationRecord:
-    """One request of the executor. Times are those of time.monotonic()."""
+    """One executor request. Times are those of time.monotonic()."""
 
     adapter: str | None
-    """A name, or the digits of a task_id; None: the base."""
+    """A name, or the digits of a task_id; None: the base model."""
     num_prompt_tokens: int
     began: float = field(default_factory=time.monotonic)
     first_token: float | None = None
     newest_tokens: dict[int, float] = field(default_factory=dict)
-    """When each sequence got its newest token, by its index."""
+    """Time of each sequence's newest token, by sequence index."""
     num_generated_tokens: int = 0
     finish_reason: str | None = None
-    """None: it runs; else one of FINISH_REASONS."""
+    """None: the request runs; otherwise one of FINISH_REASONS."""
 
     def end(self, reason: FinishReason | None, *, is_pooled: bool = False) -> None:
-        """None: it failed."""
+        """Sets the finish reason. reason: None if the request failed."""
         self.finish_reason = ERROR if reason is None else POOLED if is_pooled else _FINISH_REASONS[reason]
 
 
@@ -50,12 +50,12 @@ class RequestRecord:
 
     id: str = field(default_factory=lambda: secrets.token_hex(8))
     client: str = ""
-    """Client that slow work is counted for: the key that it gave, or else its address."""
+    """Client that slow work is counted for: the key that it sent, or else its address."""
     began: float = field(default_factory=time.monotonic)
     status: int | None = None
-    """None: nothing was answered yet."""
+    """Status of the answer; None: not answered yet."""
     is_complete: bool = False
-    """The whole answer has been sent."""
+    """True if the whole answer has been sent."""
     generations: list[GenerationRecord] = field(default_factory=list)
 
     @property
@@ -69,15 +69,15 @@ class RequestRecord:
             return "cancelled"
         if self.status >= 400:
             return "refused"
-        # The status of a stream has gone out before anything could go wrong.
+        # A stream's status is sent before an error can occur.
         return "failed" if any(made.finish_reason == ERROR for made in self.generations) else "ok"
 
 
 def peer_client(host: str) -> str:
-    """The name of a client that gave no key, from its address; a network of IPv6 (/64) is one client."""
+    """Returns the name of a client without a key, from its address. An IPv6 network (/64) is one client."""
     try:
         address = ipaddress.ip_address(host)
-    except ValueError:  # a proxy's name for it
+    except ValueError:  # a proxy may send a name
         return f"address {host}"
     if isinstance(address, ipaddress.IPv6Address):
         if address.ipv4_mapped is None:
@@ -89,4 +89,4 @@ def peer_client(host: str) -> str:
 OUTCOMES = ("ok", "refused", "overloaded", "cancelled", "failed")
 
 current_request: ContextVar[RequestRecord | None] = ContextVar("current_request", default=None)
-"""Of the HTTP request that this task answers; generations that begin there are its own."""
+"""The HTTP request that this task answers. Generations that begin in the task belong to it."""

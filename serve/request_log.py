@@ -1,4 +1,4 @@
-"""Around the application: counts HTTP requests, gives each an id and a date, and writes a line where that is wanted."""
+"""ASGI middleware that counts HTTP requests, gives each an id and a date, and logs one line if wanted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SURFACES: Final = ("openai", "triton", "adapters", "other")
 
 
 class RequestRecorder:
-    """An ASGI middleware."""
+    """Records requests. The outermost ASGI middleware."""
 
     def __init__(self, app: ASGIApp, metrics: ServiceMetrics, log_requests: bool) -> None:
         self._app = app
@@ -28,7 +28,7 @@ class RequestRecorder:
         self._log_requests = log_requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """As an ASGI application."""
+        """Answers as an ASGI application."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -48,7 +48,7 @@ class RequestRecorder:
         try:
             await self._app(scope, receive, send_recorded)
         except Exception:
-            # Whoever is around this answers it.
+            # An outer layer answers it.
             record.status = HTTPStatus.INTERNAL_SERVER_ERROR
             raise
         finally:
@@ -59,7 +59,7 @@ class RequestRecorder:
 
 
 def surface_of(path: str) -> str:
-    """One of SURFACES."""
+    """Returns the surface of a path, one of SURFACES."""
     if path in ADAPTER_PATHS:
         return "adapters"
     if path == "/v2" or path.startswith("/v2/"):
@@ -68,7 +68,7 @@ def surface_of(path: str) -> str:
 
 
 def _line(scope: Scope, record: RequestRecord) -> str:
-    """key=value pairs; nothing that a client sent is in it but the names of adapters, quoted."""
+    """Returns key=value pairs. The only text from the client is the names of adapters, quoted."""
     route = getattr(scope.get("route"), "path", "(no such route)")
     fields: dict[str, Any] = {
         "id": record.id,

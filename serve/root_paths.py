@@ -1,4 +1,4 @@
-"""Paths that clients give, before the system is asked about them."""
+"""Checks clients' paths by their text, before the file system sees them."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from pathlib import Path, PurePosixPath
 
 
 def root_spellings(roots: Sequence[Path]) -> tuple[Path, ...]:
-    """The roots with their links resolved, and as they were given if that is another path."""
+    """Returns the roots with links resolved, and also as they were given if that differs."""
     return tuple(dict.fromkeys(Path(spell(root)) for spell in (os.path.realpath, os.path.abspath) for root in roots))
 
 
 def paths_below(spellings: Sequence[Path], path: str) -> list[Path]:
-    """The paths below root_spellings() that a client's path may mean; none for one that leads elsewhere.
+    """Returns the paths below root_spellings() that a client's path may mean; none for a path that leads elsewhere.
 
-    Only the text of the path decides. The system would answer differently for /a/../root/x and /b/../root/x if /a
-    exists and /b does not, and a client would learn from a status what lies outside of the roots.
+    Only the text of the path decides. The file system would answer differently for /a/../root/x and /b/../root/x if /a
+    exists and /b does not, so a client could learn what exists outside the roots.
     """
     asked = PurePosixPath(path)
     if ".." in asked.parts:

@@ -1,4 +1,4 @@
-"""What the model's publisher recommends for sampling, where a request does not say it."""
+"""Sampling settings that the model's publisher recommends, for requests that do not set them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .openai_fields import MinP, RepetitionPenalty, Temperature, TopK, TopP
 
 
 class SamplingDefaults(BaseModel):
-    """The fields of generation_config.json that count here, as in vLLM; the others are not looked at."""
+    """Fields of generation_config.json that are used, as in vLLM; others are ignored."""
 
     model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False, frozen=True)
 
@@ -26,7 +26,7 @@ class SamplingDefaults(BaseModel):
 
     @classmethod
     def load(cls, engine_dir: Path) -> SamplingDefaults:
-        """Those that the engine's directory has. Raises ConfigError that names the field which cannot be."""
+        """Reads the engine directory's settings. Raises ConfigError that names the invalid field."""
         path = engine_dir / GENERATION_CONFIG_FILE
         if not path.is_file():
             return cls()
@@ -37,5 +37,5 @@ class SamplingDefaults(BaseModel):
             raise ConfigError(f"{path}: " + "; ".join(problems)) from error
 
     def given(self) -> dict[str, Any]:
-        """By name, without those that are not there."""
+        """Returns the settings that are set, by name."""
         return self.model_dump(exclude_none=True)

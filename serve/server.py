@@ -1,4 +1,4 @@
-"""The server's process: opens the service on the loop, listens, and ends in good order."""
+"""Runs the server's process: opens the service, listens, and shuts down in good order."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ def serve(
     listening: socket.socket | None = None,
     on_ready: Callable[[str], None] | None = None,
 ) -> None:
-    """Serves until SIGTERM or SIGINT: what runs is finished within limits.shutdown_seconds, what comes is refused.
+    """Serves until SIGTERM or SIGINT. Running requests may then finish within limits.shutdown_seconds; new ones are
+    rejected.
 
-    Shuts the executor down, and closes `listening`, what bind() made of the options. `on_ready` is told the address.
-    Raises ConfigError when it cannot listen there, and for an adapter of lora_modules that cannot be served.
+    Shuts the executor down and closes `listening`, a socket from bind(). on_ready: called with the address. Raises
+    ConfigError if it cannot listen there, and for an adapter of lora_modules that cannot be served.
     """
     uvloop.run(_serve(executor, options, bind(options) if listening is None else listening, on_ready))
 
@@ -43,7 +44,7 @@ async def _serve(
 ) -> None:
     _listen(listening, options)
     service = await Service.open(executor, options)
-    # Objects that stay until the end are left out of each garbage collection, which nobody is served during.
+    # Objects that live until the end are excluded from garbage collections, which stop the loop.
     gc.collect()
     gc.freeze()
 
@@ -56,10 +57,10 @@ async def _serve(
             make_app(service),
             http=Protocol,
             lifespan="off",
-            access_log=False,  # request_log writes a line that says more
+            access_log=False,  # request_log writes a more detailed line
             log_level="info",
             server_header=False,
-            date_header=False,  # request_log's: uvicorn's is set by its tick
+            date_header=False,  # request_log sets it: uvicorn's is set by its tick
             timeout_graceful_shutdown=round(options.limits.shutdown_seconds),
         )
         server = _Server(config)
@@ -74,10 +75,10 @@ async def _serve(
 
 
 class _Server(uvicorn.Server):
-    """Sleeps until a signal comes; uvicorn's own looks ten times a second."""
+    """Sleeps until a signal arrives. uvicorn's own loop checks ten times per second."""
 
     def __init__(self, config: uvicorn.Config) -> None:
-        """On the loop."""
+        """Must be called on the loop."""
         super().__init__(config)
         self._loop = asyncio.get_running_loop()
         self._ended = asyncio.Event()
@@ -91,10 +92,10 @@ class _Server(uvicorn.Server):
 
 
 def bind(options: ServerOptions) -> socket.socket:
-    """A socket with the server's address, which serve() listens on.
+    """Returns a socket bound to the server's address; serve() listens on it.
 
-    Done before an engine is made, so that a port that is in use is found first. No client waits in its queue meanwhile.
-    Raises ConfigError for an address that cannot be bound.
+    Called before an engine is built, so a port that is in use is found early. Clients cannot connect before serve()
+    listens. Raises ConfigError for an address that cannot be bound.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -114,7 +115,7 @@ def bind(options: ServerOptions) -> socket.socket:
 
 
 def _listen(bound: socket.socket, options: ServerOptions) -> None:
-    """Raises ConfigError where another process, which was bound at the same time, listens by now."""
+    """Listens. Raises ConfigError if another process that was bound at the same time listens already."""
     try:
         bound.listen(BACKLOG)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What all surfaces share: one engine's executor, its adapters by name, its tokenizer and templates."""
+"""Shared by all APIs: the executor of one engine, its adapters by name, tokenizers and templates."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ AdaptersMaker: TypeAlias = Callable[[AsyncExecutor, Sequence[Path], frozenset[st
 
 @dataclass(frozen=True)
 class TextLengths:
-    """How many tokens of its own a request with an adapter may have."""
+    """Maximum numbers of tokens of a request with an adapter."""
 
     whole: int
-    """Prompt and answer: what the engine takes, or what the KV cache holds if that is less."""
+    """Prompt and answer together: the engine's limit, or the size of the KV cache if that is less."""
     prompt: int
-    """Of the encoder's input where there is an encoder."""
+    """The prompt; in an encoder-decoder model, the encoder's input."""
     virtual: int
-    """Those that the adapter puts before the prompt, which the others leave room for."""
+    """Virtual tokens that the adapter puts before the prompt. They are already subtracted from the other two."""
 
 
 @dataclass(frozen=True)
 class Service:
-    """Made by open(), on the loop, and closed there."""
+    """An open service. Call open() and close() on the event loop."""
 
     options: ServerOptions
     engine_dir: Path
     model_names: tuple[str, ...]
-    """Of the base model; the first is the one that answers have."""
+    """Names of the base model. Answers show the first one."""
     created: int
-    """In seconds since the epoch."""
+    """Time of the start, in seconds since the epoch."""
     executor: AsyncExecutor
     statistics: ExecutorStatistics
     metrics: ServiceMetrics
@@ -58,15 +58,16 @@ class Service:
     sampling_defaults: SamplingDefaults
     generator: TextGenerator
     decoder_start: tuple[int, ...] | None
-    """What the decoder begins with of a model whose encoder is given the prompts; None: there is no encoder."""
+    """Tokens that the decoder begins with if the model has an encoder, which reads the prompts; None: no encoder."""
 
     @classmethod
     async def open(
         cls, executor: Executor, options: ServerOptions, make_adapters: AdaptersMaker = ServedAdapters
     ) -> Service:
-        """Over an executor, which close() shuts down. Raises ConfigError, also for one of lora_modules.
+        """Opens a service with an executor, which close() shuts down. Raises ConfigError, also for an adapter of
+        lora_modules.
 
-        `make_adapters` is ServedAdapters, or makes a relative of it that shares adapters with other servers.
+        make_adapters: ServedAdapters, or a function that makes a subclass that shares adapters with other servers.
         """
         engine_dir = executor.engine.directory.absolute()
         model = executor.engine.config.pretrained_config
@@ -108,16 +109,16 @@ class Service:
 
     @property
     def engine_info(self) -> EngineInfo:
-        """Of the engine that runs."""
+        """Information about the engine."""
         return self.executor.executor.engine_info
 
     async def vocab_size_of(self, adapter: str | None) -> int:
-        """Of requests with an adapter. Raises AdaptrtError."""
+        """Returns the vocabulary size of requests with an adapter. Raises AdaptrtError."""
         own = self.engine_info.vocab_size
         return own if adapter is None else own + (await self.adapters.ready(adapter)).terms.vocabulary_change
 
     async def lengths_of(self, adapter: str | None) -> TextLengths:
-        """How long requests with an adapter may be. Raises AdaptrtError."""
+        """Returns the maximum lengths of requests with an adapter. Raises AdaptrtError."""
         if adapter is None:
             return self._lengths(1, 0)
         ready = await self.adapters.ready(adapter)
@@ -137,17 +138,17 @@ class Service:
 
     @property
     def max_model_len(self) -> int:
-        """Tokens of a prompt and its answer without an adapter."""
+        """Maximum number of tokens of a prompt and its answer without an adapter."""
         return self._lengths(1, 0).whole
 
     def room_for_answer(self, lengths: TextLengths, num_prompt_tokens: int) -> int:
-        """Tokens that may follow a prompt; an encoder's input takes none of the decoder's room."""
+        """Returns the number of tokens that may follow a prompt. An encoder's input takes no room in the decoder."""
         return lengths.whole - (num_prompt_tokens if self.decoder_start is None else len(self.decoder_start))
 
     async def adapter_of(self, model: str) -> str | None:
-        """The adapter that a request's `model` means; None: the base.
+        """Returns the adapter that a request's `model` names; None: the base model.
 
-        Understands an adapter's name, the base's, and SGLang's "base:adapter". Raises ApiError for an unknown one.
+        Accepts an adapter's name, the base model's, and SGLang's "base:adapter". Raises ApiError for an unknown name.
         """
         if model in self.model_names:
             return None
@@ -158,5 +159,5 @@ class Service:
         raise ApiError.not_found(f"The model '{model}' does not exist.", param="model")
 
     async def close(self) -> None:
-        """Ends what runs."""
+        """Shuts the executor down; running requests fail."""
         await self.executor.close()

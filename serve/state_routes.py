@@ -1,4 +1,4 @@
-"""GET /api/state: what the page shows, as one JSON snapshot that is made when somebody asks for it."""
+"""GET /api/state: the content of the web page as a JSON snapshot, made on request."""
 
 from __future__ import annotations
 
@@ -22,52 +22,52 @@ from .service import Service
 
 DEFAULT_ROWS: Final = 100
 MAX_ROWS: Final = 1000
-"""Adapters in one snapshot, however many there are."""
+"""Maximum number of adapters in one snapshot."""
 
 
 class Level(str, Enum):
-    """Where an adapter is; on the device level it is on the host level as well."""
+    """The best level that an adapter is on. An adapter on the device level is on the host level as well."""
 
     DEVICE = "device"
     HOST = "host"
     DISK = "disk"
     UNLOADED = "unloaded"
-    """It lies below a root, and no request has asked for it."""
+    """The adapter lies below a root, and no request has asked for it."""
 
 
 class StateQuery(BaseModel):
-    """Which adapters the snapshot lists; the counts are of all of them."""
+    """Selects the adapters that a snapshot lists. The counts are those of all adapters."""
 
     model_config = ConfigDict(extra="forbid")
 
     search: str = Field("", max_length=LONGEST_NAME)
-    """A part of their names, in upper or lower case."""
+    """Part of the adapters' names, in upper or lower case."""
     level: Level | None = None
     first: int = Field(0, ge=0, le=1 << 31)
-    """How many of those that match are left out before the first."""
+    """Number of matching adapters to skip."""
     limit: int = Field(DEFAULT_ROWS, ge=0, le=MAX_ROWS)
 
 
 @dataclass(frozen=True)
 class AdapterState:
-    """One row of the list."""
+    """One adapter in the list."""
 
     name: str | None
-    """None: a task that clients know by its id alone, or an adapter that was unloaded and still runs."""
+    """Name; None: an adapter that clients know only by task_id, or an unloaded one that still runs."""
     task_id: int | None
-    """None: it is not loaded."""
+    """None: the adapter is not loaded."""
     level: Level
     is_pinned: bool = False
     num_users: int = 0
-    """Requests that run with it now."""
+    """Number of requests that run with it."""
 
     @property
     def shown_name(self) -> str:
-        """What a search looks at."""
+        """Text that the search compares."""
         return f"task {self.task_id}" if self.name is None else self.name
 
     def fields(self) -> dict[str, Any]:
-        """As JSON has it. Ids of named adapters are beyond what JavaScript's numbers hold, so they are text."""
+        """Returns the fields for JSON. Ids of named adapters exceed JavaScript's exact integers, so ids are texts."""
         return {
             "name": self.name,
             "task_id": None if self.task_id is None else str(self.task_id),
@@ -78,7 +78,7 @@ class AdapterState:
 
 
 def routes(service: Service) -> APIRouter:
-    """The one route."""
+    """Makes the route."""
     router = APIRouter()
 
     @router.get("/api/state")
@@ -118,7 +118,7 @@ def _engine(service: Service) -> dict[str, Any]:
 
 
 def _load(service: Service) -> dict[str, Any]:
-    """Requests and KV blocks."""
+    """Returns the numbers of requests and KV blocks."""
     running, waiting = service.statistics.num_requests()
     kv_cache = service.statistics.kv_cache()
     return {
@@ -169,7 +169,9 @@ def _adapters(service: Service, query: StateQuery, not_loaded: RootNames) -> dic
 
 
 def _adapter_states(service: Service) -> Iterator[AdapterState]:
-    """Those with names in the order in which they came, then the others. Virtual tokens are in no cache."""
+    """Yields named adapters in the order in which they were added, then the others. Adapters of virtual tokens are in
+    no cache.
+    """
     entries = service.executor.executor.list_adapters() if _has_lora(service) else []
     cached = {entry.task_id: entry for entry in entries}
     for adapter in service.adapters.list():

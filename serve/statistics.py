@@ -1,4 +1,4 @@
-"""The executor's account of its steps, read in one place: it tells each step once, to whoever asks first."""
+"""Reads the executor's statistics in one place: the executor reports each step only once."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from .async_executor import AsyncExecutor
 
 
 class ExecutorStatistics:
-    """What the newest step says. Reads only when it is asked, on the loop."""
+    """Statistics of the newest step. Reads them on request, on the loop."""
 
     def __init__(self, executor: AsyncExecutor) -> None:
-        """Reads nothing yet."""
+        """Reads nothing until it is asked."""
         self._executor = executor
         self._newest: IterationStats | None = None
 
     def newest(self) -> IterationStats | None:
-        """Of the step that ended last; None before the first. Raises ExecutorClosedError."""
+        """Returns the statistics of the last finished step; None before the first. Raises ExecutorClosedError."""
         steps = self._executor.executor.get_latest_iteration_stats()
         if steps:
             self._newest = steps[-1]
         return self._newest
 
     def num_requests(self) -> tuple[int, int]:
-        """(running, waiting): those that the newest step left running; others have come since, or wait longer."""
+        """Returns (running, waiting). Requests count as running if they were still running after the newest step."""
         total = self._executor.num_running
         newest = self.newest()
         active = 0 if newest is None else newest.num_active_requests - newest.num_completed_requests
@@ -30,21 +30,25 @@ class ExecutorStatistics:
         return running, total - running
 
     def kv_cache(self) -> KvCacheStats | None:
-        """After the newest step; None before the first."""
+        """Returns the statistics after the newest step; None before the first."""
         newest = self.newest()
         return None if newest is None else newest.kv_cache_stats
 
     def cross_kv_cache(self) -> KvCacheStats | None:
-        """Of encoder inputs, after the newest step; None before the first, and without an encoder."""
+        """Returns the statistics of encoder inputs after the newest step; None before the first, and without an
+        encoder.
+        """
         newest = self.newest()
         return None if newest is None else newest.cross_kv_cache_stats
 
     def speculation(self) -> SpeculationStats:
-        """All drafts so far."""
+        """Returns the statistics of all drafts so far."""
         newest = self.newest()
         return SpeculationStats() if newest is None else newest.speculation_stats
 
     def num_used_blocks(self) -> int:
-        """KV blocks of requests now: what the newest step says of them holds only while there are requests."""
+        """Returns the number of KV blocks that requests use now. The newest step's number holds only while requests
+        run.
+        """
         kv_cache = self.kv_cache()
         return kv_cache.used_num_blocks if kv_cache and self._executor.num_running else 0

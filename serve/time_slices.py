@@ -1,4 +1,4 @@
-"""Long work on the event loop in slices of time, between which others are served."""
+"""Time slices for long work on the event loop, so that other tasks run in between."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ SLICE_SECONDS: Final = 0.002
 
 
 class TimeSlices:
-    """The slices of one task, or of one callback after the other."""
+    """The slices of one task, or of successive callbacks."""
 
     def __init__(self) -> None:
-        """The first slice begins now."""
+        """Begins the first slice."""
         self.begin()
 
     def begin(self) -> None:
-        """A slice begins now: the task has just waited for something else."""
+        """Begins a slice; for a task that has just waited for something else."""
         self._end = time.perf_counter() + SLICE_SECONDS
 
     @property
     def is_over(self) -> bool:
-        """True if it is time for others."""
+        """True if the slice has ended and others should run."""
         return time.perf_counter() >= self._end
 
     async def pause(self) -> None:
-        """Returns at once while a slice lasts, and otherwise after other tasks have had their turn."""
+        """Returns at once within a slice; otherwise lets other tasks run first."""
         if self.is_over:
             await asyncio.sleep(0)
             self.begin()

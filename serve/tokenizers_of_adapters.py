@@ -1,4 +1,4 @@
-"""Tokenizers beside the loop: those of adapters are read when their first text comes."""
+"""Tokenizers for the event loop. An adapter's tokenizer is read in a thread on first use."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .work import WorkKind
 
 
 class ServedTokenizers:
-    """The model's tokenizer, and adapters' own."""
+    """The tokenizers of the model and of adapters."""
 
     def __init__(self, executor: AsyncExecutor, tokenizers: Tokenizers) -> None:
         self._executor = executor
@@ -16,11 +16,13 @@ class ServedTokenizers:
 
     @property
     def of_model(self) -> TextTokenizer:
-        """For what belongs to no adapter."""
+        """The model's own tokenizer."""
         return self._tokenizers.of_model
 
     async def of(self, adapter: str | None) -> TextTokenizer:
-        """That of an adapter's requests, or of the base's. Raises AdaptrtError as Tokenizers.of does."""
+        """Returns the tokenizer of an adapter's requests; None: the base model's. Raises AdaptrtError like
+        Tokenizers.of.
+        """
         known = self._tokenizers.known(adapter)
         if known is not None:
             return known

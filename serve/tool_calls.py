@@ -1,4 +1,4 @@
-"""Calls of functions in what a model writes, found while it writes."""
+"""Parsers of function calls in a model's answer, while it is being generated."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ LLAMA3_JSON: Final = "llama3_json"
 
 @dataclass(frozen=True)
 class FunctionCall:
-    """A call, its arguments as a JSON text."""
+    """A function call with its arguments as a JSON text."""
 
     name: str
     arguments: str
     call_id: str = field(default_factory=lambda: f"call_{uuid.uuid4().hex}")
 
     def content(self) -> dict[str, Any]:
-        """In OpenAI's form."""
+        """Returns the call in OpenAI's format."""
         return {
             "id": self.call_id,
             "type": "function",
@@ -31,29 +31,29 @@ class FunctionCall:
 
 
 class ToolCallParser(ABC):
-    """Takes an answer piece by piece and gives back its text and its calls, in their order.
+    """Parses an answer piece by piece into text and calls, in order.
 
-    What looks like a call and is none, because its JSON is wrong or names a function that the request does not have,
-    stays text. Whitespace beside calls is left out.
+    Text that looks like a call stays text if its JSON is wrong or it names an unknown function. Whitespace around calls
+    is dropped.
     """
 
     def __init__(self, names: Collection[str]) -> None:
-        """`names`: the functions that the request has."""
+        """names: functions of the request."""
         self._names = names
         self._has_calls = False
         self._space = ""
-        """Whitespace that may come before a call."""
+        """Whitespace that is dropped if a call follows."""
 
     @abstractmethod
     def add(self, text: str) -> list[str | FunctionCall]:
-        """What is certain after the next piece."""
+        """Adds a piece of the answer. Returns the parts that are certain now."""
 
     @abstractmethod
     def finish(self) -> list[str | FunctionCall]:
-        """The rest, when no more comes."""
+        """Returns the rest at the end of the answer."""
 
     def _shown(self, text: str) -> list[str | FunctionCall]:
-        """Text that is not part of a call; whitespace at its end waits for what follows."""
+        """Returns text outside calls; holds back whitespace at its end."""
         text = self._space + text
         shown = text.rstrip()
         self._space = text[len(shown) :]
@@ -70,7 +70,7 @@ class ToolCallParser(ABC):
 
 
 class HermesParser(ToolCallParser):
-    """<tool_call>{"name": ..., "arguments": {...}}</tool_call>, as Hermes, Qwen and others write it."""
+    """Parses <tool_call>{"name": ..., "arguments": {...}}</tool_call>, the format of Hermes, Qwen and others."""
 
     _BEGIN: Final = "<tool_call>"
     _END: Final = "</tool_call>"
@@ -79,11 +79,11 @@ class HermesParser(ToolCallParser):
         """See ToolCallParser."""
         super().__init__(names)
         self._held = ""
-        """Text that may begin a tag, or, inside a call, the call."""
+        """Text that may begin a tag; inside a call, the call."""
         self._end: _EndTag | None = None
         """The search for the end of a call; None: outside of calls."""
         self._minds_strings = True
-        """False: a string has not ended, and from here on an end tag counts wherever it stands."""
+        """False: a string did not end, so from here on an end tag counts inside strings too."""
 
     def add(self, text: str) -> list[str | FunctionCall]:
         """See ToolCallParser."""
@@ -110,7 +110,7 @@ class HermesParser(ToolCallParser):
         """See ToolCallParser; a last call may lack its end tag."""
         found: list[str | FunctionCall] = []
         if self._end is not None and self._END in self._held:
-            # Nothing is searched twice again: a model can be made to write any number of such strings.
+            # No text is searched more than twice: a model can be made to write any number of such strings.
             self._minds_strings = False
             self._end = self._end_tag()
             found += self.add("")
@@ -122,7 +122,7 @@ class HermesParser(ToolCallParser):
         return _EndTag(self._END, minds_strings=self._minds_strings)
 
     def _call_until(self, end: int) -> list[str | FunctionCall]:
-        """The call that is held, up to its end tag; the text behind it is held from then on."""
+        """Returns the held call up to its end tag, and holds the text after the tag."""
         call, self._held, self._end = self._held[:end], self._held[end + len(self._END) :], None
         return self._call(call, self._END)
 
@@ -132,10 +132,10 @@ class HermesParser(ToolCallParser):
 
 
 class _EndTag:
-    """Finds the first tag in a text that grows, and looks at each character once."""
+    """Finds the first tag in a growing text. Reads each character once."""
 
     def __init__(self, tag: str, *, minds_strings: bool) -> None:
-        """minds_strings: a tag inside a string of JSON does not count."""
+        """minds_strings: True: tags inside JSON strings do not count."""
         self._tag = tag
         self._minds_strings = minds_strings
         self._place = 0
@@ -143,7 +143,7 @@ class _EndTag:
         self._is_escaped = False
 
     def find(self, text: str) -> int:
-        """The place of the tag; -1: it may still come."""
+        """Returns the position of the tag; -1: it may still come."""
         for place in range(self._place, len(text)):
             character = text[place]
             if self._is_escaped:
@@ -163,7 +163,9 @@ class _EndTag:
 
 
 class Llama3JsonParser(ToolCallParser):
-    """{"name": ..., "parameters": {...}} as the whole answer, maybe behind <|python_tag|>; more may follow a ";"."""
+    """Parses {"name": ..., "parameters": {...}} as the whole answer, optionally after <|python_tag|>. Further calls may
+    follow after ";".
+    """
 
     _TAG: Final = "<|python_tag|>"
     _BETWEEN: Final = " \t\r\n;"
@@ -174,7 +176,7 @@ class Llama3JsonParser(ToolCallParser):
         self._held = ""
         self._object = _ObjectEnd()
         self._is_text = False
-        """From here on all is."""
+        """True: the rest of the answer is text."""
 
     def add(self, text: str) -> list[str | FunctionCall]:
         """See ToolCallParser."""
@@ -205,7 +207,7 @@ class Llama3JsonParser(ToolCallParser):
         return self._shown(held)
 
     def _begin_of_object(self) -> int | None:
-        """Where it is in the held text; None while it may still come. Sets _is_text when it cannot."""
+        """Returns the position of the object in the held text; None: not found yet. Sets _is_text if none can come."""
         rest = self._held.lstrip(self._BETWEEN if self._has_calls else None)
         if rest.startswith(self._TAG):
             rest = rest[len(self._TAG) :].lstrip()
@@ -216,7 +218,7 @@ class Llama3JsonParser(ToolCallParser):
 
 
 class _ObjectEnd:
-    """Finds the end of a JSON object in a text that grows, and looks at each character once."""
+    """Finds the end of a JSON object in a growing text. Reads each character once."""
 
     def __init__(self) -> None:
         self._place: int | None = None
@@ -225,7 +227,7 @@ class _ObjectEnd:
         self._is_escaped = False
 
     def find(self, text: str, begin: int) -> int | None:
-        """The place behind the object at `begin`, the same each time; None: it goes on."""
+        """Returns the position after the object at `begin`, which must not change; None: it has not ended."""
         for place in range(begin if self._place is None else self._place, len(text)):
             character = text[place]
             if self._is_escaped:
@@ -246,11 +248,11 @@ class _ObjectEnd:
 
 
 PARSERS: Final[Mapping[str, type[ToolCallParser]]] = {HERMES: HermesParser, LLAMA3_JSON: Llama3JsonParser}
-"""By the name that --tool_call_parser has for them."""
+"""Parsers by their names for --tool_call_parser."""
 
 
 def _json_of(text: str) -> Any:
-    """None for what is not JSON, which null is not a call either."""
+    """Returns the parsed JSON; None for invalid JSON, because null is no call either."""
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
@@ -268,7 +270,7 @@ def _call_of(content: Any, names: Collection[str]) -> FunctionCall | None:
     if not isinstance(arguments, dict):
         return None
     try:
-        # Escaped, for models can write halves of surrogate pairs, which are no UTF-8.
+        # Characters are escaped: models can write halves of surrogate pairs, which UTF-8 cannot encode.
         return FunctionCall(content["name"], json.dumps(arguments, allow_nan=False))
-    except (ValueError, RecursionError):  # numbers that are out of range became infinite
+    except (ValueError, RecursionError):  # numbers out of range became infinite
         return None

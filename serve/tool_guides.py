@@ -1,4 +1,4 @@
-"""Writes guides for answers that call functions, in the form that a parser of tool_calls.py reads."""
+"""Writes guides for answers that call functions, in the format that the parsers of tool_calls.py read."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NO_ARGUMENTS: Final = {"type": "object", "properties": {}, "additionalPropertie
 _OPEN: Final = frozenset(
     {"additionalProperties", "patternProperties", "unevaluatedProperties", "allOf", "anyOf", "oneOf", "$ref"}
 )
-"""Keys of parameters that say more about names of arguments. Without them, `properties` has all the names."""
+"""Keys that may allow more argument names. Without them, `properties` lists all names."""
 
 
 @dataclass(frozen=True)
@@ -27,16 +27,16 @@ class GuidedFunction:
 
     name: str
     parameters: Mapping[str, Any] | None
-    """JSON schema of the arguments; None: there are none."""
+    """JSON schema of the arguments; None: the function takes none."""
     is_strict: bool
-    """True: the arguments always follow the schema."""
+    """True: the arguments must match the schema."""
     place: str
-    """Location in the request, such as tools[0].function."""
+    """Location in the request, for example tools[0].function."""
 
     def schema(self, *, is_forced: bool) -> str:
-        """Returns the JSON schema that the guide holds the arguments to.
+        """Returns the JSON schema that the guide enforces for the arguments.
 
-        Raises ApiError where the parameters are not those of an object.
+        Raises ApiError if the parameters do not describe an object.
         """
         if not self.is_strict and not is_forced:
             return with_json_options(json.dumps(_ANY_OBJECT), COMPACT_JSON)
@@ -53,7 +53,7 @@ class GuidedFunction:
 
 @dataclass(frozen=True)
 class _Form:
-    """How a model writes a call: a marker, a JSON object, an end."""
+    """Format of a call: marker, JSON object, end."""
 
     marker: str
     needs_marker: bool
@@ -65,12 +65,12 @@ class _Form:
     text: str
     """Regular expression of an answer without calls."""
     has_text_before: bool
-    """True: text may stand before a call."""
+    """True: text may precede a call."""
 
 
 _FORMS: Final[Mapping[str, _Form]] = {
     HERMES: _Form("<tool_call>", True, "arguments", "</tool_call>", r"\n?", r"(.|\n)*", True),
-    # An answer without calls must not begin like one: the parser would take it for a call.
+    # An answer without calls must not begin like a call: the parser would take it for one.
     LLAMA3_JSON: _Form("<|python_tag|>", False, "parameters", "", r"; ?", r"\s*(([^\s{<]|<[^|])(.|\n)*)?", False),
 }
 
@@ -84,10 +84,10 @@ def tool_guide(
     content: str | None,
     is_special: Callable[[str], bool],
 ) -> GuidedDecodingParams:
-    """Returns a guide, in llguidance's Lark, for an answer that may call functions.
+    """Returns a guide in llguidance's Lark for an answer that may call functions.
 
-    is_forced: the answer has a call and no text. is_single: it has one call at most. content: JSON schema of an answer
-    without calls; None: any text. is_special: tells whether a text is a special token of the tokenizer.
+    is_forced: the answer has a call and no text. is_single: it has at most one call. content: JSON schema of an answer
+    without calls; None: any text. is_special: true if a text is a special token of the tokenizer.
     """
     form = _FORMS[parser]
     marker, end = (_token(text, is_special) for text in (form.marker, form.end))
@@ -97,7 +97,7 @@ def tool_guide(
     name_key, arguments_key = (_literal(json.dumps(key)) for key in ("name", form.key))
     rules = [
         "%llguidance {}",
-        # The lexer does not go back: an object of a call begins with the same pieces as any other JSON object.
+        # The lexer does not backtrack: a call's object begins with the same tokens as any other JSON object.
         r"COLON: /: ?/",
         r"COMMA: /, ?/",
         f'body: {space} "{{" {name_key} COLON ({any_function}) "}}" {space} {end}',
@@ -126,7 +126,7 @@ def tool_guide(
 
 
 def _one_line(schema: str) -> str:
-    """Returns the schema without line ends, which end a rule. Raises ApiError for a text that is not JSON."""
+    """Returns the schema without line breaks, which would end a rule. Raises ApiError for invalid JSON."""
     try:
         return json.dumps(json.loads(schema))
     except (ValueError, RecursionError) as error:

@@ -19,19 +19,18 @@ _JSON_SCHEMA: Final = GuidedDecodingParams.GuideType.JSON_SCHEMA
 
 @dataclass(frozen=True)
 class ToolUse:
-    """How calls get into an answer, and how they are found in it."""
+    """The guide that makes the model write calls, and the parser that finds them."""
 
     make_parser: Callable[[], ToolCallParser]
     guide: GuidedDecodingParams | None
-    """Guide of the whole answer, calls included; None: it has none."""
+    """Guide of the whole answer including calls; None: no guide."""
 
 
 async def tool_use_of(service: Service, fields: ChatRequest) -> ToolUse | None:
-    """How a request's functions are called; None: the answer calls nothing.
+    """Returns how the request's functions are called; None: the answer calls none.
 
-    A guide is needed where the request says more about calls than "auto": a function is strict, a call is required, or
-    there may be one call at most. Raises ApiError for functions that this server cannot offer, and for parameters that
-    no guide can enforce.
+    The answer needs a guide if a function is strict, a call is required, or only one call is allowed. Raises ApiError
+    for functions that this server cannot offer, and for parameters that no guide can enforce.
     """
     choice = fields.tool_choice
     if not fields.tools or choice.mode == "none":
@@ -44,7 +43,7 @@ async def tool_use_of(service: Service, fields: ChatRequest) -> ToolUse | None:
             "model writes its calls; accepted: tool_choice 'none', 'required' or a function's name",
             param="tools",
         )
-    # A guide can ask any model for this form: it has no tags.
+    # A guide can force any model into this format: it needs no tags.
     form = parser_name or LLAMA3_JSON
     functions = [
         GuidedFunction(tool.function.name, tool.function.parameters, tool.function.strict, f"tools[{i}].function")

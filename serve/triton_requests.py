@@ -1,4 +1,4 @@
-"""The inputs and outputs of Triton's TensorRT-LLM backend: from tensors to an executor's request, and back."""
+"""Inputs and outputs of Triton's TensorRT-LLM backend: converts tensors to executor requests and back."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ INPUTS: Final = (
     TensorSpec("lora_weights", ("FP16", "BF16", "FP32"), (-1, -1)),
     TensorSpec("lora_config", ("INT32",), (-1, -1)),
 )
-"""All are optional but request_output_len and one of input_ids and text_input."""
+"""All inputs are optional except request_output_len and one of input_ids and text_input."""
 
 _ALIASES: Final = {
     "max_tokens": "request_output_len",
@@ -86,35 +86,35 @@ _FLAGS: Final = {
     "return_context_logits": ("context_logits",),
     "return_generation_logits": ("generation_logits",),
 }
-"""Inputs that ask for outputs, where a request does not list the outputs that it wants."""
+"""Inputs that select outputs if a request does not list its outputs."""
 
 
 @dataclass(frozen=True)
 class TritonRequest:
-    """What a client wants."""
+    """A request in the terms of the executor."""
 
     request: Request
-    """Streams, whatever the client asked for: first tokens are seen as they come then."""
+    """Always streams, so that the time of the first token is known."""
     lora: LoraConfig | None
-    """The adapter of a task id, with its weights where they came along."""
+    """The adapter of a task_id, with its weights if they were sent."""
     outputs: tuple[str, ...]
     streaming: bool | None
-    """None: it was not said."""
+    """None: not set."""
     exclude_input: bool
     prompt_text: str | None
-    """The text that was sent instead of token ids, and that outputs begin with: no encoder's."""
+    """Text that was sent instead of token ids. Outputs begin with it, unless an encoder read it."""
     stop: tuple[str, ...]
-    """Texts that end the answer and are not part of it."""
+    """Texts that end the answer. They are not part of it."""
     vocabulary: Vocabulary
     end_ids: tuple[int, ...]
-    """Tokens that end the answer without the client's naming them; they are not part of it."""
+    """Tokens that end the answer although the client did not name them. They are not part of it."""
 
 
 class TritonAnswer:
-    """The outputs of one request, made of results as they come."""
+    """Outputs of one request, made from results as they arrive."""
 
     def __init__(self, asked: TritonRequest, vocab_size: int, num_virtual_tokens: int) -> None:
-        """Nothing has come yet. `num_virtual_tokens` stand before the prompt in results."""
+        """num_virtual_tokens: number of tokens before the prompt in results."""
         self._asked = asked
         self._vocab_size = vocab_size
         self._num_virtual_tokens = num_virtual_tokens
@@ -124,10 +124,10 @@ class TritonAnswer:
         self._shown = ""
         self._num_flushed = 0
         self.is_over = False
-        """Nothing follows: its last result is here, or a stop text was met."""
+        """True after the last result or a stop text."""
 
     def add(self, results: Sequence[Result]) -> None:
-        """Takes what has come."""
+        """Adds results."""
         last = results[-1]
         tokens = [token for result in results for token in result.output_token_ids[0]]
         has_stop_word = last.is_final and last.finish_reasons[0] is FinishReason.STOP_WORDS
@@ -142,7 +142,7 @@ class TritonAnswer:
         self.is_over = last.is_final or self._text.stopped is not None
 
     def flush(self, *, with_prompt: bool) -> list[OutputTensor]:
-        """The outputs of what was added since the last call, with the prompt in front where that is wanted."""
+        """Returns the outputs of all results since the last call, optionally with the prompt at the front."""
         prompt = self._asked.request.input_token_ids if with_prompt else []
         arrays = {
             "output_ids": lambda: np.array([[[*prompt, *self._tokens]]], np.int32),
@@ -159,7 +159,7 @@ class TritonAnswer:
         return outputs
 
     def _prompt_text(self, with_prompt: bool) -> str:
-        # Of a decoder behind an encoder, output_ids begin with what it began with, which is no text.
+        # In an encoder-decoder model, output_ids begin with the decoder's start tokens, which are not text.
         if not with_prompt or self._asked.request.encoder_input_token_ids is not None:
             return ""
         if self._asked.prompt_text is not None:
@@ -170,19 +170,21 @@ class TritonAnswer:
         return np.array([self._results[-1].cum_log_probs or [0.0]], np.float32)
 
     def _log_probs(self) -> npt.NDArray[Any]:
-        # Each result has those of all tokens so far.
+        # Each result has the log probs of all tokens so far.
         so_far = (self._results[-1].log_probs or [[]])[0]
         return np.array([[so_far[self._num_flushed : self._num_flushed + len(self._tokens)]]], np.float32)
 
     def _context_logits(self) -> npt.NDArray[Any]:
-        """[1, prompt, vocabulary] with the first tokens, [1, 0, vocabulary] later: every result has the same."""
+        """Returns [1, prompt, vocabulary] with the first tokens and [1, 0, vocabulary] later: every result repeats the
+        logits.
+        """
         logits = self._results[0].context_logits if self._num_flushed == 0 else None
         if logits is None:
             return np.zeros((1, 0, self._vocab_size), np.float32)
         return logits[np.newaxis, self._num_virtual_tokens :]
 
     def _generation_logits(self) -> npt.NDArray[Any]:
-        """[1, 1, tokens, vocabulary]."""
+        """Returns [1, 1, tokens, vocabulary]."""
         rows = [result.generation_logits for result in self._results if result.generation_logits is not None]
         joined = np.concatenate(rows or [np.zeros((0, 1, self._vocab_size), np.float32)])
         return np.ascontiguousarray(joined.swapaxes(0, 1))[np.newaxis]
@@ -197,12 +199,11 @@ def make_request(
     limit_ms: float | None,
     decoder_start: Sequence[int] | None = None,
 ) -> TritonRequest:
-    """The request that tensors describe, named as in ACCEPTED. `outputs`: those that it lists; None: it lists none.
+    """Makes the request that tensors describe, named as in ACCEPTED. outputs: the outputs that it lists; None: no list.
 
-    The end ids of `own` end the answer to a text that comes without an end_id. max_prompt_tokens: a text of more is
-    refused. decoder_start: what the decoder begins with, unless
-    the request says it, of a model whose encoder is given the prompt; None: there is no encoder. Raises ApiError that
-    names the tensor.
+    own: its end ids end the answer to a text without an end_id. max_prompt_tokens: longer texts are rejected.
+    decoder_start: default start tokens of the decoder in an encoder-decoder model; None: there is no encoder. Raises
+    ApiError that names the tensor.
     """
     inputs = _Inputs(arrays)
     prompt, prompt_text = _prompt(inputs, own, max_prompt_tokens)
@@ -251,7 +252,7 @@ def make_request(
 
 
 class _Inputs:
-    """Arrays by the names in INPUTS."""
+    """Arrays by their names in INPUTS."""
 
     def __init__(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         self._arrays: dict[str, npt.NDArray[Any]] = {}
@@ -263,16 +264,16 @@ class _Inputs:
             self._arrays[name] = array
 
     def array(self, name: str) -> npt.NDArray[Any] | None:
-        """None: it was not sent."""
+        """Returns the array; None: it was not sent."""
         return self._arrays.get(name)
 
     def one(self, name: str) -> Any:
-        """The only element of a tensor of the shape [1]; None: it was not sent."""
+        """Returns the only element of a tensor of shape [1]; None: it was not sent."""
         array = self._arrays.get(name)
         return None if array is None else array.item()
 
     def texts(self, name: str) -> list[str]:
-        """Elements of BYTES; (): it was not sent."""
+        """Returns the elements of a BYTES tensor; []: it was not sent."""
         array = self._arrays.get(name)
         return [] if array is None else array.tolist()
 
@@ -290,7 +291,7 @@ def _prompt(inputs: _Inputs, own: TextTokenizer, max_tokens: int) -> tuple[list[
 
 
 def _decoder_input(inputs: _Inputs, decoder_start: Sequence[int] | None) -> list[int] | None:
-    """What the decoder of a model with an encoder begins with; None: there is no encoder."""
+    """Returns the tokens that the decoder begins with; None: there is no encoder."""
     ids, length = inputs.array("decoder_input_ids"), inputs.one("decoder_input_lengths")
     if decoder_start is None and not (ids is None and length is None):
         name = "decoder_input_lengths" if ids is None else "decoder_input_ids"
@@ -306,7 +307,7 @@ def _decoder_input(inputs: _Inputs, decoder_start: Sequence[int] | None) -> list
 
 
 def _first(ids: npt.NDArray[Any], name: str, length: int | None, length_name: str) -> list[int]:
-    """So many of the ids, or all."""
+    """Returns the first `length` ids, or all."""
     if length is not None and not 1 <= length <= ids.size:
         raise ApiError(
             f"input '{length_name}' is {length}; {name} has {ids.size} tokens, so accepted: 1 to {ids.size}",
@@ -344,7 +345,7 @@ def _sampling(inputs: _Inputs) -> SamplingConfig:
     return SamplingConfig(
         beam_width=1 if inputs.one("beam_width") is None else inputs.one("beam_width"),
         top_k=inputs.one("runtime_top_k"),
-        # The backend's clients send 0 where they do not want it.
+        # The backend's clients send 0 for a top_p that is not used.
         top_p=inputs.one("runtime_top_p") or None,
         seed=seed,
         temperature=inputs.one("temperature"),
@@ -356,7 +357,7 @@ def _sampling(inputs: _Inputs) -> SamplingConfig:
 
 
 def _word_list(inputs: _Inputs, name: str) -> list[list[int]]:
-    """Words of token ids: the first row has all ids, the second where each word ends, filled up with -1."""
+    """Returns words of token ids. The first row has all ids, the second the end of each word, padded with -1."""
     array = inputs.array(name)
     if array is None:
         return []

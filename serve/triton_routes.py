@@ -1,4 +1,4 @@
-"""Triton's surface, KServe v2 over HTTP, with the inputs and outputs of its TensorRT-LLM backend."""
+"""Triton's API, KServe v2 over HTTP, with the inputs and outputs of its TensorRT-LLM backend."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ from .work import WorkKind
 
 PREFIX: Final = "/v2"
 VERSION: Final = "1"
-"""Of every model: an engine has no other."""
+"""The only version of every model."""
 _PLATFORM: Final = "adaptrt"
 _SCALARS: Final = frozenset({"sequence_length", "cum_log_probs", "text_output"})
-"""Outputs that the generate extension's JSON has as a single value; the others are lists."""
+"""Outputs that are single values in the generate extension's JSON; the others are lists."""
 
 
 class _IndexBody(BaseModel):
@@ -50,7 +50,7 @@ class _IndexBody(BaseModel):
 
 
 class _GenerateBody(BaseModel):
-    """Members beside these are inputs."""
+    """All other members are inputs."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -59,17 +59,17 @@ class _GenerateBody(BaseModel):
 
 
 def error_response(error: ApiError) -> JSONResponse:
-    """In KServe's form."""
+    """Makes an error response in KServe's format."""
     return JSONResponse({"error": str(error)}, status_code=int(error.status), headers=error.headers)
 
 
 def is_below_prefix(path: str) -> bool:
-    """Whether a path is one of this surface, known or not."""
+    """True if a path belongs to this API, known or not."""
     return path == PREFIX or path.startswith(f"{PREFIX}/")
 
 
 def routes(service: Service) -> APIRouter:
-    """All of them. A model is the base or an adapter, by its name."""
+    """Makes all routes. A model's name is that of the base model or of an adapter."""
     router = APIRouter()
 
     @router.get(PREFIX)
@@ -97,7 +97,7 @@ def routes(service: Service) -> APIRouter:
         ("GET", "/config", surface.config),
         ("GET", "", surface.metadata),
     )
-    # The names of adapters may have slashes, so the longer paths come first.
+    # Adapters' names may have slashes, so longer paths come first.
     for method, action, endpoint in actions:
         for model in ("{name:path}/versions/{version}", "{name:path}"):
             router.add_api_route(f"{PREFIX}/models/{model}{action}", endpoint, methods=[method])
@@ -105,19 +105,19 @@ def routes(service: Service) -> APIRouter:
 
 
 class _Surface:
-    """What can be asked of a model."""
+    """The routes of a model."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
         self._limits = service.options.limits
 
     async def ready(self, request: Request) -> Response:
-        """GET ready."""
+        """Answers GET ready."""
         await self._adapter(request)
         return health_response(self._service.executor.executor.is_alive)
 
     async def metadata(self, request: Request) -> JSONResponse:
-        """GET a model."""
+        """Answers GET for a model."""
         await self._adapter(request)
         return JSONResponse(
             {
@@ -130,7 +130,7 @@ class _Surface:
         )
 
     async def config(self, request: Request) -> JSONResponse:
-        """GET config: the fields of Triton's ModelConfig that mean something here."""
+        """Answers GET config with the fields of Triton's ModelConfig that apply here."""
         await self._adapter(request)
         needed = {"request_output_len"}
         return JSONResponse(
@@ -146,7 +146,7 @@ class _Surface:
         )
 
     async def infer(self, request: Request) -> Response:
-        """POST infer: tensors in, tensors out."""
+        """Answers POST infer: tensors in, tensors out."""
         body = await self._body(request)
         return await unless_disconnected(request, self._inferred(request, body))
 
@@ -168,7 +168,7 @@ class _Surface:
         return Response(written, headers={HEADER_LENGTH: str(length)}, media_type="application/octet-stream")
 
     async def generate(self, request: Request) -> Response:
-        """POST generate: JSON in, JSON out."""
+        """Answers POST generate: JSON in, JSON out."""
         body = await self._body(request)
         return await unless_disconnected(request, self._generated(request, body))
 
@@ -181,7 +181,7 @@ class _Surface:
         return JsonAnswer(_event(request, sent.id, outputs))
 
     async def generate_stream(self, request: Request) -> Response:
-        """POST generate_stream: JSON in, an event for each piece of the answer unless streaming is false."""
+        """Answers POST generate_stream: JSON in, one event per piece of the answer unless streaming is false."""
         body = await self._body(request)
         return await unless_disconnected(request, self._streamed(request, body))
 
@@ -279,7 +279,7 @@ class _Surface:
                     outputs = answer.flush(with_prompt=not is_streamed and not asked.exclude_input)
                     yield await frame(_event(request, request_id, outputs))
         except (AdaptrtError, ApiError) as error:
-            # The status has gone out; the extension has an event for what comes too late for one.
+            # The status has been sent already; the extension has an event for late errors.
             yield await frame({"error": str(error)})
 
 
@@ -293,7 +293,7 @@ def _configured(spec: TensorSpec) -> dict[str, Any]:
 
 
 def _check_parameters(sent: InferBody) -> None:
-    """Refuses what is not known by name."""
+    """Rejects unknown parameters by name."""
     for name, value in sent.parameters.items():
         if name == "binary_data_output":
             if type(value) is not bool:
@@ -313,20 +313,20 @@ def _check_parameters(sent: InferBody) -> None:
 
 
 def _with_forms(sent: InferBody, outputs: Sequence[OutputTensor]) -> list[tuple[OutputTensor, bool]]:
-    """Each output, and whether it is wanted as binary data."""
+    """Returns each output, and True if it is wanted as binary data."""
     default = sent.parameters.get("binary_data_output", False)
     forms = {output.name: output.parameters.get("binary_data", default) for output in sent.outputs or ()}
     return [(output, forms.get(output.name, default)) for output in outputs]
 
 
 def _head(request: Request, request_id: str) -> dict[str, Any]:
-    """What every answer begins with."""
+    """Returns the fields that every answer begins with."""
     head: dict[str, Any] = {"id": request_id} if request_id else {}
     return head | {"model_name": request.path_params["name"], "model_version": VERSION}
 
 
 def _event(request: Request, request_id: str, outputs: Sequence[OutputTensor]) -> dict[str, Any]:
-    """The generate extension's JSON."""
+    """Returns the generate extension's JSON."""
     event = _head(request, request_id)
     for output in outputs:
         values = json_values(output)

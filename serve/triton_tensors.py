@@ -1,4 +1,4 @@
-"""KServe v2's tensors: read from JSON or from the binary data behind it, checked before they are read, and written."""
+"""KServe v2's tensors: checked and read from JSON or from the binary data after it, and written."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .json_answer import Items, Numbers, json_parts
 from .options import ServerLimits
 
 HEADER_LENGTH: Final = "Inference-Header-Content-Length"
-"""Names how many bytes of a body are JSON; the binary tensors follow."""
+"""Header with the number of JSON bytes in a body; binary tensors follow the JSON."""
 BYTES: Final = "BYTES"
 MANY_VALUES: Final = 4096
 
@@ -32,10 +32,10 @@ _NUMPY: Final[Mapping[str, npt.DTypeLike]] = {
     "BF16": ml_dtypes.bfloat16,
     "FP32": "<f4",
 }
-"""How the binary form of a datatype is read. BYTES is not among them: its elements have their sizes in front."""
+"""Types of the binary format of each datatype. BYTES is missing: each of its elements is preceded by its size."""
 _BINARY_ONLY: Final = frozenset({"FP16", "BF16"})
 _LENGTH: Final = struct.Struct("<I")
-"""In front of each element of BYTES."""
+"""The size before each element of BYTES."""
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ class TensorSpec:
 
     name: str
     datatypes: tuple[str, ...]
-    """Those that are accepted; the first is the one that is told."""
+    """Accepted datatypes. The first one is announced."""
     dims: tuple[int, ...]
-    """Without the batch dimension; -1: any length."""
+    """Shape without the batch dimension; -1: any length."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class OutputTensor:
 
     @property
     def datatype(self) -> str:
-        """KServe's name for it."""
+        """KServe's name of the array's datatype."""
         return {"i": "INT32", "f": "FP32", "O": BYTES}[self.array.dtype.kind]
 
 
@@ -68,7 +68,7 @@ class _Fields(BaseModel):
 
 
 class RequestTensor(_Fields):
-    """One of `inputs`."""
+    """An element of `inputs`."""
 
     name: str
     shape: list[int]
@@ -78,14 +78,14 @@ class RequestTensor(_Fields):
 
 
 class RequestedOutput(_Fields):
-    """One of `outputs`."""
+    """An element of `outputs`."""
 
     name: str
     parameters: dict[str, Any] = Field(default_factory=dict)
 
 
 class InferBody(_Fields):
-    """The JSON of a request for inference."""
+    """JSON of an inference request."""
 
     id: str = ""
     parameters: dict[str, Any] = Field(default_factory=dict)
@@ -94,7 +94,7 @@ class InferBody(_Fields):
 
 
 def read_infer(body: bytes, header_length: str | None, limits: ServerLimits) -> tuple[InferBody, memoryview]:
-    """The JSON of a body, and the binary data behind it. Raises ApiError."""
+    """Returns the JSON of a body and the binary data after it. Raises ApiError."""
     if header_length is None:
         return parse_json(body, InferBody, limits), memoryview(b"")
     if not (header_length.isascii() and header_length.isdigit()) or int(header_length) > len(body):
@@ -106,7 +106,7 @@ def read_infer(body: bytes, header_length: str | None, limits: ServerLimits) -> 
 def read_tensors(
     given: Sequence[RequestTensor], binary: memoryview, specs: Mapping[str, TensorSpec]
 ) -> dict[str, npt.NDArray[Any]]:
-    """{name as it was sent: array without the batch dimension}. `specs` has every name that is accepted.
+    """Returns {name as sent: array without the batch dimension}. specs: all accepted names.
 
     Raises ApiError that names the tensor.
     """
@@ -142,7 +142,7 @@ def read_tensors(
 
 
 def tensor_of_value(name: str, value: object, specs: Mapping[str, TensorSpec]) -> npt.NDArray[Any]:
-    """A member of the generate extension's JSON, a scalar or a list, as the tensor that it stands for.
+    """Converts a scalar or list of the generate extension's JSON to a tensor.
 
     Raises ApiError that names it.
     """
@@ -158,7 +158,7 @@ def tensor_of_value(name: str, value: object, specs: Mapping[str, TensorSpec]) -
 
 
 def spec_of(name: str, specs: Mapping[str, TensorSpec]) -> TensorSpec:
-    """Raises ApiError for a name that is not among them."""
+    """Returns the spec of a tensor. Raises ApiError for an unknown name."""
     if name not in specs:
         raise ApiError(f"input '{name}' is not known; accepted: {', '.join(specs)}", param=name)
     return specs[name]
@@ -167,9 +167,9 @@ def spec_of(name: str, specs: Mapping[str, TensorSpec]) -> TensorSpec:
 async def write_infer(
     head: Mapping[str, Any], outputs: Sequence[tuple[OutputTensor, bool]]
 ) -> tuple[bytes, int | None]:
-    """A body of `head` and the outputs, of which those with True are binary, and the length of its JSON.
+    """Returns a body of `head` and the outputs, and the length of its JSON. Outputs with True are binary.
 
-    The length is None when there is nothing behind the JSON. Raises ApiError for values that JSON does not have.
+    The length is None if nothing follows the JSON. Raises ApiError for values that JSON cannot express.
     """
     described: list[dict[str, Any]] = []
     binary: list[bytes] = []
@@ -188,9 +188,9 @@ async def write_infer(
 
 
 def json_values(output: OutputTensor) -> list[Any] | Numbers:
-    """All elements in C order; those of a large array are written in slices of time.
+    """Returns all elements in C order. A large array is written in time slices.
 
-    Raises ApiError for values that JSON does not have.
+    Raises ApiError for values that JSON cannot express.
     """
     if output.datatype == "FP32" and not np.isfinite(output.array).all():
         raise ApiError(
@@ -204,7 +204,7 @@ def json_values(output: OutputTensor) -> list[Any] | Numbers:
 
 
 def _without_batch(spec: TensorSpec, name: str, shape: Sequence[int]) -> tuple[int, ...]:
-    """The shape as spec.dims has it, which a batch dimension of 1 may precede."""
+    """Returns the shape without an optional batch dimension of 1. Raises ApiError if it does not match spec.dims."""
     if any(size < 0 for size in shape):
         raise _error(name, f"shape is {list(shape)}; sizes are at least 0")
     dims = spec.dims
@@ -230,7 +230,7 @@ def _from_binary(name: str, datatype: str, count: int, binary: memoryview) -> np
             name,
             f"binary_data_size is {len(binary)}; {count} elements of {datatype} have {count * dtype.itemsize} bytes",
         )
-    # A copy: where a tensor begins in the body is not where its type may begin in memory.
+    # Copied, because the tensor may be unaligned in the body.
     array: npt.NDArray[Any] = np.frombuffer(binary, dtype).copy()
     if datatype == "BOOL":
         if (array > 1).any():
@@ -240,10 +240,10 @@ def _from_binary(name: str, datatype: str, count: int, binary: memoryview) -> np
 
 
 def _split(name: str, count: int, binary: memoryview) -> list[bytes]:
-    """The elements of BYTES."""
+    """Splits binary data into the elements of BYTES."""
     elements: list[bytes] = []
     offset = 0
-    # Each element has four bytes at least, so a count that is too large ends here.
+    # Each element has at least four bytes, so too large a count ends here.
     while offset < len(binary) and len(elements) < count:
         begin = offset + _LENGTH.size
         if begin > len(binary) or begin + (length := _LENGTH.unpack_from(binary, offset)[0]) > len(binary):
@@ -286,7 +286,7 @@ def _from_json(name: str, datatype: str, shape: Sequence[int], data: list[Any] |
 
 
 def _flat(name: str, shape: Sequence[int], data: list[Any]) -> list[Any]:
-    """Data that is flat already, or nested as the shape is."""
+    """Flattens data that is flat or nested like the shape."""
     if not any(isinstance(value, list) for value in data):
         return data
     parts: list[Any] = [data]

@@ -1,7 +1,7 @@
-"""Slow work next to the event loop: one bounded pool of threads for each kind, which clients share fairly.
+"""Thread pools for slow work: one bounded pool per kind, shared fairly by clients.
 
-Work of one kind never waits for work of another kind, and no work waits for a thread of its own pool, so that pools
-cannot block each other. Queues belong to the loop; a thread is taken only for work that runs.
+Kinds of work do not wait for each other, and no work waits for a thread of its own pool, so pools cannot block each
+other. Queues belong to the loop; only running work takes a thread.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")
 
 NO_CLIENT: Final = ""
-"""Client of work that no request asks for."""
+"""Client of work without a request."""
 
 
 class WorkKind(Enum):
-    """Kinds of slow work; the values name them in errors."""
+    """Kinds of slow work. The values name them in errors."""
 
     ADAPTERS = "adapters"
     """Reading, converting, caching and removing adapters."""
@@ -42,10 +42,10 @@ class WorkKind(Enum):
 
 
 class Work:
-    """The pools. All methods belong to the loop."""
+    """The pools. Call all methods on the event loop."""
 
     def __init__(self, limits: ServerLimits) -> None:
-        """Starts no thread yet."""
+        """Starts no thread until the first call."""
         threads = {
             WorkKind.ADAPTERS: limits.adapter_threads,
             WorkKind.GUIDES: limits.guide_threads,
@@ -66,9 +66,8 @@ class Work:
     ) -> Returned:
         """Calls a function in a thread, for the client of the current request.
 
-        A call that is cancelled before it has begun never begins. One that has begun goes on, and nobody gets its
-        result. Raises what the function raises, ApiError (429) when too much work waits, ExecutorClosedError after
-        close().
+        A call that is cancelled before it begins never runs. One that has begun continues, and its result is dropped.
+        Raises the function's errors, ApiError (429) if too much work waits, and ExecutorClosedError after close().
         """
         return cast(Returned, await self._pools[kind].run(_client(), lambda: function(*args, **kwargs)))
 
@@ -80,7 +79,9 @@ class Work:
         *args: Parameters.args,
         **kwargs: Parameters.kwargs,
     ) -> Returned:
-        """The same, while no other work of this kind with the same lock runs; others take no thread meanwhile."""
+        """Works like run(), and no other work of this kind with the same lock runs meanwhile. Waiting for the lock
+        takes no thread.
+        """
         return cast(Returned, await self._pools[kind].run(_client(), lambda: function(*args, **kwargs), lock=lock))
 
     async def run_shared(
@@ -88,7 +89,7 @@ class Work:
     ) -> Returned:
         """Works like run_alone(), once for all callers whose call of the same function waits or runs at the same time.
 
-        The call is cancelled when the last of them is.
+        The call is cancelled when its last caller is cancelled.
         """
         pool = self._pools[kind]
         return cast(
@@ -96,15 +97,17 @@ class Work:
         )
 
     def counts(self, kind: WorkKind) -> tuple[int, int]:
-        """Number of calls of a kind that wait, and of those that run."""
+        """Returns the numbers of waiting and of running calls of a kind."""
         return self._pools[kind].counts()
 
     def num_refused(self, kind: WorkKind) -> int:
-        """Number of calls of a kind that got no place to wait in, or lost it to another client's, since the start."""
+        """Returns the number of calls of a kind, since the start, that got no place or lost it to another client's
+        call.
+        """
         return self._pools[kind].num_refused
 
     async def close(self) -> None:
-        """Refuses what waits and what comes, and waits for what runs."""
+        """Rejects waiting and new calls, and waits for running ones."""
         for pool in self._pools.values():
             pool.refuse()
         for pool in self._pools.values():
@@ -112,7 +115,7 @@ class Work:
 
 
 class _Call(Job):
-    """A job, and those who wait for its result."""
+    """A job and the futures that wait for its result."""
 
     def __init__(self, function: Callable[[], Any], lock: Hashable | None, call: Hashable | None) -> None:
         super().__init__(lock)
@@ -121,15 +124,15 @@ class _Call(Job):
         self.waiters: dict[str, set[asyncio.Future[Any]]] = {}
 
     def give_up(self, client: str) -> set[asyncio.Future[Any]]:
-        """Removes the waiters of a client, and returns them."""
+        """Removes a client's futures and returns them."""
         return self.waiters.pop(client, set())
 
 
 class WorkPool:
-    """The threads of one kind of work. All methods belong to the loop."""
+    """The threads of one kind of work. Call all methods on the event loop."""
 
     def __init__(self, name: str, num_threads: int, max_waiting: int) -> None:
-        """`name` stands in errors. max_waiting: number of calls that may wait for a thread."""
+        """name: for errors. max_waiting: maximum number of calls that wait for a thread."""
         self.num_refused = 0
         """Number of calls that were answered with 429."""
         self._name = name
@@ -150,7 +153,8 @@ class WorkPool:
     ) -> Any:
         """Calls `function` in a thread; see Work.
 
-        lock: equal ones never run at once. call: calls with an equal one that waits or runs share it.
+        lock: jobs with an equal lock never run at once. call: calls with an equal value that wait or run at the same
+        time are merged.
         """
         if self._is_closed:
             raise ExecutorClosedError("the server is about to end")
@@ -168,18 +172,18 @@ class WorkPool:
             self._leave(client, job, future)
 
     def counts(self) -> tuple[int, int]:
-        """Number of places that are taken, and of threads that are."""
+        """Returns the numbers of taken places and of taken threads."""
         return self._queue.num_waiting, self._queue.num_running
 
     def refuse(self) -> None:
-        """Ends what waits, and what comes from now on, with ExecutorClosedError."""
+        """Ends waiting and new calls with ExecutorClosedError."""
         self._is_closed = True
         for job in tuple(self._waiting):
             for client in tuple(job.clients):
                 self._drop(client, job, ExecutorClosedError("the server is about to end"))
 
     async def join(self) -> None:
-        """Waits for what runs."""
+        """Waits for running calls."""
         await asyncio.to_thread(self._threads.shutdown)
 
     def _put(self, client: str, job: _Call) -> None:
@@ -207,9 +211,9 @@ class WorkPool:
         self._forget_unless_wanted(job)
 
     def _leave(self, client: str, job: _Call, future: asyncio.Future[Any]) -> None:
-        """One of those who wait has its result, or waits no more."""
+        """Removes a future that has its result or was cancelled."""
         if future.done() and not future.cancelled():
-            future.exception()  # which a task that was cancelled at the same moment never looks at
+            future.exception()  # a task cancelled at the same moment would never retrieve it
         waiters = job.waiters.get(client)
         if waiters is None:
             return
@@ -226,7 +230,7 @@ class WorkPool:
             self._forget(job)
 
     def _forget(self, job: _Call) -> None:
-        """From now on nobody can join it."""
+        """Removes a job from the waiting and shared ones, so that no call can join it."""
         self._waiting.discard(job)
         if job.call is not None and self._shared.get(job.call) is job:
             del self._shared[job.call]
@@ -239,13 +243,13 @@ class WorkPool:
             self._threads.submit(self._work, job, loop)
 
     def _work(self, job: _Call, loop: asyncio.AbstractEventLoop) -> None:
-        """In a thread."""
+        """Runs a job. Called in a thread."""
         result, error = None, None
         try:
             result = job.function()
         except BaseException as raised:
             error = raised
-        # The loop is gone when the process ends without close().
+        # The loop is closed if the process ends without close().
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(self._finish, job, result, error)
 
@@ -267,6 +271,6 @@ class WorkPool:
 
 
 def _client() -> str:
-    """The client whose request this task answers."""
+    """Returns the client whose request this task answers."""
     record = current_request.get()
     return NO_CLIENT if record is None else record.client
