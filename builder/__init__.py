@@ -1,4 +1,4 @@
-"""From a Hugging Face checkpoint and PEFT adapters to an engine directory."""
+"""Builds engine directories from Hugging Face checkpoints and PEFT adapters."""
 
 from .moved import install
 

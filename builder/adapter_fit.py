@@ -1,4 +1,4 @@
-"""Whether an engine can serve an adapter: what it was built for against the adapter's rows."""
+"""Checks that an engine can serve an adapter."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ..formats.network.adapter_sites import AdaptedModules, is_target
 def adapter_for(
     directory: Path, config: BuildConfig, checkpoint: CheckpointConfig, target_modules: Sequence[str]
 ) -> ConvertedAdapter:
-    """The rows of an adapter as an engine of this configuration serves them.
+    """Converts an adapter to the rows that an engine of this configuration serves.
 
-    target_modules: those that the engine adapts; empty where the adapters decide.
+    target_modules: modules that the engine adapts; empty: the adapters decide.
 
-    Raises AdapterError with all that is wrong with the adapter, or with its rows for this engine.
+    Raises AdapterError that lists everything wrong with the adapter, or with its rows for this engine.
     """
     if not config.lora_enabled:
         raise AdapterError(f"{directory}: the engine was built without LoRA; build it with --lora_plugin")
@@ -28,7 +28,7 @@ def adapter_for(
         directory,
         storage_dtype=dtype_name(checkpoint.dtype),
         modules=AdaptedModules(declare(checkpoint)),
-        # Raw ones are normalised when the adapter is served, by an engine that gives its weights back.
+        # An engine that gives its weights back normalises raw magnitudes when it serves the adapter.
         magnitudes_normalized=config.gives_weights_back,
         max_rank=config.lora_config.max_lora_rank,
         max_extra_tokens=config.lora_config.max_extra_tokens,
@@ -48,7 +48,7 @@ def adapter_for(
 
 
 def modules_changed_by(directory: Path, config: BuildConfig, checkpoint: CheckpointConfig) -> list[str]:
-    """Names of the modules that an adapter changes; none of one that is virtual tokens. Raises as adapter_for()."""
+    """Names of the modules that an adapter changes; empty for virtual tokens. Raises as adapter_for()."""
     if not is_prompt_tuned(directory):
         return modules_of(adapter_for(directory, config, checkpoint, target_modules=()))
     require_virtual_tokens(directory, config, checkpoint)
@@ -56,7 +56,7 @@ def modules_changed_by(directory: Path, config: BuildConfig, checkpoint: Checkpo
 
 
 def require_virtual_tokens(directory: Path, config: BuildConfig, checkpoint: CheckpointConfig) -> None:
-    """Raises AdapterError with what is wrong with virtual tokens, or for an engine that takes none."""
+    """Raises AdapterError if the virtual tokens are invalid, or if the engine takes none."""
     read_prompt_embeddings(directory, AdaptedModules(declare(checkpoint)))
     if config.backend != NATIVE or checkpoint.mapping.world_size > 1:
         raise AdapterError(f"{directory}: is virtual tokens, which engines of backend {NATIVE} and of one rank take")

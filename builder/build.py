@@ -34,32 +34,32 @@ from .engine_directory import CompilerOptions, is_engine_directory, write_engine
 from .network.onnx_file import check_dump_path
 
 ENGINE_KIND: Final = "an engine of AdaptRT"
-"""What people read of the directories that may be replaced."""
+"""Name of the directories that may be replaced, for error messages."""
 
 
 @dataclass(frozen=True)
 class BuildReport:
-    """What build() made."""
+    """Result of build()."""
 
     directory: Path
     checkpoint: CheckpointConfig
-    """Quantised as the engine is."""
+    """Config of the checkpoint, quantised like the engine."""
     config: BuildConfig
     engine_bytes: int
-    """Of the engine file, or of the plans and their weights."""
+    """Size of the engine file, or of the plans and their weights."""
     compiled: CompiledNetwork | CompiledPlans
-    """What the backend made of the network."""
+    """Output of the backend's compiler."""
     seconds: float
     quantization_errors: tuple[QuantizationError, ...] = ()
-    """How far each weight that the build quantised is from its own."""
+    """Quantisation error of each weight that the build quantised."""
     quality: EngineQuality | None = None
-    """What was measured, where that was asked for."""
+    """Measured quality; None: not measured."""
     num_vision_tensors: int = 0
-    """Tensors of the model's vision tower, which are left aside."""
+    """Number of tensors of the model's vision tower, which are ignored."""
     dequantization: Dequantization | None = None
-    """Of layers that were quantised before the model was published, and are not kept so."""
+    """Layers of a model published quantised that were dequantised."""
     kept: KeptLayers | None = None
-    """Those that are."""
+    """Layers of a model published quantised that keep their quantised weights."""
 
 
 def build(
@@ -79,22 +79,26 @@ def build(
 ) -> BuildReport:
     """Compiles a checkpoint into an engine directory.
 
-    `source` is a checkpoint directory, or what Checkpoint.of_model() opens of a Hugging Face model, whose tensors are
-    cut, cast and packed as they are read. `quantization` is done to the weights of a checkpoint that is not quantised,
-    `int8_activations` has the integers of one that is multiplied with activations that are rounded to int8, and
-    `int8_kv_cache` quantises the KV cache of one that does not ask for it.
+    source: a checkpoint directory, or a Hugging Face model opened by Checkpoint.of_model(). The model's tensors are
+    split, cast and packed while they are read.
+    config: the engine's sizes and options.
+    output_dir: must be absent, empty, or an engine that this function wrote. Such an engine is replaced, but only if
+    the build succeeds.
+    quantization: applied to the weights of a checkpoint that is not quantised.
+    int8_activations: multiplies the integer weights of a quantised checkpoint with activations rounded to int8.
+    int8_kv_cache: quantises the KV cache of a checkpoint that does not already ask for it.
+    quality: measures the engine, and a reference engine: the unchanged checkpoint with its own KV cache type and every
+    gate computed. The reference is written next to `output_dir` and deleted after the build.
+    usage: runs the engine; the usage of neurons and experts is stored in the engine directory.
+    workers: number of TensorRT plans, or of ranks' files, that are made at a time.
+    timing_cache: TensorRT's timing cache; it is read if it exists, and written.
+    dump_onnx_to: also writes the network as an ONNX file.
 
-    `output_dir` must be absent, empty, or an engine that this function wrote, which is replaced; it stays as it was
-    when anything goes wrong. `quality` measures the engine, and beside it one of the checkpoint as it is, with the KV
-    cache in its own type and every gate computed, which lies beside `output_dir` for the time of the build. `usage`
-    runs the engine, and what it says of neurons and experts is stored with it.
+    ONNX files and TensorRT plans need the weights in a file. If the source has none, a temporary one is written next to
+    `output_dir`.
 
-    `dump_onnx_to` also writes the network as an ONNX file. That and plans of TensorRT are made of weights in a file:
-    where the source has none, one lies beside `output_dir` meanwhile. `workers` plans of a TensorRT engine, or files of
-    ranks, are made at a time; `timing_cache` is TensorRT's, read where it is there and written.
-
-    Raises CheckpointError, ConfigError, AdapterError (an adapter of lora_dir that the engine could not serve),
-    EngineError, and what `quality` and `usage` raise.
+    Raises CheckpointError, ConfigError, AdapterError (the engine could not serve an adapter of lora_dir), EngineError,
+    and the errors of `quality` and `usage`.
     """
     began = time.monotonic()
     output_dir = Path(output_dir)
@@ -160,7 +164,7 @@ def build(
 
 
 def _require_choices(compiled: CompiledNetwork | CompiledPlans, directory: Path) -> None:
-    """Refuses a usage of an engine of which every token uses everything."""
+    """Raises ConfigError if usage cannot vary: every token uses all weights of the engine."""
     assert isinstance(compiled, CompiledNetwork)
     if not usage_names(compiled.program):
         raise ConfigError(
@@ -171,7 +175,8 @@ def _require_choices(compiled: CompiledNetwork | CompiledPlans, directory: Path)
 
 @contextmanager
 def _reference_engine(source: Checkpoint, config: BuildConfig, place: Path, progress: Progress) -> Iterator[Path]:
-    """An engine of the checkpoint without adapters and predictors, in `place` for the time of a with statement."""
+    """Builds an engine of the checkpoint without adapters and predictors in `place`; deletes it after the with
+    statement."""
     without_adapters = replace(
         config,
         sparse_predictors=None,
@@ -194,9 +199,9 @@ def _checked_config(
     timing_cache: Path | None,
     dumps_onnx: bool,
 ) -> tuple[BuildConfig, Package | None]:
-    """The config with everything filled in, and the package that compiles it; None: the native compiler.
+    """The config with all defaults filled in, and TensorRT's package; None: the native compiler is used.
 
-    Raises ConfigError with everything that cannot be, AdapterError for adapters that the engine could not serve.
+    Raises ConfigError that lists all problems, and AdapterError for adapters that the engine could not serve.
     """
     config = config.with_defaults(checkpoint.config)
     problems = problems_of(config, checkpoint.config)

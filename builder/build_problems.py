@@ -1,4 +1,4 @@
-"""What a BuildConfig must be for its checkpoint."""
+"""Checks a BuildConfig against its checkpoint."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ LARGEST_SIZES: Final = {
     "tokens_per_block": 1 << 16,
     "max_lora_rank": 1 << 20,
 }
-"""Largest sizes that programs may have, so that none is built which cannot be loaded."""
+"""Largest sizes that an engine program can have. Larger ones could be built, but not loaded."""
 _MOST_EXTRA_TOKENS: Final = 1 << 16
 
 
 def problems_of(config: BuildConfig, checkpoint: CheckpointConfig) -> list[str]:
-    """Everything that cannot be, of a config after with_defaults()."""
+    """Lists every inconsistency in a build config after with_defaults()."""
     found = _sole_value_problems(config)
     found += _size_problems(config, checkpoint)
     found += _encoder_problems(config, checkpoint)

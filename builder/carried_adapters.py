@@ -1,4 +1,4 @@
-"""The adapters of --lora_dir: whether an engine can serve them, and their copies in its directory."""
+"""Adapters of --lora_dir: checks that the engine can serve them, and copies them into its directory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .adapter_fit import modules_changed_by
 
 
 def with_adapters(config: BuildConfig, checkpoint: CheckpointConfig) -> BuildConfig:
-    """The config with target modules and adapter names, after the adapters were found fit for the engine."""
+    """Adds target modules and adapter names to the config, after checking that the engine can serve the adapters."""
     if not config.lora_enabled:
         return config
     lora = config.lora_config
@@ -54,7 +54,7 @@ def with_adapters(config: BuildConfig, checkpoint: CheckpointConfig) -> BuildCon
 
 
 def _check_names(names: Sequence[str], directories: Sequence[Path]) -> None:
-    """Adapters are served by name, so names are plain, and each is one adapter's."""
+    """Raises ConfigError unless every name is plain and unique, because adapters are served by name."""
     if len(names) != len(directories):
         raise ConfigError(f"there are {len(names)} adapter_names for {len(directories)} lora_dir")
     for name, directory in zip(names, directories, strict=True):
@@ -72,7 +72,7 @@ def _check_names(names: Sequence[str], directories: Sequence[Path]) -> None:
 def _modules_of_adapters(
     directories: Sequence[Path], config: BuildConfig, checkpoint: CheckpointConfig
 ) -> list[list[str]]:
-    """The modules that each changes; the error has what is wrong with all of them."""
+    """Modules that each adapter changes. Raises AdapterError that lists all that is wrong with any of them."""
     used, problems = [], []
     for directory in directories:
         try:
@@ -85,7 +85,7 @@ def _modules_of_adapters(
 
 
 def copy_adapters(config: BuildConfig, directory: Path) -> tuple[BuildConfig, tuple[str, ...]]:
-    """Copies the adapters into the engine directory; the config with their places in it, and their checksums."""
+    """Copies the adapters into the engine directory. Returns the config with their new paths, and their checksums."""
     sources = config.lora_config.lora_dir
     places = tuple(Path(ADAPTERS_DIRECTORY) / str(number) for number in range(len(sources)))
     checksums = tuple(copy_adapter(source, directory / place) for source, place in zip(sources, places, strict=True))

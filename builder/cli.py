@@ -1,8 +1,8 @@
 """The `adaptrt` program: a table of commands, each imported only when it is called.
 
-A command is a module with `add_arguments(parser)` and `run(args) -> int`. It reports a user's mistake by
-raising an AdaptrtError, which ends the program with one line on stderr and exit status 2; any other exception
-is a defect and keeps its traceback.
+A command is a module with `add_arguments(parser)` and `run(args) -> int`. It raises AdaptrtError for a user's mistake.
+The program then prints one line to stderr and exits with status 2. Any other exception is a defect and keeps its
+traceback.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ EXIT_INTERRUPTED = 130
 
 
 class CommandModule(Protocol):
-    """What a command's module offers."""
+    """Interface of a command's module."""
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         """Declares the command's flags."""
@@ -66,7 +66,7 @@ COMMANDS = (
 
 
 class CommandParser(argparse.ArgumentParser):
-    """An ArgumentParser that takes every long flag with underscores or dashes, and never an abbreviation."""
+    """An ArgumentParser that accepts underscores or dashes in every long flag, and no abbreviations."""
 
     def __init__(self, *, prog: str, description: str) -> None:
         super().__init__(prog=prog, description=description, allow_abbrev=False)
@@ -74,7 +74,7 @@ class CommandParser(argparse.ArgumentParser):
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> argparse.Namespace:
-        """Parses like ArgumentParser.parse_args, after spelling each long flag as it was declared."""
+        """Parses like ArgumentParser.parse_args, after converting each long flag to its declared spelling."""
         declared = {_spelling_free(flag): flag for flag in self._option_string_actions if flag.startswith("--")}
         arguments = list(sys.argv[1:] if args is None else args)
         for index, argument in enumerate(arguments):
@@ -86,7 +86,7 @@ class CommandParser(argparse.ArgumentParser):
         return super().parse_args(arguments, namespace)
 
     def error(self, message: str) -> NoReturn:
-        """Ends the program with one line that says what is wrong and where to read on."""
+        """Exits with one line that says what is wrong and where to find help."""
         print(f"{self.prog}: error: {message} (see {self.prog} --help)", file=sys.stderr)
         raise SystemExit(EXIT_USER_ERROR)
 
@@ -98,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_command(module: CommandModule, argv: Sequence[str], *, prog: str, description: str) -> int:
-    """Parses a command's flags and runs it; also what `python -m adaptrt.tools.<tool>` calls."""
+    """Parses a command's flags and runs it. `python -m adaptrt.tools.<tool>` calls it too."""
     parser = CommandParser(prog=prog, description=description)
     module.add_arguments(parser)
     args = parser.parse_args(argv)
@@ -133,12 +133,13 @@ def _report_user_errors(run: Callable[[], int]) -> int:
         print(f"adaptrt: error: {_printable(str(error))}", file=sys.stderr)
         return EXIT_USER_ERROR
     except BrokenPipeError:
-        # The reader of a pipe, such as head, has gone. Python would fail once more as it flushes stdout at exit.
+        # The reader of the pipe, such as head, has exited. Without this, Python fails again when it flushes stdout at
+        # exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_USER_ERROR
     except OSError as error:
-        # A file that cannot be read or written and a full disk are the user's to mend. Without a file's name
-        # the error is a defect.
+        # The user can fix a full disk, or a file that cannot be read or written. An OSError without a file name is a
+        # defect.
         if error.filename is None:
             raise
         print(f"adaptrt: error: {error.filename}: {error.strerror}", file=sys.stderr)
@@ -149,13 +150,14 @@ def _report_user_errors(run: Callable[[], int]) -> int:
 
 
 def _print_any_name() -> None:
-    """Escapes what stdout's encoding does not have: names of files need not be text, and work is done by then."""
+    """Escapes characters that stdout's encoding lacks: file names need not be text, and printing must not fail after
+    the work."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _printable(text: str) -> str:
-    """Escapes control characters: names of tensors and files come from others, and a terminal would obey them."""
+    """Escapes control characters: names of tensors and files are untrusted, and a terminal would obey them."""
     return "".join(
         character if character.isprintable() or character == "\n" else character.encode("unicode_escape").decode()
         for character in text

@@ -1,4 +1,4 @@
-"""Writes what is in an engine directory: compiles a checkpoint, and copies what goes along."""
+"""Writes an engine directory: compiles a checkpoint and copies the accompanying files."""
 
 from __future__ import annotations
 
@@ -38,33 +38,33 @@ from .network_options import network_options
 
 @dataclass(frozen=True, kw_only=True)
 class CompilerOptions:
-    """What says how to compile, and does not change what comes of it."""
+    """Options that change how an engine is compiled, but not the result."""
 
     package: Package | None
-    """Of TensorRT; None: the native compiler."""
+    """TensorRT's package; None: the native compiler."""
     workers: int = 1
-    """Plans of a TensorRT engine, or files of ranks, that are made at a time."""
+    """Number of TensorRT plans, or of ranks' files, that are made at a time."""
     timing_cache: Path | None = None
-    """TensorRT's, read where it is there and written."""
+    """TensorRT's timing cache; it is read if it exists, and written."""
     dump_onnx_to: Path | None = None
-    """Where the network is written as ONNX too."""
+    """Path at which the network is also written as ONNX."""
 
 
 @dataclass(frozen=True)
 class WrittenEngine:
-    """An engine directory and what was found while it was made."""
+    """An engine directory and facts about its compilation."""
 
     config: EngineConfig
     engine_bytes: int
-    """Of the engine file, or of the plans and their weights."""
+    """Size of the engine file, or of the plans and their weights."""
     compiled: CompiledNetwork | CompiledPlans
-    """What the backend made of the network: of a rank's, the first one's."""
+    """Output of the backend's compiler; with several ranks, rank 0's."""
 
 
 def write_engine(
     checkpoint: Checkpoint, config: BuildConfig, options: CompilerOptions, directory: Path, progress: Progress
 ) -> WrittenEngine:
-    """Fills an empty directory. `config` is one after checked_config().
+    """Fills an empty directory. `config` comes from checked_config().
 
     Raises EngineError, OSError, and CheckpointError for sparse predictors that do not fit.
     """
@@ -93,7 +93,7 @@ def write_engine(
 
 
 def is_engine_directory(directory: Path) -> bool:
-    """Whether a directory holds what write_engine() writes and nothing else, so that it may be replaced."""
+    """True if a directory holds only files that write_engine() writes, so that it may be replaced."""
     if producer_of(directory / CONFIG_FILE) != PRODUCER:
         return False
     engine_files = (engine_file("*"), plan_file("*"), WEIGHTS_FILE)
@@ -110,7 +110,7 @@ def is_engine_directory(directory: Path) -> bool:
 def _compile_graph(
     checkpoint: Checkpoint, config: BuildConfig, options: CompilerOptions, directory: Path, progress: Progress
 ) -> CompiledPlans | None:
-    """Writes the ONNX graph where that is asked for, and makes TensorRT's plans of it; None: the options ask for none.
+    """Writes the ONNX graph if requested, and builds TensorRT's plans from it; None: no plans were requested.
 
     The graph refers to the bytes of weights in a file.
     """
@@ -129,7 +129,7 @@ def _compile_graph(
 def _write_native(
     networks: Sequence[CompiledNetwork], workers: int, directory: Path, progress: Progress
 ) -> tuple[str, ...]:
-    """Packs the weights into a file a rank, `workers` at a time; returns their checksums."""
+    """Packs the weights into one file per rank, `workers` files at a time. Returns the files' checksums."""
     with (
         progress.task("Packing", sum(network.num_bytes for network in networks)) as advance,
         ThreadPoolExecutor(min(workers, len(networks))) as pool,

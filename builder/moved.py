@@ -1,4 +1,4 @@
-"""Modules that were in this package and are in `common` and `formats` now: their old names still import them."""
+"""Keeps old module names importable: modules that moved from this package to `common` and `formats`."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ MOVED: Final = {
     "template_files": "formats.template_files",
     "weight_usage": "formats.engine.weight_usage",
 }
-"""New names by old ones: the old relative to this package, the new to the one around it. A package stands for all of
+"""New names by old names. Old ones are relative to this package, new ones to its parent. A package stands for all of
 its modules."""
 
 
 def new_name(name: str) -> str | None:
-    """Full name of the module that had the full name `name`; None if no module of that name was moved."""
+    """Full new name of the module with the full old name `name`; None if no module of that name was moved."""
     if not name.startswith(f"{_BUILDER}."):
         return None
     moved, inner = name[len(_BUILDER) + 1 :], ""
@@ -76,9 +76,10 @@ def new_name(name: str) -> str | None:
 
 
 def install() -> None:
-    """Makes old names importable. They are the same modules as the new names."""
+    """Makes the old names importable. They give the same modules as the new names."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        # The first: others find the files of a moved package by its path, and would run them a second time.
+        # First in the list, because other finders would find a moved package's files by path and run them a second
+        # time.
         sys.meta_path.insert(0, _Finder())
 
 
@@ -91,7 +92,7 @@ class _Finder(MetaPathFinder):
 
 
 class _Loader(Loader):
-    """Gives the import system the module of the new name."""
+    """Gives the import system the module with the new name."""
 
     def __init__(self, new: str) -> None:
         self._new = new
@@ -99,10 +100,10 @@ class _Loader(Loader):
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         module = importlib.import_module(self._new)
-        # Two levels up is the importing code: Python leaves the frames of the import system out.
+        # Two levels up is the importing code: Python skips the import system's own frames.
         warnings.warn(f"{spec.name} is now {self._new}", DeprecationWarning, stacklevel=2)
         self._spec = module.__spec__
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        module.__spec__ = self._spec  # the import system put the one of the old name there
+        module.__spec__ = self._spec  # The import system replaced the spec with the old name's.

@@ -1,4 +1,4 @@
-"""From a build's config to the options of its network, for whoever builds the network or reads it again."""
+"""Derives a network's options from a build config, for building the network or reading it again."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from .network.onnx_graph import NetworkOptions
 
 
 def network_options(config: BuildConfig) -> NetworkOptions:
-    """What of the config the network depends on."""
+    """The options of the network that the build config determines."""
     return NetworkOptions(
         tokens_per_block=config.tokens_per_block,
         max_lora_rank=config.lora_config.max_lora_rank if config.lora_enabled else None,

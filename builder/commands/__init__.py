@@ -1,1 +1,1 @@
-"""What the commands of the `adaptrt` program do; builder/cli.py holds the table of them."""
+"""Implementations of the `adaptrt` commands; builder/cli.py has the table of commands."""

@@ -1,4 +1,4 @@
-"""`adaptrt build`: a checkpoint or a Hugging Face model becomes an engine."""
+"""`adaptrt build`: builds an engine from a checkpoint or a Hugging Face model."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from .trtllm_flags import PROMPT_TABLE, add_trtllm_flags
 
 _PLUGIN_TYPES: Final = (AUTO, *(dtype_name(dtype) for dtype in DType), DISABLE)
 DEFAULT_TEXT_TOKENS: Final = 4096
-"""A minute of two cores for a model of some billions of weights."""
+"""About a minute on two cores for a model of several billion weights."""
 _SWITCH: Final = (ENABLE, DISABLE)
 
 
@@ -214,18 +214,18 @@ def _add_quantization(group: Any) -> None:
 
 
 def _quality_of(args: argparse.Namespace) -> QualityMeasure | None:
-    """What measures the engine on the text that the flags name. Raises ConfigError for one that cannot be read."""
+    """Creates the quality measurement that the flags ask for. Raises ConfigError if the text cannot be read."""
     chosen = _text_of(args, "quality")
     if chosen is None:
         return None
-    # Engines are only run by builds that measure them.
+    # Imported here because only builds that measure an engine run one.
     from ...runtime.text_quality import TextQuality
 
     return TextQuality(*chosen)
 
 
 def _usage_of(args: argparse.Namespace) -> UsageMeasure | None:
-    """What runs the engine over the text that the flags name. Raises ConfigError for one that cannot be read."""
+    """Creates the usage measurement that the flags ask for. Raises ConfigError if the text cannot be read."""
     chosen = _text_of(args, "usage")
     if chosen is None:
         return None
@@ -235,7 +235,7 @@ def _usage_of(args: argparse.Namespace) -> UsageMeasure | None:
 
 
 def _text_of(args: argparse.Namespace, purpose: str) -> tuple[Path, Path, int] | None:
-    """The text of the flag `PURPOSE_text`, the directory of its tokenizer, and the tokens to read; None: no text."""
+    """Text of the flag `PURPOSE_text`, its tokenizer's directory, and number of tokens to read; None: no text."""
     text: Path | None = getattr(args, f"{purpose}_text")
     tokens: int | None = getattr(args, f"{purpose}_tokens")
     if text is None:
@@ -246,7 +246,7 @@ def _text_of(args: argparse.Namespace, purpose: str) -> tuple[Path, Path, int] |
 
 
 def _source_of(args: argparse.Namespace) -> Checkpoint:
-    """What the flags name. Raises ConfigError for a dtype without a model that could have it."""
+    """Opens the checkpoint or model that the flags name. Raises ConfigError for --dtype without a model."""
     if args.model_dir is not None:
         return Checkpoint.of_model(args.model_dir, dtype_of(args))
     if args.dtype != AUTO:
@@ -302,7 +302,7 @@ def config_of(args: argparse.Namespace) -> BuildConfig:
 
 
 def _tensorrt_config_of(args: argparse.Namespace) -> TensorRtBuildConfig | None:
-    """None when no flag of it was given; whether it may be given is BuildConfig's to say."""
+    """The TensorRT options; None if no flag sets them. BuildConfig checks if they are allowed."""
     if args.compute_capability is None and args.weights is None:
         return None
     return TensorRtBuildConfig(
@@ -311,7 +311,7 @@ def _tensorrt_config_of(args: argparse.Namespace) -> TensorRtBuildConfig | None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Builds and says what was written."""
+    """Builds the engine and prints a summary."""
     prompt_rows = getattr(args, PROMPT_TABLE)
     if prompt_rows > 0 and args.backend == TENSORRT:
         raise ConfigError(f"{PROMPT_TABLE} is {prompt_rows}; expected 0 with backend {TENSORRT}, or backend {NATIVE}")

@@ -1,4 +1,4 @@
-"""What `adaptrt build` says of an engine that it has made."""
+"""Summary that `adaptrt build` prints."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..compile.tensorrt.compile import CompiledPlans
 
 
 def summary(report: BuildReport) -> Table:
-    """The closing table."""
+    """Table of the engine's properties, printed at the end."""
     config, checkpoint = report.config, report.checkpoint
     table = Table(title=str(report.directory), box=box.SIMPLE_HEAD, show_header=False, title_justify="left")
     table.add_column(style="bold", no_wrap=True)

@@ -1,4 +1,4 @@
-"""`adaptrt cache`: lists the engines that were made on first use, and deletes them."""
+"""`adaptrt cache`: lists and deletes engines that were made on first use."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Lists, or deletes and says what was deleted."""
+    """Lists the cached engines, or deletes some and prints their names."""
     cache = EngineCache()
     if args.remove:
         for key in args.remove:
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _delete(cache: EngineCache, entries: list[CachedEngine]) -> None:
-    """Deletes the entries that no process uses, and says of each what became of it."""
+    """Deletes the entries that no process uses, and prints the result of each."""
     removed = []
     for entry in entries:
         if cache.remove_if_unused(entry.key):
@@ -74,7 +74,7 @@ def _list(cache: EngineCache) -> None:
     for column in ("key", "model", "options", "size", "last use"):
         table.add_column(column, justify="right" if column == "size" else "left", no_wrap=column in ("key", "size"))
     for entry in entries:
-        # As Text, in which brackets are brackets.
+        # Text shows square brackets literally; a string would be parsed as markup.
         last_use = f"{entry.last_used:%Y-%m-%d %H:%M}"
         cells = (entry.key, entry.model, entry.options, format_bytes(entry.num_bytes), last_use)
         table.add_row(*map(Text, cells))

@@ -1,4 +1,4 @@
-"""`adaptrt convert-checkpoint`: a Hugging Face model directory becomes a checkpoint."""
+"""`adaptrt convert-checkpoint`: converts a Hugging Face model directory to a checkpoint."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .quantization_report import INT8_KV_CACHE_HELP, error_table
 _INT8: Final = "int8"
 _INT4: Final = "int4"
 _PUBLISHED: Final = ("int8_gptq", "int4_gptq", "int4_awq")
-"""Of models that were quantised before they were published: the flags are compared with what these are."""
+"""Methods of models that were published quantised. The flags must agree with the model's config.json."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -95,7 +95,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def quantization_of(args: argparse.Namespace) -> QuantConfig | None:
-    """The quantisation that the flags ask for. Raises ConfigError for flags that do not go together."""
+    """The quantisation that the flags ask for. Raises ConfigError for flags that exclude each other."""
     problems = []
     precision = args.weight_only_precision or _INT8
     is_published = precision in _PUBLISHED
@@ -130,9 +130,9 @@ def quantization_of(args: argparse.Namespace) -> QuantConfig | None:
 
 
 def model_dir_of(args: argparse.Namespace) -> Path:
-    """The directory of the model that the flags name; of one that was published quantised, compared with them.
+    """The model's directory. For a model that was published quantised, checks that the flags agree with it.
 
-    Raises ConfigError where they say something else than its config.json.
+    Raises ConfigError if the flags contradict its config.json.
     """
     directory: Path = args.quant_ckpt_path or args.model_dir
     if args.weight_only_precision not in _PUBLISHED:
@@ -164,7 +164,7 @@ def _check_same_model(model_dir: Path, published: Path) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Converts and says what was written."""
+    """Converts the model and prints a summary."""
     quantization = quantization_of(args)
     converted = convert_checkpoint(
         model_dir_of(args),

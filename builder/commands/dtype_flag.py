@@ -1,4 +1,4 @@
-"""The flag of commands that take a Hugging Face model for the type of its weights."""
+"""The --dtype flag of commands that read a Hugging Face model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ...formats.engine.build_config import AUTO
 
 
 def add_dtype(parser: Any) -> None:
-    """Declares it, in a parser or a group of one."""
+    """Declares the flag in a parser or an argument group."""
     parser.add_argument(
         "--dtype", default=AUTO, choices=[AUTO, *(dtype_name(dtype) for dtype in DType)],
         help="type of a Hugging Face model's weights; auto: the one that its config.json states (default: %(default)s)",
@@ -18,5 +18,5 @@ def add_dtype(parser: Any) -> None:
 
 
 def dtype_of(args: argparse.Namespace) -> DType | None:
-    """The type that is asked for; None: the model's own."""
+    """The requested type; None: the model's own."""
     return None if args.dtype == AUTO else dtype_from_name(args.dtype)

@@ -1,4 +1,4 @@
-"""The flags of commands that take a model directory and make its engine on first use: names as in `adaptrt build`."""
+"""Flags of commands that build a model's engine on first use; named as in `adaptrt build`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SIZES: Final = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declares the flags; for an engine directory, they are refused by engine_for()."""
+    """Declares the flags. engine_for() rejects them if the path is already an engine directory."""
     group = parser.add_argument_group("engines made on first use")
     add_dtype(group)
     for name, text in _SIZES.items():
@@ -63,7 +63,7 @@ def add_weight_memory(group: Any) -> None:
 
 
 def engine_options_of(args: argparse.Namespace) -> EngineOptions:
-    """The options that the flags ask for. Raises ConfigError for flags that do not go together."""
+    """The options that the flags ask for. Raises ConfigError for flags that exclude each other."""
     factors = args.long_lora_scaling_factors
     return EngineOptions(
         **{name: getattr(args, name) for name in _SIZES},

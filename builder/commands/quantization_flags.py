@@ -1,4 +1,4 @@
-"""The flags of `adaptrt build`, and of the commands that build on first use, for quantised weights."""
+"""Weight quantisation flags of `adaptrt build` and of the commands that build on first use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ...formats.checkpoint.quantization import DEFAULT_GROUP_SIZE, FEW_BITS, GRO
 
 
 def add_quantization(group: Any) -> None:
-    """Declares them in a group of an argument parser."""
+    """Declares the flags in an argument group."""
     group.add_argument(
         "--quantization", choices=[name.lower() for name in QUANT_ALGOS],
         help="round the weights of linear layers to int8 (w8a16) or to four bits (w4a16); w8a8 and w4a8 round each "
@@ -30,7 +30,7 @@ def add_quantization(group: Any) -> None:
 
 
 def quantization_of(args: argparse.Namespace) -> QuantConfig | None:
-    """The quantisation that the flags ask for. Raises ConfigError for flags that do not go together."""
+    """The quantisation that the flags ask for. Raises ConfigError for flags that exclude each other."""
     if args.quantization is None:
         given = [name for name in ("group_size", "has_zero_point") if getattr(args, name) not in (None, False)]
         if given:

@@ -1,4 +1,4 @@
-"""What the flags and reports of quantisation have in common."""
+"""Tables about quantisation that several commands print."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ INT8_KV_CACHE_HELP: Final = "keep keys and values as int8, each token and head w
 
 
 def error_table(errors: Sequence[QuantizationError]) -> Table:
-    """||W - quantised W|| / ||W|| of each kind of layer: the mean over the layers, and the worst of them."""
+    """Table of ||W - quantised W|| / ||W|| for each kind of layer: mean and maximum over the layers."""
     kinds: dict[str, list[QuantizationError]] = {}
     for error in errors:
         kind = re.sub(r"transformer\.layers\.\d+\.", "", error.name).removesuffix(".weight")
@@ -34,7 +34,7 @@ def error_table(errors: Sequence[QuantizationError]) -> Table:
 
 
 def quality_table(quality: EngineQuality, engine: str) -> Table:
-    """What was measured of an engine, which is made of `engine`, and of the one that it is compared with."""
+    """Table of the quality of an engine made with `engine`, and of the reference engine."""
     read = f"the first {quality.tokens} tokens of {quality.text}, in windows of {quality.window}"
     table = Table(title=f"quality on {read}", box=box.SIMPLE_HEAD, title_justify="left")
     table.add_column("engine")

@@ -1,4 +1,4 @@
-"""Flags of trtllm-build that set nothing here: taken where their value holds anyway, else refused with the reason."""
+"""Flags of trtllm-build that have no effect here: accepted if their value holds anyway, else rejected with a reason."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _DTYPES: Final = (AUTO, "float16", "float32", "bfloat16", DISABLE)
 
 
 class _Valued(NamedTuple):
-    """A flag with a value; no accepted ones: any."""
+    """A flag with a value. An empty tuple of accepted values accepts all."""
 
     accepted: tuple[str, ...]
     reason: str
     bare: str | None = None
-    """The value where none is given; None: one is needed."""
+    """Value of the flag without an argument; None: an argument is required."""
 
 
 class _Number(NamedTuple):
-    """A flag with a number of a range."""
+    """A flag with a number within a range."""
 
     minimum: int
     maximum: int
@@ -115,7 +115,7 @@ _REFUSED: Final = {
 
 
 class _Refuse(argparse.Action):
-    """Ends the program with the reason why the flag is not taken."""
+    """Exits with the reason why the flag is rejected."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
@@ -124,7 +124,7 @@ class _Refuse(argparse.Action):
 
 
 def add_trtllm_flags(group: Any) -> None:
-    """Declares them; none appears in the parsed arguments but the size of the prompt table."""
+    """Declares the flags. Of these, only the prompt table's size appears in the parsed arguments."""
     for name, valued in _VALUED.items():
         group.add_argument(
             f"--{name}", type=_one_of(valued), nargs=None if valued.bare is None else "?", const=valued.bare,

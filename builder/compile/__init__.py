@@ -1,1 +1,1 @@
-"""The native compiler: makes a program of a network, packs the weights, writes the engine."""
+"""The native compiler: lowers a network to a program, packs the weights and writes the engine."""

@@ -1,4 +1,4 @@
-"""Places buffers in one arena: those that live at the same time get disjoint bytes."""
+"""Places buffers in one arena. Buffers whose lifetimes overlap get disjoint bytes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ALIGNMENT: Final = 64
 
 @dataclass(frozen=True)
 class Lifetime:
-    """A buffer of num_bytes that is written by op `first` and read by op `last` at the latest, both included."""
+    """A buffer of num_bytes, live from op `first`, which writes it, to op `last`, its last reader, both included."""
 
     name: str
     num_bytes: int
@@ -19,22 +19,22 @@ class Lifetime:
     last: int
 
     def overlaps(self, other: Lifetime) -> bool:
-        """Whether there is an op during which both are needed."""
+        """True if some op needs both buffers."""
         return self.first <= other.last and other.first <= self.last
 
 
 @dataclass(frozen=True)
 class Arena:
-    """Where each buffer begins."""
+    """Offset of each buffer."""
 
     offsets: dict[str, int]
     num_bytes: int
     unshared_bytes: int
-    """What the buffers would take if none shared bytes with another."""
+    """Total size of the buffers if none shared bytes."""
 
 
 def plan_arena(lifetimes: Sequence[Lifetime]) -> Arena:
-    """Places the largest buffer first, each at the lowest offset that is free while it lives."""
+    """Places buffers from largest to smallest, each at the lowest offset that is free during its lifetime."""
     placed: list[tuple[Lifetime, int]] = []
     for lifetime in sorted(lifetimes, key=lambda item: (-item.num_bytes, item.first, item.name)):
         offset = 0

@@ -1,4 +1,4 @@
-"""Makes a program of emitted ops: buffers with their places in the arena, limits and the adapters' layout."""
+"""Assembles a program from emitted ops: buffer offsets in the arena, limits, and the adapters' layout."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ class ProgramLimits:
     max_beam_width: int
     tokens_per_block: int
     max_encoder_input_len: int = 0
-    """0: there is no encoder."""
+    """0: no encoder."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoraOptions:
-    """What an engine with LoRA accepts of adapters."""
+    """Limits on the adapters that an engine accepts."""
 
     max_rank: int
     dora_enabled: bool
     target_modules: tuple[int, ...]
     max_extra_tokens: int = 0
     rotary_factors: tuple[int, ...] = ()
-    """By which adapters may divide rotary positions."""
+    """Factors by which adapters may divide rotary positions."""
     fully_sharded: bool = False
-    """Ranks share both matrices of adapters wherever they have a share of the layer."""
+    """Tensor-parallel ranks split both adapter matrices of each layer that they split."""
 
 
 def assemble(
@@ -58,9 +58,10 @@ def assemble(
     lora: LoraOptions | None,
     max_positions: int,
 ) -> tuple[Program, Arena]:
-    """The program, and how its arena was planned. Numbers of layers are the whole network's, of all stages.
+    """Returns the program and its arena.
 
-    max_positions: those that the model was made for.
+    num_layers and num_encoder_layers count the whole network's layers, of all pipeline stages.
+    max_positions: number of positions that the model was trained for.
     """
     roots = _buffer_roots(emitted)
     lifetimes, buffers = _buffers(emitted, roots, limits)
@@ -115,7 +116,7 @@ def assemble(
 
 
 def _buffer_roots(emitted: EmittedProgram) -> dict[str, str]:
-    """The buffer of each value: that of the value it was written over, or its own."""
+    """The buffer of each value: its own, or that of the value it overwrites."""
     roots: dict[str, str] = {}
     for op in emitted.ops:
         for value in op.writes:
@@ -126,7 +127,7 @@ def _buffer_roots(emitted: EmittedProgram) -> dict[str, str]:
 def _buffers(
     emitted: EmittedProgram, roots: Mapping[str, str], limits: ProgramLimits
 ) -> tuple[list[Lifetime], dict[str, tuple[EmittedOp, int]]]:
-    """The life of each buffer, and by its name the op that first writes it and its width."""
+    """The lifetime of each buffer. Also, by buffer name, the op that first writes it and its width."""
     ops = emitted.ops
     head = len(emitted.encoder) + len(emitted.body)
     first: dict[str, int] = {}
@@ -134,7 +135,7 @@ def _buffers(
     buffers: dict[str, tuple[EmittedOp, int]] = {}
     for at, op in enumerate(ops):
         for value in op.reads:
-            # The head runs once a slice of rows, so what it reads of the body must outlive all of it.
+            # The head runs once per slice of rows, so its inputs from the body must live until its last op.
             from_body = at >= head and first[roots[value.name]] < head
             last[roots[value.name]] = len(ops) if from_body else at
         for value in op.writes:
@@ -145,7 +146,7 @@ def _buffers(
             last[name] = max(last.get(name, at), at)
     if emitted.logits is not None:
         last[roots[emitted.logits.name]] = len(ops)
-    if emitted.encoder_output is not None:  # which is read when the encoder has run
+    if emitted.encoder_output is not None:  # The encoder's output is read after the encoder has run.
         last[roots[emitted.encoder_output.name]] = len(emitted.encoder)
     lifetimes = [
         Lifetime(name, _num_bytes(op, width, limits), first[name], last[name]) for name, (op, width) in buffers.items()
@@ -159,7 +160,7 @@ def _num_bytes(op: EmittedOp, width: int, limits: ProgramLimits) -> int:
 
 
 def _renamed(emitted: EmittedOp, roots: Mapping[str, str]) -> Op:
-    """The op with buffers for values."""
+    """The op with buffer names in place of values."""
     names: dict[str, Any] = {}
     for field in fields(emitted.op):
         value = getattr(emitted.op, field.name)

@@ -1,4 +1,4 @@
-"""Which bfloat16 matrices are worth compressing (cpp/include/adaptrt/core/compressed_panels.h)."""
+"""Decides which bfloat16 matrices are worth compressing (cpp/include/adaptrt/core/compressed_panels.h)."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from .emitted import WeightRows
 from .pack import panel_pieces
 
 _INPUTS_PER_EXCEPTION: Final = 2
-"""Exceptions cost their bytes and, one by one, their time; with more of them than one for two inputs of a panel's 64
-outputs (0.8 % of its elements), a matrix stays as it is."""
+"""Maximum number of outliers: one for two inputs of a panel's 64 outputs (0.8 % of its elements). Each outlier costs
+bytes and time, so matrices with more stay uncompressed."""
 
 
 def places_for_exceptions(tensors: RankTensors, source: WeightRows, k: int) -> int | None:
-    """Places that each compressed panel of rows of k inputs needs; None: they are not worth compressing.
+    """Outlier slots that each compressed panel of rows of k inputs needs; None: compression is not worth it.
 
-    Reads all of them.
+    Reads all of the rows.
     """
     if not can_be_compressed(len(source.rows), k):
         return None

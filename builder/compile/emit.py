@@ -1,4 +1,4 @@
-"""Makes the native program's ops of a network's: each becomes one."""
+"""Emits one op of the native program for each op of a network."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ from .lora_sites import SiteNumbers
 
 @dataclass(frozen=True)
 class EmittedProgram:
-    """Ops in the order of execution, buffers still being values of the network."""
+    """Ops in execution order. Buffers are still named as the network's values."""
 
     encoder: tuple[EmittedOp, ...]
     body: tuple[EmittedOp, ...]
     head: tuple[EmittedOp, ...]
     logits: Value | None
     hidden: Value | None
-    """None in a stage of a pipeline with others behind it."""
+    """None in every pipeline stage but the last."""
     encoder_output: Value | None
     sites: tuple[LoraSite, ...]
     weights: Weights
 
     @property
     def ops(self) -> tuple[EmittedOp, ...]:
-        """Those of all sections."""
+        """Ops of all sections."""
         return (*self.encoder, *self.body, *self.head)
 
 
@@ -66,17 +66,18 @@ def emit(
     neurons: bool = False,
     max_extra_tokens: int = 0,
 ) -> EmittedProgram:
-    """The program of a network; with `lora` adapters act on its linear layers and its embedding.
+    """Emits the program of a network.
 
-    fully_sharded: ranks share both matrices of adapters wherever they have a share of the layer.
-    first_site: the number of the first place where they do.
-    sparse_mlp: layers about a ReLU are stored so that what it closes need not be read.
-    neurons: those with a gate so that what it closes need not be read from the file.
-    max_extra_tokens: room for those beyond the vocabulary that adapters bring: logits are wider by it.
+    lora: adapters act on linear layers and on the embedding.
+    fully_sharded: tensor-parallel ranks split both adapter matrices of each layer that they split.
+    first_site: number of the first adapter site.
+    sparse_mlp: stores ReLU-gated layers so that the weights of inactive neurons need not be read from memory.
+    neurons: stores gated MLPs so that the weights of inactive neurons need not be read from the file.
+    max_extra_tokens: number of tokens beyond the vocabulary that adapters may add; logits are wider by it.
     """
     logits = network.logits
     if max_extra_tokens:
-        assert logits is not None  # builder/build_problems.py says so
+        assert logits is not None  # builder/build_problems.py checks this.
         logits = replace(logits, width=logits.width + max_extra_tokens)
     weights = Weights(network.config.quantization, compression)
     numbers = SiteNumbers(first_site, lora=lora, fully_sharded=fully_sharded)

@@ -1,4 +1,4 @@
-"""Linear layers as ops of the native program, experts' as well, and how the weights of sparse ones are stored."""
+"""Emits linear layers, experts included, and chooses how the weights of sparse layers are stored."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _ACTIVATED: Final = {
 
 
 class LinearEmitter:
-    """Makes ops of a network's linear layers, in the order of execution."""
+    """Emits ops for a network's linear layers, in execution order."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class LinearEmitter:
         sparse_mlp: bool,
         neurons: bool,
     ) -> None:
-        """`logits` are the network's, with room for tokens beyond the vocabulary. See emit() for the rest."""
+        """`logits` are the network's logits, with room for tokens beyond the vocabulary. See emit() for the rest."""
         self._weights = weights
         self._sites = sites
         self._logits = logits
@@ -59,11 +59,11 @@ class LinearEmitter:
         self._sparse_mlp = sparse_mlp
         self._sparse_values: set[str] = set()
         self._neurons = _neuron_pairs(network) if neurons and sparse_mlp else {}
-        # What is read from the file whole has no columns, which would be read as well.
+        # Weights that are streamed from the file are read whole, so a copy in columns would only be read as well.
         self._stores_columns = not neurons
 
     def linear(self, op: Linear) -> EmittedOp:
-        """A linear layer; what it makes is wider than its weight where it is logits with room for more tokens."""
+        """Emits a linear layer. The output of an lm_head is wider than its weight if adapters may add tokens."""
         first_site, sites = self._sites.of(op)
         can_be_sparse = self._sparse_mlp and all(map(self._weights.is_plain, op.weights))
         neurons = self._neuron_table(op)
@@ -99,7 +99,7 @@ class LinearEmitter:
         )
 
     def experts(self, op: Experts) -> EmittedOp:
-        """The experts of a layer and the choice of them."""
+        """Emits a layer's experts and their routing."""
         first_site, sites = self._sites.of(op)
         routing = op.routing
         made = ExpertsOp(
@@ -148,7 +148,7 @@ class LinearEmitter:
         return tuple(parts)
 
     def _neuron_table(self, op: Linear) -> NeuronTable | None:
-        """That of an MLP which an op is half of, if it can have one."""
+        """The neuron table of the MLP that `op` is half of; None: it cannot have one."""
         gated, down = self._neurons.get(op.output.name, self._neurons.get(op.input.name, (None, None)))
         if gated is None or down is None or op not in (gated, down):
             return None
@@ -159,8 +159,8 @@ class LinearEmitter:
         return self._weights.neuron_table(gated.weights[1], down.weights[0])
 
     def _sparse_parts(self, op: Linear) -> tuple[LinearPart, ...]:
-        """Those of _parts; what a ReLU gates has rows as well, and what has scores, and what reads a ReLU has
-        columns, where that is possible."""
+        """Parts as in _parts. ReLU-gated layers and layers with scores also get rows, and layers that read a ReLU's
+        output get columns, if possible."""
         parts: tuple[LinearPart, ...] = ()
         for number, weight in enumerate(op.weights):
             matrix = self._matrix_stored_twice(op, number, weight)
@@ -184,7 +184,8 @@ class LinearEmitter:
 
 
 def _neuron_pairs(network: Network) -> dict[str, tuple[Linear, Linear]]:
-    """By the value between them: decoder layers that a ReLU gates without scores, and the one layer that reads each."""
+    """Decoder MLPs that are ReLU-gated without scores, as pairs of layers, by the value between them. Only pairs whose
+    value has one reader."""
     linears = [op for op in network.ops if isinstance(op, Linear) and op.output.rows is RowKind.TOKENS]
     pairs = {}
     for gated in linears:

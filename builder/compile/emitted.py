@@ -1,4 +1,4 @@
-"""Ops of a program with the values they read and write, before buffers are placed, and the tensors they refer to."""
+"""Ops of a program with their input and output values, before buffers are placed, and the tensors they use."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True)
 class WeightRows:
-    """Rows of a checkpoint tensor, the source of a tensor of the engine."""
+    """Rows of a checkpoint tensor: the source of an engine tensor."""
 
     tensor: str
     rows: range
     plus_one: bool = False
-    """Of a vector: one is added to each of them."""
+    """True if one is added to each element of a vector."""
     part: int = 0
-    """Of the weight of a linear layer: which of its parts they are."""
+    """Index of the part of a linear layer's weight that the rows belong to."""
 
 
 @dataclass(frozen=True)
 class ChosenRows:
-    """Rows of a checkpoint's matrix [rows, columns], the source of a vector: some columns one after another."""
+    """Some columns of a checkpoint matrix [rows, columns], one after another: the source of a vector."""
 
     tensor: str
     num_rows: int
@@ -42,62 +42,62 @@ class ChosenRows:
 
 @dataclass(frozen=True)
 class WeightNeurons:
-    """Two tensors of a checkpoint, the source of a NeuronTable: rows of one and columns of the other."""
+    """Rows of one checkpoint tensor and columns of another: the source of a NeuronTable."""
 
     up: str
     down: str
 
 
 Compression = Callable[[WeightRows, int], int | None]
-"""Places for exceptions in the compressed panels of rows of k inputs; None: they are not worth compressing."""
+"""Outlier slots in the compressed panels of rows of k inputs; None: compression is not worth it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EmittedOp:
-    """An op whose buffers are still named as the values of the network."""
+    """An op whose buffers are still named as the network's values."""
 
     op: Op
     reads: tuple[Value, ...]
     writes: tuple[Value, ...]
     dtype: DType
-    """Of what it writes."""
+    """Type of its outputs."""
     sites: tuple[LoraSite, ...] = ()
-    """Where adapters act."""
+    """Sites where adapters act."""
     in_place: Value | None = None
-    """The value whose buffer its only output takes over."""
+    """The value whose buffer the op's only output reuses."""
 
     @property
     def rows(self) -> RowKind:
-        """Of the section that it belongs to: what it writes, or what it reads where it writes nothing."""
+        """Row kind of its section: that of its output, or of its input if it writes nothing."""
         return (self.writes or self.reads)[0].rows
 
 
 @dataclass
 class Weights:
-    """The engine's tensors that ops refer to, by name, and where they come from."""
+    """Engine tensors that ops refer to, by name, and their sources."""
 
     quantization: QuantConfig | None = None
     compression: Compression | None = None
-    """Of the matrices of linear layers; None: they stay as they are."""
+    """Compression of linear layers' matrices; None: they stay uncompressed."""
     matrices: dict[str, tuple[Matrix, WeightRows]] = field(default_factory=dict)
     vectors: dict[str, tuple[Vector, WeightRows | ChosenRows | Array]] = field(default_factory=dict)
     neurons: dict[str, tuple[NeuronTable, WeightNeurons]] = field(default_factory=dict)
 
     def table(self, tensor: Tensor) -> Matrix:
-        """Panels of a weight that is read row by row. A matrix that is a table as well is stored as the table is."""
+        """Panels of a weight that is read row by row. A matrix that is also a table is stored like the table."""
         name, (size, k) = str(tensor.name), tensor.shape
         return self._matrix(name, WeightRows(name, range(size)), size, k, None)
 
     def is_plain(self, weight: LinearWeight) -> bool:
-        """Whether a linear layer's weight is of the engine's type, neither quantised nor compressed."""
+        """True if a linear layer's weight has the engine's type: neither quantised nor compressed."""
         return self.compression is None and (self.quantization is None or not weight.quantized)
 
     def matrix_with_rows(self, weight: LinearWeight) -> Matrix:
-        """Panels of a plain weight, and its rows as they are."""
+        """Panels of a plain weight, and a copy in rows."""
         return self._stored_twice(weight, has_rows=True)
 
     def matrix_with_columns(self, weight: LinearWeight) -> Matrix:
-        """Panels of a plain weight, and its columns."""
+        """Panels of a plain weight, and a copy in columns."""
         return self._stored_twice(weight, has_columns=True)
 
     def _stored_twice(self, weight: LinearWeight, *, has_rows: bool = False, has_columns: bool = False) -> Matrix:
@@ -113,14 +113,14 @@ class Weights:
         return matrix
 
     def neuron_table(self, up: LinearWeight, down: LinearWeight) -> NeuronTable:
-        """The rows of up and the columns of down, both plain, neuron by neuron."""
+        """Rows of `up` and columns of `down`, both plain weights, stored neuron by neuron."""
         source = WeightNeurons(f"{up.name}.weight", f"{down.name}.weight")
         table = NeuronTable(tensor=f"{up.name}.neurons", count=up.outputs, size=up.inputs)
         self.neurons[table.tensor] = (table, source)
         return table
 
     def matrix(self, weight: LinearWeight, part: int, first: int, last: int, rows: RowKind) -> Matrix:
-        """Panels of a part's rows of the weight of a linear layer. In the head, activations keep their type."""
+        """Panels of the rows of one part of a linear layer's weight. In the head, activations are not quantised."""
         tensor = f"{weight.name}.weight"
         source = WeightRows(tensor, range(first, last), part=part)
         if self.quantization is None or not weight.quantized:
@@ -149,14 +149,14 @@ class Weights:
         return matrix
 
     def vector(self, tensor: str, first: int, last: int, size: int) -> Vector:
-        """Some of the `size` elements of a one-dimensional weight."""
+        """A slice of a one-dimensional weight with `size` elements."""
         source = WeightRows(tensor, range(first, last))
         vector = Vector(tensor=_rows_name(source, size), size=last - first)
         self.vectors[vector.tensor] = (vector, source)
         return vector
 
     def norm(self, tensor: Tensor, elements: range | None = None) -> Vector:
-        """A vector that every rank has whole, as those of norms, or these elements of it."""
+        """A vector that every rank has in full, such as a norm's weight, or some of its elements."""
         (size,) = tensor.shape
         source = WeightRows(str(tensor.name), range(size) if elements is None else elements, tensor.plus_one)
         vector = Vector(tensor=_rows_name(source, size), size=len(source.rows))
@@ -164,18 +164,18 @@ class Weights:
         return vector
 
     def by_distance(self, table: Tensor, buckets: tuple[int, ...], heads: range) -> Vector:
-        """[heads, distances] of these heads of a table [buckets, heads] and the buckets of the distances."""
+        """Values [heads, distances] for these heads, from a table [buckets, heads] and the bucket of each distance."""
         vector = Vector(tensor=str(table.name), size=len(heads) * len(buckets))
         self.vectors[vector.tensor] = (vector, ChosenRows(vector.tensor, table.shape[0], buckets, heads))
         return vector
 
     def values(self, tensor: Tensor) -> None:
-        """A tensor that the program does not refer to, row after row in float32."""
+        """A tensor that the program does not refer to, stored row by row in float32."""
         name, rows = str(tensor.name), range(tensor.shape[0])
         self.vectors[name] = (Vector(tensor=name, size=math.prod(tensor.shape)), WeightRows(name, rows))
 
     def constant(self, name: str, value: Array) -> Vector:
-        """A constant as a vector of the engine."""
+        """A constant as an engine vector."""
         flat = np.ascontiguousarray(value, np.float32).reshape(-1)
         vector = Vector(tensor=name, size=flat.size)
         self.vectors[name] = (vector, flat)
@@ -196,10 +196,10 @@ def _rows_name(source: WeightRows, size: int) -> str:
 
 
 def buffer_of(value: Value) -> BufferName:
-    """Every value is a buffer of the same name, until the values that take over others' places are renamed."""
+    """The buffer of a value. It has the value's name until in-place values are renamed."""
     return BufferName(value.name)
 
 
 def as_float32(value: float) -> float:
-    """As the engine keeps it."""
+    """The value rounded to float32, as the engine stores it."""
     return float(np.float32(value))

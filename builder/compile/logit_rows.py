@@ -1,4 +1,4 @@
-"""Leaves out of the last layer what no logits are made of."""
+"""Drops rows from the last layer that do not lead to logits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .emitted import EmittedOp
 
 
 def with_logit_rows_alone(body: Sequence[EmittedOp], head: Sequence[EmittedOp]) -> tuple[EmittedOp, ...]:
-    """The body, which keeps nothing but the logit rows of what is still read after its last attention."""
+    """The program's body. After its last attention it keeps only the logit rows of the values that are still read."""
     attentions = [at for at, op in enumerate(body) if isinstance(op.op, (AttentionOp, CrossAttentionOp))]
     if not attentions:
         return tuple(body)

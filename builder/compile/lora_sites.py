@@ -1,4 +1,4 @@
-"""Where adapters act on a program: the sites of a network's ops, and their numbers."""
+"""Adapter sites of a program: where adapters act on a network's ops, and the sites' numbers."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ class SiteNumbers:
     """Numbers the sites of a program's ops, one after another."""
 
     def __init__(self, first_site: int, *, lora: bool, fully_sharded: bool) -> None:
-        """`first_site`: the number of the first one. Without `lora` there are none."""
+        """first_site: number of the first site.
+        lora: False: there are no sites.
+        """
         self._next = first_site
         self._lora = lora
         self._fully_sharded = fully_sharded
 
     def of(self, op: Op) -> tuple[int, tuple[LoraSite, ...]]:
-        """The sites of an op and the number of the first; -1 and none where adapters do not act."""
+        """The sites of an op and the number of the first; -1 and an empty tuple if adapters do not act on it."""
         sites = lora_sites(op, fully_sharded=self._fully_sharded) if self._lora else ()
         first = self._next
         self._next += len(sites)
@@ -31,9 +33,9 @@ class SiteNumbers:
 
 
 def lora_sites(op: Op, *, fully_sharded: bool) -> tuple[LoraSite, ...]:
-    """Where adapters act on an op.
+    """Sites where adapters act on an op.
 
-    fully_sharded: ranks share both matrices of adapters wherever they have a share of the layer.
+    fully_sharded: tensor-parallel ranks split both adapter matrices of each layer that they split.
     """
     return tuple(
         LoraSite(
@@ -61,7 +63,7 @@ def lora_sites(op: Op, *, fully_sharded: bool) -> tuple[LoraSite, ...]:
 
 
 def new_token_sites(network: Network, max_extra_tokens: int) -> tuple[LoraSite, ...]:
-    """The site of what adapters have of tokens beyond the vocabulary: of lm_head, and of the embedding."""
+    """Sites of the rows that adapters add for tokens beyond the vocabulary: in lm_head and in the embedding."""
     if max_extra_tokens == 0:
         return ()
     size = network.config.hidden_size

@@ -1,4 +1,4 @@
-"""The native compiler: from a network to an engine file."""
+"""The native compiler: compiles a network to an engine file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .pack import engine_tensors
 
 @dataclass(frozen=True)
 class CompiledNetwork:
-    """A program and its tensors, before they are packed."""
+    """A program and its tensors before packing."""
 
     program: Program
     arena: Arena
@@ -38,12 +38,13 @@ class CompiledNetwork:
 
     @property
     def linear_matrices(self) -> list[Matrix]:
-        """Those of linear layers."""
+        """Matrices of linear layers."""
         return [part.weight for op in self.program.ops if isinstance(op, LinearOp) for part in op.parts]
 
     @property
     def num_sparse_layers(self) -> int:
-        """Linear layers of which few rows read a part: what a ReLU gates, and what reads a ReLU."""
+        """Number of linear layers whose weights are read partially for small batches: ReLU-gated, or with a ReLU's
+        output as input."""
         layers = [op for op in self.program.ops if isinstance(op, LinearOp)]
         return sum(
             op.has_sparse_input or op.neurons is not None or any(part.weight.is_stored_twice for part in op.parts)
@@ -52,7 +53,7 @@ class CompiledNetwork:
 
     @property
     def predicted_layers(self) -> list[LinearOp]:
-        """Those whose gates predictors close."""
+        """Linear layers whose gates are predicted."""
         return [op for op in self.program.ops if isinstance(op, LinearOp) and op.scores is not None]
 
     @property
@@ -61,7 +62,7 @@ class CompiledNetwork:
         return len(self.program.ops)
 
     def write(self, path: Path, advance: Callable[[int], None]) -> str:
-        """Packs the weights into an engine file; returns the checksum that config.json keeps."""
+        """Packs the weights into an engine file. Returns the checksum for config.json."""
         return write_engine_file(path, self.program, self.tensors, advance)
 
 
@@ -76,11 +77,11 @@ def compile_network(
     neurons: bool,
     rank: int = 0,
 ) -> CompiledNetwork:
-    """Makes the program of a rank and plans its buffers. `network` is the whole model's, `tensors` the rank's.
+    """Compiles the program of a rank and plans its buffers. `network` is the whole model's, `tensors` the rank's.
 
-    neurons: MLPs with a ReLU's gate that are sparse are also stored neuron by neuron, to be read so from the file.
+    neurons: sparse ReLU-gated MLPs are also stored neuron by neuron, to be streamed from the file that way.
 
-    Raises ConfigError for a network whose layers rotate in several ways where adapters may divide rotary positions.
+    Raises ConfigError if adapters may divide rotary positions but the network's layers use several rotations.
     """
     config = network.config
     compression = partial(places_for_exceptions, tensors) if compress_weights else None
@@ -118,7 +119,7 @@ def compile_network(
 
 
 def _require_one_rotation(network: Network) -> None:
-    """Which of several an adapter was trained to divide, nothing says."""
+    """Raises ConfigError for several rotations: an adapter's config does not say which of them it was trained with."""
     found = {(op.size, op.base) for op in network.ops if isinstance(op, Rotary) and op.base != 0.0}
     if len(found) > 1:
         raise ConfigError(
@@ -128,8 +129,8 @@ def _require_one_rotation(network: Network) -> None:
 
 
 def _sites_of_stages(network: Network, rank: int, *, fully_sharded: bool) -> list[list[LoraSite]]:
-    """Those of a rank, and of the ranks that have the same share of other stages' layers: every rank knows them all, so
-    that they agree on how many pages an adapter takes."""
+    """Sites of a rank, and of the ranks of other stages that have the same tensor-parallel share. Every rank knows them
+    all, so that all ranks agree on an adapter's page count."""
     mapping = network.config.mapping
     ranks = range(rank % mapping.tp_size, mapping.world_size, mapping.tp_size)
     return [

@@ -1,4 +1,4 @@
-"""Streams weights from a checkpoint's tensors into the engine's: matrices as panels, vectors as float32."""
+"""Streams a checkpoint's tensors into engine tensors: matrices as panels, vectors as float32."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _PIECE_BYTES: Final = 8 << 20
 
 
 def engine_tensors(weights: Weights, tensors: RankTensors, dtype: DType) -> list[EngineTensor]:
-    """The tensors of an engine whose matrices are of `dtype`, the small ones first."""
+    """Tensors of an engine whose matrices are of `dtype`, small ones first."""
     made = []
     for name, (vector, values) in weights.vectors.items():
         made.append(EngineTensor(name, np.dtype(np.float32), vector.size, partial(_vector_pieces, tensors, values)))
@@ -90,14 +90,14 @@ def _panel_bytes(tensors: RankTensors, k: int, source: WeightRows, dtype: DType)
 
 
 def _panels_and_rows(tensors: RankTensors, k: int, source: WeightRows, dtype: DType) -> Iterator[Array]:
-    """The panels, then the rows as they are."""
+    """The panels, followed by the plain rows."""
     yield from _panel_bytes(tensors, k, source, dtype)
     for piece in tensors.rows(source.tensor, source.rows, _rows_of_a_piece(k * 4)):
         yield np.ascontiguousarray(piece)
 
 
 def _panels_and_columns(tensors: RankTensors, k: int, source: WeightRows, dtype: DType) -> Iterator[Array]:
-    """The panels, then the columns, a few at a time; the matrix is in memory as a whole meanwhile."""
+    """The panels, followed by the columns, a few at a time. The whole matrix is in memory meanwhile."""
     yield from _panel_bytes(tensors, k, source, dtype)
     whole = np.concatenate(list(tensors.rows(source.tensor, source.rows)))
     step = _rows_of_a_piece(len(whole) * whole.itemsize)
@@ -108,7 +108,7 @@ def _panels_and_columns(tensors: RankTensors, k: int, source: WeightRows, dtype:
 def _neuron_records(
     tensors: RankTensors, neurons: NeuronTable, source: WeightNeurons, record_bytes: int
 ) -> Iterator[Array]:
-    """Some neurons at a time; down is in memory as a whole meanwhile."""
+    """Records of some neurons at a time. All of `down` is in memory meanwhile."""
     down = np.concatenate(list(tensors.rows(source.down, range(neurons.size))))
     first = 0
     for up in tensors.rows(source.up, range(neurons.count), _rows_of_a_piece(record_bytes)):
@@ -121,7 +121,7 @@ def _neuron_records(
 
 
 def panel_pieces(tensors: RankTensors, k: int, source: WeightRows, dtype: DType) -> Iterator[tuple[int, Array]]:
-    """(number of rows, their panels) of whole panels at a time, one after the other.
+    """Yields (number of rows, their panels), whole panels at a time, in order.
 
     A panel's bytes depend on its own rows only.
     """
@@ -148,9 +148,9 @@ def _compressed_pieces(tensors: RankTensors, k: int, source: WeightRows, excepti
 
 
 def _quantized_pieces(tensors: RankTensors, k: int, source: WeightRows, how: plan.Quantization) -> Iterator[Array]:
-    """Whole panels at a time, as panel_pieces, and behind them the order of the inputs where there is one."""
+    """Yields whole panels as panel_pieces() does, followed by the input permutation if there is one."""
     whole, in_order = (Quantization(**vars(each)) for each in (how, replace(how, reordered=False)))
-    step = _rows_of_a_piece(k * np.dtype(np.float32).itemsize)  # which they have while they are quantised
+    step = _rows_of_a_piece(k * np.dtype(np.float32).itemsize)  # Rows are float32 during quantisation.
     for piece in tensors.quantized_rows(source.tensor, source.rows, step):
         count = piece.weights.shape[0]
         scales = np.ascontiguousarray(to_float32(piece.scales))
@@ -158,7 +158,7 @@ def _quantized_pieces(tensors: RankTensors, k: int, source: WeightRows, how: pla
         if zeros is not None and how.algo is QuantAlgo.W8A16:
             zeros = zeros ^ 0x80
         panels = np.empty(quantized_panel_bytes(in_order, count, k), np.uint8)
-        # Buffers have no FP8.
+        # numpy's buffer protocol has no FP8.
         weights = np.ascontiguousarray(piece.weights).view(np.uint8)
         pack_quantized_panels(panels, in_order, count, k, 0, count, weights, scales, zeros)
         yield panels

@@ -1,4 +1,4 @@
-"""Builds one plan with TensorRT, in a process of its own."""
+"""Builds one plan with TensorRT, in a child process."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from .timing_cache import read_timing_cache, write_timing_cache
 
 
 def build_plan(trt: Any, request: PlanRequest, send: Send) -> Built:
-    """Builds and writes a plan. `trt`: the package's module. Raises PlanRefusedError."""
+    """Builds and writes a plan. `trt` is the TensorRT module. Raises PlanRefusedError."""
     base_bytes = peak_memory()
     model = onnx.load_model(request.network, load_external_data=False)
     weights = None if request.weights is None else SafetensorsReader(Path(request.weights))
     log = Log(send)
-    # TensorRT reads a weight once, when it makes the layer that has it.
+    # TensorRT reads each weight once, when it builds the weight's layer.
     phases = Phases(send, weights.release if weights is not None else lambda: None)
     builder = trt.Builder(make_logger(trt, log))
     refusal = Refusal(log, register_plugins(trt, builder.get_plugin_registry()), operators(model))
@@ -60,12 +60,12 @@ def build_plan(trt: Any, request: PlanRequest, send: Send) -> Built:
 
 
 def configure(trt: Any, config: Any, compute_capability: str | None, *, streams_weights: bool) -> bool:
-    """Sets what every plan is built with, and for which GPU; False when TensorRT does not accept that one."""
+    """Sets the options that all plans share, and the target GPU. Returns False if TensorRT does not accept that GPU."""
     config.set_preview_feature(trt.PreviewFeature.ALIASED_PLUGIN_IO_10_03, True)
     if streams_weights:
         config.set_flag(trt.BuilderFlag.WEIGHT_STREAMING)
     elif hasattr(trt.BuilderFlag, "REQUIRE_USER_ALLOCATION"):
-        # TensorRT for RTX: memory that it allocated while it runs would keep its runs from being captured.
+        # Memory that TensorRT for RTX allocated during a run would prevent CUDA graph capture.
         config.set_flag(trt.BuilderFlag.REQUIRE_USER_ALLOCATION)
     if compute_capability is None:
         return True
@@ -74,7 +74,7 @@ def configure(trt: Any, config: Any, compute_capability: str | None, *, streams_
 
 
 def _parse(parser: Any, model: onnx.ModelProto, weights: SafetensorsReader | None, refusal: Refusal) -> list[Any]:
-    """Makes TensorRT's network of the graph; returns the weights' arrays, which it refers to."""
+    """Parses the graph into TensorRT's network. Returns the weights' arrays, which the network refers to."""
     if not parser.load_model_proto(model.SerializeToString()):
         raise refusal.parser_error(parser)
     arrays = []
@@ -108,7 +108,7 @@ def _tensors(network: Any) -> list[NetworkTensor]:
 
 
 def _write_plan(trt: Any, builder: Any, network: Any, config: Any, path: Path, refusal: Refusal) -> tuple[int, str]:
-    """Builds and writes the plan as it comes; returns its size and checksum."""
+    """Builds the plan and writes it while it is serialised. Returns its size and checksum."""
     try:
         with path.open("wb") as file:
             writer = _make_writer(trt, file)
@@ -123,7 +123,7 @@ def _write_plan(trt: Any, builder: Any, network: Any, config: Any, path: Path, r
 
 
 def _make_writer(trt: Any, file: BinaryIO) -> Any:
-    """A trt.IStreamWriter with the digest of what was written, and the failure that ended it."""
+    """A trt.IStreamWriter that also keeps a digest of the written bytes and the error that stopped it."""
 
     class Writer(trt.IStreamWriter):  # type: ignore[misc]
         def __init__(self) -> None:

@@ -1,9 +1,9 @@
-"""The process that calls TensorRT: reads one request from stdin, writes messages to stdout, and ends.
+"""The child process that calls TensorRT: reads one request from stdin, writes messages to stdout, and exits.
 
-    python -m adaptrt.builder.compile.tensorrt.child describe PACKAGE
-    python -m adaptrt.builder.compile.tensorrt.child build < request
+python -m adaptrt.builder.compile.tensorrt.child describe PACKAGE
+python -m adaptrt.builder.compile.tensorrt.child build < request
 
-A message is on its way as soon as it is known, so that the parent has TensorRT's last words when this process dies.
+Messages are sent immediately, so that the parent has TensorRT's last message if this process crashes.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from .refusal import PlanRefusedError
 
 
 class Messages:
-    """The way to the parent."""
+    """Connection to the parent."""
 
     def __init__(self) -> None:
-        """Takes stdout for messages alone: what libraries print there goes to stderr."""
+        """Reserves stdout for messages; other output to stdout is redirected to stderr."""
         self._lock = Lock()
         self._out = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
     def send(self, message: dict[str, Any]) -> None:
-        """Sends a message. Without a parent there is nobody to work for, and the process ends."""
+        """Sends a message. Exits if the parent has exited."""
         line = json.dumps(message) + "\n"
         try:
-            with self._lock:  # TensorRT's threads log too
+            with self._lock:  # TensorRT's threads log too.
                 self._out.write(line)
                 self._out.flush()
         except BrokenPipeError:
@@ -45,8 +45,9 @@ class Messages:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Does what the arguments and stdin ask; the status is 0 unless this process has a defect."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to both; the parent ends the child
+    """Runs the request from the arguments and stdin. Returns 0 unless this process has a defect."""
+    # A terminal sends SIGINT to both processes; the parent ends the child.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     messages = Messages()
     if arguments[0] == "describe":
         messages.send(_describe(arguments[1]))
@@ -61,7 +62,7 @@ def main(arguments: Sequence[str]) -> int:
         messages.send({"kind": REFUSED, "problems": [str(error)]})
     except OSError as error:
         if error.filename is None:
-            raise  # a defect, unlike a file that cannot be read or written
+            raise  # Other errors are defects, unlike files that cannot be read or written.
         messages.send({"kind": REFUSED, "problems": [f"{error.filename}: {error.strerror}"]})
     return 0
 

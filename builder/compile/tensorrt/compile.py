@@ -1,4 +1,4 @@
-"""Compiles a network with TensorRT: one plan for each compute capability, several at a time."""
+"""Compiles a network with TensorRT: one plan for each compute capability, several in parallel."""
 
 from __future__ import annotations
 
@@ -23,35 +23,36 @@ from .process import Children, run_build
 from .profiles import Profile
 
 WEIGHTS_FILE: Final = "weights.safetensors"
-# Tensors begin where CUDA's own allocations could.
+# Alignment of tensors, equal to that of CUDA's own allocations.
 _WEIGHTS_ALIGNMENT: Final = 256
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions:
-    """How plans are built."""
+    """Options for building plans."""
 
     compute_capabilities: tuple[str, ...]
-    """For which; their names."""
+    """Names of the target compute capabilities."""
     profiles: tuple[Profile, ...]
     external_weights: bool
-    """Whether the weights are inputs of the network, in a file beside the plans, instead of constants in each."""
+    """True: the weights are inputs of the network, in a file next to the plans. False: they are constants in each plan.
+    """
     streams_weights: bool
     """See PlanRequest."""
     timing_cache: Path | None
     workers: int
-    """Plans that are built at a time."""
+    """Number of plans that are built at a time."""
 
 
 @dataclass(frozen=True)
 class CompiledPlans:
-    """What was written, and what TensorRT told of it."""
+    """The written plans, and TensorRT's description of them."""
 
     plans: TensorRtPlans
     num_nodes: int
-    """Of the ONNX graph."""
+    """Number of nodes of the ONNX graph."""
     built: tuple[Built, ...]
-    """In the order of plans.files."""
+    """In the order of `plans.files`."""
 
 
 def compile_plans(
@@ -64,8 +65,8 @@ def compile_plans(
 ) -> CompiledPlans:
     """Writes the plans, and the weights file if there is one, into a directory.
 
-    Raises EngineError that names the node which TensorRT refuses, or tells how the process that builds ended; the
-    other plans are given up then.
+    Raises EngineError that names the node that TensorRT rejects, or says how the child process ended. The other plans'
+    builds are cancelled.
     """
     names = [tensor.name for tensor in stored_weights(model)]
     weights = None
@@ -128,7 +129,7 @@ def _dynamic_shapes(model: onnx.ModelProto, profile: Profile) -> dict[str, Shape
 def _build_all(
     package: Package, requests: Sequence[PlanRequest], options: PlanOptions, progress: Progress
 ) -> list[Built]:
-    """Builds the plans, `workers` at a time. The first failure ends the others, and so does an interruption."""
+    """Builds `workers` plans at a time. The first failure, or an interrupt, cancels the others."""
     children = Children()
     titles = [f"Compiling for {capability}" for capability in options.compute_capabilities]
     with progress.phases(titles) as reports, ThreadPoolExecutor(options.workers) as pool:
@@ -137,7 +138,7 @@ def _build_all(
             for request, report in zip(requests, reports, strict=True):
                 futures.append(pool.submit(run_build, package, request, report, children))
             done, _ = wait(futures, return_when=FIRST_EXCEPTION)
-            for future in futures:  # in their order, so that the same mistake gives the same message
+            for future in futures:  # In order, so that the same mistake always gives the same message.
                 if future in done:
                     future.result()
         except BaseException:
@@ -149,7 +150,7 @@ def _build_all(
 
 
 def _tensor_table(model: onnx.ModelProto, built: Built, profiles: Sequence[Profile]) -> tuple[TensorRow, ...]:
-    """The network's inputs and outputs as TensorRT has them, with what only we know of them."""
+    """The network's inputs and outputs as TensorRT describes them, with the properties that TensorRT does not know."""
     inputs = {tensor.name: tensor for tensor in model.graph.input}
     aliased = aliases(model)
     rows = []

@@ -1,4 +1,4 @@
-"""What TensorRT logs and how far it says it is, passed on to the parent."""
+"""Forwards TensorRT's log and progress to the parent."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from .messages import LOG, PHASE
 Send = Callable[[dict[str, Any]], None]
 
 _SECONDS_BETWEEN_PHASES: Final = 0.1
-# Verbose messages that are kept to see which node TensorRT spoke of last.
+# Number of verbose messages kept, to find the node that TensorRT last mentioned.
 _KEPT: Final = 64
-# How the list of a plan's layers begins.
+# Start of the list of a plan's layers.
 _LAYERS: Final = "Engine Layer Information:"
 
 
 class Log:
-    """What was logged; make_logger() connects it to TensorRT."""
+    """Collects log messages; make_logger() connects it to TensorRT."""
 
     def __init__(self, send: Send) -> None:
-        """`send` gets everything but verbose messages as it comes."""
+        """`send` receives every message immediately, except verbose ones."""
         self._send = send
         self._recent: deque[str] = deque(maxlen=_KEPT)
         self.errors: list[str] = []
         self.layers = ""
-        """TensorRT's description of the layers of the plan it built."""
+        """TensorRT's description of the plan's layers."""
 
     def add(self, severity: str, text: str) -> None:
-        """Takes a message of TensorRT's."""
+        """Takes a message from TensorRT."""
         if severity == "VERBOSE":
             self._recent.append(text)
             if text.startswith(_LAYERS):
@@ -42,7 +42,7 @@ class Log:
         self._send({"kind": LOG, "severity": severity, "text": text})
 
     def last_node(self, operators: Mapping[str, str]) -> str | None:
-        """The node of the network that the last verbose messages named."""
+        """Name of the network's node that the last verbose messages mention."""
         for text in reversed(self._recent):
             found = nodes_named(text, operators)
             if found:
@@ -51,7 +51,7 @@ class Log:
 
 
 def nodes_named(text: str, operators: Mapping[str, str]) -> list[str]:
-    """The nodes of the network whose names occur in a message."""
+    """Names of the network's nodes that occur in a message."""
     words = re.findall(r"[\w/]+(?:\.[\w/]+)*", text)
     return list(dict.fromkeys(word for word in words if word in operators))
 
@@ -70,27 +70,28 @@ def make_logger(trt: Any, log: Log) -> Any:
 
 
 class Phases:
-    """How far a build is, from phases that contain phases; make_progress_monitor() connects it to TensorRT.
+    """Progress of a build from TensorRT's nested phases; make_progress_monitor() connects it to TensorRT.
 
-    TensorRT does not say beforehand which phases there will be. A phase counts for the step of the phase around it in
-    which it runs, so the fraction grows, but not evenly.
+    TensorRT does not announce its phases in advance. A phase counts as one step of the enclosing phase, so the fraction
+    grows, but not evenly.
     """
 
     def __init__(self, send: Send, every_step: Callable[[], None]) -> None:
         """`every_step` is called after each step of each phase."""
         self._send = send
         self._every_step = every_step
-        self._running: dict[str, tuple[int, int]] = {}  # steps done and steps, the outermost phase first
+        # Steps done and total steps of each running phase, outermost first.
+        self._running: dict[str, tuple[int, int]] = {}
         self._fraction = 0.0
         self._last_sent = 0.0
 
     def start(self, phase: str, num_steps: int) -> None:
-        """A phase begins, within those that run; one that is announced without steps counts as having one."""
+        """Starts a phase within the running ones. A phase announced without steps counts as one step."""
         self._running[phase] = (0, max(num_steps, 1))
         self._tell(phase)
 
     def step(self, phase: str, step: int) -> None:
-        """Step `step` of a phase, counted from 0, is done."""
+        """Completes step `step` of a phase, counted from 0."""
         if phase in self._running:
             _, num_steps = self._running[phase]
             self._running[phase] = (min(step + 1, num_steps), num_steps)
@@ -98,7 +99,7 @@ class Phases:
         self._tell(phase)
 
     def finish(self, phase: str) -> None:
-        """A phase ends."""
+        """Ends a phase."""
         self._running.pop(phase, None)
 
     def _tell(self, phase: str) -> None:

@@ -1,4 +1,4 @@
-"""What the parent asks of a child process, and what the child tells while it works: JSON objects, one a line."""
+"""The parent's request and the child process's messages: JSON objects, one per line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ REFUSED: Final = "refused"
 DESCRIBED: Final = "described"
 BUILT: Final = "built"
 FINAL_KINDS: Final = frozenset({REFUSED, DESCRIBED, BUILT})
-"""One of them ends every conversation, unless the child dies."""
+"""Every conversation ends with one of these, unless the child crashes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,27 +24,27 @@ class PlanRequest:
 
     package: str
     network: str
-    """The ONNX graph without its stored weights."""
+    """The ONNX graph without the stored weights."""
     weights: str | None
-    """A safetensors file with the stored weights; None: the network has none, they are inputs."""
+    """A safetensors file with the stored weights; None: the weights are inputs."""
     compute_capability: str | None
-    """None: that of the GPU at hand."""
+    """None: the local GPU's."""
     profiles: tuple[Mapping[str, Shapes], ...]
-    """For each profile, shapes of the inputs that are not fixed."""
+    """For each profile, the shapes of the dynamic inputs."""
     timing_cache: str | None
     streams_weights: bool
-    """Whether a budget may keep some of the weights on the host while the plan runs."""
+    """True if a budget may keep some of the weights on the host while the plan runs."""
     plan: str
-    """The file to write."""
+    """Path of the plan to write."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkTensor:
-    """An input or output as TensorRT's network has it."""
+    """An input or output of TensorRT's network."""
 
     name: str
     dtype: str
-    """numpy's name."""
+    """numpy's name of the type."""
     shape: tuple[int, ...]
     """-1: known at run time."""
     mode: str
@@ -60,7 +60,7 @@ class Built:
     """XXH3-128 of the file."""
     tensors: tuple[NetworkTensor, ...]
     layers: str
-    """TensorRT's own description of the plan's layers, as it logs it; empty if it does not."""
+    """TensorRT's description of the plan's layers, as logged; empty if it logs none."""
     base_bytes: int
     """Peak memory of the process before it read the network: Python, the packages and their libraries."""
     peak_bytes: int
@@ -68,7 +68,7 @@ class Built:
 
 
 def request_to_json(request: PlanRequest) -> str:
-    """The text that the child reads."""
+    """The JSON text of a request."""
     return json.dumps(asdict(request))
 
 

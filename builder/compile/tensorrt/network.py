@@ -1,4 +1,4 @@
-"""The network's graph as TensorRT gets it, and what the builder reads from it."""
+"""The ONNX graph for TensorRT, and the properties that the builder reads from it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ....plugins.definition import DOMAIN
 
 
 def stored_weights(model: onnx.ModelProto) -> list[TensorProto]:
-    """The initializers whose bytes are in the checkpoint."""
+    """Initializers whose bytes are in the checkpoint."""
     return [tensor for tensor in model.graph.initializer if tensor.data_location == TensorProto.EXTERNAL]
 
 
 def with_weights_as_inputs(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The network with each stored weight an input of the same name and shape, after the others."""
+    """The network with each stored weight as an input of the same name and shape, after the other inputs."""
     weights = stored_weights(model)
     result = onnx.ModelProto()
     result.CopyFrom(model)
@@ -32,7 +32,7 @@ def with_weights_as_inputs(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def aliases(model: onnx.ModelProto) -> dict[str, str]:
-    """The inputs that outputs of the network are written over, by the output: what the plugins alias."""
+    """Inputs that the network's outputs overwrite, by output name. The plugins alias them."""
     definitions = {plugin.name: plugin for plugin in PLUGINS}
     outputs = {output.name for output in model.graph.output}
     found = {}
@@ -48,5 +48,5 @@ def aliases(model: onnx.ModelProto) -> dict[str, str]:
 
 
 def operators(model: onnx.ModelProto) -> Mapping[str, str]:
-    """Operator of each node by its name."""
+    """Operator of each node, by node name."""
     return {node.name: node.op_type for node in model.graph.node}

@@ -1,4 +1,4 @@
-"""Runs child processes that call TensorRT, and turns their ends into results and errors."""
+"""Runs child processes that call TensorRT, and converts their exits to results and errors."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ class Children:
     """The child processes of one build, which can be ended together."""
 
     def __init__(self) -> None:
-        """None yet."""
+        """Creates an empty collection."""
         self._lock = Lock()
         self._running: set[subprocess.Popen[str]] = set()
         self._ended = False
 
     @property
     def ended(self) -> bool:
-        """Whether end() was called."""
+        """True after end() was called."""
         return self._ended
 
     def start(self, command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
-        """Starts a child. With the lock, so that end() misses none of those that have begun."""
+        """Starts a child. It takes the lock, so that end() sees every child that was started."""
         with self._lock:
             child = subprocess.Popen(command, **options)
             self._running.add(child)
@@ -59,7 +59,7 @@ class Children:
         return child
 
     def end(self) -> None:
-        """Ends those that run, and every one that is still to come; waits for the former."""
+        """Ends the running children and waits for them; later ones are ended immediately."""
         with self._lock:
             self._ended = True
             running = list(self._running)
@@ -69,7 +69,7 @@ class Children:
             child.wait()
 
     def remove(self, child: subprocess.Popen[str]) -> None:
-        """Ends a child, if it has not ended, and forgets it."""
+        """Ends a child if it is still running, and removes it."""
         with self._lock:
             self._running.discard(child)
             child.kill()
@@ -77,7 +77,7 @@ class Children:
 
 
 def describe_package() -> Package:
-    """The package that plans are built with. Raises ConfigError without one, EngineError when it cannot be loaded."""
+    """The package that plans are built with. Raises ConfigError if there is none, EngineError if it fails to load."""
     name = installed_package()
     message = _converse(name, ["describe", name], "", f"package {name}", lambda phase, fraction: None, Children())
     assert message["kind"] == DESCRIBED
@@ -85,8 +85,8 @@ def describe_package() -> Package:
 
 
 def run_build(package: Package, request: PlanRequest, report: Report, children: Children) -> Built:
-    """Builds a plan. Raises EngineError with our node's name and TensorRT's words when it does not build the network
-    or dies on the way, and when `children` are ended before."""
+    """Builds a plan. Raises EngineError, with the node's name and TensorRT's message, if TensorRT fails or crashes, or
+    if `children` are ended."""
     subject = package.title
     if request.compute_capability is not None:
         subject += f", compute capability {request.compute_capability}"
@@ -102,19 +102,19 @@ def run_build(package: Package, request: PlanRequest, report: Report, children: 
 def _converse(
     package: str, arguments: Sequence[str], request: str, subject: str, report: Report, children: Children
 ) -> dict[str, Any]:
-    """Runs a child to its end; returns its final message."""
+    """Runs a child until it exits. Returns its final message."""
     phase = ""
     logged: deque[str] = deque(maxlen=_LAST_WORDS)
     final: dict[str, Any] | None = None
     with _child(package, arguments, children) as (child, errors):
         assert child.stdin is not None
         assert child.stdout is not None
-        with contextlib.suppress(BrokenPipeError):  # the child's end says more
+        with contextlib.suppress(BrokenPipeError):  # The child's exit says more.
             child.stdin.write(request)
             child.stdin.close()
         for line in child.stdout:
             if not line.endswith("\n"):
-                break  # it died in the middle of a message
+                break  # The child died in the middle of a message.
             message: dict[str, Any] = json.loads(line)
             if message["kind"] == LOG:
                 logged.append(f"[{message['severity']}] {' '.join(message['text'].split())}")
@@ -137,7 +137,7 @@ def _converse(
 
 @contextlib.contextmanager
 def _child(package: str, arguments: Sequence[str], children: Children) -> Iterator[tuple[subprocess.Popen[str], Any]]:
-    """A child and the file with its stderr. It is ended, if it has not, with the with statement."""
+    """A child and the file with its stderr. The with statement ends the child if it is still running."""
     with tempfile.TemporaryDirectory(prefix="adaptrt-") as directory, tempfile.TemporaryFile() as errors:
         child = children.start(
             [sys.executable, "-m", _CHILD, *arguments],
@@ -145,7 +145,7 @@ def _child(package: str, arguments: Sequence[str], children: Children) -> Iterat
             stdout=subprocess.PIPE,
             stderr=errors,
             encoding="utf-8",
-            # Python looks for modules in the working directory, which must not be someone else's.
+            # Python imports modules from the working directory, which must not be another user's.
             cwd=directory,
             env=_environment(package, Path(directory)),
         )
@@ -160,7 +160,7 @@ def _child(package: str, arguments: Sequence[str], children: Children) -> Iterat
 
 
 def _environment(package: str, directory: Path) -> Mapping[str, str]:
-    """This process's environment, its import path, and the library path that the package needs."""
+    """This process's environment, with its import path and the library path that the package needs."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path)}
     libraries = complete_libraries(package, directory)
     if libraries is not None:

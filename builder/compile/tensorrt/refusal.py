@@ -1,4 +1,4 @@
-"""What TensorRT refuses, in its own words and with the names of the network's nodes."""
+"""Errors of TensorRT, in its own words and with the names of the network's nodes."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ class PlanRefusedError(Exception):
     def __init__(self, problems: list[str]) -> None:
         super().__init__("; ".join(problems))
         self.problems = problems
-        """Each with the name of our node, where TensorRT or the plugin knows it, and what TensorRT said."""
+        """Each has the name of the network's node, if TensorRT or the plugin knows it, and TensorRT's message."""
 
 
 class Refusal:
-    """Makes errors of what TensorRT and the plugins said."""
+    """Makes errors from the messages of TensorRT and of the plugins."""
 
     def __init__(self, log: Log, registration: Registration, operators: Mapping[str, str]) -> None:
-        """`operators` are those of the network's nodes by name."""
+        """`operators` are the operators of the network's nodes, by node name."""
         self._log = log
         self._registration = registration
         self._operators = operators
 
     def parser_error(self, parser: Any) -> PlanRefusedError:
-        """Of a parser that failed."""
+        """The error of a parser that failed."""
         problems = self._registration.take_problems()
         for index in range(parser.num_errors):
             error = parser.get_error(index)
@@ -40,7 +40,7 @@ class Refusal:
         return PlanRefusedError(problems or ["it cannot parse the network", *self._logged()])
 
     def error(self, summary: str) -> PlanRefusedError:
-        """Of anything else; `summary` says what failed."""
+        """Any other error; `summary` says what failed."""
         return PlanRefusedError([summary, *self._registration.take_problems(), *self._logged()])
 
     def _logged(self) -> list[str]:
@@ -61,6 +61,6 @@ def _one_line(text: str) -> str:
 
 
 def _without_follow_ups(errors: Sequence[str]) -> Sequence[str]:
-    """Without what TensorRT adds after any error where there is no driver, unless nothing else was said."""
+    """Drops the errors that TensorRT adds after every error without a GPU driver, unless there are no others."""
     own = [text for text in errors if not text.startswith(_FOLLOW_UP)]
     return own or errors

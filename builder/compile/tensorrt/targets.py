@@ -1,4 +1,4 @@
-"""Which GPUs a build is for, and what a package can do for them."""
+"""Target GPUs of a build, checked against what a package supports."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ....formats.engine.tensorrt.package import PACKAGES, Package
 
 
 def target_problems(names: Sequence[str], timing_cache: Path | None, package: Package) -> list[str]:
-    """What this package cannot do. Names that are no capabilities are somebody else's to refuse."""
+    """Targets that this package does not support. Names that are not compute capabilities are rejected elsewhere."""
     found = []
     accepted = ", ".join((*package.compute_capabilities, CURRENT))
     for name in names:
@@ -26,9 +26,9 @@ def target_problems(names: Sequence[str], timing_cache: Path | None, package: Pa
 
 
 def resolve_targets(names: Sequence[str], package: Package) -> tuple[str, ...]:
-    """The capabilities, `current` replaced by that of the GPU at hand.
+    """The compute capabilities, with `current` replaced by that of the local GPU.
 
-    Raises ConfigError without a GPU, and for one that the package does not build for.
+    Raises ConfigError without a GPU, and for a GPU that the package does not support.
     """
     if tuple(names) != (CURRENT,):
         return tuple(names)

@@ -1,4 +1,4 @@
-"""A file in which TensorRT keeps how long its kernels took, so that the next build need not measure them again."""
+"""Stores TensorRT's kernel timings in a file, so that the next build need not measure them again."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from .refusal import Refusal
 
 
 def read_timing_cache(config: Any, path: Path, refusal: Refusal) -> Any:
-    """Gives the builder's config the cache in a file, or an empty one when there is no file; returns it."""
+    """Gives the builder's config the cache from a file, or an empty cache if there is no file. Returns the cache."""
     cache = config.create_timing_cache(path.read_bytes() if path.exists() else b"")
-    # A cache of another GPU or version is refused, not ignored: its file would be replaced.
+    # A cache of another GPU or version is rejected, not ignored, because its file would be overwritten.
     if not config.set_timing_cache(cache, ignore_mismatch=False):
         raise refusal.error(f"{path} is not a timing cache of this GPU and this version of TensorRT")
     return cache
 
 
 def write_timing_cache(cache: Any, path: Path) -> None:
-    """Replaces the file by the cache's content."""
+    """Replaces the file with the cache's content."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         temporary.write_bytes(memoryview(cache.serialize()))
