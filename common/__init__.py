@@ -1,1 +1,1 @@
-"""The ground of every room, without knowledge of models: files, JSON, locks, numbers, progress."""
+"""Code that every room uses and that knows nothing about models: files, JSON, locks, numbers, progress."""

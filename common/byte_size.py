@@ -1,4 +1,4 @@
-"""Sizes of memory as people write them."""
+"""Parses memory sizes written by people."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ ACCEPTED: Final = (
 
 
 def parse_bytes(size: int | str, name: str) -> int:
-    """Bytes of `4GiB`, `1.5 GB` or a number. Raises ConfigError, which calls the value `name`."""
+    """Number of bytes of `4GiB`, `1.5 GB` or a number. Raises ConfigError that calls the value `name`."""
     if isinstance(size, int) and not isinstance(size, bool):
         if not 0 <= size <= MOST_BYTES:
             raise ConfigError(f"{name} is {size}; {ACCEPTED}")
         return size
     match = _SIZE.fullmatch(size.strip()) if isinstance(size, str) else None
-    # A product of numbers with many digits is infinite, which no integer is.
+    # Very many digits give infinity, which cannot become an integer.
     num_bytes = float(match[1]) * _UNITS[match[2]] if match is not None and match[2] in _UNITS else -1.0
     if not 0 <= num_bytes <= MOST_BYTES:
         raise ConfigError(f"{name} is {size!r}; {ACCEPTED}")
@@ -36,11 +36,11 @@ def parse_bytes(size: int | str, name: str) -> int:
 
 
 ALL_WEIGHTS: Final = MOST_BYTES
-"""A weight_memory that the weights of every engine fit into."""
+"""A weight_memory large enough for the weights of every engine."""
 
 
 def parse_weight_memory(size: int | str, name: str) -> int:
-    """As parse_bytes, of a weight_memory, which may be `all`."""
+    """Like parse_bytes, but also accepts `all`."""
     if size == "all":
         return ALL_WEIGHTS
     try:
@@ -50,12 +50,12 @@ def parse_weight_memory(size: int | str, name: str) -> int:
 
 
 def weight_memory(text: str) -> int:
-    """parse_weight_memory for flags."""
+    """parse_weight_memory as a flag's type."""
     return _of_flag(parse_weight_memory, text)
 
 
 def byte_size(text: str) -> int:
-    """parse_bytes for flags."""
+    """parse_bytes as a flag's type."""
     return _of_flag(parse_bytes, text)
 
 

@@ -13,9 +13,9 @@ _PIECE_BYTES: Final = 1 << 20
 
 
 def add_file(digest: xxhash.xxh3_128, path: Path) -> None:
-    """Takes the bytes of a regular file into a digest.
+    """Adds the bytes of a regular file to a digest.
 
-    Raises OSError for one that cannot be read, or that is written meanwhile.
+    Raises OSError if the file cannot be read, or is written at the same time.
     """
     with open_regular(path) as file:
         while piece := file.read(_PIECE_BYTES):

@@ -1,4 +1,4 @@
-"""Locks between processes: each ends with the process that holds it, however that ends."""
+"""Locks between processes. A lock ends with the process that holds it, even if that process is killed."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from typing import BinaryIO
 
 @contextlib.contextmanager
 def file_lock(path: Path, *, on_wait: Callable[[], None]) -> Iterator[None]:
-    """Holds a lock file for the time of a with statement, which makes it where it is not there.
+    """Holds a lock file during a with statement, and creates it if it does not exist.
 
-    `on_wait` is called once if another process holds it, before the wait begins. Raises OSError.
+    on_wait: called once before waiting, if another process holds the lock.
+
+    Raises OSError.
     """
     descriptor = None
     while descriptor is None:
@@ -27,7 +29,7 @@ def file_lock(path: Path, *, on_wait: Callable[[], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def file_lock_if_free(path: Path) -> Iterator[bool]:
-    """Like file_lock, but does not wait: whether the lock is held."""
+    """Like file_lock, but does not wait. Yields True if the lock is held."""
 
     def give_up() -> None:
         raise BlockingIOError
@@ -43,10 +45,10 @@ def file_lock_if_free(path: Path) -> Iterator[bool]:
 
 
 def mark_in_use(path: Path) -> BinaryIO | None:
-    """A file that says, while it is open, that a process uses the one at `path`; see not_in_use().
+    """An open file that marks the file at `path` as used by this process until it is closed; see not_in_use().
 
-    None on file systems without locks, and where another process is about to delete the file. Raises OSError for a
-    file that cannot be opened.
+    None on file systems without locks, or if another process is about to delete the file. Raises OSError if the file
+    cannot be opened.
     """
     file = path.open("rb")
     try:
@@ -59,7 +61,7 @@ def mark_in_use(path: Path) -> BinaryIO | None:
 
 @contextlib.contextmanager
 def not_in_use(path: Path) -> Iterator[bool]:
-    """Whether no process has marked a file as in use; if so, none does for the time of the with statement."""
+    """Yields True if no process has marked a file as in use; then none can do so during the with statement."""
     with path.open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -70,7 +72,7 @@ def not_in_use(path: Path) -> Iterator[bool]:
 
 
 def _lock(path: Path, on_wait: Callable[[], None]) -> int | None:
-    """The locked file; None if it was deleted meanwhile, so that others lock another one of this name."""
+    """The locked file; None if it was deleted meanwhile, because other processes then lock a new file of this name."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         try:

@@ -1,4 +1,4 @@
-"""Reads the fields of a JSON object, and collects everything that is wrong with them before it complains."""
+"""Reads the fields of a JSON object, and collects all problems before it raises an error."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from .regular_file import read_regular
 T = TypeVar("T")
 
 MAX_INTEGER: Final = 2**31 - 1
-"""What integers are limited to where nothing else is said: sizes and token ids are int32 in the engine."""
+"""Default maximum of integers: sizes and token ids are int32 in the engine."""
 
 
 _SURROGATE: Final = "\\ud"
-"""Beginning of the escape of half a character; a character may be written as two."""
+"""Beginning of a surrogate's escape; two surrogates make one character."""
 
 MAX_JSON_BYTES: Final = 256 << 20
-"""Size limit of a JSON file where nothing else is said: indexes and tokenizers of large models have some MB."""
+"""Default maximum size of a JSON file: indexes and tokenizers of large models have some MB."""
 
 
 def load_json_object(path: Path, error: type[AdaptrtError], *, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
     """The JSON object in a regular file of at most `max_bytes`.
 
-    Raises `error` when the file cannot be read, is larger, or holds anything else.
+    Raises `error` if the file cannot be read, is larger, or holds anything else.
     """
     try:
         text = read_regular(path, max_bytes).decode("utf-8")
@@ -42,7 +42,7 @@ def load_json_object(path: Path, error: type[AdaptrtError], *, max_bytes: int = 
 def parse_json_object(text: str, subject: str, error: type[AdaptrtError]) -> dict[str, Any]:
     """The JSON object in a text.
 
-    Raises `error` for anything else, for a key that occurs twice, and for a string with half of a character's escapes.
+    Raises `error` for anything else, for a repeated key, and for a string with an unpaired surrogate.
     """
 
     def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def parse_json_object(text: str, subject: str, error: type[AdaptrtError]) -> dic
 
 
 def describe(value: object) -> str:
-    """A value as an error message shows it: JSON, cut where it gets long."""
+    """A value as JSON for an error message, shortened if it is long."""
     text = json.dumps(value, default=str)
     return text if len(text) <= 80 else text[:77] + "..."
 
@@ -77,9 +77,8 @@ def describe(value: object) -> str:
 class JsonFields:
     """The fields of one JSON object.
 
-    Each method takes one field. A field that is missing or unacceptable is noted and replaced by a stand-in,
-    so that the reading goes on; finish() raises everything that was noted, together with the fields that
-    nobody took.
+    Each method takes one field. If a field is missing or invalid, the method notes the problem and returns a
+    placeholder, so that reading continues. finish() raises all problems, including fields that were not taken.
     """
 
     def __init__(self, data: Mapping[str, Any], *, prefix: str = "", problems: list[str] | None = None) -> None:
@@ -94,7 +93,7 @@ class JsonFields:
         return name in self._data
 
     def remaining(self) -> dict[str, Any]:
-        """The fields that nobody took."""
+        """The fields that were not taken yet."""
         return {name: value for name, value in self._data.items() if name not in self._taken}
 
     def discard(self, names: Iterable[str]) -> None:
@@ -102,16 +101,16 @@ class JsonFields:
         self._taken.update(names)
 
     def raw(self, name: str) -> Any:
-        """Takes a field as it is; None when it is missing."""
+        """Takes a field's value without checks; None if it is missing."""
         self._taken.add(name)
         return self._data.get(name)
 
     def problem(self, name: str, complaint: str) -> None:
-        """Notes what is wrong with a field."""
+        """Notes a problem of a field."""
         self.problems.append(f"{self._places.get(name, self._prefix)}{name} {complaint}")
 
     def inherit(self, outer: JsonFields) -> None:
-        """Makes the remaining fields of the object around this one its own. A field of both must have one value."""
+        """Adds the remaining fields of the enclosing object. A field in both must have one value."""
         for name, value in outer.remaining().items():
             outer._taken.add(name)
             own = self._data.get(name)
@@ -122,7 +121,7 @@ class JsonFields:
                 self.problem(name, f"is {describe(own)}, but {outer._prefix}{name} is {describe(value)}")
 
     def integer(self, name: str, *, minimum: int = 1, maximum: int = MAX_INTEGER, default: int | None = None) -> int:
-        """An integer from `minimum` to `maximum`. Without a default the field must be there."""
+        """An integer from `minimum` to `maximum`. Without a default the field is required."""
         value = self._take(name, is_integer, "an integer", default, minimum)
         if value < minimum:
             self.problem(name, f"is {value}; it must be at least {minimum}")
@@ -137,7 +136,7 @@ class JsonFields:
         return self.integer(name, minimum=minimum, maximum=maximum) if self._present(name) else None
 
     def number(self, name: str, *, minimum: float = 0.0, above: bool = False, default: float | None = None) -> float:
-        """A finite number not below `minimum` (or above it). Without a default the field must be there."""
+        """A finite number not below `minimum` (or above it). Without a default the field is required."""
         value = float(self._take(name, is_finite_number, "a finite number", default, minimum + 1.0))
         if value < minimum or (above and value == minimum):
             self.problem(name, f"is {value}; it must be {'above' if above else 'at least'} {minimum}")
@@ -149,11 +148,11 @@ class JsonFields:
         return self.number(name, minimum=minimum, above=above) if self._present(name) else None
 
     def boolean(self, name: str, *, default: bool | None = None) -> bool:
-        """True or false. Without a default the field must be there."""
+        """True or false. Without a default the field is required."""
         return self._take(name, lambda value: isinstance(value, bool), "true or false", default, False)
 
     def string(self, name: str, *, choices: Iterable[str] = (), default: str | None = None) -> str:
-        """A string, one of `choices` if there are any. Without a default the field must be there."""
+        """A string, one of `choices` if there are any. Without a default the field is required."""
         accepted = list(choices)
         value = self._take(name, lambda value: isinstance(value, str), "a string", default, "")
         if accepted and value not in accepted and name in self._data and isinstance(self._data[name], str):
@@ -188,7 +187,7 @@ class JsonFields:
         return tuple(value)
 
     def object(self, name: str, *, optional: bool = False) -> JsonFields | None:
-        """A nested object, which shares this one's problems; None if missing, null or something else."""
+        """A nested object, which shares this one's problems; None if it is missing, null or something else."""
         value = self.raw(name)
         if value is None and optional:
             return None
@@ -200,7 +199,7 @@ class JsonFields:
         return nested
 
     def objects(self, name: str) -> list[JsonFields]:
-        """A list of nested objects, which share this one's problems; [] if missing or something else."""
+        """A list of nested objects, which share this one's problems; [] if it is missing or something else."""
         value = self.raw(name)
         if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
             self.problem(name, f"is {describe(value)}; expected a list of objects")
@@ -213,7 +212,7 @@ class JsonFields:
         return nested
 
     def refuse_remaining(self) -> None:
-        """Notes every field that nobody took, here and in the nested objects that were taken."""
+        """Notes every field that was not taken, here and in the nested objects that were taken."""
         for nested in self._nested:
             nested.refuse_remaining()
         for name, value in self.remaining().items():
@@ -221,7 +220,7 @@ class JsonFields:
             self._taken.add(name)
 
     def finish(self, subject: str, error: type[AdaptrtError]) -> None:
-        """Raises `error` with all problems, those of fields that nobody took included."""
+        """Raises `error` with all problems, including fields that were not taken."""
         self.refuse_remaining()
         if self.problems:
             raise error(f"{subject}: " + "; ".join(self.problems))
@@ -245,12 +244,12 @@ class JsonFields:
 
 
 def is_integer(value: object) -> bool:
-    """Whether a JSON value is a whole number, which true and false are not."""
+    """True if a JSON value is an integer; JSON's true and false are not."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def is_finite_number(value: object) -> bool:
-    """Whether a JSON value is a number that a float can hold."""
+    """True if a JSON value is a number that a float can hold."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
     try:

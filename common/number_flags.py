@@ -1,4 +1,4 @@
-"""Types of number flags for argparse: each has a range, so that no value is too large for what it is passed to."""
+"""argparse types for number flags. Each has a range, so that no value is too large for the code that receives it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ MAX_INT32: Final = 2**31 - 1
 MAX_INT64: Final = 2**63 - 1
 MAX_UINT64: Final = 2**64 - 1
 MAX_SECONDS: Final = 1e9
-"""Longest time that a flag may ask for, about 30 years: deadlines are counted in 64-bit ns."""
+"""Maximum duration of a flag, about 30 years: deadlines are 64-bit ns."""
 
 _SHOWN: Final = 40
-"""Characters of a value that errors show."""
+"""Number of a value's characters that errors show."""
 
 
 def integer(minimum: int, maximum: int = MAX_INT64) -> Callable[[str], int]:
@@ -22,7 +22,7 @@ def integer(minimum: int, maximum: int = MAX_INT64) -> Callable[[str], int]:
     def parse(text: str) -> int:
         try:
             value = int(text)
-        except ValueError:  # also for thousands of digits
+        except ValueError:  # Also raised for thousands of digits.
             value = None
         if value is None or not minimum <= value <= maximum:
             raise argparse.ArgumentTypeError(f"it is {_shown(text)}; expected an integer from {minimum} to {maximum}")

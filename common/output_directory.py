@@ -1,4 +1,4 @@
-"""Writes a directory that appears whole or not at all."""
+"""Writes a directory that appears complete or not at all."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Final
 from .._core import AdaptrtError
 
 _HERE: Final = -100
-"""AT_FDCWD: paths are as the process sees them."""
+"""AT_FDCWD: paths are relative to the working directory."""
 _EXCHANGE: Final = 2
 """RENAME_EXCHANGE."""
 
@@ -24,11 +24,10 @@ _EXCHANGE: Final = 2
 def replaced_directory(
     target: Path, *, is_ours: Callable[[Path], bool], kind: str, error: type[AdaptrtError]
 ) -> Iterator[Path]:
-    """Yields a new directory beside `target`, which takes its place when the with statement ends without an
-    error.
+    """Yields a new directory next to `target`, which replaces `target` if the with statement ends without an error.
 
-    A `target` that is absent or empty is fine, and so is one for which is_ours() holds: it is replaced.
-    Anything else is refused with `error`, in which `kind` says what would have been accepted.
+    `target` may be absent or empty, or a directory for which is_ours() holds. Anything else is rejected with `error`,
+    in which `kind` says what is accepted.
     """
     target = replaceable(target, is_ours=is_ours, kind=kind, error=error)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
@@ -44,8 +43,8 @@ def replaced_directory(
 
 
 def replaceable(target: Path, *, is_ours: Callable[[Path], bool], kind: str, error: type[AdaptrtError]) -> Path:
-    """The target without links, after replaced_directory's checks; to refuse it before work is spent on it."""
-    target = Path(os.path.realpath(target))  # which stops at a loop of links, where resolve() fails
+    """The target with links resolved, after replaced_directory()'s checks. Call it to fail before work is done."""
+    target = Path(os.path.realpath(target))  # realpath stops at a loop of links; resolve() fails.
     if os.path.lexists(target) and not target.is_dir():
         raise error(f"{target}: exists and is not a directory")
     if target.is_dir() and any(target.iterdir()) and not is_ours(target):
@@ -64,7 +63,7 @@ def holds_only(
 
 
 def producer_of(config_file: Path) -> str | None:
-    """The producer's name in a config.json; None when it has none or cannot be read as one."""
+    """The producer's name in a config.json; None if there is none, or the file cannot be read."""
     try:
         config = json.loads(config_file.read_text(encoding="utf-8"))
         return str(config["producer"]["name"])
@@ -73,19 +72,20 @@ def producer_of(config_file: Path) -> str | None:
 
 
 def _replace(target: Path, temporary: Path) -> None:
-    """Gives `temporary` the name `target`, again when another process does the same at this moment: the last wins.
+    """Renames `temporary` to `target`. If another process does the same at this moment, it tries again: the last one
+    wins.
 
-    A directory that is there takes the name `temporary`. At no time is there none, so a process that is killed here
-    loses neither; only where the file system cannot exchange two names is one moved away before the other comes.
+    An existing directory gets the name `temporary`. Both names are exchanged in one step, so a process that is killed
+    here loses neither. Only on file systems that cannot exchange names, the old directory is moved away first.
     """
     while True:
         try:
-            temporary.rename(target)  # also replaces an empty directory
+            temporary.rename(target)  # This also replaces an empty directory.
             return
         except OSError as reason:
             if reason.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
-        with contextlib.suppress(FileNotFoundError):  # the other process has just moved it away
+        with contextlib.suppress(FileNotFoundError):  # Another process has just moved it away.
             if _exchange(temporary, target):
                 return
             retired = target.with_name(f".{target.name}.{os.getpid()}.old")
@@ -94,11 +94,11 @@ def _replace(target: Path, temporary: Path) -> None:
 
 
 def _exchange(first: Path, second: Path) -> bool:
-    """Exchanges the names of two files in one step; False if the system or the file system cannot.
+    """Exchanges the names of two files in one step. Returns False if the system or the file system cannot.
 
     Raises FileNotFoundError if one of them is missing, OSError for other reasons.
     """
-    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)  # of Linux; Python does not call it
+    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)  # A Linux call that Python does not wrap.
     if renameat2 is None:
         return False
     if renameat2(_HERE, os.fsencode(first), _HERE, os.fsencode(second), _EXCHANGE) == 0:

@@ -1,4 +1,4 @@
-"""Memory that this process has taken."""
+"""Memory use of this process."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from pathlib import Path
 
 
 def peak_memory() -> int:
-    """Bytes of the process that were resident at once, pages of mapped files included."""
+    """Peak resident memory of the process in bytes, including pages of mapped files."""
     status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
     return int(status.split("VmHWM:")[1].split()[0]) << 10

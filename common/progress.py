@@ -1,4 +1,4 @@
-"""How a long task tells how far it is: a bar on a terminal, plain lines elsewhere, or nothing."""
+"""Progress of long tasks: a bar on a terminal, plain lines elsewhere, or nothing."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ from rich.progress import (
 from rich.progress import Progress as RichProgress
 
 Advance = Callable[[int], None]
-"""Says how many more bytes or items are done; may be called from several threads."""
+"""Adds to the number of bytes or items that are done; may be called from several threads."""
 
 Report = Callable[[str, float], None]
-"""Says which phase a task is in and which part of it is done; 1 once, at its end. Each task's own thread calls it."""
+"""Reports a task's phase and its completed fraction; 1 once, at the end. Called by the task's own thread."""
 
 _SECONDS_BETWEEN_LINES: Final = 5.0
 
 
 class Progress(Protocol):
-    """Where tasks report to."""
+    """Interface for progress reports."""
 
     def task(self, title: str, total_bytes: int) -> AbstractContextManager[Advance]:
-        """A task that reports its bytes until the with statement ends."""
+        """Starts a task that reports bytes until the with statement ends."""
 
     def items(self, title: str, total: int) -> AbstractContextManager[Advance]:
-        """A task that reports how many more of its items are done until the with statement ends."""
+        """Starts a task that reports items until the with statement ends."""
 
     def phases(self, titles: Sequence[str]) -> AbstractContextManager[Sequence[Report]]:
-        """Tasks side by side, each of which goes through phases until the with statement ends."""
+        """Starts parallel tasks, each of which reports phases until the with statement ends."""
 
     def note(self, line: str) -> None:
-        """Says something that whoever waits should know."""
+        """Shows a message to the waiting user."""
 
 
 class SilentProgress:
@@ -58,7 +58,7 @@ class SilentProgress:
 
     @contextmanager
     def items(self, title: str, total: int) -> Iterator[Advance]:
-        """A task that reports nothing."""
+        """Starts a task that reports nothing."""
         yield lambda count: None
 
     @contextmanager
@@ -106,7 +106,7 @@ class TerminalProgress:
 
     @contextmanager
     def phases(self, titles: Sequence[str]) -> Iterator[Sequence[Report]]:
-        """Tasks that are bars below one another, with the phase behind each."""
+        """Tasks as bars below one another, each followed by its phase."""
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
@@ -127,12 +127,12 @@ class TerminalProgress:
             yield [report_to(task) for task in tasks]
 
     def note(self, line: str) -> None:
-        """A line on the terminal."""
+        """Prints a line on the terminal."""
         self._console.print(line, markup=False, highlight=False)
 
 
 class LineProgress:
-    """Writes a line when a task begins and ends, and now and then between."""
+    """Writes a line when a task begins and ends, and sometimes in between."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -163,7 +163,7 @@ class LineProgress:
 
     @contextmanager
     def phases(self, titles: Sequence[str]) -> Iterator[Sequence[Report]]:
-        """Tasks whose lines say which of them it is, the phase and the percentage."""
+        """Tasks as lines with the task, the phase and the percentage."""
 
         def report_to(title: str) -> Report:
             lines: _SparseLines | None = None
@@ -183,7 +183,7 @@ class LineProgress:
         yield [report_to(title) for title in titles]
 
     def note(self, line: str) -> None:
-        """A line."""
+        """Writes a line."""
         self._write(line)
 
     def _write(self, line: str) -> None:
@@ -191,7 +191,7 @@ class LineProgress:
 
 
 class _SparseLines:
-    """Lines that are only written when the last one is some time ago."""
+    """Writes a line only if the last one was some time ago."""
 
     def __init__(self, write: Callable[[str], None]) -> None:
         self._write = write
@@ -199,7 +199,7 @@ class _SparseLines:
 
     @property
     def seconds(self) -> float:
-        """Since it was made."""
+        """Seconds since it was created."""
         return time.monotonic() - self._began
 
     def write(self, line: str) -> None:
@@ -210,14 +210,14 @@ class _SparseLines:
 
 
 def progress_on(stream: TextIO | None = None) -> Progress:
-    """A bar when `stream` (None: what sys.stderr is now) is a terminal, lines otherwise."""
+    """A bar if `stream` (None: the current sys.stderr) is a terminal, lines otherwise."""
     stream = sys.stderr if stream is None else stream
     console = Console(file=stream)
     return TerminalProgress(console) if console.is_terminal else LineProgress(stream)
 
 
 def format_bytes(num_bytes: int) -> str:
-    """A size as people read it: 1.5 GiB."""
+    """A size for people to read, such as 1.5 GiB."""
     size = float(num_bytes)
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if size < 1024:

@@ -1,4 +1,4 @@
-"""Regular files, read as one version: no FIFO or device, and no file that another process writes meanwhile."""
+"""Reads regular files safely: rejects FIFOs and devices, and files that another process writes at the same time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 FileVersion: TypeAlias = tuple[int, int, int, int]
-"""Device, inode, size in bytes and time of the last change in ns."""
+"""Device, inode, size in bytes, and modification time in ns."""
 
 _KINDS: Final = {
     stat.S_IFDIR: "a directory",
@@ -27,14 +27,14 @@ _KINDS: Final = {
 def open_regular(path: Path) -> Iterator[io.FileIO]:
     """Opens a file for reading, unbuffered and without blocking, and checks at the end that no process changed it.
 
-    A file that a rename put in the path's place meanwhile changes nothing: the open file stays the one before.
+    If a rename replaces the file at the path meanwhile, the open file stays the old one, which is no error.
 
-    Raises OSError for a path that cannot be opened, for a directory, a FIFO, a socket or a device, and at the end of
-    the with statement for a file that was written while it was open.
+    Raises OSError if the path cannot be opened, for a directory, a FIFO, a socket or a device, and at the end of the
+    with statement if the file was written while it was open.
     """
-    # Opening a device can do something by itself, so the path is looked at before.
+    # Opening a device can have side effects, so the path is checked first.
     file_version(path)
-    # Opening a FIFO would wait for a writer without O_NONBLOCK; regular files ignore it.
+    # Without O_NONBLOCK, opening a FIFO would wait for a writer. Regular files ignore the flag.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     with io.FileIO(descriptor) as file:
         before = _version_of(os.fstat(descriptor), path)
@@ -44,9 +44,9 @@ def open_regular(path: Path) -> Iterator[io.FileIO]:
 
 
 def read_regular(path: Path, max_bytes: int) -> bytes:
-    """The bytes of a file, which is opened as open_regular() does.
+    """The bytes of a file, opened with open_regular().
 
-    Raises OSError as open_regular(), and for a file of more than `max_bytes`, of which nothing is read then.
+    Raises OSError as open_regular(), and, without reading, for a file of more than `max_bytes`.
     """
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
@@ -59,7 +59,7 @@ def read_regular(path: Path, max_bytes: int) -> bytes:
 
 
 def read_into(file: io.FileIO, path: Path, place: memoryview) -> None:
-    """Fills `place` with the next bytes of the file that `path` names. Raises OSError for a file that ends before."""
+    """Fills `place` with the next bytes of `file`, whose name is `path`. Raises OSError if the file ends first."""
     rest = place
     while rest.nbytes:
         count = file.readinto(rest)
@@ -69,7 +69,8 @@ def read_into(file: io.FileIO, path: Path, place: memoryview) -> None:
 
 
 def file_version(path: Path) -> FileVersion:
-    """Tells a file from what it becomes when it is written or replaced. Raises OSError unless it is a regular file."""
+    """Identifies a version of a file: it changes if the file is written or replaced. Raises OSError unless the file is
+    regular."""
     return _version_of(path.stat(), path)
 
 

@@ -1,1 +1,1 @@
-"""From a Hugging Face model directory to a checkpoint, and from a checkpoint to a quantised one."""
+"""Converts Hugging Face model directories to checkpoints, and quantises checkpoints."""

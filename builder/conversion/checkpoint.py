@@ -1,4 +1,4 @@
-"""What engines are built from: the config and the tensors of a checkpoint, written to disk or not."""
+"""Checkpoints that engines are built from: config and tensors, from disk or converted while they are read."""
 
 from __future__ import annotations
 
@@ -31,31 +31,31 @@ from .published.kept_layers import KeptLayers
 from .published.kept_tensors import KeptTensors
 from .quantizing_tensors import QuantizingTensors
 
-# TensorRT-LLM's static scale of a layer's int8 KV cache.
+# Name of TensorRT-LLM's static scale for a layer's int8 KV cache.
 _KV_CACHE_SCALE: Final = ".attention.kv_cache_scaling_factor"
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint whose tensors are those that its config makes."""
+    """A checkpoint whose tensors match its config."""
 
     directory: Path
-    """Where it comes from: its own directory, or that of the Hugging Face model."""
+    """Source directory: the checkpoint's own, or the Hugging Face model's."""
     config: CheckpointConfig
     ranks: tuple[CheckpointFile | QuantizingTensors | KeptTensors, ...]
     """The tensors of each rank."""
     num_vision_tensors: int = 0
-    """Of a Hugging Face model: tensors of its vision tower, which are left aside."""
+    """For a Hugging Face model: number of tensors of its vision tower, which are ignored."""
     dequantization: Dequantization | None = None
-    """Of a Hugging Face model's layers that were quantised before it was published, and are not kept so."""
+    """For a Hugging Face model published quantised: the layers that are dequantised."""
     kept: KeptLayers | None = None
-    """Those that are."""
+    """For a Hugging Face model published quantised: the layers that keep their quantised weights."""
 
     @classmethod
     def open(cls, directory: Path) -> Checkpoint:
-        """One that was written by convert_checkpoint().
+        """Opens a checkpoint that convert_checkpoint() wrote.
 
-        Raises CheckpointError with everything that is wrong.
+        Raises CheckpointError that lists all problems.
         """
         if not directory.is_dir():
             raise CheckpointError(f"{directory}: is not a directory")
@@ -70,10 +70,13 @@ class Checkpoint:
 
     @classmethod
     def of_model(cls, model_dir: Path, dtype: DType | None = None, *, keeps_published: bool = True) -> Checkpoint:
-        """The one that convert_checkpoint() would write of a Hugging Face model, made as it is read.
+        """The checkpoint that convert_checkpoint() would write of a Hugging Face model; tensors are converted while
+        they are read.
 
-        `dtype` None keeps the type that the model's config.json states; `keeps_published` is HfModel's. Raises
-        CheckpointError for everything that is wrong with the model.
+        dtype: None: the type in the model's config.json.
+        keeps_published: see HfModel.open().
+
+        Raises CheckpointError that lists all problems of the model.
         """
         model = HfModel.open(model_dir, dtype=dtype, keeps_published=keeps_published)
         tensors = (model.tensors(0),)
@@ -81,23 +84,23 @@ class Checkpoint:
 
     @cached_property
     def network(self) -> Network:
-        """What the checkpoint's family declares."""
+        """The network that the checkpoint's family declares."""
         return declare(self.config)
 
     @property
     def quantization_errors(self) -> tuple[QuantizationError, ...]:
-        """How far each weight that was quantised as it was read is from its own values."""
+        """Quantisation error of each weight that was quantised while it was read."""
         made = (tensors for tensors in self.ranks if not isinstance(tensors, CheckpointFile))
         return tuple(error for tensors in made for error in tensors.errors)
 
     def with_int8_kv_cache(self, int8: bool) -> Checkpoint:
-        """The same tensors for an engine whose keys and values are int8, or of its own type."""
+        """The same tensors, for an engine with an int8 KV cache or one of the engine's own type."""
         return replace(self, config=replace(self.config, int8_kv_cache=int8))
 
     def quantized(self, quantization: QuantConfig) -> Checkpoint:
-        """The checkpoint with its linear layers quantised; those that were published so are dequantised first.
+        """The checkpoint with quantised linear layers. Layers that were published quantised are dequantised first.
 
-        Raises ConfigError for one that was quantised when it was converted, and for a quantisation that it cannot have.
+        Raises ConfigError if the checkpoint was quantised during its conversion, or cannot be quantised this way.
         """
         if self.kept is not None:
             plain = Checkpoint.of_model(self.directory, self.config.dtype, keeps_published=False)
@@ -116,9 +119,9 @@ class Checkpoint:
         return replace(self, config=config, ranks=ranks)
 
     def with_int8_activations(self) -> Checkpoint:
-        """The same weights, multiplied with activations that are rounded to int8.
+        """The same weights, multiplied with activations rounded to int8.
 
-        Raises ConfigError for weights that are not integers which can be.
+        Raises ConfigError if the weights are not integers, or of a kind without int8 activations.
         """
         if self.config.quantization is None:
             raise ConfigError(f"{self.directory}: int8_activations: the weights are not quantised")
@@ -133,9 +136,9 @@ class Checkpoint:
 
     @contextmanager
     def as_file(self, place: Path, progress: Progress) -> Iterator[SafetensorsReader]:
-        """The tensors in a file: the checkpoint's own, or one in `place` for the time of a with statement.
+        """The tensors in a file: the checkpoint's own, or one in `place` that is deleted after the with statement.
 
-        Of a checkpoint of one rank.
+        Only for checkpoints of one rank.
         """
         (tensors,) = self.ranks
         if isinstance(tensors, CheckpointFile):
@@ -151,7 +154,7 @@ class Checkpoint:
 
 
 def _rank_of(directory: Path, network: Network, rank: int) -> CheckpointFile:
-    """The file of a rank. Raises CheckpointError with everything that is wrong."""
+    """The file of a rank. Raises CheckpointError that lists all problems."""
     config = network.config
     path = directory / rank_file(rank)
     reader = SafetensorsReader(path)

@@ -31,26 +31,26 @@ COPIED_FILES: Final = (
     TEMPLATE_FILE,
     GENERATION_CONFIG_FILE,
 )
-"""Files for text-level tools, which are copied from the model directory if they exist. See copied_files()."""
+"""Tokenizer and chat files, copied from the model directory if they exist. See copied_files()."""
 
 _RANK_FILE: Final = re.compile(r"rank\d+\.safetensors")
 
 
 @dataclass(frozen=True)
 class Converted:
-    """What convert_checkpoint wrote."""
+    """Result of convert_checkpoint()."""
 
     config: CheckpointConfig
     num_tensors: int
     num_bytes: int
     quantization_errors: tuple[QuantizationError, ...] = ()
-    """Of each tensor that was quantised, rank by rank."""
+    """Error of each quantised tensor, rank by rank."""
     num_vision_tensors: int = 0
-    """Tensors of the model's vision tower, which are left aside."""
+    """Number of tensors of the model's vision tower, which are ignored."""
     dequantization: Dequantization | None = None
-    """Of layers that were quantised before the model was published, and are not kept so."""
+    """Layers of a model published quantised that were dequantised."""
     kept: KeptLayers | None = None
-    """Those that are."""
+    """Layers of a model published quantised that keep their quantised weights."""
 
 
 def convert_checkpoint(
@@ -69,14 +69,17 @@ def convert_checkpoint(
 ) -> Converted:
     """Writes config.json, rank{N}.safetensors and the tokenizer's files to `output_dir`.
 
-    `dtype` None keeps the type that the model's config.json states. Of the tp_size ranks that have a layer, each has
-    the experts of one of `moe_ep_size` groups, cut `moe_tp_size` times; ParallelMapping.of() says what None is. Up to
-    `workers` ranks are written at a time. `quantization` is of the linear layers; their values are rounded to `dtype`
-    first. `int8_kv_cache` asks engines to keep keys and values as int8.
+    output_dir: must be absent, empty, or a checkpoint that this function wrote. Such a checkpoint is replaced, but only
+    if the conversion succeeds.
+    dtype: None: the type in the model's config.json.
+    moe_tp_size, moe_ep_size: the tp_size ranks of a layer form moe_ep_size groups, each with its own experts, and each
+    expert is split over the moe_tp_size ranks of its group. ParallelMapping.of() defines the meaning of None.
+    workers: number of ranks' files that are written at a time.
+    quantization: of the linear layers; their values are rounded to `dtype` first.
+    int8_kv_cache: engines store keys and values as int8.
 
-    `output_dir` must be absent, empty, or a checkpoint that this function wrote, which is replaced; it stays as it was
-    when anything goes wrong. Raises CheckpointError for everything that is wrong with the model and ConfigError for
-    sizes that cannot cut it, and for a quantisation that it cannot have.
+    Raises CheckpointError that lists all problems of the model, and ConfigError for sizes that cannot divide it or a
+    quantisation that does not fit it.
     """
     if workers < 1:
         raise ConfigError(f"workers is {workers}; it must be at least 1")
@@ -108,23 +111,23 @@ def convert_checkpoint(
 
 
 def copied_files(directory: Path) -> list[str]:
-    """Paths of the files for text-level tools that a model's directory has, relative to it.
+    """Paths of the tokenizer and chat files in a model's directory, relative to it.
 
-    Raises CheckpointError for a directory of chat templates that cannot be listed.
+    Raises CheckpointError if its directory of chat templates cannot be listed.
     """
     files = [name for name in COPIED_FILES if (directory / name).is_file()]
     return [*files, *additional_templates(directory, CheckpointError)]
 
 
 def copy_files(source: Path, destination: Path) -> None:
-    """Copies the files for text-level tools to a checkpoint or an engine. Raises OSError and CheckpointError."""
+    """Copies the tokenizer and chat files to a checkpoint or an engine. Raises OSError and CheckpointError."""
     for name in copied_files(source):
         (destination / name).parent.mkdir(exist_ok=True)
         shutil.copyfile(source / name, destination / name)
 
 
 def _write_ranks(model: HfModel, directory: Path, workers: int, advance: Advance) -> list[QuantizationError]:
-    """Writes the ranks' files on `workers` threads: most of the time goes to calls that release the GIL."""
+    """Writes the ranks' files on `workers` threads: most of the time is spent in calls that release the GIL."""
     stop = Event()
 
     def advance_unless_stopped(num_bytes: int) -> None:

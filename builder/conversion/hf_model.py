@@ -36,16 +36,16 @@ from .quantizing_tensors import QuantizingTensors
 
 @dataclass(frozen=True)
 class HfModel:
-    """A model whose tensors are those that its config.json makes."""
+    """A model whose tensors match its config.json."""
 
     config: CheckpointConfig
     plans: tuple[tuple[PlannedTensor, ...], ...]
-    """Of each rank."""
+    """The planned tensors of each rank."""
     _weights: HfWeights
     dequantization: Dequantization | None = None
-    """Of layers that were quantised before the model was published, and whose integers are not kept."""
+    """Layers that were published quantised and are dequantised."""
     kept: KeptLayers | None = None
-    """Layers whose numbers and scales are kept."""
+    """Layers that keep their published integers or codes, and scales."""
 
     @classmethod
     def open(
@@ -58,13 +58,15 @@ class HfModel:
         int8_kv_cache: bool = False,
         keeps_published: bool = True,
     ) -> HfModel:
-        """`dtype` None keeps the type that config.json states. `quantization` is of the linear layers.
+        """Opens a model directory.
 
-        With it, or where `keeps_published` is false, layers that were quantised before the model was published are
-        dequantised; otherwise they are kept where checkpoints can have them.
+        dtype: None: the type in config.json.
+        quantization: of the linear layers. Layers that were published quantised are dequantised first.
+        keeps_published: False: dequantises layers that were published quantised. True: keeps them quantised if
+        checkpoints support their format and `quantization` is None.
 
-        Raises CheckpointError for everything that is wrong with the model and ConfigError for a mapping that cannot cut
-        it, and for a quantisation that it cannot have.
+        Raises CheckpointError that lists all problems of the model, and ConfigError for a mapping that cannot divide it
+        or a quantisation that does not fit it.
         """
         if not directory.is_dir():
             raise CheckpointError(f"{directory}: is not a directory")
@@ -85,7 +87,7 @@ class HfModel:
             is_embedding = family.lm_head_is_embedding(config, LM_HEAD in weights)
             config = replace(config, share_embedding_table=is_embedding)
         keeping = published if quantization is None and keeps_published else None
-        # A tied lm_head is a tensor of its own where layers are quantised.
+        # A tied lm_head becomes a tensor of its own if layers are quantised.
         network = declare(replace(config, quantization=quantization if keeping is None else keeping.kept))
         weights = weights.renamed(_in_whole_model(hf_tensor_shapes(network)))
         check_orientation(network, weights.matrices, str(directory))
@@ -111,16 +113,16 @@ class HfModel:
 
     @property
     def num_vision_tensors(self) -> int:
-        """Tensors of the model's vision tower, which no rank has."""
+        """Number of tensors of the model's vision tower, which no rank has."""
         return sum(_is_of_vision_tower(name, self.config) for name in self._weights.names)
 
     @property
     def numpy_dtype(self) -> np.dtype[Any]:
-        """The type of the tensors that are not quantised."""
+        """Type of the tensors that are not quantised."""
         return np.dtype(dtype_name(self.config.dtype))
 
     def tensors(self, rank: int) -> QuantizingTensors | KeptTensors:
-        """The tensors of a rank, which are made as they are read."""
+        """The tensors of a rank, converted while they are read."""
         if self.kept is not None:
             return KeptTensors(self._weights, self.plans[rank], self.numpy_dtype, self.kept)
         plain = ModelTensors(self._weights, self.plans[rank], self.numpy_dtype)
@@ -128,19 +130,19 @@ class HfModel:
 
 
 def _in_whole_model(expected: Collection[str]) -> Callable[[str], str]:
-    """Makes model.norm.weight of norm.weight: models of embeddings are saved without what is around their decoder."""
+    """Maps norm.weight to model.norm.weight: embedding models are saved without the module around the decoder."""
     of_decoder = {name.partition(".")[2]: name for name in expected if name.count(".") > 1}
     return lambda name: name if name in expected else of_decoder.get(name, name)
 
 
 def _lacks_lm_head(weights: HfWeights, network: Network) -> bool:
-    """Whether a model that has one by its config.json was saved without it, as models of embeddings are."""
+    """True if config.json implies an lm_head that was not saved, as with embedding models."""
     names = lm_head_tensors(network)
     return bool(names) and not any(name in weights for name in names)
 
 
 def check_quantization(config: CheckpointConfig, plans: Sequence[Sequence[PlannedTensor]], subject: str) -> None:
-    """Raises ConfigError, which begins with `subject`, for a quantisation that these tensors cannot have."""
+    """Raises ConfigError, beginning with `subject`, if these tensors cannot be quantised this way."""
     if config.quantization is None:
         return
     problems = config.quantization.problems()
@@ -153,7 +155,7 @@ def check_quantization(config: CheckpointConfig, plans: Sequence[Sequence[Planne
 
 
 def _check_tensors(weights: HfWeights, network: Network, model_dir: Path) -> None:
-    """Raises CheckpointError with every tensor that is missing, unused, or of another shape or dtype."""
+    """Raises CheckpointError that lists every tensor that is missing, unused, or of another shape or dtype."""
     expected = hf_tensor_shapes(network)
     missing = [name for name in expected if name not in weights]
     unused = [
@@ -190,7 +192,7 @@ def _is_harmless(name: str, network: Network) -> bool:
 
 
 def _is_zero_bias(name: str, weights: HfWeights) -> bool:
-    """Whether it adds nothing to a quantised layer: AutoGPTQ gave a bias to every one."""
+    """True for a quantised layer's bias that is all zeros: AutoGPTQ added a bias to every layer."""
     layer = name.removesuffix(".bias")
     return name != layer and f"{layer}.weight" in weights.matrices and not weights.joined_rows(name).any()
 
@@ -201,7 +203,7 @@ def _is_of_vision_tower(name: str, config: CheckpointConfig) -> bool:
 
 
 def _check_tied_lm_head(weights: HfWeights, network: Network) -> None:
-    """A tied checkpoint may store lm_head.weight once more, with the embedding's values."""
+    """A tied checkpoint may also store lm_head.weight, which must equal the embedding."""
     tied = tied_lm_head(network)
     if tied is None or tied.lm_head not in weights:
         return

@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint's rank, cut from those of a Hugging Face model and cast as they are read."""
+"""Tensors of a checkpoint's rank: slices of a Hugging Face model's tensors, cast while they are read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...formats.checkpoint.rank_file import stored_dtype
 
 
 class ModelTensors:
-    """What a plan makes of a model's weights."""
+    """Tensors that a plan makes from a model's weights."""
 
     def __init__(self, weights: HfWeights, plan: Sequence[PlannedTensor], dtype: np.dtype[Any]) -> None:
         self._weights = weights
@@ -22,7 +22,7 @@ class ModelTensors:
         self._dtype = dtype
 
     def rows(self, name: str, rows: range, step: int | None = None) -> Iterator[Array]:
-        """As PlainTensors.rows. Raises CheckpointError for values that the dtype cannot hold."""
+        """Implements PlainTensors.rows. Raises CheckpointError for values that the dtype cannot hold."""
         pieces = self._pieces(self._plan[name], rows, step)
         return pieces if step is None else _in_steps(pieces, len(rows), step)
 
@@ -43,7 +43,7 @@ class ModelTensors:
             yield np.zeros((len(zeros), *tensor.shape[1:]), self._dtype)
 
     def _stored_rows(self, part: Slice, rows: range, step: int | None) -> Iterator[Array]:
-        """Whole rows of [out, in]; those of a tensor that is stored as [in, out] come as one piece."""
+        """Whole rows of [out, in]. A tensor stored as [in, out] comes as one piece."""
         if not part.transposed:
             yield from self._weights.rows(part.source, rows, step)
             return
@@ -53,14 +53,14 @@ class ModelTensors:
 
 
 def _overlap(part: range, first: int, rows: range) -> range:
-    """Those of the rows `part` that are among `rows` of a tensor whose row `first` is the first of them."""
+    """The rows of `part` that are within `rows`, where part's first row is row `first` of the tensor."""
     return part[max(rows.start - first, 0) : max(rows.stop - first, 0)]
 
 
 def _in_steps(pieces: Iterable[Array], count: int, step: int) -> Iterator[Array]:
-    """The same `count` rows, `step` at a time; pieces that end there are passed on as they are.
+    """Yields the same `count` rows, `step` at a time. Pieces of the right size are passed on unchanged.
 
-    None is held back for the next one to be asked for: a reader takes that for the sign that it was used.
+    Yields a piece before asking for the next one, because the source frees a piece when the next one is requested.
     """
     kept: list[Array] = []
     missing = min(step, count)

@@ -1,4 +1,4 @@
-"""Quantises tensors as they are read, and measures what that changes."""
+"""Quantises tensors while they are read, and measures the error."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ...formats.checkpoint.tensor_names import LM_HEAD
 
 
 class QuantizingTensors:
-    """The tensors of a rank whose linear layers are quantised by `quantization`; None: none of them is."""
+    """Tensors of a rank whose linear layers are quantised with `quantization`; None: nothing is quantised."""
 
     def __init__(
         self, source: PlainTensors, quantization: QuantConfig | None, *, lm_head_source: str = LM_HEAD
     ) -> None:
-        """`lm_head_source` is the tensor of `source` that has the weights of lm_head.
+        """lm_head_source: name of the tensor of `source` with the weights of lm_head.
 
-        Raises ConfigError for what weights are not rounded to.
+        Raises ConfigError for a quantisation to which weights cannot be rounded here.
         """
         if quantization is not None and not quantization.can_be_made:
             raise ConfigError(
@@ -34,15 +34,15 @@ class QuantizingTensors:
 
     @property
     def errors(self) -> tuple[QuantizationError, ...]:
-        """How far each weight is from its own values, of the rows that were read."""
+        """Error of each weight over the rows that were read."""
         return tuple(self._errors.values())
 
     def rows(self, name: str, rows: range, step: int | None = None) -> Iterator[Array]:
-        """As PlainTensors.rows."""
+        """Implements PlainTensors.rows."""
         return self._source.rows(name, rows, step)
 
     def quantized_rows(self, name: str, rows: range, step: int | None = None) -> Iterator[QuantizedRows]:
-        """As RankTensors.quantized_rows."""
+        """Implements RankTensors.quantized_rows."""
         assert self._quantization is not None
         how = self._quantization.of_weight(name)
         error = self._errors.setdefault(name, QuantizationError(name))
@@ -53,5 +53,5 @@ class QuantizingTensors:
             yield quantized
 
     def input_orders(self, name: str) -> Array:
-        """As RankTensors.input_orders: what is rounded here is not reordered."""
+        """Raises ValueError: weights that are quantised here have no input permutation."""
         raise ValueError(f"weight '{name}' is not reordered")

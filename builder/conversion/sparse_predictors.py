@@ -1,8 +1,8 @@
-"""Predictors of which neurons of an MLP are open, in the files that PowerInfer reads them from.
+"""Predictors of active MLP neurons, in PowerInfer's file format.
 
 A directory has `model_{layer}.pt` or `model_{layer}.safetensors` for every layer, each with `fc1.weight` [rank,
-hidden_size] and `fc2.weight` [intermediate_size, rank], and perhaps a `config.json` with `sparse_threshold`, the least
-score with which a neuron counts as open: 0 where nothing says so.
+hidden_size] and `fc2.weight` [intermediate_size, rank]. It may have a `config.json` with `sparse_threshold`, the
+minimum score of an active neuron (default: 0).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ..network.predictors import GatedLayer, gated_layers, predictor_weights, wi
 _CONFIG_FILE: Final = "config.json"
 _READERS: Final[dict[str, type[Any]]] = {".pt": PickledFile, ".safetensors": SafetensorsReader}
 _GREATEST_SCORE: Final = 1e9
-"""Beyond any score, and well within what a program can hold."""
+"""Larger than any score, and small enough for a program."""
 _FIRST, _SECOND = "fc1.weight", "fc2.weight"
 
 
@@ -39,13 +39,14 @@ class SparsePredictors:
     directory: Path
     least_score: float
     ranks: tuple[int, ...]
-    """Of each layer."""
+    """Rank of each layer's predictor."""
     _files: Mapping[str, tuple[WeightFile, Path, str]]
-    """By the tensor's name in an engine: where it is stored, and its name there."""
+    """By the tensor's name in an engine: the file that has it, the file's path, and its name there."""
 
     @classmethod
     def open(cls, directory: Path, network: Network) -> SparsePredictors:
-        """Raises CheckpointError for files, fields and tensors that are missing, unknown or do not fit."""
+        """Opens a directory. Raises CheckpointError for files, fields and tensors that are missing, unknown or do not
+        fit."""
         if not directory.is_dir():
             raise CheckpointError(f"{directory}: is not a directory of sparse predictors")
         layers = _checked_layers(directory, network)
@@ -61,16 +62,16 @@ class SparsePredictors:
         return cls(directory, _least_score(directory), tuple(ranks), files)
 
     def added_to(self, network: Network) -> Network:
-        """The network that they were opened for, with them."""
+        """The network with the predictors; it must be the network that they were opened for."""
         return with_predictors(network, self.ranks, self.least_score)
 
     def tensors_beside(self, tensors: RankTensors, dtype: np.dtype[Any]) -> RankTensors:
-        """Theirs, in `dtype`, beside those of a checkpoint."""
+        """The predictors' tensors, in `dtype`, in addition to those of a checkpoint."""
         return _TensorsWithPredictors(tensors, self._files, dtype)
 
 
 class _TensorsWithPredictors:
-    """As RankTensors."""
+    """Implements RankTensors."""
 
     def __init__(
         self, others: RankTensors, files: Mapping[str, tuple[WeightFile, Path, str]], dtype: np.dtype[Any]
@@ -95,7 +96,7 @@ class _TensorsWithPredictors:
 
 
 def _checked_layers(directory: Path, network: Network) -> list[GatedLayer]:
-    """The MLPs that the predictors are for, all of the network's."""
+    """The MLPs that get a predictor: all of the network's."""
     config = network.config
     layers = gated_layers(network)
     if [gated.layer for gated in layers] != list(range(config.num_hidden_layers)):
@@ -115,7 +116,7 @@ def _checked_layers(directory: Path, network: Network) -> list[GatedLayer]:
 
 
 def _paths(directory: Path, num_layers: int) -> list[Path]:
-    """The file of each layer. Hidden files and texts about the predictors may lie beside them."""
+    """The file of each layer. Hidden files and documentation may be in the directory too."""
     found = {
         path.name: path
         for path in sorted(directory.iterdir())

@@ -1,4 +1,4 @@
-"""Engines that are made on first use: from a model directory to an engine in the cache, see docs/model-cache.md."""
+"""Engines built from a model directory on first use, and the cache of them; see docs/model-cache.md."""
 
 from .first_use import EnginePlan, engine_for, plan_engine
 from .options import EngineOptions

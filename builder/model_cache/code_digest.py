@@ -1,4 +1,4 @@
-"""A digest of the code that makes engines, so that no release uses an engine that older code made."""
+"""A digest of the code that builds engines, so that a new release does not use an old release's engines."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ... import _core
 from ...common.file_digest import add_file
 
 _ROOMS: Final = ("builder", "common", "formats", "plugins")
-"""Packages whose code decides what is in an engine, with the core."""
+"""Packages whose code, together with the core, determines an engine's content."""
 
 
 def code_digest() -> str:
-    """XXH3-128 of the installed sources of these packages and of the core, by their paths in the package."""
+    """XXH3-128 of the installed sources of these packages and of the core, including their paths."""
     package, core = Path(__file__).parents[2], Path(_core.__file__)
     files = {path.relative_to(package).as_posix(): path for room in _ROOMS for path in (package / room).rglob("*.py")}
     digest = xxhash.xxh3_128()

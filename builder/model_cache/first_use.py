@@ -1,4 +1,4 @@
-"""From a model directory to an engine: found in the cache, or built into it."""
+"""Finds a model's engine in the cache, or builds it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from ..build import BuildReport
 
 _BYTES_PER_RANK: Final = 3 * 4
-"""Memory of a step for a rank of adapters and a token: float32 products with A, of the three parts of a fused layer."""
+"""Memory of a step per adapter rank and token: float32 products with A for the three parts of a fused layer."""
 _ACCEPTED: Final = (
     "expected an engine (adaptrt build), a checkpoint (adaptrt convert-checkpoint), or a Hugging Face model directory "
     "with config.json"
@@ -63,28 +63,28 @@ def engine_for(
     *,
     cache: EngineCache | None = None,
 ) -> Path:
-    """The engine directory of a model, made on first use.
+    """The engine directory of a model, built on first use.
 
-    model: an engine, which is returned as it is; a Hugging Face model directory or a checkpoint, whose engine is taken
-        from the cache, or built into it.
-    options: of the engine that is made. None: the defaults.
-    cache: None: the user's.
+    model: an engine, which is returned unchanged; or a Hugging Face model directory or a checkpoint, whose engine is
+    found in the cache or built into it.
+    options: options of the engine; None: the defaults.
+    cache: None: the user's cache.
 
-    Several processes may ask for one engine at once: one makes it, and the others wait and use it. A cache that cannot
-    be written is fine where it has the engine. An entry with damaged files is made anew.
+    If several processes ask for one engine at once, one builds it while the others wait. The cache may be read-only if
+    it already has the engine. An entry with damaged files is rebuilt.
 
-    Raises as plan_engine() before any work is done, ConfigError for too little space and for a cache that would have to
-    be written and cannot be; CheckpointError and EngineError as the build does.
+    Raises the errors of plan_engine() before any work is done; ConfigError if there is too little space, or if the
+    engine must be built and the cache is read-only; CheckpointError and EngineError like build().
     """
     plan = plan_engine(model, options)
     return Path(model) if plan is None else plan.engine(progress, cache=cache)
 
 
 def plan_engine(model: str | Path, options: EngineOptions | None = None) -> EnginePlan | None:
-    """The plan of a model's engine, as engine_for() takes both; None: `model` is an engine. Makes nothing.
+    """The plan of a model's engine, with engine_for()'s arguments; None: `model` is an engine. Builds nothing.
 
-    Raises ConfigError for a directory that is neither a model nor an engine, and for options that the engine cannot
-    have or that would have no effect; CheckpointError for a config.json.
+    Raises ConfigError for a directory that is neither a model nor an engine, and for options that are invalid or would
+    have no effect; CheckpointError for an invalid config.json.
     """
     directory = Path(model)
     options = EngineOptions() if options is None else options
@@ -100,19 +100,20 @@ def plan_engine(model: str | Path, options: EngineOptions | None = None) -> Engi
 
 @dataclass(frozen=True)
 class EnginePlan:
-    """A model directory, and what its engine is to be."""
+    """A model directory and the options of its engine."""
 
     directory: Path
     files: ModelFiles
     is_checkpoint: bool
     config: CheckpointConfig
-    """Quantised as the engine will be."""
+    """The model's config, quantised as the engine will be."""
     build_config: BuildConfig
     options: EngineOptions
 
     @classmethod
     def open(cls, directory: Path, options: EngineOptions) -> EnginePlan:
-        """Raises ConfigError with everything that the engine cannot be, CheckpointError for a config.json."""
+        """Checks the options. Raises ConfigError that lists all problems, CheckpointError for an invalid
+        config.json."""
         is_checkpoint = _is_checkpoint(directory)
         if is_checkpoint:
             if options.dtype is not None:
@@ -139,12 +140,12 @@ class EnginePlan:
         return cls(directory, files, is_checkpoint, config, build_config, options)
 
     def is_made(self, progress: Progress | None = None, *, cache: EngineCache | None = None) -> bool:
-        """True if the cache has the engine. Reads the model once, whose digest is remembered."""
+        """True if the cache has the engine. Reads the whole model once; its digest is remembered."""
         cache = EngineCache() if cache is None else cache
         return is_entry(cache.place(self._key_in(cache, SilentProgress() if progress is None else progress)))
 
     def engine(self, progress: Progress | None = None, *, cache: EngineCache | None = None) -> Path:
-        """The engine's directory, which is made where the cache does not have it. Raises as engine_for()."""
+        """The engine's directory, built if the cache does not have it. Raises as engine_for()."""
         progress = SilentProgress() if progress is None else progress
         cache = EngineCache() if cache is None else cache
         key = self._key_in(cache, progress)
@@ -154,7 +155,7 @@ class EnginePlan:
         return cache.place(key) / ENGINE_DIRECTORY
 
     def check_adapter(self, directory: Path) -> None:
-        """Raises AdapterError for an adapter that the engine could not serve, which the error explains."""
+        """Raises AdapterError that says why the engine could not serve an adapter."""
         modules_changed_by(directory, self.build_config, self.config)
 
     def _key_in(self, cache: EngineCache, progress: Progress) -> str:
@@ -162,7 +163,7 @@ class EnginePlan:
         return self.key(self.files.digest(cache.directory / DIGESTS_DIRECTORY, progress))
 
     def description(self, report: BuildReport) -> str:
-        """What tells the engines of one model apart, as people read it."""
+        """Text that distinguishes the engines of one model for the user."""
         build = self.build_config
         quantised = report.kept or report.dequantization
         published = "" if quantised is None else f" from {quantised.format}"
@@ -174,7 +175,7 @@ class EnginePlan:
         return f"{report.checkpoint.describe_types()}{published}{compressed}, {sizes}"
 
     def key(self, model_digest: str) -> str:
-        """16 hexadecimal digits that change with everything the engine depends on."""
+        """Cache key of 16 hexadecimal digits. It changes with everything that the engine depends on."""
         parts: dict[str, Any] = {
             "adaptrt": __version__,
             "code": code_digest(),
@@ -190,7 +191,7 @@ class EnginePlan:
 
     @property
     def needed_bytes(self) -> int:
-        """About what the engine takes: as much as its checkpoint."""
+        """Estimated size of the engine: that of its checkpoint."""
         plan, dtype = plan_rank(declare(self.config), 0), np.dtype(dtype_name(self.config.dtype))
         return sum(spec.num_bytes for spec in rank_specs(plan, dtype, self.config.quantization))
 
@@ -214,8 +215,8 @@ def _make_or_wait(source: EnginePlan, key: str, cache: EngineCache, progress: Pr
 
 
 def _make(source: EnginePlan, key: str, cache: EngineCache, progress: Progress) -> None:
-    """Builds the entry. For the holder of its lock."""
-    # Only those that build an engine need the compiler.
+    """Builds the entry. The caller must hold its lock."""
+    # Imported here because only a build needs the compiler.
     from ..build import build
     from ..conversion.checkpoint import Checkpoint
 
@@ -257,7 +258,7 @@ def _check_space(source: EnginePlan, place: Path) -> None:
 
 
 def _memory_problems(config: BuildConfig) -> list[str]:
-    """Sizes that this machine, which will run the engine, has no memory for."""
+    """Sizes for which this machine, which will run the engine, has too little memory."""
     rank, rows = config.lora_config.max_lora_rank, config.max_num_tokens
     needed, total = rank * rows * _BYTES_PER_RANK, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if needed <= total:
@@ -269,7 +270,7 @@ def _memory_problems(config: BuildConfig) -> list[str]:
 
 
 def _is_engine(directory: Path) -> bool:
-    """Whether a directory is an engine. Raises ConfigError for what is not a directory with a config.json."""
+    """True if a directory is an engine. Raises ConfigError if it is not a directory with a config.json."""
     if not directory.is_dir():
         problem = "is not a directory" if directory.exists() else "does not exist"
         raise ConfigError(f"{directory}: {problem}; {_ACCEPTED}. download models of a hub first")
@@ -281,7 +282,7 @@ def _is_engine(directory: Path) -> bool:
 
 
 def _is_checkpoint(directory: Path) -> bool:
-    """Whether a directory is a checkpoint of ours. Raises ConfigError when it is no model directory either."""
+    """True if a directory is one of AdaptRT's checkpoints. Raises ConfigError if it is not a model directory either."""
     fields = load_json_object(directory / CONFIG_FILE, ConfigError)
     producer = fields.get("producer")
     if isinstance(producer, dict) and producer.get("name") == PRODUCER:

@@ -1,9 +1,9 @@
-"""A digest of everything in a model directory that an engine is made from.
+"""A digest of all files in a model directory that an engine is built from.
 
-It is of the files' whole content: two fine-tunes of one base have the same names and sizes, and files out of archives
-and container images the same times as well. As reading a large model takes a while, the digest is kept under the files'
-identities (device, inode, size, time of the last change of content and of status), and taken from there while these
-are the same.
+It covers the files' whole content. Names and sizes are not enough: two fine-tunes of one base share them, and files
+from archives and container images share the modification times as well. Reading a large model takes a while, so the
+digest is stored under the files' identities (device, inode, size, times of the last change of content and of status)
+and reused while these stay the same.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _DIGEST: Final = re.compile(rb"[0-9a-f]{32}")
 
 
 class ModelFiles:
-    """The files of a model or a checkpoint as they are now."""
+    """The current files of a model or a checkpoint."""
 
     def __init__(self, directory: Path, weight_files: Sequence[str]) -> None:
-        """`weight_files` are the names of those with weights. Raises OSError for a file that cannot be looked at."""
+        """`weight_files` are the names of the files with weights. Raises OSError if a file's status cannot be read."""
         self._directory = directory
         self._paths = [
             *(path for path in [directory / CONFIG_FILE] if path.is_file()),
@@ -44,11 +44,11 @@ class ModelFiles:
         self._digest: str | None = None
 
     def digest(self, known: Path, progress: Progress) -> str:
-        """XXH3-128 of the files' names, sizes and bytes; `known` is the directory that keeps digests.
+        """XXH3-128 of the files' names, sizes and bytes. `known` is the directory in which digests are stored.
 
-        A directory that cannot be written keeps none.
+        If that directory is read-only, the digest is not stored.
 
-        Raises ConfigError when a file changes while it is read, OSError for one that cannot be read.
+        Raises ConfigError if a file changes while it is read, OSError if one cannot be read.
         """
         if self._digest is None:
             self._digest = self._kept_digest(known, progress)
@@ -67,7 +67,7 @@ class ModelFiles:
                 advance(size)
         self.check_unchanged()
         temporary = known / f"{self._identity}.{os.getpid()}.tmp"
-        # Another process may be clearing the cache; the model is then read once more next time.
+        # Another process may be clearing the cache. Then the model is read again next time.
         with unless_read_only(), contextlib.suppress(FileNotFoundError):
             known.mkdir(exist_ok=True)
             temporary.write_text(digest.hexdigest(), encoding="ascii")
@@ -75,7 +75,7 @@ class ModelFiles:
         return digest.hexdigest()
 
     def check_unchanged(self) -> None:
-        """Raises ConfigError when a file is another one than it was."""
+        """Raises ConfigError if a file has changed."""
         if _identity(self._paths) != self._identity:
             raise ConfigError(f"{self._directory}: its files were changed while they were read; try again")
 

@@ -1,4 +1,4 @@
-"""What may be chosen of an engine that is made on first use."""
+"""Options of an engine that is built on first use."""
 
 from __future__ import annotations
 
@@ -11,56 +11,56 @@ from ...formats.checkpoint.quantization import QuantConfig
 from ...formats.engine.build_config import AUTO, ENABLE, BuildConfig, LoraBuildConfig, PluginConfig
 
 DEFAULT_MAX_BATCH_SIZE: Final = 256
-"""Far more streams than a CPU answers at reading speed; what is above it waits in the queue."""
+"""Far more streams than a CPU can serve at reading speed; further requests wait in the queue."""
 DEFAULT_MAX_NUM_TOKENS: Final = 8192
-"""As much as DEFAULT_MAX_SEQ_LEN: a prompt of any length that is accepted fits into a step, chunked or not."""
+"""Equal to DEFAULT_MAX_SEQ_LEN: every accepted prompt fits into one step, chunked or not."""
 DEFAULT_MAX_SEQ_LEN: Final = 8192
-"""A prompt of more takes a CPU minutes; whoever wants that asks for it."""
+"""Longer prompts take a CPU minutes, so users have to ask for them."""
 DEFAULT_MAX_LORA_RANK: Final = 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """Sizes and types of an engine that is made on first use; it takes LoRA and DoRA adapters on every linear layer.
+    """Sizes and types of an engine that is built on first use. It accepts LoRA and DoRA adapters on every linear layer.
 
-    None is the default for serving.
+    None selects the default for serving.
     """
 
     dtype: DType | None = None
-    """Of a Hugging Face model's weights: the one that its config.json states."""
+    """Type of a Hugging Face model's weights; default: the one in its config.json."""
 
     max_batch_size: int | None = None
-    """Sequences in a step: 256."""
+    """Sequences in a step; default: 256."""
     max_num_tokens: int | None = None
-    """Tokens in a step: 8192."""
+    """Tokens in a step; default: 8192."""
     max_seq_len: int | None = None
-    """Prompt and answer together: 8192, or as many as the model was made for, under adapters that divide positions,
-    where that is less."""
+    """Prompt and answer together; default: 8192, or the model's maximum (with adapters that divide positions: their
+    maximum) if that is less."""
     max_input_len: int | None = None
-    """Of a prompt: max_seq_len."""
+    """Prompt length; default: max_seq_len."""
     max_beam_width: int | None = None
-    """Beams of a request: 1."""
+    """Beams of a request; default: 1."""
     max_lora_rank: int | None = None
-    """Of adapters: 64."""
+    """Maximum adapter rank; default: 64."""
     max_extra_tokens: int | None = None
-    """Beyond the model's vocabulary, that an adapter may bring: 0."""
+    """Tokens beyond the model's vocabulary that an adapter may add; default: 0."""
     long_lora_scaling_factors: tuple[int, ...] | None = None
-    """By which adapters may divide rotary positions: none."""
+    """Factors by which adapters may divide rotary positions; default: none."""
     quantization: QuantConfig | None = None
-    """None: the weights are stored as they are."""
+    """None: the weights keep their type."""
     int8_activations: bool = False
-    """Integers are multiplied with activations that are rounded to int8."""
+    """True: integer weights are multiplied with activations rounded to int8."""
     int8_kv_cache: bool = False
     compress_weights: bool = False
     sparse_mlp: str = AUTO
 
     @property
     def given(self) -> tuple[str, ...]:
-        """Names of the options that are not at their default."""
+        """Names of the options that differ from their defaults."""
         return tuple(field.name for field in fields(self) if getattr(self, field.name) != field.default)
 
     def build_config(self, checkpoint: CheckpointConfig) -> BuildConfig:
-        """What the engine of a checkpoint is built with, everything filled in."""
+        """The build config for a checkpoint's engine, with all defaults filled in."""
         lora = LoraBuildConfig(
             max_lora_rank=_or(self.max_lora_rank, DEFAULT_MAX_LORA_RANK),
             max_extra_tokens=_or(self.max_extra_tokens, 0),

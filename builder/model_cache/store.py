@@ -1,9 +1,9 @@
-"""The cache of engines: a directory of entries, each an engine and what is known about it.
+"""The cache of engines: a directory of entries, each an engine and its description.
 
 engines/{key}/engine/      the engine directory
-engines/{key}/entry.json   what it was made from; its time of change is that of the last use
-engines/{key}.lock         held by the process that makes or removes the entry
-engines/.{key}.*           an entry that is being made, or what a killed process left of one
+engines/{key}/entry.json   its source and options; the file's modification time is the last use
+engines/{key}.lock         locked by the process that makes or removes the entry
+engines/.{key}.*           an unfinished entry, or the remains of one after its process was killed
 engines/digests/           digests of model directories, see model_digest.py
 """
 
@@ -43,37 +43,37 @@ class CachedEngine:
 
     key: str
     directory: Path
-    """The engine."""
+    """Directory of the engine."""
     model: str
-    """The directory that it was made from."""
+    """Model directory that it was built from."""
     options: str
-    """What it was made with, as people read it."""
+    """Description of its options, for the user."""
     num_bytes: int
     last_used: datetime.datetime
 
 
 class EngineCache:
-    """The entries below one directory."""
+    """The entries in one directory."""
 
     def __init__(self, directory: Path | None = None) -> None:
-        """None: default_cache_directory(). Nothing is read or made yet."""
+        """None: default_cache_directory(). Reads and creates nothing yet."""
         self.directory: Final = default_cache_directory() if directory is None else directory
 
     def place(self, key: str) -> Path:
-        """Where the entry with a key is, or will be."""
+        """Directory of the entry with a key, existing or not."""
         return self.directory / key
 
     def lock_file(self, key: str) -> Path:
-        """What the process that makes or removes an entry holds."""
+        """Lock file of an entry, held by the process that makes or removes it."""
         return self.directory / f"{key}.lock"
 
     def find(self, key: str) -> CachedEngine | None:
-        """The entry with a key, also a damaged one; None if there is none."""
+        """The entry with a key, even if it is damaged; None if there is none."""
         place = self.place(key)
         if not is_of_entry(place):
             return None
         fields: dict[str, Any] = {}
-        with contextlib.suppress(ConfigError):  # damaged, as is said below
+        with contextlib.suppress(ConfigError):  # Damaged entries are still found.
             fields = load_json_object(place / ENTRY_FILE, ConfigError) if is_entry(place) else {}
         model, options = fields.get("model"), fields.get("options")
         if not isinstance(model, str) or not isinstance(options, str):
@@ -83,25 +83,25 @@ class EngineCache:
         return CachedEngine(key, place / ENGINE_DIRECTORY, model, options, _size(place), used)
 
     def entries(self) -> list[CachedEngine]:
-        """All of them, the one that was used last first."""
+        """All entries, most recently used first."""
         keys = [path.name for path in self._children() if _KEY.fullmatch(path.name)]
         found = [entry for key in keys if (entry := self.find(key)) is not None]
         return sorted(found, key=lambda entry: entry.last_used, reverse=True)
 
     def touch(self, key: str) -> None:
-        """Notes that an entry is used now, where the cache can be written."""
+        """Sets an entry's last use to now, if the cache is writable."""
         with unless_read_only():
             os.utime(self.place(key) / ENTRY_FILE)
 
     def remove(self, key: str) -> None:
-        """Deletes an entry. Raises ConfigError when there is none, and while a process makes or uses it."""
+        """Deletes an entry. Raises ConfigError if there is none, or while a process makes or uses it."""
         if not _KEY.fullmatch(key) or not is_of_entry(self.place(key)):
             raise ConfigError(f"{self.directory}: has no engine with the key '{key}'; adaptrt cache lists those it has")
         if not self.remove_if_unused(key):
             raise ConfigError(f"{self.place(key)}: is in use; stop the process that uses it first")
 
     def remove_if_unused(self, key: str) -> bool:
-        """Deletes an entry unless a process makes or uses it; whether it was deleted."""
+        """Deletes an entry unless a process makes or uses it. Returns True if it was deleted."""
         with contextlib.ExitStack() as stack:
             if not stack.enter_context(file_lock_if_free(self.lock_file(key))):
                 return False
@@ -111,7 +111,7 @@ class EngineCache:
             engine = place / ENGINE_DIRECTORY / engine_file(0)
             if engine.is_file() and not stack.enter_context(not_in_use(engine)):
                 return False
-            # Out of the way first, in one step, so that nobody finds half an entry.
+            # Rename it first, in one step, so that no process finds half an entry.
             retired = self.directory / f".{key}.{os.getpid()}.old"
             place.rename(retired)
             shutil.rmtree(retired)
@@ -119,7 +119,7 @@ class EngineCache:
             return True
 
     def clean_up(self) -> None:
-        """Deletes what processes that were killed left behind, lock files that nobody holds, and digests."""
+        """Deletes leftovers of killed processes, lock files that no process holds, and digests."""
         unfinished = {match[1] for path in self._children() if (match := _UNFINISHED.fullmatch(path.name))}
         locks = {path.stem for path in self._children() if path.suffix == ".lock" and _KEY.fullmatch(path.stem)}
         for key in unfinished | locks:
@@ -132,11 +132,11 @@ class EngineCache:
             for path in digests.iterdir():
                 if _DIGEST.fullmatch(path.name):
                     path.unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # what is left there is not ours
+            with contextlib.suppress(OSError):  # Other files there are not AdaptRT's.
                 digests.rmdir()
 
     def remove_unfinished(self, key: str) -> None:
-        """Deletes what is left of an entry that was being made or removed; for the holder of its lock."""
+        """Deletes the leftovers of an entry that was being made or removed. The caller must hold its lock."""
         for path in self._children():
             match = _UNFINISHED.fullmatch(path.name)
             if match and match[1] == key and not path.is_symlink():
@@ -147,7 +147,7 @@ class EngineCache:
 
 
 def is_entry(place: Path) -> bool:
-    """Whether a directory is an entry of the cache and nothing else."""
+    """True if a directory is a cache entry and contains nothing else."""
     if place.is_symlink() or not place.is_dir() or producer_of(place / ENTRY_FILE) != PRODUCER:
         return False
     engine = place / ENGINE_DIRECTORY
@@ -157,7 +157,7 @@ def is_entry(place: Path) -> bool:
 
 
 def is_of_entry(place: Path) -> bool:
-    """True for an entry of the cache, and for one whose files are damaged or missing; nothing else is in it."""
+    """True for a cache entry, even if its files are damaged or missing, that contains nothing else."""
     if place.is_symlink() or not place.is_dir():
         return False
     names = {path.name for path in place.iterdir()}
@@ -166,7 +166,7 @@ def is_of_entry(place: Path) -> bool:
 
 
 def key_of_engine(engine: Path) -> str | None:
-    """The key of the entry in the user's cache that an engine's directory belongs to; None for other directories."""
+    """The key of the entry in the user's cache that has this engine directory; None for other directories."""
     place = engine.absolute().parent
     if engine.name != ENGINE_DIRECTORY or not _KEY.fullmatch(place.name):
         return None
@@ -175,7 +175,7 @@ def key_of_engine(engine: Path) -> str | None:
 
 @contextlib.contextmanager
 def unless_read_only() -> Iterator[None]:
-    """Leaves out a note where the cache cannot be written: on a read-only or full disk, or another user's."""
+    """Skips an optional write if the cache is not writable: read-only or full disk, or owned by another user."""
     try:
         yield
     except OSError as error:
@@ -184,15 +184,15 @@ def unless_read_only() -> Iterator[None]:
 
 
 def write_entry(place: Path, model: Path, options: str) -> None:
-    """Writes what is known about an entry into its directory."""
+    """Writes an entry's description into its directory."""
     content = {"producer": {"name": PRODUCER, "version": __version__}, "model": str(model), "options": options}
     (place / ENTRY_FILE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def default_cache_directory() -> Path:
-    """adaptrt/engines in $XDG_CACHE_HOME, or in ~/.cache where that is not set or not absolute.
+    """$XDG_CACHE_HOME/adaptrt/engines, or ~/.cache/adaptrt/engines if the variable is not set or not absolute.
 
-    Raises ConfigError where there is neither.
+    Raises ConfigError if there is no home directory either.
     """
     stated = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if stated.is_absolute():
@@ -208,7 +208,8 @@ def _size(place: Path) -> int:
 
 
 def make_cache_directory(directory: Path) -> None:
-    """Makes the cache's directory, for this user alone: engines hold the weights of models that may be private."""
+    """Creates the cache's directory, readable by this user only: engines contain the weights of models that may be
+    private."""
     if directory.is_dir():
         return
     try:

@@ -1,4 +1,4 @@
-"""Which tensors a network has: in a Hugging Face model, and in each rank of a checkpoint (layout: docs/formats.md)."""
+"""The tensors of a network: in a Hugging Face model, and in each rank of a checkpoint (layout: docs/formats.md)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .stage_network import network_of_stage
 
 @dataclass(frozen=True)
 class TiedLmHead:
-    """Names of tensors of a Hugging Face model of which the first need not be there."""
+    """Names of a Hugging Face model's lm_head tensor, which may be missing, and of the embedding that replaces it."""
 
     lm_head: str
     embedding: str
 
 
 def tied_lm_head(network: Network) -> TiedLmHead | None:
-    """Those of a model whose embedding serves as lm_head."""
+    """The tensor names of a model whose embedding is also its lm_head; None for other models."""
     for weight in _weights(network):
         if isinstance(weight, LinearWeight) and weight.tied_to is not None:
             return TiedLmHead(f"{weight.parts[0].source}.weight", weight.tied_to.source)
@@ -30,7 +30,7 @@ def tied_lm_head(network: Network) -> TiedLmHead | None:
 
 
 def lm_head_tensors(network: Network) -> list[str]:
-    """Names of the tensors that are an lm_head's alone; none where the embedding serves as it."""
+    """Names of the lm_head's own tensors; empty if the embedding is used as lm_head."""
     for weight in _weights(network):
         if isinstance(weight, LinearWeight) and f"{weight.name}.weight" == LM_HEAD and weight.tied_to is None:
             source = weight.parts[0].source
@@ -39,7 +39,7 @@ def lm_head_tensors(network: Network) -> list[str]:
 
 
 def hf_tensor_shapes(network: Network) -> dict[str, tuple[int, ...]]:
-    """Every tensor that the Hugging Face model must hold, with its shape."""
+    """Names and shapes of all tensors that the Hugging Face model must have."""
     shapes: dict[str, tuple[int, ...]] = {}
     for weight in _weights(network):
         if isinstance(weight, Tensor):
@@ -58,9 +58,9 @@ def hf_tensor_shapes(network: Network) -> dict[str, tuple[int, ...]]:
 
 
 def plan_rank(network: Network, rank: int) -> list[PlannedTensor]:
-    """The tensors of rank{N}.safetensors, in the order of the file.
+    """The tensors of rank{N}.safetensors, in file order.
 
-    Layers are numbered from 0 within each pipeline rank, as TensorRT-LLM does it.
+    Layers are numbered from 0 within each pipeline stage, as in TensorRT-LLM.
     """
     pp_rank, tp_rank = divmod(rank, network.config.mapping.tp_size)
     planned: dict[str, PlannedTensor] = {}
@@ -105,7 +105,7 @@ def _plan(network: Network, weight: Tensor | LinearWeight, name: str, tp_rank: i
         rows = range(weight.rows_before, weight.source_shape[0])
         yield PlannedTensor(name, weight.shape, (Slice(weight.source, rows),), float32=weight.float32)
     elif f"{name}.weight" in (EMBEDDING, LM_HEAD):
-        if f"{name}.weight" == LM_HEAD:  # else the embedding's tensor is its own
+        if f"{name}.weight" == LM_HEAD:  # Otherwise the embedding has its own tensor.
             yield _plan_lm_head(network, weight, tp_rank)
         if weight.bias:
             yield _plan_lm_head_bias(network, weight, tp_rank)
@@ -153,7 +153,7 @@ def _plan_lm_head_bias(network: Network, weight: LinearWeight, tp_rank: int) -> 
 
 
 def _plan_padded(network: Network, name: str, source: str, inner_shape: tuple[int, ...], tp_rank: int) -> PlannedTensor:
-    """Split by outputs, after the vocabulary was padded with zero rows to a multiple of tp_size."""
+    """A tensor split by outputs, after padding the vocabulary with zero rows to a multiple of tp_size."""
     vocab_size, tp_size = network.config.vocab_size, network.config.mapping.tp_size
     rows = -(-vocab_size // tp_size)
     real = range(min(rows * tp_rank, vocab_size), min(rows * (tp_rank + 1), vocab_size))

@@ -17,7 +17,7 @@ from ...formats.checkpoint.quantization import QuantConfig
 from ...plugins import DOMAIN, VERSION, Plugin
 
 OPSET: Final = 23
-# The first version of the file format that knows opset 23.
+# First version of the file format that supports opset 23.
 IR_VERSION: Final = 11
 
 ELEMENT_TYPES: Final[dict[DType, int]] = {
@@ -40,11 +40,11 @@ class Value:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where the bytes of a weight are."""
+    """Location of a weight's bytes."""
 
-    element_type: int  # ONNX's
+    element_type: int  # ONNX element type.
     shape: tuple[int, ...]
-    location: str  # a file's name
+    location: str  # File name.
     offset: int
     num_bytes: int
 
@@ -55,9 +55,8 @@ class GraphBuilder:
     def __init__(
         self, weights: Mapping[str, StoredTensor], dtype: DType, quantization: QuantConfig | None = None
     ) -> None:
-        """`dtype` is the engine's: of the weights, of what is multiplied with them, and of the KV pool.
-
-        `quantization` is that of the weights that are quantised.
+        """dtype: the engine's type, used for weights, their inputs, and the KV pool.
+        quantization: of the weights that are quantised.
         """
         self.engine_type: Final = ELEMENT_TYPES[dtype]
         self.quantization: Final = quantization
@@ -70,13 +69,13 @@ class GraphBuilder:
 
     @contextmanager
     def scope(self, name: str) -> Iterator[None]:
-        """Nodes made within the with statement get names that begin with `name`."""
+        """Nodes created within the with statement get names that begin with `name`."""
         self._scopes.append(name)
         yield
         self._scopes.pop()
 
     def input(self, name: str, element_type: int, shape: Shape) -> Value:
-        """An input of the graph; strings are sizes that are known at run time."""
+        """Adds an input of the graph. Strings in the shape are dynamic sizes."""
         self._inputs.append(helper.make_tensor_value_info(name, element_type, list(shape)))
         return Value(name, element_type)
 
@@ -105,11 +104,11 @@ class GraphBuilder:
         return Value(name, element_type)
 
     def stored_shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a weight of the checkpoint."""
+        """Shape of a checkpoint's weight."""
         return self._stored[name].shape
 
     def constant(self, name: str, value: Array) -> Value:
-        """A small tensor that is part of the graph itself; equal ones are stored once."""
+        """A small tensor stored in the graph itself; equal ones are stored once."""
         tensor = numpy_helper.from_array(value, name)
         known = self._initializers.setdefault(name, tensor)
         if known != tensor:
@@ -119,30 +118,30 @@ class GraphBuilder:
     def node(
         self, op_type: str, inputs: Sequence[Value], *, element_type: int | None = None, **attributes: Any
     ) -> Value:
-        """A node with one output, of the first input's type unless `element_type` is given."""
+        """Adds a node with one output, of the first input's type unless `element_type` is given."""
         element_type = inputs[0].element_type if element_type is None else element_type
         return self._add(op_type, inputs, [element_type], attributes)[0]
 
     def split(self, value: Value, sizes: Sequence[int], *, axis: int) -> list[Value]:
-        """Cuts a value along an axis."""
+        """Splits a value along an axis."""
         lengths = self.constant(f"sizes_{'_'.join(map(str, sizes))}", np.asarray(sizes, np.int64))
         return self._add("Split", [value, lengths], [value.element_type] * len(sizes), {"axis": axis})
 
     def top_k(self, value: Value, count: int) -> tuple[Value, Value]:
-        """The `count` largest of the last axis, and their places."""
+        """The `count` largest values along the last axis, and their indices."""
         counts = self.constant(f"count_{count}", np.asarray([count], np.int64))
         types = [value.element_type, int(TensorProto.INT64)]
         largest, places = self._add("TopK", [value, counts], types, {"axis": -1})
         return largest, places
 
     def cast(self, value: Value, element_type: int) -> Value:
-        """The value in another type; the value itself when it has that type."""
+        """The value in another type; unchanged if it has that type."""
         if value.element_type == element_type:
             return value
         return self.node("Cast", [value], element_type=element_type, to=element_type)
 
     def plugin(self, plugin: Plugin, inputs: Sequence[Value], **attributes: Any) -> list[Value]:
-        """A plugin node, with the attributes that TensorRT's parser needs."""
+        """Adds a plugin node with the attributes that TensorRT's parser needs."""
         defaults = {attr.name: attr.default for attr in plugin.attributes if attr.default is not None}
         types = [self.engine_type] * len(plugin.outputs)
         return self._add(plugin.name, inputs, types, {**defaults, **attributes}, domain=DOMAIN)

@@ -1,4 +1,4 @@
-"""The graph's inputs: the tokens of one step, the KV pools and the adapters' tables."""
+"""The graph's inputs: tokens of one step, KV pools, and the adapters' tables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .graph import GraphBuilder, Value
 
 @dataclass(frozen=True)
 class LoraInputs:
-    """The tables of the adapters that a step may use."""
+    """Tables of the adapters that a step may use."""
 
     adapter_slots: Value  # [S]
     ranks: Value  # [slots, layers, modules]
@@ -27,7 +27,7 @@ class LoraInputs:
 
 @dataclass(frozen=True)
 class TokenInputs:
-    """T tokens of S sequences back to back."""
+    """T tokens of S sequences, concatenated."""
 
     input_ids: Value  # [T]
     positions: Value  # [T]
@@ -36,23 +36,23 @@ class TokenInputs:
 
 @dataclass(frozen=True)
 class StepInputs:
-    """T tokens of S sequences back to back, and the R tokens whose logits are wanted.
+    """T tokens of S sequences, concatenated, and the R tokens that get logits.
 
-    With an encoder, sequences are whole, and there are no KV pools.
+    With an encoder, each sequence is complete, and there are no KV pools.
     """
 
     input_ids: Value  # [T]
     positions: Value  # [T]
     sequence_offsets: Value  # [S + 1]
-    encoder: TokenInputs | None  # of the sequences' encoder inputs, where the network has an encoder
-    prompt_lengths: Value | None  # [S]; where the rotary embedding depends on it
-    block_tables: Value | None  # [S, max_blocks]; where there are KV pools
+    encoder: TokenInputs | None  # The sequences' encoder inputs; None: the network has no encoder.
+    prompt_lengths: Value | None  # [S]; None: the rotary embedding does not depend on it.
+    block_tables: Value | None  # [S, max_blocks]; None: there are no KV pools.
     logit_rows: Value  # [R]
-    kv_pools: Mapping[int, Value]  # by layer, [blocks, 2, kv_heads, tokens_per_block, head_dim]
+    kv_pools: Mapping[int, Value]  # By layer: [blocks, 2, kv_heads, tokens_per_block, head_dim].
     lora: LoraInputs | None
 
     def tokens(self, rows: RowKind) -> TokenInputs:
-        """Those that have rows of this kind."""
+        """The token inputs with rows of this kind."""
         if rows is not RowKind.ENCODER_TOKENS:
             return TokenInputs(self.input_ids, self.positions, self.sequence_offsets)
         assert self.encoder is not None
@@ -74,7 +74,7 @@ def declare_inputs(
     prompt_lengths: bool,
     lora: bool,
 ) -> StepInputs:
-    """Declares the inputs of a network with an `encoder` or without; the layers of `paged` have a KV pool each."""
+    """Declares the inputs of a network with or without an `encoder`. Each layer of `paged` has a KV pool."""
 
     def integers(name: str, *shape: int | str) -> Value:
         return graph.input(name, TensorProto.INT32, shape)

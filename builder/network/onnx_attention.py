@@ -1,4 +1,4 @@
-"""Self-attention in ONNX: over the paged KV pool, or among a sequence's rows."""
+"""Self-attention and cross-attention in ONNX: over the paged KV pool, or among the rows of a sequence."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .onnx_values import Values
 
 
 def attention(graph: GraphBuilder, values: Values, op: Attention, inputs: StepInputs) -> None:
-    """The heads' outputs, and the layer's KV pool, if it has one, with this step's keys and values."""
+    """Adds the heads' outputs, and this step's keys and values to the layer's KV pool if it has one."""
     if op.sinks is not None:
         raise ConfigError("attention with sinks has no form in ONNX")
     query, key = op.shape.query_size, op.shape.key_value_size
@@ -66,12 +66,12 @@ def attention(graph: GraphBuilder, values: Values, op: Attention, inputs: StepIn
 
 
 def cross_keys(values: Values, op: CrossKeys) -> None:
-    """Keys and values of encoder inputs, under a name of their own."""
+    """Keys and values of encoder inputs, under their own name."""
     values[_cross_keys_name(op.layer)] = values[op.kv.name]
 
 
 def cross_attention(graph: GraphBuilder, values: Values, op: CrossAttention, inputs: StepInputs) -> None:
-    """The heads' outputs of attention to encoder inputs."""
+    """Adds the heads' outputs of attention to encoder inputs."""
     sequences = [_sequences(graph, inputs, rows) for rows in (RowKind.TOKENS, RowKind.ENCODER_TOKENS)]
     dense_cross_attention(graph, values, op, values[_cross_keys_name(op.layer)], *sequences)
 
@@ -86,7 +86,7 @@ def _sequences(graph: GraphBuilder, inputs: StepInputs, rows: RowKind) -> Value:
 
 
 def _head_norm(graph: GraphBuilder, op: Attention, x: Value, norm: HeadNorm, heads: int) -> Value:
-    """RMS norm of each head of [T, heads * head_dim], or of all of them together."""
+    """RMS norm of each head of [T, heads * head_dim], or of all heads together."""
     wide = graph.cast(x, TensorProto.FLOAT)
     if norm.weight.shape != (op.shape.head_dim,):
         return normalized(graph, wide, norm.weight, norm.epsilon)
@@ -95,9 +95,9 @@ def _head_norm(graph: GraphBuilder, op: Attention, x: Value, norm: HeadNorm, hea
 
 
 def _separated(graph: GraphBuilder, op: Attention, x: Value, heads: int) -> Value:
-    """Heads with the even ones of their rotated elements before the odd ones.
+    """Deinterleaves the rotated elements of each head: even ones first, then odd ones.
 
-    Scores do not depend on the order of elements that queries and keys share.
+    Scores do not depend on the order of elements, if queries and keys share it.
     """
     half = op.rotary.cosine.width
     rest = op.shape.head_dim - 2 * half

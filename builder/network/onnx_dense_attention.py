@@ -1,4 +1,4 @@
-"""Attention among the rows of a step, in plain ONNX: every row with every other, and a mask."""
+"""Attention among the rows of a step, in plain ONNX: all pairs of rows, with a mask."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from .onnx_values import Values
 def dense_attention(
     graph: GraphBuilder, values: Values, op: Attention, q: Value, k: Value, v: Value, sequences: Value
 ) -> None:
-    """Of q [T, heads * head_size] to k and v [T, kv_heads * head_size]; `sequences` [T] are those of the rows."""
+    """Attention of q [T, heads * head_size] to k and v [T, kv_heads * head_size]; `sequences` [T] is each row's
+    sequence."""
     query = _rotated(graph, values, op, _heads_apart(graph, q, op.shape.num_attention_heads, op.shape.head_dim))
     key = _rotated(graph, values, op, _heads_apart(graph, k, op.shape.num_key_value_heads, op.shape.head_dim))
     value = _heads_apart(graph, v, op.shape.num_key_value_heads, op.shape.head_dim)
@@ -32,7 +33,8 @@ def dense_attention(
 def cross_attention(
     graph: GraphBuilder, values: Values, op: CrossAttention, kv: Value, sequences: Value, encoder_sequences: Value
 ) -> None:
-    """To kv [E, 2 * kv_heads * head_size] of the rows of encoder inputs, whose sequences are `encoder_sequences`."""
+    """Attention to kv [E, 2 * kv_heads * head_size], the rows of encoder inputs; `encoder_sequences` [E] is each row's
+    sequence."""
     width = op.shape.key_value_size
     k, v = graph.split(kv, (width, width), axis=1)
     query = _heads_apart(graph, values[op.q.name], op.shape.num_attention_heads, op.shape.head_dim)
@@ -42,7 +44,7 @@ def cross_attention(
 
 
 def _scores(graph: GraphBuilder, op: Attention | CrossAttention, query: Value, key: Value) -> Value:
-    """[num_heads, T, T'] of [T, num_heads, head_size] and [T', num_kv_heads, head_size]."""
+    """Scores [num_heads, T, T'] of [T, num_heads, head_size] and [T', num_kv_heads, head_size]."""
     by_head = graph.node("Transpose", [_repeated(graph, op, key)], perm=[1, 2, 0])
     return scaled(graph, graph.node("MatMul", [_by_head(graph, query), by_head]), op.scale)
 
@@ -69,13 +71,13 @@ def _attend(
 
 
 def _heads_apart(graph: GraphBuilder, x: Value, heads: int, head_size: int) -> Value:
-    """float32 [T, heads, head_size]."""
+    """Reshapes to float32 [T, heads, head_size]."""
     apart = _integers(graph, f"heads_{heads}_{head_size}", [-1, heads, head_size])
     return graph.node("Reshape", [graph.cast(x, TensorProto.FLOAT), apart])
 
 
 def _repeated(graph: GraphBuilder, op: Attention | CrossAttention, x: Value) -> Value:
-    """[T, num_heads, head_size]: the key-value head that each query head reads."""
+    """Repeats key-value heads to [T, num_heads, head_size]."""
     group = op.shape.num_attention_heads // op.shape.num_key_value_heads
     heads = _integers(
         graph,
@@ -90,7 +92,7 @@ def _by_head(graph: GraphBuilder, x: Value) -> Value:
 
 
 def _rotated(graph: GraphBuilder, values: Values, op: Attention, x: Value) -> Value:
-    """Heads turned by the positions' angles."""
+    """Applies the rotary embedding to all heads."""
     half = op.rotary.cosine.width
     rest = op.shape.head_dim - 2 * half
     first, second, *others = graph.split(x, (half, half, rest) if rest else (half, half), axis=2)
@@ -107,7 +109,7 @@ def _rotated(graph: GraphBuilder, values: Values, op: Attention, x: Value) -> Va
 
 
 def _bias(graph: GraphBuilder, bias: PositionBias, distances: Value) -> Value:
-    """[heads, T, T]."""
+    """Bias [heads, T, T]."""
     reach = len(bias.buckets) // 2
     low, high = (graph.constant(f"distance_{at}", np.asarray(at, np.int64)) for at in (-reach, reach))
     place = graph.node("Add", [graph.node("Clip", [distances, low, high]), high])
@@ -118,7 +120,7 @@ def _bias(graph: GraphBuilder, bias: PositionBias, distances: Value) -> Value:
 
 
 def _visible(graph: GraphBuilder, op: Attention, distances: Value, sequences: Value) -> Value:
-    """[T, T]: whether a row sees another one."""
+    """Mask [T, T]: True if a row attends to another one."""
     visible = _compare(graph, "Equal", _column(graph, sequences), _row(graph, sequences))
     bounds: list[tuple[str, int]] = []
     if op.kind is AttentionKind.CAUSAL:

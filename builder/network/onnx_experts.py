@@ -1,6 +1,6 @@
-"""Mixtures of experts in ONNX: every expert makes its part of every row, and a row takes what it has weights for.
+"""Mixtures of experts in ONNX: every expert computes every row, and the routing weights select the outputs.
 
-That is right and slow: for the oracle and for people who look at a network, not for TensorRT.
+This is correct but slow: it serves as a test oracle and for inspection, not for TensorRT.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from .weight_matrix import weight_matrix
 
 
 def experts(graph: GraphBuilder, values: Values, op: Experts) -> None:
-    """The weighted sum over the experts that the router chooses, added to the residual stream."""
+    """Adds the weighted sum of the selected experts to the residual stream."""
     x = values[op.input.name]
     weights = graph.split(
         _weights(graph, values[op.router_logits.name], op.routing, len(op.down)), [1] * len(op.down), axis=1
     )
-    assert op.add_to is not None  # graphs are of whole models
+    assert op.add_to is not None  # Graphs are of whole models.
     total = values[op.add_to.name]
     for expert, weight in enumerate(weights):
         gate, up = (
@@ -40,13 +40,13 @@ def experts(graph: GraphBuilder, values: Values, op: Experts) -> None:
 
 
 def gated_add(graph: GraphBuilder, values: Values, op: GatedAdd) -> None:
-    """The input times the sigmoid of its gate, added to the residual stream."""
+    """Adds the input times the sigmoid of its gate to the residual stream."""
     x, gate, add_to = (graph.cast(values[value.name], TensorProto.FLOAT) for value in (op.input, op.gate, op.add_to))
     values[op.output.name] = graph.node("Add", [add_to, graph.node("Mul", [x, graph.node("Sigmoid", [gate])])])
 
 
 def _weights(graph: GraphBuilder, logits: Value, routing: Routing, num_experts: int) -> Value:
-    """float32 [rows, experts]: what each expert's output counts, 0 where it is not chosen."""
+    """Routing weights, float32 [rows, experts]; 0 for experts that are not selected."""
     scores = graph.cast(logits, TensorProto.FLOAT)
     if routing.scores is RouterScores.SOFTMAX:
         scores = graph.node("Softmax", [scores], axis=1)
@@ -68,7 +68,7 @@ def _weights(graph: GraphBuilder, logits: Value, routing: Routing, num_experts: 
 
 
 def _without_groups(graph: GraphBuilder, choice: Value, routing: Routing, num_experts: int) -> Value:
-    """Minus infinity for the experts of groups that are not taken."""
+    """Sets the scores of experts in groups that are not selected to minus infinity."""
     size = num_experts // routing.num_groups
     grouped = graph.node("Reshape", [choice, _integers(graph, -1, routing.num_groups, size)])
     best, _ = graph.top_k(grouped, min(2, size))
@@ -80,10 +80,10 @@ def _without_groups(graph: GraphBuilder, choice: Value, routing: Routing, num_ex
 
 
 def _mask_of_largest(graph: GraphBuilder, values: Value, count: int) -> Value:
-    """1 at the `count` largest of each row, 0 elsewhere."""
+    """1 at the `count` largest values of each row, 0 elsewhere."""
     largest, places = graph.top_k(values, count)
     zeros = graph.node("ConstantOfShape", [_shape(graph, values)], element_type=TensorProto.FLOAT)
-    # ConstantOfShape's zeros have 1 for their cosine.
+    # ConstantOfShape gives zeros, and their cosine is 1.
     ones = graph.node("Cos", [graph.node("ConstantOfShape", [_shape(graph, largest)], element_type=TensorProto.FLOAT)])
     return graph.node("ScatterElements", [zeros, places, ones], axis=-1)
 

@@ -1,4 +1,4 @@
-"""Writes a network as an ONNX file with its weights beside it, a piece at a time."""
+"""Writes a network as an ONNX file with a separate weight file, one piece at a time."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from ..._core import ConfigError
 from ...common.progress import Advance
 from ...plugins import PLUGINS, register_schemas
 
-# ONNX asks external tensors to start at pages, so that they can be mapped.
+# ONNX recommends that external tensors start at page boundaries, so that they can be mapped.
 _ALIGNMENT: Final = 4096
 _PIECE_BYTES: Final = 16 << 20
 
 
 def external_bytes(model: onnx.ModelProto) -> int:
-    """Bytes of the weights that are outside the model."""
+    """Size of the weights stored outside of the model."""
     return sum(int(_fields(tensor)["length"]) for tensor in _external(model))
 
 
 def check_dump_path(path: Path) -> None:
-    """Raises ConfigError for a path at which dump_onnx() could not write a file."""
+    """Raises ConfigError if dump_onnx() could not write a file at this path."""
     if os.path.lexists(path) and not path.is_file():
         raise ConfigError(f"{path}: exists and is no file, so that the network cannot be written there")
     if not path.parent.is_dir():
@@ -33,10 +33,12 @@ def check_dump_path(path: Path) -> None:
 
 
 def dump_onnx(model: onnx.ModelProto, weights_dir: Path, path: Path, advance: Advance) -> None:
-    """Writes `path`, and the weights as `path`.data beside it, and has onnx.checker check them.
+    """Writes the graph to `path` and the weights to `path`.data, and checks both with onnx.checker.
 
-    `weights_dir` holds the files that the model's external tensors refer to. `advance` hears of the bytes. Both files
-    appear when both are complete. Raises OSError that names `path`.
+    weights_dir: has the files that the model's external tensors refer to.
+    advance: called with the number of bytes written.
+
+    Both files appear only when both are complete. Raises OSError that names `path`.
     """
     try:
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as directory:
@@ -45,7 +47,7 @@ def dump_onnx(model: onnx.ModelProto, weights_dir: Path, path: Path, advance: Ad
             _data_path(unfinished).replace(_data_path(path))
             unfinished.replace(path)
     except OSError as reason:
-        # A full disk has no name of its own, and the temporary directory's says nothing to anyone.
+        # The error of a full disk has no file name, or only that of the temporary directory.
         raise OSError(reason.errno, reason.strerror, str(path)) from None
 
 

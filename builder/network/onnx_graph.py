@@ -1,4 +1,4 @@
-"""The ONNX graph of a network: for TensorRT, for Netron, and for onnx.reference, which evaluates it as an oracle."""
+"""The ONNX graph of a network: for TensorRT, for Netron, and for onnx.reference, which tests use as an oracle."""
 
 from __future__ import annotations
 
@@ -39,25 +39,25 @@ from .onnx_values import Values
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkOptions:
-    """What a graph is made with beside the network."""
+    """Options of a graph in addition to the network."""
 
     tokens_per_block: int = 32
     max_lora_rank: int | None = None
-    """The largest rank of adapters; None: the graph takes none."""
+    """Maximum adapter rank; None: no adapters."""
     dora: bool = False
-    """Whether adapters may have DoRA magnitudes."""
+    """True if adapters may have DoRA magnitudes."""
 
 
 def onnx_graph(network: Network, weights: Mapping[str, StoredTensor], options: NetworkOptions) -> onnx.ModelProto:
     """The graph of one engine step. `weights` are the checkpoint's tensors by name.
 
-    The residual stream, norms and logits are float32; what is multiplied with a weight is of the checkpoint's
-    dtype. Outputs are logits float32[R, vocab_size] and the KV pools. Raises ConfigError for adapters of experts.
+    The residual stream, norms and logits are float32. Inputs of matrix products have the checkpoint's dtype. Outputs
+    are logits float32[R, vocab_size] and the KV pools. Raises ConfigError for adapters of experts.
     """
     config = network.config
     graph = GraphBuilder(weights, config.dtype, config.quantization)
     has_encoder = network.encoder_output is not None
-    # The decoder of an encoder-decoder is written for whole sequences, like its encoder.
+    # The decoder of an encoder-decoder model processes whole sequences here, like its encoder.
     paged = [] if has_encoder else [op for op in network.ops if _is_causal(op)]
     inputs = declare_inputs(
         graph,
@@ -78,7 +78,7 @@ def onnx_graph(network: Network, weights: Mapping[str, StoredTensor], options: N
     for op in paged:
         name = kv_pool_out_name(op.layer)
         graph.output(values[name], name, kv_pool_shape(op.shape, options.tokens_per_block))
-    assert network.logits is not None  # build() refuses other networks
+    assert network.logits is not None  # build() rejects other networks.
     with graph.scope(network.ops[-1].scope):
         logits = graph.cast(values[network.logits.name], TensorProto.FLOAT)
     graph.output(logits, "logits", ("num_logit_rows", config.vocab_size))
@@ -113,5 +113,5 @@ def _emit(graph: GraphBuilder, values: Values, op: Op, inputs: StepInputs, adapt
     elif isinstance(op, GatedAdd):
         gated_add(graph, values, op)
     else:
-        assert isinstance(op, Linear)  # graphs are of whole models, whose ranks exchange nothing
+        assert isinstance(op, Linear)  # Graphs are of whole models, so there is no communication between ranks.
         linear(graph, values, op, adaptation)

@@ -1,4 +1,4 @@
-"""Linear layers and the adapters that act on them, in ONNX."""
+"""Linear layers with their adapters, in ONNX."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .weight_matrix import weight_matrix
 
 @dataclass(frozen=True)
 class Adaptation:
-    """How adapters act on the layers of a network."""
+    """Applies adapters to the layers of a network."""
 
     inputs: LoraInputs
     step: StepInputs
@@ -31,7 +31,7 @@ class Adaptation:
     def apply(
         self, graph: GraphBuilder, layer: int, weight: LinearWeight, rows: RowKind, x: Value, base: Value
     ) -> Value:
-        """`base` as the adapters change it, of rows of this kind."""
+        """Adds the adapters' contribution to `base`, whose rows are of this kind."""
         attributes = {
             "layer": layer,
             "module_ids": [module_id(part) for part in weight.parts],
@@ -49,7 +49,8 @@ class Adaptation:
 
 
 def linear(graph: GraphBuilder, values: Values, op: Linear, adaptation: Adaptation | None) -> None:
-    """x W^T, changed by the adapters, plus the bias; then what follows it. Raises ValueError for gates with scores."""
+    """x W^T with adapters, plus the bias, followed by the op's remaining steps. Raises ValueError for gates with
+    scores."""
     if op.scores is not None:
         raise ValueError(f"{op.scope}: gates that scores close are not in graphs")
     x, threshold = values[op.input.name], op.gate_threshold
@@ -67,7 +68,7 @@ def linear(graph: GraphBuilder, values: Values, op: Linear, adaptation: Adaptati
 
 
 def activated(graph: GraphBuilder, x: Value, activation: Activation, threshold: float = 0.0) -> Value:
-    """The activation of `x`."""
+    """Applies an activation to `x`."""
     if activation is Activation.SILU:
         return graph.node("Mul", [x, graph.node("Sigmoid", [x])])
     if activation.leaves_zeros and threshold:

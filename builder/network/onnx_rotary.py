@@ -1,4 +1,4 @@
-"""The cosines and sines of a step's positions, in ONNX."""
+"""Cosines and sines of a step's positions, in ONNX."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def rotary_table(graph: GraphBuilder, values: Values, op: Rotary, inputs: StepIn
 
 
 def _named(op: Rotary, name: str) -> str:
-    """A constant's name, which other tables of the network do not have."""
+    """A constant's name that is unique among the network's tables."""
     return name if op.scope == "rotary" else f"{op.scope}.{name}"
 
 
 def _long_frequencies(
     graph: GraphBuilder, op: Rotary, scaling: LongRopeScaling, inputs: StepInputs, short: Value
 ) -> Value:
-    """[T, size / 2]: the long ones where max(prompt length, position + 1) is beyond the original length."""
+    """[T, size / 2]: the long frequencies where max(prompt length, position + 1) exceeds the original length."""
     lengths = graph.node("Max", [_prompt_length_of_tokens(graph, inputs), _next_position(graph, inputs)])
     original = np.asarray([scaling.original_max_position_embeddings], np.int32)
     beyond = graph.node(
@@ -56,8 +56,8 @@ def _long_frequencies(
 def _dynamic_frequencies(graph: GraphBuilder, op: Rotary, scaling: DynamicScaling, inputs: StepInputs) -> Value:
     """[T, size / 2]: 1 / (base * (factor * length / original - (factor - 1))^(d / (d - 2)))^(2 i / d).
 
-    The length is max(prompt length, position + 1, original): what transformers sees of a sequence when it
-    computes a token, here taken for each token alone.
+    The length is max(prompt length, position + 1, original), computed per token. It equals the sequence length that
+    transformers uses when it computes that token.
     """
     size = op.size
 

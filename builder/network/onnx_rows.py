@@ -1,4 +1,4 @@
-"""Ops that treat each row by itself, in ONNX."""
+"""Row-wise ops in ONNX."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .onnx_values import Values
 
 
 def embedding(graph: GraphBuilder, values: Values, op: Embedding, inputs: StepInputs) -> None:
-    """The tokens' rows of the table, in float32."""
+    """Rows of the embedding table for the tokens, in float32."""
     tokens = inputs.tokens(op.output.rows)
     embedded = graph.node("Gather", [graph.weight(str(op.table.name)), tokens.input_ids], axis=0)
     embedded = scaled(graph, graph.cast(embedded, TensorProto.FLOAT), op.scale)
     if op.types is not None:
-        # A step of the graph has tokens of the first kind alone.
+        # All tokens of a graph's step have token type 0.
         first = graph.node(
             "Gather", [graph.weight(str(op.types.name)), graph.constant("first_type", np.zeros(1, np.int64))]
         )
@@ -30,7 +30,7 @@ def embedding(graph: GraphBuilder, values: Values, op: Embedding, inputs: StepIn
 
 
 def rms_norm(graph: GraphBuilder, values: Values, op: RmsNorm, inputs: StepInputs) -> None:
-    """RMS norm of rows, or of those that logits are made of."""
+    """RMS norm of all rows, or only of the rows that get logits."""
     x = values[op.input.name]
     if op.gather_logit_rows:
         x = graph.node("Gather", [x, inputs.logit_rows], axis=0)
@@ -42,7 +42,7 @@ def rms_norm(graph: GraphBuilder, values: Values, op: RmsNorm, inputs: StepInput
 
 
 def layer_norm(graph: GraphBuilder, values: Values, op: LayerNorm, inputs: StepInputs) -> None:
-    """Layer norm of rows, or of those that logits are made of."""
+    """Layer norm of all rows, or only of the rows that get logits."""
     x = values[op.input.name]
     if op.gather_logit_rows:
         x = graph.node("Gather", [x, inputs.logit_rows], axis=0)
@@ -53,7 +53,8 @@ def layer_norm(graph: GraphBuilder, values: Values, op: LayerNorm, inputs: StepI
 
 
 def normalized(graph: GraphBuilder, x: Value, weight: Tensor, epsilon: float) -> Value:
-    """x / sqrt(mean(x^2) + epsilon) * weight over the last axis, in float32; the result in the engine's type."""
+    """x / sqrt(mean(x^2) + epsilon) * weight over the last axis, computed in float32; the result has the
+    engine's type."""
     return graph.cast(_normalized(graph, x, weight, epsilon), graph.engine_type)
 
 
@@ -66,12 +67,12 @@ def _normalized(graph: GraphBuilder, x: Value, weight: Tensor, epsilon: float) -
 
 
 def scaled(graph: GraphBuilder, x: Value, factor: float) -> Value:
-    """x, float32, times a number; itself times 1."""
+    """x (float32) times a number; unchanged for 1."""
     return x if factor == 1.0 else graph.node("Mul", [x, number(graph, factor)])
 
 
 def capped(graph: GraphBuilder, x: Value, cap: float | None) -> Value:
-    """cap * tanh(x / cap) of a float32 value; itself without a cap."""
+    """cap * tanh(x / cap) of a float32 value; unchanged without a cap."""
     if cap is None:
         return x
     bounded = graph.node("Tanh", [graph.node("Div", [x, number(graph, cap)])])

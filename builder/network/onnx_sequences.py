@@ -1,4 +1,4 @@
-"""Which sequence a row belongs to, in ONNX."""
+"""Maps rows to sequences, in ONNX."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from .graph import GraphBuilder, Value
 
 
 def row_numbers(graph: GraphBuilder, rows: Value) -> Value:
-    """int64 [T]: 0, 1, ... for each of the rows of `rows`."""
+    """int64 [T]: the row numbers 0, 1, ... of `rows`."""
     count = graph.node("Shape", [rows], element_type=TensorProto.INT64, start=0, end=1)
     return graph.node("Range", [_integer(graph, "zero", 0), graph.node("Squeeze", [count]), _integer(graph, "step", 1)])
 
 
 def sequence_of_rows(graph: GraphBuilder, rows: Value, offsets: Value) -> Value:
-    """int32 [T]: a row's sequence is the number of sequences that end at or before it. `offsets` is [S + 1]."""
+    """int32 [T]: the sequence of each row, which is the number of sequences that end at or before it. `offsets` is [S +
+    1]."""
     past_the_end = int(np.iinfo(np.int64).max)
     ends = graph.node(
         "Slice", [offsets, _integer(graph, "second", [1]), _integer(graph, "past_the_end", [past_the_end])]

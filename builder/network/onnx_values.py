@@ -1,4 +1,4 @@
-"""What the values of a network are in its ONNX graph."""
+"""Values of a network in its ONNX graph."""
 
 from __future__ import annotations
 

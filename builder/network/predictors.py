@@ -1,6 +1,6 @@
-"""Predictors of open gates, as PowerInfer's: low-rank layers before each MLP that has a ReLU, of a gate or without one.
+"""Predictors of active neurons, as in PowerInfer: a low-rank layer pair before each ReLU MLP, gated or not.
 
-They read what the MLP's norm reads, which is the residual stream: scores = fc2 relu(fc1 x). No adapter acts on them.
+They read the input of the MLP's norm, the residual stream: scores = fc2 relu(fc1 x). No adapter acts on them.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from ...formats.network.weights import LinearWeight, Split, TensorName, whole
 
 @dataclass(frozen=True)
 class GatedLayer:
-    """An MLP's layer with a ReLU that reads a norm of the residual stream."""
+    """An MLP's layer with a ReLU whose input is a norm of the residual stream."""
 
     layer: int
     op: Linear
     stream: Value
-    """What the norm reads."""
+    """The norm's input."""
 
 
 def gated_layers(network: Network) -> list[GatedLayer]:
-    """Those that predictors can be put before, in order."""
+    """Layers that can have predictors, in order."""
     norms = {op.output.name: op.input for op in network.ops if isinstance(op, (RmsNorm, LayerNorm))}
     return [
         GatedLayer(op.layer, op, norms[op.input.name])
@@ -40,7 +40,7 @@ def gated_layers(network: Network) -> list[GatedLayer]:
 
 
 def predictor_weights(gated: GatedLayer, rank: int) -> tuple[LinearWeight, LinearWeight]:
-    """fc1 [rank, hidden_size] and fc2 [gates, rank], with the names that their tensors have in an engine."""
+    """fc1 [rank, hidden_size] and fc2 [gates, rank], with their tensors' names in an engine."""
     gates = gated.op.weights[0].outputs
     return (
         _weight(gated.layer, "fc1", rank, gated.stream.width),
@@ -49,12 +49,12 @@ def predictor_weights(gated: GatedLayer, rank: int) -> tuple[LinearWeight, Linea
 
 
 def with_predictors(network: Network, ranks: Sequence[int], least_score: float) -> Network:
-    """The network with a predictor, of these ranks, before each of gated_layers().
+    """The network with a predictor of the given rank before each of gated_layers().
 
-    Gates are closed, in every step and row, where their scores are below `least_score`. The tensors of predictors are
-    none of a checkpoint's: the result is to be compiled, with RankTensors that have them.
+    In every step and row, gates whose scores are below `least_score` are closed. A checkpoint has no tensors for
+    predictors, so the result must be compiled with RankTensors that include them.
     """
-    # Where attention and MLP are side by side, the stream is another one behind the norm.
+    # If attention and MLP run in parallel, the residual stream after the norm is a different value.
     before_norms: dict[str, Op] = {}
     layers: dict[str, list[Op]] = {}
     for gated, rank in zip(gated_layers(network), ranks, strict=True):
@@ -72,7 +72,7 @@ def with_predictors(network: Network, ranks: Sequence[int], least_score: float) 
 
 
 def _predicted(gated: GatedLayer, rank: int, least_score: float) -> list[Op]:
-    """What reads the stream, the rest of the predictor, and the layer with its scores."""
+    """The cast of the residual stream, the predictor's two layers, and the layer with its scores."""
     scope = f"{gated.op.output.name}.predictor"
     fc1, fc2 = predictor_weights(gated, rank)
     gate = gated.op.weights[0].outputs

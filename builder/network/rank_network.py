@@ -1,9 +1,7 @@
-"""The network of one rank of several that run a model together: its share of every layer that tensor parallelism cuts,
-of the layers of its stage of a pipeline.
+"""The network of one rank: its tensor-parallel share of every layer of its pipeline stage.
 
-A layer that is cut by its inputs gives each rank a term of a sum, which AllReduce makes whole on all of them; so do
-experts, which are cut as well or are different ones on each rank. lm_head's columns come together on the first rank of
-those that have a share.
+A layer that is split by inputs gives each rank a partial sum, which an AllReduce completes on all ranks. So do experts,
+which are split or distributed over the ranks. The columns of lm_head are gathered on the stage's first rank.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ from .stage_network import network_of_stage
 
 
 def network_of_rank(network: Network, rank: int) -> Network:
-    """What rank `rank` of the config's mapping computes of `network`, which is the whole model's."""
+    """The part of `network`, the whole model's, that rank `rank` of the config's mapping computes."""
     mapping = network.config.mapping
     stage, tp_rank = divmod(rank, mapping.tp_size)
     staged = network_of_stage(network, stage)
@@ -46,9 +44,10 @@ def network_of_rank(network: Network, rank: int) -> Network:
 
 
 def _with_late_sums(ops: list[Op]) -> list[Op]:
-    """Puts a sum over ranks behind the layers that do without it, during which ranks can exchange it.
+    """Moves each all-reduce after the following layers that do not need its result, so that it overlaps with them.
 
-    So of a block whose attention and MLP read the same norm, attention's is behind the MLP's first layers.
+    For example, if attention and MLP of a block read the same norm, attention's all-reduce comes after the MLP's first
+    layers.
     """
     ordered: list[Op] = []
     late: AllReduce | None = None
@@ -64,7 +63,7 @@ def _with_late_sums(ops: list[Op]) -> list[Op]:
 
 
 def _does_without(total: AllReduce, op: Op) -> bool:
-    """Whether it is a layer whose outputs are cut, of other values than the sum's."""
+    """True for a layer that is split by outputs and does not use the values of the all-reduce."""
     if not isinstance(op, Linear) or any(weight.split is not Split.COLUMN for weight in op.weights):
         return False
     summed = {value.name for value in (total.input, total.output, total.add_to) if value is not None}
@@ -77,7 +76,7 @@ def _norms_all_heads(op: Attention) -> bool:
 
 
 class _Cutter:
-    """Cuts the ops of a network in their order."""
+    """Splits the ops of a network, in order."""
 
     def __init__(self, mapping: ParallelMapping, rank: int, num_experts: int) -> None:
         self._mapping: Final = mapping
@@ -85,7 +84,7 @@ class _Cutter:
         self._rank: Final = rank
         self._num_experts: Final = num_experts
         self._cut: Final[dict[str, Value]] = {}
-        """What this rank has of values that are cut, by the name of the whole."""
+        """This rank's share of each split value, by the name of the whole value."""
 
     def cut(self, op: Op) -> list[Op]:
         if isinstance(op, Linear):
@@ -112,7 +111,7 @@ class _Cutter:
         cut = replace(op, qkv=qkv, shape=shape, output=output, position_bias=bias, sinks=sinks)
         if not _norms_all_heads(op):
             return [cut]
-        assert op.query_norm is not None  # no family norms one of them alone
+        assert op.query_norm is not None  # Every family has both norms or none.
         assert op.key_norm is not None
         ranks_per_head = max(1, self._tp_size // op.shape.num_key_value_heads)
         norm = AllHeadsNorm(
@@ -177,22 +176,22 @@ class _Cutter:
         return self._cut[whole.name]
 
     def _own(self, value: Value) -> Value:
-        """This rank's share of a value that is cut."""
+        """This rank's share of a split value."""
         return self._cut[value.name]
 
 
 def _partial(value: Value) -> Value:
-    """A term of what `value` is the sum of, or columns of it."""
+    """A partial sum of `value`, or some of its columns."""
     return replace(value, name=f"{value.name}.of_rank")
 
 
 def _share(size: int, number: int) -> range:
-    """Elements of the share of this number, each of `size`."""
+    """Indices of share `number`, where each share has `size` elements."""
     return range(size * number, size * (number + 1))
 
 
 def _weight(weight: LinearWeight, num_ranks: int, rank: int) -> LinearWeight:
-    """The share of one of the ranks that a weight is cut over."""
+    """One rank's share of a weight."""
     if weight.split is Split.ROW:
         inputs = weight.inputs // num_ranks
         return replace(
@@ -209,7 +208,7 @@ def _weight(weight: LinearWeight, num_ranks: int, rank: int) -> LinearWeight:
         return weight
     if f"{weight.name}.weight" == LM_HEAD:
         (part,) = weight.parts
-        share = -(-part.outputs // num_ranks)  # the last rank's is filled up with zeros
+        share = -(-part.outputs // num_ranks)  # The last rank's share is padded with zeros.
         return replace(weight, parts=(replace(part, outputs=share),))
     parts = tuple(part.cut(num_ranks, rank) for part in weight.parts)
     return replace(weight, parts=parts, num_shares=num_ranks, share=rank)

@@ -20,12 +20,12 @@ FloatArray = np.ndarray[Any, np.dtype[np.float32]]
 
 
 def inverse_frequencies(head_size: int, base: float, scaling: RotaryScaling | None) -> tuple[FloatArray, float]:
-    """(float32[head_size / 2], factor of both cosine and sine).
+    """Returns (float32[head_size / 2], factor of cosine and sine).
 
-    Those of DynamicScaling are for lengths up to max_position_embeddings, those of LongRopeScaling up to
-    original_max_position_embeddings. A base of 0 stands for no rotation.
+    For DynamicScaling they hold for lengths up to max_position_embeddings, for LongRopeScaling up to
+    original_max_position_embeddings. A base of 0 means no rotation.
     """
-    if base == 0.0:  # no rotation
+    if base == 0.0:  # No rotation.
         return np.zeros(head_size // 2, np.float32), 1.0
     plain = (np.float32(1.0) / base_powers(head_size, base)).astype(np.float32)
     if scaling is None or isinstance(scaling, DynamicScaling):
@@ -40,7 +40,7 @@ def inverse_frequencies(head_size: int, base: float, scaling: RotaryScaling | No
 
 
 def long_inverse_frequencies(head_size: int, base: float, scaling: LongRopeScaling) -> FloatArray:
-    """Those of LongRopeScaling for lengths beyond original_max_position_embeddings."""
+    """LongRopeScaling's inverse frequencies for lengths beyond original_max_position_embeddings."""
     return _divided(head_size, base, scaling.long_factor)
 
 
@@ -83,7 +83,7 @@ def _yarn(head_size: int, base: float, scaling: YarnScaling) -> tuple[FloatArray
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, head_size - 1)
     if low == high:
-        high += 0.001  # the ramp must have a width
+        high += 0.001  # The ramp must not have zero width.
     ramp = np.clip((np.arange(head_size // 2, dtype=np.float32) - low) / (high - low), 0, 1)
     share = (1 - ramp).astype(np.float32)
     frequencies = interpolated * (1 - share) + extrapolated * share
@@ -91,7 +91,7 @@ def _yarn(head_size: int, base: float, scaling: YarnScaling) -> tuple[FloatArray
 
 
 def _yarn_dimension(rotations: float, head_size: int, base: float, scaling: YarnScaling) -> float:
-    """The dimension that turns `rotations` times over the original context."""
+    """The dimension that makes `rotations` turns over the original context."""
     turns = scaling.original_max_position_embeddings / (rotations * 2 * math.pi)
     return head_size * math.log(turns) / (2 * math.log(base))
 

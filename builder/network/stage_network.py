@@ -1,11 +1,11 @@
-"""The network of one stage of a pipeline: a run of layers, and what passes into it and out of it.
+"""The network of one pipeline stage: consecutive layers, and the values that it receives and sends.
 
-A stage receives what the layers before it have made and it or a later one reads, which is the residual stream, and
-sends the same of its end to the next one. Angles of positions are computed by every stage that turns by them.
+A stage receives the values of earlier layers that it or a later stage reads, mainly the residual stream, and sends such
+values to the next stage. Every stage computes the rotary tables that it needs.
 
-With an encoder before the decoder, a stage has a run of the layers of both. Encoder inputs pass all stages first; what
-the last one makes of them is broadcast, and each stage computes of it the keys and values that its own layers of the
-decoder see.
+If there is an encoder before the decoder, a stage has consecutive layers of both. Encoder inputs pass through all
+stages first. The last stage broadcasts the encoder's output, from which each stage computes the keys and values for its
+own decoder layers.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from ...formats.network.weights import LinearWeight, Tensor, TensorName
 
 
 def network_of_stage(network: Network, stage: int) -> Network:
-    """Stage `stage` of the config's pp_size, in which layers, their weights' and their attention's, count from 0.
+    """Stage `stage` of the config's pp_size. Layers, their weights and their attention are numbered from 0 in each
+    stage.
 
-    Adapters and layers of linear weights keep the numbers of the whole network.
+    Adapters, and the `layer` of linear layers, keep the whole network's numbers.
     """
     num_stages = network.config.mapping.pp_size
     if num_stages == 1:
@@ -36,7 +37,7 @@ def network_of_stage(network: Network, stage: int) -> Network:
         cut.encoder_output = network.encoder_output
         first_op = network.cross_key_ops[-1].stop
     cut.ops.extend(_layers_of_stage(network, range(first_op, len(network.ops)), network.layer_ops, stage))
-    if stage == 0:  # which is where requests are
+    if stage == 0:  # Requests are handled on stage 0.
         cut.pooler, cut.classes = network.pooler, network.classes
     if stage == num_stages - 1:
         cut.hidden, cut.logits = network.hidden, network.logits
@@ -44,7 +45,7 @@ def network_of_stage(network: Network, stage: int) -> Network:
 
 
 def _encoder_of_stage(network: Network, stage: int, output: Value) -> Iterator[Op]:
-    """Its layers of the encoder, and what it keeps of the encoder's output."""
+    """The stage's encoder layers, and the encoder output that its decoder layers need."""
     number, last = next((number, op) for number, op in enumerate(network.ops) if output in _written(op))
     yield from _layers_of_stage(network, range(number + 1), network.encoder_layer_ops, stage)
     yield Broadcast(
@@ -60,8 +61,8 @@ def _encoder_of_stage(network: Network, stage: int, output: Value) -> Iterator[O
 
 
 def _layers_of_stage(network: Network, of_all: range, layers: Sequence[range], stage: int) -> Iterator[Op]:
-    """Of ops that are some layers, what a stage has: the first one with what is before them, the last with what is
-    behind."""
+    """The stage's part of a range of ops with layers. The first stage also has the ops before the layers, the last
+    stage the ops after them."""
     own = _share(network, layers, stage)
     begin = layers[own.start].start if own.start > 0 else of_all.start
     end = layers[own.stop].start if own.stop < len(layers) else of_all.stop
@@ -76,7 +77,7 @@ def _layers_of_stage(network: Network, of_all: range, layers: Sequence[range], s
 
 
 def _share(network: Network, layers: Sequence[range], stage: int) -> range:
-    """The numbers of a stage's layers."""
+    """Numbers of the stage's layers."""
     first, count = stage_layers(len(layers), network.config.mapping.pp_size, stage)
     return range(first, first + count)
 
@@ -86,7 +87,7 @@ def _ops(network: Network, numbers: range) -> list[Op]:
 
 
 def _crossing(before: Iterable[Op], behind: Iterable[Op]) -> list[Value]:
-    """What the former have made and the latter read, but for tables of angles."""
+    """Values that `before` writes and `behind` reads, except rotary tables."""
     made = {value.name for op in before if not isinstance(op, Rotary) for value in _written(op)}
     read = {value.name: value for op in behind for value in _read(op)}
     return [value for name, value in read.items() if name in made]
@@ -115,17 +116,17 @@ def _values(item: object) -> Iterator[Value]:
 
 
 def _counted_from(first_layer: int, op: Op) -> Op:
-    """The op of a stage that begins with this layer."""
+    """The op with layers counted from the stage's first layer."""
     counted: Op = _renamed(op, first_layer)
     if isinstance(counted, LayerNorm):
-        return replace(counted, number=None)  # which stage a norm belongs to, its number does not say
+        return replace(counted, number=None)  # A norm's number does not determine its stage.
     if isinstance(counted, (Attention, CrossKeys, CrossAttention)):
         return replace(counted, layer=counted.layer - first_layer)
     return counted
 
 
 def _renamed(item: Any, first_layer: int) -> Any:
-    """The same with weights that have the names of the stage's checkpoint."""
+    """The item with weight names of the stage's checkpoint."""
     if isinstance(item, TensorName):
         return item if item.layer is None else replace(item, layer=item.layer - first_layer)
     if isinstance(item, (Tensor, LinearWeight)):

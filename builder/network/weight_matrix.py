@@ -1,4 +1,4 @@
-"""The matrix of a linear layer: a tensor of the checkpoint, or what a quantised one stands for."""
+"""The matrix of a linear layer: a tensor of the checkpoint, dequantised if necessary."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .graph import ELEMENT_TYPES, GraphBuilder, Value
 
 
 def weight_matrix(graph: GraphBuilder, of: LinearWeight) -> Value:
-    """W [out, in] of the engine's type: `{name}.weight`, through DequantizeLinear when that is quantised.
+    """W [out, in] of the engine's type: `{name}.weight`, through DequantizeLinear if it is quantised.
 
-    Numbers of a table, which are gathered from it, and of eight bits are multiplied with their scales.
+    Codebook and 8-bit weights are multiplied with their scales instead; codes are looked up in the table first.
     """
     weight = graph.weight(f"{of.name}.weight")
     if weight.element_type == graph.engine_type:
@@ -40,7 +40,7 @@ def weight_matrix(graph: GraphBuilder, of: LinearWeight) -> Value:
 
 
 def _in_order(graph: GraphBuilder, weight: Value, of: LinearWeight, how: QuantConfig) -> Value:
-    """The inputs of a reordered weight where they belong: those of a part's rows have the part's order."""
+    """Moves the inputs of a permuted weight back to their places. Each part of the rows has its own permutation."""
     orders = graph.cast(graph.weight(how.input_order_of(f"{of.name}.weight")), TensorProto.INT64)
     sizes = [part.outputs for part in of.parts]
     parts = graph.constant("parts_of_" + "_".join(map(str, sizes)), np.repeat(np.arange(len(sizes)), sizes))
@@ -51,7 +51,7 @@ def _in_order(graph: GraphBuilder, weight: Value, of: LinearWeight, how: QuantCo
 def _values_of_eight_bits(graph: GraphBuilder, weight: Value, how: QuantConfig) -> Value:
     """Each number times its group's scale in float32, rounded to the values' type. The last group may be shorter.
 
-    Integers of LLM.int8() are multiplied by its factor as well.
+    LLM.int8() integers are also multiplied by that method's factor.
     """
     assert how.value_dtype is not None
     last = graph.constant("last_axis", np.asarray([-1], np.int64))
@@ -71,7 +71,7 @@ def _values_of_eight_bits(graph: GraphBuilder, weight: Value, how: QuantConfig) 
 
 
 def _values_of_code(graph: GraphBuilder, weight: Value, how: QuantConfig) -> Value:
-    """Each number of the table times its group's scale in float32, rounded to the values' type."""
+    """Each codebook entry times its group's scale in float32, rounded to the values' type."""
     assert how.value_dtype is not None
     assert how.group_size is not None
     table = graph.constant(f"table_{how.code.name.lower()}", code_table(how.code))

@@ -1,4 +1,4 @@
-"""Safetensors files, written and read in pieces, so that neither side holds a whole file in memory."""
+"""Reads and writes safetensors files in pieces, so that no whole file is held in memory."""
 
 from .header import Header, TensorSpec
 from .reader import PIECE_BYTES, SafetensorsReader, read_header

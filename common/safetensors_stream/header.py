@@ -1,4 +1,4 @@
-"""The header of a safetensors file: 8 bytes of length, then JSON that says where each tensor's bytes are."""
+"""The header of a safetensors file: 8 bytes of length, followed by JSON with each tensor's byte range."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from ..._core import AdaptrtError
 from ..json_fields import describe, parse_json_object
 
 LENGTH_BYTES: Final = 8
-# The format's own limit; a longer header is damage or an attack.
+# The format's limit; a longer header is damaged or malicious.
 MAX_HEADER_BYTES: Final = 100_000_000
-# Tensors of this prefix fill the gaps that an alignment makes, because the format allows no gaps.
+# Tensors with this prefix fill alignment gaps, because the format allows no gaps.
 PADDING_PREFIX: Final = "__padding__."
 _METADATA: Final = "__metadata__"
 
@@ -57,22 +57,21 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Header:
-    """A checked header: where each tensor's bytes begin, counted from the start of the file."""
+    """A checked header. Offsets count from the start of the file."""
 
-    specs: Mapping[str, TensorSpec]  # in the order of their bytes
+    specs: Mapping[str, TensorSpec]  # In the order of their bytes.
     offsets: Mapping[str, int]
     metadata: Mapping[str, str]
-    num_bytes: int  # of the whole file
+    num_bytes: int  # Size of the whole file.
 
 
 def serialize_header(
     specs: Sequence[TensorSpec], metadata: Mapping[str, str], alignment: int
 ) -> tuple[bytes, list[TensorSpec]]:
-    """The bytes before the data, and the tensors to write after them in this order.
+    """Returns the bytes before the data, and the tensors to write after them, in order.
 
-    The data begins at a multiple of `alignment`; where a tensor would not, a padding tensor stands before it.
-    Raises ValueError for names that are empty, repeated or reserved, and for dtypes that the format does not
-    know.
+    The data begins at a multiple of `alignment`. Padding tensors are inserted to align the others. Raises ValueError
+    for names that are empty, repeated or reserved, and for unknown dtypes.
     """
     entries: dict[str, Any] = {_METADATA: dict(metadata)} if metadata else {}
     laid_out: list[TensorSpec] = []
@@ -103,9 +102,9 @@ def serialize_header(
 
 
 def parse_header(text: bytes, file_bytes: int, subject: str, error: type[AdaptrtError]) -> Header:
-    """Checks everything that a header says against itself and against the file's size.
+    """Checks a header for consistency, and against the file's size.
 
-    `text` is the JSON after the 8 bytes of length. Raises `error` with everything that is wrong.
+    `text` is the JSON after the 8 bytes of length. Raises `error` that lists all problems.
     """
     try:
         decoded = text.decode("utf-8")
@@ -116,7 +115,7 @@ def parse_header(text: bytes, file_bytes: int, subject: str, error: type[Adaptrt
     entries = parse_json_object(decoded, f"{subject}: header", error)
     problems: list[str] = []
     stored = entries.pop(_METADATA, None)
-    # MLX writes null where there is none, and safetensors reads it.
+    # MLX writes null for no metadata, and safetensors reads it.
     metadata = {} if stored is None else _checked_metadata(stored, problems)
     tensors = [tensor for name, entry in entries.items() if (tensor := _checked_entry(name, entry, problems))]
     if not problems:
@@ -134,11 +133,11 @@ def parse_header(text: bytes, file_bytes: int, subject: str, error: type[Adaptrt
     )
 
 
-_Placed = tuple[TensorSpec, int, int]  # with its [begin, end) in the data
+_Placed = tuple[TensorSpec, int, int]  # With its range [begin, end) in the data.
 
 
 def _layout_key(tensor: _Placed) -> tuple[int, int]:
-    return tensor[1], tensor[2]  # empty tensors stand before the one that shares their offset
+    return tensor[1], tensor[2]  # Empty tensors come before the one that shares their offset.
 
 
 def _checked_metadata(metadata: object, problems: list[str]) -> dict[str, str]:
@@ -177,7 +176,7 @@ def _checked_entry(name: str, entry: object, problems: list[str]) -> _Placed | N
 
 
 def _sizes(value: object) -> tuple[int, ...] | None:
-    # 2^63 bounds each size, so that no product of them grows into a number that takes long to compute.
+    # Each size is below 2^63, so that products stay cheap to compute.
     limit = 1 << 63
     if not isinstance(value, list) or len(value) > 64:
         return None

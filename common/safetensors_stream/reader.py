@@ -1,4 +1,4 @@
-"""Reads a safetensors file, mapped or copied into memory: views of whole tensors, or their rows in pieces."""
+"""Reads a safetensors file, mapped or copied into memory: views of whole tensors, or rows in pieces."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ PIECE_BYTES: Final = 4 << 20
 
 
 class SafetensorsReader:
-    """An open safetensors file whose header was checked.
+    """An open safetensors file with a checked header.
 
-    Arrays are read-only views of the mapping or the copy and keep it alive, also after the reader is gone.
+    Arrays are read-only views of the mapping or the copy. They keep it alive after the reader is deleted.
     """
 
     def __init__(
@@ -32,12 +32,13 @@ class SafetensorsReader:
         *,
         in_memory: bool = False,
     ) -> None:
-        """Maps the file, or memory that `content`, its bytes, are copied to.
+        """Maps the file, or a copy in memory of `content`, the file's bytes.
 
-        in_memory: reads the whole file instead of mapping it. A mapped file that another process cuts ends this
-            process by SIGBUS, so files that others may write are read.
+        in_memory: reads the whole file instead of mapping it. If another process truncates a mapped file, SIGBUS ends
+        this process; so files that others may write must be read.
 
-        Raises `error` when it cannot be read, its header is damaged, or, with `in_memory`, it was written meanwhile.
+        Raises `error` if the file cannot be read, its header is damaged, or, with `in_memory`, it was written
+        meanwhile.
         """
         self.path = path
         self._error = error
@@ -66,7 +67,7 @@ class SafetensorsReader:
 
     @property
     def specs(self) -> Mapping[str, TensorSpec]:
-        """The tensors by name, in the order of their bytes; padding tensors are left out."""
+        """The tensors by name, in the order of their bytes, without padding tensors."""
         return self._header.specs
 
     @property
@@ -85,7 +86,7 @@ class SafetensorsReader:
         return self._bytes
 
     def offset(self, name: str) -> int:
-        """Where a tensor's bytes begin in the file."""
+        """Offset of a tensor's bytes in the file."""
         return self._header.offsets[self._known(name).name]
 
     def array(self, name: str) -> np.ndarray[Any, np.dtype[Any]]:
@@ -99,10 +100,10 @@ class SafetensorsReader:
     ) -> Iterator[np.ndarray[Any, np.dtype[Any]]]:
         """Rows first .. last of a tensor, `step` at a time or about PIECE_BYTES of them, each a view of the mapping.
 
-        A scalar is a row.
+        A scalar counts as one row.
 
-        The pages of a piece are given back to the system when the next one is taken, so that reading a file
-        of any size takes no more memory than a piece.
+        The pages of a piece are released when the next piece is requested, so that reading a file of any size takes no
+        more memory than a piece.
         """
         array = np.atleast_1d(self.array(name))
         last = array.shape[0] if last is None else last
@@ -114,7 +115,7 @@ class SafetensorsReader:
             self._release(self.offset(name) + begin * row_bytes, (end - begin) * row_bytes)
 
     def release(self) -> None:
-        """Gives the pages of the mapping back to the system; what is read again is read from the file.
+        """Releases the pages of the mapping; later reads load them from the file again.
 
         A copy in memory stays.
         """
@@ -124,8 +125,7 @@ class SafetensorsReader:
     def _release(self, begin: int, num_bytes: int) -> None:
         if self._map is None:
             return
-        # Pages at both ends may hold other tensors; dropping them too only costs reading them again from the
-        # cache.
+        # Pages at both ends may hold other tensors. Releasing them too only costs another read from the page cache.
         first = begin - begin % mmap.PAGESIZE
         self._map.madvise(mmap.MADV_DONTNEED, first, begin + num_bytes - first)
 
@@ -149,7 +149,7 @@ class SafetensorsReader:
 
 
 def read_header(path: Path, error: type[AdaptrtError] = CheckpointError) -> Header:
-    """The checked header of a file that others may write; reads no tensor. Raises `error` as SafetensorsReader()."""
+    """The checked header of a file that others may write. Reads no tensor. Raises `error` as SafetensorsReader()."""
     try:
         with open_regular(path) as file:
             return _header_in(file, os.fstat(file.fileno()).st_size, path, error)
@@ -160,7 +160,7 @@ def read_header(path: Path, error: type[AdaptrtError] = CheckpointError) -> Head
 def _header_in(
     file: BinaryIO | io.FileIO | mmap.mmap, file_bytes: int, path: Path, error: type[AdaptrtError]
 ) -> Header:
-    """The header at the position of `file`, which has `file_bytes` in all."""
+    """Reads the header at the current position of `file`, which has `file_bytes` bytes in total."""
     length = _header_length(file.read(LENGTH_BYTES), file_bytes, path, error)
     return parse_header(file.read(length), file_bytes, str(path), error)
 

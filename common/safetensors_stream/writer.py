@@ -1,4 +1,4 @@
-"""Writes a safetensors file: its header first, then the tensors in order and in pieces."""
+"""Writes a safetensors file: the header first, then the tensors in order and in pieces."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ DEFAULT_ALIGNMENT: Final = 1
 
 
 class SafetensorsWriter:
-    """A context manager that writes `path` and lets it appear whole or not at all.
+    """A context manager that writes `path` so that it appears complete or not at all.
 
         with SafetensorsWriter(path, specs, metadata={"format": "pt"}) as writer:
             for spec in specs:
                 for piece in pieces_of(spec):
                     writer.write(spec.name, piece)
 
-    The data goes to a temporary file beside `path`, which takes its name at the end of the with statement if
-    all tensors are complete, and is removed otherwise.
+    The data goes to a temporary file next to `path`. At the end of the with statement it is renamed to `path` if all
+    tensors are complete, and deleted otherwise.
     """
 
     def __init__(
@@ -35,22 +35,21 @@ class SafetensorsWriter:
         metadata: Mapping[str, str] | None = None,
         alignment: int = DEFAULT_ALIGNMENT,
     ) -> None:
-        """`alignment`: every tensor's bytes begin at a multiple of it in the file.
+        """alignment: every tensor's bytes begin at a multiple of it in the file.
 
-        Raises ValueError for names that are empty, repeated or reserved, and for dtypes that the format does
-        not know.
+        Raises ValueError for names that are empty, repeated or reserved, and for unknown dtypes.
         """
         self._header, self._specs = serialize_header(specs, metadata or {}, alignment)
         self._path = path
         self._temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         self._index = 0
-        self._written = 0  # bytes of the tensor at _index
+        self._written = 0  # Bytes written of the tensor at _index.
 
     def write(self, name: str, piece: np.ndarray[Any, np.dtype[Any]] | bytes | memoryview) -> None:
         """Appends the next bytes of tensor `name`, in row-major order.
 
-        An array has the tensor's dtype; uint8 arrays and bytes count as raw bytes. Raises ValueError when
-        another tensor is due, the dtype differs, or there are more bytes than the tensor holds.
+        An array must have the tensor's dtype, or uint8 for raw bytes. Raises ValueError if another tensor is due, the
+        dtype differs, or there are more bytes than the tensor holds.
         """
         if self._index == len(self._specs) or self._specs[self._index].name != name:
             due = self._specs[self._index].name if self._index < len(self._specs) else "none"
@@ -101,7 +100,7 @@ class SafetensorsWriter:
             while rest.nbytes:
                 rest = rest[self._file.write(rest) :]
         except OSError as reason:
-            # Writing to a full disk names no file of its own accord.
+            # The error of a full disk has no file name.
             raise OSError(reason.errno, reason.strerror, str(self._path)) from None
 
     def _skip_complete(self) -> None:

@@ -1,7 +1,7 @@
 """The child process that calls TensorRT: reads one request from stdin, writes messages to stdout, and exits.
 
-python -m adaptrt.builder.compile.tensorrt.child describe PACKAGE
-python -m adaptrt.builder.compile.tensorrt.child build < request
+    python -m adaptrt.builder.compile.tensorrt.child describe PACKAGE
+    python -m adaptrt.builder.compile.tensorrt.child build < request
 
 Messages are sent immediately, so that the parent has TensorRT's last message if this process crashes.
 """

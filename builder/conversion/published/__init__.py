@@ -1,1 +1,1 @@
-"""Models whose layers were quantised before they were published: what their formats' tensors stand for."""
+"""Models that were published with quantised layers: which layers are kept quantised, and which are dequantised."""

@@ -1,4 +1,4 @@
-"""Models whose quantised layers become matrices of the checkpoint's type."""
+"""Models whose quantised layers are converted to matrices of the checkpoint's type."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from .kept_layers import KeptLayers, linear_weights
 
 @dataclass(frozen=True)
 class Dequantization:
-    """What became of the layers that were quantised before the model was published."""
+    """The layers of a model published quantised that were dequantised."""
 
     format: str
-    """As PublishedFormat.describe."""
+    """Text of PublishedFormat.describe()."""
     num_matrices: int
     published_bytes: int
-    """Of the tensors that the matrices are made of."""
+    """Size of the published tensors."""
     num_bytes: int
-    """Of the matrices in the checkpoint's type."""
+    """Size of the dequantised matrices."""
     dtype: DType
     rounds_activations: bool
-    """Where the format's library runs the model; AdaptRT does not."""
+    """True if the format's library rounds activations when it runs the model. AdaptRT does not."""
 
     def describe(self) -> str:
-        """What people read."""
+        """A summary for the user."""
         activations = "; activations are not rounded" if self.rounds_activations else ""
         return (
             f"{self.num_matrices} matrices of {self.format}, {format_bytes(self.published_bytes)}, become "
@@ -48,10 +48,10 @@ def dequantization(
     dtype: DType,
     subject: str,
 ) -> Dequantization | None:
-    """What becomes of the matrices of a network's linear layers that are not kept; None: there are none.
+    """The matrices of linear layers that are dequantised because they are not in `kept`; None: there are none.
 
-    Raises CheckpointError where `dtype` cannot hold what the format's library makes of them, or of numbers of a table
-    that are kept. Integers are multiplied as they are in engines of any type.
+    Raises CheckpointError if `dtype` would round dequantised values, or the values of kept codebook matrices. Kept
+    integers need no such check: engines of every type multiply them alike.
     """
     all_used, own = dict(_matrices_of(network, weights)), np.dtype(dtype_name(dtype))
     used = {name: matrix for name, matrix in all_used.items() if kept is None or name not in kept.matrices}

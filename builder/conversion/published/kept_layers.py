@@ -1,4 +1,4 @@
-"""Which of a network's layers keep the integers or numbers of a table, and the scales, that were published."""
+"""Chooses the layers of a network that keep their published integers or codes, and scales."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from ....formats.network.weights import LinearWeight, Split
 
 @dataclass(frozen=True)
 class KeptLayers:
-    """Those of a model, and as what a checkpoint has them."""
+    """Layers of a model that keep their published weights, and how a checkpoint stores them."""
 
     format: str
-    """As PublishedFormat.describe."""
+    """Text of PublishedFormat.describe()."""
     quantization: QuantConfig
-    """Of the checkpoint; the layers that it excludes are not quantised there."""
+    """Quantisation of the checkpoint. The layers that it excludes are not quantised."""
     matrices: Mapping[str, QuantizedMatrix]
     """By the names of their weights in the network."""
     published_bytes: int
-    """Of the tensors that the matrices are made of."""
+    """Size of the published tensors."""
     rounds_activations: bool
-    """Where the format's library runs the model, and engines of these layers do not."""
+    """True if the format's library rounds activations when it runs the model. Engines with these layers do not."""
     num_bytes: int
-    """Of what an engine has of them; a checkpoint stores integers of 2 and 3 bits in four."""
+    """Size in an engine. A checkpoint stores 2-bit and 3-bit integers in four bits."""
 
     def describe(self) -> str:
-        """What people read."""
+        """A summary for the user."""
         how = replace(self.quantization, exclude_modules=())
         activations = "; activations are not rounded" if self.rounds_activations else ""
         return (
@@ -45,7 +45,7 @@ class KeptLayers:
 
 
 def linear_layers(network: Network) -> Iterator[tuple[LinearWeight, ...]]:
-    """The weights of every linear layer, and of the experts of every layer that has them."""
+    """The weights of every linear layer, and of the experts of every layer that has experts."""
     for op in network.ops:
         if isinstance(op, Linear):
             yield op.weights
@@ -54,13 +54,13 @@ def linear_layers(network: Network) -> Iterator[tuple[LinearWeight, ...]]:
 
 
 def linear_weights(network: Network) -> Iterator[LinearWeight]:
-    """Those of every linear layer, of experts too."""
+    """Every weight of a linear layer, experts included."""
     for weights in linear_layers(network):
         yield from weights
 
 
 def check_orientation(network: Network, matrices: Mapping[str, MadeMatrix], subject: str) -> None:
-    """Raises CheckpointError for quantised layers that are Conv1D, whose weights are the other way round."""
+    """Raises CheckpointError for quantised Conv1D layers, whose weights are transposed."""
     problems = [
         f"layer '{part.source}' is a Conv1D, which is not read quantised"
         for weight in linear_weights(network)
@@ -74,10 +74,10 @@ def check_orientation(network: Network, matrices: Mapping[str, MadeMatrix], subj
 def kept_layers(
     found: PublishedFormat, network: Network, weights: HfWeights, matrices: Mapping[str, QuantizedMatrix]
 ) -> KeptLayers | None:
-    """Those of a network whose matrices, by its names, a checkpoint can have as they were published; None: no layer.
+    """The layers of a network that a checkpoint can keep as published; None: no layer. `matrices` are by name.
 
-    A checkpoint says once how its layers are quantised, so that what most of them have is kept, and the others are not.
-    What is one layer in an engine is kept whole or not at all. A cut over ranks has to go between groups.
+    A checkpoint has one quantisation for all layers. So the most common one is kept, and layers with another one are
+    dequantised. A fused layer of an engine is kept whole or not at all. Splits over ranks must fall between groups.
     """
     own = {name: matrix.kept_as() for name, matrix in matrices.items()}
     layers = [(layer, _of_layer(layer, own, network.config.mapping)) for layer in linear_layers(network)]
@@ -114,7 +114,8 @@ def kept_layers(
 def _of_layer(
     layer: tuple[LinearWeight, ...], own: Mapping[str, QuantConfig | None], mapping: ParallelMapping
 ) -> QuantConfig | None:
-    """How the matrices of one layer can be kept, as _comparable says it; None: not at all."""
+    """The quantisation with which all matrices of one layer can be kept, in _comparable()'s form; None: the layer
+    cannot be kept."""
     hows: set[QuantConfig | None] = set()
     for weight in layer:
         if not weight.quantized or weight.name.layer is None:
@@ -129,15 +130,16 @@ def _of_layer(
 
 
 def _can_be_cut(inputs: int, num_ranks: int, how: QuantConfig) -> bool:
-    """Whether each of so many ranks gets whole groups, or bytes, of the inputs.
+    """True if each rank gets whole groups, or whole bytes, of the inputs.
 
-    Where inputs are reordered, a rank's come from any groups.
+    With an input permutation, a rank's inputs come from any group, so such weights cannot be split.
     """
     return num_ranks == 1 or (not how.reordered and inputs // num_ranks % (how.group_size or how.packed_inputs) == 0)
 
 
 def _comparable(how: QuantConfig) -> QuantConfig:
-    """The same for all that checkpoints can have beside one another: any type becomes float32, any order an order."""
+    """A form that is equal for all quantisations that one checkpoint can mix: any scale type becomes float32, any
+    permutation is dropped."""
     return replace(how, reordered=False, scale_dtype=DType.FLOAT32 if how.has_typed_scales else how.scale_dtype)
 
 

@@ -1,4 +1,4 @@
-"""The tensors of a rank whose quantised layers have the integers and scales that were published."""
+"""Tensors of a rank whose quantised layers have the published integers and scales."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ROWS_OF_A_PIECE: Final = 512
 
 
 class KeptTensors:
-    """What a plan makes of a model's weights, of which some are quantised."""
+    """Tensors that a plan makes from a model's weights, some of them quantised."""
 
     def __init__(
         self,
@@ -35,15 +35,15 @@ class KeptTensors:
 
     @property
     def errors(self) -> tuple[QuantizationError, ...]:
-        """None: nothing is rounded."""
+        """Always empty: nothing is rounded."""
         return ()
 
     def rows(self, name: str, rows: range, step: int | None = None) -> Iterator[Array]:
-        """As PlainTensors.rows."""
+        """Implements PlainTensors.rows."""
         return self._plain.rows(name, rows, step)
 
     def quantized_rows(self, name: str, rows: range, step: int | None = None) -> Iterator[QuantizedRows]:
-        """As RankTensors.quantized_rows."""
+        """Implements RankTensors.quantized_rows."""
         size = _ROWS_OF_A_PIECE if step is None else step
         how = self._kept.quantization
         pieces = (
@@ -54,7 +54,7 @@ class KeptTensors:
         return _in_steps(pieces, size)
 
     def input_orders(self, name: str) -> Array:
-        """As RankTensors.input_orders."""
+        """Implements RankTensors.input_orders."""
         orders, first = [], 0
         for outputs in self._plan[name].parts:
             (part, _), *_ = _parts(self._plan[name], range(first, first + outputs))
@@ -64,7 +64,7 @@ class KeptTensors:
 
 
 def _columns(piece: QuantizedRows, columns: range, how: QuantConfig) -> QuantizedRows:
-    """Some inputs, whole groups of them."""
+    """A slice of the inputs, in whole groups."""
     inputs = slice(columns.start, columns.stop)
     if how.has_few_bits:
         inputs = slice(columns.start // 2, -(-columns.stop // 2))
@@ -105,7 +105,7 @@ def _joined(pieces: Sequence[QuantizedRows]) -> QuantizedRows:
 
 
 def _parts(tensor: PlannedTensor, rows: range) -> Iterator[tuple[Slice, range]]:
-    """The slices that some rows of a planned tensor are of, with the rows of their sources."""
+    """Slices that contain some rows of a planned tensor, with the rows in each source."""
     first = 0
     for part in tensor.slices:
         taken = part.rows[max(rows.start - first, 0) : max(rows.stop - first, 0)]
