@@ -1,1 +1,1 @@
-"""TensorRT-LLM style checkpoints: config, files, and how they are made from Hugging Face models."""
+"""TensorRT-LLM style checkpoints: config, tensors, files; and the tensors of Hugging Face models."""

@@ -1,4 +1,4 @@
-"""Casts pieces of tensors between the checkpoint dtypes, and refuses values that do not survive it."""
+"""Casts pieces of tensors between the checkpoint dtypes; refuses values that do not fit."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ FLOAT32: Final = np.dtype(np.float32)
 FLOAT8: Final = np.dtype(ml_dtypes.float8_e4m3fn)
 CHECKPOINT_DTYPES: Final = (FLOAT32, FLOAT16, BFLOAT16)
 
-# The bits of the exponent. All of them set: infinity or not a number.
+# Exponent bits. If all are set, the value is infinite or NaN.
 _EXPONENT: Final = {BFLOAT16: np.uint16(0x7F80), FLOAT16: np.uint16(0x7C00), FLOAT32: np.uint32(0x7F800000)}
 
 
 def cast(piece: Array, dtype: np.dtype[Any], subject: str) -> Array:
-    """`piece` in `dtype`, rounded to nearest even; the piece itself when it has that dtype already.
+    """Returns `piece` in `dtype`, rounded to nearest even; the piece itself if it has that dtype.
 
     Raises CheckpointError, which begins with `subject`, for NaN, infinity, and values that overflow `dtype`.
     """
@@ -32,7 +32,7 @@ def cast(piece: Array, dtype: np.dtype[Any], subject: str) -> Array:
     if piece.dtype == dtype:
         return piece
     wide = to_float32(piece)
-    with np.errstate(over="ignore"):  # found by the check below, which names the tensor
+    with np.errstate(over="ignore"):  # checked below, where the tensor is named
         result = wide.astype(dtype, copy=False)
     if dtype != FLOAT32 and _first_not_finite(result) is not None:
         largest = wide.flat[np.abs(wide).argmax()]
@@ -44,10 +44,9 @@ def cast(piece: Array, dtype: np.dtype[Any], subject: str) -> Array:
 
 
 def to_float32(piece: Array) -> Array:
-    """`piece` as float32, exactly."""
+    """Returns `piece` as float32, exactly."""
     if piece.dtype == BFLOAT16:
-        # bfloat16 is the upper half of float32. numpy shifts without the GIL, which ml_dtypes holds while it
-        # casts.
+        # bfloat16 is the upper half of float32. numpy shifts without the GIL; ml_dtypes would hold it while casting.
         return np.left_shift(piece.view(np.uint16), 16, dtype=np.uint32).view(np.float32)
     return piece.astype(np.float32, copy=False)
 

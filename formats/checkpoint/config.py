@@ -1,4 +1,4 @@
-"""config.json of a checkpoint: TensorRT-LLM's keys, and what the supported families need beyond them."""
+"""config.json of a checkpoint: TensorRT-LLM's keys, and fields that the supported families need in addition."""
 
 from __future__ import annotations
 
@@ -17,31 +17,34 @@ from .tensor_names import LM_HEAD_MODULE
 
 CONFIG_FILE = "config.json"
 PRODUCER = "adaptrt"
-# Far above any model; a larger number is damage, and must not make lists of that length.
+# Far above any model. A larger number means a damaged file, and must not create lists of that length.
 MAX_LAYERS = 10_000
 HIDDEN_ACTS = ("silu", "gelu", "gelu_tanh", "relu", "relu_both")
 ROPE = "rope_gpt_neox"
 ROPE_INTERLEAVED = "rope_gptj"
 LEARNED_POSITIONS = "learned_absolute"
 RELATIVE_POSITIONS = "relative"
-"""Numbers that are added to scores. There is no longest position."""
+"""A bias is added to attention scores by distance, so positions have no maximum."""
 POSITION_EMBEDDING_TYPES = (ROPE, ROPE_INTERLEAVED, LEARNED_POSITIONS, RELATIVE_POSITIONS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelMapping:
-    """How a checkpoint is cut: rank = pp_rank * tp_size + tp_rank."""
+    """Parallel mapping of a checkpoint: rank = pp_rank * tp_size + tp_rank."""
 
     tp_size: int = 1
     pp_size: int = 1
     moe_ep_size: int = 1
-    """Experts of a layer are dealt to so many groups of its tp_size ranks, and cut within a group."""
+    """Number of groups of a stage's ranks.
+
+    Each group has an equal share of the experts, and cuts them among its ranks.
+    """
 
     @classmethod
     def of(
         cls, tp_size: int, pp_size: int, moe_tp_size: int | None = None, moe_ep_size: int | None = None
     ) -> ParallelMapping:
-        """As TensorRT-LLM has it: moe_tp_size * moe_ep_size is tp_size, and of two that are None, moe_ep_size is 1.
+        """Fills in missing sizes as TensorRT-LLM does: moe_tp_size * moe_ep_size = tp_size; moe_ep_size defaults to 1.
 
         Raises ConfigError.
         """
@@ -61,31 +64,31 @@ class ParallelMapping:
 
     @property
     def world_size(self) -> int:
-        """The number of ranks, and of rank{N}.safetensors files."""
+        """Number of ranks, and of rank{N}.safetensors files."""
         return self.tp_size * self.pp_size
 
     @property
     def moe_tp_size(self) -> int:
-        """Ranks among which an expert is cut."""
+        """Number of ranks that share an expert."""
         return self.tp_size // self.moe_ep_size
 
     def moe_tp_rank(self, tp_rank: int) -> int:
-        """Which share of its experts a rank has."""
+        """Index of a rank's share of its experts."""
         return tp_rank // self.moe_ep_size
 
     def experts_of(self, tp_rank: int, num_experts: int) -> range:
-        """The numbers of those that a rank has."""
+        """Indices of a rank's experts."""
         count = num_experts // self.moe_ep_size
         first = tp_rank % self.moe_ep_size * count
         return range(first, first + count)
 
     def describe(self) -> str:
-        """What people read: tp_size 4, pp_size 1, moe_ep_size 2."""
+        """Text for people: tp_size 4, pp_size 1, moe_ep_size 2."""
         experts = f", moe_ep_size {self.moe_ep_size}" if self.moe_ep_size > 1 else ""
         return f"tp_size {self.tp_size}, pp_size {self.pp_size}{experts}"
 
     def to_dict(self) -> dict[str, int]:
-        """The content of config.json's mapping."""
+        """Content of config.json's mapping."""
         result = {"world_size": self.world_size, "tp_size": self.tp_size, "pp_size": self.pp_size}
         if self.moe_ep_size > 1:
             result.update(moe_tp_size=self.moe_tp_size, moe_ep_size=self.moe_ep_size)
@@ -94,7 +97,7 @@ class ParallelMapping:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """What a checkpoint holds. Sizes are those of the whole model, whatever the mapping."""
+    """Config of a checkpoint. Sizes are those of the whole model, whatever the mapping."""
 
     architecture: str
     dtype: DType
@@ -112,111 +115,115 @@ class CheckpointConfig:
     rotary_scaling: RotaryScaling | None = None
     hidden_act: str = HIDDEN_ACTS[0]
     relu_threshold: float = 0.0
-    """Of gates with a ReLU: what is not above it counts as 0. In config.json where it is not 0."""
+    """For gates with a ReLU: values up to this threshold count as 0. config.json omits it if it is 0."""
     position_embedding_type: str = ROPE
     attn_bias: bool = False
-    """A bias on attention.qkv."""
+    """True if attention.qkv has a bias."""
     attn_dense_bias: bool = False
-    """A bias on attention.dense."""
+    """True if attention.dense has a bias."""
     mlp_bias: bool = False
-    """A bias on mlp.fc, mlp.gate and mlp.proj."""
+    """True if mlp.fc, mlp.gate and mlp.proj have biases."""
     qk_layernorm: bool = False
     """RMS norms over each head of q and k before RoPE: attention.q_layernorm and attention.k_layernorm."""
     sliding_window: int | None = None
-    """In sliding_window_layers, a token sees itself and the sliding_window - 1 tokens before it, and as many behind it
-    where it sees those at all."""
+    """In sliding_window_layers, a token attends to itself and the sliding_window - 1 tokens before it.
+
+    In encoders it also attends to as many tokens after it.
+    """
     sliding_window_layers: tuple[int, ...] = ()
     share_embedding_table: bool = False
-    """lm_head is transformer.vocab_embedding; lm_head.weight is stored only where it differs from that: as a
-    slice when world_size is above 1, and quantised."""
+    """True if lm_head is transformer.vocab_embedding.
+
+    lm_head.weight is stored only if it differs from it: as a slice if world_size is above 1, or quantised.
+    """
     mapping: ParallelMapping = ParallelMapping()
     quantization: QuantConfig | None = None
-    """Of the weights."""
+    """Quantisation of the weights; None: not quantised."""
     int8_kv_cache: bool = False
-    """Keys and values are kept as int8; config.json has it as quantization.kv_cache_quant_algo."""
+    """True if keys and values are stored as int8; quantization.kv_cache_quant_algo in config.json."""
     bos_token_id: int | None = None
     eos_token_id: tuple[int, ...] = ()
     pad_token_id: int | None = None
     has_lm_head: bool = True
-    """False: the model gives hidden states, or classes, and no tokens."""
+    """False: the model returns hidden states or classes, and generates no tokens."""
     embedding_pooling: EmbeddingPooling | None = None
-    """None: the model does not say how embeddings are made of its hidden states."""
+    """Pooling of embeddings; None if the model does not say."""
     classifier: Classifier | None = None
-    """Of a model that has a head for classes."""
+    """Classes of a model with a classification head; None for other models."""
 
     def window_of(self, layer: int) -> int | None:
-        """How many tokens a token of this layer sees, itself included; None: all before it."""
+        """Number of tokens that a token of this layer attends to, including itself; None: all earlier tokens."""
         return self.sliding_window if layer in self.sliding_window_layers else None
 
     @property
     def num_encoder_layers(self) -> int:
-        """Of an encoder before the decoder; 0: there is none."""
+        """Number of layers of an encoder before the decoder; 0: no encoder."""
         return 0
 
     @property
     def num_experts(self) -> int:
-        """Of the layers that have some; 0: there are none."""
+        """Number of experts in each layer that has experts; 0: none."""
         return 0
 
     @property
     def is_encoder_only(self) -> bool:
-        """Whether tokens see those behind them as well, and the model generates none."""
+        """True if tokens also attend to later tokens, and the model generates none."""
         return False
 
     @property
     def classified_row(self) -> str:
-        """One of POOLING_TYPES: which hidden state classifiers of texts read."""
+        """Hidden state that classifiers of texts read; one of POOLING_TYPES."""
         return LAST
 
     def classifiers_need_pooler(self, *, per_token: bool) -> bool:
-        """Whether classifiers of texts, or of tokens, have a layer before their last one."""
+        """True if classifiers of texts, or of tokens, have a layer before their last one."""
         return False
 
     @property
     def head_layer(self) -> HeadLayer | None:
-        """What classifiers of texts have before their last layer, where adapters bring both; else None."""
+        """Layer before the last one in classifiers of texts, if adapters bring both layers; otherwise None."""
         return None
 
     @property
     def num_adapted_layers(self) -> int:
-        """Layers as adapters number them: the decoder's, then those of an encoder before it."""
+        """Number of layers as adapters count them: the decoder's, then those of an encoder before it."""
         return self.num_hidden_layers + self.num_encoder_layers
 
     @property
     def rotary_size(self) -> int:
-        """Elements of a head that are rotated."""
+        """Number of elements of a head that RoPE rotates."""
         return self.head_size
 
     @property
     def lm_head_is_embedding(self) -> bool:
-        """Whether the embedding's tensor is lm_head's as well."""
+        """True if the embedding's tensor is also lm_head's."""
         is_quantized = self.quantization is not None and LM_HEAD_MODULE not in self.quantization.exclude_modules
         return self.share_embedding_table and self.mapping.world_size == 1 and not is_quantized
 
     def describe_depth(self) -> str:
-        """What people read: 28 layers."""
+        """Text for people: 28 layers."""
         before = f"{self.num_encoder_layers} encoder and " if self.num_encoder_layers else ""
         return f"{before}{self.num_hidden_layers}{' decoder' if before else ''} layers"
 
     def describe_layers(self) -> str:
-        """What people read: 28 of hidden size 1024, mlp 4096."""
+        """Text for people: 28 of hidden size 1024, mlp 4096."""
         return f"{self.num_hidden_layers} of hidden size {self.hidden_size}, mlp {self.intermediate_size}"
 
     def describe_weights(self) -> str:
-        """What people read: bfloat16, linear layers W4A16 in groups of 128."""
+        """Text for people: bfloat16, linear layers W4A16 in groups of 128."""
         quantized = f", linear layers {self.quantization.describe()}" if self.quantization is not None else ""
         return dtype_name(self.dtype) + quantized
 
     def describe_kv_cache(self, tokens_per_block: int) -> str:
-        """What keys and values are kept as, and in which blocks: int8, 32 tokens a block."""
+        """Text for people, with dtype and block size of the KV cache: int8, 32 tokens a block."""
         return f"{'int8' if self.int8_kv_cache else dtype_name(self.dtype)}, {tokens_per_block} tokens a block"
 
     def describe_types(self) -> str:
-        """Both: bfloat16, linear layers W4A16 in groups of 128, int8 KV cache."""
+        """Text for people: bfloat16, linear layers W4A16 in groups of 128, int8 KV cache."""
         return self.describe_weights() + (", int8 KV cache" if self.int8_kv_cache else "")
 
     def to_dict(self) -> dict[str, Any]:
-        """The content of config.json."""
+        """Content of config.json."""
         result: dict[str, Any] = {"producer": {"name": PRODUCER, "version": __version__}}
         for field in fields(self):
             if field.name != "int8_kv_cache":
@@ -237,13 +244,14 @@ class CheckpointConfig:
         return result
 
     def to_json(self) -> str:
-        """The text of config.json."""
+        """Text of config.json."""
         return json.dumps(self.to_dict(), indent=2) + "\n"
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any], *, subject: str) -> CheckpointConfig:
-        """The inverse of to_dict. Raises CheckpointError, which begins with `subject` and lists every
-        missing, unknown and unacceptable field.
+        """Reads what to_dict() returned.
+
+        Raises CheckpointError, which begins with `subject` and lists every missing, unknown and unacceptable field.
         """
         source = JsonFields(data)
         source.discard(("producer",))
@@ -293,7 +301,7 @@ class CheckpointConfig:
         return config
 
     def inconsistencies(self) -> list[str]:
-        """What is wrong between fields that are each acceptable alone."""
+        """Lists contradictions between fields that are each acceptable."""
         problems = []
         if self.num_attention_heads % self.num_key_value_heads != 0:
             problems.append(
@@ -323,7 +331,7 @@ class CheckpointConfig:
         return problems
 
     def mapping_inconsistencies(self) -> list[str]:
-        """Why this model cannot be cut by its mapping."""
+        """Lists reasons why this model cannot be cut by its mapping."""
         tp_size, pp_size = self.mapping.tp_size, self.mapping.pp_size
         problems = [
             f"tp_size {tp_size} does not divide {name} {size}"
@@ -346,7 +354,7 @@ class CheckpointConfig:
 
 
 def _read_own(source: JsonFields, config_class: type[CheckpointConfig]) -> dict[str, Any]:
-    """The fields that a family's config has beyond the others'."""
+    """Reads the fields that a family's config adds to the common ones."""
     common = {field.name for field in fields(CheckpointConfig)}
     hints = get_type_hints(config_class)
     readers: dict[Any, Callable[[str], Any]] = {
@@ -365,7 +373,7 @@ def _read_own(source: JsonFields, config_class: type[CheckpointConfig]) -> dict[
 def _read_dtype(source: JsonFields, name: str) -> DType:
     text = source.string(name)
     if not text:
-        return DType.FLOAT32  # the stand-in; source has noted what is wrong
+        return DType.FLOAT32  # a placeholder; source has noted the problem
     try:
         return dtype_from_name(text)
     except ConfigError as error:

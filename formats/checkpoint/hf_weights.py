@@ -1,4 +1,4 @@
-"""The tensors of a Hugging Face model directory: in one file or several, safetensors or pickled."""
+"""Tensors of a Hugging Face model directory: one or several files, safetensors or pickled."""
 
 from __future__ import annotations
 
@@ -22,37 +22,40 @@ _INDEX_SUFFIX: Final = ".index.json"
 
 
 class WeightFile(Protocol):
-    """One open file of tensors."""
+    """An open file of tensors."""
 
     @property
     def specs(self) -> Mapping[str, TensorSpec]:
-        """The tensors by name."""
+        """Dtype and shape of the tensors, by name."""
 
     def rows(self, name: str, first: int, last: int, *, step: int | None = None) -> Iterator[Array]:
-        """Rows first .. last of a tensor, `step` at a time or a few MiB of them. A scalar is a row."""
+        """Yields rows first .. last of a tensor, `step` at a time, or in pieces of a few MiB.
+
+        A scalar counts as a row.
+        """
 
 
 class MadeTensor(Protocol):
-    """A tensor that is made of others of the model as it is read."""
+    """A tensor computed from other tensors of the model while it is read."""
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """Those, the one with most of the values first."""
+        """Names of the source tensors, the one with most of the values first."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one dimension or two."""
+        """Shape, of one or two dimensions."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of the values."""
+        """Dtype of the values."""
 
     def rows(self, rows: range, step: int) -> Iterator[Array]:
-        """Rows of it, `step` at a time."""
+        """Yields rows, `step` at a time."""
 
 
 class MadeMatrix(MadeTensor, Protocol):
-    """The weight of a linear layer that was quantised."""
+    """The weight of a quantised linear layer."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -69,7 +72,10 @@ class HfWeights:
     """All tensors of a model directory."""
 
     def __init__(self, model_dir: Path) -> None:
-        """Opens every file. Raises CheckpointError with every disagreement between headers and index."""
+        """Opens every file.
+
+        Raises CheckpointError that lists all differences between the files' headers and the index.
+        """
         self._files: dict[str, WeightFile] = {}
         self._file_of: dict[str, str] = {}
         self._made: dict[str, MadeTensor] = {}
@@ -84,9 +90,9 @@ class HfWeights:
         self._stored = {name: name for name in self._file_of}
 
     def renamed(self, name_now: Callable[[str], str]) -> HfWeights:
-        """The same tensors, each by what `name_now` makes of its name.
+        """Returns the same tensors, renamed by `name_now`.
 
-        Raises CheckpointError for two tensors that would have one name.
+        Raises CheckpointError if two tensors would have one name.
         """
         result = copy.copy(self)
         result._stored = {}
@@ -100,15 +106,15 @@ class HfWeights:
         return result
 
     def with_matrices(self, matrices: Mapping[str, MadeMatrix]) -> HfWeights:
-        """As with_made(), of layers that were quantised."""
+        """Like with_made(), for the weights of quantised layers."""
         result = self.with_made(matrices)
         result._matrices = dict(matrices)
         return result
 
     def with_made(self, made: Mapping[str, MadeTensor]) -> HfWeights:
-        """The same with these in place of the tensors that they are made of, by the names that they have from now.
+        """Returns a copy in which `made`, by their new names, replace the tensors that they are made from.
 
-        Raises CheckpointError for such a name that another tensor has.
+        Raises CheckpointError if another tensor already has such a name.
         """
         result = copy.copy(self)
         used = {name for tensor in made.values() for name in tensor.tensors}
@@ -125,17 +131,17 @@ class HfWeights:
 
     @property
     def directory(self) -> Path:
-        """The model's."""
+        """The model's directory."""
         return self._directory
 
     @property
     def matrices(self) -> dict[str, MadeMatrix]:
-        """Those of layers that were quantised, by the names that they have now."""
+        """Weights of quantised layers, by their current names."""
         return {name: self._matrices[stored] for name, stored in self._stored.items() if stored in self._matrices}
 
     @property
     def names(self) -> list[str]:
-        """Every tensor's name, file by file."""
+        """Names of all tensors, file by file."""
         return list(self._stored)
 
     def spec(self, name: str) -> TensorSpec:
@@ -147,7 +153,7 @@ class HfWeights:
         return replace(spec, name=name)
 
     def stored_bytes(self, names: Iterable[str]) -> int:
-        """Of tensors in their files, or of those that they are made of, each once."""
+        """Size in files of the tensors, or of the tensors that they are made from; each counts once."""
         all_stored = (self._stored[name] for name in names)
         made_of = {
             own for stored in all_stored for own in (self._made[stored].tensors if stored in self._made else (stored,))
@@ -155,7 +161,7 @@ class HfWeights:
         return sum(self._files[self._file_of[own]].specs[own].num_bytes for own in made_of)
 
     def rows(self, name: str, rows: range, step: int | None = None) -> Iterator[Array]:
-        """Rows of a tensor, `step` at a time or a few MiB of them. A scalar is a row."""
+        """Yields rows of a tensor, `step` at a time, or in pieces of a few MiB. A scalar counts as a row."""
         stored = self._stored[name]
         if (made := self._made.get(stored)) is not None:
             row_bytes = math.prod(made.shape[1:]) * made.dtype.itemsize
@@ -163,7 +169,7 @@ class HfWeights:
         return self._files[self._file_of[stored]].rows(stored, rows.start, rows.stop, step=step)
 
     def joined_rows(self, name: str, rows: range | None = None) -> Array:
-        """Rows of a tensor, or all of them, in one array."""
+        """Returns rows of a tensor, or all rows, in one array."""
         spec = self.spec(name)
         if rows is None:
             rows = range(spec.shape[0] if spec.shape else 1)
@@ -171,7 +177,7 @@ class HfWeights:
         return np.concatenate(pieces) if pieces else np.empty((0, *spec.shape[1:]), spec.dtype)
 
     def where(self, name: str) -> str:
-        """The file and tensor, as error messages name them."""
+        """File and tensor, for error messages."""
         stored = self._stored[name]
         if (made := self._made.get(stored)) is not None:
             stored = made.tensors[0]
@@ -206,7 +212,7 @@ class HfWeights:
 
 
 def weight_file_names(model_dir: Path) -> list[str]:
-    """The files that HfWeights reads, the index among them. Raises CheckpointError as it does."""
+    """Names of the files that HfWeights reads, including the index. Raises CheckpointError like HfWeights."""
     whole, _ = _weights_of(model_dir)
     if (model_dir / whole).exists():
         return [whole]
@@ -215,7 +221,7 @@ def weight_file_names(model_dir: Path) -> list[str]:
 
 
 def _read_index(path: Path) -> dict[str, str]:
-    """The shard of each tensor. Raises CheckpointError for shards that are not files beside the index."""
+    """Reads the shard of each tensor. Raises CheckpointError if a shard is not a file next to the index."""
     weight_map = load_json_object(path, CheckpointError).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{path}: weight_map is {describe(weight_map)}; expected an object of file names")
@@ -232,7 +238,7 @@ def _read_index(path: Path) -> dict[str, str]:
 
 
 def _weights_of(model_dir: Path) -> tuple[str, type[Any]]:
-    """The name of the single-file form and the reader, for the first format that the directory holds."""
+    """Returns the single-file name and the reader of the first format that the directory holds."""
     for whole, reader in _READERS:
         present = [name for name in (whole, whole + _INDEX_SUFFIX) if (model_dir / name).exists()]
         if len(present) > 1:
@@ -244,5 +250,5 @@ def _weights_of(model_dir: Path) -> tuple[str, type[Any]]:
 
 
 def _is_plain_name(file: object) -> bool:
-    # Symbolic links are followed on purpose: the hub's cache consists of them.
+    # Follows symbolic links on purpose: the Hugging Face cache consists of them.
     return isinstance(file, str) and file not in ("", ".", "..") and not set(file) & set("/\\\0")

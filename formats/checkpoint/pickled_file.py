@@ -1,4 +1,4 @@
-"""Reads pytorch_model.bin, without running what a pickle may carry."""
+"""Reads pytorch_model.bin without running code from the pickle."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class PickledFile:
     """A file of pickled tensors. Needs torch."""
 
     def __init__(self, path: Path, content: bytes | None = None) -> None:
-        """Maps the file, or reads `content`, its bytes.
+        """Maps the file, or reads its bytes from `content`.
 
-        Raises CheckpointError without torch, and for files that hold anything but tensors.
+        Raises CheckpointError if torch is missing, and for files that hold anything but tensors.
         """
         self._path = path
         self._in_memory = None if content is None else self._load(content)
@@ -33,7 +33,10 @@ class PickledFile:
             self._check_total(len(content))
 
     def rows(self, name: str, first: int, last: int, *, step: int | None = None) -> Iterator[Array]:
-        """Rows first .. last of a tensor, `step` at a time or about PIECE_BYTES of them. A scalar is a row."""
+        """Yields rows first .. last of a tensor, `step` at a time, or about PIECE_BYTES of them.
+
+        A scalar counts as a row.
+        """
         tensor = self._tensors()[name]
         if tensor.dim() == 0:
             tensor = tensor.reshape(1)
@@ -41,11 +44,11 @@ class PickledFile:
             step = max(1, PIECE_BYTES // max(1, tensor[:1].nbytes))
         for begin in range(first, last, step):
             piece = tensor[begin : min(begin + step, last)].contiguous()
-            # numpy takes no bfloat16 from torch, so the bits pass as bytes.
+            # numpy accepts no bfloat16 from torch, so the bits pass as bytes.
             yield piece.view(_torch(self._path).uint8).numpy().view(self.specs[name].dtype)
 
     def _tensors(self) -> dict[str, Any]:
-        # Mapped again for each tensor, because pages that were read stay resident for as long as the mapping.
+        # Maps the file again for each tensor, because pages that were read stay resident as long as the mapping.
         return self._load() if self._in_memory is None else self._in_memory
 
     def _load(self, content: bytes | None = None) -> dict[str, Any]:
@@ -58,7 +61,7 @@ class PickledFile:
             else:
                 tensors = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         except Exception as reason:
-            # A damaged file ends torch's reader with nearly any exception there is.
+            # torch's reader raises nearly any exception for a damaged file.
             first_line = str(reason).partition("\n")[0]
             raise CheckpointError(f"{self._path}: cannot be read with weights_only=True: {first_line}") from reason
         if not isinstance(tensors, dict):
@@ -69,7 +72,7 @@ class PickledFile:
         return tensors
 
     def _refuse_compression(self, content: bytes) -> None:
-        """Raises CheckpointError for entries that take more memory than the file: torch writes them as they are."""
+        """Raises CheckpointError if the unpacked entries are larger than the file: torch.save does not compress."""
         file = io.BytesIO(content)
         if not zipfile.is_zipfile(file):  # torch's format before 1.6
             return
@@ -85,7 +88,7 @@ class PickledFile:
             )
 
     def _check_total(self, file_bytes: int) -> None:
-        """Raises CheckpointError for tensors that share more bytes than a tied pair does."""
+        """Raises CheckpointError if tensors share more bytes than a tied pair does."""
         total = sum(spec.num_bytes for spec in self.specs.values())
         if total > 2 * file_bytes:
             raise CheckpointError(
@@ -104,7 +107,7 @@ class PickledFile:
             raise CheckpointError(
                 f"{self._path}: tensor '{name}' is {tensor.layout} on {tensor.device}; expected a dense one with values"
             )
-        # Strides of 0 let a few bytes stand for any number of elements.
+        # With strides of 0, a few bytes could stand for any number of elements.
         needed, stored = tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes()
         if needed > stored:
             raise CheckpointError(

@@ -1,4 +1,4 @@
-"""Which slices of which Hugging Face tensors make a tensor of a checkpoint."""
+"""Plan of a checkpoint tensor: the slices of Hugging Face tensors that form it."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Slice:
-    """Rows and columns of a Hugging Face tensor; columns None: all, and the only choice for one dimension."""
+    """Rows and columns of a Hugging Face tensor. Columns None means all; tensors of one dimension need None."""
 
     source: str
     rows: range
     columns: range | None = None
     transposed: bool = False
-    """The tensor is stored the other way round, [in, out]; rows and columns are those of [out, in]."""
+    """True if the tensor is stored transposed, [in, out]; rows and columns refer to [out, in]."""
 
 
 @dataclass(frozen=True)
 class PlannedTensor:
-    """A tensor of a rank: its slices below one another, then `zero_rows` rows of zeros."""
+    """A tensor of a rank: its slices stacked by rows, then `zero_rows` rows of zeros."""
 
     name: str
     shape: tuple[int, ...]
     slices: tuple[Slice, ...]
     zero_rows: int = 0
     float32: bool = False
-    """It is not of the checkpoint's dtype, but of this."""
+    """True if the tensor is float32, whatever the checkpoint's dtype."""
     quantized: bool = False
-    """It is in checkpoints that are quantised."""
+    """True if quantised checkpoints quantise the tensor."""
     parts: tuple[int, ...] = ()
-    """Of the weight of a linear layer: the outputs of each of its parts."""
+    """Number of outputs of each part, for the weight of a linear layer."""

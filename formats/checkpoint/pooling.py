@@ -1,4 +1,4 @@
-"""What a checkpoint says of requests that end in rows: how embeddings are pooled, and what classifiers tell apart."""
+"""Pooling of embeddings, and classes of classifiers, as checkpoints describe them."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ SINGLE_LABEL: Final = "single_label_classification"
 MULTI_LABEL: Final = "multi_label_classification"
 REGRESSION: Final = "regression"
 PROBLEM_TYPES: Final = (SINGLE_LABEL, MULTI_LABEL, REGRESSION)
-"""Hugging Face's: of one label a text, of any number of them, and of values."""
+"""Hugging Face's problem types: one label per text, any number of labels, or values."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingPooling:
-    """How a text's hidden states become its embedding."""
+    """Pooling of a text's hidden states to its embedding."""
 
     pooling_type: str
     """One of POOLING_TYPES: the last token's, the first token's, or the mean of all."""
     normalize: bool
-    """The embedding is divided by its Euclidean length."""
+    """True if the embedding is divided by its Euclidean norm."""
 
     def to_dict(self) -> dict[str, Any]:
-        """As config.json has it."""
+        """Content of config.json."""
         return {"pooling_type": self.pooling_type, "normalize": self.normalize}
 
     def describe(self) -> str:
-        """What people read."""
+        """Text for people."""
         rows = {LAST: "the last token's hidden state", CLS: "the first token's hidden state", MEAN: "the mean of all"}
         return rows[self.pooling_type] + (", normalised" if self.normalize else "")
 
     @classmethod
     def from_fields(cls, fields: JsonFields) -> EmbeddingPooling:
-        """The inverse of to_dict; problems are noted in `fields`."""
+        """Reads what to_dict() returned; notes problems in `fields`."""
         return cls(
             pooling_type=fields.string("pooling_type", choices=POOLING_TYPES), normalize=fields.boolean("normalize")
         )
@@ -48,38 +48,38 @@ class EmbeddingPooling:
 
 @dataclass(frozen=True)
 class HeadLayer:
-    """A linear layer that a classifier of texts has before its last one, where adapters have their own of both."""
+    """A linear layer before a text classifier's last layer, for adapters that bring both layers."""
 
     path: str
-    """In a Hugging Face model."""
+    """Path in a Hugging Face model."""
     activation: PoolingActivation
-    """What follows it."""
+    """Activation after the layer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Classifier:
-    """What a model with a head for classes tells apart."""
+    """Classes of a model with a classification head."""
 
     labels: tuple[str, ...]
-    """By number."""
+    """Names, by index of the class."""
     problem_type: str
     """One of PROBLEM_TYPES."""
     per_token: bool
-    """Every token is classified, instead of the text."""
+    """True if every token is classified, False if the text is."""
 
     def to_dict(self) -> dict[str, Any]:
-        """As config.json has it."""
+        """Content of config.json."""
         return {"labels": list(self.labels), "problem_type": self.problem_type, "per_token": self.per_token}
 
     def describe(self) -> str:
-        """What people read, with the first labels."""
+        """Text for people, with the first labels."""
         shown = ", ".join(self.labels[:4]) + (", ..." if len(self.labels) > 4 else "")
         of = "each token" if self.per_token else "the text"
         return f"{len(self.labels)} classes of {of} ({shown}), {self.problem_type}"
 
     @classmethod
     def from_fields(cls, fields: JsonFields) -> Classifier:
-        """The inverse of to_dict; problems are noted in `fields`."""
+        """Reads what to_dict() returned; notes problems in `fields`."""
         return cls(
             labels=fields.strings("labels"),
             problem_type=fields.string("problem_type", choices=PROBLEM_TYPES),
@@ -88,7 +88,7 @@ class Classifier:
 
 
 def problem_type_of(stated: str | None, num_labels: int) -> str:
-    """The type that transformers' pipelines take where a config.json does not state one."""
+    """Returns the stated type, or transformers' default if config.json states none."""
     if stated is not None:
         return stated
     return MULTI_LABEL if num_labels == 1 else SINGLE_LABEL

@@ -1,4 +1,4 @@
-"""How a checkpoint's weights are quantised, with TensorRT-LLM's names, and the tensors that hold them."""
+"""Quantisation of a checkpoint's weights, with TensorRT-LLM's names, and the tensors that hold them."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from .tensor_names import LM_HEAD
 DEFAULT_GROUP_SIZE: Final = 128
 GROUP_SIZES: Final = (32, 64, 128)
 CODE_GROUP_SIZES: Final = (32, 64, 128, 256, 512, 1024, 2048, 4096)
-"""Of numbers of a table: the blocks that bitsandbytes has."""
+"""Group sizes of codebook weights: the block sizes of bitsandbytes."""
 FLOAT8_GROUPS: Final = 8
-"""Inputs of which groups of E4M3 are multiples."""
+"""E4M3 group sizes must be multiples of this number of inputs."""
 PACKED_INPUTS: Final = {2: 16, 3: 32, 4: 2}
-"""By the bits of few bits: how many inputs are packed together, of which there are whole groups."""
+"""Number of inputs packed together, by number of bits. Rows hold a whole number of such packs."""
 INT8_KV_CACHE: Final = "INT8"
 """TensorRT-LLM's name, in kv_cache_quant_algo."""
 QUANT_ALGOS: Final = tuple(algo.name for algo in QuantAlgo if algo is not QuantAlgo.NONE)
 
 FEW_BITS: Final = (QuantAlgo.W4A16, QuantAlgo.W4A8)
-"""Of weights of four bits or fewer."""
+"""Algorithms with weights of four bits or fewer."""
 
 _WITH_INT8_ACTIVATIONS: Final = {
     QuantAlgo.W8A16: QuantAlgo.W8A8,
@@ -44,28 +44,31 @@ _INPUT_ORDER: Final = "input_order"
 
 @dataclass(frozen=True, kw_only=True)
 class QuantConfig:
-    """How a checkpoint's weights are quantised."""
+    """Quantisation of a checkpoint's weights."""
 
     quant_algo: QuantAlgo
     group_size: int | None = None
-    """All but W8A8: consecutive inputs of an output that share a scale; None: all of them."""
+    """Number of consecutive inputs of an output that share a scale; None: all inputs. Not for W8A8."""
     has_zero_point: bool = False
-    """All but W8A8: each group has a zero point as well."""
+    """True if each group also has a zero point. Not for W8A8."""
     scale_dtype: DType = DType.BFLOAT16
-    """The type of the scales, where has_typed_scales."""
+    """Dtype of the scales if has_typed_scales."""
     bits: int = 4
-    """W4A16 and W4A8: how many the integers need, 2, 3 or 4. Checkpoints store four, engines as many as these."""
+    """Bits of W4A16 and W4A8 integers: 2, 3 or 4. Checkpoints store four bits, engines this number."""
     code: WeightCode = WeightCode.INTEGER
-    """What the bits of a weight stand for."""
+    """Meaning of a weight's bits."""
     value_dtype: DType | None = None
-    """Of numbers of a table and E4M3: what they become times a scale, rounded once; None of integers."""
+    """For codebook weights and E4M3: dtype of number * scale, rounded once; None for integers."""
     reordered: bool = False
-    """W4A16 and W8A16 of integers: the inputs of a weight are in an order of its own, which a tensor tells."""
+    """True if a weight's inputs are permuted (GPTQ's act-order); a tensor holds the permutation.
+
+    Only for integers of W4A16 and W8A16.
+    """
     exclude_modules: tuple[str, ...] = ()
-    """Linear layers that are not quantised, by their names in a checkpoint, such as lm_head."""
+    """Names of linear layers that are not quantised, such as lm_head."""
 
     def problems(self) -> list[str]:
-        """Everything that cannot be."""
+        """Lists everything that is not accepted."""
         found = []
         accepted = CODE_GROUP_SIZES if self.is_coded else GROUP_SIZES
         if self.group_size is not None and self.is_float8:
@@ -115,49 +118,52 @@ class QuantConfig:
 
     @property
     def has_few_bits(self) -> bool:
-        """Whether weights have four bits or fewer."""
+        """True if weights have four bits or fewer."""
         return self.quant_algo in FEW_BITS
 
     @property
     def is_coded(self) -> bool:
-        """Whether the bits stand for numbers of a table or of FP8, which become values of a type."""
+        """True if the bits are codes, not plain integers: entries of a codebook, FP8 or LLM.int8() numbers.
+
+        Their products with scales are rounded to value_dtype.
+        """
         return self.code is not WeightCode.INTEGER
 
     @property
     def is_float8(self) -> bool:
-        """Whether the weights are numbers of FP8."""
+        """True if the weights are FP8 numbers."""
         return self.code is WeightCode.E4M3
 
     @property
     def is_llm_int8(self) -> bool:
-        """Whether the weights are integers whose values are those of bitsandbytes' LLM.int8()."""
+        """True if the weights are integers with the values of bitsandbytes' LLM.int8()."""
         return self.code is WeightCode.LLM_INT8
 
     @property
     def is_of_eight_bits(self) -> bool:
-        """Whether numbers with a code have eight bits."""
+        """True if the weights are codes of eight bits."""
         return self.is_float8 or self.is_llm_int8
 
     @property
     def has_typed_scales(self) -> bool:
-        """Whether scales have a type and groups: others are one float32 an output."""
+        """True if scales have groups or a dtype of their own; otherwise there is one float32 scale per output."""
         return self.has_few_bits or self.is_of_eight_bits or self.group_size is not None
 
     @property
     def can_be_made(self) -> bool:
-        """Whether weights can be rounded so; the others are published so."""
+        """True if AdaptRT can quantise weights this way; other formats only come from published models."""
         is_published_int8 = not self.has_few_bits and (self.group_size is not None or self.has_zero_point)
         return self.bits == 4 and not self.is_coded and not self.reordered and not is_published_int8
 
     @property
     def packed_inputs(self) -> int:
-        """How many inputs of an output are packed together: there are whole groups of so many."""
+        """Number of inputs of an output that are packed together; rows hold a whole number of such packs."""
         if self.has_few_bits:
             return PACKED_INPUTS[self.bits]
         return 2 if self.is_of_eight_bits else 1
 
     def shape_problems(self, weights: Mapping[str, tuple[int, ...]]) -> list[str]:
-        """Why weights of these names and shapes cannot be quantised so."""
+        """Lists reasons why weights of these names and shapes cannot be quantised this way."""
         if self.is_of_eight_bits:
             return [
                 f"tensor '{name}' has {shape[1]} inputs; {self.code.name} needs an even number"
@@ -186,9 +192,9 @@ class QuantConfig:
         return f"{what} packs {together} together, of which there must be a multiple"
 
     def with_int8_activations(self) -> QuantConfig:
-        """The same weights, multiplied with activations that are rounded to int8.
+        """Returns the same weights, for activations that are rounded to int8.
 
-        Raises ConfigError for weights that are not.
+        Raises ConfigError if the weights do not support it.
         """
         if self.quant_algo in _WITH_INT8_ACTIVATIONS:
             config = replace(self, quant_algo=_WITH_INT8_ACTIVATIONS[self.quant_algo])
@@ -200,27 +206,27 @@ class QuantConfig:
         )
 
     def of_weight(self, name: str) -> QuantConfig:
-        """How the weight of a linear layer is quantised that is: lm_head to int8, whatever the layers are."""
+        """Quantisation of a quantised linear layer's weight: lm_head is always int8."""
         return QuantConfig(quant_algo=QuantAlgo.W8A16) if name == LM_HEAD else self
 
     def scales_of(self, name: str) -> str:
-        """The tensor with the scales of a quantised weight; `self` is of_weight() of that weight."""
+        """Name of the tensor with a quantised weight's scales. Call it on of_weight() of that weight."""
         return f"{name.removesuffix(_WEIGHT)}.{_CHANNEL_SCALE if self.group_size is None else _GROUP_SCALE}"
 
     def zeros_of(self, name: str) -> str:
-        """The tensor with its zero points, if there are any."""
+        """Name of the tensor with the zero points, if there are any."""
         return f"{name.removesuffix(_WEIGHT)}.{_ZERO}"
 
     def input_order_of(self, name: str) -> str:
-        """The tensor with the orders of its inputs, if it is reordered: input i of a part is order[part, i]."""
+        """Name of the tensor with the permutations, if the inputs are permuted: input i of a part is order[part, i]."""
         return f"{name.removesuffix(_WEIGHT)}.{_INPUT_ORDER}"
 
     def groups(self, inputs: int) -> int:
-        """Number of scales of an output."""
+        """Number of scales per output."""
         return 1 if self.group_size is None else -(-inputs // self.group_size)
 
     def describe(self) -> str:
-        """What people read: W4A16 in groups of 64 with zero points."""
+        """Text for people: W4A16 in groups of 64 with zero points."""
         code = f" of {self.code.name}" if self.is_coded else ""
         group = f" in groups of {self.group_size}" if self.group_size is not None else ""
         zeros = " with zero points" if self.has_zero_point else ""
@@ -235,7 +241,7 @@ class QuantConfig:
         return f", but for {self.exclude_modules[0] if count == 1 else f'{count} of them'}"
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields of the weights in the `quantization` of config.json."""
+        """Fields of the weights in config.json's `quantization`."""
         own: dict[str, Any] = {}
         if self.has_typed_scales:
             own["scale_dtype"] = dtype_name(self.scale_dtype)
@@ -255,7 +261,7 @@ class QuantConfig:
 
 
 def quantization_to_dict(weights: QuantConfig | None, *, int8_kv_cache: bool) -> dict[str, Any]:
-    """The `quantization` of config.json; `weights` None: they are not quantised."""
+    """Content of config.json's `quantization`; `weights` None: not quantised."""
     return {
         "quant_algo": None,
         "kv_cache_quant_algo": INT8_KV_CACHE if int8_kv_cache else None,
@@ -264,7 +270,7 @@ def quantization_to_dict(weights: QuantConfig | None, *, int8_kv_cache: bool) ->
 
 
 def read_int8_kv_cache(source: JsonFields) -> bool:
-    """Takes the field of the KV cache of a `quantization` object: whether it is int8."""
+    """Reads the KV cache's field of a `quantization` object; True if the cache is int8."""
     algo = source.raw("kv_cache_quant_algo")
     if algo not in (None, INT8_KV_CACHE):
         source.problem("kv_cache_quant_algo", f"is {describe(algo)}; accepted: null, {INT8_KV_CACHE}")
@@ -272,12 +278,12 @@ def read_int8_kv_cache(source: JsonFields) -> bool:
 
 
 def read_quantization(source: JsonFields) -> QuantConfig | None:
-    """Takes the fields of the weights of a `quantization` object; None when they are not quantised."""
+    """Reads the weights' fields of a `quantization` object; None if they are not quantised."""
     algo = source.raw("quant_algo")
     group_size = source.optional_integer("group_size")
     has_zero_point = source.boolean("has_zero_point", default=False)
     excluded = source.strings("exclude_modules") if "exclude_modules" in source else ()
-    # Checkpoints of before there was another type of scales, fewer bits, a code, or an order, do not have these.
+    # Older checkpoints lack these fields.
     scale_dtype = _optional_dtype(source, "scale_dtype")
     value_dtype = _optional_dtype(source, "value_dtype")
     bits = source.integer("bits") if "bits" in source else 4
@@ -320,9 +326,9 @@ def _optional_dtype(source: JsonFields, name: str) -> DType | None:
 
 
 def quantized_specs(name: str, shape: tuple[int, int], how: QuantConfig, num_parts: int = 1) -> list[TensorSpec]:
-    """What a rank's file holds of a weight that is quantised.
+    """Specs of the tensors in a rank's file for a quantised weight.
 
-    That is its integers, its scales, its zero points and, if it is reordered, the orders of the inputs of its parts.
+    These are its integers, scales, zero points and, if the inputs are permuted, the permutation of each part.
     """
     outputs, inputs = shape
     groups = (outputs,) if how.group_size is None else (outputs, how.groups(inputs))

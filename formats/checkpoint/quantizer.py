@@ -1,4 +1,4 @@
-"""Rounds weights to int8 or four bits, and measures what that changes."""
+"""Rounds weights to int8 or four bits, and measures the error."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ class QuantizedRows:
     """Rows of a weight as checkpoints hold them."""
 
     weights: Array
-    """int8 or FP8 [rows, in], or uint8 [rows, in / 2]: two inputs in a byte, the even one in its lower half."""
+    """int8 or FP8 [rows, in], or uint8 [rows, in / 2]: two inputs per byte, the even one in the lower half."""
     scales: Array
-    """[rows, groups], of QuantConfig.scale_dtype where they have a type, float32 otherwise."""
+    """[rows, groups], of QuantConfig.scale_dtype if has_typed_scales, otherwise float32."""
     zeros: Array | None
-    """[rows, groups], with zero points: uint8, or int8 as the weights."""
+    """Zero points [rows, groups], uint8, or int8 if the weights are int8; None without zero points."""
 
 
 def quantize_rows(rows: Array, config: QuantConfig) -> QuantizedRows:
     """Rounds float32 [rows, in] to the nearest values that the scales allow.
 
-    int8: scale = max|w| / 127 over the row. Four bits: scale = max|w| / 7 over the group; with zero points scale =
-    (max(w, 0) - min(w, 0)) / 15 and zero = round(-min(w, 0) / scale). Scales of four bits are rounded to bfloat16
-    first, so the integers are chosen for the scale that is stored.
+    int8: scale = max|w| / 127 over the row. Four bits: scale = max|w| / 7 over the group; with zero points
+    scale = (max(w, 0) - min(w, 0)) / 15 and zero = round(-min(w, 0) / scale). Four-bit scales are rounded to bfloat16
+    first, so the integers match the stored scale.
     """
     if not config.has_few_bits:
         scales = np.abs(rows).max(axis=1, keepdims=True, initial=0) / np.float32(_INT8_LIMIT)
@@ -61,7 +61,7 @@ def quantize_rows(rows: Array, config: QuantConfig) -> QuantizedRows:
 
 
 def dequantize_rows(rows: QuantizedRows, config: QuantConfig) -> Array:
-    """float32 [rows, in]: the values that the integers or numbers of a table stand for, in the order they are in."""
+    """Returns the values of the integers or codebook entries, float32 [rows, in], in the order of the rows."""
     if config.is_of_eight_bits:
         return _products(rows.weights.astype(np.float32), rows.scales, config)
     if not config.has_few_bits:
@@ -72,13 +72,13 @@ def dequantize_rows(rows: QuantizedRows, config: QuantConfig) -> Array:
     if config.is_coded:
         return _products(code_table(config.code)[values], rows.scales, config)
     if rows.zeros is None:
-        # Four bits of two's complement.
+        # Sign-extends four bits of two's complement.
         values = ((values ^ _UINT4_MIDDLE) - _UINT4_MIDDLE).astype(np.int8)
     return _scaled_differences(values.astype(np.float32), rows, config)
 
 
 def _scaled_differences(integers: Array, rows: QuantizedRows, config: QuantConfig) -> Array:
-    """float32: the integers less the zero points of their groups, times the scales."""
+    """Returns (integers - zero points) * scales, as float32."""
     grouped = _groups(integers, config)
     if rows.zeros is not None:
         grouped = grouped - rows.zeros.astype(np.float32)[:, :, None]
@@ -87,9 +87,9 @@ def _scaled_differences(integers: Array, rows: QuantizedRows, config: QuantConfi
 
 
 def _products(numbers: Array, scales: Array, config: QuantConfig) -> Array:
-    """float32: the numbers times the scales of their groups, rounded once to the values' type.
+    """Returns numbers * scales, as float32, rounded once to value_dtype.
 
-    Those of LLM.int8() are multiplied by a factor as well, in float32.
+    LLM.int8() values are also multiplied by a factor, in float32.
     """
     assert config.value_dtype is not None
     grouped = _groups(numbers, config)
@@ -101,14 +101,14 @@ def _products(numbers: Array, scales: Array, config: QuantConfig) -> Array:
 
 @dataclass
 class QuantizationError:
-    """How far a tensor's quantised values are from its own, gathered over its rows."""
+    """Error of a tensor's quantised values, accumulated over its rows."""
 
     name: str
     squared_error: float = field(default=0.0, repr=False)
     squared_norm: float = field(default=0.0, repr=False)
 
     def add(self, rows: Array, quantized: Array) -> None:
-        """Takes in more rows, both float32 [rows, in]."""
+        """Adds rows, both float32 [rows, in]."""
         difference = (rows - quantized).astype(np.float64, copy=False)
         self.squared_error += float(np.square(difference).sum())
         self.squared_norm += float(np.square(rows, dtype=np.float64).sum())
@@ -120,7 +120,7 @@ class QuantizationError:
 
 
 def _groups(rows: Array, config: QuantConfig) -> Array:
-    """[rows, groups, size], the last group padded with zeros."""
+    """Returns [rows, groups, size], with the last group padded with zeros."""
     inputs = rows.shape[1]
     size = inputs if config.group_size is None else config.group_size
     padding = -inputs % size
@@ -129,12 +129,12 @@ def _groups(rows: Array, config: QuantConfig) -> Array:
 
 
 def _rounded_scales(scales: Array) -> tuple[Array, Array]:
-    """The scales as they are stored, and those again in float32."""
+    """Returns the scales as stored, and those again as float32."""
     stored = scales.astype(BFLOAT16)
     return stored, to_float32(stored)
 
 
 def _quotients(values: Array, scales: Array) -> Array:
-    """values / scales, 0 where the scale is 0."""
+    """Returns values / scales, 0 if the scale is 0."""
     result: Array = np.divide(values, scales, out=np.zeros_like(values), where=scales > 0)
     return result

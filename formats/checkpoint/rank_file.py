@@ -17,12 +17,12 @@ from .rank_tensors import RankTensors
 
 
 def rank_file(rank: int) -> str:
-    """The name of a rank's file in a checkpoint directory."""
+    """Name of a rank's file in a checkpoint directory."""
     return f"rank{rank}.safetensors"
 
 
 def rank_specs(plan: Iterable[PlannedTensor], dtype: np.dtype[Any], config: QuantConfig | None) -> list[TensorSpec]:
-    """What the file of a rank holds, in order."""
+    """Specs of the tensors in a rank's file, in order."""
     return [spec for tensor in plan for spec in _specs_of(tensor, dtype, config)]
 
 
@@ -34,7 +34,7 @@ def _specs_of(tensor: PlannedTensor, dtype: np.dtype[Any], config: QuantConfig |
 
 
 def stored_dtype(tensor: PlannedTensor, dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The type of a tensor that is not quantised, in a checkpoint of `dtype`."""
+    """Dtype of a tensor that is not quantised, in a checkpoint of `dtype`."""
     return np.dtype(np.float32) if tensor.float32 else dtype
 
 
@@ -46,7 +46,7 @@ def write_rank(
     tensors: RankTensors,
     advance: Advance,
 ) -> None:
-    """Writes the file of the planned tensors. `advance` hears of the bytes written."""
+    """Writes the file of the planned tensors. Calls `advance` with the number of bytes written."""
     with SafetensorsWriter(path, rank_specs(plan, dtype, config), metadata={"format": "pt"}) as writer:
 
         def write(name: str, piece: Array) -> None:

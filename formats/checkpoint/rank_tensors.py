@@ -1,4 +1,4 @@
-"""The tensors of one rank of a checkpoint, read in pieces: from its file, or made of others meanwhile."""
+"""Tensors of one checkpoint rank, read in pieces: from its file, or computed on the fly."""
 
 from __future__ import annotations
 
@@ -18,38 +18,38 @@ class PlainTensors(Protocol):
     """Tensors by their names in a checkpoint."""
 
     def rows(self, name: str, rows: range, step: int | None = None) -> Iterator[Array]:
-        """Rows of a tensor that is not quantised, in the checkpoint's dtype.
+        """Yields rows of a tensor that is not quantised, in the checkpoint's dtype.
 
-        They come `step` at a time, the last ones fewer; None: in pieces of a few MiB.
+        step: number of rows per piece; None: pieces of a few MiB.
         """
 
 
 class RankTensors(PlainTensors, Protocol):
-    """Those of a checkpoint whose linear layers may be quantised."""
+    """Tensors of a checkpoint whose linear layers may be quantised."""
 
     def quantized_rows(self, name: str, rows: range, step: int | None = None) -> Iterator[QuantizedRows]:
-        """Rows of a weight that is quantised, as rows() gives those of others."""
+        """Yields rows of a quantised weight, in pieces like rows()."""
 
     def input_orders(self, name: str) -> Array:
-        """int32 [parts, in] of a weight that is reordered: input i of a part's rows is input order[part, i].
+        """Permutations int32 [parts, in] of a weight with permuted inputs: input i of a part is input order[part, i].
 
-        Raises CheckpointError for what is no order.
+        Raises CheckpointError if a row is not a permutation.
         """
 
 
 class CheckpointFile:
-    """The tensors of a rank's file."""
+    """Tensors of a rank's file."""
 
     def __init__(self, reader: SafetensorsReader, quantization: QuantConfig | None) -> None:
         self.reader: Final = reader
         self._quantization = quantization
 
     def rows(self, name: str, rows: range, step: int | None = None) -> Iterator[Array]:
-        """As PlainTensors.rows; views of the mapped file."""
+        """See PlainTensors.rows; yields views of the mapped file."""
         return self.reader.rows(name, rows.start, rows.stop, step=step)
 
     def quantized_rows(self, name: str, rows: range, step: int | None = None) -> Iterator[QuantizedRows]:
-        """As RankTensors.quantized_rows; views of the mapped file."""
+        """See RankTensors.quantized_rows; yields views of the mapped file."""
         assert self._quantization is not None
         how = self._quantization.of_weight(name)
         scales, zeros = self.reader.array(how.scales_of(name)), None
@@ -62,7 +62,7 @@ class CheckpointFile:
             yield QuantizedRows(piece, scales.reshape(len(scales), -1)[these], None if zeros is None else zeros[these])
 
     def input_orders(self, name: str) -> Array:
-        """As RankTensors.input_orders."""
+        """See RankTensors.input_orders."""
         assert self._quantization is not None
         tensor = self._quantization.input_order_of(name)
         orders = self.reader.array(tensor)

@@ -1,7 +1,6 @@
-"""Rotary position scaling: which kinds there are, and the parameters of each.
+"""Rotary position scaling: its kinds and their parameters.
 
-The formulas are those of Hugging Face's modeling_rope_utils.py; docs/formats.md names the
-parameters of each kind.
+The formulas are those of Hugging Face's modeling_rope_utils.py; docs/formats.md lists the parameters of each kind.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from ...common.json_fields import JsonFields, describe
 
 @dataclass(frozen=True, kw_only=True)
 class LinearScaling:
-    """Every angle is divided by `factor`."""
+    """Divides every angle by `factor`."""
 
     rope_type: ClassVar[str] = "linear"
     factor: float
@@ -23,7 +22,7 @@ class LinearScaling:
 
 @dataclass(frozen=True, kw_only=True)
 class DynamicScaling:
-    """The base grows with the sequence once that is longer than max_position_embeddings."""
+    """The base grows with the sequence once it is longer than max_position_embeddings."""
 
     rope_type: ClassVar[str] = "dynamic"
     factor: float
@@ -31,7 +30,7 @@ class DynamicScaling:
 
 @dataclass(frozen=True, kw_only=True)
 class Llama3Scaling:
-    """Long wavelengths are divided by `factor`, short ones kept, those between interpolated."""
+    """Divides long wavelengths by `factor`, keeps short ones, interpolates between them."""
 
     rope_type: ClassVar[str] = "llama3"
     factor: float
@@ -42,7 +41,7 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, kw_only=True)
 class YarnScaling:
-    """YaRN. `attention_factor` None: it follows from factor, mscale and mscale_all_dim."""
+    """YaRN. `attention_factor` None: computed from factor, mscale and mscale_all_dim."""
 
     rope_type: ClassVar[str] = "yarn"
     factor: float
@@ -57,7 +56,7 @@ class YarnScaling:
 
 @dataclass(frozen=True, kw_only=True)
 class LongRopeScaling:
-    """Frequencies divided one by one: by `short_factor`, or `long_factor` beyond original_max_position_embeddings.
+    """Divides each frequency by its own factor: short_factor, or long_factor beyond original_max_position_embeddings.
 
     `attention_factor` multiplies cosines and sines.
     """
@@ -76,19 +75,19 @@ ROTARY_SCALING_TYPES = ("linear", "dynamic", "llama3", "yarn", "longrope")
 
 
 def depends_on_length(scaling: RotaryScaling | None) -> bool:
-    """Whether the angles of a position depend on the length of the prompt."""
+    """True if the angles of a position depend on the length of the prompt."""
     return isinstance(scaling, DynamicScaling | LongRopeScaling)
 
 
 def reusable_length(scaling: RotaryScaling | None, max_position_embeddings: int) -> int | None:
-    """How long prompts may be whose positions are all turned as those of shorter ones; None: any."""
+    """Maximum length of prompts whose angles equal those of shorter prompts; None: no limit."""
     if isinstance(scaling, DynamicScaling):
         return max_position_embeddings
     return scaling.original_max_position_embeddings if isinstance(scaling, LongRopeScaling) else None
 
 
 def rotary_scaling_to_dict(scaling: RotaryScaling | None) -> dict[str, Any] | None:
-    """The JSON form: {"rope_type": ..., parameters}; None for no scaling."""
+    """Returns the JSON form: {"rope_type": ..., parameters}; None for no scaling."""
     if scaling is None:
         return None
     parameters = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(scaling).items()}
@@ -98,12 +97,12 @@ def rotary_scaling_to_dict(scaling: RotaryScaling | None) -> dict[str, Any] | No
 def read_rotary_scaling(
     fields: JsonFields, max_position_embeddings: int, original: int | None = None, *, can_be_mrope: bool = False
 ) -> RotaryScaling | None:
-    """Takes the fields of a rope scaling object, in which the kind may be spelled `rope_type` or `type`.
+    """Reads a rope scaling object; its kind may be spelled `rope_type` or `type`.
 
-    `original` is original_max_position_embeddings where it stands beside the object, for "longrope". `can_be_mrope`:
-    the kind "mrope" is accepted, an older name of "default" where there are mrope_section.
+    original: original_max_position_embeddings from outside of the object, for "longrope".
+    can_be_mrope: True accepts the kind "mrope", an older name of "default" for models with mrope_section.
 
-    original_max_position_embeddings is max_position_embeddings where it is not given, as in Hugging Face.
+    As in Hugging Face, original_max_position_embeddings defaults to max_position_embeddings.
     """
     names = [fields.raw(spelling) for spelling in ("rope_type", "type")]
     if can_be_mrope:
@@ -133,10 +132,11 @@ def read_rotary_scaling(
 
 
 def read_mrope_sections(fields: JsonFields, head_size: int) -> None:
-    """Takes mrope_section and mrope_interleaved, which say which pairs of a head turn by time, height and width.
+    """Checks mrope_section and mrope_interleaved, which assign pairs of a head to time, height and width.
 
-    The three positions of a token of text are one number (they differ for those of images and videos alone), so each
-    pair turns by that number whatever the sections are: text has plain rotary positions.
+    A text token has one number for all three positions (only tokens of images and videos differ), so the sections do
+    not
+    matter: text has plain rotary positions.
     """
     fields.boolean("mrope_interleaved", default=False)
     sections = fields.integers("mrope_section")
@@ -148,7 +148,7 @@ def read_mrope_sections(fields: JsonFields, head_size: int) -> None:
 
 
 def _read_longrope(fields: JsonFields, max_position_embeddings: int, beside: int | None) -> LongRopeScaling:
-    """By Hugging Face: factor and attention_factor follow from the lengths where they are left out."""
+    """Reads LongRoPE. Like Hugging Face, derives missing factor and attention_factor from the lengths."""
     within = fields.optional_integer("original_max_position_embeddings")
     original = within or beside or max_position_embeddings
     if original < 2:

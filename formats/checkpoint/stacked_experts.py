@@ -1,4 +1,4 @@
-"""Tensors that hold a layer of all experts, taken apart into the linear layers of each."""
+"""Splits tensors that hold all experts of a layer into the linear layers of each expert."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .casting import Array
 from .hf_weights import HfWeights, MadeTensor
 
 StackedExperts = Mapping[str, tuple[str, ...]]
-"""By the name of a parameter [experts, in, out]: the linear layers whose outputs take turns in it.
+"""By name of a parameter [experts, in, out]: the linear layers whose outputs are interleaved in it.
 
 Their biases are in `{name}_bias` [experts, out].
 """
@@ -22,23 +22,23 @@ ALTERNATING_EXPERTS: Final[StackedExperts] = {
     "gate_up_proj": ("gate_proj", "up_proj"),
     "down_proj": ("down_proj",),
 }
-"""Those of GPT-OSS."""
+"""Parameters of GPT-OSS."""
 
 
 def outputs_of(layer: int, layers: int, outputs: int) -> range:
-    """Where the outputs of a layer are among those of so many that take turns."""
+    """Indices of one layer's outputs, if the outputs of `layers` layers are interleaved."""
     return range(layer, outputs, layers)
 
 
 def layer_name(block: str, expert: int, layer: str) -> str:
-    """Of one expert's linear layer, as models call it whose experts are apart."""
+    """Name of one expert's linear layer, as in models with separate experts."""
     return f"{block}.{expert}.{layer}"
 
 
 def experts_apart(weights: HfWeights, stacked: StackedExperts) -> HfWeights:
-    """The same with the weight and the bias of each expert's linear layers in place of what holds them all.
+    """Replaces tensors of all experts by the weight and the bias of each expert's linear layers.
 
-    Raises CheckpointError with every such tensor that is of another shape.
+    Raises CheckpointError that lists every such tensor of another shape.
     """
     made: dict[str, MadeTensor] = {}
     problems: list[str] = []
@@ -69,7 +69,7 @@ _AXES: Final = {"weight": ("experts", "in", "out"), "bias": ("experts", "out")}
 
 @dataclass(frozen=True)
 class _OfExpert:
-    """One expert's weight [out, in] or bias [out] of a tensor [experts, in, out] or [experts, out]."""
+    """One expert's weight [out, in] or bias [out], from a tensor [experts, in, out] or [experts, out]."""
 
     weights: HfWeights
     name: str
@@ -78,21 +78,21 @@ class _OfExpert:
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """As MadeTensor.tensors."""
+        """See MadeTensor.tensors."""
         return (self.name,)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As MadeTensor.shape."""
+        """See MadeTensor.shape."""
         return (len(self.outputs), *self.weights.spec(self.name).shape[1:-1])
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """As MadeTensor.dtype."""
+        """See MadeTensor.dtype."""
         return self.weights.spec(self.name).dtype
 
     def rows(self, rows: range, step: int) -> Iterator[Array]:
-        """As MadeTensor.rows: the expert is read once."""
+        """See MadeTensor.rows. Reads the expert once."""
         taken = self.outputs[rows.start : rows.stop]
         for stack in self.weights.rows(self.name, range(self.expert, self.expert + 1)):
             whole = np.ascontiguousarray(stack[0, ..., taken.start : taken.stop : taken.step].T)

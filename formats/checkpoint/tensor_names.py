@@ -1,4 +1,4 @@
-"""Names of the tensors that a checkpoint has once."""
+"""Names of tensors outside of the layers of a checkpoint."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Model directories as Hugging Face has them: their config.json, and how their layers are quantised."""
+"""Hugging Face model directories: their config.json, and the quantisation of their layers."""

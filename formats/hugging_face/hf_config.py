@@ -56,11 +56,13 @@ _NEUTRAL_FIELDS: Final[dict[str, Any]] = {
 
 
 def load_hf_config(model_dir: Path, *, dtype: DType | None, mapping: ParallelMapping) -> CheckpointConfig:
-    """The CheckpointConfig of a Hugging Face model directory.
+    """Returns the CheckpointConfig of a Hugging Face model directory.
 
-    `dtype` None takes the type that config.json states. Layers that were quantised before the model was published are
-    so in the result where checkpoints may hold their scales. Raises CheckpointError with everything in config.json that
-    is missing, unknown or not supported, and ConfigError when `mapping` cannot cut this model.
+    dtype: None takes the dtype that config.json states.
+
+    If the layers of the model are quantised and checkpoints can hold their scales, the result is quantised too. Raises
+    CheckpointError that lists everything in config.json that is missing, unknown or not supported, and ConfigError if
+    `mapping` cannot cut this model.
     """
     path = model_dir / HF_CONFIG_FILE
     fields = JsonFields(load_json_object(path, CheckpointError))
@@ -90,9 +92,9 @@ def load_hf_config(model_dir: Path, *, dtype: DType | None, mapping: ParallelMap
 
 
 def _with_generation_end_tokens(config: CheckpointConfig, path: Path) -> CheckpointConfig:
-    """The config with the end tokens of generation_config.json, which replace those of config.json, as in transformers.
+    """Replaces the config's end tokens by those of generation_config.json, as transformers does.
 
-    Other fields of that file are not read here. Raises CheckpointError for an eos_token_id that is no token id.
+    Ignores the other fields of that file. Raises CheckpointError if eos_token_id holds anything but token ids.
     """
     if not path.is_file():
         return config
@@ -104,9 +106,9 @@ def _with_generation_end_tokens(config: CheckpointConfig, path: Path) -> Checkpo
 
 
 def load_published_format(model_dir: Path) -> PublishedFormat | None:
-    """How the layers of a Hugging Face model were quantised before it was published; None: they were not.
+    """Returns the quantisation of a published Hugging Face model; None if it is not quantised.
 
-    Raises CheckpointError for a config.json that cannot be read, and with everything in its quantization_config that
+    Raises CheckpointError for a config.json that cannot be read, and lists everything in quantization_config that
     cannot.
     """
     path = model_dir / HF_CONFIG_FILE
@@ -153,7 +155,7 @@ def _model_of(fields: JsonFields, subject: str) -> tuple[ModelFamily, ModelHead]
 
 
 def _read_classifier(fields: JsonFields, head: ModelHead) -> Classifier | None:
-    """The labels of a classifier; other models may have fields of them, without effect."""
+    """Returns the labels of a classifier; other models may have such fields without effect."""
     if head not in (ModelHead.SEQUENCE_CLASSIFIER, ModelHead.TOKEN_CLASSIFIER):
         return None
     labels = read_labels(fields)
@@ -168,7 +170,7 @@ def _read_classifier(fields: JsonFields, head: ModelHead) -> Classifier | None:
 
 
 def read_labels(fields: JsonFields) -> tuple[str, ...]:
-    """id2label in the order of its numbers; transformers leaves it out where there are two labels without names."""
+    """Returns id2label in the order of its numbers; transformers omits it for two labels without names."""
     named = fields.raw("id2label")
     if named is None:
         return tuple(f"LABEL_{number}" for number in range(fields.integer("num_labels", default=2)))
@@ -181,7 +183,7 @@ def read_labels(fields: JsonFields) -> tuple[str, ...]:
 
 
 def _fields_of_text(fields: JsonFields, vision: VisionTower) -> JsonFields:
-    """Those of the language model: in text_config, or in older files beside vision_config, or in both."""
+    """Returns the language model's fields: in text_config, or in older files next to vision_config, or in both."""
     fields.discard(vision.fields)
     if "text_config" not in fields:
         return fields
@@ -252,7 +254,7 @@ def _head_size(fields: JsonFields, hidden_size: int, num_attention_heads: int) -
 
 
 def _stated_dtype(fields: JsonFields, *, needed: bool) -> DType:
-    # transformers 5 writes dtype, versions before it torch_dtype.
+    # transformers 5 writes dtype, earlier versions torch_dtype.
     stated = [fields.raw(name) for name in ("dtype", "torch_dtype")]
     names = {str(name).removeprefix("torch.") for name in stated if name is not None}
     if not needed:
@@ -269,13 +271,13 @@ def _stated_dtype(fields: JsonFields, *, needed: bool) -> DType:
 
 
 def _token_id(fields: JsonFields, name: str) -> int | None:
-    # Some early Llama checkpoints say -1 for "there is none".
+    # Some early Llama checkpoints use -1 for "none".
     token_id = fields.optional_integer(name, minimum=-1)
     return None if token_id == -1 else token_id
 
 
 def _read_rope(fields: JsonFields, family: ModelFamily, max_position_embeddings: int, head_size: int) -> Features:
-    """rope_theta and the scaling: from rope_parameters (transformers 5), or rope_theta and rope_scaling."""
+    """Reads rope_theta and the scaling from rope_parameters (transformers 5), or rope_theta and rope_scaling."""
     theta = fields.optional_number(family.field_names.get("rope_theta", "rope_theta"), above=True)
     can_be_partial = family.partial_rotary_factor is not None
     partial = None
@@ -322,5 +324,5 @@ def _refuse_unknown(fields: JsonFields, family: ModelFamily) -> None:
 
 
 def _same(value: object, neutral: object) -> bool:
-    # bool is a kind of int in Python, but false is not 0.0 in a config.
+    # bool is a kind of int in Python, but in a config false is not 0.0.
     return isinstance(value, bool) == isinstance(neutral, bool) and value == neutral

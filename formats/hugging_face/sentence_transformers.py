@@ -1,4 +1,4 @@
-"""How embeddings are pooled, as the files of sentence-transformers beside a Hugging Face model say it."""
+"""Reads the pooling of embeddings from the sentence-transformers files of a Hugging Face model."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _MODES: Final = {
     "pooling_mode_mean_sqrt_len_tokens": "",
     "pooling_mode_weightedmean_tokens": "",
 }
-"""Older releases have a switch for each way of pooling; those that are not served are empty."""
+"""Switches of older releases, one per way of pooling; "" for those that are not served."""
 _NAMES: Final = {"cls": CLS, "mean": MEAN, "lasttoken": LAST}
-"""Newer ones have the name, in pooling_mode."""
+"""Values of pooling_mode in newer releases."""
 _ACCEPTED: Final = ", ".join(_NAMES)
 
 
 def read_embedding_pooling(model_dir: Path) -> EmbeddingPooling | None:
-    """That of a model's modules.json; None where there is no such file.
+    """Returns the pooling of a model's modules.json; None if the file does not exist.
 
-    Raises CheckpointError for what is not served: other modules, ways of pooling, and texts in lower case.
+    Raises CheckpointError for other modules or ways of pooling, and for models that lower-case texts.
     """
     path = model_dir / MODULES_FILE
     if not path.is_file():
@@ -58,7 +58,7 @@ def read_embedding_pooling(model_dir: Path) -> EmbeddingPooling | None:
 
 
 def pooling_files(model_dir: Path) -> list[Path]:
-    """The files that read_embedding_pooling() may read, of those that are there."""
+    """Existing files that read_embedding_pooling() may read."""
     named = [model_dir / MODULES_FILE, model_dir / _TRANSFORMER_FILE, *sorted(model_dir.glob("*/config.json"))]
     return [path for path in named if path.is_file()] if named[0].is_file() else []
 
@@ -81,7 +81,7 @@ def _inside(model_dir: Path, place: str, path: Path) -> Path:
 
 
 def _check_transformer(path: Path) -> None:
-    # max_seq_length, the other field, cuts texts; here longer ones are refused.
+    # max_seq_length, the other field, truncates texts; AdaptRT refuses longer ones.
     if path.is_file() and load_json_object(path, CheckpointError).get("do_lower_case"):
         raise CheckpointError(f"{path}: do_lower_case is true; accepted: false, texts are given to the tokenizer as is")
 

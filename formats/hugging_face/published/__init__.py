@@ -1,1 +1,1 @@
-"""Formats of layers that were quantised before the model was published, one file a method."""
+"""Quantisation formats of published models, one file per method."""

@@ -1,4 +1,4 @@
-"""AWQ as AutoAWQ packs it, for its products of matrices (gemm) and of vectors (gemv)."""
+"""AWQ in AutoAWQ's layouts, for matrix products (gemm) and matrix-vector products (gemv)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _GEMM: Final = "gemm"
 _GEMV: Final = "gemv"
 _BITS: Final = 4
 _PER_WORD: Final = 8
-# Whether zero points were chosen or are all 8, the tensors tell: they are always there.
+# The tensors always have zero points, whether they were chosen or are all 8.
 _HARMLESS: Final = (
     *HARMLESS,
     "desc_act",
@@ -42,12 +42,12 @@ _HARMLESS: Final = (
     "sym",
     "zero_point",
 )
-# Where the words of gemm have the number of each output among the eight of a word.
+# Position of each output among the eight numbers of a gemm word.
 _GEMM_PLACES: Final = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 def read_awq(fields: JsonFields) -> Awq | None:
-    """What a quantization_config of AWQ says. Notes what cannot be read; the result may be None then."""
+    """Reads AWQ's quantization_config. Notes problems in `fields`; the result may be None then."""
     bits = fields.integer("bits")
     if bits != _BITS:
         fields.problem("bits", f"is {bits}; accepted: {_BITS}")
@@ -67,12 +67,12 @@ def read_awq(fields: JsonFields) -> Awq | None:
 
 @dataclass(frozen=True)
 class Awq:
-    """w = scale (u - zero) of four bits, with a scale and a zero point for each output and group of inputs."""
+    """w = scale (u - zero) with four bits; each output and group of inputs has a scale and a zero point."""
 
     group_size: int | None
-    """None: all inputs."""
+    """Inputs per group; None: all inputs."""
     by_output: bool
-    """The layout of gemv, where a row is an output; that of gemm has a row for each input."""
+    """True for the layout of gemv, with a row per output; False for gemm, with a row per input."""
     kept: QuantConfig | None
     has_model_dtype: bool = False
     rounds_activations: bool = False
@@ -80,12 +80,12 @@ class Awq:
     bits: int = _BITS
 
     def describe(self) -> str:
-        """As PublishedFormat.describe."""
+        """See PublishedFormat.describe."""
         groups = "" if self.group_size is None else f" in groups of {self.group_size}"
         return f"AWQ of {_BITS} bits{groups}"
 
     def matrices(self, weights: HfWeights) -> dict[str, MadeMatrix]:
-        """As PublishedFormat.matrices."""
+        """See PublishedFormat.matrices."""
         kind = _ByOutput if self.by_output else _ByInput
 
         def matrix_of(source: str) -> tuple[MadeMatrix, list[str]]:
@@ -107,7 +107,7 @@ class _Matrix:
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """As MadeMatrix.tensors."""
+        """See MadeMatrix.tensors."""
         return tuple(f"{self.source}.{part}" for part in ("qweight", "qzeros", "scales"))
 
     @property
@@ -117,7 +117,7 @@ class _Matrix:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of the scales, in which AutoAWQ multiplies."""
+        """Dtype of the scales, in which AutoAWQ multiplies."""
         return self.weights.spec(f"{self.source}.scales").dtype
 
     @property
@@ -125,11 +125,11 @@ class _Matrix:
         return 1 if self.group_size is None else -(-self.shape[1] // self.group_size)
 
     def _parts(self, rows: range, step: int) -> Iterator[tuple[Array, Array, Array]]:
-        """(uint8 [rows, in], scales [rows, groups], zero points uint8 [rows, groups]) of so many rows at a time."""
+        """Yields uint8 [rows, in], scales [rows, groups], zero points uint8 [rows, groups], `step` rows at a time."""
         raise NotImplementedError
 
     def rows(self, rows: range, step: int) -> Iterator[Array]:
-        """As MadeMatrix.rows: what AutoAWQ's dequantize_gemm gives."""
+        """See MadeMatrix.rows. Equals the result of AutoAWQ's dequantize_gemm."""
         inputs = self.shape[1]
         groups = np.arange(inputs) // (self.group_size or inputs)
         for numbers, scales, zeros in self._parts(rows, step):
@@ -137,17 +137,17 @@ class _Matrix:
             yield scaled(differences, to_float32(scales)[:, groups], self.dtype)
 
     def kept_as(self) -> QuantConfig | None:
-        """As QuantizedMatrix.kept_as."""
+        """See QuantizedMatrix.kept_as."""
         return with_scales(self.kept, self.weights.joined_rows(f"{self.source}.scales"))
 
     def quantized_rows(self, rows: range, step: int, how: QuantConfig) -> Iterator[QuantizedRows]:
-        """As QuantizedMatrix.quantized_rows."""
+        """See QuantizedMatrix.quantized_rows."""
         for parts in self._parts(rows, step):
             yield of_four_bits(*parts, how)
 
 
 class _ByInput(_Matrix):
-    """Words [in, out / 8]; zero points [groups, out / 8], scales [groups, out]."""
+    """Words [in, out / 8], zero points [groups, out / 8], scales [groups, out]."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -156,7 +156,7 @@ class _ByInput(_Matrix):
         return words * _PER_WORD, inputs
 
     def expected(self) -> dict[str, Any]:
-        """The types and shapes of the tensors."""
+        """Dtypes and shapes of the tensors."""
         outputs, inputs = self.shape
         return {
             f"{self.source}.qweight": ((INT32,), (inputs, outputs // _PER_WORD)),
@@ -181,7 +181,7 @@ class _ByInput(_Matrix):
 
 
 class _ByOutput(_Matrix):
-    """Words [out, in / 8]; zero points [out, words], scales [out, 8 * words], for more groups than there are."""
+    """Words [out, in / 8], zero points [out, words], scales [out, 8 * words]; padded beyond the number of groups."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -190,9 +190,9 @@ class _ByOutput(_Matrix):
         return outputs, words * _PER_WORD
 
     def expected(self) -> dict[str, Any]:
-        """The types and shapes of the tensors."""
+        """Dtypes and shapes of the tensors."""
         outputs, inputs = self.shape
-        # As AutoAWQ's calculate_zeros_width: its kernel reads zero points of 1024 inputs at a time.
+        # Like AutoAWQ's calculate_zeros_width: its kernel reads zero points of 1024 inputs at a time.
         at_once = {32: 4, 64: 2}.get(self.group_size or inputs, 1)
         words = -(-(self._groups) // (_PER_WORD * at_once)) * at_once
         return {
@@ -213,7 +213,7 @@ class _ByOutput(_Matrix):
 
 
 def _in_order(words: Array) -> Array:
-    """uint8 [rows, 8 * words]: the numbers of gemm's words in the order of the outputs."""
+    """Unpacks gemm's words to uint8 [rows, 8 * words], in the order of the outputs."""
     numbers = unpacked(words, _BITS).reshape(len(words), -1, _PER_WORD)
     result: Array = numbers[:, :, list(_GEMM_PLACES)].reshape(len(words), -1)
     return result

@@ -1,4 +1,4 @@
-"""bitsandbytes: NF4 and FP4, with their scales quantised again or not, and LLM.int8()."""
+"""bitsandbytes: NF4 and FP4, with plain or nested (quantised) scales, and LLM.int8()."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ...checkpoint.quantizer import QuantizedRows
 from .formats import WEIGHT, in_steps, layers_with, of_four_bits, raise_problems, scaled, tensor_problems
 
 METHOD: Final = "bitsandbytes"
-# What calibration and loading are told; the tensors are what they are.
+# Settings of calibration and loading; they do not change the tensors.
 _HARMLESS: Final = (
     *("_load_in_4bit", "_load_in_8bit", "bnb_4bit_compute_dtype", "bnb_4bit_quant_storage"),
     *("bnb_4bit_use_double_quant", "llm_int8_enable_fp32_cpu_offload", "llm_int8_skip_modules", "llm_int8_threshold"),
@@ -36,7 +36,7 @@ _DTYPES: Final = {"float32": FLOAT32, "float16": FLOAT16, "bfloat16": BFLOAT16}
 _NESTED_BLOCK_SIZE: Final = 256
 _MAX_STATE_BYTES: Final = 4096
 _CODES: Final = {"nf4": WeightCode.NF4, "fp4": WeightCode.FP4}
-# Of blocks whose size only the tensors tell.
+# Assumed until the tensors are read, which have the real block size.
 _USUAL_BLOCK_SIZE: Final = 64
 _INT8_FACTOR: Final = np.float32(LLM_INT8_FACTOR)
 _GREATEST_INT8: Final = np.float32(128)
@@ -46,7 +46,7 @@ _KEPT_INT8: Final = QuantConfig(
 
 
 def read_bitsandbytes(fields: JsonFields) -> Bits4 | Bits8 | None:
-    """What a quantization_config of bitsandbytes says. Notes what cannot be read; the result may be None then."""
+    """Reads bitsandbytes' quantization_config. Notes problems in `fields`; the result may be None then."""
     is_4bit = fields.boolean("load_in_4bit", default=False)
     is_8bit = fields.boolean("load_in_8bit", default=False)
     if fields.boolean("llm_int8_has_fp16_weight", default=False):
@@ -58,7 +58,7 @@ def read_bitsandbytes(fields: JsonFields) -> Bits4 | Bits8 | None:
         return None
     if not is_4bit:
         return Bits8()
-    # The tensors tell of each layer, and are asked; this is for those who know config.json alone.
+    # Each layer's tensors have the real values; these are for callers that only know config.json.
     code = _CODES.get(kind, WeightCode.NF4)
     return Bits4(_kept(code, _USUAL_BLOCK_SIZE, DType.BFLOAT16))
 
@@ -75,18 +75,18 @@ def _kept(code: WeightCode, block_size: int, dtype: DType) -> QuantConfig:
 
 @dataclass(frozen=True)
 class Bits4:
-    """NF4 and FP4: numbers of a table of 16, times a scale for each block of consecutive numbers."""
+    """NF4 and FP4: entries of a codebook of 16 numbers, times a scale per block of consecutive numbers."""
 
     kept: QuantConfig | None
     has_model_dtype: bool = False
     rounds_activations: bool = False
 
     def describe(self) -> str:
-        """As PublishedFormat.describe."""
+        """See PublishedFormat.describe."""
         return "bitsandbytes of 4 bits"
 
     def matrices(self, weights: HfWeights) -> dict[str, MadeMatrix]:
-        """As PublishedFormat.matrices."""
+        """See PublishedFormat.matrices."""
         suffixes = {kind: f"{WEIGHT}.quant_state.bitsandbytes__{kind}" for kind in _CODES}
         found: dict[str, MadeMatrix] = {}
         problems: list[str] = []
@@ -105,7 +105,7 @@ class Bits4:
 
 @dataclass(frozen=True)
 class _Matrix4Bit:
-    """What bitsandbytes.functional.dequantize_4bit makes of a layer, in float32 until the last rounding."""
+    """Equals the result of bitsandbytes.functional.dequantize_4bit, in float32 until the last rounding."""
 
     weights: HfWeights
     name: str
@@ -115,16 +115,16 @@ class _Matrix4Bit:
     block_size: int
     dtype: np.dtype[Any]
     offset: np.float32 | None
-    """Of scales that are quantised again."""
+    """Offset of nested scales; None if the scales are not quantised."""
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """As MadeMatrix.tensors."""
+        """See MadeMatrix.tensors."""
         nested = () if self.offset is None else ("nested_absmax", "nested_quant_map")
         return (self.name, self.state, *(f"{self.name}.{part}" for part in ("absmax", "quant_map", *nested)))
 
     def rows(self, rows: range, step: int) -> Iterator[Array]:
-        """As MadeMatrix.rows."""
+        """See MadeMatrix.rows."""
         scales = self._scales()
         for taken in in_steps(rows, step):
             yield self._values(taken, scales)
@@ -132,7 +132,7 @@ class _Matrix4Bit:
     def _values(self, rows: range, scales: Array) -> Array:
         outputs, inputs = self.shape
         first, last = rows.start * inputs, rows.stop * inputs
-        # Blocks are of the matrix row by row, and may begin in the middle of a row.
+        # Blocks run over the matrix row by row, and may begin in the middle of a row.
         size = self.block_size
         begin, end = first // size * size, min(-(-last // size) * size, outputs * inputs)
         numbers = self._numbers(begin, end)
@@ -142,17 +142,17 @@ class _Matrix4Bit:
         return values.reshape(-1)[first - begin : last - begin].reshape(len(rows), inputs)
 
     def kept_as(self) -> QuantConfig | None:
-        """As QuantizedMatrix.kept_as: where the blocks are those of rows, and no value overflows its type."""
+        """See QuantizedMatrix.kept_as. Requires blocks within rows, and values that do not overflow their dtype."""
         scales = self._scales()
         with np.errstate(over="ignore"):
-            # The largest number of either table is 1.
+            # The largest number of either codebook is 1.
             is_finite = np.isfinite(scales.astype(self.dtype)).all()
         if self.shape[1] % self.block_size != 0 or not is_finite:
             return None
         return _kept(_CODES[self.kind], self.block_size, dtype_from_name(str(self.dtype)))
 
     def quantized_rows(self, rows: range, step: int, how: QuantConfig) -> Iterator[QuantizedRows]:
-        """As QuantizedMatrix.quantized_rows."""
+        """See QuantizedMatrix.quantized_rows."""
         inputs = self.shape[1]
         scales = self._scales().reshape(-1, inputs // self.block_size)
         for taken in in_steps(rows, step):
@@ -160,7 +160,7 @@ class _Matrix4Bit:
             yield of_four_bits(numbers, scales[taken.start : taken.stop], None, how)
 
     def _numbers(self, begin: int, end: int) -> Array:
-        """uint8: those of the elements [begin, end), the first of which is even."""
+        """Returns the codes of elements [begin, end), as uint8; `begin` is even."""
         octets = _octets(self.weights, self.name, range(begin // 2, -(-end // 2)))
         numbers = np.empty(2 * len(octets), np.uint8)
         numbers[0::2] = octets >> 4
@@ -168,7 +168,7 @@ class _Matrix4Bit:
         return numbers[: end - begin]
 
     def _scales(self) -> Array:
-        """float32 [blocks]."""
+        """Scales float32 [blocks]."""
         stored = self.weights.joined_rows(f"{self.name}.absmax")
         if self.offset is None:
             return stored
@@ -180,7 +180,7 @@ class _Matrix4Bit:
 
 
 def _octets(weights: HfWeights, name: str, octets: range) -> Array:
-    """uint8: bytes of a tensor [n, 1] of any type."""
+    """Returns bytes of a tensor [n, 1] of any dtype, as uint8."""
     size = weights.spec(name).dtype.itemsize
     rows = range(octets.start // size, -(-octets.stop // size))
     found = np.ascontiguousarray(weights.joined_rows(name, rows)).view(np.uint8).reshape(-1)
@@ -229,7 +229,7 @@ def _problems_of(matrix: _Matrix4Bit) -> list[str]:
     stored = weights.spec(name)
     num_octets = -(-count // 2)
     rows = -(-num_octets // stored.dtype.itemsize)
-    # bnb_4bit_quant_storage: the bytes may be called by another type, so that FSDP takes them.
+    # bnb_4bit_quant_storage: the bytes may be stored under another dtype, for FSDP.
     expected: dict[str, Any] = {name: ((_UINT8, *_DTYPES.values()), (rows, 1))}
     expected[f"{name}.quant_map"] = ((FLOAT32,), (16,))
     expected[f"{name}.absmax"] = ((FLOAT32 if matrix.offset is None else _UINT8,), (blocks,))
@@ -246,18 +246,18 @@ def _problems_of(matrix: _Matrix4Bit) -> list[str]:
 
 @dataclass(frozen=True)
 class Bits8:
-    """LLM.int8(): int8 with a scale for each output."""
+    """LLM.int8(): int8 with a scale per output."""
 
     kept: QuantConfig | None = _KEPT_INT8
     has_model_dtype: bool = True
     rounds_activations: bool = True
 
     def describe(self) -> str:
-        """As PublishedFormat.describe."""
+        """See PublishedFormat.describe."""
         return "LLM.int8() of bitsandbytes"
 
     def matrices(self, weights: HfWeights) -> dict[str, MadeMatrix]:
-        """As PublishedFormat.matrices."""
+        """See PublishedFormat.matrices."""
         found: dict[str, MadeMatrix] = {}
         problems: list[str] = []
         for source in layers_with(weights, ".SCB", self.describe()):
@@ -290,7 +290,7 @@ class Bits8:
 
 @dataclass(frozen=True)
 class _MatrixInt8:
-    """What bitsandbytes.functional.int8_vectorwise_dequant makes of a layer: float32."""
+    """Equals the result of bitsandbytes.functional.int8_vectorwise_dequant: float32."""
 
     weights: HfWeights
     source: str
@@ -299,7 +299,7 @@ class _MatrixInt8:
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """As MadeMatrix.tensors."""
+        """See MadeMatrix.tensors."""
         names = tuple(self.source + suffix for suffix in (WEIGHT, ".SCB", ".weight_format"))
         return tuple(name for name in names if name in self.weights)
 
@@ -310,23 +310,23 @@ class _MatrixInt8:
         return outputs, inputs
 
     def rows(self, rows: range, step: int) -> Iterator[Array]:
-        """As MadeMatrix.rows."""
+        """See MadeMatrix.rows."""
         for taken in in_steps(rows, step):
             scales, integers = self._tensors(taken)
             yield _values_int8(integers, scales)
 
     def kept_as(self) -> QuantConfig | None:
-        """As QuantizedMatrix.kept_as."""
+        """See QuantizedMatrix.kept_as."""
         scales, _ = self._tensors(range(self.shape[0]))
         return self.kept if self.shape[1] % 2 == 0 and np.isfinite(scales).all() else None
 
     def quantized_rows(self, rows: range, step: int, how: QuantConfig) -> Iterator[QuantizedRows]:
-        """As QuantizedMatrix.quantized_rows."""
+        """See QuantizedMatrix.quantized_rows."""
         assert how.value_dtype is not None
         dtype = np.dtype(dtype_name(how.value_dtype))
         for taken in in_steps(rows, step):
             scales, integers = self._tensors(taken)
-            # The products are rounded before they are multiplied by the factor, and may overflow then.
+            # Products are rounded before they are multiplied by the factor, so they may overflow.
             with np.errstate(over="ignore"):
                 may_overflow = not np.isfinite((_GREATEST_INT8 * np.abs(scales)).astype(dtype)).all()
             if may_overflow:
@@ -334,7 +334,7 @@ class _MatrixInt8:
             yield QuantizedRows(integers, scales[:, None], None)
 
     def _tensors(self, rows: range) -> tuple[Array, Array]:
-        """The scales, float32 [rows], and the integers, int8 [rows, in]."""
+        """Returns the scales, float32 [rows], and the integers, int8 [rows, in]."""
         scales = self.weights.joined_rows(f"{self.source}.SCB", rows)
         return scales, self.weights.joined_rows(self.source + WEIGHT, rows)
 

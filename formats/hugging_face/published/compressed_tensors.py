@@ -1,4 +1,4 @@
-"""compressed-tensors, which llm-compressor writes: integers of 8 and 4 bits, and FP8."""
+"""compressed-tensors, the format of llm-compressor: integers of 8 and 4 bits, and FP8."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ _INT_QUANTIZED: Final = "int-quantized"
 _PACK_QUANTIZED: Final = "pack-quantized"
 _FLOAT_QUANTIZED: Final = "float-quantized"
 _FORMATS: Final = (_INT_QUANTIZED, _PACK_QUANTIZED, _FLOAT_QUANTIZED)
-# What calibration did, and what tools note down: the tensors are what they are.
+# Calibration settings and notes of tools; they do not change the tensors.
 _HARMLESS: Final = ("global_compression_ratio", "quantization_status", "version", "ignore")
 _HARMLESS_ARGS: Final = ("observer", "observer_kwargs", "scale_dtype", "zp_dtype")
-# Features that are another computation, with their absence.
+# Features that change the computation; they must be absent.
 _ABSENT: Final = ("kv_cache_scheme", "sparsity_config", "transform_config")
 _SCALE: Final = ".weight_scale"
 _PACKED: Final = ".weight_packed"
@@ -49,13 +49,13 @@ _SHAPE: Final = ".weight_shape"
 _GROUP: Final = ".weight_g_idx"
 _INPUT_SCALE: Final = ".input_scale"
 _WORD_BITS: Final = 32
-# Of actorder: inputs were quantised as they matter, and their groups are where they stand, or not.
+# actorder values. With the first ones the groups are consecutive inputs; with the others a tensor holds the groups.
 _IN_ORDER: Final = (None, False, "static", "weight")
 _REORDERED: Final = (True, "group", "dynamic")
 
 
 def read_compressed_tensors(fields: JsonFields) -> Integers | Float8 | None:
-    """What a quantization_config of compressed-tensors says. Notes what cannot be read; the result may be None then."""
+    """Reads compressed-tensors' quantization_config. Notes problems in `fields`; the result may be None then."""
     file_format = fields.string("format", choices=_FORMATS)
     groups = fields.object("config_groups")
     fields.discard(_HARMLESS)
@@ -118,7 +118,7 @@ def _integers_of(args: JsonFields, file_format: str) -> Integers:
 
 
 def _with_activations(args: JsonFields, weights: Integers) -> Integers:
-    """The same weights, for activations of 8 bits with a scale for each token, made when the model runs."""
+    """Returns the same weights, for 8-bit activations with a scale per token, computed at run time."""
     _number_of_bits(args, "int", (8,))
     if args.string("strategy", choices=("token", "tensor", "group")) != "token":
         args.problem("strategy", "must be token: one scale a token")
@@ -137,7 +137,7 @@ def _with_activations(args: JsonFields, weights: Integers) -> Integers:
 
 
 def _kept_with_int8_activations(weights: Integers) -> QuantConfig | None:
-    """None: the weights are not kept, or not multiplied so."""
+    """Returns None if the weights are not kept, or do not support int8 activations."""
     if weights.kept is None:
         return None
     try:
@@ -161,7 +161,7 @@ def _float8_of(args: JsonFields, *, rounds_activations: bool) -> Float8:
 
 
 def _discard_float_activations(args: JsonFields) -> None:
-    """What activations are rounded to, which they are not where the weights are dequantised."""
+    """Ignores the rounding of activations: dequantised weights do not use it."""
     _number_of_bits(args, "float", (8,))
     args.discard(("strategy", "symmetric", "dynamic", "group_size", "actorder"))
     _finish(args)
@@ -189,27 +189,27 @@ def _finish(args: JsonFields) -> None:
 
 @dataclass(frozen=True)
 class Integers:
-    """w = scale (q - zero), q of 8 or 4 bits in two's complement."""
+    """w = scale (q - zero), with q of 8 or 4 bits in two's complement."""
 
     bits: int
     group_size: int | None
-    """None: all inputs of an output share a scale."""
+    """Inputs per group; None: all inputs of an output share a scale."""
     symmetric: bool
     reordered: bool
-    """A tensor says which group each input is in."""
+    """True if a tensor holds the group of each input."""
     kept: QuantConfig | None
     is_packed: bool
-    """4 bits are packed, where others have a byte each."""
+    """True if 4-bit numbers are packed, False if each has a byte."""
     has_model_dtype: bool = False
     rounds_activations: bool = False
 
     def describe(self) -> str:
-        """As PublishedFormat.describe."""
+        """See PublishedFormat.describe."""
         groups = "" if self.group_size is None else f" in groups of {self.group_size}"
         return f"compressed-tensors of {self.bits} bits{groups}"
 
     def matrices(self, weights: HfWeights) -> dict[str, MadeMatrix]:
-        """As PublishedFormat.matrices."""
+        """See PublishedFormat.matrices."""
         found: dict[str, MadeMatrix] = {}
         problems: list[str] = []
         for source in layers_with(weights, _SCALE, self.describe()):
@@ -229,7 +229,7 @@ class Integers:
 
 
 def _shape_of(weights: HfWeights, source: str, problems: list[str]) -> tuple[int, int] | None:
-    """[out, in]: of the weight or, of one that is packed, as a tensor says it."""
+    """Returns [out, in]: the weight's shape or, for a packed weight, the content of its shape tensor."""
     name, said = source + WEIGHT, source + _SHAPE
     if source + _PACKED not in weights and name in weights:
         stored = weights.spec(name).shape
@@ -256,7 +256,7 @@ class _IntegerMatrix:
     shape: tuple[int, int]
 
     def expected(self) -> dict[str, Any]:
-        """The types and shapes of the tensors."""
+        """Dtypes and shapes of the tensors."""
         outputs, inputs = self.shape
         bits, groups = self.how.bits, 1 if self.how.group_size is None else -(-inputs // self.how.group_size)
         scales = {self.source + _SCALE: (CHECKPOINT_DTYPES, (outputs, groups))}
@@ -277,16 +277,16 @@ class _IntegerMatrix:
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """As MadeMatrix.tensors."""
+        """See MadeMatrix.tensors."""
         return tuple(self.expected())
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of the scales, in which the library multiplies."""
+        """Dtype of the scales, in which the library multiplies."""
         return self.weights.spec(self.source + _SCALE).dtype
 
     def rows(self, rows: range, step: int) -> Iterator[Array]:
-        """As MadeMatrix.rows: what compressed_tensors' dequantize gives."""
+        """See MadeMatrix.rows. Equals the result of compressed_tensors' dequantize."""
         groups = self._groups()
         for taken in in_steps(rows, step):
             scales = to_float32(self.weights.joined_rows(self.source + _SCALE, taken))
@@ -297,18 +297,18 @@ class _IntegerMatrix:
             yield scaled(differences, scales[:, groups], self.dtype)
 
     def kept_as(self) -> QuantConfig | None:
-        """As QuantizedMatrix.kept_as."""
+        """See QuantizedMatrix.kept_as."""
         if self.how.bits == 4 and self.shape[1] % 2 != 0:
             return None
         kept = with_scales(self.how.kept, self.weights.joined_rows(self.source + _SCALE))
         return with_groups(kept, self._groups())
 
     def input_order(self) -> Array:
-        """As ReorderedMatrix.input_order."""
+        """See ReorderedMatrix.input_order."""
         return order_of_groups(self._groups())
 
     def quantized_rows(self, rows: range, step: int, how: QuantConfig) -> Iterator[QuantizedRows]:
-        """As QuantizedMatrix.quantized_rows."""
+        """See QuantizedMatrix.quantized_rows."""
         order = self.input_order()
         for taken in in_steps(rows, step):
             scales, numbers = self.weights.joined_rows(self.source + _SCALE, taken), self._numbers(taken)[:, order]
@@ -316,19 +316,19 @@ class _IntegerMatrix:
             yield make(numbers, scales, self._zeros(taken), how)
 
     def _groups(self) -> Array:
-        """[in]"""
+        """Group of each input [in]."""
         if self.how.reordered:
             return self.weights.joined_rows(self.source + _GROUP)
         return np.arange(self.shape[1]) // (self.how.group_size or self.shape[1])
 
     def _numbers(self, rows: range) -> Array:
-        """uint8 [rows, in]: q + 2^(bits - 1)."""
+        """Returns q + 2^(bits - 1), as uint8 [rows, in]."""
         if not self._is_packed:
             return self._bytes(self.weights.joined_rows(self.source + WEIGHT, rows))
         return unpacked(self.weights.joined_rows(self.source + _PACKED, rows), self.how.bits)[:, : self.shape[1]]
 
     def _bytes(self, values: Array) -> Array:
-        """uint8: q + 2^(bits - 1). Raises CheckpointError for q of more bits."""
+        """Returns q + 2^(bits - 1), as uint8. Raises CheckpointError if q has more bits."""
         middle = 2 ** (self.how.bits - 1)
         if values.size and not -middle <= values.min() <= values.max() < middle:
             raise CheckpointError(
@@ -339,7 +339,7 @@ class _IntegerMatrix:
         return numbers
 
     def _zeros(self, rows: range) -> Array | None:
-        """uint8 [rows, groups], zero + 2^(bits - 1); they are packed along the rows."""
+        """Returns zero + 2^(bits - 1), as uint8 [rows, groups]; the file packs them along the rows."""
         if self.how.symmetric:
             return None
         per_word = _WORD_BITS // self.how.bits
@@ -351,7 +351,7 @@ class _IntegerMatrix:
 
 @dataclass(frozen=True)
 class Float8:
-    """w = scale q, q of FP8, with a scale for the matrix, each output or each block."""
+    """w = scale q, with FP8 q and a scale per matrix, output or block."""
 
     strategy: str
     block: tuple[int, int] | None
@@ -360,12 +360,12 @@ class Float8:
     has_model_dtype: bool = False
 
     def describe(self) -> str:
-        """As PublishedFormat.describe."""
+        """See PublishedFormat.describe."""
         scales = f"block of {self.block[0]} x {self.block[1]}" if self.block is not None else self.strategy
         return f"compressed-tensors of FP8 with a scale for each {scales}"
 
     def matrices(self, weights: HfWeights) -> dict[str, MadeMatrix]:
-        """As PublishedFormat.matrices."""
+        """See PublishedFormat.matrices."""
         found: dict[str, MadeMatrix] = {}
         problems: list[str] = []
         for source in layers_with(weights, _SCALE, self.describe()):

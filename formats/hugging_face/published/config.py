@@ -1,4 +1,4 @@
-"""quantization_config of Hugging Face models whose layers were quantised before they were published."""
+"""Reads quantization_config of Hugging Face models that were published quantised."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _READERS: Final[Mapping[str, Callable[[JsonFields], PublishedFormat | None]]] = 
 
 
 def read_published_format(config: Mapping[str, Any], problems: list[str]) -> PublishedFormat | None:
-    """What a quantization_config says of the layers that are quantised.
+    """Returns the quantisation that a quantization_config describes.
 
-    Adds what cannot be read to `problems`; the result is None then.
+    Adds problems to `problems`; then the result is None.
     """
     fields = JsonFields(config, prefix="quantization_config.", problems=problems)
     method = fields.raw("quant_method")

@@ -1,4 +1,4 @@
-"""What every format of quantised layers says of itself, and the checks that they share."""
+"""Interface of all quantisation formats, and checks that they share."""
 
 from __future__ import annotations
 
@@ -19,60 +19,59 @@ WEIGHT: Final = ".weight"
 
 
 class QuantizedMatrix(MadeMatrix, Protocol):
-    """One of a format whose integers and scales checkpoints can have."""
+    """A matrix whose integers and scales checkpoints can hold."""
 
     def kept_as(self) -> QuantConfig | None:
-        """How a checkpoint can hold exactly these numbers, scales and zero points; None: not at all."""
+        """Returns the quantisation with which a checkpoint holds exactly these numbers; None: checkpoints cannot."""
 
     def quantized_rows(self, rows: range, step: int, how: QuantConfig) -> Iterator[QuantizedRows]:
-        """Rows of it, `step` at a time; `how` is kept_as(), or that with float32 scales."""
+        """Yields rows, `step` at a time; `how` is kept_as(), possibly with float32 scales."""
 
 
 class ReorderedMatrix(QuantizedMatrix, Protocol):
-    """One whose kept_as() may be reordered."""
+    """A matrix whose inputs kept_as() may permute."""
 
     def input_order(self) -> Array:
-        """int32 [in]: input i of quantized_rows() is input order[i] of the matrix."""
+        """Permutation int32 [in]: input i of quantized_rows() is input order[i] of the matrix."""
 
 
 class PublishedFormat(Protocol):
-    """How a model's layers were quantised before it was published. Which layers these are, the tensors tell."""
+    """Quantisation of a published model's layers. The tensors tell which layers are quantised."""
 
     @property
     def kept(self) -> QuantConfig | None:
-        """What the numbers and scales become in a checkpoint as far as config.json tells.
+        """Quantisation in a checkpoint, as far as config.json tells; None: checkpoints cannot hold these numbers.
 
-        The matrices are QuantizedMatrix then, and each of them says what it becomes. None: checkpoints cannot have
-        them.
+        If it is not None, the matrices are QuantizedMatrix, and each of them has its own kept_as().
         """
 
     @property
     def has_model_dtype(self) -> bool:
-        """The format's library rounds the weights to the type that the model is loaded in, whatever it is.
+        """True if the format's library rounds the weights to the dtype in which the model is loaded.
 
-        False: it gives them in a type that the tensors tell.
+        False: the tensors decide the dtype.
         """
 
     @property
     def rounds_activations(self) -> bool:
-        """The format's library rounds what comes into a layer too, as the model runs."""
+        """True if the format's library also rounds the inputs of layers at run time."""
 
     def describe(self) -> str:
-        """What people read: GPTQ of 4 bits in groups of 128."""
+        """Text for people: GPTQ of 4 bits in groups of 128."""
 
     def matrices(self, weights: HfWeights) -> dict[str, MadeMatrix]:
-        """The weights of the quantised layers by their names, dequantised as they are read.
+        """Returns the weights of the quantised layers by name; they are dequantised as they are read.
 
-        Raises CheckpointError with every tensor that is missing, or of another type or shape than the format gives it.
+        Raises CheckpointError that lists every tensor that is missing, or has another dtype or shape than the format's.
         """
 
 
 Expected = Mapping[str, tuple[Sequence[np.dtype[Any]], tuple[int, ...]]]
-"""The types and the shape of tensors, by name."""
+"""Accepted dtypes and the shape of tensors, by name."""
 
 
 def tensor_problems(weights: HfWeights, expected: Expected) -> list[str]:
-    """What is wrong with tensors that a quantised layer consists of."""
+    """Lists problems of the tensors of a quantised layer."""
     problems = []
     for name, (dtypes, shape) in expected.items():
         if name not in weights:
@@ -87,7 +86,7 @@ def tensor_problems(weights: HfWeights, expected: Expected) -> list[str]:
 
 
 def layers_with(weights: HfWeights, suffix: str, format_name: str) -> list[str]:
-    """What stands before `suffix` in the names of tensors. Raises CheckpointError where there are none."""
+    """Returns the beginnings of tensor names that end with `suffix`. Raises CheckpointError if there are none."""
     found = [name.removesuffix(suffix) for name in weights.names if name.endswith(suffix)]
     if not found:
         raise CheckpointError(
@@ -97,7 +96,7 @@ def layers_with(weights: HfWeights, suffix: str, format_name: str) -> list[str]:
 
 
 def raise_problems(weights: HfWeights, problems: Sequence[str]) -> None:
-    """Raises CheckpointError if there are any."""
+    """Raises CheckpointError if there are any problems."""
     if problems:
         raise CheckpointError(f"{weights.directory}: " + "; ".join(problems))
 
@@ -105,10 +104,10 @@ def raise_problems(weights: HfWeights, problems: Sequence[str]) -> None:
 def matrices_of(
     weights: HfWeights, suffix: str, format_name: str, matrix_of: Callable[[str], tuple[MadeMatrix, list[str]]]
 ) -> dict[str, MadeMatrix]:
-    """The matrix of each layer that has a tensor named *suffix, by the name of its weight.
+    """Returns the matrix of each layer that has a tensor *suffix, by the name of its weight.
 
-    `matrix_of` gives a layer's matrix and what is wrong with its tensors. Raises CheckpointError with all of that, and
-    where there are no layers.
+    `matrix_of` returns a layer's matrix and the problems of its tensors. Raises CheckpointError that lists all
+    problems, or if there are no layers.
     """
     found: dict[str, MadeMatrix] = {}
     problems: list[str] = []
@@ -120,15 +119,15 @@ def matrices_of(
 
 
 def in_steps(rows: range, step: int) -> Iterator[range]:
-    """The same, `step` at a time."""
+    """Splits a range into ranges of `step`."""
     for first in range(rows.start, rows.stop, step):
         yield range(first, min(first + step, rows.stop))
 
 
 def scaled(numbers: Array, scales: Array, dtype: np.dtype[Any]) -> Array:
-    """numbers * scales, float32, in `dtype`, rounded to nearest even.
+    """Returns numbers * scales, computed in float32, rounded to nearest even in `dtype`.
 
-    What overflows it becomes infinite, and products of scales that are not finite stay so; cast() refuses them.
+    Overflow becomes infinite, and products of scales that are not finite stay so; cast() refuses them.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         product: Array = (numbers * scales).astype(dtype, copy=False)
@@ -136,7 +135,7 @@ def scaled(numbers: Array, scales: Array, dtype: np.dtype[Any]) -> Array:
 
 
 def with_scales(kept: QuantConfig | None, scales: Array) -> QuantConfig | None:
-    """The same, with these scales' type where scales have one; None where they are not finite."""
+    """Sets the dtype of the scales, if they have one; returns None if the scales are not finite."""
     if kept is None or not np.isfinite(to_float32(scales)).all():
         return None
     if not kept.has_typed_scales:
@@ -145,9 +144,9 @@ def with_scales(kept: QuantConfig | None, scales: Array) -> QuantConfig | None:
 
 
 def with_groups(kept: QuantConfig | None, groups: Array) -> QuantConfig | None:
-    """The same for inputs that are in these groups [in], reordered unless they lie in order.
+    """Marks the inputs as permuted, unless their groups [in] are consecutive.
 
-    None where a group has more or fewer inputs than it says.
+    Returns None if the groups have unequal sizes.
     """
     if kept is None:
         return None
@@ -158,12 +157,12 @@ def with_groups(kept: QuantConfig | None, groups: Array) -> QuantConfig | None:
 
 
 def order_of_groups(groups: Array) -> Array:
-    """As ReorderedMatrix.input_order: group by group, and as they stand within one."""
+    """See ReorderedMatrix.input_order. Sorts the inputs by group, stably."""
     return np.argsort(groups, kind="stable").astype(np.int32)
 
 
 def group_problems(weights: HfWeights, name: str, count: int) -> list[str]:
-    """What is wrong with a tensor that names the group of each input, of so many."""
+    """Lists problems of a tensor that holds the group of each input; `count` is the number of groups."""
     groups = weights.joined_rows(name)
     wrong = groups[(groups < 0) | (groups >= count)]
     if wrong.size == 0:
@@ -172,9 +171,9 @@ def group_problems(weights: HfWeights, name: str, count: int) -> list[str]:
 
 
 def of_eight_bits(numbers: Array, scales: Array, zeros: Array | None, how: QuantConfig) -> QuantizedRows:
-    """Rows of int8: `numbers` uint8 [rows, in], `scales` [rows, groups], `zeros` uint8 [rows, groups].
+    """Makes int8 rows from `numbers` uint8 [rows, in], `scales` [rows, groups], `zeros` uint8 [rows, groups].
 
-    Numbers and zeros stand for 128 less.
+    Subtracts 128 from numbers and zeros.
     """
     dtype = dtype_name(how.scale_dtype) if how.has_typed_scales else np.float32
     return QuantizedRows(_less_128(numbers), scales.astype(dtype), None if zeros is None else _less_128(zeros))
@@ -185,9 +184,9 @@ def _less_128(numbers: Array) -> Array:
 
 
 def of_four_bits(numbers: Array, scales: Array, zeros: Array | None, how: QuantConfig) -> QuantizedRows:
-    """Rows of W4A16: `numbers` uint8 [rows, in] from 0 to 15, `scales` [rows, groups], `zeros` uint8 [rows, groups].
+    """Makes W4A16 rows: `numbers` uint8 [rows, in] from 0 to 15, `scales` [rows, groups], `zeros` uint8 [rows, groups].
 
-    Without zeros and a code the numbers stand for 8 less.
+    Integers without zeros are stored with an offset of 8.
     """
     if zeros is None and not how.is_coded:
         numbers = numbers ^ 8  # from u = q + 8 to q in two's complement

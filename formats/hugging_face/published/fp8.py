@@ -1,4 +1,4 @@
-"""FP8 with a scale for each block of a matrix, as DeepSeek and Qwen publish it."""
+"""FP8 with a scale per block of a matrix, as DeepSeek and Qwen publish it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from .formats import WEIGHT, in_steps, layers_with, raise_problems, scaled, tens
 METHOD: Final = "fp8"
 _GREATEST: Final = np.float32(448)
 _NAN: Final = 0x7F
-# Kernels multiply scales by 256, which has to be finite.
+# Kernels multiply scales by 256; the result must be finite.
 _SCALE_LIMIT: Final = np.float32(2.0**119)
 _SCALE: Final = ".weight_scale_inv"
 _ACTIVATION_SCALE: Final = ".activation_scale"
-# What activations are rounded to where products are of FP8, which they are not here, and layers that the tensors tell.
+# Rounding of activations for FP8 products, which AdaptRT does not do; and lists of layers, which the tensors tell.
 _HARMLESS: Final = (
     *("activation_scheme", "dequantize", "ignored_layers", "modules_to_convert", "modules_to_not_convert"),
     "scale_fmt",
@@ -31,7 +31,7 @@ _HARMLESS: Final = (
 
 
 def read_fp8(fields: JsonFields) -> BlockFp8 | None:
-    """What a quantization_config of FP8 says. Notes what cannot be read; the result may be None then."""
+    """Reads FP8's quantization_config. Notes problems in `fields`; the result may be None then."""
     fields.string("fmt", choices=("e4m3",), default="e4m3")
     fields.string("expert_dtype", choices=("fp8",), default="fp8")
     block = read_block(fields, "weight_block_size")
@@ -40,7 +40,7 @@ def read_fp8(fields: JsonFields) -> BlockFp8 | None:
 
 
 def read_block(fields: JsonFields, name: str) -> tuple[int, int] | None:
-    """Takes the field with the outputs and inputs of a block; None: the whole matrix, for null or a missing field."""
+    """Reads the outputs and inputs of a block; None, for null or a missing field: the whole matrix is one block."""
     block = fields.raw(name)
     if block is None:
         return None
@@ -51,7 +51,7 @@ def read_block(fields: JsonFields, name: str) -> tuple[int, int] | None:
 
 
 def kept_float8(group_size: int | None) -> QuantConfig | None:
-    """What FP8 with a scale for so many inputs becomes in a checkpoint, but for the types; None: nothing."""
+    """Returns FP8's quantisation in a checkpoint, without dtypes; None: checkpoints cannot hold groups of this size."""
     if group_size is not None and group_size % FLOAT8_GROUPS != 0:
         return None
     return QuantConfig(
@@ -60,26 +60,26 @@ def kept_float8(group_size: int | None) -> QuantConfig | None:
 
 
 def number_of_blocks(shape: tuple[int, int], block: tuple[int, int]) -> tuple[int, int]:
-    """Down and across, the last ones smaller where they have to."""
+    """Number of blocks along outputs and inputs, including partial blocks."""
     return -(-shape[0] // block[0]), -(-shape[1] // block[1])
 
 
 @dataclass(frozen=True)
 class BlockFp8:
-    """w = scale q, with a scale for each block."""
+    """w = scale q, with a scale per block."""
 
     block: tuple[int, int] | None
-    """Outputs and inputs; None: a matrix is one block."""
+    """Outputs and inputs of a block; None: the matrix is one block."""
     kept: QuantConfig | None
     has_model_dtype: bool = True
     rounds_activations: bool = True
 
     def describe(self) -> str:
-        """As PublishedFormat.describe."""
+        """See PublishedFormat.describe."""
         return "FP8" if self.block is None else f"FP8 in blocks of {self.block[0]} x {self.block[1]}"
 
     def matrices(self, weights: HfWeights) -> dict[str, MadeMatrix]:
-        """As PublishedFormat.matrices."""
+        """See PublishedFormat.matrices."""
         found: dict[str, MadeMatrix] = {}
         problems: list[str] = []
         for source in layers_with(weights, _SCALE, self.describe()):
@@ -110,20 +110,20 @@ class BlockFp8:
 
 @dataclass(frozen=True)
 class ScaledMatrix:
-    """Numbers of FP8 times the scale of their block: in float32, and rounded once."""
+    """FP8 numbers times the scale of their block: computed in float32, rounded once."""
 
     weights: HfWeights
     tensors: tuple[str, ...]
-    """The numbers, their scales, and others that are not used."""
+    """Names of the numbers, of their scales, and of tensors that are not used."""
     shape: tuple[int, int]
     block: tuple[int, int]
     """Outputs and inputs that share a scale."""
     dtype: np.dtype[Any]
     kept: QuantConfig | None
-    """As what numbers and scales of the format are kept."""
+    """Quantisation in a checkpoint, as config.json tells; None: not kept."""
 
     def rows(self, rows: range, step: int) -> Iterator[Array]:
-        """As MadeMatrix.rows."""
+        """See MadeMatrix.rows."""
         scales = to_float32(self._scales())
         of_column = np.arange(self.shape[1]) // self.block[1]
         for taken in in_steps(rows, step):
@@ -131,14 +131,14 @@ class ScaledMatrix:
             yield scaled(values, scales[self._blocks_of(taken)][:, of_column], self.dtype)
 
     def kept_as(self) -> QuantConfig | None:
-        """As QuantizedMatrix.kept_as."""
+        """See QuantizedMatrix.kept_as."""
         kept = with_scales(self.kept, scales := self._scales())
         if kept is None or self.shape[1] % 2 != 0 or (np.abs(to_float32(scales)) >= _SCALE_LIMIT).any():
             return None
         return replace(kept, value_dtype=dtype_from_name(str(self.dtype)))
 
     def quantized_rows(self, rows: range, step: int, how: QuantConfig) -> Iterator[QuantizedRows]:
-        """As QuantizedMatrix.quantized_rows."""
+        """See QuantizedMatrix.quantized_rows."""
         scales = self._scales()
         for taken in in_steps(rows, step):
             numbers, own = self._numbers(taken), scales[self._blocks_of(taken)]
@@ -146,7 +146,7 @@ class ScaledMatrix:
             yield QuantizedRows(numbers, own.astype(dtype_name(how.scale_dtype)), None)
 
     def _check_values(self, numbers: Array, scales: Array, how: QuantConfig) -> None:
-        """Raises CheckpointError for NaN, and for what overflows the type of the values."""
+        """Raises CheckpointError for NaN, and for values that overflow value_dtype."""
         where = self.weights.where(self.tensors[0])
         if ((numbers.view(np.uint8) & _NAN) == _NAN).any():
             raise CheckpointError(f"{where}: holds nan; weights must be finite")

@@ -1,4 +1,4 @@
-"""GPTQ as AutoGPTQ, GPTQModel, OmniQuant and AutoRound pack it."""
+"""GPTQ in the layout of AutoGPTQ, GPTQModel, OmniQuant and AutoRound."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _LESS_ONE: Final = "gptq"
 _PLAIN: Final = "gptq_v2"
 _WORD_BITS: Final = 32
 _WRITES_BORROWS: Final = "gptqmodel"
-# How the numbers were found, and which kernels to run; the tensors are what they are.
+# Settings of calibration, and kernel choices; they do not change the tensors.
 HARMLESS: Final = tuple(
     """
     act_bits act_data_type act_dynamic act_group_aware act_group_size act_sym amp autoround_version backend batch_size
@@ -52,13 +52,13 @@ HARMLESS: Final = tuple(
 
 
 def read_gptq(fields: JsonFields) -> Gptq | None:
-    """What a quantization_config of GPTQ says. Notes what cannot be read; the result may be None then."""
+    """Reads GPTQ's quantization_config. Notes problems in `fields`; the result may be None then."""
     bits = fields.integer("bits", maximum=_WORD_BITS)
     if bits not in _BITS:
         fields.problem("bits", f"is {bits}; accepted: {', '.join(map(str, _BITS))}")
     group_size = read_group_size(fields)
     symmetric = fields.boolean("sym", default=True)
-    # Whether inputs are reordered, g_idx tells.
+    # Ignored: g_idx tells if inputs are permuted.
     fields.boolean("desc_act", default=False)
     names = [name for name in ("checkpoint_format", "format") if fields.raw(name) is not None]
     layouts = {fields.string(name, choices=(_LESS_ONE, _PLAIN)) for name in names}
@@ -85,7 +85,7 @@ def read_gptq(fields: JsonFields) -> Gptq | None:
 
 
 def read_group_size(fields: JsonFields) -> int | None:
-    """Takes the field group_size of GPTQ and AWQ; None: all inputs."""
+    """Reads group_size of GPTQ and AWQ; None: all inputs."""
     size = fields.integer("group_size", minimum=-1, default=128)
     if size == 0:
         fields.problem("group_size", "is 0; accepted: -1, or a number of inputs")
@@ -93,7 +93,10 @@ def read_group_size(fields: JsonFields) -> int | None:
 
 
 def _refuse_settings_of_layers(fields: JsonFields) -> None:
-    """Of `dynamic`, entries that begin with "-:" name layers that are not quantised, which the tensors tell."""
+    """Refuses layers with settings of their own in `dynamic`.
+
+    Entries that begin with "-:" name layers that are not quantised; the tensors tell these as well.
+    """
     dynamic = fields.raw("dynamic")
     if dynamic in (None, {}, False):
         return
@@ -105,27 +108,27 @@ def _refuse_settings_of_layers(fields: JsonFields) -> None:
 
 @dataclass(frozen=True)
 class Gptq:
-    """w = scale (u - zero), with a scale and a zero point for each output and group of inputs."""
+    """w = scale (u - zero); each output and group of inputs has a scale and a zero point."""
 
     bits: int
     group_size: int | None
-    """None: all inputs."""
+    """Inputs per group; None: all inputs."""
     zeros_less_one: bool
-    """The zero points are stored less one."""
+    """True if the zero points are stored less one."""
     borrows: bool
-    """Which was subtracted from whole words, so that a zero point of 0 borrows from the next one."""
+    """True if one was subtracted from whole words, so that a zero point of 0 borrows from the next one."""
     kept: QuantConfig | None
     has_model_dtype: bool = False
     rounds_activations: bool = False
     method: str = METHOD
 
     def describe(self) -> str:
-        """As PublishedFormat.describe."""
+        """See PublishedFormat.describe."""
         groups = "" if self.group_size is None else f" in groups of {self.group_size}"
         return f"GPTQ of {self.bits} bits{groups}"
 
     def matrices(self, weights: HfWeights) -> dict[str, MadeMatrix]:
-        """As PublishedFormat.matrices."""
+        """See PublishedFormat.matrices."""
 
         def matrix_of(source: str) -> tuple[MadeMatrix, list[str]]:
             matrix = _Matrix(weights, source, self)
@@ -142,19 +145,19 @@ class _Matrix:
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """As MadeMatrix.tensors."""
+        """See MadeMatrix.tensors."""
         names = tuple(f"{self.source}.{part}" for part in ("qweight", "qzeros", "scales", "g_idx"))
         return tuple(name for name in names if name in self.weights)
 
     @cached_property
     def shape(self) -> tuple[int, int]:
-        """[out, in]: the words are [in * bits / 32, out]."""
+        """[out, in]; the words are [in * bits / 32, out]."""
         words, outputs = self.weights.spec(f"{self.source}.qweight").shape
         return outputs, words * _WORD_BITS // self.how.bits
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of the scales, in which GPTQModel multiplies."""
+        """Dtype of the scales, in which GPTQModel multiplies."""
         return self.weights.spec(f"{self.source}.scales").dtype
 
     @property
@@ -162,7 +165,7 @@ class _Matrix:
         return 1 if self.how.group_size is None else -(-self.shape[1] // self.how.group_size)
 
     def problems(self) -> list[str]:
-        """What is wrong with the tensors."""
+        """Lists problems of the tensors."""
         bits, where = self.how.bits, self.weights.where(f"{self.source}.qweight")
         stored = self.weights.spec(f"{self.source}.qweight").shape
         if len(stored) != 2 or stored[0] * _WORD_BITS % bits != 0 or stored[1] * bits % _WORD_BITS != 0:
@@ -205,19 +208,19 @@ class _Matrix:
         return np.arange(self.shape[1]) // size
 
     def _zeros(self) -> Array:
-        """int16 [groups, out]."""
+        """Zero points int16 [groups, out]."""
         words, bits = self.weights.joined_rows(f"{self.source}.qzeros"), self.how.bits
         if self.how.zeros_less_one and bits != 3:
             ones = np.uint32(sum(1 << place for place in range(0, _WORD_BITS, bits)))
             words = words.view(np.uint32) + ones
         zeros = unpacked(words, bits).astype(np.int16)
         if self.how.zeros_less_one and bits == 3:
-            # Numbers that two words share: GPTQModel adds to each of them.
+            # Three-bit numbers may span two words, so GPTQModel adds to each number.
             zeros = (zeros + 1) & 7
         return zeros
 
     def rows(self, rows: range, step: int) -> Iterator[Array]:
-        """As MadeMatrix.rows: what GPTQModel's dequantize_weight gives."""
+        """See MadeMatrix.rows. Equals the result of GPTQModel's dequantize_weight."""
         groups, zeros = self._group_of_inputs(), self._zeros()
         scales = to_float32(self.weights.joined_rows(f"{self.source}.scales"))
         for taken, numbers in self._numbers(rows, step):
@@ -226,20 +229,23 @@ class _Matrix:
             yield scaled(differences, scales[:, these].T[:, groups], self.dtype)
 
     def _numbers(self, rows: range, step: int) -> Iterator[tuple[range, Array]]:
-        """uint8 [rows, in]. An output's numbers lie in a column, so that all words are read for any of them."""
+        """Yields rows and their numbers uint8 [rows, in].
+
+        An output is a column of the file, so this reads all words once.
+        """
         words = self.weights.joined_rows(f"{self.source}.qweight")
         for taken in in_steps(rows, step):
             yield taken, unpacked(words[:, taken.start : taken.stop].T, self.how.bits)
 
     def kept_as(self) -> QuantConfig | None:
-        """As QuantizedMatrix.kept_as."""
+        """See QuantizedMatrix.kept_as."""
         if not self._has_zeros and not (self._zeros() == self._middle).all():
             return None
         kept = with_scales(self.how.kept, self.weights.joined_rows(f"{self.source}.scales"))
         return with_groups(kept, self._group_of_inputs())
 
     def input_order(self) -> Array:
-        """As ReorderedMatrix.input_order."""
+        """See ReorderedMatrix.input_order."""
         return order_of_groups(self._group_of_inputs())
 
     @property
@@ -251,7 +257,7 @@ class _Matrix:
         return self.how.kept is not None and self.how.kept.has_zero_point
 
     def quantized_rows(self, rows: range, step: int, how: QuantConfig) -> Iterator[QuantizedRows]:
-        """As QuantizedMatrix.quantized_rows."""
+        """See QuantizedMatrix.quantized_rows."""
         scales, zeros, order = self.weights.joined_rows(f"{self.source}.scales"), self._zeros(), self.input_order()
         for taken, unordered in self._numbers(rows, step):
             these = slice(taken.start, taken.stop)
@@ -261,6 +267,6 @@ class _Matrix:
             if self.how.bits == 8:
                 yield of_eight_bits(numbers, of_rows, own, how)
             else:
-                # Without zero points, what is packed stands for 8 less.
+                # Without zero points, packed numbers have an offset of 8.
                 centred = numbers if self._has_zeros else numbers + np.uint8(8 - self._middle)
                 yield of_four_bits(centred, of_rows, own, how)

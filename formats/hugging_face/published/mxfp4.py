@@ -1,4 +1,4 @@
-"""MXFP4 as GPT-OSS is published in it: numbers of E2M1, and a power of two for each 32 of them."""
+"""MXFP4, in which GPT-OSS is published: E2M1 numbers, with a power of two per 32 of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ...checkpoint.stacked_experts import ALTERNATING_EXPERTS, layer_name, outpu
 from .formats import WEIGHT, in_steps, layers_with, of_four_bits, raise_problems, scaled, tensor_problems
 
 METHOD: Final = "mxfp4"
-# What loading is told; the tensors are what they are.
+# Settings of loading; they do not change the tensors.
 _HARMLESS: Final = ("dequantize", "modules_to_not_convert")
 _UINT8: Final = np.dtype(np.uint8)
 _BLOCKS: Final = "_blocks"
@@ -27,7 +27,7 @@ _BLOCK_SIZE: Final = 32
 _BLOCK_BYTES: Final = _BLOCK_SIZE // 2
 _BIAS: Final = 127
 _NO_NUMBER: Final = 255
-# The largest number is 6 = 1.5 * 2^2, and the largest power of two that bfloat16 holds is 2^127.
+# The largest number is 6 = 1.5 * 2^2, and the largest power of two in bfloat16 is 2^127.
 _LARGEST_EXPONENT: Final = 125
 _KEPT: Final = QuantConfig(
     quant_algo=QuantAlgo.W4A16,
@@ -39,29 +39,29 @@ _KEPT: Final = QuantConfig(
 
 
 def read_mxfp4(fields: JsonFields) -> MxFp4:
-    """What a quantization_config of MXFP4 says."""
+    """Reads MXFP4's quantization_config."""
     fields.discard(_HARMLESS)
     return MxFp4()
 
 
 @dataclass(frozen=True)
 class MxFp4:
-    """Tensors *_blocks [experts, out, in / 32, 16] and *_scales [experts, out, in / 32] of bytes.
+    """Bytes *_blocks [experts, out, in / 32, 16] and *_scales [experts, out, in / 32].
 
-    A byte of blocks has two numbers, the first in its lower half; one of scales is an exponent of two, plus 127.
+    A byte of blocks has two numbers, the first in its lower half. A byte of scales is an exponent of two, plus 127.
     """
 
     kept: QuantConfig | None = _KEPT
-    # Products are made in the model's type, and bfloat16 holds them all.
+    # transformers multiplies in the model's dtype, but bfloat16 holds all products exactly.
     has_model_dtype: bool = False
     rounds_activations: bool = False
 
     def describe(self) -> str:
-        """As PublishedFormat.describe."""
+        """See PublishedFormat.describe."""
         return "MXFP4"
 
     def matrices(self, weights: HfWeights) -> dict[str, MadeMatrix]:
-        """As PublishedFormat.matrices: those of each expert's own linear layers."""
+        """See PublishedFormat.matrices. Each expert's linear layers are separate."""
         found: dict[str, MadeMatrix] = {}
         problems: list[str] = []
         for source in layers_with(weights, _BLOCKS, self.describe()):
@@ -100,7 +100,7 @@ def _matrices_of(weights: HfWeights, source: str) -> dict[str, MadeMatrix]:
 
 @dataclass(frozen=True)
 class _Matrix:
-    """What transformers' convert_moe_packed_tensors makes of some outputs of one expert."""
+    """Equals the result of transformers' convert_moe_packed_tensors, for some outputs of one expert."""
 
     weights: HfWeights
     source: str
@@ -110,7 +110,7 @@ class _Matrix:
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """As MadeTensor.tensors."""
+        """See MadeTensor.tensors."""
         return (self.source + _BLOCKS, self.source + _SCALES)
 
     @property
@@ -119,24 +119,24 @@ class _Matrix:
         return len(self.outputs), self.weights.spec(self.source + _SCALES).shape[2] * _BLOCK_SIZE
 
     def rows(self, rows: range, step: int) -> Iterator[Array]:
-        """As MadeTensor.rows."""
+        """See MadeTensor.rows."""
         table = code_table(WeightCode.E2M1)
         for numbers, scales in self._pieces(rows, step):
             in_blocks = table[numbers].reshape(len(scales), -1, _BLOCK_SIZE)
             yield scaled(in_blocks, scales[:, :, None], self.dtype).reshape(len(scales), -1)
 
     def kept_as(self) -> QuantConfig | None:
-        """As QuantizedMatrix.kept_as: where no value overflows bfloat16."""
+        """See QuantizedMatrix.kept_as. Requires values that do not overflow bfloat16."""
         exponents = self._exponents(range(len(self.outputs)))
         return _KEPT if exponents.max(initial=0) <= _LARGEST_EXPONENT else None
 
     def quantized_rows(self, rows: range, step: int, how: QuantConfig) -> Iterator[QuantizedRows]:
-        """As QuantizedMatrix.quantized_rows."""
+        """See QuantizedMatrix.quantized_rows."""
         for numbers, scales in self._pieces(rows, step):
             yield of_four_bits(numbers, scales, None, how)
 
     def _pieces(self, rows: range, step: int) -> Iterator[tuple[Array, Array]]:
-        """Numbers uint8 [rows, in] and scales float32 [rows, groups], `step` rows at a time."""
+        """Yields numbers uint8 [rows, in] and scales float32 [rows, groups], `step` rows at a time."""
         scales = np.ldexp(np.float32(1.0), self._exponents(rows))
         octets = self._of_expert(self.source + _BLOCKS, rows).reshape(len(rows), -1)
         for taken in in_steps(range(len(rows)), step):
@@ -147,7 +147,7 @@ class _Matrix:
             yield numbers, scales[taken.start : taken.stop]
 
     def _exponents(self, rows: range) -> Array:
-        """int32 [rows, groups]. Raises CheckpointError for a scale that is no number."""
+        """Exponents int32 [rows, groups]. Raises CheckpointError for a scale that is NaN."""
         name = self.source + _SCALES
         stored = self._of_expert(name, rows)
         if (stored == _NO_NUMBER).any():
@@ -159,7 +159,7 @@ class _Matrix:
         return exponents
 
     def _of_expert(self, name: str, rows: range) -> Array:
-        """A copy of what a tensor has of these rows."""
+        """Returns a copy of these rows of a tensor."""
         taken = self.outputs[rows.start : rows.stop]
         (stack,) = self.weights.rows(name, range(self.expert, self.expert + 1))
         return np.ascontiguousarray(stack[0, taken.start : taken.stop : taken.step])

@@ -1,4 +1,4 @@
-"""Numbers of a few bits that are packed in words of 32."""
+"""Unpacks numbers of a few bits from 32-bit words."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from ...checkpoint.casting import Array
 
 
 def unpacked(words: Array, bits: int) -> Array:
-    """uint8 [rows, words * 32 / bits]: the unsigned numbers in words [rows, words], the first in the lowest bits.
+    """Unpacks words [rows, words] to unsigned numbers uint8 [rows, words * 32 / bits], the lowest bits first.
 
-    Numbers of 3 bits go from one word to the next where they have to: 32 of them take three words.
+    Numbers of 3 bits may span two words: three words hold 32 of them.
     """
     octets = np.ascontiguousarray(words).astype(words.dtype.newbyteorder("<"), copy=False).view(np.uint8)
     octets = octets.reshape(len(words), -1)
