@@ -24,7 +24,7 @@ double BeamSearch::value_of(const BeamCandidate& candidate) const {
 }
 
 double BeamSearch::normalised(double score, std::int32_t length) const {
-  // Above 0, so that a score of 0 stays one.
+  // The minimum is above 0, so that a score of 0 stays 0.
   return score / std::max(std::pow(static_cast<double>(length), params_.length_penalty),
                           std::numeric_limits<double>::min());
 }

@@ -9,7 +9,7 @@
 namespace adaptrt {
 namespace {
 
-/// Without a branch an element, which compilers vectorise.
+/// Has no branch per element, so that compilers vectorise it.
 bool has_above(std::span<const float> values, float bound) {
   std::uint32_t found = 0;
   for (const float value : values) found |= value > bound ? 1U : 0U;
@@ -42,7 +42,7 @@ void LogSoftmax::find_most_likely(std::span<TokenLogProb> most_likely) const {
 void find_highest(std::span<const float> values, std::span<TokenLogProb> highest) {
   if (highest.empty()) return;
   std::size_t count = 0;
-  // Indices come in ascending order, so a new index belongs after those of equal values.
+  // Indices are ascending, so a new index goes after equal values.
   const auto insert = [&](std::size_t index) {
     std::size_t place = count < highest.size() ? count++ : count - 1;
     for (; place > 0 && highest[place - 1].log_prob < values[index]; --place) {

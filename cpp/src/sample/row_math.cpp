@@ -11,25 +11,24 @@ namespace adaptrt {
 
 namespace {
 
-// The compiler turns loops over this many independent lanes into vector instructions; a reduction into one
-// variable it must leave as it is, because the order of floating-point operations matters.
+// Compilers turn loops over this many independent lanes into vector instructions. A reduction into one
+// variable cannot be vectorised, because the order of floating-point operations matters.
 constexpr std::size_t kLanes = 16;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-/// exp(-x) for x >= 0, by the usual reduction to 2^n * exp(r), |r| <= ln(2) / 2, and a polynomial of degree 6
-/// (Taylor's, whose remainder is below 2^-22 of the result there). Comparisons are between integers, which
-/// order non-negative floats as well: comparing floats may trap, and keeps the compiler from using vector
-/// instructions.
+/// exp(-x) for x >= 0: the usual reduction to 2^n * exp(r), |r| <= ln(2) / 2, and a Taylor polynomial of
+/// degree 6, whose relative error is below 2^-22 there. Comparisons use the bits as integers, which have the
+/// same order for non-negative floats: float comparisons may trap, which prevents vectorisation.
 inline float exp_of_minus(float x) {
   constexpr float kLog2E = 1.44269504F;
   // ln(2) in two parts; n times the first is exact.
   constexpr float kLn2High = 0.693359375F;
   constexpr float kLn2Low = -2.12194440e-4F;
-  // Adding it rounds to an integer, which then stands in the lowest bits.
+  // Adding it rounds to an integer, which is then in the lowest bits.
   constexpr float kRounder = 12582912.0F;  // 1.5 * 2^23
   constexpr std::int32_t kLargest = std::bit_cast<std::int32_t>(87.0F);
   const auto bits = static_cast<std::int32_t>(std::bit_cast<std::uint32_t>(x) & 0x7fffffffU);
-  // All ones up to kLargest, zero above: a choice written as `?:` becomes a branch.
+  // All ones up to kLargest, zero above. `?:` would become a branch.
   const std::int32_t mask = (bits - kLargest - 1) >> 31;
   const float clamped = -std::bit_cast<float>((bits & mask) | (kLargest & ~mask));
   const float shifted = clamped * kLog2E + kRounder;
@@ -80,7 +79,7 @@ LogitRange usable_range_of(std::span<const float> logits) {
 }
 
 std::int64_t first_index_of(std::span<const float> values, float value) {
-  // The value's block is found without a branch an element, which compilers vectorise.
+  // First find the value's block, without a branch per element, so that compilers vectorise the loop.
   constexpr std::size_t kBlock = 256;
   std::size_t begin = 0;
   for (; begin < values.size(); begin += kBlock) {

@@ -7,21 +7,21 @@ namespace adaptrt {
 
 /// The largest and the smallest finite logit of a row.
 struct LogitRange {
-  float max = 0.0F;  ///< -infinity when no logit is finite
+  float max = 0.0F;  ///< -infinity if no logit is finite
   float min = 0.0F;
-  bool has_nan_or_infinity = false;  ///< +infinity; -infinity is a forbidden token's logit
+  bool has_nan_or_infinity = false;  ///< +infinity only; -infinity is the logit of a forbidden token
 };
 
 [[nodiscard]] LogitRange range_of(std::span<const float> logits);
-/// The same of a row as the engine made it. Throws StepError when a logit is NaN or +infinity, or all are
+/// The same for a row from the engine. Throws StepError if a logit is NaN or +infinity, or if all are
 /// -infinity.
 [[nodiscard]] LogitRange usable_range_of(std::span<const float> logits);
 
-/// Index of the first element that equals `value`, which must be there.
+/// Index of the first element that equals `value`; it must exist.
 [[nodiscard]] std::int64_t first_index_of(std::span<const float> values, float value);
 
-/// weights[i] = exp((logits[i] - max) * scale), with a relative error below 1e-6; 0 below exp(-87). The
-/// same on every machine, which std::exp is not.
+/// weights[i] = exp((logits[i] - max) * scale), with a relative error below 1e-6; 0 below exp(-87). The same
+/// bits on every machine, unlike std::exp.
 void exponentiate(std::span<const float> logits, float max, float scale, std::span<float> weights);
 
 /// The sum of exp(logits[i] - max).

@@ -17,8 +17,7 @@ constexpr float kForbidden = -std::numeric_limits<float>::infinity();
 constexpr float kLargest = std::numeric_limits<float>::max();
 constexpr std::size_t kNumBuckets = 1024;
 
-/// The index that a draw of `uniform` falls on when each has its weight's share of [0, 1), in the order of
-/// indices.
+/// Returns the index that a draw `uniform` selects, if each index has its weight's share of [0, 1) in order.
 std::size_t index_at(std::span<const float> weights, double uniform) {
   constexpr std::size_t kChunk = 512;
   double total = 0.0;
@@ -45,8 +44,8 @@ std::size_t index_at(std::span<const float> weights, double uniform) {
   return last_possible;
 }
 
-/// Upper bounds of four logits for every value of their four bits: infinity if the bit is set, -infinity if
-/// not. It is a table because shifts by a lane's number keep compilers from using vector instructions.
+/// Upper bounds of four logits for each value of their four mask bits: infinity if the bit is set, otherwise
+/// -infinity. A table, because shifts by the lane's number prevent vectorisation.
 constexpr auto kCeilings = [] {
   std::array<std::array<float, 4>, 16> ceilings{};
   for (std::size_t bits = 0; bits < ceilings.size(); ++bits) {
@@ -57,11 +56,12 @@ constexpr auto kCeilings = [] {
   return ceilings;
 }();
 
-/// Forbids those of at most 32 logits whose bit is not set.
+/// Forbids those of at most 32 logits whose mask bit is clear.
 void forbid_some(std::uint32_t allowed, std::span<float> logits) {
   for (; logits.size() >= 4; logits = logits.subspan(4), allowed >>= 4) {
     const auto& ceilings = kCeilings[allowed & 15U];
-    // NaN becomes the ceiling: -infinity where it is forbidden, an error of its row where it is not.
+    // NaN becomes the bound: -infinity if the token is forbidden, otherwise infinity, which is reported as an
+    // error.
     for (std::size_t i = 0; i < 4; ++i) logits[i] = logits[i] < ceilings[i] ? logits[i] : ceilings[i];
   }
   for (std::size_t i = 0; i < logits.size(); ++i) {
@@ -74,7 +74,7 @@ void forbid_some(std::uint32_t allowed, std::span<float> logits) {
 Sampler::Buckets::Buckets(float highest, float lowest) : max(highest) {
   const float range = std::min(highest - lowest, kLargest);
   constexpr auto kCount = static_cast<float>(kNumBuckets);
-  // Finite, so that it gives 0 for the highest value.
+  // Finite, so that the highest value gives bucket 0.
   scale = range > kCount / kLargest ? kCount / range : kLargest;
 }
 
@@ -209,7 +209,7 @@ void Sampler::forbid_repeated_ngrams(std::int32_t size, std::span<const std::int
   const auto newest = tokens.last(length - 1);
   for (std::size_t i = 0; i + length <= tokens.size(); ++i) {
     const auto next = static_cast<std::size_t>(tokens[i + length - 1]);
-    // Virtual tokens are never chosen.
+    // Virtual tokens are never sampled.
     if (next < row.size() && std::ranges::equal(tokens.subspan(i, length - 1), newest))
       row[next] = kForbidden;
   }
@@ -238,7 +238,7 @@ Sampler::Candidates Sampler::filter(const SamplingParams& params, double top_p, 
   std::span<const float> values = row.logits;
   std::span<float> weights = std::span(weights_).first(values.size());
   bool all_left = true;
-  // Keeps the order of ids, so that an index among what is left orders equal values as ids do.
+  // Keeps the order of ids, so that equal values are still ordered by id.
   const auto keep_if = [&](const auto& keep) {
     std::size_t kept = 0;
     for (std::size_t i = 0; i < values.size(); ++i) {
@@ -259,7 +259,7 @@ Sampler::Candidates Sampler::filter(const SamplingParams& params, double top_p, 
   if (params.top_k > 0 && std::cmp_less(params.top_k, values.size())) {
     keep_up_to(place_of_rank(values, buckets, params.top_k));
   }
-  // Positive and finite, so that its product with -infinity is -infinity and with 0 is 0.
+  // Positive and finite, so that -infinity stays -infinity and 0 stays 0.
   const auto scale = static_cast<float>(
       std::clamp(1.0 / params.temperature, double{std::numeric_limits<float>::min()}, double{kLargest}));
   exponentiate(values, row.max, scale, weights);

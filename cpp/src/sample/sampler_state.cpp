@@ -72,12 +72,12 @@ double SamplerState::current_top_p(std::span<const std::int32_t> tokens) {
 
 void SamplerState::count_new_tokens(std::span<const std::int32_t> tokens) {
   if (num_counted_ < prompt_length_) {
-    // The prompt counts for the repetition penalty only. All of it at once: inserting one by one is
-    // quadratic.
+    // The prompt counts only for the repetition penalty. Add all its tokens at once, because inserting one by
+    // one is quadratic.
     if (params_.repetition_penalty != 1.0) {
       for (std::int32_t i = 0; i < prompt_length_; ++i) occurrences_.push_back({.token = tokens[i]});
       std::ranges::sort(occurrences_, {}, &Occurrence::token);
-      // Not std::ranges::unique: clang before 16 cannot compile its result with GCC's library.
+      // clang before version 16 cannot compile std::ranges::unique with GCC's library.
       const auto same_token = [](const Occurrence& a, const Occurrence& b) { return a.token == b.token; };
       occurrences_.erase(std::unique(occurrences_.begin(), occurrences_.end(), same_token),
                          occurrences_.end());

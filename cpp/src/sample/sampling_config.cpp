@@ -15,7 +15,7 @@ std::string text_of(double value) {
   return {buffer.data(), std::to_chars(buffer.data(), buffer.data() + buffer.size(), value).ptr};
 }
 
-/// Comparisons are written so that NaN fails them.
+/// Comparisons are written so that NaN fails.
 void check_ranges(const SamplingConfig& config, Problems& problems) {
   const auto require = [&](bool holds, const char* name, const std::string& value, const char* accepted) {
     if (!holds) problems.add(std::string(name) + " is " + value + "; it must be " + accepted);
@@ -59,7 +59,7 @@ void check_ranges(const SamplingConfig& config, Problems& problems) {
   }
 }
 
-/// Adds the problems of fields that cannot be combined with several beams.
+/// Adds the problems of fields that cannot be combined with beam search.
 void check_beams(const SamplingConfig& config, Problems& problems) {
   if (config.beam_width_array) {
     problems.add("beam_width_array is set; accepted: None, because a search has one beam_width");

@@ -18,7 +18,7 @@ std::size_t Sampler::score_tokens(SamplerState& state, const float* logits,
   if (const double temperature = state.params().temperature; temperature == 1.0) {
     softmax.log_probs(values);
   } else {
-    // None is above 0, so that no temperature makes them infinite.
+    // No difference is above 0, so no temperature makes one infinite.
     for (std::size_t i = 0; i < raw.size(); ++i) {
       weights_[i] = static_cast<float>((double{raw[i]} - double{max}) / temperature);
     }

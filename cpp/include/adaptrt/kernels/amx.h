@@ -2,12 +2,12 @@
 
 namespace adaptrt {
 
-/// Whether the CPU multiplies bfloat16 and 8-bit integers in tiles; that an old system does not know them
-/// does not count.
+/// True if the CPU has AMX tile instructions for bfloat16 and 8-bit integers, even if the operating system is
+/// too old to support them.
 [[nodiscard]] bool cpu_has_amx();
 
-/// Whether this process may use AMX's tiles: the CPU multiplies bfloat16 and 8-bit integers in them, and
-/// Linux, which is asked once a process, permits it. Using tiles without the permission ends the process.
+/// True if this process may use AMX tiles: the CPU has them and Linux permits it (asked once per process).
+/// Using tiles without the permission ends the process.
 [[nodiscard]] bool amx_is_permitted();
 
 }  // namespace adaptrt

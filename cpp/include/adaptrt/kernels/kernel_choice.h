@@ -10,42 +10,42 @@ namespace adaptrt {
 
 enum class CpuVendor : std::uint8_t { kIntel, kAmd, kOther };
 
-/// What the choice of kernels depends on. Features of AVX are those that CPU, hypervisor and system let a
-/// program use; AMX is a matter of permission. The model is not among them: no table needs it, and
-/// hypervisors make it up.
+/// The facts that determine the choice of kernels. AVX features count only if CPU, hypervisor and operating
+/// system all allow them; AMX also needs a permission. The CPU model is not used: no table needs it, and
+/// hypervisors fake it.
 struct Cpu {
   CpuVendor vendor = CpuVendor::kOther;
-  int family = 0;       ///< with the extended family; AMD's Zen 3 and Zen 4 are 0x19
-  bool avx2 = false;    ///< with FMA; every CPU that has both has the half-float conversions (F16C)
+  int family = 0;       ///< includes the extended family; AMD's Zen 3 and Zen 4 are 0x19
+  bool avx2 = false;    ///< includes FMA; every CPU with both also has half-float conversions (F16C)
   bool avx512 = false;  ///< F, BW, VL and DQ
   bool avx512_vnni = false;
   bool avx512_bf16 = false;
   bool avx512_vbmi = false;
   bool amx = false;            ///< TILE, BF16 and INT8
-  bool amx_permitted = false;  ///< by Linux, for this process
+  bool amx_permitted = false;  ///< Linux permits it for this process
 };
 
-/// This machine's; asks Linux for AMX where the CPU has it.
+/// Reads this machine's CPU; requests the AMX permission from Linux if the CPU has AMX.
 [[nodiscard]] Cpu read_cpu();
 
 /// One table of kernels on one CPU.
 struct KernelFit {
   std::string_view name;
-  /// Why the CPU cannot run it; empty: it can.
+  /// Reason why the CPU cannot run it; empty if it can.
   std::string_view obstacle;
 };
 
-/// Every table of kernels once: those that `cpu` can run, of which the first is chosen, the fastest first,
-/// then those that it cannot. A function of the CPU and never of a timing, since results depend on it.
+/// Returns every table of kernels once. Tables that `cpu` can run come first, fastest first; the first is
+/// chosen. The order depends only on the CPU and never on timings, because results depend on the choice.
 [[nodiscard]] std::vector<KernelFit> fit_kernels(const Cpu& cpu);
 
-/// Why no table of that name is available among `fits`, with those that are; empty when it is, or for an
-/// empty name.
+/// Returns an error that says why `name` is unavailable among `fits` and which names are available. Empty if
+/// it is available, or if `name` is empty.
 [[nodiscard]] std::string kernels_problem(std::string_view name, std::span<const KernelFit> fits);
 /// The same on this machine.
 [[nodiscard]] std::string kernels_problem(std::string_view name);
 
-/// The tables that this CPU cannot run, with the reasons.
+/// Returns the tables that this CPU cannot run, with reasons.
 [[nodiscard]] std::span<const KernelFit> impossible_kernels();
 
 }  // namespace adaptrt

@@ -11,10 +11,10 @@
 
 namespace adaptrt {
 
-/// A token that a beam may go on with. Sampler::score_tokens makes them.
+/// A possible next token of a beam; see Sampler::score_tokens.
 struct ScoredToken {
   std::int32_t token = 0;
-  /// Number that the token adds to the beam's score.
+  /// Amount that the token adds to the beam's score.
   float score = 0.0F;
   /// Log probability from LogSoftmax.
   float log_prob = 0.0F;
@@ -34,61 +34,61 @@ struct BeamCandidate {
 
 /// A beam that has ended.
 struct EndedBeam {
-  /// 0 to beam_width - 1, another one for each: where the caller keeps its tokens.
+  /// Index from 0 to beam_width - 1, unique among the ended beams; the caller stores the beam's tokens under
+  /// it.
   std::int32_t place = 0;
-  /// The sum of its tokens' scores, that of the token which ended it included.
+  /// Sum of its tokens' scores, including the token that ended it.
   double score = 0.0;
   /// score / length ** length_penalty, by which ended beams are ordered.
   double normalised_score = 0.0;
   FinishReason reason = FinishReason::kNotFinished;
 };
 
-/// A beam that a search returns, or would return if it ended now.
+/// A beam in the result of a search; also for a search that has not ended.
 struct RankedBeam {
   bool has_ended = false;
-  /// EndedBeam::place, or the number of the beam that goes on.
+  /// EndedBeam::place, or the index of an active beam.
   std::int32_t place = 0;
   double score = 0.0;
   FinishReason reason = FinishReason::kNotFinished;
 };
 
-/// The search of one request: from the best tokens after each of its beams to the beams of the next step.
-/// Knows beams by number (0 is the best) and no tokens but the newest.
+/// The beam search of one request: selects the beams of the next step from the best tokens after each beam.
+/// Knows beams by index (0 is the best) and only their newest tokens.
 ///
-/// The search works like transformers' generate(num_beams) for one prompt: it examines the best
-/// num_candidates() of all candidates. Those that end and are among the best beam_width become ended beams,
-/// of which the beam_width with the highest score / length ** length_penalty stay; the best beam_width of
-/// those that do not end go on. As in TensorRT-LLM, diversity_rate * beam is added to a candidate's score
-/// where candidates are compared, and nowhere else. Of equal candidates that of the lower beam is the better,
-/// then that of the lower token; of equal ended beams the older: neither the batch nor the order of add()
-/// changes anything.
+/// The search works like transformers' generate(num_beams) for one prompt. It examines the best
+/// num_candidates() of all candidates. Those that end and are among the best beam_width become ended beams;
+/// the beam_width of these with the highest score / length ** length_penalty are kept. The best beam_width of
+/// the other candidates go on. As in TensorRT-LLM, diversity_rate * beam is added to a candidate's score,
+/// only when candidates are compared. Among equal candidates the lower beam is better, then the lower token;
+/// among equal ended beams the older one. So neither the batch nor the order of add() calls changes the
+/// result.
 class BeamSearch {
  public:
-  /// `num_end_tokens`: tokens, or sequences of them, that end a beam before `max_tokens`.
+  /// `num_end_tokens`: number of tokens, or token sequences, that can end a beam before `max_tokens`.
   BeamSearch(const BeamSearchParams& params, std::int32_t num_end_tokens, std::int32_t max_tokens);
 
-  /// max(2, 1 + num_end_tokens) * beam_width: so many of each beam's tokens are enough.
+  /// max(2, 1 + num_end_tokens) * beam_width: number of tokens that each beam must provide.
   [[nodiscard]] std::size_t num_candidates() const { return num_candidates_; }
-  /// Beams that go on. One, the prompt, in the beginning; less than beam_width where no more tokens are
-  /// allowed.
+  /// The active beams. At first one, the prompt; fewer than beam_width at the token limit.
   [[nodiscard]] std::span<const BeamCandidate> beams() const { return beams_; }
 
-  /// The best tokens after beams()[beam], at most num_candidates(), each once.
+  /// Adds the best tokens after beams()[beam], at most num_candidates(), without duplicates.
   void add(std::int32_t beam, std::span<const ScoredToken> tokens);
 
-  /// Why a candidate is the last of its beam; kNotFinished when it is not.
+  /// Returns why a candidate ends its beam; kNotFinished if it does not.
   using EndOf = std::function<FinishReason(const BeamCandidate&)>;
-  /// Where an ended beam is to be kept: in the place of one that stays no longer.
+  /// Stores an ended beam's tokens; its place may have belonged to a beam that was dropped.
   using Keep = std::function<void(const BeamCandidate&, const EndedBeam&)>;
-  /// When every beam has had its add(): makes beams() those of the next step, the candidates that they come
-  /// from, best first.
+  /// Selects the beams of the next step; call it after add() for every beam. beams() then has the chosen
+  /// candidates, best first.
   void select(const EndOf& end_of, const Keep& keep);
 
-  /// No beam goes on, or those that do cannot be among the best: what early_stopping says of that.
+  /// True if no beam is active, or if early_stopping says that the active ones cannot be among the best.
   [[nodiscard]] bool is_over() const { return is_over_; }
   [[nodiscard]] std::int32_t num_steps() const { return num_steps_; }
-  /// Best first, at most beam_width; of a search that is not over, those that go on are among them as if they
-  /// ended now.
+  /// Returns at most beam_width beams, best first. If the search is not over, active beams are ranked as if
+  /// they ended now.
   [[nodiscard]] std::vector<RankedBeam> ranking() const;
 
  private:

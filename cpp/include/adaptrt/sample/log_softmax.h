@@ -12,22 +12,22 @@ struct TokenLogProb {
   bool operator==(const TokenLogProb&) const = default;
 };
 
-/// Log probs under the model: natural logarithms of the softmax over a whole row of logits as the engine made
-/// it, before bias, penalties, temperature and filters. Computed in double, rounded to float at the end.
-/// Every log prob that a request returns is from here, so a token has the same bits wherever it appears.
+/// Log probs under the model: natural logarithms of the softmax over a whole row of the engine's logits,
+/// before bias, penalties, temperature and filters. Computed in double and rounded to float at the end. Every
+/// log prob in a response comes from here, so a token always has the same bits.
 class LogSoftmax {
  public:
-  /// `logits` outlive it. Throws StepError when one is NaN or +infinity, or all are -infinity.
+  /// `logits` must outlive it. Throws StepError if a logit is NaN or +infinity, or if all are -infinity.
   explicit LogSoftmax(std::span<const float> logits);
-  /// The same of logits that are known to be usable, the highest of which is `max`.
+  /// The same for logits that are known to be valid, with the maximum `max`.
   LogSoftmax(std::span<const float> logits, float max);
 
-  /// -infinity for a token whose logit is.
+  /// Returns -infinity for a token with that logit.
   [[nodiscard]] float log_prob(std::int32_t token_id) const;
-  /// log_prob() of every token: as many values as there are logits.
+  /// Writes log_prob() of every token: one value per logit.
   void log_probs(std::span<float> values) const;
-  /// Fills `most_likely`, at most as long as the row: descending logits, of equal ones the lowest token id
-  /// first.
+  /// Fills `most_likely`, which is at most as long as the row, with the highest logits in descending order;
+  /// equal logits are ordered by token id.
   void find_most_likely(std::span<TokenLogProb> most_likely) const;
 
  private:
@@ -36,8 +36,8 @@ class LogSoftmax {
   double log_sum_;
 };
 
-/// Fills `highest`, at most as long as `values`, with descending values, of equal ones the lowest index
-/// first. None is NaN.
+/// Fills `highest`, which is at most as long as `values`, with the highest values in descending order; equal
+/// values are ordered by index. No value may be NaN.
 void find_highest(std::span<const float> values, std::span<TokenLogProb> highest);
 
 }  // namespace adaptrt

@@ -6,7 +6,7 @@
 namespace adaptrt {
 
 /// Philox4x32-10: Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3" (2011). A pure
-/// function, so a draw depends on nothing but its key and its place.
+/// function: a draw depends only on its key and its counter.
 [[nodiscard]] constexpr std::array<std::uint32_t, 4> philox(std::array<std::uint32_t, 4> counter,
                                                             std::array<std::uint32_t, 2> key) {
   constexpr std::uint64_t kMultiplier0 = 0xD2511F53U;
@@ -25,7 +25,7 @@ namespace adaptrt {
   return counter;
 }
 
-/// Number `position` of the stream `seed`, uniform in [0, 1) with 53 bits.
+/// Returns draw number `position` of the stream `seed`: uniform in [0, 1), with 53 bits.
 [[nodiscard]] constexpr double uniform_draw(std::uint64_t seed, std::uint64_t position) {
   const auto low = [](std::uint64_t value) { return static_cast<std::uint32_t>(value); };
   const auto words = philox({low(position), low(position >> 32), 0, 0}, {low(seed), low(seed >> 32)});

@@ -17,34 +17,33 @@ struct ScoredToken;
 
 /// Tokens that a request forbids or favours, in addition to its SamplingConfig.
 struct TokenConstraints {
-  /// Forbidden before SamplingParams::min_tokens tokens were generated.
+  /// Forbidden until SamplingParams::min_tokens tokens are generated.
   std::optional<std::int32_t> end_id = std::nullopt;
   /// Other tokens that are forbidden in the same way: stop words of one token.
   std::vector<std::int32_t> stop_ids = {};
-  /// Token sequences that never appear whole; their beginning may be in the prompt.
+  /// Token sequences that must not appear; their beginning may be in the prompt.
   std::vector<std::vector<std::int32_t>> bad_words = {};
   /// Bias [row length] that is added to the logits first; nullptr: none. -infinity forbids a token.
   std::shared_ptr<const std::vector<float>> embedding_bias = nullptr;
 
-  /// Empty words, tokens outside the vocabulary, a bias of another size or with NaN or +infinity.
-  /// `vocab_size`: of the request.
+  /// Lists empty words, tokens outside the request's vocabulary of `vocab_size` tokens, and a bias with a
+  /// wrong size, NaN or +infinity.
   [[nodiscard]] Problems validate(std::int64_t vocab_size) const;
 };
 
-/// One request's sampling, from its first token to its last.
+/// Sampling state of one request, from its first token to its last.
 class SamplerState {
  public:
-  /// `max_length`: prompt and generated tokens together, at most. Room for them is made here, not while
-  /// sampling.
-  /// `vocabulary_change`: tokens that the request has beyond the vocabulary; below 0: last ones of it
-  /// that it does not have.
+  /// `max_length`: maximum number of prompt and generated tokens together. Memory for them is allocated here,
+  /// not during sampling. `vocabulary_change`: number of tokens that the request has beyond the vocabulary;
+  /// if negative, number of tokens missing at its end.
   SamplerState(const SamplingParams& params, TokenConstraints constraints, std::int32_t prompt_length,
                std::int32_t max_length, std::int32_t vocabulary_change = 0);
 
   [[nodiscard]] const SamplingParams& params() const { return params_; }
   [[nodiscard]] const TokenConstraints& constraints() const { return constraints_; }
 
-  /// Goes on as `other` does, of a request that differs in nothing but its tokens. Allocates nothing.
+  /// Copies the state of `other`, a sampler of the same request with different tokens. Allocates nothing.
   void follow(const SamplerState& other);
 
  private:
@@ -65,7 +64,7 @@ class SamplerState {
   std::int32_t vocabulary_change_;
   std::int32_t num_counted_ = 0;
   double top_p_;
-  std::size_t num_decayed_;  // tokens, those of the prompt included, that top_p_ is the value after
+  std::size_t num_decayed_;              // number of tokens, including the prompt, that top_p_ accounts for
   std::vector<Occurrence> occurrences_;  // ascending tokens
 };
 
@@ -80,61 +79,61 @@ struct TokenProbability {
   double probability = 0.0;
 };
 
-/// Changes to a row from outside the request's own configuration.
+/// Changes to a row that are not part of the request's configuration.
 struct RowChanges {
-  /// Unless it is empty, a bit for each token of the vocabulary: bit i % 32 of word i / 32 is not set where
-  /// token i is forbidden. Tokens beyond it are.
+  /// Mask of allowed tokens; empty: no mask. Token i is forbidden if bit i % 32 of word i / 32 is clear, or
+  /// if it is beyond the mask.
   std::span<const std::uint32_t> allowed = {};
-  /// Logits [row length] that replace the engine's; nullptr: none. Log probs are still those of the engine's
+  /// Logits [row length] that replace the engine's; nullptr for none. Log probs still use the engine's
   /// logits.
   const float* logits = nullptr;
 };
 
-/// Turns rows of logits into tokens. Holds scratch memory for one thread; any number of requests can share
-/// it.
+/// Turns rows of logits into tokens. Has scratch memory for one thread; any number of requests can share it.
 ///
-/// In this order: embedding_bias; repetition penalty p over the tokens of prompt and generation (logit / p if
-/// positive, logit * p if not, as in transformers); presence and frequency penalty over the generated tokens
-/// only (logit - presence - frequency * times, as in OpenAI's API and vLLM; TensorRT-LLM counts the prompt's
-/// too and subtracts after the temperature); bad words, repeated n-grams, min_tokens and a mask forbid
-/// tokens; then the most probable token, or: temperature, top_k, top_p (the fewest most probable tokens of
-/// what top_k left whose share reaches top_p, which may decay from token to token), min_p (probability at
-/// least min_p times the highest), and one draw.
+/// Order of operations:
+/// 1. Add embedding_bias.
+/// 2. Repetition penalty p over prompt and generated tokens (logit / p if positive, otherwise logit * p, as
+/// in transformers).
+/// 3. Presence and frequency penalty over generated tokens only (logit - presence - frequency * count, as in
+/// OpenAI's API and vLLM; TensorRT-LLM also counts the prompt, and subtracts after the temperature).
+/// 4. Forbid tokens: bad words, repeated n-grams, min_tokens, a mask.
+/// 5. Greedy: take the most probable token. Otherwise: temperature, top_k, top_p (the fewest most probable of
+/// the remaining tokens whose share reaches top_p, which may decay from token to token), min_p (probability
+/// at least min_p times the highest), and one draw.
 ///
-/// Rows have as many logits as the request's vocabulary: the engine's, with or without some tokens.
+/// Rows have the size of the request's vocabulary: the engine's, with or without some tokens.
 ///
-/// If logits are equal, the lower token id counts as the higher logit. The draw is a function of (seed,
-/// number of tokens generated so far) and the row alone, so neither the rest of a batch nor a pause changes
-/// it.
+/// Among equal logits, the lower token id counts as the higher logit. The draw depends only on the seed, the
+/// number of generated tokens and the row, so neither the rest of the batch nor preemption changes it.
 class Sampler {
  public:
-  /// `max_new_tokens`: the most that a request has beyond the vocabulary.
+  /// `max_new_tokens`: maximum number of tokens that a request has beyond the vocabulary.
   explicit Sampler(std::int64_t vocab_size, std::int64_t max_new_tokens = 0);
 
-  /// Samples the token after `tokens` (the request's prompt and what it generated) from a row of logits, and
-  /// fills `most_likely` as LogSoftmax does. Throws StepError when a logit is NaN or +infinity, or when
-  /// every token is forbidden; the state still serves.
+  /// Samples the token after `tokens` (prompt and generated tokens) from a row of logits, and fills
+  /// `most_likely` like LogSoftmax. Throws StepError if a logit is NaN or +infinity, or if every token is
+  /// forbidden; the state stays usable.
   [[nodiscard]] SampledToken sample(SamplerState& state, const float* logits,
                                     std::span<const std::int32_t> tokens, bool want_log_prob,
                                     std::span<TokenLogProb> most_likely = {}, const RowChanges& changes = {});
 
-  /// For a search with beams: fills `best` with the tokens that add most to a beam's score after `tokens`,
-  /// best first, of equal ones the lowest id first; returns how many there are, which is less than there is
-  /// room for when the others are forbidden. As in transformers' beam search, the score is the log prob after
-  /// what sample() does to logits before it chooses (embedding_bias to min_tokens); the log prob is that of
-  /// the row divided by the temperature. Fills `most_likely` as sample() does. Throws StepError when a logit
-  /// is NaN or +infinity, or becomes so.
+  /// For beam search: fills `best` with the tokens of the highest scores after `tokens`, best first, equal
+  /// scores ordered by id. Returns their number, which is smaller than `best` if the other tokens are
+  /// forbidden. As in transformers' beam search, the score is the log prob after sample()'s processing of
+  /// logits (embedding_bias to min_tokens); the log prob is that of the row divided by the temperature. Fills
+  /// `most_likely` like sample(). Throws StepError if a logit is NaN or +infinity, or becomes so.
   [[nodiscard]] std::size_t score_tokens(SamplerState& state, const float* logits,
                                          std::span<const std::int32_t> tokens, std::span<ScoredToken> best,
                                          std::span<TokenLogProb> most_likely = {});
 
-  /// The tokens that sample() would draw from, in ascending order, with their probabilities. For looking into
-  /// a configuration; throws as sample() does.
+  /// Returns the tokens that sample() could draw, in ascending order, with their probabilities. For
+  /// inspecting a configuration; throws the errors of sample().
   [[nodiscard]] std::vector<TokenProbability> distribution(SamplerState& state, const float* logits,
                                                            std::span<const std::int32_t> tokens);
 
  private:
-  /// A place in the order of values: highest first, of equals the one that stands first.
+  /// Position in the order of values: highest first; equal values by index.
   struct Place {
     float value = 0.0F;
     std::int64_t index = 0;
@@ -142,7 +141,7 @@ class Sampler {
       return value > other.value || (value == other.value && index < other.index);
     }
   };
-  /// Divides the interval of finite values into equal buckets, the highest values in the first.
+  /// Splits the range of finite values into buckets of equal width, the highest values in the first.
   struct Buckets {
     float max = 0.0F;
     float scale = 0.0F;
@@ -150,13 +149,13 @@ class Sampler {
     [[nodiscard]] std::size_t of(float value) const;
   };
 
-  /// A row after the constraints, and what is known of it.
+  /// A row after the constraints, with its range.
   struct ProcessedRow {
     std::span<const float> logits;
     float max = 0.0F;
-    float min = 0.0F;  // of the finite ones
+    float min = 0.0F;  // minimum of the finite logits
   };
-  /// Tokens that the filters leave, as views of the scratch memory; all tokens if `ids` is empty.
+  /// Tokens that pass the filters, as views of the scratch memory; all tokens if `ids` is empty.
   struct Candidates {
     std::span<const std::int32_t> ids;
     std::span<const float> weights;
@@ -174,7 +173,7 @@ class Sampler {
   void apply_penalties(const SamplerState& state);
   void forbid_bad_words(const TokenConstraints& constraints, std::span<const std::int32_t> tokens);
   void forbid_repeated_ngrams(std::int32_t size, std::span<const std::int32_t> tokens, std::span<float> row);
-  /// Forbids all tokens but `allowed` in a row of processed_.
+  /// Forbids all tokens except `allowed` in a row of processed_.
   void forbid_all_but(std::span<const std::uint32_t> allowed, std::span<float> row);
   [[nodiscard]] Candidates filter(const SamplingParams& params, double top_p, const ProcessedRow& row);
   [[nodiscard]] Place place_of_rank(std::span<const float> values, const Buckets& buckets, std::int64_t rank);
@@ -186,13 +185,13 @@ class Sampler {
   }
 
   std::int64_t vocab_size_;
-  std::vector<TokenLogProb> highest_;  // of score_tokens()
-  // Scratch, as large as the largest row.
+  std::vector<TokenLogProb> highest_;  // scratch of score_tokens()
+  // Scratch memory, with the size of the largest row:
   std::vector<float> processed_;  // logits after the constraints
-  std::vector<float> values_;     // logits of the tokens that are left, in the order of their ids
+  std::vector<float> values_;     // logits of the remaining tokens, ordered by id
   std::vector<float> weights_;    // their unnormalised probabilities
   std::vector<std::int32_t> ids_;
-  std::vector<Place> bucket_;  // the values of one bucket
+  std::vector<Place> bucket_;  // values of one bucket
   std::vector<std::int64_t> bucket_counts_;
   std::vector<double> bucket_weights_;
 };

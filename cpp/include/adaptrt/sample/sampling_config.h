@@ -8,9 +8,8 @@
 
 namespace adaptrt {
 
-/// TensorRT-LLM's SamplingConfig. With neither top_k, top_p nor min_p, or with top_k = 1 or temperature = 0,
-/// the most probable token is taken; with a beam_width above 1 the best sequences are searched, and nothing
-/// is drawn.
+/// TensorRT-LLM's SamplingConfig. Sampling is greedy without top_k, top_p and min_p, and also with top_k = 1
+/// or temperature = 0. A beam_width above 1 selects beam search, which draws nothing.
 struct SamplingConfig {
   std::int32_t beam_width = 1;                                      // >= 1; 1: no search
   std::optional<std::int32_t> top_k = std::nullopt;                 // >= 0; 0: no limit
@@ -21,12 +20,13 @@ struct SamplingConfig {
   std::optional<std::uint64_t> seed = std::nullopt;                 // nullopt: 0, as in TensorRT-LLM
   std::optional<double> temperature = std::nullopt;                 // >= 0; nullopt: 1
   std::optional<std::int32_t> min_tokens = std::nullopt;            // >= 0; no end before
-  std::optional<double> beam_search_diversity_rate = std::nullopt;  // >= 0; nullopt: 0; of beams
+  std::optional<double> beam_search_diversity_rate = std::nullopt;  // >= 0; nullopt: 0; beam search only
   std::optional<double> repetition_penalty = std::nullopt;          // > 0; nullopt: 1
   std::optional<double> presence_penalty = std::nullopt;            // nullopt: 0
   std::optional<double> frequency_penalty = std::nullopt;           // nullopt: 0
-  std::optional<double> length_penalty = std::nullopt;              // nullopt: 0; of beams
-  std::optional<std::int32_t> early_stopping = std::nullopt;        // EarlyStopping; nullopt: 1; of beams
+  std::optional<double> length_penalty = std::nullopt;              // nullopt: 0; beam search only
+  std::optional<std::int32_t> early_stopping = std::nullopt;        // EarlyStopping; nullopt: 1; beam search
+                                                                    // only
   std::optional<std::int32_t> no_repeat_ngram_size = std::nullopt;  // >= 0; nullopt and 0: no limit
   std::optional<std::int32_t> num_return_sequences = std::nullopt;  // >= 1; nullopt: the request's
   std::optional<double> min_p = std::nullopt;                       // [0, 1]
@@ -39,13 +39,13 @@ struct SamplingConfig {
 /// A valid SamplingConfig with its defaults filled in.
 struct SamplingParams {
   bool greedy = true;
-  std::int32_t top_k = 0;  ///< 0: all
+  std::int32_t top_k = 0;  ///< 0 for all
   double top_p = 1.0;
-  /// After each generated token: top_p again when it is top_p_reset_id, else
-  /// max(top_p so far * top_p_decay, top_p_min).
+  /// After each generated token: top_p again if the token is top_p_reset_id, otherwise max(current top_p *
+  /// top_p_decay, top_p_min).
   double top_p_decay = 1.0;
   double top_p_min = 1e-6;
-  std::int32_t top_p_reset_id = -1;  ///< -1: none
+  std::int32_t top_p_reset_id = -1;  ///< -1 for none
   double min_p = 0.0;
   double temperature = 1.0;
   std::uint64_t seed = 0;
@@ -53,20 +53,20 @@ struct SamplingParams {
   double repetition_penalty = 1.0;
   double presence_penalty = 0.0;
   double frequency_penalty = 0.0;
-  std::int32_t no_repeat_ngram_size = 0;  ///< 0: no limit
+  std::int32_t no_repeat_ngram_size = 0;  ///< 0 for no limit
 };
 
-/// Throws ConfigError with all of config.validate()'s problems.
+/// Fills in the defaults. Throws ConfigError with all of config.validate()'s problems.
 [[nodiscard]] SamplingParams resolve(const SamplingConfig& config);
 
-/// When a search ends once beam_width beams have ended. transformers' True, False and "never"; TensorRT-LLM's
-/// 1, 0 and any other number.
+/// When a search ends after beam_width beams have ended. The values correspond to True, False and "never" in
+/// transformers, and to 1, 0 and any other number in TensorRT-LLM.
 enum class EarlyStopping : std::uint8_t {
   kWhenEnoughHaveEnded,
-  /// When the best beam that goes on, if it ended as it is, would not be among them.
+  /// When the best active beam, ended now, would not be among them.
   kByEstimate,
-  /// When no beam that goes on can come to be among them: with a length_penalty above 0, the best one is
-  /// taken for as long as max_tokens.
+  /// When no active beam can still be among them. With a length_penalty above 0, the best one is assumed to
+  /// reach max_tokens.
   kNever,
 };
 

@@ -17,16 +17,16 @@ enum class FinishReason : std::uint8_t {
   kCancelled = 5,
 };
 
-/// When a request has generated enough.
+/// Conditions that end a request's generation.
 struct StopCriteria {
   std::optional<std::int32_t> end_id = std::nullopt;
-  /// Token sequences, none empty. A match lies within the generated tokens (TensorRT-LLM's may begin in the
-  /// prompt).
+  /// Token sequences, none of them empty. A match must be within the generated tokens (in TensorRT-LLM it may
+  /// start in the prompt).
   std::vector<std::vector<std::int32_t>> stop_words = {};
   std::int32_t max_tokens = 0;
 
-  /// To be asked after each generated token: kEndId, kStopWords, kLength (the first that holds) or
-  /// kNotFinished.
+  /// Call it after each generated token. Returns kEndId, kStopWords or kLength (the first that applies),
+  /// otherwise kNotFinished.
   [[nodiscard]] FinishReason check(std::span<const std::int32_t> generated) const;
 };
 
