@@ -1,4 +1,4 @@
-"""The plugin nodes of an ONNX graph, each defined once: schema, shapes, reference maths."""
+"""Plugin nodes of an ONNX graph. Each is defined once: schema, shapes, reference implementation."""
 
 from .definition import DOMAIN, NAMESPACE, VERSION, Attribute, Dim, Plugin, Tensor
 from .dora import DORA
@@ -8,7 +8,7 @@ from .reference import reference_ops
 from .schema import register_schemas
 
 PLUGINS: tuple[Plugin, ...] = (LORA, DORA, PAGED_ATTENTION)
-"""Every plugin there is."""
+"""All plugins."""
 
 __all__ = [
     "DOMAIN",

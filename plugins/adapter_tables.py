@@ -1,4 +1,4 @@
-"""The inputs by which plugin nodes find the adapters of a step, and their reference maths."""
+"""Inputs with which plugin nodes find the adapters of a step, and their reference implementation."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ TABLE_INPUTS: Final = (SEQUENCE_OFFSETS, ADAPTER_SLOTS, RANKS, POINTERS)
 
 
 def check_modules(sizes: Mapping[str, int], attributes: Mapping[str, Any]) -> list[str]:
-    """What is wrong with the attributes above, and with the width `out` of the output."""
+    """Problems of the attributes above, and of the output's width `out`."""
     problems = []
     module_ids, out_sizes = list(attributes["module_ids"]), list(attributes["out_sizes"])
     if not module_ids or len(module_ids) != len(out_sizes) or len(set(module_ids)) != len(module_ids):
@@ -66,14 +66,14 @@ def check_modules(sizes: Mapping[str, int], attributes: Mapping[str, Any]) -> li
 
 
 def shrink_bytes(sizes: Mapping[str, int], attributes: Mapping[str, Any]) -> int:
-    """The shrink's results in two bytes: max_rank of them for each token and part, in rows of 16 bytes and more."""
+    """Size of the shrink's 16-bit results: max_rank per token and part, in rows of at least 16 bytes."""
     row_bytes = -(-int(attributes["max_rank"]) * 2 // 16) * 16
     return sizes["tokens"] * len(attributes["module_ids"]) * row_bytes
 
 
 @dataclass(frozen=True)
 class AdaptedPart:
-    """What an adapter does to one part of the output in the tokens of one sequence."""
+    """An adapter's effect on one part of the output, for the tokens of one sequence."""
 
     tokens: slice
     columns: slice
@@ -85,7 +85,7 @@ class AdaptedPart:
 
 
 def adapted_parts(tables: Sequence[Array], attributes: Mapping[str, Any]) -> Iterator[AdaptedPart]:
-    """Each sequence with an adapter and each part that it adapts; `tables` are the inputs TABLE_INPUTS.
+    """Yields each sequence with an adapter and each part that it adapts. `tables` are the inputs TABLE_INPUTS.
 
     Raises ValueError for a rank above max_rank.
     """
@@ -106,7 +106,7 @@ def adapted_parts(tables: Sequence[Array], attributes: Mapping[str, Any]) -> Ite
 
 
 def array_at(address: int, shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
-    """A view of memory that somebody else keeps alive."""
+    """A view of memory that the caller keeps alive."""
     num_bytes = int(np.prod(shape)) * dtype.itemsize
     buffer = (ctypes.c_char * num_bytes).from_address(address)
     flat: Array = np.frombuffer(memoryview(buffer), np.uint8).view(dtype)

@@ -1,4 +1,4 @@
-"""What a plugin's definition consists of. Schemas, shape functions and reference ops are derived from it."""
+"""Definition of a plugin. Schema, shape function and reference op are derived from it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ NAMESPACE: Final = "adaptrt"
 
 Array = np.ndarray[Any, np.dtype[Any]]
 Dim = str | int
-"""A named size, equal wherever the name occurs in a plugin's inputs and outputs, or a fixed one."""
+"""A fixed size, or the name of one. A name means the same size everywhere in a plugin's inputs and outputs."""
 
 ENGINE_TYPE: Final = "T"
 ENGINE_TYPES: Final = ("tensor(float)", "tensor(float16)", "tensor(bfloat16)")
-"""The types that T can be; it is the same in all inputs and outputs of a node."""
+"""Possible types T; all inputs and outputs of a node with type T share it."""
 KERNEL_TYPES: Final = ("tensor(float16)", "tensor(bfloat16)")
-"""Those of them that the CUDA kernels have: tensor cores multiply 16-bit numbers."""
+"""Types that the CUDA kernels support: tensor cores multiply 16-bit numbers."""
 
 ElementType = Literal["T", "tensor(float)", "tensor(int32)", "tensor(int64)"]
 
@@ -45,7 +45,7 @@ class Attribute:
     default: int | float | str | None = None
 
 
-# TensorRT's ONNX parser finds a plugin's creator by these two.
+# TensorRT's ONNX parser finds a plugin's creator by these two attributes.
 _PARSER_ATTRIBUTES: Final = (
     Attribute("plugin_version", "string", "Version of the plugin's interface.", VERSION),
     Attribute("plugin_namespace", "string", "Namespace of the plugin's creator.", NAMESPACE),
@@ -56,10 +56,11 @@ _PARSER_ATTRIBUTES: Final = (
 class Plugin:
     """An operator of the domain `adaptrt`.
 
-    `check` gets the sizes that are known of the named dimensions, and the attributes, and returns what does not
-    fit. `evaluate` gets the inputs in order as numpy arrays and the attributes, and returns the outputs.
-    `aliases` says which output is which input, written in place. `workspace_bytes` gets the largest sizes of the named
-    dimensions and the attributes: device memory that the plugin's kernels may write while they run.
+    check: gets the known sizes of the named dimensions, and the attributes; returns the problems.
+    evaluate: gets the inputs in order as numpy arrays, and the attributes; returns the outputs.
+    aliases: maps each output that is written in place to its input.
+    workspace_bytes: gets the maximum sizes of the named dimensions, and the attributes; returns the size of the device
+    memory that the kernels may write while they run.
     """
 
     name: str
@@ -74,5 +75,5 @@ class Plugin:
 
     @property
     def attributes(self) -> tuple[Attribute, ...]:
-        """All attributes of a node, those that TensorRT's parser needs included."""
+        """All attributes of a node, including those that TensorRT's parser needs."""
         return self.own_attributes + _PARSER_ATTRIBUTES

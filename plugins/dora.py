@@ -1,4 +1,4 @@
-"""Dora: Lora, and each token's own normalised magnitudes as the factor of its result."""
+"""Dora: Lora, with each token's result multiplied by its adapter's normalised magnitudes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plugin node at run time: its kernel, and how a launch follows from the shapes of the inputs."""
+"""A plugin node at run time: its kernel, and how input shapes determine a launch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Kernel(Protocol):
     """A kernel of one node."""
 
     def enqueue(self, *arguments: Any) -> None:
-        """Puts a launch into a stream: sizes, addresses of inputs, of outputs, of the workspace, and the stream."""
+        """Enqueues a launch. Arguments: sizes, addresses of inputs, outputs and workspace, and the stream."""
 
 
 class KernelModule(Protocol):
@@ -30,11 +30,11 @@ class KernelModule(Protocol):
 
 @dataclass(frozen=True)
 class _Binding:
-    """How a plugin's kernel is made and called."""
+    """How to create and call a plugin's kernel."""
 
     make: Callable[[KernelModule, int, Mapping[str, Any]], Kernel]
     sizes: tuple[str, ...]
-    """Named dimensions whose sizes enqueue() takes, in its order."""
+    """Named dimensions whose sizes enqueue() takes, in this order."""
 
 
 def _make_lora(kernels: KernelModule, dtype: int, attributes: Mapping[str, Any], *, dora: bool) -> Kernel:
@@ -59,10 +59,10 @@ _BINDINGS: Final = {
 
 
 class KernelNode:
-    """A node's kernel. It has no state of its own between launches, so that execution contexts share it."""
+    """A node's kernel. It has no state between launches, so execution contexts share it."""
 
     def __init__(self, plugin: Plugin, attributes: Mapping[str, Any], kernels: KernelModule) -> None:
-        """Makes no kernel yet: its type is that of the tensors."""
+        """Creates no kernel yet, because its type depends on the tensors."""
         self._attributes = dict(attributes)
         self._module = kernels
         self._binding = _BINDINGS[plugin.name]
@@ -71,7 +71,7 @@ class KernelNode:
         self._kernels: dict[DType, Kernel] = {}
 
     def kernel(self, dtype: DType) -> Kernel:
-        """The kernel for tensors of this type, made once. Raises EngineError for one that it does not have."""
+        """The kernel for tensors of this type; created once. Raises EngineError for an unsupported type."""
         kernel = self._kernels.get(dtype)
         if kernel is None:
             kernel = self._binding.make(self._module, dtype.value, self._attributes)
@@ -87,8 +87,8 @@ class KernelNode:
         workspace: int,
         stream: int,
     ) -> None:
-        """Puts the kernel into a stream. Addresses are the device's, in the definition's order.
+        """Enqueues the kernel on a stream. Addresses are device addresses, in the definition's order.
 
-        Raises StepError when the launch fails.
+        Raises StepError if the launch fails.
         """
         self.kernel(dtype).enqueue(*sizes, inputs, outputs, workspace, stream)

@@ -28,7 +28,7 @@ LINEAR_OUTPUT: Final = Tensor("y", "T", ("tokens", "out"), "The adapted output, 
 
 
 def evaluate_adapted(inputs: Sequence[Array], attributes: Mapping[str, Any], *, magnitudes: bool) -> tuple[Array, ...]:
-    """base + (x A^T) B^T and, with `magnitudes`, times those of the token's adapter where it has any."""
+    """base + (x A^T) B^T; with `magnitudes`, multiplied by the magnitudes of the token's adapter if it has any."""
     x, base, *tables = inputs
     y = base.astype(np.float32)
     for part in adapted_parts(tables, attributes):
@@ -40,7 +40,7 @@ def evaluate_adapted(inputs: Sequence[Array], attributes: Mapping[str, Any], *, 
 
 
 def _add_update(y: Array, x: Array, part: AdaptedPart) -> None:
-    """Adds (x A^T) B^T to the part's tokens and columns of y, float32; x A^T is rounded to x's type."""
+    """Adds (x A^T) B^T to the part's tokens and columns of y, in float32; x A^T is rounded to x's type."""
     a = array_at(part.a, (part.rank, x.shape[1]), x.dtype).astype(np.float32)
     b = array_at(part.b, (part.columns.stop - part.columns.start, part.rank), x.dtype).astype(np.float32)
     shrunk = (x[part.tokens].astype(np.float32) @ a.T).astype(x.dtype).astype(np.float32)

@@ -36,16 +36,17 @@ def _check(sizes: Mapping[str, int], attributes: Mapping[str, Any]) -> list[str]
     return problems
 
 
-# Decodes cut the keys of a sequence into at most so many parts, and those of a step with several parts a sequence.
+# Maximum number of parts that the keys of a decoding sequence are split into, and maximum of all parts in a step with
+# more than one part per sequence.
 _SPLITS_OF_SEQUENCE: Final = 128
 _SPLITS_OF_STEP: Final = 4096
 
 
 def _workspace_bytes(sizes: Mapping[str, int], attributes: Mapping[str, Any]) -> int:
-    """The queries after RoPE in two bytes, and for each part of a sequence's keys float32 sums of every head.
+    """Size of the queries after RoPE in two bytes, and of each key split's float32 results for every head.
 
-    A part leaves head_dim weighted values, their greatest score and the sum of their weights; parts of different KV
-    heads are counted apart.
+    A split's results are head_dim weighted values, the maximum score and the sum of the weights. KV heads are split
+    separately.
     """
     heads, head_dim = int(attributes["num_heads"]), int(attributes["head_dim"])
     queries = -(-sizes["tokens"] * heads * head_dim * 2 // 256) * 256
@@ -54,7 +55,8 @@ def _workspace_bytes(sizes: Mapping[str, int], attributes: Mapping[str, Any]) ->
 
 
 def _rotate(heads: Array, cosine: Array, sine: Array) -> Array:
-    """RoPE on [tokens, heads, head_dim]; element i of the first half of the rotated part pairs with i of the second."""
+    """RoPE on [tokens, heads, head_dim]. Element i of the first half of the rotated part pairs with element i of the
+    second half."""
     half = cosine.shape[1]
     first, second, rest = heads[..., :half], heads[..., half : 2 * half], heads[..., 2 * half :]
     cosine, sine = cosine[:, None], sine[:, None]

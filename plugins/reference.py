@@ -1,4 +1,4 @@
-"""Ops for onnx.reference that run the plugins' reference maths."""
+"""Ops for onnx.reference that run the plugins' reference implementations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .sizes import bind_sizes
 
 
 def make_reference_op(plugin: Plugin) -> type[OpRun]:
-    """A class for ReferenceEvaluator(model, new_ops=[...]). It raises ValueError where plugin.check objects."""
+    """A class for ReferenceEvaluator(model, new_ops=[...]). It raises ValueError if plugin.check finds a problem."""
 
     def run(self: OpRun, *inputs: Array, **_: Any) -> tuple[Array, ...]:
         attributes = {
@@ -33,5 +33,5 @@ def make_reference_op(plugin: Plugin) -> type[OpRun]:
 
 
 def reference_ops(plugins: Iterable[Plugin]) -> list[type[OpRun]]:
-    """make_reference_op of each."""
+    """Calls make_reference_op for each plugin."""
     return [make_reference_op(plugin) for plugin in plugins]

@@ -47,7 +47,7 @@ def make_schema(plugin: Plugin) -> OpSchema:
 
 
 def register_schemas(plugins: Iterable[Plugin]) -> None:
-    """Makes the plugins known to onnx.checker and onnx.shape_inference of this process, once."""
+    """Registers the plugins with onnx.checker and onnx.shape_inference of this process, once."""
     for plugin in plugins:
         if not onnx.defs.has(plugin.name, DOMAIN):
             onnx.defs.register_schema(make_schema(plugin))
@@ -59,8 +59,8 @@ def _parameter(tensor: Tensor) -> OpSchema.FormalParameter:
 
 
 def _infer(plugin: Plugin, context: InferenceContext) -> None:
-    """Binds the named sizes to the inputs' and gives the outputs theirs; raises where sizes disagree."""
-    dims: dict[str, Any] = {}  # TensorShapeProto.Dimension by name
+    """Binds the named sizes to the inputs' sizes and sets those of the outputs. Raises an error if sizes disagree."""
+    dims: dict[str, Any] = {}  # TensorShapeProto.Dimension by name.
     engine_type = 0
     for index, tensor in enumerate(plugin.inputs):
         found = context.get_input_type(index).tensor_type
@@ -77,7 +77,7 @@ def _infer(plugin: Plugin, context: InferenceContext) -> None:
     for index, tensor in enumerate(plugin.outputs):
         result = onnx.TypeProto()
         result.tensor_type.elem_type = engine_type if tensor.type == ENGINE_TYPE else _ELEMENT_TYPES[tensor.type]
-        shape = result.tensor_type.shape  # reading it makes it present: the rank is known
+        shape = result.tensor_type.shape  # Reading the field creates it, which makes the rank known.
         for dim in tensor.shape:
             added = shape.dim.add()
             if isinstance(dim, int):

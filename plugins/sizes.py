@@ -1,4 +1,4 @@
-"""The sizes that a plugin's named dimensions have in a node."""
+"""Sizes of a plugin's named dimensions in a node."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from .definition import Plugin
 
 
 def bind_sizes(plugin: Plugin, shapes: Sequence[Sequence[int]]) -> tuple[dict[str, int], list[str]]:
-    """(size by name, where the shapes differ from the definition or from one another).
+    """Returns (size by name, problems: where shapes differ from the definition or from one another).
 
-    `shapes` are those of the inputs in order; a size below 0 is not known.
+    `shapes` are the inputs' shapes in order; a size below 0 is unknown.
     """
     if len(shapes) != len(plugin.inputs):
         return {}, [f"has {len(shapes)} inputs; expected {len(plugin.inputs)}"]
@@ -30,7 +30,7 @@ def bind_sizes(plugin: Plugin, shapes: Sequence[Sequence[int]]) -> tuple[dict[st
 
 
 def places_of(plugin: Plugin, names: Iterable[str]) -> tuple[tuple[int, int], ...]:
-    """(input, axis) at which each named dimension can be read."""
+    """(input, axis) from which each named dimension can be read."""
     first: dict[str, tuple[int, int]] = {}
     for index, tensor in enumerate(plugin.inputs):
         for axis, name in enumerate(tensor.shape):

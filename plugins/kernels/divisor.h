@@ -7,9 +7,9 @@
 
 namespace adaptrt::cuda {
 
-/// Divides by a number that is known when a kernel is launched, as a multiplication. With l = ceil(log2
-/// divisor) and m = ceil(2^(31 + l) / divisor), floor(n m / 2^(31 + l)) is the quotient for every n below
-/// 2^31 (Granlund and Montgomery, "Division by invariant integers using multiplication", theorem 4.2).
+/// Division by a number known at launch, as a multiplication. With l = ceil(log2 divisor) and m = ceil(2^(31
+/// + l) / divisor), floor(n m / 2^(31 + l)) is the quotient for every n below 2^31 (Granlund and Montgomery,
+/// "Division by invariant integers using multiplication", theorem 4.2).
 class Divisor {
  public:
   Divisor() = default;
@@ -21,7 +21,7 @@ class Divisor {
                 static_cast<std::uint64_t>(divisor)) {}
 
   [[nodiscard]] __host__ __device__ std::int32_t value() const { return divisor_; }
-  /// n / divisor and n % divisor, for n of 0 and above.
+  /// n / divisor and n % divisor, for n >= 0.
   [[nodiscard]] __host__ __device__ std::int32_t quotient(std::int32_t n) const {
     return static_cast<std::int32_t>((static_cast<std::uint64_t>(static_cast<std::uint32_t>(n)) * factor_) >>
                                      shift_);

@@ -14,20 +14,20 @@
 
 namespace adaptrt::cuda {
 
-/// Blocks of a grid and bytes of dynamic shared memory of each.
+/// Number of blocks of a grid, and bytes of dynamic shared memory per block.
 struct LaunchShape {
   std::uint32_t x = 1;
   std::uint32_t y = 1;
   std::uint32_t z = 1;
   std::size_t shared_bytes = 0;
-  /// The kernel may start before the previous one ends, and itself waits for it (griddepcontrol.wait).
+  /// The kernel may start before the previous one ends, and waits for it itself (griddepcontrol.wait).
   bool overlaps_previous = false;
 };
 
 /// A kernel is a class with
 ///   using Parameters = <trivially copyable struct>;
-///   static constexpr int kThreads;          threads of a block, a multiple of 32
-///   static constexpr int kBlocksPerMultiprocessor;   as __launch_bounds__ has it
+///   static constexpr int kThreads;                   threads per block, a multiple of 32
+///   static constexpr int kBlocksPerMultiprocessor;   as in __launch_bounds__
 ///   __device__ static void run(const Parameters& parameters);
 #ifdef __CUDACC__
 
@@ -37,14 +37,14 @@ __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kBlocksPerMultiproce
   Kernel::run(parameters);
 }
 
-/// What a block may use without asking for more.
+/// Dynamic shared memory that a block may use without asking for more.
 inline constexpr std::size_t kDefaultSharedBytes = 48 * 1024;
 
 inline void throw_on_cuda_error(cudaError_t error, const char* what) {
   if (error != cudaSuccess) throw StepError(std::string(what) + ": " + cudaGetErrorString(error));
 }
 
-/// Puts a kernel into `stream` (a cudaStream_t); a grid without blocks is nothing to do. Throws StepError.
+/// Enqueues a kernel on `stream` (a cudaStream_t). Does nothing for an empty grid. Throws StepError.
 template <typename Kernel>
 void launch(const LaunchShape& shape, const typename Kernel::Parameters& parameters, void* stream) {
   if (shape.x == 0 || shape.y == 0 || shape.z == 0) return;

@@ -8,40 +8,39 @@
 namespace adaptrt::cuda {
 
 /// The plugins Lora and Dora on an NVIDIA GPU: each token's own low-rank update of a linear layer's output,
-/// and the factor of its own magnitudes after it.
+/// times its own magnitudes for DoRA.
 ///
 ///   shrunk[token, part] = round((x A^T)[token])                               A[rank, in]
 ///   y[token, part]      = round((base + shrunk B^T) * magnitude)              B[out, rank], magnitude[out]
 ///
-/// Products are exact, sums float32, and round() is to the engine's type. A token whose sequence has no
-/// adapter, or whose adapter does not change the part (rank 0), gets y = base, bit for bit.
+/// Products are exact, sums are float32, and round() rounds to the engine's type. If a token's sequence has
+/// no adapter, or its adapter does not change the part (rank 0), y equals base bit for bit.
 ///
-/// Every sum is made in one order, which follows from `in_size` and the rank alone: a token's y does not
-/// depend, in a single bit, on the other tokens, sequences and adapters of the step. See
-/// plugins/kernels/README.md.
+/// The order of every sum depends only on `in_size` and the rank. So no bit of a token's y depends on the
+/// step's other tokens, sequences and adapters. See plugins/kernels/README.md.
 class LoraKernel {
  public:
-  /// Where tiles of many tokens were faster on an H100, for ranks from 8 to 64 and widths of 4096 and 14336.
-  /// In smaller steps there are too few of them to keep its multiprocessors loading.
+  /// Number of tokens from which tiles of many tokens were faster on an H100, for ranks 8 to 64 and widths
+  /// 4096 and 14336. Smaller steps have too few such tiles to keep all multiprocessors loading.
   static constexpr std::int64_t kManyTokensFrom = 3072;
 
   struct Config {
     DType dtype = DType::kBFloat16;  ///< float16 or bfloat16
     std::int32_t layer = 0;
-    std::vector<std::int32_t> module_ids = {};  ///< of each part of the output
+    std::vector<std::int32_t> module_ids = {};  ///< module of each part of the output
     std::vector<std::int32_t> out_sizes = {};   ///< width of each part
-    std::int32_t max_rank = 0;                  ///< no rank in the table is above it
-    bool dora = false;                          ///< whether magnitudes are looked at
-    /// From so many tokens on a step is cut into tiles of many tokens. No bit depends on it.
+    std::int32_t max_rank = 0;                  ///< maximum rank in the table
+    bool dora = false;                          ///< true: applies magnitudes
+    /// Steps with at least this many tokens use tiles of many tokens. No bit of the result depends on it.
     std::int64_t many_tokens_from = kManyTokensFrom;
   };
 
-  /// All addresses are of the device, and aligned as the elements are; aligned to 16 bytes is faster.
+  /// Device addresses, aligned to the element size; alignment to 16 bytes is faster.
   struct Inputs {
     const void* x = nullptr;     ///< [tokens, in]
     const void* base = nullptr;  ///< [tokens, out]; may be y
     const std::int32_t* sequence_offsets =
-        nullptr;                                  ///< [sequences + 1]; tokens behind the last have no adapter
+        nullptr;  ///< [sequences + 1]; tokens after the last sequence have no adapter
     const std::int32_t* adapter_slots = nullptr;  ///< [sequences]; -1: the base model
     const std::int32_t* ranks = nullptr;          ///< [slots, layers, modules]
     const std::int64_t* pointers = nullptr;       ///< [slots, layers, modules, 3]: A, B, magnitude or 0
@@ -54,16 +53,15 @@ class LoraKernel {
     std::int64_t layers = 0;
   };
 
-  /// Throws ConfigError that says everything that is wrong.
+  /// Throws ConfigError that lists all problems.
   explicit LoraKernel(Config config);
 
-  /// Bytes that enqueue needs for up to `max_tokens` tokens.
+  /// Size of the workspace for up to `max_tokens` tokens.
   [[nodiscard]] std::int64_t workspace_bytes(std::int64_t max_tokens) const;
 
-  /// Puts the work into `stream` (a cudaStream_t): two launches, whose shapes follow from `sizes` and the
-  /// config alone, so that a graph captured of them holds for any content of the inputs. `workspace` is
-  /// aligned to 16 bytes. Throws ConfigError for sizes that cannot be, and StepError when CUDA refuses a
-  /// launch.
+  /// Enqueues the work on `stream` (a cudaStream_t): two launches, whose shapes depend only on `sizes` and
+  /// the config. So a captured graph stays valid for any content of the inputs. `workspace` is aligned to 16
+  /// bytes. Throws ConfigError for invalid sizes, and StepError if CUDA rejects a launch.
   void enqueue(const Sizes& sizes, const Inputs& inputs, void* y, void* workspace, void* stream) const;
 
  private:

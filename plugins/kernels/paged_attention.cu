@@ -17,13 +17,13 @@
 namespace adaptrt::cuda {
 namespace {
 
-/// Where the parts of a workspace begin.
+/// Alignment of the parts of a workspace.
 constexpr std::size_t kAlignment = 256;
 
 constexpr std::int32_t kMostHeadDim = 4096;
-/// Blocks of a grid in its second and third direction.
+/// Maximum blocks of a grid in y and in z.
 constexpr std::int32_t kMostBlocks = 65535;
-/// Tokens of a KV block that the kernels for tensor cores take at once.
+/// Tokens of a KV block that the tensor core kernels process at once.
 constexpr std::int32_t kTokensTogether = 16;
 
 constexpr std::size_t align(std::size_t bytes) {
@@ -35,7 +35,7 @@ std::size_t query_bytes(const PagedAttentionConfig& config, std::int32_t tokens)
                static_cast<std::size_t>(config.head_dim) * size_of(config.dtype));
 }
 
-/// Adds a problem unless `value` is one of least .. most.
+/// Adds a problem unless least <= value <= most.
 void check_range(Problems& problems, const char* name, std::int64_t value, std::int64_t least,
                  std::int64_t most) {
   if (value >= least && value <= most) return;
@@ -72,7 +72,7 @@ void check(const PagedAttentionConfig& config, const PagedAttentionSizes& sizes)
   check_range(problems, "sequences", sizes.sequences, 1, std::min(sizes.tokens, kMostBlocks));
   check_range(problems, "max_blocks", sizes.max_blocks, 1, kMost);
   check_range(problems, "tokens_per_block", sizes.tokens_per_block, 1, kMost);
-  // Positions and sums of them with a tile's keys are 32 bits wide.
+  // Positions, and their sums with a tile's number of keys, must fit in 32 bits.
   check_range(problems, "max_blocks * tokens_per_block",
               static_cast<std::int64_t>(sizes.max_blocks) * sizes.tokens_per_block, 1, kMost / 2);
   check_range(problems, "rotary_half", sizes.rotary_half, 1, config.head_dim / 2);
@@ -80,7 +80,7 @@ void check(const PagedAttentionConfig& config, const PagedAttentionSizes& sizes)
 }
 
 void check(const PagedAttentionArrays& arrays, const void* workspace) {
-  constexpr std::uintptr_t kPiece = 16;  // bytes that a thread takes at once
+  constexpr std::uintptr_t kPiece = 16;  // bytes that a thread loads at once
   Problems problems;
   const auto check_address = [&](const char* name, const void* address, std::uintptr_t alignment) {
     const auto value = reinterpret_cast<std::uintptr_t>(address);
@@ -117,7 +117,7 @@ void PagedAttentionKernel::enqueue(const PagedAttentionSizes& sizes, const Paged
                                    void* workspace, void* stream) const {
   check(config_, sizes);
   check(arrays, workspace);
-  const float softcap = config_.softcap / config_.scale;  // of the scores as products are
+  const float softcap = config_.softcap / config_.scale;  // softcap of the unscaled products
   const AttentionStep step{.query = arrays.q,
                            .key = arrays.k,
                            .value = arrays.v,
@@ -148,7 +148,8 @@ void PagedAttentionKernel::enqueue(const PagedAttentionSizes& sizes, const Paged
     launch_any_size(step, config_.dtype, stream);
     return;
   }
-  // Every sequence has a token: as many sequences as tokens are decodes only, and a single one is either.
+  // Every sequence has a token. So if there are as many tokens as sequences, all are decodes. A single
+  // sequence may be a decode or a prefill.
   if (sizes.tokens > sizes.sequences) launch_prefill(step, config_.dtype, stream);
   if (sizes.sequences > 1 || sizes.tokens == 1) {
     Splits splits = plan_splits(step);

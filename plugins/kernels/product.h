@@ -6,13 +6,13 @@
 
 namespace adaptrt::cuda {
 
-/// A linear layer's product on an NVIDIA GPU, the same bits in any batch:
+/// Matrix product of a linear layer on an NVIDIA GPU, with the same bits in any batch:
 ///
 ///   y[token, out] = round(sum over in of x[token, in] * weights[out, in])
 ///
-/// Products are exact, sums float32, and round() is to the type of x. Each sum takes its inputs in order,
-/// sixteen at a time, for any number of tokens. So a token's y does not depend, in a single bit, on the other
-/// tokens of the step. See plugins/kernels/product/README.md.
+/// Products are exact, sums are float32, and round() rounds to the type of x. Each sum adds its inputs in
+/// order, sixteen at a time, for any number of tokens. So no bit of a token's y depends on the step's other
+/// tokens. See plugins/kernels/product/README.md.
 class ProductKernel {
  public:
   struct Config {
@@ -32,9 +32,9 @@ class ProductKernel {
   /// Throws ConfigError that lists every invalid field.
   explicit ProductKernel(Config config);
 
-  /// Puts one launch into `stream` (a cudaStream_t). The kernel prefetches weights while the kernel before it
-  /// still runs, so no work in the stream may still write them. Throws ConfigError for invalid arguments, and
-  /// StepError when CUDA refuses the launch.
+  /// Enqueues one launch on `stream` (a cudaStream_t). The kernel prefetches weights while the previous
+  /// kernel still runs, so no work in the stream may still write them. Throws ConfigError for invalid
+  /// arguments, and StepError if CUDA rejects the launch.
   void enqueue(std::int64_t tokens, const Inputs& inputs, void* y, void* stream) const;
 
  private:

@@ -9,7 +9,7 @@
 
 namespace adaptrt::cuda {
 
-/// Storage of an IEEE half and of a bfloat16: two bytes, converted to float32 to be calculated with.
+/// Storage of an IEEE half and of a bfloat16: two bytes, converted to float32 for arithmetic.
 struct Half {
   std::uint16_t bits;
 };
@@ -17,13 +17,13 @@ struct BFloat16 {
   std::uint16_t bits;
 };
 
-/// Two numbers of one 32-bit register; `first` is the one in its low half, at the lower address.
+/// Two numbers in one 32-bit register; `first` is in the low half, at the lower address.
 struct FloatPair {
   float first;
   float second;
 };
 
-/// Sixteen bytes, the widest that a thread loads or stores at once.
+/// Sixteen bytes, the most that a thread loads or stores at once.
 struct alignas(16) Vector16 {
   std::uint32_t words[4];
 };

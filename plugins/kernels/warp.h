@@ -4,9 +4,9 @@
 
 namespace adaptrt::cuda {
 
-/// Threads of a warp.
+/// Threads per warp.
 inline constexpr int kWarpSize = 32;
-/// The mask of a warp's collective calls that all its threads make.
+/// Mask for collective calls by all threads of a warp.
 inline constexpr std::uint32_t kAllLanes = 0xffffffffU;
 
 }  // namespace adaptrt::cuda

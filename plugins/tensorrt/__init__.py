@@ -1,6 +1,6 @@
-"""The plugins as TensorRT sees them: creators and nodes derived from the definitions.
+"""Plugins for TensorRT: creators and nodes derived from the definitions.
 
-Nothing here imports TensorRT: the module, `tensorrt` or `tensorrt_rtx`, is the caller's.
+This package does not import TensorRT: the caller passes the module, `tensorrt` or `tensorrt_rtx`.
 """
 
 from .registration import Registration, register_plugins

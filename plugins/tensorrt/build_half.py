@@ -1,4 +1,4 @@
-"""What TensorRT's builder asks of a plugin node; all of it follows from the definition."""
+"""Methods of a plugin node that TensorRT's builder calls. All of them follow from the definition."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from .problems import Problems, reported
 
 
 class BuildHalf:
-    """IPluginV3OneBuildV2. Its names are TensorRT's."""
+    """IPluginV3OneBuildV2. Method names are TensorRT's."""
 
     _trt: Any
     definition: Plugin
     attributes: Mapping[str, Any]
     engine_type_index: int
-    """The first input that is of type T."""
+    """Index of the first input of type T."""
     subject: str
     problems: Problems
 
     @reported
     def get_output_data_types(self, input_types: Sequence[Any]) -> list[Any]:
-        """T is the type of the first input that has it."""
+        """T is the type of the first input that has type T."""
         engine_type = input_types[self.engine_type_index]
         return [
             engine_type if tensor.type == ENGINE_TYPE else data_type(self._trt, tensor.type)
@@ -34,10 +34,10 @@ class BuildHalf:
 
     @reported
     def get_output_shapes(self, inputs: Sequence[Any], shape_inputs: Sequence[Any], builder: Any) -> list[Any]:
-        """Each size is a constant, or that of the input's dimension with the same name.
+        """Each size is a constant, or equals the size of the input dimension with the same name.
 
-        Raises EngineError with all that does not fit. It is here that shapes are checked since an exception becomes one
-        of the parser's errors; TensorRT for RTX 1.7 aborts the process after one in configure_plugin.
+        Raises EngineError that lists all mismatches. Shapes are checked here because the parser reports this exception;
+        TensorRT for RTX 1.7 aborts the process after an exception in configure_plugin.
         """
         self._check_shapes(inputs)
         shapes = []
@@ -53,7 +53,7 @@ class BuildHalf:
         return shapes
 
     def supports_format_combination(self, position: int, tensors: Sequence[Any], num_inputs: int) -> bool:
-        """Linear tensors of the definition's types, T being one that the kernels have."""
+        """True for linear tensors of the definition's types, if the kernels support T."""
         tensor = (*self.definition.inputs, *self.definition.outputs)[position]
         found = tensors[position].desc
         if found.format != self._trt.TensorFormat.LINEAR:
@@ -66,20 +66,20 @@ class BuildHalf:
         return found.type in kernel_data_types(self._trt)
 
     def configure_plugin(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-        """There is nothing to configure."""
+        """Does nothing: there is nothing to configure."""
 
     def get_workspace_size(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
-        """The definition's workspace at the largest sizes of the profile."""
+        """Size of the definition's workspace at the profile's maximum sizes."""
         sizes, _ = bind_sizes(self.definition, [tuple(tensor.max) for tensor in inputs])
         return self.definition.workspace_bytes(sizes, self.attributes)
 
     def get_aliased_input(self, output: int) -> int:
-        """The input that an output is written over; -1: none."""
+        """The input that an output overwrites; -1: none."""
         name = self.definition.aliases.get(self.definition.outputs[output].name)
         return -1 if name is None else [tensor.name for tensor in self.definition.inputs].index(name)
 
     def get_valid_tactics(self) -> list[int]:
-        """There is nothing to choose from."""
+        """Empty: there are no tactics to choose from."""
         return []
 
     def _check_shapes(self, inputs: Sequence[Any]) -> None:

@@ -1,4 +1,4 @@
-"""Creators: what TensorRT finds by a plugin's name, version and namespace, and makes its nodes with."""
+"""Creators: TensorRT finds them by a plugin's name, version and namespace, and creates nodes with them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .problems import Problems, reported
 
 
 class Creator:
-    """IPluginCreatorV3One; make_creator() adds TensorRT's base."""
+    """IPluginCreatorV3One; make_creator() adds TensorRT's base class."""
 
     _trt: Any
     definition: Plugin
 
     def __init__(self, problems: Problems, kernels: KernelModule | None) -> None:
-        """Without `kernels` it makes nodes for building plans only."""
+        """Without `kernels` it creates nodes for building plans only."""
         self._trt.IPluginCreatorV3One.__init__(self)
         self.problems = problems
         self._kernels = kernels
@@ -32,7 +32,7 @@ class Creator:
 
     @reported
     def create_plugin(self, name: str, fields: Any, phase: Any) -> Node:
-        """A node. Raises EngineError that names it and what is wrong with its fields."""
+        """Creates a node. Raises EngineError that names it and the problems of its fields."""
         subject = f"{self.definition.name} node '{name}'"
         attributes = attributes_of(self._trt, self.definition, fields, subject)
         kernel = None

@@ -1,4 +1,4 @@
-"""ONNX's element types in TensorRT's terms."""
+"""Conversion of ONNX element types to TensorRT's."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def data_type(trt: Any, element_type: str) -> Any:
 
 
 def numpy_name(type_: Any) -> str:
-    """numpy's name of a DataType that networks have."""
+    """numpy's name of a DataType that networks use."""
     return _NUMPY_NAMES[type_.name]
 
 
 def kernel_data_types(trt: Any) -> tuple[Any, ...]:
-    """The DataTypes that T can be in a plan."""
+    """Possible DataTypes of T in a plan."""
     return tuple(data_type(trt, element_type) for element_type in KERNEL_TYPES)
 
 
@@ -45,5 +45,5 @@ def dtype_of(type_: Any) -> DType:
 
 
 def engine_type_index(plugin: Plugin) -> int:
-    """The first input that is of type T."""
+    """Index of the first input of type T."""
     return next(index for index, tensor in enumerate(plugin.inputs) if tensor.type == ENGINE_TYPE)

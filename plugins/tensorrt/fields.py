@@ -1,4 +1,4 @@
-"""A node's attributes as TensorRT's plugin fields: what a creator asks for, and what a plan keeps."""
+"""A node's attributes as TensorRT's plugin fields: those that a creator requests, and those that a plan stores."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from ..._core import EngineError
 from ..definition import Attribute, Plugin
 
-# Element type and PluginFieldType by an attribute's kind; TensorRT's ONNX parser converts to the type asked for.
+# Element type and PluginFieldType for each kind of attribute. TensorRT's ONNX parser converts to the requested type.
 _FIELD_TYPES: Final[dict[str, tuple[type[np.generic], str]]] = {
     "int": (np.int32, "INT32"),
     "ints": (np.int32, "INT32"),
@@ -19,21 +19,21 @@ _FIELD_TYPES: Final[dict[str, tuple[type[np.generic], str]]] = {
 
 
 class Fields:
-    """PluginFields and a PluginFieldCollection of them, which alone does not keep what they refer to."""
+    """PluginFields and their PluginFieldCollection, which by itself does not keep the fields alive."""
 
     def __init__(self, trt: Any, fields: Iterable[Any]) -> None:
-        """Keeps the fields; a field keeps its array."""
+        """Stores the fields; each field keeps its array alive."""
         self._fields = list(fields)
         self.collection = trt.PluginFieldCollection(self._fields)
 
 
 def requested_fields(trt: Any, plugin: Plugin) -> Fields:
-    """Those by which a creator tells the parser which attributes it wants, and as what."""
+    """Fields that tell the parser the names and types of a creator's attributes."""
     return Fields(trt, (_field(trt, attribute, []) for attribute in plugin.own_attributes))
 
 
 def fields_of(trt: Any, plugin: Plugin, attributes: Mapping[str, Any]) -> Fields:
-    """Those that hold the attributes."""
+    """Fields that hold the attributes."""
     return Fields(
         trt,
         (_field(trt, attribute, np.atleast_1d(attributes[attribute.name])) for attribute in plugin.own_attributes),
@@ -41,10 +41,10 @@ def fields_of(trt: Any, plugin: Plugin, attributes: Mapping[str, Any]) -> Fields
 
 
 def attributes_of(trt: Any, plugin: Plugin, fields: Iterable[Any], subject: str) -> dict[str, Any]:
-    """The attributes that fields hold, defaults for those that are missing.
+    """The attributes in the fields, with defaults for missing ones.
 
-    Raises EngineError, which begins with `subject`, naming every field that is missing, unknown or of another type or
-    size, and all that plugin.check() objects to.
+    Raises EngineError, beginning with `subject`, that lists every field that is missing, unknown or of another type or
+    size, and all problems that plugin.check() finds.
     """
     known = {attribute.name: attribute for attribute in plugin.own_attributes}
     values: dict[str, Any] = {}
@@ -80,7 +80,7 @@ def _field(trt: Any, attribute: Attribute, values: Any) -> Any:
 
 
 def _problem(trt: Any, attribute: Attribute, field: Any) -> str | None:
-    """What is wrong with a field's type or size."""
+    """Problem of a field's type or size."""
     dtype, type_name = _FIELD_TYPES[attribute.kind]
     if field.type != getattr(trt.PluginFieldType, type_name):
         return f"field {attribute.name} is {field.type.name}; expected {type_name}"

@@ -15,7 +15,7 @@ from .run_half import RunHalf
 
 
 class Node(BuildHalf, RunHalf):
-    """IPluginV3 and IPluginV3OneCore; make_node_class() adds the bases of TensorRT itself."""
+    """IPluginV3 and IPluginV3OneCore; make_node_class() adds TensorRT's base classes."""
 
     interfaces: tuple[Any, ...]
 
@@ -38,15 +38,15 @@ class Node(BuildHalf, RunHalf):
         self.timing_cache_id = ""
 
     def get_capability_interface(self, kind: Any) -> Any:
-        """Building and running are the same object's."""
+        """This object has the methods for building and for running."""
         return self
 
     def clone(self) -> Node:
-        """Another node that does the same, with the same kernel."""
+        """A copy of the node that shares the kernel."""
         return type(self)(self.attributes, self.subject, self.problems, self.kernel)
 
     def attach_to_context(self, resources: Any) -> Node:
-        """The node of an execution context; all of them share the kernel."""
+        """The node of an execution context. All contexts share the kernel."""
         return self.clone()
 
 

@@ -1,4 +1,4 @@
-"""Exceptions of plugins that TensorRT calls: it prints them and goes on with a return code, so they are kept."""
+"""Keeps exceptions of plugins that TensorRT calls: TensorRT only prints them and returns an error code."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 Problems = list[str]
-"""What went wrong in plugins, oldest first."""
+"""Errors in plugins, oldest first."""
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def reported(method: _Method) -> _Method:
-    """A method whose exceptions are noted in `self.problems` before TensorRT gets them."""
+    """Decorates a method so that its exceptions are added to `self.problems` before TensorRT gets them."""
 
     @functools.wraps(method)
     def call(self: Any, *args: Any) -> Any:

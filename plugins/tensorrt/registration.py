@@ -1,4 +1,4 @@
-"""Puts the plugins' creators into a registry of TensorRT."""
+"""Registers the plugins' creators with a TensorRT registry."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .problems import Problems
 
 
 class Registration:
-    """Creators in a registry. It must live as long as anything that is built or run with them."""
+    """Creators in a registry. Keep it alive as long as anything that is built or run with them."""
 
     def __init__(self, registry: Any) -> None:
         """Nothing is registered yet."""
@@ -24,17 +24,18 @@ class Registration:
 
     @property
     def creators(self) -> tuple[Creator, ...]:
-        """One for each plugin."""
+        """One creator per plugin."""
         return tuple(self._creators)
 
     def take_problems(self) -> list[str]:
-        """What went wrong in plugins since the last call. TensorRT itself only says that something did."""
+        """Errors in plugins since the last call. TensorRT itself only reports that an error occurred."""
         taken = list(self._problems)
         self._problems.clear()
         return taken
 
     def add(self, trt: Any, plugin: Plugin, kernels: KernelModule | None) -> None:
-        """Registers one plugin. Raises EngineError when the registry has one of this name, version and namespace."""
+        """Registers one plugin. Raises EngineError if the registry already has one with this name, version and
+        namespace."""
         creator = make_creator(trt, plugin, self._problems, kernels)
         if not self._registry.register_creator(creator, NAMESPACE):
             raise EngineError(
@@ -43,7 +44,7 @@ class Registration:
         self._creators.append(creator)
 
     def close(self) -> None:
-        """Takes the creators out of the registry."""
+        """Removes the creators from the registry."""
         while self._creators:
             self._registry.deregister_creator(self._creators.pop())
 
@@ -54,12 +55,12 @@ def register_plugins(
     kernels: KernelModule | None = None,
     plugins: Iterable[Plugin] = PLUGINS,
 ) -> Registration:
-    """Registers the plugins with `registry`, a Builder's or Runtime's own: get_plugin_registry().
+    """Registers the plugins with `registry`: get_plugin_registry() of a Builder or Runtime.
 
     trt: the module, `tensorrt` or `tensorrt_rtx`.
-    kernels: adaptrt._cuda to run plans with; None to build them.
+    kernels: adaptrt._cuda to run plans; None to build them.
 
-    Raises EngineError; nothing is registered then.
+    Raises EngineError; then nothing is registered.
     """
     registration = Registration(registry)
     try:

@@ -1,4 +1,4 @@
-"""What TensorRT's run time asks of a plugin node: launches of its kernel."""
+"""Methods of a plugin node that TensorRT's runtime calls: they launch its kernel."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .problems import Problems, reported
 
 
 class RunHalf:
-    """IPluginV3OneRuntime. Its names are TensorRT's."""
+    """IPluginV3OneRuntime. Method names are TensorRT's."""
 
     _trt: Any
     definition: Plugin
@@ -25,14 +25,14 @@ class RunHalf:
     fields: Fields
 
     def get_fields_to_serialize(self) -> Any:
-        """The attributes, which is all that a plan keeps."""
+        """The attributes; a plan stores nothing else."""
         return self.fields.collection
 
     def on_shape_change(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-        """Sizes are read at each launch."""
+        """Does nothing: sizes are read at each launch."""
 
     def set_tactic(self, tactic: int) -> None:
-        """There is one."""
+        """Does nothing: there is only one tactic."""
 
     @reported
     def enqueue(
@@ -44,9 +44,9 @@ class RunHalf:
         workspace: int,
         stream: int,
     ) -> None:
-        """Launches the kernel. Raises StepError when that fails."""
-        assert self.kernel is not None  # the creator makes no node for the run time without one
-        # Of the descriptions only what is needed is read: this runs for each node of each step.
+        """Launches the kernel. Raises StepError if the launch fails."""
+        assert self.kernel is not None  # The creator creates no runtime node without a kernel.
+        # This runs for each node of each step, so it reads only the necessary descriptions.
         dtype = dtype_of(input_descriptions[self.engine_type_index].type)
         sizes = [input_descriptions[index].dims[axis] for index, axis in self.kernel.size_places]
         self.kernel.launch(dtype, sizes, inputs, outputs, workspace, stream)

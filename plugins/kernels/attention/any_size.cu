@@ -8,8 +8,8 @@
 namespace adaptrt::cuda {
 namespace {
 
-/// A warp has one query head of one token, and takes the keys 32 at a time: a thread has the score of one,
-/// and then, of every value, the dimensions lane, lane + 32, ...
+/// A warp computes one query head of one token, 32 keys at a time. Each thread has the score of one key, and
+/// then dimensions lane, lane + 32, ... of every value.
 template <typename T>
 class AnySize {
  public:
@@ -59,7 +59,7 @@ class AnySize {
   }
 
  private:
-  /// nullptr where the table has no block.
+  /// nullptr if the table has no block.
   __device__ static const T* key_at(const AttentionStep& step, std::int32_t sequence, std::int32_t kv_head,
                                     std::int32_t key) {
     const std::int32_t block = block_of(step, sequence, key);
@@ -68,7 +68,7 @@ class AnySize {
            key_offset(step, block, kv_head, step.tokens_per_block.remainder(key));
   }
 
-  /// Before it is scaled.
+  /// The score before scaling.
   __device__ static float score_of(const AttentionStep& step, const T* query, const T* key) {
     const float score = product(query, key, step.head_dim);
     return step.softcap == 0.0F ? score : bounded(score, step.softcap, step.exponent);

@@ -5,7 +5,7 @@
 
 namespace adaptrt::cuda {
 
-/// Attends from all tokens, for any head_dim and any tokens_per_block: correct, and not fast.
+/// Attention for all tokens, with any head_dim and any tokens_per_block: correct, but slow.
 void launch_any_size(const AttentionStep& step, DType dtype, void* stream);
 
 }  // namespace adaptrt::cuda

@@ -11,7 +11,7 @@
 
 namespace adaptrt::cuda {
 
-/// Brings the splits of a decode together, in their order. A warp has a head of a sequence.
+/// Combines the splits of a decode, in order. A warp handles one head of a sequence.
 template <typename T>
 class Combine {
  public:
@@ -34,7 +34,7 @@ class Combine {
     const std::int32_t position = step.positions[token];
     if (block_of(step, sequence, position) < 0) return;
     const std::int32_t used = used_splits(step, splits, position);
-    if (used == 1) return;  // its sums are the result, which is stored
+    if (used == 1) return;  // a single split has already stored the result
 
     const std::int64_t first = split_index(step, splits, sequence, head);
     const float* totals = splits.totals + 2 * first;

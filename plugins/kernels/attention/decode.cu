@@ -8,19 +8,19 @@
 namespace adaptrt::cuda {
 namespace {
 
-/// Blocks of a step's decodes from which on more would not fill a GPU better, with room for sequences of
-/// unlike lengths.
+/// Number of decode blocks above which more blocks do not use a GPU better, with a margin for sequences of
+/// different lengths.
 constexpr std::int32_t kEnoughBlocks = 4096;
-/// Of a sequence: combining them must stay cheap.
+/// Maximum splits per sequence: combining them must stay cheap.
 constexpr std::int32_t kMostSplits = 128;
-/// Fewer keys are not worth a block and the sums that it leaves.
+/// Minimum keys per split: fewer are not worth a block and its partial sums.
 constexpr std::int32_t kFewestKeys = 256;
 
 constexpr std::int32_t divide_up(std::int32_t n, std::int32_t by) {
   return (n + by - 1) / by;
 }
 
-/// Most splits of a sequence.
+/// Maximum number of splits of a sequence.
 std::int32_t most_splits(std::int32_t num_heads, std::int32_t num_kv_heads, std::int32_t sequences) {
   const std::int64_t blocks =
       static_cast<std::int64_t>(sequences) * num_kv_heads * divide_up(num_heads / num_kv_heads, kDecodeRows);

@@ -9,16 +9,16 @@
 
 namespace adaptrt::cuda {
 
-/// How a step's decodes are split. The sizes alone decide: enough splits to fill a GPU when the sequences are
-/// few, none when they are many.
+/// Decides how a step's decodes are split, from the sizes only: enough splits to fill a GPU if there are few
+/// sequences, none if there are many.
 [[nodiscard]] Splits plan_splits(const AttentionStep& step);
 
-/// Bytes of the splits' sums and totals that a step of at most so many sequences may need.
+/// Maximum size of the splits' sums and totals, for steps with at most this many sequences.
 [[nodiscard]] std::size_t split_bytes(std::int32_t num_heads, std::int32_t num_kv_heads,
                                       std::int32_t head_dim, std::int32_t max_sequences);
 
-/// Attends from the tokens of the sequences that have one token; leaves the others alone. The head_dim is one
-/// of with_head_dim.
+/// Attention for the sequences with one token; skips other sequences. The head_dim must be one of
+/// with_head_dim.
 void launch_decode(const AttentionStep& step, const Splits& splits, DType dtype, void* stream);
 
 }  // namespace adaptrt::cuda

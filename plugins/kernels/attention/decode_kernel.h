@@ -12,21 +12,21 @@
 
 namespace adaptrt::cuda {
 
-/// Query heads that share a KV head's keys in one block: the rows of an mma.
+/// Query heads in one block that share a KV head's keys: the rows of an mma.
 inline constexpr std::int32_t kDecodeRows = 16;
 
-/// A block has up to 16 query heads of one KV head of one sequence and one split of its keys; each of its
-/// warps takes every fourth tile of 16 keys (of a wide head, every second one). Keys and values go from
-/// global memory to registers in pieces of up to 16 bytes a thread, and are multiplied as they lie there: the
-/// order of an mma's inner dimension, and of its columns, is ours to choose as long as both operands, or the
-/// result's reader, follow it.
+/// A block computes up to 16 query heads of one KV head, for one sequence and one split of its keys. Each of
+/// its warps takes every fourth tile of 16 keys (for a wide head, every second one). Keys and values go from
+/// global memory to registers, up to 16 bytes per thread at a time, and are multiplied in memory order. That
+/// is possible because the order of an mma's inner dimension, and of its columns, is arbitrary as long as
+/// both operands, or the reader of the result, use the same one.
 template <typename T, int kHeadDim>
 class Decode {
  public:
   struct Parameters {
     AttentionStep step;
     Splits splits;
-    std::int32_t row_tiles;  // blocks that share a KV head, one for each 16 of its query heads
+    std::int32_t row_tiles;  // blocks that share a KV head, one per 16 of its query heads
   };
   static constexpr int kWarps = 4;
   static constexpr int kThreads = kWarps * kWarpSize;
@@ -64,16 +64,15 @@ class Decode {
   [[nodiscard]] static std::size_t shared_bytes() { return Shared::kBytes; }
 
  private:
-  /// Dimensions of keys that are in registers at a time, and those of values that a warp sums: of a wide
-  /// head, two warps take the same keys and half of the values each.
+  /// Dimensions of keys in registers at a time, and dimensions of values that a warp sums. For a wide head,
+  /// two warps take the same keys and half of the values each.
   static constexpr int kChunk = kHeadDim <= 128 ? kHeadDim : 128;
   static constexpr int kChunks = kHeadDim / kChunk;
   static constexpr int kKeyWarps = kWarps / kChunks;
-  static constexpr int kSteps = kChunk / 16;  // of an mma over a chunk's dimensions
-  static constexpr int kKeyWords =
-      kChunk / 8;  // of a key's chunk, that one of the 4 threads that share it holds
+  static constexpr int kSteps = kChunk / 16;    // mma steps over a chunk's dimensions
+  static constexpr int kKeyWords = kChunk / 8;  // words of a key's chunk per thread; 4 threads share a key
   static constexpr int kValueWords =
-      kChunk / 16;  // of a value's, that one of the 8 threads that share it holds
+      kChunk / 16;  // words of a value's chunk per thread; 8 threads share a value
   static constexpr int kTileKeys = 16;
 
   struct Heads {
@@ -90,22 +89,22 @@ class Decode {
 
   /// The block's shared memory.
   struct Shared {
-    static constexpr int kRowFloats = kHeadDim + 4;  // of a row of sums: rows begin in different banks
+    static constexpr int kRowFloats = kHeadDim + 4;  // stride of a row of sums: rows begin in different banks
     static constexpr std::size_t kQueryBytes = kChunks * kSteps * kWarpSize * sizeof(Vector16);
     static constexpr std::size_t kSumBytes = kDecodeRows * kRowFloats * sizeof(float);
     static constexpr std::size_t kTotalBytes = kKeyWarps * kDecodeRows * 2 * sizeof(float);
     static constexpr std::size_t kBytes = kQueryBytes + kSumBytes + kTotalBytes;
 
-    // An mma's fragment a of each step for each thread of a warp.
+    // Fragment a of an mma, for each step and each thread of a warp.
     __device__ unsigned char* query(int mma_step, int lane) const {
       return shared_memory() + static_cast<std::size_t>(mma_step * kWarpSize + lane) * sizeof(Vector16);
     }
-    // Sums of the weighted values, relative to row_maximum.
+    // Sums of the weighted values, relative to the row's maximum.
     __device__ float* sums(int row) const {
       return reinterpret_cast<float*>(shared_memory() + kQueryBytes) + row * kRowFloats;
     }
-    // The greatest score of a row among a warp's keys, in units of log2, and the sum of the weights relative
-    // to it.
+    // Maximum score of a row among a warp's keys, in units of log2. total() is the sum of the weights
+    // relative to it.
     __device__ float* maximum(int key_warp, int row) const {
       return reinterpret_cast<float*>(shared_memory() + kQueryBytes + kSumBytes) + key_warp * kDecodeRows +
              row;
@@ -113,28 +112,28 @@ class Decode {
     __device__ float* total(int key_warp, int row) const { return maximum(kKeyWarps + key_warp, row); }
   };
 
-  /// What a warp knows of its rows lane / 4 (index 0) and lane / 4 + 8 (index 1).
+  /// A warp's state for its rows lane / 4 (index 0) and lane / 4 + 8 (index 1).
   struct Accumulators {
-    float maximum[2] = {kMinusInfinity, kMinusInfinity};  // of the scores, not scaled
-    float total[2] = {0.0F, 0.0F};                        // of this thread's weights
-    float sums[2 * kValueWords][4] = {};                  // an mma's result; add_values has its columns
+    float maximum[2] = {kMinusInfinity, kMinusInfinity};  // of the unscaled scores
+    float total[2] = {0.0F, 0.0F};                        // sum of this thread's weights
+    float sums[2 * kValueWords][4] = {};                  // mma results; see add_values for the columns
   };
 
   __device__ static int warp() { return static_cast<int>(threadIdx.x) / kWarpSize; }
-  /// Which of the tiles' warps this is, and which chunk of the values it has.
+  /// Index of this warp among those that share the tiles, and of its chunk of the values.
   __device__ static int key_warp() { return warp() / kChunks; }
   __device__ static int value_chunk() { return warp() % kChunks; }
   __device__ static int lane() { return static_cast<int>(threadIdx.x) % kWarpSize; }
 
-  /// The first of the four dimensions of a chunk that a thread has of its key in an mma's step: the threads
-  /// hold 8 in a row of a slab of 32 dimensions, which are those of two steps; the last slab may have 16.
+  /// The first of a thread's four dimensions of a key's chunk in an mma step. Each thread holds 8 consecutive
+  /// dimensions of a slab of 32, which two steps share. The last slab may have 16.
   __device__ static int key_dimension(int mma_step) {
     const int slab = mma_step / 2 * 32;
     return slab + 32 <= kChunk ? slab + 8 * (lane() % 4) + 4 * (mma_step % 2) : slab + 4 * (lane() % 4);
   }
 
-  /// The first dimension of a chunk that is in a word of a value that thread 0 .. 7 of those that share it
-  /// holds. Slabs of 64 dimensions are shared by 8 threads; the last one may have 16 or 32.
+  /// The first dimension of a value's chunk in a word of thread 0 .. 7 of the threads that share the value. 8
+  /// threads share a slab of 64 dimensions; the last slab may have 16 or 32.
   __device__ static int value_dimension(int word, int thread) {
     const int slab = word / 4 * 64;
     const int width = kChunk - slab < 64 ? kChunk - slab : 64;
@@ -157,7 +156,7 @@ class Decode {
     }
   }
 
-  /// Loads kWords words of each of a run of elements that begin at multiples of `from`.
+  /// Loads kWords consecutive words. `from` is aligned to their size.
   template <int kWords>
   __device__ static void load_into(const T* from, std::uint32_t* to) {
     if constexpr (kWords == 4) {
@@ -171,7 +170,7 @@ class Decode {
     }
   }
 
-  /// This thread's words of keys lane / 4 and lane / 4 + 8 of a tile, whose chunk begins at `tile`.
+  /// Loads this thread's words of keys lane / 4 and lane / 4 + 8 of a tile, whose chunk begins at `tile`.
   __device__ static void load_keys(const T* tile, std::uint32_t (&keys)[2][kKeyWords]) {
     ADAPTRT_UNROLL
     for (int i = 0; i < 2; ++i) {
@@ -185,10 +184,10 @@ class Decode {
     }
   }
 
-  /// The key of a tile that value i of a thread belongs to.
+  /// The key in a tile that a thread's value i belongs to.
   __device__ static int key_of_value(int i) { return 2 * (lane() % 4) + i % 2 + i / 2 * 8; }
 
-  /// This thread's words of the values of its four keys, whose chunk begins at `tile`.
+  /// Loads this thread's words of the values of its four keys, whose chunk begins at `tile`.
   __device__ static void load_values(const T* tile, std::uint32_t (&values)[4][kValueWords]) {
     ADAPTRT_UNROLL
     for (int i = 0; i < 4; ++i) {
@@ -205,7 +204,7 @@ class Decode {
     }
   }
 
-  /// First key of the tile at `key`, all of whose keys lie in one block; nullptr where the table has none.
+  /// First key of the tile at `key`; a tile's keys are all in one block. nullptr if the table has no block.
   __device__ static const T* tile_at(const AttentionStep& step, const Task& task, std::int32_t key) {
     const std::int32_t block = block_of(step, task.sequence, key);
     if (block < 0) return nullptr;
@@ -213,7 +212,7 @@ class Decode {
            key_offset(step, block, task.kv_head, step.tokens_per_block.remainder(key));
   }
 
-  /// Takes this warp's tiles of the split.
+  /// Processes this warp's tiles of the split.
   __device__ static void attend(const AttentionStep& step, const Task& task, const Shared& shared,
                                 Accumulators& own) {
     std::int32_t key = task.keys.begin + key_warp() * kTileKeys;
@@ -228,7 +227,7 @@ class Decode {
       if (tile == nullptr) {
         if (next_tile != nullptr) load_keys(next_tile, keys);
       } else {
-        // What is loaded is on its way while what was loaded before is multiplied.
+        // Prefetch: these loads run while the data loaded before is multiplied.
         load_values(tile + value_offset(step) + value_chunk() * kChunk, values);
         float scores[2][4] = {};
         ADAPTRT_UNROLL
@@ -248,7 +247,7 @@ class Decode {
     }
   }
 
-  /// scores[i] += the mma result of keys 8 i .. 8 i + 7 of the tile.
+  /// Adds to scores[i] the mma result of keys 8 i .. 8 i + 7 of the tile.
   __device__ static void add_scores(const Shared& shared, int chunk,
                                     const std::uint32_t (&keys)[2][kKeyWords], float (&scores)[2][4]) {
     ADAPTRT_UNROLL
@@ -270,7 +269,8 @@ class Decode {
     }
   }
 
-  /// Takes out the keys of the tile that are not seen: their slots may hold anything, NaN too.
+  /// Masks the tile's keys that are not visible. Their slots may hold anything, even NaN, so values become
+  /// zero.
   __device__ static void hide(const KeyRange& seen, float (&scores)[2][4],
                               std::uint32_t (&values)[4][kValueWords]) {
     ADAPTRT_UNROLL
@@ -283,7 +283,7 @@ class Decode {
     }
   }
 
-  /// Turns scores into weights relative to the greatest score so far.
+  /// Converts scores to weights relative to the maximum score so far.
   __device__ static void weigh(float (&scores)[2][4], float scale, Accumulators& own) {
     ADAPTRT_UNROLL
     for (int half = 0; half < 2; ++half) {
@@ -309,7 +309,7 @@ class Decode {
   }
 
   /// sums += weights * values. The columns of result 2 i are the first elements of word i of the threads'
-  /// values, those of result 2 i + 1 the second ones.
+  /// values, those of result 2 i + 1 the second elements.
   __device__ static void add_values(const float (&weights)[2][4],
                                     const std::uint32_t (&values)[4][kValueWords], Accumulators& own) {
     const std::uint32_t rounded[4] = {
@@ -333,7 +333,7 @@ class Decode {
     return (first >> 16) | (second & 0xffff0000U);
   }
 
-  /// Brings the warps' sums together in shared memory, warp after warp, relative to the block's maximum.
+  /// Adds the warps' sums in shared memory, warp by warp, relative to the block's maximum.
   __device__ static void merge(const Accumulators& own, float scale, const Shared& shared) {
     const int row = lane() / 4;
     ADAPTRT_UNROLL

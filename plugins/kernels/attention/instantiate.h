@@ -17,7 +17,7 @@ struct IntegerTag {
   static constexpr int value = kValue;
 };
 
-/// Calls function(TypeTag<T>) with the element type of a dtype, which is float16 or bfloat16.
+/// Calls function(TypeTag<T>) with the element type of a dtype, float16 or bfloat16.
 template <typename Function>
 void with_element_type(DType dtype, const Function& function) {
   if (dtype == DType::kFloat16) {
@@ -27,8 +27,8 @@ void with_element_type(DType dtype, const Function& function) {
   }
 }
 
-/// Calls function(IntegerTag<head_dim>) when the tensor core kernels are compiled for that head_dim, and
-/// returns whether they are.
+/// Calls function(IntegerTag<head_dim>) if the tensor core kernels are compiled for this head_dim. Returns
+/// true if they are.
 template <typename Function>
 bool with_head_dim(std::int32_t head_dim, const Function& function) {
   switch (head_dim) {

@@ -5,8 +5,8 @@
 
 namespace adaptrt::cuda {
 
-/// Attends from the tokens of the sequences that have more than one token; leaves the others alone. The
-/// head_dim is one of with_head_dim.
+/// Attention for the sequences with more than one token; skips other sequences. The head_dim must be one of
+/// with_head_dim.
 void launch_prefill(const AttentionStep& step, DType dtype, void* stream);
 
 }  // namespace adaptrt::cuda

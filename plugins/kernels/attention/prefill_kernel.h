@@ -12,11 +12,11 @@
 
 namespace adaptrt::cuda {
 
-/// A block has a tile of rows, which are the query heads of one KV head for some tokens of a sequence, and
-/// takes the keys that they see in tiles. Each warp has rows of its own, whose sums it keeps in registers.
-/// While scores are calculated the tile's values are on their way to shared memory, and while values are
-/// added the next keys. Tiles of keys begin at multiples of their size: a token's result does not depend on
-/// how a prompt was chunked (as long as its chunk has more than one token).
+/// A block computes a tile of rows, which are the query heads of one KV head for some tokens of a sequence.
+/// It processes their visible keys in tiles. Each warp has its own rows, and keeps their sums in registers.
+/// The tile's values are copied to shared memory while scores are computed, and the next keys while values
+/// are added. Tiles of keys begin at multiples of their size, so a token's result does not depend on how the
+/// prompt was chunked (if its chunk has more than one token).
 template <typename T, int kHeadDim>
 class Prefill {
  public:
@@ -24,17 +24,17 @@ class Prefill {
   static constexpr int kWarps = 4;
   static constexpr int kThreads = kWarps * kWarpSize;
   static constexpr int kBlocksPerMultiprocessor = kHeadDim <= 128 ? 2 : 1;
-  /// What fits in the registers: a warp's sums take kHeadDim / 4 of them for each 16 rows.
+  /// Limited by registers: a warp's sums take kHeadDim / 4 of them per 16 rows.
   static constexpr int kRowTiles = kHeadDim <= 128 ? 2 : 1;
   static constexpr int kWarpRows = 16 * kRowTiles;
   static constexpr int kRows = kWarps * kWarpRows;
-  /// What fits in 99 KiB of shared memory, and the scores in registers.
+  /// Limited by 99 KiB of shared memory, and by registers for the scores.
   static constexpr int kKeys = kHeadDim < 128 ? 64 : kHeadDim == 128 ? 48 : 32;
 
   __device__ static void run(const AttentionStep& step) {
     const QueryTile tile = find_query_tile<kRows>(step, reinterpret_cast<std::int32_t*>(shared_memory()));
     if (tile.num_rows <= 0) return;
-    __syncthreads();  // before the queries overwrite what was found
+    __syncthreads();  // before the queries overwrite the search result
     Block block(step, tile);
     block.run();
   }
@@ -44,17 +44,18 @@ class Prefill {
   }
 
  private:
-  /// Of a row in shared memory: an odd number of 16-byte pieces, so that eight rows lie in different banks.
+  /// Stride of a row in shared memory: an odd number of 16-byte pieces, so that eight rows are in different
+  /// banks.
   static constexpr int kRowElements = kHeadDim + 8;
-  static constexpr int kPieces = kHeadDim / 8;  // of 16 bytes, of a row
-  static constexpr int kSteps = kHeadDim / 16;  // of an mma over the head's dimensions
+  static constexpr int kPieces = kHeadDim / 8;  // 16-byte pieces of a row
+  static constexpr int kSteps = kHeadDim / 16;  // mma steps over the head's dimensions
   static constexpr int kColumns = kHeadDim / 8;
-  static constexpr int kBlockKeys = 16;  // a KV block has a multiple of them
+  static constexpr int kBlockKeys = 16;  // a KV block's size is a multiple of it
 
-  /// What a warp knows of its rows: index [i][0] is row 16 i + lane / 4, [i][1] the eighth after it.
+  /// A warp's state for its rows: index [i][0] is row 16 i + lane / 4, [i][1] row 16 i + lane / 4 + 8.
   struct Accumulators {
-    float maximum[kRowTiles][2];  // of the scores, not scaled
-    float total[kRowTiles][2];    // of this thread's weights
+    float maximum[kRowTiles][2];  // of the unscaled scores
+    float total[kRowTiles][2];    // sum of this thread's weights
     float sums[kRowTiles][kColumns][4];
   };
 
@@ -83,7 +84,7 @@ class Prefill {
       commit_copies();
       for (; key < end_; key += kKeys) {
         wait_copies<0>();
-        __syncthreads();  // the keys are there, and the values of the tile before are no longer read
+        __syncthreads();  // the keys have arrived, and the previous tile's values are no longer read
         load_rows(key, values(), value_offset(step_));
         commit_copies();
         const bool takes_part = key <= rows.last && key + kKeys > first_visible(step_, rows.first);
@@ -97,7 +98,7 @@ class Prefill {
           round(scores, weights);
         }
         wait_copies<0>();
-        __syncthreads();  // the values are there, and the keys are no longer read
+        __syncthreads();  // the values have arrived, and the keys are no longer read
         if (key + kKeys < end_) load_rows(key + kKeys, keys(), 0);
         commit_copies();
         if (takes_part) add_values(weights);
@@ -118,13 +119,12 @@ class Prefill {
     __device__ static T* keys() { return queries() + kRows * kRowElements; }
     __device__ static T* values() { return keys() + kKeys * kRowElements; }
 
-    /// The position of a row of this thread; -1: no row, or padding. It is looked up rather than kept in a
-    /// register.
+    /// The position of a row of this thread; -1 for no row or padding. Looking it up again saves a register.
     __device__ std::int32_t position_of(int i, int half) const {
       return tile_.position_of(step_, warp() * kWarpRows + 16 * i + 8 * half + lane() / 4);
     }
 
-    /// The positions of a warp's first and last row; nothing is seen from 0 .. -1, a warp without rows.
+    /// The positions of a warp's first and last row; 0 .. -1 for a warp without rows, which sees no keys.
     __device__ PositionRange positions_of_warp() const {
       const std::int32_t first_row = warp() * kWarpRows;
       const std::int32_t rows = tile_.num_rows - first_row;
@@ -145,8 +145,8 @@ class Prefill {
       }
     }
 
-    /// Begins to copy the keys (offset 0) or values (value_offset) of kKeys positions from `first` on; zeros
-    /// for those that no row sees, whose slots may hold anything.
+    /// Starts copying the keys (offset 0) or values (value_offset) of kKeys positions from `first` on.
+    /// Positions that no row sees become zeros, because their slots may hold anything.
     __device__ void load_rows(std::int32_t first, T* to, std::int64_t offset) const {
       ADAPTRT_UNROLL
       for (int group = 0; group < kKeys; group += kBlockKeys) {
@@ -215,7 +215,7 @@ class Prefill {
       }
     }
 
-    /// Takes out what a row does not see.
+    /// Masks the keys that a row does not see.
     __device__ void hide(std::int32_t first, float (&scores)[kRowTiles][kKeys / 8][4]) const {
       ADAPTRT_UNROLL
       for (int i = 0; i < kRowTiles; ++i) {
@@ -235,7 +235,7 @@ class Prefill {
       }
     }
 
-    /// Turns scores into weights relative to the greatest score of the row so far.
+    /// Converts scores to weights relative to the row's maximum score so far.
     __device__ void weigh(float (&scores)[kRowTiles][kKeys / 8][4]) {
       ADAPTRT_UNROLL
       for (int i = 0; i < kRowTiles; ++i) {
@@ -270,7 +270,7 @@ class Prefill {
       }
     }
 
-    /// The weights as an mma takes them, for each 16 keys.
+    /// The weights as mma operands, for each 16 keys.
     __device__ static void round(const float (&scores)[kRowTiles][kKeys / 8][4],
                                  std::uint32_t (&weights)[kRowTiles][kKeys / 16][4]) {
       ADAPTRT_UNROLL
@@ -302,8 +302,8 @@ class Prefill {
       }
     }
 
-    /// Divides by the weights' totals, and stores through the warp's own rows of queries() to store 16 bytes
-    /// at once.
+    /// Divides by the totals of the weights, and stores 16 bytes at a time, through the warp's own rows of
+    /// queries().
     __device__ void store() const {
       T* rows = queries() + warp() * kWarpRows * kRowElements;
       __syncwarp();
@@ -336,7 +336,7 @@ class Prefill {
 
     const AttentionStep& step_;
     const QueryTile tile_;
-    const std::int32_t begin_;  // of the keys that any row sees
+    const std::int32_t begin_;  // first key that any row sees
     const std::int32_t end_;
     Accumulators own_;
   };

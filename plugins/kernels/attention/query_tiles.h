@@ -6,8 +6,8 @@
 
 namespace adaptrt::cuda {
 
-/// Some rows of a sequence of more than one token. Row r of a sequence is query head r % group of the KV
-/// head's group for token r / group.
+/// Some rows of a sequence with more than one token. Row r of a sequence is query head r % group of the KV
+/// head's group, for token r / group.
 struct QueryTile {
   std::int32_t sequence;
   std::int32_t kv_head;
@@ -22,14 +22,14 @@ struct QueryTile {
     return first_token + step.group.quotient(first_row + row);
   }
 
-  /// The position of a row of the tile; -1 when there is no such row or its token is padding.
+  /// The position of a row of the tile; -1 if there is no such row or its token is padding.
   [[nodiscard]] __device__ std::int32_t position_of(const AttentionStep& step, std::int32_t row) const {
     if (row >= num_rows) return -1;
     const std::int32_t position = step.positions[token_of(step, row)];
     return block_of(step, sequence, position) < 0 ? -1 : position;
   }
 
-  /// Element of the queries, and of the result, at which a row begins.
+  /// Element offset of a row in the queries and in the result.
   [[nodiscard]] __device__ std::int64_t row_offset(const AttentionStep& step, std::int32_t row) const {
     const std::int64_t head =
         static_cast<std::int64_t>(kv_head) * step.group.value() + step.group.remainder(first_row + row);
@@ -37,24 +37,24 @@ struct QueryTile {
   }
 };
 
-/// Number of a sequence's first tile of kRows rows, when sequence s begins at token `first_token`. With a and
-/// b the first rows of s and of the sequence behind it, counted over the step, s has ceil((b - a) / kRows) <=
-/// floor(b / kRows) - floor(a / kRows) + 1 tiles, so that every sequence has its own numbers although nobody
-/// counted the others' tiles; some numbers stay without a tile.
+/// Number of the first tile of kRows rows of sequence s, which begins at token `first_token`. Let a and b be
+/// the first rows of s and of the next sequence, counted over the step. Then s has ceil((b - a) / kRows) <=
+/// floor(b / kRows) - floor(a / kRows) + 1 tiles. So every sequence has its own numbers without counting the
+/// other sequences' tiles. Some numbers have no tile.
 template <int kRows>
 __host__ __device__ inline std::int32_t first_tile_of(std::int32_t s, std::int32_t first_token,
                                                       std::int32_t group) {
   return static_cast<std::int32_t>(static_cast<std::int64_t>(first_token) * group / kRows) + s;
 }
 
-/// Tiles, with those that stay empty, of a KV head in a step.
+/// Number of tiles of a KV head in a step, including empty ones.
 template <int kRows>
 [[nodiscard]] std::int32_t count_tiles(const AttentionStep& step) {
   return first_tile_of<kRows>(step.sequences, step.tokens, step.group.value());
 }
 
-/// The tile of this block; the last tiles first, since those of a sequence's end see the most keys. `found`
-/// is a number in shared memory that nothing else uses at the time.
+/// The tile of this block. The last tiles come first, because the end of a sequence sees the most keys.
+/// `found` is in shared memory and must be unused.
 template <int kRows>
 __device__ QueryTile find_query_tile(const AttentionStep& step, std::int32_t* found) {
   const std::int32_t group = step.group.value();

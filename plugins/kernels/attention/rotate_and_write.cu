@@ -7,7 +7,7 @@
 namespace adaptrt::cuda {
 namespace {
 
-/// kWidth elements that a thread takes at once: 8 (16 bytes), or 1 where the sizes are no multiples of that.
+/// kWidth elements that a thread processes at once: 8 (16 bytes), or 1 if the sizes are not multiples of 8.
 template <typename T, int kWidth>
 struct Elements {
   float values[kWidth];
@@ -40,8 +40,8 @@ struct Elements {
   }
 };
 
-/// A block a token. The work is cut into units: kWidth pairs of a head that are turned, or kWidth elements
-/// that are copied.
+/// One block per token. The work is divided into units: kWidth pairs of a head to rotate, or kWidth elements
+/// to copy.
 template <typename T, int kWidth>
 class RotateAndWrite {
  public:
@@ -85,7 +85,7 @@ class RotateAndWrite {
   }
 
  private:
-  /// Zeros for the result of a token that attends to nothing.
+  /// Sets the result of a token that attends to nothing to zero.
   __device__ static void clear(const AttentionStep& step, std::int32_t token) {
     const std::int32_t width = step.num_heads * step.head_dim;
     T* out = static_cast<T*>(step.attended) + static_cast<std::int64_t>(token) * width;
@@ -101,7 +101,8 @@ class RotateAndWrite {
            (static_cast<std::int64_t>(token) * step.num_kv_heads + kv_head) * step.head_dim;
   }
 
-  /// Unit `unit` of a head: element i of the first half of the turned part pairs with i of the second.
+  /// Rotates unit `unit` of a head: element i of the first half of the rotated part pairs with element i of
+  /// the second half.
   __device__ static void turn(const AttentionStep& step, std::int32_t token, std::int32_t unit, const T* from,
                               T* to) {
     using Vector = Elements<T, kWidth>;

@@ -10,7 +10,7 @@ namespace adaptrt::cuda {
 
 inline constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
-/// 2^x with a relative error of about 2^-22, and 0 where that is below the smallest normal number.
+/// 2^x with a relative error of about 2^-22; 0 if the result is below the smallest normal number.
 __device__ inline float power_of_two(float x) {
 #ifdef __CUDACC__
   float result;
@@ -37,15 +37,15 @@ __device__ inline float bounded(float score, float softcap, float exponent) {
   return softcap - 2.0F * softcap * reciprocal(1.0F + power_of_two(score * exponent));
 }
 
-/// The factor that turns weights relative to the maximum `from` into weights relative to `to`, which is not
-/// below it; `scale` turns both into units of log2. No weights at all (from: minus infinity) are left out.
-/// Between equal maxima it is 1, whatever the compiler fuses: their difference is taken first, and not that
-/// of two products, of which a fused one would keep what rounding takes off the other.
+/// Factor that converts weights relative to the maximum `from` to weights relative to `to` >= `from`; `scale`
+/// converts both to units of log2. If there are no weights (from: minus infinity), it is 0. For equal maxima
+/// it is exactly 1, even with fused operations, because the difference is computed before scaling. A
+/// difference of two products, one of them fused, would keep a rounding error.
 __device__ inline float rescale_factor(float from, float to, float scale = 1.0F) {
   return from == kMinusInfinity ? 0.0F : power_of_two((from - to) * scale);
 }
 
-/// The greatest value, or the sum, among the four threads of a warp that hold one row of an mma result.
+/// The maximum, or the sum, over the four threads of a warp that hold one row of an mma result.
 __device__ inline float row_maximum(float value) {
   value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, 1));
   return fmaxf(value, __shfl_xor_sync(kAllLanes, value, 2));

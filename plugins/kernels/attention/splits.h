@@ -6,19 +6,18 @@
 
 namespace adaptrt::cuda {
 
-/// How the keys of a sequence of one token are shared among blocks. Each split that has keys leaves the sums
-/// of its weighted values, relative to its greatest score; a sequence whose keys all lie in one split needs
-/// no more.
+/// Distribution of a decode's keys over blocks. Each split that has keys stores the sums of its weighted
+/// values, relative to its maximum score. A sequence whose keys are all in one split needs no such sums.
 struct Splits {
-  std::int32_t count;     // of a sequence, whether or not they have keys
-  std::int32_t num_keys;  // of one, a multiple of kKeysOfSplitStep
+  std::int32_t count;     // per sequence, including splits without keys
+  std::int32_t num_keys;  // keys per split, a multiple of kKeysOfSplitStep
   float* sums;            // [sequences, num_heads, count, head_dim]; nullptr when count is 1
-  float* totals;  // [sequences, num_heads, count, 2]: greatest score in units of log2, sum of the weights
+  float* totals;  // [sequences, num_heads, count, 2]: maximum score in units of log2, sum of the weights
 };
 
-/// Keys that the warps of a block take at a time.
+/// Keys that the warps of a block process at a time.
 inline constexpr std::int32_t kKeysOfSplitStep = 64;
-/// Splits begin at multiples of this, which is a tile of keys of one warp.
+/// Splits begin at multiples of this: the size of a warp's tile of keys.
 inline constexpr std::int32_t kSplitAlignment = 16;
 
 struct KeyRange {
@@ -30,7 +29,7 @@ __device__ inline std::int32_t first_split_key(const AttentionStep& step, std::i
   return first_visible(step, position) / kSplitAlignment * kSplitAlignment;
 }
 
-/// Keys of a split, from the first of its first tile; empty when begin >= end.
+/// Keys of a split, from the first key of its first tile; empty if begin >= end.
 __device__ inline KeyRange keys_of_split(const AttentionStep& step, const Splits& splits,
                                          std::int32_t position, std::int32_t split) {
   const std::int32_t begin = first_split_key(step, position) + split * splits.num_keys;
@@ -38,13 +37,13 @@ __device__ inline KeyRange keys_of_split(const AttentionStep& step, const Splits
   return {begin, end < position + 1 ? end : position + 1};
 }
 
-/// Splits that have keys.
+/// Number of splits that have keys.
 __device__ inline std::int32_t used_splits(const AttentionStep& step, const Splits& splits,
                                            std::int32_t position) {
   return (position - first_split_key(step, position)) / splits.num_keys + 1;
 }
 
-/// The first of the splits of a head.
+/// Index of the first split of a head.
 __device__ inline std::int64_t split_index(const AttentionStep& step, const Splits& splits,
                                            std::int32_t sequence, std::int32_t head) {
   return (static_cast<std::int64_t>(sequence) * step.num_heads + head) * splits.count;

@@ -7,8 +7,8 @@
 
 namespace adaptrt::cuda {
 
-/// What the attention kernels of a step are given: addresses on the device, and what the host knows. T is the
-/// element type that a kernel is compiled for.
+/// Input of a step's attention kernels: device addresses, and sizes that the host knows. T is the element
+/// type that a kernel is compiled for.
 struct AttentionStep {
   const void* query;                     // T [tokens, num_heads, head_dim], before RoPE
   const void* key;                       // T [tokens, num_kv_heads, head_dim], before RoPE
@@ -29,21 +29,21 @@ struct AttentionStep {
   std::int32_t num_kv_heads;
   std::int32_t head_dim;
   std::int32_t sliding_window;
-  float scale;     // of the scores, times log2(e): weights are powers of two
-  float softcap;   // of the scores before they are scaled; 0: they are not bounded
+  float scale;     // scale of the scores, times log2(e), because weights are powers of two
+  float softcap;   // softcap of the unscaled scores; 0: none
   float exponent;  // 2 log2(e) / softcap
   Divisor tokens_per_block;
-  Divisor group;  // query heads of a KV head
+  Divisor group;  // query heads per KV head
 };
 
-/// The block that holds a position of a sequence; below 0: none.
+/// The block that holds a position of a sequence; negative if there is none.
 __device__ inline std::int32_t block_of(const AttentionStep& step, std::int32_t sequence,
                                         std::int32_t position) {
   return step.block_tables[static_cast<std::int64_t>(sequence) * step.max_blocks +
                            step.tokens_per_block.quotient(position)];
 }
 
-/// Element of the pool at which a key begins; its value is value_offset elements behind it.
+/// Element offset of a key in the pool; its value is value_offset elements further.
 __device__ inline std::int64_t key_offset(const AttentionStep& step, std::int32_t block, std::int32_t kv_head,
                                           std::int32_t slot) {
   const std::int64_t row =
@@ -62,8 +62,8 @@ __device__ inline std::int32_t first_visible(const AttentionStep& step, std::int
   return step.sliding_window == 0 || first < 0 ? 0 : first;
 }
 
-/// The sequence s with begin_of(s) <= index < begin_of(s + 1), of consecutive ranges; -1: none. The threads
-/// of a block look for it together. `found` is a number in shared memory that nothing else uses at the time.
+/// The sequence s with begin_of(s) <= index < begin_of(s + 1), for consecutive ranges; -1: none. The threads
+/// of a block search together. `found` is in shared memory and must be unused.
 template <typename BeginOf>
 __device__ std::int32_t find_sequence(const AttentionStep& step, std::int32_t index, std::int32_t* found,
                                       const BeginOf& begin_of) {

@@ -16,7 +16,7 @@ struct alignas(4 * kWords) Words {
   std::uint32_t words[kWords];
 };
 
-/// `address` is aligned to the bytes loaded.
+/// Loads kWords words; `address` is aligned to their size.
 template <int kWords>
 __device__ inline Words<kWords> load_words(const void* address) {
 #ifdef __CUDACC__
@@ -29,7 +29,7 @@ __device__ inline Words<kWords> load_words(const void* address) {
 #endif
 }
 
-/// `address` is aligned to the bytes stored.
+/// Stores kWords words; `address` is aligned to their size.
 template <int kWords>
 __device__ inline void store_words(void* address, const Words<kWords>& value) {
 #ifdef __CUDACC__

@@ -14,10 +14,10 @@ namespace adaptrt::cuda::lora {
 
 /// y = round((base + shrunk B^T) * magnitude), for all parts.
 ///
-/// Grid: x token tiles (max_token_tiles), y blocks of kBlockColumns columns of each part. Each warp has
-/// kWarpColumns columns and takes 32 tokens at a time (16 where there are no more); tokens are mma's rows.
-/// All goes from global memory to registers and back: rows of B and of shrunk are short and next to each
-/// other, and base and y are touched once. The order of a sum is that of the rank's rows.
+/// Grid: x token tiles (max_token_tiles), y blocks of kBlockColumns columns of each part. Each warp computes
+/// kWarpColumns columns, for 32 tokens at a time (16 if there are no more). Tokens are the rows of the mma.
+/// Shared memory is not used: rows of B and of shrunk are short and adjacent, and base and y are accessed
+/// once. Each sum adds the rank's elements in order.
 template <typename T>
 class Expand {
  public:
@@ -35,7 +35,7 @@ class Expand {
   static constexpr int kBlockColumns = kThreads / kWarpSize * kWarpColumns;
   static constexpr std::size_t kSharedBytes = sizeof(TileSearch);
 
-  /// Blocks of a part: the host's side of the grid.
+  /// Blocks of a part, for computing the grid on the host.
   static int column_blocks(int out) { return (out + kBlockColumns - 1) / kBlockColumns; }
 
   static __device__ void run(const Parameters& p) {
@@ -86,7 +86,7 @@ class Expand {
   }
 
  private:
-  /// What a block does, and for which adapter; rows are the tile's, columns the part's.
+  /// A block's work and its adapter. Rows are the tile's, columns the part's.
   struct Work {
     const T* base;
     T* y;
@@ -120,9 +120,9 @@ class Expand {
     }
   }
 
-  /// 16 kRowTiles tokens from `first_token` on, and the warp's columns from `first_column` on. mma's column c
-  /// of the j-th product is column 8 (c / 2) + 2 j + c % 2 here: a thread's sums are then of eight
-  /// neighbouring columns.
+  /// Computes 16 kRowTiles tokens from `first_token` on, and the warp's columns from `first_column` on.
+  /// Column c of the j-th mma is column 8 (c / 2) + 2 j + c % 2 here, so that a thread holds sums of eight
+  /// adjacent columns.
   template <int kRowTiles, Rows kRows, Rows kRowsOfB>
   static __device__ void expand_tokens(const Work& work, int first_column, int first_token) {
     const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
@@ -137,11 +137,11 @@ class Expand {
                                                   column, token < work.tokens ? work.width : 0);
     }
     float sums[kRowTiles][4][4] = {};
-    // mma's first column of this thread; the j-th product's is 2 j columns on.
+    // This thread's column in the first mma; in the j-th mma it is 2 j columns further.
     const int b_column = first_column + group / 2 * 8 + group % 2;
     const T* b_row = work.b + static_cast<std::int64_t>(b_column) * work.rank;
     const T* shrunk_row = work.shrunk + static_cast<std::int64_t>(first_token + group) * work.shrunk_stride;
-    // Unrolled, it would need more registers than there are.
+    // Unrolled, it would need too many registers.
     ADAPTRT_NO_UNROLL
     for (int k = vector; k < work.rank + vector; k += kColumnsOfMultiply) {
       Vector16 b[4];

@@ -18,7 +18,7 @@ using lora::max_token_tiles;
 using lora::Shrink;
 using lora::Step;
 
-/// Blocks that keep the largest GPU's multiprocessors loading.
+/// Number of blocks that keeps the multiprocessors of the largest GPU loading.
 constexpr std::int64_t kBlocksWanted = 1024;
 
 std::int64_t round_up(std::int64_t value, std::int64_t unit) {

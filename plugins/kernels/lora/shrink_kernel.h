@@ -14,15 +14,16 @@ namespace adaptrt::cuda::lora {
 
 /// shrunk = round(x A^T), for all parts.
 ///
-/// Grid: x token tiles (max_token_tiles), y parts times `rank_lanes`; a block does every rank_lanes-th tile
-/// of the rank's rows. The rank's rows are mma's rows, tokens its columns.
+/// Grid: x token tiles (max_token_tiles), y parts times `rank_lanes`; a block computes every rank_lanes-th
+/// tile of the rank's rows. The rank's rows are the rows of the mma, tokens its columns.
 ///
-/// The input width is cut into kSlices slices of whole kChunk columns. A slice is summed by tensor cores from
-/// its first column to its last, and the slices' sums are added in their order, in both of the ways below.
-///   Few tokens (up to kFewTokens): each warp has a slice, and loads rows of A and x from global memory to
-///   registers, several vectors in flight; the warps' sums meet in shared memory. Many tokens: the block's
-///   tiles of A and x go through shared memory, copied ahead by cp.async; each warp has some ranks and
-///   tokens, and one slice after another.
+/// The input width is divided into kSlices slices of whole kChunk columns. Tensor cores sum each slice from
+/// its first column to its last, and the slices' sums are added in order. Both methods below do this.
+///   Few tokens (up to kFewTokens): each warp has one slice. It loads rows of A and x from global memory to
+///   registers, several vectors in flight. The warps' sums are added in shared memory.
+///   Many tokens: the block's tiles of A and x go through shared memory, prefetched by cp.async. Each warp
+///   has
+///   some ranks and tokens, and computes one slice after another.
 template <typename T>
 class Shrink {
  public:
@@ -37,7 +38,7 @@ class Shrink {
   static constexpr int kBlocksPerMultiprocessor = 2;
   static constexpr int kFewTokens = 16;
   static constexpr int kManyTokens = 64;
-  /// Rows of the rank of a block, for few tokens and for many.
+  /// Rows of the rank per block, for few tokens and for many.
   static constexpr int kFewTokensRows = 16;
   static constexpr int kManyTokensRows = 64;
 
@@ -47,7 +48,7 @@ class Shrink {
   static __device__ void run(const Parameters& p) {
     auto& search = *reinterpret_cast<TileSearch*>(shared_memory());
     const TokenTile tile = find_token_tile(p.step, static_cast<int>(blockIdx.x), search);
-    // The tiles of the copies below take the search's place.
+    // The copies below reuse the search's shared memory.
     __syncthreads();
     if (tile.count == 0) return;
     const int part = static_cast<int>(blockIdx.y) / p.rank_lanes;
@@ -86,14 +87,14 @@ class Shrink {
   static constexpr int kVectorsOfChunk = kChunk / kVector;
   /// Products of 32 columns whose vectors a warp has in flight.
   static constexpr int kInFlight = 4;
-  /// Apart so that the threads of a warp meet different banks.
+  /// Stride that spreads the threads of a warp over different banks.
   static constexpr int kSumStride = 20;
 
-  /// What a block does, and for which adapter.
+  /// A block's work and its adapter.
   struct Work {
-    const T* x;  ///< the tile's first token
+    const T* x;  ///< first token of the tile
     const T* a;
-    T* out;  ///< the tile's first token
+    T* out;  ///< first token of the tile
     int in;
     int slice;
     int rank;
@@ -107,7 +108,7 @@ class Shrink {
     return (width + kChunk - 1) / kChunk * kChunk;
   }
 
-  /// Rows from the rank on, up to the padding, are zeros whatever x is.
+  /// Rows from the rank on, up to the padding, are zero for any x.
   static __device__ void write(const Work& work, int row, int token, float sum) {
     const int padded = (work.rank + kVector - 1) / kVector * kVector;
     if (row >= padded || token >= work.tokens) return;
@@ -189,7 +190,7 @@ class Shrink {
     const int warp = thread / kWarpSize;
     const int group = thread % kWarpSize / 4;
     const int pair = thread % 4;
-    // Four warps' tokens by two warps' rows, 16 by 32 each.
+    // Four warps along the tokens and two along the rows; each computes 32 rows by 16 tokens.
     const int warp_row = warp % 2 * 32;
     const int warp_token = warp / 2 * 16;
     const int rows = min(kManyTokensRows, work.rank - first_row);
@@ -250,8 +251,8 @@ class Shrink {
     }
   }
 
-  /// Where a vector of a row of a stage is: rows are 128 bytes, and neighbours have their halves exchanged,
-  /// so that eight threads that read four vectors of two rows meet all banks.
+  /// Offset of a vector in a row of a stage. Rows are 128 bytes, and adjacent rows have their halves swapped,
+  /// so that eight threads that read four vectors of two rows use all banks.
   static __device__ int staged_offset(int row, int vector) {
     return row * kChunk * static_cast<int>(sizeof(T)) +
            (vector ^ (row % 2 * (kVectorsOfChunk / 2))) * static_cast<int>(sizeof(Vector16));
@@ -261,7 +262,7 @@ class Shrink {
     return *reinterpret_cast<const Vector16*>(stage + staged_offset(row, vector));
   }
 
-  /// Begins to copy `kChunk` columns of the rows of A, then of x, to a stage; zeros where there is none.
+  /// Starts copying `kChunk` columns of the rows of A, then of x, to a stage; zeros outside of the matrices.
   static __device__ void copy_chunk(const Work& work, int first_row, int rows, int chunk,
                                     unsigned char* stage) {
     for (int i = static_cast<int>(threadIdx.x); i < (kManyTokensRows + kManyTokens) * kVectorsOfChunk;

@@ -7,21 +7,21 @@
 
 namespace adaptrt::cuda::lora {
 
-/// Width of the tables' third dimension.
+/// Size of the tables' third dimension.
 inline constexpr int kNumModules = kNumLoraModules;
 /// attn_qkv has three parts.
 inline constexpr int kMaxParts = 3;
-/// Elements of 16 bytes: what a thread loads at once, and what the ranks of a row of `shrunk` are padded to.
+/// Elements in 16 bytes: the size of a thread's loads, and the padding unit of rows of `shrunk`.
 inline constexpr int kVector = 8;
 
 /// One part of the linear layer's output.
 struct Part {
   int module;
-  int out;    ///< its width
-  int start;  ///< its first column in y
+  int out;    ///< width
+  int start;  ///< first column in y
 };
 
-/// What both kernels get.
+/// Input of both kernels.
 struct Step {
   const std::int32_t* sequence_offsets;
   const std::int32_t* adapter_slots;
@@ -31,16 +31,16 @@ struct Step {
   int sequences;
   int layers;
   int layer;
-  int tile;  ///< most tokens that a block works on at once
+  int tile;  ///< maximum number of tokens that a block processes at once
   int num_parts;
   Part parts[kMaxParts];
   void* shrunk;       ///< [parts, tokens, shrunk_stride] of the engine's type
-  int shrunk_stride;  ///< max_rank, padded to kVector
+  int shrunk_stride;  ///< max_rank, padded to a multiple of kVector
 };
 
 /// An adapter's update of one part.
 struct Update {
-  int rank;  ///< 0: none, and the rest is nothing
+  int rank;  ///< 0: no update, and the other fields are unused
   const void* a;
   const void* b;
   const float* magnitude;  ///< nullptr: none

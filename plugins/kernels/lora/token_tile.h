@@ -7,29 +7,29 @@
 
 namespace adaptrt::cuda::lora {
 
-/// Tokens next to each other that have one adapter.
+/// Consecutive tokens with the same adapter.
 struct TokenTile {
   int first;
-  int count;  ///< 0: there is nothing to do
+  int count;  ///< 0: nothing to do
   int slot;   ///< -1: the base model
 };
 
 /// Shared memory that find_token_tile needs.
 struct TileSearch {
   int boundaries_of_warp[32];
-  int starts[2];  ///< of the tile and of the next one
-  int below[2];   ///< boundaries that come before them
+  int starts[2];  ///< of this tile and of the next one
+  int below[2];   ///< number of boundaries before each of them
   int slot;
 };
 
-/// Most tiles that a step can have: the host's side of find_token_tile.
+/// Maximum number of tiles of a step, for computing the grid on the host; see find_token_tile.
 inline std::int64_t max_token_tiles(std::int64_t tokens, std::int64_t sequences, std::int64_t tile) {
   return (tokens + tile - 1) / tile + sequences + 1;
 }
 
-/// Tile number `index` of a step. A tile begins at every multiple of step.tile, and wherever the slot changes
-/// between; so a run of sequences with one slot is one run of tiles, and no tile has more than one slot.
-/// Called by all threads of the block; ends with a barrier.
+/// Tile number `index` of a step. A tile begins at every multiple of step.tile, and wherever the slot
+/// changes. So consecutive sequences with the same slot share tiles, and no tile has more than one slot. All
+/// threads of the block must call it; it ends with a barrier.
 __device__ inline TokenTile find_token_tile(const Step& step, int index, TileSearch& shared) {
   const int thread = static_cast<int>(threadIdx.x);
   const int threads = static_cast<int>(blockDim.x);
@@ -40,8 +40,8 @@ __device__ inline TokenTile find_token_tile(const Step& step, int index, TileSea
   }
   if (thread == 0) shared.slot = -1;
   __syncthreads();
-  // The tiles that begin inside of a step.tile-aligned window, at a change of slot, are counted in the order
-  // of the sequences; those at the windows' beginnings are between them.
+  // Tiles that begin inside a step.tile-aligned window, at a change of slot, are counted in the order of the
+  // sequences. Tiles at the beginnings of windows come between them.
   int earlier = 0;
   for (int chunk = 0; chunk <= step.sequences; chunk += threads) {
     const int sequence = chunk + thread;

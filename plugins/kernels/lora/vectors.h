@@ -9,12 +9,12 @@
 
 namespace adaptrt::cuda::lora {
 
-/// Whether rows that begin `stride` elements after one another can be loaded by vectors.
+/// True if rows with this stride, in elements, can be loaded as vectors.
 __device__ inline bool rows_are_aligned(const void* rows, std::int64_t stride) {
   return reinterpret_cast<std::uintptr_t>(rows) % sizeof(Vector16) == 0 && stride % kVector == 0;
 }
 
-/// Elements k .. k + 7 of a row of `width`, one after another; zeros from `width` on.
+/// Elements k .. k + 7 of a row of `width`, loaded one by one; zeros from `width` on.
 template <typename T>
 __device__ inline Vector16 gather_vector(const T* row, int k, int width) {
   Vector16 vector = {{0, 0, 0, 0}};
@@ -25,24 +25,24 @@ __device__ inline Vector16 gather_vector(const T* row, int k, int width) {
   return vector;
 }
 
-/// How rows are loaded: a vector at once, where all of them are aligned and whole, or element by element.
+/// How rows are loaded: as vectors if all of them are aligned and complete, else element by element.
 enum class Rows : bool { kAnyhow, kOfVectors };
 
-/// The same of memory that no thread writes while the kernel runs.
+/// Loads elements k .. k + 7 from memory that no thread writes while the kernel runs.
 template <Rows kRows, typename T>
 __device__ inline Vector16 load_vector(const T* row, int k, int width) {
   if constexpr (kRows == Rows::kAnyhow) return gather_vector(row, k, width);
   return k < width ? load_read_only_16(row + k) : Vector16{{0, 0, 0, 0}};
 }
 
-/// The same of memory that the thread itself may write later.
+/// Loads elements k .. k + 7 from memory that this thread may write later.
 template <Rows kRows, typename T>
 __device__ inline Vector16 load_own_vector(const T* row, int k, int width) {
   if constexpr (kRows == Rows::kAnyhow) return gather_vector(row, k, width);
   return k < width ? *reinterpret_cast<const Vector16*>(row + k) : Vector16{{0, 0, 0, 0}};
 }
 
-/// Elements k .. k + 7 of a row of `width`, those before `width`.
+/// Stores elements k .. k + 7 of a row of `width`, except those from `width` on.
 template <Rows kRows, typename T>
 __device__ inline void store_vector(T* row, int k, int width, const Vector16& vector) {
   if constexpr (kRows == Rows::kOfVectors) {
@@ -55,9 +55,9 @@ __device__ inline void store_vector(T* row, int k, int width, const Vector16& ve
   }
 }
 
-/// Adds the products of 32 columns to d[16, 8]. A thread's vector holds eight neighbouring columns of its
-/// row, where mma_16x8x16 has four pairs that are apart: sums do not care as long as both factors have the
-/// same order, and so rows go from memory to registers as they are.
+/// Adds the products of 32 columns to d[16, 8]. A thread's vector holds eight adjacent columns of its row,
+/// while mma_16x8x16 expects four separate pairs. The result is the same if both factors use the same order,
+/// so rows go from memory to registers unchanged.
 template <typename T>
 __device__ inline void multiply_32(float (&d)[4], const Vector16& a_row, const Vector16& a_row_8,
                                    const Vector16& b_row) {

@@ -14,7 +14,7 @@
 namespace adaptrt::cuda::product {
 namespace {
 
-/// The driver's function, which the runtime finds without linking to the driver.
+/// The driver's function. The CUDA runtime finds it without linking to the driver.
 PFN_cuTensorMapEncodeTiled_v12000 find_encoder() {
   void* function = nullptr;
   cudaDriverEntryPointQueryResult found{};
@@ -32,7 +32,7 @@ PFN_cuTensorMapEncodeTiled_v12000 find_encoder() {
   return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(function);
 }
 
-/// Boxes of `box_rows` rows and 64 columns of a matrix of 2-byte elements.
+/// Describes boxes of `box_rows` rows and 64 columns of a matrix of 2-byte elements.
 CUtensorMap map_of(DType dtype, const void* matrix, std::int64_t rows, std::int64_t columns, int box_rows) {
   static const auto encode = find_encoder();
   const cuuint64_t sizes[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};

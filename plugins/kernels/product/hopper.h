@@ -6,8 +6,8 @@
 
 namespace adaptrt::cuda::product {
 
-/// Launches the kernel for compute capability 9.0. Arguments are as ProductKernel::enqueue has checked them.
-/// Throws StepError when CUDA refuses.
+/// Launches the kernel for compute capability 9.0. ProductKernel::enqueue must have checked the arguments.
+/// Throws StepError if CUDA rejects the launch.
 void enqueue_on_hopper(const ProductKernel::Config& config, std::int64_t tokens,
                        const ProductKernel::Inputs& inputs, void* y, int multiprocessors, void* stream);
 

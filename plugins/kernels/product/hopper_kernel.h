@@ -14,12 +14,12 @@
 
 namespace adaptrt::cuda::product {
 
-/// The product with wgmma, for compute capability 9.0: outputs are the instruction's 64 rows, tokens its
+/// The product with wgmma, for compute capability 9.0. Outputs are the instruction's 64 rows, tokens its
 /// columns.
 ///
-/// Grid: x as many blocks as multiprocessors, or fewer; each computes one tile after another. One thread has
-/// the copy engine bring stages of weights and x to shared memory, also for the next tile. Each warpgroup
-/// multiplies 64 outputs, and stores them through shared memory.
+/// Grid: x one block per multiprocessor, or fewer; each computes one tile after another. One thread loads
+/// stages of weights and x into shared memory with the copy engine (TMA), and prefetches the next tile's.
+/// Each warpgroup multiplies 64 outputs, and stores them through shared memory.
 template <typename T, std::size_t kTile>
 class Hopper {
  public:
@@ -36,9 +36,9 @@ class Hopper {
 
   static constexpr int kColumns = 64;
   static constexpr int kOutputs = 64;
-  /// Tokens that go through shared memory at a time when they are stored.
+  /// Number of tokens that are stored through shared memory at a time.
   static constexpr int kStoredTokens = kShape.tokens < 128 ? kShape.tokens : 128;
-  /// Only warpgroups can hand registers to one another.
+  /// Registers can only be moved between warpgroups.
   static constexpr bool kMovesRegisters = kShape.warpgroups > 1;
   static constexpr int kThreads = kShape.warpgroups * 128 + (kMovesRegisters ? 128 : kWarpSize);
   static constexpr int kBlocksPerMultiprocessor = 1;
@@ -51,7 +51,7 @@ class Hopper {
   static constexpr int kStoreBytes = kStoredTokens * kRowBytes;
   static constexpr int kSwizzleBytes = 1024;
   static constexpr int kBarrierBytes = 8;
-  /// Neighbouring tiles of tokens, which share weights, are at work at the same time in groups of so many.
+  /// Number of adjacent token tiles per group. The tiles of a group share weights and run at the same time.
   static constexpr int kTokenTilesOfGroup = 8;
 
  public:
@@ -69,7 +69,7 @@ class Hopper {
       fence_barrier_init();
     }
     __syncthreads();
-    // The same in all threads of a warp, and the compiler is to know.
+    // Tells the compiler that the value is the same in all threads of a warp.
     const int warpgroup = __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / 128, 0);
     if (warpgroup == kShape.warpgroups) {
       if constexpr (kMovesRegisters) release_registers<24>();
@@ -99,7 +99,7 @@ class Hopper {
     [[nodiscard]] __device__ std::uint32_t empty(int stage) const { return full(kShape.stages + stage); }
   };
 
-  /// Number of the stage that is next, and the parity of its phase.
+  /// Index of the next stage, and its phase's parity.
   struct Position {
     int stage = 0;
     std::uint32_t parity = 0;
@@ -141,7 +141,7 @@ class Hopper {
 
   static __device__ void load_weights(const Parameters& p, const Buffers& buffers, int stage, int block,
                                       int output) {
-    // Weights of a step with few tokens are read once, and leave the cache to what is read again.
+    // With few tokens, weights are read only once per step, so they are evicted first from the L2 cache.
     const auto policy = p.tokens <= kShape.tokens ? CachePolicy::kEvictFirst : CachePolicy::kNormal;
     arrive_and_expect(buffers.full(stage), kStageBytes);
     for (int step = 0; step < kShape.steps; ++step) {
@@ -150,13 +150,13 @@ class Hopper {
     }
   }
 
-  /// One thread: loads the stages of all tiles.
+  /// Called by one thread: loads the stages of all tiles.
   static __device__ void load(const Parameters& p, const Buffers& buffers) {
     const int tiles = output_tiles(p) * token_tiles(p);
     const int blocks = stages_of_tile(p);
     const int first = static_cast<int>(blockIdx.x);
     allow_next_kernel();
-    // Nothing in the stream writes weights, so the first stages need not wait.
+    // No kernel in the stream writes weights, so the first stages need not wait.
     const int prefetched = min(kShape.stages, blocks);
     const int first_output = corner_of(p, first).output;
     for (int block = 0; block < prefetched; ++block) load_weights(p, buffers, block, block, first_output);
@@ -178,7 +178,7 @@ class Hopper {
     }
   }
 
-  /// Warpgroup: multiplies and stores its outputs of all tiles.
+  /// Called by a warpgroup: multiplies and stores its outputs of all tiles.
   static __device__ void multiply(const Parameters& p, const Buffers& buffers, int warpgroup) {
     const int tiles = output_tiles(p) * token_tiles(p);
     const int blocks = stages_of_tile(p);
@@ -202,7 +202,7 @@ class Hopper {
           }
         }
         wgmma_commit();
-        // One group may still run, so the products of the previous stage are complete.
+        // At most one group is still running, so the products of the previous stage are complete.
         wgmma_wait<1>();
         if (leads && previous >= 0) arrive(buffers.empty(previous));
         previous = at.stage;
@@ -224,7 +224,7 @@ class Hopper {
     const int thread = static_cast<int>(threadIdx.x) % 128;
     const int lane = thread % kWarpSize;
     const int row = lane % 8;
-    // A row of shared memory is a token's 64 outputs, in the copy engine's swizzle of 16-byte vectors.
+    // A row of shared memory holds a token's 64 outputs, in the copy engine's swizzle of 16-byte vectors.
     const int vector = thread / kWarpSize * 2 + lane / 8 % 2;
     const std::uint32_t lane_address = shared + row * kRowBytes + (vector ^ row) * 16;
     ADAPTRT_UNROLL

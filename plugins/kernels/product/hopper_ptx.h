@@ -6,10 +6,10 @@
 
 #include "plugins/kernels/ptx.h"
 
-// Instructions of compute capability 9.0. Addresses of shared memory are those of the shared window.
+// Instructions of compute capability 9.0. Addresses of shared memory are relative to the shared window.
 namespace adaptrt::cuda::product {
 
-/// One thread: makes a barrier whose phase ends after `arrivals` arrivals and all bytes that were expected.
+/// One thread: creates a barrier whose phase ends after `arrivals` arrivals and all expected bytes.
 __device__ inline void init_barrier(std::uint32_t barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(barrier), "r"(arrivals) : "memory");
 }
@@ -19,7 +19,7 @@ __device__ inline void fence_barrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
 }
 
-/// Arrives, and has the phase wait for `bytes` bytes of copies.
+/// Arrives, and makes the phase wait for `bytes` bytes of copies.
 __device__ inline void arrive_and_expect(std::uint32_t barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
                :
@@ -31,7 +31,7 @@ __device__ inline void arrive(std::uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(barrier) : "memory");
 }
 
-/// Waits until the phase of this parity has ended. Of a new barrier the phase of parity 1 has.
+/// Waits until the phase of this parity has ended. A new barrier's phase of parity 1 counts as ended.
 __device__ inline void wait(std::uint32_t barrier, std::uint32_t parity) {
   asm volatile(
       "{\n"
@@ -45,13 +45,13 @@ __device__ inline void wait(std::uint32_t barrier, std::uint32_t parity) {
       : "memory");
 }
 
-/// How long the L2 cache keeps what is loaded, as createpolicy encodes it.
+/// Eviction policy of the L2 cache for loaded data, encoded as by createpolicy.
 enum class CachePolicy : std::uint64_t {
   kNormal = 0x1000000000000000,
   kEvictFirst = 0x12F0000000000000,
 };
 
-/// Begins to copy a box of a matrix to shared memory; outside of the matrix are zeros.
+/// Starts copying a box of a matrix to shared memory; elements outside of the matrix become zeros.
 __device__ inline void copy_box(std::uint32_t shared, const CUtensorMap* map, std::uint32_t barrier,
                                 int column, int row, CachePolicy policy) {
   asm volatile(
@@ -62,7 +62,7 @@ __device__ inline void copy_box(std::uint32_t shared, const CUtensorMap* map, st
       : "memory");
 }
 
-/// Begins to copy a box from shared memory to a matrix, except for what lies outside of the matrix.
+/// Starts copying a box from shared memory to a matrix; elements outside of the matrix are dropped.
 __device__ inline void store_box(const CUtensorMap* map, std::uint32_t shared, int column, int row) {
   asm volatile(
       "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%0, {%2, %3}], [%1];\n"
@@ -87,17 +87,17 @@ __device__ inline void fence_for_copy_engine() {
   asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
 }
 
-/// Waits for the 128 threads of a warpgroup, each of which has a number of its own.
+/// Waits for the 128 threads of a warpgroup. Each warpgroup has its own barrier number.
 __device__ inline void warpgroup_barrier(int warpgroup) {
   asm volatile("bar.sync %0, 128;" : : "r"(warpgroup + 1) : "memory");
 }
 
-/// Lets the next kernel of the stream begin, if it was launched so, as soon as multiprocessors are free.
+/// Lets the stream's next kernel begin when multiprocessors are free, if it was launched that way.
 __device__ inline void allow_next_kernel() {
   asm volatile("griddepcontrol.launch_dependents;" : : : "memory");
 }
 
-/// Waits until the kernels before this one are complete, and sees what they wrote.
+/// Waits until the kernels before this one are complete and their writes are visible.
 __device__ inline void wait_for_previous_kernel() {
   asm volatile("griddepcontrol.wait;" : : : "memory");
 }
@@ -113,7 +113,7 @@ __device__ inline void take_registers() {
 }
 
 /// Warp: stores two or four transposed 8x8 matrices of 2-byte elements. Threads 8i .. 8i+7 pass the addresses
-/// of the rows of matrix i; thread t has of matrix i elements t / 4 of rows 2 (t % 4) and 2 (t % 4) + 1.
+/// of the rows of matrix i. Thread t holds elements t / 4 of rows 2 (t % 4) and 2 (t % 4) + 1 of matrix i.
 __device__ inline void store_matrix_x2_transposed(std::uint32_t shared_row, const std::uint32_t (&r)[2]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};"
                :

@@ -9,10 +9,10 @@
 
 namespace adaptrt::cuda::product {
 
-/// The product with mma.sync, which every GPU from sm_80 on has, and the tests' emulation as well.
+/// The product with mma.sync, which every GPU since sm_80 has, and the tests' emulation as well.
 ///
-/// Grid: x tiles of outputs, y tiles of tokens. A warp has 16 outputs, mma's rows, and all tokens of the
-/// tile, mma's columns. Weights and x go through shared memory, which cp.async fills two stages ahead.
+/// Grid: x tiles of outputs, y tiles of tokens. A warp computes 16 outputs, the rows of the mma, for all
+/// tokens of the tile, its columns. cp.async prefetches weights and x into shared memory, two stages ahead.
 template <typename T>
 class Portable {
  public:
@@ -43,7 +43,7 @@ class Portable {
     float sums[kTokens / 8][4] = {};
     for (int block = 0; block < blocks; ++block) {
       wait_copies<kStages - 2>();
-      // Also keeps the stage that is loaded next until all warps have read it.
+      // Also protects the stage that is loaded next until all warps have read it.
       __syncthreads();
       const int next = block + kStages - 1;
       load(p, buffers + next % kStages * kStageElements, first_output, first_token, next);
@@ -55,12 +55,12 @@ class Portable {
  private:
   static constexpr int kStages = 3;
   static constexpr int kColumns = 64;
-  /// Rows are 16 bytes longer than their columns, so that ldmatrix meets no bank twice.
+  /// Rows are padded by 16 bytes, so that ldmatrix has no bank conflicts.
   static constexpr int kStride = kColumns + 8;
   static constexpr int kStageElements = (kOutputs + kTokens) * kStride;
   static constexpr int kVectorsOfRow = kColumns / 8;
 
-  /// Begins to copy columns of the tile; zeros where there is no output, token or column.
+  /// Starts copying columns of the tile; zeros outside of the matrices.
   static __device__ void load(const Parameters& p, T* stage, int first_output, int first_token, int block) {
     for (int i = static_cast<int>(threadIdx.x); i < (kOutputs + kTokens) * kVectorsOfRow; i += kThreads) {
       const int row = i / kVectorsOfRow;

@@ -18,7 +18,7 @@ using product::divide_up;
 using product::Portable;
 
 constexpr std::int64_t kAlignment = 16;
-/// CUDA's limit of a grid's y.
+/// CUDA's maximum of a grid's y.
 constexpr std::int64_t kMaxTokenTiles = 65535;
 
 bool is_aligned(const void* address) {

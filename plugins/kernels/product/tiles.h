@@ -15,14 +15,15 @@ namespace adaptrt::cuda::product {
 struct Tile {
   int warpgroups;   ///< each has 64 outputs
   int tokens;       ///< columns of wgmma
-  int steps;        ///< columns of `in` in a stage, in units of 64
+  int steps;        ///< columns of `in` per stage, in units of 64
   int stages;       ///< buffers in shared memory
   int nanoseconds;  ///< time for 64 columns of `in` on an H200, as fitted to measurements
 
   [[nodiscard]] __host__ __device__ constexpr int outputs() const { return 64 * warpgroups; }
 };
 
-/// Tiles with 64 tokens and fewer have as many stages as fit in shared memory: their time is the weights'.
+/// Tiles with at most 64 tokens have as many stages as fit in shared memory, because loading the weights
+/// limits their speed.
 inline constexpr std::array<Tile, 10> kTiles{{
     {.warpgroups = 1, .tokens = 8, .steps = 4, .stages = 5, .nanoseconds = 85},
     {.warpgroups = 1, .tokens = 16, .steps = 4, .stages = 5, .nanoseconds = 90},
@@ -43,21 +44,21 @@ __host__ __device__ constexpr std::int64_t divide_up(std::int64_t value, std::in
 /// Index in kTiles of the tile with the shortest estimated time. No bit of y depends on it.
 constexpr std::size_t choose_tile(std::int64_t tokens, std::int64_t in_size, std::int64_t out_size,
                                   int multiprocessors) {
-  constexpr double kBytesPerNanosecond = 4200;  // an H200's memory
+  constexpr double kBytesPerNanosecond = 4200;  // memory bandwidth of an H200
   constexpr int kFewTokens = 64;
   const double weights = 2.0 * static_cast<double>(in_size * out_size) / kBytesPerNanosecond;
   std::size_t best = kTiles.size();
   double shortest = 0;
   for (std::size_t i = 0; i < kTiles.size(); ++i) {
     const Tile& tile = kTiles[i];
-    // Few tokens take the smallest tile that holds them.
+    // Few tokens use the smallest tile that holds them.
     const bool holds = tile.tokens >= tokens;
     const bool larger = tile.tokens > 8 && tile.tokens >= 2 * tokens;
     if (tokens <= kFewTokens ? !holds || larger : tile.tokens < kFewTokens) continue;
     const std::int64_t blocks = divide_up(out_size, tile.outputs()) * divide_up(tokens, tile.tokens);
     const auto turns = static_cast<double>(divide_up(blocks, multiprocessors) * divide_up(in_size, 64));
     const double arithmetic = turns * tile.nanoseconds;
-    // Where loading the weights takes longer, less arithmetic still helps a little.
+    // Even if loading the weights takes longer, less arithmetic still helps a little.
     const double time = std::max(arithmetic, weights) + arithmetic / 16;
     if (best == kTiles.size() || time < shortest) {
       best = i;
@@ -67,7 +68,7 @@ constexpr std::size_t choose_tile(std::int64_t tokens, std::int64_t in_size, std
   return best;
 }
 
-/// Calls `take` with the index, a compile-time constant, of the tile number `tile`.
+/// Calls `take` with the tile's index as a compile-time constant.
 template <typename Take, std::size_t... kIndices>
 void with_tile(std::size_t tile, const Take& take, std::index_sequence<kIndices...> /*indices*/) {
   ((tile == kIndices ? take(std::integral_constant<std::size_t, kIndices>{}) : void()), ...);

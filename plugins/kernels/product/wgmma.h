@@ -7,7 +7,7 @@
 namespace adaptrt::cuda::product {
 
 /// Operand of wgmma in shared memory: rows of 64 2-byte elements, in the copy engine's 128-byte swizzle.
-/// `address` is that of the first row, a multiple of 1024, plus 2 bytes for each column that is skipped.
+/// `address` is the first row's, a multiple of 1024, plus 2 bytes for each skipped column.
 __device__ inline std::uint64_t matrix_descriptor(std::uint32_t address) {
   constexpr std::uint64_t kSwizzle128 = 1ULL << 62;
   constexpr std::uint64_t kEightRows = 1024;
@@ -23,19 +23,19 @@ __device__ inline void wgmma_commit() {
   asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory");
 }
 
-/// Waits until at most the `kPending` latest groups of wgmma are still under way.
+/// Waits until at most the `kPending` latest groups of wgmma are still running.
 template <int kPending>
 __device__ inline void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(kPending) : "memory");
 }
 
-/// Warpgroup: d[64, kTokens] = weights[64, 16] x[kTokens, 16]^T, plus d where `accumulate`; the sum in
-/// float32. Thread t of warp w holds of each 8 columns: row 16 w + t / 4 at columns 2 (t % 4) and the next,
-/// then row 16 w + t / 4 + 8.
+/// Warpgroup: d[64, kTokens] = weights[64, 16] x[kTokens, 16]^T, plus d if `accumulate`, summed in float32.
+/// For each 8 columns, thread t of warp w holds row 16 w + t / 4 at columns 2 (t % 4) and the next, then row
+/// 16 w + t / 4 + 8.
 template <typename T, int kTokens>
 struct Wgmma;
 
-// The instruction names each register. Lists of the registers and of the operands that they are:
+// The instruction names each register. These macros list the registers and their operands:
 // clang-format off
 #define ADAPTRT_REGISTERS_4 \
   "%0, %1, %2, %3"
