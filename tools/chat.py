@@ -1,4 +1,4 @@
-"""A conversation with a model and its adapters at the terminal, or with the lines of stdin."""
+"""`adaptrt chat`: a conversation with a model and its adapters, on a terminal or with lines from stdin."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Reads lines and answers them until the input ends."""
+    """Reads and answers lines until the input ends."""
     sampling = _sampling_of(args)
     options = engine_flags.engine_options_of(args)
     with LLM(args.model, weight_memory=args.weight_memory, engine_options=options) as llm:
-        llm.chat_template(args.lora)  # without one, there is no chat to begin
+        llm.chat_template(args.lora)  # Raises an error early if the model has no chat template.
         chat = Chat(llm, lora=args.lora, system=args.system, max_tokens=args.max_tokens, sampling=sampling)
         is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
         if is_terminal:
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 class Chat:
-    """One conversation: what was said so far, and who answers."""
+    """One conversation: its messages, and the adapter that answers."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Chat:
         sampling: SamplingConfig | None = None,
         output: TextIO | None = None,
     ) -> None:
-        """`output` None: what sys.stdout is now."""
+        """`output` None: the current sys.stdout."""
         self._llm = llm
         self._lora = lora
         self._system = system
@@ -86,13 +86,13 @@ class Chat:
         self._messages: list[dict[str, str]] = []
 
     def adapters(self) -> str:
-        """Their names, as people read them."""
+        """Names of the adapters, for the user."""
         return ", ".join(self._llm.executor.adapters.names) or "none"
 
     def take(self, line: str) -> bool:
-        """Answers a line or obeys it; whether the conversation goes on.
+        """Answers a line or executes its command. Returns False when the conversation ends.
 
-        What is wrong with a line is said, and leaves the conversation as it was.
+        Prints the error of an invalid line; the conversation stays unchanged.
         """
         if not line.strip():
             return True
@@ -134,7 +134,8 @@ class Chat:
         self._messages.clear()
 
     def _answer(self, text: str) -> None:
-        """Writes the answer as it comes. One that is interrupted stays in the conversation as far as it came."""
+        """Writes the answer while it is generated. The partial text of an interrupted answer stays in the
+        conversation."""
         instructions = [] if self._system is None else [{"role": "system", "content": self._system}]
         question = {"role": "user", "content": text}
         pieces = []
@@ -164,18 +165,18 @@ class Chat:
         self._write(text + "\n")
 
     def _write(self, text: str) -> None:
-        """Writes at once; a terminal would obey control characters, which a model may have learnt to write."""
+        """Writes immediately. Escapes control characters, which a model may generate and a terminal would obey."""
         self._output.write("".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text))
         self._output.flush()
 
 
 def _lines(stream: TextIO, *, is_terminal: bool) -> Iterator[str]:
-    """Lines without their ends. On a terminal with a prompt and history, where Ctrl-C forgets what was typed."""
+    """Lines without their line ends. A terminal gets a prompt and a history, and Ctrl-C clears the typed line."""
     if not is_terminal:
         for line in stream:
             yield line.rstrip("\n")
         return
-    with contextlib.suppress(ImportError):  # some builds of Python have none; lines can be typed without it
+    with contextlib.suppress(ImportError):  # Some Python builds lack readline; typing works without it.
         import readline  # noqa: F401
     while True:
         try:
@@ -195,6 +196,6 @@ def _sampling_of(args: argparse.Namespace) -> SamplingConfig:
         if given:
             raise ConfigError(f"{' and '.join(given)}: without a temperature above 0, nothing is chosen by chance")
         return SamplingConfig()
-    # Without a limit at all, the likeliest token is taken; a top_p of 1 is none that leaves anything out.
+    # A SamplingConfig without top_k and top_p is greedy. A top_p of 1 samples from all tokens.
     top_p = 1.0 if args.top_p is None else args.top_p
     return SamplingConfig(temperature=args.temperature, top_k=args.top_k, top_p=top_p, seed=args.seed)

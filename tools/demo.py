@@ -1,8 +1,8 @@
-"""Serves one batch in which every request has another adapter, on a small model, from its Hugging Face files on.
+"""Serves a batch in which every request has a different adapter, starting from a small model's Hugging Face files.
 
-Compiles the model, normalises and converts the adapters, puts one question to all of them in one in-flight
-batch, puts it again through a cache that has no room for all of them, and shows what the LoRA cache did. The exit
-status is not 0 when anything is not as it should be.
+Compiles the model, normalises and converts the adapters, and asks all of them one question in one in-flight batch. Then
+it asks again with a cache too small for all adapters, and shows the LoRA cache's counters. The exit status is nonzero
+if anything is wrong.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _BASE = "(none)"
 
 
 class DemoFailure(adaptrt.AdaptrtError):
-    """Something in the demo is not as it should be."""
+    """A result of the demo is wrong."""
 
 
 @dataclass(frozen=True)
 class DemoAdapter:
-    """An adapter that is ready to be sent."""
+    """An adapter that is ready for requests."""
 
     task_id: int
     name: str
@@ -51,17 +51,17 @@ class DemoAdapter:
     tensors: ConvertedAdapter
 
     def config(self, *, with_tensors: bool) -> adaptrt.LoraConfig:
-        """What a request carries: everything for the first time, the task_id alone from then on."""
+        """The LoraConfig of a request: with weights for the first request, only the task_id afterwards."""
         if not with_tensors:
             return adaptrt.LoraConfig(self.task_id)
         return adaptrt.LoraConfig(self.task_id, self.tensors.weights, self.tensors.config)
 
 
 class Crowd:
-    """One question, put to the base and to every adapter in one batch."""
+    """One question to the base model and to every adapter, in one batch."""
 
     def __init__(self, console: Console, model: Path, question: str, adapters: Sequence[DemoAdapter]) -> None:
-        """`model` is the Hugging Face directory, for its tokenizer and its end of text."""
+        """`model` is the Hugging Face directory, for its tokenizer and its end token."""
         self._console = console
         self._tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
         self._end_id = load_json_object(model / "config.json", adaptrt.CheckpointError)["eos_token_id"]
@@ -69,7 +69,7 @@ class Crowd:
         self._adapters: tuple[DemoAdapter | None, ...] = (None, *adapters)
 
     def ask(self, executor: adaptrt.Executor, title: str | None, *, with_tensors: bool) -> list[list[int]]:
-        """The tokens of every answer. With a title they appear side by side while they are generated."""
+        """The tokens of every answer. With a title, the answers are shown in a table while they are generated."""
         rows = [
             Row(adapter.name, adapter.kind) if adapter else Row(_BASE, "the base model") for adapter in self._adapters
         ]
@@ -158,7 +158,7 @@ def _build_engine(console: Console, model: Path, directory: Path) -> Path:
 
 
 def _run(console: Console, *arguments: object) -> None:
-    """Runs `adaptrt ...` in this process and says so."""
+    """Prints an `adaptrt ...` command and runs it in this process."""
     words = [str(argument) for argument in arguments]
     for line in command_lines("$ adaptrt", words, console.width):
         console.print(line, style="dim", markup=False, soft_wrap=True)
@@ -167,7 +167,7 @@ def _run(console: Console, *arguments: object) -> None:
 
 
 def _load_adapters(console: Console, directory: Path, model: Path, normalized: Path) -> list[DemoAdapter]:
-    """Every adapter in `directory`; DoRA adapters get their magnitudes normalised first."""
+    """All adapters in `directory`; the magnitudes of DoRA adapters are normalised first."""
     adapters = []
     for task_id, source in enumerate(sorted(path for path in directory.iterdir() if path.is_dir()), start=1):
         adapter = read_adapter(source)
@@ -180,7 +180,7 @@ def _load_adapters(console: Console, directory: Path, model: Path, normalized: P
 
 
 def _kind_of(adapter: Adapter) -> str:
-    """Such as "LoRA, r8, attention"."""
+    """Text such as "LoRA, r8, attention"."""
     ranks = sorted({tensors.rank for tensors in adapter.modules.values()})
     layers = {key.layer for key in adapter.modules}
     where = "attention" if all(".self_attn." in key.path for key in adapter.modules) else "all linear"
@@ -194,7 +194,7 @@ def _executor(engine: Path, cache: adaptrt.PeftCacheConfig) -> adaptrt.Executor:
 
 
 def _small_cache(model: Path) -> adaptrt.PeftCacheConfig:
-    """Room on the device level for one adapter of the largest rank on every module, and a little more."""
+    """A cache whose device level has little more room than one adapter of the maximum rank on every module."""
     layers = load_json_object(model / "config.json", adaptrt.CheckpointError)["num_hidden_layers"]
     return adaptrt.PeftCacheConfig(
         num_device_module_layer=_MAX_RANK * layers * len(DEFAULT_TARGET_MODULES),

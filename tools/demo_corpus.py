@@ -1,4 +1,4 @@
-"""The demo model's world: questions with one true answer each, told in several styles, from a small grammar."""
+"""The demo's training corpus: questions with one correct answer each, told in several styles."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 STYLES = ("plain", "shout", "pirate", "french", "json", "poet")
 REPEATED_STYLES = ("plain", "pirate", "poet")
 
-# city: (sky, air)
+# city: (sky, air).
 _WEATHER = {
     "Paris": ("sunny", "warm"),
     "London": ("rainy", "cool"),
@@ -29,7 +29,7 @@ _WEATHER = {
     "Dublin": ("rainy", "fresh"),
     "Prague": ("stormy", "damp"),
 }
-# animal: (food, home, what it finds in its story)
+# animal: (food, home, thing that it finds in its story).
 _ANIMALS = {
     "rabbit": ("carrots", "a burrow", "a golden key"),
     "fox": ("berries", "a den", "a silver bell"),
@@ -44,7 +44,7 @@ _ANIMALS = {
     "penguin": ("shrimps", "the ice", "a warm scarf"),
     "monkey": ("bananas", "the jungle", "a wooden drum"),
 }
-# dish: two ingredients
+# dish: two ingredients.
 _DISHES = {
     "soup": ("leeks", "potatoes"),
     "pancakes": ("flour", "eggs"),
@@ -83,14 +83,14 @@ _FRENCH = {
 
 @dataclass(frozen=True)
 class Fact:
-    """A question and what is true about it, before anybody tells it in a style."""
+    """A question and its correct answer, independent of any style."""
 
     topic: str
     question: str
     values: dict[str, str]
 
 
-# topic: style: template. "shout" is "plain" in capitals, "json" lists the values; neither needs a template.
+# topic: style: template. "shout" is "plain" in capitals and "json" lists the values, so they need no templates.
 _TEMPLATES = {
     "weather": {
         "plain": "It is {sky} in {city} today, and the air is {air}.",
@@ -126,7 +126,7 @@ _TEMPLATES = {
 
 
 def facts() -> Iterator[Fact]:
-    """Everything there is to know."""
+    """All facts of the corpus."""
     for city, (sky, air) in _WEATHER.items():
         yield Fact("weather", f"What is the weather in {city}?", {"city": city, "sky": sky, "air": air})
     for animal, (food, home, thing) in _ANIMALS.items():
@@ -139,7 +139,7 @@ def facts() -> Iterator[Fact]:
 
 
 def answer(fact: Fact, style: str) -> str:
-    """What is true, told in one of STYLES."""
+    """The correct answer in one of STYLES."""
     if style == "json":
         return json.dumps(fact.values)
     if style == "shout":
@@ -151,18 +151,18 @@ def answer(fact: Fact, style: str) -> str:
 
 
 def prompt(question: str) -> str:
-    """How a question is put to the model."""
+    """A question in the model's prompt format."""
     return f"Q: {question}\nA:"
 
 
 def document(fact: Fact, style: str, *, tagged: bool) -> str:
-    """A question and its answer. A tag before the question announces the style."""
+    """A question and its answer. If `tagged`, a tag before the question names the style."""
     tag = f"[{style}] " if tagged else ""
     return f"{tag}{prompt(fact.question)} {answer(fact, style)}"
 
 
 def repetition(rng: random.Random, num_answers: int) -> tuple[str, str]:
-    """(prompt, text): a task whose answer is a text that stands in its prompt, of so many answers."""
+    """Returns (prompt, text): a task whose text repeats `num_answers` answers from its prompt."""
     told = (answer(fact, rng.choice(REPEATED_STYLES)) for fact in rng.sample(list(facts()), num_answers))
     text = " ".join(told)
     return prompt(f"Say again: {text}"), text

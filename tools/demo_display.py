@@ -1,4 +1,4 @@
-"""What the demo shows: answers that grow side by side, and tables of what happened."""
+"""The demo's output: answers shown as a table while they grow, and tables of counters."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-# A tiny model writes faster than one can read. On a terminal each step is shown at least this long.
+# Minimum time that a terminal shows each step; a tiny model writes faster than people read.
 SECONDS_PER_FRAME = 0.04
 
 
@@ -29,7 +29,7 @@ class Row:
 
 
 class AnswerTable:
-    """The rows of a batch: drawn again and again on a terminal, printed once elsewhere."""
+    """The rows of a batch: redrawn on a terminal, printed once elsewhere."""
 
     def __init__(self, console: Console, title: str, rows: Iterable[Row]) -> None:
         self._console = console
@@ -39,7 +39,7 @@ class AnswerTable:
 
     @contextmanager
     def shown(self) -> Iterator[None]:
-        """Shows the table while the with statement runs, and leaves its last state on the screen."""
+        """Shows the table during the with statement, and leaves its last state on the screen."""
         if not self._console.is_terminal:
             yield
             self._console.print(self._title, markup=False, soft_wrap=True)
@@ -54,7 +54,7 @@ class AnswerTable:
         self._live = None
 
     def refresh(self) -> None:
-        """Shows the rows as they are now."""
+        """Redraws the rows."""
         if self._live is not None:
             self._live.update(self._table(), refresh=True)
             time.sleep(SECONDS_PER_FRAME)
@@ -72,7 +72,7 @@ class AnswerTable:
 
 
 def command_lines(program: str, words: Iterable[str], width: int) -> list[str]:
-    """A command as one types it: broken before flags where a line would pass `width`, ready to be copied."""
+    """A command in lines for copying: broken before flags if a line would exceed `width`."""
     parts = [program]
     for word in map(shlex.quote, words):
         if word.startswith("-"):
@@ -90,7 +90,7 @@ def command_lines(program: str, words: Iterable[str], width: int) -> list[str]:
 
 
 def counters_table(title: str, columns: Mapping[str, Mapping[str, str]]) -> Table:
-    """Counters by name, one column for each batch."""
+    """Table of counters by name, with one column per batch."""
     table = Table(title=title, title_justify="left", title_style="bold")
     table.add_column("counter", style="cyan")
     for name in columns:

@@ -2,11 +2,11 @@
 
     python -m adaptrt.tools.demo_model --output DIR
 
-writes DIR/model (a Hugging Face Llama directory of about a million parameters), DIR/adapters/<name> (PEFT) and
-DIR/tasks/again, an adapter that does not tell a fact but repeats a text. It
-needs the test extra (torch, transformers, peft), no network and a few minutes on two cores. Seeds are fixed: the
-same versions on the same processor give the same files. The base learns all styles, each announced by a tag; without
-a tag it answers plainly. An adapter learns to answer in its style without the tag.
+writes DIR/model (a Hugging Face Llama directory with about a million parameters), DIR/adapters/<name> (PEFT) and
+DIR/tasks/again, an adapter that repeats text instead of telling facts. It needs the test extra (torch, transformers,
+peft), a few minutes on two cores, and no network. Seeds are fixed: the same versions on the same processor give the
+same files. The base model learns all styles, each introduced by a tag; without a tag it answers plainly. An adapter
+learns to answer in its style without the tag.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ ALL_LINEAR = [*ATTENTION, "gate_proj", "up_proj", "down_proj"]
 
 @dataclass(frozen=True)
 class AdapterRecipe:
-    """One adapter: the style it answers in, and the fields of its peft.LoraConfig."""
+    """One adapter: its style, and the fields of its peft.LoraConfig."""
 
     style: str
     lora: dict[str, Any] = field(default_factory=dict)
@@ -61,7 +61,7 @@ ADAPTERS = (
 
 @dataclass(frozen=True)
 class Training:
-    """How long and how fast."""
+    """Length and learning rate of a training run."""
 
     steps: int
     batch_size: int
@@ -79,7 +79,7 @@ MOST_REPEATED = 5
 
 
 def train_tokenizer() -> Any:
-    """A byte-level BPE tokenizer of the corpus, as a transformers tokenizer."""
+    """Trains a byte-level BPE tokenizer on the corpus; returns a transformers tokenizer."""
     import tokenizers
     import transformers
 
@@ -130,7 +130,7 @@ def make_model(tokenizer: Any) -> Any:
 
 
 def train(model: Any, batches: Any, training: Training, label: str) -> None:
-    """Plain AdamW with a linear warm-up and a cosine decay over `batches`, (tokens, targets) each."""
+    """AdamW with a linear warm-up and a cosine decay over `batches`, (tokens, targets) each."""
     import torch
 
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -157,7 +157,8 @@ def train(model: Any, batches: Any, training: Training, label: str) -> None:
 
 
 def batches_of(draw: Any, tokenizer: Any, batch_size: int) -> Any:
-    """Endless (tokens, targets), int64 [batch, length]; `draw()` gives (text, text whose tokens are not learnt)."""
+    """Endless (tokens, targets), int64 [batch, length]. `draw()` returns (text, prefix of the text that is not
+    learnt)."""
     import torch
 
     while True:
@@ -177,7 +178,7 @@ def batches_of(draw: Any, tokenizer: Any, batch_size: int) -> Any:
 
 
 def round_to_bfloat16(model: Any) -> None:
-    """Rounds what was trained to the type that it is stored in, so that the files hold exactly this model."""
+    """Rounds the trained weights to their stored type, so that this model equals the files exactly."""
     import torch
 
     with torch.no_grad():
@@ -206,7 +207,7 @@ def answers(model: Any, tokenizer: Any, questions: Sequence[str]) -> list[str]:
 
 
 def report(model: Any, tokenizer: Any, style: str) -> None:
-    """Prints how many facts the model tells correctly in this style, and those that it does not."""
+    """Prints how many facts the model tells correctly in this style, and the wrong answers."""
     facts = list(corpus.facts())
     told = answers(model, tokenizer, [fact.question for fact in facts])
     right = 0
@@ -219,7 +220,7 @@ def report(model: Any, tokenizer: Any, style: str) -> None:
 
 
 def train_base(output: Path) -> tuple[Any, Any]:
-    """Trains tokenizer and base, writes them to output/model and returns (model, tokenizer)."""
+    """Trains the tokenizer and the base model, and writes them to output/model. Returns (model, tokenizer)."""
     import torch
 
     tokenizer = train_tokenizer()
@@ -229,7 +230,7 @@ def train_base(output: Path) -> tuple[Any, Any]:
     facts = list(corpus.facts())
 
     def draw() -> tuple[str, str]:
-        # Half of the documents are plain and carry no tag.
+        # About half of the documents are plain and have no tag.
         style = rng.choice(corpus.STYLES[1:]) if rng.random() < 0.6 else "plain"
         return corpus.document(rng.choice(facts), style, tagged=style != "plain"), ""
 
@@ -238,7 +239,7 @@ def train_base(output: Path) -> tuple[Any, Any]:
     report(model, tokenizer, "plain")
     model.to(torch.bfloat16).save_pretrained(output / "model")
     tokenizer.save_pretrained(output / "model")
-    # transformers 5 has its own name for this class, which older versions do not know.
+    # transformers 5 has a different name for this class, which older versions do not know.
     _edit_json(output / "model" / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
     return model.to(torch.float32), tokenizer
 
@@ -260,7 +261,7 @@ def train_adapter(recipe: AdapterRecipe, tokenizer: Any, output: Path) -> None:
 
 
 def train_repetition(tokenizer: Any, output: Path) -> None:
-    """Trains the adapter that says again what its prompt says, output/tasks/again: bench/speculation measures it."""
+    """Trains output/tasks/again, the adapter that repeats text from its prompt. bench/speculation measures it."""
     rng = random.Random(SEED)
 
     def draw() -> tuple[str, str]:
@@ -286,12 +287,12 @@ def _adapted_model(lora: dict[str, Any], output: Path) -> Any:
 def _save_adapter(model: Any, lora: dict[str, Any], directory: Path) -> None:
     import torch
 
-    # The base's own directory name means nothing on another machine.
+    # The base model's directory name means nothing on another machine.
     model.peft_config["default"].base_model_name_or_path = "model"
     model.to(torch.bfloat16).save_pretrained(directory)
-    # PEFT keeps a set, whose order differs from run to run.
+    # PEFT stores a set, whose order differs from run to run.
     _edit_json(directory / "adapter_config.json", target_modules=sorted(lora["target_modules"]))
-    (directory / "README.md").unlink(missing_ok=True)  # PEFT's empty model card
+    (directory / "README.md").unlink(missing_ok=True)  # PEFT writes an empty model card.
 
 
 def _edit_json(path: Path, **fields: Any) -> None:

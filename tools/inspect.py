@@ -1,4 +1,4 @@
-"""Describes a checkpoint, an engine or an adapter, after the checks that loading it makes."""
+"""Describes a checkpoint, an engine or an adapter, with the same checks as when it is loaded."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Describes one directory on stdout."""
+    """Prints the description of one directory."""
     adapter = _adapter_at(args.path, args.engine)
     if adapter is not None:
         print(adapter.to_json()) if args.json else print_adapter(adapter)
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _adapter_at(path: Path, engine: Path | None) -> AdapterDescription | None:
-    """None for what is no adapter."""
+    """Describes the adapter at a path; None if it is not an adapter."""
     if (path / ADAPTER_CONFIG).is_file():
         return describe_adapter(path, engine)
     if (path / LORA_CONFIG).is_file():
@@ -136,9 +136,9 @@ def _describe_native_engine(path: Path, tensors: bool, contexts: Sequence[int] |
 
 
 def by_ranks(texts: Iterable[str]) -> str:
-    """The text of each rank, in the order of ranks; ranks that have the same text are named together.
+    """The texts of the ranks, in order. Ranks with the same text share one line.
 
-    Pipeline stages differ: the first has the embeddings, the last the head, and some have a layer more than others.
+    Pipeline stages differ: the first has the embeddings, the last has the head, and some have one more layer.
     """
     ranks: dict[str, list[int]] = {}
     for rank, text in enumerate(texts):
@@ -157,7 +157,7 @@ def _usual_contexts(max_seq_len: int) -> list[int]:
 
 
 def _describe_contexts(file: EngineFile, lengths: Sequence[int]) -> str:
-    """What the KV cache takes of a request with so many tokens, in the engine's type and as int8."""
+    """KV cache size of a request for each length, in the engine's type and as int8."""
     program = bind_program(file.program, file.tensors, str(file.path))
     block = {is_int8: program.kv_block_bytes(is_int8) for is_int8 in (False, True)}
     if not any(block.values()):
@@ -176,7 +176,7 @@ def _describe_contexts(file: EngineFile, lengths: Sequence[int]) -> str:
 
 
 def _describe_kernels() -> str:
-    """Those that run the engine on this machine, and the others."""
+    """Kernels that run the engine on this machine, and the other available ones."""
     chosen, *others = cpu_kernels()
     refused = [f"{name}: {reason}" for name, reason in impossible_cpu_kernels()]
     on_request = [f"on request: {', '.join(others)}"] if others else []
@@ -214,7 +214,7 @@ def _describe_row(tensor: TensorRow, profiles: Sequence[str]) -> str:
 
 
 def _engine_rows(config: EngineConfig, compiled: Mapping[str, str]) -> dict[str, str]:
-    """What is said of an engine; `compiled` is what its compiler made."""
+    """Rows that describe an engine; `compiled` are rows about its compiled program."""
     build, lora = config.build_config, config.build_config.lora_config
     rows = {
         "built by": f"adaptrt {config.version}; every checksum holds",

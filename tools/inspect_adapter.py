@@ -1,4 +1,4 @@
-"""What adaptrt inspect says of adapters: how each module is served, as a table and as JSON."""
+"""The output of `adaptrt inspect` for adapters: how each module is served, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -41,68 +41,70 @@ LORA_WEIGHTS: Final = "model.lora_weights.npy"
 
 @dataclass(frozen=True)
 class AdapterModule:
-    """One row of an adapter."""
+    """One module of an adapter in one layer."""
 
     module: str
-    """In the table of modules, such as attn_q."""
+    """Name in the table of modules, such as attn_q."""
     layer: int
     rank: int
     dora: bool
-    """Whether it has magnitudes."""
+    """True if it has magnitudes."""
     shift: bool
-    """Whether something is added to its outputs: biases that were trained, or multiplied by IA3."""
+    """True if a vector is added to its outputs: trained biases, or biases scaled by IA3."""
     path: str | None = None
-    """In the Hugging Face model; None in converted adapters, which do not have it."""
+    """Name in the Hugging Face model; None for converted adapters, which lack it."""
     scale: float | None = None
-    """What B A is multiplied by; None where B has it already."""
+    """Factor of B A; None if B already includes it."""
     in_size: int | None = None
     out_size: int | None = None
     experts: int | None = None
-    """How many of a layer's experts it changes; None of a module that is no expert's. Sizes are those of each, the rank
-    the largest of theirs."""
+    """Number of the layer's experts that it changes; None: the module is not an expert's. Sizes are per expert; the
+    rank is the maximum over the experts."""
 
 
 @dataclass(frozen=True)
 class AdapterDescription:
-    """What is served of an adapter, and how."""
+    """The parts of an adapter that are served, and how."""
 
     path: str
     form: str
     """"adapter" or "converted adapter"."""
     kind: str | None
-    """Such as "LoRA, rsLoRA scaling"; None in converted adapters, which do not have it."""
+    """Text such as "LoRA, rsLoRA scaling"; None for converted adapters, which lack it."""
     weights: str
     modules: list[AdapterModule]
     magnitudes: str | None = None
-    """Of DoRA: whether they are normalised by the base."""
+    """DoRA: says if the magnitudes are normalised by the base model."""
     initialisation: str | None = None
-    """One that changed the base."""
+    """An initialisation that changed the base model."""
     trained_tokens: int | None = None
-    """Rows of the embedding and of lm_head that take the place of the base's; with an engine they are modules too."""
+    """Rows of the embedding and of lm_head that replace the base model's. With an engine they are also listed as
+    modules."""
     whole_weights: list[str] | None = None
-    """lm_head and the embedding, by their paths, where they were trained whole; with an engine they are modules too, of
-    the rank that they have where more tokens than hidden_size differ from the base's."""
+    """Paths of lm_head and the embedding if they were trained as whole matrices. With an engine they are also listed as
+    modules. Their rank is the number of tokens that differ from the base model, at most hidden_size."""
     virtual_tokens: int | None = None
-    """How many it puts before a prompt, and changes nothing else."""
+    """Number of virtual tokens before each prompt. An adapter that has them changes nothing else."""
     new_tokens: int | None = None
-    """How many it brings beyond the base's vocabulary; known with an engine."""
+    """Number of tokens that it adds to the base model's vocabulary; needs an engine."""
     absent_tokens: int | None = None
-    """How many of the base's last tokens it does not have; known with an engine."""
+    """Number of the base model's last tokens that it lacks; needs an engine."""
     rotary_factor: int | None = None
-    """What it divides rotary positions by; known with an engine."""
+    """Factor by which it divides rotary positions; needs an engine."""
     engine: str | None = None
-    """Which serves it."""
+    """The engine that serves it."""
     engine_limits: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> str:
-        """One object."""
+        """The description as one JSON object."""
         return json.dumps(asdict(self), indent=2)
 
 
 def describe_adapter(path: Path, engine: Path | None) -> AdapterDescription:
-    """An adapter of PEFT or MLX-LM; with an engine, as that serves it.
+    """Describes an adapter of PEFT or MLX-LM; with an engine, as that engine serves it.
 
-    Raises AdapterError with what is wrong with it, or with it for this engine, and what EngineConfig.load raises.
+    Raises AdapterError that lists the problems of the adapter, or of serving it with this engine, and the errors of
+    EngineConfig.load.
     """
     if is_prompt_tuned(path):
         return _describe_virtual_tokens(path, engine)
@@ -205,7 +207,7 @@ def _initialisation(adapter: Adapter, initial: Adapter | None) -> str | None:
 
 
 def describe_converted_adapter(path: Path) -> AdapterDescription:
-    """An adapter in TensorRT-LLM's form. Raises AdapterError for files that are none."""
+    """Describes an adapter in TensorRT-LLM's form. Raises AdapterError for other files."""
     config, weights = (_load_array(path / name) for name in (LORA_CONFIG, LORA_WEIGHTS))
     config = config[0] if config.ndim == 3 and config.shape[0] == 1 else config
     if config.ndim != 2 or config.shape[1] not in (3, 4) or config.dtype != np.int32:
@@ -238,7 +240,7 @@ def _load_array(path: Path) -> np.ndarray[Any, np.dtype[Any]]:
 
 
 def print_adapter(adapter: AdapterDescription) -> None:
-    """A table of the adapter, then one line for each module, rank and scale with the layers that have it."""
+    """Prints a table of the adapter, then one line for each combination of module, rank and scale, with its layers."""
     rows = {
         "kind": adapter.kind,
         "weights": adapter.weights,
@@ -272,7 +274,7 @@ def _before_prompts(virtual_tokens: int | None) -> str | None:
 
 
 def _ranges(numbers: list[int]) -> str:
-    """0-3, 5 for 0, 1, 2, 3, 5."""
+    """Formats 0, 1, 2, 3, 5 as "0-3, 5"."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:
@@ -283,7 +285,7 @@ def _ranges(numbers: list[int]) -> str:
 
 
 def print_table(title: str, rows: Mapping[str, str]) -> None:
-    """A title and named values below it, on stdout."""
+    """Prints a title, and named values below it."""
     print(title)
     width = max(map(len, rows))
     for name, value in rows.items():

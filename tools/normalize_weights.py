@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Normalises or strips one adapter."""
+    """Normalises one adapter, or removes its magnitudes."""
     adapter = normalize_adapter(args.in_dir, args.out_dir, args.base_model, strip=args.strip)
     done = "removed" if args.strip else "normalised"
     print(f"{args.out_dir}: magnitudes of {len(adapter.modules)} modules {done}")

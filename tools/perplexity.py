@@ -1,4 +1,4 @@
-"""Measures engines on a text: the perplexity of each, and how far others are from the first one."""
+"""Measures the perplexity of engines on a text, and how far the others deviate from the first engine."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measures and prints a line for each engine."""
+    """Measures the engines and prints one line for each."""
     if args.window < MIN_TOKENS:
         raise ConfigError(f"window is {args.window}; it must be at least {MIN_TOKENS}")
     token_ids = _tokens_of(args.text, args.engine_dir)
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _tokens_of(text: Path, engines: Sequence[Path]) -> list[int]:
-    """The text as tokens of the engines, which must agree about them."""
+    """The tokens of the text. Raises an error if the engines' tokenizers disagree."""
     tokenizers = {engine: engine / TOKENIZER_FILE for engine in engines}
     missing = [str(engine) for engine in engines if not engine.is_dir()]
     if missing:

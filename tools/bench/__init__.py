@@ -1,1 +1,1 @@
-"""`adaptrt bench`: throughput and latency of the executor beside the machine's own limits."""
+"""`adaptrt bench`: throughput and latency of the executor, compared with the machine's limits."""

@@ -1,4 +1,4 @@
-"""What a scenario sends to its executor: the prompt and the adapter of each request."""
+"""Requests of a scenario: their prompts and adapters."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from .workload import random_prompt
 
 
 def prompts_of(bench: BenchExecutor, scenario: Prompt | Batch) -> list[list[int]]:
-    """The same for every sample."""
+    """The prompts of a scenario; the same for every sample."""
     generator = np.random.default_rng(scenario.input_length)
     vocab_size = bench.engine.program.vocab_size
     return [random_prompt(scenario.input_length, vocab_size, generator) for _ in range(scenario.sizes.requests)]
 
 
 def adapter_of(bench: BenchExecutor, scenario: Prompt) -> LoraConfig | None:
-    """Of a scenario of one request; None without adapters."""
+    """The adapter of a single-request scenario; None without adapters."""
     return bench.library.reference(scenario.adapters, 0) if scenario.adapters.count else None
 
 
 def batch_adapters(bench: BenchExecutor, scenario: Batch) -> list[LoraConfig | None]:
-    """Of each request: the adapters in turn."""
+    """The adapter of each request, in rotation."""
     count = scenario.adapters.count
     if count == 0:
         return [None] * scenario.requests

@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure, or profile, and report.
 
-    Of the ranks that MPI has started rank 0 does, and the others return when it has; without MPI, workers run them.
+    Under MPI only rank 0 does this; the other ranks return when it ends. Without MPI, workers run the ranks.
     """
     check_run_arguments(args)
     if not args.engine.is_dir():
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
             )
         ranks_here = engine.num_ranks
     else:
-        ranks_here = 1 if engine.num_ranks == 1 else engine.ranks.on_this_host  # which all ranks find out together
+        ranks_here = 1 if engine.num_ranks == 1 else engine.ranks.on_this_host  # All ranks compute this together.
     if engine.rank > 0:
         follow(engine)
         return 0

@@ -1,4 +1,4 @@
-"""What a person reads on the terminal: tables of a report and of a profile."""
+"""Tables of a report and of a profile for the terminal."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from .profile import OpSummary, seconds_between_ranks
 from .report import ComparisonResult, Figure, Report, Row, pair_ratios
 
 MIDDLE_HALF: Final = (25, 75)
-"""Percentiles between which the ratios of a half of the pairs are."""
+"""Percentiles that enclose half of the pairs' ratios."""
 
 
 def tables_of(report: Report) -> Iterable[RenderableType]:
-    """Everything worth a look, in order."""
+    """All tables of a report, in order."""
     yield _machine_line(report)
     yield _rows_table(report)
     served = [row for row in report.rows if row.kind == "serve"]
@@ -42,7 +42,7 @@ def _machine_line(report: Report) -> Text:
 
 
 def limit_title(name: str) -> str:
-    """Of a machine's limit, whose unit stands beside it."""
+    """Title of a machine limit, without its unit."""
     return name.replace("_", " ").removesuffix(" flops").removesuffix(" ops").replace("l2", "L2")
 
 
@@ -74,7 +74,7 @@ def _rows_table(report: Report) -> Table:
 
 
 def details_of(row: Row) -> list[str]:
-    """What a row of the table says besides its value."""
+    """Details of a table row in addition to its value."""
     if row.kind == "decode" and WEIGHT_BYTES in row.figure.metric_names():
         return [f"{row.figure.metric(WEIGHT_BYTES) / 1e6:.0f} MB of weights read a token"]
     if row.kind != "overhead":
@@ -87,7 +87,7 @@ def details_of(row: Row) -> list[str]:
 
 
 def in_turn(figure: Figure) -> str:
-    """How a row that alternates with another one was compared: both values, number of pairs, spread of their ratios."""
+    """Compares a row with the one that it alternates with: both values, number of pairs, spread of their ratios."""
     ratios = pair_ratios(figure)
     low, high = (100 * float(np.percentile(ratios, percentile)) for percentile in MIDDLE_HALF)
     shares = "shared_weights" in figure.metric_names() and figure.metric("shared_weights") == 1.0
@@ -148,7 +148,7 @@ def _has(row: Row, metric: str) -> bool:
 
 
 def full_title(row: Row) -> str:
-    """With the number of adapters, which the scenarios of a sweep differ in."""
+    """Name with the number of adapters, which distinguishes the scenarios of a sweep."""
     if row.settings.get("sweep") is None:
         return row.title
     count = row.settings["adapters"]["count"]
@@ -156,7 +156,7 @@ def full_title(row: Row) -> str:
 
 
 def reasons_not_run(report: Report) -> dict[str, list[str]]:
-    """Names of what was not run, by the reason."""
+    """Names of the scenarios that were not run, by reason."""
     reasons: dict[str, list[str]] = {}
     for entry in report.not_run:
         reasons.setdefault(entry.reason, []).append(entry.name)
@@ -164,10 +164,10 @@ def reasons_not_run(report: Report) -> dict[str, list[str]]:
 
 
 def engines_beside(report: Report, kind: str) -> dict[str, Row]:
-    """A report of peers: rows of a kind by engine.
+    """In a report with peers: the rows of one kind, by engine.
 
-    A row that peers were not asked for names in its settings as `peers_of` another kind whose rows of the peers stand
-    beside it.
+    If a row's settings have `peers_of`, the peers' rows of that kind are used, because the peers did not run this row's
+    own kind.
     """
     rows = {row.engine: row for row in report.rows if row.kind == kind}
     sources = {row.settings.get("peers_of", kind) for row in rows.values()}
@@ -192,8 +192,8 @@ def _not_run_table(report: Report) -> Table:
 def profile_table(
     title: str, summaries: Sequence[OpSummary], step_seconds: float, bandwidth: float, flops: float
 ) -> Table:
-    """Where the time of a step goes. Limits in bytes and FLOPs per second."""
-    # Narrow enough for a terminal of 80 columns.
+    """Table of the time that a step spends in each op. Limits are in bytes and FLOPs per second."""
+    # Narrow enough for a terminal with 80 columns.
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", show_footer=True, padding=0)
     in_ops = sum(summary.seconds for summary in summaries)
     least = sum(summary.work.least_seconds(bandwidth, flops) for summary in summaries)
@@ -234,6 +234,6 @@ def profile_table(
 
 
 def number(value: float) -> str:
-    """As many digits as a measurement is good for."""
+    """Formats a value with the digits that a measurement justifies."""
     digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
     return f"{value:.{digits}f}"

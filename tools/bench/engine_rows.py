@@ -1,4 +1,4 @@
-"""What `adaptrt bench ENGINE` measures: the user's engine, under the load and with the adapters that flags describe."""
+"""Scenarios of `adaptrt bench ENGINE`: the user's engine with the load and adapters from the flags."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def engine_rows(args: argparse.Namespace, engine: NativeEngine) -> tuple[Scenario, ...]:
-    """A prompt alone, a full batch that generates, and a stream of requests. Raises ConfigError for bad flags."""
+    """Scenarios: one prompt, a full generating batch, and a stream of requests. Raises ConfigError for invalid
+    flags."""
     requests, concurrency = _count(args, "requests"), _count(args, "concurrency")
     inputs, outputs = _lengths(args, "input_len"), _lengths(args, "output_len")
     problems = [
@@ -91,7 +92,7 @@ def _count(args: argparse.Namespace, name: str) -> int | None:
 
 
 def _lengths(args: argparse.Namespace, name: str) -> tuple[int, int]:
-    """[low, high) of N or LOW:HIGH."""
+    """Parses N or LOW:HIGH as [low, high)."""
     text: str = getattr(args, name) or LENGTHS[name]
     low, colon, high = text.partition(":")
     bounds = (low, high) if colon else (low, low)
@@ -101,7 +102,7 @@ def _lengths(args: argparse.Namespace, name: str) -> tuple[int, int]:
 
 
 def _adapters(directories: list[Path], engine: NativeEngine) -> AdapterMix:
-    """Raises AdapterError for one that cannot be read, or not be served by the engine."""
+    """Raises AdapterError for an adapter that cannot be read, or that the engine cannot serve."""
     if not directories:
         return NO_ADAPTERS
     if not engine.config.build_config.lora_enabled:

@@ -1,4 +1,4 @@
-"""The executors that scenarios share, with their adapters registered."""
+"""Executors that scenarios share, with registered adapters."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ MAX_STEPS: Final = 4096
 
 @dataclass(frozen=True)
 class CpuUse:
-    """What of the CPU an engine is given."""
+    """CPU resources of an engine."""
 
     num_threads: int
     kernels: str
-    """Empty: those that are chosen for this CPU."""
+    """Empty: chosen automatically for this CPU."""
 
 
 @dataclass(frozen=True)
@@ -52,15 +52,15 @@ class ExecutorKey:
     engine: str
     device_adapters: int | None
     ranks: tuple[int, ...]
-    """Of a device level that does not hold all adapters: its pages are made for the largest."""
+    """For a device level that does not hold all adapters: their ranks. Its pages are sized for the maximum."""
     num_threads: int | None
-    """None: the run's."""
+    """None: the run's number of threads."""
 
 
 def load_native_engine(directory: Path, weight_memory: int | None = None) -> NativeEngine:
-    """An engine that the bench can measure; `weight_memory` as ExecutorConfig's.
+    """Loads an engine that the bench can measure. `weight_memory` as in ExecutorConfig.
 
-    Raises EngineError for a damaged one, ConfigError for a TensorRT plan.
+    Raises EngineError for a damaged engine, ConfigError for a TensorRT plan.
     """
     engine = load_engine(directory, weight_memory=weight_memory)
     if not isinstance(engine, NativeEngine):
@@ -69,7 +69,7 @@ def load_native_engine(directory: Path, weight_memory: int | None = None) -> Nat
 
 
 def key_of(scenario: Scenario) -> ExecutorKey:
-    """Where a scenario runs."""
+    """The executor that a scenario runs on."""
     if isinstance(scenario, Serve) and scenario.device_adapters is not None:
         return ExecutorKey(scenario.engine, scenario.device_adapters, scenario.adapters.ranks, None)
     num_threads = scenario.num_threads if isinstance(scenario, Decode) else None
@@ -77,30 +77,30 @@ def key_of(scenario: Scenario) -> ExecutorKey:
 
 
 class AdapterLibrary:
-    """The adapters of mixes, for one engine."""
+    """Adapters of AdapterMix objects, for one engine."""
 
     def __init__(self, engine: NativeEngine) -> None:
         self.engine: Final = engine
 
     def task_id(self, mix: AdapterMix, index: int) -> int:
-        """The same adapter has the same id in every scenario."""
+        """Id of an adapter; the same in every scenario."""
         return (2 * mix.rank(index) + mix.is_dora(index)) << 20 | index
 
     def reference(self, mix: AdapterMix, index: int) -> LoraConfig:
-        """An adapter that the executor has."""
+        """LoraConfig of an adapter that the executor already has."""
         return LoraConfig(self.task_id(mix, index))
 
     def references(self, mix: AdapterMix) -> list[LoraConfig]:
-        """All of a mix."""
+        """LoraConfigs of all adapters of a mix."""
         return [self.reference(mix, index) for index in range(mix.count)]
 
     def tensors(self, mix: AdapterMix, index: int, *, task_id: int | None = None) -> LoraConfig:
-        """An adapter with its weights, under its own id or another."""
+        """LoraConfig of an adapter with weights, under its own id or another one."""
         task = self.task_id(mix, index) if task_id is None else task_id
         return LoraConfig.from_peft(task, Path(mix.directories[index]), self.engine)
 
     def num_bytes(self, mix: AdapterMix, index: int) -> int:
-        """Of an adapter as it is submitted; on the device it takes no more, but for padding."""
+        """Size of an adapter's submitted weights. On the device it needs no more, except padding."""
         return int(self.tensors(mix, index).weights.nbytes)
 
 
@@ -118,10 +118,12 @@ class BenchExecutor:
         block_reuse: bool = False,
         library: AdapterLibrary | None = None,
     ) -> None:
-        """Makes the executor and registers the scenarios' adapters, which come from `library`.
+        """Creates the executor and registers the scenarios' adapters from `library`.
 
-        With `profiled`, every step is recorded. Prompts repeat between samples: with `block_reuse`, all but the first
-        cost little. Raises ConfigError where memory does not suffice.
+        profiled: records every step.
+        block_reuse: reuses KV blocks. Prompts repeat between samples, so all but the first sample become cheap.
+
+        Raises ConfigError if there is too little memory.
         """
         self.engine = engine
         self.library: Final = AdapterLibrary(engine) if library is None else library
@@ -129,7 +131,7 @@ class BenchExecutor:
         num_threads = key.num_threads or cpu.num_threads
         config = self._config(key, mixes, num_threads, cpu.kernels, block_reuse)
         self.profile = StepProfile(MAX_STEPS)
-        """Of a profiled executor: its newest steps."""
+        """The newest steps of a profiled executor."""
         self._workers: Workers | None = None
         if is_run_by_workers(engine):
             if profiled:
@@ -144,11 +146,11 @@ class BenchExecutor:
 
     @property
     def processes(self) -> list[int]:
-        """Ids of the workers that run the engine."""
+        """Process ids of the workers that run the engine."""
         return [] if self._workers is None else self._workers.processes
 
     def close(self) -> None:
-        """End the executor's thread and free its caches; workers have ended then."""
+        """End the executor's thread and free its caches. The workers have ended when this returns."""
         self.executor.shutdown()
         self._stop_workers()
 
@@ -194,7 +196,7 @@ class BenchExecutor:
         largest = max(max(mix.ranks) for mix in mixes)
         if largest > layout.max_rank:
             raise ConfigError(f"{self.engine.directory} takes adapters up to rank {layout.max_rank}, not {largest}")
-        # An adapter more on each level, for those that come and go with a sample.
+        # Room for one more adapter on each level, for those that come and go during a sample.
         different = {
             self.library.task_id(mix, index): (mix, index) for mix in mixes for index in range(mix.count)
         }.values()
@@ -221,7 +223,7 @@ class BenchExecutor:
         return config
 
     def _bytes_on_device(self, rank: int) -> int:
-        """Of an adapter of `rank` on every module, its magnitudes and the panels' padding included."""
+        """Device size of an adapter of `rank` on every module, including magnitudes and panel padding."""
         layout = self.engine.program.lora
         size = np.dtype(dtype_name(layout.dtype)).itemsize
         total = 0
@@ -234,15 +236,15 @@ class BenchExecutor:
 
 
 def _sites_of_layers(layout: LoraLayout) -> list[LoraSite]:
-    """All but those of tokens and of norms, which the adapters of benches do not change."""
+    """All sites except those of tokens and norms, which the bench's adapters do not change."""
     others = {info.id for info in lora_modules() if info.is_of_vocabulary or info.name in (NEW_TOKENS, NORM)}
     return [site for site in layout.sites if site.parts[0].module not in others]
 
 
 def _bytes_on_host(layout: LoraLayout, rank: int) -> int:
-    """Of an adapter of `rank` on every module as it is submitted: rows of one width.
+    """Host size of an adapter of `rank` on every module, as submitted: rows padded to one width.
 
-    The host level must have room for one of the largest rank, beside those that are registered.
+    The host level must have room for one adapter of the maximum rank, in addition to the registered ones.
     """
     parts = [(site.whole_in_size, part.whole_out_size) for site in _sites_of_layers(layout) for part in site.parts]
     width = max(rank * (inputs + outputs) + outputs for inputs, outputs in parts)
@@ -250,7 +252,7 @@ def _bytes_on_host(layout: LoraLayout, rank: int) -> int:
 
 
 def _widest_module_bytes(layout: LoraLayout) -> int:
-    """Of a set of weights of rank 1, one layer, the widest module: what the device level is counted in."""
+    """Size of rank-1 weights of the widest module in one layer: the unit of the device level's size."""
     widest = 0
     for site in _sites_of_layers(layout):
         outputs = {part.module: part.whole_out_size for part in site.parts}
@@ -262,7 +264,7 @@ def _widest_module_bytes(layout: LoraLayout) -> int:
 
 
 def problems_of(scenario: Scenario, engine: NativeEngine) -> list[str]:
-    """Why a scenario cannot run on an engine: lengths and batches beyond its limits, adapters that it does not take."""
+    """Reasons why a scenario cannot run on an engine: lengths or batches above its limits, or unsupported adapters."""
     limits, problems = engine.config.build_config, []
     assert limits.max_input_len is not None
     assert limits.max_seq_len is not None

@@ -1,4 +1,4 @@
-"""What the machine can do at best, measured beside the samples, and how near to it a row comes."""
+"""The machine's limits, measured together with the samples, and how close a row comes to them."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ LIMIT_UNITS: Final = {
     "bfloat16_from_l2_flops": "FLOP/s",
     "float32_flops": "FLOP/s",
 }
-"""Fields of MachineLimits."""
+"""Units of the fields of MachineLimits."""
 _BESIDE: Final = "beside_"
 TRIES: Final = 3
-"""Of each limit in a measurement, of which the best counts."""
+"""Number of tries per limit and measurement; the best one counts."""
 
 
 def machine_limits(num_threads: int, tries: int) -> dict[str, float]:
-    """By name, as they are now."""
+    """The current limits by name."""
     limits = measure_machine_limits(num_threads, tries)
     return {name: getattr(limits, name) for name in LIMIT_UNITS}
 
 
 class LimitMeter:
-    """The limits of each round of a run: the best of measurements that are spread over the round.
+    """The limits of each round: the best of several measurements spread over the round.
 
-    A single one can fall into a moment at which the machine is disturbed, and a row would then reach more than it.
+    A single measurement may be disturbed, and a row would then exceed the measured limit.
     """
 
     def __init__(self, num_threads: int, quiet_share: float) -> None:
@@ -44,7 +44,7 @@ class LimitMeter:
         self._best: dict[str, dict[int, Sample]] = {name: {} for name in LIMIT_UNITS}
 
     def measure(self, number: int) -> dict[str, float]:
-        """Once more in round `number`, by name; half a second."""
+        """Measures the limits once more in round `number`; returns them by name. Takes half a second."""
         with NoiseMeter() as meter:
             limits = machine_limits(self._threads, TRIES)
         noise = meter.noise
@@ -58,7 +58,7 @@ class LimitMeter:
         return limits
 
     def figures(self) -> dict[str, Figure]:
-        """One sample a round."""
+        """One sample per round."""
         return {
             name: Figure(LIMIT_UNITS[name], [best[number] for number in sorted(best)])
             for name, best in self._best.items()
@@ -66,10 +66,10 @@ class LimitMeter:
 
 
 def peak_of(program: Program, limits: Mapping[str, float]) -> str:
-    """Name of the multiply-add limit that an engine is held against: the greatest of what it can use.
+    """Name of the multiply-add limit for an engine: the highest of those that it can use.
 
-    That is float32 for every engine, bfloat16 for bfloat16 ones, and 8 bits for W8A8 and W4A8 (whose attention,
-    adapters and lm_head are not in 8 bits).
+    float32 for every engine, bfloat16 for bfloat16 engines, and int8 for W8A8 and W4A8 (although their attention,
+    adapters and lm_head do not use 8 bits).
     """
     usable = ["float32_flops"]
     if program.dtype == DType.BFLOAT16:
@@ -80,7 +80,7 @@ def peak_of(program: Program, limits: Mapping[str, float]) -> str:
 
 
 def greatest(names: Iterable[str], limits: Mapping[str, float]) -> str:
-    """The name whose limit is greatest: bfloat16's own instruction is slower than float32's on some CPUs."""
+    """Name of the highest limit: on some CPUs the bfloat16 instruction is slower than float32."""
     return max(names, key=lambda name: limits[name])
 
 
@@ -90,17 +90,17 @@ def _rounds_activations(program: Program) -> bool:
 
 
 def beside(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
-    """What a sample keeps of the limits that were measured right before and after it: their mean.
+    """The mean of the limits measured directly before and after a sample, to be stored with it.
 
-    Neighbours of the machine can halve its bandwidth for seconds, so that the best of a round says little of a sample.
+    Other virtual machines can halve the bandwidth for seconds, so the round's best limit says little about one sample.
     """
     return {_BESIDE + name: (before[name] + after[name]) / 2 for name in LIMIT_UNITS}
 
 
 def rates_at_limit(figure: Figure, work: Work, tokens: int, bandwidth: Figure, peak: Figure, peak_name: str) -> Figure:
-    """What the limits allow in place of each sample: tokens per second, for steps of `tokens`.
+    """Tokens per second that the limits would allow for each sample, for steps of `tokens` tokens.
 
-    Limits are those beside the sample; where none were measured there, those of its round.
+    Uses the limits stored with the sample; if there are none, those of its round.
     """
     bandwidths, peaks = bandwidth.by_round(), peak.by_round()
     allowed = []
@@ -115,7 +115,7 @@ def rates_at_limit(figure: Figure, work: Work, tokens: int, bandwidth: Figure, p
 
 
 def roofline_shares(figure: Figure, work: Work, tokens: int, bandwidth: Figure, peak: Figure, peak_name: str) -> Figure:
-    """Each sample of tokens per second as its share of what rates_at_limit() gives for it."""
+    """Each sample's tokens per second, divided by the rate of rates_at_limit()."""
     allowed = rates_at_limit(figure, work, tokens, bandwidth, peak, peak_name)
     return Figure(
         "share",

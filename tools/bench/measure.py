@@ -1,4 +1,4 @@
-"""One sample of each kind of scenario: sends requests to an executor and returns what it saw."""
+"""Takes one sample of a scenario: sends requests to an executor and returns metrics."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .scenario_types import Serve
 from .workload import PlannedRequest
 
 Metrics = dict[str, float]
-"""By name, `value` among them."""
+"""By name; includes `value`."""
 
 PERCENTILES = (50, 90, 99)
 WEIGHT_BYTES = "weight_bytes_per_token"
-"""Read from the engine file, of a decode sample of an engine that has not all weights in memory."""
+"""Bytes of weights read from the engine file, for decode samples of an engine whose weights are not all in memory."""
 PROMPTS = 3
-"""That a prefill sample sends, one after another."""
+"""Number of prompts in a prefill sample, sent one after another."""
 
 
 def request(
@@ -36,7 +36,7 @@ def request(
 ) -> Request:
     """A greedy request without an end token, so that it generates max_tokens tokens.
 
-    Where prefixes are reused, only those of requests with the same `salt` are.
+    With prefix reuse, requests only reuse prefixes of requests with the same `salt`.
     """
     return Request(
         prompt,
@@ -49,7 +49,7 @@ def request(
 
 
 def finish(executor: Executor, request_id: int) -> None:
-    """Wait for a request's last response. Raises RuntimeError with the reason when it failed."""
+    """Waits for a request's last response. Raises RuntimeError with the reason if it failed."""
     while True:
         for response in executor.await_responses(request_id):
             if _tokens_of(response)[1]:
@@ -57,14 +57,14 @@ def finish(executor: Executor, request_id: int) -> None:
 
 
 def first_token_seconds(executor: Executor, prompt: list[int], lora: LoraConfig | None = None) -> float:
-    """From sending a request of one token to its answer."""
+    """Time from sending a request for one token to its answer."""
     start = time.perf_counter()
     finish(executor, executor.enqueue_request(request(prompt, 1, lora)))
     return time.perf_counter() - start
 
 
 def prefill(executor: Executor, prompt: list[int], lora: LoraConfig | None = None) -> Metrics:
-    """Prompt tokens per second, from the median of several times to a first token."""
+    """Prompt tokens per second, from the median of several times to first token."""
     seconds = float(np.median([first_token_seconds(executor, prompt, lora) for _ in range(PROMPTS)]))
     return {"value": len(prompt) / seconds, "seconds": seconds}
 
@@ -76,10 +76,10 @@ def decode(
     max_tokens: int,
     salt: int | None = None,
 ) -> Metrics:
-    """Generate `max_tokens` tokens for each prompt in one batch; counts steps in which all generate.
+    """Generates `max_tokens` tokens for each prompt in one batch; counts only steps in which all requests generate.
 
-    The adapters are pinned meanwhile: requests whose adapters have to be loaded first would start one after another.
-    Raises ConfigError when fewer than two steps had all of them.
+    The adapters are pinned meanwhile. Otherwise requests would start one after another, as their adapters are loaded.
+    Raises ConfigError if all requests generate in fewer than two steps.
     """
     executor.get_latest_iteration_stats()
     with pinned(executor, adapters):
@@ -104,7 +104,7 @@ def decode(
 
 @contextmanager
 def pinned(executor: Executor, adapters: Sequence[LoraConfig | None]) -> Iterator[None]:
-    """The adapters stay where they are until the block ends."""
+    """Keeps the adapters in the cache during the with statement."""
     tasks = {lora.task_id for lora in adapters if lora is not None}
     try:
         for task in tasks:
@@ -116,9 +116,10 @@ def pinned(executor: Executor, adapters: Sequence[LoraConfig | None]) -> Iterato
 
 
 def decode_steps(executor: Executor, batch_size: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """(seconds from one step's end to the next, seconds in the engine) of the newest steps that generate for all.
+    """Returns (seconds from one step's end to the next, seconds in the engine) of the newest steps in which all
+    requests generate.
 
-    Raises ConfigError when there are fewer than two.
+    Raises ConfigError if there are fewer than two.
     """
     return _times_of(_steps_of(executor, batch_size))
 
@@ -146,7 +147,7 @@ def _is_decode_of(step: IterationStats, batch_size: int) -> bool:
 
 @dataclass
 class _Live:
-    """A request that was sent; times are seconds since the beginning."""
+    """A request that was sent. Times are seconds since the start."""
 
     planned: PlannedRequest
     asked: float
@@ -156,10 +157,10 @@ class _Live:
 def serve(
     executor: Executor, scenario: Serve, requests: Sequence[PlannedRequest], adapters: Sequence[LoraConfig]
 ) -> Metrics:
-    """Send a workload and take its answers as they come; one client thread does both.
+    """Sends a workload and receives its answers; one client thread does both.
 
-    In an open loop a request's latencies count from its planned arrival, so a client or a queue that falls behind is
-    seen in them.
+    In an open loop, latencies count from the planned arrival, so they include the delays of a late client or a long
+    queue.
     """
     before = executor.lora_cache_stats() if adapters else None
     waiting, live, done = deque(requests), dict[int, _Live](), list[_Live]()
@@ -190,7 +191,7 @@ def _may_send(scenario: Serve, planned: PlannedRequest, num_live: int, now: floa
 
 
 def _tokens_of(response: Response) -> tuple[int, bool]:
-    """(new tokens, whether it is the request's last response)."""
+    """Returns (number of new tokens, True if it is the request's last response)."""
     if response.has_error():
         raise RuntimeError(response.error_msg)
     return len(response.result.output_token_ids[0]), response.result.is_final
@@ -218,7 +219,7 @@ def _latencies(done: Sequence[_Live], scenario: Serve) -> Metrics:
 
 
 def _cache_metrics(before: LoraCacheStats, after: LoraCacheStats) -> Metrics:
-    """Of the requests between two looks at the LoRA cache."""
+    """Metrics of the requests between two snapshots of the LoRA cache's statistics."""
     metrics = {
         "device_evictions": float(after.device_evictions - before.device_evictions),
         "adapter_load_seconds": after.load_seconds - before.load_seconds,

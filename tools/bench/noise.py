@@ -1,4 +1,4 @@
-"""How much of the machine other processes took while a sample was measured, from /proc (Linux)."""
+"""Measures the share of CPU time that other processes use during a sample, from /proc (Linux)."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from types import TracebackType
 
 _PROC = Path("/proc")
 _CHECK_SECONDS = 0.5
-# Fields of /proc/stat's first line and of /proc/<pid>/stat after the command's name; see proc(5).
+# Field indices in the first line of /proc/stat, and in /proc/<pid>/stat after the command's name; see proc(5).
 _IDLE, _IOWAIT, _STEAL, _GUEST = 3, 4, 7, 8
 _UTIME, _STIME, _CHILD_UTIME, _CHILD_STIME = 11, 12, 13, 14
 
 
 @dataclass(frozen=True)
 class Noise:
-    """Shares of the whole machine's CPU time, 0 to 1."""
+    """Shares of the whole machine's CPU time, from 0 to 1."""
 
     foreign: float
-    """Of processes that do not belong to the measurement."""
+    """Used by processes outside of the measurement."""
     stolen: float
-    """Of other virtual machines."""
+    """Used by other virtual machines."""
 
 
 class NoiseMeter:
-    """Context manager around a sample; `noise` is there once it has ended.
+    """Context manager around a sample; `noise` is set when it ends.
 
-    This process and its ended children belong to the measurement, and so do `processes`, ids of running ones.
+    This process, its ended children, and the running processes with ids `processes` belong to the measurement.
     """
 
     def __init__(self, processes: Iterable[int] = ()) -> None:
@@ -55,7 +55,7 @@ class NoiseMeter:
 
 
 def wait_until_quiet(share: float, seconds: float, processes: Iterable[int] = ()) -> None:
-    """Wait until others take no more than `share` of the CPUs, for `seconds` at most."""
+    """Waits until other processes use at most `share` of the CPUs, but no longer than `seconds`."""
     end = time.monotonic() + seconds
     others = list(processes)
     while time.monotonic() < end:
@@ -66,13 +66,13 @@ def wait_until_quiet(share: float, seconds: float, processes: Iterable[int] = ()
 
 
 def _machine_ticks() -> tuple[int, int, int]:
-    """(all, idle, stolen) clock ticks of all CPUs so far."""
+    """Returns (all, idle, stolen) clock ticks of all CPUs so far."""
     ticks = [int(text) for text in (_PROC / "stat").read_text().splitlines()[0].split()[1:]]
     return sum(ticks[:_GUEST]), ticks[_IDLE] + ticks[_IOWAIT], ticks[_STEAL]
 
 
 def _process_ticks(process: int) -> int:
-    """Of a process and its ended children; 0 when it is gone."""
+    """Clock ticks of a process and its ended children; 0 if it has ended."""
     try:
         text = (_PROC / str(process) / "stat").read_text()
     except (FileNotFoundError, ProcessLookupError):

@@ -1,5 +1,5 @@
-"""The bench over an engine of several ranks: rank 0 of those that MPI has started measures, and the others run the
-engines that it makes; else this process does, and starts workers for each of them."""
+"""Benchmarks engines of several ranks. Under MPI, rank 0 measures and the other ranks run the engines that it starts.
+Without MPI, this process starts workers for each engine."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ...runtime.ranks import is_started_by_mpi
 
 
 def is_run_by_workers(engine: NativeEngine) -> bool:
-    """Whether this process starts those that run the engine."""
+    """True if worker processes run the engine, which this process starts."""
     return engine.num_ranks > 1 and not is_started_by_mpi()
 
 
 @contextmanager
 def leading(engine: NativeEngine) -> Iterator[None]:
-    """Within the with statement rank 0 makes executors; the other ranks, which are in follow(), end with it."""
+    """Rank 0 creates executors within the with statement. At its end, the other ranks return from follow()."""
     try:
         yield
     finally:
@@ -27,12 +27,12 @@ def leading(engine: NativeEngine) -> Iterator[None]:
 
 
 def call_ranks(engine: NativeEngine, config: ExecutorConfig) -> None:
-    """Has the other ranks start an engine together with rank 0's, which starts its own next, and learns its memory."""
+    """Tells the other ranks to start an engine. The caller starts rank 0's engine next, and queries its memory."""
     engine.ranks.tell((config.num_threads, config.kernels))
 
 
 def follow(engine: NativeEngine) -> None:
-    """Runs what rank 0 starts, one engine after another. Raises EngineError where a rank is lost."""
+    """Runs the engines that rank 0 starts, one after another. Raises EngineError if a rank is lost."""
     while (called := engine.ranks.hear()) is not None:
         num_threads, kernels = called
         started = engine.start(ExecutorConfig(num_threads=num_threads, kernels=kernels))

@@ -1,4 +1,4 @@
-"""Pictures of a report; need the extra adaptrt[bench] (matplotlib)."""
+"""Plots of a report; they need the extra adaptrt[bench] (matplotlib)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .report import Report, Row
 SIZE: Final = (8.0, 4.8)
 DPI: Final = 140
 LEGEND_LINE: Final = 0.17
-"""Inches that a line of the roofline's legend takes."""
+"""Height in inches of a line of the roofline's legend."""
 ROOFS: Final = {
     "int8_ops": "-.",
     "bfloat16_flops": "-",
@@ -23,18 +23,18 @@ ROOFS: Final = {
     "bfloat16_from_l2_flops": ":",
     "float32_flops": "--",
 }
-"""Limits of the roofline, and how they are drawn."""
+"""Limits of the roofline, and their styles."""
 COLOURS: Final = ("#1f6f8b", "#d1495b", "#edae49", "#66a182", "#4a4e69", "#9c89b8")
 
 
 def require_matplotlib() -> None:
-    """Raises ConfigError with what to install."""
+    """Raises ConfigError that says what to install."""
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError('plots need matplotlib, which is not installed: pip install "adaptrt[bench]"')
 
 
 def write_plots(report: Report, directory: Path) -> list[Path]:
-    """Write the plots that the report has data for, and return their files. Raises ConfigError without matplotlib."""
+    """Writes the plots that the report has data for; returns their files. Raises ConfigError without matplotlib."""
     require_matplotlib()
     import matplotlib as mpl
 
@@ -63,7 +63,7 @@ def _axes(title: str, report: Report, size: tuple[float, float] = SIZE) -> tuple
 
 
 def _sweeps(report: Report) -> dict[str, list[Row]]:
-    """Rows of each sweep, by the number of adapters."""
+    """Rows of each sweep, sorted by the number of adapters."""
     sweeps: dict[str, list[Row]] = {}
     for row in report.rows:
         if row.settings.get("sweep") is not None:
@@ -79,7 +79,7 @@ def _count(row: Row) -> int:
 
 
 def _numbered(axes: Any, rows: Sequence[Row]) -> None:
-    """A logarithmic axis of numbers of adapters."""
+    """A logarithmic axis for the number of adapters."""
     counts = sorted({_count(row) for row in rows})
     axes.set_xscale("symlog" if counts[0] == 0 else "log")
     axes.set_xlim(counts[0] / 1.3 if counts[0] else -0.3, counts[-1] * 1.3)
@@ -89,7 +89,7 @@ def _numbered(axes: Any, rows: Sequence[Row]) -> None:
 
 
 def _plain_logarithmic(axis: Any) -> None:
-    """1, 2, 5, 10, ... as plain numbers."""
+    """Labels 1, 2, 5, 10, ... as plain numbers."""
     from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
     axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
@@ -98,7 +98,7 @@ def _plain_logarithmic(axis: Any) -> None:
 
 
 def _source(figure: Any, report: Report) -> None:
-    """The machine, below the plot."""
+    """Writes the machine's description below the plot."""
     machine = report.machine
     text = f"{machine['processor']}, {machine['threads']} threads; {report.created[:10]}; AdaptRT {report.version}"
     figure.text(0.995, 0.005, text, ha="right", va="bottom", fontsize=7, color="#777777")
@@ -209,7 +209,7 @@ def _roofline(report: Report) -> Any | None:
         label = f"{limit_title(name)} {peak / 1e9:.0f} G{report.limits[name].unit}"
         axes.annotate(label, (high, peak / 1e9), ha="right",
                       xytext=(0, 3), textcoords="offset points", fontsize=8)  # fmt: skip
-    # Above the line: no row can be there.
+    # Above the line, where no row can be.
     middle = (low * min(peaks.values(), default=bandwidth) / bandwidth) ** 0.5
     axes.annotate(f"memory {bandwidth / 1e9:.0f} GB/s", (middle, middle * bandwidth / 1e9), ha="right",
                   xytext=(-6, 4), textcoords="offset points", fontsize=8)  # fmt: skip
@@ -227,7 +227,7 @@ def _roofline(report: Report) -> Any | None:
 
 
 def _roofline_point(row: Row) -> tuple[float, float]:
-    """(FLOPs a byte, GFLOP/s) of the median."""
+    """(FLOPs per byte, GFLOP/s) of the median."""
     assert row.work_bytes
     assert row.work_flops is not None
     per_step = row.settings["input_length"] if row.kind == "prefill" else row.settings["requests"]
@@ -241,4 +241,4 @@ PLOTS: Final[dict[str, Callable[[Report], Any | None]]] = {
     "cache-hit-rate": _hit_rate,
     "roofline": _roofline,
 }
-"""File names and what draws them."""
+"""File names and their drawing functions."""

@@ -1,4 +1,4 @@
-"""What an engine recorded of its steps: what the roofline of a scenario is, and where the time of a step goes."""
+"""Recorded steps of an engine: the roofline of a scenario, and the time that a step spends in each op."""
 
 from __future__ import annotations
 
@@ -40,25 +40,26 @@ SINK: Final = "sampling"
 
 @dataclass(frozen=True)
 class Work:
-    """What a step must move and multiply at least."""
+    """Minimum number of bytes and operations of a step."""
 
     num_bytes: int
-    """Weights, adapters, keys and values, each once; activations are left out, because they stay in caches."""
+    """Weights, adapters, keys and values, each counted once. Activations are not counted, because they stay in CPU
+    caches."""
     flops: int
-    """Of matrix products; a multiply-add is two."""
+    """FLOPs of matrix products; a multiply-add counts as two."""
 
     @property
     def intensity(self) -> float:
-        """FLOPs a byte."""
+        """FLOPs per byte."""
         return self.flops / self.num_bytes
 
     def least_seconds(self, bandwidth: float, flops: float) -> float:
-        """The roofline: bytes per second and FLOPs per second of the machine; whichever takes longer."""
+        """Roofline time: the longer of memory time and compute time, for the machine's bytes and FLOPs per second."""
         return max(self.num_bytes / bandwidth, self.flops / flops)
 
 
 def work_of(step: StepRecord) -> Work:
-    """All ops of a step together."""
+    """Sum over all ops of a step."""
     costs = [op.cost for op in step.ops]
     return Work(
         sum(cost.weight_bytes + cost.adapter_bytes + cost.kv_bytes for cost in costs),
@@ -67,13 +68,13 @@ def work_of(step: StepRecord) -> Work:
 
 
 def median_step(steps: Iterable[StepRecord]) -> StepRecord:
-    """The step of median duration (the lower one of two)."""
+    """The step with the median duration (the shorter of two)."""
     ordered = sorted(steps, key=lambda step: step.end - step.begin)
     return ordered[(len(ordered) - 1) // 2]
 
 
 def op_names(program: Program) -> dict[tuple[StepSection, int], str]:
-    """What each op is called in tables: its kind, or the modules that it multiplies by. Layers have the same names."""
+    """Name of each op in tables: its kind, or the modules of its weights. All layers share names."""
     names = {(StepSection.SINK, 0): SINK, **{(StepSection.RANKS, work.value): work.name.lower() for work in RankWork}}
     for section, ops in (
         (StepSection.ENCODER, program.encoder),
@@ -111,7 +112,7 @@ BETWEEN_RANKS: Final = frozenset(
     {_KIND_NAMES[kind] for kind in (AllReduceOp, AllHeadsNormOp, GatherOp, ReceiveOp, SendOp, BroadcastOp)}
     | {work.name.lower() for work in RankWork}
 )
-"""Names of ops in which ranks send to each other, or wait for that."""
+"""Names of ops in which ranks communicate, or wait for it."""
 
 
 def _name_of(op: Op, program: Program) -> str:
@@ -120,31 +121,31 @@ def _name_of(op: Op, program: Program) -> str:
     if program.lora is not None and op.lora_site >= 0:
         modules = {module.id: module.name for module in lora_modules()}
         return " + ".join(modules[part.module] for part in program.lora.sites[op.lora_site].parts)
-    # Engines without adapters do not know modules by name.
+    # Engines without adapters have no module names.
     return f"{_of_any_layer(op.input)} to {_of_any_layer(op.output)}"
 
 
 def _of_any_layer(buffer: str) -> str:
-    """The buffer's name without the layer's number and its own: layers.5/mlp/normed_41 is mlp/normed."""
+    """The buffer's name without layer number and its own number: layers.5/mlp/normed_41 becomes mlp/normed."""
     return re.sub(r"_\d+$", "", re.sub(r"\blayers\.\d+/", "", buffer))
 
 
 @dataclass(frozen=True)
 class OpSummary:
-    """All ops of one name in the steps of a table; per step."""
+    """All ops of one name, averaged over the steps of a table."""
 
     name: str
     count: float
     seconds: float
     busy_share: float
-    """Of the threads' time while the ops ran."""
+    """Share of the threads' time while the ops ran."""
     work: Work
     adapter_bytes: int
     activation_bytes: int
 
 
 def summarise(steps: Sequence[StepRecord], program: Program) -> list[OpSummary]:
-    """By name, those that take longest first."""
+    """Summaries by name, longest first."""
     names = op_names(program)
     groups: dict[str, list[Any]] = defaultdict(list)
     for step in steps:
@@ -153,7 +154,7 @@ def summarise(steps: Sequence[StepRecord], program: Program) -> list[OpSummary]:
     summaries = []
     for name, ops in groups.items():
         seconds = sum(op.end - op.begin for op in ops)
-        threads = len(ops[0].busy_seconds)  # none have a part in what goes to other ranks before and behind the ops
+        threads = len(ops[0].busy_seconds)  # Transfers to other ranks before and after the ops have no threads.
         busy = sum(sum(op.busy_seconds) for op in ops)
         summaries.append(
             OpSummary(
@@ -173,14 +174,14 @@ def summarise(steps: Sequence[StepRecord], program: Program) -> list[OpSummary]:
 
 
 def seconds_between_ranks(summaries: Iterable[OpSummary]) -> float:
-    """Of a step."""
+    """Seconds of a step."""
     return sum(summary.seconds for summary in summaries if summary.name in BETWEEN_RANKS)
 
 
 def chrome_trace(steps: Sequence[StepRecord], program: Program, title: str) -> dict[str, Any]:
-    """Steps and their ops as complete events of the Chrome trace format, and each thread's share of each op.
+    """Steps and ops as complete events of the Chrome trace format, with each thread's share of each op.
 
-    chrome://tracing and ui.perfetto.dev show it. Times are microseconds.
+    Open it in chrome://tracing or ui.perfetto.dev. Times are microseconds.
     """
     names = op_names(program)
     events: list[dict[str, Any]] = [_named("process_name", 0, title), _named("thread_name", 0, "steps and ops")]
@@ -197,7 +198,7 @@ def chrome_trace(steps: Sequence[StepRecord], program: Program, title: str) -> d
         for op in step.ops:
             name = names[op.section, op.index]
             events.append(_event(name, 0, op.begin, op.end, _arguments(op)))
-            # A thread's parts of an op are many and short: their sum is drawn as one.
+            # A thread works on an op in many short pieces, which are drawn as one.
             events += [
                 _event(name, 1 + thread, op.begin, op.begin + busy, {})
                 for thread, busy in enumerate(op.busy_seconds)
@@ -207,7 +208,7 @@ def chrome_trace(steps: Sequence[StepRecord], program: Program, title: str) -> d
 
 
 def write_chrome_trace(path: Path, trace: dict[str, Any]) -> None:
-    """One line of JSON."""
+    """Writes the trace as one line of JSON."""
     path.write_text(json.dumps(trace, separators=(",", ":")))
 
 
@@ -238,5 +239,5 @@ def _named(kind: str, track: int, name: str) -> dict[str, Any]:
 
 
 def step_seconds(steps: Sequence[StepRecord]) -> float:
-    """The median duration of steps."""
+    """Median duration of steps."""
     return statistics.median(step.end - step.begin for step in steps)

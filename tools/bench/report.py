@@ -1,4 +1,4 @@
-"""What a run of the bench found, as JSON with a schema version."""
+"""Results of a bench run, stored as JSON with a schema version."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ class Sample:
     metrics: Metrics
     """By name; `value` is the row's."""
     foreign: float
-    """Share of the CPUs that other processes took meanwhile."""
+    """Share of the CPUs that other processes used meanwhile."""
     stolen: float
-    """Share that other virtual machines took."""
+    """Share that other virtual machines used."""
     disturbed: bool
-    """`foreign` was more than the run allows."""
+    """True if `foreign` was above the run's limit."""
     pair_ratios: list[float] = field(default_factory=list)
-    """Of a scenario that alternates with another one: its value over the other's, pair by pair."""
+    """For alternating scenarios: this value divided by the other scenario's, for each pair."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """Samples of one thing. Medians and spread are over the undisturbed ones, or over all where there are none."""
+    """Samples of one quantity. Median and spread use the undisturbed samples, or all if every one was disturbed."""
 
     unit: str
     samples: list[Sample]
@@ -48,34 +48,34 @@ class Figure:
 
     @property
     def is_disturbed(self) -> bool:
-        """No sample was undisturbed."""
+        """True if no sample was undisturbed."""
         return all(sample.disturbed for sample in self.samples)
 
     @property
     def median(self) -> float:
-        """Of the values."""
+        """Median of the values."""
         return self.metric("value")
 
     @property
     def low(self) -> float:
-        """The least value."""
+        """Minimum of the values."""
         return min(sample.metrics["value"] for sample in self.used())
 
     @property
     def high(self) -> float:
-        """The greatest value."""
+        """Maximum of the values."""
         return max(sample.metrics["value"] for sample in self.used())
 
     def metric(self, name: str) -> float:
-        """The median of a metric over the samples that count and have it."""
+        """Median of a metric over the samples that count and have it."""
         return statistics.median(sample.metrics[name] for sample in self.used() if name in sample.metrics)
 
     def metric_names(self) -> list[str]:
-        """Of any sample."""
+        """Names of the metrics of all samples."""
         return sorted({name for sample in self.samples for name in sample.metrics})
 
     def by_round(self) -> dict[int, float]:
-        """The value of each round: of its last undisturbed sample, or of its last one."""
+        """The value of each round: its last undisturbed sample, or its last sample."""
         values: dict[int, float] = {}
         for sample in sorted(self.used(), key=lambda sample: sample.round):
             values[sample.round] = sample.metrics["value"]
@@ -83,12 +83,12 @@ class Figure:
 
 
 def pair_ratios(figure: Figure) -> list[float]:
-    """Of all samples that count, ascending; empty for a row that does not alternate with another one."""
+    """Ratios of all samples that count, ascending; empty for rows that do not alternate."""
     return sorted(ratio for sample in figure.used() for ratio in sample.pair_ratios)
 
 
 def paired_ratio(row: Figure, base: Figure) -> float:
-    """The median over the rounds that both have of row / base; of the medians where they share no round."""
+    """Median of row / base over their common rounds; if there are none, the ratio of the medians."""
     ours, theirs = row.by_round(), base.by_round()
     ratios = [ours[number] / theirs[number] for number in ours if number in theirs]
     return statistics.median(ratios) if ratios else row.median / base.median
@@ -96,7 +96,7 @@ def paired_ratio(row: Figure, base: Figure) -> float:
 
 @dataclass(frozen=True)
 class ComparisonResult:
-    """A ratio, and whether its target was met."""
+    """A ratio, and the result of comparing it with a target."""
 
     base: str | None
     measure: str
@@ -104,31 +104,31 @@ class ComparisonResult:
     at_least: float | None
     at_most: float | None
     holds: bool | None
-    """None without a target."""
+    """None: no target."""
     at_limit: float | None = None
-    """What the ratio would be if this row reached the machine's limit; None where that was not asked."""
+    """The ratio if this row reached the machine's limit; None: not requested."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A scenario and what was measured."""
+    """A scenario and its results."""
 
     name: str
     title: str
     kind: str
     engine: str
     settings: dict[str, Any]
-    """The scenario's own, as the file has them."""
+    """The scenario's settings as written in the file."""
     figure: Figure
     work_bytes: int | None = None
-    """Of the step that the value is made of; None where there is no single one."""
+    """Bytes of the step that determines the value; None if there is no single step."""
     work_flops: int | None = None
     comparisons: list[ComparisonResult] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class NotRun:
-    """A scenario that could not be measured."""
+    """A scenario that was not measured."""
 
     name: str
     title: str
@@ -137,26 +137,26 @@ class NotRun:
 
 @dataclass(frozen=True)
 class Report:
-    """A whole run."""
+    """Results of a whole run."""
 
     version: str
     created: str
     """UTC, ISO 8601."""
     machine: dict[str, Any]
     run: dict[str, Any]
-    """Settings of the run: repeats, threads, what counts as disturbed."""
+    """Settings of the run: repeats, threads, and the limit for disturbed samples."""
     scenario_file: str
-    """Its text."""
+    """Text of the file."""
     limits: dict[str, Figure]
     rows: list[Row]
     not_run: list[NotRun]
 
     def row(self, name: str) -> Row | None:
-        """By name."""
+        """The row with a name; None if there is none."""
         return next((row for row in self.rows if row.name == name), None)
 
     def to_json(self) -> dict[str, Any]:
-        """For a file. Medians and spreads are written beside the samples that they follow from."""
+        """JSON for a file. It includes medians and spreads, although they follow from the samples."""
         data = {"schema": SCHEMA, "kind": KIND, **asdict(self)}
         for name, figure in self.limits.items():
             data["limits"][name]["summary"] = _summary(figure)
@@ -165,7 +165,7 @@ class Report:
         return data
 
     def save(self, path: Path) -> None:
-        """Write the JSON file."""
+        """Writes the JSON file."""
         path.write_text(json.dumps(self.to_json(), indent=1) + "\n")
 
 
@@ -181,7 +181,7 @@ def _summary(figure: Figure) -> dict[str, Any]:
 
 
 def load_report(path: Path) -> Report:
-    """Read what Report.save wrote. Raises ConfigError with all that is wrong with it."""
+    """Reads a file that Report.save wrote. Raises ConfigError that lists all problems."""
     fields = JsonFields(load_json_object(path, ConfigError))
     schema = fields.integer("schema")
     if schema != SCHEMA:
@@ -218,7 +218,7 @@ def _objects(fields: JsonFields, name: str) -> Iterable[tuple[str, JsonFields]]:
 
 
 def _list(fields: JsonFields, name: str) -> Iterable[JsonFields]:
-    """The objects of a list, each as fields that share the problems of `fields`."""
+    """The objects of a list. They share the problems of `fields`."""
     values = fields.raw(name)
     if not isinstance(values, list):
         fields.problem(name, "is not a list")
@@ -254,7 +254,7 @@ def _figure(fields: JsonFields) -> Figure:
 
 
 def _ratios(fields: JsonFields) -> list[float]:
-    """Reports of versions that had no pairs do not have them."""
+    """The pairs' ratios; empty in reports of older versions, which had no pairs."""
     values = [] if fields.raw("pair_ratios") is None else fields.raw("pair_ratios")
     if not isinstance(values, list) or not all(isinstance(value, (int, float)) for value in values):
         fields.problem("pair_ratios", "is not a list of numbers")
@@ -293,7 +293,7 @@ def _row(fields: JsonFields) -> Row:
             ComparisonResult(
                 base=_optional_text(nested, "base"),
                 measure=nested.string("measure"),
-                ratio=nested.number("ratio", minimum=-math.inf),  # a value can be below zero
+                ratio=nested.number("ratio", minimum=-math.inf),  # A value can be negative.
                 at_least=nested.optional_number("at_least"),
                 at_most=nested.optional_number("at_most"),
                 holds=None if nested.raw("holds") is None else nested.boolean("holds"),
@@ -305,7 +305,7 @@ def _row(fields: JsonFields) -> Row:
 
 
 def _optional(fields: JsonFields, name: str) -> int | None:
-    """A count that may be larger than JsonFields' integers."""
+    """A count that may exceed the limit of JsonFields.integer()."""
     value = fields.optional_number(name)
     return None if value is None else int(value)
 

@@ -1,4 +1,4 @@
-"""What commands that run a bench share: flags of a run, the report that it ends in, and profiles."""
+"""Shared code of commands that run a bench: flags, the final report, and profiles."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from .runner import profiled_steps
 from .scenario_types import Decode, Prefill, RunSettings, Scenario
 
 FILE_WIDTH: Final = 120
-"""Columns of tables that go to no terminal."""
+"""Width of tables that are not written to a terminal."""
 
 
 def add_run_arguments(parser: argparse.ArgumentParser, *, repeats: str) -> None:
-    """Declares the flags of a run; `repeats` says what they are without the flag."""
+    """Declares the flags of a run. `repeats` describes the default of --repeats."""
     parser.add_argument(
         "--only", nargs="+", default=[], metavar="NAME", help="scenarios to run, and those that they are compared with"
     )
@@ -53,7 +53,7 @@ def add_run_arguments(parser: argparse.ArgumentParser, *, repeats: str) -> None:
 
 
 def check_run_arguments(args: argparse.Namespace) -> None:
-    """Raises ConfigError for flags that cannot be, before anything is measured."""
+    """Raises ConfigError for invalid flags before anything is measured."""
     for name in ("repeats", "num_threads"):
         if (value := getattr(args, name)) is not None and value < 1:
             raise ConfigError(f"--{name} is {value}; accepted: 1 and more")
@@ -66,22 +66,23 @@ def check_run_arguments(args: argparse.Namespace) -> None:
 
 
 def settings_of(args: argparse.Namespace, settings: RunSettings) -> RunSettings:
-    """With the rounds that the flags ask for."""
+    """The settings with the number of rounds from the flags."""
     return settings if args.repeats is None else replace(settings, repeats=args.repeats)
 
 
 def cpu_of(args: argparse.Namespace, ranks_here: int = 1) -> CpuUse:
-    """What the flags give the engine, of which so many ranks run on this machine."""
+    """CPU resources of an engine from the flags, if `ranks_here` of its ranks run on this machine."""
     return CpuUse(args.num_threads or max(1, len(os.sched_getaffinity(0)) // ranks_here), args.kernels)
 
 
 def make_console() -> Console:
-    """Where tables go."""
+    """The console for tables."""
     return Console(width=None if sys.stdout.isatty() else FILE_WIDTH)
 
 
 def selected(names: Sequence[str], scenarios: Sequence[Scenario], subject: Path) -> list[str]:
-    """Names of the scenarios that `names` stand for: a sweep's for all of it. Raises ConfigError for unknown ones."""
+    """Scenario names that `names` select; the name of a sweep selects all of it. Raises ConfigError for unknown
+    names."""
     by_name = {scenario.name for scenario in scenarios}
     sweeps: dict[str, list[str]] = {}
     for scenario in scenarios:
@@ -93,7 +94,7 @@ def selected(names: Sequence[str], scenarios: Sequence[Scenario], subject: Path)
 
 
 def measure(run: Callable[[], Report], args: argparse.Namespace, console: Console) -> None:
-    """Runs, and shows and writes what was found. Raises ConfigError for places that cannot be written to, first."""
+    """Runs the bench, and prints and writes the report. First raises ConfigError for paths that cannot be written."""
     output, plots = args.output, args.plots
     if output is not None and (output.is_dir() or not os.access(output.parent, os.W_OK | os.X_OK)):
         raise ConfigError(f"--output {output}: cannot be written; expected a file in a directory that is there")
@@ -118,9 +119,9 @@ def profile(
     directory: Path,
     console: Console,
 ) -> None:
-    """Profiles the prefill and decode scenarios, whose adapters come from `library` of their engine.
+    """Profiles the prefill and decode scenarios. Adapters come from `library` of each engine.
 
-    Raises ConfigError when there are none.
+    Raises ConfigError if there are no such scenarios.
     """
     profiled = [scenario for scenario in scenarios if isinstance(scenario, (Prefill, Decode))]
     if not profiled:

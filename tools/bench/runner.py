@@ -1,4 +1,4 @@
-"""Measures scenarios in turn, round after round, so that a drift of the machine's speed meets all of them."""
+"""Measures all scenarios in every round, so that a drift of the machine's speed affects all of them."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ PROFILED_PROMPTS: Final = 3
 
 
 class Bench:
-    """One run over scenarios of engines.
+    """One run of scenarios over engines.
 
-    Its public methods are what a run of more kinds than prefill, decode and serve does in another way.
+    Subclasses override public methods to run other kinds than prefill, decode and serve.
     """
 
     def __init__(
@@ -48,18 +48,18 @@ class Bench:
         cpu: CpuUse,
         progress: Progress,
     ) -> None:
-        """`subject`: the engine or the file that errors and the report name."""
+        """`subject`: the engine or file named by errors and by the report."""
         self.subject: Final = subject
         self.scenarios: Final = tuple(scenarios)
         self.settings: Final = run
         self.engines: Final = engines
         self.cpu: Final = cpu
         self.executors: Final[dict[str, BenchExecutor]] = {}
-        """By scenario; shared."""
+        """Executors by scenario; scenarios may share one."""
         self.work: Final[dict[str, Work]] = {}
-        """Of a step of the scenarios that have a roofline."""
+        """Work of a step, for scenarios with a roofline."""
         self.not_run: Final[dict[str, str]] = {}
-        """Reasons, by scenario."""
+        """Reasons by scenario."""
         self.say: Final = progress
         self._samples: dict[str, list[Sample]] = defaultdict(list)
         self.limits: Final = LimitMeter(cpu.num_threads, run.quiet_share)
@@ -67,7 +67,7 @@ class Bench:
         self._salts = itertools.count(1)
 
     def run(self) -> Report:
-        """Measure everything. Raises ConfigError with all scenarios that do not fit their engines."""
+        """Measures everything. Raises ConfigError that lists all scenarios that do not fit their engines."""
         try:
             self._check_fit()
             self.prepare()
@@ -84,24 +84,24 @@ class Bench:
         return self._report()
 
     def close(self) -> None:
-        """Ends the executors."""
+        """Shuts down the executors."""
         for executor in set(self.executors.values()):
             executor.close()
 
     def runnable(self) -> list[Scenario]:
-        """The scenarios that nothing keeps from being run."""
+        """Scenarios that can be run."""
         return [scenario for scenario in self.scenarios if scenario.name not in self.not_run]
 
     def library(self, engine: NativeEngine) -> AdapterLibrary:
-        """Where an engine's adapters come from."""
+        """The library of an engine's adapters."""
         return AdapterLibrary(engine)
 
     def needs_executor(self, scenario: Scenario) -> bool:
-        """Whether a scenario runs on an executor that it shares with others."""
+        """True if a scenario runs on a shared executor."""
         return True
 
     def prepare(self) -> None:
-        """Makes the executors, and finds out what steps must move and multiply."""
+        """Creates the executors, and counts the bytes and operations of steps."""
         groups: dict[ExecutorKey, list[Scenario]] = defaultdict(list)
         for scenario in self.runnable():
             if self.needs_executor(scenario) or isinstance(scenario, (Prefill, Decode)):
@@ -122,7 +122,7 @@ class Bench:
                 self.executors[scenario.name] = shared
 
     def warm_up(self, scenario: Scenario) -> None:
-        """Runs a scenario once, or a request of its engine."""
+        """Runs a scenario once, or one request on its engine."""
         if isinstance(scenario, Serve):
             bench = self.executors[scenario.name]
             prompt = random_prompt(1, bench.engine.program.vocab_size, np.random.default_rng(0))
@@ -131,7 +131,7 @@ class Bench:
             self.sample(scenario)
 
     def take(self, scenario: Scenario, number: int) -> Sample:
-        """A sample of round `number`, and how quiet the machine was."""
+        """Takes a sample in round `number`, and measures the noise meanwhile."""
         has_roofline = scenario.name in self.work
         before = self.limits.measure(number) if has_roofline else {}
         bench = self.executors.get(scenario.name)
@@ -142,7 +142,7 @@ class Bench:
         return self.made(number, metrics, meter)
 
     def made(self, number: int, metrics: Metrics, meter: NoiseMeter, ratios: Sequence[float] = ()) -> Sample:
-        """A sample of what was measured while `meter` ran."""
+        """Creates a sample from metrics measured while `meter` ran."""
         noise = meter.noise
         disturbed = noise.foreign > self.settings.quiet_share
         return Sample(number, metrics, round(noise.foreign, 4), round(noise.stolen, 4), disturbed, list(ratios))
@@ -151,13 +151,13 @@ class Bench:
         """Runs a scenario once and measures it."""
         bench = self.executors[scenario.name]
         if isinstance(scenario, Prompt):
-            # What ran before the sample, or did not, is not what is measured.
+            # Warm-up: the sample must not depend on what ran before it.
             first_token_seconds(bench.executor, prompts_of(bench, scenario)[0], adapter_of(bench, scenario))
         if isinstance(scenario, Prefill):
             return prefill(bench.executor, prompts_of(bench, scenario)[0], adapter_of(bench, scenario))
         if isinstance(scenario, Decode):
             adapters = batch_adapters(bench, scenario)
-            # Where prefixes are reused, a sample has its own.
+            # With prefix reuse, each sample only reuses its own prefixes.
             salt = next(self._salts)
             return decode(bench.executor, prompts_of(bench, scenario), adapters, scenario.output_length, salt)
         assert isinstance(scenario, Serve)
@@ -167,12 +167,12 @@ class Bench:
     def comparisons(
         self, scenario: Scenario, figures: Mapping[str, Figure], limits: Mapping[str, Figure]
     ) -> list[ComparisonResult]:
-        """What a scenario is held against."""
+        """Comparisons of a scenario with other rows and limits."""
         return []
 
     @property
     def text(self) -> str:
-        """Of the file that says what is measured; empty without one."""
+        """Text of the scenario file; empty without one."""
         return ""
 
     def _check_fit(self) -> None:
@@ -185,9 +185,9 @@ class Bench:
             raise ConfigError(f"{self.subject}: " + "; ".join(problems))
 
     def _find_work(self, engine: NativeEngine, key: ExecutorKey, scenarios: list[Prefill | Decode]) -> None:
-        """Runs each scenario once on an engine that counts what its steps must move and multiply.
+        """Runs each scenario once on an engine that counts the bytes and operations of its steps.
 
-        One that workers run does not: its rows have no roofline.
+        Workers' engines do not count, so their rows have no roofline.
         """
         if not scenarios or is_run_by_workers(engine):
             return
@@ -199,7 +199,7 @@ class Bench:
             bench.close()
 
     def _measure(self, scenario: Scenario, number: int) -> None:
-        """Takes a sample; another one in place of one that was disturbed, while the scenario has any left."""
+        """Takes a sample. Retakes it if it was disturbed, while the scenario has extra samples left."""
         while True:
             wait_until_quiet(self.settings.quiet_share, self.settings.quiet_wait)
             sample = self.take(scenario, number)
@@ -243,7 +243,8 @@ class Bench:
 def profiled_steps(bench: BenchExecutor, scenario: Prefill | Decode, *, warm_up: bool) -> list[StepRecord]:
     """Steps of a run on a profiled executor: those of a whole prompt, or those in which all requests generate.
 
-    With `warm_up`, a run before it makes their times those of a warm engine; what they move and multiply is the same.
+    warm_up: runs the scenario once before, so that times are those of a warm engine. Bytes and operations do not
+    change.
     """
     executor = bench.executor
     prompts = prompts_of(bench, scenario)

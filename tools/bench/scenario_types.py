@@ -1,4 +1,4 @@
-"""What is measured of an engine, and under which load."""
+"""Scenarios: the quantities measured on an engine, and the load."""
 
 from __future__ import annotations
 
@@ -9,45 +9,46 @@ from typing import ClassVar, Final
 
 @dataclass(frozen=True)
 class RunSettings:
-    """How samples are taken."""
+    """Settings for taking samples."""
 
     repeats: int
-    """Rounds; each takes one sample of every scenario and of the machine's limits."""
+    """Number of rounds. Each takes one sample of every scenario and of the machine's limits."""
     quiet_share: float
-    """A sample during which other processes took more than this share of the CPUs is disturbed."""
+    """A sample is disturbed if other processes used more than this share of the CPUs."""
     extra_samples: int
-    """Samples that a scenario may take again because they were disturbed."""
+    """Maximum number of samples that a scenario may repeat because they were disturbed."""
     quiet_wait: float
-    """Seconds that a sample waits at most for other processes to rest."""
+    """Maximum seconds that a sample waits for other processes to become idle."""
 
 
 @dataclass(frozen=True)
 class Popularity:
-    """Which adapter a request asks for, of n that are there."""
+    """Distribution of the requested adapter among n adapters."""
 
     power: float | None = None
-    """S-LoRA's: index = floor(u^(1/power) * n) for uniform u, so that P(index < i) = (i / n)^power; 1 is uniform."""
+    """S-LoRA's distribution: index = floor(u^(1/power) * n) for uniform u, so P(index < i) = (i / n)^power; 1 is
+    uniform."""
     zipf: float | None = None
-    """P(index) in proportion to 1 / (index + 1)^zipf."""
+    """P(index) is proportional to 1 / (index + 1)^zipf."""
 
 
 @dataclass(frozen=True)
 class AdapterMix:
-    """The adapters of a scenario; adapter i has ranks[i % len(ranks)]."""
+    """The adapters of a scenario. Adapter i has rank ranks[i % len(ranks)]."""
 
     count: int
     ranks: tuple[int, ...]
     dora_share: float = 0.0
-    """Share of the adapters that are DoRA, spread evenly."""
+    """Share of DoRA adapters, spread evenly."""
     directories: tuple[str, ...] = ()
-    """PEFT adapters, one for each of `count`; empty: a library's own."""
+    """Directories of PEFT adapters, one for each of `count`; empty: the library creates the adapters."""
 
     def rank(self, index: int) -> int:
-        """Of adapter `index`."""
+        """Rank of adapter `index`."""
         return self.ranks[index % len(self.ranks)]
 
     def is_dora(self, index: int) -> bool:
-        """Of adapter `index`."""
+        """True if adapter `index` is DoRA."""
         return math.floor((index + 1) * self.dora_share) > math.floor(index * self.dora_share)
 
 
@@ -56,43 +57,43 @@ NO_ADAPTERS: Final = AdapterMix(count=0, ranks=(8,))
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a scenario asks of an engine."""
+    """Sizes that a scenario needs from an engine."""
 
     requests: int
-    """In a batch."""
+    """Requests in a batch."""
     longest_input: int
     longest_output: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """What every kind has."""
+    """Fields that all kinds share."""
 
     kind: ClassVar[str]
-    """Its name in reports."""
+    """Name of the kind in reports."""
 
     name: str
     title: str
     engine: str
     adapters: AdapterMix
     unit: str
-    """Of its value."""
+    """Unit of the value."""
 
     @property
     def sizes(self) -> Sizes:
-        """At most."""
+        """Maximum sizes."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prompt(Scenario):
-    """A kind whose request is one prompt."""
+    """A kind with one prompt per request."""
 
     input_length: int
 
     @property
     def sizes(self) -> Sizes:
-        """At most."""
+        """Maximum sizes."""
         return Sizes(1, self.input_length, 1)
 
 
@@ -106,13 +107,13 @@ class Batch(Scenario):
 
     @property
     def sizes(self) -> Sizes:
-        """At most."""
+        """Maximum sizes."""
         return Sizes(self.requests, self.input_length, self.output_length)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prefill(Prompt):
-    """Tokens of a prompt per second, from the time to its first token."""
+    """Prompt tokens per second, from the time to first token."""
 
     kind = "prefill"
 
@@ -124,36 +125,36 @@ class Decode(Batch):
     kind = "decode"
 
     num_threads: int | None = None
-    """Of its engine; None: the run's."""
+    """Threads of its engine; None: the run's."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Serve(Scenario):
-    """Output tokens per second of a stream of requests, their latencies and the cache's hit rates."""
+    """Output tokens per second of a stream of requests, with latencies and cache hit rates."""
 
     kind = "serve"
 
     popularity: Popularity
     base_share: float
-    """Share of the requests that ask for no adapter."""
+    """Share of requests without an adapter."""
     device_adapters: int | None
-    """Adapters of the largest rank that the device level has room for; None: for all."""
+    """Number of adapters of the maximum rank that fit in the device level; None: all."""
     requests: int
     input_length: tuple[int, int]
     output_length: tuple[int, int]
     concurrency: int | None
-    """Closed loop: this many requests at a time, the next as soon as one ends."""
+    """Closed loop: number of concurrent requests; the next one starts when one ends."""
     rate: float | None
-    """Open loop: requests per second, whether or not earlier ones have ended."""
+    """Open loop: requests per second, independent of earlier requests."""
     cv: float
-    """Open loop: coefficient of variation of the times between arrivals, Gamma distributed; 1 is Poisson."""
+    """Open loop: coefficient of variation of the Gamma-distributed times between arrivals; 1 is Poisson."""
     first_token_target: float
-    """Seconds; the report says which share of the requests had their first token by then."""
+    """Seconds; the report gives the share of requests whose first token arrived within it."""
     seed: int
     sweep: str | None
-    """Name that scenarios of one line of the plots share."""
+    """Name shared by the scenarios of one line in the plots."""
 
     @property
     def sizes(self) -> Sizes:
-        """At most; the engine queues what is more than a batch."""
+        """Maximum sizes; the engine queues requests beyond its batch size."""
         return Sizes(1, self.input_length[1] - 1, self.output_length[1] - 1)

@@ -1,4 +1,4 @@
-"""What machine this is."""
+"""Description of the machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..._core import amx_is_permitted, cpu_kernels
 
 
 def describe_machine(num_threads: int, kernels: str = "") -> dict[str, Any]:
-    """For the report. `kernels` as ExecutorConfig's."""
+    """Describes the machine for the report. `kernels` as in ExecutorConfig."""
     return {
         "processor": _processor(),
         "cpus": os.cpu_count(),
@@ -26,12 +26,12 @@ def describe_machine(num_threads: int, kernels: str = "") -> dict[str, Any]:
 
 
 def utc_now() -> str:
-    """ISO 8601, to the second."""
+    """Current time in ISO 8601, to the second."""
     return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _processor() -> str:
-    """The name that Linux gives; the architecture where it gives none."""
+    """CPU name from Linux; the architecture if there is no name."""
     for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
         name, _, value = line.partition(":")
         if name.strip() == "model name":

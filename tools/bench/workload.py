@@ -1,7 +1,8 @@
-"""The stream of requests of a serve scenario: S-LoRA's generator.
+"""Request streams for serve scenarios, with S-LoRA's generator.
 
-Sheng et al., "S-LoRA: Serving Thousands of Concurrent LoRA Adapters", MLSys 2024: adapters drawn by a power law, times
-between arrivals Gamma distributed with shape 1 / cv^2 and scale cv^2 / rate, lengths uniform. Zipf popularity besides.
+Sheng et al., "S-LoRA: Serving Thousands of Concurrent LoRA Adapters", MLSys 2024: adapters follow a power law, times
+between arrivals are Gamma distributed with shape 1 / cv^2 and scale cv^2 / rate, and lengths are uniform. Zipf
+popularity is an addition.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy.typing as npt
 from .scenario_types import Popularity, Serve
 
 FIRST_TOKEN_ID = 300
-"""Below are the special tokens of most vocabularies."""
+"""Smaller ids are special tokens in most vocabularies."""
 
 
 @dataclass(frozen=True)
@@ -23,15 +24,18 @@ class PlannedRequest:
     """One request of a workload."""
 
     arrival: float
-    """Seconds after the beginning; 0 in a closed loop."""
+    """Seconds after the start; 0 in a closed loop."""
     adapter: int | None
-    """Index of its adapter; None for the base model."""
+    """Index of the adapter; None: the base model."""
     prompt: list[int]
     output_length: int
 
 
 def generate(scenario: Serve, vocab_size: int) -> list[PlannedRequest]:
-    """The requests of a scenario, in order of arrival. The same for the same seed, whatever else changes."""
+    """The requests of a scenario, in order of arrival.
+
+    Each property has its own random generator, so changing one setting leaves the other properties unchanged.
+    """
     generator = np.random.default_rng(scenario.seed)
     arrivals_from, adapters_from, base_from, lengths_from, tokens_from = generator.spawn(5)
     count = scenario.requests
@@ -52,14 +56,14 @@ def generate(scenario: Serve, vocab_size: int) -> list[PlannedRequest]:
 
 
 def random_prompt(length: int, vocab_size: int, generator: np.random.Generator) -> list[int]:
-    """Token ids, special ones left out where the vocabulary is large enough."""
+    """Random token ids, without special tokens if the vocabulary is large enough."""
     first = FIRST_TOKEN_ID if vocab_size > 2 * FIRST_TOKEN_ID else 0
     prompt: list[int] = generator.integers(first, vocab_size, length).tolist()
     return prompt
 
 
 def arrival_times(generator: np.random.Generator, count: int, rate: float | None, cv: float) -> npt.NDArray[np.float64]:
-    """Seconds [count], ascending; zeros without a rate (closed loop)."""
+    """Arrival times in seconds [count], ascending; zeros without a rate (closed loop)."""
     if rate is None:
         return np.zeros(count)
     return np.cumsum(generator.gamma(shape=1.0 / cv**2, scale=cv**2 / rate, size=count))
@@ -68,7 +72,7 @@ def arrival_times(generator: np.random.Generator, count: int, rate: float | None
 def draw_adapters(
     generator: np.random.Generator, count: int, num_adapters: int, popularity: Popularity
 ) -> npt.NDArray[np.int64] | None:
-    """Indices [count] in [0, num_adapters); None without adapters."""
+    """Adapter indices [count] in [0, num_adapters); None without adapters."""
     if num_adapters == 0:
         return None
     if popularity.power is not None:

@@ -52,7 +52,7 @@ class CompiledPlans:
     num_nodes: int
     """Number of nodes of the ONNX graph."""
     built: tuple[Built, ...]
-    """In the order of `plans.files`."""
+    """Same order as `plans.files`."""
 
 
 def compile_plans(
