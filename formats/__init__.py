@@ -1,1 +1,1 @@
-"""Models, adapters and engines as they are on disk, and what they mean. Nothing here builds or runs."""
+"""Models, adapters and engines on disk, and their meaning. Nothing here builds or runs engines."""

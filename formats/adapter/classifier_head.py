@@ -21,7 +21,7 @@ from ..checkpoint.casting import to_float32
 from .adapter import Array
 
 PER_TOKEN: Final[Mapping[str, bool]] = {"SEQ_CLS": False, "TOKEN_CLS": True}
-"""By PEFT's task_type: True if each token is classified, False if the text is."""
+"""True for tasks (PEFT's task_type) that classify each token, False for those that classify the text."""
 _MODEL_CLASSES: Final = {"ForSequenceClassification": "SEQ_CLS", "ForTokenClassification": "TOKEN_CLS"}
 MODEL_CONFIG_FILE: Final = "config.json"
 """The trained model's config. Users may put it next to the adapter; no other file has the names of the classes."""
@@ -31,7 +31,7 @@ _TENSOR: Final = re.compile(
     r"base_model\.model\.(?P<module>score|classifier|pre_classifier)\.(?:modules_to_save\.)?"
     r"(?P<inner>dense\.|out_proj\.)?(?P<part>weight|bias)"
 )
-# With bias "all", PEFT also saves the biases of the head that the adapter's own head replaces.
+# PEFT with bias "all" also saves the biases of the head that the adapter's own head replaces.
 _REPLACED: Final = re.compile(
     r"base_model\.model\.(?:score|classifier|pre_classifier)\.(?:dense\.|out_proj\.)?original_module\."
     r"(?:dense\.|out_proj\.)?bias"
@@ -64,7 +64,7 @@ class ClassifierHead:
     labels: tuple[str, ...] | None
     """Names of the classes; None if unknown."""
     problem_type: str | None
-    """As Classifier.problem_type; None if not stated."""
+    """Value for Classifier.problem_type; None if not stated."""
     before: LayerBefore | None = None
     """None: the adapter has only the last layer."""
 

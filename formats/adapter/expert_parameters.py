@@ -35,7 +35,7 @@ class SplitTensors:
     tensors: Mapping[str, Array]
     """Tensors by a name that parse_tensor_name() accepts."""
     parameters: Mapping[str, str]
-    """By path of an expert's layer: the path of the parameter that it was split from."""
+    """Path of the parameter that an expert's layer was split from, by path of the layer."""
     problems: tuple[str, ...] = ()
 
 

@@ -25,7 +25,7 @@ class PartsLayout:
     pattern: re.Pattern[str]
     """Pattern of tensor names, for parse_tensor_name()."""
     shapes: Mapping[str, tuple[str, ...]]
-    """By role: names of the dimensions, such as ("rank", "in"). All tensors of a module agree on the size of a name."""
+    """Names of the dimensions by role, such as ("rank", "in"). All tensors of a module agree on the size of a name."""
     variants: tuple[frozenset[str], ...]
     """Sets of roles that a module may have, the smallest set first."""
     may_be_empty: bool = False

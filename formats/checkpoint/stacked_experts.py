@@ -13,7 +13,7 @@ from .casting import Array
 from .hf_weights import HfWeights, MadeTensor
 
 StackedExperts = Mapping[str, tuple[str, ...]]
-"""By name of a parameter [experts, in, out]: the linear layers whose outputs are interleaved in it.
+"""Linear layers whose outputs are interleaved in a parameter [experts, in, out], by the parameter's name.
 
 Their biases are in `{name}_bias` [experts, out].
 """

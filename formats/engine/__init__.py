@@ -1,1 +1,1 @@
-"""Engine directories: their config.json, the engine file with its program, and files beside them."""
+"""Engine directories: their config.json, the engine file with its program, and accompanying files."""

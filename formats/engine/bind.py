@@ -1,4 +1,4 @@
-"""Makes the _core.Program of a plan, its weights being views of arrays that somebody keeps alive."""
+"""Makes the _core.Program of a plan. Its weights are views of arrays that the caller keeps alive."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 
 def bind_program(program: Program, tensors: Mapping[str, Array], subject: str) -> _core.Program:
-    """Raises EngineError, which begins with `subject`, for names and sizes that do not fit.
+    """Binds a program to tensors. Raises EngineError, which begins with `subject`, for names and sizes that do not fit.
 
-    What the result holds is not checked here: see _core.Program.validate.
+    The content of the result is not checked here: see _core.Program.validate.
     """
     buffers = {buffer.name: at for at, buffer in enumerate(program.buffers)}
     if len(buffers) != len(program.buffers):
@@ -38,7 +38,7 @@ def bind_program(program: Program, tensors: Mapping[str, Array], subject: str) -
     try:
         return typing.cast(_core.Program, _Binder(program, tensors, buffers).bind(program))
     except (ValueError, TypeError, OverflowError) as reason:
-        # What the structs of _core refuse: numbers beyond their fields, buffers beyond their tensors.
+        # The structs of _core refuse numbers beyond their fields, and buffers beyond their tensors.
         raise EngineError(f"{subject}: {str(reason).splitlines()[0]}") from None
     except AdaptrtError as reason:
         raise EngineError(f"{subject}: {reason}") from None
@@ -51,7 +51,7 @@ class _Binder:
         self._buffers = buffers
 
     def bind(self, value: Any) -> Any:
-        """The counterpart in _core of a part of a program."""
+        """Returns the counterpart in _core of a part of a program."""
         if isinstance(value, Matrix):
             return self._matrix(value)
         if isinstance(value, Vector):
@@ -69,7 +69,7 @@ class _Binder:
         for field in fields(value):
             item = getattr(value, field.name)
             if item is None:
-                continue  # the struct's own default: an empty vector, no LoRA
+                continue  # use the struct's own default: an empty vector, no LoRA
             if field.name in buffer_fields:
                 arguments[field.name] = self._buffer(item)
             elif field.name in list_fields:

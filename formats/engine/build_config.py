@@ -1,4 +1,4 @@
-"""What an engine is built with: BuildConfig and its parts, with TensorRT-LLM's names and defaults."""
+"""BuildConfig, the options that an engine is built with, and its parts; names and defaults are TensorRT-LLM's."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ NATIVE: Final = "native"
 TENSORRT: Final = "tensorrt"
 SPARSE_MLP: Final = (AUTO, ENABLE, DISABLE)
 BACKENDS: Final = (NATIVE, TENSORRT)
-"""What compiles: for this CPU, or for NVIDIA GPUs."""
+"""Backend that compiles: for this CPU, or for NVIDIA GPUs."""
 CONSTANTS: Final = "constants"
 EXTERNAL: Final = "external"
 WEIGHTS: Final = (CONSTANTS, EXTERNAL)
-"""Where a TensorRT engine has its weights: in each plan, or as inputs in a file beside them."""
+"""Location of a TensorRT engine's weights: in each plan, or as inputs in one file next to the plans."""
 
-# The modules of a decoder layer of Llama's that are not fused from others.
+# Modules of a Llama decoder layer, without fused modules.
 DEFAULT_TARGET_MODULES: Final = (
     "attn_q",
     "attn_k",
@@ -52,10 +52,10 @@ SIZES: Final = (
 
 @dataclass(frozen=True)
 class SoleValue:
-    """An option that has one value here."""
+    """An option that accepts only one value here."""
 
     value: Any
-    reason: str  # why the others are refused
+    reason: str  # reason why other values are refused
 
 
 SOLE_VALUES: Final[dict[str, SoleValue]] = {
@@ -66,12 +66,12 @@ SOLE_VALUES: Final[dict[str, SoleValue]] = {
     "logits_dtype": SoleValue("float32", "logits are computed in float32"),
     "lora_ckpt_source": SoleValue("hf", "adapters are read in PEFT's format; convert others to it"),
 }
-"""Options of TensorRT-LLM whose other values make no sense here or are not supported."""
+"""TensorRT-LLM options whose other values make no sense here or are not supported."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PluginConfig:
-    """Types of the plugins: a dtype's name, `auto` for the checkpoint's, or `disable`."""
+    """Dtypes of the plugins: a dtype's name, `auto` for the checkpoint's, or `disable`."""
 
     gpt_attention_plugin: str = AUTO
     gemm_plugin: str = AUTO
@@ -84,22 +84,25 @@ class PluginConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LoraBuildConfig:
-    """Which adapters an engine takes."""
+    """Adapters that an engine accepts."""
 
     lora_dir: tuple[Path, ...] = ()
-    """PEFT adapters that the engine directory carries along; in config.json, paths within it."""
+    """PEFT adapters that are copied into the engine directory; in config.json, paths within it."""
     adapter_names: tuple[str, ...] = ()
-    """Under which each of lora_dir is served; () before the build: the directories' own names."""
+    """Served name of each entry of lora_dir; () before the build: the directories' own names."""
     lora_ckpt_source: str = "hf"
     max_lora_rank: int = 64
     lora_target_modules: tuple[str, ...] = ()
-    """Modules that adapters may change. (): those of the adapters in lora_dir, or without any all of the model's."""
+    """Modules that adapters may change. (): those of the adapters in lora_dir, or all modules if lora_dir is empty."""
     max_extra_tokens: int = 0
-    """How many tokens beyond the model's vocabulary an adapter may bring."""
+    """Maximum number of tokens beyond the model's vocabulary that an adapter may bring."""
     long_lora_scaling_factors: tuple[int, ...] = ()
-    """By which adapters may divide rotary positions, as those of vLLM's LongLoRA did; ascending."""
+    """Factors by which adapters may divide rotary positions (vLLM's LongLoRA); ascending."""
     fully_sharded_loras: bool = False
-    """With tensor parallelism: ranks share both matrices of adapters, not only the one that is cut with the layer."""
+    """True splits both matrices of an adapter among the ranks of tensor parallelism.
+
+    False splits only the matrix that is cut with the layer.
+    """
 
     def target_module_ids(self) -> list[int]:
         """Ids of lora_target_modules, in ascending order."""
@@ -109,10 +112,10 @@ class LoraBuildConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TensorRtBuildConfig:
-    """What only the backend tensorrt knows."""
+    """Options of the tensorrt backend."""
 
     compute_capability: tuple[str, ...] = (CURRENT,)
-    """For which GPUs plans are built, one for each: for example 8.6, or `current` for that of this machine."""
+    """Compute capabilities of the GPUs, one plan each: for example 8.6, or `current` for this machine's GPU."""
     weights: str = CONSTANTS
 
 
@@ -123,29 +126,38 @@ class BuildConfig:
     max_batch_size: int = 2048
     max_num_tokens: int = 8192
     max_input_len: int | None = None
-    """None: max_seq_len; of an encoder, whose inputs are computed whole, max_num_tokens if that is less."""
+    """Maximum prompt length in tokens. None: max_seq_len.
+
+    Encoders compute each input in one step, so their default is at most max_num_tokens.
+    """
     max_seq_len: int | None = None
-    """Prompt and answer together. None: the model's max_position_embeddings."""
+    """Maximum length of prompt and answer together, in tokens. None: the model's max_position_embeddings."""
     max_beam_width: int = 1
-    """The largest beam_width of a request; each beam is one of max_batch_size."""
+    """Largest beam_width of a request; each beam counts towards max_batch_size."""
     max_encoder_input_len: int | None = None
-    """Of a model with an encoder, whose inputs are computed whole, each in one step. None: max_num_tokens, or the
-    model's max_position_embeddings if that is less."""
+    """Maximum input length of an encoder before a decoder, in tokens; it computes each input in one step.
+
+    None: max_num_tokens, or the model's max_position_embeddings if that is less.
+    """
     tokens_per_block: int = 32
     kv_cache_type: str = PAGED
     logits_dtype: str = "float32"
     backend: str = NATIVE
     compress_weights: bool = False
-    """Stores the bfloat16 weights of linear layers in twelve bits each, without changing them."""
+    """True stores the bfloat16 weights of linear layers in twelve bits each, without loss."""
     weight_memory: int | None = None
-    """Bytes that weights may take in memory where an executor is not told otherwise; those that do not fit are read
-    from the engine file when they are used. None: all are mapped. Of a TensorRT engine: on the GPU; the others are
-    copied there when they are used, and without it all are there."""
+    """Default limit in bytes for weights in memory; None: no limit.
+
+    A native engine reads weights beyond the limit from the engine file when they are used. A TensorRT engine keeps them
+    on the host and copies them to the GPU.
+    """
     sparse_mlp: str = AUTO
-    """Whether layers about a ReLU read the weights alone that it does not close: `auto` where that is possible."""
+    """Use of sparsity: ReLU-gated MLPs read only the active neurons' weights. `auto`: if the model allows it."""
     sparse_predictors: Path | None = None
-    """Directory of PowerInfer's predictors, which close gates before they are computed: results change with it. In
-    config.json the directory's name, since the engine has its tensors."""
+    """Directory of PowerInfer's predictors, which close gates before they are computed. They change results.
+
+    In config.json the directory's name, because the engine has its tensors.
+    """
     lora_config: LoraBuildConfig = field(default_factory=LoraBuildConfig)
     plugin_config: PluginConfig = field(default_factory=PluginConfig)
     tensorrt_config: TensorRtBuildConfig | None = None
@@ -153,22 +165,25 @@ class BuildConfig:
 
     @property
     def lora_enabled(self) -> bool:
-        """Whether the engine takes adapters."""
+        """True if the engine accepts adapters."""
         return self.plugin_config.lora_plugin != DISABLE
 
     @property
     def dora_enabled(self) -> bool:
-        """Whether adapters may have DoRA magnitudes."""
+        """True if adapters may have DoRA magnitudes."""
         return self.plugin_config.dora_plugin == ENABLE
 
     @property
     def gives_weights_back(self) -> bool:
-        """Whether the engine can be read as the base of its adapters: TensorRT's plans keep constants to themselves."""
+        """True if the weights can be read back, as the base of adapters.
+
+        TensorRT plans do not return weights that are constants.
+        """
         tensorrt = self.tensorrt_config
         return self.backend != TENSORRT or (tensorrt is not None and tensorrt.weights == EXTERNAL)
 
     def with_defaults(self, checkpoint: CheckpointConfig) -> BuildConfig:
-        """Without the values that mean "as in the checkpoint"; `auto` becomes its dtype."""
+        """Replaces values that mean "as in the checkpoint"; `auto` becomes its dtype."""
         max_seq_len = self.max_seq_len if self.max_seq_len is not None else self.max_positions(checkpoint)
         dtype = dtype_name(checkpoint.dtype)
         plugins = {
@@ -198,7 +213,7 @@ class BuildConfig:
         return min(self.max_num_tokens, checkpoint.max_position_embeddings)
 
     def max_positions(self, checkpoint: CheckpointConfig) -> int:
-        """How many the model was made for, under the adapter that divides them most."""
+        """Maximum number of positions, under the adapter with the largest rotary divisor."""
         return checkpoint.max_position_embeddings * max(self.lora_config.long_lora_scaling_factors, default=1)
 
     def to_dict(self) -> dict[str, Any]:
@@ -209,7 +224,7 @@ class BuildConfig:
             **_plain(self.lora_config),
             "lora_dir": [path.as_posix() for path in self.lora_config.lora_dir],
         }
-        # Engines without them stay what they were.
+        # Omits options at their defaults, so that config.json of engines without them stays the same.
         for name in ("max_extra_tokens", "long_lora_scaling_factors", "fully_sharded_loras"):
             if not result["lora_config"][name]:
                 del result["lora_config"][name]
@@ -229,7 +244,7 @@ class BuildConfig:
 
     @classmethod
     def from_fields(cls, source: JsonFields) -> BuildConfig:
-        """The inverse of to_dict. What is wrong is noted in `source`."""
+        """Reads what to_dict() returned; notes problems in `source`."""
         plugins, lora = source.object("plugin_config"), source.object("lora_config")
         tensorrt = source.object("tensorrt_config", optional=True)
         values: dict[str, Any] = {name: source.integer(name) for name in SIZES}

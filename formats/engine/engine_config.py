@@ -1,6 +1,6 @@
 """config.json of an engine directory.
 
-Native engines have `engine_checksum`, the checksum of their one file, or `engine_checksums`, those of a file a rank;
+Native engines have `engine_checksum`, the checksum of their one file, or `engine_checksums`, one per rank's file.
 TensorRT engines have `tensorrt`, their plans.
 """
 
@@ -24,31 +24,31 @@ from .engine_quality import EngineQuality
 from .tensorrt.plan_config import TensorRtPlans, plans_from_fields, plans_to_json
 
 FORMAT_VERSIONS: Final = {NATIVE: 1, TENSORRT: 2}
-"""By backend: a release that knows native engines only refuses the others by their version."""
+"""Versions by backend, so that releases which only know native engines refuse the others."""
 ADAPTERS_DIRECTORY: Final = "lora"
 
 
 def engine_file(rank: int | str) -> str:
-    """Where a native engine has the program and weights of a rank; "*": of any."""
+    """Name of a native engine's file with the program and weights of a rank; "*" matches all ranks."""
     return f"rank{rank}.engine"
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """What an engine directory says about itself."""
+    """Content of an engine directory's config.json."""
 
     version: str
-    """Of the release that built it."""
+    """Release that built the engine."""
     pretrained_config: CheckpointConfig
     build_config: BuildConfig
     engine_checksums: tuple[str, ...] = ()
-    """Checksums of a native engine's files, by rank: formats/engine/engine_file.py says how they are made."""
+    """Checksums of a native engine's files, by rank; see formats/engine/engine_file.py."""
     tensorrt: TensorRtPlans | None = None
-    """Of a TensorRT engine."""
+    """Plans of a TensorRT engine; None for a native engine."""
     adapter_checksums: tuple[str, ...] = ()
-    """Of the copies in build_config.lora_config.lora_dir, see adapter_copy.py."""
+    """Checksums of the copies in build_config.lora_config.lora_dir; see adapter_copy.py."""
     quality: EngineQuality | None = None
-    """What the build measured on a text, where it was asked to."""
+    """Result of the build's measurement on a text, if one was requested."""
 
     @classmethod
     def of_this_release(
@@ -58,7 +58,7 @@ class EngineConfig:
         engine: tuple[str, ...] | TensorRtPlans,
         adapter_checksums: tuple[str, ...] = (),
     ) -> EngineConfig:
-        """The config of an engine that was just built; `engine` is a native engine's checksums or the plans."""
+        """Makes the config of a new engine; `engine` is a native engine's checksums, or the plans."""
         return cls(
             version=__version__,
             pretrained_config=pretrained_config,
@@ -73,7 +73,7 @@ class EngineConfig:
         (directory / CONFIG_FILE).write_text(json.dumps(self.to_dict(), indent=2) + "\n", encoding="utf-8")
 
     def to_dict(self) -> dict[str, Any]:
-        """The content of config.json."""
+        """Content of config.json."""
         content: dict[str, Any] = {
             "producer": {"name": PRODUCER, "version": self.version},
             "version": self.version,
@@ -100,7 +100,7 @@ class EngineConfig:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any], subject: str) -> EngineConfig:
-        """What config.json has. Raises EngineError with `subject` and the reason why it cannot be used."""
+        """Reads the content of config.json. Raises EngineError with `subject` and the reason why it cannot be used."""
         _check_kind(data, subject)
         content = {name: value for name, value in data.items() if name != "checksum"}
         if data.get("checksum") != _checksum(content):
@@ -164,6 +164,6 @@ def _pretrained(data: Mapping[str, Any], subject: str) -> CheckpointConfig:
 
 
 def _checksum(content: Mapping[str, Any]) -> str:
-    """XXH3-64 of the content with its keys sorted: layout and order do not matter, values do."""
+    """Returns the XXH3-64 of the content with sorted keys: layout and order do not matter, values do."""
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return xxhash.xxh3_64_hexdigest(text.encode())

@@ -1,6 +1,6 @@
-"""The engine file: a safetensors container of packed tensors, the program that runs on them, and checksums.
+"""The engine file: a safetensors container of packed tensors, their program, and checksums.
 
-docs/formats.md describes it. Nothing in it is code, and every byte of it is checked before it is used.
+docs/formats.md describes it. It holds no code, and every byte is checked before use.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from .plan_json import program_from_json, program_to_json
 FORMAT: Final = "adaptrt.engine"
 FORMAT_VERSION: Final = 9
 ALIGNMENT: Final = 64
-"""Every tensor begins at a multiple of it, or of a greater one."""
+"""Minimum alignment of tensors in the file, in bytes."""
 CHECKSUMS: Final = "checksums"
-"""The last tensor: XXH3-64 of each tensor before it, in the order of their bytes."""
+"""Name of the last tensor: XXH3-64 of each tensor before it, in file order."""
 
 Array = np.ndarray[Any, np.dtype[Any]]
 TensorBytes = Callable[[], Iterator[Array]]
@@ -36,23 +36,23 @@ TensorBytes = Callable[[], Iterator[Array]]
 
 @dataclass(frozen=True)
 class EngineTensor:
-    """A tensor to write: flat, and given in pieces."""
+    """A flat tensor to write, provided in pieces."""
 
     name: str
     dtype: np.dtype[Any]
     size: int
     pieces: TensorBytes
     alignment: int = ALIGNMENT
-    """What it begins at a multiple of in the file; so do all others."""
+    """Alignment in bytes. The largest one applies to all tensors of the file."""
 
     @property
     def num_bytes(self) -> int:
-        """Size of its data."""
+        """Size of the data in bytes."""
         return self.size * self.dtype.itemsize
 
 
 def write_engine_file(path: Path, program: Program, tensors: list[EngineTensor], advance: Callable[[int], None]) -> str:
-    """Writes an engine file a piece at a time; returns the checksum that config.json keeps."""
+    """Writes an engine file piece by piece; returns the checksum that config.json stores."""
     specs = [TensorSpec(tensor.name, tensor.dtype, (tensor.size,)) for tensor in tensors]
     specs.append(TensorSpec(CHECKSUMS, np.dtype(np.uint64), (len(tensors),)))
     metadata = {
@@ -86,18 +86,18 @@ class EngineFile:
         *,
         keeps_in_memory: bool = True,
     ) -> None:
-        """`checksum` is what write_engine_file returned; `content` stands for the file's bytes, and is copied.
+        """`checksum` is the one that write_engine_file returned; `content` replaces the file's bytes, and is copied.
 
-        keeps_in_memory: False for a file that memory has no room for: it is checked a piece at a time, of which nothing
-            stays in memory, and not through the mapping.
+        keeps_in_memory: False for a file larger than memory: it is checked in pieces that do not stay in memory, and
+            without the mapping.
 
-        Raises EngineError with the path and what is wrong.
+        Raises EngineError with the path and the problem.
         """
         self.path = path
         self._keeps_in_memory = keeps_in_memory
         if content is None:
             try:
-                self._in_use = mark_in_use(path)  # so that the cache of engines does not delete it
+                self._in_use = mark_in_use(path)  # so that the engine cache does not delete it
             except OSError as reason:
                 raise EngineError(f"{path}: cannot be read: {reason.strerror}") from None
         self._reader = SafetensorsReader(path, EngineError, content)
@@ -112,7 +112,7 @@ class EngineFile:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the file."""
+        """Size of the file in bytes."""
         return self._reader.num_bytes
 
     @property
@@ -145,7 +145,7 @@ class EngineFile:
             self._reader.release()
 
     def _content(self, name: str) -> Iterator[memoryview]:
-        """The bytes of a tensor."""
+        """Yields the bytes of a tensor."""
         if self._keeps_in_memory:
             yield self._reader.array(name).view(np.uint8).data
         else:
@@ -159,9 +159,9 @@ class EngineFile:
 
 
 def read_once(path: Path, offset: int, num_bytes: int) -> Iterator[memoryview]:
-    """Bytes of a file in pieces, each valid until the next one, which the system does not keep for others to read.
+    """Yields bytes of a file in pieces, without leaving them in the page cache. Each is valid until the next one.
 
-    Raises EngineError when they cannot be read.
+    Raises EngineError if they cannot be read.
     """
     buffer = memoryview(bytearray(min(num_bytes, PIECE_BYTES)))
     try:
@@ -190,7 +190,7 @@ def _check_version(path: Path, metadata: Mapping[str, str]) -> None:
 
 
 def _header_checksum(path: Path, reader: SafetensorsReader) -> str:
-    """XXH3-128 of the bytes before the data and of the tensors' checksums."""
+    """Returns the XXH3-128 of the bytes before the data and of the tensors' checksums."""
     if CHECKSUMS not in reader.specs or list(reader.specs)[-1] != CHECKSUMS:
         raise EngineError(f"{path}: its last tensor is not '{CHECKSUMS}'")
     digest = xxhash.xxh3_128()

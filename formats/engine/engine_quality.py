@@ -1,4 +1,4 @@
-"""What an engine makes of a text beside one with nothing quantised or predicted, and how a build comes to know it."""
+"""Quality of an engine on a text, compared with an engine without quantisation and prediction."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from .build_config import BuildConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """With an engine of the same checkpoint in which less is quantised, and no gate predicted."""
+    """Comparison with an engine of the same checkpoint that is quantised less and predicts no gates."""
 
     engine: str
-    """What that engine is made of: bfloat16."""
+    """Quantisation of that engine, such as bfloat16."""
     perplexity: float
-    """Its own."""
+    """Perplexity of that engine."""
     divergence: float
-    """Nats a token: Kullback-Leibler divergence of the engine's distributions from those of the other."""
+    """Kullback-Leibler divergence of the engine's distributions from the other's, in nats per token."""
     same_choices: float
-    """The part of the tokens for which both hold the same one for the most probable."""
+    """Share of tokens for which both engines have the same most probable token."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,12 +31,12 @@ class EngineQuality:
     text: str
     """Name of the file."""
     tokens: int
-    """Of the text that were read, from its beginning."""
+    """Number of tokens that were read, from the beginning of the text."""
     window: int
-    """Tokens of a window; each but the first is predicted from those before it in its window."""
+    """Tokens per window; each token but the first is predicted from the earlier ones in its window."""
     perplexity: float
     reference: Comparison | None = None
-    """None: the build quantised nothing, and predicts nothing."""
+    """None if the build quantised nothing and predicts nothing."""
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
@@ -44,7 +44,7 @@ class EngineQuality:
 
     @classmethod
     def from_fields(cls, source: JsonFields) -> EngineQuality:
-        """The inverse of to_dict. What is wrong is noted in `source`."""
+        """Reads what to_dict() returned; notes problems in `source`."""
         reference = source.object("reference", optional=True)
         return cls(
             text=source.string("text"),
@@ -59,17 +59,17 @@ def _comparison(source: JsonFields) -> Comparison:
     return Comparison(
         engine=source.string("engine"),
         perplexity=source.number("perplexity"),
-        # Where the distributions are the same but for rounding, the sum may come out below zero.
+        # Rounding can make the sum of nearly equal distributions negative.
         divergence=source.number("divergence", minimum=-1.0),
         same_choices=source.number("same_choices"),
     )
 
 
 class QualityMeasure(Protocol):
-    """Measures engines. builder/ runs none, so that runtime/ provides it."""
+    """Measures engines. builder/ runs no engines, so runtime/ provides the implementation."""
 
     def problems(self, config: BuildConfig) -> list[str]:
-        """Why engines of this config, after with_defaults(), could not be measured."""
+        """Lists reasons why engines of this config, after with_defaults(), cannot be measured."""
 
     def measure(self, engine: Path, reference: Path | None) -> EngineQuality:
-        """Runs both engine directories, and compares the first with the second. Raises what running them raises."""
+        """Runs both engine directories, and compares the first with the second. Raises the errors of running them."""

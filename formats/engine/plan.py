@@ -1,7 +1,7 @@
 # ruff: noqa: D101
-"""A program as the engine file holds it: _core.Program with tensors and buffers by name.
+"""A program as the engine file holds it: _core.Program, with tensors and buffers by name.
 
-Every class but Matrix, Vector and NeuronTable has the name and the fields of its counterpart in adaptrt._core, which
+Every class except Matrix, Vector and NeuronTable has the name and the fields of its counterpart in adaptrt._core, which
 documents them.
 """
 
@@ -31,7 +31,7 @@ class Quantization:
 
 @dataclass(frozen=True, kw_only=True)
 class Matrix:
-    """Panels of W[n, k] in the engine's type, quantised or compressed: a tensor of the engine file.
+    """Panels of W[n, k] in the engine's dtype, quantised or compressed; a tensor of the engine file.
 
     See cpp/include/adaptrt/core/panels.h, quantized_panels.h and compressed_panels.h.
     """
@@ -41,15 +41,15 @@ class Matrix:
     k: int
     quantization: Quantization | None = None
     exceptions: int | None = None
-    """Of a compressed matrix: places for them in each panel."""
+    """Compressed matrices: number of outliers that each panel has room for."""
     has_rows: bool = False
-    """Behind the panels are the rows."""
+    """True if the rows follow the panels."""
     has_columns: bool = False
-    """Behind the panels are the columns."""
+    """True if the columns follow the panels."""
 
     @property
     def is_stored_twice(self) -> bool:
-        """Whether rows or columns are behind the panels."""
+        """True if rows or columns follow the panels."""
         return self.has_rows or self.has_columns
 
 
@@ -63,7 +63,7 @@ class Vector:
 
 @dataclass(frozen=True, kw_only=True)
 class NeuronTable:
-    """A tensor of the engine file, see cpp/include/adaptrt/core/neuron_table.h."""
+    """A tensor of the engine file; see cpp/include/adaptrt/core/neuron_table.h."""
 
     tensor: str
     count: int
@@ -306,7 +306,7 @@ OP_NAMES: Final[dict[str, type[Op]]] = {
     "send": SendOp,
     "broadcast": BroadcastOp,
 }
-"""What an op is called in its field `op`."""
+"""Names of ops in their field `op`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -376,5 +376,5 @@ class Program:
 
     @property
     def ops(self) -> tuple[Op, ...]:
-        """Those of all sections."""
+        """Ops of all sections."""
         return (*self.encoder, *self.body, *self.head)

@@ -1,6 +1,6 @@
-"""Programs as JSON, strictly: what is written is read back equal, and anything else is refused.
+"""Programs as JSON, strictly: a written program is read back equal, and anything else is refused.
 
-A field with a default is written where it is something else, so that engines which do without it stay what they were.
+A field with a default is written only if it differs from it, so engines that do not use a new field stay the same.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ...common.json_fields import describe
 from .plan import OP_NAMES, Op, Program
 
 _OP_FIELD: Final = "op"
-# Sizes and offsets stay far below what the C++ structs can hold.
+# Sizes and offsets are far below the limits of the C++ structs.
 _LARGEST: Final = 1 << 62
 
 
@@ -30,7 +30,10 @@ def program_to_json(program: Program) -> dict[str, Any]:
 
 
 def program_from_json(data: Mapping[str, Any], subject: str) -> Program:
-    """The inverse of program_to_json. Raises EngineError, which begins with `subject`, naming every bad field."""
+    """Reads what program_to_json() returned.
+
+    Raises EngineError, which begins with `subject` and names every bad field.
+    """
     problems: list[str] = []
     program = _decode(Program, data, "program", problems)
     if problems:
@@ -57,8 +60,8 @@ def _encode(value: Any) -> Any:
 
 
 def _decode(kind: Any, value: Any, where: str, problems: list[str]) -> Any:
-    """A value of the type that an annotation names; None after noting what is wrong."""
-    kind = getattr(kind, "__supertype__", kind)  # of a NewType
+    """Returns a value of the annotated type; None after noting a problem."""
+    kind = getattr(kind, "__supertype__", kind)  # the type behind a NewType
     if typing.get_origin(kind) in (types.UnionType, typing.Union):
         return _decode_union(kind, value, where, problems)
     if typing.get_origin(kind) is tuple:

@@ -1,4 +1,4 @@
-"""weight_usage.json: how often a text used the neurons and experts of an engine, and how a build comes to know it."""
+"""weight_usage.json: how often a text used the neurons and experts of an engine."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _FORMAT_VERSION: Final = 1
 
 @dataclass(frozen=True, kw_only=True)
 class WeightUsage:
-    """What an engine's executors keep in memory first, where a weight_memory does not hold everything."""
+    """Counts that tell executors which weights to keep in memory first, if weight_memory cannot hold all."""
 
     engine_checksum: str
-    """Of the engine that was run."""
+    """Checksum of the engine that was run."""
     text: str
     """Name of the file."""
     tokens: int
-    """Of the text that were run, from its beginning. Every layer was used by each."""
+    """Number of tokens that were run, from the beginning of the text. Each token used every layer."""
     counts: Mapping[str, tuple[int, ...]]
-    """By the name of usage_names(): how often each neuron's gate was open, or each expert was taken."""
+    """Counts by name from usage_names(): how often each neuron's gate was open, or each expert was chosen."""
 
     def save(self, directory: Path) -> None:
         """Writes the file."""
@@ -48,9 +48,9 @@ class WeightUsage:
 
     @classmethod
     def load(cls, directory: Path, engine_checksum: str, program: Program) -> WeightUsage | None:
-        """That of an engine with this checksum and program; None: the build made none.
+        """Reads the file of an engine with this checksum and program; None if the build made none.
 
-        Raises EngineError with the file's path and what is wrong with which field.
+        Raises EngineError with the path, and the problem of each field.
         """
         path = directory / USAGE_FILE
         if not path.is_file():
@@ -82,17 +82,17 @@ class WeightUsage:
 
 
 class UsageMeasure(Protocol):
-    """Runs engines over a text. builder/ runs none, so that runtime/ provides it."""
+    """Runs engines on a text. builder/ runs no engines, so runtime/ provides the implementation."""
 
     def problems(self, config: BuildConfig) -> list[str]:
-        """Why engines of this config, after with_defaults(), could not be run over it."""
+        """Lists reasons why engines of this config, after with_defaults(), cannot be run on the text."""
 
     def measure(self, engine: Path) -> WeightUsage:
-        """Runs an engine directory. Raises what running it raises."""
+        """Runs an engine directory. Raises the errors of running it."""
 
 
 def usage_names(program: Program) -> dict[int, tuple[str, int]]:
-    """By op of the body that chooses: the tensor that stands for what it chooses from, and how many there are."""
+    """Names the choices of the body's ops: by op, a tensor of what it chooses from, and the number of choices."""
     names = {}
     for at, op in enumerate(program.body):
         if isinstance(op, LinearOp) and op.neurons is not None and len(op.parts) > 1:
@@ -103,5 +103,5 @@ def usage_names(program: Program) -> dict[int, tuple[str, int]]:
 
 
 def _checksum(content: Mapping[str, Any]) -> str:
-    """XXH3-64 of the content with its keys sorted."""
+    """Returns the XXH3-64 of the content with sorted keys."""
     return xxhash.xxh3_64_hexdigest(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())

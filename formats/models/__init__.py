@@ -1,1 +1,1 @@
-"""The supported model families: one file each, and registry.py with the table of them."""
+"""The supported model families, one file each; registry.py has their table."""

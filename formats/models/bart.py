@@ -1,4 +1,4 @@
-"""BartForConditionalGeneration: learned positions, biases, and layer norms behind each sublayer."""
+"""BartForConditionalGeneration: learned positions, biases, and a layer norm after each sublayer."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from .family import GELUS, Features, ModelFamily, no_rope
 
 _MODEL: Final = "model"
 _SHARED: Final = f"{_MODEL}.shared"
-# Rows of the tables of positions that no position has.
+# Unused rows at the start of the position tables.
 _POSITION_OFFSET: Final = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class BartConfig(EncoderDecoderConfig):
-    """The fields of BART beyond those of other encoder-decoders."""
+    """Fields of BART, in addition to those of other encoder-decoders."""
 
     scale_embedding: bool = False
-    """Embeddings are multiplied by sqrt(hidden_size)."""
+    """True multiplies embeddings by sqrt(hidden_size)."""
     encoder_intermediate_size: int = 1
 
     @property
     def embedding_scale(self) -> float:
-        """By which embeddings are multiplied."""
+        """Factor of the embeddings."""
         return float(self.hidden_size**0.5) if self.scale_embedding else 1.0
 
     def mapping_inconsistencies(self) -> list[str]:
-        """Why this model cannot be cut by its mapping."""
+        """Lists reasons why this model cannot be cut by its mapping."""
         problems = super().mapping_inconsistencies()
         tp_size, size = self.mapping.tp_size, self.encoder_intermediate_size
         if size % tp_size != 0:
@@ -44,7 +44,7 @@ class BartConfig(EncoderDecoderConfig):
 
 
 def _fill_in(fields: JsonFields) -> Mapping[str, Any]:
-    return {"layer_norm_eps": 1e-5}  # torch's, which the family has no field for
+    return {"layer_norm_eps": 1e-5}  # torch's default; the family has no field for it
 
 
 def _read_features(fields: JsonFields, num_hidden_layers: int) -> Features:
@@ -135,7 +135,7 @@ BART = ModelFamily(
     read_rope=no_rope,
     fill_in=_fill_in,
     declare=_declare,
-    # The model's names where it was saved without lm_head.
+    # Names in models that were saved without lm_head.
     older_names={f"{name}.": f"{_MODEL}.{name}." for name in ("shared", "encoder", "decoder")},
     position_embedding_type=LEARNED_POSITIONS,
     activations={**GELUS, "relu": "relu"},
@@ -149,7 +149,7 @@ BART = ModelFamily(
     },
     optional_fields=frozenset({"num_key_value_heads", "head_dim"}),
     tied_by_default=True,
-    # What only other models of BART's code have, and what they would have there.
+    # Fields that only other models with BART's code use, with the values that change nothing here.
     neutral_fields={
         "is_encoder_decoder": True,
         "normalize_before": False,

@@ -1,4 +1,4 @@
-"""BertModel: learned positions and token types, biases, and layer norms behind each sublayer."""
+"""BertModel: learned positions and token types, biases, and a layer norm after each sublayer."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ _POOLER: Final = f"{_MODEL}.pooler.dense"
 
 @dataclass(frozen=True, kw_only=True)
 class BertConfig(EncoderConfig):
-    """The fields of BERT beyond those of other encoders."""
+    """Fields of BERT, in addition to those of other encoders."""
 
     type_vocab_size: int = 2
-    """Kinds of tokens: 0 of a text, 1 of the second of two."""
+    """Number of token types: 0 for a text, 1 for the second of two texts."""
     has_pooler: bool = True
-    """There is a linear layer over the first hidden state, which classifiers of texts read."""
+    """True if the model has a linear layer over the first hidden state; classifiers of texts read it."""
 
     @property
     def classified_row(self) -> str:
-        """The first."""
+        """The first hidden state."""
         return CLS
 
     def classifiers_need_pooler(self, *, per_token: bool) -> bool:
-        """Those of texts do."""
+        """True for classifiers of texts."""
         return not per_token
 
 
@@ -48,7 +48,7 @@ def _read_features(fields: JsonFields, num_hidden_layers: int) -> Features:
 
 
 def _fitting(c: BertConfig, tensors: Container[str]) -> BertConfig:
-    """Models of embeddings and classifiers of tokens may be without the pooler."""
+    """Finds out if the model has a pooler: embedding models and classifiers of tokens may lack it."""
     needed = c.classifier is not None and c.classifiers_need_pooler(per_token=c.classifier.per_token)
     return replace(c, has_pooler=needed or f"{_POOLER}.weight" in tensors)
 
@@ -69,9 +69,9 @@ BERT = ModelFamily(
     read_rope=no_rope,
     declare=_declare,
     fitting=_fitting,
-    # The model's names where it was saved without a head.
+    # Names in models that were saved without a head.
     older_names={f"{name}.": f"{_MODEL}.{name}." for name in ("embeddings", "encoder", "pooler")},
-    # Weights and biases of norms as TensorFlow called them.
+    # TensorFlow's names of the norms' weights and biases.
     older_endings={".LayerNorm.gamma": ".LayerNorm.weight", ".LayerNorm.beta": ".LayerNorm.bias"},
     position_embedding_type=LEARNED_POSITIONS,
     activations={**GELUS, "relu": "relu"},
@@ -88,6 +88,6 @@ BERT = ModelFamily(
             "hidden_dropout_prob",
         }
     ),
-    # The heads of bare_architectures, and positions that were saved as a buffer.
+    # Heads of bare_architectures, and positions that were saved as a buffer.
     ignored_tensors=(r"cls\..*", r"bert\.embeddings\.position_ids"),
 )

@@ -1,4 +1,4 @@
-"""The layers of BERT and of those that were made of it: each sublayer has a layer norm behind it."""
+"""Layers of BERT and its derivatives: each sublayer is followed by a layer norm."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ..network.weights import Split, whole
 def declare_bert(
     net: Network, c: CheckpointConfig, model: str, type_vocab_size: int, unused_positions: int = 0
 ) -> None:
-    """The encoder under the name `model`, whose last norm makes net.hidden.
+    """Declares the encoder under the name `model`; its last norm makes net.hidden.
 
-    Its table of positions has `unused_positions` rows before that of the first token; tokens are of `type_vocab_size`
-    kinds.
+    type_vocab_size: number of token types.
+    unused_positions: rows of the position table before that of the first token.
     """
     p = f"{model}.embeddings"
     x = net.embedding(

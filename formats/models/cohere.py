@@ -1,4 +1,4 @@
-"""Command R, R7B and A: one norm for attention and MLP side by side, neighbours rotated, scaled logits."""
+"""Command R, R7B and A: parallel attention and MLP with one norm, interleaved rotary positions, scaled logits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .family import Features, ModelFamily, sliding_window_of_kinds
 
 @dataclass(frozen=True, kw_only=True)
 class CohereConfig(CheckpointConfig):
-    """The fields of Cohere's models beyond Llama's."""
+    """Fields of Cohere's models, in addition to Llama's."""
 
     logit_scale: float = 1.0
 
@@ -89,4 +89,4 @@ COHERE2 = replace(
     },
     harmless_fields=frozenset({"cache_implementation", "layer_switch", "use_parallel_embedding"}),
 )
-"""Command R7B and Command A: windows in most layers, and no positions in the others."""
+"""Command R7B and Command A: sliding windows in most layers, no positions in the others."""

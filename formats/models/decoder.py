@@ -1,4 +1,4 @@
-"""What the layers of many families have in common."""
+"""Layers that many families share."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ..network.operands import Activation, Value
 from ..network.weights import Part, Split, stacked, whole
 
 MODEL = "model"
-"""The decoder in a ...ForCausalLM."""
+"""Path of the decoder in a ...ForCausalLM."""
 
 
 def qkv_parts(c: CheckpointConfig, prefix: str) -> tuple[Part, ...]:
-    """q_proj, k_proj and v_proj of `prefix`."""
+    """Returns q_proj, k_proj and v_proj of `prefix`."""
     heads, kv_heads, size = c.num_attention_heads, c.num_key_value_heads, c.head_size
     return (
         whole(f"{prefix}.q_proj", "attn_q", heads * size, heads),
@@ -25,7 +25,7 @@ def qkv_parts(c: CheckpointConfig, prefix: str) -> tuple[Part, ...]:
 
 
 def gate_and_up(c: CheckpointConfig, source: str) -> tuple[Part, Part]:
-    """A layer that has the gate's outputs above those that it multiplies."""
+    """Returns the two halves of a layer that stacks the outputs of gate and up, gate first."""
     gate, up = stacked(
         source,
         [
@@ -37,7 +37,7 @@ def gate_and_up(c: CheckpointConfig, source: str) -> tuple[Part, Part]:
 
 
 def fused_gated_mlp(net: Network, c: CheckpointConfig, x: Value, source: str, activation: Activation) -> Value:
-    """activation(gate) * up of one linear layer `source` that makes both."""
+    """Declares activation(gate) * up, from one linear layer `source` that computes both."""
     gate, up = gate_and_up(c, source)
     first, second = (
         net.weight(x, name, [part], bias=c.mlp_bias) for name, part in (("mlp.fc", gate), ("mlp.gate", up))
@@ -46,7 +46,7 @@ def fused_gated_mlp(net: Network, c: CheckpointConfig, x: Value, source: str, ac
 
 
 def gated_mlp(net: Network, c: CheckpointConfig, x: Value, prefix: str, activation: Activation) -> Value:
-    """activation(gate_proj(x)) * up_proj(x), the input of down_proj."""
+    """Declares activation(gate_proj(x)) * up_proj(x), the input of down_proj."""
     gate, up = (
         net.weight(x, name, [whole(f"{prefix}.{source}", module, c.intermediate_size)], bias=c.mlp_bias)
         for name, source, module in (("mlp.fc", "gate_proj", "mlp_h_to_4h"), ("mlp.gate", "up_proj", "mlp_gate"))
@@ -56,11 +56,11 @@ def gated_mlp(net: Network, c: CheckpointConfig, x: Value, prefix: str, activati
 
 @dataclass(frozen=True, kw_only=True)
 class Multipliers:
-    """Factors by which a family multiplies what Llama does not."""
+    """Factors that some families apply and Llama does not."""
 
     embedding: float = 1.0
     inputs_embeds: float = 1.0
-    """Of embeddings that the model is given in place of tokens."""
+    """Factor of embeddings that the model gets in place of tokens."""
     residual: float = 1.0
     scores: float | None = None
     """None: 1 / sqrt(head_size)."""
@@ -68,14 +68,14 @@ class Multipliers:
 
 
 def dense_mlp(net: Network, c: CheckpointConfig, h: Value, x: Value, prefix: str, scale: float = 1.0) -> Value:
-    """`x` plus `scale` times what the MLP `prefix` makes of `h`."""
+    """Declares `x` plus `scale` times the output of the MLP `prefix` for `h`."""
     made = gated_mlp(net, c, h, prefix, Activation(c.hidden_act))
     down = whole(f"{prefix}.down_proj", "mlp_4h_to_h", c.hidden_size)
     return net.linear(made, "mlp.proj", [down], split=Split.ROW, bias=c.mlp_bias, add_to=x, scale=scale)
 
 
 Mlp = Callable[[int, Value, Value], Value]
-"""Takes a layer's number, its normalised rows and the residual stream, which it adds to."""
+"""Arguments: a layer's number, its normalised rows, and the residual stream, to which it adds."""
 
 
 def declare_llama_like(
@@ -90,12 +90,14 @@ def declare_llama_like(
     norms_of_all_heads: bool = False,
     sinks: bool = False,
 ) -> None:
-    """The network of Llama and of families that differ from it in features of CheckpointConfig and these alone.
+    """Declares Llama's network, or that of a family that differs only in CheckpointConfig and in these arguments.
 
-    Attention of the layers `unrotated` does not depend on positions. `decoder` is the Hugging Face model's name of it.
-    `plus_one`: the model stores weights of norms as their differences from one.
-    `mlp` takes the place of Llama's. With `norms_of_all_heads` q and k are normalised over all heads together, where
-    they are. `sinks`: each head's softmax has a learned score more.
+    unrotated: layers whose attention does not depend on positions.
+    decoder: path of the decoder in the Hugging Face model.
+    plus_one: True if the model stores norm weights as differences from one.
+    mlp: replaces Llama's MLP.
+    norms_of_all_heads: True normalises q and k over all heads together, if they are normalised.
+    sinks: True adds a learned score to each head's softmax.
     """
     factors = factors or Multipliers()
     query, key, _ = (part.outputs for part in qkv_parts(c, ""))

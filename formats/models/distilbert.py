@@ -22,25 +22,25 @@ _HEAD_LAYER: Final = HeadLayer("pre_classifier", PoolingActivation.RELU)
 
 @dataclass(frozen=True, kw_only=True)
 class DistilBertConfig(EncoderConfig):
-    """An encoder whose classifiers have a layer of their own before the last one."""
+    """An encoder whose text classifiers have an additional layer before the last one."""
 
     @property
     def classified_row(self) -> str:
-        """The first."""
+        """The first hidden state."""
         return CLS
 
     def classifiers_need_pooler(self, *, per_token: bool) -> bool:
-        """Those of texts do."""
+        """True for classifiers of texts."""
         return not per_token
 
     @property
     def head_layer(self) -> HeadLayer | None:
-        """It stands beside the last one, whose name its own ends with: PEFT saves both."""
+        """PEFT saves this layer with the last one: it selects by ends of names, and "classifier" ends this name too."""
         return _HEAD_LAYER
 
 
 def _fill_in(fields: JsonFields) -> Mapping[str, Any]:
-    return {"layer_norm_eps": 1e-12}  # which the family has no field for
+    return {"layer_norm_eps": 1e-12}  # the family has no field for it
 
 
 def _read_features(fields: JsonFields, num_hidden_layers: int) -> Features:
@@ -97,7 +97,7 @@ DISTILBERT = ModelFamily(
     read_rope=no_rope,
     declare=_declare,
     fill_in=_fill_in,
-    # The model's names where it was saved without a head.
+    # Names in models that were saved without a head.
     older_names={f"{part}.": f"{_MODEL}.{part}." for part in ("embeddings", "transformer")},
     position_embedding_type=LEARNED_POSITIONS,
     activations={**GELUS, "relu": "relu"},
@@ -112,10 +112,10 @@ DISTILBERT = ModelFamily(
     optional_fields=frozenset({"num_key_value_heads", "head_dim"}),
     tied_by_default=True,
     neutral_fields={"is_decoder": False},
-    # Sinusoidal positions are in the table like learned ones.
+    # Sinusoidal positions are stored in the table like learned ones.
     harmless_fields=frozenset(
         {"dropout", "output_past", "qa_dropout", "seq_classif_dropout", "sinusoidal_pos_embds", "tie_weights_"}
     ),
-    # The head of bare_architectures, and positions that were saved as a buffer.
+    # Head of bare_architectures, and positions that were saved as a buffer.
     ignored_tensors=(r"vocab_(transform|layer_norm|projector)\..*", r"distilbert\.embeddings\.position_ids"),
 )

@@ -1,4 +1,4 @@
-"""What families have in common that are an encoder alone."""
+"""Config of families that consist of an encoder only."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from ..checkpoint.config import CheckpointConfig
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig(CheckpointConfig):
-    """Of models that give hidden states, or classes, and no tokens."""
+    """Config of models that return hidden states or classes, and generate no tokens."""
 
     has_lm_head: bool = False
 
     @property
     def is_encoder_only(self) -> bool:
-        """Tokens see those behind them as well."""
+        """True: tokens also attend to later tokens."""
         return True
 
     def describe_depth(self) -> str:
-        """What people read: 12 encoder layers."""
+        """Text for people: 12 encoder layers."""
         return f"{self.num_hidden_layers} encoder layers"
 
     def describe_kv_cache(self, tokens_per_block: int) -> str:
-        """What people read."""
+        """Text for people."""
         return "none: it is an encoder"
 
     def inconsistencies(self) -> list[str]:
-        """What is wrong between fields that are each acceptable alone."""
+        """Lists contradictions between fields that are each acceptable."""
         problems = super().inconsistencies()
         if self.has_lm_head:
             problems.append(f"has_lm_head is true; {self.architecture} is an encoder and has none")

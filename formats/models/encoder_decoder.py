@@ -1,4 +1,4 @@
-"""What families with an encoder before the decoder have in common."""
+"""Config and cross attention of families with an encoder before the decoder."""
 
 from __future__ import annotations
 
@@ -14,24 +14,26 @@ from ..network.weights import Split, whole
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderDecoderConfig(CheckpointConfig):
-    """num_hidden_layers is the number of the decoder's layers."""
+    """Config of an encoder-decoder; num_hidden_layers counts the decoder's layers."""
 
     encoder_layers: int = 1
     decoder_start_ids: tuple[int, ...] = ()
-    """What generation from text gives to the decoder: decoder_start_token_id, and behind it forced_bos_token_id, which
-    would be the first token that it makes. Empty: the model does not say."""
+    """Tokens that start the decoder when text is generated; empty: the model does not say.
+
+    These are decoder_start_token_id and then forced_bos_token_id, which would be the first generated token.
+    """
 
     @property
     def num_encoder_layers(self) -> int:
-        """Layers of the encoder."""
+        """Number of the encoder's layers."""
         return self.encoder_layers
 
     def describe_layers(self) -> str:
-        """What people read."""
+        """Text for people."""
         return f"{self.encoder_layers} of the encoder and {super().describe_layers()}"
 
     def mapping_inconsistencies(self) -> list[str]:
-        """Why this model cannot be cut by its mapping."""
+        """Lists reasons why this model cannot be cut by its mapping."""
         problems = super().mapping_inconsistencies()
         pp_size = self.mapping.pp_size
         if pp_size > self.encoder_layers:
@@ -40,7 +42,7 @@ class EncoderDecoderConfig(CheckpointConfig):
 
 
 def decoder_start_ids(fields: JsonFields) -> tuple[int, ...]:
-    """Of decoder_start_token_id and forced_bos_token_id."""
+    """Reads decoder_start_token_id and forced_bos_token_id."""
     start, forced = (
         fields.optional_integer(name, minimum=0) for name in ("decoder_start_token_id", "forced_bos_token_id")
     )
@@ -50,9 +52,10 @@ def decoder_start_ids(fields: JsonFields) -> tuple[int, ...]:
 
 
 def keep_cross_keys(net: Network, encoded: Value, layer_path: str, names: Sequence[str], *, bias: bool) -> None:
-    """Every decoder layer's keys and values of what the encoder makes, by its linear layers of k and v, `names`.
+    """Declares each decoder layer's keys and values of the encoder's output.
 
-    `layer_path` of a layer is where they are in the Hugging Face model, with {} for its number.
+    layer_path: path in the Hugging Face model, with {} for the layer's number.
+    names: names of the linear layers of k and v below that path.
     """
     config = net.config
     width = config.num_key_value_heads * config.head_size

@@ -1,4 +1,4 @@
-"""Exaone4ForCausalLM: OLMo 2's order of norms, norms of single heads, and no positions in layers between windows."""
+"""Exaone4ForCausalLM: OLMo 2's order of norms, a norm per head, and no positions in layers without a window."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def _read_features(fields: JsonFields, num_hidden_layers: int) -> Features:
     pattern = 1
     if window is not None and fields.raw("layer_types") is None:
         pattern = fields.integer("sliding_window_pattern", default=4)
-    fields.discard(("sliding_window_pattern",))  # beside layer_types it is a text such as LLLG, which says the same
+    fields.discard(("sliding_window_pattern",))  # next to layer_types it is a text such as LLLG, with the same meaning
     windows = sliding_window_of_kinds(fields, num_hidden_layers, lambda layer: (layer + 1) % pattern != 0)
     if window is not None and not windows["sliding_window_layers"]:
         fields.problem("sliding_window", f"is {describe(window)}, but no layer has a window")

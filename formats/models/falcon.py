@@ -1,4 +1,4 @@
-"""FalconForCausalLM: q, k and v of one layer, few heads for keys, attention and MLP side by side or in turn."""
+"""FalconForCausalLM: one layer for q, k and v, few key heads, attention and MLP in parallel or in sequence."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _MODEL: Final = "transformer"
 
 @dataclass(frozen=True, kw_only=True)
 class FalconConfig(CheckpointConfig):
-    """The fields of Falcon beyond Llama's, by TensorRT-LLM's names."""
+    """Fields of Falcon, in addition to Llama's, with TensorRT-LLM's names."""
 
     parallel_attention: bool = True
-    """Attention and MLP are added to the same hidden state."""
+    """True adds attention and MLP to the same hidden state."""
     num_ln_in_parallel_attn: int = 1
-    """Norms before them where they are: 2 of attention and of the MLP, 1 of both."""
+    """Number of norms before parallel attention and MLP: 2 gives each its own, 1 is shared."""
 
 
 def _fill_in(fields: JsonFields) -> Mapping[str, Any]:
     heads = fields.raw("num_attention_heads")
-    is_new = fields.raw("new_decoder_architecture") is True  # _read_features names what is neither true nor false
+    is_new = fields.raw("new_decoder_architecture") is True  # _read_features() reports other values
     stated = fields.raw("num_kv_heads")
     if is_new:
         key_value_heads = heads if stated is None else stated
@@ -58,7 +58,7 @@ def _read_features(fields: JsonFields, num_hidden_layers: int) -> Features:
 
 
 def _qkv_parts(c: FalconConfig, source: str) -> list[Part]:
-    """The source has for each head of keys the heads of queries that read it, then that head and its values."""
+    """Splits the source's outputs. Each key head has a group: its query heads, the key head, its value head."""
     heads, key_value_heads, size = c.num_attention_heads, c.num_key_value_heads, c.head_size
     readers = heads // key_value_heads
     group = (readers + 2) * size
@@ -116,7 +116,7 @@ FALCON = ModelFamily(
     read_features=_read_features,
     fill_in=_fill_in,
     declare=_declare,
-    # The decoder's names where it was saved without the model around it.
+    # Names in decoders that were saved without the model around them.
     older_names={f"{name}.": f"{_MODEL}.{name}." for name in ("word_embeddings", "h", "ln_f")},
     activations={**GELUS, "relu": "relu"},
     field_names={
@@ -128,7 +128,7 @@ FALCON = ModelFamily(
     tied_by_default=True,
     neutral_fields={"alibi": False, "apply_residual_connection_post_layernorm": False},
     harmless_fields=frozenset({"hidden_dropout", "multi_query"}),
-    # Of the models that were published before transformers had the class.
+    # Models that were published before transformers had the class.
     published_code={
         "AutoConfig": "configuration_falcon.FalconConfig",
         "AutoModel": "modeling_falcon.FalconModel",

@@ -1,7 +1,7 @@
-"""What a model family's file says about it, and how several families read their fields.
+"""Description of a model family, and readers of config.json fields that several families share.
 
-A family reads the fields of Hugging Face's config.json into a CheckpointConfig, and declares its network. Everything
-else (names of tensors, shards, adapters, the program, the ONNX graph) follows from that declaration.
+A family reads the fields of Hugging Face's config.json into a CheckpointConfig, and declares its network. Names of
+tensors, shards, adapters, the program and the ONNX graph follow from that declaration.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ GELUS = {"gelu": "gelu", **dict.fromkeys(GELU_TANH_NAMES, "gelu_tanh")}
 
 @dataclass(frozen=True, kw_only=True)
 class PartialRotaryConfig(CheckpointConfig):
-    """Of families that rotate a share of each head."""
+    """Config of families that rotate a share of each head."""
 
     rotary_pct: float = 1.0
 
     @property
     def rotary_size(self) -> int:
-        """Elements of a head that are rotated."""
+        """Number of elements of a head that are rotated."""
         return int(self.head_size * self.rotary_pct)
 
     def inconsistencies(self) -> list[str]:
-        """What is wrong between fields that are each acceptable alone."""
+        """Lists contradictions between fields that are each acceptable."""
         found = super().inconsistencies()
         if not 0 < self.rotary_pct <= 1:
             return [*found, f"rotary_pct is {self.rotary_pct}; expected a share of the head, above 0 up to 1"]
@@ -48,24 +48,24 @@ FULL_ATTENTION = "full_attention"
 SLIDING_ATTENTION = "sliding_attention"
 
 Features = dict[str, Any]
-"""Fields of the family's CheckpointConfig, by name, in which it differs from others."""
+"""Fields of the family's CheckpointConfig that differ from the defaults, by name."""
 
-# Buffers that old versions of transformers saved, and that follow from config.json.
+# Buffers that old versions of transformers saved; they follow from config.json.
 ROTARY_BUFFERS = r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"
 
 
 @dataclass(frozen=True, kw_only=True)
 class VisionTower:
-    """What a model that sees has beside its language model, which alone is served, for text."""
+    """Parts of a vision model outside of its language model. AdaptRT serves only the language model, for text."""
 
     tensor_prefixes: tuple[str, ...]
-    """What the names of its tensors begin with; conversion leaves them aside."""
+    """Prefixes of its tensor names; conversion skips these tensors."""
     fields: frozenset[str]
-    """Of config.json, beside text_config: what images and videos alone need."""
+    """Fields of config.json, outside of text_config, that only images and videos need."""
     text_model_types: frozenset[str]
-    """What text_config's model_type can be."""
+    """Accepted values of text_config's model_type."""
     text_defaults: Mapping[str, Any] = field(default_factory=dict)
-    """What transformers takes for fields that text_config of published models leaves out."""
+    """transformers' defaults of fields that published models omit from text_config."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,66 +73,69 @@ class ModelFamily:
     """One architecture of Hugging Face's config.json."""
 
     architecture: str
-    """The class that FAMILIES knows it by: of an encoder alone the model without a head."""
+    """Class name, the key in FAMILIES. For encoders, the model without a head."""
     read_features: Callable[[JsonFields, int], Features]
-    """Takes the family's own fields; the second argument is num_hidden_layers."""
+    """Reads the family's own fields; the second argument is num_hidden_layers."""
     declare: Callable[[Network, Any], None]
     """Declares the network of a config of `config_class`."""
     config_class: type[CheckpointConfig] = CheckpointConfig
     optional_fields: frozenset[str] = frozenset()
-    """num_key_value_heads and head_dim, where the family derives them from other sizes if left out."""
+    """Fields among num_key_value_heads and head_dim that the family derives from other sizes if they are missing."""
     neutral_fields: Mapping[str, Any] = field(default_factory=dict)
-    """Fields that the family does not have, with the value at which they mean nothing; others are refused."""
+    """Fields that the family does not have, with the only accepted value, at which they mean nothing."""
     ignored_tensors: tuple[str, ...] = (ROTARY_BUFFERS,)
-    """Patterns of tensors that a model may have and that follow from config.json."""
+    """Patterns of names of tensors that a model may have, and that conversion ignores."""
     inner_names: Mapping[str, str] = field(default_factory=dict)
-    """Parts of paths, as files have them, with what transformers calls them in a model that is loaded."""
+    """Parts of paths in files, with transformers' names in a loaded model."""
     older_names: Mapping[str, str] = field(default_factory=dict)
-    """What names of tensors and of adapters' layers began with in older layouts, and begin with today."""
+    """Beginnings of names of tensors and adapter layers in older layouts, with the current ones."""
     older_endings: Mapping[str, str] = field(default_factory=dict)
-    """What names of tensors ended with, and end with today."""
+    """Older ends of tensor names, with the current ones."""
     stacked_experts: StackedExperts = field(default_factory=dict)
-    """How models hold the linear layers of experts that are apart in their networks, where they do not hold them so."""
+    """Parameters of the model that hold linear layers of all experts; the network has them per expert."""
     bare_architectures: frozenset[str] = frozenset()
-    """Classes whose heads are left aside, so that they are the model without one."""
+    """Classes whose heads are ignored: they count as the model without a head."""
     fitting: Callable[[Any, Container[str]], Any] | None = None
-    """The config, of the config.json's and the names of a model's tensors, where it is they that tell."""
+    """Returns the config adjusted to the names of a model's tensors, if config.json does not say enough."""
     vision: VisionTower | None = None
-    """Of models that see as well; the language model alone is served."""
+    """Vision tower of models that also take images; only the language model is served."""
     field_names: Mapping[str, str] = field(default_factory=dict)
-    """Names of fields that other families have under those that are the keys."""
+    """The family's names of fields, by the names that other families use."""
     harmless_fields: frozenset[str] = frozenset()
     """Fields of the family that do not change what the network computes."""
     published_code: Mapping[str, str] = field(default_factory=dict)
-    """Entries of auto_map in the family's own published models: code that has since become transformers' class."""
+    """Entries of auto_map in the family's published models: code that has since become transformers' class."""
     default_rope_theta: float = 10000.0
-    """rope_theta where it is left out."""
+    """Default of rope_theta."""
     mrope: bool = False
-    """Rotary positions have three rows: of time, height and width."""
+    """True if rotary positions have three rows: time, height and width."""
     tied_by_default: bool = False
-    """tie_word_embeddings where it is left out."""
+    """Default of tie_word_embeddings."""
     activations: Mapping[str, str] = field(default_factory=lambda: {"silu": "silu"})
-    """Values of hidden_act with those of CheckpointConfig.hidden_act; the first where it is left out."""
+    """Values of hidden_act, with those of CheckpointConfig.hidden_act; the first is the default."""
     position_embedding_type: str = ROPE
     unused_positions: Callable[[JsonFields], int] | None = None
-    """Of max_position_embeddings, those that no token has; None: every one can be a token's."""
+    """Number of positions in max_position_embeddings that no token has; None: 0."""
     partial_rotary_factor: float | None = None
-    """Where it is left out; None: heads are always rotated whole."""
+    """Default share of a head that is rotated; None: heads are always rotated whole."""
     fill_in: Callable[[JsonFields], Mapping[str, Any]] | None = None
-    """What transformers takes for fields that are left out, by name, where that depends on others."""
+    """transformers' defaults of missing fields, by name, if they depend on other fields."""
     lm_head_is_embedding: Callable[[Any, bool], bool] | None = None
-    """Of a config and whether the model has an lm_head of its own; None: tie_word_embeddings alone tells."""
+    """True if lm_head is the embedding, for a config and a model that has its own lm_head or not.
+
+    None: use tie_word_embeddings.
+    """
     read_rope: Callable[[JsonFields, int], Features] | None = None
     """Reads the family's own fields of rotary positions; the second argument is max_position_embeddings."""
 
 
 def no_rope(fields: JsonFields, max_position_embeddings: int) -> Features:
-    """Of families that tell positions in another way."""
+    """For families without rotary positions."""
     return {"rotary_base": 10000.0}
 
 
 def sliding_window_of_all_layers(fields: JsonFields, num_hidden_layers: int) -> Features:
-    """One window for every layer, or null."""
+    """Reads one window for all layers, or null."""
     if "sliding_window" not in fields:
         fields.problem("sliding_window", "is missing; expected an integer, or null for full attention")
         return {}
@@ -146,12 +149,12 @@ def sliding_window_of_all_layers(fields: JsonFields, num_hidden_layers: int) -> 
 def sliding_window_by_layer(
     fields: JsonFields, num_hidden_layers: int, has_window: Callable[[int], bool] | None = None
 ) -> Features:
-    """A window, if use_sliding_window, for the layers that layer_types names.
+    """Reads a window, if use_sliding_window, for the layers that layer_types names.
 
-    Without layer_types it is for those that `has_window` says, by number, or else those from max_window_layers on.
+    Without layer_types, for layers where `has_window` is true, or else from layer max_window_layers on.
     """
     enabled = fields.boolean("use_sliding_window", default=False)
-    # transformers 5 writes 0 where the window is not used.
+    # transformers 5 writes 0 if the window is not used.
     declared = fields.optional_integer("sliding_window", minimum=1 if enabled else 0)
     layer_types = fields.raw("layer_types")
     decides = enabled and layer_types is None and has_window is None
@@ -173,7 +176,7 @@ def sliding_window_by_layer(
 
 
 def sliding_window_of_kinds(fields: JsonFields, num_hidden_layers: int, has_window: Callable[[int], bool]) -> Features:
-    """A window for the layers that layer_types names; without it for those that `has_window` says, by number."""
+    """Reads a window for the layers that layer_types names, by default those where `has_window` is true."""
     layer_types = fields.raw("layer_types")
     if layer_types is None:
         layers = tuple(layer for layer in range(num_hidden_layers) if has_window(layer))
@@ -192,10 +195,10 @@ def read_rope_of_kinds(
     local_base: float,
     names: tuple[str, str] = ("rope_theta", "rope_local_base_freq"),
 ) -> Features:
-    """Rotary positions of families whose layers with a window have a base of their own, rotary_local_base.
+    """Reads rotary positions of families with another base, rotary_local_base, in layers with a window.
 
-    transformers 5 has parameters for each kind of layer, versions before it a base for each, `names`, and one scaling.
-    `base` and `local_base` are those of what is left out.
+    transformers 5 has parameters per kind of layer. Earlier versions have a base for each kind (`names`) and one
+    scaling. `base` and `local_base` are the defaults.
     """
     theta = fields.optional_number(names[0], above=True) or base
     local = fields.optional_number(names[1], above=True) or local_base
@@ -218,7 +221,7 @@ def read_rope_of_kinds(
 
 
 def sliding_layers(fields: JsonFields, layer_types: object, num_hidden_layers: int) -> tuple[int, ...]:
-    """The layers that layer_types gives a window."""
+    """Returns the layers that have a window according to layer_types."""
     if (
         isinstance(layer_types, list)
         and len(layer_types) == num_hidden_layers

@@ -1,4 +1,4 @@
-"""GemmaForCausalLM (Gemma 1 and 1.1, CodeGemma): Llama with a gated GELU, scaled embeddings and norms around one."""
+"""GemmaForCausalLM (Gemma 1 and 1.1, CodeGemma): Llama with a gated GELU, scaled embeddings, norms stored minus one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GEMMA = ModelFamily(
     architecture="GemmaForCausalLM",
     read_features=_read_features,
     declare=_declare,
-    # The first models say gelu, which transformers reads as its approximation too.
+    # The first models say gelu; transformers uses the approximation by tanh for it too.
     activations={**GEMMA_ACTIVATIONS, "gelu": "gelu_tanh"},
     tied_by_default=True,
     neutral_fields={"hidden_activation": "gelu_pytorch_tanh", "use_bidirectional_attention": False},

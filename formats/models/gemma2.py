@@ -1,4 +1,4 @@
-"""Gemma2ForCausalLM: norms before and behind sublayers, soft caps, a window in every other layer."""
+"""Gemma2ForCausalLM: norms before and after sublayers, soft caps, a window in every other layer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GEMMA_ACTIVATIONS = dict.fromkeys(GELU_TANH_NAMES, "gelu_tanh")
 
 @dataclass(frozen=True, kw_only=True)
 class GemmaConfig(CheckpointConfig):
-    """The fields of Gemma 2 and 3 beyond Llama's."""
+    """Fields of Gemma 2 and 3, in addition to Llama's."""
 
     query_pre_attn_scalar: float = 1.0
     """Scores are divided by its square root."""
@@ -27,7 +27,7 @@ class GemmaConfig(CheckpointConfig):
 
 
 def read_gemma_features(fields: JsonFields, num_hidden_layers: int, pattern: int) -> Features:
-    """Those of Gemma 2 and 3; without layer_types every layer but each `pattern`th has a window."""
+    """Reads the fields of Gemma 2 and 3; by default every layer has a window, except each `pattern`th."""
     attention_bias = fields.boolean("attention_bias", default=False)
     windows = sliding_window_of_kinds(fields, num_hidden_layers, lambda layer: (layer + 1) % pattern != 0)
     return {
@@ -43,7 +43,7 @@ def read_gemma_features(fields: JsonFields, num_hidden_layers: int, pattern: int
 def declare_gemma(
     net: Network, c: GemmaConfig, tables: dict[bool, RotaryTable] | None = None, decoder: str = MODEL
 ) -> None:
-    """Gemma 2, or with head norms (qk_layernorm) and a rotary table for layers without and with a window, Gemma 3."""
+    """Declares Gemma 2; or Gemma 3, with head norms (qk_layernorm) and `tables` of layers without and with a window."""
     x = net.embedding(f"{decoder}.embed_tokens", scale=math.sqrt(c.hidden_size))
     tables = tables or dict.fromkeys((False, True), net.rotary())
     for layer in net.layers():
@@ -82,7 +82,7 @@ def declare_gemma(
 
 
 def _read_features(fields: JsonFields, num_hidden_layers: int) -> Features:
-    # Of the older fields hidden_act and hidden_activation transformers reads the latter alone.
+    # Older files have hidden_act and hidden_activation; transformers only reads the latter.
     fields.discard(("hidden_act",))
     return read_gemma_features(fields, num_hidden_layers, pattern=2)
 

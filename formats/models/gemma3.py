@@ -1,4 +1,4 @@
-"""Gemma 3: Gemma 2 with norms of heads, and another rotary base for windows; alone, or inside of a model that sees."""
+"""Gemma 3: Gemma 2 with head norms, and another rotary base for windows; text models and vision models."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from .llava import LLAVA_DECODER, LLAVA_OLDER_NAMES, LLAVA_TOWERS
 
 @dataclass(frozen=True, kw_only=True)
 class Gemma3Config(GemmaConfig):
-    """The fields of Gemma 3 beyond Gemma 2's."""
+    """Fields of Gemma 3, in addition to Gemma 2's."""
 
     rotary_local_base: float = 10000.0
-    """Of layers with a window; those without have rotary_base and rotary_scaling."""
+    """Rotary base of layers with a window; the others have rotary_base and rotary_scaling."""
 
 
 def _read_features(fields: JsonFields, num_hidden_layers: int) -> Features:
@@ -71,4 +71,4 @@ GEMMA3_VISION = replace(
         },
     ),
 )
-"""Gemma 3 from 4B on. Images would attend in both directions; text does not."""
+"""Gemma 3 from 4B up. Images would attend in both directions; text does not."""

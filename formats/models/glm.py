@@ -1,4 +1,4 @@
-"""GlmForCausalLM and Glm4ForCausalLM: half of each head rotated, by neighbours; GLM-4 norms behind."""
+"""GlmForCausalLM and Glm4ForCausalLM: half of each head rotated, interleaved; GLM-4 has norms after sublayers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _read_features(fields: JsonFields, num_hidden_layers: int) -> Features:
 
 def _declare(net: Network, c: PartialRotaryConfig, *, norms_behind: bool) -> None:
     def add(x: Value, h: Value, name: str, source: str, module: str, norm: str) -> Value:
-        """x plus the sublayer's last linear layer, normalised where the family does that."""
+        """Declares x plus the sublayer's last linear layer, normalised if the family does so."""
         part = whole(source, module, c.hidden_size)
         if not norms_behind:
             return net.linear(h, name, [part], split=Split.ROW, add_to=x)

@@ -1,4 +1,4 @@
-"""Glm4MoeForCausalLM (GLM-4.5): experts chosen by sigmoids, in groups, with a bias of the choice, and shared ones."""
+"""Glm4MoeForCausalLM (GLM-4.5): sigmoid routing in groups with a bias for the choice, and shared experts."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from .decoder import MODEL, declare_llama_like, dense_mlp
 from .family import ROTARY_BUFFERS, Features, ModelFamily, PartialRotaryConfig
 from .mixture import ROUTER_FIELDS, MixtureConfig, add_experts, add_shared_expert, number_of_experts
 
-# Layers behind the last one, which predict further tokens: a draft model of its own.
+# Layers after the last one, which predict more tokens; they form a draft model.
 _PREDICTION_LAYERS = r"model\.layers\.(46|92)\..*"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Glm4MoeConfig(MixtureConfig, PartialRotaryConfig):
-    """The fields of GLM-4.5 beyond those of other mixtures."""
+    """Fields of GLM-4.5, in addition to those of other mixtures."""
 
     moe_num_groups: int = 1
     moe_groups_taken: int = 1
     moe_scale: float = 1.0
-    """What the experts' weights are multiplied by."""
+    """Factor of the experts' weights."""
 
     def inconsistencies(self) -> list[str]:
-        """What is wrong between fields that are each acceptable alone."""
+        """Lists contradictions between fields that are each acceptable."""
         found = super().inconsistencies()
         groups, taken = self.moe_num_groups, self.moe_groups_taken
         if self.moe_num_experts % groups != 0 or taken > groups:

@@ -1,4 +1,4 @@
-"""GPT2LMHeadModel: learned positions, layer norms, linear layers that are stored as [in, out]."""
+"""GPT2LMHeadModel: learned positions, layer norms, linear layers stored as [in, out]."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _HARMLESS_FIELDS = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class Gpt2Config(CheckpointConfig):
-    """The fields of GPT-2 beyond Llama's."""
+    """Fields of GPT-2, in addition to Llama's."""
 
     scale_attn_by_inverse_layer_idx: bool = False
-    """Scores of layer n are divided by n + 1 as well."""
+    """True also divides the scores of layer n by n + 1."""
 
 
 def _read_features(fields: JsonFields, num_hidden_layers: int) -> Features:
@@ -69,7 +69,7 @@ GPT2 = ModelFamily(
     read_features=_read_features,
     read_rope=no_rope,
     declare=_declare,
-    # The decoder's names where it was saved without the model around it.
+    # Names in decoders that were saved without the model around them.
     older_names={f"{name}.": f"{_MODEL}.{name}." for name in ("wte", "wpe", "h", "ln_f")},
     position_embedding_type=LEARNED_POSITIONS,
     activations={**dict.fromkeys(GELU_TANH_NAMES, "gelu_tanh"), "gelu": "gelu"},

@@ -1,4 +1,4 @@
-"""GPTNeoXForCausalLM (Pythia): q, k and v in turn for each head, attention and MLP side by side."""
+"""GPTNeoXForCausalLM (Pythia): q, k and v interleaved by head, attention and MLP in parallel."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _MODEL = "gpt_neox"
 
 @dataclass(frozen=True, kw_only=True)
 class GptNeoXConfig(PartialRotaryConfig):
-    """The fields of GPT-NeoX beyond Llama's."""
+    """Fields of GPT-NeoX, in addition to Llama's."""
 
     use_parallel_residual: bool = True
-    """Attention and MLP read the same hidden state."""
+    """True if attention and MLP read the same hidden state."""
 
 
 def _read_features(fields: JsonFields, num_hidden_layers: int) -> Features:

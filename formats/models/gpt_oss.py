@@ -23,7 +23,7 @@ _YARN: Final = {
     "truncate": False,
     "original_max_position_embeddings": 4096,
 }
-"""rope_parameters where they are left out."""
+"""Default of rope_parameters."""
 
 
 def _read_features(fields: JsonFields, num_hidden_layers: int) -> Features:
@@ -46,7 +46,7 @@ def _fill_in(fields: JsonFields) -> Mapping[str, Any]:
     published = fields.raw("quantization_config")
     is_mxfp4 = isinstance(published, dict) and published.get("quant_method") == "mxfp4"
     if is_mxfp4 and not any(fields.raw(name) is not None for name in ("dtype", "torch_dtype")):
-        filled["dtype"] = "bfloat16"  # OpenAI's own files leave it out
+        filled["dtype"] = "bfloat16"  # OpenAI's own files omit it
     return filled
 
 
@@ -76,8 +76,8 @@ GPT_OSS = ModelFamily(
     default_rope_theta=150000.0,
     stacked_experts=ALTERNATING_EXPERTS,
     fill_in=_fill_in,
-    # OpenAI's own names for what stands beside them under transformers' names: num_experts_per_tok, and rope_scaling's
-    # original_max_position_embeddings.
+    # OpenAI's own names of fields that are also there under transformers' names: num_experts_per_tok, and
+    # original_max_position_embeddings of rope_scaling.
     harmless_fields=ROUTER_FIELDS | {"experts_per_token", "initial_context_length"},
     neutral_fields={"swiglu_alpha": 1.702, "swiglu_limit": 7.0},
 )

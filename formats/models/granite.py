@@ -1,4 +1,4 @@
-"""GraniteForCausalLM (Granite 3 and 3.x, dense): Llama with multipliers of its own."""
+"""GraniteForCausalLM (Granite 3 and 3.x, dense): Llama with additional multipliers."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from .family import Features, ModelFamily
 
 @dataclass(frozen=True, kw_only=True)
 class GraniteConfig(CheckpointConfig):
-    """The fields of Granite beyond Llama's."""
+    """Fields of Granite, in addition to Llama's."""
 
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0
     attention_multiplier: float = 1.0
-    """Of the scores."""
+    """Factor of the scores."""
     logits_scaling: float = 1.0
-    """Logits are divided by it."""
+    """Divisor of the logits."""
 
 
 def _read_features(fields: JsonFields, num_hidden_layers: int) -> Features:

@@ -24,7 +24,7 @@ def _read_features(fields: JsonFields, num_hidden_layers: int) -> Features:
 
 
 def _relu_threshold(fields: JsonFields) -> float:
-    """Of ProSparse's FATReLU, which keeps x >= hidden_act_param: x above the float32 before it, that is."""
+    """Reads the threshold of ProSparse's FATReLU, which keeps x >= hidden_act_param: x above the previous float32."""
     if fields.raw("hidden_act") != _FATRELU:
         return 0.0
     least = np.float32(fields.number("hidden_act_param", above=True))

@@ -1,4 +1,4 @@
-"""Families of Llama's network under names of their own: Seed-OSS, ERNIE 4.5, Helium, Ministral and CWM."""
+"""Families with Llama's network and their own names: Seed-OSS, ERNIE 4.5, Helium, Ministral and CWM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Model families that need ops which do not exist yet, with what they need."""
+"""Model families that need ops which do not exist yet."""
 
 from __future__ import annotations
 
@@ -23,4 +23,4 @@ MISSING_OPS: Final = {
     "OlmoForCausalLM": "layer norms without weights, and bounds on q, k and v",
     "Ministral3ForCausalLM": "queries that are scaled by their position",
 }
-"""By architecture."""
+"""Needed ops, by architecture."""

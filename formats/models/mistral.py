@@ -1,4 +1,4 @@
-"""Mistral: no biases, and a sliding window in all layers or in none; alone, or inside of a model that sees."""
+"""Mistral: no biases, and a sliding window in all layers or in none; text models and vision models."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MISTRAL = ModelFamily(
 BAMBOO = replace(
     MISTRAL,
     architecture="BambooForCausalLM",
-    fill_in=lambda fields: {"hidden_act": "silu"},  # what its code takes, with which it was never published
+    fill_in=lambda fields: {"hidden_act": "silu"},  # default of its code, although no model was published with it
     activations={"relu": "relu_both"},
     published_code={
         "AutoConfig": "configuration_bamboo.BambooConfig",

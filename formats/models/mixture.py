@@ -1,4 +1,4 @@
-"""Mixtures of experts: what their families' configs and layers have in common."""
+"""Mixtures of experts: configs and layers that their families share."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from ..network.operands import Activation, Routing, Value
 from ..network.weights import LinearWeight, Split, whole
 from .family import Features
 
-# Of training, and of what forward() returns beside logits.
+# Fields of training, and of other outputs of forward() than logits.
 ROUTER_FIELDS = frozenset({"output_router_logits", "router_aux_loss_coef", "router_jitter_noise"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class MixtureConfig(CheckpointConfig):
-    """Of models whose layers have experts. `intermediate_size` is that of the layers that have none."""
+    """Config of models with experts. `intermediate_size` belongs to layers without experts."""
 
     moe_num_experts: int = 2
     moe_top_k: int = 1
     moe_intermediate_size: int = 16
-    """Of each expert."""
+    """Intermediate size of each expert."""
     moe_normalised: bool = True
-    """The weights of a token's experts are divided by their sum."""
+    """True divides the weights of a token's experts by their sum."""
     shared_expert_intermediate_size: int | None = None
-    """Of an expert that every token takes; None: there is none."""
+    """Intermediate size of an expert that every token uses; None: no such expert."""
     dense_layers: tuple[int, ...] = ()
     """Layers with one MLP and no experts."""
 
     @property
     def num_experts(self) -> int:
-        """Of the layers that have some."""
+        """Number of experts in each layer that has experts."""
         return self.moe_num_experts
 
     def describe_layers(self) -> str:
-        """What people read: 12 of hidden size 1024, 8 experts of 3584, 2 a token."""
+        """Text for people: 12 of hidden size 1024, 8 experts of 3584, 2 a token."""
         dense = f", mlp {self.intermediate_size} in {len(self.dense_layers)} of them" if self.dense_layers else ""
         shared = self.shared_expert_intermediate_size
         return (
@@ -48,7 +48,7 @@ class MixtureConfig(CheckpointConfig):
         )
 
     def inconsistencies(self) -> list[str]:
-        """What is wrong between fields that are each acceptable alone."""
+        """Lists contradictions between fields that are each acceptable."""
         found = super().inconsistencies()
         if self.moe_top_k > self.moe_num_experts:
             found.append(f"moe_top_k {self.moe_top_k} is more than moe_num_experts {self.moe_num_experts}")
@@ -58,7 +58,7 @@ class MixtureConfig(CheckpointConfig):
         return found
 
     def mapping_inconsistencies(self) -> list[str]:
-        """Why this model cannot be cut by its mapping."""
+        """Lists reasons why this model cannot be cut by its mapping."""
         mapping = self.mapping
         cut = (
             ("moe_tp_size" if mapping.moe_ep_size > 1 else "tp_size", mapping.moe_tp_size, "moe_intermediate_size"),
@@ -72,13 +72,13 @@ class MixtureConfig(CheckpointConfig):
         ]
 
     def routing(self, scores: RouterScores = RouterScores.SOFTMAX) -> Routing:
-        """Experts chosen by `scores` among all."""
+        """Returns a routing that chooses among all experts by `scores`."""
         return Routing(scores=scores, top_k=self.moe_top_k, normalised=self.moe_normalised)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertNames:
-    """What a Hugging Face model calls the linear layers of an expert, and the router."""
+    """Names of an expert's linear layers and of the router in a Hugging Face model."""
 
     gate: str = "gate_proj"
     up: str = "up_proj"
@@ -87,7 +87,7 @@ class ExpertNames:
 
 
 def number_of_experts(fields: JsonFields, old_name: str) -> int:
-    """transformers 5 has num_local_experts, versions before it the family's own name."""
+    """Reads num_local_experts (transformers 5), or the family's own older name."""
     given = [fields.optional_integer(name) for name in ("num_local_experts", old_name)]
     numbers = {number for number in given if number is not None}
     if len(numbers) == 1:
@@ -98,7 +98,7 @@ def number_of_experts(fields: JsonFields, old_name: str) -> int:
 
 
 def layers_without_experts(fields: JsonFields, num_hidden_layers: int) -> Features:
-    """Those that mlp_only_layers names, and those between each decoder_sparse_step-th one."""
+    """Reads the layers without experts: those of mlp_only_layers, and all but each decoder_sparse_step-th."""
     step = fields.integer("decoder_sparse_step", default=1)
     named = fields.integers("mlp_only_layers")
     dense = (layer for layer in range(num_hidden_layers) if layer in named or (layer + 1) % step != 0)
@@ -117,10 +117,13 @@ def add_experts(
     bias: bool = False,
     activation: Activation = Activation.SILU,
 ) -> Value:
-    """`x` plus what the experts of `block` make of `h`. `bias`: router and experts have some."""
+    """Declares `x` plus the output of the experts of `block` for `h`.
+
+    bias: True if router and experts have biases.
+    """
     names = names or ExpertNames()
     router = [whole(f"{block}.{names.router}", "moe_router", c.moe_num_experts)]
-    # Routers are too small for it to be worth anything, and choose by small differences.
+    # Routers are too small to gain from quantisation, and small differences change their choice.
     logits = net.linear(h, "mlp.router", router, split=Split.NONE, bias=bias, quantized=False)
     inner = c.moe_intermediate_size
 
@@ -150,9 +153,9 @@ def add_experts(
 
 
 def add_shared_expert(net: Network, h: Value, x: Value, source: str, inner: int, gate: str | None = None) -> Value:
-    """`x` plus what the expert `source`, which every token takes, makes of `h`.
+    """Declares `x` plus the output of `source`, an expert that every token uses, for `h`.
 
-    It is multiplied by the sigmoid of the linear layer `gate`, where there is one.
+    It is multiplied by the sigmoid of the linear layer `gate`, if given.
     """
     fc, up = (
         net.weight(h, f"mlp.shared_expert.{name}", [whole(f"{source}.{layer}", module, inner)])

@@ -1,4 +1,4 @@
-"""ModernBertModel: rotary positions of two bases, windows that look both ways, and a gated MLP."""
+"""ModernBertModel: rotary positions with two bases, windows in both directions, and a gated MLP."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ _CLASSIFIER_ACTIVATIONS: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class ModernBertConfig(EncoderConfig):
-    """The fields of ModernBERT beyond those of other encoders."""
+    """Fields of ModernBERT, in addition to those of other encoders."""
 
     rotary_local_base: float = 10000.0
-    """Of layers with a window; those without have rotary_base."""
+    """Rotary base of layers with a window; the others have rotary_base."""
     norm_bias: bool = False
     classifier_pooling: str = CLS
-    """CLS or MEAN: which hidden state classifiers of texts read."""
+    """CLS or MEAN: hidden state that classifiers of texts read."""
     classifier_bias: bool = False
-    """Of the layer before a classifier's last one."""
+    """True if the layer before a classifier's last one has a bias."""
     classifier_activation: str = "gelu"
 
     @property
     def classified_row(self) -> str:
-        """The first, or the mean of all."""
+        """The first hidden state, or the mean of all."""
         return self.classifier_pooling
 
     def classifiers_need_pooler(self, *, per_token: bool) -> bool:
-        """All of them."""
+        """True for all classifiers."""
         return True
 
     def inconsistencies(self) -> list[str]:
-        """What is wrong between fields that are each acceptable alone."""
+        """Lists contradictions between fields that are each acceptable."""
         problems = super().inconsistencies()
         for name, value, accepted in (
             ("classifier_pooling", self.classifier_pooling, (CLS, MEAN)),
@@ -65,7 +65,7 @@ def _read_features(fields: JsonFields, num_hidden_layers: int) -> Features:
         layers = tuple(layer for layer in range(num_hidden_layers) if layer % every != 0)
     else:
         layers = sliding_layers(fields, layer_types, num_hidden_layers)
-    # A token sees half of the window before it, and half behind.
+    # A token attends to half of the window before it, and half after it.
     reach = fields.integer("local_attention", default=128) // 2
     bias = fields.boolean("attention_bias", default=False)
     return {
@@ -105,7 +105,7 @@ def _declare(net: Network, c: ModernBertConfig) -> None:
         p = f"{_MODEL}.layers.{layer}"
         window = c.window_of(layer)
         with net.scope("attention"):
-            # The embedding's norm is the first layer's.
+            # The embedding's norm serves the first layer.
             h = net.cast(x) if layer == 0 else _normed(net, c, x, f"{p}.attn_norm", "input_layernorm")
             heads, width = c.num_attention_heads, c.num_attention_heads * c.head_size
             parts = stacked(f"{p}.attn.Wqkv", [(module, width, heads) for module in ("attn_q", "attn_k", "attn_v")])
@@ -138,7 +138,7 @@ MODERNBERT = ModelFamily(
     read_features=_read_features,
     read_rope=_read_rope,
     declare=_declare,
-    # The model's names where it was saved without a head.
+    # Names in models that were saved without a head.
     older_names={f"{name}.": f"{_MODEL}.{name}." for name in ("embeddings", "layers", "final_norm")},
     activations={**GELUS, "silu": "silu"},
     field_names={"hidden_act": "hidden_activation", "rms_norm_eps": "norm_eps"},
@@ -162,6 +162,6 @@ MODERNBERT = ModelFamily(
             "sparse_prediction",
         }
     ),
-    # The head of bare_architectures.
+    # Head of bare_architectures.
     ignored_tensors=(r"(head|decoder)\..*",),
 )

@@ -1,4 +1,4 @@
-"""OLMo 2 and 3: norms behind attention and MLP, and over all heads of q and of k together."""
+"""OLMo 2 and 3: norms after attention and MLP, and one norm each over all heads of q and of k."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _read_features(fields: JsonFields, num_hidden_layers: int) -> Features:
 def declare_olmo(
     net: Network, c: CheckpointConfig, tables: Mapping[bool, RotaryTable], *, norm_each_head: bool = False
 ) -> None:
-    """OLMo 2 and 3, or with norms of single heads EXAONE 4; `tables` are those of layers without and with a window."""
+    """Declares OLMo 2 or 3, or EXAONE 4 with a norm per head; `tables` belong to layers without and with a window."""
     x = net.embedding(f"{MODEL}.embed_tokens")
     for layer in net.layers():
         p = f"{MODEL}.layers.{layer}"
@@ -65,10 +65,10 @@ OLMO2 = ModelFamily(
 
 @dataclass(frozen=True, kw_only=True)
 class Olmo3Config(CheckpointConfig):
-    """The fields of OLMo 3 beyond Llama's."""
+    """Fields of OLMo 3, in addition to Llama's."""
 
     rotary_local_base: float = 500000.0
-    """Of layers with a window; those without have rotary_base and rotary_scaling."""
+    """Rotary base of layers with a window; the others have rotary_base and rotary_scaling."""
 
 
 def _read_olmo3_features(fields: JsonFields, num_hidden_layers: int) -> Features:

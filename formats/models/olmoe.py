@@ -1,4 +1,4 @@
-"""OlmoeForCausalLM: experts in every layer, and norms over all heads of q and of k together."""
+"""OlmoeForCausalLM: experts in every layer, and one norm each over all heads of q and of k."""
 
 from __future__ import annotations
 

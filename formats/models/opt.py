@@ -1,4 +1,4 @@
-"""OPTForCausalLM: learned positions, layer norms before or behind each sublayer, a ReLU without a gate."""
+"""OPTForCausalLM: learned positions, layer norms before or after each sublayer, a ReLU without a gate."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from .decoder import qkv_parts
 from .family import GELUS, Features, ModelFamily, no_rope
 
 _MODEL: Final = "model.decoder"
-# Rows of the table of positions that no position has.
+# Unused rows at the start of the position table.
 _POSITION_OFFSET: Final = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptConfig(CheckpointConfig):
-    """The fields of OPT beyond Llama's."""
+    """Fields of OPT, in addition to Llama's."""
 
     do_layer_norm_before: bool = True
-    """Norms stand before sublayers, and one behind the last layer; else behind each sublayer."""
+    """True: norms before sublayers, and one after the last layer. False: norms after sublayers."""
 
 
 def _fill_in(fields: JsonFields) -> Mapping[str, Any]:
-    return {"layer_norm_eps": 1e-5}  # torch's, which the family has no field for
+    return {"layer_norm_eps": 1e-5}  # torch's default; the family has no field for it
 
 
 def _read_features(fields: JsonFields, num_hidden_layers: int) -> Features:
@@ -88,7 +88,7 @@ OPT = ModelFamily(
     read_rope=no_rope,
     fill_in=_fill_in,
     declare=_declare,
-    # The decoder's names where it was saved without the model around it.
+    # Names in decoders that were saved without the model around them.
     older_names={"decoder.": f"{_MODEL}."},
     position_embedding_type=LEARNED_POSITIONS,
     activations={"relu": "relu", **GELUS},

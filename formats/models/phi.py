@@ -1,4 +1,4 @@
-"""PhiForCausalLM (Phi-1, 1.5 and 2): one layer norm for attention and MLP side by side, biases everywhere."""
+"""PhiForCausalLM (Phi-1, 1.5 and 2): parallel attention and MLP with one layer norm, biases everywhere."""
 
 from __future__ import annotations
 

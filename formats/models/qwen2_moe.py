@@ -1,4 +1,4 @@
-"""Qwen2MoeForCausalLM: Qwen 2 with experts, and a shared one behind a gate."""
+"""Qwen2MoeForCausalLM: Qwen 2 with experts, and a gated shared expert."""
 
 from __future__ import annotations
 

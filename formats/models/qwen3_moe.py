@@ -45,7 +45,7 @@ QWEN3_MOE = ModelFamily(
     read_features=_read_features,
     declare=_declare,
     optional_fields=frozenset({"head_dim"}),
-    # max_window_layers is written beside a window that no layer has.
+    # Files have max_window_layers together with a window that no layer uses.
     harmless_fields=ROUTER_FIELDS | {"max_window_layers"},
     neutral_fields={"mlp_bias": False},
 )

@@ -11,7 +11,8 @@ from .family import Features, ModelFamily, VisionTower, sliding_window_by_layer
 
 _DECODER: Final = "model.language_model"
 
-# The published models, what transformers saves of Qwen2-VL and Qwen2.5-VL, and adapters of before transformers 4.52.
+# Names in the published models, in what transformers saves of Qwen2-VL and Qwen2.5-VL, and in adapters from before
+# transformers 4.52.
 _OLDER_NAMES: Final = {
     **{f"model.{name}.": f"{_DECODER}.{name}." for name in ("embed_tokens", "layers", "norm")},
     "visual.": "model.visual.",

@@ -1,4 +1,4 @@
-"""The table of supported model families, and what is found through it."""
+"""Table of the supported model families, and look-ups in it."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ FAMILIES: Final[dict[str, ModelFamily]] = {
 
 
 class ModelHead(Enum):
-    """What a model makes of its hidden states."""
+    """Head of a model."""
 
     LM = auto()
     """Logits of the next token."""
@@ -119,13 +119,13 @@ _OTHER_HEADS: Final = {
     "ForSequenceClassification": ModelHead.SEQUENCE_CLASSIFIER,
     "ForTokenClassification": ModelHead.TOKEN_CLASSIFIER,
 }
-"""By the ends of transformers' names of classes."""
+"""Heads by end of transformers' class names."""
 _CLASSES: Final = ("ForCausalLM", "LMHeadModel", "Model")
-"""Ends of the classes that families are known by."""
+"""Ends of the class names that are keys of FAMILIES."""
 
 
 def model_of(architecture: str) -> tuple[ModelFamily, ModelHead] | None:
-    """The family that a class of transformers is of, and its head; None for others."""
+    """Finds the family and the head of a transformers class; None for unknown classes."""
     if architecture in FAMILIES:
         family = FAMILIES[architecture]
         return family, ModelHead.NONE if issubclass(family.config_class, EncoderConfig) else ModelHead.LM
@@ -141,24 +141,24 @@ def model_of(architecture: str) -> tuple[ModelFamily, ModelHead] | None:
 
 
 def architectures_of(family: ModelFamily) -> list[str]:
-    """The classes of transformers that a family is known by."""
+    """Names of the transformers classes of a family."""
     return [family.architecture, *sorted(family.bare_architectures)]
 
 
 def declare(config: CheckpointConfig) -> Network:
-    """The network of a config of a supported family."""
+    """Declares the network of a config of a supported family."""
     family = FAMILIES[config.architecture]
     return _declared(family, config)
 
 
 def load_config(directory: Path) -> CheckpointConfig:
-    """Reads a checkpoint directory's config.json. Raises CheckpointError naming every wrong field."""
+    """Reads a checkpoint directory's config.json. Raises CheckpointError that names every wrong field."""
     path = directory / CONFIG_FILE
     return read_config(load_json_object(path, CheckpointError), subject=str(path))
 
 
 def read_config(data: Mapping[str, Any], *, subject: str) -> CheckpointConfig:
-    """What the config.json of a checkpoint has. Raises CheckpointError, which begins with `subject`."""
+    """Reads the content of a checkpoint's config.json. Raises CheckpointError, which begins with `subject`."""
     architecture = data.get("architecture")
     if isinstance(architecture, str) and architecture not in FAMILIES:
         raise CheckpointError(f"{subject}: architecture is {describe(architecture)}; accepted: {', '.join(FAMILIES)}")
@@ -166,7 +166,7 @@ def read_config(data: Mapping[str, Any], *, subject: str) -> CheckpointConfig:
     if family is None:
         return CheckpointConfig.from_dict(data, subject=subject)
     config = family.config_class.from_dict(data, subject=subject)
-    # What the family's network would not heed.
+    # Values that the family's network would ignore.
     problems = [
         f"{name} is {value}; {config.architecture} has {' or '.join(dict.fromkeys(accepted))}"
         for name, value, accepted in (
@@ -181,7 +181,7 @@ def read_config(data: Mapping[str, Any], *, subject: str) -> CheckpointConfig:
 
 
 def specimen(family: ModelFamily) -> Network:
-    """A network of the family with the smallest sizes, one layer of them."""
+    """Returns a network of the family with the smallest sizes and one layer."""
     config = family.config_class(
         architecture=family.architecture,
         dtype=DType.FLOAT32,

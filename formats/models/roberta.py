@@ -1,4 +1,4 @@
-"""RobertaModel and XLMRobertaModel: BERT with one kind of tokens, later positions, and another head of classifiers."""
+"""RobertaModel and XLMRobertaModel: BERT with one token type, later positions, and another classifier head."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ _HEAD_LAYER: Final = HeadLayer("classifier.dense", PoolingActivation.TANH)
 
 @dataclass(frozen=True, kw_only=True)
 class RobertaConfig(EncoderConfig):
-    """The fields of RoBERTa beyond those of other encoders."""
+    """Fields of RoBERTa, in addition to those of other encoders."""
 
     type_vocab_size: int = 1
-    """Kinds of tokens: as a rule one, of two texts as well."""
+    """Number of token types: usually one, also for two texts."""
     unused_positions: int = 2
-    """Rows of the table of positions before the first token's."""
+    """Rows of the position table before that of the first token."""
 
     @property
     def classified_row(self) -> str:
-        """The first."""
+        """The first hidden state."""
         return CLS
 
     def classifiers_need_pooler(self, *, per_token: bool) -> bool:
-        """Those of texts do: it is the first layer of their head."""
+        """True for classifiers of texts: it is the first layer of their head."""
         return not per_token
 
     @property
     def head_layer(self) -> HeadLayer | None:
-        """The first of the two layers that a head is."""
+        """The first of the head's two layers."""
         return _HEAD_LAYER
 
 
@@ -48,7 +48,7 @@ def _fill_in(fields: JsonFields) -> Mapping[str, Any]:
 
 
 def _unused_positions(fields: JsonFields) -> int:
-    """Positions are counted from the one behind the padding token's number."""
+    """Positions start after the padding token's id."""
     return fields.integer("pad_token_id", minimum=0) + 1
 
 
@@ -64,7 +64,7 @@ def _read_features(fields: JsonFields, num_hidden_layers: int) -> Features:
 
 def _declare(net: Network, c: RobertaConfig) -> None:
     declare_bert(net, c, _MODEL, c.type_vocab_size, c.unused_positions)
-    # Models of embeddings have it; no classifier reads it.
+    # Embedding models have a pooler, but no classifier reads it.
     net.leave_aside(f"{_MODEL}.pooler.dense")
     if c.classifier is None:
         return
@@ -85,7 +85,7 @@ def _family(name: str) -> ModelFamily:
         declare=_declare,
         fill_in=_fill_in,
         unused_positions=_unused_positions,
-        # The model's names where it was saved without a head.
+        # Names in models that were saved without a head.
         older_names={f"{part}.": f"{_MODEL}.{part}." for part in ("embeddings", "encoder", "pooler")},
         position_embedding_type=LEARNED_POSITIONS,
         activations={**GELUS, "relu": "relu"},
@@ -102,7 +102,7 @@ def _family(name: str) -> ModelFamily:
                 "output_past",
             }
         ),
-        # The head of bare_architectures, what no classifier reads, and positions that were saved as a buffer.
+        # Head of bare_architectures, the unused pooler, and positions that were saved as a buffer.
         ignored_tensors=(r"lm_head\..*", r"roberta\.pooler\..*", r"roberta\.embeddings\.position_ids"),
     )
 

@@ -13,7 +13,7 @@ from .family import Features, ModelFamily, sliding_window_by_layer
 
 @dataclass(frozen=True, kw_only=True)
 class SmolLm3Config(CheckpointConfig):
-    """The fields of SmolLM3 beyond Llama's."""
+    """Fields of SmolLM3, in addition to Llama's."""
 
     unrotated_layers: tuple[int, ...] = ()
     """Layers whose attention does not depend on positions."""

@@ -1,4 +1,4 @@
-"""StableLmForCausalLM: Llama with layer norms and a share of each head rotated; MLP behind or beside attention."""
+"""StableLmForCausalLM: Llama with layer norms, partly rotated heads; attention and MLP in sequence or in parallel."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .family import Features, ModelFamily, PartialRotaryConfig
 
 @dataclass(frozen=True, kw_only=True)
 class StableLmConfig(PartialRotaryConfig):
-    """The fields of StableLM beyond Llama's."""
+    """Fields of StableLM, in addition to Llama's."""
 
     use_parallel_residual: bool = False
-    """Attention and MLP read one norm."""
+    """True if attention and MLP share one norm."""
 
 
 def _read_features(fields: JsonFields, num_hidden_layers: int) -> Features:

@@ -1,4 +1,4 @@
-"""T5ForConditionalGeneration: T5, T5 v1.1 and Flan-T5, which tell positions by numbers added to scores."""
+"""T5ForConditionalGeneration: T5, T5 v1.1 and Flan-T5, which add a bias by position to scores."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from ..network.weights import Split, whole
 from .encoder_decoder import EncoderDecoderConfig, decoder_start_ids, keep_cross_keys
 from .family import Features, ModelFamily, no_rope
 
-# The values of feed_forward_proj; those with a gate have two layers before the activation.
+# Values of feed_forward_proj; those with a gate have two layers before the activation.
 _ACTIVATIONS: Final = {"relu": "relu", "gated-gelu": "gelu_tanh", "gated-silu": "silu"}
-# What transformers calls their functions.
+# transformers' names of the functions.
 _DENSE_ACT_FNS: Final = {"relu": "relu", "gated-gelu": "gelu_new", "gated-silu": "silu"}
 _SHARED: Final = "shared"
 
 
 @dataclass(frozen=True, kw_only=True)
 class T5Config(EncoderDecoderConfig):
-    """The fields of T5 beyond those of other encoder-decoders."""
+    """Fields of T5, in addition to those of other encoder-decoders."""
 
     relative_attention_num_buckets: int = 32
     relative_attention_max_distance: int = 128
     scale_logits: bool = True
-    """What lm_head reads is multiplied by 1 / sqrt(hidden_size)."""
+    """True multiplies the input of lm_head by 1 / sqrt(hidden_size)."""
 
     @property
     def is_gated(self) -> bool:
-        """Whether the MLP has a gate."""
+        """True if the MLP has a gate."""
         return self.hidden_act != "relu"
 
     def inconsistencies(self) -> list[str]:
-        """What is wrong between fields that are each acceptable alone."""
+        """Lists contradictions between fields that are each acceptable."""
         problems = super().inconsistencies()
         buckets, distance = self.relative_attention_num_buckets, self.relative_attention_max_distance
         if buckets % 4 != 0 or buckets < 4 or distance <= buckets // 2:
@@ -60,7 +60,7 @@ def _fill_in(fields: JsonFields) -> Mapping[str, Any]:
 
 
 def _read_features(fields: JsonFields, num_hidden_layers: int) -> Features:
-    # Which transformers makes of feed_forward_proj, and writes beside it.
+    # transformers derives these from feed_forward_proj, and writes them too.
     projection = fields.raw("feed_forward_proj")
     derived = {
         "dense_act_fn": _DENSE_ACT_FNS.get(str(projection)),
@@ -70,7 +70,7 @@ def _read_features(fields: JsonFields, num_hidden_layers: int) -> Features:
         found = fields.raw(name)
         if found is not None and found != expected and str(projection) in _ACTIVATIONS:
             fields.problem(name, f"is {describe(found)}; feed_forward_proj {projection} makes it {describe(expected)}")
-    # T5 v1.1 and Flan-T5 say that lm_head is not the embedding; newer files say what follows from it.
+    # T5 v1.1 and Flan-T5 say that lm_head is not the embedding, and then logits are not scaled; newer files state both.
     untied = fields.raw("tie_word_embeddings") is False
     return {
         "decoder_start_ids": decoder_start_ids(fields),
@@ -82,7 +82,7 @@ def _read_features(fields: JsonFields, num_hidden_layers: int) -> Features:
 
 
 def position_buckets(c: T5Config, *, bidirectional: bool) -> list[int]:
-    """The buckets of the relative positions -max_distance to max_distance, as transformers computes them."""
+    """Returns the buckets of the relative positions -max_distance to max_distance, computed as in transformers."""
     num_buckets, reach = c.relative_attention_num_buckets, c.relative_attention_max_distance
     relative = np.arange(-reach, reach + 1)
     behind = np.zeros_like(relative)
@@ -125,7 +125,7 @@ def _declare(net: Network, c: T5Config) -> None:
 
 
 def _position_bias(net: Network, c: T5Config, stack: str, *, bidirectional: bool) -> PositionBias:
-    """Of the first layer, which has it for all."""
+    """Bias of the first layer, which all layers share."""
     source = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias"
     buckets = position_buckets(c, bidirectional=bidirectional)
     return net.position_bias(source, "relative_attention_bias", c.relative_attention_num_buckets, buckets)
@@ -191,7 +191,7 @@ T5 = ModelFamily(
     },
     optional_fields=frozenset({"num_key_value_heads"}),
     tied_by_default=True,
-    # T5 v1.1's lm_head is its own where the model has one, which transformers 5 calls tied all the same.
+    # T5 v1.1 has an lm_head of its own if the file has one, even though transformers 5 calls it tied.
     lm_head_is_embedding=lambda c, has_own: c.share_embedding_table if c.scale_logits else not has_own,
     neutral_fields={"is_encoder_decoder": True},
     harmless_fields=frozenset({"dropout_rate", "classifier_dropout", "initializer_factor", "output_past"}),

@@ -1,4 +1,4 @@
-"""Where adapters act in a network: its linear layers and its embedding, and what paths of a PEFT adapter mean."""
+"""Adapter sites of a network (its linear layers and its embedding), and the meaning of paths in PEFT adapters."""
 
 from __future__ import annotations
 
@@ -22,113 +22,113 @@ EXPERT_MODULES: Final = ("moe_h_to_4h", "moe_gate", "moe_4h_to_h")
 """Gate, up and down of each expert."""
 
 NEW_TOKENS: Final = "new_tokens"
-"""The module of what adapters have of tokens beyond the vocabulary, which is no layer."""
+"""Module of an adapter's tokens beyond the vocabulary; it is not a layer."""
 
 NORM: Final = "norm"
-"""The module of what adapters add to the biases of norms."""
+"""Module of an adapter's additions to biases of norms."""
 
 
 def is_target(info: LoraModuleInfo) -> bool:
-    """Whether lora_target_modules names a module where adapters may change it; the others need not be named."""
+    """True if adapters may change the module only if lora_target_modules names it; other modules need not be named."""
     return info.name not in (NEW_TOKENS, NORM) and not info.is_setting
 
 
 _MODULES = {info.name: info for info in lora_modules()}
-# Modules that consist of others, by those.
+# Names of fused modules, by their parts.
 _FUSED = {tuple(sorted(info.parts)): info.name for info in lora_modules() if len(info.parts) > 1}
 
 
 @dataclass(frozen=True)
 class AdaptedModule:
-    """What a linear layer of the Hugging Face model is to adapters."""
+    """A linear layer of the Hugging Face model, as adapters see it."""
 
     path: str
-    """In the Hugging Face model, such as model.layers.0.self_attn.q_proj."""
+    """Path in the Hugging Face model, such as model.layers.0.self_attn.q_proj."""
     layer: int
     module: str
-    """In adaptrt._core.lora_modules(). Of lm_head and embedding, the layer is 0, of a norm its number."""
+    """Name in adaptrt._core.lora_modules(). For lm_head and the embedding the layer is 0, for a norm its number."""
     in_size: int
     out_size: int
     rows: tuple[range, ...]
-    """Where the outputs, in the module's order, are among those of the Hugging Face layer."""
+    """Ranges of the outputs in the Hugging Face layer, in the module's order."""
     transposed: bool
-    """The Hugging Face model holds it as a Conv1D, [in, out]."""
+    """True if the Hugging Face model holds the layer as a Conv1D, [in, out]."""
     has_bias: bool
     expert: int = 0
-    """Whose it is, where the module is one of experts."""
+    """Index of the expert, for modules of experts."""
     tied_to: str | None = None
-    """The path of the embedding whose weight it has."""
+    """Path of the embedding whose weight it shares."""
 
     @property
     def is_of_vocabulary(self) -> bool:
-        """Whether it is lm_head or the embedding."""
+        """True for lm_head and the embedding."""
         return bool(_MODULES[self.module].is_of_vocabulary)
 
 
 @dataclass(frozen=True)
 class ExpertBlock:
-    """The experts of a layer, whose linear layers transformers 5 keeps stacked, as parameters."""
+    """Experts of a layer; transformers 5 stacks their linear layers in parameters."""
 
     num_experts: int
     names: Mapping[str, str]
-    """By module: the last name of an expert's linear layer, such as gate_proj."""
+    """Last name of an expert's linear layer, such as gate_proj, by module."""
     alternates: bool
-    """The outputs of gate and up take turns in their parameter; else those of gate come first."""
+    """True if the outputs of gate and up are interleaved in their parameter; False if gate's come first."""
 
 
 @dataclass(frozen=True)
 class AdapterSite:
-    """Linear layers over one input, which adapters change together.
+    """Linear layers with a common input, which adapters change together.
 
-    lm_head and the embedding have a site for each slice of the vocabulary, of VOCABULARY_SLICE tokens. A norm with a
-    bias is a site of one input, to whose bias adapters add.
+    lm_head and the embedding have a site per slice of the vocabulary, of VOCABULARY_SLICE tokens. A norm with a bias is
+    a site with one input; adapters add to its bias.
     """
 
     layer: int
-    """Or the slice, or the norm's number."""
+    """Number of the layer, of the slice or of the norm."""
     in_size: int
     weights: tuple[LinearWeight, ...]
-    """Of the whole layer."""
+    """Weights of the whole layer."""
     expert: int = 0
-    """Whose they are, where they are an expert's; experts' sites follow one another."""
+    """Index of the expert, for sites of experts; the sites of a layer's experts follow one another."""
     outputs: int | None = None
-    """Of a slice of lm_head; None: all that the weights have."""
+    """Number of outputs of a slice of lm_head; None: all outputs of the weights."""
     experts_for_each: int = 1
-    """Of experts: how many the layer has for each that is here. Other ranks have the others."""
+    """Experts: ratio of the layer's experts to the experts of this rank."""
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The parts of the output of the whole layer, in order."""
+        """Parts of the whole layer's output, in order."""
         return tuple(part for weight in self.weights for part in weight.parts)
 
     @property
     def is_of_vocabulary(self) -> bool:
-        """Whether it is a slice of lm_head or of the embedding."""
+        """True for a slice of lm_head or of the embedding."""
         module = self.parts[0].module
         return module is not None and bool(_MODULES[module].is_of_vocabulary)
 
     @property
     def is_norm(self) -> bool:
-        """Whether it is a norm."""
+        """True for a norm."""
         return self.parts[0].module == NORM
 
     def outputs_of(self, part: Part) -> int:
-        """Those of a part that are the site's."""
+        """Number of outputs that a part has in this site."""
         return part.outputs if self.outputs is None else self.outputs
 
 
 def adapter_sites(network: Network) -> list[AdapterSite]:
-    """In the order of execution."""
+    """Adapter sites of a network, in the order of execution."""
     return [site for op in network.ops for site in sites_of(op)]
 
 
 def vocabulary_slices(vocab_size: int) -> list[range]:
-    """The tokens of each slice."""
+    """Ranges of the tokens in each slice."""
     return [range(first, min(first + VOCABULARY_SLICE, vocab_size)) for first in range(0, vocab_size, VOCABULARY_SLICE)]
 
 
 def sites_of(op: Op) -> list[AdapterSite]:
-    """Those of one op: of experts, the gate and up of each, then the down of each."""
+    """Sites of one op. For experts: gate and up of each expert, then down of each expert."""
     if isinstance(op, Embedding):
         if op.as_linear is None:
             return []
@@ -156,7 +156,7 @@ def sites_of(op: Op) -> list[AdapterSite]:
 
 
 def _as_linear(norm: LayerNorm) -> LinearWeight:
-    """A layer with one input and the norm's bias."""
+    """Returns a layer with one input and the norm's bias."""
     assert norm.bias is not None
     source = norm.bias.source.removesuffix(".bias")
     part = whole(source, NORM, norm.output.width)
@@ -164,7 +164,7 @@ def _as_linear(norm: LayerNorm) -> LinearWeight:
 
 
 def module_id(part: Part) -> int:
-    """TensorRT-LLM's id of the module that a part of an adapter site is."""
+    """TensorRT-LLM's id of a part's module."""
     assert part.module is not None
     return int(_MODULES[part.module].id)
 
@@ -179,29 +179,30 @@ class AdaptedModules:
         self.inputs_embeds_scale: Final = next(
             (op.inputs_embeds_scale for op in network.ops if isinstance(op, Embedding)), 1.0
         )
-        """By which the Hugging Face model multiplies embeddings that it is given in place of tokens."""
+        """Factor by which the Hugging Face model multiplies embeddings that it gets in place of tokens."""
         self.has_encoder: Final = network.encoder_output is not None
-        """The model has an encoder before the decoder."""
+        """True if the model has an encoder before the decoder."""
         self.is_encoder_only: Final = network.config.is_encoder_only
         pooler = set() if network.pooler is None else {network.pooler.weight.source.removesuffix(".weight")}
         self.pooler_paths: Final = _with_older(pooler, network)
-        """Of the linear layer that classifiers have before their last one; none where there is none."""
+        """Paths of the linear layer before a classifier's last one; empty if there is none."""
         self.left_aside: Final = _with_older(network.left_aside, network)
-        """Of linear layers that nothing served reads."""
+        """Paths of linear layers that AdaptRT does not use."""
         self._older_names = network.older_names
         found = dict(_adapted_modules(network))
         norms = {path: module for path, module in found.items() if module.module == NORM}
         self.by_path: Final[Mapping[str, AdaptedModule]] = {
             path: module for path, module in found.items() if path not in norms
         }
-        """By their paths in the Hugging Face model, such as model.layers.0.self_attn.q_proj."""
+        """Modules by path in the Hugging Face model, such as model.layers.0.self_attn.q_proj."""
         self.by_any_path: Final[Mapping[str, AdaptedModule]] = _by_any_path(self.by_path, network)
-        """By those of a bare decoder, such as layers.0.self_attn.q_proj, and of other layouts of the model as well."""
+        """Modules by any accepted path: also paths of a bare decoder (layers.0.self_attn.q_proj) and of older layouts.
+        """
         self._norms: Final = _by_any_path(norms, network)
         self.stacked_experts: Final = network.stacked_experts
-        """How files hold linear layers of experts that they do not hold apart."""
+        """Parameters that hold linear layers of all experts in the model's files."""
         self.expert_blocks: Final = _expert_blocks(self.by_any_path, alternates=bool(self.stacked_experts))
-        """By the path of what holds a layer's experts, such as model.layers.0.mlp.experts."""
+        """Experts by the path of their container, such as model.layers.0.mlp.experts."""
         self._parts: dict[tuple[int, str], tuple[int, int, int]] = {
             (site.layer, part.module): (number, site.in_size, site.outputs_of(part))
             for number, site in enumerate(adapter_sites(network))
@@ -216,27 +217,27 @@ class AdaptedModules:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the modules that linear layers of the model are or consist of, in the order of their ids."""
+        """Names of the modules of the model's linear layers, with parts of fused ones, in the order of their ids."""
         found = {module.module for module in self.by_path.values()} | {module for _, module in self._parts}
         return tuple(name for name in _MODULES if name in found and name != NORM)
 
     def find(self, path: str) -> AdaptedModule | None:
-        """The linear layer at a path, which may be any of by_any_path, or the norm with a bias."""
+        """Returns the linear layer at a path of by_any_path, or the norm with a bias; None if there is none."""
         return self.by_any_path.get(path) or self._norms.get(path)
 
     def tied_with(self, layer: AdaptedModule) -> list[str]:
-        """The paths of the layers that have the weight of lm_head or of the embedding as well."""
+        """Paths of other layers that share the weight of lm_head or of the embedding."""
         owner = layer.tied_to or layer.path
         return [path for path, other in self.by_path.items() if owner in (path, other.tied_to) and path != layer.path]
 
     def name_now(self, name: str) -> str:
-        """Of a tensor of the Hugging Face model, which may be of an older layout, the name in today's."""
+        """Current name of a tensor of the Hugging Face model, which may have an older layout."""
         return name_now(name, self._older_names)
 
     def sizes_of(self, layer: int, module: str) -> tuple[int, int] | None:
-        """(in, out) of a module of a layer, fused ones included; None for one that the layer does not have.
+        """(in, out) of a module of a layer, also of fused ones; None if the layer does not have it.
 
-        Of a module of experts, those of each; of lm_head and embedding, those of the slice that `layer` is.
+        For experts, the sizes of each expert; for lm_head and embedding, those of slice number `layer`.
         """
         parts = [self._parts.get((layer, part)) for part in _MODULES[module].parts]
         found = [part for part in parts if part is not None]
@@ -245,11 +246,11 @@ class AdaptedModules:
         return found[0][1], sum(outputs for _, _, outputs in found)
 
     def has(self, module: str) -> bool:
-        """Whether any layer has a module."""
+        """True if any layer has the module."""
         return any(self.sizes_of(layer, module) is not None for layer in range(self.num_layers))
 
     def num_experts(self, layer: int, module: str) -> int:
-        """How many experts have a module of a layer; 1 for one that is no expert's."""
+        """Number of experts that have a module of a layer; 1 if the module does not belong to experts."""
         return self._num_experts.get((layer, module), 1)
 
 
@@ -282,7 +283,7 @@ def _adapted_modules(network: Network) -> Iterator[tuple[str, AdaptedModule]]:
 
 
 def _whole_vocabulary(site: AdapterSite) -> Iterator[tuple[str, AdaptedModule]]:
-    """The layer that a slice belongs to, once."""
+    """Yields the whole layer for its first slice, and nothing for the others."""
     (weight,) = site.weights
     (part,) = weight.parts
     if site.layer != 0 or part.module is None:
@@ -305,7 +306,7 @@ def _whole_vocabulary(site: AdapterSite) -> Iterator[tuple[str, AdaptedModule]]:
 
 
 def _with_older(paths: AbstractSet[str], network: Network) -> frozenset[str]:
-    """And what they were called in older layouts of the model."""
+    """Adds the paths of older layouts of the model."""
     older = {
         old + path.removeprefix(now)
         for path in paths
@@ -327,7 +328,7 @@ def _expert_blocks(modules: Mapping[str, AdaptedModule], *, alternates: bool) ->
 
 
 def _by_any_path(modules: Mapping[str, AdaptedModule], network: Network) -> dict[str, AdaptedModule]:
-    """Without names that encoder and decoder would both have."""
+    """Maps all accepted paths to modules, without paths that encoder and decoder share."""
     found: dict[str, dict[str, AdaptedModule]] = {}
     for path, module in modules.items():
         for name in _paths_of(path, network):
@@ -343,7 +344,7 @@ def _paths_of(path: str, network: Network) -> Iterator[str]:
 
 
 def _whole_paths_of(path: str, older_names: Mapping[str, str]) -> Iterator[str]:
-    """And those within the models around the list of layers."""
+    """Yields all paths of a layer, including those relative to the models around the list of layers."""
     yield path
     yield from (older + path.removeprefix(now) for older, now in older_names.items() if path.startswith(now))
     inner = path.partition(".")[2]

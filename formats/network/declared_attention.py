@@ -1,4 +1,4 @@
-"""How attention is declared: its positions, its heads, and what a decoder keeps of an encoder's output."""
+"""Declaration of attention: positions, heads, and the cross attention's keys and values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .weights import Tensor, TensorName
 
 
 class DeclaredAttention(DeclaredOps):
-    """The methods of a network that declare its attention; heads and positions are the config's."""
+    """Methods of a network that declare its attention; heads and positions come from the config."""
 
     def rotary(
         self,
@@ -23,7 +23,7 @@ class DeclaredAttention(DeclaredOps):
         *,
         scope: str = "rotary",
     ) -> RotaryTable:
-        """The rotation by a step's positions of the first `size` elements of a head; all by the config, if not said."""
+        """Declares the rotation of the first `size` elements of a head; defaults come from the config."""
         config = self.config
         if base is None:
             base, scaling = config.rotary_base, config.rotary_scaling
@@ -43,11 +43,11 @@ class DeclaredAttention(DeclaredOps):
         return table
 
     def no_rotation(self) -> RotaryTable:
-        """Angles of zero, for attention that has no rotary positions."""
+        """Returns angles of zero, for attention without rotary positions."""
         return self.rotary(2, 0.0, scope="no_rotation")
 
     def head_norm(self, source: str, name: str, width: int | None = None, *, plus_one: bool = False) -> HeadNorm:
-        """An RMS norm of heads, for attention(); of all heads together where `width` is theirs."""
+        """Returns an RMS norm of each head for attention(); with `width`, one norm over all heads together."""
         size = self.config.head_size if width is None else width
         weight = self._vector(source, f"{name}.weight", size, plus_one=plus_one)
         return HeadNorm(weight=weight, epsilon=self.config.norm_epsilon)
@@ -67,9 +67,9 @@ class DeclaredAttention(DeclaredOps):
         position_bias: PositionBias | None = None,
         sinks: Sinks | None = None,
     ) -> Value:
-        """What each head attends to; scores are multiplied by `scale`, 1 / sqrt(head_size) if it is not said.
+        """Declares attention over the heads of `qkv`; scores are multiplied by `scale`, by default 1 / sqrt(head_size).
 
-        If it is not causal, each row sees all of its sequence's rows, and sequences must be whole.
+        If it is not causal, each row attends to all rows of its sequence, so steps must contain whole sequences.
         """
         assert self._layer is not None
         shape = self._attention_shape
@@ -96,12 +96,12 @@ class DeclaredAttention(DeclaredOps):
         return output
 
     def cross_keys(self, kv: Value) -> None:
-        """Keeps the keys and values [k | v] of an encoder input for cross_attention() of the decoder's layer."""
+        """Stores the keys and values [k | v] of an encoder input for cross_attention() of the same decoder layer."""
         assert self._layer is not None
         self.ops.append(CrossKeys(scope=self._scope, layer=self._layer, kv=self._read(kv), shape=self._attention_shape))
 
     def cross_attention(self, q: Value, *, scale: float | None = None) -> Value:
-        """What each head of q finds in the sequence's encoder input; scores are multiplied as attention() does."""
+        """Declares attention of q to the sequence's encoder input; scores are multiplied as in attention()."""
         assert self._layer is not None
         shape = self._attention_shape
         output = self._value("attended", shape.query_size)
@@ -118,12 +118,12 @@ class DeclaredAttention(DeclaredOps):
         return output
 
     def sinks(self, source: str, name: str) -> Sinks:
-        """The vector `source` of a score for each head, for attention()."""
+        """Returns learned sinks for attention(): the vector `source` has one score per head."""
         heads = self.config.num_attention_heads
         return Sinks(scores=Tensor(self._name(name), source, (heads,)), heads=range(heads))
 
     def position_bias(self, source: str, name: str, num_buckets: int, buckets: Sequence[int]) -> PositionBias:
-        """Of relative positions whose `buckets` are those of -r to r: `source`.weight [num_buckets, heads]."""
+        """Returns a bias by relative position, `source`.weight [num_buckets, heads]; `buckets` are those of -r to r."""
         shape = (num_buckets, self.config.num_attention_heads)
         tensor = TensorName(f"{self._part}.{name}.weight")
         table = Tensor(tensor, f"{source}.weight", shape)

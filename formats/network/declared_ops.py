@@ -1,4 +1,4 @@
-"""Ops as they are declared, one after another, and the names of what they make and read."""
+"""Ops in the order of their declaration, and the names of their values and tensors."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from .weights import Tensor, TensorName
 
 
 class DeclaredOps:
-    """Ops in the order of execution, each in the layer, the section and the scopes that it was declared in.
+    """Ops in the order of execution, each with the layer, the section and the scopes of its declaration.
 
-    Values are made once; one that was added to must not be read again.
+    Each value is produced once. A value that was added to must not be read again.
     """
 
     def __init__(self, config: CheckpointConfig) -> None:
-        """Nothing is declared yet."""
+        """Starts without ops."""
         self.config: Final = config
         self.ops: list[Op] = []
         self.layer_ops: Final[list[range]] = []
-        """Of each decoder layer, the numbers of its ops."""
+        """Range of op numbers of each decoder layer."""
         self.encoder_layer_ops: Final[list[range]] = []
-        """The same of an encoder before the decoder."""
+        """Range of op numbers of each layer of an encoder before the decoder."""
         self.cross_key_ops: Final[list[range]] = []
-        """Of each decoder layer, the same of what it keeps of the encoder's output."""
+        """Range of op numbers that compute each decoder layer's keys and values of the encoder's output."""
         self._layer: int | None = None
         self._rows = RowKind.TOKENS
         self._section = "transformer"
@@ -37,19 +37,19 @@ class DeclaredOps:
 
     @property
     def attentions(self) -> tuple[Attention, ...]:
-        """The attention of each layer, in order; an encoder's before the decoder's."""
+        """Attention of each layer, in order; an encoder's before the decoder's."""
         return tuple(op for op in self.ops if isinstance(op, Attention))
 
     def layers(self) -> Iterator[int]:
-        """The number of each decoder layer; what is declared meanwhile belongs to it."""
+        """Yields the number of each decoder layer; ops declared meanwhile belong to it."""
         found = self.cross_key_ops if self._rows is RowKind.ENCODER_TOKENS else self.layer_ops
         yield from self._layers(self.config.num_hidden_layers, found)
 
     @contextmanager
     def encoder(self) -> Iterator[None]:
-        """What is declared within the with statement has the rows of encoder inputs, and is computed before the rest.
+        """Context manager: ops declared within have one row per encoder input token, and run before the others.
 
-        Only what cross_keys() keeps of it can be seen afterwards.
+        Later ops can use only the values that cross_keys() stores.
         """
         self._rows = RowKind.ENCODER_TOKENS
         with self.scope("encoder"):
@@ -57,9 +57,9 @@ class DeclaredOps:
         self._rows = RowKind.TOKENS
 
     def encoder_layers(self) -> Iterator[int]:
-        """The number of each layer of an encoder that has a decoder behind it.
+        """Yields the number of each layer of an encoder before a decoder.
 
-        Adapters know it as the one behind the decoder's layers and the encoder's before it.
+        Adapters count these layers after the decoder's.
         """
         self._section = "encoder"
         yield from self._layers(self.config.num_encoder_layers, self.encoder_layer_ops)
@@ -67,7 +67,7 @@ class DeclaredOps:
 
     @contextmanager
     def scope(self, name: str) -> Iterator[None]:
-        """What is declared within the with statement gets names that begin with `name`."""
+        """Context manager: names declared within begin with `name`."""
         self._scopes.append(name)
         yield
         self._scopes.pop()
@@ -78,18 +78,18 @@ class DeclaredOps:
 
     @property
     def _part(self) -> str:
-        """What the names of tensors begin with here."""
+        """Prefix of the names of tensors."""
         return "encoder" if self._rows is RowKind.ENCODER_TOKENS else "transformer"
 
     @property
     def _adapted_layer(self) -> int | None:
-        """The layer's number for adapters: an encoder's are behind the decoder's."""
+        """Number of the layer for adapters, which count an encoder's layers after the decoder's."""
         if self._layer is None or self._section == "transformer":
             return self._layer
         return self.config.num_hidden_layers + self._layer
 
     def _layers(self, count: int, ops: list[range]) -> Iterator[int]:
-        """Their numbers; which `ops` each has is added there."""
+        """Yields layer numbers; appends each layer's range of op numbers to `ops`."""
         for layer in range(count):
             first = len(self.ops)
             self._layer = layer

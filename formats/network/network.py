@@ -16,10 +16,10 @@ from .weights import LinearWeight, Part, Split, Tensor, TensorName, whole
 
 
 class Network(DeclaredAttention):
-    """The ops of a decoder in the order of execution.
+    """The ops of a network in the order of execution.
 
-    Names of tensors are those of the Hugging Face model (`source`) and of checkpoints (`name`, relative to the
-    decoder layer within one).
+    Tensor names are those of the Hugging Face model (`source`) and of checkpoints (`name`, relative to the decoder
+    layer inside of one).
     """
 
     def __init__(
@@ -29,10 +29,11 @@ class Network(DeclaredAttention):
         inner_names: Mapping[str, str] | None = None,
         stacked_experts: StackedExperts | None = None,
     ) -> None:
-        """`older_names`: what `source`s began with in older layouts of the Hugging Face model, and begin with now.
+        """Starts without ops.
 
-        `inner_names`: parts of paths, as files have them, with what transformers calls them in a model that is loaded.
-        `stacked_experts`: parameters that hold linear layers of all experts in the Hugging Face model.
+        older_names: beginnings of `source` in older layouts of the Hugging Face model, with the current ones.
+        inner_names: parts of paths in files, with transformers' names in a loaded model.
+        stacked_experts: parameters that hold linear layers of all experts in the Hugging Face model.
         """
         super().__init__(config)
         self.older_names: Final[Mapping[str, str]] = older_names or {}
@@ -40,17 +41,17 @@ class Network(DeclaredAttention):
         self.stacked_experts: Final[StackedExperts] = stacked_experts or {}
         self._num_biased_norms = 0
         self.hidden: Value | None = None
-        """The hidden states behind the final norm, which lm_head reads."""
+        """Hidden states after the final norm, which lm_head reads."""
         self.logits: Value | None = None
-        """None where there is no lm_head."""
+        """None without an lm_head."""
         self.pooler: PoolingLayer | None = None
-        """What some classifiers do to pooled hidden states before their last layer."""
+        """Layer before the last one of some classifiers, on pooled hidden states."""
         self.classes: PoolingLayer | None = None
-        """A classifier's last layer: one output a class."""
+        """A classifier's last layer: one output per class."""
         self.left_aside: Final[set[str]] = set()
-        """Linear layers that the Hugging Face model may have and that nothing served reads."""
+        """Linear layers that the Hugging Face model may have and AdaptRT does not use."""
         self.encoder_output: Value | None = None
-        """What the encoder makes of its input, where there is one: float32, or what linear layers read."""
+        """Output of the encoder, if there is one: float32, or the dtype that linear layers read."""
 
     def embedding(
         self,
@@ -63,12 +64,13 @@ class Network(DeclaredAttention):
         types: str | None = None,
         num_types: int = 0,
     ) -> Value:
-        """The tokens' rows of `source`.weight [vocab_size, hidden_size] in float32, times `scale`: the residual stream.
+        """Declares the residual stream: rows of `source`.weight [vocab_size, hidden_size] * `scale`, in float32.
 
-        inputs_embeds_scale: of embeddings that the Hugging Face model is given in place of tokens: that of its own
-        embedding may be `scale`, while these are taken as they are.
-        `types`.weight [num_types, hidden_size] is added, where tokens are of kinds, and then
-        `positions`.weight [rows_before + max_position_embeddings, hidden_size], where positions are learned.
+        inputs_embeds_scale: factor for embeddings that the Hugging Face model gets in place of tokens. It may differ
+            from `scale`: some models use such embeddings unchanged.
+        types: adds the rows of `types`.weight [num_types, hidden_size], for models with token types.
+        positions: adds the rows of `positions`.weight [rows_before + max_position_embeddings, hidden_size], for models
+            with learned positions.
         """
         config = self.config
         as_linear = LinearWeight(
@@ -117,10 +119,11 @@ class Network(DeclaredAttention):
         logit_rows: bool = False,
         add_to: Value | None = None,
     ) -> Value:
-        """`x` normalised, in the type that linear layers read. With `logit_rows`, only of the rows of logits.
+        """Declares an RMS norm of `x`, in the dtype that linear layers read.
 
-        `plus_one`: the model stores its weight as the difference from one. With `add_to` the result is added to that
-        value.
+        logit_rows: True computes only the rows of logits.
+        plus_one: True if the model stores its weight as the difference from one.
+        add_to: the result is added to this value.
         """
         output = self._value("normed" if add_to is None else "sum", x.width, RowKind.LOGITS if logit_rows else x.rows)
         self.ops.append(
@@ -146,9 +149,9 @@ class Network(DeclaredAttention):
         logit_rows: bool = False,
         is_stream: bool = False,
     ) -> Value:
-        """`x` with its mean and deviation taken out, in the type that linear layers read.
+        """Declares a layer norm of `x`, in the dtype that linear layers read.
 
-        With `is_stream` it is a residual stream, float32, which linear layers read by cast().
+        is_stream: True makes a residual stream in float32; linear layers read it through cast().
         """
         output = self._value("normed", x.width, RowKind.LOGITS if logit_rows else x.rows)
         self.ops.append(
@@ -168,7 +171,7 @@ class Network(DeclaredAttention):
         return output
 
     def cast(self, x: Value) -> Value:
-        """`x` in the type that linear layers read."""
+        """Declares a cast of `x` to the dtype that linear layers read."""
         output = self._value("cast", x.width, x.rows)
         self.ops.append(Cast(scope=self._scope, input=self._read(x), output=output))
         return output
@@ -186,9 +189,9 @@ class Network(DeclaredAttention):
         scale: float = 1.0,
         quantized: bool = True,
     ) -> Value:
-        """A linear layer over `x`, times `scale`; with `add_to` its result is added to that value.
+        """Declares a linear layer over `x`, times `scale`; with `add_to` its result is added to that value.
 
-        `quantized`: whether it is in checkpoints that are quantised.
+        quantized: True if quantised checkpoints quantise it.
         """
         weight = self.weight(x, name, parts, split=split, bias=bias, quantized=quantized)
         return self._linear(x, (weight,), activation, add_to, scale)
@@ -196,7 +199,7 @@ class Network(DeclaredAttention):
     def gated(
         self, x: Value, gate: LinearWeight, up: LinearWeight, activation: Activation, threshold: float = 0.0
     ) -> Value:
-        """activation(x gate^T) * (x up^T). For a ReLU, gates that are not above `threshold` count as 0."""
+        """Declares activation(x gate^T) * (x up^T). For a ReLU, gates up to `threshold` count as 0."""
         return self._linear(x, (gate, up), activation, threshold=threshold)
 
     def weight(
@@ -210,7 +213,7 @@ class Network(DeclaredAttention):
         quantized: bool = True,
         expert: int | None = None,
     ) -> LinearWeight:
-        """The weight of a linear layer over `x`, or over so many inputs, of an expert where it is one's."""
+        """Returns the weight of a linear layer over `x`, or over `x` inputs; `expert` is the index of its expert."""
         inputs = x if isinstance(x, int) else x.width
         full_name = self._name(name)
         return LinearWeight(
@@ -235,7 +238,7 @@ class Network(DeclaredAttention):
         activation: Activation,
         add_to: Value,
     ) -> Value:
-        """`add_to` plus what the experts that the router chooses for each row make of `x`, weighted."""
+        """Declares `add_to` plus the weighted outputs of the experts that the router chooses for each row of `x`."""
         assert self._layer is not None
         output = self._value("sum", add_to.width)
         self.ops.append(
@@ -256,7 +259,7 @@ class Network(DeclaredAttention):
         return output
 
     def gated_add(self, x: Value, gate: Value, add_to: Value) -> Value:
-        """`add_to` + sigmoid(`gate`) * `x`."""
+        """Declares `add_to` + sigmoid(`gate`) * `x`."""
         output = self._value("sum", x.width)
         self.ops.append(
             GatedAdd(
@@ -270,7 +273,7 @@ class Network(DeclaredAttention):
         return output
 
     def float32_vector(self, source: str, name: str, size: int) -> Tensor:
-        """A vector that checkpoints have in float32, whatever their dtype."""
+        """Returns a vector that checkpoints have in float32, whatever their dtype."""
         return Tensor(self._name(name), source, (size,), float32=True)
 
     def lm_head(
@@ -285,13 +288,13 @@ class Network(DeclaredAttention):
         softcap: float | None = None,
         token_classifier: str = "score",
     ) -> None:
-        """The logits: `x` times `source`.weight [vocab_size, hidden_size], or the embedding's where they are tied.
+        """Declares the logits: `x` times `source`.weight [vocab_size, hidden_size], or the embedding's if tied.
 
-        They are multiplied by `scale`, then bounded by `softcap`. `row_bias`: a tensor [1, vocab_size] that is added. A
-        classifier has score.weight [labels, hidden_size] instead, or, where it classifies tokens,
-        `token_classifier`.weight and .bias.
+        They are multiplied by `scale`, then bounded by `softcap`. `row_bias`: a tensor [1, vocab_size] that is added.
+        Classifiers have score.weight [labels, hidden_size] instead; those of tokens have `token_classifier`.weight and
+        .bias.
 
-        Adapters do not act on what several ranks have a share of, whose slices would not be theirs.
+        With tensor parallelism adapters do not act on lm_head, because ranks cut it at other places than the slices.
         """
         config = self.config
         self.hidden = x
@@ -327,7 +330,7 @@ class Network(DeclaredAttention):
         return quantization is not None and str(name) in quantization.exclude_modules
 
     def classifier(self, source: str, inputs: int, *, bias: bool) -> None:
-        """The linear layer that makes a classifier's outputs of hidden states that were pooled."""
+        """Declares a classifier's last linear layer, over pooled hidden states."""
         assert self.config.classifier is not None
         outputs = len(self.config.classifier.labels)
         self.classes = PoolingLayer(
@@ -344,9 +347,9 @@ class Network(DeclaredAttention):
         norm: str | None = None,
         norm_bias: bool = True,
     ) -> None:
-        """The linear layer `source` [hidden_size, hidden_size] that classifiers have before their last one.
+        """Declares the linear layer `source` [hidden_size, hidden_size] before a classifier's last layer.
 
-        norm: a layer norm behind its activation, which has a bias if `norm_bias`; None: there is none.
+        norm: layer norm after its activation, with a bias if `norm_bias`; None: no norm.
         """
         size = self.config.hidden_size
 
@@ -363,12 +366,12 @@ class Network(DeclaredAttention):
         )
 
     def leave_aside(self, source: str) -> None:
-        """The linear layer `source` is read by nothing that is served: what adapters make of it does not count."""
+        """Ignores the linear layer `source`: AdaptRT does not use it, and changes of adapters to it have no effect."""
         self.left_aside.add(source)
 
     @property
     def pooling_layers(self) -> list[PoolingLayer]:
-        """All that is done to pooled hidden states, outside the program."""
+        """Layers applied to pooled hidden states, outside of the program."""
         return [layer for layer in (self.pooler, self.classes) if layer is not None]
 
     def _linear(

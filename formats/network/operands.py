@@ -1,4 +1,4 @@
-"""What ops are given beside weights: values, activations, the shape of attention, the rules of routing."""
+"""Operands of ops other than weights: values, activations, attention shapes, routing rules."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .weights import Tensor
 
 @dataclass(frozen=True)
 class Value:
-    """What an op makes, a row a token or a row of logits."""
+    """Output of an op, with a row per token or a row of logits."""
 
     name: str
     width: int
@@ -20,7 +20,7 @@ class Value:
 
 @dataclass(frozen=True)
 class RotaryTable:
-    """Cosines and sines of a step's positions, half as wide as what is rotated."""
+    """Cosines and sines of a step's positions, half as wide as the rotated elements."""
 
     cosine: Value
     sine: Value
@@ -33,23 +33,22 @@ class Activation(Enum):
     GELU = "gelu"
     """x Phi(x)."""
     GELU_TANH = "gelu_tanh"
-    """Its approximation by tanh."""
+    """GELU's approximation by tanh."""
     RELU = "relu"
     RELU_BOTH = "relu_both"
-    """Of gated layers: relu of the gate and of what it multiplies."""
+    """For gated layers: relu(gate) * relu(up)."""
     CLAMPED_SILU = "clamped_silu"
-    """Of gated layers: g sigmoid(1.702 g) of the gate g up to 7, times one more than the other, which is kept from -7
-    to 7."""
+    """For gated layers: g sigmoid(1.702 g) * (u + 1), with the gate g at most 7 and u clamped to -7 .. 7."""
 
     @property
     def leaves_zeros(self) -> bool:
-        """Whether it is zero for many inputs, not just for some."""
+        """True if it is zero for many inputs, not only for some."""
         return self in (Activation.RELU, Activation.RELU_BOTH)
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeadNorm:
-    """An RMS norm of each head of q or k before rotation, or of all heads together, by the weight's size."""
+    """An RMS norm of q or k before rotation: of each head or of all heads together, depending on the weight's size."""
 
     weight: Tensor
     epsilon: float
@@ -57,29 +56,29 @@ class HeadNorm:
 
 @dataclass(frozen=True, kw_only=True)
 class PositionBias:
-    """Learned numbers that are added to scores, by the position of the key relative to the query's."""
+    """Learned numbers added to scores, by the position of the key relative to the query."""
 
     table: Tensor
     """[buckets, heads]."""
     buckets: tuple[int, ...]
-    """Of the relative positions -r to r, an odd number of them; those beyond have the buckets of the ends."""
+    """Buckets of the relative positions -r to r, an odd number of them; farther positions use the first or last one."""
     heads: range
-    """Those of the table that are here: all, or a rank's."""
+    """Heads of the table on this rank: all, or a rank's share."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sinks:
-    """A learned score more for each head: it counts in the sum that probabilities are divided by, and has no value."""
+    """A learned extra score per head: it counts in the softmax's sum, and has no value."""
 
     scores: Tensor
-    """[heads] of the whole model."""
+    """Scores [heads] of the whole model."""
     heads: range
-    """Those that are here."""
+    """Heads on this rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionShape:
-    """The heads of one layer's attention."""
+    """Heads of one layer's attention."""
 
     num_attention_heads: int
     num_key_value_heads: int
@@ -98,7 +97,7 @@ class AttentionShape:
 
 @dataclass(frozen=True, kw_only=True)
 class GateScores:
-    """What says of each gate of a row, before it is computed, whether it counts as closed: a score below `least`."""
+    """Predicted scores of a row's gates, before they are computed: a score below `least` closes the gate."""
 
     value: Value
     least: float
@@ -106,7 +105,7 @@ class GateScores:
 
 @dataclass(frozen=True, kw_only=True)
 class Routing:
-    """How a token's experts are chosen; adaptrt._core.Routing (cpp/include/adaptrt/engine/ops.h) has the rules."""
+    """Rules that choose a token's experts; see adaptrt._core.Routing (cpp/include/adaptrt/engine/ops.h)."""
 
     scores: RouterScores
     top_k: int
@@ -115,4 +114,4 @@ class Routing:
     normalised: bool
     scale: float = 1.0
     bias: Tensor | None = None
-    """[experts], of the choice alone."""
+    """[experts], added to scores only for the choice."""

@@ -1,8 +1,7 @@
-"""The vocabulary in which families declare their networks: what each op reads, writes, and names of weights.
+"""The ops in which families declare their networks: inputs, outputs, and names of weights.
 
-Everything that is known of a network follows from its ops: a checkpoint's tensors (checkpoint_tensors.py), where
-adapters act (adapter_sites.py), the native program (builder/compile/emit.py) and the ONNX graph
-(builder/network/onnx_graph.py).
+A network's ops determine everything else: a checkpoint's tensors (checkpoint_tensors.py), adapter sites
+(adapter_sites.py), the native program (builder/compile/emit.py) and the ONNX graph (builder/network/onnx_graph.py).
 """
 
 from __future__ import annotations
@@ -24,19 +23,21 @@ class Embedding:
     table: Tensor
     scale: float
     inputs_embeds_scale: float
-    """By which the Hugging Face model multiplies embeddings that it is given in place of tokens."""
+    """Factor by which the Hugging Face model multiplies embeddings that it gets in place of tokens."""
     positions: Tensor | None
-    """Of learned positions."""
+    """Table of learned positions."""
     types: Tensor | None
-    """Of kinds of tokens."""
+    """Table of token types."""
     as_linear: LinearWeight | None
-    """The table as the weight [hidden_size, vocab_size] of a linear layer, of which a token is one input; None where
-    adapters do not act on it: where an encoder and a decoder have one."""
+    """The table as the weight [hidden_size, vocab_size] of a linear layer, with one input per token.
+
+    None if adapters do not act on it: an encoder and a decoder share it.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rotary:
-    """The angles position * inverse frequency of the pairs of a head's first `size` elements."""
+    """Angles position * inverse frequency, for the pairs of a head's first `size` elements."""
 
     scope: str
     output: RotaryTable
@@ -56,7 +57,7 @@ class RmsNorm:
     weight: Tensor
     epsilon: float
     gather_logit_rows: bool
-    """The output has a row for each row of logits, made of that row of the input."""
+    """True if the output has a row for each row of logits, computed from that row of the input."""
     add_to: Value | None
 
 
@@ -72,14 +73,14 @@ class LayerNorm:
     epsilon: float
     gather_logit_rows: bool
     is_stream: bool
-    """The output is a residual stream, in float32 whatever linear layers read."""
+    """True if the output is a residual stream, in float32 whatever linear layers read."""
     number: int | None
-    """Of the norms with biases that adapters can shift, in the order of execution; None where they do not act."""
+    """Number among the norms with biases that adapters can shift, in the order of execution; None for other norms."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cast:
-    """output = x in the type that linear layers read."""
+    """output = x in the dtype that linear layers read."""
 
     scope: str
     input: Value
@@ -88,7 +89,7 @@ class Cast:
 
 @dataclass(frozen=True, kw_only=True)
 class Attention:
-    """Attention of one layer over [q | k | v], causal with the layer's KV pool or as its kind says."""
+    """Attention of one layer over [q | k | v]: causal with the layer's KV pool, or as its kind says."""
 
     scope: str
     kind: AttentionKind
@@ -99,24 +100,26 @@ class Attention:
     shape: AttentionShape
     scale: float
     window: int | None
-    """A token sees itself and the window - 1 tokens before it, and as many behind it where it sees those; None: all of
-    them."""
+    """A token attends to itself and the window - 1 tokens before it; None: no limit.
+
+    Without a causal mask, also to as many tokens after it.
+    """
     query_norm: HeadNorm | None
     key_norm: HeadNorm | None
     softcap: float | None
     """Scores s become softcap * tanh(s / softcap)."""
     interleaved: bool
-    """Elements 2 i and 2 i + 1 of a head turn together, not those of its two halves."""
+    """True rotates elements 2 i and 2 i + 1 of a head together, False those of its two halves."""
     position_bias: PositionBias | None
     sinks: Sinks | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Linear:
-    """y = (input W^T + bias) * scale, one weight's outputs after another's.
+    """y = (input W^T + bias) * scale, with the outputs of the weights concatenated.
 
-    With `softcap`, y becomes softcap * tanh(y / softcap). With `activation`, output = activation(y), and of two weights
-    of one width activation(first) * second. With `add_to` y is added to that value, whose place the output takes.
+    With `softcap`, y becomes softcap * tanh(y / softcap). With `activation`, output = activation(y); for two weights of
+    the same width, output = activation(first) * second. With `add_to`, y is added to that value in place.
     """
 
     scope: str
@@ -124,19 +127,19 @@ class Linear:
     output: Value
     weights: tuple[LinearWeight, ...]
     layer: int | None
-    """None: lm_head's."""
+    """None for lm_head."""
     activation: Activation | None
     threshold: float
-    """Of a gated layer's ReLU: what is not above it counts as 0."""
+    """For a gated layer's ReLU: gates up to this value count as 0."""
     add_to: Value | None
     scale: float
     softcap: float | None
     scores: GateScores | None = None
-    """Of a gated layer's ReLU."""
+    """For a gated layer's ReLU."""
 
     @property
     def gate_threshold(self) -> float:
-        """The threshold. Raises ValueError for one of a layer without a ReLU's gate."""
+        """The threshold. Raises ValueError if there is one without a ReLU gate."""
         has_gate = len(self.weights) == 2 and self.activation is not None and self.activation.leaves_zeros
         if self.threshold != 0.0 and not has_gate:
             raise ValueError(f"threshold is {self.threshold} where no ReLU is a gate")
@@ -147,7 +150,7 @@ class Linear:
 class Experts:
     """output = add_to + the sum over a token's experts of their weights times down(activation(gate(x)) * up(x)).
 
-    `gate`, `up` and `down` have a weight for each expert that is here: all, or a rank's.
+    `gate`, `up` and `down` have a weight for each expert on this rank: all, or a rank's share.
     """
 
     scope: str
@@ -156,21 +159,21 @@ class Experts:
     router_logits: Value
     output: Value
     add_to: Value | None
-    """None: the output is the sum alone, a rank's term of one."""
+    """None: the output is only the sum, as one rank's term."""
     routing: Routing
     activation: Activation
     gate: tuple[LinearWeight, ...]
     up: tuple[LinearWeight, ...]
     down: tuple[LinearWeight, ...]
     first_expert: int = 0
-    """The number of the first one that is here."""
+    """Index of the first expert on this rank."""
     experts_elsewhere: int = 0
-    """How many other ranks have."""
+    """Number of experts on other ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GatedAdd:
-    """output = add_to + sigmoid(gate) * input; `gate` is one number a row."""
+    """output = add_to + sigmoid(gate) * input; `gate` has one number per row."""
 
     scope: str
     input: Value
@@ -181,7 +184,7 @@ class GatedAdd:
 
 @dataclass(frozen=True, kw_only=True)
 class CrossKeys:
-    """Keeps [k | v] of whole encoder inputs for the cross attention of a decoder layer."""
+    """Stores [k | v] of whole encoder inputs for the cross attention of a decoder layer."""
 
     scope: str
     layer: int
@@ -191,7 +194,7 @@ class CrossKeys:
 
 @dataclass(frozen=True, kw_only=True)
 class CrossAttention:
-    """Attention of the decoder's rows to all of their sequence's encoder input, of which CrossKeys kept [k | v]."""
+    """Attention of the decoder's rows to all of their sequence's encoder input, with the [k | v] of CrossKeys."""
 
     scope: str
     layer: int
@@ -203,7 +206,7 @@ class CrossAttention:
 
 @dataclass(frozen=True, kw_only=True)
 class AllReduce:
-    """output = add_to + the sum of the inputs that the ranks of a model have, in the order of the ranks."""
+    """output = add_to + the sum of all ranks' inputs, in the order of the ranks."""
 
     scope: str
     input: Value
@@ -213,27 +216,27 @@ class AllReduce:
 
 @dataclass(frozen=True, kw_only=True)
 class AllHeadsNorm:
-    """output = [q | k | v] with q and k normed by all of their heads together, of which each rank has some.
+    """output = [q | k | v], with q and k normalised over all heads together; each rank has some of the heads.
 
-    It takes the input's place. Ranks exchange sums of squares.
+    The output overwrites the input. Ranks exchange sums of squares.
     """
 
     scope: str
     input: Value
     output: Value
     query_norm: HeadNorm
-    """Of all heads."""
+    """Norm of all heads."""
     key_norm: HeadNorm
     queries: range
-    """Which of the elements of all of q are here."""
+    """Elements of the whole q that are on this rank."""
     keys: range
     counts_keys: bool
-    """False: a rank before this one has the same heads of k."""
+    """False if an earlier rank has the same heads of k."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gather:
-    """output = the inputs that the ranks of a model have, side by side, on rank 0; what is beyond its width is left."""
+    """output = the inputs of all ranks, concatenated on rank 0 and cut to its width."""
 
     scope: str
     input: Value
@@ -242,7 +245,7 @@ class Gather:
 
 @dataclass(frozen=True, kw_only=True)
 class Receive:
-    """output = what the stage of a pipeline before this one has sent."""
+    """output = the value that the previous pipeline stage sent."""
 
     scope: str
     output: Value
@@ -250,7 +253,7 @@ class Receive:
 
 @dataclass(frozen=True, kw_only=True)
 class Send:
-    """The next stage of a pipeline receives the input."""
+    """Sends the input to the next pipeline stage."""
 
     scope: str
     input: Value
@@ -258,14 +261,14 @@ class Send:
 
 @dataclass(frozen=True, kw_only=True)
 class Broadcast:
-    """All stages of a pipeline get what the last one has of the value, which is the encoder's output."""
+    """Sends the value, which is the encoder's output, from the last pipeline stage to all stages."""
 
     scope: str
     value: Value
     is_stream: bool
-    """It is a residual stream, in float32 whatever linear layers read."""
+    """True if it is a residual stream, in float32 whatever linear layers read."""
     is_made_here: bool
-    """This is the last stage."""
+    """True on the last stage."""
 
 
 Op = (
@@ -291,18 +294,18 @@ Op = (
 
 @dataclass(frozen=True, kw_only=True)
 class PoolingLayer:
-    """What is done to pooled hidden states, in float32: activation(x weight^T + bias), then a layer norm."""
+    """Layer on pooled hidden states, in float32: activation(x weight^T + bias), then a layer norm."""
 
     weight: Tensor
     bias: Tensor | None = None
     activation: PoolingActivation = PoolingActivation.NONE
     norm: Tensor | None = None
-    """Of a layer norm, last of all."""
+    """Weight of the layer norm after the activation."""
     norm_bias: Tensor | None = None
     epsilon: float = 0.0
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All of them."""
+        """All tensors of the layer."""
         found = (self.weight, self.bias, self.norm, self.norm_bias)
         return tuple(tensor for tensor in found if tensor is not None)

@@ -1,4 +1,4 @@
-"""The weights that a family's declaration names: their tensors in a Hugging Face model and in a checkpoint."""
+"""Weights that a family declares: their tensors in a Hugging Face model and in a checkpoint."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class TensorName:
     name: str
     layer: int | None = None
     section: str = "transformer"
-    """What names of layers begin with: `encoder` in those of an encoder that has a decoder behind it."""
+    """Prefix of names of layers: `encoder` in an encoder before a decoder."""
 
     def __str__(self) -> str:
         return self.name if self.layer is None else f"{self.section}.layers.{self.layer}.{self.name}"
@@ -24,61 +24,61 @@ class TensorName:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor that every rank has whole: of an embedding or a norm."""
+    """A tensor that every rank has whole, of an embedding or a norm."""
 
     name: TensorName
     source: str
-    """Its name in a Hugging Face model."""
+    """Name in a Hugging Face model."""
     shape: tuple[int, ...]
     plus_one: bool = False
-    """It is stored as the difference from one."""
+    """True if it is stored as the difference from one."""
     float32: bool = False
-    """A checkpoint has it in float32, whatever its dtype."""
+    """True if checkpoints have it in float32, whatever their dtype."""
     rows_before: int = 0
-    """Of the Hugging Face tensor, which nothing reads."""
+    """Number of unused rows at the start of the Hugging Face tensor."""
 
     @property
     def source_shape(self) -> tuple[int, ...]:
-        """Of the tensor in a Hugging Face model."""
+        """Shape of the tensor in a Hugging Face model."""
         return (self.rows_before + self.shape[0], *self.shape[1:])
 
 
 class Split(Enum):
-    """What tensor parallelism cuts of a linear layer."""
+    """Dimension of a linear layer that tensor parallelism cuts."""
 
     COLUMN = auto()
     """The outputs: the weight's rows, and the bias."""
     ROW = auto()
-    """The inputs: the weight's columns. The bias is whole, since it is added once, to the ranks' sum."""
+    """The inputs: the weight's columns. The bias is whole, because it is added once, to the ranks' sum."""
     NONE = auto()
-    """Nothing: every rank has the layer."""
+    """None: every rank has the whole layer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """Outputs of a linear layer that one module of adapters changes.
+    """Outputs of a linear layer that one adapter module changes.
 
     They are rows of a linear layer of the Hugging Face model, `source`.weight [source_outputs, in] and `source`.bias.
     """
 
     source: str
     module: str | None
-    """Its name in adaptrt._core.lora_modules(); None: adapters do not act on it."""
+    """Name in adaptrt._core.lora_modules(); None: adapters do not act on it."""
     outputs: int
     units: int
-    """Into how many pieces tensor parallelism can cut the outputs: heads, say."""
+    """Number of pieces into which tensor parallelism can cut the outputs, such as heads."""
     rows: tuple[range, ...]
-    """The rows of the source, in the order of the outputs."""
+    """Rows of the source, in the order of the outputs."""
     source_outputs: int
     transposed: bool = False
-    """The source is a Conv1D of transformers, whose weight is [in, out]."""
+    """True if the source is transformers' Conv1D, whose weight is [in, out]."""
     first_output: int = 0
-    """Of a rank's share: where it begins in the whole model's part."""
+    """Start of a rank's share in the whole model's part."""
     outputs_elsewhere: int = 0
-    """Of a rank's share: outputs of the whole model's part that are not in it."""
+    """Number of outputs of the whole model's part that a rank's share lacks."""
 
     def cut(self, tp_size: int, tp_rank: int) -> Part:
-        """A rank's share. With fewer units than ranks, ranks share one."""
+        """Returns a rank's share. If there are more ranks than units, several ranks share a unit."""
         ranks_per_unit = max(1, tp_size // self.units)
         share = self.outputs // (tp_size // ranks_per_unit)
         first = share * (tp_rank // ranks_per_unit)
@@ -96,45 +96,49 @@ class LinearWeight:
     """W [sum of the parts' outputs, in] of a checkpoint, and its bias."""
 
     name: TensorName
-    """Without `.weight` and `.bias`."""
+    """Name without `.weight` and `.bias`."""
     parts: tuple[Part, ...]
     inputs: int
     split: Split
     bias: bool
     row_bias: str | None = None
-    """The Hugging Face tensor [1, outputs] that is the bias, where it is no part's own."""
+    """Hugging Face tensor [1, outputs] with the bias, if it does not belong to a part."""
     tied_to: Tensor | None = None
-    """The embedding whose values the weight has in the Hugging Face model."""
+    """Embedding whose values the weight has in the Hugging Face model."""
     quantized: bool = True
-    """It is in checkpoints that are quantised."""
+    """True if quantised checkpoints quantise it."""
     first_input: int = 0
-    """Of a rank's share: where it begins in the whole model's inputs."""
+    """Start of a rank's share in the whole model's inputs."""
     inputs_elsewhere: int = 0
-    """Of a rank's share: inputs of the whole model's weight that other ranks have."""
+    """Number of inputs of the whole model's weight that other ranks have."""
     is_first_term: bool = True
-    """Of a rank's share of a sum: whether it is the term to which what is added once goes."""
+    """True for the rank whose term of a sum includes values that are added once, such as the bias."""
     num_shares: int = 1
-    """Of a rank's share: into how many the whole model's weight is cut."""
+    """Number of shares into which the whole model's weight is cut."""
     share: int = 0
-    """Which of them it is."""
+    """Index of this share."""
     expert: int | None = None
-    """Whose it is, of those that ranks may have different ones of."""
+    """Index of the expert, for weights of experts, which may be on different ranks."""
 
     @property
     def bias_name(self) -> str:
-        """The bias in a checkpoint; that of an lm_head whose weight is the embedding is lm_head's."""
+        """Name of the bias in a checkpoint.
+
+        An lm_head that shares the embedding's weight has a bias of its own name.
+        """
         return LM_HEAD_BIAS if f"{self.name}.weight" == EMBEDDING else f"{self.name}.bias"
 
     @property
     def outputs(self) -> int:
-        """Rows of the weight."""
+        """Number of rows of the weight."""
         return sum(part.outputs for part in self.parts)
 
 
 def name_now(name: str, older_names: Mapping[str, str], older_endings: Mapping[str, str] | None = None) -> str:
-    """The name that a tensor or layer of a Hugging Face model has today.
+    """Returns the current name of a tensor or layer of a Hugging Face model.
 
-    `older_names` maps beginnings of names, `older_endings` what others end with.
+    older_names: maps older beginnings of names to current ones.
+    older_endings: maps older ends of names to current ones.
     """
     for older, now in (older_endings or {}).items():
         if name.endswith(older):
@@ -146,7 +150,7 @@ def name_now(name: str, older_names: Mapping[str, str], older_endings: Mapping[s
 
 
 def whole(source: str, module: str | None, outputs: int, units: int | None = None, **settings: bool) -> Part:
-    """A part that is a linear layer of the Hugging Face model; without `units` every output may be cut off."""
+    """Returns a part that is a whole linear layer of the Hugging Face model; units: by default, every output is one."""
     return Part(
         source=source,
         module=module,
@@ -159,7 +163,7 @@ def whole(source: str, module: str | None, outputs: int, units: int | None = Non
 
 
 def stacked(source: str, parts: Sequence[tuple[str, int, int]], **settings: bool) -> tuple[Part, ...]:
-    """The parts (module, outputs, units) of one linear layer that has them below one another."""
+    """Returns the parts (module, outputs, units) of one linear layer that stacks their outputs."""
     total = sum(outputs for _, outputs, _ in parts)
     found = []
     first = 0
@@ -175,7 +179,7 @@ def stacked(source: str, parts: Sequence[tuple[str, int, int]], **settings: bool
 
 
 def rows_between(rows: Sequence[range], first: int, last: int) -> tuple[range, ...]:
-    """Outputs [first, last) of those that `rows` lists, with neighbours joined."""
+    """Returns outputs [first, last) of those that `rows` lists; joins adjacent ranges."""
     found: list[range] = []
     for piece in rows:
         begin, end = max(first, 0), min(last, len(piece))

@@ -1,1 +1,1 @@
-"""Engine directories with TensorRT plans: the plans, the GPUs and the package that they are for."""
+"""Engine directories with TensorRT plans: the plans, their GPUs and their package."""

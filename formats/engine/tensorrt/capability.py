@@ -1,4 +1,4 @@
-"""Compute capabilities: their names here and in TensorRT, and that of the GPU at hand."""
+"""Compute capabilities: their names here and in TensorRT, and that of this machine's GPU."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any, Final
 from ...._core import ConfigError
 
 CURRENT: Final = "current"
-"""Stands for the capability of this machine's first GPU."""
+"""Name for the capability of this machine's first GPU."""
 
-# The plugins' kernels use copies to shared memory and matrix instructions that came with it.
+# The plugins' kernels need its asynchronous copies to shared memory and its matrix instructions.
 SMALLEST: Final = (8, 0)
 
 _NAME: Final = re.compile(r"([1-9][0-9]*)\.([0-9])")
@@ -24,18 +24,18 @@ _MAJOR, _MINOR = 75, 76
 
 
 def parse_capability(name: str) -> tuple[int, int] | None:
-    """(8, 6) for 8.6; None for what is no compute capability."""
+    """Returns (8, 6) for 8.6; None if `name` is not a compute capability."""
     match = _NAME.fullmatch(name)
     return None if match is None else (int(match[1]), int(match[2]))
 
 
 def name_in_file(name: str) -> str:
-    """sm86 for 8.6: what the names of files say."""
+    """Returns sm86 for 8.6, the form in file names."""
     return "sm" + name.replace(".", "")
 
 
 def offered(members: Iterable[str]) -> tuple[str, ...]:
-    """Those of ComputeCapability's members that plans can be built for, by their names here and ascending."""
+    """Names of the supported compute capabilities among TensorRT's members, in ascending order."""
     found = []
     for member in members:
         match = _TENSORRT_NAME.fullmatch(member)
@@ -45,12 +45,12 @@ def offered(members: Iterable[str]) -> tuple[str, ...]:
 
 
 def tensorrt_name(name: str) -> str:
-    """SM86 for 8.6: the member of TensorRT's ComputeCapability."""
+    """Returns SM86 for 8.6: the member of TensorRT's ComputeCapability."""
     return name_in_file(name).upper()
 
 
 def current_capability() -> str:
-    """That of the first GPU, as the driver says. Raises ConfigError that says what is missing."""
+    """Compute capability of the first GPU, from the driver. Raises ConfigError that says what is missing."""
     try:
         driver = ctypes.CDLL(_DRIVER)
     except OSError:

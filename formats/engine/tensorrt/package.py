@@ -1,4 +1,4 @@
-"""Which of NVIDIA's packages compiles: `tensorrt` where it is installed, `tensorrt_rtx` otherwise."""
+"""Chooses NVIDIA's package: `tensorrt` if it is installed, otherwise `tensorrt_rtx`."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ...._core import ConfigError
 TENSORRT: Final = "tensorrt"
 TENSORRT_RTX: Final = "tensorrt_rtx"
 PACKAGES: Final = (TENSORRT, TENSORRT_RTX)
-"""In the order of preference."""
+"""Packages in the order of preference."""
 _TITLES: Final = {TENSORRT: "TensorRT", TENSORRT_RTX: "TensorRT for RTX"}
 
-# TensorRT for RTX's ONNX parser opens this name, which the wheel lacks: it has the library under its version alone.
-# Without it the process ends in the middle of parsing, as soon as a node is a plugin.
+# The ONNX parser of TensorRT for RTX opens this name, but the wheel has the library only under its versioned name.
+# Without it the process ends while parsing, at the first plugin node.
 _OPENED_BY_THE_PARSER: Final = "libtensorrt_rtx.so"
 _LIBRARIES: Final = "tensorrt_rtx_libs"
 
@@ -26,24 +26,24 @@ class Package:
     """A package that compiles plans, as it describes itself."""
 
     name: str
-    """Of the module: one of PACKAGES."""
+    """Name of the module; one of PACKAGES."""
     version: str
     compute_capabilities: tuple[str, ...]
-    """Those that can be named, such as 8.0; empty where plans are built for the GPU at hand only."""
+    """Accepted compute capabilities, such as 8.0; empty if the package only builds for this machine's GPU."""
 
     @property
     def title(self) -> str:
-        """Its name and version as errors show them."""
+        """Name and version, for errors."""
         return f"{_TITLES[self.name]} {self.version}"
 
     @property
     def has_timing_cache(self) -> bool:
-        """Whether what it measures can be kept: TensorRT for RTX measures nothing while it builds."""
+        """True if its measurements can be kept: TensorRT for RTX measures nothing while it builds."""
         return self.name == TENSORRT
 
 
 def installed_package() -> str:
-    """The name of the package to build with. Raises ConfigError that names the extras when there is none."""
+    """Name of the package to build with. Raises ConfigError that names the extras if none is installed."""
     for name in PACKAGES:
         if _is_installed(name):
             return name
@@ -55,9 +55,9 @@ def installed_package() -> str:
 
 
 def complete_libraries(name: str, directory: Path) -> Path | None:
-    """What a process that imports the package needs in LD_LIBRARY_PATH beside the wheel: `directory`, or nothing.
+    """Returns the directory that LD_LIBRARY_PATH needs in addition to the wheel, or None.
 
-    Makes the link that TensorRT for RTX's wheel lacks in `directory`.
+    For TensorRT for RTX, creates the link that its wheel lacks in `directory`.
     """
     if name != TENSORRT_RTX:
         return None
@@ -71,6 +71,6 @@ def complete_libraries(name: str, directory: Path) -> Path | None:
 
 
 def _is_installed(name: str) -> bool:
-    # A directory of that name without an __init__.py, on which Python would fall back, has no loader.
+    # A directory of that name without __init__.py is a namespace package, which has no origin.
     spec = importlib.util.find_spec(name)
     return spec is not None and spec.origin is not None

@@ -1,4 +1,4 @@
-"""The plans of an engine directory: what config.json says of them, and the check that the files are those."""
+"""Plans of an engine directory: their description in config.json, and the check of their files."""
 
 from __future__ import annotations
 
@@ -14,44 +14,47 @@ from ....common.file_digest import add_file
 from ....common.json_fields import JsonFields
 
 Shapes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
-"""Smallest, usual and largest."""
+"""Smallest, usual and largest shape."""
 
 PREFILL: Final = "prefill"
-"""The profile for any step: prefill chunks and decodes together, up to max_num_tokens."""
+"""Profile for any step, with prefill chunks and decodes, up to max_num_tokens."""
 DECODE: Final = "decode"
-"""The profile for steps of decodes alone: as many tokens as sequences."""
+"""Profile for steps with only decodes: one token per sequence."""
 
 INPUT: Final = "input"
 OUTPUT: Final = "output"
 
 
 def kv_pool_name(layer: int) -> str:
-    """The input that is a layer's KV pool."""
+    """Name of the input with a layer's KV pool."""
     return f"kv_pool.{layer}"
 
 
 def kv_pool_out_name(layer: int) -> str:
-    """The output that is the same pool, written in place."""
+    """Name of the output with the same pool, written in place."""
     return f"kv_pool_out.{layer}"
 
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A file of the directory."""
+    """A file of the engine directory."""
 
     file: str
-    """Its name; it lies in the engine directory itself."""
+    """File name, without a directory."""
     num_bytes: int
     checksum: str
     """XXH3-128 of its bytes."""
 
     @classmethod
     def of(cls, path: Path) -> StoredFile:
-        """What is to be said of a file that was written."""
+        """Describes a file that was written."""
         return cls(path.name, path.stat().st_size, _checksum(path))
 
     def check(self, directory: Path) -> Path:
-        """Its path. Raises EngineError unless it is a plain file of the directory with this size and checksum."""
+        """Returns the path.
+
+        Raises EngineError unless it is a plain file of the directory with this size and checksum.
+        """
         path = directory / self.file
         if path.is_symlink() or not path.is_file():
             raise EngineError(f"{path}: is missing, or no file")
@@ -76,46 +79,46 @@ class TensorRow:
 
     name: str
     dtype: str
-    """numpy's name."""
+    """numpy's name of the dtype."""
     shape: tuple[int, ...]
     """-1: known at run time."""
     mode: str
     """INPUT or OUTPUT."""
     alias: str | None
-    """Of an output: the input that it is written over."""
+    """Outputs: the input that it overwrites; None: none."""
     profiles: tuple[Shapes, ...]
-    """Of an input with a shape that is not fixed: smallest, usual and largest shape in each profile."""
+    """Inputs with a dynamic shape: smallest, usual and largest shape in each profile."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TensorRtPlans:
-    """The plans of an engine and what they have in common."""
+    """Plans of an engine, and their common properties."""
 
     package: str
-    """The module that built them and that runs them: `tensorrt` or `tensorrt_rtx`."""
+    """Module that built the plans and runs them: `tensorrt` or `tensorrt_rtx`."""
     package_version: str
     plugin_version: str
     files: tuple[PlanFile, ...]
     weights: StoredFile | None
-    """The weights that are inputs, by their names; None: they are in the plans."""
+    """File with the weights that are inputs, by name; None: the plans contain them."""
     profiles: tuple[str, ...]
-    """Names of the optimization profiles in the plans' order."""
+    """Names of the optimization profiles, in the plans' order."""
     tensors: tuple[TensorRow, ...]
-    """Inputs and outputs in the plans' order."""
+    """Inputs and outputs, in the plans' order."""
 
     @property
     def num_bytes(self) -> int:
-        """Of all files."""
+        """Size of all files in bytes."""
         return sum(stored.num_bytes for stored in self.stored_files())
 
     def stored_files(self) -> Iterator[StoredFile]:
-        """The plans, then the weights."""
+        """Yields the plans, then the weights."""
         yield from (plan.stored for plan in self.files)
         if self.weights is not None:
             yield self.weights
 
     def plan_for(self, compute_capability: str) -> PlanFile:
-        """The plan for a GPU. Raises EngineError that lists those that there are."""
+        """Returns the plan for a GPU. Raises EngineError that lists the existing plans."""
         for plan in self.files:
             if plan.compute_capability == compute_capability:
                 return plan
@@ -126,7 +129,7 @@ class TensorRtPlans:
         )
 
     def check_files(self, directory: Path) -> None:
-        """Reads every file. Raises EngineError that names all which are missing, damaged or others."""
+        """Reads every file. Raises EngineError that names all files that are missing, damaged or different."""
         problems = []
         for stored in self.stored_files():
             try:
@@ -146,7 +149,7 @@ def plans_to_json(plans: TensorRtPlans) -> dict[str, Any]:
 
 
 def plans_from_fields(source: JsonFields) -> TensorRtPlans:
-    """The inverse of plans_to_json(). What is wrong is noted in `source`."""
+    """Reads what plans_to_json() returned; notes problems in `source`."""
     weights = source.object("weights", optional=True)
     files = [PlanFile(item.string("compute_capability"), _stored_file(item)) for item in source.objects("plans")]
     profiles = source.strings("profiles")
@@ -171,7 +174,7 @@ def plans_from_fields(source: JsonFields) -> TensorRtPlans:
 
 def _stored_file(source: JsonFields) -> StoredFile:
     name = source.string("file")
-    # Nothing outside the directory is read, whatever the config says.
+    # Reads nothing outside of the directory, whatever the config says.
     if not name or name in (".", "..") or "/" in name or "\0" in name:
         source.problem("file", "must be the name of a file in the engine directory")
     return StoredFile(name, source.integer("num_bytes", maximum=(1 << 63) - 1), source.string("checksum"))
@@ -196,7 +199,7 @@ def _tensor(source: JsonFields, num_profiles: int) -> TensorRow:
 
 
 def _profiles(source: JsonFields, shape: tuple[int, ...]) -> tuple[Shapes, ...]:
-    """Shapes that agree with the tensor's and ascend; () after a problem."""
+    """Reads shapes that fit the tensor's shape and ascend; returns () after a problem."""
     data = source.raw("profiles")
     found = []
     for profile in data if isinstance(data, list) else ():
