@@ -7,20 +7,20 @@
 namespace adaptrt {
 namespace {
 
-// Every step is invertible for a given word, so that a lane keeps what sets two contents apart.
-constexpr std::uint64_t kFactor = 0x9e3779b97f4a7c15ULL;  // odd, as the other one
+// Every step is invertible for a given word, so differences in a lane are never lost.
+constexpr std::uint64_t kFactor = 0x9e3779b97f4a7c15ULL;  // must be odd, like kSecondFactor
 constexpr std::uint64_t kSecondFactor = 0xd6e8feb86659fd93ULL;
 
 std::uint64_t absorb(std::uint64_t lane, std::uint64_t word) {
   const std::uint64_t mixed = (lane ^ word) * kFactor;
-  // One product alone leaves the highest bits where the next word could undo what one of them does.
+  // After only one product, the next word could undo a change in the highest bits.
   return std::rotl((mixed ^ mixed >> 32) * kSecondFactor, 29);
 }
 
 }  // namespace
 
 std::uint64_t checksum_of(std::span<const std::byte> bytes) {
-  // Independent lanes, because a multiplication waits for the one before it.
+  // Lanes are independent, so multiplications do not wait for each other.
   std::array<std::uint64_t, 8> lanes{1, 2, 3, 4, 5, 6, 7, 8};
   constexpr std::size_t kStride = sizeof(lanes);
   std::array<std::uint64_t, 8> words{};

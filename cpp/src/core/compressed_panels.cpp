@@ -38,7 +38,7 @@ std::size_t upper_byte(std::uint16_t bits) {
 using Counts = std::array<std::int64_t, kBytes>;
 
 Counts count_upper_bytes(const std::byte* panel, std::int64_t k) {
-  // Neighbours often have one upper byte; counts apart do not wait for each other.
+  // Neighbours often have the same upper byte; separate counters avoid waiting for the previous increment.
   std::array<Counts, 4> apart{};
   const std::int64_t elements = k * kPanelColumns;
   for (std::int64_t i = 0; i < elements; ++i) {
@@ -51,7 +51,7 @@ Counts count_upper_bytes(const std::byte* panel, std::int64_t k) {
   return counts;
 }
 
-/// A panel's table: the most frequent upper bytes, smaller ones first where they are as frequent.
+/// Returns a panel's table: the most frequent upper bytes; equally frequent ones in ascending order.
 std::array<std::uint8_t, kTableBytes> table_of(const Counts& counts) {
   std::array<std::uint8_t, kBytes> order;
   for (std::size_t i = 0; i < kBytes; ++i) order[i] = static_cast<std::uint8_t>(i);
@@ -62,8 +62,8 @@ std::array<std::uint8_t, kTableBytes> table_of(const Counts& counts) {
   return table;
 }
 
-/// Where an element is in a panel's pieces: byte `piece` + half * 64 + index, and that half of byte `piece` +
-/// 128 + index.
+/// Location of an element in a panel's pieces: byte `piece` + half * 64 + index, and that half of byte
+/// `piece` + 128 + index.
 struct ElementPlace {
   std::int64_t piece;
   std::int64_t index;
@@ -92,7 +92,7 @@ Element element_of(std::int64_t place) {
 }  // namespace
 
 bool can_be_compressed(std::int64_t n, std::int64_t k) {
-  // Places of elements have 32 bits.
+  // Outlier positions have 32 bits.
   constexpr std::int64_t kInputsLimit = (std::int64_t{1} << 32) / kPanelColumns;
   return n > 0 && k > 0 && k < kInputsLimit && k % kPieceInputs == 0;
 }

@@ -29,7 +29,7 @@ struct Scaled {
   float operator()(float value) const { return value * scale; }
 };
 
-/// With the types known to the compiler, the loop is vectorised.
+/// The types are template arguments so that the compiler vectorises the loop.
 template <DType kTo, class To, DType kFrom, class From, class Change>
 void convert_loop(std::byte* out, const std::byte* source, std::size_t count, Change change) {
   for (std::size_t i = 0; i < count; ++i) {

@@ -7,9 +7,9 @@
 namespace adaptrt {
 namespace {
 
-/// Index of the first element whose bits without the sign, as an unsigned number, are at least `limit`. IEEE
-/// numbers are ordered as their bits are, infinity and NaN last. Blocks are judged branch-free, which
-/// compilers vectorise.
+/// Returns the index of the first element whose bits without the sign, as an unsigned number, are at least
+/// `limit`. IEEE numbers have the order of their bits, with infinity and NaN last. Each block is tested
+/// without branches, so that compilers vectorise the loop.
 template <class Bits>
 std::optional<std::size_t> find_magnitude_from(const std::byte* data, std::size_t count, Bits limit) {
   constexpr std::size_t kBlock = 1024;
@@ -33,7 +33,7 @@ std::optional<std::size_t> find_magnitude_from(const std::byte* data, std::size_
 }  // namespace
 
 std::uint32_t float32_limit(DType target) {
-  // float16 rounds to infinity from 65520 on, bfloat16 from half way between its largest value and 2^128.
+  // float16 rounds to infinity from 65520 on; bfloat16 from the midpoint between its largest value and 2^128.
   switch (target) {
     case DType::kFloat16:
       return 0x477ff000U;
@@ -53,7 +53,8 @@ std::optional<std::size_t> find_not_finite(const std::byte* data, DType dtype, s
     case DType::kFloat16:
       return find_magnitude_from<std::uint16_t>(data, count, 0x7c00U);
     case DType::kBFloat16:
-      // 2^16 is the least bfloat16 that a half rounds to infinity; the one below, 65280, is exact in a half.
+      // 2^16 is the smallest bfloat16 that rounds to infinity in float16; the one below, 65280, is exact
+      // there.
       return find_magnitude_from<std::uint16_t>(data, count, target == DType::kFloat16 ? 0x4780U : 0x7f80U);
   }
   return std::nullopt;

@@ -11,7 +11,7 @@ HugeArray::HugeArray(std::size_t bytes) : bytes_(bytes) {
   void* pages = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (pages == MAP_FAILED) throw std::bad_alloc();
 #ifdef MADV_HUGEPAGE
-  madvise(pages, bytes, MADV_HUGEPAGE);  // advice only: small pages do as well
+  madvise(pages, bytes, MADV_HUGEPAGE);  // only a hint: small pages work too
 #endif
   data_ = static_cast<std::byte*>(pages);
 }

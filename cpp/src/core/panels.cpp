@@ -23,8 +23,8 @@ std::size_t panel_index(DType dtype, std::int64_t n, std::int64_t k, std::int64_
 
 constexpr std::int64_t kRowsConvertedAtATime = 64;
 
-/// Moves a row of elements of the matrix's type to their places, from group `first` on. The group's size is
-/// known to the compiler, so a group is one move.
+/// Copies a row of elements of the matrix's type into its panel, starting at group `first`. The group size is
+/// a template argument, so a group is one move.
 template <class Element, std::int64_t kInterleave>
 void scatter_row(std::byte* panels, DType dtype, std::int64_t n, std::int64_t k, std::int64_t row,
                  const std::byte* source, std::int64_t first = 0) {
@@ -44,7 +44,7 @@ void scatter_row(std::byte* panels, DType dtype, std::int64_t n, std::int64_t k,
   }
 }
 
-/// Four groups of four bytes.
+/// Four groups of four bytes each.
 using Groups [[gnu::vector_size(16)]] = std::uint32_t;
 
 Groups load_groups(const std::byte* source) {
@@ -53,9 +53,9 @@ Groups load_groups(const std::byte* source) {
   return groups;
 }
 
-/// scatter_row for four rows of one panel whose groups have four bytes: columns of four rows lie side by side
-/// there, so four by four groups are transposed and moved at once. `source` has the rows `stride` bytes
-/// apart.
+/// scatter_row for four rows of one panel with four-byte groups. In the panel, the groups of the four rows
+/// are adjacent, so blocks of four by four groups are transposed and moved together. The rows of `source` are
+/// `stride` bytes apart.
 template <class Element, std::int64_t kInterleave>
 void scatter_four_rows(std::byte* panels, DType dtype, std::int64_t n, std::int64_t k, std::int64_t row,
                        const std::byte* source, std::size_t stride) {
@@ -88,7 +88,7 @@ void scatter_four_rows(std::byte* panels, DType dtype, std::int64_t n, std::int6
   }
 }
 
-/// Moves rows of elements of the matrix's type, `stride` bytes apart, to their places.
+/// Copies rows of elements of the matrix's type, `stride` bytes apart, into their panels.
 void scatter_rows(std::byte* panels, DType dtype, std::int64_t n, std::int64_t k, std::int64_t first_row,
                   std::int64_t rows, const std::byte* source, std::size_t stride) {
   for (std::int64_t i = 0; i < rows;) {
@@ -120,7 +120,7 @@ void scatter_rows(std::byte* panels, DType dtype, std::int64_t n, std::int64_t k
   }
 }
 
-/// Groups of a row that are gathered before they are converted.
+/// Number of groups of a row that are gathered before conversion.
 constexpr std::int64_t kGroupsGathered = 256;
 
 /// The inverse of scatter_row for a whole row, as float32.
@@ -153,7 +153,7 @@ void pack_panels(std::byte* panels, DType dtype, std::int64_t n, std::int64_t k,
     scatter_rows(panels, dtype, n, k, first_row, rows, source, stride);
     return;
   }
-  // Some rows at a time, so that they are still in the cache when they are moved.
+  // Convert a few rows at a time, so that they are still in the cache when they are moved.
   const std::size_t row_bytes = static_cast<std::size_t>(k) * size_of(dtype);
   const std::int64_t rows_at_a_time = std::min<std::int64_t>(rows, kRowsConvertedAtATime);
   std::vector<std::byte> converted(static_cast<std::size_t>(rows_at_a_time) * row_bytes);

@@ -11,7 +11,7 @@
 namespace adaptrt {
 namespace {
 
-constexpr std::int64_t kInt8Inputs = 4;  // to whole groups of which int8 panels are padded in k
+constexpr std::int64_t kInt8Inputs = 4;  // int8 panels are padded in k to a multiple of this
 
 std::int64_t groups_of(std::int64_t k, std::int64_t inputs) {
   return (k + inputs - 1) / inputs;
@@ -94,13 +94,13 @@ std::uint32_t int4_value(const std::byte* weights, Place place, std::int64_t inp
   return (word >> static_cast<unsigned>(int4_shift(input))) & 15U;
 }
 
-/// Where an input of 2 or 3 bits lies: bits of words that are `line` words apart.
+/// Location of a 2- or 3-bit input: bits in words that are `line` words apart.
 class NarrowInput {
  public:
   NarrowInput(std::int32_t bits, std::int64_t input)
       : bits_(bits), pair_(input % packed_inputs(bits) / 2), half_(16 * (input % 2)) {}
 
-  /// Calls visit(number of the word, shift there, shift in the value, number of bits) for its runs of bits.
+  /// Calls visit(word number, shift in the word, shift in the value, number of bits) for each run of bits.
   template <class Visit>
   void for_each_run(const Visit& visit) const {
     constexpr std::int64_t kWordPairs = 5;
@@ -120,7 +120,7 @@ class NarrowInput {
   std::int64_t half_;
 };
 
-/// The words of some inputs of an output, [words_of_inputs(bits)][w].
+/// Number of words that hold one output's packed_inputs(bits) inputs: [words_of_inputs(bits)][w].
 std::int64_t words_of_inputs(std::int32_t bits) {
   return bits == 3 ? 3 : 1;
 }
@@ -176,7 +176,7 @@ void pack_scales(std::byte* scales, const Quantization& quantization, Place plac
   }
 }
 
-/// Where the order of inputs begins, of a matrix with so many bytes in panels.
+/// Byte offset of the input permutation, in a matrix whose panels have `bytes_of_panels` bytes.
 std::size_t order_offset(std::size_t bytes_of_panels) {
   constexpr std::size_t kOrderAlignment = alignof(std::int32_t);
   return (bytes_of_panels + kOrderAlignment - 1) / kOrderAlignment * kOrderAlignment;
@@ -190,7 +190,7 @@ float rounded(float value, DType type) {
   return load_as_float(bytes, type, 0);
 }
 
-/// Its exponent is eight less than that of a float16 with the same bits.
+/// An FP8 number has the bits of a float16 whose exponent is eight higher.
 float float8_to_float(std::byte number) {
   const auto bits = static_cast<std::uint32_t>(number);
   return 256.0F * float16_to_float(static_cast<std::uint16_t>((bits & 0x80U) << 8U | (bits & 0x7fU) << 7U));

@@ -14,12 +14,12 @@
 namespace adaptrt {
 namespace {
 
-/// Rounds of spinning before a thread blocks: tens of microseconds, longer than the gap between two loops of
-/// a step, and short compared to a time slice.
+/// Number of spins before a thread blocks: tens of microseconds. This is longer than the gap between two
+/// loops of a step, and short compared to a time slice.
 constexpr int kSpins = 2000;
 
-/// A worker offers its core this often to whoever else wants it, between two chunks. The system takes it away
-/// after a few milliseconds otherwise, mostly within a chunk, and then the loop waits as long for that chunk.
+/// How often a worker yields its core to other processes between two chunks. Otherwise the system preempts it
+/// after a few milliseconds, usually within a chunk, and the loop waits for that chunk.
 constexpr std::chrono::milliseconds kOfferInterval{1};
 
 inline void pause() {
@@ -30,7 +30,7 @@ inline void pause() {
 #endif
 }
 
-/// True as soon as `done` is, false when it was not for a while.
+/// Returns true as soon as `done` returns true; false if it did not for a while.
 template <class Done>
 bool spin_until(const Done& done) {
   for (int spin = 0; spin < kSpins; ++spin) {
@@ -40,7 +40,7 @@ bool spin_until(const Done& done) {
   return false;
 }
 
-/// When a worker lets others have its core: kOfferInterval after it last did, or slept.
+/// Decides when a worker yields its core: kOfferInterval after its last yield or sleep.
 class CoreOffers {
  public:
   [[nodiscard]] bool is_due() const { return Clock::now() - last_ >= kOfferInterval; }
@@ -56,15 +56,15 @@ class CoreOffers {
   Clock::time_point last_ = Clock::now();
 };
 
-/// No chunk.
+/// Value of claim() for no chunk.
 constexpr std::int64_t kNone = -1;
 
 }  // namespace
 
 // A loop is published in one word, the ticket: the loop's number in the high half, the number of unclaimed
-// chunks in the low half. A thread claims a chunk by taking one off with a compare-and-swap, which fails when
-// another loop has begun, and so it may read the loop's fields afterwards: a loop with a claimed chunk cannot
-// end before that chunk.
+// chunks in the low half. A thread claims a chunk by decrementing the ticket with a compare-and-swap, which
+// fails if another loop has begun. After a claim it may read the loop's fields, because the loop cannot end
+// before that chunk.
 class ThreadPool::Impl {
  public:
   explicit Impl(int num_threads) {
@@ -95,7 +95,7 @@ class ThreadPool::Impl {
   }
 
   void run(std::int64_t count, std::int64_t grain, const Body& body) {
-    // Chunks must be countable in half a word.
+    // The number of chunks must fit in half a word.
     grain = std::max(grain, count / std::numeric_limits<std::int32_t>::max() + 1);
     const std::int64_t chunks = (count + grain - 1) / grain;
     if (chunks == 1 || workers_.empty()) {
@@ -111,8 +111,8 @@ class ThreadPool::Impl {
     chunks_ = chunks;
     pending_.store(chunks, std::memory_order_relaxed);
     ++loop_;
-    // Sequentially consistent, as is going to sleep: either the sleeper sees the ticket or this thread sees
-    // it sleep.
+    // Sequentially consistent, like the store before sleeping: either the sleeper sees the ticket, or this
+    // thread sees that it sleeps.
     ticket_.store(loop_ << 32 | static_cast<std::uint64_t>(chunks));
     if (sleepers_.load() > 0) {
       {
@@ -120,7 +120,7 @@ class ThreadPool::Impl {
       }
       wake_.notify_all();
     }
-    // This thread keeps its core: without it nothing goes on.
+    // This thread never yields its core, because the others wait for it.
     claim_chunks(0, nullptr);
     const auto done = [this] { return pending_.load(std::memory_order_acquire) == 0; };
     if (!spin_until(done)) {
@@ -146,7 +146,7 @@ class ThreadPool::Impl {
     for (auto& worker : workers_) worker.join();
   }
 
-  /// Apart from each other: each is written by its thread.
+  /// Aligned to a cache line: each thread writes its own.
   struct alignas(64) BusyTime {
     double seconds = 0.0;
   };
@@ -176,14 +176,14 @@ class ThreadPool::Impl {
     return kNone;
   }
 
-  /// `offers` is nullptr for a thread that keeps its core.
+  /// `offers` is nullptr for a thread that never yields its core.
   void claim_chunks(int thread, CoreOffers* offers) {
     const auto claim_first = [&] {
       if (offers != nullptr) offers->make_if_due();
       return claim();
     };
     for (std::int64_t chunk = claim_first(); chunk != kNone;) {
-      // A thread that is about to offer its core must not hold a chunk meanwhile.
+      // A thread that is about to yield its core must not hold a chunk.
       const bool holds_next = body_->looks_ahead() && (offers == nullptr || !offers->is_due());
       const std::int64_t next = holds_next ? claim() : kNone;
       run_chunk(chunk, next, thread);
@@ -241,9 +241,9 @@ class ThreadPool::Impl {
   std::int64_t grain_ = 1;
   std::int64_t chunks_ = 0;
   std::uint64_t loop_ = 0;
-  /// By thread; empty when it is not measured.
+  /// Indexed by thread; empty if not measured.
   std::vector<BusyTime> busy_times_;
-  // Apart from each other: one is read while the other is written.
+  // On separate cache lines: one is read while the other is written.
   alignas(64) std::atomic<std::uint64_t> ticket_{0};
   alignas(64) std::atomic<std::int64_t> pending_{0};
   alignas(64) std::atomic<int> sleepers_{0};

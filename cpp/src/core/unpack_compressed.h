@@ -6,7 +6,7 @@
 
 namespace adaptrt {
 
-/// unpack_panel_row of a row whose panel is compressed.
+/// unpack_panel_row for a row in a compressed panel.
 void unpack_compressed_row(const PanelMatrix& matrix, std::int64_t row, float* out);
 
 }  // namespace adaptrt

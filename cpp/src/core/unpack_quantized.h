@@ -6,7 +6,7 @@
 
 namespace adaptrt {
 
-/// unpack_panel_row of a quantised matrix.
+/// unpack_panel_row for a quantised matrix.
 void unpack_quantized_row(const PanelMatrix& matrix, std::int64_t row, float* out);
 
 }  // namespace adaptrt

@@ -12,7 +12,7 @@ namespace {
 
 using Modules = std::vector<ModuleRank>;
 
-/// Returns the number of outputs of a module that is at the site, or whose parts are.
+/// Returns the number of outputs at the site of a module or of its parts.
 std::int64_t outputs_of(const LoraSite& site, LoraModule module) {
   std::int64_t outputs = 0;
   for (const LoraModule part : parts_of(module)) {
@@ -21,8 +21,8 @@ std::int64_t outputs_of(const LoraSite& site, LoraModule module) {
   return outputs;
 }
 
-/// The maximal sets of modules that an adapter can have at a site: its enabled parts, or an enabled fused
-/// module.
+/// Returns the maximal sets of modules that an adapter can have at a site: its enabled parts, or an enabled
+/// fused module.
 std::vector<Modules> choices_at(const LoraLayout& layout, const LoraSite& site, std::int32_t rank,
                                 bool shifts = false) {
   const auto has_part = [&](LoraModule part) {
@@ -41,7 +41,7 @@ std::vector<Modules> choices_at(const LoraLayout& layout, const LoraSite& site, 
   return choices;
 }
 
-/// The linear layers of decoder layers.
+/// Returns the linear layers of decoder layers.
 auto sites_of_layers(const LoraLayout& layout) {
   return layout.sites | std::views::filter(&LoraSite::is_of_layer);
 }
@@ -63,7 +63,8 @@ std::size_t largest_image_at(const LoraLayout& layout, const LoraSite& site, std
   return largest;
 }
 
-/// The largest image at each site of decoder layers that an adapter of this rank can change.
+/// Returns the size of the largest image at each site of decoder layers that an adapter of this rank can
+/// change.
 std::vector<std::size_t> image_sizes(const LoraLayout& layout, std::int32_t rank) {
   std::vector<std::size_t> sizes;
   for (const LoraSite& site : sites_of_layers(layout)) {

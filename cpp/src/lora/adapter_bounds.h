@@ -7,9 +7,9 @@
 
 namespace adaptrt {
 
-// The largest adapters that a layout accepts: every enabled module of every layer at one rank, with
-// magnitudes where DoRA is enabled, and at each site whichever is larger of the fused module and its parts.
-// Shifts, lm_head and the embedding, which few adapters have, count for single images alone.
+// Sizes of the largest adapters that a layout accepts: every enabled module of every layer at one rank, with
+// magnitudes if DoRA is enabled, and at each site the larger one of the fused module and its parts. Shifts,
+// lm_head and the embedding, which few adapters have, count only for the size of one image.
 
 /// Bytes of the largest image that an adapter of this rank has at any site; 0 without LoRA.
 [[nodiscard]] std::size_t largest_image_bytes(const LoraLayout& layout, std::int32_t rank);

@@ -27,13 +27,13 @@ std::string text_of(float value) {
   return text.str();
 }
 
-/// "magnitude and shift" of those that a row has.
+/// Returns "magnitude and shift", or the one that the row has.
 std::string names_of(RowVectors vectors) {
   if (vectors.magnitude && vectors.shift) return "magnitude and shift";
   return vectors.magnitude ? "magnitude" : "shift";
 }
 
-/// "B[2, 1]", or "B[5, 2, 1]" of expert 5.
+/// Returns "B[2, 1]", or "B[5, 2, 1]" for expert 5.
 std::string position_in_row(const AdapterRow& row, std::size_t element) {
   const auto in = static_cast<std::size_t>(row.sizes.in);
   const auto out = static_cast<std::size_t>(row.sizes.out);

@@ -20,7 +20,7 @@ std::string names_of(const std::vector<LoraModule>& modules) {
   return text;
 }
 
-/// One row of the config tensor, as it was sent.
+/// One row of the config tensor, as sent.
 struct ConfigRow {
   std::int32_t module_id = 0;
   std::int32_t layer = 0;
@@ -40,7 +40,7 @@ std::vector<ConfigRow> read_config(const TensorView& config, MatrixShape shape) 
   return rows;
 }
 
-/// True if a row of mlp_h_to_4h has values where mlp_gate_up has more than it.
+/// True if a row of mlp_h_to_4h has values in the elements that only mlp_gate_up has.
 bool has_fused_gate_up(const std::vector<ConfigRow>& rows, const SentWeights& weights,
                        const SiteIndex& index) {
   if (weights.data == nullptr) return false;
@@ -66,7 +66,7 @@ bool has_fused_gate_up(const std::vector<ConfigRow>& rows, const SentWeights& we
   return false;
 }
 
-/// Gives rows of mlp_h_to_4h that are mlp_gate_up its id.
+/// Changes the id of mlp_h_to_4h rows that are mlp_gate_up.
 void rename_fused_gate_up(std::vector<ConfigRow>& rows, const SentWeights& weights, const SiteIndex& index) {
   if (!has_fused_gate_up(rows, weights, index)) return;
   for (ConfigRow& row : rows) {
@@ -76,7 +76,7 @@ void rename_fused_gate_up(std::vector<ConfigRow>& rows, const SentWeights& weigh
   }
 }
 
-/// The first half of a row's checks: is there such a place in this engine?
+/// First check of a row: does the engine have this module and layer?
 const LoraModuleInfo* check_place(const ConfigRow& sent, const std::string& where, const LoraLayout& layout,
                                   AdapterProblems& problems) {
   const LoraModuleInfo* info = find_lora_module(std::int64_t{sent.module_id});
@@ -94,13 +94,15 @@ const LoraModuleInfo* check_place(const ConfigRow& sent, const std::string& wher
   if (!info->is_served) {
     return refuse(name + " is not part of the networks that engines have");
   }
-  if (info->module == LoraModule::kNewTokens || is_setting(info->module)) return info;  // its rank tells
-  if (is_norm(info->module)) return info;  // its number is looked for
+  if (info->module == LoraModule::kNewTokens || is_setting(info->module))
+    return info;                           // its rank is checked
+                                           // later
+  if (is_norm(info->module)) return info;  // its number is checked later
   if (std::ranges::find(layout.target_modules, info->module) == layout.target_modules.end()) {
     return refuse(name + " is not enabled in this engine; its lora_target_modules are " +
                   names_of(layout.target_modules));
   }
-  if (is_of_vocabulary(info->module)) return info;  // its slices are looked for
+  if (is_of_vocabulary(info->module)) return info;  // its slices are checked later
   if (sent.layer < 0 || sent.layer >= layout.num_layers) {
     return refuse("layer " + std::to_string(sent.layer) + " of " + std::string(info->name) +
                   " is out of range; accepted: 0 to " + std::to_string(layout.num_layers - 1));
@@ -133,7 +135,7 @@ std::string listed(const std::vector<std::int32_t>& numbers) {
   return text;
 }
 
-/// All that there is to check of a setting.
+/// Checks a row with a setting.
 bool check_setting(const ConfigRow& sent, LoraModule module, const std::string& where,
                    const LoraLayout& layout, AdapterProblems& problems) {
   const std::string number = std::to_string(sent.rank);
@@ -155,7 +157,7 @@ bool check_setting(const ConfigRow& sent, LoraModule module, const std::string& 
   return false;
 }
 
-/// The second half: do rank, vectors and the width go together?
+/// Second check of a row: do rank, vectors and width match?
 bool check_size(const ConfigRow& sent, LoraModule module, const std::string& where, ModuleSizes sizes,
                 std::optional<std::int64_t> width, const LoraLayout& layout, AdapterProblems& problems) {
   bool good = true;
@@ -247,7 +249,7 @@ void check_together(const std::vector<CheckedRow>& rows, AdapterProblems& proble
   }
 }
 
-/// Adds what a row says.
+/// Adds a row's setting to the terms.
 void add_terms(LoraModule module, std::int32_t rank, AdapterTerms* terms) {
   if (module == LoraModule::kNewTokens) terms->vocabulary_change = rank;
   if (module == LoraModule::kAbsentTokens) terms->vocabulary_change = -rank;

@@ -14,26 +14,26 @@
 
 namespace adaptrt {
 
-/// The weights' rows, as far as they are known.
+/// The rows of the weights tensor, as far as they are known.
 struct SentWeights {
   std::optional<std::int64_t> columns;
-  const std::byte* data = nullptr;  ///< as many rows as the config's; nullptr: they cannot be read
+  const std::byte* data = nullptr;  ///< one row per config row; nullptr if unreadable
   DType dtype = DType::kFloat32;
 };
 
-/// The rows of `config` that this engine accepts, offsets left 0; all others are among the problems. `config`
-/// is read once: what its owner does to it meanwhile changes nothing that was checked.
+/// Returns the rows of `config` that this engine accepts, with offset 0, and adds the problems of all others.
+/// `config` is read only once, so that later changes by its owner have no effect.
 ///
-/// TensorRT-LLM's own converter writes a fused gate_up_proj as mlp_h_to_4h with twice its outputs, of up
-/// first. Rows of mlp_h_to_4h become mlp_gate_up where one of them has values there.
+/// TensorRT-LLM's converter writes a fused gate_up_proj as mlp_h_to_4h with twice the outputs, up first. If
+/// one of these rows has values in the second half, all mlp_h_to_4h rows become mlp_gate_up.
 [[nodiscard]] std::vector<CheckedRow> check_rows(const TensorView& config, MatrixShape shape,
                                                  const SentWeights& weights, const LoraLayout& layout,
                                                  const SiteIndex& index, AdapterProblems& problems);
 
-/// Settings that rows give to the requests that use their adapter.
+/// Returns the settings in the rows, for the requests that use the adapter.
 [[nodiscard]] AdapterTerms terms_of_rows(std::span<const AdapterRow> rows);
 
-/// The same of a config as it was sent; nullopt when it cannot be read, or has a row that is refused.
+/// The same for a config as sent; nullopt if it is unreadable, or has a row that is refused.
 [[nodiscard]] std::optional<AdapterTerms> terms_of_config(const TensorView& config);
 
 }  // namespace adaptrt

@@ -10,7 +10,7 @@ namespace adaptrt {
 class FreePages {
  public:
   explicit FreePages(std::int64_t total) : total_(total) {
-    // The list never grows beyond this, so giving pages back cannot fail.
+    // The list never grows beyond this, so releasing pages cannot fail.
     free_.reserve(static_cast<std::size_t>(total));
     for (std::int64_t page = total; page-- > 0;) free_.push_back(page);
   }
@@ -19,7 +19,7 @@ class FreePages {
   [[nodiscard]] std::int64_t count() const { return static_cast<std::int64_t>(free_.size()); }
   [[nodiscard]] const std::vector<std::int64_t>& pages() const { return free_; }
 
-  /// A free page, the one given back last first: its memory is warm. There must be one.
+  /// Returns a free page, last released first, because its memory is warm. One must exist.
   [[nodiscard]] std::int64_t take() noexcept {
     const std::int64_t page = free_.back();
     free_.pop_back();

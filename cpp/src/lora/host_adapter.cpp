@@ -12,7 +12,7 @@
 namespace adaptrt {
 namespace {
 
-/// Generations are unique in the process, whichever cache the adapters go to.
+/// Generations are unique in the process, across caches.
 std::uint64_t next_generation() {
   static std::atomic<std::uint64_t> last{0};
   return last.fetch_add(1, std::memory_order_relaxed) + 1;
@@ -71,7 +71,7 @@ std::shared_ptr<const HostAdapter> HostAdapter::make(const LoraConfig& config, c
     const std::byte* source = config.weights->data + checked.index * row_width * size_of(*dtype);
     const std::size_t elements = row_elements(checked.row);
     std::memcpy(adapter->data_.data() + start, source, elements * size_of(*dtype));
-    // Our copy is what is checked: the caller's memory may change at any time.
+    // Check the copy: the caller's memory may change at any time.
     check_values(checked, adapter->data_.data() + start, *dtype, layout.dtype, problems);
     check_padding(checked, source + elements * size_of(*dtype), *dtype, row_width - elements, problems);
     checked.row.offset = start / size_of(*dtype);

@@ -47,10 +47,10 @@ AdapterReadiness LoraCache::Impl::ensure(CacheEntry& entry, std::uint64_t turn, 
     entry.turn = turn;
     return entry.residence == Residence::kLoading ? kLoading : kReady;
   }
-  // A load can fail within the turn as well: those who wait for it are told before anybody tries again.
+  // A load can also fail within the turn: report that to its waiters before the next try.
   if (has_untold_failure(entry)) return kLoading;
   const std::int64_t needed = entry.plan.pages;
-  // Whoever acquires without workers may take what others of the turn need.
+  // Without workers, acquire() may take pages that others of the turn need.
   const std::uint64_t kept = has_workers_ ? turn : 0;
   if (count_pages_to_get(needed, kept) < needed) {
     if (needed > free_pages_.total() - count_held_pages()) return kNoRoom;
@@ -182,7 +182,7 @@ void LoraCache::Impl::pin(std::uint64_t task_id) {
       if (has_workers_) queued_loads_.splice(queued_loads_.end(), job);
       has_work_.notify_one();
     }
-    // It can be unloaded or unpinned meanwhile: a user keeps it.
+    // As a user it stays if it is unloaded or unpinned meanwhile.
     user->hold(entry);
     set_pinned(entry, true);
     const std::shared_ptr<const LoadOutcome> outcome = entry.newest_load;
@@ -190,7 +190,7 @@ void LoraCache::Impl::pin(std::uint64_t task_id) {
     loaded_.wait(lock, [&] { return outcome->has_ended; });
     entry.is_fresh = false;
     error = outcome->error;
-    // Another thread may have begun a new load since this one failed, and pins by it.
+    // Another thread may have started a new load since this failure, and pin with that one.
     if (error && entry.residence == Residence::kAbsent) set_pinned(entry, false);
   }
   if (loads_here && on_load_end_) on_load_end_();

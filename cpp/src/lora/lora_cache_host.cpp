@@ -1,4 +1,4 @@
-// The host level: how adapters come into the cache and leave it.
+// The host level: how adapters enter and leave the cache.
 
 #include <string>
 #include <utility>
@@ -51,7 +51,7 @@ std::shared_ptr<const HostAdapter> LoraCache::Impl::store(const EntryPtr& entry,
   std::unique_lock lock(mutex_);
   CacheEntry* cached = find_listed(task_id);
   while (cached != nullptr && cached->adapter != compared) {
-    // Comparing reads every byte, so it is done outside the lock; another generation may have come meanwhile.
+    // Comparing reads every byte, so it runs outside the lock; another generation may replace it meanwhile.
     compared = cached->adapter;
     lock.unlock();
     same = compared->same_weights(adapter);
@@ -98,8 +98,8 @@ void LoraCache::Impl::check_beside_pinned(std::uint64_t task_id, std::int64_t pa
                            std::to_string(pinned_pages) + " of " + std::to_string(free_pages_.total()));
 }
 
-/// Would pinning `pages` leave every adapter in use a way to the device? `pinned` is the entry to be pinned
-/// if it is in the cache already, `replaced` the one whose pin it takes over.
+/// Checks that pinning `pages` leaves every adapter in use enough room on the device. `pinned` is the entry
+/// to pin if it is already cached, `replaced` the one whose pin it inherits.
 void LoraCache::Impl::check_pin(std::uint64_t task_id, std::int64_t pages, const CacheEntry* pinned,
                                 const CacheEntry* replaced) const {
   const std::int64_t others = pinned_pages_ - (replaced != nullptr ? replaced->plan.pages : 0);
@@ -198,14 +198,14 @@ LoraCache::Impl::EntryPtr LoraCache::Impl::erase(CacheEntry& entry) noexcept {
 }
 
 void LoraCache::Impl::release_user(CacheEntry& entry) noexcept {
-  EntryPtr dropped;  // destroyed after the lock is given up
+  EntryPtr dropped;  // destroyed after the lock is released
   const std::lock_guard lock(mutex_);
   --entry.users;
   dropped = give_up(entry);
 }
 
 void LoraCache::Impl::release_lease(CacheEntry& entry) noexcept {
-  EntryPtr dropped;  // destroyed after the lock is given up
+  EntryPtr dropped;  // destroyed after the lock is released
   const std::lock_guard lock(mutex_);
   --entry.leases;
   dropped = give_up(entry);

@@ -21,12 +21,12 @@
 
 namespace adaptrt {
 
-/// "LoRA task 7"
+/// Returns "LoRA task 7".
 [[nodiscard]] std::string task_text(std::uint64_t task_id);
 /// Throws LoraCacheFullError.
 [[noreturn]] void refuse_full(std::uint64_t task_id, const std::string& reason);
 
-/// Result of one load to the device level, for the threads that wait for it. Changes under the cache's lock.
+/// Result of one load to the device level, for waiting threads. Changes only under the cache's lock.
 struct LoadOutcome {
   bool has_ended = false;
   std::exception_ptr error;
@@ -34,43 +34,42 @@ struct LoadOutcome {
 
 /// One generation of an adapter in the cache.
 struct CacheEntry {
-  /// kLoading: its pages are reserved and a load of it waits or is being made.
+  /// kLoading: its pages are reserved, and a load is queued or running.
   enum class Residence : std::uint8_t { kAbsent, kLoading, kResident };
-  /// A place in one of a level's lists; moving between them allocates nothing, so giving up a lease cannot
-  /// fail.
+  /// One of a level's lists. Moving between lists allocates nothing, so releasing a lease cannot fail.
   using List = std::list<CacheEntry*>;
 
-  // Never changes, so it is read without the lock.
+  // Constant, so read without the lock.
   std::shared_ptr<const HostAdapter> adapter;
   DevicePlan plan;
 
-  // Changes under the lock; `device` does not while there is a lease, `pages` not during a load.
+  // Changed only under the lock. `device` is constant during a lease, and `pages` during a load.
   std::int64_t users = 0;
   std::int64_t leases = 0;
-  /// Calls of admit() that gave this generation.
+  /// Number of admit() calls that returned this generation.
   std::int64_t admissions = 0;
-  /// It took the place of another generation of its id.
+  /// True if it replaced another generation with its id.
   bool is_replacement = false;
   bool pinned = false;
-  /// admit() finds it by its id; false once it was replaced or unloaded.
+  /// True if admit() finds it by id; false after it was replaced or unloaded.
   bool listed = true;
   Residence residence = Residence::kAbsent;
   std::vector<std::int64_t> pages;
   DeviceAdapter device;
-  /// Loaded, and not leased or pinned since: the first lease is the one that it was loaded for.
+  /// True if it was loaded and not leased or pinned since: its first lease is the one that caused the load.
   bool is_fresh = false;
-  /// The last turn in which ensure() found it on the device or on its way there.
+  /// The last turn in which ensure() found it loaded or loading.
   std::uint64_t turn = 0;
-  /// The newest load, which may have ended; null before the first.
+  /// The newest load, which may have ended; nullptr before the first.
   std::shared_ptr<LoadOutcome> newest_load;
   List* host_list = nullptr;
   List::iterator host_place;
   List* device_list = nullptr;
   List::iterator device_place;
 
-  /// By requests or leases.
+  /// True if requests or leases hold it.
   [[nodiscard]] bool is_held() const { return users > 0 || leases > 0; }
-  /// It cannot leave the cache now.
+  /// True if it cannot leave the cache now.
   [[nodiscard]] bool in_use() const { return is_held() || residence == Residence::kLoading; }
 };
 
@@ -86,7 +85,7 @@ class LoraCache::Impl : public std::enable_shared_from_this<LoraCache::Impl> {
   AdapterReadiness ensure(const HostAdapter& adapter, std::uint64_t turn, bool may_load);
   void expect(const HostAdapter& adapter);
   std::vector<LoadFailure> take_load_failures();
-  /// Loop of a load worker, until it is stopped.
+  /// Runs a load worker until it is stopped.
   void make_loads(const std::stop_token& stop);
   std::int64_t obtainable_pages() const;
   std::int64_t pages_needed(const HostAdapter& adapter) const;
@@ -106,18 +105,18 @@ class LoraCache::Impl : public std::enable_shared_from_this<LoraCache::Impl> {
 
  private:
   using EntryPtr = std::shared_ptr<CacheEntry>;
-  /// A load for a worker to make; later, perhaps, one that failed. Moving it between lists allocates nothing.
+  /// A load for a worker, or later a load that failed. Moving it between lists allocates nothing.
   struct LoadJob {
     CacheEntry* entry = nullptr;
     LoadFailure failure;
   };
   using LoadJobs = std::list<LoadJob>;
   static LoadJobs make_job(CacheEntry& entry) { return {{&entry, {entry.adapter->generation(), {}}}}; }
-  /// Entries that left the cache under the lock. Their memory is released after the lock.
+  /// Entries removed from the cache under the lock. Their memory is freed after the lock is released.
   using Dropped = std::vector<EntryPtr>;
   class User;
 
-  // All of these expect the lock.
+  // Call all of these with the lock held.
   AdapterReadiness ensure(CacheEntry& entry, std::uint64_t turn, bool may_load);
   bool has_untold_failure(const CacheEntry& entry) const;
   CacheEntry* find_listed(std::uint64_t task_id) const;
@@ -128,24 +127,24 @@ class LoraCache::Impl : public std::enable_shared_from_this<LoraCache::Impl> {
                  const CacheEntry* replaced) const;
   std::size_t count_host_victims(std::uint64_t task_id, std::size_t bytes, const CacheEntry* replaced) const;
   void insert(const EntryPtr& entry, CacheEntry* replaced, Dropped& dropped);
-  /// Takes the entry out of the lookup and, when nothing uses it, out of the cache.
+  /// Removes the entry from the lookup and, if unused, from the cache.
   EntryPtr retire(CacheEntry& entry) noexcept;
-  /// Brings lists and cache in line with an entry that is used by one less.
+  /// Updates lists and cache after an entry lost a user.
   EntryPtr give_up(CacheEntry& entry) noexcept;
   EntryPtr erase(CacheEntry& entry) noexcept;
   void set_pinned(CacheEntry& entry, bool pinned) noexcept;
-  /// Moves the entry to the lists that its state calls for; becoming idle puts it at the recently used end.
+  /// Moves the entry to the lists for its state; an entry that becomes idle goes to the recently used end.
   void settle(CacheEntry& entry) noexcept;
-  /// Free pages and those of idle adapters that may go in this turn; stops counting at `enough`.
+  /// Counts free pages and pages of idle adapters that may be evicted in this turn; stops at `enough`.
   std::int64_t count_pages_to_get(std::int64_t enough, std::uint64_t turn) const;
-  /// Pages of adapters that are leased or pinned: they become free only when they are released or unpinned.
+  /// Counts pages of leased or pinned adapters, which become free only after release or unpin.
   std::int64_t count_held_pages() const;
-  /// Takes pages for a load of an absent entry; false, and nothing done, when there is no room.
+  /// Takes pages for a load of an absent entry; returns false, and changes nothing, if there is no room.
   bool reserve_pages(CacheEntry& entry, std::uint64_t turn);
   void drop_device_copy(CacheEntry& entry) noexcept;
 
-  /// Makes the load of an entry whose pages are reserved; gives `lock` up meanwhile. Returns what was thrown;
-  /// the pages are gone then.
+  /// Loads an entry whose pages are reserved; releases `lock` meanwhile. Returns the error, if any; the pages
+  /// are then released.
   std::exception_ptr load(CacheEntry& entry, std::unique_lock<std::mutex>& lock) noexcept;
   void make_load(LoadJobs& job, std::unique_lock<std::mutex>& lock) noexcept;
   void check_ever_fits(std::uint64_t task_id, std::size_t bytes, std::int64_t pages) const;
@@ -160,7 +159,7 @@ class LoraCache::Impl : public std::enable_shared_from_this<LoraCache::Impl> {
   const std::function<void()> on_load_end_;
 
   mutable std::mutex mutex_;
-  std::condition_variable loaded_;        // some entry is not loading any more
+  std::condition_variable loaded_;        // some entry is no longer loading
   std::condition_variable_any has_work_;  // for the load workers
   FreePages free_pages_;
   std::unordered_map<std::uint64_t, EntryPtr> entries_;         // by generation
@@ -168,16 +167,16 @@ class LoraCache::Impl : public std::enable_shared_from_this<LoraCache::Impl> {
   CacheEntry::List host_busy_, host_idle_;                      // every entry is in one of them
   CacheEntry::List device_absent_, device_busy_, device_idle_;  // likewise
   std::uint64_t newest_turn_ = 1;                               // of ensure()
-  LoadJobs queued_loads_;                                       // in the order in which they were asked for
-  LoadJobs failed_loads_;                                       // not told yet
+  LoadJobs queued_loads_;                                       // in the order of the requests for them
+  LoadJobs failed_loads_;                                       // not reported yet
   std::int64_t loads_in_flight_ = 0;
   std::size_t host_bytes_used_ = 0;
-  std::int64_t idle_pages_ = 0;    // of device_idle_
-  std::int64_t pinned_pages_ = 0;  // that pinned entries need, on the device or not
-  LoraCacheStats counters_;        // only the counters; sizes are filled in by stats()
+  std::int64_t idle_pages_ = 0;    // in device_idle_
+  std::int64_t pinned_pages_ = 0;  // needed by pinned entries, loaded or not
+  LoraCacheStats counters_;        // only the counters; stats() fills in the sizes
 };
 
-/// Handle that a request holds; its destructor ends the request's use of the adapter.
+/// Handle held by a request; its destructor ends the request's use of the adapter.
 class LoraCache::Impl::User {
  public:
   explicit User(std::shared_ptr<Impl> cache) : cache_(std::move(cache)) {}
@@ -187,12 +186,12 @@ class LoraCache::Impl::User {
   User(const User&) = delete;
   User& operator=(const User&) = delete;
 
-  /// Counts a call of admit() that gives the entry. Expects the cache's lock.
+  /// Counts a call of admit() that returns the entry. Call it with the cache's lock held.
   void admit(CacheEntry& entry) noexcept {
     ++entry.admissions;
     hold(entry);
   }
-  /// Expects the cache's lock.
+  /// Call it with the cache's lock held.
   void hold(CacheEntry& entry) noexcept {
     entry_ = &entry;
     ++entry.users;
@@ -214,7 +213,7 @@ class DeviceLease::Impl {
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
 
-  /// Takes over a lease that was counted already.
+  /// Takes over a lease that is already counted.
   void own(CacheEntry& entry) noexcept { entry_ = &entry; }
   [[nodiscard]] const DeviceAdapter& adapter() const { return entry_->device; }
 

@@ -1,4 +1,4 @@
-// Loads from the host level to the device level, and the threads that make them.
+// Loads from the host level to the device level, and the threads that run them.
 
 #include <chrono>
 #include <span>

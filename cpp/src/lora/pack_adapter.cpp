@@ -20,7 +20,7 @@ std::size_t part_position(const LoraSite& site, LoraModule part) {
                                   site.parts.begin());
 }
 
-/// Where a module's rows come among others of the site: by the first of its parts there.
+/// Orders a module's rows among those of the site: by the first of its parts.
 std::size_t module_position(const LoraSite& site, LoraModule module) {
   std::size_t first = site.parts.size();
   for (const LoraModule part : parts_of(module)) first = std::min(first, part_position(site, part));
@@ -38,14 +38,14 @@ std::size_t matrix_bytes(const LoraLayout& layout, std::int64_t rows, std::int64
              : static_cast<std::size_t>(rows * columns) * size_of(layout.dtype);
 }
 
-/// Load ids are unique in the process, whichever cache the copies are in.
+/// Load ids are unique in the process, across caches.
 std::uint64_t next_load_id() {
   static std::atomic<std::uint64_t> last{0};
   return last.fetch_add(1, std::memory_order_relaxed) + 1;
 }
 
-/// Writes one site's image, front to back, to where the host can write it: what is at `image` then is at
-/// `address` on the device.
+/// Writes one site's image, front to back, to host memory: the data at `image` will be at `address` on the
+/// device.
 class ImageWriter {
  public:
   ImageWriter(const HostAdapter& adapter, const LoraLayout& layout, const LoraSite& site, std::byte* image,
@@ -74,7 +74,7 @@ class ImageWriter {
   }
 
  private:
-  /// A piece of the image, on either side.
+  /// Host and device address of a piece of the image.
   struct Piece {
     std::byte* host = nullptr;
     const std::byte* device = nullptr;
@@ -106,7 +106,7 @@ class ImageWriter {
   [[nodiscard]] const std::byte* source(const AdapterRow& row, std::int64_t element) const {
     return adapter_.data() + (row.offset + static_cast<std::size_t>(element)) * size_of(adapter_.dtype());
   }
-  // Elements of a row where A, B and a vector (counted from 0) of the site's expert begin.
+  // Index of the first element of A, B or a vector (counted from 0) for the site's expert, within a row.
   [[nodiscard]] std::int64_t first_of_a(const AdapterRow& row) const {
     return site_.expert * row.rank * row.sizes.in + site_.first_input;
   }
@@ -122,7 +122,7 @@ class ImageWriter {
     const MatrixRows own = site_.rows_of_a(result.total_rank);
     const Piece a = take(matrix_bytes(layout_, site_.rows_of_a(result.total_rank, 0).count, site_.in_size));
     result.a = a.device;
-    std::int64_t first = 0;  // of the module's, among all of the site's
+    std::int64_t first = 0;  // the module's first row among those of the site
     for (const std::size_t i : rows) {
       const AdapterRow& row = adapter_.rows()[i];
       const std::int64_t begin = std::max(first, own.first);
@@ -173,8 +173,8 @@ class ImageWriter {
   std::size_t used_ = 0;
 };
 
-/// Rows [first, first + rows) of a matrix with as many columns, of which the rows `here` are on the device,
-/// as float32.
+/// Reads rows [first, first + rows) of a matrix with `columns` columns as float32; only the rows `here` are
+/// on the device.
 std::vector<float> read_rows(const LoraLayout& layout, const std::byte* matrix, MatrixRows here,
                              std::int64_t columns, std::int64_t first, std::int64_t rows) {
   std::vector<float> values(static_cast<std::size_t>(rows * columns));

@@ -12,11 +12,11 @@ namespace {
 
 constexpr double kDefaultDevicePercent = 0.02;
 constexpr std::size_t kDefaultHostBytes = std::size_t{1} << 30;
-/// Beside one adapter of maximal size, a default level holds at least this many of the optimal size.
+/// In addition to one adapter of maximal size, a default level holds this many of the optimal size.
 constexpr std::int64_t kDefaultOptimalAdapters = 8;
 constexpr std::int32_t kMostEnsureWorkers = 16;
 constexpr std::int32_t kMostCopyStreams = 16;
-/// Far above any rank in use, and far below what overflows sizes.
+/// Far above any rank in use, and low enough that sizes cannot overflow.
 constexpr std::int32_t kLargestAdapterSize = 1 << 16;
 
 std::size_t saturating_product(std::size_t a, std::size_t b) {
@@ -24,7 +24,7 @@ std::size_t saturating_product(std::size_t a, std::size_t b) {
                                                                    : a * b;
 }
 
-/// The adapters that sizes follow from.
+/// The adapters that determine the sizes.
 struct Reference {
   std::int32_t optimal_rank;
   std::int32_t max_rank;
@@ -43,7 +43,7 @@ std::string bytes_text(std::size_t bytes) {
   return std::to_string(bytes) + " bytes";
 }
 
-/// What could be refused of it where there is no LoRA: fields that only tune stand as if not given.
+/// Resets fields that only tune, so that without LoRA only the other fields are refused.
 PeftCacheConfig without_hints(PeftCacheConfig config) {
   const PeftCacheConfig defaults;
   config.num_put_workers = defaults.num_put_workers;

@@ -14,7 +14,7 @@ std::string describe(std::int32_t layer, LoraModule module) {
   return std::string(info_of(module).name) + " of layer " + std::to_string(layer);
 }
 
-/// Adds site `index`'s parts to `places`; says what is wrong with them.
+/// Adds the parts of site `index` to `places`, and their problems to `problems`.
 void add_parts(const LoraSite& site, std::int32_t index, Places* places, Problems* problems) {
   for (const LoraPart& part : site.parts) {
     const std::string name = describe(site.layer, part.module);
@@ -48,7 +48,7 @@ void add_parts(const LoraSite& site, std::int32_t index, Places* places, Problem
   }
 }
 
-/// Says which experts a layer does not have, whose parts of an adapter's rows would be read.
+/// Reports experts that a layer does not have, whose parts of an adapter's rows would be read.
 void check_experts(const Places& places, Problems* problems) {
   for (const auto& [key, place] : places) {
     if (place.first_expert < 0 || place.first_expert + place.num_sites > place.sizes.experts) {
@@ -60,7 +60,7 @@ void check_experts(const Places& places, Problems* problems) {
   }
 }
 
-/// Adds the fused modules whose parts are together.
+/// Adds the fused modules whose parts are all at one site.
 void add_fused(const LoraLayout& layout, Places* places) {
   for (const LoraModuleInfo& info : lora_modules()) {
     const auto parts = parts_of(info.module);

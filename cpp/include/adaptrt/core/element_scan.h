@@ -8,16 +8,16 @@
 
 namespace adaptrt {
 
-/// The least float32 magnitude, as bits without the sign, that is not finite in `target` or becomes infinite
-/// when it is rounded to it.
+/// Returns the smallest float32 magnitude, as bits without the sign, that rounds to infinity in `target` or
+/// is not finite.
 [[nodiscard]] std::uint32_t float32_limit(DType target);
 
-/// Index of the first of `count` elements that is NaN, infinite, or becomes infinite when it is rounded to
+/// Returns the index of the first of `count` elements that is NaN or infinite, also after rounding to
 /// `target`.
 [[nodiscard]] std::optional<std::size_t> find_not_finite(const std::byte* data, DType dtype,
                                                          std::size_t count, DType target);
 
-/// Index of the first of `count` elements that is not zero; both zeros pass.
+/// Returns the index of the first of `count` elements that is neither +0 nor -0.
 [[nodiscard]] std::optional<std::size_t> find_not_zero(const std::byte* data, DType dtype, std::size_t count);
 
 }  // namespace adaptrt

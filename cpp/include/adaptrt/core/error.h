@@ -7,14 +7,14 @@
 
 namespace adaptrt {
 
-/// Base of everything this library raises on purpose. Bound to Python as adaptrt.AdaptrtError.
+/// Base class of all errors that this library throws on purpose. Python sees it as adaptrt.AdaptrtError.
 class AdaptrtError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// The one table of error types: name, base, and the docstring that Python shows. Bindings and classes are
-// made from it.
+// The table of error types: name, base class, and Python docstring. The classes and bindings are generated
+// from it.
 #define ADAPTRT_ERROR_TABLE(X)                                                                         \
   X(ConfigError, AdaptrtError, "A configuration field or a flag has a value that cannot be used.")     \
   X(CheckpointError, AdaptrtError, "A checkpoint directory or one of its files cannot be used.")       \
@@ -35,18 +35,18 @@ class AdaptrtError : public std::runtime_error {
 ADAPTRT_ERROR_TABLE(ADAPTRT_DECLARE_ERROR)
 #undef ADAPTRT_DECLARE_ERROR
 
-/// Everything found wrong with one input, so that it can be reported at once.
+/// Collects all problems of one input, so that one error reports them together.
 class Problems {
  public:
   void add(std::string problem) { problems_.push_back(std::move(problem)); }
-  /// Adds the problems of a struct inside, `prefix` before each ("sampling_config.").
+  /// Adds the problems of a nested struct, each with `prefix` before it ("sampling_config.").
   void add_all(std::string_view prefix, const Problems& nested) {
     for (const auto& problem : nested.problems_) problems_.push_back(std::string(prefix) + problem);
   }
   [[nodiscard]] bool empty() const { return problems_.empty(); }
   [[nodiscard]] const std::vector<std::string>& list() const { return problems_; }
 
-  /// Throws Error("<subject>: <problem>; <problem>") when there is any.
+  /// Throws Error("<subject>: <problem>; <problem>") if there are problems.
   template <class Error>
   void throw_if_any(std::string_view subject) const {
     if (problems_.empty()) return;

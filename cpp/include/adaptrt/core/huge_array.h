@@ -5,12 +5,12 @@
 
 namespace adaptrt {
 
-/// A large zeroed array on pages of its own, in huge pages where the system gives them: pages are taken when
-/// they are first touched. For KV pools, arenas and caches, which are read at the speed of memory.
+/// A large zero-filled array, on huge pages if the system provides them. Memory is allocated page by page at
+/// the first access. For KV pools, arenas and caches, whose speed is limited by memory bandwidth.
 class HugeArray {
  public:
   HugeArray() = default;
-  /// Throws std::bad_alloc when the system refuses.
+  /// Throws std::bad_alloc if the memory cannot be allocated.
   explicit HugeArray(std::size_t bytes);
   ~HugeArray();
   HugeArray(HugeArray&& other) noexcept

@@ -58,8 +58,8 @@ inline constexpr std::int64_t kPanelColumns = 64;
   return static_cast<std::size_t>(panel * kPanelColumns * padded_k(dtype, k)) * size_of(dtype);
 }
 
-/// True if a plain W[n, k] can also be stored in rows. Its panels must be whole, and so must its groups of k
-/// of four bytes, because kernels move such groups.
+/// True if a plain W[n, k] can also be stored in rows. Its panels must be whole, and so must its four-byte
+/// groups of k, because kernels move such groups.
 [[nodiscard]] constexpr bool can_have_rows(DType dtype, std::int64_t n, std::int64_t k) {
   return dtype != DType::kFloat16 && n % kPanelColumns == 0 && k % k_interleave(dtype) == 0;
 }
@@ -72,10 +72,10 @@ inline constexpr std::int64_t kPanelColumns = 64;
 /// Storage and multiplication of a matrix's weights, with TensorRT-LLM's names.
 enum class QuantAlgo : std::uint8_t {
   kNone,   ///< elements of the engine's type
-  kW8A16,  ///< int8 or FP8, one scale an output or each group of its inputs; activations of the engine's type
-  kW8A8,   ///< the same weights; activations become int8 with one scale a token at run time
-  kW4A16,  ///< four bits or fewer, one scale for each group of an output's inputs
-  kW4A8,   ///< integers as kW4A16 has them; activations as those of kW8A8
+  kW8A16,  ///< int8 or FP8, one scale per output or per group of its inputs; activations of the engine's type
+  kW8A8,   ///< the same weights; at run time activations become int8 with one scale per token
+  kW4A16,  ///< four bits or fewer, one scale per group of an output's inputs
+  kW4A8,   ///< integers of kW4A16; activations of kW8A8
 };
 
 /// True if weights have four bits or fewer, so that a word holds several of them.
@@ -93,11 +93,11 @@ enum class QuantAlgo : std::uint8_t {
 
 /// Meaning of a weight's bits.
 enum class WeightCode : std::uint8_t {
-  kInteger,  ///< integers, less a zero point
-  kNF4,      ///< kW4A16: the numbers of code_table(), of which products with scales are made and rounded
+  kInteger,  ///< integers minus a zero point
+  kNF4,      ///< kW4A16: numbers of code_table(), multiplied by the scale and rounded
   kFP4,      ///< the same
-  kE4M3,     ///< kW8A16: FP8 numbers, scaled and rounded as for kNF4; none is NaN
-  kE2M1,     ///< kW4A16: the numbers of code_table(), used as for kNF4
+  kE4M3,     ///< kW8A16: FP8 numbers, scaled and rounded like kNF4; never NaN
+  kE2M1,     ///< kW4A16: numbers of code_table(), scaled and rounded like kNF4
   /// kW8A16: integers of bitsandbytes' LLM.int8(). Each is multiplied by its scale and then by
   /// kLLMInt8Factor. Each product is rounded to float32, and the result to value_type.
   kLLMInt8,
@@ -117,10 +117,10 @@ struct Quantization {
   std::int64_t group_size = 0;
   /// True if each group has its own zero point. kW8A8 has none.
   bool zero_points = false;
-  /// The type of the scales where has_typed_scales() says that they have one.
+  /// Type of the scales, if has_typed_scales() is true.
   DType scale_type = DType::kBFloat16;
   WeightCode code = WeightCode::kInteger;
-  /// For codes: the type that the product of number and scale is rounded to, once, to nearest even.
+  /// For codebooks: the type that the product of number and scale is rounded to, once, to nearest even.
   DType value_type = DType::kFloat32;
   /// Bits of a weight, for kW4A16 and kW4A8: 4, or 2 or 3 for integers.
   std::int32_t bits = 4;
@@ -133,11 +133,11 @@ struct Quantization {
   [[nodiscard]] bool is_coded() const { return code != WeightCode::kInteger; }
 };
 
-/// Bytes of a packed W[n, k], quantised or of `dtype`, with the order of its inputs where it has one.
+/// Bytes of a packed W[n, k], quantised or of type `dtype`, including the input permutation if there is one.
 [[nodiscard]] std::size_t panel_bytes(const Quantization& quantization, DType dtype, std::int64_t n,
                                       std::int64_t k);
 
-/// Byte offset of panel `panel` of a matrix, quantised or of `dtype`.
+/// Byte offset of panel `panel` of a matrix, quantised or of type `dtype`.
 [[nodiscard]] std::size_t panel_offset(const Quantization& quantization, DType dtype, std::int64_t k,
                                        std::int64_t panel);
 
@@ -184,14 +184,13 @@ struct PanelMatrix {
 };
 
 /// Packs rows [first_row, first_row + rows) of W[n, k] into `panels` (panel_bytes(dtype, n, k) bytes).
-/// `source` holds those rows of `source_dtype`, `source_stride` elements apart; element (row, k) is
-/// multiplied by nothing and rounded to nearest even. Writing all n rows, in any number of calls, writes
-/// every byte.
+/// `source` has those rows in `source_dtype`, `source_stride` elements apart; each element is rounded to
+/// nearest even. Writing all n rows, in any number of calls, writes every byte.
 void pack_panels(std::byte* panels, DType dtype, std::int64_t n, std::int64_t k, std::int64_t first_row,
                  std::int64_t rows, const std::byte* source, DType source_dtype, std::int64_t source_stride);
 
-/// The inverse for one row: writes W[row, 0..k) to `out` as float32, its inputs as they are in W; of a
-/// quantised matrix, the values that its products are made of, of a compressed one its elements.
+/// Unpacks one row: writes W[row, 0..k) to `out` as float32, with the inputs in the order of W. For a
+/// quantised matrix, these are the values that products use; for a compressed one, its elements.
 void unpack_panel_row(const PanelMatrix& matrix, std::int64_t row, float* out);
 
 /// Returns W[n, k] of a plain matrix.

@@ -9,8 +9,8 @@
 
 namespace adaptrt {
 
-// Quantised matrices lie in the panels of core/panels.h, each panel with what belongs to it. w is the panel's
-// width, G the number of groups:
+// Quantised matrices use the panels of core/panels.h; each panel is followed by its scales and other data. w
+// is the panel's width, G the number of groups:
 //
 //   kW8A16  int8 [ceil(k / 4) * 2][w][2], float32 scale [w]                  value = scale * q
 //   the same in groups                   scale [G][w] of scale_type              value = scale * q
@@ -62,8 +62,8 @@ inline constexpr int kInt4Zero = 8;
 /// Maximum number of inputs of a product with int8 activations: its sum must fit in 32 bits.
 inline constexpr std::int64_t kMaxInt8Inputs = 65536;
 
-/// Two pairs of inputs, of those whose bits lie together, that kW4A8 multiplies at once. In each half of a
-/// word, which has an input of each pair, `low` is moved to the lower byte and `high` to the upper one.
+/// Two pairs of inputs, from inputs that are packed together, that kW4A8 multiplies at the same time. Each
+/// half of a word has one input of each pair; `low` moves it to the lower byte and `high` to the upper one.
 struct InputPairs {
   int low;
   int high;
@@ -76,7 +76,7 @@ struct InputPairs {
 
 /// Number of inputs in the order that int8_order() returns.
 inline constexpr std::int64_t kOrderedInputs = 32;
-/// The order in which kW4A8 takes kOrderedInputs inputs: quad after quad, as its bytes lie in a word.
+/// Order in which kW4A8 takes kOrderedInputs inputs: quad by quad, in the byte order of a word.
 [[nodiscard]] constexpr std::array<std::uint8_t, kOrderedInputs> int8_order(std::int32_t bits) {
   std::array<std::uint8_t, kOrderedInputs> order{};
   const int inputs = static_cast<int>(packed_inputs(bits));
@@ -100,26 +100,27 @@ inline constexpr std::int64_t kOrderedInputs = 32;
 struct QuantizedPanel {
   const std::byte* weights = nullptr;
   const std::byte* scales = nullptr;  ///< float32 [w], or [G][w] of scale_type
-  const std::byte* extra = nullptr;   ///< int32 [w] of kW8A8, uint8 zero [G][w] with zero points
+  const std::byte* extra = nullptr;   ///< int32 [w] for kW8A8, uint8 zero [G][w] with zero points
 };
 
 /// Returns the parts of the panel of `width` outputs that begins at `panel`.
 [[nodiscard]] QuantizedPanel parts_of_panel(const Quantization& quantization, const std::byte* panel,
                                             std::int64_t k, std::int64_t width);
 
-/// Quantised rows of a matrix, as checkpoints have them.
+/// Quantised rows of a matrix, in the layout of checkpoints.
 struct QuantizedRows {
-  /// int8 [rows, k], 128 below u with zero points; of few bits uint8 [rows, ceil(k / 2)], the lower half of a
-  /// byte being the even input: u with zero points or a code, otherwise u - 2^(bits - 1) as four bits of
-  /// two's complement.
+  /// 8 bits: int8 [rows, k], 128 below u if there are zero points. Few bits: uint8 [rows, ceil(k / 2)], with
+  /// the even input in the lower half of a byte. A half is u if there are zero points or a codebook,
+  /// otherwise u - 2^(bits - 1) as a four-bit two's complement number.
   const std::byte* weights = nullptr;
-  const float* scales = nullptr;        ///< [rows, G]; rounded to scale_type where they have one
-  const std::uint8_t* zeros = nullptr;  ///< [rows, G], 0 to 15, or 255 of kW8A16; nullptr without
+  const float* scales = nullptr;        ///< [rows, G]; rounded to scale_type if the matrix has typed scales
+  const std::uint8_t* zeros = nullptr;  ///< [rows, G], 0 to 15, or to 255 for kW8A16; nullptr if there are
+                                        ///< none
 };
 
 /// Packs rows [first_row, first_row + rows) of W[n, k] into `panels` (panel_bytes(quantization, n, k) bytes).
-/// Packing all rows, in any number of calls, writes every byte. Throws CheckpointError for integers that 2 or
-/// 3 bits do not hold.
+/// Packing all rows, in any number of calls, writes every byte. Throws CheckpointError for integers that do
+/// not fit in 2 or 3 bits.
 void pack_quantized_panels(std::byte* panels, const Quantization& quantization, std::int64_t n,
                            std::int64_t k, std::int64_t first_row, std::int64_t rows,
                            const QuantizedRows& source);

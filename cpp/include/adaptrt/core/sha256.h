@@ -11,7 +11,7 @@ namespace adaptrt {
 
 using Sha256Digest = std::array<std::byte, 32>;
 
-/// SHA-256 (FIPS 180-4) of what is added, in pieces of any size.
+/// SHA-256 (FIPS 180-4) of data that is added in pieces of any size.
 class Sha256 {
  public:
   Sha256& add(std::span<const std::byte> bytes);

@@ -4,7 +4,7 @@
 
 namespace adaptrt {
 
-/// A run of layers.
+/// A range of consecutive layers.
 struct StageLayers {
   std::int32_t first = 0;
   std::int32_t count = 0;

@@ -7,13 +7,13 @@
 
 namespace adaptrt {
 
-/// Worker threads that share out the chunks of one loop at a time.
+/// Worker threads that share the chunks of a parallel loop, one loop at a time.
 ///
-/// Chunks are claimed one by one, so a worker that another process holds up delays its own chunk and no
-/// other, and one that comes too late for a loop is not waited for. Workers spin briefly for the next loop,
-/// then block; between two chunks they let another process have their core from time to time, so that it is
-/// seldom taken away within one. The calling thread works too: a pool of one has no other thread. Calls from
-/// several threads at once are not allowed.
+/// Threads claim chunks one by one. So a worker that another process delays holds up only its own chunk, and
+/// a loop does not wait for late workers. Workers spin briefly for the next loop and then block. Between
+/// chunks they sometimes yield their core to other processes, so that the system seldom preempts them within
+/// a chunk. The calling thread works too; a pool of one thread has no workers. Only one thread at a time may
+/// call.
 class ThreadPool {
  public:
   explicit ThreadPool(int num_threads);
@@ -62,18 +62,18 @@ class ThreadPool {
     bool looks_ahead_;
   };
 
-  /// Calls `body` on chunks of at most `grain` until [0, count) is covered, thread in [0, num_threads()), and
-  /// returns when all have returned. A single chunk runs in the calling thread at once. The first exception
-  /// that a body throws is rethrown here; chunks that were not begun by then are left out.
+  /// Calls `body` on chunks of at most `grain` until [0, count) is covered, with `thread` in [0,
+  /// num_threads()), and returns after all calls have returned. A single chunk runs at once in the calling
+  /// thread. The first exception of a body is rethrown here; chunks that have not begun by then are skipped.
   ///
-  /// For a body that looks ahead a thread claims a chunk before it begins the one before, so that its memory
-  /// can be fetched meanwhile; the loop waits for up to two chunks of a thread at its end.
+  /// If the body looks ahead, a thread claims the next chunk before it starts the current one, so that the
+  /// next chunk's memory can be prefetched. At the end of the loop, this can add the time of one more chunk.
   void parallel_for(std::int64_t count, std::int64_t grain, const Body& body);
 
   /// Starts to measure the time that each thread spends in bodies. Call it only between loops.
   void measure_busy_time();
-  /// [num_threads()], seconds since measure_busy_time() or the last call of this; to be called between loops
-  /// as well. Empty when it is not measured.
+  /// Returns float64 [num_threads()], seconds since measure_busy_time() or the last call. Call it only
+  /// between loops. Empty if the time is not measured.
   [[nodiscard]] std::vector<double> take_busy_seconds();
 
  private:

@@ -29,22 +29,22 @@ struct TensorView {
   std::shared_ptr<const void> owner;
 };
 
-/// A request's adapter, in TensorRT-LLM's form: weights [rows, width] or [1, rows, width], config int32
-/// [rows, 3 | 4] or [1, rows, 3 | 4] = module_id, layer, rank(, vectors), the last the flags of RowVectors.
-/// Both with the first request of a task, neither later.
+/// An adapter in a request, in TensorRT-LLM's format. Weights: [rows, width] or [1, rows, width]. Config:
+/// int32 [rows, 3 | 4] or [1, rows, 3 | 4], with the columns module_id, layer, rank and optionally the flags
+/// of RowVectors. The first request of a task has both; later ones have neither.
 struct LoraConfig {
   std::uint64_t task_id = 0;
   std::optional<TensorView> weights;
   std::optional<TensorView> config;
-  /// Other weights under a task_id that is cached: taken when true, refused when false.
+  /// True if different weights may replace those cached under task_id; if false, they are refused.
   bool replace = false;
-  /// The position in the prompt from which on the adapter acts; the base model computes the tokens before it.
+  /// Position in the prompt from which the adapter is active; the base model computes the tokens before it.
   std::int32_t active_from = 0;
 };
 
 /// Settings of an adapter for the requests that use it, in addition to its changes of the model's layers.
 struct AdapterTerms {
-  /// Tokens that their vocabulary has more than the engine's; below 0: fewer.
+  /// Number of tokens that their vocabulary has beyond the engine's; negative if it has fewer.
   std::int32_t vocabulary_change = 0;
   /// Divisor of their rotary positions.
   std::int32_t rotary_factor = 1;
@@ -59,37 +59,37 @@ struct AdapterRow {
   std::int32_t rank = 0;
   RowVectors vectors;
   ModuleSizes sizes;
-  /// A[rank, in], B[out, rank] (scaled), then magnitude[out] and shift[out] as far as `vectors` has them, one
-  /// after the other, of experts each with the experts for its first dimension; offset in elements.
+  /// Offset, in elements, of A[rank, in], B[out, rank] (scaled) and the vectors in `vectors` (magnitude[out],
+  /// shift[out]), in this order. For experts, each of these has a leading dimension of experts.
   std::size_t offset = 0;
 };
 
-/// An adapter on the host level: rows as submitted, in the submitted type, without the padding after them.
+/// An adapter on the host level: the submitted rows in the submitted type, without padding.
 class HostAdapter {
  public:
-  /// Checks every rule of docs/formats.md against the engine's layout. Throws AdapterError naming all that is
-  /// wrong.
+  /// Checks every rule of docs/formats.md against the engine's layout. Throws AdapterError that lists all
+  /// problems.
   static std::shared_ptr<const HostAdapter> make(const LoraConfig& config, const LoraLayout& layout,
                                                  const SiteIndex& index);
 
-  /// One that another process has made and checked against a layout of the same modules.
+  /// Makes an adapter that another process has checked against a layout with the same modules.
   static std::shared_ptr<const HostAdapter> received(std::uint64_t task_id, DType dtype,
                                                      std::vector<AdapterRow> rows, HugeArray data);
 
   [[nodiscard]] std::uint64_t task_id() const { return task_id_; }
-  /// Unique among all adapters ever made in this process: what the prefix cache is keyed by.
+  /// Unique among all adapters of this process; part of the key of the prefix cache.
   [[nodiscard]] std::uint64_t generation() const { return generation_; }
   [[nodiscard]] DType dtype() const { return dtype_; }
   [[nodiscard]] const std::vector<AdapterRow>& rows() const { return rows_; }
   [[nodiscard]] const std::byte* data() const { return data_.data(); }
   [[nodiscard]] std::size_t bytes() const { return data_.bytes(); }
   [[nodiscard]] const AdapterTerms& terms() const { return terms_; }
-  /// Same rows, types and bytes.
+  /// True if rows, types and bytes are equal.
   [[nodiscard]] bool same_weights(const HostAdapter& other) const;
   /// Digest of rows, types and bytes. It is the same in every process, and equal only for adapters with
   /// same_weights(). The first call computes it; thread-safe.
   const Sha256Digest& content_digest() const;
-  /// The same where content_digest() was called before; else zeros.
+  /// Returns content_digest() if it was called before; otherwise zeros.
   [[nodiscard]] const Sha256Digest& known_content_digest() const { return digest_; }
 
  private:

@@ -5,11 +5,11 @@
 
 namespace adaptrt {
 
-/// Pages in host memory, for engines that compute there: one reservation. The system gives memory to a page
-/// when it is first written, so an unused cache costs none.
+/// Pages in host memory, in one reservation, for engines that compute there. The system allocates a page at
+/// its first write, so an unused cache takes no memory.
 class HostPages final : public AdapterPages {
  public:
-  /// Throws ConfigError when the system refuses the reservation.
+  /// Throws ConfigError if the memory cannot be reserved.
   HostPages(std::size_t page_bytes, std::int64_t num_pages);
 
   [[nodiscard]] std::size_t page_bytes() const override { return page_bytes_; }

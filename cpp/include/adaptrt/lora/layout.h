@@ -15,24 +15,24 @@ namespace adaptrt {
 
 /// Layout of an adapter's A and B on the device.
 enum class MatrixLayout : std::uint8_t {
-  kPanels,  ///< core/panels.h, what the CPU kernels read
-  kRows,    ///< row-major A[rank, in] and B[out, rank], what the CUDA kernels read
+  kPanels,  ///< core/panels.h, for the CPU kernels
+  kRows,    ///< row-major A[rank, in] and B[out, rank], for the CUDA kernels
 };
 
-/// The largest of LoraLayout::rotary_factors.
+/// Maximum of LoraLayout::rotary_factors.
 inline constexpr std::int32_t kMostRotaryFactor = 1024;
 
-/// At most this many modules share one input (q, k and v).
+/// Maximum number of modules that share one input (q, k and v).
 inline constexpr std::size_t kMaxPartsPerSite = 3;
 
-/// A run of a matrix's rows.
+/// A range of a matrix's rows.
 struct MatrixRows {
   std::int64_t first = 0;
   std::int64_t count = 0;
 };
 
-/// Returns run number `share` of `rows` rows that are divided among `shares` ranks in multiples of `unit`.
-/// The last runs may have fewer rows, or none.
+/// Returns the rows of rank `share`, if `rows` rows are divided among `shares` ranks in multiples of `unit`.
+/// The last ranks may have fewer rows, or none.
 [[nodiscard]] constexpr MatrixRows rows_of_share(std::int64_t rows, std::int64_t unit, std::int64_t shares,
                                                  std::int64_t share) {
   const std::int64_t units = (rows + unit - 1) / unit;
@@ -53,12 +53,13 @@ struct LoraPart {
   [[nodiscard]] std::int64_t whole_out_size() const { return out_size + outputs_elsewhere; }
 };
 
-/// A place in the network where adapters act: one linear layer whose parts share an input. The fused modules
-/// attn_qkv and mlp_gate_up are not parts: their B is cut into the parts' when an adapter is packed. lm_head
-/// and the embedding have a site for each kVocabularySlice tokens, one after another: of lm_head each is one
-/// of outputs, of the embedding one of inputs. A norm with a bias is a site of one input, where there is one
-/// stage. What adapters have of tokens beyond the vocabulary is the last site's, where there is room for
-/// them.
+/// A place in the network where adapters act: one linear layer whose parts share an input.
+///
+/// - The fused modules attn_qkv and mlp_gate_up are not parts: packing splits their B into the parts'.
+/// - lm_head and the embedding have one site for each kVocabularySlice tokens, in order. lm_head is split by
+///   outputs, the embedding by inputs.
+/// - A norm with a bias is a site with one input, in engines of one pipeline stage.
+/// - The last site holds the adapter's tokens beyond the vocabulary, if the engine has room for them.
 struct LoraSite {
   /// Number of the layer, of the vocabulary slice, or of the norm.
   std::int32_t layer = 0;
@@ -114,14 +115,14 @@ struct LoraSite {
   }
 };
 
-/// Vectors that follow A and B in an adapter's row, each with one element for each output: y = (W x + B A x)
-/// * magnitude + shift, and then the base's bias.
+/// Vectors after A and B in an adapter's row, with one element per output: y = (W x + B A x) * magnitude +
+/// shift, followed by the base model's bias.
 struct RowVectors {
   bool magnitude = false;
   bool shift = false;
 
   [[nodiscard]] constexpr std::int64_t count() const { return (magnitude ? 1 : 0) + (shift ? 1 : 0); }
-  /// The last column of an adapter's config: 1 for a magnitude, 2 for a shift.
+  /// Value in the last column of an adapter's config: 1 for a magnitude plus 2 for a shift.
   [[nodiscard]] constexpr std::int32_t flags() const { return (magnitude ? 1 : 0) + (shift ? 2 : 0); }
   /// Converts flags() back; `flags` is 0 to 3.
   [[nodiscard]] static constexpr RowVectors of(std::int32_t flags) {
@@ -130,7 +131,7 @@ struct RowVectors {
   friend bool operator==(const RowVectors&, const RowVectors&) = default;
 };
 
-/// Adapters that an engine accepts. It is part of the engine, and the LoRA cache is made from it.
+/// The adapters that an engine accepts. It is part of the engine, and the LoRA cache is made from it.
 struct LoraLayout {
   /// Storage type on the device, equal to the engine's.
   DType dtype = DType::kFloat32;
@@ -144,17 +145,18 @@ struct LoraLayout {
   MatrixLayout matrix_layout = MatrixLayout::kPanels;
   /// True if adapters may have shifts (RowVectors), which the CUDA kernels do not add.
   bool shifts_enabled = true;
-  /// Stages of the pipeline. stage_layers() says which layers each has, also of an encoder. `sites` has those
-  /// of all stages.
+  /// Number of pipeline stages. stage_layers() assigns the layers, including encoder layers. `sites` has the
+  /// sites of all stages.
   std::int32_t num_stages = 1;
   /// The stage whose sites are packed here.
   std::int32_t stage = 0;
-  /// Tokens beyond the engine's vocabulary that an adapter may bring; above 0 there is a site for them.
+  /// Maximum number of tokens beyond the engine's vocabulary that an adapter may add. Above 0 there is a site
+  /// for them.
   std::int32_t max_extra_tokens = 0;
-  /// Factors by which adapters may divide rotary positions, ascending and above 1; empty: no adapter may.
+  /// Divisors that adapters may apply to rotary positions, ascending and above 1; empty if none may.
   std::vector<std::int32_t> rotary_factors = {};
-  /// Positions of the base model; requests of an adapter that divides them have as many times more. 0 without
-  /// rotary_factors: the engine's max_seq_len alone counts.
+  /// Maximum position of the base model; an adapter with a divisor multiplies it for its requests. 0 if there
+  /// are no rotary_factors: then only the engine's max_seq_len applies.
   std::int32_t max_base_positions = 0;
   /// Number of encoder layers, which are the last ones of num_layers.
   std::int32_t num_encoder_layers = 0;
@@ -175,47 +177,47 @@ struct LoraLayout {
     return stage_of_layer;
   }
 
-  /// The largest rank of a module's row.
+  /// Maximum rank in a module's row.
   [[nodiscard]] std::int32_t max_rank_of(LoraModule module) const {
     return module == LoraModule::kNewTokens ? max_extra_tokens : max_rank;
   }
 };
 
-/// Index of the site of new tokens, or -1.
+/// Index of the site of new tokens; -1 if there is none.
 [[nodiscard]] inline std::int32_t new_tokens_site(const LoraLayout& layout) {
   const bool is_there = !layout.sites.empty() && layout.sites.back().is_new_tokens();
   return is_there ? static_cast<std::int32_t>(layout.sites.size()) - 1 : -1;
 }
 
-/// One part of one adapter at one site, in the kernels' layout (LoraLayout::matrix_layout). Pointers are into
-/// the cache's pages: addresses of the device, which the host reads only where the device is the host.
+/// One part of one adapter at one site, in the kernels' layout (LoraLayout::matrix_layout). Pointers are
+/// device addresses in the cache's pages; the host reads them only if it is the device.
 struct DevicePart {
-  /// 0: the adapter does not change this part.
+  /// 0 if the adapter does not change this part.
   std::int32_t rank = 0;
-  /// Output feature of the site's A where this part's begin: with kRows, its A starts rank_offset rows of
-  /// in_size elements after DeviceSite::a.
+  /// First of this part's output features in the site's A. With kRows, the part's A starts rank_offset rows
+  /// of in_size elements after DeviceSite::a.
   std::int32_t rank_offset = 0;
-  /// B[out_size, rank], as panels or rows, or of those rows LoraSite::rows_of_b; the scale is already in it.
+  /// B[out_size, rank], as panels or rows, or only the rows in LoraSite::rows_of_b; the scale is included.
   const std::byte* b = nullptr;
   /// float32[out_size], the normalised DoRA magnitudes; nullptr for plain LoRA.
   const float* magnitude = nullptr;
-  /// float32[out_size], the shift that is added after the magnitudes are applied; nullptr: none.
+  /// float32[out_size], the shift added after the magnitudes; nullptr for none.
   const float* shift = nullptr;
 };
 
 struct DeviceSite {
-  /// Output features of A: the sum over the modules of this site. 0: nothing here.
+  /// Output features of A, summed over the modules of this site. 0 if the adapter has none here.
   std::int32_t total_rank = 0;
-  /// A[total_rank, in_size], as panels or rows, or of those rows LoraSite::rows_of_a.
+  /// A[total_rank, in_size], as panels or rows, or only the rows in LoraSite::rows_of_a.
   const std::byte* a = nullptr;
   std::array<DevicePart, kMaxPartsPerSite> parts;
 };
 
-/// An adapter as an engine step reads it; sites are those of the LoraLayout.
+/// An adapter for an engine step; its sites are those of the LoraLayout.
 struct DeviceAdapter {
   std::uint64_t task_id = 0;
-  /// Unique among all copies that were ever packed in this process: what is derived from the addresses holds
-  /// as long as it is the same.
+  /// Unique among all copies packed in this process: data derived from the addresses is valid while it is
+  /// equal.
   std::uint64_t load_id = 0;
   std::vector<DeviceSite> sites;
   /// AdapterTerms::rotary_factor.

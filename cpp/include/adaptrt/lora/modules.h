@@ -6,7 +6,8 @@
 
 namespace adaptrt {
 
-/// The layers that an adapter can change; the values are TensorRT-LLM's module ids, from kLmHead on our own.
+/// The modules that an adapter can change. Values are TensorRT-LLM's module ids; from kLmHead on they are
+/// AdaptRT's own.
 enum class LoraModule : std::int32_t {
   kAttnQkv = 0,
   kAttnQ = 1,
@@ -41,7 +42,7 @@ enum class LoraModule : std::int32_t {
   kAbsentTokens = 30,
   kNorm = 31,
 };
-/// The plugins' tables of adapters have the ids below it: all but kNewTokens and kNorm, which TensorRT's
+/// Number of module ids in the plugins' adapter tables: all ids except kNewTokens and kNorm, which TensorRT
 /// engines refuse, and the settings.
 inline constexpr std::int32_t kNumLoraModules = static_cast<std::int32_t>(LoraModule::kEmbedding) + 1;
 
@@ -53,20 +54,20 @@ struct LoraModuleInfo {
   LoraModule module;
   std::string_view name;
   TensorParallelSplit split;
-  /// Part of the networks that engines have today; the others are known by name and refused.
+  /// True if current networks have it; other modules are only known by name and refused.
   bool is_served;
 };
 
-/// Widths of A's input and B's output, of each of a layer's experts where a module is one of theirs.
+/// Widths of A's input and B's output, per expert for a module of experts.
 struct ModuleSizes {
   std::int64_t in = 0;
   std::int64_t out = 0;
   std::int64_t experts = 1;
 
-  /// Elements that A and B of all experts have for each unit of LoRA rank.
+  /// Number of elements of A and B, over all experts, per unit of LoRA rank.
   [[nodiscard]] std::int64_t a_per_rank() const { return experts * in; }
   [[nodiscard]] std::int64_t b_per_rank() const { return experts * out; }
-  /// Elements of a magnitude or a shift, one for each output.
+  /// Number of elements of a magnitude or shift: one per output.
   [[nodiscard]] std::int64_t vector() const { return experts * out; }
 };
 
@@ -106,14 +107,14 @@ inline constexpr std::int64_t kVocabularySlice = 16384;
   return module == LoraModule::kNorm;
 }
 
-/// nullptr when there is no module of that id or name.
+/// Returns nullptr if no module has this id or name.
 [[nodiscard]] const LoraModuleInfo* find_lora_module(std::int64_t id);
 [[nodiscard]] const LoraModuleInfo* find_lora_module(std::string_view name);
 
 [[nodiscard]] const LoraModuleInfo& info_of(LoraModule module);
 
-/// The modules that a module's output consists of, in the order of B's rows: three for attn_qkv, two for
-/// mlp_gate_up (that is Hugging Face's [up_proj; gate_proj]), itself for every other.
+/// Returns the modules that form a module's output, in the order of B's rows: three for attn_qkv, two for
+/// mlp_gate_up (Hugging Face's [up_proj; gate_proj]), the module itself otherwise.
 [[nodiscard]] std::span<const LoraModule> parts_of(LoraModule module);
 
 }  // namespace adaptrt

@@ -11,17 +11,17 @@
 
 namespace adaptrt {
 
-// An adapter on the device is one image per site that it changes, of a row of experts one for each of them:
+// An adapter on the device has one image per site that it changes; a row of experts has one per expert:
 //
 //   A of all its modules there: [total_rank, in] | per part: B[out, rank]
 //   | per part with DoRA: float32[out] magnitudes | per part with a shift: float32[out]
 //
-// A and B in the engine's type and the layout's MatrixLayout, every piece on a multiple of kImageAlignment.
-// Where ranks share A or B, an image has a rank's rows of it, and is as large as that of the rank with most.
-// An image lies within one page.
+// A and B have the engine's type and the layout's MatrixLayout; each piece starts at a multiple of
+// kImageAlignment. If ranks share A or B, each rank's image has only its rows, but all images have the size
+// of the largest. An image lies within one page.
 inline constexpr std::size_t kImageAlignment = 64;
 
-/// A module's rows A[rank, in], B[out, rank] at a site, before it is placed in the site's image.
+/// The rank of a module at a site, before it is placed in the site's image: A[rank, in], B[out, rank].
 struct ModuleRank {
   LoraModule module = LoraModule::kAttnQ;
   std::int32_t rank = 0;
@@ -43,7 +43,7 @@ struct ImagePlaces {
   std::int64_t pages = 0;
 };
 
-/// First fit in order. No size may be larger than page_bytes.
+/// Places images by first fit, in order. No size may be larger than page_bytes.
 [[nodiscard]] ImagePlaces place_images(std::span<const std::size_t> sizes, std::size_t page_bytes);
 
 /// Positions of an adapter's parts when it is packed, on a rank of stage LoraLayout::stage of a pipeline.
@@ -59,13 +59,13 @@ struct DevicePlan {
   std::int64_t pages = 0;
 };
 
-/// Made without touching the weights. `adapter` was made for `layout`.
+/// Makes the plan without reading weights. `adapter` must be made for `layout`.
 [[nodiscard]] DevicePlan plan_device_images(const HostAdapter& adapter, const LoraLayout& layout,
                                             const SiteIndex& index, std::size_t page_bytes);
 
-/// Writes the images into `host_pages` (plan.pages of them, aligned to kImageAlignment) and says where
-/// everything is once they are at `addresses`, the same pages on the device. Touches nothing else, so any
-/// thread can do it.
+/// Writes the images into `host_pages` (plan.pages of them, aligned to kImageAlignment). Returns the adapter
+/// with its addresses after a copy to `addresses`, the same pages on the device. Accesses nothing else, so
+/// any thread can call it.
 [[nodiscard]] DeviceAdapter pack_adapter(const HostAdapter& adapter, const LoraLayout& layout,
                                          const DevicePlan& plan, std::span<std::byte* const> host_pages,
                                          std::span<std::byte* const> addresses);
@@ -82,8 +82,8 @@ struct UnpackedModule {
   std::vector<float> shift;      // [out] or empty
 };
 
-/// The inverse of pack_adapter where the device's memory is the host's, for inspection: attn_qkv and
-/// mlp_gate_up come back as their parts. Rows of A and B that other ranks have are zeros.
+/// The inverse of pack_adapter, for inspection, if the device's memory is the host's. attn_qkv and
+/// mlp_gate_up are returned as their parts. Rows of A and B on other ranks are zeros.
 [[nodiscard]] std::vector<UnpackedModule> unpack_adapter(const DeviceAdapter& adapter,
                                                          const LoraLayout& layout);
 

@@ -13,8 +13,8 @@
 
 namespace adaptrt {
 
-/// Sizes of the two levels of the LoRA cache. Names and defaults are TensorRT-LLM's; fields_of() says what
-/// they do.
+/// Sizes of the two levels of the LoRA cache. Names and defaults are TensorRT-LLM's; fields_of() describes
+/// them.
 struct PeftCacheConfig {
   std::int64_t num_host_module_layer = 0;
   std::int64_t num_device_module_layer = 0;
@@ -31,7 +31,7 @@ struct PeftCacheConfig {
 
   friend bool operator==(const PeftCacheConfig&, const PeftCacheConfig&) = default;
 
-  /// Everything wrong with the fields on their own.
+  /// Lists all problems of the fields themselves.
   [[nodiscard]] Problems validate() const;
 };
 
@@ -69,10 +69,10 @@ constexpr auto fields_of(const PeftCacheConfig* /*type*/) {
             "Directory whose digit-named folders hold adapters to load at start."}};
 }
 
-/// Bytes and pages for an engine; docs/decisions/lora-cache.md has the rules. All zero for an engine
-/// without LoRA. Throws ConfigError when the config is invalid, when a level could not hold one adapter of
-/// maximal size, with both figures, or when an engine without LoRA gets sizes or adapters. `free_bytes` of
-/// the device, or of the host for an engine that computes there, are what the device level is taken from.
+/// Returns bytes and pages for an engine by the rules of docs/decisions/lora-cache.md. All are zero for an
+/// engine without LoRA. The device level takes its memory from `free_bytes`: the device's, or the host's if
+/// the engine computes there. Throws ConfigError for an invalid config, for a level that cannot hold one
+/// adapter of maximal size (with both sizes), and for sizes or adapters given to an engine without LoRA.
 [[nodiscard]] LoraCacheSizes resolve_cache_sizes(const PeftCacheConfig& config, const LoraLayout& layout,
                                                  std::size_t free_bytes);
 

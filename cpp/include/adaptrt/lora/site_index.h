@@ -8,9 +8,9 @@
 
 namespace adaptrt {
 
-/// Where a module of a layer acts, and how large its A and B are.
+/// Sites and sizes of a module in a layer.
 struct ModulePlace {
-  /// Index into LoraLayout::sites; of a module of experts that of the first one that is here.
+  /// Index into LoraLayout::sites; for experts, the site of the first local expert.
   std::int32_t first_site = 0;
   /// Sizes in the whole layer.
   ModuleSizes sizes;
@@ -23,12 +23,12 @@ struct ModulePlace {
 /// Index from the modules of a layout's layers to their sites.
 class SiteIndex {
  public:
-  /// Throws EngineError where sites contradict each other: two of one module, experts that are not in order,
-  /// differ in size or are more than the layer has, a target module that no layer has.
+  /// Throws EngineError for contradictory sites: two sites of one module; experts that are out of order,
+  /// differ in size or exceed the layer's number; a target module that no layer has.
   explicit SiteIndex(const LoraLayout& layout);
 
-  /// nullptr for a module that the layer does not have: layers may differ. A fused module is where all of its
-  /// parts are at one site.
+  /// Returns nullptr for a module that the layer does not have; layers may differ. A fused module is found
+  /// only if all of its parts are at one site.
   [[nodiscard]] const ModulePlace* find(std::int32_t layer, LoraModule module) const;
 
  private:
