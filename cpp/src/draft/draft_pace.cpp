@@ -20,7 +20,7 @@ void DraftPace::record(std::int32_t num_computed, std::int32_t num_right) {
     return;
   }
   misses_ /= 2;
-  // Fewer than length_ may have been there, or have had room: they say nothing of more.
+  // With fewer than length_ computed drafts, their result does not justify more.
   if (num_right == num_computed && num_computed == length_) length_ += std::min(length_, most_ - length_);
 }
 

@@ -43,7 +43,7 @@ void Drafter::draft_from_ngrams(std::span<const std::int32_t> text, std::int32_t
   ngrams_->extend(text);
   const std::int32_t count = std::min(pace_.next(), most);
   if (count == 0) return;
-  // After misses, places count at which more agrees.
+  // After misses, only occurrences with longer matches count.
   ngrams_->find(text, static_cast<std::size_t>(pace_.num_misses()), static_cast<std::size_t>(count), drafts);
   pace_of_drafts_ = &pace_;
 }

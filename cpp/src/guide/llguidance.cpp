@@ -22,7 +22,7 @@ struct TokenizerInit {
   bool tokenize_assumes_string = false;
   std::size_t (*tokenize_fn)(const void*, const std::uint8_t*, std::size_t, std::uint32_t*,
                              std::size_t) = nullptr;
-  /// Texts need not be tokenized: any tokens that spell what the grammar allows are allowed.
+  /// No tokenizer is needed: all tokens that spell an allowed text are allowed.
   bool use_approximate_greedy_tokenize_fn = true;
   const void* tokenize_user_data = nullptr;
   const char* const* slices = nullptr;
@@ -75,7 +75,7 @@ class LlguidanceState final : public GrammarState {
   [[noreturn]] void fail() { throw StepError(error_of(functions_, matcher_.get())); }
 
   LlguidanceFunctions functions_;
-  std::shared_ptr<LlgTokenizer> tokenizer_;  // outlives the matcher
+  std::shared_ptr<LlgTokenizer> tokenizer_;  // must outlive the matcher
   MatcherPtr matcher_;
 };
 
@@ -107,7 +107,7 @@ class LlguidanceCompiler final : public GrammarCompiler {
  private:
   struct Kept {
     GuidedDecodingParams params;
-    MatcherPtr matcher;  // at the beginning
+    MatcherPtr matcher;  // at the start of an output
     std::size_t num_bytes;
   };
 
@@ -132,7 +132,7 @@ class LlguidanceCompiler final : public GrammarCompiler {
     return {tokenizer, FreeTokenizer{functions_.free_tokenizer}};
   }
 
-  /// With its first mask made, so that its clones have what that takes of the lexer.
+  /// Makes a matcher and its first mask, so that its clones share the lexer states that this computes.
   MatcherPtr make_matcher(const LlguidanceGrammar& grammar) {
     MatcherInitStorage init{};
     functions_.set_defaults(&init, tokenizer_.get());
@@ -159,7 +159,8 @@ class LlguidanceCompiler final : public GrammarCompiler {
     return clone(kept);
   }
 
-  /// Needs mutex_. Makes the grammar the most recently used one; nullptr: it is not kept.
+  /// Call it with mutex_ held. Makes the grammar the most recently used one; returns nullptr if it is not
+  /// cached.
   const LlgMatcher* find_kept(const GuidedDecodingParams& params) {
     for (auto kept = kept_.begin(); kept != kept_.end(); ++kept) {
       if (kept->params != params) continue;
@@ -184,7 +185,7 @@ class LlguidanceCompiler final : public GrammarCompiler {
   LlguidanceOptions options_;
   std::shared_ptr<LlgTokenizer> tokenizer_;
   std::mutex mutex_;
-  std::list<Kept> kept_;  // the most recently used first
+  std::list<Kept> kept_;  // most recently used first
   std::size_t kept_bytes_ = 0;
 };
 

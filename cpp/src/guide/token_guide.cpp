@@ -8,7 +8,7 @@ namespace adaptrt {
 
 namespace {
 
-/// Steps of so many guided sequences allocate nothing; of more, the first ones do.
+/// Steps with up to this many guided sequences allocate nothing.
 constexpr std::size_t kManySequences = 1024;
 
 }  // namespace

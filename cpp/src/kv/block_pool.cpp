@@ -13,7 +13,7 @@ namespace adaptrt {
 
 namespace {
 
-/// Eight bytes, which are 0 where nothing was digested.
+/// Returns the first eight bytes, which are 0 if there is no digest.
 std::uint64_t beginning_of(const Sha256Digest& digest) {
   std::uint64_t value = 0;
   std::memcpy(&value, digest.data(), sizeof(value));
@@ -45,7 +45,7 @@ BlockPool::BlockPool(std::int32_t num_blocks, std::int32_t tokens_per_block, boo
   }
   if (has_second_level()) keys_.resize(static_cast<std::size_t>(num_blocks));
   if (partial_reuse_ != PartialReuse::kNone) by_beginning_.reserve(static_cast<std::size_t>(num_blocks));
-  // Pushed backwards, so that the lowest ids are handed out first.
+  // In reverse order, so that the lowest ids are used first.
   for (BlockId block = num_blocks - 1; block >= 0; --block) push_free(block);
   if (events_ != nullptr) {
     events_->record_created(
@@ -161,7 +161,7 @@ void BlockPool::index_full_blocks(BlockTable& table, const ReuseKey& key,
 }
 
 void BlockPool::release(BlockTable& table) {
-  // From the end, so that a chain's end is less recently used than its beginning and is evicted first.
+  // From the end, so that the end of a chain is less recently used than its beginning and is evicted first.
   for (auto block = table.blocks.rbegin(); block != table.blocks.rend(); ++block) drop_user(*block);
   table.blocks.clear();
   table.num_indexed = 0;

@@ -51,7 +51,7 @@ void BlockPool::evict(BlockId block) {
   unlink_from_cached(block);
   remove_from_index(block, is_offloaded);
   record_lost();
-  // It may have been what kept the block before it.
+  // The evicted block may have determined the level of the block before it.
   if (parent == kNoBlock || blocks_[parent].num_users > 0) return;
   if (level_of(parent) != blocks_[parent].level) move_in_cached(parent);
 }
@@ -66,7 +66,7 @@ std::int32_t BlockPool::level_of(BlockId block) const {
 }
 
 void BlockPool::move_in_cached(BlockId block) {
-  std::int32_t behind = -1;  // level of the block that was moved before
+  std::int32_t behind = -1;  // level of the block moved last
   for (; block != kNoBlock && blocks_[block].num_users == 0; block = blocks_[block].parent_block) {
     const std::int32_t level = level_of(block);
     // If two blocks have the same level, the parent must be the more recently used one.

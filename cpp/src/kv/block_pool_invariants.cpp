@@ -24,7 +24,7 @@ std::vector<std::string> BlockPool::check_invariants() const {
   if (num_free != num_free_) violations.emplace_back("the free list does not have num_free() blocks");
 
   std::int32_t num_cached = 0;
-  std::unordered_map<ContentId, std::int32_t> age;  // position in the order of eviction
+  std::unordered_map<ContentId, std::int32_t> age;  // position in the eviction order
   for (std::int32_t level = 0; level <= kMaxRetentionPriority; ++level) {
     const CachedList& list = cached_[static_cast<std::size_t>(level)];
     BlockId previous = kNoBlock;

@@ -71,7 +71,7 @@ std::int32_t BlockPool::reuse_beginning(BlockTable& table, const ReuseKey& key,
     remove_from_index(block, is_offloaded);
     record_lost();
   } else {
-    // Used now, and kept from being evicted for its own copy.
+    // Mark it as used, so that it is not evicted to make room for its own copy.
     const bool is_unused = blocks_[found.block].num_users == 0;
     if (is_unused) add_user(found.block);
     block = take_block();

@@ -1,4 +1,4 @@
-// Blocks that leave for the second level, and come back from it.
+// Blocks that are offloaded to the second level or onboarded from it.
 
 #include <algorithm>
 #include <bit>
@@ -92,7 +92,7 @@ void BlockPool::offload_all(Time deadline) {
     }
   }
   SecondLevel& level = *second_level_.level;
-  // No more than it holds, or the last would replace the first.
+  // At most as many as it can hold; otherwise the last ones would replace the first.
   order.resize(std::min(order.size(), static_cast<std::size_t>(level.stats().max_num_blocks)));
   level.begin_closing(static_cast<std::int64_t>(order.size()));
   for (const BlockId block : order) {

@@ -74,7 +74,7 @@ CrossBlockPool::Share CrossBlockPool::try_take(const ReuseKey& key, const Encode
                     .is_known = enable_block_reuse_ && find(key, *tokens, hash) == index_.end()};
   const auto share = std::make_shared<CrossBlocks>(*this);
   if (entry->content.is_known) index_.emplace(hash, entry);
-  // Nothing fails from here on.
+  // Nothing can fail from here on.
   used_.splice(used_.end(), taken);
   free_.erase(free_.end() - wanted, free_.end());
   share->entry_ = entry;
@@ -141,7 +141,7 @@ void CrossBlockPool::forget(EntryRef entry) {
   const CrossContent& content = entry->content;
   if (content.is_known) index_.erase(find(content.key, *content.tokens, content.hash));
   free_.insert(free_.end(), content.blocks.begin(),
-               content.blocks.end());  // where they were before: there is room
+               content.blocks.end());  // they were in this vector before, so there is room
 }
 
 KvCacheStats CrossBlockPool::stats() const {

@@ -59,13 +59,13 @@ Problems KvCacheConfig::validate() const {
     problems.add("sink_token_length is " + std::to_string(*sink_token_length) +
                  "; accepted: None and 0, tokens see what the model's own windows say and no sinks beside");
   }
-  // Negated, so that NaN is refused as well.
+  // The condition is negated so that NaN is refused as well.
   if (free_gpu_memory_fraction && !(*free_gpu_memory_fraction > 0.0 && *free_gpu_memory_fraction <= 1.0)) {
     problems.add("free_gpu_memory_fraction is " + std::to_string(*free_gpu_memory_fraction) +
                  "; it must be above 0 and at most 1");
   }
   check_second_level(*this, problems);
-  // Negated, so that NaN is refused as well.
+  // The condition is negated so that NaN is refused as well.
   if (cross_kv_cache_fraction && !(*cross_kv_cache_fraction >= 0.0 && *cross_kv_cache_fraction < 1.0)) {
     problems.add("cross_kv_cache_fraction is " + std::to_string(*cross_kv_cache_fraction) +
                  "; it must be at least 0 and below 1");
@@ -87,7 +87,7 @@ std::int32_t resolve_num_blocks(const KvCacheConfig& config, const KvPoolDemand&
   }
   const double fraction = config.free_gpu_memory_fraction.value_or(kDefaultMemoryFraction);
   constexpr std::int64_t kMostBlocks = std::numeric_limits<BlockId>::max();
-  // Cut to size before the conversion, which is undefined for what an int64 cannot hold.
+  // Limit the value before the conversion, which is undefined for values outside int64.
   const auto affordable = static_cast<std::int64_t>(std::min(
       static_cast<double>(demand.free_memory_bytes) * fraction / static_cast<double>(demand.block_bytes),
       static_cast<double>(kMostBlocks)));

@@ -93,7 +93,7 @@ void KVCacheEventManager::flush() {
 void KVCacheEventManager::close() {
   try {
     flush();
-  } catch (const std::bad_alloc&) {  // those who wait for events are told of the end all the same
+  } catch (const std::bad_alloc&) {  // waiting threads are still told of the end
     pending_.clear();
   }
   {

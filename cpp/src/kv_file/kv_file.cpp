@@ -19,7 +19,7 @@
 namespace adaptrt {
 namespace {
 
-/// Slots begin at multiples of it; the first one follows the file's header.
+/// Slots begin at multiples of kPage, after the file's header.
 constexpr std::size_t kPage = 4096;
 constexpr std::uint32_t kVersion = 1;
 constexpr std::uint32_t kByteOrder = 0x01020304;
@@ -28,7 +28,7 @@ constexpr std::array<char, 8> kSlotMagic{'A', 'R', 'T', 'K', 'V', 'B', 'L', '\n'
 
 struct FileHeader {
   std::array<char, 8> magic = kFileMagic;
-  std::uint64_t checksum = 0;  // of what follows
+  std::uint64_t checksum = 0;  // of the rest of the header
   std::uint32_t version = kVersion;
   std::uint32_t byte_order = kByteOrder;
   Sha256Digest fingerprint{};
@@ -39,10 +39,10 @@ struct FileHeader {
   bool operator==(const FileHeader&) const = default;
 };
 
-/// Then come the tokens, and zeros up to the block.
+/// Followed by the tokens, zeros, and the block.
 struct SlotHeader {
   std::array<char, 8> magic = kSlotMagic;
-  std::uint64_t checksum = 0;  // of what follows up to the block
+  std::uint64_t checksum = 0;  // of everything after it and before the block
   std::uint64_t block_checksum = 0;
   std::uint64_t age = 0;
   BlockKey key{};
@@ -64,7 +64,7 @@ std::string text_of(int number) {
   return std::strerror(number);  // NOLINT(concurrency-mt-unsafe): glibc's is safe
 }
 
-/// Whole, unless the file ends before: the bytes that there were. -1: errno says why.
+/// Reads all bytes, or fewer at the end of the file; returns their number. Returns -1 with errno on an error.
 std::int64_t read_at(int file, std::span<std::byte> bytes, std::int64_t offset) {
   std::size_t done = 0;
   while (done < bytes.size()) {
@@ -78,7 +78,7 @@ std::int64_t read_at(int file, std::span<std::byte> bytes, std::int64_t offset) 
   return static_cast<std::int64_t>(done);
 }
 
-/// False: errno says why.
+/// Returns false with errno on an error.
 bool write_at(int file, std::span<const std::byte> bytes, std::int64_t offset) {
   while (!bytes.empty()) {
     const auto part = pwrite(file, bytes.data(), bytes.size(), offset);
@@ -101,7 +101,7 @@ Header header_in(std::span<const std::byte> bytes) {
   return header;
 }
 
-/// Opens the file of this name in the directory and no other place, and locks it.
+/// Opens the file of this name in the directory, without following links, and locks it.
 int open_file(const std::string& directory, const std::string& path) {
   const FileDescriptor folder(open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (folder.get() < 0) {
@@ -126,7 +126,7 @@ FileDescriptor::~FileDescriptor() {
 
 void FileDescriptor::close() {
   if (descriptor_ < 0) return;
-  flock(descriptor_, LOCK_UN);  // processes that were forked from this one have the descriptor still
+  flock(descriptor_, LOCK_UN);  // forked child processes may still have the descriptor
   ::close(descriptor_);
   descriptor_ = -1;
 }
@@ -202,7 +202,7 @@ std::vector<KvFile::Entry> KvFile::entries() const {
   std::vector<std::byte> header(header_bytes_);
   for (std::int32_t slot = 0; slot < num_slots_; ++slot) {
     const std::int64_t bytes = read_at(file_.get(), header, offset_of(slot));
-    if (bytes != static_cast<std::int64_t>(header_bytes_)) break;  // the end, or what cannot be read
+    if (bytes != static_cast<std::int64_t>(header_bytes_)) break;  // end of the file, or unreadable
     const auto start = header_in<SlotHeader>(header);
     if (start.magic != kSlotMagic || start.block_bytes != layout_.block_bytes ||
         start.num_tokens != static_cast<std::uint64_t>(layout_.tokens_per_block) ||

@@ -12,7 +12,7 @@
 namespace adaptrt {
 namespace {
 
-/// Reads are made while the blocks before them are taken.
+/// Number of buffers: further blocks are read while the earlier ones are taken.
 constexpr std::int32_t kReadBuffers = 4;
 
 }  // namespace
@@ -132,7 +132,7 @@ void KvFileLevel::await_writes(Time deadline) {
 }
 
 bool KvFileLevel::contains(const BlockKey& key) {
-  // A caller that waits for a late read would have to wait for another read as well.
+  // Otherwise a caller that waits for a late read would have to wait for another read too.
   return num_late_ == 0 && by_key_.contains(key);
 }
 
@@ -198,7 +198,7 @@ KvFileLevel::Slot KvFileLevel::take_free_slot() {
 
 void KvFileLevel::settle(Slot slot) {
   Entry& entry = entries_[slot];
-  // One that the disk has no room for stays unused.
+  // A slot for which the disk had no room stays unused.
   if (entry.is_free || entry.has_block || entry.write_buffer != kNone || entry.num_reads > 0 ||
       !entry.is_in_file) {
     return;
@@ -208,7 +208,7 @@ void KvFileLevel::settle(Slot slot) {
 }
 
 KvFileLevel::Slot KvFileLevel::least_recently_used() const {
-  // One that is being read or written must not change.
+  // Skip slots that are being read or written, which must not change.
   Slot slot = oldest_;
   while (slot != kNone && (entries_[slot].write_buffer != kNone || entries_[slot].num_reads > 0 ||
                            !entries_[slot].is_in_file)) {
@@ -275,7 +275,7 @@ std::span<std::byte> KvFileLevel::read_image(Buffer buffer) const {
 }
 
 void KvFileLevel::work() {
-  // Signals are for other threads; a limit of the file's size is an error of the write.
+  // Block all signals in this thread, so that exceeding a file size limit is a write error.
   sigset_t all;
   sigfillset(&all);
   pthread_sigmask(SIG_BLOCK, &all, nullptr);
@@ -288,7 +288,7 @@ void KvFileLevel::work() {
       try {
         error_ = error.what();
       } catch (const std::bad_alloc&) {
-        error_ = "no memory";  // which is short enough to need none
+        error_ = "no memory";  // short enough to need no allocation
       }
     }
     has_done_.notify_all();

@@ -1,4 +1,4 @@
-// Reads of a chain of blocks, several of them ahead of the one that is taken.
+// Reads of a chain of blocks, several of them ahead of the block that is taken.
 
 #include <algorithm>
 
@@ -48,7 +48,7 @@ bool KvFileLevel::read_next(BlockId block) {
   if (next_wanted_ == wanted_.size() || is_given_up()) return false;
   const Wanted& wanted = wanted_[next_wanted_];
   Entry& entry = entries_[wanted.slot];
-  // It may not have been written, for want of room.
+  // It may not have been written, for lack of room.
   if (!entry.has_block || entry.key != wanted.key) return false;
   if (entry.write_buffer != kNone) {
     access_.write(block, file_.block_of(write_image(entry.write_buffer)));
@@ -92,7 +92,7 @@ void KvFileLevel::end_reads() {
     for (std::size_t i = next_wanted_; i < wanted_.size(); ++i) {
       const auto queued = std::ranges::find(reads_, wanted_[i].number, &ReadJob::number);
       if (wanted_[i].number != 0 && queued == reads_.end()) {
-        ++num_late_;  // it is being made, or has come: collect() takes it over
+        ++num_late_;  // running or finished: collect() takes it over
         continue;
       }
       --entries_[wanted_[i].slot].num_reads;

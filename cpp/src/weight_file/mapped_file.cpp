@@ -18,10 +18,10 @@
 namespace adaptrt {
 namespace {
 
-/// A mapping as the handler sees it, which may run in any thread between any two instructions.
+/// A mapping for the signal handler, which may run in any thread between any two instructions.
 struct Slot {
   std::atomic<bool> is_taken = false;
-  std::atomic<std::uintptr_t> begin = 0;  // 0: there is none yet
+  std::atomic<std::uintptr_t> begin = 0;  // 0 if there is none yet
   std::atomic<std::uintptr_t> end = 0;
   std::atomic<bool> has_lost_pages = false;
 };
@@ -33,13 +33,13 @@ struct sigaction previous_action;  // NOLINT(cppcoreguidelines-avoid-non-const-g
 std::uintptr_t page_bytes = 0;     // NOLINT(cppcoreguidelines-avoid-non-const-global-variables)
 std::atomic<bool> is_passed_on = false;  // NOLINT(cppcoreguidelines-avoid-non-const-global-variables)
 
-/// Puts zeros in place of the lost pages, from the one at `address` on. False: no mapping has it.
+/// Replaces the lost pages from `address` on by zeros. Returns false if no mapping contains it.
 bool replace_lost_pages(std::uintptr_t address) {
   for (Slot& slot : slots) {
     const std::uintptr_t begin = slot.begin.load();
     const std::uintptr_t end = slot.end.load();
     if (begin == 0 || address < begin || address >= end) continue;
-    slot.has_lost_pages.store(true);  // before anything can read the zeros
+    slot.has_lost_pages.store(true);  // before any thread can read the zeros
     const std::uintptr_t page = address - address % page_bytes;
     void* place = reinterpret_cast<void*>(page);  // NOLINT(performance-no-int-to-ptr)
     return mmap(place, end - page, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED;
@@ -52,12 +52,12 @@ void on_bus_error(int signal, siginfo_t* info, void* context) {
   const bool is_replaced = replace_lost_pages(reinterpret_cast<std::uintptr_t>(info->si_addr));
   errno = kept_errno;
   if (is_replaced) return;
-  // Handlers may pass faults on to each other: one that comes back ends the process.
+  // Handlers may pass faults on to each other: if one returns here, end the process.
   const bool is_default = previous_action.sa_handler == SIG_DFL || previous_action.sa_handler == SIG_IGN;
   if (is_default || is_passed_on.exchange(true)) {
     struct sigaction action{};
     action.sa_handler = SIG_DFL;
-    sigaction(SIGBUS, &action, nullptr);  // the read comes again
+    sigaction(SIGBUS, &action, nullptr);  // the read faults again
     return;
   }
   if ((previous_action.sa_flags & SA_SIGINFO) != 0) {
@@ -68,7 +68,7 @@ void on_bus_error(int signal, siginfo_t* info, void* context) {
   is_passed_on.store(false);
 }
 
-/// Others may have put their handlers before ours since the last mapping.
+/// Other code may have installed its handler since the last mapping.
 void install_handler() {
   static std::mutex mutex;
   const std::lock_guard lock(mutex);

@@ -8,14 +8,14 @@
 namespace adaptrt {
 namespace {
 
-/// Requests at a time: a disk is fastest at small ones when it has about so many.
+/// Number of parallel requests: with about this many small ones, a disk is fastest.
 constexpr int kReaders = 24;
 
 /// Maximum bytes of one read request, so that all readers get work.
 constexpr std::size_t kMostBytes = std::size_t{256} << 10;
 constexpr std::size_t kMostPlaces = 32;
 
-/// Between two records that are read at once: reading so much takes less time than another request does.
+/// Maximum gap between two records in one request: reading the gap is faster than another request.
 constexpr std::size_t kPassedOverBytes = std::size_t{24} << 10;
 
 }  // namespace
@@ -61,7 +61,7 @@ void RecordCache::bring(std::size_t table, std::span<const std::int32_t> records
   read_missing(table);
 }
 
-/// A clock's: the first slot that was not used since the hand came by, and not by this call.
+/// Clock algorithm: returns the first slot that was not used since the hand last passed, nor by this call.
 std::int32_t RecordCache::take_slot() {
   while (true) {
     Slot& slot = slots_[hand_];
@@ -93,7 +93,7 @@ void RecordCache::forget_missing(std::size_t table) {
   }
 }
 
-/// Records that have slots: those that are near each other in one request.
+/// Plans the reads of records that have slots; close records share a request.
 void RecordCache::plan_reads(std::size_t table, std::span<const std::int32_t> records) {
   const auto& [offset, record_bytes, count, kept] = tables_[table];
   reads_.clear();
@@ -110,7 +110,7 @@ void RecordCache::plan_reads(std::size_t table, std::span<const std::int32_t> re
       reads_.push_back({begin, places_.size(), 0});
       bytes = 0;
     } else if (between > 0) {
-      places_.push_back({nullptr, between});  // of records that were not requested
+      places_.push_back({nullptr, between});  // records that were not requested
       ++reads_.back().num_places;
       bytes += between;
     }

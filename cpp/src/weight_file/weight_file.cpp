@@ -26,7 +26,7 @@ std::string text_of(int number) {
   return std::strerror(number);  // NOLINT(concurrency-mt-unsafe): glibc's is safe
 }
 
-/// Negative where the file system cannot read past its cache.
+/// Returns a negative number if the file system has no direct reads.
 int open_direct(const std::string& path) {
 #ifdef O_DIRECT
   const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT);
@@ -102,7 +102,7 @@ void WeightFile::read_spread(std::size_t offset, std::span<const MemoryPiece> pl
     if (got >= 0 && static_cast<std::size_t>(got) == bytes) {
       bytes_read_ += bytes;
       offset += bytes;
-    } else {  // interrupted, or with an error that these say
+    } else {  // interrupted or failed: these calls continue or throw
       for (const MemoryPiece& place : now) {
         read_piece({offset, place.bytes}, place.data);
         offset += place.bytes;

@@ -14,7 +14,7 @@ WeightStream::WeightStream(std::shared_ptr<WeightFile> file, std::vector<Unit> u
   thread_ = std::thread([this] { run(); });
 }
 
-/// One after another, those that are expected as if there were no others.
+/// Places units one after another; expected units are placed as if there were no others.
 void WeightStream::place_units(std::vector<Unit> units) {
   std::size_t place = 0;
   std::size_t place_of_exceptions = 0;

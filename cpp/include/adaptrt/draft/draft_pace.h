@@ -6,18 +6,18 @@ namespace adaptrt {
 
 /// Chooses the number of drafts for one sequence from the results of its earlier drafts.
 ///
-/// Every step may have `length` drafts, 2 at first. When all that were computed were right, it doubles, up to
-/// the most; when none was, it halves, and there are no drafts for the next 1, 7, 31, 127, 127, ... steps: a
-/// miss counts one, a step with right drafts halves the count. So a text of n tokens without any right draft
-/// computes log4(n) + n / 128 wrong ones, two in the first step, and one that repeats itself again gets its
-/// drafts back.
+/// A step may have `length` drafts, initially 2. If all computed drafts were right, `length` doubles, up to
+/// the maximum. If none was right, it halves, and the next 1, 7, 31, 127, 127, ... steps have no drafts: a
+/// miss increments the miss count, and a step with right drafts halves it. So a text of n tokens without any
+/// right draft computes log4(n) + n / 128 wrong ones, two in the first step. A text that repeats itself later
+/// gets its drafts back.
 class DraftPace {
  public:
   explicit DraftPace(std::int32_t most);
 
-  /// Drafts that the next step may have. Counts the steps: to be asked once for each.
+  /// Returns the maximum number of drafts of the next step. Call it exactly once per step.
   [[nodiscard]] std::int32_t next();
-  /// `num_right` of `num_computed` drafts, at least one, came to be generated.
+  /// Records that `num_right` of `num_computed` drafts (at least one) were generated.
   void record(std::int32_t num_computed, std::int32_t num_right);
   /// Returns the current miss count: a miss adds one, a step with right drafts halves it.
   [[nodiscard]] std::int32_t num_misses() const { return misses_; }
@@ -29,7 +29,7 @@ class DraftPace {
   std::int32_t most_;
   std::int32_t length_;
   std::int32_t misses_ = 0;
-  std::int32_t pause_ = 0;  // steps without drafts that are to come
+  std::int32_t pause_ = 0;  // remaining steps without drafts
 };
 
 }  // namespace adaptrt

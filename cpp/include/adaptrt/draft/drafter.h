@@ -12,7 +12,7 @@
 
 namespace adaptrt {
 
-/// Where a request's drafts come from.
+/// Sources of a request's drafts.
 struct DraftSources {
   /// Drafts of the tokens right after the prompt. As long as they are right, no other source is used.
   std::vector<std::int32_t> external = {};
@@ -25,11 +25,11 @@ struct DraftSources {
   [[nodiscard]] bool empty() const { return external.empty() && !lookahead && max_draft_len == 0; }
 };
 
-/// Guesses the next tokens of one sequence, or says how many a draft engine should guess. Steps allocate
+/// Drafts the next tokens of one sequence, or tells how many a draft engine should make. Steps allocate
 /// nothing.
 class Drafter {
  public:
-  /// `sources` are valid and not empty; `max_length`: tokens of prompt and output at most.
+  /// `sources` must be valid and not empty. `max_length`: maximum number of prompt and output tokens.
   Drafter(const DraftSources& sources, std::span<const std::int32_t> prompt, std::size_t max_length);
   Drafter(const Drafter&) = delete;
   Drafter& operator=(const Drafter&) = delete;
@@ -39,9 +39,9 @@ class Drafter {
   /// Replaces `drafts` with at most `most` tokens that may follow `text`, which is the prompt and the
   /// generated tokens. Call it before each step that computes the end of the text.
   void draft(std::span<const std::int32_t> text, std::int32_t most, std::vector<std::int32_t>& drafts);
-  /// Drafts that a draft engine should make, because the last call of draft() has made none; 0: none.
+  /// Number of drafts that a draft engine should make, because the last draft() made none; 0 for none.
   [[nodiscard]] std::int32_t num_wanted() const { return num_wanted_; }
-  /// Tells that the draft engine has made drafts, so that record() counts them as the last call's.
+  /// Records that the draft engine has made drafts, so that record() counts them as the last call's.
   void take_drafts_of_engine();
   /// Records the result of the last call's drafts: the step computed the first `num_computed` of them, and
   /// `num_right` of these were generated.
@@ -62,7 +62,7 @@ class Drafter {
   DraftPace engine_pace_;
   bool has_engine_;
   std::int32_t num_wanted_ = 0;
-  /// Pace that the last call's drafts count for; nullptr: none, because their source has no pace.
+  /// Pace for the last call's drafts; nullptr if their source has none.
   DraftPace* pace_of_drafts_ = nullptr;
 };
 

@@ -6,14 +6,15 @@
 
 namespace adaptrt {
 
-/// TensorRT-LLM's LookaheadDecodingConfig: drafts of a sequence's next tokens from its own text, where its
-/// newest tokens have stood before. Legal values are TensorRT-LLM's; what they mean here is NgramIndex's.
+/// TensorRT-LLM's LookaheadDecodingConfig: drafts copied from the sequence's own text, after an earlier
+/// occurrence of its newest tokens. Legal values are TensorRT-LLM's; for their meaning here see NgramIndex.
 struct LookaheadDecodingConfig {
-  /// Drafts of one step at most; at least 1.
+  /// Maximum number of drafts of one step, at least 1.
   std::int32_t max_window_size = 1;
-  /// The longest n-gram that is looked for, its last token the first draft; at least 1, and 1: none is.
+  /// Length of the longest n-gram looked up, whose last token is the first draft; at least 1. With 1 there
+  /// are no drafts.
   std::int32_t max_ngram_size = 1;
-  /// Places in the text that are compared at most, the newest first; 0: none.
+  /// Maximum number of occurrences in the text that are compared, newest first; 0 for none.
   std::int32_t max_verification_set_size = 0;
 
   /// True if the configuration allows any drafts.

@@ -9,15 +9,14 @@
 
 namespace adaptrt {
 
-/// Where the n-grams of a growing text stand. Each token is entered once, in constant time, and allocates
-/// nothing.
+/// Index of the n-grams in a growing text. Adding a token takes constant time and allocates nothing.
 class NgramIndex {
  public:
-  /// `config` is valid and drafts. `max_length`: tokens of the text at most; memory for them is allocated
-  /// here.
+  /// `config` must be valid and allow drafts. `max_length`: maximum number of tokens in the text; memory for
+  /// them is allocated here.
   NgramIndex(const LookaheadDecodingConfig& config, std::size_t max_length);
 
-  /// Enters the tokens of `text` that are new since the last call; `text` begins with what it was then.
+  /// Adds the tokens of `text` that are new since the last call; `text` must begin with the previous text.
   void extend(std::span<const std::int32_t> text);
   /// Appends to `drafts` the `count` tokens that followed an earlier occurrence of the newest tokens of
   /// `text`, which is the text that was entered last. Appends nothing if there is no such occurrence. Only
@@ -30,7 +29,7 @@ class NgramIndex {
             std::vector<std::int32_t>& drafts) const;
 
  private:
-  /// Single tokens stand in too many places to say what follows.
+  /// Single tokens occur too often to predict the next one.
   static constexpr std::size_t kShortestMatch = 2;
   static constexpr std::int32_t kNowhere = -1;
   /// Maximum number of other keys of a bucket that are skipped, so that no text makes the search long.
@@ -38,15 +37,16 @@ class NgramIndex {
 
   /// Returns the bucket of the key_length_ tokens that end before `end`.
   [[nodiscard]] std::size_t bucket_of(std::span<const std::int32_t> text, std::size_t end) const;
-  /// Tokens before `end` that are those at the end of the text, longest_match_ at most.
+  /// Returns the number of tokens before `end` that equal those at the end of the text, at most
+  /// longest_match_.
   [[nodiscard]] std::size_t match_at(std::span<const std::int32_t> text, std::size_t end) const;
 
   std::size_t key_length_;
   std::size_t longest_match_;
   std::int32_t num_places_;
   std::size_t num_entered_ = 0;
-  /// By the hash of a key: where its newest occurrence ends. By where an occurrence ends: the one before it
-  /// in the same bucket.
+  /// newest_ maps the hash of a key to the end of its newest occurrence. before_ maps the end of an
+  /// occurrence to the previous one in the same bucket.
   std::vector<std::int32_t> newest_;
   std::vector<std::int32_t> before_;
 };

@@ -17,14 +17,14 @@ class GrammarState {
   GrammarState(const GrammarState&) = delete;
   GrammarState& operator=(const GrammarState&) = delete;
 
-  /// Sets bit i % 32 of word i / 32 if token i may come next, and clears it otherwise. Words for the whole
-  /// vocabulary. Throws StepError.
+  /// Sets bit i % 32 of word i / 32 if token i may come next, and clears it otherwise. `mask` has the words
+  /// for the whole vocabulary. Throws StepError.
   virtual void fill_mask(std::span<std::uint32_t> mask) = 0;
-  /// A token that the mask allowed. Throws StepError.
+  /// Advances by a token that the mask allowed. Throws StepError.
   virtual void accept(std::int32_t token) = 0;
 };
 
-/// Makes grammars of guides. For any number of threads at a time.
+/// Compiles guides to grammars. Thread-safe.
 class GrammarCompiler {
  public:
   GrammarCompiler() = default;
@@ -32,12 +32,13 @@ class GrammarCompiler {
   GrammarCompiler(const GrammarCompiler&) = delete;
   GrammarCompiler& operator=(const GrammarCompiler&) = delete;
 
-  /// The beginning of an output. Throws RequestError with the reason when the guide cannot be compiled.
+  /// Returns the state at the start of an output. Throws RequestError with the reason if the guide cannot be
+  /// compiled.
   [[nodiscard]] virtual std::unique_ptr<GrammarState> compile(const GuidedDecodingParams& params) = 0;
   /// True if the compiled grammar is kept, so that compile() copies it. The call counts as a use: the grammar
   /// becomes the most recently used one.
   [[nodiscard]] virtual bool has_compiled(const GuidedDecodingParams& params) = 0;
-  /// The tokens that end an output; masks allow them where the grammar is satisfied, and nowhere else.
+  /// Returns the tokens that end an output; masks allow them only where the grammar is complete.
   [[nodiscard]] virtual std::span<const std::int32_t> stop_token_ids() const = 0;
 };
 

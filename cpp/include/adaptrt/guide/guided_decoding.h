@@ -9,7 +9,7 @@
 
 namespace adaptrt {
 
-/// TensorRT-LLM's GuidedDecodingParams::GuideType: how a guide describes texts.
+/// TensorRT-LLM's GuidedDecodingParams::GuideType: the language of a guide.
 enum class GuideType : std::uint8_t {
   kJson = 0,
   kJsonSchema = 1,
@@ -18,14 +18,15 @@ enum class GuideType : std::uint8_t {
   kStructuralTag = 4,
 };
 
-/// TensorRT-LLM's GuidedDecodingParams: what a request's output has to be like.
+/// TensorRT-LLM's GuidedDecodingParams: constraints on a request's output.
 struct GuidedDecodingParams {
   GuideType guide_type = GuideType::kJson;
   std::optional<std::string> guide = std::nullopt;
 
-  /// A guide that is missing, or that kJson has.
+  /// Reports a missing guide, and a guide given for kJson.
   [[nodiscard]] Problems validate() const;
-  /// Throws RequestError with them: a guide that Python constructs is whole, as in TensorRT-LLM.
+  /// Throws RequestError with these problems: Python checks guides when it constructs them, like
+  /// TensorRT-LLM.
   void check_constructed() const;
   auto operator<=>(const GuidedDecodingParams&) const = default;
 };
@@ -33,7 +34,7 @@ struct GuidedDecodingParams {
 /// TensorRT-LLM's GuidedDecodingConfig::GuidedDecodingBackend.
 enum class GuidedDecodingBackend : std::uint8_t { kXgrammar = 0, kLlguidance = 1 };
 
-/// TensorRT-LLM's GuidedDecodingConfig: what makes masks of guides, for which tokenizer.
+/// TensorRT-LLM's GuidedDecodingConfig: the backend for guides, and its tokenizer.
 struct GuidedDecodingConfig {
   GuidedDecodingBackend backend = GuidedDecodingBackend::kLlguidance;  // kXgrammar is refused
   std::optional<std::vector<std::string>> encoded_vocab = std::nullopt;

@@ -9,14 +9,14 @@
 
 #include "adaptrt/guide/grammar.h"
 
-// llguidance's handles, as its C interface names them.
+// llguidance's handles, with the names of its C interface.
 struct LlgMatcher;
 struct LlgTokenizer;
 
 namespace adaptrt {
 
-/// Functions of llguidance's C interface (its llguidance.h, from version 1.9 on), which its Python package's
-/// library exports: found by whoever has loaded that, so that nothing is linked.
+/// Functions of llguidance's C interface (llguidance.h, version 1.9 or later), exported by the library of its
+/// Python package. The caller loads that library and finds them, so nothing is linked.
 struct LlguidanceFunctions {
   LlgTokenizer* (*new_tokenizer)(const void* init, char* error, std::size_t error_size) = nullptr;
   void (*free_tokenizer)(LlgTokenizer* tokenizer) = nullptr;
@@ -29,7 +29,7 @@ struct LlguidanceFunctions {
   std::int32_t (*consume_token)(LlgMatcher* matcher, std::uint32_t token) = nullptr;
 };
 
-/// The functions by their names in C; calls set(name, place of a function pointer) for each.
+/// Calls set(name in C, address of the function pointer) for each function.
 template <class Set>
 void for_each_function(LlguidanceFunctions& functions, Set set) {
   set("llg_new_tokenizer_v2", functions.new_tokenizer);
@@ -45,29 +45,28 @@ void for_each_function(LlguidanceFunctions& functions, Set set) {
 
 /// A grammar in one of llguidance's languages.
 struct LlguidanceGrammar {
-  /// The constraint_type of llg_new_matcher: "json_schema", "regex", "lark", "llguidance".
+  /// llg_new_matcher's constraint_type: "json_schema", "regex", "lark" or "llguidance".
   std::string kind;
   std::string text;
-  /// Memory that the compiled grammar holds, about.
+  /// Approximate memory of the compiled grammar.
   std::size_t num_bytes = 0;
 };
 
 struct LlguidanceOptions {
-  /// The bytes of each token of the vocabulary; those of special ones begin with 0xFF, and those that texts
-  /// never have are empty.
+  /// The bytes of each token of the vocabulary. Special tokens begin with 0xFF; tokens that never occur in
+  /// text are empty.
   std::vector<std::string> tokens;
-  /// One or more; the vocabulary has them.
+  /// At least one; each must be in the vocabulary.
   std::vector<std::int32_t> stop_token_ids;
-  /// Translates a valid guide to one of llguidance's languages. Throws RequestError. For any number of
-  /// threads at a time.
+  /// Translates a valid guide to one of llguidance's languages. Throws RequestError. It must be thread-safe.
   std::function<LlguidanceGrammar(const GuidedDecodingParams& params)> translate;
-  /// Grammars that are kept for the next requests with the same guides; the least recently used ones go when
-  /// there are more, or when they hold more memory. The last one stays, however large it is.
+  /// Maximum number and total bytes of grammars that are cached for later requests with the same guides. The
+  /// least recently used ones are evicted; the newest one stays, whatever its size.
   std::size_t num_kept_grammars = 64;
   std::size_t max_kept_bytes = std::size_t{256} << 20;
 };
 
-/// Throws ConfigError with llguidance's reason when it cannot take the vocabulary.
+/// Throws ConfigError with llguidance's reason if it does not accept the vocabulary.
 [[nodiscard]] std::unique_ptr<GrammarCompiler> make_llguidance_compiler(const LlguidanceFunctions& functions,
                                                                         LlguidanceOptions options);
 

@@ -22,7 +22,7 @@ class MaskThread;
 /// step.
 class TokenGuide : public std::enable_shared_from_this<TokenGuide> {
  public:
-  /// The last two outlive it.
+  /// `stop_token_ids` and `thread` must outlive it.
   [[nodiscard]] static std::shared_ptr<TokenGuide> begin(std::unique_ptr<GrammarState> grammar,
                                                          std::int64_t vocab_size,
                                                          std::span<const std::int32_t> stop_token_ids,
@@ -32,7 +32,7 @@ class TokenGuide : public std::enable_shared_from_this<TokenGuide> {
   /// makes it if no thread has begun to. Valid until accept(). Throws StepError with the grammar's reason; it
   /// has no more masks then.
   [[nodiscard]] std::span<const std::uint32_t> mask();
-  /// The token that was chosen, after mask().
+  /// Advances by the sampled token; call it after mask().
   void accept(std::int32_t token);
   [[nodiscard]] bool is_stop_token(std::int32_t token) const;
 
@@ -54,16 +54,16 @@ class TokenGuide : public std::enable_shared_from_this<TokenGuide> {
   std::string error_;
 };
 
-/// A thread that makes masks before they are asked for.
+/// A thread that makes masks before they are needed.
 class MaskThread {
  public:
   MaskThread();
-  /// Masks that are wanted by then are left to those who ask for them.
+  /// Masks that are not made yet are left to the threads that need them.
   ~MaskThread();
   MaskThread(const MaskThread&) = delete;
   MaskThread& operator=(const MaskThread&) = delete;
 
-  /// Soon makes the mask that the guide wants.
+  /// Makes the mask that the guide needs, soon.
   void prepare(std::shared_ptr<TokenGuide> guide);
 
  private:
@@ -73,7 +73,7 @@ class MaskThread {
   std::condition_variable changed_;
   std::vector<std::shared_ptr<TokenGuide>> wanted_;
   bool stop_ = false;
-  std::thread thread_;  // the last member: everything it uses is there when it starts
+  std::thread thread_;  // last member: everything that it uses exists when it starts
 };
 
 }  // namespace adaptrt

@@ -21,7 +21,7 @@ namespace adaptrt {
 
 /// Options for the blocks that a BlockPool evicts.
 struct SecondLevelOptions {
-  /// Second level, which outlives the pool; nullptr: evicted blocks are lost.
+  /// Second level, which must outlive the pool; nullptr: evicted blocks are lost.
   SecondLevel* level = nullptr;
   /// Minimum retention priority of offloaded blocks; blocks of a lower priority are lost.
   std::int32_t min_priority = 0;
@@ -47,52 +47,53 @@ struct BlockTable {
   std::vector<BlockId> blocks;
   /// Leading blocks that are in the reuse index.
   std::int32_t num_indexed = 0;
-  /// BlockPool::reset_reuse() calls before the table got its first block.
+  /// Number of reset_reuse() calls before the table got its first block.
   std::uint64_t reuse_epoch = 0;
-  // This sequence's share of KvCacheStats' counters, over its whole life.
+  // This sequence's part of the KvCacheStats counters, over its whole life.
   std::int64_t alloc_new_blocks = 0;
   std::int64_t reused_blocks = 0;
   std::int64_t missed_blocks = 0;
 };
 
-/// TensorRT-LLM's KvCacheStats. Counters run since the pool was made.
+/// TensorRT-LLM's KvCacheStats. Counters start when the pool is made.
 struct KvCacheStats {
   std::int64_t max_num_blocks = 0;
-  std::int64_t free_num_blocks = 0;  ///< blocks that are available now, cached ones without a user included
+  std::int64_t free_num_blocks = 0;  ///< blocks available now, including unused cached ones
   std::int64_t used_num_blocks = 0;  ///< blocks of running sequences
   std::int64_t tokens_per_block = 0;
   std::int64_t alloc_total_blocks = 0;  ///< new and reused
   std::int64_t alloc_new_blocks = 0;
   std::int64_t reused_blocks = 0;
-  std::int64_t missed_blocks = 0;  ///< full blocks that were looked for and not found
+  std::int64_t missed_blocks = 0;  ///< full blocks that were looked up and not found
   double cache_hit_rate = 0.0;     ///< reused / (reused + missed); 0 before the first look-up
   // Not in TensorRT-LLM.
-  std::int64_t partially_reused_blocks = 0;      ///< new blocks that begin with a copy of another's KV
-  std::int64_t reused_tokens = 0;                ///< of reused and of partially reused blocks
-  std::optional<SecondLevelStats> second_level;  ///< nullopt: there is none
+  std::int64_t partially_reused_blocks = 0;      ///< new blocks that begin with a copy of another block's KV
+  std::int64_t reused_tokens = 0;                ///< in reused and partially reused blocks
+  std::optional<SecondLevelStats> second_level;  ///< nullopt if there is none
 
   bool operator==(const KvCacheStats&) const = default;
 };
 
-/// Bookkeeping of the paged KV cache: which block belongs to whom. The memory belongs to the engine.
+/// Bookkeeping of the paged KV cache: which tables use which block. The engine owns the memory.
 ///
-/// A block is free, used (by one or more tables) or cached (full, known by its content, used by none). Cached
-/// blocks are evicted when no block is free: those of the lowest retention priority first, among them the
-/// least recently used, and a chain's end before its beginning: a block stays at least as long as the blocks
-/// after it, whatever its own priority. A cached block whose priority changes counts as just used. Content is
-/// known by (ReuseKey, the block before, the block's tokens), compared exactly; the hash only finds
-/// candidates. Two tables never hold two blocks of equal content once both are in the index: KV is
-/// bit-identical whoever computed it, so the second table takes over the first one's block.
+/// A block is free, used (by one or more tables) or cached (full, found by its content, and unused). If no
+/// block is free, cached ones are evicted: the lowest retention priority first, then the least recently used,
+/// and the end of a chain before its beginning. A block stays at least as long as the blocks after it,
+/// whatever its own priority. If the priority of a cached block changes, it counts as just used.
 ///
-/// With a second level, blocks that are evicted are offloaded to it, and what follows a reused chain there is
-/// onboarded.
+/// Content is identified by (ReuseKey, previous block, tokens), compared exactly; the hash only finds
+/// candidates. In the index there are never two blocks of equal content. KV does not depend on which sequence
+/// computed it, so a second table uses the first one's block.
+///
+/// With a second level, evicted blocks are offloaded to it, and the continuation of a reused chain is
+/// onboarded from there.
 class BlockPool {
  public:
   using Time = std::chrono::steady_clock::time_point;
 
-  /// Reports reusable blocks to `events`, which outlives the pool; nullptr: no reports. An engine that keeps
-  /// no KV has a pool of 0 blocks. Throws ConfigError if `num_blocks` is negative or `tokens_per_block` is
-  /// not positive.
+  /// Reports reusable blocks to `events`, which must outlive the pool; nullptr: no reports. An engine that
+  /// keeps no KV has a pool of 0 blocks. Throws ConfigError if `num_blocks` is negative or `tokens_per_block`
+  /// is not positive.
   BlockPool(std::int32_t num_blocks, std::int32_t tokens_per_block, bool enable_block_reuse,
             KVCacheEventManager* events = nullptr, PartialReuse partial_reuse = PartialReuse::kNone,
             const SecondLevelOptions& second_level = {});
@@ -106,8 +107,8 @@ class BlockPool {
     /// Number of tokens after these blocks that reuse_beginning() would find.
     std::int32_t num_partial_tokens = 0;
   };
-  /// Finds the longest chain of cached or used blocks that `tokens` start with, leaving at least one token to
-  /// compute (so that there are logits), and the tokens that the next block can start with. Changes nothing.
+  /// Finds the longest chain of cached or used blocks that `tokens` start with, and the tokens that the next
+  /// block can start with. At least one token is left to compute, so that there are logits. Changes nothing.
   [[nodiscard]] PrefixMatch match_prefix(const ReuseKey& key, std::span<const std::int32_t> tokens) const;
 
   /// Gives the matching chain to an empty table. Returns the number of tokens with KV in the chain.
@@ -120,38 +121,38 @@ class BlockPool {
   std::int32_t onboard(BlockTable& table, const ReuseKey& key, std::span<const std::int32_t> tokens,
                        const std::function<bool(BlockId)>& is_still_read);
 
-  /// Gives a table that reuse_prefix() has filled a block of its own, new, for as many of the tokens that
-  /// follow as another block begins with; returns their number, and the block's content in `copy`: kNoBlock
-  /// twice when there is none or it is there already.
+  /// Adds a new block to a table that reuse_prefix() has filled, for as many following tokens as another
+  /// block begins with. Returns their number. `copy` is the copy to make; kNoBlock twice if there is no such
+  /// block or no copy is needed.
   std::int32_t reuse_beginning(BlockTable& table, const ReuseKey& key, std::span<const std::int32_t> tokens,
                                BlockCopy& copy);
 
-  /// Makes the table cover `num_tokens` tokens. False, with nothing changed, when there are not enough
+  /// Grows the table to `num_tokens` tokens. Returns false, and changes nothing, if there are not enough
   /// blocks.
   [[nodiscard]] bool try_grow(BlockTable& table, std::int32_t num_tokens);
 
-  /// Gives an empty table the first `num_tokens` tokens of another: full blocks become shared, of a partly
-  /// filled one the table gets a block of its own, which counts as new, and `copy` says what it begins with;
-  /// kNoBlock twice when all are full. False, with nothing changed, when there is no block for that.
+  /// Forks the first `num_tokens` tokens of `table` into an empty table. Full blocks are shared. For a partly
+  /// filled block, the fork gets a new block, and `copy` is the copy to make; kNoBlock twice if all are full.
+  /// Returns false, and changes nothing, if there is no free block.
   [[nodiscard]] bool try_fork(const BlockTable& table, std::int32_t num_tokens, BlockTable& forked,
                               BlockCopy& copy);
 
-  /// Enters into the reuse index the table's full blocks among the first `num_computed` of `tokens`, whose KV
-  /// a completed step has written. May exchange blocks of the table for ones of equal content.
+  /// Adds to the reuse index the table's full blocks among the first `num_computed` of `tokens`, whose KV a
+  /// completed step has written. May replace blocks of the table by blocks of equal content.
   void index_full_blocks(BlockTable& table, const ReuseKey& key, std::span<const std::int32_t> tokens,
                          std::int32_t num_computed);
 
   /// Sets the retention of a table's indexed block after its last use. It holds until the next call for that
   /// block or until its duration ends.
   void set_retention(const BlockTable& table, std::int32_t index, const BlockRetention& retention);
-  /// Sets the time by which durations are measured, which never goes back, and ends the durations that have
+  /// Sets the time that durations are measured by, which must not decrease, and ends the durations that have
   /// passed.
   void set_time(Time now);
 
-  /// Takes all blocks from the table. Indexed ones without another user stay cached.
+  /// Releases all blocks of the table. Indexed ones without another user stay cached.
   void release(BlockTable& table);
 
-  /// Forgets all content: cached blocks become free, used ones are not shared any more. The second level
+  /// Empties the reuse index: cached blocks become free, and used ones are no longer shared. The second level
   /// keeps its blocks.
   void reset_reuse();
 
@@ -163,7 +164,7 @@ class BlockPool {
   [[nodiscard]] std::int32_t tokens_per_block() const { return tokens_per_block_; }
   [[nodiscard]] bool has_second_level() const { return second_level_.level != nullptr; }
   [[nodiscard]] PartialReuse partial_reuse() const { return partial_reuse_; }
-  /// Free and cached blocks: what try_grow() can hand out.
+  /// Number of free and cached blocks, which try_grow() can use.
   [[nodiscard]] std::int32_t num_available() const { return num_free_ + num_cached_; }
   [[nodiscard]] std::int32_t num_free() const { return num_free_; }
   [[nodiscard]] std::int32_t num_cached() const { return num_cached_; }
@@ -177,16 +178,16 @@ class BlockPool {
   [[nodiscard]] std::int32_t num_users(BlockId block) const { return blocks_[block].num_users; }
   [[nodiscard]] KvCacheStats stats() const;
 
-  /// Returns every inconsistency between lists, counters and the index; empty if there is none. For tests.
+  /// Lists every violated invariant of lists, counters and the index; empty if none. For tests.
   [[nodiscard]] std::vector<std::string> check_invariants() const;
 
  private:
-  /// Identity of a block's content, never used twice; 0: not in the index.
+  /// Unique id of a block's content; 0 if it is not in the index.
   using ContentId = std::uint64_t;
 
   struct Block {
     std::int32_t num_users = 0;
-    // In the free list (next only) or, when cached, in the list by last use.
+    // Neighbours in the free list (only `next`) or, if cached, in the list ordered by last use.
     BlockId previous = kNoBlock;
     BlockId next = kNoBlock;
     BlockId next_in_bucket = kNoBlock;
@@ -199,13 +200,13 @@ class BlockPool {
     BlockId previous_sibling = kNoBlock;
     BlockId next_sibling = kNoBlock;
     BlockRetention retention;
-    std::uint64_t hash = 0;  // of its content, where there are events
+    std::uint64_t hash = 0;  // hash of its content, if there are events
     // For cached blocks: the highest priority of the block and the blocks after it, and the end of its
     // duration.
     std::int32_t level = kDefaultRetentionPriority;
     Time expiry;
   };
-  /// Cached blocks of one level by last use.
+  /// The cached blocks of one level, ordered by last use.
   struct CachedList {
     BlockId oldest = kNoBlock;
     BlockId newest = kNoBlock;
@@ -223,7 +224,7 @@ class BlockPool {
                              std::span<const std::int32_t> tokens) const;
   void insert_in_index(BlockId block, const ReuseKey& key, BlockId parent_block,
                        std::span<const std::int32_t> tokens);
-  /// `is_offloaded`: the second level has it.
+  /// `is_offloaded`: the second level has a copy.
   void remove_from_index(BlockId block, bool is_offloaded = false);
   [[nodiscard]] BlockKey key_of(BlockId block) const;
   /// Returns the parent key that block_key() needs for a block after `parent`.
@@ -232,7 +233,7 @@ class BlockPool {
   [[nodiscard]] ReuseKey key_of_block(const ReuseKey& key, std::int32_t index) const {
     return key.of_tokens_before((index + 1) * tokens_per_block_);
   }
-  /// True when the second level has a copy.
+  /// Returns true if the second level has a copy.
   [[nodiscard]] bool offload(BlockId block);
   void record_lost();
   /// Returns the block that take_block() would return.
@@ -240,8 +241,8 @@ class BlockPool {
   /// Position in by_beginning_ of a block with this content, or the position to insert it at.
   [[nodiscard]] std::vector<BlockId>::const_iterator place_of(const ReuseKey& key, ContentId parent,
                                                               std::span<const std::int32_t> tokens) const;
-  /// Finds the block that shares the most leading tokens with `tokens`, of which the last does not count.
-  /// Returns kNoBlock if no block would be left once the blocks of `full` are used.
+  /// Finds the block that shares the most leading tokens with `tokens`, except for the last one. Returns
+  /// kNoBlock if using the blocks of `full` leaves no block.
   [[nodiscard]] Beginning find_beginning(const PrefixMatch& full, const ReuseKey& key, ContentId parent,
                                          std::span<const std::int32_t> tokens) const;
   void insert_by_beginning(BlockId block);
@@ -252,16 +253,16 @@ class BlockPool {
   void drop_user(BlockId block);
   void append_to_cached(BlockId block);
   void unlink_from_cached(BlockId block);
-  // In and out of its level's list.
+  // Insert into and remove from its level's list.
   void append(BlockId block);
   void unlink(BlockId block);
   [[nodiscard]] BlockId least_wanted() const;
   void evict(BlockId block);
   [[nodiscard]] std::int32_t level_of(BlockId block) const;
-  /// A cached block's level may have changed, and with it those of the blocks before it.
+  /// Moves a cached block whose level may have changed, and the blocks before it.
   void move_in_cached(BlockId block);
   void change_retention(BlockId block, const BlockRetention& retention);
-  /// The same of a block that stays in the index.
+  /// The same for a block that stays in the index.
   void update_retention(BlockId block, const BlockRetention& retention);
   [[nodiscard]] std::uint64_t hash_of(BlockId block) const;
   void record_stored(BlockId block);
@@ -273,15 +274,15 @@ class BlockPool {
   PartialReuse partial_reuse_;
   SecondLevelOptions second_level_;
   std::vector<Block> blocks_;
-  std::vector<BlockKey> keys_;      // [num_blocks] of blocks in the index; empty without a second level
-  std::vector<KeyedBlock> wanted_;  // by onboard()
-  std::vector<std::int32_t> indexed_tokens_;  // [num_blocks, tokens_per_block], of blocks in the index
+  std::vector<BlockKey> keys_;      // [num_blocks], for blocks in the index; empty without a second level
+  std::vector<KeyedBlock> wanted_;  // scratch of onboard()
+  std::vector<std::int32_t> indexed_tokens_;  // [num_blocks, tokens_per_block], for blocks in the index
   std::vector<BlockId> buckets_;
-  /// Blocks in the index in the order of parent, key and tokens; empty without partial reuse.
+  /// Blocks in the index, sorted by parent, key and tokens; empty without partial reuse.
   std::vector<BlockId> by_beginning_;
   BlockId first_free_ = kNoBlock;
   std::array<CachedList, kMaxRetentionPriority + 1> cached_;
-  std::array<std::uint64_t, 2> used_levels_{};   // a bit for each list that is not empty
+  std::array<std::uint64_t, 2> used_levels_{};   // one bit per non-empty list
   std::set<std::pair<Time, BlockId>> expiring_;  // cached blocks with a duration
   std::int32_t num_special_ = 0;                 // blocks whose priority is not the default one
   Time now_;

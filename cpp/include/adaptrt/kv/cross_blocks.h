@@ -22,22 +22,22 @@ using EncoderTokens = std::shared_ptr<const std::vector<std::int32_t>>;
 struct CrossContent {
   ReuseKey key;
   EncoderTokens tokens;
-  std::uint64_t hash = 0;  ///< of key and tokens
+  std::uint64_t hash = 0;  ///< hash of key and tokens
   std::vector<BlockId> blocks;
   /// True if a step has computed them.
   bool is_written = false;
-  /// Found by those that have the same key and tokens.
+  /// True if reuse() can find it by key and tokens.
   bool is_known = false;
 };
 
-/// A sequence's share of KvCacheStats' counters, over its whole life.
+/// A sequence's part of the KvCacheStats counters, over its whole life.
 struct CrossCounts {
   std::int64_t alloc_new_blocks = 0;
   std::int64_t reused_blocks = 0;
   std::int64_t missed_blocks = 0;
 };
 
-/// Shared ownership of an encoder input's blocks. The pool outlives it.
+/// Shared ownership of an encoder input's blocks. The pool must outlive it.
 class CrossBlocks {
  public:
   explicit CrossBlocks(CrossBlockPool& pool) : pool_(pool) {}
@@ -62,14 +62,14 @@ class CrossBlocks {
   bool has_entry_ = false;
 };
 
-/// Bookkeeping of the blocks for the cross-attention keys and values of encoder inputs. They are written
-/// once, in the step in which the first sequence with that input starts, and read whole. The memory belongs
-/// to the engine.
+/// Bookkeeping of the blocks for the cross-attention keys and values of encoder inputs. The first sequence
+/// with an input writes them once, in the step in which it starts; later they are read whole. The engine owns
+/// the memory.
 ///
 /// With reuse, sequences of the same input and ReuseKey, compared exactly, share its blocks: those that start
-/// in the step which writes them, those that start while another sequence uses them, and those that start
-/// later, as long as no other input needed the room. The least recently used of the unused inputs is evicted
-/// first, with all of its blocks, because a part of an input is useless.
+/// in the same step, those that start while the blocks are in use, and later ones until the blocks are
+/// evicted. The least recently used of the unused inputs is evicted first, with all of its blocks, because a
+/// part of an input is useless.
 class CrossBlockPool {
  public:
   using Share = std::shared_ptr<const CrossBlocks>;
@@ -81,14 +81,14 @@ class CrossBlockPool {
 
   /// True if reuse() finds the input.
   [[nodiscard]] bool contains(const ReuseKey& key, const EncoderTokens& tokens) const;
-  /// The input's blocks, which are written, or will be by the step that is being planned; nullptr when it is
-  /// not known. Counts in `counts` as well, like try_take().
+  /// Returns the input's blocks, which are written or will be written by the planned step; nullptr if it is
+  /// unknown. Updates `counts`, like try_take().
   [[nodiscard]] Share reuse(const ReuseKey& key, const EncoderTokens& tokens, CrossCounts& counts);
-  /// New blocks, to be written by the step that is being planned, whoever else has that input; nullptr when
-  /// there are not enough. reuse() finds them unless it finds others.
+  /// Takes new blocks, to be written by the planned step, even if another sequence has that input; nullptr if
+  /// there are not enough. reuse() can find them unless it finds others.
   [[nodiscard]] Share try_take(const ReuseKey& key, const EncoderTokens& tokens, CrossCounts& counts);
-  /// The step that writes what try_take() gave has run: it can be kept from now on. Where other blocks are
-  /// known for the same input, `share` becomes one in those.
+  /// Records that the step of try_take()'s blocks has run, so that they can be kept. If the same input is
+  /// already known by other blocks, `share` changes to those.
   void commit(Share& share);
 
   [[nodiscard]] std::int32_t blocks_for(std::int64_t num_tokens) const {
@@ -101,17 +101,17 @@ class CrossBlockPool {
   [[nodiscard]] std::int32_t num_free() const { return static_cast<std::int32_t>(free_.size()); }
   /// Number of blocks of unused inputs.
   [[nodiscard]] std::int32_t num_cached() const { return num_cached_; }
-  /// Reused and missed are all blocks of the inputs that reuse() was asked for.
+  /// Reused and missed blocks are all blocks of the inputs that reuse() was asked for.
   [[nodiscard]] KvCacheStats stats() const;
 
-  /// Returns every inconsistency between lists, counters and the index; empty if there is none. For tests.
+  /// Lists every violated invariant of lists, counters and the index; empty if none. For tests.
   [[nodiscard]] std::vector<std::string> check_invariants() const;
 
  private:
   friend class CrossBlocks;
   using Entry = CrossBlocks::Entry;
   using EntryRef = CrossBlocks::EntryRef;
-  using Index = std::unordered_multimap<std::uint64_t, EntryRef>;  // by hash
+  using Index = std::unordered_multimap<std::uint64_t, EntryRef>;  // key: hash
 
   [[nodiscard]] Index::const_iterator find(const ReuseKey& key, const std::vector<std::int32_t>& tokens,
                                            std::uint64_t hash) const;
@@ -125,7 +125,7 @@ class CrossBlockPool {
   bool enable_block_reuse_;
   std::vector<BlockId> free_;
   std::list<Entry> used_;
-  std::list<Entry> cached_;  // the least recently used first
+  std::list<Entry> cached_;  // least recently used first
   Index index_;
   std::int32_t num_cached_ = 0;
   CrossCounts counts_;

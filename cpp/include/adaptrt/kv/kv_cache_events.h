@@ -16,7 +16,7 @@
 
 namespace adaptrt {
 
-// TensorRT-LLM's events of a KV cache, with its names. They speak of blocks that can be reused: full ones
+// TensorRT-LLM's events of a KV cache, with its names. They report blocks that can be reused: full blocks
 // that a completed step has written.
 
 /// Cache levels: the memory that steps read, and the second level.
@@ -147,8 +147,7 @@ constexpr auto fields_of(const KVCacheEvent* /*type*/) {
       Field{"attention_dp_rank", &C::attention_dp_rank, "Always None: there is one rank."}};
 }
 
-/// Passes events from the executor's thread, which records and flushes them, to any thread that asks for
-/// them.
+/// Passes events from the executor's thread, which records and flushes them, to any other thread.
 class KVCacheEventManager {
  public:
   /// Maximum time to wait; nullopt: indefinitely.

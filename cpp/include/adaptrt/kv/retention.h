@@ -47,8 +47,8 @@ constexpr auto fields_of(const TokenRangeRetentionConfig* /*type*/) {
           "never."}};
 }
 
-/// TensorRT-LLM's KvCacheRetentionConfig. A block takes the priority of the range that has its first token;
-/// where none has, it keeps the one that it has, at first the default one.
+/// TensorRT-LLM's KvCacheRetentionConfig. A block gets the priority of the range that contains its first
+/// token. Without such a range it keeps its priority, initially the default.
 struct KvCacheRetentionConfig {
   std::vector<TokenRangeRetentionConfig> token_range_retention_configs = {};
   std::int32_t decode_retention_priority = kDefaultRetentionPriority;
@@ -57,8 +57,8 @@ struct KvCacheRetentionConfig {
   bool operator==(const KvCacheRetentionConfig&) const = default;
 
   [[nodiscard]] Problems validate() const;
-  /// Returns the retention of the block whose first token is at this position; nullopt: the config does not
-  /// set one. The config must be valid.
+  /// Returns the retention of the block whose first token is at this position; nullopt if the config sets
+  /// none. The config must be valid.
   [[nodiscard]] std::optional<BlockRetention> of_block(std::int32_t first_token,
                                                        std::int32_t prompt_length) const;
 };

@@ -16,16 +16,16 @@ struct PrefixDigest {
   std::int32_t position = 0;
   Sha256Digest digest = {};
 };
-/// In the order of their positions.
+/// Sorted by position.
 using PrefixDigests = std::vector<PrefixDigest>;
 
 /// Values that must be equal, in addition to the tokens, before KV is shared.
 struct ReuseKey {
-  /// HostAdapter::generation() of the adapter that computed it; 0: the base model.
+  /// HostAdapter::generation() of the adapter that computed it; 0 for the base model.
   std::uint64_t adapter_generation = 0;
   /// Request::cache_salt_id.
   std::optional<std::uint64_t> cache_salt = std::nullopt;
-  /// Task id of that adapter, for events; nullopt: the base model.
+  /// Task id of that adapter, for events; nullopt for the base model.
   std::optional<std::uint64_t> task_id = std::nullopt;
   /// HostAdapter::content_digest() of that adapter if there is a second level; otherwise zeros.
   Sha256Digest adapter_digest = {};

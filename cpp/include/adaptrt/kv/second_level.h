@@ -31,20 +31,20 @@ using BlockKey = Sha256Digest;
 /// a change_key().
 [[nodiscard]] BlockKey block_key(const BlockKey& before, std::span<const std::int32_t> tokens);
 
-/// A block as the second level knows it.
+/// A block's identity in the second level.
 struct KeyedBlock {
   BlockKey key;
   std::span<const std::int32_t> tokens;  ///< [tokens_per_block]
 };
 
-/// Counters run since the level was made.
+/// Counters start when the level is made.
 struct SecondLevelStats {
   std::int64_t max_num_blocks = 0;
   std::int64_t used_num_blocks = 0;
   std::int64_t written_blocks = 0;
   std::int64_t read_blocks = 0;     ///< read and used instead of being computed
-  std::int64_t dropped_blocks = 0;  ///< not written, because room or time was missing
-  std::int64_t failed_blocks = 0;   ///< lost to errors, or damaged
+  std::int64_t dropped_blocks = 0;  ///< not written for lack of room or time
+  std::int64_t failed_blocks = 0;   ///< damaged, or lost to errors
   /// Reason why the level was switched off; empty: it is in use.
   std::string error = {};
 
@@ -65,8 +65,8 @@ class SecondLevel {
   /// Marks the start of a step's planning: the step gets a new time limit for reads.
   virtual void begin_step() = 0;
 
-  /// Copies a block of the pool, which may be overwritten when this returns. Returns false if the copy is not
-  /// kept. `event_hash` is given if an event reports the block; take_lost_event() then reports its loss.
+  /// Copies a block of the pool, which may be overwritten afterwards. Returns false if the copy is not kept.
+  /// `event_hash` is given if an event reported the block; take_lost_event() then reports its loss.
   [[nodiscard]] virtual bool offload(BlockId block, const KeyedBlock& content,
                                      std::optional<std::uint64_t> event_hash) = 0;
   /// Announces that no more steps follow and that at most `num_blocks` blocks will be offloaded, the most
@@ -93,7 +93,7 @@ class SecondLevel {
   /// Returns the hash of the next lost block that an event had reported; nullopt: there are no more.
   [[nodiscard]] virtual std::optional<std::uint64_t> take_lost_event() = 0;
 
-  /// Returns every violated invariant; empty if there is none. For tests, between steps.
+  /// Lists every violated invariant; empty if none. For tests, between steps.
   [[nodiscard]] virtual std::vector<std::string> check_invariants() const = 0;
 };
 

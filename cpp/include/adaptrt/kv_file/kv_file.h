@@ -20,14 +20,14 @@ struct KvFileLayout {
   std::size_t max_bytes = 0;
 };
 
-/// A descriptor that is closed by its destructor.
+/// A file descriptor that its destructor closes.
 class FileDescriptor {
  public:
   explicit FileDescriptor(int descriptor) : descriptor_(descriptor) {}
   ~FileDescriptor();
   FileDescriptor(const FileDescriptor&) = delete;
   FileDescriptor& operator=(const FileDescriptor&) = delete;
-  /// Negative when it is closed.
+  /// Negative if it is closed.
   [[nodiscard]] int get() const { return descriptor_; }
   void close();
 
@@ -36,19 +36,19 @@ class FileDescriptor {
 };
 
 /// KV blocks in a file of slots, each with the block's key, tokens and checksums (docs/formats.md). The file
-/// belongs to one KvFile at a time. What is read from it is checked before it is used.
+/// belongs to one KvFile at a time. Everything read from it is checked before use.
 ///
-/// A slot's image is what is in the file: a header, and the block's bytes at block_of().
+/// A slot's image is its content in the file: a header, and the block's bytes at block_of().
 class KvFile {
  public:
-  /// The name that the file has in its directory.
+  /// Name of the file in its directory.
   static constexpr const char* kName = "kv_cache.adaptrt";
 
   enum class Result : std::uint8_t {
     kDone,
-    kDamaged,  ///< there is no such block in the slot, whatever there is
-    kNoSpace,  ///< the disk, a quota or a limit of the process
-    kFailed,   ///< error() says why
+    kDamaged,  ///< the slot does not hold this block
+    kNoSpace,  ///< no space on the disk, in a quota or in a process limit
+    kFailed,   ///< see error()
   };
   struct Entry {
     BlockKey key;
@@ -56,20 +56,20 @@ class KvFile {
     std::uint64_t age = 0;
   };
 
-  /// Opens the file, or makes it. Throws ConfigError with the path and the reason: no directory, no room for
-  /// a slot, a link or another kind of file in its place, a file of something else, another process that uses
-  /// it.
+  /// Opens or creates the file. Throws ConfigError with the path and the reason: no such directory, no room
+  /// for one slot, a link or another kind of file in its place, a file of another format, or another process
+  /// that uses it.
   KvFile(const std::string& directory, const KvFileLayout& layout);
 
-  /// The blocks that the headers tell of, each key once, in ascending order of age.
+  /// Returns the blocks listed in the headers, each key once, in ascending order of age.
   [[nodiscard]] std::vector<Entry> entries() const;
   [[nodiscard]] std::int32_t num_slots() const { return num_slots_; }
-  /// Bytes of an image.
+  /// Bytes of an image, which is one slot.
   [[nodiscard]] std::size_t slot_bytes() const { return slot_bytes_; }
   [[nodiscard]] std::span<std::byte> block_of(std::span<std::byte> image) const {
     return image.subspan(header_bytes_, layout_.block_bytes);
   }
-  /// Fills in an image's header, all but the checksums. Blocks of a higher age were written later.
+  /// Writes an image's header except for the checksums. Blocks of a higher age were written later.
   void describe(std::span<std::byte> image, const KeyedBlock& content, std::uint64_t age) const;
 
   // Only one thread may call the functions below.

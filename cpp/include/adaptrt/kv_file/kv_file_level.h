@@ -21,7 +21,7 @@
 
 namespace adaptrt {
 
-/// The bytes of the pool's blocks, on the thread that calls the level.
+/// Access to the bytes of the pool's blocks, on the thread that calls the level.
 struct KvBlockAccess {
   std::function<void(BlockId, std::span<std::byte>)> read;
   std::function<void(BlockId, std::span<const std::byte>)> write;
@@ -46,7 +46,7 @@ class KvFileLevel final : public SecondLevel {
  public:
   /// Throws the errors of KvFile's constructor.
   KvFileLevel(const KvFileLevelOptions& options, KvBlockAccess access);
-  /// Blocks that are not written yet are lost; waits for the one that is being written.
+  /// Waits for the block that is being written; blocks that are not written yet are lost.
   ~KvFileLevel() override;
   KvFileLevel(const KvFileLevel&) = delete;
   KvFileLevel& operator=(const KvFileLevel&) = delete;
@@ -68,10 +68,9 @@ class KvFileLevel final : public SecondLevel {
 
   [[nodiscard]] std::vector<std::string> check_invariants() const override;
 
-  /// Ends the thread and lets others use the file; nothing but stats() and buffer_bytes() may be called
-  /// afterwards.
+  /// Ends the thread and releases the file. Afterwards only stats() and buffer_bytes() may be called.
   void close();
-  /// Memory for blocks that wait to be written, and that are read.
+  /// Bytes of memory for blocks that wait to be written, or were read.
   [[nodiscard]] std::size_t buffer_bytes() const;
 
  private:
@@ -79,19 +78,19 @@ class KvFileLevel final : public SecondLevel {
   using Buffer = std::int32_t;
   static constexpr std::int32_t kNone = -1;
 
-  /// A slot that has a block, or will when it is written.
+  /// A slot with a block, or with a block that is being written.
   struct Entry {
     BlockKey key{};
     bool has_block = false;
-    /// In free_slots_.
+    /// True if it is in free_slots_.
     bool is_free = false;
-    /// The file is at least so long.
+    /// True if the file is long enough for this slot.
     bool is_in_file = false;
     /// Buffer of a block that is not written yet.
     Buffer write_buffer = kNone;
-    /// Reads that were asked for and have not come, wanted or not.
+    /// Number of reads that were requested and have not arrived, wanted or not.
     std::int32_t num_reads = 0;
-    // By last use.
+    // Neighbours in the list ordered by last use.
     Slot older = kNone;
     Slot newer = kNone;
     std::optional<std::uint64_t> event_hash;
@@ -101,7 +100,7 @@ class KvFileLevel final : public SecondLevel {
     Buffer buffer = kNone;
     KvFile::Result result = KvFile::Result::kDone;
   };
-  /// The tokens are kept in the buffer's own array, because the caller's may go before the read is made.
+  /// The buffer keeps its own copy of the tokens, because the caller's may be freed before the read.
   struct ReadJob {
     Slot slot = kNone;
     Buffer buffer = kNone;
@@ -110,7 +109,7 @@ class KvFileLevel final : public SecondLevel {
   };
   struct KeyHash {
     std::size_t operator()(const BlockKey& key) const {
-      std::size_t hash = 0;  // any part of a SHA-256 is one
+      std::size_t hash = 0;  // any part of a SHA-256 is a good hash
       std::memcpy(&hash, key.data(), sizeof(hash));
       return hash;
     }
@@ -119,28 +118,28 @@ class KvFileLevel final : public SecondLevel {
   [[nodiscard]] std::span<std::byte> write_image(Buffer buffer) const;
   [[nodiscard]] std::span<std::byte> read_image(Buffer buffer) const;
   [[nodiscard]] bool is_given_up() const { return !stats_.error.empty(); }
-  /// Takes over what the thread has done.
+  /// Takes over the finished jobs of the thread.
   void collect();
   void take_over(const WriteJob& job);
   void take_over(const ReadJob& job);
   void give_up();
-  /// kNone: none is available.
+  /// Returns kNone if no slot is available.
   [[nodiscard]] Slot take_slot();
   [[nodiscard]] Slot least_recently_used() const;
   void insert(Slot slot, const BlockKey& key);
   [[nodiscard]] Slot take_free_slot();
-  /// The slot has no block any more.
+  /// Marks the slot as empty.
   void erase(Slot slot);
-  /// A slot without a block is free when nothing is read from it or written to it any more.
+  /// Frees a slot without a block when no read or write of it is pending.
   void settle(Slot slot);
   void append(Slot slot);
   void unlink(Slot slot);
   void touch(Slot slot);
-  /// Asks for reads as far as there are buffers.
+  /// Requests reads as long as there are buffers.
   void submit_reads();
   [[nodiscard]] bool await_read(std::uint64_t number, Buffer& buffer);
   [[nodiscard]] std::chrono::nanoseconds wait_left() const { return options_.max_wait - waited_; }
-  /// The thread.
+  /// Main function of the thread.
   void work();
   void make_jobs();
 
@@ -152,32 +151,32 @@ class KvFileLevel final : public SecondLevel {
   HugeArray read_memory_;
   std::vector<Buffer> free_write_buffers_;
   std::vector<Buffer> free_read_buffers_;
-  std::vector<Entry> entries_;  // of slots that were used so far
+  std::vector<Entry> entries_;  // slots used so far
   std::unordered_map<BlockKey, Slot, KeyHash> by_key_;
   std::vector<Slot> free_slots_;
   Slot oldest_ = kNone;
   Slot newest_ = kNone;
-  /// The file does not grow any more.
+  /// True if the file can no longer grow.
   bool is_full_ = false;
   std::uint64_t age_ = 0;
-  /// Age of the next block, when no steps follow.
+  /// Age of the next block after begin_closing().
   std::optional<std::uint64_t> closing_age_;
   SecondLevelStats stats_;
   std::vector<std::uint64_t> lost_events_;
 
-  // State of the reads that have started and not ended.
+  // State of the reads between begin_reads() and end_reads().
   struct Wanted {
     Slot slot = kNone;
     BlockKey key{};
     std::span<const std::int32_t> tokens;
-    std::uint64_t number = 0;  // of its read; 0: not asked for
+    std::uint64_t number = 0;  // number of its read; 0 if it is not requested yet
   };
   std::vector<Wanted> wanted_;
   std::size_t next_wanted_ = 0;
   std::size_t next_submitted_ = 0;
   std::uint64_t last_read_ = 0;
-  std::chrono::nanoseconds waited_{0};  // of this step
-  std::int32_t num_late_ = 0;           // reads that no step waits for any more
+  std::chrono::nanoseconds waited_{0};  // in this step
+  std::int32_t num_late_ = 0;           // reads that no step waits for
 
   // Shared with the thread.
   mutable std::mutex mutex_;
@@ -190,13 +189,13 @@ class KvFileLevel final : public SecondLevel {
   std::string error_;
   bool is_writing_ = false;
   bool is_stopped_ = false;
-  /// The thread has ended for an error.
+  /// True if the thread has ended because of an error.
   bool has_died_ = false;
-  // A read's key and tokens: written before it is asked for, read while it is made.
+  // Key and tokens of each read, written before the read is requested and read while it runs.
   std::vector<BlockKey> read_keys_;
   std::vector<std::int32_t> read_tokens_;  // [read buffers, tokens_per_block]
 
-  std::thread thread_;  // the last member: everything it uses is there when it starts
+  std::thread thread_;  // last member: everything that it uses exists when it starts
 };
 
 }  // namespace adaptrt

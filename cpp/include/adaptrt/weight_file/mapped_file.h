@@ -10,16 +10,16 @@
 
 namespace adaptrt {
 
-/// A mapped file that another process may change while its pages are read. Where the file is cut, a read of a
-/// lost page would end this process by SIGBUS: instead, lost pages read as zero, and check() throws.
+/// A mapped file that another process may change while its pages are read. If the file is truncated, reading
+/// a lost page would end this process with SIGBUS. Instead, lost pages read as zeros, and check() throws.
 ///
-/// It installs a handler of SIGBUS for the process. Faults outside of these mappings go to the handler that
-/// was there before. Any thread may read, and check.
+/// It installs a SIGBUS handler for the process. Faults outside these mappings go to the previous handler.
+/// Any thread may read and check.
 class MappedFile {
  public:
-  /// `mapping`: whole pages that the caller has mapped from the file at `path`, and keeps mapped for longer.
-  /// `interval`: time between two looks at the file's size and time. Throws EngineError where the file cannot
-  /// be opened, ConfigError where there are too many mappings.
+  /// `mapping`: whole pages that the caller has mapped from the file at `path`, and that outlive this object.
+  /// `interval`: minimum time between two checks of the file's size and modification time. Throws EngineError
+  /// if the file cannot be opened, ConfigError if there are too many mappings.
   MappedFile(std::span<const std::byte> mapping, std::string path,
              std::chrono::nanoseconds interval = std::chrono::seconds(1));
   ~MappedFile();
@@ -28,8 +28,8 @@ class MappedFile {
   MappedFile(MappedFile&&) = delete;
   MappedFile& operator=(MappedFile&&) = delete;
 
-  /// Throws EngineError if pages were lost, and if the file was written since it was opened here. The latter
-  /// is looked at once in an interval.
+  /// Throws EngineError if pages were lost, or if the file was written since it was opened here. The latter
+  /// is checked at most once per interval.
   void check();
 
  private:

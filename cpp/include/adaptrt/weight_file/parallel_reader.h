@@ -15,25 +15,26 @@
 
 namespace adaptrt {
 
-/// Threads that read small parts of a file side by side, which is what makes a disk fast at them. For one
-/// caller at a time, which reads as well.
+/// Reads small parts of a file in several threads, because a disk is fast at small reads only if it has many
+/// at a time. Only one thread may call it; that thread reads too.
 class ParallelReader {
  public:
-  /// Whole pages from `offset` on, to `num_places` places. What comes to one without memory is not kept.
+  /// Whole pages from `offset` on, into the next `num_places` places. The data for a place without memory is
+  /// discarded.
   struct Read {
     std::size_t offset = 0;
     std::size_t first_place = 0;
     std::size_t num_places = 0;
   };
 
-  /// `passed_over_bytes`: whole pages, the most that a place without memory has.
+  /// `passed_over_bytes`: maximum size of a place without memory, in whole pages.
   ParallelReader(std::shared_ptr<WeightFile> file, int num_threads, std::size_t passed_over_bytes);
   ~ParallelReader();
   ParallelReader(const ParallelReader&) = delete;
   ParallelReader& operator=(const ParallelReader&) = delete;
 
-  /// Returns when all are read. Throws StepError as WeightFile when one of them cannot be; what the places
-  /// hold is not said then.
+  /// Returns when all reads are done. Throws StepError like WeightFile if one fails; the content of the
+  /// places is then undefined.
   void read(std::span<const Read> reads, std::span<const MemoryPiece> places);
 
  private:
@@ -44,19 +45,19 @@ class ParallelReader {
 
   std::shared_ptr<WeightFile> file_;
   std::size_t passed_over_bytes_;
-  HugeArray passed_over_;  ///< of each thread
-  /// Places of each thread's read.
+  HugeArray passed_over_;  ///< scratch of each thread
+  /// Memory places of each thread's current read.
   std::vector<std::vector<MemoryPiece>> own_places_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  // These change under the mutex, while no thread is at work.
+  // Changed under the mutex, while no thread works.
   std::span<const Read> reads_;
   std::span<const MemoryPiece> places_;
-  std::atomic<std::size_t> next_ = 0;  ///< the first of reads_ that no thread has taken
-  int at_work_ = 0;                    ///< threads that may take one
-  std::string error_;                  ///< empty: none so far
+  std::atomic<std::size_t> next_ = 0;  ///< first of reads_ that no thread has claimed
+  int at_work_ = 0;                    ///< threads that may claim one
+  std::string error_;                  ///< empty if none
   bool stop_ = false;
-  std::vector<std::thread> threads_;  // the last member: everything they use is there when they start
+  std::vector<std::thread> threads_;  // last member: everything that they use exists when they start
 };
 
 }  // namespace adaptrt

@@ -18,17 +18,16 @@ struct FileRange {
   bool operator==(const FileRange&) const = default;
 };
 
-/// Page size in bytes: reads begin and end at multiples of it, and the memory that they fill is aligned to
-/// it.
+/// Page size in bytes. Reads begin and end at multiples of it, and their memory is aligned to it.
 inline constexpr std::size_t kFilePage = 4096;
 
-/// The whole pages of a file around a range.
+/// Returns the smallest range of whole pages that contains `range`.
 [[nodiscard]] constexpr FileRange pages_of(FileRange range) {
   const std::size_t begin = range.offset / kFilePage * kFilePage;
   return {begin, (range.end() + kFilePage - 1) / kFilePage * kFilePage - begin};
 }
 
-/// Ranges of a file in memory, each with the whole pages around it; those that share a page are in one piece.
+/// File ranges in memory, each extended to whole pages; ranges that share a page are merged into one piece.
 class FilePages {
  public:
   FilePages() = default;
@@ -38,9 +37,9 @@ class FilePages {
   [[nodiscard]] std::size_t bytes() const { return bytes_; }
   /// Whole pages, in ascending order.
   [[nodiscard]] const std::vector<FileRange>& pieces() const { return pieces_; }
-  /// Where in the memory a piece begins.
+  /// Offset in the memory at which a piece begins.
   [[nodiscard]] std::size_t place_of_piece(std::size_t piece) const { return places_[piece]; }
-  /// Where in the memory a byte of one of the ranges lies.
+  /// Offset in the memory of a byte of one of the ranges.
   [[nodiscard]] std::size_t place_of(std::size_t offset) const;
 
  private:
@@ -49,18 +48,17 @@ class FilePages {
   std::size_t bytes_ = 0;
 };
 
-/// Bytes of memory that a part of a read goes to.
+/// Memory for a part of a read.
 struct MemoryPiece {
   std::byte* data = nullptr;
   std::size_t bytes = 0;
 };
 
-/// An engine file whose weights are read while the engine runs. Reads go past the system's cache of files
-/// where the file system can do that, so that what is read once a step drives nothing else out of memory. Any
-/// number of threads.
+/// An engine file whose weights are read while the engine runs. Reads bypass the system's page cache if the
+/// file system allows it, so that weights read once per step evict nothing else. Thread-safe.
 class WeightFile {
  public:
-  /// Throws EngineError with the path and the reason when it cannot be opened.
+  /// Throws EngineError with the path and the reason if it cannot be opened.
   explicit WeightFile(std::string path);
   ~WeightFile();
   WeightFile(const WeightFile&) = delete;
@@ -71,11 +69,11 @@ class WeightFile {
   /// Number of bytes that all reads have read so far.
   [[nodiscard]] std::uint64_t bytes_read() const { return bytes_read_; }
 
-  /// Fills `memory`, which begins at a page, with all of `pages`. Throws StepError with the path and the
-  /// reason: an error of the disk, or a file that ends before.
+  /// Reads all of `pages` into `memory`, which is page-aligned. Throws StepError with the path and the
+  /// reason: a disk error, or a file that is too short.
   void read(const FilePages& pages, std::byte* memory);
-  /// Whole pages of the file from `offset` on, one request for all of them: spread over these places, which
-  /// begin at pages and have whole ones. Throws as read.
+  /// Reads whole pages from `offset` on with one request, spread over `places`, which are page-aligned and
+  /// whole pages. Throws the errors of read().
   void read_spread(std::size_t offset, std::span<const MemoryPiece> places);
 
  private:
@@ -83,7 +81,7 @@ class WeightFile {
 
   std::string path_;
   int cached_ = -1;
-  int direct_ = -1;  ///< negative: the file system has no such reads
+  int direct_ = -1;  ///< negative if the file system has no direct reads
   std::size_t size_ = 0;
   std::atomic<std::uint64_t> bytes_read_ = 0;
 };

@@ -11,8 +11,8 @@
 
 namespace adaptrt {
 
-/// Slots in memory for weights of which few are used at a time, in an order that is not known before. The
-/// least recently used unit gives up its slot when another unit needs one. Only one thread may use it.
+/// Slots in memory for weights of which few are used at a time, in an order that is unknown in advance. If no
+/// slot is free, the least recently used unit is evicted. Only one thread may use it.
 class WeightSlots {
  public:
   /// Throws std::bad_alloc.
@@ -21,10 +21,10 @@ class WeightSlots {
   [[nodiscard]] std::size_t num_slots() const { return unit_in_.size(); }
   [[nodiscard]] const HugeArray& memory() const { return memory_; }
 
-  /// Brings different units, at most num_slots(), into slots, where they stay until the next call. Throws
-  /// StepError when one cannot be read.
+  /// Brings units, at most num_slots() and without duplicates, into slots, where they stay until the next
+  /// call. Throws StepError if a read fails.
   void bring(std::span<const std::size_t> units);
-  /// Where a byte of the file that belongs to a unit lies; the unit is in a slot.
+  /// Address of a file byte of a unit, which must be in a slot.
   [[nodiscard]] const std::byte* address_of(std::size_t unit, std::size_t offset) const;
 
  private:
@@ -35,9 +35,9 @@ class WeightSlots {
   std::shared_ptr<WeightFile> file_;
   std::vector<FilePages> units_;
   std::size_t slot_bytes_ = 0;
-  std::vector<std::int32_t> slot_of_;   ///< by unit
-  std::vector<std::int32_t> unit_in_;   ///< by slot
-  std::vector<std::uint64_t> used_at_;  ///< by slot: the call of bring()
+  std::vector<std::int32_t> slot_of_;   ///< indexed by unit
+  std::vector<std::int32_t> unit_in_;   ///< indexed by slot
+  std::vector<std::uint64_t> used_at_;  ///< indexed by slot: number of the bring() call
   std::uint64_t calls_ = 0;
   HugeArray memory_;
 };

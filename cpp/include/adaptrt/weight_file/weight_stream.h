@@ -16,17 +16,17 @@
 
 namespace adaptrt {
 
-/// Weights that are used one unit after the other in an order that is known. A thread reads them ahead of
-/// their use, into a ring that has room for some of them.
+/// Weights that are used unit by unit in a known order. A thread prefetches them into a ring buffer with room
+/// for some of them.
 class WeightStream {
  public:
   struct Unit {
     FilePages pages;
-    /// Not expected to be used unless expect() says otherwise.
+    /// True if the unit is prefetched only after expect() asks for it.
     bool is_exception = false;
   };
 
-  /// Keeps a unit in the ring for as long as it lives.
+  /// Keeps a unit in the ring as long as this object exists.
   class Held {
    public:
     explicit Held(WeightStream* stream) : stream_(stream) {}
@@ -42,8 +42,9 @@ class WeightStream {
     WeightStream* stream_;
   };
 
-  /// Units are used in the order of their numbers; units that are not expected are skipped. `first_again`
-  /// follows the last one. `ring_bytes`: at least those of every unit's pages. Throws std::bad_alloc.
+  /// Units are used in the order of their numbers; units that are not expected are skipped. After the last
+  /// one, the order continues with `first_again`. `ring_bytes` must be at least the bytes of any unit's
+  /// pages. Throws std::bad_alloc.
   WeightStream(std::shared_ptr<WeightFile> file, std::vector<Unit> units, std::size_t ring_bytes,
                std::size_t first_again);
   ~WeightStream();
@@ -51,21 +52,21 @@ class WeightStream {
   WeightStream& operator=(const WeightStream&) = delete;
 
   [[nodiscard]] const HugeArray& ring() const { return ring_; }
-  /// Where a byte of the file that belongs to a unit lies while the unit is held.
+  /// Address of a file byte of a unit, while the unit is held.
   [[nodiscard]] const std::byte* address_of(std::size_t unit, std::size_t offset) const;
 
   /// Sets whether a unit is prefetched from now on.
   void expect(std::size_t unit, bool is_expected);
 
-  /// Waits until a unit is in the ring; one at a time, of one thread. Another than the next one may be asked
-  /// for: what was read ahead is given up then. Throws StepError when it cannot be read; it is tried again
-  /// when it is asked for again.
+  /// Waits until a unit is in the ring. Only one unit may be held at a time, by one thread. If it is not the
+  /// next one, the prefetched units are discarded. Throws StepError if the read fails; the next call tries
+  /// again.
   [[nodiscard]] Held hold(std::size_t unit);
 
  private:
   struct Placed {
     FilePages pages;
-    std::size_t place = 0;  ///< in the ring
+    std::size_t place = 0;  ///< offset in the ring
     bool is_expected = true;
   };
 
@@ -73,7 +74,7 @@ class WeightStream {
   void release();
   void run();
   void read(std::unique_lock<std::mutex>& lock);
-  /// The next expected one; `unit` itself where there is no other.
+  /// Returns the next expected unit after `unit`; `unit` itself if there is no other.
   [[nodiscard]] std::size_t after(std::size_t unit) const;
   /// True if no unit in the ring occupies the place of the next one.
   [[nodiscard]] bool has_room() const;
@@ -85,14 +86,14 @@ class WeightStream {
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<std::size_t> there_;  ///< those that are in the ring, in the order of their use
-  std::size_t next_ = 0;           ///< the unit to read after them
+  std::deque<std::size_t> there_;  ///< units in the ring, in the order of use
+  std::size_t next_ = 0;           ///< the unit to read next
   /// Number of times that prefetched units were discarded.
   std::uint64_t turn_ = 0;
-  /// Why the next one could not be read; empty: it was not tried.
+  /// Error of the last try to read the next unit; empty if there was none.
   std::string error_;
   bool stop_ = false;
-  std::thread thread_;  // the last member: everything it uses is there when it starts
+  std::thread thread_;  // last member: everything that it uses exists when it starts
 };
 
 }  // namespace adaptrt
