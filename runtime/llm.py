@@ -20,7 +20,7 @@ from .._core import (
     GuidedDecodingParams,
     SamplingConfig,
 )
-from ..builder.model_cache import EngineOptions, engine_for, plan_engine
+from ..builder.model_cache import EngineOptions, plan_engine
 from ..common.progress import Progress, SilentProgress, progress_on
 from ..formats.adapter.adapter_copy import TOKENIZER_FILE
 from .adapter_tokenizers import Tokenizers, read_tokenizer, require_tokenizer
@@ -75,9 +75,9 @@ class LLM(PooledTexts):
         path = Path(model) / TOKENIZER_FILE if tokenizer is None else Path(tokenizer)
         if path.is_dir():
             path = path / TOKENIZER_FILE
-        plan_engine(model, engine_options)
+        plan = plan_engine(model, engine_options)
         require_tokenizer(path)
-        engine_dir = engine_for(model, engine_options, progress_on())
+        engine_dir = Path(model) if plan is None else plan.engine(progress_on())
         path = engine_dir / TOKENIZER_FILE if tokenizer is None else path
         self._template_directory = path.parent
         config = with_weight_memory(with_kernels(executor_config, kernels), weight_memory)

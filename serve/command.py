@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from .._core import AdapterError, ConfigError, DraftTargetDecodingConfig, ExecutorConfig, KvCacheConfig, PeftCacheConfig
 from ..builder.commands import engine_flags
-from ..builder.model_cache import EnginePlan, engine_for, plan_engine
+from ..builder.model_cache import EnginePlan, plan_engine
 from ..common.number_flags import MAX_INT32, integer, seconds
 from ..common.progress import progress_on
 from ..formats.adapter.adapter_copy import TOKENIZER_FILE
@@ -343,13 +343,13 @@ def make_executor(args: argparse.Namespace) -> Executor:
     config = executor_config_of(args)
     options = engine_flags.engine_options_of(args)
     plan = plan_engine(args.model, options)
-    if args.draft_model is not None:
-        plan_engine(args.draft_model)
+    draft_plan = None if args.draft_model is None else plan_engine(args.draft_model)
     _check_files(args, plan)
-    engine = engine_for(args.model, options, progress_on())
+    engine: Path = args.model if plan is None else plan.engine(progress_on())
     draft = config.draft_target_decoding_config  # a copy
     if draft is not None:
-        draft.speculative_model_dir = str(engine_for(args.draft_model, None, progress_on()))
+        draft_engine = args.draft_model if draft_plan is None else draft_plan.engine(progress_on())
+        draft.speculative_model_dir = str(draft_engine)
         config.draft_target_decoding_config = draft
     loaded = load_engine(engine, weight_memory=args.weight_memory)
     for name in loaded.adapters:

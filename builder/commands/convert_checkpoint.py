@@ -12,9 +12,9 @@ from rich.console import Console
 from ..._core import ConfigError, DType, QuantAlgo, dtype_name
 from ...common.number_flags import MAX_INT32, integer
 from ...common.progress import format_bytes, progress_on
-from ...formats.checkpoint.config import ParallelMapping
+from ...formats.checkpoint.config_file import ConfigFile
 from ...formats.checkpoint.quantization import DEFAULT_GROUP_SIZE, GROUP_SIZES, QuantConfig
-from ...formats.hugging_face.hf_config import load_hf_config, load_published_format
+from ...formats.hugging_face.hf_config import HfConfig, published_format
 from ...formats.hugging_face.published.awq import Awq
 from ...formats.hugging_face.published.gptq import Gptq
 from ..conversion.convert import convert_checkpoint
@@ -129,17 +129,18 @@ def quantization_of(args: argparse.Namespace) -> QuantConfig | None:
     return config
 
 
-def model_dir_of(args: argparse.Namespace) -> Path:
-    """The model's directory. For a model that was published quantised, checks that the flags agree with it.
+def model_of(args: argparse.Namespace) -> Path | ConfigFile:
+    """The model's directory. For a model that was published quantised, its config.json, with which the flags agree.
 
-    Raises ConfigError if the flags contradict its config.json.
+    Raises ConfigError if the flags contradict that file.
     """
     directory: Path = args.quant_ckpt_path or args.model_dir
     if args.weight_only_precision not in _PUBLISHED:
         return directory
     if not directory.is_dir():
         raise ConfigError(f"{directory}: expected the directory of the published model, with its config.json")
-    found = load_published_format(directory)
+    file = ConfigFile.read(directory)
+    found = published_format(file)
     if not isinstance(found, Gptq | Awq) or f"int{found.bits}_{found.method}" != args.weight_only_precision:
         what = "not quantised" if found is None else found.describe()
         raise ConfigError(f"{directory}: weight_only_precision {args.weight_only_precision}: the model is {what}")
@@ -147,19 +148,19 @@ def model_dir_of(args: argparse.Namespace) -> Path:
     if args.per_group and given != found.group_size:
         raise ConfigError(f"{directory}: group_size {given}: the model is {found.describe()}")
     if args.quant_ckpt_path is not None:
-        _check_same_model(args.model_dir, directory)
-    return directory
+        _check_same_model(args.model_dir, file)
+    return file
 
 
-def _check_same_model(model_dir: Path, published: Path) -> None:
+def _check_same_model(model_dir: Path, published: ConfigFile) -> None:
     own, other = (
-        replace(load_hf_config(path, dtype=DType.FLOAT32, mapping=ParallelMapping()), quantization=None)
-        for path in (model_dir, published)
+        replace(HfConfig.read(model, dtype=DType.FLOAT32).config, quantization=None) for model in (model_dir, published)
     )
     differing = [field.name for field in fields(own) if getattr(own, field.name) != getattr(other, field.name, None)]
     if differing:
         raise ConfigError(
-            f"{published}: quant_ckpt_path is another model than model_dir {model_dir}: {', '.join(differing)} differ"
+            f"{published.directory}: quant_ckpt_path is another model than model_dir {model_dir}: "
+            f"{', '.join(differing)} differ"
         )
 
 
@@ -167,7 +168,7 @@ def run(args: argparse.Namespace) -> int:
     """Converts the model and prints a summary."""
     quantization = quantization_of(args)
     converted = convert_checkpoint(
-        model_dir_of(args),
+        model_of(args),
         args.output_dir,
         dtype=dtype_of(args),
         tp_size=args.tp_size,

@@ -13,19 +13,20 @@ from typing import Final
 import numpy as np
 
 from ..._core import CheckpointError, ConfigError, DType, dtype_name
-from ...common.json_fields import load_json_object
 from ...common.progress import Progress
 from ...common.safetensors_stream import SafetensorsReader
-from ...formats.checkpoint.config import CONFIG_FILE, CheckpointConfig
+from ...formats.checkpoint.config import CheckpointConfig
+from ...formats.checkpoint.config_file import ConfigFile
 from ...formats.checkpoint.quantization import QuantConfig
 from ...formats.checkpoint.quantizer import QuantizationError
 from ...formats.checkpoint.rank_file import rank_file, rank_specs, write_rank
 from ...formats.checkpoint.rank_tensors import CheckpointFile
 from ...formats.checkpoint.tensor_names import EMBEDDING, LM_HEAD
-from ...formats.models.registry import declare, load_config
+from ...formats.hugging_face.hf_config import HfConfig
+from ...formats.models.registry import declare, read_config
 from ...formats.network.network import Network
 from ..network.checkpoint_tensors import plan_rank
-from .hf_model import HfModel, check_quantization
+from .hf_model import HfModel, check_quantization, model_config
 from .published.dequantized import Dequantization
 from .published.kept_layers import KeptLayers
 from .published.kept_tensors import KeptTensors
@@ -50,6 +51,8 @@ class Checkpoint:
     """For a Hugging Face model published quantised: the layers that are dequantised."""
     kept: KeptLayers | None = None
     """For a Hugging Face model published quantised: the layers that keep their quantised weights."""
+    model: HfConfig | None = None
+    """Config of the Hugging Face model that the tensors are made of; None if the checkpoint has files of its own."""
 
     @classmethod
     def open(cls, directory: Path) -> Checkpoint:
@@ -59,28 +62,44 @@ class Checkpoint:
         """
         if not directory.is_dir():
             raise CheckpointError(f"{directory}: is not a directory")
-        if "architectures" in load_json_object(directory / CONFIG_FILE, CheckpointError):
+        file = ConfigFile.read(directory)
+        if file.is_of_hugging_face:
             raise CheckpointError(
                 f"{directory}: is a Hugging Face model; build it with --model_dir, or convert it to a checkpoint first"
             )
-        config = load_config(directory)
+        return cls.of_config(read_config(file.data, subject=str(file.path)), directory)
+
+    @classmethod
+    def of_config(cls, config: CheckpointConfig, directory: Path) -> Checkpoint:
+        """Opens a checkpoint directory whose config.json has been read and checked. Raises as open()."""
         network = declare(config)
         files = tuple(_rank_of(directory, network, rank) for rank in range(config.mapping.world_size))
         return cls(directory, config, files)
 
     @classmethod
-    def of_model(cls, model_dir: Path, dtype: DType | None = None, *, keeps_published: bool = True) -> Checkpoint:
+    def of_model(
+        cls, model: Path | HfConfig, dtype: DType | None = None, *, keeps_published: bool = True
+    ) -> Checkpoint:
         """The checkpoint that convert_checkpoint() would write of a Hugging Face model; tensors are converted while
         they are read.
 
-        dtype: None: the type in the model's config.json.
+        model: the model's directory, or its config.json if that has been read.
+        dtype: for a directory. None: the type in the model's config.json.
         keeps_published: see HfModel.open().
 
         Raises CheckpointError that lists all problems of the model.
         """
-        model = HfModel.open(model_dir, dtype=dtype, keeps_published=keeps_published)
-        tensors = (model.tensors(0),)
-        return cls(model_dir, model.config, tensors, model.num_vision_tensors, model.dequantization, model.kept)
+        source = model if isinstance(model, HfConfig) else model_config(model, dtype=dtype)
+        opened = HfModel.open(source, keeps_published=keeps_published)
+        return cls(
+            source.directory,
+            opened.config,
+            (opened.tensors(0),),
+            opened.num_vision_tensors,
+            opened.dequantization,
+            opened.kept,
+            source,
+        )
 
     @cached_property
     def network(self) -> Network:
@@ -103,7 +122,8 @@ class Checkpoint:
         Raises ConfigError if the checkpoint was quantised during its conversion, or cannot be quantised this way.
         """
         if self.kept is not None:
-            plain = Checkpoint.of_model(self.directory, self.config.dtype, keeps_published=False)
+            assert self.model is not None
+            plain = Checkpoint.of_model(self.model, keeps_published=False)
             return plain.with_int8_kv_cache(self.config.int8_kv_cache).quantized(quantization)
         if self.config.quantization is not None:
             raise ConfigError(

@@ -14,12 +14,13 @@ from ..._core import CheckpointError, ConfigError, DType
 from ...common.output_directory import holds_only, producer_of, replaced_directory
 from ...common.progress import Advance, Progress, SilentProgress
 from ...formats.checkpoint.config import CONFIG_FILE, PRODUCER, CheckpointConfig, ParallelMapping
+from ...formats.checkpoint.config_file import ConfigFile
 from ...formats.checkpoint.quantization import QuantConfig
 from ...formats.checkpoint.quantizer import QuantizationError
 from ...formats.checkpoint.rank_file import rank_file, rank_specs, write_rank
 from ...formats.hugging_face.hf_config import GENERATION_CONFIG_FILE
 from ...formats.template_files import TEMPLATE_FILE, additional_templates, holds_templates
-from .hf_model import HfModel
+from .hf_model import HfModel, model_config
 from .published.dequantized import Dequantization
 from .published.kept_layers import KeptLayers
 
@@ -54,7 +55,7 @@ class Converted:
 
 
 def convert_checkpoint(
-    model_dir: Path,
+    model_dir: Path | ConfigFile,
     output_dir: Path,
     *,
     dtype: DType | None = None,
@@ -69,6 +70,7 @@ def convert_checkpoint(
 ) -> Converted:
     """Writes config.json, rank{N}.safetensors and the tokenizer's files to `output_dir`.
 
+    model_dir: directory of a Hugging Face model, or its config.json if that has been read.
     output_dir: must be absent, empty, or a checkpoint that this function wrote. Such a checkpoint is replaced, but only
     if the conversion succeeds.
     dtype: None: the type in the model's config.json.
@@ -83,30 +85,27 @@ def convert_checkpoint(
     """
     if workers < 1:
         raise ConfigError(f"workers is {workers}; it must be at least 1")
-    model = HfModel.open(
-        model_dir,
-        dtype=dtype,
-        mapping=ParallelMapping.of(tp_size, pp_size, moe_tp_size, moe_ep_size),
-        quantization=quantization,
-        int8_kv_cache=int8_kv_cache,
-    )
-    specs = [spec for plan in model.plans for spec in rank_specs(plan, model.numpy_dtype, model.config.quantization)]
+    mapping = ParallelMapping.of(tp_size, pp_size, moe_tp_size, moe_ep_size)
+    source = model_config(model_dir, dtype=dtype, mapping=mapping)
+    opened = HfModel.open(source, quantization=quantization, int8_kv_cache=int8_kv_cache)
+    config = opened.config
+    specs = [spec for plan in opened.plans for spec in rank_specs(plan, opened.numpy_dtype, config.quantization)]
     num_bytes = sum(spec.num_bytes for spec in specs)
     with replaced_directory(
         output_dir, is_ours=_is_checkpoint, kind="a checkpoint of AdaptRT", error=CheckpointError
     ) as directory:
         with (progress or SilentProgress()).task("Converting", num_bytes) as advance:
-            errors = _write_ranks(model, directory, workers, advance)
-        copy_files(model_dir, directory)
-        (directory / CONFIG_FILE).write_text(model.config.to_json(), encoding="utf-8")
+            errors = _write_ranks(opened, directory, workers, advance)
+        copy_files(source.directory, directory)
+        (directory / CONFIG_FILE).write_text(config.to_json(), encoding="utf-8")
     return Converted(
-        model.config,
+        config,
         len(specs),
         num_bytes,
         tuple(errors),
-        model.num_vision_tensors,
-        model.dequantization,
-        model.kept,
+        opened.num_vision_tensors,
+        opened.dequantization,
+        opened.kept,
     )
 
 

@@ -12,16 +12,16 @@ from typing import Any, cast
 import numpy as np
 
 from ..._core import CheckpointError, ConfigError, DType, dtype_name
-from ...common.output_directory import producer_of
 from ...common.safetensors_stream import TensorSpec
 from ...formats.checkpoint.casting import CHECKPOINT_DTYPES, to_float32
-from ...formats.checkpoint.config import CONFIG_FILE, PRODUCER, CheckpointConfig, ParallelMapping
+from ...formats.checkpoint.config import CheckpointConfig, ParallelMapping
+from ...formats.checkpoint.config_file import ConfigFile
 from ...formats.checkpoint.hf_weights import HfWeights
 from ...formats.checkpoint.planned_tensor import PlannedTensor
 from ...formats.checkpoint.quantization import QuantConfig
 from ...formats.checkpoint.stacked_experts import experts_apart
 from ...formats.checkpoint.tensor_names import LM_HEAD
-from ...formats.hugging_face.hf_config import load_hf_config, load_published_format
+from ...formats.hugging_face.hf_config import HfConfig
 from ...formats.hugging_face.published.formats import QuantizedMatrix
 from ...formats.models.registry import FAMILIES, declare
 from ...formats.network.network import Network
@@ -32,6 +32,22 @@ from .published.dequantized import Dequantization, dequantization
 from .published.kept_layers import KeptLayers, check_orientation, kept_layers
 from .published.kept_tensors import KeptTensors
 from .quantizing_tensors import QuantizingTensors
+
+
+def model_config(
+    model: Path | ConfigFile, *, dtype: DType | None = None, mapping: ParallelMapping | None = None
+) -> HfConfig:
+    """Returns the config of a model that a checkpoint is made of; see HfConfig.read().
+
+    Raises as HfConfig.read(), and CheckpointError for a directory that AdaptRT wrote.
+    """
+    directory = model.directory if isinstance(model, ConfigFile) else model
+    if not directory.is_dir():
+        raise CheckpointError(f"{directory}: is not a directory")
+    file = model if isinstance(model, ConfigFile) else ConfigFile.read(directory)
+    if file.is_of_checkpoint:
+        raise CheckpointError(f"{directory}: was made by AdaptRT; expected the directory of a Hugging Face model")
+    return HfConfig.read(file, dtype=dtype, mapping=mapping)
 
 
 @dataclass(frozen=True)
@@ -50,36 +66,28 @@ class HfModel:
     @classmethod
     def open(
         cls,
-        directory: Path,
+        source: HfConfig,
         *,
-        dtype: DType | None = None,
-        mapping: ParallelMapping | None = None,
         quantization: QuantConfig | None = None,
         int8_kv_cache: bool = False,
         keeps_published: bool = True,
     ) -> HfModel:
-        """Opens a model directory.
+        """Opens the weights of the model that `source` describes.
 
-        dtype: None: the type in config.json.
         quantization: of the linear layers. Layers that were published quantised are dequantised first.
         keeps_published: False: dequantises layers that were published quantised. True: keeps them quantised if
         checkpoints support their format and `quantization` is None.
 
-        Raises CheckpointError that lists all problems of the model, and ConfigError for a mapping that cannot divide it
-        or a quantisation that does not fit it.
+        Raises CheckpointError that lists all problems of the model, and ConfigError for a quantisation that does not
+        fit it.
         """
-        if not directory.is_dir():
-            raise CheckpointError(f"{directory}: is not a directory")
-        if producer_of(directory / CONFIG_FILE) == PRODUCER:
-            raise CheckpointError(f"{directory}: was made by AdaptRT; expected the directory of a Hugging Face model")
-        config = replace(
-            load_hf_config(directory, dtype=dtype, mapping=mapping or ParallelMapping()), int8_kv_cache=int8_kv_cache
-        )
+        directory, published = source.directory, source.published
+        config = replace(source.config, int8_kv_cache=int8_kv_cache)
         family = FAMILIES[config.architecture]
         if config.is_encoder_only and int8_kv_cache:
             raise ConfigError(f"{directory}: int8_kv_cache: {config.architecture} keeps no keys and values")
         now = partial(name_now, older_names=family.older_names, older_endings=family.older_endings)
-        weights, published = HfWeights(directory), load_published_format(directory)
+        weights = HfWeights(directory)
         if published is not None:
             weights = weights.with_matrices(published.matrices(weights))
         weights = experts_apart(weights, family.stacked_experts).renamed(now)

@@ -16,24 +16,24 @@ import xxhash
 from ..._core import ConfigError, EngineError, dtype_name
 from ..._version import __version__
 from ...common.file_lock import file_lock
-from ...common.json_fields import load_json_object
 from ...common.output_directory import replaced_directory
 from ...common.progress import Progress, SilentProgress, format_bytes
 from ...formats.adapter.recognise import CONFIG_FILE as ADAPTER_CONFIG_FILE
-from ...formats.checkpoint.config import CONFIG_FILE, PRODUCER, CheckpointConfig, ParallelMapping
+from ...formats.checkpoint.config import CONFIG_FILE, CheckpointConfig
+from ...formats.checkpoint.config_file import ConfigFile
 from ...formats.checkpoint.hf_weights import weight_file_names
 from ...formats.checkpoint.quantization import quantization_to_dict
 from ...formats.checkpoint.rank_file import rank_file, rank_specs
 from ...formats.engine import engine_file
 from ...formats.engine.build_config import NATIVE, BuildConfig
 from ...formats.engine.engine_config import FORMAT_VERSIONS
-from ...formats.hugging_face.hf_config import load_hf_config
-from ...formats.models.registry import declare, load_config
+from ...formats.hugging_face.hf_config import HfConfig
+from ...formats.models.registry import declare, read_config
 from ..adapter_fit import modules_changed_by
 from ..build_problems import problems_of
 from ..network.checkpoint_tensors import plan_rank
 from .code_digest import code_digest
-from .model_digest import ModelFiles
+from .model_digest import ModelFiles, file_state
 from .options import EngineOptions
 from .store import (
     DIGESTS_DIRECTORY,
@@ -88,8 +88,11 @@ def plan_engine(model: str | Path, options: EngineOptions | None = None) -> Engi
     """
     directory = Path(model)
     options = EngineOptions() if options is None else options
-    if not _is_engine(directory):
-        return EnginePlan.open(directory, options)
+    _check_place(directory)
+    state = file_state(directory / CONFIG_FILE)
+    file = ConfigFile.read(directory, ConfigError)
+    if not file.is_of_engine:
+        return EnginePlan.open(file, ModelFiles(directory, state), options)
     if options.given:
         raise ConfigError(
             f"{directory}: is an engine, whose options were chosen when it was built; {', '.join(options.given)} "
@@ -104,40 +107,45 @@ class EnginePlan:
 
     directory: Path
     files: ModelFiles
-    is_checkpoint: bool
+    source: CheckpointConfig | HfConfig
+    """The config.json of a checkpoint or of a Hugging Face model."""
     config: CheckpointConfig
     """The model's config, quantised as the engine will be."""
     build_config: BuildConfig
     options: EngineOptions
 
     @classmethod
-    def open(cls, directory: Path, options: EngineOptions) -> EnginePlan:
+    def open(cls, file: ConfigFile, files: ModelFiles, options: EngineOptions) -> EnginePlan:
         """Checks the options. Raises ConfigError that lists all problems, CheckpointError for an invalid
         config.json."""
-        is_checkpoint = _is_checkpoint(directory)
-        if is_checkpoint:
+        directory = file.directory
+        source: CheckpointConfig | HfConfig
+        if file.is_of_checkpoint:
             if options.dtype is not None:
                 raise ConfigError(
                     f"{directory}: is a checkpoint, whose dtype was chosen when it was converted; dtype "
                     f"{dtype_name(options.dtype)} goes with a Hugging Face model"
                 )
-            config = load_config(directory)
-            files = ModelFiles(directory, [rank_file(rank) for rank in range(config.mapping.world_size)])
+            source = config = read_config(file.data, subject=str(file.path))
+            files.add_weights(rank_file(rank) for rank in range(config.mapping.world_size))
+        elif file.is_of_hugging_face:
+            source = HfConfig.read(file, dtype=options.dtype)
+            config = source.config
+            files.add_weights(weight_file_names(directory))
         else:
-            config = load_hf_config(directory, dtype=options.dtype, mapping=ParallelMapping())
-            files = ModelFiles(directory, weight_file_names(directory))
+            raise ConfigError(f"{file.path}: has no architectures; {_ACCEPTED}")
         build_config = options.build_config(config)
         config = replace(config, int8_kv_cache=config.int8_kv_cache or options.int8_kv_cache)
         problems = []
         if options.quantization is not None:
             problems += options.quantization.problems()
-            if is_checkpoint and config.quantization is not None:
+            if file.is_of_checkpoint and config.quantization is not None:
                 problems.append(f"quantization: the weights are {config.quantization.describe()} already")
             config = replace(config, quantization=options.quantization)
         problems += problems_of(build_config, config) or _memory_problems(build_config)
         if problems:
             raise ConfigError(f"{directory}: " + "; ".join(problems))
-        return cls(directory, files, is_checkpoint, config, build_config, options)
+        return cls(directory, files, source, config, build_config, options)
 
     def is_made(self, progress: Progress | None = None, *, cache: EngineCache | None = None) -> bool:
         """True if the cache has the engine. Reads the whole model once; its digest is remembered."""
@@ -226,10 +234,10 @@ def _make(source: EnginePlan, key: str, cache: EngineCache, progress: Progress) 
     place = cache.place(key)
     kind = "an entry of AdaptRT's cache of engines"
     with replaced_directory(place, is_ours=is_of_entry, kind=kind, error=EngineError) as directory:
-        if source.is_checkpoint:
-            checkpoint = Checkpoint.open(source.directory)
+        if isinstance(source.source, HfConfig):
+            checkpoint = Checkpoint.of_model(source.source)
         else:
-            checkpoint = Checkpoint.of_model(source.directory, options.dtype)
+            checkpoint = Checkpoint.of_config(source.source, source.directory)
         report = build(
             checkpoint,
             source.build_config,
@@ -269,8 +277,8 @@ def _memory_problems(config: BuildConfig) -> list[str]:
     ]
 
 
-def _is_engine(directory: Path) -> bool:
-    """True if a directory is an engine. Raises ConfigError if it is not a directory with a config.json."""
+def _check_place(directory: Path) -> None:
+    """Raises ConfigError if `directory` is not a directory with a config.json."""
     if not directory.is_dir():
         problem = "is not a directory" if directory.exists() else "does not exist"
         raise ConfigError(f"{directory}: {problem}; {_ACCEPTED}. download models of a hub first")
@@ -278,15 +286,3 @@ def _is_engine(directory: Path) -> bool:
         if (directory / ADAPTER_CONFIG_FILE).is_file():
             raise ConfigError(f"{directory}: is a PEFT adapter; name the directory of its base model, or an engine")
         raise ConfigError(f"{directory}: has no config.json; {_ACCEPTED}")
-    return "build_config" in load_json_object(directory / CONFIG_FILE, ConfigError)
-
-
-def _is_checkpoint(directory: Path) -> bool:
-    """True if a directory is one of AdaptRT's checkpoints. Raises ConfigError if it is not a model directory either."""
-    fields = load_json_object(directory / CONFIG_FILE, ConfigError)
-    producer = fields.get("producer")
-    if isinstance(producer, dict) and producer.get("name") == PRODUCER:
-        return True
-    if "architectures" not in fields:
-        raise ConfigError(f"{directory / CONFIG_FILE}: has no architectures; {_ACCEPTED}")
-    return False

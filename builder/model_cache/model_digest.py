@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -29,34 +29,41 @@ _DIGEST: Final = re.compile(rb"[0-9a-f]{32}")
 
 
 class ModelFiles:
-    """The current files of a model or a checkpoint."""
+    """The files of a model or a checkpoint, as they were before they were read."""
 
-    def __init__(self, directory: Path, weight_files: Sequence[str]) -> None:
-        """`weight_files` are the names of the files with weights. Raises OSError if a file's status cannot be read."""
+    def __init__(self, directory: Path, config_state: str) -> None:
+        """Looks at all files but those with weights. `config_state`: file_state() of config.json before it was read.
+
+        Raises OSError if a file's status cannot be read.
+        """
         self._directory = directory
-        self._paths = [
-            *(path for path in [directory / CONFIG_FILE] if path.is_file()),
-            *(directory / name for name in copied_files(directory)),
-            *pooling_files(directory),
-            *(directory / name for name in weight_files),
-        ]
-        self._identity = _identity(self._paths)
+        others = [*(directory / name for name in copied_files(directory)), *pooling_files(directory)]
+        self._paths = [directory / CONFIG_FILE, *others]
+        self._states = [config_state, *map(file_state, others)]
         self._digest: str | None = None
+
+    def add_weights(self, names: Iterable[str]) -> None:
+        """Looks at the files with weights, whose names follow from other files. Raises OSError as __init__()."""
+        paths = [self._directory / name for name in names]
+        self._paths += paths
+        self._states += map(file_state, paths)
 
     def digest(self, known: Path, progress: Progress) -> str:
         """XXH3-128 of the files' names, sizes and bytes. `known` is the directory in which digests are stored.
 
         If that directory is read-only, the digest is not stored.
 
-        Raises ConfigError if a file changes while it is read, OSError if one cannot be read.
+        Raises ConfigError if a file has changed since its state was taken, OSError if one cannot be read.
         """
         if self._digest is None:
             self._digest = self._kept_digest(known, progress)
         return self._digest
 
     def _kept_digest(self, known: Path, progress: Progress) -> str:
-        remembered = known / self._identity
+        identity = _identity(self._states)
+        remembered = known / identity
         if remembered.is_file() and _DIGEST.fullmatch(kept := remembered.read_bytes()):
+            self.check_unchanged()
             return kept.decode()
         digest = xxhash.xxh3_128()
         with progress.task("Reading the model", sum(path.stat().st_size for path in self._paths)) as advance:
@@ -66,7 +73,7 @@ class ModelFiles:
                 add_file(digest, path)
                 advance(size)
         self.check_unchanged()
-        temporary = known / f"{self._identity}.{os.getpid()}.tmp"
+        temporary = known / f"{identity}.{os.getpid()}.tmp"
         # Another process may be clearing the cache. Then the model is read again next time.
         with unless_read_only(), contextlib.suppress(FileNotFoundError):
             known.mkdir(exist_ok=True)
@@ -76,14 +83,19 @@ class ModelFiles:
 
     def check_unchanged(self) -> None:
         """Raises ConfigError if a file has changed."""
-        if _identity(self._paths) != self._identity:
+        if [file_state(path) for path in self._paths] != self._states:
             raise ConfigError(f"{self._directory}: its files were changed while they were read; try again")
 
 
-def _identity(paths: Sequence[Path]) -> str:
+def file_state(path: Path) -> str:
+    """Tells a file from what it becomes when it is written or replaced. Raises OSError."""
+    stat = path.stat()
+    times = f"{stat.st_mtime_ns}:{stat.st_ctime_ns}"
+    return f"{path.name}:{stat.st_dev}:{stat.st_ino}:{stat.st_size}:{times}\n"
+
+
+def _identity(states: Sequence[str]) -> str:
     digest = xxhash.xxh3_128()
-    for path in paths:
-        stat = path.stat()
-        times = f"{stat.st_mtime_ns}:{stat.st_ctime_ns}"
-        digest.update(f"{path.name}:{stat.st_dev}:{stat.st_ino}:{stat.st_size}:{times}\n".encode())
+    for state in states:
+        digest.update(state.encode())
     return digest.hexdigest()

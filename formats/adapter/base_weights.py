@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 
 from ..._core import CheckpointError, DType
 from ..checkpoint.casting import CHECKPOINT_DTYPES, to_float32
-from ..checkpoint.config import ParallelMapping
+from ..checkpoint.config import CONFIG_FILE
+from ..checkpoint.config_file import ConfigFile
 from ..checkpoint.hf_weights import HfWeights
 from ..checkpoint.stacked_experts import experts_apart
-from ..hugging_face.hf_config import HF_CONFIG_FILE, load_hf_config, load_published_format
+from ..hugging_face.hf_config import HfConfig, published_format
 from ..models.registry import declare
 from ..network.adapter_sites import AdaptedModules
 from .adapter import FloatArray
@@ -45,19 +47,57 @@ class BaseWeights(Protocol):
         """Largest error of an element beyond the rounding of dtypes, relative to the largest element of its row."""
 
 
+class HuggingFaceModel:
+    """Directory of the Hugging Face model that adapters were trained on. Its config.json is read once."""
+
+    def __init__(self, directory: Path) -> None:
+        """Reads nothing yet."""
+        self.directory: Final = directory
+
+    @cached_property
+    def modules(self) -> AdaptedModules | None:
+        """Returns the model's modules if its config.json belongs to a supported family.
+
+        Otherwise returns None, and paths get the meaning that they have in every family: adapters can be converted even
+        if no engine can be made from the model.
+        """
+        try:
+            file = self._config_file
+            return None if file is None else AdaptedModules(declare(HfConfig.read(file, dtype=DType.FLOAT32).config))
+        except CheckpointError:
+            return None
+
+    def open_weights(self) -> HfWeights:
+        """Opens the weights. Raises CheckpointError if there are none, and for a quantisation that cannot be read."""
+        weights = HfWeights(self.directory)
+        published = None if self._config_file is None else published_format(self._config_file)
+        return weights if published is None else weights.with_matrices(published.matrices(weights))
+
+    @cached_property
+    def _config_file(self) -> ConfigFile | None:
+        return ConfigFile.read(self.directory) if (self.directory / CONFIG_FILE).is_file() else None
+
+
 class HuggingFaceBase:
     """Weights of a Hugging Face model directory: one or several safetensors files, or .bin files through torch."""
 
-    def __init__(self, directory: Path, modules: AdaptedModules | None = None, *, fan_in_fan_out: bool = False) -> None:
-        """Opens the weights. `modules` comes from modules_of_base(directory), fan_in_fan_out from the adapter.
+    def __init__(
+        self,
+        model: Path | HuggingFaceModel,
+        modules: AdaptedModules | None = None,
+        *,
+        fan_in_fan_out: bool = False,
+    ) -> None:
+        """Opens the weights. `modules` are the model's, fan_in_fan_out comes from the adapter.
 
         Layers of a quantised model are dequantised. Raises CheckpointError if there are no weights, and for a
         quantisation that cannot be read.
         """
-        self._directory = directory
+        opened = model if isinstance(model, HuggingFaceModel) else HuggingFaceModel(model)
+        self._directory = opened.directory
         self._modules = modules
         self._fan_in_fan_out = fan_in_fan_out
-        self._weights = _open_weights(directory)
+        self._weights = opened.open_weights()
         if modules is not None:
             self._weights = experts_apart(self._weights, modules.stacked_experts).renamed(modules.name_now)
 
@@ -123,24 +163,3 @@ class HuggingFaceBase:
         decoder, _, rest = key.path.partition(".")
         candidates = [key.path, rest if decoder == "model" else f"model.{key.path}", f"transformer.{key.path}"]
         return next((name for path in candidates if (name := f"{path}.weight") in self._weights), None)
-
-
-def _open_weights(directory: Path) -> HfWeights:
-    weights = HfWeights(directory)
-    published = load_published_format(directory) if (directory / HF_CONFIG_FILE).is_file() else None
-    return weights if published is None else weights.with_matrices(published.matrices(weights))
-
-
-def modules_of_base(directory: Path) -> AdaptedModules | None:
-    """Returns the modules of a Hugging Face directory whose config.json belongs to a supported family.
-
-    Otherwise returns None, and paths get the meaning that they have in every family: adapters can be converted even if
-    no engine can be made from the model.
-    """
-    if not (directory / HF_CONFIG_FILE).is_file():
-        return None
-    try:
-        config = load_hf_config(directory, dtype=DType.FLOAT32, mapping=ParallelMapping())
-    except CheckpointError:
-        return None
-    return AdaptedModules(declare(config))

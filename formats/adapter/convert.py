@@ -22,7 +22,7 @@ from ..._core import (
 )
 from ..network.adapter_sites import AdaptedModules
 from .adapter import DTYPES, NUMPY_DTYPES, Adapter, Array, ModuleTensors
-from .base_weights import BaseWeights, HuggingFaceBase, modules_of_base
+from .base_weights import BaseWeights, HuggingFaceBase, HuggingFaceModel
 from .biases import leave_shifts_open, make_shifts
 from .dora import check_against_base, normalized_magnitude, write_files
 from .initial import initial_from_base, over_the_unchanged_base
@@ -114,8 +114,8 @@ def convert_adapter(
     CheckpointError for a base that cannot be read; ConfigError for an unknown storage_dtype.
     """
     dtype = dtype_from_name(storage_dtype) if isinstance(storage_dtype, str) else storage_dtype
-    base_modules = modules_of_base(Path(base)) if isinstance(base, str | Path) else None
-    known = modules or base_modules
+    model = HuggingFaceModel(Path(base)) if isinstance(base, str | Path) else None
+    known = modules or (None if model is None else model.modules)
     given = None if initial_adapter is None else Path(initial_adapter)
     with one_version(Path(directory)):
         adapter = read_adapter(Path(directory), known, max_rank=max_rank, classifiers=classifiers)
@@ -125,7 +125,8 @@ def convert_adapter(
     if modules is not None:
         _check_sizes(adapter, modules)
     if isinstance(base, str | Path):
-        base = HuggingFaceBase(Path(base), base_modules, fan_in_fan_out=adapter.fan_in_fan_out)
+        assert model is not None
+        base = HuggingFaceBase(model, model.modules, fan_in_fan_out=adapter.fan_in_fan_out)
         check_against_base(adapter, base)
         initial = initial or initial_from_base(adapter, base)
     elif base is not None:

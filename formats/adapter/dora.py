@@ -18,7 +18,7 @@ from safetensors.numpy import save
 from ..._core import AdapterError
 from ...common.json_fields import load_json_object
 from .adapter import MAGNITUDES_KEY, MAGNITUDES_NORMALIZED, Adapter, FloatArray, ModuleTensors
-from .base_weights import BaseWeights, HuggingFaceBase, modules_of_base
+from .base_weights import BaseWeights, HuggingFaceBase, HuggingFaceModel
 from .initial import over_the_unchanged_base
 from .mlx_reader import LORA
 from .names import ModuleKey, Role
@@ -77,8 +77,8 @@ def normalize_adapter(directory: Path, output: Path, base_directory: Path, *, st
 
     Returns the adapter that was read. Raises AdapterError or CheckpointError, and then leaves `output` unchanged.
     """
-    modules = modules_of_base(base_directory)
-    adapter = read_adapter(directory, modules)
+    model = HuggingFaceModel(base_directory)
+    adapter = read_adapter(directory, model.modules)
     over_the_unchanged_base(adapter, None)
     if not adapter.is_dora:
         raise AdapterError(f"{adapter.file}: is not a DoRA adapter, so there are no magnitudes to normalise or strip")
@@ -86,7 +86,7 @@ def normalize_adapter(directory: Path, output: Path, base_directory: Path, *, st
         raise AdapterError(f"{adapter.file}: the magnitudes are normalised already")
     if output.exists() and output.samefile(directory):
         raise AdapterError(f"{output}: is also the input; give another directory to write to")
-    base = HuggingFaceBase(base_directory, modules, fan_in_fan_out=adapter.fan_in_fan_out)
+    base = HuggingFaceBase(model, model.modules, fan_in_fan_out=adapter.fan_in_fan_out)
     check_against_base(adapter, base)
 
     tensors = dict(adapter.tensors)

@@ -5,13 +5,14 @@ Every field is used, known not to matter, or refused by name: an unknown field m
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from ..._core import CheckpointError, ConfigError, DType, dtype_from_name
 from ...common.json_fields import JsonFields, describe, load_json_object
 from ..checkpoint.config import HIDDEN_ACTS, MAX_LAYERS, CheckpointConfig, ParallelMapping
+from ..checkpoint.config_file import ConfigFile
 from ..checkpoint.pooling import PROBLEM_TYPES, Classifier, problem_type_of
 from ..checkpoint.rotary import read_mrope_sections, read_rotary_scaling
 from ..models.family import Features, ModelFamily, VisionTower
@@ -21,7 +22,6 @@ from .published.config import read_published_format
 from .published.formats import PublishedFormat
 from .sentence_transformers import read_embedding_pooling
 
-HF_CONFIG_FILE: Final = "config.json"
 GENERATION_CONFIG_FILE: Final = "generation_config.json"
 
 # Training, bookkeeping, and defaults of generate(): none of them changes what the network computes.
@@ -55,17 +55,47 @@ _NEUTRAL_FIELDS: Final[dict[str, Any]] = {
 }
 
 
+@dataclass(frozen=True)
+class HfConfig:
+    """A Hugging Face model's config.json, read and checked."""
+
+    file: ConfigFile
+    config: CheckpointConfig
+    """Quantised if the layers of the model are quantised and checkpoints can hold their scales."""
+    published: PublishedFormat | None
+    """Quantisation of the published model; None if it is not quantised."""
+
+    @classmethod
+    def read(
+        cls, model: Path | ConfigFile, *, dtype: DType | None = None, mapping: ParallelMapping | None = None
+    ) -> HfConfig:
+        """Checks the config.json of a model; reads it first if `model` is a directory.
+
+        dtype: None takes the dtype that config.json states.
+        mapping: None does not cut the model.
+
+        Raises CheckpointError that lists everything in config.json that is missing, unknown or not supported, and
+        ConfigError if `mapping` cannot cut this model.
+        """
+        file = model if isinstance(model, ConfigFile) else ConfigFile.read(model)
+        return cls(file, *_checked(file, dtype, mapping or ParallelMapping()))
+
+    @property
+    def directory(self) -> Path:
+        """The model's directory."""
+        return self.file.directory
+
+
 def load_hf_config(model_dir: Path, *, dtype: DType | None, mapping: ParallelMapping) -> CheckpointConfig:
-    """Returns the CheckpointConfig of a Hugging Face model directory.
+    """Returns the CheckpointConfig of a Hugging Face model directory. Raises as HfConfig.read()."""
+    return HfConfig.read(model_dir, dtype=dtype, mapping=mapping).config
 
-    dtype: None takes the dtype that config.json states.
 
-    If the layers of the model are quantised and checkpoints can hold their scales, the result is quantised too. Raises
-    CheckpointError that lists everything in config.json that is missing, unknown or not supported, and ConfigError if
-    `mapping` cannot cut this model.
-    """
-    path = model_dir / HF_CONFIG_FILE
-    fields = JsonFields(load_json_object(path, CheckpointError))
+def _checked(
+    file: ConfigFile, dtype: DType | None, mapping: ParallelMapping
+) -> tuple[CheckpointConfig, PublishedFormat | None]:
+    path = file.path
+    fields = JsonFields(file.data)
     family, head = _model_of(fields, str(path))
     if family.vision is not None:
         fields = _fields_of_text(fields, family.vision)
@@ -79,16 +109,16 @@ def load_hf_config(model_dir: Path, *, dtype: DType | None, mapping: ParallelMap
         quantization=None if published is None else published.kept,
         has_lm_head=head is ModelHead.LM,
         classifier=classifier,
-        embedding_pooling=read_embedding_pooling(model_dir),
+        embedding_pooling=read_embedding_pooling(file.directory),
     )
     if not fields.problems:
         fields.problems.extend(config.inconsistencies())
     _refuse_unknown(fields, family)
     fields.finish(str(path), CheckpointError)
-    config = _with_generation_end_tokens(config, model_dir / GENERATION_CONFIG_FILE)
+    config = _with_generation_end_tokens(config, file.directory / GENERATION_CONFIG_FILE)
     if problems := config.mapping_inconsistencies():
         raise ConfigError(f"{path}: " + "; ".join(problems))
-    return config
+    return config, published
 
 
 def _with_generation_end_tokens(config: CheckpointConfig, path: Path) -> CheckpointConfig:
@@ -105,21 +135,19 @@ def _with_generation_end_tokens(config: CheckpointConfig, path: Path) -> Checkpo
     return replace(config, eos_token_id=end_ids) if end_ids else config
 
 
-def load_published_format(model_dir: Path) -> PublishedFormat | None:
+def published_format(file: ConfigFile) -> PublishedFormat | None:
     """Returns the quantisation of a published Hugging Face model; None if it is not quantised.
 
-    Raises CheckpointError for a config.json that cannot be read, and lists everything in quantization_config that
-    cannot.
+    Other fields of config.json are not checked. Raises CheckpointError that lists everything in quantization_config
+    that cannot be read.
     """
-    path = model_dir / HF_CONFIG_FILE
-    config = load_json_object(path, CheckpointError)
-    text = config.get("text_config")
-    fields = JsonFields(config)
-    if isinstance(text, dict) and config.get("quantization_config") is None:
+    text = file.data.get("text_config")
+    fields = JsonFields(file.data)
+    if isinstance(text, dict) and file.data.get("quantization_config") is None:
         fields = JsonFields(text, prefix="text_config.")
     found = _published_format(fields)
     if fields.problems:
-        raise CheckpointError(f"{path}: " + "; ".join(fields.problems))
+        raise CheckpointError(f"{file.path}: " + "; ".join(fields.problems))
     return found
 
 

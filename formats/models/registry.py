@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..._core import CheckpointError, DType
-from ...common.json_fields import describe, load_json_object
-from ..checkpoint.config import CONFIG_FILE, CheckpointConfig
+from ...common.json_fields import describe
+from ..checkpoint.config import CheckpointConfig
+from ..checkpoint.config_file import ConfigFile
 from ..network.network import Network
 from .bart import BART
 from .bert import BERT
@@ -153,8 +154,8 @@ def declare(config: CheckpointConfig) -> Network:
 
 def load_config(directory: Path) -> CheckpointConfig:
     """Reads a checkpoint directory's config.json. Raises CheckpointError that names every wrong field."""
-    path = directory / CONFIG_FILE
-    return read_config(load_json_object(path, CheckpointError), subject=str(path))
+    file = ConfigFile.read(directory)
+    return read_config(file.data, subject=str(file.path))
 
 
 def read_config(data: Mapping[str, Any], *, subject: str) -> CheckpointConfig:

@@ -10,7 +10,7 @@ import pytest
 from adaptrt import AdapterError, CheckpointError
 from adaptrt.builder.conversion.convert import _is_checkpoint, copied_files, copy_files
 from adaptrt.builder.engine_directory import is_engine_directory
-from adaptrt.builder.model_cache.model_digest import ModelFiles
+from adaptrt.builder.model_cache.model_digest import ModelFiles, file_state
 from adaptrt.common.progress import SilentProgress
 from adaptrt.formats.adapter.adapter_copy import adapter_checksum, adapter_files, copy_adapter
 from adaptrt.formats.template_files import holds_templates
@@ -38,7 +38,7 @@ def test_named_templates_are_copied(model: Path, tmp_path: Path) -> None:
 
 def test_a_named_template_makes_another_digest(model: Path, tmp_path: Path) -> None:
     def digest() -> str:
-        return ModelFiles(model, []).digest(tmp_path / "known", SilentProgress())
+        return ModelFiles(model, file_state(model / "config.json")).digest(tmp_path / "known", SilentProgress())
 
     first = digest()
     (model / TOOL_USE).write_text("y")

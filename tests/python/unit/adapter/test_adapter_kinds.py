@@ -16,7 +16,7 @@ from adaptrt import _core
 from adaptrt.builder.cli import main as command_line
 from adaptrt.formats.adapter import Term, convert_adapter, normalize_adapter, weighted_sum
 from adaptrt.formats.adapter.adapter_copy import adapter_checksum, copy_adapter
-from adaptrt.formats.adapter.base_weights import modules_of_base
+from adaptrt.formats.adapter.base_weights import HuggingFaceModel
 from adaptrt.formats.network.adapter_sites import AdaptedModules
 from adaptrt.runtime import lora_config
 from support.adapters import CONFIG, TENSORS, edit_config, edit_tensors
@@ -169,7 +169,7 @@ def test_ia3_on_inputs_that_no_outputs_are(targets, feedforward, reason: str, mo
 
 def test_biases_are_shifts_from_those_of_the_base(tmp_path: Path) -> None:
     gpt2 = save_family(FAMILIES["gpt2"], tmp_path / "gpt2")
-    modules = modules_of_base(gpt2)
+    modules = HuggingFaceModel(gpt2).modules
     of_base = load_file(gpt2 / "model.safetensors")["transformer.h.0.attn.c_attn.bias"]
     name = "base_model.model.transformer.h.0.attn.c_attn"
 
@@ -215,14 +215,14 @@ def test_sums_with_biases_are_refused(tmp_path: Path) -> None:
     gpt2 = save_family(FAMILIES["gpt2"], tmp_path / "gpt2")
     config = peft.LoraConfig(r=2, lora_bias=True, target_modules=["c_attn"], fan_in_fan_out=True)
     converted = convert_adapter(save_kind(gpt2, tmp_path / "a", config, 2), storage_dtype="float32", base=gpt2)
-    modules = modules_of_base(gpt2)
+    modules = HuggingFaceModel(gpt2).modules
     assert modules is not None
     with pytest.raises(_core.AdapterError, match=r"'a' has biases .*, which PEFT's weighted sums leave out"):
         weighted_sum([Term("a", converted, 1.0)], modules, _core.DType.FLOAT32, 8)
 
 
 def test_ranks_of_a_sum_may_add_up_to_exactly_the_largest(model: Path, tmp_path: Path) -> None:
-    modules = modules_of_base(model)
+    modules = HuggingFaceModel(model).modules
     assert modules is not None
     adapter = save_adapter(model, tmp_path / "a", 0, r=4, target_modules=["q_proj"])
     term = Term("a", convert_adapter(adapter, storage_dtype="float32", modules=modules), 0.5)
@@ -235,7 +235,7 @@ def test_ranks_of_a_sum_may_add_up_to_exactly_the_largest(model: Path, tmp_path:
 def test_ranks_of_a_sum_are_compared_before_anything_is_converted(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    modules = modules_of_base(model)
+    modules = HuggingFaceModel(model).modules
     assert modules is not None
     names = ["q_proj", "down_proj", "embed_tokens"]
     a, b = (
@@ -386,12 +386,12 @@ def test_a_kind_of_another_peft_type_is_not_read_as_it(kinds, tmp_path: Path) ->
 
 def test_fused_modules_in_a_sum_with_their_parts_are_split(tmp_path: Path) -> None:
     phi3 = save_family(FAMILIES["phi3"], tmp_path / "phi3")
-    modules = modules_of_base(phi3)
+    modules = HuggingFaceModel(phi3).modules
     assert modules is not None
     fused = save_adapter(phi3, tmp_path / "fused", 0, r=3, target_modules=["qkv_proj", "o_proj", "gate_up_proj"])
     llama = save_model(ModelSpec(intermediate_size=38, num_hidden_layers=3), tmp_path / "llama")
     parts = save_adapter(llama, tmp_path / "parts", 1, r=2, target_modules=["k_proj", "up_proj", "down_proj"])
-    modules_of_parts = modules_of_base(llama)
+    modules_of_parts = HuggingFaceModel(llama).modules
     assert modules_of_parts is not None
     first, second = (
         Term(directory.name, convert_adapter(directory, storage_dtype="float32", modules=modules_of_parts), weight)

@@ -21,7 +21,7 @@ from adaptrt.builder.build_problems import LARGEST_SIZES
 from adaptrt.builder.cli import CommandParser
 from adaptrt.builder.cli import main as command_line
 from adaptrt.builder.conversion.checkpoint import Checkpoint
-from adaptrt.builder.model_cache import EngineCache, first_use
+from adaptrt.builder.model_cache import EngineCache, EnginePlan, first_use
 from adaptrt.formats.engine.build_config import BuildConfig, LoraBuildConfig, PluginConfig
 from adaptrt.serve import command
 from support.models import ModelSpec, save_adapter, save_model
@@ -239,7 +239,7 @@ def parsed(*flags: str) -> argparse.Namespace:
 def test_the_executor_gets_what_the_flags_say(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
     loaded = types.SimpleNamespace(adapters={}, model_type=None, num_ranks=1)
-    monkeypatch.setattr(command, "engine_for", lambda model, *_: root / "engines" / model)
+    monkeypatch.setattr(EnginePlan, "engine", lambda plan, *_: root / "engines" / plan.directory)
     monkeypatch.setattr(command, "load_engine", lambda directory, weight_memory: given.append(weight_memory) or loaded)
     monkeypatch.setattr(command, "Executor", lambda *arguments, **_: given.append(arguments[2]))
     flags = ["--num_threads", "3", "--max_queue_size", "5", "--kv_cache_tokens", "64", "--kv_cache_dir", str(root),

@@ -1,0 +1,111 @@
+"""A command opens a model's config.json once, and hands on what it read."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from adaptrt import LLM, ConfigError
+from adaptrt.builder.cli import main as command_line
+from adaptrt.builder.model_cache import EngineCache, EngineOptions, engine_for, plan_engine
+from adaptrt.common.progress import SilentProgress
+from support.models import ALL_MODULES, ModelSpec, save_adapter, save_model
+from support.opened import opens_of
+from support.published import SCHEMES, publish
+from support.published_models import WHOLE_SPEC
+from support.tokenizers import byte_level, save_tokenizer
+
+SPEC = ModelSpec(num_hidden_layers=1)
+SMALL = EngineOptions(max_batch_size=4, max_num_tokens=64, max_seq_len=64)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, a checkpoint of it, and two adapters."""
+    directory = tmp_path_factory.mktemp("read_once")
+    model = save_model(SPEC, directory / "model")
+    save_adapter(model, directory / "lora", 0, r=2, target_modules=ALL_MODULES)
+    save_adapter(model, directory / "dora", 1, r=2, use_dora=True, target_modules=ALL_MODULES)
+    run("convert-checkpoint", "--model_dir", model, "--output_dir", directory / "checkpoint")
+    return directory
+
+
+def run(*arguments: object) -> None:
+    assert command_line([str(argument) for argument in arguments]) == 0
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "convert-checkpoint --model_dir {model} --output_dir",
+        "build --model_dir {model} --output_dir",
+        "build --model_dir {model} --quantization w8a16 --int8_kv_cache --output_dir",
+        "build --model_dir {model} --lora_plugin auto --dora_plugin enable --lora_dir {lora} {dora} --output_dir",
+        "hf-lora-convert --in_file {lora} --base_model {model} --out_dir",
+        "normalize-dora --in_dir {dora} --base_model {model} --out_dir",
+    ],
+)
+def test_a_command_opens_the_models_config_once(root: Path, tmp_path: Path, command: str) -> None:
+    places = {name: root / name for name in ("model", "lora", "dora")}
+    with opens_of(root / "model" / "config.json") as opened:
+        run(*command.format(**places).split(), tmp_path / "out")
+    assert len(opened) == 1
+
+
+def test_a_build_opens_the_checkpoints_config_once(root: Path, tmp_path: Path) -> None:
+    with opens_of(root / "checkpoint" / "config.json") as opened:
+        run("build", "--checkpoint_dir", root / "checkpoint", "--output_dir", tmp_path / "engine")
+    assert len(opened) == 1
+
+
+def test_layers_that_were_published_quantised_open_it_once(tmp_path: Path) -> None:
+    model = save_model(WHOLE_SPEC, tmp_path / "model")
+    published = publish(model, tmp_path, SCHEMES["gptq-4-act-order"])
+    flags = ("--use_weight_only", "--weight_only_precision", "int4_gptq", "--quant_ckpt_path", published)
+    with opens_of(published / "config.json") as opened:
+        run("convert-checkpoint", "--model_dir", model, *flags, "--output_dir", tmp_path / "checkpoint")
+    assert len(opened) == 1
+    with opens_of(published / "config.json") as opened:
+        run("build", "--model_dir", published, "--quantization", "w8a16", "--output_dir", tmp_path / "engine")
+    assert len(opened) == 1
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EngineCache:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    return EngineCache()
+
+
+@pytest.mark.parametrize("kind", ["model", "checkpoint"])
+def test_first_use_opens_it_once_and_once_for_the_digest(root: Path, cache: EngineCache, kind: str) -> None:
+    with opens_of(root / kind / "config.json") as opened:
+        engine_for(root / kind, SMALL)
+    assert len(opened) == 2
+    with opens_of(root / kind / "config.json") as opened:
+        engine_for(root / kind, SMALL)
+    assert len(opened) == 1
+
+
+def test_an_llm_opens_it_once_and_once_for_the_digest(root: Path, tmp_path: Path, cache: EngineCache) -> None:
+    model = Path(shutil.copytree(root / "model", tmp_path / "model"))
+    save_tokenizer(byte_level(), model)
+    with opens_of(model / "config.json") as opened, LLM(model, engine_options=SMALL):
+        pass
+    assert len(opened) == 2
+
+
+@pytest.mark.parametrize("is_made", [False, True])
+def test_a_config_that_changes_after_it_was_read_makes_no_engine(
+    root: Path, tmp_path: Path, cache: EngineCache, is_made: bool
+) -> None:
+    model = Path(shutil.copytree(root / "model", tmp_path / "model"))
+    if is_made:
+        engine_for(model, SMALL)
+    plan = plan_engine(model, SMALL)
+    assert plan is not None
+    path = model / "config.json"
+    path.write_text(path.read_text() + " ")
+    with pytest.raises(ConfigError, match="its files were changed while they were read; try again"):
+        plan.engine(SilentProgress())
