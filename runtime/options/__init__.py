@@ -1,4 +1,4 @@
-"""TensorRT-LLM's configurations that are values in Python, checked when they are set.
+"""TensorRT-LLM's configurations as Python classes, whose fields are checked when they are set.
 
-Most are of what an executor here refuses.
+Executors reject most of them.
 """

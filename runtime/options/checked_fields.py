@@ -1,4 +1,4 @@
-"""Value classes whose fields are checked whenever they are set, as those of the bindings are."""
+"""Base of value classes whose fields are checked whenever they are set, like those of the bindings."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Kind:
-    """What a field may be."""
+    """Accepted values of a field."""
 
     accepted: str
-    """In words, for errors."""
+    """Description for errors."""
     convert: Callable[[Any], Any]
-    """The value to keep; raises TypeError or ValueError for what is not accepted."""
+    """Returns the value to store. Raises TypeError or ValueError for a value that is not accepted."""
 
 
 class CheckedFields:
-    """Base of dataclasses, with eq=False, whose fields are Annotated with their Kind.
+    """Base of dataclasses, declared with eq=False, whose fields are Annotated with their Kind.
 
-    Setting a field raises TypeError with its name, what was given and what is accepted. Arrays are equal when their
-    shapes and values are.
+    Setting a field raises TypeError with its name, its value and the accepted values. Arrays are equal if their shapes
+    and values are.
     """
 
     __hash__ = None  # type: ignore[assignment]
@@ -51,7 +51,7 @@ class CheckedFields:
 
 @functools.cache
 def _kinds(cls: type) -> dict[str, Kind]:
-    """Of the class's fields, by name."""
+    """Returns the kinds of a class's fields by name."""
     hints = get_type_hints(cls, include_extras=True)
     return {name: kind for name, hint in hints.items() for kind in getattr(hint, "__metadata__", ())}
 
@@ -91,12 +91,12 @@ def _tensor(value: Any) -> Any:
 
 
 def instance_of(cls: type) -> Kind:
-    """An object of a class."""
+    """Accepts an object of a class."""
     return Kind(cls.__name__, _only(cls))
 
 
 def integer(least: int, most: int | None = None) -> Kind:
-    """An integer from `least` to `most`."""
+    """Accepts an integer from `least` to `most`."""
 
     def convert(value: Any) -> int:
         number = _integer(value)
@@ -108,12 +108,12 @@ def integer(least: int, most: int | None = None) -> Kind:
 
 
 def optional(kind: Kind) -> Kind:
-    """The same, or None."""
+    """Accepts the same, or None."""
     return Kind(f"None, {kind.accepted}", lambda value: None if value is None else kind.convert(value))
 
 
 def list_of(kind: Kind) -> Kind:
-    """A list, of any sequence or array but text."""
+    """Accepts any sequence or array except text, and stores a list."""
 
     def convert(value: Any) -> list[Any]:
         if isinstance(value, (str, bytes, set, frozenset, dict)):

@@ -1,4 +1,4 @@
-"""Which tensors inside the engine TensorRT-LLM keeps for a look at them."""
+"""TensorRT-LLM's selection of internal tensors to keep for debugging."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .checked_fields import BOOL, TEXT, CheckedFields, integer, list_of
 
 @dataclass(eq=False)
 class DebugConfig(CheckedFields):
-    """ExecutorConfig.debug_config, which executors refuse."""
+    """ExecutorConfig.debug_config. Executors reject it."""
 
     debug_input_tensors: Annotated[bool, BOOL] = False
     debug_output_tensors: Annotated[bool, BOOL] = False

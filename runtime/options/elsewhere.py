@@ -1,4 +1,4 @@
-"""Classes of TensorRT-LLM's newest bindings for what engines here do not have: executors refuse them by name."""
+"""Classes of TensorRT-LLM's newest bindings for features that engines here do not have. Executors reject them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class RequestPerfMetrics(CheckedFields):
 
 @dataclass(eq=False)
 class RuntimeDefaults(CheckedFields):
-    """Defaults of a KvCacheConfig that an engine brings; here they are the engine's own."""
+    """Defaults of a KvCacheConfig that an engine brings. Here the engine itself has them."""
 
     max_attention_window: Annotated[list[int] | None, optional(list_of(_COUNT))] = None
     sink_token_length: Annotated[int | None, optional(_COUNT)] = None
@@ -85,7 +85,7 @@ class CacheTransceiverConfig(CheckedFields):
 
 @dataclass(eq=False)
 class SpeculativeDecodingFastLogitsInfo(CheckedFields):
-    """Where ExternalDraftTokensConfig(fast_logits=True) finds logits."""
+    """Location of the logits for ExternalDraftTokensConfig(fast_logits=True)."""
 
     draft_request_id: Annotated[int, _ID] = 0
     draft_participant_id: Annotated[int, integer(-(2**31), 2**31 - 1)] = 0
@@ -93,7 +93,7 @@ class SpeculativeDecodingFastLogitsInfo(CheckedFields):
 
 @dataclass(eq=False)
 class ContextPhaseParams(CheckedFields):
-    """Request.context_phase_params: what another executor computed of the prompt."""
+    """Request.context_phase_params: another executor's results for the prompt."""
 
     first_gen_tokens: Annotated[list[int], list_of(TOKEN)]
     req_id: Annotated[int, _ID]

@@ -1,4 +1,4 @@
-"""How TensorRT-LLM's executors share a model among processes."""
+"""TensorRT-LLM's configuration of a model in several processes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from .checked_fields import ANYTHING, BOOL, TEXT, CheckedFields, instance_of, in
 
 
 class CommunicationType(enum.Enum):
-    """How processes talk to each other."""
+    """Way in which processes communicate."""
 
     MPI = 0
 
 
 class CommunicationMode(enum.Enum):
-    """Who starts the processes."""
+    """The process that starts the others."""
 
     LEADER = 0
     ORCHESTRATOR = 1
@@ -24,10 +24,10 @@ class CommunicationMode(enum.Enum):
 
 @dataclass(eq=False)
 class OrchestratorConfig(CheckedFields):
-    """How an orchestrator starts its workers.
+    """Options of an orchestrator that starts its workers.
 
-    worker_executable_path is the Python that they run in, or a program that is called as one and becomes it; empty or
-    None: this process's. Executors take the defaults of the rest.
+    worker_executable_path: Python for the workers, or a program that is called like Python and becomes it; empty or
+    None: this process's Python. Executors accept only the defaults of the other fields.
     """
 
     is_orchestrator: Annotated[bool, BOOL] = True
@@ -38,10 +38,10 @@ class OrchestratorConfig(CheckedFields):
 
 @dataclass(eq=False)
 class ParallelConfig(CheckedFields):
-    """ExecutorConfig.parallel_config. Executors take None for what has no meaning here.
+    """ExecutorConfig.parallel_config. Fields that have no meaning here must be None.
 
-    LEADER: mpirun has started as many processes as the engine has ranks, and each makes the executor. ORCHESTRATOR:
-    this process has the executor, and starts as many workers, as orchestrator_config says (None: the default one).
+    LEADER: mpirun has started one process per rank, and each makes the executor. ORCHESTRATOR: this process has the
+    executor and starts one worker per rank as orchestrator_config says (None: the default one).
     """
 
     communication_type: Annotated[CommunicationType, instance_of(CommunicationType)] = CommunicationType.MPI

@@ -1,7 +1,7 @@
-"""Speculative decoding, and the ways to choose tokens that TensorRT-LLM is told when it starts.
+"""Speculative decoding, and TensorRT-LLM's decoding modes.
 
-Requests and configurations copy LookaheadDecodingConfig, ExternalDraftTokensConfig and DecodingConfig when they are
-given one, as structs of C++ (cpp/bindings/decoding_casters.h).
+Requests and configurations copy LookaheadDecodingConfig, ExternalDraftTokensConfig and DecodingConfig to C++ structs
+when they are set (cpp/bindings/decoding_casters.h).
 """
 
 from __future__ import annotations
@@ -30,9 +30,11 @@ _CHOICES: Final = optional(list_of(list_of(integer(0))))
 class ExternalDraftTokensConfig(CheckedFields):
     """Request.external_draft_tokens_config: tokens that are expected right after the prompt.
 
-    They are computed together as long as they are the tokens that are generated anyway; no result depends on them.
+    A step computes them together. They count only while they equal the tokens that are generated anyway, so they change
+    no result.
+
     logits: [tokens, vocab_size], any array or tensor; the object itself is kept. Requests with logits,
-        acceptance_threshold or fast_logits=True are refused: drafts count when they are right.
+        acceptance_threshold or fast_logits=True are rejected, because drafts must be exactly right.
     """
 
     tokens: Annotated[list[int], list_of(TOKEN)]
@@ -45,11 +47,11 @@ class ExternalDraftTokensConfig(CheckedFields):
 class LookaheadDecodingConfig(CheckedFields):
     """Request.lookahead_config and DecodingConfig.lookahead_decoding_config: drafts from a sequence's own text.
 
-    The newest tokens are looked for in what is before them, and what followed there is computed with the next token.
+    The newest tokens are searched in the earlier text. The tokens that followed them there become the drafts.
 
-    max_window_size: drafts of one step at most.
-    max_ngram_size: the longest n-gram that is looked for, its last token the first draft; 1: none is.
-    max_verification_set_size: places in the text that are compared, the newest first; 0: none.
+    max_window_size: maximum number of drafts per step.
+    max_ngram_size: length of the longest n-gram, whose last token is the first draft; 1: no drafts.
+    max_verification_set_size: maximum number of places in the text to compare, the newest first; 0: no drafts.
 
     With max_ngram_size 1 the others must be 1 and 0.
     """
@@ -61,7 +63,7 @@ class LookaheadDecodingConfig(CheckedFields):
 
 @dataclass(eq=False)
 class EagleConfig(CheckedFields):
-    """Request.eagle_config and DecodingConfig.eagle_config, which executors refuse."""
+    """Request.eagle_config and DecodingConfig.eagle_config. Executors reject it."""
 
     eagle_choices: Annotated[list[list[int]] | None, _CHOICES] = None
     greedy_sampling: Annotated[bool, BOOL] = True
@@ -72,7 +74,7 @@ class EagleConfig(CheckedFields):
 
 @dataclass(eq=False)
 class SpeculativeDecodingConfig(CheckedFields):
-    """ExecutorConfig.spec_dec_config, which executors refuse."""
+    """ExecutorConfig.spec_dec_config. Executors reject it."""
 
     fast_logits: Annotated[bool, BOOL] = False
 
@@ -102,35 +104,35 @@ _MODE_NAMES: Final = (
 
 
 class DecodingMode:
-    """How tokens are chosen: made by the static methods, told by those whose names begin with "is"."""
+    """TensorRT-LLM's decoding mode. Static methods make modes; methods that begin with "is" query them."""
 
     def __init__(self, mode: _Mode) -> None:
-        """For the static methods."""
+        """Called by the static methods."""
         self._mode = mode
 
     @staticmethod
     def Auto() -> DecodingMode:  # noqa: N802
-        """Whatever the request's SamplingConfig needs."""
+        """Mode that the request's SamplingConfig needs."""
         return DecodingMode(_Mode.AUTO)
 
     @staticmethod
     def TopK() -> DecodingMode:  # noqa: N802
-        """Among the k most probable tokens."""
+        """Samples from the k most likely tokens."""
         return DecodingMode(_Mode.TOP_K)
 
     @staticmethod
     def TopP() -> DecodingMode:  # noqa: N802
-        """Among the most probable tokens that make up a share."""
+        """Samples from the most likely tokens whose probabilities sum up to p."""
         return DecodingMode(_Mode.TOP_P)
 
     @staticmethod
     def TopKTopP() -> DecodingMode:  # noqa: N802
-        """Both of these."""
+        """Top k and top p together."""
         return DecodingMode(_Mode.TOP_K | _Mode.TOP_P)
 
     @staticmethod
     def BeamSearch() -> DecodingMode:  # noqa: N802
-        """The most probable sequences."""
+        """Beam search."""
         return DecodingMode(_Mode.BEAM_SEARCH)
 
     @staticmethod
@@ -140,7 +142,7 @@ class DecodingMode:
 
     @staticmethod
     def Lookahead() -> DecodingMode:  # noqa: N802
-        """Speculation with n-grams that were seen."""
+        """Speculation with n-grams of earlier text."""
         return DecodingMode(_Mode.LOOKAHEAD)
 
     @staticmethod
@@ -155,47 +157,47 @@ class DecodingMode:
 
     @property
     def name(self) -> str:
-        """Of the static method that makes it."""
+        """Name of the static method that makes this mode."""
         return next(name for name in _MODE_NAMES if getattr(DecodingMode, name)() == self)
 
     def isAuto(self) -> bool:  # noqa: N802
-        """Whether it is Auto()."""
+        """True for Auto()."""
         return _Mode.AUTO in self._mode
 
     def isTopK(self) -> bool:  # noqa: N802
-        """Whether top k counts."""
+        """True if top k is used."""
         return _Mode.TOP_K in self._mode
 
     def isTopP(self) -> bool:  # noqa: N802
-        """Whether top p counts."""
+        """True if top p is used."""
         return _Mode.TOP_P in self._mode
 
     def isTopKorTopP(self) -> bool:  # noqa: N802
-        """Whether either counts."""
+        """True if top k or top p is used."""
         return self.isTopK() or self.isTopP()
 
     def isTopKandTopP(self) -> bool:  # noqa: N802
-        """Whether both count."""
+        """True if top k and top p are used."""
         return self.isTopK() and self.isTopP()
 
     def isBeamSearch(self) -> bool:  # noqa: N802
-        """Whether it is BeamSearch()."""
+        """True for BeamSearch()."""
         return _Mode.BEAM_SEARCH in self._mode
 
     def isMedusa(self) -> bool:  # noqa: N802
-        """Whether it is Medusa()."""
+        """True for Medusa()."""
         return _Mode.MEDUSA in self._mode
 
     def isLookahead(self) -> bool:  # noqa: N802
-        """Whether it is Lookahead()."""
+        """True for Lookahead()."""
         return _Mode.LOOKAHEAD in self._mode
 
     def isExplicitDraftTokens(self) -> bool:  # noqa: N802
-        """Whether it is ExplicitDraftTokens()."""
+        """True for ExplicitDraftTokens()."""
         return _Mode.EXPLICIT_DRAFT_TOKENS in self._mode
 
     def isEagle(self) -> bool:  # noqa: N802
-        """Whether it is Eagle()."""
+        """True for Eagle()."""
         return _Mode.EAGLE in self._mode
 
     def __eq__(self, other: object) -> bool:
@@ -210,9 +212,9 @@ class DecodingMode:
 
 @dataclass(eq=False)
 class DecodingConfig(CheckedFields):
-    """ExecutorConfig.decoding_config. Executors refuse modes other than Auto and Lookahead.
+    """ExecutorConfig.decoding_config. Executors reject modes other than Auto and Lookahead.
 
-    Setting one of the last three makes decoding_mode the one that it belongs to.
+    Setting one of the last three fields also sets its decoding_mode.
     """
 
     decoding_mode: Annotated[DecodingMode | None, optional(instance_of(DecodingMode))] = None

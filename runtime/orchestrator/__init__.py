@@ -1,1 +1,1 @@
-"""Orchestrator mode: one Python process has the executor, and starts the processes that run its engine."""
+"""Orchestrator mode: one Python process has the executor and starts the processes that run its engine."""

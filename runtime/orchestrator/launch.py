@@ -1,4 +1,4 @@
-"""Starts workers with mpirun, as processes of a session of their own, and keeps what they print."""
+"""Starts workers with mpirun in a session of their own, and keeps their output."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from typing import Final
 from ..._core import ConfigError
 
 _KEPT_LINES: Final = 40
-"""Of what workers print, for the error when one of them ends."""
+"""Number of output lines of workers that are kept, for the error when one of them ends."""
 _BANNER: Final = "BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES"
-"""Of MPICH's mpirun, with a line before it; behind it are the process and the signal."""
+"""Line of MPICH's mpirun before the lines with the process and the signal. One more line precedes it."""
 _SECONDS_TO_READ: Final = 1.0
-"""What was printed before mpirun ended."""
+"""Seconds to read the output from before mpirun's end."""
 
 
 def find_mpirun(num_ranks: int) -> str:
-    """That of this Python's packages, or else of the PATH. Raises ConfigError where there is none, or no mpi4py."""
+    """Returns the mpirun of this Python's packages, or of the PATH. Raises ConfigError without mpirun or mpi4py."""
     beside = Path(sys.executable).with_name("mpirun")
     found = str(beside) if beside.is_file() else shutil.which("mpirun")
     if found is None or importlib.util.find_spec("mpi4py") is None:
@@ -36,9 +36,9 @@ class Launched:
     """An mpirun and its processes."""
 
     def __init__(self, num_ranks: int, interpreter: str, module: str, *arguments: str) -> None:
-        """Runs a module with these arguments as so many processes; `interpreter` is Python, or runs it.
+        """Runs a module with these arguments as `num_ranks` processes. interpreter: Python, or a program that runs it.
 
-        Signals of a terminal do not reach them. Raises ConfigError where they cannot be started.
+        Signals of a terminal do not reach the processes. Raises ConfigError if they cannot be started.
         """
         command = [find_mpirun(num_ranks), "-n", str(num_ranks), interpreter, "-m", module, *arguments]
         try:
@@ -58,15 +58,15 @@ class Launched:
 
     @property
     def has_ended(self) -> bool:
-        """Whether mpirun, which outlives the others, is no more."""
+        """True if mpirun has ended. It outlives its processes."""
         return self._process.poll() is not None
 
     def be_quiet(self) -> None:
-        """What is printed from now on is not passed on: mpirun's words on processes that were ended."""
+        """Stops forwarding output, such as mpirun's messages about processes that were ended."""
         self._is_quiet = True
 
     def wait(self, seconds: float) -> bool:
-        """Whether it has ended by then."""
+        """Waits for mpirun. Returns True if it has ended in time."""
         try:
             self._process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -74,16 +74,16 @@ class Launched:
         return True
 
     def terminate(self) -> None:
-        """Has mpirun end its processes and itself."""
+        """Makes mpirun end its processes and itself."""
         self._process.terminate()
 
     def kill(self) -> None:
-        """Ends mpirun; what it started ends with it."""
+        """Kills mpirun; its processes end with it."""
         self._process.kill()
         self._process.wait()
 
     def output(self) -> tuple[str, str]:
-        """The last lines that workers have printed by now, and what mpirun has said of their end."""
+        """Returns the last lines that workers printed, and mpirun's message about their end."""
         self._reader.join(_SECONDS_TO_READ)
         lines = list(self._lines)
         begin = next((number for number, line in enumerate(lines) if _BANNER in line), None)
@@ -98,5 +98,5 @@ class Launched:
                 text = line.decode(errors="replace").rstrip("\n")
                 self._lines.append(text)
                 if not self._is_quiet:
-                    with contextlib.suppress(OSError, ValueError):  # stderr is closed; workers must not wait for it
+                    with contextlib.suppress(OSError, ValueError):  # stderr may be closed; keep reading
                         print(text, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""What an orchestrator and its workers say to each other beside the steps: JSON over a local socket."""
+"""Messages between an orchestrator and its workers, except engine steps: JSON over a local socket."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ _MOST_BYTES: Final = 1 << 20
 
 
 def connect(place: Path) -> Connection:
-    """To the orchestrator that listens there. Raises OSError."""
+    """Connects to the orchestrator that listens at `place`. Raises OSError."""
     made = socket.socket(socket.AF_UNIX)
     made.connect(str(place))
     return Connection(made.detach())
 
 
 def send(connection: Connection, **fields: Any) -> None:
-    """One message. Raises OSError when the other end has gone."""
+    """Sends a message. Raises OSError if the other end is closed."""
     connection.send_bytes(json.dumps(fields).encode())
 
 
 def receive(connection: Connection) -> dict[str, Any] | None:
-    """The next message; None: the other end has gone."""
+    """Returns the next message; None: the other end is closed."""
     try:
         fields: dict[str, Any] = json.loads(connection.recv_bytes(_MOST_BYTES))
     except (EOFError, OSError):

@@ -1,4 +1,4 @@
-"""Who starts the processes of an engine of several ranks: what ExecutorConfig.parallel_config says of it."""
+"""Decides who starts the processes of an engine of several ranks, from ExecutorConfig.parallel_config."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..ranks import is_started_by_mpi
 
 
 def orchestrator_of(config: Any) -> OrchestratorConfig | None:
-    """How this process is to start its workers; None where MPI starts the processes, if there are several."""
+    """Returns how this process starts its workers; None: MPI starts the processes, or there is only one."""
     parallel = config.parallel_config if isinstance(config, ExecutorConfig) else None
     if not isinstance(parallel, ParallelConfig) or parallel.communication_mode is not CommunicationMode.ORCHESTRATOR:
         return None
@@ -24,7 +24,7 @@ def orchestrator_of(config: Any) -> OrchestratorConfig | None:
 
 
 def without_parallel_config(config: ExecutorConfig) -> tuple[ExecutorConfig, list[str]]:
-    """A configuration as C++ takes it, and what its parallel_config says that cannot be done."""
+    """Returns the configuration for C++, and the problems of its parallel_config."""
     parallel = config.parallel_config
     if not isinstance(parallel, ParallelConfig):
         return config, []
@@ -51,7 +51,7 @@ def without_parallel_config(config: ExecutorConfig) -> tuple[ExecutorConfig, lis
 
 
 def require_workers(engine: LoadedEngine) -> None:
-    """Raises ConfigError for an engine that is not run by workers."""
+    """Raises ConfigError for an engine that workers do not run."""
     mode = "ExecutorConfig: parallel_config.communication_mode is ORCHESTRATOR"
     if engine.num_ranks == 1:
         raise ConfigError(
@@ -62,16 +62,19 @@ def require_workers(engine: LoadedEngine) -> None:
 
 
 def num_ranks_at(directory: Path) -> int:
-    """Of the engine in a directory; 1 where there is none, such as a model's or one of another machine."""
+    """Returns the number of ranks of the engine in a directory; 1 if there is no engine, for example in a model's
+    directory.
+    """
     if producer_of(directory / CONFIG_FILE) != PRODUCER:
         return 1
     return EngineConfig.load(directory).pretrained_config.mapping.world_size
 
 
 def with_workers(config: ExecutorConfig | None, engine: LoadedEngine) -> ExecutorConfig | None:
-    """A configuration whose executor starts the workers itself, where it does not say who does and MPI has not.
+    """Returns a configuration whose executor starts the workers itself, unless parallel_config is set or MPI started
+    this process.
 
-    For what has no other word on it, such as LLM and commands. The caller's is left as it is.
+    For callers such as LLM and commands, which do not choose. Does not change the caller's configuration.
     """
     if engine.num_ranks == 1 or is_started_by_mpi() or (config is not None and config.parallel_config is not None):
         return config

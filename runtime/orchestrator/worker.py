@@ -1,6 +1,7 @@
-"""A rank of an orchestrator's engine: python -m adaptrt.runtime.orchestrator.worker SOCKET, by mpirun.
+"""A rank of an orchestrator's engine. mpirun runs python -m adaptrt.runtime.orchestrator.worker SOCKET.
 
-Its connection to the orchestrator is open as long as both live: a process whose other end has gone ends at once.
+The connection to the orchestrator stays open while both processes live. If the other end closes, the process ends at
+once.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from .messages import connect, receive, send
 
 
 def main(place: Path) -> None:
-    """Does as the orchestrator says that listens at `place`."""
+    """Runs a rank for the orchestrator that listens at `place`."""
     orchestrator = connect(place)
     send(orchestrator, process=os.getpid())
     task = receive(orchestrator)
@@ -46,20 +47,20 @@ def main(place: Path) -> None:
             _serve(started, place)
         else:
             _core.serve_rank(started, loaded.ranks.communicator)
-    except AdaptrtError as error:  # which names the rank that is lost
+    except AdaptrtError as error:  # the error names the lost rank
         _tell(orchestrator, failure=str(error))
         _leave()
-    except Exception as error:  # memory that there is none of, say
+    except Exception as error:  # out of memory, for example
         _tell(orchestrator, failure=f"rank {rank} of {task['num_ranks']}: {type(error).__name__}: {error}")
         _leave()
     _tell(orchestrator, is_done=True)
 
 
 def _serve(engine: _core.Engine, place: Path) -> None:
-    """On the leader, which steps the engine."""
+    """Runs the engine's steps on rank 0."""
     commands = connect(place)
     send(commands, commands=True)
-    # A wait for an orchestrator that was stopped is no failure; one that has ended is noticed.
+    # There is no time limit because the orchestrator's process may be stopped; its end is still noticed.
     communicator = _core.SocketCommunicator(
         socket=os.dup(commands.fileno()), rank=1, peer="the orchestrator", time_limit=None, time_to_explain=0.0
     )
@@ -68,18 +69,18 @@ def _serve(engine: _core.Engine, place: Path) -> None:
 
 
 def _tell(orchestrator: Connection, **fields: Any) -> None:
-    with contextlib.suppress(OSError):  # it may be what has ended
+    with contextlib.suppress(OSError):  # the orchestrator may have ended
         send(orchestrator, **fields)
 
 
 def _end_with(orchestrator: Connection) -> None:
-    """Waits for the orchestrator's end."""
+    """Waits for the orchestrator's end, then ends this process."""
     receive(orchestrator)
     _leave()
 
 
 def _leave() -> None:
-    """At once: MPI cannot be finalised without ranks that may be lost, and mpirun ends the others."""
+    """Ends this process at once: MPI cannot be finalised without ranks that may be lost. mpirun ends the others."""
     os._exit(1)
 
 

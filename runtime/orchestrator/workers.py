@@ -1,4 +1,4 @@
-"""The processes that run an orchestrator's engine: how they begin, what is noticed of them, and how they end."""
+"""The processes that run an orchestrator's engine: starts, watches and ends them."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ from .worker_process import WorkerProcess
 
 _MODULE: Final = "adaptrt.runtime.orchestrator.worker"
 _SECONDS_TO_LOOK: Final = 0.2
-"""How often it is looked, while workers begin, whether mpirun has ended."""
+"""Seconds between two checks that mpirun still runs, while workers start."""
 _SECONDS_TO_END: Final = 10.0
-"""What workers get that were told to end, and then mpirun when they were killed."""
+"""Seconds for workers to end after they were told to, and then for mpirun after they were killed."""
 _SECONDS_FOR_OTHERS: Final = 0.5
-"""What others get when a worker has failed to begin: it may have been their fault."""
+"""Seconds for other workers after one failed to start: one of them may be the cause."""
 _SECONDS_FOR_MPIRUN: Final = 1.0
-"""To say which process ended first, and how."""
+"""Seconds for mpirun to report which process ended first, and how."""
 _SECONDS_TO_EXPLAIN: Final = 5.0
-"""What a step that fails waits at most for the name of the rank that has ended: more than mpirun gets to end."""
+"""Maximum seconds that a failing step waits for the name of the rank that ended; more than mpirun gets to end."""
 _LOG: Final = logging.getLogger("adaptrt")
 
 
 class Workers:
-    """As many processes as an engine has ranks, and the engine that they run together."""
+    """One process per rank of an engine, and the engine that they run together."""
 
     def __init__(self, engine: LoadedEngine, config: ExecutorConfig, orchestrator: OrchestratorConfig) -> None:
-        """Starts them and waits until all have begun.
+        """Starts the processes and waits until all are ready.
 
-        Raises what a worker raised, with its rank; EngineError with what was printed where one has ended; ConfigError
-        for an engine of one rank, and where there is no MPI.
+        Raises a worker's error with its rank; EngineError with the output of a worker that ended; ConfigError for an
+        engine of one rank, and without MPI.
         """
         require_workers(engine)
         self._num_ranks: Final = engine.num_ranks
@@ -58,7 +58,7 @@ class Workers:
         self._commands: socket.socket | None = None
         self._launched: Launched | None = None
         self._is_ending = False
-        self._place: Final = Path(tempfile.mkdtemp(prefix="adaptrt-"))  # which no other user can look into
+        self._place: Final = Path(tempfile.mkdtemp(prefix="adaptrt-"))  # no other user can read it
         self._listening: Final = socket.socket(socket.AF_UNIX)
         try:
             path = self._listen()
@@ -72,7 +72,7 @@ class Workers:
                     "kernels": config.kernels,
                 }
             )
-            self._stop_listening()  # so that nothing is left of it, however this process ends
+            self._stop_listening()  # no file of it is left, however this process ends
             self._communicator: Final = self._communicate()
             self.engine: Final = _core.RemoteEngine(self._communicator)
         except BaseException:
@@ -87,11 +87,11 @@ class Workers:
 
     @property
     def processes(self) -> list[int]:
-        """Ids, by rank."""
+        """Process ids by rank."""
         return [worker.process for worker in self._workers]
 
     def stop(self) -> None:
-        """Returns when all have ended, as the engine's last command told them, or are made to. May be called again."""
+        """Waits until all processes have ended; kills those that do not end in time. May be called again."""
         self._is_ending = True
         self._communicator.lose("executor was shut down")
         self._watcher.join()
@@ -106,7 +106,7 @@ class Workers:
         return path
 
     def _begin(self, task: dict[str, Any]) -> None:
-        """Until all workers have loaded their ranks, and the leader has its connection for commands."""
+        """Waits until all workers have loaded their ranks, and rank 0 has its connection for commands."""
         give_up_at = None
         while self._commands is None or len(self._workers) < self._num_ranks or not self._have_begun():
             waiting = {worker.connection: worker for worker in self._workers if not worker.has_begun}
@@ -144,14 +144,14 @@ class Workers:
             connection.close()
         else:
             self._workers.append(WorkerProcess(connection, message["process"]))
-            with contextlib.suppress(OSError):  # it has ended, as its connection will tell
+            with contextlib.suppress(OSError):  # the worker has ended; its connection will tell
                 send(connection, **task)
 
     def _raise_failure(self) -> None:
         failed = [(worker.rank, worker.error) for worker in self._workers if worker.error is not None]
         if not failed:
             return
-        # The others say that a rank has failed, which says so itself in the error's own type.
+        # Other ranks report that a rank failed; that rank's own error has the right type.
         own = [(rank, error) for rank, error in failed if not str(error).startswith("rank ")]
         rank, error = (own or failed)[0]
         subject = f"rank {rank} of {self._num_ranks}: " if own else ""
@@ -168,13 +168,13 @@ class Workers:
         )
 
     def _watch(self) -> None:
-        """In its thread: until all have ended, or one that the engine cannot do without."""
+        """Watches the workers until all have ended, or one that the engine needs. Runs in a thread."""
         assert self._commands is not None
         running = {worker.connection.fileno(): worker for worker in self._workers}
         poll = select.poll()
         for descriptor in running:
             poll.register(descriptor, select.POLLIN)
-        poll.register(self._commands, 0)  # which tells when it is shut down at either end
+        poll.register(self._commands, 0)  # reports a shutdown at either end
         end_at = None
         while running:
             milliseconds = None if end_at is None else max(0.0, end_at - time.monotonic()) * 1000
@@ -205,7 +205,7 @@ class Workers:
         self._end()
 
     def _ended(self, workers: Sequence[WorkerProcess]) -> EngineError:
-        """What is said of workers that have ended on their own, unless mpirun says that another was the first."""
+        """Returns the error for workers that ended on their own; mpirun may name another one that ended first."""
         assert self._launched is not None
         self._launched.wait(_SECONDS_FOR_MPIRUN)
         printed, banner = self._launched.output()
@@ -242,7 +242,9 @@ class Workers:
         shutil.rmtree(self._place, ignore_errors=True)
 
     def let_go(self) -> None:
-        """In a forked process: what the orchestrator has open, which else would seem to live as long as this one."""
+        """Closes the orchestrator's connections in a forked process. Otherwise workers would see the orchestrator as
+        alive.
+        """
         nothing, _ = socket.socketpair()
         descriptors = [worker.connection.fileno() for worker in self._workers if not worker.connection.closed]
         if self._commands is not None and self._commands.fileno() >= 0:

@@ -1,4 +1,4 @@
 """Runs the plans of engines that TensorRT compiled.
 
-TensorRT and adaptrt._cuda are imported when an executor starts such an engine, and not before.
+TensorRT and adaptrt._cuda are imported only when an executor starts such an engine.
 """

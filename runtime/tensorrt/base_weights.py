@@ -1,4 +1,4 @@
-"""The weights beside a TensorRT engine's plans as the base of its adapters: what normalises DoRA magnitudes."""
+"""Weights in the file next to a TensorRT engine's plans, for normalising DoRA magnitudes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class WeightsFileBase:
     """The linear layers that adapters act on, as formats.adapter.BaseWeights."""
 
     def __init__(self, sites: Sequence[AdapterSite], weights: SafetensorsReader, directory: Path) -> None:
-        """`weights` has the checkpoint's tensors by their names."""
+        """weights: the checkpoint's tensors by name."""
         self._weights = weights
         self._directory = directory
         self._rows: dict[tuple[int, str], tuple[str, range, int]] = {}
@@ -33,16 +33,16 @@ class WeightsFileBase:
                     first += part.outputs
 
     def describe(self) -> str:
-        """The engine directory."""
+        """Returns the path of the engine directory."""
         return str(self._directory)
 
     def shape(self, key: ModuleKey) -> tuple[int, int] | None:
-        """(out, in) of this module; None when the engine does not have it."""
+        """Returns (out, in) of a module; None if the engine does not have it."""
         parts = self._parts_of(key)
         return (sum(len(rows) for _, rows, _ in parts), parts[0][2]) if parts else None
 
     def row_blocks(self, key: ModuleKey) -> Iterator[npt.NDArray[np.float32]]:
-        """W's rows in the order of the Hugging Face model, as float32 [rows, in]."""
+        """Yields W's rows in the order of the Hugging Face model, as float32 [rows, in]."""
         parts = self._parts_of(key)
         for wanted in key.in_source_order(sum(len(rows) for _, rows, _ in parts)):
             first = 0
@@ -54,7 +54,7 @@ class WeightsFileBase:
                 first += len(rows)
 
     def bias(self, key: ModuleKey) -> npt.NDArray[np.float32] | None:
-        """Raises AdapterError: what adapters do to biases is not served."""
+        """Raises AdapterError: this engine does not support biases of adapters."""
         raise AdapterError(f"'{key.path}': {self._directory} is a TensorRT engine, which adds no biases of adapters")
 
     def rows_at(self, key: ModuleKey, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
@@ -62,7 +62,7 @@ class WeightsFileBase:
         raise AdapterError(f"'{key.path}': {self._directory} is a TensorRT engine, which adapts decoder layers alone")
 
     def rounding(self, key: ModuleKey) -> float:
-        """Its weights are not quantised."""
+        """Returns 0: the weights are not quantised."""
         return 0.0
 
     def _parts_of(self, key: ModuleKey) -> list[tuple[str, range, int]]:

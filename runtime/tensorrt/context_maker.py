@@ -1,4 +1,4 @@
-"""Execution contexts whose memory is the session's, and what TensorRT for RTX is told of compiling kernels for them."""
+"""Makes execution contexts in the session's memory, and sets how TensorRT for RTX compiles kernels for them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any, Final
 from ..._core import EngineError
 from ...formats.engine.tensorrt.plan_config import DECODE, PREFILL
 
-# A graph keeps the kernels that it was captured with, so those of a decode's shapes, which are few, are compiled before
-# the first run. The shapes of prefill steps hardly ever come twice: compiling for each would never end.
+# A graph keeps the kernels that it was captured with. Decode has few shapes, so its kernels are compiled before the
+# first run. Shapes of prefill steps hardly ever repeat, and compiling for each would never end.
 _SPECIALIZATION: Final = {PREFILL: "NONE", DECODE: "EAGER"}
 
 
@@ -17,7 +17,7 @@ class ContextMaker:
 
     def __init__(self, trt: Any, engine: Any, profile: str) -> None:
         """Raises EngineError when TensorRT refuses the settings."""
-        # In this order they go: nothing that an engine made outlives it.
+        # Members are deleted in this order: objects that the engine made must not outlive it.
         self._settings: Any = trt.ExecutionContextAllocationStrategy.USER_MANAGED
         strategies = getattr(trt, "DynamicShapesKernelSpecializationStrategy", None)
         if strategies is not None:  # TensorRT for RTX, which compiles kernels while it runs
@@ -26,7 +26,7 @@ class ContextMaker:
             config.dynamic_shapes_kernel_specialization_strategy = getattr(strategies, _SPECIALIZATION[profile])
             # The session captures its graphs itself.
             config.cuda_graph_strategy = trt.CudaGraphStrategy.DISABLED
-            # What one context's kernels are compiled to is there for the next one.
+            # A shared cache: the next context reuses the kernels that were compiled for this one.
             self._cache = config.create_runtime_cache()
             if not config.set_runtime_cache(self._cache):
                 raise EngineError("TensorRT for RTX does not take its own runtime cache")
@@ -34,5 +34,5 @@ class ContextMaker:
         self._engine = engine
 
     def make(self) -> Any:
-        """A context; None when TensorRT refuses. Its memory and its profile are not set."""
+        """Returns a new context; None if TensorRT fails. The caller sets its memory and profile."""
         return self._engine.create_execution_context(self._settings)

@@ -1,4 +1,4 @@
-"""Engines of the TensorRT compiler, as they are loaded: no GPU and no TensorRT is needed for that."""
+"""Loads engines of the TensorRT compiler. Needs neither a GPU nor TensorRT."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from .session import start_session
 
 @dataclass(frozen=True)
 class TensorRtEngine(LoadedPlans):
-    """An engine that runs the plan for the GPU of this machine."""
+    """An engine that runs the plan for this machine's GPU."""
 
     def start(self, config: ExecutorConfig, *, beside: _core.Engine | None = None) -> _core.TensorRtEngine:
-        """The plan for this machine's GPU, with its memory.
+        """Starts the plan for this machine's GPU in its memory.
 
-        Raises ConfigError for kernels of the CPU, and when this install or this machine cannot run plans, EngineError
-        when the engine is not for them.
+        Raises ConfigError for kernels of the CPU, and if this install or this machine cannot run plans; EngineError if
+        the engine has no plan for the GPU.
         """
         if config.kernels:
             raise ConfigError(
@@ -37,9 +37,11 @@ class TensorRtEngine(LoadedPlans):
 
 
 def load_tensorrt_engine(directory: Path, config: EngineConfig) -> TensorRtEngine:
-    """Raises EngineError for plans of other plugins, and for weights that are missing or damaged."""
+    """Loads an engine directory. Raises EngineError for plans of another plugin version, and for missing or damaged
+    weights.
+    """
     plans = config.tensorrt
-    assert plans is not None  # EngineConfig.load: the backend says so
+    assert plans is not None  # true for this backend
     if plans.plugin_version != VERSION:
         raise EngineError(
             f"{directory}: was built with version {plans.plugin_version} of the plugins; this release "

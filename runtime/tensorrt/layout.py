@@ -1,4 +1,4 @@
-"""What the network that a TensorRT engine was compiled from says of it: where adapters act, the heads of layers."""
+"""Facts about a TensorRT engine that follow from its network: where adapters act, and the heads of each layer."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ...formats.network.adapter_sites import AdapterSite, adapter_sites, module_
 
 
 def engine_sites(config: EngineConfig) -> tuple[AdapterSite, ...]:
-    """The linear layers of an engine that adapters act on, in the order of execution; () without LoRA.
+    """Returns the linear layers that adapters act on, in the order of execution; () without LoRA.
 
-    Those of decoder layers: plugins act on neither lm_head nor the embedding.
+    Only layers of decoder layers: plugins do not act on lm_head or the embedding.
     """
     if not config.build_config.lora_enabled:
         return ()
@@ -22,7 +22,7 @@ def engine_sites(config: EngineConfig) -> tuple[AdapterSite, ...]:
 
 
 def attention_shapes(config: EngineConfig) -> list[AttentionShape]:
-    """The heads of each layer."""
+    """Returns the attention heads of each layer."""
     return [
         AttentionShape(
             num_attention_heads=op.shape.num_attention_heads,
@@ -34,7 +34,7 @@ def attention_shapes(config: EngineConfig) -> list[AttentionShape]:
 
 
 def lora_layout(config: EngineConfig, sites: Sequence[AdapterSite]) -> LoraLayout:
-    """What the engine accepts of adapters."""
+    """Returns the adapters that the engine accepts."""
     build, checkpoint = config.build_config, config.pretrained_config
     if not sites:
         return LoraLayout()

@@ -1,4 +1,4 @@
-"""The plans of an engine directory, as they are loaded."""
+"""Loaded plans of an engine directory."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ class LoadedPlans(LoadedEngine):
 
     plans: TensorRtPlans
     weights: SafetensorsReader | None
-    """The weights that are inputs of the plans; None: they are constants in each plan."""
+    """Weights that are inputs of the plans; None: they are constants in each plan."""
     sites: tuple[AdapterSite, ...]
-    """Where adapters act; () without LoRA."""
+    """Layers that adapters act on; () without LoRA."""
     layout: _core.LoraLayout
     weight_memory: int = 0
-    """Bytes that weights may take on the GPU; 0: all of them are there."""
+    """Maximum bytes of weights on the GPU; 0: all of them."""
 
     @property
     def lora(self) -> _core.LoraLayout:
-        """The layout of the network's adapters."""
+        """Layout of the network's adapters."""
         return self.layout
 
     def tensor(self, name: str) -> npt.NDArray[np.float32]:
-        """There are none: classifiers need native engines."""
+        """Raises EngineError: classifiers need native engines."""
         raise EngineError(f"{self.directory}: has no tensor '{name}'")
 
     def base_weights(self) -> WeightsFileBase | None:
-        """The weights beside the plans; None when they are in the plans, which give none back."""
+        """Returns the weights next to the plans; None if they are inside the plans, which cannot return them."""
         return None if self.weights is None else WeightsFileBase(self.sites, self.weights, self.directory)
 
     def with_weight_memory(self, num_bytes: int | None) -> LoadedPlans:
@@ -55,5 +55,5 @@ class LoadedPlans(LoadedEngine):
 
     @property
     def streams_weights(self) -> bool:
-        """True if the plans were built to run with some of their weights on the GPU."""
+        """True if the plans were built to run with only some of their weights on the GPU."""
         return self.config.build_config.weight_memory is not None

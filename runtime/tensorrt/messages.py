@@ -1,4 +1,4 @@
-"""What TensorRT says while plans run: its functions return False or None and log the reason."""
+"""Collects TensorRT's messages while plans run: its functions return False or None and log the reason."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ _KEPT: Final = 20
 
 
 class Messages:
-    """Errors that TensorRT logged, and exceptions of the plugins that it called."""
+    """Errors that TensorRT logged, and exceptions of plugins."""
 
     def __init__(self) -> None:
-        """Nothing was said yet."""
+        """Makes an empty list of messages."""
         self._errors: list[str] = []
         self.registration: Registration | None = None
 
     def add(self, severity: str, text: str) -> None:
-        """Takes a message of TensorRT's; only errors are kept, the latest."""
+        """Adds a message of TensorRT. Keeps only the latest errors."""
         if severity in ("ERROR", "INTERNAL_ERROR"):
             self._errors = [*self._errors[1 - _KEPT :], " ".join(text.split())]
 
     def take(self) -> str:
-        """Everything since the last call, plugins first."""
+        """Returns all messages since the last call, plugins' first."""
         problems = [] if self.registration is None else self.registration.take_problems()
         problems += self._errors
         self._errors = []
@@ -31,7 +31,7 @@ class Messages:
 
 
 def make_logger(trt: Any, messages: Messages) -> Any:
-    """A trt.ILogger that fills `messages`."""
+    """Returns a trt.ILogger that adds to `messages`."""
 
     def __init__(self: Any) -> None:  # noqa: N807 - of the class made here, whose base is known at run time
         trt.ILogger.__init__(self)

@@ -1,4 +1,4 @@
-"""What a TensorRT engine needs of an install: adaptrt._cuda and the package that compiled it."""
+"""Imports the packages that a TensorRT engine needs: adaptrt._cuda and the package that compiled it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CUDA = "adaptrt._cuda"
 
 
 def import_cuda(subject: str) -> Any:
-    """The module _cuda. Raises ConfigError that says what to do when there is none; `subject` begins the message."""
+    """Returns the module _cuda. Raises ConfigError with the remedy if it is missing; `subject` begins the message."""
     if importlib.util.find_spec(_CUDA) is None:
         raise ConfigError(
             f"{subject}: is for NVIDIA GPUs, and this install of AdaptRT was built without CUDA: {_CUDA} is missing. "
@@ -24,7 +24,9 @@ def import_cuda(subject: str) -> Any:
 
 
 def import_tensorrt(plans: TensorRtPlans, subject: str) -> Any:
-    """The package's module. Raises ConfigError unless it is installed with the version that compiled the plans."""
+    """Returns the module of TensorRT's package. Raises ConfigError unless the version that compiled the plans is
+    installed.
+    """
     name, version = plans.package, plans.package_version
     if name not in PACKAGES:
         raise ConfigError(f"{subject}: was compiled by package '{name}'; accepted: {', '.join(PACKAGES)}")

@@ -1,4 +1,4 @@
-"""What the session must know of a plan, from config.json."""
+"""Describes a plan to the session, from config.json."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from .layout import attention_shapes
 from .loaded_plans import LoadedPlans
 
 PROFILES: Final = (PREFILL, DECODE)
-"""The profiles of every engine, in the plans' order."""
+"""Profiles of every engine, in the plans' order."""
 
 
 def make_program(engine: LoadedPlans) -> TensorRtProgram:
-    """Raises EngineError when config.json lacks a profile or tensor, or names one that is not the network's."""
+    """Makes the program. Raises EngineError if config.json lacks a profile or tensor, or has an unknown profile."""
     checkpoint, build, plans = engine.config.pretrained_config, engine.config.build_config, engine.plans
     if plans.profiles != PROFILES:
         raise EngineError(
@@ -39,14 +39,14 @@ def make_program(engine: LoadedPlans) -> TensorRtProgram:
         vocab_size=checkpoint.vocab_size,
         num_layers=checkpoint.num_hidden_layers,
         attention=attention_shapes(engine.config),
-        # Every sequence of a step has a token.
+        # Every sequence of a step has at least one token.
         max_batch_size=min(build.max_batch_size, build.max_num_tokens),
         max_num_tokens=build.max_num_tokens,
         max_input_len=build.max_input_len,
         max_seq_len=build.max_seq_len,
         max_beam_width=build.max_beam_width,
         tokens_per_block=build.tokens_per_block,
-        # Longer prompts turn all their positions by angles of their own length.
+        # Longer prompts rotate all their positions by angles that depend on their length.
         max_reusable_prompt_len=min(build.max_seq_len, reusable or build.max_seq_len),
         has_prompt_lengths="prompt_lengths" in tensors,
         max_kv_blocks=min(_largest(tensors, kv_pool_name(0), number) for number in range(len(PROFILES))),
@@ -61,7 +61,7 @@ def make_program(engine: LoadedPlans) -> TensorRtProgram:
 
 
 def _weights(engine: LoadedPlans) -> list[TensorRtWeight]:
-    """Views of the file beside the plans, which must stay open until they were copied."""
+    """Returns views of the file next to the plans, which must stay open until the weights are copied."""
     if engine.weights is None:
         return []
     return [
@@ -71,7 +71,7 @@ def _weights(engine: LoadedPlans) -> list[TensorRtWeight]:
 
 
 def _largest(tensors: dict[str, TensorRow], name: str, profile: int) -> int:
-    """An input's largest first size."""
+    """Returns the maximum of an input's first dimension."""
     if name not in tensors or not tensors[name].profiles:
         raise EngineError(f"config.json has no input {name} of a shape that is known at run time")
     return tensors[name].profiles[profile][2][0]

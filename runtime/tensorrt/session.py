@@ -1,4 +1,4 @@
-"""From a loaded engine to one that runs: the plan for the GPU, its execution contexts and their memory."""
+"""Starts a session of a loaded engine: the plan for the GPU, its execution contexts and their memory."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from .program import PROFILES, make_program
 
 
 def start_session(engine: LoadedPlans, trt: Any, cuda: Any, device: Device) -> _core.TensorRtEngine:
-    """The engine on a device.
+    """Starts the engine on a device.
 
     trt: the package that compiled the plans.
     cuda: the module with the plugins' kernels.
 
-    Raises EngineError when there is no plan for the device, or TensorRT refuses it; ConfigError when the device's
-    memory does not suffice.
+    Raises EngineError if there is no plan for the device or TensorRT rejects it; ConfigError if the device has too
+    little memory.
     """
     plan = Plan(engine.plans, engine.directory, trt, cuda, device)
     if engine.streams_weights:
         plan.set_weight_memory(engine.weight_memory)
     contexts = [plan.context(number) for number in range(len(PROFILES))]
-    # A plan that streams weights allocates memory while it runs, which cannot be captured.
+    # A plan that streams weights allocates memory while it runs, which a graph cannot capture.
     return _core.TensorRtEngine(make_program(engine), device, *contexts, cuda_graphs=not engine.streams_weights)
 
 
 class Plan:
-    """A plan that TensorRT deserialised, and what it needs to stay alive."""
+    """A deserialised plan, and the objects that it needs."""
 
     def __init__(self, plans: TensorRtPlans, directory: Path, trt: Any, cuda: Any, device: Device) -> None:
         """Reads the plan for the device's compute capability."""
@@ -58,10 +58,10 @@ class Plan:
         self._makers = [ContextMaker(trt, self._engine, name) for name in PROFILES]
 
     def set_weight_memory(self, num_bytes: int) -> None:
-        """Keeps so many bytes of the weights on the device, of those that the plan can stream; 0: all of them.
+        """Keeps this many bytes of the streamable weights on the device; 0: all of them.
 
-        Before the first context, whose memory depends on it. Raises EngineError for a plan without such weights, and
-        when TensorRT refuses.
+        Must precede the first context, whose memory depends on it. Raises EngineError for a plan without streamable
+        weights, and if TensorRT rejects the size.
         """
         engine = self._engine
         streamable = engine.streamable_weights_size
@@ -71,13 +71,13 @@ class Plan:
                 "engine again"
             )
         budget = min(num_bytes, streamable) if num_bytes else streamable
-        with contextlib.suppress(RuntimeError):  # which says no more than the budget that is left
+        with contextlib.suppress(RuntimeError):  # its message only repeats the remaining budget
             engine.weight_streaming_budget_v2 = budget
         if engine.weight_streaming_budget_v2 != budget:
             raise self._refused(f"does not keep {budget} of {streamable} bytes of weights on the GPU")
 
     def context(self, profile: int) -> PlanContext:
-        """An execution context for one profile. All share one memory, so one may run at a time."""
+        """Makes an execution context for one profile. All contexts share one memory, so only one may run at a time."""
         context = self._makers[profile].make()
         if context is None:
             raise self._refused("makes no execution context")
@@ -87,7 +87,7 @@ class Plan:
         stream = self._device.make_stream()
         try:
             accepted = context.set_optimization_profile_async(profile, stream.handle)
-        except RuntimeError:  # TensorRT's binding raises it where the others return False
+        except RuntimeError:  # TensorRT's binding raises this where other functions return False
             accepted = False
         if not accepted:
             raise self._refused(f"does not accept optimization profile {profile}")
@@ -102,7 +102,7 @@ class Plan:
         return engine
 
     def _validity(self, mapped: mmap.mmap) -> list[str]:
-        """What TensorRT for RTX says of a plan's header."""
+        """Returns TensorRT for RTX's verdict on a plan's header."""
         if not hasattr(self._runtime, "get_engine_validity"):
             return []
         validity, found = self._runtime.get_engine_validity(mapped[: self._runtime.engine_header_size])
@@ -110,7 +110,7 @@ class Plan:
         return [f"its validity here is {validity.name}{': ' if names else ''}{', '.join(names)}"]
 
     def _check_tensors(self, plans: TensorRtPlans) -> None:
-        """The plan has the inputs and outputs that config.json has."""
+        """Raises EngineError unless the plan has the inputs and outputs in config.json."""
         engine, trt = self._engine, self._trt
         found = {}
         for index in range(engine.num_io_tensors):
@@ -133,7 +133,7 @@ class Plan:
 
 
 class PlanContext:
-    """What the session calls of an execution context; what fails is a StepError with TensorRT's reason."""
+    """The functions of an execution context that the session calls. Failures raise StepError with TensorRT's reason."""
 
     def __init__(self, context: Any, profile: int, messages: Messages, plan: Plan) -> None:
         """Keeps the plan alive."""
@@ -143,23 +143,23 @@ class PlanContext:
         self._plan = plan
 
     def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
-        """Says which shape an input has in the next run."""
+        """Sets the shape of an input for the next run."""
         if not self._context.set_input_shape(name, shape):
             raise StepError(f"TensorRT does not take {name} of shape {shape}: {self._messages.take()}")
         return True
 
     def set_tensor_address(self, name: str, address: int) -> bool:
-        """Says where an input or output is on the device."""
+        """Sets the device address of an input or output."""
         if not self._context.set_tensor_address(name, address):
             raise StepError(f"TensorRT does not take {name} at {address:#x}: {self._messages.take()}")
         return True
 
     def execute_async_v3(self, stream: int) -> bool:
-        """Puts one run of the plan into a stream."""
+        """Enqueues one run of the plan in a stream."""
         if not self._context.execute_async_v3(stream):
             raise StepError(f"TensorRT does not run the plan: {self._messages.take()}")
         return True
 
     def another(self) -> PlanContext:
-        """One more for the same profile, of which nothing is set."""
+        """Makes another context for the same profile, without any settings."""
         return self._plan.context(self._profile)
