@@ -1,4 +1,4 @@
-"""Chat templates: how the messages of a conversation become the text that a model was trained to continue."""
+"""Chat templates: convert a conversation's messages to the text format that a model was trained on."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 
 DEFAULT: Final = "default"
 TOOL_USE: Final = "tool_use"
-"""Of several named templates, the one for requests with tools."""
+"""Name of the template for requests with tools."""
 
 _SPECIAL_TOKENS: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _MAX_FILE_BYTES: Final = 1 << 26
-"""tokenizer_config.json lists the added tokens, some thousands at most."""
+"""Large enough for tokenizer_config.json, which lists at most some thousands of added tokens."""
 _REASONING: Final = ("reasoning_content", "thinking", "reasoning")
-"""Names of an assistant's thoughts; templates read the first two."""
+"""Fields with an assistant's reasoning. Templates read the first two."""
 _REPEATS: Final = 8
 _MAX_REASON: Final = 2000
-"""Characters of what a template fails with."""
+"""Maximum number of characters of a template's own error."""
 _RESERVED: Final = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 
 
 class ChatTemplate:
-    """The template of one model or adapter."""
+    """The chat templates of one model or adapter."""
 
     def __init__(
         self,
@@ -47,11 +47,11 @@ class ChatTemplate:
         *,
         limits: TemplateLimits = DEFAULT_LIMITS,
     ) -> None:
-        """Compiles `templates`, by name; `source` is the file that errors name.
+        """Compiles `templates`, which are given by name. source: file that errors name.
 
-        sources: the files of templates that have one each. limits: of each rendering.
+        sources: files of templates that have one each. limits: limits of each rendering.
 
-        Raises ConfigError for one that is not in jinja2's language, and where jinja2 is not installed.
+        Raises ConfigError for a template that is not valid jinja2, and if jinja2 is not installed.
         """
         self.source = source
         self.special_tokens: Final = dict(special_tokens)
@@ -63,13 +63,13 @@ class ChatTemplate:
     def load(
         cls, directory: str | Path, *, base: ChatTemplate | None = None, limits: TemplateLimits = DEFAULT_LIMITS
     ) -> ChatTemplate | None:
-        """The template in a directory of a model, an engine or an adapter; None where it has none.
+        """Loads the templates in the directory of a model, an engine or an adapter; None if it has none.
 
-        As in transformers, chat_template.jinja and the named templates of additional_chat_templates/ go before the
-        `chat_template` of tokenizer_config.json. An adapter's template finds the special tokens that its own files do
-        not name in those of `base`.
+        As in transformers, chat_template.jinja and the named templates in additional_chat_templates/ take precedence
+        over `chat_template` in tokenizer_config.json. base: the model's template; an adapter inherits special tokens
+        that its own files do not name.
 
-        Raises ConfigError that names the file which cannot be used.
+        Raises ConfigError that names the invalid file.
         """
         directory = Path(directory)
         files = {TEMPLATE_FILE: DEFAULT} if (directory / TEMPLATE_FILE).is_file() else {}
@@ -96,15 +96,16 @@ class ChatTemplate:
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The text of a conversation. Tokenise it with add_special_tokens=False: it has them where they belong.
+        """Returns the text of a conversation. Tokenise it with add_special_tokens=False: it has the special tokens
+        already.
 
-        Messages are in OpenAI's form, and are given to the template in the form that it reads: contents as texts or as
-        lists of text parts (as one text, there is a line break between the parts), the arguments of calls as objects
-        or as JSON texts. `variables` are the template's own, such as Qwen3's enable_thinking.
+        Messages have OpenAI's format. They are converted to the format that the template reads: contents become texts
+        or lists of text parts (parts are joined with line breaks), and arguments of calls become objects or JSON texts.
+        variables: the template's own, such as Qwen3's enable_thinking.
 
-        continue_final_message: the text ends with that of the last message. add_generation_prompt must be false then.
+        continue_final_message: the text ends with the last message's text. add_generation_prompt must be false then.
 
-        Raises RequestError for messages in another form, and for those that the template refuses or fails with.
+        Raises RequestError for messages in another format, and for messages that the template rejects or fails on.
         """
         if continue_final_message and add_generation_prompt:
             raise RequestError("continue_final_message and add_generation_prompt are both true; expected one of them")
@@ -130,7 +131,7 @@ class ChatTemplate:
             )
         except RequestError:
             raise
-        except Exception as error:  # a template is a program, and may fail in any way
+        except Exception as error:  # a template is a program and may raise anything
             raise RequestError(f"{self._subjects[name]}: the messages cannot be rendered: {_reason(error)}") from error
         return text if end is None else end.cut(text)
 
@@ -155,7 +156,7 @@ class ChatTemplate:
 
 
 def _subjects(templates: Mapping[str, str], source: str, sources: Mapping[str, str]) -> dict[str, str]:
-    """Beginning of a template's errors, by the template's name."""
+    """Returns the beginning of each template's errors, by template name."""
     named = {name: source if name == DEFAULT else f"{source}: template '{name}'" for name in templates}
     return {**named, **sources}
 
@@ -191,12 +192,12 @@ def _compiled(
 def _reason(error: Exception) -> str:
     line = getattr(error, "lineno", None)
     where = f"line {line}: " if line is not None else ""
-    # jinja2's syntax errors have the line and its text in str() as well. Messages may quote any value.
+    # str() of jinja2's syntax errors also has the line and the template's text. Messages may quote long values.
     return where + (getattr(error, "message", None) or str(error) or type(error).__name__)[:_MAX_REASON]
 
 
 def _named_templates(value: Any, source: Path) -> dict[str, str]:
-    """`chat_template` of tokenizer_config.json: a text, or a list of named ones."""
+    """Returns the templates in `chat_template` of tokenizer_config.json: a text, or a list of named ones."""
     if value is None:
         return {}
     if isinstance(value, str):
@@ -214,12 +215,12 @@ def _named_templates(value: Any, source: Path) -> dict[str, str]:
 
 
 def special_tokens(directory: Path) -> dict[str, str]:
-    """The named special tokens of a model or an adapter, as transformers reads them: their texts by name.
+    """Returns the special tokens of a model or adapter by name, as transformers reads them.
 
-    special_tokens_map.json goes before tokenizer_config.json, unless that one has the field added_tokens_decoder: the
-    other file is not read then.
+    special_tokens_map.json takes precedence over tokenizer_config.json. It is not read if tokenizer_config.json has the
+    field added_tokens_decoder.
 
-    Raises ConfigError that names the file which cannot be used.
+    Raises ConfigError that names the invalid file.
     """
     path = directory / TOKENIZER_CONFIG_FILE
     config = _read_json(path)
@@ -231,7 +232,7 @@ def special_tokens(directory: Path) -> dict[str, str]:
 
 
 def _special_tokens(fields: dict[str, Any], source: Path) -> dict[str, str]:
-    """The special tokens that a file names: texts, or AddedTokens with `content`."""
+    """Returns the special tokens in a file: texts, or AddedTokens with `content`."""
     named = fields.get("extra_special_tokens")
     extra = {f"extra_special_tokens.{name}": value for name, value in named.items()} if isinstance(named, dict) else {}
     tokens = {}
@@ -247,7 +248,7 @@ def _special_tokens(fields: dict[str, Any], source: Path) -> dict[str, str]:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """The object in a file; {} without the file."""
+    """Returns the JSON object in a file; {} without the file."""
     return load_json_object(path, ConfigError, max_bytes=_MAX_FILE_BYTES) if path.exists() else {}
 
 
@@ -293,22 +294,22 @@ def _text_parts(parts: list[Any], subject: str) -> list[dict[str, str]]:
 
 
 class _EndMark:
-    """Marks the end of a conversation's last text, so that its place in the rendered text is known.
+    """Marks the end of the last message, to find its position in the rendered text.
 
-    The text alone says nothing about its place: templates strip it and repeat it, and it may stand elsewhere too.
+    The message's text alone is not enough: templates strip and repeat it, and the same text may stand elsewhere.
     """
 
     def __init__(self, message: dict[str, Any]) -> None:
-        """Adds the mark to a message. Raises RequestError for one without text."""
-        # Digits are the same in upper and lower case.
+        """Adds the mark to a message. Raises RequestError for a message without text."""
+        # Digits do not change if a template converts the case.
         self._mark = f"{secrets.randbelow(10**40):040}"
         content = message.get("content")
         last = content[-1]["text"] if content and isinstance(content, list) else content
         if not isinstance(last, str) or not last.strip():
             raise RequestError("continue_final_message is true, but the last message has no text")
         self._text = last
-        # White space at the text's end is repeated, more often than a template writes it: where the template strips
-        # its messages, it is missing.
+        # Trailing whitespace is repeated more often than any template writes it. If the rendered text lacks it, the
+        # template strips its messages.
         self._space = self._text[len(self._text.rstrip()) :]
         marked = f"{self._text}{self._mark}{self._space * _REPEATS}"
         if isinstance(content, list):
@@ -317,8 +318,8 @@ class _EndMark:
             message["content"] = marked
 
     def cut(self, text: str) -> str:
-        """A rendered conversation without what the template writes after the message."""
-        # All but the last one are where the template repeats the text.
+        """Returns the rendered conversation without the text that the template writes after the message."""
+        # All marks but the last are repetitions of the text by the template.
         written = ""
         before, *pieces = text.split(self._mark)
         for piece in pieces:
@@ -335,12 +336,12 @@ class _EndMark:
 
 
 def _num_same(left: str, right: str) -> int:
-    """Number of characters with which both begin."""
+    """Returns the length of the common prefix."""
     return next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
 
 
 def _plain(value: Any, subject: str) -> Any:
-    """A copy in JSON's types alone: templates may call the methods of what they are given."""
+    """Returns a copy in JSON types only, because templates may call methods of their values."""
     try:
         return json.loads(json.dumps(value, allow_nan=False, default=_as_dict))
     except (TypeError, ValueError, RecursionError) as error:

@@ -1,8 +1,8 @@
-"""The forms in which a chat template reads messages, found by rendering short conversations with it.
+"""Finds the message format that a chat template reads, by rendering short conversations with it.
 
-OpenAI's messages say some things in two ways: a content is a text or a list of parts, and the arguments of a call are
-a JSON text where templates mostly expect an object. A template reads one of them, or both, and prints something else,
-nothing at all or an error for the other. Its text rarely tells which: contents go through variables and macros.
+OpenAI's messages express some things in two ways: a content is a text or a list of parts, and the arguments of a call
+are a JSON text, whereas most templates expect an object. A template reads one of them, or both, and otherwise prints
+something else, nothing or an error. Its source rarely tells which, because contents pass through variables and macros.
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ from .._core import RequestError
 from ..common.json_fields import describe
 
 Renderer: TypeAlias = Callable[[Sequence[Mapping[str, Any]]], "str | None"]
-"""Writes a conversation; None: the template fails with it."""
+"""Renders a conversation; None: the template fails on it."""
 
-# Words that no template has by itself. Lower case and letters only, so that a filter such as `title` leaves them.
+# Words that no template contains. Lower case and letters only, so that filters such as `title` keep them.
 _FIRST: Final = "adaptrtfirstprobe"
 _SECOND: Final = "adaptrtsecondprobe"
 _KEY: Final = "adaptrtkeyprobe"
 _CALL_ID: Final = "abcdefgh1"
-"""Mistral's templates require nine letters and digits."""
+"""An id of a call. Mistral's templates require nine letters and digits."""
 SAMPLE_TOOL: Final[Mapping[str, Any]] = {
     "type": "function",
     "function": {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}},
 }
-"""For templates that write calls only if there are tools."""
+"""A tool, for templates that write calls only if there are tools."""
 
 
 @dataclass(frozen=True)
 class ContentForms:
-    """The contents that a template reads in messages with one role."""
+    """Formats of contents that a template reads in messages of one role."""
 
     text: bool
     parts: bool
-    """A list of any number of text parts."""
+    """True: it reads a list of any number of text parts."""
     one_part: bool
-    """A list with one text part."""
+    """True: it reads a list with one text part."""
 
     def convert(self, content: str | list[dict[str, str]]) -> str | list[dict[str, str]]:
-        """The same content in a form that the template reads: the given one if possible."""
+        """Returns the content in a format that the template reads, unchanged if possible."""
         if isinstance(content, list):
             if self.parts:
                 return content
@@ -51,19 +51,19 @@ class ContentForms:
 
 
 class MessageForms:
-    """The forms that one template reads, each found when the first message needs it."""
+    """Message formats that one template reads, each found when the first message needs it."""
 
     def __init__(self, render: Renderer) -> None:
-        """`render` may raise what ends the search; it returns None if the template fails otherwise."""
+        """render: returns None if the template fails, or raises to end the search."""
         self._render = render
         self._contents: dict[str, ContentForms] = {}
         self._text_arguments: bool | None = None
         self._null: Mapping[str, Any] | None = None
 
     def apply(self, message: dict[str, Any], subject: str) -> None:
-        """Gives a message the forms that the template reads. `subject` names it in errors.
+        """Converts a message to the format that the template reads. subject: names the message in errors.
 
-        Raises RequestError for arguments that are not JSON, if the template needs an object.
+        Raises RequestError for arguments that are not JSON if the template needs an object.
         """
         if "content" in message and message["content"] is None:
             del message["content"]
@@ -86,7 +86,7 @@ class MessageForms:
     def _find_content_forms(self, role: str) -> ContentForms:
         def reads(content: str | list[dict[str, str]], *words: str) -> bool:
             written = self._render(self._conversation(role, content))
-            if written is None or _KEY in written:  # a key of a part is there if the list is printed as it is
+            if written is None or _KEY in written:  # the key appears if the template prints the list itself
                 return False
             return all(word in written.casefold() for word in words)
 
@@ -113,11 +113,11 @@ class MessageForms:
         return {"role": "user", "content": self._content_forms("user").convert("q")}
 
     def _empty(self) -> str | list[dict[str, str]]:
-        """An assistant's content without text."""
+        """Returns an assistant's content without text."""
         return self._content_forms("assistant").convert("")
 
     def _null_content(self) -> Mapping[str, Any]:
-        """The fields that stand for a content that is null: null, none at all, an empty text or an empty part."""
+        """Returns the fields that stand for a null content: null, no field, an empty text or an empty part."""
         if self._null is None:
             question = self._question()
             call = self._call(self._arguments({}, "arguments"))
@@ -127,12 +127,12 @@ class MessageForms:
                 return float("inf") if written is None else written.count("None")
 
             forms: tuple[dict[str, Any], ...] = ({"content": None}, {}, {"content": ""}, {"content": self._empty()})
-            self._null = min(forms, key=number_of_nones)  # the first one of the best
+            self._null = min(forms, key=number_of_nones)  # the first of the best
         return self._null
 
     def _arguments(self, arguments: str | dict[str, Any], where: str) -> str | dict[str, Any]:
         if isinstance(arguments, str) and not arguments.strip():
-            arguments = {}  # several clients write a call without arguments so
+            arguments = {}  # several clients write a call without arguments like this
         if self._text_arguments is None:
             self._text_arguments = self._find_text_arguments()
         if self._text_arguments:
@@ -146,7 +146,7 @@ class MessageForms:
         return parsed
 
     def _find_text_arguments(self) -> bool:
-        """True if the template reads a JSON text and no object, which transformers' documents ask for."""
+        """True if the template reads a JSON text and no object. transformers' documentation asks for an object."""
         question = self._question()
         arguments = {_KEY: _FIRST}
 
@@ -154,7 +154,7 @@ class MessageForms:
             answer = {"role": "assistant", "content": content, "tool_calls": [self._call(form)]}
             return self._render([question, answer]) or ""
 
-        # DeepSeek's templates write calls of messages whose content is null only.
+        # DeepSeek's templates write calls only in messages whose content is null.
         contents = (None, self._empty())
         as_objects = [written(arguments, content) for content in contents]
         if any(_FIRST in text and f"'{_KEY}':" not in text for text in as_objects):

@@ -1,4 +1,4 @@
-"""Texts that end an answer, searched in text that comes piece by piece."""
+"""Finds texts that end an answer in text that arrives piece by piece."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from .._core import RequestError
 
 _FIRST_MARK: Final = 0xD800
 _MOST_MARKS: Final = 0x800
-"""Half of a letter of UTF-16, which no text has, stands for a token that the text leaves out."""
+"""Surrogates, which no text contains, mark tokens that the text leaves out."""
 
 
 class StopTexts:
-    """Holds text back while it may be the beginning of a stop text, and ends it before the first one.
+    """Holds back text that may begin a stop text, and ends the text before the first stop text.
 
-    The first is the one that ends first, and the longest of those that end there. A stop text may have the names of
-    special tokens. It is then found where these tokens came, whether or not the text shows them; other tokens that the
-    text leaves out may be between them.
+    The first one is the one that ends first; of several that end there, the longest. A stop text may contain names of
+    special tokens. It then matches these tokens even if the text does not show them; other tokens that the text leaves
+    out may be between them.
     """
 
     def __init__(self, stop: Sequence[str], hidden: Mapping[int, str]) -> None:
-        """`hidden`: names of tokens that the text leaves out, by id. Raises RequestError for an empty stop text."""
+        """hidden: names of tokens that the text leaves out, by id. Raises RequestError for an empty stop text."""
         if not all(stop):
             raise RequestError("stop has an empty string; leave it out, or give the text that ends an answer")
         self.stopped: str | None = None
-        """The stop text that ended the text; None: none did so far."""
+        """The stop text that ended the text; None: none yet."""
         self._patterns: list[tuple[str, str]] = []
         self._marks: dict[int, str] = {}
         self._held = ""
@@ -37,18 +37,18 @@ class StopTexts:
             raise RequestError(f"stop has the names of {len(named)} special tokens; expected at most {_MOST_MARKS}")
         self._marks = {token_id: chr(_FIRST_MARK + i) for i, (token_id, _) in enumerate(named)}
         of_name = {name: self._marks[token_id] for token_id, name in named}
-        # The longest of the names that begin alike.
+        # Longer names come first, so that the longest match counts.
         names = re.compile("|".join(map(re.escape, sorted(of_name, key=len, reverse=True))) or r"(?!)")
         marked = ((names.sub(lambda found: of_name[found[0]], text), text) for text in stop)
-        # Each is searched as it is written, and with marks for the tokens that it names.
+        # Each stop text is searched as written, and also with marks for the tokens that it names.
         self._patterns = [(text, text) for text in stop] + [(made, text) for made, text in marked if made != text]
 
     def mark(self, token_id: int) -> str:
-        """A letter to add() for a token that the text leaves out; "" for one that is in no stop text."""
+        """Returns the character to add() for a token that the text leaves out; "" if no stop text names the token."""
         return self._marks.get(token_id, "")
 
     def add(self, text: str) -> str:
-        """Takes the next text, with marks where tokens were left out, and returns what may be shown now."""
+        """Adds text, with marks for left-out tokens. Returns the text that can be shown now."""
         if not self._patterns:
             return text
         text = self._held + text
@@ -62,25 +62,25 @@ class StopTexts:
             elif length := _overlap(searched, pattern):
                 first_held = min(first_held, places[len(searched) - length])
         if found:
-            # The one that ends first, and of those the longest.
+            # The one that ends first; of several, the longest.
             _, first_held, self.stopped = min(found)
         self._held = "" if found else text[first_held:]
         return self._without_marks(text[:first_held])[0] if has_marks else text[:first_held]
 
     def finish(self) -> str:
-        """The rest of the text, when no more comes."""
+        """Returns the rest at the end of the text."""
         rest, self._held = self._without_marks(self._held)[0], ""
         return rest
 
     def _without_marks(self, text: str, but: str = "") -> tuple[str, Sequence[int]]:
-        """A text without marks, except those in `but`, and the place of each letter in the text with all marks."""
+        """Returns a text without marks except those in `but`, and each character's position in the original text."""
         last = _FIRST_MARK + _MOST_MARKS
         places = [i for i, letter in enumerate(text) if not _FIRST_MARK <= ord(letter) < last or letter in but]
         return "".join(text[i] for i in places), places
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of a text that a stop text begins with, without being all of it."""
+    """Returns the length of the longest proper prefix of `stop` that the text ends with."""
     for length in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:length]):
             return length

@@ -1,4 +1,4 @@
-"""Limits of what one rendering of a chat template may do."""
+"""Limits of one rendering of a chat template."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ class TemplateLimits:
     """Limits of one rendering, and of the templates themselves."""
 
     max_source_characters: int = 1 << 17
-    """Characters of all templates of a model or an adapter together.
+    """Number of characters of all templates of a model or an adapter together.
 
-    Real ones have up to some 20,000 each. Compiling as many as this takes up to 10 s, under Python's lock.
+    Real templates have up to about 20,000 each. Compiling the maximum takes up to 10 s while holding the GIL.
     """
     max_characters: int = 1 << 24
-    """Size of the rendered text, and of any text, list or object that an expression makes."""
+    """Maximum size of the rendered text, and of any text, list or object that an expression makes."""
     max_work: int = 1 << 29
-    """Bytes that expressions make. Each operation, loop turn and call counts for some bytes as well."""
+    """Bytes that expressions may make. Each operation, loop iteration and call also counts as some bytes."""
     max_seconds: float = 5.0
 
 

@@ -1,4 +1,4 @@
-"""jinja2's filters and tests, and the methods of texts, as chat templates may use them: measured before they run."""
+"""jinja2's filters and tests and the methods of texts, for chat templates: their work is measured before they run."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from .template_work import OPERATION, LimitError, Work, check_width
 if TYPE_CHECKING:
     from .template_sandbox import CountingContext
 
-# Bytes that a filter makes at most for each character or item that it is given, in what it returns and on the way. An
-# item of a list takes about 64. Those that take more are slow as well.
+# Factors: maximum number of bytes that a filter makes, in its result and on the way, per character or item of its
+# input. A list item takes about 64 bytes. Filters with a higher factor are also slow.
 _UNCOUNTED: Final = frozenset({"attr", "count", "d", "default", "first", "items", "last", "length", "random", "safe"})
-"""Filters that return what they are given, or a part of it."""
+"""Filters that return their input or a part of it."""
 _LAZY: Final = frozenset({"map", "reject", "rejectattr", "select", "selectattr"})
 _OF_ITEMS: Final = _LAZY | {"batch", "dictsort", "groupby", "list", "max", "min", "reverse", "slice", "sort", "unique"}
-"""Filters that make lists of the items that they are given, whatever is in these."""
+"""Filters that make lists of their input's items, whatever the items are."""
 _FACTORS: Final[Mapping[str, int]] = {
     **dict.fromkeys(("abs", "capitalize", "center", "e", "escape", "float", "forceescape", "indent", "int"), 8),
     **dict.fromkeys(("lower", "replace", "reverse", "string", "trim", "truncate", "upper"), 8),
@@ -37,13 +37,13 @@ _OTHER_FACTOR: Final = 64
 _WIDTH_FILTERS: Final = frozenset(
     {"batch", "center", "indent", "round", "slice", "tojson", "truncate", "urlize", "wordwrap"}
 )
-"""Filters whose numbers say how many characters or items to make."""
+"""Filters whose numeric arguments determine how many characters or items they make."""
 _MEASURED_TESTS: Final = frozenset(
     {"!=", "<", "<=", "==", ">", ">=", "eq", "equalto", "ge", "greaterthan", "gt", "in", "le", "lessthan", "lower"}
     | {"lt", "ne", "upper"}
 )
 _SEARCHES: Final = frozenset({"count", "endswith", "find", "index", "rfind", "rindex", "startswith"})
-"""Methods of texts whose numbers are positions."""
+"""Methods of texts whose numeric arguments are positions."""
 JINJA2_ARGUMENTS: Final = frozenset({"_block_vars", "_loop_vars", "caller"})
 """Arguments that jinja2 adds to calls."""
 _WHITE_SPACE: Final = " \t\n\r\v\f\x1c\x1d\x1e\x1f"
@@ -54,13 +54,13 @@ _PRINTF: Final = re.compile(r"%(?:\(([^()]*)\))?[#0 +-]*(\*|\d*)(?:\.(\*|\d*))?[
 
 
 def bounded_filters() -> dict[str, Callable[..., Any]]:
-    """jinja2's filters, which take the context as their first argument."""
+    """Returns jinja2's filters with limits. They take the context as their first argument."""
     filters = {name: function if name in _UNCOUNTED else _bounded(name, function) for name, function in FILTERS.items()}
     return filters | {"format": _format, "join": _join, "sum": _sum, "tojson": _to_json}
 
 
 def bounded_tests() -> dict[str, Callable[..., Any]]:
-    """jinja2's tests."""
+    """Returns jinja2's tests with limits."""
     tests: Mapping[str, Any] = TESTS
     return {name: _compared(test) if name in _MEASURED_TESTS else test for name, test in tests.items()}
 
@@ -96,12 +96,12 @@ def _bounded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
             result = function(value, *args, **kwargs)
         return result if name in _LAZY else work.made(result)
 
-    # functools.wraps copies what the function is to be passed.
+    # functools.wraps copies the function's own kind of first argument, so pass_context is set again.
     return pass_context(bounded)
 
 
 def _extra(name: str, work: Work, value: Any, given: Sequence[Any]) -> int:
-    """Bytes that a filter makes for its arguments, in addition to those for its value."""
+    """Returns the bytes that a filter makes for its arguments, in addition to those for its value."""
     if name == "indent":
         width = given[0] if given else 4
         width = len(width) if isinstance(width, str) else width if isinstance(width, int) else 0
@@ -160,7 +160,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Not jinja2's own filter, which escapes what HTML would take for tags."""
+    """Replaces jinja2's filter, which escapes characters for HTML."""
     work = context.work
     check_width(indent)
     width = len(indent) if isinstance(indent, str) else indent or 0
@@ -185,7 +185,7 @@ def _compared(test: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def printf(work: Work, text: str, values: Any) -> str:
-    """text % values. Raises LimitError for a width that is in the values."""
+    """Returns text % values. Raises LimitError for a width that comes from the values."""
     if re.search(r"%\([^)]*\(", text):
         raise LimitError("it formats a value whose name has a parenthesis")
     keyed = isinstance(values, Mapping)
@@ -209,7 +209,7 @@ def _number(digits: str) -> int:
 
 
 class _BoundedFormatter(SandboxedFormatter):
-    """The formatter of one call of str.format()."""
+    """Formatter of one call of str.format()."""
 
     def __init__(self, environment: Environment, work: Work, **kwargs: Any) -> None:
         super().__init__(environment, **kwargs)
@@ -229,11 +229,11 @@ class _BoundedFormatter(SandboxedFormatter):
 
 
 class _BoundedEscapeFormatter(_BoundedFormatter, SandboxedEscapeFormatter):
-    """The same for texts that are escaped."""
+    """The same for texts that are escaped (Markup)."""
 
 
 def bound_format(environment: Environment, method: Any) -> Callable[..., str]:
-    """`format` or `format_map` of a text, for templates."""
+    """Returns `format` or `format_map` of a text with limits, for templates."""
     text, is_map = method.__self__, method.__name__ == "format_map"
 
     @pass_context
@@ -252,7 +252,7 @@ def bound_format(environment: Environment, method: Any) -> Callable[..., str]:
 
 
 def check_method(work: Work, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Measures a call of a method of a text or a number. Returns the arguments to call it with."""
+    """Measures a call of a method of a text or number. Returns the arguments for the call."""
     owner, name = function.__self__, function.__name__
     if name == "join" and len(args) == 1:
         items = work.items(args[0])
@@ -271,7 +271,7 @@ def check_method(work: Work, function: Any, args: tuple[Any, ...], kwargs: Mappi
 def _made_by_method(
     work: Work, owner: str | bytes | int, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> int:
-    """Bytes that a method of a text or a number makes at most."""
+    """Returns the maximum number of bytes that a method of a text or number makes."""
     if isinstance(owner, int):
         return 0
     length = len(owner)
@@ -304,7 +304,7 @@ def _num_pieces(owner: str | bytes, name: str, args: tuple[Any, ...]) -> int:
 
 
 def check_call(work: Work, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Measures what a function is given: it may write, compare or hash it."""
+    """Measures the arguments of a function, which may print, compare or hash them."""
     for argument in args:
         if not isinstance(argument, str):
             work.size(argument)
@@ -314,6 +314,6 @@ def check_call(work: Work, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
 
 
 def check_time_format(format_: Any) -> None:
-    """Raises LimitError for a long format of a time."""
+    """Raises LimitError for a time format that is too long."""
     if len(format_) > _MAX_TIME_FORMAT:
         raise LimitError(f"it formats the time with {len(format_)} characters; at most {_MAX_TIME_FORMAT} are allowed")

@@ -1,8 +1,8 @@
-"""jinja2 as chat templates use it, with bounds on what a rendering may do. Only runtime/chat_template.py imports it.
+"""jinja2 for chat templates, with limits on each rendering. Only runtime/chat_template.py imports this module.
 
-Templates come with models and adapters, and run here: in jinja2's sandbox, which keeps them from Python's internals
-and from files, and with limits on their work. Every operation is measured before it makes anything, also within one
-expression, and the clock is looked at between operations.
+Templates come with models and adapters. They run in jinja2's sandbox, which keeps them from Python's internals and from
+files, and with limits on their work. Every operation is measured before it makes a value, even within one expression,
+and the clock is checked between operations.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from .template_work import CALL, MAX_INTEGER_BITS, LimitError, Work
 _DICT_ATTRIBUTES: Final = frozenset(dir(dict))
 _TEXT_METHODS: Final = frozenset(name for name in dir(str) if not name.startswith("_")) - {"format", "format_map"}
 _MAX_MESSAGE: Final = 2000
-"""Characters of a message of raise_exception."""
+"""Maximum number of characters of a message of raise_exception."""
 _TURN: Final = "turn "
 
 
 class RaisedByTemplateError(TemplateError):
-    """A template called raise_exception, with what is wrong with the messages."""
+    """A template called raise_exception because the messages are invalid."""
 
 
 class CountingContext(Context):
-    """The variables of one rendering, and its work."""
+    """Variables of one rendering, and its work."""
 
     work: Work
 
     def derived(self, locals: dict[str, Any] | None = None) -> Context:
-        """The same with other variables: it is still one rendering."""
+        """Returns a context with other variables that belongs to the same rendering."""
         context = super().derived(locals)
         assert isinstance(context, CountingContext)
         context.work = self.work
@@ -57,14 +57,14 @@ class CountingContext(Context):
 
 
 class _BoundedCode(CodeGenerator):
-    """Compiles what runs repeatedly so that it is counted, and operators to calls that measure."""
+    """Code generator that counts code which may run repeatedly, and turns operators into measured calls."""
 
     def visit_Template(self, node: nodes.Template, frame: Frame | None = None) -> None:  # noqa: N802
         _count_bodies(node)
         super().visit_Template(node, frame)
 
     def visit_EnvironmentAttribute(self, node: nodes.EnvironmentAttribute, frame: Frame) -> None:  # noqa: N802
-        # Only _count_bodies makes such nodes: there are no attributes of the environment in the language.
+        # Only _count_bodies makes such nodes: templates cannot express them.
         self.write(f"context.work.turn({int(node.name.removeprefix(_TURN))})")
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802
@@ -145,14 +145,14 @@ def _is_constant(node: nodes.Expr) -> bool:
 
 
 def _is_quick(name: str, left: nodes.Expr, right: nodes.Expr) -> bool:
-    """True for comparisons that take no longer than their source is long."""
+    """True for comparisons whose time is bounded by the length of their source."""
     if name in ("in", "notin"):
         return _is_constant(right)
     return isinstance(left, nodes.Const) or isinstance(right, nodes.Const)
 
 
 def _count_bodies(node: nodes.Node) -> int:
-    """Makes what may run more than once count its elements. Returns the number of a node's other elements."""
+    """Makes code that may run more than once count its elements. Returns the number of other elements of a node."""
     if isinstance(node, nodes.Const):
         return 1 + (len(node.value) if isinstance(node.value, str) else 0)
     if isinstance(node, nodes.TemplateData):
@@ -172,7 +172,7 @@ def _turn(elements: int) -> nodes.EnvironmentAttribute:
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks what an assistant says, for training; here its content is all there is to it."""
+    """`{% generation %}` marks an assistant's text for training. Only its content is rendered here."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -182,7 +182,7 @@ class _Generation(Extension):
 
 
 class _Namespace(Namespace):
-    """jinja2's writes all that it holds when it is printed, however often it holds it."""
+    """A namespace whose text is short. jinja2's prints all its values, as often as they occur."""
 
     def __contains__(self, name: str) -> bool:
         return name in self._Namespace__attrs
@@ -195,24 +195,24 @@ class _Namespace(Namespace):
 
 
 class ChatEnvironment(ImmutableSandboxedEnvironment):
-    """What transformers' templates find around them: its options, functions and filters."""
+    """The environment of transformers' templates: its options, functions and filters."""
 
     code_generator_class = _BoundedCode
     context_class = CountingContext
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
     def __init__(self) -> None:
-        # The optimiser computes constants when a template is compiled, without limits.
+        # The optimiser is off because it computes constants without limits when a template is compiled.
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols], optimized=False)
         self.filters = dict(bounded_filters())
         self.tests = dict(bounded_tests())
-        del self.globals["lipsum"]  # as many words as it is asked for, in one call
+        del self.globals["lipsum"]  # one call makes any number of words
         self.globals["namespace"] = _Namespace
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = _strftime_now
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """An attribute or an item, as jinja2 finds it; those of texts and of JSON's objects without its checks."""
+        """Returns an attribute or an item as jinja2 does. Skips jinja2's checks for texts and for objects from JSON."""
         kind = type(obj)
         if kind is dict and attribute not in _DICT_ATTRIBUTES:
             try:
@@ -228,7 +228,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
     def call(  # type: ignore[override]
         self, context: CountingContext, function: Any, /, *args: Any, **kwargs: Any
     ) -> Any:
-        """Calls a function for a template, with what it makes measured before and counted after."""
+        """Calls a function for a template. Measures the call before, and counts its result after it."""
         work = context.work
         work.spend(CALL)
         owner = getattr(function, "__self__", None)
@@ -242,7 +242,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         return work.made(super().call(context, function, *args, **kwargs))
 
     def call_binop(self, context: CountingContext, operator: str, left: Any, right: Any) -> Any:  # type: ignore[override]
-        """Operators that make long values of short ones, measured before they do."""
+        """Computes operators that may make long values of short ones. Measures them before."""
         work = context.work
         if operator == "+" and type(left) is str and type(right) is str:
             return work.made_text(left + right)
@@ -267,7 +267,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         return work.made(super().call_binop(context, operator, left, right))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """Formats with bounds, for `format` and `format_map` of texts."""
+        """Returns a limited version of a text's `format` or `format_map`."""
         return None if super().wrap_str_format(value) is None else bound_format(self, value)
 
 
@@ -282,15 +282,15 @@ def _strftime_now(format_: str) -> str:
 
 
 class CompiledTemplate:
-    """One template, ready to be rendered."""
+    """A compiled template."""
 
     def __init__(self, environment: ChatEnvironment, source: str, limits: TemplateLimits) -> None:
-        """Raises jinja2.TemplateSyntaxError, and what Python raises for code that it cannot compile."""
+        """Raises jinja2.TemplateSyntaxError, and Python's errors for code that it cannot compile."""
         self._template = environment.from_string(source)
         self._limits = limits
 
     def render(self, variables: Mapping[str, Any]) -> str:
-        """The rendered text. Raises whatever the template runs into, jinja2.TemplateError among it."""
+        """Returns the rendered text. Raises any error of the template, such as jinja2.TemplateError."""
         context = self._template.new_context(dict(variables))
         assert isinstance(context, CountingContext)
         work = context.work = Work(self._limits)
@@ -301,14 +301,14 @@ class CompiledTemplate:
             work.length(characters)
             pieces.append(piece)
         text = "".join(pieces)
-        text.encode()  # no tokenizer takes halves of characters
+        text.encode()  # raises for halves of surrogate pairs, which no tokenizer accepts
         return text
 
     def try_render(self, variables: Mapping[str, Any]) -> str | None:
-        """The rendered text, or None where the template fails. Raises LimitError."""
+        """Returns the rendered text; None if the template fails. Raises LimitError."""
         try:
             return self.render(variables)
         except LimitError:
             raise
-        except Exception:  # a template is a program, and may fail in any way
+        except Exception:  # a template is a program and may raise anything
             return None

@@ -1,6 +1,6 @@
-"""The work of one rendering of a chat template, measured while it is done, and its limits.
+"""Measures the work of one rendering of a chat template and enforces its limits.
 
-Values are measured before an operation makes them, so that one operation cannot make more than the limits allow.
+Values are measured before an operation makes them, so a single operation cannot exceed the limits.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from jinja2.runtime import Undefined
 from .template_limits import TemplateLimits
 
 OPERATION: Final = 64
-"""Work of an operation in addition to the bytes that it makes, and of an item of a list."""
+"""Work of an operation in addition to the bytes that it makes, and of a list item."""
 TURN: Final = 256
-"""Work of a loop turn, without the elements of the loop's body."""
+"""Work of a loop iteration, without the elements of the loop's body."""
 CALL: Final = 1024
 _CLOCK_INTERVAL: Final = 1 << 18
-"""Work between two looks at the clock."""
+"""Work between two checks of the clock."""
 MAX_WIDTH: Final = 1 << 16
-"""Number of characters or items that a width, an indent or a precision may ask for."""
+"""Maximum number of characters or items that a width, an indent or a precision may ask for."""
 _MAX_DEPTH: Final = 100
-"""Nesting of lists and objects. CPython's hash of a tuple has no bound of its own and overflows the stack."""
+"""Maximum nesting of lists and objects. CPython's hash of a tuple has no limit of its own and overflows the stack."""
 MAX_INTEGER_BITS: Final = 1024
 _TEXT_PER_SIZE: Final = 16
-"""Characters that Python writes for a list or an object, for each unit of its size: escapes have ten of them."""
+"""Maximum number of characters that Python writes per unit of a container's size: escapes have ten characters."""
 _COMPARISONS: Final[dict[str, Callable[[Any, Any], bool]]] = {
     "eq": operator.eq,
     "ne": operator.ne,
@@ -44,11 +44,11 @@ _SIZED: Final[tuple[type[Any], ...]] = (str, bytes, bytearray, range, *_CONTAINE
 
 
 class LimitError(TemplateError):
-    """A template does more than a chat template has reason to."""
+    """A template exceeds the limits."""
 
 
 class Work:
-    """Work of one rendering. Methods raise LimitError when a limit is passed."""
+    """Work of one rendering. Methods raise LimitError when a limit is exceeded."""
 
     __slots__ = ("_deadline", "_limits", "_max_characters", "_pause", "_sizes", "_spent")
 
@@ -59,22 +59,22 @@ class Work:
         self._deadline = time.monotonic() + limits.max_seconds
         self._spent = 0
         self._pause = 0
-        # Containers are kept with their sizes: an address alone may get another one's.
+        # Containers are kept with their sizes: after a container is freed, another one may get its address.
         self._sizes: dict[int, tuple[Any, int, int]] = {}
 
     def spend(self, work: int) -> None:
-        """Counts work that is done."""
+        """Counts work."""
         self._spent += work
         if self._spent > self._pause:
             self._look()
 
     def turn(self, elements: int) -> bool:
-        """Counts a loop turn or the body of a macro, with so many elements; returns True."""
+        """Counts a loop iteration, or the body of a macro, with its number of elements. Returns True."""
         self.spend(TURN + elements)
         return True
 
     def room(self, num_bytes: int) -> None:
-        """Raises LimitError if an operation cannot make so many bytes."""
+        """Raises LimitError if an operation may not make this many bytes."""
         if self._spent + num_bytes > self._limits.max_work:
             raise self._too_much_work()
 
@@ -86,7 +86,7 @@ class Work:
             )
 
     def made_text(self, text: str) -> str:
-        """Counts a text that was made."""
+        """Counts a new text."""
         length = len(text)
         if length > self._max_characters:
             self.length(length)
@@ -94,7 +94,7 @@ class Work:
         return text
 
     def made(self, value: Any) -> Any:
-        """Counts a value that was made, with the texts in it."""
+        """Counts a new value and the texts in it."""
         if isinstance(value, str):
             return self.made_text(value)
         if isinstance(value, (bytes, bytearray)):
@@ -112,7 +112,7 @@ class Work:
         return value
 
     def made_shallow(self, value: Any) -> Any:
-        """Counts a text, or a list, tuple or object whose items were there before."""
+        """Counts a new text, or a new list, tuple or object of existing items."""
         if isinstance(value, str):
             return self.made_text(value)
         if isinstance(value, _CONTAINERS):
@@ -123,7 +123,7 @@ class Work:
         return value
 
     def made_of(self, value: Any, parts: Sequence[Any], times: int = 1) -> Any:
-        """Counts a list or a tuple that has the items of its parts, which need not be measured again."""
+        """Counts a list or tuple with the items of its parts, without measuring them again."""
         measured = [self._measure(part) for part in parts]
         size = times * sum(size for size, _ in measured)
         self.length(size)
@@ -132,18 +132,18 @@ class Work:
         return value
 
     def sliced(self, value: Any) -> Any:
-        """Counts a part of a text or a list."""
+        """Counts a slice of a text or list."""
         if isinstance(value, str):
             return self.made_text(value)
         self.spend(OPERATION + 16 * len(value))
         return value
 
     def size(self, value: Any) -> int:
-        """Number of characters and items in a value. An item is counted as often as it is there."""
+        """Returns the number of characters and items in a value. Repeated items count each time."""
         return len(value) if type(value) is str else self._measure(value)[0]
 
     def _measure(self, value: Any) -> tuple[int, int]:
-        """Size and depth."""
+        """Returns size and depth."""
         if isinstance(value, (str, bytes, bytearray)):
             return len(value), 0
         if isinstance(value, int):
@@ -172,17 +172,17 @@ class Work:
         return size, depth + 1
 
     def depth(self, value: Any) -> int:
-        """Nesting of a value: 0 for a text or a number."""
+        """Returns the nesting of a value: 0 for a text or a number."""
         return self._measure(value)[1]
 
     def key(self, value: Any) -> Any:
-        """The key of an item, checked before Python hashes it."""
+        """Checks a key before Python hashes it, and returns it."""
         if type(value) is tuple:
             self.size(value)
         return value
 
     def items(self, value: Any) -> Any:
-        """A value whose items can be counted: what makes items one at a time becomes a list."""
+        """Returns a value whose items can be counted. Iterators become lists."""
         if isinstance(value, _SIZED):
             self.spend(16 * len(value))
             return value
@@ -196,17 +196,17 @@ class Work:
         return items
 
     def text(self, value: Any) -> str:
-        """str(value), measured before."""
+        """Returns str(value), measured before."""
         if isinstance(value, _CONTAINERS) or not isinstance(value, (str, int, float, Undefined)):
             self.room(_TEXT_PER_SIZE * self.size(value))
         return str(value)
 
     def output(self, value: Any) -> str:
-        """The text that a template writes for a value."""
+        """Returns the text that a template writes for a value."""
         return self.made_text(value if isinstance(value, str) else self.text(value))
 
     def concatenate(self, parts: Iterable[Any]) -> str:
-        """The operator `~`."""
+        """Computes the operator `~`."""
         texts = [part if type(part) is str else self.text(part) for part in parts]
         self.length(sum(map(len, texts)))
         return self.made_text("".join(texts))
@@ -219,7 +219,7 @@ class Work:
             self.spend(OPERATION + self.size(left) + self.size(right))
 
     def compared(self, names: tuple[str, ...], *values: Any) -> bool:
-        """Values with a comparison between each two of them, such as `a < b < c`."""
+        """Computes chained comparisons such as `a < b < c`."""
         for name, left, right in zip(names, values[:-1], values[1:], strict=True):
             if name in ("in", "notin"):
                 holds = self.contains(left, right) == (name == "in")
@@ -231,7 +231,7 @@ class Work:
         return True
 
     def contains(self, item: Any, values: Any) -> bool:
-        """The operator `in`."""
+        """Computes the operator `in`."""
         if type(values) is dict:
             self.spend(OPERATION)
             return self.key(item) in values

@@ -1,7 +1,7 @@
-"""How long a text may be, decided before all of it is tokenised.
+"""Rejects texts that are too long before they are tokenised completely.
 
-Tokenising takes about 1 us and 200 bytes of memory per character, also for a text that is refused afterwards for its
-number of tokens. So a text is refused by its number of characters first, and a long one then piece by piece.
+Tokenising takes about 1 us and 200 bytes of memory per character, even if the text is then rejected for its number of
+tokens. So the number of characters is checked first, and a long text is then tokenised piece by piece.
 """
 
 from __future__ import annotations
@@ -16,35 +16,37 @@ from .._core import EngineInfo, RequestError
 LONG_TEXT: Final = 1 << 14
 """Characters; a longer text is tokenised without holding the GIL, and a server does so outside its event loop."""
 NORMALIZER_ROOM: Final = 4
-"""Characters of a text that may become one character of a token: normalisers compose letters and drop spaces."""
+"""Number of characters that normalisation may turn into one: normalisers compose characters and drop spaces."""
 _USUAL_CHARACTERS_PER_TOKEN: Final = 4
-"""A text of no more is tokenised as a whole: that costs little more than the longest text that is accepted."""
+"""A text with fewer characters per allowed token is tokenised at once, which costs little more than the longest
+accepted text.
+"""
 _PIECE_CHARACTERS: Final = 1 << 16
 _CUT_TOKENS: Final = 256
-"""Tokens that one cut through a text may add: WordPiece has one token for a word of more than 100 characters."""
+"""Number of tokens that one cut may add: WordPiece has one token for a word of more than 100 characters."""
 
 
 class TextTooLongError(RequestError):
-    """A text is longer than any prompt that the engine takes."""
+    """A text is longer than the engine's longest prompt."""
 
     def __init__(self, message: str, field: str) -> None:
-        """`field`: name of the request's field that has the text."""
+        """field: name of the request's field with the text."""
         super().__init__(message)
         self.field: Final = field
 
 
 def max_prompt_tokens(info: EngineInfo) -> int:
-    """Tokens of the longest prompt of an engine: the encoder's input where it has an encoder."""
+    """Returns the maximum number of prompt tokens; in an encoder-decoder model, of the encoder's input."""
     return info.max_encoder_input_len or info.max_input_len
 
 
 def longest_token(tokenizer: Tokenizer) -> int:
-    """Characters of the longest token. Byte-level tokens count their bytes, which are at least as many."""
+    """Returns the length of the longest token in characters. Byte-level tokens count bytes, at least as many."""
     return max(map(len, tokenizer.get_vocab(with_added_tokens=True)), default=1)
 
 
 def check_characters(num_characters: int, token_length: int, max_tokens: int, field: str) -> None:
-    """Raises TextTooLongError for a text that has too many characters for `max_tokens` tokens.
+    """Raises TextTooLongError for more characters than `max_tokens` tokens can have.
 
     token_length: longest_token() of the tokenizer.
     """
@@ -58,9 +60,9 @@ def check_characters(num_characters: int, token_length: int, max_tokens: int, fi
 
 
 def check_pieces(texts: Sequence[str], tokenizer: Tokenizer, max_tokens: int, field: str) -> None:
-    """Raises TextTooLongError for a long text whose first pieces have more than `max_tokens` tokens already.
+    """Raises TextTooLongError if the first pieces of a long text already have more than `max_tokens` tokens.
 
-    Nothing is tokenised of a text that has few characters for its limit. Of another, one piece is in memory at a time.
+    Does not tokenise a text that is short for its limit. Otherwise keeps only one piece in memory at a time.
     """
     num_characters = sum(map(len, texts))
     if num_characters <= max(_PIECE_CHARACTERS, max_tokens * _USUAL_CHARACTERS_PER_TOKEN):

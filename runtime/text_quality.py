@@ -1,6 +1,7 @@
-"""What engines make of a text: the perplexity of each, and how far others are from the first one.
+"""Measures engines on a text: each engine's perplexity, and its difference from the first engine.
 
-The text is cut into windows of tokens; each token but the first of a window is predicted from those before it there.
+The text is cut into windows of tokens. Each token but the first of a window is predicted from the earlier tokens of the
+window.
 """
 
 from __future__ import annotations
@@ -38,28 +39,28 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 DEFAULT_WINDOW: Final = 512
 MIN_TOKENS: Final = 2
-"""Of a window and of a text: one is predicted from the other."""
+"""Minimum number of tokens of a window and of a text: one predicts the other."""
 _GREATEST_EXPONENT: Final = math.log(sys.float_info.max)
-# Characters that are read for each token that is wanted, before more are tried.
+# Number of characters to read per wanted token before trying more.
 _CHARACTERS_A_TOKEN: Final = 16
-# Rows of logits that are in memory as float64.
+# Number of rows of logits in memory as float64.
 _ROWS_AT_ONCE: Final = 64
 
 
 @dataclass
 class Quality:
-    """What an engine made of a text, gathered piece by piece."""
+    """Quality of an engine on a text, summed up piece by piece."""
 
     tokens: int = 0
-    """That were predicted."""
+    """Number of predicted tokens."""
     negative_log_likelihood: float = 0.0
     divergence: float = 0.0
-    """Sum over the tokens of the Kullback-Leibler divergence of this engine's distribution from the first one's."""
+    """Sum over the tokens of the Kullback-Leibler divergence of this engine's distribution from the first engine's."""
     same_choices: int = 0
-    """Tokens for which the most probable one is that of the first engine."""
+    """Number of tokens whose most likely prediction equals the first engine's."""
 
     def add(self, log_probabilities: Array, expected: Array, reference: Array) -> None:
-        """Takes in log probabilities [tokens, vocabulary] for `expected`; `reference` are the first engine's."""
+        """Adds log probabilities, float64 [tokens, vocabulary], for `expected`. reference: the first engine's."""
         self.tokens += len(expected)
         self.negative_log_likelihood -= float(log_probabilities[np.arange(len(expected)), expected].sum())
         self.divergence += float((np.exp(reference) * (reference - log_probabilities)).sum())
@@ -67,15 +68,15 @@ class Quality:
 
     @property
     def perplexity(self) -> float:
-        """exp of the mean negative log likelihood, at most the greatest float."""
+        """exp of the mean negative log likelihood, at most the largest float."""
         return math.exp(min(self.negative_log_likelihood / self.tokens, _GREATEST_EXPONENT))
 
 
 def measure(engines: Sequence[Path], token_ids: Sequence[int], window: int) -> list[Quality]:
-    """The quality of each engine on the tokens; divergences are from the first.
+    """Returns each engine's quality on the tokens; divergences are from the first engine.
 
-    Beside the engines, their KV cache of one window and the logits of one window of each are in memory. Raises what
-    Executor raises, and EngineError for logits that are not finite numbers.
+    Memory holds the engines, their KV caches of one window, and each engine's logits of one window. Raises the errors
+    of Executor, and EngineError for logits that are not finite.
     """
     results = [Quality() for _ in engines]
     window = min(window, len(token_ids))
@@ -94,10 +95,10 @@ def measure(engines: Sequence[Path], token_ids: Sequence[int], window: int) -> l
 def run_windows(
     engines: Sequence[LoadedEngine], token_ids: Sequence[int], window: int
 ) -> Iterator[tuple[list[int], list[Array]]]:
-    """Runs engines over the tokens, window by window: gives each window's tokens, and each engine's logits of those
-    after the first.
+    """Runs engines on the tokens, window by window. Yields each window's tokens, and each engine's logits for all but
+    the first.
 
-    Raises what Executor raises, and EngineError for logits that are not finite numbers.
+    Raises the errors of Executor, and EngineError for logits that are not finite.
     """
     with ExitStack() as stack:
         executors = [stack.enter_context(_executor(engine, window)) for engine in engines]
@@ -115,10 +116,10 @@ def run_windows(
 
 
 def read_tokens(text: Path, tokenizer: Path, limit: int | None = None) -> list[int]:
-    """The first tokens of a UTF-8 text, all of them or `limit`.
+    """Returns the tokens of a UTF-8 text: the first `limit`, or all.
 
-    Of a long text, only as much as the limit takes is read. Raises ConfigError for a file that cannot be read, and for
-    a text of fewer than two tokens.
+    Reads no more of a long text than the limit needs. Raises ConfigError for a file that cannot be read, and for a text
+    of fewer than two tokens.
     """
     made = load_tokenizer(tokenizer)
     ids: list[int] = []
@@ -129,7 +130,7 @@ def read_tokens(text: Path, tokenizer: Path, limit: int | None = None) -> list[i
             while piece := file.read(size):
                 content += piece
                 ids = made.encode(content).ids
-                # The last token may have been cut.
+                # The last token may be incomplete.
                 if limit is not None and len(ids) > limit:
                     break
                 size = len(content) if limit is not None else -1
@@ -145,9 +146,10 @@ def read_tokens(text: Path, tokenizer: Path, limit: int | None = None) -> list[i
 
 
 def read_text(text: Path, model_dir: Path, limit: int, purpose: str) -> list[int]:
-    """The first tokens of the text of a build's flag `PURPOSE_text`, with the tokenizer of a model or checkpoint.
+    """Returns the first tokens of the text in a build's flag `PURPOSE_text`, with the tokenizer of a model or
+    checkpoint.
 
-    Raises ConfigError for what cannot be read, a limit of `PURPOSE_tokens` and a text that are too short.
+    Raises ConfigError for files that cannot be read, and if the limit `PURPOSE_tokens` or the text is too short.
     """
     if limit < MIN_TOKENS:
         raise ConfigError(f"{purpose}_tokens is {limit}; it must be at least {MIN_TOKENS}")
@@ -158,18 +160,18 @@ def read_text(text: Path, model_dir: Path, limit: int, purpose: str) -> list[int
 
 
 class TextQuality:
-    """Measures a build's engines on a text, as builder.engine_quality.QualityMeasure."""
+    """Measures a build's engines on a text; see builder.engine_quality.QualityMeasure."""
 
     def __init__(self, text: Path, model_dir: Path, limit: int) -> None:
-        """Reads at most `limit` tokens; `model_dir`, the model's or the checkpoint's, has the tokenizer.
+        """Reads at most `limit` tokens. model_dir: model or checkpoint with the tokenizer.
 
-        Raises ConfigError for what cannot be read, and a text that is too short.
+        Raises ConfigError for files that cannot be read, and for a text that is too short.
         """
         self._text = text
         self._token_ids = read_text(text, model_dir, limit, "quality")
 
     def problems(self, config: BuildConfig) -> list[str]:
-        """The limits that leave no room for two tokens and the one that a request asks for."""
+        """Returns the problems of a config whose limits leave no room for a window."""
         longest = longest_window(config)
         if longest >= MIN_TOKENS:
             return []
@@ -179,7 +181,7 @@ class TextQuality:
         ]
 
     def measure(self, engine: Path, reference: Path | None) -> EngineQuality:
-        """Runs both at once."""
+        """Runs both engines and returns the quality."""
         engines = [engine] if reference is None else [reference, engine]
         longest = longest_window(EngineConfig.load(engine).build_config)
         window = min(DEFAULT_WINDOW, len(self._token_ids), longest)
@@ -203,7 +205,7 @@ class TextQuality:
 
 
 def _executor(engine: LoadedEngine, window: int) -> Executor:
-    """With a KV cache for one window."""
+    """Makes an executor with a KV cache for one window."""
     block = engine.config.build_config.tokens_per_block
     tokens = -(-(window + 1) // block) * block
     config = ExecutorConfig(enable_chunked_context=True, kv_cache_config=KvCacheConfig(max_tokens=tokens))
@@ -211,14 +213,14 @@ def _executor(engine: LoadedEngine, window: int) -> Executor:
 
 
 def longest_window(config: BuildConfig) -> int:
-    """A prompt, beside which a request asks for one token."""
+    """Returns the longest prompt that leaves room for one generated token."""
     assert config.max_input_len is not None
     assert config.max_seq_len is not None
     return min(config.max_input_len, config.max_seq_len - 1)
 
 
 def _check_window(tokens: int, engines: Sequence[LoadedEngine]) -> None:
-    """Refuses windows that some engine does not take."""
+    """Raises ConfigError if a window is too long for an engine."""
     for engine in engines:
         build = engine.config.build_config
         longest = longest_window(build)
@@ -230,7 +232,7 @@ def _check_window(tokens: int, engines: Sequence[LoadedEngine]) -> None:
 
 
 def _logits(executor: Executor, ids: Sequence[int]) -> Array:
-    """float32 [len(ids) - 1, vocabulary] of the tokens after the first."""
+    """Returns the logits for the tokens after the first, float32 [len(ids) - 1, vocabulary]."""
     output = OutputConfig(return_context_logits=True)
     request = executor.enqueue_request(Request(list(ids), 1, output_config=output))
     response = executor.await_responses(request)[-1]
@@ -241,7 +243,7 @@ def _logits(executor: Executor, ids: Sequence[int]) -> Array:
 
 
 def _log_probabilities(logits: Array) -> Array:
-    """float64, of the same shape."""
+    """Returns log probabilities as float64 of the same shape."""
     shifted = logits.astype(np.float64)
     shifted -= shifted.max(axis=1, keepdims=True)
     result: Array = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))

@@ -1,4 +1,4 @@
-"""Requests of an executor whose answers are read as text."""
+"""Requests of an executor whose answers are texts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from .text_stream import TextStream
 
 
 class TextRequests:
-    """Makes requests that end with the model's end tokens, or with stop texts."""
+    """Makes requests that end with the model's end tokens or with stop texts."""
 
     def __init__(self, executor: Executor, tokenizers: Tokenizers) -> None:
         self._executor = executor
@@ -40,18 +40,18 @@ class TextRequests:
         self._max_prompt_tokens = max_prompt_tokens(executor.engine_info)
 
     def token_ids(self, text: str, lora: str | None, *, add_special_tokens: bool = True) -> list[int]:
-        """The tokens of a prompt, as the adapter has them. Raises TextTooLongError for far more than a prompt has."""
+        """Returns the tokens of a prompt with the adapter's tokenizer. Raises TextTooLongError for a too long text."""
         encoding = self._tokenizers.of(lora).encode(
             text, self._max_prompt_tokens, "the prompt", add_special_tokens=add_special_tokens
         )
         return list(encoding.ids)
 
     def prompt_ids(self, prompt: str | list[int], lora: str | None) -> list[int]:
-        """The tokens of a text as token_ids() makes them, or those that are given."""
+        """Returns the tokens of a text as token_ids() does, or the given tokens."""
         return self.token_ids(prompt, lora) if isinstance(prompt, str) else prompt
 
     def pair_tokens(self, first: str, second: str, lora: str | None) -> PromptTokens:
-        """The tokens of two texts with what is put between them, as the adapter has them; raises as token_ids()."""
+        """Returns the tokens of two texts with the separators of the adapter's tokenizer. Raises like token_ids()."""
         encoding = self._tokenizers.of(lora).encode((first, second), self._max_prompt_tokens, "the pair of texts")
         return PromptTokens.of_pair(encoding, self._num_token_types)
 
@@ -67,9 +67,9 @@ class TextRequests:
         streaming: bool = True,
         n: int = 1,
     ) -> Answer:
-        """Makes a request of a prompt; raises RequestError or AdapterError for what is refused.
+        """Makes a request. Raises RequestError or AdapterError if it is rejected.
 
-        The arguments are those of LLM.generate(); streaming: pieces of text come with each token.
+        The arguments are those of LLM.generate(). streaming: text arrives with each token.
         """
         stop = (stop,) if isinstance(stop, str) else stop
         if sampling_config is not None and sampling_config.num_return_sequences not in (None, n):
@@ -92,9 +92,9 @@ class TextRequests:
                 )
             sampling = copy.copy(sampling)
             sampling.num_return_sequences = n
-            streaming = False  # beams are final when all are
+            streaming = False  # beams end together
         own = self._tokenizers.of(lora)
-        first_text = TextStream(own.vocabulary, stop)  # refuses what is wrong before anything runs
+        first_text = TextStream(own.vocabulary, stop)  # raises before anything runs
         start = self._decoder_start
         request = Request(
             prompt if start is None else start,
@@ -104,18 +104,19 @@ class TextRequests:
             sampling_config=sampling,
             output_config=OutputConfig(exclude_input_from_output=True),
             end_id=own.end_ids[0] if own.end_ids else None,
-            # A request has one end_id; the other tokens that end a text are stop words, cut off again in the output.
+            # A request has only one end_id. Other end tokens become stop words, which Answer removes from the output
+            # again.
             stop_words=[[token] for token in own.end_ids[1:]] or None,
             num_return_sequences=n,
             guided_decoding_params=guided_decoding_params,
         )
         request_id = self._executor.enqueue_request(request, adapter=lora)
-        # How many there may be, the executor knows.
+        # The executor checks n first.
         texts = [first_text, *(TextStream(own.vocabulary, stop) for _ in range(n - 1))]
         return Answer(self._executor, request_id, texts, own.end_ids)
 
     def _warn_if_idle(self, sampling: SamplingConfig) -> None:
-        """Warns once of a temperature that has no effect."""
+        """Warns once about a temperature that has no effect."""
         if not self._has_warned and has_idle_temperature(sampling):
             self._has_warned = True
             warnings.warn(
@@ -125,13 +126,13 @@ class TextRequests:
             )
 
     def ask_for_rows(self, prompt: PromptTokens, lora: str | None, params: PoolingParams) -> PooledAnswer:
-        """Makes a request that ends in rows; raises RequestError or AdapterError for what is refused."""
+        """Makes a request that ends in rows. Raises RequestError or AdapterError if it is rejected."""
         request = Request(prompt.ids, 0, pooling_params=params, token_type_ids=prompt.types)
         return PooledAnswer(self._executor, self._executor.enqueue_request(request, adapter=lora))
 
 
 class PooledAnswer:
-    """A request that ends in rows, and the rows."""
+    """A request that ends in rows."""
 
     def __init__(self, executor: Executor, request_id: int) -> None:
         self._executor = executor
@@ -139,7 +140,7 @@ class PooledAnswer:
         self._is_running = True
 
     def rows(self) -> FloatArray:
-        """Waits for them: float32 [width], or [tokens, width]. Raises RequestError if the request failed."""
+        """Waits for the rows, float32 [width] or [tokens, width]. Raises RequestError if the request failed."""
         (response,) = self._executor.await_responses(self._request_id)
         self._is_running = False
         if response.has_error():
@@ -147,21 +148,21 @@ class PooledAnswer:
         return rows_of(response.result.pooled_output)
 
     def close(self) -> None:
-        """Cancels the request and takes its response, so that nothing of it stays behind."""
+        """Cancels the request and takes its response, so that nothing of it stays in the executor."""
         if not self._is_running:
             return
         self._is_running = False
-        # The executor may be closed: then there is nothing to do.
+        # The executor may be closed already.
         with contextlib.suppress(RequestError, ExecutorClosedError):
             self._executor.cancel_request(self._request_id)
             self._executor.await_responses(self._request_id)
 
 
 def decoder_start(engine: LoadedEngine) -> list[int] | None:
-    """What the decoder of an engine with an encoder begins with; None: there is no encoder, it begins with the prompt.
+    """Returns the start tokens of the decoder if the engine has an encoder; None: no encoder.
 
-    A forced_bos_token_id follows the start token: as the first token that the decoder would make, it is known. Raises
-    ConfigError for a model that has no decoder_start_token_id.
+    A forced_bos_token_id follows the start token: it is the first token that the decoder would generate anyway. Raises
+    ConfigError for a model without decoder_start_token_id.
     """
     config = engine.config.pretrained_config
     if not isinstance(config, EncoderDecoderConfig):

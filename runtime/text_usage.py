@@ -1,4 +1,4 @@
-"""Which neurons and experts a text uses: what is kept in memory first of an engine that does not fit."""
+"""Measures which neurons and experts a text uses. An engine that does not fit into memory keeps those resident."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from .text_quality import DEFAULT_WINDOW, MIN_TOKENS, longest_window, read_text,
 
 
 class TextUsage:
-    """Runs a build's engine over a text, as builder.weight_usage.UsageMeasure."""
+    """Runs a build's engine on a text; see builder.weight_usage.UsageMeasure."""
 
     def __init__(self, text: Path, model_dir: Path, limit: int) -> None:
-        """Reads at most `limit` tokens; `model_dir`, the model's or the checkpoint's, has the tokenizer.
+        """Reads at most `limit` tokens. model_dir: model or checkpoint with the tokenizer.
 
-        Raises ConfigError for what cannot be read, and a text that is too short.
+        Raises ConfigError for files that cannot be read, and for a text that is too short.
         """
         self._text = text
         self._token_ids = read_text(text, model_dir, limit, "usage")
 
     def problems(self, config: BuildConfig) -> list[str]:
-        """The limits that leave no room for windows of the text."""
+        """Returns the problems of a config whose limits leave no room for a window."""
         longest = longest_window(config)
         if longest >= MIN_TOKENS:
             return []
         return [f"usage_text needs windows of {MIN_TOKENS} tokens; max_input_len and max_seq_len allow {longest}"]
 
     def measure(self, engine: Path) -> WeightUsage:
-        """Of all tokens but what a last window of one would be."""
+        """Returns the usage of all tokens, except a last window of one token."""
         config = EngineConfig.load(engine)
         loaded = load_native_engine(engine, config)
         assert isinstance(loaded, NativeEngine)

@@ -1,6 +1,7 @@
-"""The files of a tokenizer: tokenizer.json, and the files next to it that list tokens which it may not have.
+"""The files of a tokenizer: tokenizer.json, and the files next to it that may list more tokens.
 
-transformers adds those tokens when it loads a tokenizer, and so does this module: by the same rules, in the same order.
+transformers adds those tokens when it loads a tokenizer. This module does so too, by the same rules and in the same
+order.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from ..common.regular_file import read_regular
 from ..formats.adapter.adapter_copy import ADDED_TOKENS_FILE, SPECIAL_TOKENS_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 
 _MAX_FILE_BYTES: Final = 256 << 20
-"""Ten times as much as the largest vocabularies' files: adapters' may come from clients."""
+"""Ten times the size of the largest vocabularies' files. Limited because adapters may come from clients."""
 _MAX_SIDE_FILE_BYTES: Final = 1 << 26
-"""The files next to tokenizer.json list the added tokens, some thousands at most."""
+"""Large enough for the files next to tokenizer.json, which list at most some thousands of added tokens."""
 _NAMED: Final = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _EXTRA: Final = "extra_special_tokens"
 _OLD_EXTRA: Final = "additional_special_tokens"
@@ -33,20 +34,20 @@ _FLAGS: Final = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 @dataclass(frozen=True)
 class _SpecialTokens:
-    """Tokens that the fields of a tokenizer_config.json or special_tokens_map.json call special."""
+    """Tokens that a tokenizer_config.json or special_tokens_map.json calls special."""
 
     named: Mapping[str, AddedToken] = field(default_factory=dict)
-    """By their fields, such as eos_token."""
+    """Tokens by field, such as eos_token."""
     extra: tuple[AddedToken, ...] = ()
-    """Tokens of extra_special_tokens, which was called additional_special_tokens."""
+    """Tokens of extra_special_tokens, whose old name is additional_special_tokens."""
 
 
 class MadeTokenizer(NamedTuple):
-    """A tokenizer, and what its files leave open."""
+    """A tokenizer, and the tokens without an id in its files."""
 
     tokenizer: Tokenizer
     without_id: frozenset[str]
-    """Tokens that files only call special. They follow all others, and a model may have no row for them."""
+    """Tokens that the files call special but give no id. They come last, and a model may have no row for them."""
 
 
 @dataclass(frozen=True)
@@ -58,16 +59,16 @@ class TokenizerFiles:
     content: bytes
     """Bytes of tokenizer.json."""
     stated: Mapping[int, AddedToken]
-    """Tokens by id that another file lists: tokenizer_config.json, or added_tokens.json."""
+    """Tokens by id that another file lists: tokenizer_config.json or added_tokens.json."""
     stated_in: Path
     """Path of the file that lists them."""
     special: _SpecialTokens
 
     @classmethod
     def read(cls, path: Path) -> TokenizerFiles:
-        """Reads a tokenizer.json and the files next to it, which are looked at only if it has that name.
+        """Reads a tokenizer.json and the files next to it, which count only if it has that name.
 
-        Raises ConfigError that names the file and the field which cannot be used.
+        Raises ConfigError that names the invalid file and field.
         """
         try:
             content = read_regular(path, _MAX_FILE_BYTES)
@@ -80,13 +81,13 @@ class TokenizerFiles:
         special = _special_tokens(config, config_file, _SpecialTokens())
         if _DECODER in config:
             return cls(path, content, _numbered_tokens(config[_DECODER], config_file), config_file, special)
-        # Older versions of transformers wrote these two files; newer ones read them only without the field.
+        # Older versions of transformers wrote these two files; newer ones read them only without added_tokens_decoder.
         map_file, tokens_file = path.parent / SPECIAL_TOKENS_FILE, path.parent / ADDED_TOKENS_FILE
         special = _special_tokens(_object(map_file), map_file, special)
         return cls(path, content, _plain_tokens(_object(tokens_file), tokens_file, special), tokens_file, special)
 
     def digest(self, made: Tokenizer) -> bytes:
-        """Digest of the tokenizer that make() made, which is the same for tokenizers that do the same."""
+        """Returns a digest of the tokenizer that make() made; equal for tokenizers that work alike."""
         digest = xxhash.xxh3_128(self.content)
         digest.update(
             json.dumps(
@@ -96,18 +97,19 @@ class TokenizerFiles:
         return digest.digest()
 
     def make(self, vocab_size: int | None = None) -> MadeTokenizer:
-        """The tokenizer, without its padding and truncation.
+        """Makes the tokenizer, without padding and truncation.
 
-        Published encoders' files ask for both; here padding would be tokens like any other, and long texts are refused.
+        Published encoders' files ask for both. Here padding tokens would be normal tokens, and long texts are rejected.
 
-        vocab_size: the files next to tokenizer.json add no token beyond it, such as one for padding that the model does
-        not have; None: they add all of their tokens.
+        vocab_size: tokens beyond it in the files next to tokenizer.json are not added, for example a padding token that
+        the model does not have; None: all are added.
 
-        Raises ConfigError for a tokenizer.json that is none, and for a token that would get another id than is stated.
+        Raises ConfigError for an invalid tokenizer.json, and for a token that would get another id than its file
+        states.
         """
         try:
             tokenizer = Tokenizer.from_buffer(self.content)
-        except Exception as error:  # tokenizers has no class of its own for what it raises
+        except Exception as error:  # tokenizers raises plain Exception
             raise ConfigError(f"{self.path}: cannot be read as a tokenizer: {error}") from error
         tokenizer.no_padding()
         tokenizer.no_truncation()
@@ -131,10 +133,10 @@ class TokenizerFiles:
         return MadeTokenizer(tokenizer, frozenset(invented) - ids)
 
     def _added(self, own: Mapping[int, AddedToken]) -> list[AddedToken]:
-        """Tokens to add to those that tokenizer.json adds itself, in transformers' order.
+        """Returns the tokens to add to those of tokenizer.json, in transformers' order.
 
-        First come those with ids, then those that are only named as special. A token is special if a field such as
-        eos_token names it, whatever its flags.
+        Tokens with ids come first, then those that are only called special. A token is special if a field such as
+        eos_token names it, whatever its flags are.
         """
         named = self.special.named
         names = {token.content for token in named.values()}
@@ -144,7 +146,7 @@ class TokenizerFiles:
         seen: set[str] = set()
         by_name = [*(named[name] for name in _NAMED if name in named), *named.values()]
         for token in (*map(_as_special, by_name), *self.special.extra):
-            # Two fields may name one token, the later one with other flags.
+            # Two fields may name the same token with different flags.
             if token.content not in known and repr(token) not in seen:
                 seen.add(repr(token))
                 added.append(token)
@@ -152,12 +154,12 @@ class TokenizerFiles:
 
 
 def _object(path: Path) -> dict[str, Any]:
-    """The object in a file; {} without the file."""
+    """Returns the JSON object in a file; {} without the file."""
     return load_json_object(path, ConfigError, max_bytes=_MAX_SIDE_FILE_BYTES) if path.exists() else {}
 
 
 def _special_tokens(config: Mapping[str, Any], path: Path, before: _SpecialTokens) -> _SpecialTokens:
-    """The special tokens that a file names, in addition to those of the file `before` it."""
+    """Returns the special tokens that a file names, together with those of the file `before` it."""
     named = dict(before.named)
     for name, value in config.items():
         if value is not None and (name in _NAMED or (name.endswith("_token") and isinstance(value, str | dict))):
@@ -177,7 +179,7 @@ def _special_tokens(config: Mapping[str, Any], path: Path, before: _SpecialToken
 
 
 def _numbered_tokens(value: Any, path: Path) -> dict[int, AddedToken]:
-    """The tokens of added_tokens_decoder, by id."""
+    """Returns the tokens of added_tokens_decoder, by id."""
     if not isinstance(value, dict):
         raise ConfigError(f"{path}: {_DECODER} is {describe(value)}; expected an object of tokens by id")
     tokens = {}
@@ -189,7 +191,7 @@ def _numbered_tokens(value: Any, path: Path) -> dict[int, AddedToken]:
 
 
 def _plain_tokens(ids: Mapping[str, Any], path: Path, special: _SpecialTokens) -> dict[int, AddedToken]:
-    """The tokens of added_tokens.json, by id: the file has no flags."""
+    """Returns the tokens of added_tokens.json, by id. The file has no flags."""
     named = (special.named[name] for name in _NAMED if name in special.named)
     names = {token.content for token in (*named, *special.extra)}
     tokens = {}
@@ -201,14 +203,14 @@ def _plain_tokens(ids: Mapping[str, Any], path: Path, special: _SpecialTokens) -
 
 
 def _special(value: Any, path: Path, name: str) -> AddedToken:
-    """A special token as files write it: its text, or a token with its flags."""
+    """Parses a special token: its text, or an object with its flags."""
     if isinstance(value, str):
         return AddedToken(value, special=True)
     return _token({"special": True, **value} if isinstance(value, dict) else value, path, name)
 
 
 def _token(value: Any, path: Path, name: str) -> AddedToken:
-    """A token as files write it: its `content` and its flags."""
+    """Parses a token: an object with its `content` and flags."""
     if not isinstance(value, dict) or not isinstance(value.get("content"), str):
         raise ConfigError(
             f"{path}: {name} is {describe(value)}; expected a token's text, or an object with its content"

@@ -1,4 +1,4 @@
-"""A tokenizer with the facts about its tokens that every answer needs, each read once."""
+"""A tokenizer with facts about its tokens that every answer needs, each read once."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from .token_bytes import REPLACEMENT, TokenBytes
 
 
 class Vocabulary:
-    """A tokenizer whose tokens do not change any more. Thread-safe.
+    """A tokenizer whose tokens no longer change. Thread-safe.
 
-    Reading the added tokens takes milliseconds where there are thousands of them, so it is done here and not for each
-    answer.
+    Reading thousands of added tokens takes milliseconds, so it is done once and not for each answer.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -32,7 +31,7 @@ class Vocabulary:
         return self.tokenizer.token_to_id(text) in self.special
 
     def is_part(self, token_id: int) -> bool:
-        """True for a token that is no text by itself, because its bytes are not whole letters."""
+        """True for a token that is no text by itself, because its bytes are not whole characters."""
         token = str(self.tokenizer.id_to_token(token_id))
         if self.bytes.is_byte_level:
             return REPLACEMENT in (self.bytes.of(token) or b"").decode(errors="replace")
@@ -40,7 +39,7 @@ class Vocabulary:
 
     @cached_property
     def any_word(self) -> tuple[int, ...]:
-        """A token with text of its own, which stands for text that tokens cannot; empty if there is none."""
+        """A token with text, which stands in for context that tokens cannot express; empty if there is none."""
         for token_id in range(self.tokenizer.get_vocab_size()):
             if (
                 token_id not in self.special
