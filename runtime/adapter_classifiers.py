@@ -1,4 +1,4 @@
-"""Classifiers among adapters: which adapters are, and the heads and poolers that they bring."""
+"""Adapters that are classifiers: finds them, and reads their heads and poolers."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from .named_adapter import AdapterSum, NamedAdapter, check_unchanged
 
 
 class AdapterClassifiers:
-    """What adapters on disk and an engine classify with, read when it is asked for. Thread-safe."""
+    """Classifiers of an engine and of adapters on disk, read on first use. Thread-safe."""
 
     def __init__(self, engine: LoadedEngine) -> None:
-        """Reads nothing yet."""
+        """Reads nothing until the first call."""
         self._engine = engine
         self._has_read_engine = False
 
     def classifier_for(self, name: str | None, found: NamedAdapter | AdapterSum | None) -> AdaptedClassifier:
-        """What classifies a text with `found`, which `name` means, or without an adapter: the adapter's own head, or
+        """Returns the classifier of the adapter `found`, called `name`, or of no adapter: the adapter's own head, or
         else the model's.
 
-        Raises RequestError where neither has one, EngineError for files that have changed.
+        Raises RequestError if neither exists, EngineError for files that have changed.
         """
         if isinstance(found, NamedAdapter):
             own = self.head_of(found)
@@ -46,7 +46,7 @@ class AdapterClassifiers:
         return self._engine_classifier
 
     def refuse(self, found: NamedAdapter | AdapterSum) -> None:
-        """For requests that generate: raises RequestError where an adapter is a classifier's."""
+        """Raises RequestError for an adapter of a classifier, which cannot generate."""
         for adapter in found.adapters:
             if self.is_classifier(adapter):
                 raise RequestError(
@@ -55,7 +55,7 @@ class AdapterClassifiers:
                 )
 
     def head_of(self, adapter: NamedAdapter) -> AdaptedClassifier | None:
-        """The adapter's own head; None: it is no classifier's. Raises AdapterError with what is wrong with it."""
+        """Returns the adapter's own head; None: it is no classifier. Raises AdapterError for an invalid head."""
         if not self.is_classifier(adapter):
             return None
         known = adapter.facts.classifier
@@ -69,7 +69,9 @@ class AdapterClassifiers:
         return known
 
     def is_classifier(self, adapter: NamedAdapter) -> bool:
-        """True if an adapter is a classifier's, by its config. Raises AdapterError for one that cannot be read."""
+        """True if the adapter's config says that it is a classifier. Raises AdapterError for a config that cannot be
+        read.
+        """
         known = adapter.facts.is_classifier
         if known is None:
             known = is_classifier(
@@ -79,7 +81,9 @@ class AdapterClassifiers:
         return known
 
     def known(self, found: NamedAdapter | AdapterSum | None) -> AdaptedClassifier | None:
-        """The classifier of classifier_for() if it is in memory; None: reading is needed, or raises."""
+        """Returns the classifier of classifier_for() if it is in memory. None: classifier_for() would read files or
+        raise.
+        """
         if isinstance(found, NamedAdapter) and found.facts.is_classifier is not False:
             return found.facts.classifier
         if not self._has_read_engine:
@@ -95,7 +99,7 @@ class AdapterClassifiers:
         return found
 
     def _refuse_poolers(self, found: NamedAdapter | AdapterSum) -> None:
-        """Raises RequestError for what would change the pooler under the model's own head."""
+        """Raises RequestError for adapters that change the pooler but use the model's head."""
         for adapter in found.adapters:
             if self._pooler_of(adapter) is not None:
                 raise RequestError(

@@ -1,4 +1,4 @@
-"""Facts about an adapter that are kept, so that its files are not read again."""
+"""Facts about an adapter that are kept in memory, so that its files are not read again."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from .classifier import AdaptedClassifier
 
 @dataclass(eq=False)
 class AdapterFacts:
-    """The facts that have been read from an adapter's files so far; None: not yet.
+    """Facts from an adapter's files. None: not read yet.
 
-    The files decide all of it, so that threads which read the same at once write the same value.
+    The files determine all values, so threads that read the same file at once write the same value.
     """
 
     terms: AdapterTerms | None = None
@@ -22,7 +22,7 @@ class AdapterFacts:
     num_virtual_tokens: int | None = None
     is_classifier: bool | None = None
     classifier: AdaptedClassifier | None = None
-    """The adapter's own head, of a classifier's."""
+    """The adapter's own head if it is a classifier."""
     has_pooler: bool | None = None
     pooler: AdaptedPooler | None = None
     has_tokenizer: bool | None = None
@@ -30,9 +30,9 @@ class AdapterFacts:
 
 @dataclass(frozen=True)
 class ReadyAdapter:
-    """The facts that a request needs about its adapter before it is queued."""
+    """Facts about an adapter that a request needs before it is queued."""
 
     terms: AdapterTerms
     prompt: PromptTuningConfig | None
-    """The virtual tokens that the adapter puts before a prompt; None: it has none."""
+    """Virtual tokens that the adapter puts before a prompt; None: it has none."""
     num_virtual_tokens: int

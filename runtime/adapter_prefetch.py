@@ -1,4 +1,4 @@
-"""Prefetch directories of converted adapters."""
+"""Reads prefetch directories of converted adapters."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from ..formats.adapter.one_version import one_version
 from .named_adapter import FIRST_NAMED_TASK_ID
 
 _ARCHIVE: Final = b"PK"
-"""Beginning of a file of several arrays."""
+"""First bytes of an archive of several arrays."""
 _HEADER_READERS: Final = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 
 def prefetched_adapters(directory: str | Path) -> Iterator[tuple[Path, LoraConfig]]:
-    """The adapters of a prefetch directory in the order of their task_ids, each with its folder.
+    """Yields the adapters of a prefetch directory in the order of their task_ids, each with its folder.
 
-    A folder is named by its task_id's digits and holds model.lora_weights.npy and model.lora_config.npy. Raises
-    AdapterError that names every entry that is no such folder, or the file that cannot be read.
+    A folder's name is the digits of its task_id. It holds model.lora_weights.npy and model.lora_config.npy. Raises
+    AdapterError that names all invalid entries, or the file that cannot be read.
     """
     directory = Path(directory)
     if not directory.is_dir():
@@ -61,7 +61,7 @@ def _load_array(path: Path) -> npt.NDArray[Any]:
 
 
 def _read_array(file: io.FileIO, path: Path) -> npt.NDArray[Any]:
-    """The array in an open file, whose header is compared with the file's size before memory is taken for it."""
+    """Reads the array in an open file. Compares the header with the file's size before it allocates memory."""
     if file.read(len(_ARCHIVE)) == _ARCHIVE:
         raise AdapterError(f"{path}: is an archive of arrays; expected one array")
     file.seek(0)
@@ -72,7 +72,7 @@ def _read_array(file: io.FileIO, path: Path) -> npt.NDArray[Any]:
         shape, is_fortran, dtype = _HEADER_READERS[version](file)
     except OSError:
         raise
-    except Exception as error:  # numpy parses the header as Python, and raises what its parsers raise
+    except Exception as error:  # numpy parses the header as Python and raises many types of errors
         first_line = str(error).partition("\n")[0]
         raise AdapterError(f"{path}: cannot be read as a NumPy array: {first_line}") from None
     if dtype.hasobject or any(size < 0 for size in shape):

@@ -33,30 +33,32 @@ from .named_adapter import (
 from .prompt_tuning import num_virtual_tokens, prompt_of_directory
 
 _NAMES_SHOWN: Final = 20
-"""In the error for an unknown one."""
+"""Maximum number of known names in the error for an unknown name."""
 _MAX_SUMS: Final = 1024
-"""Whose task_ids are remembered; one that is asked for again later has another, and is loaded anew."""
+"""Maximum number of weighted sums whose task_ids are kept. A sum that is used again later gets a new id and is loaded
+again.
+"""
 _MAX_PROMPTS: Final = 64
-"""Virtual tokens that are kept in memory; those of other adapters are read again when they are asked for."""
+"""Maximum number of adapters whose virtual tokens are in memory. Those of others are read again on use."""
 
 
 class AdapterStore:
-    """The third level of the LoRA cache: adapters on disk by name, read when they are needed.
+    """The third level of the LoRA cache: adapters on disk by name, read on demand.
 
-    It begins with those that the engine carries; others are added and removed. Thread-safe.
+    The store begins with the adapters that the engine carries; others are added and removed. Thread-safe.
 
-    Locks are taken in one order: first changing() of one name, which is held while files are read, then the lock of the
-    tables of names, under which nothing is read and no other lock is taken. No thread changes two names at once.
+    Lock order: first changing() of one name, held while files are read; then the lock of the tables of names, under
+    which no file is read and no other lock is taken. A thread changes only one name at a time.
     """
 
     def __init__(self, engine: LoadedEngine) -> None:
-        """Reads nothing yet."""
+        """Reads no adapter yet."""
         self._engine = engine
         self._adapters: dict[str, NamedAdapter] = {}
         for name, checksum in zip(engine.adapters, engine.config.adapter_checksums, strict=True):
             task_id = FIRST_NAMED_TASK_ID + len(self._adapters)
             self._adapters[name] = NamedAdapter(name, task_id, engine.adapters[name], checksum, int(time.time()))
-        # An id is never given twice: what was cached under it before would be taken for the new adapter.
+        # An id is never reused: cached data of its old adapter would be taken for the new one.
         self._next_task_id = FIRST_NAMED_TASK_ID + len(self._adapters)
         self._sums: dict[tuple[tuple[NamedAdapter, float], ...], int] = {}
         self._changed = threading.Condition()
@@ -66,22 +68,22 @@ class AdapterStore:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names that adapters are served under."""
+        """Names of the adapters."""
         with self._changed:
             return tuple(self._adapters)
 
     def list(self) -> list[NamedAdapter]:
-        """All adapters, in the order in which their names were first given."""
+        """Returns all adapters in the order in which their names were first added."""
         with self._changed:
             return [*self._adapters.values()]
 
     def knows(self, name: str) -> bool:
-        """True if an adapter has this name; no weighted sum has one."""
+        """True if an adapter has this name. Always False for weighted sums."""
         with self._changed:
             return name in self._adapters
 
     def get(self, name: str) -> NamedAdapter:
-        """Raises UnknownAdapterError for an unknown name."""
+        """Returns the adapter of this name. Raises UnknownAdapterError for an unknown name."""
         with self._changed:
             if name in self._adapters:
                 return self._adapters[name]
@@ -91,7 +93,9 @@ class AdapterStore:
         raise UnknownAdapterError(f"{self._engine.directory}: has no adapter named '{name}'; it has: {known}", name)
 
     def find(self, name: str) -> NamedAdapter | AdapterSum:
-        """The adapter of this name, or the weighted sum that it is (see sum_of_names.py). AdapterError for neither."""
+        """Returns the adapter of this name, or the weighted sum that the name describes (see sum_of_names.py). Raises
+        AdapterError for neither.
+        """
         with self._changed:
             if name in self._adapters:
                 return self._adapters[name]
@@ -109,17 +113,17 @@ class AdapterStore:
         return AdapterSum(task_id, terms)
 
     def task_id(self, name: str) -> int:
-        """The task_id that the executor knows this adapter by. Raises AdapterError for an unknown name."""
+        """Returns the executor's task_id for this adapter. Raises AdapterError for an unknown name."""
         return self.find(name).task_id
 
     def reference(self, name: str) -> LoraConfig:
-        """The adapter by its task_id alone, for when it is cached."""
+        """Returns a LoraConfig with only the task_id, for an adapter that is cached."""
         return LoraConfig(self.task_id(name))
 
     def for_request(self, name: str, input_token_ids: Sequence[int]) -> LoraConfig | None:
-        """The same as the adapter of a request with this prompt: an aLoRA adapter acts from its invocation tokens on.
+        """Returns the same for a request with this prompt. An aLoRA adapter is active from its invocation tokens on.
 
-        None: the prompt does not have them, so the base model answers, as in PEFT. Raises as reference().
+        None: the prompt has no invocation tokens, so the base model answers, as in PEFT. Raises like reference().
         """
         found = self.find(name)
         tokens = self._invocation_tokens(found) if isinstance(found, NamedAdapter) else ()
@@ -127,16 +131,17 @@ class AdapterStore:
         return None if start is None else LoraConfig(found.task_id, active_from=start)
 
     def ready(self, name: str) -> ReadyAdapter | None:
-        """The facts that a request needs about its adapter, if they are in memory; None: prepare() has to read them.
+        """Returns the facts that a request needs about its adapter if they are in memory; None: call prepare(), which
+        reads files.
 
-        for_request() and refuse_classifier() read nothing either for an adapter that is ready. Raises AdapterError for
-        an unknown name.
+        If this returns facts, for_request() and refuse_classifier() read no files either. Raises AdapterError for an
+        unknown name.
         """
         found = self.find(name)
         if any(adapter.facts.is_classifier is None for adapter in found.adapters):
             return None
         if not isinstance(found, NamedAdapter):
-            return ReadyAdapter(AdapterTerms(), None, 0)  # no weighted sum has any
+            return ReadyAdapter(AdapterTerms(), None, 0)  # weighted sums have none
         facts = found.facts
         if facts.terms is None or facts.num_virtual_tokens is None or facts.invocation_tokens is None:
             return None
@@ -150,7 +155,7 @@ class AdapterStore:
         return ReadyAdapter(facts.terms, prompt, facts.num_virtual_tokens)
 
     def prepare(self, name: str) -> ReadyAdapter:
-        """The same, reading what is not in memory. Raises as load()."""
+        """Returns the same, after reading what is not in memory. Raises like load()."""
         found = self.find(name)
         for adapter in found.adapters:
             self._classifiers.is_classifier(adapter)
@@ -170,13 +175,13 @@ class AdapterStore:
         return tokens
 
     def terms_of(self, name: str) -> AdapterTerms:
-        """What the adapter says of its requests: their vocabulary and positions. Raises as load().
+        """Returns the adapter's terms for its requests: vocabulary and positions. Raises like load().
 
-        An adapter that may say something is read and converted for it where that has not been done yet.
+        An adapter that may have terms is read and converted if that has not been done yet.
         """
         found = self.find(name)
         if not isinstance(found, NamedAdapter):
-            return AdapterTerms()  # no weighted sum has any
+            return AdapterTerms()  # weighted sums have none
         return self._terms_of(found)
 
     def _terms_of(self, adapter: NamedAdapter) -> AdapterTerms:
@@ -194,17 +199,17 @@ class AdapterStore:
         return converted
 
     def num_virtual_tokens(self, name: str) -> int:
-        """How many tokens the adapter puts before a prompt; 0 of a LoRA. Raises as load()."""
+        """Returns the number of tokens that the adapter puts before a prompt; 0 for a LoRA. Raises like load()."""
         found = self.find(name)
         if not isinstance(found, NamedAdapter):
-            return 0  # no weighted sum has any
+            return 0  # weighted sums have none
         if found.facts.num_virtual_tokens is not None:
             return found.facts.num_virtual_tokens
         prompt = self._read_prompt(found)
         return 0 if prompt is None else num_virtual_tokens(prompt)
 
     def prompt_of(self, name: str) -> PromptTuningConfig | None:
-        """The virtual tokens that the adapter puts before a prompt; None: it is a LoRA. Raises as load()."""
+        """Returns the virtual tokens that the adapter puts before a prompt; None: it is a LoRA. Raises like load()."""
         found = self.find(name)
         return self._prompt_of(found) if isinstance(found, NamedAdapter) else None
 
@@ -232,10 +237,10 @@ class AdapterStore:
         return prompt
 
     def load(self, name: str, *, active_from: int = 0) -> LoraConfig:
-        """The adapter with its weights, read and converted now, for a request where it is active from a position on.
+        """Reads and converts the adapter, and returns it with its weights.
 
-        Raises EngineError when its files are not those that the name was given to, AdapterError with what is wrong
-        with it.
+        active_from: first position at which the adapter is active. Raises EngineError if its files are not those that
+        the name was given to, AdapterError for an invalid adapter.
         """
         found = self.find(name)
         if isinstance(found, NamedAdapter):
@@ -252,12 +257,12 @@ class AdapterStore:
         return LoraConfig(found.task_id, converted.weights, converted.config)
 
     def read(self, name: str, directory: str | Path, *, replace: bool) -> tuple[NamedAdapter, LoraConfig | None]:
-        """A PEFT directory as the adapter `name`, with its weights; keep() makes it known under that name.
+        """Reads a PEFT directory as the adapter `name`, with its weights. keep() then makes the name known.
 
-        Virtual tokens have no weights.
+        Adapters of virtual tokens have no weights.
 
-        Raises AdapterError for a name that is empty or taken, unless `replace` allows that, and with what is wrong with
-        the adapter; EngineError when its files cannot be read.
+        Raises AdapterError for an empty name, for a taken name unless `replace` is true, and for an invalid adapter;
+        EngineError if its files cannot be read.
         """
         if not name:
             raise AdapterError(f"{directory}: the name of an adapter is empty")
@@ -267,7 +272,7 @@ class AdapterStore:
             known = self._adapters.get(name)
         if known is not None and not replace:
             raise AdapterError(f"adapter '{name}' is {known.directory} already; replace it, or choose another name")
-        directory = Path(directory).absolute()  # the process may change its directory before it is read again
+        directory = Path(directory).absolute()  # the process may change its working directory later
         if not directory.is_dir():
             raise AdapterError(f"{directory}: is not a directory; adapter '{name}' needs a PEFT adapter's")
         with one_version(directory, adapter_files):
@@ -284,7 +289,7 @@ class AdapterStore:
         return adapter, config
 
     def keep(self, adapter: NamedAdapter) -> None:
-        """From now on its name means this adapter."""
+        """Makes the adapter known under its name."""
         with self._changed:
             before = self._adapters.get(adapter.name)
             if before is not None and before != adapter:
@@ -292,23 +297,25 @@ class AdapterStore:
             self._adapters[adapter.name] = adapter
 
     def classifier_for(self, name: str | None) -> AdaptedClassifier:
-        """What classifies a text with the adapter `name`, or without one: the adapter's own head, or else the model's.
+        """Returns the classifier of the adapter `name`, or of no adapter: the adapter's own head, or else the model's.
 
-        Raises RequestError where neither has one, AdapterError for an unknown name, EngineError for files that have
+        Raises RequestError if neither exists, AdapterError for an unknown name, EngineError for files that have
         changed.
         """
         return self._classifiers.classifier_for(name, None if name is None else self.find(name))
 
     def refuse_classifier(self, name: str) -> None:
-        """For requests that generate: raises RequestError where the adapter `name` is a classifier's."""
+        """Raises RequestError if the adapter `name` is a classifier's, which cannot generate."""
         self._classifiers.refuse(self.find(name))
 
     def known_classifier(self, name: str | None) -> AdaptedClassifier | None:
-        """The classifier of classifier_for() if it is in memory; None: reading is needed, or raises."""
+        """Returns the classifier of classifier_for() if it is in memory. None: classifier_for() would read files or
+        raise.
+        """
         return self._classifiers.known(None if name is None else self.find(name))
 
     def remove(self, name: str) -> NamedAdapter:
-        """From now on there is no adapter of this name. Raises AdapterError for an unknown one."""
+        """Removes the adapter of this name. Raises AdapterError for an unknown name."""
         with self._changed:
             adapter = self.get(name)
             del self._adapters[name]
@@ -317,7 +324,7 @@ class AdapterStore:
 
     @contextlib.contextmanager
     def changing(self, name: str) -> Iterator[None]:
-        """Waits until no other thread reads, replaces or removes the adapter `name`, and keeps others from it."""
+        """Keeps other threads from reading, replacing or removing the adapter `name`. Waits until none of them does."""
         with self._changed:
             self._changed.wait_for(lambda: name not in self._changing)
             self._changing.add(name)

@@ -1,7 +1,7 @@
-"""Tokenizers: the model's, and those that adapters bring.
+"""Tokenizers of the model and of adapters.
 
-An adapter that was trained with tokens of its own has the tokenizer.json that makes them in its directory. The texts of
-its requests are cut by that one, and its answers become text by it.
+An adapter that was trained with additional tokens has its own tokenizer.json. Its requests are tokenised, and its
+answers detokenised, with that tokenizer.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from .tokenizer_files import TokenizerFiles
 from .vocabulary import Vocabulary
 
 MAX_TOKENIZERS: Final = 16
-"""Of adapters, kept in memory: each takes as much as the model's."""
+"""Maximum number of adapters' tokenizers in memory. Each may be as large as the model's."""
 
 
 class TokenTexts:
-    """Tokens' texts in log probs, each worked out once."""
+    """Texts of tokens in log probs, each computed once."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        """The number of kept texts is at most that of the vocabulary's tokens."""
+        """Keeps at most one text per token of the vocabulary."""
         self._vocabulary = vocabulary
         self._texts: dict[int, TokenText] = {}
 
@@ -48,14 +48,14 @@ class TokenTexts:
 
 @dataclass(frozen=True, eq=False)
 class TextTokenizer:
-    """What makes tokens of texts and texts of tokens, and which tokens end a text."""
+    """Converts between texts and tokens, and knows the tokens that end a text."""
 
     vocabulary: Vocabulary
     end_ids: tuple[int, ...]
     longest_token: int
-    """Characters of the longest token."""
+    """Number of characters of the longest token."""
     content: bytes = b""
-    """A digest of its files."""
+    """Digest of the tokenizer's files."""
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -64,23 +64,23 @@ class TextTokenizer:
 
     @cached_property
     def texts(self) -> TokenTexts:
-        """Of single tokens."""
+        """Texts of single tokens."""
         return TokenTexts(self.vocabulary)
 
     def check_length(self, num_characters: int, max_tokens: int, field: str) -> None:
-        """Refuses a text by its number of characters, before encode() is called.
+        """Rejects a text by its number of characters, before encode() is called.
 
-        `field` names it in errors. Raises TextTooLongError for more than `max_tokens` tokens can have.
+        field: names the text in errors. Raises TextTooLongError if the text must have more than `max_tokens` tokens.
         """
         check_characters(num_characters, self.longest_token, max_tokens, field)
 
     def encode(
         self, text: str | tuple[str, str], max_tokens: int, field: str, *, add_special_tokens: bool = True
     ) -> Encoding:
-        """The tokens of a text, or of two with what the tokenizer puts between them.
+        """Returns the tokens of a text, or of two texts with the tokenizer's separators.
 
-        They may be somewhat more than `max_tokens`; a text that has many more is not tokenised to its end. Raises
-        TextTooLongError for it, and as check_length() does.
+        There may be somewhat more than `max_tokens` tokens. A text with many more is not tokenised to its end: raises
+        TextTooLongError for it, and like check_length().
         """
         first, second = (text, None) if isinstance(text, str) else text
         texts = (first,) if second is None else (first, second)
@@ -89,13 +89,13 @@ class TextTokenizer:
         if num_characters <= LONG_TEXT:
             return self.tokenizer.encode(first, second, add_special_tokens=add_special_tokens)
         check_pieces(texts, self.tokenizer, max_tokens, field)
-        # Unlike encode(), this lets other threads of Python run meanwhile.
+        # Unlike encode(), this releases the GIL.
         (encoding,) = self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return encoding
 
 
 class Tokenizers:
-    """The model's tokenizer, and those in the directories of adapters. Thread-safe."""
+    """The model's tokenizer, and those in adapters' directories. Thread-safe."""
 
     def __init__(self, of_model: TextTokenizer, adapters: AdapterStore) -> None:
         self.of_model: Final = of_model
@@ -104,12 +104,13 @@ class Tokenizers:
         self._changed = threading.Lock()
 
     def known(self, adapter: str | None) -> TextTokenizer | None:
-        """That of an adapter's requests, or of the base's; None where of() would have to read a file.
+        """Returns the tokenizer of an adapter's requests (None: the base model's). Returns None if of() would read a
+        file.
 
         Raises AdapterError for an unknown adapter.
         """
         found = None if adapter is None else self._adapters.find(adapter)
-        # A weighted sum has the model's: its terms have no tokens of their own.
+        # A weighted sum uses the model's tokenizer: its adapters add no tokens.
         if not isinstance(found, NamedAdapter):
             return self.of_model
         with self._changed:
@@ -119,9 +120,10 @@ class Tokenizers:
         return self.of_model if found.facts.has_tokenizer is False else None
 
     def of(self, adapter: str | None) -> TextTokenizer:
-        """That of an adapter's requests, or of the base's: read once, and again when the adapter was replaced.
+        """Returns the tokenizer of an adapter's requests (None: the base model's). Reads it once, and again after the
+        adapter was replaced.
 
-        Raises AdapterError for an unknown adapter, ConfigError for files of its that cannot be used.
+        Raises AdapterError for an unknown adapter, ConfigError for tokenizer files that cannot be used.
         """
         known = self.known(adapter)
         if known is not None or adapter is None:
@@ -145,7 +147,7 @@ class Tokenizers:
         content = files.digest(tokenizer)
         with self._changed:
             same = [other.vocabulary for other in (self.of_model, *self._own.values()) if other.content == content]
-        # Most adapters bring a copy of the model's.
+        # Most adapters have a copy of the model's tokenizer.
         vocabulary = same[0] if same else Vocabulary(tokenizer)
         end_ids = self.of_model.end_ids
         end = special_tokens(directory).get("eos_token")
@@ -156,11 +158,11 @@ class Tokenizers:
 
 
 def read_tokenizer(path: Path, end_ids: Sequence[int], vocab_size: int | None = None) -> TextTokenizer:
-    """The tokenizer of a tokenizer.json, whose texts end with one of `end_ids`.
+    """Reads the tokenizer of a tokenizer.json. Its texts end with one of `end_ids`.
 
-    vocab_size: of the model, whose tokenizer the files next to it give no token beyond; None: they add all of theirs.
+    vocab_size: of the model; tokens beyond it in the files next to tokenizer.json are not added. None: all are added.
 
-    Raises ConfigError when it cannot be read.
+    Raises ConfigError for files that cannot be read.
     """
     require_tokenizer(path)
     files = TokenizerFiles.read(path)
@@ -169,7 +171,7 @@ def read_tokenizer(path: Path, end_ids: Sequence[int], vocab_size: int | None = 
 
 
 def require_tokenizer(path: Path) -> None:
-    """Raises ConfigError where there is no tokenizer.json; the error says how to make one."""
+    """Raises ConfigError if there is no tokenizer.json. The error says how to make one."""
     if not path.exists():
         raise ConfigError(
             f"{path}: there is no tokenizer; transformers makes it of other files that a model's tokenizer has: "
@@ -178,7 +180,7 @@ def require_tokenizer(path: Path) -> None:
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """The tokenizer of a tokenizer.json and the files next to it; see TokenizerFiles.make().
+    """Reads the tokenizer of a tokenizer.json and the files next to it; see TokenizerFiles.make().
 
     Raises ConfigError for files that cannot be read or used.
     """

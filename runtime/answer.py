@@ -1,4 +1,4 @@
-"""The answers to one prompt: their tokens as text, waited for at once, piece by piece, or on an asyncio loop."""
+"""Answers to one prompt as text: complete, piece by piece, or on an asyncio loop."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .text_stream import TextStream
 
 @dataclass(frozen=True)
 class Completion:
-    """What one prompt gave, or one of several things that it gave."""
+    """One answer to a prompt."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -24,12 +24,12 @@ class Completion:
 
 
 class Answer:
-    """A request that runs, and the texts of its sequences so far."""
+    """A running request, and the texts of its sequences so far."""
 
     def __init__(
         self, executor: Executor, request_id: int, texts: Sequence[TextStream], end_ids: Sequence[int]
     ) -> None:
-        """One text a sequence, or beam that is returned. `end_ids` end one and are not part of it."""
+        """texts: one stream per sequence or returned beam. end_ids: tokens that end a text and are not part of it."""
         self._executor = executor
         self._request_id = request_id
         self._sequences = [_SequenceText(text, end_ids) for text in texts]
@@ -37,16 +37,16 @@ class Answer:
 
     @property
     def is_final(self) -> bool:
-        """Whether all of the texts are there."""
+        """True if all texts are complete."""
         return all(sequence.is_final for sequence in self._sequences)
 
     @property
     def finish_reason(self) -> FinishReason:
-        """Why the first sequence ended; NOT_FINISHED before that."""
+        """Reason why the first sequence ended; NOT_FINISHED before its end."""
         return self._sequences[0].finish_reason
 
     def next_text(self) -> str:
-        """Waits for the next tokens and returns what may be shown of the first sequence with them.
+        """Waits for the next tokens. Returns the new text of the first sequence that can be shown.
 
         Raises RequestError if the request failed.
         """
@@ -62,27 +62,27 @@ class Answer:
                 if result.sequence_index + beam == 0:
                     text += shown
             if result.is_final and not self.is_final:
-                # A search in which few tokens are allowed can have fewer beams than were asked for.
+                # A beam search with few allowed tokens can return fewer beams than requested.
                 del self._sequences[len(result.output_token_ids) :]
         if self.is_final:
             self.close()
         return text
 
     def completions(self) -> list[Completion]:
-        """All of them, when they are final."""
+        """Returns all answers once they are complete."""
         return [sequence.completion() for sequence in self._sequences]
 
     def cancel(self) -> None:
-        """Ends the request, from any thread; who waits for its text gets what there is."""
+        """Ends the request; any thread may call it. Waiting callers get the text so far."""
         with contextlib.suppress(RequestError, ExecutorClosedError):
             self._executor.cancel_request(self._request_id)
 
     def close(self) -> None:
-        """Cancels the request and takes its last response, so that nothing of it stays behind."""
+        """Cancels the request and takes its last response, so that nothing of it stays in the executor."""
         if not self._is_running:
             return
         self._is_running = False
-        # The executor may be closed: then there is nothing to do.
+        # The executor may be closed already.
         with contextlib.suppress(RequestError, ExecutorClosedError):
             self._executor.cancel_request(self._request_id)
             while not any(
@@ -93,7 +93,7 @@ class Answer:
 
 
 class _SequenceText:
-    """One sequence's text so far."""
+    """The text of one sequence so far."""
 
     def __init__(self, stream: TextStream, end_ids: Sequence[int]) -> None:
         self._stream = stream
@@ -110,12 +110,12 @@ class _SequenceText:
         return Completion("".join(self._text), tuple(self._tokens), self.finish_reason)
 
     def take(self, result: Result, output: Sequence[int], beam: int) -> str:
-        """What may be shown with the sequence's next result, of which `output` are the beam's tokens."""
+        """Adds a result of the sequence and returns the new text that can be shown. output: tokens of the beam."""
         text = ""
         for token in output:
             if self.is_final:
                 break
-            # The token that ends a text is not part of it.
+            # The end token is not part of the text.
             if token not in self._end_ids:
                 self._tokens.append(token)
                 text += self._stream.add([token])
@@ -130,7 +130,7 @@ class _SequenceText:
 
 
 class AnswerStream(Iterator[str]):
-    """The pieces of an answer's text, as they come."""
+    """Iterates over the pieces of an answer's text as they arrive."""
 
     def __init__(self, ask: Callable[[], Answer]) -> None:
         self._made: list[Answer] = []
@@ -138,18 +138,19 @@ class AnswerStream(Iterator[str]):
 
     @property
     def finish_reason(self) -> FinishReason:
-        """Why the answer ended; NOT_FINISHED before that."""
+        """Reason why the answer ended; NOT_FINISHED before its end."""
         return self._made[0].finish_reason if self._made else FinishReason.NOT_FINISHED
 
     def __next__(self) -> str:
         return next(self._pieces)
 
     def close(self) -> None:
-        """Ends the stream, and cancels its request."""
+        """Ends the stream and cancels its request."""
         self._pieces.close()
 
 
-# A function, not a method: the stream is given up with the last reference to it, and a method's generator would be one.
+# A function, not a method: a method's generator would hold a reference to the stream, so the stream would never be
+# deleted.
 def _pieces(ask: Callable[[], Answer], made: list[Answer]) -> Generator[str, None, None]:
     answer = ask()
     made.append(answer)
@@ -162,13 +163,14 @@ def _pieces(ask: Callable[[], Answer], made: list[Answer]) -> Generator[str, Non
 
 
 class AsyncAnswer(AsyncIterator[str]):
-    """An answer on an asyncio loop: awaited, its Completion; iterated over, the pieces of its text as they come.
+    """An answer on an asyncio loop. Awaiting it returns its Completion; iterating over it returns the pieces of its
+    text.
 
-    It is cancelled with the task that waits for it, with cancel(), and when nobody refers to it any more.
+    The request is cancelled by cancel(), with the task that waits for it, and when the object is deleted.
     """
 
     def __init__(self, answer: Answer, workers: Workers) -> None:
-        """For LLM.generate_async, on a running loop. A thread of `workers` waits for the answer to its end."""
+        """Called by LLM.generate_async on a running loop. A thread of `workers` waits for the answer."""
         loop = asyncio.get_running_loop()
         self._pieces: asyncio.Queue[str | None] = asyncio.Queue()
         self._cancel = weakref.finalize(self, answer.cancel)
@@ -176,7 +178,7 @@ class AsyncAnswer(AsyncIterator[str]):
         self._completion = loop.run_in_executor(workers, _follow, answer, loop, self._pieces)
 
     def cancel(self) -> None:
-        """Ends the request with what it has, as FinishReason.CANCELLED. Without effect when it has ended."""
+        """Ends the request with the text so far, as FinishReason.CANCELLED. Does nothing if it has ended."""
         self._cancel()
 
     def __await__(self) -> Generator[None, None, Completion]:
@@ -186,7 +188,7 @@ class AsyncAnswer(AsyncIterator[str]):
         with self._cancelling():
             piece = await self._pieces.get()
         if piece is None:
-            self._pieces.put_nowait(None)  # for those who ask again
+            self._pieces.put_nowait(None)  # for later calls
             await self._wait()
             raise StopAsyncIteration
         return piece
@@ -204,10 +206,11 @@ class AsyncAnswer(AsyncIterator[str]):
             raise
 
 
-# A function, not a method: an answer that nobody refers to is cancelled, and a method would refer to it.
+# A function, not a method: a method would hold a reference to the answer, so the answer would never be deleted and
+# cancelled.
 def _follow(answer: Answer, loop: asyncio.AbstractEventLoop, pieces: asyncio.Queue[str | None]) -> Completion:
     def put(piece: str | None) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop may be gone
+        with contextlib.suppress(RuntimeError):  # the loop may be closed
             loop.call_soon_threadsafe(pieces.put_nowait, piece)
 
     try:

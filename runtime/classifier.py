@@ -1,4 +1,4 @@
-"""What classifiers make of texts: an engine's own head, or an adapter's."""
+"""Classifiers: an engine's own head, or an adapter's."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from .pooled import POOLING_TYPES, FloatArray, PromptTokens
 
 @dataclass(frozen=True)
 class Classification:
-    """What a classifier says of a text, or of a token."""
+    """Classification of a text or token."""
 
     label: str
-    """Of the largest of probs."""
+    """Label of the most likely class."""
     probs: FloatArray
-    """[classes]: their probabilities, which sum up to 1 where there is one label a text; values of a regression."""
+    """float32 [classes]: probabilities, which sum up to 1 if a text has one label; predicted values of a regression."""
 
 
 @dataclass(frozen=True, eq=False)
 class AdaptedClassifier:
-    """Classes, and how a text's hidden states become their probabilities."""
+    """Classes, and the layers that turn a text's hidden states into their probabilities."""
 
     labels: tuple[str, ...]
     problem_type: str
-    """As Classifier.problem_type."""
+    """See Classifier.problem_type."""
     per_token: bool
     params: PoolingParams
 
     def classifications(self, logits: FloatArray) -> Classification | list[Classification]:
-        """Of what a request ends in: of its text, or of each of its tokens."""
+        """Classifies a text or each of its tokens, from a request's pooled output."""
         return [self.classification(row) for row in logits] if self.per_token else self.classification(logits)
 
     def classification(self, logits: FloatArray) -> Classification:
-        """Of one row of logits [classes]."""
+        """Classifies one row of logits [classes]."""
         wide = logits.astype(np.float64)
         if self.problem_type == MULTI_LABEL:
             wide = 1.0 / (1.0 + np.exp(-wide))
@@ -51,7 +51,7 @@ class AdaptedClassifier:
 
 
 def engine_classifier(engine: LoadedEngine) -> AdaptedClassifier | None:
-    """That of the engine's model; None for another."""
+    """Returns the classifier of the engine's model; None: the model is no classifier."""
     stated, classes = engine.config.pretrained_config.classifier, engine.classes
     if stated is None or classes is None:
         return None
@@ -63,7 +63,9 @@ def engine_classifier(engine: LoadedEngine) -> AdaptedClassifier | None:
 def adapted_classifier(
     head: ClassifierHead, pooler: AdaptedPooler | None, engine: LoadedEngine, directory: Path
 ) -> AdaptedClassifier:
-    """An adapter's head over an engine, and what it makes of the pooler. Raises AdapterError for what does not fit."""
+    """Returns the classifier of an adapter's head and pooler on an engine. Raises AdapterError if they do not fit the
+    engine.
+    """
     config = engine.config.pretrained_config
     num_labels, width = head.weight.shape
     if width != config.hidden_size:
@@ -89,7 +91,9 @@ def adapted_classifier(
 
 
 def without_padding(prompt: PromptTokens, engine: LoadedEngine, classifier: AdaptedClassifier) -> PromptTokens:
-    """The tokens that decide: transformers takes the last one that is no padding, and decoders look at none behind."""
+    """Removes trailing padding if the last token decides: transformers takes the last token that is no padding, and
+    decoders ignore later tokens.
+    """
     pad = engine.config.pretrained_config.pad_token_id
     if classifier.params.pooling_type is not PoolingType.LAST:
         return prompt
@@ -102,7 +106,7 @@ def without_padding(prompt: PromptTokens, engine: LoadedEngine, classifier: Adap
 def _own_layer(
     engine: LoadedEngine, head: ClassifierHead, adapted: AdaptedPooler | None, subject: str
 ) -> PoolingLayer | None:
-    """The layer before an adapter's last one, where the adapter brings it; None: it takes the model's or needs none."""
+    """Returns the adapter's layer before its last one; None: it uses the model's layer or needs none."""
     config, before = engine.config.pretrained_config, head.before
     expected = None if head.per_token else config.head_layer
     if before is None:
@@ -131,7 +135,7 @@ def _own_layer(
 def _pooler(
     engine: LoadedEngine, adapted: AdaptedPooler | None, subject: str, *, per_token: bool
 ) -> PoolingLayer | None:
-    """The layer before a classifier's last one; None where it has none. Raises AdapterError where it is missing."""
+    """Returns the layer before a classifier's last one; None: it has none. Raises AdapterError if it is missing."""
     config = engine.config.pretrained_config
     if not config.classifiers_need_pooler(per_token=per_token):
         return None

@@ -1,4 +1,4 @@
-"""Loads engine directories, whatever compiled them."""
+"""Loads engine directories of all compilers."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["LoadedEngine", "load_engine", "load_engine_bytes"]
 
 
 def load_engine(directory: str | Path, *, weight_memory: int | None = None) -> LoadedEngine:
-    """Loads an engine that `adaptrt build` made; of one of several ranks, this process's.
+    """Loads an engine that `adaptrt build` made. For an engine of several ranks, loads this process's rank.
 
-    weight_memory: as ExecutorConfig.weight_memory. With one, the file is checked without keeping it in memory.
+    weight_memory: see ExecutorConfig.weight_memory. If set, the file is checked without keeping it in memory.
 
-    Raises EngineError with the path and the reason for a directory of another version, and one that is
-    incomplete, damaged or inconsistent, ConfigError for a weight_memory that the engine cannot have.
+    Raises EngineError with path and reason for a directory of another version and for one that is incomplete, damaged
+    or inconsistent; ConfigError for a weight_memory that the engine cannot have.
     """
     directory = Path(directory)
     try:
@@ -46,7 +46,7 @@ def _load(directory: Path, weight_memory: int | None) -> LoadedEngine:
     if config.tensorrt is None:
         rank = rank_in(config.pretrained_config.mapping.world_size)
         return load_native_engine(directory, config, rank, weight_memory)
-    # Reads the network, and so brings onnx along, which native engines do without.
+    # Imported here because it imports onnx, which native engines do not need.
     from .tensorrt.engine import load_tensorrt_engine
 
     return load_tensorrt_engine(directory, config).with_weight_memory(weight_memory)
@@ -55,10 +55,10 @@ def _load(directory: Path, weight_memory: int | None) -> LoadedEngine:
 def load_engine_bytes(engine: bytes | bytearray | memoryview, config: str) -> LoadedEngine:
     """Loads a native engine from the bytes of its rank0.engine and the text of its config.json.
 
-    The bytes are copied, in memory alone, to where the kernels can read them; the caller's can go afterwards. The
-    adapters of the engine's directory are not there.
+    The bytes are copied in memory to an address that suits the kernels, so the caller may free them afterwards.
+    Adapters in the engine's directory are not loaded.
 
-    Raises EngineError as load_engine, and for TensorRT engines, whose plans lie in a directory.
+    Raises EngineError like load_engine, and for TensorRT engines, whose plans need a directory.
     """
     parsed = EngineConfig.from_json(parse_json_object(config, str(IN_MEMORY), EngineError), str(IN_MEMORY))
     if parsed.tensorrt is not None:

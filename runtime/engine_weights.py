@@ -1,4 +1,4 @@
-"""A compiled engine as the base of its adapters: what normalises DoRA magnitudes without the original model."""
+"""Weights of a compiled engine, for normalising DoRA magnitudes without the original model."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ _ROWS_AT_ONCE = 1024
 
 @dataclass(frozen=True)
 class _Piece:
-    """What a rank has of the weight of a module."""
+    """The part of a module's weight that a rank has."""
 
     part: LinearPart
     first_output: int
     first_input: int
     outputs: int
-    """Of the whole module."""
+    """Number of outputs of the whole module; the same for inputs."""
     inputs: int
 
 
 class EngineBase:
     """The weights of an engine that was built with LoRA, as formats.adapter.BaseWeights.
 
-    They are the ones that the adapter is served over, rounded to the engine's type.
+    The adapter is served on these weights, rounded to the engine's type.
     """
 
     def __init__(
         self, ranks: Sequence[tuple[Program, Any]], directory: Path, weights: MappedWeights | None = None
     ) -> None:
-        """`ranks`: the program of each rank and its storage, which owns the bytes that the program refers to.
+        """ranks: program and storage of each rank; the storage owns the bytes that the program points to.
 
-        weights: how they are read; None: where the programs refer to.
+        weights: reads the weights; None: from the program's mapping.
         """
         self._weights = MappedWeights() if weights is None else weights
         self._storages = [storage for _, storage in ranks]
@@ -69,7 +69,7 @@ class EngineBase:
                 for first_site, parts in _adapted_parts(op):
                     sites = program.lora.sites[first_site:]
                     left = iter(parts)
-                    for site in sites[: len(parts) // len(sites[0].parts)]:  # of lm_head, its first slice
+                    for site in sites[: len(parts) // len(sites[0].parts)]:  # of lm_head, only its first slice
                         for site_part, part in zip(site.parts, left, strict=False):
                             key = site.layer, names[site_part.module], site.expert
                             outputs = part.weight.n + site_part.outputs_elsewhere
@@ -77,18 +77,18 @@ class EngineBase:
                             self._pieces.setdefault(key, []).append(piece)
 
     def describe(self) -> str:
-        """The engine directory."""
+        """Returns the path of the engine directory."""
         return str(self._directory)
 
     def shape(self, key: ModuleKey) -> tuple[int, int] | None:
-        """(out, in) of this module; None when the engine does not have it."""
+        """Returns (out, in) of a module; None if the engine does not have it."""
         if key.module.name == EMBEDDING:
             return None if self._table is None else (self._table.k, self._table.n)
         parts = self._parts_of(key)
         return (sum(pieces[0].outputs for pieces in parts), parts[0][0].inputs) if parts else None
 
     def row_blocks(self, key: ModuleKey) -> Iterator[npt.NDArray[np.float32]]:
-        """W's rows in the order of the Hugging Face model, as float32 [rows, in]."""
+        """Yields W's rows in the order of the Hugging Face model, as float32 [rows, in]."""
         if key.module.name == EMBEDDING:
             if self._table is not None:
                 yield np.ascontiguousarray(self._weights.rows(self._table, 0, self._table.n).T)
@@ -104,7 +104,7 @@ class EngineBase:
                 first += outputs
 
     def bias(self, key: ModuleKey) -> npt.NDArray[np.float32] | None:
-        """The bias in the order of the Hugging Face model, float32 [out]; None where there is none."""
+        """Returns the bias in the order of the Hugging Face model, float32 [out]; None if there is none."""
         if key.module.is_norm:
             return self._norm_biases[key.layer].values() if key.layer in self._norm_biases else None
         parts = self._parts_of(key)
@@ -114,13 +114,15 @@ class EngineBase:
         return np.concatenate([joined[rows.start : rows.stop] for rows in key.in_source_order(len(joined))])
 
     def rows_at(self, key: ModuleKey, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
-        """Of lm_head or of the embedding, the tokens' rows, as float32 [tokens, in]."""
+        """Returns rows of lm_head or of the embedding for the tokens, as float32 [tokens, in]."""
         table = self._table if key.module.name == EMBEDDING else self._parts_of(key)[0][0].part.weight
         assert table is not None  # the engine's modules have it
         return np.concatenate([self._weights.rows(table, token, token + 1) for token in tokens])
 
     def rounding(self, key: ModuleKey) -> float:
-        """Of int8 weights half a step, of which the largest element of a row has 127."""
+        """Returns the rounding error of int8 weights relative to the largest element of a row, half a step; 0 for other
+        weights.
+        """
         parts = [] if key.module.name == EMBEDDING else self._parts_of(key)
         algos = {piece.part.weight.quantization.algo for pieces in parts for piece in pieces}
         return 0.5 / 127 if algos & {QuantAlgo.W8A16, QuantAlgo.W8A8} else 0.0
@@ -130,7 +132,7 @@ class EngineBase:
         return [self._pieces[key] for key in keys] if all(key in self._pieces for key in keys) else []
 
     def _rows(self, pieces: Sequence[_Piece], begin: int, end: int) -> npt.NDArray[np.float32]:
-        """Rows [begin, end) of the whole weight."""
+        """Returns rows [begin, end) of the whole weight."""
         whole = np.empty((end - begin, pieces[0].inputs), np.float32)
         for piece in pieces:
             weight = piece.part.weight
@@ -143,7 +145,7 @@ class EngineBase:
         return whole
 
     def _bias(self, pieces: Sequence[_Piece]) -> npt.NDArray[np.float32]:
-        """Of the whole module. Where its inputs are cut, one rank has it."""
+        """Returns the bias of the whole module. If the module's inputs are split, one rank has the bias."""
         whole = np.zeros(pieces[0].outputs, np.float32)
         for piece in pieces:
             if piece.part.bias.size:
@@ -153,7 +155,7 @@ class EngineBase:
 
 
 def _adapted_parts(op: object) -> list[tuple[int, Sequence[LinearPart]]]:
-    """The linear layers of an op that adapters act on: the first of their sites, and their parts site by site."""
+    """Returns the linear layers of an op that adapters act on: index of the first site, and parts site by site."""
     if isinstance(op, LinearOp) and op.lora_site >= 0:
         return [(op.lora_site, op.parts)]
     if isinstance(op, ExpertsOp) and op.gate_up_site >= 0:

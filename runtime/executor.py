@@ -1,4 +1,4 @@
-"""The executor over an engine directory."""
+"""The executor of an engine directory."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ from .ranks import rank_in
 
 
 class Executor(_core.Executor):
-    """Runs requests in in-flight batches over an engine. Also a context manager that shuts it down."""
+    """Runs requests on an engine with in-flight batching. As a context manager, shuts down at its end."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Of an engine of several ranks that MPI has started, a RankExecutor on those that do not lead."""
+        """Returns a RankExecutor on the ranks other than 0 of an engine that MPI runs."""
         if orchestrator_of(_config_in(args, kwargs)) is not None:
             return super().__new__(cls)
         model = args[0] if args else kwargs.get("model_path")
@@ -80,23 +80,23 @@ class Executor(_core.Executor):
     ) -> None:
         """Loads an engine and starts: Executor(model_path, model_type, executor_config).
 
-        model_path: the engine's directory, or what load_engine made of it.
+        model_path: the engine's directory, or the result of load_engine.
         engine_buffer, json_config_str: instead of model_path, the bytes of a native engine's rank0.engine and the text
-            of its config.json. The bytes are copied, in memory alone; adapters of the engine's directory are not there.
+            of its config.json. The bytes are copied in memory; adapters in the engine's directory are not loaded.
 
         tokenizer: the tokenizer.json of guided decoding, unless executor_config has one; None: the engine directory's.
             An engine in memory has none.
-        guide_limits: time, memory and length of compiling one guide; None: the defaults of GuideLimits.
+        guide_limits: limits of time, memory and length for one guide; None: the defaults of GuideLimits.
 
-        The engine of ExecutorConfig.draft_target_decoding_config is loaded as well, and runs on the same threads.
+        Also loads the engine of ExecutorConfig.draft_target_decoding_config, which runs on the same threads.
 
-        An engine of several ranks is run by as many processes of MPI, each of which makes the executor. Requests are
-        rank 0's, where can_enqueue_requests() is True; what the others make does as rank 0 says until that shuts down.
-        With CommunicationMode.ORCHESTRATOR in ExecutorConfig.parallel_config, this process starts them, as workers that
+        An engine of several ranks needs one MPI process per rank, and each makes the executor. Only rank 0 accepts
+        requests (can_enqueue_requests() is True there); the other executors follow rank 0 until it shuts down. With
+        CommunicationMode.ORCHESTRATOR in ExecutorConfig.parallel_config, this process starts the ranks as workers that
         end with the executor.
 
-        Raises ConfigError with all that is wrong with the configuration, EngineError for a damaged engine, AdapterError
-        for a prefetch directory that cannot be used.
+        Raises ConfigError with all problems of the configuration, EngineError for a damaged engine, AdapterError for an
+        invalid prefetch directory.
         """
         in_memory = "engine_buffer" in kwargs or isinstance(args[0] if args else None, (bytes, bytearray, memoryview))
         load, model_type, config = (_engine_in_memory if in_memory else _engine_directory)(*args, **kwargs)
@@ -127,9 +127,9 @@ class Executor(_core.Executor):
             raise
 
     def shutdown(self) -> None:
-        """Wait for the running step; requests that have not ended get an error response. May be called again.
+        """Waits for the running step; requests that have not ended get an error response. May be called again.
 
-        Workers that this process has started have ended then.
+        Workers that this process started have ended when it returns.
         """
         super().shutdown()
         self._stop_workers()
@@ -139,30 +139,30 @@ class Executor(_core.Executor):
 
     @property
     def engine(self) -> LoadedEngine:
-        """The engine, for LoraConfig.from_peft."""
+        """The engine; LoraConfig.from_peft takes it."""
         return self._engine
 
     @property
     def draft_engine(self) -> LoadedEngine | None:
-        """The draft engine, for LoraConfig.from_peft; None without one."""
+        """The draft engine; LoraConfig.from_peft takes it. None without one."""
         return self._draft_engine
 
     @property
     def adapters(self) -> AdapterStore:
-        """The adapters that requests may ask for by name: those that the engine directory carries, and those added."""
+        """Adapters that requests may name: those that the engine directory carries, and added ones."""
         return self._adapters
 
     def enqueue_request(self, request: Request, *, adapter: str | None = None) -> int:
-        """Queue a request and return its id.
+        """Queues a request and returns its id.
 
-        adapter: the name of one of the adapters, instead of request.lora_config, or a weighted sum of some, such as
+        adapter: name of an adapter, instead of request.lora_config, or a weighted sum such as
             "a:0.7+b:0.3"; it is read from disk when it is not cached. Where the draft engine's directory carries an
-            adapter of this name, drafts are made with it, unless the request has a draft_lora_config. Virtual tokens
+            adapter of this name, drafts use it, unless the request has a draft_lora_config. Virtual tokens
             (PROMPT_TUNING, P_TUNING) are put before input_token_ids, and are part of the prompt in every way. The base
             model answers a prompt without the invocation tokens of an aLoRA adapter.
 
-        Raises RequestError with all that is wrong with the request, QueueFullError, AdapterError (also for a task_id of
-        2**63 or more: named adapters have those); nothing is queued then.
+        Raises RequestError with all problems of the request, QueueFullError, and AdapterError (also for a task_id of
+        2**63 or more, which are reserved for named adapters); nothing is queued then.
         """
         _refuse_named_task_ids(request, "")
         self._begin_guided_decoding_of([request])
@@ -194,9 +194,10 @@ class Executor(_core.Executor):
                 return super().enqueue_request(named)
 
     def enqueue_requests(self, requests: Sequence[Request]) -> list[int]:
-        """Queue all requests or, when one is refused, none. A request may use an adapter that an earlier one brings.
+        """Queues all requests; none if one is rejected. A request may use an adapter that an earlier one in the list
+        brings.
 
-        Raises as enqueue_request.
+        Raises like enqueue_request.
         """
         for index, request in enumerate(requests):
             _refuse_named_task_ids(request, f"requests[{index}].")
@@ -204,83 +205,83 @@ class Executor(_core.Executor):
         return super().enqueue_requests(requests)
 
     def enqueue_resolved_request(self, request: Request) -> int:
-        """Queue a request whose lora_config, if it has one, is of `adapters.for_request`; return its id.
+        """Queues a request whose lora_config, if any, was made by `adapters.for_request`; returns its id.
 
-        Reads nothing from disk: raises PeftTaskNotCachedError where the adapter is not cached, and as enqueue_request.
+        Reads no files: raises PeftTaskNotCachedError if the adapter is not cached, and like enqueue_request.
         """
         self._begin_guided_decoding_of([request])
         return super().enqueue_request(request)
 
     def put_adapter(self, lora_config: LoraConfig) -> None:
-        """Store an adapter on the host level before the first request asks for it.
+        """Stores an adapter on the host level before the first request for it.
 
-        Raises AdapterError for one that cannot be served, LoraCacheFullError.
+        Raises AdapterError for an adapter that cannot be served, LoraCacheFullError.
         """
         if isinstance(lora_config, LoraConfig):
             refuse_named_task_id(lora_config.task_id, "lora_config.task_id")
         super().put_adapter(lora_config)
 
     def pin_adapter(self, task_id: int) -> None:
-        """Load an adapter to the device level and keep it there.
+        """Loads an adapter to the device level and keeps it there.
 
-        Raises PeftTaskNotCachedError, LoraCacheFullError, and what loading raised.
+        Raises PeftTaskNotCachedError, LoraCacheFullError, and errors of loading.
         """
         refuse_named_task_id(task_id, "task_id")
         super().pin_adapter(task_id)
 
     def unpin_adapter(self, task_id: int) -> None:
-        """The inverse of pin_adapter. Raises PeftTaskNotCachedError."""
+        """Undoes pin_adapter. Raises PeftTaskNotCachedError."""
         refuse_named_task_id(task_id, "task_id")
         super().unpin_adapter(task_id)
 
     def unload_adapter(self, task_id: int) -> None:
-        """Forget an adapter; requests that use it are not disturbed. Raises PeftTaskNotCachedError."""
+        """Removes an adapter from the cache. Running requests keep it. Raises PeftTaskNotCachedError."""
         refuse_named_task_id(task_id, "task_id")
         super().unload_adapter(task_id)
 
     def check_guide(self, guided_decoding_params: GuidedDecodingParams) -> None:
-        """Compiles a guide, so that requests with the same one are queued without delay.
+        """Compiles a guide, so that requests with the same guide are queued without delay.
 
-        Raises RequestError with the reason when it cannot be compiled, and where there is no guided decoding.
+        Raises RequestError with the reason if it cannot be compiled, and if the executor has no guided decoding.
         """
         self._begin_guided_decoding_for_request()
         super().check_guide(guided_decoding_params)
 
     def add_adapter(self, name: str, directory: str | Path, *, replace: bool = False) -> NamedAdapter:
-        """Reads a PEFT adapter, caches it and makes it known by a name.
+        """Reads a PEFT adapter, caches it and makes its name known.
 
-        replace: the name may be known; requests that run keep the adapter that they began with, and those that come
-            have the new one.
+        replace: True: the name may be known already. Running requests keep the old adapter; new ones
+            get the new one.
 
-        Raises AdapterError for a name that is taken and for an adapter that cannot be served, LoraCacheFullError,
-        EngineError when its files cannot be read; everything is as it was then.
+        Raises AdapterError for a taken name and for an adapter that cannot be served, LoraCacheFullError, EngineError
+        if its files cannot be read. Nothing has changed then.
         """
         with self._adapters.changing(name):
             adapter, config = self._adapters.read(name, directory, replace=replace)
             if config is None:
-                self._unload(adapter)  # what the name meant before
+                self._unload(adapter)  # the adapter that had the name before
             else:
                 super().put_adapter(config)
             self._adapters.keep(adapter)
         return adapter
 
     def remove_adapter(self, name: str) -> None:
-        """Forgets an adapter on every level; requests that run with it go on. AdapterError for an unknown name."""
+        """Removes an adapter from all cache levels. Running requests keep it. Raises AdapterError if it is unknown."""
         with self._adapters.changing(name):
-            # A name is never known without its adapter, also when the cache refuses to unload it.
+            # The name goes last: a known name must have its adapter, even if the cache refuses to unload it.
             self._unload(self._adapters.get(name))
             self._adapters.remove(name)
 
     def _unload(self, adapter: NamedAdapter) -> None:
         if not self._engine.lora.sites:
             return
-        with contextlib.suppress(PeftTaskNotCachedError):  # it may have been evicted, or never asked for
+        with contextlib.suppress(PeftTaskNotCachedError):  # it may have been evicted or never requested
             super().unload_adapter(adapter.task_id)
 
     def load_adapter(self, name: str) -> None:
-        """Caches an adapter, which is read from disk unless it is cached by now; virtual tokens are read alone.
+        """Caches an adapter. Reads it from disk if it is not cached. Of virtual tokens, it only reads the files.
 
-        Raises as AdapterStore.load, and LoraCacheFullError.
+        Raises like AdapterStore.load, and LoraCacheFullError.
         """
         with self._adapters.changing(name):
             if self._adapters.prompt_of(name) is not None:
@@ -291,16 +292,17 @@ class Executor(_core.Executor):
                 super().put_adapter(self._adapters.load(name))
 
     def pin_named_adapter(self, name: str) -> None:
-        """Caches an adapter as load_adapter does, and keeps it on both levels; virtual tokens are in neither.
+        """Caches an adapter like load_adapter and keeps it on both levels. Does not pin virtual tokens, which are in no
+        cache.
 
-        Raises as load_adapter and pin_adapter.
+        Raises like load_adapter and pin_adapter.
         """
         self.load_adapter(name)
         if self._adapters.num_virtual_tokens(name) == 0:
             super().pin_adapter(self._adapters.task_id(name))
 
     def _start(self, config: ExecutorConfig) -> None:
-        """Over this process's engine, or the workers'."""
+        """Starts the executor on this process's engine, or on the workers'."""
         if self._workers is None:
             engine = self._engine.start(config)
             memory = self._engine.available_memory()
@@ -314,25 +316,25 @@ class Executor(_core.Executor):
             self._workers.stop()
 
     def _begin_guided_decoding_of(self, requests: Sequence[Request]) -> None:
-        """Where one of them has a guide. Raises RequestError."""
+        """Prepares guided decoding if a request has a guide. Raises RequestError."""
         if any(isinstance(request, Request) and request.guided_decoding_params is not None for request in requests):
             self._begin_guided_decoding_for_request()
 
     def _begin_guided_decoding_for_request(self) -> None:
-        """Raises RequestError where there is none."""
+        """Prepares guided decoding. Raises RequestError if the executor cannot have it."""
         try:
             self._begin_guided_decoding()
         except ConfigError as error:
             raise RequestError(f"guided_decoding_params is given; {error}") from error
 
     def _begin_guided_decoding(self) -> None:
-        """When the first guide comes: what it needs takes time and memory. Raises ConfigError."""
+        """Prepares guided decoding at the first guide, because that takes time and memory. Raises ConfigError."""
         if self._has_guided_decoding:
             return
         with self._guided_decoding_lock:
             if self._has_guided_decoding:
                 return
-            # Imports tokenizers, which an executor does without.
+            # Imported here because it imports tokenizers, which an executor does not need otherwise.
             from .guided_decoding import grammar_compiler_of
 
             compiler = grammar_compiler_of(
@@ -357,7 +359,7 @@ class Executor(_core.Executor):
 
 
 def _refuse_named_task_ids(request: Any, prefix: str) -> None:
-    """Raises AdapterError where a caller's request names an adapter by the id of one that has a name."""
+    """Raises AdapterError if a caller's request has a task_id that is reserved for named adapters."""
     if not isinstance(request, Request):
         return
     if request.lora_config is not None:
@@ -395,7 +397,7 @@ def _engine_in_memory(
 
 
 def _config_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The executor_config of a constructor's arguments, which may be in memory or of a directory."""
+    """Returns the executor_config in the constructor's arguments; None without one."""
     given = [argument for argument in (*args, *kwargs.values()) if isinstance(argument, ExecutorConfig)]
     return given[0] if given else None
 
@@ -405,7 +407,7 @@ def _without(arguments: dict[str, Any], *names: str) -> dict[str, Any]:
 
 
 def _rank_executor(engine: LoadedEngine, model_type: ModelType, config: ExecutorConfig) -> RankExecutor:
-    """Takes part in what rank 0's executor does to begin."""
+    """Makes the executor of a rank other than 0. Exchanges the same messages as rank 0's executor at its start."""
     assert isinstance(engine, NativeEngine)
     _check_model_type(model_type, engine)
     started = engine.with_weight_memory(config.weight_memory).start(config)
@@ -426,7 +428,7 @@ def _load_draft_engine(config: ExecutorConfig) -> LoadedEngine | None:
 
 
 def _checked(model_type: ModelType, executor_config: ExecutorConfig | None) -> ExecutorConfig:
-    """The configuration, before anything is loaded. Raises as Executor."""
+    """Returns the checked configuration, before anything is loaded. Raises like Executor."""
     config = ExecutorConfig() if executor_config is None else executor_config
     if not isinstance(config, ExecutorConfig):
         raise TypeError(f"executor_config is {config!r}; accepted: ExecutorConfig, None")
@@ -449,7 +451,7 @@ def _check_model_type(model_type: ModelType, engine: LoadedEngine) -> None:
 
 
 def _shut_down_at_exit(executor: Executor) -> None:
-    """Ends the waits of daemon threads, and the steps, while there still is an interpreter."""
+    """Shuts the executor down at exit, so that daemon threads and steps end before the interpreter does."""
 
     def shut_down() -> None:
         alive = reference()

@@ -1,6 +1,6 @@
-"""Weights of an engine file that are not read through its mapping.
+"""Reads weights from an engine file without its memory mapping.
 
-A file that is cut short ends a read, not the process.
+If the file is truncated meanwhile, a read fails instead of the process (SIGBUS).
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ FloatArray = npt.NDArray[np.float32]
 
 
 class MappedWeights:
-    """The weights where the program refers to."""
+    """Weights at the addresses that the program has."""
 
     def rows(self, matrix: PanelMatrix, first: int, last: int) -> FloatArray:
-        """W[first:last] as float32."""
+        """Returns W[first:last] as float32 [last - first, in]."""
         return matrix.rows(first, last)
 
     def values(self, vector: VectorView) -> FloatArray:
-        """All of them."""
+        """Returns all values as float32 [size]."""
         return vector.values()
 
 
 class FileWeights(MappedWeights):
-    """The same, read from the file that the program's mapping is of."""
+    """Weights read from the file that the program's mapping belongs to."""
 
     def __init__(self, storage: EngineFile) -> None:
-        """`storage` has the mapping. Raises EngineError when the file cannot be opened."""
+        """storage: has the mapping. Raises EngineError if the file cannot be opened."""
         self._path: Final = storage.path
         try:
-            # Now: what has the name later may be another engine's.
+            # Opened now: the path may belong to another engine later.
             self._file: Final = storage.path.open("rb", buffering=0)
         except OSError as reason:
             raise EngineError(f"{self._path}: cannot be read: {reason.strerror}") from None
@@ -45,7 +45,7 @@ class FileWeights(MappedWeights):
         self._end: Final = self._begin + mapping.nbytes
 
     def rows(self, matrix: PanelMatrix, first: int, last: int) -> FloatArray:
-        """As MappedWeights. Raises EngineError for a file that cannot be read or has become shorter."""
+        """See MappedWeights. Raises EngineError for a file that cannot be read or was truncated."""
         if first == last:
             return np.empty((0, matrix.k), np.float32)
         begin, end = matrix.panels_of(first, last)
@@ -57,7 +57,7 @@ class FileWeights(MappedWeights):
         return matrix.rows_of(panels, first, last, order)
 
     def values(self, vector: VectorView) -> FloatArray:
-        """As rows."""
+        """See MappedWeights. Raises like rows()."""
         return self._read(vector.address, 4 * vector.size).view(np.float32)
 
     def _read(self, address: int, num_bytes: int) -> npt.NDArray[np.uint8]:

@@ -1,7 +1,7 @@
-"""Tries guides in another process before the executor compiles them.
+"""Compiles guides in another process before the executor compiles them.
 
-A guide may come from a stranger. llguidance recurses as deep as a guide does, and bounds neither the time nor the
-memory of compiling one, so that a guide can end its process. Here it can only end a process that runs nothing else.
+A guide may be hostile. llguidance recurses as deep as a guide is nested and limits neither time nor memory, so a guide
+can crash its process. Here it crashes only a process that runs nothing else.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ from .._core import ConfigError, RequestError
 from .guide_trial_process import framed, read_message
 
 MAX_PROCESSES: Final = 2
-"""Guides that are tried at once; others wait."""
+"""Maximum number of guides that are tried at once; others wait."""
 STACK_BYTES: Final = 4 << 20
-"""Stack of a trial: half of what threads of the executor's process have, so that a guide which fits here fits there."""
+"""Stack size of a trial: half of the executor's threads, so a guide that fits here fits there."""
 _WALL_FACTOR: Final = 6
-"""A trial may wait for a CPU: it ends after so many times its seconds of CPU time."""
+"""A trial may wait for a CPU, so its time limit is its CPU time limit times this factor."""
 _SCRIPT: Final = Path(__file__).with_name("guide_trial_process.py")
 
 
 @dataclass(frozen=True)
 class GuideLimits:
-    """Bounds of compiling one guide."""
+    """Limits of compiling one guide."""
 
     max_guide_seconds: int = 10
-    """CPU time in seconds."""
+    """CPU time, in seconds."""
     max_guide_bytes: int = 512 << 20
-    """Memory beside the vocabulary's, in bytes."""
+    """Memory in addition to the vocabulary's, in bytes."""
     max_guide_characters: int = 1 << 20
-    """Characters of the grammar."""
+    """Number of characters of the grammar."""
 
 
 class GuideTrial:
-    """Compiles grammars for a vocabulary, in processes that start when they are needed. Any thread may call it."""
+    """Compiles grammars for a vocabulary in child processes, which start on demand. Thread-safe."""
 
     def __init__(
         self, llguidance_file: str, tokens: Sequence[bytes], stop_token_ids: Sequence[int], limits: GuideLimits
     ) -> None:
-        """llguidance_file: __file__ of the llguidance package. tokens: bytes of each token; see token_bytes()."""
+        """llguidance_file: __file__ of the llguidance package. tokens: bytes of each token, from token_bytes()."""
         self.limits = limits
         self._package = str(Path(llguidance_file).parent.parent)
         vocabulary = {
@@ -67,8 +67,7 @@ class GuideTrial:
     def compile(self, kind: str, text: str) -> int:
         """Compiles a grammar in one of llguidance's languages, and returns the bytes of memory that it holds.
 
-        Raises RequestError with llguidance's reason for a grammar that cannot be compiled, and for one that needs more
-        than the limits.
+        Raises RequestError with llguidance's reason for an invalid grammar, and for a grammar that exceeds the limits.
         """
         if len(text) > self.limits.max_guide_characters:
             raise RequestError(
@@ -112,7 +111,7 @@ class GuideTrial:
 
 @dataclass(frozen=True)
 class _Death:
-    """How a trial ended that gave no answer."""
+    """How a trial ended without an answer."""
 
     status: int
     """Exit status in the form of subprocess.Popen.returncode."""
@@ -120,28 +119,28 @@ class _Death:
 
 
 class _Process:
-    """One process that compiles, and dies with this one."""
+    """A child process that compiles. It ends with this process."""
 
     def __init__(self, command: Sequence[str], vocabulary: bytes) -> None:
-        environment = {**os.environ, "MALLOC_ARENA_MAX": "1"}  # mallinfo2 counts the first arena alone
+        environment = {**os.environ, "MALLOC_ARENA_MAX": "1"}  # mallinfo2 counts only the first arena
         self._popen = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=environment,
-            start_new_session=True,  # Ctrl-C is for the process that serves
+            start_new_session=True,  # Ctrl-C must end only the serving process
         )
         self._to = cast("BinaryIO", self._popen.stdin)
         self._from = cast("BinaryIO", self._popen.stdout)
         self._send(vocabulary)
 
     def is_alive(self) -> bool:
-        """False if something ended it while it waited."""
+        """False if the process ended while it was idle."""
         return self._popen.poll() is None
 
     def ask(self, message: Any, timeout: float) -> Any:
-        """The answer, or a _Death; the process has ended then."""
+        """Sends a message and returns the answer, or a _Death if the process has ended."""
         self._send(framed(message))
         is_late = not select.select([self._from], [], [], timeout)[0]
         answer = None if is_late else read_message(self._from)
@@ -150,16 +149,16 @@ class _Process:
         return _Death(self.end(kill=is_late), is_late)
 
     def end(self, *, kill: bool = True) -> int:
-        """Waits until it has ended, and returns its status."""
+        """Ends the process, waits for it and returns its status."""
         if kill:
             self._popen.kill()
         self._from.close()
-        with contextlib.suppress(BrokenPipeError):  # it has died with bytes of ours unread
+        with contextlib.suppress(BrokenPipeError):  # it died before it read all bytes
             self._to.close()
         return self._popen.wait()
 
     def _send(self, data: bytes) -> None:
-        with contextlib.suppress(BrokenPipeError):  # it has died; the missing answer says so
+        with contextlib.suppress(BrokenPipeError):  # it died; the missing answer tells
             self._to.write(data)
             self._to.flush()
 

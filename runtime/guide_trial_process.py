@@ -1,8 +1,8 @@
-"""Compiles guides in a process of its own, which may die of them. guide_trial.py starts it.
+"""Compiles guides in a separate process, which may crash. guide_trial.py starts it.
 
-This file runs as a script, without the package: it needs llguidance and nothing else. Messages on both streams are
-JSON, each behind its length in four bytes. The first one in is the vocabulary; each further one is a grammar, and its
-answer says what is wrong with it, or how much memory it holds.
+This file runs as a script without the adaptrt package: it needs only llguidance. Messages in both directions are JSON
+after their length in four bytes. The first message to this process is the vocabulary. Each further one is a grammar;
+its answer has an error or the memory that the grammar holds.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _MAKERS: Final = {
     "regex": "grammar_from_regex",
     "lark": "grammar_from_lark",
 }
-"""Functions of llguidance's matcher by language; a grammar in "llguidance" is taken as it is."""
+"""Functions of llguidance's matcher by language. A grammar in the language "llguidance" needs none."""
 
 
 class _Vocabulary:
-    """The tokenizer in the form that llguidance.LLTokenizer takes."""
+    """The tokenizer in the form that llguidance.LLTokenizer expects."""
 
     bos_token_id: Final = None
     special_token_ids: Final[list[int]] = []
@@ -41,7 +41,7 @@ class _Vocabulary:
         self._longest = max(map(len, self._ids), default=0)
 
     def __call__(self, text: str) -> list[int]:
-        """The longest token at each place, which is how the executor lets llguidance cut texts as well."""
+        """Tokenises greedily with the longest token, as the executor lets llguidance do."""
         data, place, found = text.encode(), 0, []
         while place < len(data):
             ends = range(min(place + self._longest, len(data)), place, -1)
@@ -54,7 +54,7 @@ class _Vocabulary:
 
 
 class _Heap:
-    """Counts the bytes that the process has in use."""
+    """Measures the memory that the process uses, in bytes."""
 
     class _Info(ctypes.Structure):
         _fields_ = [
@@ -66,7 +66,7 @@ class _Heap:
         ]  # fmt: skip
 
     def __init__(self) -> None:
-        # glibc has it since 2.33; elsewhere, resident pages have to do, which the heap keeps when they are free.
+        # glibc has mallinfo2 since 2.33. Elsewhere resident pages are counted, which may include free heap memory.
         self._mallinfo2 = getattr(ctypes.CDLL(None), "mallinfo2", None)
         if self._mallinfo2 is not None:
             self._mallinfo2.restype = self._Info
@@ -79,18 +79,18 @@ class _Heap:
 
 
 def _num_pages(column: int) -> int:
-    """Pages of this process: all of them (0), or those in memory (1)."""
+    """Returns the number of pages of this process: all (0), or the resident ones (1)."""
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[column])
 
 
 def framed(message: Any) -> bytes:
-    """A message as both streams carry it."""
+    """Returns a message in the format of both streams."""
     data = json.dumps(message).encode()
     return _LENGTH.pack(len(data)) + data
 
 
 def read_message(stream: BinaryIO) -> Any:
-    """The next message; None at the end."""
+    """Returns the next message; None at the end."""
     head = stream.read(_LENGTH.size)
     if len(head) < _LENGTH.size:
         return None
@@ -98,21 +98,21 @@ def read_message(stream: BinaryIO) -> Any:
 
 
 def _limit_cpu(seconds: int) -> None:
-    """The kernel ends the process when it has used so many seconds from now on."""
+    """Makes the kernel end the process after this many further seconds of CPU time."""
     used = time.process_time()
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     resource.setrlimit(resource.RLIMIT_CPU, (int(used) + 1 + seconds, hard))
 
 
 def _limit_memory(num_bytes: int) -> None:
-    """Allocations fail when the process has so many bytes more than now."""
+    """Makes allocations fail once the process has this many bytes more than now."""
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (_num_pages(0) * resource.getpagesize() + num_bytes, hard))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # its end is no news
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash here is expected and needs no core dump
 
 
 def _compile(llguidance: Any, tokenizer: Any, heap: _Heap, kind: str, text: str) -> dict[str, Any]:
-    """Compiles one grammar and makes its first mask, as the executor does, and frees it again."""
+    """Compiles a grammar and computes its first mask, as the executor does, then frees it."""
     before = heap.num_bytes()
     maker = _MAKERS.get(kind)
     try:
@@ -128,7 +128,7 @@ def _compile(llguidance: Any, tokenizer: Any, heap: _Heap, kind: str, text: str)
 
 
 def main() -> None:
-    """Arguments: the directory that llguidance lies in, and the stack of a compilation in bytes."""
+    """Runs the script. Arguments: directory of llguidance, stack size of a compilation in bytes."""
     sys.path[0] = sys.argv[1]
     import llguidance
 

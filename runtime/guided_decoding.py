@@ -1,7 +1,7 @@
-"""Guided decoding: what llguidance needs to know of a tokenizer, and guides in its languages.
+"""Guided decoding: prepares a tokenizer and guides for llguidance.
 
-The executor calls llguidance's C interface itself, in functions that the Python package's library exports; here they
-are looked up. Nothing of it runs in a step.
+The executor calls llguidance's C functions directly; the library of the Python package exports them, and this module
+finds their addresses. No step runs code of this module.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from .tokenizer_files import TokenizerFiles
 
 HOW_TO_INSTALL: Final = "guided decoding needs llguidance: pip install 'adaptrt[guided]'"
 OLDEST_VERSION: Final = (1, 9)
-"""Of llguidance; the next major one may have another C interface."""
+"""Oldest supported version of llguidance. The next major version may have another C interface."""
 
 COMPACT_JSON: Final[Mapping[str, Any]] = {
     "whitespace_flexible": False,
     "item_separator": ", ?",
     "key_separator": ": ?",
 }
-"""llguidance's options for JSON on one line, with at most one space after a comma or a colon.
+"""llguidance's options for JSON on one line, with at most one space after a comma or colon.
 
-A model that is free to write whitespace may write nothing else until its limit. Both separators are patterns.
+A model that may write any amount of whitespace may write nothing else until its limit. Both separators are patterns.
 """
 _ANY_OBJECT: Final = '{"type": "object"}'
 _SPECIAL: Final = b"\xff"
-"""What llguidance marks special tokens with: no text has this byte."""
+"""Byte with which llguidance marks special tokens. It does not occur in text."""
 
 
 def make_grammar_compiler(
@@ -44,9 +44,9 @@ def make_grammar_compiler(
 ) -> _core.GrammarCompiler:
     """Makes the compiler of requests' guides for a model of `vocab_size` tokens.
 
-    Each guide is tried in another process first, within the limits; see guide_trial.py.
+    Each guide is first tried in another process within the limits; see guide_trial.py.
 
-    Raises ConfigError without llguidance, and for a tokenizer whose tokens' bytes are not known.
+    Raises ConfigError without llguidance, and for a tokenizer whose tokens' bytes are unknown.
     """
     if not stop_token_ids:
         raise ConfigError(
@@ -73,11 +73,13 @@ def grammar_compiler_of(
     eos_token_ids: Sequence[int],
     limits: GuideLimits | None = None,
 ) -> _core.GrammarCompiler:
-    """The same from what an executor's configuration says; the rest is the engine's. Raises ConfigError."""
+    """Makes the same compiler from an executor's configuration; the engine provides the other values. Raises
+    ConfigError.
+    """
     if config is not None and config.tokenizer_str is not None:
         try:
             tokenizer = Tokenizer.from_str(config.tokenizer_str)
-        except Exception as error:  # tokenizers has no class of its own for what it raises
+        except Exception as error:  # tokenizers raises plain Exception
             raise ConfigError(f"tokenizer_str: cannot be read as a tokenizer: {error}") from error
     elif tokenizer_file.exists():
         tokenizer = TokenizerFiles.read(tokenizer_file).make(vocab_size).tokenizer
@@ -90,10 +92,10 @@ def grammar_compiler_of(
 
 
 def token_bytes(tokenizer: Tokenizer, vocab_size: int, stop_token_ids: Sequence[int] = ()) -> list[bytes]:
-    """What each token adds to a text, as llguidance wants it: special and stop tokens begin with 0xFF.
+    """Returns the bytes that each token adds to a text, for llguidance: special and stop tokens begin with 0xFF.
 
-    Empty for ids that the tokenizer does not have. Raises ConfigError for decoders other than those of byte-level
-    vocabularies and of those with byte fallback or Metaspace, and for more tokens than `vocab_size`.
+    The bytes are empty for ids without a token. Raises ConfigError for more tokens than `vocab_size`, and for decoders
+    other than ByteLevel, ByteFallback and Metaspace.
     """
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     if (highest := max(vocabulary.values(), default=0)) >= vocab_size:
@@ -115,10 +117,10 @@ def token_bytes(tokenizer: Tokenizer, vocab_size: int, stop_token_ids: Sequence[
 
 
 def with_json_options(schema: str, options: Mapping[str, Any]) -> str:
-    """Returns a JSON schema with options of llguidance for how the JSON is written.
+    """Returns a JSON schema with llguidance's options for the format of the JSON.
 
-    The schema's own options, under "x-guidance", win over these: llguidance takes the last of two equal keys. A text
-    that is no schema comes back as it is, so that llguidance says what is wrong with it.
+    The schema's own options, under "x-guidance", take precedence: llguidance uses the last of two equal keys. A text
+    that is no schema is returned unchanged, so that llguidance reports the error.
     """
     text = schema.strip(" \t\r\n")
     if text == "true":  # the schema of any JSON
@@ -130,7 +132,7 @@ def with_json_options(schema: str, options: Mapping[str, Any]) -> str:
 
 
 def _load_llguidance() -> tuple[Any, dict[str, int]]:
-    """The package, and the addresses of its library's C functions."""
+    """Returns the llguidance package and the addresses of its C functions."""
     try:
         import llguidance
     except ImportError as error:
@@ -151,7 +153,7 @@ def _load_llguidance() -> tuple[Any, dict[str, int]]:
 
 
 def _grammar_of(params: GuidedDecodingParams, llguidance: Any, special: set[str]) -> tuple[str, str]:
-    """(llguidance's name of the language, the grammar). Raises RequestError."""
+    """Returns llguidance's name of the language, and the grammar. Raises RequestError."""
     kind, guide = params.guide_type, params.guide or ""
     kinds = GuidedDecodingParams.GuideType
     if kind is kinds.JSON:
@@ -167,13 +169,15 @@ def _grammar_of(params: GuidedDecodingParams, llguidance: Any, special: set[str]
         grammar = _structural_tag(guide, llguidance, special)
     except RequestError:
         raise
-    except Exception as error:  # the package's own conversions raise whatever they stumble over
+    except Exception as error:  # the package's conversions raise many types of errors
         raise RequestError(f"the guide cannot be compiled: {error}") from error
     return ("llguidance" if grammar.startswith("{") else "lark"), grammar
 
 
 def _check_json(guide: str) -> None:
-    """Raises RequestError that counts the characters of the guide as it came, without the options put before it."""
+    """Raises RequestError for invalid JSON. Positions in the error count from the guide's own beginning, without added
+    options.
+    """
     try:
         json.loads(guide)
     except (ValueError, RecursionError) as error:
@@ -181,7 +185,9 @@ def _check_json(guide: str) -> None:
 
 
 def _structural_tag(guide: str, llguidance: Any, special: set[str]) -> str:
-    """A grammar of {"structures": [{"begin", "schema", "end"}], "triggers": [...]}, as TensorRT-LLM writes them."""
+    """Returns the grammar of a structural tag in TensorRT-LLM's format: {"structures": [{"begin", "schema", "end"}],
+    "triggers": [...]}.
+    """
     content = json.loads(guide)
     if not isinstance(content, dict) or set(content) - {"type"} != {"structures", "triggers"}:
         raise RequestError('the guide is not a structural tag; accepted: {"structures": [...], "triggers": [...]}')
@@ -198,7 +204,7 @@ def _structural_tag(guide: str, llguidance: Any, special: set[str]) -> str:
         tags.append(llguidance.StructTag(trigger=trigger, begin=begin, grammar=grammar, end=structure["end"]))
     if not tags:
         raise RequestError("structures of the guide is empty; accepted: one or more")
-    # llguidance takes all triggers in angle brackets for special tokens, or none of them.
+    # llguidance treats either all triggers in angle brackets as special tokens, or none of them.
     bracketed = {tag.trigger for tag in tags if tag.trigger.startswith("<") and tag.trigger.endswith(">")}
     if bracketed & special and bracketed - special:
         raise RequestError(

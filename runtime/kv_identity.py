@@ -1,4 +1,4 @@
-"""What KV that outlives the process depends on, besides tokens and adapters."""
+"""Identity of everything that KV values depend on besides tokens and adapters, for KV that outlives the process."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from .. import _core
 
 
 def kv_identity(engine_checksum: str) -> str:
-    """The same text for the same bits of KV.
+    """Returns a text that is equal only if KV has equal bits.
 
-    Of the engine's file; of this build, whose kernels may sum in another order than another build's; of the C library,
-    whose cosines turn queries and keys; and of the CPU's features, by which that library chooses among its own.
+    It depends on the engine file; on this build, because another build's kernels may sum in another order; on the C
+    library, whose cosines rotate queries and keys; and on the CPU's features, by which that library chooses among its
+    functions.
     """
     library = hashlib.sha256(Path(_core.__file__).read_bytes()).hexdigest()
     return " ".join([engine_checksum, library, *platform.libc_ver(), *_core.cpu_kernels()])

@@ -1,6 +1,6 @@
-"""Text in, text out, over one engine and its adapters.
+"""Text in, text out, for one engine and its adapters.
 
-Prompts are given to the tokenizer as they are; the messages of a chat go through the model's or the adapter's template.
+Prompts go to the tokenizer unchanged; chat messages go through the model's or the adapter's template.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .pooled_texts import PooledTexts, names_of
 from .text_requests import TextRequests
 
 _MANY_PROMPTS: Final = 100
-"""From so many on, generate() shows on a terminal how far it is."""
+"""Number of prompts from which generate() shows its progress on a terminal."""
 
 
 class LLM(PooledTexts):
@@ -55,23 +55,23 @@ class LLM(PooledTexts):
     ) -> None:
         """Loads the engine and its tokenizer.json, or the one at `tokenizer`.
 
-        model: an engine directory; or a Hugging Face model or checkpoint directory, whose engine is made on first use,
-            with `engine_options`, and taken from the user's cache from then on (see engine_for).
-        tokenizer: a tokenizer.json or the directory of one, in which the chat template is looked for as well.
-        kernels: as ExecutorConfig.kernels, for which it stands.
-        weight_memory: bytes, or a text such as "4GiB" or "all"; as ExecutorConfig.weight_memory, for which it stands.
-        speculative_config: for speed alone. LookaheadDecodingConfig: drafts from each completion's own text; as
-            ExecutorConfig.decoding_config, for which it stands. DraftTargetDecodingConfig: drafts of a small model, an
-            engine, model or checkpoint directory as `model`, whose engine is made without engine_options; as
-            ExecutorConfig.draft_target_decoding_config.
+        model: an engine directory; or a Hugging Face model or checkpoint directory, whose engine is built on first use
+            with `engine_options` and then taken from the user's cache (see engine_for).
+        tokenizer: a tokenizer.json, or its directory, which may also have the chat template.
+        kernels: sets ExecutorConfig.kernels.
+        weight_memory: sets ExecutorConfig.weight_memory: bytes, or a text such as "4GiB" or "all".
+        speculative_config: only changes the speed. LookaheadDecodingConfig takes drafts from each completion's own text
+            and sets ExecutorConfig.decoding_config. DraftTargetDecodingConfig takes drafts from a small model, whose
+            directory is given like `model`, and sets ExecutorConfig.draft_target_decoding_config; the small model's
+            engine is built without engine_options.
 
-        An engine of several ranks is run by workers that this process starts, unless MPI has started it: then as many
-        processes make the LLM, and on those that do not lead, this never returns: the process does as rank 0 says, and
-        exits when that has shut down.
+        This process starts workers that run an engine of several ranks, unless MPI started it. Then every MPI process
+        makes the LLM; on ranks other than 0 the constructor never returns: the process follows rank 0 and exits when
+        rank 0 has shut down.
 
-        Raises ConfigError when there is no tokenizer or it cannot be read, and what engine_for and Executor raise.
+        Raises ConfigError if the tokenizer is missing or cannot be read, and the errors of engine_for and Executor.
         """
-        # Looked for before an engine is made, which has a copy of the model's.
+        # Checked before an engine is built; the engine's directory gets a copy of the model's tokenizer.
         path = Path(model) / TOKENIZER_FILE if tokenizer is None else Path(tokenizer)
         if path.is_dir():
             path = path / TOKENIZER_FILE
@@ -91,17 +91,18 @@ class LLM(PooledTexts):
             sys.exit()
         self._executor = executor
         self._requests = TextRequests(executor, Tokenizers(tokenizer_of_model, executor.adapters))
-        # Those that the executor runs at a time are the first that came, and each has a thread here that waits for it.
+        # One thread per request that can run at a time. The executor starts requests in the order of arrival, so the
+        # running ones have the threads.
         self._workers = ThreadPoolExecutor(
             self._executor.engine_info.max_batch_size, thread_name_prefix="adaptrt-answers"
         )
 
     @property
     def executor(self) -> Executor:
-        """For statistics, and for what the text level does not cover."""
+        """The executor, for statistics and for functions that LLM does not have."""
         return self._executor
 
-    # A str is a sequence of str as well, and an empty list one of ids; the first overload that fits counts.
+    # A str is a Sequence[str] too, and an empty list may be one of ids. The first matching overload counts.
     @overload
     def generate(  # type: ignore[overload-overlap]
         self,
@@ -166,19 +167,19 @@ class LLM(PooledTexts):
         n: int | None = None,
         progress: bool | None = None,
     ) -> Completion | list[Completion] | list[list[Completion]]:
-        """Completes one prompt, or several in one batch. With an encoder, that is given the prompt.
+        """Completes one prompt, or several in one batch. In an encoder-decoder model, the encoder reads the prompt.
 
         prompts: texts, lists of token ids, or dictionaries {"prompt": text} or {"prompt_token_ids": ids}.
-        lora: the name of one of the engine's adapters for all prompts, or one (or None) for each. "a:0.7+b:0.3" is the
+        lora: an adapter's name for all prompts, or one name (or None) per prompt. "a:0.7+b:0.3" is the
             weighted sum of the adapters a and b.
-        stop: a text, or several, that end a completion, which ends before the first of them.
-        guided_decoding_params: what completions have to be like (adaptrt[guided]).
-        n: completions of each prompt, which are a list then; completion i is what the seed + i gives alone, or, with
-            sampling_config.beam_width above 1, the beam that comes i-th. Beams take no stop texts. More than one needs
-            beams or sampling: top_k, top_p or min_p.
-        progress: show on sys.stderr how many prompts are answered; None: for 100 prompts or more, on a terminal.
+        stop: one or several texts. A completion ends before the first of them.
+        guided_decoding_params: guide that completions must match (needs adaptrt[guided]).
+        n: number of completions per prompt, returned as a list. Completion i equals the only completion with seed + i.
+            With sampling_config.beam_width above 1 it is the i-th best beam. Beams accept no stop texts. n above 1
+            needs beams or sampling: top_k, top_p or min_p.
+        progress: show on sys.stderr how many prompts are done; None: only for 100 prompts or more, on a terminal.
 
-        Raises RequestError or AdapterError for a prompt that is refused; the others are cancelled then.
+        Raises RequestError or AdapterError if a prompt is rejected; the other prompts are cancelled then.
         """
         is_one = is_one_prompt(prompts)
         listed = listed_prompts(prompts)
@@ -187,7 +188,7 @@ class LLM(PooledTexts):
         try:
             for given, name in zip(listed, names, strict=True):
                 prompt = self._requests.prompt_ids(given, name)
-                # Without stop strings, one response with all tokens is less work than one with each.
+                # One response with all tokens is less work than one per token, but stop texts need the latter.
                 streaming = bool(stop)
                 answers.append(
                     self._requests.ask(
@@ -203,7 +204,7 @@ class LLM(PooledTexts):
                 )
             running = answers
             with _progress(progress, len(listed)).items("prompts", len(listed)) as advance:
-                # In turns: an answer that a stop string ends is cancelled soon, whichever of them it is.
+                # Takes turns, so that any answer that a stop text ends is cancelled soon.
                 while running:
                     for answer in running:
                         answer.next_text()
@@ -230,9 +231,9 @@ class LLM(PooledTexts):
         stop: str | Sequence[str] = (),
         guided_decoding_params: GuidedDecodingParams | None = None,
     ) -> AnswerStream:
-        """The completion's text piece by piece; giving the iterator up cancels the request.
+        """Returns an iterator over the completion's text. Deleting the iterator cancels the request.
 
-        The request is made, or refused, when the first piece is asked for.
+        The request is made, and may be rejected, at the first piece.
         """
         ids = self._requests.prompt_ids(text_or_ids(prompt, "prompt"), lora)
         return AnswerStream(
@@ -250,13 +251,13 @@ class LLM(PooledTexts):
         guided_decoding_params: GuidedDecodingParams | None = None,
         streaming: bool = False,
     ) -> AsyncAnswer:
-        """Completes a prompt beside a running asyncio loop: `await` it for the Completion, or `async for` its text.
+        """Completes a prompt on a running asyncio loop. `await` the result, or iterate over its text with `async for`.
 
-        guided_decoding_params: what it has to be like (adaptrt[guided]).
-        streaming: pieces of text come with each token, instead of all in one.
+        guided_decoding_params: guide that the completion must match (needs adaptrt[guided]).
+        streaming: text arrives with each token instead of at once.
 
-        The request is made at once; an adapter that is not cached is read from disk first. Raises what generate()
-        raises, and RuntimeError without a running loop.
+        Makes the request at once; reads an adapter that is not cached from disk first. Raises the errors of generate(),
+        and RuntimeError without a running loop.
         """
         ids = self._requests.prompt_ids(text_or_ids(prompt, "prompt"), lora)
         is_streaming = streaming or bool(stop)
@@ -306,15 +307,15 @@ class LLM(PooledTexts):
         template_variables: Mapping[str, Any] | None = None,
         n: int | None = None,
     ) -> Completion | list[Completion]:
-        """Answers a conversation, which the template of the adapter writes as text, or the model's.
+        """Answers a conversation. The chat template of the adapter, or else of the model, converts it to text.
 
-        messages: in OpenAI's form, [{"role": "user", "content": "..."}, ...].
+        messages: in OpenAI's format, [{"role": "user", "content": "..."}, ...].
         tools: JSON schemas of functions, which the template shows to the model.
-        template_variables: of the template, such as Qwen3's enable_thinking.
-        n: answers, which are a list then; as generate()'s.
+        template_variables: the template's own, such as Qwen3's enable_thinking.
+        n: number of answers, returned as a list; see generate().
 
-        Raises ConfigError when there is no template or jinja2 is not installed (adaptrt[serve]), RequestError for
-        messages that the template refuses, and what generate() raises.
+        Raises ConfigError without a template or without jinja2 (adaptrt[serve]), RequestError for messages that the
+        template rejects, and the errors of generate().
         """
         prompt = self._render(messages, lora, tools, template_variables)
         num_answers = 1 if n is None else n
@@ -340,9 +341,9 @@ class LLM(PooledTexts):
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_variables: Mapping[str, Any] | None = None,
     ) -> AnswerStream:
-        """chat(), piece by piece; giving the iterator up cancels the request.
+        """Works like chat(), but returns an iterator over the text. Deleting the iterator cancels the request.
 
-        Raises what chat() raises for messages; the request is made, or refused, when the first piece is asked for.
+        Raises the errors of chat() for messages. The request is made, and may be rejected, at the first piece.
         """
         ids = self._render(messages, lora, tools, template_variables)
         return AnswerStream(
@@ -350,13 +351,13 @@ class LLM(PooledTexts):
         )
 
     def chat_template(self, lora: str | None = None) -> ChatTemplate:
-        """What writes the chats of an adapter: its own template, or the model's.
+        """Returns the chat template of an adapter, or else of the model.
 
-        Raises ConfigError when there is none, AdapterError for an unknown adapter.
+        Raises ConfigError if neither has one, AdapterError for an unknown adapter.
         """
         template = self._model_template
         if lora is not None:
-            # Read each time: an adapter of the name may have been replaced.
+            # Read each time, because an adapter of this name may have been replaced.
             directory = self._executor.adapters.find(lora).directory
             template = ChatTemplate.load(directory, base=template) or template
         if template is None:
@@ -366,7 +367,7 @@ class LLM(PooledTexts):
         return template
 
     def shutdown(self) -> None:
-        """Ends the executor."""
+        """Shuts the executor down."""
         self._executor.shutdown()
         self._workers.shutdown()
 
@@ -393,7 +394,7 @@ class LLM(PooledTexts):
         variables: Mapping[str, Any] | None,
     ) -> list[int]:
         text = self.chat_template(lora).render(messages, tools=tools, variables=variables)
-        return self._requests.token_ids(text, lora, add_special_tokens=False)  # templates write them
+        return self._requests.token_ids(text, lora, add_special_tokens=False)  # templates write the special tokens
 
 
 def _progress(asked: bool | None, num_prompts: int) -> Progress:

@@ -1,4 +1,4 @@
-"""What LLM's own arguments make of an ExecutorConfig."""
+"""Converts LLM's own arguments to an ExecutorConfig."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .options.speculative import DecodingConfig, LookaheadDecodingConfig
 
 
 def with_kernels(config: ExecutorConfig | None, kernels: str) -> ExecutorConfig | None:
-    """A configuration with these kernels; the caller's is left as it is."""
+    """Returns a configuration with these kernels; does not change the caller's."""
     if not kernels:
         return config
     changed = ExecutorConfig() if config is None else copy.copy(config)
@@ -23,7 +23,7 @@ def with_kernels(config: ExecutorConfig | None, kernels: str) -> ExecutorConfig 
 
 
 def with_weight_memory(config: ExecutorConfig | None, weight_memory: int | str | None) -> ExecutorConfig | None:
-    """A configuration with this memory for weights; the caller's is left as it is."""
+    """Returns a configuration with this memory for weights; does not change the caller's."""
     if weight_memory is None:
         return config
     num_bytes = parse_weight_memory(weight_memory, "weight_memory")
@@ -37,7 +37,7 @@ def with_weight_memory(config: ExecutorConfig | None, weight_memory: int | str |
 def with_speculation(
     config: ExecutorConfig | None, speculative_config: LookaheadDecodingConfig | DraftTargetDecodingConfig | None
 ) -> ExecutorConfig | None:
-    """A configuration with these drafts; the caller's is left as it is."""
+    """Returns a configuration with these drafts; does not change the caller's."""
     if speculative_config is None:
         return config
     changed = ExecutorConfig() if config is None else copy.copy(config)

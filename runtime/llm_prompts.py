@@ -1,4 +1,4 @@
-"""Prompts as callers of LLM give them: texts, token ids, and the dictionaries of vLLM and TensorRT-LLM."""
+"""Prompts of LLM's callers: texts, token ids, and the dictionaries of vLLM and TensorRT-LLM."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 _TEXT: Final = "prompt"
 _IDS: Final = "prompt_token_ids"
 _SHOWN: Final = 60
-"""Characters of a value that errors show."""
+"""Maximum number of characters of a value that an error shows."""
 
 
 def is_one_prompt(prompts: Any) -> bool:
-    """True for a prompt, False for several: a list that begins with a token id is one."""
+    """True for one prompt, False for several. A list that begins with a token id is one prompt."""
     if isinstance(prompts, str | Mapping):
         return True
     return isinstance(prompts, Sequence) and len(prompts) > 0 and _is_id(prompts[0])
 
 
 def listed_prompts(prompts: Any) -> list[str | list[int]]:
-    """Each prompt's text or token ids. Raises RequestError for anything else."""
+    """Returns each prompt's text or token ids. Raises RequestError for anything else."""
     if is_one_prompt(prompts):
         return [text_or_ids(prompts, "prompts")]
     if not isinstance(prompts, Iterable):
@@ -34,9 +34,9 @@ def listed_prompts(prompts: Any) -> list[str | list[int]]:
 
 
 def text_or_ids(prompt: Any, name: str) -> str | list[int]:
-    """The text or the token ids of one prompt; `name` is what errors call it. Raises RequestError for anything else.
+    """Returns the text or the token ids of one prompt. name: for errors. Raises RequestError for anything else.
 
-    A dictionary may have both; then the ids count, because the text is only what they were made of.
+    If a dictionary has both, the ids count, because the text is only their source.
     """
     if isinstance(prompt, str):
         return prompt
@@ -53,13 +53,13 @@ def text_or_ids(prompt: Any, name: str) -> str | list[int]:
 
 
 def is_greedy(sampling: SamplingConfig) -> bool:
-    """True if the executor takes the most likely token each time."""
+    """True if the executor always takes the most likely token."""
     nothing_given = not sampling.top_k and sampling.top_p is None and not sampling.min_p
     return nothing_given or sampling.top_k == 1 or sampling.temperature == 0.0
 
 
 def has_idle_temperature(sampling: SamplingConfig) -> bool:
-    """True if a temperature asks for sampling, and the configuration is greedy all the same.
+    """True if a temperature is set although the configuration is greedy.
 
     In TensorRT-LLM a temperature has no effect without top_k or top_p; other libraries sample with it.
     """

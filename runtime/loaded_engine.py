@@ -1,4 +1,4 @@
-"""What every loaded engine directory has, whatever compiled it."""
+"""Base class of loaded engine directories of all compilers."""
 
 from __future__ import annotations
 
@@ -23,35 +23,37 @@ from ..formats.network.weights import Tensor
 from .memory import available_memory
 
 IN_MEMORY: Final = Path("<engine in memory>")
-"""Stands for its directory in errors and logs."""
+"""Stands for the directory of an engine in memory, in errors and logs."""
 
 
 @dataclass(frozen=True)
 class LoadedEngine(ABC):
-    """An engine directory that was read and checked."""
+    """An engine directory that has been read and checked."""
 
     directory: Path
     config: EngineConfig
     adapters: Mapping[str, Path]
-    """PEFT directories of the adapters that the engine carries, by the name they are served under."""
+    """PEFT directories of the adapters that the engine carries, by adapter name."""
 
     @property
     def rank(self) -> int:
-        """Which of the ranks that run the engine together this process is."""
+        """Rank of this process among those that run the engine."""
         return 0
 
     def available_memory(self) -> int:
-        """Bytes that this process may still take; of several ranks, what each of them may, told by all together."""
+        """Returns the bytes that this process may still allocate; with several ranks, the minimum, which all must ask
+        for.
+        """
         return available_memory()
 
     @property
     def num_ranks(self) -> int:
-        """Processes that run the engine together."""
+        """Number of processes that run the engine together."""
         return self.config.pretrained_config.mapping.world_size
 
     @property
     def model_type(self) -> ModelType:
-        """What executors of it are told."""
+        """Model type to pass to executors of this engine."""
         config = self.config.pretrained_config
         if config.is_encoder_only:
             return ModelType.ENCODER_ONLY
@@ -60,16 +62,16 @@ class LoadedEngine(ABC):
     @property
     @abstractmethod
     def lora(self) -> _core.LoraLayout:
-        """What it accepts of adapters; without sites when it was built without LoRA."""
+        """Adapters that the engine accepts; without sites if it was built without LoRA."""
 
     @cached_property
     def adapted_modules(self) -> AdaptedModules:
-        """The linear layers that adapters can change, by their paths in the Hugging Face model."""
+        """Linear layers that adapters can change, by their paths in the Hugging Face model."""
         return AdaptedModules(declare(self.config.pretrained_config))
 
     @cached_property
     def pooler(self) -> PoolingLayer | None:
-        """What some classifiers do to pooled hidden states before their last layer; None: there is none."""
+        """Layer that some classifiers apply to pooled hidden states before their last layer; None: there is none."""
         layer = declare(self.config.pretrained_config).pooler
         return None if layer is None else self._loaded(layer)
 
@@ -93,26 +95,28 @@ class LoadedEngine(ABC):
 
     @abstractmethod
     def tensor(self, name: str) -> npt.NDArray[np.float32]:
-        """A tensor that the program does not refer to, flat. Raises EngineError where there is none."""
+        """Returns a tensor that the program does not use, as float32, flat. Raises EngineError if it does not exist."""
 
     @abstractmethod
     def base_weights(self) -> BaseWeights | None:
-        """The weights that adapters are served over; None when the engine does not give them back."""
+        """Returns the base weights for adapters; None if the engine cannot return them."""
 
     @abstractmethod
     def with_weight_memory(self, num_bytes: int | None) -> LoadedEngine:
-        """The engine with ExecutorConfig.weight_memory; None: this one. Raises ConfigError where there can be none."""
+        """Returns the engine with ExecutorConfig.weight_memory; None: this engine. Raises ConfigError if it cannot have
+        that.
+        """
 
     @abstractmethod
     def start(self, config: ExecutorConfig, *, beside: _core.Engine | None = None) -> _core.Engine:
-        """The engine that an executor runs; `beside` is another that it runs in turn with this one.
+        """Starts the engine for an executor. beside: another engine that the executor runs alternately with this one.
 
-        Raises ConfigError that says what it lacks of this machine.
+        Raises ConfigError that says what this machine lacks.
         """
 
 
 def engine_adapters(config: EngineConfig, directory: Path) -> dict[str, Path]:
-    """The adapters' directories, which lie where build() put them and nowhere else."""
+    """Returns the adapters' directories. They must lie where build() put them."""
     lora = config.build_config.lora_config
     counts = {len(lora.lora_dir), len(config.adapter_checksums), len(lora.adapter_names), len(set(lora.adapter_names))}
     if len(counts) > 1:
@@ -122,7 +126,7 @@ def engine_adapters(config: EngineConfig, directory: Path) -> dict[str, Path]:
         )
     adapters = {}
     for number, (name, place) in enumerate(zip(lora.adapter_names, lora.lora_dir, strict=True)):
-        path = directory.absolute() / place  # the process may change its directory before the adapter is read
+        path = directory.absolute() / place  # the process may change its working directory later
         if place != Path(ADAPTERS_DIRECTORY) / str(number) or not path.is_dir() or path.is_symlink():
             raise EngineError(f"{directory}: adapter '{name}' is not at {ADAPTERS_DIRECTORY}/{number}")
         adapters[name] = path

@@ -1,4 +1,4 @@
-"""What LoraConfig.from_peft is made of: an adapter directory as the tensors of a request."""
+"""Implements LoraConfig.from_peft: reads an adapter directory as the tensors of a request."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def tensors_from_peft(
     magnitudes_normalized: bool,
     active_from: int | None,
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int32]]:
-    """The weights and the config of an adapter for this engine, or of a weighted sum; see LoraConfig.from_peft."""
+    """Returns weights and config of an adapter, or of a weighted sum, for this engine; see LoraConfig.from_peft."""
     loaded = engine if isinstance(engine, LoadedEngine) else load_engine(engine)
     if isinstance(directory, Mapping):
         terms = [(str(path), Path(path), weight) for path, weight in directory.items()]
@@ -39,14 +39,14 @@ def tensors_from_peft(
 
 
 def adapter_of_directory(directory: Path, engine: LoadedEngine) -> ConvertedAdapter:
-    """The adapter in a directory; of a classifier's, what is not its head. Raises AdapterError."""
+    """Reads the adapter in a directory; of a classifier's, everything but its head. Raises AdapterError."""
     return _converted(directory, engine, engine.lora.dtype, classifiers=True)
 
 
 def sum_of_directories(terms: Sequence[tuple[str, Path, float]], engine: LoadedEngine) -> ConvertedAdapter:
-    """The weighted sum of adapters, each by the name that errors call it, its directory and its weight.
+    """Returns a weighted sum of adapters. terms: name for errors, directory and weight of each.
 
-    Raises AdapterError with what is wrong with one of them, or with the sum.
+    Raises AdapterError for an invalid adapter or an invalid sum.
     """
     if not terms:
         raise AdapterError("a weighted sum of adapters has no terms")

@@ -1,4 +1,4 @@
-"""Memory that this process may still take."""
+"""Measures the memory that this process may still allocate."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from pathlib import Path
 _MEMINFO = Path("/proc/meminfo")
 _OWN_GROUPS = Path("/proc/self/cgroup")
 _ROOTS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/memory"))
-"""Of version 2, and of version 1; a container sees its own group there."""
+"""Directories of control groups, version 2 and version 1. A container sees its own group there."""
 _FILES = (
     ("memory.max", "memory.current", "inactive_file"),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-"""Of both: a limit, what is in use, and the line of memory.stat for files that are kept and can be given up."""
+"""Files of both versions: the limit, the usage, and the line of memory.stat with reclaimable file cache."""
 
 
 def available_memory() -> int:
-    """Bytes: what the machine has available, or what its control groups leave where that is less."""
+    """Returns the available bytes: of the machine, or of its control groups if that is less."""
     groups = [_available_in(group, *files) for group, files in _control_groups() if (group / files[0]).is_file()]
     return min([_machine_available(), *(available for available in groups if available is not None)])
 
@@ -28,7 +28,7 @@ def _machine_available() -> int:
 
 
 def _control_groups() -> Iterator[tuple[Path, tuple[str, str, str]]]:
-    """Those that this process is in, as far as they are seen from here, and their parents'."""
+    """Yields the control groups of this process, as far as they are visible, and their parents."""
     for version, root in enumerate(_ROOTS):
         group = root / _path_of_own_group(is_first_version=version == 1).lstrip("/")
         while True:
@@ -49,7 +49,7 @@ def _path_of_own_group(*, is_first_version: bool) -> str:
 
 
 def _available_in(group: Path, limit: str, usage: str, reclaimable: str) -> int | None:
-    """None without a limit."""
+    """Returns the bytes available in a group; None without a limit."""
     text = (group / limit).read_text().strip()
     if text == "max":
         return None

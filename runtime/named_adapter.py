@@ -1,4 +1,4 @@
-"""What a name of an adapter means: a PEFT directory with the files that it had then, or a weighted sum of them."""
+"""An adapter's name stands for a PEFT directory with the files that it had when it was added, or for a weighted sum."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from .adapter_facts import AdapterFacts
 from .engine import LoadedEngine
 
 FIRST_NAMED_TASK_ID: Final = 1 << 63
-"""Named adapters have this task_id and those that follow; the ids below are the caller's."""
+"""First task_id of named adapters. Lower ids belong to callers."""
 
 
 def refuse_named_task_id(task_id: object, field: str) -> None:
-    """Raises AdapterError for an id of named adapters, where a caller gives one. `field` says where it stands.
+    """Raises AdapterError if a caller gives a task_id that is reserved for named adapters. field: names the id in
+    errors.
 
-    Anything but an integer is left to those that use it.
+    Ignores values that are not integers; later checks reject them.
     """
     if isinstance(task_id, SupportsIndex) and task_id.__index__() >= FIRST_NAMED_TASK_ID:
         raise AdapterError(
@@ -28,53 +29,53 @@ def refuse_named_task_id(task_id: object, field: str) -> None:
 
 
 class UnknownAdapterError(AdapterError):
-    """No adapter has the name that a request asks for. The message names the engine and other adapters."""
+    """No adapter has the requested name. The message names the engine and other adapters."""
 
     def __init__(self, message: str, name: str = "") -> None:
-        """`name`: the name that no adapter has."""
+        """name: the requested name."""
         super().__init__(message)
         self.name = name
 
 
 @dataclass(frozen=True)
 class NamedAdapter:
-    """A PEFT adapter that requests ask for by its name."""
+    """A PEFT adapter that requests name."""
 
     name: str
     task_id: int
     directory: Path
     checksum: str
-    """adapter_checksum() of the directory when the adapter got its name."""
+    """adapter_checksum() of the directory when the adapter was added."""
     created: int = field(default=0, compare=False)
-    """Time when the adapter got its name, in seconds since the epoch."""
+    """Time when the adapter was added, in seconds since the epoch."""
     facts: AdapterFacts = field(default_factory=AdapterFacts, compare=False, repr=False)
 
     @property
     def adapters(self) -> tuple[NamedAdapter, ...]:
-        """Itself."""
+        """A tuple with only this adapter."""
         return (self,)
 
 
 @dataclass(frozen=True)
 class AdapterSum:
-    """A weighted sum of adapters, as long as they are those that their names meant."""
+    """A weighted sum of adapters. It is valid as long as their names stand for the same adapters."""
 
     task_id: int
     terms: tuple[tuple[NamedAdapter, float], ...]
 
     @property
     def adapters(self) -> tuple[NamedAdapter, ...]:
-        """Of the terms."""
+        """The adapters of the terms."""
         return tuple(adapter for adapter, _ in self.terms)
 
     @property
     def directory(self) -> Path:
-        """Of the first term, whose chat template the sum's chats are written with."""
+        """Directory of the first term, whose chat template the sum uses."""
         return self.terms[0][0].directory
 
 
 def check_unchanged(adapter: NamedAdapter, engine: LoadedEngine) -> None:
-    """Raises EngineError where the adapter's files are not those that its name was given to, or cannot be read."""
+    """Raises EngineError if the adapter's files have changed since it was added, or cannot be read."""
     if checksum_of(adapter.name, adapter.directory) == adapter.checksum:
         return
     if adapter.directory == engine.adapters.get(adapter.name):
@@ -85,7 +86,7 @@ def check_unchanged(adapter: NamedAdapter, engine: LoadedEngine) -> None:
 
 
 def checksum_of(name: str, directory: Path) -> str:
-    """adapter_checksum() of the adapter's directory. Raises EngineError for files that cannot be read."""
+    """Returns adapter_checksum() of the adapter's directory. Raises EngineError for files that cannot be read."""
     try:
         return adapter_checksum(directory)
     except OSError as error:

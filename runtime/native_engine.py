@@ -1,4 +1,4 @@
-"""Engines of the native compiler: maps the file, checks every byte of it, and makes the program that runs on it."""
+"""Engines of the native compiler: maps the engine file, checks every byte and makes the program."""
 
 from __future__ import annotations
 
@@ -35,35 +35,35 @@ _LOG: Final = logging.getLogger("adaptrt")
 
 @dataclass(frozen=True)
 class NativeEngine(LoadedEngine):
-    """An engine whose weights are mapped, not copied, unless they have a weight_memory."""
+    """An engine whose weights are memory-mapped, not copied, unless it has a weight_memory."""
 
     program: _core.Program
-    """Refers to bytes of `storage`."""
+    """Its weights point into `storage`."""
     storage: EngineFile
     weight_memory: int = 0
-    """Bytes that weights may take; 0: all are mapped. Else the mapping is not read once the engine was checked."""
+    """Maximum bytes of weights in memory; 0: all weights are mapped. Otherwise only the check reads the mapping."""
     usage_counter: _core.WeightUsage | None = None
-    """Counts what steps use of the weights, where somebody wants to know."""
+    """Counts which weights steps use; None: not counted."""
 
     @property
     def rank(self) -> int:
-        """That of the program."""
+        """Rank of the program."""
         return self.program.rank
 
     @property
     def lora(self) -> _core.LoraLayout:
-        """That of the program."""
+        """LoRA layout of the program."""
         return self.program.lora
 
     def tensor(self, name: str) -> npt.NDArray[np.float32]:
-        """A view of the file's."""
+        """Returns a view into the engine file."""
         found = self.storage.tensors.get(name)
         if found is None or found.dtype != np.float32:
             raise EngineError(f"{self.storage.path}: has no float32 tensor '{name}'")
         return found
 
     def base_weights(self) -> EngineBase:
-        """The packed weights."""
+        """Returns the packed weights."""
         return self._base
 
     @cached_property
@@ -75,11 +75,11 @@ class NativeEngine(LoadedEngine):
 
     @cached_property
     def ranks(self) -> Ranks:
-        """The processes that run an engine of several ranks. Raises ConfigError where they were not started."""
+        """The processes that run an engine of several ranks. Raises ConfigError if they were not started."""
         return Ranks(self.num_ranks)
 
     def with_weight_memory(self, num_bytes: int | None) -> NativeEngine:
-        """As LoadedEngine.with_weight_memory."""
+        """See LoadedEngine.with_weight_memory."""
         if num_bytes is None or num_bytes == self.weight_memory:
             return self
         if num_bytes and self.num_ranks > 1:
@@ -91,7 +91,7 @@ class NativeEngine(LoadedEngine):
         return dataclasses.replace(self, weight_memory=num_bytes)
 
     def memory_of_weights(self) -> WeightMemory | None:
-        """What a CpuEngine is told of it; None: all weights are mapped."""
+        """Returns the weight memory settings for CpuEngine; None: all weights are mapped."""
         if not self.weight_memory:
             return None
         return WeightMemory(
@@ -102,7 +102,7 @@ class NativeEngine(LoadedEngine):
         )
 
     def _known_usage(self) -> _core.WeightUsage | None:
-        """What the build found out with a text. Raises EngineError for a file of it that cannot be used."""
+        """Returns the weight usage that the build measured with a text. Raises EngineError for an invalid usage."""
         program = self.storage.program
         found = WeightUsage.load(self.directory, self.config.engine_checksums[self.rank], program)
         if found is None:
@@ -117,10 +117,10 @@ class NativeEngine(LoadedEngine):
         beside: _core.Engine | None = None,
         profile: _core.StepProfile | None = None,
     ) -> _core.Engine:
-        """Threads over the mapped weights: those of `beside`, where that is a native engine too.
+        """Starts the engine. Shares the threads of `beside` if that is a native engine too.
 
-        Of several ranks, all start together; rank 0's engine is the one that runs on all of them. Every step is
-        recorded in `profile`; of several ranks, rank 0's own is.
+        With several ranks, all start together, and rank 0's engine runs on all of them. profile: records every step;
+        with several ranks, only rank 0's part.
         """
         num_threads = config.num_threads or len(os.sched_getaffinity(0))
         if self.num_ranks == 1:
@@ -141,7 +141,7 @@ class NativeEngine(LoadedEngine):
         return engine if self.rank > 0 else _core.ShardedEngine(engine, communicator, pipeline, profile)
 
     def _pipeline_facts(self, info: _core.EngineInfo) -> _core.PipelineFacts:
-        """Of all stages; every rank calls it."""
+        """Returns the facts of all pipeline stages. Every rank must call it."""
         of_rank = {
             name: getattr(info, name)
             for name in (
@@ -159,7 +159,7 @@ class NativeEngine(LoadedEngine):
         )
 
     def available_memory(self) -> int:
-        """As LoadedEngine.available_memory."""
+        """See LoadedEngine.available_memory."""
         if self.num_ranks == 1:
             return super().available_memory()
         return self.ranks.least(super().available_memory() // self.ranks.on_this_host)
@@ -196,14 +196,14 @@ class NativeEngine(LoadedEngine):
 
 
 def _why_chosen() -> str:
-    """Of the kernels that are chosen for this CPU: what keeps it from the first of those that it cannot run."""
+    """Returns why the kernels were chosen for this CPU: the reason against the next better ones."""
     return "; ".join(["chosen", *(f"not {name}: {reason}" for name, reason in _core.impossible_cpu_kernels()[:1])])
 
 
 def load_native_engine(
     directory: Path, config: EngineConfig, rank: int = 0, weight_memory: int | None = None
 ) -> NativeEngine:
-    """`weight_memory` as ExecutorConfig's.
+    """Loads one rank of an engine. weight_memory: see ExecutorConfig.weight_memory; None: the build's.
 
     Raises EngineError for an engine file that is damaged or disagrees with config.json, ConfigError for a weight_memory
     that the engine cannot have.
@@ -217,7 +217,7 @@ def load_native_engine(
 def native_engine_in_memory(
     subject: Path, config: EngineConfig, engine: bytes | bytearray | memoryview
 ) -> NativeEngine:
-    """The same of an engine file's bytes, which are copied; it carries no adapters. `subject` is for messages."""
+    """Loads the bytes of an engine file, which are copied. It carries no adapters. subject: path for messages."""
     return _checked(subject, config, EngineFile(subject / engine_file(0), config.engine_checksums[0], engine), {})
 
 
@@ -231,7 +231,7 @@ def _checked(directory: Path, config: EngineConfig, storage: EngineFile, adapter
 
 
 def _check_agreement(config: EngineConfig, program: Program, directory: Path) -> None:
-    """config.json and the program say the same of what both say."""
+    """Raises EngineError if config.json and the program disagree."""
     checkpoint, build = config.pretrained_config, config.build_config
     lora = program.lora
     stage = program.rank * program.num_stages // max(1, program.num_ranks)
@@ -281,7 +281,7 @@ def _quant_algo(checkpoint: CheckpointConfig) -> str:
 
 
 def _quant_algo_of_layers(program: Program) -> str:
-    """That of the linear layers of decoder layers; routers stay as they are."""
+    """Returns the quantisation of the decoder layers' linear layers; routers are never quantised."""
     parts: list[LinearPart] = []
     for op in (*program.encoder, *program.body):
         if isinstance(op, LinearOp):

@@ -1,4 +1,4 @@
-"""Requests that end in rows instead of tokens: embeddings of texts."""
+"""Requests that end in rows instead of tokens, such as embeddings."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from .loaded_engine import LoadedEngine
 FloatArray = npt.NDArray[np.float32]
 
 POOLING_TYPES: Final = {LAST: PoolingType.LAST, CLS: PoolingType.CLS, MEAN: PoolingType.MEAN}
-"""By the names that checkpoints have."""
+"""Pooling types by their names in checkpoints."""
 
 
 @dataclass(frozen=True)
 class PromptTokens:
-    """The tokens of a request that ends in rows."""
+    """Tokens of a request that ends in rows."""
 
     ids: list[int]
     types: list[int] | None = None
-    """The kind of each token; None: all 0."""
+    """Token type of each token; None: all 0."""
 
     @classmethod
     def of_pair(cls, encoding: Encoding, num_token_types: int) -> PromptTokens:
-        """Of two texts that a tokenizer joined, for a model that tells so many kinds of tokens apart."""
+        """Returns the tokens of two texts that a tokenizer joined, for a model with this number of token types."""
         return cls(list(encoding.ids), list(encoding.type_ids) if num_token_types > 1 else None)
 
     def up_to(self, end: int) -> PromptTokens:
-        """The first `end` tokens."""
+        """Returns the first `end` tokens."""
         return PromptTokens(self.ids[:end], None if self.types is None else self.types[:end])
 
 
 def embedding_params(
     engine: LoadedEngine, pooling_type: PoolingType | None = None, normalize: bool | None = None
 ) -> PoolingParams:
-    """How a text's embedding is made: as it is said here, or else as the model's checkpoint states it.
+    """Returns how to make a text's embedding: from the arguments, or else from the model's checkpoint.
 
-    Raises RequestError where neither says it, and for PoolingType.ALL, which is no embedding of a text.
+    Raises RequestError if neither says it, and for PoolingType.ALL, which makes no single embedding.
     """
     stated = engine.config.pretrained_config.embedding_pooling
     if stated is not None:
@@ -59,7 +59,7 @@ def embedding_params(
 
 
 def rows_of(output: Any) -> FloatArray:
-    """Result.pooled_output. Raises RequestError where a request ended without it."""
+    """Converts Result.pooled_output to float32. Raises RequestError if the request ended without it."""
     if output is None:
         raise RequestError("the request ended before its prompt was computed")
     return np.asarray(output, np.float32)

@@ -1,4 +1,4 @@
-"""What LLM does with texts that end in rows instead of tokens."""
+"""LLM's methods for texts that end in rows instead of tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .text_requests import PooledAnswer, TextRequests
 
 
 class PooledTexts:
-    """The part of LLM that embeds and classifies."""
+    """Part of LLM that embeds and classifies texts."""
 
     _executor: Executor
     _requests: TextRequests
@@ -44,14 +44,14 @@ class PooledTexts:
         pooling_type: PoolingType | None = None,
         normalize: bool | None = None,
     ) -> FloatArray | list[FloatArray]:
-        """The embedding of a text, float32 [hidden_size], or those of several in one batch.
+        """Returns the embedding of a text, float32 [hidden_size], or those of several texts in one batch.
 
-        lora: as generate()'s.
-        pooling_type, normalize: which hidden states make the embedding, and whether it is divided by its length; None:
-            as the model's files for sentence-transformers say.
+        lora: see generate().
+        pooling_type, normalize: selects the hidden states of the embedding, and divides it by its length if true; None:
+            as in the model's files for sentence-transformers.
 
-        Raises RequestError where neither says how embeddings are made, and RequestError or AdapterError for a text that
-        is refused; the others are cancelled then.
+        Raises RequestError if neither says how to make embeddings, and RequestError or AdapterError if a text is
+        rejected; the other texts are cancelled then.
         """
         params = embedding_params(self._executor.engine, pooling_type, normalize)
         prompts, names = texts_and_names(texts, lora)
@@ -69,13 +69,14 @@ class PooledTexts:
     def classify(
         self, texts: str | Sequence[str | tuple[str, str]], *, lora: str | Sequence[str | None] | None = None
     ) -> Classification | list[Classification] | list[Classification | list[Classification]]:
-        """The class of a text, or those of several in one batch; of a classifier of tokens, those of each token.
+        """Returns the class of a text, or of several texts in one batch. A token classifier returns the class of each
+        token.
 
-        texts: of several, each is a text or a pair, such as a query and a passage, which the tokenizer joins.
-        lora: as generate()'s. An adapter with a head of its own brings its classes; others take the model's.
+        texts: a text, or several texts or pairs (for example query and passage), which the tokenizer joins.
+        lora: see generate(). An adapter with its own head brings its classes; others use the model's.
 
-        Raises RequestError where neither the model nor the adapter is a classifier, and RequestError or AdapterError
-        for a text that is refused; the others are cancelled then.
+        Raises RequestError if neither the model nor the adapter is a classifier, and RequestError or AdapterError if a
+        text is rejected; the other texts are cancelled then.
         """
         listed: list[str | tuple[str, str]] = [texts] if isinstance(texts, str) else list(texts)
         names = names_of(len(listed), lora)
@@ -99,7 +100,7 @@ class PooledTexts:
         return self._requests.pair_tokens(first, second, name)
 
     def _rows(self, asked: Sequence[tuple[PromptTokens, str | None, PoolingParams]]) -> list[FloatArray]:
-        """Of prompts in one batch, each with its adapter and how it is pooled."""
+        """Runs prompts in one batch, each with its adapter and pooling, and returns their rows."""
         answers: list[PooledAnswer] = []
         try:
             for prompt, name, params in asked:
@@ -113,13 +114,13 @@ class PooledTexts:
 def texts_and_names(
     texts: str | Sequence[str], lora: str | Sequence[str | None] | None
 ) -> tuple[list[str], list[str | None]]:
-    """The texts, and the name of each one's adapter. Raises RequestError."""
+    """Returns the texts and each text's adapter name. Raises RequestError."""
     listed = [texts] if isinstance(texts, str) else list(texts)
     return listed, names_of(len(listed), lora)
 
 
 def names_of(num_texts: int, lora: str | Sequence[str | None] | None) -> list[str | None]:
-    """The name of each text's adapter. Raises RequestError."""
+    """Returns each text's adapter name. Raises RequestError if their numbers differ."""
     names = [lora] * num_texts if lora is None or isinstance(lora, str) else list(lora)
     if len(names) != num_texts:
         raise RequestError(f"lora has {len(names)} names for {num_texts} prompts")

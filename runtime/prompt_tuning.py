@@ -1,4 +1,4 @@
-"""Adapters that are virtual tokens before a prompt, as a request has them."""
+"""Adapters of virtual tokens: converts them to the virtual tokens of a request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .engine import LoadedEngine, load_engine
 
 
 def table_from_peft(directory: str | Path, engine: LoadedEngine | str | Path) -> npt.NDArray[np.float32]:
-    """What PromptTuningConfig.from_peft is made of: float32 [virtual tokens, hidden_size]. Raises AdapterError."""
+    """Implements PromptTuningConfig.from_peft: returns float32 [virtual tokens, hidden_size]. Raises AdapterError."""
     directory = Path(directory)
     loaded = engine if isinstance(engine, LoadedEngine) else load_engine(engine)
     if not is_prompt_tuned(directory):
@@ -24,9 +24,9 @@ def table_from_peft(directory: str | Path, engine: LoadedEngine | str | Path) ->
 
 
 def prompt_of_directory(directory: Path, engine: LoadedEngine) -> PromptTuningConfig | None:
-    """The virtual tokens in a directory; None: its adapter is of another kind.
+    """Returns the virtual tokens in a directory; None: its adapter is of another kind.
 
-    Raises AdapterError with what is wrong with them, or for an engine that takes none.
+    Raises AdapterError for invalid virtual tokens, or for an engine that accepts none.
     """
     return PromptTuningConfig(_table_of(directory, engine)) if is_prompt_tuned(directory) else None
 
@@ -43,14 +43,14 @@ def _table_of(directory: Path, engine: LoadedEngine) -> npt.NDArray[np.float32]:
 
 
 def num_virtual_tokens(config: PromptTuningConfig) -> int:
-    """Tokens that it puts before a prompt."""
+    """Returns the number of tokens that it puts before a prompt."""
     return len(config.embedding_table)
 
 
 def behind_virtual_tokens(request: Request, config: PromptTuningConfig, vocab_size: int, name: str) -> Request:
-    """A copy of the request, whose prompt follows all virtual tokens of the adapter `name`.
+    """Returns a copy of the request whose prompt follows all virtual tokens of the adapter `name`.
 
-    Raises RequestError for a request that has virtual tokens of its own, and for one that is pooled.
+    Raises RequestError for a request that has its own virtual tokens, and for one that is pooled.
     """
     foreign = next((token for token in request.input_token_ids if token >= vocab_size), None)
     if foreign is not None:

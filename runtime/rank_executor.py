@@ -1,4 +1,4 @@
-"""What an executor is on the ranks that do not lead: requests are rank 0's."""
+"""The executor on ranks other than 0: only rank 0 accepts requests."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .ranks import Ranks
 
 
 class RankExecutor:
-    """Runs a rank's share of an engine until rank 0's executor is shut down, as TensorRT-LLM's leader mode has it."""
+    """Runs a rank's share of an engine until rank 0's executor shuts down, as in TensorRT-LLM's leader mode."""
 
     def __init__(self, engine: _core.Engine, ranks: Ranks) -> None:
-        """Begins to do what rank 0 says, in a thread of its own."""
+        """Starts to follow rank 0 in a new thread."""
         self._ranks: Final = ranks
         self._failure: Exception | None = None
         self._thread: Final = threading.Thread(target=self._serve, args=(engine,), name="adaptrt-rank", daemon=True)
@@ -25,17 +25,17 @@ class RankExecutor:
         atexit.register(_wait_for, weakref.ref(self))
 
     def can_enqueue_requests(self) -> bool:
-        """False: requests are rank 0's."""
+        """False: only rank 0 accepts requests."""
         return False
 
     def is_alive(self) -> bool:
-        """Whether it still does what rank 0 says."""
+        """True while it follows rank 0."""
         return self._thread.is_alive()
 
     def shutdown(self) -> None:
-        """Returns when rank 0's executor was shut down. Raises EngineError where a rank was lost."""
+        """Waits until rank 0's executor has shut down. Raises EngineError if a rank was lost."""
         while self._thread.is_alive():
-            self._thread.join(timeout=1.0)  # so that Ctrl-C is seen
+            self._thread.join(timeout=1.0)  # a timeout lets Ctrl-C interrupt
         if self._failure is not None:
             raise self._failure
 
@@ -58,12 +58,12 @@ class RankExecutor:
     def _serve(self, engine: _core.Engine) -> None:
         try:
             _core.serve_rank(engine, self._ranks.communicator)
-        except Exception as error:  # which shutdown() raises
+        except Exception as error:  # shutdown() raises it
             self._failure = error
 
 
 def _wait_for(executor: weakref.ref[RankExecutor]) -> None:
-    """Scripts of TensorRT-LLM's end on ranks that do not lead while rank 0 still has requests."""
+    """Waits at exit: TensorRT-LLM's scripts end on ranks other than 0 while rank 0 still has requests."""
     alive = executor()
     if alive is not None:
         alive.shutdown()

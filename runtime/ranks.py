@@ -1,4 +1,4 @@
-"""The processes that run an engine of several ranks together, over MPI."""
+"""Ranks of an engine as MPI processes."""
 
 from __future__ import annotations
 
@@ -22,22 +22,25 @@ if TYPE_CHECKING:
 _Result = TypeVar("_Result")
 
 TIME_LIMIT: Final = 8.0
-"""Seconds after which a rank that has not done its part of an exchange is lost, well above what any takes."""
+"""Seconds until a rank that does not take part in an exchange counts as lost. Exchanges are much faster."""
 
 _FORWARDING_TIME: Final = 0.3
-"""Seconds that mpirun gets to pass on what a process has written, before the processes are ended."""
+"""Seconds for mpirun to forward a process's output before the processes are ended."""
 
 _HEARING_TIME: Final = 0.01
-"""Seconds from one look for what rank 0 tells to the next."""
+"""Seconds between two checks for a message from rank 0."""
 
 _STARTED_BY_MPI: Final = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK", "PALS_RANKID")
-"""Variables that processes of mpirun or srun have: of MPICH and its relatives, PMIx, Open MPI, MVAPICH, Cray."""
+"""Environment variables of processes that mpirun or srun starts: MPICH and its relatives, PMIx, Open MPI, MVAPICH,
+Cray.
+"""
 
 
 def is_started_by_mpi() -> bool:
-    """Whether this process is one of several of MPI's, told without initialising MPI.
+    """True if this process is one of several MPI processes. Does not initialise MPI.
 
-    Where it is initialised already, by an import of mpi4py.MPI, that tells; else what the launcher has set.
+    If an import of mpi4py.MPI has initialised MPI, the world's size decides; otherwise the launcher's environment
+    variables do.
     """
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
@@ -46,7 +49,7 @@ def is_started_by_mpi() -> bool:
 
 
 def rank_in(num_ranks: int) -> int:
-    """This process's rank in an engine of so many; 0 where it is not one of as many processes of MPI."""
+    """Returns this process's rank in an engine of `num_ranks` ranks; 0 if MPI did not start that many processes."""
     if num_ranks == 1 or not is_started_by_mpi() or importlib.util.find_spec("mpi4py") is None:
         return 0
     world = _world()
@@ -57,10 +60,10 @@ def rank_in(num_ranks: int) -> int:
 
 
 class Ranks:
-    """This process and the others of MPI's world, whose number is an engine's."""
+    """This process and the other MPI processes. Their number must be the engine's number of ranks."""
 
     def __init__(self, num_ranks: int) -> None:
-        """Raises ConfigError where MPI is missing or has started another number of processes."""
+        """Raises ConfigError if MPI is missing or has started another number of processes."""
         if importlib.util.find_spec("mpi4py") is None:
             raise ConfigError(
                 f"the engine has {num_ranks} ranks, which talk over MPI: pip install 'adaptrt[mpi]', then start it "
@@ -78,7 +81,7 @@ class Ranks:
 
     @cached_property
     def communicator(self) -> _core.Communicator:
-        """What engines talk over. The process is ended with the others', once it has lost one of them."""
+        """Communicator of the engines. After it has lost a rank, this process and the others are ended."""
         from mpi4py import MPI
 
         own = self._world.Dup()
@@ -94,14 +97,14 @@ class Ranks:
 
     @cached_property
     def on_this_host(self) -> int:
-        """How many of the ranks run on this machine."""
+        """Number of ranks on this machine."""
         hosts = self._world.allgather(socket.gethostname())
         return int(hosts.count(hosts[self.rank]))
 
     def together(self, action: Callable[[], _Result]) -> _Result:
-        """What `action` returns, which every rank does at this point.
+        """Runs an action that every rank runs at this point, and returns its result.
 
-        Raises what it raised here, and EngineError that names the rank where it failed elsewhere.
+        Raises its error if it fails here, and EngineError that names the rank if it fails elsewhere.
         """
         failure: AdaptrtError | None = None
         result: _Result | None = None
@@ -119,7 +122,7 @@ class Ranks:
         return result
 
     def require_same(self, facts: dict[str, Any]) -> None:
-        """Raises EngineError, on every rank, where one has other facts than rank 0."""
+        """Raises EngineError on every rank if one has other facts than rank 0."""
         of_ranks = self._world.allgather(facts)
         differing = [
             f"{name} is {theirs[name]!r} on rank {rank} and {ours!r} on rank 0"
@@ -131,29 +134,29 @@ class Ranks:
             raise EngineError("the ranks differ: " + "; ".join(differing))
 
     def gather(self, value: _Result) -> list[_Result]:
-        """The ranks' values, on all of them."""
+        """Returns all ranks' values, on every rank."""
         return list(self._world.allgather(value))
 
     def tell(self, value: object) -> None:
-        """From rank 0 to each of the others, which hear() it."""
+        """Sends a value from rank 0 to every other rank, which calls hear()."""
         for rank in range(1, self.size):
             self._world.send(value, rank)
 
     def hear(self) -> Any:
-        """What rank 0 tells next, whenever that is; no CPU is kept busy meanwhile."""
+        """Waits for rank 0's next value without a busy loop."""
         while not self._world.iprobe(source=0):
             time.sleep(_HEARING_TIME)
         return self._world.recv(source=0)
 
     def least(self, value: int) -> int:
-        """The least of the ranks' values."""
+        """Returns the minimum of the ranks' values."""
         return min(self.gather(value))
 
 
 @cache
 def _world() -> MPI.Intracomm:
     try:
-        # Initialises MPI, and has it finalised at exit.
+        # The import initialises MPI and finalises it at exit.
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         raise ConfigError(f"mpi4py finds no MPI: {error}; pip install 'adaptrt[mpi]' brings one") from error
@@ -162,7 +165,7 @@ def _world() -> MPI.Intracomm:
 
 @cache
 def _abort_when_uncaught() -> None:
-    """An exception that ends one process ends the others as well, which would wait for it."""
+    """Makes an uncaught exception end all processes: the others would wait for this one."""
     report = sys.excepthook
 
     def report_and_abort(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
@@ -181,6 +184,6 @@ def _handle(handle: Any) -> int:
 
 
 def _abort_if_lost(communicator: _core.Communicator, world: MPI.Intracomm) -> None:
-    # MPI cannot be finalised without the rank that is lost; this ends the processes of those that are left.
+    # MPI cannot be finalised after a rank was lost. Abort ends the remaining processes.
     if communicator.is_lost:
         world.Abort(1)

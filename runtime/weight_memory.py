@@ -1,4 +1,4 @@
-"""Memory for the weights of an engine that are not mapped: what else needs memory, and where they went."""
+"""Memory for weights that are not mapped: checks the room for them, and describes where they are."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from ..formats.engine.engine_file import EngineFile
 def require_room(
     program: Program, storage: EngineFile, weight_memory: int, config: ExecutorConfig, available: int
 ) -> None:
-    """Raises ConfigError where weights and what the configuration asks for do not fit into `available` bytes.
+    """Raises ConfigError if weights and the configured caches do not fit into `available` bytes.
 
-    weight_memory: bytes that weights may take.
-
-    Caches whose size is not given take what is left.
+    weight_memory: bytes that weights may take. Caches without a configured size take the remaining memory.
     """
     kv, peft = config.kv_cache_config, config.peft_cache_config
     demands = {"activations": storage.program.arena_bytes}
@@ -32,7 +30,7 @@ def require_room(
 
 
 def describe_placement(placement: WeightPlacement) -> str:
-    """For the log."""
+    """Returns a description for the log."""
     kept = f"{format_bytes(placement.resident_bytes)} of weights stay in memory"
     locked = "" if placement.is_locked else " (not locked: RLIMIT_MEMLOCK is lower)"
     if not placement.file_bytes:
