@@ -7,10 +7,10 @@
 
 namespace adaptrt::testing {
 
-/// What a byte of random bits becomes as a byte of QuantizedRows::weights.
+/// Converts a random byte to a valid byte of QuantizedRows::weights.
 inline std::byte weight_byte(const Quantization& how, std::byte random) {
   if (how.code == WeightCode::kE4M3) {
-    // Where all bits but the sign are set, it is NaN.
+    // If all bits except the sign are set, it is NaN.
     return (random & std::byte{0x7f}) == std::byte{0x7f} ? random ^ std::byte{1} : random;
   }
   if (!has_few_bits(how.algo)) return random == std::byte{0x80} ? std::byte{0x81} : random;

@@ -182,7 +182,7 @@ void LoraCache::Impl::pin(std::uint64_t task_id) {
       if (has_workers_) queued_loads_.splice(queued_loads_.end(), job);
       has_work_.notify_one();
     }
-    // As a user it stays if it is unloaded or unpinned meanwhile.
+    // A user keeps the entry if it is unloaded or unpinned meanwhile.
     user->hold(entry);
     set_pinned(entry, true);
     const std::shared_ptr<const LoadOutcome> outcome = entry.newest_load;

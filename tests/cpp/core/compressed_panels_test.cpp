@@ -14,19 +14,19 @@ namespace adaptrt::compressed_panels_test {
 namespace {
 
 constexpr std::int64_t kInputs[] = {8, 64, 136};
-/// Two panels that are compressed, and a narrow one.
+/// Two compressed panels and a narrow one.
 constexpr std::int64_t kOutputs = 2 * kPanelColumns + 20;
 
-/// Rows of bfloat16 bits, all of W[kOutputs, k].
+/// Rows of bfloat16 bits: all of W[kOutputs, k].
 using Bits = std::vector<std::uint16_t>;
 
-/// Elements of sixteen upper bytes, of which `others` per mille have any bits at all.
+/// Elements with sixteen upper bytes; `others` per mille have arbitrary bits.
 Bits random_bits(std::int64_t k, int others, std::mt19937* random) {
   Bits bits(static_cast<std::size_t>(kOutputs * k));
   for (auto& element : bits) {
     const auto any = static_cast<std::uint32_t>((*random)());
     const bool is_other = static_cast<int>((any >> 16U) % 1000) < others;
-    const std::uint32_t exponent = 110 + (any >> 8U) % 16;  // of eight upper bytes and two signs
+    const std::uint32_t exponent = 110 + (any >> 8U) % 16;  // eight upper bytes, and two signs
     element = static_cast<std::uint16_t>(is_other ? any : (any & 0x807fU) | exponent << 7U);
   }
   return bits;
@@ -39,7 +39,7 @@ std::vector<std::byte> panels_of(const Bits& bits, std::int64_t k) {
   return panels;
 }
 
-/// The most exceptions of a panel.
+/// Returns the largest number of exceptions of a panel.
 std::int64_t most_exceptions(const std::vector<std::byte>& panels, std::int64_t k) {
   std::int64_t most = 0;
   for (std::int64_t panel = 0; panel < kOutputs / kPanelColumns; ++panel) {
@@ -100,7 +100,7 @@ BOOST_DATA_TEST_CASE(rows_come_back_bit_by_bit,
 BOOST_AUTO_TEST_CASE(the_most_frequent_upper_bytes_are_in_the_table) {
   constexpr std::int64_t kDepth = 8;
   Bits bits(static_cast<std::size_t>(kOutputs * kDepth), 0x3f80);
-  // Seventeen more upper bytes in the first panel, the two rarest of them twice and once.
+  // The first panel has seventeen more upper bytes; the two rarest occur twice and once.
   for (std::uint16_t upper = 0; upper < 15; ++upper) {
     for (std::size_t i = 0; i < 4; ++i) bits[4 * upper + i] = static_cast<std::uint16_t>(upper << 8U);
   }
@@ -130,7 +130,7 @@ BOOST_AUTO_TEST_CASE(a_count_of_a_damaged_panel_is_no_more_than_its_places) {
   auto compressed = compress(panels_of(random_bits(kDepth, 0, &random), kDepth), kDepth, kPlaces);
   std::memset(compressed.data() + kTableBytes, 0xff, 4);
   BOOST_TEST(parts_of_compressed(compressed.data(), kPlaces).count == kPlaces);
-  // Places beyond the panel are passed over.
+  // Positions outside the panel are ignored.
   std::memset(compressed.data() + 64, 0xff, 4 * kPlaces);
   std::vector<float> row(kDepth);
   for (std::int64_t r = 0; r < kPanelColumns; ++r) {

@@ -59,7 +59,7 @@ BOOST_AUTO_TEST_CASE(floats_round_to_the_nearest_half_and_ties_to_even) {
 }
 
 BOOST_AUTO_TEST_CASE(floats_round_to_the_nearest_bfloat16_and_ties_to_even) {
-  BOOST_TEST(float_to_bfloat16(1.00390625F) == 0x3f80);  // half way between 1 and the next
+  BOOST_TEST(float_to_bfloat16(1.00390625F) == 0x3f80);  // half way between 1 and the next bfloat16
   BOOST_TEST(float_to_bfloat16(1.01171875F) == 0x3f82);
   BOOST_TEST(float_to_bfloat16(next(1.00390625F, kInfinity)) == 0x3f81);
   BOOST_TEST(float_to_bfloat16(std::numeric_limits<float>::max()) == 0x7f80);
@@ -73,7 +73,7 @@ BOOST_DATA_TEST_CASE(arrays_convert_as_single_elements_do,
   const DType to = kDTypes[to_type];
   std::mt19937 random(5);
   for (std::size_t count = 0; count < 70; ++count) {
-    // Any bits, at addresses that are aligned to nothing.
+    // Arbitrary bits at unaligned addresses.
     std::vector<std::byte> source(1 + count * size_of(from));
     for (std::byte& byte : source) byte = static_cast<std::byte>(random());
     std::vector<std::byte> out(1 + count * size_of(to) + 1, std::byte{0x5a});

@@ -56,7 +56,7 @@ BOOST_DATA_TEST_CASE(rows_may_lie_apart_and_be_of_another_type,
     }
   }
   std::vector<std::byte> panels(panel_bytes(dtype, n, k), std::byte{0xff});
-  // Cut where no group of rows ends.
+  // Split at rows where no group of rows ends.
   for (std::int64_t first = 0; first < n; first += 37) {
     const std::size_t at = static_cast<std::size_t>(first * stride) * size_of(source_dtype);
     pack_panels(panels.data(), dtype, n, k, first, std::min<std::int64_t>(37, n - first), source.data() + at,

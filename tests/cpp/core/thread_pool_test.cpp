@@ -64,7 +64,7 @@ BOOST_DATA_TEST_CASE(a_body_that_looks_ahead_is_told_the_next_chunk,
   }
   const std::int64_t chunks = (count + grain - 1) / grain;
   if (num_threads == 1) BOOST_TEST(chunks_ahead == chunks - 1);
-  // If there are few chunks, workers that are about to offer their cores may take all of them.
+  // If there are few chunks, workers that are about to yield their cores may take all of them.
   if (chunks > 300) BOOST_TEST(chunks_ahead > 0);
 }
 
@@ -83,7 +83,7 @@ BOOST_AUTO_TEST_CASE(loops_follow_each_other_and_see_what_the_one_before_wrote) 
 }
 
 BOOST_AUTO_TEST_CASE(a_worker_that_lets_others_have_its_core_leaves_no_chunk_behind) {
-  // More threads than cores, and chunks longer than the interval at which workers offer theirs.
+  // More threads than cores, and chunks longer than the interval at which workers yield.
   ThreadPool pool(static_cast<int>(std::thread::hardware_concurrency()) + 2);
   std::atomic<int> visits{0};
   for (int loop = 0; loop < 3; ++loop) {
@@ -102,7 +102,7 @@ BOOST_AUTO_TEST_CASE(sleeping_workers_wake_for_a_loop) {
   for (int loop = 0; loop < 5; ++loop) {
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     std::atomic<int> arrived{0};
-    // Ends only when three threads are in it at once.
+    // Ends only when three threads are in it at the same time.
     pool.parallel_for(3, 1, [&](std::int64_t, std::int64_t, int) {
       ++arrived;
       while (arrived < 3) std::this_thread::yield();
@@ -114,8 +114,7 @@ BOOST_AUTO_TEST_CASE(sleeping_workers_wake_for_a_loop) {
 BOOST_AUTO_TEST_CASE(a_held_up_worker_holds_up_its_own_chunk_only) {
   ThreadPool pool(2);
   std::atomic<int> done{0};
-  // The chunk that waits does so until all the others are done, so this ends only if the other thread takes
-  // them all.
+  // The waiting chunk ends only after all others are done, so the other thread must take all of them.
   pool.parallel_for(100, 1, [&](std::int64_t begin, std::int64_t, int) {
     if (begin == 0) {
       while (done < 99) std::this_thread::yield();
@@ -140,7 +139,7 @@ BOOST_DATA_TEST_CASE(an_exception_reaches_the_caller_and_the_pool_goes_on,
   }
 }
 
-// Sanitizers reserve more memory than any limit.
+// Sanitizers reserve more memory than any limit allows.
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 BOOST_AUTO_TEST_CASE(a_thread_that_cannot_be_made_leaves_none_behind) {
   const pid_t child = fork();

@@ -12,11 +12,11 @@ namespace {
 
 constexpr std::uint16_t kNaN = 0xffff;  // as float16 and as bfloat16
 
-/// Bytes behind the workspace that must stay as they are.
+/// Bytes after the workspace that must not change.
 constexpr std::size_t kCanaryBytes = 64;
 
-/// How many roundings to T a result may be off, as a multiple of what rounding the weights and the result can
-/// do at most: queries that were rounded the other way, and sums in float32, get the rest.
+/// Maximum error of a result, as a multiple of the maximum rounding error of the weights and the result in T.
+/// It also covers queries rounded the other way, and float32 sums.
 constexpr double kTolerance = 2.0;
 
 }  // namespace
@@ -208,7 +208,7 @@ std::string RandomAttentionStep::compare_head(std::size_t sequence, std::int32_t
   }
   const bool is_half = config_.dtype == DType::kFloat16;
   const double rounding = is_half ? 0x1p-11 : 0x1p-8;
-  // Float16's numbers near 0 lie 2^-24 apart: of the result, and of the weights.
+  // Near 0, float16 numbers are 2^-24 apart: for the result and for the weights.
   const double near_zero = is_half ? (position + 2) * 0x1p-24 : 0.0;
   for (std::size_t d = 0; d < head_dim; ++d) {
     const double got = double{widen(attended_[row + d])};

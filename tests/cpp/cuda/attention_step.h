@@ -9,39 +9,36 @@
 
 namespace adaptrt::cuda {
 
-/// A sequence of a step: `tokens` of them behind `past` positions that the pool holds already. Padding has no
-/// blocks.
+/// A sequence of a step: `tokens` new tokens after `past` positions in the pool. Padding has no blocks.
 struct SequenceOfStep {
   std::int32_t past = 0;
   std::int32_t tokens = 1;
   bool padding = false;
 };
 
-/// The sizes of a step that do not follow from its sequences.
+/// Sizes of a step that do not depend on its sequences.
 struct StepSizes {
   std::int32_t tokens_per_block = 32;
   std::int32_t max_blocks = 8;
-  std::int32_t rotary_half = 0;  ///< 0: half the head
-  float magnitude = 1.0F;        ///< of queries and keys
+  std::int32_t rotary_half = 0;  ///< 0 for half the head
+  float magnitude = 1.0F;        ///< magnitude of queries and keys
 };
 
-/// A step with random inputs, in host memory: the emulated kernels' and a float64 reference's. Whatever the
-/// kernels may not read is NaN: the pool's slots that hold no token, the blocks that no sequence has, the
-/// workspace.
+/// A step with random inputs in host memory, for the emulated kernels and a float64 reference. Everything
+/// that kernels must not read is NaN: pool slots without tokens, blocks of no sequence, the workspace.
 class RandomAttentionStep {
  public:
   RandomAttentionStep(const PagedAttentionConfig& config, const StepSizes& sizes,
                       const std::vector<SequenceOfStep>& sequences, std::mt19937& random);
 
-  /// Runs the kernels, with a workspace of just the bytes that they ask for.
+  /// Runs the kernels with a workspace of exactly the size that they ask for.
   void run();
 
-  /// What is wrong after run(): results that differ from the reference by more than rounding explains,
-  /// elements of the pool other than those that the step is to write, or ones written otherwise. Empty:
-  /// nothing.
+  /// Lists errors after run(): results that differ from the reference by more than rounding, pool elements
+  /// that were written wrongly, or that the step must not write. Empty if there are none.
   [[nodiscard]] std::string problems() const;
 
-  /// Tokens begin .. end - 1, all of one sequence, as a step of their own over the same pool.
+  /// Returns tokens begin .. end - 1, all of one sequence, as a step of their own over the same pool.
   [[nodiscard]] RandomAttentionStep part(std::int32_t begin, std::int32_t end) const;
 
   /// Results of tokens begin .. end - 1, as bits.

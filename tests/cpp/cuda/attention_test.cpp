@@ -19,7 +19,7 @@
 
 namespace adaptrt {
 
-/// For the names of test cases.
+/// Prints names of test cases.
 static std::ostream& operator<<(std::ostream& out, DType dtype) {
   return out << name_of(dtype);
 }
@@ -32,7 +32,7 @@ namespace {
 namespace data = boost::unit_test::data;
 
 constexpr DType kDtypes[] = {DType::kFloat16, DType::kBFloat16};
-/// Those with kernels for tensor cores.
+/// Head sizes with tensor core kernels.
 constexpr std::int32_t kHeadDims[] = {64, 80, 96, 128, 256};
 
 PagedAttentionConfig config_of(DType dtype, std::int32_t heads, std::int32_t kv_heads, std::int32_t head_dim,
@@ -45,7 +45,7 @@ PagedAttentionConfig config_of(DType dtype, std::int32_t heads, std::int32_t kv_
           .sliding_window = window};
 }
 
-/// Draws from a seed that is printed, to see the same again.
+/// Random numbers from a seed that is printed, to repeat a failure.
 struct Random {
   Random() : seed(std::random_device{}()), engine(seed) { BOOST_TEST_MESSAGE("seed " << seed); }
   std::int32_t of(std::int32_t least, std::int32_t most) {
@@ -144,7 +144,7 @@ BOOST_DATA_TEST_CASE(soft_caps, data::make({64, 80, 96, 128, 256, 20}) * data::m
   constexpr std::int32_t kWindows[] = {0, 33};
   PagedAttentionConfig config = config_of(random.among(kDtypes), 4, 2, head_dim, random.among(kWindows));
   config.softcap = softcap;
-  // Scores up to 8 times the cap, and far below it.
+  // Scores up to 8 times the cap, and others far below it.
   expect_right(config, {.magnitude = random.of(0, 1) == 0 ? 1.0F : 4.0F}, kMixed, random);
   expect_right(config, {.max_blocks = 40}, {{.past = 1200}, {.past = 300}, {.past = 9}}, random);
 }
@@ -212,7 +212,7 @@ BOOST_DATA_TEST_CASE(chunks_of_a_prompt_equal_the_whole, data::make(kHeadDims) *
   const RandomAttentionStep before = whole;
   whole.run();
   for (std::int32_t begin = 0; begin < kTokens;) {
-    // A chunk of one token would be a decode, whose sums have another order.
+    // A chunk of one token would be a decode, which sums in a different order.
     std::int32_t end = std::min(kTokens, begin + random.of(2, 40));
     if (kTokens - end == 1) end = kTokens;
     RandomAttentionStep chunk = before.part(begin, end);
@@ -264,12 +264,12 @@ BOOST_AUTO_TEST_CASE(the_workspace_of_the_greatest_step_does_for_smaller_ones) {
                                                          130 * sizeof(float);
       BOOST_REQUIRE_LE(needed, most);
     }
-    // It is used: few sequences are split.
+    // The workspace is used: few sequences are split.
     BOOST_TEST(most > 0U);
   }
 }
 
-/// Whether `call` throws a ConfigError with all of `parts` in its message.
+/// True if `call` throws a ConfigError with all of `parts` in its message.
 bool is_refused(const std::function<void()>& call, const std::vector<std::string>& parts) {
   try {
     call();

@@ -13,7 +13,7 @@ namespace {
 using emulation::EmulationError;
 using emulation::run_grid;
 
-/// Whether a launch fails with a message in which `part` occurs.
+/// True if a launch fails with a message that contains `part`.
 bool fails_with(const std::function<void()>& launch, const std::string& part) {
   try {
     launch();
@@ -58,7 +58,7 @@ BOOST_AUTO_TEST_CASE(a_missing_barrier_shows) {
   BOOST_TEST(wrong > 0);
 }
 #else
-/// Each wrong, although the turns of the emulated threads may well make the results right.
+/// Each kernel has a race, although the order of emulated threads may give right results.
 BOOST_AUTO_TEST_CASE(the_race_detector_finds_what_the_turns_hide) {
   const auto fails = [](const std::function<void(unsigned char* memory)>& kernel) {
     return fails_with([&] { run_grid({1, 1, 1}, 64, 16, [&] { kernel(shared_memory()); }); }, "a race");
@@ -73,38 +73,38 @@ BOOST_AUTO_TEST_CASE(the_race_detector_finds_what_the_turns_hide) {
     commit_copies();
     wait_copies<0>();
   };
-  // A barrier before a value is read, and none before it is written again.
+  // There is a barrier before a value is read, but none before it is written again.
   BOOST_TEST(fails([&](unsigned char* memory) {
     if (threadIdx.x == 0) write(memory);
     __syncthreads();
     if (threadIdx.x == 1) read(memory);
     if (threadIdx.x == 0) write(memory);
   }));
-  // A warp's barrier, for a value of another warp.
+  // A warp barrier is used for a value of another warp.
   BOOST_TEST(fails([&](unsigned char* memory) {
     if (threadIdx.x == 0) write(memory);
     __syncwarp();
     if (threadIdx.x == 32) read(memory);
   }));
-  // A shuffle orders no memory.
+  // A shuffle does not order memory accesses.
   BOOST_TEST(fails([&](unsigned char* memory) {
     if (threadIdx.x == 0) write(memory);
     static_cast<void>(__shfl_sync(kAllLanes, 1, 0));
     if (threadIdx.x == 1) read(memory);
   }));
-  // A thread's own copies have come, those of the others may not.
+  // A thread's own copies have arrived, but those of other threads may not.
   BOOST_TEST(fails([&](unsigned char* memory) {
     if (threadIdx.x == 0) copy(memory);
     if (threadIdx.x == 1) read(memory);
   }));
-  // A copy begins while others may still read what was there.
+  // A copy starts while other threads may still read the old value.
   BOOST_TEST(fails([&](unsigned char* memory) {
     if (threadIdx.x == 0) copy(memory);
     __syncthreads();
     if (threadIdx.x == 1) read(memory);
     if (threadIdx.x == 0) copy(memory);
   }));
-  // The rows of ldmatrix are read by the threads that name them.
+  // The threads that give the row addresses of ldmatrix read those rows.
   BOOST_TEST(fails([&](unsigned char* memory) {
     if (threadIdx.x == 32) write(memory);
     std::uint32_t matrices[4];
@@ -113,7 +113,7 @@ BOOST_AUTO_TEST_CASE(the_race_detector_finds_what_the_turns_hide) {
 }
 #endif
 
-/// The order that barriers make is enough for it.
+/// Barriers order these accesses, so they are no race.
 BOOST_AUTO_TEST_CASE(the_race_detector_takes_no_barrier_for_a_race) {
   std::vector<int> results(64);
   run_grid({2, 1, 1}, 64, 64 * 16, [&] {
@@ -148,7 +148,7 @@ BOOST_AUTO_TEST_CASE(shuffles_and_ballots_exchange_between_lanes) {
     for (int bits = 16; bits > 0; bits /= 2) sum += __shfl_xor_sync(kAllLanes, sum, bits);
     sums[threadIdx.x] = sum;
     votes[threadIdx.x] = __ballot_sync(kAllLanes, threadIdx.x % 2 == 0);
-    // The halves of a warp go different ways.
+    // The halves of a warp diverge.
     if (threadIdx.x % 32 < 16) {
       halves[threadIdx.x] = __shfl_sync(0x0000ffffU, static_cast<int>(threadIdx.x), 3);
     } else {
@@ -180,7 +180,7 @@ BOOST_AUTO_TEST_CASE(a_barrier_that_not_all_reach_fails) {
     if (threadIdx.x < 16) __syncwarp();
   };
   BOOST_TEST(fails_with([&] { run_grid({1, 1, 1}, 32, 0, half_a_warp); }, "16 threads wait for lanes"));
-  // The next launch is not disturbed.
+  // The next launch works normally.
   int runs = 0;
   run_grid({1, 1, 1}, 64, 0, [&] {
     __syncthreads();

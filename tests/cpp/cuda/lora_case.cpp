@@ -12,10 +12,10 @@ namespace {
 constexpr std::int32_t kLayers = 2;
 constexpr std::int32_t kLayer = 1;
 constexpr std::int64_t kModules = kNumLoraModules;
-/// Nobody may read through an entry of the tables that is not an adapter's.
+/// Address in table entries without an adapter, which must not be read.
 constexpr std::int64_t kNoAddress = 0x10;
 constexpr std::uint16_t kNan = 0xffff;
-/// Unit of rounding of float32, in which all sums are made.
+/// Unit roundoff of float32, in which all sums are computed.
 constexpr double kRounding = 0x1p-24;
 
 double unit_of_rounding(DType dtype) {
@@ -50,7 +50,7 @@ LoraCase::LoraCase(const LoraShape& shape, FreshRandom* random) : shape_(shape) 
       factors.a = random_elements(static_cast<std::int64_t>(rank) * shape_.in, random);
       if (shape_.numbers == Numbers::kCancelling) cancel_halves(&factors.a, 1.0F);
       factors.b = random_elements(static_cast<std::int64_t>(shape_.out_sizes[part]) * rank, random);
-      // Every other adapter has magnitudes.
+      // Every second adapter has magnitudes.
       if (slot % 2 == 0) {
         for (std::int32_t i = 0; i < shape_.out_sizes[part]; ++i) {
           factors.magnitude.push_back(shape_.numbers == Numbers::kIntegers
@@ -91,7 +91,7 @@ void LoraCase::fill_x(FreshRandom* random) {
   }
 }
 
-/// The second half of each row of x or of A becomes `sign` times the first.
+/// Sets the second half of each row of x or A to `sign` times the first half.
 void LoraCase::cancel_halves(Elements* rows, float sign) const {
   const std::int64_t half = shape_.in / 2;
   for (std::int64_t row = 0; row < rows->size() / shape_.in; ++row) {
@@ -160,7 +160,7 @@ double LoraCase::value(std::uint16_t bits) const {
   return shape_.dtype == DType::kFloat16 ? float16_to_float(bits) : bfloat16_to_float(bits);
 }
 
-/// To the nearest number of the dtype; the step through float32 moves none that the tests have.
+/// Rounds to the nearest number of the dtype; the step through float32 changes none of the test values.
 double LoraCase::rounded(double number) const {
   return value(narrowed(static_cast<float>(number)));
 }
@@ -175,7 +175,7 @@ std::int64_t LoraCase::wrong_elements(const Elements& y) const {
         const auto width = shape_.out_sizes[part];
         const Factors* factors = slot < 0 ? nullptr : &factors_[at(slot)][part];
         const auto rank = factors == nullptr ? 0 : factors->rank;
-        // x A^T in float64, and the sum of its terms' sizes.
+        // x A^T in float64, and the sum of the absolute terms.
         std::vector<double> shrunk(at(rank));
         std::vector<double> sizes(at(rank));
         for (std::int32_t row = 0; row < rank; ++row) {
@@ -198,7 +198,7 @@ std::int64_t LoraCase::wrong_elements(const Elements& y) const {
               const double term = rounded(shrunk[at(row)]);
               sum += term * b;
               terms += std::abs(term * b);
-              // What float32 makes of the sum may be narrowed to the neighbour of what float64 makes of it.
+              // The float32 sum may be rounded to the neighbour of the rounded float64 sum.
               of_shrunk += std::abs(b) * ((shape_.in + 2) * kRounding * sizes[at(row)] +
                                           2.0 * unit_of_rounding(shape_.dtype) * std::abs(term));
             }
@@ -207,7 +207,7 @@ std::int64_t LoraCase::wrong_elements(const Elements& y) const {
             sum *= factor;
             const double bound = ((rank + 3) * kRounding * terms + of_shrunk) * factor +
                                  unit_of_rounding(shape_.dtype) * std::abs(sum);
-            // NaN is within no distance of anything.
+            // Comparisons with NaN are false, so NaN counts as wrong.
             const bool exact = shape_.numbers == Numbers::kIntegers || shape_.numbers == Numbers::kInfinite;
             const double got = value(y[index]);
             const bool right = exact ? got == rounded(sum) : std::abs(got - sum) <= bound;

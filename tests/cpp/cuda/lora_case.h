@@ -9,8 +9,8 @@
 
 namespace adaptrt::cuda {
 
-/// Memory of exactly so many elements, so that AddressSanitizer sees what lies outside; optionally an element
-/// away from any alignment.
+/// Memory of exactly this many elements, so that AddressSanitizer detects accesses outside; optionally
+/// unaligned by one element.
 class Elements {
  public:
   Elements() = default;
@@ -29,7 +29,7 @@ class Elements {
   std::vector<std::uint16_t> bits_;
 };
 
-/// Fresh random numbers in every run; the seed is printed so that a failure can be repeated.
+/// Different random numbers in every run; the seed is printed so that a failure can be repeated.
 class FreshRandom {
  public:
   FreshRandom() : seed_(std::random_device{}()), engine_(seed_) {}
@@ -44,44 +44,44 @@ class FreshRandom {
 
 enum class Numbers : std::uint8_t {
   kReal,
-  kIntegers,    ///< small ones, with which every sum is exact, and so is what must come out
-  kCancelling,  ///< inputs whose halves cancel, so that a sum is what its order leaves of it
-  kInfinite,    ///< ones, but infinity in each token's first input
+  kIntegers,    ///< small integers: every sum and the result are exact
+  kCancelling,  ///< inputs whose halves cancel, so that the result depends on the order of the sum
+  kInfinite,    ///< ones, with infinity in each token's first input
 };
 
-/// What a step is made of; the content is random.
+/// The sizes of a step; its content is random.
 struct LoraShape {
   DType dtype = DType::kBFloat16;
   std::int32_t in = 64;
   std::vector<std::int32_t> out_sizes = {64};
   std::int32_t max_rank = 16;
-  /// By adapter and part; 0: the part is not adapted.
+  /// Indexed by adapter and part; 0: the part is not adapted.
   std::vector<std::vector<std::int32_t>> ranks = {};
-  /// Tokens of each sequence, and its adapter; -1: none.
+  /// Number of tokens of each sequence, and its adapter; -1 for none.
   std::vector<std::int32_t> lengths = {};
   std::vector<std::int32_t> slots = {};
   bool dora = false;
   bool odd_addresses = false;
   Numbers numbers = Numbers::kReal;
-  /// Small, so that few tokens do for a step of many.
+  /// Small, so that a step with few tokens counts as one with many.
   std::int64_t many_tokens_from = 256;
 };
 
-/// A step of LoraKernel on host memory, with what float64 says of it.
+/// A step of LoraKernel in host memory, with a float64 reference.
 class LoraCase {
  public:
   LoraCase(const LoraShape& shape, FreshRandom* random);
 
-  /// What the kernel makes of the sequences `first` .. `last` - 1 alone.
+  /// Returns the kernel's result for only the sequences `first` .. `last` - 1.
   [[nodiscard]] Elements run(std::int64_t first, std::int64_t last) const;
   [[nodiscard]] Elements run() const { return run(0, static_cast<std::int64_t>(shape_.lengths.size())); }
-  /// The same with y and base in one place.
+  /// The same with y and base in the same memory.
   [[nodiscard]] Elements run_in_place() const;
-  /// What it makes of all of them when tiles of many tokens begin with steps of so many.
+  /// Returns the result for all sequences if tiles for many tokens are used from `many_tokens_from` on.
   [[nodiscard]] Elements run_tiled(std::int64_t many_tokens_from) const;
 
-  /// Elements of y that are further from float64's result than roundings can explain; with
-  /// integers and infinity, not equal.
+  /// Number of elements of y that differ from the float64 result by more than rounding; integers and infinity
+  /// must be equal.
   [[nodiscard]] std::int64_t wrong_elements(const Elements& y) const;
 
   [[nodiscard]] std::int64_t tokens() const { return offsets_.back(); }
@@ -112,7 +112,7 @@ class LoraCase {
   std::vector<std::int32_t> offsets_;
   Elements x_;
   Elements base_;
-  std::vector<std::vector<Factors>> factors_;  ///< by adapter and part
+  std::vector<std::vector<Factors>> factors_;  ///< indexed by adapter and part
   std::vector<std::int32_t> module_ids_;
   std::vector<std::int32_t> ranks_;
   std::vector<std::int64_t> pointers_;

@@ -21,7 +21,7 @@ namespace data = boost::unit_test::data;
 
 constexpr DType kDTypes[] = {DType::kFloat16, DType::kBFloat16};
 
-/// `count` sequences of one token, each with an adapter of its own of the given rank.
+/// `count` sequences of one token, each with a different adapter of this rank.
 LoraShape decode(DType dtype, std::int32_t count, std::int32_t rank) {
   LoraShape shape{.dtype = dtype, .max_rank = rank};
   for (std::int32_t i = 0; i < count; ++i) {
@@ -61,7 +61,7 @@ BOOST_DATA_TEST_CASE(as_many_adapters_as_tokens, data::make(kDTypes) * data::mak
   check(shape);
 }
 
-/// So many tiles of tokens that a block takes several tiles of the rank's rows, one after another.
+/// So many token tiles that a block processes several tiles of the rank's rows in turn.
 BOOST_AUTO_TEST_CASE(high_ranks_of_many_tiles) {
   LoraShape shape = decode(DType::kBFloat16, 70, 128);
   shape.in = 64;
@@ -84,7 +84,7 @@ BOOST_DATA_TEST_CASE(runs_of_tokens, data::make(kDTypes) * data::make({1, 8, 9, 
          .dora = true});
 }
 
-/// Sequences with and without adapters, empty ones, ranks that differ by part, none for a part.
+/// Sequences with and without adapters, empty sequences, and ranks that differ by part or are missing.
 LoraShape mixed(DType dtype, bool many_tokens) {
   return {.dtype = dtype,
           .in = 192,
@@ -132,7 +132,7 @@ BOOST_DATA_TEST_CASE(every_slice_of_the_input_is_summed, data::make({1, 31, 64, 
   }
 }
 
-/// Bits are the same alone, among others, and where a run of many tokens is taken another way.
+/// The bits are the same alone, in a batch, and if a range of many tokens uses a different path.
 BOOST_DATA_TEST_CASE(a_token_does_not_depend_on_the_others, data::make(kDTypes), dtype) {
   FreshRandom random;
   LoraShape shape = mixed(dtype, true);

@@ -68,7 +68,7 @@ Matrix multiply(DType dtype, const Matrix& x, std::int64_t tokens, const Matrix&
   return y;
 }
 
-/// Elements of y further from float64's sum than rounding may bring them.
+/// Number of elements of y that differ from the float64 sum by more than rounding.
 std::int64_t wrong_elements(DType dtype, const Matrix& x, std::int64_t tokens, const Matrix& weights,
                             std::int32_t out_size, const Matrix& y) {
   const double rounding = dtype == DType::kFloat16 ? 0x1p-11 : 0x1p-8;
@@ -106,7 +106,7 @@ BOOST_DATA_TEST_CASE(products_match_float64, data::make(kDTypes) * data::make({1
   }
 }
 
-/// Copies the first half of each row to the second, negated if asked for.
+/// Copies the first half of each row to the second, optionally negated.
 void repeat_half(Matrix* matrix, std::int64_t rows, bool negate) {
   const auto half = matrix->columns() / 2;
   for (std::int64_t row = 0; row < rows; ++row) {
@@ -122,7 +122,7 @@ BOOST_DATA_TEST_CASE(a_token_does_not_depend_on_the_others, data::make(kDTypes),
   constexpr std::int32_t kOut = 72;
   FreshRandom random;
   BOOST_TEST_CONTEXT("seed " << random.seed()) {
-    // The halves of a sum cancel, so that y is what the order of the sum leaves.
+    // The halves of a sum cancel, so that y depends on the order of the sum.
     Matrix weights = random_matrix(dtype, kOut, kIn, &random);
     repeat_half(&weights, kOut, false);
     Matrix token = random_matrix(dtype, 1, kIn, &random);

@@ -7,7 +7,7 @@
 namespace adaptrt::draft_pace_test {
 namespace {
 
-/// Drafts of so many steps, all of which are computed and `num_right` of which are right.
+/// Numbers of drafts of `num_steps` steps, with all drafts computed and `num_right` of them right.
 std::vector<std::int32_t> lengths(DraftPace& pace, int num_steps, std::int32_t num_right) {
   std::vector<std::int32_t> all;
   for (int i = 0; i < num_steps; ++i) {
@@ -41,7 +41,7 @@ BOOST_AUTO_TEST_CASE(text_without_a_right_draft_computes_few) {
   BOOST_TEST(num_computed == 6);
   num_computed = 0;
   for (const std::int32_t length : lengths(pace, 1280, 0)) num_computed += length;
-  BOOST_TEST(num_computed == 10);  // of these, one in 128
+  BOOST_TEST(num_computed == 10);  // one of every 128
 }
 
 BOOST_AUTO_TEST_CASE(one_wrong_guess_does_not_stop_what_goes_well) {

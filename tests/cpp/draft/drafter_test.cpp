@@ -11,7 +11,7 @@ class Draft {
  public:
   Draft(DraftSources sources, Tokens prompt, std::size_t max_tokens)
       : text_(std::move(prompt)), drafter_(sources, text_, text_.size() + max_tokens) {}
-  /// After so many more tokens were generated.
+  /// Returns the drafts after these tokens were generated.
   Tokens after(const Tokens& generated, std::int32_t most = 100) {
     text_.insert(text_.end(), generated.begin(), generated.end());
     Tokens drafts = {99};

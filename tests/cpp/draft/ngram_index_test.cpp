@@ -17,7 +17,7 @@ Tokens drafts_of(const LookaheadDecodingConfig& config, const Tokens& text, std:
   return drafts;
 }
 
-/// Reference of NgramIndex::find that looks at every place.
+/// Reference of NgramIndex::find that compares every position.
 Tokens expected_drafts(const LookaheadDecodingConfig& config, const Tokens& text, std::size_t count) {
   const std::size_t longest = static_cast<std::size_t>(config.max_ngram_size) - 1;
   const std::size_t shortest = std::min<std::size_t>(2, longest);
@@ -65,14 +65,14 @@ BOOST_AUTO_TEST_CASE(longer_matches_can_be_asked_for) {
   };
   BOOST_TEST(count(6, 1) == 1U);
   BOOST_TEST(count(6, 2) == 0U);
-  BOOST_TEST(count(4, 9) == 1U);  // no more than three are compared
+  BOOST_TEST(count(4, 9) == 1U);  // at most three are compared
 }
 
 BOOST_AUTO_TEST_CASE(the_longest_match_counts_and_of_equals_the_newest) {
   const Tokens text = {7, 1, 2, 3, /**/ 8, 1, 2, 4, /**/ 9, 1, 2, 5, /**/ 8, 1, 2};
   BOOST_TEST(drafts_of({1, 4, 4}, text, 1) == Tokens{4}, boost::test_tools::per_element());
   BOOST_TEST(drafts_of({1, 3, 4}, text, 1) == Tokens{5}, boost::test_tools::per_element());
-  // The place with the longest match is the second newest.
+  // The longest match is at the second newest position.
   BOOST_TEST(drafts_of({1, 4, 1}, text, 1) == Tokens{5}, boost::test_tools::per_element());
 }
 

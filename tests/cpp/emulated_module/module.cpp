@@ -17,7 +17,7 @@ namespace {
 using testing::Failure;
 using testing::HostDevice;
 
-/// A callable that streams may keep, run and drop on any thread.
+/// Makes a callable that streams may store, run and destroy on any thread.
 std::function<void()> kept_callable(py::function function) {
   const std::shared_ptr<py::function> kept(new py::function(std::move(function)), [](py::function* dropped) {
     const py::gil_scoped_acquire gil;

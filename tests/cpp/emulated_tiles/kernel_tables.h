@@ -10,7 +10,7 @@
 
 namespace adaptrt::testing {
 
-/// Every table that this CPU can run, and the emulated one.
+/// Returns every table that this CPU can run, and the emulated one.
 inline std::vector<const KernelTable*> all_kernel_tables() {
   const auto available = available_kernels();
   std::vector<const KernelTable*> tables(available.begin(), available.end());
@@ -18,7 +18,7 @@ inline std::vector<const KernelTable*> all_kernel_tables() {
   return tables;
 }
 
-/// Their names, as a dataset.
+/// Returns their names, as a dataset.
 inline auto kernel_tables() {
   std::vector<std::string> names;
   for (const auto* table : all_kernel_tables()) names.emplace_back(table->name);

@@ -2,7 +2,7 @@
 
 #include "simd_portable.h"
 #include "tiles_emulated.h"
-// The order matters: what follows is written in terms of the functions above.
+// The order matters: this header uses the functions above.
 #include "make_tile_table.h"
 #include "tables.h"
 

@@ -4,7 +4,7 @@
 
 namespace adaptrt::testing {
 
-/// The kernels for tile registers, compiled for any CPU over emulated ones.
+/// Returns the AMX kernels compiled for any CPU, with emulated tiles.
 const KernelTable& emulated_amx_kernels();
 
 }  // namespace adaptrt::testing

@@ -13,8 +13,8 @@
 namespace adaptrt {
 namespace {
 
-/// The functions of cpp/src/kernels/cpu/tiles_amx.h over an array, to the same bits. A thread that uses tiles
-/// without a configuration gets an exception where a CPU would end the process.
+/// Emulates the functions of cpp/src/kernels/cpu/tiles_amx.h with an array, with the same bits. Using tiles
+/// without a configuration throws an exception; on a CPU it would end the process.
 struct Tiles {
   static void configure() {
     State& state = of_thread();
@@ -58,7 +58,7 @@ struct Tiles {
         for (std::size_t column = 0; column < kColumns; ++column) {
           for (std::size_t odd = 0; odd < 2; ++odd) {
             float& sum = partial[column][odd];
-            // The product of two bfloat16 is exact in double, and their sum is rounded to float32 as if once.
+            // The product of two bfloat16 is exact in double, and the sum is rounded to float32 once.
             sum =
                 flushed(double{widened(a[row][2 * pair + odd])} * double{widened(b[pair][2 * column + odd])} +
                         double{sum});
@@ -137,14 +137,14 @@ struct Tiles {
     return elements;
   }
 
-  /// A bfloat16 as it is multiplied: subnormal numbers are zero.
+  /// Widens a bfloat16 as AMX multiplies it: subnormal numbers are zero.
   static float widened(std::uint16_t bits) {
     constexpr std::uint16_t kExponent = 0x7f80;
     return (bits & kExponent) == 0 ? 0.0F : bfloat16_to_float(bits);
   }
 
-  /// Rounded to float32, and zero of the same sign where that is subnormal: where rounding with an exponent
-  /// as small as it takes stays below the least normal number.
+  /// Rounds to float32; results that are still below the smallest normal number after rounding with unlimited
+  /// exponent range become zero with the same sign.
   static float flushed(double value) {
     constexpr double kLeast = std::numeric_limits<float>::min();
     const auto rounded = static_cast<float>(value);

@@ -1,4 +1,4 @@
-// The step loop's memory: once a batch runs, its steps allocate nothing.
+// Memory of the step loop: in steady state, its steps allocate nothing.
 
 #include "support/allocations.h"
 
@@ -16,14 +16,14 @@ BOOST_AUTO_TEST_SUITE(allocations)
 
 constexpr std::int32_t kTokens = 90;
 
-/// Sequences were forked from a prompt; beams are copied later as well.
+/// True if sequences were forked from a prompt; beams are copied later too.
 bool has_forks(const StepPlan& plan) {
   return std::ranges::any_of(plan.copies,
                              [](const PlannedCopy& copy) { return copy.sequence->num_generated() == 1; });
 }
 
-/// Serves requests of `num_sequences` sequences together, and fails the test when a step in which all of them
-/// decode allocates anything. Returns the drafts of these steps.
+/// Serves requests with `num_sequences` sequences together. Fails the test if a step in which all of them
+/// decode allocates anything. Returns the number of drafts in these steps.
 std::int64_t check_steady_steps(std::vector<Request> requests, std::int32_t num_sequences,
                                 std::shared_ptr<Engine> draft_engine = nullptr) {
   FakeEngine::Options options;
@@ -94,7 +94,7 @@ BOOST_AUTO_TEST_CASE(a_steady_step_of_forked_sequences_allocates_nothing) {
 }
 
 BOOST_AUTO_TEST_CASE(a_steady_step_with_drafts_allocates_nothing) {
-  std::vector<float> few(101, -100.0F);  // tokens to choose from, so that n-grams come again
+  std::vector<float> few(101, -100.0F);  // few tokens to choose from, so that n-grams repeat
   few[1] = few[2] = 0.0F;
   std::vector<Request> requests;
   for (TokenId i = 0; i < 3; ++i) {
@@ -111,7 +111,7 @@ BOOST_AUTO_TEST_CASE(a_steady_step_with_drafts_allocates_nothing) {
 }
 
 BOOST_AUTO_TEST_CASE(a_steady_step_with_a_draft_engine_allocates_nothing) {
-  // Of drawn tokens some drafts are right, of an adapter's few.
+  // With sampled tokens some drafts are right; with an adapter, few.
   std::vector<Request> requests;
   for (TokenId i = 0; i < 3; ++i) {
     auto request = make_request({i, 1, 2}, 124);

@@ -1,4 +1,4 @@
-// Requests with beams: what is searched is what a plain search over the model finds, alone and in any crowd.
+// Requests with beams: the results equal a plain search over the model, alone and with other requests.
 
 #include <algorithm>
 #include <boost/test/data/test_case.hpp>
@@ -172,7 +172,7 @@ BOOST_AUTO_TEST_CASE(the_prompt_and_what_is_returned_of_it) {
     auto tokens = kPrompt;
     tokens.insert(tokens.end(), expected[i].tokens.begin(), expected[i].tokens.end());
     BOOST_TEST(result.output_token_ids[i] == tokens, boost::test_tools::per_element());
-    // Each token's log prob is that of its own history, and the most likely ones are beside it.
+    // Each token's log prob belongs to its own history, with the most likely tokens next to it.
     auto history = kPrompt;
     for (std::size_t k = 0; k < expected[i].tokens.size(); ++k) {
       const auto logits = FakeEngine::logits_after(history, 0, kVocabulary);

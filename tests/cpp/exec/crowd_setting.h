@@ -8,7 +8,7 @@
 
 namespace adaptrt::test {
 
-/// What no result of a crowd may depend on.
+/// Settings that must not change any result of a crowd.
 struct CrowdSetting {
   CapacitySchedulerPolicy policy;
   std::int64_t kv_tokens;

@@ -1,4 +1,4 @@
-// What the draft engine guesses, and what it has blocks for.
+// Drafts of the draft engine, and its use of blocks.
 
 #include "adaptrt/draft_engine/draft_engine.h"
 
@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::int32_t kMaxDraftLen = 4;
 
-/// A draft engine, and texts that grow.
+/// A draft engine and growing texts.
 class Drafting {
  public:
   explicit Drafting(const FakeEngine::Options& options, std::int32_t num_blocks = 64,
@@ -86,7 +86,7 @@ BOOST_AUTO_TEST_CASE(drafts_are_its_greedy_tokens) {
   BOOST_TEST(first.drafts == expected_tokens(first.tokens, 3), boost::test_tools::per_element());
   BOOST_TEST(second.drafts == expected_tokens(second.tokens, 3), boost::test_tools::per_element());
   const DraftEngineStats stats = drafting.engine().stats();
-  BOOST_TEST(stats.num_steps == 3);  // both share all of them
+  BOOST_TEST(stats.num_steps == 3);  // both sequences share all steps
   BOOST_TEST(stats.num_tokens == 10 + 2 * 2);
   BOOST_TEST(stats.num_sequences == 2);
   BOOST_TEST(stats.used_num_blocks == 3 + 1);
@@ -100,18 +100,17 @@ BOOST_AUTO_TEST_CASE(what_it_has_computed_is_not_computed_again) {
   auto& text = drafting.add(counting(1, 9));
   drafting.draft({&text});
   static_cast<void>(drafting.take_num_tokens());
-  // Two of three drafts are right, and the token behind them is another. The third is not computed in any
-  // case.
+  // Two of three drafts are right, and the next token differs. The third is never computed.
   append(text.tokens, {text.drafts[0], text.drafts[1], (text.drafts[2] + 1) % 101});
   drafting.draft({&text});
   BOOST_TEST(drafting.take_num_tokens() == 1 + 2);
   BOOST_TEST(text.drafts == expected_tokens(text.tokens, 3), boost::test_tools::per_element());
-  // None is right.
+  // No draft is right.
   append(text.tokens, {(text.drafts[0] + 1) % 101});
   drafting.draft({&text});
   BOOST_TEST(drafting.take_num_tokens() == 1 + 2);
   BOOST_TEST(text.drafts == expected_tokens(text.tokens, 3), boost::test_tools::per_element());
-  // All are, and steps have passed in which nothing was asked.
+  // All drafts are right, and steps without a request have passed.
   append(text.tokens, expected_tokens(text.tokens, 8));
   drafting.draft({&text});
   BOOST_TEST(drafting.take_num_tokens() == 8 - 2 + 2);
@@ -180,18 +179,18 @@ BOOST_AUTO_TEST_CASE(the_latest_go_without_when_blocks_have_run_out) {
   BOOST_TEST(first.drafts.size() == 3U);
   BOOST_TEST(second.drafts.size() == 3U);
   BOOST_TEST(third.drafts.empty());
-  // The first grows; the second, which was asked for as recently, loses its blocks, and finds no others.
+  // The first grows. The second, used equally recently, loses its blocks and finds no others.
   append(first.tokens, counting(1, 8));
   drafting.draft({&first, &second});
   BOOST_TEST(first.drafts == expected_tokens(first.tokens, 3), boost::test_tools::per_element());
   BOOST_TEST(second.drafts.empty());
   BOOST_TEST(drafting.engine().stats().num_sequences == 1);
-  // Where nobody asks for the first any more, its blocks go.
+  // When no task asks for the first any more, its blocks are evicted.
   drafting.draft({&second, &third});
   BOOST_TEST(second.drafts == expected_tokens(second.tokens, 3), boost::test_tools::per_element());
   BOOST_TEST(third.drafts == expected_tokens(third.tokens, 3), boost::test_tools::per_element());
   BOOST_TEST(drafting.engine().stats().num_sequences == 2);
-  // More than there is takes nothing from others.
+  // A request for more blocks than exist takes none from others.
   append(first.tokens, counting(1, 20));
   drafting.draft({&first});
   BOOST_TEST(first.drafts.empty());

@@ -40,7 +40,7 @@ BOOST_AUTO_TEST_CASE(right_drafts_come_in_one_step) {
   const auto executor = make_drafting_executor(drafting(), {}, draft);
   const Result result = collect_result(*executor, executor->enqueue_request(make_request(kText, 20)));
   BOOST_TEST(result.output_token_ids.at(0) == expected_tokens(kText, 20), boost::test_tools::per_element());
-  // The prompt's step has no drafts; then there are 2, and 4 from then on.
+  // The prompt's step has no drafts; the next one has 2, and later ones have 4.
   BOOST_TEST(result.decoding_iter == 1 + 1 + 4);
   const auto steps = executor->get_latest_iteration_stats();
   BOOST_TEST_REQUIRE(steps.size() == 6U);
@@ -50,7 +50,7 @@ BOOST_AUTO_TEST_CASE(right_drafts_come_in_one_step) {
   BOOST_TEST((steps[2].spec_decoding_stats->draft_overhead > 0.0 &&
               steps[2].spec_decoding_stats->draft_overhead <= 1.0));
   const SpeculationStats& total = steps.back().speculation_stats;
-  BOOST_TEST(total.draft_tokens == 2 + 3 * 4);  // of the last step's 4 tokens one is left
+  BOOST_TEST(total.draft_tokens == 2 + 3 * 4);  // the last step uses all but one of 4 tokens
   BOOST_TEST(total.accepted_tokens == total.draft_tokens);
   BOOST_TEST_REQUIRE(total.draft_engine.has_value());
   BOOST_TEST(total.draft_engine->num_tokens == draft->num_tokens());
@@ -75,7 +75,7 @@ BOOST_AUTO_TEST_CASE(memory_is_bounded_and_told) {
   BOOST_TEST(large_stats.max_num_blocks == 100);
   BOOST_TEST(large_stats.mem_usage - small_stats.mem_usage == 64U * 90);
   BOOST_TEST(large - small == 64U * 90);
-  // For the batch of sequences as long as may be.
+  // Enough for a full batch of sequences of maximal length.
   BOOST_TEST(memory_of(std::nullopt).second.max_num_blocks == 8 * 32);
 }
 
@@ -188,8 +188,8 @@ BOOST_AUTO_TEST_CASE(the_text_comes_first_and_the_engine_where_it_says_nothing) 
   BOOST_TEST(result.output_token_ids.at(0) == expected_tokens(prompt, 100, 0, 3),
              boost::test_tools::per_element());
   const SpeculationStats total = newest_of(*executor);
-  BOOST_TEST(total.accepted_tokens < total.draft_tokens);          // the text's are wrong as well
-  BOOST_TEST(total.draft_engine->num_steps < total.draft_tokens);  // and not all are the engine's
+  BOOST_TEST(total.accepted_tokens < total.draft_tokens);          // drafts from the text are wrong as well
+  BOOST_TEST(total.draft_engine->num_steps < total.draft_tokens);  // and not all drafts are the engine's
   BOOST_TEST(total.draft_engine->num_steps > 0);
 }
 
@@ -223,8 +223,8 @@ const std::vector<Setting> kSettings = {
     {{CapacitySchedulerPolicy::kStaticBatch, 512, 32, true}, 40, 8},
 };
 
-/// The draft engine's adapters are the requests', others or none, so that drafts are right as well as wrong.
-/// Each request is compared with what it gives alone and without drafts.
+/// The draft engine's adapters are those of the requests, different ones, or none, so that some drafts are
+/// right and some wrong. Each request is compared with its result alone and without drafts.
 BOOST_DATA_TEST_CASE(drafts_change_nothing_in_a_crowd, boost::unit_test::data::make(kSettings), setting) {
   ExecutorConfig config = drafting(config_of(setting.crowd));
   config.draft_target_decoding_config->kv_cache_size = setting.draft_blocks * 64;

@@ -1,4 +1,4 @@
-// Requests with encoder inputs that meet: what is kept of an input, shared and given up changes no result.
+// Requests with shared encoder inputs: caching, sharing and evicting an input changes no result.
 
 #include <algorithm>
 #include <atomic>
@@ -21,13 +21,13 @@ namespace {
 
 constexpr std::int64_t kVocabSize = 101;
 
-/// What an encoder makes of an input: how far the decoder's logits are turned.
+/// Result of the encoder for an input: the number of places by which the decoder's logits are rotated.
 std::int64_t turn_of(const std::vector<TokenId>& encoder_tokens, std::uint64_t task_id) {
   const auto hidden = FakeEngine::hidden_after(encoder_tokens, task_id + 100, 1);
   return static_cast<std::int64_t>(1e6F * (hidden[0] + 1.0F)) % kVocabSize;
 }
 
-/// FakeEngine's logits, turned by what it reads in the blocks of a sequence's encoder input.
+/// FakeEngine's logits, rotated by the value in the blocks of a sequence's encoder input.
 class FakeEncoderDecoder final : public FakeEngine {
  public:
   explicit FakeEncoderDecoder(Hook hook = {}, const Options& options = {})
@@ -184,7 +184,7 @@ BOOST_DATA_TEST_CASE(a_crowd_of_inputs_that_meet_changes_no_result, boost::unit_
       crowd.emplace_back(executor->enqueue_request(request_of(guest, 9)), std::move(guest));
     }
     for (const auto& [id, guest] : crowd) check_answers(*executor, id, guest, 9);
-    // What is paused may have to be computed again.
+    // Paused sequences may need to be computed again.
     const bool may_pause = setting.policy == CapacitySchedulerPolicy::kMaxUtilization;
     if (setting.reuse && !may_pause) BOOST_TEST(engine->num_encoder_tokens() < num_tokens);
     if (!setting.reuse) BOOST_TEST(engine->num_encoder_tokens() >= num_tokens);

@@ -1,4 +1,4 @@
-// Requests to an engine that is an encoder alone: whole sequences, no KV blocks, rows instead of tokens.
+// Requests to an encoder-only engine: whole sequences, no KV blocks, rows instead of tokens.
 
 #include <algorithm>
 #include <boost/test/data/monomorphic.hpp>
@@ -22,12 +22,12 @@ namespace data = boost::unit_test::data;
 
 using Floats = std::vector<float>;
 
-/// FakeEngine's.
+/// FakeEngine's hidden size.
 constexpr std::int64_t kHiddenSize = 6;
 constexpr PoolingType kTypes[] = {PoolingType::kLast, PoolingType::kCls, PoolingType::kMean,
                                   PoolingType::kAll};
 
-/// Hidden states that follow from the whole sequence, before and behind, and from the place.
+/// Hidden states that depend on the whole sequence and on the position.
 Floats hidden_of(std::vector<TokenId> sequence, std::int32_t position, std::uint64_t task_id) {
   sequence.push_back(position);
   return FakeEngine::hidden_after(sequence, task_id, kHiddenSize);

@@ -1,5 +1,5 @@
-// Random crowds: a request's tokens are those it gets alone, whatever runs beside it and however memory runs
-// out.
+// Random crowds: a request's tokens equal those that it gets alone, whatever runs with it and however memory
+// runs out.
 
 #include <boost/test/data/test_case.hpp>
 #include <boost/test/unit_test.hpp>
@@ -19,7 +19,7 @@ struct Guest {
   std::vector<TokenId> expected;
 };
 
-/// Requests that share beginnings, with and without adapters; `sampled` ones are checked against a quiet
+/// Requests with shared prefixes, with and without adapters. Sampled ones are checked against an idle
 /// executor.
 std::vector<Guest> draw_crowd(std::mt19937& random, int count, bool sampled) {
   const auto draw = [&](int low, int high) { return std::uniform_int_distribution(low, high)(random); };
@@ -94,7 +94,7 @@ BOOST_DATA_TEST_CASE(a_small_lora_cache_is_shared_by_turns, boost::unit_test::da
   std::mt19937 random(3);
   const auto crowd = draw_crowd(random, 40, false);
   auto config = config_of(kSettings[0]);
-  config.peft_cache_config.emplace().num_device_module_layer = 8;  // one adapter of the greatest rank
+  config.peft_cache_config.emplace().num_device_module_layer = 8;  // one adapter of maximal rank
   config.peft_cache_config->num_ensure_workers = num_workers;
   FakeEngine::Options options;
   options.in_load = [] { std::this_thread::sleep_for(std::chrono::microseconds(300)); };

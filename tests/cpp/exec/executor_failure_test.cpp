@@ -1,4 +1,4 @@
-// Whatever goes wrong, or ends early: the request says so, and the others go on.
+// Failures and early ends: the request reports them, and the others go on.
 
 #include <unistd.h>
 
@@ -104,7 +104,7 @@ BOOST_AUTO_TEST_CASE(a_thread_without_memory_for_its_first_events_is_the_executo
                         says<ExecutorClosedError>("executor died: std::bad_alloc"));
 }
 
-/// Counts what executors have it allocate.
+/// Counts the blocks that executors allocate.
 class CountingEngine final : public FakeEngine {
  public:
   using FakeEngine::FakeEngine;
@@ -150,7 +150,7 @@ BOOST_AUTO_TEST_CASE(an_executor_that_is_refused_leaves_its_draft_engine_without
   BOOST_TEST(result.output_token_ids.at(0) == expected_tokens(kPrompt, 5), boost::test_tools::per_element());
 }
 
-/// Counted in this process.
+/// Resident memory of this process.
 std::size_t resident_bytes() {
   std::ifstream file("/proc/self/statm");
   std::size_t all = 0;
@@ -221,7 +221,7 @@ BOOST_AUTO_TEST_CASE(the_allotted_time_of_a_request_that_has_ended_ends_nothing)
   request.allotted_time_ms = 50ms;
   static_cast<void>(collect_result(*executor, executor->enqueue_request(request)));
   std::this_thread::sleep_for(60ms);
-  // Serving it, the executor looks at the time.
+  // While it serves this request, the executor checks the time.
   const auto result = collect_result(*executor, executor->enqueue_request(make_request(kPrompt, 2)));
   BOOST_TEST((result.finish_reasons.at(0) == FinishReason::kLength));
   BOOST_TEST(executor->is_alive());
@@ -270,7 +270,7 @@ BOOST_AUTO_TEST_CASE(shutdown_ends_running_and_waiting_requests_and_wakes_those_
   Gate gate;
   FakeEngine::Options options;
   options.max_batch_size = 1;
-  // Far from its end when the shutdown comes, however late that is.
+  // Long enough that it cannot end before the shutdown.
   const auto executor = make_executor({}, options, [&](std::int64_t step) {
     if (step == 0) gate.wait();
     std::this_thread::sleep_for(10ms);
@@ -283,7 +283,7 @@ BOOST_AUTO_TEST_CASE(shutdown_ends_running_and_waiting_requests_and_wakes_those_
   };
   auto first = wait_for(running);
   auto second = wait_for(waiting);
-  std::this_thread::sleep_for(20ms);  // so that they wait
+  std::this_thread::sleep_for(20ms);  // give both time to wait
   auto closing = std::async(std::launch::async, [&] { executor->shutdown(); });
   std::this_thread::sleep_for(20ms);
   gate.open();
@@ -339,7 +339,7 @@ BOOST_AUTO_TEST_SUITE_END()
 
 BOOST_AUTO_TEST_SUITE(request_validation)
 
-/// The request is refused, with this text, and the executor serves others.
+/// Checks that the request is refused with this text, and that the executor then serves others.
 void check_refused(const Request& request, const std::string& part, const ExecutorConfig& config = {}) {
   const auto executor = make_executor(config);
   BOOST_CHECK_EXCEPTION(executor->enqueue_request(request), RequestError, says<RequestError>(part));

@@ -1,4 +1,4 @@
-// Requests whose outputs are held to guides.
+// Requests with guided outputs.
 
 #include <atomic>
 #include <boost/test/unit_test.hpp>
@@ -94,8 +94,8 @@ BOOST_AUTO_TEST_CASE(guides_and_their_compiler_are_checked) {
 }
 
 BOOST_AUTO_TEST_CASE(a_mask_is_made_beside_the_step) {
-  // The mask after the first token is asked for when the second step's logits are there; that step waits
-  // until the mask is made, on another thread.
+  // The mask for the second token is needed when the second step's logits arrive. That step waits until
+  // another thread has made the mask.
   std::atomic<int> num_masks = 0;
   std::atomic<bool> elsewhere = true;
   std::atomic<std::thread::id> step_thread;

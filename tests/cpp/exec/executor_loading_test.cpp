@@ -1,4 +1,4 @@
-// Adapters that are loaded beside the running batch.
+// Adapter loads while a batch runs.
 
 #include <boost/test/unit_test.hpp>
 #include <future>
@@ -72,7 +72,7 @@ BOOST_AUTO_TEST_CASE(adapters_are_loaded_during_the_step_that_runs_when_their_re
     cold.push_back(executor->enqueue_request(with_adapter(task, 2)));
   loads.await(2);
   std::this_thread::sleep_for(20ms);  // time to do something wrong
-  // The third could not run beside the two before it.
+  // The third could not run together with the first two.
   BOOST_TEST(executor->lora_cache_stats().device_misses == 2);
   end_step.open();
   check_tokens(*executor, base, 4);
@@ -112,7 +112,7 @@ BOOST_AUTO_TEST_CASE(a_failed_load_fails_its_requests_by_name_and_no_others) {
   const auto first = executor->enqueue_request(with_adapter(7, 3));
   const auto second = executor->enqueue_request(with_adapter(7, 3));
   door.await_waiting(1);
-  // The loop has taken both when it has run another request after them.
+  // The loop has taken both once it has run a later request.
   check_tokens(*executor, executor->enqueue_request(make_request(kPrompt, 1)), 1);
   door.open();
   for (const auto id : {first, second}) {

@@ -1,4 +1,4 @@
-// Requests whose logits go through functions before tokens are chosen from them.
+// Requests with logits post-processors.
 
 #include <boost/test/unit_test.hpp>
 #include <limits>
@@ -13,8 +13,7 @@ namespace {
 
 const std::vector<TokenId> kPrompt = {5, 17, 3};
 
-/// Leaves one token: what `choose` says; notes what it was called with. "" as a token's reason fails the
-/// request.
+/// Allows only the token that `choose` returns, and records its calls. An empty result fails the request.
 class FakeProcessor final : public LogitsPostProcessor {
  public:
   explicit FakeProcessor(TokenId token) : token_(token) {}
@@ -72,13 +71,13 @@ BOOST_AUTO_TEST_CASE(each_request_has_its_own_and_the_others_none) {
   BOOST_TEST(output_of(*executor, ids[0]) == expected_tokens(kPrompt, 4), boost::test_tools::per_element());
   const auto result = collect_result(*executor, ids[1]);
   BOOST_TEST(result.output_token_ids.at(0) == std::vector<TokenId>(4, 11), boost::test_tools::per_element());
-  // Logits that are returned are the engine's.
+  // Returned logits are the engine's.
   const auto expected = FakeEngine::logits_after(kPrompt, 0, 101);
   BOOST_TEST(std::equal(expected.begin(), expected.end(), result.generation_logits->values->begin()));
   BOOST_TEST(output_of(*executor, ids[2]) == std::vector<TokenId>(4, 12), boost::test_tools::per_element());
   BOOST_TEST(first->num_calls == 4);
   BOOST_TEST(second->num_calls == 4);
-  // Once a step for both, however many there are.
+  // At most once per step for both.
   BOOST_TEST(first->num_entered + second->num_entered <= 8);
   BOOST_TEST(first->num_entered == first->num_left);
 }
@@ -123,7 +122,7 @@ BOOST_AUTO_TEST_CASE(a_guide_and_a_bias_come_after_it) {
   executor->set_grammar_compiler(std::make_shared<FakeCompiler>());
   auto request = guided(make_request(kPrompt, 4), "3");
   request.logits_post_processor = PostProcessorFunction{processor};
-  // 12 may come three times; then only the end, which the processor forbids.
+  // 12 may come three times; then only the end is left, which the processor forbids.
   BOOST_TEST(collect(*executor, executor->enqueue_request(request)).back().error_msg ==
              "every token is forbidden");
   request.max_tokens = 3;

@@ -278,11 +278,11 @@ BOOST_AUTO_TEST_CASE(a_refused_list_leaves_no_adapter) {
   requests[0].lora_config = fake_adapter(1);
   requests[1].lora_config = fake_adapter(2);
   requests[2].lora_config = fake_adapter(4);
-  requests[3].lora_config = fake_adapter(2, 2, 9.0F);  // other weights under an id of the list
+  requests[3].lora_config = fake_adapter(2, 2, 9.0F);  // different weights under an id in the list
   BOOST_CHECK_THROW(executor->enqueue_requests(requests), AdapterError);
   BOOST_REQUIRE_EQUAL(executor->list_adapters().size(), 1U);
   BOOST_TEST(executor->list_adapters()[0].task_id == 1U);
-  // The adapter that a later request brings does not serve an earlier one.
+  // An adapter that a later request adds does not serve an earlier one.
   requests = {make_request(kPrompt, 5), make_request(kPrompt, 5)};
   requests[0].lora_config = task_alone(2);
   requests[1].lora_config = fake_adapter(2);
@@ -356,7 +356,7 @@ BOOST_AUTO_TEST_CASE(a_request_whose_last_response_was_taken_has_ended) {
   BOOST_CHECK_THROW(static_cast<void>(executor->await_responses(0, std::nullopt)), RequestError);
   BOOST_CHECK_THROW(static_cast<void>(executor->await_responses(id + 1, std::nullopt)), RequestError);
   BOOST_CHECK_THROW(static_cast<void>(executor->get_num_responses_ready(id + 1)), RequestError);
-  executor->cancel_request(id);  // it has ended: nothing happens
+  executor->cancel_request(id);  // no effect: it has ended
   BOOST_CHECK_THROW(executor->cancel_request(999), RequestError);
 }
 
@@ -371,7 +371,7 @@ BOOST_AUTO_TEST_CASE(waiting_for_a_live_and_an_ended_request_loses_nothing) {
   BOOST_TEST(both->at(0)[0].result.output_token_ids.at(0) == expected_tokens(kPrompt, 5),
              boost::test_tools::per_element());
   check_already_ended(both->at(1), ended);
-  // The same request twice: its responses come once.
+  // If the same request is sent twice, each id gets its responses once.
   const auto twice = executor->enqueue_request(make_request({2}, 1));
   const auto again = executor->await_responses({twice, twice}, std::nullopt);
   BOOST_TEST(again->at(0).at(0).result.is_final);
@@ -444,7 +444,7 @@ BOOST_AUTO_TEST_CASE(iteration_and_request_statistics) {
   const auto executor = make_executor(config);
   const auto id = executor->enqueue_request(make_request(kPrompt, 3));
   static_cast<void>(collect(*executor, id));
-  // The last response comes before its step is recorded; the next request's end shows that it was.
+  // The last response is sent before its step is recorded; after the next request's end it must be recorded.
   static_cast<void>(collect(*executor, executor->enqueue_request(make_request({1}, 1))));
   const auto iterations = executor->get_latest_iteration_stats();
   BOOST_REQUIRE_GE(iterations.size(), 3);

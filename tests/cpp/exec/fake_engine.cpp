@@ -19,7 +19,7 @@ std::uint64_t mix(std::uint64_t state, std::uint64_t value) {
   return state ^ (state >> 31);
 }
 
-/// What a token leaves in the KV cache.
+/// Returns the value that a token writes to the KV cache.
 std::uint64_t slot_value(TokenId token, std::int32_t position, std::uint64_t task_id) {
   return mix(mix(mix(1, static_cast<std::uint64_t>(token)), static_cast<std::uint64_t>(position)), task_id);
 }

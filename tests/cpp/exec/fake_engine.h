@@ -14,8 +14,8 @@
 
 namespace adaptrt::test {
 
-/// Logits that follow from the whole history of a sequence, read back from "KV" that lies in blocks: whatever
-/// goes wrong with planning, block tables, pauses or shared prefixes changes them.
+/// An engine whose logits depend on the whole history of a sequence, read back from "KV" in blocks. Any error
+/// in planning, block tables, pauses or shared prefixes changes the logits.
 class FakeEngine : public Engine {
  public:
   struct Options {
@@ -27,17 +27,17 @@ class FakeEngine : public Engine {
     std::int32_t tokens_per_block = 4;
     std::int64_t vocab_size = 101;
     bool with_lora = true;
-    /// EngineInfo's.
+    /// See EngineInfo.
     std::int64_t hidden_size = 6;
     bool has_logits = true;
-    /// Called by whoever loads an adapter, before each load; may throw or wait.
+    /// Called by the loading thread before each adapter load; may throw or wait.
     std::function<void()> in_load = [] {};
-    /// EngineInfo's; empty: KV blocks cannot be read.
+    /// See EngineInfo; empty: KV blocks cannot be read.
     std::string kv_identity = {};
-    /// The engine's device has memory of its own.
+    /// Free memory of a separate device; nullopt: the engine uses host memory.
     std::optional<std::size_t> free_device_memory = std::nullopt;
   };
-  /// Called at the begin of each step, on the executor's thread, with the number of steps before; may throw
+  /// Called at the start of each step, on the executor's thread, with the number of earlier steps; may throw
   /// or wait.
   using Hook = std::function<void(std::int64_t step)>;
 
@@ -55,15 +55,15 @@ class FakeEngine : public Engine {
                                                                  std::int64_t num_pages,
                                                                  std::int32_t num_copy_streams) override;
 
-  /// Tokens that steps have computed.
+  /// Number of tokens that steps have computed.
   [[nodiscard]] std::int64_t num_tokens() const { return num_tokens_; }
-  /// KV blocks that steps have copied.
+  /// Number of KV blocks that steps have copied.
   [[nodiscard]] std::int64_t num_copies() const { return num_copies_; }
 
-  /// The logits after `history`, from the tokens themselves.
+  /// Returns the logits after `history`, computed directly from the tokens.
   [[nodiscard]] static std::vector<float> logits_after(const std::vector<TokenId>& history,
                                                        std::uint64_t task_id, std::int64_t vocab_size);
-  /// The hidden state of the last token of `history`.
+  /// Returns the hidden state of the last token of `history`.
   [[nodiscard]] static std::vector<float> hidden_after(const std::vector<TokenId>& history,
                                                        std::uint64_t task_id, std::int64_t hidden_size);
 
@@ -73,7 +73,8 @@ class FakeEngine : public Engine {
     std::uint64_t is_written = 0;
   };
   [[nodiscard]] Slot& slot(const StepInput& input, std::size_t sequence, std::int32_t position);
-  /// Gives what `write` makes of the history up to each of `rows` to the sink, a few rows at a time.
+  /// Calls `write` for the history up to each of `rows`, and passes the results to the sink, a few rows at a
+  /// time.
   template <class Write>
   void make_rows(const StepInput& input, std::span<const std::int32_t> rows, std::int64_t width,
                  std::vector<float>& memory,
@@ -92,50 +93,50 @@ class FakeEngine : public Engine {
   std::atomic<std::int64_t> num_tokens_ = 0;
 };
 
-/// Greedy tokens of a request that is alone in the world.
+/// Greedy tokens of a request that runs alone.
 [[nodiscard]] std::vector<TokenId> expected_tokens(std::vector<TokenId> prompt, std::int32_t count,
                                                    std::uint64_t task_id = 0, std::int64_t vocab_size = 101);
 
-/// An adapter of rank `rank` for FakeEngine's one site; equal seeds give equal weights. Its device copy takes
-/// more pages the higher the rank.
+/// Makes an adapter of rank `rank` for FakeEngine's one site; equal seeds give equal weights. A higher rank
+/// takes more device pages.
 [[nodiscard]] LoraConfig fake_adapter(std::uint64_t task_id, std::int32_t rank = 4, float seed = 1.0F);
-/// A LoraConfig without weights.
+/// Makes a LoraConfig without weights.
 [[nodiscard]] LoraConfig task_alone(std::uint64_t task_id);
 
 [[nodiscard]] Request make_request(std::vector<TokenId> prompt, std::int32_t max_tokens);
-/// For fields that are refused when they are given: a value whose type has this name.
+/// Makes a value for fields that are refused; its type has this name.
 [[nodiscard]] Unsupported given(const std::string& type_name);
-/// For Request::embedding_bias, of one dimension.
+/// Makes a one-dimensional Request::embedding_bias.
 [[nodiscard]] FloatTensor bias_of(const std::vector<float>& values);
 
-/// Enough for all KV blocks that the engine can use, and for some hundred adapters.
+/// Enough for all KV blocks that the engine can use, and for several hundred adapters.
 inline constexpr std::size_t kAvailableMemory = std::size_t{16} << 20;
 
-/// Throws with all that check_invariants() finds, so that the executor dies of it and the test fails.
+/// Throws all problems of check_invariants(), which ends the executor and fails the test.
 void check_every_step(const StepPlan* plan, const Scheduler& scheduler, const BlockPool& block_pool,
                       const LoraCache* lora_cache, const DraftEngine* draft_engine);
 
-/// An executor over a FakeEngine whose invariants are checked after every step.
+/// Makes an executor over a FakeEngine, with invariants checked after every step.
 [[nodiscard]] std::unique_ptr<Executor> make_executor(const ExecutorConfig& config = {},
                                                       FakeEngine::Options options = {},
                                                       FakeEngine::Hook hook = {});
 
-/// The same with a draft engine, for which `config` has a draft_target_decoding_config.
+/// The same with a draft engine; `config` must have a draft_target_decoding_config.
 [[nodiscard]] std::unique_ptr<Executor> make_drafting_executor(const ExecutorConfig& config,
                                                                const FakeEngine::Options& options,
                                                                std::shared_ptr<FakeEngine> draft_engine);
 
-/// Waits for a request's end; its responses in order. Fails the test after a minute.
+/// Waits for a request's end and returns its responses in order. Fails the test after a minute.
 [[nodiscard]] std::vector<Response> collect(Executor& executor, RequestId id);
-/// The one result of a request without streaming. Fails the test on an error response.
+/// Returns the only result of a request without streaming. Fails the test on an error response.
 [[nodiscard]] Result collect_result(Executor& executor, RequestId id);
 
-/// A door that a hook waits at.
+/// A gate at which a hook waits.
 class Gate {
  public:
   void open();
   void wait();
-  /// Returns when somebody waits at it.
+  /// Waits until a thread waits at the gate.
   void await_visitor();
 
  private:

@@ -16,7 +16,7 @@ namespace adaptrt::test {
 
 inline constexpr TokenId kStopToken = 100;
 
-/// The rule of FakeGrammar: of all tokens but the last, every third, whichever by the sum of those before.
+/// The rule of FakeGrammar: every third token except the last one, shifted by the sum of the earlier tokens.
 inline bool may_follow(TokenId token, std::int64_t sum) {
   return token != kStopToken && (token + sum) % 3 == 0;
 }
@@ -49,8 +49,8 @@ class FakeGrammar final : public GrammarState {
   std::int64_t sum_ = 0;
 };
 
-/// A guide is the output's length as a regular expression; "bad" cannot be compiled, and of "broken" the
-/// third token is not accepted.
+/// A guide is a regular expression with the output's length. "bad" cannot be compiled, and "broken" refuses
+/// the third token.
 class FakeCompiler final : public GrammarCompiler {
  public:
   /// `in_mask` is called before each mask, on the thread that makes it.
@@ -61,7 +61,7 @@ class FakeCompiler final : public GrammarCompiler {
     if (params.guide == "broken") return std::make_unique<FakeGrammar>(9, 2, in_mask_);
     return std::make_unique<FakeGrammar>(std::stoi(*params.guide), -1, in_mask_);
   }
-  /// True for "1" alone.
+  /// True only for "1".
   bool has_compiled(const GuidedDecodingParams& params) override { return params.guide == "1"; }
   [[nodiscard]] std::span<const std::int32_t> stop_token_ids() const override { return stop_token_ids_; }
 

@@ -1,4 +1,4 @@
-// KV cache events as an executor's users see them.
+// KV cache events from an executor.
 
 #include "adaptrt/kv/kv_cache_events.h"
 
@@ -63,7 +63,7 @@ BOOST_AUTO_TEST_CASE(the_events_of_a_request_are_there_before_its_last_response)
       .decode_retention_priority = 10};
   static_cast<void>(collect_result(*executor, executor->enqueue_request(request)));
   const auto events = manager->get_latest_events(kNow);
-  // The prompt's two blocks, and the one that three generated tokens fill.
+  // The prompt's two blocks, and the block that three generated tokens complete.
   BOOST_TEST_REQUIRE(events.size() == 2U);
   const auto& prompt = std::get<KVCacheStoredData>(events[0].data);
   const auto& output = std::get<KVCacheStoredData>(events[1].data);
@@ -75,7 +75,8 @@ BOOST_AUTO_TEST_CASE(the_events_of_a_request_are_there_before_its_last_response)
   BOOST_TEST(prompt.blocks[0].cache_salt_id.value() == 5U);
   BOOST_TEST(prompt.blocks[0].priority == 90);
   BOOST_TEST(prompt.blocks[1].priority == kDefaultRetentionPriority);
-  BOOST_TEST(output.blocks[0].priority == kDefaultRetentionPriority);  // its first token is the prompt's
+  BOOST_TEST(output.blocks[0].priority == kDefaultRetentionPriority);  // its first token belongs to the
+                                                                       // prompt
   BOOST_TEST(output.blocks[0].tokens[0].token_id == 9);
 }
 

@@ -1,4 +1,4 @@
-// Log probs that requests return: of the sampled tokens, of the most likely ones, and of the prompt's.
+// Log probs in results: of sampled, most likely, and prompt tokens.
 
 #include <algorithm>
 #include <boost/test/data/test_case.hpp>
@@ -27,7 +27,7 @@ using Entries = std::vector<TokenLogProb>;
 
 const std::vector<TokenId> kPrompt = {5, 17, 3, 99, 42, 7, 1, 5, 17};
 
-/// What is returned of the row after some tokens.
+/// Expected output for the row after some tokens.
 struct ExpectedRow {
   ExpectedRow(const std::vector<TokenId>& history, TokenId next, std::size_t count,
               std::int64_t vocab_size = 101)
@@ -64,7 +64,7 @@ void check_prompt(const Result& result, const std::vector<TokenId>& prompt, std:
   }
 }
 
-/// `top_log_probs` are those of the tokens `generated` after `history`.
+/// `top_log_probs` belong to the tokens `generated` after `history`.
 void check_tokens(std::span<const Entries> top_log_probs, std::vector<TokenId> history,
                   std::span<const TokenId> generated, std::size_t count, std::int64_t vocab_size = 101) {
   BOOST_TEST_REQUIRE(top_log_probs.size() == generated.size());
@@ -198,7 +198,7 @@ BOOST_DATA_TEST_CASE(a_prompt_s_log_probs_are_those_of_its_rows,
   const auto executor = make_executor(config);
   auto request = make_log_prob_request(kPrompt, 2, count);
   request.output_config.return_context_logits = with_logits;
-  // The second time its prefix is in the KV cache.
+  // In the second round, the prefix is in the KV cache.
   for (int time = 0; time < 2; ++time) {
     const auto result = collect_result(*executor, executor->enqueue_request(request));
     check_prompt(result, kPrompt, static_cast<std::size_t>(count));
@@ -262,7 +262,7 @@ BOOST_AUTO_TEST_CASE(a_request_that_ends_within_its_prompt_has_no_log_probs_of_i
   BOOST_TEST(result.top_log_probs->at(0).empty());
 }
 
-/// Logits after one token of the vocabulary have NaN, near the beginning of a sequence.
+/// The logits after one particular token have NaN, near the start of a sequence.
 class PoisonedEngine final : public FakeEngine {
  public:
   static constexpr TokenId kPoison = 66;
@@ -288,7 +288,7 @@ BOOST_DATA_TEST_CASE(logits_that_are_no_numbers_fail_their_request_alone,
   config.max_num_tokens = max_num_tokens;
   Executor executor(std::make_shared<PoisonedEngine>(), config, kAvailableMemory, check_every_step);
   const std::vector<TokenId> poisoned = {1, 2, PoisonedEngine::kPoison, 3, PoisonedEngine::kPoison, 4, 5, 6};
-  auto harmless = make_request(poisoned, 3);  // does not look at the rows in question
+  auto harmless = make_request(poisoned, 3);  // does not need the NaN rows
   harmless.output_config.top_log_probs = 2;
   const auto ids =
       executor.enqueue_requests({make_log_prob_request(kPrompt, 3, 2), make_log_prob_request(poisoned, 3, 2),

@@ -1,4 +1,4 @@
-// Beginnings of KV blocks that are copied instead of being computed.
+// Partial reuse of KV blocks: their first tokens are copied instead of computed.
 
 #include <boost/test/unit_test.hpp>
 #include <memory>
@@ -24,7 +24,7 @@ struct Served {
     config.kv_cache_config.copy_on_partial_reuse = copy;
     executor = std::make_unique<Executor>(engine, config, kAvailableMemory, check_every_step);
   }
-  /// Tokens that were not computed for the request.
+  /// Returns the number of tokens that the request reused.
   std::int64_t reused_by(const Request& request, std::uint64_t task_id = 0) {
     const auto result = collect_result(*executor, executor->enqueue_request(request));
     BOOST_TEST(result.output_token_ids.at(0) ==
@@ -76,8 +76,8 @@ BOOST_AUTO_TEST_CASE(or_the_block_is_taken_over) {
   Served served(true, false);
   BOOST_TEST(served.reused_by(make_request(counting(12, 1), 1)) == 0);
   BOOST_TEST(served.reused_by(make_request(prompt_like(10), 1)) == 10);
-  BOOST_TEST(served.reused_by(make_request(counting(12, 1), 1)) == 10);  // from what took it over
-  BOOST_TEST(served.reused_by(make_request(prompt_like(2), 1)) == 0);    // blocks behind it are cached
+  BOOST_TEST(served.reused_by(make_request(counting(12, 1), 1)) == 10);  // from the block that took it over
+  BOOST_TEST(served.reused_by(make_request(prompt_like(2), 1)) == 0);    // blocks after it are cached
   BOOST_TEST(served.engine->num_copies() == 0);
 }
 

@@ -1,5 +1,5 @@
-// Requests that end in rows: what they return, beside whom and in whatever pieces their prompts are computed,
-// and what is refused.
+// Requests that return rows: their results, in any batch and with any chunking of their prompts, and the
+// refused ones.
 
 #include <boost/test/data/monomorphic.hpp>
 #include <boost/test/data/test_case.hpp>
@@ -21,7 +21,7 @@ namespace data = boost::unit_test::data;
 
 using Floats = std::vector<float>;
 
-/// FakeEngine's.
+/// FakeEngine's hidden size.
 constexpr std::int64_t kHiddenSize = 6;
 constexpr PoolingType kTypes[] = {PoolingType::kLast, PoolingType::kCls, PoolingType::kMean,
                                   PoolingType::kAll};
@@ -37,7 +37,7 @@ Request pooled(std::vector<TokenId> prompt, PoolingParams params) {
   return request;
 }
 
-/// Hidden states of a prompt's tokens, one after another.
+/// Returns the hidden states of a prompt's tokens, in order.
 Floats hidden_states(const std::vector<TokenId>& prompt, std::uint64_t task_id = 0) {
   Floats states;
   for (std::size_t end = 1; end <= prompt.size(); ++end) {
@@ -48,7 +48,7 @@ Floats hidden_states(const std::vector<TokenId>& prompt, std::uint64_t task_id =
   return states;
 }
 
-/// What has to come back: the mean is summed in double precision, in the order of the tokens.
+/// Expected output; the mean is summed in double precision, in the order of the tokens.
 Floats expected_rows(const std::vector<TokenId>& prompt, PoolingType type, std::uint64_t task_id = 0) {
   const Floats states = hidden_states(prompt, task_id);
   if (type == PoolingType::kAll) return states;
@@ -75,7 +75,7 @@ std::vector<TokenId> prompt_of(std::int32_t length, TokenId first = 3) {
   return prompt;
 }
 
-/// For a request whose result nobody looks at.
+/// Runs a request and ignores its result.
 void run_alone(Executor& executor, const Request& request) {
   BOOST_TEST(collect_result(executor, executor.enqueue_request(request)).is_final);
 }
@@ -99,7 +99,7 @@ BOOST_DATA_TEST_CASE(rows_are_those_of_the_type, data::xrange(4) * data::make({4
   const PoolingType type = kTypes[type_index];
   const auto executor = make_executor(config);
   const auto prompt = prompt_of(19);
-  // The second time its blocks are there.
+  // In the second round, its blocks are cached.
   for (int i = 0; i < 2; ++i) {
     const auto result = collect_result(*executor, executor->enqueue_request(pooled(prompt, {type})));
     const std::vector<std::int64_t> shape = type == PoolingType::kAll
@@ -169,7 +169,7 @@ BOOST_AUTO_TEST_CASE(layers_and_lengths_are_applied_in_turn) {
   }
 }
 
-/// What transformers computes of 0.75 and -1.5.
+/// Values that transformers computes for 0.75 and -1.5.
 BOOST_AUTO_TEST_CASE(activations_are_those_of_their_names) {
   const std::vector<std::pair<PoolingActivation, Floats>> expected = {
       {PoolingActivation::kNone, {0.75F, -1.5F}},
@@ -273,7 +273,7 @@ BOOST_AUTO_TEST_CASE(a_cancelled_one_has_no_rows) {
   BOOST_TEST(collect_result(*executor, running).is_final);
 }
 
-/// Hidden states of one token have NaN.
+/// The hidden states of one token have NaN.
 class PoisonedEngine final : public FakeEngine {
  public:
   static constexpr TokenId kPoison = 66;

@@ -26,7 +26,7 @@ PromptTuningConfig config_of(std::vector<float> values,
 
 using Prompt = std::vector<std::int32_t>;
 
-/// Of the last token.
+/// Returns the digest at the last token.
 Sha256Digest last_of(const PromptTuningConfig& config, const Prompt& prompt) {
   return config.digests_of(prompt, kFirstId).back().digest;
 }
@@ -61,7 +61,8 @@ BOOST_AUTO_TEST_CASE(the_same_rows_of_another_table_are_the_same) {
   const auto digest = last_of(config_of({1, 2, 3, 4}), {1, 10, 11});
   BOOST_TEST((digest == last_of(config_of({1, 2, 3, 4, 5, 6}), {1, 10, 11})));
   BOOST_TEST((digest == last_of(config_of({3, 4, 1, 2}), {1, 11, 10})));
-  BOOST_TEST((digest == last_of(config_of({1, 2, 3, 4}), {9, 10, 11})));  // tokens are compared themselves
+  BOOST_TEST((digest == last_of(config_of({1, 2, 3, 4}), {9, 10, 11})));  // tokens themselves are compared
+                                                                          // separately
   BOOST_TEST((digest == last_of(config_of({1, 2, 3, 4}, {{0, 0, 0}}), {1, 10, 11})));
 }
 

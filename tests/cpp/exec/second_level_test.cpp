@@ -1,4 +1,4 @@
-// A KV cache with a second level, as an executor's users see it.
+// Executors whose KV cache has a second level.
 
 #include <algorithm>
 #include <boost/test/unit_test.hpp>
@@ -31,7 +31,7 @@ std::vector<TokenId> counting(TokenId count, TokenId first) {
   return tokens;
 }
 
-/// Executors that share a directory, one after the other. Their pools hold 6 blocks of 4 tokens.
+/// Executors that use a directory one after another. Their pools have 6 blocks of 4 tokens.
 struct Served {
   Served() {
     config.kv_cache_config.max_tokens = 6 * 4;
@@ -46,7 +46,8 @@ struct Served {
     executor = std::make_unique<Executor>(engine, config, kAvailableMemory, check_every_step);
     events = executor->get_kv_cache_event_manager();
   }
-  /// Tokens that were computed for the request, which gives what it gives alone.
+  /// Returns the number of tokens computed for the request, after checking that its result is the one it gets
+  /// alone.
   std::int64_t computed_by(const Request& request, std::uint64_t task_id = 0) {
     const std::int64_t before = engine->num_tokens();
     const auto result = collect_result(*executor, executor->enqueue_request(request));
@@ -144,7 +145,7 @@ BOOST_AUTO_TEST_CASE(damaged_blocks_are_computed_again) {
   served.executor.reset();
   const auto path = served.directory.path() / KvFile::kName;
   {
-    // The tokens' KV of the second slot; the first has the prompt's first block.
+    // KV in the second slot; the first slot has the prompt's first block.
     std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
     file.seekp(4096 + 4096 + 130);
     file.put('\x55');
@@ -229,8 +230,8 @@ BOOST_AUTO_TEST_CASE(a_block_that_comes_back_is_told_of) {
   BOOST_TEST(num_back == 2);
 }
 
-/// Pools of a few blocks, pauses, forks, copies of beginnings, files of a few blocks that are damaged between
-/// executors: every answer is the one that the request gives alone.
+/// Small pools, pauses, forks, partial copies, and small files that are damaged between executors: every
+/// answer must be the one that the request gets alone.
 BOOST_AUTO_TEST_CASE(crowds_get_what_they_get_alone) {
   std::mt19937 random(5);
   const auto below = [&](int end) {
@@ -256,7 +257,7 @@ BOOST_AUTO_TEST_CASE(crowds_get_what_they_get_alone) {
       };
       std::vector<Asked> all;
       for (int i = 0; i < 24; ++i) {
-        // Few prompts, which go on differently from somewhere on.
+        // A few prompts that diverge at some position.
         auto prompt = counting(1 + below(20), 1 + 20 * below(2));
         for (TokenId token = below(4); token > 0; --token) prompt.push_back(80 + below(3));
         Asked asked{.request = make_request(std::move(prompt), 1 + below(8)),

@@ -35,8 +35,8 @@ inline std::unique_ptr<Executor> make_guided(const ExecutorConfig& config = {},
   return executor;
 }
 
-/// Of one request, by sequence_index: what its responses had, in order. Fails the test on an error, and when
-/// responses say wrongly which is the last.
+/// Returns the results of one request by sequence_index, in order. Fails the test on an error, and on a wrong
+/// is_final or is_sequence_final.
 inline std::map<std::int32_t, std::vector<Result>> results_of(Executor& executor, RequestId id) {
   std::map<std::int32_t, std::vector<Result>> results;
   const auto responses = collect(executor, id);
@@ -60,7 +60,7 @@ inline std::vector<TokenId> tokens_of(const std::vector<Result>& results) {
   return tokens;
 }
 
-/// The tokens of the sequences, each asked for alone.
+/// Returns the tokens of the sequences when each is requested alone.
 inline std::vector<std::vector<TokenId>> each_alone(const Request& request) {
   std::vector<std::vector<TokenId>> all;
   for (std::int32_t i = 0; i < request.num_sequences(); ++i) {

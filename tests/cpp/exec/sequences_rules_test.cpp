@@ -1,4 +1,4 @@
-// What a request says of its tokens holds in each of its sequences, as if it were alone.
+// A request's token rules apply to each of its sequences, as if it were alone.
 
 #include <algorithm>
 #include <boost/test/unit_test.hpp>
@@ -15,7 +15,7 @@
 namespace adaptrt::test::sequences_rules_test {
 namespace {
 
-/// Forbids the tokens up to the newest one, and counts the rows that it sees.
+/// Forbids all tokens up to the newest one, and counts its rows.
 class AscendingTokens final : public LogitsPostProcessor {
  public:
   std::shared_ptr<void> enter() override { return nullptr; }

@@ -1,4 +1,4 @@
-// Requests of several sequences: each is what a request with its seed gives that has no other.
+// Requests of several sequences: each equals the only sequence of a request with its seed.
 
 #include "sequences.h"
 
@@ -117,7 +117,7 @@ BOOST_AUTO_TEST_CASE(sequences_end_on_their_own) {
   request.stop_words = {{free_running[1][4]}, {free_running[2][0]}};
   request.end_id = free_running[3][2];
   const auto expected = each_alone(request);
-  BOOST_TEST(expected[2].size() == 1U);  // it is never forked
+  BOOST_TEST(expected[2].size() == 1U);  // never forked
   const auto executor = make_executor();
   const auto results = results_of(*executor, executor->enqueue_request(request));
   for (std::int32_t i = 0; i < 4; ++i) {
@@ -165,7 +165,7 @@ BOOST_AUTO_TEST_CASE(cancelling_ends_all_sequences_running_or_waiting) {
   const auto running = executor->enqueue_request(several(sampled(kPrompt, 30, 1), 3));
   gate->await_visitor();
   const auto waiting = executor->enqueue_request(several(sampled(kPrompt, 30, 1), 2));
-  // Of requests, not of sequences.
+  // The limit counts requests, not sequences.
   BOOST_CHECK_THROW(executor->enqueue_request(make_request(kPrompt, 1)), QueueFullError);
   executor->cancel_request(running);
   executor->cancel_request(waiting);

@@ -28,7 +28,7 @@ std::vector<TokenId> first_of(const std::vector<TokenId>& tokens, std::size_t co
   return {tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(count)};
 }
 
-/// Everything that a sequence returned, but for how it was cut into responses and the number of steps.
+/// Everything that a sequence returned, except how it was split into responses and steps.
 struct Outcome {
   std::vector<TokenId> tokens;
   std::vector<float> log_probs;
@@ -40,7 +40,7 @@ struct Outcome {
   bool operator==(const Outcome&) const = default;
 };
 
-/// By sequence index; an error under all of them.
+/// Keyed by sequence index; an error applies to all sequences.
 std::map<std::int32_t, Outcome> outcomes_of(Executor& executor, const Request& request) {
   std::map<std::int32_t, Outcome> outcomes;
   for (std::int32_t i = 0; i < request.num_sequences(); ++i) outcomes[i];
@@ -61,7 +61,7 @@ std::map<std::int32_t, Outcome> outcomes_of(Executor& executor, const Request& r
   return outcomes;
 }
 
-/// The request gives the same with these drafts as without any.
+/// Checks that the request gives the same result with and without these drafts.
 void check_the_same(const Request& request, const std::vector<TokenId>& drafts) {
   const auto executor = make_guided();
   const auto expected = outcomes_of(*executor, request);
@@ -84,7 +84,7 @@ SpecDecodingStats total_of(Executor& executor) {
   return total;
 }
 
-/// Greedy over so few tokens that n-grams come again and again.
+/// Greedy sampling over so few tokens that n-grams repeat often.
 FakeEngine::Options few_tokens() {
   FakeEngine::Options options;
   options.vocab_size = 3;
@@ -129,7 +129,7 @@ BOOST_AUTO_TEST_CASE(drafts_count_up_to_the_first_wrong_one) {
   const Result result =
       collect_result(*executor, executor->enqueue_request(with_drafts(make_request(kPrompt, 9), drafts)));
   BOOST_TEST(result.output_token_ids.at(0) == expected, boost::test_tools::per_element());
-  BOOST_TEST(result.decoding_iter == 6);  // four tokens, then one by one
+  BOOST_TEST(result.decoding_iter == 6);  // four tokens, then one at a time
   const SpecDecodingStats total = total_of(*executor);
   BOOST_TEST(total.num_draft_tokens == 8);
   BOOST_TEST(total.num_accepted_tokens == 3);
@@ -221,7 +221,7 @@ BOOST_AUTO_TEST_CASE(each_sequence_verifies_the_drafts_on_its_own) {
   for (const auto& [index, outcome] : expected) check_the_same(request, outcome.tokens);
   const auto drafting = make_guided();
   static_cast<void>(outcomes_of(*drafting, with_drafts(request, expected.at(1).tokens)));
-  BOOST_TEST(total_of(*drafting).num_accepted_tokens >= 6);  // after the first token, which is the fork's
+  BOOST_TEST(total_of(*drafting).num_accepted_tokens >= 6);  // after the first token, which the fork gets
 }
 
 BOOST_AUTO_TEST_CASE(n_grams_of_the_text_are_drafts) {
@@ -277,8 +277,8 @@ const std::vector<CrowdSetting> kSettings = {
     {CapacitySchedulerPolicy::kStaticBatch, 512, 32, true},
 };
 
-/// Over few tokens, so that drafts are right as well as wrong; each is compared with what it gives alone and
-/// without drafts.
+/// Uses few tokens, so that some drafts are right and some wrong. Each request is compared with its result
+/// alone and without drafts.
 BOOST_DATA_TEST_CASE(drafts_change_nothing_in_a_crowd, boost::unit_test::data::make(kSettings), setting) {
   ExecutorConfig config = config_of(setting);
   config.iter_stats_max_iterations = 10000;

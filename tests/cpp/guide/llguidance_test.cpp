@@ -1,4 +1,4 @@
-// The C interface as llguidance's stands in for it: who frees what, and what becomes of errors.
+// A stand-in for llguidance's C interface: who frees what, and how errors are reported.
 
 #include "adaptrt/guide/llguidance.h"
 
@@ -9,7 +9,7 @@
 
 #include "adaptrt/core/error.h"
 
-/// A text that may be written once, a letter a token.
+/// A text that may be generated once, one letter per token.
 struct LlgMatcher {
   std::string text;
   std::size_t place = 0;
@@ -104,7 +104,7 @@ GuidedDecodingParams regex(const std::string& text) {
   return {.guide_type = GuideType::kRegex, .guide = text};
 }
 
-/// Compiles a guide, and returns how many grammars llguidance has compiled until now.
+/// Compiles a guide and returns the total number of grammars that llguidance has compiled.
 int num_compiled_after(GrammarCompiler& compiler, const std::string& text) {
   static_cast<void>(compiler.compile(regex(text)));
   return num_compiled;
@@ -142,7 +142,7 @@ BOOST_AUTO_TEST_CASE(states_are_apart_and_everything_is_freed) {
     survivor = compiler->compile(regex("x"));
     BOOST_TEST(num_tokenizers == 1);
   }
-  BOOST_TEST(num_tokenizers == 1);  // one that runs needs it
+  BOOST_TEST(num_tokenizers == 1);  // a running one needs it
   BOOST_TEST(only_token(*survivor) == 'x');
   survivor.reset();
   BOOST_TEST(num_tokenizers == 0);
@@ -188,7 +188,7 @@ BOOST_AUTO_TEST_CASE(asking_for_a_grammar_counts_as_a_use_and_compiles_nothing) 
   static_cast<void>(compiler->compile(regex("a")));
   static_cast<void>(compiler->compile(regex("b")));
   BOOST_TEST(compiler->has_compiled(regex("a")));
-  static_cast<void>(compiler->compile(regex("c")));  // b goes
+  static_cast<void>(compiler->compile(regex("c")));  // evicts b
   BOOST_TEST(compiler->has_compiled(regex("a")));
   BOOST_TEST(!compiler->has_compiled(regex("b")));
   BOOST_TEST(num_compiled == 3);
@@ -208,10 +208,10 @@ BOOST_AUTO_TEST_CASE(grammars_that_hold_too_much_memory_go) {
   BOOST_TEST(compile("b") == 2);
   BOOST_TEST(compile("a") == 2);
   BOOST_TEST(num_matchers == 2);
-  BOOST_TEST(compile("c") == 3);  // b goes
+  BOOST_TEST(compile("c") == 3);  // evicts b
   BOOST_TEST(compile("a") == 3);
   BOOST_TEST(num_matchers == 2);
-  BOOST_TEST(compile("large") == 4);  // all others go, and it stays itself
+  BOOST_TEST(compile("large") == 4);  // evicts all others, but stays itself
   BOOST_TEST(compile("large") == 4);
   BOOST_TEST(num_matchers == 1);
   BOOST_TEST(compile("a") == 5);

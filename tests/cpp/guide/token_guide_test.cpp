@@ -1,4 +1,4 @@
-// Masks are made on another thread than the one that asks for them.
+// Masks are made on a different thread from the one that needs them.
 
 #include "adaptrt/guide/token_guide.h"
 
@@ -18,7 +18,7 @@ namespace {
 constexpr std::int64_t kVocabSize = 70;
 constexpr std::array<std::int32_t, 2> kStops = {0, 69};
 
-/// After n tokens only token n may come; none but the right one is accepted.
+/// After n tokens only token n is allowed; any other is refused.
 class Counting final : public GrammarState {
  public:
   explicit Counting(int delay_us = 0, int broken_at = -1) : delay_us_(delay_us), broken_at_(broken_at) {}
@@ -57,7 +57,7 @@ BOOST_AUTO_TEST_CASE(masks_follow_the_tokens_whoever_makes_them) {
   std::vector<std::shared_ptr<TokenGuide>> guides;
   for (int i = 0; i < 8; ++i) guides.push_back(begin(thread, i * 10));
   for (std::int32_t token = 0; token < 60; ++token) {
-    // Sometimes the thread has been there before, sometimes not.
+    // Sometimes the mask thread is first, sometimes not.
     if (random() % 2 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 300));
     for (const auto& guide : guides) {
       BOOST_TEST(allows_only(guide->mask(), token));
@@ -100,7 +100,7 @@ BOOST_AUTO_TEST_CASE(guides_may_be_given_up_at_any_time) {
       guides.resize(3);
       std::this_thread::sleep_for(std::chrono::microseconds(random() % 200));
     }
-    // Without the thread, who asks makes them.
+    // Without the mask thread, the thread that needs a mask makes it.
     for (const auto& guide : guides) static_cast<void>(guide->mask());
   }
 }

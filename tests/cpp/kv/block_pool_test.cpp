@@ -17,7 +17,7 @@
 namespace adaptrt::testing::block_pool_test {
 namespace {
 
-/// A sequence that computes all its tokens at once and enters them into the index.
+/// A sequence that computes all its tokens at once and adds them to the index.
 BlockTable compute(BlockPool& pool, const ReuseKey& key, const std::vector<std::int32_t>& tokens) {
   BlockTable table;
   pool.reuse_prefix(table, key, tokens);
@@ -79,7 +79,7 @@ BOOST_AUTO_TEST_CASE(what_comes_before_an_adapter_acts_is_the_base_models) {
   BOOST_TEST(own.blocks[1] == base.blocks[1]);
   BOOST_TEST(own.blocks[2] != base.blocks[2]);
   BOOST_TEST(reusable_tokens(pool, late, tokens) == 12);
-  // The same tokens, computed by the same adapter from elsewhere on.
+  // The same tokens, with the same adapter active from a different position.
   BOOST_TEST(reusable_tokens(pool, {.adapter_generation = 5, .adapter_from = 11}, tokens) == 8);
   BOOST_TEST(reusable_tokens(pool, {.adapter_generation = 5, .adapter_from = 12}, tokens) == 12);
   BOOST_TEST(reusable_tokens(pool, {.adapter_generation = 5}, tokens) == 0);
@@ -103,7 +103,7 @@ BOOST_AUTO_TEST_CASE(what_comes_before_an_embedding_that_is_given_is_everybodys)
   BOOST_TEST(reusable_tokens(pool, {}, tokens) == 4);
   BOOST_TEST(reusable_tokens(pool, {.cache_salt = 1, .given = &first}, tokens) == 0);
   BOOST_TEST(reusable_tokens(pool, {.adapter_generation = 1, .given = &first}, tokens) == 0);
-  // The base computes what is before an adapter acts, with the same embeddings.
+  // The base model computes the tokens before an adapter is active, with the same embeddings.
   BOOST_TEST(reusable_tokens(pool, {.adapter_generation = 1, .adapter_from = 8, .given = &first}, tokens) ==
              8);
   pool.release(table);
@@ -166,7 +166,7 @@ BOOST_AUTO_TEST_CASE(adapter_salt_and_every_token_before_separate_content) {
   BOOST_TEST(reusable_tokens(pool, {7, std::nullopt}, tokens) == 0);
   BOOST_TEST(reusable_tokens(pool, {7, 0}, tokens) == 0);
   auto changed = tokens;
-  changed[0] = 1000;  // the second block's own tokens are the same
+  changed[0] = 1000;  // the second block's own tokens are equal
   BOOST_TEST(reusable_tokens(pool, {7, 3}, changed) == 0);
   changed = tokens;
   changed[7] = 1000;
@@ -207,11 +207,11 @@ BOOST_AUTO_TEST_CASE(the_least_recently_used_content_is_evicted_from_its_end) {
   pool.release(new_table);
   BOOST_TEST(pool.num_cached() == 4);
   BlockTable grower;
-  BOOST_TEST(pool.try_grow(grower, 3 * kTokensPerBlock));  // two free blocks, one evicted
+  BOOST_TEST(pool.try_grow(grower, 3 * kTokensPerBlock));  // takes two free blocks and evicts one
   BOOST_TEST(reusable_tokens(pool, {}, old_tokens) == 4);
   BOOST_TEST(reusable_tokens(pool, {}, new_tokens) == 8);
   require_sound(pool);
-  // Using the old content again makes it the newer one.
+  // Reusing the old content makes it the newer one.
   BlockTable user;
   BOOST_TEST(pool.reuse_prefix(user, {}, old_tokens) == 4);
   pool.release(user);
@@ -241,8 +241,8 @@ BOOST_AUTO_TEST_CASE(a_reset_forgets_cached_and_used_content) {
   BOOST_TEST(pool.num_used() == 3);
   BOOST_TEST(reusable_tokens(pool, {}, counting(9, 0)) == 0);
   BOOST_TEST(reusable_tokens(pool, {}, counting(9, 100)) == 0);
-  // A table from before does not enter its blocks any more: what its beginning was computed from is not
-  // known.
+  // A table from before the reset no longer adds its blocks, because the KV that its first blocks were
+  // computed from is unknown.
   auto longer = counting(13, 100);
   BOOST_TEST(pool.try_grow(used, 13));
   pool.index_full_blocks(used, {}, longer, 13);
@@ -290,9 +290,8 @@ struct SimulatedSequence {
   BlockTable table;
 };
 
-// Random sequences share prefixes on purpose (few tokens, few keys). The memory that the engine would have
-// written is followed block by block; whatever the pool hands out for reuse must hold exactly what the
-// sequence would compute.
+// Random sequences often share prefixes (few tokens, few keys). The test tracks the memory that the engine
+// would have written, block by block; reused blocks must have exactly what the sequence would compute.
 BOOST_DATA_TEST_CASE(random_use_reuses_exactly_equal_content,
                      boost::unit_test::data::xrange(sanitized(3, 12)), seed) {
   std::mt19937_64 random(static_cast<std::uint64_t>(seed));
@@ -347,7 +346,7 @@ BOOST_DATA_TEST_CASE(random_use_reuses_exactly_equal_content,
         const std::int32_t first_full = sequence.num_computed / tokens_per_block;
         sequence.num_computed = target;
         for (std::int32_t i = first_full; i < target / tokens_per_block; ++i) {
-          BOOST_TEST_REQUIRE(pool.num_users(sequence.table.blocks[i]) == 1);  // no shared block is written to
+          BOOST_TEST_REQUIRE(pool.num_users(sequence.table.blocks[i]) == 1);  // shared blocks are not written
           memory[sequence.table.blocks[i]] = content_of(sequence, i);
         }
         pool.index_full_blocks(sequence.table, sequence.key, sequence.tokens, target);

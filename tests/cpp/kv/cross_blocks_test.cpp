@@ -1,4 +1,4 @@
-// Blocks of encoder inputs: who shares them, which are kept, and which go for room.
+// Blocks of encoder inputs: sharing, caching and eviction.
 
 #include "adaptrt/kv/cross_blocks.h"
 
@@ -18,12 +18,12 @@ EncoderTokens input(std::int32_t length, std::int32_t first = 0) {
   return std::make_shared<const std::vector<std::int32_t>>(counting(length, first));
 }
 
-/// A pool whose every state is checked, and what one sequence after the other does with it.
+/// A pool that is checked in every state, and operations of sequences on it.
 struct Inputs {
   explicit Inputs(std::int32_t num_blocks, bool enable_block_reuse = true)
       : pool(num_blocks, kTokensPerBlock, enable_block_reuse) {}
 
-  /// Acts like a sequence that starts in a step that runs.
+  /// Acts like a sequence that starts in a step, which then runs.
   Share start(const EncoderTokens& tokens, const ReuseKey& key = {}) {
     const bool is_known = pool.contains(key, tokens);
     Share share = pool.reuse(key, tokens, counts);
@@ -37,7 +37,7 @@ struct Inputs {
     check();
     return share;
   }
-  /// Counts nothing that a test looks at.
+  /// Its counts are not checked.
   Share find(const EncoderTokens& tokens, const ReuseKey& key = {}) {
     CrossCounts ignored;
     return pool.reuse(key, tokens, ignored);
@@ -56,7 +56,7 @@ BOOST_AUTO_TEST_CASE(equal_inputs_share_their_blocks) {
   Inputs inputs(8);
   const Share first = inputs.start(input(10));
   BOOST_TEST(first->blocks().size() == 3U);
-  const Share second = inputs.start(input(10));  // other tokens' vector, equal tokens
+  const Share second = inputs.start(input(10));  // a different vector with equal tokens
   BOOST_TEST(second == first);
   const Share longer = inputs.start(input(11));
   BOOST_TEST(longer != first);
@@ -91,8 +91,8 @@ BOOST_AUTO_TEST_CASE(what_nobody_uses_is_kept_until_there_is_no_room) {
   BOOST_TEST(inputs.pool.num_cached() == 3);
   BOOST_TEST(inputs.pool.num_available() == 4);
   const std::vector<BlockId> before = inputs.find(input(8, 100))->blocks();
-  BOOST_TEST((inputs.find(input(8, 100))->blocks() == before));  // and is now the more recently used
-  static_cast<void>(inputs.start(input(8, 300)));                // of the free block and that of 200
+  BOOST_TEST((inputs.find(input(8, 100))->blocks() == before));  // makes it the more recently used one
+  static_cast<void>(inputs.start(input(8, 300)));                // takes the free block and that of 200
   BOOST_TEST(inputs.pool.contains({}, input(8, 100)));
   BOOST_TEST(!inputs.pool.contains({}, input(4, 200)));
   static_cast<void>(inputs.start(input(16, 400)));
@@ -107,7 +107,7 @@ BOOST_AUTO_TEST_CASE(what_is_used_does_not_go) {
   static_cast<void>(inputs.start(input(4, 50)));
   CrossCounts counts;
   BOOST_TEST((inputs.pool.try_take({}, input(8, 100), counts) == nullptr));
-  BOOST_TEST(inputs.pool.contains({}, input(4, 50)));  // nothing was evicted in vain
+  BOOST_TEST(inputs.pool.contains({}, input(4, 50)));  // nothing was evicted needlessly
   BOOST_TEST(counts.alloc_new_blocks == 0);
   inputs.check();
   used.reset();
@@ -148,7 +148,7 @@ BOOST_AUTO_TEST_CASE(blocks_of_ones_own_are_known_when_the_others_went_for_them)
   inputs.check();
   inputs.pool.commit(own);
   BOOST_TEST(inputs.find(input(8)) == own);
-  // And when the others leave before the step has run.
+  // The same if the others end before the step has run.
   Inputs more(4);
   Share known = more.start(input(8));
   Share later = more.pool.try_take({}, input(8), more.counts);

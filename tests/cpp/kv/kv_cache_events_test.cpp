@@ -43,7 +43,7 @@ Tokens tokens_of(const KVCacheStoredBlockData& block) {
   return tokens;
 }
 
-/// A pool whose events are read.
+/// A pool and a reader of its events.
 struct Watched {
   explicit Watched(std::int32_t num_blocks, std::size_t max_size = 1000)
       : events(max_size, 64), pool(num_blocks, kTokensPerBlock, true, &events) {}
@@ -71,7 +71,7 @@ struct Watched {
   BlockPool pool;
 };
 
-/// State of the cache as a reader of all events knows it.
+/// The cache's state as known from all events.
 class Mirror {
  public:
   void read(const std::vector<KVCacheEvent>& events) {
@@ -91,7 +91,7 @@ class Mirror {
       }
     }
   }
-  /// Everything known is in the pool.
+  /// Checks that everything known is in the pool.
   void require_found_in(const BlockPool& pool) const {
     for (const auto& [hash, block] : blocks_) {
       Tokens tokens;
@@ -216,7 +216,8 @@ BOOST_AUTO_TEST_CASE(a_hash_is_of_adapter_salt_embeddings_and_all_tokens) {
       }
     }
   }
-  BOOST_TEST(of_first.size() == 22U);  // the first blocks of the third and the last are the first one's
+  BOOST_TEST(of_first.size() == 22U);  // the first blocks of the third and last sequence equal the first
+                                       // one's
   BOOST_TEST(hashes.size() == of_first.size());
 }
 

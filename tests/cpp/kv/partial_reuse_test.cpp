@@ -18,7 +18,7 @@ namespace {
 
 using Tokens = std::vector<std::int32_t>;
 
-/// A table with all tokens computed, from what is known of them.
+/// Makes a table with all tokens computed, reusing what is cached.
 BlockTable compute(BlockPool& pool, const Tokens& tokens, const ReuseKey& key = {}) {
   BlockTable table;
   BlockCopy copy;
@@ -37,7 +37,7 @@ void cache(BlockPool& pool, const Tokens& tokens, const ReuseKey& key = {}) {
   require_sound(pool);
 }
 
-/// Tokens that a new table for `tokens` would not have to compute.
+/// Returns the number of tokens that a new table for `tokens` could reuse.
 std::int32_t known(const BlockPool& pool, const Tokens& tokens, const ReuseKey& key = {}) {
   const auto match = pool.match_prefix(key, tokens);
   return match.num_blocks * pool.tokens_per_block() + match.num_partial_tokens;
@@ -62,7 +62,7 @@ BOOST_AUTO_TEST_CASE(what_a_block_begins_with_is_known) {
   BOOST_TEST(known(pool, {1, 2, 9}) == 2);
   BOOST_TEST(known(pool, {9, 2, 3}) == 0);
   BOOST_TEST(known(pool, {1, 2, 3, 4, 9}) == 4);
-  BOOST_TEST(known(pool, {5, 6, 7, 8, 9}) == 0);  // the second block's tokens, but nothing before them
+  BOOST_TEST(known(pool, {5, 6, 7, 8, 9}) == 0);  // the second block's tokens, without the ones before
 }
 
 BOOST_AUTO_TEST_CASE(one_token_is_left_to_compute) {
@@ -127,7 +127,7 @@ BOOST_AUTO_TEST_CASE(the_table_gets_a_block_of_its_own_and_the_copy_to_make) {
 BOOST_AUTO_TEST_CASE(a_block_is_not_evicted_for_its_own_copy) {
   Copying pool(2);
   cache(pool, {1, 2, 3, 4, 5, 6, 7, 8});
-  BOOST_TEST(known(pool, {1, 2, 0}) == 2);  // the second block goes
+  BOOST_TEST(known(pool, {1, 2, 0}) == 2);  // evicts the second block
   BlockTable table;
   BlockCopy copy;
   BOOST_TEST(pool.reuse_beginning(table, {}, Tokens{1, 2, 0}, copy) == 2);
@@ -135,11 +135,11 @@ BOOST_AUTO_TEST_CASE(a_block_is_not_evicted_for_its_own_copy) {
   BOOST_TEST(pool.num_available() == 1);
   require_sound(pool);
   BlockTable other;
-  BOOST_TEST(known(pool, {1, 2, 0}) == 0);  // there is no block but the one to copy
+  BOOST_TEST(known(pool, {1, 2, 0}) == 0);  // there is no block except the one to copy
   BOOST_TEST(pool.reuse_beginning(other, {}, Tokens{1, 2, 0}, copy) == 0);
   BOOST_TEST(other.blocks.empty());
   BOOST_CHECK((copy == BlockCopy{}));
-  // Used ones are not available anyhow.
+  // Used blocks are not available.
   pool.release(table);
   BlockTable whole = compute(pool, {1, 2, 3, 4});
   BOOST_TEST(known(pool, {1, 2, 0}) == 2);
@@ -151,7 +151,7 @@ BOOST_AUTO_TEST_CASE(blocks_that_the_prefix_takes_are_not_to_be_had) {
   cache(pool, {1, 2, 3, 4, 5, 6, 7, 8});
   BlockTable taken;
   BOOST_TEST_REQUIRE(pool.try_grow(taken, 4));
-  // The first block is used, the second one is all that is left.
+  // The first block is used; only the second one is left.
   BOOST_TEST(known(pool, {1, 2, 3, 4, 5, 0, 0}) == 4);
   pool.release(taken);
   BOOST_TEST(known(pool, {1, 2, 3, 4, 5, 0, 0}) == 5);
@@ -174,7 +174,7 @@ BOOST_AUTO_TEST_CASE(what_was_copied_counts_as_used_just_now) {
 BOOST_AUTO_TEST_CASE(an_unused_last_block_is_taken_over) {
   TakingOver pool(8);
   cache(pool, {1, 2, 3, 4, 5, 6, 7, 8});
-  BOOST_TEST(known(pool, {1, 2, 9}) == 0);  // the second block would be lost with it
+  BOOST_TEST(known(pool, {1, 2, 9}) == 0);  // it would evict the second block
   BOOST_TEST(known(pool, {1, 2, 3, 4, 5, 6, 9}) == 6);
   BlockTable table;
   BlockCopy copy;
@@ -232,8 +232,8 @@ BOOST_AUTO_TEST_CASE(a_beginning_stands_behind_shared_blocks_only) {
   BOOST_CHECK_THROW(pool.reuse_beginning(table, {}, Tokens{1, 2, 9}, copy), std::logic_error);
 }
 
-/// Random tables over a small alphabet, with what their blocks hold: the tokens that are found are what a
-/// search through all indexed blocks finds, and their content is right once the copy is made.
+/// Random tables over a small alphabet, with a model of their blocks' content: the tokens found equal those
+/// of a search through all indexed blocks, and their content is right after the copy.
 BOOST_DATA_TEST_CASE(random_use_finds_the_longest_beginning, boost::unit_test::data::xrange(16), seed) {
   std::mt19937_64 random(static_cast<std::uint64_t>(seed));
   const auto below = [&](std::int32_t n) {
@@ -248,7 +248,8 @@ BOOST_DATA_TEST_CASE(random_use_finds_the_longest_beginning, boost::unit_test::d
   const std::int32_t num_blocks = 6 + below(40);
   const auto mode = seed % 4 == 0 ? PartialReuse::kTakeOver : PartialReuse::kCopy;
   BlockPool pool(num_blocks, size, true, nullptr, mode);
-  std::vector<std::pair<ReuseKey, Tokens>> memory(static_cast<std::size_t>(num_blocks));  // all tokens so far
+  std::vector<std::pair<ReuseKey, Tokens>> memory(static_cast<std::size_t>(num_blocks));  // all tokens up to
+                                                                                          // the block's end
   std::vector<Used> used;
   std::int64_t num_found = 0;
   for (int step = 0; step < 2000; ++step) {

@@ -13,7 +13,7 @@ namespace adaptrt::testing {
 
 inline constexpr std::int32_t kTokensPerBlock = 4;
 
-/// first, first + 1, ...
+/// Returns first, first + 1, ...
 inline std::vector<std::int32_t> counting(std::int32_t count, std::int32_t first = 0) {
   std::vector<std::int32_t> tokens(count);
   std::iota(tokens.begin(), tokens.end(), first);

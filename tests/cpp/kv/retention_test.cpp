@@ -17,7 +17,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// Computes tokens and gives them up; every block of them gets what `of_block` says.
+/// Computes tokens and releases them; every block gets the retention that `of_block` returns.
 void cache(BlockPool& pool, const std::vector<std::int32_t>& tokens,
            const std::vector<BlockRetention>& of_block) {
   BlockTable table;
@@ -37,7 +37,7 @@ std::int32_t cached_blocks(const BlockPool& pool, std::vector<std::int32_t> toke
   return pool.match_prefix({}, tokens).num_blocks;
 }
 
-/// Takes so many blocks from the pool for as long as it lives.
+/// Holds this many blocks of the pool during its lifetime.
 class Taken {
  public:
   Taken(BlockPool& pool, std::int32_t count) : pool_(pool) { more(count); }
@@ -79,7 +79,7 @@ BOOST_AUTO_TEST_CASE(a_block_keeps_those_before_it) {
   Taken taken(pool, 1);
   BOOST_TEST(cached_blocks(pool, counting(4, 100)) == 0);
   BOOST_TEST(cached_blocks(pool, counting(12, 0)) == 3);
-  taken.more(1);  // the last of the chain; those before it are worth what they are again
+  taken.more(1);  // the last of the chain; the blocks before it have their own priority again
   BOOST_TEST(cached_blocks(pool, counting(12, 0)) == 2);
 }
 
@@ -89,7 +89,7 @@ BOOST_AUTO_TEST_CASE(when_its_end_is_gone_a_chain_is_worth_what_it_is) {
   cache(pool, counting(4, 100), {{.priority = 70}});
   Taken taken(pool, 1);
   BOOST_TEST(cached_blocks(pool, counting(8, 0)) == 1);
-  cache(pool, counting(4, 200), {{.priority = 10}});  // takes the first chain's beginning
+  cache(pool, counting(4, 200), {{.priority = 10}});  // evicts the first chain's beginning
   BOOST_TEST(cached_blocks(pool, counting(8, 0)) == 0);
   BOOST_TEST(cached_blocks(pool, counting(4, 100)) == 1);
 }
@@ -121,7 +121,7 @@ BOOST_AUTO_TEST_CASE(a_duration_runs_from_the_last_use) {
   BOOST_TEST(cached_blocks(pool, kept) == 1);
   pool.set_time(start + milliseconds(1190));
   require_sound(pool);
-  cache(pool, counting(4, 300), {});  // as any other now, and just used
+  cache(pool, counting(4, 300), {});  // has the default priority now, and was just used
   BOOST_TEST(cached_blocks(pool, kept) == 1);
   cache(pool, counting(4, 400), {});
   BOOST_TEST(cached_blocks(pool, kept) == 0);
@@ -175,8 +175,8 @@ BOOST_AUTO_TEST_CASE(only_indexed_blocks_can_be_retained) {
   pool.release(table);
 }
 
-/// Random chains with random retentions, uses and times; check_invariants() knows the order of eviction. The
-/// block that goes is one of those whose chain is least wanted.
+/// Random chains with random retentions, uses and times; check_invariants() knows the eviction order. The
+/// evicted block must be in a chain of the lowest priority.
 BOOST_DATA_TEST_CASE(the_order_holds_whatever_is_retained, boost::unit_test::data::xrange(20), seed) {
   std::mt19937_64 random(static_cast<std::uint64_t>(seed));
   const auto below = [&](std::int32_t n) {

@@ -1,4 +1,4 @@
-// The pool's side of a second level.
+// Tests of BlockPool with a second level.
 
 #include "adaptrt/kv/second_level.h"
 
@@ -16,7 +16,7 @@
 namespace adaptrt::testing::second_level_test {
 namespace {
 
-/// Keeps blocks in memory: numbers, which stand for their content.
+/// Keeps blocks in memory; a number stands for a block's content.
 class MemoryLevel final : public SecondLevel {
  public:
   [[nodiscard]] const Sha256Digest& fingerprint() const override { return fingerprint_; }
@@ -68,7 +68,7 @@ struct Pool {
   explicit Pool(std::int32_t num_blocks, PartialReuse partial = PartialReuse::kNone)
       : pool(num_blocks, kTokensPerBlock, true, nullptr, partial, {.level = &level}) {}
 
-  /// A sequence that reuses and onboards what it can and computes the rest; block i of `tokens` gets the
+  /// A sequence that reuses and onboards what it can and computes the rest; block i of `tokens` has the
   /// content first + i.
   BlockTable compute(const std::vector<std::int32_t>& tokens, int first) {
     BlockTable table;
@@ -185,7 +185,7 @@ BOOST_AUTO_TEST_CASE(keys_differ_by_adapter_salt_and_engine) {
   keys.insert(block_key(root_key(engine, {}), counting(4, 1)));
   keys.insert(block_key(block_key(root_key(engine, {}), tokens), tokens));
   BOOST_TEST(keys.size() == 8U);
-  // Generations are numbers of one process.
+  // Generations are only unique in one process.
   BOOST_TEST((root_key(engine, {.adapter_generation = 1, .task_id = 5}) ==
               root_key(engine, {.adapter_generation = 2, .task_id = 6})));
 }

@@ -21,7 +21,7 @@
 namespace adaptrt::testing {
 
 inline constexpr std::size_t kBlockBytes = 5000;
-/// Bytes of a slot in the layout below: a page for the file's header, two for each slot.
+/// Bytes of a slot in the layout below: one page for the file's header, two for each slot.
 inline constexpr std::size_t kSlotBytes = 8192;
 inline constexpr std::size_t kFirstSlot = 4096;
 
@@ -32,7 +32,7 @@ inline KvFileLayout layout_of(std::size_t num_slots, std::uint64_t engine = 1) {
           .max_bytes = kFirstSlot + num_slots * kSlotBytes};
 }
 
-/// A block that follows from a number.
+/// A block generated from a number.
 struct TestBlock {
   explicit TestBlock(std::int32_t number)
       : tokens{number, number + 1, number + 2, number + 3}, bytes(kBlockBytes) {
@@ -52,7 +52,7 @@ inline std::filesystem::path file_in(const TemporaryDirectory& directory) {
   return directory.path() / KvFile::kName;
 }
 
-/// Changes a byte of the file, if it is so long.
+/// Changes a byte of the file, if the file is long enough.
 inline void damage(const std::filesystem::path& path, std::size_t offset) {
   if (std::filesystem::file_size(path) <= offset) return;
   std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
@@ -63,7 +63,7 @@ inline void damage(const std::filesystem::path& path, std::size_t offset) {
   if (!file) throw std::runtime_error("the file could not be changed");
 }
 
-/// From now on writes of the open file of this path fail as those of a broken disk do.
+/// From now on, writes to the open file of this path fail like those to a broken disk.
 inline void break_writes(const std::filesystem::path& path) {
   struct stat wanted{};
   if (stat(path.c_str(), &wanted) != 0) throw std::runtime_error("there is no such file");

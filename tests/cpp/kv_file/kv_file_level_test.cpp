@@ -24,7 +24,7 @@ Time in_a_minute() {
   return Time::clock::now() + std::chrono::minutes(1);
 }
 
-/// A level over a pool of blocks that are what TestBlock(number) says.
+/// A level over a pool whose blocks are TestBlock(number).
 struct Level {
   explicit Level(std::size_t num_slots = 4, std::int32_t num_write_buffers = 8)
       : options{.directory = directory.path().string(),
@@ -128,7 +128,7 @@ BOOST_AUTO_TEST_CASE(what_was_not_used_longest_is_replaced) {
   f.store(40);
   BOOST_TEST(f.contains(10));
   BOOST_TEST(!f.contains(20));
-  f.open();  // by the ages in the file, reads do not count
+  f.open();  // in the order of the ages in the file; reads do not count
   f.store(50);
   BOOST_TEST(!f.contains(10));
   BOOST_TEST(f.contains(30));
@@ -212,7 +212,7 @@ BOOST_AUTO_TEST_CASE(a_damaged_block_ends_the_chain_and_is_forgotten) {
   BOOST_TEST(f.level->stats().error == "");
   f.check();
   f.open();
-  BOOST_TEST(!f.contains(20));  // in the next process as well
+  BOOST_TEST(!f.contains(20));  // also in the next process
   BOOST_TEST(f.store(20));
   BOOST_TEST(f.read({20, 30}) == 2U);
 }
@@ -244,7 +244,7 @@ BOOST_AUTO_TEST_CASE(a_read_that_takes_too_long_is_not_waited_for) {
   f.store(10);
   f.options.max_wait = std::chrono::nanoseconds(0);
   f.open();
-  // Nothing comes at once; what came later is thrown away, and the level goes on.
+  // Reads are late; blocks that arrive later are discarded, and the level stays usable.
   for (int round = 0; round < 20; ++round) {
     BOOST_TEST(f.read({10}) <= 1U);
     while (!f.contains(10)) {
@@ -288,7 +288,7 @@ BOOST_AUTO_TEST_CASE(any_order_of_calls_keeps_everything_in_order) {
           if (first.key == second.key || !f.level->contains(first.key) || !f.level->contains(second.key))
             break;
           f.level->begin_reads(std::vector{first.keyed(), second.keyed()});
-          // A block that is evicted for this one may be offloaded meanwhile.
+          // Meanwhile, a block that is evicted for this one may be offloaded.
           static_cast<void>(f.offload(10 * below(10)));
           if (f.level->read_next(first.tokens[0]) && below(2) == 0) {
             static_cast<void>(f.offload(10 * below(10)));

@@ -35,7 +35,7 @@ struct Stored {
     std::ranges::copy(block.bytes, file->block_of(image).begin());
     return file->write(slot, image);
   }
-  /// Reads a block and compares what is read.
+  /// Reads a block and compares the result.
   Result read(std::int32_t slot, const TestBlock& block) {
     std::ranges::fill(image, std::byte{});
     const Result result = file->read(slot, block.keyed(), image);
@@ -47,7 +47,7 @@ struct Stored {
     for (const KvFile::Entry& entry : file->entries()) slots.push_back(entry.slot);
     return slots;
   }
-  /// Why the file cannot be opened.
+  /// Returns why the file cannot be opened.
   std::string refusal() {
     file.reset();
     try {
@@ -65,7 +65,7 @@ struct Stored {
   std::vector<std::byte> image;
 };
 
-/// Files of this process do not grow beyond a size.
+/// Limits the size of files of this process.
 class FileSizeLimit {
  public:
   explicit FileSizeLimit(std::size_t bytes) : handler_(signal(SIGXFSZ, SIG_IGN)) {
@@ -104,7 +104,7 @@ BOOST_AUTO_TEST_CASE(another_block_is_not_taken_for_the_one_that_is_asked_for) {
   stored.write(1, TestBlock(10));
   BOOST_TEST((stored.read(1, TestBlock(11)) == Result::kDamaged));
   BOOST_TEST((stored.read(0, TestBlock(10)) == Result::kDamaged));
-  BOOST_TEST((stored.read(2, TestBlock(10)) == Result::kDamaged));  // after the file's end
+  BOOST_TEST((stored.read(2, TestBlock(10)) == Result::kDamaged));  // after the end of the file
   TestBlock same_key(12);
   same_key.key = TestBlock(10).key;
   BOOST_TEST((stored.read(1, same_key) == Result::kDamaged));
@@ -162,7 +162,7 @@ BOOST_AUTO_TEST_CASE(a_file_that_was_cut_keeps_what_is_left) {
   for (std::int32_t slot = 0; slot < 3; ++slot) stored.write(slot, TestBlock(10 * slot), slot + 1);
   std::filesystem::resize_file(stored.path(), kFirstSlot + 2 * kSlotBytes + 300);
   stored.open();
-  // The third one's header is whole, and found out when it is read.
+  // The third header is valid; the damage is found when the block is read.
   BOOST_TEST(stored.slots() == std::vector<std::int32_t>({0, 1, 2}), boost::test_tools::per_element());
   BOOST_TEST((stored.read(2, TestBlock(20)) == Result::kDamaged));
   std::filesystem::resize_file(stored.path(), kFirstSlot + kSlotBytes + 10);
@@ -297,7 +297,7 @@ BOOST_AUTO_TEST_CASE(other_errors_are_told) {
   BOOST_TEST((stored.read(0, TestBlock(10)) == Result::kDone));
 }
 
-/// Whatever bytes a file has, opening and reading it ends, and gives no block that was not written.
+/// A file of arbitrary bytes: opening and reading it ends, and returns no block that was not written.
 BOOST_AUTO_TEST_CASE(files_of_any_bytes_are_survived) {
   std::mt19937 random(7);
   const auto below = [&](std::size_t end) { return random() % end; };
@@ -314,7 +314,7 @@ BOOST_AUTO_TEST_CASE(files_of_any_bytes_are_survived) {
     }
     std::fstream file(stored.path(), std::ios::in | std::ios::out | std::ios::binary);
     for (std::size_t change = below(12); change > 0; --change) {
-      // Mostly headers, and mostly values that sizes have at their limits.
+      // Change mostly headers, and mostly to extreme values.
       const std::size_t slot = below(5);
       const std::size_t start = slot == 0 ? below(96) : kFirstSlot + (slot - 1) * kSlotBytes + below(160);
       if (start >= size) continue;

@@ -36,13 +36,14 @@ inline LoraLayout small_layout(DType dtype = DType::kFloat32) {
   return layout;
 }
 
-/// A cache whose device level is in host memory and whose adapters are loaded by those who acquire them.
+/// A cache whose device level is in host memory, and whose adapters are loaded by the threads that acquire
+/// them.
 inline LoraCache make_host_cache(LoraLayout layout, const LoraCacheSizes& sizes) {
   return LoraCache(std::move(layout), std::make_unique<HostPages>(sizes.page_bytes, sizes.device_pages),
                    {.host_bytes = sizes.host_bytes});
 }
 
-/// A row of an adapter as it is sent.
+/// A row of an adapter as sent.
 struct SentRow {
   LoraModule module = LoraModule::kAttnQ;
   std::int32_t layer = 0;
@@ -53,7 +54,7 @@ struct SentRow {
   [[nodiscard]] RowVectors vectors() const { return {is_dora, has_shift}; }
 };
 
-/// An adapter's tensors, to be spoiled by tests before they are sent.
+/// An adapter's tensors; tests may damage them before sending.
 struct SentAdapter {
   DType dtype = DType::kFloat32;
   std::size_t rows = 0;
@@ -69,7 +70,7 @@ struct SentAdapter {
     return load_as_float(weights.data(), dtype, row * width + column);
   }
   std::int32_t& field(std::size_t row, std::size_t column) { return config[row * columns + column]; }
-  /// One without weights.
+  /// Adds a row without weights.
   void add_row(const std::array<std::int32_t, 4>& row) {
     config.insert(config.end(), row.begin(), row.end());
     weights.resize(weights.size() + width * size_of(dtype));

@@ -17,7 +17,7 @@ namespace adaptrt::testing {
 
 inline constexpr std::size_t kPageBytes = 8192;  // the largest image of small_layout() has 5632 bytes
 
-/// A cache with workers whose loads wait at a door, and whose invariants are checked whenever it is used.
+/// A cache with workers whose loads wait at a door. Its invariants are checked at every use.
 class BusyCache {
  public:
   using Hook = HookedPages::Hook;
@@ -48,7 +48,7 @@ class BusyCache {
   std::shared_ptr<const HostAdapter> admit(std::uint64_t task_id) {
     return admit(task_id, static_cast<std::uint32_t>(task_id));
   }
-  /// Needs two pages.
+  /// Admits an adapter of two pages.
   std::shared_ptr<const HostAdapter> admit_large(std::uint64_t task_id) {
     return (*this)->admit(
         make_adapter({{LoraModule::kMlpGateUp, 0, 7, true}, {LoraModule::kMlpGateUp, 1, 7, true}},
@@ -59,7 +59,7 @@ class BusyCache {
                           bool may_load = true) {
     return (*this)->ensure(*adapter, turn, may_load);
   }
-  /// Loads it, with the door open.
+  /// Loads the adapter with the door open.
   void load(const std::shared_ptr<const HostAdapter>& adapter) {
     const int before = ends.count();
     BOOST_TEST_REQUIRE((ensure(adapter) == AdapterReadiness::kLoading));
@@ -80,7 +80,7 @@ class BusyCache {
   LoraCache cache_;
 };
 
-/// Does the lease give what was sent with this seed?
+/// Checks that the lease has the weights sent with this seed.
 inline void check_weights(const std::optional<DeviceLease>& lease, std::uint32_t seed) {
   BOOST_TEST_REQUIRE(lease.has_value());
   const SentAdapter sent = make_adapter({{LoraModule::kAttnQ, 0, 2, false}}, small_layout(), seed);

@@ -11,7 +11,7 @@
 
 namespace adaptrt::testing {
 
-/// Host pages with something of a test's own before each load; it may wait, or throw.
+/// Host pages that call a test's hook before each load; it may wait or throw.
 class HookedPages final : public AdapterPages {
  public:
   using Hook = std::function<void()>;
@@ -31,7 +31,7 @@ class HookedPages final : public AdapterPages {
   Hook before_load_;
 };
 
-/// A door that threads pass while it is open and wait at while it is shut.
+/// A door: threads pass while it is open and wait while it is shut.
 class Door {
  public:
   void shut() { set_open(false); }
@@ -43,7 +43,7 @@ class Door {
     changed_.wait(lock, [&] { return is_open_; });
     --num_waiting_;
   }
-  /// Returns when so many wait at it.
+  /// Returns when this many threads wait.
   void await_waiting(int count) {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return num_waiting_ >= count; });

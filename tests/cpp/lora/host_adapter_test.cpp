@@ -19,7 +19,7 @@ namespace {
 using namespace testing;
 using enum LoraModule;
 
-/// One rule: how to break it, and what the refusal must say.
+/// One rule: a way to break it, and the text of the refusal.
 struct Rule {
   const char* name;
   std::function<void(SentAdapter&)> spoil_tensors;
@@ -32,8 +32,8 @@ std::ostream& operator<<(std::ostream& out, const Rule& rule) {
   return out << rule.name;
 }
 
-// The adapter that is spoiled: row 0 attn_q of layer 0, rank 2, 8 in, 6 out: 28 elements; row 1 attn_dense of
-// layer 1, rank 3, 6 in, 8 out, magnitudes: 50 elements. 53 columns.
+// The adapter to damage. Row 0: attn_q of layer 0, rank 2, 8 inputs, 6 outputs: 28 elements. Row 1:
+// attn_dense of layer 1, rank 3, 6 inputs, 8 outputs, magnitudes: 50 elements. 53 columns.
 const std::vector<SentRow> kRows{{kAttnQ, 0, 2, false}, {kAttnDense, 1, 3, true}};
 const auto kNoTensors = [](SentAdapter&) {};
 const auto kNoRequest = [](LoraConfig&) {};
@@ -274,7 +274,7 @@ BOOST_DATA_TEST_CASE(rows_are_kept_as_submitted_without_padding, boost::unit_tes
   }
 }
 
-/// small_layout with lm_head and the embedding of a vocabulary of two slices.
+/// small_layout() with lm_head and the embedding of a vocabulary of two slices.
 LoraLayout layout_with_vocabulary() {
   constexpr std::int64_t kRest = 100;
   LoraLayout layout = small_layout();
@@ -298,7 +298,7 @@ std::string refusal_of(const SentAdapter& sent, const LoraLayout& layout) {
   return "";
 }
 
-/// The first elements of a row to another.
+/// Copies the first elements of one row to another.
 void copy_a(SentAdapter* sent, std::size_t from, std::size_t to, std::size_t elements) {
   for (std::size_t i = 0; i < elements; ++i) sent->set(to, i, sent->get(from, i));
 }
@@ -348,7 +348,7 @@ BOOST_AUTO_TEST_CASE(settings_have_no_weights) {
   const SiteIndex index(layout);
   BOOST_TEST(plan_device_images(*adapter, layout, index, 1 << 20).sites.size() ==
              plan_device_images(*base, layout, index, 1 << 20).sites.size());
-  // A copy that is sent to another process has the same values.
+  // A copy that is received from another process has the same values.
   HugeArray data(adapter->bytes());
   std::copy_n(adapter->data(), adapter->bytes(), data.data());
   BOOST_TEST((HostAdapter::received(1, adapter->dtype(), adapter->rows(), std::move(data))->terms() ==
@@ -376,7 +376,7 @@ BOOST_AUTO_TEST_CASE(norms_have_shifts_alone) {
   SentAdapter sound = make_adapter(kRows, layout);
   sound.add_row({31, 5, 1, 2});
   const std::size_t row = sound.rows - 1;
-  for (std::size_t i = 0; i < 8; ++i) sound.set(row, 9 + i, 0.5F);  // behind A[1, 1] and B[8, 1]
+  for (std::size_t i = 0; i < 8; ++i) sound.set(row, 9 + i, 0.5F);  // after A[1, 1] and B[8, 1]
   const auto adapter = make_host_adapter(sound.send(1), layout);
   const SiteIndex index(layout);
   const DevicePlan plan = plan_device_images(*adapter, layout, index, 1 << 20);
@@ -430,7 +430,7 @@ BOOST_AUTO_TEST_CASE(three_columns_mean_no_vectors) {
   BOOST_TEST(adapter->rows()[1].vectors.count() == 0);
 }
 
-/// Rows of mlp_gate_up under the id of mlp_h_to_4h, as TensorRT-LLM's own converter writes them.
+/// Rows of mlp_gate_up with the id of mlp_h_to_4h, as written by TensorRT-LLM's converter.
 SentAdapter as_converter_writes(SentAdapter sent) {
   for (std::size_t row = 0; row < sent.rows; ++row) {
     if (sent.field(row, 0) == static_cast<std::int32_t>(kMlpGateUp)) {
@@ -443,9 +443,9 @@ SentAdapter as_converter_writes(SentAdapter sent) {
 BOOST_AUTO_TEST_CASE(mlp_h_to_4h_with_twice_its_outputs_is_mlp_gate_up) {
   LoraLayout layout = small_layout();
   const std::vector<SentRow> rows{{kAttnQ, 0, 2}, {kMlpGateUp, 0, 3}, {kMlpGateUp, 1, 2}};
-  // The tensor is as wide as its widest row, which is a fused one.
+  // The tensor has the width of its widest row, which is a fused one.
   SentAdapter fused = make_adapter(rows, layout, 1, DType::kFloat32, 0);
-  // B of layer 1 is 0: that the row is fused, the row of layer 0 says.
+  // B of layer 1 is 0: the row of layer 0 shows that the row is fused.
   for (std::size_t column = 2 * 8; column < fused.width; ++column) fused.set(2, column, 0.0F);
   const auto expected = make_host_adapter(fused.send(1), layout);
   SentAdapter sent = as_converter_writes(fused);

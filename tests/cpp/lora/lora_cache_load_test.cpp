@@ -1,4 +1,4 @@
-// Loads by workers while other threads use the cache.
+// Loads in workers while other threads use the cache.
 
 #include <boost/test/unit_test.hpp>
 #include <new>
@@ -23,7 +23,7 @@ BOOST_AUTO_TEST_CASE(nobody_waits_for_a_load) {
   const auto adapter = cache.admit(2);
   BOOST_TEST((cache.ensure(adapter) == kLoading));
   cache.door.await_waiting(1);
-  // While the worker is in the middle of it, everything else goes on.
+  // While the worker is loading, all other calls work.
   BOOST_TEST(!cache->acquire(adapter).has_value());
   BOOST_TEST((cache.ensure(adapter) == kLoading));
   check_weights(cache->acquire(here), 1);
@@ -75,7 +75,7 @@ BOOST_AUTO_TEST_CASE(what_is_needed_earlier_in_a_turn_is_not_evicted) {
   BOOST_TEST((cache.ensure(two, 7) == kReady));
   BOOST_TEST((cache.ensure(three, 7) == kAwaitsOthers));
   BOOST_TEST((cache.ensure(two, 8) == kReady));
-  BOOST_TEST((cache.ensure(three, 8) == kLoading));  // in place of the first, though it was used later
+  BOOST_TEST((cache.ensure(three, 8) == kLoading));  // evicts the first, although it was used later
   cache.ends.await(3);
   BOOST_TEST((cache.ensure(two, 9) == kReady));
   BOOST_TEST((cache.ensure(three, 9) == kReady));
@@ -92,8 +92,8 @@ BOOST_AUTO_TEST_CASE(an_expected_adapter_takes_no_place_of_the_newest_turn) {
   cache.load(one);
   cache.load(two);
   BOOST_TEST((cache.ensure(two, 7) == kReady));
-  cache->expect(*three);  // in place of the first, which the turn does not need
-  cache->expect(*four);   // nothing is left for it
+  cache->expect(*three);  // evicts the first, which the turn does not need
+  cache->expect(*four);   // no pages are left for it
   cache.ends.await(3);
   BOOST_TEST(cache->stats().device_misses == 3);
   BOOST_TEST((cache.ensure(two, 7) == kReady));
@@ -114,7 +114,7 @@ BOOST_AUTO_TEST_CASE(what_comes_within_a_turn_is_not_evicted_in_it) {
   cache.door.open();
   cache.ends.await(2);
   BOOST_TEST(
-      (cache.ensure(three, 7) == kAwaitsOthers));  // neither the one asked for, nor the one found loading
+      (cache.ensure(three, 7) == kAwaitsOthers));  // neither the requested one nor the one that is loading
   BOOST_TEST(cache->stats().device_evictions == 0);
 }
 

@@ -1,4 +1,4 @@
-// Pins of adapters that are still to be loaded.
+// Pins of adapters that are not loaded yet.
 
 #include <algorithm>
 #include <boost/test/unit_test.hpp>
@@ -28,7 +28,7 @@ BOOST_AUTO_TEST_CASE(a_pin_waits_for_its_load) {
   auto second = std::async(std::launch::async, [&] { cache->pin(2); });
   while (cache->list().at(0).pinned == false || cache->list().at(1).pinned == false)
     std::this_thread::yield();
-  BOOST_TEST(!cache->is_leased(*loading));  // it is not there yet
+  BOOST_TEST(!cache->is_leased(*loading));  // not loaded yet
   cache.door.open();
   first.get();
   second.get();
@@ -144,7 +144,7 @@ BOOST_AUTO_TEST_CASE(a_pin_takes_its_pages_while_it_loads) {
   cache.door.shut();
   auto pin = std::async(std::launch::async, [&] { cache->pin(3); });
   while (cache->stats().loads_in_flight == 0) std::this_thread::yield();
-  // Not kAwaitsLoads: the end of this load gives nothing back.
+  // Not kAwaitsLoads, because the end of this load frees no pages.
   BOOST_TEST((cache.ensure(large) == kNoRoom));
   cache.door.open();
   pin.get();

@@ -20,7 +20,7 @@ SentAdapter small(std::uint32_t seed) {
   return make_adapter({{kAttnQ, 0, 2, false}}, small_layout(), seed);
 }
 
-/// Fills `pages` pages: each row's image is more than half a page.
+/// Makes an adapter of `pages` pages: each row's image is more than half a page.
 SentAdapter large(std::size_t pages, std::uint32_t seed = 1) {
   const std::vector<SentRow> rows{
       {kMlpGateUp, 0, 7, true}, {kMlpGateUp, 1, 7, true}, {kMlp4HToH, 0, 8, true}, {kMlp4HToH, 1, 8, true}};
@@ -29,7 +29,7 @@ SentAdapter large(std::size_t pages, std::uint32_t seed = 1) {
                       seed);
 }
 
-/// A cache whose invariants are checked whenever it is used.
+/// A cache whose invariants are checked at every use.
 class CheckedCache {
  public:
   CheckedCache(std::size_t host_bytes, std::int64_t pages)
@@ -240,7 +240,7 @@ BOOST_AUTO_TEST_CASE(a_replaced_generation_lives_as_long_as_its_requests) {
   BOOST_TEST(unpack_adapter(fresh_lease->adapter(), cache->layout())[0].a != before[0].a);
   expect_error<LoraCacheFullError>([&] { cache.store(2); }, {"taskId=2"});
   lease.reset();
-  // A paused request comes back with the generation that it started with.
+  // A paused request resumes with the generation that it started with.
   BOOST_TEST(cache->obtainable_pages() == 1);
   lease = cache->acquire(old);
   BOOST_TEST(cache->stats().device_misses == 2);
@@ -346,14 +346,14 @@ BOOST_AUTO_TEST_CASE(an_adapter_is_withdrawn_only_by_those_that_alone_were_given
   BOOST_TEST(cache->stats().host_adapters == 1);  // it is held
   adapter.reset();
   BOOST_TEST(cache->stats().host_adapters == 0);
-  cache->withdraw(generation, 2);  // it is gone
+  cache->withdraw(generation, 2);  // it is already gone
   adapter = cache.admit(1, small(2));
   cache->pin(1);
   cache->withdraw(adapter->generation(), 1);
   BOOST_TEST(cache.ids() == (Ids{1}));
   cache->unpin(1);
   const auto replacement = cache.admit(1, small(3), true);
-  cache->withdraw(adapter->generation(), 1);  // its id is another's
+  cache->withdraw(adapter->generation(), 1);  // another adapter has its id
   cache->withdraw(replacement->generation(), 1);
   BOOST_TEST(cache.ids() == (Ids{1}));
 }

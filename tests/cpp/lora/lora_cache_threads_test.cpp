@@ -28,8 +28,9 @@ SentAdapter adapter_of(int task) {
 
 BOOST_AUTO_TEST_SUITE(lora_cache_threads)
 
-// Room for half of the tasks on either level, so threads evict what others look for, wait for what others or
-// workers load, sometimes in vain, and are refused. Whatever they get must be what was sent.
+// Each level has room for half of the tasks. So threads evict adapters that others need, wait for loads of
+// others or of workers, sometimes in vain, and are refused. Each adapter that they get must be the one that
+// was sent.
 BOOST_DATA_TEST_CASE(threads_get_what_was_sent_while_others_evict_it, boost::unit_test::data::make({0, 2}),
                      num_workers) {
   const LoraLayout layout = small_layout();
@@ -99,7 +100,7 @@ BOOST_DATA_TEST_CASE(threads_get_what_was_sent_while_others_evict_it, boost::uni
   BOOST_TEST((num_workers == 0 || failures > 0U));
 }
 
-// Every call of pin() ends: the adapter was there, its load failed, or another thread took it away.
+// Every call of pin() ends: the adapter was loaded, its load failed, or another thread removed it.
 BOOST_DATA_TEST_CASE(threads_pin_one_adapter_while_others_replace_and_unload_it,
                      boost::unit_test::data::make({0, 2}), num_workers) {
   std::atomic<int> loads{0};

@@ -14,7 +14,7 @@
 
 namespace adaptrt {
 
-/// For Boost.Test.
+/// Prints it in Boost.Test messages.
 static std::ostream& operator<<(std::ostream& out, MatrixLayout layout) {
   return out << (layout == MatrixLayout::kPanels ? "panels" : "rows");
 }
@@ -29,7 +29,7 @@ using enum LoraModule;
 
 constexpr std::array kDTypes{DType::kFloat32, DType::kFloat16, DType::kBFloat16};
 
-/// An adapter packed into pages of its own, through host memory that is gone afterwards.
+/// An adapter packed into its own pages, through host memory that is freed afterwards.
 struct Packed {
   Packed(const HostAdapter& adapter, const LoraLayout& layout, std::size_t page_bytes)
       : plan(plan_device_images(adapter, layout, SiteIndex(layout), page_bytes)),
@@ -50,7 +50,7 @@ struct Packed {
   DeviceAdapter device;
 };
 
-/// Elements [first, first + count) of a sent row, rounded to `dtype`.
+/// Returns elements [first, first + count) of a sent row, rounded to `dtype`.
 std::vector<float> sent_values(const SentAdapter& sent, std::size_t row, std::int64_t first,
                                std::int64_t count, DType dtype) {
   std::vector<float> values;
@@ -83,7 +83,7 @@ BOOST_DATA_TEST_CASE(the_device_holds_what_was_sent,
                                   {kMlpGate, 1, 1, false},  {kMlp4HToH, 1, 2, false, true},
                                   {kAttnDense, 0, 4, false}};
   SentAdapter sent = make_adapter(rows, layout, 3, kDTypes[sent_type]);
-  // Something that is rounded where the types differ.
+  // A value that is rounded if the types differ.
   for (std::size_t i = 0; i < sent.rows; ++i) sent.set(i, 1, 1.0F / 3.0F);
   const auto adapter = make_host_adapter(sent.send(42), layout);
   const Packed packed(*adapter, layout, 16384);
@@ -223,7 +223,7 @@ BOOST_AUTO_TEST_CASE(every_piece_is_aligned_and_inside_its_image) {
   }
 }
 
-/// The layout's two layers, of which the second has three experts in place of its MLP.
+/// The layout's two layers; the second one has three experts instead of its MLP.
 LoraLayout layout_with_experts() {
   LoraLayout layout = small_layout();
   layout.sites.resize(6);
@@ -267,7 +267,7 @@ BOOST_AUTO_TEST_CASE(a_row_of_experts_is_cut_into_one_image_for_each) {
   }
 }
 
-/// Layout of a rank that has expert 1 of each three.
+/// Layout of a rank with expert 1 of three.
 LoraLayout layout_with_own_experts() {
   LoraLayout layout = layout_with_experts();
   std::erase_if(layout.sites, [](const LoraSite& site) {
@@ -301,8 +301,8 @@ BOOST_AUTO_TEST_CASE(a_rank_has_images_of_its_own_experts) {
   }
 }
 
-/// A rank's layout where adapters of layer 0 are fully sharded: q, k and v are cut by outputs, of which other
-/// ranks have as many each, and what follows on them by inputs.
+/// A rank's layout with fully sharded adapters in layer 0. q, k and v are split by outputs, equally among the
+/// ranks; the layer after them is split by inputs.
 LoraLayout sharded_layout(std::int32_t num_shares, std::int32_t share) {
   LoraLayout layout = small_layout();
   layout.sites.resize(2);
@@ -325,7 +325,7 @@ LoraLayout sharded_layout(std::int32_t num_shares, std::int32_t share) {
   return layout;
 }
 
-/// A's rows and B's are on the ranks together once, and on none of them more than its share.
+/// Together the ranks have each row of A and B once, and none has more than its share.
 BOOST_DATA_TEST_CASE(ranks_share_both_matrices, boost::unit_test::data::make({2, 3, 4}), num_shares) {
   const std::vector<SentRow> rows{{LoraModule::kAttnQ, 0, 3, true},
                                   {LoraModule::kAttnV, 0, 2, false, true},
@@ -350,7 +350,7 @@ BOOST_DATA_TEST_CASE(ranks_share_both_matrices, boost::unit_test::data::make({2,
         counts[i] += shared[i][at] != 0.0F ? 1 : 0;
       }
     }
-    // What the layer's own cut leaves is whole.
+    // The part that the split of the layer leaves to a rank is not divided further.
     const std::int64_t q = 6 * 3;
     BOOST_TEST(modules[0].b == sent_values(sent, 0, 3 * 8 + share * q, q, layout.dtype));
     BOOST_TEST(modules[2].magnitude.size() == 2U * kPanelColumns + 8);
@@ -370,7 +370,7 @@ BOOST_DATA_TEST_CASE(ranks_share_both_matrices, boost::unit_test::data::make({2,
   BOOST_TEST(counts[2] <= static_cast<std::size_t>(outputs) * 3);
 }
 
-/// For a layer as wide as in large models, a rank's images are a share of those of a single rank.
+/// For a layer as wide as in large models, a rank's images have a share of the size of a single rank's.
 BOOST_AUTO_TEST_CASE(images_are_as_large_as_a_share) {
   LoraSite column{0, 1024, {{LoraModule::kAttnQ, 256, 0, 768}}};
   LoraSite row{0, 256, {{LoraModule::kAttnDense, 1024}}};
@@ -447,7 +447,7 @@ BOOST_AUTO_TEST_CASE(stages_have_runs_of_the_layers_of_both_stacks) {
 }
 
 BOOST_AUTO_TEST_CASE(layers_that_are_left_over_go_to_the_stages_before_the_last) {
-  // The stages that vLLM's get_pp_indices makes.
+  // The stages of vLLM's get_pp_indices.
   const auto counts = [](std::int32_t num_layers, std::int32_t num_stages) {
     std::vector<std::int32_t> result;
     std::int32_t next = 0;

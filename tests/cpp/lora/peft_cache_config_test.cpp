@@ -63,7 +63,7 @@ std::string refusal(const PeftCacheConfig& config, const LoraLayout& layout, std
   return "";
 }
 
-/// An adapter of every module at this rank, with magnitudes.
+/// Makes an adapter of every module at this rank, with magnitudes.
 SentAdapter whole_adapter(const LoraLayout& layout, std::int32_t rank, bool shifts = false) {
   using enum LoraModule;
   std::vector<SentRow> rows;
@@ -104,7 +104,7 @@ BOOST_AUTO_TEST_CASE(the_default_grows_when_two_percent_are_too_little) {
   LoraCache cache = make_host_cache(layout, sizes);
   const auto held = cache.admit(whole_adapter(layout, 64).send(1));
   BOOST_TEST(cache.pages_needed(*held) + 8 == sizes.device_pages);
-  // Every image fits a page with its shifts, too.
+  // Every image also fits in a page with its shifts.
   const auto shifted = cache.admit(whole_adapter(layout, 64, /*shifts=*/true).send(2));
   BOOST_TEST(cache.acquire(shifted).has_value());
 }

@@ -1,4 +1,4 @@
-// The communicator over an MPI of one process, whose messages come when a test says so.
+// The communicator over a fake MPI in one process, whose messages arrive when a test says so.
 
 #include "adaptrt/mpi/mpi_communicator.h"
 
@@ -22,23 +22,24 @@ using std::chrono::milliseconds;
 constexpr int kSuccess = 0;
 constexpr int kFailure = 15;
 
-/// A message that was begun. MPI may read and write its buffer until it has ended.
+/// A message that has started. MPI may access its buffer until it has ended.
 struct Message {
   std::byte* bytes = nullptr;
   int size = 0;
   bool is_received = false;
-  /// When it ends by itself; never where there is none.
+  /// Time at which it completes; nullopt for never.
   std::optional<Clock::time_point> ends_at = {};
-  /// Calls of MPI_Test until it ends, once it was cancelled.
+  /// Number of MPI_Test calls until it ends, after it was cancelled.
   std::optional<int> tests_left = {};
   bool has_ended = false;
 };
 
 struct FakeMpi {
   std::vector<std::unique_ptr<Message>> messages;
-  /// How long a message takes; none: it never comes.
+  /// Duration of a message; nullopt: it never arrives.
   std::optional<milliseconds> delay = milliseconds(0);
-  /// Calls of MPI_Test that a cancelled receive takes; none: it is under way and does not end.
+  /// Number of MPI_Test calls that a cancelled receive takes; nullopt: its message is in transit and it never
+  /// ends.
   std::optional<int> tests_after_cancel = 3;
   int receives_that_fail = 0;
   bool tests_fail = false;
@@ -59,7 +60,7 @@ FakeMpi fake;
 
 std::shared_ptr<Communicator> make_communicator(milliseconds time_limit) {
   fake = FakeMpi{};
-  // The program itself, which has the functions below.
+  // The test program itself, which defines the functions below.
   return make_mpi_communicator({.library = "", .handle_bytes = sizeof(void*)}, time_limit);
 }
 
@@ -131,7 +132,7 @@ BOOST_AUTO_TEST_CASE(an_exchange_returns_when_all_messages_are_there) {
   BOOST_TEST(!communicator->is_lost());
 }
 
-// Rank 0 is silent as long as no request comes.
+// Rank 0 is silent as long as there are no requests.
 BOOST_AUTO_TEST_CASE(waiting_for_a_command_has_no_limit_of_time) {
   const auto communicator = make_communicator(milliseconds(20));
   fake.delay = milliseconds(300);
@@ -186,7 +187,7 @@ BOOST_AUTO_TEST_CASE(receives_have_ended_when_a_test_fails) {
   BOOST_TEST(communicator->is_lost());
 }
 
-// Its message is under way, and the rank that sends it is gone.
+// Its message is in transit, and the sending rank is gone.
 BOOST_AUTO_TEST_CASE(a_receive_that_does_not_end_is_given_up_all_the_same) {
   const auto communicator = make_communicator(milliseconds(20));
   fake.delay.reset();

@@ -1,5 +1,5 @@
-// The search alone: over models that are tables of scores, beside a search that keeps whole sequences and one
-// that tries all of them.
+// Beam search over models that are tables of scores, compared with a search that keeps whole sequences and
+// one that tries all sequences.
 
 #include "adaptrt/sample/beam_search.h"
 
@@ -17,14 +17,14 @@ namespace {
 using Tokens = std::vector<std::int32_t>;
 constexpr std::int32_t kEnd = 0;
 
-/// A model: the scores of all tokens after a sequence, made when they are first asked for.
+/// A model: scores of all tokens after a sequence, generated on first use.
 class Model {
  public:
   Model(std::int32_t vocab_size, std::uint32_t seed, std::int32_t num_levels = 0)
       : vocab_size_(vocab_size), seed_(seed), num_levels_(num_levels) {}
 
   [[nodiscard]] std::int32_t vocab_size() const { return vocab_size_; }
-  /// Log probs; with levels, of so many different values, so that there are ties.
+  /// Returns log probs. With `levels`, they have only that many different values, so that there are ties.
   const std::vector<float>& after(const Tokens& tokens) {
     const auto [found, is_new] = rows_.try_emplace(tokens);
     if (!is_new) return found->second;
@@ -72,7 +72,7 @@ FinishReason reason_of(const Tokens& tokens, std::int32_t max_tokens) {
   return std::cmp_equal(tokens.size(), max_tokens) ? FinishReason::kLength : FinishReason::kNotFinished;
 }
 
-/// Returns what BeamSearch finds if beams are added in another order each time.
+/// Returns BeamSearch's result, with beams added in a different order each time.
 std::vector<Found> search(Model& model, const BeamSearchParams& params, std::int32_t max_tokens,
                           std::uint32_t order = 0) {
   BeamSearch search(params, 1, max_tokens);
@@ -112,7 +112,7 @@ double normalised(double score, std::size_t length, double length_penalty) {
   return score / std::pow(static_cast<double>(length), length_penalty);
 }
 
-/// The definition, with whole sequences and all candidates.
+/// Reference: searches with whole sequences and all candidates.
 std::vector<Found> search_plainly(Model& model, const BeamSearchParams& params, std::int32_t max_tokens) {
   const auto width = static_cast<std::size_t>(params.beam_width);
   std::vector<Found> beams(1);
@@ -207,8 +207,8 @@ BOOST_AUTO_TEST_CASE(a_search_by_hand) {
   BOOST_TEST_REQUIRE(search.beams().size() == 2U);
   BOOST_CHECK((search.beams()[0] == BeamCandidate{.beam = 0, .next = {4, -0.25F, -0.25F}, .score = -0.75}));
   BOOST_CHECK((search.beams()[1] == BeamCandidate{.beam = 0, .next = {3, -1.0F, -1.0F}, .score = -1.5}));
-  // The result is the same as if the search ended now: two beams that go on around the one that has ended, of
-  // which the best two are returned.
+  // The result is the same as if the search ended now: an ended beam between two active ones, of which the
+  // best two are returned.
   const auto ranking = search.ranking();
   BOOST_TEST_REQUIRE(ranking.size() == 2U);
   BOOST_TEST(!ranking[0].has_ended);
@@ -297,7 +297,7 @@ BOOST_AUTO_TEST_CASE(it_finds_what_the_definition_does) {
   for (std::uint32_t seed = 0; seed < 60; ++seed) {
     for (const EarlyStopping early : {kWhenEnoughHaveEnded, kByEstimate, kNever}) {
       for (const double length_penalty : {0.0, 1.0, 2.5, -0.5}) {
-        // Sums of small whole numbers are exact, so that ties are.
+        // Sums of small integers are exact, and so are ties.
         Model model(9, seed, seed % 3 == 2 ? 3 : 0);
         const BeamSearchParams params{.beam_width = 1 + static_cast<std::int32_t>(seed % 5) + 1,
                                       .length_penalty = length_penalty,

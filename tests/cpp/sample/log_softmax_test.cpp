@@ -30,7 +30,7 @@ std::vector<TokenLogProb> most_likely_of(const Row& row, std::size_t count) {
   return found;
 }
 
-/// By sorting: the likeliest tokens of a row.
+/// Reference by sorting: the most likely tokens of a row.
 Tokens likeliest(const Row& row, std::size_t count) {
   Tokens order(row.size());
   std::iota(order.begin(), order.end(), 0);
@@ -106,7 +106,7 @@ BOOST_AUTO_TEST_CASE(the_sampled_token_has_the_same_bits_among_the_most_likely) 
                        constraints, 2, 8);
     std::array<TokenLogProb, 5> found;
     const SampledToken sampled = sampler.sample(state, row.data(), Tokens{1, 2}, true, found);
-    // The log probs are the model's, whatever the request forbids.
+    // The log probs are the model's, even for forbidden tokens.
     BOOST_TEST(std::vector(found.begin(), found.end()) == most_likely_of(row, 5),
                boost::test_tools::per_element());
     const auto entry = std::ranges::find(found, sampled.token, &TokenLogProb::token_id);

@@ -18,10 +18,10 @@ using Tokens = std::vector<std::int32_t>;
 using Row = std::vector<float>;
 inline constexpr float kForbidden = -std::numeric_limits<float>::infinity();
 
-/// Closer to top_p or min_p than this, float32 and float64 may disagree about a token.
+/// If a value is closer to top_p or min_p than this, float32 and float64 may differ for a token.
 inline constexpr double kUndecided = 1e-5;
 
-/// The whole of sampling in float64, by sorting; nullopt where rounding decides.
+/// Reference for all sampling in float64, by sorting; nullopt if rounding decides.
 class Reference {
  public:
   Reference(SamplingParams params, TokenConstraints constraints)

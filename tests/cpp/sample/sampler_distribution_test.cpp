@@ -23,7 +23,7 @@ constexpr double kProbabilityTolerance = 1e-6;
 BOOST_AUTO_TEST_SUITE(sampler_distribution)
 
 BOOST_AUTO_TEST_CASE(philox_gives_its_published_numbers) {
-  // The known answers of the authors' Random123 distribution.
+  // Known answers from the authors' Random123 distribution.
   using Words = std::array<std::uint32_t, 4>;
   BOOST_CHECK((philox({0, 0, 0, 0}, {0, 0}) == Words{0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8}));
   BOOST_CHECK((philox({0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff}, {0xffffffff, 0xffffffff}) ==

@@ -41,7 +41,7 @@ BOOST_AUTO_TEST_CASE(of_equal_logits_the_lowest_token_wins) {
     row[at] = 1.0F;
     BOOST_TEST(greedy(row) == static_cast<std::int32_t>(at));
   }
-  // Rows that are searched in several blocks.
+  // Rows that need several blocks.
   for (const std::size_t size : {256, 257, 1000}) {
     for (std::size_t at = 0; at < size; ++at) {
       Row row(size, 0.0F);
@@ -79,13 +79,13 @@ BOOST_AUTO_TEST_CASE(rows_end_with_the_requests_new_tokens) {
   BOOST_TEST(sample(3) == 42);
   BOOST_TEST(sample(5) == 44);
   BOOST_TEST(sample(5, {.bad_words = {{44}}}) == 42);
-  // A guide knows only the vocabulary, whatever bits follow it in the mask.
+  // A guide knows only the vocabulary; further mask bits are ignored.
   const std::vector<std::uint32_t> all(2, ~std::uint32_t{0});
   BOOST_TEST(sample(5, {}, all) == 39);
   const auto bias = std::make_shared<std::vector<float>>(43, 0.0F);
   bias->back() = -9.0F;
   BOOST_TEST(sample(3, {.embedding_bias = bias}) == 39);
-  // The other rows' new tokens are not read.
+  // New tokens of other rows are not read.
   row[43] = std::numeric_limits<float>::quiet_NaN();
   BOOST_TEST(sample(3) == 42);
   BOOST_CHECK_THROW(static_cast<void>(sample(4)), StepError);
@@ -105,7 +105,7 @@ BOOST_AUTO_TEST_CASE(rows_end_before_the_tokens_that_the_request_lacks) {
   BOOST_TEST(sample(-3) == 31);
   BOOST_TEST(sample(-2) == 37);
   BOOST_TEST(sample(-9) == 5);
-  // A guide knows all of the vocabulary, in as many words.
+  // A guide knows the whole vocabulary, in as many words.
   const std::vector<std::uint32_t> all(2, ~std::uint32_t{0});
   BOOST_TEST(sample(-3, all) == 31);
   BOOST_TEST(sample(-9, all) == 5);
@@ -372,7 +372,7 @@ BOOST_AUTO_TEST_CASE(a_mask_forbids_what_a_bias_of_minus_infinity_does) {
       const auto expected = sampler.sample(biased, row.data(), Tokens{0}, true);
       BOOST_TEST(actual.token == expected.token);
       BOOST_TEST(actual.log_prob == expected.log_prob);
-      BOOST_TEST(likely.token_id == greedy(row));  // the model's, whatever is forbidden
+      BOOST_TEST(likely.token_id == greedy(row));  // the model's, even if forbidden
     }
   }
   Sampler sampler(40);

@@ -1,4 +1,4 @@
-// Scores that beams are compared by: log probs after the constraints of sampling.
+// Scores that compare beams: log probs after the sampling constraints.
 
 #include <algorithm>
 #include <boost/test/unit_test.hpp>

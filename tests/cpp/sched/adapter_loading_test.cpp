@@ -1,4 +1,4 @@
-// Scheduling while load workers bring adapters to the device.
+// Scheduling while load workers load adapters to the device.
 
 #include <boost/test/unit_test.hpp>
 
@@ -16,13 +16,13 @@ struct LoadingWorld {
       : world(make_config(device_pages, limits, std::move(in_load), policy)) {}
   ~LoadingWorld() { door.open(); }
 
-  /// Opens the door until so many loads have ended since the world began.
+  /// Opens the door until this many loads have ended since the world was made.
   void await_loads(int count) {
     door.open();
     world.load_ends.await(count);
     door.shut();
   }
-  /// Loads an adapter for nobody.
+  /// Loads an adapter that no request uses.
   void load(const std::shared_ptr<const HostAdapter>& adapter) {
     const int before = world.load_ends.count();
     BOOST_TEST_REQUIRE((world.cache().ensure(*adapter, 1) == AdapterReadiness::kLoading));
@@ -85,7 +85,7 @@ BOOST_AUTO_TEST_CASE(others_run_while_an_adapter_is_loaded) {
   BOOST_TEST(has_begun(base));
   BOOST_TEST(world.plan.awaits_loads);
   BOOST_TEST(world.plan.unservable.empty());
-  BOOST_TEST(cold.times_passed_over == 0);  // its pages are there, it need not be helped
+  BOOST_TEST(cold.times_passed_over == 0);  // its pages are available, so no request is held back for it
   loading.await_loads(2);
   world.step();
   BOOST_TEST(has_begun(cold));
@@ -101,7 +101,7 @@ BOOST_AUTO_TEST_CASE(a_plan_with_nothing_but_loads_to_wait_for_says_so) {
   BOOST_TEST(world.plan.empty());
   BOOST_TEST(world.plan.awaits_loads);
   world.plan_once();
-  BOOST_TEST(world.cache().stats().device_misses == 1);  // asked for once
+  BOOST_TEST(world.cache().stats().device_misses == 1);  // requested only once
   loading.await_loads(1);
   world.plan_once();
   BOOST_TEST(world.plans(cold));
@@ -116,7 +116,7 @@ BOOST_AUTO_TEST_CASE(adapters_of_those_that_come_next_are_loaded_while_the_batch
   std::vector<Sequence*> next;
   for (std::uint64_t id = 1; id <= 4; ++id) next.push_back(&world.add(4, 2, {.adapter = world.adapter(id)}));
   world.step();
-  BOOST_TEST(world.cache().stats().loads_in_flight == 2);  // as many as could run at once
+  BOOST_TEST(world.cache().stats().loads_in_flight == 2);  // as many as could run at the same time
   loading.await_loads(2);
   BOOST_TEST(loading.is_on_device(*next[0]));
   BOOST_TEST(loading.is_on_device(*next[1]));
@@ -138,7 +138,7 @@ BOOST_AUTO_TEST_CASE(nothing_is_evicted_for_a_request_that_comes_later) {
   Sequence& first = world.add(4, 2, {.adapter = two});  // the least recently used
   Sequence& second = world.add(4, 2, {.adapter = world.adapter(3)});
   world.step();
-  // With a batch of one, only the first is looked at.
+  // With a batch size of one, only the first request is considered.
   BOOST_TEST(world.cache().stats().loads_in_flight == 0);
   while (waits(first)) world.step();
   BOOST_TEST(world.cache().stats().device_misses == 3);
@@ -181,13 +181,13 @@ BOOST_AUTO_TEST_CASE(an_adapter_that_keeps_being_passed_over_is_not_starved_by_l
   std::int32_t started = 0;
   std::uint64_t next_task = 10;
   while (waits(waiting)) {
-    world.add(2, 6, {.adapter = world.adapter(next_task++)});  // each a cold one
+    world.add(2, 6, {.adapter = world.adapter(next_task++)});  // each with a cold adapter
     world.step();
     started += static_cast<std::int32_t>(world.plan.started.size());
     BOOST_TEST_REQUIRE(++steps < 60);
   }
   BOOST_TEST(waiting.times_passed_over == 0);
-  // Those that were held back when the bound was reached start with it at the earliest.
+  // Requests held back at the limit start with it at the earliest.
   BOOST_TEST(started <= kMaxTimes + 2);
   world.run_to_the_end();
 }
@@ -211,7 +211,7 @@ BOOST_AUTO_TEST_CASE(a_failed_load_fails_those_that_wait_for_it_and_no_others) {
   BOOST_TEST(world.plan.failed[1].sequence == &second);
   BOOST_TEST(world.plan.failed[0].reason == "the bus is down");
   BOOST_TEST(world.plans(base));
-  BOOST_TEST(world.cache().stats().loads_in_flight == 0);  // not tried again for them
+  BOOST_TEST(world.cache().stats().loads_in_flight == 0);  // not tried again for those requests
   world.cancel(first);
   world.cancel(second);
   world.run_planned();
@@ -259,7 +259,7 @@ BOOST_AUTO_TEST_CASE(a_static_batch_waits_for_the_adapters_on_their_way) {
   loading.await_loads(2);
   world.step();
   BOOST_TEST(world.plan.started.size() == 3U);
-  world.step();  // the batch has ended; for the next one its adapter was asked for meanwhile
+  world.step();  // the batch has ended; the next one's adapter was requested meanwhile
   BOOST_TEST(world.scheduler.running().empty());
   BOOST_TEST(world.cache().stats().device_misses == 3);
   loading.door.open();
@@ -276,7 +276,7 @@ BOOST_AUTO_TEST_CASE(a_request_can_be_removed_while_its_adapter_is_loaded) {
   world.cache().unload(1);
   Sequence& other = world.add(4, 2, {.adapter = world.adapter(2)});
   world.plan_once();
-  BOOST_TEST(world.plan.awaits_loads);  // for the page of the one that has gone
+  BOOST_TEST(world.plan.awaits_loads);  // for the page of the removed one
   loading.door.open();
   world.run_to_the_end();
   BOOST_CHECK(other.state == SequenceState::kFinished);

@@ -22,7 +22,7 @@ BOOST_AUTO_TEST_CASE(a_running_sequence_leases_its_adapter_until_it_ends) {
   world.step();
   BOOST_TEST_REQUIRE(first.device_adapter() != nullptr);
   BOOST_TEST(first.device_adapter()->task_id == 7U);
-  BOOST_TEST(world.plan.entries.size() == 2U);  // the same pages serve both
+  BOOST_TEST(world.plan.entries.size() == 2U);  // both use the same pages
   while (first.state == SequenceState::kRunning) world.step();
   BOOST_TEST(world.cache().is_leased(*adapter));
   while (second.state == SequenceState::kRunning) world.step();
@@ -55,12 +55,12 @@ BOOST_AUTO_TEST_CASE(an_adapter_that_keeps_being_passed_over_is_not_starved) {
   std::int32_t steps = 0;
   std::int32_t started = 0;
   while (waiting.state == SequenceState::kWaiting) {
-    world.add(2, 6, {.adapter = hot});  // never lets go of the pages by itself
+    world.add(2, 6, {.adapter = hot});  // would never release the pages
     world.step();
     started += static_cast<std::int32_t>(world.plan.started.size());
     BOOST_TEST_REQUIRE(++steps < 30);
   }
-  BOOST_TEST(started == kMaxTimes + 1);  // and the one that waited
+  BOOST_TEST(started == kMaxTimes + 1);  // including the one that waited
   world.run_to_the_end();
 }
 

@@ -1,4 +1,4 @@
-// Beams: sequences of one request that are given up and go on as others.
+// Beams: sequences of one request, some of which continue from others after a step.
 
 #include <algorithm>
 #include <boost/test/unit_test.hpp>
@@ -32,7 +32,7 @@ BOOST_AUTO_TEST_CASE(a_beam_that_is_given_up_goes_on_with_anothers_blocks) {
   BOOST_TEST(world.plan.num_generation_sequences == 3);
   BOOST_TEST(world.plan.copies.size() == 2U);
   world.scheduler.commit(world.plan);
-  // Two of them follow the second, within its second block.
+  // Two of them continue from the second, within its second block.
   for (const std::size_t i : {0, 2}) beams[i]->tokens = beams[1]->tokens;
   const std::vector<BeamMove> moves = {{beams[1], beams[0]}, {beams[1], beams[2]}};
   world.scheduler.move_beams(moves);
@@ -83,7 +83,7 @@ BOOST_AUTO_TEST_CASE(a_beam_waits_for_those_that_a_step_had_no_room_for) {
   BOOST_TEST(first.num_generated() == 1);
   BOOST_TEST(first.num_to_compute() == 0);
   world.step();
-  // The two that are left, and the other request.
+  // The two remaining ones and the other request.
   BOOST_TEST(world.plan.entries.size() == 3U);
   BOOST_TEST(world.plans(other));
   BOOST_TEST(!world.plans(first));
@@ -93,7 +93,7 @@ BOOST_AUTO_TEST_CASE(a_beam_waits_for_those_that_a_step_had_no_room_for) {
 }
 
 BOOST_AUTO_TEST_CASE(blocks_are_kept_for_beams_where_others_are_paused) {
-  // The beams can come to need 1 + 2 * 4 of the blocks.
+  // The beams can need 1 + 2 * 4 of the blocks.
   World world({.num_blocks = 12, .tokens_per_block = 4, .policy = kMaxUtilization, .limits = limits(8, 32)});
   Sequence& first = world.add(6, 12, {.num_sequences = 2, .are_beams = true});
   world.step();
@@ -111,7 +111,7 @@ BOOST_AUTO_TEST_CASE(blocks_are_kept_for_beams_where_others_are_paused) {
 }
 
 BOOST_AUTO_TEST_CASE(forks_of_others_leave_the_blocks_of_beams) {
-  // 1 + 2 * 2 for the beams and 1 for the other's prompt: its forks find no block.
+  // 1 + 2 * 2 for the beams and 1 for the other request's prompt: its forks get no block.
   World world({.num_blocks = 6, .tokens_per_block = 4, .policy = kMaxUtilization, .limits = limits(8, 32)});
   Sequence& other = world.make({1, 2, 3}, 4, {.num_sequences = 2});
   Sequence& first = world.add(4, 9, {.num_sequences = 2, .are_beams = true});

@@ -12,7 +12,7 @@ namespace {
 
 using enum CapacitySchedulerPolicy;
 
-/// Every sequence with a new token has so many right drafts.
+/// Gives every sequence with a new token this many right drafts.
 void draft_rightly(World& world, std::int32_t count) {
   world.make_drafts = [count](Sequence& sequence) {
     sequence.drafts = World::coming_tokens(sequence, count);
@@ -53,9 +53,9 @@ BOOST_AUTO_TEST_CASE(wrong_drafts_leave_nothing_behind) {
   world.step();
   BOOST_TEST(sequence.num_generated() == 1 + 3);
   BOOST_TEST(sequence.num_computed == 6 + 3);
-  BOOST_TEST(sequence.table.blocks.size() == 4U);  // of 13 tokens
+  BOOST_TEST(sequence.table.blocks.size() == 4U);  // for 13 tokens
   BOOST_TEST(sequence.table.num_indexed == 2);
-  world.run_to_the_end();  // reads only what belongs to its tokens
+  world.run_to_the_end();  // reads only the KV of its own tokens
 }
 
 BOOST_AUTO_TEST_CASE(a_draft_without_a_token_behind_it_is_computed_again) {
@@ -121,9 +121,9 @@ BOOST_AUTO_TEST_CASE(drafts_take_what_is_left_of_the_tokens) {
   Sequence& b = world.add(2, 20);
   world.step();
   world.step();
-  BOOST_TEST(num_drafts_of(world, a) == 3);  // one of each in turn
+  BOOST_TEST(num_drafts_of(world, a) == 3);  // one of each sequence in turn
   BOOST_TEST(num_drafts_of(world, b) == 2);
-  // A prompt that wants all tokens gets them.
+  // A prompt that needs all tokens of the step gets them.
   Sequence& prompt = world.add(9, 2);
   world.step();
   BOOST_TEST(world.plan.num_draft_tokens == 0);
@@ -148,14 +148,14 @@ BOOST_AUTO_TEST_CASE(rows_of_a_step_with_drafts_are_limited) {
 }
 
 BOOST_AUTO_TEST_CASE(drafts_pause_nobody_and_hold_up_nobody) {
-  // Five blocks: two sequences have two each, and one is free.
+  // Five blocks: two sequences have two each, and one block is free.
   World world({.num_blocks = 5, .tokens_per_block = 4, .policy = kMaxUtilization, .limits = limits(8, 64)});
   draft_rightly(world, 6);
   Sequence& a = world.add(6, 9);
   Sequence& b = world.add(6, 9);
   world.step();
   world.plan_only();
-  // Up to the end of their blocks: the free one could be the next that a running sequence needs.
+  // Only up to the end of their blocks: a running sequence may need the free one next.
   BOOST_TEST(num_drafts_of(world, a) == 1);
   BOOST_TEST(num_drafts_of(world, b) == 1);
   BOOST_TEST(world.pool.num_available() == 1);
@@ -172,7 +172,7 @@ BOOST_AUTO_TEST_CASE(drafts_may_have_blocks_that_nobody_needs) {
   world.plan_only();
   BOOST_TEST(num_drafts_of(world, sequence) == 6);
   world.run_planned();
-  // While somebody waits there are none.
+  // While a sequence waits there are no drafts.
   world.add(24, 2);
   world.plan_only();
   BOOST_TEST(world.scheduler.waiting().size() == 1U);
@@ -243,8 +243,8 @@ const std::vector<Setting> kSettings = {
     {kMaxUtilization, 16, 6, 3},     {kStaticBatch, 40, 12, 0},
 };
 
-/// Random crowds with random drafts: every token finds its predecessors' KV, and each sequence gets the
-/// tokens that it would have got.
+/// Random crowds with random drafts: every token reads its predecessors' KV, and each sequence gets the same
+/// tokens as without drafts.
 BOOST_DATA_TEST_CASE(drafts_change_no_token, boost::unit_test::data::make(kSettings), setting) {
   std::int64_t num_right = 0;
   for (unsigned seed = 0; seed < 20; ++seed) {

@@ -1,4 +1,4 @@
-// Sequences with encoder inputs: blocks of their own, and steps that have room for whole inputs.
+// Sequences with encoder inputs: separate blocks, and steps that take only whole inputs.
 
 #include <boost/test/unit_test.hpp>
 #include <functional>
@@ -34,8 +34,8 @@ BOOST_AUTO_TEST_SUITE(encoder_inputs)
 BOOST_AUTO_TEST_CASE(a_request_waits_for_blocks_and_for_room_in_a_step) {
   World world(small_world(7));
   Sequence& first = world.add(1, 5, with_input(12));   // 3 blocks
-  Sequence& second = world.add(1, 3, with_input(10));  // would make 22 tokens of a step's 20
-  Sequence& third = world.add(1, 3, with_input(8));    // 2 blocks, where there is 1
+  Sequence& second = world.add(1, 3, with_input(10));  // would need 22 of a step's 20 tokens
+  Sequence& third = world.add(1, 3, with_input(8));    // needs 2 blocks, but only 1 is free
   world.step();
   BOOST_TEST(world.plan.num_encoder_tokens == 12);
   BOOST_CHECK(second.state == SequenceState::kWaiting);
@@ -64,7 +64,7 @@ BOOST_AUTO_TEST_CASE(forked_sequences_share_their_input) {
   BOOST_TEST(world.cross_pool()->num_available() == 3);
 }
 
-/// Of two, the second.
+/// Runs two sequences until one is paused, which is the second; returns it.
 Sequence& add_until_one_is_paused(World& world) {
   world.add(4, 9, with_input(8, 1));
   Sequence& second = world.add(4, 9, with_input(8, 2));
@@ -111,7 +111,7 @@ BOOST_AUTO_TEST_CASE(an_input_is_computed_once_for_those_that_start_together_and
   World world(small_world(3));
   Sequence& first = world.add(1, 3, with_input(12));
   Sequence& second =
-      world.add(1, 9, with_input(12));  // for two inputs there is no room, nor for their tokens
+      world.add(1, 9, with_input(12));  // there is no room for two inputs, nor for their tokens
   world.step();
   BOOST_TEST(world.plan.encoded.size() == 1U);
   BOOST_TEST(world.plan.num_encoder_tokens == 12);
@@ -164,7 +164,7 @@ BOOST_AUTO_TEST_CASE(a_request_for_the_encoders_output_has_it_computed) {
   world.step();
   BOOST_TEST(world.plan.num_encoder_tokens == 12);
   BOOST_TEST(sequence.cross_counts.reused_blocks + sequence.cross_counts.missed_blocks == 0);
-  BOOST_TEST(world.cross_pool()->num_available() == 3);  // its blocks became those that were there
+  BOOST_TEST(world.cross_pool()->num_available() == 3);  // its blocks were replaced by the existing ones
   BOOST_TEST(world.cross_pool()->num_free() == 3);
   Sequence& another = world.add(1, 5, with_input(12));
   world.step();

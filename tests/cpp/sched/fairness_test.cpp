@@ -22,7 +22,7 @@ WorldConfig one_at_a_time(bool adapter_fairness = true) {
       .num_blocks = 400, .adapter_fairness = adapter_fairness, .limits = limits(1, 64), .device_pages = 8};
 }
 
-/// Ids in the order in which they started, until nothing is left.
+/// Ids in the order of their starts, until nothing is left.
 std::vector<std::uint64_t> starts(World& world) {
   std::vector<std::uint64_t> ids;
   while (!world.scheduler.empty()) {
@@ -57,7 +57,7 @@ BOOST_AUTO_TEST_CASE(without_fairness_requests_start_as_they_came) {
 
 BOOST_AUTO_TEST_CASE(turns_are_counted_in_tokens) {
   World world(one_at_a_time());
-  // Of the long ones' four times as many tokens, half are prompt and half are generated.
+  // The long requests have four times as many tokens, half of them prompt and half generated.
   for (int i = 0; i < 20; ++i) world.add(16, 17, {.adapter = world.adapter(1)});
   for (int i = 0; i < 80; ++i) world.add(4, 5, {.adapter = world.adapter(2)});
   const auto order = starts(world);
@@ -74,9 +74,9 @@ BOOST_AUTO_TEST_CASE(reused_tokens_do_not_count) {
   const std::vector<std::int32_t> prompt(33, 7);
   const auto first = world.adapter(1);
   world.add(prompt, 1, {.adapter = first});
-  world.add(40, 1, {.adapter = world.adapter(2)});  // keeps the priority's counts
+  world.add(40, 1, {.adapter = world.adapter(2)});  // keeps the counts of the priority
   world.step();
-  // Each computes one token of 33: as many as 33 of them go for one of the other's.
+  // Each computes one of 33 tokens, so 33 of them count like one of the other adapter's.
   for (int i = 0; i < 60; ++i) world.add(prompt, 1, {.adapter = first});
   for (int i = 0; i < 3; ++i) world.add(33, 1, {.adapter = world.adapter(2)});
   const auto order = starts(world);
@@ -110,14 +110,14 @@ BOOST_AUTO_TEST_CASE(an_adapter_without_requests_earns_no_credit) {
 
 BOOST_AUTO_TEST_CASE(an_adapter_does_not_shed_its_past_by_pausing_for_breath) {
   World world(one_at_a_time());
-  // Its one long request ends before the next comes; meanwhile the other's wait all the time.
+  // Its only long request ends before the next arrives; the other adapter's requests wait all the time.
   for (int i = 0; i < 20; ++i) world.add(4, 2, {.adapter = world.adapter(1)});
   world.add(40, 20, {.adapter = world.adapter(2)});
   while (world.any_sequence(20).state != SequenceState::kFinished) world.step();
   const auto finished = world.num_finished;
   Sequence& again = world.add(40, 20, {.adapter = world.adapter(2)});
   while (again.state == SequenceState::kWaiting) world.step();
-  BOOST_TEST(world.num_finished - finished >= 59 / 5);  // of five tokens each
+  BOOST_TEST(world.num_finished - finished >= 59 / 5);  // five tokens each
   world.run_to_the_end();
 }
 
@@ -146,12 +146,12 @@ BOOST_AUTO_TEST_CASE(whoever_started_first_is_paused_last) {
   BOOST_CHECK(flood.state == SequenceState::kWaiting);
   world.cancel(first);
   while (world.step().paused.empty()) BOOST_TEST_REQUIRE(!world.plan.empty());
-  // It came before the other and started after it.
+  // It arrived before the other and started after it.
   BOOST_TEST(world.plan.paused[0] == &flood);
   world.run_to_the_end();
 }
 
-/// The same arrivals give the same steps.
+/// Equal arrivals give equal steps.
 BOOST_DATA_TEST_CASE(the_order_follows_from_the_arrivals, boost::unit_test::data::xrange(sanitized(2, 10)),
                      seed) {
   const auto run = [&] {
@@ -174,7 +174,7 @@ BOOST_DATA_TEST_CASE(the_order_follows_from_the_arrivals, boost::unit_test::data
   BOOST_TEST((run() == run()));
 }
 
-/// Adapters that always have requests get the same work, but for what one batch may hold.
+/// Adapters that always have requests get the same work, up to the size of one batch.
 BOOST_DATA_TEST_CASE(work_is_even_among_adapters_that_always_wait,
                      boost::unit_test::data::xrange(sanitized(1, 12)), seed) {
   std::mt19937_64 random(static_cast<std::uint64_t>(seed));
@@ -201,9 +201,9 @@ BOOST_DATA_TEST_CASE(work_is_even_among_adapters_that_always_wait,
   BOOST_TEST(std::min({work[1], work[2], work[3]}) > 10 * kBatch * kLongest);
 }
 
-/// Steps from arrival to the first token at the 99th percentile, of the requests of every adapter but the
-/// first. Requests come at random, those adapters' at the same rate, the first one's `flood` times as often
-/// as theirs together.
+/// 99th percentile of the steps from arrival to first token, over the requests of all adapters except the
+/// first. Requests arrive at random: the other adapters' at equal rates, the first one's `flood` times as
+/// often as theirs together.
 std::int64_t slow_start(bool adapter_fairness, double flood) {
   std::mt19937_64 random(7);
   std::exponential_distribution<double> gap(1.0);
@@ -213,7 +213,8 @@ std::int64_t slow_start(bool adapter_fairness, double flood) {
                .limits = limits(8, 64),
                .device_pages = 16});
   constexpr std::uint64_t kOthers = 12;
-  constexpr double kRate = 0.2;  // of theirs, requests a step: three quarters of what the batch can serve
+  constexpr double kRate = 0.2;  // requests of the others per step: three quarters of what the batch can
+                                 // serve
   constexpr std::int64_t kSteps = 2000;
   std::map<std::uint64_t, double> next;
   for (std::uint64_t task = 1; task <= kOthers + 1; ++task) next[task] = gap(random);
@@ -224,7 +225,7 @@ std::int64_t slow_start(bool adapter_fairness, double flood) {
       const double rate = task == 1 ? kRate * flood : kRate / kOthers;
       while (rate > 0.0 && time < static_cast<double>(now)) {
         time += gap(random) / rate;
-        if (task == 1 && world.scheduler.waiting().size() > 300) continue;  // a queue's limit
+        if (task == 1 && world.scheduler.waiting().size() > 300) continue;  // limit of the queue
         const auto max_tokens = static_cast<std::int32_t>(15 + random() % 31);
         const Sequence& added = world.add(8, max_tokens, {.adapter = world.adapter(task)});
         if (task != 1) arrived[&added] = now;

@@ -1,4 +1,4 @@
-// Requests of several sequences: they begin as one and are forked when the prompt is computed.
+// Requests of several sequences: they start as one, and fork when the prompt is computed.
 
 #include <algorithm>
 #include <boost/test/unit_test.hpp>
@@ -88,7 +88,7 @@ BOOST_AUTO_TEST_CASE(a_request_starts_when_there_is_room_for_all_its_sequences) 
 }
 
 BOOST_AUTO_TEST_CASE(blocks_are_promised_to_sequences_before_they_are_forked) {
-  // Each sequence can come to need 2 blocks beside the shared one: 1 + 3 * 2.
+  // Each sequence needs up to 2 blocks in addition to the shared one: 1 + 3 * 2.
   World world({.num_blocks = 8, .tokens_per_block = 4, .limits = limits(8, 3)});
   world.add(6, 6, {.num_sequences = 3});
   Sequence& other = world.add(3, 3);  // 2 blocks
@@ -114,7 +114,7 @@ BOOST_AUTO_TEST_CASE(what_never_fits_counts_all_sequences) {
   BOOST_TEST(contains(*batch, "4 sequences; accepted: 1 to max_batch_size = 3"));
   BOOST_TEST(world.scheduler.why_never_fits(6, 1, 0).has_value());
   BOOST_CHECK_THROW(world.add(6, 8, {.num_sequences = 3}), RequestError);
-  // They end with their first token: there is nothing to fork.
+  // They end with their first token, so nothing is forked.
   BOOST_TEST(!world.scheduler.why_never_fits(28, 1, 3).has_value());
   World paused({.num_blocks = 7, .tokens_per_block = 4, .policy = kMaxUtilization, .limits = limits(3, 64)});
   BOOST_TEST(!paused.scheduler.why_never_fits(6, 8, 3).has_value());
@@ -128,7 +128,7 @@ BOOST_AUTO_TEST_CASE(without_blocks_forked_sequences_wait_as_if_paused) {
   BOOST_TEST(world.scheduler.running().size() == 2U);
   BOOST_TEST(world.scheduler.waiting().size() == 2U);
   BOOST_TEST(world.scheduler.num_paused() == 2);
-  // Their prompt is not counted again when they compute it.
+  // The prompt is not charged again when they compute it.
   for (const Sequence* sequence : world.scheduler.waiting().list()) BOOST_TEST(sequence->num_charged == 10);
   world.run_to_the_end();
   BOOST_TEST(world.num_finished == 4);
@@ -141,7 +141,7 @@ BOOST_AUTO_TEST_CASE(the_copy_is_made_although_the_parent_has_gone) {
   world.step();
   world.cancel(first);
   BOOST_TEST(world.scheduler.pending_copies().size() == 1U);
-  // The block that it is copied from belongs to another now.
+  // The source block now belongs to another sequence.
   world.add(7, 1);
   world.run_to_the_end();
   BOOST_TEST(world.num_finished == 2);

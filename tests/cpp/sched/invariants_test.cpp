@@ -14,7 +14,7 @@ namespace {
 
 BOOST_AUTO_TEST_SUITE(invariants)
 
-/// A plan of two decodes, a prefill that ends and one that does not, and what may be wrong with it.
+/// A plan of two decodes, a prefill that ends and one that does not, with one damage each.
 BOOST_AUTO_TEST_CASE(each_damage_to_a_plan_is_named) {
   const std::vector<std::pair<std::string, std::function<void(StepPlan&)>>> damages = {
       {"num_tokens does not count the planned tokens", [](StepPlan& plan) { ++plan.num_tokens; }},

@@ -1,4 +1,4 @@
-// Sequences that start within a block, as copies of others' beginnings.
+// Sequences that start within a block, from copies of other blocks.
 
 #include <algorithm>
 #include <boost/test/unit_test.hpp>
@@ -92,7 +92,7 @@ BOOST_AUTO_TEST_CASE(sequences_that_start_together_copy_one_block) {
   BOOST_TEST(world.num_finished == 5);
 }
 
-/// The block that is copied is evicted by the same plan for what another sequence writes.
+/// The same plan evicts the copied block for another sequence's tokens.
 BOOST_AUTO_TEST_CASE(a_block_may_be_evicted_once_it_is_to_be_copied) {
   World world({.num_blocks = 4, .partial_reuse = PartialReuse::kCopy});
   world.add({1, 2, 3, 4}, 1);

@@ -1,4 +1,4 @@
-// Sequences that give their KV blocks up under MAX_UTILIZATION, and come back.
+// Sequences that lose their KV blocks under MAX_UTILIZATION and resume later.
 
 #include <boost/test/unit_test.hpp>
 
@@ -35,7 +35,7 @@ BOOST_AUTO_TEST_CASE(max_utilization_starts_more_and_pauses_the_newest) {
 }
 
 BOOST_AUTO_TEST_CASE(whoever_needs_a_block_the_newest_is_paused) {
-  // Three times three blocks; then the first needs its fourth.
+  // Three times three blocks; then the first sequence needs its fourth.
   World world({.num_blocks = 9, .tokens_per_block = 4, .policy = kMaxUtilization, .limits = limits(8, 64)});
   world.add(8, 20);
   Sequence& second = world.add(8, 20);

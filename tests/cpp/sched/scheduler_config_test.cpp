@@ -25,7 +25,7 @@ BOOST_AUTO_TEST_CASE(defaults_and_every_policy_are_valid) {
 BOOST_AUTO_TEST_CASE(equal_progress_needs_chunks) {
   SchedulerConfig config;
   config.context_chunking_policy = ContextChunkingPolicy::kEqualProgress;
-  config.dynamic_batch_config = DynamicBatchConfig{};  // without effect, and so not refused
+  config.dynamic_batch_config = DynamicBatchConfig{};  // no effect, so not refused
   const auto problems = config.validate(false);
   BOOST_TEST_REQUIRE(problems.list().size() == 1U);
   BOOST_TEST(problems.list()[0].starts_with("context_chunking_policy is EQUAL_PROGRESS"));

@@ -14,9 +14,10 @@
 namespace adaptrt::testing::scheduler_simulation_test {
 namespace {
 
-/// Random traffic over a random small world: tight blocks and pages, shared prefixes and beginnings, forks,
-/// beams, encoder inputs that meet, priorities, cancels, failing steps, loads beside the steps that may fail,
-/// pins, forgotten prefixes. World checks the invariants, what every token reads, and every finished answer.
+/// Random traffic in a random small world: few blocks and pages, shared prefixes and block beginnings, forks,
+/// beams, shared encoder inputs, priorities, cancels, failing steps, background loads that may fail, pins,
+/// cleared prefix caches. World checks the invariants, the KV that every token reads, and every finished
+/// answer.
 class Simulation {
  public:
   explicit Simulation(int seed)
@@ -28,7 +29,7 @@ class Simulation {
       disturb();
       step();
     }
-    // No more arrivals: all that is left must come to its end.
+    // No more arrivals: everything left must end.
     std::int64_t left = 0;
     for (std::uint64_t id = 0; id < world_.num_made(); ++id) {
       const Sequence& sequence = world_.any_sequence(id);
@@ -85,7 +86,7 @@ class Simulation {
 
   void arrive() {
     std::vector<std::int32_t> prompt(1 + below(30));
-    for (auto& token : prompt) token = below(2);  // prefixes meet often
+    for (auto& token : prompt) token = below(2);  // so that prefixes often match
     RequestOptions options;
     if (below(3) == 0) options.priority = static_cast<float>(below(3)) / 2.0F;
     if (below(6) == 0) options.cache_salt = 1;
@@ -95,7 +96,7 @@ class Simulation {
       const auto pages = static_cast<std::int32_t>(1 + task % config_.device_pages);
       try {
         options.adapter = world_.adapter(static_cast<std::uint64_t>(task), pages);
-      } catch (const LoraCacheFullError&) {  // beside what is pinned
+      } catch (const LoraCacheFullError&) {  // too large next to the pinned adapters
         return;
       }
     }
@@ -104,12 +105,12 @@ class Simulation {
     if (options.num_sequences > 1) options.are_beams = below(2) == 0;
     std::int64_t encoder_length = 0;
     if (config_.num_cross_blocks > 0) {
-      // Mostly no longer than a step and the blocks take.
+      // Usually at most a step's tokens and the available blocks.
       const auto most =
           std::min(config_.limits.max_num_tokens, config_.num_cross_blocks * config_.tokens_per_block);
       encoder_length = std::min(1 + 5 * below(6), most + 2);
       auto tokens = std::make_shared<std::vector<std::int32_t>>(static_cast<std::size_t>(encoder_length));
-      std::ranges::fill(*tokens, below(3));  // inputs meet often
+      std::ranges::fill(*tokens, below(3));  // so that inputs often match
       options.encoder_tokens = std::move(tokens);
       options.compute_encoder_input = below(4) == 0;
     }

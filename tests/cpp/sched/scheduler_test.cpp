@@ -115,7 +115,7 @@ BOOST_AUTO_TEST_CASE(with_equal_progress_prompts_share_the_step) {
     for (const auto& entry : world.plan.entries) all.push_back(entry.count);
     return all;
   };
-  world.step();  // the third ends, the first has one chunk more than the second and then the rest
+  world.step();  // the third ends; the first has one chunk more than the second, and then the rest
   BOOST_TEST(counts() == (std::vector<std::int32_t>{8, 8, 5}), boost::test_tools::per_element());
   BOOST_TEST(world.plan.num_context_tokens == 21);
   Sequence& late = world.add(30, 2);
@@ -145,7 +145,7 @@ BOOST_AUTO_TEST_CASE(equal_progress_needs_chunks) {
 }
 
 BOOST_AUTO_TEST_CASE(blocks_are_retained_as_the_request_says) {
-  // Of a request's tokens, those that are still there when a later request has come and two blocks had to go.
+  // Number of tokens of a request that are still cached after a later request has evicted two blocks.
   const auto reused = [](std::int32_t prompt_length, std::int32_t max_tokens,
                          const KvCacheRetentionConfig& config) {
     World world({.num_blocks = 12, .tokens_per_block = 4, .limits = limits(1, 64)});
@@ -214,7 +214,7 @@ BOOST_AUTO_TEST_CASE(without_chunking_a_prompt_waits_for_a_step_with_room_for_al
 BOOST_AUTO_TEST_CASE(requests_that_never_fit_are_refused_with_the_numbers) {
   World world({.num_blocks = 5, .tokens_per_block = 4, .limits = limits(8, 16, false)});
   BOOST_TEST(
-      !world.scheduler.why_never_fits(16, 5).has_value());  // 20 tokens of KV: the last is never fed back
+      !world.scheduler.why_never_fits(16, 5).has_value());  // 20 tokens of KV: the last one is never computed
   const auto blocks = world.scheduler.why_never_fits(16, 6);
   BOOST_TEST_REQUIRE(blocks.has_value());
   BOOST_TEST(contains(*blocks, "needs 6 KV blocks of 4 tokens; there are 5"));

@@ -17,7 +17,7 @@
 namespace adaptrt::testing::waiting_queue_test {
 namespace {
 
-/// What WaitingQueue promises, by looking at everything each time.
+/// Reference of WaitingQueue that scans everything each time.
 class Model {
  public:
   using Key = std::pair<float, std::uint64_t>;
@@ -43,7 +43,7 @@ class Model {
     std::erase(running_, &sequence);
     const auto has_priority = [&](auto* other) { return other->priority == sequence.priority; };
     if (std::ranges::any_of(waiting_, has_priority) || std::ranges::any_of(running_, has_priority)) return;
-    turn_.erase(sequence.priority);  // a priority without requests has no past
+    turn_.erase(sequence.priority);  // a priority without requests has no history
     std::erase_if(served_, [&](const auto& item) { return item.first.first == sequence.priority; });
   }
   void charge(const Sequence& sequence, std::uint64_t tokens) {
@@ -55,7 +55,7 @@ class Model {
     std::vector<Sequence*> order;
     while (!left.empty()) {
       const auto next = std::ranges::min_element(left, {}, [&](const Sequence* sequence) {
-        // Of an adapter's requests only the oldest is considered, by having the least arrival.
+        // Only an adapter's oldest request is considered, because it has the lowest arrival.
         return std::tuple(-sequence->priority, served.at(key_of(*sequence)), sequence->arrival,
                           sequence->index);
       });
@@ -88,7 +88,8 @@ std::vector<Sequence*> walk_all(WaitingQueue& queue) {
 
 BOOST_AUTO_TEST_SUITE(waiting_queue)
 
-/// Requests come, start, are forked, charged, paused and ended at random; walks start some of what they meet.
+/// Requests arrive, start, fork, are charged, pause and end at random; walks start some of those that they
+/// visit.
 BOOST_DATA_TEST_CASE(its_order_is_the_model_s_after_every_change,
                      boost::unit_test::data::xrange(sanitized(8, 40)), seed) {
   std::mt19937_64 random(static_cast<std::uint64_t>(seed));

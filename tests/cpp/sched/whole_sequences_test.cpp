@@ -1,4 +1,4 @@
-// Engines that keep no KV: sequences without blocks, each whole in the step that starts it.
+// Engines without KV: sequences have no blocks, and each is computed whole in the step that starts it.
 
 #include <boost/test/data/monomorphic.hpp>
 #include <boost/test/data/test_case.hpp>
@@ -31,8 +31,8 @@ BOOST_AUTO_TEST_SUITE(whole_sequences)
 BOOST_AUTO_TEST_CASE(a_sequence_waits_for_room_for_all_of_it) {
   World world(without_kv());
   Sequence& first = world.add(12, 1);
-  Sequence& second = world.add(9, 1);  // would make 21 tokens of a step's 20
-  Sequence& third = world.add(3, 1);   // comes behind it
+  Sequence& second = world.add(9, 1);  // would need 21 of a step's 20 tokens
+  Sequence& third = world.add(3, 1);   // comes after it
   world.step();
   BOOST_TEST(world.plan.num_tokens == 12);
   BOOST_CHECK(first.state == SequenceState::kFinished);

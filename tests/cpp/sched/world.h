@@ -35,11 +35,11 @@ struct WorldConfig {
                          .max_num_tokens = 32,
                          .enable_chunked_context = true,
                          .max_reusable_prompt_len = 1 << 20};
-  /// 0: there is no encoder; else every request has an input for it.
+  /// 0: no encoder; otherwise every request has an encoder input.
   std::int32_t num_cross_blocks = 0;
-  /// Device pages of the LoRA cache; 0: none.
+  /// Device pages of the LoRA cache; 0 for no cache.
   std::int64_t device_pages = 0;
-  /// Threads that load adapters; with them, what a test wants to happen in each load.
+  /// Number of load workers, and the hook that they call in each load.
   std::int32_t num_load_workers = 0;
   HookedPages::Hook in_load = [] {};
 };
@@ -51,7 +51,7 @@ struct RequestOptions {
   bool compute_whole_prompt = false;
   std::shared_ptr<const KvCacheRetentionConfig> retention = nullptr;
   std::int32_t num_sequences = 1;
-  /// They are the beams of a search.
+  /// True for the beams of a search.
   bool are_beams = false;
   EncoderTokens encoder_tokens = nullptr;
   bool compute_encoder_input = false;
@@ -65,8 +65,8 @@ inline SchedulerLimits limits(std::int32_t max_batch_size, std::int32_t max_num_
 }
 
 /// An executor without an engine. Its "model" is a hash of everything that a token may depend on: the adapter
-/// and the tokens before. It also writes, block by block, what KV an engine would have written, and looks at
-/// every step whether each planned token finds exactly its predecessors' KV.
+/// and the earlier tokens. It also writes a stand-in for each block's KV, and checks in every step that each
+/// planned token reads exactly the KV of its predecessors.
 class World {
  public:
   explicit World(const WorldConfig& config)
@@ -84,7 +84,7 @@ class World {
         memory_(static_cast<std::size_t>(config.num_blocks) * config.tokens_per_block),
         cross_memory_(static_cast<std::size_t>(config.num_cross_blocks)) {}
 
-  /// An adapter that takes `pages` device pages, one a layer; each task has its own weights.
+  /// Makes an adapter of `pages` device pages, one per layer; each task has different weights.
   std::shared_ptr<const HostAdapter> adapter(std::uint64_t task_id, std::int32_t pages = 1) {
     const LoraLayout layout = one_module_layout();
     std::vector<SentRow> rows;
@@ -130,7 +130,8 @@ class World {
     return add(std::move(prompt), max_tokens, options);
   }
 
-  /// One step: plans, computes, commits, and removes what has finished (after max_tokens). Returns the plan.
+  /// Runs one step: plans, computes, commits, and removes sequences that reached max_tokens. Returns the
+  /// plan.
   const StepPlan& step() {
     plan_only();
     run_planned();
@@ -163,8 +164,8 @@ class World {
     }
     require_sound();
   }
-  /// Plans as often as it takes: waits for loads when there is nothing else to do, and removes requests whose
-  /// loads have failed.
+  /// Plans until there is something to do: waits for loads if needed, and removes requests whose loads have
+  /// failed.
   void plan_only() {
     for (;;) {
       const int loads_before = load_ends.count();
@@ -185,27 +186,27 @@ class World {
     require_sound();
     require(check_invariants(plan, scheduler, pool));
   }
-  /// The step that was planned fails.
+  /// Fails the planned step.
   void fail_step() {
     scheduler.fail(plan);
     require_sound();
     for (const PlannedSequence& entry : plan.entries) give_up(*entry.sequence);
     for (const PlannedCopy& copy : plan.copies) give_up(*copy.sequence);
   }
-  /// With all beams of its request.
+  /// Cancels the sequence and all beams of its request.
   void cancel(Sequence& sequence) {
     scheduler.remove(sequence);
     require_sound();
     give_up(sequence);
   }
-  /// Steps until nothing is left; each must do something.
+  /// Runs steps until nothing is left; each step must do something.
   void run_to_the_end() {
     while (!scheduler.empty()) {
       step();
       BOOST_TEST_REQUIRE(!plan.empty());
     }
   }
-  /// The tokens that the sequence is going to generate next.
+  /// Returns the tokens that the sequence will generate next.
   static std::vector<std::int32_t> coming_tokens(const Sequence& sequence, std::int32_t count) {
     std::vector<std::int32_t> tokens = sequence.tokens;
     for (std::int32_t i = 0; i < count; ++i) tokens.push_back(next_token(sequence, tokens));
@@ -214,14 +215,14 @@ class World {
   }
   void require_sound() { require(check_invariants(scheduler, pool, cache_.get())); }
   [[nodiscard]] LoraCache& cache() { return *cache_; }
-  /// In any state.
+  /// Returns a sequence in any state.
   [[nodiscard]] Sequence& any_sequence(std::uint64_t number) { return *sequences_.at(number % next_id_); }
   [[nodiscard]] std::uint64_t num_made() const { return next_id_; }
   [[nodiscard]] bool plans(const Sequence& sequence) const {
     return std::ranges::any_of(plan.entries, [&](const auto& entry) { return entry.sequence == &sequence; });
   }
 
-  /// The sequences of a request with beams.
+  /// Returns the sequences of a request with beams.
   [[nodiscard]] const std::vector<Sequence*>& beams_of(const Sequence& first) const {
     return beams_.at(first.id);
   }
@@ -249,14 +250,14 @@ class World {
                          .on_load_end = [this] { load_ends.add(); }});
   }
 
-  /// The request is over: its adapter may leave the cache.
+  /// Ends the request: its adapter may leave the cache.
   static void retire(Sequence& sequence) { sequence.adapter.reset(); }
   static void require(const std::vector<std::string>& violations) {
     for (const auto& violation : violations) BOOST_ERROR(violation);
     if (!violations.empty()) throw std::runtime_error("the invariants do not hold");
   }
 
-  /// The sequence was removed.
+  /// Called after the removal of a sequence.
   void give_up(Sequence& sequence) {
     retire(sequence);
     if (!sequence.is_beam) return;
@@ -266,8 +267,8 @@ class World {
     }
     require_sound();
   }
-  /// When all beams of a request are computed: some are given up, each for any other that is not, until they
-  /// have max_tokens.
+  /// Called after all beams of a request are computed: some are dropped for others until they have
+  /// max_tokens.
   void select_beams(std::uint64_t request) {
     auto& beams = beams_.at(request);
     Sequence& first = *beams.front();
@@ -314,7 +315,7 @@ class World {
     for (Sequence* beam : beams) beam->tokens.push_back(static_cast<std::int32_t>(draw(5)));
   }
 
-  /// The sequences that were promised, each with a first token of its own.
+  /// Forks the promised sequences, each with its own first token.
   void fork_all(Sequence& parent) {
     for (std::int32_t index = 1; parent.num_forks > 0; ++index) {
       Sequence& child = make(parent.tokens, parent.max_tokens,
@@ -329,7 +330,7 @@ class World {
     }
   }
 
-  /// Of tokens under the sequence's adapter.
+  /// Hashes tokens under the sequence's adapter.
   static std::uint64_t hash(const Sequence& sequence, std::span<const std::int32_t> tokens) {
     std::uint64_t value = sequence.reuse_key().adapter_generation + 1;
     for (const std::int32_t token : tokens) {
@@ -348,7 +349,7 @@ class World {
   static std::int32_t next_token(const Sequence& sequence, std::int32_t length) {
     return next_token(sequence, std::span(sequence.tokens).first(static_cast<std::size_t>(length)));
   }
-  /// The next token, and those after it as long as the planned drafts are right.
+  /// Generates the next token, and further ones as long as the planned drafts are right.
   void generate(const PlannedSequence& entry) {
     Sequence& sequence = *entry.sequence;
     for (std::int32_t i = 0;; ++i) {
@@ -367,7 +368,7 @@ class World {
     const std::int32_t size = pool.tokens_per_block();
     return memory_[static_cast<std::size_t>(sequence.table.blocks[position / size]) * size + position % size];
   }
-  /// What an encoder would write of a sequence's input.
+  /// Writes the encoder's result for a sequence's input.
   void encode(const Sequence& sequence) {
     for (const BlockId block : sequence.cross->blocks()) {
       cross_memory_[static_cast<std::size_t>(block)] = hash(sequence, *sequence.encoder_tokens);
@@ -407,7 +408,7 @@ class World {
   BlockPool pool;
   Counter load_ends;
 
-  /// nullptr without WorldConfig::num_cross_blocks.
+  /// Returns nullptr without WorldConfig::num_cross_blocks.
   [[nodiscard]] const CrossBlockPool* cross_pool() const { return cross_pool_.get(); }
 
  private:
@@ -419,7 +420,7 @@ class World {
   StepPlan plan;
   std::int64_t num_finished = 0;
   std::int64_t num_failed = 0;
-  /// What makes the drafts of a sequence that has a new token; nullptr: there are none.
+  /// Makes the drafts of a sequence with a new token; empty for no drafts.
   std::function<void(Sequence&)> make_drafts;
   std::int64_t num_right_drafts = 0;
 
@@ -432,14 +433,14 @@ class World {
   std::int32_t next_token_ = 1000;
 };
 
-/// Checks that one of what the validator found has these words.
+/// Checks that one of the validator's problems contains these words.
 inline void check_found(const std::vector<std::string>& problems, const std::string& words) {
   BOOST_TEST(
       std::ranges::any_of(problems, [&](const auto& text) { return text.find(words) != std::string::npos; }),
       words);
 }
 
-/// What the validator finds in a copy of the world's plan to which `damage` was done.
+/// Returns the validator's problems for a copy of the world's plan after `damage`.
 template <class Damage>
 std::vector<std::string> problems_of_damaged_plan(const World& world, const Damage& damage) {
   StepPlan damaged = world.plan;

@@ -1,4 +1,4 @@
-// The messages between rank 0's engine and the others', over engines that compute nothing.
+// Messages between rank 0's engine and other ranks, with engines that compute nothing.
 
 #include <boost/test/unit_test.hpp>
 #include <cstdint>
@@ -21,7 +21,7 @@ namespace {
 
 constexpr std::size_t kPageBytes = 8192;
 
-/// Its parts of commands throw ConfigError as often as a test says.
+/// Engine whose commands throw ConfigError a given number of times.
 class IdleEngine final : public Engine {
  public:
   IdleEngine(std::string name, int failures) : name_(std::move(name)), failures_left_(failures) {
@@ -54,7 +54,7 @@ class IdleEngine final : public Engine {
 /// Rank 0's engine, and another rank in a thread.
 class TwoRanks {
  public:
-  /// How often a command fails on each.
+  /// Number of failing commands on each rank.
   TwoRanks(int failures, int failures_of_other)
       : room_(std::make_shared<MailRoom>(2)),
         engine(make_sharded_engine(std::make_shared<IdleEngine>("rank 0", failures),
@@ -74,7 +74,7 @@ class TwoRanks {
   TwoRanks(TwoRanks&&) = delete;
   TwoRanks& operator=(TwoRanks&&) = delete;
 
-  /// The error that the other rank ended with; empty without one.
+  /// Returns the error that the other rank ended with; empty if none.
   std::string end() {
     engine->end_steps();
     other_.join();
@@ -92,7 +92,7 @@ class TwoRanks {
   std::jthread other_;
 };
 
-/// Text of the error that a call throws; empty if it throws nothing.
+/// Returns the text of the error that a call throws; empty if none.
 template <class Call>
 std::string error_of(Call call) {
   try {
@@ -105,7 +105,7 @@ std::string error_of(Call call) {
 
 BOOST_AUTO_TEST_SUITE(commands)
 
-// A reply that is not taken would be that of the next command.
+// A reply that is not received would be taken for that of the next command.
 BOOST_AUTO_TEST_CASE(replies_are_taken_where_rank_0_fails) {
   const std::vector<void (*)(Engine&)> calls{
       [](Engine& engine) { engine.allocate_kv_blocks(4); },
@@ -121,7 +121,7 @@ BOOST_AUTO_TEST_CASE(replies_are_taken_where_rank_0_fails) {
   }
 }
 
-/// A step of one token with an adapter.
+/// Runs a step of one token with an adapter.
 void step_with(Engine& engine, const DeviceAdapter& adapter) {
   const std::vector<std::int32_t> zeros(1);
   const std::vector<std::int32_t> ones(1, 1);

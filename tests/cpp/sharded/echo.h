@@ -10,7 +10,7 @@
 
 namespace adaptrt::testing {
 
-/// Rank 0's, of ranks that send what they are sent.
+/// Rank 0 of ranks that send back what they receive.
 class Echo final : public Communicator {
  public:
   explicit Echo(std::int32_t size) : size_(size) {}

@@ -12,13 +12,13 @@
 
 namespace adaptrt::testing {
 
-/// Of what the encoder makes.
+/// Width of the encoder's output.
 inline constexpr std::int64_t kEncodedSize = 48;
 
-/// A random decoder whose layers see what a random encoder with as many layers makes.
+/// A random decoder whose layers attend to a random encoder with as many layers.
 class EncoderDecoder {
  public:
-  /// With `max_rank` adapters act on the decoder's own layers.
+  /// If `max_rank` is not 0, adapters act on the decoder's own layers.
   EncoderDecoder(std::int32_t num_layers, DType dtype, std::int32_t max_rank = 0)
       : decoder_({.dtype = dtype, .num_layers = num_layers, .max_rank = max_rank}),
         encoder_({.dtype = dtype, .num_layers = num_layers, .seed = 2, .keep_logit_rows = false}),
@@ -33,7 +33,7 @@ class EncoderDecoder {
     add_cross_attention();
   }
 
-  /// One of as many stages as there are layers.
+  /// Returns one stage; there are as many stages as layers.
   [[nodiscard]] Program stage(std::int32_t number) const {
     Program made = of_stage(program, number);
     made.num_encoder_layers = 1;
@@ -102,7 +102,7 @@ class EncoderDecoder {
     }
   }
 
-  /// Behind each layer's own attention, of what that reads as well.
+  /// Adds cross-attention after each layer's self-attention, with the op that projects its keys and values.
   void add_cross_attention() {
     const std::int64_t width = kHeads.query_size();
     const BufferId q = buffer(RowKind::kTokens, width, DType::kFloat32);
@@ -126,7 +126,7 @@ class EncoderDecoder {
   RandomModel decoder_;
   RandomModel encoder_;
   Random random_{5};
-  std::vector<Op> layers_;  // of the encoder, and the norm behind them
+  std::vector<Op> layers_;  // of the encoder, followed by its norm
   std::vector<Op> cross_keys_;
   BufferId stream_ = kNoBuffer;
 

@@ -1,5 +1,5 @@
-// Stages of an encoder and a decoder as threads: encoder inputs pass all stages, then each keeps what its
-// layers see.
+// Pipeline stages of an encoder and a decoder in threads: encoder inputs pass through all stages, then each
+// keeps what its layers read.
 
 #include <boost/test/data/monomorphic.hpp>
 #include <boost/test/data/test_case.hpp>
@@ -21,9 +21,9 @@ namespace {
 
 namespace data = boost::unit_test::data;
 
-constexpr std::int32_t kCrossBlocks = 7;  // of the largest encoder input
+constexpr std::int32_t kCrossBlocks = 7;  // for the largest encoder input
 
-/// Decoders of these lengths, each over an encoder input of its own, which begin in blocks of its own.
+/// Decoder sequences of these lengths, each with its own encoder input and its own blocks.
 class Step {
  public:
   Step(const std::vector<std::int32_t>& lengths, std::vector<std::int32_t> encoder_lengths,
@@ -102,7 +102,8 @@ class Stages : public Pipeline {
 
 BOOST_AUTO_TEST_SUITE(encoder_pipeline)
 
-/// Encoder inputs in one piece and in several, and a later step that sees what was kept, in pieces itself.
+/// Encoder inputs in one and several micro-batches, and a later step that reads the cached ones, also in
+/// micro-batches.
 BOOST_DATA_TEST_CASE(stages_make_what_one_engine_does, data::make({2, 4}) * data::make({0, 1}), layers,
                      type) {
   const DType dtype = type == 0 ? DType::kFloat32 : DType::kBFloat16;
@@ -165,7 +166,7 @@ BOOST_AUTO_TEST_CASE(stages_that_do_not_fit_are_found) {
   const EncoderDecoder adapted(2, DType::kFloat32, 4);
   program = adapted.stage(1);
   BOOST_TEST(program.validate().empty());
-  program.lora.num_encoder_layers = 1;  // the stage's
+  program.lora.num_encoder_layers = 1;  // the number of encoder layers in the stage
   BOOST_TEST(!program.validate().empty());
 }
 

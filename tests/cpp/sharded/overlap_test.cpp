@@ -1,4 +1,4 @@
-// Sums over ranks that go on while their terms are made.
+// Sums over ranks that overlap with the computation of their terms.
 
 #include <boost/test/data/monomorphic.hpp>
 #include <boost/test/data/test_case.hpp>
@@ -26,13 +26,13 @@ namespace {
 
 namespace data = boost::unit_test::data;
 
-/// A rank's, which counts exchanges and does with them what a network might.
+/// Communicator of a rank that counts exchanges and delays them like a network.
 class WatchedCommunicator final : public Communicator {
  public:
   enum class Kind {
-    kAtOnce,  ///< all of an exchange when it begins
+    kAtOnce,  ///< an exchange completes when it begins
     kOverlapping,
-    kReluctant,  ///< an exchange has ended when it is asked for the third time
+    kReluctant,  ///< an exchange completes at the third check
   };
 
   WatchedCommunicator(std::shared_ptr<MailRoom> room, std::int32_t rank, Kind kind,
@@ -70,12 +70,12 @@ class WatchedCommunicator final : public Communicator {
     under_way_ = 0;
   }
 
-  /// Exchanges that have begun, and those of them that began before another was waited for.
+  /// Number of exchanges, and number of those that began before another one was waited for.
   int begun = 0;
   int overlapping = 0;
-  /// How often it was asked whether one has ended.
+  /// Number of checks for completion.
   int looked_after = 0;
-  /// The number of exchanges after which this rank does nothing more.
+  /// Number of exchanges after which this rank stops.
   int fails_at = -1;
 
  private:
@@ -91,7 +91,7 @@ std::ostream& operator<<(std::ostream& out, Kind kind) {
   return out << (kind == Kind::kAtOnce ? "at once" : kind == Kind::kReluctant ? "reluctant" : "overlapping");
 }
 
-/// The engines of all ranks, without what tells them of steps.
+/// The engines of all ranks, without the commands of steps.
 class Ranks {
  public:
   Ranks(const Program& whole, std::int32_t num_ranks, MakeProgram make, Kind kind = Kind::kOverlapping,
@@ -105,7 +105,7 @@ class Ranks {
     }
   }
 
-  /// Rank 0's logits, which are the others' as well.
+  /// Returns rank 0's logits, which must equal the other ranks'.
   std::vector<float> logits(const StepInput& input) {
     std::vector<std::vector<float>> found(engines_.size());
     for (const std::exception_ptr& failure : run(input, &found)) {
@@ -115,7 +115,7 @@ class Ranks {
     return found[0];
   }
 
-  /// What each rank throws in a step.
+  /// Returns each rank's error in a step.
   std::vector<std::exception_ptr> failures(const StepInput& input) {
     std::vector<std::vector<float>> found(engines_.size());
     return run(input, &found);
@@ -144,8 +144,8 @@ class Ranks {
   std::vector<std::unique_ptr<Engine>> engines_;
 };
 
-/// Rows are 256 floats, four panels: sums of two ranks are cut into two from 512 tokens on and into four from
-/// 1024 on, those of three ranks into two from 1536 on.
+/// Rows have 256 floats, in four panels. Sums over two ranks are split in two from 512 tokens on and in four
+/// from 1024 on; sums over three ranks are split in two from 1536 on.
 ModelOptions options() {
   return {.shape = {.hidden_size = 256, .attention = {2, 1, 8}},
           .intermediate_size = 32,
@@ -154,7 +154,7 @@ ModelOptions options() {
           .max_rank = 4};
 }
 
-/// Tokens [begin, end) of one sequence, of which the last one has logits.
+/// Tokens [begin, end) of one sequence, with logits for the last one.
 StepArrays tokens_of(std::int32_t begin, std::int32_t end, const DeviceAdapter* adapter) {
   Piece piece{.first_position = begin, .prompt_length = end, .adapter = adapter, .adapter_from = 100};
   Random random(9);
@@ -168,7 +168,7 @@ StepArrays tokens_of(std::int32_t begin, std::int32_t end, const DeviceAdapter* 
   return arrays;
 }
 
-/// In steps whose sums are not cut.
+/// Computes the logits in steps so small that sums are not split.
 std::vector<float> logits_in_pieces(Ranks* ranks, std::int32_t tokens, const DeviceAdapter* adapter) {
   constexpr std::int32_t kPiece = 150;
   std::vector<float> logits;
@@ -222,7 +222,7 @@ BOOST_DATA_TEST_CASE(sums_are_the_same_bits_however_they_are_cut, data::make(kSi
   check_same_bits(&ranks, size.tokens, &adapter, size.overlaps);
 }
 
-/// With a layer between each layer that is summed and its sum, of which nothing comes.
+/// Inserts an unused layer between each summed layer and its sum.
 Program with_layers_between(const Program& whole, std::int32_t rank, std::int32_t num_ranks) {
   Program program = with_cut_layers(whole, rank, num_ranks);
   LinearOp between;
@@ -255,8 +255,8 @@ BOOST_DATA_TEST_CASE(sums_go_on_during_layers_that_do_without_them,
   if (tokens < 512) BOOST_TEST(behind.communicators[0]->looked_after == 0);
 }
 
-// Of six experts ranks have two or three; 8192 rows of experts are a slice of 4096 tokens, of eight per token
-// of 1024.
+// With six experts, ranks have two or three. 8192 expert rows are a slice: 4096 tokens with two experts per
+// token, 1024 with eight.
 BOOST_DATA_TEST_CASE(so_are_those_of_experts, data::make(kSizes) * data::make({2, 8}), size, top_k) {
   ModelOptions experts = options();
   experts.num_experts = top_k == 2 ? 6 : 12;
@@ -283,7 +283,7 @@ BOOST_DATA_TEST_CASE(a_rank_without_a_tokens_experts_has_a_term_as_well, data::m
   check_same_bits(&ranks, 600, nullptr, true);
 }
 
-// The ranks' terms are once, twice and three times what the layer makes.
+// The ranks' terms are one, two and three times the layer's output.
 BOOST_DATA_TEST_CASE(terms_of_all_ranks_are_added_up, data::make({2, 3}), num_ranks) {
   const RandomModel model(options());
   Program scaled = model.program;
@@ -305,8 +305,8 @@ BOOST_DATA_TEST_CASE(terms_of_all_ranks_are_added_up, data::make({2, 3}), num_ra
   }
 }
 
-// The first sum of a step has the exchanges 0, 1, ...; the rank fails before any of them, in the middle, and
-// where the other waits for the last.
+// The first sum of a step has the exchanges 0, 1, ... The rank fails before the first, in the middle, and
+// while the other rank waits for the last.
 BOOST_DATA_TEST_CASE(a_rank_that_fails_while_a_sum_goes_on_is_named,
                      data::make({2, 3}) * data::make({0, 1, 2, 3}), num_ranks, fails_at) {
   const RandomModel model(options());
@@ -319,7 +319,7 @@ BOOST_DATA_TEST_CASE(a_rank_that_fails_while_a_sum_goes_on_is_named,
     BOOST_CHECK_EXCEPTION(std::rethrow_exception(failures.back()), EngineError, [](const EngineError& error) {
       return std::string(error.what()) == "this rank has failed";
     });
-    // Rank 0 misses the last one, which alone has failed, or one that misses it as well.
+    // Rank 0 names the failed rank, or a rank that waits for it.
     BOOST_CHECK_EXCEPTION(std::rethrow_exception(failures.front()), EngineError,
                           [](const EngineError& error) {
                             return std::string(error.what()).find("has not answered") != std::string::npos;

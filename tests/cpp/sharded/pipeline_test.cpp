@@ -1,4 +1,4 @@
-// Stages of a pipeline as threads: steps that pass through them in pieces give the results of one engine.
+// Pipeline stages in threads: steps in micro-batches give the results of one engine.
 
 #include <algorithm>
 #include <boost/test/data/monomorphic.hpp>
@@ -20,10 +20,10 @@ namespace {
 
 namespace data = boost::unit_test::data;
 
-/// Bytes of a KV block, as if another stage had more layers.
+/// Bytes of a KV block if another stage had more layers.
 constexpr std::size_t kLargestBlock = std::size_t{1} << 20;
 
-/// As many stages as `whole` has layers.
+/// One stage per layer of `whole`.
 class LayerStages : public Pipeline {
  public:
   explicit LayerStages(const Program& whole, const std::shared_ptr<StepProfile>& profile = nullptr)
@@ -36,7 +36,7 @@ class LayerStages : public Pipeline {
             profile) {}
 };
 
-/// The same model, whose tokens see those behind them, and are of two kinds.
+/// The same model with attention to later tokens and two token types.
 Program seeing_behind(RandomModel* model) {
   Program program = model->program;
   for (Op& op : program.body) {
@@ -48,7 +48,7 @@ Program seeing_behind(RandomModel* model) {
   return program;
 }
 
-/// Sequences of these lengths, each from position 0 on.
+/// Sequences of these lengths, all from position 0.
 StepArrays sequences(const std::vector<std::int32_t>& lengths) {
   std::vector<Piece> pieces;
   Random random(9);
@@ -64,7 +64,7 @@ StepArrays sequences(const std::vector<std::int32_t>& lengths) {
   return StepArrays(pieces);
 }
 
-/// The same, of which the logits of each sequence's last token are wanted.
+/// The same with logits only for each sequence's last token.
 StepArrays with_last_logits(StepArrays step) {
   step.logit_rows.clear();
   for (std::size_t i = 1; i < step.offsets.size(); ++i) step.logit_rows.push_back(step.offsets[i] - 1);
@@ -81,14 +81,14 @@ BOOST_DATA_TEST_CASE(stages_make_what_one_engine_does, data::make({2, 4}), layer
   const std::vector<std::vector<std::int32_t>> batches{
       {3}, {127}, {128}, {200, 1, 55}, {64, 64, 64, 64}, {1, 1, 254}};
   for (const auto& lengths : batches) {
-    const StepArrays all = sequences(lengths);  // of more rows than a slice has: in one piece
+    const StepArrays all = sequences(lengths);  // more rows than a slice: one micro-batch
     BOOST_TEST((logits_of(stages.engine.get(), all.input()) == logits_of(alone.get(), all.input())));
     const StepArrays last = with_last_logits(all);
     BOOST_TEST((logits_of(stages.engine.get(), last.input()) == logits_of(alone.get(), last.input())));
   }
 }
 
-/// Whole sequences are pieces, of which all rows may be wanted: more than come at a time.
+/// Micro-batches are whole sequences, and all rows may be wanted: more than one transfer takes.
 BOOST_DATA_TEST_CASE(stages_of_an_encoder_make_what_one_engine_does, data::make({2, 4}), layers) {
   RandomModel model({.num_layers = layers});
   const Program program = seeing_behind(&model);
@@ -125,7 +125,7 @@ BOOST_AUTO_TEST_CASE(a_step_in_pieces_is_recorded_as_one) {
     return std::ranges::count_if(
         steps[0].ops, [&](const OpRecord& op) { return op.section == section && op.index == index; });
   };
-  BOOST_TEST(count(StepSection::kBody, 0) == 3);  // pieces
+  BOOST_TEST(count(StepSection::kBody, 0) == 3);  // micro-batches
   BOOST_TEST(count(StepSection::kRanks, static_cast<std::int32_t>(RankWork::kCommands)) == 1);
   BOOST_TEST(count(StepSection::kRanks, static_cast<std::int32_t>(RankWork::kResults)) == 1);
   BOOST_TEST(count(StepSection::kSink, 0) == 1);
@@ -166,7 +166,7 @@ BOOST_AUTO_TEST_CASE(stages_that_do_not_fit_are_refused) {
   BOOST_TEST(!program.validate().empty());
   program.num_stages = 3;
   BOOST_TEST(!program.validate().empty());
-  // Rows of tokens that are not there any more.
+  // Rows of tokens that were dropped already.
   program = of_stage(model.program, 0);
   program.body.insert(program.body.end() - 1, KeepLogitRowsOp{{std::get<SendOp>(program.body.back()).input}});
   BOOST_TEST(!program.validate().empty());
@@ -198,7 +198,7 @@ BOOST_AUTO_TEST_CASE(pieces_are_the_step) {
   BOOST_TEST(logit_rows == arrays.logit_rows);
 }
 
-/// A piece takes sequences until it has enough tokens; what is left goes with the last one.
+/// A micro-batch takes sequences until it has enough tokens; the remaining ones join the last micro-batch.
 BOOST_AUTO_TEST_CASE(pieces_of_whole_sequences) {
   EngineInfo info;
   info.max_batch_size = 8;
@@ -220,7 +220,7 @@ BOOST_AUTO_TEST_CASE(pieces_of_whole_sequences) {
     return lengths;
   };
   BOOST_TEST((lengths_of(arrays.input()) == std::vector<std::vector<std::int32_t>>{{10, 60}, {64, 20, 5}}));
-  info.max_batch_size = 4;  // fewer than there are rows of logits
+  info.max_batch_size = 4;  // fewer than the rows of logits
   BOOST_TEST((lengths_of(arrays.input()) == std::vector<std::vector<std::int32_t>>{{10, 60, 64, 20, 5}}));
 }
 

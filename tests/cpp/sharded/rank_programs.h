@@ -8,10 +8,10 @@
 
 namespace adaptrt::testing {
 
-/// The program of a rank, of the whole model's.
+/// Makes a rank's program from the whole model's.
 using MakeProgram = Program (*)(const Program& whole, std::int32_t rank, std::int32_t num_ranks);
 
-/// A buffer for what a rank has of a sum that another one is.
+/// Adds a buffer for the rank's term of a sum.
 inline BufferId add_term(BufferId whole, Program* program) {
   Buffer buffer = program->buffers[static_cast<std::size_t>(whole)];
   buffer.name += " of rank";
@@ -29,7 +29,7 @@ inline Program of_ranks(const Program& whole, std::int32_t rank, std::int32_t nu
   return program;
 }
 
-/// The program of a rank that has some of the experts of each layer, and all else.
+/// Program of a rank with a part of the experts of each layer, and everything else.
 inline Program with_own_experts(const Program& whole, std::int32_t rank, std::int32_t num_ranks) {
   Program program = of_ranks(whole, rank, num_ranks);
   for (std::size_t i = 0; i < program.body.size(); ++i) {
@@ -50,7 +50,7 @@ inline Program with_own_experts(const Program& whole, std::int32_t rank, std::in
   return program;
 }
 
-/// The program of a rank whose term of what is added to the residual stream is rank + 1 times all of it.
+/// Program of a rank whose term for the residual stream is rank + 1 times the whole.
 inline Program with_cut_layers(const Program& whole, std::int32_t rank, std::int32_t num_ranks) {
   Program program = of_ranks(whole, rank, num_ranks);
   for (std::size_t i = 0; i < program.body.size(); ++i) {
@@ -66,8 +66,8 @@ inline Program with_cut_layers(const Program& whole, std::int32_t rank, std::int
   return program;
 }
 
-/// The same program, whose adapters are fully sharded; of a layer that adds to the residual stream other
-/// ranks have inputs, of the others outputs.
+/// The same program with fully sharded adapters. Layers that add to the residual stream are split by inputs,
+/// the others by outputs.
 inline Program with_shared_adapters(const Program& cut) {
   Program program = cut;
   const std::int64_t elsewhere = program.num_ranks - 1;

@@ -1,4 +1,4 @@
-// An engine that another thread serves: that it is the same engine, and what is told of its failures.
+// An engine that another thread serves: it gives the same results, and reports failures.
 
 #include "adaptrt/sharded/remote_engine.h"
 
@@ -23,7 +23,7 @@ namespace {
 
 namespace data = boost::unit_test::data;
 
-/// What serve_engine() throws is kept.
+/// Runs serve_engine() in a thread and keeps its error.
 class Served {
  public:
   explicit Served(Engine& engine) : room_(std::make_shared<MailRoom>(2)) {
@@ -38,7 +38,7 @@ class Served {
     remote = make_remote_engine(std::make_shared<ThreadCommunicator>(room_, 0));
   }
 
-  /// Ends the steps, if they have not ended.
+  /// Ends the steps, if they have not ended, and returns the server's error.
   std::optional<std::string> failure() {
     remote->end_steps();
     thread_.join();
@@ -64,7 +64,7 @@ StepArrays arrays(std::int64_t tokens) {
   return StepArrays({piece});
 }
 
-/// Fails as an engine does whose ranks are lost, or whose memory is refused.
+/// Fails like an engine whose ranks are lost, or whose memory is refused.
 class Failing final : public Engine {
  public:
   explicit Failing(Engine& sound) : sound_(sound) {}
@@ -91,7 +91,7 @@ class Failing final : public Engine {
   Engine& sound_;
 };
 
-/// The members of `info` that are numbers.
+/// Returns the numeric members of `info`.
 std::vector<std::int64_t> numbers(const EngineInfo& info) {
   return std::vector<std::int64_t>{static_cast<std::int64_t>(info.dtype),
                                    info.vocab_size,
@@ -189,7 +189,7 @@ BOOST_DATA_TEST_CASE(it_is_what_is_served, data::make({false, true}), has_encode
   BOOST_TEST(!served.failure().has_value());
 }
 
-/// More rows of logits than come at a time.
+/// A step with more rows of logits than one transfer takes.
 BOOST_AUTO_TEST_CASE(it_makes_what_is_served) {
   const RandomModel model({});
   const auto alone = make_cpu_engine(model.program, std::make_shared<ThreadPool>(1));

@@ -1,4 +1,4 @@
-// Ranks as threads: what they exchange, and that rank 0's engine is one engine.
+// Ranks in threads: their exchanges, and that rank 0's engine acts as one engine.
 
 #include "adaptrt/sharded/sharded_engine.h"
 
@@ -23,8 +23,8 @@ namespace {
 
 namespace data = boost::unit_test::data;
 
-/// The program of a rank whose embedding is a term of a sum of all ranks', each of which has it whole: what
-/// one rank computes whose embedding is as many times as large.
+/// Program of a rank whose embedding is one term of a sum over all ranks. Each rank has all of it, so the
+/// result equals one engine with the embedding times the number of ranks.
 Program of_rank(const Program& whole, std::int32_t rank, std::int32_t num_ranks) {
   Program program = of_ranks(whole, rank, num_ranks);
   auto& embedding = std::get<EmbeddingOp>(program.body.front());
@@ -40,7 +40,7 @@ Program scaled(const Program& whole, float factor) {
   return program;
 }
 
-/// Engines of all ranks, those but rank 0's in threads of their own.
+/// Engines of all ranks; those other than rank 0's run in threads.
 class Ranks {
  public:
   Ranks(const Program& whole, std::int32_t num_ranks, MakeProgram make = of_rank,
@@ -83,8 +83,8 @@ StepArrays arrays(std::int64_t tokens) {
 
 BOOST_AUTO_TEST_SUITE(sharded_engine)
 
-// Rows of 48 floats: of five ranks, up to 170 tokens go to every rank whole, more in shares, of which the
-// last is smaller.
+// Rows have 48 floats. With five ranks, up to 170 tokens are sent whole to every rank; more are sent in
+// shares, the last of which is smaller.
 BOOST_DATA_TEST_CASE(a_sum_over_ranks_is_in_their_order, data::make({2, 3, 5}) * data::make({1, 7, 170, 250}),
                      num_ranks, tokens) {
   const RandomModel model({.max_rank = 4});
@@ -105,7 +105,7 @@ BOOST_DATA_TEST_CASE(a_sum_over_ranks_is_in_their_order, data::make({2, 3, 5}) *
   BOOST_TEST((logits_of(ranks.engine.get(), step.input()) == found));
 }
 
-/// What ranks make, twice, and how far it may be from what one engine of the whole program does.
+/// Compares the ranks' results, twice, with one engine of the whole program.
 void check_ranks(const Program& whole, std::int32_t num_ranks, MakeProgram make, std::int64_t tokens) {
   Ranks ranks(whole, num_ranks, make);
   ranks.engine->allocate_kv_blocks(16);
@@ -121,14 +121,14 @@ void check_ranks(const Program& whole, std::int32_t num_ranks, MakeProgram make,
   BOOST_TEST((logits_of(ranks.engine.get(), step.input()) == found));
 }
 
-// A token has two of six experts: of six ranks most have nothing to do for it.
+// A token has two of six experts, so with six ranks most ranks have no work for it.
 BOOST_DATA_TEST_CASE(ranks_have_different_experts, data::make({2, 3, 6}) * data::make({1, 7, 170}), num_ranks,
                      tokens) {
   const RandomModel model({.num_experts = 6, .routing = {.top_k = 2, .normalised = true}});
   check_ranks(model.program, num_ranks, with_own_experts, tokens);
 }
 
-/// Every rank has all heads of q, so that the whole is so many times as wide; of k's the first rank counts.
+/// Every rank has all heads of q, so the whole is as many times as wide. For k, the first rank counts.
 Program with_exchanged_squares(const Program& whole, std::int32_t rank, std::int32_t num_ranks) {
   Program program = of_ranks(whole, rank, num_ranks);
   for (std::size_t i = 0; i < program.body.size(); ++i) {
@@ -211,7 +211,7 @@ BOOST_AUTO_TEST_CASE(what_a_sink_throws_comes_when_the_step_has_ended) {
   const RandomModel model({});
   Ranks ranks(model.program, 2);
   ranks.engine->allocate_kv_blocks(16);
-  const StepArrays step = arrays(30);  // of which four slices have logits
+  const StepArrays step = arrays(30);  // logits in four slices
   int calls = 0;
   const auto refuse = [&](std::int64_t, std::int64_t, const float*) {
     ++calls;

@@ -9,8 +9,8 @@
 
 namespace adaptrt::testing {
 
-/// Of ops that are layers, each of which begins with the norm before its attention: those of one layer, the
-/// first with what is before the layers, the last with what is behind. Tables of angles are in all.
+/// Returns the ops of one layer. Each layer begins with the norm before its attention. The first one includes
+/// the ops before the layers, the last one those after. All include the rotary tables.
 inline std::vector<Op> ops_of_layer(const std::vector<Op>& ops, std::int32_t number) {
   std::vector<Op> own;
   std::int32_t layer = -1;
@@ -29,7 +29,7 @@ inline std::vector<Op> ops_of_layer(const std::vector<Op>& ops, std::int32_t num
   return own;
 }
 
-/// With what crosses the ends of a stage.
+/// Adds the ops that receive and send the stream at the ends of a stage.
 inline std::vector<Op> between_stages(std::vector<Op> ops, BufferId stream, std::int32_t stage,
                                       std::int32_t num_stages) {
   if (stage > 0) ops.insert(ops.begin(), ReceiveOp{stream});
@@ -37,7 +37,7 @@ inline std::vector<Op> between_stages(std::vector<Op> ops, BufferId stream, std:
   return ops;
 }
 
-/// One of as many stages as `whole`, which has no encoder, has layers.
+/// Returns a stage of `whole`, which has no encoder; there are as many stages as layers.
 inline Program of_stage(const Program& whole, std::int32_t stage) {
   Program program = whole;
   program.num_stages = program.num_ranks = whole.num_layers;

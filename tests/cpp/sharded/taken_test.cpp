@@ -1,4 +1,4 @@
-// A first rank that hangs in the middle of a step, behind all that it sends: the others notice.
+// Rank 0 hangs in the middle of a step, after everything that it sends: the other ranks notice.
 
 #include <atomic>
 #include <boost/test/unit_test.hpp>
@@ -22,7 +22,7 @@
 namespace adaptrt::testing::taken_test {
 namespace {
 
-/// Rank 0's end, which from a time on takes nothing any more.
+/// Rank 0's end, which stops receiving at some point.
 class Hanging final : public Communicator {
  public:
   explicit Hanging(const std::shared_ptr<MailRoom>& room) : ends_(room, 0) {}
@@ -41,7 +41,7 @@ class Hanging final : public Communicator {
   ThreadCommunicator ends_;
 };
 
-/// Another rank's end, whose exchanges have little time. It does not wait for a command behind a step.
+/// Another rank's end with a short exchange limit. It does not wait for a command after a step.
 class Impatient final : public Communicator {
  public:
   explicit Impatient(const std::shared_ptr<MailRoom>& room)
@@ -64,7 +64,7 @@ class Impatient final : public Communicator {
   ThreadCommunicator ends_;
 };
 
-/// Says when it is told to do a step.
+/// Reports when it is told to run a step.
 class Announcing final : public Engine {
  public:
   Announcing(std::unique_ptr<Engine> engine, std::atomic<bool>& has_step)
@@ -82,7 +82,7 @@ class Announcing final : public Engine {
   std::atomic<bool>& has_step_;
 };
 
-/// What rank 1 throws while rank 0 hangs where it would take what ends a step.
+/// Returns rank 1's error while rank 0 hangs before the last receive of a step.
 std::string what_is_noticed(const Program& first, const Program& second,
                             const std::optional<PipelineFacts>& pipeline) {
   const auto room = std::make_shared<MailRoom>(2);
@@ -111,7 +111,7 @@ std::string what_is_noticed(const Program& first, const Program& second,
 
 constexpr std::int64_t kColumns = 61;
 
-/// A rank that makes half of the logits, by the head of a model that has as many.
+/// A rank that computes half of the logits, with the head of a model of that size.
 Program with_gathered_logits(const Program& whole, const Program& half, std::int32_t rank) {
   Program program = of_ranks(whole, rank, 2);
   const BufferId columns = add_term(program.logits, &program);

@@ -14,7 +14,7 @@
 
 namespace adaptrt::testing {
 
-/// Engines of all stages of a pipeline, those but the first in threads of their own.
+/// Engines of all pipeline stages; those after the first run in threads.
 class Pipeline {
  public:
   static constexpr std::int32_t kBlocks = 40;

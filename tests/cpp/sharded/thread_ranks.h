@@ -15,11 +15,11 @@
 
 namespace adaptrt::testing {
 
-/// Where threads that stand for ranks leave messages for each other.
+/// Passes messages between threads that act as ranks.
 class MailRoom {
  public:
-  /// If `until_taken`, who leaves a message waits until it is taken, as long as a Communicator may: what
-  /// would wait for itself that way does so here.
+  /// If `until_taken`, a sender waits until its message is received, as long as a Communicator may; code that
+  /// would deadlock that way then deadlocks here.
   explicit MailRoom(std::int32_t size, bool until_taken = false) : size_(size), until_taken_(until_taken) {}
   [[nodiscard]] std::int32_t size() const { return size_; }
 
@@ -29,7 +29,7 @@ class MailRoom {
     arrived_.notify_all();
   }
 
-  /// Where it waits: false where not all that `from` has left is taken in time.
+  /// Returns false if not all messages of `from` are received in time.
   [[nodiscard]] bool wait_until_taken(std::int32_t from, std::int32_t to,
                                       std::chrono::milliseconds time_limit) {
     if (!until_taken_) return true;
@@ -38,7 +38,7 @@ class MailRoom {
     return arrived_.wait_for(lock, time_limit, [&] { return box.empty(); });
   }
 
-  /// False where nothing has come in time.
+  /// Returns false if no message arrives in time.
   [[nodiscard]] bool take(std::int32_t from, std::int32_t to, std::span<std::byte> bytes,
                           std::chrono::milliseconds time_limit) {
     std::unique_lock lock(mutex_);
@@ -60,7 +60,7 @@ class MailRoom {
   std::map<std::pair<std::int32_t, std::int32_t>, std::deque<std::vector<std::byte>>> boxes_;
 };
 
-/// One thread's end of a mail room. Messages of an exchange that has begun are taken when it is asked for.
+/// One thread's end of a mail room. Messages of an exchange are received only when the thread asks for them.
 class ThreadCommunicator final : public Communicator {
  public:
   ThreadCommunicator(std::shared_ptr<MailRoom> room, std::int32_t rank,

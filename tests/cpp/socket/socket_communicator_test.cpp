@@ -1,4 +1,4 @@
-// Two ends of a socket as threads: what is sent arrives, and how a lost process is told of.
+// Two ends of a socket in threads: messages arrive, and a lost process is reported.
 
 #include "adaptrt/socket/socket_communicator.h"
 

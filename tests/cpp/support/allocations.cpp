@@ -25,7 +25,7 @@ std::atomic<std::int64_t> watched_allocations{0};
 std::array<void*, kMostCalls> first_calls_made{};
 int num_first_calls = 0;
 
-/// nullptr where there is no memory.
+/// Returns nullptr if there is no memory.
 void* try_allocate(std::size_t bytes) noexcept {
   ++thread_allocations;
   if (is_watched && watched_allocations.fetch_add(1) == 0) {
@@ -41,7 +41,7 @@ void* allocate(std::size_t bytes) {
   return memory;
 }
 
-// Not inlined, or GCC 12 takes what it sees of a delete expression for free() of a pointer from operator new.
+// Not inlined: otherwise GCC 12 reports that the pointer from operator new is passed to free().
 [[gnu::noinline]] void release(void* memory) noexcept {
   std::free(memory);
 }
@@ -64,7 +64,7 @@ void* operator new(std::size_t bytes) {
 void* operator new[](std::size_t bytes) {
   return allocate(bytes);
 }
-// Those that do not throw as well: AddressSanitizer has its own, whose memory may not be freed here.
+// The nothrow operators are replaced too: AddressSanitizer's versions use memory that must not be freed here.
 void* operator new(std::size_t bytes, const std::nothrow_t& /*tag*/) noexcept {
   return try_allocate(bytes);
 }
@@ -91,7 +91,7 @@ std::int64_t allocations_of_this_thread() {
 }
 
 AllocationWatch::AllocationWatch() {
-  // The first call loads a library, which allocates.
+  // The first call loads a library, which allocates memory.
   std::array<void*, 1> here{};
   backtrace(here.data(), 1);
   num_first_calls = 0;
@@ -122,7 +122,7 @@ std::string AllocationWatch::first_calls() const {
   std::ostringstream command;
   command << "addr2line -Cfpe /proc/" << getpid() << "/exe" << std::hex;
   for (int i = 0; i < num_first_calls; ++i) {
-    // The address that a call returns to may be in the next function.
+    // The return address of a call may be in the next function.
     const auto* address = static_cast<const char*>(first_calls_made[static_cast<std::size_t>(i)]) - 1;
     Dl_info place{};
     if (dladdr(address, &place) != 0) {

@@ -5,12 +5,13 @@
 
 namespace adaptrt::testing {
 
-// A program that links this has operator new count.
+// In a program that links this, operator new counts allocations.
 
-/// Allocations of the calling thread so far.
+/// Number of allocations of the calling thread so far.
 [[nodiscard]] std::int64_t allocations_of_this_thread();
 
-/// Counts the allocations of all threads until it is stopped, and keeps who made the first. One at a time.
+/// Counts the allocations of all threads until it is stopped, and records the origin of the first. Only one
+/// may exist at a time.
 class AllocationWatch {
  public:
   AllocationWatch();
@@ -18,15 +19,15 @@ class AllocationWatch {
   AllocationWatch(const AllocationWatch&) = delete;
   AllocationWatch& operator=(const AllocationWatch&) = delete;
 
-  /// Returns the count.
+  /// Stops counting and returns the count.
   std::int64_t stop();
-  /// After stop(): the calls that led to the first allocation, innermost first, a line each; asks addr2line
-  /// for their names.
+  /// Call it after stop(): returns the call stack of the first allocation, innermost first, one line per
+  /// call; it runs addr2line to find the names.
   [[nodiscard]] std::string first_calls() const;
 };
 
-/// While this lives, the next `count` allocations of threads other than the one that made it throw
-/// std::bad_alloc. One at a time.
+/// While this object exists, the next `count` allocations in threads other than its creator's throw
+/// std::bad_alloc. Only one may exist at a time.
 class FailingAllocations {
  public:
   explicit FailingAllocations(std::int64_t count);

@@ -12,7 +12,7 @@ namespace adaptrt::testing {
 namespace {
 
 constexpr std::size_t kAlignment = 256;
-/// What nobody has written yet.
+/// Value of memory that was not written yet.
 constexpr int kPoison = 0xA7;
 
 std::shared_ptr<void> aligned_memory(std::size_t bytes) {
@@ -23,7 +23,7 @@ std::shared_ptr<void> aligned_memory(std::size_t bytes) {
 
 }  // namespace
 
-/// Living allocations, counts of calls and failures to come.
+/// Live allocations, call counts and planned failures.
 class HostDevice::Ledger {
  public:
   enum class Kind : std::uint8_t { kDevice, kPinned };
@@ -60,7 +60,7 @@ class HostDevice::Ledger {
     return found == calls_.end() ? 0 : found->second;
   }
 
-  /// Before memory of the host is taken and filled, which takes seconds for gigabytes.
+  /// Checked before host memory is allocated and filled, which takes seconds for gigabytes.
   void require_room(std::size_t bytes) const {
     const std::lock_guard lock(mutex_);
     require_free(bytes);
@@ -106,7 +106,7 @@ class HostDevice::Ledger {
     int successes;
   };
 
-  /// With the mutex held.
+  /// Call it with the mutex held.
   void require_free(std::size_t bytes) const {
     if (bytes <= total_bytes_ - used_bytes_) return;
     throw ConfigError("the device gives no " + std::to_string(bytes) + " bytes; " +
@@ -133,10 +133,10 @@ struct HostGraph final : CapturedGraph {
 
 }  // namespace
 
-/// Work in order. In its own right any thread may make it run: that is how one stream waits for another.
+/// Work in order. Any thread may run it: one stream waits for another by running its work.
 class HostStream final : public Stream {
  public:
-  /// Work that was put in, and how much of it is done.
+  /// The enqueued work, and the part that is done.
   class Queue {
    public:
     void push(Work work) {
@@ -148,7 +148,7 @@ class HostStream final : public Stream {
       const std::lock_guard lock(mutex_);
       return num_pushed_;
     }
-    /// Runs what was pushed before a point in the stream.
+    /// Runs the work enqueued before a point in the stream.
     void run_to(std::int64_t end) {
       const std::lock_guard lock(mutex_);
       while (num_done_ < end) {
@@ -171,7 +171,7 @@ class HostStream final : public Stream {
   ~HostStream() override {
     try {
       queue_->run_to(queue_->num_pushed());
-    } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): nobody asks any more
+    } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): no caller is left
     }
   }
   HostStream(const HostStream&) = delete;
@@ -249,7 +249,7 @@ class HostStream final : public Stream {
     };
     check();
     submit([=] {
-      check();  // it must still be there when the copy is done
+      check();  // the memory must still exist when the copy is done
       std::memcpy(to, from, bytes);
     });
   }

@@ -15,23 +15,22 @@
 
 namespace adaptrt::testing {
 
-/// When a stream's work is done.
+/// When a stream's work runs.
 enum class StreamTime : std::uint8_t {
   kAtOnce,  ///< within the call
-  kLate,    ///< when somebody waits for it, as late as a real device may
+  kLate,    ///< when a caller waits for it, as late as on a real device
 };
 
 /// How a call fails.
 enum class Failure : std::uint8_t {
   kOnce,     ///< StepError, this time
-  kForGood,  ///< EngineError, now and in every later call of any name
+  kForGood,  ///< EngineError, now and in every later call
 };
 
 class HostStream;
 
-/// A Device in host memory. It throws std::logic_error for what a GPU would not survive or what would be slow
-/// there without a word: copies that leave an allocation, that use freed memory, or whose host side is not
-/// pinned.
+/// A Device in host memory. It throws std::logic_error for calls that would crash on a GPU or be silently
+/// slow: copies outside an allocation, use of freed memory, host memory that is not pinned.
 class HostDevice final : public Device {
  public:
   explicit HostDevice(std::size_t total_bytes = std::size_t{1} << 32, StreamTime time = StreamTime::kAtOnce);
@@ -44,13 +43,14 @@ class HostDevice final : public Device {
   [[nodiscard]] std::unique_ptr<Stream> make_stream() override;
   [[nodiscard]] std::unique_ptr<Event> make_event() override;
 
-  /// The call of this name ("copy_to_device", "allocate", ...) fails after `successes` more of it.
+  /// Makes the call of this name ("copy_to_device", "allocate", ...) fail after `successes` more successful
+  /// ones.
   void fail(const std::string& call, Failure failure = Failure::kOnce, int successes = 0);
-  /// Calls of this name so far, of all streams.
+  /// Number of calls of this name so far, over all streams.
   [[nodiscard]] std::int64_t calls(const std::string& call) const;
-  /// Whether [address, address + bytes) lies in one living allocation of the device.
+  /// True if [address, address + bytes) is in one live device allocation.
   [[nodiscard]] bool owns(const void* address, std::size_t bytes) const;
-  /// Allocations of either kind that are alive.
+  /// Number of live allocations of both kinds.
   [[nodiscard]] std::size_t num_allocations() const;
 
  private:
@@ -61,8 +61,8 @@ class HostDevice final : public Device {
   std::shared_ptr<Ledger> ledger_;
 };
 
-/// The stream that a Stream::handle() of a HostDevice names. Work of execution contexts and kernels goes
-/// through submit(), so that it is captured and delayed as copies are.
+/// Returns the stream for a Stream::handle() of a HostDevice. Execution contexts and kernels submit their
+/// work with submit(), so that it is captured and delayed like copies.
 [[nodiscard]] HostStream& host_stream(void* handle);
 void submit(HostStream& stream, std::function<void()> work);
 [[nodiscard]] bool is_capturing(const HostStream& stream);

@@ -2,15 +2,15 @@
 
 namespace adaptrt {
 
-/// Whether a test runs under a sanitizer, which takes ten times as long for it, and what it can only see
-/// again is left out: CONTRIBUTING.md has the list.
+/// True if tests run under a sanitizer, which makes them about ten times slower. Cases that would exercise
+/// the same code again are skipped then; CONTRIBUTING.md has the list.
 #if defined(ADAPTRT_SANITIZE_PART)
 inline constexpr bool kSanitizedPart = true;
 #else
 inline constexpr bool kSanitizedPart = false;
 #endif
 
-/// `part` under a sanitizer, `all` otherwise.
+/// Returns `part` under a sanitizer, otherwise `all`.
 template <class T>
 constexpr T sanitized(const T& part, const T& all) {
   return kSanitizedPart ? part : all;

@@ -9,7 +9,7 @@
 
 namespace adaptrt::testing {
 
-/// An empty directory that goes with its object.
+/// An empty directory that its destructor deletes.
 class TemporaryDirectory {
  public:
   TemporaryDirectory() {

@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::size_t kPageBytes = 512;
 
-/// Fills every page with a byte of its own.
+/// Fills every page with a different byte.
 AdapterPages::Write fill(int first) {
   return [first](std::span<std::byte* const> pages) {
     for (std::size_t i = 0; i < pages.size(); ++i)
@@ -75,7 +75,7 @@ BOOST_AUTO_TEST_CASE(as_many_loads_run_as_there_are_streams) {
     std::unique_lock lock(mutex);
     most = std::max(most, ++running);
     changed.notify_all();
-    // The first two wait for one another, so they do run together.
+    // The first two wait for each other, so they must run at the same time.
     changed.wait(lock, [&] { return most == 2; });
     --running;
   };

@@ -19,7 +19,7 @@ struct TensorState {
   throw std::logic_error("fake plan: " + what);
 }
 
-/// One run of the plan over the tensors as they were when it was put into the stream.
+/// One run of the plan with the tensors set when it was enqueued.
 class FakeRun {
  public:
   FakeRun(FakePlan& plan, std::string profile, std::map<std::string, TensorState> tensors)
@@ -42,7 +42,7 @@ class FakeRun {
     return found->second;
   }
 
-  /// The elements of an input of these sizes; -1: any size.
+  /// Returns the elements of an input after checking its sizes; -1 for any size.
   template <class Element>
   Element* input(const std::string& name, const std::vector<std::int64_t>& expected) {
     const TensorState& state = tensor(name);
@@ -106,7 +106,7 @@ class FakeRun {
       misuse("sequence_offsets do not cover the tokens");
   }
 
-  /// Where a token's key begins; nullptr for a token without a block.
+  /// Returns the address of a token's key; nullptr for a token without a block.
   std::uint16_t* key(std::int32_t layer, std::int64_t sequence, std::int64_t position) {
     const TensorRtProgram& program = plan_.program;
     const std::int64_t entry = position / program.tokens_per_block;
@@ -136,7 +136,7 @@ class FakeRun {
       const std::int32_t slot = slots_[sequence];
       if (slot < -1 || slot >= num_slots_) misuse("there is no slot " + std::to_string(slot));
       if (sequence > 0 && slots_[sequence - 1] != slot) ended.insert(slots_[sequence - 1]);
-      // The base model's tokens need no kernel; padding comes last and is the base model's.
+      // The base model's tokens need no kernel; padding comes last and belongs to the base model.
       if (slot != -1 && ended.contains(slot)) misuse("sequences of one slot are apart");
     }
   }

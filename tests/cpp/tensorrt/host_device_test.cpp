@@ -1,4 +1,4 @@
-// The tests' own device must object to what it is there to find.
+// The test device must detect the faults that tests rely on it to find.
 #include "support/host_device.h"
 
 #include <boost/test/unit_test.hpp>
@@ -53,7 +53,7 @@ BOOST_AUTO_TEST_CASE(captured_work_runs_at_each_launch_and_not_before) {
 }
 
 BOOST_AUTO_TEST_CASE(a_stream_waits_for_the_work_before_an_event) {
-  std::vector<int> order;  // the streams do the rest of their work when they go
+  std::vector<int> order;  // the streams do the rest of their work when they are destroyed
   HostDevice late(std::size_t{1} << 20, StreamTime::kLate);
   const auto first = late.make_stream();
   const auto second = late.make_stream();

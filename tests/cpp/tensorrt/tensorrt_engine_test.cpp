@@ -17,7 +17,7 @@
 namespace adaptrt::testing::tensorrt_engine_test {
 namespace {
 
-/// An adapter of FakePlan::kModule alone, with addresses of its own.
+/// An adapter with only FakePlan::kModule, at its own addresses.
 class FakeAdapter {
  public:
   FakeAdapter(HostDevice& device, std::uint64_t load_id, std::int32_t rank, std::uint16_t a, std::uint16_t b,
@@ -85,7 +85,7 @@ struct FixtureWithoutGraphs : Fixture {
   FixtureWithoutGraphs() : Fixture({.cuda_graphs = false}) {}
 };
 
-/// One token of a sequence that has its prompt in the pool.
+/// One token of a sequence whose prompt is in the pool.
 Piece next_token(std::int32_t token, std::int32_t position, std::vector<std::int32_t> blocks,
                  const DeviceAdapter* adapter = nullptr) {
   return {.tokens = {token},
@@ -162,7 +162,7 @@ BOOST_AUTO_TEST_CASE(a_table_row_is_written_when_its_adapter_changes_and_not_bef
   const auto step = [&](const DeviceAdapter* adapter) {
     const std::int64_t before = f.table_copies();
     const auto rows = f.rows_of({next_token(5, 0, {0}, adapter)});
-    return std::pair(rows[0], f.table_copies() - before - 1);  // one is the step's own
+    return std::pair(rows[0], f.table_copies() - before - 1);  // the step has one copy of its own
   };
   const auto [first, first_copies] = step(a);
   BOOST_TEST(first[kRank] == 4.0F);
@@ -173,7 +173,7 @@ BOOST_AUTO_TEST_CASE(a_table_row_is_written_when_its_adapter_changes_and_not_bef
   BOOST_TEST(step(a).second == 0);
   BOOST_TEST(step(nullptr).second == 0);
   BOOST_TEST(step(a).second == 0);
-  // Loaded again elsewhere: the same task, other addresses.
+  // Loaded again: the same task at other addresses.
   f.adapters.emplace_back(*f.plan->device, 2, 3, std::uint16_t{21}, std::uint16_t{22});
   f.adapters.back().adapter.task_id = 1;
   const auto [again, copies] = step(&f.adapters.back().adapter);
@@ -201,12 +201,12 @@ BOOST_AUTO_TEST_CASE(the_least_recently_used_adapter_gives_up_its_slot) {
   };
   BOOST_TEST(copies_of({0, 1, 2, 3, 4, 5}) == 6);
   BOOST_TEST(copies_of({1, 2, 3, 4, 5}) == 0);
-  BOOST_TEST(copies_of({6}) == 1);  // in the place of 0
+  BOOST_TEST(copies_of({6}) == 1);  // takes the slot of 0
   BOOST_TEST(copies_of({1, 2, 3, 4, 5, 6}) == 0);
-  BOOST_TEST(copies_of({7, 6, 5, 0, 4, 3}) == 2);  // in the places of 1 and 2, whatever their order
+  BOOST_TEST(copies_of({7, 6, 5, 0, 4, 3}) == 2);  // take the slots of 1 and 2, in any order
   BOOST_TEST(copies_of({3, 4, 5, 6, 7, 0}) == 0);
   BOOST_TEST(copies_of({3, 4, 5, 6}) == 0);
-  BOOST_TEST(copies_of({1}) == 1);  // in the place of 7 or 0, though others came earlier
+  BOOST_TEST(copies_of({1}) == 1);  // takes the slot of 7 or 0, although other adapters came earlier
   BOOST_TEST(copies_of({3, 4, 5, 6}) == 0);
 }
 
@@ -236,7 +236,7 @@ BOOST_AUTO_TEST_CASE(decodes_run_as_graphs_of_padded_sizes) {
   BOOST_TEST(f.plan->runs["decode"] == 3);
   BOOST_TEST(decode(1, 1) == 1);
   BOOST_TEST(decode(2, 1) == 2);
-  BOOST_TEST(decode(5, 1) == 6);  // no more than max_batch_size
+  BOOST_TEST(decode(5, 1) == 6);  // limited to max_batch_size
   BOOST_TEST(decode(6, 1) == 6);
   BOOST_TEST(f.plan->device->calls("capture") == 4);
   BOOST_TEST(decode(3, 3) == 4);
@@ -247,7 +247,7 @@ BOOST_AUTO_TEST_CASE(decodes_run_as_graphs_of_padded_sizes) {
              boost::test_tools::per_element());
   BOOST_TEST(f.plan->device->calls("capture") == 6);
   BOOST_TEST(f.plan->runs["prefill"] == 0);
-  BOOST_TEST(f.plan->contexts["decode"] == 1 + 6);  // one of each graph
+  BOOST_TEST(f.plan->contexts["decode"] == 1 + 6);  // one per graph
   BOOST_TEST(f.plan->contexts["prefill"] == 1);
 }
 
@@ -266,7 +266,7 @@ BOOST_AUTO_TEST_CASE(a_context_is_told_what_changed) {
     (void)f.rows_of({{.tokens = {token, token}, .prompt_length = 2, .blocks = {0}}});
     return f.plan->shapes_set.size();
   };
-  BOOST_TEST(step(1) == 7U);  // no pools, tables or weights: those stay where they are
+  BOOST_TEST(step(1) == 7U);  // pools, tables and weights stay where they are
   BOOST_TEST(step(2) == 0U);
 }
 

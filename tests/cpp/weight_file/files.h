@@ -11,7 +11,7 @@
 
 namespace adaptrt::testing {
 
-/// A file whose byte `offset` is byte_at(offset).
+/// A file whose byte at `offset` is byte_at(offset).
 class TestFile {
  public:
   explicit TestFile(std::size_t bytes) {
@@ -23,7 +23,7 @@ class TestFile {
   }
   [[nodiscard]] std::string path() const { return (directory_.path() / "rank0.engine").string(); }
   void cut(std::size_t bytes) const { std::filesystem::resize_file(path(), bytes); }
-  /// Gives the file its bytes back, all of them.
+  /// Restores the first `bytes` bytes of the file.
   void restore(std::size_t bytes) const {
     std::ofstream file(path(), std::ios::binary);
     for (std::size_t i = 0; i < bytes; ++i) file.put(static_cast<char>(byte_at(i)));

@@ -138,7 +138,8 @@ BOOST_AUTO_TEST_CASE(other_faults_end_the_process_as_before) {
   const Mapping mapping;
   const pid_t child = fork();
   if (child == 0) {
-    std::signal(SIGBUS, SIG_DFL);  // the test framework's and sanitizers' handlers do not die of it
+    std::signal(SIGBUS, SIG_DFL);  // the handlers of the test framework and of sanitizers do not end the
+                                   // process
     const MappedFile mapped(guarded.pages(), guarded.file().path(), kLong);
     mapping.file().cut(0);
     _exit(static_cast<int>(mapping.read(0)));

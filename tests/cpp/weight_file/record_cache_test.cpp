@@ -18,7 +18,7 @@ constexpr std::size_t kRecordBytes = 2 * kFilePage;
 constexpr std::size_t kOffsets[] = {kFilePage, 3 * kFilePage + kRecords * kRecordBytes};
 constexpr std::size_t kFileBytes = kOffsets[1] + kRecords * kFilePage;
 
-/// Two tables, of which the second one has smaller records.
+/// Two tables; the second one has smaller records.
 struct Records {
   Records(std::size_t num_slots, const std::vector<std::int32_t>& kept)
       : file(kFileBytes), weights(std::make_shared<WeightFile>(file.path())) {
@@ -67,7 +67,7 @@ BOOST_AUTO_TEST_CASE(records_are_read_once_while_they_stay) {
 
 BOOST_AUTO_TEST_CASE(neighbours_are_read_with_what_lies_between) {
   Records records(8, {});
-  // Three records between two are 24 KiB, four are more than another request takes.
+  // A gap of three records is 24 KiB; reading a gap of four takes longer than another request.
   BOOST_TEST(records.bring(0, {0, 1, 5}) == 6 * kRecordBytes);
   BOOST_TEST(records.bring(0, {10, 15}) == 2 * kRecordBytes);
 }

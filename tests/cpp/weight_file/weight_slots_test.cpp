@@ -47,7 +47,7 @@ BOOST_AUTO_TEST_CASE(units_stay_until_others_need_their_slots) {
   BOOST_TEST(slots.bring({0, 1}) == 2U);
   BOOST_TEST(slots.bring({1}) == 0U);
   BOOST_TEST(slots.bring({2}) == 1U);
-  BOOST_TEST(slots.bring({3}) == 1U);  // in place of 0, which was used longest ago
+  BOOST_TEST(slots.bring({3}) == 1U);  // evicts 0, the least recently used
   BOOST_TEST(slots.bring({1, 2, 3}) == 0U);
   BOOST_TEST(slots.bring({0}) == 1U);
   BOOST_TEST(slots.bring({4, 5, 6}) == 3U);

@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::size_t kFileBytes = 64 * kFilePage;
 
-/// A stream of units of different sizes, one after another in the file.
+/// A stream of units of different sizes, contiguous in the file.
 struct Streamed {
   Streamed(std::size_t ring_pages, std::size_t first_again, const std::vector<std::size_t>& exceptions = {})
       : file(kFileBytes), weights(std::make_shared<WeightFile>(file.path())) {
@@ -80,7 +80,7 @@ BOOST_AUTO_TEST_CASE(units_that_are_not_expected_are_not_read) {
     for (const std::size_t unit : {0U, 1U, 2U, 5U}) streamed.use(unit);
   }
   for (const std::size_t unit : {3U, 0U, 4U, 1U}) streamed.use(unit);
-  // At most a round is read ahead, and once more what was given up.
+  // At most one round is prefetched, and the discarded units once more.
   streamed.stream.reset();
   BOOST_TEST(streamed.weights->bytes_read() <=
              5 * bytes_of(expected) + 5 * bytes_of({0, 1, 2, 5}) + 2 * bytes_of({0, 1, 2, 3, 4, 5}));
