@@ -1,9 +1,9 @@
-"""Writes the tables of docs/performance.md from reports: no figure there is typed by hand.
+"""Writes the tables of docs/performance.md from reports, so that no figure is typed by hand.
 
     fill_performance.py docs/performance.md [--bench bench.json...] [--peers peers.json...]
 
-The page has a pair of marks for each table and kind of CPU. What is between those of the reports' CPUs is replaced,
-and figures of other machines stay.
+The page has a pair of marks for each table and kind of CPU. The text between the marks of the reports' CPUs is
+replaced; figures of other machines stay.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BEST_PEER = "AdaptRT to the best peer"
 
 
 def cpu_of(report: Report) -> str:
-    """The kind of CPU, as the page's marks name it. Reports of versions that did not know AMX do not tell."""
+    """The kind of CPU, as named in the page's marks. Old reports without this field count as without AMX."""
     return AMX if report.machine.get("amx") else WITHOUT_AMX
 
 
@@ -49,18 +49,18 @@ def _marked(page: str, name: str) -> re.Match[str]:
 
 
 def content_of(page: str, name: str) -> str:
-    """What is between the marks `name`. Raises ValueError when the page has no such pair of marks."""
+    """The text between the marks `name`. Raises ValueError if the page does not have this pair of marks once."""
     return _marked(page, name)[0]
 
 
 def fill(page: str, name: str, content: str) -> str:
-    """The page with `content` between the marks `name`. Raises ValueError when it has no such pair of marks."""
+    """The page with `content` between the marks `name`. Raises ValueError if the page does not have this pair once."""
     found = _marked(page, name)
     return f"{page[: found.start()]}{content}\n{page[found.end() :]}"
 
 
 def machine_of(report: Report) -> str:
-    """Where and when."""
+    """Machine, date and version of a report."""
     machine = report.machine
     limits = {name: figure for name, figure in report.limits.items() if figure.median > 0}
     scaled = ", ".join(f"{limit_title(name)} {number(f.median / 1e9)} G{f.unit}" for name, f in limits.items())
@@ -72,18 +72,18 @@ def machine_of(report: Report) -> str:
 
 
 def wrapped(text: str) -> str:
-    """Returns a paragraph of Markdown, wrapped at 100 columns."""
+    """A paragraph of Markdown, wrapped at 100 columns."""
     return textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """In Markdown."""
+    """A Markdown table."""
     lines = [headings, ["---"] * len(headings), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def bench_table(report: Report) -> str:
-    """One row a scenario."""
+    """Table with one row per scenario."""
     rows = []
     for row in report.rows:
         figure = row.figure
@@ -103,12 +103,12 @@ def bench_table(report: Report) -> str:
 
 
 def disturbed(row: Row) -> str:
-    """A mark for what should be measured again."""
+    """A mark for rows that should be measured again."""
     return " (disturbed)" if row.figure.is_disturbed else ""
 
 
 def against(result: ComparisonResult, row: Row, report: Report) -> str:
-    """In words."""
+    """Text of a comparison."""
     if result.measure == "value":
         return ""
     if result.base is None:
@@ -122,7 +122,7 @@ def against(result: ComparisonResult, row: Row, report: Report) -> str:
 
 
 def target(result: ComparisonResult) -> str:
-    """And whether it was met."""
+    """Text of a target, and if it was met."""
     if result.holds is None:
         return ""
     scale, unit = (1, "") if result.measure == "value" else (100, "%")
@@ -132,7 +132,7 @@ def target(result: ComparisonResult) -> str:
 
 
 def peers_table(report: Report) -> str:
-    """Rows by engines."""
+    """Table of rows by engines."""
     engines = [name for name in PEERS if any(row.engine == name for row in report.rows)]
     rows = []
     for kind in dict.fromkeys(row.kind for row in report.rows):
@@ -165,7 +165,7 @@ def peers_table(report: Report) -> str:
 
 
 def short_list(names: Sequence[str]) -> str:
-    """Returns the names of rows (row/peer), or their number and peers if there are more than three."""
+    """Names of rows (row/peer), or their number and peers if there are more than three."""
     if len(names) <= 3:
         return ", ".join(names)
     peers = dict.fromkeys(name.split("/")[-1] for name in names)
@@ -173,24 +173,24 @@ def short_list(names: Sequence[str]) -> str:
 
 
 def is_better_when_less(row: Row) -> bool:
-    """Seconds."""
+    """True for rows measured in seconds."""
     return row.figure.unit == "s"
 
 
 def speed_ups(row: Row) -> dict[str, float]:
-    """By peer: how many times better AdaptRT was."""
+    """AdaptRT's speed-up over each peer."""
     ratios = {c.base: c.ratio for c in row.comparisons if c.measure == "ratio" and c.base is not None}
     return {base.split("/")[1]: 1 / r if is_better_when_less(row) else r for base, r in ratios.items()}
 
 
 def best_ratio(row: Row | None) -> str:
-    """Against the peer that comes nearest."""
+    """Speed-up over the fastest peer."""
     ratios = {} if row is None else speed_ups(row)
     return f"{min(ratios.values()):.2f} x" if ratios else "-"
 
 
 def peer_targets(row: Row | None) -> str:
-    """The target and whether every peer that it is for was beaten by it."""
+    """The target, and if AdaptRT reached it against every peer that it applies to."""
     held = [] if row is None else [c for c in row.comparisons if c.holds is not None and c.base is not None]
     if not held:
         return ""
@@ -203,7 +203,7 @@ def peer_targets(row: Row | None) -> str:
 
 
 def limit_share(row: Row | None) -> str:
-    """Of the roofline."""
+    """Share of the roofline."""
     shares = [] if row is None else [c.ratio for c in row.comparisons if c.measure == "roofline"]
     return f"{100 * shares[0]:.0f}%" if shares else "-"
 
@@ -220,10 +220,10 @@ def not_better(report: Report) -> list[str]:
 
 
 def merged(reports: Sequence[Report]) -> Report:
-    """One report with the rows of all; a peer's row, row/peer, is one of its own.
+    """Merges reports. A peer's row, row/peer, counts as a row of its own.
 
-    A later report's samples of a row replace those of an earlier one. What a row is compared with comes from the latest
-    report that has both.
+    A later report's samples of a row replace those of an earlier one. A row's comparisons come from the latest report
+    that has both rows.
     """
     result = reports[0]
     for later in reports[1:]:
@@ -243,17 +243,17 @@ def merged(reports: Sequence[Report]) -> Report:
 
 
 def rounds_of(row: Row) -> int:
-    """That the row's median is over."""
+    """Number of rounds of the row's median."""
     return len({sample.round for sample in row.figure.used()})
 
 
 def usual_rounds(report: Report) -> int:
-    """Of most rows."""
+    """The most common number of rounds."""
     return statistics.mode(map(rounds_of, report.rows)) if report.rows else report.run["repeats"]
 
 
 def other_rounds(report: Report) -> str:
-    """Which rows have more or fewer rounds than most, and of peers' rows whose."""
+    """Lists rows with another number of rounds, and for peers' rows the peers."""
     usual = usual_rounds(report)
     unusual: dict[str, dict[int, list[str]]] = {}
     for row in report.rows:
@@ -273,7 +273,7 @@ TABLES: dict[str, Callable[[Report], str]] = {"bench": bench_table, "peers": pee
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Do it."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     for name in TABLES:
         parser.add_argument(

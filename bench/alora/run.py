@@ -1,11 +1,11 @@
-"""What aLoRA saves: time to the first token of turns over one long prompt, beside the same turns with plain LoRA.
+"""Measures the gain of aLoRA: time to first token of turns over one long prompt, compared with plain LoRA.
 
     python bench/alora/run.py ENGINE [--prompt 4096] [--turns 3] [--repeats 5] [--rank 16] [--threads N]
 
 ENGINE is any engine directory with LoRA and room for the prompt; its weights may be random. In each round the base
-model answers the prompt; then each of so many adapters is asked about it: the prompt followed by 32 tokens of its own,
-as an aLoRA adapter that acts from these on, and as a LoRA adapter that acts from the start. Both have the same random
-weights. Rounds of the two kinds take turns, and no round finds another's KV (cache_salt_id).
+model answers the prompt, and then each of `--turns` adapters is asked about it: the same prompt followed by 32 other
+tokens. The aLoRA adapter acts only on these tokens, the LoRA adapter on the whole prompt. Both have the same random
+weights. The two kinds alternate, and no round reuses the KV cache of another one (cache_salt_id).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def main() -> None:
             for kind in KINDS:
                 salt = 2 * number + KINDS.index(kind) + 1
                 found = _round(executor, kind, tasks, options.prompt, salt)
-                if number > 0:  # the first is the warm-up
+                if number > 0:  # Round 0 is the warm-up.
                     times[kind] += found
         for kind, found in times.items():
             low, middle, high = (1e3 * value for value in statistics.quantiles(found, n=4))

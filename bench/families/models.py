@@ -1,4 +1,4 @@
-"""Models of each family with random weights: about half a billion parameters, a billion where they have experts."""
+"""Models of each family with random weights: about half a billion parameters, or a billion with experts."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ FAMILIES: Final[dict[str, dict[str, Any]]] = {
         "decoder_sparse_step": 1,
     },
 }  # fmt: skip
-"""Fields of config.json beyond _SIZES; None: the family has no such field."""
+"""Fields of config.json in addition to _SIZES; None: the family does not have the field."""
 
 
 def config_of(family: str) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""Measures each family beside Llama: `python bench/families/run.py WORK_DIR [--families NAME ...] [--output FILE]`.
+"""Compares the families with Llama: `python bench/families/run.py WORK_DIR [--families NAME ...] [--output FILE]`.
 
-Models of one size with random bfloat16 weights are made and built below WORK_DIR, once; then rounds of a prompt of 512
-tokens, of one request and of 16 requests that generate, each family in turn, and with experts 16 requests with as many
-adapters on them. What each moves and multiplies at least, by its steps' profile, gives its share of the roofline, whose
-limits are measured beside each sample.
+Creates models of one size with random bfloat16 weights and their engines in WORK_DIR, if they do not exist. Each round
+measures every family: a prompt of 512 tokens, one generating request, and 16 generating requests; with experts also 16
+requests, each with its own adapter. The profile of a step gives the bytes that it must move and the operations that it
+must do, and so its share of the roofline. The roofline's limits are measured with each sample.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ PROMPT, CONTEXT, GENERATED, BATCH, RANK = 512, 128, 32, 16, 16
 
 
 class FamilyBench(Bench):
-    """One run over engines whose adapters are random ones of their experts."""
+    """One run over engines whose adapters are random adapters of their experts."""
 
     def library(self, engine: NativeEngine) -> AdapterLibrary:
-        """Where an engine's adapters come from."""
+        """The library of an engine's adapters."""
         return RandomAdapters(engine, EXPERT_MODULES)
 
     def shares(self) -> Iterator[tuple[str, Figure, Figure]]:
-        """(scenario, tokens a second, shares of the roofline)."""
+        """Yields (scenario, tokens per second, shares of the roofline)."""
         report = self.run()
         for row in report.rows:
             scenario = next(one for one in self.scenarios if one.name == row.name)
@@ -54,7 +54,7 @@ class FamilyBench(Bench):
 
 
 def scenarios_of(family: str, has_experts: bool) -> list[Prefill | Decode]:
-    """The rows of a family."""
+    """The scenarios of a family."""
 
     def decode(name: str, requests: int, adapters: AdapterMix) -> Decode:
         return Decode(
@@ -76,7 +76,7 @@ def scenarios_of(family: str, has_experts: bool) -> list[Prefill | Decode]:
 
 
 def prepare(family: str, work_dir: Path) -> Path:
-    """The family's engine, built if it is not there."""
+    """The family's engine; built if it does not exist."""
     engine, model = work_dir / family, work_dir / f"{family}-model"
     if engine.is_dir():
         return engine
@@ -105,7 +105,7 @@ def main(arguments: Sequence[str]) -> int:
     args = parser.parse_args(arguments)
     engines, scenarios = {}, []
     for family in args.families:
-        # In memory of their own: how pages of a mapped file lie differs from day to day.
+        # Weights are read into the process's memory, because the page layout of a mapped file changes over time.
         engines[family] = load_native_engine(prepare(family, args.work_dir), ALL_WEIGHTS)
         scenarios += scenarios_of(family, "num_experts_per_tok" in FAMILIES[family])
     settings = RunSettings(repeats=args.repeats, quiet_share=0.06, extra_samples=0, quiet_wait=0.0)

@@ -1,9 +1,9 @@
-"""What guides cost: tokens a second of requests whose outputs are held to a JSON schema, beside the same ones without.
+"""Measures the cost of guided decoding: tokens per second with and without a JSON schema.
 
     python bench/guided/run.py ENGINE [--requests 16] [--tokens 128] [--repeats 9] [--threads N]
 
-ENGINE is a directory with a tokenizer.json and end tokens. Rounds of guided and of free requests take turns, so that
-whatever else the machine does hits both; the loss is that of the medians.
+ENGINE is a directory with a tokenizer.json and end tokens. Rounds of guided and of free requests alternate, so that
+disturbances of the machine affect both. The loss compares the medians.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PROMPT_TOKENS = 32
 
 
 def main() -> None:
-    """Prints the tokens a second of both, and the loss."""
+    """Prints tokens per second of both, and the loss."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("engine", type=Path)
     parser.add_argument("--requests", type=int, default=16)
@@ -72,7 +72,7 @@ def _rate(
     ends: tuple[int, ...],
 ) -> float:
     generator = np.random.default_rng(0)
-    # Without an end_id nothing but the guide ends an output, and the bias keeps it from that.
+    # Without an end_id, only the guide can end an output. The bias on end tokens prevents that.
     bias = np.zeros(executor.engine_info.vocab_size, np.float32)
     bias[list(ends)] = -np.inf
     requests = [

@@ -1,11 +1,11 @@
-"""What kinds of adapters cost in a batch of 16 that generates, each beside plain LoRA or the base in turn.
+"""Measures the cost of each kind of adapter in a generating batch of 16, compared with plain LoRA or the base model.
 
     python bench/kinds/run.py ENGINE PLAIN [--pairs 8] [--tokens 24] [--threads N]
 
-ENGINE is an engine with everything that adapters may bring (--lora_plugin auto --dora_plugin enable --max_lora_rank 64
---max_extra_tokens 64 --long_lora_scaling_factors 2), PLAIN one of the same model without LoRA; weights may be random.
-Each request has an adapter of its own. A run's value is the median time of its steps in which all 16 generate; a row's
-is the median over pairs of what it was to the run beside it.
+ENGINE supports everything that adapters may have (--lora_plugin auto --dora_plugin enable --max_lora_rank 64
+--max_extra_tokens 64 --long_lora_scaling_factors 2). PLAIN is an engine of the same model without LoRA. Weights may be
+random. Each request has its own adapter. A run's value is the median time of its steps in which all 16 requests
+generate. Runs alternate in pairs; a row's value is the median ratio of the pairs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Run = Callable[[], float]
 
 @dataclass(frozen=True)
 class Kind:
-    """Adapters as rows: random ones cost what trained ones do."""
+    """Adapters of one kind, as rows. Random values cost the same as trained ones."""
 
     title: str
     rank: int
@@ -46,7 +46,7 @@ class Kind:
     virtual_tokens: int = 0
 
     def tensors(self, layout: LoraLayout, vocab_size: int) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.int32]]:
-        """(weights [rows, width], config [rows, 4])."""
+        """Returns (weights [rows, width], config [rows, 4])."""
         rows = [(IDS[name], layer) for layer in range(layout.num_layers) for name in self.modules]
         if self.lm_head:
             rows += [(IDS["lm_head"], piece) for piece in range(-(-vocab_size // adaptrt._core.VOCABULARY_SLICE))]
@@ -56,7 +56,7 @@ class Kind:
         generator = np.random.default_rng(7)
         for row, size, (_, _, of) in zip(made, sizes, sized, strict=False):
             row[:size] = generator.standard_normal(size, np.float32) * np.float32(0.01)
-            # Rows of lm_head have one A.
+            # All rows of lm_head share one A.
             row[: self.rank * of.in_size] = np.float32(0.01)
         config = [(module, layer, self.rank, self.vectors) for module, layer, _ in sized]
         if self.rotary_factor > 1:
@@ -78,7 +78,7 @@ OVER_BASE: Final = (LORA, Kind("prompt tuning, 16 virtual tokens", 0, virtual_to
 
 
 def main() -> None:
-    """Prints a row a kind."""
+    """Prints a row for each kind."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("engine", type=Path)
     parser.add_argument("plain", type=Path)
@@ -112,7 +112,7 @@ def main() -> None:
 
 
 def _put(executor: adaptrt.Executor, kind: Kind) -> list[int]:
-    """The task ids of BATCH adapters of a kind, which share their values."""
+    """Registers BATCH adapters of a kind, which share their values; returns their task ids."""
     info = executor.engine_info
     weights, config = kind.tensors(info.lora, info.vocab_size)
     first = 1 + BATCH * ([LORA, *OVER_LORA].index(kind))
@@ -122,7 +122,7 @@ def _put(executor: adaptrt.Executor, kind: Kind) -> list[int]:
 
 
 def _ratios(row: Run, base: Run, pairs: int) -> list[float]:
-    """Quartiles of row / base; the first pair is the warm-up."""
+    """Quartiles of row / base. The first pair is the warm-up."""
     found = []
     for number in range(pairs + 1):
         if number % 2:

@@ -1,14 +1,14 @@
-"""What a chunk of a prompt and a token take behind so many others, without the hours that computing those takes.
+"""Measures a prompt chunk and a decoded token after a long context, without computing that context.
 
     python bench/long_context/behind.py WORK_DIR [--behind 0 8192 32768 65536 98304 129024] [--kv int8]
         [--longest 131072] [--tokens 16] [--threads N]
 
-Model and engine are those that run.py makes for its longest length. Every block of the KV cache is filled first, by
-short prompts that attend to themselves alone; then one sequence has them all, as if it were theirs. What attention
-costs depends on how many keys there are and where they lie, not on what they hold.
+Uses the model and engine that run.py makes for its longest length. First, short prompts fill every block of the KV
+cache. Then one sequence uses all blocks as its context. The cost of attention depends on the number of keys and their
+addresses, not on their values.
 
-Whole prompts are told as well, as far as the depths reach: the seconds of their chunks, which between depths are on
-straight lines.
+Also prints the time of whole prompts, up to the largest depth: the sum over their chunks, whose times are interpolated
+linearly between the measured depths.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from adaptrt.runtime.engine import load_engine
 
 DEPTHS = (0, 8192, 32768, 65536, 98304, 129024)
 FILLING_PROMPTS = 4
-"""As many as the engine takes in a step."""
+"""The number of prompts in one step."""
 LENGTHS = (8192, 32768, 131072)
 Timed = Callable[[int, int], float]
-"""Seconds that so many tokens take behind so many."""
+"""timed(tokens, depth): seconds of this many tokens after a context of this depth."""
 
 
 def main() -> None:
-    """Prints a line for each depth and prompt."""
+    """Prints a line for each depth and prompt length."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("work_dir", type=Path)
     parser.add_argument("--behind", type=int, nargs="+", default=list(DEPTHS))
@@ -76,7 +76,7 @@ def main() -> None:
 
 
 def measure(name: str, timed: Timed, options: argparse.Namespace) -> None:
-    """Prints what a chunk and a token take behind each depth, and what whole prompts would."""
+    """Prints the time of a chunk and of a token at each depth, and the estimated time of whole prompts."""
     chunks = []
     for behind in options.behind:
         chunks.append(timed(CHUNK, behind))
@@ -94,7 +94,7 @@ def measure(name: str, timed: Timed, options: argparse.Namespace) -> None:
 
 
 def prompt_seconds(depths: Sequence[int], chunks: Sequence[float], length: int) -> float:
-    """Of the prompt's chunks."""
+    """Seconds of all chunks of a prompt."""
     return float(np.interp(np.arange(0, length, CHUNK), depths, chunks).sum())
 
 

@@ -1,8 +1,8 @@
-"""The file that llama-server saves of a slot, with the keys and values of its first tokens again and again.
+"""Creates a saved slot of llama-server with a long context, by repeating the keys and values of its first tokens.
 
-What attention costs behind a long prompt depends on how many keys there are, not on what they hold: a slot that is
-restored from such a file is as long as one whose prompt took hours. The layout is that of llama.cpp's
-llama_state_seq_save_file (version 3) for a model of one kind of attention, whose values are not transposed.
+The cost of attention after a long prompt depends on the number of keys, not on their values. So a slot restored from
+such a file is as slow as one whose prompt took hours to compute. The layout is that of llama.cpp's
+llama_state_seq_save_file (version 3), for a model with one kind of attention whose values are not transposed.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ _MARK = -1
 
 @dataclass(frozen=True)
 class SavedSlot:
-    """A file, taken apart."""
+    """A parsed file."""
 
     magic: int
     tokens: NDArray[np.int32]
     rows: list[tuple[int, NDArray[np.uint8]]]
-    """Of the keys of each layer and then the values: the number of their type, and a row a token."""
+    """For the keys of each layer, and then the values: the number of the type, and one row per token."""
 
     @classmethod
     def read(cls, data: bytes) -> SavedSlot:
-        """Raises ValueError for a file of another layout."""
+        """Parses a file. Raises ValueError for another layout."""
         magic, version, count = struct.unpack_from("<3I", data)
         if version != VERSION:
             raise ValueError(f"the file has version {version}, not {VERSION}")
         tokens = np.frombuffer(data, np.int32, count, 12)
         at = 12 + tokens.nbytes
-        # The server writes a mark, a version and the number of tokens before them, and that of images behind them. It
-        # also reads tokens alone.
+        # The server writes a mark, a version and the number of tokens before the tokens, and the number of images after
+        # them. It also reads files with only tokens.
         if tokens[0] == _MARK:
             tokens = tokens[3 : 3 + tokens[2]]
         streams, cells = struct.unpack_from("<2I", data, at)
         if streams != 1:
             raise ValueError(f"the file has {streams} streams, not one")
-        # Of each cell: its position, how many sequences it belongs to, and which.
+        # Each cell has its position, its number of sequences, and their ids.
         at += 8
         sequences = struct.unpack_from("<I", data, at + 4)[0]
         at += cells * (8 + 4 * sequences)
@@ -60,9 +60,9 @@ class SavedSlot:
         return cls(magic, tokens, rows)
 
     def of_length(self, period: int, length: int) -> bytes:
-        """The file of `length` tokens, which are the first `period` of this one, repeated.
+        """A file with `length` tokens: the first `period` tokens of this one, repeated.
 
-        Raises ValueError if this one has fewer than `period`.
+        Raises ValueError if this file has fewer than `period` tokens.
         """
         if period > len(self.tokens):
             raise ValueError(f"the slot has {len(self.tokens)} tokens, not {period}")

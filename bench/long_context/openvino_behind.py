@@ -1,7 +1,8 @@
-"""openvino_behind.py MODEL MOST CHUNK THREADS: computes tokens behind others, as it is told on standard input.
+"""openvino_behind.py MODEL MOST CHUNK THREADS: computes tokens after a context, as requested on stdin.
 
-Runs in OpenVINO's virtual environment. A line "TOKENS BEHIND" of the input is answered with the seconds that the model
-took. The KV cache has MOST tokens and a chunk; all of it has the keys and values of one chunk again and again.
+Runs in OpenVINO's virtual environment. For each input line "TOKENS BEHIND" it prints the seconds that TOKENS took after
+a context of BEHIND tokens. The KV cache has room for MOST tokens and one chunk; it is filled with the keys and values
+of one chunk, repeated.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class PagedModel:
                 self._caches.append(cache)
 
     def run(self, tokens: np.ndarray, behind: int) -> None:
-        """Computes them behind so many others."""
+        """Computes the tokens after a context of `behind` tokens."""
         length = behind + len(tokens)
         blocks = np.arange(-(-length // TOKENS_PER_BLOCK), dtype=np.int32)
         self._request.infer(
@@ -53,7 +54,7 @@ class PagedModel:
         )
 
     def repeat(self, tokens: int) -> None:
-        """Copies the keys and values of so many tokens all over the cache."""
+        """Fills the cache with repeated copies of the first `tokens` keys and values."""
         blocks = tokens // TOKENS_PER_BLOCK
         for cache in self._caches:
             for first in range(blocks, len(cache.data), blocks):

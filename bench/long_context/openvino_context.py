@@ -18,7 +18,7 @@ WARM_UP = 512
 
 
 def main(model: str, length: int, new_tokens: int, threads: int) -> None:
-    """Measures a request, by the times that the pipeline reports."""
+    """Measures a request, with the times that the pipeline reports."""
     scheduler = openvino_genai.SchedulerConfig()
     scheduler.enable_prefix_caching = False
     scheduler.cache_size = CACHE_GB
@@ -35,7 +35,7 @@ def main(model: str, length: int, new_tokens: int, threads: int) -> None:
 
 
 def settings(threads: int) -> dict[str, int | str]:
-    """Of OpenVINO. Models that are exported in bfloat16 ask for keys in float16, against the default of CPUs."""
+    """Settings for OpenVINO. Models exported in bfloat16 request keys in float16, unlike the default for CPUs."""
     return {
         "INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": "bf16", "PERFORMANCE_HINT": "LATENCY",
         "KV_CACHE_PRECISION": "u8",
@@ -43,7 +43,7 @@ def settings(threads: int) -> dict[str, int | str]:
 
 
 def prompt_of(length: int) -> openvino_genai.TokenizedInputs:
-    """Random tokens."""
+    """A prompt of random tokens."""
     tokens = np.random.default_rng(length).integers(100, 20000, (1, length)).astype(np.int64)
     return openvino_genai.TokenizedInputs(openvino.Tensor(tokens), openvino.Tensor(np.ones_like(tokens)))
 

@@ -1,15 +1,15 @@
-"""OpenVINO and llama.cpp with the context that run.py gives AdaptRT: prefill and decoding of one request.
+"""Measures OpenVINO and llama.cpp with run.py's context: prefill and decoding of one request.
 
     python bench/long_context/peers.py WORK_DIR --home HOME [--peers openvino llama_cpp] [--lengths 8192] [--tokens 16]
         [--longest 32768] [--behind 0 32256 130560 [--more 512]] [--threads N]
 
-HOME is what bench/peers/install.sh was given. The model is the one that run.py made below WORK_DIR for its longest
-length, converted by each peer's own tools; what exists stays. Keys and values are int8 in OpenVINO and Q8_0 in
-llama.cpp. Times are those that each of them reports of a request.
+HOME is the directory given to bench/peers/install.sh. The model is the one that run.py made in WORK_DIR for its longest
+length, converted by each peer's own tools; existing files are kept. Keys and values are int8 in OpenVINO and Q8_0 in
+llama.cpp. Times are those that the peers report for a request.
 
---behind measures without the hours that long prompts take, as behind.py does of AdaptRT: keys and values are those of
-2048 tokens again and again. Of llama.cpp, --more tokens of a prompt and then those that are generated, behind a slot
-that is restored; of OpenVINO, 2048 tokens and then a token, of the model that its pipeline runs.
+--behind measures after a long context without computing it, as behind.py does for AdaptRT: the context repeats the keys
+and values of 2048 tokens. For llama.cpp it restores a slot, and measures --more prompt tokens followed by generated
+tokens. For OpenVINO it measures 2048 tokens and then one token, with the model that its pipeline runs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from scenarios.model import BenchModel
 
 BLOCK = 2048
 CHUNK = 512
-"""What llama.cpp computes of a prompt at a time."""
+"""Number of prompt tokens that llama.cpp computes at a time."""
 LLAMA_CPP = ("-b", BLOCK, "-ub", CHUNK, "-fa", "on", "--cache-type-k", "q8_0", "--cache-type-v", "q8_0")
 
 
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def converted(options: argparse.Namespace, peer: str) -> Path:
-    """Where what the peer reads is."""
+    """Directory of the peer's converted model."""
     longest = options.longest + options.tokens + 1
     root = options.work_dir / f"peers-{longest}"
     base, model = root / "base", options.work_dir / f"model-{longest}"
@@ -98,7 +98,7 @@ def measure_openvino(options: argparse.Namespace, root: Path, length: int) -> tu
 
 
 def measure_llama_cpp(options: argparse.Namespace, root: Path, length: int) -> tuple[float, float]:
-    """The same, of a server of its own, by the times that it reports."""
+    """Seconds of the prefill, and of a token after it, as reported by a new server."""
     context = length + options.tokens + 64
     model = root / "gguf" / "base.gguf"
     with llama_server(options.home, model, threads=options.threads, context=context, flags=LLAMA_CPP) as server:
@@ -107,7 +107,7 @@ def measure_llama_cpp(options: argparse.Namespace, root: Path, length: int) -> t
 
 
 def openvino_behind(options: argparse.Namespace, root: Path) -> None:
-    """Prints what more of a prompt, and a token, take behind each of the lengths."""
+    """Prints the times of further prompt tokens and of a generated token, after a context of each length."""
     script = Path(__file__).with_name("openvino_behind.py")
     python = options.home / "venv-openvino" / "bin" / "python"
     most = max(options.behind)
@@ -125,7 +125,7 @@ def openvino_behind(options: argparse.Namespace, root: Path) -> None:
 
 
 def llama_cpp_behind(options: argparse.Namespace, root: Path) -> None:
-    """The same, behind a slot that is restored."""
+    """The same for llama.cpp, after restoring a slot."""
     model = root / "gguf" / "base.gguf"
     context = max(options.behind) + options.more + options.tokens + 64
     with tempfile.TemporaryDirectory() as folder:

@@ -1,12 +1,12 @@
-"""One request with a long context: its prefill, its decoding, and what attention costs of it beside the roofline.
+"""Measures one request with a long context: prefill, decoding, and attention's share of the roofline.
 
     python bench/long_context/run.py WORK_DIR [--lengths 8192 32768] [--kv int8 bfloat16] [--tokens 16] [--repeats 3]
         [--threads N]
 
-Makes the 0.5B model of the other benchmarks and an engine for each kind of KV cache below WORK_DIR; what exists stays.
-A prompt of each length is computed in chunks of 2048 tokens and then generates; prompts are not reused. A token's
-attention is what its step takes longer than one behind 128 tokens; its roofline is reading the keys and values once at
-the bandwidth that was measured. The memory of the KV cache is what `adaptrt inspect` says before anything starts.
+Creates the 0.5B model of the other benchmarks, and an engine for each kind of KV cache, in WORK_DIR; existing ones are
+kept. A prompt of each length is computed in chunks of 2048 tokens, and then generates; prompts are not reused. A
+token's attention time is the time of its step minus that of a step after 128 tokens. Its roofline is the time to read
+the keys and values once at the measured bandwidth. The KV cache's memory is the size that `adaptrt inspect` prints.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def main() -> None:
 
 
 def median_of(executor: adaptrt.Executor, length: int, options: argparse.Namespace) -> Sample:
-    """Of all repeats."""
+    """Median over all repeats."""
     samples = [sample(executor, length, options.tokens) for _ in range(options.repeats)]
     return Sample(
         statistics.median(found.prefill for found in samples), statistics.median(found.token for found in samples)
@@ -82,7 +82,7 @@ def median_of(executor: adaptrt.Executor, length: int, options: argparse.Namespa
 
 
 def sample(executor: adaptrt.Executor, length: int, tokens: int) -> Sample:
-    """One request."""
+    """Measures one request."""
     prompt = np.random.default_rng(length).integers(100, 20000, length).tolist()
     begin, times = time.perf_counter(), []
     request_id = executor.enqueue_request(adaptrt.Request(prompt, 1 + tokens, streaming=True))
@@ -94,7 +94,7 @@ def sample(executor: adaptrt.Executor, length: int, tokens: int) -> Sample:
 
 
 def executor_of(engine: Path, longest: int, threads: int) -> adaptrt.Executor:
-    """With room for one request, whose prompt is computed in chunks."""
+    """An executor with room for one request, whose prompt is computed in chunks."""
     config = adaptrt.ExecutorConfig(
         num_threads=threads,
         enable_chunked_context=True,
@@ -106,7 +106,7 @@ def executor_of(engine: Path, longest: int, threads: int) -> adaptrt.Executor:
 
 
 def make_engine(work_dir: Path, kind: str, longest: int) -> Path:
-    """The directory of an engine for contexts of this length."""
+    """Directory of an engine for contexts of this length."""
     model, engine = work_dir / f"model-{longest}", work_dir / f"{kind}-{longest}"
     if not (model / "config.json").is_file():
         write_model(replace(BenchModel(), max_position_embeddings=longest), model)

@@ -1,4 +1,4 @@
-"""AdaptRT, by the same rules as its peers."""
+"""AdaptRT, measured by the same rules as its peers."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from adaptrt.common.byte_size import ALL_WEIGHTS
 from adaptrt.runtime.memory import available_memory
 
 ADAPTERS = 32
-"""Of the largest rank, that each level of the cache has room for."""
+"""Number of adapters of the maximum rank that fit in each cache level."""
 LARGEST_RANK = 64
 BYTES_PER_VALUE = 2
 COLD_TASKS = 1000
 ALL_ADAPTERS, ONE_ADAPTER = "adapters", "compressed-adapter"
 ENGINES_OF = {ALL_ADAPTERS: "bf16", ONE_ADAPTER: "compressed"}
-"""Of the variants that have adapters on the host: all of them, or ADAPTER_OF_ONE."""
+"""Variants with adapters in host memory (all of them, or ADAPTER_OF_ONE), and their engines."""
 
 
 class AdaptRt:
-    """An executor on the engine of these weights, adaptrt-<variant>; the others are told by ENGINES_OF."""
+    """An executor with the engine adaptrt-<variant>, or with the one in ENGINES_OF."""
 
     def __init__(self, task: Task, variant: str) -> None:
         self._task = task
@@ -51,7 +51,7 @@ class AdaptRt:
     def generate(
         self, prompts: Sequence[list[int]], new_tokens: int, adapters: Sequence[int] | None = None
     ) -> list[list[int]]:
-        """One in-flight batch; `adapters` has a task_id a prompt."""
+        """One in-flight batch; `adapters` has a task_id for each prompt."""
         output = OutputConfig(exclude_input_from_output=True)
         configs = [None] * len(prompts) if adapters is None else [LoraConfig(task_id) for task_id in adapters]
         ids = self._executor.enqueue_requests(
@@ -69,7 +69,7 @@ class AdaptRt:
         return answers
 
     def load_adapter(self) -> Metrics:
-        """From its PEFT directory to the host level of the cache."""
+        """Loads an adapter from its PEFT directory to the host level of the cache."""
         task_id, path = next(self._cold), self._task.loras[ADAPTER_OF_ONE]
         seconds = seconds_of(
             lambda: self._executor.put_adapter(LoraConfig.from_peft(task_id, path, self._executor.engine))
@@ -78,13 +78,14 @@ class AdaptRt:
         return {"value": seconds}
 
     def close(self) -> None:
-        """End the executor."""
+        """Ends the executor."""
         self._executor.shutdown()
 
 
 def start(task: Task, name: str, *, all_adapters: bool) -> Executor:
-    """An executor without prefix reuse: prompts repeat. With `all_adapters`, its cache has room for all of them."""
-    # Weights in memory of its own, as the peers have them: how pages of a mapped file lie differs from day to day.
+    """An executor without prefix reuse, because prompts repeat. With `all_adapters`, its cache holds all of them."""
+    # Weights are read into the process's memory, as the peers do, because the page layout of a mapped file changes over
+    # time.
     engine = adaptrt.load_engine(task.root / f"adaptrt-{name}", weight_memory=ALL_WEIGHTS)
     config = ExecutorConfig(
         kv_cache_config=KvCacheConfig(enable_block_reuse=False), enable_chunked_context=True, num_threads=task.threads,

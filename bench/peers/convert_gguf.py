@@ -1,4 +1,4 @@
-"""convert_gguf.py LLAMA_CPP_SOURCES MODEL_ROOT: base and LoRA adapters as GGUF, by llama.cpp's own converters.
+"""convert_gguf.py LLAMA_CPP_SOURCES MODEL_ROOT: converts base and LoRA adapters to GGUF with llama.cpp's converters.
 
 Runs in llama.cpp's virtual environment.
 """
@@ -13,7 +13,7 @@ PRE_TOKENIZER = "llama-bpe"
 
 
 def main(sources: Path, root: Path) -> None:
-    """Write MODEL_ROOT/gguf."""
+    """Writes MODEL_ROOT/gguf."""
     sys.path[:0] = [str(sources / "gguf-py"), str(sources)]
     name_pre_tokenizer()
     folder = root / "gguf"
@@ -36,7 +36,7 @@ def main(sources: Path, root: Path) -> None:
 
 
 def name_pre_tokenizer() -> None:
-    """The converter knows pre-tokenizers by a hash of what known models' tokenizers do; ours is none of them."""
+    """The converter identifies pre-tokenizers by a hash of their output. It does not know this model's tokenizer."""
     import conversion.base
 
     for found in vars(conversion.base).values():
@@ -45,7 +45,8 @@ def name_pre_tokenizer() -> None:
 
 
 def run(script: Path, *arguments: object) -> None:
-    """As `python script arguments` in this process, so that the change above holds. Raises SystemExit when it fails."""
+    """Runs `python script arguments` in this process, so that the change above is active. Raises SystemExit if it
+    fails."""
     sys.argv = [str(script), *map(str, arguments)]
     try:
         runpy.run_path(str(script), run_name="__main__")

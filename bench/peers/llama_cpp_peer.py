@@ -32,8 +32,8 @@ START_SECONDS = 120.0
 REQUEST_SECONDS = 900.0
 BASE = -1
 FILES = {"bf16": "base", "long": "base", "adapters": "base", "q8_0": "base-q8_0", "q4_0": "base-q4_0"}
-"""GGUF file of each variant; `adapters` has all adapters loaded, and a request says which one acts; `long` takes one
-request, since a server shares out its context evenly."""
+"""GGUF file of each variant. `adapters` loads all adapters, and each request selects one. `long` has one slot, because
+a server divides its context evenly among its slots."""
 SLOT_TOKENS = 1024
 
 
@@ -70,7 +70,7 @@ class Server:
             return False
 
     def complete(self, prompt: list[int], new_tokens: int, adapter: int) -> list[int]:
-        """The tokens of one request."""
+        """Returns the tokens of one request."""
         body: dict[str, Any] = {
             "prompt": prompt, "n_predict": new_tokens, "ignore_eos": True, "temperature": 0.0, "cache_prompt": False,
             "return_tokens": True, "samplers": ["temperature"],
@@ -86,7 +86,7 @@ class Server:
     def generate(
         self, prompts: Sequence[list[int]], new_tokens: int, adapters: Sequence[int] | None = None
     ) -> list[list[int]]:
-        """One request a prompt, all at once; `adapters` has an adapter's number for each."""
+        """One request per prompt, all at once; `adapters` has an adapter's number for each prompt."""
         answers: list[list[int]] = [[] for _ in prompts]
         chosen = adapters or [BASE] * len(prompts)
 
@@ -101,13 +101,13 @@ class Server:
         return answers
 
     def close(self) -> None:
-        """End the server."""
+        """Ends the server."""
         self._process.terminate()
         self._process.wait()
 
 
 def make(task: Task) -> Peer:
-    """A server for each kind of weights. LLAMA_SERVER names the program that install.sh built."""
+    """A server for each kind of weights. LLAMA_SERVER is the path of the program that install.sh built."""
     binary = Path(os.environ["LLAMA_SERVER"])
     if not binary.is_file():
         raise FileNotFoundError(f"{binary}: no llama-server; bench/peers/install.sh llama_cpp builds it")

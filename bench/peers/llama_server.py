@@ -1,4 +1,4 @@
-"""llama-server with one model, and the times that it reports of a request."""
+"""Runs llama-server with one model, and returns the request times that it reports."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ _START_SECONDS, _REQUEST_SECONDS = 120.0, 7200.0
 
 @dataclass(frozen=True)
 class Times:
-    """Of one request, in seconds."""
+    """Times of one request in seconds."""
 
     prefill: float
     token: float
-    """Of each behind the first."""
+    """Time of each token after the first."""
 
 
 @dataclass(frozen=True)
 class LlamaServer:
-    """A server that answers."""
+    """A server that is ready."""
 
     address: str
     process: int
 
     def measure(self, prompt: Sequence[int], new_tokens: int, *, computed: int | None = None) -> Times:
-        """Of a prompt of which so many tokens are computed, the others being in the slot; without `computed` it is all.
+        """Measures a prompt of which `computed` tokens are computed, while the others are in the slot; None: all.
 
         Raises RuntimeError if the server computed another number.
         """
@@ -46,15 +46,15 @@ class LlamaServer:
         timings = self._post("completion", body)["timings"]
         if computed is not None and timings["prompt_n"] != computed:
             raise RuntimeError(f"the server computed {timings['prompt_n']} tokens of the prompt, not {computed}")
-        # Older servers divide by all tokens, though the first one comes with the prompt.
+        # Older servers divide by all tokens, although the first one comes with the prompt.
         return Times(timings["prompt_ms"] / 1e3, timings["predicted_ms"] / max(1, timings["predicted_n"] - 1) / 1e3)
 
     def save_slot(self, name: str) -> None:
-        """Into a file of the folder that --slot-save-path named."""
+        """Saves the slot to a file in the directory given by --slot-save-path."""
         self._post("slots/0?action=save", {"filename": name})
 
     def restore_slot(self, name: str) -> None:
-        """From such a file."""
+        """Restores the slot from such a file."""
         self._post("slots/0?action=restore", {"filename": name})
 
     def _post(self, path: str, body: dict[str, Any]) -> Any:
@@ -69,7 +69,8 @@ class LlamaServer:
 def llama_server(
     home: Path, model: Path, *, threads: int, context: int, flags: Sequence[object]
 ) -> Iterator[LlamaServer]:
-    """The server of bench/peers/install.sh's `home` with a GGUF file. Raises RuntimeError when it does not start."""
+    """Starts the server from bench/peers/install.sh's `home` with a GGUF file. Raises RuntimeError if it does not
+    start."""
     command: list[object] = [
         home / "llama-build" / "bin" / "llama-server", "-m", model, "-t", threads, "-tb", threads,
         "-np", 1, "-c", context, "--no-warmup", "--cache-ram", 0, *flags,
@@ -80,15 +81,15 @@ def llama_server(
 
 @contextlib.contextmanager
 def started(command: Sequence[object], answers_when_loaded: str) -> Iterator[LlamaServer]:
-    """Any server of this interface, given a port; it is ready when it answers for a path.
+    """Starts any server with this interface on a free port. It is ready when it answers at the given path.
 
-    Raises RuntimeError when it does not start.
+    Raises RuntimeError if it does not start.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     parts = [str(part.absolute() if isinstance(part, Path) else part) for part in (*command, "--port", port)]
-    logs = tempfile.TemporaryDirectory()  # older servers write one where they are started
+    logs = tempfile.TemporaryDirectory()  # Older servers write a log file to their working directory.
     server = subprocess.Popen(parts, cwd=logs.name, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         address = f"http://127.0.0.1:{port}"

@@ -1,4 +1,4 @@
-"""The model, adapters, tokenizer and prompts that all peers run, made from seeds, in each peer's own format."""
+"""Creates the model, adapters, tokenizer and prompts for all peers, from seeds, in each peer's own format."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ ENGINES: dict[str, tuple[str, list[str]]] = {
     "w8a16": ("w8a16", ["--quantization", "w8a16"]),
     "int4": ("w4a16", ["--quantization", "w4a16", "--group_size", "128"]),
 }
-"""AdaptRT's name of each kind of weights (rows.py), and how they are built."""
+"""Name of AdaptRT's engine for each kind of weights (rows.py), and its build flags."""
 SPECIAL_TOKENS = ["<|begin|>", "<|end|>", "<|pad|>"]
-# Llama 3's: llama.cpp's converter is told so by name.
+# Llama 3's pattern; llama.cpp's converter gets its name.
 SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -50,12 +50,12 @@ SPLIT = (
 
 
 def title_of_model(name: str) -> str:
-    """As tables and plots have it."""
+    """Title for tables and plots."""
     return f"{name} Llama" if isinstance(MODELS[name], BenchModel) else name
 
 
 def make_model(name: str, home: Path) -> Path:
-    """Base, adapters and prompts below `home`; what exists already stays."""
+    """Creates base model, adapters and prompts in `home`; existing ones are kept."""
     model, root = MODELS[name], home / "models" / name
     base = root / "base"
     if not (base / "tokenizer.json").exists():
@@ -82,7 +82,8 @@ def make_model(name: str, home: Path) -> Path:
 
 
 def write_tokenizer(model: BenchModel | Mixture, base: Path) -> None:
-    """A byte-level BPE of the model's vocabulary size, trained on Python's own library: converters want one."""
+    """Trains a byte-level BPE of the model's vocabulary size on Python's standard library: converters need a
+    tokenizer."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -112,9 +113,9 @@ def library_files() -> Iterator[Path]:
 
 
 def export_for(peer: str, root: Path, home: Path, weights: Collection[str]) -> None:
-    """Whatever the peer reads instead of the Hugging Face directory, for these kinds of weights (rows.py).
+    """Converts the Hugging Face directory to the peer's own format, for these kinds of weights (rows.py).
 
-    What exists already stays. Raises CalledProcessError when its tools fail.
+    Existing files are kept. Raises CalledProcessError if the peer's tools fail.
     """
     exporter = {"adaptrt": _build_engines, "openvino": _export_openvino, "llama_cpp": _convert_gguf}.get(peer)
     if exporter is not None:
@@ -122,7 +123,7 @@ def export_for(peer: str, root: Path, home: Path, weights: Collection[str]) -> N
 
 
 def _build_engines(root: Path, home: Path, weights: Collection[str]) -> None:
-    """Ours: activations in bfloat16, LoRA and DoRA to rank 64 where the model has adapters."""
+    """AdaptRT's engines: activations in bfloat16, and LoRA and DoRA up to rank 64 if the model has adapters."""
     adapters = ["--lora_plugin", "auto", "--dora_plugin", "enable", "--max_lora_rank", max(RANKS)]
     command = [sys.executable, "-m", "adaptrt.builder.cli"]
     for kind in weights:
@@ -135,7 +136,7 @@ def _build_engines(root: Path, home: Path, weights: Collection[str]) -> None:
 
 
 def _export_openvino(root: Path, home: Path, weights: Collection[str]) -> None:
-    """By optimum-intel; int4 is u4 in groups of 128 in every layer, embedding and lm_head int8."""
+    """Exports with optimum-intel; int4 is u4 in groups of 128 in every layer, with int8 embedding and lm_head."""
     exports: dict[str, tuple[str, list[object]]] = {
         "bf16": ("openvino", ["fp16"]),
         "int8": ("openvino-int8", ["int8"]),
@@ -149,7 +150,7 @@ def _export_openvino(root: Path, home: Path, weights: Collection[str]) -> None:
 
 
 def _convert_gguf(root: Path, home: Path, weights: Collection[str]) -> None:
-    """By llama.cpp's converters and llama-quantize."""
+    """Converts with llama.cpp's converters and llama-quantize."""
     folder = root / "gguf"
     adapters = sorted((root / "adapters").glob("lora*"))
     if not all((folder / f"{name}.gguf").exists() for name in ("base", *(path.name for path in adapters))):

@@ -26,9 +26,10 @@ from worker import (
 )
 
 ALPHA_PER_RANK = 2.0
-"""Of every adapter here; OpenVINO does not read it from the adapter's config."""
+"""Alpha of every adapter here; OpenVINO does not read it from the adapter's config."""
 EXPORTS = {"bf16": "openvino", "adapters": "openvino", "int8": "openvino-int8", "int4": "openvino-int4"}
-"""Directory of each variant; `adapters` is the pipeline with the 16 adapters, which must be known when it is made."""
+"""Directory of each variant. `adapters` is the pipeline with the 16 adapters, which must be known when it is
+created."""
 
 
 class OpenVino:
@@ -47,7 +48,7 @@ class OpenVino:
     def generate(
         self, prompts: Sequence[list[int]], new_tokens: int, adapters: Sequence[int] | None = None
     ) -> list[list[int]]:
-        """One batch without adapters; with `adapters`, one a prompt, one prompt after another."""
+        """One batch without adapters; with `adapters` (one per prompt), one prompt after another."""
         if adapters is None:
             return self._run(prompts, new_tokens, None)
         return [
@@ -66,7 +67,7 @@ class OpenVino:
         return [list(answer) for answer in self._pipeline.generate(inputs, config).tokens]
 
     def load_adapter(self) -> Metrics:
-        """Make a pipeline for an adapter."""
+        """Creates a pipeline for an adapter."""
         path = str(self._task.loras[ADAPTER_OF_ONE] / "adapter_model.safetensors")
         return {
             "value": seconds_of(
@@ -75,11 +76,11 @@ class OpenVino:
         }
 
     def close(self) -> None:
-        """It goes with the process."""
+        """Does nothing: it ends with the process."""
 
 
 def config_of(adapters: Sequence[Any]) -> Any:
-    """What a pipeline is told of the adapters that it will be asked for."""
+    """Adapter config of a pipeline: it lists all adapters that requests may use."""
     config = openvino_genai.AdapterConfig(mode=openvino_genai.AdapterConfig.Mode.MODE_AUTO)
     for adapter in adapters:
         config.add(adapter, ALPHA_PER_RANK)
@@ -87,7 +88,8 @@ def config_of(adapters: Sequence[Any]) -> Any:
 
 
 def pipeline(task: Task, variant: str, **options: Any) -> Any:
-    """Without prefix caching, because prompts repeat; all else, dynamic quantisation too, is OpenVINO's default."""
+    """Prefix caching is off because prompts repeat. All other settings, even dynamic quantisation, are OpenVINO's
+    defaults."""
     scheduler = openvino_genai.SchedulerConfig()
     scheduler.enable_prefix_caching = False
     scheduler.cache_size = 1

@@ -1,4 +1,4 @@
-"""The models and the adapters of AdaptRT's own scenarios, which all peers run."""
+"""The models and adapters of AdaptRT's own scenarios, which all peers run."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from scenarios.peft_adapter import write_peft_adapter
 
 @dataclass(frozen=True)
 class Mixture:
-    """A mixture of experts of bench/families; it is run without adapters."""
+    """A mixture of experts from bench/families, run without adapters."""
 
     family: str
 
     @property
     def vocab_size(self) -> int:
-        """Its tokens."""
+        """Size of its vocabulary."""
         return int(config_of(self.family)["vocab_size"])
 
 

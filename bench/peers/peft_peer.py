@@ -25,7 +25,7 @@ from worker import (
 )
 
 DORA_TOKENS = 4
-"""New tokens with a DoRA adapter: a rate after the first token does not depend on it, and each takes long."""
+"""New tokens with a DoRA adapter: the rate does not depend on their number, and each token is slow."""
 
 
 class Peft:
@@ -46,13 +46,13 @@ class Peft:
             for path in (*task.loras[1:], *task.doras):
                 model.load_adapter(path, adapter_name=path.name, autocast_adapter_dtype=False)
         self._model = model.to(torch.bfloat16).eval()
-        # Loading leaves gigabytes of freed memory with the allocator, and five peers share the machine's.
+        # After loading, the allocator keeps gigabytes of freed memory, and five peers share the machine's memory.
         ctypes.CDLL(None).malloc_trim(0)
 
     def generate(
         self, prompts: Sequence[list[int]], new_tokens: int, adapters: Sequence[str] | None = None
     ) -> list[list[int]]:
-        """One batch; `adapters` has one for all prompts, or one a prompt; the base model has none."""
+        """One batch. `adapters` has one adapter for all prompts, or one per prompt; None: the base model."""
         options: dict[str, Any] = {}
         if adapters is not None:
             self._model.set_adapter(adapters[0])
@@ -69,14 +69,14 @@ class Peft:
             return torch.cat(answers, dim=1).tolist()
 
     def load_adapter(self) -> Metrics:
-        """From its PEFT directory into the model."""
+        """Loads an adapter from its PEFT directory into the model."""
         path = self._task.loras[ADAPTER_OF_ONE]
         seconds = seconds_of(lambda: self._model.load_adapter(path, adapter_name="cold", autocast_adapter_dtype=False))
         self._model.delete_adapter("cold")
         return {"value": seconds}
 
     def close(self) -> None:
-        """It goes with the process."""
+        """Does nothing: it ends with the process."""
 
 
 def make(task: Task) -> Peer:

@@ -1,4 +1,4 @@
-"""A report of peers as a table and a plot."""
+"""Prints a report of peers as a table and draws a plot."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ COLOURS = dict(zip(PEERS, ("#1f6f8b", "#d1495b", "#edae49", "#66a182", "#4a4e69"
 
 
 def table_of(report: Report) -> Table:
-    """Rows by peers, ours in ratio to the best of them."""
+    """Table of rows by peers, with AdaptRT's ratio to the best peer."""
     peers = [name for name in PEERS if any(row.engine == name for row in report.rows)]
     table = Table(title=f"{title_of_model(report.run['model'])}, {report.machine['threads']} threads",
                   box=box.SIMPLE_HEAD, title_justify="left")  # fmt: skip
@@ -45,7 +45,7 @@ def _cell(row: Row | None) -> str:
 
 
 def ratio_text(row: Row | None) -> str:
-    """Ours to the best peer's: more is better, for seconds as well."""
+    """AdaptRT's speed relative to the best peer: higher is better, for seconds as well."""
     ratios = [c.ratio for c in row.comparisons if c.measure == "ratio"] if row is not None else []
     if row is None or not ratios:
         return "-"
@@ -59,7 +59,7 @@ def limit_text(row: Row | None) -> str:
 
 
 def draw(report: Report, path: Path) -> None:
-    """Throughput of every peer, each row on its own scale: ours is 1."""
+    """Plots the throughput of every peer, relative to AdaptRT in each row."""
     from matplotlib.figure import Figure as Canvas
 
     kinds = [kind for kind in ROWS if any(row.kind == kind and row.figure.unit == "tok/s" for row in report.rows)]

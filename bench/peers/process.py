@@ -1,4 +1,4 @@
-"""A peer's process, which is stopped (SIGSTOP) while others are measured, so that threads that spin take no CPU."""
+"""A peer's process. It is stopped (SIGSTOP) while others are measured, so that spinning threads use no CPU."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class PeerProcess:
     """One peer in its own virtual environment."""
 
     def __init__(self, name: str, root: Path, home: Path, threads: int, new_tokens: int, patience: float) -> None:
-        """Starts it; `patience` is for how many seconds an answer is waited for. Raises PeerError."""
+        """Starts it. `patience` is the maximum number of seconds to wait for an answer. Raises PeerError."""
         python = sys.executable if name == OURS else str(home / f"venv-{name}" / "bin" / "python")
         if not Path(python).exists():
             raise PeerError(f"not installed; bench/peers/install.sh HOME {name} does it")
@@ -51,25 +51,25 @@ class PeerProcess:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it can be asked."""
+        """True if it can answer."""
         return self._process.poll() is None
 
     def warm_up(self, row: str) -> None:
-        """Load what a row needs and run it for a few tokens. Raises PeerError."""
+        """Loads the data that a row needs and runs it for a few tokens. Raises PeerError."""
         self._ask(row, warm_up=True)
 
     def measure(self, row: str) -> tuple[dict[str, float], NoiseMeter]:
-        """A sample of a row, and what else the machine did. Raises PeerError."""
+        """Takes a sample of a row, and measures the noise meanwhile. Raises PeerError."""
         with NoiseMeter(self._processes()) as meter:
             answer = self._ask(row, warm_up=False)
         return answer["metrics"], meter
 
     def pause(self) -> None:
-        """Stop the process and its children."""
+        """Stops the process and its children."""
         self._signal(signal.SIGSTOP)
 
     def close(self) -> None:
-        """End the process and its children."""
+        """Ends the process and its children."""
         assert self._process.stdin is not None
         if self.is_alive:
             self._signal(signal.SIGCONT)
@@ -80,7 +80,7 @@ class PeerProcess:
             except subprocess.TimeoutExpired:
                 self._signal(signal.SIGKILL)
                 self._process.wait()
-        self._signal(signal.SIGKILL)  # children that it left
+        self._signal(signal.SIGKILL)  # Children that it left.
         self._log.close()
 
     def _ask(self, row: str, *, warm_up: bool) -> dict[str, Any]:

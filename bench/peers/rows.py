@@ -1,4 +1,4 @@
-"""The rows that all peers are asked for, and what the base model's weights make of them at least."""
+"""The rows that all peers are asked for, and the minimum work of the base model's weights in each."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from adaptrt.tools.bench.profile import Work
 
 @dataclass(frozen=True)
 class Target:
-    """How many times a peer's speed AdaptRT is to reach."""
+    """Target for AdaptRT's speed as a multiple of a peer's."""
 
     at_least: float
     peer: str | None = None
-    """None: every peer's."""
+    """None: every peer."""
 
     def is_for(self, peer: str) -> bool:
-        """Whether AdaptRT is held against this one."""
+        """True if the target applies to this peer."""
         return self.peer in (None, peer)
 
 
@@ -31,22 +31,22 @@ class RowKind:
     title: str
     unit: str = "tok/s"
     weights: str = "bf16"
-    """The kind of weights."""
+    """Kind of weights."""
     adapters: bool = False
     tokens: int = 0
-    """Of a step, of a row that a roofline is shown for: the base's weights once a step, and those of its adapter."""
+    """Tokens per step, for rows with a roofline: a step reads the base weights and its adapter's weights once."""
     prompt: bool = False
-    """Whether they are one prompt, of whose last token alone logits are wanted; otherwise they are of all."""
+    """True: the tokens are one prompt, and only its last token gets logits. False: all tokens get logits."""
     rank: int = 0
-    """Of that adapter, which acts on all linear layers."""
+    """Rank of the adapter, which acts on all linear layers; 0: none."""
     target: Target | None = None
     target_with_amx: Target | None = None
-    """In place of `target` on a CPU that has AMX."""
+    """Replaces `target` on a CPU with AMX."""
     peers_of: str | None = None
-    """The row whose samples of the peers this one is held against: to them its weights are the same, and they are not
-    asked for it."""
+    """Another row whose peers' samples this row is compared with. For peers the weights of both rows are the same, so
+    they are not asked for this one."""
     why_not: str = "no quantised weights by this runner"
-    """Why a peer that says nothing of the row is not asked for it."""
+    """Reason shown if a peer gives none for not running the row."""
 
 
 OWN = "the peers' int8 is W8A8: they quantise activations too"
@@ -143,38 +143,38 @@ ROWS = {
 }
 _UNQUANTISED = ("bf16", "compressed")
 _LAYER_BYTES = {"bf16": 2.0, "compressed": 1.5, "int8": 1.0, "w8a16": 1.0, "int4": 0.5 + 2 / 128}
-"""Of a weight of the layers; int4 has a bfloat16 scale for 128. Scales of int8 outputs are too few to count, and
-so are the tables of compressed weights."""
+"""Bytes per weight of the layers; int4 has a bfloat16 scale per 128 weights. The scales of int8 outputs and the tables
+of compressed weights are negligible."""
 _HEAD_BYTES = {"bf16": 2.0, "compressed": 1.5, "int8": 1.0, "w8a16": 1.0, "int4": 1.0}
-_ADAPTER_BYTES = 2  # of a value: bfloat16
+_ADAPTER_BYTES = 2  # Bytes per value: bfloat16.
 
 
 def groups() -> tuple[list[str], ...]:
-    """Rows that peers are measured in together; between groups their processes end, and what they loaded goes."""
+    """Groups of rows that are measured together. Between groups the peers' processes end, which frees their memory."""
     bases = [name for name, kind in ROWS.items() if kind.weights in _UNQUANTISED and not kind.adapters]
     adapters = [name for name, kind in ROWS.items() if kind.adapters]
     return bases, adapters, [name for name, kind in ROWS.items() if kind.weights not in _UNQUANTISED]
 
 
 def rows_of(model: BenchModel | Mixture) -> list[str]:
-    """The rows that a model has: a mixture those of its own weights, compressed or not."""
+    """Rows of a model. A mixture of experts only has the rows with its own weights, compressed or not."""
     if isinstance(model, BenchModel):
         return list(ROWS)
     return [name for name, kind in ROWS.items() if kind.weights in _UNQUANTISED and not kind.adapters]
 
 
 def source_of_peers(name: str) -> str:
-    """The row that peers are asked for, whose samples the row is held against: most often itself."""
+    """The row that peers are asked for, and whose samples this row is compared with; usually the row itself."""
     return ROWS[name].peers_of or name
 
 
 def work_of_row(name: str, model: BenchModel | Mixture) -> Work | None:
-    """The base's weights, and the adapter's, read once and multiplied once a step; None for rows without a roofline.
+    """Minimum work of a step: base and adapter weights, read and multiplied once; None for rows without a roofline.
 
-    A mixture has none here, since what a step reads of it depends on the experts that its tokens take.
+    A mixture of experts has none here, because its reads depend on the experts that its tokens select.
 
-    Of a prompt, attention's products as well. Its last token alone needs lm_head, and of the last layer everything but
-    keys and values.
+    For a prompt, attention's products count as well. Only its last token needs lm_head, and in the last layer only keys
+    and values are needed of the other tokens.
     """
     kind = ROWS[name]
     if kind.tokens == 0 or isinstance(model, Mixture):
@@ -192,7 +192,7 @@ def work_of_row(name: str, model: BenchModel | Mixture) -> Work | None:
         layers += outputs * inputs
         adapter += kind.rank * (outputs + inputs)
     head = model.vocab_size * model.hidden_size
-    # A matrix that is the table of embeddings as well is not compressed.
+    # A matrix that is also the embedding table is not compressed.
     head_weights = "bf16" if kind.weights == "compressed" and model.tie_word_embeddings else kind.weights
     return Work(
         num_bytes=int(_LAYER_BYTES[kind.weights] * layers + _HEAD_BYTES[head_weights] * head)
@@ -202,9 +202,10 @@ def work_of_row(name: str, model: BenchModel | Mixture) -> Work | None:
 
 
 def _attention_flops(tokens: int, model: BenchModel) -> int:
-    """Of a prompt's tokens, each with itself and those before it; in the last layer of its last token alone."""
+    """FLOPs of a prompt's attention: each token with itself and earlier tokens; in the last layer only for the last
+    token."""
     pairs = (model.num_hidden_layers - 1) * tokens * (tokens + 1) // 2 + tokens
-    products = 2  # queries by keys, and weights by values
+    products = 2  # Queries by keys, and weights by values.
     return 2 * products * pairs * model.num_attention_heads * model.head_dim
 
 
@@ -213,13 +214,13 @@ def _matrices(model: BenchModel) -> list[tuple[str, tuple[int, int]]]:
 
 
 def peak_of_row(name: str, limits: Mapping[str, float]) -> str:
-    """Name of the multiply-add limit that AdaptRT is held against there."""
+    """Name of the multiply-add limit that AdaptRT is compared with in this row."""
     in_8_bits = ["int8_ops"] if ROWS[name].weights == "int8" else []
     return greatest(["float32_flops", "bfloat16_flops", *in_8_bits], limits)
 
 
 def target_of_row(name: str, model: BenchModel | Mixture, *, amx: bool) -> Target | None:
-    """On a CPU with AMX or without."""
+    """The row's target on a CPU with or without AMX."""
     if isinstance(model, Mixture):
         return Target(1.25)
     kind = ROWS[name]

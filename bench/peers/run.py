@@ -2,7 +2,7 @@
 
     python bench/peers/run.py --home DIR [--model 0.5b] [--peers ...] [--rows ...] [--output report.json] [--plot p.png]
 
-HOME holds the virtual environments that install.sh made, and the models.
+HOME has the virtual environments that install.sh made, and the models.
 """
 
 from __future__ import annotations
@@ -40,28 +40,28 @@ SETTINGS = (
 Peer = TypeVar("Peer")
 TABLE_WIDTH = 120
 FAILURES = 3
-"""Samples of a row that may fail before a peer is not asked for it again."""
+"""Number of failed samples of a row after which a peer is not asked for it again."""
 
 
 @dataclass
 class Run:
-    """Everything that is measured, by row and peer."""
+    """All measurements, by row and peer."""
 
     args: argparse.Namespace
     model: BenchModel | Mixture
     console: Console
     limits: LimitMeter
     workers: dict[str, PeerProcess] = field(default_factory=dict)
-    """Of the group that is measured."""
+    """Processes of the current group."""
     about: dict[str, dict[str, dict[str, str]]] = field(default_factory=dict)
     samples: dict[tuple[str, str], list[Sample]] = field(default_factory=dict)
     not_run: dict[tuple[str, str], str] = field(default_factory=dict)
     failures: Counter[tuple[str, str]] = field(default_factory=Counter)
     slow: set[tuple[str, str]] = field(default_factory=set)
-    """Whose first sample took long: only every second round takes another."""
+    """Rows and peers whose first sample took long: they are measured in every second round only."""
 
     def measure(self, root: Path) -> None:
-        """All groups, one after another."""
+        """Measures all groups, one after another."""
         for index, group in enumerate(groups()):
             rows = [row for row in group if row in self.args.rows]
             if not rows:
@@ -77,7 +77,7 @@ class Run:
                 self.workers.clear()
 
     def _start(self, root: Path, rows: list[str]) -> None:
-        """Start the peers one after another; each is stopped when it is ready."""
+        """Starts the peers one after another; each is stopped when it is ready."""
         for name in self.args.peers:
             asked = [row for row in rows if is_asked(row, name)]
             if not asked:
@@ -150,13 +150,13 @@ class Run:
                 return
 
     def _give_up(self, row: str, name: str, error: PeerError) -> None:
-        """The row's samples so far stay; the peer's other rows go on while its process lives."""
+        """Keeps the row's samples so far; the peer's other rows continue while its process is alive."""
         self.console.print(f"{name}: {row}: {error}", markup=False)
         taken = len(self.samples.get((row, name), []))
         self.not_run[row, name] = f"after {taken} samples: {error}" if taken else str(error)
 
     def report(self) -> Report:
-        """With each of our rows held against every peer and the machine."""
+        """Report with each AdaptRT row compared with every peer and the machine."""
         figures = {key: Figure(ROWS[key[0]].unit, samples) for key, samples in self.samples.items()}
         limits, machine = self.limits.figures(), describe_machine(self.args.threads)
         rows = []
@@ -181,12 +181,12 @@ class Run:
 
 
 def is_asked(row: str, name: str) -> bool:
-    """Whether this engine is measured in the row, or has its samples in the one that stands for it."""
+    """True if this engine is measured in the row, or in the row whose samples it shares."""
     return name == OURS or source_of_peers(row) == row
 
 
 def in_order(peers: list[Peer], number: int) -> list[Peer]:
-    """Who is measured after whom in round `number`: forward in even rounds, backward in odd ones."""
+    """Order of the peers in round `number`: forward in even rounds, backward in odd ones."""
     return peers if number % 2 == 0 else peers[::-1]
 
 
@@ -198,7 +198,7 @@ def compared(
     limits: dict[str, Figure],
     target: Target | None,
 ) -> list[ComparisonResult]:
-    """A row of one peer against the machine, where its `work` is known, and against `theirs`, with its target."""
+    """Comparisons of a peer's row: with the machine if its `work` is known, and with `theirs` and the target."""
     results, at_limit = [], None
     if work is not None:
         peak = peak_of_row(row, {name: limit.median for name, limit in limits.items()})
@@ -216,7 +216,7 @@ def compared(
 def _against_peer(
     base: str, figure: Figure, theirs: Figure, target: Target | None, at_limit: Figure | None
 ) -> ComparisonResult:
-    """With a target also what the ratio would be at the machine's limit: where that is less, nobody can reach it."""
+    """With a target, also gives the ratio at the machine's limit: if that is lower, the target is unreachable."""
     ratio = paired_ratio(figure, theirs)
     if target is None:
         return ComparisonResult(base, "ratio", ratio, None, None, None)
@@ -230,7 +230,7 @@ def _place(item: tuple[tuple[str, str], Figure]) -> tuple[int, int]:
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--home", type=Path, required=True, help="what install.sh was given")
     parser.add_argument("--model", choices=list(MODELS), default="0.5b")
@@ -263,9 +263,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Do it."""
+    """Runs the benchmark."""
     args, console = parse(argv), Console(width=TABLE_WIDTH)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # so that the peers end as well
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # Exits normally, so that the peers end as well.
     root = make_model(args.model, args.home)
     run = Run(args, MODELS[args.model], console, LimitMeter(args.threads, args.quiet_share))
     run.measure(root)

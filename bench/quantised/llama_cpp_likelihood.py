@@ -1,7 +1,7 @@
-"""llama_cpp_likelihood.py HOME GGUF FOLDER THREADS REPACK: what a GGUF file makes of the windows of FOLDER.
+"""llama_cpp_likelihood.py HOME GGUF FOLDER THREADS REPACK: measures a GGUF file on the windows of FOLDER.
 
-Runs in llama.cpp's virtual environment, with the library of HOME/llama-build and the bindings that lie beside its
-sources. REPACK 0 leaves weights as they are in the file. Prints what likelihood.py says.
+Runs in llama.cpp's virtual environment, with the library of HOME/llama-build and the bindings in its sources. REPACK 0
+does not repack the file's weights. Prints the result of likelihood.py.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def main(home: Path, model: Path, folder: Path, threads: int, repack: bool) -> N
 
 
 def bindings(home: Path) -> Any:
-    """The C interface alone: the package around it imports what is not installed here."""
+    """Imports only the C interface: the package around it needs modules that are not installed."""
     sources = next(home.glob("llama_cpp_python-*/llama_cpp"))
     os.environ["LLAMA_CPP_LIB_PATH"] = str(home / "llama-build" / "bin")
     package = types.ModuleType("llama_cpp")
@@ -61,7 +61,7 @@ def bindings(home: Path) -> Any:
 
 
 def bits_of_layers(model: Path) -> float:
-    """Of a weight of the layers' matrices, scales and all."""
+    """Bits per weight of the layers' matrices, including scales."""
     matrices = [
         tensor for tensor in gguf.GGUFReader(model).tensors if tensor.name.startswith("blk.") and len(tensor.shape) == 2
     ]

@@ -1,6 +1,6 @@
-"""openvino_likelihood.py MODEL FOLDER THREADS: what an exported model makes of the windows of FOLDER.
+"""openvino_likelihood.py MODEL FOLDER THREADS: measures an exported model on the windows of FOLDER.
 
-Runs in OpenVINO's virtual environment. Prints what likelihood.py says.
+Runs in OpenVINO's virtual environment. Prints the result of likelihood.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ BITS = {"u4": 4, "i4": 4, "u8": 8, "i8": 8, "f16": 16, "bf16": 16, "f32": 32}
 
 
 def main(directory: Path, folder: Path, threads: int) -> None:
-    """Measures one model, in bfloat16 as its speed is measured."""
+    """Measures one model, in bfloat16 like its speed."""
     core = openvino.Core()
     model = core.read_model(directory / "openvino_model.xml")
     bits = bits_of_layers(model)
@@ -36,7 +36,7 @@ def main(directory: Path, folder: Path, threads: int) -> None:
 
 
 def bits_of_layers(model: openvino.Model) -> float:
-    """Of a weight of the layers' matrices, with scales and zero points."""
+    """Bits per weight of the layers' matrices, including scales and zero points."""
     weights = bits = 0
     for constant in model.get_ops():
         name = constant.get_friendly_name()

@@ -1,11 +1,11 @@
-"""The nearest formats of OpenVINO and llama.cpp to those that run.py measures, with the same model of random weights.
+"""Measures OpenVINO's and llama.cpp's formats closest to those of run.py, with the same model of random weights.
 
     python bench/quantised/peers.py WORK_DIR --home HOME [--llama_cpp Q8_0 Q4_K_M ...] [--openvino int8 int4]
         [--repeats 3] [--threads N] [--output FILE]
 
-HOME is what bench/peers/install.sh was given. The model is the one that run.py made in WORK_DIR, converted by each
-peer's own tools; what exists stays. Times are those that each reports of a request: a prompt of 512 tokens, and
-decoding behind one of 128. What the formats do to a text is in perplexity.py.
+HOME is the directory given to bench/peers/install.sh. The model is the one that run.py made in WORK_DIR, converted by
+each peer's own tools; existing files are kept. Times are those that the peers report for a request: a prompt of 512
+tokens, and decoding after one of 128. perplexity.py measures the quality of the formats.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def prepared(work_dir: Path) -> Path:
-    """Where what the peers read is to be."""
+    """Directory of the peers' files."""
     root = work_dir / "peers"
     root.mkdir(exist_ok=True)
     if not (root / "base").exists():
@@ -76,7 +76,7 @@ def prepared(work_dir: Path) -> Path:
 
 
 def of_llama_cpp(options: argparse.Namespace, root: Path, kind: str) -> Times:
-    """Medians."""
+    """Medians for llama.cpp."""
     export_for("llama_cpp", root, options.home, {"bf16"})
     model = root / "gguf" / f"{kind.lower()}.gguf"
     if not model.exists():
@@ -96,7 +96,7 @@ def of_llama_cpp(options: argparse.Namespace, root: Path, kind: str) -> Times:
 
 
 def of_openvino(options: argparse.Namespace, root: Path, kind: str) -> Times:
-    """Medians, each of a process of its own."""
+    """Medians for OpenVINO, each sample from its own process."""
     export_for("openvino", root, options.home, {kind})
     script = Path(__file__).parents[1] / "long_context" / "openvino_context.py"
     python = options.home / "venv-openvino" / "bin" / "python"
@@ -114,7 +114,7 @@ def of_openvino(options: argparse.Namespace, root: Path, kind: str) -> Times:
 
 
 def median_of(times: Sequence[Times]) -> Times:
-    """Of each of both."""
+    """Median of each of the two times."""
     return Times(statistics.median(t.prefill for t in times), statistics.median(t.token for t in times))
 
 

@@ -1,16 +1,16 @@
-"""What every form of weights does to one trained model's text: AdaptRT's, llama.cpp's and OpenVINO's.
+"""Measures the perplexity of one trained model in every weight format of AdaptRT, llama.cpp and OpenVINO.
 
     python bench/quantised/perplexity.py TRAINED --home HOME [--tokens 16384] [--no_repack] [--threads N]
         [--output FILE]
 
-TRAINED is what trained.py wrote, HOME what bench/peers/install.sh was given; engines and the peers' files are made in
-TRAINED, and what exists stays. All see the same windows of 512 tokens of the held-out text, without a token that begins
-a text; each token but the first of a window is predicted from those before it there. The model in float32, as
-transformers runs it, stands first: from its distributions the others are so many nats a token apart.
+TRAINED is the directory that trained.py wrote, HOME the one given to bench/peers/install.sh. Engines and the peers'
+files are created in TRAINED; existing ones are kept. All see the same windows of 512 tokens of the held-out text,
+without a begin-of-text token. Each token but the first of a window is predicted from the earlier tokens of the window.
+The first row is the model in float32, run by transformers. Divergences are from its distributions, in nats per token.
 
-Nobody's weights are calibrated. llama.cpp's files are measured twice: with the embedding, which is lm_head as well,
-left in bfloat16, so that only layers differ, and as llama-quantize makes them. Of ours lm_head is in int8 in the forms
-without *, and in bfloat16 in the others; OpenVINO has it and the embedding in int8.
+No weights are calibrated. llama.cpp's files are measured twice: with the embedding, which is also lm_head, in bfloat16,
+so that only the layers differ; and as llama-quantize makes them by default. In AdaptRT's formats without *, lm_head is
+int8; in the others it is bfloat16. In OpenVINO, lm_head and the embedding are int8.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ KEEP_EMBEDDING = ["--token-embedding-type", "bf16", "--output-tensor-type", "bf1
 
 @dataclass(frozen=True)
 class Found:
-    """Of one form."""
+    """Result of one format."""
 
     perplexity: float
     divergence: float
     bits: float
-    """Of a weight of the layers, with its share of scales and zero points."""
+    """Bits per weight of the layers, including its share of scales and zero points."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -84,7 +84,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def found_in(options: argparse.Namespace, base: Path, windows: list[list[int]]) -> Iterator[tuple[str, Found]]:
-    """(name, what was found) of every form."""
+    """Yields (name, result) of every format."""
     reference = write_reference(options.trained, base, windows)
     yield "transformers, float32", reference
     yield from of_engines(options.trained, base, windows)
@@ -99,7 +99,7 @@ def found_in(options: argparse.Namespace, base: Path, windows: list[list[int]]) 
 
 
 def write_reference(folder: Path, base: Path, windows: list[list[int]]) -> Found:
-    """The weights as they are, in float32."""
+    """Result of the original weights in float32."""
     model = transformers.LlamaForCausalLM.from_pretrained(base, dtype=torch.float32)
     rows = sum(len(ids) - 1 for ids in windows)
     shape = (rows, model.config.vocab_size)
@@ -117,7 +117,7 @@ def write_reference(folder: Path, base: Path, windows: list[list[int]]) -> Found
 
 
 def of_engines(folder: Path, base: Path, windows: list[list[int]]) -> Iterator[tuple[str, Found]]:
-    """AdaptRT's forms."""
+    """Results of AdaptRT's formats."""
     engines = engines_of(base, list(FORMATS), [], folder / "engines")
     reference = np.load(folder / REFERENCE, mmap_mode="r")
     found = [Likelihood(reference) for _ in engines]
@@ -130,7 +130,7 @@ def of_engines(folder: Path, base: Path, windows: list[list[int]]) -> Iterator[t
 
 
 def bits_of(how: QuantConfig | None, base: Path) -> float:
-    """What an engine keeps for a weight of the layers of this form."""
+    """Bits per weight of the layers in an engine of this format."""
     if how is None:
         return 16.0
     with safetensors.safe_open(base / "model.safetensors", "numpy") as file:
@@ -143,7 +143,7 @@ def bits_of(how: QuantConfig | None, base: Path) -> float:
 
 
 def of_llama_cpp(options: argparse.Namespace, kind: str, flags: Sequence[str]) -> Found:
-    """Of a file that llama-quantize makes with these flags."""
+    """Result of a file that llama-quantize makes with these flags."""
     folder = options.trained / "gguf"
     model = folder / "base.gguf"
     if kind != LLAMA_CPP_PLAIN:

@@ -1,4 +1,4 @@
-"""A checkpoint's linear layers rounded to any form that an engine keeps, by themselves, as they are read."""
+"""Rounds a checkpoint's linear layers to any format of an engine, without calibration, while they are read."""
 
 from __future__ import annotations
 
@@ -23,23 +23,24 @@ Floats = npt.NDArray[np.float32]
 
 _LARGEST: Final = {WeightCode.NF4: 1.0, WeightCode.E4M3: 448.0, WeightCode.LLM_INT8: 1.0}
 _E2M1_EXPONENT: Final = 2
-"""Of 4, the greatest power of two among its numbers."""
+"""Exponent of 4, the largest power of two among its numbers."""
 
 
 def rounded(checkpoint: Checkpoint, how: QuantConfig) -> Checkpoint:
-    """The checkpoint with its layers but lm_head as `how` has them; what AdaptRT itself rounds to is made by it."""
+    """The checkpoint with all layers but lm_head quantised as `how`. AdaptRT's own quantiser is used if it supports the
+    format."""
     if how.can_be_made:
         return checkpoint.quantized(how)
     (tensors,) = checkpoint.ranks
     config = replace(checkpoint.config, quantization=replace(how, exclude_modules=(LM_HEAD_MODULE,)))
     lm_head = EMBEDDING if checkpoint.config.lm_head_is_embedding else LM_HEAD
-    # One more kind of RankTensors.
+    # RoundedTensors implements RankTensors.
     return replace(checkpoint, config=config, ranks=(RoundedTensors(tensors, how, lm_head),))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
 class RoundedTensors:
-    """RankTensors of others that are not quantised."""
+    """RankTensors that quantise unquantised RankTensors."""
 
     source: PlainTensors
     how: QuantConfig
@@ -47,17 +48,17 @@ class RoundedTensors:
     errors: tuple[QuantizationError, ...] = ()
 
     def rows(self, name: str, rows: range, step: int | None = None) -> Iterator[Array]:
-        """As PlainTensors.rows."""
+        """Implements PlainTensors.rows."""
         return self.source.rows(self.lm_head_source if name == LM_HEAD else name, rows, step)
 
     def quantized_rows(self, name: str, rows: range, step: int | None = None) -> Iterator[QuantizedRows]:
-        """As RankTensors.quantized_rows."""
+        """Implements RankTensors.quantized_rows."""
         for piece in self.source.rows(name, rows, step):
             values = to_float32(piece)
             yield round_rows(values[:, self._order(name, values.shape[1])] if self.how.reordered else values, self.how)
 
     def input_orders(self, name: str) -> Array:
-        """As RankTensors.input_orders: any order will do for speed."""
+        """Implements RankTensors.input_orders; for speed, any permutation will do."""
         piece = next(self.source.rows(name, range(1)))
         parts = 3 if name.endswith("qkv.weight") else 1
         return np.tile(self._order(name, piece.shape[1]), (parts, 1))
@@ -67,7 +68,7 @@ class RoundedTensors:
 
 
 def round_rows(values: Floats, how: QuantConfig) -> QuantizedRows:
-    """float32 [rows, in] to the nearest that the scales allow, which reach to each group's greatest magnitude."""
+    """Rounds float32 [rows, in] to the nearest values. A scale covers its group's maximum magnitude."""
     inputs = values.shape[1]
     groups = values.reshape(len(values), -1, how.group_size or inputs)
     greatest = np.abs(groups).max(axis=2, keepdims=True) + np.float32(1e-12)
@@ -89,7 +90,7 @@ def round_rows(values: Floats, how: QuantConfig) -> QuantizedRows:
 
 
 def _scales(groups: Floats, greatest: Floats, how: QuantConfig) -> tuple[Array, Floats, Floats | None]:
-    """The scales in their type and in float32, and zero points; [rows, groups, 1]."""
+    """The scales in their type and in float32, and the zero points; [rows, groups, 1]."""
     zeros = None
     if how.code is WeightCode.E2M1:
         made = np.exp2(np.floor(np.log2(greatest)) - _E2M1_EXPONENT)
@@ -108,7 +109,7 @@ def _scales(groups: Floats, greatest: Floats, how: QuantConfig) -> tuple[Array, 
 
 
 def _nearest(quotients: Floats, code: WeightCode) -> npt.NDArray[np.uint8]:
-    """The places in a code's table of the numbers that are nearest."""
+    """Indices of the nearest numbers in a code's table."""
     table = code_table(code)
     order = np.argsort(table, kind="stable")
     middles = (table[order][1:] + table[order][:-1]) / 2

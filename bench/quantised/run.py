@@ -1,17 +1,17 @@
-"""Every form of weights that engines keep, side by side: bytes, speed and perplexity.
+"""Compares all weight formats of engines: bytes, speed and perplexity.
 
     python bench/quantised/run.py WORK_DIR [--model DIR [--text FILE]] [--published DIR ...] [--formats NAME ...]
         [--repeats 3] [--tokens 4096] [--output FILE]
 
-Builds an engine of each form below WORK_DIR (what exists stays) and measures them in turn, their weights in memory of
-the process's own: one request that decodes, a prompt of 512 tokens, and how much of the machine's read bandwidth the
-bytes of a decode step are. Beside them stands what the form does to a text, so that nobody compares the speed of unlike
-things: perplexity, and how far the engine's distributions are from those of bfloat16, in nats a token.
+Builds an engine of each format in WORK_DIR (existing ones are kept) and measures them in turn, with their weights in
+the process's memory: decoding of one request, a prompt of 512 tokens, and the share of the machine's read bandwidth
+that a decode step uses. It also measures each format's quality, because speeds of formats with different quality are
+not comparable: perplexity, and the divergence from the bfloat16 engine in nats per token.
 
-Without --model, speeds are those of a model of 491 million random weights, and perplexities those of the demo's trained
-one over the documents that it was taught. With --model both are of that model, and --text is needed. Weights are
-rounded by themselves; --published adds models that a library quantised, of any format that is read and of the sizes of
---model. The forms marked * are not made by AdaptRT but only read.
+Without --model, speeds are those of a model with 491 million random weights, and perplexities those of the trained demo
+model on its training documents. With --model both are of that model, and --text is required. Weights are rounded
+without calibration. --published adds models that a library quantised, in any format that AdaptRT reads, with the sizes
+of --model. AdaptRT reads the formats marked *, but does not produce them.
 """
 
 from __future__ import annotations
@@ -97,19 +97,19 @@ FORMATS: Final[dict[str, QuantConfig | None]] = {
 
 @dataclass(frozen=True)
 class Speed:
-    """What an engine does on this machine."""
+    """Speed of an engine on this machine."""
 
     megabytes_per_token: float
     decode: float
-    """Tokens a second of one request."""
+    """Tokens per second of one request."""
     bandwidth_share: float
-    """Of the machine's read bandwidth, that the bytes of decode steps are."""
+    """Share of the machine's read bandwidth that decode steps use."""
     prefill: float
-    """Tokens a second of a prompt."""
+    """Prompt tokens per second."""
 
 
 def engines_of(model: Path, formats: Sequence[str], published: Sequence[Path], place: Path) -> dict[str, Path]:
-    """An engine of each form; those that are not there yet are built."""
+    """An engine of each format; missing ones are built."""
     engines = {}
     sources: dict[str, tuple[Path, QuantConfig | None]] = {name: (model, FORMATS[name]) for name in formats}
     sources |= {directory.name: (directory, None) for directory in published}
@@ -127,7 +127,7 @@ def engines_of(model: Path, formats: Sequence[str], published: Sequence[Path], p
 
 
 def speeds_of(engines: Mapping[str, Path], repeats: int, threads: int) -> Iterator[tuple[str, Speed]]:
-    """(name, what it does), the engines measured in turn."""
+    """Yields (name, speed). The engines are measured in turn."""
     loaded = {name: load_native_engine(engine, ALL_WEIGHTS) for name, engine in engines.items()}
     scenarios: list[Prefill | Decode] = []
     for name in engines:
@@ -149,7 +149,7 @@ def speeds_of(engines: Mapping[str, Path], repeats: int, threads: int) -> Iterat
         decode = rows[f"{name}/decode"]
         assert decode.work_bytes is not None
         peak = peak_of(engine.program, {limit: figure.median for limit, figure in report.limits.items()})
-        # Of reading alone.
+        # Only reads count here.
         bandwidth, work = report.limits["read_bandwidth"], Work(decode.work_bytes, 0)
         shares = roofline_shares(decode.figure, work, 1, bandwidth, report.limits[peak], peak)
         yield (
@@ -164,14 +164,14 @@ def speeds_of(engines: Mapping[str, Path], repeats: int, threads: int) -> Iterat
 
 
 def qualities_over_text(engines: Mapping[str, Path], model: Path, text: Path, tokens: int) -> dict[str, Quality]:
-    """What each engine makes of a text."""
+    """Quality of each engine on a text."""
     ids = read_tokens(text, model / "tokenizer.json", tokens)
     window = min(WINDOW, Checkpoint.of_model(model).config.max_position_embeddings - 1)
     return dict(zip(engines, measure(list(engines.values()), ids, window), strict=True))
 
 
 def qualities_over_demo(engines: Mapping[str, Path], tokens: int) -> dict[str, Quality]:
-    """What each engine of the demo's model makes of what that was taught, each document by itself."""
+    """Quality of each engine of the demo model on its training documents, each document separately."""
     tokenizer = load_tokenizer(DEMO_MODEL / "tokenizer.json")
     documents = [document(fact, style, tagged=style != "plain") for style in STYLES for fact in facts()]
     random.Random(0).shuffle(documents)
@@ -192,7 +192,7 @@ def qualities_over_demo(engines: Mapping[str, Path], tokens: int) -> dict[str, Q
 
 
 def print_table(speeds: Mapping[str, Speed], qualities: Mapping[str, Quality]) -> None:
-    """One row for each form; a measure that a form lacks is left out."""
+    """Prints one row per format, without missing values."""
     names = list(dict.fromkeys([*speeds, *qualities]))
     width = max(map(len, names))
     print(

@@ -1,11 +1,11 @@
-"""Trains a Llama that every format fits: its sizes are multiples of 256, llama.cpp's blocks.
+"""Trains a Llama that fits every format: its sizes are multiples of 256, llama.cpp's block size.
 
     python bench/quantised/trained.py OUTPUT [--steps 800]
 
-writes OUTPUT/base, a Hugging Face directory of 5.2 million parameters in bfloat16, and OUTPUT/held_out.txt, text that
-it did not see. It needs the test extra (torch, transformers), no network, and ten minutes on two cores. The corpus is
-the source of the library that Python itself brings, without tests; every twentieth file of it is held out, and gives
-its beginning. Seeds are fixed: the same versions of Python and torch on the same processor give the same files.
+writes OUTPUT/base, a Hugging Face directory with 5.2 million parameters in bfloat16, and OUTPUT/held_out.txt, text that
+is not used in training. It needs the test extra (torch, transformers), ten minutes on two cores, and no network. The
+corpus is the source of Python's standard library without tests. The beginning of every twentieth file is held out.
+Seeds are fixed: the same versions of Python and torch on the same processor give the same files.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def main() -> None:
     torch.manual_seed(SEED)
     model = untrained()
     training = Training(steps=options.steps, batch_size=BATCH, learning_rate=2e-3, warmup=100)
-    # Casts of weights would otherwise be kept from step to step.
+    # Otherwise casts of weights would be cached from step to step.
     with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
         train(model, batches_of(ids), training, "base")
     round_to_bfloat16(model)
@@ -72,7 +72,7 @@ def main() -> None:
 
 
 def corpus() -> tuple[list[str], list[str]]:
-    """(texts to learn, beginnings of others)."""
+    """Returns (training texts, beginnings of the held-out texts)."""
     library = Path(sysconfig.get_paths()["stdlib"])
     paths = sorted(path for path in library.rglob("*.py") if not NOT_LEARNT.intersection(path.parts))
     texts = [path.read_text(encoding="utf-8", errors="replace") for path in paths]
@@ -81,13 +81,13 @@ def corpus() -> tuple[list[str], list[str]]:
 
 
 def untrained() -> Any:
-    """A Llama of this shape. No token begins or ends its texts."""
+    """An untrained Llama of this shape. Its texts have no begin or end token."""
     config = transformers.LlamaConfig(**vars(SHAPE), rms_norm_eps=1e-5, bos_token_id=0, eos_token_id=1)
     return transformers.LlamaForCausalLM(config)
 
 
 def batches_of(ids: np.ndarray[Any, np.dtype[Any]]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Endless (tokens, targets), int64 [batch, length], from anywhere."""
+    """Endless (tokens, targets), int64 [batch, length], from random positions."""
     generator = random.Random(SEED)
     while True:
         begins = [generator.randrange(len(ids) - LENGTH) for _ in range(BATCH)]
