@@ -1,4 +1,5 @@
-"""Measures AdaptRT alone: `python bench/run.py [SCENARIOS] [flags]`, with the package installed. See README.md."""
+"""Measures AdaptRT without peers: `python bench/run.py [SCENARIOS] [flags]`, with the package installed. See
+README.md."""
 
 from __future__ import annotations
 

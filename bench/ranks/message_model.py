@@ -1,8 +1,7 @@
-"""A step of two ranks as arithmetic: what each computes, and the messages that it waits for.
+"""Models a step of two ranks arithmetically: the computation of each, and the messages that it waits for.
 
-The ranks are simulated message by message, in the order in which the engine sends them. A rank that has less to do, or
-hears of the step later, waits at the next exchange, and sums that go on while their terms are made cost what is left of
-them.
+The ranks are simulated message by message, in the engine's order. A rank with less work, or one that learns of the step
+later, waits at the next exchange. An all-reduce that overlaps with its own computation costs only the remaining time.
 """
 
 from __future__ import annotations
@@ -11,22 +10,22 @@ from dataclasses import dataclass, field
 
 FLOAT_BYTES = 4
 COMMAND_BYTES_PER_TOKEN = 16
-"""A token, its position and its place among others, as rank 0 tells the others of a step."""
+"""Bytes per token with which rank 0 announces a step to the other ranks: id, position, and index."""
 LEAST_FLOATS, MOST_CHUNKS, PANEL = 1 << 16, 8, 64
-"""Of sums that go on while their terms are made: the engine's (overlapped_sum.cpp)."""
+"""The engine's constants of overlapped all-reduces (overlapped_sum.cpp)."""
 PIECE = 64
-"""Tokens of a step's piece that passes through a pipeline by itself; shorter steps than two of them are not cut."""
+"""Minimum tokens of a micro-batch in a pipeline; steps shorter than two micro-batches are not split."""
 
 
 def chunks_of(rows: int, width: int, ranks: int) -> int:
-    """Into how many parts a sum of [rows, width] floats is cut, about; 1: it is made behind its layer."""
+    """Approximate number of chunks of an all-reduce of [rows, width] floats; 1: it does not overlap."""
     floats_of_message = rows * width // (1 if ranks == 2 else ranks)
     return max(1, min(MOST_CHUNKS, -(-width // PANEL), floats_of_message // LEAST_FLOATS))
 
 
 @dataclass(frozen=True)
 class Wire:
-    """What a message of n bytes takes: latency + n * byte_seconds, of which the latter keeps the wire busy."""
+    """Time of a message of n bytes: latency + n * byte_seconds. Only the second term keeps the wire busy."""
 
     latency: float
     byte_seconds: float
@@ -34,20 +33,20 @@ class Wire:
 
 @dataclass(frozen=True)
 class Shape:
-    """What matters of a dense decoder."""
+    """Relevant sizes of a dense decoder."""
 
     hidden: int
     layers: int
     intermediate: int
     attention: int
-    """Outputs of q, k and v."""
+    """Number of outputs of q, k and v."""
     heads: int
-    """Outputs of attention."""
+    """Number of outputs of attention."""
     vocabulary: int
 
     @staticmethod
     def of(config: dict[str, int]) -> Shape:
-        """Of a config.json of Hugging Face."""
+        """Shape from a Hugging Face config.json."""
         heads = config["num_attention_heads"]
         head_dim = config.get("head_dim") or config["hidden_size"] // heads
         key_values = config.get("num_key_value_heads") or heads
@@ -63,7 +62,7 @@ class Shape:
 
 @dataclass
 class _TwoRanks:
-    """Their clocks, and when each one's end of the wire is free."""
+    """The clocks of two ranks, and the time from which each one's end of the wire is free."""
 
     wire: Wire
     now: list[float] = field(default_factory=lambda: [0.0, 0.0])
@@ -73,12 +72,12 @@ class _TwoRanks:
         self.now = [at + seconds for at in self.now]
 
     def send(self, rank: int, num_bytes: int) -> float:
-        """When it arrives."""
+        """Sends a message; returns its arrival time."""
         self.free[rank] = max(self.free[rank], self.now[rank]) + num_bytes * self.wire.byte_seconds
         return self.free[rank] + self.wire.latency
 
     def tell(self, rank: int, num_bytes: int) -> None:
-        """The other rank waits for it."""
+        """Sends a message that the other rank waits for."""
         other = 1 - rank
         self.now[other] = max(self.now[other], self.send(rank, num_bytes))
 
@@ -87,7 +86,7 @@ class _TwoRanks:
         self.now = [max(at, arrival) for at, arrival in zip(self.now, arrivals, strict=True)]
 
     def add_up(self, seconds: float, rows: int, width: int, *, overlaps: bool) -> None:
-        """A layer whose terms take so many seconds, and the sum of [rows, width] floats behind it."""
+        """Adds a layer that computes for this many seconds, and the all-reduce of its [rows, width] floats."""
         panels = -(-width // PANEL)
         chunks = chunks_of(rows, width, 2) if overlaps else 1
         columns = -(-panels // chunks) * PANEL if chunks > 1 else width
@@ -102,7 +101,7 @@ class _TwoRanks:
 
 @dataclass(frozen=True)
 class Step:
-    """A step of so many tokens, of which some have logits."""
+    """A step of `rows` tokens, some of which get logits."""
 
     shape: Shape
     rows: int
@@ -112,7 +111,8 @@ class Step:
     overlaps: bool = True
 
     def seconds(self, work: float, wire: Wire) -> float:
-        """Where `work` seconds are computed: by each of two ranks that share layers, by two stages together."""
+        """Duration of a step with `work` seconds of computation: per rank if ranks split layers, in total if they are
+        stages."""
         ranks = _TwoRanks(wire)
         ranks.tell(0, COMMAND_BYTES_PER_TOKEN * self.rows)
         if self.stages == 2:
@@ -122,8 +122,8 @@ class Step:
         return ranks.now[0]
 
     def work(self, measured: float, wire: Wire) -> float:
-        """What is computed in a step that takes so many seconds over this wire."""
-        low, high = 0.0, 2 * measured  # of two stages, which may work at the same time
+        """Seconds of computation in a step that takes `measured` seconds over this wire."""
+        low, high = 0.0, 2 * measured  # The work of two stages, which may run at the same time.
         for _ in range(60):
             middle = (low + high) / 2
             low, high = (middle, high) if self.seconds(middle, wire) < measured else (low, middle)
@@ -133,7 +133,7 @@ class Step:
         shape = self.shape
         sizes: list[tuple[float, ...]] = []
         for layer in range(shape.layers):
-            # Behind the last attention only rows of logits are left.
+            # After the last attention, only the rows with logits remain.
             rows = self.logit_rows if layer + 1 == shape.layers else self.rows
             sizes.append(
                 (

@@ -1,16 +1,16 @@
 """Ranks on two hosts: `python bench/ranks/network.py MODEL WORK_DIR [--stages 2] [--repeats 3] [--samples FILE]`.
 
-MODEL is a Hugging Face directory of a dense decoder. Two ranks, of tensor parallelism or of a pipeline of two stages,
-run in two network namespaces over links of several delays and rates (slow_link.py), in turn. Beside what is measured
-stands what a model of bytes and latency makes of the step over the fastest link (message_model.py): to every message it
-adds the link's delay, and it gives its bytes the link's rate. What a message costs the ranks themselves, and whether
-the links are what they should be, is measured with MPI alone (ping.py).
+MODEL is a Hugging Face directory of a dense decoder. Two ranks, with tensor parallelism or as two pipeline stages, run
+in two network namespaces, in turn over links of several delays and rates (slow_link.py). The measured times are
+compared with a model of bytes and latency (message_model.py). The model starts from the step over the fastest link,
+adds the link's delay to every message, and applies the link's rate to its bytes. ping.py measures with MPI only: the
+cost of a message for the ranks themselves, and the properties of the links.
 
-With `--samples`, what is measured is added to a file of JSON lines, and the figures are of all that it has: a machine
-that is quiet for minutes alone is asked for one repeat at a time.
+--samples adds the measurements to a file of JSON lines, and prints figures over the whole file. Use it with one repeat
+at a time on a machine that is only quiet for minutes.
 
-With `--former`, the Python of another environment, the adaptrt that is installed there runs the same steps in turn:
-one that sums behind its layers, say, where this one's sums go on meanwhile.
+--former is the Python of another environment. Its installed adaptrt runs the same steps in turn, for example a version
+whose all-reduces do not overlap.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from sample import BATCH, PROMPT
 from slow_link import ADDRESSES, NAMESPACES, Link, launcher, two_hosts
 
 TCP = {"UCX_TLS": "tcp,self", "FI_PROVIDER": "tcp"}
-"""Ranks of two hosts have no other way; these two, of one kernel, would find shared memory."""
+"""Transports of ranks on two hosts. These two ranks share a kernel, and would otherwise use shared memory."""
 PING = Path(__file__).with_name("ping.py")
 FASTEST = Link("none added", 0.0, 0.0)
 LINKS = (FASTEST, Link("0.1 ms, 10 Gbit/s", 1e-4, 1.25e9), Link("1 ms, 1 Gbit/s", 1e-3, 1.25e8))
@@ -40,7 +40,7 @@ ROWS = {"prefill, 512 tokens": PROMPT, "decode, 1 request": 1, "decode, 16 reque
 
 
 def main() -> None:
-    """Prints the median step of each row and link beside the model's, and how far the two are apart at most."""
+    """Prints the median step of each row and link with the model's prediction, and the maximum deviation."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("work_dir", type=Path)
@@ -88,7 +88,7 @@ def main() -> None:
 
 
 def _print_fit(medians: dict[tuple[str, Link, Path], float], shape: Shape, stages: int, fastest: Wire) -> None:
-    """`fastest`: what messages cost the ranks themselves."""
+    """`fastest`: the cost of messages for the ranks themselves."""
     worst, worst_of = 0.0, ""
     for row, tokens in ROWS.items():
         step = Step(shape, tokens, 1 if tokens == PROMPT else tokens, stages)
@@ -115,18 +115,18 @@ def _print_former(medians: dict[tuple[str, Link, Path], float], former: Path) ->
 
 
 def _ping(pings: list[dict[str, float]]) -> dict[int, float]:
-    """The medians of several runs, by size."""
+    """Medians of several runs, by size."""
     return {int(size): statistics.median(ping[size] for ping in pings) for size in pings[0]}
 
 
 def _wire(ping: dict[int, float]) -> Wire:
-    """The least message, and what bytes of the greatest add to it."""
+    """Latency from the smallest message, and time per byte from the largest."""
     least, greatest = min(ping), max(ping)
     return Wire(ping[least], (ping[greatest] - ping[least]) / (greatest - least))
 
 
 def _run(python: Path, work_dir: Path, script: Path, *arguments: object) -> dict[str, Any]:
-    """What the script prints, run as two ranks on the two hosts."""
+    """Runs the script as two ranks on the two hosts; returns its output."""
     command = [
         "ip", "netns", "exec", NAMESPACES[0], python.with_name("mpirun"),
         "-launcher", "ssh", "-launcher-exec", launcher(work_dir),

@@ -1,9 +1,9 @@
-"""What a message costs two ranks, beside the network: `mpirun -n 2 python bench/ranks/ping.py`.
+"""Measures the cost of a message between two ranks: `mpirun -n 2 python bench/ranks/ping.py`.
 
-Both send each other messages of several sizes at once, again and again, as ranks do that add up layers, over the MPI
-that the engine uses. Rank 0 prints the seconds of an exchange of each size in bytes as JSON. They are those of several
-exchanges behind each other: of a single one, the rank that is behind finds what was sent to it there already, and
-the other one waits for twice the delay.
+Both ranks repeatedly send each other messages of several sizes at the same time, as in an all-reduce, over the engine's
+MPI. Rank 0 prints the seconds of an exchange by size in bytes, as JSON. Each time is the average of several consecutive
+exchanges. A single exchange would be misleading: for the later rank the message has already arrived, and the other rank
+waits for twice the delay.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ def main() -> None:
     seconds = {}
     for size in SIZES:
         sent, received = bytearray(size), bytearray(size)
-        _exchange(ranks, peer, sent, received)  # the warm-up
+        _exchange(ranks, peer, sent, received)  # Warm-up.
         seconds[size] = statistics.median(_exchange(ranks, peer, sent, received) for _ in range(REPEATS))
     if ranks.Get_rank() == 0:
         print(json.dumps(seconds))
 
 
 def _exchange(ranks: MPI.Intracomm, peer: int, sent: bytearray, received: bytearray) -> float:
-    """Seconds of one of several."""
+    """Seconds per exchange, averaged over several."""
     ranks.Barrier()
     began = time.perf_counter()
     for _ in range(EXCHANGES):
         requests = [ranks.Irecv(received, source=peer), ranks.Isend(sent, dest=peer)]
         while not MPI.Request.Testall(requests):
-            time.sleep(0)  # as the engine waits: others may have the CPU
+            time.sleep(0)  # Like the engine's wait: yields the CPU.
     return (time.perf_counter() - began) / EXCHANGES
 
 

@@ -1,8 +1,8 @@
-"""What ranks on more machines would give, as arithmetic: `python bench/ranks/projection.py [--bandwidth 200e9] ...`.
+"""Estimates the speed on more machines arithmetically: `python bench/ranks/projection.py [--bandwidth 200e9] ...`.
 
-A step reads every weight once and multiplies it with every row, on all machines together, and waits for messages, as
-message_model.py has it of two ranks: where sums go on while their terms are made, for what is left of them. Nothing
-here is measured but the model of messages, between two ranks.
+All machines together read every weight once and multiply it with every row in a step. They wait for messages as in
+message_model.py, where an overlapping all-reduce costs only its remaining time. Only that model of messages was checked
+by measurements, between two ranks.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from message_model import FLOAT_BYTES, PIECE, chunks_of
 
 WEIGHT_BYTES = 2
 SENT_WHOLE = 1 << 15
-"""Floats that a rank sends to all others at most where it sends everything to each; else each sums a share."""
+"""Maximum floats that a rank sends to all other ranks. In larger all-reduces, each rank sums a share."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A Llama."""
+    """Shape of a Llama."""
 
     name: str
     parameters: float
@@ -35,7 +35,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Machine:
-    """One of many of a kind, and the network between any two of them."""
+    """One of many equal machines, and the network between any two of them."""
 
     bandwidth: float
     flops: float
@@ -43,17 +43,17 @@ class Machine:
     rate: float
 
     def seconds_of(self, parameters: float, rows: int) -> float:
-        """A step's work on one of them alone."""
+        """Seconds of a step's computation on one machine."""
         return max(WEIGHT_BYTES * parameters / self.bandwidth, 2 * parameters * rows / self.flops)
 
 
 SHAPES = (Shape("8B", 8.0e9, 4096, 14336, 32, 32), Shape("70B", 70.6e9, 8192, 28672, 80, 64))
 CUTS = ((1, 1), (8, 1), (1, 8), (16, 1), (8, 2), (1, 16), (64, 1), (16, 4), (8, 8))
-"""tp_size and pp_size."""
+"""Pairs (tp_size, pp_size)."""
 
 
 def left_of_sum(work: float, floats: int, width: int, tp_size: int, machine: Machine) -> float:
-    """Seconds that a sum of so many floats takes beyond the `work` that makes its terms, on ranks that keep step."""
+    """Remaining seconds of an all-reduce after the `work` that it overlaps with, if all ranks run in step."""
     others = tp_size - 1
     in_shares = tp_size > 2 and floats * others > SENT_WHOLE
     chunks = chunks_of(floats // width, width, tp_size)
@@ -77,19 +77,19 @@ def left_of_sum(work: float, floats: int, width: int, tp_size: int, machine: Mac
 
 
 def of_tensor_parallelism(shape: Shape, tp_size: int, pp_size: int, machine: Machine, rows: int) -> float:
-    """Seconds of one stage for so many tokens."""
+    """Seconds of one stage for `rows` tokens."""
     seconds = machine.seconds_of(shape.parameters / pp_size, rows) / tp_size
     if tp_size == 1:
         return seconds
     sums = 0.0
-    for inputs in (shape.hidden, shape.intermediate):  # of attention's last layer and of the MLP's
+    for inputs in (shape.hidden, shape.intermediate):  # Attention's last layer, and the MLP's.
         work = seconds * inputs * shape.hidden / (shape.parameters / pp_size)
         sums += left_of_sum(work, rows * shape.hidden, shape.hidden, tp_size, machine)
     return seconds + shape.layers / pp_size * sums
 
 
 def step_seconds(shape: Shape, tp_size: int, pp_size: int, machine: Machine, rows: int) -> float:
-    """Of a step that passes through all stages, in pieces where it is long enough."""
+    """Seconds of a step through all stages, in micro-batches if it is long enough."""
     pieces = max(1, rows // PIECE) if pp_size > 1 else 1
     of_piece = of_tensor_parallelism(shape, tp_size, pp_size, machine, rows // pieces)
     passed = machine.delay + FLOAT_BYTES * shape.hidden * (rows // pieces) / machine.rate
@@ -97,7 +97,7 @@ def step_seconds(shape: Shape, tp_size: int, pp_size: int, machine: Machine, row
 
 
 def main() -> None:
-    """Prints a table in Markdown."""
+    """Prints a Markdown table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bandwidth", type=float, default=200e9, help="bytes a second that a machine reads")
     parser.add_argument("--flops", type=float, default=2e12, help="of bfloat16, a machine's")

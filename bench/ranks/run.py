@@ -1,10 +1,10 @@
-"""Ranks beside one process: `python bench/ranks/run.py MODEL WORK_DIR [--ranks 2] [--stages 1] [--threads 2]`.
+"""Compares ranks with one process: `python bench/ranks/run.py MODEL WORK_DIR [--ranks 2] [--stages 1] [--threads 2]`.
 
-With `--fully_sharded_loras`, ranks that share both matrices of adapters beside as many that share one.
+With `--fully_sharded_loras`, compares ranks that split both adapter matrices with ranks that split one.
 
-MODEL is a Hugging Face directory. Its engines of one rank and of so many are built below WORK_DIR, once; then rounds of
-one process with all threads, and of as many ranks that share them, in turn. The ranks are those of tensor parallelism,
-or of a pipeline of `--stages`, which divides their number.
+MODEL is a Hugging Face directory. Its engines with one rank and with `--ranks` are built in WORK_DIR once. Rounds
+alternate between one process with all threads and ranks that divide the threads. The ranks are tensor-parallel, or form
+`--stages` pipeline stages; `--ranks` must be a multiple of `--stages`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SAMPLE = Path(__file__).with_name("sample.py")
 
 
 def main() -> None:
-    """Prints the medians of both, and of the ratio of pairs."""
+    """Prints the medians of both, and the median ratio of pairs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("work_dir", type=Path)
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def build_engine(model: Path, work_dir: Path, ranks: int, stages: int, *, fully_sharded: bool = False) -> Path:
-    """The model's engine of so many ranks in so many stages, below `work_dir`, built if it is not there."""
+    """The model's engine for these ranks and stages in `work_dir`; built if it does not exist."""
     engine = work_dir / f"engine{ranks}-{stages}{'-sharded' if fully_sharded else ''}"
     if not engine.is_dir():
         work_dir.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""One sample of one engine: `[mpirun -n N] python bench/ranks/sample.py ENGINE WHOLE THREADS`.
+"""Takes one sample of one engine: `[mpirun -n N] python bench/ranks/sample.py ENGINE WHOLE THREADS`.
 
-WHOLE is the engine of the same model in one rank, for whose sizes adapters are made; THREADS are each rank's. Rank 0
-prints tokens a second of each row as JSON.
+WHOLE is the engine of the same model in one rank; the adapters are made for its sizes. THREADS is the number of threads
+per rank. Rank 0 prints the tokens per second of each row as JSON.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def main() -> None:
         for index in range(BATCH):
             executor.put_adapter(library.tensors(mix, index))
         adapters = library.references(mix)
-        _decode(executor, adapters, 2)  # the warm-up, which loads them
+        _decode(executor, adapters, 2)  # Warm-up, which loads the adapters.
         figures = {
             "prefill, 512 tokens": PROMPT / statistics.median(_prefill(executor) for _ in range(PROMPTS)),
             "decode, 1 request": _decode(executor, [None], GENERATED),
@@ -57,7 +57,7 @@ def _prefill(executor: adaptrt.Executor) -> float:
 
 
 def _decode(executor: adaptrt.Executor, adapters: Sequence[adaptrt.LoraConfig | None], tokens: int) -> float:
-    """Tokens a second behind the first ones, of requests that all begin at once."""
+    """Tokens per second after the first tokens, for requests that all start at once."""
     first, last = _run(executor, CONTEXT, 1 + tokens, adapters)
     return len(adapters) * tokens / (last - first)
 
@@ -65,7 +65,7 @@ def _decode(executor: adaptrt.Executor, adapters: Sequence[adaptrt.LoraConfig | 
 def _run(
     executor: adaptrt.Executor, prompt: int, tokens: int, adapters: Sequence[adaptrt.LoraConfig | None]
 ) -> tuple[float, float]:
-    """Seconds until requests of so many tokens have all had their first one, and until they have ended."""
+    """Seconds until all requests have their first token, and until all have ended."""
     random = np.random.default_rng(0)
     vocabulary = executor.engine_info.vocab_size
     made = [

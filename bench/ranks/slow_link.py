@@ -1,10 +1,10 @@
-"""Two network namespaces with a link of a given delay and rate between them, as two machines have it.
+"""Creates two network namespaces, joined by a link with a given delay and rate, to emulate two machines.
 
-The link is a TUN device in each namespace and two processes, one a direction, that pass packets on when they are due,
-so that it needs no queueing discipline that a kernel may lack. It needs root and iproute2.
+The link is a TUN device in each namespace, and one process per direction that forwards packets when they are due. So it
+needs no queueing discipline, which some kernels lack. It needs root and iproute2.
 
-What the link costs the machine's CPUs is what a network card would do: packets are large, their checksums are neither
-made nor looked at, and the processes are scheduled before all others, so that a packet is passed on when it is due.
+The link's load on the CPUs is similar to that of a network card: packets are large, their checksums are neither
+computed nor verified, and the forwarding processes have the highest priority, so that packets are on time.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from typing import NoReturn
 NAMESPACES = ("adaptrt-a", "adaptrt-b")
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 PACKET_BYTES = 60000
-"""Larger than Ethernet's, so that a process in Python keeps up with the rate."""
+"""Larger than Ethernet's packets, so that a Python process keeps up with the rate."""
 BUFFER_BYTES = 8 << 20
-"""Of a socket in either direction, from its first byte on: more than any of the links holds, its rate times a round
-trip, so that TCP's window is not what is measured."""
+"""Initial socket buffer size per direction. It is larger than rate times round trip of any link, so that TCP's window
+is not the limit."""
 _TUNSETIFF, _IFF_TUN, _IFF_NO_PI, _IFF_VNET_HDR = 0x400454CA, 0x0001, 0x1000, 0x4000
 _TUNSETOFFLOAD, _TUN_F_CSUM = 0x400454D0, 0x01
 _PR_SET_PDEATHSIG = 1
@@ -42,23 +42,23 @@ _SETTINGS = {
     "tcp_slow_start_after_idle": "0",
     "tcp_no_metrics_save": "1",
 }
-"""Of each namespace, below net.ipv4."""
+"""Settings of each namespace under net.ipv4."""
 
 
 @dataclass(frozen=True)
 class Link:
-    """What a network does to a message of n bytes: it arrives delay + n / rate later."""
+    """A network in which a message of n bytes arrives delay + n / rate seconds after it is sent."""
 
     name: str
     delay: float
-    """Seconds, one way."""
+    """Seconds in one direction."""
     rate: float
-    """Bytes a second, in each direction; 0: as fast as packets are passed on."""
+    """Bytes per second in each direction; 0: as fast as packets are forwarded."""
 
 
 @contextmanager
 def two_hosts(link: Link) -> Iterator[None]:
-    """The namespaces NAMESPACES with ADDRESSES, joined by the link."""
+    """Creates the namespaces NAMESPACES with ADDRESSES, joined by the link."""
     _remove()
     with subprocess.Popen(
         [sys.executable, __file__, str(link.delay), str(link.rate)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -74,7 +74,7 @@ def two_hosts(link: Link) -> Iterator[None]:
 
 
 def launcher(directory: Path) -> Path:
-    """A program that mpirun starts processes of the second host with, as it would with ssh: [-x] HOST COMMAND..."""
+    """Writes a program with which mpirun starts the second host's processes, like ssh: [-x] HOST COMMAND..."""
     path = directory / "in_namespace"
     path.write_text(
         '#!/bin/sh\nwhile [ "${1#-}" != "$1" ]; do shift; done\nshift\n'
@@ -85,7 +85,7 @@ def launcher(directory: Path) -> Path:
 
 
 def _remove() -> None:
-    """The namespaces, and processes of a run that was cut off, which would wait for each other without end."""
+    """Removes the namespaces, and processes of an interrupted run, which would wait for each other indefinitely."""
     for name in NAMESPACES:
         found = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=False)
         for process in found.stdout.split():
@@ -99,11 +99,11 @@ def _ip(*arguments: str) -> None:
 
 
 def _open_device(name: str, namespace: str, address: str) -> int:
-    """A TUN device of the namespace; it is there as long as what is returned is open."""
+    """Opens a TUN device of the namespace; it exists as long as the returned descriptor is open."""
     device = os.open("/dev/net/tun", os.O_RDWR)
     flags = _IFF_TUN | _IFF_NO_PI | _IFF_VNET_HDR
     fcntl.ioctl(device, _TUNSETIFF, struct.pack("16sH22x", name.encode(), flags))
-    # What a packet lacks of its checksum stands in a header before it, which the other device is given as well.
+    # A header before the packet describes its missing checksum; the other device gets the header too.
     fcntl.ioctl(device, _TUNSETOFFLOAD, _TUN_F_CSUM)
     _ip("netns", "add", namespace)
     _ip("link", "set", name, "netns", namespace)
@@ -119,7 +119,7 @@ def _open_device(name: str, namespace: str, address: str) -> int:
 
 
 def _pass_on(source: int, target: int, link: Link) -> NoReturn:
-    """Packets from one device to another, each when it is due, until the process is ended."""
+    """Forwards packets from one device to another, each when it is due, until the process is ended."""
     due: deque[tuple[float, bytes]] = deque()
     sent_until = 0.0
     while True:
@@ -137,7 +137,7 @@ def _pass_on(source: int, target: int, link: Link) -> NoReturn:
 
 
 def _relay(link: Link) -> None:
-    """Until it is ended."""
+    """Forwards in both directions until it is ended."""
     first, second = (_open_device(f"adaptrt{at}", NAMESPACES[at], ADDRESSES[at]) for at in range(2))
     os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
     gc.disable()
@@ -151,7 +151,7 @@ def _relay(link: Link) -> None:
 
 
 def _end_with(parent: int) -> None:
-    """Has the kernel kill this process when its parent ends."""
+    """Makes the kernel kill this process when its parent ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)

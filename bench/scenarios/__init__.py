@@ -1,1 +1,1 @@
-"""AdaptRT's own scenarios: what it is measured by, beside itself and beside what the machine can do."""
+"""AdaptRT's own scenarios, compared with each other and with the machine's limits."""

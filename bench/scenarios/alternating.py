@@ -1,8 +1,7 @@
-"""Decode scenarios that are compared by short runs in turn, because the machine's speed changes between samples.
+"""Compares decode scenarios by alternating short runs, because the machine's speed changes between samples.
 
-A memory that is shared with other machines can lose half its bandwidth from one second to the next. Two samples that
-are seconds apart then differ by more than what is to be told apart; two runs of a third of a second, one right after
-the other, seldom do.
+A memory bus shared with other machines can lose half its bandwidth within a second. Two samples taken seconds apart
+then differ by more than the effect to be measured. Two consecutive runs of a third of a second seldom do.
 """
 
 from __future__ import annotations
@@ -27,19 +26,19 @@ from .kinds import ScenarioFile, competing_processes_of
 from .random_adapters import RandomAdapters
 
 RUN_TOKENS: Final = 18
-"""That each request of a run generates at most: 16 times from one step to the next in which all of them do."""
+"""Maximum tokens per request in a run, which gives 16 steps in which all requests generate."""
 
 _Place = tuple[ExecutorKey, str]
-"""Of an executor: what it runs, and the engine whose weights it reads."""
+"""Key of an executor: its settings, and the engine whose weights it reads."""
 Runner = Callable[[], Metrics]
-"""Runs once; `value` is its speed."""
+"""Runs once and returns metrics; `value` is the speed."""
 
 
 def alternate(row: Runner, base: Runner, pairs: int) -> tuple[Metrics, list[float]]:
-    """(metrics of a sample, row / base of each pair) of `pairs` runs of each, the base first in every second pair.
+    """Runs `pairs` pairs; the base goes first in every second pair. Returns (metrics, row / base of each pair).
 
-    `value` and every other metric of a run is the median over the row's runs, `base_value` that of the base's, and
-    `ratio` the median of the pairs.
+    `value` and the other metrics of a run are medians over the row's runs, `base_value` is the median of the base's
+    runs, and `ratio` that of the pairs.
     """
     rows: list[Metrics] = []
     bases: list[Metrics] = []
@@ -58,13 +57,13 @@ def alternate(row: Runner, base: Runner, pairs: int) -> tuple[Metrics, list[floa
 
 
 def alternating_pairs(scenarios: Iterable[Scenario], file: ScenarioFile) -> list[tuple[Decode, Decode]]:
-    """(scenario, its base) of those of `scenarios` that alternate with another one of their file."""
+    """Pairs (scenario, its base) of the `scenarios` that alternate with another one of their file."""
     by_name = {base.name: base for base in file.scenarios}
     pairs = []
     for scenario in scenarios:
         comparison = file.alternating(scenario)
         if comparison is not None:
-            assert isinstance(scenario, Decode)  # the reader of scenario files sees to both
+            assert isinstance(scenario, Decode)  # The reader of scenario files checks both.
             assert comparison.base is not None
             base = by_name[comparison.base]
             assert isinstance(base, Decode)
@@ -81,7 +80,7 @@ class _Side:
 
 
 def sharing_weights(engine: NativeEngine, other: NativeEngine) -> NativeEngine | None:
-    """`engine` on the mapped weights of `other`; None unless both have the same, byte for byte."""
+    """`engine` with the mapped weights of `other`; None if their weights differ in any byte."""
     ours, theirs = engine.storage.tensors, other.storage.tensors
     if ours.keys() != theirs.keys():
         return None
@@ -92,17 +91,17 @@ def sharing_weights(engine: NativeEngine, other: NativeEngine) -> NativeEngine |
 
 
 class Alternation:
-    """The executors of scenarios that alternate with another one, both alive at once.
+    """Executors of alternating scenarios; both of a pair exist at the same time.
 
-    They reuse prefixes: a run's prompts were seen before but for their last token, so that it consists of the steps
-    that it is about. Where two engines have the same weights, both executors read those of the scenario's engine: where
-    in memory a file lies makes percents, which neither engine can help.
+    They reuse prefixes: all but the last token of a run's prompts was computed before, so that a run consists only of
+    the steps to be measured. If two engines have the same weights, both executors read the weights of the scenario's
+    engine. Otherwise the memory layout of the files would cause differences of some percent.
     """
 
     def __init__(
         self, engines: Mapping[str, NativeEngine], pairs: Sequence[tuple[Decode, Decode]], cpu: CpuUse
     ) -> None:
-        """Makes the executors of (scenario, its base). Raises ConfigError where memory does not suffice."""
+        """Creates the executors for pairs (scenario, its base). Raises ConfigError if there is too little memory."""
         self._sides: dict[str, tuple[_Side, _Side]] = {}
         self._executors: dict[_Place, BenchExecutor] = {}
         on_weights_of: dict[tuple[str, str], NativeEngine | None] = {(name, name): engines[name] for name in engines}
@@ -121,7 +120,7 @@ class Alternation:
                 assert engine is not None
                 adapters = RandomAdapters(engine)
                 bench = BenchExecutor(engine, key, sharing, cpu, profiled=False, block_reuse=True, library=adapters)
-                adapters.forget()  # the caches have them now
+                adapters.forget()  # The caches hold them now.
                 self._executors[key, weights] = bench
         except Exception:
             for bench in self.executors:
@@ -129,13 +128,13 @@ class Alternation:
             raise
 
     def competing_processes(self, scenario: Decode) -> int:
-        """That a sample needs, of a scenario and its base."""
+        """Number of competing processes that a sample of a scenario and its base needs."""
         return max(competing_processes_of(side.scenario) for side in self._sides[scenario.name])
 
     def sample(self, scenario: Decode, pairs: int, competitors: Competitors) -> tuple[Metrics, list[float]]:
-        """As alternate() gives it, of a scenario and its base, each beside as many `competitors` as it asks for.
+        """Result of alternate() for a scenario and its base, each run with its number of `competitors`.
 
-        With `shared_weights` where engines differ: 1 where they read the same bytes.
+        If engines differ, `shared_weights` is added: 1 if they read the same bytes.
         """
         row, base = self._sides[scenario.name]
         metrics, ratios = alternate(self._runner(row, competitors), self._runner(base, competitors), pairs)
@@ -145,11 +144,11 @@ class Alternation:
 
     @property
     def executors(self) -> list[BenchExecutor]:
-        """All of them; who made this closes them."""
+        """All executors; the owner of this object closes them."""
         return list(self._executors.values())
 
     def on_own_weights(self) -> dict[str, BenchExecutor]:
-        """By name of those scenarios whose executor reads the weights of their own engine."""
+        """Executors by scenario name, for scenarios whose executor reads the weights of their own engine."""
         sides = [side for pair in self._sides.values() for side in pair]
         return {
             side.scenario.name: self._executors[side.place] for side in sides if side.place[1] == side.scenario.engine
@@ -157,7 +156,7 @@ class Alternation:
 
     def _runner(self, side: _Side, competitors: Competitors) -> Runner:
         scenario, bench = side.scenario, self._executors[side.place]
-        # The token more is computed by the step that begins a run, which would otherwise compute whole blocks again.
+        # The first step of a run computes the additional token; without it, that step would compute whole blocks again.
         prompts = [[*prompt, prompt[0]] for prompt in prompts_of(bench, scenario)]
         adapters = batch_adapters(bench, scenario)
         tokens = min(RUN_TOKENS, scenario.output_length - 1)

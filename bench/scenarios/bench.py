@@ -1,4 +1,4 @@
-"""Runs a scenario file: kinds and comparisons beyond those of `adaptrt bench`, on engines that are built for it."""
+"""Runs a scenario file: more kinds and comparisons than `adaptrt bench`, with engines built for it."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from .peft_adapter import write_peft_adapter
 from .random_adapters import RandomAdapters
 
 COLD_TASKS: Final = 1 << 40
-"""Task ids from here on are of adapters that come and go with a sample."""
+"""First task id of the adapters that exist only during a sample."""
 
 
 class ScenarioBench(Bench):
-    """One run over a scenario file."""
+    """One run of a scenario file."""
 
     def __init__(self, file: ScenarioFile, work_dir: Path, cpu: CpuUse, progress: Progress) -> None:
-        """Builds the engines. Raises ConfigError for one that cannot be built and is not optional."""
+        """Builds the engines. Raises ConfigError if one that is not optional cannot be built."""
         self._file = file
         self._work_dir = work_dir
         self._shelf = EngineShelf(work_dir, progress)
@@ -52,21 +52,21 @@ class ScenarioBench(Bench):
 
     @property
     def text(self) -> str:
-        """The file's."""
+        """Text of the scenario file."""
         return self._file.text
 
     def library(self, engine: NativeEngine) -> RandomAdapters:
-        """Adapters are made for the engine."""
+        """Random adapters made for the engine."""
         return RandomAdapters(engine)
 
     def needs_executor(self, scenario: Scenario) -> bool:
-        """Not those that run in a process of their own, or in turn with another one."""
+        """False for scenarios that run in their own process or alternate with another one."""
         return not isinstance(scenario, (Load, Memory)) and self._file.alternating(scenario) is None
 
     def prepare(self) -> None:
-        """Makes the executors of scenarios that alternate first: the others' own samples run there too, if they can.
+        """Creates the executors of alternating scenarios first; other scenarios take their samples there if possible.
 
-        A scenario whose base cannot be run cannot be run either.
+        If a scenario's base cannot run, the scenario cannot run either.
         """
         pairs = []
         for scenario, base in alternating_pairs(self.runnable(), self._file):
@@ -85,22 +85,22 @@ class ScenarioBench(Bench):
         super().prepare()
 
     def close(self) -> None:
-        """Ends the executors."""
+        """Shuts down the executors."""
         own = set() if self._alternation is None else set(self._alternation.executors)
         for executor in {*self.executors.values(), *own}:
             executor.close()
 
     def warm_up(self, scenario: Scenario) -> None:
-        """Those that begin with a process of their own need none."""
+        """Does nothing for scenarios that start their own process."""
         if self._file.alternating(scenario) is not None:
             self._take_in_turn(scenario, 1)
         elif not isinstance(scenario, (Load, Memory)):
             super().warm_up(scenario)
 
     def take(self, scenario: Scenario, number: int) -> Sample:
-        """Pairs of runs where the scenario alternates, otherwise of itself alone.
+        """Takes pairs of runs if the scenario alternates, otherwise a single sample.
 
-        Runs in turn take longer than limits beside them would hold for, and are not held against any.
+        Alternating runs take too long for limits measured next to them, so they are not compared with limits.
         """
         alternating = self._file.alternating(scenario)
         if alternating is not None:
@@ -134,7 +134,7 @@ class ScenarioBench(Bench):
     def comparisons(
         self, scenario: Scenario, figures: Mapping[str, Figure], limits: Mapping[str, Figure]
     ) -> list[ComparisonResult]:
-        """What the file holds a scenario against, but for scenarios that were not run."""
+        """Comparisons in the file, without those to scenarios that were not run."""
         return [
             self._compare(scenario, comparison, figures, limits)
             for comparison in self._file.comparisons[scenario.name]
@@ -150,7 +150,8 @@ class ScenarioBench(Bench):
         return self.made(number, metrics, meter, ratios)
 
     def _first_token(self, bench: BenchExecutor, scenario: FirstToken) -> float:
-        """Seconds; an adapter that is not on the device comes under a new id each time, and goes again."""
+        """Seconds to first token. An adapter that is not on the device gets a new id each time, and is removed
+        afterwards."""
         prompt = prompts_of(bench, scenario)[0]
         if scenario.adapter_from == "device":
             return first_token_seconds(bench.executor, prompt, bench.library.reference(scenario.adapters, 0))
@@ -168,7 +169,8 @@ class ScenarioBench(Bench):
             bench.executor.unload_adapter(task)
 
     def _peft_directory(self, scenario: FirstToken) -> Path:
-        """Made in the warm-up, so its files are in the page cache: what is measured is reading them, not the disk."""
+        """Created during warm-up, so its files are in the page cache: the sample measures reading them, not the
+        disk."""
         rank = scenario.adapters.rank(0)
         if self._file.model is None or self._file.engines[scenario.engine].directory is not None:
             raise ConfigError(

@@ -1,6 +1,6 @@
-"""Measurements that need a fresh process: what loading an engine takes, and the memory of a process that serves.
+"""Measurements that need a fresh process: the time to load an engine, and the memory of a serving process.
 
-Run as `python -m scenarios.child '<JSON of a task>'`; prints one line of JSON with the metrics.
+Run as `python -m scenarios.child '<JSON of a task>'`; prints the metrics as one line of JSON.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BENCH = Path(__file__).parents[1]
 
 
 def run_child(scenario: Load | Memory, engine: Path, cpu: CpuUse) -> Metrics:
-    """Measure in a fresh process. Raises RuntimeError with what it said when it failed."""
+    """Measures in a fresh process. Raises RuntimeError with the child's error if it fails."""
     task = {
         "kind": type(scenario).__name__,
         "scenario": asdict(scenario),
@@ -48,7 +48,7 @@ def run_child(scenario: Load | Memory, engine: Path, cpu: CpuUse) -> Metrics:
 
 
 def measure_load(scenario: Load, engine: Path, cpu: CpuUse) -> Metrics:
-    """From the engine's directory to the first token; imports are done by then."""
+    """Time from the engine's directory to the first token, without imports."""
     config = ExecutorConfig(kv_cache_config=KvCacheConfig(enable_block_reuse=False), **asdict(cpu))
     start = time.perf_counter()
     with Executor(engine, executor_config=config) as executor:
@@ -61,14 +61,15 @@ def measure_load(scenario: Load, engine: Path, cpu: CpuUse) -> Metrics:
 
 
 def measure_memory(scenario: Memory, engine: Path, cpu: CpuUse) -> Metrics:
-    """The greatest resident size while a batch is served, and what of it is more than the data that must be there."""
+    """Peak resident size while a batch is served, and its excess over the data that must be in memory."""
     loaded = load_native_engine(engine)
     library = RandomAdapters(loaded)
     bench = BenchExecutor(loaded, key_of(scenario), [scenario], cpu, profiled=False, library=library)
     adapters = library.references(scenario.adapters)
     library.forget()
     gc.collect()
-    # Registering made the adapters' tensors, which a server reads from files: what follows is the serving alone.
+    # Resets the peak. Registering created the adapters' tensors, which a server reads from files; from here on only
+    # serving counts.
     Path("/proc/self/clear_refs").write_text("5")
     generator = np.random.default_rng(0)
     ids = []
@@ -80,7 +81,7 @@ def measure_memory(scenario: Memory, engine: Path, cpu: CpuUse) -> Metrics:
         finish(bench.executor, request_id)
     steps = bench.executor.get_latest_iteration_stats()
     peak = peak_memory()
-    # The KV pool's pages are taken from the system as they are written, so what was used counts.
+    # The system allocates the KV pool's pages when they are written, so only used blocks count.
     kv_blocks = max(step.kv_cache_stats.used_num_blocks for step in steps if step.kv_cache_stats is not None)
     needed = {
         "engine": float(loaded.storage.num_bytes),
@@ -99,7 +100,7 @@ def measure_memory(scenario: Memory, engine: Path, cpu: CpuUse) -> Metrics:
 
 
 def main(task: dict[str, Any]) -> Metrics:
-    """Do a task of run_child."""
+    """Runs a task of run_child."""
     values = task["scenario"]
     values["adapters"] = AdapterMix(**{**values["adapters"], "ranks": tuple(values["adapters"]["ranks"])})
     engine, cpu = Path(task["engine"]), CpuUse(**task["cpu"])

@@ -32,12 +32,12 @@ DEFAULT_SCENARIOS: Final = "default"
 
 
 def known_files() -> dict[str, Path]:
-    """Scenario files of the repository, by name."""
+    """Scenario files in the repository, by name."""
     return {path.stem: path for path in sorted(SCENARIOS.glob("*.toml"))}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's flags."""
+    """Declares the command's flags."""
     names = ", ".join(known_files())
     parser.add_argument(
         "scenarios", nargs="?", default=DEFAULT_SCENARIOS, metavar="SCENARIOS",
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, or profile, and report."""
+    """Measures, or profiles, and reports."""
     check_run_arguments(args)
     file = select(load_scenarios(_path_of(args.scenarios)), args.only)
     file = replace(file, run=settings_of(args, file.run))
@@ -70,9 +70,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def select(file: ScenarioFile, names: list[str]) -> ScenarioFile:
-    """The scenarios of these names (a sweep's for all of it) and what they are compared with; all without names.
+    """The file with only the named scenarios (the name of a sweep selects all of it) and their bases; no names: all.
 
-    Raises ConfigError for a name that is not there.
+    Raises ConfigError for an unknown name.
     """
     if not names:
         return file

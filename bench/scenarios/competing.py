@@ -1,4 +1,4 @@
-"""Processes that each keep one core busy, as others do on the machines that engines run on."""
+"""Processes that each keep one core busy, to emulate a shared machine."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _PROGRAM = "print(flush=True)\nwhile True: pass"
 
 @dataclass(frozen=True)
 class Competitors:
-    """Processes that are stopped, but while running() lets them."""
+    """Processes that are stopped except during running()."""
 
     processes: list[int]
-    """Their ids."""
+    """Process ids."""
 
     @contextmanager
     def running(self, count: int) -> Iterator[None]:
-        """`count` of them, at most as many as there are, run until the block ends."""
+        """Runs `count` of the processes, at most all, during the with statement."""
         assert count <= len(self.processes)
         for process in self.processes[:count]:
             os.kill(process, signal.SIGCONT)
@@ -35,14 +35,14 @@ class Competitors:
 
 @contextmanager
 def competing_processes(count: int) -> Iterator[Competitors]:
-    """They live until the block ends."""
+    """Processes that exist during the with statement."""
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for _ in range(count):
             processes.append(subprocess.Popen([sys.executable, "-c", _PROGRAM], stdout=subprocess.PIPE))
         for process in processes:
             assert process.stdout is not None
-            process.stdout.readline()  # it has begun
+            process.stdout.readline()  # Wait until it has started.
             os.kill(process.pid, signal.SIGSTOP)
         yield Competitors([process.pid for process in processes])
     finally:

@@ -1,4 +1,4 @@
-"""The engines of a scenario file: built once into the work directory, and kept there."""
+"""The engines of a scenario file, built once in the work directory and kept there."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ class NotBuiltError(Exception):
 
 
 class EngineShelf:
-    """Finds or builds engines and the models below them."""
+    """Finds or builds engines and their models."""
 
     def __init__(self, work_dir: Path, progress: Progress) -> None:
         self._work_dir = work_dir
         self._progress = progress
 
     def prepare(self, file: ScenarioFile) -> tuple[dict[str, Path], dict[str, str]]:
-        """(directories of the engines that scenarios use, reasons why others are not available), both by name.
+        """Returns (directories of the engines that scenarios use, reasons why others are missing), both by name.
 
-        Raises ConfigError with the reason for an engine that is not optional.
+        Raises ConfigError with the reason if a missing engine is not optional.
         """
         directories, reasons = {}, {}
         used = {scenario.engine for scenario in file.scenarios}
@@ -45,7 +45,7 @@ class EngineShelf:
         return directories, reasons
 
     def model(self, model: BenchModel) -> Path:
-        """The Hugging Face directory of a model."""
+        """Hugging Face directory of a model."""
         directory = self._work_dir / f"model-{_digest(asdict(model))}"
         if not (directory / "config.json").exists():
             self._progress(f"making a random model in {directory}")
@@ -59,7 +59,7 @@ class EngineShelf:
             if not spec.directory.is_dir():
                 raise NotBuiltError(f"{spec.directory}: is not a directory")
             return spec.directory
-        assert model is not None  # the reader of scenario files sees to it
+        assert model is not None  # The reader of scenario files checks this.
         identity = {**asdict(spec), "directory": None, "optional": None, "name": None}
         engine = self._work_dir / f"engine-{_digest([__version__, asdict(model), identity])}"
         if not self._is_usable(engine):
@@ -70,7 +70,7 @@ class EngineShelf:
         return engine
 
     def _is_usable(self, engine: Path) -> bool:
-        """Whether an engine is there that this build of AdaptRT can load."""
+        """True if the engine exists and this version of AdaptRT can load it."""
         if not (engine / "config.json").exists():
             return False
         try:
@@ -94,7 +94,7 @@ def _adapters(spec: EngineSpec) -> list[str]:
 
 
 def _run(command: str, *arguments: object) -> None:
-    """Run `adaptrt <command>` in a process of its own, whose memory does not count as this one's."""
+    """Runs `adaptrt <command>` in its own process, whose memory does not count as this one's."""
     done = subprocess.run(
         [sys.executable, "-m", "adaptrt.builder.cli", command, *map(str, arguments)], capture_output=True, text=True
     )
@@ -103,7 +103,7 @@ def _run(command: str, *arguments: object) -> None:
 
 
 def _fresh(directory: Path) -> Path:
-    """Where to write what becomes `directory` when it is complete."""
+    """Temporary path for a directory that is renamed when it is complete."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     number = 0
     while (partial := directory.with_name(f"{directory.name}.partial{number}")).exists():

@@ -1,4 +1,4 @@
-"""What a scenario file says, checked: engines to build, what to measure on them, and what it is held to."""
+"""The checked content of a scenario file: engines to build, scenarios, and their comparisons."""
 
 from __future__ import annotations
 
@@ -25,36 +25,37 @@ class EngineSpec:
     max_num_tokens: int
     max_seq_len: int
     build_flags: tuple[str, ...]
-    """More flags for `adaptrt build`, such as those of quantised weights."""
+    """Additional flags for `adaptrt build`, such as quantisation flags."""
     optional: bool
-    """When it cannot be built, its scenarios are reported as not run."""
+    """True: if it cannot be built, its scenarios are reported as not run."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a scenario is held to."""
+    """A comparison of a scenario, with its targets."""
 
     base: str | None
-    """The other scenario; None: this one against the machine alone."""
+    """The other scenario; None: only the machine's limits."""
     measure: str
-    """ratio: value by value; roofline: share of the roofline by share of the roofline, which takes out the bytes and
-    FLOPs that only one of the two has; without a base, the share of the roofline itself. value: the value, no ratio.
-    alternating: short runs of the two in turn, pair by pair; the scenario's own value then comes from these runs."""
+    """ratio: value divided by value. roofline: share of the roofline divided by share of the roofline, which cancels
+    bytes and FLOPs that only one of the two has; without a base, the share of the roofline itself. value: the value
+    itself. alternating: short runs of the two in turn, pair by pair; the scenario's own value then comes from these
+    runs."""
     at_least: float | None = None
     at_most: float | None = None
     at_least_with_amx: float | None = None
-    """In place of `at_least` on a CPU that has AMX."""
+    """Replaces `at_least` on a CPU with AMX."""
     pairs: int = 0
-    """That a sample of an alternating comparison has."""
+    """Number of pairs in a sample of an alternating comparison."""
 
     def on_cpu(self, *, amx: bool) -> Comparison:
-        """With the target of a CPU with AMX or without."""
+        """The comparison with the target for a CPU with or without AMX."""
         if not amx or self.at_least_with_amx is None:
             return self
         return replace(self, at_least=self.at_least_with_amx)
 
     def holds(self, ratio: float) -> bool | None:
-        """Whether the target is met; None without one."""
+        """True if the target is met; None without a target."""
         if self.at_least is None and self.at_most is None:
             return None
         return (self.at_least is None or ratio >= self.at_least) and (self.at_most is None or ratio <= self.at_most)
@@ -62,21 +63,21 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class CrowdedDecode(Decode):
-    """A decode scenario beside processes that each keep a core busy."""
+    """A decode scenario with competing processes that each keep a core busy."""
 
     competing_processes: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Overhead(Batch):
-    """Percentage of the time of decode steps that is not the engine's: scheduler, caches, sampling, responses."""
+    """Percentage of decode step time outside of the engine: scheduler, caches, sampling, responses."""
 
     kind = "overhead"
 
 
 @dataclass(frozen=True, kw_only=True)
 class FirstToken(Prompt):
-    """Milliseconds to the first token of a request whose adapter is at some place."""
+    """Milliseconds to first token of a request, depending on the location of its adapter."""
 
     kind = "first_token"
 
@@ -86,7 +87,7 @@ class FirstToken(Prompt):
 
 @dataclass(frozen=True, kw_only=True)
 class Memory(Batch):
-    """MB that a serving process takes at most beyond its engine file, KV cache and adapters."""
+    """Maximum MB of a serving process beyond its engine file, KV cache and adapters."""
 
     kind = "memory"
 
@@ -100,12 +101,12 @@ class Load(Prompt):
 
 @dataclass(frozen=True)
 class ScenarioFile:
-    """All of it."""
+    """The whole file."""
 
     path: Path
     run: RunSettings
     model: BenchModel | None
-    """None when every engine has a directory."""
+    """None if every engine has a directory."""
     engines: dict[str, EngineSpec]
     scenarios: tuple[Scenario, ...]
     comparisons: Mapping[str, tuple[Comparison, ...]]
@@ -113,10 +114,10 @@ class ScenarioFile:
     text: str
 
     def alternating(self, scenario: Scenario) -> Comparison | None:
-        """The comparison by runs in turn, of which a scenario has one at most."""
+        """The alternating comparison of a scenario, which has at most one."""
         return next((one for one in self.comparisons[scenario.name] if one.measure == "alternating"), None)
 
 
 def competing_processes_of(scenario: Scenario) -> int:
-    """That a scenario's own runs need beside them."""
+    """Number of competing processes during a scenario's own runs."""
     return scenario.competing_processes if isinstance(scenario, CrowdedDecode) else 0

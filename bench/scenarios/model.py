@@ -1,4 +1,4 @@
-"""The benchmark's model and adapters, made from a seed: nothing is downloaded."""
+"""The benchmark's model and adapters, created from a seed without downloads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SEED = 20
 
 @dataclass(frozen=True)
 class BenchModel:
-    """A Llama shape. The default has 491 million parameters, untied."""
+    """A Llama shape. The default has 491 million parameters and an untied lm_head."""
 
     vocab_size: int = 32000
     hidden_size: int = 1024
@@ -32,7 +32,7 @@ class BenchModel:
     tie_word_embeddings: bool = False
 
     def problems(self) -> list[str]:
-        """What is wrong with the sizes."""
+        """Problems of the sizes."""
         found = []
         if self.num_attention_heads % self.num_key_value_heads != 0:
             found.append(
@@ -44,9 +44,9 @@ class BenchModel:
         return found
 
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...], float | npt.NDArray[np.float32]]]:
-        """(name, shape, standard deviation) of every tensor of the Hugging Face checkpoint; 0: values around 1.
+        """Yields (name, shape, standard deviation) of every tensor of the Hugging Face checkpoint; 0: values around 1.
 
-        It may be a column, [rows, 1].
+        The deviation may be a column, [rows, 1].
         """
         queries, key_values = (
             self.num_attention_heads * self.head_dim,
@@ -74,7 +74,7 @@ class BenchModel:
 
 
 def write_model(model: BenchModel, directory: Path) -> None:
-    """Write a Hugging Face Llama directory with random bfloat16 weights."""
+    """Writes a Hugging Face Llama directory with random bfloat16 weights."""
     directory.mkdir(parents=True)
     config = {
         "architectures": ["LlamaForCausalLM"],
@@ -106,9 +106,10 @@ def random_adapter(
     dtype: npt.DTypeLike,
     modules: Sequence[int],
 ) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.int32]]:
-    """(weights [rows, width] of `dtype`, config [rows, 4]) of an adapter on these modules of every layer.
+    """Returns (weights [rows, width] of `dtype`, config [rows, 4]) of an adapter on these modules of every layer.
 
-    Values are of the size that training gives: A as drawn for it, B a twentieth of what would double the base's output.
+    Values are as large as trained ones: A as initialised for training, B a twentieth of the size that would double the
+    base model's output.
     """
     generator = np.random.default_rng((SEED, seed))
     sizes = {

@@ -1,4 +1,4 @@
-"""A sample of what is around the engine in a step."""
+"""Measures the parts of a step outside of the engine."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from adaptrt import Executor, LoraConfig
 from adaptrt.tools.bench.measure import PERCENTILES, Metrics, decode_steps, finish, pinned, request
 
 ENQUEUED: Final = 64
-"""Requests that a sample enqueues one by one."""
+"""Number of requests that a sample enqueues one by one."""
 
 
 def overhead(
     executor: Executor, prompts: Sequence[list[int]], adapters: Sequence[LoraConfig | None], max_tokens: int
 ) -> Metrics:
-    """A batch that generates, and requests of one token that are enqueued one after another while it runs.
+    """Runs a generating batch, and meanwhile enqueues requests of one token one after another.
 
-    Returns the percentage of the batch's steps outside the engine, and the microseconds that enqueue_request took.
+    Returns the percentage of the batch's step time outside of the engine, and the microseconds per enqueue_request.
     """
     executor.get_latest_iteration_stats()
     seconds = []

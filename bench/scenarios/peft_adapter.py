@@ -1,4 +1,4 @@
-"""PEFT directories of random adapters for a Hugging Face Llama directory, for peers and for adapters read from disk."""
+"""Writes PEFT directories of random adapters for a Hugging Face Llama directory, for peers and for loading tests."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Array = npt.NDArray[Any]
 
 
 def write_peft_adapter(model: BenchModel, base: Path, directory: Path, rank: int, seed: int, *, dora: bool) -> None:
-    """Write a bfloat16 adapter of all seven modules.
+    """Writes a bfloat16 adapter of all seven modules.
 
-    `base` is what write_model made: DoRA's magnitudes follow from its weights.
+    `base` is a directory from write_model: DoRA's magnitudes depend on its weights.
     """
     directory.mkdir(parents=True)
     config = {
@@ -71,7 +71,8 @@ def _specs_of(specs: list[TensorSpec], path: str) -> list[TensorSpec]:
 
 
 def _values(generator: np.random.Generator, shape: tuple[int, ...], rank: int, weight: Array | None) -> Iterator[Array]:
-    """A, B, and with the base's weight DoRA's magnitude: its row norms after the update, five percent off."""
+    """Yields A, B, and, if the base's weight is given, DoRA's magnitude: the row norms after the update, with
+    deviations of about five percent."""
     size_out, size_in = shape
     a = generator.standard_normal((rank, size_in), dtype=np.float32) * np.float32(size_in**-0.5)
     b = generator.standard_normal((size_out, rank), dtype=np.float32) * np.float32(0.05 * rank**-0.5)

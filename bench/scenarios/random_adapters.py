@@ -1,4 +1,4 @@
-"""Adapters of random values, for engines of random models."""
+"""Random adapters for engines of random models."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from .model import random_adapter
 
 
 class RandomAdapters(AdapterLibrary):
-    """Adapters of one rank and kind share their values.
+    """Adapters of the same rank and kind share their values.
 
-    The caches keep each under its own task_id, in memory of its own, and do not look whether values are equal, so times
-    are those of adapters that differ.
+    The caches store each adapter separately under its task_id, and do not compare values. So times are those of
+    different adapters.
     """
 
     def __init__(self, engine: NativeEngine, modules: Sequence[str] = DEFAULT_TARGET_MODULES) -> None:
-        """`modules`: those that adapters change, as far as the engine takes them."""
+        """`modules`: the modules that adapters change, if the engine adapts them."""
         super().__init__(engine)
         self._modules = [info.id for info in lora_modules() if info.name in modules]
         self._made: dict[tuple[int, bool], tuple[npt.NDArray[np.generic], npt.NDArray[np.int32]]] = {}
 
     def tensors(self, mix: AdapterMix, index: int, *, task_id: int | None = None) -> LoraConfig:
-        """An adapter with its weights, under its own id or another."""
+        """An adapter with weights, under its own id or another one."""
         rank, dora = mix.rank(index), mix.is_dora(index)
         if (rank, dora) not in self._made:
             layout = self.engine.program.lora

@@ -1,4 +1,4 @@
-"""Whether the scenarios of a file can be compared in the ways that they ask for."""
+"""Checks that the comparisons of a scenario file are possible."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from .kinds import Comparison, ScenarioFile
 from .scenario_errors import Place
 
 SAME_IN_TURN: Final = {"requests": "requests", "input_length": "input", "output_length": "output"}
-"""What scenarios that alternate must have in common, and what a scenario file calls it."""
+"""Properties that alternating scenarios must share, with their names in a scenario file."""
 
 
 def check_comparisons(file: ScenarioFile, place: Place) -> None:
-    """Note every comparison that cannot be made."""
+    """Notes every comparison that is impossible."""
     by_name = {scenario.name: scenario for scenario in file.scenarios}
     for scenario in file.scenarios:
         comparisons = file.comparisons[scenario.name]
@@ -31,7 +31,7 @@ def check_comparisons(file: ScenarioFile, place: Place) -> None:
 
 
 def _problems(file: ScenarioFile, scenario: Scenario, comparison: Comparison, base: Scenario) -> Iterator[str]:
-    """What keeps a scenario from being compared with `base`, which is the scenario itself without a "with"."""
+    """Reasons why a scenario cannot be compared with `base`, which is the scenario itself if "with" is missing."""
     if base.unit != scenario.unit:
         yield f'with "{base.name}", which has another unit'
     if comparison.measure == "alternating":

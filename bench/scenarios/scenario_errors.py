@@ -1,4 +1,4 @@
-"""What is wrong with a scenario file, each with its line."""
+"""Errors in a scenario file, with line numbers."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from .toml_places import Path, line_of
 
 
 class Place:
-    """The file's problems so far, and where its keys stand."""
+    """The file's errors so far, and the lines of its keys."""
 
     def __init__(self, lines: dict[Path, int]) -> None:
         self.problems: list[str] = []
         self._lines = lines
 
     def complain(self, path: Path, complaint: str) -> None:
-        """Note what is wrong with the key at `path`."""
+        """Notes an error at the key `path`."""
         line = line_of(path, self._lines)
         where = "" if line is None else f"line {line}: "
         self.problems.append(f"{where}{_written(path)} {complaint}")
 
     def complain_of(self, error: ValidationError) -> None:
-        """Note everything that pydantic found."""
+        """Notes every error that pydantic found."""
         for found in error.errors(include_url=False):
             path, table = _path_and_table(found["loc"])
             self._complain_of_one(path, table, found)
@@ -50,7 +50,7 @@ class Place:
 
 
 def _path_and_table(location: tuple[int | str, ...]) -> tuple[Path, tuple[str, ...]]:
-    """Where an error is, without the kind that pydantic names behind a scenario's index; and the table it is in."""
+    """Path of an error, without the kind that pydantic inserts after a scenario's index, and the enclosing table."""
     if len(location) > 2 and location[0] == "scenario":
         path, kind = (*location[:2], *location[3:]), str(location[2])
         names = tuple(part for part in path[:-1] if isinstance(part, str))
@@ -64,7 +64,7 @@ def _keys(table: tuple[str, ...]) -> list[str]:
 
 
 def _written(path: Path) -> str:
-    """scenario[3].adapters.count, lists counted from 1 as a reader counts."""
+    """Formats a path as scenario[3].adapters.count, with lists counted from 1."""
     text = ""
     for part in path:
         text += f"[{part + 1}]" if isinstance(part, int) else f".{part}" if text else part

@@ -1,4 +1,4 @@
-"""Reads scenario files. bench/measuring.md describes the format; every key is used, or refused with its line."""
+"""Reads scenario files. bench/measuring.md describes the format; unknown keys are errors with a line number."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ else:
 
 
 def load_scenarios(path: Path) -> ScenarioFile:
-    """Read a scenario file. Raises ConfigError with everything that is wrong with it."""
+    """Reads a scenario file. Raises ConfigError that lists all problems."""
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -59,7 +59,7 @@ def load_scenarios(path: Path) -> ScenarioFile:
 
 
 def parse_scenarios(text: str, path: Path) -> ScenarioFile:
-    """The same for a file's text; relative engine directories in it begin at the file's own."""
+    """Reads a file's text. Relative engine directories are relative to the file."""
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -77,7 +77,7 @@ def parse_scenarios(text: str, path: Path) -> ScenarioFile:
 
 
 class _Reader:
-    """Makes scenarios of the tables, and notes what does not go together."""
+    """Creates scenarios from the tables, and notes inconsistencies."""
 
     def __init__(self, table: FileTable, place: Place) -> None:
         self._table = table
@@ -271,7 +271,7 @@ def _serve(table: ServeTable) -> Iterator[Scenario]:
     for count in counts:
         common = _common(table, "tok/s")
         if is_sweep:
-            # Without a title, all of a sweep have its name for one.
+            # Without a title, the scenarios of a sweep share its name.
             common["name"] = f"{table.name}-{count}"
         yield Serve(
             **common,

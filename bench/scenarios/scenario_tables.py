@@ -1,4 +1,4 @@
-"""The tables of a scenario file, as pydantic checks them. bench/measuring.md describes the format."""
+"""Tables of a scenario file as pydantic models. bench/measuring.md describes the format."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .model import BenchModel
 SCHEMA: Final = 1
 MAX_INTEGER: Final = 1 << 31
 PAIRS: Final = 8
-"""Of a sample of an alternating comparison that says nothing else."""
+"""Default number of pairs in a sample of an alternating comparison."""
 
 
 def _as_list(value: Any) -> Any:
@@ -20,7 +20,7 @@ def _as_list(value: Any) -> Any:
 
 
 def _as_range(value: Any) -> Any:
-    """(low, high): one number stands for itself alone."""
+    """Converts to (low, high); a single number becomes a range with only this number."""
     is_pair = isinstance(value, list) and len(value) == 2
     low, high = value if is_pair else (value, value)
     if any(isinstance(bound, bool) or not isinstance(bound, int) for bound in (low, high)):
@@ -37,11 +37,11 @@ Share = Annotated[float, Field(ge=0, le=1)]
 PositiveNumber = Annotated[float, Field(gt=0)]
 NotNegativeNumber = Annotated[float, Field(ge=0)]
 Range = Annotated[tuple[int, int], BeforeValidator(_as_range)]
-"""How many tokens: one number, or [low, high) to draw from."""
+"""Number of tokens: one number, or a range [low, high)."""
 
 
 class Table(BaseModel):
-    """Every key is known, and of its type without conversion."""
+    """A table without unknown keys or type conversion."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
@@ -83,7 +83,7 @@ class EngineTable(Table):
 
 
 class AdaptersTable(Table):
-    """The adapters of a scenario; several counts are a sweep."""
+    """The adapters of a scenario; several counts form a sweep."""
 
     count: Annotated[list[NotNegative], BeforeValidator(_as_list), Field(min_length=1)]
     ranks: Annotated[list[Positive], BeforeValidator(_as_list), Field(min_length=1)] = [16]
@@ -91,7 +91,7 @@ class AdaptersTable(Table):
 
 
 class PopularityTable(Table):
-    """Of adapters: one of the two."""
+    """Popularity of adapters: exactly one of the two."""
 
     power: PositiveNumber | None = None
     zipf: PositiveNumber | None = None
@@ -109,7 +109,7 @@ class CompareTable(Table):
 
 
 class ScenarioTable(Table):
-    """What [[scenario]] has, whatever its kind."""
+    """Keys of [[scenario]] that all kinds share."""
 
     name: Text
     title: Text | None = None
@@ -126,7 +126,7 @@ class PrefillTable(ScenarioTable):
 
 
 class DecodeTable(ScenarioTable):
-    """A batch that generates."""
+    """A generating batch."""
 
     kind: Literal["decode"]
     adapters: AdaptersTable | None = None
@@ -138,7 +138,7 @@ class DecodeTable(ScenarioTable):
 
 
 class OverheadTable(ScenarioTable):
-    """Time outside the engine."""
+    """Time outside of the engine."""
 
     kind: Literal["overhead"]
     adapters: AdaptersTable | None = None
@@ -148,7 +148,7 @@ class OverheadTable(ScenarioTable):
 
 
 class FirstTokenTable(ScenarioTable):
-    """Time to a first token."""
+    """Time to first token."""
 
     kind: Literal["first_token"]
     adapters: AdaptersTable
@@ -198,7 +198,7 @@ KINDS: Final[dict[str, type[ScenarioTable]]] = {
 
 
 class FileTable(Table):
-    """All of it."""
+    """The whole file."""
 
     schema_: Literal[1] = Field(alias="schema")
     run: RunTable = RunTable()
@@ -216,4 +216,4 @@ NESTED: Final[dict[tuple[str, ...], type[Table]]] = {
     ("scenario", "adapters"): AdaptersTable,
     ("scenario", "popularity"): PopularityTable,
 }
-"""Tables by where they are in a file; a scenario's own is in KINDS."""
+"""Tables by their path in a file; KINDS has the tables of each scenario kind."""

@@ -1,4 +1,4 @@
-"""Where a key stands in a TOML file: tomllib gives values without lines, and a complaint should name the line."""
+"""Finds the line of a key in a TOML file. tomllib gives values without lines, and errors should name the line."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import re
 from collections.abc import Sequence
 
 Path = tuple["str | int", ...]
-"""Keys and list indices from the file's top: ("scenario", 3, "adapters", "count")."""
+"""Keys and list indices from the top of the file: ("scenario", 3, "adapters", "count")."""
 
 _HEADER = re.compile(r"^\s*(\[\[?)\s*([^\[\]]+?)\s*\]\]?\s*(?:#.*)?$")
 _KEY = re.compile(r"""^\s*((?:"[^"]*"|'[^']*'|[A-Za-z0-9_-]+)(?:\s*\.\s*(?:"[^"]*"|'[^']*'|[A-Za-z0-9_-]+))*)\s*=""")
 
 
 def line_numbers(text: str) -> dict[Path, int]:
-    """The line, counted from 1, of every table and of every key that begins a line."""
+    """Line, counted from 1, of every table and of every key at the beginning of a line."""
     lines: dict[Path, int] = {}
     counts: dict[Path, int] = {}
     table: Path = ()
@@ -33,7 +33,7 @@ def line_numbers(text: str) -> dict[Path, int]:
 
 
 def line_of(path: Path, lines: dict[Path, int]) -> int | None:
-    """The line of a key, or of the nearest table or key around it; None for the file as a whole."""
+    """Line of a key, or of the nearest enclosing key or table; None: the whole file."""
     for length in range(len(path), 0, -1):
         if path[:length] in lines:
             return lines[path[:length]]
@@ -45,7 +45,7 @@ def _parts(dotted: str) -> list[str]:
 
 
 def _resolve(parts: Sequence[str], counts: dict[Path, int]) -> Path:
-    """The path of a header: a table within a list of tables belongs to the newest of them."""
+    """Path of a header. A table inside a list of tables belongs to the list's last entry."""
     path: Path = ()
     for position, part in enumerate(parts):
         path = (*path, part)

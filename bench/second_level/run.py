@@ -1,11 +1,10 @@
-"""What the KV cache's file saves: time to the first token of a long prompt, computed and read back.
+"""Measures the gain of the KV cache's file: time to first token of a long prompt, computed or read back.
 
     python bench/second_level/run.py ENGINE [--tokens 4096] [--directory DIR] [--repeats 5] [--threads N]
 
-ENGINE is a directory of a native engine whose max_seq_len is above --tokens. Rounds of four ways take turns, each with
-an executor of its own: the prompt computed; read back from the page cache; read back from the disk, after the system
-was told to forget the file's pages; and found in the pool. The file is written under DIR (default: the temporary
-directory), and removed.
+ENGINE is a directory of a native engine whose max_seq_len is above --tokens. Four ways alternate, each with its own
+executor: the prompt is computed; read back from the page cache; read back from disk, after the system has dropped the
+file's pages; or found in the KV pool. The file is written in DIR (default: the temporary directory), and deleted.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ WAYS = ("computed", "page cache", "disk", "pool")
 
 
 def main() -> None:
-    """Prints the median of each way, and the bytes that are read."""
+    """Prints the median of each way, and the number of bytes read."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("engine", type=Path)
     parser.add_argument("--tokens", type=int, default=4096)

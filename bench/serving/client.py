@@ -1,7 +1,7 @@
-"""Streams completions from an OpenAI-compatible server and says when each piece came.
+"""Streams completions from an OpenAI-compatible server and records when each piece arrives.
 
-It shares the machine with the server that it measures, so while an answer comes it does nothing but note the time;
-what came is parsed when all is over.
+The client shares the machine with the measured server. So it only records times while answers arrive, and parses them
+at the end.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ EVENT = b"data: "
 
 @dataclass(frozen=True)
 class Stream:
-    """One answer: when it was asked for, and when pieces of it came, in seconds of one clock."""
+    """One answer: its request time, and the arrival times of its pieces, in seconds of one clock."""
 
     asked: float
     arrivals: tuple[float, ...]
@@ -34,7 +34,7 @@ class Stream:
 
 @dataclass(frozen=True)
 class Crowd:
-    """Requests that are sent together: a model's or adapter's name and a prompt each."""
+    """Requests that are sent together: the name of a model or adapter, and a prompt for each."""
 
     models: Sequence[str]
     prompts: Sequence[Sequence[int]]
@@ -42,18 +42,19 @@ class Crowd:
 
 
 def ask_server(address: str, crowd: Crowd) -> list[Stream]:
-    """All of a crowd at once. Raises RuntimeError with the answer that was an error, OSError without any."""
+    """Sends all requests at once. Raises RuntimeError with the text of an error response, OSError without a
+    response."""
     return asyncio.run(_ask_all(address, crowd))
 
 
 def ask_in_turn(address: str, crowd: Crowd, at_once: int) -> list[Stream]:
-    """As ask_server, with so many at a time: when one ends, the next is sent."""
+    """Like ask_server, but with at most `at_once` requests at a time: when one ends, the next is sent."""
     return asyncio.run(_ask_in_turn(address, crowd, at_once))
 
 
 @dataclass
 class _Connection(asyncio.Protocol):
-    """One request and the bytes that came back."""
+    """One request and the received bytes."""
 
     request: bytes
     ended: asyncio.Future[None]
@@ -75,10 +76,10 @@ class _Connection(asyncio.Protocol):
             self.ended.set_result(None)
 
     def stream(self) -> Stream:
-        """What came."""
+        """The parsed answer."""
         body = _body_of(b"".join(data for _, data in self.parts))
         events = [line.removeprefix(EVENT) for line in body.splitlines() if line.startswith(EVENT)]
-        usage = json.loads(events[-2])["usage"]  # the last but the mark of the end
+        usage = json.loads(events[-2])["usage"]  # The last event before the end mark.
         arrivals = tuple(at for at, data in self.parts if EVENT in data)
         return Stream(self.asked, arrivals, usage["completion_tokens"])
 

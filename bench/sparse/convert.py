@@ -1,4 +1,4 @@
-"""The ReLU model as PowerInfer reads it, by PowerInfer's own converters: with predictors, and dense."""
+"""Converts the ReLU model with PowerInfer's converters, with predictors and dense."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ SPARSE, DENSE = "relu.powerinfer.gguf", "relu-dense.gguf"
 
 
 def convert(home: Path, model_dir: Path, predictor_dir: Path, output: Path) -> None:
-    """Writes output/SPARSE and output/DENSE in float16, PowerInfer's only plain type of 16 bits.
+    """Writes output/SPARSE and output/DENSE in float16, PowerInfer's only plain 16-bit type.
 
-    What exists already stays. Raises CalledProcessError when a converter fails.
+    Existing files are kept. Raises CalledProcessError if a converter fails.
     """
     source = output / "source"
     _write_source(model_dir, source)
@@ -28,7 +28,7 @@ def convert(home: Path, model_dir: Path, predictor_dir: Path, output: Path) -> N
 
 
 def _write_source(model_dir: Path, source: Path) -> None:
-    """The model with its tokenizer in GPT-2's two files, which these converters know."""
+    """Writes the model with its tokenizer in GPT-2's two files, the format that these converters read."""
     source.mkdir(parents=True, exist_ok=True)
     for name in ("config.json", "model.safetensors"):
         if not (source / name).exists():

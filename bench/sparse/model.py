@@ -1,13 +1,14 @@
-"""A 0.5B Llama with a ReLU for its gates that closes nine in ten, and predictors that know which.
+"""A 0.5B Llama with ReLU gates of which about 90% are closed, and predictors of the open ones.
 
-Weights are random, of the benchmark's shape (scenarios/model.py). What makes gates close is a channel of the residual
-stream that is the same for every token: embeddings have it, no layer writes to it, and the gates' weights for it are
-those that close 90% of the others' sums, layer by layer. The rest of a layer's gates has rank 63, so that a predictor
-of rank 128 can compute it: of either sign a half of fc1, and one row of fc1 reads the constant channel. Its weights for
-that expect 12% of the gates to be open, which so have all that are. A predictor sees the stream before its norm and a
-gate behind it, which changes no sign.
+Weights are random, with the benchmark's shape (scenarios/model.py). One channel of the residual stream is the same for
+every token: embeddings set it, and no layer changes it. The gates' weights for this channel are chosen, layer by layer,
+so that 90% of the gates close. The rest of a layer's gate matrix has rank 63, so that a predictor of rank 128 can
+compute it: each half of fc1 computes one sign, and one more row of fc1 reads the constant channel. The predictor's
+weight for that channel makes it expect 12% of the gates to be open, which includes all that are. A predictor reads the
+stream before the norm, a gate after it; the norm changes no sign.
 
-All engines hence compute one function, whether they read everything, what gates leave open, or what predictors expect.
+So all engines compute the same function, if they read everything, only the open gates' weights, or those that
+predictors expect.
 """
 
 from __future__ import annotations
@@ -26,15 +27,16 @@ from scenarios.model import SEED, BenchModel
 OPEN, EXPECTED_OPEN = 0.10, 0.12
 RANK: Final = 128
 _CONSTANT: Final = 4.0
-"""What every token has in channel 0; the other channels of embeddings have a deviation of 1."""
+"""Value of channel 0 of every token; the other channels of embeddings have a deviation of 1."""
 _BRANCH: Final = 0.2
-"""What a layer adds to the stream, beside embeddings, so that all layers see streams of about one size."""
+"""Size of a layer's output relative to the embeddings. It is small, so that the stream has similar sizes in all
+layers."""
 _TEXT: Final = 512
 
 
 @dataclass(frozen=True)
 class Shares:
-    """Of the neurons of all layers, in a text of random tokens."""
+    """Shares of the neurons of all layers, for a text of random tokens."""
 
     open: float
     expected: float
@@ -42,7 +44,7 @@ class Shares:
 
 
 def write_relu_model(shape: BenchModel, model_dir: Path, predictor_dir: Path) -> Shares:
-    """Writes a Hugging Face directory in bfloat16, and PowerInfer's files of predictors beside it."""
+    """Writes a Hugging Face directory in bfloat16, and predictors in PowerInfer's format."""
     torch.manual_seed(SEED)
     config = transformers.LlamaConfig(
         **vars(shape), hidden_act="relu", rms_norm_eps=1e-5, rope_theta=10000.0, bos_token_id=0, eos_token_id=1
@@ -62,7 +64,8 @@ def write_relu_model(shape: BenchModel, model_dir: Path, predictor_dir: Path) ->
 
 
 class _Predictor:
-    """Of a layer whose gates it draws; both are calibrated by the first text that comes through the layer."""
+    """Draws the gates of a layer and their predictor. Both are calibrated by the first text that passes through the
+    layer."""
 
     def __init__(self, layer: torch.nn.Module) -> None:
         self._norm = layer.post_attention_layernorm.weight
@@ -85,7 +88,7 @@ class _Predictor:
         self.gate.weight[:, 0] = -closing
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """As PowerInfer's files have them, to be read by the stream before the norm."""
+        """Tensors in PowerInfer's format. They read the stream before the norm."""
         constant = torch.zeros(2, self._directions.shape[1])
         constant[0, 0] = self._norm[0]
         read = self._directions * self._norm
@@ -98,7 +101,7 @@ class _Predictor:
 
 
 def _draw(model: transformers.LlamaForCausalLM) -> None:
-    """All but the gates."""
+    """Draws all weights except the gates."""
     for name, tensor in _matrices(model):
         tensor.normal_(std=tensor.shape[1] ** -0.5)
         tensor[:, 0] = 0.0
@@ -123,7 +126,7 @@ def _matrices(model: transformers.LlamaForCausalLM) -> Iterator[tuple[str, torch
 
 
 def shares_of(model: transformers.LlamaForCausalLM, predictors: list[_Predictor]) -> Shares:
-    """What the weights that were written do to another text."""
+    """Measures the shares with the written weights and a different text."""
     counts = torch.zeros(3)
     streams: dict[int, torch.Tensor] = {}
 
@@ -145,6 +148,6 @@ def shares_of(model: transformers.LlamaForCausalLM, predictors: list[_Predictor]
 
 
 def _state_rope(config: Path) -> None:
-    """Where older readers look for it."""
+    """Adds the fields for older readers."""
     fields = json.loads(config.read_text())
     config.write_text(json.dumps({**fields, "rope_theta": 10000.0, "torch_dtype": "bfloat16"}, indent=2) + "\n")

@@ -1,12 +1,12 @@
-"""PowerInfer on a CPU beside AdaptRT: one model about a ReLU that closes 90% of the gates, with predictors and without.
+"""Compares PowerInfer on a CPU with AdaptRT: one ReLU model with 90% closed gates, with and without predictors.
 
     python bench/sparse/powerinfer.py WORK_DIR --home HOME [--rounds 3] [--threads N] [--output FILE]
 
-HOME is what bench/sparse/install.sh was given. Makes the model of model.py in WORK_DIR, engines of it, and PowerInfer's
-files; what exists stays. A round starts each of PowerInfer's two servers, then measures AdaptRT's three engines, one
-request each: a prompt of 512 random tokens, and decoding behind one of 128. PowerInfer's times are those that its
-server reports. What other programs disturb is measured again, a few times. With --output, samples are added to those
-that the file has, and medians are of all.
+HOME is the directory given to bench/sparse/install.sh. Creates the model of model.py in WORK_DIR, its engines, and
+PowerInfer's files; existing ones are kept. A round starts each of PowerInfer's two servers, then measures AdaptRT's
+three engines, one request each: a prompt of 512 random tokens, and decoding after one of 128. PowerInfer's times are
+those that its server reports. Samples disturbed by other programs are repeated a few times. With --output, samples are
+added to those in the file, and medians are over all.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def prepared(work_dir: Path, home: Path) -> dict[str, Path]:
-    """The engines."""
+    """The engines; built if they do not exist."""
     model, predictors = work_dir / "relu", work_dir / "predictors"
     if not (model / "config.json").exists():
         shares = write_relu_model(BenchModel(), model, predictors)
@@ -95,7 +95,7 @@ def prepared(work_dir: Path, home: Path) -> dict[str, Path]:
 
 
 def round_of(options: argparse.Namespace, engines: dict[str, Path]) -> Iterator[tuple[str, Sample]]:
-    """(name, tokens a second of decoding and of a prompt), of everything."""
+    """Yields (name, tokens per second of decoding and of a prompt) of everything."""
     for name, file in POWERINFER.items():
         yield name, of_powerinfer(options, options.work_dir / "gguf" / file)
 
@@ -108,7 +108,7 @@ def round_of(options: argparse.Namespace, engines: dict[str, Path]) -> Iterator[
 
 
 def of_powerinfer(options: argparse.Namespace, model: Path) -> Sample:
-    """Of a server of its own, whose first request warms it up."""
+    """Sample of a new server, whose first request is the warm-up."""
     random = np.random.default_rng()
     command = [
         options.home / "powerinfer" / "build" / "bin" / "server", "-m", model, "-c", 1024, "-b", PROMPT,
@@ -126,7 +126,8 @@ def of_powerinfer(options: argparse.Namespace, model: Path) -> Sample:
 
 
 def undisturbed(measure: Callable[[], Result], *processes: int) -> Result:
-    """What it gives when other programs than these take next to nothing; of several tries, the last."""
+    """Runs `measure` until other programs than `processes` use almost no CPU, at most TRIES times. Returns the last
+    result."""
     for _ in range(TRIES):
         with NoiseMeter(processes) as meter:
             result = measure()
@@ -137,7 +138,7 @@ def undisturbed(measure: Callable[[], Result], *processes: int) -> Result:
 
 
 def print_medians(samples: dict[str, list[Sample]]) -> None:
-    """One line for each."""
+    """Prints one line for each name."""
     print(f"{'':24} {'decode':>8} {'prompt of 512':>14}, tok/s (from, to)")
     for name, found in samples.items():
         columns = [

@@ -1,10 +1,10 @@
-"""What drafts bring where a text repeats its prompt: the demo's model with the adapter that says a text again.
+"""Measures speculation where a text repeats its prompt: the demo model with the adapter that repeats text.
 
     python bench/speculation/repetition.py [--demo examples/demo] [--texts 40] [--window 8] [--threads N]
 
-Each text is asked for once without drafts and once with them, in turn, one request at a time; the first is the
-warm-up. The rates are those of the tokens after the first response; the ratio is the median of the texts' ratios, with
-the middle half in brackets.
+Each text is requested once without drafts and once with them, one request at a time; the first is the warm-up. Rates
+are those of the tokens after the first response. The ratio is the median of the texts' ratios, with the middle half in
+brackets.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int)
     options = parser.parse_args()
     config = adaptrt.ExecutorConfig(num_threads=options.threads, iter_stats_max_iterations=MOST_TOKENS + 1)
-    config.kv_cache_config.enable_block_reuse = False  # each request computes its prompt
+    config.kv_cache_config.enable_block_reuse = False  # Each request computes its prompt.
     tokenizer = Tokenizer.from_file(str(options.demo / "model" / "tokenizer.json"))
     rounds: list[tuple[Round, Round]] = []
     with tempfile.TemporaryDirectory() as directory:
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def build_engine(model: Path, directory: Path) -> Path:
-    """In bfloat16, as the demo has it."""
+    """Builds an engine in bfloat16, the demo's type."""
     checkpoint, engine = directory / "checkpoint", directory / "engine"
     for command in (
         ["convert-checkpoint", "--model_dir", model, "--output_dir", checkpoint, "--dtype", "bfloat16"],

@@ -1,4 +1,4 @@
-"""One request with drafts beside the same one without."""
+"""Runs one request with and without drafts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import adaptrt
 
 
 class Round:
-    """What came of a request."""
+    """Result of a request."""
 
     def __init__(self, tokens: list[int], rate: float, drafts: list[adaptrt.SpecDecodingStats]) -> None:
         """`rate` is that of the tokens after the first response."""
@@ -21,7 +21,7 @@ class Round:
 
 
 def measure(executor: adaptrt.Executor, window: int | None, adapter: str | None = None, **fields: Any) -> Round:
-    """Asks once, with drafts of at most `window` tokens, or without any; `fields` are the request's."""
+    """Runs a request with drafts of at most `window` tokens, or without drafts; `fields` are the request's."""
     executor.get_latest_iteration_stats()
     lookahead = adaptrt.LookaheadDecodingConfig(*((1, 1, 0) if window is None else (window, 4, 4)))
     request = adaptrt.Request(streaming=True, lookahead_config=lookahead, **fields)
@@ -41,7 +41,7 @@ def measure(executor: adaptrt.Executor, window: int | None, adapter: str | None 
 
 
 def print_row(name: str, rounds: list[tuple[Round, Round]]) -> None:
-    """The medians of rounds without and with drafts, and of the rounds' ratios."""
+    """Prints the medians of rounds without and with drafts, and of their ratios."""
     assert all(drafted.tokens == without.tokens for without, drafted in rounds), "drafts have changed the output"
     off, on = (statistics.median(both[i].rate for both in rounds) for i in range(2))
     ratios = [drafted.rate / without.rate for without, drafted in rounds]

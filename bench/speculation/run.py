@@ -1,17 +1,17 @@
-"""What drafts from a request's own text bring, and cost: tokens a second of one request with and without them.
+"""Measures gain and cost of drafts from a request's own text: tokens per second of one request with and without them.
 
     python bench/speculation/run.py ENGINE [--tokens 256] [--repeats 9] [--window 8] [--threads N]
 
-ENGINE is any engine directory; its weights may be random, because outputs are held to what each row is about:
+ENGINE is any engine directory. Its weights may be random, because each row constrains the output:
 
-- all right: embedding_bias leaves one token, so the text repeats itself and every draft is right. The most there is to
-  gain, with this window.
-- greedy: the engine's own greedy text after a random prompt; how much of it repeats is the model's doing.
-- none right: embedding_bias leaves 24 tokens, so that what the text ends with has stood in it before; but
-  no_repeat_ngram_size forbids what followed it, so no draft is ever right. The most there is to lose.
+- all right: embedding_bias allows only one token, so the text repeats itself and every draft is right. This is the
+  maximum gain with this window.
+- greedy: the engine's own greedy text after a random prompt. Repetitions depend on the model.
+- none right: embedding_bias allows 24 tokens, so the end of the text has occurred before. But no_repeat_ngram_size
+  forbids the token that followed it, so every draft is wrong. This is the maximum loss.
 
-Rounds with and without drafts take turns, so that whatever else the machine does hits both. Rates are those of the
-tokens after the first response; the ratio is the median of the rounds' ratios, with the middle half in brackets.
+Rounds with and without drafts alternate, so that disturbances of the machine affect both. Rates are those of the tokens
+after the first response. The ratio is the median of the rounds' ratios, with the middle half in brackets.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def _rows(vocab_size: int) -> dict[str, dict[str, Any]]:
-    """By name, the fields of the requests."""
+    """Fields of the requests, by row."""
     random = np.random.default_rng(0)
     prompt = random.integers(100, min(vocab_size, 10000), PROMPT_TOKENS)
     one, few = (np.full(vocab_size, -np.inf, np.float32) for _ in range(2))

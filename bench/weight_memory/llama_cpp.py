@@ -1,4 +1,4 @@
-"""llama.cpp beside ours: its converter, and one sample of its server."""
+"""llama.cpp for comparison: its converter, and one sample of its server."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from scenarios.model import BenchModel
 PROMPT, CONTEXT = 512, 32
 START_SECONDS = 300.0
 LEAST_DECODE = 0.5
-"""Tokens a second: a prompt takes minutes where there are fewer."""
+"""Tokens per second; if decoding is slower, a prompt would take minutes."""
 
 
 def convert(model: BenchModel, root: Path, home: Path) -> Path:
-    """ROOT/gguf/base.gguf of ROOT/base; what exists stays. Raises CalledProcessError when the converter fails."""
+    """Converts ROOT/base to ROOT/gguf/base.gguf; an existing file is kept. Raises CalledProcessError on failure."""
     output = root / "gguf" / "base.gguf"
     if not output.exists():
         if not (root / "base" / "tokenizer.json").exists():
@@ -41,7 +41,7 @@ def convert(model: BenchModel, root: Path, home: Path) -> Path:
 
 
 def measure(server: Path, gguf: Path, group: Path | None, tokens: int) -> dict[str, float]:
-    """Figures of a server that enters the control group, unless that is None. Raises RuntimeError if it ends."""
+    """Figures of a server in the control group, or without one if None. Raises RuntimeError if the server ends."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -75,7 +75,7 @@ def measure(server: Path, gguf: Path, group: Path | None, tokens: int) -> dict[s
 
 
 def wait_for(address: str, process: subprocess.Popen[bytes]) -> None:
-    """Until the server has its model."""
+    """Waits until the server has loaded its model."""
     end = time.monotonic() + START_SECONDS
     while True:
         try:

@@ -1,24 +1,24 @@
-"""A model that is larger than its memory: decoding in a control group, and what the budget costs where it fits.
+"""Measures a model larger than its memory in a control group, and the cost of a budget if it fits.
 
     python bench/weight_memory/run.py WORK_DIR [--shape 3b|3b-relu|3b-relu-even|0.5b] [--limit 4GiB]
         [--weight_memory 3GiB] [--repeats 3] [--tokens 8] [--only NAME ...] [--peers HOME]
 
-Makes a model of random bfloat16 weights and its engine below WORK_DIR (3b: a 3.2B Llama, twice 6.4 GB; what exists
-stays). Rounds of these ways take turns, each in a process of its own that begins with nothing of the file in memory:
+Creates a model with random bfloat16 weights and its engine in WORK_DIR (3b: a 3.2B Llama, 6.4 GB each); existing ones
+are kept. The following ways alternate. Each runs in its own process, which starts with no page of the file in memory:
 
-    mapped, no limit      weights are mapped, as without a budget
+    mapped, no limit      weights are mapped, without a budget
     budget, no limit      a budget that holds all weights
     budget, limit         in a memory control group with the limit, with the budget
-    mapped, limit         in the group, without a budget: the system drops pages and reads them again
-    whole, limit          of a relu shape: the budget, with an engine whose MLPs are read whole
-    used, limit           of a relu shape: the budget, with an engine that knows which neurons random tokens use
+    mapped, limit         in the group, without a budget: the system evicts pages and reads them again
+    whole, limit          relu shapes: with the budget, and an engine that reads MLPs whole
+    used, limit           relu shapes: with the budget, and an engine that knows which neurons random tokens use
     llama.cpp, limit      with --peers, a directory that bench/peers/install.sh filled: llama-server with the model
     llama.cpp, no limit   mapped, in the group and without it
 
-Of the relu shapes a ReLU with a threshold closes 90% of the gates: of 3b-relu-even all neurons alike, of 3b-relu some
-much more often than others, so that a quarter of them makes three quarters of what is open.
+In the relu shapes, a ReLU with a threshold closes 90% of the gates. In 3b-relu-even all neurons are open equally often.
+In 3b-relu some are open much more often, so that a quarter of the neurons makes up three quarters of the open ones.
 
-Needs root and control groups of version 1 for the limit.
+The limit needs root and control groups of version 1.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ from scenarios.model import BenchModel, write_model
 
 @dataclass(frozen=True)
 class ReluModel(BenchModel):
-    """One whose gates are closed below hidden_act_param, as ProSparse's."""
+    """A model whose gates are closed below hidden_act_param, as in ProSparse."""
 
     hidden_act: str = "fatrelu"
     hidden_act_param: float = 1.2816
-    """With `spread` 0, of which a tenth of normally distributed gates is open."""
+    """With `spread` 0, a tenth of normally distributed gates is open."""
 
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...], float | npt.NDArray[np.float32]]]:
-        """Rows of gates are normally distributed, with deviations whose logarithms are."""
+        """Tensors as in BenchModel. The deviations of the gates' rows are log-normally distributed."""
         generator = np.random.default_rng(7)
         for name, shape, deviation in super().tensors():
             if "gate_proj" in name and self.hidden_act_param > SPREAD_FROM:
@@ -68,7 +68,7 @@ class ReluModel(BenchModel):
 
 
 SPREAD_FROM = 1.5
-"""Parameters above it go with gates that are spread."""
+"""If gates are spread, parameters are above this value."""
 SIZES_3B = {
     "vocab_size": 128256, "hidden_size": 3072, "num_attention_heads": 24, "num_key_value_heads": 8, "head_dim": 128,
     "intermediate_size": 8192, "tie_word_embeddings": True,
@@ -119,7 +119,7 @@ TITLES = {
 
 
 def ways_of(options: argparse.Namespace) -> dict[str, partial[dict[str, float]]]:
-    """What measures each way; makes what it needs."""
+    """The measurement of each way. Creates the necessary files."""
     root = options.work_dir / options.shape
     model = root / "base"
     if not (model / "config.json").is_file():
@@ -153,7 +153,7 @@ def ways_of(options: argparse.Namespace) -> dict[str, partial[dict[str, float]]]
 
 
 def make_engine(model: Path, engine: Path, *flags: str) -> Path:
-    """The engine's directory."""
+    """Builds an engine; returns its directory."""
     if not (engine / "config.json").is_file():
         arguments = [
             "build", "--model_dir", str(model), "--output_dir", str(engine), "--dtype", "bfloat16",
@@ -166,7 +166,7 @@ def make_engine(model: Path, engine: Path, *flags: str) -> Path:
 
 
 def sample(engine: Path, weight_memory: int, limit: int | None, tokens: int) -> dict[str, float]:
-    """Figures of one process. Raises CalledProcessError when it fails, or is killed."""
+    """Figures of one process. Raises CalledProcessError if it fails or is killed."""
     forget(engine / "rank0.engine")
     with limited(limit) as group:
         child = subprocess.run(
@@ -177,21 +177,21 @@ def sample(engine: Path, weight_memory: int, limit: int | None, tokens: int) -> 
 
 
 def sample_llama_cpp(server: Path, gguf: Path, limit: int | None, tokens: int) -> dict[str, float]:
-    """The same of llama-server."""
+    """Figures of llama-server."""
     forget(gguf)
     with limited(limit) as group:
         return with_peak(llama_cpp.measure(server, gguf, group, tokens), group)
 
 
 def forget(path: Path) -> None:
-    """Drops what the system has of a file in memory."""
+    """Drops a file's pages from memory."""
     with path.open("rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def with_peak(figures: dict[str, float], group: Path | None) -> dict[str, float]:
-    """With what the group used, where there is one."""
+    """Adds the group's memory use, if there is a group."""
     if group is not None:
         figures["peak_megabytes"] = int((group / "memory.max_usage_in_bytes").read_text()) / 1e6
     return figures
@@ -199,7 +199,7 @@ def with_peak(figures: dict[str, float], group: Path | None) -> dict[str, float]
 
 @contextlib.contextmanager
 def limited(limit: int | None) -> Iterator[Path | None]:
-    """A control group with a limit, below this process's own; None: none."""
+    """Creates a control group with a limit, inside this process's own group; None: no limit."""
     if limit is None:
         yield None
         return

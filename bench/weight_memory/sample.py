@@ -1,4 +1,4 @@
-"""One sample: `python bench/weight_memory/sample.py ENGINE WEIGHT_MEMORY TOKENS GROUP`; prints its figures as JSON.
+"""Takes one sample: `python bench/weight_memory/sample.py ENGINE WEIGHT_MEMORY TOKENS GROUP`; prints JSON.
 
 The process enters the control group GROUP, unless that is empty.
 """
@@ -27,7 +27,7 @@ PROMPT, CONTEXT, RANK = 512, 32, 16
 
 
 def main() -> None:
-    """Prints tokens a second."""
+    """Prints tokens per second."""
     engine, weight_memory, tokens = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     config = adaptrt.ExecutorConfig(
         weight_memory=weight_memory,
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def decode(executor: adaptrt.Executor, adapter: adaptrt.LoraConfig | None, tokens: int) -> tuple[float, float]:
-    """Tokens a second behind the prompt, and bytes of weights read for each."""
+    """Tokens per second after the prompt, and bytes of weights read per token."""
     executor.get_latest_iteration_stats()
     times = []
     request = adaptrt.Request(prompt_of(CONTEXT), 1 + tokens, streaming=True, lora_config=adapter)
@@ -70,7 +70,7 @@ def decode(executor: adaptrt.Executor, adapter: adaptrt.LoraConfig | None, token
 
 
 def first_token_seconds(executor: adaptrt.Executor, length: int) -> float:
-    """Of a prompt of this length."""
+    """Seconds to first token of a prompt of this length."""
     begin = time.perf_counter()
     (response,) = executor.await_responses(executor.enqueue_request(adaptrt.Request(prompt_of(length), 1)))
     assert not response.has_error(), response.error_msg
@@ -78,7 +78,7 @@ def first_token_seconds(executor: adaptrt.Executor, length: int) -> float:
 
 
 def prompt_of(length: int) -> list[int]:
-    """Random tokens."""
+    """A prompt of random tokens."""
     return np.random.default_rng(length).integers(100, 20000, length).tolist()
 
 

@@ -1,4 +1,4 @@
-"""What random tokens use of an engine, as `build --usage_text` finds out of a text: a random model has no text."""
+"""Writes the usage of random tokens, as `build --usage_text` does for a text: a random model has no meaningful text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TOKENS, WINDOW = 2048, 256
 
 
 def write_usage(directory: Path, weight_memory: int) -> None:
-    """Beside the engine."""
+    """Writes the usage into the engine's directory."""
     config = EngineConfig.load(directory)
     counter = _core.WeightUsage()
     engine = dataclasses.replace(load_native_engine(directory, config, 0, weight_memory), usage_counter=counter)
