@@ -1,6 +1,6 @@
-// Measures the attention ops of the CPU engine alone, with 16 query and 4 key-value heads of 64, for a decode
-// step of 16 sequences and for the prefill of a prompt; or, with a number of tokens as the last argument, for
-// one sequence of so many: its decode step, and its last 512 tokens as a chunk of its prompt.
+// Measures only the attention ops of the CPU engine, with 16 query and 4 key-value heads of size 64: a decode
+// step of 16 sequences and the prefill of a prompt. With a number of tokens as the last argument, it measures
+// one sequence of that length: its decode step, and the last chunk of 512 tokens of its prompt.
 //   attention_bench [threads] [rounds] [kernels] [bfloat16|int8] [tokens]
 
 #include <algorithm>
@@ -28,7 +28,7 @@ constexpr int kPrompt = 512;
 constexpr int kTokensPerBlock = 32;
 constexpr int kLayers = 28;
 
-/// What the attention ops of a step took and cost together.
+/// Total time and cost of a step's attention ops.
 struct Attention {
   double seconds = 0.0;
   OpCost cost;
@@ -46,7 +46,7 @@ Attention sum_of_attention(const StepRecord& step, const Program& program) {
   return sum;
 }
 
-/// The last token of so many sequences with `context` tokens.
+/// The last tokens of `sequences` sequences with `context` tokens.
 std::vector<Piece> decode(int sequences, int context) {
   std::vector<Piece> pieces;
   std::int32_t next_block = 0;
@@ -58,7 +58,7 @@ std::vector<Piece> decode(int sequences, int context) {
   return pieces;
 }
 
-/// kPrompt tokens of a sequence of `longest`, whose blocks are those of decode.
+/// A chunk of kPrompt tokens of a sequence with `longest` tokens, whose blocks are those of decode().
 Piece chunk(int sequence, int first_position, int longest) {
   Piece piece{.first_position = first_position, .prompt_length = longest};
   for (int i = 0; i < kPrompt; ++i) piece.tokens.push_back((sequence * 7919 + first_position + i) % 61);
@@ -69,7 +69,7 @@ Piece chunk(int sequence, int first_position, int longest) {
 
 void run(int num_threads, int rounds, const char* kernels, bool int8_kv_cache, int sequences, int longest) {
   const auto threads = std::make_shared<ThreadPool>(num_threads);
-  // Small everywhere else, so that little besides attention takes time.
+  // All other sizes are small, so that attention takes most of the time.
   const testing::RandomModel model({.dtype = DType::kBFloat16,
                                     .num_layers = kLayers,
                                     .shape = {64, 16, 4, 64},
@@ -90,7 +90,7 @@ void run(int num_threads, int rounds, const char* kernels, bool int8_kv_cache, i
     arrays.logit_rows = {0};
     engine->step(arrays.input(), [](std::int64_t, std::int64_t, const float*) {});
   };
-  // Memory that was never written would be read from the one page of zeros.
+  // Memory that was never written would be read from the system's single page of zeros.
   for (int sequence = 0; sequence < sequences; ++sequence) {
     for (int first = 0; first < longest; first += kPrompt) step({chunk(sequence, first, longest)});
   }

@@ -1,6 +1,6 @@
-// Measures steps of the CPU engine while another process keeps one core busy: with one thread and with
-// several, alone and beside it. Half of the 0.5B bfloat16 Llama shape, random weights.
-//   contention_bench [threads] [rounds] [seconds a measurement]
+// Measures steps of the CPU engine, with one thread and with several, with and without another process that
+// keeps one core busy. Half of the 0.5B bfloat16 Llama shape, random weights.
+//   contention_bench [threads] [rounds] [seconds per measurement]
 
 #include <sched.h>
 #include <sys/wait.h>
@@ -27,10 +27,10 @@ namespace {
 using testing::Piece;
 using Clock = std::chrono::steady_clock;
 
-/// A process that computes without end.
+/// A process that computes endlessly.
 class Competitor {
  public:
-  /// `cpu`: where it must run; -1: wherever the system puts it. Made before this process has threads.
+  /// `cpu`: the CPU that it runs on; -1: any. Create it before this process has threads.
   explicit Competitor(int cpu) : process_(fork()) {
     if (process_ != 0) {
       kill(process_, SIGSTOP);
@@ -71,7 +71,7 @@ std::vector<Piece> batch(int sequences, int context, int count) {
   return pieces;
 }
 
-/// Milliseconds of a step, over `seconds` of steps.
+/// Mean milliseconds per step, over `seconds` of steps.
 double mean_step(Engine& engine, const std::vector<Piece>& pieces, double seconds) {
   testing::StepArrays arrays(pieces);
   const auto step = [&] { engine.step(arrays.input(), [](std::int64_t, std::int64_t, const float*) {}); };

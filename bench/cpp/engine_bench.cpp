@@ -1,5 +1,4 @@
-// Measures the CPU engine on a 0.5B bfloat16 Llama shape with random weights, beside the machine's own
-// limits.
+// Measures the CPU engine on a 0.5B bfloat16 Llama shape with random weights, and the machine's limits.
 //   engine_bench [threads] [rounds] [kernels]
 
 #include <algorithm>

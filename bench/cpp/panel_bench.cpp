@@ -1,5 +1,5 @@
-// Measures the products of rows with one panel of bfloat16 weights after the other, each read from memory
-// once a pass, plain and compressed: what a linear layer takes without what surrounds its products.
+// Measures the products of rows with consecutive panels of bfloat16 weights, each read from memory once per
+// pass, plain and compressed: a linear layer without the work around its products.
 //   panel_bench [inputs] [rounds] [kernels] [rows...]
 
 #include <algorithm>
@@ -21,13 +21,13 @@ namespace adaptrt {
 namespace {
 
 constexpr std::int64_t kThreads = 2;
-/// More than any cache that a thread has to itself.
+/// Larger than any cache that a thread has to itself.
 constexpr std::size_t kWeightBytes = std::size_t{512} << 20U;
-/// Panels that a thread takes one after the other.
+/// Consecutive panels that a thread processes.
 constexpr std::int64_t kChunk = 4;
 constexpr std::int64_t kExceptions = 64;
 
-/// Panels of k inputs, of which as many as are different are copied again and again.
+/// Panels of k inputs. Only some differ; the others are copies of them.
 struct Weights {
   Weights(std::int64_t k, bool compressed) : is_compressed(compressed) {
     std::mt19937 random(7);
@@ -68,7 +68,7 @@ struct Weights {
 void multiply(const KernelTable& table, const Weights& weights, std::int64_t k, std::int64_t rows,
               std::int64_t thread) {
   const std::vector<std::uint16_t> a(static_cast<std::size_t>(rows * k), float_to_bfloat16(0.37F));
-  // An odd number of tiles apart, as the engine has them.
+  // The stride is an odd number of tiles, as in the engine.
   const std::int64_t step_bytes =
       ((rows / PackedSteps::kBlockRows + 2) | 1) * PackedSteps::kBlockRows * PackedSteps::kRowBytes;
   const HugeArray steps(static_cast<std::size_t>((k * 2 / PackedSteps::kRowBytes + 1) * step_bytes));

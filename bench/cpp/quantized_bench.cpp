@@ -1,5 +1,5 @@
-// Measures engines of quantised weights beside one of bfloat16 on a 0.5B Llama shape with random weights:
-// their steps in turn, so that what else the machine does touches all alike.
+// Compares engines of quantised weights with a bfloat16 engine, on a 0.5B Llama shape with random weights.
+// Their steps alternate, so that disturbances of the machine affect all of them.
 //   quantized_bench [threads] [rounds] [kernels]
 
 #include <algorithm>
@@ -65,7 +65,7 @@ Contender make_contender(const char* name, const Quantization& quantization,
   return made;
 }
 
-/// One decode of each of `sequences` sequences.
+/// One decode for each of `sequences` sequences.
 std::vector<Piece> decodes(int sequences) {
   std::vector<Piece> pieces;
   std::int32_t next_block = 0;

@@ -1,6 +1,6 @@
-// Measures the products of rows with one panel of quantised weights after the other, each read from memory
-// once a pass: what a linear layer takes without what surrounds its products, and from the caches alone what
-// decoding takes.
+// Measures the products of rows with consecutive panels of quantised weights, each read from memory once per
+// pass: a linear layer without the work around its products. With panels in the caches, it measures the
+// decoding of weights.
 //   quantized_panel_bench [inputs] [rounds] [kernels] [rows...]
 
 #include <algorithm>
@@ -21,11 +21,11 @@ namespace adaptrt {
 namespace {
 
 constexpr std::int64_t kThreads = 2;
-/// Of each thread, more than any cache that it has.
+/// Bytes per thread; larger than any cache that it has.
 constexpr std::int64_t kWeightBytes = std::int64_t{64} << 20U;
 /// Panels that stay in the second-level cache.
 constexpr std::int64_t kCachedPanels = 4;
-/// Tiles may read so many rows of int8 behind the last one.
+/// Tiles may read this many int8 rows after the last one.
 constexpr std::int64_t kReadRows = 16;
 constexpr auto kBFloat16 = static_cast<std::size_t>(DType::kBFloat16);
 
@@ -73,7 +73,7 @@ struct Weights {
     data = HugeArray(static_cast<std::size_t>(count) * bytes_of_panel);
     std::mt19937_64 random(7);
     for (std::size_t i = 0; i + sizeof(std::uint64_t) <= data.bytes(); i += sizeof(std::uint64_t)) {
-      // No FP8 is NaN.
+      // Avoids NaN as FP8.
       const std::uint64_t words = random() & 0xbfbfbfbfbfbfbfbfULL;
       std::memcpy(data.data() + i, &words, sizeof(words));
     }
@@ -99,7 +99,7 @@ struct Weights {
   HugeArray data;
 };
 
-/// What all forms of activations are made of.
+/// Rows in all forms of activations.
 struct Activations {
   Activations(std::int64_t number, std::int64_t inputs)
       : rows(number),
@@ -147,7 +147,7 @@ void multiply_panel(const KernelTable& table, const Quantization& how, const std
   }
 }
 
-/// Of one pass over as many panels as there are, or over the first ones again and again.
+/// Seconds of one pass over all panels, or over the first ones repeatedly if `cached`.
 double seconds_of_pass(const KernelTable& table, const Weights& weights, std::int64_t rows, bool cached) {
   const std::int64_t share = weights.count / kThreads;
   const auto begin = std::chrono::steady_clock::now();

@@ -1,5 +1,5 @@
-// The scheduler, the KV pool's and the LoRA cache's bookkeeping under a million requests, without an engine:
-// steps take virtual time by a cost model. docs/scheduling.md has the model and results.
+// Simulates the scheduler and the bookkeeping of KV pool and LoRA cache for a million requests, without an
+// engine: a cost model gives each step's virtual time. docs/scheduling.md has the model and results.
 //   scheduler_simulation [requests] [adapters]
 
 #include <algorithm>
@@ -24,13 +24,13 @@
 namespace adaptrt {
 namespace {
 
-/// Seconds of a step on the machine of docs/performance.md, "CPUs without AMX": a 0.5B bfloat16 model on two
+/// Costs in seconds on the machine of docs/performance.md, "CPUs without AMX": a 0.5B bfloat16 model on two
 /// cores, adapters of rank 8.
 struct CostModel {
-  double weights = 0.020;  ///< reading the weights once: a step takes at least that
+  double weights = 0.020;  ///< reading the weights once: minimum of a step
   double token = 0.00093;  ///< products of one token
-  double adapter = 0.001;  ///< reading one adapter, and what its tokens cost beyond the base's
-  double load = 0.0026;    ///< bringing one adapter to the device level
+  double adapter = 0.001;  ///< reading one adapter, and its tokens' extra cost over the base model
+  double load = 0.0026;    ///< loading one adapter to the device level
 
   [[nodiscard]] double step(std::int32_t num_tokens, std::int64_t num_adapters,
                             std::int64_t num_loads) const {
@@ -42,12 +42,13 @@ struct CostModel {
 struct Traffic {
   std::int64_t num_requests = 0;
   std::uint64_t num_adapters = 0;
-  double rate = 0.0;        ///< requests a second, of all adapters but a flood's
-  double burstiness = 1.0;  ///< coefficient of variation of the gaps between arrivals, Gamma distributed
-  double popularity = 1.0;  ///< adapter i is asked for in proportion to i ^ -popularity
-  double flood = 0.0;       ///< adapter 0 sends so many times what all others do together
-  std::size_t most_waiting = 1000;  ///< with more in the queue the flood's are refused, the others' never
-  std::int32_t shared_prefix = 64;  ///< tokens at the front that all prompts of an adapter have in common
+  double rate = 0.0;        ///< requests per second of all adapters, without the flood's
+  double burstiness = 1.0;  ///< coefficient of variation of the Gamma-distributed gaps between arrivals
+  double popularity = 1.0;  ///< requests for adapter i are proportional to i ^ -popularity
+  double flood = 0.0;       ///< adapter 0 sends this many times as many requests as all others together
+  std::size_t most_waiting =
+      1000;  ///< if the queue is longer, the flood's requests are rejected, but no others
+  std::int32_t shared_prefix = 64;  ///< common prefix of all prompts of an adapter, in tokens
   std::int32_t longest_prompt = 256;
   std::int32_t longest_output = 128;
 };
@@ -60,7 +61,7 @@ struct Machine {
   std::int64_t device_adapters = 64;
 };
 
-/// One request at a time, in the order of arrival.
+/// Generates one request at a time, in the order of arrival.
 class Generator {
  public:
   struct Arrival {
@@ -87,7 +88,7 @@ class Generator {
     next_.time += gap_(random_);
     const bool is_flood = unit_(random_) * (1.0 + traffic_.flood) < traffic_.flood;
     const auto place = std::ranges::lower_bound(cumulative_, unit_(random_) * cumulative_.back());
-    // Adapter 0 is a flood's alone.
+    // Adapter 0 is reserved for a flood.
     next_.adapter = is_flood ? 0 : static_cast<std::uint64_t>(place - cumulative_.begin()) + 1;
     next_.prompt_length =
         8 + static_cast<std::int32_t>(random_() % static_cast<std::uint64_t>(traffic_.longest_prompt - 7));
@@ -109,7 +110,7 @@ struct Request final : Sequence {
   double arrived = 0.0;
 };
 
-/// Of waits for the first token, in seconds.
+/// Waiting times for the first token, in seconds.
 class Waits {
  public:
   void add(double wait) { waits_.push_back(static_cast<float>(wait)); }
@@ -258,7 +259,7 @@ class Simulation {
   Scheduler scheduler_;
   StepPlan plan_;
   std::unordered_map<std::uint64_t, std::unique_ptr<Request>> requests_;
-  std::vector<std::int64_t> used_in_step_;  // by adapter: the newest step that had it
+  std::vector<std::int64_t> used_in_step_;  // by adapter: the newest step that used it
   double now_ = 0.0;
   std::uint64_t next_id_ = 1;
   std::int64_t num_steps_ = 0;

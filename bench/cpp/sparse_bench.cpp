@@ -1,7 +1,7 @@
-// Measures layers about a ReLU: a 0.5B bfloat16 Llama shape with random weights and a ReLU for its gates, of
-// which biases close nine in ten, half or none. The program that leaves out what they close and the one that
-// reads everything take turns, step by step, on one thread pool. So does one with predictors, which expect
-// 12% of the gates to be open, of which one in six is not.
+// Measures ReLU-gated layers: a 0.5B bfloat16 Llama shape with random weights and ReLU gates, of which biases
+// close nine in ten, half or none. A program that skips closed neurons, one that reads everything, and one
+// with predictors alternate, step by step, on one thread pool. The predictors expect 12% of the gates to be
+// open, of which one in six is not.
 //   sparse_bench [threads] [rounds] [kernels]
 
 #include <algorithm>
@@ -34,7 +34,7 @@ double median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-/// Calls visit(gated layer, the layer that reads it) for each layer's MLP.
+/// Calls visit(gated layer, the layer that reads its output) for each MLP.
 template <class Visit>
 void for_each_mlp(Program* program, const Visit& visit) {
   for (std::size_t i = 0; i + 1 < program->body.size(); ++i) {
@@ -44,7 +44,7 @@ void for_each_mlp(Program* program, const Visit& visit) {
   }
 }
 
-/// The model with gates of this bias.
+/// The model with this bias for all gates.
 Program with_bias(const Program& dense, float bias, testing::Storage* storage) {
   Program program = dense;
   for_each_mlp(&program, [&](LinearOp& gated, LinearOp&) {
@@ -54,7 +54,7 @@ Program with_bias(const Program& dense, float bias, testing::Storage* storage) {
   return program;
 }
 
-/// The same results, leaving out what gates close.
+/// A program with the same results that skips closed neurons.
 Program made_sparse(const Program& dense, testing::Storage* storage) {
   Program program = dense;
   for_each_mlp(&program, [&](LinearOp& gated, LinearOp& reader) {
@@ -65,11 +65,12 @@ Program made_sparse(const Program& dense, testing::Storage* storage) {
   return program;
 }
 
-/// The first 88% of normally distributed scores: inner values are half of squares of 1.08, on the mean.
+/// 88% of the normally distributed scores are below it. The mean square of the inner values is half of
+/// 1.08^2.
 constexpr float kLeastScore = 0.863F;
 
-/// The program of made_sparse, with gates that are only read where a predictor of random weights expects them
-/// to be open. It reads the normalised rows, whose size is known, and not the residual stream.
+/// The program of made_sparse, in which gates are only read if a predictor with random weights expects them
+/// to be open. It reads the normalised rows, whose scale is known, not the residual stream.
 Program made_predicted(const Program& dense, std::int64_t rank, testing::Storage* storage) {
   Program program = made_sparse(dense, storage);
   const auto add_buffer = [&](const char* name, DType dtype, std::int64_t width) {
@@ -126,7 +127,7 @@ testing::StepArrays arrays_of(const Sequences& sequences) {
   return arrays;
 }
 
-/// One program's engine, and how many bytes of weights a step of it read.
+/// One program's engine, and the bytes of weights that its steps read.
 class Side {
  public:
   Side(const Program& program, const std::shared_ptr<ThreadPool>& threads, const char* kernels)
@@ -171,7 +172,7 @@ void compare(const char* title, Side* sparse, Side* dense, const Sequences& sequ
     double ours = first ? sparse->seconds(arrays) : 0.0;
     const double theirs = dense->seconds(arrays);
     if (!first) ours = sparse->seconds(arrays);
-    if (round < 0) continue;  // it warms up
+    if (round < 0) continue;  // warm-up
     sparse_times.push_back(ours);
     dense_times.push_back(theirs);
     ratios.push_back(theirs / ours);

@@ -1,4 +1,4 @@
-"""Checks of PagedAttentionKernel: against float64, chunked against whole, and replayed from a CUDA graph."""
+"""Checks of PagedAttentionKernel: against float64, chunked against whole prompts, and replayed from a CUDA graph."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from machine import NAN_BITS, Machine
 from results import Check
 
 DTYPES = (torch.float16, torch.bfloat16)
-# Those with kernels for tensor cores.
+# Head sizes with tensor core kernels.
 HEAD_DIMS = (64, 80, 96, 128, 256)
 
 
 def attention_checks(machine: Machine, *, subset: bool) -> Iterator[Check]:
-    """The whole matrix, or a `subset` small enough for compute-sanitizer and the emulation."""
+    """All checks, or a `subset` small enough for compute-sanitizer and the emulation."""
     for shape in _subset() if subset else _matrix():
         generator = torch.Generator(machine.device)
         seed = generator.seed()
@@ -53,7 +53,7 @@ def _of(
 
 
 def _mixed(dtype: torch.dtype, head_dim: int, **others: Any) -> AttentionShape:
-    """Prompts, chunks behind others, decodes, and padding of both kinds."""
+    """Prompts, chunks after a context, decodes, and both kinds of padding."""
     past = (0, 70, 61, 0, 0, 15, 128, 0, 127)
     lengths = (37, 1, 50, 1, 1, 2, 3, 5, 1)
     return replace(_of(dtype, head_dim, past, lengths, **others), padding=(3, 7))
@@ -72,7 +72,7 @@ def _matrix() -> Iterator[AttentionShape]:
                 yield _of(dtype, head_dim, (1200, 3, 500, 90), (1, 1, 1, 300), softcap=cap)
             for heads, kv_heads in ((1, 1), (12, 12), (6, 2), (14, 2), (32, 4), (16, 1), (17, 1), (40, 1)):
                 yield _mixed(dtype, head_dim, num_heads=heads, num_kv_heads=kv_heads)
-            # Every number of splits, and one.
+            # Every number of splits, and no split.
             for past in (0, 1, 255, 256, 257, 511, 4000, 20000):
                 yield _of(dtype, head_dim, (past, past // 2, 17), (1, 1, 1))
             yield _of(dtype, head_dim, tuple(range(1, 400, 3)), (1,) * 133)
@@ -115,7 +115,7 @@ def _subset() -> Iterator[AttentionShape]:
 
 
 def _chunks(machine: Machine, shape: AttentionShape) -> Check:
-    """A prompt's bits in chunks and as a whole."""
+    """A prompt has the same bits in chunks and as a whole."""
     whole = AttentionStep.random(machine, shape, torch.Generator(machine.device))
     chunked = whole.part(0, 0, shape.lengths[0])
     chunked.pool = whole.pool.clone()
@@ -134,7 +134,7 @@ def _chunks(machine: Machine, shape: AttentionShape) -> Check:
 
 
 def _alone(machine: Machine, shape: AttentionShape) -> Check:
-    """Each sequence's bits alone and among the others, where no decode is split."""
+    """Each sequence has the same bits in a step of its own and with others, if no decode is split."""
     together = AttentionStep.random(machine, shape, torch.Generator(machine.device))
     before = together.pool.clone()
     expected = together.run()
@@ -150,19 +150,19 @@ def _alone(machine: Machine, shape: AttentionShape) -> Check:
 
 
 def _decode_graph(machine: Machine, dtype: torch.dtype, head_dim: int) -> Check:
-    """A graph captured of padding is right for the decodes that come later."""
+    """A graph captured with padding is correct for later decodes."""
     shape = _of(dtype, head_dim, (900, 0, 30, 257, 512), (1,) * 5, max_blocks=64)
     return _replayed(machine, replace(shape, padding=(1,)), replace(shape, padding=(0, 1, 2, 3, 4)))
 
 
 def _mixed_graph(machine: Machine, dtype: torch.dtype, head_dim: int) -> Check:
-    """A graph is right when its tokens are spread over the sequences in another way."""
+    """A graph is correct if its tokens are distributed differently over the sequences."""
     later = _of(dtype, head_dim, (0, 600, 3, 77), (50, 1, 100, 9), max_blocks=64)
     return _replayed(machine, later, replace(later, past=(5, 100, 0, 1), lengths=(1, 156, 2, 1)))
 
 
 def _replayed(machine: Machine, later: AttentionShape, captured: AttentionShape) -> Check:
-    """Captures one step, gives its tensors the content of another of the same sizes, and replays it."""
+    """Captures one step, fills its tensors with another step of the same sizes, and replays it."""
     generator = torch.Generator(machine.device)
     step = AttentionStep.random(machine, later, generator)
     other = AttentionStep.random(machine, captured, generator)

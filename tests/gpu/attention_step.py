@@ -1,4 +1,4 @@
-"""A step of PagedAttentionKernel with random inputs, and what float64 makes of it."""
+"""A step of PagedAttentionKernel with random inputs, and its float64 reference."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import torch
 from machine import KERNEL_DTYPES, Machine
 
 _ROUNDING = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
-# How much more than what rounding the weights and the result can do at most: float32 sums, and queries that float32
-# rounds to the neighbour of what float64 rounds them to.
+# Tolerance factor over the maximum error from rounding the weights and the result. It covers float32 sums, and queries
+# that float32 and float64 round to neighbouring values.
 _TOLERANCE = 2.0
-# Float16's numbers near 0 lie so far apart.
+# Distance of float16's numbers near 0.
 _NEAR_ZERO = {torch.float16: 2.0**-24, torch.bfloat16: 0.0}
 _UNUSED_BLOCKS = 3
 
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """What a step is made of; the content is random."""
+    """Sizes of a step; its content is random."""
 
     dtype: torch.dtype
     num_heads: int
@@ -26,20 +26,20 @@ class AttentionShape:
     head_dim: int
     past: tuple[int, ...]
     lengths: tuple[int, ...]
-    """Positions that the pool holds already, and tokens of the step, of each sequence."""
+    """For each sequence: positions already in the pool, and tokens in the step."""
     tokens_per_block: int = 32
     max_blocks: int = 0
-    """0: as many as the longest sequence has."""
+    """0: enough for the longest sequence."""
     sliding_window: int = 0
     softcap: float = 0.0
     rotary_half: int = 0
-    """0: half the head."""
+    """0: half of the head."""
     padding: tuple[int, ...] = ()
-    """Sequences without blocks."""
+    """Numbers of the sequences without blocks."""
 
     @property
     def tokens(self) -> int:
-        """Of all sequences."""
+        """Tokens of all sequences."""
         return sum(self.lengths)
 
     @property
@@ -48,12 +48,12 @@ class AttentionShape:
         return self.rotary_half or self.head_dim // 2
 
     def blocks_of(self, sequence: int) -> int:
-        """Blocks that a sequence has after the step."""
+        """Number of blocks of a sequence after the step."""
         return 0 if sequence in self.padding else self._entries_of(sequence)
 
     @property
     def columns(self) -> int:
-        """Of the block tables: padding has entries for its positions as well."""
+        """Number of columns of the block tables; padding has entries for its positions too."""
         return self.max_blocks or max(self._entries_of(sequence) for sequence in range(len(self.lengths)))
 
     def _entries_of(self, sequence: int) -> int:
@@ -78,7 +78,7 @@ class AttentionStep:
     workspace: torch.Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        """Makes the kernel and its workspace."""
+        """Creates the kernel and its workspace."""
         shape = self.shape
         self.kernel = self.machine.kernels.PagedAttentionKernel(
             KERNEL_DTYPES[shape.dtype].value,
@@ -94,7 +94,7 @@ class AttentionStep:
 
     @classmethod
     def random(cls, machine: Machine, shape: AttentionShape, generator: torch.Generator) -> AttentionStep:
-        """Fresh random inputs; the pool is NaN where it holds no token."""
+        """New random inputs; unused slots of the pool are NaN."""
 
         def normal(*size: int) -> torch.Tensor:
             return torch.randn(size, generator=generator, device=machine.device).to(shape.dtype)
@@ -126,7 +126,7 @@ class AttentionStep:
         )
 
     def part(self, sequence: int, begin: int, end: int) -> AttentionStep:
-        """Tokens begin .. end - 1 of a sequence as a step of their own, over the same pool."""
+        """Tokens begin .. end - 1 of a sequence as a separate step, with the same pool."""
         first = int(self.offsets[sequence])
         rows = slice(first + begin, first + end)
         return AttentionStep(
@@ -168,18 +168,18 @@ class AttentionStep:
         )
 
     def empty_result(self) -> torch.Tensor:
-        """A poisoned result."""
+        """A result filled with NaN."""
         return self.machine.poisoned(tuple(self.q.shape), self.shape.dtype)
 
     def run(self) -> torch.Tensor:
-        """The kernel's result; the pool has the step's keys and values afterwards."""
+        """Returns the kernel's result; afterwards the pool has the step's keys and values."""
         attended = self.empty_result()
         self.enqueue(attended)
         self.machine.synchronize()
         return attended
 
     def wrong_elements(self, attended: torch.Tensor, pool_before: torch.Tensor) -> int:
-        """Elements of the result and of the pool that roundings cannot explain."""
+        """Number of elements of the result and the pool whose error is larger than rounding allows."""
         wrong = 0
         written = torch.zeros(self.pool.shape[0], self.shape.tokens_per_block, dtype=torch.bool)
         offsets, tables = self.offsets.tolist(), self.tables.tolist()
@@ -203,7 +203,7 @@ class AttentionStep:
     def _wrong_writes(self, rows: slice, blocks: list[int], slots: list[int]) -> int:
         shape = self.shape
         keys, values = self.pool[blocks, 0, :, slots], self.pool[blocks, 1, :, slots]
-        # Rounding may go the other way where the sums differ in their last bit.
+        # Rounding may go the other way if the sums differ in their last bit.
         terms = self._rotated(self.k[rows].abs(), rows, absolute=True)
         expected = self._rotated(self.k[rows], rows)
         bound = 1.001 * _ROUNDING[shape.dtype] * expected.abs() + 1e-6 * terms + _NEAR_ZERO[shape.dtype]
@@ -212,7 +212,7 @@ class AttentionStep:
         return wrong + int((values.view(torch.int16) != own.view(torch.int16)).sum())
 
     def _rotated(self, rows_of_heads: torch.Tensor, rows: slice, *, absolute: bool = False) -> torch.Tensor:
-        """RoPE in float64; with `absolute` the sum of the terms' absolute values."""
+        """RoPE in float64; with `absolute`, the sum of the terms' absolute values."""
         half = self.shape.half
         heads = rows_of_heads.double().view(rows_of_heads.shape[0], -1, self.shape.head_dim)
         cosine, sine = self.cosine[rows].double()[:, None], self.sine[rows].double()[:, None]
@@ -233,7 +233,7 @@ class AttentionStep:
         hidden = at[None] > positions[:, None]
         if shape.sliding_window:
             hidden |= at[None] <= positions[:, None] - shape.sliding_window
-        # Blocks before the window may be gone.
+        # Blocks before the window may have been freed.
         cached[:, :, hidden.all(dim=0)] = 0
         rotated = self._rotated(self.q[rows], rows).to(shape.dtype).double()
         queries = rotated.unflatten(1, (shape.num_kv_heads, -1)).permute(1, 2, 0, 3)

@@ -1,4 +1,4 @@
-"""PagedAttentionKernel's time beside the machine's limits and beside torch's scaled_dot_product_attention."""
+"""Times of PagedAttentionKernel, compared with the machine's limits and torch's scaled_dot_product_attention."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from results import Timing
 from torch.nn.functional import scaled_dot_product_attention
 
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128
-# Sequences and their tokens in the pool.
+# Number of sequences, and their tokens in the pool.
 _DECODES = ((1, 512), (1, 4096), (1, 32768), (8, 1024), (8, 8192), (64, 512), (64, 4096), (256, 1024))
-# Tokens of a prompt and of what the pool holds of it.
+# Tokens of a prompt in the step, and already in the pool.
 _PREFILLS = ((128, 0), (512, 0), (2048, 0), (8192, 0), (512, 7680))
 _MOST_IN_A_ROW = 64
 
 
 def attention_timings(machine: Machine, rates: dict[str, float]) -> Iterator[Timing]:
-    """bfloat16, the heads of a model of 8B parameters. RoPE and the write to the pool are in our times only."""
+    """Times in bfloat16, with the heads of an 8B model. Only AdaptRT's times include RoPE and the write to the pool."""
     for sequences, past in _DECODES:
         shape = _shape((past - 1,) * sequences, (1,) * sequences)
         yield _timing(machine, rates, shape, f"attention decode sequences {sequences} keys {past}")
@@ -85,7 +85,7 @@ def _is_whole_prompt(shape: AttentionShape) -> bool:
 def _contiguous(
     machine: Machine, shape: AttentionShape
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Queries, keys, values and a mask (or None) of a step whose sequences are equally long."""
+    """Queries, keys, values and a mask (or None) of a step whose sequences have equal lengths."""
     sequences, length, past = len(shape.lengths), shape.lengths[0], shape.past[0]
 
     def normal(heads: int, rows: int) -> torch.Tensor:
@@ -98,7 +98,7 @@ def _contiguous(
 
 
 def _needs(shape: AttentionShape) -> tuple[float, float]:
-    """Bytes of the keys and values, of q, k, v and the result, and operations of the scores and sums."""
+    """Bytes of keys, values, q, k, v and the result, and operations of the scores and sums."""
     size = shape.dtype.itemsize
     moved = shape.tokens * 2 * (HEADS + KV_HEADS) * HEAD_DIM
     pairs = 0

@@ -1,4 +1,4 @@
-"""Checks adaptrt._cuda in this process, its kernels and requests served over them, and times them; run.py calls it."""
+"""Checks and times adaptrt._cuda in this process: its kernels, and requests served with them. Called by run.py."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from rates import measure_rates
 from results import Check, Report
 from subsets import KERNELS, LOST_DEVICE, SESSION
 
-# What the session's checks share with the tests: models, adapters, requests.
+# Models, adapters and requests that the session's checks share with the tests.
 SUPPORT = Path(__file__).resolve().parents[1] / "python"
 
 
 def main() -> int:
-    """0 when every check holds."""
+    """Returns 0 if every check holds."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--report", type=Path, required=True, help="file for the results, as JSON")
     parser.add_argument("--subset", choices=(KERNELS, SESSION, LOST_DEVICE), help="few of these checks, no timings")
@@ -55,7 +55,7 @@ def main() -> int:
 
 
 def _of_session(checks: Callable[[Any], Iterable[Check]]) -> Iterable[Check]:
-    """Those of session_checks.py, whose imports need more than the kernels' checks do."""
+    """Checks of session_checks.py, whose imports need more packages than the kernels' checks."""
     sys.path.append(str(SUPPORT))
     try:
         return checks(importlib.import_module("session_checks"))
@@ -64,7 +64,7 @@ def _of_session(checks: Callable[[Any], Iterable[Check]]) -> Iterable[Check]:
 
 
 def _take(report: Report, what: str, checks: Iterable[Check]) -> None:
-    """Adds the checks; one that raises is a failure of what it belongs to, and the last of it."""
+    """Adds the checks. A check that raises counts as failed, and is the last of its group."""
     try:
         for check in checks:
             report.checks.append(check)

@@ -1,4 +1,4 @@
-"""Checks of LoraKernel: against float64, alone against together, and replayed from a CUDA graph."""
+"""Checks of LoraKernel: against float64, separate sequences against batches, and replayed from a CUDA graph."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from results import Check
 
 DTYPES = (torch.float16, torch.bfloat16)
 QKV = (4096, 1024, 1024)
-# Kernels choose their tiles by a larger number.
+# Lower than the kernels' own threshold for tiles of many tokens.
 _MANY_TOKENS = 256
 
 
 def lora_checks(machine: Machine, *, subset: bool) -> Iterator[Check]:
-    """The whole matrix, or a `subset` small enough for compute-sanitizer and the emulation."""
+    """All checks, or a `subset` small enough for compute-sanitizer and the emulation."""
     for shape in _subset() if subset else _matrix():
         generator = torch.Generator(machine.device)
         seed = generator.seed()
@@ -88,13 +88,13 @@ def _subset() -> Iterator[LoraShape]:
 
 
 def _mixed(dtype: torch.dtype, *, small: bool) -> LoraShape:
-    """Sequences with and without adapters, empty ones, ranks that differ by part, none for a part."""
+    """Sequences with and without adapters, empty ones, and ranks that differ by part or are 0."""
     adapters = 5 if small else 48
     sequences = 9 if small else 90
     longest = 40 if small else 260
     ranks = [tuple(random.choice((0, 1, 8, 16, 33, 64)) for _ in range(3)) for _ in range(adapters)]
     lengths = [random.choice((0, 1, 1, 1, 9, 17, longest)) for _ in range(sequences)]
-    # A prompt, so that the step takes the way of many tokens.
+    # A prompt, so that the step uses the path for many tokens.
     lengths[sequences // 2] = 280
     return LoraShape(
         dtype=dtype,
@@ -110,7 +110,7 @@ def _mixed(dtype: torch.dtype, *, small: bool) -> LoraShape:
 
 
 def _invariance(machine: Machine, shape: LoraShape) -> Iterator[Check]:
-    """A sequence's bits alone, among the others, and with y over base."""
+    """A sequence has the same bits in a step of its own, with others, and if y overwrites base."""
     step = LoraStep.random(machine, replace(shape, cancelling=True), torch.Generator(machine.device))
     together = step.run()
     offsets = step.offsets.tolist()
@@ -134,7 +134,7 @@ def _invariance(machine: Machine, shape: LoraShape) -> Iterator[Check]:
 
 
 def _graph(machine: Machine, shape: LoraShape) -> Check:
-    """A captured launch is right for adapters and slots that came after it."""
+    """A captured launch is correct for adapters and slots that are set later."""
     step = LoraStep.random(machine, shape, torch.Generator(machine.device))
     y = step.empty_result()
     graph = machine.capture(lambda: step.enqueue(y))

@@ -1,4 +1,4 @@
-"""A step of LoraKernel with random inputs, and what float64 makes of it."""
+"""A step of LoraKernel with random inputs, and its float64 reference."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ from adaptrt._core import NUM_TABLE_MODULES
 LAYERS, LAYER = 2, 1
 # An address that no kernel may read.
 _NO_ADDRESS = 0x10
-# Tensor cores may cut off what float32 addition would round.
+# Tensor cores may truncate where float32 addition would round.
 _SUM_ROUNDING = 2.0**-23
 _ROUNDING = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 
 
 @dataclass(frozen=True)
 class LoraShape:
-    """What a step is made of; the content is random."""
+    """Sizes of a step; its content is random."""
 
     dtype: torch.dtype
     in_size: int
     out_sizes: tuple[int, ...]
     ranks: tuple[tuple[int, ...], ...]
-    """By adapter and part; 0: the part is not adapted."""
+    """Ranks by adapter and part; 0: the part is not adapted."""
     lengths: tuple[int, ...]
     slots: tuple[int, ...]
-    """Tokens and adapter of each sequence; -1: none."""
+    """`lengths` and `slots` are the tokens and the adapter of each sequence; -1: no adapter."""
     max_rank: int = 256
     dora: bool = False
     many_tokens_from: int | None = None
-    """From so many tokens on the step is cut into tiles of many; None: as the kernel chooses."""
+    """Steps with at least this many tokens use tiles of many tokens; None: the kernel's default."""
     odd_addresses: bool = False
     integers: bool = False
-    """Small integers, with which every sum is exact, and so is what must come out."""
+    """Small integers, for which every sum is exact, so the result must be exact too."""
     cancelling: bool = False
-    """Inputs whose halves cancel, so that a sum is what its order leaves of it."""
+    """Inputs whose halves cancel, so that the sum is only the rounding error of its order."""
 
     @property
     def tokens(self) -> int:
-        """Of all sequences."""
+        """Tokens of all sequences."""
         return sum(self.lengths)
 
     @property
     def out_size(self) -> int:
-        """Of all parts."""
+        """Total width of all parts."""
         return sum(self.out_sizes)
 
 
@@ -76,7 +76,7 @@ class LoraStep:
     workspace: torch.Tensor = field(init=False)
 
     def __post_init__(self) -> None:
-        """Makes the kernel and its workspace."""
+        """Creates the kernel and its workspace."""
         module_ids = [3 * part + 1 for part in range(len(self.shape.out_sizes))]
         self.kernel = self.machine.kernels.LoraKernel(
             KERNEL_DTYPES[self.shape.dtype].value,
@@ -91,7 +91,7 @@ class LoraStep:
 
     @classmethod
     def random(cls, machine: Machine, shape: LoraShape, generator: torch.Generator) -> LoraStep:
-        """Fresh random inputs."""
+        """New random inputs."""
         slots = len(shape.ranks)
         ranks = torch.zeros(max(1, slots), LAYERS, NUM_TABLE_MODULES, dtype=torch.int32)
         pointers = torch.full((max(1, slots), LAYERS, NUM_TABLE_MODULES, 3), _NO_ADDRESS, dtype=torch.int64)
@@ -127,11 +127,11 @@ class LoraStep:
         )
 
     def tiled(self, many_tokens_from: int) -> LoraStep:
-        """The same step, cut into tiles of many tokens from so many on."""
+        """The same step with another threshold for tiles of many tokens."""
         return replace(self, shape=replace(self.shape, many_tokens_from=many_tokens_from))
 
     def alone(self, sequence: int) -> LoraStep:
-        """A step of one sequence of this one."""
+        """A step with only one sequence of this step."""
         begin, end = (int(offset) for offset in self.offsets[sequence : sequence + 2])
         return LoraStep(
             machine=self.machine,
@@ -160,7 +160,7 @@ class LoraStep:
         )
 
     def empty_result(self) -> torch.Tensor:
-        """A poisoned y."""
+        """A y filled with NaN."""
         return _placed(self.machine, self.shape, self.machine.poisoned(self.base.shape, self.shape.dtype))
 
     def run(self) -> torch.Tensor:
@@ -171,7 +171,7 @@ class LoraStep:
         return y
 
     def wrong_elements(self, y: torch.Tensor) -> int:
-        """Elements that roundings cannot explain, or with integers: that are not equal."""
+        """Number of elements whose error is larger than rounding allows; with integers, number of unequal elements."""
         wrong = 0
         offsets = self.offsets.tolist()
         for sequence, slot in enumerate(self.slots.tolist()):
@@ -198,11 +198,11 @@ class LoraStep:
         if self.shape.integers:
             return int((got != expected.float().to(dtype)).sum())
         terms = base64.abs() + shrunk.abs() @ b64.abs().T
-        # What float32 makes of the shrink may be narrowed to the neighbour of what float64 makes of it.
+        # float32 and float64 may round the shrink's result to neighbouring values.
         of_shrink = (self.shape.in_size + 2) * _SUM_ROUNDING * (x64.abs() @ a64.abs().T)
         of_shrunk = (of_shrink + 2 * _ROUNDING[dtype] * shrunk.abs()) @ b64.abs().T
         bound = ((rank + 3) * _SUM_ROUNDING * terms + of_shrunk) * magnitude + _ROUNDING[dtype] * expected.abs()
-        # NaN is not within any distance.
+        # A comparison with NaN is false, so NaN counts as wrong.
         return int((~((got.double() - expected).abs() <= bound)).sum())
 
 
@@ -217,7 +217,7 @@ def _random(machine: Machine, shape: LoraShape, size: Sequence[int], generator: 
 def _random_rows(
     machine: Machine, shape: LoraShape, rows: int, generator: torch.Generator, *, sign: int
 ) -> torch.Tensor:
-    """Rows of x or A; where halves cancel, the second is `sign` times the first."""
+    """Rows of x or A; with cancelling halves, the second half is `sign` times the first."""
     values = _random(machine, shape, (rows, shape.in_size), generator)
     if shape.cancelling:
         half = shape.in_size // 2
@@ -228,7 +228,7 @@ def _random_rows(
 
 
 def _placed(machine: Machine, shape: LoraShape, values: torch.Tensor) -> torch.Tensor:
-    """The same values, an element away from any alignment where the shape asks for that."""
+    """The same values; one element off any alignment if the shape asks for that."""
     if not shape.odd_addresses:
         return values
     memory = machine.poisoned((values.numel() + 1,), values.dtype)

@@ -1,4 +1,4 @@
-"""LoraKernel's time beside the machine's limits and beside torch's matrix products, one adapter after another."""
+"""Times of LoraKernel, compared with the machine's limits and torch's matrix products, one adapter after another."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from results import Timing
 
 IN_SIZE = 4096
 QKV = (4096, 1024, 1024)
-# Tokens, and the adapters over which they are spread evenly.
+# Number of tokens, and of adapters over which they are distributed evenly.
 _STEPS = ((1, 1), (8, 1), (8, 8), (64, 1), (64, 8), (64, 64), (512, 1), (512, 64), (2048, 1), (2048, 8), (8192, 4))
 _RANKS = (8, 16, 64)
 _MOST_IN_A_ROW = 256
 
 
 def lora_timings(machine: Machine, rates: dict[str, float]) -> Iterator[Timing]:
-    """bfloat16, the q, k and v of a model of 8B parameters."""
+    """Times in bfloat16, for q, k and v of an 8B model."""
     for tokens, adapters in _STEPS:
         for rank in _RANKS:
             shape = LoraShape(
@@ -60,7 +60,7 @@ def _timing(machine: Machine, rates: dict[str, float], shape: LoraShape, name: s
 
 
 def _needs(shape: LoraShape) -> tuple[float, float]:
-    """Bytes of A, B, x, base and y, and operations, of adapters with one rank."""
+    """Bytes of A, B, x, base and y, and operations, for adapters with one rank."""
     rank = shape.ranks[0][0]
     factors = sum(rank * (shape.in_size + out_size) for out_size in shape.out_sizes)
     elements = len(shape.ranks) * factors + shape.tokens * (shape.in_size + 2 * shape.out_size)

@@ -1,4 +1,4 @@
-"""Where kernels are checked: an NVIDIA GPU, or host memory with the emulated kernels, to try the checks themselves."""
+"""The machine for the checks: an NVIDIA GPU, or host memory with emulated kernels, to test the checks themselves."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ import torch
 from adaptrt import DType
 
 KERNEL_DTYPES = {torch.float16: DType.FLOAT16, torch.bfloat16: DType.BFLOAT16}
-"""The types that kernels are made for."""
+"""Types that the kernels support."""
 NAN_BITS = 0xFF
-"""Each byte of what nobody may read: NaN as float32, float16 and bfloat16, and -1 as an integer."""
+"""Fill byte of memory that must not be read: NaN as float32, float16 and bfloat16, and -1 as an integer."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A device of torch and the module whose kernels run on its memory."""
+    """A torch device, and the module whose kernels run on its memory."""
 
     kernels: Any
     device: torch.device
 
     @classmethod
     def gpu(cls) -> Machine:
-        """The first GPU and adaptrt._cuda."""
+        """The first GPU, with adaptrt._cuda."""
         return cls(importlib.import_module("adaptrt._cuda"), torch.device("cuda", 0))
 
     @classmethod
     def emulated(cls) -> Machine:
-        """Host memory and the test module adaptrt_cuda_emulated, which must be on the path."""
+        """Host memory, with the test module adaptrt_cuda_emulated, which must be on the import path."""
         return cls(importlib.import_module("adaptrt_cuda_emulated"), torch.device("cpu"))
 
     @property
     def is_gpu(self) -> bool:
-        """Whether timings mean anything."""
+        """True if timings are meaningful."""
         return bool(self.device.type == "cuda")
 
     def stream(self) -> int:
-        """torch's current stream, as the kernels take it."""
+        """torch's current stream in the form that the kernels take."""
         return int(torch.cuda.current_stream(self.device).cuda_stream) if self.is_gpu else 0
 
     def synchronize(self) -> None:
-        """Waits for everything, and raises for what went wrong."""
+        """Waits for all work, and raises its errors."""
         if self.is_gpu:
             torch.cuda.synchronize(self.device)
 
@@ -55,7 +55,7 @@ class Machine:
         return tensor
 
     def capture(self, work: Callable[[], object]) -> torch.cuda.CUDAGraph:
-        """`work`, which was done once before, as a CUDA graph."""
+        """Captures `work` as a CUDA graph; `work` must have run once before."""
         work()
         self.synchronize()
         graph = torch.cuda.CUDAGraph()
@@ -64,7 +64,7 @@ class Machine:
         return graph
 
     def seconds(self, work: Callable[[], object], repeats: int) -> float:
-        """The fastest of five times, each of `repeats` calls in a row, of one call of `work` in a CUDA graph."""
+        """Seconds per call of `work` in a CUDA graph: the fastest of five runs, each of `repeats` calls."""
         graph = self.capture(work)
         graph.replay()
         times = []

@@ -1,4 +1,5 @@
-"""Checks of ProductKernel: against float64, alone against together, and one kernel's bits against the other's."""
+"""Checks of ProductKernel: against float64, single tokens against batches, and one kernel's bits against the
+other's."""
 
 from __future__ import annotations
 
@@ -10,14 +11,14 @@ from product_step import ProductShape, ProductStep, same_bits
 from results import Check
 
 DTYPES = (torch.float16, torch.bfloat16)
-# Exponents that keep sums finite in the type.
+# Exponents for which sums stay finite in the type.
 _EXPONENTS = {torch.float16: 3, torch.bfloat16: 25}
 _OTHERS = ("normal", "large", "infinity", "nan")
 _ROWS = 4
 
 
 def product_checks(machine: Machine, *, subset: bool) -> Iterator[Check]:
-    """The whole matrix, or a `subset` small enough for compute-sanitizer and the emulation."""
+    """All checks, or a `subset` small enough for compute-sanitizer and the emulation."""
     for dtype in DTYPES:
         for in_size, out_size in _sizes(subset):
             for tokens in _tokens(subset):
@@ -38,7 +39,7 @@ def _tokens(subset: bool) -> tuple[int, ...]:
 
 
 def _product(machine: Machine, shape: ProductShape) -> Iterator[Check]:
-    """Both kernels' results, and that they are equal where the order of a sum shows."""
+    """Checks both kernels' results, and that they are equal even if the order of a sum matters."""
     generator = torch.Generator(machine.device)
     seed = generator.seed()
     step = ProductStep.random(machine, shape, generator)
@@ -51,7 +52,7 @@ def _product(machine: Machine, shape: ProductShape) -> Iterator[Check]:
 
 
 def _invariance(machine: Machine, dtype: torch.dtype, *, subset: bool) -> Iterator[Check]:
-    """A token's bits alone, and at any place among others of any content."""
+    """A token has the same bits in a step of its own, and at any place among other tokens."""
     in_size, out_size = (136, 72) if subset else (4096, 4096)
     generator = torch.Generator(machine.device)
     generator.seed()
@@ -84,7 +85,7 @@ def _filled(machine: Machine, shape: ProductShape, others: str, generator: torch
 
 
 def _graph(machine: Machine, shape: ProductShape) -> Check:
-    """Captured launches, each of which waits for the x that the one before it writes."""
+    """Captured launches, each of which waits for the x that the previous launch writes."""
     generator = torch.Generator(machine.device)
     first = ProductStep.random(machine, shape, generator)
     second = ProductStep.random(

@@ -1,4 +1,4 @@
-"""A product of random matrices by ProductKernel, and the same from float64."""
+"""A product of random matrices by ProductKernel, and its float64 reference."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ProductShape:
     out_size: int
 
     def __str__(self) -> str:
-        """The sizes as they stand in the names of checks."""
+        """The sizes for the names of checks."""
         dtype = str(self.dtype).removeprefix("torch.")
         return f"{dtype} in {self.in_size} out {self.out_size} tokens {self.tokens}"
 
@@ -38,7 +38,7 @@ class ProductStep:
     portable: bool = False
 
     def __post_init__(self) -> None:
-        """Makes the kernel."""
+        """Creates the kernel."""
         out_size, in_size = self.weights.shape
         dtype = KERNEL_DTYPES[self.x.dtype].value
         self._kernel = self.machine.kernels.ProductKernel(dtype, in_size, out_size, portable=self.portable)
@@ -47,7 +47,7 @@ class ProductStep:
     def random(
         cls, machine: Machine, shape: ProductShape, generator: torch.Generator, exponents: int = 0
     ) -> ProductStep:
-        """Normal numbers, times powers of two up to `exponents`: then sums depend on their order."""
+        """Normal numbers, times powers of two up to `exponents`, so that sums depend on their order."""
 
         def matrix(rows: int) -> torch.Tensor:
             size = (rows, shape.in_size)
@@ -61,27 +61,27 @@ class ProductStep:
         return step
 
     def with_x(self, x: torch.Tensor) -> ProductStep:
-        """The same weights for other tokens."""
+        """The same weights with another x."""
         return ProductStep(self.machine, x.contiguous(), self.weights, self.portable)
 
     def empty_result(self) -> torch.Tensor:
-        """A y of NaN."""
+        """A y filled with NaN."""
         return self.machine.poisoned((self.x.shape[0], self.weights.shape[0]), self.x.dtype)
 
     def enqueue(self, y: torch.Tensor) -> None:
-        """Puts the product into torch's stream."""
+        """Enqueues the product on torch's stream."""
         inputs = [self.x.data_ptr(), self.weights.data_ptr()]
         self._kernel.enqueue(self.x.shape[0], inputs, [y.data_ptr()], self.machine.stream())
 
     def run(self) -> torch.Tensor:
-        """y, complete."""
+        """Runs the product; returns the complete y."""
         y = self.empty_result()
         self.enqueue(y)
         self.machine.synchronize()
         return y
 
     def wrong_elements(self, y: torch.Tensor) -> int:
-        """Elements of y that differ from float64's by more than rounding allows."""
+        """Number of elements of y whose error is larger than rounding allows."""
         x, weights = self.x.double(), self.weights.double()
         expected = x @ weights.T
         bound = expected.abs() * _ROUNDING[y.dtype] + (x.abs() @ weights.abs().T) * _SUM_ROUNDING + _SMALLEST

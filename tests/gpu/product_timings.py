@@ -1,4 +1,4 @@
-"""ProductKernel's time beside the machine's limits and torch's product, for which cuBLASLt chooses freely."""
+"""Times of ProductKernel, compared with the machine's limits and torch's product, for which cuBLASLt chooses freely."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from product_step import ProductShape, ProductStep
 from rates import limit_microseconds, steps_in_a_row
 from results import Timing
 
-# in, out: o, qkv, gate and up, down and logits of models with 8B and 1B parameters.
+# (in, out) of o, qkv, gate and up, down and logits, for 8B and 1B models.
 _SIZES = (
     *((4096, 4096), (4096, 6144), (4096, 28672), (14336, 4096), (4096, 128256)),
     *((2048, 2048), (2048, 3072), (2048, 16384), (8192, 2048), (2048, 128256)),
 )
 _TOKENS = (1, 8, 64, 512, 4096)
 _MOST_IN_A_ROW = 64
-# Many operations in a row make the GPU lower its clock.
+# A GPU lowers its clock after many operations in a row.
 _MOST_FLOPS_IN_A_ROW = 1e12
 
 
 def product_timings(machine: Machine, rates: dict[str, float]) -> Iterator[Timing]:
-    """bfloat16, weights that no cache holds."""
+    """Times in bfloat16, with weights larger than any cache."""
     for in_size, out_size in _SIZES:
         for tokens in _TOKENS:
             yield _timing(machine, rates, ProductShape(torch.bfloat16, tokens, in_size, out_size))
@@ -44,7 +44,7 @@ def _timing(machine: Machine, rates: dict[str, float], shape: ProductShape) -> T
         for step in steps:
             torch.matmul(step.x, step.weights.T, out=y)
 
-    # Taken in turns, so that the GPU's temperature and clock are alike.
+    # Alternated, so that the GPU's temperature and clock are similar.
     times = [(machine.seconds(ours, 3), machine.seconds(torchs, 3)) for _ in range(2)]
     own, other = (min(of_one) for of_one in zip(*times, strict=True))
     return Timing(

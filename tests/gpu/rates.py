@@ -1,4 +1,4 @@
-"""What the GPU can do, measured in the same run as the kernels."""
+"""The GPU's maximum rates, measured in the same run as the kernels."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from machine import Machine
 
 _COPIED_ELEMENTS = 1 << 29
 _PRODUCT_SIZE = 8192
-# More than the cache of any GPU keeps.
+# Larger than the cache of any GPU.
 _BYTES_IN_A_ROW = 400e6
 
 
 def measure_rates(machine: Machine) -> dict[str, float]:
-    """Bytes moved per second by what is fastest at it, and operations per second of a matrix product in bfloat16."""
+    """Bytes moved per second by the fastest operation, and operations per second of a bfloat16 matrix product."""
     source = torch.randn(_COPIED_ELEMENTS, device=machine.device).bfloat16()
     destination = torch.empty_like(source)
-    # The memory engine's copy is no measure: kernels that read more than they write have more.
+    # The copy engine is not the maximum: kernels that read more than they write are faster.
     rates = {
         "copied": 2.0 * source.nbytes / machine.seconds(lambda: destination.copy_(source), 5),
         "doubled": 2.0 * source.nbytes / machine.seconds(lambda: torch.mul(source, 2, out=destination), 5),
@@ -29,12 +29,12 @@ def measure_rates(machine: Machine) -> dict[str, float]:
 
 
 def limit_microseconds(rates: dict[str, float], bytes_moved: float, flops: float) -> float:
-    """The longer of the times that the bytes and the operations need."""
+    """Minimum time: the longer of the times for the bytes and for the operations."""
     return 1e6 * max(bytes_moved / rates["bytes_per_second"], flops / rates["flops_per_second"])
 
 
 def steps_in_a_row(bytes_moved: float, most: int) -> int:
-    """How many different steps are timed in a row, so that each finds nothing of its own in the cache."""
+    """Number of different steps timed in a row, so that no step finds its own data in the cache."""
     return max(1, min(most, round(_BYTES_IN_A_ROW / bytes_moved)))
 
 

@@ -1,4 +1,4 @@
-"""What checks and timings report, as JSON and as tables."""
+"""Results of checks and timings, as JSON and as tables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Check:
-    """Something that holds or does not."""
+    """A property that holds or does not."""
 
     name: str
     passed: bool
@@ -20,30 +20,30 @@ class Check:
 
 @dataclass(frozen=True)
 class Timing:
-    """A time beside what the machine needs for the bytes and the operations, and beside another way of doing it."""
+    """A time, compared with the machine's limit for its bytes and operations, and with another implementation."""
 
     name: str
     microseconds: float
     bytes: float
     flops: float
-    """Bytes that must be moved and operations that must be done, once each."""
+    """Minimum bytes to move and operations to do, each counted once."""
     limit_microseconds: float
-    """The time of these bytes or operations, whichever is longer, at the rates measured in the same run."""
+    """Time for these bytes or operations, whichever is longer, at the rates measured in the same run."""
     other: str
-    """What is compared with."""
+    """Name of the other implementation."""
     other_microseconds: float
 
 
 @dataclass
 class Report:
-    """Everything of one run."""
+    """All results of one run."""
 
     machine: dict[str, Any] = field(default_factory=dict)
     rates: dict[str, float] = field(default_factory=dict)
     checks: list[Check] = field(default_factory=list)
     timings: list[Timing] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    """How the steps of the run went, and what could not be run."""
+    """How the parts of the run went, and what could not run."""
 
     @property
     def failed(self) -> list[Check]:
@@ -63,7 +63,7 @@ class Report:
         return cls(**read)
 
     def text(self) -> str:
-        """The report for people."""
+        """The report as text."""
         lines = [f"{name}: {value}" for name, value in {**self.machine, **self.rates}.items()]
         lines.append(f"\nchecks: {len(self.checks) - len(self.failed)} passed, {len(self.failed)} failed")
         lines += [f"  FAILED {check.name}: {check.detail}" for check in self.failed]

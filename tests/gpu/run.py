@@ -1,4 +1,4 @@
-"""Builds adaptrt._cuda for the GPU of this machine, checks its kernels and what serves over them, and takes times.
+"""Builds adaptrt._cuda for this machine's GPU, checks and times its kernels and requests served with them.
 
 Needs an NVIDIA GPU, nvcc, and Python packages: torch, numpy, cmake, ninja, pybind11, scikit-build-core, transformers,
 peft, and those that the package itself needs. It uses no network and takes a few minutes. Results go to
@@ -25,8 +25,7 @@ T = TypeVar("T")
 
 ROOT = Path(__file__).resolve().parents[2]
 CHECK = Path(__file__).resolve().parent / "check.py"
-# What is asked of compute-sanitizer, and of which subset of the checks: accesses outside of memory, and races on shared
-# memory.
+# compute-sanitizer's tools and the subset of checks for each: accesses outside of memory, and races on shared memory.
 SANITIZER_RUNS = (("memcheck", KERNELS), ("racecheck", KERNELS), ("memcheck", SESSION))
 SANITIZER_FOUND = 86
 SANITIZER_SECONDS = 150
@@ -34,7 +33,7 @@ LOSS_SECONDS = 60
 
 
 def main() -> int:
-    """0 when the build works and every check holds."""
+    """Returns 0 if the build works and every check holds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", type=Path, default=ROOT / "build" / "gpu", help="folder for the build and results")
     parser.add_argument("--no-sanitizer", action="store_true", help="leave compute-sanitizer out")
@@ -60,7 +59,7 @@ def main() -> int:
 
 
 def build(folder: Path) -> None:
-    """Installs the package into folder/package, with machine code for this machine's GPU alone."""
+    """Installs the package into folder/package, with machine code only for this machine's GPU."""
     package = folder / "package"
     shutil.rmtree(package, ignore_errors=True)
     command = [
@@ -75,7 +74,7 @@ def build(folder: Path) -> None:
 
 
 def check(report: Path, environment: dict[str, str]) -> int:
-    """The exit status of check.py, which writes `report`."""
+    """Runs check.py, which writes `report`; returns its exit status."""
     report.unlink(missing_ok=True)
     return subprocess.run(
         [sys.executable, str(CHECK), "--report", str(report)], env=environment, check=False
@@ -83,7 +82,7 @@ def check(report: Path, environment: dict[str, str]) -> int:
 
 
 def lose_device(folder: Path, environment: dict[str, str]) -> tuple[bool, str]:
-    """Whether a device that fails is handled badly, and a line that says how it went; a process of its own loses it."""
+    """Loses the device in a separate process. Returns (True if that is handled badly, a line with the result)."""
     command = [sys.executable, str(CHECK), "--subset", LOST_DEVICE, "--report", str(folder / f"{LOST_DEVICE}.json")]
     try:
         status = subprocess.run(command, env=environment, timeout=LOSS_SECONDS, check=False).returncode
@@ -93,7 +92,7 @@ def lose_device(folder: Path, environment: dict[str, str]) -> tuple[bool, str]:
 
 
 def sanitize(tool: str, subset: str, folder: Path, environment: dict[str, str]) -> tuple[bool, str]:
-    """Whether compute-sanitizer found something, and a line that says how it went."""
+    """Runs compute-sanitizer. Returns (True if it found a problem, a line with the result)."""
     name = f"{tool}-{subset}"
     sanitizer = shutil.which("compute-sanitizer") or shutil.which("/usr/local/cuda/bin/compute-sanitizer")
     if sanitizer is None:
@@ -101,15 +100,15 @@ def sanitize(tool: str, subset: str, folder: Path, environment: dict[str, str]) 
     log = folder / f"{name}.log"
     command = [
         *(sanitizer, "--tool", tool, "--error-exitcode", str(SANITIZER_FOUND), "--log-file", str(log)),
-        # Our checks have calls of CUDA fail on purpose.
+        # Some checks make CUDA calls fail on purpose.
         *("--report-api-errors", "no"),
-        # torch's own kernels are not ours to check.
+        # Excludes torch's own kernels from the check.
         *("--kernel-name", "kernel_substring=kernel_entry"),
         *(sys.executable, str(CHECK), "--subset", subset, "--report", str(folder / f"{name}.json")),
     ]
     if subset == KERNELS:
-        # Freed memory goes back at once, so that what lies behind a tensor is not another one's. What is captured of a
-        # session's steps may not allocate.
+        # Freed memory is returned at once, so that the memory after a tensor is not another tensor's. A session's
+        # captured steps may not allocate.
         environment = {**environment, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     try:
         status = subprocess.run(command, env=environment, timeout=SANITIZER_SECONDS, check=False).returncode
@@ -124,7 +123,7 @@ def sanitize(tool: str, subset: str, folder: Path, environment: dict[str, str]) 
 
 
 def summarize(path: Path, notes: list[str]) -> None:
-    """Adds the notes to the report of check.py, which is empty where that died, and writes it as text beside it."""
+    """Adds the notes to check.py's report, which is empty if check.py crashed, and writes it as text next to it."""
     report = Report.read(path) if path.exists() else Report()
     report.notes = notes
     report.write(path)

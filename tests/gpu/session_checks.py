@@ -1,4 +1,4 @@
-"""Checks of served requests: the executor over this machine's device and kernels, with torch in TensorRT's place."""
+"""Checks of served requests: the executor with this machine's device and kernels, and torch in place of TensorRT."""
 
 from __future__ import annotations
 
@@ -48,29 +48,29 @@ LARGE = Model.of(
     tokens_per_block=32,
 )
 _LARGE_REQUESTS = 60
-# Of adapters, under names of their own, for more of them than the device has room for.
+# Number of copies of each adapter under other names, so that there are more than fit on the device.
 _COPIES = 4
-# Of the tokens, how many are compared at least: behind a choice that the tolerance leaves open an answer is another
-# one, and among a thousand tokens of a random model in bfloat16 such choices are not rare.
+# Minimum share of the tokens that are compared. After a choice between tokens within the tolerance, an answer differs,
+# and a thousand tokens of a random bfloat16 model often have such choices.
 _COMPARED = 0.5
-# What each run of a kernel over memory that is not there ends with.
+# Error of every kernel run after the device is lost.
 _LOST = "cannot be used any more"
 
 
 @dataclass(frozen=True)
 class Crowds:
-    """What a model is asked."""
+    """Requests to a model."""
 
     model: Model
     mixed: Sequence[Sequence[Asked]]
-    """Prompts of one token to several chunks, for the base model and more adapters than the device has room for."""
+    """Prompts of one token to several chunks, for the base model and for more adapters than fit on the device."""
     whole: Sequence[Asked]
-    """Requests whose prompts fit in one step with all that is beside them, so that none is cut. All are short, so that
-    no decode's keys are split: each has the same bits alone."""
+    """Requests that all fit in one step, so that no prompt is chunked. All are short, so that no decode's keys are
+    split; so each has the same bits in a batch and in its own step."""
 
 
 def session_checks(machine: Machine, *, subset: bool) -> Iterator[Check]:
-    """Crowds for each type; a `subset` is of a small model, and few."""
+    """Crowds for each type. A `subset` uses a small model and few requests."""
     yield from _device_checks(machine)
     crowds = _small_crowds() if subset else _large_crowds()
     for dtype in TOLERANCE:
@@ -82,7 +82,7 @@ def session_checks(machine: Machine, *, subset: bool) -> Iterator[Check]:
 def crowd_checks(
     dtype: str, crowds: Crowds, served: Served, make_engine: Callable[[], LoadedEngine]
 ) -> Iterator[Check]:
-    """Against the native engine, and each request's bits alone and in a crowd."""
+    """Compares with the native engine, and each request's bits in its own step and in a crowd."""
     config = crowds.model.executor_config(num_copy_streams=2)
     adapters = served.adapters * _COPIES
     expected, _ = answers_of(served.native(), adapters, config, crowds.mixed)
@@ -106,7 +106,8 @@ def crowd_checks(
 
 
 def lost_device_checks(machine: Machine) -> Iterator[Check]:
-    """A kernel that reads no memory ends its request and the executor with the reason. CUDA is lost to the process."""
+    """A kernel that reads an invalid address ends its request and the executor with the reason. This process cannot use
+    CUDA afterwards."""
     with tempfile.TemporaryDirectory(prefix="adaptrt-") as name, stand_in_compiler("8.0"):
         served = make_served(SMALL, "float16", Path(name), "8.0")
         engine = _engine(machine, SMALL, served, _LosingContext)
@@ -122,7 +123,7 @@ def lost_device_checks(machine: Machine) -> Iterator[Check]:
 
 
 class _LosingContext(TorchContext):
-    """Launches a kernel over addresses where nothing is."""
+    """Launches a kernel with invalid addresses."""
 
     def enqueue(self, stream: int, shapes: Mapping[str, tuple[int, ...]], addresses: Mapping[str, int]) -> None:
         nowhere = 16
@@ -147,7 +148,7 @@ def _small_crowds() -> Crowds:
 
 
 def _large_crowds() -> Crowds:
-    """Random; the last request's decodes are alone, step after step."""
+    """Random requests; the last one's decodes run in steps of their own."""
     names = (None, *range(_COPIES * len(ADAPTERS)))
     lengths = [random.choice((1, 2, random.randint(3, 60), random.randint(60, 500))) for _ in range(_LARGE_REQUESTS)]
     mixed = [(length, random.choice(names), random.randint(1, 12)) for length in lengths]
@@ -164,7 +165,7 @@ def _agreement(name: str, actual: Sequence[Answer], expected: Sequence[Answer], 
     compared, worst = 0, 0.0
     for one, other in zip(actual, expected, strict=True):
         for field in ("context_logits", "generation_logits"):
-            # Behind a choice that is left open, tokens are others.
+            # After a choice within the tolerance, tokens differ.
             same = field == "context_logits" or one.tokens == other.tokens
             worst = max(worst, difference(getattr(one, field), getattr(other, field))) if same else worst
         try:
@@ -177,7 +178,7 @@ def _agreement(name: str, actual: Sequence[Answer], expected: Sequence[Answer], 
 
 
 def _graphs(dtype: str, engine: StandInEngine) -> Check:
-    """Each graph has a context, which ran once as itself and was then captured; the decode's own never ran."""
+    """Each graph has a context that ran once directly and was then captured; the decode's own context never ran."""
     prefill, decode = engine.contexts
     enqueues = [context.num_enqueues for context in decode.others]
     passed = prefill.num_enqueues > 0 and decode.num_enqueues == 0 and len(enqueues) > 0 and set(enqueues) == {2}
@@ -186,7 +187,7 @@ def _graphs(dtype: str, engine: StandInEngine) -> Check:
 
 
 def _device_checks(machine: Machine) -> Iterator[Check]:
-    """What the device says, and that it goes on after it refused something."""
+    """The device reports errors, and works after it rejected a call."""
     device = machine.kernels.CudaDevice()
     memory = device.memory()
     if machine.is_gpu:

@@ -1,6 +1,6 @@
 """An execution context without TensorRT: torch evaluates the network on the session's memory and in its stream.
 
-Its plugin nodes run the real kernels, so that everything of a served request but TensorRT itself is what serves.
+Its plugin nodes run the real kernels, so that a served request uses all of the real code except TensorRT.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ TORCH_DTYPES = {
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How operators are evaluated."""
+    """Settings for evaluating operators."""
 
     machine: Machine
     rows: int
-    """Sums are taken over matrices of as many rows, filled with zeros: what torch chooses by their number, and with it
-    the order of each sum, stays the same from step to step."""
+    """Matrices are padded with zeros to this many rows. torch chooses an algorithm, and so the order of each sum, by
+    the number of rows; this keeps it constant from step to step."""
 
     def padded(self, work: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-        """`work` on a matrix of `rows` rows, of which those of `x` are the first."""
+        """Applies `work` to a matrix of `rows` rows that begins with the rows of `x`."""
         return work(torch.nn.functional.pad(x, (0, 0, 0, self.rows - x.shape[0])))[: x.shape[0]]
 
     def operator(self, node: onnx.NodeProto, inputs: Sequence[Any]) -> list[torch.Tensor]:
-        """A node's outputs."""
+        """Outputs of a node."""
         attributes = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
         match node.op_type, inputs:
             case "Gather", [table, index]:
@@ -67,7 +67,7 @@ class Evaluation:
 
 
 class TorchContext(StandInContext):
-    """An execution context of which torch does the work."""
+    """An execution context whose work torch does."""
 
     def __init__(self, network: onnx.ModelProto, profile: Profile, evaluation: Evaluation) -> None:
         super().__init__(network, profile)
@@ -80,7 +80,7 @@ class TorchContext(StandInContext):
             for node in network.graph.node
             if node.domain == DOMAIN
         }
-        # A view is made while nothing is captured.
+        # Views are created before a capture begins.
         self._views: dict[tuple[str, tuple[int, ...], int], torch.Tensor] = {}
 
     def alike(self) -> TorchContext:
@@ -91,7 +91,7 @@ class TorchContext(StandInContext):
             with torch.cuda.stream(torch.cuda.ExternalStream(stream, self.machine.device)):
                 self._run(shapes, addresses, stream)
         else:
-            # At once: the whole run is in the stream already.
+            # This runs at once: the whole run is in the stream already.
             self.machine.kernels.submit(stream, lambda: self._run(shapes, addresses, 0))
 
     @torch.inference_mode()
@@ -108,7 +108,7 @@ class TorchContext(StandInContext):
             values.update(zip(node.output, outputs, strict=True))
         for name in self.outputs:
             if values[name].data_ptr() == addresses[name]:
-                continue  # written in place
+                continue  # Written in place.
             assert not name.startswith("kv_pool"), f"{name} is a copy"
             self._view(name, tuple(values[name].shape), addresses).copy_(values[name])
 
@@ -121,13 +121,13 @@ class TorchContext(StandInContext):
         return self._views[key]
 
     def _constant(self, tensor: TensorProto) -> list[int] | torch.Tensor:
-        """Integers say how operators work, and stay on the host."""
+        """Integers are parameters of operators, and stay on the host."""
         array = numpy_helper.to_array(tensor)
         return array.tolist() if array.dtype.kind == "i" else torch.tensor(array).to(self.machine.device)
 
 
 class _PluginNode:
-    """A plugin node, whose kernel all of its runs share."""
+    """A plugin node; all of its runs share the kernel."""
 
     def __init__(self, plugin: Plugin, node: onnx.NodeProto, machine: Machine) -> None:
         given = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
@@ -140,7 +140,7 @@ class _PluginNode:
         self._engine_type = next(index for index, tensor in enumerate(plugin.inputs) if tensor.type == ENGINE_TYPE)
 
     def run(self, given: Sequence[torch.Tensor], stream: int) -> list[torch.Tensor]:
-        """Launches the kernel; outputs that alias an input are that input, and others are NaN where none is written."""
+        """Launches the kernel. Outputs that alias an input are that input; others are filled with NaN first."""
         inputs = [
             tensor if index in self._aliased.values() else self._aligned(tensor) for index, tensor in enumerate(given)
         ]
@@ -167,7 +167,7 @@ class _PluginNode:
         return outputs
 
     def _aligned(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A contiguous tensor at an aligned address, itself where it is one."""
+        """A contiguous tensor at an aligned address; the tensor itself if possible."""
         if tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0:
             return tensor
         return self._poisoned(tensor.shape, tensor.dtype).copy_(tensor)
@@ -180,7 +180,7 @@ class _PluginNode:
 
 
 def _bytes_at(machine: Machine, address: int, num_bytes: int) -> torch.Tensor:
-    """A view of memory that somebody else keeps alive."""
+    """A view of memory that the caller keeps alive."""
     if not machine.is_gpu:
         return torch.frombuffer((ctypes.c_char * num_bytes).from_address(address), dtype=torch.uint8)
     view = torch.as_tensor(_DeviceBytes(address, num_bytes), device=machine.device)
@@ -189,7 +189,7 @@ def _bytes_at(machine: Machine, address: int, num_bytes: int) -> torch.Tensor:
 
 
 class _DeviceBytes:
-    """Bytes on a GPU as Python's packages tell each other of them."""
+    """Bytes on a GPU with the interface by which Python packages share them."""
 
     def __init__(self, address: int, num_bytes: int) -> None:
         self.__cuda_array_interface__ = {

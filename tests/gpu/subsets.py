@@ -1,4 +1,4 @@
-"""What the checks are of, as run.py and check.py name it."""
+"""Names of the checks' subsets, for run.py and check.py."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from typing import Final
 
 KERNELS: Final = "kernels"
 SESSION: Final = "session"
-"""Requests that are served over the kernels."""
+"""Requests served with the kernels."""
 LOST_DEVICE: Final = "lost-device"
-"""A device that cannot be used any more, which takes its process along."""
+"""A lost device, after which the process cannot use CUDA."""

@@ -1,4 +1,4 @@
-"""Faults that can be put into a source file: small changes of single tokens or statements."""
+"""Faults for a source file: small changes of single tokens or statements."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-# Formatters set binary operators apart and nothing else that is written with the same characters.
+# Formatters put spaces only around binary operators, not around other uses of the same characters.
 SWAPS = {
     " < ": " <= ", " <= ": " < ", " > ": " >= ", " >= ": " > ", " == ": " != ", " != ": " == ",
     " + ": " - ", " - ": " + ", " * ": " / ", " / ": " * ", " // ": " * ", " % ": " / ",
@@ -28,8 +28,8 @@ _PYTHON_TOKENS = re.compile(_OPERATORS + r"| (?:and|or) |\b(?:True|False)\b| is 
 _INTEGER = re.compile(r"(?<![\w.'])\d+(?![\w.'])")
 
 _CPP_STATEMENT = re.compile(
-    r"[\w:.\[\]>*-]+\(.*\);"  # a call
-    r"|[\w.\[\]>*-]+ [+|-]?= .*;"  # an assignment to what exists already
+    r"[\w:.\[\]>*-]+\(.*\);"  # A call.
+    r"|[\w.\[\]>*-]+ [+|-]?= .*;"  # An assignment to an existing variable.
     r"|if \(.*\) (?:return|throw)\b.*;|(?:if \(.*\) )?(?:return|continue|break);"
 )
 _PYTHON_STATEMENT = re.compile(
@@ -42,7 +42,7 @@ _NO_CODE = re.compile(r"#|static_assert|using |template|namespace|(?:from \S+ )?
 
 @dataclass(frozen=True, order=True)
 class Fault:
-    """`old` in a line of a file becomes `new`; lines count from 1, columns from 0."""
+    """Replaces `old` in a line of a file with `new`. Lines count from 1, columns from 0."""
 
     path: str
     line: int
@@ -51,7 +51,7 @@ class Fault:
     new: str
 
     def applied_to(self, text: str) -> str:
-        """The file's text with the fault in it."""
+        """The file's text with the fault."""
         lines = text.splitlines(keepends=True)
         line = lines[self.line - 1]
         end = self.column + len(self.old)
@@ -61,7 +61,7 @@ class Fault:
         return "".join(lines)
 
     def shown_in(self, text: str) -> str:
-        """The line before and after, for people."""
+        """The line before and after, for display."""
         before = text.splitlines()[self.line - 1].strip()
         after = self.applied_to(text).splitlines()[self.line - 1].strip()
         return f"{self.path}:{self.line}\n    - {before}\n    + {after}"
@@ -78,7 +78,7 @@ def find_faults(path: str, text: str) -> Iterator[Fault]:
         if not stripped or _NO_CODE.match(stripped):
             continue
         for found in tokens.finditer(line):
-            # Strings are added up, too, and can't be subtracted.
+            # Strings can be added too, but not subtracted.
             if not (found[0] in ARITHMETIC and '"' in line):
                 yield Fault(path, number, found.start(), found[0], swaps[found[0]])
         for found in _INTEGER.finditer(line):
@@ -94,7 +94,7 @@ def _is_balanced(code: str) -> bool:
 
 
 def _blank(match: re.Match[str]) -> str:
-    """As long as what was found: strings keep their quotes, comments nothing."""
+    """Blanks of the match's length; strings keep their quotes."""
     found = match[0]
     quote = found[0]
     if quote in "\"'":
@@ -103,7 +103,7 @@ def _blank(match: re.Match[str]) -> str:
 
 
 def _cpp_code(text: str) -> str:
-    """The text without comments and contents of strings, everything else in its place."""
+    """The text with comments and strings' contents blanked, everything else at its position."""
     return re.sub(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|(?<!\w)\'(?:\\.|[^\'\\\n])\'', _blank, text, flags=re.DOTALL)
 
 

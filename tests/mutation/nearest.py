@@ -1,4 +1,4 @@
-"""Which tests look at a source file, the nearest first."""
+"""Finds the tests of a source file, nearest first."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-# The test programs of a room and of those that depend on it, the nearest first, and what sees it through the bindings.
+# Test programs of a room and of those that depend on it, nearest first, and Python tests that use it through the
+# bindings.
 CPP_PROGRAMS = {
     "core": ("core", "lora", "kernels", "engine", "exec"),
     "kernels": ("kernels", "engine"),
@@ -76,14 +77,14 @@ class Stage:
     program: str | None = None
     files: tuple[str, ...] = ()
     needs_core: bool = False
-    """The Python tests need the extension module built again."""
+    """True: the Python tests need a rebuilt extension module."""
 
     def __str__(self) -> str:
         return self.program or " ".join(self.files)
 
 
 def stages_of(path: str, python_tests: Path) -> list[Stage]:
-    """For a file of the repository; `python_tests` is the folder tests/python."""
+    """Stages for a file of the repository; `python_tests` is the folder tests/python."""
     parts = PurePosixPath(path).parts
     if parts[0] != "cpp":
         return _python_stages(PurePosixPath(path), python_tests)
@@ -95,7 +96,7 @@ def stages_of(path: str, python_tests: Path) -> list[Stage]:
 
 
 def _python_stages(path: PurePosixPath, tests: Path) -> list[Stage]:
-    """Unit tests that are named for the module or import it, then the room's folder, then what runs through it."""
+    """Unit tests named like the module or importing it, then the room's folder, then integration tests."""
     room = next(folder for folder in PYTHON_WIDER if PurePosixPath(folder) in path.parents)
     own = sorted(file for file in tests.glob("unit/**/test_*.py") if path.stem in file.stem or _imports(file, path))
     stages = [Stage(files=tuple(str(file.relative_to(tests)) for file in own))] if own else []

@@ -1,11 +1,11 @@
-"""Puts faults into source files, one at a time, runs the tests nearest to each, and lists those that no test sees.
+"""Puts faults into source files, one at a time, runs the nearest tests, and lists the faults that no test finds.
 
     .venv/bin/python tests/mutation/run.py --since main                   # the lines of a change
     .venv/bin/python tests/mutation/run.py --count 40 cpp/src/sched       # 40 faults anywhere in these files
     .venv/bin/python tests/mutation/run.py --again build/mutation/report.jsonl    # those that were not found before
 
-It works in a copy of the tree, build/mutation/. A fault is found when a test fails, crashes or does not end; one that
-does not build counts for nothing. What survives is a missing test, or changes nothing that could be seen.
+It works in a copy of the tree, build/mutation/. A fault is found if a test fails, crashes or does not end. A fault that
+does not build does not count. A surviving fault means a missing test, or a change without visible effect.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ NO_BUILD = "does not build"
 
 
 def main() -> int:
-    """0 when every fault was found."""
+    """Returns 0 if every fault was found."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("paths", nargs="*", help="files or folders; default: all sources")
     parser.add_argument("--since", metavar="COMMIT", help="only lines that have changed since then")
@@ -72,7 +72,7 @@ def main() -> int:
 
 
 def outcome_of(fault: Fault, workspace: Workspace) -> str:
-    """Which tests found it or never end with it, SURVIVED or NO_BUILD."""
+    """Name of the tests that found the fault or did not end with it, or SURVIVED or NO_BUILD."""
     for stage in stages_of(fault.path, workspace.tree / "tests" / "python"):
         workspace.try_without_fault(stage)
         with workspace.fault(fault):
@@ -88,7 +88,7 @@ def outcome_of(fault: Fault, workspace: Workspace) -> str:
 
 
 def source_files(paths: Iterable[str]) -> list[str]:
-    """C++ and Python files of the repository under these paths, without CUDA's."""
+    """C++ and Python files of the repository under these paths, without CUDA sources."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *paths],
         cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True,
@@ -98,7 +98,7 @@ def source_files(paths: Iterable[str]) -> list[str]:
 
 
 def changed_lines(commit: str) -> dict[str, set[int]]:
-    """Lines that are new since a commit, by file."""
+    """Lines added since a commit, by file."""
     diff = subprocess.run(
         ["git", "diff", "--unified=0", "--no-prefix", commit], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True
     ).stdout
@@ -114,14 +114,15 @@ def changed_lines(commit: str) -> dict[str, set[int]]:
 
 
 def faults_of(path: str, lines: dict[str, set[int]] | None) -> Iterable[Fault]:
-    """Of a file, or of these lines of it."""
+    """Faults of a file, or of the given lines."""
     for fault in find_faults(path, (ROOT / path).read_text()):
         if lines is None or fault.line in lines.get(path, ()):
             yield fault
 
 
 def chosen(faults_of_files: list[list[Fault]], count: int | None, seed: int) -> list[Fault]:
-    """`count` of all faults, from each file in turn; those of a file together, as one build serves the next."""
+    """Selects `count` faults, from each file in turn. Faults of one file stay together, so that builds are
+    incremental."""
     choice = random.Random(seed)
     for faults in faults_of_files:
         choice.shuffle(faults)
@@ -132,7 +133,7 @@ def chosen(faults_of_files: list[list[Fault]], count: int | None, seed: int) -> 
 
 
 def survivors_of(report: Path) -> list[Fault]:
-    """Those that a run did not find."""
+    """Faults that an earlier run did not find."""
     entries = [json.loads(line) for line in report.read_text().splitlines()]
     return [
         Fault(**{name: value for name, value in entry.items() if name != "outcome"})
@@ -142,7 +143,7 @@ def survivors_of(report: Path) -> list[Fault]:
 
 
 def summarize(outcomes: list[tuple[Fault, str]], workspace: Workspace) -> int:
-    """Prints the survivors and the score."""
+    """Prints the surviving faults and the score."""
     survivors = [fault for fault, outcome in outcomes if outcome == SURVIVED]
     num_built = sum(outcome != NO_BUILD for _, outcome in outcomes)
     print(f"\n{num_built - len(survivors)} of {num_built} faults found; {len(outcomes) - num_built} did not build")

@@ -1,4 +1,4 @@
-"""A copy of the working tree in which faults are tried, so that the tree itself stays as it is."""
+"""A copy of the working tree in which faults are tried, so that the tree itself does not change."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ from nearest import Stage
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {"builder", "common", "formats", "runtime", "plugins", "serve", "tools"}
-# A fault may make a loop endless, or ask for all memory there is.
+# A fault may cause an endless loop, or allocate all memory.
 MEMORY_LIMIT = 16 << 30
-# Of the processor's time, which does not depend on what else the machine does.
+# Limits of CPU time, which does not depend on other load on the machine.
 TIMES_AS_LONG = 5
 SECONDS_MORE = 20
-# What waits for ever takes no processor's time; a busy machine takes several times as long as an idle one.
+# Limits of elapsed time: a process that waits indefinitely uses no CPU time, and a busy machine is several times
+# slower.
 TIMES_AS_LONG_IN_ALL = 10
 SECONDS_MORE_IN_ALL = 60
 # The first build compiles everything.
@@ -36,7 +37,7 @@ MOST_SECONDS = 3600
 
 @dataclass(frozen=True)
 class Limits:
-    """What a command may take."""
+    """Resource limits of a command."""
 
     cpu_seconds: float
     seconds: float
@@ -45,16 +46,16 @@ class Limits:
 UNLIMITED = Limits(MOST_SECONDS, MOST_SECONDS)
 
 
-# How timeout(1) tells that time was up, and what is left of a process that the limit on its CPU time killed.
+# Statuses of timeout(1) after a timeout, and of a process that exceeded its CPU time limit.
 TIME_WAS_UP = {124, 128 + signal.SIGKILL, -signal.SIGKILL, 128 + signal.SIGXCPU, -signal.SIGXCPU}
 
 
 class BuildError(Exception):
-    """The compiler refuses it."""
+    """The fault does not compile."""
 
 
 class Ending(enum.Enum):
-    """Of a command."""
+    """How a command ended."""
 
     PASSED = enum.auto()
     FAILED = enum.auto()
@@ -62,10 +63,10 @@ class Ending(enum.Enum):
 
 
 class Workspace:
-    """A copy of the sources and tests, a C++ build of them, and a copy of the installed package."""
+    """A copy of the sources and tests, their C++ build, and a copy of the installed package."""
 
     def __init__(self, folder: Path, prefix: Sequence[str]) -> None:
-        """`prefix` goes before every command that builds or tests."""
+        """`prefix` is put before every command that builds or tests."""
         self.tree = folder / "tree"
         self._build = self.tree / "build" / "faults"
         self._site = folder / "site"
@@ -76,12 +77,12 @@ class Workspace:
         self._copy_package()
 
     def text(self, path: str) -> str:
-        """Of a file, without a fault."""
+        """Text of a file without a fault."""
         return (ROOT / path).read_text()
 
     @contextlib.contextmanager
     def fault(self, fault: Fault) -> Iterator[None]:
-        """The fault is in, for so long."""
+        """Applies the fault during the with statement."""
         original = self.text(fault.path)
         try:
             self._write(fault.path, fault.applied_to(original))
@@ -90,13 +91,13 @@ class Workspace:
             self._write(fault.path, original)
 
     def ending_of(self, stage: Stage) -> Ending:
-        """How its tests end. Raises BuildError."""
+        """Runs a stage's tests; returns how they end. Raises BuildError."""
         if stage not in self._limits:
             raise ValueError(f"{stage} was not tried without a fault")
         return self._run(stage, self._limits[stage])
 
     def try_without_fault(self, stage: Stage) -> None:
-        """Tests must pass before a fault is in, and how long they take is the measure afterwards."""
+        """Checks that the tests pass without a fault, and measures their time for the limits."""
         if stage in self._limits:
             return
         self._build_for(stage)
@@ -120,7 +121,7 @@ class Workspace:
         module = self._installed_core()
         if stage.needs_core:
             module = next((self._build / "cpp" / "bindings").glob("_core*.so"))
-        # Not over the old one, which may be mapped.
+        # Deletes the old file first, because it may be mapped.
         (self._site / "adaptrt" / module.name).unlink(missing_ok=True)
         shutil.copy2(module, self._site / "adaptrt")
         command = [sys.executable, "-m", "pytest", "-c", "../pyproject.toml", "--rootdir", "..", "-q", "-x"]
@@ -135,13 +136,13 @@ class Workspace:
             raise BuildError(target)
 
     def _configure(self) -> None:
-        # Seen from the build, everything lies where it lies for the checkout's own: a compiler cache knows it then.
+        # A link makes paths relative to the build the same as in the checkout, so that the compiler cache is shared.
         environment = self.tree / ".venv"
         if not environment.exists():
             environment.symlink_to(sys.prefix)
         python = environment / "bin" / "python"
         options = {"Python_EXECUTABLE": python, "ADAPTRT_BUILD_TESTS": "ON", "ADAPTRT_BUILD_PYTHON": "ON"}
-        options["ADAPTRT_UNITY_BUILD"] = "OFF"  # a fault is in one source
+        options["ADAPTRT_UNITY_BUILD"] = "OFF"  # A fault is in one source file.
         command = ["cmake", "-S", self.tree, "-B", self._build, "-G", "Ninja"]
         command += [f"-D{name}={value}" for name, value in options.items()]
         if self._call(command, self.tree, UNLIMITED) is not Ending.PASSED:
@@ -152,7 +153,7 @@ class Workspace:
         emulated = ROOT / "build" / "wheel" / "tests" / "python_modules"
         environment["PYTHONPATH"] = os.pathsep.join([str(self._site), str(emulated)])
         environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), environment["PATH"]])
-        # The prefix may wait for its turn; that is not the command's time.
+        # The prefix may wait for its turn, which does not count as the command's time.
         limited = [*self._prefix, "timeout", "--kill-after=10", str(round(limits.seconds)), *map(str, command)]
 
         def limit() -> None:
@@ -174,7 +175,7 @@ class Workspace:
             (self._site / "adaptrt" / path).write_text(text)
 
     def _copy_tree(self) -> None:
-        """Files that have not changed keep their times, so that they are not compiled again."""
+        """Unchanged files keep their times, so that they are not compiled again."""
         listed = subprocess.run(
             ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
             cwd=ROOT, check=True, stdout=subprocess.PIPE,
@@ -191,7 +192,7 @@ class Workspace:
                     file.unlink()
 
     def _copy_package(self) -> None:
-        """The installed package, with the tree's Python sources in it."""
+        """Copies the installed package, with the tree's Python sources."""
         package = self._site / "adaptrt"
         shutil.rmtree(package, ignore_errors=True)
         shutil.copytree(self._installed_core().parent, package, ignore=shutil.ignore_patterns("__pycache__"))

@@ -1,11 +1,11 @@
-"""Records what engines compute, bit for bit, so that two commits can be compared on one machine.
+"""Records results of engines, bit for bit, to compare two commits on one machine.
 
     .venv/bin/python tests/record/run.py build/before.json                              # at the commit before a change
     .venv/bin/python tests/record/run.py build/after.json --against build/before.json   # at the commit after it
 
-A record has, for each family and each storage type, the digest of the engine file, and for each kernel table the tokens
-and the digest of the logits of a crowd of requests with and without adapters. Records of two machines may differ: each
-has kernel tables of its own, and the models are random ones of whatever release of transformers is installed.
+For each family and storage type, a record has the digest of the engine file. For each kernel table it has the tokens
+and the logits' digest of a crowd of requests with and without adapters. Records of two machines may differ, because
+their kernel tables differ, and random models depend on the installed release of transformers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from support.serving import collect, make_request, run_command
 ADAPTERS: dict[str, dict[str, Any]] = {"lora": {"r": 5}, "dora": {"r": 4, "use_dora": True}}
 LENGTHS = (3, 17, 90)
 NUM_TOKENS = 10
-# Storage types that a family of each kind of linear layer is recorded in: a gated MLP, and biases with layer norms.
+# Families for which all storage types are recorded: one with gated MLPs, one with biases and layer norms.
 STORED = ("granite", "gpt2")
 STORAGES: dict[str, list[str]] = {
     "float32": ["--dtype", "float32"],
@@ -52,7 +52,7 @@ BUILD = {
 
 
 def main() -> int:
-    """0 when nothing differs from the other record, or there is none to compare with."""
+    """Returns 0 if the record equals the other one, or there is no other one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("record", type=Path, help="file to write, JSON")
     parser.add_argument("--against", type=Path, metavar="RECORD", help="an earlier record of this machine")
@@ -94,7 +94,7 @@ def adapters_of(family: Family, model: Path, directory: Path) -> list[Path]:
 
 
 def entry_of(model: Path, adapters: list[Path], engine: Path, flags: list[str]) -> dict[str, Any]:
-    """The engine's digest, and what a crowd of requests gives on each kernel table."""
+    """The engine's digest, and the results of a crowd of requests on each kernel table."""
     settings = [word for name, value in BUILD.items() for word in (f"--{name}", str(value))]
     run_command("build", "--model_dir", model, "--output_dir", engine, *settings, *flags)
     files = sorted(engine.glob("*.engine"))
@@ -105,7 +105,7 @@ def entry_of(model: Path, adapters: list[Path], engine: Path, flags: list[str]) 
 
 
 def crowd(engine: Path, adapters: list[Path], kernels: str) -> list[dict[str, Any]]:
-    """The tokens and the digest of the logits of each request, all of them at once."""
+    """Runs all requests at once. Returns the tokens and the logits' digest of each."""
     config = adaptrt.ExecutorConfig(kernels=kernels, num_threads=2, enable_chunked_context=True)
     with adaptrt.Executor(engine, adaptrt.ModelType.DECODER_ONLY, config) as executor:
         loras = [None, *(adaptrt.LoraConfig.from_peft(number, one, engine) for number, one in enumerate(adapters))]
@@ -125,12 +125,12 @@ def crowd(engine: Path, adapters: list[Path], kernels: str) -> list[dict[str, An
 
 
 def digest(content: bytes) -> str:
-    """Of bytes, in hexadecimal digits."""
+    """Digest of bytes in hexadecimal digits."""
     return hashlib.sha256(content).hexdigest()
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any], place: str = "") -> Iterator[str]:
-    """Each place where two records differ, in words."""
+    """A description of each difference between two records."""
     for name in sorted({*before, *after}):
         here = f"{place}{name}"
         if name not in before or name not in after:
