@@ -1,4 +1,4 @@
-// What an adapter does to the logits: the same as its update merged into the base weights.
+// An adapter must change the logits like its update merged into the base weights.
 
 #include <boost/test/data/monomorphic.hpp>
 #include <boost/test/data/test_case.hpp>
@@ -25,8 +25,7 @@ std::unique_ptr<Engine> engine_of(const Program& program, const std::string& ker
   return engine;
 }
 
-/// The program with (W + B A) * magnitude in the place of W, and with biases that have the shifts; no
-/// adapters.
+/// Returns the program with (W + B A) * magnitude instead of W, shifts added to the biases, and no adapters.
 Program merged(const Program& program, const DeviceAdapter& adapter, Storage* storage) {
   Program result = program;
   result.lora = {};
@@ -78,7 +77,7 @@ BOOST_AUTO_TEST_SUITE(adapters)
 BOOST_DATA_TEST_CASE(an_adapter_acts_like_its_merged_weights,
                      kernel_tables() * data::make({false, true}) * data::make({false, true}), kernels, dora,
                      shift) {
-  // Float32 roundings of two layers of some units; the merged weights are rounded once more.
+  // Covers float32 rounding in two layers with values of a few units; merged weights are rounded once more.
   constexpr float kTolerance = 2e-4F;
   RandomModel model({.dtype = DType::kFloat32, .biases = true, .max_rank = 17});
   const auto adapter = model.adapter(21, dora, 0, shift);
@@ -105,7 +104,7 @@ BOOST_AUTO_TEST_CASE(an_adapter_that_changes_nothing_gives_the_base_bits) {
 }
 
 BOOST_AUTO_TEST_CASE(a_long_prompt_reads_an_adapter_of_many_panels) {
-  // More rows than a tile has, and an A of more than one panel.
+  // More rows than a tile, and an A with more than one panel.
   constexpr float kTolerance = 5e-4F;
   RandomModel model({.dtype = DType::kFloat32, .num_layers = 1, .max_rank = 40});
   const auto adapter = model.adapter(22, true, 40);

@@ -1,4 +1,4 @@
-// The engine's memory: once steps of a kind have run, the next of that kind allocates nothing.
+// Memory of the engine: in steady state, steps of one kind allocate nothing.
 
 #include "support/allocations.h"
 
@@ -51,11 +51,11 @@ std::vector<Case> cases() {
 
 constexpr std::int32_t kSequences = 4;
 constexpr std::int32_t kChunk = 24;
-constexpr std::int32_t kBlocks = 8;  // of a sequence
+constexpr std::int32_t kBlocks = 8;  // per sequence
 constexpr std::int32_t kStepsBefore = 2;
 constexpr std::int32_t kSteps = 5;
 
-/// Step `number` of every sequence: `tokens` of each, after those of the steps before.
+/// Step `number` of every sequence: `tokens` tokens of each, after those of the earlier steps.
 StepArrays step_of(std::int32_t number, std::int32_t tokens, std::int32_t first_position,
                    const std::vector<const DeviceAdapter*>& adapters) {
   std::vector<Piece> pieces;
@@ -76,7 +76,7 @@ StepArrays step_of(std::int32_t number, std::int32_t tokens, std::int32_t first_
   return arrays;
 }
 
-/// Runs steps of `tokens` tokens a sequence; all but the first few must allocate nothing.
+/// Runs steps of `tokens` tokens per sequence; all except the first few must allocate nothing.
 void check_steps(Engine& engine, std::int32_t tokens, std::int32_t first_position,
                  const std::vector<const DeviceAdapter*>& adapters) {
   const LogitsSink sink = [](std::int64_t, std::int64_t, const float*) {};
@@ -93,7 +93,7 @@ void check_steps(Engine& engine, std::int32_t tokens, std::int32_t first_positio
   }
 }
 
-/// Prefill chunks of every sequence, then decode steps; `adapters` by sequence in turn.
+/// Runs prefill chunks of every sequence, then decode steps; sequences take the `adapters` in turn.
 void check_engine(const Program& program, const std::vector<const DeviceAdapter*>& adapters) {
   const auto engine = make_cpu_engine(program, std::make_shared<ThreadPool>(2));
   engine->allocate_kv_blocks(kSequences * kBlocks);

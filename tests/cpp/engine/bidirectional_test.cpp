@@ -1,4 +1,4 @@
-// Attention of rows to all rows of their sequence, by its definition and by who shares the step.
+// Bidirectional attention, compared with its definition and in different batches.
 
 #include <algorithm>
 #include <boost/test/data/monomorphic.hpp>
@@ -81,7 +81,7 @@ class AttentionAlone {
       bias_ = attention.position_bias.data;
     }
     if (options.sinks) {
-      // Of the last head it takes nearly all.
+      // The sink of the last head takes nearly all of the weight.
       attention.sinks = storage_.vector({-3.0F, 0.5F, 2.0F, 30.0F});
       sinks_ = attention.sinks.data;
     }
@@ -110,7 +110,7 @@ class AttentionAlone {
     return made;
   }
 
-  /// The logits of one row of a sequence in float64.
+  /// Returns the float64 logits of one row of a sequence.
   [[nodiscard]] std::vector<double> expected(const std::vector<std::int32_t>& tokens, std::size_t row) const {
     std::vector<double> out(kQuery, 0.0);
     const auto position = static_cast<std::int64_t>(row);

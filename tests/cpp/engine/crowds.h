@@ -22,7 +22,7 @@ namespace adaptrt::testing::crowds {
 
 inline constexpr std::int32_t kNumBlocks = 160;
 
-/// A model and its adapters; engines of it differ in threads only.
+/// A model and its adapters; its engines differ only in the number of threads.
 struct Served {
   Served(ModelOptions options, std::string kernels_name) : model(options), kernels(std::move(kernels_name)) {
     adapters.push_back(model.adapter(11, false));
@@ -37,7 +37,7 @@ struct Served {
     return made;
   }
 
-  /// The adapter of request i: one of them, or none.
+  /// Returns the adapter of request i; nullptr for none.
   [[nodiscard]] const DeviceAdapter* adapter_of(std::size_t i) const {
     return i % 5 == 4 ? nullptr : &adapters[i % 5];
   }
@@ -47,13 +47,13 @@ struct Served {
   std::vector<DeviceAdapter> adapters;
 };
 
-/// A request whose tokens are all known, and what is done of it.
+/// A request whose tokens are all known, and its progress.
 struct Request {
   Request(std::vector<std::int32_t> all, std::vector<std::int32_t> own_blocks,
           const DeviceAdapter* own_adapter)
       : tokens(std::move(all)), blocks(std::move(own_blocks)), adapter(own_adapter) {}
 
-  /// The next `count` tokens as a piece of a step.
+  /// Returns the next `count` tokens as a piece of a step.
   [[nodiscard]] Piece next(std::size_t count) const {
     const auto begin = tokens.begin() + static_cast<std::ptrdiff_t>(done);
     return {.tokens = {begin, begin + static_cast<std::ptrdiff_t>(count)},
@@ -72,7 +72,7 @@ struct Request {
   std::vector<float> logits;
 };
 
-/// Tokens of a model, at random.
+/// Returns random tokens of a model.
 inline std::vector<std::int32_t> random_tokens(const Served& served, std::size_t count, Random* random) {
   std::vector<std::int32_t> tokens(count);
   for (auto& token : tokens) {
@@ -100,14 +100,14 @@ inline std::vector<Request> make_requests(const Served& served, std::size_t coun
       blocks.pop_back();
     }
     requests.emplace_back(std::move(tokens), std::move(own), served.adapter_of(i));
-    // Every other adapter acts from somewhere within its request on.
+    // Every second adapter is active only from some position of its request on.
     Request& made = requests.back();
     if (i % 2 == 0) made.adapter_from = static_cast<std::int32_t>(made.tokens.size() / 2);
   }
   return requests;
 }
 
-/// Logits of all positions of each request, alone, in one chunk, with one thread.
+/// Computes logits of all positions of each request, alone, in one chunk, with one thread.
 inline void run_alone(const Served& served, std::vector<Request>* requests) {
   for (auto& request : *requests) {
     const auto engine = served.engine(1);
@@ -116,7 +116,7 @@ inline void run_alone(const Served& served, std::vector<Request>* requests) {
   }
 }
 
-/// Runs all requests together in random chunks and crowds, and checks each logit as it comes.
+/// Runs all requests together in random chunks and batches, and checks each row of logits.
 inline void check_crowd(const Served& served, std::vector<Request> requests, int threads, Random* random) {
   const auto engine = served.engine(threads);
   const auto vocab = static_cast<std::size_t>(served.model.program.vocab_size);
@@ -156,8 +156,8 @@ inline void check_crowd(const Served& served, std::vector<Request> requests, int
   }
 }
 
-// Tokens of the longest request, and of how many threads crowds are computed: what a step does with memory
-// and threads is the same for fewer.
+// Tokens of the longest request, and the numbers of threads for crowds. A step uses memory and threads in the
+// same way with fewer.
 inline constexpr std::int64_t kLongestRequest = sanitized(45, 150);
 inline const std::vector<int> kThreadCounts = kSanitizedPart ? std::vector{3} : std::vector{1, 2, 3, 4};
 

@@ -1,4 +1,4 @@
-// Encoder inputs and cross attention: what a step takes of them, and what programs with an encoder must be.
+// Encoder inputs and cross attention: valid steps and programs, and their results.
 
 #include <algorithm>
 #include <boost/test/unit_test.hpp>
@@ -24,9 +24,9 @@ constexpr std::int64_t kKv = 2 * kKvHeads * kHeadDim;
 constexpr std::int32_t kTokensPerBlock = 16;
 constexpr float kScale = 0.3F;
 
-/// A program whose encoder embeds [k | v] and whose body embeds q; logits are the normalised output of its
-/// cross attention. Ops of the encoder: 0 embedding, 1 rope, 2 embedding, 3 attention, 4 cross keys; of the
-/// body: 0 and 1 embeddings, 2 rope, 3 attention, 4 cross attention, 5 linear.
+/// A program whose encoder embeds [k | v] and whose body embeds q; its logits are the normalised output of
+/// cross attention. Encoder ops: 0 embedding, 1 rope, 2 embedding, 3 attention, 4 cross keys. Body ops: 0 and
+/// 1 embeddings, 2 rope, 3 attention, 4 cross attention, 5 linear.
 class CrossAlone {
  public:
   CrossAlone() : random_(5) {
@@ -88,7 +88,7 @@ class CrossAlone {
     return made;
   }
 
-  /// The logits of a decoder's token over an encoder input, in float64.
+  /// Returns the float64 logits of a decoder token over an encoder input.
   [[nodiscard]] std::vector<double> expected(std::int32_t token,
                                              const std::vector<std::int32_t>& input) const {
     std::vector<double> out(kQuery, 0.0);
@@ -237,7 +237,7 @@ BOOST_AUTO_TEST_CASE(tokens_see_their_encoder_input_whoever_shares_the_step) {
       ++row;
     }
   }
-  // Encoded alone, and seen by a later step.
+  // Encoded alone, and read by a later step.
   const auto alone = engine_of(model, 1);
   (void)logits_of(alone.get(), Arrays({pieces[1]}, inputs, {1}, {1}).input());
   (void)logits_of(alone.get(), Arrays({pieces[0]}, inputs, {0}, {0}).input());

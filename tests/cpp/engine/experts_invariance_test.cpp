@@ -1,4 +1,4 @@
-// Logits have the same bits whatever shares a step with a token: models with experts.
+// Batch invariance of models with experts: logits have the same bits in any batch.
 
 #include <array>
 #include <boost/test/data/monomorphic.hpp>
@@ -57,7 +57,7 @@ void check_experts(const std::string& kernels, const Quantization& quantization,
                    kernels);
 }
 
-/// Places in kQuantizations; -1 is none. Threads share the same of all that are quantised.
+/// Indices into kQuantizations; -1 is none. Threads share the same data for all quantised ones.
 #if defined(ADAPTRT_SANITIZE_PART) && defined(__SANITIZE_THREAD__)
 constexpr std::array kExpertsQuantizations = {-1, 2};
 #else
@@ -80,8 +80,8 @@ BOOST_DATA_TEST_CASE(with_experts_of_other_types, data::make({0, 1}), dtype_inde
   check_experts("", {}, kDTypes[dtype_index]);
 }
 
-// A step's tokens go through experts in slices of 8192 rows; the second prompt begins in one and ends in the
-// next. Outputs of so many rows are made and added up some panels at a time.
+// Experts process a step's tokens in slices of 8192 rows; the second prompt begins in one slice and ends in
+// the next. With so many rows, outputs are computed and summed a few panels at a time.
 BOOST_AUTO_TEST_CASE(with_more_rows_of_experts_than_a_slice_has) {
   const Served served({.dtype = DType::kFloat32,
                        .num_layers = 1,
@@ -112,9 +112,10 @@ BOOST_AUTO_TEST_CASE(with_more_rows_of_experts_than_a_slice_has) {
   BOOST_TEST(std::memcmp(logits.data(), expected.data(), expected.size() * sizeof(float)) == 0);
 }
 
-// Threads make panels of down of their own where these go round, and pack the rows of experts that have many
-// where they are few and no adapter reads them. Of five panels, one thread takes two at a time, five take
-// one, and two and three make them together.
+// Each thread computes its own panels of `down` if there are enough for all threads; otherwise threads share
+// them. With few threads and no adapter, each thread also packs the rows of its experts that have many. With
+// five panels, one thread takes two at a time, five threads take one each, and two or three threads share
+// them.
 BOOST_DATA_TEST_CASE(with_experts_whose_rows_threads_pack, kernel_tables(), kernels) {
   constexpr std::size_t kTokens = 200;
   const Served served({.dtype = DType::kBFloat16,

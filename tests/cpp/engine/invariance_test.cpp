@@ -1,5 +1,4 @@
-// Logits have the same bits whatever shares a step with a token: decision by decision of how a request is
-// served.
+// Batch invariance: logits have the same bits in any batch, for each decision in how a request is served.
 
 #include <boost/test/data/monomorphic.hpp>
 #include <boost/test/data/test_case.hpp>
@@ -45,13 +44,13 @@ BOOST_DATA_TEST_CASE(with_quantized_weights,
                    kernels);
 }
 
-// A few rows read what a ReLU does not close, crowds and prompts all of it.
+// Steps of few rows read only the active neurons; larger batches and prompts read all.
 BOOST_DATA_TEST_CASE(with_what_a_relu_closes_left_out,
                      kernel_tables() * data::make({0, 1, 2}) * data::make({7, 8, 9}), kernels, dtype_index,
                      epilogue) {
   const DType dtype = kDTypes[dtype_index];
   const auto activation = static_cast<LinearEpilogue>(epilogue);
-  if (dtype == DType::kFloat16 && is_relu_gated(activation)) return;  // there are no such weights
+  if (dtype == DType::kFloat16 && is_relu_gated(activation)) return;  // no such weights exist
   check_invariance({.dtype = dtype,
                     .shape = {.hidden_size = 72, .attention = {4, 2, 12}},
                     .intermediate_size = 192,
@@ -64,7 +63,7 @@ BOOST_DATA_TEST_CASE(with_what_a_relu_closes_left_out,
                    kernels);
 }
 
-// A few rows read what predictors leave of the gates, too, and each row has the gates of its own scores.
+// Steps of few rows also skip the gates that predictors close, and each row has the gates of its own scores.
 BOOST_DATA_TEST_CASE(with_gates_that_predictors_close,
                      kernel_tables() * data::make({0, 2}) * data::make({7, 8, 9}) *
                          data::make({0.15F, 0.35F}),
@@ -91,7 +90,7 @@ BOOST_DATA_TEST_CASE(with_numbers_of_a_table, kernel_tables() * data::make({0, 1
                    kernels);
 }
 
-/// Of sizes that are whole words.
+/// Sizes in whole words.
 BOOST_DATA_TEST_CASE(with_fewer_bits, kernel_tables() * data::make({2, 3}) * data::make({0, 2}), kernels,
                      bits, dtype_index) {
   check_invariance({.dtype = kDTypes[dtype_index],
@@ -169,8 +168,8 @@ BOOST_DATA_TEST_CASE(with_heads_that_differ_by_layer, kernel_tables() * data::ma
                    kernels);
 }
 
-// A prompt's outputs are larger than those that are written through caches, and its rows are enough for all
-// that is done for many; in pieces they are not.
+// A prompt's outputs are larger than those written through caches, and its rows are enough for every many-row
+// optimisation; in chunks they are not.
 BOOST_DATA_TEST_CASE(with_a_prompt_of_many_rows, kernel_tables(), kernels) {
   constexpr std::size_t kTokens = 300;
   for (const Quantization& quantization : {Quantization{}, Quantization{.algo = QuantAlgo::kW8A8}}) {
@@ -194,8 +193,8 @@ BOOST_DATA_TEST_CASE(with_a_prompt_of_many_rows, kernel_tables(), kernels) {
 
 BOOST_AUTO_TEST_CASE(kernel_tables_agree_within_rounding) {
   ModelOptions options{.dtype = DType::kFloat32, .max_num_tokens = 400, .max_rank = 9};
-  // The residual stream is some units wide; each of two layers adds roundings of sums over at most 48
-  // products.
+  // The residual stream has values of a few units; each of two layers adds rounding errors of sums over at
+  // most 48 products.
   constexpr float kTolerance = 1e-4F;
   std::vector<float> first;
   for (const auto* table : all_kernel_tables()) {

@@ -1,4 +1,4 @@
-// What is kept of a token for attention: its precision, its size, and that it concerns nobody else.
+// The KV cache: its precision, its size, and the isolation of sequences.
 
 #include <algorithm>
 #include <boost/test/data/monomorphic.hpp>
@@ -54,7 +54,7 @@ std::vector<std::int32_t> random_tokens(std::size_t count, std::uint64_t seed) {
   return tokens;
 }
 
-/// Rows [first, end) of logits.
+/// Returns rows [first, end) of logits.
 std::vector<float> rows(const std::vector<float>& logits, std::size_t first, std::size_t end) {
   return {logits.begin() + static_cast<std::ptrdiff_t>(first * kVocab),
           logits.begin() + static_cast<std::ptrdiff_t>(end * kVocab)};
@@ -116,8 +116,8 @@ BOOST_DATA_TEST_CASE(int8_is_near_the_unquantised_cache, kernel_tables() * data:
   const auto expected = run(engine_of(RandomModel(options).program, kernels).get(), {piece});
   options.int8_kv_cache = true;
   const auto actual = run(engine_of(RandomModel(options).program, kernels).get(), {piece});
-  // An element is off by up to half of 1 / 127 of its row's greatest, and by a quarter of that as a rule; the
-  // twelve of a key and the tokens' values average out, and two layers add up.
+  // An element's error is at most half of 1 / 127 of its row's maximum, and typically a quarter of that.
+  // Errors of the twelve elements of a key and of the tokens' values average out, and two layers add up.
   constexpr float kTolerance = 0.02F;
   float greatest = 0.0F;
   float difference = 0.0F;
@@ -152,7 +152,7 @@ BOOST_DATA_TEST_CASE(a_copied_block_is_read_as_one_s_own, data::make({0, 1, 2}) 
   const auto other_alone = run(engine_of(model.program).get(), {piece_of(other, 0, 60, {0, 1, 2, 3})});
   const auto engine = engine_of(model.program);
   (void)run(engine.get(), {piece_of(tokens, 0, 41, {7, 6, 5})});
-  // Both go on in the step that makes the copy, one of them in the block that is copied.
+  // Both sequences continue in the step that makes the copy, one of them in the copied block.
   StepArrays arrays({piece_of(tokens, 41, 60, {7, 6, 5, 10}), piece_of(other, 41, 60, {7, 6, 11, 12})});
   arrays.copies_from = {5};
   arrays.copies_to = {11};
@@ -162,7 +162,7 @@ BOOST_DATA_TEST_CASE(a_copied_block_is_read_as_one_s_own, data::make({0, 1, 2}) 
 }
 
 BOOST_AUTO_TEST_CASE(copies_are_made_in_their_order) {
-  // A block has several of the slices that threads share out.
+  // A block has several of the slices that threads share.
   const RandomModel model({.num_layers = 20, .tokens_per_block = 128});
   const auto engine = engine_of(model.program);
   BOOST_TEST_REQUIRE(engine->info().kv_block_bytes > 2U << 18);
@@ -199,7 +199,7 @@ BOOST_DATA_TEST_CASE(tokens_that_are_not_finite_spoil_those_behind_them_alone,
   BOOST_TEST(same_bits(rows(crowd, 0, kBad), rows(expected, 0, kBad)));
   for (const float logit : rows(crowd, kBad, 40)) BOOST_TEST_REQUIRE(std::isnan(logit));
   BOOST_TEST(same_bits(rows(crowd, 40, 80), expected));
-  // Blocks that held the bad request are another's afterwards, wholly or before the bad token.
+  // Another sequence then uses the bad request's blocks, completely or up to before the bad token.
   const auto after = run(engine.get(), {piece_of(good, 0, 18, {2, 1})});
   BOOST_TEST(same_bits(after, rows(expected, 0, 18)));
   const auto reused = run(engine.get(), {piece_of(good, 16, 40, {0, 6, 7})});

@@ -1,5 +1,5 @@
-// A row of logits, or a hidden state, has the same bits whichever other rows are asked for, and whether or
-// not the body goes on with those rows alone after its last attention.
+// A row of logits, or a hidden state, has the same bits for any set of wanted rows, and also if the body
+// continues with only these rows after its last attention.
 
 #include <algorithm>
 #include <boost/test/data/monomorphic.hpp>
@@ -37,7 +37,7 @@ ModelOptions options_of(const Quantization& quantization, bool keep_logit_rows) 
           .keep_logit_rows = keep_logit_rows};
 }
 
-/// A model's engine with the adapters that its sequences have.
+/// A model's engine with the adapters of its sequences.
 struct Served {
   explicit Served(const ModelOptions& options) : model(options) {
     adapters = {model.adapter(31, false), model.adapter(32, true)};
@@ -45,7 +45,7 @@ struct Served {
     engine->allocate_kv_blocks(kBlocks);
   }
 
-  /// Prompts of two adapters and of the base between them, two of them with one adapter.
+  /// Prompts of two adapters with base model prompts between them; two prompts share an adapter.
   [[nodiscard]] std::vector<Piece> prompts() const {
     const std::vector<const DeviceAdapter*> of{adapters.data(), adapters.data(), nullptr, &adapters[1]};
     std::vector<Piece> pieces;
@@ -64,7 +64,7 @@ struct Served {
     return pieces;
   }
 
-  /// The next token of each of the prompts.
+  /// Returns the next token of each prompt.
   [[nodiscard]] std::vector<Piece> next() const {
     std::vector<Piece> pieces = prompts();
     for (Piece& piece : pieces) {
@@ -79,7 +79,7 @@ struct Served {
   std::unique_ptr<Engine> engine;
 };
 
-/// Each of `count` rows with a chance of one in `one_in`.
+/// Selects each of `count` rows with probability 1 / `one_in`.
 std::vector<std::int32_t> some_rows(std::size_t count, std::int64_t one_in, Random* random) {
   std::vector<std::int32_t> rows;
   for (std::size_t row = 0; row < count; ++row) {
@@ -103,7 +103,7 @@ BOOST_DATA_TEST_CASE(rows_have_the_bits_that_they_have_among_all, data::xrange(s
   const auto prompts = logits_of(all.engine.get(), StepArrays(all.prompts()).input());
   const auto next = logits_of(all.engine.get(), StepArrays(all.next()).input());
   Random random(std::uint64_t{9});
-  // From all rows to hardly any.
+  // From all rows to nearly none.
   for (const std::int64_t one_in : {1, 2, 2, 5, 30, 30, 1000000}) {
     StepArrays arrays(kept.prompts());
     arrays.logit_rows = some_rows(arrays.tokens.size(), one_in, &random);
@@ -112,7 +112,7 @@ BOOST_DATA_TEST_CASE(rows_have_the_bits_that_they_have_among_all, data::xrange(s
     for (std::size_t i = 0; i < arrays.logit_rows.size(); ++i) {
       BOOST_TEST(same(found, i, prompts, static_cast<std::size_t>(arrays.logit_rows[i])));
     }
-    // The keys and values of all tokens are there, whatever was asked for.
+    // The keys and values of all tokens must exist, whichever rows were wanted.
     const auto after = logits_of(kept.engine.get(), StepArrays(kept.next()).input());
     for (std::size_t row = 0; row < 4; ++row) BOOST_TEST(same(after, row, next, row));
   }
@@ -189,7 +189,7 @@ BOOST_AUTO_TEST_CASE(models_without_lm_head_have_hidden_states_alone) {
 
   program.hidden = kNoBuffer;
   BOOST_CHECK_THROW(make_cpu_engine(program, std::make_shared<ThreadPool>(1)), EngineError);
-  program.hidden = 0;  // of the body
+  program.hidden = 0;  // a buffer of the body
   BOOST_CHECK_THROW(make_cpu_engine(program, std::make_shared<ThreadPool>(1)), EngineError);
 }
 

@@ -1,4 +1,4 @@
-// Runs of whole sequences in which a step passes the stages of a pipeline.
+// Micro-batches of whole sequences for pipeline stages.
 
 #include "adaptrt/engine/pieces.h"
 
@@ -28,7 +28,7 @@ BOOST_AUTO_TEST_CASE(runs_have_enough_tokens) {
   BOOST_TEST((runs_of({64}) == Ends{{0, 1}}));
   BOOST_TEST((runs_of({500}) == Ends{{0, 1}}));
   BOOST_TEST((runs_of({63, 1, 64, 63, 2}) == Ends{{0, 2}, {2, 3}, {3, 5}}));
-  BOOST_TEST((runs_of({64, 63}) == Ends{{0, 2}}));  // the rest is no run of its own
+  BOOST_TEST((runs_of({64, 63}) == Ends{{0, 2}}));  // the rest is too short for a micro-batch of its own
 }
 
 BOOST_AUTO_TEST_SUITE_END()

@@ -16,22 +16,22 @@
 
 namespace adaptrt::testing {
 
-/// A size that nothing has.
+/// A size that no buffer or matrix has.
 inline constexpr std::int64_t kHuge = std::numeric_limits<std::int64_t>::max();
 
-/// Of the body.
+/// Returns an op of the body.
 template <class OpType>
 OpType& op_at(Program* program, std::size_t index) {
   return std::get<OpType>(program->body.at(index));
 }
 
-/// A random model whose program is changed. Its ops: 0 embedding, 1 rope, then for each layer: 2 norm, 3 qkv,
-/// 4 attention, 5 dense, 6 norm, 7 gate-up, 8 down; the last layer keeps the logit rows after its attention.
-/// Buffers: 0 hidden, 1 normed, 2 qkv, 3 attended, 4 gated, 5 cosine, 6 sine, 7 last, 8 logits.
+/// A random model whose program tests change. Ops: 0 embedding, 1 rope, then for each layer: 2 norm, 3 qkv, 4
+/// attention, 5 dense, 6 norm, 7 gate-up, 8 down; the last layer keeps only the logit rows after its
+/// attention. Buffers: 0 hidden, 1 normed, 2 qkv, 3 attended, 4 gated, 5 cosine, 6 sine, 7 last, 8 logits.
 struct ProgramFixture {
   ProgramFixture() : model({.max_rank = 4}) {}
 
-  /// The changed program has a problem with these words, and no engine is made of it.
+  /// Checks that the changed program has a problem with these words, and that no engine can be made of it.
   void finds(const std::string& words, const std::function<void(Program*)>& change) {
     Program program = model.program;
     change(&program);
@@ -42,7 +42,7 @@ struct ProgramFixture {
     BOOST_CHECK_THROW((void)make_cpu_engine(program, std::make_shared<ThreadPool>(1)), EngineError);
   }
 
-  /// None of the changed program's problems has these words.
+  /// Checks that no problem of the changed program has these words.
   void does_not_find(const std::string& words, const std::function<void(Program*)>& change) {
     Program program = model.program;
     change(&program);

@@ -17,7 +17,7 @@ bool has_attention(const Program& program) {
                              [](const Op& op) { return std::holds_alternative<AttentionOp>(op); });
 }
 
-/// Of the program's first attention.
+/// Returns the attention shape of the program's first attention op.
 AttentionShape& heads_of(Program* program) {
   const auto found = std::ranges::find_if(
       program->body, [](const Op& op) { return std::holds_alternative<AttentionOp>(op); });
@@ -92,10 +92,10 @@ BOOST_AUTO_TEST_CASE(unusable_buffers_are_found) {
 
 BOOST_AUTO_TEST_CASE(buffers_may_share_bytes_when_their_lives_are_apart) {
   Program program = model.program;
-  // The gated activations are made after the last use of the layer's qkv.
+  // The gated activations are written after the last use of the layer's qkv.
   program.buffers[4].offset = program.buffers[2].offset;
   BOOST_TEST(program.validate().empty());
-  // The normed ones are read by the op that makes qkv.
+  // The op that writes qkv reads the normed activations.
   program.buffers[1].offset = program.buffers[2].offset;
   BOOST_TEST(!program.validate().empty());
 }
@@ -241,7 +241,7 @@ BOOST_AUTO_TEST_CASE(unusable_sites_are_found) {
 
 BOOST_AUTO_TEST_CASE(unusable_experts_are_found) {
   RandomModel mixture({.num_experts = 6, .routing = {.top_k = 2}, .max_rank = 4});
-  // Of the first layer: embedding, rope, norm, qkv, attention, dense, norm, router, experts.
+  // Ops of the first layer: embedding, rope, norm, qkv, attention, dense, norm, router, experts.
   constexpr std::size_t kExperts = 8;
   BOOST_TEST(mixture.program.validate().list().empty());
   const auto finds_in_mixture = [&](const std::string& problem, const auto& damage) {

@@ -203,7 +203,7 @@ BOOST_AUTO_TEST_CASE(unusable_sparse_layers_are_found) {
 }
 
 BOOST_AUTO_TEST_CASE(unusable_neurons_are_found) {
-  // 7 is the gated layer, 8 the one that reads it.
+  // Op 7 is the gated layer; op 8 reads its output.
   model = RandomModel({.shape = {.hidden_size = 64, .attention = {4, 2, 16}},
                        .intermediate_size = 128,
                        .activation = LinearEpilogue::kReluMul,
@@ -242,7 +242,7 @@ BOOST_AUTO_TEST_CASE(unusable_neurons_are_found) {
 }
 
 BOOST_AUTO_TEST_CASE(unusable_scores_of_gates_are_found) {
-  // 6 is the norm, 7 to 9 are the predictor, 10 is the gated layer.
+  // Op 6 is the norm, ops 7 to 9 are the predictor, op 10 is the gated layer.
   model = RandomModel({.intermediate_size = 64,
                        .activation = LinearEpilogue::kReluMul,
                        .is_sparse = true,

@@ -1,4 +1,4 @@
-// An engine of quantised weights computes what one computes with the values that they stand for.
+// An engine with quantised weights gives the results of one with the dequantised weights.
 
 #include <algorithm>
 #include <boost/test/data/monomorphic.hpp>
@@ -30,7 +30,7 @@ constexpr Quantization kQuantizations[] = {
     {.algo = QuantAlgo::kW4A8, .group_size = 16, .zero_points = true},
 };
 
-/// The program with its matrices of integers, or those with a code, replaced by their values.
+/// Returns the program with its quantised matrices (or only those with a codebook) replaced by their values.
 Program dequantized(Program program, Storage* storage, bool only_coded = false) {
   for (auto* ops : {&program.body, &program.head}) {
     for (auto& op : *ops) {
@@ -60,7 +60,7 @@ BOOST_AUTO_TEST_SUITE(quantized_engine)
 
 BOOST_DATA_TEST_CASE(logits_are_those_of_the_values_that_the_weights_stand_for,
                      data::xrange(std::size(kQuantizations)) * data::make({0, 4}), index, num_experts) {
-  // Activations that are rounded may choose another expert.
+  // Rounded activations may choose another expert.
   if (num_experts > 0 && rounds_activations(kQuantizations[index].algo)) return;
   RandomModel model({.dtype = DType::kFloat32,
                      .num_experts = num_experts,
@@ -85,15 +85,15 @@ BOOST_DATA_TEST_CASE(logits_are_those_of_the_values_that_the_weights_stand_for,
   const auto actual = run(model.program, pieces);
   float greatest = 0.0F;
   for (const float logit : expected) greatest = std::max(greatest, std::abs(logit));
-  // Weight-only sums differ in their roundings alone. Activations that become int8 are off by up to half of 1
-  // / 127 of their row's greatest, in each of four layers before the logits and two layers deep.
+  // Weight-only sums differ only in rounding. int8 activations have an error of up to half of 1 / 127 of
+  // their row's maximum, in each of four layers before the logits, two layers deep.
   const float tolerance = rounds_activations(kQuantizations[index].algo) ? 0.1F : 2e-5F;
   for (std::size_t i = 0; i < expected.size(); ++i) {
     BOOST_TEST_REQUIRE(std::abs(actual[i] - expected[i]) <= tolerance * greatest, "logit " << i);
   }
 }
 
-/// Of an engine of each type that is made of numbers of a table, and what they are rounded to.
+/// An engine type for weights with a codebook, and the type that their values are rounded to.
 struct Coded {
   DType dtype;
   DType value_type;

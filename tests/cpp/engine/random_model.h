@@ -25,23 +25,23 @@ struct ModelOptions {
   std::int64_t vocab_size = 61;
   std::int32_t num_layers = 2;
   ModelShape shape{.hidden_size = 48, .attention = {4, 2, 12}};
-  /// Of layers 1, 3, 5, ...; those of `shape` where it says nothing.
+  /// Attention of layers 1, 3, 5, ...; nullopt: that of `shape`.
   std::optional<AttentionShape> other_attention = std::nullopt;
   std::int64_t intermediate_size = 37;
-  /// 0: none; else the layers have experts of intermediate_size instead of one MLP.
+  /// 0: no experts; otherwise each layer has experts of intermediate_size instead of one MLP.
   std::int32_t num_experts = 0;
   Routing routing = {};
   bool biases = false;
-  /// Of the MLP; one without a gate has no second part.
+  /// Activation of the MLP; without a gate the layer has no second part.
   LinearEpilogue activation = LinearEpilogue::kSiluMul;
   float threshold = 0.0F;
-  /// Added to the biases of what goes through the activation.
+  /// Added to the biases of the layer before the activation.
   float gate_bias = 0.0F;
-  /// What a ReLU gates has rows, and what reads a ReLU knows it.
+  /// True if ReLU-gated layers have rows, and the layers that read their output use its zeros.
   bool is_sparse = false;
-  /// What a ReLU gates, and what reads it, has neurons, and no rows.
+  /// True if ReLU-gated layers and the layers that read their output have neurons, and no rows.
   bool has_neurons = false;
-  /// Of predictors that close gates of scores below least_score; 0: there are none.
+  /// Rank of predictors that close gates with scores below least_score; 0 for no predictors.
   std::int64_t predictor_rank = 0;
   float least_score = 0.0F;
   bool head_norms = false;
@@ -50,10 +50,10 @@ struct ModelOptions {
   std::int32_t max_num_tokens = 256;
   std::int32_t max_seq_len = 300;
   std::int32_t tokens_per_block = 16;
-  /// 0: no adapters.
+  /// 0 for no adapters.
   std::int32_t max_rank = 0;
   std::uint64_t seed = 1;
-  /// Of the linear layers; lm_head, then a matrix of its own, is W8A16.
+  /// Quantisation of the linear layers; lm_head is then a separate W8A16 matrix.
   Quantization quantization = {};
   bool int8_kv_cache = false;
   bool keep_logit_rows = true;
@@ -92,8 +92,8 @@ class RandomModel {
 
   Program program;
 
-  /// An adapter of rank 1 to max_rank on every site but some parts, or of `rank` on all parts when it is
-  /// given.
+  /// Makes an adapter on every site except some parts, with ranks from 1 to max_rank; if `rank` is given, all
+  /// parts have that rank.
   DeviceAdapter adapter(std::uint64_t seed, bool dora, std::int32_t rank = 0, bool shift = false) {
     Random random(seed);
     DeviceAdapter result{.task_id = seed, .sites = {}};
@@ -158,7 +158,7 @@ class RandomModel {
     return parts;
   }
 
-  /// Sites of all experts of a layer; the first one's.
+  /// Adds the sites of all experts of a layer; returns the first one.
   std::int32_t expert_sites(std::int32_t layer, const std::vector<LoraPart>& parts, std::int64_t k) {
     if (options_.max_rank == 0) return -1;
     const auto first = static_cast<std::int32_t>(program.lora.sites.size());
@@ -189,7 +189,7 @@ class RandomModel {
     program.body.push_back(std::move(op));
   }
 
-  /// Of a gated layer, whose norm reads `hidden`.
+  /// Adds the predictor of a gated layer, whose norm reads `hidden`.
   void add_predictor(BufferId hidden, LinearOp* gated) {
     const std::int64_t inner = gated->parts[0].weight.n;
     if (predictor_.scores == kNoBuffer) {
@@ -265,7 +265,7 @@ class RandomModel {
     const AttentionBuffers usual = attention_buffers(shape.attention);
     const BufferId gated = buffer("gated", activation, RowKind::kTokens, options_.intermediate_size);
     const AttentionShape other_shape = options_.other_attention.value_or(shape.attention);
-    // The pairs of elements that turn, which the heads of all layers have.
+    // Number of rotated pairs, which the heads of all layers have.
     const std::int64_t half = std::min(shape.attention.head_dim, other_shape.head_dim) / 2;
     const BufferId cosine = buffer("cosine", DType::kFloat32, RowKind::kTokens, half);
     const BufferId sine = buffer("sine", DType::kFloat32, RowKind::kTokens, half);

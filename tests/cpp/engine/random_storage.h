@@ -38,7 +38,7 @@ class Random {
   std::uint64_t state_;
 };
 
-/// Weights and vectors with addresses that stay.
+/// Weights and vectors whose addresses do not change.
 class Storage {
  public:
   PanelMatrix matrix(DType dtype, std::int64_t n, std::int64_t k, float bound, Random* random) {
@@ -51,14 +51,14 @@ class Storage {
     }
     return {memory.data(), dtype, n, k};
   }
-  /// W[n, k] of these values.
+  /// Makes W[n, k] of these values.
   PanelMatrix matrix(DType dtype, std::int64_t n, std::int64_t k, const std::vector<float>& values) {
     const auto& memory = memories_.emplace_back(panel_bytes(dtype, n, k));
     pack_panels(memory.data(), dtype, n, k, 0, n, reinterpret_cast<const std::byte*>(values.data()),
                 DType::kFloat32, k);
     return {memory.data(), dtype, n, k};
   }
-  /// Random integers and scales, of values like those of matrix() with this bound.
+  /// Makes random integers and scales, whose values are like those of matrix() with this bound.
   PanelMatrix quantized(const Quantization& how, DType dtype, std::int64_t n, std::int64_t k, float bound,
                         Random* random) {
     const bool is_int4 = has_few_bits(how.algo);
@@ -82,7 +82,7 @@ class Storage {
     }
     return made;
   }
-  /// The same matrix, with rows behind its panels.
+  /// Returns the same matrix with rows after its panels.
   PanelMatrix with_rows(const PanelMatrix& matrix) {
     PanelMatrix made = matrix;
     made.has_rows = true;
@@ -99,7 +99,7 @@ class Storage {
     made.data = memory.data();
     return made;
   }
-  /// The same matrix, with columns behind its panels.
+  /// Returns the same matrix with columns after its panels.
   PanelMatrix with_columns(const PanelMatrix& matrix) {
     PanelMatrix made = matrix;
     made.has_columns = true;
@@ -116,7 +116,7 @@ class Storage {
     made.data = memory.data();
     return made;
   }
-  /// Rows of up and columns of down, neuron by neuron.
+  /// Returns the rows of up and columns of down, neuron by neuron.
   NeuronTable neurons(const PanelMatrix& up, const PanelMatrix& down) {
     NeuronTable made{.dtype = up.dtype, .count = up.n, .size = up.k};
     const auto& memory = memories_.emplace_back(made.bytes());
@@ -148,7 +148,7 @@ class Storage {
   }
 
  private:
-  /// One of two orders of so many inputs, so that some of a layer's parts have the same.
+  /// Returns one of two permutations of the inputs, so that some parts of a layer share one.
   static std::vector<std::int32_t> order(std::int64_t k, Random* random) {
     Random own(static_cast<std::uint64_t>(k * 2 + random->below(2)));
     std::vector<std::int32_t> order(static_cast<std::size_t>(k));
@@ -164,7 +164,7 @@ class Storage {
   std::deque<std::vector<float>> vectors_;
 };
 
-/// Rows of W[n, k] as float32.
+/// Returns the rows of W[n, k] as float32.
 inline std::vector<float> unpack(const PanelMatrix& matrix) {
   std::vector<float> values(static_cast<std::size_t>(matrix.n * matrix.k));
   for (std::int64_t row = 0; row < matrix.n; ++row)

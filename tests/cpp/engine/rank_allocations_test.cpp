@@ -1,5 +1,4 @@
-// The memory of exchanges between ranks: once steps of a kind have run, the next of that kind allocates
-// nothing.
+// Memory of exchanges between ranks: in steady state, steps of one kind allocate nothing.
 
 #include <boost/test/data/monomorphic.hpp>
 #include <boost/test/data/test_case.hpp>
@@ -20,7 +19,7 @@ namespace {
 
 namespace data = boost::unit_test::data;
 
-/// All layers' sums, those of the norms of all heads, and fully sharded adapters.
+/// Program with the sums of all layers, the sums of norms over all heads, and fully sharded adapters.
 Program program_of(const Program& whole, std::int32_t num_ranks) {
   Program program = with_shared_adapters(with_cut_layers(whole, 0, num_ranks));
   for (std::size_t i = 0; i < program.body.size(); ++i) {
@@ -40,7 +39,7 @@ Program program_of(const Program& whole, std::int32_t num_ranks) {
 
 BOOST_AUTO_TEST_SUITE(rank_allocations)
 
-// Of 256 floats a token: short steps' sums are made at once, those of 1600 tokens in chunks.
+// 256 floats per token: sums of short steps are computed at once, those of 1600 tokens in chunks.
 BOOST_DATA_TEST_CASE(steady_steps_allocate_nothing, data::make({2, 3}) * data::make({1, 100, 1600}),
                      num_ranks, tokens) {
   RandomModel model({.shape = {.hidden_size = 256, .attention = {2, 1, 8}},

@@ -37,7 +37,7 @@ Choice route(const Routing& routing, const std::vector<float>& logits) {
   return choice;
 }
 
-/// The rules of Routing, in double and by sorting.
+/// Reference: the rules of Routing in double, by sorting.
 Choice expected(const Routing& routing, const std::vector<float>& logits) {
   const std::size_t experts = logits.size();
   std::vector<double> scores(logits.begin(), logits.end());
@@ -108,7 +108,7 @@ BOOST_AUTO_TEST_CASE(tokens_take_the_experts_that_the_rules_say) {
     const Choice wanted = expected(routing, logits);
     BOOST_TEST(actual.experts == wanted.experts, boost::test_tools::per_element());
     for (std::size_t i = 0; i < wanted.weights.size(); ++i) {
-      // A few roundings of float32, and the kernels' exponential.
+      // Covers a few float32 roundings, and the error of the kernels' exponential.
       BOOST_TEST(std::abs(actual.weights[i] - wanted.weights[i]) <= 3e-6F);
     }
   }
@@ -119,7 +119,8 @@ BOOST_AUTO_TEST_CASE(of_equal_experts_the_first_ones_are_taken) {
   BOOST_TEST(choice.experts == (std::vector<std::int32_t>{0, 1, 2}), boost::test_tools::per_element());
 }
 
-// Whatever an adapter makes of a router, no other memory is touched: only experts that exist are chosen.
+// Whatever an adapter does to a router's logits, only existing experts are chosen, so no other memory is
+// accessed.
 BOOST_AUTO_TEST_CASE(logits_that_are_no_numbers_choose_experts_that_exist) {
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
   constexpr float kInfinity = std::numeric_limits<float>::infinity();

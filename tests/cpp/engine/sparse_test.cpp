@@ -1,4 +1,4 @@
-// Layers about a ReLU: what is left out changes no bit.
+// ReLU-gated layers: skipping inactive neurons changes no bit.
 
 #include <algorithm>
 #include <boost/test/data/monomorphic.hpp>
@@ -49,7 +49,7 @@ std::unique_ptr<Engine> engine_of(const RandomModel& model, const std::string& k
   return made;
 }
 
-/// So many sequences of one token each, every other one with an adapter.
+/// Makes `sequences` sequences of one token each, every second one with an adapter.
 StepArrays decoding(std::int64_t sequences, const std::vector<DeviceAdapter>& adapters) {
   std::vector<Piece> pieces;
   for (std::int64_t i = 0; i < sequences; ++i) {
@@ -61,13 +61,13 @@ StepArrays decoding(std::int64_t sequences, const std::vector<DeviceAdapter>& ad
   return StepArrays(pieces);
 }
 
-/// Down's outputs are whole panels, so that it has columns.
+/// The outputs of down are whole panels, so that it has columns.
 ModelOptions with_columns(ModelOptions options) {
   options.shape = {.hidden_size = 192, .attention = {4, 2, 12}};
   return options;
 }
 
-/// In batches of several sizes, with adapters of `sparse`, which the models share.
+/// Compares batches of several sizes, with the adapters of `sparse` in both models.
 void require_same_bits(RandomModel* dense, RandomModel* sparse, const std::string& kernels) {
   const std::vector<DeviceAdapter> adapters{sparse->adapter(5, true, 0, true), sparse->adapter(6, false, 3)};
   for (const int threads : kSanitizedPart ? std::vector{3} : std::vector{1, 3}) {
@@ -97,14 +97,14 @@ BOOST_DATA_TEST_CASE(sparse_layers_have_the_bits_of_dense_ones,
   require_same_bits(&dense, &sparse, kernels);
 }
 
-// Of widths in whole panels, down has columns.
+// With widths in whole panels, down has columns.
 BOOST_DATA_TEST_CASE(columns_have_the_bits_of_panels,
                      kernel_tables() * data::make({0, 1, 2}) * data::make({0, 1, 2}) *
                          data::make({kClosed, -1.3F, 0.0F, kOpen}),
                      kernels, dtype_index, activation_index, gate_bias) {
   const DType dtype = dtype_index == 2 ? DType::kFloat16 : kDTypes[dtype_index];
   const LinearEpilogue activation = kActivations[activation_index];
-  if (dtype == DType::kFloat16 && is_relu_gated(activation)) return;  // there are no such rows
+  if (dtype == DType::kFloat16 && is_relu_gated(activation)) return;  // no such rows exist
   RandomModel dense(with_columns(options_of(dtype, activation, gate_bias, false)));
   RandomModel sparse(with_columns(options_of(dtype, activation, gate_bias, true)));
   require_same_bits(&dense, &sparse, kernels);
@@ -117,7 +117,7 @@ ModelOptions predicted_options(DType dtype, LinearEpilogue activation, float lea
   return options;
 }
 
-// Scores close some gates, or nearly none, or all: reading fewer of them changes no bit.
+// Scores close some gates, nearly none, or all: skipping them changes no bit.
 BOOST_DATA_TEST_CASE(gates_that_are_not_read_change_no_bit,
                      kernel_tables() * data::make({0, 1}) * data::make({0, 1, 2}) *
                          data::make({-50.0F, 0.0F, 0.4F, 50.0F}),
@@ -129,7 +129,7 @@ BOOST_DATA_TEST_CASE(gates_that_are_not_read_change_no_bit,
   require_same_bits(&dense, &sparse, kernels);
 }
 
-/// W x.
+/// Returns W x.
 std::vector<double> product(const PanelMatrix& weight, const std::vector<double>& x) {
   const std::vector<float> values = unpack(weight);
   std::vector<double> y(static_cast<std::size_t>(weight.n));
@@ -148,10 +148,10 @@ std::vector<double> normed(const RmsNormOp& op, const std::vector<double>& x) {
   return y;
 }
 
-/// The ops of RandomModel with one layer and a predictor, behind attention.
+/// Op numbers of a RandomModel with one layer and a predictor after attention.
 constexpr std::size_t kNorm = 7, kFirst = 8 + 1, kSecond = 8 + 2, kGated = 8 + 3, kDown = 8 + 4;
 
-/// The logits of a token, where attention adds nothing.
+/// Returns the logits of a token if attention adds nothing.
 std::vector<double> logits_by_formula(const Program& program, std::int32_t token) {
   const auto linear = [&](std::size_t at) -> const LinearOp& { return std::get<LinearOp>(program.body[at]); };
   const PanelMatrix& table = std::get<EmbeddingOp>(program.body[0]).table;
@@ -180,7 +180,7 @@ std::vector<double> logits_by_formula(const Program& program, std::int32_t token
   return product(table, normed(std::get<RmsNormOp>(program.head[0]), x));
 }
 
-// One sequence takes what reads few rows, eight take what reads everything.
+// One sequence uses the path for few rows, eight use the path that reads everything.
 BOOST_DATA_TEST_CASE(predicted_gates_follow_their_formula, kernel_tables() * data::make({1, 8}), kernels,
                      sequences) {
   ModelOptions options = predicted_options(DType::kFloat32, LinearEpilogue::kReluMul, 0.2F, true);
@@ -204,7 +204,8 @@ BOOST_DATA_TEST_CASE(predicted_gates_follow_their_formula, kernel_tables() * dat
   }
 }
 
-// Of the gated layer and of what reads it, by how much is left out; both are as large.
+// Bytes read of the gated layer and of the layer after it, for many or no closed gates; both have the same
+// size.
 BOOST_DATA_TEST_CASE(a_profile_counts_what_is_read, data::make({kClosed, kOpen}), gate_bias) {
   RandomModel model(options_of(DType::kFloat32, LinearEpilogue::kReluMul, gate_bias, true));
   const auto profile = std::make_shared<StepProfile>(1);
@@ -222,11 +223,11 @@ BOOST_DATA_TEST_CASE(a_profile_counts_what_is_read, data::make({kClosed, kOpen})
     return bytes;
   };
   constexpr std::int64_t kLayer = 72 * 320 * 4;
-  const std::int64_t closed = gate_bias == kClosed ? 2 * 2 * kLayer : 0;  // two of both layers
+  const std::int64_t closed = gate_bias == kClosed ? 2 * 2 * kLayer : 0;  // two parts in both layers
   BOOST_TEST(bytes_of(1) == bytes_of(8) - closed);
 }
 
-// All scores are too low: nothing is read of the gated layer, nor of a ReLU's without a gate.
+// All scores are too low: nothing is read of the gated layer, nor of an ungated ReLU layer.
 BOOST_DATA_TEST_CASE(a_profile_counts_gates_that_are_read, data::make({0, 1}), activation_index) {
   const LinearEpilogue activation = kActivations[activation_index];
   RandomModel model(predicted_options(DType::kFloat32, activation, 50.0F, true));
@@ -250,7 +251,7 @@ BOOST_DATA_TEST_CASE(a_profile_counts_gates_that_are_read, data::make({0, 1}), a
   BOOST_TEST(bytes_of(8) == kLayers * parts * (kBias + kWeight));
 }
 
-// Behind a step in which the gates were open, some steps read the gated layers whole, then one asks again.
+// After a step with open gates, some steps read the gated layers completely; then one checks again.
 BOOST_AUTO_TEST_CASE(open_gates_are_asked_for_again_after_some_steps) {
   RandomModel model(options_of(DType::kFloat32, LinearEpilogue::kReluMul, kOpen, true));
   DeviceAdapter closing = model.adapter(5, false, 2);

@@ -11,7 +11,7 @@
 
 namespace adaptrt::testing {
 
-/// The tokens of a sequence that a step takes.
+/// The tokens of a sequence in a step.
 struct Piece {
   std::vector<std::int32_t> tokens = {};
   std::int32_t first_position = 0;
@@ -21,7 +21,7 @@ struct Piece {
   std::int32_t adapter_from = 0;
 };
 
-/// A StepInput with what it refers to.
+/// A StepInput with the arrays that it refers to.
 class StepArrays {
  public:
   explicit StepArrays(const std::vector<Piece>& pieces) {
@@ -73,7 +73,7 @@ class StepArrays {
   std::vector<std::int32_t> adapters_from;
   std::vector<std::int32_t> given_rows;
   std::vector<const float*> given_embeddings;
-  /// All of them, unless changed.
+  /// All rows, unless changed.
   std::vector<std::int32_t> logit_rows;
   std::vector<std::int32_t> copies_from;
   std::vector<std::int32_t> copies_to;
@@ -99,7 +99,7 @@ inline StepResults results_of(Engine* engine, const StepInput& input) {
   return results;
 }
 
-/// The logits of a step, [R][vocab_size].
+/// Returns the logits of a step, [R][vocab_size].
 inline std::vector<float> logits_of(Engine* engine, const StepInput& input) {
   return results_of(engine, input).logits;
 }

@@ -12,7 +12,7 @@
 namespace adaptrt::testing::step_input_test {
 namespace {
 
-/// An engine with something in its KV pool, and a step that is sound.
+/// An engine with content in its KV pool, and a valid step.
 struct Fixture {
   Fixture() : model({.max_batch_size = 3, .max_num_tokens = 32, .max_seq_len = 40, .max_rank = 4}) {
     engine = make_cpu_engine(model.program, std::make_shared<ThreadPool>(1));
@@ -28,7 +28,7 @@ struct Fixture {
             {.tokens = {10, 11}, .first_position = 0, .prompt_length = 2, .blocks = {3}}};
   }
 
-  /// The changed step is refused with these words, and the pool is what it was before.
+  /// Checks that the changed step is refused with these words, and that the pool is unchanged.
   void refuses(const std::string& words, const std::function<void(StepArrays*)>& change) {
     StepArrays arrays(sound());
     change(&arrays);
@@ -147,7 +147,7 @@ BOOST_AUTO_TEST_CASE(bad_copies_are_refused) {
   refuses("copies_to has 1 elements, not 2", copies({1, 2}, {3}));
   refuses("copy 0 is of block -1 to block 4; the pool has 8 blocks", copies({-1}, {4}));
   refuses("copy 1 is of block 2 to block 8; the pool has 8 blocks", copies({2, 2}, {4, 8}));
-  // Each copy is told of once.
+  // Each copy is reported once.
   refuses("engine step: copy 0 is of block -1 to block 9; the pool has 8 blocks; copy 1 is",
           copies({-1, 2}, {9, 8}));
   refuses("copy 0 is of block 4 to itself", copies({4}, {4}));

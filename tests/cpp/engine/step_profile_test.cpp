@@ -23,7 +23,7 @@ using testing::StepArrays;
 
 constexpr std::int64_t kTwoBytes = 2;
 
-/// bfloat16, one layer: hidden 48, 4 heads and 2 key-value heads of 12, inner size 37 (padded to 38 as a k).
+/// bfloat16, one layer: hidden 48, 4 heads and 2 key-value heads of 12, inner size 37 (padded to 38 as k).
 const ModelOptions kOptions{.dtype = DType::kBFloat16, .num_layers = 1, .biases = true, .max_rank = 3};
 
 std::shared_ptr<StepProfile> profile_of(const RandomModel& model, const std::vector<Piece>& pieces,
@@ -36,7 +36,7 @@ std::shared_ptr<StepProfile> profile_of(const RandomModel& model, const std::vec
   return profile;
 }
 
-/// Five tokens of a prompt after three that are there already, and one that is generated at position 9.
+/// Five prompt tokens after three that are already computed, and one generated token at position 9.
 std::vector<Piece> prefill_and_decode(const DeviceAdapter* first, const DeviceAdapter* second) {
   return {
       {.tokens = {1, 2, 3, 4, 5}, .first_position = 3, .prompt_length = 8, .blocks = {0}, .adapter = first},
@@ -58,7 +58,7 @@ BOOST_AUTO_TEST_SUITE(step_profile)
 
 BOOST_AUTO_TEST_CASE(a_step_has_all_of_its_ops_one_after_another) {
   RandomModel model(kOptions);
-  model.program.max_batch_size = 4;  // six rows of logits then take two slices
+  model.program.max_batch_size = 4;  // six rows of logits then need two slices
   const auto steps = profile_of(model, prefill_and_decode(nullptr, nullptr), 3)->take_steps();
   BOOST_REQUIRE(steps.size() == 1);
   const StepRecord& step = steps[0];
@@ -92,7 +92,7 @@ BOOST_AUTO_TEST_CASE(linear_ops_count_weights_and_products) {
   BOOST_TEST((linear[0] == OpCost{.weight_bytes = 96 * 48 * kTwoBytes + 96 * 4,
                                   .activation_bytes = 6 * 48 * kTwoBytes + 6 * 96 * 4,
                                   .flops = 2 * 6 * 96 * 48}));
-  // The last of the MLP: 48 rows of 37, padded to 38; adds to float32[6, 48].
+  // Down projection of the MLP: 48 rows of 37, padded to 38; adds to float32[6, 48].
   BOOST_TEST((linear[3] == OpCost{.weight_bytes = 48 * 38 * kTwoBytes + 48 * 4,
                                   .activation_bytes = 6 * 37 * kTwoBytes + 2 * 6 * 48 * 4,
                                   .flops = 2 * 6 * 48 * 37}));
@@ -107,7 +107,7 @@ BOOST_AUTO_TEST_CASE(attention_counts_what_each_token_sees) {
   const auto steps = profile_of(model, prefill_and_decode(nullptr, nullptr))->take_steps();
   const auto attention = costs_of<AttentionOp>(steps.at(0), model.program.body, StepSection::kBody);
   BOOST_REQUIRE(attention.size() == 1);
-  // Positions 3 to 7 see 4 to 8 keys, position 9 sees 10. A token's keys and values are 2 * 24 bfloat16.
+  // Positions 3 to 7 attend to 4 to 8 keys, position 9 to 10. A token's keys and values are 2 * 24 bfloat16.
   BOOST_TEST(attention[0].flops == (4 + 5 + 6 + 7 + 8 + 10) * 4 * 48);
   BOOST_TEST(attention[0].kv_bytes == (8 + 10 + 6) * 2 * 24 * kTwoBytes);
 
@@ -116,7 +116,7 @@ BOOST_AUTO_TEST_CASE(attention_counts_what_each_token_sees) {
   RandomModel narrow(windowed);
   const auto narrow_steps = profile_of(narrow, prefill_and_decode(nullptr, nullptr))->take_steps();
   const auto seen = costs_of<AttentionOp>(narrow_steps.at(0), narrow.program.body, StepSection::kBody);
-  // Each token sees four keys; the prompt's five tokens see those of positions 0 to 7.
+  // Each token attends to four keys; the prompt's five tokens attend to positions 0 to 7.
   BOOST_TEST(seen.at(0).flops == 6 * 4 * 4 * 48);
   BOOST_TEST(seen.at(0).kv_bytes == (8 + 4 + 6) * 2 * 24 * kTwoBytes);
 }
@@ -130,7 +130,7 @@ BOOST_AUTO_TEST_CASE(an_adapter_is_read_once_and_multiplied_for_each_of_its_toke
     const auto steps = profile_of(model, prefill_and_decode(first, second))->take_steps();
     return costs_of<LinearOp>(steps.at(0), model.program.body, StepSection::kBody).at(3);
   };
-  // The last of the MLP: A[rank, 37] with k padded to 38, B[48, rank] with the rank padded to 4.
+  // Down projection: A[rank, 37] with k padded to 38, B[48, rank] with the rank padded to 4.
   const std::int64_t plain_bytes = (3 * 38 + 48 * 4) * kTwoBytes;
   const std::int64_t dora_bytes = (2 * 38 + 48 * 2) * kTwoBytes + 48 * 4;
   BOOST_TEST(cost(&plain, nullptr).adapter_bytes == plain_bytes);
@@ -142,7 +142,7 @@ BOOST_AUTO_TEST_CASE(an_adapter_is_read_once_and_multiplied_for_each_of_its_toke
   BOOST_TEST(cost(&plain, &dora).adapter_flops == 2 * (5 * 3 + 2) * (37 + 48));
 }
 
-// Each token has a router's logits of its own, so what a step takes is known from the op's own costs alone:
+// Each token has its own router logits, so the chosen experts must be derived from the op's own costs:
 // experts times the bytes of each, and rows times the products of each.
 BOOST_AUTO_TEST_CASE(experts_count_those_that_were_taken) {
   ModelOptions options = kOptions;
@@ -155,7 +155,7 @@ BOOST_AUTO_TEST_CASE(experts_count_those_that_were_taken) {
     return costs_of<ExpertsOp>(steps.at(0), model.program.body, StepSection::kBody).at(0);
   };
   const OpCost cost = cost_with(nullptr);
-  // Gate and up are 37 rows of 48, down 48 rows of 37, padded to 38, all with float32 biases.
+  // Gate and up have 37 rows of 48; down has 48 rows of 37, padded to 38; all have float32 biases.
   const std::int64_t of_expert = (2 * 37 * 48 + 48 * 38) * kTwoBytes + (2 * 37 + 48) * 4;
   BOOST_TEST(cost.weight_bytes % of_expert == 0);
   BOOST_TEST(cost.weight_bytes / of_expert >= 2);
@@ -196,7 +196,7 @@ BOOST_AUTO_TEST_CASE(a_step_that_is_refused_leaves_no_record) {
   BOOST_TEST(profile->take_steps().size() == 1);
 }
 
-// A layer with adapters has two parts, and what ranks exchange of x A^T stands between them.
+// A layer with adapters has two parts; the ranks' exchange of x A^T comes between them.
 BOOST_AUTO_TEST_CASE(a_low_rank_exchange_is_apart_from_its_layer) {
   RandomModel model(kOptions);
   const DeviceAdapter adapter = model.adapter(1, false, 3);

@@ -1,6 +1,6 @@
 #pragma once
 
-// The forms that weights of the tests' models have.
+// Weight formats of the tests' models.
 
 #include <cstdint>
 
@@ -23,7 +23,7 @@ inline constexpr Quantization kQuantizations[] = {
     {.algo = QuantAlgo::kW4A8, .group_size = 16, .zero_points = true},
     {.algo = QuantAlgo::kW4A8, .group_size = 8, .scale_type = DType::kFloat16},
 };
-/// LLM.int8() as engines of a type hold it.
+/// LLM.int8() in an engine of type `dtype`.
 inline Quantization llm_int8(DType dtype) {
   return {.algo = QuantAlgo::kW8A16,
           .scale_type = DType::kFloat32,
@@ -31,7 +31,7 @@ inline Quantization llm_int8(DType dtype) {
           .value_type = dtype};
 }
 
-/// NF4 as engines of a type hold it.
+/// NF4 in an engine of type `dtype`.
 inline Quantization coded(DType dtype) {
   return {.algo = QuantAlgo::kW4A16,
           .group_size = 8,
@@ -39,7 +39,7 @@ inline Quantization coded(DType dtype) {
           .code = WeightCode::kNF4,
           .value_type = dtype == DType::kFloat32 ? DType::kBFloat16 : dtype};
 }
-/// FP8 with as many inputs in a group.
+/// FP8 with this group size.
 inline Quantization float8(DType dtype, std::int64_t group_size) {
   return {.algo = QuantAlgo::kW8A16,
           .group_size = group_size,

@@ -1,4 +1,4 @@
-// An engine whose weights do not all fit into memory gives the bits of one that has them mapped.
+// An engine whose weights do not all fit into memory gives the bits of one with mapped weights.
 
 #include <sys/mman.h>
 
@@ -42,7 +42,7 @@ constexpr Quantization kQuantizations[] = {{.algo = QuantAlgo::kW8A16},
 constexpr std::int32_t kBlocks = 24;
 constexpr std::size_t kPlenty = std::size_t{1} << 30;
 
-/// A program whose weights are in a file. What it refers to is no memory: whoever reads it there crashes.
+/// A program whose weights are in a file. Its data pointers are not valid memory: reading them crashes.
 class ProgramInFile {
  public:
   explicit ProgramInFile(const Program& source) : program(source) {
@@ -133,7 +133,7 @@ class ProgramInFile {
   std::string content_;
 };
 
-/// The least memory that the engine can do with, from what it says of less.
+/// Returns the minimum memory that the engine needs, from its error for less.
 std::size_t least_memory(const ProgramInFile& file) {
   try {
     const auto engine = file.engine(1);
@@ -188,7 +188,7 @@ void check_same(const std::vector<std::vector<float>>& found,
   }
 }
 
-/// From all weights in memory down to the least, in nine steps.
+/// From memory for all weights down to the minimum, in nine steps.
 void check_budgets(ModelOptions options) {
   options.max_rank = 9;
   options.max_num_tokens = 400;
@@ -223,7 +223,7 @@ void check_budgets(ModelOptions options) {
 
 }  // namespace
 
-/// Steps over a file that is cut short fail, and do what they did before when it is whole again.
+/// Steps over a truncated file fail, and give the same results as before once the file is restored.
 template <class AnySteps>
 void check_cut_short(const AnySteps& steps, const ProgramInFile& file, Engine* engine) {
   const auto expected = steps.run(engine);
@@ -266,7 +266,7 @@ BOOST_DATA_TEST_CASE(of_experts, data::make({0, 2}), dtype) {
                  .biases = true});
 }
 
-/// Layers about a ReLU whose neurons are stored one by one.
+/// ReLU-gated layers whose neurons are stored one by one.
 ModelOptions neuron_options(DType dtype, LinearEpilogue activation, float gate_bias) {
   return {.dtype = dtype,
           .num_layers = 3,
@@ -281,7 +281,7 @@ ModelOptions neuron_options(DType dtype, LinearEpilogue activation, float gate_b
           .max_rank = 9};
 }
 
-/// Some neurons and experts often, others never.
+/// Makes a usage in which some neurons and experts are frequent and others are never used.
 WeightUsage usage_of(const Program& program) {
   WeightUsage usage{.tokens = 100, .of_ops = {}};
   for (std::size_t op = 0; op < program.body.size(); ++op) {
@@ -330,7 +330,7 @@ constexpr float kClosed = -20.0F;
 constexpr float kSparse = -1.3F;
 constexpr float kHalfOpen = 0.0F;
 
-/// Fifths of what lies between the least memory and all of it; of an odd one, neurons that are used often
+/// Budgets in fifths between the minimum memory and memory for all weights. For odd ones, frequent neurons
 /// come first.
 const std::vector<std::size_t> kBudgets =
     kSanitizedPart ? std::vector<std::size_t>{0, 1, 5} : std::vector<std::size_t>{0, 1, 2, 3, 4, 5};
@@ -346,7 +346,7 @@ BOOST_DATA_TEST_CASE(of_neurons_that_are_read_as_their_gates_open,
   const auto mapped = make_cpu_engine(model.program, std::make_shared<ThreadPool>(2), table);
   mapped->allocate_kv_blocks(kBlocks);
   const auto expected = steps.run(mapped.get());
-  // The same without neurons.
+  // The same model without neurons.
   Program dense = model.program;
   for (Op& op : dense.body) {
     auto* linear = std::get_if<LinearOp>(&op);
@@ -394,7 +394,7 @@ BOOST_AUTO_TEST_CASE(neurons_that_a_text_used_most_are_kept) {
   const ProgramInFile file(model.program);
   const SparseSteps steps(&model, 8);
   const std::size_t memory = least_memory(file) + 500000;
-  // What these very steps use, as the bits of what the gated layers make would say.
+  // The usage of these steps, derived from the bits of the gated layers' outputs.
   const auto read_with = [&](const WeightUsage& usage) {
     const auto engine = file.engine(memory, 2, usage);
     const std::uint64_t before = engine->weight_placement()->bytes_read;
@@ -459,7 +459,7 @@ BOOST_AUTO_TEST_CASE(slots_begin_with_the_experts_that_a_text_used_most) {
   BOOST_REQUIRE(counts.size() == 8U);
   BOOST_TEST(std::ranges::count(counts, 1U) == 2);
   BOOST_TEST(std::ranges::count(counts, 0U) == 6);
-  const std::size_t memory = least_memory(file) + 400000;  // which linear layers fit into
+  const std::size_t memory = least_memory(file) + 400000;  // enough for the linear layers
   const auto read_with = [&](const WeightUsage& given) {
     const auto engine = file.engine(memory, 2, given);
     const std::uint64_t before = engine->weight_placement()->bytes_read;
@@ -476,7 +476,7 @@ BOOST_AUTO_TEST_CASE(slots_begin_with_the_experts_that_a_text_used_most) {
       });
 }
 
-// A neuron counts with every row whose gate is open.
+// A neuron counts once for each row with an open gate.
 BOOST_DATA_TEST_CASE(usage_counts_open_gates, data::make({0, 2}), dtype) {
   RandomModel model(neuron_options(kDTypes[dtype], LinearEpilogue::kReluMul, kSparse));
   const SparseSteps steps(&model, 5);
@@ -490,7 +490,7 @@ BOOST_DATA_TEST_CASE(usage_counts_open_gates, data::make({0, 2}), dtype) {
     const auto engine =
         make_cpu_engine(program, std::make_shared<ThreadPool>(2), "", nullptr, nullptr, nullptr, usage);
     engine->allocate_kv_blocks(kBlocks);
-    // Reading never waits for a step, nor harms it.
+    // Reading never waits for a step and does not affect it.
     std::atomic<bool> is_over = false;
     bool has_shrunk = false;
     std::thread reader([&] {

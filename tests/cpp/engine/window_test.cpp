@@ -1,4 +1,4 @@
-// What a token sees through a sliding window, wherever the window begins.
+// Sliding windows: a token attends to the right keys, wherever the window begins.
 
 #include <boost/test/data/monomorphic.hpp>
 #include <boost/test/data/test_case.hpp>
@@ -19,7 +19,7 @@ BOOST_AUTO_TEST_SUITE(window)
 BOOST_DATA_TEST_CASE(a_decode_sees_what_it_sees_in_the_whole_prompt,
                      boost::unit_test::data::make({16, 23}) * boost::unit_test::data::make({false, true}),
                      tokens_per_block, int8_kv_cache) {
-  // With 70 positions in the window and tiles of 64, the first visible one moves over all places in a tile.
+  // With a window of 70 positions and tiles of 64, the first visible position takes all places in a tile.
   constexpr std::int32_t kLength = 210;
   RandomModel model(
       {.sliding_window = 70, .tokens_per_block = tokens_per_block, .int8_kv_cache = int8_kv_cache});

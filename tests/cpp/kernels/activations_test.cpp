@@ -20,8 +20,8 @@ using Kernel = void (*)(const ActivatedTile&);
 constexpr std::int64_t kWidths[] = {1, 5, 15, 16, 17, 31, 48, 64};
 constexpr std::int64_t kRows = 3, kStride = 64;
 
-/// A function and how far from it the kernel may be where its results are float32 and bfloat16: a share of
-/// the result, and one of the factors (x, linear) that the result is the product of and Phi.
+/// A function and the kernel's maximum error for float32 and bfloat16 results: relative to the result, and
+/// relative to the product of the factors (x, linear) without Phi.
 struct Bounds {
   double relative;
   double of_factors;
@@ -41,7 +41,7 @@ std::vector<Activation> activations(const KernelTable& table) {
   const double few_roundings = kExpRelativeError + 4e-7;
   return {
       {table.silu, [](double x) { return x / (1.0 + std::exp(-x)); }, {few_roundings, 0.0}},
-      // Phi is off by less than 1.5e-7, so the product by that share of x.
+      // Phi has an error below 1.5e-7, so the product has that error times x.
       {table.gelu, [](double x) { return x * phi(x); }, {0.0, 5e-7}},
       {table.gelu_tanh,
        [](double x) {
@@ -122,7 +122,8 @@ BOOST_DATA_TEST_CASE(activations_match_float64, kernel_tables(), name) {
         });
         for (std::int64_t i = width; i < kStride; ++i) BOOST_TEST(out[i] == kPoison);
 
-        // Shorter polynomials: within 3e-4 of the function, and Phi(-5) of its factors behind Phi's tail.
+        // Shorter polynomials: the error is within 3e-4 of the function, plus Phi(-5) of its factors in Phi's
+        // tail.
         std::vector<std::uint16_t> narrow(kRows * kStride, 0x7fc0);
         tile.out = reinterpret_cast<std::byte*>(narrow.data());
         tile.out_stride = kStride * sizeof(std::uint16_t);
@@ -237,7 +238,7 @@ BOOST_DATA_TEST_CASE(gates_of_low_scores_are_closed, kernel_tables(), name) {
     FreshRandom random;
     auto scores = random.vector(width + 1);
     auto gates = random.vector(width + 1, -3.0F, 3.0F);
-    scores[0] = 0.25F;  // as much as is asked for
+    scores[0] = 0.25F;  // equal to the threshold
     gates[static_cast<std::size_t>(width / 2)] = not_a_number;
     if (width > 4) scores[3] = not_a_number;
     const auto before = gates;

@@ -20,19 +20,19 @@ namespace {
 
 namespace data = boost::unit_test::data;
 
-/// Sizes of a head and of the blocks that its keys and values lie in.
+/// Sizes of a head and of the blocks with its keys and values.
 struct Shape {
   std::int64_t head_dim = 64;
   std::int64_t rows_per_position = 4;
   std::int64_t tokens_per_block = 32;
   std::int64_t sliding_window = 0;
   std::int64_t length = 150;
-  /// How many times greater the last tokens' keys are than the first's.
+  /// Ratio of the last tokens' keys to the first token's.
   float key_growth = 1.0F;
   float softcap = 0.0F;
   std::int64_t look_ahead = 0;
   bool biased = false;
-  /// The sinks of heads are up to so much to either side of 0; 0: there are none.
+  /// Sinks are between -sinks and sinks; 0 for none.
   float sinks = 0.0F;
 };
 
@@ -63,7 +63,7 @@ class Head {
         groups_per_block_(slots_ / kKeyGroup) {
     const std::int64_t blocks = (shape.length + shape.tokens_per_block - 1) / shape.tokens_per_block;
     const auto size = static_cast<std::int64_t>(is_int8 ? 1 : size_of(dtype));
-    // What is in no token's slot: keys that are not a number, and values that are only finite.
+    // Slots without tokens: keys are NaN, and values are only finite.
     keys_.assign(static_cast<std::size_t>(blocks * slots_ * shape.head_dim * size), std::byte{0xff});
     values_.assign(static_cast<std::size_t>(blocks * slots_ * columns_ * size), std::byte{0x33});
     key_scales_.assign(static_cast<std::size_t>(blocks * slots_), std::nanf(""));
@@ -79,8 +79,8 @@ class Head {
       wide_queries_.push_back(load_as_float(queries_.data(), type, i));
   }
 
-  /// Output [count * rows_per_position, head_dim] of positions [first, first + count), computed together,
-  /// over so many tiles of keys at once.
+  /// Returns the output [count * rows_per_position, head_dim] of positions [first, first + count), computed
+  /// together, with this many key tiles at a time.
   [[nodiscard]] std::vector<float> attend(const KernelTable& table, std::int64_t first, std::int64_t count,
                                           std::int64_t tiles_at_once = 8) const {
     const std::int64_t rows = count * shape_.rows_per_position;
@@ -129,8 +129,8 @@ class Head {
     return out;
   }
 
-  /// The same of one row by its definition in float64, and a bound for each element: the weighted sum of the
-  /// values' magnitudes.
+  /// Float64 reference for one row, with a bound for each element: the weighted sum of the values'
+  /// magnitudes.
   void expect(std::int64_t row, std::vector<double>* out, std::vector<double>* magnitude) const {
     const std::int64_t position = row / shape_.rows_per_position;
     std::vector<double> weights;
@@ -211,8 +211,8 @@ class Head {
     }
   }
 
-  /// Stores a random element, int8 with that scale and others up to `greatest`, and returns what it stands
-  /// for.
+  /// Stores a random element (int8 with this scale, others up to `greatest`) and returns the value that it
+  /// represents.
   float store(std::vector<std::byte>* to, std::int64_t index, float scale, float greatest,
               FreshRandom* random) const {
     const auto at = static_cast<std::size_t>(index);
@@ -249,7 +249,7 @@ auto all_kinds() {
          data::make({0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10});
 }
 
-/// Of rows that are compared with float64, which takes most of the time.
+/// Stride of the rows that are compared with float64, which takes most of the time.
 constexpr std::int64_t kStride = sanitized(35, 5);
 
 BOOST_AUTO_TEST_SUITE(attention)
@@ -260,8 +260,8 @@ BOOST_DATA_TEST_CASE(a_chunk_matches_float64, all_kinds(), name, dtype_index, is
   FreshRandom random;
   const Head head(kShapes[shape_index], dtype, is_int8, &random);
   const Shape& shape = head.shape();
-  // Probabilities are rounded to bfloat16 where the engine's type is that; a score is off by the roundings of
-  // at most 128 products of up to 2.3, times ln 2 and the growth of the keys.
+  // Probabilities are rounded to bfloat16 if that is the engine's type. A score has the rounding errors of at
+  // most 128 products of up to 2.3, times ln 2 and the growth of the keys.
   const double probability = dtype == DType::kBFloat16 ? 0x1p-8 : 0x1p-21;
   const double score = 128.0 * 128.0 * 2.3 * 0x1p-24 * shape.key_growth;
   const auto out = head.attend(table, 0, shape.length);
@@ -286,7 +286,7 @@ BOOST_DATA_TEST_CASE(a_row_has_the_same_bits_in_every_chunk, all_kinds(), name, 
   const Shape& shape = head.shape();
   const auto together = head.attend(table, 0, shape.length);
   const auto row = static_cast<std::size_t>(shape.rows_per_position * shape.head_dim);
-  // A few positions, and so many that their rows are several blocks.
+  // A few positions, and so many that their rows fill several blocks.
   constexpr std::int64_t kCounts[] = {1, 2, 3, 4, 5, 21, 35};
   std::int64_t count = 0;
   for (std::int64_t first = 0, i = 0; first < shape.length; first += count, ++i) {

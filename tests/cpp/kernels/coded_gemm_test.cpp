@@ -19,13 +19,13 @@ struct Values {
   DType engine;
   DType value;
 };
-/// What an engine of each type can hold.
+/// Value types that an engine of each type can have.
 constexpr Values kValues[] = {{DType::kFloat32, DType::kFloat32},
                               {DType::kFloat32, DType::kFloat16},
                               {DType::kFloat32, DType::kBFloat16},
                               {DType::kFloat16, DType::kFloat16},
                               {DType::kBFloat16, DType::kBFloat16}};
-/// Scales of every type, groups of one word and of more than a part of k.
+/// Scales of every type; groups of one word, and of more than a part of k.
 Quantization quantization_of(WeightCode code, DType value, std::int64_t group_size) {
   if (code == WeightCode::kLLMInt8) {
     return {.algo = QuantAlgo::kW8A16, .scale_type = DType::kFloat32, .code = code, .value_type = value};
@@ -41,7 +41,7 @@ Quantization quantization_of(WeightCode code, DType value, std::int64_t group_si
 }
 constexpr std::int64_t kGroupSizes[] = {8, 40, 64, 320};
 
-/// The matrix as one of the engine's type.
+/// Returns the matrix in the engine's type.
 std::vector<std::byte> plain_panels(const QuantizedMatrix& matrix, DType engine) {
   const auto values = matrix.values();
   std::vector<std::byte> panels(panel_bytes(engine, matrix.n, matrix.k));
@@ -50,8 +50,8 @@ std::vector<std::byte> plain_panels(const QuantizedMatrix& matrix, DType engine)
   return panels;
 }
 
-/// Whether rows have the same product with the matrix as with it in the engine's type. `gemm` has neither
-/// panel nor output yet.
+/// True if rows have the same product with the matrix as with its values in the engine's type. `gemm` has no
+/// panel and no output yet.
 bool has_bits_of_plain(const KernelTable& table, DType engine, const QuantizedMatrix& matrix,
                        const std::vector<std::byte>& plain, PanelGemm gemm) {
   const auto type = static_cast<std::size_t>(engine);
@@ -70,7 +70,7 @@ bool has_bits_of_plain(const KernelTable& table, DType engine, const QuantizedMa
 
 BOOST_AUTO_TEST_SUITE(coded_gemm)
 
-// Each product in float32, rounded once, computed here by themselves.
+// Each product is computed here in float32 and rounded once.
 BOOST_AUTO_TEST_CASE(weights_are_numbers_of_the_table_times_scales) {
   constexpr std::int64_t kInputs = 16;
   const float scales[] = {0.3F, 1e-3F};
@@ -98,7 +98,7 @@ BOOST_AUTO_TEST_CASE(weights_are_numbers_of_the_table_times_scales) {
   }
 }
 
-// A sign, four bits of exponent e and three of fraction m: 2^(e - 7) (1 + m / 8), or 2^-6 m / 8 where e is 0.
+// A sign, four exponent bits e and three fraction bits m: 2^(e - 7) (1 + m / 8), or 2^-6 m / 8 if e is 0.
 BOOST_AUTO_TEST_CASE(weights_are_numbers_of_float8_times_scales) {
   constexpr std::int64_t kInputs = 256;
   const float scales[] = {0.3F, 1e-3F};
@@ -131,7 +131,7 @@ BOOST_AUTO_TEST_CASE(weights_are_numbers_of_float8_times_scales) {
   }
 }
 
-// bitsandbytes multiplies twice, and rounds twice: no single scale gives all of these bits.
+// bitsandbytes multiplies and rounds twice: no single scale gives all of these bits.
 BOOST_AUTO_TEST_CASE(weights_of_llm_int8_are_multiplied_by_the_scale_and_then_by_the_factor) {
   constexpr std::int64_t kInputs = 256;
   const float scales[] = {0.3F, 1.7e-3F};
@@ -173,7 +173,7 @@ BOOST_DATA_TEST_CASE(products_and_panels_have_the_bits_of_the_values_stored,
     for (const std::int64_t group_size : kGroupSizes) {
       const Quantization how = quantization_of(static_cast<WeightCode>(code), value, group_size);
       for (const std::int64_t width : {1, 7, 16, 40, 61, 64}) {
-        // The last group of FP8 may be shorter, and LLM.int8() has none.
+        // The last group of FP8 may be shorter; LLM.int8() has no groups.
         const bool any_inputs = how.algo == QuantAlgo::kW8A16;
         const std::int64_t k = group_size * (group_size < 64 ? 9 : 2) - (any_inputs ? 6 : 0);
         const QuantizedMatrix matrix(how, width, k, &random);
@@ -207,7 +207,7 @@ BOOST_DATA_TEST_CASE(products_and_panels_have_the_bits_of_the_values_stored,
   }
 }
 
-// Few rows add such scales to exponents where no product is infinite or subnormal, group by group.
+// For few rows, such scales are added to exponents if no product is infinite or subnormal, group by group.
 BOOST_DATA_TEST_CASE(scales_may_be_powers_of_two, kernel_tables() * data::make({8, 32}), name, group_size) {
   constexpr auto kBFloat16 = static_cast<std::size_t>(DType::kBFloat16);
   constexpr std::int64_t kInputs = 320;
@@ -220,7 +220,7 @@ BOOST_DATA_TEST_CASE(scales_may_be_powers_of_two, kernel_tables() * data::make({
                          .value_type = DType::kBFloat16};
   FreshRandom random;
   BOOST_TEST_CONTEXT("seed " << random.seed()) {
-    // That some outputs have in their second group.
+    // Scales that some outputs have in their second group.
     constexpr float kOdd[] = {0x1p-2F,  0x1p-125F, 0x1p-126F, 0x1p124F, 0x1p125F,
                               0x1p126F, 0x1.8p-3F, 0.0F,      -0x1p-3F};
     const std::int64_t groups = group_count(how, kInputs);
@@ -253,7 +253,7 @@ BOOST_DATA_TEST_CASE(scales_may_be_powers_of_two, kernel_tables() * data::make({
   }
 }
 
-// Kernels on tiles take long inputs in parts.
+// Tile kernels split long inputs into parts.
 BOOST_DATA_TEST_CASE(products_are_the_same_in_parts, kernel_tables() * data::make({1, 3, 4, 5}), name, code) {
   constexpr auto kBFloat16 = static_cast<std::size_t>(DType::kBFloat16);
   constexpr std::int64_t kInputs = 1600, kPart = 512;

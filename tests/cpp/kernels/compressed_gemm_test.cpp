@@ -14,21 +14,20 @@
 namespace adaptrt::compressed_gemm_test {
 namespace {
 
-/// More than a part of k, and no whole number of them.
+/// Includes more than one part of k, and a partial part.
 constexpr std::int64_t kInputs[] = {8, 128, 136, 392, 1064};
 
-/// Rows that kernels take in different ways, of which those that a table does not take compressed are left
-/// out.
+/// Numbers of rows for different kernel paths; those that a table does not multiply compressed are skipped.
 constexpr std::int64_t kRows[] = {1, 2, 3, 4, 5, 6, 7, 12, 13, 16, 17, 18, 23, 24, 32, 33, 48, 70, 128, 150};
 
-/// A bfloat16 panel, and its compressed form with places for one exception more than it has.
+/// A bfloat16 panel, and its compressed form with room for one more exception than it has.
 struct CompressedCase {
   CompressedCase(std::int64_t depth, int others_per_mille, std::mt19937* random) : k(depth) {
     panel.resize(static_cast<std::size_t>(k * kPanelColumns));
     for (auto& element : panel) {
       const auto any = static_cast<std::uint32_t>((*random)());
       const bool is_other = static_cast<int>((any >> 16U) % 1000) < others_per_mille;
-      // From 2^-77 to 2^50, or of the eight upper bytes around one.
+      // From 2^-77 to 2^50, or from the eight most frequent upper bytes.
       const std::uint32_t exponent = is_other ? 50 + (any >> 8U) % 128 : 116 + (any >> 8U) % 16;
       element = static_cast<std::uint16_t>((any & 0x807fU) | exponent << 7U);
     }
@@ -52,7 +51,7 @@ std::vector<std::uint16_t> random_activations(std::int64_t size, std::mt19937* r
   return a;
 }
 
-/// The product of packed rows, which are all that is read of them, a part of the inputs after the other.
+/// Computes the product from only the packed rows, one part of the inputs after another.
 void multiply_packed_in_parts(const KernelTable& table, PanelGemm gemm, std::int64_t exceptions) {
   constexpr std::int64_t kPart = 512;
   const std::int64_t blocks = gemm.rows / PackedSteps::kBlockRows + 1;

@@ -25,12 +25,12 @@ std::byte* bytes(std::vector<float>* values) {
   return reinterpret_cast<std::byte*>(values->data());
 }
 
-/// n poisoned elements and one more that must stay so.
+/// Returns n poisoned elements and one more, which must stay poisoned.
 std::vector<float> poisoned(std::int64_t n) {
   return std::vector<float>(static_cast<std::size_t>(n) + 1, kPoison);
 }
 
-/// The first n of `halves` as float32, which are the sums of groups of one.
+/// Converts the first n of `halves` to float32, as sums of groups of one.
 void widen(const KernelTable& table, const std::vector<std::uint16_t>& halves, DType dtype, std::int64_t n,
            std::vector<float>* wide) {
   table.sum_groups(reinterpret_cast<const std::byte*>(halves.data()), dtype, n, 1, wide->data());
@@ -142,7 +142,7 @@ BOOST_DATA_TEST_CASE(rms_norm_matches_float64, kernel_tables(), name) {
     const double factor = 1.0 / std::sqrt(squares / static_cast<double>(n) + 1e-5F);
     for (std::size_t i = 0; i < x.size(); ++i) {
       const double expected = x[i] * factor * weight[i];
-      // The sum of squares is off by at most its roundings, of which the root halves the relative error.
+      // The sum of squares has only rounding errors; the root halves the relative error.
       check_near(out[i], expected, (kFewRoundings + static_cast<double>(n) * 0x1p-25) * std::abs(expected));
     }
     BOOST_TEST(out.back() == kPoison);
@@ -169,7 +169,7 @@ BOOST_DATA_TEST_CASE(layer_norm_matches_float64, kernel_tables(), name) {
       table.layer_norm(x.data(), weight.data(), shift, 1e-3F, n, bytes(&out), DType::kFloat32);
       for (std::size_t i = 0; i < x.size(); ++i) {
         const double expected = (x[i] - mean) * factor * weight[i] + (shift == nullptr ? 0.0 : shift[i]);
-        // The mean of up to 130 numbers of 34 is off by some of its roundings.
+        // The mean of up to 130 numbers up to 34 has a few rounding errors.
         check_near(out[i], expected, 34.0 * factor * kFewRoundings + 1e-6);
       }
       BOOST_TEST(out.back() == kPoison);
@@ -260,7 +260,7 @@ BOOST_DATA_TEST_CASE(scattered_rows_are_weighted_and_added, kernel_tables(), nam
   }
 }
 
-// Rows of whole cache lines at their multiples, and others.
+// Rows of whole cache lines at aligned addresses, and others.
 BOOST_DATA_TEST_CASE(streamed_rows_are_copies, kernel_tables(), name) {
   const auto& table = kernel_table(name);
   if (table.stream_rows == nullptr) return;
@@ -364,7 +364,7 @@ BOOST_DATA_TEST_CASE(a_number_that_is_not_finite_once_rounded_is_found,
                      kernel_tables() * data::make({0, 1, 2}), name, dtype_index) {
   const auto& table = kernel_table(name);
   const auto dtype = static_cast<DType>(dtype_index);
-  // The greatest float32 that stays finite, and the next.
+  // The largest float32 that stays finite, and the next one.
   const float greatest = dtype == DType::kFloat32    ? std::numeric_limits<float>::max()
                          : dtype == DType::kBFloat16 ? 0x1.fefffep127F
                                                      : 0x1.ffdffep15F;

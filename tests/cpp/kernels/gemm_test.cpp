@@ -17,10 +17,10 @@ namespace {
 namespace data = boost::unit_test::data;
 
 constexpr DType kDTypes[] = {DType::kFloat32, DType::kFloat16, DType::kBFloat16};
-/// Unit of rounding of float32, in which all sums are made.
+/// Unit roundoff of float32, in which all sums are computed.
 constexpr double kRounding = 0x1p-24;
 
-/// Activations and one panel of weights, with the products that float64 gives for the stored values.
+/// Activations and one panel of weights, with the float64 products of the stored values.
 struct Case {
   Case(DType dtype, std::int64_t num_rows, std::int64_t depth, std::int64_t columns, FreshRandom* random)
       : rows(num_rows),
@@ -29,8 +29,8 @@ struct Case {
         weights(panel_bytes(dtype, columns, depth), std::byte{0xff}) {
     const bool narrow = dtype == DType::kBFloat16;
     const std::size_t size = narrow ? 2 : 4;
-    // Rows lie apart and the gaps hold NaN, which would spoil a sum that reads them; so would what packing
-    // leaves of the weights' memory as it was.
+    // Rows are apart, and the gaps hold NaN, which would spoil a sum that reads them. Weight memory that
+    // packing does not write holds NaN too.
     stride = k + 3;
     activations.assign(static_cast<std::size_t>(rows * stride) * size, std::byte{0xff});
     const auto a = random->vector(rows * k);
@@ -62,7 +62,7 @@ struct Case {
         }
         const auto index = static_cast<std::size_t>(r * width + n);
         expected[index] = sum;
-        // Each of at most k products is rounded, and takes part in at most k + 4 additions that are.
+        // Each of at most k products is rounded, and takes part in at most k + 4 rounded additions.
         bounds[index] = static_cast<double>(k + 5) * kRounding * magnitude;
       }
     }
@@ -94,13 +94,13 @@ BOOST_AUTO_TEST_SUITE(gemm)
 BOOST_DATA_TEST_CASE(products_match_float64, kernel_tables() * data::make({0, 1, 2}), name, dtype_index) {
   const DType dtype = kDTypes[dtype_index];
   const auto& table = kernel_table(name);
-  // Under a sanitizer those where vectors end, and one on each side.
+  // Under a sanitizer only widths at which vectors end, and one on each side.
   const auto widths = sanitized<std::vector<std::int64_t>>(
       {1, 4, 15, 16, 17, 33, 63, 64}, {1, 3, 4, 8, 12, 15, 16, 17, 31, 32, 33, 48, 61, 63, 64});
   FreshRandom random;
   BOOST_TEST_CONTEXT("seed " << random.seed()) {
     for (const std::int64_t k :
-         {1, 2, 3, 7, 16, 37, 130, 1030}) {  // the last of several parts on every table
+         {1, 2, 3, 7, 16, 37, 130, 1030}) {  // the last one has several parts on every table
       for (const std::int64_t width : widths) {
         for (const std::int64_t rows : {1, 2, 4, 5, 6, 7, 13}) {
           const Case test(dtype, rows, k, width, &random);
@@ -132,7 +132,7 @@ BOOST_DATA_TEST_CASE(a_row_has_the_same_bits_alone_and_in_any_crowd, kernel_tabl
   FreshRandom random;
   BOOST_TEST_CONTEXT("seed " << random.seed()) {
     for (const std::int64_t width : {5, 16, 24, 40, 61, 64}) {
-      const Case test(dtype, 23, 1301, width, &random);  // k of more than one part
+      const Case test(dtype, 23, 1301, width, &random);  // k has more than one part
       std::vector<float> alone(static_cast<std::size_t>(23 * width));
       for (std::int64_t r = 0; r < 23; ++r) {
         auto one = test.gemm(alone.data() + r * width, width);

@@ -44,14 +44,14 @@ constexpr Cpu kSapphireRapids{.vendor = CpuVendor::kIntel,
                               .amx = true,
                               .amx_permitted = true};
 
-/// A copy of `cpu` without, or with, some features.
+/// Returns a copy of `cpu` with some features changed.
 template <class Change>
 Cpu changed(Cpu cpu, Change change) {
   change(cpu);
   return cpu;
 }
 
-/// What a hypervisor leaves that masks AVX-512; it may leave the bits of AMX.
+/// A CPU whose hypervisor masks AVX-512; the bits of AMX may remain.
 Cpu without_avx512(Cpu cpu) {
   cpu.avx512 = cpu.avx512_vnni = cpu.avx512_bf16 = cpu.avx512_vbmi = false;
   return cpu;

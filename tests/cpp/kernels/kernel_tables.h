@@ -10,7 +10,7 @@
 
 namespace adaptrt {
 
-/// A value that no kernel may leave behind or read.
+/// A value that no kernel may leave or read.
 inline constexpr float kPoison = -12345678.0F;
 
 using testing::kernel_table;
@@ -21,7 +21,7 @@ inline void check_near(float found, double expected, double bound) {
                      found << " is not " << expected << " within " << bound);
 }
 
-/// Fresh random numbers in every run; the seed is printed so that a failure can be repeated.
+/// Different random numbers in every run; the seed is printed so that a failure can be repeated.
 class FreshRandom {
  public:
   FreshRandom() : seed_(std::random_device{}()), engine_(seed_) {}

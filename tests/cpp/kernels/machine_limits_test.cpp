@@ -17,7 +17,7 @@ BOOST_AUTO_TEST_CASE(amx_is_among_the_limits_where_it_is_permitted) {
   BOOST_TEST(limits.float32_flops > 0.0);
   BOOST_TEST((limits.bfloat16_from_l2_flops > 0.0) == amx_is_permitted());
   BOOST_TEST((limits.int8_from_l2_ops > 0.0) == amx_is_permitted());
-  // Fifteen times on a machine that does nothing else.
+  // About fifteen times on an idle machine.
   if (amx_is_permitted()) BOOST_TEST(limits.bfloat16_flops > 2.0 * limits.float32_flops);
 }
 

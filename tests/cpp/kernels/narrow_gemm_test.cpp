@@ -1,4 +1,4 @@
-// Integers of 2 and 3 bits have the products that they have in panels of four.
+// Integers of 2 and 3 bits give the same products as in panels of 4 bits.
 
 #include <boost/test/data/monomorphic.hpp>
 #include <boost/test/data/test_case.hpp>
@@ -20,7 +20,7 @@ namespace data = boost::unit_test::data;
 
 constexpr DType kActivations[] = {DType::kFloat32, DType::kBFloat16};
 
-/// W[n, k] of integers of so many bits, in panels of these and of four.
+/// Integers W[n, k] of `bits` bits, in panels of that width and of 4 bits.
 struct Matrices {
   Matrices(std::int32_t bits, bool zero_points, std::int64_t group_size, std::int64_t outputs,
            std::int64_t inputs, FreshRandom* random)
@@ -43,7 +43,7 @@ struct Matrices {
   QuantizedMatrix four;
 };
 
-/// Activations of some rows, and what products take of them.
+/// Activation rows, and the arrays that products need of them.
 struct Rows {
   Rows(const KernelTable& table, DType activation_type, const QuantizedMatrix& matrix, std::int64_t count,
        FreshRandom* random)
@@ -140,7 +140,7 @@ BOOST_DATA_TEST_CASE(products_have_the_bits_of_those_of_four,
   }
 }
 
-// Kernels on tiles take long inputs in parts.
+// Tile kernels split long inputs into parts.
 BOOST_DATA_TEST_CASE(products_are_the_same_in_parts,
                      kernel_tables() * data::make({2, 3}) * data::make({0, 64}), name, bits, group_size) {
   const auto& table = kernel_table(name);

@@ -29,7 +29,7 @@ constexpr Quantization kWeightOnly[] = {
     {.algo = QuantAlgo::kW4A16, .group_size = 32, .zero_points = true, .scale_type = DType::kFloat32},
 };
 constexpr DType kActivations[] = {DType::kFloat32, DType::kBFloat16};
-/// Unit of rounding of float32, in which all sums are made.
+/// Unit roundoff of float32, in which all sums are computed.
 constexpr double kRounding = 0x1p-24;
 
 /// Activations and one quantised panel.
@@ -37,7 +37,7 @@ struct Case {
   Case(const Quantization& quantization, DType activation_type, std::int64_t num_rows, std::int64_t depth,
        std::int64_t columns, FreshRandom* random)
       : weights(quantization, columns, depth, random), activation(activation_type), rows(num_rows) {
-    // Rows lie apart and the gaps hold NaN, which would spoil a sum that reads them.
+    // Rows are apart, and the gaps hold NaN, which would spoil a sum that reads them.
     stride = depth + 3;
     activations.assign(static_cast<std::size_t>(rows * stride) * size_of(activation), std::byte{0xff});
     for (std::int64_t r = 0; r < rows; ++r) {
@@ -48,7 +48,7 @@ struct Case {
     }
   }
 
-  /// What zero points are multiplied with, [rows, groups].
+  /// Returns the factors of the zero points, [rows, groups].
   [[nodiscard]] std::vector<float> sums(const KernelTable& table) const {
     const std::int64_t groups = group_count(weights.quantization, weights.k);
     std::vector<float> result(static_cast<std::size_t>(rows * groups));
@@ -89,7 +89,8 @@ struct Case {
   std::vector<std::byte> activations;
 };
 
-/// All, or under a sanitizer those where loops over rows, columns and inputs begin, end and have a rest.
+/// Returns all sizes, or under a sanitizer those at which loops over rows, columns and inputs begin, end or
+/// have a remainder.
 std::vector<std::int64_t> sizes(const std::vector<std::int64_t>& all, const std::vector<std::int64_t>& part) {
   return sanitized(part, all);
 }
@@ -125,8 +126,8 @@ BOOST_DATA_TEST_CASE(products_match_float64,
                 magnitude += std::abs(weight * test.a(r, i));
                 greatest = std::max(greatest, std::abs(weight));
               }
-              // With a zero point, what is summed is up to 15 scales, or 255 of eight bits, where the value
-              // may be less than one.
+              // With a zero point, summed values are up to 15 scales (255 for eight bits), while the weight's
+              // value may be below one scale.
               const double most = quantization.algo == QuantAlgo::kW4A16 ? 15.0 : 255.0;
               if (quantization.zero_points) magnitude = static_cast<double>(k) * most * 0.1;
               const double error = std::abs(out[static_cast<std::size_t>(r * stride + n)] - sum);
@@ -184,7 +185,7 @@ BOOST_AUTO_TEST_SUITE_END()
 
 BOOST_AUTO_TEST_SUITE(int8_gemm)
 
-/// x as quantize_row has it: bytes and scales of `rows` rows.
+/// x after quantize_row: bytes and scales of `rows` rows.
 struct Int8Rows {
   Int8Rows(const KernelTable& table, const std::vector<float>& x, std::int64_t rows, std::int64_t k)
       : stride((k + 3) / 4 * 4),
@@ -200,7 +201,7 @@ struct Int8Rows {
   std::vector<float> scales;
 };
 
-/// Products of random W8A8 weights are those of integers.
+/// Checks that products of random W8A8 weights equal those of integers.
 void check_int8_product(const KernelTable& table, std::int64_t rows, std::int64_t width, std::int64_t k,
                         FreshRandom* random) {
   const Quantization quantization{.algo = QuantAlgo::kW8A8};
@@ -248,7 +249,7 @@ BOOST_DATA_TEST_CASE(sums_are_exact_and_every_table_gives_the_same_bits, kernel_
           check_int8_product(table, rows, width, k, &random);
       }
     }
-    // Whole tiles and more steps than are copied at once.
+    // Whole tiles, and more steps than one copy.
     for (const std::int64_t rows : {40, 232}) check_int8_product(table, rows, 64, 1190, &random);
   }
 }
@@ -258,7 +259,7 @@ BOOST_DATA_TEST_CASE(extreme_sums_do_not_wrap, kernel_tables(), name) {
   const std::int64_t k = kMaxInt8Inputs;
   const Quantization quantization{.algo = QuantAlgo::kW8A8};
   std::vector<std::byte> weights(static_cast<std::size_t>(2 * k), std::byte{127});
-  std::fill(weights.begin() + k, weights.end(), std::byte{0x80});  // -128, which a checkpoint may hold
+  std::fill(weights.begin() + k, weights.end(), std::byte{0x80});  // -128, which a checkpoint may contain
   const float scales[] = {1.0F, 1.0F};
   std::vector<std::byte> panels(panel_bytes(quantization, DType::kFloat32, 2, k));
   pack_quantized_panels(panels.data(), quantization, 2, k, 0, 2, {weights.data(), scales, nullptr});
@@ -301,7 +302,7 @@ BOOST_DATA_TEST_CASE(rows_are_rounded_to_the_nearest_of_255_values, kernel_table
           continue;
         }
         const double exact = static_cast<double>(load_as_float(x.data(), type, i)) / scale;
-        // Half a step, and the roundings of the factor and the product.
+        // Half a step, and the rounding of the factor and the product.
         BOOST_TEST_REQUIRE(std::abs(out[i] - 128 - exact) <= 0.5 + 127 * 2 * kRounding * 2);
       }
     }

@@ -10,7 +10,7 @@
 
 namespace adaptrt {
 
-/// A quantised W[n, k] of random integers and scales, packed.
+/// A packed quantised W[n, k] of random integers and scales.
 struct QuantizedMatrix {
   QuantizedMatrix(const Quantization& how, std::int64_t outputs, std::int64_t inputs, FreshRandom* random)
       : quantization(how), n(outputs), k(inputs) {
@@ -28,7 +28,7 @@ struct QuantizedMatrix {
     pack();
   }
 
-  /// Makes `panels` of the others.
+  /// Packs the other members into `panels`.
   void pack() {
     panels.assign(panel_bytes(quantization, DType::kFloat32, n, k), std::byte{0xab});
     pack_quantized_panels(panels.data(), quantization, n, k, 0, n,
@@ -38,7 +38,7 @@ struct QuantizedMatrix {
   [[nodiscard]] PanelMatrix matrix() const {
     return {panels.data(), DType::kFloat32, n, k, nullptr, quantization};
   }
-  /// W[n, k], the values that the integers stand for.
+  /// Returns W[n, k], the dequantised values.
   [[nodiscard]] std::vector<float> values() const {
     std::vector<float> result(static_cast<std::size_t>(n * k));
     for (std::int64_t row = 0; row < n; ++row) unpack_panel_row(matrix(), row, result.data() + row * k);

@@ -30,7 +30,7 @@ std::vector<std::byte> elements(DType dtype, const std::vector<float>& values) {
   return made;
 }
 
-/// W[kPanelColumns, k] of these values as a panel.
+/// Packs W[kPanelColumns, k] of these values as a panel.
 std::vector<std::byte> panel_of(DType dtype, std::int64_t k, const std::vector<float>& values) {
   std::vector<std::byte> panel(panel_bytes(dtype, kPanelColumns, k));
   pack_panels(panel.data(), dtype, kPanelColumns, k, 0, kPanelColumns,
@@ -38,7 +38,8 @@ std::vector<std::byte> panel_of(DType dtype, std::int64_t k, const std::vector<f
   return panel;
 }
 
-/// kPanelColumns outputs, of which `count` are wanted, in no order of their addresses.
+/// Returns pointers to kPanelColumns outputs, of which the first `count` are wanted, in random order of
+/// addresses.
 std::vector<const std::byte*> point_at(const std::vector<std::byte>& outputs, std::int64_t count) {
   const std::size_t bytes = outputs.size() / kPanelColumns;
   std::vector<const std::byte*> pointers;
@@ -48,7 +49,7 @@ std::vector<const std::byte*> point_at(const std::vector<std::byte>& outputs, st
   return pointers;
 }
 
-/// What pointers of point_at stand for, zeros behind the wanted ones.
+/// Returns the values of the pointers of point_at, with zeros after the wanted ones.
 std::vector<float> values_of(const std::vector<float>& values, std::int64_t k, std::int64_t count) {
   std::vector<float> gathered(values.size());
   for (std::int64_t i = 0; i < count; ++i)
@@ -56,7 +57,7 @@ std::vector<float> values_of(const std::vector<float>& values, std::int64_t k, s
   return gathered;
 }
 
-/// Rows of inputs of which a share is not zero: zeros have either sign, and some of the others are so small
+/// Rows of inputs of which a share is not zero. Zeros have either sign, and some other values are so small
 /// that products vanish.
 std::vector<float> sparse_inputs(std::int64_t count, float share, FreshRandom* random) {
   auto inputs = random->vector(count);
@@ -68,7 +69,7 @@ std::vector<float> sparse_inputs(std::int64_t count, float share, FreshRandom* r
   return inputs;
 }
 
-/// Of k inputs of rows, those groups of `size` of which some are not zero in some row.
+/// Returns the groups of `size` of a row's k inputs that are not all zero in some row.
 std::vector<std::int32_t> live_groups(const std::vector<float>& inputs, std::int64_t rows,
                                       std::int64_t stride, std::int64_t k, std::int64_t size) {
   std::vector<std::int32_t> groups;
@@ -91,7 +92,7 @@ std::vector<float> weights_with_small_ones(std::int64_t count, FreshRandom* rand
   return values;
 }
 
-/// With zeros of one sign.
+/// True if equal, with +0 equal to -0.
 bool are_same(float one, float other) {
   one += 0.0F;
   other += 0.0F;
@@ -114,7 +115,7 @@ BOOST_DATA_TEST_CASE(gathered_outputs_are_a_panel, kernel_tables() * data::make(
         const auto pointers = point_at(outputs, count);
         std::vector<std::byte> made(expected.size() + 1, std::byte{0xab});
         table.gather_outputs({pointers.data(), count, pointers.data()}, words, made.data());
-        // Columns behind the wanted ones are some output's, or zeros.
+        // Columns after the wanted ones are other outputs, or zeros.
         for (std::int64_t word = 0; word < words; ++word) {
           const std::size_t at = static_cast<std::size_t>(word * kPanelColumns * 4);
           BOOST_TEST_REQUIRE(
@@ -236,7 +237,7 @@ BOOST_DATA_TEST_CASE(products_of_columns_have_the_bits_of_panels, kernel_tables(
               values[static_cast<std::size_t>(i)];
         }
       }
-      // Each in memory of its own, to its last byte.
+      // Each column has its own memory, up to its last byte.
       for (std::int64_t i = 0; i < k; ++i) {
         const auto* first = transposed.data() + i * kOutputs;
         columns.push_back(elements(dtype, {first, first + kOutputs}));
@@ -298,7 +299,7 @@ BOOST_DATA_TEST_CASE(a_closed_gate_gives_a_positive_zero, kernel_tables() * data
   std::vector<float> biases(kWidth);
   std::vector<float> factor_biases(kWidth);
   for (std::size_t i = 0; i < gates.size(); ++i) {
-    gates[i] = static_cast<float>(i % 5) * 0.5F - 1.0F;  // -1 to 1, less the bias
+    gates[i] = static_cast<float>(i % 5) * 0.5F - 1.0F;  // -1 to 1, minus the bias
     factors[i] = i % 7 == 0 ? kInfinity : i % 11 == 0 ? std::nanf("") : static_cast<float>(i % 3) - 1.5F;
   }
   for (std::size_t i = 0; i < biases.size(); ++i) {

@@ -1,5 +1,5 @@
-// Products on tile registers: emulated ones give the bits of a CPU's, and however a product is cut, its bits
-// stay.
+// Products on tile registers: emulated tiles give a CPU's bits, and bits do not depend on how a product is
+// split.
 
 #include <algorithm>
 #include <array>
@@ -24,7 +24,7 @@ namespace {
 namespace data = boost::unit_test::data;
 
 constexpr auto kBFloat16 = static_cast<std::size_t>(DType::kBFloat16);
-/// Of KernelTable::pack_rows.
+/// Step size of KernelTable::pack_rows.
 constexpr std::int64_t kStepInputs = 32;
 constexpr std::int64_t kStepBytes = 64;
 constexpr std::int64_t kTileRows = 16;
@@ -38,7 +38,7 @@ auto tiled_tables() {
   return data::make(std::move(names));
 }
 
-/// The CPU's own table with tile registers, if it has them.
+/// Returns the CPU's own table with tile registers, or nullptr.
 const KernelTable* native_table() {
   for (const auto* table : available_kernels()) {
     if (table->pack_rows != nullptr) return table;
@@ -46,7 +46,7 @@ const KernelTable* native_table() {
   return nullptr;
 }
 
-/// Exponents of the operands' numbers, biased.
+/// Range of biased exponents of the operands.
 struct Exponents {
   std::uint32_t least;
   std::uint32_t count;
@@ -69,7 +69,7 @@ struct Operands {
         k(depth),
         a(random_bfloat16(rows * k, exponents, random)),
         panel(random_bfloat16(padded_k(DType::kBFloat16, k) * kPanelColumns, exponents, random)) {
-    // What an odd k is padded with.
+    // Padding of an odd k.
     for (std::int64_t n = 0; k % 2 != 0 && n < kPanelColumns; ++n) {
       panel[static_cast<std::size_t>((k / 2 * kPanelColumns + n) * 2 + 1)] = 0;
     }
@@ -98,11 +98,11 @@ struct Operands {
   std::vector<std::uint16_t> panel;
 };
 
-/// What pack_rows makes of some rows, behind `before` other ones.
+/// The result of pack_rows for some rows, after `before` other ones.
 struct PackedRows {
   PackedRows(const KernelTable& table, const Operands& operands, std::int64_t before)
       : step_bytes((before + operands.rows + 2 * kTileRows) / kTileRows * kTileRows * kStepBytes) {
-    // What lies around them is NaN.
+    // Everything around them is NaN.
     const std::int64_t steps = (operands.k + kStepInputs - 1) / kStepInputs;
     bytes.assign(static_cast<std::size_t>(steps * step_bytes), std::byte{0xff});
     data = bytes.data() + before * kStepBytes;
@@ -121,8 +121,8 @@ bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
 
 BOOST_AUTO_TEST_SUITE(tiles)
 
-// From ordinary numbers to those whose products are subnormal, and subnormal ones themselves. As few rows as
-// are multiplied without tiles, and more.
+// From ordinary numbers to those with subnormal products, and subnormal numbers. Few rows, which are
+// multiplied without tiles, and more.
 BOOST_DATA_TEST_CASE(emulated_tiles_give_the_bits_of_a_cpu, data::make({1, 3, 4, 16, 23, 37, 144, 155, 200}),
                      rows) {
   const KernelTable* native = native_table();
@@ -131,7 +131,7 @@ BOOST_DATA_TEST_CASE(emulated_tiles_give_the_bits_of_a_cpu, data::make({1, 3, 4,
     return;
   }
   constexpr Exponents kKinds[] = {{120, 8}, {90, 70}, {50, 30}, {60, 8}, {0, 80}, {0, 255}};
-  // Of fewer rows the emulation rounds products that are subnormal, which a fused operation does not.
+  // For fewer rows the emulation rounds subnormal products, but a fused operation does not.
   const bool has_tiles = rows > 3;
   FreshRandom seeds;
   std::mt19937 random(seeds.seed());
@@ -153,7 +153,7 @@ BOOST_DATA_TEST_CASE(emulated_tiles_give_the_bits_of_a_cpu, data::make({1, 3, 4,
   }
 }
 
-// Few rows are multiplied without tiles, with rounding and subnormal numbers as tiles have them.
+// Few rows are multiplied without tiles, but with the rounding and subnormal handling of tiles.
 BOOST_AUTO_TEST_CASE(subnormal_products_have_one_result_alone_and_in_a_crowd) {
   const KernelTable* native = native_table();
   if (native == nullptr) return;
@@ -248,8 +248,8 @@ constexpr Quantization kQuantizations[] = {
     {.algo = QuantAlgo::kW4A16, .group_size = 64, .bits = 2},
     {.algo = QuantAlgo::kW4A16, .group_size = 128, .zero_points = true, .bits = 3}};
 
-// Columns of weights are copied for many rows, some steps at a time; for a tile of packed rows and fewer,
-// whole panels are decoded a step ahead.
+// For many rows, columns of weights are copied a few steps at a time. For at most one tile of packed rows,
+// whole panels are decoded one step ahead.
 BOOST_DATA_TEST_CASE(quantised_rows_have_the_bits_alone_that_they_have_among_many,
                      tiled_tables() * data::xrange(std::size(kQuantizations)), name, index) {
   constexpr std::int64_t kRows = 232;
@@ -317,7 +317,7 @@ constexpr Quantization kCodes[] = {
      .code = WeightCode::kLLMInt8,
      .value_type = DType::kBFloat16}};
 
-// A tile of packed rows and fewer are multiplied while the panel is decoded.
+// At most one tile of packed rows is multiplied while the panel is decoded.
 BOOST_DATA_TEST_CASE(coded_rows_have_the_bits_of_the_panel_that_is_made,
                      tiled_tables() * data::xrange(std::size(kCodes)) * data::make({1, 3, 7, 16, 20}), name,
                      index, rows) {
@@ -393,7 +393,7 @@ BOOST_DATA_TEST_CASE(quantised_products_are_the_same_in_parts,
 }
 
 #ifdef ADAPTRT_X86_KERNELS
-// A library that uses tiles on the thread of the caller leaves a configuration of its own, or none.
+// A library that uses tiles on the caller's thread leaves its own tile configuration, or none.
 BOOST_AUTO_TEST_CASE(what_others_leave_in_the_tiles_does_not_matter) {
   const KernelTable* native = native_table();
   if (native == nullptr) return;
@@ -414,8 +414,8 @@ BOOST_AUTO_TEST_CASE(what_others_leave_in_the_tiles_does_not_matter) {
 }
 #endif
 
-// Linux keeps the tiles of a thread that has to wait: sums that are known beforehand, in more threads than
-// there are CPUs.
+// Linux saves the tiles of a waiting thread: checks sums that are known in advance, with more threads than
+// CPUs.
 BOOST_AUTO_TEST_CASE(threads_that_outnumber_cpus_keep_their_tiles) {
   const KernelTable* native = native_table();
   if (native == nullptr) return;
@@ -428,7 +428,7 @@ BOOST_AUTO_TEST_CASE(threads_that_outnumber_cpus_keep_their_tiles) {
     threads.emplace_back([&, thread] {
       std::mt19937 unused(thread);
       Operands operands(32, kInputs, {127, 1}, &unused);
-      // Each row's value times one: sums are whole numbers that float32 has.
+      // Each row has the thread's value times one: sums are integers that float32 represents exactly.
       const auto value = static_cast<float>(thread + 1);
       for (auto& element : operands.a) element = float_to_bfloat16(value);
       for (auto& element : operands.panel) element = float_to_bfloat16(1.0F);

@@ -38,7 +38,7 @@ constexpr Quantization kQuantizations[] = {
      .bits = 2},
 };
 
-/// Rows as kernels take them: `q` are their integers as they are, [rows, k].
+/// Rows in the kernels' format; `q` has their plain integers, [rows, k].
 struct Int8Rows {
   Int8Rows(const KernelTable& table, const Quantization& how, std::int64_t num_rows, std::int64_t k,
            const std::vector<float>& x)
@@ -79,7 +79,7 @@ struct Int8Rows {
   std::vector<int> q;
 };
 
-/// u - zero of W[n, k].
+/// Returns u - zero for W[n, k].
 std::vector<int> integers_of(const QuantizedMatrix& weights) {
   const Quantization& how = weights.quantization;
   const std::int64_t size = how.group_size == 0 ? weights.k : how.group_size;
@@ -97,12 +97,12 @@ std::vector<int> integers_of(const QuantizedMatrix& weights) {
   return integers;
 }
 
-/// Whether multiply-adds of the table are known to round once.
+/// True if the table's multiply-adds are known to round once.
 bool fuses(const KernelTable& table) {
   return table.name.starts_with("avx");
 }
 
-/// As W4A8Gemm says it, with multiply-adds of one rounding or of two.
+/// Reference by the definition of W4A8Gemm, with one or two roundings per multiply-add.
 float product(const QuantizedMatrix& weights, const std::vector<int>& integers, const Int8Rows& rows,
               std::int64_t row, std::int64_t n, bool rounds_once) {
   const std::int64_t k = weights.k;
@@ -160,7 +160,7 @@ BOOST_DATA_TEST_CASE(products_are_those_of_exact_integers,
         for (const std::int64_t rows : some_rows) check_product(table, how, rows, width, k, &random);
       }
     }
-    // Whole tiles, several stretches of steps, and rows behind the last tiles.
+    // Whole tiles, several ranges of steps, and rows after the last tiles.
     for (const std::int64_t rows :
          kSanitizedPart ? std::vector<std::int64_t>{40} : std::vector<std::int64_t>{16, 40, 67}) {
       check_product(table, how, rows, 64, how.bits == 4 ? 2182 : 2176, &random);
@@ -199,7 +199,7 @@ BOOST_DATA_TEST_CASE(rows_have_the_bits_alone_that_they_have_among_many_and_in_p
   }
 }
 
-/// Rows of extreme_sums_do_not_wrap: sums are wrong or right by their value, not by what is accessed.
+/// Rows of extreme_sums_do_not_wrap: it checks values, not memory accesses.
 const auto kExtremeRows = sanitized<std::vector<int>>({5}, {1, 5, 40});
 
 BOOST_DATA_TEST_CASE(extreme_sums_do_not_wrap, kernel_tables() * data::make(kExtremeRows), name, rows) {

@@ -7,8 +7,8 @@
 
 #include "emulation/grid.h"
 
-// CUDA C++'s words as a C++ compiler understands them, for kernels that run as run_grid says. Static shared
-// memory is left out on purpose: it could be neither poisoned nor bounded.
+// Defines CUDA C++ keywords for a host compiler, for kernels that run_grid runs. Static shared memory is not
+// supported, because it could be neither poisoned nor bounds-checked.
 #define __device__
 #define __host__
 #define __global__
@@ -43,8 +43,8 @@ struct Shuffle {
   T result;
 };
 
-/// Every lane gets the value of its source lane; its own where that takes no part, as a GPU may give
-/// anything.
+/// Every lane gets the value of its source lane. If that lane takes no part, it gets its own value; a GPU may
+/// return anything.
 template <typename T>
 T shuffle(std::uint32_t mask, T value, int source, Site site) {
   Shuffle<T> own{value, source, value};

@@ -1,4 +1,4 @@
-// longjmp's fortified form takes a jump to another stack for an error.
+// The fortified longjmp treats a jump to another stack as an error.
 #undef _FORTIFY_SOURCE
 #include "emulation/fiber.h"
 
@@ -27,10 +27,10 @@
 namespace adaptrt::cuda::emulation {
 namespace {
 
-/// Kernels keep tiles in local arrays, which are largest where nothing is optimised or all is instrumented.
+/// Kernels keep tiles in local arrays, which are largest without optimisation or with full instrumentation.
 constexpr std::size_t kStackBytes = 256 * 1024;
 
-/// The fiber that was running before the one that runs.
+/// The fiber that ran before the current one.
 thread_local Fiber* previous = nullptr;
 
 std::size_t guard_bytes() {
@@ -60,7 +60,7 @@ Fiber::Fiber(std::function<void()> body) : body_(std::move(body)) {
   start_.uc_link = nullptr;
   bottom_ = start_.uc_stack.ss_sp;
   bytes_ = kStackBytes;
-  // makecontext passes integers of 32 bits.
+  // makecontext passes 32-bit integers.
   const auto self = static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(this));
   makecontext(&start_, reinterpret_cast<void (*)()>(&Fiber::enter), 2, static_cast<unsigned>(self >> 32),
               static_cast<unsigned>(self));
@@ -92,7 +92,7 @@ void Fiber::change(Fiber& from, Fiber& to) {
   __sanitizer_start_switch_fiber(&from.fake_stack_, to.bottom_, to.bytes_);
 #endif
 #ifdef ADAPTRT_RACE_DETECTOR
-  // ThreadSanitizer would look for the place of a longjmp on the stack that is left.
+  // ThreadSanitizer would look for the longjmp's target on the old stack.
   race_detector::change_thread(to.detected_thread_);
   swapcontext(&from.start_, &to.start_);
 #else
@@ -114,7 +114,7 @@ void Fiber::enter(unsigned high, unsigned low) {
 
 void Fiber::arrive() {
 #ifdef ADAPTRT_ADDRESS_SANITIZER
-  // Tells the bounds of the stack that was left: the only way to learn those of the OS thread's own.
+  // Returns the bounds of the old stack: the only way to get those of the OS thread's own stack.
   __sanitizer_finish_switch_fiber(fake_stack_, &previous->bottom_, &previous->bytes_);
 #endif
 }

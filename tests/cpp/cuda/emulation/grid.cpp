@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::uint32_t kMaxThreads = 1024;
 constexpr auto kLanes = static_cast<std::uint32_t>(kWarpSize);
-/// What no thread may write behind the shared memory that a launch asked for.
+/// Bytes after the requested shared memory that no thread may write.
 constexpr std::size_t kCanaryBytes = 256;
 constexpr int kCanary = 0xa5;
 /// NaN as float32, float16 and bfloat16; -1 as an integer.
@@ -45,14 +45,14 @@ struct Thread {
   std::size_t warp_barriers = 0;
 };
 
-/// What the race detector takes for the places of a barrier: two in turn, since a thread can come to the next
-/// wait before others have gone on from the last one.
+/// The race detector's two sync objects for a barrier. They are used in turn, because a thread can reach the
+/// next barrier before others have left this one.
 struct BarrierPlaces {
   char places[2];
   [[nodiscard]] char* of(std::size_t number) { return places + number % 2; }
 };
 
-/// The threads of the block that runs, and their turns. Fibers are kept from block to block.
+/// The threads of the running block, and their order. Fibers are reused for later blocks.
 class Block {
  public:
   Block() : caller_(Fiber::of_this_thread()) {}
@@ -99,7 +99,7 @@ class Block {
   std::size_t shared_bytes_ = 0;
 };
 
-/// One a host thread, so that several can launch at the same time.
+/// One per host thread, so that several can launch at the same time.
 thread_local std::unique_ptr<Block> block;
 
 std::string text_of(Index index) {
@@ -158,7 +158,7 @@ void Block::be_thread() {
   }
 }
 
-/// Goes on with the next thread that can; back to the caller when there is none or one has failed.
+/// Runs the next ready thread; returns to the caller if there is none or one has failed.
 void Block::give_up_turn() {
   Thread& from = running();
   if (error_ || next_ == ready_.size()) {
@@ -174,8 +174,8 @@ void Block::give_up_turn() {
   if (&running() != &from) Fiber::change(*from.fiber, *running().fiber);
 }
 
-/// Makes threads ready: of `count` from `first` on those whose lane is in `mask`, from any one on, up or
-/// down.
+/// Makes threads ready: those of the `count` threads from `first` on whose lane is in `mask`. They start at
+/// any of them and go up or down.
 void Block::take_turns(std::uint32_t first, std::uint32_t count, std::uint32_t mask) {
   const race_detector::Pause pause;
   const std::uint32_t bits = random();
@@ -280,12 +280,12 @@ std::string Block::where_threads_are() const {
   return text;
 }
 
-/// Shared memory of exactly the size of a launch, and the canary behind it.
+/// Shared memory of exactly the size of a launch, followed by the canary.
 class SharedMemory {
  public:
   explicit SharedMemory(std::size_t bytes) : bytes_(bytes), memory_(kOffset + bytes + kCanaryBytes) {}
 
-  // Aligned to 16 bytes and to no more, as a GPU promises.
+  // Aligned to exactly 16 bytes, as a GPU guarantees.
   [[nodiscard]] unsigned char* data() {
     const auto address = reinterpret_cast<std::uintptr_t>(memory_.data());
     return memory_.data() + (kOffset / 2 - address % (kOffset / 2)) + kAlignment;
@@ -340,7 +340,7 @@ void run_grid(Index grid, std::uint32_t threads, std::size_t shared_bytes,
       }
     }
   } catch (...) {
-    // Its threads stand in the middle of the kernel.
+    // Its threads were suspended in the middle of the kernel.
     block.reset();
     throw;
   }

@@ -7,7 +7,7 @@
 #include "emulation/race_detector.h"
 #include "plugins/kernels/types.h"
 
-// plugins/kernels/ptx.h for the host; what the functions do is said there.
+// Host version of plugins/kernels/ptx.h, which documents the functions.
 namespace adaptrt::cuda {
 
 inline unsigned char* shared_memory() {

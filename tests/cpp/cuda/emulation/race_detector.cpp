@@ -6,7 +6,7 @@
 
 #include <atomic>
 
-// Functions of ThreadSanitizer's that its header leaves out.
+// ThreadSanitizer functions that its header does not declare.
 extern "C" {
 void __tsan_read_range(void* address, unsigned long bytes);
 void __tsan_write_range(void* address, unsigned long bytes);
@@ -20,10 +20,10 @@ namespace {
 std::atomic<int> reports = 0;
 }  // namespace
 
-// What ThreadSanitizer calls.
+// ThreadSanitizer calls this.
 extern "C" {
-/// A race makes run_grid throw, which tests can expect, and not the process fail at its end. Every race
-/// counts, not only the first at an address or a place in the source.
+/// A race makes run_grid throw, which tests can expect, instead of failing the process at its end. Every race
+/// is reported, not only the first at an address or source location.
 __attribute__((visibility("default"))) const char* __tsan_default_options();
 __attribute__((visibility("default"))) void __tsan_on_report(void* report);
 

@@ -2,31 +2,31 @@
 
 #include <cstddef>
 
-// Where ADAPTRT_RACE_DETECTOR is defined, ThreadSanitizer takes every emulated thread for a thread, and knows
-// of no order among those of a block but what __syncthreads and __syncwarp make: an access to shared or
-// global memory that lacks one of them is reported, whatever turns the threads happened to take. Shuffles,
-// votes and tensor core instructions order no memory, and make no order here. Blocks run one after another,
-// and races between them are not seen. Elsewhere all of this is nothing.
+// With ADAPTRT_RACE_DETECTOR, ThreadSanitizer treats every emulated thread as a thread. Within a block, only
+// __syncthreads and __syncwarp order accesses. It reports an access to shared or global memory that lacks one
+// of them, in any order that the threads happened to run. Shuffles, votes and tensor core instructions order
+// no memory. Blocks run one after another, so races between blocks are not detected. Without the macro, these
+// functions do nothing.
 namespace adaptrt::cuda::emulation::race_detector {
 
 #ifdef ADAPTRT_RACE_DETECTOR
 
-/// Tells which emulated thread runs from here on; nullptr, as told by make_thread, is none.
+/// Handles of emulated threads for the detector; change_thread() says which one runs from now on.
 [[nodiscard]] void* this_thread();
 [[nodiscard]] void* make_thread();
 void end_thread(void* thread);
 void change_thread(void* thread);
 
-/// What comes before release(place) in one thread comes before what follows a later acquire(place) in
-/// another.
+/// Orders accesses: those before release(place) in one thread come before those after a later acquire(place)
+/// in another.
 void release(void* place);
 void acquire(void* place);
 
-/// Accesses that are made on behalf of the running thread by what the detector does not look into.
+/// Records accesses for the running thread in code that is not instrumented.
 void note_read(const void* address, std::size_t bytes);
 void note_write(void* address, std::size_t bytes);
 
-/// While it lives, the running thread does things for other threads, which are not looked at.
+/// While this object exists, accesses of the running thread are ignored, because it works for other threads.
 class Pause {
  public:
   Pause();
@@ -35,7 +35,7 @@ class Pause {
   Pause& operator=(const Pause&) = delete;
 };
 
-/// Races that were reported since the last call.
+/// Number of races reported since the last call.
 [[nodiscard]] int take_reports();
 
 #else

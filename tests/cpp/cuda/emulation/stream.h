@@ -4,8 +4,8 @@
 
 namespace adaptrt::cuda::emulation {
 
-/// Puts work into the stream of a testing::HostDevice that `stream` is the handle of, which captures and
-/// delays it as it does copies; nullptr is the stream that does it at once.
+/// Submits work to the testing::HostDevice stream with the handle `stream`, which captures and delays it like
+/// copies. nullptr is the stream that runs it at once.
 void submit(void* stream, std::function<void()> work);
 
 }  // namespace adaptrt::cuda::emulation
