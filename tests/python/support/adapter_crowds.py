@@ -27,8 +27,8 @@ ADAPTERS: tuple[dict[str, Any], ...] = (
     {"r": 12, "use_dora": True, "target_modules": ["o_proj", "gate_proj", "up_proj", "down_proj"]},
 )
 _NUM_MODULES = 7
-# Largest difference of logits relative to their range. Both engines round weights and adapters alike; the native one
-# keeps activations of float16 models in float32, where the network rounds them after every operator.
+# Maximum difference of logits relative to their range. Both engines round weights and adapters alike. The native engine
+# keeps activations of float16 models in float32; the network rounds them after every operator.
 TOLERANCE = {"float16": 0.004, "bfloat16": 0.03}
 
 
@@ -50,15 +50,15 @@ class Model:
 
     @classmethod
     def of(cls, spec: ModelSpec, **sizes: int) -> Model:
-        """Engines with LoRA and DoRA up to MAX_RANK."""
+        """Returns a model whose engines support LoRA and DoRA up to MAX_RANK."""
         plugins = PluginConfig(lora_plugin="auto", dora_plugin="enable")
         return cls(
             spec, BuildConfig(**sizes, plugin_config=plugins, lora_config=LoraBuildConfig(max_lora_rank=MAX_RANK))
         )
 
     def executor_config(self, **cache: int) -> adaptrt.ExecutorConfig:
-        """The device has room for two adapters of the largest rank."""
-        # In PeftCacheConfig's unit.
+        """Returns a config whose device level has room for two adapters of maximum rank."""
+        # Unit: pages as in PeftCacheConfig.
         pages = 2 * MAX_RANK * self.spec.num_hidden_layers * _NUM_MODULES
         return adaptrt.ExecutorConfig(
             enable_chunked_context=True,
@@ -69,7 +69,7 @@ class Model:
         )
 
     def ask(self, *requests: tuple[int, int | None, int], seed: int = 11) -> list[Asked]:
-        """(prompt length, adapter or None, tokens to generate) with random prompts."""
+        """Makes a crowd with random prompts. requests: (prompt length, adapter or None, tokens to generate)."""
         rng = np.random.default_rng(seed)
         return [
             Asked(rng.integers(2, self.spec.vocab_size, length).tolist(), adapter, max_tokens)
@@ -86,7 +86,7 @@ SMALL = Model.of(
     max_seq_len=96,
     tokens_per_block=16,
 )
-# Several chunks, one token, and everything between; behind them one whose decodes are alone, step after step.
+# Prompts of several chunks, of one token, and between; the last request decodes alone for several steps.
 SMALL_CROWD = (
     SMALL.ask(
         (40, 0, 6), (1, None, 9), (17, 1, 5), (9, 2, 8), (33, None, 4), (5, 3, 9), (12, 4, 6), (3, 1, 7), (26, 2, 5)
@@ -97,7 +97,7 @@ SMALL_CROWD = (
 
 @dataclasses.dataclass(frozen=True)
 class Served:
-    """A directory with a checkpoint, its adapters, and two engines of it: native/ and tensorrt/."""
+    """A directory with a checkpoint, its adapters, and two engines: native/ and tensorrt/."""
 
     directory: Path
     adapters: list[Path]
@@ -111,7 +111,7 @@ class Served:
 
 
 def make_served(model: Model, dtype: str, directory: Path, capability: str) -> Served:
-    """Builds both engines, with the weights beside the plan."""
+    """Builds both engines, with the weights next to the plan."""
     saved = save_model(model.spec, directory / "model")
     served = Served(
         directory,
@@ -131,7 +131,7 @@ def make_served(model: Model, dtype: str, directory: Path, capability: str) -> S
 def answers_of(
     engine: LoadedEngine, adapters: Sequence[Path], config: adaptrt.ExecutorConfig, groups: Sequence[Sequence[Asked]]
 ) -> tuple[list[Answer], adaptrt.LoraCacheStats]:
-    """Of each group at once, behind the one before it, and the cache's counters behind all."""
+    """Runs the groups one after the other, each at once. Returns the answers, and the cache's counters at the end."""
     with adaptrt.Executor(engine, adaptrt.ModelType.DECODER_ONLY, config) as executor:
 
         def enqueue(asked: Asked) -> int:

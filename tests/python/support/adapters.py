@@ -1,4 +1,4 @@
-"""Adapters as PEFT applies them, to compare conversion with."""
+"""Adapters as PEFT applies them, for comparison with the conversion."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ CONFIG = "adapter_config.json"
 
 
 def base_weights(model_directory: Path) -> dict[str, np.ndarray]:
-    """float32 weights of a Hugging Face directory, by module path."""
+    """Returns the float32 weights of a Hugging Face directory by module path."""
     model = transformers.AutoModelForCausalLM.from_pretrained(model_directory, dtype=torch.float32)
     return _weights(model)
 
 
 def merged_by_peft(model_directory: Path, adapter_directory: Path) -> dict[str, np.ndarray]:
-    """The same weights after PEFT has merged an adapter into them."""
+    """Returns the same weights after PEFT merged an adapter into them."""
     base = transformers.AutoModelForCausalLM.from_pretrained(model_directory, dtype=torch.float32)
     return _weights(peft.PeftModel.from_pretrained(base, adapter_directory).merge_and_unload())
 
@@ -39,7 +39,7 @@ def _weights(model: Any) -> dict[str, np.ndarray]:
 
 
 def merged_by_us(base: dict[str, np.ndarray], adapter: ConvertedAdapter) -> dict[str, np.ndarray]:
-    """(W + B A) * magnitude, out of a converted adapter's rows."""
+    """Computes (W + B A) * magnitude from a converted adapter's rows."""
     merged = dict(base)
     for row, config, path in zip(adapter.weights[0], adapter.config[0], adapter.paths, strict=True):
         rank, is_dora = int(config[2]), bool(config[3])
@@ -55,11 +55,11 @@ def merged_by_us(base: dict[str, np.ndarray], adapter: ConvertedAdapter) -> dict
 
 
 def edit_config(directory: Path, **fields: Any) -> None:
-    """Change or add fields of adapter_config.json."""
+    """Changes or adds fields of adapter_config.json."""
     path = directory / CONFIG
     path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
 
 
 def edit_tensors(directory: Path, edit: Any, metadata: dict[str, str] | None = None) -> None:
-    """Replace an adapter's tensors by edit(tensors)."""
+    """Replaces an adapter's tensors by edit(tensors)."""
     save_file(edit(load_file(directory / TENSORS)), directory / TENSORS, metadata or {"format": "pt"})

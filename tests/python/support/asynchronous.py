@@ -1,4 +1,4 @@
-"""Runs a test's coroutine over an executor, as the server's loop does."""
+"""Runs a test's coroutine with an executor on an event loop, as the server does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from adaptrt.serve.async_executor import AsyncExecutor
 
 
 def run(executor: adaptrt.Executor, body: Callable[[AsyncExecutor], Awaitable[Any]]) -> None:
-    """Runs `body` over an AsyncExecutor and closes it."""
+    """Runs `body` with an AsyncExecutor and closes it."""
 
     async def main() -> None:
         asynchronous = AsyncExecutor(executor)

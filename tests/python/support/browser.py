@@ -1,4 +1,4 @@
-"""A headless Chromium that reaches nothing but this machine, and what it saw."""
+"""A headless Chromium that reaches only this machine, and a record of its requests and errors."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ return found;
 
 
 def missing() -> str | None:
-    """Why there is no browser to test with; None when there is one."""
+    """Returns why there is no browser to test with; None if there is one."""
     for names in (BROWSERS, (DRIVER,)):
         if not any(shutil.which(name) for name in names):
             return f"there is no {' or '.join(names)} on PATH ({INSTALL})"
@@ -57,13 +57,13 @@ def missing() -> str | None:
 
 
 class Browser:
-    """One window of a Chromium of its own."""
+    """A window of a separate Chromium process."""
 
     def __init__(self, driver: Chrome) -> None:
         self.driver = driver
 
     def resize(self, width: int, height: int = 900, scheme: str = "light") -> None:
-        """To sizes that no real window has, too; `scheme` is what the user prefers, light or dark."""
+        """Resizes the window, also to sizes that no real window has. scheme: the user's preference, light or dark."""
         self.driver.execute_cdp_cmd(
             "Emulation.setDeviceMetricsOverride",
             {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False},
@@ -72,7 +72,7 @@ class Browser:
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [preference]})
 
     def requested(self) -> list[str]:
-        """Addresses of all requests since the last call, as the network layer saw them; data: is no request."""
+        """Returns the addresses of all requests since the last call, from the network layer, without data: URLs."""
         addresses = []
         for entry in self.driver.get_log("performance"):
             event = json.loads(entry["message"])["message"]
@@ -81,31 +81,31 @@ class Browser:
         return [address for address in addresses if urlsplit(address).scheme != "data"]
 
     def complaints(self) -> list[str]:
-        """What the console was told since the last call: errors, and what a policy kept from happening."""
+        """Returns the console's messages since the last call: errors, and actions that a policy blocked."""
         return [entry["message"] for entry in self.driver.get_log("browser")]
 
     def contrasts(self) -> dict[str, float]:
-        """WCAG's contrast of every visible text with what is behind it."""
+        """Returns WCAG's contrast of every visible text with its background."""
         contrasts: dict[str, float] = self.driver.execute_script(_CONTRASTS)
         return contrasts
 
     def run(self, script: str, *arguments: Any) -> Any:
-        """What a JavaScript function's body returns."""
+        """Runs the body of a JavaScript function and returns its result."""
         return self.driver.execute_script(script, *arguments)
 
     def save_screenshot(self, path: Path) -> None:
-        """The whole page as PNG."""
+        """Saves the whole page as PNG."""
         self.driver.save_screenshot(str(path))
 
 
 @contextlib.contextmanager
 def open_browser(profile: Path) -> Iterator[Browser]:
-    """A fresh one, with its profile in the directory `profile`."""
+    """Opens a new browser with its profile in the directory `profile`."""
     options = ChromeOptions()
     options.binary_location = next(path for name in BROWSERS if (path := shutil.which(name)))
     for argument in (
         "--headless=new",
-        "--no-sandbox",  # containers of a CI run as root, where Chromium's sandbox does not start
+        "--no-sandbox",  # containers in CI run as root, and Chromium's sandbox does not start there
         "--disable-dev-shm-usage",
         "--disable-gpu",
         "--disable-background-networking",

@@ -1,4 +1,4 @@
-"""Encoders, alone and before a decoder, that can be cut over ranks, their adapters, and engines of several ranks."""
+"""Encoders, with and without a decoder, that can be split over ranks, their adapters, and engines of several ranks."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from .pooled import hidden_states, load_bare, save_pooled_adapter
 
 ADAPTERS: dict[str, dict[str, Any]] = {
     "lora": cut_models.ADAPTERS["lora"],
-    # No stronger than the others, whose scale is 2: T5's scores are not scaled, and make more of every difference.
+    # Scale 2, like the other adapters: T5's scores are not scaled, so differences grow.
     "rslora": {"r": 16, "lora_alpha": 8, "use_rslora": True},
     "dora": cut_models.ADAPTERS["dora"],
 }
-# Sizes that four ranks can divide, and that are odd for panels; layers that two and four stages can.
+# Sizes that four ranks can divide and that do not fill panels; numbers of layers that two and four stages can divide.
 BERT_SIZES = {"hidden_size": 40, "num_attention_heads": 4, "intermediate_size": 76, "num_hidden_layers": 4}
 ENCODER_SIZES = {
     "bert": BERT_SIZES,
@@ -47,14 +47,14 @@ DECODER_SIZES = {
     },
 }
 NAMES = (*ENCODER_SIZES, *DECODER_SIZES)
-# Those whose ranks are also workers of a process: messages go another way then, and nothing is computed otherwise.
+# Models whose ranks also run as workers of this process. Only the way of the messages differs.
 ORCHESTRATED = ("bert", "t5")
-# Of the step in which the longest encoder inputs of cases() start together.
+# Tokens of the step in which the longest encoder inputs of cases() start together.
 MOST_TOKENS = 160
 
 
 class CutEncoder(CutModel):
-    """An encoder, adapters on every linear layer, and requests of each."""
+    """An encoder, adapters on every linear layer, and requests for each adapter."""
 
     model_type = "ENCODER_ONLY"
     config = dataclasses.replace(CONFIG, max_num_tokens=256, max_seq_len=None)
@@ -78,7 +78,7 @@ class CutEncoder(CutModel):
         return save_pooled_adapter(load_bare(self.model), directory, seed, **settings)
 
     def cases(self) -> list[dict[str, Any]]:
-        """A request of each adapter; of kinds of tokens, where the model tells them apart."""
+        """Returns a request for each adapter, with token types if the model distinguishes them."""
         has_types = self.kind.fields.get("type_vocab_size", 1) > 1
         lengths = zip(self.adapters.values(), (1, 90, 40, 33), strict=True)
         return [
@@ -93,12 +93,12 @@ class CutEncoder(CutModel):
         ]
 
     def batches(self) -> Batches:
-        """cases() in a crowd, and then each alone, the last one first."""
+        """Returns batches: cases() in a crowd, then each alone, the last one first."""
         cases = self.cases()
         return [cases, *([case] for case in reversed(cases))]
 
     def check(self, answers: list[Answer]) -> None:
-        """Against transformers + PEFT."""
+        """Compares answers with transformers + PEFT."""
         for adapter, case, answer in zip(self.adapters.values(), self.cases(), answers, strict=True):
             types = None if case["types"] is None else np.array(case["types"])
             close(answer["rows"], self.states(adapter, case["prompt"], types), (self.model, adapter))
@@ -109,7 +109,7 @@ class CutEncoder(CutModel):
 
 
 class CutEncoderDecoder(CutEncoder):
-    """The same of a model whose encoder has a decoder behind it."""
+    """The same for an encoder-decoder model."""
 
     model_type = "ENCODER_DECODER"
     config = dataclasses.replace(
@@ -127,7 +127,7 @@ class CutEncoderDecoder(CutEncoder):
         return encoder_decoders.save_adapter_of(self.kind, self.model, directory, seed, **fields)
 
     def cases(self) -> list[dict[str, Any]]:
-        """Two requests have the same encoder input, of different adapters."""
+        """Returns the requests. Two of them have the same encoder input and different adapters."""
         sizes = zip(self.adapters.values(), ((33, 1), (48, 3), (20, 1), (48, 12)), strict=True)
         return [
             {
@@ -166,7 +166,7 @@ def same_bits(one: Answer, other: Answer) -> bool:
 
 
 def executor_of(cut: CutEncoder, engine: Path, **fields: Any) -> adaptrt.Executor:
-    """In this process; of an engine of several ranks, over workers that it starts."""
+    """Makes an executor in this process; an engine of several ranks gets workers."""
     parallel = adaptrt.ParallelConfig(
         communication_mode=adaptrt.CommunicationMode.ORCHESTRATOR, orchestrator_config=adaptrt.OrchestratorConfig()
     )
@@ -177,25 +177,25 @@ def executor_of(cut: CutEncoder, engine: Path, **fields: Any) -> adaptrt.Executo
 
 
 def answers_of(cut: CutEncoder, engine: Path, batches: Batches) -> list[list[Answer]]:
-    """Of such an executor."""
+    """Returns the answers of such an executor."""
     with executor_of(cut, engine) as executor:
         return answer_batches(executor, batches)
 
 
 def cut_of(name: str, directory: Path) -> CutEncoder:
-    """Any of NAMES."""
+    """Makes a model of NAMES."""
     return (CutEncoder if name in ENCODER_SIZES else CutEncoderDecoder)(name, directory)
 
 
 def cuts_in(directory: Path) -> dict[str, CutEncoder]:
-    """All of NAMES."""
+    """Makes all models of NAMES."""
     return {name: cut_of(name, directory / name) for name in NAMES}
 
 
 def answers_of_ranks(
     ranks: int, cuts: Mapping[str, CutEncoder], place: Path, *, each_alone: bool = False, **engine: Any
 ) -> dict[str, list[list[Answer]]]:
-    """By name, what engines give to cases(), and to each of them alone; `engine` is what CutModel.engine() takes."""
+    """Returns, by model name, the answers to cases(), together and alone. engine: arguments of CutModel.engine()."""
     engines = [
         (cut.engine(**engine), cut.model_type, cut.batches() if each_alone else [cut.cases()]) for cut in cuts.values()
     ]

@@ -1,4 +1,4 @@
-"""Models of families that can be cut over ranks, their adapters, and engines of several ranks."""
+"""Models of families that can be split over ranks, their adapters, and engines of several ranks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ADAPTERS: dict[str, dict[str, Any]] = {
     "dora": {"r": 4, "use_dora": True},
     "biased": {"r": 3, "lora_bias": True},
 }
-# Sizes that four ranks can divide, and that are odd for panels; two key-value heads, which four ranks share.
+# Sizes that four ranks can divide and that do not fill panels; four ranks share two key-value heads.
 SIZES = {"num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 40, "intermediate_size": 76}
 GPT2_SIZES = {"n_embd": 40, "n_head": 4, "n_inner": 76}
 EXPERT_SIZES = {**SIZES, "moe_intermediate_size": 20}
@@ -59,19 +59,19 @@ def prompt_of(length: int, seed: int) -> list[int]:
 
 
 def even_sizes(fields: dict[str, Any]) -> dict[str, Any]:
-    """Sizes that two ranks can divide, in the place of those of a family's config that they cannot."""
+    """Returns a config's fields with sizes that two ranks can divide."""
     if "text_config" in fields:
         return {"text_config": {**fields["text_config"], **even_sizes(fields["text_config"])}}
     if "n_embd" in fields:
         return {**GPT2_SIZES, "n_inner": fields["n_inner"] and GPT2_SIZES["n_inner"]}
-    # Heads of twelve floats, of which families rotate a half, or in sections.
+    # Heads have twelve floats. Families rotate half of them, or rotate them in sections.
     sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 76, "ffn_dim": 76}
     sizes = {name: size for name, size in sizes.items() if name in fields}
     return {**sizes, "hidden_size": max(48, fields["hidden_size"])}
 
 
 class CutModel:
-    """A model in a directory, and engines of it by how many ranks they are cut over."""
+    """A model in a directory, and engines of it by number of ranks."""
 
     def __init__(self, directory: Path, model: Path, config: BuildConfig = CONFIG) -> None:
         self.directory = directory
@@ -100,10 +100,10 @@ class CutModel:
 
 
 class Cut(CutModel):
-    """A family's model, and adapters on every linear layer."""
+    """A family's model with adapters on every linear layer."""
 
     def __init__(self, name: str, directory: Path, **fields: Any) -> None:
-        """`fields` of the config, beyond those of CUT or even_sizes()."""
+        """fields: of the config, in addition to those of CUT or even_sizes()."""
         family: Family = {**FAMILIES, **RELATIVES}[name]
         sizes = CUT[name] if name in CUT else even_sizes(family.fields)
         sized = dataclasses.replace(family, fields={**family.fields, **sizes, **fields})
@@ -115,7 +115,7 @@ class Cut(CutModel):
             self.adapters[kind] = save_adapter(self.model, directory / kind, seed, **settings)
 
     def cases(self) -> list[dict[str, Any]]:
-        """A request of each adapter."""
+        """Returns a request for each adapter."""
         return [
             {
                 "adapter": None if adapter is None else str(adapter),
@@ -127,7 +127,7 @@ class Cut(CutModel):
         ]
 
     def check(self, answers: list[RankAnswer]) -> None:
-        """Against transformers + PEFT."""
+        """Compares answers with transformers + PEFT."""
         for (name, adapter), case, answer in zip(self.adapters.items(), self.cases(), answers, strict=True):
             prompt = case["prompt"]
             expected = Reference(self.model, adapter).logits(prompt, answer.tokens).numpy()
@@ -138,9 +138,9 @@ class Cut(CutModel):
 
 
 def check_crowds(cuts: Mapping[str, Cut], place: Path, **engine: Any) -> None:
-    """Of two ranks: every kind of adapter in one batch, and each alone, in other chunks and with other threads.
+    """Checks engines of two ranks: every kind of adapter in one batch, and each alone, with other chunks and threads.
 
-    All are answered by the same processes, one after the other; `engine` is what CutModel.engine() takes beside.
+    The same processes run everything, one after the other. engine: further arguments of CutModel.engine().
     """
     engines = [cut.engine(2, **engine) for cut in cuts.values()]
     cases = [cut.cases() for cut in cuts.values()]

@@ -11,5 +11,5 @@ from support.stand_in_engine import StandInEngine, stand_in_engine
 
 
 def emulated_engine(directory: Path, checkpoint: Path) -> StandInEngine:
-    """The engine in `directory`, which was built from `checkpoint`."""
+    """Loads the engine in `directory`, which was built from `checkpoint`."""
     return stand_in_engine(directory, checkpoint, adaptrt_cuda_emulated.CudaDevice(), EmulatedContext)

@@ -1,6 +1,6 @@
-"""Execution contexts without TensorRT: onnx.reference evaluates the network on the device's memory.
+"""Execution contexts without TensorRT: onnx.reference evaluates the network in the device's memory.
 
-Its plugin nodes run the CUDA kernels, compiled for the host.
+Plugin nodes run the CUDA kernels, compiled for the host.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from support.stand_in_plan import ALIGNMENT, DTYPES, ENGINE_TYPES, Profile, Stan
 
 
 class EmulatedContext(StandInContext):
-    """An execution context whose runs are calls in a stream of the emulated device."""
+    """An execution context that runs as a call in a stream of the emulated device."""
 
     def __init__(self, network: onnx.ModelProto, profile: Profile, device: adaptrt_cuda_emulated.CudaDevice) -> None:
         super().__init__(network, profile)
@@ -54,7 +54,7 @@ class EmulatedContext(StandInContext):
 
 
 def _kernel_op(plugin: Plugin) -> type[OpRun]:
-    """An op that runs the plugin's kernel; outputs that alias an input are that input."""
+    """Returns an op that runs the plugin's kernel. An output that aliases an input is that input."""
     inputs_by_name = {tensor.name: index for index, tensor in enumerate(plugin.inputs)}
     engine_type = next(index for index, tensor in enumerate(plugin.inputs) if tensor.type == ENGINE_TYPE)
 
@@ -75,7 +75,7 @@ def _kernel_op(plugin: Plugin) -> type[OpRun]:
         self.__dict__["kernel_node"] = node
         dtype = ENGINE_TYPES[inputs[engine_type].dtype.name]
         workspace = _poisoned([max(1, workspace_bytes(node, plugin, dtype, sizes))], np.dtype(np.uint8))
-        launch(  # at once: the whole run is in the stream already
+        launch(  # runs now: the whole run is a call in the stream already
             node,
             dtype,
             [array.shape for array in inputs],
@@ -89,7 +89,7 @@ def _kernel_op(plugin: Plugin) -> type[OpRun]:
 
 
 def _poisoned(shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray:
-    """Aligned memory full of NaNs, or of bytes that are no sensible number."""
+    """Returns aligned memory filled with NaNs, or with bytes that are no sensible numbers."""
     num_bytes = int(np.prod(shape)) * dtype.itemsize
     memory = np.full(num_bytes + ALIGNMENT, 0xFF, np.uint8)
     first = -memory.ctypes.data % ALIGNMENT
@@ -98,7 +98,7 @@ def _poisoned(shape: Sequence[int], dtype: np.dtype[Any]) -> np.ndarray:
 
 
 def _aligned(array: np.ndarray) -> np.ndarray:
-    """A contiguous array at an aligned address, itself where it is one."""
+    """Returns a contiguous array at an aligned address; the same array if it is one."""
     if array.flags.c_contiguous and array.ctypes.data % ALIGNMENT == 0:
         return array
     result = _poisoned(array.shape, array.dtype)

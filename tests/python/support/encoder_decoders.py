@@ -1,4 +1,4 @@
-"""Small random encoder-decoder models, their adapters, and what transformers + PEFT compute with them in float32."""
+"""Small random encoder-decoder models, their adapters, and references from transformers + PEFT in float32."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ BART_FIELDS = {
 
 @dataclasses.dataclass(frozen=True)
 class EncoderDecoder:
-    """How a random model is made, and the linear layers that PEFT can target in it."""
+    """The configuration of a random model, and the linear layers that PEFT can target in it."""
 
     config_class: type[Any]
     fields: dict[str, Any]
     targets: list[str]
     own_lm_head: bool = False
-    """As T5 v1.1's files have it: transformers 5 ties lm_head of what it makes itself."""
+    """True: lm_head is separate, as in T5 v1.1's files; transformers 5 ties it in models that it makes."""
 
 
 MODELS = {
@@ -116,7 +116,7 @@ class Seq2SeqReference:
         self.model = loaded.eval()
 
     def logits(self, encoder_tokens: Sequence[int], decoder_tokens: Sequence[int]) -> np.ndarray:
-        """float32 [decoder tokens, vocab]."""
+        """Returns float32 [decoder tokens, vocab]."""
         with torch.no_grad():
             output = self.model(
                 input_ids=torch.tensor([list(encoder_tokens)]), decoder_input_ids=torch.tensor([list(decoder_tokens)])
@@ -124,12 +124,12 @@ class Seq2SeqReference:
         return output.logits[0].numpy()
 
     def encoder_output(self, encoder_tokens: Sequence[int]) -> np.ndarray:
-        """float32 [encoder tokens, hidden size]."""
+        """Returns float32 [encoder tokens, hidden size]."""
         with torch.no_grad():
             encoder = self.model.get_encoder()
             return encoder(input_ids=torch.tensor([list(encoder_tokens)])).last_hidden_state[0].numpy()
 
 
 def tokens_of(count: int, seed: int) -> list[int]:
-    """Random ones that end nothing."""
+    """Returns random tokens without end tokens."""
     return np.random.default_rng((seed, count)).integers(3, VOCAB_SIZE, count).tolist()

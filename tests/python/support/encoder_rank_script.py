@@ -1,8 +1,8 @@
-"""Answers batches of requests over engines with an encoder, one after the other, on every process of mpirun: SPECS.
+"""Runs batches of requests on engines with an encoder, one after the other, in every process of mpirun: SPECS.
 
 SPECS is JSON: [{engine, model_type, config: fields of ExecutorConfig, batches: lists of {adapter, task, prompt, types,
-encoder}, output}]. A case with `encoder` is a decoder's, which begins with `prompt`; the others end in hidden states.
-Rank 0 writes what each request gave to `output`.
+encoder}, output}]. In a case with `encoder`, `prompt` begins the decoder; other cases end in hidden states. Rank 0
+writes each request's results to `output`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .ranks import mpirun
 
 MAX_TOKENS = 8
 Answer = dict[str, np.ndarray]
-"""`rows` of hidden states, or `tokens`, `logits` and `encoder_output`."""
+"""`rows` of hidden states; or `tokens`, `logits` and `encoder_output`."""
 Batches = list[list[dict[str, Any]]]
 
 _DECODED = adaptrt.OutputConfig(
@@ -72,9 +72,10 @@ def answer_batches(executor: adaptrt.Executor, batches: Batches) -> list[list[An
 def answers_of_engines(
     ranks: int, engines: Sequence[tuple[Path, str, Batches]], place: Path, **config: Any
 ) -> list[list[list[Answer]]]:
-    """What this script gives in leader mode of engines, their model types and batches; `place` is for its files.
+    """Returns this script's results in leader mode for engines, their model types and batches. place: directory for
+    files.
 
-    All are answered by the same processes, one after the other: starting them takes longer than they work.
+    All run in the same processes, because starting these takes longer than the work.
     """
     specs = [
         {
@@ -102,7 +103,7 @@ def _read(found: Mapping[str, np.ndarray], batches: Batches) -> list[list[Answer
 
 
 def answer(spec: dict[str, Any]) -> None:
-    """Runs the batches over one executor."""
+    """Runs the batches with one executor."""
     model_type, config = getattr(adaptrt.ModelType, spec["model_type"]), adaptrt.ExecutorConfig(**spec["config"])
     with adaptrt.Executor(spec["engine"], model_type, config) as executor:
         if not executor.can_enqueue_requests():

@@ -19,7 +19,7 @@ BERT_FIELDS = {
     "intermediate_size": 38, "max_position_embeddings": 200, "type_vocab_size": 3, "layer_norm_eps": 1e-3,
     "pad_token_id": 0,
 }  # fmt: skip
-# Position 0 is no token's: the padding token is 0.
+# No token has position 0, because the padding token is 0.
 ROBERTA_FIELDS = {**BERT_FIELDS, "type_vocab_size": 1, "max_position_embeddings": 201}
 DISTILBERT_FIELDS = {
     "vocab_size": VOCAB_SIZE, "dim": 36, "n_layers": 3, "n_heads": 3, "hidden_dim": 38,
@@ -38,7 +38,7 @@ MODERNBERT_FIELDS = {
 
 @dataclasses.dataclass(frozen=True)
 class Encoder:
-    """How a random model is made, and the linear layers and the embedding that PEFT can target in it."""
+    """The configuration of a random model, and the layers and embedding that PEFT can target in it."""
 
     config_class: type[Any]
     fields: dict[str, Any]
@@ -46,7 +46,7 @@ class Encoder:
     embedding: str
 
     def config(self, **fields: Any) -> Any:
-        """With other fields."""
+        """Returns the config with other fields."""
         return self.config_class(**{**self.fields, **fields})
 
 
@@ -87,6 +87,6 @@ def save_encoder(kind: Encoder, directory: Path, kind_of_head: Any = transformer
 
 
 def engine_of(model: Path, engine: Path, config: BuildConfig = BUILD, **fields: Any) -> Path:
-    """The engine of a Hugging Face directory, in one pass."""
+    """Builds the engine of a Hugging Face directory in one pass."""
     build(Checkpoint.of_model(model, fields.pop("dtype", None)), config, engine, **fields)
     return engine

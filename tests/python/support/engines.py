@@ -27,26 +27,26 @@ SMALL = BuildConfig(max_batch_size=8, max_num_tokens=64, max_seq_len=96, tokens_
 
 
 def make_checkpoint(spec: ModelSpec, directory: Path, dtype: DType | None = None) -> Path:
-    """A checkpoint of a random model, whose Hugging Face directory is `directory`/model."""
+    """Makes a checkpoint of a random model. Its Hugging Face directory is `directory`/model."""
     save_model(spec, directory / "model")
     convert_checkpoint(directory / "model", directory / "checkpoint", dtype=dtype)
     return directory / "checkpoint"
 
 
 def make_network(checkpoint: Path, options: NetworkOptions = ADAPTABLE) -> tuple[Checkpoint, onnx.ModelProto]:
-    """An opened checkpoint and its graph."""
+    """Returns an opened checkpoint and its graph."""
     opened = Checkpoint.open(checkpoint)
     return opened, make_graph(opened, options)
 
 
 def make_graph(checkpoint: Checkpoint, options: NetworkOptions) -> onnx.ModelProto:
-    """The graph of a checkpoint that is in a directory."""
+    """Returns the graph of a checkpoint in a directory."""
     stored = stored_tensors(checkpoint.ranks[0].reader, checkpoint.config.quantization)
     return onnx_graph(checkpoint.network, stored, options)
 
 
 def compile_model(checkpoint: Checkpoint, lora: LoraOptions | None = LORA) -> CompiledNetwork:
-    """What the native compiler makes of a checkpoint."""
+    """Compiles a checkpoint with the native compiler."""
     return compile_network(
         checkpoint.network,
         checkpoint.ranks[0],
@@ -61,5 +61,5 @@ def compile_model(checkpoint: Checkpoint, lora: LoraOptions | None = LORA) -> Co
 def make_engine(
     spec: ModelSpec, directory: Path, config: BuildConfig = SMALL, dtype: DType | None = None, **options: Any
 ) -> BuildReport:
-    """An engine directory, `directory`/engine, of a random model."""
+    """Makes the engine directory `directory`/engine of a random model."""
     return build(make_checkpoint(spec, directory, dtype), config, directory / "engine", **options)

@@ -1,4 +1,4 @@
-"""A module with the kernels' API that notes what it is called with."""
+"""A module with the kernels' API that records its calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TensorRT for RTX with a run time that needs no GPU: plans "deserialise" to the tensors that config.json lists."""
+"""TensorRT for RTX with a runtime that needs no GPU: plans "deserialise" to the tensors that config.json lists."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class FakeRuntimeConfig:
 
 
 class FakeContext:
-    """An execution context that notes its calls."""
+    """An execution context that records its calls."""
 
     def __init__(self, settings: Any, refused_profile: int | None) -> None:
         self.settings = settings
@@ -81,7 +81,7 @@ class FakeEngine:
 
     @property
     def device_memory_size_v2(self) -> int:
-        """With the room that streamed weights are copied to."""
+        """Size with the room that streamed weights are copied to."""
         return 1000 if self._budget == self.streamable_weights_size else 1500
 
     @property
@@ -137,7 +137,7 @@ class FakeRegistry:
 
 
 class FakeRuntime:
-    """Deserialises to `engine`; when that is None, it logs why not."""
+    """Deserialises to `engine`; if that is None, logs the reason."""
 
     engine_header_size = 64
     validity = trt.EngineValidity.INVALID
@@ -164,7 +164,7 @@ class FakeRuntime:
 
 
 def fake_tensorrt(engine: FakeEngine | None) -> Any:
-    """The module tensorrt_rtx with a FakeRuntime; `module.runtimes` are those that were made."""
+    """Returns the module tensorrt_rtx with a FakeRuntime. `module.runtimes` lists the runtimes that were made."""
     runtimes: list[FakeRuntime] = []
 
     def make_runtime(logger: Any) -> FakeRuntime:
@@ -181,7 +181,7 @@ class FakeStream:
 
 
 class FakeDevice:
-    """As _core.Device, for what the Python side asks of it."""
+    """Replaces _core.Device, as far as the Python side uses it."""
 
     def __init__(self, major: int, minor: int) -> None:
         self.info = SimpleNamespace(name="NVIDIA Test GPU", compute_capability=(major, minor))

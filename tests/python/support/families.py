@@ -1,4 +1,4 @@
-"""A small random model of each family, and the linear layers that PEFT can target in it."""
+"""Small random models of each family, and the linear layers that PEFT can target in them."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ WITHOUT_KV_HEADS = {name: value for name, value in SIZES.items() if name != "num
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """How a family's random model is made."""
+    """Configuration of a family's random model."""
 
     config_class: type[Any]
     targets: list[str] | str
     fields: dict[str, Any]
     parameters: tuple[str, ...] = ()
-    """What LoRA can target beside the linear layers."""
+    """Parameters that LoRA can target in addition to linear layers."""
 
     @property
     def vocab_size(self) -> int:
@@ -62,7 +62,7 @@ GEMMA = {
     **SIZES, "head_dim": 20, "num_attention_heads": 4, "num_key_value_heads": 2, "query_pre_attn_scalar": 24,
     "sliding_window": 10, "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
 }  # fmt: skip
-# Of a model that sees: linear layers of the language model alone.
+# For vision-language models: only linear layers of the language model.
 TEXT_LAYERS = r"(.*\.)?language_model\.layers\..*_proj"
 MROPE = rope(mrope_section=[1, 3, 2])
 QWEN_VL_TOKENS = {"image_token_id": 57, "video_token_id": 58, "vision_start_token_id": 59, "vision_end_token_id": 60}
@@ -95,7 +95,7 @@ FALCON = {
 }  # fmt: skip
 FALCON_TARGETS = ["query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"]
 
-# Each of these has a kind of op, or an order of ops, that the others do not have.
+# Each of these has a kind of op, or an order of ops, that no other has.
 FAMILIES = {
     "granite": Family(
         transformers.GraniteConfig, LLAMA,
@@ -191,7 +191,7 @@ FAMILIES = {
     ),
 }  # fmt: skip
 
-# Networks of those or of Llama's kinds of ops, under names of their own.
+# Networks with the same kinds of ops as those or as Llama, under other names.
 RELATIVES = {
     "qwen2-vl": Family(
         transformers.Qwen2VLConfig, TEXT_LAYERS,
@@ -269,7 +269,7 @@ RELATIVES = {
 
 
 def save_family(family: Family, directory: Path, seed: int = 0) -> Path:
-    """Write a random model as a Hugging Face directory; norms and biases are random too."""
+    """Writes a random model as a Hugging Face directory; norms and biases are random too."""
     generator = torch.Generator().manual_seed(seed)
     model = family.random_model()
     one_based = "gemma" in family.config().model_type
@@ -289,5 +289,5 @@ def save_family(family: Family, directory: Path, seed: int = 0) -> Path:
 
 
 def family_inputs(name: str, parameter: torch.Tensor) -> int:
-    """How many inputs a linear layer's weight has: GPT-2 stores [in, out], experts [experts, out, in]."""
+    """Returns the number of inputs of a linear layer's weight: GPT-2 stores [in, out], experts [experts, out, in]."""
     return parameter.shape[0 if ".h." in name else -1]

@@ -1,4 +1,4 @@
-"""JSON schemas and regular expressions to draw, and an executor over a random model that answers to them."""
+"""Random JSON schemas and regular expressions, and an executor with a random model that answers to them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import adaptrt
 
 GuideType = adaptrt.GuidedDecodingParams.GuideType
 ENDINGS = '"}],: 0123456789'
-"""Letters that bring a JSON text nearer to its end than most do."""
+"""Characters that bring a JSON text nearer to its end than most others."""
 
 _names = st.text(string.ascii_letters + "_ é", min_size=1, max_size=4)
 _scalars = st.none() | st.booleans() | st.integers(-1000, 1000) | st.text('ab "\\\n€', max_size=3)
@@ -81,7 +81,7 @@ def regex(pattern: str) -> adaptrt.GuidedDecodingParams:
 
 
 def ending_bias(tokenizer: Tokenizer, vocab_size: int, end_id: int, strength: float = 10.0) -> np.ndarray:
-    """A bias towards the ends of JSON texts, for a temperature of about 4: a random model's would hardly ever end."""
+    """Returns a bias towards the ends of JSON texts, for a temperature of about 4; without it, few would end."""
     bias = np.zeros(vocab_size, np.float32)
     bias[[token for letter in ENDINGS for token in tokenizer.encode(letter).ids]] = strength
     bias[end_id] = strength

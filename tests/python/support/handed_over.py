@@ -1,4 +1,4 @@
-"""Captures the requests that a surface hands to the executor, as flat names and values."""
+"""Captures the requests that an API hands to the executor, as flat names and values."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _PARTS = (
     adaptrt.PoolingParams,
 )
 _ALIASES = {"max_new_tokens", "min_length", "random_seed"}
-"""Second names of the same fields."""
+"""Alternative names of the same fields."""
 
 
 class CapturingExecutor(adaptrt.Executor):
-    """Keeps each request and refuses it, so nothing is computed."""
+    """Keeps each request and rejects it, so nothing is computed."""
 
     def __init__(self, engine: Path) -> None:
         super().__init__(engine, adaptrt.ModelType.DECODER_ONLY, adaptrt.ExecutorConfig(num_threads=1))
@@ -42,14 +42,14 @@ class CapturingExecutor(adaptrt.Executor):
 
 
 class Served:
-    """A server's application, and a client of it in this process."""
+    """A server's application, and a client in this process."""
 
     def __init__(self, executor: CapturingExecutor, client: TestClient) -> None:
         self._executor = executor
         self._client = client
 
     def request(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Fields of the one request that a body becomes; those that are None are left out."""
+        """Returns the fields of the only request that a body becomes, without those that are None."""
         self._executor.requests.clear()
         answer = self._client.post(path, json=body)
         assert CAPTURED in answer.text, f"{body}: {answer.text}"
@@ -57,7 +57,7 @@ class Served:
         return flat(request)
 
     def refusal(self, path: str, body: dict[str, Any]) -> str:
-        """Answer to a body that is refused before a request is made of it."""
+        """Returns the answer to a body that is rejected before it becomes a request."""
         self._executor.requests.clear()
         answer = self._client.post(path, json=body)
         assert (answer.status_code, self._executor.requests) == (400, []), answer.text
@@ -66,14 +66,14 @@ class Served:
 
 @contextlib.contextmanager
 def captured(engine: Path, options: ServerOptions) -> Iterator[Served]:
-    """The application over an engine."""
+    """Makes the application for an engine."""
     application = _Application(engine, options)
     with TestClient(application) as client:
         yield Served(application.executor, client)
 
 
 class _Application:
-    """An ASGI application that is opened and closed on the loop that it is used on."""
+    """An ASGI application that is opened and closed on the loop that uses it."""
 
     def __init__(self, engine: Path, options: ServerOptions) -> None:
         self.executor = CapturingExecutor(engine)
@@ -94,9 +94,9 @@ class _Application:
 
 
 def flat(value: Any, prefix: str = "") -> dict[str, Any]:
-    """Every field of a request and of its parts, by dotted names; those that are None are left out.
+    """Returns all fields of a request and its parts by dotted names, without those that are None.
 
-    Layers are counted alone.
+    Of layers, only their number counts.
     """
     fields: dict[str, Any] = {}
     for name in dir(value):
@@ -117,5 +117,5 @@ def flat(value: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def differences(base: dict[str, Any], changed: dict[str, Any]) -> dict[str, Any]:
-    """Fields that have other values than in `base`; None for a field that is there no more."""
+    """Returns fields with other values than in `base`; None for a missing field."""
     return {name: changed.get(name) for name in base.keys() | changed.keys() if base.get(name) != changed.get(name)}

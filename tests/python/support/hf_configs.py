@@ -1,4 +1,4 @@
-"""config.json of Hugging Face models: small ones to change, and some as they are published."""
+"""config.json of Hugging Face models: small ones to change, and some published ones."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ QWEN_VL = {
 QWEN_VL_TEXT = {name: value for name, value in QWEN_VL.items() if name != "architectures"}
 PHI3 = {**MISTRAL, "architectures": ["Phi3ForCausalLM"]}
 PHI3_CODE = {"AutoConfig": "configuration_phi3.Phi3Config", "AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM"}
-# tiiuae/falcon-7b's fields, with smaller sizes.
+# Fields of tiiuae/falcon-7b with smaller sizes.
 FALCON = {
     "alibi": False,
     "apply_residual_connection_post_layernorm": False,

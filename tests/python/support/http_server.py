@@ -1,4 +1,4 @@
-"""`adaptrt serve` in a process of its own, on a port of its own."""
+"""`adaptrt serve` in a separate process on a free port."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SECONDS_TO_END = 30
 
 @contextlib.contextmanager
 def http_server(engine: Path, *flags: object) -> Iterator[str]:
-    """The address of a server over an engine. What goes wrong in it, an internal error among it, fails the test."""
+    """Starts a server and yields its address. Any failure in it, such as an internal error, fails the test."""
     command = [sys.executable, "-m", "adaptrt.builder.cli", "serve", engine, "--port", 0, *flags]
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen([str(part) for part in command], stdout=subprocess.PIPE, stderr=log, text=True)

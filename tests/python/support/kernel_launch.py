@@ -1,4 +1,4 @@
-"""Launches of plugin nodes' kernels on arrays: what TensorRT's nodes do with the shapes that it tells them."""
+"""Launches plugin nodes' kernels on arrays, as TensorRT's nodes do with the shapes that TensorRT gives them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from adaptrt._core import DType
 from adaptrt.plugins import DORA, LORA, PAGED_ATTENTION, Plugin
 from adaptrt.plugins.kernel_node import KernelNode
 
-# Of the kernels' workspace_bytes, in its order.
+# Arguments of the kernels' workspace_bytes, in order.
 WORKSPACE_SIZES = {LORA.name: ("tokens",), DORA.name: ("tokens",), PAGED_ATTENTION.name: ("tokens", "sequences")}
 
 
 def workspace_bytes(node: KernelNode, plugin: Plugin, dtype: DType, sizes: Mapping[str, int]) -> int:
-    """What the kernel itself asks for; plans set the definition's workspace_bytes aside."""
+    """Returns the kernel's own workspace size. Plans reserve the definition's workspace_bytes."""
     return node.kernel(dtype).workspace_bytes(*(sizes[name] for name in WORKSPACE_SIZES[plugin.name]))
 
 
@@ -26,6 +26,6 @@ def launch(
     workspace: int,
     stream: int = 0,
 ) -> None:
-    """The node's launch() with the sizes of the inputs' shapes."""
+    """Calls the node's launch() with the sizes of the inputs' shapes."""
     sizes = [shapes[index][axis] for index, axis in node.size_places]
     node.launch(dtype, sizes, inputs, outputs, workspace, stream)

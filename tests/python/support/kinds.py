@@ -1,4 +1,4 @@
-"""Adapters of every kind that is served, written by PEFT, and those of MLX-LM's format."""
+"""Adapters of every supported kind, written by PEFT, and adapters in MLX-LM's format."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from safetensors.numpy import load_file, save
 from support.adapters import CONFIG, TENSORS
 
 NOT_FOR_GPT2 = ("loha", "lokr", "lokr-in-factors", "biases-without-tensors")
-"""PEFT puts the first three on no Conv1D; and GPT-2 has biases, which are trained then."""
+"""PEFT does not put the first three on Conv1D, and GPT-2 has biases, which the last one would train."""
 
 
 def configs(targets: list[str], is_transposed: bool) -> dict[str, Any]:
-    """PEFT's configurations by kind, for every target; those with rank patterns adapt some modules differently."""
+    """Returns PEFT's configurations by kind, for every target. With rank patterns, some modules differ."""
     common = {"task_type": "CAUSAL_LM", "target_modules": targets}
     conv1d = {"fan_in_fan_out": True} if is_transposed else {}
     kinds = {
@@ -47,9 +47,9 @@ def configs(targets: list[str], is_transposed: bool) -> dict[str, Any]:
 
 
 def save_kind(model_directory: Path, directory: Path, config: Any, seed: int, extra_tokens: int = 0) -> Path:
-    """Write an adapter with random tensors; AdaLoRA's first module is pruned whole, its second in part.
+    """Writes an adapter with random tensors. AdaLoRA's first module is pruned completely, its second in part.
 
-    extra_tokens: by which the embeddings are resized before; below 0: cut.
+    extra_tokens: number of tokens that are added to the embeddings before; below 0: removed.
     """
     generator = torch.Generator().manual_seed(seed)
     base = transformers.AutoModelForCausalLM.from_pretrained(model_directory, dtype=torch.float32)
@@ -82,7 +82,7 @@ def save_kind(model_directory: Path, directory: Path, config: Any, seed: int, ex
 
 
 def save_with_initial(model_directory: Path, directory: Path, init: str, seed: int, **fields: Any) -> tuple[Path, Path]:
-    """(adapter, initial adapter) of an initialisation that takes A and B out of the base's weights."""
+    """Returns (adapter, initial adapter) of an initialisation that takes A and B from the base's weights."""
     generator = torch.Generator().manual_seed(seed)
     base = transformers.AutoModelForCausalLM.from_pretrained(model_directory, dtype=torch.float32)
     config = peft.LoraConfig(task_type="CAUSAL_LM", init_lora_weights=init, **fields)
@@ -99,7 +99,7 @@ def save_with_initial(model_directory: Path, directory: Path, init: str, seed: i
 
 
 def as_mlx(peft_directory: Path, directory: Path, num_layers: int, keys: Sequence[str] | None = None) -> Path:
-    """The same adapter in MLX-LM's format."""
+    """Writes the same adapter in MLX-LM's format."""
     config = json.loads((peft_directory / CONFIG).read_text())
     names = {"lora_A.weight": "lora_a", "lora_B.weight": "lora_b", "lora_magnitude_vector": "m"}
     tensors = {}
@@ -111,7 +111,7 @@ def as_mlx(peft_directory: Path, directory: Path, num_layers: int, keys: Sequenc
     directory.mkdir()
     content = save(tensors)
     length = int.from_bytes(content[:8], "little")
-    header = {"__metadata__": None, **json.loads(content[8 : 8 + length])}  # as MLX writes it
+    header = {"__metadata__": None, **json.loads(content[8 : 8 + length])}  # like MLX
     text = json.dumps(header, separators=(",", ":")).encode()
     (directory / "adapters.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + content[8 + length :])
     parameters = {"rank": config["r"], "dropout": 0.1, "scale": config["lora_alpha"] / config["r"]}

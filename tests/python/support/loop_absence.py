@@ -1,4 +1,4 @@
-"""Measures how long an event loop serves nobody."""
+"""Measures how long an event loop is blocked."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ _TURN_SECONDS = 0.005
 
 
 class LoopAbsence:
-    """The longest time between two turns of a task on the loop, while its `async with` runs."""
+    """Measures the longest time between two turns of a task on the loop, within its `async with`."""
 
     def __init__(self) -> None:
         self.cpu_seconds = 0.0
-        """CPU time of the loop's own thread: other processes, and threads that hold the interpreter, do not count."""
+        """CPU time of the loop's own thread. Other processes, and threads that hold the GIL, do not count."""
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> LoopAbsence:

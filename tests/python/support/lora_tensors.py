@@ -1,4 +1,4 @@
-"""Layouts and adapter tensors for tests of the LoRA cache on its own."""
+"""Layouts and adapter tensors for tests of the LoRA cache alone."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NUMPY_TYPES = {
 
 
 def sizes_of(module: str) -> tuple[int, int]:
-    """(in, out) of a module of the model that every layout here describes."""
+    """Returns (in, out) of a module. All layouts here describe the same model."""
     parts = [_WIDTHS[part] for part in parts_of(module)]
     return parts[0][0], sum(out_size for _, out_size in parts)
 
@@ -35,7 +35,7 @@ def parts_of(module: str) -> tuple[str, ...]:
 
 
 def small_layout(dtype: _core.DType = _core.DType.FLOAT32, num_layers: int = 2, max_rank: int = 4) -> _core.LoraLayout:
-    """Every module of a few layers, DoRA allowed."""
+    """Returns a layout of every module of a few layers, with DoRA."""
     sites = [
         _core.LoraSite(
             layer=layer,
@@ -69,7 +69,7 @@ class Row:
 
     @property
     def vectors(self) -> int:
-        """The flags of config's last column."""
+        """Flags in the config's last column."""
         return (self.magnitude is not None) + 2 * (self.shift is not None)
 
     @property
@@ -81,7 +81,7 @@ class Row:
         return np.concatenate([self.a.ravel(), self.b.ravel(), *vectors])
 
     def parts(self) -> dict[tuple[int, int], tuple[np.ndarray, np.ndarray, np.ndarray | None, np.ndarray | None]]:
-        """{(module id, layer): (A, B, magnitude, shift)}, a fused module as its parts."""
+        """Returns {(module id, layer): (A, B, magnitude, shift)}; a fused module is split into its parts."""
         result = {}
         first = 0
         for part in parts_of(self.module):
@@ -104,7 +104,7 @@ def random_row(rng: np.random.Generator, module: str, layer: int, rank: int, is_
 
 
 def to_tensors(rows: list[Row], padding: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """(weights [rows, width], config [rows, 4]) as a request carries them."""
+    """Returns (weights [rows, width], config [rows, 4]) in a request's format."""
     width = max(row.flat().size for row in rows) + padding
     weights = np.zeros((len(rows), width), rows[0].a.dtype)
     for i, row in enumerate(rows):
@@ -114,7 +114,7 @@ def to_tensors(rows: list[Row], padding: int = 0) -> tuple[np.ndarray, np.ndarra
 
 
 def check_device(cache: _core.LoraCache, lease: _core.DeviceLease, rows: list[Row], engine: np.dtype) -> None:
-    """Every value in the device's pages is the one that was sent, in the engine's type; vectors in float32."""
+    """Checks that all values in the device's pages equal the sent ones in the engine's type, vectors in float32."""
     expected = {}
     for row in rows:
         expected.update(row.parts())

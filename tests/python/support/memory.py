@@ -1,4 +1,4 @@
-"""What a process holds."""
+"""Measures the memory that a process uses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 LIBC = ctypes.CDLL(None)
 CAN_MEASURE = hasattr(LIBC, "mallinfo2")
-"""glibc 2.33 or later."""
+"""True with glibc 2.33 or later."""
 
 
 class _HeapInfo(ctypes.Structure):
@@ -22,7 +22,7 @@ class _HeapInfo(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Held:
-    """By the C heap, in bytes, and by Python, in blocks of its own allocator and in objects."""
+    """Memory in the C heap, in bytes; in Python, in blocks of its allocator and in objects."""
 
     heap: int
     blocks: int
@@ -33,10 +33,10 @@ class Held:
 
 
 def held() -> Held:
-    """Now, without garbage.
+    """Measures now, after garbage collection.
 
-    The heap counts what is allocated in all of its arenas. Resident memory is not a measure: what is free in an
-    arena, and how much of it there is, depends on what ran before.
+    The heap counts allocations in all of its arenas. Resident memory is no measure: it includes free memory of arenas,
+    whose amount depends on what ran before.
     """
     gc.collect()
     mallinfo = LIBC.mallinfo2

@@ -1,4 +1,4 @@
-"""Small random Hugging Face models and PEFT adapters, and what transformers + PEFT compute with them in float32."""
+"""Small random Hugging Face models and PEFT adapters, and references from transformers + PEFT in float32."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ALL_MODULES = [*ATTENTION_MODULES, "o_proj", "gate_proj", "up_proj", "down_proj"
 
 @dataclasses.dataclass(frozen=True)
 class ModelSpec:
-    """Sizes of a random model; the defaults are odd on purpose."""
+    """Sizes of a random model. The defaults are odd on purpose."""
 
     family: str = "llama"
     vocab_size: int = 61
@@ -38,7 +38,7 @@ class ModelSpec:
     extra: tuple[tuple[str, Any], ...] = ()
 
     def config(self) -> Any:
-        """The transformers configuration of this model."""
+        """Returns the transformers configuration of this model."""
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name not in ("family", "extra")}
         return CONFIG_CLASSES[self.family](
             **fields,
@@ -51,7 +51,7 @@ class ModelSpec:
 
 
 def save_model(spec: ModelSpec, directory: Path, seed: int = 0, dtype: torch.dtype = torch.float32) -> Path:
-    """Write a random model of `spec` as a Hugging Face directory; norms and biases are random too."""
+    """Writes a random model of `spec` as a Hugging Face directory; norms and biases are random too."""
     generator = torch.Generator().manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(spec.config())
     with torch.no_grad():
@@ -70,14 +70,14 @@ def save_model(spec: ModelSpec, directory: Path, seed: int = 0, dtype: torch.dty
 
 
 def load_model(directory: Path, **settings: Any) -> Any:
-    """A model in float32, with its vision tower if it has one."""
+    """Loads a model in float32, with its vision tower if it has one."""
     sees = hasattr(transformers.AutoConfig.from_pretrained(directory), "vision_config")
     kind = transformers.AutoModelForImageTextToText if sees else transformers.AutoModelForCausalLM
     return kind.from_pretrained(directory, dtype=torch.float32, **settings)
 
 
 def save_adapter(model_directory: Path, directory: Path, seed: int, strength: float = 1.0, **lora: Any) -> Path:
-    """Write a PEFT adapter with random A, B and magnitudes; `lora` goes to peft.LoraConfig."""
+    """Writes a PEFT adapter with random A, B and magnitudes; `lora` goes to peft.LoraConfig."""
     generator = torch.Generator().manual_seed(seed)
     base = load_model(model_directory)
     lora = {"target_modules": ALL_MODULES, "lora_alpha": 2 * lora.get("r", 8), **lora}
@@ -88,7 +88,7 @@ def save_adapter(model_directory: Path, directory: Path, seed: int, strength: fl
             if "lora_A" in name:
                 parameter.copy_(noise / parameter.shape[1] ** 0.5)
             elif "lora_B" in name:
-                width = parameter.shape[1] if parameter.dim() > 1 else 1  # a bias of B has one dimension
+                width = parameter.shape[1] if parameter.dim() > 1 else 1  # B's bias has one dimension
                 parameter.copy_(0.2 * strength * noise / width**0.5)
             elif "lora_magnitude_vector" in name:
                 parameter.mul_(1.0 + 0.2 * noise)
@@ -101,16 +101,16 @@ class Beam:
     """A sequence that transformers' beam search returned."""
 
     tokens: list[int]
-    """What was generated, with the token that ended it."""
+    """Generated tokens, including the end token."""
     score: float
-    """The sum of its tokens' log probs after all processors, before the length penalty."""
+    """Sum of its tokens' log probs after all processors, before the length penalty."""
 
 
 class Reference:
-    """transformers + PEFT in float32, the adapter unmerged."""
+    """transformers + PEFT in float32, with an unmerged adapter."""
 
     def __init__(self, model_directory: Path, adapter_directory: Path | None = None, extra_tokens: int = 0) -> None:
-        """extra_tokens: by which the embeddings were resized before the adapter was trained; below 0: cut."""
+        """extra_tokens: number of tokens added to the embeddings before the adapter was trained; below 0: removed."""
         model = load_model(model_directory, attn_implementation="eager", experts_implementation="eager")
         if extra_tokens:
             model.resize_token_embeddings(model.config.vocab_size + extra_tokens, mean_resizing=False)
@@ -119,9 +119,10 @@ class Reference:
         self._model = model.eval()
 
     def logits(self, prompt: list[int], generated: Sequence[int] = ()) -> torch.Tensor:
-        """float32 [tokens, vocab] of the prompt and of all but the last generated token: what follows each of them.
+        """Returns float32 [tokens, vocab] for the prompt and all but the last generated token: the logits of what
+        follows each.
 
-        The prompt is computed whole and the rest token by token, as transformers generates: with dynamic RoPE scaling
+        Computes the prompt at once and the rest token by token, as transformers generates: with dynamic RoPE scaling,
         the angles depend on that.
         """
         rows, cache = [], transformers.DynamicCache(config=self._model.config)
@@ -140,7 +141,7 @@ class Reference:
         length_penalty: float = 1.0,
         **settings: Any,
     ) -> list[Beam]:
-        """The beams of generate(num_beams=...), best first; `settings` goes to it."""
+        """Returns the beams of generate(num_beams=...), best first. settings: further arguments."""
         self._model.generation_config = transformers.GenerationConfig(
             eos_token_id=list(end_ids) or None, pad_token_id=0, do_sample=False
         )

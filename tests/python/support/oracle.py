@@ -1,4 +1,4 @@
-"""A checkpoint's ONNX graph evaluated by onnx.reference: the step that compilers are compared with."""
+"""Evaluates a checkpoint's ONNX graph with onnx.reference, the reference for compilers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class SequenceChunk:
 
 
 def step_inputs(chunks: list[SequenceChunk]) -> dict[str, np.ndarray]:
-    """The integer inputs of one step; logits are asked of every token."""
+    """Returns the integer inputs of one step, which asks for logits of every token."""
     offsets = np.cumsum([0, *(len(chunk.tokens) for chunk in chunks)])
     tables = np.full((len(chunks), max(len(chunk.blocks) for chunk in chunks)), -1)
     for row, chunk in zip(tables, chunks, strict=True):
@@ -50,7 +50,7 @@ def step_inputs(chunks: list[SequenceChunk]) -> dict[str, np.ndarray]:
 
 
 class AdapterTables:
-    """Adapters in flattened form, and the tables of ranks and pointers that plugin nodes read."""
+    """Flattened adapters, and the tables of ranks and pointers that plugin nodes read."""
 
     def __init__(self, adapters: list[tuple[np.ndarray, np.ndarray]], network: Network) -> None:
         modules = lora_modules()
@@ -72,7 +72,7 @@ class AdapterTables:
 
 
 class NetworkOracle:
-    """Evaluates a float32 checkpoint's graph step by step, with its own KV pools."""
+    """Evaluates a float32 checkpoint's graph step by step, with KV pools of its own."""
 
     def __init__(self, checkpoint: Path, scratch: Path, options: NetworkOptions, num_blocks: int = 32) -> None:
         opened = Checkpoint.open(checkpoint)
@@ -86,7 +86,7 @@ class NetworkOracle:
         ]
 
     def step(self, chunks: list[SequenceChunk], tables: AdapterTables | None = None) -> np.ndarray:
-        """float32 [tokens, vocab_size]."""
+        """Runs a step and returns float32 [tokens, vocab_size]."""
         inputs = step_inputs(chunks)
         if tables is not None:
             inputs |= {"lora_ranks": tables.ranks, "lora_pointers": tables.pointers}

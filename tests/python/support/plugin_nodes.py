@@ -1,4 +1,4 @@
-"""Plugin nodes of small sizes, and what TensorRT tells creators and nodes of them. Needs TensorRT for RTX."""
+"""Plugin nodes of small sizes, and TensorRT's descriptions for creators and nodes. Needs TensorRT for RTX."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ plugins = pytest.mark.parametrize("plugin", PLUGINS, ids=lambda plugin: plugin.n
 
 
 class Expressions:
-    """TensorRT's own exist only while it builds: sizes that are known, or not."""
+    """Expressions of known or unknown sizes. TensorRT's own exist only during a build."""
 
     @staticmethod
     def constant(size: int) -> Any:
@@ -57,14 +57,14 @@ class Expressions:
 
 
 class Shape(list):
-    """As DimsExprs, which cannot be made with expressions of a test."""
+    """Replaces DimsExprs, which tests cannot make with their own expressions."""
 
     def __init__(self, rank: int) -> None:
         super().__init__([None] * rank)
 
 
 def fields(attributes: dict[str, Any]) -> list[Any]:
-    """PluginFields; a PluginFieldCollection of them would not keep their arrays."""
+    """Returns PluginFields. A PluginFieldCollection would not keep their arrays alive."""
     made = []
     for name, value in attributes.items():
         dtype = np.float32 if isinstance(value, float) else np.int32
@@ -86,7 +86,7 @@ def shapes_of(tensors: tuple[Tensor, ...], sizes: dict[str, int]) -> list[list[i
 
 
 def descriptions(plugin: Plugin, sizes: dict[str, int], engine_type: Any = trt.float16) -> tuple[list, list]:
-    """What the builder tells a node of its inputs and outputs."""
+    """Returns the builder's descriptions of a node's inputs and outputs."""
     return tuple(
         [
             SimpleNamespace(

@@ -1,4 +1,4 @@
-"""Models whose requests end in rows, and what transformers + PEFT compute with them in float32."""
+"""Models whose requests end in rows, and references from transformers + PEFT in float32."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from adaptrt import PoolingType
 
 
 def randomise(model: Any, seed: int) -> Any:
-    """Random parameters everywhere, norms and biases included."""
+    """Sets all parameters to random values, norms and biases included."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -32,13 +32,13 @@ def randomise(model: Any, seed: int) -> Any:
 
 
 def save_random(model: Any, directory: Path, seed: int = 0) -> Path:
-    """A model's class with its own names of tensors and its own architecture."""
+    """Saves a random model of a class with its own tensor names and architecture."""
     randomise(model, seed).save_pretrained(directory)
     return directory
 
 
 def save_sentence_transformer(directory: Path, mode: str, *, normalize: bool) -> None:
-    """The files that sentence-transformers writes beside a model; `mode` is what a pooling_mode_... ends with."""
+    """Writes the files of sentence-transformers next to a model. mode: end of a pooling_mode_... field."""
     prefix = "sentence_transformers.models"
     modules = [{"idx": 0, "name": "0", "path": "", "type": f"{prefix}.Transformer"}]
     modules.append({"idx": 1, "name": "1", "path": "1_Pooling", "type": f"{prefix}.Pooling"})
@@ -54,7 +54,7 @@ def save_sentence_transformer(directory: Path, mode: str, *, normalize: bool) ->
 
 
 def save_word_tokenizer(directory: Path, vocab_size: int, *, end: bool = True) -> None:
-    """One token a word, t0 to t60, and </s> behind every text if `end`, as Qwen3-Embedding's tokenizer does it."""
+    """Saves a tokenizer with one token per word, t0 to t60, and </s> after every text if `end` (Qwen3-Embedding)."""
     vocabulary = {"</s>": 1, "t0": 0, **{f"t{number}": number for number in range(2, vocab_size)}}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="t0"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -65,7 +65,7 @@ def save_word_tokenizer(directory: Path, vocab_size: int, *, end: bool = True) -
 
 
 def save_pooled_adapter(base: Any, directory: Path, seed: int, task_type: str | None, **lora: Any) -> Path:
-    """A PEFT adapter over `base` with random A, B, magnitudes and modules_to_save."""
+    """Saves a PEFT adapter for `base` with random A, B, magnitudes and modules_to_save."""
     generator = torch.Generator().manual_seed(seed)
     lora = {"target_modules": "all-linear", "lora_alpha": 2 * lora.get("r", 8), **lora}
     model = peft.get_peft_model(base, peft.LoraConfig(task_type=task_type, **lora))
@@ -87,7 +87,7 @@ def save_pooled_adapter(base: Any, directory: Path, seed: int, task_type: str | 
 
 
 def hidden_states(model: Any, prompt: list[int]) -> np.ndarray:
-    """float32 [tokens, hidden_size] behind the final norm."""
+    """Returns float32 [tokens, hidden_size] after the final norm."""
     with torch.no_grad():
         output = model(torch.tensor([prompt]), output_hidden_states=True)
     states = output.last_hidden_state if "last_hidden_state" in output else output.hidden_states[-1]
@@ -95,7 +95,7 @@ def hidden_states(model: Any, prompt: list[int]) -> np.ndarray:
 
 
 def load_bare(directory: Path, adapter: Path | None = None) -> Any:
-    """The model without a head, with an adapter that was trained over one without, or over a causal one."""
+    """Loads the model without a head, with an adapter that was trained without a head or for a causal model."""
     causal = (
         adapter is not None and json.loads((adapter / "adapter_config.json").read_text())["task_type"] == "CAUSAL_LM"
     )
@@ -107,7 +107,7 @@ def load_bare(directory: Path, adapter: Path | None = None) -> Any:
 
 
 def pooled(states: np.ndarray, pooling_type: PoolingType, *, normalize: bool = False) -> np.ndarray:
-    """What becomes of hidden states, as sentence-transformers does it."""
+    """Pools hidden states as sentence-transformers does."""
     rows = {
         PoolingType.LAST: lambda: states[-1],
         PoolingType.CLS: lambda: states[0],
@@ -124,13 +124,13 @@ def run_pooled(
     adapter: str | None = None,
     **fields: Any,
 ) -> np.ndarray:
-    """The rows of one request."""
+    """Runs one request and returns its rows."""
     request_id = executor.enqueue_request(adaptrt.Request(prompt, 0, pooling_params=params, **fields), adapter=adapter)
     return rows_of(executor, request_id)
 
 
 def rows_of(executor: adaptrt.Executor, request_id: int) -> np.ndarray:
-    """What a request that was made ends in."""
+    """Waits for a request and returns its rows."""
     (response,) = executor.await_responses(request_id, 60.0)
     assert not response.has_error(), response.error_msg
     assert response.result.is_final

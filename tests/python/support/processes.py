@@ -1,4 +1,4 @@
-"""Processes of this machine, by what they run and have open."""
+"""Finds processes of this machine by their program and open files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def processes_with(module: str, file: Path) -> set[int]:
-    """Those that run a module and have mapped a file, or one below a directory of this path."""
+    """Returns processes that run a module and have mapped a file, or one below a directory of this path."""
     return {
         int(entry.name)
         for entry in Path("/proc").iterdir()
@@ -17,12 +17,12 @@ def processes_with(module: str, file: Path) -> set[int]:
 
 
 def has_mapped(process: int, name: str) -> bool:
-    """Whether a process has a file whose path contains this."""
+    """True if a process has mapped a file whose path contains `name`."""
     return name in _text(Path(f"/proc/{process}/maps"))
 
 
 def have_ended(processes: Collection[int]) -> bool:
-    """Within some seconds."""
+    """Waits some seconds; True if all processes have ended."""
     for _ in range(100):
         if not any(Path(f"/proc/{process}").exists() for process in processes):
             return True
@@ -33,5 +33,5 @@ def have_ended(processes: Collection[int]) -> bool:
 def _text(file: Path) -> str:
     try:
         return file.read_text()
-    except OSError:  # it has ended
+    except OSError:  # the process has ended
         return ""

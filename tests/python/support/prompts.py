@@ -1,4 +1,4 @@
-"""PEFT adapters that are virtual tokens before a prompt, and a model that is served with some beside others."""
+"""PEFT adapters of virtual tokens, and a model that is served with some of them and others."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ CONFIG = BuildConfig(
     plugin_config=PluginConfig(lora_plugin="auto", dora_plugin="enable"),
 )
 LENGTHS = {"tuned": 5, "other": 5, "long": 19, "encoded": 7}
-"""Virtual tokens of the adapters; `encoded` is P-tuning."""
+"""Number of virtual tokens per adapter; `encoded` is P-tuning."""
 
 
 def save_virtual_tokens(model: Path, directory: Path, count: int, seed: int, *, encoded: bool = False) -> Path:
-    """Random ones of prompt tuning, or what P-tuning's encoder makes of random ones."""
+    """Saves random virtual tokens of prompt tuning, or the output of P-tuning's encoder."""
     torch.manual_seed(seed)
     common = {"task_type": "CAUSAL_LM", "num_virtual_tokens": count}
     config = (
@@ -53,7 +53,7 @@ def save_virtual_tokens(model: Path, directory: Path, count: int, seed: int, *, 
 
 
 def virtual_tokens_of(directory: Path) -> np.ndarray:
-    """float32 [virtual tokens, hidden_size] of the file."""
+    """Returns float32 [virtual tokens, hidden_size] from the file."""
     return load_file(directory / "adapter_model.safetensors")["prompt_embeddings"]
 
 
@@ -89,7 +89,7 @@ class Served:
         return made
 
     def answers(self, cases: list[tuple[str | None, list[int]]], num_tokens: int = 8, **fields: Any) -> list[Answer]:
-        """What each (kind, prompt) gives, all of them at once: none begins before the last is queued."""
+        """Returns the answers to all (kind, prompt), run at once: none begins before the last is queued."""
         all_queued = threading.Event()
         first = make_request([2], 1, logits_post_processor=lambda *_: all_queued.wait(60))
         with self.executor(**fields) as executor:
@@ -102,7 +102,7 @@ class Served:
             return answers
 
     def expected(self, kind: str | None, tokens: list[int]) -> np.ndarray:
-        """PEFT's logits, those of virtual tokens among them."""
+        """Returns PEFT's logits, including those of virtual tokens."""
         model = load_model(self.model, attn_implementation="eager", experts_implementation="eager")
         if kind is not None:
             model = peft.PeftModel.from_pretrained(model, self.adapters[kind], torch_dtype=torch.float32)
@@ -111,7 +111,7 @@ class Served:
 
 
 def without_nan(answer: Answer) -> Answer:
-    """Log probs of virtual tokens as None, which equals itself."""
+    """Replaces the NaN log probs of virtual tokens by None, which equals itself."""
     prompt = answer.log_probs.prompt
     if prompt is not None:
         answer.log_probs.prompt = [None if math.isnan(value) else value for value in prompt]  # type: ignore[misc]

@@ -1,7 +1,7 @@
 """Models in the formats of published quantised weights, written by the formulas of those formats.
 
-Each writer chooses integers and scales, computes the weights that these stand for, and packs them; what reads the files
-has to find those weights, bit for bit.
+Each writer chooses integers and scales, computes their weights, and packs them. A reader of the files must find the
+same weights bit for bit.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NF4 = (
     "-0.09105003625154495 0.0 0.07958029955625534 0.16093020141124725 0.24611230194568634 0.33791524171829224 "
     "0.44070982933044434 0.5626170039176941 0.7229568362236023 1.0"
 )
-# bitsandbytes' table of FP4, rounded by itself.
+# bitsandbytes' table of FP4, with its own rounding.
 FP4 = (
     "0.0 0.005208333488553762 0.6666666865348816 1.0 0.3333333432674408 0.5 0.1666666716337204 0.25 "
     "0.0 -0.005208333488553762 -0.6666666865348816 -1.0 -0.3333333432674408 -0.5 -0.1666666716337204 -0.25"
@@ -36,14 +36,14 @@ CODES = {"nf4": np.array(NF4.split(), np.float32), "fp4": np.array(FP4.split(), 
 
 @dataclass
 class Layer:
-    """A linear layer as it is published."""
+    """A published linear layer."""
 
     tensors: dict[str, Array]
-    """By what follows the layer's name, such as .qweight."""
+    """Tensors by the end of their names, such as .qweight."""
     values: Array
-    """[out, in]: what the format's library makes of them."""
+    """[out, in]: weights as the format's library dequantises them."""
     exact: Array | None = None
-    """What an engine computes with that keeps the numbers: integers times scales are not rounded."""
+    """Weights of an engine that keeps the integers: products of integers and scales are not rounded."""
 
 
 @dataclass(frozen=True)
@@ -53,17 +53,17 @@ class Scheme:
     config: dict[str, Any]
     """quantization_config."""
     quantize: Callable[[Array, np.random.Generator], Layer]
-    """Of a matrix [out, in]."""
+    """Quantises a matrix [out, in]."""
     dtype: np.dtype[Any] | None
-    """That the library dequantises to; None: whatever the model is loaded in, from float32."""
+    """Type that the library dequantises to; None: the type in which the model is loaded, from float32."""
     fills_words: int = 1
-    """What outputs and inputs have to be multiples of."""
+    """Outputs and inputs must be multiples of this."""
     group_size: int = 1
-    """What inputs have to be a multiple of."""
+    """Inputs must be a multiple of this."""
 
 
 def in_words(numbers: Array, bits: int) -> Array:
-    """int32 [n * bits / 32, m] of numbers [n, m]: one after the other, the first in the lowest bits."""
+    """Packs numbers [n, m] to int32 [n * bits / 32, m], the first number in the lowest bits."""
     count = -(-len(numbers) * bits // 32)
     words = np.zeros((count + 1, numbers.shape[1]), np.uint64)
     for at, row in enumerate(numbers):
@@ -75,12 +75,12 @@ def in_words(numbers: Array, bits: int) -> Array:
 
 
 def json_bytes(value: Mapping[str, Any]) -> Array:
-    """uint8: a tensor that holds JSON, as bitsandbytes packs what is no tensor."""
+    """Returns a uint8 tensor with JSON, as bitsandbytes stores values that are not tensors."""
     return np.frombuffer(json.dumps(value).encode(), np.uint8)
 
 
 def bits4(kind: str, dtype: str, *, nested: bool, block_size: int = 64, storage: str = "uint8") -> Scheme:
-    """NF4 and FP4 of bitsandbytes."""
+    """Returns NF4 or FP4 of bitsandbytes."""
     target = np.dtype(dtype)
 
     def quantize(matrix: Array, rng: np.random.Generator) -> Layer:
@@ -134,7 +134,7 @@ def bits4(kind: str, dtype: str, *, nested: bool, block_size: int = 64, storage:
 
 
 def bits8() -> Scheme:
-    """LLM.int8() of bitsandbytes."""
+    """Returns LLM.int8() of bitsandbytes."""
 
     def quantize(matrix: Array, rng: np.random.Generator) -> Layer:
         scales = np.abs(matrix).max(axis=1).astype(np.float32) + np.float32(1e-6)
@@ -150,14 +150,14 @@ def bits8() -> Scheme:
 
 @dataclass
 class Groups:
-    """Integers, scales and zero points of outputs and groups of inputs."""
+    """Integers, scales and zero points by output and group of inputs."""
 
     numbers: Array
     scales: Array
     zeros: Array
 
     def of(self, groups: Array, dtype: np.dtype[Any]) -> Array:
-        """The weights, input by input of the group that `groups` names."""
+        """Returns the weights. groups: group of each input."""
         exact = (self.numbers.astype(np.float64) - self.zeros[:, groups]) * self.scales.astype(np.float64)[:, groups]
         return exact.astype(np.float32).astype(dtype)
 
@@ -165,7 +165,7 @@ class Groups:
 def in_groups(
     matrix: Array, groups: Array, bits: int, dtype: np.dtype[Any], rng: np.random.Generator, *, symmetric: bool
 ) -> Groups:
-    """A matrix whose integers go from 0 to 2^bits - 1; zero points are any of these numbers."""
+    """Quantises a matrix to integers from 0 to 2^bits - 1, with zero points in the same range."""
     count, greatest = int(groups.max()) + 1, 2**bits - 1
     spread = np.stack([np.abs(matrix[:, groups == group]).max(axis=1) for group in range(count)], axis=1)
     scales = (spread / (greatest / 2) + 1e-4).astype(np.float32).astype(dtype)
@@ -187,9 +187,9 @@ def gptq(
     dtype: np.dtype[Any] = FLOAT16,
     quantizer: str = "gptqmodel:5.0.0",
 ) -> Scheme:
-    """GPTQ; a reordered model has its inputs in groups as they matter, not as they stand.
+    """Returns GPTQ. reordered: groups follow the importance of inputs, not their position (desc_act).
 
-    uneven: the first group has an input more than it should, and the second one less.
+    uneven: the first group has one input too many, and the second one too few.
     """
 
     def quantize(matrix: Array, rng: np.random.Generator) -> Layer:
@@ -200,7 +200,7 @@ def gptq(
         if uneven:
             groups[np.argmax(groups == 1)] = 0
         made = in_groups(matrix, groups, bits, dtype, rng, symmetric=symmetric)
-        # [groups, out]; words of the zero points go along the outputs.
+        # [groups, out]; words of the zero points run along the outputs.
         zeros = in_words(made.zeros, bits).T
         if layout == "gptq":
             zeros = less_one(made.zeros, bits)
@@ -229,9 +229,9 @@ def gptq(
 
 
 def less_one(zeros: Array, bits: int) -> Array:
-    """int32 [groups, words] of zero points [out, groups] as GPTQModel writes them: with one subtracted from each.
+    """Returns int32 [groups, words] of zero points [out, groups] as GPTQModel writes them: minus one.
 
-    From those of 2, 4 and 8 bits it subtracts word by word, so that a zero borrows from its neighbour.
+    It subtracts one from whole words of 2, 4 and 8 bits, so a zero borrows from its neighbour.
     """
     if bits == 3:
         return in_words((zeros - 1) & 7, 3).T
@@ -241,7 +241,7 @@ def less_one(zeros: Array, bits: int) -> Array:
 
 
 def awq(group_size: int, layout: str = "gemm", dtype: np.dtype[Any] = FLOAT16) -> Scheme:
-    """AWQ."""
+    """Returns AWQ."""
 
     def quantize(matrix: Array, rng: np.random.Generator) -> Layer:
         outputs, inputs = matrix.shape
@@ -279,7 +279,7 @@ def awq(group_size: int, layout: str = "gemm", dtype: np.dtype[Any] = FLOAT16) -
 
 
 def _blocks(matrix: Array, block: tuple[int, int], dtype: np.dtype[Any]) -> tuple[Array, Array, Array]:
-    """FP8 of a matrix, the scales of its blocks, and those again for each number, float32."""
+    """Returns a matrix in FP8, the scales of its blocks, and each number's scale, float32."""
     rows, columns = (np.arange(size) // step for size, step in zip(matrix.shape, block, strict=True))
     scales = np.zeros((rows[-1] + 1, columns[-1] + 1), np.float32)
     np.maximum.at(scales, (rows[:, None], columns[None, :]), np.abs(matrix))
@@ -289,7 +289,7 @@ def _blocks(matrix: Array, block: tuple[int, int], dtype: np.dtype[Any]) -> tupl
 
 
 def fp8(block: tuple[int, int], scale_dtype: np.dtype[Any]) -> Scheme:
-    """FP8 in blocks, as DeepSeek's and Qwen's."""
+    """Returns FP8 in blocks, as in DeepSeek's and Qwen's models."""
 
     def quantize(matrix: Array, rng: np.random.Generator) -> Layer:
         numbers, scales, each = _blocks(matrix, block, scale_dtype)
@@ -309,7 +309,7 @@ def fp8(block: tuple[int, int], scale_dtype: np.dtype[Any]) -> Scheme:
 def compressed_tensors_config(
     file_format: str, weights: dict[str, Any], activations: dict[str, Any] | None
 ) -> dict[str, Any]:
-    """The quantization_config of a model of compressed-tensors."""
+    """Returns the quantization_config of a compressed-tensors model."""
     return {
         "quant_method": "compressed-tensors",
         "format": file_format,
@@ -329,7 +329,7 @@ def compressed_tensors_config(
 
 
 def float8(strategy: str, dtype: np.dtype[Any] = BFLOAT16, *, static: bool = False) -> Scheme:
-    """FP8 of compressed-tensors."""
+    """Returns FP8 of compressed-tensors."""
 
     def quantize(matrix: Array, rng: np.random.Generator) -> Layer:
         block = {"tensor": matrix.shape, "channel": (1, matrix.shape[1]), "block": (32, 16)}[strategy]
@@ -356,7 +356,7 @@ def integers(
     symmetric: bool = True,
     reordered: bool = False,
 ) -> Scheme:
-    """Packed integers of compressed-tensors."""
+    """Returns packed integers of compressed-tensors."""
 
     def quantize(matrix: Array, rng: np.random.Generator) -> Layer:
         groups = np.arange(matrix.shape[1]) // (group_size or matrix.shape[1])
@@ -433,10 +433,10 @@ SCHEMES: dict[str, Scheme] = {
 }
 
 DEQUANTIZED = ("gptq-4-uneven", "packed-4-groups-of-16")
-"""Those whose layers become matrices."""
+"""Formats whose layers are dequantised."""
 
 KEPT: dict[str, Scheme] = {name: scheme for name, scheme in SCHEMES.items() if name not in DEQUANTIZED}
-"""Those whose numbers and scales an engine has, where the inputs are whole blocks."""
+"""Formats whose integers and scales an engine keeps if the inputs are whole blocks."""
 
 
 def publish(
@@ -448,10 +448,9 @@ def publish(
     *,
     exact: bool = False,
 ) -> Path:
-    """`directory`/published, a model whose linear layers but for `exclude` are quantised, and `directory`/values.
+    """Writes `directory`/published, a model whose linear layers except `exclude` are quantised, and `directory`/values.
 
-    The latter has the values in float32 that the tensors stand for, as the library rounds them or exact. Experts are
-    layers as well.
+    The latter has the tensors' values in float32, rounded as by the library or exact. Experts are layers too.
     """
     rng = np.random.default_rng(0)
     tensors: dict[str, Array] = {}
@@ -472,7 +471,7 @@ def publish(
 
 
 def write(directory: Path, config: Mapping[str, Any], tensors: Mapping[str, Array], shards: int = 1) -> Path:
-    """A model directory of one file, or of several, the tensors of a layer among them."""
+    """Writes a model directory with one file or several; a layer's tensors may be in different files."""
     directory.mkdir(parents=True)
     (directory / "config.json").write_text(json.dumps(config))
     if shards == 1:

@@ -1,7 +1,7 @@
-"""Answers batches of requests over engines, one after the other, on every process that mpirun starts: SPECS.
+"""Runs batches of requests on engines, one after the other, in every process of mpirun: SPECS.
 
 SPECS is JSON: [{engine, config: fields of ExecutorConfig, batches: [[{adapter, task, prompt, tokens}]], output}]. Rank
-0 writes the tokens and logits of each request to `output`; of those with `tokens_alone`, no logits.
+0 writes each request's tokens and logits to `output`; no logits for cases with `tokens_alone`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TOKENS_ALONE = adaptrt.OutputConfig(exclude_input_from_output=True)
 
 
 def result_of(executor: adaptrt.Executor, request_id: int) -> adaptrt.Result:
-    """The last of a request that does not stream."""
+    """Returns the last result of a request that does not stream."""
     while True:
         response = executor.await_responses(request_id)[-1]
         assert not response.has_error(), response.error_msg
@@ -29,9 +29,9 @@ def result_of(executor: adaptrt.Executor, request_id: int) -> adaptrt.Result:
 
 
 def answer_batches(executor: adaptrt.Executor, batches: list[list[dict[str, Any]]]) -> dict[str, np.ndarray]:
-    """Runs the batches one after the other: tokens and logits by batch and request, as answers_of() reads them.
+    """Runs the batches one after the other. Returns tokens and logits by batch and request for answers_of().
 
-    A case with `task_alone` names an adapter that was sent before.
+    `task_alone` in a case names an adapter that was sent before.
     """
     arrays = {}
     for number, batch in enumerate(batches):
@@ -54,7 +54,7 @@ def answer_batches(executor: adaptrt.Executor, batches: list[list[dict[str, Any]
 
 
 def answer(spec: dict[str, Any]) -> None:
-    """Runs the batches over one executor."""
+    """Runs the batches with one executor."""
     config = adaptrt.ExecutorConfig(**spec["config"])
     with adaptrt.Executor(spec["engine"], adaptrt.ModelType.DECODER_ONLY, config) as executor:
         if executor.can_enqueue_requests():

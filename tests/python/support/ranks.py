@@ -22,14 +22,14 @@ _NOTHING = np.empty((0, 0), np.float32)
 
 @dataclass(frozen=True)
 class RankAnswer:
-    """What one request gave; no logits where it did not ask for them."""
+    """Answer to one request; without logits if it did not ask for them."""
 
     tokens: list[int]
     context_logits: np.ndarray
     generation_logits: np.ndarray
 
     def same_bits(self, other: RankAnswer) -> bool:
-        """Tokens and logits."""
+        """True if tokens and logits are equal bit for bit."""
         return self.tokens == other.tokens and all(
             mine.tobytes() == theirs.tobytes()
             for mine, theirs in (
@@ -40,18 +40,18 @@ class RankAnswer:
 
 
 def say(*words: object) -> None:
-    """Prints a line in one write: print() makes several where PYTHONUNBUFFERED is set, and mpirun mixes them."""
+    """Prints a line in one write. With PYTHONUNBUFFERED, print() makes several, which mpirun mixes."""
     os.write(sys.stdout.fileno(), (" ".join(map(str, words)) + "\n").encode())
 
 
 def ranks_of(ranks: int, *arguments: object) -> AbstractContextManager[Watched]:
-    """Python with these arguments as so many processes."""
+    """Starts Python with these arguments in `ranks` processes."""
     command = [Path(sys.executable).with_name("mpirun"), "-n", ranks, sys.executable, *arguments]
     return watched(command, env={"PYTHONPATH": str(_TESTS)}, stderr=subprocess.PIPE)
 
 
 def mpirun(ranks: int, *arguments: object, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """Runs Python with these arguments as so many processes, to their end."""
+    """Runs Python with these arguments in `ranks` processes, until they end."""
     with ranks_of(ranks, *arguments) as running:
         stdout, stderr = running.communicate()
     done = subprocess.CompletedProcess(running.process.args, running.process.returncode, stdout, stderr)
@@ -62,7 +62,7 @@ def mpirun(ranks: int, *arguments: object, check: bool = True) -> subprocess.Com
 def answers_of_ranks(
     ranks: int, engine: Path, batches: list[list[dict[str, Any]]], place: Path, **config: Any
 ) -> list[list[RankAnswer]]:
-    """What rank_script.py's batches give; `place` is a directory for its files."""
+    """Returns the answers of rank_script.py. place: directory for its files."""
     (answers,) = answers_of_engines(ranks, [(engine, batches)], place, **config)
     return answers
 
@@ -70,7 +70,7 @@ def answers_of_ranks(
 def answers_of_engines(
     ranks: int, engines: list[tuple[Path, list[list[dict[str, Any]]]]], place: Path, **config: Any
 ) -> list[list[list[RankAnswer]]]:
-    """The same of engines with their batches, one after the other in the same processes."""
+    """Does the same for several engines with their batches, in the same processes."""
     specs = [
         {"engine": str(engine), "config": config, "batches": batches, "output": str(place / f"answers{number}.npz")}
         for number, (engine, batches) in enumerate(engines)
@@ -81,7 +81,7 @@ def answers_of_engines(
 
 
 def answers_of(found: Mapping[str, np.ndarray], batches: list[list[dict[str, Any]]]) -> list[list[RankAnswer]]:
-    """What rank_script.py's arrays are of."""
+    """Converts rank_script.py's arrays to answers."""
     return [
         [
             RankAnswer(

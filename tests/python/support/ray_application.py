@@ -1,4 +1,4 @@
-"""Applications of `adaptrt.serve.ray` on a Ray of their own, in this process's care."""
+"""Applications of `adaptrt.serve.ray` in a separate Ray, which this process starts and ends."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from typing import Any
 SECONDS_TO_START = 120.0
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    # Ray's own is 15, so that a test beside this one could keep Serve from starting in its time.
+    # Ray's default is 15, with which a parallel test could delay Serve's start beyond its time limit.
     "RAY_worker_niceness": "0",
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
 }
 OBJECT_STORE_BYTES = 100 << 20
-"""Requests and answers are small."""
+"""Small, because requests and answers are small."""
 
 
 @contextlib.contextmanager
 def ray_serve(num_cpus: int) -> Iterator[str]:
-    """The address of Serve's proxy; all that Ray started ends with it."""
+    """Yields the address of Serve's proxy. All processes of Ray end with it."""
     os.environ.update(_ENVIRONMENT)
     import ray
     from ray import serve
@@ -48,7 +48,7 @@ def ray_serve(num_cpus: int) -> Iterator[str]:
 
 
 def run_application(name: str, args: Mapping[str, Any]) -> None:
-    """Returns when it is ready, below the path /NAME."""
+    """Starts an application below the path /NAME and waits until it is ready."""
     from ray import serve
 
     from adaptrt.serve.ray import build_app
@@ -57,7 +57,7 @@ def run_application(name: str, args: Mapping[str, Any]) -> None:
 
 
 def kill_one(application: str, deployment: str) -> None:
-    """As the kernel would for want of memory: one of this process's Ray, beside which there may be others."""
+    """Kills a replica of this process's Ray, as the kernel does when memory runs out. Other Rays may run too."""
     title = f"ray::ServeReplica:{application}:{deployment}"
     for directory in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
@@ -71,15 +71,15 @@ def kill_one(application: str, deployment: str) -> None:
 
 
 def _ancestors(process: int) -> Iterator[int]:
-    """Raises OSError when the process ends meanwhile."""
+    """Yields a process's ancestors. Raises OSError if a process ends meanwhile."""
     while process > 1:
-        # Behind the name, which may have parentheses of its own: the state and the parent.
+        # State and parent follow the name, which may contain parentheses.
         process = int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
         yield process
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    """Until it is so."""
+    """Waits until the condition is true."""
     end = time.monotonic() + SECONDS_TO_START
     while not condition():
         assert time.monotonic() < end

@@ -1,4 +1,4 @@
-"""Random models whose MLPs have a ReLU for a gate, as transformers and as the published ones' own code compute them."""
+"""Random models with ReLU-gated MLPs, as computed by transformers and by the published models' own code."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from support.families import LLAMA, SIZES, Family, save_family
 from support.models import Reference, save_adapter
 from support.serving import Answer, collect, make_request
 
-# As in test_families.py, where the reason is.
+# See test_families.py for the reason.
 FLOAT32_TOLERANCE = 1e-4
 THRESHOLD = 0.3
 CONFIG = BuildConfig(
@@ -37,7 +37,7 @@ CONFIG = BuildConfig(
 )
 ADAPTERS = {"lora": {"r": 5}, "rslora": {"r": 16, "use_rslora": True}, "dora": {"r": 4, "use_dora": True}}
 LENGTHS = [1, 5, 17, 40]
-# Whole panels of what gates open and close, and a last one of the hidden size that is not.
+# Whole panels of gated neurons; the hidden size has an incomplete last panel.
 FIELDS = {**SIZES, "intermediate_size": 192, "hidden_size": 72, "num_attention_heads": 6, "num_key_value_heads": 2}
 BAMBOO_CODE = {
     "AutoConfig": "configuration_bamboo.BambooConfig",
@@ -46,20 +46,20 @@ BAMBOO_CODE = {
 
 
 class FatRelu(nn.Module):
-    """What ProSparse's own code has for hidden_act fatrelu."""
+    """ProSparse's own code for hidden_act fatrelu."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.where(x >= THRESHOLD, x, 0.0)
 
 
 def double_relu(mlp: Any, x: torch.Tensor) -> torch.Tensor:
-    """Of the MLP of Bamboo's own code."""
+    """The MLP of Bamboo's own code."""
     return mlp.down_proj(torch.relu(mlp.gate_proj(x)) * torch.relu(mlp.up_proj(x)))
 
 
 @dataclasses.dataclass(frozen=True)
 class Gate:
-    """A kind of ReLU: transformers' model of it, and what config.json of published ones says."""
+    """A kind of ReLU: transformers' model of it, and the config.json of published models."""
 
     family: Family
     epilogue: LinearEpilogue
@@ -84,7 +84,7 @@ GATES = {
 
 
 def published(model: Path, directory: Path, **fields: Any) -> Path:
-    """The model with other fields in its config.json; None: without them."""
+    """Copies the model with other fields in its config.json; None removes a field."""
     shutil.copytree(model, directory)
     config = json.loads((directory / "config.json").read_text()) | fields
     (directory / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
@@ -92,19 +92,19 @@ def published(model: Path, directory: Path, **fields: Any) -> Path:
 
 
 def make_model(gate: Gate, directory: Path) -> Path:
-    """A random model in `directory`, for transformers in `model` and as it is published, which is returned."""
+    """Makes a random model: for transformers in `model`, and in its published form, which is returned."""
     return published(save_family(gate.family, directory / "model"), directory / "published", **gate.published)
 
 
 def engine_of(model: Path, directory: Path, dtype: DType = DType.FLOAT32, **fields: Any) -> Path:
-    """An engine of a model in `directory`, with these fields of the build."""
+    """Builds an engine of a model in `directory` with these build fields."""
     convert_checkpoint(model, directory / "checkpoint", dtype=dtype)
     build(directory / "checkpoint", dataclasses.replace(CONFIG, **fields), directory / "engine")
     return directory / "engine"
 
 
 def adapters_of(gate: Gate, directory: Path) -> dict[str, Path | None]:
-    """One of each of ADAPTERS for the model of make_model(), and none."""
+    """Returns one adapter per entry of ADAPTERS for the model of make_model(), and None."""
     found: dict[str, Path | None] = {"base": None}
     for seed, (name, settings) in enumerate(ADAPTERS.items()):
         fields = {"target_modules": gate.family.targets, **settings}
@@ -113,7 +113,7 @@ def adapters_of(gate: Gate, directory: Path) -> dict[str, Path | None]:
 
 
 def answers_of(engine: Path, adapters: dict[str, Path | None], crowd: int, **fields: Any) -> list[Answer]:
-    """Of a prompt for each adapter, `crowd` of them at a time."""
+    """Returns the answers to one prompt per adapter, with `crowd` prompts at a time."""
     requests = []
     for number, (adapter, length) in enumerate(zip(adapters.values(), LENGTHS, strict=True)):
         lora = None if adapter is None else adaptrt.LoraConfig.from_peft(number, adapter, engine)
@@ -128,7 +128,7 @@ def answers_of(engine: Path, adapters: dict[str, Path | None], crowd: int, **fie
 
 
 def check_answers(engine: Path, gate: Gate, directory: Path) -> None:
-    """The same greedy tokens as transformers with the model of make_model(), base and adapters, and its logits."""
+    """Checks greedy tokens and logits of base and adapters against transformers with the model of make_model()."""
     adapters = adapters_of(gate, directory)
     for length, adapter, answer in zip(LENGTHS, adapters.values(), answers_of(engine, adapters, 4), strict=True):
         prompt = prompt_of(length)
@@ -139,12 +139,12 @@ def check_answers(engine: Path, gate: Gate, directory: Path) -> None:
 
 
 def prompt_of(length: int) -> list[int]:
-    """Random tokens, the same for each length."""
+    """Returns random tokens, the same for each length."""
     return np.random.default_rng(length).integers(2, 61, length).tolist()
 
 
 def layers_of(engine: Path) -> list[LinearOp]:
-    """The linear layers of an engine's body."""
+    """Returns the linear layers of an engine's body."""
     program = load_engine(engine).storage.program
     assert isinstance(program, Program)
     return [op for op in program.body if isinstance(op, LinearOp)]

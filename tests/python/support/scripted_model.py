@@ -1,4 +1,4 @@
-"""A model that says what it is told to: each token is followed by one other."""
+"""A model with fixed answers: each token is followed by one other token."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ END = "</s>"
 
 
 def save_scripted_model(scripts: Mapping[str, Sequence[str]], directory: Path) -> Path:
-    """A Hugging Face directory of a model that answers a prompt which ends with a key of `scripts` with its pieces.
+    """Makes a Hugging Face model that answers with fixed pieces to a prompt that ends with a key of `scripts`.
 
-    All keys and pieces are different tokens of its tokenizer, which has every byte beside them.
+    All keys and pieces are different tokens. The tokenizer also has all bytes.
     """
     tokenizer = byte_level()
     directory.mkdir(parents=True)
@@ -34,7 +34,7 @@ def save_scripted_model(scripts: Mapping[str, Sequence[str]], directory: Path) -
 
 
 def _save_weights(tokenizer: Tokenizer, follows: Mapping[int, int], directory: Path) -> None:
-    """Each token has a place of the hidden state, and nothing mixes them."""
+    """Each token has one element of the hidden state, and no layer mixes them."""
     size = tokenizer.get_vocab_size()
     config = transformers.LlamaConfig(
         vocab_size=size,

@@ -1,4 +1,4 @@
-"""An engine with adapters of several kinds: against PEFT in float32, and each request in a crowd against it alone."""
+"""An engine with adapters of several kinds: compared with PEFT in float32, and in a crowd with each request alone."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from adaptrt.formats.engine.build_config import BuildConfig
 from support.models import Reference
 from support.serving import Answer, collect, make_request
 
-# As in test_parity.py; factors that are multiplied beforehand add a rounding to each product.
+# See test_parity.py. Factors that are multiplied in advance add one rounding per product.
 FLOAT32_TOLERANCE = 1e-4
 
 
 def engine_of(model: Path, directory: Path, config: BuildConfig) -> Path:
-    """The engine of a Hugging Face directory, as `directory`/engine."""
+    """Builds the engine of a Hugging Face directory in `directory`/engine."""
     convert_checkpoint(model, directory / "checkpoint")
     build(directory / "checkpoint", config, directory / "engine")
     return directory / "engine"
@@ -40,10 +40,10 @@ class ServedKinds:
         new_tokens: int = 6,
         extra_tokens: Mapping[str, int] | None = None,
     ) -> None:
-        """by_peft: what PEFT reads of each kind, where that is another directory than what is served.
+        """by_peft: directory that PEFT reads for a kind, if it differs from the served one.
 
-        first_tokens: those that every prompt begins with. extra_tokens: those beyond the base's vocabulary that kinds
-        bring; the prompts of such end with all of them. Below 0: those of the base's that kinds do not have.
+        first_tokens: first tokens of every prompt. extra_tokens: number of tokens that kinds add to the vocabulary;
+        their prompts end with all of them. Below 0: number of the base's tokens that kinds lack.
         """
         self.extra_tokens = dict(extra_tokens or {})
         self.model, self.engine = model, engine
@@ -54,11 +54,11 @@ class ServedKinds:
         self._new_tokens = new_tokens
 
     def lora(self, kind: str) -> adaptrt.LoraConfig:
-        """The adapter as a request has it."""
+        """Returns the adapter for a request."""
         return adaptrt.LoraConfig.from_peft(list(self.adapters).index(kind), self.adapters[kind], self.engine)
 
     def cases(self) -> list[tuple[str | None, list[int]]]:
-        """Every kind and the base, which is None, with a prompt of its own length."""
+        """Returns every kind, and None for the base, each with a prompt of another length."""
         return [
             (
                 kind,
@@ -77,7 +77,7 @@ class ServedKinds:
         return 0 if kind is None else self.extra_tokens.get(kind, 0)
 
     def answers(self, cases: list[tuple[str | None, list[int]]], **fields: object) -> list[Answer]:
-        """What each (kind, prompt) gives, all of them at once."""
+        """Returns the answers to all (kind, prompt), run at once."""
         config = adaptrt.ExecutorConfig(**fields)
         with adaptrt.Executor(self.engine, adaptrt.ModelType.DECODER_ONLY, config) as executor:
             loras = {kind: self.lora(kind) for kind in {kind for kind, _ in cases} if kind is not None}
@@ -87,7 +87,9 @@ class ServedKinds:
             return [collect(executor, request_id) for request_id in executor.enqueue_requests(requests)]
 
     def check_against_peft(self) -> None:
-        """All kinds and the base in one batch: PEFT's logits and tokens, and a change far beyond the tolerance."""
+        """Compares all kinds and the base in one batch with PEFT: logits and tokens. Changes exceed the tolerance by
+        far.
+        """
         base = Reference(self.model)
         for (kind, prompt), answer in zip(self.cases(), self.answers(self.cases()), strict=True):
             extra = self._extra_tokens_of(kind)
@@ -103,15 +105,16 @@ class ServedKinds:
                 assert np.abs(base.logits(prompt).numpy() - answer.context_logits).max() > 0.01 * scale, kind
 
     def check_crowd(self) -> None:
-        """The bits of each are those of the request alone, whatever the chunks and threads."""
+        """Checks that each request has the same bits as alone, with any chunks and threads."""
         together = self.answers(self.cases(), enable_chunked_context=True, max_num_tokens=32, num_threads=2)
         for case, answer in zip(self.cases(), together, strict=True):
             (alone,) = self.answers([case], num_threads=1)
             assert answer.same_bits(alone), case[0]
 
     def check_eviction(self, host_cache_size: int, rank: int = 1) -> dict[str, Answer]:
-        """By name, from a host level that holds some of them: the same bits when they come back, and when each takes
-        the last one's place under one name."""
+        """Runs adapters by name with a host level that holds only some of them. The bits are the same when an adapter
+        comes back, and when each replaces the last one under one name.
+        """
         cache = adaptrt.PeftCacheConfig(
             max_adapter_size=rank, optimal_adapter_size=rank, host_cache_size=host_cache_size
         )

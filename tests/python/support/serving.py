@@ -1,4 +1,4 @@
-"""Engines built through the command line, and requests run through the executor."""
+"""Engines built with the command line, and requests to the executor."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ LORA_MODULES = ["attn_q", "attn_k", "attn_v", "attn_dense", "mlp_h_to_4h", "mlp_
 
 
 def run_command(*arguments: object) -> None:
-    """Run `adaptrt ...` in this process; anything but success fails the test."""
+    """Runs `adaptrt ...` in this process. Any failure fails the test."""
     assert command_line([str(argument) for argument in arguments]) == 0
 
 
 def build_engine(model_directory: Path, directory: Path, dtype: str = "float32", **flags: object) -> Path:
-    """Convert a Hugging Face directory and compile it with LoRA and DoRA on every module; returns the engine."""
+    """Converts a Hugging Face directory and compiles it with LoRA and DoRA on every module; returns the engine."""
     run_command(
         "convert-checkpoint",
         "--model_dir",
@@ -51,13 +51,13 @@ def build_engine(model_directory: Path, directory: Path, dtype: str = "float32",
 
 
 def build_random_engine(spec: ModelSpec, directory: Path, dtype: str = "float32", **flags: object) -> tuple[Path, Path]:
-    """(model directory, engine directory) of a random model."""
+    """Returns (model directory, engine directory) of a random model."""
     model = save_model(spec, directory / "model")
     return model, build_engine(model, directory, dtype, **flags)
 
 
 def crowd_fields(policy: str, kv_tokens: int, reuse: bool, **fields: Any) -> dict[str, Any]:
-    """Of an ExecutorConfig, for crowds of which no result may depend on them."""
+    """Returns fields of ExecutorConfig for crowds whose results must not depend on them."""
     return {
         "enable_chunked_context": True,
         "scheduler_config": adaptrt.SchedulerConfig(getattr(adaptrt.CapacitySchedulerPolicy, policy)),
@@ -68,7 +68,7 @@ def crowd_fields(policy: str, kv_tokens: int, reuse: bool, **fields: Any) -> dic
 
 @dataclasses.dataclass
 class LogProbs:
-    """Of what was generated and of the prompt: each token's own, and those of the most likely ones beside it."""
+    """Log probs of generated tokens and of the prompt: each token's own, and those of the most likely tokens."""
 
     generated: list[float]
     generated_top: list[list[tuple[int, float]]]
@@ -78,7 +78,7 @@ class LogProbs:
 
 @dataclasses.dataclass
 class Answer:
-    """What one request gave; arrays are empty without logits."""
+    """Answer to one request; arrays are empty without logits."""
 
     tokens: list[int]
     context_logits: np.ndarray
@@ -87,11 +87,11 @@ class Answer:
     log_probs: LogProbs
 
     def without_prompt_log_probs(self) -> Answer:
-        """As one of a request's sequences that is not the first, which alone has the prompt's log probs."""
+        """Returns the answer like a later sequence of the request: only the first one has the prompt's log probs."""
         return dataclasses.replace(self, log_probs=dataclasses.replace(self.log_probs, prompt=None, prompt_top=None))
 
     def same_bits(self, other: Answer) -> bool:
-        """Equal tokens, and logits and log probs equal bit for bit."""
+        """True if tokens, logits and log probs are equal bit for bit."""
         return (
             self.same_log_probs(other)
             and self.context_logits.tobytes() == other.context_logits.tobytes()
@@ -99,7 +99,7 @@ class Answer:
         )
 
     def same_log_probs(self, other: Answer) -> bool:
-        """Equal tokens, and log probs equal bit for bit."""
+        """True if tokens and log probs are equal bit for bit."""
         return self.tokens == other.tokens and self.log_probs == other.log_probs
 
 
@@ -110,7 +110,7 @@ def make_request(
     with_logits: bool = True,
     **fields: Any,
 ) -> Any:
-    """A greedy request that returns all of its log probs and logits."""
+    """Makes a greedy request that returns all of its log probs and logits."""
     output = adaptrt.OutputConfig(
         return_log_probs=True,
         return_context_logits=with_logits,
@@ -123,13 +123,13 @@ def make_request(
 
 
 def collect(executor: adaptrt.Executor, request_id: int) -> Answer:
-    """Wait for the end of a request of one sequence."""
+    """Waits for the end of a request of one sequence."""
     (answer,) = collect_sequences(executor, request_id)
     return answer
 
 
 def collect_sequences(executor: adaptrt.Executor, request_id: int) -> list[Answer]:
-    """Wait for a request's end; of each sequence the last response."""
+    """Waits for a request's end; returns each sequence's last response."""
     last: dict[int, adaptrt.Result] = {}
     is_final = False
     while not is_final:

@@ -1,4 +1,4 @@
-"""Requests with drafts, and what they give without any: for the properties of speculation."""
+"""Requests with drafts, and their results without drafts, for tests of speculation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import adaptrt
 from support.models import ModelSpec
 
-# Few tokens, so that n-grams come again and drafts are right as well as wrong.
+# Few tokens, so n-grams repeat, and drafts are sometimes right and sometimes wrong.
 SPEC = ModelSpec(vocab_size=13)
 ADAPTERS = [{"r": 4}, {"r": 7, "use_dora": True}]
 LOOP = [2, 3, 4, 5] * 12
@@ -31,7 +31,7 @@ END = 7
 
 @dataclasses.dataclass(frozen=True)
 class Ask:
-    """What is asked of an executor."""
+    """Parameters of a request."""
 
     prompt: int
     adapter: int | None
@@ -46,7 +46,7 @@ class Ask:
 
 @dataclasses.dataclass
 class Sequence:
-    """What came of one sequence."""
+    """Result of one sequence."""
 
     tokens: list[int]
     log_probs: list[float]
@@ -56,22 +56,22 @@ class Sequence:
 
 
 class Service:
-    """An engine and its adapters; what each request gives without drafts is computed once."""
+    """An engine and its adapters. Each request's result without drafts is computed once."""
 
     def __init__(self, engine: Path, adapters: list[Path]) -> None:
-        """Loads them."""
+        """Loads engine and adapters."""
         self.engine = adaptrt.load_engine(engine)
         self.lora = [adaptrt.LoraConfig.from_peft(i, path, engine) for i, path in enumerate(adapters)]
         self.alone = cache(self._alone)
 
     def executor(self, **fields: Any) -> adaptrt.Executor:
-        """Over the engine, with these fields of ExecutorConfig."""
+        """Makes an executor with these fields of ExecutorConfig."""
         return adaptrt.Executor(self.engine, adaptrt.ModelType.DECODER_ONLY, adaptrt.ExecutorConfig(**fields))
 
     def request(self, ask: Ask, **fields: Any) -> adaptrt.Request:
-        """What is asked, with further fields of Request."""
+        """Makes a request with further fields of Request."""
         bias = np.zeros(SPEC.vocab_size, np.float32)
-        bias[3:6] = 2.0  # these are likelier, so that their n-grams come more often
+        bias[3:6] = 2.0  # likelier tokens make n-grams repeat more often
         return adaptrt.Request(
             PROMPTS[ask.prompt],
             ask.max_tokens,
@@ -115,18 +115,20 @@ def collect(executor: adaptrt.Executor, request_id: int, n: int) -> list[Sequenc
 
 
 def drafts_of(executor: adaptrt.Executor) -> tuple[int, int]:
-    """(computed, right) of all steps so far."""
+    """Returns (computed, accepted) drafts of all steps so far."""
     stats = [step.spec_decoding_stats for step in executor.get_latest_iteration_stats()]
     found = [step for step in stats if step is not None]
     return sum(step.num_draft_tokens for step in found), sum(step.num_accepted_tokens for step in found)
 
 
 def check_pauses(service: Service, **fields: Any) -> None:
-    """Sequences with drafts are paused and resume the same; `fields` of ExecutorConfig say where drafts come from."""
+    """Checks that preempted sequences with drafts resume with the same results. fields: ExecutorConfig with a source of
+    drafts.
+    """
     with service.executor(
         scheduler_config=adaptrt.SchedulerConfig(adaptrt.CapacitySchedulerPolicy.MAX_UTILIZATION),
         kv_cache_config=adaptrt.KvCacheConfig(enable_block_reuse=False, max_tokens=96),
-        peft_cache_config=adaptrt.PeftCacheConfig(num_ensure_workers=0),  # all start at once, whatever else runs
+        peft_cache_config=adaptrt.PeftCacheConfig(num_ensure_workers=0),  # all start at once in any case
         **fields,
     ) as executor:
         asked = [Ask(0, adapter, 1, 1, 2, 60, False, False, True) for adapter in (None, 0, 1)]

@@ -1,4 +1,4 @@
-"""TensorRT engine directories whose plans are stood in for, and their answers beside a native engine's."""
+"""TensorRT engine directories with replaced plans, and their answers compared with a native engine's."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class StandInEngine(TensorRtEngine):
     device: Any = None
     make_context: MakeContext | None = None
     contexts: list[StandInContext] = dataclasses.field(default_factory=list)
-    """One for each of PROFILES since the last start()."""
+    """One context per profile since the last start()."""
 
     def start(self, config: adaptrt.ExecutorConfig) -> _core.TensorRtEngine:
         assert self.make_context is not None
@@ -57,7 +57,7 @@ class StandInEngine(TensorRtEngine):
 
 
 def stand_in_engine(directory: Path, checkpoint: Path, device: Any, make_context: MakeContext) -> StandInEngine:
-    """The engine in `directory`, which was built from `checkpoint`."""
+    """Loads the engine in `directory`, which was built from `checkpoint`."""
     loaded = load_engine(directory)
     assert isinstance(loaded, TensorRtEngine)
     fields = {field.name: getattr(loaded, field.name) for field in dataclasses.fields(TensorRtEngine)}
@@ -66,7 +66,7 @@ def stand_in_engine(directory: Path, checkpoint: Path, device: Any, make_context
 
 @contextmanager
 def stand_in_compiler(capability: str) -> Iterator[None]:
-    """Builds for the TensorRT backend need no TensorRT within a with statement, and write plans that nothing runs."""
+    """Within a with statement, builds for TensorRT need no TensorRT and write plans that nothing runs."""
     package = Package(TENSORRT_RTX, "0", compute_capabilities=(capability,))
     with (
         mock.patch("adaptrt.builder.build.describe_package", return_value=package),
@@ -76,12 +76,12 @@ def stand_in_compiler(capability: str) -> Iterator[None]:
 
 
 def difference(actual: np.ndarray, expected: np.ndarray) -> float:
-    """The largest, in units of the range of what is expected."""
+    """Returns the maximum difference relative to the range of the expected values."""
     return float(np.abs(actual - expected).max() / (expected.max() - expected.min()))
 
 
 def check_answer(actual: Answer, expected: Answer, tolerance: float) -> int:
-    """Logits agree, and tokens do up to a choice that the tolerance leaves open; returns the tokens compared."""
+    """Checks that logits agree, and tokens up to a choice within the tolerance. Returns the number of tokens."""
     found = difference(actual.context_logits, expected.context_logits)
     assert found <= tolerance, f"logits of the prompt differ by {found}"
     for position, (logits, reference) in enumerate(

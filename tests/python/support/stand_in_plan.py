@@ -1,4 +1,4 @@
-"""What stands in for a plan's execution contexts: TensorRT's methods, over a network that somebody else evaluates."""
+"""Replacement for a plan's execution contexts: TensorRT's methods on a network that a subclass evaluates."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DTYPES = {
     TensorProto.INT64: np.dtype(np.int64),
 }
 ENGINE_TYPES = {"float16": _core.DType.FLOAT16, "bfloat16": _core.DType.BFLOAT16}
-# What the kernels may ask of addresses.
+# Alignment of addresses that the kernels may require.
 ALIGNMENT = 256
 
 Profile = Mapping[str, tuple[Sequence[int], Sequence[int], Sequence[int]]]
@@ -27,7 +27,7 @@ Profile = Mapping[str, tuple[Sequence[int], Sequence[int], Sequence[int]]]
 
 
 class StandInContext:
-    """An execution context for one profile. Refuses shapes outside the profile."""
+    """An execution context for one profile. Rejects shapes outside the profile."""
 
     def __init__(self, network: onnx.ModelProto, profile: Profile) -> None:
         self.network = network
@@ -42,12 +42,12 @@ class StandInContext:
         self.others: list[StandInContext] = []
 
     def another(self) -> StandInContext:
-        """One more for the same profile."""
+        """Returns another context for the same profile."""
         self.others.append(self.alike())
         return self.others[-1]
 
     def set_input_shape(self, name: str, dims: tuple[int, ...]) -> bool:
-        """False when the network or its profile does not take the shape."""
+        """Returns False if the network or its profile does not accept the shape."""
         expected = self.types[name].shape.dim
         if len(dims) != len(expected) or any(
             dim.HasField("dim_value") and dim.dim_value != size for dim, size in zip(expected, dims, strict=True)
@@ -61,22 +61,22 @@ class StandInContext:
         return True
 
     def set_tensor_address(self, name: str, address: int) -> bool:
-        """False for a tensor that there is not."""
+        """Returns False for an unknown tensor."""
         if name not in self.types or address % ALIGNMENT != 0:
             return False
         self._addresses[name] = address
         return True
 
     def execute_async_v3(self, stream: int) -> bool:
-        """Puts a run over the tensors as they are now into the stream."""
+        """Enqueues a run on the current tensors in the stream."""
         self.num_enqueues += 1
         self.enqueue(stream, dict(self._shapes), dict(self._addresses))
         return True
 
     def alike(self) -> StandInContext:
-        """A context of the same network and profile, of which nothing is set."""
+        """Returns a context of the same network and profile, without any settings."""
         raise NotImplementedError
 
     def enqueue(self, stream: int, shapes: Mapping[str, tuple[int, ...]], addresses: Mapping[str, int]) -> None:
-        """Puts a run into the stream, which counts in num_runs when it is done."""
+        """Enqueues a run, which adds to num_runs when it is done."""
         raise NotImplementedError

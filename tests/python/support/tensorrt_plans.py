@@ -1,4 +1,4 @@
-"""Checkpoints to build plans of, and what plans hold as far as that can be seen without a GPU."""
+"""Checkpoints to build plans of, and the content of plans as far as it is visible without a GPU."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ needs_tensorrt_rtx = pytest.mark.skipif(
 )
 
 CAPABILITIES = ("8.0", "8.6", "8.9", "12.0", "12.1")
-"""What TensorRT for RTX offers and the kernels run on."""
+"""Compute capabilities that TensorRT for RTX offers and the kernels support."""
 
 ADAPTERS = {
     "none": PluginConfig(),
     "lora": PluginConfig(lora_plugin="auto"),
     "dora": PluginConfig(lora_plugin="auto", dora_plugin="enable"),
 }
-"""Which adapters an engine takes: none, LoRA, LoRA and DoRA."""
+"""Adapters that an engine accepts: none, LoRA, LoRA and DoRA."""
 
 
 def tensorrt_config(
     *capabilities: str, adapters: str = "none", weights: str = "constants", **sizes: int
 ) -> BuildConfig:
-    """A build for the TensorRT backend."""
+    """Returns a build config for TensorRT."""
     return BuildConfig(
         backend="tensorrt",
         tensorrt_config=TensorRtBuildConfig(compute_capability=capabilities, weights=weights),
@@ -44,9 +44,9 @@ def tensorrt_config(
 
 
 def save_random_checkpoint(directory: Path, dtype: DType, **sizes: int) -> Path:
-    """A Llama checkpoint of random weights, 125 million of them with the default sizes.
+    """Saves a Llama checkpoint of random weights, 125 million with the default sizes.
 
-    Equal ones would not do: TensorRT stores equal constants once.
+    Equal weights would not do: TensorRT stores equal constants once.
     """
     config = CheckpointConfig(
         architecture="LlamaForCausalLM",
@@ -78,7 +78,7 @@ def save_random_checkpoint(directory: Path, dtype: DType, **sizes: int) -> Path:
 
 
 def attention_layers(layers: str, *, profile: int) -> dict[str, tuple[str, str]]:
-    """Inputs and outputs of each PagedAttention node, from TensorRT's own list of a plan's layers."""
+    """Returns inputs and outputs of each PagedAttention node from TensorRT's list of a plan's layers."""
     suffix = f" [profile {profile}]" if profile else ""
     found = {}
     for line in layers.splitlines():
@@ -89,6 +89,6 @@ def attention_layers(layers: str, *, profile: int) -> dict[str, tuple[str, str]]
 
 
 def adapter_nodes(plan: Path) -> set[str]:
-    """Names of the Lora and Dora nodes of a plan: they are within larger layers, whose programs name them."""
+    """Returns the names of a plan's Lora and Dora nodes. They are inside larger layers, whose programs name them."""
     names = re.findall(rb'name="([^"]*/(?:Lora|Dora)_\d+)_U\d+_pluginType"', plan.read_bytes())
     return {name.decode() for name in names}

@@ -1,4 +1,4 @@
-"""Small tokenizers of the two kinds that models have."""
+"""Small tokenizers of the two common kinds."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ SPECIAL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>"]
 
 
 def byte_level() -> Tokenizer:
-    """Every byte is a token, and some strings are as well, among them parts of letters: Qwen's and Llama 3's kind."""
+    """Tokenizer like Qwen's and Llama 3's: every byte is a token, and so are some strings, including parts of
+    characters.
+    """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    # A whole euro sign, its first two bytes, its last two, a space before a word.
+    # A euro sign, its first two bytes, its last two bytes, a space before a word.
     joined = ["âĤ¬", "âĤ", "Ĥ¬", "Ġhello", "hello", "Ġ.", "</"]
     vocabulary = {piece: number for number, piece in enumerate([*SPECIAL, *alphabet, *joined])}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
@@ -25,7 +27,9 @@ def byte_level() -> Tokenizer:
 
 
 def metaspace() -> Tokenizer:
-    """Spaces are letters, bytes are the tokens of what is not in the vocabulary: Llama 2's and Mistral's kind."""
+    """Tokenizer like Llama 2's and Mistral's: spaces are characters, and bytes are tokens for text outside the
+    vocabulary.
+    """
     pieces = ["▁", "▁▁", "▁hello", "hello", "▁.", "€", "\ufffd", "▁\ufffd", *string.ascii_letters, *".,!?</|_\n"]
     pieces += [f"<0x{byte:02X}>" for byte in range(256)]
     vocabulary = {piece: number for number, piece in enumerate([*SPECIAL, *pieces])}

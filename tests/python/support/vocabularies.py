@@ -1,4 +1,4 @@
-"""Models whose lm_head and embedding adapters change, and adapters of every kind that does."""
+"""Models whose lm_head and embedding adapters change, and adapters of every such kind."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from support.kinds import save_kind
 from support.models import ModelSpec, save_model
 from support.served_kinds import ServedKinds, engine_of
 
-# More tokens than a slice of the vocabulary has, and not as many as whole slices.
+# More tokens than a slice of the vocabulary, and no multiple of a slice.
 WIDE = ModelSpec(vocab_size=VOCABULARY_SLICE + 4099, hidden_size=24, num_attention_heads=2, intermediate_size=20)
-# Of the embedding, and of a layer in the decoder.
+# Names of the embedding, and of a layer in the decoder.
 NAMES = {"llama": ("embed_tokens", "q_proj"), "gemma2": ("embed_tokens", "q_proj"), "gpt2": ("wte", "c_attn"),
          "qwen2-moe": ("embed_tokens", "q_proj"), "phi2": ("embed_tokens", "q_proj")}  # fmt: skip
 TIED = ("gemma2", "gpt2")
 WITHOUT_BIAS = tuple(name for name in NAMES if name != "phi2")
-"""Of lm_head, which PEFT would save and train with it."""
+"""Models without a bias in lm_head, which PEFT would save and train with it."""
 
 
 def vocabulary_of(name: str) -> int:
-    """How many tokens the model has."""
+    """Returns the size of the model's vocabulary."""
     return WIDE.vocab_size if name == "llama" else 61
 
 
 def hidden_size_of(name: str) -> int:
-    """Of the model."""
+    """Returns the model's hidden size."""
     return WIDE.hidden_size if name == "llama" else 36
 
 
 def lora_of(name: str, *targets: str, **fields: Any) -> peft.LoraConfig:
-    """PEFT's configuration for layers of the model."""
+    """Returns PEFT's configuration for layers of the model."""
     _, layer = NAMES[name]
     conv1d = {"fan_in_fan_out": True} if layer == "c_attn" and layer in targets else {}
     return peft.LoraConfig(task_type="CAUSAL_LM", target_modules=list(targets), **conv1d, **fields)
@@ -52,7 +52,7 @@ def serve_kinds(
     change: Callable[[Path, Mapping[str, Path]], None] = lambda model, adapters: None,
     first_tokens: tuple[int, ...] = (),
 ) -> ServedKinds:
-    """The model, its engine, and an adapter of each kind, which `change` may change before anything is compared."""
+    """Makes the model, its engine, and an adapter of each kind; `change` may change them before the comparisons."""
     if name == "llama":
         model = save_model(WIDE, directory / "model")
     else:

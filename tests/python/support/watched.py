@@ -1,4 +1,4 @@
-"""Processes that a test waits for: one that does not end says where it is, and ends."""
+"""Processes with a time limit: one that does not end reports where it is, and is ended."""
 
 from __future__ import annotations
 
@@ -17,43 +17,45 @@ _SECONDS_TO_SAY = 2.0
 
 
 class Watched:
-    """A process, and those below it, that may take so long."""
+    """A process and its children, with a time limit."""
 
     def __init__(self, process: subprocess.Popen[str], seconds: float) -> None:
         self.process = process
         self.was_late = False
-        """Whether it had to be ended: what its Python processes were doing stands in stderr then."""
+        """True if it had to be ended. Then stderr has the stacks of its Python processes."""
         self._timer = threading.Timer(seconds, self._end)
         self._timer.start()
 
     def communicate(self) -> tuple[str, str]:
-        """stdout and stderr, when all of it has ended. What it was doing is the error where that takes too long."""
+        """Returns stdout and stderr after all have ended. Raises an error with the stacks if that takes too long."""
         stdout, stderr = self.process.communicate()
         assert not self.was_late, f"{self.process.args} did not end; it said:\n{stdout}\n{stderr}"
         return stdout, stderr or ""
 
     def line(self) -> str:
-        """The next one of stdout."""
+        """Returns the next line of stdout."""
         assert self.process.stdout is not None
         line: str = self.process.stdout.readline()
         assert line, f"{self.process.args} has ended" + (" late" if self.was_late else "")
         return line
 
     def close(self) -> None:
-        """Ends what is left of it."""
+        """Ends the remaining processes."""
         self._timer.cancel()
         self._signal(signal.SIGKILL)
 
     def _end(self) -> None:
         self.was_late = True
-        self._signal(signal.SIGABRT, "python")  # of which Python's faulthandler prints the stacks
+        self._signal(signal.SIGABRT, "python")  # Python's faulthandler prints the stacks
         time.sleep(_SECONDS_TO_SAY)
         self._signal(signal.SIGKILL)
 
     def _signal(self, how: signal.Signals, program: str = "") -> None:
-        """To those that run this program. Those below come first, whose end mpirun would not survive."""
+        """Sends a signal to the processes that run this program. Children come first: mpirun would not survive their
+        end.
+        """
         if self.process.poll() is not None:
-            return  # the number may be another process's by now
+            return  # the process id may have been reused
         for one in (*_below(self.process.pid), self.process.pid):
             if program in _program(one):
                 with contextlib.suppress(ProcessLookupError):
@@ -64,7 +66,7 @@ class Watched:
 def watched(
     command: Sequence[object], seconds: float = SECONDS_TO_END, *, env: Mapping[str, str] | None = None, **options: Any
 ) -> Iterator[Watched]:
-    """Runs a command whose stdout is read; `env` is added to this process's."""
+    """Runs a command and reads its stdout. env: added to this process's environment."""
     environment = {**os.environ, "PYTHONFAULTHANDLER": "1", **(env or {})}
     words = [str(word) for word in command]
     with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True, **options) as process:
@@ -76,7 +78,7 @@ def watched(
 
 
 def _below(process: int) -> list[int]:
-    """Children of a process, and theirs."""
+    """Returns the children of a process, and their children."""
     children: dict[int, list[int]] = {}
     for directory in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
@@ -92,5 +94,5 @@ def _below(process: int) -> list[int]:
 def _program(process: int) -> str:
     try:
         return str(Path(f"/proc/{process}/exe").readlink())
-    except OSError:  # it has ended
+    except OSError:  # the process has ended
         return ""
