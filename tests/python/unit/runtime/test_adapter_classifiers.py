@@ -1,4 +1,4 @@
-"""A classifier that is not in memory yet is not read by who only asks for what is there."""
+"""Asking for a classifier in memory does not read one."""
 
 from __future__ import annotations
 

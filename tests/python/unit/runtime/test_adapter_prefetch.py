@@ -1,4 +1,4 @@
-"""Prefetch directories: arrays as numpy writes them, and files that are none."""
+"""Prefetch directories: arrays as numpy writes them, and invalid files."""
 
 from __future__ import annotations
 

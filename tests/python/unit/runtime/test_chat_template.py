@@ -1,4 +1,4 @@
-"""Chat templates render as transformers renders them, and cannot do what templates have no business with."""
+"""Chat templates render as in transformers, and cannot do anything harmful."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from adaptrt.runtime import template_sandbox
 from adaptrt.runtime.chat_template import ChatTemplate
 from support.tokenizers import byte_level
 
-# Small templates in the manner of the families that are served.
+# Small templates in the style of supported families.
 LLAMA_3 = """\
 {{- bos_token }}
 {%- set date = strftime_now("%Y") is string %}
@@ -168,7 +168,7 @@ CONVERSATIONS = [(PLAIN, None), (PLAIN, TOOLS), (LONGER, None), (LONGER, TOOLS)]
     ("family", "messages", "tools"),
     [
         *((family, *conversation) for family in TEMPLATES for conversation in CONVERSATIONS),
-        *((family, CALLED, TOOLS) for family in ("llama 3", "qwen")),  # Mistral's has no tools
+        *((family, CALLED, TOOLS) for family in ("llama 3", "qwen")),  # Mistral's template has no tools
     ],
 )
 @pytest.mark.parametrize("add_generation_prompt", [True, False])
@@ -200,10 +200,10 @@ def test_openais_forms_become_what_templates_expect(tmp_path: Path) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": "ü"}'}}
     rendered = template.render([*PLAIN, {"role": "assistant", "content": None, "tool_calls": [call]}])
     assert '"arguments": {"a": "ü"}}' in rendered
-    assert call["function"] == {"name": "f", "arguments": '{"a": "ü"}'}  # the caller's is left as it is
+    assert call["function"] == {"name": "f", "arguments": '{"a": "ü"}'}  # the caller's value is unchanged
 
 
-# Templates by the contents that they read.
+# Templates that read different formats of contents.
 READS_TEXTS = "{% for m in messages %}[{{ m.role }}]{{ m.content | trim }}{% endfor %}"
 READS_PARTS = (
     "{% for m in messages %}[{{ m.role }}]"
@@ -216,7 +216,7 @@ READS_BOTH = (
 )
 READS_FIRST_PART = "{% for m in messages %}[{{ m.role }}]{{ m.content[0].text }}{% endfor %}"
 PRINTS_JSON = "{% for m in messages %}[{{ m.role }}]{{ m.content | tojson }}{% endfor %}"
-# The assistant's contents are texts, the user's are lists.
+# Assistants' contents are texts, users' contents are lists.
 READS_PARTS_OF_USERS = (
     "{% for m in messages %}[{{ m.role }}]{% if m.role == 'user' %}"
     "{% for part in m.content %}<{{ part.text }}>{% endfor %}{% else %}{{ m.content + '.' }}{% endif %}{% endfor %}"
@@ -297,7 +297,7 @@ CALLS_END = "{% endfor %}{% endfor %}"
         ("{{ a | tojson }}", " ", "{}"),
         ("{% for k, v in a | items %}{{ k }}={{ v }}{% endfor %}", '{"a": 1}', "a=1"),
         ("{{ a if a is string else a | tojson }}", '{"a":  1}', '{"a": 1}'),
-        ("{{ a }}", '{"a":  1}', '{"a":  1}'),  # not as Python writes an object
+        ("{{ a }}", '{"a":  1}', '{"a":  1}'),  # not formatted as in Python
     ],
 )
 @pytest.mark.parametrize("tools", [None, TOOLS])

@@ -1,4 +1,4 @@
-"""Loading engine directories: what was built comes back, and everything else is refused by path and reason."""
+"""Loading engine directories: a built engine loads unchanged, and anything else is rejected with path and reason."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_native_engine_runs_without_what_only_builders_and_gpus_need(built: Pa
 
 @pytest.mark.parametrize("dtype", list(DType))
 def test_packed_weights_are_the_checkpoints(dtype: DType, tmp_path: Path) -> None:
-    """Rows of every linear layer, unpacked by C++, against the checkpoint's tensors; all dtypes, odd sizes."""
+    """Compares rows of every linear layer, unpacked by C++, with the checkpoint's tensors; all dtypes, odd sizes."""
     make_engine(ModelSpec(num_hidden_layers=1, hidden_size=69, intermediate_size=131), tmp_path, dtype=dtype)
     reader = Checkpoint.open(tmp_path / "checkpoint").ranks[0].reader
     engine = load_engine(tmp_path / "engine")  # keeps the mapping alive
@@ -155,7 +155,7 @@ def test_a_checkpoint_directory_is_refused(tmp_path: Path) -> None:
 @given(data=st.data())
 def test_no_altered_byte_of_the_engine_file_goes_unnoticed(built: Path, data: st.DataObject) -> None:
     original = (built / "rank0.engine").read_bytes()
-    # Half of the positions within the header, where more can go wrong.
+    # Half of the positions are in the header, where more can go wrong.
     header = 8 + int.from_bytes(original[:8], "little")
     position = data.draw(st.one_of(st.integers(0, header), st.integers(0, len(original) - 1)))
     flipped = original[position] ^ data.draw(st.integers(1, 255))
@@ -206,7 +206,7 @@ def test_no_altered_value_of_config_json_goes_unnoticed(built: Path, data: st.Da
 
 
 def rewrite_config(engine: Path, change: Callable[[dict], None]) -> None:
-    """Changes config.json as somebody would who makes its checksum anew."""
+    """Changes config.json and its checksum."""
     config = json.loads((engine / "config.json").read_text())
     del config["checksum"]
     change(config)
@@ -250,7 +250,7 @@ def test_a_config_that_does_not_fit_is_refused(engine: Path, change, complaint: 
 
 
 def reseal(engine: Path, change: Callable[[dict], None], version: int = FORMAT_VERSION) -> None:
-    """Writes the engine file again with a changed program and good checksums, as an attacker would."""
+    """Rewrites the engine file with a changed program and valid checksums, as an attacker would."""
     checksum = json.loads((engine / "config.json").read_text())["engine_checksum"]
     storage = EngineFile(engine / "rank0.engine", checksum)
     tensors = [

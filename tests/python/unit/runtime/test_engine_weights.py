@@ -1,4 +1,4 @@
-"""Adapters are checked against, and DoRA magnitudes normalised by, the weights of the engine that serves them."""
+"""Adapters are checked against the serving engine's weights, which also normalise DoRA magnitudes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from support.adapters import TENSORS, edit_config, edit_tensors
 from support.models import ModelSpec, save_adapter, save_model
 
 SPEC = ModelSpec(intermediate_size=70)
-# What an engine fuses: the parts of one linear layer share their input.
+# Layers that an engine fuses: the parts of one linear layer share their input.
 FUSED = (("attn_q", "attn_k", "attn_v"), ("attn_dense",), ("mlp_h_to_4h", "mlp_gate"), ("mlp_4h_to_h",))
 HF_NAMES = {
     "attn_q": "self_attn.q_proj",
@@ -40,7 +40,7 @@ def model(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def engine(model: Path) -> EngineBase:
-    """The linear layers of an engine, without the rest of its program."""
+    """Makes the linear layers of an engine, without the rest of its program."""
     weights = load_file(model / "model.safetensors")
     ids = {info.name: info.id for info in _core.lora_modules()}
     storage, ops, sites = [], [], []

@@ -1,4 +1,4 @@
-"""Weights that are read from the engine's file are those of its mapping."""
+"""Weights read from the engine's file equal those of its mapping."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from adaptrt._core import EngineError
 from adaptrt.runtime.file_weights import FileWeights, MappedWeights
 
 N, K = 70, 33
-BEGIN = 256  # of the panels in the file; the vector is behind them
+BEGIN = 256  # of the panels in the file; the vector follows them
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def weight() -> np.ndarray:
 
 
 class Mapped:
-    """An engine file with one matrix and one vector, both where its mapping has them."""
+    """An engine file with one matrix and one vector at the addresses of its mapping."""
 
     def __init__(self, path: Path, weight: np.ndarray) -> None:
         dtype = _core.DType.FLOAT32

@@ -1,4 +1,4 @@
-"""Guides that would end their process, or take all its memory or time: they are refused, and nothing else ends."""
+"""Guides that would crash their process or exhaust its memory or time: they are rejected, and nothing else ends."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ def processes(trial: GuideTrial) -> list[int]:
 
 
 def definitions(count: int) -> str:
-    """A JSON schema of arrays inside each other, each defined by the next definition."""
+    """Returns a JSON schema of nested arrays, each defined by the next definition."""
     chain = {f"d{i}": {"type": "array", "items": {"$ref": f"#/$defs/d{i + 1}"}} for i in range(count)}
     return json.dumps({"$defs": {**chain, f"d{count}": {"type": "string"}}, "$ref": "#/$defs/d0"})
 
 
 def rules(count: int) -> str:
-    """A Lark grammar in which each rule needs the next one."""
+    """Returns a Lark grammar in which each rule needs the next one."""
     return "\n".join(["start: r0", *(f'r{i}: "a" r{i + 1}' for i in range(count)), f'r{count}: "b"'])
 
 
 def patterns(count: int) -> str:
-    """A JSON schema of strings that match so many expressions at once."""
+    """Returns a JSON schema of strings that match `count` expressions at once."""
     found = [{"type": "string", "pattern": f"^.*a{i}.*b.{{1,{i + 1}}}$"} for i in range(count)]
     return json.dumps({"allOf": found})
 
@@ -141,7 +141,7 @@ def test_a_compilation_that_is_interrupted_ends_its_process(monkeypatch: pytest.
     trial = trial_of(GuideLimits())
     trial._idle.append(trial._take())
     (process,) = trial._idle
-    os.kill(process._popen.pid, signal.SIGSTOP)  # a closed pipe does not end it
+    os.kill(process._popen.pid, signal.SIGSTOP)  # a stopped process does not notice a closed pipe
 
     def interrupted(*_: Any) -> Any:
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""What llguidance is told of tokenizers and guides, and what is said where it cannot be used."""
+"""Tokenizers and guides as llguidance gets them, and errors if it cannot be used."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_bytes_of_tokens_are_those_of_their_texts(make: Any) -> None:
         if number < len(SPECIAL):
             assert tokens[number] == b"\xff" + SPECIAL[number].encode()
             continue
-        # Between others, so that nothing is stripped; single bytes become replacement characters there.
+        # Decoded between other tokens, so that nothing is stripped. Single bytes become replacement characters.
         around = tokenizer.encode("a.", add_special_tokens=False).ids[-2:]
         text = tokenizer.decode([around[0], number, around[1]])
         assert text == (b"a" + tokens[number] + b".").decode(errors="replace"), tokenizer.id_to_token(number)
@@ -183,7 +183,7 @@ def test_a_schemas_own_options_win(schema: str, written: str) -> None:
 
 
 def accepts(params: Params, text: str) -> bool:
-    """True if the guide lets a model write the text, which may go on."""
+    """True if the guide allows the text, which may continue."""
     kind, grammar = guided_decoding._grammar_of(params, llguidance, set())
     if kind == "json_schema":
         grammar = llguidance.LLMatcher.grammar_from_json_schema(grammar)

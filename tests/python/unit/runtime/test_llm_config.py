@@ -1,4 +1,4 @@
-"""An ExecutorConfig with what LLM's own arguments ask for."""
+"""An ExecutorConfig with LLM's own arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompts of LLM in each form that vLLM and TensorRT-LLM have, and sampling that is greedy all the same."""
+"""LLM's prompts in each format of vLLM and TensorRT-LLM, and sampling configs that are greedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory that this process may still take: the least of what the machine and its control groups leave."""
+"""Available memory: the minimum of the machine and its control groups."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MACHINE = 1000 * 1024
 
 @pytest.fixture
 def roots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
-    """Of both versions' groups, which have no group."""
+    """Roots of both versions' control groups, without any group."""
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal:       5000 kB\nMemFree:         100 kB\nMemAvailable:   1000 kB\n")
     monkeypatch.setattr(memory, "_MEMINFO", meminfo)

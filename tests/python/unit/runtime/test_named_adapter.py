@@ -1,4 +1,4 @@
-"""A name means one adapter, or a weighted sum of several."""
+"""A name stands for one adapter, or for a weighted sum of several."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many threads an engine gets that its configuration does not say."""
+"""The default number of an engine's threads."""
 
 from __future__ import annotations
 
@@ -31,4 +31,4 @@ def test_threads_are_the_cpus_that_this_process_may_use(
     monkeypatch.setattr(native_engine.os, "sched_getaffinity", cpus)
     config = adaptrt.ExecutorConfig(num_threads=asked)
     assert NativeEngine.start(cast(Any, Engine()), config) == threads
-    assert set(processes) <= {0}  # 0 is this process; another number is another process's CPUs
+    assert set(processes) <= {0}  # 0 is this process; other CPUs do not count

@@ -1,4 +1,4 @@
-"""Configurations of what executors may not do yet: TensorRT-LLM's constructors, checks, equality, pickles."""
+"""Configurations that executors do not support yet: TensorRT-LLM's constructors, checks, equality, pickles."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RANGE = adaptrt.KvCacheRetentionConfig.TokenRangeRetentionConfig
 Mode = adaptrt.DecodingMode
 COS_SIN = np.ones((1, 6), np.float32)
 
-# Positional arguments, and the fields that they are in TensorRT-LLM's order; then the defaults of the others.
+# Positional arguments by field, in TensorRT-LLM's order; then the defaults of the other fields.
 CONSTRUCTORS: list[tuple[type, dict[str, Any], dict[str, Any]]] = [
     (
         adaptrt.ExternalDraftTokensConfig,

@@ -1,4 +1,4 @@
-"""Who starts the processes of an engine of several ranks, and what is needed for it."""
+"""The choice of who starts the processes of an engine of several ranks, and its requirements."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TWO: Any = SimpleNamespace(num_ranks=2)
 
 @pytest.fixture(autouse=True)
 def without_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever other tests have imported."""
+    """Makes this process look as if MPI had not started it, also after other tests imported mpi4py."""
     monkeypatch.delitem(sys.modules, "mpi4py.MPI", raising=False)
     for name in ranks._STARTED_BY_MPI:
         monkeypatch.delenv(name, raising=False)

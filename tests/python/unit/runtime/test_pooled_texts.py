@@ -1,4 +1,4 @@
-"""The texts that LLM embeds and classifies: one text, or a pair that the tokenizer joins."""
+"""Texts that LLM embeds and classifies: a text, or a pair that the tokenizer joins."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from adaptrt.runtime.pooled_texts import PooledTexts, names_of, texts_and_names
 
 
 class Answer:
-    """An answer of the executor that says whether it was closed."""
+    """An answer of the executor that records if it was closed."""
 
     def __init__(self, prompt: PromptTokens) -> None:
         self.prompt = prompt
@@ -27,7 +27,7 @@ class Answer:
 
 
 class Requests:
-    """Tokens are the text's letters; a prompt of "bad" is refused."""
+    """Tokens are the text's characters. The prompt "bad" is rejected."""
 
     def __init__(self) -> None:
         self.answers: list[Answer] = []
@@ -46,7 +46,7 @@ class Requests:
 
 
 class Classifier:
-    """A class is the row itself."""
+    """A classifier whose class is the row itself."""
 
     params = PoolingParams()
 
@@ -55,7 +55,7 @@ class Classifier:
 
 
 class Texts(PooledTexts):
-    """Without an engine."""
+    """PooledTexts without an engine."""
 
     def __init__(self) -> None:
         self._requests: Any = Requests()

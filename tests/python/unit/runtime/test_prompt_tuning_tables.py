@@ -1,4 +1,4 @@
-"""Virtual tokens are read from the directories of adapters that have some."""
+"""Virtual tokens are read from adapter directories that have some."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An executor on another rank than 0 says which rank takes requests."""
+"""An executor on a rank other than 0 says which rank accepts requests."""
 
 from __future__ import annotations
 

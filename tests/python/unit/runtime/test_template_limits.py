@@ -1,4 +1,4 @@
-"""No operation of a chat template makes more than the limits allow, and what stays below them is as in transformers."""
+"""No operation of a chat template exceeds the limits; below them, the results are those of transformers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def rendered(source: str, limits: TemplateLimits = SMALL, **variables: Any) -> s
 
 
 NESTED = "{% set ns = namespace(x=['a']) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}"
-# Tuples of arguments are made by jinja2 itself.
+# jinja2 itself makes tuples of arguments.
 ARGUMENTS = (
     "{% set ns = namespace(x=1) %}{% macro f() %}{% set ns.x = varargs %}{% endmacro %}"
     "{% for i in range(60) %}{% set y = f(ns.x, ns.x) %}{% endfor %}"
@@ -202,7 +202,7 @@ print(json.dumps([answers, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss -
 
 
 def test_no_operation_makes_more_than_the_limits_allow() -> None:
-    """In a process of its own, whose memory shows whether something was made first and refused later."""
+    """Runs in a separate process, whose memory shows if a value was made before it was rejected."""
     given = json.dumps({"max_characters": SMALL.max_characters, "max_work": SMALL.max_work, "max_seconds": 60})
     sources = json.dumps([source for source, _ in MALICIOUS])
     run = subprocess.run(
@@ -223,7 +223,7 @@ def test_a_rendering_takes_a_limited_time() -> None:
     limits = TemplateLimits(max_work=1 << 60, max_seconds=0.1)
     with pytest.raises(RequestError, match=r"it takes more than 0\.1 seconds"):
         rendered(source, limits)
-    assert rendered("{{ messages | length }}", limits) == "3"  # each rendering has its own time
+    assert rendered("{{ messages | length }}", limits) == "3"  # each rendering has its own time limit
 
 
 def test_limits_are_named_and_count_for_each_rendering() -> None:
@@ -289,7 +289,7 @@ def test_the_templates_of_a_model_are_bounded_together() -> None:
 
 
 def test_no_filter_is_computed_when_a_template_is_compiled() -> None:
-    """jinja2 computes what does not take the context."""
+    """jinja2 computes filters that do not take the context."""
     assert set(bounded_filters()) == set(FILTERS)
     for name, function in bounded_filters().items():
         assert name in _UNCOUNTED or _PassArg.from_obj(function) is _PassArg.context, name

@@ -1,4 +1,4 @@
-"""Rows of a TensorRT engine's weights as the base of adapters: cut and ordered as the Hugging Face layer has them."""
+"""Rows of a TensorRT engine's weights for adapters, in the Hugging Face layer's shape and order."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import pytest
 from adaptrt._core import AdapterError
 from adaptrt.runtime.tensorrt.base_weights import WeightsFileBase
 
-# One fused layer of two modules, 3 and 2 outputs, and one of a module alone.
+# One fused layer of two modules with 3 and 2 outputs, and one layer of a single module.
 FUSED = np.arange(20, dtype=np.float32).reshape(5, 4)
 ALONE = np.arange(100, 108, dtype=np.float32).reshape(2, 4)
 
 
 class Reader:
-    """The tensors of a checkpoint, a row at a time."""
+    """Reads a checkpoint's tensors row by row."""
 
     def rows(self, tensor: str, first: int, last: int) -> Iterator[np.ndarray]:
         weights = {"layer.fused.weight": FUSED, "layer.alone.weight": ALONE}
@@ -28,7 +28,7 @@ class Reader:
 
 
 class Key:
-    """A module of several parts, whose rows the Hugging Face layer has in another order."""
+    """A module of several parts whose rows have another order in the Hugging Face layer."""
 
     def __init__(self, parts: tuple[str, ...], order: list[range]) -> None:
         self.layer = 3

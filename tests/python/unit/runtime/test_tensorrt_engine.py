@@ -1,4 +1,4 @@
-"""TensorRT engines as they are loaded: where adapters act, weights as a base of adapters, and what is refused."""
+"""Loaded TensorRT engines: layers that adapters act on, base weights of adapters, and errors."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ DORA = PluginConfig(lora_plugin="auto", dora_plugin="enable")
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint, its model, a DoRA adapter, and three engines: weights outside, weights inside, native."""
+    """Makes a checkpoint, its model, a DoRA adapter, and three engines: weights outside, weights inside, native."""
     directory = tmp_path_factory.mktemp("tensorrt-engines")
     checkpoint = make_checkpoint(SPEC, directory, DType.FLOAT16)
     adapter = save_adapter(directory / "model", directory / "poet", 5, r=3, use_dora=True)
     config = replace(SMALL, plugin_config=DORA, lora_config=LoraBuildConfig(lora_dir=(adapter,), max_lora_rank=5))
     for weights in ("external", "constants"):
-        # An engine that keeps its weights to itself carries no adapter whose magnitudes are raw.
+        # An engine with weights inside cannot carry adapters with raw magnitudes.
         carried = config.lora_config if weights == "external" else LoraBuildConfig(max_lora_rank=5)
         build(checkpoint, replace(config, **on_gpu(weights), lora_config=carried), directory / weights)
     build(checkpoint, config, directory / "native")
@@ -67,7 +67,7 @@ def change_plans(directory: Path, change: Callable[[TensorRtPlans], TensorRtPlan
 
 
 def sites_of(layout: LoraLayout) -> list[Any]:
-    """Those of decoder layers."""
+    """Returns the sites of decoder layers."""
     of_vocabulary = {info.id for info in lora_modules() if info.is_of_vocabulary}
     return [
         (site.layer, site.in_size, [(part.module, part.out_size) for part in site.parts])
@@ -77,7 +77,7 @@ def sites_of(layout: LoraLayout) -> list[Any]:
 
 
 def test_adapters_act_where_they_act_in_the_native_engine(root: Path) -> None:
-    """But for lm_head and the embedding."""
+    """Except lm_head and the embedding."""
     ours, native = load_engine(root / "external").lora, load_engine(root / "native").lora
     assert sites_of(ours) == sites_of(native)
     assert len(ours.sites) == len(sites_of(ours))
@@ -88,7 +88,7 @@ def test_adapters_act_where_they_act_in_the_native_engine(root: Path) -> None:
 
 
 def test_the_base_weights_are_the_native_engines(root: Path) -> None:
-    """Both in float16: the same rows, and so the same normalised magnitudes."""
+    """Both are in float16: the same rows, and so the same normalised magnitudes."""
     adapter = root / "poet"
     converted = [
         convert_adapter(adapter, storage_dtype="float16", base=load_engine(root / name).base_weights())
@@ -210,7 +210,7 @@ def test_a_cuda_module_that_cannot_be_loaded_says_why(root: Path, monkeypatch: p
 
 
 def test_a_machine_without_a_driver_says_so(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The device's own error goes through."""
+    """The device's own error is raised."""
 
     def no_device() -> Any:
         raise ConfigError("there is no NVIDIA driver")

@@ -1,4 +1,4 @@
-"""From a loaded TensorRT engine to execution contexts: which plan, which memory, and what is refused."""
+"""Starting a loaded TensorRT engine: the chosen plan, the memory, and errors."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_a_run_that_fails_is_a_step_error_with_tensorrts_reason(engine: TensorRt
 
 
 def fake_runtime(logger: Any, plan_engine: FakeEngine, module: Any) -> Any:
-    """A FakeRuntime whose logger the test can speak through."""
+    """Makes a FakeRuntime whose logger the test can use."""
     module.loggers = [*getattr(module, "loggers", []), logger]
     return fake_tensorrt(plan_engine).Runtime(logger)
 
@@ -172,7 +172,7 @@ def test_tensorrt_refuses_the_plan(engine: TensorRtEngine) -> None:
 
 @pytest.mark.skipif(has_gpu(), reason="there is a GPU")
 def test_tensorrt_for_rtx_deserialises_nothing_without_a_gpu(engine: TensorRtEngine) -> None:
-    """The real one: cudaError 35 is an insufficient driver, 100 no device."""
+    """Uses the real TensorRT for RTX: cudaError 35 is an insufficient driver, 100 is no device."""
     with pytest.raises(EngineError, match=r"its validity here is INVALID; .*cudaError (35|100)"):
         plan_of(engine, trt, FakeDevice(8, 0))
 
@@ -206,7 +206,7 @@ def test_weights_keep_to_their_memory_before_contexts_are_made(
     for profile in range(2):
         plan.context(profile)
     assert plan_engine.weight_streaming_budget_v2 == budget
-    # With the room that streamed weights are copied to.
+    # Includes the room that streamed weights are copied to.
     assert [allocation.num_bytes for allocation in device.allocated] == [1000 if budget == 5000 else 1500]
     assert {context.memory for context in plan_engine.contexts} == {(256, device.allocated[0].num_bytes)}
 
@@ -256,7 +256,7 @@ def test_a_session_asks_for_what_the_engine_was_given(
     module = fake_tensorrt(FakeEngine(engine.plans))
     session.start_session(given, module, FakeKernels(), FakeDevice(8, 0))  # type: ignore[arg-type]
     assert asked == ([] if built_with is None else [3000])
-    assert captured == [built_with is None]  # such plans allocate memory while they run
+    assert captured == [built_with is None]  # plans that stream weights allocate memory while they run
 
 
 def test_a_build_with_a_weight_memory_makes_a_plan_that_streams(tmp_path: Path) -> None:
@@ -289,4 +289,4 @@ def test_a_damaged_plan(engine: TensorRtEngine, tmp_path: Path) -> None:
     module = fake_tensorrt(FakeEngine(engine.plans))
     with pytest.raises(EngineError, match=r"rank0\.sm80\.plan: does not have its checksum"):
         plan_of(replace(engine, directory=directory), module, FakeDevice(8, 0))
-    assert module.runtimes[0].plans == []  # TensorRT does not get to see it
+    assert module.runtimes[0].plans == []  # TensorRT is not called

@@ -1,4 +1,4 @@
-"""Texts that no prompt can be are refused before they are tokenised, or after a part of them was."""
+"""Texts that are too long for a prompt are rejected before they are tokenised, or after a part of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MEGABYTE = 1 << 20
 
 
 class Counting:
-    """A tokenizer that counts the characters which it is given."""
+    """A tokenizer that counts the characters that it gets."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -63,7 +63,7 @@ def test_the_bound_of_characters_is_exact() -> None:
 
 
 def test_a_dense_text_is_tokenised_up_to_its_limit() -> None:
-    """Few characters a token: the bound of characters lets the text pass, its first pieces have too many tokens."""
+    """With few characters per token, the limit of characters passes, but the first pieces have too many tokens."""
     counting, own = counted(byte_level())
     text = "a" * (4 * MEGABYTE)
     with pytest.raises(TextTooLongError, match=f"{len(text)} characters, which are more than 100000 tokens"):
@@ -73,7 +73,7 @@ def test_a_dense_text_is_tokenised_up_to_its_limit() -> None:
 
 @pytest.mark.parametrize("num_tokens", [1, 20_000, 100_000])
 def test_a_text_of_as_many_tokens_as_a_prompt_may_have_is_accepted(num_tokens: int) -> None:
-    """Also where each token is the longest one, so that pieces end within tokens."""
+    """Also if each token is the longest one, so pieces end within tokens."""
     _, own = counted(byte_level())
     encoding = own.encode(LONGEST * num_tokens, num_tokens, "prompt")
     assert encoding.ids == byte_level().encode(LONGEST).ids * num_tokens
@@ -82,7 +82,7 @@ def test_a_text_of_as_many_tokens_as_a_prompt_may_have_is_accepted(num_tokens: i
 
 
 def test_words_that_pieces_cut_count_once() -> None:
-    """WordPiece has one token for a long word, and more for the two halves of one."""
+    """WordPiece has one token for a long word, and more tokens for its two halves."""
     words = {"[UNK]": 0, "a": 1, "##a": 2}
     tokenizer = Tokenizer(models.WordPiece(words, unk_token="[UNK]", max_input_chars_per_word=100))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -94,7 +94,7 @@ def test_words_that_pieces_cut_count_once() -> None:
 
 @pytest.mark.parametrize("letter", ["ΐ", "각", "ǖ"])
 def test_letters_that_a_normaliser_composes_have_room(letter: str) -> None:
-    """Each is one token of one character; in the text it is three."""
+    """Each is one token of one character, but three characters in the text."""
     tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, letter: 1}, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")

@@ -1,4 +1,4 @@
-"""What of an answer may be shown when, where a stop string ends it, and which token a text came from."""
+"""Text that can be shown, ends at stop strings, and positions of tokens."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_an_incomplete_letter_ends_as_decoding_ends_it() -> None:
 
 
 def test_byte_tokens_wait_for_their_runs_end() -> None:
-    """<0x20> alone is a space, and two replacement characters with a byte behind it that is no UTF-8."""
+    """<0x20> alone is a space. With an invalid byte after it, it is two replacement characters."""
     stream = TextStream(Vocabulary(METASPACE))
     tokens = ids(METASPACE, "a", "<0x20>", "<0xFF>", "b")
     assert [stream.add([token]) for token in tokens] == ["a", "", "", "\ufffd\ufffdb"]
@@ -47,7 +47,7 @@ def test_byte_tokens_wait_for_their_runs_end() -> None:
 
 
 def test_a_replacement_character_of_the_vocabulary_does_not_hide_where_bytes_end() -> None:
-    """The text ends as if bytes were missing, but the last token is a word; the run before it is no UTF-8."""
+    """The text ends as if bytes were missing, but the last token is a word; the run before it is invalid UTF-8."""
     tokens = ids(METASPACE, "<0x82>", "<0xE2>", "<0xAC>", "<0x9F>", "▁\ufffd", "\ufffd")
     stream = TextStream(Vocabulary(METASPACE))
     assert "".join(stream.add([token]) for token in tokens) + stream.finish() == METASPACE.decode(tokens)
@@ -69,8 +69,8 @@ def test_what_may_begin_a_stop_string_is_held_back() -> None:
 @pytest.mark.parametrize(
     ("stop", "shown", "stopped"),
     [
-        (["ello", "lo"], "h", "ello"),  # both end at the same letter: the longest
-        (["l", "hello"], "he", "l"),  # the one that ends first
+        (["ello", "lo"], "h", "ello"),  # both end at the same character: the longest one counts
+        (["l", "hello"], "he", "l"),  # the one that ends first counts
         (["hello!", "x"], "hello", None),
     ],
 )
@@ -142,7 +142,7 @@ def test_a_token_has_the_text_that_it_adds(tokenizer: Tokenizer, token: str, tex
     ],
 )
 def test_parts_of_letters_have_their_bytes(tokenizer: Tokenizer, text: str, data: list[bytes]) -> None:
-    """Together they are the text; a token that is U+FFFD has bytes as any letter."""
+    """Together they are the text. A token that is U+FFFD has bytes like any character."""
     tokens = tokenizer.encode(text, add_special_tokens=False).ids[-len(data) :]
     assert [token_text(Vocabulary(tokenizer), token).data for token in tokens] == data
     assert {token_text(Vocabulary(tokenizer), token).text for token in tokens} == {"\ufffd"}
@@ -161,7 +161,7 @@ def test_a_token_of_a_decoder_of_another_kind_has_its_texts_bytes() -> None:
 
 def test_text_behind_broken_bytes_has_its_place() -> None:
     stream = TextStream(Vocabulary(BYTE_LEVEL))
-    pieces = [stream.add([token]) for token in ids(BYTE_LEVEL, "é", "c", "d")]  # the byte E9 alone
+    pieces = [stream.add([token]) for token in ids(BYTE_LEVEL, "é", "c", "d")]  # a single byte E9
     assert pieces == ["", "\ufffdc", "d"]
     assert list(stream.offsets) == [0, 1, 2]
     stream = TextStream(Vocabulary(METASPACE))
@@ -169,12 +169,12 @@ def test_text_behind_broken_bytes_has_its_place() -> None:
     assert list(stream.offsets) == [0, 1, 1, 1, 2]
     stream = TextStream(Vocabulary(METASPACE))
     stream.add(ids(METASPACE, "a", "<0xE2>", "<0x82>", "<0xAC>", "<0xFF>", "▁hello"))
-    assert list(stream.offsets) == [0, 1, 2, 3, 4, 5]  # a run that is not UTF-8 has a letter for each byte
+    assert list(stream.offsets) == [0, 1, 2, 3, 4, 5]  # in an invalid run, each byte is a character
 
 
 @pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, METASPACE])
 def test_a_real_replacement_character_is_shown_at_once(tokenizer: Tokenizer) -> None:
-    """Also after bytes that are no letter; it may look like the beginning of one."""
+    """Also after invalid bytes; it may look like an incomplete character."""
     tokenizer = Tokenizer.from_str(tokenizer.to_str())
     tokenizer.add_tokens([AddedToken("x\ufffd", special=False)])
     real = tokenizer.get_vocab_size() - 1
@@ -188,7 +188,7 @@ def test_a_real_replacement_character_is_shown_at_once(tokenizer: Tokenizer) -> 
 
 
 def streamed(tokenizer: Tokenizer, stop: list[str], *tokens: str) -> tuple[str, str | None]:
-    """Text and stop string, the same token by token and at once."""
+    """Returns text and stop string, equal token by token and at once."""
     found = ids(tokenizer, *tokens)
     stream = TextStream(Vocabulary(tokenizer), stop)
     text = "".join(stream.add([token]) for token in found) + stream.finish()
@@ -208,14 +208,14 @@ def streamed(tokenizer: Tokenizer, stop: list[str], *tokens: str) -> tuple[str, 
         (["b<|im_end|>a"], ["a", "b", "<|im_end|>", "x"], "abx", None),
         (["<|im_start|><|im_end|>"], ["a", "<|im_start|>", "<|im_end|>"], "a", "<|im_start|><|im_end|>"),
         (["<|im_start|><|im_end|>"], ["a", "<|im_end|>", "<|im_start|>"], "a", None),
-        # The shown text counts as well, with and without tokens that it leaves out.
+        # Shown text counts as well, with and without hidden tokens.
         (["ab", "<|im_end|>"], ["x", "a", "<|im_start|>", "b"], "x", "ab"),
         (["ab", "<|im_end|>b"], ["x", "a", "<|im_end|>", "b"], "x", "ab"),
         (["bc", "<|im_end|>b"], ["x", "a", "<|im_end|>", "b"], "xa", "<|im_end|>b"),
         (["ab", "<|im_end|>x"], ["x", "a", "<|im_end|>", "b"], "x", "ab"),
         (["|"], ["a", "<|im_end|>", "|", "b"], "a", "|"),
         (["im_end"], ["a", "<|im_end|>", "b"], "ab", None),
-        # The whole one of names that begin alike; a part of a name is text.
+        # The longer of two names with a common beginning counts; a part of a name is text.
         (["<|im_end|>", "a"], ["x", "<|im_end|>"], "x", "<|im_end|>"),
     ],
 )
@@ -230,7 +230,7 @@ def test_a_special_token_ends_the_text_behind_parts_of_letters() -> None:
     assert streamed(BYTE_LEVEL, ["<|im_end|>"], "a", "â", "Ĥ", "<|im_end|>", "¬") == ("a\ufffd", "<|im_end|>")
     assert streamed(METASPACE, ["<|im_end|>"], "a", "<0x41>", "<|im_end|>", "<0x42>") == ("aA", "<|im_end|>")
     assert streamed(METASPACE, ["A<|im_end|>"], "a", "<0x41>", "<|im_end|>", "<0x42>") == ("a", "A<|im_end|>")
-    # Without the stop string behind it, the text goes on; letters do not reach over the token.
+    # Without the stop string after it, the text continues; characters do not extend over the token.
     assert streamed(METASPACE, ["<|im_end|>!"], "a", "<0x41>", "<|im_end|>", "<0x42>", "▁hello") == ("aAB hello", None)
     assert streamed(METASPACE, ["<|im_end|>!"], "<|im_end|>", "<0x41>", "<|im_end|>", "▁hello") == ("A hello", None)
 
@@ -261,7 +261,7 @@ def test_tokens_of_a_prompt_point_into_its_text(tokenizer: Tokenizer, with_bos: 
     assert "".join(pieces) == text
     for token, begin in zip(encoding.ids[first:last], offsets[first:last], strict=True):
         shown = token_text(Vocabulary(tokenizer), token).text
-        # Metaspace vocabularies begin a text, and what follows a special token, with a space that is not there.
+        # Metaspace vocabularies add a space at the beginning of a text and after a special token.
         assert "\ufffd" in shown or text[begin:].startswith((shown, shown.removeprefix(" "))), (shown, begin)
     assert prompt_offsets(Vocabulary(tokenizer), text, add_special_tokens=False) == offsets[first:last]
 

@@ -1,4 +1,4 @@
-"""Tokens that only the files next to tokenizer.json have: the same as in transformers, text by text."""
+"""Tokens that only the files next to tokenizer.json have: the same results as in transformers."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def write(directory: Path, tokenizer: Tokenizer, files: dict[str, Any]) -> Path:
 
 
 def of_metaspace(files: dict[str, Any]) -> dict[str, Any]:
-    """The files with the ids that follow the other vocabulary."""
+    """Returns the files with ids that follow the other vocabulary."""
     text = json.dumps(files)
     for number in (THIRD, SECOND, FIRST):
         text = text.replace(str(number), str(number + metaspace().get_vocab_size() - SIZE))
@@ -167,7 +167,7 @@ def test_files_beside_a_tokenizer_of_another_name_are_not_its_own(tmp_path: Path
 def test_a_file_beside_it_is_at_most_64_mebibytes(name: str, tmp_path: Path) -> None:
     path = write(tmp_path, byte_level(), {})
     with (tmp_path / name).open("wb") as file:
-        file.truncate((64 << 20) + 1)  # takes no room on the disk
+        file.truncate((64 << 20) + 1)  # a sparse file
     with pytest.raises(adaptrt.ConfigError, match=rf"{name}.* 67108865"):
         load_tokenizer(path)
 
@@ -244,7 +244,7 @@ def test_the_files_go_along_with_models_and_adapters(tmp_path: Path) -> None:
 
 
 def test_guides_know_the_same_tokens_as_far_as_the_model_has_them(tmp_path: Path) -> None:
-    """A token for padding that only the files name lies beyond the model's vocabulary."""
+    """A padding token that only the files name lies beyond the model's vocabulary."""
     pytest.importorskip("llguidance")
     extra = {"tokenizer_config.json": {"added_tokens_decoder": {str(FIRST): token("<a>")}, "pad_token": "<pad>"}}
     path = write(tmp_path, byte_level(), extra)

@@ -1,4 +1,4 @@
-"""Facts about a tokenizer's tokens: read once, and used by each answer."""
+"""Facts about a tokenizer's tokens: read once and used by each answer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.tokenizers import SPECIAL, byte_level, metaspace
 
 
 class Counting:
-    """A tokenizer that counts which of its attributes are used."""
+    """A tokenizer that counts uses of its attributes."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer

@@ -1,4 +1,4 @@
-"""Adapters that the roots hold: names within bounds, and nothing that lies elsewhere."""
+"""Adapters below the roots: names within limits, and nothing outside the roots."""
 
 from __future__ import annotations
 

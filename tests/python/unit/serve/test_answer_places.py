@@ -1,4 +1,4 @@
-"""Places of tokens in an answer's text: those of the whole text where the answer is given whole."""
+"""Positions of tokens in an answer's text. A whole answer has those of the whole text."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from adaptrt.serve.generation import TextGeneration, TextPiece, TextRequest
 from support.tokenizers import metaspace
 
 TOKENIZER = metaspace()
-# A run of bytes that looks like a letter until its last byte: then it has a letter for each byte.
+# A run of bytes that looks like one character until its last byte; with that byte, each byte is a character.
 TOKENS = [TOKENIZER.token_to_id(token) for token in ("a", "<0xE2>", "<0x82>", "<0xAC>", "<0xFF>", "▁hello")]
 
 
 class Results:
-    """A generation of one sequence, whose results come token by token."""
+    """A generation of one sequence whose results arrive token by token."""
 
     num_virtual_tokens = 0
 

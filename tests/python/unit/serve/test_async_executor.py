@@ -1,4 +1,4 @@
-"""The executor on an asyncio loop: results in order, requests that end when nobody listens, and the executor's end."""
+"""The executor on an asyncio loop: order of results, cancelled requests, and the executor's end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.asynchronous import run
 from support.models import ModelSpec
 from support.serving import build_random_engine
 
-# So long that it cannot end while the event loop is kept from running by other work.
+# Long enough not to end while other work blocks the event loop.
 LONG = 12000
 MANY = 8
 
@@ -47,7 +47,7 @@ async def tokens_of(generation: Generation) -> list[int]:
 
 
 async def until_idle(asynchronous: AsyncExecutor) -> None:
-    """Until the last response of every request is here."""
+    """Waits until the last response of every request has arrived."""
     while asynchronous.num_running:
         await asyncio.sleep(0)
 
@@ -98,7 +98,7 @@ def test_a_generation_that_is_left_early_frees_its_request(executor: adaptrt.Exe
             assert await generation.next_results()
         await until_idle(asynchronous)
         assert executor.get_latest_iteration_stats()[-1].iter < LONG  # it did not run to its end
-        assert await tokens_of(asynchronous.submit(request()))  # and others go on
+        assert await tokens_of(asynchronous.submit(request()))  # other requests continue
 
     run(executor, body)
 
@@ -127,7 +127,7 @@ def test_a_request_that_is_refused_leaves_nothing(executor: adaptrt.Executor) ->
 
 def test_requests_fail_when_the_executor_ends(executor: adaptrt.Executor) -> None:
     async def body(asynchronous: AsyncExecutor) -> None:
-        # So many that the last of them are still waiting then.
+        # So many that the last ones still wait then.
         generations = [asynchronous.submit(request(max_tokens=LONG)) for _ in range(MANY)]
         await generations[0].next_results()
         await asyncio.to_thread(executor.shutdown)
@@ -156,13 +156,13 @@ def test_an_executor_that_has_ended_is_not_kept(engine: adaptrt.LoadedEngine) ->
         asynchronous.start()
         cut = asynchronous.submit(request(max_tokens=LONG))
         await asynchronous.close()
-        with pytest.raises(adaptrt.AdaptrtError):  # its own response may come before the executor's end
+        with pytest.raises(adaptrt.AdaptrtError):  # its own response may precede the executor's end
             await tokens_of(cut)
         with pytest.raises(adaptrt.ExecutorClosedError):
             asynchronous.submit(request())
         return weakref.ref(executor)
 
-    # A cycle of references would keep its memory until the garbage collector comes by.
+    # A reference cycle would keep the memory until the next garbage collection.
     gc.collect()
     gc.disable()
     try:

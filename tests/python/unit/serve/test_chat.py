@@ -1,4 +1,4 @@
-"""Why a chat's answer ends, whole and streamed, where it calls functions."""
+"""Finish reasons of chats with function calls, whole and streamed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def answer(**fields: Any) -> ChatAnswer:
 
 
 def streamed(texts: Sequence[str], reason: str, **fields: Any) -> list[dict[str, Any]]:
-    """The choices of all chunks but the first, which has the role; `reason` comes with the last text."""
+    """Returns the choices of all chunks but the first, which has the role. `reason` arrives with the last text."""
 
     async def pieces() -> AsyncIterator[tuple[int, TextPiece]]:
         for i, text in enumerate(texts):

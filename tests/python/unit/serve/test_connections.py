@@ -1,4 +1,4 @@
-"""The watch over connections by itself: whom it ends, in which order, and how often it looks."""
+"""The watch over connections: which connections it ends, in which order, and how often it checks."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_connections_that_come_at_once_end_one_other_each() -> None:
         a, b, c, d, e, f = (Connection(name, ended) for name in "abcdef")
         assert all(watch.admit(one) for one in (a, b, c))
         watch.enter(b, Phase.BODY)
-        # The loop tells of ended connections later than of new ones.
+        # The loop reports ended connections later than new ones.
         assert watch.admit(d)
         assert ended == ["a"]
         assert watch.admit(e)
@@ -56,7 +56,7 @@ def test_connections_that_come_at_once_end_one_other_each() -> None:
         watch.enter(d, Phase.ANSWER)
         watch.enter(e, Phase.BODY)
         assert not watch.admit(f)
-        watch.enter(f, Phase.IDLE)  # it was refused, and counts as little as one that has ended
+        watch.enter(f, Phase.IDLE)  # it was rejected, so like an ended one it does not count
         assert not watch.admit(f)
         watch.enter(b, Phase.IDLE)
         for one in (a, c):
@@ -97,7 +97,7 @@ def test_the_watch_looks_four_times_within_the_shortest_limit(
 
 
 class Clock:
-    """The loop's time, which tests set forward."""
+    """A clock for the loop that tests advance."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._ahead = 0.0
@@ -119,12 +119,12 @@ def test_a_phase_ends_at_its_limit_and_not_before(phase: Phase, limit: int, monk
     async def main() -> None:
         clock, watch, late = Clock(monkeypatch), ConnectionWatch(ServerLimits(), 9), Connection("a", ended)
         watch.admit(late)
-        for _ in range(2):  # each phase has the whole time
+        for _ in range(2):  # each phase has the full time
             watch.enter(late, Phase.ANSWER)
             await clock.wait(1000)
             watch.enter(late, phase)
             await clock.wait(limit - 2)
-        late.is_paused = True  # the server takes nothing, so that the client is not late
+        late.is_paused = True  # the server does not read, so the client is not late
         await clock.wait(limit)
         late.is_paused = False
         await clock.wait(limit - 7)
@@ -175,7 +175,7 @@ def test_a_client_that_has_read_all_has_the_whole_time_again(monkeypatch: pytest
 def test_nothing_is_kept_of_connections_that_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         clock, watch, ended = Clock(monkeypatch), ConnectionWatch(ServerLimits(), 1), list[str]()
-        for _ in range(3):  # the timer stops with the last connection, and starts again with the next one
+        for _ in range(3):  # the timer stops with the last connection and starts again with the next one
             one = Connection("a", ended)
             assert watch.admit(one)
             watch.enter(one, Phase.BODY)

@@ -1,4 +1,4 @@
-"""Large requests of one client do not keep the event loop from others, however large the answers are."""
+"""Large requests and large answers of one client do not block the event loop."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from support.tokenizers import byte_level, save_tokenizer
 SPEC = ModelSpec(vocab_size=272, max_position_embeddings=2048)
 LONGEST_SECONDS = 0.05
 LONGEST_WITH_ECHO = 0.1
-"""A prompt's log probs come in one piece."""
+"""A prompt's log probs arrive in one piece."""
 PATIENCE = 30.0
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 Send = Callable[[Message], Awaitable[None]]
@@ -48,14 +48,14 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def executor(engine: Path) -> Iterator[adaptrt.Executor]:
     config = adaptrt.ExecutorConfig(num_threads=1, max_queue_size=2000)
     gc.collect()
-    gc.freeze()  # as a server does: what the tests have imported is not looked through again
+    gc.freeze()  # like a server: imported objects are not collected again
     with adaptrt.Executor(engine, adaptrt.ModelType.DECODER_ONLY, config) as made:
         yield made
     gc.unfreeze()
 
 
 def serve(executor: adaptrt.Executor, body: Callable[[FastAPI], Awaitable[None]], **limits: Any) -> None:
-    """Runs `body` with the application over an executor."""
+    """Runs `body` with the application of an executor."""
 
     async def main() -> None:
         options = ServerOptions(served_model_name=("base",), limits=ServerLimits(**limits))
@@ -69,7 +69,7 @@ def serve(executor: adaptrt.Executor, body: Callable[[FastAPI], Awaitable[None]]
 
 
 async def post(app: FastAPI, path: str, content: dict[str, Any], before_body: Send | None = None) -> tuple[int, bytes]:
-    """Status and body. `before_body` is awaited before a part of the body is taken."""
+    """Returns status and body. `before_body` is awaited before each part of the body is read."""
     scope = {
         "type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b"",
         "headers": [(b"content-type", b"application/json"), (b"host", b"localhost")], "client": ("127.0.0.1", 1),
@@ -164,7 +164,7 @@ def test_an_answer_that_is_read_late_is_the_same_and_piles_up_no_results(
         async with LoopAbsence() as absence:
             reading = asyncio.create_task(post(app, CHAT, {**content, "stream": True}, late))
             await has_ended.wait()
-            # Results of one slice of the loop's time may come at once; they become pieces soon after.
+            # Results within one time slice may arrive together; they become pieces soon after.
             (generation,) = generations
             end = asyncio.get_running_loop().time() + PATIENCE
             while len(generation._results) >= MANY_RESULTS and asyncio.get_running_loop().time() < end:

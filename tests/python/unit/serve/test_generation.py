@@ -1,4 +1,4 @@
-"""Pieces of an answer are made of what the executor sends, in its order and in turns."""
+"""Pieces of an answer, made from the executor's results in their order, one request at a time."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_pieces_that_are_read_late_are_the_same(executor: adaptrt.Executor, num_
         generation = start(asynchronous, num_answers)
         await until_idle(asynchronous)
         assert await generation.whole() == at_once
-        # The first piece is read as it comes.
+        # The first piece is read when it arrives.
         generation = start(asynchronous, num_answers)
         pieces = generation.__aiter__()
         first = [await anext(pieces)]
@@ -82,7 +82,7 @@ def test_pieces_that_are_read_late_are_the_same(executor: adaptrt.Executor, num_
 
 def test_pieces_are_made_when_it_is_the_requests_turn(executor: adaptrt.Executor) -> None:
     async def body(asynchronous: AsyncExecutor) -> None:
-        # More of them become pieces without a turn where nobody reads.
+        # If no task reads, more results become pieces without the lock.
         generation = start(asynchronous, 1, MANY_RESULTS - 1)
         turn = asyncio.Lock()
         generation.turn = turn

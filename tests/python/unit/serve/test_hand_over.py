@@ -1,7 +1,7 @@
-"""Every field of every route's requests, and where it arrives in the Request that the executor gets.
+"""Every field of every route's requests, and its place in the executor's Request.
 
-A table has one row for each field: a value, and the fields of the Request that differ from those of the same request
-without it. A field that has no row fails the test.
+Each field has a row in a table: a value, and the fields of the Request that differ from the same request without it. A
+field without a row fails the test.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ TIME_LIMIT = datetime.timedelta(seconds=SECONDS)
 START_ID, END_ID = 0, 1
 NOTHING: dict[str, Any] = {}
 Row = tuple[Any, dict[str, Any]]
-"""A value of a field, and what it changes in the Request."""
+"""A value of a field, and the changes in the Request."""
 
 OUTPUT_DEFAULTS = {
     "output_config.exclude_input_from_output": True,
@@ -58,7 +58,7 @@ OUTPUT_DEFAULTS = {
     "output_config.top_log_probs": 0,
 }
 TASK = {"lora_config.task_id": 1 << 63, "lora_config.active_from": 0, "lora_config.replace": False}
-"""The first named adapter's."""
+"""Task of the first named adapter."""
 MODEL_FIELDS: dict[str, Row] = {
     "model": ("first", TASK),
     "adapter_id": ("first", TASK),
@@ -157,9 +157,9 @@ def options(adapter: Path, **limits: Any) -> ServerOptions:
 
 
 def build(model: Any, directory: Path) -> Path:
-    """The model's directory; the engine lies beside it."""
+    """Builds an engine next to the model; returns the model's directory."""
     saved = save_random(model, directory / "model")
-    # Its prompts begin with a special token, so that add_special_tokens can be seen.
+    # Its prompts begin with a special token, so add_special_tokens has an effect.
     tokenizer = byte_level()
     start = tokenizer.id_to_token(START_ID)
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -205,7 +205,7 @@ def check(
     table: Mapping[str, Row],
     together: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:
-    """Checks each row. `together` has what a field is sent together with, which is not what the row is about."""
+    """Checks each row. together: other fields that are sent with a field; their changes do not count."""
     assert set(table) == {field.alias or name for name, field in model.model_fields.items()}
     for name, (value, expected) in table.items():
         others = (together or {}).get(name, {})
@@ -376,9 +376,9 @@ TRITON_ROWS: dict[str, Row] = {
     "return_generation_logits": (True, {"output_config.return_generation_logits": True}),
     "lora_task_id": (3, {**TASK, "lora_config.task_id": 3}),
 }
-"""Inputs that every request has beside input_ids and request_output_len."""
+"""Inputs of every request in addition to input_ids and request_output_len."""
 OTHER_TRITON_INPUTS = {"text_input", "lora_weights", "lora_config", "decoder_input_ids", "decoder_input_lengths"}
-"""The first three have tests of their own here; the others are for models with an encoder: test_triton_requests.py."""
+"""The first three have other tests here. The rest are for encoder-decoder models; see test_triton_requests.py."""
 
 
 def infer_body(inputs: Mapping[str, Any], **parameters: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Bodies are read within their limits, however they come."""
+"""Bodies are read within their limits, in any number of pieces."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Content(BaseModel):
 def read(
     num_pieces: int | None, stated: str | None = None, most_read: int = MOST_PIECES + 1, *, is_json: bool = False
 ) -> bytes:
-    """Reads a body of `num_pieces`, at most `most_read` of them; None: it does not end."""
+    """Reads a body of `num_pieces` (None: endless). At most `most_read` of them may be read."""
     num_read = 0
 
     async def receive() -> Message:
@@ -105,7 +105,7 @@ def test_levels_of_json_are_limited(levels: int) -> None:
 
 
 def request_of(messages: Sequence[Message], has_left: asyncio.Event) -> Request:
-    """A request of these messages, whose client leaves with the event."""
+    """Makes a request of these messages; the event disconnects its client."""
     left = list(messages)
 
     async def receive() -> Message:

@@ -1,4 +1,4 @@
-"""Answers that are made while they are written: the same JSON as in one go, and others are served meanwhile."""
+"""Answers that are made while they are written: the same JSON, and the loop serves others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LONGEST_SECONDS = 0.1
 
 
 def plain(content: Any) -> Any:
-    """The content with lists in place of Items."""
+    """Returns the content with lists instead of Items."""
     if isinstance(content, Numbers):
         return [number for piece in content.items for number in piece.tolist()]
     if isinstance(content, Items):

@@ -1,4 +1,4 @@
-"""What metrics say of an executor that is made up: idle, loaded, and with very many adapters."""
+"""Metrics of a fake executor: idle, loaded, and with very many adapters."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from adaptrt.serve.work import WorkKind
 DASHBOARD = Path(__file__).parents[4] / "docs" / "grafana" / "adaptrt.json"
 
 WORK = {WorkKind.GUIDES: (5, 2), WorkKind.FILES: (0, 1)}
-"""Calls that wait and run."""
+"""Numbers of waiting and running calls."""
 
 
 class MadeUp:
-    """Metrics over an executor whose statistics a test sets."""
+    """Metrics of an executor whose statistics a test sets."""
 
     def __init__(self) -> None:
         self.steps: list[IterationStats] = []
@@ -77,7 +77,7 @@ class MadeUp:
         self.executor.num_running -= finish is not None
 
     def samples(self) -> dict[str, float]:
-        """Each sample as Prometheus reads it."""
+        """Returns each sample as Prometheus reads it."""
         text = generate_latest(self.metrics.registry).decode()
         found = {}
         for family in text_string_to_metric_families(text):
@@ -217,7 +217,7 @@ def test_blocks_of_encoder_inputs() -> None:
 
 
 def gateway(made: MadeUp) -> tuple[list[str], list[str]]:
-    """(running, waiting) as the inference gateway reads them."""
+    """Returns (running, waiting) as the inference gateway reads them."""
     (name,) = (name for name in made.samples() if name.startswith("vllm:lora_requests_info"))
     found = re.fullmatch(
         r'vllm:lora_requests_info\{max_lora="8",running_lora_adapters="(.*)",waiting_lora_adapters="(.*)"\}', name

@@ -1,4 +1,4 @@
-"""Streams of events, also those that fail in the middle, and the two forms of log probs."""
+"""Event streams, including failing ones, and the two formats of log probs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HELLO, HALF, OTHER_HALF = (TOKENIZER.token_to_id(token) for token in ("hello", "
 
 
 class Pieces:
-    """A request whose answers come as it is told to."""
+    """A request with fixed answers."""
 
     def __init__(self, *texts: str, error: RequestError | None = None, ends: bool = True, num_answers: int = 1) -> None:
         self.texts, self.error, self.ends, self.num_answers = texts, error, ends, num_answers
@@ -106,7 +106,7 @@ def test_an_error_in_the_middle_is_an_event() -> None:
 
 
 def test_of_tokens_with_the_same_text_the_likelier_counts() -> None:
-    """A token is the likeliest just where its log prob is the highest, as evaluations find out."""
+    """A token must be the likeliest exactly if its log prob is the highest, which evaluations rely on."""
     listed = CompletionLogProbs(TEXTS)
     listed.add(TokenLogProbs(HALF, -2.0, ((OTHER_HALF, -0.5), (HELLO, -1.0))), 3)
     listed.add(TokenLogProbs(HELLO, -1.0, ((HELLO, -1.0),)), 4)

@@ -1,4 +1,4 @@
-"""What the bodies of OpenAI's routes may hold, and how what they may not is refused."""
+"""Accepted and rejected fields of OpenAI's routes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The guide that a request's fields ask for, under any of their names."""
+"""The guide of a request's fields, under any of their names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the executor is asked for a request's fields, and for the model's recommendations."""
+"""The executor's request for a request's fields and for the model's recommended sampling."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_min_tokens_holds_for_every_token_that_ends_an_answer() -> None:
 
 
 class Adapters:
-    """Knows "a", and notes what is loaded."""
+    """Knows the adapter "a", and records which adapters are loaded."""
 
     def __init__(self) -> None:
         self.loaded: list[tuple[str, str]] = []
@@ -140,7 +140,7 @@ def test_answers_to_one_request_are_bounded() -> None:
     check(2, [9, 9, 9], 5, 3)
     with pytest.raises(ApiError, match=r"may have 36 tokens, .* 144 log probs with 4 .* 120 .* --max_log_probs"):
         check(2, [9, 9, 9], 6, 3)
-    check(1, [9], 10_000, 20)  # one answer may have all that the engine's context holds
+    check(1, [9], 10_000, 20)  # a single answer may fill the engine's context
     with pytest.raises(ApiError, match="--max_log_probs"):
         check(2, [9], 30, 2)
     check(1, [10, 7], 1, 2, echo=True)

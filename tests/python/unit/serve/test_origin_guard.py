@@ -30,7 +30,7 @@ def ask(
     body: bytes = b"{}",
     method: str = "POST",
 ) -> tuple[int, str]:
-    """(status, body) of a request to a server that listens on `host`. A header that is empty is not sent."""
+    """Returns (status, body) of a request to a server that listens on `host`. Empty headers are not sent."""
 
     async def echo(scope: Scope, receive: Receive, send: Send) -> None:
         await Response(await Request(scope, receive).body())(scope, receive, send)
@@ -58,14 +58,14 @@ def ask(
 PAGE = {"Host": "localhost:8000", "Origin": "http://localhost:8000", "Sec-Fetch-Site": "same-origin"}
 PROXY = {"Host": "llm.example.com", "Origin": "https://llm.example.com", "Sec-Fetch-Site": "same-origin"}
 INNER = {**PROXY, "Host": "127.0.0.1:8000"}
-"""A proxy that puts its own name for the server into Host."""
+"""A proxy that sends its own name for the server as Host."""
 
 
 @pytest.mark.parametrize("path", sorted(ADAPTER_PATHS))
 @pytest.mark.parametrize(
     ("host", "headers", "allowed"),
     [
-        # Programs.
+        # Requests of programs.
         (LOOPBACK, {}, ()),
         (LOOPBACK, {"Host": ""}, ()),
         (LOOPBACK, {"Host": "127.0.0.1:8000"}, ()),
@@ -76,7 +76,7 @@ INNER = {**PROXY, "Host": "127.0.0.1:8000"}
         (LOOPBACK, {"Host": "llm.example.com"}, ("llm.example.com:80",)),
         (ANYWHERE, {"Host": "adaptrt:8000"}, ()),
         (BEHIND_OTHERS, {"Host": "adaptrt.default.svc.cluster.local"}, ()),
-        # The server's own page.
+        # Requests of the server's own page.
         (LOOPBACK, PAGE, ()),
         (LOOPBACK, {**PAGE, "Host": "127.0.0.1:8000", "Origin": "http://127.0.0.1:8000"}, ()),
         (LOOPBACK, {**PAGE, "Host": "localhost", "Origin": "http://localhost"}, ()),
@@ -88,7 +88,7 @@ INNER = {**PROXY, "Host": "127.0.0.1:8000"}
         (ANYWHERE, PROXY, ("other.example", "LLM.example.com.")),
         (LOOPBACK, INNER, ("llm.example.com",)),
         (BEHIND_OTHERS, INNER, ("llm.example.com",)),
-        # A page of another host that is allowed.
+        # A page of an allowed host.
         (LOOPBACK, {"Origin": "https://tools.example:8443", "Sec-Fetch-Site": "cross-site"}, ("tools.example:8443",)),
     ],
 )
@@ -113,7 +113,7 @@ def test_programs_and_the_servers_own_page_change_adapters(
         (LOOPBACK, {"Sec-Fetch-Site": "same-site"}, (), "Sec-Fetch-Site"),
         (LOOPBACK, {**PAGE, "Sec-Fetch-Site": "cross-site"}, (), "Sec-Fetch-Site"),
         (LOOPBACK, {"Sec-Fetch-Site": "cross-site"}, ("evil.example",), "Sec-Fetch-Site"),
-        # A name that an attacker's DNS server points to this machine.
+        # A name that an attacker's DNS server resolves to this machine.
         (LOOPBACK, {"Host": "evil.example:8000"}, (), "Host"),
         (LOOPBACK, {"Host": "evil.example:8000", "Origin": "http://evil.example:8000"}, (), "Host"),
         ("localhost", {"Host": "evil.example:8000"}, (), "Host"),

@@ -1,4 +1,4 @@
-"""The page's shell: what the browser is told about it, without a browser."""
+"""The web page and its headers, tested without a browser."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_page_is_one_file() -> None:
     assert not re.search(r"""(?:src|href)=["'](?!data:)""", page)
     assert "@import" not in page
     assert set(re.findall(r"https?://[^\s'\"]+", page)) == {"http://www.w3.org/2000/svg"}
-    # Nothing in it makes HTML of text.
+    # Nothing in it turns text into HTML.
     assert not re.search(
         r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function|\sstyle=|\son\w+=", page
     )

@@ -1,4 +1,4 @@
-"""Conversations become prompts by the template of the model, or of the adapter that a name means now."""
+"""Conversations become prompts with the current template of the model or adapter."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{
 
 
 class Adapters:
-    """The store, as far as Prompts uses it."""
+    """The part of the adapter store that Prompts uses."""
 
     def __init__(self) -> None:
         self.named: dict[str, NamedAdapter] = {}
@@ -38,7 +38,7 @@ class Adapters:
 
 
 class Surroundings:
-    """The things that Prompts needs around it; a prompt's only token is its text."""
+    """Objects that Prompts needs. A prompt's only token is its text."""
 
     def __init__(self, directory: Path) -> None:
         self.adapters = Adapters()

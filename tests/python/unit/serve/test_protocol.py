@@ -1,4 +1,4 @@
-"""Connections that only wait end within their limits; answers that wait for the model do not."""
+"""Idle connections end within their limits; answers that wait for the model do not."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_HEAD = 1 << 12
 GET = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
 POST = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n"
 LARGE = 16 << 20
-"""Bytes; more than the kernel keeps for a client that reads nothing."""
+"""Bytes; more than the kernel buffers for a client that does not read."""
 
 Body = Callable[["Client"], Coroutine[Any, Any, None]]
 
@@ -34,7 +34,7 @@ def limits(**seconds: float) -> ServerLimits:
 
 
 class Client:
-    """Connections to a server."""
+    """A client with connections to a server."""
 
     def __init__(self, port: int, state: ServerState) -> None:
         self._port = port
@@ -57,7 +57,7 @@ class Client:
             await asyncio.sleep(SHORT / 10)
 
     def end_server(self) -> None:
-        """Tells all connections that the server ends, as uvicorn does."""
+        """Shuts all connections down, as uvicorn does at its end."""
         for connection in list(self.state.connections):
             connection.shutdown()
 
@@ -68,14 +68,14 @@ class Client:
 
 
 def run(app: ASGIApp, given: ServerLimits, body: Body, max_connections: int = 100) -> None:
-    """Runs `body` with a client of a server whose application is `app`."""
+    """Runs `body` with a client of a server for `app`."""
 
     async def main() -> None:
         class Protocol(LimitedHttpProtocol):
             max_head_bytes = MAX_HEAD
             watch = ConnectionWatch(given, max_connections)
 
-        # The watch ends idle connections; uvicorn would end each at once.
+        # Only the watch ends idle connections; uvicorn would end each at once.
         config = uvicorn.Config(app, lifespan="off", log_level="critical", access_log=False, timeout_keep_alive=0)
         state = ServerState()
         loop = asyncio.get_running_loop()
@@ -147,7 +147,7 @@ def test_a_head_that_does_not_end_is_answered_with_408(first: bytes, piece: byte
                 writer.write(piece)
 
         pieces = asyncio.create_task(send_pieces())
-        with contextlib.suppress(ConnectionResetError):  # pieces may reach the server after it has closed
+        with contextlib.suppress(ConnectionResetError):  # pieces may arrive after the server has closed
             assert status(await reader.readuntil(b"\r\n\r\n")) == 408
         pieces.cancel()
 
@@ -180,7 +180,7 @@ def test_a_body_that_the_server_does_not_take_is_not_late() -> None:
         await answer(scope, receive, send)
 
     async def body(client: Client) -> None:
-        size = 1 << 24  # more than the kernel keeps for a server that reads nothing
+        size = 1 << 24  # more than the kernel buffers for a server that does not read
         reader, writer = await client.connect(b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % size)
         writer.write(bytes(size))
         assert (await read_answer(reader)).endswith(b"%d" % size)
@@ -216,7 +216,7 @@ def test_a_body_after_one_that_was_refused_has_the_whole_time() -> None:
         (connection,) = client.state.connections
         assert isinstance(connection, LimitedHttpProtocol)
         began = connection.phase_since
-        writer.write(b"0123456789" + POST)  # the end of one body and the beginning of the next come together
+        writer.write(b"0123456789" + POST)  # the end of one body and the next request arrive together
         assert status(await read_answer(reader)) == 413
         assert connection.phase is Phase.BODY
         assert connection.phase_since > began
@@ -232,7 +232,7 @@ def test_an_idle_connection_is_closed(piece: bytes) -> None:
         with contextlib.suppress(ConnectionError):
             while not reader.at_eof():
                 writer.write(piece)
-                # Raises if a piece reached the server just before it closed: the reader sees no end of file then.
+                # Raises if a piece arrived just before the server closed: the reader sees no end of file then.
                 await writer.drain()
                 await asyncio.sleep(SHORT / 20)
             assert await reader.read() == b""
@@ -252,7 +252,7 @@ def test_an_answer_that_waits_for_the_model_is_not_cut(begun: bytes) -> None:
             await send({"type": "http.response.body", "body": piece, "more_body": piece != b"last"})
 
     async def body(client: Client) -> None:
-        # A part of the next request is there already, and is late only once the answer has ended.
+        # Part of the next request has arrived, and counts as late only after the answer has ended.
         reader, _ = await client.connect(GET + begun)
         streamed = await reader.readuntil(b"0\r\n\r\n")
         assert all(piece in streamed for piece in (b"first", b"second", b"last"))
@@ -330,7 +330,7 @@ def test_a_server_that_ends_finishes_its_answers(more: bytes) -> None:
 
     async def body(client: Client) -> None:
         slow = POST.replace(b"POST /", b"POST /slow") + b"0123456789"
-        # The second request is whole, and waits for the answer to the first.
+        # The second request is complete and waits for the answer to the first.
         reader, _ = await client.connect(slow + POST + b"0123456789" + more)
         await begun.wait()
         await asyncio.sleep(SHORT)
@@ -393,7 +393,7 @@ def test_one_timer_watches_all_connections_and_none_runs_without_them(monkeypatc
 
 
 def head_of(size: int) -> bytes:
-    """A request whose target, and names and values of headers, have `size` bytes together."""
+    """Returns a request whose target and header names and values have `size` bytes together."""
     return b"GET / HTTP/1.1\r\nlarge: " + b"x" * (size - len("/large")) + b"\r\n\r\n"
 
 
@@ -415,7 +415,7 @@ def test_a_head_that_is_too_large_is_answered_with_431(first: bytes) -> None:
 def test_a_head_that_does_not_end_is_answered_before_it_is_long(num_pieces: int) -> None:
     async def body(client: Client) -> None:
         is_too_large = num_pieces > MAX_HEAD // 64
-        for begun in (b"", GET):  # heads are counted from their own beginnings
+        for begun in (b"", GET):  # each head is counted from its beginning
             reader, writer = await client.connect(begun)
             if begun:
                 await read_answer(reader)
@@ -423,9 +423,9 @@ def test_a_head_that_does_not_end_is_answered_before_it_is_long(num_pieces: int)
             await asyncio.sleep(SHORT / 10)
             for _ in range(num_pieces):
                 writer.write(b"x" * 64)
-                await asyncio.sleep(0.001)  # each piece comes by itself
+                await asyncio.sleep(0.001)  # each piece arrives alone
             if not is_too_large:
-                # The pieces alone are not too large; the head that they make is.
+                # Each piece is small enough, but the head is too large.
                 writer.write(b"\r\n\r\n")
             assert status(await reader.read()) == 431
 
@@ -466,7 +466,7 @@ def test_a_request_that_asks_for_another_protocol_is_read_as_http_1() -> None:
 @pytest.mark.parametrize(
     ("phase", "is_paused", "is_closing", "stalled"),
     [
-        (Phase.ANSWER, False, False, 0),  # the model may add to it at any time
+        (Phase.ANSWER, False, False, 0),  # the model may add data at any time
         (Phase.ANSWER, True, False, 7),
         (Phase.ANSWER, False, True, 7),
         (Phase.IDLE, False, False, 7),

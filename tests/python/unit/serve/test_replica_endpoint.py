@@ -1,4 +1,4 @@
-"""The endpoint before replicas that refuse, die and answer, as Ray tells of them."""
+"""The endpoint with replicas that refuse, die and answer, as Ray reports it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ END: Message = {"type": "http.response.body", "body": b"", "more_body": False}
 
 
 class Handle:
-    """Handle of a deployment whose replicas answer with these batches, and then with an error."""
+    """Handle of a deployment whose replicas answer with these batches and then with an error."""
 
     def __init__(self, *batches: list[Message], error: Exception | None = None, forever: bool = False) -> None:
         self._batches, self._error, self._forever = batches, error, forever
@@ -70,7 +70,7 @@ def ask(
     headers: Mapping[str, str] | None = None,
     method: str = "POST",
 ) -> Any:
-    """(status, body)."""
+    """Returns (status, body)."""
     sent: list[Message] = []
     scope = {
         "type": "http", "method": method, "path": f"/prefix{path}", "root_path": "/prefix",
@@ -179,7 +179,7 @@ def test_web_pages_of_other_sites_are_refused_before_a_replica_is_asked() -> Non
 
 
 class BroadcastHandle:
-    """Handle of a deployment whose replicas each answer a call with one of these, or whose call raises."""
+    """Handle of a deployment whose replicas each answer a call with one of these values, or whose call raises."""
 
     def __init__(self, *answers: WholeAnswer | Exception, error: Exception | None = None) -> None:
         self._answers, self._error = answers, error

@@ -1,4 +1,4 @@
-"""Which replica requests with an adapter go to, by where it is and by who has how many requests."""
+"""The choice of a replica by adapter and by numbers of requests."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_request_goes_where_its_adapter_is_while_few_more_wait_there(home: Rep
         assert ranked("g", holding(home), others + Counter({home: queue}), SLACK)[0] == home
     longer = others + Counter({home: 2 + SLACK + 1})
     assert ranked("g", holding(home), longer, SLACK)[-1] == home
-    # Whoever has the adapter by then, and no more than the slack, is asked next.
+    # A replica that has the adapter and no more requests than the slack is asked next.
     second = next(replica for replica in REPLICAS if replica != home)
     assert ranked("g", holding(home, second), longer, SLACK)[0] == second
 
@@ -44,7 +44,7 @@ def test_an_adapter_that_no_replica_has_goes_to_one_that_all_agree_on() -> None:
     homes = Counter(ranked(f"g{number}", NOTHING, {}, SLACK)[0] for number in range(1000))
     assert set(homes) == set(REPLICAS)
     assert all(100 < count < 300 for count in homes.values())
-    # One replica less moves those that were its own, and no others.
+    # Removing a replica moves only its own groups.
     fewer = {replica: set[str]() for replica in REPLICAS[1:]}
     for number in range(100):
         before, after = (ranked(f"g{number}", replicas, {}, SLACK) for replicas in (NOTHING, fewer))
@@ -75,7 +75,7 @@ def test_no_queue_grows_by_more_than_the_slack(
 
 @dataclass
 class FakeReplica:
-    """A running replica as far as a choice looks at it."""
+    """The part of a running replica that the choice reads."""
 
     replica_id: ReplicaID
     multiplexed_model_ids: set[str]

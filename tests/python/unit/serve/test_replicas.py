@@ -1,4 +1,4 @@
-"""Replicas, without Ray: what an application is built with, how requests are routed, and the order of changes."""
+"""Replicas without Ray: options of an application, routing, and the order of changes."""
 
 from __future__ import annotations
 

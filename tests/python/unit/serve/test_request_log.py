@@ -1,4 +1,4 @@
-"""One record a request: its surface, its outcome, its id, and the line that is written about it."""
+"""One record per request: its surface, outcome, id, and log line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Adapters at run time: found below roots, confined to them, swapped under requests that run, gone when unloaded."""
+"""Adapters at run time: found below roots, confined to them, replaced under running requests, and unloaded."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_a_weighted_sum_adds_its_terms(place: Place, executor: adaptrt.Executor)
         assert await answer(adapters, "poet:1.0+org/clerk:0") == expected(place, place.root / "poet")
         for name in ("poet:0.5+nobody:0.5", "poet:0.5+org/clerk", "poet:x", "poet:0.5:0.5", ":1"):
             assert not await adapters.find(name)
-        # A term that is unloaded takes the sum with it.
+        # Unloading a term also unloads the sum.
         await adapters.unload("poet")
         with pytest.raises(adaptrt.AdapterError, match="no adapter named 'poet'"):
             await answer(adapters, "poet:0.5+org/clerk:0.5")
@@ -336,7 +336,7 @@ def test_a_bounded_number_of_sums_keep_their_task_ids(executor: adaptrt.Executor
     assert len(set(ids)) == 1024
     assert [store.task_id(f"poet:{i}") for i in range(1024)] == ids
     newest = store.task_id("poet:1024")
-    assert [store.task_id(f"poet:{i}") for i in range(1, 1024)] == ids[1:]  # the oldest has made room
+    assert [store.task_id(f"poet:{i}") for i in range(1, 1024)] == ids[1:]  # the oldest was dropped
     assert store.task_id("poet:1024") == newest
     assert store.task_id("poet:0") not in {*ids, newest}
 
@@ -382,7 +382,7 @@ def test_what_is_unloaded_is_gone_from_both_levels(place: Place, executor: adapt
 
 
 def evict(executor: adaptrt.Executor, task_id: int) -> None:
-    """Takes an adapter from the cache, as the need of room for others would."""
+    """Evicts an adapter from the cache, as a lack of room would."""
     _core.Executor.unload_adapter(executor, task_id)
 
 
@@ -411,7 +411,7 @@ def test_an_adapter_of_which_nothing_is_known_is_read_once(place: Place, tmp_pat
     carried = Path(shutil.copytree(place.root / "poet", tmp_path / "poet"))
     with adaptrt.Executor(place.engine, executor_config=adaptrt.ExecutorConfig(num_threads=1)) as executor:
         made = executor.add_adapter("poet", carried)
-        # Adapters that an engine carries begin like this.
+        # Adapters that an engine carries start without facts.
         executor.adapters.remove("poet")
         executor.adapters.keep(replace(made, facts=AdapterFacts()))
 
@@ -534,7 +534,7 @@ def test_prompts_without_the_tokens_of_an_alora_adapter_are_the_base_models(plac
     with adaptrt.Executor(place.engine) as executor:
         for name in ("invoked", "at-once"):
             executor.add_adapter(name, tmp_path / name)
-        # No draft engine: the request would be refused if it named an adapter of one.
+        # There is no draft engine: a request with a draft adapter would be rejected.
         executor._draft_adapters = executor.adapters
         request_id = executor.enqueue_request(adaptrt.Request(PROMPT, MAX_TOKENS), adapter="invoked")
         tokens = executor.await_responses(request_id)[-1].result.output_token_ids[0]

@@ -1,4 +1,4 @@
-"""Limits of a server: flags that cannot be are refused, and connections fit into the limit of open files."""
+"""Limits of a server: invalid flags are rejected, and connections fit into the limit of open files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def open_files(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 def test_every_limit_has_a_flag() -> None:
     names = {field.name for field in dataclasses.fields(ServerLimits)}
     for name in names:
-        # A number that no limit is by default.
+        # A value that no limit has by default.
         assert parse(f"--{name}", 11).limits == dataclasses.replace(ServerLimits(), **{name: 11}), name
 
 

@@ -1,4 +1,4 @@
-"""One replica's adapters: it follows changes in their order, and has no adapter where it could not follow."""
+"""One replica's adapters: it makes changes in order, and drops an adapter if a change fails."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def executor(engine: tuple[adaptrt.LoadedEngine, Path]) -> Iterator[adaptrt.Exec
 
 
 class Others:
-    """What the replica asks of others."""
+    """Requests of the replica to the others."""
 
     def __init__(self) -> None:
         self.changes: list[AdapterChange] = []
@@ -84,7 +84,7 @@ def test_what_clients_ask_for_becomes_a_change(executor: adaptrt.Executor, root:
         loaded, unloaded = others.changes
         assert (loaded.name, loaded.path, loaded.replace, loaded.pinned) == ("x", str(root / "b"), True, True)
         assert (unloaded.name, unloaded.path, unloaded.is_initial) == ("first", None, True)
-        # It is the coordinator who tells them to make it.
+        # The coordinator tells replicas to make the change.
         assert (adapters.knows("x"), adapters.knows("first")) == (False, True)
         with pytest.raises(ApiError, match="expected a directory below"):
             await adapters.load("y", "/etc")

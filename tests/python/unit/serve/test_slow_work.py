@@ -1,4 +1,4 @@
-"""Slow work of some clients over the whole application: others are answered meanwhile, and nothing waits for ever."""
+"""Slow work of some clients in the whole application: others are answered meanwhile, and nothing waits indefinitely."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 
 class Slow:
-    """A function that waits until it is let go, in place of a quick one."""
+    """Replaces a quick function by one that waits until it is released."""
 
     def __init__(self) -> None:
         self.num_begun = 0
@@ -82,7 +82,7 @@ Body = Callable[[Service, Client, Client], Awaitable[None]]
 
 
 def run(place: Place, body: Body, **limits: int) -> None:
-    """Runs `body` with a server and two clients of it."""
+    """Runs `body` with a server and two of its clients."""
 
     async def main() -> None:
         executor = adaptrt.Executor(place.engine, executor_config=adaptrt.ExecutorConfig(num_threads=1))
@@ -121,7 +121,7 @@ def test_slow_guides_keep_no_adapter_waiting(place: Place, monkeypatch: pytest.M
         assert (await many.complete("hot")).status_code == 200
         assert (await one.complete("hot")).status_code == 200
         assert (await one.complete("other")).status_code == 200
-        # The clients leave, and with them what has not begun.
+        # The clients disconnect, which drops work that has not begun.
         await leave(guided)
         slow.let_go()
         monkeypatch.setattr(service.executor.executor, "check_guide", check)
@@ -147,7 +147,7 @@ FIELDS: dict[str, dict[str, Any]] = {
 
 
 async def ask_and_leave(app: Any, path: str, fields: dict[str, Any], left: asyncio.Event) -> list[Message]:
-    """Sends a request and closes its connection, as a server's process sees it: nobody cancels the application."""
+    """Sends a request and closes its connection. As in a real server, the application's task is not cancelled."""
     body = [{"type": "http.request", "body": json.dumps({"model": "hot", **fields}).encode(), "more_body": False}]
     sent: list[Message] = []
 
@@ -210,7 +210,7 @@ def test_a_guide_is_compiled_once_and_then_enters_no_pool(place: Place, monkeypa
         for _ in range(2):
             assert (await many.complete("base", guided_regex="[ab]")).status_code == 200
             assert num_compiled == 2
-        # The client's thread of the pool is taken.
+        # The client's only thread in the pool is taken.
         slow = Slow()
         monkeypatch.setattr(service.executor.executor, "check_guide", slow)
         waiting = [asyncio.create_task(many.complete("base", guided_regex="[cd]"))]

@@ -1,4 +1,4 @@
-"""Starts of `adaptrt serve` that cannot succeed: one line, exit status 2, and no engine is made."""
+"""Failing starts of `adaptrt serve`: one line, exit status 2, and no engine is built."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def root(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def refusal(capfd: pytest.CaptureFixture[str], *flags: str) -> str:
-    """The line that a start ends with."""
+    """Returns the line that a start ends with."""
     try:
         status = command_line(["serve", "model", "--port", "0", "--num_threads", "1", *flags])
-    except SystemExit as end:  # of argparse
+    except SystemExit as end:  # raised by argparse
         status = int(str(end.code))
     written = capfd.readouterr().err
     lines = [line for line in written.splitlines() if not line.startswith("Reading the model: ")]
@@ -266,7 +266,7 @@ def test_the_largest_sizes_are_those_of_programs(name: str) -> None:
 
 
 def problems_of_program(sizes: dict[str, int]) -> list[str]:
-    """Complaints of the core about a program of these sizes without ops."""
+    """Returns the core's errors for a program of these sizes without ops."""
     site = LoraSite(layer=0, in_size=8, parts=[LoraPart(module=0, out_size=8)])
     layout = LoraLayout(
         dtype=DType.FLOAT32, num_layers=1, max_rank=sizes["max_lora_rank"], dora_enabled=False, target_modules=[0],

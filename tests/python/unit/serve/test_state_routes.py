@@ -1,4 +1,4 @@
-"""GET /api/state over an executor that is made up: levels, counts, search, and what idle means."""
+"""GET /api/state with a fake executor: levels, counts, search, and an idle executor."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAMED = 1 << 63
 
 
 class MadeUpServer:
-    """What the route asks of a service, and a client of it."""
+    """The part of a service that the route uses, and a client."""
 
     def __init__(self, names: list[str], **options: Any) -> None:
         self.steps: list[IterationStats] = []
@@ -140,11 +140,11 @@ def test_requests_and_blocks_are_those_of_the_newest_step() -> None:
     server.executor.num_running = 5
     assert server.state()["requests"] == {"running": 0, "waiting": 5}
     server.steps = [step(4, 0, 1), step(4, 1, 6)]
-    for _ in range(2):  # a step is told once, and remembered
+    for _ in range(2):  # a step is reported once and then remembered
         state = server.state()
         assert state["requests"] == {"running": 3, "waiting": 2}
         assert (state["kv_cache"]["used_blocks"], state["kv_cache"]["total_blocks"]) == (6, 64)
-    server.executor.num_running = 0  # since the last step the last request went
+    server.executor.num_running = 0  # the last request has gone since the last step
     state = server.state()
     assert state["requests"] == {"running": 0, "waiting": 0}
     assert (state["kv_cache"]["used_blocks"], state["kv_cache"]["total_blocks"]) == (0, 64)

@@ -1,4 +1,4 @@
-"""A client's own adapter that is evicted between its being stored and its request's being queued."""
+"""A client's own adapter that is evicted after it was stored and before its request is queued."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls in answers, however the answers are cut into pieces."""
+"""Calls in answers that are cut into any pieces."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def llama(call: tuple[str, object]) -> str:
 
 
 def parse(kind: str, pieces: Iterable[str]) -> tuple[str, list[tuple[str, object]]]:
-    """The text and the calls of an answer."""
+    """Returns the text and the calls of an answer."""
     parser = PARSERS[kind](NAMES)
     parts = [part for piece in pieces for part in parser.add(piece)] + parser.finish()
     calls = [part for part in parts if isinstance(part, FunctionCall)]

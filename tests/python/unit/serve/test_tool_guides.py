@@ -1,4 +1,4 @@
-"""Guides for answers that call functions: which texts they let a model write."""
+"""Guides for answers that call functions, and the texts that they allow."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_functions_that_are_not_strict_take_any_arguments() -> None:
     grammar = guide(HERMES, [function(), loose])
     assert accepted(grammar, hermes('{"anything": [1]}', "loose"))
     assert not accepted(grammar, hermes('{"anything": [1]}'))
-    # A call that is forced follows the parameters as far as they can be enforced.
+    # A forced call follows the parameters as far as they can be enforced.
     lenient = {**CITY, "properties": {"city": {"type": "string", "format": "of-my-own"}}}
     forced = guide(HERMES, [function("loose", lenient, is_strict=False)], is_forced=True)
     assert accepted(forced, hermes(PARIS, "loose"))

@@ -1,4 +1,4 @@
-"""Tensors to requests: what each input means, and what is refused."""
+"""Conversion of tensors to requests: the meaning of each input, and rejected inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors of KServe v2: what arrives is what was sent, in every form, and what does not fit is refused by name."""
+"""Tensors of KServe v2: every format arrives unchanged, and invalid tensors are rejected by name."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_binary_tensors_arrive_wherever_they_lie(
     rng = np.random.default_rng(seed)
     sizes = [int(rng.integers(0, 5)) if dim == -1 else dim for dim in SPECS[name].dims]
     sent = rng.integers(0, 2, [1] * batch + sizes).astype(NUMPY[datatype])
-    # The first tensor moves the second to an odd place of the body.
+    # The first tensor moves the second to an odd position in the body.
     element = struct.pack("<I", len(before.encode())) + before.encode()
     text = {"name": "text", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": len(element)}}
     head, data = binary_tensor(name, datatype, sent)

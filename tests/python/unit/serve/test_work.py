@@ -1,4 +1,4 @@
-"""Slow work in pools: clients share threads, equal calls are one, and no call that stays loses its result."""
+"""Pools of slow work: clients share threads, equal calls are merged, and remaining calls keep their results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SECONDS = 60.0
 
 
 class Gate:
-    """Work that begins and then waits until it is let through."""
+    """Work that begins and then waits until it is released."""
 
     def __init__(self) -> None:
         self.begun: list[Any] = []
@@ -272,7 +272,7 @@ def test_close_refuses_what_waits_and_waits_for_what_runs() -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_crowds_that_leave_at_random_lose_nothing(seed: int) -> None:
-    """Every call that stays has its own result, and nothing waits or runs at the end."""
+    """Every remaining call has its own result, and nothing waits or runs at the end."""
     draw = random.Random(seed)
     num_threads = draw.randint(1, 4)
 
@@ -337,7 +337,7 @@ def test_a_client_with_a_key_is_that_key() -> None:
 
 
 async def _drop(_: Any) -> None:
-    """Takes an answer that no test looks at."""
+    """Drops a message that the test does not check."""
 
 
 @pytest.mark.parametrize(
