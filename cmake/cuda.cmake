@@ -1,11 +1,12 @@
-# Decides whether adaptrt._cuda is built, as ADAPTRT_CUDA asks, and with which compiler and for which GPUs. Afterwards
-# ADAPTRT_CUDA is ON or OFF, and where it is ON there is the target adaptrt_cudart: CUDA's runtime, its static library.
+# Decides from ADAPTRT_CUDA if adaptrt._cuda is built, with which compiler and for which GPUs. Afterwards ADAPTRT_CUDA is ON
+# or OFF. If it is ON, the target adaptrt_cudart is CUDA's static runtime library.
 set(ADAPTRT_CUDA AUTO CACHE STRING "Build adaptrt._cuda: AUTO (where a CUDA compiler is found), ON or OFF")
 set_property(CACHE ADAPTRT_CUDA PROPERTY STRINGS AUTO ON OFF)
-# The first with C++20.
+# First version with C++20.
 set(ADAPTRT_OLDEST_NVCC 12.0)
 
-# NVIDIA's packages on PyPI (nvidia-cuda-nvcc and what it depends on) hold a toolkit; `result` is its folder or empty.
+# Sets `result` to the folder of the CUDA toolkit in NVIDIA's PyPI packages (nvidia-cuda-nvcc and its dependencies), or to
+# an empty string.
 function(adaptrt_find_packaged_toolkit result)
   set(${result} "" PARENT_SCOPE)
   find_package(Python COMPONENTS Interpreter)
@@ -22,14 +23,14 @@ function(adaptrt_find_packaged_toolkit result)
   endif()
 endfunction()
 
-# Sets CMAKE_CUDA_COMPILER where there is one that works.
+# Sets CMAKE_CUDA_COMPILER if a working compiler is found.
 macro(adaptrt_find_cuda_compiler)
   include(CheckLanguage)
   check_language(CUDA)
   if(NOT CMAKE_CUDA_COMPILER)
     adaptrt_find_packaged_toolkit(packaged_toolkit)
     if(packaged_toolkit)
-      # Its libraries are in lib, where its nvcc looks for them in lib64.
+      # Its nvcc looks for libraries in lib64, but they are in lib.
       set(ENV{CUDAFLAGS} "$ENV{CUDAFLAGS} -L${packaged_toolkit}/lib")
       unset(CMAKE_CUDA_COMPILER CACHE)
       set(CMAKE_CUDA_COMPILER ${packaged_toolkit}/bin/nvcc)
@@ -38,7 +39,7 @@ macro(adaptrt_find_cuda_compiler)
   endif()
 endmacro()
 
-# CMake's own CUDAToolkit also asks for the shared library, which NVIDIA's packages have under another name.
+# CMake's own CUDAToolkit module also needs the shared library, which has another name in NVIDIA's packages.
 function(adaptrt_add_cuda_runtime)
   find_library(ADAPTRT_CUDART_STATIC cudart_static HINTS ${CMAKE_CUDA_IMPLICIT_LINK_DIRECTORIES} REQUIRED)
   add_library(adaptrt_cudart INTERFACE)
@@ -49,8 +50,8 @@ endfunction()
 if(ADAPTRT_CUDA STREQUAL "OFF")
   return()
 endif()
-# Machine code for each generation. Each kernel has a form that uses nothing newer than sm_80, so its PTX serves every GPU
-# that has no machine code here: the driver compiles it when the module is loaded. CUDAARCHS is CMake's own way to ask for others.
+# Machine code for each GPU generation. Each kernel also has a form for sm_80; the driver compiles its PTX for GPUs without
+# machine code when it loads the module. CMake's variable CUDAARCHS selects other GPUs.
 if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES AND NOT DEFINED ENV{CUDAARCHS})
   set(ADAPTRT_CHOOSES_ARCHITECTURES ON)
   set(CMAKE_CUDA_ARCHITECTURES 80)

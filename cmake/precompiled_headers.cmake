@@ -1,6 +1,6 @@
-# Parses headers once for all sources of `target`, and of the targets that are given the same `first` later: those that are
-# compiled with the same options. ccache saves more, and keeps what uses a precompiled header only where it is told to by
-# CCACHE_SLOPPINESS, and GCC to preprocess for it.
+# Parses headers once for all sources of `target`, and of later targets with the same `first`. Such targets must have the
+# same compile options. ccache saves more time than precompiled headers. It caches sources that use them only if
+# CCACHE_SLOPPINESS allows it and GCC gets -fpch-preprocess.
 function(adaptrt_precompile target first)
   if(CMAKE_CXX_COMPILER_LAUNCHER MATCHES "ccache")
     if(NOT "$ENV{CCACHE_SLOPPINESS}" MATCHES "pch_defines")

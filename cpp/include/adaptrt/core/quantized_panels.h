@@ -13,31 +13,32 @@ namespace adaptrt {
 // is the panel's width, G the number of groups:
 //
 //   kW8A16  int8 [ceil(k / 4) * 2][w][2], float32 scale [w]                  value = scale * q
-//   the same in groups                   scale [G][w] of scale_type              value = scale * q
-//   the same with zero points, uint8 zero [G][w]                value = scale * (q + 128 - zero)
-//   kE4M3   bytes as kW8A16 has them, scale [G][w]   value = scale * number, rounded to value_type
-//   kLLMInt8  as kW8A16, float32 scale [w]   value = q * scale * kLLMInt8Factor, rounded to value_type
+//   with groups                          scale [G][w] of scale_type              value = scale * q
+//   with zero points, uint8 zero [G][w]                         value = scale * (q + 128 - zero)
+//   kE4M3   bytes like kW8A16, scale [G][w]   value = scale * number, rounded to value_type
+//   kLLMInt8  like kW8A16, float32 scale [w]   value = q * scale * kLLMInt8Factor, rounded to value_type
 //   kW8A8   int8 [ceil(k / 4)][w][4], float32 scale [w], int32 [w]           value = scale * q
 //   kW4A16  uint32 [ceil(k / 8)][w], scale [G][w], uint8 zero [G][w]        value = scale * (u - zero)
-//   the same with a code: no zeros                   value = scale * table[u], rounded to value_type
+//   with a codebook: no zeros                        value = scale * table[u], rounded to value_type
 //   kW4A16 of 2 bits  uint32 [k / 16][w], then as above               value = scale * (u - zero)
 //   kW4A16 of 3 bits  uint32 [k / 32][3][w], then as above            value = scale * (u - zero)
-//   kW4A8   integers as kW4A16 has them
+//   kW4A8   integers like kW4A16
 //
-// Behind all panels of a matrix that is reordered, from a multiple of 4 bytes on: int32 [k].
-// Scales are of Quantization::scale_type where has_typed_scales() says so.
-// The int32 are 128 times the sum of an output's q: activations of kW8A8 are multiplied as unsigned numbers,
-// 128 above their value. A uint32 holds the u of eight inputs, input i of them at bits 4 * (i / 2) + 16 * (i
-// % 2): each of its halves has every second input, the order in which pairs of bfloat16 are multiplied.
-// Without zero points `zero` is left out and stands for 2^(bits - 1). Padding in k is q = 0 and u = 8;
-// matrices with a code have whole groups, those of 2 and 3 bits whole words.
+// If the inputs are permuted, the permutation int32 [k] follows all panels, aligned to 4 bytes. Scales have
+// the type Quantization::scale_type if has_typed_scales() is true.
+//
+// The int32 of kW8A8 are 128 times the sum of an output's q, because its activations are multiplied as
+// unsigned numbers, 128 above their value. A uint32 holds the u of eight inputs: input i is at bits 4 * (i /
+// 2) + 16 * (i % 2). So each half has every second input, the order in which pairs of bfloat16 are
+// multiplied. Without zero points there is no `zero`; its value is then 2^(bits - 1). Padding in k is q = 0
+// and u = 8. Matrices with a codebook have only whole groups, matrices of 2 and 3 bits only whole words.
 //
 // With 2 bits, a uint32 holds sixteen inputs: input i is at bits 2 * (i / 2) + 16 * (i % 2). With 3 bits,
 // three uint32 hold 32 inputs. Input i of a pair i / 2 < 15 is in uint32 number (i / 2) / 5, at bits 3 * (i /
 // 2 % 5) + 16 * (i % 2). The highest bit of each half remains: in uint32 number b it is bit b of the last
 // pair's inputs.
 
-/// Inputs that a packed word of four bits holds; group sizes are multiples of it.
+/// Number of four-bit inputs in a word; group sizes are multiples of it.
 inline constexpr std::int64_t kInt4Inputs = 8;
 /// Number of inputs whose bits are packed together, for 2, 3 and 4 bits.
 [[nodiscard]] constexpr std::int64_t packed_inputs(std::int32_t bits) {
@@ -54,7 +55,7 @@ inline constexpr int kInt4Zero = 8;
 [[nodiscard]] constexpr int middle_of_zeros(QuantAlgo algo) {
   return has_few_bits(algo) ? kInt4Zero : 128;
 }
-/// Returns the codebook: the 16 float32 numbers that a code stands for. kNF4 and kFP4 have the numbers of
+/// Returns the codebook: the 16 float32 numbers of a code. kNF4 and kFP4 have the numbers of
 /// bitsandbytes. For kNF4 they are the quantiles of a normal distribution that QLoRA's authors chose. For
 /// kFP4 they have a sign, two exponent bits and one mantissa bit, and are divided by 12. kE2M1 has the
 /// four-bit floating-point numbers of the OCP MX formats. For other codes entry u is u - 8.

@@ -54,7 +54,7 @@ class Executor {
 
   /// Checks the requests, compiles their guides, admits their adapters and queues them: all requests or none.
   /// Throws RequestError with all problems, QueueFullError, and the errors of LoraCache::admit. On an error,
-  /// adapters of requests before the failing one stay cached.
+  /// adapters that only these requests stored leave the cache again.
   std::vector<RequestId> enqueue_requests(const std::vector<Request>& requests);
   RequestId enqueue_request(const Request& request);
 

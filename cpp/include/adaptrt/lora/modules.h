@@ -42,8 +42,8 @@ enum class LoraModule : std::int32_t {
   kAbsentTokens = 30,
   kNorm = 31,
 };
-/// Number of module ids in the plugins' adapter tables: all ids except kNewTokens and kNorm, which TensorRT
-/// engines refuse, and the settings.
+/// Number of module ids in the plugins' adapter tables. The tables exclude kNewTokens and kNorm, which
+/// TensorRT engines refuse, and the settings.
 inline constexpr std::int32_t kNumLoraModules = static_cast<std::int32_t>(LoraModule::kEmbedding) + 1;
 
 /// Split of a module under tensor parallelism: column splits the outputs (B, magnitude), row splits the
