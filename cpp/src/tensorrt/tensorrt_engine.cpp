@@ -145,7 +145,7 @@ class TensorRtEngine final : public Engine {
     if (table_) table_->forget();
     try {
       stream_->synchronize();
-    } catch (const StepError&) {  // the first StepError is already being thrown
+    } catch (const StepError&) {  // NOLINT(bugprone-empty-catch): the first StepError is already being thrown
     }
   }
 
