@@ -66,54 +66,57 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_server(group: Any) -> None:
     group.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     group.add_argument(
-        "--port", type=integer(0, 65535), default=DEFAULT_PORT, help="0 for one that is free (default: %(default)s)"
+        "--port",
+        type=integer(0, 65535),
+        default=DEFAULT_PORT,
+        help="port to listen on; 0: any free port (default: %(default)s)",
     )
     group.add_argument(
         "--api_key", nargs="+", default=[], metavar="KEY",
-        help=f"keys that clients may send; also ${API_KEY_VARIABLE}, where other users of the machine do not see it",
+        help=f"keys, one of which clients must send; ${API_KEY_VARIABLE} may hold one too, hidden from other users",
     )  # fmt: skip
     group.add_argument(
         "--allowed_hosts", type=allowed_host, nargs="+", default=[], metavar="NAME",
-        help="names or NAME:PORT that browsers may reach the server under to load adapters, such as a reverse proxy's",
+        help="NAME or NAME:PORT under which browsers may reach the server to load adapters, such as a reverse proxy's",
     )  # fmt: skip
     group.add_argument(
         "--served_model_name", nargs="+", default=[], metavar="NAME",
-        help="names of the base model; answers have the first (default: the directory's)",
+        help="names of the base model; answers show the first one (default: the directory's name)",
     )  # fmt: skip
     group.add_argument(
         "--tool_call_parser", choices=list(PARSERS),
-        help="how the model writes calls of functions; without it, tools are refused",
+        help="format in which the model writes function calls; without it, requests with tools are rejected",
     )  # fmt: skip
-    group.add_argument("--log_requests", action="store_true", help="a line in the log for each request")
+    group.add_argument("--log_requests", action="store_true", help="log one line per request")
 
 
 def _add_adapters(group: Any) -> None:
     group.add_argument(
         "--lora_modules", nargs="+", default=[], metavar="NAME=PATH",
-        help='adapters that are served from the beginning, or as JSON {"name": ..., "path": ...}',
+        help='adapters that are served from the start; JSON is accepted too: {"name": ..., "path": ...}',
     )  # fmt: skip
     group.add_argument(
         "--adapter_root", nargs="+", type=Path, default=[], metavar="DIR",
-        help="adapters below DIR are found by their paths from it, and loaded when they are first asked for",
+        help="serve adapters below DIR by their paths from it; each is loaded on its first request",
     )  # fmt: skip
     group.add_argument(
         "--enable_lora_loading", action="store_true",
-        help="clients may load adapters from below the roots, and unload them",
+        help="allow clients to load adapters from below the roots, and to unload adapters",
     )  # fmt: skip
 
 
 def _add_embeddings(group: Any) -> None:
     group.add_argument(
         "--pooling_type", choices=POOLING_TYPES,
-        help="whose hidden state is a text's embedding (default: what the model's modules.json says)",
+        help="hidden state that becomes a text's embedding (default: from the model's modules.json)",
     )  # fmt: skip
     group.add_argument(
         "--normalize_embeddings", choices=("true", "false"),
-        help="whether embeddings are divided by their length (default: what the model's modules.json says)",
+        help="true: embeddings are divided by their length (default: from the model's modules.json)",
     )  # fmt: skip
     group.add_argument(
         "--cut_embeddings", action="store_true",
-        help="clients may ask for fewer dimensions; for models that were trained for it (Matryoshka)",
+        help="allow clients to ask for fewer dimensions; for models that were trained for it (Matryoshka)",
     )  # fmt: skip
 
 
@@ -127,65 +130,78 @@ def _add_executor(group: Any) -> None:
         "--kv_cache_tokens",
         type=integer(1),
         metavar="N",
-        help="tokens that the KV cache holds (default: what memory allows)",
+        help="number of tokens that the KV cache holds (default: as many as memory allows)",
     )
     group.add_argument(
         "--kv_cache_dir", type=Path, metavar="DIR",
-        help="directory of a file for KV that memory does not hold; it outlives the server, and has one server",
+        help="directory of a file for KV blocks that memory does not hold; it outlives the server, and only one server "
+        "may use it",
     )  # fmt: skip
-    group.add_argument("--kv_cache_dir_bytes", type=integer(1), metavar="N", help="size of that file; needed with it")
     group.add_argument(
-        "--host_cache_bytes", type=integer(0), metavar="N", help="memory for adapters (default: the executor's)"
+        "--kv_cache_dir_bytes", type=integer(1), metavar="N", help="size of that file; required with --kv_cache_dir"
+    )
+    group.add_argument(
+        "--host_cache_bytes", type=integer(0), metavar="N", help="host memory for adapters (default: the executor's)"
     )
     group.add_argument(
         "--draft_model", type=Path, metavar="MODEL",
-        help="a small model with the same tokens, or its engine, that guesses what comes next: for speed alone "
-        "(a model's engine is made with the defaults of the flags below)",
+        help="a small model with the same tokenizer, or its engine, that drafts tokens; only changes the speed (a "
+        "model's engine is built with the defaults of the flags below)",
     )  # fmt: skip
     group.add_argument(
-        "--max_draft_len", type=integer(1, MAX_INT32), metavar="N", help="its guesses for one step (default: 4)"
+        "--max_draft_len",
+        type=integer(1, MAX_INT32),
+        metavar="N",
+        help="maximum number of draft tokens per step (default: 4)",
     )
     group.add_argument(
-        "--draft_kv_cache_bytes", type=integer(1), metavar="N", help="memory for its KV (default: what memory allows)"
+        "--draft_kv_cache_bytes",
+        type=integer(1),
+        metavar="N",
+        help="memory for the draft model's KV cache (default: as much as memory allows)",
     )
     group.add_argument(
         "--max_queue_size", type=integer(1, MAX_INT32), default=DEFAULT_QUEUE, metavar="N",
-        help="requests that may wait; others are answered with 429 (default: %(default)s)",
+        help="maximum number of waiting requests; further ones are answered with 429 (default: %(default)s)",
     )  # fmt: skip
 
 
 def _add_limits(group: Any) -> None:
     defaults = ServerLimits()
     for name, kind, text in (
-        ("max_body_bytes", integer(1), "of a request's body"),
-        ("max_json_bytes", integer(1), "of the JSON in a body"),
-        ("max_json_items", integer(1), "items of all lists and objects in a body's JSON"),
-        ("max_json_depth", integer(1, MAX_JSON_DEPTH), "levels of lists and objects in a body's JSON"),
-        ("max_header_bytes", integer(1), "of its headers"),
-        ("max_prompts", integer(1), "prompts or texts in one request"),
-        ("max_answers", integer(1), "answers to one request: its prompts times n"),
+        ("max_body_bytes", integer(1), "maximum size of a request's body"),
+        ("max_json_bytes", integer(1), "maximum size of the JSON in a body"),
+        ("max_json_items", integer(1), "maximum number of items of all lists and objects in a body's JSON"),
+        ("max_json_depth", integer(1, MAX_JSON_DEPTH), "maximum nesting of lists and objects in a body's JSON"),
+        ("max_header_bytes", integer(1), "maximum size of a request's line and headers"),
+        ("max_prompts", integer(1), "maximum number of prompts or texts in one request"),
+        ("max_answers", integer(1), "maximum number of answers to one request: its prompts times n"),
         (
             "max_log_probs",
             integer(1),
-            "log probs of one request: a token's own, and each of the likeliest at its place",
+            "maximum number of log probs of one request: each token's own, and those of the most likely tokens",
         ),
-        ("max_prompt_log_probs", integer(1), "the same for one prompt, with echo"),
+        ("max_prompt_log_probs", integer(1), "maximum number of log probs of one prompt, with echo"),
         (
             "max_tokenize_tokens",
             integer(1),
-            "of a text for /tokenize, or as many as a prompt may have if that is more",
+            "maximum number of tokens of a text for /tokenize; more if the engine accepts longer prompts",
         ),
-        ("max_template_bytes", integer(1), "that the expressions of a chat template make for one prompt"),
-        ("max_template_seconds", seconds(above_zero=True), "in which a chat template has to write a prompt"),
-        ("max_request_seconds", seconds(), "after which a request ends with what it has; 0: never"),
-        ("shutdown_seconds", seconds(), "that running requests get after SIGTERM"),
-        ("header_seconds", seconds(above_zero=True), "for a request's head"),
-        ("body_seconds", seconds(above_zero=True), "for a request's body"),
-        ("keep_alive_seconds", seconds(above_zero=True), "that a connection may be idle between two requests"),
+        (
+            "max_template_bytes",
+            integer(1),
+            "maximum number of bytes that the expressions of a chat template make for one prompt",
+        ),
+        ("max_template_seconds", seconds(above_zero=True), "time limit for a chat template to write a prompt"),
+        ("max_request_seconds", seconds(), "time after which a request ends with the tokens that it has; 0: no limit"),
+        ("shutdown_seconds", seconds(), "time that running requests get after SIGTERM"),
+        ("header_seconds", seconds(above_zero=True), "time limit for a request's head to arrive"),
+        ("body_seconds", seconds(above_zero=True), "time limit for a request's body to arrive"),
+        ("keep_alive_seconds", seconds(above_zero=True), "time that a connection may be idle between two requests"),
         (
             "write_seconds",
             seconds(above_zero=True),
-            "in which a client has to read some of the answer that waits for it",
+            "time in which a client must read some of the answer that waits for it",
         ),
         ("adapter_threads", integer(1, MAX_WORK_THREADS), "threads that read and convert adapters"),
         ("guide_threads", integer(1, MAX_WORK_THREADS), "threads that compile guides"),
@@ -199,16 +215,16 @@ def _add_limits(group: Any) -> None:
         (
             "max_waiting_work",
             integer(1),
-            "calls that may wait for the threads of one kind; others are answered with 429",
+            "maximum number of calls that wait for the threads of one kind; further ones are answered with 429",
         ),
     ):
         default = getattr(defaults, name)
         group.add_argument(f"--{name}", type=kind, default=default, metavar="N", help=f"{text} (default: {default})")
     guides = GuideLimits()
     for name, text in (
-        ("max_guide_seconds", "of CPU time to compile a guide"),
-        ("max_guide_bytes", "of memory to compile a guide"),
-        ("max_guide_characters", "of a guide as llguidance reads it"),
+        ("max_guide_seconds", "CPU time limit to compile a guide"),
+        ("max_guide_bytes", "memory limit to compile a guide"),
+        ("max_guide_characters", "maximum number of characters of a guide's grammar"),
     ):
         default = getattr(guides, name)
         group.add_argument(
@@ -216,7 +232,7 @@ def _add_limits(group: Any) -> None:
         )
     group.add_argument(
         "--max_connections", type=integer(1, MAX_INT32), metavar="N",
-        help=f"connections at a time (default: {MOST_CONNECTIONS}, or the limit of open files less {OTHER_FILES})",
+        help=f"maximum connections (default: {MOST_CONNECTIONS}, or the limit of open files less {OTHER_FILES})",
     )  # fmt: skip
 
 
