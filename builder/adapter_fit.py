@@ -7,16 +7,15 @@ from pathlib import Path
 
 from .._core import AdapterError, dtype_name, lora_modules
 from ..formats.adapter import MAGNITUDE, ConvertedAdapter, convert_adapter, is_prompt_tuned, read_prompt_embeddings
-from ..formats.checkpoint.config import CheckpointConfig
 from ..formats.engine.build_config import NATIVE, BuildConfig
-from ..formats.models.registry import declare
 from ..formats.network.adapter_sites import AdaptedModules, is_target
+from ..formats.network.network import Network
 
 
 def adapter_for(
-    directory: Path, config: BuildConfig, checkpoint: CheckpointConfig, target_modules: Sequence[str]
+    directory: Path, config: BuildConfig, network: Network, target_modules: Sequence[str]
 ) -> ConvertedAdapter:
-    """Converts an adapter to the rows that an engine of this configuration serves.
+    """Converts an adapter to the rows that an engine of this network and configuration serves.
 
     target_modules: modules that the engine adapts; empty: the adapters decide.
 
@@ -26,8 +25,8 @@ def adapter_for(
         raise AdapterError(f"{directory}: the engine was built without LoRA; build it with --lora_plugin")
     adapter = convert_adapter(
         directory,
-        storage_dtype=dtype_name(checkpoint.dtype),
-        modules=AdaptedModules(declare(checkpoint)),
+        storage_dtype=dtype_name(network.config.dtype),
+        modules=AdaptedModules(network),
         # An engine that gives its weights back normalises raw magnitudes when it serves the adapter.
         magnitudes_normalized=config.gives_weights_back,
         max_rank=config.lora_config.max_lora_rank,
@@ -47,18 +46,18 @@ def adapter_for(
     return adapter
 
 
-def modules_changed_by(directory: Path, config: BuildConfig, checkpoint: CheckpointConfig) -> list[str]:
+def modules_changed_by(directory: Path, config: BuildConfig, network: Network) -> list[str]:
     """Names of the modules that an adapter changes; empty for virtual tokens. Raises as adapter_for()."""
     if not is_prompt_tuned(directory):
-        return modules_of(adapter_for(directory, config, checkpoint, target_modules=()))
-    require_virtual_tokens(directory, config, checkpoint)
+        return modules_of(adapter_for(directory, config, network, target_modules=()))
+    require_virtual_tokens(directory, config, network)
     return []
 
 
-def require_virtual_tokens(directory: Path, config: BuildConfig, checkpoint: CheckpointConfig) -> None:
+def require_virtual_tokens(directory: Path, config: BuildConfig, network: Network) -> None:
     """Raises AdapterError if the virtual tokens are invalid, or if the engine takes none."""
-    read_prompt_embeddings(directory, AdaptedModules(declare(checkpoint)))
-    if config.backend != NATIVE or checkpoint.mapping.world_size > 1:
+    read_prompt_embeddings(directory, AdaptedModules(network))
+    if config.backend != NATIVE or network.config.mapping.world_size > 1:
         raise AdapterError(f"{directory}: is virtual tokens, which engines of backend {NATIVE} and of one rank take")
 
 

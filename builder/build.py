@@ -269,4 +269,4 @@ def _checked_config(
     if package is not None and config.tensorrt_config is not None:
         targets = resolve_targets(config.tensorrt_config.compute_capability, package)
         config = replace(config, tensorrt_config=replace(config.tensorrt_config, compute_capability=targets))
-    return with_adapters(config, checkpoint.config), package
+    return with_adapters(config, checkpoint.network), package

@@ -12,15 +12,14 @@ from .._core import AdapterError, ConfigError, lora_modules
 from ..formats.adapter.adapter_copy import copy_adapter
 from ..formats.adapter.names import MODULES
 from ..formats.adapter.sum_of_names import parse_sum
-from ..formats.checkpoint.config import CheckpointConfig
 from ..formats.engine.build_config import NATIVE, BuildConfig
 from ..formats.engine.engine_config import ADAPTERS_DIRECTORY
-from ..formats.models.registry import declare
 from ..formats.network.adapter_sites import AdaptedModules
+from ..formats.network.network import Network
 from .adapter_fit import modules_changed_by
 
 
-def with_adapters(config: BuildConfig, checkpoint: CheckpointConfig) -> BuildConfig:
+def with_adapters(config: BuildConfig, network: Network) -> BuildConfig:
     """Adds target modules and adapter names to the config, after checking that the engine can serve the adapters."""
     if not config.lora_enabled:
         return config
@@ -28,11 +27,11 @@ def with_adapters(config: BuildConfig, checkpoint: CheckpointConfig) -> BuildCon
     directories = [Path(directory) for directory in lora.lora_dir]
     names = lora.adapter_names or tuple(Path(os.path.realpath(directory)).name for directory in directories)
     _check_names(names, directories)
-    used = _modules_of_adapters(directories, config, checkpoint)
+    used = _modules_of_adapters(directories, config, network)
     modules = lora.lora_target_modules or tuple(
         info.name for info in lora_modules() if any(info.name in adapter for adapter in used)
     )
-    of_model = AdaptedModules(declare(checkpoint))
+    of_model = AdaptedModules(network)
     modules = modules or tuple(
         name for name in of_model.names if config.backend == NATIVE or not MODULES[name].is_of_vocabulary
     )
@@ -40,8 +39,8 @@ def with_adapters(config: BuildConfig, checkpoint: CheckpointConfig) -> BuildCon
     if absent:
         accepted = [info.name for info in lora_modules() if of_model.has(info.name)]
         raise ConfigError(
-            f"lora_target_modules names {', '.join(absent)}, which {checkpoint.architecture} does not have; accepted: "
-            f"{', '.join(accepted)}"
+            f"lora_target_modules names {', '.join(absent)}, which {network.config.architecture} does not have; "
+            f"accepted: {', '.join(accepted)}"
         )
     problems = []
     for directory, adapter in zip(directories, used, strict=True):
@@ -69,14 +68,12 @@ def _check_names(names: Sequence[str], directories: Sequence[Path]) -> None:
         raise ConfigError(f"lora_dir: adapters are served by their directories' names; {', '.join(twice)} occurs twice")
 
 
-def _modules_of_adapters(
-    directories: Sequence[Path], config: BuildConfig, checkpoint: CheckpointConfig
-) -> list[list[str]]:
+def _modules_of_adapters(directories: Sequence[Path], config: BuildConfig, network: Network) -> list[list[str]]:
     """Modules that each adapter changes. Raises AdapterError that lists all that is wrong with any of them."""
     used, problems = [], []
     for directory in directories:
         try:
-            used.append(modules_changed_by(directory, config, checkpoint))
+            used.append(modules_changed_by(directory, config, network))
         except AdapterError as error:
             problems.append(str(error))
     if problems:

@@ -16,7 +16,6 @@ from .. import _core
 from .._core import EngineError, ExecutorConfig, ModelType, PoolingLayer
 from ..formats.adapter.base_weights import BaseWeights
 from ..formats.engine.engine_config import ADAPTERS_DIRECTORY, EngineConfig
-from ..formats.models.registry import declare
 from ..formats.network import ops
 from ..formats.network.adapter_sites import AdaptedModules
 from ..formats.network.weights import Tensor
@@ -67,18 +66,18 @@ class LoadedEngine(ABC):
     @cached_property
     def adapted_modules(self) -> AdaptedModules:
         """Linear layers that adapters can change, by their paths in the Hugging Face model."""
-        return AdaptedModules(declare(self.config.pretrained_config))
+        return AdaptedModules(self.config.network)
 
     @cached_property
     def pooler(self) -> PoolingLayer | None:
         """Layer that some classifiers apply to pooled hidden states before their last layer; None: there is none."""
-        layer = declare(self.config.pretrained_config).pooler
+        layer = self.config.network.pooler
         return None if layer is None else self._loaded(layer)
 
     @cached_property
     def classes(self) -> PoolingLayer | None:
         """The last layer of a classifier; None for other models."""
-        layer = declare(self.config.pretrained_config).classes
+        layer = self.config.network.classes
         return None if layer is None else self._loaded(layer)
 
     def _loaded(self, layer: ops.PoolingLayer) -> PoolingLayer:

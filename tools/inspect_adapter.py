@@ -32,7 +32,6 @@ from ..formats.adapter.reader import read_initial_adapter
 from ..formats.adapter.recognise import CONFIG_FILE, SAFETENSORS_FILE
 from ..formats.adapter.terms import rotary_factor_of
 from ..formats.engine.engine_config import EngineConfig
-from ..formats.models.registry import declare
 from ..formats.network.adapter_sites import EXPERT_MODULES, NORM, AdaptedModules
 
 LORA_CONFIG: Final = "model.lora_config.npy"
@@ -113,8 +112,8 @@ def describe_adapter(path: Path, engine: Path | None) -> AdapterDescription:
     if engine is not None:
         config = EngineConfig.load(engine)
         build = config.build_config
-        adapter_for(path, build, config.pretrained_config, build.lora_config.lora_target_modules)
-        modules = AdaptedModules(declare(config.pretrained_config))
+        modules = AdaptedModules(config.network)
+        adapter_for(path, build, config.network, build.lora_config.lora_target_modules)
         dtype = config.pretrained_config.dtype
         limits = {"max_lora_rank": build.lora_config.max_lora_rank, "dora": build.dora_enabled}
         if build.lora_config.max_extra_tokens:
@@ -155,7 +154,7 @@ def describe_adapter(path: Path, engine: Path | None) -> AdapterDescription:
 def _describe_virtual_tokens(path: Path, engine: Path | None) -> AdapterDescription:
     if engine is not None:
         config = EngineConfig.load(engine)
-        require_virtual_tokens(path, config.build_config, config.pretrained_config)
+        require_virtual_tokens(path, config.build_config, config.network)
     kind, table = read_prompt_embeddings(path, None)
     num_bytes = format_bytes((path / SAFETENSORS_FILE).stat().st_size)
     return AdapterDescription(

@@ -6,7 +6,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Final
 
@@ -42,7 +41,8 @@ class Checkpoint:
 
     directory: Path
     """Source directory: the checkpoint's own, or the Hugging Face model's."""
-    config: CheckpointConfig
+    network: Network
+    """The network that the checkpoint's family declares."""
     ranks: tuple[CheckpointFile | QuantizingTensors | KeptTensors, ...]
     """The tensors of each rank."""
     num_vision_tensors: int = 0
@@ -70,11 +70,14 @@ class Checkpoint:
         return cls.of_config(read_config(file.data, subject=str(file.path)), directory)
 
     @classmethod
-    def of_config(cls, config: CheckpointConfig, directory: Path) -> Checkpoint:
-        """Opens a checkpoint directory whose config.json has been read and checked. Raises as open()."""
-        network = declare(config)
+    def of_config(cls, config: CheckpointConfig, directory: Path, known: Network | None = None) -> Checkpoint:
+        """Opens a checkpoint directory whose config.json has been read and checked.
+
+        known: a network for declare(). Raises as open().
+        """
+        network = declare(config, known)
         files = tuple(_rank_of(directory, network, rank) for rank in range(config.mapping.world_size))
-        return cls(directory, config, files)
+        return cls(directory, network, files)
 
     @classmethod
     def of_model(
@@ -93,7 +96,7 @@ class Checkpoint:
         opened = HfModel.open(source, keeps_published=keeps_published)
         return cls(
             source.directory,
-            opened.config,
+            opened.network,
             (opened.tensors(0),),
             opened.num_vision_tensors,
             opened.dequantization,
@@ -101,10 +104,10 @@ class Checkpoint:
             source,
         )
 
-    @cached_property
-    def network(self) -> Network:
-        """The network that the checkpoint's family declares."""
-        return declare(self.config)
+    @property
+    def config(self) -> CheckpointConfig:
+        """Config of the network."""
+        return self.network.config
 
     @property
     def quantization_errors(self) -> tuple[QuantizationError, ...]:
@@ -114,7 +117,7 @@ class Checkpoint:
 
     def with_int8_kv_cache(self, int8: bool) -> Checkpoint:
         """The same tensors, for an engine with an int8 KV cache or one of the engine's own type."""
-        return replace(self, config=replace(self.config, int8_kv_cache=int8))
+        return self._with_config(replace(self.config, int8_kv_cache=int8))
 
     def quantized(self, quantization: QuantConfig) -> Checkpoint:
         """The checkpoint with quantised linear layers. Layers that were published quantised are dequantised first.
@@ -131,12 +134,12 @@ class Checkpoint:
                 "quantization out to build them as they are"
             )
         config = replace(self.config, quantization=quantization)
-        network = declare(config)
+        network = declare(config, self.network)
         plans = [plan_rank(network, rank) for rank in range(len(self.ranks))]
         check_quantization(config, plans, str(self.directory))
         lm_head = EMBEDDING if self.config.lm_head_is_embedding else LM_HEAD
         ranks = tuple(QuantizingTensors(tensors, quantization, lm_head_source=lm_head) for tensors in self.ranks)
-        return replace(self, config=config, ranks=ranks)
+        return replace(self, network=network, ranks=ranks)
 
     def with_int8_activations(self) -> Checkpoint:
         """The same weights, multiplied with activations rounded to int8.
@@ -152,7 +155,10 @@ class Checkpoint:
         kept = self.kept
         if kept is not None:
             kept = replace(kept, quantization=quantization, rounds_activations=False)
-        return replace(self, config=replace(self.config, quantization=quantization), kept=kept)
+        return replace(self._with_config(replace(self.config, quantization=quantization)), kept=kept)
+
+    def _with_config(self, config: CheckpointConfig) -> Checkpoint:
+        return replace(self, network=declare(config, self.network))
 
     @contextmanager
     def as_file(self, place: Path, progress: Progress) -> Iterator[SafetensorsReader]:

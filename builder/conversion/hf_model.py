@@ -54,7 +54,7 @@ def model_config(
 class HfModel:
     """A model whose tensors match its config.json."""
 
-    config: CheckpointConfig
+    network: Network
     plans: tuple[tuple[PlannedTensor, ...], ...]
     """The planned tensors of each rank."""
     _weights: HfWeights
@@ -96,20 +96,21 @@ class HfModel:
             config = replace(config, share_embedding_table=is_embedding)
         keeping = published if quantization is None and keeps_published else None
         # A tied lm_head becomes a tensor of its own if layers are quantised.
-        network = declare(replace(config, quantization=quantization if keeping is None else keeping.kept))
+        network = declare(
+            replace(config, quantization=quantization if keeping is None else keeping.kept), source.network
+        )
         weights = weights.renamed(_in_whole_model(hf_tensor_shapes(network)))
         check_orientation(network, weights.matrices, str(directory))
         kept = None
         if keeping is not None and keeping.kept is not None:
             kept = kept_layers(keeping, network, weights, cast(dict[str, QuantizedMatrix], weights.matrices))
         config = replace(config, quantization=quantization if kept is None else kept.quantization)
-        network = declare(config)
+        network = declare(config, network)
         if config.embedding_pooling is not None and _lacks_lm_head(weights, network):
             config = replace(config, has_lm_head=False)
-            network = declare(config)
         if family.fitting is not None:
             config = family.fitting(config, weights.names)
-            network = declare(config)
+        network = declare(config, network)
         _check_tensors(weights, network, directory)
         plans = tuple(tuple(plan_rank(network, rank)) for rank in range(config.mapping.world_size))
         check_quantization(config, plans, str(directory))
@@ -117,7 +118,12 @@ class HfModel:
         dequantized = None
         if published is not None:
             dequantized = dequantization(published, network, weights, kept, config.dtype, str(directory))
-        return cls(config, plans, weights, dequantized, kept)
+        return cls(network, plans, weights, dequantized, kept)
+
+    @property
+    def config(self) -> CheckpointConfig:
+        """Config of the checkpoint that the model becomes."""
+        return self.network.config
 
     @property
     def num_vision_tensors(self) -> int:

@@ -7,6 +7,7 @@ import os
 import shutil
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,6 +30,7 @@ from ...formats.engine.build_config import NATIVE, BuildConfig
 from ...formats.engine.engine_config import FORMAT_VERSIONS
 from ...formats.hugging_face.hf_config import HfConfig
 from ...formats.models.registry import declare, read_config
+from ...formats.network.network import Network
 from ..adapter_fit import modules_changed_by
 from ..build_problems import problems_of
 from ..network.checkpoint_tensors import plan_rank
@@ -147,6 +149,12 @@ class EnginePlan:
             raise ConfigError(f"{directory}: " + "; ".join(problems))
         return cls(directory, files, source, config, build_config, options)
 
+    @cached_property
+    def network(self) -> Network:
+        """Network of `config`; declared once, for the plan and for the build."""
+        known = self.source.network if isinstance(self.source, HfConfig) else None
+        return declare(self.config, known)
+
     def is_made(self, progress: Progress | None = None, *, cache: EngineCache | None = None) -> bool:
         """True if the cache has the engine. Reads the whole model once; its digest is remembered."""
         cache = EngineCache() if cache is None else cache
@@ -164,7 +172,7 @@ class EnginePlan:
 
     def check_adapter(self, directory: Path) -> None:
         """Raises AdapterError that says why the engine could not serve an adapter."""
-        modules_changed_by(directory, self.build_config, self.config)
+        modules_changed_by(directory, self.build_config, self.network)
 
     def _key_in(self, cache: EngineCache, progress: Progress) -> str:
         make_cache_directory(cache.directory)
@@ -200,7 +208,7 @@ class EnginePlan:
     @property
     def needed_bytes(self) -> int:
         """Estimated size of the engine: that of its checkpoint."""
-        plan, dtype = plan_rank(declare(self.config), 0), np.dtype(dtype_name(self.config.dtype))
+        plan, dtype = plan_rank(self.network, 0), np.dtype(dtype_name(self.config.dtype))
         return sum(spec.num_bytes for spec in rank_specs(plan, dtype, self.config.quantization))
 
 
@@ -237,7 +245,7 @@ def _make(source: EnginePlan, key: str, cache: EngineCache, progress: Progress) 
         if isinstance(source.source, HfConfig):
             checkpoint = Checkpoint.of_model(source.source)
         else:
-            checkpoint = Checkpoint.of_config(source.source, source.directory)
+            checkpoint = Checkpoint.of_config(source.source, source.directory, source.network)
         report = build(
             checkpoint,
             source.build_config,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +19,8 @@ from ..._core import CheckpointError, EngineError
 from ..._version import __version__
 from ...common.json_fields import JsonFields, describe, load_json_object
 from ..checkpoint.config import CONFIG_FILE, PRODUCER, CheckpointConfig
-from ..models.registry import read_config
+from ..models.registry import declare, read_config
+from ..network.network import Network
 from .build_config import NATIVE, TENSORRT, BuildConfig
 from .engine_quality import EngineQuality
 from .tensorrt.plan_config import TensorRtPlans, plans_from_fields, plans_to_json
@@ -49,6 +51,11 @@ class EngineConfig:
     """Checksums of the copies in build_config.lora_config.lora_dir; see adapter_copy.py."""
     quality: EngineQuality | None = None
     """Result of the build's measurement on a text, if one was requested."""
+
+    @cached_property
+    def network(self) -> Network:
+        """Network that the engine was compiled from; declared once."""
+        return declare(self.pretrained_config)
 
     @classmethod
     def of_this_release(

@@ -6,6 +6,7 @@ Every field is used, known not to matter, or refused by name: an unknown field m
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +18,8 @@ from ..checkpoint.pooling import PROBLEM_TYPES, Classifier, problem_type_of
 from ..checkpoint.rotary import read_mrope_sections, read_rotary_scaling
 from ..models.family import Features, ModelFamily, VisionTower
 from ..models.missing_ops import MISSING_OPS
-from ..models.registry import FAMILIES, ModelHead, architectures_of, model_of
+from ..models.registry import FAMILIES, ModelHead, architectures_of, declare, model_of
+from ..network.network import Network
 from .published.config import read_published_format
 from .published.formats import PublishedFormat
 from .sentence_transformers import read_embedding_pooling
@@ -84,6 +86,11 @@ class HfConfig:
     def directory(self) -> Path:
         """The model's directory."""
         return self.file.directory
+
+    @cached_property
+    def network(self) -> Network:
+        """Network of `config`; declared once."""
+        return declare(self.config)
 
 
 def load_hf_config(model_dir: Path, *, dtype: DType | None, mapping: ParallelMapping) -> CheckpointConfig:

@@ -146,10 +146,14 @@ def architectures_of(family: ModelFamily) -> list[str]:
     return [family.architecture, *sorted(family.bare_architectures)]
 
 
-def declare(config: CheckpointConfig) -> Network:
-    """Declares the network of a config of a supported family."""
-    family = FAMILIES[config.architecture]
-    return _declared(family, config)
+def declare(config: CheckpointConfig, known: Network | None = None) -> Network:
+    """Returns the network of a config of a supported family.
+
+    known: a network that is declared already. Its ops are used if its config differs only in how weights, keys and
+    values are stored.
+    """
+    stored = None if known is None else known.stored_as(config)
+    return _declared(FAMILIES[config.architecture], config) if stored is None else stored
 
 
 def load_config(directory: Path) -> CheckpointConfig:

@@ -21,7 +21,7 @@ class DeclaredOps:
 
     def __init__(self, config: CheckpointConfig) -> None:
         """Starts without ops."""
-        self.config: Final = config
+        self.config = config
         self.ops: list[Op] = []
         self.layer_ops: Final[list[range]] = []
         """Range of op numbers of each decoder layer."""

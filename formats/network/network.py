@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from ..._core import PoolingActivation, RowKind
@@ -11,7 +13,7 @@ from ..checkpoint.stacked_experts import StackedExperts
 from ..checkpoint.tensor_names import EMBEDDING, LM_HEAD, LM_HEAD_MODULE
 from .declared_attention import DeclaredAttention
 from .operands import Activation, Routing, Value
-from .ops import Cast, Embedding, Experts, GatedAdd, LayerNorm, Linear, PoolingLayer, RmsNorm
+from .ops import Cast, Embedding, Experts, GatedAdd, LayerNorm, Linear, Op, PoolingLayer, RmsNorm
 from .weights import LinearWeight, Part, Split, Tensor, TensorName, whole
 
 
@@ -222,7 +224,7 @@ class Network(DeclaredAttention):
             inputs=inputs,
             split=split,
             bias=bias,
-            quantized=quantized and not self._is_excluded(full_name),
+            quantized=quantized and str(full_name) not in _excluded_modules(self.config),
             expert=expert,
         )
 
@@ -314,20 +316,49 @@ class Network(DeclaredAttention):
             source_outputs=config.vocab_size,
         )
         weight = LinearWeight(
-            name=TensorName((EMBEDDING if config.lm_head_is_embedding else LM_HEAD).removesuffix(".weight")),
+            name=_lm_head_name(config),
             parts=(part,),
             inputs=x.width,
             split=Split.COLUMN,
             bias=bias or row_bias is not None,
             row_bias=row_bias,
             tied_to=table if config.share_embedding_table else None,
-            quantized=not self._is_excluded(TensorName(LM_HEAD_MODULE)),
+            quantized=LM_HEAD_MODULE not in _excluded_modules(config),
         )
         self.logits = self._linear(x, (weight,), None, None, scale, softcap)
 
-    def _is_excluded(self, name: TensorName) -> bool:
-        quantization = self.config.quantization
-        return quantization is not None and str(name) in quantization.exclude_modules
+    def stored_as(self, config: CheckpointConfig) -> Network | None:
+        """Returns the same ops for a config that differs only in how weights, keys and values are stored.
+
+        None if the config differs in anything else, or quantises layers that this network's config excludes.
+        """
+        excluded = _excluded_modules(config)
+        if (
+            replace(self.config, quantization=config.quantization, int8_kv_cache=config.int8_kv_cache) != config
+            or not _excluded_modules(self.config) <= excluded
+        ):
+            return None
+
+        def stored(weight: LinearWeight) -> LinearWeight:
+            return replace(weight, quantized=False) if str(weight.name) in excluded else weight
+
+        def stored_op(op: Op) -> Op:
+            if isinstance(op, Linear) and op.output == self.logits:
+                quantized = LM_HEAD_MODULE not in excluded
+                return replace(op, weights=(replace(op.weights[0], name=_lm_head_name(config), quantized=quantized),))
+            if not excluded:
+                return op
+            if isinstance(op, Linear):
+                return replace(op, weights=tuple(map(stored, op.weights)))
+            if isinstance(op, Experts):
+                gate, up, down = (tuple(map(stored, weights)) for weights in (op.gate, op.up, op.down))
+                return replace(op, gate=gate, up=up, down=down)
+            return op
+
+        made = copy.copy(self)
+        made.config = config
+        made.ops = list(map(stored_op, self.ops))
+        return made
 
     def classifier(self, source: str, inputs: int, *, bias: bool) -> None:
         """Declares a classifier's last linear layer, over pooled hidden states."""
@@ -401,3 +432,12 @@ class Network(DeclaredAttention):
             )
         )
         return output
+
+
+def _lm_head_name(config: CheckpointConfig) -> TensorName:
+    return TensorName((EMBEDDING if config.lm_head_is_embedding else LM_HEAD).removesuffix(".weight"))
+
+
+def _excluded_modules(config: CheckpointConfig) -> frozenset[str]:
+    """Names of the linear layers that stay as they are where the others are quantised."""
+    return frozenset() if config.quantization is None else frozenset(config.quantization.exclude_modules)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from ..._core import AttentionShape, LoraLayout, LoraPart, LoraSite
 from ...formats.engine.engine_config import EngineConfig
-from ...formats.models.registry import declare
 from ...formats.network.adapter_sites import AdapterSite, adapter_sites, module_id
 
 
@@ -17,7 +16,7 @@ def engine_sites(config: EngineConfig) -> tuple[AdapterSite, ...]:
     """
     if not config.build_config.lora_enabled:
         return ()
-    sites = adapter_sites(declare(config.pretrained_config))
+    sites = adapter_sites(config.network)
     return tuple(site for site in sites if not site.is_of_vocabulary and not site.is_norm)
 
 
@@ -29,7 +28,7 @@ def attention_shapes(config: EngineConfig) -> list[AttentionShape]:
             num_key_value_heads=op.shape.num_key_value_heads,
             head_dim=op.shape.head_dim,
         )
-        for op in declare(config.pretrained_config).attentions
+        for op in config.network.attentions
     ]
 
 

@@ -1,8 +1,9 @@
-"""A command opens a model's config.json once, and hands on what it read."""
+"""A command opens a model's config.json once, declares its network once, and hands both on."""
 
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,10 @@ from adaptrt import LLM, ConfigError
 from adaptrt.builder.cli import main as command_line
 from adaptrt.builder.model_cache import EngineCache, EngineOptions, engine_for, plan_engine
 from adaptrt.common.progress import SilentProgress
+from adaptrt.formats.checkpoint.config import CheckpointConfig
+from adaptrt.formats.models.registry import FAMILIES, specimen
+from adaptrt.formats.network.network import Network
+from adaptrt.runtime.engine import load_engine
 from support.models import ALL_MODULES, ModelSpec, save_adapter, save_model
 from support.opened import opens_of
 from support.published import SCHEMES, publish
@@ -36,6 +41,22 @@ def run(*arguments: object) -> None:
     assert command_line([str(argument) for argument in arguments]) == 0
 
 
+@pytest.fixture
+def declared(monkeypatch: pytest.MonkeyPatch) -> list[CheckpointConfig]:
+    """The configs whose networks were declared, but for those that tell the names in all families."""
+    found: list[CheckpointConfig] = []
+    family = FAMILIES["LlamaForCausalLM"]
+    smallest = specimen(family).config
+
+    def declare(network: Network, config: CheckpointConfig) -> None:
+        if config != smallest:
+            found.append(config)
+        family.declare(network, config)
+
+    monkeypatch.setitem(FAMILIES, family.architecture, replace(family, declare=declare))
+    return found
+
+
 @pytest.mark.parametrize(
     "command",
     [
@@ -47,29 +68,48 @@ def run(*arguments: object) -> None:
         "normalize-dora --in_dir {dora} --base_model {model} --out_dir",
     ],
 )
-def test_a_command_opens_the_models_config_once(root: Path, tmp_path: Path, command: str) -> None:
+def test_a_command_reads_and_declares_a_model_once(
+    root: Path, tmp_path: Path, declared: list[CheckpointConfig], command: str
+) -> None:
     places = {name: root / name for name in ("model", "lora", "dora")}
     with opens_of(root / "model" / "config.json") as opened:
         run(*command.format(**places).split(), tmp_path / "out")
     assert len(opened) == 1
+    assert len(declared) == 1
 
 
-def test_a_build_opens_the_checkpoints_config_once(root: Path, tmp_path: Path) -> None:
+def test_a_build_reads_and_declares_a_checkpoint_once(
+    root: Path, tmp_path: Path, declared: list[CheckpointConfig]
+) -> None:
+    adapters = ("--lora_plugin", "auto", "--dora_plugin", "enable", "--lora_dir", root / "lora", root / "dora")
     with opens_of(root / "checkpoint" / "config.json") as opened:
-        run("build", "--checkpoint_dir", root / "checkpoint", "--output_dir", tmp_path / "engine")
+        run("build", "--checkpoint_dir", root / "checkpoint", *adapters, "--output_dir", tmp_path / "engine")
     assert len(opened) == 1
+    assert len(declared) == 1
+    declared.clear()
+    engine = load_engine(tmp_path / "engine")
+    assert engine.adapted_modules.names
+    assert engine.pooler is None
+    assert engine.classes is None
+    run("inspect", root / "lora", "--engine", tmp_path / "engine")
+    assert len(declared) == 2
 
 
-def test_layers_that_were_published_quantised_open_it_once(tmp_path: Path) -> None:
+def test_layers_that_were_published_quantised_are_described_once(
+    tmp_path: Path, declared: list[CheckpointConfig]
+) -> None:
     model = save_model(WHOLE_SPEC, tmp_path / "model")
     published = publish(model, tmp_path, SCHEMES["gptq-4-act-order"])
+    declared.clear()
     flags = ("--use_weight_only", "--weight_only_precision", "int4_gptq", "--quant_ckpt_path", published)
     with opens_of(published / "config.json") as opened:
         run("convert-checkpoint", "--model_dir", model, *flags, "--output_dir", tmp_path / "checkpoint")
     assert len(opened) == 1
+    assert len(declared) == 1
     with opens_of(published / "config.json") as opened:
         run("build", "--model_dir", published, "--quantization", "w8a16", "--output_dir", tmp_path / "engine")
     assert len(opened) == 1
+    assert len(declared) == 2
 
 
 @pytest.fixture
@@ -79,21 +119,28 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EngineCache:
 
 
 @pytest.mark.parametrize("kind", ["model", "checkpoint"])
-def test_first_use_opens_it_once_and_once_for_the_digest(root: Path, cache: EngineCache, kind: str) -> None:
+def test_first_use_reads_and_declares_it_once(
+    root: Path, cache: EngineCache, declared: list[CheckpointConfig], kind: str
+) -> None:
     with opens_of(root / kind / "config.json") as opened:
-        engine_for(root / kind, SMALL)
-    assert len(opened) == 2
+        plan = plan_engine(root / kind, SMALL)
+        assert plan is not None
+        plan.check_adapter(root / "lora")
+        plan.engine(SilentProgress())
+    assert len(opened) == 2  # and once for the digest
+    assert len(declared) == 1
     with opens_of(root / kind / "config.json") as opened:
         engine_for(root / kind, SMALL)
     assert len(opened) == 1
+    assert len(declared) == 1
 
 
-def test_an_llm_opens_it_once_and_once_for_the_digest(root: Path, tmp_path: Path, cache: EngineCache) -> None:
+def test_an_llm_opens_it_once(root: Path, tmp_path: Path, cache: EngineCache) -> None:
     model = Path(shutil.copytree(root / "model", tmp_path / "model"))
     save_tokenizer(byte_level(), model)
     with opens_of(model / "config.json") as opened, LLM(model, engine_options=SMALL):
         pass
-    assert len(opened) == 2
+    assert len(opened) == 2  # and once for the digest
 
 
 @pytest.mark.parametrize("is_made", [False, True])
