@@ -58,10 +58,14 @@ COMMANDS = (
     ),
     Command("serve", "..serve.command", "Serve an engine and its adapters over HTTP"),
     Command("inspect", "..tools.inspect", "Describe a checkpoint, an engine or an adapter"),
-    Command("chat", "..tools.chat", "Talk to a model and its adapters at the terminal"),
-    Command("cache", ".commands.cache", "List the engines that were made on first use, or delete them"),
-    Command("bench", "..tools.bench.command", "Measure an engine beside what the machine can do"),
-    Command("perplexity", "..tools.perplexity", "Measure engines on a text, quantised ones beside their originals"),
+    Command("chat", "..tools.chat", "Chat with a model and its adapters in the terminal"),
+    Command("cache", ".commands.cache", "List or delete the engines that were built on first use"),
+    Command("bench", "..tools.bench.command", "Measure an engine, compared with the machine's limits"),
+    Command(
+        "perplexity",
+        "..tools.perplexity",
+        "Measure engines' perplexity on a text, for example to compare quantised ones",
+    ),
 )
 
 
@@ -178,7 +182,7 @@ def _help() -> str:
         "commands:",
         *(f"  {command.name:<{width}}  {command.summary}" for command in COMMANDS),
         "",
-        "Each command describes its flags with --help; adaptrt --version is the version.",
+        "Run adaptrt <command> --help for a command's flags, adaptrt --version for the version.",
     ]
     return "\n".join(lines)
 

@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source.add_argument("--checkpoint_dir", type=Path, metavar="DIR", help="checkpoint to compile")
     source.add_argument(
         "--model_dir", type=Path, metavar="DIR",
-        help="directory of the Hugging Face model to compile, without a checkpoint in between",
+        help="directory of the Hugging Face model to compile directly, without a checkpoint",
     )  # fmt: skip
     add_dtype(parser)
     parser.add_argument(
@@ -68,47 +68,48 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     output.add_argument(
         "--workers", type=integer(1, MAX_INT32), default=1, metavar="N",
-        help=f"plans that backend {TENSORRT} builds at a time; {NATIVE} makes one file, whatever it is (default: 1)",
+        help=f"number of {TENSORRT} plans, or of ranks' files, to write at a time (default: 1)",
     )  # fmt: skip
     output.add_argument(
         "--compress_weights", action="store_true",
-        help="store bfloat16 weights in 12 bits each, exactly: the same results from three quarters of the memory, "
+        help="store bfloat16 weights losslessly in 12 bits each: same results with three quarters of the memory, "
         f"which makes small batches faster; needs backend {NATIVE}",
     )  # fmt: skip
     output.add_argument(
         "--weight_memory", type=byte_size, metavar="SIZE",
-        help="memory that weights may take where the executor is not told otherwise, such as 4GiB; those that do not "
-        "fit are read from the engine file when they are used, of MLPs that a ReLU gates neuron by neuron; needs "
-        f"backend {NATIVE} (default: all are mapped)",
+        help="maximum memory for weights, such as 4GiB, unless the executor sets another one; weights that do not "
+        "fit are read from the engine file when they are used (ReLU-gated MLPs: only the active neurons); "
+        f"needs backend {NATIVE} (default: all weights are mapped)",
     )  # fmt: skip
     output.add_argument(
         "--usage_text", type=Path, metavar="FILE",
-        help="run the engine over a text, and store which neurons and experts it used: those stay in a weight_memory "
-        "first, whatever it is",
+        help="run the engine over a text, and store which neurons and experts it used; an engine with a "
+        "weight_memory of any size keeps those in memory first",
     )  # fmt: skip
     output.add_argument(
         "--usage_tokens", type=integer(1), metavar="N",
-        help=f"tokens of usage_text that are run, from its beginning (default: {DEFAULT_TEXT_TOKENS})",
+        help=f"number of tokens to run, from the beginning of usage_text (default: {DEFAULT_TEXT_TOKENS})",
     )  # fmt: skip
     output.add_argument(
         "--sparse_mlp", default=AUTO, choices=SPARSE_MLP,
-        help="of layers about a ReLU, read what it does not close alone, to the same results: auto where weights are "
-        "neither quantised nor compressed (default: %(default)s)",
+        help="ReLU-gated layers: read only the active neurons' weights; results do not change; auto enables it if "
+        "weights are neither quantised nor compressed (default: %(default)s)",
     )  # fmt: skip
     output.add_argument(
         "--sparse_predictors", type=Path, metavar="DIR",
-        help="PowerInfer's predictors (model_0.pt, model_1.pt, ...), which close gates of a ReLU before they are "
-        "computed: faster for few requests, and results change; --quality_text says by how much",
+        help="directory of PowerInfer's predictors (model_0.pt, model_1.pt, ...), which predict the inactive "
+        "neurons of a ReLU: faster for few requests, but results change; measure the change with --quality_text",
     )  # fmt: skip
     output.add_argument(
-        "--dump_onnx", type=Path, metavar="FILE", help="also write the network as ONNX, weights beside it"
-    )
+        "--dump_onnx", type=Path, metavar="FILE",
+        help="also write the network as an ONNX file, with the weights in a second file",
+    )  # fmt: skip
     _add_quantization(parser.add_argument_group("quantisation"))
     _add_tensorrt(parser.add_argument_group(f"backend {TENSORRT}"))
     add_trtllm_flags(
         parser.add_argument_group(
             "other flags of trtllm-build",
-            "taken where their value holds anyway, else refused with the reason given here",
+            "accepted if their value holds anyway, otherwise rejected with the reason given here",
         )
     )
 
@@ -116,72 +117,77 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_tensorrt(group: Any) -> None:
     group.add_argument(
         "--compute_capability", nargs="+", metavar="CC",
-        help=f"GPUs to build for, a plan for each: for example 8.6, or {CURRENT} for that of this machine (default: "
+        help=f"GPUs to build for, with one plan each, for example 8.6; {CURRENT}: this machine's GPU (default: "
         f"{CURRENT})",
     )  # fmt: skip
     group.add_argument(
         "--weights", choices=WEIGHTS,
-        help="in each plan, or once in a file beside them, for all plans (default: constants)",
+        help="constants: store the weights in each plan; external: once in a separate file for all plans (default: "
+        "constants)",
     )  # fmt: skip
     group.add_argument(
         "--timing_cache", type=Path, metavar="FILE",
-        help="read and write what TensorRT measures; TensorRT for RTX has none",
+        help="TensorRT's cache of kernel timings, read and written; not for TensorRT for RTX",
     )  # fmt: skip
 
 
 def _add_sizes(group: Any) -> None:
     defaults = BuildConfig()
     for name, text in (
-        ("max_batch_size", "sequences in a step"),
-        ("max_num_tokens", "tokens in a step, prompts and answers together"),
+        ("max_batch_size", "maximum sequences in a step"),
+        ("max_num_tokens", "maximum tokens in a step, prompts and answers together"),
         ("tokens_per_block", "tokens in a block of the KV cache"),
     ):
         default = getattr(defaults, name)
         group.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{text} (default: {default})")
-    group.add_argument("--max_input_len", type=int, metavar="N", help="tokens of a prompt (default: max_seq_len)")
+    group.add_argument(
+        "--max_input_len", type=int, metavar="N", help="maximum tokens of a prompt (default: max_seq_len)"
+    )
     group.add_argument(
         "--max_seq_len", "--max_decoder_seq_len", type=int, dest="max_seq_len", metavar="N",
-        help="tokens of a prompt and its answer (default: the model's max_position_embeddings)",
+        help="maximum tokens of a prompt and its answer (default: the model's max_position_embeddings)",
     )  # fmt: skip
     group.add_argument(
         "--max_encoder_input_len", type=int, metavar="N",
-        help="tokens of an encoder input, of models that have an encoder (default: max_num_tokens, or the model's "
-        "max_position_embeddings if that is less)",
+        help="maximum tokens of an encoder input, for models with an encoder (default: max_num_tokens, or the "
+        "model's max_position_embeddings if that is less)",
     )  # fmt: skip
-    group.add_argument("--max_beam_width", type=int, default=1, metavar="N", help="beams of a request (default: 1)")
+    group.add_argument(
+        "--max_beam_width", type=int, default=1, metavar="N", help="maximum beams of a request (default: 1)"
+    )
     _add_sole(group, "kv_cache_type", ("paged", "continuous", "disabled"))
 
 
 def _add_lora(group: Any) -> None:
     group.add_argument(
         "--lora_plugin", default=DISABLE, choices=_PLUGIN_TYPES,
-        help="take adapters; auto is the checkpoint's type (default: %(default)s)",
+        help="enable adapters; auto selects the checkpoint's type (default: %(default)s)",
     )  # fmt: skip
     group.add_argument(
-        "--dora_plugin", default=DISABLE, choices=_SWITCH, help="take DoRA adapters too (default: %(default)s)"
+        "--dora_plugin", default=DISABLE, choices=_SWITCH, help="also enable DoRA adapters (default: %(default)s)"
     )
     group.add_argument("--max_lora_rank", type=int, default=64, metavar="N", help="(default: %(default)s)")
     group.add_argument(
         "--max_extra_tokens", type=int, default=0, metavar="N",
-        help="tokens beyond the model's vocabulary that an adapter may bring (default: %(default)s)",
+        help="maximum tokens that an adapter may add to the model's vocabulary (default: %(default)s)",
     )  # fmt: skip
     group.add_argument(
         "--long_lora_scaling_factors", nargs="+", type=int, default=[], metavar="N",
-        help="by which adapters may divide rotary positions, so that the model has as many times more under them "
-        "(LongLoRA, context_length in adapter_config.json)",
+        help="factors by which adapters may divide rotary positions; an adapter with factor N can use N times as "
+        "many positions (LongLoRA, context_length in adapter_config.json)",
     )  # fmt: skip
     group.add_argument(
         "--fully_sharded_loras", action="store_true",
-        help="with tensor parallelism, cut both matrices of adapters over the ranks, not one: each rank holds about "
-        "tp_size times as many, for one more exchange a layer with adapters",
+        help="with tensor parallelism, split both matrices of adapters over the ranks instead of one: about tp_size "
+        "times as many adapters fit on each rank, at the cost of one more exchange per layer with adapters",
     )  # fmt: skip
     group.add_argument(
         "--lora_target_modules", nargs="+", default=[], metavar="MODULE",
-        help="modules that adapters may change (default: those of --lora_dir, or all without it)",
+        help="modules that adapters may change (default: those of the adapters in --lora_dir; without --lora_dir, all)",
     )  # fmt: skip
     group.add_argument(
         "--lora_dir", nargs="+", type=Path, default=[], metavar="DIR",
-        help="PEFT adapters to copy into the engine, served by their directories' names",
+        help="PEFT adapters to copy into the engine; each is served under its directory's name",
     )  # fmt: skip
     _add_sole(group, "lora_ckpt_source", ("hf", "nemo"))
 
@@ -204,12 +210,12 @@ def _add_quantization(group: Any) -> None:
     group.add_argument("--int8_kv_cache", action="store_true", help=INT8_KV_CACHE_HELP)
     group.add_argument(
         "--quality_text", type=Path, metavar="FILE",
-        help="run the engine over a text, and beside it one without what this build quantises and predicts; report "
-        "and keep the perplexities",
+        help="run the engine, and a reference engine without the quantisation and predictors of this build, over a "
+        "text; report and store both perplexities",
     )  # fmt: skip
     group.add_argument(
         "--quality_tokens", type=integer(1), metavar="N",
-        help=f"tokens of quality_text that are read, from its beginning (default: {DEFAULT_TEXT_TOKENS})",
+        help=f"number of tokens to read, from the beginning of quality_text (default: {DEFAULT_TEXT_TOKENS})",
     )  # fmt: skip
 
 

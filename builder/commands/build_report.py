@@ -29,7 +29,8 @@ def summary(report: BuildReport) -> Table:
         ("KV cache", checkpoint.describe_kv_cache(config.tokens_per_block)),
         (
             "limits",
-            f"{config.max_batch_size} sequences, prompts of {config.max_input_len}, {config.max_seq_len} in all"
+            f"{config.max_batch_size} sequences, prompts of {config.max_input_len}, prompt and answer of "
+            f"{config.max_seq_len} tokens"
             + ("" if config.max_encoder_input_len is None else f"; encoder inputs of {config.max_encoder_input_len}"),
         ),
     ]
@@ -40,12 +41,12 @@ def summary(report: BuildReport) -> Table:
         modules = "every linear layer" if everywhere else ", ".join(lora.lora_target_modules)
         rows.append(("adapters", f"{kinds} to rank {lora.max_lora_rank} on {modules}"))
         if lora.max_extra_tokens:
-            rows.append(("", f"with up to {lora.max_extra_tokens} tokens of their own"))
+            rows.append(("", f"with up to {lora.max_extra_tokens} additional tokens"))
         if lora.long_lora_scaling_factors:
             factors = ", ".join(map(str, lora.long_lora_scaling_factors))
             rows.append(("", f"with positions divided by {factors}"))
         if lora.fully_sharded_loras:
-            rows.append(("", "cut over the ranks, both matrices"))
+            rows.append(("", "both matrices split over the ranks"))
         if lora.adapter_names:
             rows.append(("", f"carries {', '.join(lora.adapter_names)}"))
     else:
@@ -69,12 +70,12 @@ def _native_rows(report: BuildReport, compiled: CompiledNetwork) -> list[tuple[s
     if report.config.compress_weights:
         matrices = compiled.linear_matrices
         compressed = sum(matrix.exceptions is not None for matrix in matrices)
-        rows.append(("compression", f"{compressed} of {len(matrices)} matrices, in 12 bits a weight, exactly"))
+        rows.append(("compression", f"{compressed} of {len(matrices)} matrices, losslessly in 12 bits per weight"))
     if compiled.num_sparse_layers:
-        rows.append(("sparse layers", f"{compiled.num_sparse_layers} read what a ReLU does not close alone"))
+        rows.append(("sparse layers", f"{compiled.num_sparse_layers} layers read only the active neurons' weights"))
     if predicted := compiled.predicted_layers:
         least = predicted[0].least_score
-        rows.append(("predictors", f"close gates of {len(predicted)} layers whose scores are below {least:g}"))
+        rows.append(("predictors", f"skip neurons of {len(predicted)} layers whose scores are below {least:g}"))
     return [
         *rows,
         (

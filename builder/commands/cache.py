@@ -20,7 +20,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     action.add_argument("--clear", action="store_true", help="delete every engine that no process uses")
     action.add_argument("--remove", nargs="+", metavar="KEY", default=[], help="delete these engines")
     action.add_argument(
-        "--max_bytes", type=int, metavar="N", help="delete the engines used longest ago until the others take at most N"
+        "--max_bytes",
+        type=int,
+        metavar="N",
+        help="delete the least recently used engines until the others take at most N bytes",
     )
 
 
@@ -48,7 +51,7 @@ def _delete(cache: EngineCache, entries: list[CachedEngine]) -> None:
         if cache.remove_if_unused(entry.key):
             removed.append(entry)
         else:
-            print(f"{cache.place(entry.key)}: kept, as a process uses it")
+            print(f"{cache.place(entry.key)}: kept, because a process uses it")
     print(f"{_engines(len(removed))} removed, {format_bytes(sum(entry.num_bytes for entry in removed))}")
 
 

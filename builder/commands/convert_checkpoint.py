@@ -39,58 +39,61 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=1,
         metavar="N",
-        help="cut each layer for N ranks (default: %(default)s)",
+        help="tensor parallelism: split each layer over N ranks (default: %(default)s)",
     )
     parser.add_argument(
         "--pp_size",
         type=int,
         default=1,
         metavar="N",
-        help="cut the stack of layers into N (default: %(default)s)",
+        help="pipeline parallelism: split the layers into N stages (default: %(default)s)",
     )
     parser.add_argument(
         "--moe_tp_size",
         type=int,
         metavar="N",
-        help="cut each expert for N of the tp_size ranks (default: tp_size, or what moe_ep_size leaves of it)",
+        help="split each expert over N of the tp_size ranks (default: tp_size / moe_ep_size, or tp_size without "
+        "moe_ep_size)",
     )
     parser.add_argument(
         "--moe_ep_size",
         type=int,
         metavar="N",
-        help="deal the experts of a layer to N of the tp_size ranks; moe_tp_size * moe_ep_size is tp_size (default: "
-        "what moe_tp_size leaves of it, 1 without it)",
+        help="distribute the experts of a layer over N of the tp_size ranks; moe_tp_size * moe_ep_size must equal "
+        "tp_size (default: tp_size / moe_tp_size, or 1 without moe_tp_size)",
     )
     parser.add_argument(
         "--workers",
         type=integer(1, MAX_INT32),
         default=1,
         metavar="N",
-        help="ranks written at a time (default: %(default)s)",
+        help="number of ranks' files written at a time (default: %(default)s)",
     )
     group = parser.add_argument_group("quantised weights")
     group.add_argument(
-        "--use_weight_only", action="store_true", help="round the weights of linear layers, with one scale an output"
+        "--use_weight_only",
+        action="store_true",
+        help="quantise the weights of linear layers, with one scale per output",
     )
     group.add_argument(
         "--weight_only_precision",
         choices=[_INT8, _INT4, *_PUBLISHED],
-        help="int8, or int4; those of gptq and awq say what the model was published as (default: int8)",
+        help="int8 or int4; gptq and awq state the format in which the model was published (default: int8)",
     )
     group.add_argument(
         "--quant_ckpt_path",
         type=Path,
         metavar="DIR",
-        help="gptq and awq: directory of the published model, which is converted in place of model_dir",
+        help="gptq and awq: directory of the published model, which is converted instead of model_dir",
     )
-    group.add_argument("--per_group", action="store_true", help="one scale for each group of inputs, not of int8")
+    group.add_argument("--per_group", action="store_true", help="int4 only: one scale for each group of inputs")
     group.add_argument(
         "--group_size",
         type=int,
         metavar="N",
-        help=f"inputs of a group: {', '.join(map(str, GROUP_SIZES))} (default: {DEFAULT_GROUP_SIZE})",
+        help=f"number of inputs in a group: {', '.join(map(str, GROUP_SIZES))} (default: {DEFAULT_GROUP_SIZE})",
     )
-    group.add_argument("--has_zero_point", action="store_true", help="int4 only: a zero point beside each scale")
+    group.add_argument("--has_zero_point", action="store_true", help="int4 only: store a zero point with each scale")
     group.add_argument("--int8_kv_cache", action="store_true", help=INT8_KV_CACHE_HELP)
 
 
@@ -159,7 +162,7 @@ def _check_same_model(model_dir: Path, published: ConfigFile) -> None:
     differing = [field.name for field in fields(own) if getattr(own, field.name) != getattr(other, field.name, None)]
     if differing:
         raise ConfigError(
-            f"{published.directory}: quant_ckpt_path is another model than model_dir {model_dir}: "
+            f"{published.directory}: quant_ckpt_path is not the same model as model_dir {model_dir}: "
             f"{', '.join(differing)} differ"
         )
 

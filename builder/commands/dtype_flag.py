@@ -13,7 +13,7 @@ def add_dtype(parser: Any) -> None:
     """Declares the flag in a parser or an argument group."""
     parser.add_argument(
         "--dtype", default=AUTO, choices=[AUTO, *(dtype_name(dtype) for dtype in DType)],
-        help="type of a Hugging Face model's weights; auto: the one that its config.json states (default: %(default)s)",
+        help="type of a Hugging Face model's weights; auto: the type in its config.json (default: %(default)s)",
     )  # fmt: skip
 
 

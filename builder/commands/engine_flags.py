@@ -18,38 +18,38 @@ from .dtype_flag import add_dtype, dtype_of
 from .quantization_flags import add_quantization, quantization_of
 from .quantization_report import INT8_KV_CACHE_HELP
 
-MODEL_HELP: Final = "engine, checkpoint or Hugging Face model directory; the engine of a model is made on first use"
+MODEL_HELP: Final = "engine, checkpoint or Hugging Face model directory; a model's engine is built on first use"
 
 _SIZES: Final = {
-    "max_batch_size": f"sequences in a step (default: {DEFAULT_MAX_BATCH_SIZE})",
-    "max_num_tokens": f"tokens in a step, prompts and answers together (default: {DEFAULT_MAX_NUM_TOKENS})",
-    "max_seq_len": f"tokens of a prompt and its answer (default: {DEFAULT_MAX_SEQ_LEN}, or as many as the model was "
-    "made for where that is less)",
-    "max_input_len": "tokens of a prompt (default: max_seq_len)",
-    "max_beam_width": "beams of a request (default: 1)",
-    "max_lora_rank": f"of adapters (default: {DEFAULT_MAX_LORA_RANK})",
-    "max_extra_tokens": "beyond the model's vocabulary, that an adapter may bring (default: 0)",
+    "max_batch_size": f"maximum sequences in a step (default: {DEFAULT_MAX_BATCH_SIZE})",
+    "max_num_tokens": f"maximum tokens in a step, prompts and answers together (default: {DEFAULT_MAX_NUM_TOKENS})",
+    "max_seq_len": f"maximum tokens of a prompt and its answer (default: {DEFAULT_MAX_SEQ_LEN}, or the model's maximum "
+    "if that is less)",
+    "max_input_len": "maximum tokens of a prompt (default: max_seq_len)",
+    "max_beam_width": "maximum beams of a request (default: 1)",
+    "max_lora_rank": f"maximum rank of adapters (default: {DEFAULT_MAX_LORA_RANK})",
+    "max_extra_tokens": "maximum tokens that an adapter may add to the model's vocabulary (default: 0)",
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the flags. engine_for() rejects them if the path is already an engine directory."""
-    group = parser.add_argument_group("engines made on first use")
+    group = parser.add_argument_group("engines built on first use")
     add_dtype(group)
     for name, text in _SIZES.items():
         group.add_argument(f"--{name}", type=int, metavar="N", help=text)
     group.add_argument(
         "--long_lora_scaling_factors", type=int, nargs="+", metavar="N",
-        help="by which adapters may divide rotary positions (default: none)",
+        help="factors by which adapters may divide rotary positions (default: none)",
     )  # fmt: skip
     add_quantization(group)
     group.add_argument("--int8_kv_cache", action="store_true", help=INT8_KV_CACHE_HELP)
     group.add_argument(
-        "--compress_weights", action="store_true", help="store bfloat16 weights in 12 bits each, exactly"
+        "--compress_weights", action="store_true", help="store bfloat16 weights losslessly in 12 bits each"
     )
     group.add_argument(
         "--sparse_mlp", default=AUTO, choices=SPARSE_MLP,
-        help="of layers about a ReLU, read what it does not close alone (default: %(default)s)",
+        help="ReLU-gated layers: read only the active neurons' weights (default: %(default)s)",
     )  # fmt: skip
 
 
@@ -57,8 +57,8 @@ def add_weight_memory(group: Any) -> None:
     """Declares the flag for ExecutorConfig.weight_memory."""
     group.add_argument(
         "--weight_memory", type=weight_memory, metavar="SIZE",
-        help="memory that weights may take, such as 4GiB or all; those that do not fit are read from the engine file "
-        "when they are used (default: as the engine was built; 0: all are mapped)",
+        help="maximum memory for weights, such as 4GiB or all; weights that do not fit are read from the engine "
+        "file when they are used (default: the engine's own setting; 0: all weights are mapped)",
     )  # fmt: skip
 
 

@@ -13,19 +13,19 @@ def add_quantization(group: Any) -> None:
     """Declares the flags in an argument group."""
     group.add_argument(
         "--quantization", choices=[name.lower() for name in QUANT_ALGOS],
-        help="round the weights of linear layers to int8 (w8a16) or to four bits (w4a16); w8a8 and w4a8 round each "
-        "token's activations to int8 too; lm_head becomes int8 in all of them",
+        help="quantise the weights of linear layers to int8 (w8a16) or to four bits (w4a16); w8a8 and w4a8 also "
+        "round each token's activations to int8; lm_head becomes int8 in all of them",
     )  # fmt: skip
     group.add_argument(
         "--group_size", type=int, metavar="N",
-        help=f"w4a16, w4a8: inputs that share a scale, {', '.join(map(str, GROUP_SIZES))}, or 0 for all of an output's "
-        f"(default: {DEFAULT_GROUP_SIZE})",
+        help=f"w4a16, w4a8: number of inputs that share a scale: {', '.join(map(str, GROUP_SIZES))}, or 0 for one "
+        f"scale per output (default: {DEFAULT_GROUP_SIZE})",
     )  # fmt: skip
-    group.add_argument("--has_zero_point", action="store_true", help="w4a16, w4a8: a zero point beside each scale")
+    group.add_argument("--has_zero_point", action="store_true", help="w4a16, w4a8: store a zero point with each scale")
     group.add_argument(
         "--int8_activations", action="store_true",
-        help="multiply weights that are integers, as they were published or are quantised here, with activations that "
-        "are rounded to int8, one scale a token",
+        help="multiply integer weights, published or quantised here, with activations rounded to int8, one scale "
+        "per token",
     )  # fmt: skip
 
 
@@ -34,7 +34,9 @@ def quantization_of(args: argparse.Namespace) -> QuantConfig | None:
     if args.quantization is None:
         given = [name for name in ("group_size", "has_zero_point") if getattr(args, name) not in (None, False)]
         if given:
-            raise ConfigError(f"{' and '.join(given)}: without quantization, there is nothing to act on")
+            raise ConfigError(
+                f"{' and '.join(given)}: without quantization this has no effect; expected --quantization as well"
+            )
         return None
     algo = QuantAlgo[args.quantization.upper()]
     group_size = args.group_size
@@ -44,12 +46,12 @@ def quantization_of(args: argparse.Namespace) -> QuantConfig | None:
     problems = config.problems()
     if not problems and not config.can_be_made:
         reasons = {
-            "group_size is given, but {} is made with one scale an output": config.group_size is not None,
-            "has_zero_point is given, but {} is made symmetric": config.has_zero_point,
+            "group_size is given, but {} always has one scale per output": config.group_size is not None,
+            "has_zero_point is given, but {} is always symmetric": config.has_zero_point,
         }
         problems = [reason.format(algo.name) for reason, applies in reasons.items() if applies]
     if algo in FEW_BITS and args.group_size not in (None, 0, *GROUP_SIZES):
-        problems = [f"{problem}; or 0 for one scale an output" for problem in problems]
+        problems = [f"{problem}; or 0 for one scale per output" for problem in problems]
     if problems:
         raise ConfigError(f"quantization {args.quantization}: " + "; ".join(problems))
     return config

@@ -12,7 +12,9 @@ from rich.table import Table
 from ...formats.checkpoint.quantizer import QuantizationError
 from ...formats.engine.engine_quality import EngineQuality
 
-INT8_KV_CACHE_HELP: Final = "keep keys and values as int8, each token and head with a scale that is made at run time"
+INT8_KV_CACHE_HELP: Final = (
+    "store keys and values as int8, with one scale per token and head that is computed at run time"
+)
 
 
 def error_table(errors: Sequence[QuantizationError]) -> Table:

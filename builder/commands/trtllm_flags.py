@@ -32,27 +32,28 @@ class _Number(NamedTuple):
     reason: str
 
 
-_BUILT_IN: Final = "kernels are chosen by type and size"
+_BUILT_IN: Final = "kernels are chosen automatically by type and size"
 _NOT_FUSED: Final = "no such kernel exists"
-_BY_QUANTIZATION: Final = "a checkpoint says how its weights are quantised, and --quantization does"
+_BY_QUANTIZATION: Final = "a checkpoint states how its weights are quantised; use --quantization"
 
 _VALUED: Final = {
     "log_level": _Valued(
-        ("internal_error", "error", "warning", "info", "verbose", "debug", "trace"), "errors are shown, and progress"
+        ("internal_error", "error", "warning", "info", "verbose", "debug", "trace"),
+        "errors and progress are always shown",
     ),
-    "profiling_verbosity": _Valued(("layer_names_only", "detailed", "none"), "it changes no result"),
-    "multiple_profiles": _Valued(_SWITCH, "sizes are chosen when an engine runs"),
-    "nccl_plugin": _Valued(_DTYPES, "ranks exchange the type of the checkpoint"),
+    "profiling_verbosity": _Valued(("layer_names_only", "detailed", "none"), "it does not change results"),
+    "multiple_profiles": _Valued(_SWITCH, "sizes are chosen at run time"),
+    "nccl_plugin": _Valued(_DTYPES, "ranks exchange values of the checkpoint's type"),
     "bert_attention_plugin": _Valued(_DTYPES, _BUILT_IN),
     "moe_plugin": _Valued(_DTYPES, _BUILT_IN),
-    "mamba_conv1d_plugin": _Valued(_DTYPES, "no served family has such a layer"),
+    "mamba_conv1d_plugin": _Valued(_DTYPES, "no supported model family has such a layer"),
     "lookup_plugin": _Valued(_DTYPES, _BUILT_IN),
     "weight_only_quant_matmul_plugin": _Valued(_DTYPES, _BUILT_IN),
     "weight_only_groupwise_quant_matmul_plugin": _Valued(_DTYPES, _BUILT_IN),
     "use_fused_mlp": _Valued(_SWITCH, _BUILT_IN, ENABLE),
     "multi_block_mode": _Valued(_SWITCH, _BUILT_IN),
     "enable_xqa": _Valued(_SWITCH, _BUILT_IN),
-    "use_custom_all_reduce": _Valued(_SWITCH, "it changes how ranks talk, and no result"),
+    "use_custom_all_reduce": _Valued(_SWITCH, "it changes how ranks communicate, but not results"),
     "use_paged_context_fmha": _Valued((ENABLE,), "attention always reads the paged KV cache"),
     "paged_state": _Valued((ENABLE,), "the state of requests is always paged"),
     "context_fmha_fp32_acc": _Valued((ENABLE,), "attention accumulates in float32"),
@@ -61,15 +62,15 @@ _VALUED: Final = {
     "use_fp8_context_fmha": _Valued((DISABLE,), "attention has no FP8"),
     "use_context_fmha_for_generation": _Valued((DISABLE,), _NOT_FUSED),
     "streamingllm": _Valued((DISABLE,), "attention windows and sinks are fixed by the model"),
-    "reduce_fusion": _Valued((DISABLE,), "sums over ranks are not fused with norms"),
-    "user_buffer": _Valued((DISABLE,), "sums over ranks are not fused with norms"),
+    "reduce_fusion": _Valued((DISABLE,), "all-reduces are not fused with norms"),
+    "user_buffer": _Valued((DISABLE,), "all-reduces are not fused with norms"),
     "pp_reduce_scatter": _Valued((DISABLE,), "stages exchange whole rows"),
     "norm_quant_fusion": _Valued((DISABLE,), _NOT_FUSED),
     "gemm_swiglu_plugin": _Valued((DISABLE,), _NOT_FUSED),
     "low_latency_gemm_plugin": _Valued((DISABLE,), _NOT_FUSED),
     "low_latency_gemm_swiglu_plugin": _Valued((DISABLE,), _NOT_FUSED),
     "gemm_allreduce_plugin": _Valued((DISABLE,), _NOT_FUSED),
-    "identity_plugin": _Valued((DISABLE,), "it is for tests of TensorRT-LLM"),
+    "identity_plugin": _Valued((DISABLE,), "it only serves TensorRT-LLM's tests"),
     "manage_weights": _Valued((DISABLE,), "--weights external keeps weights outside of plans"),
     "fp8_rowwise_gemm_plugin": _Valued((DISABLE,), _BY_QUANTIZATION),
     "qserve_gemm_plugin": _Valued((DISABLE,), _BY_QUANTIZATION),
@@ -82,35 +83,35 @@ _VALUED: Final = {
     "speculative_decoding_mode": _Valued(
         ("draft_tokens_external", "lookahead_decoding"), "engines have no draft heads; these modes need no build"
     ),
-    "cluster_key": _Valued((), "only a planner uses it"),
+    "cluster_key": _Valued((), "only TensorRT-LLM's planner uses it"),
 }
 _NUMBERS: Final = {
-    "opt_num_tokens": _Number(1, MAX_INT32, "steps of every size are served"),
-    "max_draft_len": _Number(0, MAX_INT32, "the executor's configuration limits drafts"),
-    "auto_parallel": _Number(1, 1, "--tp_size and --pp_size of convert-checkpoint cut a model"),
-    "gpus_per_node": _Number(1, MAX_INT32, "only a planner uses it"),
+    "opt_num_tokens": _Number(1, MAX_INT32, "steps of every size are supported"),
+    "max_draft_len": _Number(0, MAX_INT32, "the executor's configuration limits drafts at run time"),
+    "auto_parallel": _Number(1, 1, "use --tp_size and --pp_size of convert-checkpoint to split a model"),
+    "gpus_per_node": _Number(1, MAX_INT32, "only TensorRT-LLM's planner uses it"),
 }
 _SET: Final = {
-    "gather_context_logits": "requests ask for logits",
-    "gather_generation_logits": "requests ask for logits",
-    "gather_all_token_logits": "requests ask for logits",
-    "strongly_typed": "a network's types are always those of the checkpoint",
-    "fast_build": "native engines have no search of kernels; with TensorRT, --timing_cache saves time",
-    "monitor_memory": "it changes no result",
+    "gather_context_logits": "each request may ask for logits",
+    "gather_generation_logits": "each request may ask for logits",
+    "gather_all_token_logits": "each request may ask for logits",
+    "strongly_typed": "a network always has the checkpoint's types",
+    "fast_build": "native engines do not search for kernels; with TensorRT, use --timing_cache",
+    "monitor_memory": "it does not change results",
 }
 _REFUSED: Final = {
     "model_config": "engines are built with weights; give --checkpoint_dir or --model_dir",
-    "build_config": "a file of flags is not read; give its fields as flags",
-    "model_cls_file": "a model's class is a family of adaptrt",
-    "model_cls_name": "a model's class is a family of adaptrt",
-    "input_timing_cache": "--timing_cache FILE is read and written",
-    "output_timing_cache": "--timing_cache FILE is read and written",
-    "strip_plan": "plans keep their weights; --weights external puts them into one file",
-    "weight_sparsity": "kernels read dense weights",
-    "weight_streaming": "--weight_memory SIZE reads weights while an engine runs",
+    "build_config": "give its fields as flags",
+    "model_cls_file": "the model's class follows from its config.json",
+    "model_cls_name": "the model's class follows from its config.json",
+    "input_timing_cache": "use --timing_cache FILE, which is read and written",
+    "output_timing_cache": "use --timing_cache FILE, which is read and written",
+    "strip_plan": "plans keep their weights; use --weights external for a separate file",
+    "weight_sparsity": "kernels only read dense weights",
+    "weight_streaming": "use --weight_memory SIZE, which streams weights at run time",
     "enable_debug_output": "engines have no debug tensors",
-    "visualize_network": "--dump_onnx FILE writes the network",
-    "dry_run": "every build writes an engine; adaptrt inspect describes a checkpoint",
+    "visualize_network": "use --dump_onnx FILE to write the network",
+    "dry_run": "every build writes an engine; use adaptrt inspect to describe a checkpoint",
 }
 
 
@@ -140,10 +141,10 @@ def add_trtllm_flags(group: Any) -> None:
             f"--{name}", action="store_true", default=argparse.SUPPRESS, dest=argparse.SUPPRESS, help=reason
         )
     for name, reason in _REFUSED.items():
-        group.add_argument(f"--{name}", action=_Refuse, nargs="?", dest=argparse.SUPPRESS, help=reason)
+        group.add_argument(f"--{name}", action=_Refuse, nargs="?", dest=argparse.SUPPRESS, metavar="VALUE", help=reason)
     group.add_argument(
         f"--{PROMPT_TABLE}", "--max_multimodal_len", type=integer(0, MAX_INT32), default=0, dest=PROMPT_TABLE,
-        metavar="N", help=f"requests bring prompt tables of any size; not with backend {TENSORRT}",
+        metavar="N", help=f"requests may have prompt tables of any size, except with backend {TENSORRT}",
     )  # fmt: skip
 
 

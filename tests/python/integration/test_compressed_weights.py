@@ -138,7 +138,7 @@ def test_a_matrix_that_is_the_embedding_too_stays_as_it_is(tmp_path: Path, capsy
             answers.append(collect(executor, executor.enqueue_request(make_request([3, 4, 5], 8))))
     assert answers[0].same_bits(answers[1])
     (summary,) = re.findall(r"compression +(.*?) *\n", capsys.readouterr().out)
-    assert summary == "14 of 15 matrices, in 12 bits a weight, exactly"
+    assert summary == "14 of 15 matrices, losslessly in 12 bits per weight"
 
 
 def refusal(checkpoint: Path, directory: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> str:

@@ -129,7 +129,7 @@ def test_flags_of_published_models(model: Path, tmp_path: Path, capsys: pytest.C
         ),
         (
             flags(other, tmp_path, *precision, "--quant_ckpt_path", str(published)),
-            "is another model than model_dir .*: num_hidden_layers differ",
+            "is not the same model as model_dir .*: num_hidden_layers differ",
         ),
     ):
         assert cli.main(wrong) == 2

@@ -236,7 +236,7 @@ def test_the_build_reports_the_loss(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert predicted.reference.engine == "float32"
     assert predicted.perplexity != plain.perplexity
     assert predicted.reference.divergence > 0.0
-    assert "close gates of 3 layers whose scores are below 0.25" in printed
+    assert "skip neurons of 3 layers whose scores are below 0.25" in printed
     assert "predicted" in printed.split()  # the engine in the table, beside float32
     run_command("inspect", tmp_path / "predicted")
     assert "predictors, which close gates before they are computed" in " ".join(capsys.readouterr().out.split())

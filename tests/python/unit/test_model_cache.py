@@ -438,7 +438,7 @@ def test_an_engine_in_use_is_kept(cache: EngineCache, model: Path, capsys: pytes
     with pytest.raises(ConfigError, match=f"{entry.key}: is in use"):
         cache.remove(entry.key)
     assert command_line(["cache", "--clear"]) == 0
-    assert f"{entry.key}: kept, as a process uses it\n0 engines removed" in capsys.readouterr().out
+    assert f"{entry.key}: kept, because a process uses it\n0 engines removed" in capsys.readouterr().out
     assert loaded.directory.is_dir()
     del loaded
     assert command_line(["cache", "--remove", entry.key]) == 0
