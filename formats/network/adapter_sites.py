@@ -196,7 +196,8 @@ class AdaptedModules:
         }
         """Modules by path in the Hugging Face model, such as model.layers.0.self_attn.q_proj."""
         self.by_any_path: Final[Mapping[str, AdaptedModule]] = _by_any_path(self.by_path, network)
-        """Modules by any accepted path: also paths of a bare decoder (layers.0.self_attn.q_proj) and of older layouts.
+        """Modules by any accepted path, including those of a bare decoder (layers.0.self_attn.q_proj) and of older
+        layouts.
         """
         self._norms: Final = _by_any_path(norms, network)
         self.stacked_experts: Final = network.stacked_experts
