@@ -86,9 +86,7 @@ def make_shifts(adapter: Adapter, base: BaseWeights | None) -> None:
         if tensors.bias is None and not tensors.scales_bias:
             continue
         if base is None:
-            raise AdapterError(
-                f"{adapter.file}: what its biases add depends on those of the base model; give the base model"
-            )
+            raise AdapterError(f"{adapter.file}: its biases depend on the base model's; give the base model")
         of_base = base.bias(key)
         if of_base is None or len(of_base) != len(tensors.b):
             has = "none" if of_base is None else f"{len(of_base)}"

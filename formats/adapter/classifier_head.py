@@ -111,7 +111,7 @@ def head_of(directory: Path, fields: Mapping[str, Any], file: Path, tensors: Map
     if len(last) != 1 or not set(found) <= {*last, *_BEFORE}:
         said = " and ".join(f"'{name}'" for name in found) or "none"
         raise AdapterError(
-            f"{file}: is of task_type {task}, and of a classifier's head it has {said}; accepted: "
+            f"{file}: has task_type {task}, and its classifier head has {said}; accepted: "
             "base_model.model.score.weight or base_model.model.classifier.weight, or classifier.dense and "
             "classifier.out_proj"
         )
@@ -130,7 +130,7 @@ def _layer_before(file: Path, found: Mapping[str, Mapping[str, Array]]) -> Layer
         return None
     if len(names) > 1 or found[names[0]].keys() != {"weight", "bias"}:
         said = " and ".join(f"'{name}.{part}'" for name in names for part in found[name])
-        raise AdapterError(f"{file}: before a head's last layer it has {said}; accepted: weight and bias of one layer")
+        raise AdapterError(f"{file}: the head has {said} before its last layer; accepted: weight and bias of one layer")
     (path,) = names
     weight = _float32(file, f"{path}.weight", found[path]["weight"], 2)
     bias = _float32(file, f"{path}.bias", found[path]["bias"], 1)

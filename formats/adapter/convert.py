@@ -135,11 +135,11 @@ def convert_adapter(
     add_whole_weights(adapter, base, known, dtype, max_rank, left_open=values_left_open)
     add_token_rows(adapter, base, known, max_rank, left_open=values_left_open)
     if not adapter.modules and new_tokens is None:
-        raise AdapterError(f"{adapter.file}: changes no module: its weights are the base's")
+        raise AdapterError(f"{adapter.file}: changes no module: its weights equal the base's")
     if adapter.is_dora and not (adapter.magnitudes_normalized or magnitudes_normalized):
         if base is None:
             raise AdapterError(
-                f"{adapter.file}: its DoRA magnitudes carry no mark of being normalised by the base model; "
+                f"{adapter.file}: its DoRA magnitudes are not marked as normalised by the base model; "
                 "run normalize_weights first, give the base model, or state that they are normalised"
             )
         for key, tensors in adapter.modules.items():

@@ -46,7 +46,7 @@ def normalized_magnitude(file: Path, key: ModuleKey, tensors: ModuleTensors, bas
     if useless.size:
         raise AdapterError(
             f"{file}: tensor '{tensors.names[Role.MAGNITUDE]}': row {useless[0]} of the adapted weight has the norm "
-            f"{norms[useless[0]]}, by which nothing can be divided"
+            f"{norms[useless[0]]}; expected a finite norm above 0"
         )
     return (tensors.magnitude.astype(np.float32) / norms).astype(np.float32)
 
@@ -85,7 +85,7 @@ def normalize_adapter(directory: Path, output: Path, base_directory: Path, *, st
     if adapter.magnitudes_normalized and not strip:
         raise AdapterError(f"{adapter.file}: the magnitudes are normalised already")
     if output.exists() and output.samefile(directory):
-        raise AdapterError(f"{output}: is also the input; give another directory to write to")
+        raise AdapterError(f"{output}: is also the input; give another output directory")
     base = HuggingFaceBase(model, model.modules, fan_in_fan_out=adapter.fan_in_fan_out)
     check_against_base(adapter, base)
 

@@ -56,7 +56,7 @@ def split_expert_parameters(tensors: Mapping[str, Array], modules: AdaptedModule
     problems: list[str] = []
     for (prefix, block, _, end), names in found.items():
         if names.keys() != {Role.A.value, Role.B.value}:
-            problems.append(f"tensor '{next(iter(names.values()))}': its counterpart of {block} is missing")
+            problems.append(f"tensor '{next(iter(names.values()))}': {block} needs both lora_A and lora_B")
             continue
         a, b = (tensors[names[role.value]] for role in (Role.A, Role.B))
         layers = _layers_of(a, b, block, modules)

@@ -34,7 +34,7 @@ def ia3_modules(
     express.
     """
     if modules is None:
-        raise AdapterError("what IA3 multiplies depends on the model's biases and its MLP; give the base model")
+        raise AdapterError("IA3 depends on the model's biases and MLP; give the base model")
     factors: dict[ModuleKey, FloatArray] = {}
     names: dict[ModuleKey, list[str]] = {}
     problems = []
@@ -88,9 +88,7 @@ def _up_before(modules: AdaptedModules, key: ModuleKey, last: AdaptedModule) -> 
         if last.module == _LAST_OF_MLP and layer.layer == last.layer and _UP in MODULES[layer.module].parts:
             rows = [row for rows in layer.rows for row in rows]
             return path, layer, rows[: last.in_size]
-    raise AdapterError(
-        f"a factor of the inputs of '{key.path}': accepted is the last layer of a gated MLP, where it is one of outputs"
-    )
+    raise AdapterError(f"multiplies the inputs of '{key.path}'; accepted: inputs of a gated MLP's last layer")
 
 
 def _row(factors: FloatArray, inputs: int, name: str, *, scales_bias: bool) -> ModuleTensors:

@@ -35,7 +35,7 @@ def over_the_unchanged_base(adapter: Adapter, initial: Adapter | None) -> None:
             remedy += ", convert it with the base model's directory"
         raise AdapterError(
             f'{config}: init_lora_weights = "{adapter.base_changing_init}": this initialisation changed the base '
-            f"model's weights, so the adapter is not all of the change; {remedy}, or save the adapter with PEFT's "
+            f"model's weights, so the adapter is only a part of the change; {remedy}, or save the adapter with PEFT's "
             "path_initial_model_for_weight_conversion to get a plain LoRA adapter"
         )
     if initial.base_changing_init or initial.is_dora:

@@ -39,8 +39,8 @@ def invocation_start(directory: str | Path, input_token_ids: Sequence[int]) -> i
     start = find_start(invocation, input_token_ids)
     if start is None:
         raise AdapterError(
-            f"{directory}: an aLoRA adapter, which acts from its invocation tokens {list(invocation)} on, and the "
-            "prompt does not have them; expected a request without lora_config, which the base model answers"
+            f"{directory}: the prompt does not have the aLoRA adapter's invocation tokens {list(invocation)}; expected "
+            "them, or a request without lora_config, which the base model answers"
         )
     return start
 

@@ -65,7 +65,7 @@ def read_mlx_adapter(
     config = _parse(fields, directory / CONFIG_FILE)
     file = directory / MLX_FILE
     if not file.is_file():
-        raise AdapterError(f"{directory}: has no {MLX_FILE}, which an MLX-LM adapter's weights are in")
+        raise AdapterError(f"{directory}: has no {MLX_FILE}, the weights of an MLX-LM adapter")
     refuse_lfs_pointer(file)
     reader = SafetensorsReader(file, AdapterError, in_memory=True)
     tensors = {name: reader.array(name) for name in reader.specs}
@@ -109,8 +109,8 @@ def _parse(fields: Mapping[str, Any], path: Path) -> _Config:
         if alpha is not None and alpha != rank:
             parameters.problem(
                 "alpha",
-                f"is {describe(alpha)}: MLX-LM multiplied scale by alpha / rank once, and leaves alpha out now; write "
-                "the scale that it was trained with to scale, and remove alpha",
+                f"is {describe(alpha)}: old releases of MLX-LM multiplied scale by alpha / rank, newer ones ignore it; "
+                "set scale to the factor that the adapter was trained with, and remove alpha",
             )
         keys = parameters.strings("keys") if parameters.raw("keys") is not None else None
         parameters.refuse_remaining()

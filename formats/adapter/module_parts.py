@@ -140,8 +140,8 @@ def _incomplete(key: ModuleKey, parts: ModuleParts, layout: PartsLayout) -> list
     present = ", ".join(f"'{name}'" for name in parts.names.values())
     missing = min((variant - roles for variant in layout.variants), key=len)
     if missing:
-        return [f"module '{key.path}' has no {' and no '.join(sorted(missing))} beside {present}"]
-    return [f"module '{key.path}' has more than belongs together: {present}"]
+        return [f"module '{key.path}' has {present}, but no {' and no '.join(sorted(missing))}"]
+    return [f"module '{key.path}' has tensors that do not belong together: {present}"]
 
 
 def _sizes(key: ModuleKey, parts: ModuleParts, layout: PartsLayout) -> list[str]:
@@ -166,5 +166,5 @@ def ranks_above(max_rank: int | None, ranks: Mapping[ModuleKey, int]) -> list[st
     if not above:
         return []
     largest = max(above, key=above.__getitem__)
-    where = f"of module '{largest.path}'" + (f" and {len(above) - 1} others" if len(above) > 1 else "")
-    return [f"the rank {above[largest]} is above max_lora_rank {max_rank}, that {where}"]
+    others = f", and so are those of {len(above) - 1} other modules" if len(above) > 1 else ""
+    return [f"module '{largest.path}': the rank {above[largest]} is above max_lora_rank {max_rank}{others}"]

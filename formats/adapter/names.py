@@ -234,19 +234,19 @@ def _known_key(path: str) -> ModuleKey | None:
 _REASONS = (
     (
         r"(embed_tokens|lm_head|\bwte|embed_in|embed_out)\.(weight|bias)$",
-        "whole embeddings and lm_heads are served of PEFT's adapters, by the paths that the model has",
+        "whole embeddings and lm_heads are accepted only in PEFT adapters, under the model's own paths",
     ),
-    (r"embed|\bwpe\b", "of embeddings, those of tokens alone can be adapted"),
+    (r"embed|\bwpe\b", "only embeddings of tokens can be adapted"),
     (
         r"experts\.",
-        "belongs to experts, and how many there are only the model says; give the base model, or an engine of it",
+        "belongs to experts, whose number only the model states; give the base model, or an engine of it",
     ),
     (
         r"vision|visual|multi_modal_projector",
-        "belongs to the vision tower; the language model alone is served, for text",
+        "belongs to the vision tower; only the language model is served, for text",
     ),
     (r"encoder|cross_?attn|audio", "only the layers of a decoder can be adapted"),
-    (r"\.bias$", "a trained bias is served of linear layers, and of norms where the model is known"),
+    (r"\.bias$", "trained biases are accepted for linear layers, and for norms if the model is known"),
     (r"norm|\bln_", "normalisation weights cannot be adapted"),
     (r"lora_diag|lora_velora|monteclora", "this variant of LoRA is not supported"),
 )

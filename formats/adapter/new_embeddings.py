@@ -33,7 +33,7 @@ def read_new_embeddings(directory: Path) -> dict[str, NewEmbeddings]:
     """
     if (directory / _LONG_LORA).is_file():
         raise AdapterError(
-            f"{directory / _LONG_LORA}: trained embeddings and norms of LongLoRA, and adapters have no norms; "
+            f"{directory / _LONG_LORA}: LongLoRA's trained embeddings and norms, but adapters have no norms; "
             "merge them into the base model"
         )
     path, tensors = directory / SAFETENSORS, dict[str, Array]()
@@ -47,7 +47,11 @@ def read_new_embeddings(directory: Path) -> dict[str, NewEmbeddings]:
         tensors = read_pickle(path)
     else:
         return {}
-    problems = [f"tensor '{name}': accepted: {', '.join(_MODULES)}" for name in sorted(tensors) if name not in _MODULES]
+    problems = [
+        f"tensor '{name}' is unknown; accepted: {', '.join(_MODULES)}"
+        for name in sorted(tensors)
+        if name not in _MODULES
+    ]
     for name in _MODULES:
         tensor = tensors.get(name)
         if tensor is None:

@@ -56,8 +56,8 @@ def take_new_tokens(
             problems += _missing(layers[module], known, taken.vocabulary)
     if not problems and max_extra_tokens is not None and taken.count > max_extra_tokens:
         problems.append(
-            f"of tokens beyond the base's vocabulary of {taken.vocabulary} it brings {taken.count}, above "
-            f"max_extra_tokens {max_extra_tokens}; adaptrt build --max_extra_tokens {taken.count} makes room"
+            f"it brings {taken.count} tokens beyond the base's vocabulary of {taken.vocabulary}, above "
+            f"max_extra_tokens {max_extra_tokens}; build the engine with --max_extra_tokens {taken.count}"
         )
     if problems:
         raise AdapterError(f"{adapter.file}: " + "; ".join(problems))
@@ -67,11 +67,11 @@ def take_new_tokens(
 
 def _unserved(adapter: Adapter, layers: dict[str, AdaptedModule]) -> Iterator[str]:
     if LM_HEAD not in layers:
-        yield "it brings new tokens, and the model has no lm_head"
+        yield "it brings new tokens, but the model has no lm_head"
     if adapter.invocation_tokens:
-        yield "it brings new tokens, and is an aLoRA, before which the base model computes"
+        yield "it brings new tokens, but it is an aLoRA: the base model computes all earlier tokens"
     if adapter.base_changing_init:
-        yield f'it brings new tokens, and its initialisation "{adapter.base_changing_init}" has changed the base'
+        yield f'it brings new tokens, but its initialisation "{adapter.base_changing_init}" changed the base'
 
 
 def _leave_out(adapter: Adapter, modules: AdaptedModules, taken: _Taken) -> None:
@@ -79,17 +79,23 @@ def _leave_out(adapter: Adapter, modules: AdaptedModules, taken: _Taken) -> None
     vocabulary = taken.vocabulary + taken.count
     problems = list(taken.problems)
     if modules.has_encoder:
-        problems.append(f"it has {vocabulary} tokens, the base {taken.vocabulary}, and the model has an encoder")
+        problems.append(
+            f"it has {vocabulary} tokens; expected the base's {taken.vocabulary} for a model with an encoder"
+        )
     for rows in adapter.token_rows.values():
         if max(rows.tokens) >= vocabulary:
-            problems.append(f"tensor '{rows.name}': is of token {max(rows.tokens)}, and it has {vocabulary}")
+            problems.append(
+                f"tensor '{rows.name}': has a row for token {max(rows.tokens)}; expected at most {vocabulary - 1}"
+            )
     for key, tensors in adapter.modules.items():
         if not key.module.is_of_vocabulary:
             continue
         if tensors.magnitude is not None:
-            problems.append(f"module '{key.path}' has factors (DoRA or IA3), and fewer tokens than the base")
+            problems.append(
+                f"module '{key.path}' has factors (DoRA or IA3); expected none with fewer tokens than the base"
+            )
         elif tensors.bias is not None:
-            problems.append(f"module '{key.path}' has a trained bias, and fewer tokens than the base")
+            problems.append(f"module '{key.path}' has a trained bias; expected none with fewer tokens than the base")
         elif key.module.name == EMBEDDING:
             adapter.modules[key] = replace(tensors, a=np.pad(tensors.a, ((0, 0), (0, -taken.count))))
         else:
@@ -184,7 +190,7 @@ class _Taken:
             if not key.module.is_of_vocabulary or not self._goes_beyond(name, tokens):
                 continue
             if tensors.magnitude is not None:
-                self.problems.append(f"module '{key.path}' has factors (DoRA or IA3) besides new tokens")
+                self.problems.append(f"module '{key.path}' has factors (DoRA or IA3); expected none with new tokens")
             scaled_b, a = tensors.b.astype(np.float32) * np.float32(tensors.scale), tensors.a.astype(np.float32)
             if of_embedding:
                 change = (scaled_b @ a[:, self.vocabulary :]).T
@@ -200,7 +206,7 @@ class _Taken:
         if vector is None:
             return None
         if vector[self.vocabulary :].any():
-            self.problems.append(f"module '{key.path}' has a bias for new tokens, which have none here")
+            self.problems.append(f"module '{key.path}' has a bias for new tokens; expected none")
         return vector[: self.vocabulary]
 
     def _take_token_rows(self, adapter: Adapter) -> None:
@@ -221,10 +227,12 @@ class _Taken:
             tokens = tuple(range(self.vocabulary, self.vocabulary + count))
             if width != self._width:
                 self.problems.append(
-                    f"tensor '{embeddings.name}': its rows have {width} elements, and the model's {self._width}"
+                    f"tensor '{embeddings.name}': its rows have {width} elements; expected the model's {self._width}"
                 )
             elif module in self._tokens or any(size > 0 for size in self._sizes.values()):
-                self.problems.append(f"tensor '{embeddings.name}': has new tokens, and so has {adapter.file.name}")
+                self.problems.append(
+                    f"tensor '{embeddings.name}': has new tokens, but {adapter.file.name} has some too"
+                )
             else:
                 self._tokens[module] = TokenRows(embeddings.name, tokens, embeddings.values)
 

@@ -148,7 +148,7 @@ def _unused(reason: str) -> Check:
 def _init(value: Any) -> str | None:
     if value == "loftq":
         return (
-            "LoftQ changed the base model's weights to quantised ones, of which an initial adapter is not all; build "
+            "LoftQ quantised the base model's weights, which an initial adapter cannot express; build "
             "the engine of those weights, and save the adapter with init_lora_weights = true"
         )
     if value is None or isinstance(value, bool) or value in _HARMLESS_INITS or base_changing_init(value):
@@ -304,7 +304,7 @@ _PROMPT: dict[str, Check] = _IS_FOR_PEFT | {
     "num_virtual_tokens": _rank,
     "token_dim": _rank,
     "num_transformer_submodules": _only(None, 1, reason="prompts of an encoder and a decoder are not supported"),
-    "modules_to_save": _unused("layers that were trained beside virtual tokens are not served"),
+    "modules_to_save": _unused("layers that were trained together with virtual tokens are not served"),
     # No effect on trained tokens.
     **dict.fromkeys(("num_attention_heads", "num_layers"), _anything),
 }
@@ -351,5 +351,5 @@ def field_problems(fields: Mapping[str, Any], checks: Mapping[str, Check], requi
 
 
 def _unknown(version: Any) -> str:
-    written = f", and this is of PEFT {version}" if isinstance(version, str) else ""
-    return f"this field is not known, and so is its effect; known are those of PEFT up to {KNOWN_PEFT}{written}"
+    written = f", and the adapter is from PEFT {version}" if isinstance(version, str) else ""
+    return f"an unknown field with an unknown effect; known are the fields of PEFT up to {KNOWN_PEFT}{written}"

@@ -184,15 +184,15 @@ def _unexpected(
     own = {weight.key.path: weight.name for weight in weights if weight.is_own}
     names = sorted([*biases, *own.values(), *(rows.name for rows in token_rows.values())])
     if config.invocation_tokens and names:
-        problems.append(f"tensor '{names[0]}': acts on all of a sequence, and aLoRA on a part of it")
+        problems.append(f"tensor '{names[0]}': acts on whole sequences, but aLoRA only on a part")
     problems += [
         f"tensor '{name}': a trained bias, but adapter_config.json's bias is none"
         for name in biases
         if not config.trains_biases and not config.saves(path_of_bias(name))
     ]
     return problems + [
-        f"modules_to_save names '{name}', of which the file has no weight; of modules that were trained in full, "
-        "lm_head and the embedding of tokens are served"
+        f"modules_to_save names '{name}', but the file has no accepted weight of it; accepted: "
+        "lm_head and the embedding of tokens"
         for name in config.saved_modules
         if not any(path.endswith(name) for path in own)
     ]

@@ -44,7 +44,7 @@ class AdaptedPooler:
             return base
         if base is None or self.bias.shape != base.shape:
             has = 0 if base is None else base.size
-            raise AdapterError(f"{self.file}: of the pooler the bias has {self.bias.size} elements, in the model {has}")
+            raise AdapterError(f"{self.file}: the pooler's bias has {self.bias.size} elements; expected {has}")
         return self.bias
 
     def weight_over(self, base: FloatArray) -> FloatArray:
@@ -56,7 +56,7 @@ class AdaptedPooler:
             return base
         if (len(self.b), self.a.shape[1]) != base.shape:
             raise AdapterError(
-                f"{self.file}: of the pooler lora_A is {list(self.a.shape)} and lora_B {list(self.b.shape)}; its "
+                f"{self.file}: the pooler's lora_A is {list(self.a.shape)} and lora_B {list(self.b.shape)}; its "
                 f"weight is {list(base.shape)}"
             )
         made = base + np.float32(self.scale) * (self.b @ self.a)
@@ -65,7 +65,7 @@ class AdaptedPooler:
             with np.errstate(divide="ignore", invalid="ignore"):
                 made = ((self.magnitude / norms)[:, np.newaxis] * made).astype(np.float32)
         if not np.isfinite(made).all():
-            raise AdapterError(f"{self.file}: what it makes of the pooler's weight is not finite")
+            raise AdapterError(f"{self.file}: the adapted weight of the pooler is not finite")
         return np.ascontiguousarray(made, np.float32)
 
 
@@ -100,9 +100,9 @@ def adapted_pooler(tensors: Mapping[str, Array], config: PeftConfig, file: Path)
     a, b, magnitude = (found.get(role.value) for role in (Role.A, Role.B, Role.MAGNITUDE))
     rank = config.rank_of(path)
     if a is None or b is None or a.ndim != 2 or b.ndim != 2 or (len(a), b.shape[1]) != (rank, rank):
-        raise AdapterError(f"{file}: of the pooler it needs lora_A [{rank}, in] and lora_B [out, {rank}]")
+        raise AdapterError(f"{file}: the pooler needs lora_A [{rank}, in] and lora_B [out, {rank}]")
     if (magnitude is None) == config.use_dora or (magnitude is not None and magnitude.size != len(b)):
-        raise AdapterError(f"{file}: of the pooler it needs a magnitude [{len(b)}] with use_dora, and none without")
+        raise AdapterError(f"{file}: the pooler needs a magnitude [{len(b)}] with use_dora, and none without")
     return AdaptedPooler(a, b, config.scale_of(path), None if magnitude is None else magnitude.reshape(-1), bias, file)
 
 

@@ -69,9 +69,9 @@ def _problems_of(fields: Mapping[str, Any], modules: AdaptedModules | None) -> l
     if problems or modules is None:
         return problems
     if modules.has_encoder or modules.is_encoder_only:
-        problems.append("virtual tokens are put before a decoder's prompts, and the model has an encoder")
+        problems.append("virtual tokens are put before a decoder's prompts, but the model has an encoder")
     if fields["token_dim"] != modules.hidden_size:
-        problems.append(f"token_dim = {fields['token_dim']}: the model's hidden states have {modules.hidden_size}")
+        problems.append(f"token_dim = {fields['token_dim']}: expected the model's hidden size {modules.hidden_size}")
     return problems
 
 
@@ -82,7 +82,7 @@ def _read_table(directory: Path, shape: tuple[int, int]) -> npt.NDArray[np.float
         raise AdapterError(f"{directory}: has no {SAFETENSORS_FILE}{pickle}")
     refuse_lfs_pointer(path)
     reader = SafetensorsReader(path, AdapterError, in_memory=True)
-    problems = [f"tensor '{name}' belongs to no virtual tokens" for name in reader.specs if name != _TENSOR]
+    problems = [f"tensor '{name}' does not belong to virtual tokens" for name in reader.specs if name != _TENSOR]
     spec = reader.specs.get(_TENSOR)
     if spec is None:
         problems.append(f"tensor '{_TENSOR}' is missing")

@@ -63,4 +63,4 @@ def _uneven_parts(key: ModuleKey, tensors: ModuleTensors) -> list[str]:
     if key.rows or key.is_in_order or outputs % len(key.source_parts) == 0:
         return []
     parts = len(key.source_parts)
-    return [f"tensor '{tensors.names[Role.B]}': has {outputs} outputs, which are not {parts} equal parts"]
+    return [f"tensor '{tensors.names[Role.B]}': has {outputs} outputs; expected {parts} equal parts"]

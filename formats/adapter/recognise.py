@@ -28,10 +28,10 @@ INITIAL_DIRECTORY: Final = "initial_adapter"
 _LFS_POINTER: Final = b"version https://git-lfs.github.com/spec/"
 
 _TASKS: Final = {
-    "SEQ_2_SEQ_LM": "an adapter of an encoder and a decoder, and the model is a decoder or not known",
-    "SEQ_CLS": "a classifier, whose head is no row of tensors; it is served from its directory alone (LLM.classify)",
-    "TOKEN_CLS": "a classifier of tokens, whose head is no row of tensors; it is served from its directory alone",
-    "QUESTION_ANS": "it marks answers in a text, and engines generate text",
+    "SEQ_2_SEQ_LM": "an adapter of an encoder and a decoder, but the model is a decoder or not known",
+    "SEQ_CLS": "a classifier, whose head does not fit into a request's tensors; use its directory (LLM.classify)",
+    "TOKEN_CLS": "a classifier of tokens, whose head does not fit into a request's tensors; use its directory",
+    "QUESTION_ANS": "it marks answers in a text, but engines generate text",
 }
 _CAUSAL_TASK: Final = "CAUSAL_LM"
 _ENCODER_DECODER_TASK: Final = "SEQ_2_SEQ_LM"
@@ -107,9 +107,9 @@ def refuse_lfs_pointer(path: Path) -> None:
 
 def _what_it_is(directory: Path) -> str:
     if (directory / MLX_FILE).is_file():
-        return f": an MLX-LM adapter needs the one that was written beside {MLX_FILE}"
+        return f": an MLX-LM adapter needs the one that was written with {MLX_FILE}"
     if (directory / "adapters.npz").is_file():
-        return ": adapters.npz is of an old MLX-LM, whose adapters cannot be read; train it again or convert it"
+        return ": adapters.npz is from an old MLX-LM and cannot be read; train it again or convert it"
     if (directory / "config.json").is_file():
         return ": it holds a whole model, not an adapter"
     return "; expected the directory of a PEFT or MLX-LM adapter"
@@ -119,12 +119,12 @@ def _why_not(fields: Mapping[str, Any], accepted_tasks: Sequence[str], *, classi
     peft_type, task = fields.get("peft_type"), fields.get("task_type")
     if peft_type is None:
         if "config" in fields and ("model_class" in fields or "hidden_size" in fields):
-            return "is of an AdapterHub adapter (the library adapters), which is not served; accepted: PEFT and MLX-LM"
+            return "is from AdapterHub (the library adapters), which is not supported; accepted: PEFT and MLX-LM"
         return "peft_type is missing, so this is not an adapter of PEFT, nor one of MLX-LM"
     kind = prompt_kind(fields)
     if kind is not None:
         return (
-            f"peft_type = {describe(peft_type)}: {kind.value}, whose virtual tokens are no rows of a LoraConfig; "
+            f"peft_type = {describe(peft_type)}: {kind.value}, whose virtual tokens do not fit into a LoraConfig; "
             "accepted: by its name (LLM, Executor.add_adapter, servers), and as PromptTuningConfig.from_peft"
         )
     if not isinstance(peft_type, str) or peft_type not in FIELDS:
@@ -135,10 +135,10 @@ def _why_not(fields: Mapping[str, Any], accepted_tasks: Sequence[str], *, classi
     if task not in (*accepted_tasks, None):
         because = _TASKS.get(str(task), "not a task of PEFT")
         if task == _CAUSAL_TASK:
-            because = "an adapter of a decoder alone, and the model has an encoder"
+            because = "an adapter of a decoder, but the model has an encoder"
         return f"task_type = {describe(task)}: {because}; accepted: {', '.join(accepted_tasks)}"
     trained = fields.get("auto_mapping")
     name = trained.get("base_model_class") if isinstance(trained, dict) else None
     if isinstance(name, str) and _OTHER_HEADS.search(name):
-        return f'auto_mapping says "{name}": a classifier or the like, and engines generate text'
+        return f'auto_mapping says "{name}": a classifier or the like, but engines generate text'
     return None

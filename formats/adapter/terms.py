@@ -69,14 +69,14 @@ def rotary_factor_of(adapter: Adapter, modules: AdaptedModules | None, accepted:
         return 1
     given = f"{adapter.directory / CONFIG_FILE}: context_length = {length}"
     if modules is None:
-        raise AdapterError(f"{given}: what positions are divided by depends on the base's; give the base model")
+        raise AdapterError(f"{given}: the divisor of positions depends on the base model; give the base model")
     factor = -(-length // modules.max_positions)
     if factor == 1 or accepted is None or factor in accepted:
         return factor
-    has = f"has {', '.join(map(str, sorted(accepted)))}" if accepted else "was built with none"
+    has = ", ".join(map(str, sorted(accepted))) if accepted else "none"
     raise AdapterError(
-        f"{given}: {factor} times the base's {modules.max_positions} positions, and of long_lora_scaling_factors the "
-        f"engine {has}; adaptrt build --long_lora_scaling_factors {factor} makes one that takes it"
+        f"{given}: the scaling factor is {factor} (the base has {modules.max_positions} positions), and the engine's "
+        f"long_lora_scaling_factors are {has}; build it with --long_lora_scaling_factors {factor}"
     )
 
 

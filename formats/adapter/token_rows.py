@@ -83,7 +83,7 @@ def add_token_rows(
     if not adapter.token_rows:
         return
     if modules is None or (base is None and not left_open):
-        raise AdapterError(f"{adapter.file}: trained tokens take the place of the base's; give the base model")
+        raise AdapterError(f"{adapter.file}: trained tokens replace rows of the base model; give the base model")
     problems = []
     for place in _places(adapter, modules):
         name, tokens = place.rows.name, place.rows.tokens
@@ -91,14 +91,12 @@ def add_token_rows(
         vocabulary = place.layer.in_size if of_embedding else place.layer.out_size
         width = place.layer.out_size if of_embedding else place.layer.in_size
         if place.key in adapter.modules:
-            problems.append(
-                f"tensor '{name}': '{place.key.path}' has trained tokens, and LoRA or a whole weight besides"
-            )
+            problems.append(f"tensor '{name}': '{place.key.path}' has trained tokens, and also LoRA or a whole weight")
         elif place.rows.values.shape[1] != width:
-            problems.append(f"tensor '{name}': rows of {place.rows.values.shape[1]}, expected {width}")
+            problems.append(f"tensor '{name}': rows have {place.rows.values.shape[1]} elements; expected {width}")
         elif max_rank is not None and len(tokens) > max_rank:
             problems.append(
-                f"tensor '{name}': {len(tokens)} trained tokens are LoRA of that rank, above max_lora_rank {max_rank}"
+                f"tensor '{name}': {len(tokens)} trained tokens need LoRA of that rank, above max_lora_rank {max_rank}"
             )
         else:
             values = place.rows.values.astype(np.float32)

@@ -27,12 +27,12 @@ _REASONS: Final = {
     "LILY": "it routes between matrices that layers share",
     "LN_TUNING": "it changes the norms",
     "MISS": "it has one matrix of blocks in place of A and B",
-    "MULTITASK_PROMPT_TUNING": "its embeddings of a prompt are another task's each",
+    "MULTITASK_PROMPT_TUNING": "it has embeddings of a prompt for each task",
     "OFT": "it multiplies the base's weights",
     "OSF": "it trains the base's own singular vectors and values",
     "PEANUT": "its change of a weight is a neural network's output for the base's weight",
     "POLY": "it routes between several adapters",
-    "PREFIX_TUNING": "it brings keys and values of no tokens, and engines keep those that they have computed, in "
+    "PREFIX_TUNING": "it brings keys and values that belong to no token, and engines keep only computed ones, in "
     "layouts of their own",
     "PSOFT": "it rotates the base's singular vectors",
     "PVERA": "it draws a factor of each token from a distribution",

@@ -38,9 +38,7 @@ def vera_projections(
     too small, or if they must be made from their seed and torch is not installed.
     """
     if modules is None:
-        raise AdapterError(
-            "VeRA's modules take as much of two shared matrices as they have inputs and outputs; give the base model"
-        )
+        raise AdapterError("VeRA's modules share matrices that are cut to the sizes of layers; give the base model")
     found_modules = [modules.find(key.path) for key in keys]
     sizes = [(module.in_size, module.out_size) for module in found_modules if module is not None] or [(0, 0)]
     largest_in, largest_out = (max(size[side] for size in sizes) for side in (0, 1))

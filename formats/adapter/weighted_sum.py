@@ -105,28 +105,28 @@ def weighted_sum(terms: Sequence[Term], modules: AdaptedModules, dtype: DType, m
     for term in terms:
         if term.adapter.invocation_tokens:
             raise AdapterError(
-                f"'{term.name}' is an aLoRA adapter, which acts on a part of a prompt; a weighted sum takes LoRA alone"
+                f"'{term.name}' is an aLoRA adapter, which acts on a part of a prompt; weighted sums accept plain LoRA"
             )
         vectors = term.adapter.config[0, :, 3]
         if term.adapter.replaces_base:
             raise AdapterError(
-                f"'{term.name}' has trained tokens or whole weights, which take the base's place; a weighted sum takes "
-                "LoRA alone"
+                f"'{term.name}' has trained tokens or whole weights, which replace the base's; weighted sums accept "
+                "plain LoRA"
             )
         if term.adapter.terms != AdapterTerms():
             raise AdapterError(
-                f"'{term.name}' has a vocabulary of its own or divides rotary positions; a weighted sum takes LoRA "
-                "alone"
+                f"'{term.name}' has a vocabulary of its own or divides rotary positions; weighted sums accept plain "
+                "LoRA"
             )
         if (vectors & SHIFT).any():
             raise AdapterError(
                 f"'{term.name}' has biases (lora_bias, trained biases or IA3's), which PEFT's weighted sums leave out; "
-                "a weighted sum takes LoRA alone"
+                "weighted sums accept plain LoRA"
             )
         if (vectors & MAGNITUDE).any():
             raise AdapterError(
                 f"'{term.name}' has factors (DoRA or IA3), which multiply the base's output as well; "
-                "a weighted sum takes LoRA alone"
+                "weighted sums accept plain LoRA"
             )
     rows = [dict(_rows(term, modules)) for term in terms]
     to_split = _fused_to_split(rows)

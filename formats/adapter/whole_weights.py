@@ -101,7 +101,7 @@ def add_whole_weights(
         )
     if modules is None or (base is None and not left_open):
         raise AdapterError(
-            f"{adapter.file}: tensor '{weights[0].name}': takes the place of the base's weight, or is a copy of it; "
+            f"{adapter.file}: tensor '{weights[0].name}': replaces the base's weight, or is a copy of it; "
             "give the base model"
         )
     problems = []
@@ -117,7 +117,7 @@ def add_whole_weights(
             )
             continue
         if adapter.magnitudes_normalized and beside is not None and beside.magnitude is not None:
-            problems.append(f"tensor '{weight.name}': its magnitudes are normalised by another weight, the base's")
+            problems.append(f"tensor '{weight.name}': its magnitudes are normalised already, by the base's weight")
             continue
         values = weight.values
         changed, delta = (np.arange(len(values)), None) if base is None else _change(values, base, key, dtype)
@@ -150,7 +150,7 @@ def _places(
             for other in found[1:]:
                 if not np.array_equal(found[0].values, other.values):
                     raise AdapterError(
-                        f"{adapter.file}: tensors '{found[0].name}' and '{other.name}' differ, and the model has one "
+                        f"{adapter.file}: tensors '{found[0].name}' and '{other.name}' differ, but the model has one "
                         "weight for both"
                     )
             if found:
@@ -264,7 +264,7 @@ def _no_room(
     elements = rank * (tokens + len(vocabulary_slices(tokens)) * width)
     num_bytes = elements * np.dtype(NUMPY_DTYPES[dtype]).itemsize
     return (
-        f"tensor '{weight.name}': a whole '{key.path}', of which {changed} of {tokens} tokens differ from the base's: "
-        f"LoRA of rank {rank}, above max_lora_rank {max_rank}; it takes {num_bytes / 2**20:.1f} MiB of the LoRA cache, "
-        f"for which adaptrt build --max_lora_rank {rank} makes room"
+        f"tensor '{weight.name}': {changed} of {tokens} tokens of '{key.path}' differ from the base's, which needs "
+        f"LoRA of rank {rank}, above max_lora_rank {max_rank}; build with --max_lora_rank {rank} (the adapter "
+        f"takes {num_bytes / 2**20:.1f} MiB of the LoRA cache)"
     )

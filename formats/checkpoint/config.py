@@ -57,8 +57,7 @@ class ParallelMapping:
         if (moe_tp_size or tp_size // moe_ep_size) * moe_ep_size != tp_size:
             given = [f"{name} {sizes[name]}" for name in ("moe_tp_size", "moe_ep_size") if sizes[name] is not None]
             raise ConfigError(
-                f"{' and '.join(given)} cannot be of tp_size {tp_size}: accepted are those with moe_tp_size * "
-                "moe_ep_size = tp_size"
+                f"{' and '.join(given)} do not fit tp_size {tp_size}; expected moe_tp_size * moe_ep_size = tp_size"
             )
         return cls(tp_size=tp_size, pp_size=pp_size, moe_ep_size=moe_ep_size)
 
@@ -309,7 +308,7 @@ class CheckpointConfig:
                 f"{self.num_key_value_heads}"
             )
         if self.head_size % 2 != 0:
-            problems.append(f"head_size {self.head_size} is odd; rotary embedding turns pairs")
+            problems.append(f"head_size {self.head_size} is odd; rotary embedding needs an even number")
         scaling = self.rotary_scaling
         if isinstance(scaling, LongRopeScaling):
             for name in ("short_factor", "long_factor"):

@@ -120,7 +120,7 @@ class HfWeights:
         used = {name for tensor in made.values() for name in tensor.tensors}
         for name, tensor in made.items():
             if name in self._stored and name not in used:
-                raise CheckpointError(f"{self.where(name)}: is there beside '{tensor.tensors[0]}'; remove one of them")
+                raise CheckpointError(f"{self.where(name)}: is there next to '{tensor.tensors[0]}'; remove one of them")
         result._made = {**self._made, **made}
         result._stored = {name: stored for name, stored in self._stored.items() if name not in used}
         result._stored.update((name, name) for name in made)

@@ -83,7 +83,7 @@ class PickledFile:
             raise CheckpointError(f"{self._path}: cannot be read: {error}") from None
         if unpacked > len(content):
             raise CheckpointError(
-                f"{self._path}: its entries have {unpacked} bytes, and the file {len(content)}; expected a file as "
+                f"{self._path}: its entries have {unpacked} bytes, but the file {len(content)}; expected a file as "
                 "torch.save writes it, without compression"
             )
 
@@ -92,7 +92,7 @@ class PickledFile:
         total = sum(spec.num_bytes for spec in self.specs.values())
         if total > 2 * file_bytes:
             raise CheckpointError(
-                f"{self._path}: its tensors have {total} bytes, and the file {file_bytes}; expected tensors with bytes "
+                f"{self._path}: its tensors have {total} bytes, but the file {file_bytes}; expected tensors with bytes "
                 "of their own"
             )
 
@@ -111,7 +111,7 @@ class PickledFile:
         needed, stored = tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes()
         if needed > stored:
             raise CheckpointError(
-                f"{self._path}: tensor '{name}' {list(tensor.shape)} needs {needed} bytes, and {stored} are stored; "
+                f"{self._path}: tensor '{name}' {list(tensor.shape)} needs {needed} bytes, but {stored} are stored; "
                 "expected a tensor with all its elements"
             )
         return TensorSpec(name, dtype, tuple(tensor.shape))

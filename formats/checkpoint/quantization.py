@@ -78,38 +78,38 @@ class QuantConfig:
             found.append(f"group_size is {self.group_size}; accepted: {', '.join(map(str, accepted))}")
         if self.is_coded:
             if self.group_size is None and not self.is_of_eight_bits:
-                found.append(f"group_size is missing, which {self.code.name} has")
+                found.append(f"group_size is missing; {self.code.name} needs it")
             if self.value_dtype is None:
-                found.append(f"value_dtype is missing, which {self.code.name} has")
+                found.append(f"value_dtype is missing; {self.code.name} needs it")
             if self.has_zero_point:
                 found.append(f"has_zero_point is given, but {self.code.name} has none")
             if self.reordered:
-                found.append(f"reordered is given, but {self.code.name} has its inputs in their order")
+                found.append(f"reordered is given, but {self.code.name} cannot have permuted inputs")
             if self.is_llm_int8 and self.group_size is not None:
-                found.append(f"group_size is given, but {self.code.name} has one scale an output")
+                found.append(f"group_size is given, but {self.code.name} has one scale per output")
             if self.is_llm_int8 and self.scale_dtype is not DType.FLOAT32:
                 found.append(f"scale_dtype is {dtype_name(self.scale_dtype)}; {self.code.name} has float32")
         elif self.value_dtype is not None:
-            found.append("value_dtype is given, but integers times scales are not rounded")
+            found.append("value_dtype is given, but values of integers are not rounded")
         if self.bits not in PACKED_INPUTS:
             found.append(f"bits is {self.bits}; accepted: {', '.join(map(str, PACKED_INPUTS))}")
         elif self.bits != 4 and (self.is_coded or not self.has_few_bits):
-            found.append(f"bits is {self.bits}, which only integers of W4A16 and W4A8 may have")
+            found.append(f"bits is {self.bits}; expected 4, except for integers of W4A16 and W4A8")
         if self.is_of_eight_bits:
             if self.quant_algo is not QuantAlgo.W8A16:
-                found.append(f"code is {self.code.name}, which {self.quant_algo.name} cannot have; accepted: W8A16")
+                found.append(f"code is {self.code.name} with {self.quant_algo.name}; accepted: W8A16")
         elif self.quant_algo is QuantAlgo.W4A8:
             if self.is_coded:
-                found.append(f"code is {self.code.name}, which W4A8 cannot have; accepted: W4A16")
+                found.append(f"code is {self.code.name} with W4A8; accepted: W4A16")
             if self.reordered:
-                found.append("reordered is given, but W4A8 has its inputs in their order")
+                found.append("reordered is given, but W4A8 cannot have permuted inputs")
         elif self.quant_algo is not QuantAlgo.W4A16:
             if self.group_size is not None and self.quant_algo is not QuantAlgo.W8A16:
-                found.append(f"group_size is given, but {self.quant_algo.name} has one scale an output")
+                found.append(f"group_size is given, but {self.quant_algo.name} has one scale per output")
             if self.has_zero_point and self.quant_algo is not QuantAlgo.W8A16:
                 found.append(f"has_zero_point is given, but {self.quant_algo.name} is symmetric")
             if self.reordered and self.quant_algo is not QuantAlgo.W8A16:
-                found.append(f"reordered is given, but {self.quant_algo.name} has its inputs in their order")
+                found.append(f"reordered is given, but {self.quant_algo.name} cannot have permuted inputs")
             if self.scale_dtype is not DType.BFLOAT16 and not self.has_typed_scales:
                 found.append(f"scale_dtype is given, but the scales of {self.quant_algo.name} are float32")
             if self.is_coded:
@@ -175,7 +175,7 @@ class QuantConfig:
         if self.is_coded:
             assert self.group_size is not None
             return [
-                f"tensor '{name}' has {shape[1]} inputs, which are no whole groups of {self.group_size}"
+                f"tensor '{name}' has {shape[1]} inputs; expected a multiple of the group size {self.group_size}"
                 for name, shape in weights.items()
                 if shape[1] % self.group_size != 0
             ]
@@ -189,7 +189,7 @@ class QuantConfig:
         if self.bits == 4:
             return f"{self.quant_algo.name} packs two in a byte, so there must be an even number"
         what, together = f"{self.quant_algo.name} of {self.bits} bits", PACKED_INPUTS[self.bits]
-        return f"{what} packs {together} together, of which there must be a multiple"
+        return f"{what} packs {together} together, so there must be a multiple of {together}"
 
     def with_int8_activations(self) -> QuantConfig:
         """Returns the same weights, for activations that are rounded to int8.
@@ -201,8 +201,8 @@ class QuantConfig:
             if not config.problems():
                 return config
         raise ConfigError(
-            f"int8_activations: the weights are {self.describe()}; accepted: integers of W4A16 that are not reordered, "
-            "and of W8A16 with one scale an output and no zero points"
+            f"int8_activations: the weights are {self.describe()}; accepted: integers of W4A16 "
+            "whose inputs are not permuted, and of W8A16 with one scale per output and no zero points"
         )
 
     def of_weight(self, name: str) -> QuantConfig:

@@ -69,6 +69,6 @@ class CheckpointFile:
         for order in orders:
             if not np.array_equal(np.sort(order), np.arange(len(order))):
                 raise CheckpointError(
-                    f"{self.reader.path}: tensor '{tensor}' is no order of {len(order)} inputs, each of them once"
+                    f"{self.reader.path}: tensor '{tensor}' is not a permutation of {len(order)} inputs"
                 )
         return orders

@@ -120,7 +120,7 @@ class _Binder:
 
     def _quantized_matrix(self, matrix: Matrix, how: Quantization) -> Any:
         if how.algo is QuantAlgo.NONE:
-            raise EngineError(f"matrix '{matrix.tensor}' says how it is quantised, and that it is not")
+            raise EngineError(f"matrix '{matrix.tensor}' has a quantization with algo NONE; expected another algo")
         quantization = self.bind(how)
         tensor = self._tensor(matrix.tensor, "uint8", quantized_panel_bytes(quantization, matrix.n, matrix.k))
         return _core.PanelMatrix(data=tensor, dtype=self._dtype, n=matrix.n, k=matrix.k, quantization=quantization)

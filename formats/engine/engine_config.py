@@ -133,7 +133,7 @@ class EngineConfig:
         else:
             checksums = (source.string("engine_checksum"),)
         if FORMAT_VERSIONS.get(build_config.backend) != data["format_version"]:
-            source.problem("build_config.backend", f"is {build_config.backend}, which does not go with format_version")
+            source.problem("build_config.backend", f"is {build_config.backend}, which does not match format_version")
         quality = source.object("quality", optional=True)
         measured = EngineQuality.from_fields(quality) if quality is not None else None
         source.finish(subject, EngineError)

@@ -105,7 +105,7 @@ class EngineFile:
         metadata = self._reader.metadata
         _check_version(path, metadata)
         if _header_checksum(path, self._reader) != checksum:
-            raise EngineError(f"{path}: its header is not the one that config.json was written for")
+            raise EngineError(f"{path}: its header does not match config.json")
         self._check_data()
         program = parse_json_object(metadata["program"], f"{path}: program", EngineError)
         self.program: Final = program_from_json(program, str(path))
@@ -179,7 +179,7 @@ def read_once(path: Path, offset: int, num_bytes: int) -> Iterator[memoryview]:
 
 def _check_version(path: Path, metadata: Mapping[str, str]) -> None:
     if metadata.get("format") != FORMAT:
-        raise EngineError(f"{path}: is no engine of AdaptRT (its format is {metadata.get('format')!r})")
+        raise EngineError(f"{path}: is not an engine of AdaptRT (its format is {metadata.get('format')!r})")
     version = metadata.get("version")
     if version != str(FORMAT_VERSION):
         raise EngineError(

@@ -61,7 +61,7 @@ class WeightUsage:
         source.integer("format_version", minimum=_FORMAT_VERSION, maximum=_FORMAT_VERSION)
         found = source.string("engine_checksum")
         if found != engine_checksum:
-            source.problem("engine_checksum", f"is {found}; the engine beside it has {engine_checksum}")
+            source.problem("engine_checksum", f"is {found}; expected the engine's {engine_checksum}")
         text, tokens = source.string("text"), source.integer("tokens")
         names = usage_names(program)
         counts: dict[str, tuple[int, ...]] = {}
@@ -70,14 +70,14 @@ class WeightUsage:
             for name, size in names.values():
                 counts[name] = of_layers.integers(name)
                 if len(counts[name]) != size:
-                    of_layers.problem(name, f"has {len(counts[name])} numbers; the engine's layer has {size} to choose")
+                    of_layers.problem(name, f"has {len(counts[name])} numbers; expected {size} for the engine's layer")
                 elif any(count > tokens for count in counts[name]):
                     of_layers.problem(name, f"has {max(counts[name])}, more than the {tokens} tokens")
         checksum = source.string("checksum")
         source.finish(str(path), EngineError)
         del content["checksum"]
         if checksum != _checksum(content):
-            raise EngineError(f"{path}: checksum is not that of its content; it was changed after the build")
+            raise EngineError(f"{path}: checksum does not match its content; it was changed after the build")
         return cls(engine_checksum=found, text=text, tokens=tokens, counts=counts)
 
 

@@ -173,7 +173,9 @@ def _model_of(fields: JsonFields, subject: str) -> tuple[ModelFamily, ModelHead]
     accepted = ", ".join(name for family in FAMILIES.values() for name in architectures_of(family))
     if architectures in [[name] for name in MISSING_OPS]:
         needed = MISSING_OPS[architectures[0]]
-        raise CheckpointError(f"{subject}: architectures is {describe(architectures)}, which would need {needed}")
+        raise CheckpointError(
+            f"{subject}: architectures is {describe(architectures)}, which is not supported: it needs {needed}"
+        )
     named = architectures[0] if isinstance(architectures, list) and len(architectures) == 1 else None
     found = model_of(named) if isinstance(named, str) else None
     if found is None:

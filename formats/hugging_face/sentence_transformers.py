@@ -76,7 +76,7 @@ def _modules(path: Path) -> list[Mapping[str, Any]]:
 def _inside(model_dir: Path, place: str, path: Path) -> Path:
     found = (model_dir / place).resolve()
     if not found.is_relative_to(model_dir.resolve()):
-        raise CheckpointError(f"{path}: path {describe(place)} leads out of the model's directory")
+        raise CheckpointError(f"{path}: path {describe(place)} is outside of the model's directory")
     return found
 
 

@@ -212,7 +212,7 @@ def read_rope_of_kinds(
             local = windowed.number("rope_theta", above=True)
             scaling = whole
             if read_rotary_scaling(windowed, max_position_embeddings) is not None:
-                windowed.problem("rope_type", "is not default, which is all that layers with a window can have")
+                windowed.problem("rope_type", "is not default; layers with a window accept only default")
     return {
         "rotary_base": theta,
         "rotary_local_base": local,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-_GEMMA4 = "norms of values, keys that several layers share and embeddings of their own for layers"
+_GEMMA4 = "norms of values, keys that several layers share and embeddings for each layer"
 _QWEN3_NEXT = "layers of linear attention (the gated delta rule), which keep a state, and gated attention"
 _SQUARED_RELU = "a squared ReLU"
 
@@ -19,7 +19,7 @@ MISSING_OPS: Final = {
     "ApertusForCausalLM": "the activation xIELU",
     "ArceeForCausalLM": _SQUARED_RELU,
     "NemotronForCausalLM": _SQUARED_RELU,
-    "HunYuanDenseV1ForCausalLM": "norms of heads behind the rotation",
+    "HunYuanDenseV1ForCausalLM": "norms of heads after the rotation",
     "OlmoForCausalLM": "layer norms without weights, and bounds on q, k and v",
     "Ministral3ForCausalLM": "queries that are scaled by their position",
 }

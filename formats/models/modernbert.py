@@ -89,7 +89,7 @@ def _read_rope(fields: JsonFields, max_position_embeddings: int) -> Features:
         if name in fields and fields.raw(name) is None:
             fields.problem(name, "is null; expected a number")
     if fields.raw("rope_scaling") is not None:
-        fields.problem("rope_scaling", "is given; accepted: rope_parameters, which say it of each kind of layer")
+        fields.problem("rope_scaling", "is given; accepted: rope_parameters, with scaling for each kind of layer")
     return read_rope_of_kinds(fields, max_position_embeddings, base=160_000.0, local_base=10_000.0, names=names)
 
 

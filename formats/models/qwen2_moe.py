@@ -19,7 +19,7 @@ from .mixture import (
 
 def _read_features(fields: JsonFields, num_hidden_layers: int) -> Features:
     if fields.raw("use_sliding_window") is True and fields.raw("layer_types") is None:
-        fields.problem("use_sliding_window", "is true without layer_types, which say what layers have the window")
+        fields.problem("use_sliding_window", "is true, but layer_types, which selects the layers, is missing")
     return {
         **sliding_window_by_layer(fields, num_hidden_layers),
         **layers_without_experts(fields, num_hidden_layers),

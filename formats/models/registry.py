@@ -173,7 +173,7 @@ def read_config(data: Mapping[str, Any], *, subject: str) -> CheckpointConfig:
     config = family.config_class.from_dict(data, subject=subject)
     # Values that the family's network would ignore.
     problems = [
-        f"{name} is {value}; {config.architecture} has {' or '.join(dict.fromkeys(accepted))}"
+        f"{name} is {value}; {config.architecture} accepts {' or '.join(dict.fromkeys(accepted))}"
         for name, value, accepted in (
             ("hidden_act", config.hidden_act, family.activations.values()),
             ("position_embedding_type", config.position_embedding_type, [family.position_embedding_type]),

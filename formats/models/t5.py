@@ -69,7 +69,9 @@ def _read_features(fields: JsonFields, num_hidden_layers: int) -> Features:
     for name, expected in derived.items():
         found = fields.raw(name)
         if found is not None and found != expected and str(projection) in _ACTIVATIONS:
-            fields.problem(name, f"is {describe(found)}; feed_forward_proj {projection} makes it {describe(expected)}")
+            fields.problem(
+                name, f"is {describe(found)}; expected {describe(expected)} with feed_forward_proj {projection}"
+            )
     # T5 v1.1 and Flan-T5 say that lm_head is not the embedding, and then logits are not scaled; newer files state both.
     untied = fields.raw("tie_word_embeddings") is False
     return {

@@ -142,7 +142,7 @@ class Linear:
         """The threshold. Raises ValueError if there is one without a ReLU gate."""
         has_gate = len(self.weights) == 2 and self.activation is not None and self.activation.leaves_zeros
         if self.threshold != 0.0 and not has_gate:
-            raise ValueError(f"threshold is {self.threshold} where no ReLU is a gate")
+            raise ValueError(f"threshold is {self.threshold}; expected 0 without a ReLU gate")
         return self.threshold
 
 

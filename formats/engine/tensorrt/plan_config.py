@@ -57,7 +57,7 @@ class StoredFile:
         """
         path = directory / self.file
         if path.is_symlink() or not path.is_file():
-            raise EngineError(f"{path}: is missing, or no file")
+            raise EngineError(f"{path}: is missing, or not a file")
         if path.stat().st_size != self.num_bytes:
             raise EngineError(f"{path}: has {path.stat().st_size} bytes; config.json was written for {self.num_bytes}")
         if _checksum(path) != self.checksum:
@@ -159,7 +159,7 @@ def plans_from_fields(source: JsonFields) -> TensorRtPlans:
         source.problem("plans", "must be one for each compute capability, at least one")
     names = [stored.file for stored in (plan.stored for plan in files)]
     if len(set(names)) != len(names):
-        source.problem("plans", "have a file twice")
+        source.problem("plans", "name a file twice")
     _check_tensors(source, tensors)
     return TensorRtPlans(
         package=source.string("package"),
@@ -228,7 +228,7 @@ def _is_table(value: object, width: int) -> bool:
 def _check_tensors(source: JsonFields, tensors: tuple[TensorRow, ...]) -> None:
     names = [tensor.name for tensor in tensors]
     if len(set(names)) != len(names):
-        source.problem("tensors", "have a name twice")
+        source.problem("tensors", "use a name twice")
     inputs = {tensor.name: tensor for tensor in tensors if tensor.mode == INPUT}
     for tensor in tensors:
         if tensor.alias is None:

@@ -57,7 +57,7 @@ def read_awq(fields: JsonFields) -> Awq | None:
     if len(layouts) > 1 or not layouts <= {_GEMM, _GEMV}:
         fields.problem(named[0], f"is {describe(fields.raw(named[0]))}; accepted: {_GEMM}, {_GEMV}")
     if str(fields.raw("backend")).lower() == "llm-awq":
-        fields.problem("backend", "is llm-awq, whose layout is not read; accepted: autoawq")
+        fields.problem("backend", "is llm-awq, whose layout is not supported; accepted: autoawq")
     fields.discard(_HARMLESS)
     kept = None
     if group_size in (None, *GROUP_SIZES):

@@ -273,7 +273,7 @@ class Bits8:
         name = source + WEIGHT
         inputs = weights.spec(name).shape[1:] if name in weights else (0,)
         if len(outputs) != 1 or len(inputs) != 1:
-            return [f"{weights.where(f'{source}.SCB')}: expected [out], beside a weight [out, in]"]
+            return [f"{weights.where(f'{source}.SCB')}: expected [out], with a weight [out, in]"]
         problems = tensor_problems(
             weights,
             {name: ((np.dtype(np.int8),), (*outputs, *inputs)), f"{source}.SCB": ((FLOAT32,), outputs)},
@@ -283,7 +283,7 @@ class Bits8:
             stored = weights.joined_rows(layout)
             if stored.size != 1 or stored.dtype != _UINT8 or stored.flat[0] != 0:
                 problems.append(
-                    f"{weights.where(layout)}: is {stored.tolist()} of {stored.dtype}; accepted: 0, row by row"
+                    f"{weights.where(layout)}: is {stored.tolist()} of {stored.dtype}; accepted: 0 (row by row)"
                 )
         return problems
 

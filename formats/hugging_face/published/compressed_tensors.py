@@ -67,17 +67,15 @@ def read_compressed_tensors(fields: JsonFields) -> Integers | Float8 | None:
     names = list(groups.remaining())
     group = groups.object(names[0]) if len(names) == 1 else None
     if group is None:
-        fields.problem(
-            "config_groups", f"has {len(names)} groups; layers that are quantised alike, one group, are read"
-        )
+        fields.problem("config_groups", f"has {len(names)} groups; expected one group: layers that are quantised alike")
         return None
     if group.strings("targets") != ("Linear",):
-        group.problem("targets", "must be ['Linear']; other layers are not read")
+        group.problem("targets", "must be ['Linear']; other layers are not supported")
     if group.raw("output_activations") is not None:
         group.problem("output_activations", "is set, but outputs are not quantised")
     own_format = group.optional_string("format")
     if own_format not in (None, file_format):
-        group.problem("format", f"is '{own_format}', and that of the model '{file_format}'")
+        group.problem("format", f"is '{own_format}'; expected the model's format '{file_format}'")
     weights, activations = group.object("weights"), group.object("input_activations", optional=True)
     if weights is None:
         return None
@@ -103,13 +101,13 @@ def _integers_of(args: JsonFields, file_format: str) -> Integers:
         args.problem("actorder", f"is {describe(order)}; accepted: {accepted}")
     reordered = order in _REORDERED
     if reordered and (strategy != "group" or file_format != _PACK_QUANTIZED):
-        args.problem("actorder", f"is {describe(order)}, which goes with strategy group of {_PACK_QUANTIZED}")
+        args.problem("actorder", f"is {describe(order)}, which needs strategy group and format {_PACK_QUANTIZED}")
     _finish(args)
     if file_format == _INT_QUANTIZED:
         if bits == 8 and strategy != "channel":
-            args.problem("strategy", "of 8 bits must be channel, and symmetric")
+            args.problem("strategy", "must be channel for 8 bits")
         elif not symmetric:
-            args.problem("symmetric", f"must be true of {file_format}")
+            args.problem("symmetric", f"must be true for {file_format}")
     kept = None
     if group_size in (None, *GROUP_SIZES):
         algo = QuantAlgo.W8A16 if bits == 8 else QuantAlgo.W4A16
@@ -121,7 +119,7 @@ def _with_activations(args: JsonFields, weights: Integers) -> Integers:
     """Returns the same weights, for 8-bit activations with a scale per token, computed at run time."""
     _number_of_bits(args, "int", (8,))
     if args.string("strategy", choices=("token", "tensor", "group")) != "token":
-        args.problem("strategy", "must be token: one scale a token")
+        args.problem("strategy", "must be token: one scale per token")
     if not args.boolean("symmetric", default=True):
         args.problem("symmetric", "must be true")
     args.discard(("group_size", "actorder"))
@@ -129,9 +127,7 @@ def _with_activations(args: JsonFields, weights: Integers) -> Integers:
     _finish(args)
     kept = _kept_with_int8_activations(weights)
     if kept is None:
-        args.problem(
-            "num_bits", "goes with weights of 8 bits by channel and symmetric, or of 4 bits whose inputs are in order"
-        )
+        args.problem("num_bits", "needs weights of 8 bits (channel, symmetric), or of 4 bits without permuted inputs")
         return weights
     return replace(weights, kept=kept)
 
@@ -222,7 +218,10 @@ class Integers:
                 noted = group_problems(weights, source + _GROUP, -(-shape[1] // (self.group_size or 1)))
             problems += noted
             if shape[1] % (self.group_size or 1) != 0:
-                problems.append(f"{weights.where(source + _SCALE)}: {shape[1]} inputs are no whole groups")
+                problems.append(
+                    f"{weights.where(source + _SCALE)}: {shape[1]} inputs; expected a multiple of group_size "
+                    f"{self.group_size}"
+                )
             found[source + WEIGHT] = matrix
         raise_problems(weights, problems)
         return found
@@ -332,8 +331,8 @@ class _IntegerMatrix:
         middle = 2 ** (self.how.bits - 1)
         if values.size and not -middle <= values.min() <= values.max() < middle:
             raise CheckpointError(
-                f"{self.weights.where(self.source + WEIGHT)}: has integers from {values.min()} to {values.max()}; of "
-                f"{self.how.bits} bits they are {-middle} to {middle - 1}"
+                f"{self.weights.where(self.source + WEIGHT)}: has integers from {values.min()} to {values.max()}; "
+                f"expected {-middle} to {middle - 1} for {self.how.bits} bits"
             )
         numbers: Array = (values.astype(np.int16) + middle).astype(np.uint8)
         return numbers

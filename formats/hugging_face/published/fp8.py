@@ -85,7 +85,7 @@ class BlockFp8:
         for source in layers_with(weights, _SCALE, self.describe()):
             name = source + WEIGHT
             if name not in weights or len(weights.spec(name).shape) != 2:
-                problems.append(f"{weights.where(source + _SCALE)}: expected a weight [out, in] beside it")
+                problems.append(f"{weights.where(source + _SCALE)}: expected a weight [out, in] with it")
                 continue
             outputs, inputs = weights.spec(name).shape
             stored = weights.spec(source + _SCALE).shape

@@ -101,9 +101,7 @@ def _refuse_settings_of_layers(fields: JsonFields) -> None:
     if dynamic in (None, {}, False):
         return
     if not isinstance(dynamic, dict) or any(not name.startswith("-:") for name in dynamic):
-        fields.problem(
-            "dynamic", f"is {describe(dynamic)}; layers that are quantised differently are not read, only '-:' is"
-        )
+        fields.problem("dynamic", f"is {describe(dynamic)}; accepted: only entries that begin with '-:'")
 
 
 @dataclass(frozen=True)
@@ -196,8 +194,9 @@ class _Matrix:
         if not (unpacked(self.weights.joined_rows(name), self.how.bits) == greatest).any():
             return []
         return [
-            f"{self.weights.where(name)}: holds {greatest}, which as a zero point less one AutoGPTQ and GPTQModel read "
-            f"differently; accepted: checkpoint_format {_PLAIN}, or a model that GPTQModel wrote (meta.quantizer)"
+            f"{self.weights.where(name)}: holds {greatest}, a zero point stored less one, which AutoGPTQ and "
+            f"GPTQModel read differently; accepted: checkpoint_format {_PLAIN}, or a model that GPTQModel "
+            "wrote (meta.quantizer)"
         ]
 
     def _group_of_inputs(self) -> Array:

@@ -76,7 +76,7 @@ class MxFp4:
 def _problems_of(weights: HfWeights, source: str) -> list[str]:
     blocks, parameter = source + _BLOCKS, source.rpartition(".")[2]
     if parameter not in ALTERNATING_EXPERTS:
-        return [f"{weights.where(blocks)}: is of no layer of experts; accepted: {', '.join(ALTERNATING_EXPERTS)}"]
+        return [f"{weights.where(blocks)}: is not a layer of experts; accepted: {', '.join(ALTERNATING_EXPERTS)}"]
     shape = weights.spec(blocks).shape
     layers = len(ALTERNATING_EXPERTS[parameter])
     if len(shape) != 4 or shape[3] != _BLOCK_BYTES or shape[1] % layers != 0:
@@ -152,7 +152,7 @@ class _Matrix:
         stored = self._of_expert(name, rows)
         if (stored == _NO_NUMBER).any():
             raise CheckpointError(
-                f"{self.weights.where(name)}: expert {self.expert} has a scale of {_NO_NUMBER}, which is no number; "
+                f"{self.weights.where(name)}: expert {self.expert} has a scale of {_NO_NUMBER}, which is not a number; "
                 f"accepted: 0 to {_NO_NUMBER - 1}, for 2^-{_BIAS} to 2^{_NO_NUMBER - 1 - _BIAS}"
             )
         exponents: Array = stored.astype(np.int32) - _BIAS

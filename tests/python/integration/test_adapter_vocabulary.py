@@ -131,7 +131,10 @@ def test_trained_tokens_that_are_refused(name: str, served: ServedKinds, tmp_pat
     edit_config(adapter, trainable_token_indices=[*tokens[:-1], served.vocabulary])
     reason = refusal()
     if is_tied:
-        assert f"beyond the base's vocabulary of {served.vocabulary} it brings 1, above max_extra_tokens 0" in reason
+        assert (
+            f"it brings 1 tokens beyond the base's vocabulary of {served.vocabulary}, above max_extra_tokens 0"
+            in reason
+        )
     else:
         assert f"its file has no row of 'lm_head' for token {served.vocabulary};" in reason
     edit_config(adapter, trainable_token_indices=tokens[:-1])
@@ -145,7 +148,7 @@ def test_trained_tokens_that_are_refused(name: str, served: ServedKinds, tmp_pat
         executor.add_adapter("tokens", served.adapters["tokens"])
         executor.add_adapter("plain", served.adapters["plain"])
         with pytest.raises(
-            adaptrt.AdapterError, match="'tokens' has trained tokens or whole weights, which take the base's place"
+            adaptrt.AdapterError, match="'tokens' has trained tokens or whole weights, which replace the base's"
         ):
             executor.enqueue_request(make_request([3], 1), adapter="plain:0.5+tokens:0.5")
 

@@ -201,7 +201,7 @@ def test_classifiers_are_not_taken_for_what_they_are_not(llm: adaptrt.LLM, base:
         llm.classify("t3", lora="plain")
     with pytest.raises(adaptrt.RequestError, match="the model is no classifier; accepted: models for classification"):
         llm.classify("t3")
-    with pytest.raises(adaptrt.AdapterError, match=r"served from its directory alone"):
+    with pytest.raises(adaptrt.AdapterError, match=r"head does not fit into a request's tensors; use its directory"):
         adaptrt.LoraConfig.from_peft(1, base / "moods", llm.executor.engine)
     with pytest.raises(adaptrt.AdapterError, match="has no adapter named 'nobody'"):
         llm.classify("t3", lora="nobody")
@@ -224,14 +224,14 @@ def damaged(base: Path, path: Path, change: dict[str, Any]) -> Path:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"score.weight": None}, "of a classifier's head it has none"),
+        ({"score.weight": None}, "its classifier head has none"),
         ({"score.weight": np.zeros((3, 35), np.float32)}, r"weight \[3, 35\]; the model's hidden size is 36"),
         ({"score.weight": np.zeros((0, 36), np.float32)}, r"score.weight is \[0, 36\]; expected 2 dimensions"),
         ({"score.weight": np.zeros(36, np.float32)}, r"score.weight is \[36\]; expected 2 dimensions"),
         ({"score.weight": np.zeros((3, 36), np.int32)}, "score.weight is int32"),
         ({"score.weight": np.full((3, 36), np.nan, np.float32)}, "score.weight has NaN"),
         ({"score.bias": np.zeros(2, np.float32)}, r"score.bias is \[2\], and score.weight \[3, 36\]"),
-        ({"classifier.weight": np.zeros((3, 36), np.float32)}, "it has '(score|classifier)' and"),
+        ({"classifier.weight": np.zeros((3, 36), np.float32)}, "head has '(score|classifier)' and"),
         ({"lm_head.weight": np.zeros((61, 36), np.float32)}, r"lm_head\.weight"),
     ],
 )

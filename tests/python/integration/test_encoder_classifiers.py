@@ -183,9 +183,13 @@ def test_adapters_bring_heads_of_two_layers(name: str, over: str, tmp_path: Path
     ("name", "change", "message"),
     [
         ("roberta", {"classifier.dense.weight": None, "classifier.dense.bias": None}, "has one layer; that of Roberta"),
-        ("roberta", {"classifier.dense.bias": None}, "it has 'classifier.dense.weight'; accepted: weight and bias"),
+        (
+            "roberta",
+            {"classifier.dense.bias": None},
+            "has 'classifier.dense.weight' before its last layer; accepted: weight",
+        ),
         ("roberta", {"classifier.dense.weight": np.zeros((36, 35), np.float32)}, r"classifier\.dense\.weight is \[36"),
-        ("roberta", {"classifier.out_proj.weight": None}, "of a classifier's head it has"),
+        ("roberta", {"classifier.out_proj.weight": None}, "its classifier head has"),
         ("distilbert", {"pre_classifier.weight": None, "pre_classifier.bias": None}, "has one layer; that of Distil"),
         ("distilbert", {"pre_classifier.bias": np.zeros(35, np.float32)}, r"pre_classifier\.bias is \[35\]"),
         ("distilbert", {"pre_classifier.weight": np.full((36, 36), np.nan, np.float32)}, "has NaN"),
@@ -262,8 +266,8 @@ def test_an_adapter_of_the_pooler_without_a_head_does_not_classify(tmp_path: Pat
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"lora_A.weight": None}, r"of the pooler it needs lora_A \[4, in\]"),
-        ({"lora_A.weight": np.zeros((3, 36), np.float32)}, r"of the pooler it needs lora_A \[4, in\]"),
+        ({"lora_A.weight": None}, r"the pooler needs lora_A \[4, in\]"),
+        ({"lora_A.weight": np.zeros((3, 36), np.float32)}, r"the pooler needs lora_A \[4, in\]"),
         ({"lora_A.weight": np.zeros((4, 35), np.float32)}, r"its weight is \[36, 36\]"),
         ({"lora_B.weight": np.full((36, 4), np.nan, np.float32)}, "has NaN"),
         ({"lora_B.weight": np.zeros((36, 4), np.int32)}, "is int32"),

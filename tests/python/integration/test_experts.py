@@ -232,7 +232,7 @@ BLOCK = "base_model.model.model.layers.0.mlp.experts"
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        (lambda tensors: tensors.pop(f"{BLOCK}.lora_A.weight"), "its counterpart of model.layers.0.mlp.experts"),
+        (lambda tensors: tensors.pop(f"{BLOCK}.lora_A.weight"), "layers.0.mlp.experts needs both lora_A and lora_B"),
         (
             lambda tensors: tensors.update({f"{BLOCK}.lora_A.weight": np.ones((23, INNER), np.float32)}),
             r"those of 6 experts' gate_up_proj are \[6 rank, 36\]",
@@ -279,7 +279,7 @@ def test_inspection_has_a_line_for_all_experts(engine: Path, tmp_path: Path) -> 
 
 def test_without_the_model_the_number_of_experts_is_not_known(tmp_path: Path) -> None:
     adapter = save_old_adapter(tmp_path / "adapter")
-    with pytest.raises(AdapterError, match="how many there are only the model says; give the base model"):
+    with pytest.raises(AdapterError, match="whose number only the model states; give the base model"):
         convert_adapter(adapter, storage_dtype="float32")
 
 

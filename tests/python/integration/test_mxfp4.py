@@ -352,15 +352,15 @@ def none_at_all(tensors: dict[str, np.ndarray]) -> None:
     [
         (
             with_scale(255),
-            "gate_up_proj_scales': expert 3 has a scale of 255, which is no number; accepted: 0 to 254, for 2^-127 to "
-            "2^127",
+            "gate_up_proj_scales': expert 3 has a scale of 255, which is not a number; accepted: 0 to 254, for 2^-127 "
+            "to 2^127",
         ),
         (missing_scales, "tensor 'model.layers.0.mlp.experts.gate_up_proj_scales' is missing"),
         (float_scales, "gate_up_proj_scales': is of float32; accepted: uint8"),
         (fewer_scales, f"gate_up_proj_scales': is [{EXPERTS}, {2 * INNER}, 1]; expected [{EXPERTS}, {2 * INNER}, 2]"),
         (flat_blocks, "expected [experts, out, in / 32, 16], out a multiple of 2"),
-        (of_another_layer, "q_proj_blocks': is of no layer of experts; accepted: gate_up_proj, down_proj"),
-        (both, "is there beside"),
+        (of_another_layer, "q_proj_blocks': is not a layer of experts; accepted: gate_up_proj, down_proj"),
+        (both, "is there next to"),
         (none_at_all, "quantization_config says MXFP4, but no tensor is named *_blocks"),
     ],
 )

@@ -150,7 +150,7 @@ def first_counts(content: dict[str, Any]) -> tuple[str, list[int]]:
 def shorten(content: dict[str, Any]) -> str:
     name, counts = first_counts(content)
     counts.pop()
-    return rf"{name} has {len(counts)} numbers; the engine's layer has {len(counts) + 1} to choose"
+    return rf"{name} has {len(counts)} numbers; expected {len(counts) + 1} for the engine's layer"
 
 
 def count_too_often(content: dict[str, Any]) -> str:
@@ -173,12 +173,12 @@ def add_layer(content: dict[str, Any]) -> str:
 def change_quietly(content: dict[str, Any]) -> str:
     _, counts = first_counts(content)
     counts[0] = 1 - min(counts[0], 1)
-    return "checksum is not that of its content; it was changed after the build"
+    return "checksum does not match its content; it was changed after the build"
 
 
 def rename_engine(content: dict[str, Any]) -> str:
     content["engine_checksum"] = "0" * 16
-    return f"engine_checksum is {'0' * 16}; the engine beside it has "
+    return f"engine_checksum is {'0' * 16}; expected the engine's "
 
 
 @pytest.mark.parametrize("damage", [shorten, count_too_often, drop_layer, add_layer, change_quietly, rename_engine])

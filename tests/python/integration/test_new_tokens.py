@@ -274,8 +274,8 @@ def test_an_engine_without_room_says_what_makes_it(served: ServedKinds, tmp_path
     few = engine_of(served.model, tmp_path, build_config(max_extra_tokens=2))
     adaptrt.LoraConfig.from_peft(1, served.adapters["other"], few)
     reason = (
-        f"of tokens beyond the base's vocabulary of {served.vocabulary} it brings 3, above max_extra_tokens 2; "
-        "adaptrt build --max_extra_tokens 3 makes room"
+        f"it brings 3 tokens beyond the base's vocabulary of {served.vocabulary}, above max_extra_tokens 2; "
+        "build the engine with --max_extra_tokens 3"
     )
     with pytest.raises(adaptrt.AdapterError, match=reason):
         adaptrt.LoraConfig.from_peft(1, served.adapters["resized"], few)
@@ -321,10 +321,10 @@ def test_adapters_that_are_refused(name: str, served: ServedKinds, tmp_path: Pat
         assert reason in refusal(without)
     invoked = copy_of("resized", "invoked")
     edit_config(invoked, alora_invocation_tokens=[3, 4])
-    assert "it brings new tokens, and is an aLoRA" in refusal(invoked)
+    assert "it brings new tokens, but it is an aLoRA" in refusal(invoked)
     dora = peft.LoraConfig(target_modules=["lm_head", embedding], r=2, use_dora=True, task_type="CAUSAL_LM")
     made = save_kind(served.model, tmp_path / "dora", dora, 1, extra_tokens=1)
-    assert "has factors (DoRA or IA3) besides new tokens" in refusal(made)
+    assert "has factors (DoRA or IA3); expected none with new tokens" in refusal(made)
 
 
 def test_no_weighted_sum_has_new_tokens(executor: adaptrt.Executor) -> None:

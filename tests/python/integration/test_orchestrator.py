@@ -341,7 +341,7 @@ def test_ranks_that_cannot_begin_are_named(cut: Cut, tmp_path: Path, monkeypatch
     content = bytearray((engine / "rank1.engine").read_bytes())
     content[-1] ^= 1
     (engine / "rank1.engine").write_bytes(content)
-    with pytest.raises(EngineError, match=r"^rank 1 of 2: .*rank1\.engine: its header is not the one"):
+    with pytest.raises(EngineError, match=r"^rank 1 of 2: .*rank1\.engine: its header does not match config"):
         executor_over(engine)
     broken = tmp_path / "broken.sh"
     broken.write_text("#!/bin/sh\necho 'no library of that name' >&2\nexit 3\n")

@@ -323,9 +323,9 @@ def test_bad_input_is_refused_by_name(llama: Served, executor: adaptrt.Executor,
     )
     assert "input_token_ids has 61; the vocabulary is 0 to 60" in named("tuned", make_request([3, 61], 1))
     assert "a prompt of 105 tokens and max_tokens 60 make 165 tokens" in named("tuned", make_request([3] * 100, 60))
-    assert "virtual tokens are no rows of a LoraConfig" in named("tuned:0.5+lora:0.5", make_request([3], 1))
+    assert "virtual tokens do not fit into a LoraConfig" in named("tuned:0.5+lora:0.5", make_request([3], 1))
     with pytest.raises(
-        adaptrt.AdapterError, match=r"virtual tokens are no rows of a LoraConfig; accepted: by its name"
+        adaptrt.AdapterError, match=r"virtual tokens do not fit into a LoraConfig; accepted: by its name"
     ):
         adaptrt.LoraConfig.from_peft(1, llama.adapters["tuned"], llama.engine)
     with pytest.raises(adaptrt.AdapterError, match="has no virtual tokens; accepted: PROMPT_TUNING and P_TUNING"):

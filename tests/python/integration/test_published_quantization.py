@@ -179,29 +179,29 @@ def of_weights(**fields: Any) -> Any:
         ("w8a16", lambda c: c["config_groups"].update(other={}), "config_groups has 2 groups"),
         ("w8a16", lambda c: c["config_groups"]["group_0"].update(targets=["Embedding"]), "targets must be"),
         ("w8a16", of_weights(num_bits=3), "num_bits is 3; accepted: 4 or 8"),
-        ("w8a16", of_weights(num_bits=4), "has integers from -127 to 127; of 4 bits they are -8 to 7"),
-        ("bytes-4", of_weights(symmetric=False), "symmetric must be true of int-quantized"),
+        ("w8a16", of_weights(num_bits=4), "has integers from -127 to 127; expected -8 to 7 for 4 bits"),
+        ("bytes-4", of_weights(symmetric=False), "symmetric must be true for int-quantized"),
         ("w8a16", of_weights(type="float"), 'type is "float"'),
-        ("w8a16", of_weights(symmetric=False), "symmetric must be true of int-quantized"),
-        ("w8a16", of_weights(strategy="group", group_size=32), "of 8 bits must be channel, and symmetric"),
+        ("w8a16", of_weights(symmetric=False), "symmetric must be true for int-quantized"),
+        ("w8a16", of_weights(strategy="group", group_size=32), "strategy must be channel for 8 bits"),
         ("w8a16", of_weights(dynamic=True), "dynamic is true; accepted: false"),
-        ("packed-4", of_weights(group_size=48), "weight_scale': 64 inputs are no whole groups"),
+        ("packed-4", of_weights(group_size=48), "weight_scale': 64 inputs; expected a multiple of group_size 48"),
         ("packed-4", of_weights(actorder="first"), 'actorder is "first"; accepted: null, static or weight, group'),
-        ("w8a16", of_weights(actorder="group"), 'actorder is "group", which goes with strategy group of pack-quant'),
+        ("w8a16", of_weights(actorder="group"), 'actorder is "group", which needs strategy group and format pack'),
         ("packed-4", of_weights(actorder="group"), "q_proj.weight_g_idx' is missing"),
         (
             "packed-8",
             lambda c: c["config_groups"]["group_0"].update(
                 input_activations=TOKENS, weights={**INT8, "strategy": "group", "group_size": 32}
             ),
-            "goes with weights of 8 bits by channel and symmetric, or of 4 bits whose inputs are in order",
+            r"needs weights of 8 bits \(channel, symmetric\), or of 4 bits without permuted inputs",
         ),
         (
             "packed-4",
             lambda c: c["config_groups"]["group_0"].update(
                 input_activations=TOKENS, weights={**INT4, "actorder": "group"}
             ),
-            "goes with weights of 8 bits by channel and symmetric, or of 4 bits whose inputs are in order",
+            r"needs weights of 8 bits \(channel, symmetric\), or of 4 bits without permuted inputs",
         ),
         (
             "w8a8",

@@ -122,8 +122,8 @@ def test_experts_that_cannot_be_dealt_are_refused_by_name(granite: Cut, tmp_path
     model, to = Cut("mixtral", tmp_path).model, tmp_path / "refused"
     for problem, sizes in {
         "moe_ep_size 2 does not divide moe_num_experts 5": {"tp_size": 2, "moe_ep_size": 2},
-        "moe_tp_size 4 and moe_ep_size 2 cannot be of tp_size 4": {"tp_size": 4, "moe_tp_size": 4, "moe_ep_size": 2},
-        "moe_ep_size 3 cannot be of tp_size 4": {"tp_size": 4, "moe_ep_size": 3},
+        "moe_tp_size 4 and moe_ep_size 2 do not fit tp_size 4": {"tp_size": 4, "moe_tp_size": 4, "moe_ep_size": 2},
+        "moe_ep_size 3 do not fit tp_size 4": {"tp_size": 4, "moe_ep_size": 3},
         "moe_ep_size is 0": {"tp_size": 4, "moe_ep_size": 0},
     }.items():
         with pytest.raises(ConfigError, match=problem):

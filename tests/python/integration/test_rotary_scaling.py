@@ -263,7 +263,9 @@ def test_adapters_that_are_refused(llama: Served, tmp_path: Path) -> None:
     plain = engine_of(llama.model, tmp_path / "plain", build_config(()))
     assert "long_lora_scaling_factors" not in (plain / "config.json").read_text()
     assert b"rotary_factors" not in (plain / "rank0.engine").read_bytes()
-    with pytest.raises(adaptrt.AdapterError, match=f"2 times the base's {POSITIONS} positions, and of long_lora_sca"):
+    with pytest.raises(
+        adaptrt.AdapterError, match=f"factor is 2 .the base has {POSITIONS} positions., and the engine's "
+    ):
         adaptrt.LoraConfig.from_peft(1, llama.adapters["doubled"], plain)
     with (
         adaptrt.Executor(plain, adaptrt.ModelType.DECODER_ONLY, adaptrt.ExecutorConfig()) as executor,
@@ -272,19 +274,22 @@ def test_adapters_that_are_refused(llama: Served, tmp_path: Path) -> None:
         executor.enqueue_request(make_request([3], 1, llama.lora("doubled")))
     tripled = Path(shutil.copytree(llama.adapters["doubled"], tmp_path / "tripled"))
     for length, reason in (
-        (3 * POSITIONS, r"3 times the base's 40 positions, and of long_lora_scaling_factors the engine has 2, 4"),
+        (
+            3 * POSITIONS,
+            r"factor is 3 \(the base has 40 positions\), and the engine's long_lora_scaling_factors are 2, 4",
+        ),
         (-1, "context_length = -1: expected a number of tokens"),
         (2.5, "context_length = 2.5: expected a number of tokens"),
     ):
         edit_config(tripled, context_length=length)
         with pytest.raises(adaptrt.AdapterError, match=reason):
             adaptrt.LoraConfig.from_peft(1, tripled, llama.engine)
-    with pytest.raises(adaptrt.AdapterError, match="depends on the base's; give the base model"):
+    with pytest.raises(adaptrt.AdapterError, match="depends on the base model; give the base model"):
         adaptrt.formats.adapter.convert_adapter(llama.adapters["longest"], storage_dtype="float32")
     with pytest.raises(adaptrt.AdapterError, match="longest' has a vocabulary of its own or divides rotary positions"):
         adaptrt.LoraConfig.from_peft(1, {llama.adapters["longest"]: 0.5, llama.adapters["plain"]: 0.5}, llama.engine)
     (tripled / "trainable_params.bin").write_bytes(b"")
-    with pytest.raises(adaptrt.AdapterError, match="trained embeddings and norms of LongLoRA"):
+    with pytest.raises(adaptrt.AdapterError, match="LongLoRA's trained embeddings and norms"):
         adaptrt.LoraConfig.from_peft(1, tripled, llama.engine)
 
 

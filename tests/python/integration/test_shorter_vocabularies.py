@@ -165,10 +165,10 @@ def test_adapters_that_are_refused(served: ServedKinds, tmp_path: Path) -> None:
     assert expected in refusal(uneven)
     beyond = copy_of("tokens", "beyond")
     edit_config(beyond, trainable_token_indices=[5, vocabulary - 1])
-    assert f"is of token {vocabulary - 1}, and it has {vocabulary - 2}" in refusal(beyond)
+    assert f"has a row for token {vocabulary - 1}; expected at most {vocabulary - 3}" in refusal(beyond)
     dora = peft.LoraConfig(target_modules=["lm_head"], r=2, use_dora=True, task_type="CAUSAL_LM")
     made = save_kind(served.model, tmp_path / "dora", dora, 1, extra_tokens=-1)
-    assert "has factors (DoRA or IA3), and fewer tokens than the base" in refusal(made)
+    assert "has factors (DoRA or IA3); expected none with fewer tokens than the base" in refusal(made)
 
 
 def with_new_embeddings(served: ServedKinds, directory: Path, count: int = 2, **changed: Any) -> tuple[Path, Path]:
@@ -197,14 +197,14 @@ def test_a_file_of_new_embeddings_is_new_tokens(served: ServedKinds, tmp_path: P
     ours, theirs = (adaptrt.LoraConfig.from_peft(1, directory, engine) for directory in (beside, resized))
     assert np.asarray(ours.config).tolist() == np.asarray(theirs.config).tolist()
     assert np.asarray(ours.weights).tobytes() == np.asarray(theirs.weights).tobytes()
-    with pytest.raises(adaptrt.AdapterError, match="max_extra_tokens 0; adaptrt build --max_extra_tokens 2"):
+    with pytest.raises(adaptrt.AdapterError, match="max_extra_tokens 0; build the engine with --max_extra_tokens 2"):
         adaptrt.LoraConfig.from_peft(1, beside, served.engine)
     with pytest.raises(adaptrt.AdapterError, match="rows of new tokens; give the base model"):
         adaptrt.formats.adapter.convert_adapter(beside, storage_dtype="float32")
     for number, (changed, reason) in enumerate(
         (
             ({"output_embeddings": None}, "has no tensor 'output_embeddings'"),
-            ({"others": np.zeros((2, 3), np.float32)}, "tensor 'others': accepted: input_embeddings"),
+            ({"others": np.zeros((2, 3), np.float32)}, "tensor 'others' is unknown; accepted: input_embeddings"),
             ({"input_embeddings": np.zeros((2, 3), np.float32)}, "its rows have 3 elements"),
             ({"input_embeddings": np.zeros(3, np.float32)}, r"expected \[tokens, hidden size\]"),
             ({"input_embeddings": np.full((2, 3), np.nan, np.float32)}, "has NaN"),
@@ -215,5 +215,5 @@ def test_a_file_of_new_embeddings_is_new_tokens(served: ServedKinds, tmp_path: P
             adaptrt.LoraConfig.from_peft(1, wrong, engine)
     both = Path(shutil.copytree(resized, tmp_path / "both"))
     shutil.copy(beside / "new_embeddings.safetensors", both)
-    with pytest.raises(adaptrt.AdapterError, match="has new tokens, and so has adapter_model"):
+    with pytest.raises(adaptrt.AdapterError, match="has new tokens, but adapter_model"):
         adaptrt.LoraConfig.from_peft(1, both, engine)

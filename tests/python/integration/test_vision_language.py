@@ -218,7 +218,7 @@ def test_what_adapters_change_of_the_vision_tower_is_refused_by_name(qwen2_5: Pa
     adapter = save_adapter(qwen2_5, tmp_path / "adapter", 0, r=3, target_modules=["q_proj", "down_proj"])
     assert any("visual" in name for name in load_file(adapter / TENSORS))
     complaint = (
-        r"visual\.blocks\.0\.mlp\.down_proj\.lora_A\.weight': belongs to the vision tower; the language model alone is "
+        r"visual\.blocks\.0\.mlp\.down_proj\.lora_A\.weight': belongs to the vision tower; only the language model is "
         r"served, for text"
     )
     for modules in (None, AdaptedModules(declare(read(qwen2_5)))):

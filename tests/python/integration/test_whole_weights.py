@@ -173,8 +173,8 @@ def test_an_engine_without_room_takes_few_tokens_alone(name: str, served: Served
     tokens = served.vocabulary
     rank = min(tokens, hidden_size_of(name))
     reason = (
-        rf"a whole '\S*lm_head', of which {tokens} of {tokens} tokens differ from the base's: LoRA of rank {rank}, "
-        rf"above max_lora_rank 8; it takes [\d.]+ MiB of the LoRA cache, for which adaptrt build --max_lora_rank"
+        rf"{tokens} of {tokens} tokens of '\S*lm_head' differ from the base's, which needs LoRA of rank {rank}, "
+        rf"above max_lora_rank 8; build with --max_lora_rank {rank} \(the adapter takes [\d.]+ MiB of the LoRA cache"
     )
     with pytest.raises(adaptrt.AdapterError, match=reason):
         adaptrt.LoraConfig.from_peft(1, served.adapters["lm_head"], engine)
@@ -204,7 +204,7 @@ def test_whole_weights_that_are_refused(name: str, served: ServedKinds, tmp_path
         edit_tensors(made, lambda tensors, changed=changed: {**tensors, tensor: changed})
         assert reason in refusal(), reason
     edit_tensors(made, lambda tensors: {key: value for key, value in tensors.items() if key != tensor})
-    assert "modules_to_save names 'lm_head', of which the file has no weight" in refusal()
+    assert "modules_to_save names 'lm_head', but the file has no accepted weight of it" in refusal()
     edit_config(made, modules_to_save=None)
     adaptrt.LoraConfig.from_peft(1, made, served.engine)
     edit_config(made, modules_to_save=["input_layernorm"])

@@ -86,7 +86,7 @@ def test_a_missing_or_wrong_field_is_named(name: str) -> None:
         ({"mapping": {"world_size": 3, "tp_size": 2, "pp_size": 2}}, r"mapping.world_size must be .* = 4"),
         (
             {"mapping": {"world_size": 4, "tp_size": 2, "pp_size": 2, "moe_tp_size": 2, "moe_ep_size": 2}},
-            "mapping.moe_ep_size cannot be used: moe_tp_size 2 and moe_ep_size 2 cannot be of tp_size 2",
+            "mapping.moe_ep_size cannot be used: moe_tp_size 2 and moe_ep_size 2 do not fit tp_size 2",
         ),
         (
             {"mapping": {"world_size": 4, "tp_size": 2, "pp_size": 2, "moe_tp_size": 1, "moe_ep_size": 2}},
@@ -103,41 +103,41 @@ def test_a_missing_or_wrong_field_is_named(name: str) -> None:
         ({"quantization": {"quant_algo": "W4A16", "bits": 5}}, "quantization.bits is 5; accepted: 2, 3, 4"),
         (
             {"quantization": {"quant_algo": "W8A16", "bits": 3}},
-            "bits is 3, which only integers of W4A16 and W4A8 may have",
+            "bits is 3; expected 4, except for integers of W4A16 and W4A8",
         ),
         (
             {"quantization": {"quant_algo": "W4A16", "bits": 2, "code": "NF4", "group_size": 64}},
-            "bits is 2, which only integers of W4A16 and W4A8 may have",
+            "bits is 2; expected 4, except for integers of W4A16 and W4A8",
         ),
         ({"quantization": {"quant_algo": "W4A16", "group_size": 48}}, "group_size is 48; accepted: 32, 64, 128"),
         (
             {"quantization": {"quant_algo": "W8A8", "group_size": 64, "has_zero_point": True}},
-            "group_size is given, but W8A8 has one scale an output; .*has_zero_point is given",
+            "group_size is given, but W8A8 has one scale per output; .*has_zero_point is given",
         ),
         (
             {"quantization": {"quant_algo": "W4A8", "reordered": True}},
-            "reordered is given, but W4A8 has its inputs in their order",
+            "reordered is given, but W4A8 cannot have permuted inputs",
         ),
         (
             {"quantization": {"quant_algo": "W4A8", "group_size": 64, "code": "NF4", "value_dtype": "bfloat16"}},
-            "code is NF4, which W4A8 cannot have; accepted: W4A16",
+            "code is NF4 with W4A8; accepted: W4A16",
         ),
         (
             {"quantization": {"quant_algo": "W8A8", "reordered": True}},
-            "reordered is given, but W8A8 has its inputs in their order",
+            "reordered is given, but W8A8 cannot have permuted inputs",
         ),
         (
             {"quantization": {"quant_algo": "W4A16", "group_size": 64, "code": "NF4", "reordered": True}},
-            "reordered is given, but NF4 has its inputs in their order",
+            "reordered is given, but NF4 cannot have permuted inputs",
         ),
         (
             {"quantization": {"quant_algo": "W8A16", "group_size": 64, "code": "LLM_INT8"}},
-            "value_dtype is missing, which LLM_INT8 has; .*group_size is given, but LLM_INT8 has one scale an output; "
+            "value_dtype is missing; LLM_INT8 needs it; .*group_size is given, but LLM_INT8 has one scale per output; "
             ".*scale_dtype is bfloat16; LLM_INT8 has float32",
         ),
         (
             {"quantization": {"quant_algo": "W4A16", "code": "LLM_INT8", "value_dtype": "float16"}},
-            "code is LLM_INT8, which W4A16 cannot have; accepted: W8A16",
+            "code is LLM_INT8 with W4A16; accepted: W8A16",
         ),
         ({"quantization": {"quant_algo": "W8A16", "group_size": 48}}, "group_size is 48; accepted: 32, 64, 128"),
         (

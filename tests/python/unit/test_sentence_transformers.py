@@ -55,7 +55,7 @@ def test_models_without_the_files_say_nothing(tmp_path: Path) -> None:
             [{"type": "models.Pooling", "path": "1_Pooling"}, {"type": "models.Dense", "path": "2_Dense"}],
             "2_Dense.* is not served",
         ),
-        ("modules.json", [{"type": "models.Pooling", "path": "../elsewhere"}], "leads out of the model's directory"),
+        ("modules.json", [{"type": "models.Pooling", "path": "../elsewhere"}], "is outside of the model's directory"),
         ("modules.json", [{"type": "models.Pooling", "path": "nowhere"}], "cannot be read"),
         ("modules.json", {"type": "models.Pooling"}, "expected a list of objects"),
         ("modules.json", ["models.Pooling"], "expected a list of objects"),

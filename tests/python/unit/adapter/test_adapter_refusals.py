@@ -70,7 +70,7 @@ def refusal(directory: Path, **options) -> str:
         ("init_lora_weights", "pissa_niter_16", "changed the base"),
         ("init_lora_weights", "olora", "changed the base"),
         ("init_lora_weights", "corda", "changed the base"),
-        ("init_lora_weights", "loftq", "changed the base"),
+        ("init_lora_weights", "loftq", "quantised the base"),
         ("init_lora_weights", "lora_ga", "changed the base"),
         ("init_lora_weights", "something", "not a known initialisation"),
         ("init_lora_weights", 3, "not a known initialisation"),
@@ -83,8 +83,8 @@ def refusal(directory: Path, **options) -> str:
         ("kasa_config", {"beta": 1e-3}, "KaSA"),
         ("velora_config", {"num_groups": 4}, "VeLoRA"),
         ("monteclora_config", {"num_samples": 4}, "MonteCLoRA"),
-        ("a_field_of_the_future", 1, f"known are those of PEFT up to 0.21, and this is of PEFT {peft.__version__}"),
-        ("a_field_of_the_future", {"x": None}, "not known"),
+        ("a_field_of_the_future", 1, f"fields of PEFT up to 0.21, and the adapter is from PEFT {peft.__version__}"),
+        ("a_field_of_the_future", {"x": None}, "an unknown field"),
         ("r", 0, "whole number from 1 to 2147483647"),
         ("r", 2.0, "whole number from 1 to 2147483647"),
         ("r", 10**300, "whole number from 1 to 2147483647"),
@@ -125,7 +125,7 @@ def test_fields(field: str, value, reason: str, lora: Path) -> None:
 
 def test_a_module_that_was_saved_and_has_no_tensors(lora: Path) -> None:
     edit_config(lora, modules_to_save=["lm_head"])
-    assert "modules_to_save names 'lm_head', of which the file has no weight" in refusal(lora)
+    assert "modules_to_save names 'lm_head', but the file has no accepted weight of it" in refusal(lora)
 
 
 def test_a_parameter_that_has_no_tensors(lora: Path) -> None:
@@ -239,14 +239,14 @@ def test_broken_config_files(content: bytes, reason: str, lora: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("base_model.model.model.embed_tokens.weight", "takes the place of the base's weight, or is a copy of it"),
+        ("base_model.model.model.embed_tokens.weight", "replaces the base's weight, or is a copy of it"),
         (
             "base_model.model.reader.embed_tokens.weight",
-            "are served of PEFT's adapters, by the paths that the model has",
+            "are accepted only in PEFT adapters, under the model's own paths",
         ),
         ("base_model.model.model.embed_tokens.lora_A.weight", "embeddings have lora_embedding_A"),
         ("base_model.model.lm_head.lora_embedding_B", "linear layers have lora_A and lora_B"),
-        ("base_model.model.transformer.wpe.lora_embedding_B", "those of tokens alone can be adapted"),
+        ("base_model.model.transformer.wpe.lora_embedding_B", "only embeddings of tokens can be adapted"),
         (
             "base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta",
             "a row for each of 0 trained tokens",
@@ -255,7 +255,7 @@ def test_broken_config_files(content: bytes, reason: str, lora: Path) -> None:
         (PREFIX + "bias", "a trained bias, but adapter_config.json's bias is none"),
         (
             "base_model.model.model.layers.0.input_layernorm.bias",
-            "of linear layers, and of norms where the model is known",
+            "for linear layers, and for norms if the model is known",
         ),
         ("base_model.model.model.layers.0.input_layernorm.weight", "normalisation"),
         ("base_model.model.model.layers.0.mlp.experts.3.gate_proj.lora_A.weight", "belongs to experts"),
@@ -294,8 +294,8 @@ ONES = np.ones((2, 36), np.float32)
 @pytest.mark.parametrize(
     ("edit", "reason"),
     [
-        (drop("lora_A.weight"), "'model.layers.0.self_attn.q_proj' has no lora_A beside"),
-        (drop("lora_B.weight"), "'model.layers.0.self_attn.q_proj' has no lora_B beside"),
+        (drop("lora_A.weight"), "', but no lora_A"),
+        (drop("lora_B.weight"), "', but no lora_B"),
         (lambda tensors: {}, "holds no tensors"),
         (replace("lora_A.weight", np.ones((3, 36), np.float32)), "rank is 3 in lora_A [3, 36] and 2 in lora_B"),
         (replace("lora_A.weight", np.ones(72, np.float32)), "has the shape [72], expected [rank, in]"),
@@ -382,10 +382,10 @@ def one_sentence(directory: Path, **options) -> str:
     ("content", "sentence"),
     [
         ({"r": 2, "target_modules": ["q_proj"]}, "peft_type is missing"),
-        ({"config": {"r": 8}, "hidden_size": 36, "model_class": "LlamaForCausalLM"}, "is of an AdapterHub adapter"),
+        ({"config": {"r": 8}, "hidden_size": 36, "model_class": "LlamaForCausalLM"}, "is from AdapterHub"),
         (
             {"peft_type": "PREFIX_TUNING", "task_type": "CAUSAL_LM"},
-            "because it brings keys and values of no tokens, and",
+            "because it brings keys and values that belong to no token, and",
         ),
         ({"fine_tune_type": "full", "num_layers": 2}, "a whole model was trained"),
         (
@@ -411,8 +411,8 @@ def test_a_git_lfs_pointer(lora: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "sentence"),
     [
-        ("adapters.safetensors", "an MLX-LM adapter needs the one that was written beside adapters.safetensors"),
-        ("adapters.npz", "adapters.npz is of an old MLX-LM"),
+        ("adapters.safetensors", "an MLX-LM adapter needs the one that was written with adapters.safetensors"),
+        ("adapters.npz", "adapters.npz is from an old MLX-LM"),
         ("config.json", "it holds a whole model, not an adapter"),
         ("README.md", "expected the directory of a PEFT or MLX-LM adapter"),
     ],

@@ -74,11 +74,11 @@ def test_a_base_does_not_normalise_a_second_time(model: Path, dora: Path, tmp_pa
 
 
 def test_unmarked_magnitudes_do_not_pass(dora: Path, tmp_path: Path, capsys) -> None:
-    with pytest.raises(_core.AdapterError, match="no mark of being normalised"):
+    with pytest.raises(_core.AdapterError, match="not marked as normalised"):
         convert_adapter(dora, storage_dtype="float32")
     arguments = ["hf-lora-convert", "-i", str(dora), "-o", str(tmp_path / "out"), "--storage-type", "float32"]
     assert command_line(arguments) == 2
-    assert "no mark of being normalised" in capsys.readouterr().err
+    assert "not marked as normalised" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     assert command_line([*arguments, "--dora_magnitudes", "normalized"]) == 0
     magnitude = load_file(dora / TENSORS)["base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector"]
@@ -93,7 +93,7 @@ def test_the_mark_is_lost_when_peft_saves_the_adapter_again(model: Path, dora: P
     normalize_adapter(dora, tmp_path / "out", model)
     base = transformers.AutoModelForCausalLM.from_pretrained(model)
     peft.PeftModel.from_pretrained(base, tmp_path / "out").save_pretrained(tmp_path / "again")
-    with pytest.raises(_core.AdapterError, match="no mark of being normalised"):
+    with pytest.raises(_core.AdapterError, match="not marked as normalised"):
         convert_adapter(tmp_path / "again", storage_dtype="float32")
 
 

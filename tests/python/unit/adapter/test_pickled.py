@@ -30,8 +30,8 @@ def test_views_with_all_their_elements_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tensor", "complaint"),
     [
-        (torch.ones(1).expand(1 << 40), r"\[1099511627776\] needs 4398046511104 bytes, and 4 are stored"),
-        (torch.ones(1 << 10).as_strided((1 << 20, 1 << 10), (0, 1)), "needs 4294967296 bytes, and 4096 are stored"),
+        (torch.ones(1).expand(1 << 40), r"\[1099511627776\] needs 4398046511104 bytes, but 4 are stored"),
+        (torch.ones(1 << 10).as_strided((1 << 20, 1 << 10), (0, 1)), "needs 4294967296 bytes, but 4096 are stored"),
         (torch.ones(1 << 20, 1, device="meta"), "expected a dense one with values"),
         (torch.ones(3, 3).to_sparse(), "expected a dense one with values"),
     ],
@@ -45,7 +45,7 @@ def test_a_tensor_without_all_its_elements_is_refused(tmp_path: Path, tensor: to
 def test_many_tensors_of_the_same_bytes_are_refused(tmp_path: Path) -> None:
     a = torch.ones(1 << 16)
     path = saved(tmp_path, {f"a{number}": a for number in range(100)})
-    with pytest.raises(AdapterError, match=rf"have {100 * 4 << 16} bytes, and the file {path.stat().st_size}"):
+    with pytest.raises(AdapterError, match=rf"have {100 * 4 << 16} bytes, but the file {path.stat().st_size}"):
         read_pickle(path)
 
 
@@ -56,7 +56,7 @@ def test_a_compressed_file_is_refused(tmp_path: Path) -> None:
         for entry in archive.infolist():
             smaller.writestr(entry.filename, archive.read(entry))
     assert packed.stat().st_size < 1 << 16
-    with pytest.raises(AdapterError, match=rf"and the file {packed.stat().st_size}; expected a file as torch.save"):
+    with pytest.raises(AdapterError, match=rf"but the file {packed.stat().st_size}; expected a file as torch.save"):
         read_pickle(packed)
 
 

@@ -95,10 +95,10 @@ FIELDS: list[tuple[dict[str, Any], str]] = [
     ({"task_type": None}, "task_type = null"),
     ({"num_virtual_tokens": 0}, "num_virtual_tokens = 0: expected a whole number from 1"),
     ({"num_virtual_tokens": "5"}, 'num_virtual_tokens = "5": expected a whole number from 1'),
-    ({"token_dim": 35}, "token_dim = 35: the model's hidden states have 36"),
+    ({"token_dim": 35}, "token_dim = 35: expected the model's hidden size 36"),
     ({"num_transformer_submodules": 2}, "num_transformer_submodules = 2: prompts of an encoder and a decoder"),
-    ({"modules_to_save": ["lm_head"]}, 'modules_to_save = ["lm_head"]: layers that were trained beside'),
-    ({"prompt_rotation": 3}, "prompt_rotation = 3: this field is not known"),
+    ({"modules_to_save": ["lm_head"]}, 'modules_to_save = ["lm_head"]: layers that were trained together with'),
+    ({"prompt_rotation": 3}, "prompt_rotation = 3: an unknown field"),
     ({"num_virtual_tokens": 6}, "tensor 'prompt_embeddings' is [5, 36]; adapter_config.json has num_virtual_tokens 6"),
 ]
 
@@ -123,7 +123,7 @@ def test_tensors_that_are_none_of_theirs(copied: Path, modules: AdaptedModules) 
     broken = table.copy()
     broken[3, 35] = np.nan
     changes = [
-        ({"prompt_embeddings": table, "other": table}, "tensor 'other' belongs to no virtual tokens"),
+        ({"prompt_embeddings": table, "other": table}, "tensor 'other' does not belong to virtual tokens"),
         ({"other": table}, "tensor 'prompt_embeddings' is missing"),
         ({"prompt_embeddings": table.astype(np.int32)}, "tensor 'prompt_embeddings' is of int32; accepted: float32"),
         ({"prompt_embeddings": table.T.copy()}, "tensor 'prompt_embeddings' is [36, 5]"),
@@ -148,10 +148,10 @@ def test_pickles_and_pointers_are_not_read(copied: Path, modules: AdaptedModules
 
 
 def test_a_lora_config_is_not_made_of_them(root: Path, copied: Path) -> None:
-    with pytest.raises(adaptrt.AdapterError, match="P-tuning, whose virtual tokens are no rows of a LoraConfig"):
+    with pytest.raises(adaptrt.AdapterError, match="P-tuning, whose virtual tokens do not fit into a LoraConfig"):
         recognise(root / "encoded")
     edit_config(copied, peft_type="PREFIX_TUNING")
-    with pytest.raises(adaptrt.AdapterError, match="it brings keys and values of no tokens, and engines keep those"):
+    with pytest.raises(adaptrt.AdapterError, match="keys and values that belong to no token, and engines keep only"):
         recognise(copied)
 
 
@@ -163,7 +163,7 @@ def test_engines_that_take_none_are_told_of_when_they_are_built(root: Path, tmp_
         max_batch_size=2, max_num_tokens=32, max_seq_len=32, lora_config=lora,
         plugin_config=PluginConfig(lora_plugin="auto"),
     )  # fmt: skip
-    with pytest.raises(adaptrt.AdapterError, match="token_dim = 36: the model's hidden states have 24"):
+    with pytest.raises(adaptrt.AdapterError, match="token_dim = 36: expected the model's hidden size 24"):
         build(tmp_path / "checkpoint", config, tmp_path / "engine")
     even = ModelSpec(num_attention_heads=4, num_key_value_heads=2, intermediate_size=40, vocab_size=64)
     convert_checkpoint(save_model(even, tmp_path / "even"), tmp_path / "ranks", tp_size=2)
@@ -180,7 +180,7 @@ def test_models_with_an_encoder_take_none(root: Path, tmp_path: Path) -> None:
     ):
         convert_checkpoint(save(tmp_path / name), tmp_path / f"{name}-checkpoint")
         of_model = AdaptedModules(Checkpoint.open(tmp_path / f"{name}-checkpoint").network)
-        assert "put before a decoder's prompts, and the model has an encoder" in refusal(root / "tuned", of_model)
+        assert "put before a decoder's prompts, but the model has an encoder" in refusal(root / "tuned", of_model)
 
 
 def test_inspect_says_how_they_are_served(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

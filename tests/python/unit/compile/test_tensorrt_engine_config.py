@@ -113,14 +113,14 @@ def test_native_engines_are_as_they_were() -> None:
         (lambda c: c["tensorrt"]["weights"].update(file=".."), r"weights\.file must be the name"),
         (lambda c: c["tensorrt"]["plans"].clear(), "plans must be one for each compute capability"),
         (lambda c: c["tensorrt"]["plans"][1].update(compute_capability="8.0"), "plans must be one for each"),
-        (lambda c: c["tensorrt"]["plans"][1].update(file="rank0.sm80.plan"), "plans have a file twice"),
+        (lambda c: c["tensorrt"]["plans"][1].update(file="rank0.sm80.plan"), "plans name a file twice"),
         (lambda c: c["tensorrt"].update(plans=[3]), "plans is .*expected a list of objects"),
         (lambda c: c["tensorrt"]["plans"][0].update(num_bytes=-1), "num_bytes"),
         (lambda c: c["tensorrt"]["plans"][0].pop("checksum"), "checksum is missing"),
         (lambda c: c["tensorrt"]["tensors"][3].update(alias="logits"), "kv_pool_out.0 is written over logits"),
         (lambda c: c["tensorrt"]["tensors"][3].update(alias="input_ids"), "written over input_ids"),
         (lambda c: c["tensorrt"]["tensors"][0].update(mode="inout"), r"tensors\[0\]\.mode"),
-        (lambda c: c["tensorrt"]["tensors"][0].update(name="logits"), "tensors have a name twice"),
+        (lambda c: c["tensorrt"]["tensors"][0].update(name="logits"), "tensors use a name twice"),
         (lambda c: c["tensorrt"]["tensors"][0]["profiles"].pop(), r"tensors\[0\]\.profiles must be 2"),
         (lambda c: c["tensorrt"]["tensors"][0].update(profiles=3), r"tensors\[0\]\.profiles must be a list"),
         (lambda c: c["tensorrt"]["tensors"][0]["profiles"][0].pop(), "smallest, usual and largest"),
@@ -133,7 +133,7 @@ def test_native_engines_are_as_they_were() -> None:
         (lambda c: c.pop("tensorrt"), "tensorrt is missing"),
         (
             lambda c: c["build_config"].update(backend="native"),
-            "backend is native, which does not go with format_version",
+            "backend is native, which does not match format_version",
         ),
         (lambda c: c["build_config"]["tensorrt_config"].update(weights="inline"), "weights"),
         (lambda c: c.update(format_version=1), "engine_checksum is missing"),
@@ -160,7 +160,7 @@ def test_every_file_that_is_not_what_was_written_is_named(engine: Path) -> None:
     for complaint in (
         "rank0.sm80.plan: does not have its checksum",
         "rank0.sm120.plan: has 5 bytes; config.json was written for 16000",
-        "weights.safetensors: is missing, or no file",
+        "weights.safetensors: is missing, or not a file",
     ):
         assert complaint in str(refusal.value)
     (engine / "weights.safetensors").unlink()

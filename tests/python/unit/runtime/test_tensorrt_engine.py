@@ -102,7 +102,7 @@ def test_the_base_weights_are_the_native_engines(root: Path) -> None:
 def test_raw_magnitudes_are_refused_where_no_weights_are_given_back(root: Path) -> None:
     engine = load_engine(root / "constants")
     assert engine.base_weights() is None
-    with pytest.raises(AdapterError, match="no mark of being normalised"):
+    with pytest.raises(AdapterError, match="not marked as normalised"):
         adaptrt.LoraConfig.from_peft(7, root / "poet", engine)
     adaptrt.LoraConfig.from_peft(7, root / "poet", engine, magnitudes_normalized=True)
 
@@ -110,7 +110,7 @@ def test_raw_magnitudes_are_refused_where_no_weights_are_given_back(root: Path) 
 def test_raw_magnitudes_are_refused_by_a_build_that_could_not_serve_them(root: Path, tmp_path: Path) -> None:
     lora = LoraBuildConfig(lora_dir=(root / "poet",), max_lora_rank=5)
     config = replace(SMALL, plugin_config=DORA, lora_config=lora, **on_gpu("constants"))
-    with pytest.raises(AdapterError, match=r"poet.*no mark of being normalised"):
+    with pytest.raises(AdapterError, match=r"poet.*not marked as normalised"):
         build(root / "checkpoint", config, tmp_path / "engine")
     assert not (tmp_path / "engine").exists()
 
