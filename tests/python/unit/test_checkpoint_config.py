@@ -56,7 +56,7 @@ def test_a_config_survives_its_file(weights: QuantConfig | None, int8_kv_cache: 
     written = config.to_dict()["quantization"]
     assert written["kv_cache_quant_algo"] == ("INT8" if int8_kv_cache else None)
     assert written["quant_algo"] == (None if weights is None else "W4A16")
-    # Checkpoints of four bits stay what they were before there were others.
+    # Four-bit checkpoints omit the field, as before other numbers of bits existed.
     assert written.get("bits") == (3 if weights is not None and weights.bits == 3 else None)
 
 

@@ -28,7 +28,7 @@ TORCH_DTYPES = {
 
 
 def model_state(directory: Path) -> tuple[Any, dict[str, torch.Tensor]]:
-    """What transformers itself makes of a model directory."""
+    """Loads a model directory with transformers."""
     model = transformers.AutoModelForCausalLM.from_pretrained(directory, dtype="auto")
     return model, model.state_dict()
 
@@ -42,7 +42,7 @@ def expected_rank(
     first: bool,
     last: bool,
 ) -> dict[str, torch.Tensor]:
-    """The tensors of one rank in torch's own words: heads are chunked, and repeated where too few."""
+    """Computes the tensors of one rank with torch: chunks heads, and repeats them if there are too few."""
     config = model.config
     head_dim = model.model.layers[0].self_attn.head_dim
     repeats = max(1, tp_size // config.num_key_value_heads)
@@ -88,7 +88,7 @@ def expected_rank(
 
 
 def check(model_dir: Path, output_dir: Path, dtype: torch.dtype, tp_size: int = 1, pp_size: int = 1) -> None:
-    """Every file, every tensor and every number of a converted checkpoint."""
+    """Checks every file, every tensor and every number of a converted checkpoint."""
     model, state = model_state(model_dir)
     per_rank = model.config.num_hidden_layers // pp_size
     assert {path.name for path in output_dir.glob("rank*")} == {

@@ -1,4 +1,4 @@
-"""Models that cannot be converted: each named, and nothing written."""
+"""Models that cannot be converted: errors name the problem, and nothing is written."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def model_dir(tmp_path: Path) -> Path:
 
 
 def refused(model_dir: Path, error: type[Exception], complaint: str, **options: Any) -> str:
-    """Converts, expects the error, and expects that nothing was left behind."""
+    """Converts, expects the error, and expects no leftovers."""
     output_dir = model_dir.parent / "out"
     before = sorted(model_dir.parent.iterdir())
     with pytest.raises(error, match=complaint) as caught:
@@ -145,7 +145,7 @@ def test_the_largest_float16_does_not_overflow(model_dir: Path) -> None:
 
 
 def shard(model_dir: Path, change: Callable[[dict[str, str]], object] = lambda weight_map: None) -> None:
-    """Cuts model.safetensors in two, with an index that `change` may spoil."""
+    """Cuts model.safetensors in two, with an index that `change` may damage."""
     state = load_file(model_dir / "model.safetensors")
     (model_dir / "model.safetensors").unlink()
     weight_map = {name: f"model-{index % 2}.safetensors" for index, name in enumerate(state)}
@@ -207,7 +207,7 @@ def test_a_directory_without_weights_or_config(tmp_path: Path, model_dir: Path) 
 
 
 class Exploit:
-    """What a pickle may carry."""
+    """Code that a pickle may contain."""
 
     def __reduce__(self) -> tuple[Any, tuple[str]]:
         return os.system, ("touch exploited",)

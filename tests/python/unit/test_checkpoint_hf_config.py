@@ -36,13 +36,13 @@ from support.hf_configs import (
 )
 from support.models import ModelSpec
 
-# Those with one base for all layers.
+# Families with one base for all layers.
 WITH_ROPE = {
     name: family
     for name, family in {**FAMILIES, **RELATIVES}.items()
     if "rope_theta" in (getattr(family.config().get_text_config(), "rope_parameters", None) or {})
 }
-# transformers itself cannot do without layer_types in EXAONE 4 without a window; Qwen2-MoE with one is refused.
+# Excluded: transformers itself needs layer_types for EXAONE 4 without a window; Qwen2-MoE with a window is refused.
 WITH_KINDS_OF_LAYERS = [
     name
     for name, family in {**FAMILIES, **RELATIVES}.items()
@@ -86,7 +86,7 @@ def test_what_is_left_out_is_what_transformers_takes(load: Any) -> None:
     ("changes", "kv_heads", "norms", "parallel"),
     [
         ({}, 1, 1, True),
-        ({"num_kv_heads": 6}, 1, 1, True),  # which transformers writes, and does not use
+        ({"num_kv_heads": 6}, 1, 1, True),  # transformers writes it but does not use it
         ({"multi_query": False, "parallel_attn": False}, 6, 1, False),
         ({"new_decoder_architecture": True, "num_kv_heads": 3, "parallel_attn": False}, 3, 2, True),
         ({"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1}, 2, 1, True),

@@ -1,4 +1,4 @@
-"""What of Hugging Face's config.json is refused, and how the errors name it."""
+"""Refused fields of Hugging Face's config.json, and the texts of the errors."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ REFUSED = [
     (QWEN, {"num_key_value_heads": ...}, "num_key_value_heads is missing"),
     (QWEN3, {"head_dim": ...}, "head_dim is missing"),
     (HF, {"eos_token_id": "x"}, "eos_token_id is .x.; expected an integer or a list of integers"),
-    # what the model is
+    # kind of model
     (
         HF,
         {"architectures": ["BloomForCausalLM"]},
@@ -77,7 +77,7 @@ REFUSED = [
     (HF, {"torch_dtype": ...}, "dtype is missing; state --dtype float32, float16 or bfloat16"),
     (HF, {"dtype": "float32"}, "dtype says bfloat16 and float32"),
     (HF, {"torch_dtype": "float8_e4m3fn"}, "dtype cannot be used.*accepted: float32, float16, bfloat16"),
-    # maths that we do not have
+    # unsupported maths
     (HF, {"hidden_act": "gelu"}, 'hidden_act is "gelu"; accepted: silu'),
     (HF, {"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5; only 1.0 is supported"),
     (HF, {"attention_multiplier": 0.1}, "attention_multiplier is 0.1: an unknown field, which may change"),

@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 from adaptrt.common.safetensors_stream import SafetensorsWriter, TensorSpec
 
 HIDDEN, INTERMEDIATE, VOCABULARY, LAYERS = 1024, 4096, 32000, 8
-# Pieces of 4 MiB, their float32 copies and masks, for each of two workers, and room for the allocator.
+# Pieces of 4 MiB, their float32 copies and masks, for two workers, plus room for the allocator.
 ALLOWED_GROWTH = 100 << 20
-# Of a pickled file, the tensor that a worker reads stays mapped: at most the embedding.
+# The tensor that a worker reads from a pickled file stays mapped: at most the embedding.
 ALLOWED_GROWTH_PICKLED = ALLOWED_GROWTH + 2 * (2 * VOCABULARY * HIDDEN)
 
 CONVERT = """

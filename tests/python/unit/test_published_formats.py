@@ -1,4 +1,4 @@
-"""What the tensors of published quantised layers stand for, bit for bit, and which tensors and fields are refused."""
+"""Values of published quantised tensors, bit for bit, and refusals of tensors and fields."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from support.published import FLOAT8, KEPT, SCHEMES, Layer, Scheme, gptq, in_wor
 
 SOURCE = "model.layers.0.mlp.down_proj"
 NAME = f"{SOURCE}.weight"
-# Of each of the formats, which share most of what they do.
+# Examples per format; the formats share most of their code.
 EXAMPLES = 40 if settings.default.max_examples <= 100 else settings.default.max_examples
 
 
@@ -48,7 +48,7 @@ def save(layer: Layer, directory: Path, shards: int = 1) -> HfWeights:
 
 
 def sizes(data: st.DataObject, scheme: Scheme) -> tuple[int, int]:
-    """[out, in] that the format can have."""
+    """Draws [out, in] that the format allows."""
     outputs = scheme.fills_words * data.draw(st.integers(1, 70 // scheme.fills_words), "outputs")
     of_inputs = int(np.lcm(scheme.fills_words, scheme.group_size))
     return outputs, of_inputs * data.draw(st.integers(1, max(1, 200 // of_inputs)), "inputs")
@@ -109,12 +109,12 @@ def test_numbers_and_scales_are_kept_where_a_checkpoint_can_hold_them(
         found = np.concatenate([dequantize_rows(piece, other) for piece in pieces])
         if other.reordered:
             found[:, matrix.input_order()] = found.copy()
-        # Products of the integers and scales, which the format's library rounds to the scales' type.
+        # Integers times scales; the format's library rounds the products to the scales' dtype.
         assert found.astype(layer.values.dtype).tobytes() == layer.values.tobytes()
 
 
 def _state(layer: Layer) -> str | None:
-    """The tensor with what bitsandbytes says of a layer."""
+    """Name of the tensor with bitsandbytes' description of a layer."""
     return next((name for name in layer.tensors if "quant_state" in name), None)
 
 
@@ -171,7 +171,7 @@ def test_numbers_in_words(bits: int, data: st.DataObject) -> None:
 
 
 def test_zero_points_that_libraries_read_differently_are_refused(tmp_path: Path) -> None:
-    """15 as 16 less one, or as 0 less one with a borrow from the next."""
+    """The stored 15 is 16 less one, or 0 less one with a borrow from the next number."""
     scheme = gptq(4, 32, symmetric=False, quantizer="auto_gptq:0.7.1")
     layer = layer_of(scheme, np.random.default_rng(0), 64, 128)
     with pytest.raises(adaptrt.CheckpointError, match=r"qzeros': holds 15, .*accepted: checkpoint_format gptq_v2"):
@@ -322,7 +322,7 @@ def test_other_weights_of_float8_are_refused(weights: dict[str, Any], reason: st
 
 
 def test_harmless_fields_of_other_tools() -> None:
-    """As AutoRound and older releases of AutoGPTQ write them."""
+    """AutoRound and older releases of AutoGPTQ write these."""
     older = {"bits": 4, "group_size": 128, "damp_percent": 0.1, "desc_act": False, "sym": True, "quant_method": "gptq"}
     older |= {"model_name_or_path": None, "model_file_base_name": "model", "true_sequential": True}
     auto_round = {"bits": 4, "group_size": 128, "sym": True, "quant_method": "gptq", "provider": "auto-round"}

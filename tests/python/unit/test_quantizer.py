@@ -1,4 +1,4 @@
-"""Rounding weights to int8 and four bits: how far values may move, and what checkpoints hold of them."""
+"""Rounding weights to int8 and four bits: error bounds, and the content of checkpoints."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ CONFIGS = {
     "W4A16-64-zero": QuantConfig(quant_algo=QuantAlgo.W4A16, group_size=64, has_zero_point=True),
     "W4A8-32": QuantConfig(quant_algo=QuantAlgo.W4A8, group_size=32),
 }
-# Rounding a scale to bfloat16, and the roundings of float32 in the quotient and the product.
+# Rounding of a scale to bfloat16, and float32 rounding in the quotient and the product.
 SCALE_ROUNDING = 2.0**-8
-# Scales below this are not normal bfloat16, so that what they stand for is off by more than a step of theirs.
+# Scales below this are subnormal in bfloat16, so the error exceeds a step.
 LEAST = 1e-36
 
 rows_of_weights = hnp.arrays(
@@ -38,7 +38,7 @@ rows_of_weights = hnp.arrays(
 
 
 def group_bounds(rows: np.ndarray, config: QuantConfig) -> np.ndarray:
-    """The step between two values of each element's group, by the formulas of docs/formats.md."""
+    """Returns the step between two values of each element's group, by the formulas of docs/formats.md."""
     steps = np.empty_like(rows)
     size = config.group_size or rows.shape[1]
     for first in range(0, rows.shape[1], size):
@@ -57,7 +57,7 @@ def group_bounds(rows: np.ndarray, config: QuantConfig) -> np.ndarray:
 def test_values_move_by_half_a_step_at_most(name: str, rows: np.ndarray) -> None:
     config = CONFIGS[name]
     moved = np.abs(dequantize_rows(quantize_rows(rows, config), config) - rows)
-    # The zero point is rounded to a step as well, so what lies at the ends of its range may be cut by half a step more.
+    # The zero point is rounded to a step as well, so values at the ends of the range may lose another half step.
     half = 1.0 if config.has_zero_point else 0.5
     bound = group_bounds(rows, config) * half + np.abs(rows) * SCALE_ROUNDING + LEAST
     if config.has_zero_point:
@@ -92,7 +92,7 @@ def test_quantised_values_are_kept() -> None:
 def test_two_inputs_share_a_byte_the_even_one_below() -> None:
     config = CONFIGS["W4A16"]
     quantized = quantize_rows(np.asarray([[7.0, -7.0, 1.0, 0.0]], np.float32), config)
-    assert quantized.weights.tolist() == [[0x97, 0x01]]  # four bits of two's complement: -7 is 9
+    assert quantized.weights.tolist() == [[0x97, 0x01]]  # four bits of two's complement: -7 is stored as 9
     assert quantized.scales.dtype == ml_dtypes.bfloat16
     assert dequantize_rows(quantized, config).tolist() == [[7.0, -7.0, 1.0, 0.0]]
 
@@ -181,7 +181,7 @@ def test_weights_are_not_rounded_to_what_is_only_published(how: QuantConfig) -> 
 
 @pytest.mark.parametrize("algo", [QuantAlgo.W8A16, QuantAlgo.W4A16], ids=str)
 def test_rows_of_a_reordered_matrix_have_its_inputs_where_they_belong(algo: QuantAlgo) -> None:
-    """Of packed panels that a mapping has, and of those that were read elsewhere."""
+    """Checks packed panels from a mapping, and panels that were read into memory."""
     rng = np.random.default_rng(0)
     n, k = 70, 18
     how = _core.Quantization(algo=algo, reordered=True)

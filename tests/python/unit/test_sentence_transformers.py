@@ -1,4 +1,4 @@
-"""How embeddings are pooled, by the files of sentence-transformers: what is read, and what is refused by name."""
+"""Pooling of embeddings from sentence-transformers files: reading, and refusals by name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_ways_of_pooling(tmp_path: Path, mode: str, pooling_type: str, normalize
     save_sentence_transformer(tmp_path, mode, normalize=normalize)
     expected = EmbeddingPooling(pooling_type=pooling_type, normalize=normalize)
     assert read_embedding_pooling(tmp_path) == expected
-    # As newer releases write it.
+    # Newer releases write this.
     name = {"cls_token": "cls", "mean_tokens": "mean"}.get(mode, mode)
     (tmp_path / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": name}))
     assert read_embedding_pooling(tmp_path) == expected

@@ -1,4 +1,4 @@
-"""SmolLM3's layers without rotary positions, where config.json does not list them."""
+"""SmolLM3's layers without rotary positions, if config.json does not list them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/supported.md names what the tables of the code have."""
+"""docs/supported.md lists the entries of the code's tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Named chat templates go along with checkpoints, engines and adapters."""
+"""Named chat templates are copied with checkpoints, engines and adapters."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_checkpoints_and_engines_with_named_templates_may_be_replaced(
 ) -> None:
     (model / "config.json").write_text('{"producer": {"name": "adaptrt"}}')
     (model / content).touch()
-    assert not is_ours(model)  # there is a file that AdaptRT did not write
+    assert not is_ours(model)  # AdaptRT did not write that file
     (model / "additional_chat_templates" / "a.txt").unlink()
     assert is_ours(model)
     (model / "other").mkdir()

@@ -23,7 +23,7 @@ from adaptrt.formats.network.adapter_sites import AdaptedModules
 from support.adapters import CONFIG, TENSORS, base_weights, edit_config, edit_tensors, merged_by_peft, merged_by_us
 from support.models import ModelSpec, save_adapter, save_model
 
-# Both sides compute W + s B A in float32 and differ by the order of a few products.
+# Both sides compute W + s B A in float32, with products in different orders.
 FLOAT32_TOLERANCE = 2e-6
 SPEC = ModelSpec()
 
@@ -214,7 +214,7 @@ def test_scale_is_folded_before_the_cast(model: Path, tmp_path: Path) -> None:
 
 
 def test_halves_of_gate_up_proj_change_places(model: Path, tmp_path: Path) -> None:
-    """Hugging Face's fused layer gives [gate; up]; the module mlp_gate_up takes [up; gate]."""
+    """Hugging Face's fused layer has [gate; up]; the module mlp_gate_up expects [up; gate]."""
     directory = save_adapter(model, tmp_path / "a", 0, r=3, lora_alpha=3, use_dora=True, target_modules=["gate_proj"])
     rng = np.random.default_rng(1)
     sizes = {"lora_A.weight": (3, 36), "lora_B.weight": (74, 3), "lora_magnitude_vector": (74,)}

@@ -1,4 +1,4 @@
-"""Kinds of adapters beside PEFT's LoRA: what is refused of them, and the commands that take them."""
+"""Other kinds of adapters than PEFT's LoRA: refusals, and commands that accept them."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_biases_are_shifts_from_those_of_the_base(tmp_path: Path) -> None:
     assert converted.config[0].tolist() == [[0, layer, 2, 2] for layer in range(3)]
     bias = load_file(trained / TENSORS)[f"{name}.base_layer.bias"]
     np.testing.assert_array_equal(converted.weights[0, 0, 2 * (36 + 108) :], bias - of_base)
-    # A name of PEFT's first releases, and a layer of which nothing else was trained.
+    # PEFT's first releases used this name; nothing else of this layer was trained.
     edit_tensors(trained, lambda tensors: {f"{name}.bias": bias})
     assert "a bias of a layer without A and B; give the base model" in refusal(trained)
     converted = convert_adapter(trained, storage_dtype="float32", base=gpt2)
@@ -376,7 +376,7 @@ def test_an_alpha_that_is_the_rank_changes_nothing(mlx: Path) -> None:
 
 
 def test_a_kind_of_another_peft_type_is_not_read_as_it(kinds, tmp_path: Path) -> None:
-    """The names of AdaLoRA's tensors are nearly those of LoRA."""
+    """AdaLoRA and LoRA have nearly the same tensor names."""
     adapter = copy_of(kinds["adalora"], tmp_path / "adapter")
     fields = peft.LoraConfig(r=6, target_modules=ALL_MODULES, task_type="CAUSAL_LM").to_dict()
     (adapter / CONFIG).write_text(json.dumps({**fields, "target_modules": ALL_MODULES}))
@@ -411,7 +411,7 @@ def test_fused_modules_in_a_sum_with_their_parts_are_split(tmp_path: Path) -> No
 
 
 def unfused(term: Term, modules: AdaptedModules) -> dict[tuple[int, str], Any]:
-    """By layer and module, which is no fused one: float32 [out, in], what a term adds to the weight."""
+    """Changes of the weights by a term: float32 [out, in] by layer and unfused module."""
     infos = _core.lora_modules()
     changes = {}
     for row, (module, layer, rank, _) in zip(term.adapter.weights[0], term.adapter.config[0].tolist(), strict=True):

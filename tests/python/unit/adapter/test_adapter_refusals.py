@@ -1,4 +1,4 @@
-"""What an adapter cannot be served with is refused by the name of its field or tensor, all of it at once."""
+"""Adapters that cannot be served are refused; the error names every bad field or tensor."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def saved_lora(model: Path, tmp_path_factory) -> Path:
 
 @pytest.fixture
 def lora(saved_lora: Path, tmp_path: Path) -> Path:
-    """A copy, which a test may damage."""
+    """Makes a copy that a test may damage."""
     return shutil.copytree(saved_lora, tmp_path / "lora")
 
 
@@ -196,7 +196,7 @@ def test_values_without_effect(field: str, value, lora: Path) -> None:
 
 
 def test_every_field_of_the_installed_peft_is_accounted_for() -> None:
-    """A new PEFT's new field must be looked at: no field may fall to the rule for unknown ones."""
+    """Checks every field of a new PEFT explicitly: none may fall under the rule for unknown fields."""
     configs = {
         "LORA": peft.LoraConfig,
         "ADALORA": peft.AdaLoraConfig,

@@ -1,4 +1,4 @@
-"""Files of adapters are written all or not at all, and leave nothing else."""
+"""Adapter files are written all or none, without leftovers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DoRA magnitudes: normalised exactly once, by the right base, and never taken for normalised by mistake."""
+"""DoRA magnitudes are normalised exactly once, by the right base, and never counted as normalised by mistake."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def without_prefix(model: Path, directory: Path) -> Path:
 @pytest.mark.parametrize("layout", [sharded, pickled, without_prefix])
 def test_layouts_of_the_base(layout, model: Path, dora: Path, tmp_path: Path, monkeypatch) -> None:
     expected = convert_adapter(dora, storage_dtype="float32", base=model)
-    # Pieces of a few rows must give what one piece gives.
+    # Reading in pieces of a few rows must give the same result.
     monkeypatch.setattr(reader, "PIECE_BYTES", 4 * 36 * 5)
     monkeypatch.setattr(pickled_file, "PIECE_BYTES", 4 * 36 * 5)
     adapter = convert_adapter(dora, storage_dtype="float32", base=layout(model, tmp_path / "base"))
@@ -219,7 +219,7 @@ def test_a_row_of_norm_zero_is_refused(model: Path, tmp_path: Path) -> None:
 
 
 def test_conv1d_weights_are_transposed(model: Path, tmp_path: Path) -> None:
-    """Layers that Hugging Face holds as Conv1D store [in, out]; fan_in_fan_out says so."""
+    """Layers that Hugging Face holds as Conv1D store [in, out]; fan_in_fan_out is then true."""
     directory = save_adapter(model, tmp_path / "a", 0, r=2, use_dora=True, target_modules=["gate_proj", "q_proj"])
     expected = convert_adapter(directory, storage_dtype="float32", base=model)
 

@@ -1,4 +1,4 @@
-"""What paths of PEFT adapters mean in each family, with and without the model."""
+"""Meaning of paths of PEFT adapters in each family, with and without the model."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_paths_of_no_family_are_refused(path: str) -> None:
 
 
 def test_an_order_that_depends_on_the_model_needs_the_model(tmp_path: Path) -> None:
-    """GPT-NeoX has q, k and v in turn for each head; the module has all of q, all of k, all of v."""
+    """GPT-NeoX interleaves q, k and v by head; the module has all of q, all of k, all of v."""
     family = FAMILIES["gpt-neox"]
     model = save_family(family, tmp_path / "model")
     adapter = save_adapter(model, tmp_path / "adapter", 0, r=3, lora_alpha=3, target_modules=["query_key_value"])
@@ -69,7 +69,7 @@ def test_an_order_that_depends_on_the_model_needs_the_model(tmp_path: Path) -> N
 
 
 def test_a_layer_that_the_model_does_not_have_is_refused_by_name(tmp_path: Path) -> None:
-    """q_proj alone for a model whose layer is qkv_proj, which PEFT refuses as well."""
+    """An adapter of q_proj does not fit a model with qkv_proj; PEFT refuses it as well."""
     llama = save_model(ModelSpec(intermediate_size=38, num_hidden_layers=3), tmp_path / "llama")
     phi3 = save_family(FAMILIES["phi3"], tmp_path / "phi3")
     adapter = save_adapter(llama, tmp_path / "adapter", 0, r=3, target_modules=["q_proj"])

@@ -1,4 +1,4 @@
-"""Adapters that MLX-LM's own layers make and MLX writes: the same outputs, module by module."""
+"""Adapters made by MLX-LM's own layers: outputs are the same, module by module."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ nn = pytest.importorskip("mlx.nn")
 lora = pytest.importorskip("mlx_lm.tuner.lora", reason="pip install mlx[cpu] mlx-lm")
 dora = pytest.importorskip("mlx_lm.tuner.dora")
 
-# MLX sums in float32 as well, in another order.
+# MLX also sums in float32, in another order.
 FLOAT32_TOLERANCE = 1e-5
 KEYS = ["self_attn.q_proj", "self_attn.v_proj", "mlp.down_proj"]
 

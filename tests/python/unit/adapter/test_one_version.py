@@ -1,4 +1,4 @@
-"""Adapters whose files are written while they are read: one version or an error, and nothing that is mapped."""
+"""Adapters whose files change while they are read give one version or an error; no file is mapped."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_new_embeddings_are_copied_along(adapter: Path, tmp_path: Path) -> None:
 
 
 class TestNothingIsMapped:
-    """A mapped file that another process cuts ends this process, so the readers of adapters copy files to memory."""
+    """If another process truncates a mapped file, this process dies, so adapter readers copy files to memory."""
 
     @pytest.fixture(autouse=True)
     def watched(self, monkeypatch: pytest.MonkeyPatch) -> list[bool]:

@@ -1,4 +1,4 @@
-"""Patterns of module paths: the answers of `re`, without its backtracking."""
+"""Patterns of module paths match like `re`, without its backtracking."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def groups(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
 def test_the_answer_is_that_of_re(pattern: str, path: str) -> None:
     try:
         expected = re.fullmatch(pattern, path) is not None
-    except re.error:  # such as two groups of one name
+    except re.error:  # for example, two groups with one name
         with pytest.raises(ValueError, match="not a regular expression"):
             PathPattern(pattern)
         return
@@ -61,7 +61,7 @@ def test_patterns_as_peft_writes_them(pattern: str) -> None:
     assert not PathPattern(pattern).matches("model.layers.12.mlp.down_proj")
 
 
-# `re` would take longer than the universe for some of these.
+# `re` would take longer than the age of the universe for some of these.
 @pytest.mark.parametrize(
     "pattern",
     [

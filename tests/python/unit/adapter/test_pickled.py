@@ -1,4 +1,4 @@
-"""Pickled adapters: tensors that claim more than the file has, and files that are more than they seem."""
+"""Pickled adapters: tensors that claim more bytes than the file has, and compressed files."""
 
 from __future__ import annotations
 

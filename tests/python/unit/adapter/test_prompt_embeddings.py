@@ -1,4 +1,4 @@
-"""Adapters of virtual tokens on disk: what is read of them, what is refused, and what adaptrt inspect says."""
+"""Adapters of virtual tokens on disk: reading, refusals, and the output of adaptrt inspect."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_files_of_two_bytes_are_widened(copied: Path, modules: AdaptedModules, d
 
 
 def test_granite_multiplies_them_and_gemma_does_not(root: Path, tmp_path: Path) -> None:
-    """As transformers multiplies inputs_embeds, which PEFT gives it."""
+    """The factor is the one that transformers applies to inputs_embeds, which PEFT passes to it."""
     for name, factor in (("granite", 3.0), ("gemma2", 1.0)):
         model = save_family(FAMILIES[name], tmp_path / name)
         convert_checkpoint(model, tmp_path / f"{name}-checkpoint")

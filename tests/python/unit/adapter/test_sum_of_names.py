@@ -1,4 +1,4 @@
-"""Names of weighted sums: what is a weight, and how many terms there may be."""
+"""Names of weighted sums: accepted weights, and the maximum number of terms."""
 
 from __future__ import annotations
 

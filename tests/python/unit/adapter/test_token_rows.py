@@ -1,4 +1,4 @@
-"""Rows of trained tokens: PEFT saves those of a tied lm_head twice."""
+"""Rows of trained tokens: PEFT saves the rows of a tied lm_head twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PEFT types that are refused: each with a reason, and those that PEFT turns into LoRA with the rank that is exact."""
+"""Refused PEFT types: each has a reason, and those that PEFT converts to LoRA have the rank of an exact result."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ EXACT: dict[str, tuple[dict[str, Any], int]] = {
     "VBLORA": ({"r": R, "vector_length": 8, "num_vectors": 16}, R),
     "WAVEFT": ({"n_frequency": 200}, HIDDEN_SIZE),
 }
-"""By type: the config's fields, and the rank at which nothing is lost."""
+"""Config fields and the rank of an exact result, by type."""
 
 
 def refusal(directory: Path) -> str:
@@ -94,7 +94,7 @@ def test_peft_makes_a_lora_of_it_that_is_served_and_exact(peft_type: str, base: 
 
 
 def product(weights: np.ndarray, config: np.ndarray, module_id: int) -> np.ndarray:
-    """B A of the one layer's module, [out, in]."""
+    """Returns B A of the module in the only layer, [out, in]."""
     (row,) = np.flatnonzero(config[0, :, 0] == module_id)
     rank = int(config[0, row, 2])
     flat = weights[0, row]

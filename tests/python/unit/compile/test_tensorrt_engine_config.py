@@ -1,4 +1,4 @@
-"""config.json of TensorRT engines: what is written is read, and what does not fit is refused."""
+"""config.json of TensorRT engines: written configs are read back, and invalid ones are refused."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TENSORS = (
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Path:
-    """A directory with two plans that hold nothing of use, and weights."""
+    """Makes a directory with weights and two plans, which no TensorRT could load."""
     stored = []
     for name in ("rank0.sm80.plan", "rank0.sm120.plan", "weights.safetensors"):
         (tmp_path / name).write_bytes(name.encode() * 1000)
@@ -65,7 +65,7 @@ def engine(tmp_path: Path) -> Path:
 
 
 def change(engine: Path, edit: Callable[[dict[str, Any]], object]) -> None:
-    """Edits config.json and makes its checksum hold."""
+    """Edits config.json and updates its checksum."""
     path = engine / "config.json"
     content = json.loads(path.read_text())
     edit(content)

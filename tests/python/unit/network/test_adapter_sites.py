@@ -1,4 +1,4 @@
-"""Where adapters act: what follows from a network for engines, for its graph, and for paths of PEFT adapters."""
+"""Adapter sites: a network determines those of engines and of its graph, and the meaning of PEFT paths."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_sites_are_those_of_the_engine_and_the_nodes_of_the_graph(tmp_path: Path
     assert expected == [
         (site.layer, site.in_size, part.module, part.out_size) for site in lora.sites for part in site.parts
     ]
-    # Plugins act on the layers alone.
+    # Plugins act only on layers.
     assert [expected[0][2:], expected[-1][2:]] == [(27, 36), (26, 61)]
     sites, expected = sites[1:-1], expected[1:-1]
     graph = make_graph(opened, NetworkOptions(tokens_per_block=4, max_lora_rank=8, dora=dora)).graph

@@ -30,7 +30,7 @@ from support.encoder_decoders import (
 from support.engines import make_graph
 from support.oracle import AdapterTables
 
-# Both sides compute in float32, in another order.
+# Both sides compute in float32, in different orders.
 TOLERANCE = 1e-4
 ADAPTERS = {"lora": {"r": 4}, "dora": {"r": 3, "use_dora": True}}
 ENCODER_LENGTHS, DECODER_LENGTHS = (31, 1, 12), (5, 30, 1)
@@ -43,7 +43,7 @@ def evaluate(
     cases: list[tuple[list[int], list[int]]],
     tables: AdapterTables | None = None,
 ) -> list[np.ndarray]:
-    """The logits of each (encoder tokens, decoder tokens), of one step; adapter i is that of case i."""
+    """Returns the logits of each (encoder tokens, decoder tokens) in one step; case i uses adapter i."""
     model = make_graph(Checkpoint.open(checkpoint), options)
     dump_onnx(model, checkpoint, scratch / "network.onnx", lambda num_bytes: None)
     inputs: dict[str, np.ndarray] = {}

@@ -14,7 +14,7 @@ from adaptrt.formats.models.registry import declare, load_config
 from support.models import ATTENTION_MODULES, ModelSpec, Reference, save_adapter, save_model
 from support.oracle import AdapterTables, NetworkOracle, SequenceChunk
 
-# Both sides compute in float32, in another order.
+# Both sides compute in float32, in different orders.
 TOLERANCE = 1e-4
 TOKENS_PER_BLOCK = 4
 BLOCKS = [5, 3, 9, 1, 30, 2, 7, 8]
@@ -64,7 +64,7 @@ def test_base_model_in_chunks(name: str, tmp_path: Path) -> None:
     convert_checkpoint(model, tmp_path / "checkpoint")
     oracle = NetworkOracle(tmp_path / "checkpoint", tmp_path, NetworkOptions(tokens_per_block=TOKENS_PER_BLOCK))
     tokens = tokens_of(spec, 27, 1)
-    # transformers takes the length of what it is given, so "dynamic" is compared on the prompt alone.
+    # transformers uses the length of its input, so "dynamic" is compared only on the prompt.
     ends = [7, 18, 27] if "dynamic" in name else [7, 18, 23, 24, 25, 26, 27]
     prompt_length = 27 if "dynamic" in name else 23
     actual, begin = [], 0

@@ -64,7 +64,7 @@ def test_a_tied_lm_head_is_the_embeddings_initializer(tmp_path: Path) -> None:
 
 
 def test_half_precision_graphs_are_strongly_typed(tmp_path: Path) -> None:
-    """What is multiplied is of the engine's type; the residual stream, the norms and the logits are float32."""
+    """Matrix products use the engine's dtype; the residual stream, the norms and the logits are float32."""
     _, path = dumped(ModelSpec(family="qwen3"), tmp_path, DType.BFLOAT16)
     model = onnx.shape_inference.infer_shapes(
         onnx.load(path, load_external_data=False), check_type=True, strict_mode=True

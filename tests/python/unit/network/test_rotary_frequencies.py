@@ -11,7 +11,7 @@ from adaptrt.builder.network.rotary_frequencies import inverse_frequencies
 from adaptrt.formats.checkpoint.rotary import DynamicScaling, LinearScaling, Llama3Scaling, YarnScaling
 from support.models import ModelSpec
 
-# Powers are rounded differently by numpy and torch, in the last bit or two of float32.
+# numpy and torch round powers differently, in the last bit or two of float32.
 RELATIVE_TOLERANCE = 5e-7
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
@@ -23,7 +23,7 @@ SCALINGS = {
         YarnScaling(factor=4.0, original_max_position_embeddings=64),
         {"factor": 4.0, "original_max_position_embeddings": 64},
     ),
-    # With theta 10, slow dimensions turn more often than the last one.
+    # theta 10 makes slow dimensions rotate more often than the last one.
     "yarn-long": (
         YarnScaling(factor=4.0, original_max_position_embeddings=1024),
         {"factor": 4.0, "original_max_position_embeddings": 1024},
