@@ -9,8 +9,8 @@ INSTALL = PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PIP) --no-build-isolation --conf
 SOURCES := $(shell find CMakeLists.txt pyproject.toml cmake builder common formats runtime plugins serve tools cpp -type f \
                    -not -name '*.pyc' -not -path '*/__pycache__*')
 CPP_TESTS := $(shell find tests/cpp -type f)
-CPP_FILES = $$(git ls-files 'cpp/*.h' 'cpp/*.cpp' 'cpp/*.inl' 'tests/cpp/*.h' 'tests/cpp/*.cpp' 'bench/*.cpp' \
-                        'plugins/*.h' 'plugins/*.cu')
+CPP_FILES = $$(git ls-files 'cpp/*.h' 'cpp/*.cpp' 'cpp/*.inl' 'cpp/*.cu' 'tests/cpp/*.h' 'tests/cpp/*.cpp' \
+                        'bench/*.cpp')
 
 .PHONY: demo install test test-clients lint format sanitize sanitize-all bench clean
 

@@ -4,9 +4,9 @@
 #include <memory>
 #include <vector>
 
+#include "adaptrt/cuda/paged_attention_kernel.h"
 #include "bindings.h"
 #include "kernel_arguments.h"
-#include "plugins/kernels/paged_attention.h"
 
 namespace py = pybind11;
 

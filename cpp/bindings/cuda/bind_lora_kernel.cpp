@@ -5,9 +5,9 @@
 #include <utility>
 #include <vector>
 
+#include "adaptrt/cuda/lora_kernel.h"
 #include "bindings.h"
 #include "kernel_arguments.h"
-#include "plugins/kernels/lora.h"
 
 namespace py = pybind11;
 

@@ -4,9 +4,9 @@
 #include <memory>
 #include <vector>
 
+#include "adaptrt/cuda/product_kernel.h"
 #include "bindings.h"
 #include "kernel_arguments.h"
-#include "plugins/kernels/product.h"
 
 namespace py = pybind11;
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "plugins/kernels/paged_attention.h"
+#include "adaptrt/cuda/paged_attention_kernel.h"
 
 namespace adaptrt::cuda {
 

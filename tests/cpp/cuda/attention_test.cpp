@@ -13,8 +13,8 @@
 
 #include "adaptrt/core/error.h"
 #include "attention_step.h"
-#include "plugins/kernels/attention/decode.h"
-#include "plugins/kernels/attention/softmax.h"
+#include "cuda/kernels/attention/decode.h"
+#include "cuda/kernels/attention/softmax.h"
 #include "support/sanitized.h"
 
 namespace adaptrt {

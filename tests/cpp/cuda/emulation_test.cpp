@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "plugins/kernels/launch.h"
+#include "cuda/kernels/launch.h"
 
 namespace adaptrt::cuda {
 namespace {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "adaptrt/core/dtype.h"
-#include "plugins/kernels/lora.h"
+#include "adaptrt/cuda/lora_kernel.h"
 
 namespace adaptrt::cuda {
 

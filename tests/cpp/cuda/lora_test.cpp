@@ -9,8 +9,8 @@
 
 #include "adaptrt/core/error.h"
 #include "adaptrt/lora/modules.h"
+#include "cuda/kernels/lora/step.h"
 #include "lora_case.h"
-#include "plugins/kernels/lora/step.h"
 
 BOOST_TEST_DONT_PRINT_LOG_VALUE(adaptrt::DType)
 

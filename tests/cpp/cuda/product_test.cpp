@@ -1,5 +1,3 @@
-#include "plugins/kernels/product.h"
-
 #include <algorithm>
 #include <boost/test/data/monomorphic.hpp>
 #include <boost/test/data/test_case.hpp>
@@ -11,8 +9,9 @@
 #include <vector>
 
 #include "adaptrt/core/error.h"
+#include "adaptrt/cuda/product_kernel.h"
+#include "cuda/kernels/product/tiles.h"
 #include "lora_case.h"
-#include "plugins/kernels/product/tiles.h"
 
 BOOST_TEST_DONT_PRINT_LOG_VALUE(adaptrt::DType)
 

@@ -5,7 +5,7 @@
 #include <functional>
 #include <stdexcept>
 
-#include "plugins/kernels/warp.h"
+#include "cuda/kernels/warp.h"
 
 namespace adaptrt::cuda::emulation {
 

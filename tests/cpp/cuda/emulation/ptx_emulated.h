@@ -3,11 +3,11 @@
 #include <cstdint>
 #include <cstring>
 
+#include "cuda/kernels/types.h"
 #include "emulation/grid.h"
 #include "emulation/race_detector.h"
-#include "plugins/kernels/types.h"
 
-// Host version of plugins/kernels/ptx.h, which documents the functions.
+// Host version of cpp/src/cuda/kernels/ptx.h, which documents the functions.
 namespace adaptrt::cuda {
 
 inline unsigned char* shared_memory() {

@@ -1,0 +1,72 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "adaptrt/core/dtype.h"
+
+namespace adaptrt::cuda {
+
+/// The plugins Lora and Dora on an NVIDIA GPU: each token's own low-rank update of a linear layer's output,
+/// times its own magnitudes for DoRA.
+///
+///   shrunk[token, part] = round((x A^T)[token])                               A[rank, in]
+///   y[token, part]      = round((base + shrunk B^T) * magnitude)              B[out, rank], magnitude[out]
+///
+/// Products are exact, sums are float32, and round() rounds to the engine's type. If a token's sequence has
+/// no adapter, or its adapter does not change the part (rank 0), y equals base bit for bit.
+///
+/// The order of every sum depends only on `in_size` and the rank. So no bit of a token's y depends on the
+/// step's other tokens, sequences and adapters. See
+/// cpp/src/cuda/kernels/README.md.
+class LoraKernel {
+ public:
+  /// Number of tokens from which tiles of many tokens were faster on an H100, for ranks 8 to 64 and widths
+  /// 4096 and 14336. Smaller steps have too few such tiles to keep all multiprocessors loading.
+  static constexpr std::int64_t kManyTokensFrom = 3072;
+
+  struct Config {
+    DType dtype = DType::kBFloat16;  ///< float16 or bfloat16
+    std::int32_t layer = 0;
+    std::vector<std::int32_t> module_ids = {};  ///< module of each part of the output
+    std::vector<std::int32_t> out_sizes = {};   ///< width of each part
+    std::int32_t max_rank = 0;                  ///< maximum rank in the table
+    bool dora = false;                          ///< true: applies magnitudes
+    /// Steps with at least this many tokens use tiles of many tokens. No bit of the result depends on it.
+    std::int64_t many_tokens_from = kManyTokensFrom;
+  };
+
+  /// Device addresses, aligned to the element size; alignment to 16 bytes is faster.
+  struct Inputs {
+    const void* x = nullptr;     ///< [tokens, in]
+    const void* base = nullptr;  ///< [tokens, out]; may be y
+    const std::int32_t* sequence_offsets =
+        nullptr;  ///< [sequences + 1]; tokens after the last sequence have no adapter
+    const std::int32_t* adapter_slots = nullptr;  ///< [sequences]; -1: the base model
+    const std::int32_t* ranks = nullptr;          ///< [slots, layers, modules]
+    const std::int64_t* pointers = nullptr;       ///< [slots, layers, modules, 3]: A, B, magnitude or 0
+  };
+
+  struct Sizes {
+    std::int64_t tokens = 0;
+    std::int64_t in = 0;
+    std::int64_t sequences = 0;
+    std::int64_t layers = 0;
+  };
+
+  /// Throws ConfigError that lists all problems.
+  explicit LoraKernel(Config config);
+
+  /// Size of the workspace for up to `max_tokens` tokens.
+  [[nodiscard]] std::int64_t workspace_bytes(std::int64_t max_tokens) const;
+
+  /// Enqueues the work on `stream` (a cudaStream_t): two launches, whose shapes depend only on `sizes` and
+  /// the config. So a captured graph stays valid for any content of the inputs. `workspace` is aligned to 16
+  /// bytes. Throws ConfigError for invalid sizes, and StepError if CUDA rejects a launch.
+  void enqueue(const Sizes& sizes, const Inputs& inputs, void* y, void* workspace, void* stream) const;
+
+ private:
+  Config config_;
+};
+
+}  // namespace adaptrt::cuda

@@ -1,0 +1,106 @@
+#include "cuda/kernels/attention/any_size.h"
+#include "cuda/kernels/attention/instantiate.h"
+#include "cuda/kernels/attention/softmax.h"
+#include "cuda/kernels/launch.h"
+#include "cuda/kernels/ptx.h"
+#include "cuda/kernels/types.h"
+
+namespace adaptrt::cuda {
+namespace {
+
+/// A warp computes one query head of one token, 32 keys at a time. Each thread has the score of one key, and
+/// then dimensions lane, lane + 32, ... of every value.
+template <typename T>
+class AnySize {
+ public:
+  using Parameters = AttentionStep;
+  static constexpr int kThreads = kWarpSize;
+  static constexpr int kBlocksPerMultiprocessor = 16;
+
+  __device__ static void run(const AttentionStep& step) {
+    const auto token = static_cast<std::int32_t>(blockIdx.x);
+    const auto head = static_cast<std::int32_t>(blockIdx.y);
+    const std::int32_t sequence =
+        sequence_of_token(step, token, reinterpret_cast<std::int32_t*>(shared_memory()));
+    __syncwarp();
+    if (sequence < 0) return;
+    const auto lane = static_cast<std::int32_t>(threadIdx.x);
+    const std::int64_t row = (static_cast<std::int64_t>(token) * step.num_heads + head) * step.head_dim;
+    T* out = static_cast<T*>(step.attended) + row;
+    const std::int32_t position = step.positions[token];
+    if (block_of(step, sequence, position) < 0) return;
+    const T* query = static_cast<const T*>(step.rotated_query) + row;
+    float* sums = reinterpret_cast<float*>(shared_memory());
+    for (std::int32_t d = lane; d < step.head_dim; d += kWarpSize) sums[d] = 0.0F;
+    const std::int32_t kv_head = step.group.quotient(head);
+    float maximum = kMinusInfinity;
+    float total = 0.0F;
+    for (std::int32_t first = first_visible(step, position); first <= position; first += kWarpSize) {
+      const std::int32_t key = first + lane;
+      const T* found = key <= position ? key_at(step, sequence, kv_head, key) : nullptr;
+      const float score = found == nullptr ? kMinusInfinity : score_of(step, query, found) * step.scale;
+      const float greatest = maximum_of_warp(fmaxf(maximum, score));
+      const float factor = rescale_factor(maximum, greatest);
+      const float weight = rescale_factor(score, greatest);
+      maximum = greatest;
+      total = total * factor + sum_of_warp(weight);
+      for (std::int32_t d = lane; d < step.head_dim; d += kWarpSize) sums[d] *= factor;
+      const std::int32_t keys = position - first + 1 < kWarpSize ? position - first + 1 : kWarpSize;
+      for (std::int32_t i = 0; i < keys; ++i) {
+        const float weight_of_key = __shfl_sync(kAllLanes, weight, i);
+        const T* value = key_at(step, sequence, kv_head, first + i);
+        if (value == nullptr) continue;
+        value += value_offset(step);
+        for (std::int32_t d = lane; d < step.head_dim; d += kWarpSize)
+          sums[d] += weight_of_key * to_float(value[d]);
+      }
+    }
+    for (std::int32_t d = lane; d < step.head_dim; d += kWarpSize) out[d] = from_float<T>(sums[d] / total);
+  }
+
+ private:
+  /// nullptr if the table has no block.
+  __device__ static const T* key_at(const AttentionStep& step, std::int32_t sequence, std::int32_t kv_head,
+                                    std::int32_t key) {
+    const std::int32_t block = block_of(step, sequence, key);
+    if (block < 0) return nullptr;
+    return static_cast<const T*>(step.kv_pool) +
+           key_offset(step, block, kv_head, step.tokens_per_block.remainder(key));
+  }
+
+  /// The score before scaling.
+  __device__ static float score_of(const AttentionStep& step, const T* query, const T* key) {
+    const float score = product(query, key, step.head_dim);
+    return step.softcap == 0.0F ? score : bounded(score, step.softcap, step.exponent);
+  }
+
+  __device__ static float product(const T* a, const T* b, std::int32_t size) {
+    float sum = 0.0F;
+    for (std::int32_t d = 0; d < size; ++d) sum += to_float(a[d]) * to_float(b[d]);
+    return sum;
+  }
+
+  __device__ static float maximum_of_warp(float value) {
+    for (int bits = kWarpSize / 2; bits > 0; bits /= 2) {
+      value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, bits));
+    }
+    return value;
+  }
+  __device__ static float sum_of_warp(float value) {
+    for (int bits = kWarpSize / 2; bits > 0; bits /= 2) value += __shfl_xor_sync(kAllLanes, value, bits);
+    return value;
+  }
+};
+
+}  // namespace
+
+void launch_any_size(const AttentionStep& step, DType dtype, void* stream) {
+  with_element_type(dtype, [&]<typename T>(TypeTag<T>) {
+    launch<AnySize<T>>({.x = static_cast<std::uint32_t>(step.tokens),
+                        .y = static_cast<std::uint32_t>(step.num_heads),
+                        .shared_bytes = static_cast<std::size_t>(step.head_dim) * sizeof(float)},
+                       step, stream);
+  });
+}
+
+}  // namespace adaptrt::cuda

@@ -1,0 +1,24 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "adaptrt/core/dtype.h"
+#include "cuda/kernels/attention/splits.h"
+#include "cuda/kernels/attention/step.h"
+
+namespace adaptrt::cuda {
+
+/// Decides how a step's decodes are split, from the sizes only: enough splits to fill a GPU if there are few
+/// sequences, none if there are many.
+[[nodiscard]] Splits plan_splits(const AttentionStep& step);
+
+/// Maximum size of the splits' sums and totals, for steps with at most this many sequences.
+[[nodiscard]] std::size_t split_bytes(std::int32_t num_heads, std::int32_t num_kv_heads,
+                                      std::int32_t head_dim, std::int32_t max_sequences);
+
+/// Attention for the sequences with one token; skips other sequences. The head_dim must be one of
+/// with_head_dim.
+void launch_decode(const AttentionStep& step, const Splits& splits, DType dtype, void* stream);
+
+}  // namespace adaptrt::cuda

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <cstdint>
+
+#include "adaptrt/core/dtype.h"
+#include "cuda/kernels/types.h"
+
+namespace adaptrt::cuda {
+
+template <typename T>
+struct TypeTag {
+  using Type = T;
+};
+
+template <int kValue>
+struct IntegerTag {
+  static constexpr int value = kValue;
+};
+
+/// Calls function(TypeTag<T>) with the element type of a dtype, float16 or bfloat16.
+template <typename Function>
+void with_element_type(DType dtype, const Function& function) {
+  if (dtype == DType::kFloat16) {
+    function(TypeTag<Half>{});
+  } else {
+    function(TypeTag<BFloat16>{});
+  }
+}
+
+/// Calls function(IntegerTag<head_dim>) if the tensor core kernels are compiled for this head_dim. Returns
+/// true if they are.
+template <typename Function>
+bool with_head_dim(std::int32_t head_dim, const Function& function) {
+  switch (head_dim) {
+    case 64:
+      function(IntegerTag<64>{});
+      return true;
+    case 80:
+      function(IntegerTag<80>{});
+      return true;
+    case 96:
+      function(IntegerTag<96>{});
+      return true;
+    case 128:
+      function(IntegerTag<128>{});
+      return true;
+    case 256:
+      function(IntegerTag<256>{});
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace adaptrt::cuda

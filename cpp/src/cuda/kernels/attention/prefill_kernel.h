@@ -1,0 +1,345 @@
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/kernels/attention/query_tiles.h"
+#include "cuda/kernels/attention/softmax.h"
+#include "cuda/kernels/attention/step.h"
+#include "cuda/kernels/attention/words.h"
+#include "cuda/kernels/launch.h"
+#include "cuda/kernels/ptx.h"
+#include "cuda/kernels/types.h"
+
+namespace adaptrt::cuda {
+
+/// A block computes a tile of rows, which are the query heads of one KV head for some tokens of a sequence.
+/// It processes their visible keys in tiles. Each warp has its own rows, and keeps their sums in registers.
+/// The tile's values are copied to shared memory while scores are computed, and the next keys while values
+/// are added. Tiles of keys begin at multiples of their size, so a token's result does not depend on how the
+/// prompt was chunked (if its chunk has more than one token).
+template <typename T, int kHeadDim>
+class Prefill {
+ public:
+  using Parameters = AttentionStep;
+  static constexpr int kWarps = 4;
+  static constexpr int kThreads = kWarps * kWarpSize;
+  static constexpr int kBlocksPerMultiprocessor = kHeadDim <= 128 ? 2 : 1;
+  /// Limited by registers: a warp's sums take kHeadDim / 4 of them per 16 rows.
+  static constexpr int kRowTiles = kHeadDim <= 128 ? 2 : 1;
+  static constexpr int kWarpRows = 16 * kRowTiles;
+  static constexpr int kRows = kWarps * kWarpRows;
+  /// Limited by 99 KiB of shared memory, and by registers for the scores.
+  static constexpr int kKeys = kHeadDim < 128 ? 64 : kHeadDim == 128 ? 48 : 32;
+
+  __device__ static void run(const AttentionStep& step) {
+    const QueryTile tile = find_query_tile<kRows>(step, reinterpret_cast<std::int32_t*>(shared_memory()));
+    if (tile.num_rows <= 0) return;
+    __syncthreads();  // before the queries overwrite the search result
+    Block block(step, tile);
+    block.run();
+  }
+
+  [[nodiscard]] static std::size_t shared_bytes() {
+    return static_cast<std::size_t>(kRows + 2 * kKeys) * kRowElements * sizeof(T);
+  }
+
+ private:
+  /// Stride of a row in shared memory: an odd number of 16-byte pieces, so that eight rows are in different
+  /// banks.
+  static constexpr int kRowElements = kHeadDim + 8;
+  static constexpr int kPieces = kHeadDim / 8;  // 16-byte pieces of a row
+  static constexpr int kSteps = kHeadDim / 16;  // mma steps over the head's dimensions
+  static constexpr int kColumns = kHeadDim / 8;
+  static constexpr int kBlockKeys = 16;  // a KV block's size is a multiple of it
+
+  /// A warp's state for its rows: index [i][0] is row 16 i + lane / 4, [i][1] row 16 i + lane / 4 + 8.
+  struct Accumulators {
+    float maximum[kRowTiles][2];  // of the unscaled scores
+    float total[kRowTiles][2];    // sum of this thread's weights
+    float sums[kRowTiles][kColumns][4];
+  };
+
+  class Block {
+   public:
+    __device__ Block(const AttentionStep& step, const QueryTile& tile)
+        : step_(step),
+          tile_(tile),
+          begin_(first_visible(step, tile.first_position)),
+          end_(tile.last_position + 1) {}
+
+    __device__ void run() {
+      const Accumulators initial{};
+      own_ = initial;
+      ADAPTRT_UNROLL
+      for (int i = 0; i < kRowTiles; ++i) {
+        ADAPTRT_UNROLL
+        for (int half = 0; half < 2; ++half) {
+          own_.maximum[i][half] = kMinusInfinity;
+        }
+      }
+      const PositionRange rows = positions_of_warp();
+      std::int32_t key = begin_ / kKeys * kKeys;
+      load_queries();
+      load_rows(key, keys(), 0);
+      commit_copies();
+      for (; key < end_; key += kKeys) {
+        wait_copies<0>();
+        __syncthreads();  // the keys have arrived, and the previous tile's values are no longer read
+        load_rows(key, values(), value_offset(step_));
+        commit_copies();
+        const bool takes_part = key <= rows.last && key + kKeys > first_visible(step_, rows.first);
+        std::uint32_t weights[kRowTiles][kKeys / 16][4];
+        if (takes_part) {
+          float scores[kRowTiles][kKeys / 8][4];
+          score(scores);
+          if (step_.softcap != 0.0F) bound(scores);
+          if (key + kKeys - 1 > rows.first || key < first_visible(step_, rows.last)) hide(key, scores);
+          weigh(scores);
+          round(scores, weights);
+        }
+        wait_copies<0>();
+        __syncthreads();  // the values have arrived, and the keys are no longer read
+        if (key + kKeys < end_) load_rows(key + kKeys, keys(), 0);
+        commit_copies();
+        if (takes_part) add_values(weights);
+      }
+      store();
+    }
+
+   private:
+    struct PositionRange {
+      std::int32_t first;
+      std::int32_t last;
+    };
+
+    __device__ static int warp() { return static_cast<int>(threadIdx.x) / kWarpSize; }
+    __device__ static int lane() { return static_cast<int>(threadIdx.x) % kWarpSize; }
+
+    __device__ static T* queries() { return reinterpret_cast<T*>(shared_memory()); }
+    __device__ static T* keys() { return queries() + kRows * kRowElements; }
+    __device__ static T* values() { return keys() + kKeys * kRowElements; }
+
+    /// The position of a row of this thread; -1 for no row or padding. Looking it up again saves a register.
+    __device__ std::int32_t position_of(int i, int half) const {
+      return tile_.position_of(step_, warp() * kWarpRows + 16 * i + 8 * half + lane() / 4);
+    }
+
+    /// The positions of a warp's first and last row; 0 .. -1 for a warp without rows, which sees no keys.
+    __device__ PositionRange positions_of_warp() const {
+      const std::int32_t first_row = warp() * kWarpRows;
+      const std::int32_t rows = tile_.num_rows - first_row;
+      if (rows <= 0) return {0, -1};
+      const std::int32_t last_row = first_row + (rows < kWarpRows ? rows : kWarpRows) - 1;
+      return {step_.positions[tile_.token_of(step_, first_row)],
+              step_.positions[tile_.token_of(step_, last_row)]};
+    }
+
+    __device__ void load_queries() const {
+      for (int i = static_cast<int>(threadIdx.x); i < kRows * kPieces; i += kThreads) {
+        const int row = i / kPieces;
+        const int element = i % kPieces * 8;
+        const bool valid = row < tile_.num_rows;
+        const T* from =
+            static_cast<const T*>(step_.rotated_query) + (valid ? tile_.row_offset(step_, row) : 0) + element;
+        copy_async_16(queries() + row * kRowElements + element, from, valid);
+      }
+    }
+
+    /// Starts copying the keys (offset 0) or values (value_offset) of kKeys positions from `first` on.
+    /// Positions that no row sees become zeros, because their slots may hold anything.
+    __device__ void load_rows(std::int32_t first, T* to, std::int64_t offset) const {
+      ADAPTRT_UNROLL
+      for (int group = 0; group < kKeys; group += kBlockKeys) {
+        const std::int32_t begin = first + group;
+        const bool seen = begin < end_ && begin + kBlockKeys > begin_;
+        const std::int32_t block = seen ? block_of(step_, tile_.sequence, begin) : -1;
+        const T* from = static_cast<const T*>(step_.kv_pool);
+        if (block >= 0) {
+          from += key_offset(step_, block, tile_.kv_head, step_.tokens_per_block.remainder(begin)) + offset;
+        }
+        ADAPTRT_UNROLL
+        for (int pass = 0; pass < kBlockKeys * kPieces; pass += kThreads) {
+          const int i = pass + static_cast<int>(threadIdx.x);
+          if (pass + kThreads > kBlockKeys * kPieces && i >= kBlockKeys * kPieces) break;
+          const int row = i / kPieces;
+          const int element = i % kPieces * 8;
+          const std::int32_t key = begin + row;
+          const bool valid = block >= 0 && key >= begin_ && key < end_;
+          copy_async_16(to + (group + row) * kRowElements + element, from + (row * kHeadDim + element),
+                        valid);
+        }
+      }
+    }
+
+    __device__ void score(float (&scores)[kRowTiles][kKeys / 8][4]) const {
+      ADAPTRT_UNROLL
+      for (int i = 0; i < kRowTiles; ++i) {
+        ADAPTRT_UNROLL
+        for (int column = 0; column < kKeys / 8; ++column) {
+          ADAPTRT_UNROLL
+          for (int element = 0; element < 4; ++element) scores[i][column][element] = 0.0F;
+        }
+      }
+      const T* query_row = queries() + (warp() * kWarpRows + lane() % 16) * kRowElements + lane() / 16 * 8;
+      const T* key_row = keys() + (lane() / 16 * 8 + lane() % 8) * kRowElements + lane() / 8 % 2 * 8;
+      ADAPTRT_UNROLL
+      for (int mma_step = 0; mma_step < kSteps; ++mma_step) {
+        std::uint32_t query[kRowTiles][4];
+        ADAPTRT_UNROLL
+        for (int i = 0; i < kRowTiles; ++i) {
+          load_matrix_x4(query[i], query_row + 16 * i * kRowElements + 16 * mma_step);
+        }
+        ADAPTRT_UNROLL
+        for (int pair = 0; pair < kKeys / 16; ++pair) {
+          std::uint32_t key[4];
+          load_matrix_x4(key, key_row + 16 * pair * kRowElements + 16 * mma_step);
+          const std::uint32_t first[2] = {key[0], key[1]};
+          const std::uint32_t second[2] = {key[2], key[3]};
+          ADAPTRT_UNROLL
+          for (int i = 0; i < kRowTiles; ++i) {
+            mma_16x8x16<T>(scores[i][2 * pair], query[i], first);
+            mma_16x8x16<T>(scores[i][2 * pair + 1], query[i], second);
+          }
+        }
+      }
+    }
+
+    __device__ void bound(float (&scores)[kRowTiles][kKeys / 8][4]) const {
+      ADAPTRT_UNROLL
+      for (int i = 0; i < kRowTiles; ++i) {
+        ADAPTRT_UNROLL
+        for (int column = 0; column < kKeys / 8; ++column) {
+          ADAPTRT_UNROLL
+          for (float& score : scores[i][column]) score = bounded(score, step_.softcap, step_.exponent);
+        }
+      }
+    }
+
+    /// Masks the keys that a row does not see.
+    __device__ void hide(std::int32_t first, float (&scores)[kRowTiles][kKeys / 8][4]) const {
+      ADAPTRT_UNROLL
+      for (int i = 0; i < kRowTiles; ++i) {
+        ADAPTRT_UNROLL
+        for (int half = 0; half < 2; ++half) {
+          const std::int32_t last = position_of(i, half);
+          const std::int32_t begin = first_visible(step_, last);
+          ADAPTRT_UNROLL
+          for (int column = 0; column < kKeys / 8; ++column) {
+            ADAPTRT_UNROLL
+            for (int element = 0; element < 2; ++element) {
+              const std::int32_t key = first + 8 * column + 2 * (lane() % 4) + element;
+              if (key < begin || key > last) scores[i][column][2 * half + element] = kMinusInfinity;
+            }
+          }
+        }
+      }
+    }
+
+    /// Converts scores to weights relative to the row's maximum score so far.
+    __device__ void weigh(float (&scores)[kRowTiles][kKeys / 8][4]) {
+      ADAPTRT_UNROLL
+      for (int i = 0; i < kRowTiles; ++i) {
+        ADAPTRT_UNROLL
+        for (int half = 0; half < 2; ++half) {
+          float maximum = own_.maximum[i][half];
+          ADAPTRT_UNROLL
+          for (int column = 0; column < kKeys / 8; ++column) {
+            maximum = fmaxf(maximum, fmaxf(scores[i][column][2 * half], scores[i][column][2 * half + 1]));
+          }
+          maximum = row_maximum(maximum);
+          const float factor = rescale_factor(own_.maximum[i][half], maximum, step_.scale);
+          own_.maximum[i][half] = maximum;
+          const float offset = maximum == kMinusInfinity ? 0.0F : maximum * step_.scale;
+          float total = own_.total[i][half] * factor;
+          ADAPTRT_UNROLL
+          for (int column = 0; column < kKeys / 8; ++column) {
+            ADAPTRT_UNROLL
+            for (int element = 2 * half; element < 2 * half + 2; ++element) {
+              const float weight = power_of_two(scores[i][column][element] * step_.scale - offset);
+              scores[i][column][element] = weight;
+              total += weight;
+            }
+          }
+          own_.total[i][half] = total;
+          ADAPTRT_UNROLL
+          for (int column = 0; column < kColumns; ++column) {
+            own_.sums[i][column][2 * half] *= factor;
+            own_.sums[i][column][2 * half + 1] *= factor;
+          }
+        }
+      }
+    }
+
+    /// The weights as mma operands, for each 16 keys.
+    __device__ static void round(const float (&scores)[kRowTiles][kKeys / 8][4],
+                                 std::uint32_t (&weights)[kRowTiles][kKeys / 16][4]) {
+      ADAPTRT_UNROLL
+      for (int i = 0; i < kRowTiles; ++i) {
+        ADAPTRT_UNROLL
+        for (int at = 0; at < kKeys / 4; ++at) {
+          const float* pair = &scores[i][at / 2][at % 2 * 2];
+          weights[i][at / 4][at % 4] = pack_pair<T>(pair[0], pair[1]);
+        }
+      }
+    }
+
+    __device__ void add_values(const std::uint32_t (&weights)[kRowTiles][kKeys / 16][4]) {
+      const T* value_row = values() + lane() % 16 * kRowElements + lane() / 16 * 8;
+      ADAPTRT_UNROLL
+      for (int mma_step = 0; mma_step < kKeys / 16; ++mma_step) {
+        ADAPTRT_UNROLL
+        for (int pair = 0; pair < kSteps; ++pair) {
+          std::uint32_t value[4];
+          load_matrix_x4_transposed(value, value_row + 16 * mma_step * kRowElements + 16 * pair);
+          const std::uint32_t first[2] = {value[0], value[1]};
+          const std::uint32_t second[2] = {value[2], value[3]};
+          ADAPTRT_UNROLL
+          for (int i = 0; i < kRowTiles; ++i) {
+            mma_16x8x16<T>(own_.sums[i][2 * pair], weights[i][mma_step], first);
+            mma_16x8x16<T>(own_.sums[i][2 * pair + 1], weights[i][mma_step], second);
+          }
+        }
+      }
+    }
+
+    /// Divides by the totals of the weights, and stores 16 bytes at a time, through the warp's own rows of
+    /// queries().
+    __device__ void store() const {
+      T* rows = queries() + warp() * kWarpRows * kRowElements;
+      __syncwarp();
+      ADAPTRT_UNROLL
+      for (int i = 0; i < kRowTiles; ++i) {
+        ADAPTRT_UNROLL
+        for (int half = 0; half < 2; ++half) {
+          const float inverse = 1.0F / row_sum(own_.total[i][half]);
+          const bool attends = position_of(i, half) >= 0;
+          T* row = rows + (16 * i + 8 * half + lane() / 4) * kRowElements + lane() % 4 * 2;
+          ADAPTRT_UNROLL
+          for (int column = 0; column < kColumns; ++column) {
+            const float first = attends ? own_.sums[i][column][2 * half] * inverse : 0.0F;
+            const float second = attends ? own_.sums[i][column][2 * half + 1] * inverse : 0.0F;
+            store_words<1>(row + 8 * column, {pack_pair<T>(first, second)});
+          }
+        }
+      }
+      __syncwarp();
+      const std::int32_t num_rows = tile_.num_rows - warp() * kWarpRows;
+      for (int i = lane(); i < kWarpRows * kPieces; i += kWarpSize) {
+        const int row = i / kPieces;
+        const int element = i % kPieces * 8;
+        if (row >= num_rows) break;
+        store_words(
+            static_cast<T*>(step_.attended) + tile_.row_offset(step_, warp() * kWarpRows + row) + element,
+            load_words<4>(rows + row * kRowElements + element));
+      }
+    }
+
+    const AttentionStep& step_;
+    const QueryTile tile_;
+    const std::int32_t begin_;  // first key that any row sees
+    const std::int32_t end_;
+    Accumulators own_;
+  };
+};
+
+}  // namespace adaptrt::cuda

@@ -1,0 +1,86 @@
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/kernels/divisor.h"
+#include "cuda/kernels/platform.h"
+
+namespace adaptrt::cuda {
+
+/// Input of a step's attention kernels: device addresses, and sizes that the host knows. T is the element
+/// type that a kernel is compiled for.
+struct AttentionStep {
+  const void* query;                     // T [tokens, num_heads, head_dim], before RoPE
+  const void* key;                       // T [tokens, num_kv_heads, head_dim], before RoPE
+  const void* value;                     // T [tokens, num_kv_heads, head_dim]
+  void* kv_pool;                         // T [blocks, 2, num_kv_heads, tokens_per_block, head_dim]
+  const std::int32_t* block_tables;      // [sequences, max_blocks]
+  const std::int32_t* sequence_offsets;  // [sequences + 1]
+  const std::int32_t* positions;         // [tokens]
+  const float* cosine;                   // [tokens, rotary_half]
+  const float* sine;                     // [tokens, rotary_half]
+  void* rotated_query;                   // T [tokens, num_heads, head_dim], after RoPE; undefined for padding
+  void* attended;                        // T [tokens, num_heads, head_dim]
+  std::int32_t tokens;
+  std::int32_t sequences;
+  std::int32_t max_blocks;
+  std::int32_t rotary_half;
+  std::int32_t num_heads;
+  std::int32_t num_kv_heads;
+  std::int32_t head_dim;
+  std::int32_t sliding_window;
+  float scale;     // scale of the scores, times log2(e), because weights are powers of two
+  float softcap;   // softcap of the unscaled scores; 0: none
+  float exponent;  // 2 log2(e) / softcap
+  Divisor tokens_per_block;
+  Divisor group;  // query heads per KV head
+};
+
+/// The block that holds a position of a sequence; negative if there is none.
+__device__ inline std::int32_t block_of(const AttentionStep& step, std::int32_t sequence,
+                                        std::int32_t position) {
+  return step.block_tables[static_cast<std::int64_t>(sequence) * step.max_blocks +
+                           step.tokens_per_block.quotient(position)];
+}
+
+/// Element offset of a key in the pool; its value is value_offset elements further.
+__device__ inline std::int64_t key_offset(const AttentionStep& step, std::int32_t block, std::int32_t kv_head,
+                                          std::int32_t slot) {
+  const std::int64_t row =
+      (static_cast<std::int64_t>(block) * 2 * step.num_kv_heads + kv_head) * step.tokens_per_block.value() +
+      slot;
+  return row * step.head_dim;
+}
+
+__device__ inline std::int64_t value_offset(const AttentionStep& step) {
+  return static_cast<std::int64_t>(step.num_kv_heads) * step.tokens_per_block.value() * step.head_dim;
+}
+
+/// The first position that a token at `position` sees; the last one is its own.
+__device__ inline std::int32_t first_visible(const AttentionStep& step, std::int32_t position) {
+  const std::int32_t first = position + 1 - step.sliding_window;
+  return step.sliding_window == 0 || first < 0 ? 0 : first;
+}
+
+/// The sequence s with begin_of(s) <= index < begin_of(s + 1), for consecutive ranges; -1: none. The threads
+/// of a block search together. `found` is in shared memory and must be unused.
+template <typename BeginOf>
+__device__ std::int32_t find_sequence(const AttentionStep& step, std::int32_t index, std::int32_t* found,
+                                      const BeginOf& begin_of) {
+  if (threadIdx.x == 0) *found = -1;
+  __syncthreads();
+  for (auto s = static_cast<std::int32_t>(threadIdx.x); s < step.sequences;
+       s += static_cast<std::int32_t>(blockDim.x)) {
+    if (begin_of(s) <= index && index < begin_of(s + 1)) *found = s;
+  }
+  __syncthreads();
+  return *found;
+}
+
+/// The sequence of a token.
+__device__ inline std::int32_t sequence_of_token(const AttentionStep& step, std::int32_t token,
+                                                 std::int32_t* found) {
+  return find_sequence(step, token, found, [&](std::int32_t s) { return step.sequence_offsets[s]; });
+}
+
+}  // namespace adaptrt::cuda

@@ -1,0 +1,64 @@
+#pragma once
+
+#include <cstdint>
+
+#include "adaptrt/lora/modules.h"
+#include "cuda/kernels/platform.h"
+
+namespace adaptrt::cuda::lora {
+
+/// Size of the tables' third dimension.
+inline constexpr int kNumModules = kNumLoraModules;
+/// attn_qkv has three parts.
+inline constexpr int kMaxParts = 3;
+/// Elements in 16 bytes: the size of a thread's loads, and the padding unit of rows of `shrunk`.
+inline constexpr int kVector = 8;
+
+/// One part of the linear layer's output.
+struct Part {
+  int module;
+  int out;    ///< width
+  int start;  ///< first column in y
+};
+
+/// Input of both kernels.
+struct Step {
+  const std::int32_t* sequence_offsets;
+  const std::int32_t* adapter_slots;
+  const std::int32_t* ranks;
+  const std::int64_t* pointers;
+  int tokens;
+  int sequences;
+  int layers;
+  int layer;
+  int tile;  ///< maximum number of tokens that a block processes at once
+  int num_parts;
+  Part parts[kMaxParts];
+  void* shrunk;       ///< [parts, tokens, shrunk_stride] of the engine's type
+  int shrunk_stride;  ///< max_rank, padded to a multiple of kVector
+};
+
+/// An adapter's update of one part.
+struct Update {
+  int rank;  ///< 0: no update, and the other fields are unused
+  const void* a;
+  const void* b;
+  const float* magnitude;  ///< nullptr: none
+};
+
+__device__ inline Update update_of(const Step& step, int slot, int part) {
+  if (slot < 0) return {0, nullptr, nullptr, nullptr};
+  const std::int64_t entry =
+      (static_cast<std::int64_t>(slot) * step.layers + step.layer) * kNumModules + step.parts[part].module;
+  const std::int64_t* pointers = step.pointers + 3 * entry;
+  return {step.ranks[entry], reinterpret_cast<const void*>(pointers[0]),
+          reinterpret_cast<const void*>(pointers[1]), reinterpret_cast<const float*>(pointers[2])};
+}
+
+template <typename T>
+__device__ inline T* shrunk_row(const Step& step, int part, int token) {
+  const std::int64_t row = static_cast<std::int64_t>(part) * step.tokens + token;
+  return static_cast<T*>(step.shrunk) + row * step.shrunk_stride;
+}
+
+}  // namespace adaptrt::cuda::lora

@@ -1,0 +1,96 @@
+#include <cstdint>
+#include <limits>
+#include <string>
+
+#include "adaptrt/core/error.h"
+#include "adaptrt/cuda/product_kernel.h"
+#include "cuda/kernels/launch.h"
+#include "cuda/kernels/product/portable_kernel.h"
+#include "cuda/kernels/product/tiles.h"
+#ifdef __CUDACC__
+#include "cuda/kernels/product/hopper.h"
+#endif
+
+namespace adaptrt::cuda {
+namespace {
+
+using product::divide_up;
+using product::Portable;
+
+constexpr std::int64_t kAlignment = 16;
+/// CUDA's maximum of a grid's y.
+constexpr std::int64_t kMaxTokenTiles = 65535;
+
+bool is_aligned(const void* address) {
+  return reinterpret_cast<std::uintptr_t>(address) % kAlignment == 0;
+}
+
+template <typename T>
+void enqueue_portable(const ProductKernel::Config& config, std::int64_t tokens,
+                      const ProductKernel::Inputs& inputs, void* y, void* stream) {
+  launch<Portable<T>>({.x = static_cast<std::uint32_t>(divide_up(config.out_size, Portable<T>::kOutputs)),
+                       .y = static_cast<std::uint32_t>(divide_up(tokens, Portable<T>::kTokens)),
+                       .shared_bytes = Portable<T>::kSharedBytes},
+                      {.x = inputs.x,
+                       .weights = inputs.weights,
+                       .y = y,
+                       .in = config.in_size,
+                       .out = config.out_size,
+                       .tokens = static_cast<int>(tokens)},
+                      stream);
+}
+
+#ifdef __CUDACC__
+int device_attribute(cudaDeviceAttr attribute) {
+  int device = 0;
+  int value = 0;
+  throw_on_cuda_error(cudaGetDevice(&device), "the current device");
+  throw_on_cuda_error(cudaDeviceGetAttribute(&value, attribute, device), "an attribute of the device");
+  return value;
+}
+
+bool has_hopper_kernel() {
+  return device_attribute(cudaDevAttrComputeCapabilityMajor) == 9 &&
+         device_attribute(cudaDevAttrComputeCapabilityMinor) == 0;
+}
+#endif
+
+}  // namespace
+
+ProductKernel::ProductKernel(Config config) : config_(config) {
+  Problems problems;
+  if (config.dtype == DType::kFloat32) problems.add("dtype is float32; expected float16 or bfloat16");
+  for (const auto& [name, size] : {std::pair{"in_size", config.in_size}, {"out_size", config.out_size}}) {
+    if (size < 8 || size % 8 != 0) {
+      problems.add(std::string(name) + " is " + std::to_string(size) + "; expected a positive multiple of 8");
+    }
+  }
+  problems.throw_if_any<ConfigError>("ProductKernel");
+}
+
+void ProductKernel::enqueue(std::int64_t tokens, const Inputs& inputs, void* y, void* stream) const {
+  constexpr std::int64_t kMaxTokens = kMaxTokenTiles * Portable<BFloat16>::kTokens;
+  Problems problems;
+  if (tokens < 0 || tokens > kMaxTokens) {
+    problems.add("tokens is " + std::to_string(tokens) + "; expected 0 to " + std::to_string(kMaxTokens));
+  }
+  if (!is_aligned(inputs.x) || !is_aligned(inputs.weights) || !is_aligned(y)) {
+    problems.add("an address is not aligned; expected x, weights and y at multiples of 16");
+  }
+  problems.throw_if_any<ConfigError>("ProductKernel");
+  if (tokens == 0) return;
+#ifdef __CUDACC__
+  if (!config_.portable && has_hopper_kernel()) {
+    product::enqueue_on_hopper(config_, tokens, inputs, y, device_attribute(cudaDevAttrMultiProcessorCount),
+                               stream);
+    return;
+  }
+#endif
+  if (config_.dtype == DType::kFloat16) {
+    enqueue_portable<Half>(config_, tokens, inputs, y, stream);
+  } else {
+    enqueue_portable<BFloat16>(config_, tokens, inputs, y, stream);
+  }
+}
+
+}  // namespace adaptrt::cuda
