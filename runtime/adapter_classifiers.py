@@ -50,7 +50,7 @@ class AdapterClassifiers:
         for adapter in found.adapters:
             if self.is_classifier(adapter):
                 raise RequestError(
-                    f"adapter '{adapter.name}' is a classifier's and generates nothing; accepted: requests that "
+                    f"adapter '{adapter.name}' is a classifier and cannot generate; accepted: requests that "
                     "classify (LLM.classify, POST /classify)"
                 )
 
@@ -104,7 +104,7 @@ class AdapterClassifiers:
             if self._pooler_of(adapter) is not None:
                 raise RequestError(
                     f"adapter '{adapter.name}' changes the pooler, which classifiers read, and has no head of its own; "
-                    "accepted: adapters of task_type SEQ_CLS or TOKEN_CLS, and those of other layers alone"
+                    "accepted: adapters of task_type SEQ_CLS or TOKEN_CLS, and those of other layers only"
                 )
 
     def _pooler_of(self, adapter: NamedAdapter) -> AdaptedPooler | None:

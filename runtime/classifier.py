@@ -128,7 +128,7 @@ def _own_layer(
             f"{config.hidden_size}"
         )
     if adapted is not None:
-        raise AdapterError(f"{subject}: has {before.path} of its own and changes the model's; accepted: one of them")
+        raise AdapterError(f"{subject}: has its own {before.path} and also changes the model's; accepted: one of them")
     return PoolingLayer(before.weight, before.bias, expected.activation)
 
 
@@ -142,8 +142,8 @@ def _pooler(
     pooler = engine.pooler
     if pooler is None:
         raise AdapterError(
-            f"{subject}: a classifier of {config.architecture} reads what a pooler makes of hidden states, and "
-            f"{engine.directory} was built of a model without one"
+            f"{subject}: a classifier of {config.architecture} needs a pooler, and {engine.directory} was built from a "
+            "model without one"
         )
     if adapted is None:
         return pooler

@@ -268,7 +268,9 @@ def _check_agreement(config: EngineConfig, program: Program, directory: Path) ->
         if factors:
             pairs["max_position_embeddings"] = (checkpoint.max_position_embeddings, lora.max_base_positions)
     differing = [
-        f"{name} is {ours} there and {theirs} here" for name, (ours, theirs) in pairs.items() if ours != theirs
+        f"{name} is {ours} in config.json and {theirs} in the engine file"
+        for name, (ours, theirs) in pairs.items()
+        if ours != theirs
     ]
     if differing:
         raise EngineError(

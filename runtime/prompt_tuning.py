@@ -36,8 +36,8 @@ def _table_of(directory: Path, engine: LoadedEngine) -> npt.NDArray[np.float32]:
     if engine.num_ranks > 1 or engine.config.tensorrt is not None:
         kind = "of TensorRT" if engine.config.tensorrt is not None else f"of {engine.num_ranks} ranks"
         raise AdapterError(
-            f"{directory}: is virtual tokens, which {engine.directory} does not take: it is {kind}; accepted: native "
-            "engines of one rank"
+            f"{directory}: is an adapter of virtual tokens, and {engine.directory} is an engine {kind}; accepted: "
+            "native engines of one rank"
         )
     return table
 
@@ -56,10 +56,13 @@ def behind_virtual_tokens(request: Request, config: PromptTuningConfig, vocab_si
     if foreign is not None:
         raise RequestError(f"input_token_ids has {foreign}; the vocabulary is 0 to {vocab_size - 1}")
     if request.prompt_tuning_config is not None:
-        raise RequestError(f"prompt_tuning_config is given; accepted: None, adapter '{name}' is virtual tokens itself")
+        raise RequestError(
+            f"prompt_tuning_config is given; accepted: None, because adapter '{name}' brings virtual tokens"
+        )
     if request.pooling_params is not None:
         raise RequestError(
-            f"adapter '{name}' is virtual tokens of a model that generates; accepted: requests without pooling_params"
+            f"adapter '{name}' has virtual tokens, which are only for generation; accepted: requests without "
+            "pooling_params"
         )
     tuned = copy.copy(request)
     tuned.input_token_ids = [

@@ -251,7 +251,9 @@ def options_of(args: argparse.Namespace) -> ServerOptions:
     except ConfigError as error:
         problems.append(str(error))
     if args.enable_lora_loading and not args.adapter_root:
-        problems.append("enable_lora_loading needs adapter_root: below it lies what clients may load")
+        problems.append(
+            "enable_lora_loading is given without adapter_root; expected a directory below which clients may load"
+        )
     if (args.kv_cache_dir is None) != (args.kv_cache_dir_bytes is None):
         problems.append(
             f"kv_cache_dir is {args.kv_cache_dir} and kv_cache_dir_bytes is {args.kv_cache_dir_bytes}; "

@@ -40,21 +40,19 @@ class ServiceMetrics:
         """All metrics are 0."""
         self.registry: Final = CollectorRegistry()
         self._requests = self._counter("requests", "HTTP requests that have ended.", ("surface", "outcome"))
-        self._generations = self._counter(
-            "generations", "Requests of the executor that have ended.", ("finish_reason",)
-        )
+        self._generations = self._counter("generations", "Executor requests that have ended.", ("finish_reason",))
         for reason in FINISH_REASONS:
             self._generations.labels(reason)
-        self._prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts that were queued.")
-        self._generated_tokens = self._counter("generated_tokens", "Tokens that were generated.")
+        self._prompt_tokens = self._counter("prompt_tokens", "Tokens of queued prompts.")
+        self._generated_tokens = self._counter("generated_tokens", "Generated tokens.")
         self._first_token = self._histogram(
-            "time_to_first_token_seconds", "From the queue to the first token.", _FIRST_TOKEN_BUCKETS
+            "time_to_first_token_seconds", "Time from the queue to the first token.", _FIRST_TOKEN_BUCKETS
         )
         self._between_tokens = self._histogram(
-            "time_between_tokens_seconds", "From one token of a generation to the next.", _BETWEEN_TOKENS_BUCKETS
+            "time_between_tokens_seconds", "Time from one token of a generation to the next.", _BETWEEN_TOKENS_BUCKETS
         )
         self._whole = self._histogram(
-            "generation_duration_seconds", "From the queue to the end of a generation.", _WHOLE_BUCKETS
+            "generation_duration_seconds", "Time from the queue to the end of a generation.", _WHOLE_BUCKETS
         )
         self._running: dict[int, GenerationRecord] = {}
 
@@ -145,9 +143,9 @@ class ExecutorCollector(Collector):
         kv_cache = self._statistics.kv_cache()
         used = self._statistics.num_used_blocks()
         kv_usage = used / kv_cache.max_num_blocks if kv_cache and kv_cache.max_num_blocks else 0.0
-        yield _gauge("requests_running", "Requests of the executor that have started.", num_running)
-        yield _gauge("requests_waiting", "Requests of the executor that wait for their start.", num_waiting)
-        yield _gauge("kv_cache_usage_ratio", "KV blocks of running requests, of all.", kv_usage)
+        yield _gauge("requests_running", "Executor requests that have started.", num_running)
+        yield _gauge("requests_waiting", "Executor requests that wait for their start.", num_waiting)
+        yield _gauge("kv_cache_usage_ratio", "Share of all KV blocks that running requests use.", kv_usage)
         yield from _work_metrics(self._executor.work)
         yield from _speculation_metrics(self._statistics.speculation())
         yield from self._for_gateway(num_running, num_waiting, kv_usage)
@@ -188,10 +186,10 @@ class ExecutorCollector(Collector):
     def _for_gateway(self, num_running: int, num_waiting: int, kv_usage: float) -> Iterator[Metric]:
         """Yields metrics under vLLM's names, which inference gateways look for."""
         for name, text, value in (
-            ("num_requests_running", "As adaptrt_requests_running.", num_running),
-            ("num_requests_waiting", "As adaptrt_requests_waiting.", num_waiting),
-            ("kv_cache_usage_perc", "As adaptrt_kv_cache_usage_ratio.", kv_usage),
-            ("gpu_cache_usage_perc", "The older name of vllm:kv_cache_usage_perc.", kv_usage),
+            ("num_requests_running", "Same as adaptrt_requests_running.", num_running),
+            ("num_requests_waiting", "Same as adaptrt_requests_waiting.", num_waiting),
+            ("kv_cache_usage_perc", "Same as adaptrt_kv_cache_usage_ratio.", kv_usage),
+            ("gpu_cache_usage_perc", "Older name of vllm:kv_cache_usage_perc.", kv_usage),
         ):
             family = GaugeMetricFamily(f"vllm:{name}", text, labels=["model_name"])
             family.add_metric([self._model_name], value)
@@ -205,7 +203,7 @@ class ExecutorCollector(Collector):
     def _lora_requests(self, running: Sequence[str], waiting: Sequence[str]) -> Metric:
         family = GaugeMetricFamily(
             "vllm:lora_requests_info",
-            "Adapters that requests have now; the value is when that was, in seconds since the epoch.",
+            "Adapters of current requests. The value is the time, in seconds since the epoch.",
             labels=["max_lora", "running_lora_adapters", "waiting_lora_adapters"],
         )
         # A batch mixes any adapters, so every sequence may have a different one.
@@ -232,10 +230,10 @@ def _listed(adapters: Sequence[str]) -> str:
 
 
 def _work_metrics(work: Work) -> Iterator[Metric]:
-    running = GaugeMetricFamily("adaptrt_work_running", "Calls of slow work that have a thread.", labels=["kind"])
-    waiting = GaugeMetricFamily("adaptrt_work_waiting", "Calls of slow work that wait for one.", labels=["kind"])
+    running = GaugeMetricFamily("adaptrt_work_running", "Calls of slow work that run.", labels=["kind"])
+    waiting = GaugeMetricFamily("adaptrt_work_waiting", "Calls of slow work that wait for a thread.", labels=["kind"])
     refused = CounterMetricFamily(
-        "adaptrt_work_refused", "Calls of slow work that were too many, and answered with 429.", labels=["kind"]
+        "adaptrt_work_refused", "Calls of slow work that were rejected with 429.", labels=["kind"]
     )
     for kind in WorkKind:
         num_waiting, num_running = work.counts(kind)
@@ -246,14 +244,22 @@ def _work_metrics(work: Work) -> Iterator[Metric]:
 
 
 def _kv_cache_metrics(stats: KvCacheStats) -> Iterator[Metric]:
-    yield _gauge("kv_cache_blocks", "KV blocks that there are.", stats.max_num_blocks)
+    yield _gauge("kv_cache_blocks", "Number of KV blocks.", stats.max_num_blocks)
     yield _gauge("kv_cache_block_tokens", "Tokens that a KV block holds.", stats.tokens_per_block)
     yield _count(
-        "kv_cache_allocated_blocks", "KV blocks that requests took without finding them.", stats.alloc_new_blocks
+        "kv_cache_allocated_blocks",
+        "KV blocks that requests allocated without a hit in the cache.",
+        stats.alloc_new_blocks,
     )
-    yield _count("kv_cache_hit_blocks", "Full KV blocks of prompts that were found.", stats.reused_blocks)
-    yield _count("kv_cache_missed_blocks", "Full KV blocks of prompts that were not found.", stats.missed_blocks)
-    yield _count("kv_cache_hit_tokens", "Tokens whose KV was found, in full blocks and in parts.", stats.reused_tokens)
+    yield _count("kv_cache_hit_blocks", "Full KV blocks of prompts that were found in the cache.", stats.reused_blocks)
+    yield _count(
+        "kv_cache_missed_blocks", "Full KV blocks of prompts that were not found in the cache.", stats.missed_blocks
+    )
+    yield _count(
+        "kv_cache_hit_tokens",
+        "Tokens whose KV was found in the cache, in full blocks and in partial ones.",
+        stats.reused_tokens,
+    )
     if stats.second_level is not None:
         yield from _kv_file_metrics(stats.second_level)
 
@@ -263,53 +269,71 @@ def _cross_kv_cache_metrics(stats: KvCacheStats) -> Iterator[Metric]:
     yield _count(
         "cross_kv_cache_allocated_blocks", "KV blocks of encoder inputs that were computed.", stats.alloc_new_blocks
     )
-    yield _count("cross_kv_cache_hit_blocks", "KV blocks of encoder inputs that were found.", stats.reused_blocks)
-    yield _count("cross_kv_cache_missed_blocks", "Those that were not found.", stats.missed_blocks)
-    yield _count("cross_kv_cache_hit_tokens", "Tokens of encoder inputs that were found.", stats.reused_tokens)
+    yield _count(
+        "cross_kv_cache_hit_blocks", "KV blocks of encoder inputs that were found in the cache.", stats.reused_blocks
+    )
+    yield _count(
+        "cross_kv_cache_missed_blocks",
+        "KV blocks of encoder inputs that were not found in the cache.",
+        stats.missed_blocks,
+    )
+    yield _count(
+        "cross_kv_cache_hit_tokens", "Tokens of encoder inputs whose KV was found in the cache.", stats.reused_tokens
+    )
 
 
 def _kv_file_metrics(stats: SecondLevelStats) -> Iterator[Metric]:
-    yield _gauge("kv_file_blocks", "KV blocks that the file has.", stats.used_num_blocks)
-    yield _gauge("kv_file_capacity_blocks", "KV blocks that the file may have.", stats.max_num_blocks)
-    yield _gauge("kv_file_given_up", "1: after an error, the file is not used any more.", float(stats.error != ""))
+    yield _gauge("kv_file_blocks", "KV blocks in the file.", stats.used_num_blocks)
+    yield _gauge("kv_file_capacity_blocks", "Maximum number of KV blocks in the file.", stats.max_num_blocks)
+    yield _gauge("kv_file_given_up", "1: the file is no longer used after an error.", float(stats.error != ""))
     yield _count("kv_file_written_blocks", "KV blocks that were written to the file.", stats.written_blocks)
-    yield _count("kv_file_read_blocks", "KV blocks that were read instead of being computed.", stats.read_blocks)
-    yield _count("kv_file_dropped_blocks", "KV blocks that could not wait to be written.", stats.dropped_blocks)
-    yield _count("kv_file_failed_blocks", "KV blocks lost to errors of the disk, or damaged.", stats.failed_blocks)
+    yield _count(
+        "kv_file_read_blocks", "KV blocks that were read from the file instead of being computed.", stats.read_blocks
+    )
+    yield _count(
+        "kv_file_dropped_blocks",
+        "KV blocks that were dropped because too many waited to be written.",
+        stats.dropped_blocks,
+    )
+    yield _count("kv_file_failed_blocks", "KV blocks that were damaged or lost to disk errors.", stats.failed_blocks)
 
 
 def _speculation_metrics(stats: SpeculationStats) -> Iterator[Metric]:
-    yield _count("draft_tokens", "Drafts that were computed.", stats.draft_tokens)
+    yield _count("draft_tokens", "Draft tokens that were computed.", stats.draft_tokens)
     yield _count("accepted_draft_tokens", "Tokens that were generated thanks to drafts.", stats.accepted_tokens)
     draft = stats.draft_engine
     if draft is None:
         return
     yield _gauge("draft_engine_bytes", "Memory of the draft engine's caches.", draft.mem_usage)
     yield _gauge("draft_engine_kv_blocks", "KV blocks of the draft engine.", draft.max_num_blocks)
-    yield _gauge("draft_engine_used_kv_blocks", "Those that sequences have.", draft.used_num_blocks)
-    yield _gauge("draft_engine_given_up", "1: after an error, it is not used any more.", float(draft.error != ""))
+    yield _gauge(
+        "draft_engine_used_kv_blocks", "KV blocks of the draft engine that sequences use.", draft.used_num_blocks
+    )
+    yield _gauge(
+        "draft_engine_given_up", "1: the draft engine is no longer used after an error.", float(draft.error != "")
+    )
     yield _count("draft_engine_tokens", "Tokens that the draft engine has computed.", draft.num_tokens)
-    yield _count("draft_engine_seconds", "Time that it took.", draft.seconds)
+    yield _count("draft_engine_seconds", "Time that the draft engine took.", draft.seconds)
 
 
 def _lora_cache_metrics(stats: LoraCacheStats) -> Iterator[Metric]:
     used, capacity = (pages * stats.page_bytes for pages in (stats.device_pages_used, stats.device_pages_total))
     for name, text, host, device in (
-        ("hits", "Adapters that were found.", stats.host_hits, stats.device_hits),
-        ("misses", "Adapters that were not.", stats.host_misses, stats.device_misses),
-        ("evictions", "Adapters that left for room.", stats.host_evictions, stats.device_evictions),
+        ("hits", "Lookups that found the adapter.", stats.host_hits, stats.device_hits),
+        ("misses", "Lookups that did not find the adapter.", stats.host_misses, stats.device_misses),
+        ("evictions", "Adapters that were evicted.", stats.host_evictions, stats.device_evictions),
     ):
         yield _by_level(CounterMetricFamily, name, text, host, device)
     for name, text, host, device in (
-        ("adapters", "Adapters there.", stats.host_adapters, stats.device_adapters),
+        ("adapters", "Cached adapters.", stats.host_adapters, stats.device_adapters),
         ("used_bytes", "Memory in use.", stats.host_bytes_used, used),
-        ("capacity_bytes", "Memory that there is.", stats.host_bytes_total, capacity),
+        ("capacity_bytes", "Capacity.", stats.host_bytes_total, capacity),
     ):
         yield _by_level(GaugeMetricFamily, name, text, host, device)
-    yield _count("lora_loads", "Adapters that were loaded to the device level, or are loading.", stats.device_misses)
+    yield _count("lora_loads", "Loads to the device level, including those in progress.", stats.device_misses)
     yield _count("lora_load_failures", "Loads to the device level that failed.", stats.failed_loads)
     yield _count("lora_load_seconds", "Time spent on loads to the device level.", stats.load_seconds)
-    yield _gauge("lora_loads_in_flight", "Adapters on their way to the device level.", stats.loads_in_flight)
+    yield _gauge("lora_loads_in_flight", "Loads to the device level that are in progress.", stats.loads_in_flight)
 
 
 def _by_level(

@@ -19,9 +19,7 @@ def _text_parts(value: Any) -> Any:
         for i, part in enumerate(value):
             kind = part.get("type") if isinstance(part, dict) else None
             if kind != "text":
-                raise ValueError(
-                    f"[{i}] is of type {shown(kind)}; accepted: 'text', because the model reads text alone"
-                )
+                raise ValueError(f"[{i}] is of type {shown(kind)}; accepted: 'text', because the model reads only text")
     elif not isinstance(value, str):
         raise ValueError(f"is {shown(value)}; accepted: a text, or a list of text parts")
     return value
@@ -77,7 +75,9 @@ class Message(Fields):
     def _thinks_once(self) -> Message:
         given = [name for name in ("reasoning_content", "reasoning") if getattr(self, name) is not None]
         if given and self.role != "assistant":
-            raise ValueError(f"a message with role '{self.role}' has {given[0]}; only an assistant's has")
+            raise ValueError(
+                f"a message with role '{self.role}' has {given[0]}; only an assistant's message may have it"
+            )
         if len(given) == 2 and self.reasoning != self.reasoning_content:
             raise ValueError("reasoning_content and reasoning are given, and they differ; expected one of them")
         return self
@@ -85,7 +85,9 @@ class Message(Fields):
     @model_validator(mode="after")
     def _says_something(self) -> Message:
         if self.tool_calls and self.role != "assistant":
-            raise ValueError(f"a message with role '{self.role}' has tool_calls; only an assistant's has")
+            raise ValueError(
+                f"a message with role '{self.role}' has tool_calls; only an assistant's message may have it"
+            )
         if self.content is None and not (self.role == "assistant" and self.tool_calls):
             raise ValueError(f"a message with role '{self.role}' has no content")
         return self
@@ -173,10 +175,8 @@ class ChatRequest(GenerationFields, TemplateFields):
     """Becomes the template variable of this name. Many templates ignore it."""
     modalities: Annotated[list[str], only(["text"], "answers are texts")] = Field(default_factory=lambda: ["text"])
     verbosity: Annotated[str, only("medium", "the model decides how much it writes")] = "medium"
-    documents: Annotated[list[Any], only([], "templates are given messages and tools alone")] = Field(
-        default_factory=list
-    )
-    mm_processor_kwargs: Annotated[dict[str, Any], only({}, "the model reads text alone")] = Field(default_factory=dict)
+    documents: Annotated[list[Any], only([], "templates get only messages and tools")] = Field(default_factory=list)
+    mm_processor_kwargs: Annotated[dict[str, Any], only({}, "the model reads only text")] = Field(default_factory=dict)
     echo: Annotated[bool, only(False, "an answer does not repeat the messages")] = False
     include_reasoning: Annotated[bool, only(True, "thoughts are part of the answer's text")] = True
 

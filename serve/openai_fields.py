@@ -182,7 +182,7 @@ class StructuredOutputs(Fields):
     regex: str | None = None
     choice: Annotated[list[str], Field(min_length=1)] | None = None
     grammar: str | None = None
-    json_object: Annotated[bool, only(True, "leave it out where any answer will do")] | None = None
+    json_object: Annotated[bool, only(True, "leave it out to accept any answer")] | None = None
     structural_tag: str | None = None
     disable_any_whitespace: bool = True
     """False: JSON may have any whitespace between its parts. True: it is on one line."""

@@ -42,7 +42,7 @@ async def adapter_of(service: Service, fields: ModelFields) -> str | None:
     adapters = {name for name in named.values() if name is not None}
     if len(adapters) > 1:
         said = " and ".join(f"{field} '{name}'" for field, name in named.items() if name is not None)
-        raise ApiError(f"{said} are different adapters; a request has one")
+        raise ApiError(f"{said} are different adapters; expected the same adapter in all fields")
     return adapters.pop() if adapters else None
 
 
@@ -225,16 +225,16 @@ def answer_length(
     Raises ApiError if the engine or the KV cache cannot hold that many, and if the model has no lm_head.
     """
     if not service.engine_info.has_logits:
-        raise ApiError("The model generates nothing: it has no lm_head. POST /v1/embeddings or /classify may answer.")
+        raise ApiError("The model generates nothing: it has no lm_head. Use POST /v1/embeddings or /classify.")
     limit, longest_prompt = lengths.whole, lengths.prompt
     room = service.room_for_answer(lengths, num_prompt_tokens)
     if service.decoder_start is not None:
         return _decoder_length(longest_prompt, num_prompt_tokens, room, asked, param)
-    beside = f" beside its {lengths.virtual} virtual ones" if lengths.virtual else ""
-    beginning = f"This model's maximum context length is {limit} tokens{beside}"
+    virtual = f" in addition to {lengths.virtual} virtual tokens" if lengths.virtual else ""
+    beginning = f"This model's maximum context length is {limit} tokens{virtual}"
     if num_prompt_tokens > longest_prompt:
         raise ApiError(
-            f"{beginning}, of which a prompt may have {longest_prompt}; this one has {num_prompt_tokens}.",
+            f"{beginning}; a prompt may have up to {longest_prompt}, and this one has {num_prompt_tokens}.",
             param=param,
         )
     length = room if asked is None else asked

@@ -33,8 +33,8 @@ def check_can_pool(service: Service) -> None:
     """Raises ApiError for a model that can only generate tokens."""
     if service.decoder_start is not None:
         raise ApiError(
-            "The model has an encoder and a decoder: it generates text, and neither embeds nor classifies it. POST "
-            "/v1/completions may answer."
+            "The model has an encoder and a decoder: it generates text, and cannot embed or classify it. Use POST "
+            "/v1/completions."
         )
 
 

@@ -260,7 +260,9 @@ class _Inputs:
             name = _ALIASES.get(given, given)
             if name in self._arrays:
                 alias = next(alias for alias, meant in _ALIASES.items() if meant == name and alias in arrays)
-                raise ApiError(f"inputs '{name}' and '{alias}' are the same one; send one of them", param=alias)
+                raise ApiError(
+                    f"inputs '{name}' and '{alias}' have the same meaning; send only one of them", param=alias
+                )
             self._arrays[name] = array
 
     def array(self, name: str) -> npt.NDArray[Any] | None:
@@ -285,7 +287,7 @@ def _prompt(inputs: _Inputs, own: TextTokenizer, max_tokens: int) -> tuple[list[
         raise ApiError("one of the inputs 'input_ids' and 'text_input' is needed, and not both", param="input_ids")
     if ids is None:
         if length is not None:
-            raise ApiError("input 'input_lengths' belongs to input_ids, which is not there", param="input_lengths")
+            raise ApiError("input 'input_lengths' is given without input_ids; expected both", param="input_lengths")
         return list(own.encode(text, max_tokens, "text_input").ids), text
     return _first(ids, "input_ids", length, "input_lengths"), None
 
@@ -300,7 +302,7 @@ def _decoder_input(inputs: _Inputs, decoder_start: Sequence[int] | None) -> list
         return _first(ids, "decoder_input_ids", length, "decoder_input_lengths")
     if length is not None:
         raise ApiError(
-            "input 'decoder_input_lengths' belongs to decoder_input_ids, which is not there",
+            "input 'decoder_input_lengths' is given without decoder_input_ids; expected both",
             param="decoder_input_lengths",
         )
     return None if decoder_start is None else list(decoder_start)
@@ -339,7 +341,7 @@ def _sampling(inputs: _Inputs) -> SamplingConfig:
     length_penalty = inputs.one("len_penalty")
     if length_penalty not in (None, 0.0, 1.0):
         raise ApiError(
-            f"input 'len_penalty' is {length_penalty}; it acts on beams, of which there is one: accepted: 0, 1",
+            f"input 'len_penalty' is {length_penalty}; accepted: 0, 1, because it only affects several beams",
             param="len_penalty",
         )
     return SamplingConfig(
@@ -373,7 +375,7 @@ def _word_list(inputs: _Inputs, name: str) -> list[list[int]]:
         words.append(ids[begin:end])
         begin = end
     if any(end != -1 for end in ends[num_words:]):
-        raise ApiError(f"input '{name}': the second row has ends of words behind a -1", param=name)
+        raise ApiError(f"input '{name}': the second row has ends of words after a -1", param=name)
     return words
 
 
@@ -382,10 +384,10 @@ def _lora(inputs: _Inputs) -> LoraConfig | None:
     weights, config = inputs.array("lora_weights"), inputs.array("lora_config")
     if (weights is None) != (config is None):
         there, missing = ("lora_config", "lora_weights") if weights is None else ("lora_weights", "lora_config")
-        raise ApiError(f"input '{there}' comes together with {missing}, which is not there", param=missing)
+        raise ApiError(f"input '{there}' is given without {missing}; expected both", param=missing)
     if task_id is None:
         if weights is not None:
-            raise ApiError("input 'lora_weights' needs lora_task_id, which is not there", param="lora_task_id")
+            raise ApiError("input 'lora_weights' is given without lora_task_id; expected both", param="lora_task_id")
         return None
     if task_id >= FIRST_NAMED_TASK_ID:
         raise ApiError(

@@ -160,7 +160,7 @@ class _Surface:
         else:
             sent, asked = self._read_infer(body, header_length, own)
         if asked.streaming:
-            raise ApiError("input 'streaming' is true; infer answers once: use generate_stream", param="streaming")
+            raise ApiError("input 'streaming' is true; infer cannot stream: use generate_stream", param="streaming")
         outputs = await self._whole(asked, adapter)
         written, length = await write_infer(_head(request, sent.id), _with_forms(sent, outputs))
         if length is None:
@@ -176,7 +176,7 @@ class _Surface:
         adapter = await self._adapter(request)
         sent, asked = await self._generate_request(body, adapter)
         if asked.streaming:
-            raise ApiError("streaming is true; generate answers once: use generate_stream", param="streaming")
+            raise ApiError("streaming is true; generate cannot stream: use generate_stream", param="streaming")
         outputs = await self._whole(asked, adapter)
         return JsonAnswer(_event(request, sent.id, outputs))
 
@@ -227,7 +227,7 @@ class _Surface:
         values = dict(sent.model_extra or {})
         for name, value in sent.parameters.items():
             if name in values:
-                raise ApiError(f"'{name}' is given twice, in parameters and beside it", param=name)
+                raise ApiError(f"'{name}' is given twice, as an input and in parameters", param=name)
             values[name] = value
         arrays = {name: tensor_of_value(name, value, ACCEPTED) for name, value in values.items()}
         return sent, self._request(arrays, None, None, own)

@@ -247,7 +247,7 @@ def _split(name: str, count: int, binary: memoryview) -> list[bytes]:
     while offset < len(binary) and len(elements) < count:
         begin = offset + _LENGTH.size
         if begin > len(binary) or begin + (length := _LENGTH.unpack_from(binary, offset)[0]) > len(binary):
-            raise _error(name, f"element {len(elements)} ends behind the tensor's {len(binary)} bytes")
+            raise _error(name, f"element {len(elements)} ends after the tensor's {len(binary)} bytes")
         elements.append(bytes(binary[begin : begin + length]))
         offset = begin + length
     if offset != len(binary) or len(elements) != count:

@@ -55,11 +55,13 @@ class WeightsFileBase:
 
     def bias(self, key: ModuleKey) -> npt.NDArray[np.float32] | None:
         """Raises AdapterError: this engine does not support biases of adapters."""
-        raise AdapterError(f"'{key.path}': {self._directory} is a TensorRT engine, which adds no biases of adapters")
+        raise AdapterError(
+            f"'{key.path}': {self._directory} is a TensorRT engine, which does not support biases of adapters"
+        )
 
     def rows_at(self, key: ModuleKey, tokens: Sequence[int]) -> npt.NDArray[np.float32]:
         """Raises AdapterError: neither lm_head nor the embedding is adapted."""
-        raise AdapterError(f"'{key.path}': {self._directory} is a TensorRT engine, which adapts decoder layers alone")
+        raise AdapterError(f"'{key.path}': {self._directory} is a TensorRT engine, which adapts only decoder layers")
 
     def rounding(self, key: ModuleKey) -> float:
         """Returns 0: the weights are not quantised."""

@@ -29,7 +29,7 @@ class ContextMaker:
             # A shared cache: the next context reuses the kernels that were compiled for this one.
             self._cache = config.create_runtime_cache()
             if not config.set_runtime_cache(self._cache):
-                raise EngineError("TensorRT for RTX does not take its own runtime cache")
+                raise EngineError("TensorRT for RTX rejects its own runtime cache")
             self._settings = config
         self._engine = engine
 

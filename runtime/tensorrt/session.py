@@ -145,13 +145,13 @@ class PlanContext:
     def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
         """Sets the shape of an input for the next run."""
         if not self._context.set_input_shape(name, shape):
-            raise StepError(f"TensorRT does not take {name} of shape {shape}: {self._messages.take()}")
+            raise StepError(f"TensorRT rejects {name} of shape {shape}: {self._messages.take()}")
         return True
 
     def set_tensor_address(self, name: str, address: int) -> bool:
         """Sets the device address of an input or output."""
         if not self._context.set_tensor_address(name, address):
-            raise StepError(f"TensorRT does not take {name} at {address:#x}: {self._messages.take()}")
+            raise StepError(f"TensorRT rejects {name} at {address:#x}: {self._messages.take()}")
         return True
 
     def execute_async_v3(self, stream: int) -> bool:

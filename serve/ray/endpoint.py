@@ -36,7 +36,7 @@ HEALTH_SECONDS: Final = 5.0
 """Time after which a replica counts as not answering."""
 MERGE_SECONDS: Final = 30.0
 _PAGE_PATHS: Final = frozenset({"/", "/api/state"})
-_PAGE_ELSEWHERE: Final = "shows one server, and these are several; see /metrics, and Ray's dashboard"
+_PAGE_ELSEWHERE: Final = "shows a single server, and there are several; see /metrics and Ray's dashboard"
 _EVENT_STREAM: Final = b"text/event-stream"
 _LOG: Final = logging.getLogger("adaptrt.endpoint")
 
@@ -157,11 +157,11 @@ class EndpointApp:
                 pass
         except BackPressureError as error:
             status = HTTPStatus.TOO_MANY_REQUESTS
-            said = "as many requests as may wait for a replica do"
+            said = "too many requests wait for a replica; try again later"
             raise ApiError(said, status=status, kind=OVERLOADED, headers=retry_headers(status)) from error
         except (RayActorError, DeploymentUnavailableError) as error:
             _LOG.warning("%s %s: its replica has ended: %s", request.method, request.path, error)
-            await answer.fail(_unavailable("the replica that had this request has ended; ask again"), request.path)
+            await answer.fail(_unavailable("the replica of this request has ended; try again"), request.path)
         except (TimeoutError, asyncio.TimeoutError):
             await answer.fail(_unavailable(f"no replica answered within {HEALTH_SECONDS:g} s"), request.path)
         except RayError as error:

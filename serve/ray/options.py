@@ -27,8 +27,8 @@ _NOT_HERE: Final = {
     "body_seconds": "Serve's proxies hold the connections",
     "keep_alive_seconds": "Serve's proxies hold the connections: keep_alive_timeout_s of http_options",
     "write_seconds": "Serve's proxies hold the connections",
-    "kv_cache_dir": "its file has one server, and replicas are several",
-    "kv_cache_dir_bytes": "its file has one server, and replicas are several",
+    "kv_cache_dir": "only one server may use its file, and there are several replicas",
+    "kv_cache_dir_bytes": "only one server may use its file, and there are several replicas",
 }
 
 

@@ -195,7 +195,7 @@ def test_classes_beside_what_others_generate(llm: adaptrt.LLM) -> None:
 
 def test_classifiers_are_not_taken_for_what_they_are_not(llm: adaptrt.LLM, base: Path) -> None:
     for name in ("moods", "names", "plain:0.5+moods:0.5"):
-        with pytest.raises(adaptrt.RequestError, match=r"is a classifier's and generates nothing"):
+        with pytest.raises(adaptrt.RequestError, match=r"is a classifier and cannot generate"):
             llm.generate("t3", lora=name)
     with pytest.raises(adaptrt.RequestError, match="the model is no classifier, nor is adapter 'plain'"):
         llm.classify("t3", lora="plain")
@@ -264,7 +264,7 @@ def test_a_classifier_that_peft_was_not_told_of(llm: adaptrt.LLM, base: Path, tm
     llm.executor.add_adapter("untold", path)
     expected = llm.classify(text_of(PROMPTS[1]), lora="moods").probs
     assert llm.classify(text_of(PROMPTS[1]), lora="untold").probs.tobytes() == expected.tobytes()
-    with pytest.raises(adaptrt.RequestError, match="is a classifier's and generates nothing"):
+    with pytest.raises(adaptrt.RequestError, match="is a classifier and cannot generate"):
         llm.generate("t3", lora="untold")
     with pytest.raises(adaptrt.AdapterError, match="a classifier or the like"):
         adaptrt.LoraConfig.from_peft(1, path, llm.executor.engine)
@@ -296,7 +296,7 @@ def test_engines_carry_classifiers(base: Path, tmp_path: Path) -> None:
     engine = build_engine(base / "model", tmp_path, lora_dir=base / "moods")
     with adaptrt.LLM(engine) as llm:
         check(llm.classify(text_of(PROMPTS[1]), lora="moods"), probabilities(reference(base, "moods"), PROMPTS[1]))
-        with pytest.raises(adaptrt.RequestError, match="is a classifier's and generates nothing"):
+        with pytest.raises(adaptrt.RequestError, match="is a classifier and cannot generate"):
             llm.generate("t3", lora="moods")
 
 
@@ -325,7 +325,7 @@ def test_classify_over_http(llm: adaptrt.LLM, base: Path) -> None:
             ("/classify", {"input": "t3"}, "the model is no classifier"),
             ("/classify", {"model": "moods", "input": ""}, "input is empty"),
             ("/classify", {"model": "moods", "input": "t3", "max_tokens": 4}, "max_tokens"),
-            ("/v1/completions", {"model": "moods", "prompt": "t3"}, "is a classifier's and generates nothing"),
+            ("/v1/completions", {"model": "moods", "prompt": "t3"}, "is a classifier and cannot generate"),
             ("/v1/embeddings", {"input": "t3"}, "does not say how embeddings are pooled"),
         ):
             refused = post(path, **fields)

@@ -315,10 +315,10 @@ def test_bad_input_is_refused_by_name(llama: Served, executor: adaptrt.Executor,
         return str(error.value)
 
     tuning = adaptrt.PromptTuningConfig(rows)
-    assert "prompt_tuning_config is given; accepted: None, adapter 'tuned' is virtual tokens itself" in named(
+    assert "prompt_tuning_config is given; accepted: None, because adapter 'tuned' brings virtual tokens" in named(
         "tuned", make_request([3], 1, prompt_tuning_config=tuning)
     )
-    assert "adapter 'tuned' is virtual tokens of a model that generates" in named(
+    assert "adapter 'tuned' has virtual tokens, which are only for generation" in named(
         "tuned", adaptrt.Request([3], 0, pooling_params=adaptrt.PoolingParams())
     )
     assert "input_token_ids has 61; the vocabulary is 0 to 60" in named("tuned", make_request([3, 61], 1))

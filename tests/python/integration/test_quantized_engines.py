@@ -248,5 +248,5 @@ def test_an_engine_that_is_quantised_otherwise_than_its_config_says_is_refused(s
     config = EngineConfig.load(engine)
     other = replace(config.pretrained_config, quantization=QuantConfig(quant_algo=QuantAlgo.W8A8))
     replace(config, pretrained_config=other).save(engine)
-    with pytest.raises(adaptrt.EngineError, match="quant_algo is W8A8 there and W8A16 here"):
+    with pytest.raises(adaptrt.EngineError, match=r"quant_algo is W8A8 in config.json and W8A16 in the engine file"):
         load_engine(engine)

@@ -80,7 +80,7 @@ def test_texts_go_on_as_peft_says(llm: adaptrt.LLM, root: Path) -> None:
         assert "".join(llm.stream(TEXT, lora=kind, max_tokens=5)) == completion.text
         assert llm.generate([TEXT, TEXT], lora=[kind, None], max_tokens=5)[0] == completion
         assert llm.chat([{"role": "user", "content": TEXT}], lora=kind, max_tokens=5).token_ids
-    with pytest.raises(adaptrt.RequestError, match="adapter 'tuned' is virtual tokens of a model that generates"):
+    with pytest.raises(adaptrt.RequestError, match="adapter 'tuned' has virtual tokens, which are only for generation"):
         llm.embed(TEXT, lora="tuned", pooling_type=adaptrt.PoolingType.LAST, normalize=False)
 
 
@@ -117,9 +117,9 @@ def test_virtual_tokens_take_room(server: str) -> None:
     whole = post(server, "/v1/completions", model="tuned", prompt=prompt, max_tokens=room, ignore_eos=True)
     assert whole["usage"]["completion_tokens"] == room
     refused = post(server, "/v1/completions", model="tuned", prompt=prompt, max_tokens=room + 1)
-    assert f"maximum context length is {MAX_SEQ_LEN - COUNT} tokens beside its {COUNT} virtual ones" in refused
+    assert f"maximum context length is {MAX_SEQ_LEN - COUNT} tokens in addition to {COUNT} virtual tokens" in refused
     refused = post(server, "/v1/completions", model="tuned", prompt=[3] * 38, max_tokens=1)
-    assert f"of which a prompt may have {48 - COUNT}; this one has 38" in refused
+    assert f"a prompt may have up to {48 - COUNT}, and this one has 38" in refused
     assert "usage" in post(server, "/v1/completions", model="base", prompt=[3] * 38, max_tokens=1)
     assert "input_token_ids has 268; the vocabulary is 0 to 267" in post(
         server, "/v1/completions", model="tuned", prompt=[3, 268], max_tokens=1

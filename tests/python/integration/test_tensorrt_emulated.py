@@ -112,7 +112,7 @@ def test_virtual_tokens_are_refused_by_name(float16: Served) -> None:
     virtual = save_virtual_tokens(float16.directory / "model", float16.directory / "virtual", 3, 1)
     engine = emulated(float16)
     with adaptrt.Executor(engine, adaptrt.ModelType.DECODER_ONLY, SMALL.executor_config()) as executor:
-        with pytest.raises(adaptrt.AdapterError, match="does not take: it is of TensorRT; accepted: native engines"):
+        with pytest.raises(adaptrt.AdapterError, match="is an engine of TensorRT; accepted: native engines"):
             executor.add_adapter("virtual", virtual)
         tuning = adaptrt.PromptTuningConfig(np.zeros((1, SMALL.spec.hidden_size), np.float32))
         with pytest.raises(adaptrt.RequestError, match="prompt_tuning_config is given; accepted: None"):

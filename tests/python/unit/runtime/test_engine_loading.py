@@ -220,7 +220,10 @@ def rewrite_config(engine: Path, change: Callable[[dict], None]) -> None:
     [
         (lambda c: c.update(format_version=3), "format_version 3"),
         (lambda c: c.update(extra=1), "extra is unknown"),
-        (lambda c: c["build_config"].update(max_batch_size=9), "max_batch_size is 9 there and 8 here"),
+        (
+            lambda c: c["build_config"].update(max_batch_size=9),
+            "max_batch_size is 9 in config.json and 8 in the engine file",
+        ),
         (lambda c: c["build_config"].update(max_batch_size="9"), "expected an integer"),
         (lambda c: c["build_config"].pop("plugin_config"), "plugin_config is missing"),
         (lambda c: c["build_config"]["lora_config"].update(max_lora_rank=65), "max_lora_rank is 65"),
@@ -316,7 +319,7 @@ W8A16 = {"algo": "w8a16", "group_size": 0, "zero_points": False}
         (lambda p: p["lora"]["sites"][0]["parts"][0].update(module=77), "77"),
         (lambda p: p["lora"].update(target_modules="all"), "a list"),
         (lambda p: next(op for op in p["body"] if op["op"] == "attention")["shape"].update(head_dim=0), "rank0.engine"),
-        (lambda p: p.update(int8_kv_cache=True), "int8_kv_cache is False there and True here"),
+        (lambda p: p.update(int8_kv_cache=True), "int8_kv_cache is False in config.json and True in the engine file"),
         (lambda p: p.update(int8_kv_cache=1), "true or false"),
     ],
 )

@@ -110,7 +110,7 @@ def test_tensorrt_refuses_a_context(engine: TensorRtEngine, monkeypatch: pytest.
     with pytest.raises(EngineError, match="makes no execution context: it gives no reason"):
         plan.context(0)
     monkeypatch.setattr(FakeRuntimeConfig, "takes_caches", False)
-    with pytest.raises(EngineError, match="does not take its own runtime cache"):
+    with pytest.raises(EngineError, match="rejects its own runtime cache"):
         plan_of(engine, fake_tensorrt(plan_engine), FakeDevice(8, 0))
 
 
@@ -130,9 +130,9 @@ def test_a_run_that_fails_is_a_step_error_with_tensorrts_reason(engine: TensorRt
         context.execute_async_v3(5)
     with pytest.raises(StepError, match="it gives no reason"):
         context.execute_async_v3(5)
-    with pytest.raises(StepError, match=r"does not take input_ids of shape \(3,\): it gives no reason"):
+    with pytest.raises(StepError, match=r"rejects input_ids of shape \(3,\): it gives no reason"):
         context.set_input_shape("input_ids", (3,))
-    with pytest.raises(StepError, match="does not take input_ids at 0x100: it gives no reason"):
+    with pytest.raises(StepError, match="rejects input_ids at 0x100: it gives no reason"):
         context.set_tensor_address("input_ids", 256)
 
 

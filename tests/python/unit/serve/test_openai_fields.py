@@ -153,7 +153,7 @@ def test_what_completions_refuse(fields: dict[str, Any], param: str | None, said
             "tool_choice.function.name is 'g'; expected one of ['f']",
         ),
         ({"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high"}}, None, "differ"),
-        ({"messages": [{**USER, "reasoning_content": "h"}]}, "messages.0", "only an assistant's has"),
+        ({"messages": [{**USER, "reasoning_content": "h"}]}, "messages.0", "only an assistant's message may have it"),
         (
             {"messages": [{"role": "assistant", "content": "a", "reasoning_content": "b", "reasoning": "c"}]},
             "messages.0",

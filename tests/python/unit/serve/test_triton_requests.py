@@ -107,11 +107,11 @@ def test_an_adapter_is_a_task_with_its_weights_or_without(tokenizer: Tokenizer) 
         ({}, "'input_ids' and 'text_input' is needed"),
         ({"input_ids": [1], "text_input": "a"}, "'input_ids' and 'text_input' is needed, and not both"),
         ({"input_ids": [1], "request_output_len": None}, "'request_output_len' is missing"),
-        ({"input_ids": [1], "max_tokens": 1}, "'request_output_len' and 'max_tokens' are the same"),
+        ({"input_ids": [1], "max_tokens": 1}, "'request_output_len' and 'max_tokens' have the same meaning"),
         ({"input_ids": [1, 2], "input_lengths": 3}, "'input_lengths' is 3; input_ids has 2 tokens"),
         ({"input_ids": [1, 2], "input_lengths": 0}, "'input_lengths' is 0"),
         ({"input_ids": [1, 2], "input_lengths": -1}, "'input_lengths' is -1"),
-        ({"text_input": "a", "input_lengths": 1}, "'input_lengths' belongs to input_ids"),
+        ({"text_input": "a", "input_lengths": 1}, "'input_lengths' is given without input_ids"),
         ({"input_ids": [1], "len_penalty": 0.5}, "'len_penalty' is 0.5"),
         ({"input_ids": [1], "bad_words": ["a"]}, "'bad_words' is not supported; send bad_words_list"),
         (
@@ -119,15 +119,15 @@ def test_an_adapter_is_a_task_with_its_weights_or_without(tokenizer: Tokenizer) 
             "'stop_words_list': word 0 ends at 3; accepted: 1 to 2",
         ),
         ({"input_ids": [1], "stop_words_list": [[1, 2], [2, 1]]}, "word 1 ends at 1; accepted: 3 to 2"),
-        ({"input_ids": [1], "stop_words_list": [[1, 2], [-1, 1]]}, "behind a -1"),
+        ({"input_ids": [1], "stop_words_list": [[1, 2], [-1, 1]]}, "after a -1"),
         ({"input_ids": [1], "stop_words_list": [[1, 2]]}, "'stop_words_list': shape"),
         ({"input_ids": [1], "lora_task_id": 2**63}, "'lora_task_id' is 9223372036854775808; the ids from"),
         (
             {"input_ids": [1], "lora_task_id": 1, "lora_weights": [[1.0]]},
-            "'lora_weights' comes together with lora_config",
+            "'lora_weights' is given without lora_config",
         ),
-        ({"input_ids": [1], "lora_task_id": 1, "lora_config": [[1]]}, "'lora_config' comes together with lora_weights"),
-        ({"input_ids": [1], "lora_weights": [[1.0]], "lora_config": [[1]]}, "needs lora_task_id"),
+        ({"input_ids": [1], "lora_task_id": 1, "lora_config": [[1]]}, "'lora_config' is given without lora_weights"),
+        ({"input_ids": [1], "lora_weights": [[1.0]], "lora_config": [[1]]}, "is given without lora_task_id"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(tokenizer: Tokenizer, values: dict[str, Any], said: str) -> None:

@@ -145,7 +145,7 @@ def test_json_tensors(name: str, datatype: str, shape: list[int], data: list[Any
         (
             {"name": "text", "datatype": "BYTES", "shape": [1], "data": None, "parameters": {"binary_data_size": 5}},
             b"\xff\xff\xff\xffa",
-            "element 0 ends behind the tensor's 5 bytes",
+            "element 0 ends after the tensor's 5 bytes",
         ),
         (
             {"name": "text", "datatype": "BYTES", "shape": [9], "data": None, "parameters": {"binary_data_size": 5}},
