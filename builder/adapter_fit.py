@@ -37,10 +37,10 @@ def adapter_for(
     )
     problems = []
     if (adapter.config[0, :, 3] & MAGNITUDE).any() and not config.dora_enabled:
-        problems.append("it has factors (DoRA or IA3); build with dora_plugin enable")
+        problems.append("the adapter has factors (DoRA or IA3), which need an engine with dora_plugin enable")
     missing = [name for name in modules_of(adapter) if target_modules and name not in target_modules]
     if missing:
-        problems.append(f"it adapts {', '.join(missing)}, which lora_target_modules does not name")
+        problems.append(f"the adapter changes {', '.join(missing)}, which lora_target_modules does not include")
     if problems:
         raise AdapterError(f"{directory}: " + "; ".join(problems))
     return adapter
@@ -58,7 +58,9 @@ def require_virtual_tokens(directory: Path, config: BuildConfig, network: Networ
     """Raises AdapterError if the virtual tokens are invalid, or if the engine takes none."""
     read_prompt_embeddings(directory, AdaptedModules(network))
     if config.backend != NATIVE or network.config.mapping.world_size > 1:
-        raise AdapterError(f"{directory}: is virtual tokens, which engines of backend {NATIVE} and of one rank take")
+        raise AdapterError(
+            f"{directory}: the adapter has virtual tokens; expected an engine with backend {NATIVE} and one rank"
+        )
 
 
 def modules_of(adapter: ConvertedAdapter) -> list[str]:

@@ -130,7 +130,7 @@ def build(
         check_dump_path(dump_onnx_to)
         if not checkpoint.config.has_lm_head:
             raise ConfigError(
-                f"{checkpoint.directory}: dump_onnx: a graph ends in logits, and the model has no lm_head"
+                f"{checkpoint.directory}: dump_onnx needs a model with an lm_head, whose logits are the graph's output"
             )
     options = CompilerOptions(package=package, workers=workers, timing_cache=timing_cache, dump_onnx_to=dump_onnx_to)
     with (
@@ -168,8 +168,9 @@ def _require_choices(compiled: CompiledNetwork | CompiledPlans, directory: Path)
     assert isinstance(compiled, CompiledNetwork)
     if not usage_names(compiled.program):
         raise ConfigError(
-            f"{directory}: usage_text: the engine has no experts, and no neurons that can be read one by one, which it "
-            "has where a ReLU gates its MLPs, sparse_mlp is not disabled, and weight_memory is given"
+            f"{directory}: usage_text: the engine has neither experts nor neurons that are read one by one; "
+            "expected a model with experts, or with ReLU-gated MLPs, sparse_mlp not disabled, and "
+            "weight_memory given"
         )
 
 
@@ -223,11 +224,13 @@ def _checked_config(
         problems += quality.problems(config) if quality is not None else []
         problems += usage.problems(config) if usage is not None else []
         if usage is not None and (checkpoint.config.num_encoder_layers > 0 or not checkpoint.config.has_lm_head):
-            problems.append(f"usage_text runs decoders with an lm_head alone; not {checkpoint.config.architecture}")
+            problems.append(f"usage_text needs a decoder with an lm_head; {checkpoint.config.architecture} is not one")
         if quality is not None and checkpoint.config.num_encoder_layers > 0:
-            problems.append(f"quality_text measures decoders alone; {checkpoint.config.architecture} has an encoder")
+            problems.append(
+                f"quality_text needs a decoder without an encoder; {checkpoint.config.architecture} has an encoder"
+            )
         if quality is not None and not checkpoint.config.has_lm_head:
-            problems.append(f"quality_text measures logits; {checkpoint.config.architecture} has no lm_head here")
+            problems.append(f"quality_text needs a model with an lm_head; {checkpoint.config.architecture} has none")
         if quantization is not None and config.compress_weights:
             problems.append("compress_weights and quantization: quantised weights cannot be compressed; choose one")
         if quantization is not None and config.sparse_mlp == ENABLE:
@@ -240,12 +243,12 @@ def _checked_config(
         if any(op.sinks is not None for op in checkpoint.network.attentions):
             problems.append(f"{checkpoint.config.architecture} has attention sinks, which need backend {NATIVE}")
         if not checkpoint.config.has_lm_head:
-            problems.append(f"{checkpoint.config.architecture} is without lm_head, which needs backend {NATIVE}")
+            problems.append(f"{checkpoint.config.architecture} has no lm_head; such models need backend {NATIVE}")
         published = checkpoint.config.quantization
         if published is not None and published.is_coded:
-            problems.append(f"weights of {published.code.name} need backend {NATIVE}")
+            problems.append(f"weights with code {published.code.name} need backend {NATIVE}")
         if published is not None and published.reordered:
-            problems.append(f"weights whose inputs are reordered need backend {NATIVE}")
+            problems.append(f"weights with an input permutation (act_order) need backend {NATIVE}")
         if published is not None and published.has_zero_point and published.quant_algo is QuantAlgo.W8A16:
             problems.append(f"weights of 8 bits with zero points need backend {NATIVE}")
         needs = {

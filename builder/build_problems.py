@@ -89,8 +89,8 @@ def _size_problems(config: BuildConfig, checkpoint: CheckpointConfig) -> list[st
     has_limit = checkpoint.position_embedding_type != RELATIVE_POSITIONS
     if sizes["max_seq_len"] > limit and has_limit and not isinstance(checkpoint.rotary_scaling, DynamicScaling):
         found.append(
-            f"max_seq_len {sizes['max_seq_len']} is above the model's max_position_embeddings {limit}: "
-            "it was not made for such positions"
+            f"max_seq_len {sizes['max_seq_len']} is above the model's max_position_embeddings {limit}: the "
+            "model was not trained for such positions"
         )
     return found
 
@@ -105,8 +105,8 @@ def _encoder_problems(config: BuildConfig, checkpoint: CheckpointConfig) -> list
     found = []
     if not 1 <= length <= config.max_num_tokens:
         found.append(
-            f"max_encoder_input_len {length} must be 1 to max_num_tokens {config.max_num_tokens}: an encoder input is "
-            "computed whole, in one step"
+            f"max_encoder_input_len {length} must be 1 to max_num_tokens {config.max_num_tokens}: an encoder "
+            "input is computed in one step"
         )
     limit = checkpoint.max_position_embeddings
     if length > limit and checkpoint.position_embedding_type != RELATIVE_POSITIONS:
@@ -122,7 +122,7 @@ def _encoder_only_problems(config: BuildConfig) -> list[str]:
     if config.max_input_len > config.max_num_tokens:
         found.append(
             f"max_input_len {config.max_input_len} is above max_num_tokens {config.max_num_tokens}: an encoder "
-            "computes its inputs whole, each in one step"
+            "computes each input in one step"
         )
     if config.max_beam_width != 1:
         found.append(f"max_beam_width is {config.max_beam_width}; accepted: 1, an encoder generates nothing")
@@ -141,7 +141,7 @@ def _plugin_problems(plugins: PluginConfig, dtype: DType) -> list[str]:
         if value == DISABLE:
             reason = "every engine has it"
         elif value in {dtype_name(known) for known in DType}:
-            reason = f"the checkpoint is {name}, and an engine has the type of its checkpoint; convert it with --dtype"
+            reason = f"the checkpoint is {name}, and an engine has its checkpoint's type; convert it with --dtype"
         else:
             reason = "it is not a type of weights"
         found.append(f"{plugin} {value} cannot be used: {reason}; accepted: {accepted}")
@@ -159,9 +159,11 @@ def _lora_problems(config: BuildConfig) -> list[str]:
         if name not in known:
             found.append(f"lora_target_modules names '{name}'; accepted: {', '.join(accepted)}")
         elif not known[name].is_served:
-            found.append(f"lora_target_modules names {name}, which networks do not have")
+            found.append(f"lora_target_modules names {name}, which no supported network has")
         elif known[name].is_of_vocabulary and config.backend != NATIVE:
-            found.append(f"lora_target_modules names {name}, which the backend {config.backend} does not adapt")
+            found.append(
+                f"lora_target_modules names {name}, which adapters cannot change with backend {config.backend}"
+            )
     if len(set(lora.lora_target_modules)) != len(lora.lora_target_modules):
         found.append(f"lora_target_modules names a module twice: {', '.join(lora.lora_target_modules)}")
     if config.lora_enabled:
@@ -175,7 +177,7 @@ def _lora_problems(config: BuildConfig) -> list[str]:
         ("fully_sharded_loras", lora.fully_sharded_loras),
     ):
         if is_set:
-            found.append(f"{name} needs lora_plugin {AUTO}: without it the engine takes no adapters")
+            found.append(f"{name} needs lora_plugin {AUTO}: without it the engine accepts no adapters")
     return found
 
 
@@ -190,7 +192,7 @@ def _extra_token_problems(config: BuildConfig, checkpoint: CheckpointConfig) -> 
         found.append(f"max_extra_tokens is for decoders with an lm_head, which {checkpoint.architecture} is not")
     if checkpoint.mapping.world_size > 1:
         found.append(
-            "max_extra_tokens cannot be served by several ranks; convert the checkpoint without --tp_size and --pp_size"
+            "max_extra_tokens needs a checkpoint of one rank; convert the checkpoint without --tp_size and --pp_size"
         )
     if config.backend != NATIVE:
         found.append(f"max_extra_tokens needs backend {NATIVE}")
@@ -266,7 +268,7 @@ def _weight_memory_problems(config: BuildConfig, checkpoint: CheckpointConfig) -
         found.append(f"weight_memory is {config.weight_memory}; it must be at most {MOST_WEIGHT_MEMORY}")
     if config.tensorrt_config is not None and config.tensorrt_config.weights == EXTERNAL:
         found.append(
-            f"weight_memory needs weights {CONSTANTS}: TensorRT streams the constants of a plan, and not its inputs"
+            f"weight_memory needs weights {CONSTANTS}: TensorRT streams the constants of a plan, but not its inputs"
         )
     if checkpoint.mapping.world_size > 1:
         found.append(f"weight_memory needs an engine of one rank; the checkpoint has {checkpoint.mapping.world_size}")
@@ -286,7 +288,7 @@ def _compression_problems(config: BuildConfig, checkpoint: CheckpointConfig) -> 
         )
     if checkpoint.quantization is not None:
         found.append(
-            f"compress_weights cannot act on the checkpoint's {checkpoint.quantization.quant_algo.name} weights"
+            f"compress_weights does not work with the checkpoint's {checkpoint.quantization.quant_algo.name} weights"
         )
     return found
 
@@ -307,11 +309,11 @@ def _sparse_mlp_problems(config: BuildConfig, checkpoint: CheckpointConfig) -> l
         if config.backend != NATIVE:
             found.append(f"{name} needs backend {NATIVE}")
         if config.compress_weights:
-            found.append(
-                f"{name} and compress_weights: single outputs of compressed weights cannot be read; choose one"
-            )
+            found.append(f"{name} and compress_weights: compressed weights cannot be read neuron by neuron; choose one")
         if checkpoint.quantization is not None:
-            found.append(f"{name} cannot act on the checkpoint's {checkpoint.quantization.quant_algo.name} weights")
+            found.append(
+                f"{name} does not work with the checkpoint's {checkpoint.quantization.quant_algo.name} weights"
+            )
         if not Activation(checkpoint.hidden_act).leaves_zeros:
             found.append(
                 f"{name} needs a model whose MLP has a ReLU; {checkpoint.architecture} has {checkpoint.hidden_act}"
@@ -328,10 +330,10 @@ def _sparse_mlp_problems(config: BuildConfig, checkpoint: CheckpointConfig) -> l
 
 def _capability_problems(names: tuple[str, ...]) -> list[str]:
     found = [
-        f"compute_capability {name} is none; expected {CURRENT} or a number such as 8.6"
+        f"compute_capability is {name}; expected {CURRENT} or a number such as 8.6"
         for name in names
         if name != CURRENT and parse_capability(name) is None
     ]
     if not names or len(set(names)) != len(names) or (CURRENT in names and len(names) > 1):
-        found.append(f"compute_capability is '{' '.join(names)}'; expected {CURRENT} alone, or each capability once")
+        found.append(f"compute_capability is '{' '.join(names)}'; expected only {CURRENT}, or each capability once")
     return found

@@ -46,7 +46,7 @@ def with_adapters(config: BuildConfig, network: Network) -> BuildConfig:
     for directory, adapter in zip(directories, used, strict=True):
         missing = [name for name in adapter if name not in modules]
         if missing:
-            problems.append(f"{directory} adapts {', '.join(missing)}, which lora_target_modules does not name")
+            problems.append(f"{directory} changes {', '.join(missing)}, which lora_target_modules does not include")
     if problems:
         raise AdapterError("; ".join(problems))
     return replace(config, lora_config=replace(lora, lora_target_modules=modules, adapter_names=names))
@@ -55,10 +55,10 @@ def with_adapters(config: BuildConfig, network: Network) -> BuildConfig:
 def _check_names(names: Sequence[str], directories: Sequence[Path]) -> None:
     """Raises ConfigError unless every name is plain and unique, because adapters are served by name."""
     if len(names) != len(directories):
-        raise ConfigError(f"there are {len(names)} adapter_names for {len(directories)} lora_dir")
+        raise ConfigError(f"adapter_names has {len(names)} names for {len(directories)} lora_dir directories")
     for name, directory in zip(names, directories, strict=True):
         if not re.fullmatch(r"[^\x00-\x1f/]+", name):
-            raise ConfigError(f"lora_dir {directory}: {name!r} cannot be the name of an adapter")
+            raise ConfigError(f"lora_dir {directory}: {name!r} is not valid as an adapter's name")
         if parse_sum(name) is not None:
             raise ConfigError(
                 f"lora_dir {directory}: the adapter's name is '{name}', which is a weighted sum; expected another name"

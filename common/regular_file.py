@@ -76,7 +76,7 @@ def file_version(path: Path) -> FileVersion:
 
 def _cut(path: Path, missing_bytes: int) -> OSError:
     return OSError(
-        errno.EBUSY, f"it ends {missing_bytes} bytes before its size; it was cut while it was read", str(path)
+        errno.EBUSY, f"it ends {missing_bytes} bytes before its size; it was truncated while it was read", str(path)
     )
 
 

@@ -123,8 +123,8 @@ def _require_one_rotation(network: Network) -> None:
     found = {(op.size, op.base) for op in network.ops if isinstance(op, Rotary) and op.base != 0.0}
     if len(found) > 1:
         raise ConfigError(
-            f"long_lora_scaling_factors are for models whose layers rotate alike; those of "
-            f"{network.config.architecture} have the bases {', '.join(f'{base:g}' for _, base in sorted(found))}"
+            "long_lora_scaling_factors need a model whose layers share one rotary base; "
+            f"{network.config.architecture} has the bases {', '.join(f'{base:g}' for _, base in sorted(found))}"
         )
 
 

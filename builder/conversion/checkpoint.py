@@ -130,8 +130,8 @@ class Checkpoint:
             return plain.with_int8_kv_cache(self.config.int8_kv_cache).quantized(quantization)
         if self.config.quantization is not None:
             raise ConfigError(
-                f"{self.directory}: its weights are {self.config.quantization.quant_algo.name} already; leave "
-                "quantization out to build them as they are"
+                f"{self.directory}: the weights are already {self.config.quantization.quant_algo.name}; leave "
+                "out quantization to build them unchanged"
             )
         config = replace(self.config, quantization=quantization)
         network = declare(config, self.network)
@@ -190,8 +190,8 @@ def _rank_of(directory: Path, network: Network, rank: int) -> CheckpointFile:
     for name, spec in reader.specs.items():
         if name.endswith(_KV_CACHE_SCALE):
             problems.append(
-                f"tensor '{name}' is a calibrated scale, but those of an int8 KV cache are made at run time; "
-                "remove the tensor"
+                f"tensor '{name}' is a calibrated scale, but scales of an int8 KV cache are computed at run "
+                "time; remove the tensor"
             )
         elif name not in expected:
             problems.append(f"unexpected tensor '{name}'")

@@ -24,8 +24,8 @@ class QuantizingTensors:
         """
         if quantization is not None and not quantization.can_be_made:
             raise ConfigError(
-                f"quantization: {quantization.describe()}: weights are not rounded to it; accepted: integers of W8A16 "
-                "and W8A8 without groups, and of W4A16 and W4A8 of four bits"
+                f"quantization is {quantization.describe()}, to which weights cannot be quantised here; "
+                "accepted: integers of W8A16 and W8A8 without groups, and 4-bit integers of W4A16 and W4A8"
             )
         self._source = source
         self._quantization = quantization
@@ -54,4 +54,4 @@ class QuantizingTensors:
 
     def input_orders(self, name: str) -> Array:
         """Raises ValueError: weights that are quantised here have no input permutation."""
-        raise ValueError(f"weight '{name}' is not reordered")
+        raise ValueError(f"weight '{name}' has no input permutation")

@@ -101,15 +101,15 @@ def _checked_layers(directory: Path, network: Network) -> list[GatedLayer]:
     layers = gated_layers(network)
     if [gated.layer for gated in layers] != list(range(config.num_hidden_layers)):
         raise CheckpointError(
-            f"{directory}: sparse predictors need a ReLU behind a norm in every layer's MLP, which "
+            f"{directory}: sparse predictors need a ReLU MLP after a norm in every layer, which "
             f"{config.architecture} with {config.hidden_act} does not have"
         )
     for gated in layers:
         if not all(can_have_rows(config.dtype, weight.outputs, weight.inputs) for weight in gated.op.weights):
             gate = gated.op.weights[0]
             raise CheckpointError(
-                f"{directory}: sparse predictors need MLPs whose rows can be read alone: float32 or bfloat16, an "
-                f"intermediate_size that is a multiple of 64, an even hidden_size; the model is "
+                f"{directory}: sparse predictors need MLPs that can be read neuron by neuron: float32 or "
+                "bfloat16, an intermediate_size that is a multiple of 64, an even hidden_size; the model is "
                 f"{dtype_name(config.dtype)} with {gate.outputs} and {gate.inputs}"
             )
     return layers
@@ -133,7 +133,7 @@ def _paths(directory: Path, num_layers: int) -> list[Path]:
             problems.append(f"there is no {' or '.join(names)}")
         elif len(here) > 1:
             problems.append(f"holds both {' and '.join(names)}; remove one of them")
-    problems += [f"'{name}' is no file of predictors of {num_layers} layers; remove it" for name in found]
+    problems += [f"'{name}' is not a file of predictors for {num_layers} layers; remove it" for name in found]
     if problems:
         raise CheckpointError(f"{directory}: " + "; ".join(problems))
     return paths

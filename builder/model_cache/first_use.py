@@ -126,7 +126,7 @@ class EnginePlan:
             if options.dtype is not None:
                 raise ConfigError(
                     f"{directory}: is a checkpoint, whose dtype was chosen when it was converted; dtype "
-                    f"{dtype_name(options.dtype)} goes with a Hugging Face model"
+                    f"{dtype_name(options.dtype)} is only for Hugging Face models"
                 )
             source = config = read_config(file.data, subject=str(file.path))
             files.add_weights(rank_file(rank) for rank in range(config.mapping.world_size))
@@ -142,7 +142,7 @@ class EnginePlan:
         if options.quantization is not None:
             problems += options.quantization.problems()
             if file.is_of_checkpoint and config.quantization is not None:
-                problems.append(f"quantization: the weights are {config.quantization.describe()} already")
+                problems.append(f"quantization: the weights are already {config.quantization.describe()}")
             config = replace(config, quantization=options.quantization)
         problems += problems_of(build_config, config) or _memory_problems(build_config)
         if problems:
@@ -215,8 +215,8 @@ class EnginePlan:
 def _make_or_wait(source: EnginePlan, key: str, cache: EngineCache, progress: Progress) -> None:
     if not os.access(cache.directory, os.W_OK):
         raise ConfigError(
-            f"{cache.directory}: cannot be written and has no engine of {source.directory} with these options; set "
-            "XDG_CACHE_HOME to another place"
+            f"{cache.directory}: cannot be written and has no engine of {source.directory} with these options; "
+            "set XDG_CACHE_HOME to another directory"
         )
     with ExitStack() as waiting:
 
@@ -267,9 +267,9 @@ def _check_space(source: EnginePlan, place: Path) -> None:
     needed, free = source.needed_bytes, shutil.disk_usage(place).free
     if needed > free:
         raise ConfigError(
-            f"{place}: making the engine of {source.directory} takes about {format_bytes(needed)}, and "
-            f"{format_bytes(free)} are free; adaptrt cache lists engines that may be removed, and XDG_CACHE_HOME names "
-            "another place"
+            f"{place}: building the engine of {source.directory} needs about {format_bytes(needed)}, and "
+            f"{format_bytes(free)} are free; remove engines (see adaptrt cache), or set XDG_CACHE_HOME to "
+            "another directory"
         )
 
 
@@ -280,8 +280,8 @@ def _memory_problems(config: BuildConfig) -> list[str]:
     if needed <= total:
         return []
     return [
-        f"max_lora_rank is {rank}; with max_num_tokens {rows} a step needs {format_bytes(needed)}, and the machine has "
-        f"{format_bytes(total)}; expected less of one of them"
+        f"max_lora_rank is {rank}; with max_num_tokens {rows} a step needs {format_bytes(needed)}, and the "
+        f"machine has {format_bytes(total)}; expected a lower max_lora_rank or max_num_tokens"
     ]
 
 
@@ -289,7 +289,7 @@ def _check_place(directory: Path) -> None:
     """Raises ConfigError if `directory` is not a directory with a config.json."""
     if not directory.is_dir():
         problem = "is not a directory" if directory.exists() else "does not exist"
-        raise ConfigError(f"{directory}: {problem}; {_ACCEPTED}. download models of a hub first")
+        raise ConfigError(f"{directory}: {problem}; {_ACCEPTED}. Download models of a hub first")
     if not (directory / CONFIG_FILE).is_file():
         if (directory / ADAPTER_CONFIG_FILE).is_file():
             raise ConfigError(f"{directory}: is a PEFT adapter; name the directory of its base model, or an engine")

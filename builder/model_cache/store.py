@@ -96,7 +96,7 @@ class EngineCache:
     def remove(self, key: str) -> None:
         """Deletes an entry. Raises ConfigError if there is none, or while a process makes or uses it."""
         if not _KEY.fullmatch(key) or not is_of_entry(self.place(key)):
-            raise ConfigError(f"{self.directory}: has no engine with the key '{key}'; adaptrt cache lists those it has")
+            raise ConfigError(f"{self.directory}: has no engine with the key '{key}'; adaptrt cache lists the keys")
         if not self.remove_if_unused(key):
             raise ConfigError(f"{self.place(key)}: is in use; stop the process that uses it first")
 
@@ -200,7 +200,7 @@ def default_cache_directory() -> Path:
     try:
         return Path.home() / ".cache" / "adaptrt" / "engines"
     except RuntimeError as error:
-        raise ConfigError(f"there is no directory for the cache of engines: {error}; set XDG_CACHE_HOME") from None
+        raise ConfigError(f"cannot find the directory for the cache of engines: {error}; set XDG_CACHE_HOME") from None
 
 
 def _size(place: Path) -> int:
@@ -216,5 +216,5 @@ def make_cache_directory(directory: Path) -> None:
         directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         directory.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
-        reason = f"cannot be made: {error.strerror}; set XDG_CACHE_HOME to another place"
+        reason = f"cannot be created: {error.strerror}; set XDG_CACHE_HOME to another directory"
         raise ConfigError(f"{directory}: {reason}") from None

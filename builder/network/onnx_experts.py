@@ -32,7 +32,7 @@ def experts(graph: GraphBuilder, values: Values, op: Experts) -> None:
         )
         made = graph.node("Mul", [activated(graph, gate, op.activation), up])
         if any(layer[expert].bias for layer in (op.gate, op.up, op.down)):
-            raise ValueError("experts with biases are not written in ONNX")
+            raise ValueError("experts with biases cannot be written as ONNX")
         made = graph.node("Gemm", [made, weight_matrix(graph, op.down[expert])], transB=1)
         share = graph.node("Mul", [graph.cast(made, TensorProto.FLOAT), weight])
         total = graph.node("Add", [total, share])

@@ -27,7 +27,7 @@ def external_bytes(model: onnx.ModelProto) -> int:
 def check_dump_path(path: Path) -> None:
     """Raises ConfigError if dump_onnx() could not write a file at this path."""
     if os.path.lexists(path) and not path.is_file():
-        raise ConfigError(f"{path}: exists and is no file, so that the network cannot be written there")
+        raise ConfigError(f"{path}: exists and is not a file, so the network cannot be written there")
     if not path.parent.is_dir():
         raise ConfigError(f"{path}: cannot be written, because {path.parent} is not a directory")
 

@@ -108,7 +108,7 @@ def _emit(graph: GraphBuilder, values: Values, op: Op, inputs: StepInputs, adapt
         cross_attention(graph, values, op, inputs)
     elif isinstance(op, Experts):
         if adaptation is not None:
-            raise ConfigError("adapters of experts have no form in ONNX; build with --lora_plugin disable")
+            raise ConfigError("adapters of experts cannot be written as ONNX; build with --lora_plugin disable")
         experts(graph, values, op)
     elif isinstance(op, GatedAdd):
         gated_add(graph, values, op)

@@ -52,7 +52,7 @@ def linear(graph: GraphBuilder, values: Values, op: Linear, adaptation: Adaptati
     """x W^T with adapters, plus the bias, followed by the op's remaining steps. Raises ValueError for gates with
     scores."""
     if op.scores is not None:
-        raise ValueError(f"{op.scope}: gates that scores close are not in graphs")
+        raise ValueError(f"{op.scope}: gates with predictors cannot be written as ONNX")
     x, threshold = values[op.input.name], op.gate_threshold
     y, *others = [_product(graph, x, weight, op, adaptation) for weight in op.weights]
     if op.scale != 1.0 or op.softcap is not None:
@@ -76,7 +76,7 @@ def activated(graph: GraphBuilder, x: Value, activation: Activation, threshold: 
     if activation.leaves_zeros:
         return graph.node("Relu", [x])
     if activation is Activation.CLAMPED_SILU:
-        raise ValueError(f"{activation.value} is an activation of two values")
+        raise ValueError(f"{activation.value} needs two inputs")
     return graph.node("Gelu", [x], approximate="tanh" if activation is Activation.GELU_TANH else "none")
 
 

@@ -22,7 +22,7 @@ def weight_matrix(graph: GraphBuilder, of: LinearWeight) -> Value:
     if weight.element_type == graph.engine_type:
         return weight
     if graph.quantization is None:
-        raise ValueError(f"weight '{weight.name}' is not of the engine's type, and no quantisation is known of it")
+        raise ValueError(f"weight '{weight.name}' is not of the engine's type, and its quantisation is unknown")
     how = graph.quantization.of_weight(weight.name)
     if how.is_of_eight_bits:
         return _values_of_eight_bits(graph, weight, how)

@@ -149,7 +149,7 @@ def _checked_metadata(metadata: object, problems: list[str]) -> dict[str, str]:
 
 def _checked_entry(name: str, entry: object, problems: list[str]) -> _Placed | None:
     if not name or not (name.isascii() or all(character < "\ud800" or character > "\udfff" for character in name)):
-        problems.append(f"{describe(name)} is not a name for a tensor")
+        problems.append(f"{describe(name)} is not a valid tensor name")
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         problems.append(f"tensor '{name}' is {describe(entry)}; expected dtype, shape and data_offsets")
         return None

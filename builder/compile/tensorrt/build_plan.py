@@ -39,7 +39,7 @@ def build_plan(trt: Any, request: PlanRequest, send: Send) -> Built:
     config = builder.create_builder_config()
     config.progress_monitor = make_progress_monitor(trt, phases)
     if not configure(trt, config, request.compute_capability, streams_weights=request.streams_weights):
-        raise refusal.error(f"it does not accept compute capability {request.compute_capability}")
+        raise refusal.error(f"TensorRT does not accept compute capability {request.compute_capability}")
     _add_profiles(builder, config, request, refusal)
     cache = None
     if request.timing_cache is not None:
@@ -82,7 +82,7 @@ def _parse(parser: Any, model: onnx.ModelProto, weights: SafetensorsReader | Non
         assert weights is not None
         array = weights.array(tensor.name)
         if not parser.load_initializer(tensor.name, array.ctypes.data, array.nbytes):
-            raise refusal.error(f"it does not accept weight {tensor.name}")
+            raise refusal.error(f"TensorRT does not accept weight {tensor.name}")
         arrays.append(array)
     if not parser.parse_model_proto():
         raise refusal.parser_error(parser)
@@ -95,7 +95,7 @@ def _add_profiles(builder: Any, config: Any, request: PlanRequest, refusal: Refu
         for name, (smallest, usual, largest) in shapes.items():
             profile.set_shape(name, smallest, usual, largest)
         if config.add_optimization_profile(profile) != number:
-            raise refusal.error(f"it does not accept optimization profile {number}")
+            raise refusal.error(f"TensorRT does not accept optimization profile {number}")
 
 
 def _tensors(network: Any) -> list[NetworkTensor]:
@@ -118,7 +118,7 @@ def _write_plan(trt: Any, builder: Any, network: Any, config: Any, path: Path, r
     except OSError as reason:
         raise PlanRefusedError([f"the plan cannot be written: {reason.strerror}"]) from None
     if not built:
-        raise refusal.error("it makes no plan of the network")
+        raise refusal.error("TensorRT cannot build a plan of the network")
     return path.stat().st_size, writer.digest.hexdigest()
 
 

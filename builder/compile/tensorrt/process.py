@@ -127,12 +127,12 @@ def _converse(
         if final is not None and status == 0:
             return final
         if children.ended:
-            raise EngineError(f"{subject}: the build was given up")
+            raise EngineError(f"{subject}: the build was cancelled")
         errors.seek(0)
         printed = " ".join(errors.read().decode(errors="replace").split())
     words = "; ".join([*logged, *([f"[stderr] {printed[-2000:]}"] if printed else [])])
     during = f" in the phase '{phase}'" if phase else ""
-    raise EngineError(f"{subject}: the process that builds {_end(status)}{during}. Its last words: {words or 'none'}")
+    raise EngineError(f"{subject}: the build process {_end(status)}{during}. Its last messages: {words or 'none'}")
 
 
 @contextlib.contextmanager

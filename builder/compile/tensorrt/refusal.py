@@ -37,7 +37,7 @@ class Refusal:
             text = f"{_one_line(error.desc())} [{error.code().name}]"
             name, operator = error.node_name(), error.node_operator()
             problems.append(f"node {name} ({operator}): {text}" if name else text)
-        return PlanRefusedError(problems or ["it cannot parse the network", *self._logged()])
+        return PlanRefusedError(problems or ["TensorRT cannot parse the network", *self._logged()])
 
     def error(self, summary: str) -> PlanRefusedError:
         """Any other error; `summary` says what failed."""
@@ -52,7 +52,7 @@ class Refusal:
         if problems and not any(problem.startswith("node ") for problem in problems):
             last = self._log.last_node(self._operators)
             if last is not None:
-                problems.append(f"the node that it named last is {last} ({self._operators[last]})")
+                problems.append(f"the last node that it mentioned is {last} ({self._operators[last]})")
         return problems
 
 

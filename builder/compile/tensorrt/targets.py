@@ -16,11 +16,13 @@ def target_problems(names: Sequence[str], timing_cache: Path | None, package: Pa
     accepted = ", ".join((*package.compute_capabilities, CURRENT))
     for name in names:
         if parse_capability(name) is not None and name not in package.compute_capabilities:
-            found.append(f"compute_capability {name} is none that {package.title} builds for; accepted: {accepted}")
+            found.append(
+                f"compute_capability is {name}, which {package.title} does not build for; accepted: {accepted}"
+            )
     if timing_cache is not None and not package.has_timing_cache:
         found.append(
-            f"timing_cache {timing_cache} cannot be used: {package.title} measures nothing while it builds and has no "
-            f"timing cache; only {PACKAGES[0]} has one"
+            f"timing_cache {timing_cache} cannot be used: {package.title} has no timing cache; only "
+            f"{PACKAGES[0]} has one"
         )
     return found
 
@@ -38,9 +40,12 @@ def resolve_targets(names: Sequence[str], package: Package) -> tuple[str, ...]:
     except ConfigError as error:
         if not package.compute_capabilities:
             raise
-        raise ConfigError(f"{error}; {package.title} also builds without one: name some of {there}") from None
+        raise ConfigError(
+            f"{error}; without a GPU, {package.title} needs a compute capability by name: some of {there}"
+        ) from None
     if package.compute_capabilities and current not in package.compute_capabilities:
         raise ConfigError(
-            f"compute_capability {CURRENT} is {current}, which {package.title} does not build for; it does for {there}"
+            f"compute_capability {CURRENT} is {current}, which {package.title} does not build for; expected one "
+            f"of {there}"
         )
     return (current,)

@@ -62,7 +62,7 @@ def linear_weights(network: Network) -> Iterator[LinearWeight]:
 def check_orientation(network: Network, matrices: Mapping[str, MadeMatrix], subject: str) -> None:
     """Raises CheckpointError for quantised Conv1D layers, whose weights are transposed."""
     problems = [
-        f"layer '{part.source}' is a Conv1D, which is not read quantised"
+        f"layer '{part.source}' is a Conv1D, which is not supported with quantised weights"
         for weight in linear_weights(network)
         for part in weight.parts
         if part.transposed and part.source + WEIGHT in matrices

@@ -172,7 +172,7 @@ def test_other_weights_are_refused(
 
 def test_quantised_checkpoints_are_refused(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     checkpoint = convert(model, tmp_path / "checkpoint", "bfloat16", "--use_weight_only")
-    assert "cannot act on the checkpoint's W8A16 weights" in refusal(checkpoint, tmp_path / "engine", capsys)
+    assert "does not work with the checkpoint's W8A16 weights" in refusal(checkpoint, tmp_path / "engine", capsys)
 
 
 def test_damaged_engines_are_refused(engines: tuple[Path, Path], tmp_path: Path) -> None:

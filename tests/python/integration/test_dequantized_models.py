@@ -264,7 +264,7 @@ def test_what_is_one_layer_in_an_engine_is_kept_whole_or_not_at_all(whole_model:
         ("fp8-blocks-bfloat16", "of E4M3"),
         ("float8-channel-float32", "of E4M3"),
         ("llm-int8", "of LLM_INT8"),
-        ("gptq-4-act-order-asymmetric", "whose inputs are reordered"),
+        ("gptq-4-act-order-asymmetric", "with an input permutation"),
         ("packed-8-groups", "of 8 bits with zero points"),
         ("gptq-8-asymmetric", "of 8 bits with zero points"),
     ],
@@ -450,7 +450,9 @@ def test_layers_that_conv1d_has_the_other_way_round_are_refused(tmp_path: Path) 
     save_file(tensors, tmp_path / "model" / "model.safetensors")
     path = tmp_path / "model" / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "quantization_config": SCHEMES["gptq-4"].config}))
-    with pytest.raises(adaptrt.CheckpointError, match="c_proj' is a Conv1D, which is not read quantised"):
+    with pytest.raises(
+        adaptrt.CheckpointError, match="c_proj' is a Conv1D, which is not supported with quantised weights"
+    ):
         convert_checkpoint(tmp_path / "model", tmp_path / "checkpoint")
 
 

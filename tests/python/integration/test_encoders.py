@@ -217,7 +217,7 @@ def test_configurations_that_cannot_be_are_refused(served: Served, tmp_path: Pat
         ({"max_input_len": 200, "max_num_tokens": 100}, "max_input_len 200 is above max_num_tokens 100"),
         ({"max_beam_width": 2}, "max_beam_width is 2; accepted: 1"),
         ({"max_seq_len": 201}, "max_seq_len 201 is above the model's max_position_embeddings 200"),
-        ({"backend": "tensorrt"}, "is without lm_head, which needs backend native"),
+        ({"backend": "tensorrt"}, "has no lm_head; such models need backend native"),
     ):
         if "max_seq_len" in fields and served.kind.config_class is not transformers.BertConfig:
             continue

@@ -216,7 +216,7 @@ def test_builds_that_cannot_have_a_usage_say_so(used: Path, tmp_path: Path, caps
     ]
     text = ["--usage_text", str(used / "text.txt")]
     for flags, reason in (
-        (text, "usage_text: the engine has no experts, and no neurons that can be read one by one"),
+        (text, "usage_text: the engine has neither experts nor neurons that are read one by one"),
         ([*text, "--usage_tokens", "1"], "usage_tokens is 1; it must be at least 2"),
         (["--usage_tokens", "8"], "usage_tokens needs usage_text"),
         (["--usage_text", str(used / "none.txt")], "none.txt: cannot be read"),

@@ -221,7 +221,7 @@ def test_a_quantised_checkpoint_is_not_quantised_again(
     run_command("convert-checkpoint", "--model_dir", model, "--output_dir", checkpoint, "--use_weight_only")
     command = ["build", "--checkpoint_dir", str(checkpoint), "--output_dir", str(tmp_path / "engine")]
     assert cli.main([*command, "--quantization", "w8a16"]) == cli.EXIT_USER_ERROR
-    assert "its weights are W8A16 already" in capsys.readouterr().err
+    assert "the weights are already W8A16" in capsys.readouterr().err
 
 
 def test_a_tensor_that_is_not_quantised_as_the_config_says_is_refused(served, tmp_path: Path) -> None:

@@ -297,7 +297,7 @@ def test_adapters_that_are_refused(llama: Served, tmp_path: Path) -> None:
     ("family", "reason"),
     [
         ("gpt2", "divide rotary positions, which GPT2LMHeadModel does not have"),
-        ("gemma3", "those of Gemma3ForCausalLM have the bases 300, 5000"),
+        ("gemma3", "Gemma3ForCausalLM has the bases 300, 5000"),
     ],
 )
 def test_families_that_engines_refuse_factors_of(family: str, reason: str, tmp_path: Path) -> None:

@@ -263,8 +263,8 @@ class Code:
     ("spoil", "message"),
     [
         (lambda d: (d / "model_1.pt").unlink(), "there is no model_1.pt or model_1.safetensors"),
-        (lambda d: shutil.copyfile(d / "model_0.pt", d / "model_3.pt"), "'model_3.pt' is no file of predictors of 3"),
-        (lambda d: (d / "predictor.bin").touch(), "'predictor.bin' is no file of predictors"),
+        (lambda d: shutil.copyfile(d / "model_0.pt", d / "model_3.pt"), "'model_3.pt' is not a file of predictors for"),
+        (lambda d: (d / "predictor.bin").touch(), "'predictor.bin' is not a file of predictors"),
         (lambda d: shutil.copyfile(d / "model_2.safetensors", d / "model_1.safetensors"), "holds both model_1.pt and"),
         (lambda d: (d / "model_1.pt").write_bytes(b"no zip"), r"model_1.pt: cannot be read with weights_only=True"),
         (lambda d: torch.save({"fc1.weight": Code()}, d / "model_1.pt"), "cannot be read with weights_only=True"),
@@ -340,5 +340,5 @@ def test_a_relu_behind_no_norm_is_refused(tmp_path: Path) -> None:
     opt = UNGATED["opt"].family
     family = dataclasses.replace(opt, fields={**opt.fields, "do_layer_norm_before": False})
     model = save_family(family, tmp_path / "model")
-    with pytest.raises(CheckpointError, match="need a ReLU behind a norm in every layer's MLP, which OPTForCausalLM"):
+    with pytest.raises(CheckpointError, match="need a ReLU MLP after a norm in every layer, which OPTForCausalLM"):
         engine_of(model, tmp_path, sparse_predictors=save_predictors(tmp_path / "predictors"))

@@ -144,7 +144,9 @@ def test_adapters_of_peft(inspect: Inspect) -> None:
 def test_an_adapter_for_an_engine(inspect: Inspect, rooms: Path) -> None:
     assert f"served by  {rooms / 'engine'}\n" in inspect("lora", "--engine", str(rooms / "engine"))
     text = inspect("dora", "--engine", str(rooms / "engine"), status=2)
-    assert f"{rooms / 'dora'}: it has factors (DoRA or IA3); build with dora_plugin enable" in text
+    assert (
+        f"{rooms / 'dora'}: the adapter has factors (DoRA or IA3), which need an engine with dora_plugin enable" in text
+    )
 
 
 def test_an_adapter_as_json(inspect: Inspect, rooms: Path) -> None:

@@ -334,7 +334,7 @@ def test_a_model_may_have_another_type(cache: EngineCache, model: Path, tmp_path
     assert engine != engine_for(model, EngineOptions(max_seq_len=64))
     convert_checkpoint(model, tmp_path / "checkpoint")
     with pytest.raises(
-        ConfigError, match="checkpoint, whose dtype was chosen when it was converted; dtype bfloat16 goes"
+        ConfigError, match="checkpoint, whose dtype was chosen when it was converted; dtype bfloat16 is only"
     ):
         engine_for(tmp_path / "checkpoint", options)
 
@@ -381,7 +381,7 @@ def test_directories_that_are_no_model_are_refused(cache: EngineCache, model: Pa
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "config.json").write_text("{}")
     for directory, expected in {
-        "Qwen/Qwen3-0.6B": "does not exist; expected an engine .* download models of a hub first",
+        "Qwen/Qwen3-0.6B": "does not exist; expected an engine .* Download models of a hub first",
         model / "config.json": "is not a directory",
         tmp_path / "empty": "has no config.json; expected an engine .*, a checkpoint .*, or a Hugging Face model",
         tmp_path / "other": "has no architectures",
@@ -411,7 +411,7 @@ def test_too_little_space_is_said_before_the_work(
 ) -> None:
     usage = shutil.disk_usage(model)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
-    with pytest.raises(ConfigError, match=r"takes about .* KiB, and 1000 bytes are free"):
+    with pytest.raises(ConfigError, match=r"needs about .* KiB, and 1000 bytes are free"):
         engine_for(model, SMALL)
     assert cache.entries() == []
 

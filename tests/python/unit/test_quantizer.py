@@ -175,7 +175,9 @@ def test_three_bits_of_rows_that_are_no_whole_words_are_refused() -> None:
 def test_weights_are_not_rounded_to_what_is_only_published(how: QuantConfig) -> None:
     assert how.problems() == []
     nothing: Any = None
-    with pytest.raises(_core.ConfigError, match=f"{how.describe()}: weights are not rounded to it; accepted: integers"):
+    with pytest.raises(
+        _core.ConfigError, match=f"{how.describe()}, to which weights cannot be quantised here; accepted: integers"
+    ):
         QuantizingTensors(nothing, how)
 
 

@@ -188,7 +188,7 @@ def entry(dtype: object = "F32", shape: object = (1,), offsets: object = (0, 4))
         (file_of({"__metadata__": []}), "expected an object of strings"),
         (file_of({"a": 3}), "tensor 'a' is 3; expected dtype, shape and data_offsets"),
         (file_of({"a": {**entry(), "more": 1}}, bytes(4)), "expected dtype, shape and data_offsets"),
-        (file_of({"": entry()}, bytes(4)), '"" is not a name for a tensor'),
+        (file_of({"": entry()}, bytes(4)), '"" is not a valid tensor name'),
         (file_of({"\ud800": entry()}, bytes(4)), r"a string has \\ud800, half of a character"),
         (file_of({"a": entry(dtype="F31")}, bytes(4)), "tensor 'a' has dtype \"F31\"; accepted: BOOL"),
         (file_of({"a": entry(dtype=["F32"])}, bytes(4)), "has dtype"),

@@ -145,7 +145,7 @@ def with_lora(**fields) -> BuildConfig:
         (with_lora(max_lora_rank=0), ["max_lora_rank is 0"]),
         (with_lora(lora_ckpt_source="nemo"), ["lora_ckpt_source nemo"]),
         (with_lora(lora_target_modules=("attn_q", "q_proj")), ["names 'q_proj'", "accepted: attn_qkv, attn_q"]),
-        (with_lora(lora_target_modules=("mamba_in_proj",)), ["mamba_in_proj, which networks do not have"]),
+        (with_lora(lora_target_modules=("mamba_in_proj",)), ["mamba_in_proj, which no supported network has"]),
         (with_lora(lora_target_modules=("attn_q", "attn_q")), ["twice"]),
         (with_lora(lora_target_modules=("moe_gate",)), ["moe_gate, which LlamaForCausalLM does not have"]),
     ],
@@ -164,8 +164,12 @@ def test_what_cannot_be_is_refused_with_the_reason(
     ("adapter", "fields", "complaint"),
     [
         ("attention", {"max_lora_rank": 7}, "rank 8 is above max_lora_rank 7"),
-        ("mlp", {"lora_target_modules": ("attn_q",)}, "adapts mlp_4h_to_h, which lora_target_modules does not name"),
-        ("dora", {}, "build with dora_plugin enable"),
+        (
+            "mlp",
+            {"lora_target_modules": ("attn_q",)},
+            "changes mlp_4h_to_h, which lora_target_modules does not include",
+        ),
+        ("dora", {}, "which need an engine with dora_plugin enable"),
         ("model", {}, "adapter_config.json"),
     ],
 )

@@ -50,16 +50,16 @@ def test_what_is_no_capability(name: str) -> None:
 @pytest.mark.parametrize(
     ("config", "complaints"),
     [
-        (tensorrt_config("7.5"), ["compute_capability 7.5", "8.0, 8.6, 8.9, 12.0, 12.1, current"]),
-        (tensorrt_config("9.0", "8.0"), ["compute_capability 9.0 is none"]),
-        (tensorrt_config("sm80"), ["compute_capability sm80 is none; expected current or a number such as 8.6"]),
+        (tensorrt_config("7.5"), ["compute_capability is 7.5", "8.0, 8.6, 8.9, 12.0, 12.1, current"]),
+        (tensorrt_config("9.0", "8.0"), ["compute_capability is 9.0"]),
+        (tensorrt_config("sm80"), ["compute_capability is sm80; expected current or a number such as 8.6"]),
         (tensorrt_config("8.0", "8.0"), ["'8.0 8.0'"]),
-        (tensorrt_config("8.0", "current"), ["expected current alone"]),
+        (tensorrt_config("8.0", "current"), ["expected only current"]),
         (tensorrt_config(), ["compute_capability is ''"]),
         (tensorrt_config("8.0", weights="inline"), ["weights is inline; accepted: constants, external"]),
         (
             tensorrt_config("7.5", max_batch_size=0, weights="x"),
-            ["max_batch_size is 0", "weights is x", "compute_capability 7.5"],
+            ["max_batch_size is 0", "weights is x", "compute_capability is 7.5"],
         ),
         (
             replace(tensorrt_config("8.0"), plugin_config=PluginConfig(gemm_plugin="bfloat16")),
@@ -118,7 +118,7 @@ def test_without_a_gpu_the_default_says_what_to_name(
     assert cli.main(["build", *arguments, "--backend", "tensorrt"]) == 2
     error = capsys.readouterr().err
     assert "compute_capability current needs a GPU in this machine" in error
-    assert "also builds without one: name some of 8.0, 8.6, 8.9, 12.0, 12.1" in error
+    assert "needs a compute capability by name: some of 8.0, 8.6, 8.9, 12.0, 12.1" in error
 
 
 def test_without_a_package_the_extras_are_named(
@@ -221,7 +221,7 @@ def test_a_driver_without_a_gpu(monkeypatch: pytest.MonkeyPatch, driver: Driver,
 def test_tensorrt_builds_for_the_gpu_at_hand_only() -> None:
     assert target_problems(["current"], Path("timing.bin"), FULL) == []
     (problem,) = target_problems(["8.6"], None, FULL)
-    assert "8.6 is none that TensorRT 11.4 builds for; accepted: current" in problem
+    assert "is 8.6, which TensorRT 11.4 does not build for; accepted: current" in problem
     assert targets.target_problems(["8.6", "nonsense"], None, RTX) == []  # what is no capability is refused elsewhere
 
 
