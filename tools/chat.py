@@ -28,22 +28,28 @@ Ctrl-C stops an answer. A line that begins with // is sent with one / less."""
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the flags."""
     parser.add_argument("model", type=Path, metavar="MODEL", help=engine_flags.MODEL_HELP)
-    parser.add_argument("--lora", metavar="NAME", help="adapter of the engine to answer with")
-    parser.add_argument("--system", metavar="TEXT", help="instructions that the conversation begins with")
+    parser.add_argument("--lora", metavar="NAME", help="adapter that answers at first")
+    parser.add_argument("--system", metavar="TEXT", help="instructions at the beginning of the conversation")
     parser.add_argument(
         "--max_tokens", type=integer(1, MAX_INT32), default=512, metavar="N",
-        help="tokens of an answer (default: %(default)s)",
+        help="maximum tokens of an answer (default: %(default)s)",
     )  # fmt: skip
     engine_flags.add_weight_memory(parser)
     sampling = parser.add_argument_group("sampling")
     sampling.add_argument(
-        "--temperature", type=float, default=0.0, metavar="T", help="0: always the likeliest token (default: 0)"
+        "--temperature",
+        type=float,
+        default=0.0,
+        metavar="T",
+        help="0: always choose the most likely token (default: 0)",
     )
     sampling.add_argument(
-        "--top_k", type=integer(0, MAX_INT32), metavar="N", help="choose among the N likeliest tokens"
+        "--top_k", type=integer(0, MAX_INT32), metavar="N", help="choose among the N most likely tokens"
     )
-    sampling.add_argument("--top_p", type=float, metavar="P", help="choose among the likeliest that have P together")
-    sampling.add_argument("--seed", type=integer(0, MAX_UINT64), metavar="N", help="the same choices for the same seed")
+    sampling.add_argument(
+        "--top_p", type=float, metavar="P", help="choose among the most likely tokens whose probabilities add up to P"
+    )
+    sampling.add_argument("--seed", type=integer(0, MAX_UINT64), metavar="N", help="seed of the random choices")
     engine_flags.add_arguments(parser)
 
 
@@ -194,7 +200,9 @@ def _sampling_of(args: argparse.Namespace) -> SamplingConfig:
     if args.temperature == 0:
         given = [name for name in ("top_k", "top_p", "seed") if getattr(args, name) is not None]
         if given:
-            raise ConfigError(f"{' and '.join(given)}: without a temperature above 0, nothing is chosen by chance")
+            raise ConfigError(
+                f"{' and '.join(given)}: without a temperature above 0 the choice is not random, so this has no effect"
+            )
         return SamplingConfig()
     # A SamplingConfig without top_k and top_p is greedy. A top_p of 1 samples from all tokens.
     top_p = 1.0 if args.top_p is None else args.top_p

@@ -105,7 +105,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", type=Path, default=Path("examples/demo/model"), help="Hugging Face directory")
     parser.add_argument("--adapters", type=Path, default=Path("examples/demo/adapters"), help="PEFT directories")
     parser.add_argument("--work_dir", type=Path, help="keep the engine here (default: a temporary directory)")
-    parser.add_argument("--question", default="What is the weather in Paris?", help="what everybody is asked")
+    parser.add_argument("--question", default="What is the weather in Paris?", help="question for all adapters")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -129,13 +129,13 @@ def _run_in(directory: Path, args: argparse.Namespace) -> int:
     console.print(f"Ready after {time.perf_counter() - begin:.1f} s.\n")
     crowd = Crowd(console, args.model, args.question, adapters)
     with _executor(engine, adaptrt.PeftCacheConfig()) as executor:
-        title = f"{args.question} (one batch, every row another adapter)"
+        title = f"{args.question} (one batch, each row has another adapter)"
         answers = crowd.ask(executor, title, with_tensors=True)
         roomy = executor.lora_cache_stats()
     console.print()
     with _executor(engine, _small_cache(args.model)) as executor:
         crowd.ask(executor, None, with_tensors=True)
-        title = "Again, by task_id alone, through a cache without room for all: what was evicted is packed anew"
+        title = "Again with only the task_id, and a cache too small for all adapters: evicted ones are packed again"
         again = crowd.ask(executor, title, with_tensors=False)
         small = executor.lora_cache_stats()
     console.print()
@@ -163,7 +163,7 @@ def _run(console: Console, *arguments: object) -> None:
     for line in command_lines("$ adaptrt", words, console.width):
         console.print(line, style="dim", markup=False, soft_wrap=True)
     if adaptrt_command(words) != 0:
-        raise DemoFailure(f"adaptrt {words[0]} did not succeed")
+        raise DemoFailure(f"adaptrt {words[0]} failed")
 
 
 def _load_adapters(console: Console, directory: Path, model: Path, normalized: Path) -> list[DemoAdapter]:

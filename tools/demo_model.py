@@ -303,10 +303,10 @@ def _edit_json(path: Path, **fields: Any) -> None:
 def main() -> int:
     """Trains everything."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, required=True, help="where model/ and adapters/ go")
+    parser.add_argument("--output", type=Path, required=True, help="directory for model/ and adapters/")
     kept = parser.add_mutually_exclusive_group()
-    kept.add_argument("--adapters_only", action="store_true", help="keep output/model, train the adapters")
-    kept.add_argument("--repetition_only", action="store_true", help="keep all but output/tasks/again")
+    kept.add_argument("--adapters_only", action="store_true", help="keep output/model, train only the adapters")
+    kept.add_argument("--repetition_only", action="store_true", help="keep everything except output/tasks/again")
     args = parser.parse_args()
 
     import torch

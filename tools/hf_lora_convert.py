@@ -14,24 +14,25 @@ from ..formats.adapter.adapter import MAGNITUDES_NORMALIZED
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the flags; the first four are TensorRT-LLM's."""
     parser.add_argument("-i", "--in-file", type=Path, required=True, help="directory of the adapter")
-    parser.add_argument("-o", "--out-dir", type=Path, required=True, help="where the two .npy files go")
+    parser.add_argument("-o", "--out-dir", type=Path, required=True, help="directory for the two .npy files")
     parser.add_argument("--storage-type", choices=("float32", "float16", "bfloat16"), default="float16")
     parser.add_argument("-v", "--verbose", action="store_true", help="list the rows")
     parser.add_argument(
         "--base_model",
         type=Path,
-        help="Hugging Face directory of the base: shapes are compared, DoRA magnitudes are normalised, trained "
-        "biases become what is added to the base's",
+        help="Hugging Face directory of the base model: used to check shapes, to normalise DoRA magnitudes, and to "
+        "convert trained biases to differences from the base model's",
     )
     parser.add_argument(
         "--initial_adapter",
         type=Path,
-        help="the adapter as it was when its training began, where that changed the base (PiSSA, CorDA, LoRA-GA, ...)",
+        help="the adapter before its training, if its initialisation changed the base model (PiSSA, CorDA, LoRA-GA, "
+        "...)",
     )
     parser.add_argument(
         "--dora_magnitudes",
         choices=(MAGNITUDES_NORMALIZED,),
-        help="states that the magnitudes are normalised, when the file carries no mark of it",
+        help="state that the magnitudes are normalised, if the file does not say so",
     )
 
 
@@ -46,8 +47,8 @@ def run(args: argparse.Namespace) -> int:
     )
     if adapter.invocation_tokens:
         raise AdapterError(
-            f"{args.in_file}: an aLoRA adapter, and TensorRT-LLM's tensors cannot say that it acts from its invocation "
-            f"tokens {list(adapter.invocation_tokens)} on; serve it from its directory"
+            f"{args.in_file}: is an aLoRA adapter, and TensorRT-LLM's tensors cannot store its invocation "
+            f"tokens {list(adapter.invocation_tokens)}; serve it from its directory"
         )
     adapter.save(args.out_dir)
     if args.verbose:

@@ -35,14 +35,17 @@ _CONTEXTS: Final = (1 << 13, 1 << 15, 1 << 17)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the flags."""
-    parser.add_argument("path", type=Path, help="directory of a checkpoint, an engine, or an adapter in either form")
+    parser.add_argument(
+        "path", type=Path, help="directory of a checkpoint, an engine, an adapter, or a converted adapter"
+    )
     parser.add_argument("--tensors", action="store_true", help="list the tensors of a checkpoint or an engine")
-    parser.add_argument("--engine", type=Path, help="of an adapter: the engine that is to serve it, and whether it can")
+    parser.add_argument("--engine", type=Path, help="adapters only: also check that this engine can serve the adapter")
     parser.add_argument(
         "--context", type=int, nargs="+", metavar="N",
-        help="of an engine: tokens of contexts whose memory is to be said (default: powers of two up to max_seq_len)",
+        help="native engines only: context lengths in tokens for which to show the KV cache's size (default: powers "
+        "of two up to max_seq_len)",
     )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="of an adapter: every module as JSON")
+    parser.add_argument("--json", action="store_true", help="adapters only: print every module as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -54,13 +57,13 @@ def run(args: argparse.Namespace) -> int:
     given = [flag for flag, is_given in (("--engine", args.engine is not None), ("--json", args.json)) if is_given]
     describe = _describer_of(args.path)
     if given:
-        raise ConfigError(f"{' and '.join(given)}: only for adapters, and {args.path} is none")
+        raise ConfigError(f"{' and '.join(given)}: only for adapters, which {args.path} is not")
     if args.context is None:
         describe(args.path, args.tensors)
     elif describe is _describe_native_engine:
         _describe_native_engine(args.path, args.tensors, args.context)
     else:
-        raise ConfigError(f"--context: only for native engines, and {args.path} is none")
+        raise ConfigError(f"--context: only for native engines, which {args.path} is not")
     return 0
 
 
@@ -70,7 +73,7 @@ def _adapter_at(path: Path, engine: Path | None) -> AdapterDescription | None:
         return describe_adapter(path, engine)
     if (path / LORA_CONFIG).is_file():
         if engine is not None:
-            raise ConfigError(f"{path}: is converted already; --engine is for adapters of PEFT and MLX-LM")
+            raise ConfigError(f"{path}: is a converted adapter; --engine needs an adapter of PEFT or MLX-LM")
         return describe_converted_adapter(path)
     return None
 
@@ -161,7 +164,7 @@ def _describe_contexts(file: EngineFile, lengths: Sequence[int]) -> str:
     program = bind_program(file.program, file.tensors, str(file.path))
     block = {is_int8: program.kv_block_bytes(is_int8) for is_int8 in (False, True)}
     if not any(block.values()):
-        return "take no memory from step to step"
+        return "do not grow with the sequence"
     used, other = program.int8_kv_cache, not program.int8_kv_cache
     tokens = program.tokens_per_block
     names = {False: dtype_name(program.dtype), True: "int8"}

@@ -202,7 +202,7 @@ def _initialisation(adapter: Adapter, initial: Adapter | None) -> str | None:
         return None
     if initial is not None:
         return f"{adapter.base_changing_init}, which changed the base: served with the initial adapter in its directory"
-    return f"{adapter.base_changing_init}, which changed the base: served with the initial adapter alone"
+    return f"{adapter.base_changing_init}, which changed the base: can only be served with the initial adapter"
 
 
 def describe_converted_adapter(path: Path) -> AdapterDescription:
@@ -269,7 +269,7 @@ def print_adapter(adapter: AdapterDescription) -> None:
 
 
 def _before_prompts(virtual_tokens: int | None) -> str | None:
-    return None if virtual_tokens is None else f"{virtual_tokens}, put before every prompt"
+    return None if virtual_tokens is None else f"{virtual_tokens}, inserted before every prompt"
 
 
 def _ranges(numbers: list[int]) -> str:

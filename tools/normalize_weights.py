@@ -12,9 +12,9 @@ from ..formats.adapter import normalize_adapter
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the flags, which are TensorRT-LLM's."""
     parser.add_argument("-i", "--in-dir", type=Path, required=True, help="PEFT adapter directory with DoRA")
-    parser.add_argument("-o", "--out-dir", type=Path, required=True, help="where the normalised adapter goes")
-    parser.add_argument("-b", "--base-model", type=Path, required=True, help="Hugging Face directory of the base")
-    parser.add_argument("--strip", action="store_true", help="drop the magnitudes instead: leave plain LoRA")
+    parser.add_argument("-o", "--out-dir", type=Path, required=True, help="directory for the normalised adapter")
+    parser.add_argument("-b", "--base-model", type=Path, required=True, help="Hugging Face directory of the base model")
+    parser.add_argument("--strip", action="store_true", help="remove the magnitudes instead, which leaves plain LoRA")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -17,15 +17,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the flags."""
     parser.add_argument(
         "--engine_dir", type=Path, nargs="+", required=True, metavar="DIR",
-        help="engines to measure; the others are compared with the first",
+        help="engines to measure; each is compared with the first",
     )  # fmt: skip
-    parser.add_argument("--text", type=Path, required=True, metavar="FILE", help="text to read, in UTF-8")
+    parser.add_argument("--text", type=Path, required=True, metavar="FILE", help="UTF-8 text to read")
     parser.add_argument(
         "--window",
         type=integer(1, MAX_INT32),
         default=DEFAULT_WINDOW,
         metavar="N",
-        help="tokens of a window (default: %(default)s)",
+        help="tokens per window (default: %(default)s)",
     )
 
 

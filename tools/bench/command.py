@@ -31,7 +31,7 @@ SETTINGS: Final = RunSettings(repeats=3, quiet_share=0.06, extra_samples=0, quie
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's flags."""
     parser.add_argument(
-        "engine", type=Path, metavar="ENGINE", help="directory of the engine, which is measured under the load below"
+        "engine", type=Path, metavar="ENGINE", help="directory of the engine to measure under the load below"
     )
     engine_flags.add_weight_memory(parser)
     add_run_arguments(parser, repeats=str(SETTINGS.repeats))
@@ -46,15 +46,15 @@ def run(args: argparse.Namespace) -> int:
     check_run_arguments(args)
     if not args.engine.is_dir():
         raise ConfigError(
-            f"{args.engine}: is not a directory; expected an engine. AdaptRT's own scenarios are run by bench/run.py "
-            "of its repository"
+            f"{args.engine}: is not a directory; expected an engine. To run AdaptRT's own scenarios, use "
+            "bench/run.py in its repository"
         )
     engine = load_native_engine(args.engine, args.weight_memory)
     if is_run_by_workers(engine):
         if args.profile is not None:
             raise ConfigError(
-                f"--profile {args.profile}: steps are recorded where they run, which is not here; of rank 0's: mpirun "
-                f"-n {engine.num_ranks} adaptrt bench {args.engine} --profile {args.profile}"
+                f"--profile {args.profile}: steps of worker processes are not recorded; to record rank 0's steps, run "
+                f"mpirun -n {engine.num_ranks} adaptrt bench {args.engine} --profile {args.profile}"
             )
         ranks_here = engine.num_ranks
     else:

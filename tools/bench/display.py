@@ -76,7 +76,7 @@ def _rows_table(report: Report) -> Table:
 def details_of(row: Row) -> list[str]:
     """Details of a table row in addition to its value."""
     if row.kind == "decode" and WEIGHT_BYTES in row.figure.metric_names():
-        return [f"{row.figure.metric(WEIGHT_BYTES) / 1e6:.0f} MB of weights read a token"]
+        return [f"{row.figure.metric(WEIGHT_BYTES) / 1e6:.0f} MB of weights read per token"]
     if row.kind != "overhead":
         return []
     metric = row.figure.metric

@@ -19,16 +19,22 @@ LENGTHS: Final = {"input_len": "128", "output_len": "64"}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of the load."""
     load = parser.add_argument_group("load")
-    load.add_argument("--lora_dir", nargs="+", type=Path, metavar="DIR", help="PEFT adapters that requests ask for")
+    load.add_argument("--lora_dir", nargs="+", type=Path, metavar="DIR", help="PEFT adapters that requests use")
     load.add_argument(
-        "--zipf", type=float, metavar="S", help="adapter i is asked for 1 / (i + 1)^S as often (default: all alike)"
+        "--zipf",
+        type=float,
+        metavar="S",
+        help="adapter i is requested 1 / (i + 1)^S as often (default: all equally often)",
     )
-    load.add_argument("--requests", type=int, metavar="N", help=f"requests of a sample (default: {REQUESTS})")
+    load.add_argument("--requests", type=int, metavar="N", help=f"requests in a sample (default: {REQUESTS})")
     load.add_argument(
         "--concurrency", type=int, metavar="N",
-        help=f"this many at a time, the next as soon as one ends (default: {CONCURRENCY}, or what the engine takes)",
+        help="closed loop: number of concurrent requests; the next one starts when one ends (default: "
+        f"{CONCURRENCY}, or the engine's maximum)",
     )  # fmt: skip
-    load.add_argument("--rate", type=float, metavar="R", help="R requests a second instead, whether or not some ended")
+    load.add_argument(
+        "--rate", type=float, metavar="R", help="open loop: R requests per second, independent of earlier requests"
+    )
     load.add_argument("--cv", type=float, metavar="CV", help="coefficient of variation of the times between arrivals")
     for name, what in (("input_len", "of a prompt"), ("output_len", "generated")):
         load.add_argument(
@@ -106,7 +112,7 @@ def _adapters(directories: list[Path], engine: NativeEngine) -> AdapterMix:
     if not directories:
         return NO_ADAPTERS
     if not engine.config.build_config.lora_enabled:
-        raise ConfigError(f"{engine.directory} was built without LoRA; --lora_dir needs an engine with it")
+        raise ConfigError(f"{engine.directory}: was built without LoRA; --lora_dir needs an engine with LoRA")
     given = [LoraConfig.from_peft(index, path, engine) for index, path in enumerate(directories)]
     ranks = tuple(int(lora.config[..., 2].max()) for lora in given)
     return AdapterMix(len(given), ranks, directories=tuple(map(str, directories)))

@@ -127,7 +127,7 @@ def decode_steps(executor: Executor, batch_size: int) -> tuple[npt.NDArray[np.fl
 def _steps_of(executor: Executor, batch_size: int) -> list[IterationStats]:
     steps = [step for step in executor.get_latest_iteration_stats() if _is_decode_of(step, batch_size)]
     if len(steps) < 2:
-        raise ConfigError(f"no two steps generated for all {batch_size} requests at once; ask for more output")
+        raise ConfigError(f"fewer than two steps generated for all {batch_size} requests at once; ask for more output")
     return steps
 
 

@@ -31,24 +31,28 @@ FILE_WIDTH: Final = 120
 def add_run_arguments(parser: argparse.ArgumentParser, *, repeats: str) -> None:
     """Declares the flags of a run. `repeats` describes the default of --repeats."""
     parser.add_argument(
-        "--only", nargs="+", default=[], metavar="NAME", help="scenarios to run, and those that they are compared with"
+        "--only",
+        nargs="+",
+        default=[],
+        metavar="NAME",
+        help="scenarios to run; those that they are compared with also run",
     )
     parser.add_argument("--repeats", type=integer(1, MAX_INT32), metavar="N", help=f"rounds (default: {repeats})")
     parser.add_argument(
         "--num_threads",
         type=integer(1, MAX_INT32),
         metavar="N",
-        help="threads of the engine, of each rank (default: all cores)",
+        help="threads of the engine, per rank (default: all cores)",
     )
     parser.add_argument(
-        "--kernels", metavar="NAME", default="", help="kernels of the engine (default: those chosen for this CPU)"
+        "--kernels", metavar="NAME", default="", help="kernels of the engine (default: chosen for this CPU)"
     )
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the report as JSON")
-    parser.add_argument("--plots", type=Path, metavar="DIR", help="draw the report; needs adaptrt[bench]")
+    parser.add_argument("--plots", type=Path, metavar="DIR", help="draw plots of the report; needs adaptrt[bench]")
     parser.add_argument(
         "--profile", type=Path, metavar="DIR",
-        help="instead of measuring, time every op of the prefill and decode scenarios: a table of each, and a Chrome "
-        "trace in this directory",
+        help="instead of measuring, profile every op of the prefill and decode scenarios: print tables, and write "
+        "Chrome traces to this directory",
     )  # fmt: skip
 
 
@@ -60,7 +64,7 @@ def check_run_arguments(args: argparse.Namespace) -> None:
     for problem in ExecutorConfig(kernels=args.kernels).validate():
         raise ConfigError(f"--{problem}")
     if args.profile is not None and (args.output is not None or args.plots is not None):
-        raise ConfigError("--profile makes no report, so --output and --plots have no effect beside it")
+        raise ConfigError("--profile writes no report; leave out --output and --plots")
     if args.plots is not None:
         require_matplotlib()
 

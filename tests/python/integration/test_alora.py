@@ -224,7 +224,7 @@ def test_what_cannot_say_where_it_begins_is_refused(served: Served, tmp_path: Pa
         adaptrt.LoraConfig.from_peft(0, served.alora, served.engine)
     assert convert_adapter(served.alora, storage_dtype="float32").invocation_tokens == tuple(INVOCATION)
     assert command_line(["hf-lora-convert", "-i", str(served.alora), "-o", str(tmp_path / "converted")]) != 0
-    assert "an aLoRA adapter, and TensorRT-LLM's tensors cannot say" in capsys.readouterr().err
+    assert "is an aLoRA adapter, and TensorRT-LLM's tensors cannot store" in capsys.readouterr().err
     assert not (tmp_path / "converted").exists()
     assert command_line(["inspect", str(served.alora), "--engine", str(served.engine)]) == 0
     assert "aLoRA, invoked by tokens [7, 3, 9]" in capsys.readouterr().out

@@ -403,7 +403,7 @@ def _check_work(ops: list[dict[str, Any]]) -> None:
     [
         (["--kernels", "abacus"], "--kernels is 'abacus'; this CPU can run: "),
         (["--only", "zzz"], "--only: no scenario zzz"),
-        (["--profile", "x", "--output", "y"], "--profile makes no report"),
+        (["--profile", "x", "--output", "y"], "--profile writes no report"),
         (["--output", "no-such-directory/report.json"], "report.json: cannot be written"),
         (["--only", "load", "--profile", "x"], "has no prefill or decode scenario"),
     ],

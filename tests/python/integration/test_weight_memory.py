@@ -312,7 +312,7 @@ def test_the_bench_shows_what_is_read_of_a_token(plain: Path, capsys: pytest.Cap
         "bench", plain, "--weight_memory", least_memory(plain), "--only", "decode", "--repeats", 1, "--concurrency", 1,
         "--input_len", 8, "--output_len", 8,
     )  # fmt: skip
-    assert re.search(r"\d+ MB of weights read a token", capsys.readouterr().out)
+    assert re.search(r"\d+ MB of weights read per token", capsys.readouterr().out)
 
 
 def test_flags_and_arguments_reach_the_executor(plain: Path) -> None:

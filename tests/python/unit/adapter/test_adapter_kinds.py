@@ -280,7 +280,7 @@ def test_an_initial_adapter_is_needed_where_the_base_was_changed(model: Path, tm
     np.testing.assert_array_equal(np.load(tmp_path / "out" / "model.lora_weights.npy"), converted.weights)
     capsys.readouterr()
     assert command_line(["inspect", str(adapter)]) == 0
-    assert "pissa, which changed the base: served with the initial adapter alone" in capsys.readouterr().out
+    assert "pissa, which changed the base: can only be served with the initial adapter" in capsys.readouterr().out
 
     by_base = convert_adapter(adapter, storage_dtype="float32", base=model)
     for row, other in zip(by_base.weights[0], converted.weights[0], strict=True):

@@ -188,7 +188,7 @@ def test_inspect_says_how_they_are_served(root: Path, tmp_path: Path, capsys: py
         assert cli.main(["inspect", str(root / kind)]) == 0
         text = capsys.readouterr().out
         assert f"kind            {name}\n" in text
-        assert f"virtual tokens  {COUNT}, put before every prompt\n" in text
+        assert f"virtual tokens  {COUNT}, inserted before every prompt\n" in text
         assert "rows" not in text
     plain = BuildConfig(max_batch_size=2, max_num_tokens=32, max_seq_len=32)
     build(root / "checkpoint", plain, tmp_path / "engine")
