@@ -246,9 +246,9 @@ def _checked_config(
             problems.append(f"{checkpoint.config.architecture} has no lm_head; such models need backend {NATIVE}")
         published = checkpoint.config.quantization
         if published is not None and published.is_coded:
-            problems.append(f"weights with code {published.code.name} need backend {NATIVE}")
+            problems.append(f"weights of {published.code.name} need backend {NATIVE}")
         if published is not None and published.reordered:
-            problems.append(f"weights with an input permutation (act_order) need backend {NATIVE}")
+            problems.append(f"weights with an input permutation need backend {NATIVE}")
         if published is not None and published.has_zero_point and published.quant_algo is QuantAlgo.W8A16:
             problems.append(f"weights of 8 bits with zero points need backend {NATIVE}")
         needs = {
