@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
-
-from .._core import MOST_ROTARY_FACTOR, DType, dtype_name, lora_modules
+from .._core import DType, dtype_name, lora_modules
 from ..formats.checkpoint.config import RELATIVE_POSITIONS, ROPE, ROPE_INTERLEAVED, CheckpointConfig
 from ..formats.checkpoint.rotary import DynamicScaling
 from ..formats.engine.build_config import (
@@ -14,9 +12,10 @@ from ..formats.engine.build_config import (
     DISABLE,
     ENABLE,
     EXTERNAL,
+    LIMITS,
+    LORA_LIMITS,
     MOST_WEIGHT_MEMORY,
     NATIVE,
-    SIZES,
     SOLE_VALUES,
     SPARSE_MLP,
     TENSORRT,
@@ -27,18 +26,6 @@ from ..formats.engine.build_config import (
 from ..formats.engine.tensorrt.capability import CURRENT, parse_capability
 from ..formats.network.adapter_sites import is_target
 from ..formats.network.operands import Activation
-
-LARGEST_SIZES: Final = {
-    "max_batch_size": 1 << 20,
-    "max_num_tokens": 1 << 24,
-    "max_input_len": 1 << 30,
-    "max_seq_len": 1 << 30,
-    "max_beam_width": 1 << 20,
-    "tokens_per_block": 1 << 16,
-    "max_lora_rank": 1 << 20,
-}
-"""Largest sizes that an engine program can have. Larger ones could be built, but not loaded."""
-_MOST_EXTRA_TOKENS: Final = 1 << 16
 
 
 def problems_of(config: BuildConfig, checkpoint: CheckpointConfig) -> list[str]:
@@ -69,11 +56,13 @@ def _sole_value_problems(config: BuildConfig) -> list[str]:
 
 
 def _size_problems(config: BuildConfig, checkpoint: CheckpointConfig) -> list[str]:
-    sizes = {name: getattr(config, name) for name in SIZES} | {"max_lora_rank": config.lora_config.max_lora_rank}
+    sizes = {name: getattr(config, name) for name, limit in LIMITS.items() if limit.maximum is not None}
+    sizes |= {name: getattr(config.lora_config, name) for name, limit in LORA_LIMITS.items() if not limit.is_list}
+    limits = {**LIMITS, **LORA_LIMITS}
     found = [
-        f"{name} is {size}; it must be 1 to {LARGEST_SIZES[name]}"
+        f"{name} is {size}; it must be {limits[name].minimum} to {limits[name].maximum}"
         for name, size in sizes.items()
-        if not 1 <= size <= LARGEST_SIZES[name]
+        if not limits[name].accepts(size)
     ]
     if sizes["max_input_len"] > sizes["max_seq_len"]:
         found.append(
@@ -85,11 +74,11 @@ def _size_problems(config: BuildConfig, checkpoint: CheckpointConfig) -> list[st
             f"max_beam_width {sizes['max_beam_width']} is above max_batch_size {sizes['max_batch_size']}, "
             "which counts each beam"
         )
-    limit = config.max_positions(checkpoint)
+    positions = config.max_positions(checkpoint)
     has_limit = checkpoint.position_embedding_type != RELATIVE_POSITIONS
-    if sizes["max_seq_len"] > limit and has_limit and not isinstance(checkpoint.rotary_scaling, DynamicScaling):
+    if sizes["max_seq_len"] > positions and has_limit and not isinstance(checkpoint.rotary_scaling, DynamicScaling):
         found.append(
-            f"max_seq_len {sizes['max_seq_len']} is above the model's max_position_embeddings {limit}: the "
+            f"max_seq_len {sizes['max_seq_len']} is above the model's max_position_embeddings {positions}: the "
             "model was not trained for such positions"
         )
     return found
@@ -172,8 +161,7 @@ def _lora_problems(config: BuildConfig) -> list[str]:
         ("lora_dir", bool(lora.lora_dir)),
         ("lora_target_modules", bool(lora.lora_target_modules)),
         ("dora_plugin enable", config.dora_enabled),
-        ("max_extra_tokens", lora.max_extra_tokens != 0),
-        ("long_lora_scaling_factors", bool(lora.long_lora_scaling_factors)),
+        *((name, getattr(lora, name) != limit.default) for name, limit in LORA_LIMITS.items() if limit.is_omitted),
         ("fully_sharded_loras", lora.fully_sharded_loras),
     ):
         if is_set:
@@ -182,10 +170,7 @@ def _lora_problems(config: BuildConfig) -> list[str]:
 
 
 def _extra_token_problems(config: BuildConfig, checkpoint: CheckpointConfig) -> list[str]:
-    count = config.lora_config.max_extra_tokens
-    if not 0 <= count <= _MOST_EXTRA_TOKENS:
-        return [f"max_extra_tokens is {count}; it must be 0 to {_MOST_EXTRA_TOKENS}"]
-    if count == 0:
+    if config.lora_config.max_extra_tokens <= 0:
         return []
     found = []
     if checkpoint.is_encoder_only or checkpoint.num_encoder_layers or not checkpoint.has_lm_head:
@@ -204,10 +189,11 @@ def _rotary_factor_problems(config: BuildConfig, checkpoint: CheckpointConfig) -
     if not factors:
         return []
     found = []
-    if list(factors) != sorted(set(factors)) or not all(2 <= factor <= MOST_ROTARY_FACTOR for factor in factors):
+    limit = LORA_LIMITS["long_lora_scaling_factors"]
+    if list(factors) != sorted(set(factors)) or not all(map(limit.accepts, factors)):
         found.append(
-            f"long_lora_scaling_factors are {' '.join(map(str, factors))}; they must be ascending, and each of them 2 "
-            f"to {MOST_ROTARY_FACTOR}"
+            f"long_lora_scaling_factors are {' '.join(map(str, factors))}; they must be ascending, and each of them "
+            f"{limit.minimum} to {limit.maximum}"
         )
     if checkpoint.is_encoder_only or checkpoint.num_encoder_layers:
         found.append(f"long_lora_scaling_factors are for decoders, which {checkpoint.architecture} is not")

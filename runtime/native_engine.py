@@ -19,6 +19,7 @@ from .._core import ConfigError, CpuEngine, EngineError, ExecutorConfig, QuantAl
 from .._version import __version__
 from ..formats.checkpoint.config import CheckpointConfig
 from ..formats.engine.bind import bind_program
+from ..formats.engine.build_config import LIMITS
 from ..formats.engine.engine_config import EngineConfig, engine_file
 from ..formats.engine.engine_file import EngineFile
 from ..formats.engine.plan import ExpertsOp, LinearOp, LinearPart, Program
@@ -244,16 +245,10 @@ def _check_agreement(config: EngineConfig, program: Program, directory: Path) ->
         "quant_algo": (_quant_algo(checkpoint), _quant_algo_of_layers(program)),
         "vocab_size": (checkpoint.vocab_size, program.vocab_size),
         "num_hidden_layers": (layers_here(checkpoint.num_hidden_layers), program.num_layers),
-        "max_batch_size": (build.max_batch_size, program.max_batch_size),
-        "max_num_tokens": (build.max_num_tokens, program.max_num_tokens),
-        "max_input_len": (build.max_input_len, program.max_input_len),
-        "max_seq_len": (build.max_seq_len, program.max_seq_len),
-        "max_beam_width": (build.max_beam_width, program.max_beam_width),
+        **{name: (getattr(build, name) or 0, getattr(program, name)) for name in LIMITS},
         "num_encoder_layers": (layers_here(checkpoint.num_encoder_layers), program.num_encoder_layers),
-        "max_encoder_input_len": (build.max_encoder_input_len or 0, program.max_encoder_input_len),
         "mapping.world_size": (checkpoint.mapping.world_size, program.num_ranks),
         "mapping.pp_size": (checkpoint.mapping.pp_size, program.num_stages),
-        "tokens_per_block": (build.tokens_per_block, program.tokens_per_block),
         "int8_kv_cache": (checkpoint.int8_kv_cache, program.int8_kv_cache),
         "lora_plugin": (build.lora_enabled, lora is not None),
         "dora_plugin": (build.dora_enabled, lora is not None and lora.dora_enabled),

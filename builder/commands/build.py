@@ -18,6 +18,8 @@ from ...formats.engine.build_config import (
     CONSTANTS,
     DISABLE,
     ENABLE,
+    LIMITS,
+    LORA_LIMITS,
     NATIVE,
     SOLE_VALUES,
     SPARSE_MLP,
@@ -29,12 +31,14 @@ from ...formats.engine.build_config import (
     TensorRtBuildConfig,
 )
 from ...formats.engine.engine_quality import QualityMeasure
+from ...formats.engine.limits import chosen_limits
 from ...formats.engine.tensorrt.capability import CURRENT
 from ...formats.engine.weight_usage import UsageMeasure
 from ..build import build
 from ..conversion.checkpoint import Checkpoint
 from .build_report import summary
 from .dtype_flag import add_dtype, dtype_of
+from .limit_flags import add_limits
 from .quantization_flags import add_quantization, quantization_of
 from .quantization_report import INT8_KV_CACHE_HELP, error_table, quality_table
 from .trtllm_flags import PROMPT_TABLE, add_trtllm_flags
@@ -132,29 +136,7 @@ def _add_tensorrt(group: Any) -> None:
 
 
 def _add_sizes(group: Any) -> None:
-    defaults = BuildConfig()
-    for name, text in (
-        ("max_batch_size", "maximum sequences in a step"),
-        ("max_num_tokens", "maximum tokens in a step, prompts and answers together"),
-        ("tokens_per_block", "tokens in a block of the KV cache"),
-    ):
-        default = getattr(defaults, name)
-        group.add_argument(f"--{name}", type=int, default=default, metavar="N", help=f"{text} (default: {default})")
-    group.add_argument(
-        "--max_input_len", type=int, metavar="N", help="maximum tokens of a prompt (default: max_seq_len)"
-    )
-    group.add_argument(
-        "--max_seq_len", "--max_decoder_seq_len", type=int, dest="max_seq_len", metavar="N",
-        help="maximum tokens of a prompt and its answer (default: the model's max_position_embeddings)",
-    )  # fmt: skip
-    group.add_argument(
-        "--max_encoder_input_len", type=int, metavar="N",
-        help="maximum tokens of an encoder input, for models with an encoder (default: max_num_tokens, or the "
-        "model's max_position_embeddings if that is less)",
-    )  # fmt: skip
-    group.add_argument(
-        "--max_beam_width", type=int, default=1, metavar="N", help="maximum beams of a request (default: 1)"
-    )
+    add_limits(group, LIMITS, aliases={"max_seq_len": "max_decoder_seq_len"})
     _add_sole(group, "kv_cache_type", ("paged", "continuous", "disabled"))
 
 
@@ -166,16 +148,7 @@ def _add_lora(group: Any) -> None:
     group.add_argument(
         "--dora_plugin", default=DISABLE, choices=_SWITCH, help="also enable DoRA adapters (default: %(default)s)"
     )
-    group.add_argument("--max_lora_rank", type=int, default=64, metavar="N", help="(default: %(default)s)")
-    group.add_argument(
-        "--max_extra_tokens", type=int, default=0, metavar="N",
-        help="maximum tokens that an adapter may add to the model's vocabulary (default: %(default)s)",
-    )  # fmt: skip
-    group.add_argument(
-        "--long_lora_scaling_factors", nargs="+", type=int, default=[], metavar="N",
-        help="factors by which adapters may divide rotary positions; an adapter with factor N can use N times as "
-        "many positions (LongLoRA, context_length in adapter_config.json)",
-    )  # fmt: skip
+    add_limits(group, LORA_LIMITS)
     group.add_argument(
         "--fully_sharded_loras", action="store_true",
         help="with tensor parallelism, split both matrices of adapters over the ranks instead of one: about tp_size "
@@ -271,13 +244,7 @@ def _sole_help(name: str) -> str:
 def config_of(args: argparse.Namespace) -> BuildConfig:
     """The config that the flags describe."""
     return BuildConfig(
-        max_batch_size=args.max_batch_size,
-        max_num_tokens=args.max_num_tokens,
-        max_input_len=args.max_input_len,
-        max_seq_len=args.max_seq_len,
-        max_beam_width=args.max_beam_width,
-        max_encoder_input_len=args.max_encoder_input_len,
-        tokens_per_block=args.tokens_per_block,
+        **chosen_limits(LIMITS, vars(args)),
         kv_cache_type=args.kv_cache_type,
         logits_dtype=args.logits_dtype,
         backend=args.backend,
@@ -288,10 +255,8 @@ def config_of(args: argparse.Namespace) -> BuildConfig:
         lora_config=LoraBuildConfig(
             lora_dir=tuple(args.lora_dir),
             lora_ckpt_source=args.lora_ckpt_source,
-            max_lora_rank=args.max_lora_rank,
             lora_target_modules=tuple(args.lora_target_modules),
-            max_extra_tokens=args.max_extra_tokens,
-            long_lora_scaling_factors=tuple(sorted(args.long_lora_scaling_factors)),
+            **chosen_limits(LORA_LIMITS, vars(args)),
             fully_sharded_loras=args.fully_sharded_loras,
         ),
         plugin_config=PluginConfig(

@@ -8,15 +8,18 @@ from typing import Final
 from ..._core import DType
 from ...formats.checkpoint.config import CheckpointConfig
 from ...formats.checkpoint.quantization import QuantConfig
-from ...formats.engine.build_config import AUTO, ENABLE, BuildConfig, LoraBuildConfig, PluginConfig
+from ...formats.engine.build_config import AUTO, ENABLE, LIMITS, LORA_LIMITS, BuildConfig, LoraBuildConfig, PluginConfig
+from ...formats.engine.limits import chosen_limits
 
-DEFAULT_MAX_BATCH_SIZE: Final = 256
-"""Far more streams than a CPU can serve at reading speed; further requests wait in the queue."""
-DEFAULT_MAX_NUM_TOKENS: Final = 8192
-"""Equal to DEFAULT_MAX_SEQ_LEN: every accepted prompt fits into one step, chunked or not."""
-DEFAULT_MAX_SEQ_LEN: Final = 8192
-"""Longer prompts take a CPU minutes, so users have to ask for them."""
-DEFAULT_MAX_LORA_RANK: Final = 64
+SERVING_DEFAULTS: Final = {
+    # Far more streams than a CPU can serve at reading speed; further requests wait in the queue.
+    "max_batch_size": 256,
+    # As many as max_seq_len: every accepted prompt fits into one step, chunked or not.
+    "max_num_tokens": 8192,
+    # Longer prompts take a CPU minutes, so users have to ask for them.
+    "max_seq_len": 8192,
+}
+"""Defaults that differ from those of `adaptrt build`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,18 +64,10 @@ class EngineOptions:
 
     def build_config(self, checkpoint: CheckpointConfig) -> BuildConfig:
         """The build config for a checkpoint's engine, with all defaults filled in."""
-        lora = LoraBuildConfig(
-            max_lora_rank=_or(self.max_lora_rank, DEFAULT_MAX_LORA_RANK),
-            max_extra_tokens=_or(self.max_extra_tokens, 0),
-            long_lora_scaling_factors=tuple(sorted(self.long_lora_scaling_factors or ())),
-        )
-        longest = min(DEFAULT_MAX_SEQ_LEN, BuildConfig(lora_config=lora).max_positions(checkpoint))
+        lora = LoraBuildConfig(**chosen_limits(LORA_LIMITS, vars(self)))
+        longest = min(SERVING_DEFAULTS["max_seq_len"], BuildConfig(lora_config=lora).max_positions(checkpoint))
         config = BuildConfig(
-            max_batch_size=_or(self.max_batch_size, DEFAULT_MAX_BATCH_SIZE),
-            max_num_tokens=_or(self.max_num_tokens, DEFAULT_MAX_NUM_TOKENS),
-            max_seq_len=_or(self.max_seq_len, longest),
-            max_input_len=self.max_input_len,
-            max_beam_width=_or(self.max_beam_width, 1),
+            **{**SERVING_DEFAULTS, "max_seq_len": longest, **chosen_limits(LIMITS, vars(self))},
             compress_weights=self.compress_weights,
             sparse_mlp=self.sparse_mlp,
             lora_config=lora,
@@ -81,5 +76,6 @@ class EngineOptions:
         return config.with_defaults(checkpoint)
 
 
-def _or(value: int | None, default: int) -> int:
-    return default if value is None else value
+_LIMITS: Final = {**LIMITS, **LORA_LIMITS}
+SERVING_LIMITS: Final = {item.name: _LIMITS[item.name] for item in fields(EngineOptions) if item.name in _LIMITS}
+"""Limits that a user may choose on first use, in the order of EngineOptions."""

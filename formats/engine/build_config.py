@@ -6,10 +6,11 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
-from ..._core import dtype_name, lora_modules
+from ..._core import MOST_ROTARY_FACTOR, dtype_name, lora_modules
 from ...common.byte_size import MOST_BYTES
 from ...common.json_fields import JsonFields
 from ..checkpoint.config import CheckpointConfig
+from .limits import Limit, limit, limits_of
 from .tensorrt.capability import CURRENT
 
 AUTO: Final = "auto"
@@ -38,16 +39,6 @@ DEFAULT_TARGET_MODULES: Final = (
 )
 
 MOST_WEIGHT_MEMORY: Final = MOST_BYTES
-
-SIZES: Final = (
-    "max_batch_size",
-    "max_num_tokens",
-    "max_input_len",
-    "max_seq_len",
-    "max_beam_width",
-    "tokens_per_block",
-)
-"""Fields of BuildConfig that every engine has."""
 
 
 @dataclass(frozen=True)
@@ -91,12 +82,19 @@ class LoraBuildConfig:
     adapter_names: tuple[str, ...] = ()
     """Served name of each entry of lora_dir; () before the build: the directories' own names."""
     lora_ckpt_source: str = "hf"
-    max_lora_rank: int = 64
+    max_lora_rank: int = limit("maximum rank of adapters", default=64, maximum=1 << 20)
     lora_target_modules: tuple[str, ...] = ()
     """Modules that adapters may change. (): those of the adapters in lora_dir, or all modules if lora_dir is empty."""
-    max_extra_tokens: int = 0
+    max_extra_tokens: int = limit(
+        "maximum tokens that an adapter may add to the model's vocabulary",
+        default=0, minimum=0, maximum=1 << 16, is_omitted=True,
+    )  # fmt: skip
     """Maximum number of tokens beyond the model's vocabulary that an adapter may bring."""
-    long_lora_scaling_factors: tuple[int, ...] = ()
+    long_lora_scaling_factors: tuple[int, ...] = limit(
+        "factors by which adapters may divide rotary positions; an adapter with factor N can use N times as many "
+        "positions (LongLoRA, context_length in adapter_config.json)",
+        default=(), minimum=2, maximum=MOST_ROTARY_FACTOR, is_list=True, is_omitted=True,
+    )  # fmt: skip
     """Factors by which adapters may divide rotary positions (vLLM's LongLoRA); ascending."""
     fully_sharded_loras: bool = False
     """True splits both matrices of an adapter among the ranks of tensor parallelism.
@@ -123,23 +121,29 @@ class TensorRtBuildConfig:
 class BuildConfig:
     """Sizes and options of an engine."""
 
-    max_batch_size: int = 2048
-    max_num_tokens: int = 8192
-    max_input_len: int | None = None
+    max_batch_size: int = limit("maximum sequences in a step", default=2048, maximum=1 << 20)
+    max_num_tokens: int = limit("maximum tokens in a step, prompts and answers together", default=8192, maximum=1 << 24)
+    max_input_len: int | None = limit("maximum tokens of a prompt", default=None, maximum=1 << 30, unset="max_seq_len")
     """Maximum prompt length in tokens. None: max_seq_len.
 
     Encoders compute each input in one step, so their default is at most max_num_tokens.
     """
-    max_seq_len: int | None = None
+    max_seq_len: int | None = limit(
+        "maximum tokens of a prompt and its answer",
+        default=None, maximum=1 << 30, unset="the model's max_position_embeddings",
+    )  # fmt: skip
     """Maximum length of prompt and answer together, in tokens. None: the model's max_position_embeddings."""
-    max_beam_width: int = 1
+    max_beam_width: int = limit("maximum beams of a request", default=1, maximum=1 << 20)
     """Largest beam_width of a request; each beam counts towards max_batch_size."""
-    max_encoder_input_len: int | None = None
+    max_encoder_input_len: int | None = limit(
+        "maximum tokens of an encoder input, for models with an encoder",
+        default=None, unset="max_num_tokens, or the model's max_position_embeddings if that is less",
+    )  # fmt: skip
     """Maximum input length of an encoder before a decoder, in tokens; it computes each input in one step.
 
     None: max_num_tokens, or the model's max_position_embeddings if that is less.
     """
-    tokens_per_block: int = 32
+    tokens_per_block: int = limit("tokens in a block of the KV cache", default=32, maximum=1 << 16)
     kv_cache_type: str = PAGED
     logits_dtype: str = "float32"
     backend: str = NATIVE
@@ -225,7 +229,8 @@ class BuildConfig:
             "lora_dir": [path.as_posix() for path in self.lora_config.lora_dir],
         }
         # Omits options at their defaults, so that config.json of engines without them stays the same.
-        for name in ("max_extra_tokens", "long_lora_scaling_factors", "fully_sharded_loras"):
+        omitted = [name for name, declared in LORA_LIMITS.items() if declared.is_omitted]
+        for name in (*omitted, "fully_sharded_loras"):
             if not result["lora_config"][name]:
                 del result["lora_config"][name]
         if self.weight_memory is None:
@@ -247,8 +252,7 @@ class BuildConfig:
         """Reads what to_dict() returned; notes problems in `source`."""
         plugins, lora = source.object("plugin_config"), source.object("lora_config")
         tensorrt = source.object("tensorrt_config", optional=True)
-        values: dict[str, Any] = {name: source.integer(name) for name in SIZES}
-        values["max_encoder_input_len"] = source.optional_integer("max_encoder_input_len")
+        values = {name: _limit_from_fields(source, name, declared) for name, declared in LIMITS.items()}
         values |= {name: source.string(name) for name in ("kv_cache_type", "logits_dtype", "backend")}
         predictors = source.optional_string("sparse_predictors")
         return cls(
@@ -265,6 +269,10 @@ class BuildConfig:
         )
 
 
+LIMITS: Final = limits_of(BuildConfig)
+LORA_LIMITS: Final = limits_of(LoraBuildConfig)
+
+
 def _plain(config: Any) -> dict[str, Any]:
     values = {item.name: getattr(config, item.name) for item in fields(config)}
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
@@ -275,12 +283,19 @@ def _lora_from_fields(source: JsonFields) -> LoraBuildConfig:
         lora_dir=tuple(Path(text) for text in source.strings("lora_dir")),
         adapter_names=source.strings("adapter_names"),
         lora_ckpt_source=source.string("lora_ckpt_source"),
-        max_lora_rank=source.integer("max_lora_rank"),
         lora_target_modules=source.strings("lora_target_modules"),
-        max_extra_tokens=source.integer("max_extra_tokens", minimum=0, default=0),
-        long_lora_scaling_factors=source.integers("long_lora_scaling_factors"),
         fully_sharded_loras=source.boolean("fully_sharded_loras", default=False),
+        **{name: _limit_from_fields(source, name, declared) for name, declared in LORA_LIMITS.items()},
     )
+
+
+def _limit_from_fields(source: JsonFields, name: str, declared: Limit) -> Any:
+    if declared.is_list:
+        return source.integers(name)
+    if declared.maximum is None:
+        return source.optional_integer(name)
+    default = declared.default if declared.is_omitted else None
+    return source.integer(name, minimum=declared.minimum, default=default)
 
 
 def _tensorrt_from_fields(source: JsonFields) -> TensorRtBuildConfig:

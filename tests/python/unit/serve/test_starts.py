@@ -17,12 +17,11 @@ import pytest
 from adaptrt import ConfigError
 from adaptrt._core import DType, LoraLayout, LoraPart, LoraSite, Program
 from adaptrt.builder.build import build
-from adaptrt.builder.build_problems import LARGEST_SIZES
 from adaptrt.builder.cli import CommandParser
 from adaptrt.builder.cli import main as command_line
 from adaptrt.builder.conversion.checkpoint import Checkpoint
 from adaptrt.builder.model_cache import EngineCache, EnginePlan, first_use
-from adaptrt.formats.engine.build_config import BuildConfig, LoraBuildConfig, PluginConfig
+from adaptrt.formats.engine.build_config import LIMITS, LORA_LIMITS, BuildConfig, LoraBuildConfig, PluginConfig
 from adaptrt.serve import command
 from support.models import ModelSpec, save_adapter, save_model
 from support.tokenizers import byte_level, save_tokenizer
@@ -254,6 +253,10 @@ def test_the_executor_gets_what_the_flags_say(root: Path, monkeypatch: pytest.Mo
     assert config.peft_cache_config.host_cache_size == 9000
     assert (draft.speculative_model_dir, draft.max_draft_len) == (str(root / "engines" / "model"), 2)
     assert draft.kv_cache_size == 8000
+
+
+LARGEST_SIZES = {name: limit.maximum for name, limit in {**LIMITS, **LORA_LIMITS}.items() if limit.maximum is not None}
+del LARGEST_SIZES["max_extra_tokens"], LARGEST_SIZES["long_lora_scaling_factors"]  # which depend on ops
 
 
 @pytest.mark.parametrize("name", sorted(LARGEST_SIZES))
