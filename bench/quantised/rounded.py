@@ -18,6 +18,7 @@ from adaptrt.formats.checkpoint.quantization import QuantConfig
 from adaptrt.formats.checkpoint.quantizer import QuantizationError, QuantizedRows
 from adaptrt.formats.checkpoint.rank_tensors import PlainTensors
 from adaptrt.formats.checkpoint.tensor_names import EMBEDDING, LM_HEAD, LM_HEAD_MODULE
+from adaptrt.formats.models.registry import declare
 
 Floats = npt.NDArray[np.float32]
 
@@ -35,7 +36,8 @@ def rounded(checkpoint: Checkpoint, how: QuantConfig) -> Checkpoint:
     config = replace(checkpoint.config, quantization=replace(how, exclude_modules=(LM_HEAD_MODULE,)))
     lm_head = EMBEDDING if checkpoint.config.lm_head_is_embedding else LM_HEAD
     # RoundedTensors implements RankTensors.
-    return replace(checkpoint, config=config, ranks=(RoundedTensors(tensors, how, lm_head),))  # type: ignore[arg-type]
+    network = declare(config, checkpoint.network)
+    return replace(checkpoint, network=network, ranks=(RoundedTensors(tensors, how, lm_head),))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
