@@ -1,1 +1,1 @@
-"""The executor's face in Python: loading engines, adapters by name and from disk, and a text-level helper."""
+"""The executor in Python: loads engines and adapters, and generates text."""

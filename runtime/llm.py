@@ -65,9 +65,9 @@ class LLM(PooledTexts):
             directory is given like `model`, and sets ExecutorConfig.draft_target_decoding_config; the small model's
             engine is built without engine_options.
 
-        This process starts workers that run an engine of several ranks, unless MPI started it. Then every MPI process
-        makes the LLM; on ranks other than 0 the constructor never returns: the process follows rank 0 and exits when
-        rank 0 has shut down.
+        This process starts workers that run an engine of several ranks. If MPI started the process, every MPI process
+        makes the LLM instead. On ranks other than 0 the constructor then never returns: the process follows rank 0 and
+        exits when rank 0 has shut down.
 
         Raises ConfigError if the tokenizer is missing or cannot be read, and the errors of engine_for and Executor.
         """

@@ -40,8 +40,9 @@ class LoadedEngine(ABC):
         return 0
 
     def available_memory(self) -> int:
-        """Returns the bytes that this process may still allocate; with several ranks, the minimum, which all must ask
-        for.
+        """Returns the bytes that this process may still allocate.
+
+        With several ranks, every rank must call it; all get the minimum.
         """
         return available_memory()
 

@@ -97,16 +97,16 @@ class Generation:
 
 
 class GenerationObserver(Protocol):
-    """Is told, on the loop, of each request that the executor accepts and of each response."""
+    """Methods that are called, on the loop, for each request that the executor accepts and each response."""
 
     def on_start(self, request_id: int, request: Request, adapter: str | None) -> None:
-        """The request was queued. `adapter`: a name, or the digits of a task_id; None: the base model."""
+        """Called when a request was queued. `adapter`: a name, or the digits of a task_id; None: the base model."""
 
     def on_response(self, response: Response) -> None:
-        """A response has arrived."""
+        """Called when a response has arrived."""
 
     def on_loss(self, request_id: int) -> None:
-        """The executor ended before the request did."""
+        """Called when the executor ended before the request did."""
 
 
 class AsyncExecutor:

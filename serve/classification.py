@@ -116,7 +116,7 @@ async def _scores(
 
 
 async def _classifier_for(service: Service, adapter: str | None) -> AdaptedClassifier:
-    """Returns the classifier of AdapterStore.classifier_for. Reads files in a thread."""
+    """Returns the classifier of AdapterStore.classifier_for. Reads files in a thread if it must."""
     store = service.executor.executor.adapters
     known = store.known_classifier(adapter)
     if known is not None:

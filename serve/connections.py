@@ -102,7 +102,7 @@ class ConnectionWatch:
             self._idle[connection] = None
 
     def note_progress(self, connection: Connection) -> None:
-        """The client has read enough that the server may write again."""
+        """Called when the client has read enough that the server may write again."""
         self._stalled.pop(connection, None)
 
     def forget(self, connection: Connection) -> None:

@@ -37,7 +37,7 @@ class ServiceMetrics:
     """Metrics that are counted as events happen. A GenerationObserver; belongs to the loop."""
 
     def __init__(self) -> None:
-        """All metrics are 0."""
+        """Starts all metrics at 0."""
         self.registry: Final = CollectorRegistry()
         self._requests = self._counter("requests", "HTTP requests that have ended.", ("surface", "outcome"))
         self._generations = self._counter("generations", "Executor requests that have ended.", ("finish_reason",))
@@ -206,7 +206,7 @@ class ExecutorCollector(Collector):
             "Adapters of current requests. The value is the time, in seconds since the epoch.",
             labels=["max_lora", "running_lora_adapters", "waiting_lora_adapters"],
         )
-        # A batch mixes any adapters, so every sequence may have a different one.
+        # A batch may have a different adapter for every sequence, so max_lora is the maximum batch size.
         max_lora = str(self._executor.executor.engine_info.max_batch_size)
         family.add_metric([max_lora, _listed(running), _listed(waiting)], time.time())
         return family

@@ -1,7 +1,7 @@
 """Rejects requests that another site's web page makes: bodies other than JSON, and changes of adapters.
 
 A browser sends a JSON body to another site only after that site allows it, and this server never does. A page may still
-reach the server under its own name (DNS rebinding), so Host is checked in addition to Origin.
+reach the server under a name that its owner controls (DNS rebinding), so Host is checked in addition to Origin.
 """
 
 from __future__ import annotations
