@@ -187,7 +187,7 @@ def test_two_adapters_are_asked_and_answer_as_the_executor_does(
         assert page.state(name) == "finished"
         said = page.answer(name).find_element(By.CSS_SELECTOR, ".facts").text
         assert "40 tokens" in said
-        assert "tokens a second" in said
+        assert "tokens per second" in said
         assert "cut at the token limit" in said
     assert page.find("#progress").get_property("textContent") == "2 of 2 answers ended"
     page.until(lambda: page.rows()["first"].endswith("device"))
@@ -235,7 +235,7 @@ def test_adapters_are_searched_on_the_server(page: Page) -> None:
     page.search("COPY-11")
     page.until(lambda: list(page.rows()) == ["copy-11", *(f"copy-11{i}" for i in range(10))])
     page.search("nobody")
-    page.until(lambda: page.find("#shown").text == "No adapter is like that.")
+    page.until(lambda: page.find("#shown").text == "No adapter matches.")
     page.search("")
     page.until(lambda: len(page.rows()) == 100)
 
