@@ -6,7 +6,7 @@ BUILD = build/wheel
 PIP = $(VENV)/bin/python -m pip install --quiet --disable-pip-version-check
 INSTALL = PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(PIP) --no-build-isolation --config-settings=build-dir=$(BUILD)
 
-SOURCES := $(shell find CMakeLists.txt pyproject.toml cmake builder common formats runtime plugins serve tools cpp -type f \
+SOURCES := $(shell find CMakeLists.txt pyproject.toml cmake package builder common formats runtime plugins serve tools cpp -type f \
                    -not -name '*.pyc' -not -path '*/__pycache__*')
 CPP_TESTS := $(shell find tests/cpp -type f)
 CPP_FILES = $$(git ls-files 'cpp/*.h' 'cpp/*.cpp' 'cpp/*.inl' 'cpp/*.cu' 'tests/cpp/*.h' 'tests/cpp/*.cpp' \
