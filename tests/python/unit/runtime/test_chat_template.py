@@ -307,6 +307,23 @@ def test_arguments_reach_a_template_in_the_form_that_it_reads(
     assert of(CALLS + source + CALLS_END).render(called(arguments), tools=tools) == expected
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        "f",
+        {"id": "1"},
+        {"id": "1", "function": "f"},
+        {"id": "1", "function": {"name": "f"}},
+        {"id": "1", "function": {"name": "f", "arguments": None}},
+        {"id": "1", "function": {"name": "f", "arguments": [1, 2]}},
+    ],
+)
+def test_calls_without_arguments_to_convert_reach_a_template_unchanged(call: Any) -> None:
+    messages = [{"role": "user", "content": "q"}, {"role": "assistant", "tool_calls": [call]}]
+    rendered = of("{{ messages[1].tool_calls | tojson }}").render(messages)
+    assert json.loads(rendered) == [call]
+
+
 def test_a_template_may_write_calls_only_with_tools_or_only_without_content() -> None:
     source = CALLS + "{% if tools and m.content is none %}{{ 'json ' + a }}{% endif %}" + CALLS_END
     assert of(source).render(called('{"a": 1}', None), tools=TOOLS) == 'json {"a": 1}'

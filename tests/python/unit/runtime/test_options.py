@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import datetime
 import pickle
+import re
 from typing import Any
 
 import numpy as np
@@ -158,9 +159,7 @@ def test_constructors_are_tensorrt_llms(cls: type, fields: dict[str, Any], defau
 WRONG: list[tuple[Any, str, Any]] = [
     (adaptrt.ExternalDraftTokensConfig([1]), "tokens", [1.5]),
     (adaptrt.ExternalDraftTokensConfig([1]), "tokens", "12"),
-    (adaptrt.ExternalDraftTokensConfig([1]), "tokens", [2**31]),
     (adaptrt.ExternalDraftTokensConfig([1]), "logits", "logits"),
-    (LOOKAHEAD, "max_window_size", 0),
     (LOOKAHEAD, "max_window_size", True),
     (adaptrt.EagleConfig(), "eagle_choices", [[-1]]),
     (adaptrt.EagleConfig(), "greedy_sampling", 1),
@@ -171,10 +170,7 @@ WRONG: list[tuple[Any, str, Any]] = [
     (adaptrt.LogitsPostProcessorConfig(), "processor_map", {1: None}),
     (adaptrt.LogitsPostProcessorConfig(), "processor_batched", "name"),
     (adaptrt.ParallelConfig(), "communication_mode", "LEADER"),
-    (adaptrt.ParallelConfig(), "device_ids", [-1]),
     (adaptrt.DebugConfig(), "debug_tensor_names", "names"),
-    (adaptrt.SpeculativeDecodingFastLogitsInfo(), "draft_participant_id", 2**31),
-    (adaptrt.SpeculativeDecodingFastLogitsInfo(), "draft_participant_id", -(2**31) - 1),
     (adaptrt.GuidedDecodingParams(adaptrt.GuidedDecodingParams.GuideType.JSON), "guide_type", "JSON"),
 ]
 
@@ -185,6 +181,50 @@ def test_a_field_of_a_wrong_kind_is_refused_and_nothing_changes(options: Any, na
     with pytest.raises(TypeError, match=rf"^{type(options).__name__}\.{name} is .*; accepted: "):
         setattr(options, name, value)
     assert options == before
+
+
+# The least and the greatest number that a field accepts (None: no limit); a list: those of a list's elements.
+LIMITS: list[tuple[Any, str, Any, Any]] = [
+    (adaptrt.DebugConfig(), "debug_tensors_max_iterations", 0, None),
+    (adaptrt.RequestPerfMetrics(), "first_iter", 0, None),
+    (adaptrt.RequestPerfMetrics(), "last_iter", 0, None),
+    (adaptrt.RequestPerfMetrics(), "iter", 0, None),
+    (adaptrt.RuntimeDefaults(), "max_attention_window", [0], None),
+    (adaptrt.RuntimeDefaults(), "sink_token_length", 0, None),
+    (adaptrt.MultimodalInput([], [], []), "multimodal_positions", [0], None),
+    (adaptrt.MultimodalInput([], [], []), "multimodal_lengths", [0], None),
+    (adaptrt.CacheTransceiverConfig(), "max_tokens_in_buffer", 0, None),
+    (adaptrt.CacheTransceiverConfig(), "kv_transfer_timeout_ms", 0, None),
+    (adaptrt.SpeculativeDecodingFastLogitsInfo(), "draft_request_id", 0, 2**64 - 1),
+    (adaptrt.SpeculativeDecodingFastLogitsInfo(), "draft_participant_id", -(2**31), 2**31 - 1),
+    (adaptrt.ContextPhaseParams([], 0), "first_gen_tokens", [-(2**31)], [2**31 - 1]),
+    (adaptrt.ContextPhaseParams([], 0), "req_id", 0, 2**64 - 1),
+    (adaptrt.ContextPhaseParams([], 0), "draft_tokens", [-(2**31)], [2**31 - 1]),
+    (adaptrt.ParallelConfig(), "device_ids", [0], None),
+    (adaptrt.ParallelConfig(), "participant_ids", [0], None),
+    (adaptrt.ParallelConfig(), "num_nodes", 1, None),
+    (adaptrt.ExternalDraftTokensConfig([1]), "tokens", [-(2**31)], [2**31 - 1]),
+    (LOOKAHEAD, "max_window_size", 1, None),
+    (LOOKAHEAD, "max_ngram_size", 1, None),
+    (LOOKAHEAD, "max_verification_set_size", 0, None),
+    (adaptrt.EagleConfig(), "dynamic_tree_max_topK", 1, None),
+]
+
+
+@pytest.mark.parametrize(("options", "name", "least", "most"), LIMITS)
+def test_numbers_are_accepted_up_to_their_limits(options: Any, name: str, least: Any, most: Any) -> None:
+    def beyond(limit: Any, step: int) -> Any:
+        return [limit[0] + step] if isinstance(limit, list) else limit + step
+
+    options = copy.deepcopy(options)
+    for accepted in (least, beyond(least, 2**70) if most is None else most):
+        setattr(options, name, accepted)
+        assert getattr(options, name) == accepted
+    for refused in (beyond(least, -1), None if most is None else beyond(most, 1)):
+        if refused is not None:
+            with pytest.raises(TypeError, match=rf"\.{name} is {re.escape(str(refused))} .*; accepted: "):
+                setattr(options, name, refused)
+            assert getattr(options, name) == accepted
 
 
 @pytest.mark.parametrize(

@@ -227,6 +227,15 @@ def test_only_regular_files_are_opened(name: str, tmp_path: Path) -> None:
         read_tokenizer(path, ())
 
 
+def test_without_a_tokenizer_the_error_says_how_to_make_one(tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    said = rf"{path}: there is no tokenizer; .*AutoTokenizer\.from_pretrained\(MODEL\)\.save_pretrained\('{tmp_path}'"
+    with pytest.raises(adaptrt.ConfigError, match=said):
+        load_tokenizer(path)
+    with pytest.raises(adaptrt.ConfigError, match=said):
+        read_tokenizer(path, ())
+
+
 def test_files_that_are_too_large_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path, byte_level(), {"tokenizer_config.json": {}})
     monkeypatch.setattr(tokenizer_files, "_MAX_SIDE_FILE_BYTES", 1)
