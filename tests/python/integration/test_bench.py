@@ -461,7 +461,7 @@ def test_an_unknown_file_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert scenarios("no-such-file") == 2
     assert "none of the repository's scenario files: default, quick" in capsys.readouterr().err
     assert command_line(["bench", "quick"]) == 2
-    assert "quick: is not a directory; expected an engine. AdaptRT's own scenarios are" in capsys.readouterr().err
+    assert "quick: is not a directory; expected an engine. To run AdaptRT's own scenarios" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")

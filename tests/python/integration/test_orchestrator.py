@@ -412,7 +412,7 @@ def test_the_bench_starts_its_workers(
     others = workers_of(engine)  # of an executor that other tests use
     profiled = ["bench", str(engine), "--profile", str(tmp_path / "profile")]
     assert command_line(profiled) == 2
-    assert f"of rank 0's: mpirun -n 2 adaptrt bench {engine} --profile" in capsys.readouterr().err
+    assert f"to record rank 0's steps, run mpirun -n 2 adaptrt bench {engine} --profile" in capsys.readouterr().err
     report = tmp_path / "report.json"
     load = ["--input_len", "8", "--output_len", "8", "--requests", "4", "--concurrency", "2", "--repeats", "1"]
     adapters = ["--lora_dir", str(cut.adapters["lora"]), str(cut.adapters["dora"])]

@@ -321,7 +321,7 @@ def test_options_that_read_every_gate_are_refused(
     ("gate", "fields", "dtype", "message"),
     [
         ({}, {"hidden_act": "silu"}, DType.FLOAT32, "sparse_predictors needs a model whose MLP has a ReLU"),
-        ({}, {}, DType.FLOAT16, "can be read alone: .*the model is float16 with 192 and 72"),
+        ({}, {}, DType.FLOAT16, "can be read neuron by neuron: .*the model is float16 with 192 and 72"),
         ({"intermediate_size": 190}, {}, DType.FLOAT32, "the model is float32 with 190 and 72"),
     ],
 )

@@ -168,7 +168,7 @@ def test_engines_that_take_none_are_told_of_when_they_are_built(root: Path, tmp_
     even = ModelSpec(num_attention_heads=4, num_key_value_heads=2, intermediate_size=40, vocab_size=64)
     convert_checkpoint(save_model(even, tmp_path / "even"), tmp_path / "ranks", tp_size=2)
     with pytest.raises(
-        adaptrt.AdapterError, match="is virtual tokens, which engines of backend native and of one rank"
+        adaptrt.AdapterError, match="has virtual tokens; expected an engine with backend native and one rank"
     ):
         build(tmp_path / "ranks", config, tmp_path / "engine")
 
