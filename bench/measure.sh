@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# measure.sh HOME [0.5b|40m] [PART...]: everything that docs/performance.md reports. See bench/README.md.
-# Parts, all of them unless some are named: install, bench, peers, fill. Each uses what the ones before it left in HOME.
-#   REPEATS=5       rounds of bench and of peers
-#   BENCH_ARGS=     more arguments of run.py, such as --only NAME...
-#   PEERS_ARGS=     more arguments of peers/run.py, such as --rows NAME... or --peers NAME...
-#   PYTHON_BIN=     a Python that has AdaptRT, instead of the one of .venv
+# measure.sh HOME [0.5b|40m] [PART...]: measures everything in docs/performance.md. See bench/README.md.
+# Parts: install, bench, peers, fill; default: all. Each part uses the results of the earlier ones in HOME.
+#   REPEATS=5       number of rounds of bench and of peers
+#   BENCH_ARGS=     additional arguments for run.py, such as --only NAME...
+#   PEERS_ARGS=     additional arguments for peers/run.py, such as --rows NAME... or --peers NAME...
+#   PYTHON_BIN=     a Python with AdaptRT installed; default: that of .venv
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(dirname "$here")
@@ -18,7 +18,7 @@ python=${PYTHON_BIN:-$root/.venv/bin/python}
 repeats=${REPEATS:-5}
 read -ra bench_args <<<"${BENCH_ARGS:-}"
 read -ra peers_args <<<"${PEERS_ARGS:-}"
-# The package is imported from where it is installed, not from the checkout.
+# Change the directory, so that Python imports the installed package and not the checkout.
 cd "$home"
 
 install() {
@@ -30,7 +30,7 @@ install() {
 bench() {
   local scenarios=default
   if [ "$model" = 40m ]; then scenarios=quick; fi
-  # Engines of another build of AdaptRT are not what is to be measured.
+  # Delete engines of earlier builds of AdaptRT.
   rm -rf "$home"/bench/engine-*
   "$python" "$here/run.py" "$scenarios" --work_dir "$home/bench" --repeats "$repeats" \
     --output "$home/bench.json" --plots "$home/plots" "${bench_args[@]}"
@@ -58,7 +58,7 @@ for part in "${parts[@]}"; do
 done
 for part in "${parts[@]}"; do
   echo "measure.sh: $part, $(date -u +%H:%M:%S)"
-  # A part that fails does not keep the ones after it from what they can do.
+  # If a part fails, continue with the next one.
   set +e
   (set -e; "$part")
   status=$?

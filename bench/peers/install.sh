@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# install.sh HOME [peft] [openvino] [llama_cpp] [vllm]: makes a virtual environment for each peer in HOME, all without names.
-# A peer that cannot be installed is reported, and the others go on; run.py reports it as not run.
+# install.sh HOME [peft] [openvino] [llama_cpp] [vllm]: creates a virtual environment for each named peer in HOME.
+# Without names it installs all peers. If a peer cannot be installed, the script reports that and continues with the
+# others; run.py reports the peer as not run.
 set -uo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 home=${1:?"usage: install.sh HOME [peft] [openvino] [llama_cpp] [vllm]"}
@@ -15,12 +16,13 @@ install() {
   local peer=$1 venv=$home/venv-$1
   [ -f "$venv/.installed" ] && return 0
   ${PYTHON:-python3} -m venv "$venv" || return 1
-  # torch first, from wherever pip is told to look: other packages would otherwise bring one with CUDA.
+  # Install torch first, from pip's configured index; otherwise other packages would install torch with CUDA.
   if grep -q '^torch==' "$here/requirements/$peer.txt"; then
     "$venv/bin/pip" install --quiet --disable-pip-version-check "$(grep '^torch==' "$here/requirements/$peer.txt")" || return 1
   fi
   "$venv/bin/pip" install --quiet --disable-pip-version-check -r "$here/requirements/$peer.txt" || return 1
-  # Others bring these for another torch, and transformers or vLLM then fail to import them; all do without.
+  # Other packages install these for another version of torch, so that transformers or vLLM fail to import them.
+  # No peer needs them.
   "$venv/bin/pip" uninstall --quiet --yes torchvision torchaudio torchcodec 2>/dev/null
   if [ "$peer" = llama_cpp ]; then build_llama_server "$venv" || return 1; fi
   touch "$venv/.installed"

@@ -1,4 +1,4 @@
-# What nvcc compiles for adaptrt_cuda_kernels, and a C++ compiler for the tests' emulation.
+# Sources of adaptrt_cuda_kernels, compiled by nvcc, and by a C++ compiler for the tests' emulation.
 set(ADAPTRT_CUDA_KERNEL_SOURCES
     lora/lora.cu
     attention/any_size.cu
@@ -8,5 +8,5 @@ set(ADAPTRT_CUDA_KERNEL_SOURCES
     attention/rotate_and_write.cu
     product/product.cu)
 list(TRANSFORM ADAPTRT_CUDA_KERNEL_SOURCES PREPEND ${CMAKE_CURRENT_LIST_DIR}/)
-# What nvcc alone compiles, for compute capability 9.0 alone: instructions that no other GPU has.
+# Sources for compute capability 9.0 only, compiled only by nvcc: they use instructions that no other GPU has.
 set(ADAPTRT_CUDA_HOPPER_SOURCES ${CMAKE_CURRENT_LIST_DIR}/product/hopper.cu)
