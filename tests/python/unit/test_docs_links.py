@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 DECISIONS = ROOT / "docs" / "decisions"
-FOLDERS = ("bench", "deploy", "docs", "examples", "plugins")
+FOLDERS = ("bench", "cpp", "deploy", "docs", "examples", "plugins")
 PAGES = sorted([*ROOT.glob("*.md"), *(page for folder in FOLDERS for page in (ROOT / folder).rglob("*.md"))])
 PAGES_OF_DECISIONS = sorted(page for page in DECISIONS.glob("*.md") if page.name != "README.md")
 
