@@ -278,7 +278,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     for name in TABLES:
         parser.add_argument(
             f"--{name}", type=Path, nargs="+", metavar="REPORT",
-            help="samples of a row in a later report replace those of an earlier one",
+            help="samples of a row in a later report replace those in an earlier one",
         )  # fmt: skip
     parser.add_argument("page", type=Path)
     args = parser.parse_args(argv)

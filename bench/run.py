@@ -9,5 +9,5 @@ from adaptrt.builder.cli import run_command
 from scenarios import command
 
 if __name__ == "__main__":
-    summary = "Measure AdaptRT by its own scenarios, beside what the machine can do"
+    summary = "Measure AdaptRT's own scenarios, compared with the machine's limits"
     sys.exit(run_command(command, sys.argv[1:], prog="bench/run.py", description=summary))

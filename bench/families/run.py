@@ -97,11 +97,11 @@ def prepare(family: str, work_dir: Path) -> Path:
 def main(arguments: Sequence[str]) -> int:
     """Runs the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("work_dir", type=Path, help="where engines are, or will be")
+    parser.add_argument("work_dir", type=Path, help="directory of the engines; missing ones are built")
     parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--output", type=Path, help="a file for the figures, as JSON")
+    parser.add_argument("--output", type=Path, help="file for the figures, as JSON")
     args = parser.parse_args(arguments)
     engines, scenarios = {}, []
     for family in args.families:

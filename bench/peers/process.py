@@ -30,7 +30,7 @@ class PeerProcess:
         """Starts it. `patience` is the maximum number of seconds to wait for an answer. Raises PeerError."""
         python = sys.executable if name == OURS else str(home / f"venv-{name}" / "bin" / "python")
         if not Path(python).exists():
-            raise PeerError(f"not installed; bench/peers/install.sh HOME {name} does it")
+            raise PeerError(f"not installed; run bench/peers/install.sh HOME {name}")
         environment = {
             **os.environ, "OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false",
             "LLAMA_SERVER": str(home / "llama-build" / "bin" / "llama-server"),

@@ -232,24 +232,31 @@ def _place(item: tuple[tuple[str, str], Figure]) -> tuple[int, int]:
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--home", type=Path, required=True, help="what install.sh was given")
+    parser.add_argument("--home", type=Path, required=True, help="directory given to install.sh")
     parser.add_argument("--model", choices=list(MODELS), default="0.5b")
     parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
-    parser.add_argument("--rows", nargs="+", choices=list(ROWS), help="default: all that the model has")
+    parser.add_argument("--rows", nargs="+", choices=list(ROWS), help="default: all rows of the model")
     parser.add_argument("--repeats", type=int, default=5, help="rounds")
-    parser.add_argument("--new_tokens", type=int, default=48, help="of a request in the rows that decode")
+    parser.add_argument("--new_tokens", type=int, default=48, help="new tokens of a request in decode rows")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--quiet_share", type=float, default=0.06)
     parser.add_argument("--quiet_wait", type=float, default=30.0)
     parser.add_argument(
-        "--extra_samples", type=int, default=1, help="of each row and round, in place of a disturbed one"
+        "--extra_samples",
+        type=int,
+        default=1,
+        help="maximum extra samples per row and round, in place of disturbed ones",
     )
     parser.add_argument(
         "--slow_sample", type=float, default=15.0, metavar="SECONDS",
-        help="a row of a peer whose sample takes longer is sampled in every second round alone",
+        help="rows of a peer whose first sample takes longer are sampled in every second round only",
     )  # fmt: skip
     parser.add_argument(
-        "--patience", type=float, default=100.0, metavar="SECONDS", help="a peer that does not answer in time is ended"
+        "--patience",
+        type=float,
+        default=100.0,
+        metavar="SECONDS",
+        help="maximum seconds for an answer; a slower peer is ended",
     )
     parser.add_argument("--output", type=Path)
     parser.add_argument("--plot", type=Path)
@@ -257,7 +264,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     args.home = args.home.resolve()
     has = rows_of(MODELS[args.model])
     if missing := [row for row in args.rows or [] if row not in has]:
-        parser.error(f"{args.model} has no row {missing[0]}; accepted: {', '.join(has)}")
+        parser.error(f"{args.model} has no row {missing[0]}; expected one of {', '.join(has)}")
     args.rows = args.rows or has
     return args
 

@@ -222,11 +222,11 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--formats", nargs="+", choices=FORMATS, default=list(FORMATS))
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--tokens", type=int, default=4096, help="of the text, at most")
-    parser.add_argument("--output", type=Path, help="a file for the figures, as JSON")
+    parser.add_argument("--tokens", type=int, default=4096, help="maximum tokens of the text")
+    parser.add_argument("--output", type=Path, help="file for the figures, as JSON")
     args = parser.parse_args(arguments)
     if (args.model is None) != (args.text is None):
-        parser.error("--model and --text go together")
+        parser.error("expected both --model and --text, or neither")
     args.work_dir.mkdir(parents=True, exist_ok=True)
     if args.model is None:
         model = args.work_dir / "0.5b"

@@ -41,11 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     names = ", ".join(known_files())
     parser.add_argument(
         "scenarios", nargs="?", default=DEFAULT_SCENARIOS, metavar="SCENARIOS",
-        help=f"a TOML file, or one of the repository's: {names} (default: {DEFAULT_SCENARIOS})",
+        help=f"a TOML file, or one of the repository's files: {names} (default: {DEFAULT_SCENARIOS})",
     )  # fmt: skip
     parser.add_argument(
         "--work_dir", type=Path, default=DEFAULT_WORK_DIR, metavar="DIR",
-        help=f"where models and engines are made and kept (default: {DEFAULT_WORK_DIR})",
+        help=f"directory of models and engines, which are built once (default: {DEFAULT_WORK_DIR})",
     )  # fmt: skip
     add_run_arguments(parser, repeats="the file's")
 

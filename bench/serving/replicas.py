@@ -235,23 +235,28 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("home", type=Path)
     parser.add_argument("--adapters", type=int, default=64)
-    parser.add_argument("--cached", type=int, default=20, help="adapters that a replica's LoRA cache holds")
+    parser.add_argument("--cached", type=int, default=20, help="maximum adapters in a replica's LoRA cache")
     parser.add_argument("--zipf", type=float, default=1.0)
     parser.add_argument("--requests", type=int, default=300, help="of a round")
     parser.add_argument("--prompt_tokens", type=int, default=32)
     parser.add_argument("--new_tokens", type=int, default=32)
-    parser.add_argument("--streams", type=int, default=16, help="requests at a time")
+    parser.add_argument("--streams", type=int, default=16, help="concurrent requests")
     parser.add_argument("--max_ongoing_requests", type=int, default=16, help="of a replica")
     parser.add_argument("--queue_slacks", type=int, nargs="*", default=[], help="beside the default")
-    parser.add_argument("--only", nargs="*", help="arrangements, by their names")
+    parser.add_argument("--only", nargs="*", help="names of the arrangements to measure")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of all replicas together")
+    parser.add_argument(
+        "--threads", type=int, default=len(os.sched_getaffinity(0)), help="threads of all replicas together"
+    )
     parser.add_argument("--quiet_share", type=float, default=0.1)
     parser.add_argument("--quiet_wait", type=float, default=30.0)
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     if args.cached <= args.streams:
-        parser.error(f"--cached is {args.cached}; --streams is {args.streams}, and each may need an adapter of its own")
+        parser.error(
+            f"--cached is {args.cached}; expected more than --streams {args.streams}, because each stream may need "
+            "another adapter"
+        )
     args.home = args.home.resolve()
     console = Console()
     place = make_place(args.home, args.adapters)

@@ -286,11 +286,13 @@ def said(result: ComparisonResult) -> str:
 def main() -> int:
     """Measures, prints and saves."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--home", type=Path, required=True, help="what bench/peers/run.py was given")
+    parser.add_argument("--home", type=Path, required=True, help="directory given to bench/peers/run.py")
     parser.add_argument("--model", default="0.5b")
-    parser.add_argument("--engine", type=Path, help="of the model (default: the one in HOME)")
-    parser.add_argument("--adapters", type=Path, metavar="DIR", help="of PEFT directories (default: those in HOME)")
-    parser.add_argument("--streams", type=int, default=16, help="requests at a time, each with the next adapter")
+    parser.add_argument("--engine", type=Path, help="engine of the model (default: the one in HOME)")
+    parser.add_argument(
+        "--adapters", type=Path, metavar="DIR", help="directory of PEFT directories (default: those in HOME)"
+    )
+    parser.add_argument("--streams", type=int, default=16, help="concurrent requests, each with the next adapter")
     parser.add_argument("--servers", nargs="+", choices=SERVERS, default=[OURS])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--new_tokens", type=int, default=48)

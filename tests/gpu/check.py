@@ -29,8 +29,10 @@ def main() -> int:
     """Returns 0 if every check holds."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--report", type=Path, required=True, help="file for the results, as JSON")
-    parser.add_argument("--subset", choices=(KERNELS, SESSION, LOST_DEVICE), help="few of these checks, no timings")
-    parser.add_argument("--emulated", action="store_true", help="few checks, of the emulated kernels on the host")
+    parser.add_argument(
+        "--subset", choices=(KERNELS, SESSION, LOST_DEVICE), help="only few of these checks, and no timings"
+    )
+    parser.add_argument("--emulated", action="store_true", help="few checks of the emulated kernels on the host")
     arguments = parser.parse_args()
     machine = Machine.emulated() if arguments.emulated else Machine.gpu()
     few = arguments.emulated or arguments.subset is not None

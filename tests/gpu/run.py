@@ -37,7 +37,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--build", type=Path, default=ROOT / "build" / "gpu", help="folder for the build and results")
     parser.add_argument("--no-sanitizer", action="store_true", help="leave compute-sanitizer out")
-    parser.add_argument("--no-build", action="store_true", help="take the package of the last run")
+    parser.add_argument("--no-build", action="store_true", help="use the package of the last run")
     arguments = parser.parse_args()
     arguments.build.mkdir(parents=True, exist_ok=True)
     if not arguments.no_build:

@@ -46,12 +46,14 @@ def main() -> int:
     """Returns 0 if every fault was found."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("paths", nargs="*", help="files or folders; default: all sources")
-    parser.add_argument("--since", metavar="COMMIT", help="only lines that have changed since then")
-    parser.add_argument("--again", type=Path, metavar="REPORT", help="the faults of a report that survived")
-    parser.add_argument("--count", type=int, help="so many faults, spread over the files; default: all")
+    parser.add_argument("--since", metavar="COMMIT", help="only lines changed since this commit")
+    parser.add_argument("--again", type=Path, metavar="REPORT", help="only the surviving faults of a report")
+    parser.add_argument("--count", type=int, help="number of faults, spread over the files; default: all")
     parser.add_argument("--seed", type=int, default=0, help="of the choice")
-    parser.add_argument("--prefix", default="", help="goes before builds and tests, for example 'nice'")
-    parser.add_argument("--report", type=Path, default=FOLDER / "report.jsonl", help="a line of JSON for each fault")
+    parser.add_argument("--prefix", default="", help="command put before builds and tests, for example 'nice'")
+    parser.add_argument(
+        "--report", type=Path, default=FOLDER / "report.jsonl", help="file for the results: one line of JSON per fault"
+    )
     arguments = parser.parse_args()
     if arguments.again is not None:
         faults = survivors_of(arguments.again)
