@@ -15,7 +15,7 @@ from ..common.output_directory import producer_of
 from ..common.progress import Progress
 from ..formats.checkpoint.config import CONFIG_FILE, PRODUCER
 from ..formats.checkpoint.rank_tensors import RankTensors
-from ..formats.engine.build_config import DISABLE, EXTERNAL, BuildConfig
+from ..formats.engine.build_config import EXTERNAL, BuildConfig
 from ..formats.engine.engine_config import ADAPTERS_DIRECTORY, EngineConfig, engine_file
 from ..formats.engine.tensorrt.package import Package
 from ..formats.engine.tensorrt.plan_config import TensorRtPlans
@@ -23,7 +23,6 @@ from ..formats.engine.weight_usage import USAGE_FILE
 from ..formats.network.network import Network
 from ..formats.template_files import holds_templates
 from .carried_adapters import copy_adapters
-from .compile.assemble import LoraOptions, ProgramLimits
 from .compile.native import CompiledNetwork, compile_network
 from .compile.tensorrt.compile import WEIGHTS_FILE, CompiledPlans, PlanOptions, compile_plans, plan_file
 from .compile.tensorrt.profiles import make_profiles
@@ -31,9 +30,8 @@ from .conversion.checkpoint import Checkpoint
 from .conversion.convert import COPIED_FILES, copy_files
 from .conversion.sparse_predictors import SparsePredictors
 from .network.onnx_file import dump_onnx, external_bytes
-from .network.onnx_graph import onnx_graph
+from .network.onnx_graph import network_options, onnx_graph
 from .network.stored_tensors import stored_tensors
-from .network_options import network_options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,42 +141,12 @@ def _write_native(
 def _compile_native(
     checkpoint: Checkpoint, config: BuildConfig, predictors: SparsePredictors | None, rank: int
 ) -> CompiledNetwork:
-    assert config.max_input_len is not None
-    assert config.max_seq_len is not None
-    limits = ProgramLimits(
-        max_batch_size=config.max_batch_size,
-        max_num_tokens=config.max_num_tokens,
-        max_input_len=config.max_input_len,
-        max_seq_len=config.max_seq_len,
-        max_beam_width=config.max_beam_width,
-        max_encoder_input_len=config.max_encoder_input_len or 0,
-        tokens_per_block=config.tokens_per_block,
-    )
-    lora = None
-    if config.lora_enabled:
-        lora = LoraOptions(
-            max_rank=config.lora_config.max_lora_rank,
-            dora_enabled=config.dora_enabled,
-            target_modules=tuple(config.lora_config.target_module_ids()),
-            max_extra_tokens=config.lora_config.max_extra_tokens,
-            rotary_factors=config.lora_config.long_lora_scaling_factors,
-            fully_sharded=config.lora_config.fully_sharded_loras,
-        )
     network: Network = checkpoint.network
     tensors: RankTensors = checkpoint.ranks[rank]
     if predictors is not None:
         network = predictors.added_to(network)
         tensors = predictors.tensors_beside(tensors, np.dtype(dtype_name(checkpoint.config.dtype)))
-    return compile_network(
-        network,
-        tensors,
-        limits=limits,
-        lora=lora,
-        compress_weights=config.compress_weights,
-        sparse_mlp=config.sparse_mlp != DISABLE and not config.compress_weights,
-        neurons=config.weight_memory is not None,
-        rank=rank,
-    )
+    return compile_network(network, tensors, config, rank)
 
 
 def _plan_options(config: BuildConfig, network: Network, options: CompilerOptions) -> PlanOptions:

@@ -1,4 +1,4 @@
-"""Keeps old module names importable: modules that moved from this package to `common` and `formats`."""
+"""Keeps old names of modules of this package importable: they moved to other rooms, or to other places in here."""
 
 from __future__ import annotations
 
@@ -44,6 +44,7 @@ MOVED: Final = {
     "file_lock": "common.file_lock",
     "json_fields": "common.json_fields",
     "models": "formats.models",
+    "network_options": "builder.network.onnx_graph",
     "network.adapter_sites": "formats.network.adapter_sites",
     "network.declared_attention": "formats.network.declared_attention",
     "network.declared_ops": "formats.network.declared_ops",

@@ -3,99 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 
-from ..._core import DType, RowKind, dtype_name, stage_layers
+from ..._core import RowKind, dtype_name, stage_layers
+from ...formats.checkpoint.config import CheckpointConfig
+from ...formats.engine.build_config import LIMITS, BuildConfig
 from ...formats.engine.plan import Buffer, BufferName, LoraLayout, Op, Program
 from .arena import Arena, Lifetime, plan_arena
 from .emit import EmittedProgram
 from .emitted import EmittedOp
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProgramLimits:
-    """Sizes that an engine is built for."""
-
-    max_batch_size: int
-    max_num_tokens: int
-    max_input_len: int
-    max_seq_len: int
-    max_beam_width: int
-    tokens_per_block: int
-    max_encoder_input_len: int = 0
-    """0: no encoder."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoraOptions:
-    """Limits on the adapters that an engine accepts."""
-
-    max_rank: int
-    dora_enabled: bool
-    target_modules: tuple[int, ...]
-    max_extra_tokens: int = 0
-    rotary_factors: tuple[int, ...] = ()
-    """Factors by which adapters may divide rotary positions."""
-    fully_sharded: bool = False
-    """Tensor-parallel ranks split both adapter matrices of each layer that they split."""
-
-
 def assemble(
-    emitted: EmittedProgram,
-    *,
-    dtype: DType,
-    vocab_size: int,
-    num_layers: int,
-    num_encoder_layers: int = 0,
-    int8_kv_cache: bool,
-    num_ranks: int = 1,
-    num_stages: int = 1,
-    rank: int = 0,
-    limits: ProgramLimits,
-    lora: LoraOptions | None,
-    max_positions: int,
+    emitted: EmittedProgram, checkpoint: CheckpointConfig, config: BuildConfig, rank: int
 ) -> tuple[Program, Arena]:
-    """Returns the program and its arena.
-
-    num_layers and num_encoder_layers count the whole network's layers, of all pipeline stages.
-    max_positions: number of positions that the model was trained for.
-    """
+    """Returns the program of a rank and its arena. `config` is complete, see BuildConfig.with_defaults()."""
     roots = _buffer_roots(emitted)
-    lifetimes, buffers = _buffers(emitted, roots, limits)
+    lifetimes, buffers = _buffers(emitted, roots, config)
     arena = plan_arena(lifetimes)
+    num_layers, num_encoder_layers = checkpoint.num_hidden_layers, checkpoint.num_encoder_layers
+    num_ranks, num_stages = checkpoint.mapping.world_size, checkpoint.mapping.pp_size
     stage = rank * num_stages // num_ranks
-    layout = None
+    lora, layout = config.accepted_adapters, None
     if lora is not None:
+        factors = lora.long_lora_scaling_factors
         layout = LoraLayout(
-            dtype=dtype,
+            dtype=checkpoint.dtype,
             num_layers=num_layers + num_encoder_layers,
-            max_rank=lora.max_rank,
-            dora_enabled=lora.dora_enabled,
-            target_modules=lora.target_modules,
+            max_rank=lora.max_lora_rank,
+            dora_enabled=config.dora_enabled,
+            target_modules=tuple(lora.target_module_ids()),
             num_stages=num_stages,
             stage=stage,
             sites=emitted.sites,
             max_extra_tokens=lora.max_extra_tokens,
-            rotary_factors=lora.rotary_factors,
-            max_base_positions=max_positions if lora.rotary_factors else 0,
+            rotary_factors=factors,
+            max_base_positions=checkpoint.max_position_embeddings if factors else 0,
             num_encoder_layers=num_encoder_layers,
         )
     program = Program(
-        dtype=dtype,
-        vocab_size=vocab_size,
+        dtype=checkpoint.dtype,
+        vocab_size=checkpoint.vocab_size,
         num_layers=stage_layers(num_layers, num_stages, stage)[1],
         num_encoder_layers=stage_layers(num_encoder_layers, num_stages, stage)[1],
-        max_batch_size=limits.max_batch_size,
-        max_num_tokens=limits.max_num_tokens,
-        max_input_len=limits.max_input_len,
-        max_seq_len=limits.max_seq_len,
-        max_beam_width=limits.max_beam_width,
-        max_encoder_input_len=limits.max_encoder_input_len,
-        tokens_per_block=limits.tokens_per_block,
-        int8_kv_cache=int8_kv_cache,
+        **{name: getattr(config, name) or 0 for name in LIMITS},
+        int8_kv_cache=checkpoint.int8_kv_cache,
         num_ranks=num_ranks,
         num_stages=num_stages,
         rank=rank,
@@ -125,7 +80,7 @@ def _buffer_roots(emitted: EmittedProgram) -> dict[str, str]:
 
 
 def _buffers(
-    emitted: EmittedProgram, roots: Mapping[str, str], limits: ProgramLimits
+    emitted: EmittedProgram, roots: Mapping[str, str], config: BuildConfig
 ) -> tuple[list[Lifetime], dict[str, tuple[EmittedOp, int]]]:
     """The lifetime of each buffer. Also, by buffer name, the op that first writes it and its width."""
     ops = emitted.ops
@@ -149,13 +104,13 @@ def _buffers(
     if emitted.encoder_output is not None:  # The encoder's output is read after the encoder has run.
         last[roots[emitted.encoder_output.name]] = len(emitted.encoder)
     lifetimes = [
-        Lifetime(name, _num_bytes(op, width, limits), first[name], last[name]) for name, (op, width) in buffers.items()
+        Lifetime(name, _num_bytes(op, width, config), first[name], last[name]) for name, (op, width) in buffers.items()
     ]
     return lifetimes, buffers
 
 
-def _num_bytes(op: EmittedOp, width: int, limits: ProgramLimits) -> int:
-    rows = limits.max_batch_size if op.rows is RowKind.LOGITS else limits.max_num_tokens
+def _num_bytes(op: EmittedOp, width: int, config: BuildConfig) -> int:
+    rows = config.max_batch_size if op.rows is RowKind.LOGITS else config.max_num_tokens
     return rows * width * int(np.dtype(dtype_name(op.dtype)).itemsize)
 
 

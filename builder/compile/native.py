@@ -10,13 +10,14 @@ from pathlib import Path
 
 from ..._core import ConfigError
 from ...formats.checkpoint.rank_tensors import RankTensors
+from ...formats.engine.build_config import DISABLE, BuildConfig
 from ...formats.engine.engine_file import EngineTensor, write_engine_file
 from ...formats.engine.plan import LinearOp, LoraSite, Matrix, Program
 from ...formats.network.network import Network
 from ...formats.network.ops import Rotary
 from ..network.rank_network import network_of_rank
 from .arena import Arena
-from .assemble import LoraOptions, ProgramLimits, assemble
+from .assemble import assemble
 from .compression import places_for_exceptions
 from .emit import emit
 from .lora_sites import lora_sites, new_token_sites
@@ -66,56 +67,39 @@ class CompiledNetwork:
         return write_engine_file(path, self.program, self.tensors, advance)
 
 
-def compile_network(
-    network: Network,
-    tensors: RankTensors,
-    *,
-    limits: ProgramLimits,
-    lora: LoraOptions | None,
-    compress_weights: bool,
-    sparse_mlp: bool,
-    neurons: bool,
-    rank: int = 0,
-) -> CompiledNetwork:
+def compile_network(network: Network, tensors: RankTensors, config: BuildConfig, rank: int = 0) -> CompiledNetwork:
     """Compiles the program of a rank and plans its buffers. `network` is the whole model's, `tensors` the rank's.
 
-    neurons: sparse ReLU-gated MLPs are also stored neuron by neuron, to be streamed from the file that way.
+    config: complete, see BuildConfig.with_defaults(). With a weight_memory, sparse ReLU-gated MLPs are also stored
+    neuron by neuron, to be streamed from the file that way.
 
     Raises ConfigError if adapters may divide rotary positions but the network's layers use several rotations.
     """
-    config = network.config
-    compression = partial(places_for_exceptions, tensors) if compress_weights else None
-    if lora is not None and lora.rotary_factors:
+    checkpoint, lora = network.config, config.accepted_adapters
+    compression = partial(places_for_exceptions, tensors) if config.compress_weights else None
+    if lora is not None and lora.long_lora_scaling_factors:
         _require_one_rotation(network)
-    fully_sharded = lora is not None and lora.fully_sharded
+    fully_sharded = lora is not None and lora.fully_sharded_loras
     sites = _sites_of_stages(network, rank, fully_sharded=fully_sharded) if lora is not None else []
     max_extra_tokens = 0 if lora is None else lora.max_extra_tokens
-    stage = rank // config.mapping.tp_size
+    stage = rank // checkpoint.mapping.tp_size
     emitted = emit(
         network_of_rank(network, rank),
         lora=lora is not None,
         fully_sharded=fully_sharded,
         first_site=sum(map(len, sites[:stage])),
         compression=compression,
-        sparse_mlp=sparse_mlp,
-        neurons=neurons,
+        sparse_mlp=config.sparse_mlp != DISABLE and not config.compress_weights,
+        neurons=config.weight_memory is not None,
         max_extra_tokens=max_extra_tokens,
     )
     program, arena = assemble(
         replace(emitted, sites=(*chain.from_iterable(sites), *new_token_sites(network, max_extra_tokens))),
-        dtype=config.dtype,
-        vocab_size=config.vocab_size,
-        num_layers=config.num_hidden_layers,
-        num_encoder_layers=config.num_encoder_layers,
-        int8_kv_cache=config.int8_kv_cache,
-        num_ranks=config.mapping.world_size,
-        num_stages=config.mapping.pp_size,
-        rank=rank,
-        limits=limits,
-        lora=lora,
-        max_positions=config.max_position_embeddings,
+        checkpoint,
+        config,
+        rank,
     )
-    return CompiledNetwork(program, arena, engine_tensors(emitted.weights, tensors, config.dtype))
+    return CompiledNetwork(program, arena, engine_tensors(emitted.weights, tensors, checkpoint.dtype))
 
 
 def _require_one_rotation(network: Network) -> None:

@@ -11,6 +11,7 @@ from onnx import TensorProto
 
 from ..._core import AttentionKind, ConfigError
 from ...formats.checkpoint.rotary import depends_on_length
+from ...formats.engine.build_config import BuildConfig
 from ...formats.engine.tensorrt.plan_config import kv_pool_out_name
 from ...formats.network.network import Network
 from ...formats.network.ops import (
@@ -46,6 +47,16 @@ class NetworkOptions:
     """Maximum adapter rank; None: no adapters."""
     dora: bool = False
     """True if adapters may have DoRA magnitudes."""
+
+
+def network_options(config: BuildConfig) -> NetworkOptions:
+    """Options of the graph of an engine with this config."""
+    lora = config.accepted_adapters
+    return NetworkOptions(
+        tokens_per_block=config.tokens_per_block,
+        max_lora_rank=None if lora is None else lora.max_lora_rank,
+        dora=config.dora_enabled,
+    )
 
 
 def onnx_graph(network: Network, weights: Mapping[str, StoredTensor], options: NetworkOptions) -> onnx.ModelProto:

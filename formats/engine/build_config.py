@@ -173,6 +173,11 @@ class BuildConfig:
         return self.plugin_config.lora_plugin != DISABLE
 
     @property
+    def accepted_adapters(self) -> LoraBuildConfig | None:
+        """Adapters that the engine accepts; None: none."""
+        return self.lora_config if self.lora_enabled else None
+
+    @property
     def dora_enabled(self) -> bool:
         """True if adapters may have DoRA magnitudes."""
         return self.plugin_config.dora_plugin == ENABLE

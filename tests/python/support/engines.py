@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,21 +10,22 @@ import onnx
 
 from adaptrt._core import DType
 from adaptrt.builder.build import BuildReport, build
-from adaptrt.builder.compile.assemble import LoraOptions, ProgramLimits
 from adaptrt.builder.compile.native import CompiledNetwork, compile_network
 from adaptrt.builder.conversion.checkpoint import Checkpoint
 from adaptrt.builder.conversion.convert import convert_checkpoint
 from adaptrt.builder.network.onnx_graph import NetworkOptions, onnx_graph
 from adaptrt.builder.network.stored_tensors import stored_tensors
-from adaptrt.formats.engine.build_config import BuildConfig
+from adaptrt.formats.engine.build_config import BuildConfig, LoraBuildConfig, PluginConfig
 from support.models import ModelSpec, save_model
 
-LIMITS = ProgramLimits(
-    max_batch_size=8, max_num_tokens=64, max_input_len=64, max_seq_len=96, max_beam_width=1, tokens_per_block=4
-)
-LORA = LoraOptions(max_rank=8, dora_enabled=True, target_modules=(1, 2, 3))
 ADAPTABLE = NetworkOptions(tokens_per_block=4, max_lora_rank=8, dora=True)
 SMALL = BuildConfig(max_batch_size=8, max_num_tokens=64, max_seq_len=96, tokens_per_block=4)
+WITH_ADAPTERS = replace(
+    SMALL,
+    max_input_len=64,
+    lora_config=LoraBuildConfig(max_lora_rank=8, lora_target_modules=("attn_q", "attn_k", "attn_v")),
+    plugin_config=PluginConfig(lora_plugin="auto", dora_plugin="enable"),
+)
 
 
 def make_checkpoint(spec: ModelSpec, directory: Path, dtype: DType | None = None) -> Path:
@@ -45,17 +47,9 @@ def make_graph(checkpoint: Checkpoint, options: NetworkOptions) -> onnx.ModelPro
     return onnx_graph(checkpoint.network, stored, options)
 
 
-def compile_model(checkpoint: Checkpoint, lora: LoraOptions | None = LORA) -> CompiledNetwork:
+def compile_model(checkpoint: Checkpoint, config: BuildConfig = WITH_ADAPTERS) -> CompiledNetwork:
     """Compiles a checkpoint with the native compiler."""
-    return compile_network(
-        checkpoint.network,
-        checkpoint.ranks[0],
-        limits=LIMITS,
-        lora=lora,
-        compress_weights=False,
-        sparse_mlp=True,
-        neurons=False,
-    )
+    return compile_network(checkpoint.network, checkpoint.ranks[0], config.with_defaults(checkpoint.config))
 
 
 def make_engine(

@@ -23,7 +23,7 @@ from adaptrt.formats.models.registry import declare
 from adaptrt.formats.network.network import Network
 from adaptrt.formats.network.operands import HeadNorm, RotaryTable, Value
 from adaptrt.formats.network.weights import Split, whole
-from support.engines import ADAPTABLE, compile_model, make_checkpoint
+from support.engines import ADAPTABLE, SMALL, compile_model, make_checkpoint
 from support.models import ModelSpec, save_model
 
 
@@ -77,7 +77,7 @@ def test_sites_are_in_the_order_of_execution_with_the_modules_as_parts(checkpoin
 
 
 def test_an_engine_without_adapters_has_no_sites(checkpoint: Checkpoint) -> None:
-    program = compile_model(checkpoint, lora=None).program
+    program = compile_model(checkpoint, SMALL).program
     assert program.lora is None
     assert {op.lora_site for op in program.body if isinstance(op, LinearOp)} == {-1}
     with_adapters = compile_model(checkpoint).program

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,9 @@ from onnx import helper
 
 from adaptrt.builder.conversion.checkpoint import Checkpoint
 from adaptrt.builder.network.onnx_graph import NetworkOptions
+from adaptrt.formats.engine.build_config import PluginConfig
 from adaptrt.formats.network.adapter_sites import AdaptedModules, adapter_sites, module_id
-from support.engines import LORA, compile_model, make_checkpoint, make_graph
+from support.engines import SMALL, compile_model, make_checkpoint, make_graph
 from support.models import ModelSpec
 
 
@@ -22,7 +24,8 @@ def test_sites_are_those_of_the_engine_and_the_nodes_of_the_graph(tmp_path: Path
     expected = [
         (site.layer, site.in_size, module_id(part), site.outputs_of(part)) for site in sites for part in site.parts
     ]
-    lora = compile_model(opened, type(LORA)(max_rank=8, dora_enabled=dora, target_modules=())).program.lora
+    plugins = PluginConfig(lora_plugin="auto", dora_plugin="enable" if dora else "disable")
+    lora = compile_model(opened, replace(SMALL, plugin_config=plugins)).program.lora
     assert lora is not None
     assert expected == [
         (site.layer, site.in_size, part.module, part.out_size) for site in lora.sites for part in site.parts
