@@ -59,7 +59,7 @@ class LinearEmitter:
         self._sparse_mlp = sparse_mlp
         self._sparse_values: set[str] = set()
         self._neurons = _neuron_pairs(network) if neurons and sparse_mlp else {}
-        # Weights that are streamed from the file are read whole, so a copy in columns would only be read as well.
+        # A layer that is streamed from the file is read whole; a copy in columns would only add to the bytes read.
         self._stores_columns = not neurons
 
     def linear(self, op: Linear) -> EmittedOp:

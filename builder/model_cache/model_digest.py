@@ -88,7 +88,7 @@ class ModelFiles:
 
 
 def file_state(path: Path) -> str:
-    """Tells a file from what it becomes when it is written or replaced. Raises OSError."""
+    """Identifies a version of a file: it changes if the file is written or replaced. Raises OSError."""
     stat = path.stat()
     times = f"{stat.st_mtime_ns}:{stat.st_ctime_ns}"
     return f"{path.name}:{stat.st_dev}:{stat.st_ino}:{stat.st_size}:{times}\n"

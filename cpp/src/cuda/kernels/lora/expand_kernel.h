@@ -16,8 +16,8 @@ namespace adaptrt::cuda::lora {
 ///
 /// Grid: x token tiles (max_token_tiles), y blocks of kBlockColumns columns of each part. Each warp computes
 /// kWarpColumns columns, for 32 tokens at a time (16 if there are no more). Tokens are the rows of the mma.
-/// Shared memory is not used: rows of B and of shrunk are short and adjacent, and base and y are accessed
-/// once. Each sum adds the rank's elements in order.
+/// All data goes directly between global memory and registers: rows of B and of shrunk are short and
+/// adjacent, and base and y are accessed once. Each sum adds the rank's elements in order.
 template <typename T>
 class Expand {
  public:

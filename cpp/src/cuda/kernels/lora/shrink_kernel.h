@@ -21,9 +21,8 @@ namespace adaptrt::cuda::lora {
 /// its first column to its last, and the slices' sums are added in order. Both methods below do this.
 ///   Few tokens (up to kFewTokens): each warp has one slice. It loads rows of A and x from global memory to
 ///   registers, several vectors in flight. The warps' sums are added in shared memory.
-///   Many tokens: the block's tiles of A and x go through shared memory, prefetched by cp.async. Each warp
-///   has
-///   some ranks and tokens, and computes one slice after another.
+///   Many tokens: the block's tiles of A and x go through shared memory, prefetched by cp.async. Each
+///   warp has some ranks and tokens, and computes one slice after another.
 template <typename T>
 class Shrink {
  public:
