@@ -15,7 +15,10 @@ from .definition import Array, Attribute, Tensor
 NUM_MODULES: Final = NUM_TABLE_MODULES
 
 SEQUENCE_OFFSETS: Final = Tensor(
-    "sequence_offsets", "tensor(int32)", ("offsets",), "First token of each sequence, and their number last."
+    "sequence_offsets",
+    "tensor(int32)",
+    ("offsets",),
+    "First token of each sequence, followed by the number of tokens in all sequences.",
 )
 ADAPTER_SLOTS: Final = Tensor(
     "adapter_slots", "tensor(int32)", ("sequences",), "Slot of each sequence's adapter; -1: the base model."
@@ -38,7 +41,7 @@ MODULE_ATTRIBUTES: Final = (
     Attribute("layer", "int", "Decoder layer, the tables' second index."),
     Attribute("module_ids", "ints", "TensorRT-LLM's module ids of the parts of the output, the tables' third index."),
     Attribute("out_sizes", "ints", "Output width of each part."),
-    Attribute("max_rank", "int", "No rank in the table is above it; sizes the workspace of the shrink's results."),
+    Attribute("max_rank", "int", "Maximum rank in the table; sizes the workspace of the shrink's results."),
 )
 
 TABLE_INPUTS: Final = (SEQUENCE_OFFSETS, ADAPTER_SLOTS, RANKS, POINTERS)

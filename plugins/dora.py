@@ -11,9 +11,9 @@ from .lora import LINEAR_INPUTS, LINEAR_OUTPUT, evaluate_adapted
 
 DORA: Final = Plugin(
     name="Dora",
-    doc="y = (base + (x A^T) B^T) * magnitude, one factor an output feature, all those of the token's adapter and of "
-    "the part of the output; the factor is 1 where the adapter has none. The result of the shrink x A^T is rounded "
-    "to T; sums and the product are float32, rounded once.",
+    doc="y = (base + (x A^T) B^T) * magnitude. A, B and the magnitudes of the output features are those of the "
+    "token's adapter for the part of the output; without magnitudes the factor is 1. The shrink's result x A^T "
+    "is rounded to T. Sums and the product are float32 and rounded once.",
     inputs=LINEAR_INPUTS,
     outputs=(LINEAR_OUTPUT,),
     own_attributes=MODULE_ATTRIBUTES,

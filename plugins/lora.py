@@ -49,8 +49,8 @@ def _add_update(y: Array, x: Array, part: AdaptedPart) -> None:
 
 LORA: Final = Plugin(
     name="Lora",
-    doc="y = base + (x A^T) B^T, A and B those of the token's adapter and of the part of the output. The result of "
-    "the shrink x A^T is rounded to T, sums are float32.",
+    doc="y = base + (x A^T) B^T, where A and B are those of the token's adapter for the part of the output. The "
+    "shrink's result x A^T is rounded to T. Sums are float32.",
     inputs=LINEAR_INPUTS,
     outputs=(LINEAR_OUTPUT,),
     own_attributes=MODULE_ATTRIBUTES,

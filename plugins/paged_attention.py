@@ -100,13 +100,13 @@ def _evaluate(inputs: Sequence[Array], attributes: Mapping[str, Any]) -> tuple[A
 
 PAGED_ATTENTION: Final = Plugin(
     name="PagedAttention",
-    doc="Turns q and k by the positions' angles, writes k and v to the blocks of each token's sequence, and attends "
-    "from each token to the positions up to its own. Query head h reads KV head h / (num_heads / num_kv_heads). "
-    "Scores and sums are float32.",
+    doc="Applies RoPE to q and k, writes k and v to the blocks of each token's sequence, and attends from each "
+    "token to its sequence's positions up to its own. Query head h reads KV head h / (num_heads / "
+    "num_kv_heads). Scores and sums are float32.",
     inputs=(
-        Tensor("q", "T", ("tokens", "query"), "Queries, head after head."),
-        Tensor("k", "T", ("tokens", "key"), "Keys before RoPE, head after head."),
-        Tensor("v", "T", ("tokens", "key"), "Values, head after head."),
+        Tensor("q", "T", ("tokens", "query"), "Queries, head by head."),
+        Tensor("k", "T", ("tokens", "key"), "Keys before RoPE, head by head."),
+        Tensor("v", "T", ("tokens", "key"), "Values, head by head."),
         Tensor(
             "kv_pool",
             "T",
@@ -117,7 +117,7 @@ PAGED_ATTENTION: Final = Plugin(
             "block_tables",
             "tensor(int32)",
             ("sequences", "max_blocks"),
-            "Blocks of each sequence in the order of its positions; -1 where there is none.",
+            "Blocks of each sequence in the order of its positions; -1: none.",
         ),
         SEQUENCE_OFFSETS,
         Tensor("positions", "tensor(int32)", ("tokens",), "Position of each token in its sequence."),
@@ -125,7 +125,7 @@ PAGED_ATTENTION: Final = Plugin(
         Tensor("sine", "tensor(float)", ("tokens", "half"), "Sines of the positions' angles, times any scaling."),
     ),
     outputs=(
-        Tensor("attended", "T", ("tokens", "query"), "The heads' outputs, head after head."),
+        Tensor("attended", "T", ("tokens", "query"), "The heads' outputs, head by head."),
         Tensor(
             "kv_pool_out",
             "T",
@@ -134,13 +134,13 @@ PAGED_ATTENTION: Final = Plugin(
         ),
     ),
     own_attributes=(
-        Attribute("layer", "int", "Decoder layer, whose pool this is."),
+        Attribute("layer", "int", "Decoder layer of the pool."),
         Attribute("num_heads", "int", "Query heads."),
         Attribute("num_kv_heads", "int", "Key and value heads; divides num_heads."),
         Attribute("head_dim", "int", "Width of a head."),
         Attribute("scale", "float", "Factor of the scores."),
         Attribute("sliding_window", "int", "A token sees itself and the sliding_window - 1 before it; 0: all.", 0),
-        Attribute("softcap", "float", "Scores s become softcap * tanh(s / softcap); 0: they stay as they are.", 0.0),
+        Attribute("softcap", "float", "Scores s become softcap * tanh(s / softcap); 0: no softcap.", 0.0),
     ),
     check=_check,
     evaluate=_evaluate,
