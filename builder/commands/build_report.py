@@ -52,8 +52,8 @@ def summary(report: BuildReport) -> Table:
     else:
         rows.append(("adapters", "none (--lora_plugin auto enables them)"))
     if report.num_vision_tensors:
-        left = f"{report.num_vision_tensors} tensors of the vision tower; the engine is for text alone"
-        rows.append(("left aside", left))
+        left = f"{report.num_vision_tensors} tensors of the vision tower; the engine only handles text"
+        rows.append(("ignored", left))
     if report.kept is not None:
         rows.append(("kept", report.kept.describe()))
     if report.dequantization is not None:

@@ -191,7 +191,7 @@ def run(args: argparse.Namespace) -> int:
         f"in {ranks} rank{'s' if ranks > 1 else ''}{', int8 KV cache' if config.int8_kv_cache else ''}"
     )
     if converted.num_vision_tensors:
-        print(f"left aside: {converted.num_vision_tensors} tensors of the vision tower; the engine is for text alone")
+        print(f"ignored: {converted.num_vision_tensors} tensors of the vision tower; the engine only handles text")
     if converted.kept is not None:
         print(f"kept: {converted.kept.describe()}")
     if converted.dequantization is not None:

@@ -104,7 +104,7 @@ def test_what_is_left_aside_is_said(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     assert main([*command, "--model_dir", str(model), "--output_dir", str(tmp_path / "made")]) == 0
-    assert "tensors of the vision tower; the engine is for text alone" in capsys.readouterr().out
+    assert "tensors of the vision tower; the engine only handles text" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["model.audio_tower.x", "visual_projection.x", "model.language_model.x"])
