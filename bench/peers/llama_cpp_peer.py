@@ -128,7 +128,7 @@ def make(task: Task) -> Peer:
         refused={
             "decode-1-dora": no_dora,
             "mixed-16-dora": no_dora,
-            "adapter-load": "llama-server takes its adapters when it starts",
+            "adapter-load": "llama-server takes adapters only when it starts",
         },
         notes={
             "mixed-16": "16 requests at once; the server does not batch requests with different adapters",

@@ -108,7 +108,7 @@ def pipeline(task: Task, variant: str, **options: Any) -> Any:
 
 def make(task: Task) -> Peer:
     """A pipeline for each kind of weights, and one for the adapters."""
-    no_dora = "OpenVINO GenAI reads a DoRA adapter without its magnitudes, as another adapter than it is"
+    no_dora = "OpenVINO GenAI ignores the magnitudes of a DoRA adapter, so it computes another adapter"
     sequential = "one request after another: a batch runs with the first request's adapter for all"
     return Peer(
         versions={"openvino": openvino.__version__, "openvino_genai": openvino_genai.__version__},
@@ -126,7 +126,7 @@ def make(task: Task) -> Peer:
         refused={"decode-1-dora": no_dora, "mixed-16-dora": no_dora},
         notes={
             "mixed-16": sequential,
-            "adapter-load": "makes the pipeline anew, which takes its adapters when it is made",
+            "adapter-load": "creates the pipeline again, because it takes adapters only when it is created",
             "int8-decode-1": "int8 per channel, asymmetric; activations quantised by OpenVINO's default",
             "int4-decode-1": "u4, groups of 128, asymmetric; embedding and lm_head int8",
         },

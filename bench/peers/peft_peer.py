@@ -96,7 +96,7 @@ def make(task: Task) -> Peer:
                 "adapters", task.alone, most_tokens=DORA_TOKENS, adapters=[task.doras[-1].name]
             ),
         },
-        refused={"mixed-16-dora": "PEFT takes no DoRA adapters in a batch with several adapters"},
+        refused={"mixed-16-dora": "PEFT refuses DoRA adapters in a batch with several adapters"},
         notes={
             "mixed-16": "one batch with adapter_names",
             "decode-1-dora": "recomputes the norm of W + BA in every step",

@@ -93,7 +93,7 @@ def in_turn(figure: Figure) -> str:
     shares = "shared_weights" in figure.metric_names() and figure.metric("shared_weights") == 1.0
     return (
         f"in turn{' on the same weights' if shares else ''}: "
-        f"{number(figure.median)} beside {number(figure.metric('base_value'))} {figure.unit}, "
+        f"{number(figure.median)} and {number(figure.metric('base_value'))} {figure.unit}, "
         f"{len(ratios)} pairs, half of them {low:.1f} to {high:.1f}%"
     )
 

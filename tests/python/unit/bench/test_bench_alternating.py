@@ -49,7 +49,7 @@ def test_pairs_of_samples_that_count_are_told() -> None:
         return Sample(number, {"value": 9.0, "base_value": 10.0, "ratio": 0.9}, 0.0, 0.0, disturbed, list(ratios))
 
     figure = Figure("tok/s", [sample(0, False, 0.92, 0.88), sample(1, True, 5.0, 5.0), sample(2, False, 0.9, 0.9)])
-    assert in_turn(figure) == "in turn: 9.00 beside 10.0 tok/s, 4 pairs, half of them 89.5 to 90.5%"
+    assert in_turn(figure) == "in turn: 9.00 and 10.0 tok/s, 4 pairs, half of them 89.5 to 90.5%"
     for sample_of in figure.samples:
         sample_of.metrics["shared_weights"] = 1.0
-    assert in_turn(figure).startswith("in turn on the same weights: 9.00 beside")
+    assert in_turn(figure).startswith("in turn on the same weights: 9.00 and")
