@@ -29,8 +29,8 @@ def open_regular(path: Path) -> Iterator[io.FileIO]:
 
     If a rename replaces the file at the path meanwhile, the open file stays the old one, which is no error.
 
-    Raises OSError if the path cannot be opened, for a directory, a FIFO, a socket or a device, and at the end of the
-    with statement if the file was written while it was open.
+    Raises OSError if the path cannot be opened, or if it is a directory, a FIFO, a socket or a device. Raises OSError
+    at the end of the with statement if the file was written while it was open.
     """
     # Opening a device can have side effects, so the path is checked first.
     file_version(path)

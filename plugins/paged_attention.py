@@ -36,8 +36,7 @@ def _check(sizes: Mapping[str, int], attributes: Mapping[str, Any]) -> list[str]
     return problems
 
 
-# Maximum number of parts that the keys of a decoding sequence are split into, and maximum of all parts in a step with
-# more than one part per sequence.
+# Maximum number of key splits of a decoding sequence, and of a step with several splits per sequence.
 _SPLITS_OF_SEQUENCE: Final = 128
 _SPLITS_OF_STEP: Final = 4096
 

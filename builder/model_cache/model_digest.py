@@ -2,8 +2,8 @@
 
 It covers the files' whole content. Names and sizes are not enough: two fine-tunes of one base share them, and files
 from archives and container images share the modification times as well. Reading a large model takes a while, so the
-digest is stored under the files' identities (device, inode, size, times of the last change of content and of status)
-and reused while these stay the same.
+digest is stored under the files' identities, and reused while these stay the same. A file's identity is its device,
+inode, size, and times of the last change of content and of status.
 """
 
 from __future__ import annotations
