@@ -29,9 +29,7 @@ def adapter_for(
         modules=AdaptedModules(network),
         # An engine that gives its weights back normalises raw magnitudes when it serves the adapter.
         magnitudes_normalized=config.gives_weights_back,
-        max_rank=config.lora_config.max_lora_rank,
-        max_extra_tokens=config.lora_config.max_extra_tokens,
-        rotary_factors=config.lora_config.long_lora_scaling_factors,
+        limits=config.lora_config.adapter_limits,
         values_left_open=True,
         classifiers=True,
     )

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from .._core import AdapterError, DType
 from ..formats.adapter import ConvertedAdapter, Term, check_ranks, convert_adapter, weighted_sum
 from ..formats.adapter.sum_of_names import check_num_terms
+from ..formats.network.adapter_limits import AdapterLimits
 from .engine import LoadedEngine, load_engine
 
 
@@ -78,8 +79,6 @@ def _converted(
         base=engine.base_weights(),
         modules=engine.adapted_modules,
         magnitudes_normalized=magnitudes_normalized,
-        max_rank=engine.lora.max_rank,
-        max_extra_tokens=engine.lora.max_extra_tokens,
-        rotary_factors=engine.lora.rotary_factors,
+        limits=AdapterLimits.of_layout(engine.lora),
         classifiers=classifiers,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -20,6 +20,7 @@ from ..._core import (
     dtype_name,
     scale_elements,
 )
+from ..network.adapter_limits import AdapterLimits
 from ..network.adapter_sites import AdaptedModules
 from .adapter import DTYPES, NUMPY_DTYPES, Adapter, Array, ModuleTensors
 from .base_weights import BaseWeights, HuggingFaceBase, HuggingFaceModel
@@ -83,9 +84,7 @@ def convert_adapter(
     initial_adapter: str | Path | None = None,
     modules: AdaptedModules | None = None,
     magnitudes_normalized: bool = False,
-    max_rank: int | None = None,
-    max_extra_tokens: int | None = None,
-    rotary_factors: Collection[int] | None = None,
+    limits: AdapterLimits | None = None,
     values_left_open: bool = False,
     classifiers: bool = False,
 ) -> ConvertedAdapter:
@@ -103,9 +102,7 @@ def convert_adapter(
     modules: modules of the model that will serve the adapter, which resolve paths and give expected sizes; None: the
         model is not known.
     magnitudes_normalized: True if the caller knows that magnitudes are normalised, although the file has no mark.
-    max_rank: maximum rank of a module; None: no limit.
-    max_extra_tokens: maximum number of tokens beyond the base's vocabulary; None: no limit.
-    rotary_factors: accepted divisors of rotary positions; None: any.
+    limits: limits of the engine that will serve the adapter; None: no limits.
     values_left_open: True neither computes nor compares values that depend on a missing base: shifts that depend on its
         biases are zero. For callers that read only sizes.
     classifiers: as for read_adapter().
@@ -114,14 +111,16 @@ def convert_adapter(
     CheckpointError for a base that cannot be read; ConfigError for an unknown storage_dtype.
     """
     dtype = dtype_from_name(storage_dtype) if isinstance(storage_dtype, str) else storage_dtype
+    limits = AdapterLimits() if limits is None else limits
+    max_rank = limits.max_rank
     model = HuggingFaceModel(Path(base)) if isinstance(base, str | Path) else None
     known = modules or (None if model is None else model.modules)
     given = None if initial_adapter is None else Path(initial_adapter)
     with one_version(Path(directory)):
         adapter = read_adapter(Path(directory), known, max_rank=max_rank, classifiers=classifiers)
         initial = read_initial_adapter(Path(directory), given, known)
-    new_tokens = take_new_tokens(adapter, known, max_extra_tokens)
-    rotary_factor = rotary_factor_of(adapter, known, rotary_factors)
+    new_tokens = take_new_tokens(adapter, known, limits.max_extra_tokens)
+    rotary_factor = rotary_factor_of(adapter, known, limits.rotary_factors)
     if modules is not None:
         _check_sizes(adapter, modules)
     if isinstance(base, str | Path):

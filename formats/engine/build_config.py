@@ -10,6 +10,7 @@ from ..._core import MOST_ROTARY_FACTOR, dtype_name, lora_modules
 from ...common.byte_size import MOST_BYTES
 from ...common.json_fields import JsonFields
 from ..checkpoint.config import CheckpointConfig
+from ..network.adapter_limits import AdapterLimits
 from .limits import Limit, limit, limits_of
 from .tensorrt.capability import CURRENT
 
@@ -101,6 +102,15 @@ class LoraBuildConfig:
 
     False splits only the matrix that is cut with the layer.
     """
+
+    @property
+    def adapter_limits(self) -> AdapterLimits:
+        """Limits that an engine with this config sets to each adapter."""
+        return AdapterLimits(
+            max_rank=self.max_lora_rank,
+            max_extra_tokens=self.max_extra_tokens,
+            rotary_factors=self.long_lora_scaling_factors,
+        )
 
     def target_module_ids(self) -> list[int]:
         """Ids of lora_target_modules, in ascending order."""

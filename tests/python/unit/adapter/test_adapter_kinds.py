@@ -17,6 +17,7 @@ from adaptrt.builder.cli import main as command_line
 from adaptrt.formats.adapter import Term, convert_adapter, normalize_adapter, weighted_sum
 from adaptrt.formats.adapter.adapter_copy import adapter_checksum, copy_adapter
 from adaptrt.formats.adapter.base_weights import HuggingFaceModel
+from adaptrt.formats.network.adapter_limits import AdapterLimits
 from adaptrt.formats.network.adapter_sites import AdaptedModules
 from adaptrt.runtime import lora_config
 from support.adapters import CONFIG, TENSORS, edit_config, edit_tensors
@@ -55,9 +56,9 @@ def refusal(directory: Path, **options: Any) -> str:
 
 @pytest.mark.parametrize(("kind", "rank"), [("adalora", 6), ("loha", 16), ("lokr-in-factors", 4), ("vera", 7)])
 def test_ranks_are_compared_before_anything_is_multiplied(kind: str, rank: int, kinds, model: Path) -> None:
-    converted = convert_adapter(kinds[kind], storage_dtype="float32", base=model, max_rank=rank)
+    converted = convert_adapter(kinds[kind], storage_dtype="float32", base=model, limits=AdapterLimits(max_rank=rank))
     assert converted.config[0, :, 2].max() == rank
-    text = refusal(kinds[kind], base=model, max_rank=rank - 1)
+    text = refusal(kinds[kind], base=model, limits=AdapterLimits(max_rank=rank - 1))
     assert f"': the rank {rank} is above max_lora_rank {rank - 1}" in text
 
 
