@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final
 
 from ..._core import DType, RopeKind, RowKind, activation_dtype
 from ...formats.checkpoint.rotary import DynamicScaling, LongRopeScaling
@@ -19,6 +20,7 @@ from ...formats.engine.plan import (
     GatherOp,
     LayerNormOp,
     LoraSite,
+    Op,
     ReceiveOp,
     RmsNormOp,
     RopeTableOp,
@@ -33,6 +35,18 @@ from .emit_linear import LinearEmitter
 from .emitted import Compression, EmittedOp, Weights, as_float32, buffer_of
 from .logit_rows import with_logit_rows_alone
 from .lora_sites import SiteNumbers
+
+_SameFieldsOp = ops.Cast | ops.CrossAttention | ops.CrossKeys | ops.GatedAdd | ops.Gather | ops.Receive | ops.Send
+_SAME_FIELDS: Final[dict[type[_SameFieldsOp], type[Op]]] = {
+    ops.Cast: CastOp,
+    ops.CrossAttention: CrossAttentionOp,
+    ops.CrossKeys: CrossKeysOp,
+    ops.GatedAdd: GatedAddOp,
+    ops.Gather: GatherOp,
+    ops.Receive: ReceiveOp,
+    ops.Send: SendOp,
+}
+"""Ops whose fields in a program have the names and the meaning that they have in a network."""
 
 
 @dataclass(frozen=True)
@@ -117,32 +131,19 @@ class _Emitter:
             return self._rms_norm(op)
         if isinstance(op, ops.LayerNorm):
             return self._layer_norm(op)
-        if isinstance(op, ops.Cast):
-            return self._cast(op)
         if isinstance(op, ops.Attention):
             return self._attention(op)
         if isinstance(op, ops.Experts):
             return self._linears.experts(op)
-        if isinstance(op, ops.GatedAdd):
-            return self._gated_add(op)
-        if isinstance(op, ops.CrossKeys):
-            return self._cross_keys(op)
-        if isinstance(op, ops.CrossAttention):
-            return self._cross_attention(op)
         if isinstance(op, ops.AllReduce):
             return self._all_reduce(op)
         if isinstance(op, ops.AllHeadsNorm):
             return self._all_heads_norm(op)
-        if isinstance(op, ops.Gather):
-            return self._gather(op)
-        if isinstance(op, ops.Receive):
-            made = ReceiveOp(output=buffer_of(op.output))
-            return EmittedOp(op=made, reads=(), writes=(op.output,), dtype=DType.FLOAT32)
-        if isinstance(op, ops.Send):
-            return EmittedOp(op=SendOp(input=buffer_of(op.input)), reads=(op.input,), writes=(), dtype=DType.FLOAT32)
         if isinstance(op, ops.Broadcast):
             return self._broadcast(op)
-        return self._linears.linear(op)
+        if isinstance(op, ops.Linear):
+            return self._linears.linear(op)
+        return self._with_same_fields(op)
 
     def _embedding(self, op: ops.Embedding) -> EmittedOp:
         first_site, sites = self._sites.of(op)
@@ -213,10 +214,6 @@ class _Emitter:
         dtype = DType.FLOAT32 if op.is_stream else self._activation
         return EmittedOp(op=made, reads=(op.input,), writes=(op.output,), dtype=dtype, sites=sites)
 
-    def _cast(self, op: ops.Cast) -> EmittedOp:
-        made = CastOp(input=buffer_of(op.input), output=buffer_of(op.output))
-        return EmittedOp(op=made, reads=(op.input,), writes=(op.output,), dtype=self._activation)
-
     def _attention(self, op: ops.Attention) -> EmittedOp:
         norms = [norm for norm in (op.query_norm, op.key_norm) if norm is not None]
         if len({norm.epsilon for norm in norms}) > 1:
@@ -243,20 +240,6 @@ class _Emitter:
         reads = (op.qkv, op.rotary.cosine, op.rotary.sine)
         return EmittedOp(op=made, reads=reads, writes=(op.output,), dtype=self._activation)
 
-    def _cross_keys(self, op: ops.CrossKeys) -> EmittedOp:
-        made = CrossKeysOp(layer=op.layer, shape=op.shape, kv=buffer_of(op.kv))
-        return EmittedOp(op=made, reads=(op.kv,), writes=(), dtype=DType.FLOAT32)
-
-    def _cross_attention(self, op: ops.CrossAttention) -> EmittedOp:
-        made = CrossAttentionOp(
-            layer=op.layer,
-            shape=op.shape,
-            q=buffer_of(op.q),
-            output=buffer_of(op.output),
-            scale=as_float32(op.scale),
-        )
-        return EmittedOp(op=made, reads=(op.q,), writes=(op.output,), dtype=self._activation)
-
     def _all_reduce(self, op: ops.AllReduce) -> EmittedOp:
         made = AllReduceOp(input=buffer_of(op.input), output=buffer_of(op.output), add=op.add_to is not None)
         return EmittedOp(
@@ -280,10 +263,6 @@ class _Emitter:
         )
         return EmittedOp(op=made, reads=(op.input,), writes=(op.output,), dtype=DType.FLOAT32, in_place=op.input)
 
-    def _gather(self, op: ops.Gather) -> EmittedOp:
-        made = GatherOp(input=buffer_of(op.input), output=buffer_of(op.output))
-        return EmittedOp(op=made, reads=(op.input,), writes=(op.output,), dtype=DType.FLOAT32)
-
     def _broadcast(self, op: ops.Broadcast) -> EmittedOp:
         made = BroadcastOp(buffer=buffer_of(op.value))
         dtype = DType.FLOAT32 if op.is_stream else self._activation
@@ -293,7 +272,21 @@ class _Emitter:
     def _head_norm(self, norm: HeadNorm | None) -> Vector | None:
         return None if norm is None else self._weights.norm(norm.weight)
 
-    def _gated_add(self, op: ops.GatedAdd) -> EmittedOp:
-        made = GatedAddOp(input=buffer_of(op.input), gate=buffer_of(op.gate), output=buffer_of(op.output))
-        reads = (op.input, op.gate, op.add_to)
-        return EmittedOp(op=made, reads=reads, writes=(op.output,), dtype=DType.FLOAT32, in_place=op.add_to)
+    def _with_same_fields(self, op: _SameFieldsOp) -> EmittedOp:
+        kind = _SAME_FIELDS[type(op)]
+        made = kind(**{field.name: _in_program(getattr(op, field.name)) for field in fields(kind)})
+        values = {field.name: getattr(op, field.name) for field in fields(op)}
+        return EmittedOp(
+            op=made,
+            reads=tuple(value for name, value in values.items() if name != "output" and isinstance(value, Value)),
+            writes=(values["output"],) if "output" in values else (),
+            dtype=self._activation if isinstance(op, (ops.Cast, ops.CrossAttention)) else DType.FLOAT32,
+            in_place=values.get("add_to"),
+        )
+
+
+def _in_program(operand: Any) -> Any:
+    """An operand of a network's op as the field of the program's op."""
+    if isinstance(operand, Value):
+        return buffer_of(operand)
+    return as_float32(operand) if isinstance(operand, float) else operand

@@ -7,8 +7,9 @@ documents them.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import Final, NewType
+from typing import Final, NewType, get_args
 
 from ..._core import AttentionKind, DType, LinearEpilogue, QuantAlgo, RopeKind, RouterScores, RowKind, WeightCode
 from ..network.operands import AttentionShape
@@ -286,26 +287,13 @@ Op = (
     | BroadcastOp
 )
 
-OP_NAMES: Final[dict[str, type[Op]]] = {
-    "embedding": EmbeddingOp,
-    "rms_norm": RmsNormOp,
-    "layer_norm": LayerNormOp,
-    "cast": CastOp,
-    "rope_table": RopeTableOp,
-    "attention": AttentionOp,
-    "linear": LinearOp,
-    "experts": ExpertsOp,
-    "gated_add": GatedAddOp,
-    "keep_logit_rows": KeepLogitRowsOp,
-    "cross_keys": CrossKeysOp,
-    "cross_attention": CrossAttentionOp,
-    "all_reduce": AllReduceOp,
-    "all_heads_norm": AllHeadsNormOp,
-    "gather": GatherOp,
-    "receive": ReceiveOp,
-    "send": SendOp,
-    "broadcast": BroadcastOp,
-}
+
+def _op_name(kind: type[Op]) -> str:
+    """RmsNormOp is "rms_norm"."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__.removesuffix("Op")).lower()
+
+
+OP_NAMES: Final[dict[str, type[Op]]] = {_op_name(kind): kind for kind in get_args(Op)}
 """Names of ops in their field `op`."""
 
 

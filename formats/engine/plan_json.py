@@ -18,6 +18,7 @@ from ...common.json_fields import describe
 from .plan import OP_NAMES, Op, Program
 
 _OP_FIELD: Final = "op"
+_NAMES_OF_OPS: Final[dict[type, str]] = {kind: name for name, kind in OP_NAMES.items()}
 # Sizes and offsets are far below the limits of the C++ structs.
 _LARGEST: Final = 1 << 62
 
@@ -48,10 +49,8 @@ def _encode(value: Any) -> Any:
             for field in fields(value)
             if _is_required(field) or getattr(value, field.name) != field.default
         }
-        for name, kind in OP_NAMES.items():
-            if isinstance(value, kind):
-                return {_OP_FIELD: name, **encoded}
-        return encoded
+        name = _NAMES_OF_OPS.get(type(value))
+        return encoded if name is None else {_OP_FIELD: name, **encoded}
     if isinstance(value, enum.Enum):
         return value.name.lower()
     if isinstance(value, tuple):
