@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, overload
+from typing import TYPE_CHECKING, Any, Final, overload
 
 from .._core import (
     ConfigError,
@@ -33,7 +33,11 @@ from .llm_prompts import Prompt, is_one_prompt, listed_prompts, text_or_ids
 from .options.speculative import LookaheadDecodingConfig
 from .orchestrator.mode import with_workers
 from .pooled_texts import PooledTexts, names_of
+from .text_options import ChatOptions, TextOptions
 from .text_requests import TextRequests
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _MANY_PROMPTS: Final = 100
 """Number of prompts from which generate() shows its progress on a terminal."""
@@ -109,12 +113,9 @@ class LLM(PooledTexts):
         prompts: Prompt,
         *,
         lora: str | None = None,
-        max_tokens: int = 64,
-        sampling_config: SamplingConfig | None = None,
-        stop: str | Sequence[str] = (),
-        guided_decoding_params: GuidedDecodingParams | None = None,
         n: None = None,
         progress: bool | None = None,
+        **options: Unpack[TextOptions],
     ) -> Completion: ...
     @overload
     def generate(
@@ -122,12 +123,9 @@ class LLM(PooledTexts):
         prompts: Sequence[Prompt],
         *,
         lora: str | Sequence[str | None] | None = None,
-        max_tokens: int = 64,
-        sampling_config: SamplingConfig | None = None,
-        stop: str | Sequence[str] = (),
-        guided_decoding_params: GuidedDecodingParams | None = None,
         n: None = None,
         progress: bool | None = None,
+        **options: Unpack[TextOptions],
     ) -> list[Completion]: ...
     @overload
     def generate(  # type: ignore[overload-overlap]
@@ -135,12 +133,9 @@ class LLM(PooledTexts):
         prompts: Prompt,
         *,
         lora: str | None = None,
-        max_tokens: int = 64,
-        sampling_config: SamplingConfig | None = None,
-        stop: str | Sequence[str] = (),
-        guided_decoding_params: GuidedDecodingParams | None = None,
         n: int,
         progress: bool | None = None,
+        **options: Unpack[TextOptions],
     ) -> list[Completion]: ...
     @overload
     def generate(
@@ -148,12 +143,9 @@ class LLM(PooledTexts):
         prompts: Sequence[Prompt],
         *,
         lora: str | Sequence[str | None] | None = None,
-        max_tokens: int = 64,
-        sampling_config: SamplingConfig | None = None,
-        stop: str | Sequence[str] = (),
-        guided_decoding_params: GuidedDecodingParams | None = None,
         n: int,
         progress: bool | None = None,
+        **options: Unpack[TextOptions],
     ) -> list[list[Completion]]: ...
     def generate(
         self,
@@ -272,13 +264,8 @@ class LLM(PooledTexts):
         messages: Sequence[Mapping[str, Any]],
         *,
         lora: str | None = None,
-        max_tokens: int = 256,
-        sampling_config: SamplingConfig | None = None,
-        stop: str | Sequence[str] = (),
-        guided_decoding_params: GuidedDecodingParams | None = None,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        template_variables: Mapping[str, Any] | None = None,
         n: None = None,
+        **options: Unpack[ChatOptions],
     ) -> Completion: ...
     @overload
     def chat(
@@ -286,13 +273,8 @@ class LLM(PooledTexts):
         messages: Sequence[Mapping[str, Any]],
         *,
         lora: str | None = None,
-        max_tokens: int = 256,
-        sampling_config: SamplingConfig | None = None,
-        stop: str | Sequence[str] = (),
-        guided_decoding_params: GuidedDecodingParams | None = None,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        template_variables: Mapping[str, Any] | None = None,
         n: int,
+        **options: Unpack[ChatOptions],
     ) -> list[Completion]: ...
     def chat(
         self,

@@ -1,0 +1,24 @@
+"""Keyword arguments that LLM's methods share, for type checkers; LLM.generate() and LLM.chat() describe them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
+
+from .._core import GuidedDecodingParams, SamplingConfig
+
+
+class TextOptions(TypedDict, total=False):
+    """Options of a completion."""
+
+    max_tokens: int
+    sampling_config: SamplingConfig | None
+    stop: str | Sequence[str]
+    guided_decoding_params: GuidedDecodingParams | None
+
+
+class ChatOptions(TextOptions, total=False):
+    """Options of an answer to a conversation."""
+
+    tools: Sequence[Mapping[str, Any]] | None
+    template_variables: Mapping[str, Any] | None
