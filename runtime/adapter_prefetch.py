@@ -32,7 +32,7 @@ def prefetched_adapters(directory: str | Path) -> Iterator[tuple[Path, LoraConfi
     """
     directory = Path(directory)
     if not directory.is_dir():
-        raise AdapterError(f"{directory}: is not a directory, but lora_prefetch_dir names it")
+        raise AdapterError(f"lora_prefetch_dir is '{directory}'; expected a directory")
     folders: dict[int, Path] = {}
     problems = []
     for folder in sorted(directory.iterdir()):

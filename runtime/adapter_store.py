@@ -274,7 +274,9 @@ class AdapterStore:
             raise AdapterError(f"adapter '{name}' is {known.directory} already; replace it, or choose another name")
         directory = Path(directory).absolute()  # the process may change its working directory later
         if not directory.is_dir():
-            raise AdapterError(f"{directory}: is not a directory; adapter '{name}' needs a PEFT adapter's")
+            raise AdapterError(
+                f"{directory}: is not a directory; adapter '{name}' needs the directory of a PEFT adapter"
+            )
         with one_version(directory, adapter_files):
             checksum = checksum_of(name, directory)
             task_id = self._new_task_id() if known is None else known.task_id

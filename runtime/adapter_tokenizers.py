@@ -174,7 +174,7 @@ def require_tokenizer(path: Path) -> None:
     """Raises ConfigError if there is no tokenizer.json. The error says how to make one."""
     if not path.exists():
         raise ConfigError(
-            f"{path}: there is no tokenizer; transformers makes it of other files that a model's tokenizer has: "
+            f"{path}: there is no tokenizer; transformers can make it from a model's other tokenizer files: "
             f"AutoTokenizer.from_pretrained(MODEL).save_pretrained({str(path.parent)!r})"
         )
 

@@ -169,7 +169,9 @@ class Executor(_core.Executor):
         if adapter is None:
             return super().enqueue_request(request)
         if request.lora_config is not None:
-            raise RequestError(f"the request has a lora_config, and adapter='{adapter}' is given as well")
+            raise RequestError(
+                f"the request has a lora_config, and adapter='{adapter}' is given as well; expected one of them"
+            )
         if request.pooling_params is None:
             self._adapters.refuse_classifier(adapter)
         prompt = self._adapters.prompt_of(adapter)

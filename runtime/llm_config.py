@@ -17,7 +17,7 @@ def with_kernels(config: ExecutorConfig | None, kernels: str) -> ExecutorConfig 
         return config
     changed = ExecutorConfig() if config is None else copy.copy(config)
     if changed.kernels not in ("", kernels):
-        raise ConfigError(f"kernels is '{kernels}', and executor_config has '{changed.kernels}'")
+        raise ConfigError(f"kernels is '{kernels}', and executor_config has '{changed.kernels}'; expected one of them")
     changed.kernels = kernels
     return changed
 
@@ -29,7 +29,9 @@ def with_weight_memory(config: ExecutorConfig | None, weight_memory: int | str |
     num_bytes = parse_weight_memory(weight_memory, "weight_memory")
     changed = ExecutorConfig() if config is None else copy.copy(config)
     if changed.weight_memory not in (None, num_bytes):
-        raise ConfigError(f"weight_memory is {num_bytes}, and executor_config has {changed.weight_memory}")
+        raise ConfigError(
+            f"weight_memory is {num_bytes}, and executor_config has {changed.weight_memory}; expected one of them"
+        )
     changed.weight_memory = num_bytes
     return changed
 
@@ -43,13 +45,18 @@ def with_speculation(
     changed = ExecutorConfig() if config is None else copy.copy(config)
     if isinstance(speculative_config, DraftTargetDecodingConfig):
         if changed.draft_target_decoding_config is not None:
-            raise ConfigError("speculative_config is given, and executor_config has a draft_target_decoding_config")
+            raise ConfigError(
+                "speculative_config is given, and executor_config has a draft_target_decoding_config; expected one of "
+                "them"
+            )
         draft = copy.copy(speculative_config)
         if draft.speculative_model_dir:
             draft.speculative_model_dir = str(engine_for(draft.speculative_model_dir, None, progress_on()))
         changed.draft_target_decoding_config = draft
         return changed
     if changed.decoding_config is not None:
-        raise ConfigError("speculative_config is given, and executor_config has a decoding_config")
+        raise ConfigError(
+            "speculative_config is given, and executor_config has a decoding_config; expected one of them"
+        )
     changed.decoding_config = DecodingConfig(lookahead_decoding_config=speculative_config)
     return changed

@@ -23,8 +23,8 @@ def refuse_named_task_id(task_id: object, field: str) -> None:
     """
     if isinstance(task_id, SupportsIndex) and task_id.__index__() >= FIRST_NAMED_TASK_ID:
         raise AdapterError(
-            f"{field} is {task_id}; expected less than {FIRST_NAMED_TASK_ID}: the ids from there on are those of "
-            "adapters that have names"
+            f"{field} is {task_id}; expected less than {FIRST_NAMED_TASK_ID}: higher ids are reserved for "
+            "adapters with names"
         )
 
 

@@ -85,10 +85,11 @@ class NativeEngine(LoadedEngine):
             return self
         if num_bytes and self.num_ranks > 1:
             raise ConfigError(
-                f"weight_memory is {num_bytes}; accepted: None and 0, {self.directory} is an engine of several ranks"
+                f"weight_memory is {num_bytes}; accepted: None and 0, because {self.directory} is an engine of several "
+                "ranks"
             )
         if num_bytes and self.directory == IN_MEMORY:
-            raise ConfigError(f"weight_memory is {num_bytes}; accepted: None and 0, the engine is in memory as a whole")
+            raise ConfigError(f"weight_memory is {num_bytes}; accepted: None and 0, because the engine is in memory")
         return dataclasses.replace(self, weight_memory=num_bytes)
 
     def memory_of_weights(self) -> WeightMemory | None:

@@ -123,5 +123,5 @@ def names_of(num_texts: int, lora: str | Sequence[str | None] | None) -> list[st
     """Returns each text's adapter name. Raises RequestError if their numbers differ."""
     names = [lora] * num_texts if lora is None or isinstance(lora, str) else list(lora)
     if len(names) != num_texts:
-        raise RequestError(f"lora has {len(names)} names for {num_texts} prompts")
+        raise RequestError(f"lora has {len(names)} names for {num_texts} prompts; expected one per prompt")
     return names

@@ -102,8 +102,8 @@ async def _scores(
     if classifier.per_token or len(classifier.labels) != 1:
         of = "tokens" if classifier.per_token else "texts"
         raise ApiError(
-            f"scores are made by classifiers of texts with one class; this one is of {of}, with "
-            f"{len(classifier.labels)}"
+            f"scores need a classifier of texts with one class; this one classifies {of} and has "
+            f"{len(classifier.labels)} classes"
         )
     change = partial(without_padding, engine=executor.engine, classifier=classifier)
     pooled = await pool(service, fields, pairs, adapter, classifier.params, change, param=param)

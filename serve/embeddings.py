@@ -65,7 +65,10 @@ def _check_dimensions(service: Service, dimensions: int | None) -> None:
             param="dimensions",
         )
     if dimensions > size:
-        raise ApiError(f"dimensions is {dimensions}; the model's embeddings have {size}", param="dimensions")
+        raise ApiError(
+            f"dimensions is {dimensions}; the model's embeddings have {size}; expected at most as many",
+            param="dimensions",
+        )
 
 
 def _cut(row: FloatArray, dimensions: int | None, params: PoolingParams) -> FloatArray:

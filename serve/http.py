@@ -116,7 +116,7 @@ def read_query(request: Request, model: type[Model]) -> Model:
     times = Counter(name for name, _ in request.query_params.multi_items())
     for name, count in times.items():
         if count > 1:
-            raise ApiError(f"{name}: is given {count} times", param=name)
+            raise ApiError(f"{name}: is given {count} times; expected once", param=name)
     try:
         return model.model_validate(dict(request.query_params))
     except ValidationError as error:

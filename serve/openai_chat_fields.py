@@ -209,7 +209,9 @@ class ChatRequest(GenerationFields, TemplateFields):
                 f"max_tokens is {self.max_tokens} and max_completion_tokens is {self.max_completion_tokens}; give one"
             )
         if self.answer_tokens is not None and self.min_tokens > self.answer_tokens:
-            raise ValueError(f"min_tokens is {self.min_tokens}; max_completion_tokens is {self.answer_tokens}")
+            raise ValueError(
+                f"min_tokens is {self.min_tokens}; expected at most max_completion_tokens, {self.answer_tokens}"
+            )
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs is given, but logprobs is false")
         return self

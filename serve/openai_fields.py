@@ -292,7 +292,7 @@ class CompletionRequest(GenerationFields):
         if self.max_tokens == 0 and not self.echo:
             raise ValueError("max_tokens is 0; accepted: 1 or more, and 0 with echo")
         if self.min_tokens > self.max_tokens:
-            raise ValueError(f"min_tokens is {self.min_tokens}; max_tokens is {self.max_tokens}")
+            raise ValueError(f"min_tokens is {self.min_tokens}; expected at most max_tokens, {self.max_tokens}")
         return self
 
 
@@ -340,7 +340,7 @@ class ScoreRequest(PooledFields):
     def _pairs(self) -> ScoreRequest:
         if len(self.text_1) not in (1, len(self.text_2)):
             raise ValueError(
-                f"text_1 has {len(self.text_1)} texts and text_2 {len(self.text_2)}; accepted: 1, or as many"
+                f"text_1 has {len(self.text_1)} texts and text_2 {len(self.text_2)}; accepted: 1, or one each"
             )
         return self
 

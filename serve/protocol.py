@@ -129,7 +129,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self._has_part_of_request():
-            self._end_with(HTTPStatus.REQUEST_TIMEOUT, "the request did not come within the server's time limits")
+            self._end_with(HTTPStatus.REQUEST_TIMEOUT, "the request did not arrive within the server's time limits")
         else:
             self.transport.close()
 
@@ -152,7 +152,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def _refuse_part(self) -> None:
         if not self.transport.is_closing():
-            self._end_with(HTTPStatus.SERVICE_UNAVAILABLE, "the server is about to end; try again later")
+            self._end_with(HTTPStatus.SERVICE_UNAVAILABLE, "the server is shutting down; try again later")
 
     def _note_phase(self) -> None:
         phase = self._find_phase()

@@ -297,7 +297,7 @@ def _decoder_input(inputs: _Inputs, decoder_start: Sequence[int] | None) -> list
     ids, length = inputs.array("decoder_input_ids"), inputs.one("decoder_input_lengths")
     if decoder_start is None and not (ids is None and length is None):
         name = "decoder_input_lengths" if ids is None else "decoder_input_ids"
-        raise ApiError(f"input '{name}' is for models with an encoder, and this is a decoder", param=name)
+        raise ApiError(f"input '{name}' is for models with an encoder; this model has none", param=name)
     if ids is not None:
         return _first(ids, "decoder_input_ids", length, "decoder_input_lengths")
     if length is not None:
@@ -391,8 +391,8 @@ def _lora(inputs: _Inputs) -> LoraConfig | None:
         return None
     if task_id >= FIRST_NAMED_TASK_ID:
         raise ApiError(
-            f"input 'lora_task_id' is {task_id}; the ids from {FIRST_NAMED_TASK_ID} on are those of the server's named "
-            "adapters, which requests ask for by the model's name",
+            f"input 'lora_task_id' is {task_id}; the ids from {FIRST_NAMED_TASK_ID} on belong to the server's named "
+            "adapters; use such an adapter's name as the model's name",
             param="lora_task_id",
         )
     return LoraConfig(task_id, weights, config)

@@ -157,7 +157,7 @@ class WorkPool:
         time are merged.
         """
         if self._is_closed:
-            raise ExecutorClosedError("the server is about to end")
+            raise ExecutorClosedError("the server is shutting down")
         job = self._shared.get(call) if call is not None else None
         if job is None:
             job = _Call(function, lock, call)
@@ -180,7 +180,7 @@ class WorkPool:
         self._is_closed = True
         for job in tuple(self._waiting):
             for client in tuple(job.clients):
-                self._drop(client, job, ExecutorClosedError("the server is about to end"))
+                self._drop(client, job, ExecutorClosedError("the server is shutting down"))
 
     async def join(self) -> None:
         """Waits for running calls."""

@@ -29,7 +29,7 @@ class TensorRtEngine(LoadedPlans):
         """
         if config.kernels:
             raise ConfigError(
-                f"{self.directory}: kernels is '{config.kernels}'; a TensorRT engine runs on a GPU, so it takes none"
+                f"{self.directory}: kernels is '{config.kernels}'; expected '': a TensorRT engine runs on a GPU"
             )
         cuda = import_cuda(str(self.directory))
         trt = import_tensorrt(self.plans, str(self.directory))

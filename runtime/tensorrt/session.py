@@ -157,7 +157,7 @@ class PlanContext:
     def execute_async_v3(self, stream: int) -> bool:
         """Enqueues one run of the plan in a stream."""
         if not self._context.execute_async_v3(stream):
-            raise StepError(f"TensorRT does not run the plan: {self._messages.take()}")
+            raise StepError(f"TensorRT cannot run the plan: {self._messages.take()}")
         return True
 
     def another(self) -> PlanContext:

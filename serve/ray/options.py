@@ -61,7 +61,7 @@ class Scaling(BaseModel):
             if getattr(self, name) is not None and not scales:
                 raise ValueError(f"{name} is given without max_replicas")
         if scales and (self.min_replicas or 0) > (self.max_replicas or 0):
-            raise ValueError(f"min_replicas is {self.min_replicas}; max_replicas is {self.max_replicas}")
+            raise ValueError(f"min_replicas is {self.min_replicas}; expected at most max_replicas, {self.max_replicas}")
         return self
 
     def serve_options(self) -> dict[str, Any]:
@@ -106,8 +106,7 @@ def application_options(args: Mapping[str, Any]) -> ApplicationOptions:
     parsed = parse_flags(flags)
     if parsed.num_threads is None or parsed.num_threads < 1:
         raise ConfigError(
-            f"num_threads is {parsed.num_threads}; a replica needs a number, which is also that of the CPUs that Ray "
-            "keeps for it"
+            f"num_threads is {parsed.num_threads}; expected 1 or more: Ray reserves as many CPUs for each replica"
         )
     return ApplicationOptions(flags, parsed, scaling)
 

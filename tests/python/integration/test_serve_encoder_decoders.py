@@ -216,4 +216,4 @@ def test_triton_generates_text(served: Served) -> None:
     assert answer.json()["text_output"] == completion.choices[0].text
     refused = served.post("/v2/models/lora/generate", **body, decoder_input_lengths=2)
     assert refused.status_code == 400
-    assert "belongs to decoder_input_ids" in refused.text
+    assert "is given without decoder_input_ids" in refused.text

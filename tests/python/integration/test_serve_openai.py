@@ -514,7 +514,7 @@ REFUSED = {
         "/v1/completions",
         {"prompt": LONG},
         400,
-        "maximum context length is 704 tokens, of which a prompt may",
+        "maximum context length is 704 tokens; a prompt may",
     ),
     "a long answer": (
         "/v1/completions",

@@ -275,7 +275,7 @@ REFUSED: list[tuple[dict[str, tuple[str, Any]], str]] = [
     ({"temperature": ("FP32", [np.nan])}, "temperature"),
     ({"streaming": ("BOOL", [True])}, "use generate_stream"),
     ({"lora_task_id": ("UINT64", [2**63])}, "'lora_task_id' is 9223372036854775808"),
-    ({"lora_task_id": ("UINT64", [5]), "lora_config": ("INT32", [[1, 0, 1]])}, "'lora_config' comes together"),
+    ({"lora_task_id": ("UINT64", [5]), "lora_config": ("INT32", [[1, 0, 1]])}, "'lora_config' is given without"),
     (
         {
             "lora_task_id": ("UINT64", [5]),

@@ -224,7 +224,7 @@ def test_all_weights_may_be_kept_in_memory(plain: Path) -> None:
 
 def test_engines_that_cannot_have_one_refuse_it(plain: Path, capsys: pytest.CaptureFixture[str]) -> None:
     content, config = (plain / "rank0.engine").read_bytes(), (plain / "config.json").read_text()
-    with pytest.raises(ConfigError, match="weight_memory is 4096; accepted: None and 0, the engine is in memory"):
+    with pytest.raises(ConfigError, match="4096; accepted: None and 0, because the engine is in memory"):
         load_engine_bytes(content, config).with_weight_memory(4096)
     loaded = load_engine(plain)
     ranked = replace(loaded.config.pretrained_config.mapping, tp_size=2)

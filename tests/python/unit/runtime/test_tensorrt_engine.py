@@ -223,7 +223,9 @@ def test_a_machine_without_a_driver_says_so(root: Path, monkeypatch: pytest.Monk
 
 def test_kernels_of_the_cpu_are_refused(root: Path) -> None:
     engine = load_engine(root / "external")
-    with pytest.raises(ConfigError, match="external: kernels is 'portable'; a TensorRT engine runs on a GPU"):
+    with pytest.raises(
+        ConfigError, match="external: kernels is 'portable'; expected '': a TensorRT engine runs on a GPU"
+    ):
         adaptrt.Executor(engine, executor_config=adaptrt.ExecutorConfig(kernels="portable"))
 
 

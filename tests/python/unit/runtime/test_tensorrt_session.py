@@ -126,7 +126,7 @@ def test_a_run_that_fails_is_a_step_error_with_tensorrts_reason(engine: TensorRt
     plan_engine.contexts[0].succeeds = False
     module.loggers[0].log(trt.ILogger.ERROR, "enqueueV3:\n out of memory")
     module.loggers[0].log(trt.ILogger.WARNING, "this is slow")
-    with pytest.raises(StepError, match=r"does not run the plan: enqueueV3: out of memory$"):
+    with pytest.raises(StepError, match=r"cannot run the plan: enqueueV3: out of memory$"):
         context.execute_async_v3(5)
     with pytest.raises(StepError, match="it gives no reason"):
         context.execute_async_v3(5)

@@ -76,7 +76,7 @@ def test_null_is_as_if_absent() -> None:
         ({"logprobs": 21}, "logprobs", "less than or equal to 20"),
         ({"logprobs": True}, "logprobs", "valid integer"),
         ({"max_tokens": 0}, None, "max_tokens is 0; accepted: 1 or more, and 0 with echo"),
-        ({"max_tokens": 4, "min_tokens": 5}, None, "min_tokens is 5; max_tokens is 4"),
+        ({"max_tokens": 4, "min_tokens": 5}, None, "min_tokens is 5; expected at most max_tokens, 4"),
         ({"min_tokens": 1, "stop": "a"}, None, "min_tokens does not keep stop from ending"),
         ({"stop": [""]}, "stop.0", "at least 1 character"),
         ({"stop": ["a"] * 65}, "stop", "at most 64 items"),

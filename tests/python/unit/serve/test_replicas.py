@@ -85,7 +85,7 @@ def test_flags_are_those_of_the_command() -> None:
     ("fields", "message"),
     [
         ({"model": None}, "model is None; accepted: engine"),
-        ({"num_threads": None}, "num_threads is None; a replica needs a number"),
+        ({"num_threads": None}, "num_threads is None; expected 1 or more"),
         ({"num_threads": "many"}, "num_threads: it is many; expected an integer from 1"),
         ({"port": 8000}, "port is given; Serve's proxies listen"),
         ({"kv_cache_dir": "/x"}, "kv_cache_dir is given; only one server may use its file"),
@@ -97,7 +97,7 @@ def test_flags_are_those_of_the_command() -> None:
         ({"num_replicas": 2, "max_replicas": 4}, "num_replicas and max_replicas are given"),
         ({"adapter_queue_slack": -1}, "adapter_queue_slack: Input should be greater than or equal to 0"),
         ({"min_replicas": 2}, "min_replicas is given without max_replicas"),
-        ({"min_replicas": 3, "max_replicas": 2}, "min_replicas is 3; max_replicas is 2"),
+        ({"min_replicas": 3, "max_replicas": 2}, "min_replicas is 3; expected at most max_replicas, 2"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(fields: dict[str, Any], message: str) -> None:
