@@ -21,8 +21,6 @@ from ..formats.engine.engine_quality import EngineQuality, QualityMeasure
 from ..formats.engine.tensorrt.package import Package
 from ..formats.engine.weight_usage import UsageMeasure, usage_names
 from ..formats.network.ops import Experts
-from .build_problems import problems_of
-from .carried_adapters import with_adapters
 from .compile.native import CompiledNetwork
 from .compile.tensorrt.compile import CompiledPlans
 from .compile.tensorrt.process import describe_package
@@ -30,7 +28,9 @@ from .compile.tensorrt.targets import resolve_targets, target_problems
 from .conversion.checkpoint import Checkpoint
 from .conversion.published.dequantized import Dequantization
 from .conversion.published.kept_layers import KeptLayers
-from .engine_directory import CompilerOptions, is_engine_directory, write_engine
+from .engine.carried_adapters import with_adapters
+from .engine.directory import CompilerOptions, is_engine_directory, write_engine
+from .engine.problems import problems_of
 from .network.onnx_file import check_dump_path
 
 ENGINE_KIND: Final = "an engine of AdaptRT"

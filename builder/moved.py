@@ -17,7 +17,10 @@ _PACKAGE: Final = _BUILDER.rpartition(".")[0]
 MOVED: Final = {
     "adapter": "formats.adapter",
     "adapter_copy": "formats.adapter.adapter_copy",
+    "adapter_fit": "builder.engine.adapter_fit",
+    "build_problems": "builder.engine.problems",
     "byte_size": "common.byte_size",
+    "carried_adapters": "builder.engine.carried_adapters",
     "checkpoint": "formats.checkpoint",
     "compile.bind": "formats.engine.bind",
     "compile.engine_file": "formats.engine.engine_file",
@@ -39,6 +42,7 @@ MOVED: Final = {
     "conversion.published.packed_numbers": "formats.hugging_face.published.packed_numbers",
     "conversion.sentence_transformers": "formats.hugging_face.sentence_transformers",
     "engine_config": "formats.engine.engine_config",
+    "engine_directory": "builder.engine.directory",
     "engine_quality": "formats.engine.engine_quality",
     "file_digest": "common.file_digest",
     "file_lock": "common.file_lock",

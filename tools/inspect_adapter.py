@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from .._core import AdapterError, DType, lora_modules
-from ..builder.adapter_fit import adapter_for, require_virtual_tokens
+from ..builder.engine.adapter_fit import adapter_for, require_virtual_tokens
 from ..common.json_fields import load_json_object
 from ..common.progress import format_bytes
 from ..formats.adapter import (

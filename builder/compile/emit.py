@@ -91,7 +91,7 @@ def emit(
     """
     logits = network.logits
     if max_extra_tokens:
-        assert logits is not None  # builder/build_problems.py checks this.
+        assert logits is not None  # builder/engine/problems.py checks this.
         logits = replace(logits, width=logits.width + max_extra_tokens)
     weights = Weights(network.config.quantization, compression)
     numbers = SiteNumbers(first_site, lora=lora, fully_sharded=fully_sharded)

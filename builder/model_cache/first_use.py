@@ -31,8 +31,8 @@ from ...formats.engine.engine_config import FORMAT_VERSIONS
 from ...formats.hugging_face.hf_config import HfConfig
 from ...formats.models.registry import declare, read_config
 from ...formats.network.network import Network
-from ..adapter_fit import modules_changed_by
-from ..build_problems import problems_of
+from ..engine.adapter_fit import modules_changed_by
+from ..engine.problems import problems_of
 from ..network.checkpoint_tensors import plan_rank
 from .code_digest import code_digest
 from .model_digest import ModelFiles, file_state

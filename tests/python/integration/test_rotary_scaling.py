@@ -14,8 +14,8 @@ import pytest
 
 import adaptrt
 from adaptrt.builder.build import build
-from adaptrt.builder.build_problems import problems_of
 from adaptrt.builder.conversion.convert import convert_checkpoint
+from adaptrt.builder.engine.problems import problems_of
 from adaptrt.formats.checkpoint.config import ParallelMapping
 from adaptrt.formats.checkpoint.rotary import LinearScaling
 from adaptrt.formats.engine.build_config import BuildConfig, LoraBuildConfig, PluginConfig, TensorRtBuildConfig

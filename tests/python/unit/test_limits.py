@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from adaptrt.builder.build_problems import problems_of
 from adaptrt.builder.commands import build, engine_flags
+from adaptrt.builder.engine.problems import problems_of
 from adaptrt.builder.model_cache.options import SERVING_DEFAULTS, SERVING_LIMITS, EngineOptions
 from adaptrt.common.json_fields import JsonFields
 from adaptrt.formats.engine.build_config import LIMITS, LORA_LIMITS, BuildConfig, LoraBuildConfig, PluginConfig

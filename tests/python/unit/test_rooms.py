@@ -15,19 +15,24 @@ FORMATS = ("template_files", "checkpoint", "network", "models", "hugging_face", 
 """In this order: each may use those before it."""
 GROUND = {"common", *(f"formats/{room}" for room in FORMATS)}
 COMMANDS = {"builder/cli", "builder/commands"}
+BUILDER = {"builder/network", "builder/conversion", "builder/compile", "builder/engine"}
 
 ALLOWED = {
     "plugins": CPP,
     "common": CPP,
     **{f"formats/{room}": {*CPP, "common", *(f"formats/{below}" for below in FORMATS[:number])}
        for number, room in enumerate(FORMATS)},
-    "builder": {*CPP, *GROUND, "plugins", "builder/model_cache"},
-    "builder/model_cache": {*CPP, *GROUND, "builder"},
+    "builder/network": {*CPP, *GROUND, "plugins"},
+    "builder/conversion": {*CPP, *GROUND, "builder/network"},
+    "builder/compile": {*CPP, *GROUND, "plugins", "builder/network"},
+    "builder/engine": {*CPP, *GROUND, "builder/network", "builder/conversion", "builder/compile"},
+    "builder": {*CPP, *GROUND, *BUILDER},
+    "builder/model_cache": {*CPP, *GROUND, *BUILDER, "builder"},
     "builder/cli": {*CPP},
-    "builder/commands": {*CPP, *GROUND, "builder", "builder/model_cache", "runtime"},
+    "builder/commands": {*CPP, *GROUND, *BUILDER, "builder", "builder/model_cache", "runtime"},
     "runtime": {*CPP, *GROUND, "plugins", "builder/model_cache"},
     "serve": {*CPP, *GROUND, *COMMANDS, "runtime", "builder/model_cache"},
-    "tools": {*CPP, *GROUND, *COMMANDS, "builder", "runtime", "plugins", "adaptrt"},
+    "tools": {*CPP, *GROUND, *COMMANDS, *BUILDER, "builder", "runtime", "plugins", "adaptrt"},
 }  # fmt: skip
 """What a room may import beside itself; a folder that has no row is part of the one around it. `adaptrt` is the package
 itself, with the names that users import."""
@@ -99,6 +104,13 @@ def test_every_room_of_formats_has_its_place() -> None:
         ("serve/app", "from .. import tools", ["tools"]),
         ("serve/app", "from .. import LLM\nimport adaptrt", ["adaptrt"]),
         ("builder/build", "from ..runtime.llm import LLM", ["runtime"]),
+        (
+            "builder/network/graph",
+            "from ..compile import emit\nfrom ..build import build",
+            ["builder", "builder/compile"],
+        ),
+        ("builder/conversion/convert", "from ..engine.problems import problems_of", ["builder/engine"]),
+        ("builder/engine/directory", "from ..compile.native import compile_network", []),
         ("builder/commands/build", "from ...runtime.llm import LLM\nfrom ..build import build\nimport os", []),
     ],
 )

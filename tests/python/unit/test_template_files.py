@@ -9,7 +9,7 @@ import pytest
 
 from adaptrt import AdapterError, CheckpointError
 from adaptrt.builder.conversion.convert import _is_checkpoint, copied_files, copy_files
-from adaptrt.builder.engine_directory import is_engine_directory
+from adaptrt.builder.engine.directory import is_engine_directory
 from adaptrt.builder.model_cache.model_digest import ModelFiles, file_state
 from adaptrt.common.progress import SilentProgress
 from adaptrt.formats.adapter.adapter_copy import adapter_checksum, adapter_files, copy_adapter

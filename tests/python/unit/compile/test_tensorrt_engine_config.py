@@ -11,7 +11,7 @@ import pytest
 
 from adaptrt._core import DType, EngineError
 from adaptrt.builder import cli
-from adaptrt.builder.build import is_engine_directory
+from adaptrt.builder.engine.directory import is_engine_directory
 from adaptrt.formats.checkpoint.config import CheckpointConfig
 from adaptrt.formats.engine.build_config import BuildConfig, TensorRtBuildConfig
 from adaptrt.formats.engine.engine_config import EngineConfig, _checksum

@@ -10,28 +10,28 @@ from pathlib import Path
 
 import numpy as np
 
-from .._core import dtype_name
-from ..common.output_directory import producer_of
-from ..common.progress import Progress
-from ..formats.checkpoint.config import CONFIG_FILE, PRODUCER
-from ..formats.checkpoint.rank_tensors import RankTensors
-from ..formats.engine.build_config import EXTERNAL, BuildConfig
-from ..formats.engine.engine_config import ADAPTERS_DIRECTORY, EngineConfig, engine_file
-from ..formats.engine.tensorrt.package import Package
-from ..formats.engine.tensorrt.plan_config import TensorRtPlans
-from ..formats.engine.weight_usage import USAGE_FILE
-from ..formats.network.network import Network
-from ..formats.template_files import holds_templates
+from ..._core import dtype_name
+from ...common.output_directory import producer_of
+from ...common.progress import Progress
+from ...formats.checkpoint.config import CONFIG_FILE, PRODUCER
+from ...formats.checkpoint.rank_tensors import RankTensors
+from ...formats.engine.build_config import EXTERNAL, BuildConfig
+from ...formats.engine.engine_config import ADAPTERS_DIRECTORY, EngineConfig, engine_file
+from ...formats.engine.tensorrt.package import Package
+from ...formats.engine.tensorrt.plan_config import TensorRtPlans
+from ...formats.engine.weight_usage import USAGE_FILE
+from ...formats.network.network import Network
+from ...formats.template_files import holds_templates
+from ..compile.native import CompiledNetwork, compile_network
+from ..compile.tensorrt.compile import WEIGHTS_FILE, CompiledPlans, PlanOptions, compile_plans, plan_file
+from ..compile.tensorrt.profiles import make_profiles
+from ..conversion.checkpoint import Checkpoint
+from ..conversion.convert import COPIED_FILES, copy_files
+from ..conversion.sparse_predictors import SparsePredictors
+from ..network.onnx_file import dump_onnx, external_bytes
+from ..network.onnx_graph import network_options, onnx_graph
+from ..network.stored_tensors import stored_tensors
 from .carried_adapters import copy_adapters
-from .compile.native import CompiledNetwork, compile_network
-from .compile.tensorrt.compile import WEIGHTS_FILE, CompiledPlans, PlanOptions, compile_plans, plan_file
-from .compile.tensorrt.profiles import make_profiles
-from .conversion.checkpoint import Checkpoint
-from .conversion.convert import COPIED_FILES, copy_files
-from .conversion.sparse_predictors import SparsePredictors
-from .network.onnx_file import dump_onnx, external_bytes
-from .network.onnx_graph import network_options, onnx_graph
-from .network.stored_tensors import stored_tensors
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from .._core import DType, dtype_name, lora_modules
-from ..formats.checkpoint.config import RELATIVE_POSITIONS, ROPE, ROPE_INTERLEAVED, CheckpointConfig
-from ..formats.checkpoint.rotary import DynamicScaling
-from ..formats.engine.build_config import (
+from ..._core import DType, dtype_name, lora_modules
+from ...formats.checkpoint.config import RELATIVE_POSITIONS, ROPE, ROPE_INTERLEAVED, CheckpointConfig
+from ...formats.checkpoint.rotary import DynamicScaling
+from ...formats.engine.build_config import (
     AUTO,
     BACKENDS,
     CONSTANTS,
@@ -23,9 +23,9 @@ from ..formats.engine.build_config import (
     BuildConfig,
     PluginConfig,
 )
-from ..formats.engine.tensorrt.capability import CURRENT, parse_capability
-from ..formats.network.adapter_sites import is_target
-from ..formats.network.operands import Activation
+from ...formats.engine.tensorrt.capability import CURRENT, parse_capability
+from ...formats.network.adapter_sites import is_target
+from ...formats.network.operands import Activation
 
 
 def problems_of(config: BuildConfig, checkpoint: CheckpointConfig) -> list[str]:

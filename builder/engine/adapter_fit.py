@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from .._core import AdapterError, dtype_name, lora_modules
-from ..formats.adapter import MAGNITUDE, ConvertedAdapter, convert_adapter, is_prompt_tuned, read_prompt_embeddings
-from ..formats.engine.build_config import NATIVE, BuildConfig
-from ..formats.network.adapter_sites import AdaptedModules, is_target
-from ..formats.network.network import Network
+from ..._core import AdapterError, dtype_name, lora_modules
+from ...formats.adapter import MAGNITUDE, ConvertedAdapter, convert_adapter, is_prompt_tuned, read_prompt_embeddings
+from ...formats.engine.build_config import NATIVE, BuildConfig
+from ...formats.network.adapter_sites import AdaptedModules, is_target
+from ...formats.network.network import Network
 
 
 def adapter_for(
