@@ -8,16 +8,14 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1]))
 
-from families.models import config_of
-from families.models import write_model as write_family
-
+from scenarios.families import config_of, write_family
 from scenarios.model import BenchModel, write_model
 from scenarios.peft_adapter import write_peft_adapter
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """A mixture of experts from bench/families, run without adapters."""
+    """A mixture of experts from scenarios/families.py, run without adapters."""
 
     family: str
 

@@ -12,9 +12,9 @@ from adaptrt import ConfigError, LoraConfig
 from adaptrt._core import amx_is_permitted
 from adaptrt.runtime.native_engine import NativeEngine
 from adaptrt.tools.bench.batches import adapter_of, batch_adapters, prompts_of
-from adaptrt.tools.bench.executors import BenchExecutor, CpuUse, load_native_engine
+from adaptrt.tools.bench.executors import BenchExecutor, CpuUse
 from adaptrt.tools.bench.limits import beside, peak_of, roofline_shares
-from adaptrt.tools.bench.measure import Metrics, first_token_seconds
+from adaptrt.tools.bench.measure import DIVERGENCE, Metrics, first_token_seconds
 from adaptrt.tools.bench.noise import NoiseMeter
 from adaptrt.tools.bench.report import ComparisonResult, Figure, Sample, paired_ratio
 from adaptrt.tools.bench.runner import Bench, Progress
@@ -23,8 +23,19 @@ from adaptrt.tools.bench.scenario_types import Decode, Prefill, Scenario
 from .alternating import Alternation, alternating_pairs
 from .child import run_child
 from .competing import competing_processes
+from .demo_quality import demo_quality
 from .engines import EngineShelf
-from .kinds import Comparison, FirstToken, Load, Memory, Overhead, ScenarioFile, competing_processes_of
+from .kinds import (
+    Comparison,
+    FirstToken,
+    Load,
+    Memory,
+    Overhead,
+    Perplexity,
+    ScenarioFile,
+    competing_processes_of,
+    engines_of,
+)
 from .overhead import overhead
 from .peft_adapter import write_peft_adapter
 from .random_adapters import RandomAdapters
@@ -42,13 +53,15 @@ class ScenarioBench(Bench):
         self._work_dir = work_dir
         self._shelf = EngineShelf(work_dir, progress)
         directories, reasons = self._shelf.prepare(file)
-        engines = {name: load_native_engine(path) for name, path in directories.items()}
+        engines = self._shelf.load(file, directories)
         super().__init__(file.path, file.scenarios, file.run, engines, cpu, progress)
         for scenario in file.scenarios:
-            if scenario.engine in reasons:
-                self.not_run[scenario.name] = f"engine '{scenario.engine}': {reasons[scenario.engine]}"
+            for name in engines_of(scenario):
+                if name in reasons:
+                    self.not_run[scenario.name] = f"engine '{name}': {reasons[name]}"
         self._alternation: Alternation | None = None
         self._cold_tasks = itertools.count(COLD_TASKS)
+        self._perplexities: dict[str, Metrics] = {}
 
     @property
     def text(self) -> str:
@@ -61,7 +74,7 @@ class ScenarioBench(Bench):
 
     def needs_executor(self, scenario: Scenario) -> bool:
         """False for scenarios that run in their own process or alternate with another one."""
-        return not isinstance(scenario, (Load, Memory)) and self._file.alternating(scenario) is None
+        return not isinstance(scenario, (Load, Memory, Perplexity)) and self._file.alternating(scenario) is None
 
     def prepare(self) -> None:
         """Creates the executors of alternating scenarios first; other scenarios take their samples there if possible.
@@ -94,7 +107,7 @@ class ScenarioBench(Bench):
         """Does nothing for scenarios that start their own process."""
         if self._file.alternating(scenario) is not None:
             self._take_in_turn(scenario, 1)
-        elif not isinstance(scenario, (Load, Memory)):
+        elif not isinstance(scenario, (Load, Memory, Perplexity)):
             super().warm_up(scenario)
 
     def take(self, scenario: Scenario, number: int) -> Sample:
@@ -121,6 +134,8 @@ class ScenarioBench(Bench):
         """Runs a scenario once and measures it."""
         if isinstance(scenario, (Load, Memory)):
             return run_child(scenario, self.engines[scenario.engine].directory, self.cpu)
+        if isinstance(scenario, Perplexity):
+            return self._perplexity(scenario)
         if isinstance(scenario, Overhead):
             bench = self.executors[scenario.name]
             adapters = batch_adapters(bench, scenario)
@@ -148,6 +163,15 @@ class ScenarioBench(Bench):
         with competing_processes(competing) as competitors, NoiseMeter(competitors.processes) as meter:
             metrics, ratios = self._alternation.sample(scenario, pairs, competitors)
         return self.made(number, metrics, meter, ratios)
+
+    def _perplexity(self, scenario: Perplexity) -> Metrics:
+        """The same in every round, so it is measured once."""
+        if scenario.name not in self._perplexities:
+            names = (scenario.reference, scenario.engine)
+            _, quality = demo_quality([self.engines[name].directory for name in names], scenario.tokens)
+            metrics = {"value": quality.perplexity, DIVERGENCE: quality.divergence / quality.tokens}
+            self._perplexities[scenario.name] = metrics
+        return self._perplexities[scenario.name]
 
     def _first_token(self, bench: BenchExecutor, scenario: FirstToken) -> float:
         """Seconds to first token. An adapter that is not on the device gets a new id each time, and is removed

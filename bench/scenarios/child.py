@@ -31,6 +31,13 @@ MEGABYTE = 1e6
 BENCH = Path(__file__).parents[1]
 
 
+def run_module(module: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Runs a module of bench/ or of the package in a fresh process."""
+    path = os.pathsep.join(filter(None, (str(BENCH), os.environ.get("PYTHONPATH"))))
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
+
+
 def run_child(scenario: Load | Memory, engine: Path, cpu: CpuUse) -> Metrics:
     """Measures in a fresh process. Raises RuntimeError with the child's error if it fails."""
     task = {
@@ -39,8 +46,7 @@ def run_child(scenario: Load | Memory, engine: Path, cpu: CpuUse) -> Metrics:
         "engine": str(engine),
         "cpu": asdict(cpu),
     }
-    command = [sys.executable, "-m", "scenarios.child", json.dumps(task)]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(BENCH)})
+    done = run_module("scenarios.child", json.dumps(task))
     if done.returncode != 0:
         raise RuntimeError((done.stderr.strip().splitlines() or ["the process failed"])[-1])
     metrics: Metrics = json.loads(done.stdout)

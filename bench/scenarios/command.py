@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Final
 
 from adaptrt import ConfigError
-from adaptrt.tools.bench.executors import load_native_engine
 from adaptrt.tools.bench.run_command import (
     add_run_arguments,
     check_run_arguments,
@@ -59,8 +58,9 @@ def run(args: argparse.Namespace) -> int:
     if args.profile is None:
         measure(lambda: ScenarioBench(file, work_dir, cpu, console.print).run(), args, console)
         return 0
-    directories, reasons = EngineShelf(work_dir, console.print).prepare(file)
-    engines = {name: load_native_engine(path) for name, path in directories.items()}
+    shelf = EngineShelf(work_dir, console.print)
+    directories, reasons = shelf.prepare(file)
+    engines = shelf.load(file, directories)
     for scenario in file.scenarios:
         if scenario.engine in reasons:
             console.print(f"{scenario.title}: not run: engine '{scenario.engine}': {reasons[scenario.engine]}")
@@ -70,12 +70,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def select(file: ScenarioFile, names: list[str]) -> ScenarioFile:
-    """The file with only the named scenarios (the name of a sweep selects all of it) and their bases; no names: all.
+    """The file with only the named scenarios and their bases; no names: all.
+
+    The name of a sweep, or of a table with several engines, selects all of it.
 
     Raises ConfigError for an unknown name.
     """
     if not names:
         return file
+    tables = {name: found for name, found in file.groups.items() if len(found) > 1}
+    names = [found for name in names for found in tables.get(name, (name,))]
     wanted = set(selected(names, file.scenarios, file.path))
     wanted |= {one.base for name in wanted for one in file.comparisons[name] if one.base is not None}
     return replace(file, scenarios=tuple(scenario for scenario in file.scenarios if scenario.name in wanted))

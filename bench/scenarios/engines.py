@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
-import sys
+import shutil
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
 from adaptrt import AdaptrtError, ConfigError, EngineError, __version__
 from adaptrt.runtime.engine import load_engine
+from adaptrt.runtime.native_engine import NativeEngine
+from adaptrt.tools.bench.executors import load_native_engine
 from adaptrt.tools.bench.runner import Progress
 
-from .kinds import EngineSpec, ScenarioFile
+from .child import run_module
+from .families import write_family
+from .kinds import EngineSpec, ScenarioFile, engines_of
 from .model import BenchModel, write_model
 
 
@@ -34,7 +38,7 @@ class EngineShelf:
         Raises ConfigError with the reason if a missing engine is not optional.
         """
         directories, reasons = {}, {}
-        used = {scenario.engine for scenario in file.scenarios}
+        used = {name for scenario in file.scenarios for name in engines_of(scenario)}
         for spec in (spec for spec in file.engines.values() if spec.name in used):
             try:
                 directories[spec.name] = self._engine(spec, file.model)
@@ -43,6 +47,10 @@ class EngineShelf:
                     raise ConfigError(f"engine '{spec.name}' is not available: {error}") from error
                 reasons[spec.name] = str(error)
         return directories, reasons
+
+    def load(self, file: ScenarioFile, directories: Mapping[str, Path]) -> dict[str, NativeEngine]:
+        """Loads engines with the memory for weights that the file gives them."""
+        return {name: load_native_engine(path, file.engines[name].weight_memory) for name, path in directories.items()}
 
     def model(self, model: BenchModel) -> Path:
         """Hugging Face directory of a model."""
@@ -59,15 +67,44 @@ class EngineShelf:
             if not spec.directory.is_dir():
                 raise NotBuiltError(f"{spec.directory}: is not a directory")
             return spec.directory
-        assert model is not None  # The reader of scenario files checks this.
-        identity = {**asdict(spec), "directory": None, "optional": None, "name": None}
-        engine = self._work_dir / f"engine-{_digest([__version__, asdict(model), identity])}"
+        shape = asdict(model) if spec.is_of_model and model is not None else None
+        identity = {**asdict(spec), "directory": None, "optional": None, "name": None, "weight_memory": None}
+        engine = self._work_dir / f"engine-{_digest([__version__, shape, identity])}"
         if not self._is_usable(engine):
-            directory = self.model(model)
+            directory = self._model_of(spec, model)
             self._progress(f"building engine '{spec.name}'")
-            _run("build", "--model_dir", directory, "--dtype", spec.dtype, "--output_dir", engine, *_limits(spec),
-                 *_adapters(spec), *spec.build_flags)  # fmt: skip
+            self._build(spec, directory, engine)
+            if spec.family is not None:
+                shutil.rmtree(directory)
         return engine
+
+    def _model_of(self, spec: EngineSpec, model: BenchModel | None) -> Path:
+        """Hugging Face directory that an engine is built of."""
+        if spec.model_dir is not None:
+            return spec.model_dir
+        if spec.family is None:
+            assert model is not None  # The reader of scenario files checks this.
+            return self.model(model)
+        directory = self._work_dir / f"family-{spec.family}"
+        shutil.rmtree(directory, ignore_errors=True)
+        write_family(spec.family, directory)
+        return directory
+
+    def _build(self, spec: EngineSpec, model: Path, engine: Path) -> None:
+        if spec.weights is not None:
+            limits = (spec.max_batch_size, spec.max_num_tokens, spec.max_seq_len)
+            _run("scenarios.weight_formats", model, engine, spec.weights, *limits)
+            return
+        source: list[object] = ["--model_dir", model, "--dtype", spec.dtype]
+        if spec.convert_flags:
+            checkpoint = engine.with_name(f"{engine.name}.checkpoint")
+            shutil.rmtree(checkpoint, ignore_errors=True)
+            _run("adaptrt.builder.cli", "convert-checkpoint", *source, "--output_dir", checkpoint, *spec.convert_flags)
+            source = ["--checkpoint_dir", checkpoint]
+        _run("adaptrt.builder.cli", "build", *source, "--output_dir", engine, *_limits(spec), *_adapters(spec),
+             *spec.build_flags)  # fmt: skip
+        if spec.convert_flags:
+            shutil.rmtree(checkpoint)
 
     def _is_usable(self, engine: Path) -> bool:
         """True if the engine exists and this version of AdaptRT can load it."""
@@ -93,13 +130,11 @@ def _adapters(spec: EngineSpec) -> list[str]:
     return ["--lora_plugin", "auto", "--dora_plugin", dora, "--max_lora_rank", str(spec.max_lora_rank)]
 
 
-def _run(command: str, *arguments: object) -> None:
-    """Runs `adaptrt <command>` in its own process, whose memory does not count as this one's."""
-    done = subprocess.run(
-        [sys.executable, "-m", "adaptrt.builder.cli", command, *map(str, arguments)], capture_output=True, text=True
-    )
+def _run(module: str, *arguments: object) -> None:
+    """Runs a module in its own process, whose memory does not count as this one's."""
+    done = run_module(module, *arguments)
     if done.returncode != 0:
-        raise NotBuiltError(done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"{command} failed")
+        raise NotBuiltError(done.stderr.strip().splitlines()[-1] if done.stderr.strip() else f"{module} failed")
 
 
 def _fresh(directory: Path) -> Path:

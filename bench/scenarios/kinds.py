@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from adaptrt.tools.bench.scenario_types import Batch, Decode, Prompt, RunSettings, Scenario
+from adaptrt.tools.bench.scenario_types import Batch, Decode, Prompt, RunSettings, Scenario, Sizes
 
 from .model import BenchModel
 
@@ -26,8 +26,23 @@ class EngineSpec:
     max_seq_len: int
     build_flags: tuple[str, ...]
     """Additional flags for `adaptrt build`, such as quantisation flags."""
+    convert_flags: tuple[str, ...]
+    """Flags for `adaptrt convert-checkpoint`, such as --tp_size; without any, the build converts the model."""
+    model_dir: Path | None
+    """A Hugging Face directory to build instead of the file's model."""
+    family: str | None
+    """A family of families.py whose random model is built instead of the file's."""
+    weights: str | None
+    """A format of weight_formats.py to which the layers are rounded; None: as the build's flags say."""
+    weight_memory: int | None
+    """Bytes of memory for weights when the engine is loaded; None: they are mapped."""
     optional: bool
     """True: if it cannot be built, its scenarios are reported as not run."""
+
+    @property
+    def is_of_model(self) -> bool:
+        """True if it is built of the file's model."""
+        return self.directory is None and self.model_dir is None and self.family is None
 
 
 @dataclass(frozen=True)
@@ -99,6 +114,23 @@ class Load(Prompt):
     kind = "load"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Perplexity(Scenario):
+    """Perplexity of an engine of the demo's model on the demo's documents, and its divergence from another engine."""
+
+    kind = "perplexity"
+
+    tokens: int
+    """Minimum number of tokens of the documents."""
+    reference: str
+    """The other engine."""
+
+    @property
+    def sizes(self) -> Sizes:
+        """Documents are short."""
+        return Sizes(1, 1, 1)
+
+
 @dataclass(frozen=True)
 class ScenarioFile:
     """The whole file."""
@@ -112,10 +144,17 @@ class ScenarioFile:
     comparisons: Mapping[str, tuple[Comparison, ...]]
     """By scenario."""
     text: str
+    groups: Mapping[str, tuple[str, ...]]
+    """Scenario names by the name of their table, which may name several engines."""
 
     def alternating(self, scenario: Scenario) -> Comparison | None:
         """The alternating comparison of a scenario, which has at most one."""
         return next((one for one in self.comparisons[scenario.name] if one.measure == "alternating"), None)
+
+
+def engines_of(scenario: Scenario) -> tuple[str, ...]:
+    """Names of the engines that a scenario needs."""
+    return (scenario.engine, scenario.reference) if isinstance(scenario, Perplexity) else (scenario.engine,)
 
 
 def competing_processes_of(scenario: Scenario) -> int:

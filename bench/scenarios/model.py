@@ -30,6 +30,12 @@ class BenchModel:
     intermediate_size: int = 4096
     max_position_embeddings: int = 16384
     tie_word_embeddings: bool = False
+    hidden_act: str = "silu"
+    hidden_act_param: float = 0.0
+    """Threshold below which fatrelu, the activation of ProSparse, closes a gate; other activations ignore it. Gates are
+    about normally distributed: 1.2816 leaves a tenth of them open."""
+    gate_spread: float = 0.0
+    """Deviation of the logarithm of the gates' sizes. Above 0, some neurons are open much more often than others."""
 
     def problems(self) -> list[str]:
         """Problems of the sizes."""
@@ -65,12 +71,19 @@ class BenchModel:
                 ("mlp.up_proj", inner, hidden),
                 ("mlp.down_proj", hidden, inner),
             ):
-                yield f"{prefix}.{name}.weight", (rows, columns), columns**-0.5
+                yield f"{prefix}.{name}.weight", (rows, columns), self._deviation(layer, name, rows, columns)
             yield f"{prefix}.input_layernorm.weight", (hidden,), 0.0
             yield f"{prefix}.post_attention_layernorm.weight", (hidden,), 0.0
         yield "model.norm.weight", (hidden,), 0.0
         if not self.tie_word_embeddings:
             yield "lm_head.weight", (self.vocab_size, hidden), 0.05
+
+    def _deviation(self, layer: int, name: str, rows: int, columns: int) -> float | npt.NDArray[np.float32]:
+        deviation: float = columns**-0.5
+        if name != "mlp.gate_proj" or self.gate_spread == 0:
+            return deviation
+        sizes = np.random.default_rng((SEED, layer)).standard_normal((rows, 1), np.float32)
+        return np.exp(np.float32(self.gate_spread) * sizes) * np.float32(deviation)
 
 
 def write_model(model: BenchModel, directory: Path) -> None:
@@ -79,13 +92,13 @@ def write_model(model: BenchModel, directory: Path) -> None:
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        "hidden_act": "silu",
         "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0,
         "torch_dtype": "bfloat16",
         "bos_token_id": 0,
         "eos_token_id": 1,
-        **model.__dict__,
+        **{name: value for name, value in model.__dict__.items() if name not in ("hidden_act_param", "gate_spread")},
+        **({"hidden_act_param": model.hidden_act_param} if model.hidden_act == "fatrelu" else {}),
     }
     (directory / "config.json").write_text(json.dumps(config, indent=2))
     generator = np.random.default_rng(SEED)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,8 @@ from adaptrt.tools.bench.scenario_types import AdapterMix
 
 from .model import random_adapter
 
+MODULES: Final = (*DEFAULT_TARGET_MODULES, "moe_h_to_4h", "moe_4h_to_h", "moe_gate")
+
 
 class RandomAdapters(AdapterLibrary):
     """Adapters of the same rank and kind share their values.
@@ -24,10 +26,10 @@ class RandomAdapters(AdapterLibrary):
     different adapters.
     """
 
-    def __init__(self, engine: NativeEngine, modules: Sequence[str] = DEFAULT_TARGET_MODULES) -> None:
-        """`modules`: the modules that adapters change, if the engine adapts them."""
+    def __init__(self, engine: NativeEngine) -> None:
+        """Adapters change those of MODULES that the engine adapts."""
         super().__init__(engine)
-        self._modules = [info.id for info in lora_modules() if info.name in modules]
+        self._modules = [info.id for info in lora_modules() if info.name in MODULES]
         self._made: dict[tuple[int, bool], tuple[npt.NDArray[np.generic], npt.NDArray[np.int32]]] = {}
 
     def tensors(self, mix: AdapterMix, index: int, *, task_id: int | None = None) -> LoraConfig:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +22,7 @@ from adaptrt.tools.bench.scenario_types import (
     Serve,
 )
 
-from .kinds import Comparison, CrowdedDecode, EngineSpec, FirstToken, Load, Memory, Overhead, ScenarioFile
+from .kinds import Comparison, CrowdedDecode, EngineSpec, FirstToken, Load, Memory, Overhead, Perplexity, ScenarioFile
 from .model import BenchModel
 from .scenario_comparisons import check_comparisons
 from .scenario_errors import Place
@@ -35,6 +36,7 @@ from .scenario_tables import (
     LoadTable,
     MemoryTable,
     OverheadTable,
+    PerplexityTable,
     PopularityTable,
     PrefillTable,
     ScenarioTable,
@@ -76,6 +78,23 @@ def parse_scenarios(text: str, path: Path) -> ScenarioFile:
     return file
 
 
+@dataclass(frozen=True)
+class _Engines:
+    """The engines of a file."""
+
+    specs: dict[str, EngineSpec]
+    """By name; several of a table have the table's name and a suffix."""
+    variants: dict[str, dict[str | None, str]]
+    """Names by suffix, for each table. Tables of one engine have the suffix None."""
+
+    def of(self, table: ScenarioTable) -> Mapping[str | None, str]:
+        """Names of a scenario's engines, by the suffix of the scenario's name."""
+        if len(table.engine) == 1:
+            return self.variants.get(table.engine[0], {})
+        found = [(suffix or name, engine) for name in table.engine for suffix, engine in self.variants[name].items()]
+        return dict(found)
+
+
 class _Reader:
     """Creates scenarios from the tables, and notes inconsistencies."""
 
@@ -85,18 +104,20 @@ class _Reader:
 
     def read(self, path: Path, text: str) -> ScenarioFile:
         engines = self._engines(path.parent)
-        model = self._model(needed=any(engine.directory is None for engine in engines.values()))
-        found = list(self._scenarios(engines))
+        model = self._model(needed=any(engine.is_of_model for engine in engines.specs.values()))
+        groups: dict[str, tuple[str, ...]] = {}
+        found = list(self._scenarios(engines, groups))
         if not found:
             self._place.complain((), "has no [[scenario]]")
         file = ScenarioFile(
             path=path,
             run=RunSettings(**self._table.run.model_dump()),
             model=model,
-            engines=engines,
+            engines=engines.specs,
             scenarios=tuple(scenario for scenario, _ in found),
             comparisons={scenario.name: comparisons for scenario, comparisons in found},
             text=text,
+            groups=groups,
         )
         check_comparisons(file, self._place)
         return file
@@ -105,41 +126,57 @@ class _Reader:
         table = self._table.model
         if table is None:
             if needed:
-                self._place.complain(("model",), "is missing, and an engine without a directory is built of it")
+                self._place.complain(("model",), "is missing, and an engine is built of it")
             return None
         model = BenchModel(**table.model_dump())
         for problem in model.problems():
             self._place.complain(("model",), problem)
         return model
 
-    def _engines(self, directory: Path) -> dict[str, EngineSpec]:
-        engines: dict[str, EngineSpec] = {}
+    def _engines(self, directory: Path) -> _Engines:
+        engines = _Engines({}, {})
         for index, table in enumerate(self._table.engine):
             where: TomlPath = ("engine", index)
-            if table.name in engines:
+            if table.name in engines.variants:
                 self._place.complain((*where, "name"), f'is "{table.name}", as is an engine before it')
-            engines[table.name] = _engine(table, directory)
+            made = {suffix: _engine(table, suffix, directory) for suffix in table.family or table.weights or [None]}
+            engines.variants[table.name] = {suffix: spec.name for suffix, spec in made.items()}
+            engines.specs.update({spec.name: spec for spec in made.values()})
+            if table.weights and (table.lora or table.build_flags or table.convert_flags or table.family):
+                self._place.complain(
+                    (*where, "weights"), "needs lora = false, and no build_flags, convert_flags or family"
+                )
             if table.directory is not None:
-                for name in sorted(table.model_fields_set - {"name", "directory", "optional"}):
+                for name in sorted(table.model_fields_set - {"name", "directory", "weight_memory", "optional"}):
                     self._place.complain((*where, name), "has no effect on an existing engine: it has a directory")
         return engines
 
-    def _scenarios(self, engines: dict[str, EngineSpec]) -> Iterator[tuple[Scenario, tuple[Comparison, ...]]]:
+    def _scenarios(
+        self, engines: _Engines, groups: dict[str, tuple[str, ...]]
+    ) -> Iterator[tuple[Scenario, tuple[Comparison, ...]]]:
+        """Yields the scenarios with their comparisons, and notes the names of each table's scenarios."""
         names: set[str] = set()
         for index, table in enumerate(self._table.scenario):
             where: TomlPath = ("scenario", index)
-            if table.engine not in engines:
-                known = ", ".join(f'"{name}"' for name in engines) or "none"
-                self._place.complain((*where, "engine"), f'is "{table.engine}"; the file\'s engines: {known}')
+            known = ", ".join(f'"{name}"' for name in engines.variants) or "none"
+            unknown = [name for name in table.engine if name not in engines.variants]
+            for name in unknown:
+                self._place.complain((*where, "engine"), f'is "{name}"; the file\'s engines: {known}')
+            if isinstance(table, PerplexityTable) and table.reference not in engines.specs:
+                self._place.complain((*where, "reference"), f'is "{table.reference}"; expected an engine')
             if isinstance(table, ServeTable):
                 self._check_serve(where, table)
             for number, compare in enumerate(table.compare):
                 self._check_comparison((*where, "compare", number), compare)
-            for scenario in _MADE[type(table)](table):
-                if scenario.name in names:
-                    self._place.complain((*where, "name"), f'is "{scenario.name}", as is a scenario before it')
-                names.add(scenario.name)
-                yield scenario, tuple(map(_comparison, table.compare))
+            for suffix, engine in ({None: ""} if unknown else engines.of(table)).items():
+                for scenario in _variants(table, suffix, engine):
+                    if scenario.name in names:
+                        self._place.complain((*where, "name"), f'is "{scenario.name}", as is a scenario before it')
+                    names.add(scenario.name)
+                    groups[table.name] = (*groups.get(table.name, ()), scenario.name)
+                    compared = (_comparison(compare, suffix, groups) for compare in table.compare)
+                    # One of several engines may be the one that the others are compared with.
+                    yield scenario, tuple(one for one in compared if suffix is None or one.base != scenario.name)
 
     def _check_serve(self, where: TomlPath, table: ServeTable) -> None:
         if (table.concurrency is None) == (table.rate is None):
@@ -174,22 +211,39 @@ class _Reader:
             )
 
 
-def _engine(table: EngineTable, directory: Path) -> EngineSpec:
+def _engine(table: EngineTable, suffix: str | None, directory: Path) -> EngineSpec:
     values = table.model_dump()
-    values["directory"] = None if table.directory is None else directory / Path(table.directory).expanduser()
+    for name in ("directory", "model_dir"):
+        values[name] = None if values[name] is None else directory / Path(values[name]).expanduser()
     values["dora"] = table.lora if table.dora is None else table.dora
-    values["build_flags"] = tuple(table.build_flags)
+    values["family"], values["weights"] = suffix if table.family else None, suffix if table.weights else None
+    values["build_flags"], values["convert_flags"] = tuple(table.build_flags), tuple(table.convert_flags)
+    values["name"] = table.name if suffix is None else f"{table.name}-{suffix}"
     return EngineSpec(**values)
+
+
+def _variants(table: ScenarioTable, suffix: str | None, engine: str) -> Iterator[Scenario]:
+    """The scenarios of a table on one of its engines."""
+    for scenario in _MADE[type(table)](table):
+        if suffix is None:
+            yield replace(scenario, engine=engine)
+            continue
+        named = replace(scenario, name=f"{scenario.name}-{suffix}", title=f"{scenario.title}, {suffix}", engine=engine)
+        if isinstance(named, Serve) and named.sweep is not None:
+            named = replace(named, sweep=f"{named.sweep}-{suffix}")
+        yield named
 
 
 def _measure_of(table: CompareTable) -> str:
     return table.measure or ("ratio" if table.base is not None else "roofline")
 
 
-def _comparison(table: CompareTable) -> Comparison:
+def _comparison(table: CompareTable, suffix: str | None, groups: Mapping[str, tuple[str, ...]]) -> Comparison:
+    """A comparison; its base is on the same engine of several, if it is there too."""
     measure = _measure_of(table)
+    same = f"{table.base}-{suffix}"
     return Comparison(
-        base=table.base,
+        base=same if table.base is not None and same in groups.get(table.base, ()) else table.base,
         measure=measure,
         at_least=table.at_least,
         at_most=table.at_most,
@@ -202,7 +256,7 @@ def _common(table: ScenarioTable, unit: str) -> dict[str, Any]:
     return {
         "name": table.name,
         "title": table.title or table.name,
-        "engine": table.engine,
+        "engine": table.engine[0],
         "unit": unit,
     }
 
@@ -214,7 +268,9 @@ def _mix(table: AdaptersTable | None, count: int | None = None) -> AdapterMix:
 
 
 def _prefill(table: PrefillTable) -> Iterator[Scenario]:
-    yield Prefill(**_common(table, "tok/s"), adapters=_mix(table.adapters), input_length=table.input)
+    yield Prefill(
+        **_common(table, "tok/s"), adapters=_mix(table.adapters), input_length=table.input, num_threads=table.threads
+    )
 
 
 def _decode(table: DecodeTable) -> Iterator[Scenario]:
@@ -265,6 +321,12 @@ def _load(table: LoadTable) -> Iterator[Scenario]:
     yield Load(**_common(table, "s"), adapters=NO_ADAPTERS, input_length=table.input)
 
 
+def _perplexity(table: PerplexityTable) -> Iterator[Scenario]:
+    yield Perplexity(
+        **_common(table, "perplexity"), adapters=NO_ADAPTERS, tokens=table.tokens, reference=table.reference
+    )
+
+
 def _serve(table: ServeTable) -> Iterator[Scenario]:
     counts = [0] if table.adapters is None else table.adapters.count
     is_sweep = len(counts) > 1
@@ -304,4 +366,5 @@ _MADE: Final[dict[type[ScenarioTable], _Making]] = {
     MemoryTable: _memory,
     LoadTable: _load,
     ServeTable: _serve,
+    PerplexityTable: _perplexity,
 }

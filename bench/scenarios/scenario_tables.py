@@ -7,7 +7,12 @@ from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, create_model
 
+from adaptrt import ConfigError
+from adaptrt.common.byte_size import parse_weight_memory
+
+from .families import FAMILIES
 from .model import BenchModel
+from .weight_formats import FORMATS
 
 SCHEMA: Final = 1
 MAX_INTEGER: Final = 1 << 31
@@ -28,6 +33,13 @@ def _as_range(value: Any) -> Any:
     if low < 1 or (is_pair and low >= high):
         raise ValueError("expected an integer of at least 1, or [low, high] with 1 <= low < high")
     return low, high if is_pair else high + 1
+
+
+def _as_weight_memory(value: Any) -> Any:
+    try:
+        return parse_weight_memory(value, "it")
+    except ConfigError as error:
+        raise ValueError(str(error).partition("; ")[2]) from None
 
 
 Text = Annotated[str, StringConstraints(pattern=r"\S")]
@@ -57,9 +69,8 @@ class RunTable(Table):
 
 def _model_table() -> type[Table]:
     defaults = {field.name: getattr(BenchModel(), field.name) for field in fields_of(BenchModel)}
-    columns: dict[str, Any] = {
-        name: (bool if isinstance(default, bool) else Positive, default) for name, default in defaults.items()
-    }
+    types: dict[type, Any] = {bool: bool, int: Positive, float: NotNegativeNumber, str: Text}
+    columns: dict[str, Any] = {name: (types[type(default)], default) for name, default in defaults.items()}
     return create_model("ModelTable", __base__=Table, **columns)
 
 
@@ -79,6 +90,11 @@ class EngineTable(Table):
     max_num_tokens: Positive = 1024
     max_seq_len: Positive = 1024
     build_flags: list[str] = []
+    convert_flags: list[str] = []
+    model_dir: Text | None = None
+    family: Annotated[list[Literal[tuple(FAMILIES)]], BeforeValidator(_as_list)] = []  # type: ignore[valid-type]
+    weights: Annotated[list[Literal[tuple(FORMATS)]], BeforeValidator(_as_list)] = []  # type: ignore[valid-type]
+    weight_memory: Annotated[int, BeforeValidator(_as_weight_memory)] | None = None
     optional: bool = False
 
 
@@ -113,7 +129,7 @@ class ScenarioTable(Table):
 
     name: Text
     title: Text | None = None
-    engine: Text
+    engine: Annotated[list[Text], BeforeValidator(_as_list), Field(min_length=1)]
     compare: list[CompareTable] = []
 
 
@@ -123,6 +139,7 @@ class PrefillTable(ScenarioTable):
     kind: Literal["prefill"]
     adapters: AdaptersTable | None = None
     input: Positive = 512
+    threads: Positive | None = None
 
 
 class DecodeTable(ScenarioTable):
@@ -191,7 +208,24 @@ class ServeTable(ScenarioTable):
     seed: NotNegative = 42
 
 
-AnyScenario = PrefillTable | DecodeTable | OverheadTable | FirstTokenTable | MemoryTable | LoadTable | ServeTable
+class PerplexityTable(ScenarioTable):
+    """Quality of an engine of the demo's model."""
+
+    kind: Literal["perplexity"]
+    tokens: Positive = 4096
+    reference: Text
+
+
+AnyScenario = (
+    PrefillTable
+    | DecodeTable
+    | OverheadTable
+    | FirstTokenTable
+    | MemoryTable
+    | LoadTable
+    | ServeTable
+    | PerplexityTable
+)
 KINDS: Final[dict[str, type[ScenarioTable]]] = {
     get_args(table.model_fields["kind"].annotation)[0]: table for table in get_args(AnyScenario)
 }

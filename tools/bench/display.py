@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from .measure import PERCENTILES, WEIGHT_BYTES
+from .measure import DIVERGENCE, PERCENTILES, WEIGHT_BYTES
 from .profile import OpSummary, seconds_between_ranks
 from .report import ComparisonResult, Figure, Report, Row, pair_ratios
 
@@ -77,6 +77,8 @@ def details_of(row: Row) -> list[str]:
     """Details of a table row in addition to its value."""
     if row.kind == "decode" and WEIGHT_BYTES in row.figure.metric_names():
         return [f"{row.figure.metric(WEIGHT_BYTES) / 1e6:.0f} MB of weights read per token"]
+    if row.kind == "perplexity":
+        return [f"{row.figure.median:.4f}, {row.figure.metric(DIVERGENCE):.5f} nats apart"]
     if row.kind != "overhead":
         return []
     metric = row.figure.metric

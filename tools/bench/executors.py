@@ -30,7 +30,7 @@ from ...runtime.native_engine import NativeEngine
 from ...runtime.options.parallel import OrchestratorConfig
 from ...runtime.orchestrator.workers import Workers
 from .on_ranks import call_ranks, is_run_by_workers
-from .scenario_types import AdapterMix, Decode, Scenario, Serve
+from .scenario_types import AdapterMix, Decode, Prefill, Scenario, Serve
 
 STATISTICS_KEPT: Final = 4096
 MAX_STEPS: Final = 4096
@@ -72,7 +72,7 @@ def key_of(scenario: Scenario) -> ExecutorKey:
     """The executor that a scenario runs on."""
     if isinstance(scenario, Serve) and scenario.device_adapters is not None:
         return ExecutorKey(scenario.engine, scenario.device_adapters, scenario.adapters.ranks, None)
-    num_threads = scenario.num_threads if isinstance(scenario, Decode) else None
+    num_threads = scenario.num_threads if isinstance(scenario, (Prefill, Decode)) else None
     return ExecutorKey(scenario.engine, None, (), num_threads)
 
 
@@ -130,6 +130,8 @@ class BenchExecutor:
         mixes = [scenario.adapters for scenario in scenarios if scenario.adapters.count]
         num_threads = key.num_threads or cpu.num_threads
         config = self._config(key, mixes, num_threads, cpu.kernels, block_reuse)
+        # Chunks would change how other prompts are scheduled, so they are on only where a prompt needs them.
+        config.enable_chunked_context = any(num_chunks(scenario, engine) > 1 for scenario in scenarios)
         self.profile = StepProfile(MAX_STEPS)
         """The newest steps of a profiled executor."""
         self._workers: Workers | None = None
@@ -263,6 +265,11 @@ def _widest_module_bytes(layout: LoraLayout) -> int:
     return widest * np.dtype(dtype_name(layout.dtype)).itemsize
 
 
+def num_chunks(scenario: Scenario, engine: NativeEngine) -> int:
+    """Number of steps that compute the scenario's longest prompt."""
+    return -(-scenario.sizes.longest_input // engine.config.build_config.max_num_tokens)
+
+
 def problems_of(scenario: Scenario, engine: NativeEngine) -> list[str]:
     """Reasons why a scenario cannot run on an engine: lengths or batches above its limits, or unsupported adapters."""
     limits, problems = engine.config.build_config, []
@@ -271,9 +278,8 @@ def problems_of(scenario: Scenario, engine: NativeEngine) -> list[str]:
     sizes = scenario.sizes
     if sizes.requests > limits.max_batch_size:
         problems.append(f"has {sizes.requests} requests in a batch; the engine takes {limits.max_batch_size}")
-    longest_prompt = min(limits.max_input_len, limits.max_num_tokens)
-    if sizes.longest_input > longest_prompt:
-        problems.append(f"has prompts of {sizes.longest_input} tokens; the engine takes {longest_prompt}")
+    if sizes.longest_input > limits.max_input_len:
+        problems.append(f"has prompts of {sizes.longest_input} tokens; the engine takes {limits.max_input_len}")
     if sizes.longest_input + sizes.longest_output > limits.max_seq_len:
         tokens = f"{sizes.longest_input} + {sizes.longest_output} tokens"
         problems.append(f"has {tokens}; the engine takes {limits.max_seq_len} in all")

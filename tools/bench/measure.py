@@ -22,6 +22,8 @@ Metrics = dict[str, float]
 PERCENTILES = (50, 90, 99)
 WEIGHT_BYTES = "weight_bytes_per_token"
 """Bytes of weights read from the engine file, for decode samples of an engine whose weights are not all in memory."""
+DIVERGENCE = "divergence"
+"""Nats per token that an engine's distributions diverge from another engine's, for samples of perplexity."""
 PROMPTS = 3
 """Number of prompts in a prefill sample, sent one after another."""
 

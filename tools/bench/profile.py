@@ -58,9 +58,9 @@ class Work:
         return max(self.num_bytes / bandwidth, self.flops / flops)
 
 
-def work_of(step: StepRecord) -> Work:
-    """Sum over all ops of a step."""
-    costs = [op.cost for op in step.ops]
+def work_of(*steps: StepRecord) -> Work:
+    """Sum over all ops of the steps."""
+    costs = [op.cost for step in steps for op in step.ops]
     return Work(
         sum(cost.weight_bytes + cost.adapter_bytes + cost.kv_bytes for cost in costs),
         sum(cost.flops + cost.adapter_flops for cost in costs),

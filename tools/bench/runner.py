@@ -15,7 +15,7 @@ from ... import __version__
 from ..._core import ConfigError, StepRecord
 from ...runtime.native_engine import NativeEngine
 from .batches import adapter_of, batch_adapters, prompts_of
-from .executors import AdapterLibrary, BenchExecutor, CpuUse, ExecutorKey, key_of, problems_of
+from .executors import AdapterLibrary, BenchExecutor, CpuUse, ExecutorKey, key_of, num_chunks, problems_of
 from .limits import LimitMeter, beside
 from .measure import Metrics, decode, first_token_seconds, prefill, request, serve
 from .measure import finish as finish_request
@@ -194,7 +194,9 @@ class Bench:
         bench = BenchExecutor(engine, key, scenarios, self.cpu, profiled=True, library=self.library(engine))
         try:
             for scenario in scenarios:
-                self.work[scenario.name] = work_of(median_step(profiled_steps(bench, scenario, warm_up=False)))
+                steps = profiled_steps(bench, scenario, warm_up=False)
+                is_chunked = isinstance(scenario, Prefill) and num_chunks(scenario, engine) > 1
+                self.work[scenario.name] = work_of(*(steps if is_chunked else [median_step(steps)]))
         finally:
             bench.close()
 
@@ -241,7 +243,9 @@ class Bench:
 
 
 def profiled_steps(bench: BenchExecutor, scenario: Prefill | Decode, *, warm_up: bool) -> list[StepRecord]:
-    """Steps of a run on a profiled executor: those of a whole prompt, or those in which all requests generate.
+    """Steps of a run on a profiled executor: those of whole prompts, or those in which all requests generate.
+
+    If a prompt takes several steps, these are the steps of one prompt.
 
     warm_up: runs the scenario once before, so that times are those of a warm engine. Bytes and operations do not
     change.
@@ -252,10 +256,11 @@ def profiled_steps(bench: BenchExecutor, scenario: Prefill | Decode, *, warm_up:
         if warm_up:
             first_token_seconds(executor, prompts[0], adapter_of(bench, scenario))
         bench.profile.take_steps()
-        for _ in range(PROFILED_PROMPTS if warm_up else 1):
+        is_chunked = num_chunks(scenario, bench.engine) > 1
+        for _ in range(PROFILED_PROMPTS if warm_up and not is_chunked else 1):
             first_token_seconds(executor, prompts[0], adapter_of(bench, scenario))
         steps = bench.profile.take_steps()
-        return [step for step in steps if step.num_tokens == scenario.input_length]
+        return [step for step in steps if is_chunked or step.num_tokens == scenario.input_length]
     adapters = batch_adapters(bench, scenario)
     for _ in range(2 if warm_up else 1):
         bench.profile.take_steps()

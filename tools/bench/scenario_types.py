@@ -117,6 +117,9 @@ class Prefill(Prompt):
 
     kind = "prefill"
 
+    num_threads: int | None = None
+    """Threads of its engine; None: the run's."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Decode(Batch):

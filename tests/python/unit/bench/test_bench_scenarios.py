@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from adaptrt import ConfigError
+from adaptrt.common.byte_size import ALL_WEIGHTS
 from adaptrt.tools.bench.scenario_types import Decode, Prefill, Serve
 from scenarios.command import known_files, select
-from scenarios.kinds import ScenarioFile
+from scenarios.kinds import ScenarioFile, engines_of
 from scenarios.scenario_file import load_scenarios, parse_scenarios
 
 SMALL = """schema = 1
@@ -139,6 +140,98 @@ def test_everything_that_is_wrong_is_said_at_once() -> None:
     message = problems(SMALL.replace("requests = 2", "requests = 0").replace("output = 4", "output = 0"))
     assert "scenario[1].requests" in message
     assert "scenario[2].output" in message
+
+
+ENGINES = """schema = 1
+[model]
+
+[[engine]]
+name = "f"
+family = ["llama", "mixtral"]
+lora = false
+weight_memory = "all"
+
+[[engine]]
+name = "w"
+weights = ["bf16", "nf4-64"]
+lora = false
+
+[[engine]]
+name = "d"
+directory = "there"
+weight_memory = "1KiB"
+
+[[scenario]]
+name = "a"
+title = "tokens"
+kind = "prefill"
+engine = ["f", "d"]
+
+[[scenario]]
+name = "b"
+kind = "prefill"
+engine = "f"
+threads = 1
+  [[scenario.compare]]
+  with = "a"
+
+[[scenario]]
+name = "c"
+kind = "prefill"
+engine = "w"
+  [[scenario.compare]]
+  with = "c-bf16"
+
+[[scenario]]
+name = "p"
+kind = "perplexity"
+engine = "w"
+reference = "w-bf16"
+"""
+
+
+def test_a_scenario_runs_on_each_of_its_engines() -> None:
+    file = parse(ENGINES)
+    assert [(scenario.name, scenario.engine) for scenario in file.scenarios] == [
+        ("a-llama", "f-llama"), ("a-mixtral", "f-mixtral"), ("a-d", "d"), ("b-llama", "f-llama"),
+        ("b-mixtral", "f-mixtral"), ("c-bf16", "w-bf16"), ("c-nf4-64", "w-nf4-64"), ("p-bf16", "w-bf16"),
+        ("p-nf4-64", "w-nf4-64"),
+    ]  # fmt: skip
+    assert [scenario.title for scenario in file.scenarios][:2] == ["tokens, llama", "tokens, mixtral"]
+    bases = {name: [one.base for one in found] for name, found in file.comparisons.items() if found}
+    assert bases == {"b-llama": ["a-llama"], "b-mixtral": ["a-mixtral"], "c-nf4-64": ["c-bf16"]}
+    specs = file.engines
+    assert (specs["f-mixtral"].family, specs["f-mixtral"].weights, specs["w-nf4-64"].weights) == (
+        "mixtral", None, "nf4-64",
+    )  # fmt: skip
+    assert [specs[name].weight_memory for name in ("f-llama", "w-bf16", "d")] == [ALL_WEIGHTS, None, 1024]
+    assert [specs[name].is_of_model for name in ("f-llama", "w-bf16", "d")] == [False, True, False]
+    assert engines_of(file.scenarios[-1]) == ("w-nf4-64", "w-bf16")
+
+
+def test_scenarios_of_several_engines_can_be_chosen() -> None:
+    file = parse(ENGINES)
+    assert [s.name for s in select(file, ["b"]).scenarios] == ["a-llama", "a-mixtral", "b-llama", "b-mixtral"]
+    assert [s.name for s in select(file, ["c-nf4-64"]).scenarios] == ["c-bf16", "c-nf4-64"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ('"mixtral"]', '"mixtrl"]', "line 6: engine[1].family[2] is \"mixtrl\": input should be 'llama', "),
+        ('"nf4-64"]\nlora = false', '"nf4-64"]', "engine[2].weights needs lora = false, and no build_flags"),
+        ('"1KiB"', '"1KB or so"', 'engine[3].weight_memory is "1KB or so"; accepted: a number of bytes'),
+        ('engine = "w"\nreference = "w-bf16"', 'engine = "w"\nreference = "w"',
+         'scenario[4].reference is "w"; expected an engine'),
+        ('["f", "d"]', '["f", "x"]', 'scenario[1].engine is "x"; the file\'s engines: "f", "w", "d"'),
+        ('["f", "d"]', "[]", "line 24: scenario[1].engine is []: value should have at least 1 item"),
+        ('directory = "there"', 'directory = "there"\nconvert_flags = ["--tp_size", "2"]',
+         "engine[3].convert_flags has no effect on an existing engine"),
+    ],
+)  # fmt: skip
+def test_engines_that_cannot_be_made_are_refused(old: str, new: str, complaint: str) -> None:
+    assert ENGINES.count(old) == 1
+    assert complaint in problems(ENGINES.replace(old, new))
 
 
 TURNS = """schema = 1

@@ -97,7 +97,7 @@ def config_of(family: str) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None or name == "sliding_window"}
 
 
-def write_model(family: str, directory: Path) -> None:
+def write_family(family: str, directory: Path) -> None:
     """Writes a Hugging Face directory with random bfloat16 weights."""
     directory.mkdir(parents=True)
     (directory / "config.json").write_text(json.dumps(config_of(family), indent=2))

@@ -1,10 +1,15 @@
-"""Rounds a checkpoint's linear layers to any format of an engine, without calibration, while they are read."""
+"""Builds engines with each weight format, whose linear layers are rounded without calibration while they are read.
+
+Run as `python -m scenarios.weight_formats MODEL_DIR ENGINE FORMAT MAX_BATCH_SIZE MAX_NUM_TOKENS MAX_SEQ_LEN`.
+"""
 
 from __future__ import annotations
 
+import sys
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
 import ml_dtypes
@@ -12,12 +17,14 @@ import numpy as np
 import numpy.typing as npt
 
 from adaptrt._core import LLM_INT8_FACTOR, DType, QuantAlgo, WeightCode, code_table, dtype_name
+from adaptrt.builder.build import build
 from adaptrt.builder.conversion.checkpoint import Checkpoint
 from adaptrt.formats.checkpoint.casting import Array, to_float32
 from adaptrt.formats.checkpoint.quantization import QuantConfig
 from adaptrt.formats.checkpoint.quantizer import QuantizationError, QuantizedRows
 from adaptrt.formats.checkpoint.rank_tensors import PlainTensors
 from adaptrt.formats.checkpoint.tensor_names import EMBEDDING, LM_HEAD, LM_HEAD_MODULE
+from adaptrt.formats.engine.build_config import BuildConfig
 from adaptrt.formats.models.registry import declare
 
 Floats = npt.NDArray[np.float32]
@@ -25,6 +32,54 @@ Floats = npt.NDArray[np.float32]
 _LARGEST: Final = {WeightCode.NF4: 1.0, WeightCode.E4M3: 448.0, WeightCode.LLM_INT8: 1.0}
 _E2M1_EXPONENT: Final = 2
 """Exponent of 4, the largest power of two among its numbers."""
+
+
+def _of_four_bits(code: WeightCode, group_size: int, scales: DType) -> QuantConfig:
+    return QuantConfig(
+        quant_algo=QuantAlgo.W4A16, group_size=group_size, scale_dtype=scales, code=code, value_dtype=DType.BFLOAT16
+    )
+
+
+def _of_eight_bits(code: WeightCode, group_size: int | None) -> QuantConfig:
+    return QuantConfig(
+        quant_algo=QuantAlgo.W8A16, group_size=group_size, scale_dtype=DType.FLOAT32, code=code,
+        value_dtype=DType.BFLOAT16,
+    )  # fmt: skip
+
+
+def _as_gptq(bits: int, group_size: int, *, reordered: bool = False) -> QuantConfig:
+    return QuantConfig(
+        quant_algo=QuantAlgo.W4A16, group_size=group_size, scale_dtype=DType.FLOAT16, bits=bits, reordered=reordered
+    )
+
+
+FORMATS: Final[dict[str, QuantConfig | None]] = {
+    "bf16": None,
+    "w8a16": QuantConfig(quant_algo=QuantAlgo.W8A16),
+    "w8a8": QuantConfig(quant_algo=QuantAlgo.W8A8),
+    "llm-int8": _of_eight_bits(WeightCode.LLM_INT8, None),
+    "fp8-128": _of_eight_bits(WeightCode.E4M3, 128),
+    "zero-points-128": QuantConfig(
+        quant_algo=QuantAlgo.W8A16, group_size=128, has_zero_point=True, scale_dtype=DType.FLOAT16
+    ),
+    "w4a16-128": QuantConfig(quant_algo=QuantAlgo.W4A16, group_size=128),
+    "w4a8-128": QuantConfig(quant_algo=QuantAlgo.W4A8, group_size=128),
+    "act-order-128": _as_gptq(4, 128, reordered=True),
+    "nf4-64": _of_four_bits(WeightCode.NF4, 64, DType.FLOAT32),
+    "mxfp4": _of_four_bits(WeightCode.E2M1, 32, DType.BFLOAT16),
+    "3-bits-128": _as_gptq(3, 128),
+    "3-bits-128-int8": _as_gptq(3, 128).with_int8_activations(),
+    "2-bits-64": _as_gptq(2, 64),
+    "2-bits-64-int8": _as_gptq(2, 64).with_int8_activations(),
+}
+"""Formats by name; a number is the size of a group. The names that end in int8 have int8 activations."""
+
+
+def main(model: str, engine: str, name: str, *limits: str) -> None:
+    """Builds an engine without LoRA."""
+    checkpoint, how = Checkpoint.of_model(Path(model), DType.BFLOAT16), FORMATS[name]
+    sizes = dict(zip(("max_batch_size", "max_num_tokens", "max_seq_len"), map(int, limits), strict=True))
+    build(checkpoint if how is None else rounded(checkpoint, how), BuildConfig(**sizes), Path(engine))
 
 
 def rounded(checkpoint: Checkpoint, how: QuantConfig) -> Checkpoint:
@@ -121,3 +176,7 @@ def _nearest(quotients: Floats, code: WeightCode) -> npt.NDArray[np.uint8]:
 def _pairs(numbers: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     paired: npt.NDArray[np.uint8] = numbers[:, 0::2] | (numbers[:, 1::2] << 4)
     return paired
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
