@@ -12,8 +12,9 @@
 #include <variant>
 #include <vector>
 
+#include "adaptrt/cpu/cpu_engine.h"
 #include "adaptrt/engine/step_profile.h"
-#include "adaptrt/kernels/machine_limits.h"
+#include "adaptrt/measure/machine_limits.h"
 #include "engine/random_model.h"
 #include "engine/step_arrays.h"
 

@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "adaptrt/cpu/cpu_engine.h"
 #include "engine/random_model.h"
 #include "engine/step_arrays.h"
 

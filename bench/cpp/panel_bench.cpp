@@ -15,7 +15,7 @@
 #include "adaptrt/core/compressed_panels.h"
 #include "adaptrt/core/huge_array.h"
 #include "adaptrt/core/panels.h"
-#include "adaptrt/kernels/kernel_table.h"
+#include "adaptrt/cpu/kernel_table.h"
 
 namespace adaptrt {
 namespace {

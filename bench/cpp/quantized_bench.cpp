@@ -10,7 +10,8 @@
 #include <variant>
 #include <vector>
 
-#include "adaptrt/kernels/machine_limits.h"
+#include "adaptrt/cpu/cpu_engine.h"
+#include "adaptrt/measure/machine_limits.h"
 #include "engine/random_model.h"
 #include "engine/step_arrays.h"
 

@@ -15,7 +15,7 @@
 
 #include "adaptrt/core/huge_array.h"
 #include "adaptrt/core/quantized_panels.h"
-#include "adaptrt/kernels/kernel_table.h"
+#include "adaptrt/cpu/kernel_table.h"
 
 namespace adaptrt {
 namespace {

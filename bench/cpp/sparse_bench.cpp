@@ -14,6 +14,7 @@
 #include <variant>
 #include <vector>
 
+#include "adaptrt/cpu/cpu_engine.h"
 #include "adaptrt/engine/step_profile.h"
 #include "engine/random_model.h"
 #include "engine/step_arrays.h"

@@ -14,10 +14,11 @@
 #include <vector>
 
 #include "adaptrt/core/error.h"
-#include "adaptrt/kernels/amx.h"
-#include "adaptrt/kernels/kernel_choice.h"
-#include "adaptrt/kernels/kernel_table.h"
-#include "adaptrt/kernels/machine_limits.h"
+#include "adaptrt/cpu/amx.h"
+#include "adaptrt/cpu/cpu_engine.h"
+#include "adaptrt/cpu/kernel_choice.h"
+#include "adaptrt/cpu/kernel_table.h"
+#include "adaptrt/measure/machine_limits.h"
 #include "adaptrt/weight_file/mapped_file.h"
 #include "bindings.h"
 #include "buffers.h"

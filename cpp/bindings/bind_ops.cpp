@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "adaptrt/engine/program.h"
+#include "adaptrt/program/program.h"
 #include "bindings.h"
 
 namespace py = pybind11;

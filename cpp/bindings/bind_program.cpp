@@ -6,8 +6,9 @@
 #include <utility>
 #include <vector>
 
+#include "adaptrt/cpu/cpu_engine.h"
 #include "adaptrt/engine/engine.h"
-#include "adaptrt/engine/program.h"
+#include "adaptrt/program/program.h"
 #include "bindings.h"
 
 namespace py = pybind11;

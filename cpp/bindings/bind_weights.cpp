@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "adaptrt/core/quantized_panels.h"
-#include "adaptrt/engine/ops.h"
+#include "adaptrt/program/ops.h"
 #include "bindings.h"
 #include "buffers.h"
 #include "compressed_sizes.h"

@@ -105,7 +105,7 @@ class GateScores:
 
 @dataclass(frozen=True, kw_only=True)
 class Routing:
-    """Rules that choose a token's experts; see adaptrt._core.Routing (cpp/include/adaptrt/engine/ops.h)."""
+    """Rules that choose a token's experts; see adaptrt._core.Routing (cpp/include/adaptrt/program/ops.h)."""
 
     scores: RouterScores
     top_k: int

@@ -9,18 +9,21 @@ from pathlib import Path, PurePosixPath
 # Test programs of a room and of those that depend on it, nearest first, and Python tests that use it through the
 # bindings.
 CPP_PROGRAMS = {
-    "core": ("core", "lora", "kernels", "engine", "exec"),
-    "kernels": ("kernels", "engine"),
-    "lora": ("lora", "sched", "engine", "exec"),
+    "core": ("core", "lora", "kernels", "cpu", "exec"),
+    "kernels": ("kernels", "cpu"),
+    "lora": ("lora", "sched", "cpu", "exec"),
     "kv": ("kv", "sched", "exec"),
     "kv_file": ("kv_file", "exec"),
-    "weight_file": ("weight_file", "engine"),
+    "weight_file": ("weight_file", "cpu"),
     "draft": ("draft", "sched", "exec"),
     "draft_engine": ("exec",),
     "guide": ("guide", "exec"),
     "sample": ("sample", "exec"),
     "sched": ("sched", "exec"),
-    "engine": ("engine", "sharded"),
+    "program": ("program", "cpu"),
+    "measure": ("measure",),
+    "engine": ("engine", "cpu", "sharded"),
+    "cpu": ("cpu", "sharded"),
     "sharded": ("sharded",),
     "socket": ("socket", "sharded"),
     "mpi": ("mpi", "sharded"),
@@ -89,6 +92,8 @@ def stages_of(path: str, python_tests: Path) -> list[Stage]:
     if parts[0] != "cpp":
         return _python_stages(PurePosixPath(path), python_tests)
     room = parts[3] if parts[1] == "include" else parts[2]
+    if parts[2:4] == ("cpu", "kernels"):
+        room = "kernels"
     if parts[1] == "bindings":
         return [Stage(files=SEEN_THROUGH_BINDINGS, needs_core=True)]
     programs = [Stage(program=f"test_{name}") for name in CPP_PROGRAMS[room]]

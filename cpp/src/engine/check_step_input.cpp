@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "adaptrt/core/error.h"
-#include "program_sizes.h"
 
 namespace adaptrt {
 namespace {

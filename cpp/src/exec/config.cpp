@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "adaptrt/kernels/kernel_choice.h"
+#include "adaptrt/cpu/kernel_choice.h"
 
 namespace adaptrt {
 namespace {

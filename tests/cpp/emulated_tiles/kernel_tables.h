@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "adaptrt/kernels/kernel_table.h"
+#include "adaptrt/cpu/kernel_table.h"
 #include "emulated_tiles/kernels.h"
 
 namespace adaptrt::testing {

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "adaptrt/kernels/kernel_table.h"
+#include "adaptrt/cpu/kernel_table.h"
 
 namespace adaptrt::testing {
 

@@ -13,7 +13,7 @@
 namespace adaptrt {
 namespace {
 
-/// Emulates the functions of cpp/src/kernels/cpu/tiles_amx.h with an array, with the same bits. Using tiles
+/// Emulates the functions of cpp/src/cpu/kernels/tiles_amx.h with an array, with the same bits. Using tiles
 /// without a configuration throws an exception; on a CPU it would end the process.
 struct Tiles {
   static void configure() {

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "adaptrt/core/panels.h"
-#include "adaptrt/kernels/attention_tile.h"
-#include "adaptrt/kernels/kernel_table.h"
+#include "adaptrt/cpu/attention_tile.h"
+#include "adaptrt/cpu/kernel_table.h"
 #include "kernel_tables.h"
 #include "support/sanitized.h"
 

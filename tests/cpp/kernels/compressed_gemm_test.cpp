@@ -8,7 +8,7 @@
 
 #include "adaptrt/core/compressed_panels.h"
 #include "adaptrt/core/panels.h"
-#include "adaptrt/kernels/kernel_table.h"
+#include "adaptrt/cpu/kernel_table.h"
 #include "kernel_tables.h"
 
 namespace adaptrt::compressed_gemm_test {

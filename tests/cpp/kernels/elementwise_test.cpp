@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "adaptrt/core/error.h"
-#include "adaptrt/kernels/kernel_table.h"
+#include "adaptrt/cpu/kernel_table.h"
 #include "kernel_tables.h"
 
 namespace adaptrt::elementwise_test {

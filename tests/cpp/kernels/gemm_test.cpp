@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "adaptrt/core/panels.h"
-#include "adaptrt/kernels/kernel_table.h"
+#include "adaptrt/cpu/kernel_table.h"
 #include "kernel_tables.h"
 #include "support/sanitized.h"
 

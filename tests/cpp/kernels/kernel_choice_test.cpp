@@ -1,4 +1,4 @@
-#include "adaptrt/kernels/kernel_choice.h"
+#include "adaptrt/cpu/kernel_choice.h"
 
 #include <algorithm>
 #include <boost/test/data/monomorphic.hpp>
@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "adaptrt/core/error.h"
-#include "adaptrt/kernels/kernel_table.h"
+#include "adaptrt/cpu/kernel_table.h"
 
 namespace adaptrt::kernel_choice_test {
 namespace {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "adaptrt/core/quantized_panels.h"
-#include "adaptrt/kernels/kernel_table.h"
+#include "adaptrt/cpu/kernel_table.h"
 #include "kernel_tables.h"
 #include "quantized_matrix.h"
 #include "support/sanitized.h"

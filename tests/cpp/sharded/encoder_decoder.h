@@ -7,7 +7,7 @@
 #include <variant>
 #include <vector>
 
-#include "engine/random_model.h"
+#include "cpu/random_model.h"
 #include "sharded/stage_programs.h"
 
 namespace adaptrt::testing {

@@ -9,9 +9,10 @@
 #include <vector>
 
 #include "adaptrt/core/error.h"
+#include "adaptrt/cpu/cpu_engine.h"
 #include "adaptrt/sharded/step_pieces.h"
-#include "engine/random_model.h"
-#include "engine/step_arrays.h"
+#include "cpu/random_model.h"
+#include "cpu/step_arrays.h"
 #include "sharded/stage_programs.h"
 #include "sharded/thread_pipeline.h"
 

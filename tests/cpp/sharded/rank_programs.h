@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <variant>
 
-#include "adaptrt/engine/program.h"
+#include "adaptrt/program/program.h"
 
 namespace adaptrt::testing {
 

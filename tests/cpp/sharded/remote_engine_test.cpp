@@ -13,8 +13,9 @@
 #include <vector>
 
 #include "adaptrt/core/error.h"
-#include "engine/random_model.h"
-#include "engine/step_arrays.h"
+#include "adaptrt/cpu/cpu_engine.h"
+#include "cpu/random_model.h"
+#include "cpu/step_arrays.h"
 #include "sharded/encoder_decoder.h"
 #include "sharded/thread_ranks.h"
 

@@ -5,7 +5,7 @@
 #include <variant>
 #include <vector>
 
-#include "adaptrt/engine/program.h"
+#include "adaptrt/program/program.h"
 
 namespace adaptrt::testing {
 

@@ -12,9 +12,10 @@
 #include <utility>
 #include <vector>
 
+#include "adaptrt/cpu/cpu_engine.h"
 #include "adaptrt/sharded/sharded_engine.h"
-#include "engine/random_model.h"
-#include "engine/step_arrays.h"
+#include "cpu/random_model.h"
+#include "cpu/step_arrays.h"
 #include "sharded/rank_programs.h"
 #include "sharded/stage_programs.h"
 #include "sharded/thread_ranks.h"

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "adaptrt/core/error.h"
+#include "adaptrt/cpu/cpu_engine.h"
 #include "adaptrt/sharded/sharded_engine.h"
 #include "sharded/thread_ranks.h"
 

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "adaptrt/core/error.h"
-#include "engine/random_model.h"
-#include "engine/step_arrays.h"
+#include "cpu/random_model.h"
+#include "cpu/step_arrays.h"
 #include "tensorrt/fake_plan.h"
 
 namespace adaptrt::testing::tensorrt_engine_test {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -34,6 +35,11 @@ class AdaptrtError : public std::runtime_error {
   };
 ADAPTRT_ERROR_TABLE(ADAPTRT_DECLARE_ERROR)
 #undef ADAPTRT_DECLARE_ERROR
+
+/// The text of a size for a message.
+[[nodiscard]] inline std::string text(std::int64_t value) {
+  return std::to_string(value);
+}
 
 /// Collects all problems of one input, so that one error reports them together.
 class Problems {

@@ -1,0 +1,98 @@
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "adaptrt/core/dtype.h"
+#include "adaptrt/core/error.h"
+#include "adaptrt/lora/layout.h"
+#include "adaptrt/program/ops.h"
+#include "adaptrt/weight_file/mapped_file.h"
+
+namespace adaptrt {
+
+/// An activation. Buffers with overlapping lives have disjoint bytes [offset, offset + max rows * width *
+/// size).
+struct Buffer {
+  std::string name;
+  DType dtype = DType::kFloat32;
+  RowKind rows = RowKind::kTokens;
+  std::int64_t width = 0;
+  /// Byte offset in the activation arena, a multiple of 64.
+  std::size_t offset = 0;
+};
+
+/// A compiled network: ops in order of execution. `encoder` runs once in a step that has encoder inputs, over
+/// their tokens; nothing but what its CrossKeysOps keep is seen by the rest. `body` runs once a step over its
+/// tokens, from a KeepLogitRowsOp on over its logit rows; `head` runs once for each slice of logit rows and
+/// ends in `logits` [rows, logits_width()]. Of rows whose hidden states are wanted it runs up to the op that
+/// writes `hidden`. Attention of the body is causal; or all of it is bidirectional, and nothing is kept from
+/// step to step. Of a pipeline each stage has a program, the first with what is before the layers and the
+/// last with the head; layers are counted within the stage, but for those of adapters' sites. With an
+/// encoder, each has a run of its layers as well as of the body's, and keeps the encoder's output, which a
+/// BroadcastOp brings, for its own.
+struct Program {
+  DType dtype = DType::kFloat32;  // of the packed weights, and of the KV cache unless it is int8
+  std::int64_t vocab_size = 0;
+  std::int32_t num_layers = 0;  // of the body
+  /// Of the encoder; 0: there is none. Adapters number them behind the body's, both as the whole model's.
+  std::int32_t num_encoder_layers = 0;
+  std::int32_t max_batch_size = 0;
+  std::int32_t max_num_tokens = 0;
+  std::int32_t max_input_len = 0;
+  std::int32_t max_seq_len = 0;
+  std::int32_t max_beam_width = 1;
+  std::int32_t max_encoder_input_len = 0;  // at most max_num_tokens, since inputs are computed whole
+  std::int32_t tokens_per_block = 0;
+  /// Keys and values are kept as int8 with one scale a token and key-value head, instead of `dtype`.
+  bool int8_kv_cache = false;
+  /// Ranks that run one network together, each a program of its own; see ShardedEngine.
+  std::int32_t num_ranks = 1;
+  /// Of a pipeline; each has num_ranks / num_stages ranks, which follow one another.
+  std::int32_t num_stages = 1;
+  /// Which of the ranks this is.
+  std::int32_t rank = 0;
+  std::size_t arena_bytes = 0;
+  std::vector<Buffer> buffers;
+  std::vector<Op> encoder;
+  std::vector<Op> body;
+  std::vector<Op> head;
+  /// float32, kLogits, logits_width(); kNoBuffer: there is no lm_head, and `hidden` is all that is made. Both
+  /// are the last stage's.
+  BufferId logits = kNoBuffer;
+  /// Activation type, kLogits: what the final norm makes of a row. kNoBuffer: it is not told.
+  BufferId hidden = kNoBuffer;
+  BufferId encoder_output = kNoBuffer;  // float32 or the activation type, kEncoderTokens
+  LoraLayout lora;
+  /// Of all that its results depend on, weights, kernels and libraries included: two programs with the same
+  /// one give the same bits. Empty: not known.
+  std::string identity = {};
+  /// The file that the weights are mapped from, checked after each step; null: they are in memory.
+  std::shared_ptr<MappedFile> mapped_file = nullptr;
+
+  [[nodiscard]] bool has_encoder() const { return !encoder.empty(); }
+  /// At least 1, whatever the sizes are before they are validated.
+  [[nodiscard]] std::int32_t ranks_per_stage() const {
+    return std::max(1, num_ranks / std::max(1, num_stages));
+  }
+  [[nodiscard]] std::int32_t stage() const { return rank / ranks_per_stage(); }
+  [[nodiscard]] bool is_last_stage() const { return stage() == num_stages - 1; }
+  [[nodiscard]] std::int64_t logits_width() const { return vocab_size + lora.max_extra_tokens; }
+  /// Those of a section before those of the next.
+  [[nodiscard]] std::array<const std::vector<Op>*, 3> sections() const { return {&encoder, &body, &head}; }
+  [[nodiscard]] const LoraSite& lora_site(std::int32_t index) const {
+    return lora.sites[static_cast<std::size_t>(index)];
+  }
+
+  /// Number of ops of the head up to the norm that writes `hidden`; all of them if no norm does.
+  [[nodiscard]] std::size_t num_ops_to_hidden() const;
+  /// Everything that is inconsistent: buffer ids and widths, overlapping lives, sizes of weights, sites.
+  [[nodiscard]] Problems validate() const;
+};
+
+}  // namespace adaptrt

@@ -1,0 +1,415 @@
+#include "adaptrt/cpu/cpu_engine.h"
+
+#include <algorithm>
+#include <memory>
+#include <new>
+#include <numeric>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "adaptrt/core/error.h"
+#include "adaptrt/engine/check_step_input.h"
+#include "adaptrt/engine/engine.h"
+#include "adaptrt/engine/pieces.h"
+#include "encoder_step.h"
+#include "engine_info.h"
+#include "kv_pool.h"
+#include "measure/count_usage.h"
+#include "measure/step_recorder.h"
+#include "ops/attention_plan.h"
+#include "ops/packed_output.h"
+#include "ops/sparse_linear.h"
+#include "output_rows.h"
+#include "ranks/overlapped_sum.h"
+#include "ranks/stage_communicator.h"
+#include "section_rows.h"
+#include "step.h"
+#include "step_memory.h"
+#include "weights/placed_weights.h"
+
+namespace adaptrt {
+namespace {
+
+class CpuEngine final : public Engine {
+ public:
+  CpuEngine(Program program, std::shared_ptr<ThreadPool> pool, const KernelTable& kernels,
+            std::shared_ptr<StepProfile> profile, std::shared_ptr<Communicator> communicator,
+            std::unique_ptr<PlacedWeights> weights, std::shared_ptr<WeightUsageCounter> usage)
+      : program_(std::move(program)),
+        weights_(std::move(weights)),
+        usage_(std::move(usage)),
+        kernels_(kernels),
+        threads_(std::move(pool)),
+        communicator_(std::move(communicator)),
+        stage_communicator_(communicator_of_stage(program_, communicator_)),
+        kv_pool_(make_kv_pool(program_)),
+        cross_pool_(make_cross_pool(program_)),
+        own_keys_(make_own_keys(program_)),
+        position_biases_(program_),
+        rows_(program_.body),
+        encoder_rows_(program_.encoder),
+        memory_(program_, kernels_, threads_->num_threads()),
+        packed_outputs_(program_) {
+    info_ = info_of(program_, kernels_, kv_pool_, cross_pool_);
+    if (own_keys_.block_bytes() > 0) {
+      // Every sequence may leave a block unfilled.
+      const std::int64_t most = std::min(program_.max_batch_size, program_.max_num_tokens) +
+                                program_.max_num_tokens / own_keys_.tokens_per_block();
+      own_keys_.allocate(static_cast<std::int32_t>(most));
+    }
+    if (program_.hidden != kNoBuffer) {
+      num_hidden_ops_ = program_.num_ops_to_hidden();
+      hidden_rows_.resize(static_cast<std::size_t>(program_.max_batch_size) *
+                          static_cast<std::size_t>(info_.hidden_size));
+    }
+    if (program_.num_stages > 1 && program_.has_encoder()) {
+      const auto broadcasts = [](const Op& op) { return std::holds_alternative<BroadcastOp>(op); };
+      num_encoder_layer_ops_ = static_cast<std::size_t>(std::ranges::find_if(program_.encoder, broadcasts) -
+                                                        program_.encoder.begin());
+    }
+    if (profile) recorder_ = std::make_unique<StepRecorder>(std::move(profile), *threads_);
+  }
+
+  [[nodiscard]] const EngineInfo& info() const override { return info_; }
+
+  [[nodiscard]] std::optional<WeightPlacement> weight_placement() const override {
+    return weights_ ? std::optional(weights_->placement()) : std::nullopt;
+  }
+
+  void allocate_kv_blocks(std::int32_t num_blocks) override {
+    if (!info_.has_kv_cache) throw EngineError("the engine keeps no keys and values, so it has no KV blocks");
+    kv_pool_.allocate(num_blocks);
+  }
+  void allocate_cross_kv_blocks(std::int32_t num_blocks) override {
+    if (!program_.has_encoder()) return Engine::allocate_cross_kv_blocks(num_blocks);
+    cross_pool_.allocate(num_blocks);
+  }
+  void end_steps() override {
+    recorder_.reset();
+    threads_.reset();
+  }
+
+  void read_kv_block(std::int32_t block, std::span<std::byte> bytes) const override {
+    const auto content = kv_pool_.block(block);
+    require_block_size(bytes.size());
+    std::ranges::copy(content, bytes.begin());
+  }
+
+  void write_kv_block(std::int32_t block, std::span<const std::byte> bytes) override {
+    const auto content = kv_pool_.block(block);
+    require_block_size(bytes.size());
+    std::ranges::copy(bytes, content.begin());
+  }
+
+  using Engine::step;
+  void step(const StepInput& input, const LogitsSink& sink, const HiddenSink& hidden_sink) override {
+    if (!threads_) throw EngineError("the engine's steps have ended: its executor was shut down");
+    checker_.check(input, info_, kv_pool_.num_blocks());
+    check_encoder_inputs(input, info_, cross_pool_.num_blocks());
+    if (!input.copies_from.empty()) kv_pool_.copy_blocks(input.copies_from, input.copies_to, *threads_);
+    overlapped_sum_.forget();
+    const ThreadLeaver leaver(kernels_);
+    if (recorder_) recorder_->begin_step(input);
+    if (weights_) {
+      weights_->begin_step(std::ssize(input.token_ids) <= most_sparse_rows(kernels_, program_.dtype));
+    }
+    if (!input.encoder.empty()) run_encoder(input);
+    rows_.describe(input, own_keys_.tokens_per_block(), threads_->num_threads());
+    output_rows_.set(input.logit_rows, input.hidden_rows);
+    group_output_rows(output_rows_.all());
+    Step step = make_step(input, rows_);
+    step.groups_of_output_rows = groups_of_output_rows_;
+    step.output_rows = output_rows_.all();
+    step.kept_output_rows = kept_output_rows_;
+    if (usage_) usage_->update([&](WeightUsage& usage) { usage.tokens += step.rows; });
+    run(StepSection::kBody, program_.body, step);
+    const auto rows_of_body = step.output_rows;
+    run_head(step, output_rows_.logit_rows(rows_of_body), input.logit_rows, program_.head, sink,
+             [&] { return step.float_row(program_.logits, 0); });
+    if (!input.hidden_rows.empty()) {
+      run_head(step, output_rows_.hidden_rows(rows_of_body), input.hidden_rows,
+               std::span(program_.head).first(num_hidden_ops_), hidden_sink,
+               [&] { return widen_hidden(step); });
+    }
+    // Before anybody uses what the step made.
+    if (program_.mapped_file) program_.mapped_file->check();
+    if (recorder_) recorder_->end_step();
+  }
+
+ private:
+  /// Has kernels give up what they keep in the calling thread, however a step ends.
+  class ThreadLeaver {
+   public:
+    explicit ThreadLeaver(const KernelTable& kernels) : leave_(kernels.leave_thread) {}
+    ~ThreadLeaver() {
+      if (leave_ != nullptr) leave_();
+    }
+    ThreadLeaver(const ThreadLeaver&) = delete;
+    ThreadLeaver& operator=(const ThreadLeaver&) = delete;
+
+   private:
+    void (*leave_)();
+  };
+
+  void require_block_size(std::size_t bytes) const {
+    if (bytes == kv_pool_.block_bytes()) return;
+    throw EngineError("a KV block has " + std::to_string(kv_pool_.block_bytes()) + " bytes, not " +
+                      std::to_string(bytes));
+  }
+
+  /// Runs ops of the head for slices of `rows`, and gives what `result` finds after each to the sink.
+  template <class Result>
+  void run_head(Step& step, std::span<const std::int32_t> rows, std::span<const std::int32_t> tokens,
+                std::span<const Op> ops,
+                const std::function<void(std::int64_t, std::int64_t, const float*)>& sink,
+                const Result& result) {
+    const auto slice = static_cast<std::size_t>(program_.max_batch_size);
+    for (std::size_t first = 0; first < rows.size(); first += slice) {
+      step.output_rows = rows.subspan(first, std::min(slice, rows.size() - first));
+      step.rows = static_cast<std::int64_t>(step.output_rows.size());
+      group_slice(tokens.subspan(first, step.output_rows.size()));
+      step.groups = groups_of_slice_;
+      run(StepSection::kHead, ops, step);
+      if (recorder_) recorder_->begin_op(StepSection::kSink, 0);
+      sink(static_cast<std::int64_t>(first), step.rows, result());
+      if (recorder_) recorder_->end_op([] { return OpCost{}; });
+    }
+  }
+
+  /// The hidden states of a slice in float32.
+  const float* widen_hidden(const Step& step) {
+    if (step.buffer(program_.hidden).dtype == DType::kFloat32) return step.float_row(program_.hidden, 0);
+    const std::int64_t size = step.rows * info_.hidden_size;
+    const auto* bits = reinterpret_cast<const std::uint16_t*>(step.row(program_.hidden, 0));
+    std::transform(bits, bits + size, hidden_rows_.begin(), bfloat16_to_float);
+    return hidden_rows_.data();
+  }
+
+  /// Ops of a section, of which the first one is its op number `first`.
+  void run(StepSection section, std::span<const Op> ops, Step& step, std::size_t first = 0) {
+    for (std::size_t i = 0; i < ops.size(); ++i) {
+      if (step.rows == 0) return;  // KeepLogitRowsOp in a step that nothing is wanted of
+      if (recorder_) recorder_->begin_op(section, first + i);
+      step.sum_behind = sum_behind(ops, i);
+      step.packed_input = i == 0 ? PackedRows{} : step.packed_output;
+      step.packed_output = i + 1 < ops.size() ? packed_outputs_.of(section, first + i, step) : PackedRows{};
+      const auto held = weights_ ? weights_->hold(section, first + i) : std::nullopt;
+      std::visit([&](const auto& found) { run_op(found, step); }, ops[i]);
+      if (overlapped_sum_.is_under_way()) overlapped_sum_.go_on();
+      if (usage_ && section == StepSection::kBody) {
+        usage_->update([&](WeightUsage& usage) { count_usage(i, ops[i], step, &usage); });
+      }
+      if (recorder_) recorder_->end_op([&] { return cost_of(ops[i], step); });
+    }
+  }
+
+  Step make_step(const StepInput& input, const SectionRows& rows) {
+    return {.program = program_,
+            .kernels = kernels_,
+            .threads = *threads_,
+            .arena = memory_.arena.data(),
+            .kv_pool = kv_pool_,
+            .cross_pool = cross_pool_,
+            .own_keys = own_keys_,
+            .position_biases = position_biases_,
+            .scratch = memory_.scratch,
+            .shrink = memory_.shrink.data(),
+            .shrink_stride = memory_.shrink_stride,
+            .int8_rows = reinterpret_cast<std::uint8_t*>(memory_.int8_rows.data()),
+            .int8_stride = memory_.int8_stride,
+            .int8_scales = reinterpret_cast<float*>(memory_.int8_scales.data()),
+            .int8_sums = reinterpret_cast<std::int32_t*>(memory_.int8_sums.data()),
+            .packed = memory_.packed.data(),
+            .packed_order_bytes = memory_.packed_order_bytes,
+            .reordered = memory_.reordered.data(),
+            .group_sums = reinterpret_cast<float*>(memory_.group_sums.data()),
+            .experts = memory_.experts,
+            .weights = weights_.get(),
+            .linear_scratch = memory_.linear_scratch,
+            .communicator = communicator_.get(),
+            .stage_communicator = stage_communicator_.get(),
+            .rank_room = reinterpret_cast<float*>(memory_.rank_room.data()),
+            .low_rank_room = reinterpret_cast<float*>(memory_.rank_room.data()) + memory_.rank_room_floats,
+            .rank_messages = rank_messages_,
+            .overlapped_sum = overlapped_sum_,
+            .recorder = recorder_.get(),
+            .input = input,
+            .sequence_of_token = rows.sequence_of_token,
+            .first_own_blocks = rows.first_own_blocks,
+            .groups = rows.groups,
+            .groups_of_output_rows = {},
+            .adapted_rows = memory_.adapted_rows,
+            .new_token_rows = memory_.new_token_rows,
+            .attention_plans = rows.attention_plans,
+            .sum_behind = {},
+            .packed_input = {},
+            .packed_output = {},
+            .rows = static_cast<std::int64_t>(input.token_ids.size()),
+            .output_rows = {},
+            .kept_output_rows = {}};
+  }
+
+  /// Runs the encoder over a step's encoder inputs. Of several stages, those pass its layers in pieces, and
+  /// when the last stage has all of what they make, it broadcasts it.
+  void run_encoder(const StepInput& input) {
+    const auto ops = std::span<const Op>(program_.encoder);
+    if (program_.num_stages > 1) pass_encoder_layers(input, ops.first(num_encoder_layer_ops_));
+    encoder_step_.set(input);
+    Step step = make_encoder_step();
+    if (program_.num_stages > 1 && program_.is_last_stage()) {
+      std::ranges::copy(encoded_rows_, step.row(program_.encoder_output, 0));
+    }
+    run(StepSection::kEncoder, ops.subspan(num_encoder_layer_ops_), step, num_encoder_layer_ops_);
+    copy_encoder_outputs(input.encoder, step.rows_of(program_.encoder_output));
+  }
+
+  /// The ops before the BroadcastOp. The last stage keeps what they make of each piece.
+  void pass_encoder_layers(const StepInput& input, std::span<const Op> ops) {
+    encoded_rows_.clear();
+    for (const SequenceRun& piece : runs_of_whole_sequences(input.encoder.offsets)) {
+      encoder_step_.set(input, piece);
+      Step step = make_encoder_step();
+      run(StepSection::kEncoder, ops, step);
+      if (!program_.is_last_stage()) continue;
+      const Rows made = step.rows_of(program_.encoder_output);
+      encoded_rows_.insert(encoded_rows_.end(), made.data, made.row(step.rows));
+    }
+  }
+
+  /// Of encoder_step_.
+  Step make_encoder_step() {
+    encoder_rows_.describe(encoder_step_.input(), own_keys_.tokens_per_block(), threads_->num_threads());
+    return make_step(encoder_step_.input(), encoder_rows_);
+  }
+
+  /// To where they are wanted.
+  static void copy_encoder_outputs(const EncoderInputs& inputs, const Rows& made) {
+    for (std::size_t i = 0; i < inputs.outputs.size(); ++i) {
+      if (inputs.outputs[i] == nullptr) continue;
+      const std::int32_t begin = inputs.offsets[i];
+      for (std::int32_t row = begin; row < inputs.offsets[i + 1]; ++row) {
+        const std::byte* from = made.row(row);
+        float* to = inputs.outputs[i] + (row - begin) * made.width;
+        for (std::int64_t k = 0; k < made.width; ++k) {
+          to[k] = load_as_float(from, made.dtype, static_cast<std::size_t>(k));
+        }
+      }
+    }
+  }
+
+  /// Ready for KeepLogitRowsOp, after group_tokens.
+  void group_output_rows(std::span<const std::int32_t> rows) {
+    kept_output_rows_.resize(rows.size());
+    std::iota(kept_output_rows_.begin(), kept_output_rows_.end(), 0);
+    groups_of_output_rows_.clear();
+    for (const AdapterGroup& group : rows_.groups) {
+      const auto begin = std::ranges::lower_bound(rows, group.begin) - rows.begin();
+      const auto end = std::ranges::lower_bound(rows, group.end) - rows.begin();
+      if (begin < end) groups_of_output_rows_.push_back({begin, end, group.adapter});
+    }
+  }
+
+  /// The groups of a slice of the head's rows, which are these of the step's tokens.
+  void group_slice(std::span<const std::int32_t> tokens) {
+    groups_of_slice_.clear();
+    for (const AdapterGroup& group : rows_.groups) {
+      const auto begin = std::ranges::lower_bound(tokens, group.begin) - tokens.begin();
+      const auto end = std::ranges::lower_bound(tokens, group.end) - tokens.begin();
+      if (begin < end) groups_of_slice_.push_back({begin, end, group.adapter});
+    }
+  }
+
+  Program program_;
+  /// nullptr: the program's are where it refers to.
+  std::unique_ptr<PlacedWeights> weights_;
+  std::shared_ptr<WeightUsageCounter> usage_;  ///< nullptr: nobody wants to know it
+  const KernelTable& kernels_;
+  std::shared_ptr<ThreadPool> threads_;
+  std::shared_ptr<Communicator> communicator_;
+  std::shared_ptr<Communicator> stage_communicator_;
+  EngineInfo info_;
+  RankMessages rank_messages_;
+  OverlappedSum overlapped_sum_;
+  /// Ops of the head up to the one that writes Program::hidden.
+  std::size_t num_hidden_ops_ = 0;
+  /// Ops of the encoder before its BroadcastOp; 0: it has none.
+  std::size_t num_encoder_layer_ops_ = 0;
+  std::vector<float> hidden_rows_;  // of a slice, where hidden states are bfloat16
+  KvPool kv_pool_;
+  KvPool cross_pool_;
+  KvPool own_keys_;
+  PositionBiases position_biases_;
+  SectionRows rows_;
+  SectionRows encoder_rows_;
+  StepMemory memory_;
+  PackedOutputs packed_outputs_;
+  /// nullptr without a profile.
+  std::unique_ptr<StepRecorder> recorder_;
+  StepInputChecker checker_;
+  // Of the step that runs.
+  EncoderStep encoder_step_;
+  std::vector<std::byte> encoded_rows_;  // of the last of several stages
+  std::vector<AdapterGroup> groups_of_output_rows_;
+  std::vector<AdapterGroup> groups_of_slice_;
+  OutputRows output_rows_;
+  std::vector<std::int32_t> kept_output_rows_;
+};
+
+/// Throws as make_cpu_engine.
+std::unique_ptr<PlacedWeights> place_weights(Program* program, const WeightMemory& memory) {
+  if (program->num_ranks > 1) {
+    // A rank that cannot read would leave the others waiting for it.
+    throw ConfigError("weight_memory is " + std::to_string(memory.bytes) +
+                      "; accepted: None, the engine has several ranks");
+  }
+  try {
+    return std::make_unique<PlacedWeights>(program, memory);
+  } catch (const StepError& error) {
+    throw EngineError(error.what());
+  } catch (const std::bad_alloc&) {
+    throw ConfigError("weight_memory is " + std::to_string(memory.bytes) +
+                      "; the system refuses that much memory");
+  }
+}
+
+/// Throws EngineError where a program's ranks are not a communicator's.
+void require_ranks(const Program& program, const Communicator* communicator) {
+  const std::int32_t size = communicator == nullptr ? 1 : communicator->size();
+  const std::int32_t rank = communicator == nullptr ? 0 : communicator->rank();
+  if (size == program.num_ranks && rank == program.rank) return;
+  throw EngineError("the engine is rank " + std::to_string(program.rank) + " of " +
+                    std::to_string(program.num_ranks) + ", the communicator's is rank " +
+                    std::to_string(rank) + " of " + std::to_string(size));
+}
+
+}  // namespace
+
+std::unique_ptr<Engine> make_cpu_engine(Program program, std::shared_ptr<ThreadPool> pool,
+                                        std::string_view kernels, std::shared_ptr<StepProfile> profile,
+                                        std::shared_ptr<Communicator> communicator,
+                                        const WeightMemory* weight_memory,
+                                        std::shared_ptr<WeightUsageCounter> usage) {
+  return make_cpu_engine(std::move(program), std::move(pool), find_kernels(kernels), std::move(profile),
+                         std::move(communicator), weight_memory, std::move(usage));
+}
+
+std::unique_ptr<Engine> make_cpu_engine(Program program, std::shared_ptr<ThreadPool> pool,
+                                        const KernelTable& kernels, std::shared_ptr<StepProfile> profile,
+                                        std::shared_ptr<Communicator> communicator,
+                                        const WeightMemory* weight_memory,
+                                        std::shared_ptr<WeightUsageCounter> usage) {
+  program.validate().throw_if_any<EngineError>("the engine's program is inconsistent");
+  require_ranks(program, communicator.get());
+  std::unique_ptr<PlacedWeights> weights;
+  if (weight_memory != nullptr) weights = place_weights(&program, *weight_memory);
+  try {
+    return std::make_unique<CpuEngine>(std::move(program), std::move(pool), kernels, std::move(profile),
+                                       std::move(communicator), std::move(weights), std::move(usage));
+  } catch (const std::bad_alloc&) {
+    throw EngineError("no memory for the engine's activations");
+  }
+}
+
+}  // namespace adaptrt

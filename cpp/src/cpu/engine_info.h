@@ -1,0 +1,14 @@
+#pragma once
+
+#include "adaptrt/cpu/kernel_table.h"
+#include "adaptrt/engine/engine.h"
+#include "adaptrt/program/program.h"
+#include "kv_pool.h"
+
+namespace adaptrt {
+
+/// What an engine of `program` says of itself.
+[[nodiscard]] EngineInfo info_of(const Program& program, const KernelTable& kernels, const KvPool& kv_pool,
+                                 const KvPool& cross_pool);
+
+}  // namespace adaptrt

@@ -1,0 +1,121 @@
+#pragma once
+
+// Included by coded_gemm.h where the CPU multiplies pairs of bfloat16. A tile of rows times a panel with a
+// code: each weight is made in a register and multiplied there, to the bits of the panels that coded_gemm
+// makes.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "adaptrt/core/quantized_panels.h"
+#include "adaptrt/cpu/kernel_table.h"
+#include "coded_pairs.h"
+#include "gemm.h"
+#include "panel_stream.h"
+#include "quantized_weights.h"
+
+namespace adaptrt {
+namespace {
+
+/// All of gemm.rows, which are kRows, times a panel of kPanelColumns outputs. kPowers: scales may all be
+/// powers of two.
+template <class Words, int kRows, bool kPowers>
+void coded_tile(const PanelGemm& gemm, const Quantization& how) {
+  using Weights = BFloat16Weights;
+  constexpr std::int64_t kVectorBytes = Simd::kLanes * Words::kBytes;
+  constexpr std::int64_t kLineBytes = kTileVectors * kVectorBytes;
+  constexpr std::int64_t kWordInputs = 2 * Words::kPairs;
+  const QuantizedPanel panel = parts_of_panel(how, gemm.panel, gemm.k, kPanelColumns);
+  PanelStream stream = stream_of_columns(panel, 0, kPanelColumns, Words::kBytes, gemm.next_panel);
+  SpanFetcher others(gemm.fetch);
+  const std::int64_t lines = (gemm.k + kWordInputs - 1) / kWordInputs;
+  const std::int64_t others_a_line = (others.lines() + lines - 1) / lines;
+
+  Simd::Vec sums[kRows][kTileVectors];
+  ADAPTRT_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    ADAPTRT_UNROLL
+    for (int v = 0; v < kTileVectors; ++v) sums[r][v] = Simd::zero();
+  }
+  const auto* a = static_cast<const Weights::A*>(gemm.a);
+  const std::byte* words = panel.weights;
+  const auto multiply = [&](const auto& weights, std::int64_t inputs) __attribute__((always_inline)) {
+    for (; inputs > 0; inputs -= kWordInputs) {
+      ADAPTRT_UNROLL
+      for (int v = 0; v < kTileVectors; ++v) {
+        const auto row = weights.load(words + v * kVectorBytes);
+        for_each_index<Words::kPairs>([&](auto pair) __attribute__((always_inline)) {
+          const Simd::Words columns = weights.template pairs<pair()>(row, v);
+          ADAPTRT_UNROLL
+          for (int r = 0; r < kRows; ++r) {
+            const auto value = Weights::broadcast(a + r * gemm.a_stride + 2 * pair());
+            sums[r][v] = Weights::multiply_add(value, columns, sums[r][v]);
+          }
+        });
+      }
+      prefetch_lines<static_cast<int>(kLineBytes / kCacheLine)>(&stream);
+      others.fetch(others_a_line);
+      words += kLineBytes;
+      a += kWordInputs;
+    }
+  };
+
+  CodedPairs<Words> scaled{Words(how.code)};
+  ScaledByPowers powers(how.code);
+  const std::int64_t group_size = how.group_size == 0 ? gemm.k : how.group_size;
+  const std::int64_t group_bytes = kPanelColumns * static_cast<std::int64_t>(size_of(how.scale_type));
+  const std::byte* scales = panel.scales;
+  for (std::int64_t first = 0; first < gemm.k; first += group_size, scales += group_bytes) {
+    const std::int64_t inputs = std::min(group_size, gemm.k - first);
+    if (kPowers && powers.set_scales(scales, how.scale_type)) {
+      multiply(powers, inputs);
+    } else {
+      scaled.set_scales(scales, how.scale_type, 0);
+      multiply(scaled, inputs);
+    }
+  }
+  ADAPTRT_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    ADAPTRT_UNROLL
+    for (int v = 0; v < kTileVectors; ++v) {
+      Simd::store(gemm.out + r * gemm.out_stride + v * Simd::kLanes, sums[r][v]);
+    }
+  }
+}
+
+template <class Words, bool kPowers = false, int kRows = Words::kMostRows>
+void coded_tile_of_rows(const PanelGemm& gemm, const Quantization& how) {
+  if constexpr (kRows > 1) {
+    if (gemm.rows < kRows) {
+      coded_tile_of_rows<Words, kPowers, kRows - 1>(gemm, how);
+      return;
+    }
+  }
+  coded_tile<Words, kRows, kPowers>(gemm, how);
+}
+
+/// Whether multiply_coded_tile takes so many rows: more of them find a panel in the first-level cache that
+/// was made once for all.
+inline bool takes_coded_tile(std::int64_t rows, WeightCode code) {
+  return rows <= (is_table(code) ? TableWords::kMostRows : ByteWordsOfCode::kMostRows);
+}
+
+inline void multiply_coded_tile(const PanelGemm& gemm, const Quantization& how) {
+  switch (how.code) {
+    case WeightCode::kE4M3:
+      coded_tile_of_rows<Float8Words>(gemm, how);
+      return;
+    case WeightCode::kLLMInt8:
+      coded_tile_of_rows<LLMInt8Words>(gemm, how);
+      return;
+    case WeightCode::kE2M1:
+      coded_tile_of_rows<TableWords, true>(gemm, how);
+      return;
+    default:
+      coded_tile_of_rows<TableWords>(gemm, how);
+  }
+}
+
+}  // namespace
+}  // namespace adaptrt

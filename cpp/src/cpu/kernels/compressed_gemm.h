@@ -1,0 +1,259 @@
+#pragma once
+
+// Included by the source of each instruction set, behind its simd_*.h and gemm.h, which says why.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#include "adaptrt/core/compressed_panels.h"
+#include "adaptrt/cpu/kernel_table.h"
+#include "gemm.h"
+
+namespace adaptrt {
+namespace {
+
+inline constexpr int kPiecesAcross = static_cast<int>(kPanelColumns / kPieceOutputs);
+inline constexpr int kPiecePairs = static_cast<int>(kPieceInputs / 2);
+inline constexpr std::int64_t kPairBytes = 4;
+inline constexpr std::int64_t kPairRowBytes = kPanelColumns * kPairBytes;
+/// What pieces side by side become.
+inline constexpr std::int64_t kPieceRowPairBytes = kPiecePairs * kPairRowBytes;
+/// Cache lines of a piece.
+inline constexpr int kPieceLines = static_cast<int>(kCompressedPieceBytes / kCacheLine);
+/// Pieces side by side, which hold the same inputs.
+inline constexpr std::int64_t kPieceRowBytes = kPiecesAcross * kCompressedPieceBytes;
+
+/// Makes bfloat16 of a compressed panel, some inputs after the other.
+class PanelExpander {
+ public:
+  PanelExpander(const std::byte* panel, std::int64_t exceptions)
+      : panel_(parts_of_compressed(panel, exceptions)), pieces_(panel_) {
+    find_exception();
+  }
+
+  [[nodiscard]] const PieceExpander& pieces() const { return pieces_; }
+  /// Where a row of pieces is.
+  [[nodiscard]] const std::byte* source(std::int64_t row) const {
+    return panel_.pieces + row * kPieceRowBytes;
+  }
+  /// Whether there are exceptions in the rows of pieces before `row` that `expand` was not asked for yet.
+  [[nodiscard]] bool has_exceptions(std::int64_t row) const { return place_ < row * kPieceRowElements; }
+
+  /// Rows [begin, end) of pieces to `out` [inputs / 2][kPanelColumns][2]. They must be asked for in ascending
+  /// order.
+  template <int kLines>
+  void expand(std::int64_t begin, std::int64_t end, std::byte* out, Prefetch prefetch) {
+    for (std::int64_t row = begin; row < end; ++row, out += kPieceRowPairBytes) {
+      expand_row(
+          row, [&](std::int64_t across) { return out + across * kPieceOutputs * kPairBytes; }, kPairRowBytes,
+          [&](std::int64_t) { prefetch_lines<kLines>(&prefetch); });
+    }
+  }
+
+  /// One row of pieces. The pairs of piece `across` go to at(across), `stride` bytes apart; behind it,
+  /// behind_piece(across) is called.
+  template <class At, class BehindPiece>
+  void expand_row(std::int64_t row, const At& at, std::int64_t stride, const BehindPiece& behind_piece) {
+    const std::byte* piece = source(row);
+    ADAPTRT_UNROLL
+    for (std::int64_t across = 0; across < kPiecesAcross; ++across) {
+      pieces_.expand(piece, at(across), stride);
+      behind_piece(across);
+      piece += kCompressedPieceBytes;
+    }
+    put_exceptions(row * kPieceRowElements, [&](std::int64_t pair, std::int64_t column) {
+      return at(column / kPieceOutputs) + pair * stride + column % kPieceOutputs * kPairBytes;
+    });
+  }
+
+ private:
+  static constexpr std::int64_t kPieceRowElements = kPieceInputs * kPanelColumns;
+
+  /// Those of a row of pieces, whose first element is number `first`, to the pairs of inputs that pair_at
+  /// finds. Places that are out of order are passed over.
+  template <class PairAt>
+  void put_exceptions(std::int64_t first, const PairAt& pair_at) {
+    constexpr std::int64_t kSize = sizeof(std::uint16_t);
+    for (; place_ < first + kPieceRowElements; ++next_, find_exception()) {
+      if (place_ < first) continue;
+      const std::int64_t pair = (place_ - first) / 2;
+      std::byte* to = pair_at(pair / kPanelColumns, pair % kPanelColumns) + place_ % 2 * kSize;
+      std::memcpy(to, panel_.bits + next_ * kSize, kSize);
+    }
+  }
+
+  void find_exception() {
+    place_ = std::numeric_limits<std::int64_t>::max();
+    if (next_ == panel_.count) return;
+    std::uint32_t place = 0;
+    std::memcpy(&place, panel_.places + next_ * static_cast<std::int64_t>(sizeof(place)), sizeof(place));
+    place_ = place;
+  }
+
+  CompressedPanel panel_;
+  PieceExpander pieces_;
+  std::int64_t next_ = 0;  ///< exception
+  std::int64_t place_;     ///< of it
+};
+
+/// Rows of pieces, to be multiplied by the first tile of activations.
+struct PieceRows {
+  std::int64_t begin;
+  std::int64_t end;
+  /// Where they are kept as bfloat16 for the other tiles, [inputs / 2][kPanelColumns][2]; nullptr: nowhere.
+  std::byte* kept;
+};
+
+/// Rows of activations up to which the pairs of a piece stay in registers until all are multiplied: with
+/// more, each value of a is worth keeping for all pieces of a row.
+inline constexpr int kRegisterRows = 2;
+
+/// out[kRows, kPanelColumns] = a * rows of pieces, or += but for the first ones. gemm.a belongs to
+/// rows.begin.
+template <class Weights, int kRows, int kLines>
+void compressed_tile(const PanelGemm& gemm, PanelExpander* expander, PieceRows rows, const std::byte* next) {
+  using A = typename Weights::A;
+  using B = typename Weights::B;
+  const PieceExpander pieces = expander->pieces();
+  const A* a = static_cast<const A*>(gemm.a);
+  const std::int64_t a_stride = gemm.a_stride;
+  Prefetch prefetch{next, kLines * kCacheLine};
+  Simd::Vec sums[kRows][kPiecesAcross];
+  ADAPTRT_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    ADAPTRT_UNROLL
+    for (int v = 0; v < kPiecesAcross; ++v) {
+      const float* before = gemm.out + r * gemm.out_stride + v * Simd::kLanes;
+      sums[r][v] = rows.begin > 0 ? Simd::load(before) : Simd::zero();
+    }
+  }
+  const auto take = [&](int pair, int v, B columns) __attribute__((always_inline)) {
+    ADAPTRT_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      const auto value = Weights::broadcast(a + r * a_stride + 2 * pair);
+      sums[r][v] = Weights::multiply_add(value, columns, sums[r][v]);
+    }
+  };
+  alignas(kCacheLine) std::byte space[kPieceRowPairBytes];
+  std::byte* expanded = rows.kept != nullptr ? rows.kept : space;
+  const std::int64_t expanded_step = rows.kept != nullptr ? kPieceRowPairBytes : 0;
+  for (std::int64_t row = rows.begin; row < rows.end; ++row) {
+    if (kRows > kRegisterRows || expanded_step > 0 || expander->has_exceptions(row + 1)) {
+      expander->template expand<kLines>(row, row + 1, expanded, prefetch);
+      prefetch.from += kPiecesAcross * prefetch.step;
+      ADAPTRT_UNROLL
+      for (int pair = 0; pair < kPiecePairs; ++pair) {
+        B columns[kPiecesAcross];
+        ADAPTRT_UNROLL
+        for (int v = 0; v < kPiecesAcross; ++v) {
+          columns[v] = Weights::load(expanded + pair * kPairRowBytes + v * kPieceOutputs * kPairBytes);
+        }
+        ADAPTRT_UNROLL
+        for (int r = 0; r < kRows; ++r) {
+          const auto value = Weights::broadcast(a + r * a_stride + 2 * pair);
+          ADAPTRT_UNROLL
+          for (int v = 0; v < kPiecesAcross; ++v) {
+            sums[r][v] = Weights::multiply_add(value, columns[v], sums[r][v]);
+          }
+        }
+      }
+    } else {
+      const std::byte* piece = expander->source(row);
+      ADAPTRT_UNROLL
+      for (int v = 0; v < kPiecesAcross; ++v) {
+        B pairs[kPiecePairs];
+        pieces.expand(piece + v * kCompressedPieceBytes, pairs);
+        ADAPTRT_UNROLL
+        for (int pair = 0; pair < kPiecePairs; ++pair) take(pair, v, pairs[pair]);
+        prefetch_lines<kLines>(&prefetch);
+      }
+    }
+    expanded += expanded_step;
+    a += kPieceInputs;
+  }
+  ADAPTRT_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    ADAPTRT_UNROLL
+    for (int v = 0; v < kPiecesAcross; ++v) {
+      Simd::store(gemm.out + r * gemm.out_stride + v * Simd::kLanes, sums[r][v]);
+    }
+  }
+}
+
+using CompressedTile = void (*)(const PanelGemm&, PanelExpander*, PieceRows, const std::byte*);
+
+/// The tile function for a number of rows, from 1 to kRows.
+template <class Weights, int kLines, int kRows = kTileRows>
+CompressedTile compressed_tile_of(std::int64_t rows) {
+  if constexpr (kRows > 1) {
+    if (rows < kRows) return compressed_tile_of<Weights, kLines, kRows - 1>(rows);
+  }
+  return &compressed_tile<Weights, kRows, kLines>;
+}
+
+/// As gemm_streamed: all tiles of rows take a part of k before the next part is read, and fetch it meanwhile.
+/// The first tile makes bfloat16 of the part, which the others multiply from the first-level cache.
+template <class Weights>
+void compressed_gemm(const PanelGemm& gemm, std::int64_t exceptions) {
+  using A = typename Weights::A;
+  constexpr std::int64_t kPartRows = kStreamSteps / kPiecePairs;
+  alignas(kCacheLine) std::byte kept[kStreamSteps * kPairRowBytes];
+  PanelExpander expander(gemm.panel, exceptions);
+  const std::int64_t tiles = (gemm.rows + kTileRows - 1) / kTileRows;
+  const std::int64_t piece_rows = gemm.k / kPieceInputs;
+  // Lines of a piece that the first tile fetches, and the others.
+  const std::int64_t first_lines = tiles == 1 ? kPieceLines : tiles == 2 ? 2 : 1;
+  const CompressedTile first_tile =
+      first_lines == kPieceLines ? compressed_tile_of<Weights, kPieceLines>(rows_of_tile(gemm.rows, tiles))
+      : first_lines == 2         ? compressed_tile_of<Weights, 2>(rows_of_tile(gemm.rows, tiles))
+                                 : compressed_tile_of<Weights, 1>(rows_of_tile(gemm.rows, tiles));
+  SpanFetcher others(gemm.fetch);
+  const std::int64_t parts = (piece_rows + kPartRows - 1) / kPartRows;
+  const std::int64_t others_a_tile = (others.lines() + parts * tiles - 1) / (parts * tiles);
+  PanelGemm part = gemm;
+  for (std::int64_t begin = 0; begin < piece_rows; begin += kPartRows) {
+    const std::int64_t end = std::min(begin + kPartRows, piece_rows);
+    const std::byte* next = end < piece_rows ? expander.source(end) : gemm.next_panel;
+    // What is in the cache already is fetched in no time.
+    if (next == nullptr) next = expander.source(begin);
+    part.a = static_cast<const A*>(gemm.a) + begin * kPieceInputs;
+    part.k = (end - begin) * kPieceInputs;
+    part.panel = kept;
+    others.fetch(others_a_tile);
+    first_tile(part, &expander, {begin, end, tiles > 1 ? kept : nullptr}, next);
+    next += (end - begin) * kPiecesAcross * first_lines * kCacheLine;
+    std::int64_t row = rows_of_tile(gemm.rows, tiles);
+    for (std::int64_t tile = 1; tile < tiles; ++tile) {
+      const std::int64_t rows = rows_of_tile(gemm.rows - row, tiles - tile);
+      // As many steps as pieces.
+      const std::int64_t lines = tile < kPieceLines - first_lines + 1 ? 1 : 0;
+      others.fetch(others_a_tile);
+      streamed_tile_of<Weights>(rows, lines)(part, row, 0, Simd::kLanes, begin > 0,
+                                             {next, lines * kCacheLine});
+      next += (end - begin) * kPiecesAcross * lines * kCacheLine;
+      row += rows;
+    }
+  }
+}
+
+using CompressedGemm = void (*)(const PanelGemm& gemm, std::int64_t exceptions);
+
+/// nullptr where panels are not streamed.
+template <class Weights>
+constexpr CompressedGemm compressed_gemm_of() {
+  if constexpr (kCanStream<Weights>) return &compressed_gemm<Weights>;
+  return nullptr;
+}
+
+inline void expand_compressed(const std::byte* panel, std::int64_t k, std::int64_t exceptions,
+                              std::byte* out) {
+  PanelExpander expander(panel, exceptions);
+  expander.expand<kPieceLines>(0, k / kPieceInputs, out,
+                               {expander.source(0) + kStreamAhead, kCompressedPieceBytes});
+}
+
+}  // namespace
+}  // namespace adaptrt

@@ -1,0 +1,81 @@
+#include <algorithm>
+#include <array>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "adaptrt/core/error.h"
+#include "adaptrt/cpu/kernel_choice.h"
+#include "adaptrt/cpu/kernel_table.h"
+#include "tables.h"
+
+namespace adaptrt {
+namespace {
+
+struct NamedTable {
+  std::string_view name;
+  /// To be called only where the CPU can run it.
+  const KernelTable& (*table)();
+};
+
+constexpr auto kTables = std::to_array<NamedTable>({
+#ifdef ADAPTRT_EVERY_X86_TABLE
+    {"avx512_amx", &avx512_amx_kernels},
+    {"avx512_vnni", &avx512_vnni_kernels},
+    {"avx512", &avx512_kernels},
+#endif
+#ifdef ADAPTRT_X86_KERNELS
+    {"avx512_bf16", &avx512_bf16_kernels},
+    {"avx2", &avx2_kernels},
+#endif
+    {"portable", &portable_kernels},
+});
+
+const NamedTable* find_table(std::string_view name) {
+  const auto* found = std::ranges::find(kTables, name, &NamedTable::name);
+  return found == kTables.end() ? nullptr : found;
+}
+
+/// Of the tables that there are.
+std::vector<KernelFit> fit_tables() {
+  auto fits = fit_kernels(read_cpu());
+  std::erase_if(fits,
+                [](const KernelFit& fit) { return fit.obstacle.empty() && find_table(fit.name) == nullptr; });
+  return fits;
+}
+
+const std::vector<KernelFit>& fits() {
+  static const std::vector<KernelFit> all = fit_tables();
+  return all;
+}
+
+std::vector<const KernelTable*> find_available() {
+  std::vector<const KernelTable*> tables;
+  for (const KernelFit& fit : fits()) {
+    if (fit.obstacle.empty()) tables.push_back(&find_table(fit.name)->table());
+  }
+  return tables;
+}
+
+}  // namespace
+
+std::span<const KernelTable* const> available_kernels() {
+  static const std::vector<const KernelTable*> tables = find_available();
+  return tables;
+}
+
+std::span<const KernelFit> impossible_kernels() {
+  return std::span(fits()).subspan(available_kernels().size());
+}
+
+std::string kernels_problem(std::string_view name) {
+  return kernels_problem(name, fits());
+}
+
+const KernelTable& find_kernels(std::string_view name) {
+  if (auto problem = kernels_problem(name); !problem.empty()) throw ConfigError(std::move(problem));
+  return name.empty() ? *available_kernels().front() : find_table(name)->table();
+}
+
+}  // namespace adaptrt

@@ -1,0 +1,105 @@
+#include "adaptrt/cpu/kernel_choice.h"
+
+#include <algorithm>
+#include <array>
+#include <span>
+
+namespace adaptrt {
+namespace {
+
+struct Need {
+  bool Cpu::* feature;
+  std::string_view obstacle;
+};
+
+// What each table needs beyond the one before it, then the rest; the first that lacks is the one to name.
+constexpr auto kNeeds = std::to_array<Need>({
+    {&Cpu::amx, "this CPU has no AMX for bfloat16 and int8"},
+    {&Cpu::amx_permitted, "Linux refused the tile registers of AMX"},
+    {&Cpu::avx512_vbmi, "this CPU has no AVX-512 VBMI"},
+    {&Cpu::avx512_bf16, "this CPU has no AVX-512 BF16"},
+    {&Cpu::avx512_vnni, "this CPU has no AVX-512 VNNI"},
+    {&Cpu::avx512, "this CPU has no AVX-512 (F, BW, VL and DQ)"},
+    {&Cpu::avx2, "this CPU has no AVX2 with FMA"},
+});
+
+/// The needs from `feature` on.
+constexpr std::span<const Need> needs_from(bool Cpu::* feature) {
+  const auto* first = std::ranges::find(kNeeds, feature, &Need::feature);
+  return {first, kNeeds.end()};
+}
+
+bool always(const Cpu& /*cpu*/) {
+  return true;
+}
+
+/// vdpbf16ps has twice the rate of float32 FMA on Zen 4 and later, and half of it on Intel's. That of other
+/// vendors is not known: FMA is at full rate everywhere.
+bool multiplies_bfloat16_faster(const Cpu& cpu) {
+  constexpr int kZen4 = 0x19;
+  return cpu.vendor == CpuVendor::kAmd && cpu.family >= kZen4;
+}
+
+struct Row {
+  std::string_view name;
+  std::span<const Need> needs;
+  /// Whether it comes before the next row that can run, where both can; of the last row: true.
+  bool (*is_faster)(const Cpu& cpu);
+};
+
+constexpr auto kRows = std::to_array<Row>({
+    // 15 to 30 times vdpbf16ps where it was measured; a unit for products alone is made for nothing else.
+    {"avx512_amx", needs_from(&Cpu::amx), always},
+    {"avx512_bf16", needs_from(&Cpu::avx512_bf16), multiplies_bfloat16_faster},
+    // Float32 FMA, also of bfloat16 weights; 8-bit products by one instruction instead of three.
+    {"avx512_vnni", needs_from(&Cpu::avx512_vnni), always},
+    // Twice the width of AVX2 at the same instructions a cycle, or the same rate with fewer instructions.
+    {"avx512", needs_from(&Cpu::avx512), always},
+    {"avx2", needs_from(&Cpu::avx2), always},
+    {"portable", {}, always},
+});
+
+std::string_view obstacle_of(const Row& row, const Cpu& cpu) {
+  for (const Need& need : row.needs) {
+    if (!(cpu.*need.feature)) return need.obstacle;
+  }
+  return {};
+}
+
+}  // namespace
+
+std::vector<KernelFit> fit_kernels(const Cpu& cpu) {
+  std::vector<KernelFit> fits;
+  std::vector<KernelFit> slower;  // than the next row that can run
+  std::vector<KernelFit> impossible;
+  for (const Row& row : kRows) {
+    const KernelFit fit{row.name, obstacle_of(row, cpu)};
+    if (!fit.obstacle.empty()) {
+      impossible.push_back(fit);
+    } else if (!row.is_faster(cpu)) {
+      slower.push_back(fit);
+    } else {
+      fits.push_back(fit);
+      fits.insert(fits.end(), slower.begin(), slower.end());
+      slower.clear();
+    }
+  }
+  fits.insert(fits.end(), impossible.begin(), impossible.end());
+  return fits;
+}
+
+std::string kernels_problem(std::string_view name, std::span<const KernelFit> fits) {
+  const auto found = std::ranges::find(fits, name, &KernelFit::name);
+  if (name.empty() || (found != fits.end() && found->obstacle.empty())) return {};
+  std::string problem = "kernels is '" + std::string(name) + "'";
+  if (found != fits.end()) problem.append(", but ").append(found->obstacle);
+  std::string_view separator = "; this CPU can run: ";
+  for (const KernelFit& fit : fits) {
+    if (!fit.obstacle.empty()) continue;
+    problem.append(separator).append(fit.name);
+    separator = ", ";
+  }
+  return problem;
+}
+
+}  // namespace adaptrt

@@ -1,0 +1,57 @@
+#pragma once
+
+// Included behind a header with Simd and one with Tiles.
+
+#include "adaptrt/cpu/kernel_table.h"
+#include "streamed_rows.h"
+#include "tile_attention.h"
+#include "tile_columns.h"
+#include "tile_compressed.h"
+#include "tile_gemm.h"
+#include "tile_int8.h"
+#include "tile_quantized.h"
+#include "tile_sparse.h"
+#include "tile_w4a8.h"
+
+namespace adaptrt {
+namespace {
+
+/// A tile of sums, the activations of a part of k and two panels' weights of it fit in the second-level
+/// cache.
+inline constexpr std::int64_t kTiledRows = 512;
+inline constexpr std::int64_t kWholeBytes = 1024 * 1024;
+inline constexpr std::int64_t kPartBytes = 512 * 1024;
+
+/// `vectors` with the products of bfloat16 and int8 on tile registers. They are kernels of the same Simd,
+/// which rounds to bfloat16 for both.
+inline KernelTable make_tile_table(const char* name, const KernelTable& vectors) {
+  KernelTable table = vectors;
+  table.name = name;
+  table.block_rows = kTiledRows;
+  table.whole_bytes = kWholeBytes;
+  table.part_bytes = kPartBytes;
+  table.streamed_rows = kTileHeight;
+  table.few_rows = kFewRows;
+  table.pack_rows = &pack_steps;
+  table.stream_rows = &stream_rows;
+  table.leave_thread = &Tiles::release;
+  table.gemm[static_cast<std::size_t>(DType::kBFloat16)] = &tile_gemm;
+  table.compressed_gemm = &tile_compressed_gemm<Simd::kLanes == kPieceOutputs>;
+  table.compressed_rows = kTiledRows;
+  table.coded_gemm[static_cast<std::size_t>(DType::kBFloat16)] = &tile_coded_gemm;
+  table.coded_rows[static_cast<std::size_t>(DType::kBFloat16)] = kTiledRows;
+  table.gathered_gemm[static_cast<std::size_t>(DType::kBFloat16)] = &tile_gathered_gemm;
+  table.sparse_gemm[static_cast<std::size_t>(DType::kBFloat16)] = &tile_sparse_gemm;
+  table.column_gemm[static_cast<std::size_t>(DType::kBFloat16)] = &tile_column_gemm;
+  table.sparse_rows[static_cast<std::size_t>(DType::kBFloat16)] = kFewRows;
+  table.quantized_gemm[static_cast<std::size_t>(DType::kBFloat16)] = &tile_quantized_gemm;
+  table.int8_decoded_rows = kTiledRows;
+  table.int4_decoded_rows = kTiledRows;
+  table.int8_gemm = &tile_int8_gemm;
+  table.w4a8_gemm = &tile_w4a8_gemm;
+  table.attend[static_cast<std::size_t>(DType::kBFloat16)] = &tile_attend;
+  return table;
+}
+
+}  // namespace
+}  // namespace adaptrt

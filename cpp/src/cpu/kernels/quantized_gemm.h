@@ -1,0 +1,222 @@
+#pragma once
+
+// Included by the source of each instruction set, behind its simd_*.h and gemm.h, which says why.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "adaptrt/core/quantized_panels.h"
+#include "adaptrt/cpu/kernel_table.h"
+#include "elementwise.h"
+#include "gemm.h"
+#include "narrow_weights.h"
+#include "panel_stream.h"
+#include "quantized_tile.h"
+#include "quantized_weights.h"
+
+namespace adaptrt {
+namespace {
+
+/// Of a panel, what is decoded at once: it stays in the first-level cache beside the rows and what is
+/// fetched.
+inline constexpr std::int64_t kDecodedBytes = 16384;
+
+/// All rows and columns, in tiles of at most kRows rows.
+template <class Weights, int kRows, bool kStreams>
+void quantized_panel(const QuantizedGemm& gemm, const QuantizedPanel& panel, const std::byte* words) {
+  const auto decoder = decoder_of<Weights>(gemm.quantization);
+  constexpr std::int64_t kGroup = kTileVectors * Simd::kLanes;
+  constexpr int kLines =
+      kStreams ? static_cast<int>((kGroup * Weights::kColumnBytes + kCacheLine - 1) / kCacheLine) : 0;
+  const std::int64_t blocks = (gemm.rows + kRows - 1) / kRows;
+  const InputRange inputs{0, gemm.k};
+  std::int64_t column = 0;
+  for (; column + kGroup <= gemm.width; column += kGroup) {
+    const auto prefetch = [&] {
+      if constexpr (kStreams) {
+        return stream_of_columns(panel, column, gemm.width, Weights::kColumnBytes, gemm.next_panel);
+      } else {
+        return Prefetch{};
+      }
+    }();
+    for (std::int64_t row = 0, block = 0; block < blocks; ++block) {
+      const std::int64_t rows = rows_of_tile(gemm.rows - row, blocks - block);
+      quantized_rows<Weights, kLines, kRows>(gemm, panel, decoder, words, inputs, row, rows, column,
+                                             prefetch);
+      row += rows;
+    }
+  }
+  // Few matrices have such columns, in their last panel: rows behind the last whole tile are taken one by
+  // one.
+  for (; column < gemm.width; column += Simd::kLanes) {
+    const std::int64_t lanes = std::min<std::int64_t>(Simd::kLanes, gemm.width - column);
+    std::int64_t row = 0;
+    for (; row + kRows <= gemm.rows; row += kRows) {
+      quantized_tile<Weights, kRows, 1, true, 0>(gemm, panel, decoder, words, inputs, row, column, lanes,
+                                                 Prefetch{});
+    }
+    for (; row < gemm.rows; ++row) {
+      quantized_tile<Weights, 1, 1, true, 0>(gemm, panel, decoder, words, inputs, row, column, lanes,
+                                             Prefetch{});
+    }
+  }
+}
+
+/// A pair of bfloat16, or a float32.
+inline constexpr std::int64_t kExpandedBytes = 4;
+
+/// Decodes `units` of k of kVectors vectors of columns, the last one of last_lanes columns, of a panel.
+/// `fetch` is told of the lines that are read.
+template <class Packed, int kVectors, class Fetch = FetchAhead>
+void expand_columns(const Packed& words_decoder, const std::byte* words, std::int64_t width,
+                    std::int64_t units, std::int64_t last_lanes, std::byte* out, std::int64_t out_row_bytes,
+                    const Fetch& fetch = {}) {
+  const Packed decoder = words_decoder;
+  const std::int64_t row_bytes = width * Packed::kColumnBytes;
+  const auto expand = [&](auto wanted) __attribute__((always_inline)) {
+    ADAPTRT_UNROLL
+    for (int v = 0; v < kVectors; ++v) {
+      const std::int64_t lanes = v == kVectors - 1 ? last_lanes : Simd::kLanes;
+      const auto word = load_word<Packed>(words + v * Simd::kLanes * Packed::kColumnBytes, row_bytes, lanes);
+      for_each_index<Packed::kUnits>([&](auto unit) __attribute__((always_inline)) {
+        if (!wanted(unit())) return;
+        Packed::store(out + unit() * out_row_bytes + v * Simd::kLanes * kExpandedBytes,
+                      decoder.template decode<unit()>(word), lanes);
+      });
+    }
+    constexpr int kLines =
+        static_cast<int>((kVectors * Simd::kLanes * Packed::kColumnBytes + kCacheLine - 1) / kCacheLine);
+    ADAPTRT_UNROLL
+    for (int row = 0; row < kWordLines<Packed>; ++row) {
+      fetch.template at_lines<kLines>(words);
+      words += row_bytes;
+    }
+    out += Packed::kUnits * out_row_bytes;
+  };
+  for (; units >= Packed::kUnits; units -= Packed::kUnits) {
+    expand([](int) __attribute__((always_inline)) { return true; });
+  }
+  if constexpr (!kHasWholeWords<Packed>) {
+    if (units > 0) expand([&](int unit) __attribute__((always_inline)) { return unit < units; });
+  }
+}
+
+/// Inputs that quantized_streamed decodes at once.
+template <class Float>
+inline constexpr std::int64_t kStretchInputs =
+    kDecodedBytes / (kPanelColumns * Float::kColumnBytes) * Float::kInterleave;
+
+/// Whether no group of inputs but the only one goes from one stretch into the next.
+template <class Float>
+bool has_whole_stretches(const QuantizedGemm& gemm) {
+  const std::int64_t size = gemm.quantization.group_size;
+  return size == 0 || size >= gemm.k || kStretchInputs<Float> % size == 0;
+}
+
+/// A panel of one group of columns and of whole groups of inputs, for several tiles of rows: a stretch of k
+/// is decoded to the first-level cache and multiplied with all rows before the next is read, and meanwhile
+/// the tiles fetch the next one.
+template <class Packed, class Float>
+void quantized_streamed(const QuantizedGemm& gemm, const QuantizedPanel& panel) {
+  constexpr std::int64_t kRowBytes = kPanelColumns * Packed::kColumnBytes;
+  constexpr std::int64_t kStretch = kStretchInputs<Float>;
+  constexpr std::int64_t kWordInputs = Packed::kUnits * Packed::kInterleave;
+  alignas(kCacheLine) std::byte decoded[kDecodedBytes];
+  const auto decoder = decoder_of<Packed>(gemm.quantization);
+  const std::int64_t tiles = (gemm.rows + kTileRows - 1) / kTileRows;
+  for (std::int64_t begin = 0; begin < gemm.k; begin += kStretch) {
+    const InputRange inputs{begin, std::min(begin + kStretch, gemm.k)};
+    const std::byte* words = panel.weights + begin / kWordInputs * kRowBytes;
+    const std::int64_t units = (inputs.end - begin + Packed::kInterleave - 1) / Packed::kInterleave;
+    expand_columns<Packed, kTileVectors>(decoder, words, kPanelColumns, units, Simd::kLanes, decoded,
+                                         kPanelColumns * kExpandedBytes);
+    const bool is_last = inputs.end == gemm.k;
+    const std::byte* next =
+        is_last && gemm.next_panel != nullptr ? gemm.next_panel : words + kStretch / kWordInputs * kRowBytes;
+    // What each tile fetches with each unit: less than a cache line.
+    const std::int64_t bytes = (kRowBytes + tiles * Packed::kUnits - 1) / (tiles * Packed::kUnits);
+    std::int64_t row = 0;
+    for (std::int64_t tile = 0; tile < tiles; ++tile) {
+      const std::int64_t rows = rows_of_tile(gemm.rows - row, tiles - tile);
+      const Prefetch prefetch{next + tile * units * bytes, bytes};
+      quantized_rows<Expanded<Float>, 1, kTileRows>(gemm, panel, {}, decoded, inputs, row, rows, 0, prefetch);
+      row += rows;
+    }
+  }
+}
+
+template <class Packed, class Float, bool kIsInt8>
+void multiply_quantized(const QuantizedGemm& gemm) {
+  const QuantizedPanel panel = parts_of_panel(gemm.quantization, gemm.panel, gemm.k, gemm.width);
+  if (gemm.expanded != nullptr) {
+    quantized_panel<Expanded<Float>, kTileRows, false>(gemm, panel, gemm.expanded);
+    return;
+  }
+  // Four bits are decoded for each tile in less time than it takes to store and load what they stand for.
+  if constexpr (kIsInt8 && kTileVectors * Simd::kLanes == kPanelColumns) {
+    if (gemm.rows > kTileRows && gemm.width == kPanelColumns && has_whole_stretches<Float>(gemm)) {
+      quantized_streamed<Packed, Float>(gemm, panel);
+      return;
+    }
+  }
+  quantized_panel<Packed, kDecodedTileRows, true>(gemm, panel, panel.weights);
+}
+
+template <class Packed>
+void expand_weights(const QuantizedGemm& gemm, std::byte* out) {
+  constexpr std::int64_t kGroup = kTileVectors * Simd::kLanes;
+  const std::int64_t units = (gemm.k + Packed::kInterleave - 1) / Packed::kInterleave;
+  const auto decoder = decoder_of<Packed>(gemm.quantization);
+  const auto columns = [&]<int kVectors>(std::integral_constant<int, kVectors>, std::int64_t column,
+                                         std::int64_t last_lanes) {
+    expand_columns<Packed, kVectors>(decoder, gemm.panel + column * Packed::kColumnBytes, gemm.width, units,
+                                     last_lanes, out + column * kExpandedBytes, gemm.width * kExpandedBytes);
+  };
+  std::int64_t column = 0;
+  for (; column + kGroup <= gemm.width; column += kGroup) {
+    columns(std::integral_constant<int, kTileVectors>{}, column, Simd::kLanes);
+  }
+  for (; column < gemm.width; column += Simd::kLanes) {
+    columns(std::integral_constant<int, 1>{}, column,
+            std::min<std::int64_t>(Simd::kLanes, gemm.width - column));
+  }
+}
+
+/// `Float` is what the activations are multiplied with once it is decoded.
+template <class Float>
+void quantized_gemm(const QuantizedGemm& gemm) {
+  if (gemm.quantization.algo != QuantAlgo::kW4A16) {
+    multiply_quantized<typename PackedFor<Float>::Int8, Float, true>(gemm);
+    return;
+  }
+  with_bits<PackedFor<Float>>(gemm.quantization, [&]<class Packed>(std::type_identity<Packed>) {
+    multiply_quantized<Packed, Float, false>(gemm);
+  });
+}
+
+template <class Float>
+void expand_panel(const QuantizedGemm& gemm, std::byte* out) {
+  if (gemm.quantization.algo != QuantAlgo::kW4A16) {
+    expand_weights<typename PackedFor<Float>::Int8>(gemm, out);
+    return;
+  }
+  with_bits<PackedFor<Float>>(gemm.quantization, [&]<class Packed>(std::type_identity<Packed>) {
+    expand_weights<Packed>(gemm, out);
+  });
+}
+
+inline void sum_groups(const std::byte* x, DType type, std::int64_t n, std::int64_t group_size, float* out) {
+  const std::int64_t size = group_size == 0 ? n : group_size;
+  for (std::int64_t first = 0; first < n; first += size) {
+    const std::int64_t last = std::min(first + size, n);
+    Simd::Vec sums = Simd::zero();
+    for (std::int64_t i = first; i < last; i += Simd::kLanes) {
+      sums = Simd::add(sums, load_as(x, type, i, std::min<std::int64_t>(Simd::kLanes, last - i)));
+    }
+    *out++ = Simd::sum(sums);
+  }
+}
+
+}  // namespace
+}  // namespace adaptrt

@@ -1,0 +1,51 @@
+#include "adaptrt/cpu/amx.h"
+#include "adaptrt/cpu/kernel_choice.h"
+
+#ifdef ADAPTRT_X86_KERNELS
+#include <cpuid.h>
+#endif
+
+namespace adaptrt {
+namespace {
+
+#ifdef ADAPTRT_X86_KERNELS
+
+CpuVendor read_vendor() {
+  if (__builtin_cpu_is("intel")) return CpuVendor::kIntel;
+  return __builtin_cpu_is("amd") ? CpuVendor::kAmd : CpuVendor::kOther;
+}
+
+int read_family() {
+  unsigned eax = 0;
+  unsigned ebx = 0;
+  unsigned ecx = 0;
+  unsigned edx = 0;
+  if (__get_cpuid(1, &eax, &ebx, &ecx, &edx) == 0) return 0;
+  constexpr unsigned kExtended = 0xf;
+  const unsigned family = (eax >> 8) & 0xf;
+  return static_cast<int>(family == kExtended ? family + ((eax >> 20) & 0xff) : family);
+}
+
+#endif
+
+}  // namespace
+
+Cpu read_cpu() {
+  Cpu cpu;
+#ifdef ADAPTRT_X86_KERNELS
+  __builtin_cpu_init();
+  cpu.vendor = read_vendor();
+  cpu.family = read_family();
+  cpu.avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  cpu.avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+               __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+  cpu.avx512_vnni = __builtin_cpu_supports("avx512vnni");
+  cpu.avx512_bf16 = __builtin_cpu_supports("avx512bf16");
+  cpu.avx512_vbmi = __builtin_cpu_supports("avx512vbmi");
+  cpu.amx = cpu_has_amx();
+  cpu.amx_permitted = amx_is_permitted();
+#endif
+  return cpu;
+}
+
+}  // namespace adaptrt

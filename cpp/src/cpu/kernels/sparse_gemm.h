@@ -1,0 +1,244 @@
+#pragma once
+
+// Included by the source of each instruction set, behind its simd_*.h and gemm.h, which says why. Products
+// that read a part of a matrix: rows of outputs, wherever they are, and inputs that are not
+// zero. Each element is summed in the order in which gemm.h sums it: what is left out are products with zero,
+// which change no sum but the sign of one that is zero.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "adaptrt/cpu/kernel_table.h"
+#include "gemm.h"
+
+namespace adaptrt {
+namespace {
+
+/// Rows that sparse_gemm takes: more of them seldom have an input that is zero in all.
+inline constexpr int kSparseRows = 4;
+
+/// What a line of a gathered panel has for each output: a group of inputs.
+inline constexpr std::int64_t kGatheredWord = 4;
+inline constexpr std::int64_t kGatheredLine = kPanelColumns * kGatheredWord;
+/// Words of an output that fill a cache line, and how far ahead of their use they are fetched.
+inline constexpr std::int64_t kLineWords = kCacheLine / kGatheredWord;
+inline constexpr std::int64_t kGatheredAhead = 64;
+
+/// Fetches the line of kLanes outputs that is read kGatheredAhead words behind `word`, of the next ones near
+/// the end of these.
+inline void fetch_gathered(const GatheredOutputs& gathered, std::int64_t column, std::int64_t word,
+                           std::int64_t words) {
+  const std::byte* const* outputs = gathered.outputs;
+  word += kGatheredAhead;
+  if (word >= words) {
+    outputs = gathered.next;
+    word -= words;
+    if (outputs == nullptr || word >= words) return;
+  }
+  for (std::int64_t i = 0; i < Simd::kLanes; ++i) {
+    __builtin_prefetch(outputs[column + i] + word * kGatheredWord, 0, 2);
+  }
+}
+
+/// Writes the words [begin, end) of the outputs, each of `words`, as lines of a panel. Columns of whole
+/// vectors without a wanted output are not touched.
+inline void gather_words(const GatheredOutputs& gathered, std::int64_t words, std::int64_t begin,
+                         std::int64_t end, std::byte* out) {
+  constexpr std::int64_t kAtOnce = 4;
+  for (std::int64_t column = 0; column < gathered.count; column += Simd::kLanes) {
+    const std::byte* const* outputs = gathered.outputs + column;
+    std::byte* to = out + column * kGatheredWord;
+    std::int64_t word = begin;
+    for (; word + kAtOnce <= end; word += kAtOnce, to += kAtOnce * kGatheredLine) {
+      if ((word - begin) % kLineWords == 0) fetch_gathered(gathered, column, word, words);
+      Simd::transpose_words(outputs, word * kGatheredWord, to, kGatheredLine);
+    }
+    for (; word < end; ++word, to += kGatheredLine) {
+      for (std::int64_t i = 0; i < Simd::kLanes; ++i) {
+        std::memcpy(to + i * kGatheredWord, outputs[i] + word * kGatheredWord, kGatheredWord);
+      }
+    }
+  }
+}
+
+/// Whether gather_words leaves columns as they are.
+inline bool has_empty_columns(const GatheredOutputs& gathered) {
+  return gathered.count <= kPanelColumns - Simd::kLanes;
+}
+
+inline void gather_outputs(const GatheredOutputs& gathered, std::int64_t words, std::byte* out) {
+  if (has_empty_columns(gathered)) std::memset(out, 0, static_cast<std::size_t>(words * kGatheredLine));
+  // Some words of all outputs at a time, which are written to few pages.
+  for (std::int64_t begin = 0; begin < words; begin += kGatheredAhead) {
+    gather_words(gathered, words, begin, std::min(begin + kGatheredAhead, words),
+                 out + begin * kGatheredLine);
+  }
+}
+
+/// Fetches what fetch_gathered fetches ahead of the first words. Where they are there already, it costs
+/// little.
+inline void fetch_first_words(const GatheredOutputs& gathered, std::int64_t words) {
+  for (std::int64_t word = 0; word < std::min(kGatheredAhead, words); word += kLineWords) {
+    for (std::int64_t i = 0; i < gathered.count; ++i) {
+      __builtin_prefetch(gathered.outputs[i] + word * kGatheredWord, 0, 2);
+    }
+  }
+}
+
+/// As coded_gemm: a part of k is gathered, and multiplied from the first-level cache.
+template <class Weights>
+void gathered_gemm(const PanelGemm& gemm, const GatheredOutputs& gathered) {
+  using A = typename Weights::A;
+  static_assert(Weights::kColumnBytes == kGatheredWord);
+  alignas(kCacheLine) std::byte made[kStreamSteps * kGatheredLine];
+  if (has_empty_columns(gathered)) std::memset(made, 0, sizeof(made));
+  const std::int64_t words = gemm.k / Weights::kInterleave;
+  fetch_first_words(gathered, words);
+  SpanFetcher others(gemm.fetch);
+  others.fetch(others.lines());
+  PanelGemm part = gemm;
+  part.panel = made;
+  for (std::int64_t begin = 0; begin < words; begin += kStreamSteps) {
+    const std::int64_t end = std::min(begin + kStreamSteps, words);
+    gather_words(gathered, words, begin, end, made);
+    part.a = static_cast<const A*>(gemm.a) + begin * Weights::kInterleave;
+    part.k = (end - begin) * Weights::kInterleave;
+    streamed_tile_of<Weights>(gemm.rows, 0)(part, 0, 0, Simd::kLanes, begin > 0, {});
+  }
+}
+
+using GatheredGemm = void (*)(const PanelGemm& gemm, const GatheredOutputs& gathered);
+
+/// nullptr where panels are not streamed.
+template <class Weights>
+constexpr GatheredGemm gathered_gemm_of() {
+  if constexpr (kCanStream<Weights>) {
+    static_assert(kSparseRows <= kTileRows);
+    return &gathered_gemm<Weights>;
+  } else {
+    return nullptr;
+  }
+}
+
+/// Fetches lines of live inputs ahead of their use: to the first level a few ahead, and to the second one all
+/// of the next panel. Those are fetched in turns that go through the whole panel, for lines that ascend
+/// within a page let the processor read on, which is what is to be left out.
+class LiveFetcher {
+ public:
+  LiveFetcher(const std::byte* panel, const std::byte* next, const LiveInputs& live, std::int64_t row_bytes)
+      : panel_(panel), next_(next), live_(live), row_bytes_(row_bytes) {}
+
+  /// With the line of number `index`, once for each of them.
+  template <int kLines>
+  void fetch(std::int64_t index) {
+    if (index + kAhead < live_.count) fetch_line<kLines, 3>(panel_, index + kAhead);
+    if (next_ == nullptr) return;
+    fetch_line<kLines, 2>(next_, at_);
+    at_ += kTurns;
+    if (at_ >= live_.count) at_ = ++turn_;
+  }
+
+ private:
+  static constexpr std::int64_t kAhead = 20;
+  static constexpr std::int64_t kTurns = 8;
+
+  template <int kLines, int kLevel>
+  void fetch_line(const std::byte* panel, std::int64_t index) const {
+    const std::byte* from = panel + live_.groups[index] * row_bytes_;
+    ADAPTRT_UNROLL
+    for (int line = 0; line < kLines; ++line) __builtin_prefetch(from + line * kCacheLine, 0, kLevel);
+  }
+
+  const std::byte* panel_;
+  const std::byte* next_;
+  const LiveInputs& live_;
+  std::int64_t row_bytes_;
+  std::int64_t turn_ = 0;
+  std::int64_t at_ = 0;  ///< of the next panel, below the number of live inputs
+};
+
+/// As gemm_tile, of the live inputs.
+template <class Weights, int kRows>
+void sparse_tile(const PanelGemm& gemm, const LiveInputs& live, std::int64_t column, LiveFetcher fetcher) {
+  using A = typename Weights::A;
+  using Vec = Simd::Vec;
+  constexpr int kChains = chains_of(kTileVectors);
+  static_assert(kChains <= 2);
+  constexpr std::int64_t kVectorBytes = Simd::kLanes * Weights::kColumnBytes;
+  constexpr int kLines = static_cast<int>((kTileVectors * kVectorBytes + kCacheLine - 1) / kCacheLine);
+  const std::int64_t row_bytes = gemm.width * Weights::kColumnBytes;
+  const A* a = static_cast<const A*>(gemm.a);
+  const std::byte* b = gemm.panel + column * Weights::kColumnBytes;
+  const std::int64_t half_group = gemm.k % Weights::kInterleave == 0 ? -1 : gemm.k / Weights::kInterleave;
+  Vec sums[kChains][kRows][kTileVectors];
+  ADAPTRT_UNROLL
+  for (int chain = 0; chain < kChains; ++chain) {
+    ADAPTRT_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      ADAPTRT_UNROLL
+      for (int v = 0; v < kTileVectors; ++v) sums[chain][r][v] = Simd::zero();
+    }
+  }
+  const auto step = [&](Vec(&sum)[kRows][kTileVectors], std::int64_t group) __attribute__((always_inline)) {
+    typename Weights::B columns[kTileVectors];
+    const std::byte* from = b + group * row_bytes;
+    ADAPTRT_UNROLL
+    for (int v = 0; v < kTileVectors; ++v) columns[v] = Weights::load(from + v * kVectorBytes);
+    ADAPTRT_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      const A* of_row = a + r * gemm.a_stride + group * Weights::kInterleave;
+      const auto value = group == half_group ? Weights::broadcast_last(of_row) : Weights::broadcast(of_row);
+      ADAPTRT_UNROLL
+      for (int v = 0; v < kTileVectors; ++v) sum[r][v] = Weights::multiply_add(value, columns[v], sum[r][v]);
+    }
+  };
+  for (std::int64_t i = 0; i < live.count; ++i) {
+    const std::int64_t group = live.groups[i];
+    fetcher.fetch<kLines>(i);
+    if (kChains == 1 || group % kChains == 0) {
+      step(sums[0], group);
+    } else {
+      step(sums[kChains - 1], group);
+    }
+  }
+  ADAPTRT_UNROLL
+  for (int r = 0; r < kRows; ++r) {
+    ADAPTRT_UNROLL
+    for (int v = 0; v < kTileVectors; ++v) {
+      Vec sum = sums[0][r][v];
+      if constexpr (kChains == 2) sum = Simd::add(sum, sums[1][r][v]);
+      Simd::store(gemm.out + r * gemm.out_stride + column + v * Simd::kLanes, sum);
+    }
+  }
+}
+
+using SparseTile = void (*)(const PanelGemm&, const LiveInputs&, std::int64_t, LiveFetcher);
+
+template <class Weights, int kRows = kSparseRows>
+SparseTile sparse_tile_of_rows(std::int64_t rows) {
+  if constexpr (kRows > 1) {
+    if (rows < kRows) return sparse_tile_of_rows<Weights, kRows - 1>(rows);
+  }
+  return &sparse_tile<Weights, kRows>;
+}
+
+template <class Weights>
+void sparse_gemm(const PanelGemm& gemm, const LiveInputs& live) {
+  constexpr std::int64_t kGroup = kTileVectors * Simd::kLanes;
+  static_assert(kPanelColumns % kGroup == 0);
+  SpanFetcher others(gemm.fetch);
+  others.fetch(others.lines());
+  const SparseTile tile = sparse_tile_of_rows<Weights>(gemm.rows);
+  const std::int64_t row_bytes = kPanelColumns * Weights::kColumnBytes;
+  for (std::int64_t column = 0; column < kPanelColumns; column += kGroup) {
+    const bool is_last = column + kGroup == kPanelColumns;
+    const std::byte* here = gemm.panel + column * Weights::kColumnBytes;
+    const std::byte* next = is_last ? gemm.next_panel : here + kGroup * Weights::kColumnBytes;
+    tile(gemm, live, column, {here, next, live, row_bytes});
+  }
+}
+
+}  // namespace
+}  // namespace adaptrt

@@ -1,0 +1,15 @@
+#pragma once
+
+#include "adaptrt/cpu/kernel_table.h"
+
+namespace adaptrt {
+
+// One per instruction set; to be used only where the CPU has it.
+const KernelTable& portable_kernels();
+const KernelTable& avx2_kernels();
+const KernelTable& avx512_kernels();
+const KernelTable& avx512_vnni_kernels();
+const KernelTable& avx512_bf16_kernels();
+const KernelTable& avx512_amx_kernels();
+
+}  // namespace adaptrt

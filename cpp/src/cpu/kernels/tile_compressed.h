@@ -1,0 +1,284 @@
+#pragma once
+
+// The products of bfloat16 activations with compressed panels on tile registers, to the bits of the panels
+// that they stand for. Included behind tile_gemm.h and compressed_gemm.h.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "adaptrt/cpu/kernel_table.h"
+#include "compressed_gemm.h"
+#include "tile_decode_ahead.h"
+#include "tile_few_rows.h"
+#include "tile_gemm.h"
+#include "tile_product.h"
+
+namespace adaptrt {
+namespace {
+
+/// Calls at_lines behind some pieces of a row: each with as many lines as those of a next panel are fetched
+/// in quarters of.
+template <class Beside>
+void at_piece(std::int64_t across, Beside* beside) {
+  constexpr int kLines = 4;
+  static_assert(kPiecesAcross * kPieceLines % kLines == 0);
+  if (across < kPiecesAcross * kPieceLines / kLines) beside->template at_lines<kLines>();
+}
+
+/// The sums of kRows rows, and of inputs [first, first + inputs) of a panel, the first of `a`: each piece
+/// becomes operands in registers, in the order of multiply_few_columns.
+template <int kRows, class Pieces, class Beside>
+void multiply_few_pieces(PanelExpander* expander, const Pieces& all_pieces, const FewInputs& a,
+                         std::int64_t first, std::int64_t inputs, TileSums sums, Beside* beside) {
+  const Pieces pieces = all_pieces;
+  alignas(kCacheLine) std::byte space[kPieceRowPairBytes];
+  for (std::int64_t begin = 0; begin < inputs; begin += kStepInputs) {
+    Simd::Vec even[kRows][kPiecesAcross];
+    Simd::Vec odd[kRows][kPiecesAcross];
+    ADAPTRT_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      ADAPTRT_UNROLL
+      for (int v = 0; v < kPiecesAcross; ++v) even[r][v] = odd[r][v] = Simd::zero();
+    }
+    const std::int64_t end = std::min(begin + kStepInputs, inputs);
+    for (std::int64_t input = begin; input < end; input += kPieceInputs) {
+      const std::int64_t row = (first + input) / kPieceInputs;
+      const bool has_exceptions = expander->has_exceptions(row + 1);
+      if (has_exceptions) expander->template expand<0>(row, row + 1, space, {});
+      const std::byte* piece = expander->source(row);
+      ADAPTRT_UNROLL
+      for (int v = 0; v < kPiecesAcross; ++v) {
+        Simd::Words pairs[kPiecePairs];
+        if (has_exceptions) {
+          ADAPTRT_UNROLL
+          for (int pair = 0; pair < kPiecePairs; ++pair) {
+            pairs[pair] =
+                Simd::load_words(space + pair * kPairRowBytes + v * kPieceOutputs * kPairBytes, Simd::kLanes);
+          }
+        } else {
+          pieces.expand(piece + v * kCompressedPieceBytes, pairs);
+        }
+        ADAPTRT_UNROLL
+        for (int pair = 0; pair < kPiecePairs; ++pair) {
+          const Simd::Pair columns = Simd::bfloat16_pairs(pairs[pair]);
+          ADAPTRT_UNROLL
+          for (int r = 0; r < kRows; ++r) {
+            const float* values = a.row(r) + input + 2 * pair;
+            even[r][v] = Simd::fma(Simd::set(values[0]), columns.even, even[r][v]);
+            odd[r][v] = Simd::fma(Simd::set(values[1]), columns.odd, odd[r][v]);
+          }
+        }
+        at_piece(v, beside);
+      }
+    }
+    beside->at_step();
+    ADAPTRT_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+      ADAPTRT_UNROLL
+      for (int v = 0; v < kPiecesAcross; ++v) {
+        float* at = sums.data + r * sums.stride + v * Simd::kLanes;
+        const Simd::Vec before = sums.continues || begin > 0 ? Simd::load(at) : Simd::zero();
+        Simd::store(at, Simd::add(before, Simd::add(even[r][v], odd[r][v])));
+      }
+    }
+  }
+}
+
+/// sums [rows, kPanelColumns] = `inputs` of a panel, from which on there are at most kFewRows rows, * the
+/// panel, or += where they continue.
+template <class Beside>
+void multiply_few_compressed(PanelExpander* expander, FewRows rows, InputRange inputs, TileSums sums,
+                             Beside* beside) {
+  for_few_inputs(rows, inputs.end - inputs.begin, sums,
+                 [&](auto num_rows, const FewInputs& a, std::int64_t begin, std::int64_t count, TileSums to) {
+                   multiply_few_pieces<num_rows()>(expander, expander->pieces(), a, inputs.begin + begin,
+                                                   count, to, beside);
+                 });
+}
+
+/// Some steps of a compressed panel as bfloat16: two pairs of tiles of columns, each of which has one line
+/// behind the other.
+template <std::int64_t kSteps>
+class ExpandedSteps {
+ public:
+  static constexpr std::int64_t kInputs = kSteps * kStepInputs;
+
+  [[nodiscard]] TileColumns pair(std::int64_t column) const {
+    return {bytes_ + column / kPairColumns * kPairBytesOfAll, kPairLine, kStepOfPair};
+  }
+
+  /// Makes a row of pieces what is there of inputs [8 * row, 8 * (row + 1)), counted from the first that is
+  /// there.
+  template <class Beside>
+  void expand(PanelExpander* expander, std::int64_t panel_row, std::int64_t row, Beside* beside) {
+    std::byte* lines = bytes_ + row * kPiecePairs * kPairLine;
+    expander->expand_row(
+        panel_row,
+        [&](std::int64_t across) {
+          return lines + across / kPiecesOfPair * kPairBytesOfAll + across % kPiecesOfPair * kTileLine;
+        },
+        kPairLine, [&](std::int64_t across) { at_piece(across, beside); });
+  }
+
+  /// Makes lines from input `begin` up to the end of its step zeros.
+  void pad(std::int64_t begin) {
+    const std::int64_t line = begin / 2;
+    const std::int64_t end = steps_of(begin) * kTileHeight;
+    for (std::byte* of_pair : {bytes_, bytes_ + kPairBytesOfAll}) {
+      std::memset(of_pair + line * kPairLine, 0, static_cast<std::size_t>((end - line) * kPairLine));
+    }
+  }
+
+ private:
+  static constexpr std::int64_t kStepOfPair = kTileHeight * kPairLine;
+  static constexpr std::int64_t kPairBytesOfAll = kSteps * kStepOfPair;
+  static constexpr std::int64_t kPiecesOfPair = kPairColumns / kPieceOutputs;
+  alignas(kCacheLine) std::byte bytes_[kPanelColumns / kPairColumns * kPairBytesOfAll];
+};
+
+/// Rows up to which steps are expanded few at a time: both those that are multiplied and those ahead stay in
+/// the first-level cache. With more, sums are loaded and stored less often.
+inline constexpr std::int64_t kFewExpandedRows = 3 * kTileHeight;
+
+/// What goes on beside the products with some steps of a compressed panel: those that come next are expanded,
+/// a row of pieces after the other, evenly.
+template <std::int64_t kSteps>
+class ExpandAhead {
+ public:
+  /// Expands `inputs` to `out` while `steps` steps are taken.
+  ExpandAhead(PanelExpander* expander, InputRange inputs, ExpandedSteps<kSteps>* out, std::int64_t steps,
+              StepPrefetch* prefetch)
+      : expander_(expander),
+        inputs_(inputs),
+        out_(out),
+        rows_((inputs.end - inputs.begin) / kPieceInputs),
+        steps_(steps),
+        prefetch_(prefetch) {}
+
+  void at_step() {
+    for (due_ += rows_; due_ >= steps_; due_ -= steps_) expand_row();
+    prefetch_->at_step();
+  }
+
+  template <int kLines>
+  void at_lines() {}
+
+  /// Expands what is left.
+  void finish() {
+    while (made_ < rows_) expand_row();
+    if (rows_ > 0) out_->pad(inputs_.end - inputs_.begin);
+  }
+
+ private:
+  void expand_row() {
+    if (made_ == rows_) return;
+    out_->expand(expander_, inputs_.begin / kPieceInputs + made_, made_, prefetch_);
+    ++made_;
+  }
+
+  PanelExpander* expander_;
+  InputRange inputs_;
+  ExpandedSteps<kSteps>* out_;
+  std::int64_t rows_;
+  std::int64_t made_ = 0;
+  std::int64_t steps_;
+  std::int64_t due_ = 0;  ///< rows of so many steps
+  StepPrefetch* prefetch_;
+};
+
+/// The steps of tiles that the products of `inputs` take with a compressed panel.
+inline std::int64_t compressed_steps_taken(std::int64_t rows, InputRange inputs) {
+  return kPanelColumns / kPairColumns * steps_taken(rows, kPairColumns, steps_of(inputs.end - inputs.begin));
+}
+
+/// sums [rows, kPanelColumns] = inputs of gemm's rows * its panel, or += where they continue, kSteps at a
+/// time.
+template <std::int64_t kSteps>
+void multiply_expanded(const PanelGemm& gemm, InputRange inputs, PanelExpander* expander,
+                       StepPrefetch* prefetch) {
+  const StepActivations a = activations_of(gemm);
+  ExpandedSteps<kSteps> space[2];
+  ExpandedSteps<kSteps>* now = &space[0];
+  ExpandedSteps<kSteps>* ahead = &space[1];
+  const auto stretch_from = [&](std::int64_t begin) {
+    return InputRange{begin, std::min(begin + ExpandedSteps<kSteps>::kInputs, inputs.end)};
+  };
+  InputRange stretch = stretch_from(inputs.begin);
+  ExpandAhead<kSteps>(expander, stretch, now, 1, prefetch).finish();
+  while (stretch.begin < inputs.end) {
+    const InputRange next = stretch_from(stretch.end);
+    ExpandAhead<kSteps> beside(expander, next, ahead, compressed_steps_taken(gemm.rows, stretch), prefetch);
+    for (std::int64_t column = 0; column < kPanelColumns; column += kPairColumns) {
+      multiply_inputs(a, stretch.begin, stretch.end, now->pair(column),
+                      {gemm.out + column, gemm.out_stride, gemm.accumulate || stretch.begin > 0}, gemm.rows,
+                      kPairColumns, &beside);
+    }
+    beside.finish();
+    std::swap(now, ahead);
+    stretch = next;
+  }
+}
+
+/// Expands steps of a compressed panel, for DecodeNextStep.
+class CompressedSteps {
+ public:
+  explicit CompressedSteps(PanelExpander* expander) : expander_(expander) {}
+  static constexpr std::int64_t step_inputs() { return kStepInputs; }
+  static constexpr bool leaves_lines() { return false; }
+
+  void decode(std::int64_t begin, std::int64_t end, std::byte* out, StepPrefetch* prefetch) {
+    for (std::int64_t row = begin / kPieceInputs; row < end / kPieceInputs;
+         ++row, out += kPieceRowPairBytes) {
+      expander_->expand_row(
+          row, [&](std::int64_t across) { return out + across * kTileLine; }, kStepLine,
+          [&](std::int64_t across) { at_piece(across, prefetch); });
+    }
+  }
+
+ private:
+  PanelExpander* expander_;
+};
+
+/// The product with a compressed panel, to the same bits. kPiecesAreVectors: a vector has the columns of a
+/// piece, so that few rows are multiplied by pieces in registers.
+template <bool kPiecesAreVectors>
+void tile_compressed_gemm(const PanelGemm& gemm, std::int64_t exceptions) {
+  Tiles::configure();
+  const InputRange inputs = part_of(gemm.part, gemm.k);
+  const StepActivations a = activations_of(gemm);
+  const TileSums sums{gemm.out, gemm.out_stride, gemm.accumulate || inputs.begin > 0};
+  const bool in_registers = kPiecesAreVectors && gemm.rows <= kFewRows;
+  const bool is_one_tile = !in_registers && gemm.rows <= kTileHeight && a.steps != nullptr;
+  const std::int64_t steps = in_registers || is_one_tile ? steps_of(inputs.end - inputs.begin)
+                                                         : compressed_steps_taken(gemm.rows, inputs);
+  PanelExpander expander(gemm.panel, exceptions);
+  const std::byte* source = expander.source(inputs.begin / kPieceInputs);
+  const std::int64_t bytes = expander.source(inputs.end / kPieceInputs) - source;
+  StepPrefetch prefetch =
+      is_one_tile ? StepPrefetch::stream_in_quarters(source, bytes, kFromCacheAhead, gemm.next_panel)
+                  : prefetch_of(gemm, source, bytes, gemm.next_panel, steps);
+  SpanFetcher others(gemm.fetch);
+  prefetch.add_others(&others, (others.lines() + steps - 1) / steps);
+  if (in_registers) {
+    if constexpr (kPiecesAreVectors) {
+      multiply_few_compressed(&expander, few_rows_of(a, inputs.begin, gemm.rows), inputs, sums, &prefetch);
+    }
+  } else if (is_one_tile) {
+    const TileRows rows{a.steps + inputs.begin / kStepInputs * a.step_bytes, kTileLine, a.step_bytes};
+    CompressedSteps next(&expander);
+    DecodeNextStep beside(&next, inputs, &prefetch);
+    multiply_steps<BFloat16Dot>(rows, beside.columns(), steps, sums, gemm.rows, kPanelColumns, &beside);
+  } else if (gemm.rows <= kFewExpandedRows) {
+    multiply_expanded<kFewRowsSteps>(gemm, inputs, &expander, &prefetch);
+  } else if (gemm.rows < kCopiedRows) {
+    multiply_expanded<kStretchSteps / 2>(gemm, inputs, &expander, &prefetch);
+  } else {
+    multiply_expanded<kStretchSteps>(gemm, inputs, &expander, &prefetch);
+  }
+  others.fetch(others.lines());
+}
+
+}  // namespace
+}  // namespace adaptrt

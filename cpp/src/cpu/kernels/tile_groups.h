@@ -1,0 +1,278 @@
+#pragma once
+
+// Sums of groups of inputs of panels of few bits on tile registers, and how they get into the output.
+// Included behind tile_gemm.h and quantized_gemm.h.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "adaptrt/cpu/kernel_table.h"
+#include "quantized_gemm.h"
+#include "tile_gemm.h"
+#include "tile_product.h"
+
+namespace adaptrt {
+namespace {
+
+/// Steps of a pair of tiles of columns that are decoded at once for many rows: beside them, two tiles of rows
+/// and the sums of kGroupsTogether groups have room in the first-level cache.
+inline constexpr std::int64_t kPairStretch = 8;
+inline constexpr int kGroupsTogether = 4;
+
+/// Rows whose sums of one group are made together.
+struct GroupRows {
+  std::int64_t first;
+  std::int64_t count;
+};
+
+/// Puts the sums of one group of inputs of some rows, `sums_stride` apart, into the output: times the scale,
+/// less the zero point's share, added to the groups before.
+inline void finish_group(const QuantizedGemm& gemm, const GroupView& group, std::int64_t index,
+                         std::int64_t first_row, std::int64_t rows, const float* sums,
+                         std::int64_t sums_stride) {
+  const std::int64_t groups = group_count(gemm.quantization, gemm.k);
+  for (std::int64_t column = 0; column < gemm.width; column += Simd::kLanes) {
+    const std::int64_t lanes = std::min<std::int64_t>(Simd::kLanes, gemm.width - column);
+    const Simd::Vec scale = load_scales(gemm.quantization, group.scales, column, lanes);
+    Simd::Vec zero = Simd::zero();
+    if (group.zeros != nullptr) {
+      zero = load_zeros(gemm.quantization, group.zeros, column, lanes);
+    }
+    for (std::int64_t r = 0; r < rows; ++r) {
+      const std::int64_t row = first_row + r;
+      float* to = gemm.out + row * gemm.out_stride + column;
+      Simd::Vec sum = Simd::load(sums + r * sums_stride + column, lanes);
+      if (group.zeros != nullptr) {
+        sum = Simd::fma(Simd::set(-gemm.a_sums[row * groups + index]), zero, sum);
+      }
+      Simd::store(to, index == 0 ? Simd::mul(sum, scale) : Simd::fma(sum, scale, Simd::load(to, lanes)),
+                  lanes);
+    }
+  }
+}
+
+/// The same of kGroups groups from number `first` on and of columns that are whole vectors. The sums of each
+/// group are group_stride behind those of the one before.
+template <int kGroups>
+void finish_groups(const QuantizedGemm& gemm, const QuantizedPanel& panel, std::int64_t first, GroupRows rows,
+                   const float* sums, std::int64_t sums_stride, std::int64_t group_stride,
+                   InputRange columns) {
+  const std::int64_t groups = group_count(gemm.quantization, gemm.k);
+  for (std::int64_t column = columns.begin; column < columns.end;
+       column += Simd::kLanes, sums += Simd::kLanes) {
+    Simd::Vec scales[kGroups];
+    Simd::Vec zeros[kGroups];
+    ADAPTRT_UNROLL
+    for (int i = 0; i < kGroups; ++i) {
+      const GroupView group = group_of(gemm, panel, first + i);
+      scales[i] = load_scales(gemm.quantization, group.scales, column, Simd::kLanes);
+      zeros[i] = group.zeros == nullptr ? Simd::zero()
+                                        : load_zeros(gemm.quantization, group.zeros, column, Simd::kLanes);
+    }
+    for (std::int64_t r = 0; r < rows.count; ++r) {
+      const std::int64_t row = rows.first + r;
+      float* out = gemm.out + row * gemm.out_stride + column;
+      Simd::Vec value = first == 0 ? Simd::zero() : Simd::load(out);
+      ADAPTRT_UNROLL
+      for (int i = 0; i < kGroups; ++i) {
+        Simd::Vec sum = Simd::load(sums + i * group_stride + r * sums_stride);
+        if (panel.extra != nullptr) {
+          sum = Simd::fma(Simd::set(-gemm.a_sums[row * groups + first + i]), zeros[i], sum);
+        }
+        value = first + i == 0 ? Simd::mul(sum, scales[i]) : Simd::fma(sum, scales[i], value);
+      }
+      Simd::store(out, value);
+    }
+  }
+}
+
+/// decode_steps of some Packed.
+using DecodeSteps = void (*)(const QuantizedGemm&, const QuantizedPanel&, std::int64_t begin,
+                             std::int64_t end, std::byte* out);
+
+/// A panel whose inputs all share a scale: the sums of integers wait in the output until all are there.
+inline void multiply_one_group(const QuantizedGemm& gemm, const QuantizedPanel& panel, DecodeSteps decode,
+                               InputRange inputs) {
+  alignas(kCacheLine) std::byte decoded[kStretchSteps * kStepBytes];
+  const StepActivations a = activations_of(gemm);
+  const std::int64_t most = stretch_steps(gemm.rows) * kStepInputs;
+  for (std::int64_t begin = inputs.begin; begin < inputs.end; begin += most) {
+    const std::int64_t end = std::min(begin + most, inputs.end);
+    decode(gemm, panel, begin, end, decoded);
+    StepPrefetch nothing;
+    multiply_inputs(a, begin, end, {decoded, kStepLine, kStepBytes}, {gemm.out, gemm.out_stride, begin > 0},
+                    gemm.rows, gemm.width, &nothing);
+  }
+  if (inputs.end == gemm.k) {
+    finish_group(gemm, group_of(gemm, panel, 0), 0, 0, gemm.rows, gemm.out, gemm.out_stride);
+  }
+}
+
+/// A panel whose groups of inputs have scales of their own. Each group has whole steps, so that their sums
+/// stay apart. Groups are decoded for all rows, those that are larger than a stretch again for each tile of
+/// rows. For many rows, pairs of tiles of columns lie by themselves, and stay in the first-level cache while
+/// all rows are multiplied by them.
+class GroupedProduct {
+ public:
+  GroupedProduct(const QuantizedGemm& gemm, const QuantizedPanel& panel, DecodeSteps decode,
+                 DecodeSteps decode_pairs)
+      : gemm_(gemm),
+        panel_(panel),
+        decode_(decode),
+        decode_pairs_(decode_pairs),
+        size_(group_size_of(gemm)),
+        steps_(steps_of(size_)) {}
+
+  void run(InputRange inputs) {
+    const std::int64_t end = (inputs.end + size_ - 1) / size_;
+    if (steps_ > kStretchSteps) {
+      for (std::int64_t index = inputs.begin / size_; index < end; ++index) multiply_large(index);
+      return;
+    }
+    const bool in_pairs = gemm_.rows >= kCopiedRows && gemm_.width == kPanelColumns &&
+                          gemm_.a_steps != nullptr && size_ % kStepInputs == 0 && steps_ <= kPairStretch;
+    const std::int64_t stretch = in_pairs ? kPairStretch : stretch_steps(gemm_.rows);
+    const std::int64_t together = std::max<std::int64_t>(1, stretch / steps_);
+    for (std::int64_t first = inputs.begin / size_; first < end; first += together) {
+      if (in_pairs) {
+        multiply_pairs(first, std::min(first + together, end));
+      } else {
+        multiply_together(first, std::min(first + together, end));
+      }
+    }
+  }
+
+ private:
+  void multiply_together(std::int64_t first, std::int64_t end) {
+    const auto place = [&](std::int64_t index) { return decoded_ + (index - first) * steps_ * kStepBytes; };
+    for (std::int64_t index = first; index < end; ++index) {
+      const GroupView group = group_of(gemm_, panel_, index);
+      decode_(gemm_, panel_, group.first, group.end, place(index));
+    }
+    for (std::int64_t row = 0; row < gemm_.rows; row += kPackedRows) {
+      const GroupRows rows{row, std::min(kPackedRows, gemm_.rows - row)};
+      for (std::int64_t index = first; index < end; ++index) {
+        const GroupView group = group_of(gemm_, panel_, index);
+        multiply(rows, group.first, group.end, place(index), false);
+        finish_group(gemm_, group, index, rows.first, rows.count, sums_, kPanelColumns);
+      }
+    }
+  }
+
+  void multiply_pairs(std::int64_t first, std::int64_t end) {
+    const auto place = [&](std::int64_t index) {
+      return decoded_ + (index - first) * steps_ * kPairStepBytes;
+    };
+    for (std::int64_t index = first; index < end; ++index) {
+      const GroupView group = group_of(gemm_, panel_, index);
+      decode_pairs_(gemm_, panel_, group.first, group.end, place(index));
+    }
+    StepPrefetch prefetch = prefetch_behind(first, end);
+    for (std::int64_t column = 0; column < kPanelColumns; column += kPairColumns) {
+      const std::int64_t pair = column / kPairColumns * kPairStretch * kPairStepBytes;
+      for (std::int64_t row = 0; row < gemm_.rows; row += kPackedRows) {
+        const GroupRows rows{row, std::min(kPackedRows, gemm_.rows - row)};
+        for (std::int64_t some = first; some < end; some += kGroupsTogether) {
+          const std::int64_t end_of_some = std::min(some + kGroupsTogether, end);
+          for (std::int64_t index = some; index < end_of_some; ++index) {
+            const GroupView group = group_of(gemm_, panel_, index);
+            const TileRows a{gemm_.a_steps + group.first / kStepInputs * gemm_.a_step_bytes + row * kTileLine,
+                             kTileLine, gemm_.a_step_bytes};
+            multiply_rest<BFloat16Dot>(
+                a, {place(index) + pair, kPairLine, kPairStepBytes}, steps_of(group.end - group.first),
+                {sums_ + (index - some) * kPairSums, kPairColumns, false}, rows.count, &prefetch);
+          }
+          finish_pair(some, end_of_some, rows, column);
+        }
+      }
+    }
+  }
+
+  /// Fetches, while all rows are multiplied by the groups [first, end), the words of as many behind them.
+  [[nodiscard]] StepPrefetch prefetch_behind(std::int64_t first, std::int64_t end) const {
+    const std::int64_t bits = gemm_.quantization.algo == QuantAlgo::kW4A16 ? gemm_.quantization.bits : 8;
+    const std::int64_t bytes = (end - first) * size_ * kPanelColumns * bits / 8;
+    const std::byte* next =
+        end * size_ < gemm_.k ? panel_.weights + end * size_ * kPanelColumns * bits / 8 : gemm_.next_panel;
+    const std::int64_t blocks = (gemm_.rows + kPackedRows - 1) / kPackedRows;
+    return StepPrefetch::spread(next, bytes, kPanelColumns / kPairColumns * blocks * (end - first) * steps_);
+  }
+
+  /// The groups [first, end) of a pair of tiles of columns, from `column` on.
+  void finish_pair(std::int64_t first, std::int64_t end, GroupRows rows, std::int64_t column) {
+    const InputRange columns{column, column + kPairColumns};
+    const auto finish = [&]<int kGroups>(std::integral_constant<int, kGroups>) {
+      const float* sums = sums_;
+      for (; first + kGroups <= end; first += kGroups, sums += kGroups * kPairSums) {
+        finish_groups<kGroups>(gemm_, panel_, first, rows, sums, kPairColumns, kPairSums, columns);
+      }
+    };
+    if (end - first == kGroupsTogether) return finish(std::integral_constant<int, kGroupsTogether>());
+    if (end - first == 2) return finish(std::integral_constant<int, 2>());
+    finish(std::integral_constant<int, 1>());
+  }
+
+  void multiply_large(std::int64_t index) {
+    constexpr std::int64_t kPiece = kStretchSteps * kStepInputs;
+    const GroupView group = group_of(gemm_, panel_, index);
+    for (std::int64_t row = 0; row < gemm_.rows; row += kPackedRows) {
+      const GroupRows rows{row, std::min(kPackedRows, gemm_.rows - row)};
+      for (std::int64_t begin = group.first; begin < group.end; begin += kPiece) {
+        const std::int64_t end = std::min(begin + kPiece, group.end);
+        decode_(gemm_, panel_, begin, end, decoded_);
+        multiply(rows, begin, end, decoded_, begin > group.first);
+      }
+      finish_group(gemm_, group, index, rows.first, rows.count, sums_, kPanelColumns);
+    }
+  }
+
+  void multiply(GroupRows rows, std::int64_t begin, std::int64_t end, const std::byte* weights,
+                bool continues) {
+    const StepActivations all = activations_of(gemm_);
+    const StepActivations a{all.rows + rows.first * all.stride, all.stride,
+                            all.steps == nullptr ? nullptr : all.steps + rows.first * kTileLine,
+                            all.step_bytes};
+    // Steps that begin elsewhere than the caller's, or end before them, are packed on the way.
+    const bool fits = size_ % kStepInputs == 0;
+    StepPrefetch nothing;
+    multiply_inputs({a.rows, a.stride, fits ? a.steps : nullptr, a.step_bytes}, begin, end,
+                    {weights, kStepLine, kStepBytes}, {sums_, kPanelColumns, continues}, rows.count,
+                    gemm_.width, &nothing);
+  }
+
+  const QuantizedGemm& gemm_;
+  const QuantizedPanel panel_;
+  DecodeSteps decode_;
+  DecodeSteps decode_pairs_;
+  std::int64_t size_;
+  std::int64_t steps_;  ///< of a group
+  alignas(kCacheLine) std::byte decoded_[kStretchSteps * kStepBytes];
+  static constexpr std::int64_t kPairSums = kPackedRows * kPairColumns;
+  alignas(kCacheLine) float sums_[std::max(kPackedRows * kPanelColumns, kGroupsTogether* kPairSums)];
+};
+
+/// Calls multiply(inputs, sums) for one group of inputs of a panel after the other, for at most a tile of
+/// rows, and puts the sums into the output. Those of the only group wait there until all inputs are taken.
+template <class Multiply>
+void multiply_by_groups(const QuantizedGemm& gemm, const QuantizedPanel& panel, InputRange inputs,
+                        const Multiply& multiply) {
+  if (group_count(gemm.quantization, gemm.k) == 1) {
+    multiply(inputs, TileSums{gemm.out, gemm.out_stride, inputs.begin > 0});
+    if (inputs.end < gemm.k) return;
+    finish_group(gemm, group_of(gemm, panel, 0), 0, 0, gemm.rows, gemm.out, gemm.out_stride);
+    return;
+  }
+  alignas(kCacheLine) float sums[kTileHeight * kPanelColumns];
+  for (std::int64_t index = inputs.begin / group_size_of(gemm), first = inputs.begin; first < inputs.end;
+       ++index) {
+    const GroupView group = group_of(gemm, panel, index);
+    multiply(InputRange{group.first, group.end}, TileSums{sums, kPanelColumns, false});
+    finish_group(gemm, group, index, 0, gemm.rows, sums, kPanelColumns);
+    first = group.end;
+  }
+}
+
+}  // namespace
+}  // namespace adaptrt

@@ -1,0 +1,321 @@
+#pragma once
+
+// Integers of few bits times int8 activations on tile registers, to the bits of w4a8_gemm.h: sums of integers
+// are exact. Included behind tile_decode_ahead.h, tile_int8.h and w4a8_gemm.h.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+#include "adaptrt/cpu/kernel_table.h"
+#include "tile_decode_ahead.h"
+#include "tile_groups.h"
+#include "tile_int8.h"
+#include "tile_product.h"
+#include "w4a8_gemm.h"
+
+namespace adaptrt {
+namespace {
+
+/// What a step of tiles takes of k: kInt8StepInputs, or a group that is smaller.
+inline std::int64_t w4a8_step_inputs(const W4A8Gemm& gemm) {
+  return std::min(kInt8StepInputs, W4A8Group::size_of_groups(gemm));
+}
+
+/// Whether steps end where groups do, but for the last one.
+inline bool has_whole_byte_steps(const W4A8Gemm& gemm) {
+  return group_count(gemm.quantization, gemm.k) == 1 ||
+         W4A8Group::size_of_groups(gemm) % w4a8_step_inputs(gemm) == 0;
+}
+
+/// Makes int8 of the integers of a panel of kPanelColumns columns, less their zero points.
+template <int kBits>
+class ByteSteps {
+ public:
+  ByteSteps(const W4A8Gemm& gemm, const QuantizedPanel& panel) : gemm_(gemm), panel_(panel) {}
+
+  [[nodiscard]] const std::byte* source(std::int64_t input) const {
+    return panel_.weights + input / Word::kInputs * Word::kLines * kLineBytes;
+  }
+  [[nodiscard]] std::int64_t step_inputs() const { return w4a8_step_inputs(gemm_); }
+  [[nodiscard]] bool leaves_lines() const { return step_inputs() < kInt8StepInputs; }
+
+  /// Writes inputs [begin, end) of a group, at most a step, to `out`.
+  void decode(std::int64_t begin, std::int64_t end, std::byte* out, StepPrefetch* prefetch) const {
+    decode_columns({0, kPanelColumns}, begin, end, out, kStepLine, FetchWith{prefetch});
+  }
+
+  /// The same of some columns, with lines `out_line` bytes long.
+  template <class Fetch>
+  void decode_columns(InputRange columns, std::int64_t begin, std::int64_t end, std::byte* out,
+                      std::int64_t out_line, const Fetch& fetch) const {
+    constexpr std::int64_t kVectorBytes = Simd::kLanes * Word::kColumnBytes;
+    constexpr int kLines = static_cast<int>((kVectorBytes + kCacheLine - 1) / kCacheLine);
+    const W4A8Group group(gemm_, panel_, begin / W4A8Group::size_of_groups(gemm_));
+    for (std::int64_t column = columns.begin; column < columns.end;
+         column += Simd::kLanes, out += kVectorBytes) {
+      const Simd::Words zeros = zeros_of(group, column);
+      const std::byte* from = source(begin) + column * Word::kColumnBytes;
+      std::byte* to = out;
+      for (std::int64_t input = begin; input < end; input += Word::kInputs) {
+        const Word word(from, kLineBytes, Simd::kLanes);
+        [&]<int... kQuad>(std::integer_sequence<int, kQuad...>) __attribute__((always_inline)) {
+          (Simd::store_words(to + kQuad * out_line, Simd::subtract_bytes(word.template quad<kQuad>(), zeros),
+                             Simd::kLanes),
+           ...);
+        }(std::make_integer_sequence<int, Word::kQuads>{});
+        ADAPTRT_UNROLL
+        for (int line = 0; line < Word::kLines; ++line) {
+          fetch.template at_lines<kLines>(from);
+          from += kLineBytes;
+        }
+        to += Word::kQuads * out_line;
+      }
+    }
+  }
+
+ private:
+  using Word = ByteWords<kBits>;
+  static constexpr std::int64_t kLineBytes = kPanelColumns * Word::kColumnBytes;
+  static_assert(kInt8StepInputs % Word::kInputs == 0);
+
+  /// In each byte of a column's word its zero point.
+  [[nodiscard]] Simd::Words zeros_of(const W4A8Group& group, std::int64_t column) const {
+    constexpr std::uint32_t kEachByte = 0x01010101U;
+    if (group.zeros == nullptr) return Simd::set_words((1U << (kBits - 1)) * kEachByte);
+    return Simd::multiply_words(Simd::load_bytes(group.zeros + column, Simd::kLanes),
+                                Simd::set_words(kEachByte));
+  }
+
+  const W4A8Gemm& gemm_;
+  const QuantizedPanel panel_;
+};
+
+struct FetchNothing {
+  template <int kLines>
+  void at_lines(const std::byte*) const {}
+};
+
+/// Groups whose sums are put into the output together.
+struct GroupRange {
+  std::int64_t begin;
+  std::int64_t end;
+};
+
+/// Adds kGroups groups from `first` on to rows of the output, of one vector of columns: the sums of the first
+/// one are at `sums`, those of the next group_stride behind them, each with sums_stride between rows.
+template <int kGroups>
+void finish_w4a8_groups(const W4A8Gemm& gemm, const QuantizedPanel& panel, std::int64_t first, GroupRows rows,
+                        std::int64_t column, const float* sums, std::int64_t sums_stride,
+                        std::int64_t group_stride) {
+  Simd::Vec scales[kGroups];
+  ADAPTRT_UNROLL
+  for (int i = 0; i < kGroups; ++i) {
+    scales[i] =
+        load_as(W4A8Group(gemm, panel, first + i).scales, gemm.quantization.scale_type, column, Simd::kLanes);
+  }
+  const bool is_last = first + kGroups == group_count(gemm.quantization, gemm.k);
+  for (std::int64_t r = 0; r < rows.count; ++r) {
+    float* out = gemm.out + (rows.first + r) * gemm.out_stride + column;
+    Simd::Vec value = first == 0 ? Simd::zero() : Simd::load(out);
+    ADAPTRT_UNROLL
+    for (int i = 0; i < kGroups; ++i) {
+      const auto* sum = reinterpret_cast<const std::byte*>(sums + i * group_stride + r * sums_stride);
+      value = Simd::fma(Simd::words_to_floats(Simd::load_words(sum, Simd::kLanes)), scales[i], value);
+    }
+    if (is_last) value = Simd::mul(value, Simd::set(gemm.a_scales[rows.first + r]));
+    Simd::store(out, value);
+  }
+}
+
+/// The same of any number of groups and of `columns`, which are whole vectors; sums begin at the first one.
+inline void finish_w4a8(const W4A8Gemm& gemm, const QuantizedPanel& panel, GroupRange groups, GroupRows rows,
+                        InputRange columns, const float* sums, std::int64_t sums_stride,
+                        std::int64_t group_stride) {
+  for (std::int64_t column = columns.begin; column < columns.end;
+       column += Simd::kLanes, sums += Simd::kLanes) {
+    std::int64_t group = groups.begin;
+    for (; group + kGroupsTogether <= groups.end; group += kGroupsTogether) {
+      finish_w4a8_groups<kGroupsTogether>(gemm, panel, group, rows, column,
+                                          sums + (group - groups.begin) * group_stride, sums_stride,
+                                          group_stride);
+    }
+    for (; group < groups.end; ++group) {
+      finish_w4a8_groups<1>(gemm, panel, group, rows, column, sums + (group - groups.begin) * group_stride,
+                            sums_stride, group_stride);
+    }
+  }
+}
+
+/// Steps of the rows from `row` and input `begin` on, as arrange_int8_row made them. Whole tiles of them can
+/// be read, and whole steps.
+inline TileRows byte_rows(const W4A8Gemm& gemm, std::int64_t row, std::int64_t begin) {
+  return {reinterpret_cast<const std::byte*>(gemm.a) + row * gemm.a_stride + begin, gemm.a_stride,
+          w4a8_step_inputs(gemm)};
+}
+
+inline std::int64_t byte_steps(const W4A8Gemm& gemm, std::int64_t inputs) {
+  const std::int64_t step = w4a8_step_inputs(gemm);
+  return (inputs + step - 1) / step;
+}
+
+/// A panel for one tile of rows: the next step is decoded while one is multiplied.
+template <int kBits>
+void w4a8_one_tile(const W4A8Gemm& gemm, const QuantizedPanel& panel, InputRange inputs) {
+  ByteSteps<kBits> steps(gemm, panel);
+  StepPrefetch prefetch =
+      prefetch_words(steps.source(inputs.begin), steps.source(inputs.end), gemm.next_panel);
+  DecodeNextStep beside(&steps, inputs, &prefetch);
+  const auto multiply = [&](InputRange some, TileSums sums, std::int64_t rows) {
+    multiply_steps<SignedInt8Dot>(byte_rows(gemm, 0, some.begin), beside.columns(),
+                                  byte_steps(gemm, some.end - some.begin), sums, rows, kPanelColumns,
+                                  &beside);
+  };
+  const GroupRows rows{0, gemm.rows};
+  if (group_count(gemm.quantization, gemm.k) == 1) {
+    multiply(inputs, {gemm.out, gemm.out_stride, inputs.begin > 0}, gemm.rows);
+    if (inputs.end == gemm.k) {
+      finish_w4a8(gemm, panel, {0, 1}, rows, {0, kPanelColumns}, gemm.out, gemm.out_stride, 0);
+    }
+    return;
+  }
+  alignas(kCacheLine) float sums[kTileHeight * kPanelColumns];
+  for (std::int64_t first = inputs.begin; first < inputs.end;) {
+    const W4A8Group group(gemm, panel, first / W4A8Group::size_of_groups(gemm));
+    multiply({group.first, group.end}, {sums, kPanelColumns, false}, kTileHeight);
+    finish_w4a8(gemm, panel, {group.index, group.index + 1}, rows, {0, kPanelColumns}, sums, kPanelColumns,
+                0);
+    first = group.end;
+  }
+}
+
+/// A panel for many rows. Some steps are decoded for all of them, each pair of tiles of columns by itself, so
+/// that it stays in the first-level cache while all rows are multiplied by it.
+template <int kBits>
+class W4A8Product {
+ public:
+  W4A8Product(const W4A8Gemm& gemm, const QuantizedPanel& panel)
+      : gemm_(gemm), panel_(panel), steps_(gemm, panel), step_inputs_(w4a8_step_inputs(gemm)) {
+    if (step_inputs_ < kInt8StepInputs) std::memset(decoded_, 0, sizeof(decoded_));
+  }
+
+  void run(InputRange inputs) {
+    const bool is_one_group = group_count(gemm_.quantization, gemm_.k) == 1;
+    const std::int64_t size = W4A8Group::size_of_groups(gemm_);
+    const std::int64_t most =
+        is_one_group ? kPairStretch * step_inputs_ : kPairStretch * step_inputs_ / size * size;
+    for (std::int64_t begin = inputs.begin; begin < inputs.end; begin += most) {
+      const InputRange stretch{begin, std::min(begin + most, inputs.end)};
+      prefetch_ = prefetch_behind(stretch);
+      for (std::int64_t column = 0; column < kPanelColumns; column += kPairColumns) {
+        decode(stretch, column);
+        for (std::int64_t row = 0; row < gemm_.rows; row += kPackedRows) {
+          const GroupRows rows{row, std::min(kPackedRows, gemm_.rows - row)};
+          if (is_one_group) {
+            multiply_part(stretch, rows, column);
+          } else {
+            multiply_groups(stretch, rows, column);
+          }
+        }
+      }
+    }
+    if (is_one_group && inputs.end == gemm_.k) {
+      finish_w4a8(gemm_, panel_, {0, 1}, {0, gemm_.rows}, {0, kPanelColumns}, gemm_.out, gemm_.out_stride, 0);
+    }
+  }
+
+  /// Whether a stretch has whole groups.
+  static bool takes(const W4A8Gemm& gemm) {
+    return group_count(gemm.quantization, gemm.k) == 1 ||
+           W4A8Group::size_of_groups(gemm) <= kPairStretch * kInt8StepInputs;
+  }
+
+ private:
+  void decode(InputRange stretch, std::int64_t column) {
+    std::byte* to = decoded_;
+    for (std::int64_t begin = stretch.begin; begin < stretch.end;
+         begin += step_inputs_, to += kPairStepBytes) {
+      const std::int64_t end = std::min(begin + step_inputs_, stretch.end);
+      if (end - begin < step_inputs_) std::memset(to, 0, kPairStepBytes);
+      steps_.decode_columns({column, column + kPairColumns}, begin, end, to, kPairLine, FetchNothing{});
+    }
+  }
+
+  /// Fetches, while all rows are multiplied by a stretch, the words of as many inputs behind it.
+  [[nodiscard]] StepPrefetch prefetch_behind(InputRange stretch) const {
+    const std::byte* next = stretch.end < gemm_.k ? steps_.source(stretch.end) : gemm_.next_panel;
+    const std::int64_t blocks = (gemm_.rows + kPackedRows - 1) / kPackedRows;
+    return StepPrefetch::spread(
+        next, steps_.source(stretch.end) - steps_.source(stretch.begin),
+        kPanelColumns / kPairColumns * blocks * byte_steps(gemm_, stretch.end - stretch.begin));
+  }
+
+  void multiply_part(InputRange stretch, GroupRows rows, std::int64_t column) {
+    multiply_rest<SignedInt8Dot>(
+        byte_rows(gemm_, rows.first, stretch.begin), {decoded_, kPairLine, kPairStepBytes},
+        byte_steps(gemm_, stretch.end - stretch.begin),
+        {gemm_.out + rows.first * gemm_.out_stride + column, gemm_.out_stride, stretch.begin > 0}, rows.count,
+        &prefetch_);
+  }
+
+  void multiply_groups(InputRange stretch, GroupRows rows, std::int64_t column) {
+    constexpr std::int64_t kGroupSums = kPackedRows * kPairColumns;
+    const std::int64_t size = W4A8Group::size_of_groups(gemm_);
+    const std::int64_t end = (stretch.end + size - 1) / size;
+    // Sums of rows that are not there are left.
+    const std::int64_t whole = (rows.count + kTileHeight - 1) / kTileHeight * kTileHeight;
+    for (std::int64_t first = stretch.begin / size; first < end; first += kGroupsTogether) {
+      const GroupRange groups{first, std::min(first + kGroupsTogether, end)};
+      for (std::int64_t index = groups.begin; index < groups.end; ++index) {
+        const W4A8Group group(gemm_, panel_, index);
+        const std::int64_t first_step = (group.first - stretch.begin) / step_inputs_;
+        multiply_rest<SignedInt8Dot>(byte_rows(gemm_, rows.first, group.first),
+                                     {decoded_ + first_step * kPairStepBytes, kPairLine, kPairStepBytes},
+                                     byte_steps(gemm_, group.end - group.first),
+                                     {sums_ + (index - groups.begin) * kGroupSums, kPairColumns, false},
+                                     whole, &prefetch_);
+      }
+      finish_w4a8(gemm_, panel_, groups, rows, {column, column + kPairColumns}, sums_, kPairColumns,
+                  kGroupSums);
+    }
+  }
+
+  const W4A8Gemm& gemm_;
+  const QuantizedPanel panel_;
+  ByteSteps<kBits> steps_;
+  std::int64_t step_inputs_;
+  StepPrefetch prefetch_;  ///< of the stretch that is multiplied
+  alignas(kCacheLine) std::byte decoded_[kPairStretch * kPairStepBytes];
+  alignas(kCacheLine) float sums_[kGroupsTogether * kPackedRows * kPairColumns];
+};
+
+void tile_w4a8_gemm(const W4A8Gemm& gemm) {
+  const QuantizedPanel panel = parts_of_panel(gemm.quantization, gemm.panel, gemm.k, gemm.width);
+  const InputRange inputs = inputs_of(gemm);
+  const bool fits = gemm.width == kPanelColumns && has_whole_byte_steps(gemm);
+  with_number_of_bits(gemm.quantization, [&]<int kBits>(std::integral_constant<int, kBits>) {
+    if (gemm.rows > kTileHeight && fits && W4A8Product<kBits>::takes(gemm)) {
+      Tiles::configure();
+      W4A8Product<kBits>(gemm, panel).run(inputs);
+    } else if (gemm.rows > 1 && gemm.rows <= kTileHeight && fits) {
+      Tiles::configure();
+      w4a8_one_tile<kBits>(gemm, panel, inputs);
+    } else {
+      // One row is multiplied in registers as fast as memory gives the words.
+      constexpr std::int64_t kColumnBytes = ByteWords<kBits>::kColumnBytes;
+      const std::int64_t lines =
+          (gemm.k + ByteWords<kBits>::kInputs - 1) / ByteWords<kBits>::kInputs * ByteWords<kBits>::kLines;
+      w4a8_panel<kBits>(gemm, panel, inputs, [&](std::int64_t column) {
+        return StepPrefetch::stream_in_quarters(panel.weights + column * kColumnBytes,
+                                                lines * gemm.width * kColumnBytes, kFromCacheAhead,
+                                                gemm.next_panel);
+      });
+    }
+  });
+}
+
+}  // namespace
+}  // namespace adaptrt

@@ -1,0 +1,52 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "adaptrt/core/thread_pool.h"
+#include "adaptrt/engine/step_profile.h"
+#include "adaptrt/program/ops.h"
+#include "step.h"
+
+namespace adaptrt {
+
+/// What an op of this step costs at least.
+[[nodiscard]] OpCost cost_of(const Op& op, const Step& step);
+
+/// Times the ops of an engine's steps for a StepProfile. An engine without a profile has none of these.
+class StepRecorder {
+ public:
+  /// `threads` outlives this and measures its busy time from now on.
+  StepRecorder(std::shared_ptr<StepProfile> profile, ThreadPool& threads);
+
+  /// A step that is begun and not ended, because it threw, leaves no record.
+  void begin_step(const StepInput& input);
+  void end_step();
+
+  void begin_op(StepSection section, std::size_t index);
+  /// `cost` is called after the op's time was taken.
+  template <class Cost>
+  void end_op(const Cost& cost) {
+    take_times(section_, index_);
+    step_.ops.back().cost = cost();
+  }
+
+  /// In the middle of an op, which is recorded in parts.
+  void begin_exchange();
+  void end_exchange(RankWork work);
+
+ private:
+  void take_times(StepSection section, std::int32_t index);
+
+  std::shared_ptr<StepProfile> profile_;
+  ThreadPool& threads_;
+  StepRecord step_;
+  /// Of the op that runs.
+  StepSection section_ = StepSection::kBody;
+  std::int32_t index_ = 0;
+  bool is_continued_ = false;
+  /// Of what is recorded next.
+  double begin_ = 0.0;
+};
+
+}  // namespace adaptrt

@@ -1,0 +1,415 @@
+#include <algorithm>
+#include <array>
+#include <numbers>
+#include <span>
+#include <variant>
+
+#include "adaptrt/cpu/attention_tile.h"
+#include "ops/attention_plan.h"
+#include "ops/kv_writer.h"
+#include "step.h"
+
+namespace adaptrt {
+namespace {
+
+/// A thread's scratch, cut up. Rows are those of one key-value head after the other, and position-major
+/// within: row = position index * group + query head within the group.
+struct RowMemory {
+  RowMemory(float* scratch, std::int64_t rows, std::int64_t head_dim)
+      : sums(scratch),
+        totals(sums + rows * whole_groups(head_dim)),
+        widened(totals + rows * kKeyGroup),
+        queries(widened + tile_scratch_floats(head_dim)),
+        greatest(queries + rows * head_dim) {}
+
+  float* sums;      // see AttentionRows
+  float* totals;    // see AttentionRows
+  float* widened;   // AttentionRows::scratch
+  float* queries;   // [rows, head_dim] of the activation type
+  float* greatest;  // see AttentionRows
+
+  static std::int64_t floats(std::int64_t rows, std::int64_t head_dim) {
+    return rows * (whole_groups(head_dim) + kKeyGroup + head_dim + 1) + tile_scratch_floats(head_dim);
+  }
+};
+
+/// Where the keys are that queries see.
+enum class KeySource : std::uint8_t { kSequenceBlocks, kOwnRows, kEncoderInput };
+
+/// One attention op in one step.
+class Attention {
+ public:
+  /// `op` has no rotation, and queries alone for qkv, where the keys are an encoder input's.
+  Attention(const AttentionOp& op, KeySource source, const Step& step)
+      : op_(op),
+        source_(source),
+        step_(step),
+        pool_(pool_of(source, step)),
+        layer_(source == KeySource::kOwnRows ? pool_.layer_like(op.shape) : pool_.layer(op.layer)),
+        tasks_(step.attention_plans.tasks_of(op.shape)),
+        heads_(op.shape.num_attention_heads),
+        kv_heads_(op.shape.num_key_value_heads),
+        head_dim_(op.shape.head_dim),
+        group_(heads_ / kv_heads_),
+        half_(op.cosine == kNoBuffer ? 0 : step.buffer(op.cosine).width),
+        groups_per_block_(pool_.slots() / kKeyGroup) {}
+
+  /// Writes the keys and values of the step's tokens to where they will be seen.
+  void store() const {
+    const auto store = [&](std::int64_t begin, std::int64_t end, int thread) {
+      const KvWriter writer(pool_, layer_, step_.kernels, scratch(thread));
+      float* spare = scratch(thread) + kv_heads_ * head_dim_;
+      for (std::int64_t token = begin; token < end;) token += store_tokens(token, end, writer, spare);
+    };
+    // Neighbours in a block, whose keys share cache lines, are mostly written by one thread.
+    step_.threads.parallel_for(step_.num_tokens(), kTokensPerChunk, store);
+  }
+
+  void attend() const {
+    const auto attend = [&](std::int64_t begin, std::int64_t end, int thread) {
+      for (std::int64_t i = begin; i < end; ++i) run_task(static_cast<std::size_t>(i), thread);
+    };
+    step_.threads.parallel_for(static_cast<std::int64_t>(tasks_.size()), 1, attend);
+  }
+
+ private:
+  static constexpr std::int64_t kTokensPerChunk = 8;
+  static constexpr std::int64_t kCacheLine = 64;
+
+  static const KvPool& pool_of(KeySource source, const Step& step) {
+    if (source == KeySource::kSequenceBlocks) return step.kv_pool;
+    return source == KeySource::kOwnRows ? step.own_keys : step.cross_pool;
+  }
+  /// Of those of the sequence's blocks, queries see the keys up to their own; else all.
+  [[nodiscard]] bool is_causal() const { return source_ == KeySource::kSequenceBlocks; }
+  /// Where a token is among the keys of its sequence.
+  [[nodiscard]] std::int64_t place_of(std::int64_t token) const {
+    const auto at = static_cast<std::size_t>(token);
+    if (is_causal()) return step_.input.positions[at];
+    const auto sequence = static_cast<std::size_t>(step_.sequence_of_token[at]);
+    return token - step_.input.sequence_offsets[sequence];
+  }
+  [[nodiscard]] std::int32_t block_of(std::int64_t sequence, std::int64_t index) const {
+    const StepInput& input = step_.input;
+    switch (source_) {
+      case KeySource::kOwnRows:
+        return step_.first_own_blocks[static_cast<std::size_t>(sequence)] + static_cast<std::int32_t>(index);
+      case KeySource::kEncoderInput:
+        return input.cross_block_tables[static_cast<std::size_t>(sequence * input.max_cross_blocks + index)];
+      case KeySource::kSequenceBlocks:
+        break;
+    }
+    return input.block_tables[static_cast<std::size_t>(sequence * input.max_blocks_per_sequence + index)];
+  }
+  [[nodiscard]] float* scratch(int thread) const {
+    return step_.scratch[static_cast<std::size_t>(thread)].data();
+  }
+
+  [[nodiscard]] KvSlot slot_of(std::int64_t token) const {
+    const std::int64_t place = place_of(token);
+    const auto sequence = step_.sequence_of_token[static_cast<std::size_t>(token)];
+    return {.block = block_of(sequence, place / pool_.tokens_per_block()),
+            .slot = place % pool_.tokens_per_block()};
+  }
+  [[nodiscard]] float* keys_of(std::int64_t token) const {
+    return step_.float_row(op_.qkv, token) + heads_ * head_dim_;
+  }
+
+  /// Writes the keys and values of a token, or of two neighbours before `end`, to the pool; returns how many.
+  /// `spare` has room for a head.
+  [[nodiscard]] std::int64_t store_tokens(std::int64_t token, std::int64_t end, const KvWriter& writer,
+                                          float* spare) const {
+    const KvSlot where = slot_of(token);
+    const float* values = keys_of(token) + kv_heads_ * head_dim_;
+    prepare(token, spare);
+    writer.store_keys(where, rotation_of(token, keys_of(token), kv_heads_, op_.key_norm));
+    const bool two = token + 1 < end && where.slot % 2 == 0 && where.slot + 1 < pool_.tokens_per_block() &&
+                     step_.sequence_of_token[static_cast<std::size_t>(token)] ==
+                         step_.sequence_of_token[static_cast<std::size_t>(token + 1)];
+    if (!two) {
+      writer.store_values(where, values);
+      return 1;
+    }
+    prepare(token + 1, spare);
+    writer.store_keys(slot_of(token + 1),
+                      rotation_of(token + 1, keys_of(token + 1), kv_heads_, op_.key_norm));
+    writer.store_values_of_two(where, values, keys_of(token + 1) + kv_heads_ * head_dim_);
+    return 2;
+  }
+
+  /// Does to q and k of a token what is done to all their heads together.
+  void prepare(std::int64_t token, float* spare) const {
+    float* queries = step_.float_row(op_.qkv, token);
+    norm_together(op_.query_norm, queries, heads_);
+    norm_together(op_.key_norm, keys_of(token), kv_heads_);
+    if (!op_.interleaved) return;
+    // q and k are neighbours.
+    for (std::int64_t head = 0; head < heads_ + kv_heads_; ++head)
+      separate(queries + head * head_dim_, spare);
+  }
+
+  void norm_together(const VectorView& norm, float* heads, std::int64_t count) const {
+    if (norm.size == 0 || norm.size == head_dim_) return;
+    step_.kernels.rms_norm(heads, norm.data, op_.norm_epsilon, count * head_dim_,
+                           reinterpret_cast<std::byte*>(heads), DType::kFloat32);
+  }
+
+  /// Puts the even ones of the rotated elements before the odd ones: as the pairs of heads that are not
+  /// interleaved. The scores do not depend on the order of elements that queries and keys share.
+  void separate(float* head, float* spare) const {
+    std::copy_n(head, 2 * half_, spare);
+    for (std::int64_t i = 0; i < half_; ++i) {
+      head[i] = spare[2 * i];
+      head[half_ + i] = spare[2 * i + 1];
+    }
+  }
+
+  /// Norms heads of a token in place, where there is a norm, and says how they are rotated.
+  [[nodiscard]] HeadRotation rotation_of(std::int64_t token, float* heads, std::int64_t count,
+                                         const VectorView& norm) const {
+    for (std::int64_t head = 0; norm.size == head_dim_ && head < count; ++head) {
+      float* x = heads + head * head_dim_;
+      step_.kernels.rms_norm(x, norm.data, op_.norm_epsilon, head_dim_, reinterpret_cast<std::byte*>(x),
+                             DType::kFloat32);
+    }
+    return {.cosine = half_ == 0 ? nullptr : step_.float_row(op_.cosine, token),
+            .sine = half_ == 0 ? nullptr : step_.float_row(op_.sine, token),
+            .half = half_,
+            .x = heads,
+            .heads = count,
+            .head_dim = head_dim_};
+  }
+
+  void run_task(std::size_t index, int thread) const {
+    const AttentionTask& task = tasks_[index];
+    // The task that this thread will probably take next.
+    const std::size_t next = index + static_cast<std::size_t>(step_.threads.num_threads());
+    const std::int64_t rows_per_head = task.tokens * group_;
+    const std::int64_t rows = task.heads * rows_per_head;
+    const RowMemory memory(scratch(thread), rows_per_task(op_.shape), head_dim_);
+    load_queries(task, memory);
+    std::fill_n(memory.sums, rows * whole_groups(head_dim_), 0.0F);
+    const auto head_of = [&](std::int64_t row) {
+      return (task.first_head + row / rows_per_head) * group_ + row % group_;
+    };
+    for (std::int64_t row = 0; row < rows; ++row) {
+      begin_row(sink_of(head_of(row)), memory.greatest + row, memory.totals + row * kKeyGroup);
+    }
+    const DType out_type = step_.buffer(op_.output).dtype;
+    const auto token_bytes = static_cast<std::int64_t>(size_of(out_type)) * task.heads * group_ * head_dim_;
+    for (std::int64_t token = task.first_token; token < task.first_token + task.tokens; ++token) {
+      fetch_to_write(output_of(token, task.first_head * group_), token_bytes);
+    }
+    take_tiles(task, next < tasks_.size() ? &tasks_[next] : nullptr, memory);
+    for (std::int64_t row = 0; row < rows; ++row) {
+      step_.kernels.finish_attention(
+          memory.sums + row * whole_groups(head_dim_), memory.totals + row * kKeyGroup, head_dim_,
+          output_of(task.first_token + row % rows_per_head / group_, head_of(row)), out_type);
+    }
+  }
+
+  [[nodiscard]] float sink_of(std::int64_t head) const {
+    return op_.sinks.size == 0 ? kNoScore : op_.sinks.data[head] * std::numbers::log2e_v<float>;
+  }
+  [[nodiscard]] std::byte* output_of(std::int64_t token, std::int64_t head) const {
+    const std::size_t size = size_of(step_.buffer(op_.output).dtype);
+    return step_.row(op_.output, token) + static_cast<std::size_t>(head * head_dim_) * size;
+  }
+  [[nodiscard]] float* queries_of(std::int64_t token, std::int64_t kv_head) const {
+    return step_.float_row(op_.qkv, token) + kv_head * group_ * head_dim_;
+  }
+
+  // Cache lines that another core wrote or read take long to come, as those of a step's rows mostly are.
+  static void fetch_to_write(const std::byte* at, std::int64_t bytes) {
+    for (std::int64_t i = 0; i < bytes; i += kCacheLine) __builtin_prefetch(at + i, 1, 3);
+  }
+  static void fetch_to_read(const float* at, std::int64_t floats) {
+    const auto* bytes = reinterpret_cast<const std::byte*>(at);
+    const std::int64_t size = floats * static_cast<std::int64_t>(sizeof(float));
+    for (std::int64_t i = 0; i < size; i += kCacheLine) __builtin_prefetch(bytes + i, 0, 2);
+  }
+
+  void load_queries(const AttentionTask& task, const RowMemory& memory) const {
+    auto* out = reinterpret_cast<std::byte*>(memory.queries);
+    for (std::int64_t head = task.first_head; head < task.first_head + task.heads; ++head) {
+      for (std::int64_t token = task.first_token; token < task.first_token + task.tokens; ++token) {
+        HeadRotation rotation = rotation_of(token, queries_of(token, head), group_, op_.query_norm);
+        rotation.factor = op_.scale * std::numbers::log2e_v<float>;
+        rotation.out = out;
+        rotation.out_type = query_type();
+        step_.kernels.rotate_heads(rotation);
+        out += static_cast<std::size_t>(group_ * head_dim_) * size_of(query_type());
+      }
+    }
+  }
+
+  [[nodiscard]] DType query_type() const { return activation_dtype(pool_.dtype()); }
+
+  /// The keys that a task's sequence has: those that its queries may see are among them.
+  [[nodiscard]] std::int64_t keys_of_task(const AttentionTask& task) const {
+    if (is_causal()) return place_of(task.first_token + task.tokens - 1) + 1;
+    if (source_ == KeySource::kEncoderInput) {
+      return step_.input.encoder_lengths[static_cast<std::size_t>(task.sequence)];
+    }
+    const auto* offsets = step_.input.sequence_offsets.data() + task.sequence;
+    return offsets[1] - offsets[0];
+  }
+
+  /// The group, counted over the blocks of a sequence, that a position is in.
+  [[nodiscard]] std::int64_t group_of(std::int64_t position) const {
+    return position / pool_.tokens_per_block() * groups_per_block_ +
+           position % pool_.tokens_per_block() / kKeyGroup;
+  }
+
+  /// Groups [first, first + count) of a sequence that has so many `keys`.
+  void find_groups(std::int64_t sequence, std::int64_t head, std::int64_t first, std::int64_t count,
+                   std::int64_t keys, KeyGroup* out) const {
+    std::int64_t block_index = first / groups_per_block_;
+    std::int64_t slot = first % groups_per_block_ * kKeyGroup;
+    const auto row_bytes = static_cast<std::size_t>(whole_groups(head_dim_)) * pool_.element_bytes();
+    const auto key_bytes = static_cast<std::size_t>(pool_.interleave()) * pool_.element_bytes();
+    const KeyGroup* const end = out + count;
+    for (; out < end; ++block_index, slot = 0) {
+      const std::int32_t block = block_of(sequence, block_index);
+      const KvPart key = pool_.keys(block, layer_, head);
+      const KvPart value = pool_.values(block, layer_, head);
+      const std::int64_t first_of_block = block_index * pool_.tokens_per_block();
+      for (; slot < pool_.slots() && out < end; slot += kKeyGroup, ++out) {
+        const std::int64_t position = first_of_block + slot;
+        *out = {.keys = key.elements + static_cast<std::size_t>(slot) * key_bytes,
+                .values = value.elements + static_cast<std::size_t>(slot) * row_bytes,
+                .key_scales = pool_.is_int8() ? key.scales + slot : nullptr,
+                .value_scales = pool_.is_int8() ? value.scales + slot : nullptr,
+                .first_position = position,
+                .count = std::min({kKeyGroup, pool_.tokens_per_block() - slot, keys - position})};
+      }
+    }
+  }
+
+  /// The groups of a sequence that a task's queries see, from whole tiles on.
+  struct SeenGroups {
+    std::int64_t begin;
+    std::int64_t end;
+    std::int64_t keys;  ///< that the sequence has
+  };
+
+  [[nodiscard]] SeenGroups groups_seen_by(const AttentionTask& task) const {
+    const std::int64_t keys = keys_of_task(task);
+    const std::int64_t first = place_of(task.first_token);
+    const std::int64_t last = first + task.tokens - 1;
+    // Of an encoder input all is seen, however far behind its end the queries are.
+    const std::int64_t first_key =
+        op_.sliding_window == 0 ? 0 : std::max<std::int64_t>(0, first + 1 - op_.sliding_window);
+    return {.begin = group_of(first_key) / kTileGroups * kTileGroups,
+            .end = group_of(std::min(last + look_ahead_of(keys), keys - 1)) + 1,
+            .keys = keys};
+  }
+
+  [[nodiscard]] std::int64_t look_ahead_of(std::int64_t keys) const {
+    if (is_causal()) return 0;
+    return op_.sliding_window == 0 ? keys : op_.sliding_window - 1;
+  }
+
+  [[nodiscard]] AttentionRows rows_of(const AttentionTask& task, std::int64_t head,
+                                      const RowMemory& memory) const {
+    const std::int64_t rows = task.tokens * group_;
+    const std::size_t query_bytes = static_cast<std::size_t>(rows * head_dim_) * size_of(query_type());
+    return {.queries = reinterpret_cast<const std::byte*>(memory.queries) +
+                       static_cast<std::size_t>(head) * query_bytes,
+            .rows = rows,
+            .rows_per_position = group_,
+            .first_position = place_of(task.first_token),
+            .sliding_window = op_.sliding_window,
+            .look_ahead = look_ahead_of(keys_of_task(task)),
+            .softcap = op_.softcap * std::numbers::log2e_v<float>,
+            .bias = step_.position_biases.of(op_.position_bias, (task.first_head + head) * group_),
+            .bias_stride = step_.position_biases.stride(),
+            .head_dim = head_dim_,
+            .slots = pool_.slots(),
+            .is_int8 = pool_.is_int8(),
+            .scratch = memory.widened,
+            .greatest = memory.greatest + head * rows,
+            .totals = memory.totals + head * rows * kKeyGroup,
+            .sums = memory.sums + head * rows * whole_groups(head_dim_)};
+  }
+
+  /// Takes the tiles that a task's queries see into their sums, some tiles of all heads before the next.
+  /// Fetches the queries of the `next` task, if there is one, meanwhile.
+  void take_tiles(const AttentionTask& task, const AttentionTask* next, const RowMemory& memory) const {
+    const SeenGroups seen = groups_seen_by(task);
+    const std::int64_t chunks = (seen.end - seen.begin + kChunkGroups - 1) / kChunkGroups;
+    const std::int64_t fetched_tokens = next == nullptr ? 0 : (next->tokens + chunks - 1) / chunks;
+    std::int64_t fetch_token = next == nullptr ? 0 : next->first_token;
+    const std::int64_t fetch_end = next == nullptr ? 0 : next->first_token + next->tokens;
+    std::array<KeyGroup, kChunkGroups + kTileGroups> groups;
+    const auto find = [&](std::int64_t head, std::int64_t first, std::int64_t most, std::int64_t to) {
+      const std::int64_t count = std::clamp<std::int64_t>(seen.end - first, 0, most);
+      find_groups(task.sequence, task.first_head + head, first, count, seen.keys, groups.data() + to);
+      return count;
+    };
+    for (std::int64_t begin = seen.begin; begin < seen.end; begin += kChunkGroups) {
+      for (std::int64_t i = 0; i < fetched_tokens && fetch_token < fetch_end; ++i, ++fetch_token) {
+        fetch_to_read(queries_of(fetch_token, next->first_head), next->heads * group_ * head_dim_);
+      }
+      for (std::int64_t head = 0; head < task.heads; ++head) {
+        const std::int64_t attended = find(head, begin, kChunkGroups, 0);
+        const bool is_last_head = head + 1 == task.heads;
+        const std::int64_t fetched = is_last_head ? find(0, begin + kChunkGroups, kTileGroups, attended)
+                                                  : find(head + 1, begin, kTileGroups, attended);
+        const KeyTiles tiles{.groups = std::span(groups).first(static_cast<std::size_t>(attended + fetched)),
+                             .attended = attended};
+        step_.kernels.attend[static_cast<std::size_t>(pool_.dtype())](rows_of(task, head, memory), tiles);
+      }
+    }
+  }
+
+  /// Groups of a sequence that a kernel gets at once.
+  static constexpr std::int64_t kChunkGroups = 8 * kTileGroups;
+
+  const AttentionOp& op_;
+  KeySource source_;
+  const Step& step_;
+  const KvPool& pool_;
+  const KvLayer& layer_;
+  std::span<const AttentionTask> tasks_;
+  std::int64_t heads_;
+  std::int64_t kv_heads_;
+  std::int64_t head_dim_;
+  std::int64_t group_;
+  std::int64_t half_;  // pairs that are rotated
+  std::int64_t groups_per_block_;
+};
+
+}  // namespace
+
+std::size_t attention_scratch_floats(const Program& program) {
+  std::int64_t most = 0;
+  for (const auto* ops : program.sections()) {
+    for (const Op& op : *ops) {
+      const AttentionShape* shape = shape_of(op);
+      if (shape == nullptr) continue;
+      const std::int64_t of_task = RowMemory::floats(rows_per_task(*shape), shape->head_dim);
+      most = std::max({most, of_task, (shape->num_key_value_heads + 1) * shape->head_dim});
+    }
+  }
+  return static_cast<std::size_t>(most);
+}
+
+void run_op(const AttentionOp& op, const Step& step) {
+  const bool is_causal = op.kind == AttentionKind::kCausal;
+  const Attention attention(op, is_causal ? KeySource::kSequenceBlocks : KeySource::kOwnRows, step);
+  attention.store();
+  attention.attend();
+}
+
+void run_op(const CrossAttentionOp& op, const Step& step) {
+  AttentionOp queries;
+  queries.layer = op.layer;
+  queries.shape = op.shape;
+  queries.qkv = op.q;
+  queries.output = op.output;
+  queries.scale = op.scale;
+  Attention(queries, KeySource::kEncoderInput, step).attend();
+}
+
+}  // namespace adaptrt

@@ -1,0 +1,93 @@
+#include "ops/attention_plan.h"
+
+#include <algorithm>
+#include <tuple>
+#include <variant>
+
+namespace adaptrt {
+namespace {
+
+/// Rows that share a tile's keys and values, as far as the queries go: whole blocks of every kernel's rows.
+constexpr std::int64_t kTargetRows = 96;
+/// Tasks of few queries take several heads, whose keys and values are neighbours in memory, while every
+/// thread still gets this many of them.
+constexpr std::int64_t kTasksPerThread = 4;
+
+std::int64_t positions_per_task(const AttentionShape& shape) {
+  return std::max<std::int64_t>(1, kTargetRows * shape.num_key_value_heads / shape.num_attention_heads);
+}
+
+/// Key-value heads of the tasks of a step whose sequences have one token each.
+std::int64_t heads_per_task(std::int64_t num_sequences, const AttentionShape& shape, int num_threads) {
+  const std::int64_t most = std::min(shape.num_key_value_heads, positions_per_task(shape));
+  const std::int64_t enough = num_sequences * shape.num_key_value_heads / (kTasksPerThread * num_threads);
+  return std::clamp<std::int64_t>(enough, 1, most);
+}
+
+bool have_equal_tasks(const AttentionShape& a, const AttentionShape& b) {
+  return a.num_attention_heads == b.num_attention_heads && a.num_key_value_heads == b.num_key_value_heads;
+}
+
+void plan_attention(const StepInput& input, const AttentionShape& shape, int num_threads,
+                    std::vector<AttentionTask>* tasks) {
+  const std::size_t sequences = input.prompt_lengths.size();
+  const auto positions = static_cast<std::int32_t>(positions_per_task(shape));
+  const auto kv_heads = static_cast<std::int32_t>(shape.num_key_value_heads);
+  const auto together =
+      static_cast<std::int32_t>(heads_per_task(static_cast<std::int64_t>(sequences), shape, num_threads));
+  tasks->clear();
+  for (std::size_t sequence = 0; sequence < sequences; ++sequence) {
+    const std::int32_t begin = input.sequence_offsets[sequence];
+    const std::int32_t end = input.sequence_offsets[sequence + 1];
+    const std::int32_t heads = end - begin == 1 ? together : 1;
+    for (std::int32_t first = begin; first < end; first += positions) {
+      for (std::int32_t head = 0; head < kv_heads; head += heads) {
+        tasks->push_back({.sequence = static_cast<std::int32_t>(sequence),
+                          .first_token = first,
+                          .tokens = std::min(positions, end - first),
+                          .first_head = head,
+                          .heads = std::min(heads, kv_heads - head)});
+      }
+    }
+  }
+  const auto order = [&](const AttentionTask& task) {
+    const std::int64_t keys = input.positions[static_cast<std::size_t>(task.first_token)] + 1;
+    return std::tuple(-task.tokens * task.heads * keys, task.first_token, task.first_head);
+  };
+  // std::stable_sort would allocate.
+  std::sort(tasks->begin(), tasks->end(),
+            [&](const AttentionTask& a, const AttentionTask& b) { return order(a) < order(b); });
+}
+
+}  // namespace
+
+std::int64_t rows_per_task(const AttentionShape& shape) {
+  return positions_per_task(shape) * (shape.num_attention_heads / shape.num_key_value_heads);
+}
+
+const AttentionShape* shape_of(const Op& op) {
+  if (const auto* attention = std::get_if<AttentionOp>(&op)) return &attention->shape;
+  if (const auto* cross = std::get_if<CrossAttentionOp>(&op)) return &cross->shape;
+  const auto* keys = std::get_if<CrossKeysOp>(&op);
+  return keys == nullptr ? nullptr : &keys->shape;
+}
+
+AttentionPlans::AttentionPlans(const std::vector<Op>& ops) {
+  for (const Op& op : ops) {
+    const AttentionShape* shape = shape_of(op);
+    if (shape == nullptr) continue;
+    const auto same = [&](const Plan& plan) { return have_equal_tasks(plan.shape, *shape); };
+    if (std::ranges::none_of(plans_, same)) plans_.push_back({.shape = *shape, .tasks = {}});
+  }
+}
+
+void AttentionPlans::make(const StepInput& input, int num_threads) {
+  for (Plan& plan : plans_) plan_attention(input, plan.shape, num_threads, &plan.tasks);
+}
+
+std::span<const AttentionTask> AttentionPlans::tasks_of(const AttentionShape& shape) const {
+  return std::ranges::find_if(plans_, [&](const Plan& plan) { return have_equal_tasks(plan.shape, shape); })
+      ->tasks;
+}
+
+}  // namespace adaptrt

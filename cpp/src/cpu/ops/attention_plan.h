@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "adaptrt/engine/engine.h"
+#include "adaptrt/lora/layout.h"
+#include "adaptrt/program/program.h"
+
+namespace adaptrt {
+
+/// Consecutive queries of a sequence and consecutive key-value heads, computed by one thread.
+struct AttentionTask {
+  std::int32_t sequence = 0;
+  std::int32_t first_token = 0;  ///< of the step
+  std::int32_t tokens = 0;
+  std::int32_t first_head = 0;
+  std::int32_t heads = 0;
+};
+
+/// The heads of an op's attention; nullptr: it has none.
+[[nodiscard]] const AttentionShape* shape_of(const Op& op);
+
+/// The most rows of a task: query positions times the query heads of its key-value heads.
+[[nodiscard]] std::int64_t rows_per_task(const AttentionShape& shape);
+
+/// Cuts the queries of steps into tasks, once for all ops with the same numbers of heads.
+class AttentionPlans {
+ public:
+  /// Of one section.
+  explicit AttentionPlans(const std::vector<Op>& ops);
+
+  /// Makes the tasks of a step for `num_threads` threads, the long ones first so that they do not end last.
+  void make(const StepInput& input, int num_threads);
+  /// Those of an op with these heads.
+  [[nodiscard]] std::span<const AttentionTask> tasks_of(const AttentionShape& shape) const;
+
+ private:
+  struct Plan {
+    AttentionShape shape;
+    std::vector<AttentionTask> tasks;
+  };
+  std::vector<Plan> plans_;
+};
+
+}  // namespace adaptrt

@@ -1,0 +1,356 @@
+#include "ops/base_product.h"
+
+#include <algorithm>
+#include <numeric>
+#include <variant>
+
+#include "ops/for_each_weight.h"
+#include "ops/packed_output.h"
+
+namespace adaptrt {
+namespace {
+
+std::size_t expanded_bytes(DType activations, std::int64_t inputs) {
+  return panel_bytes(activations, kPanelColumns, inputs);
+}
+
+void prefetch(std::span<const MemorySpan> spans) {
+  constexpr std::int64_t kCacheLine = 64;
+  for (const MemorySpan& span : spans) {
+    for (std::int64_t offset = 0; offset < span.bytes; offset += kCacheLine) {
+      __builtin_prefetch(span.data + offset, 0, 2);
+    }
+  }
+}
+
+/// Whether a panel is expanded before it is multiplied by so many rows, rather than while it is.
+bool is_expanded(const PanelMatrix& weight, std::int64_t panel, std::int64_t rows,
+                 const KernelTable& kernels) {
+  if (weight.is_compressed(panel)) return rows > kernels.compressed_rows;
+  if (weight.quantization.is_coded()) {
+    return rows > kernels.coded_rows[static_cast<std::size_t>(weight.dtype)] ||
+           panel_width(weight.n, panel) < kPanelColumns;
+  }
+  switch (weight.quantization.algo) {
+    case QuantAlgo::kW8A16:
+      return rows > kernels.int8_decoded_rows;
+    case QuantAlgo::kW4A16:
+      return rows > kernels.int4_decoded_rows;
+    case QuantAlgo::kNone:
+    case QuantAlgo::kW8A8:
+    case QuantAlgo::kW4A8:
+      return false;
+  }
+  return false;
+}
+
+Tiling tiling_of(const Program& program, const KernelTable& kernels, DType activations,
+                 const Quantization& quantization) {
+  if (kernels.part_bytes == 0 || activations != DType::kBFloat16) return {};
+  constexpr std::int64_t kLeastInputs = 512;
+  return {.block_rows = std::min(kernels.block_rows,
+                                 PackedSteps::blocks_of(most_linear_rows(program)) * PackedSteps::kBlockRows),
+          .takes_parts = true,
+          .whole_bytes = kernels.whole_bytes,
+          .part_bytes = kernels.part_bytes,
+          .streamed_rows = kernels.streamed_rows,
+          .part_multiple = std::lcm(kLeastInputs, std::max<std::int64_t>(1, quantization.group_size)),
+          .activation_bytes = rounds_activations(quantization.algo) ? 1 : 2,
+          .panel_input_bytes = kPanelColumns * (quantization.algo == QuantAlgo::kNone ? 2 : 1)};
+}
+
+}  // namespace
+
+std::int64_t Tiling::inputs_of_part(std::int64_t rows, std::int64_t width) const {
+  constexpr std::int64_t kPanelShare = 4;
+  const std::int64_t bytes =
+      std::max(rows * activation_bytes, rows > streamed_rows ? kPanelShare * panel_input_bytes : 0);
+  if (!takes_parts || bytes * width <= whole_bytes) return width;
+  const std::int64_t inputs = part_bytes / bytes / part_multiple * part_multiple;
+  return std::min(std::max(inputs, part_multiple), width);
+}
+
+BaseProduct::BaseProduct(const LinearWork& work, const Step& step)
+    : work_(work),
+      step_(step),
+      reordered_(work, step),
+      tiling_(tiling_of(step.program, step.kernels, work.input.dtype, work.quantization())) {}
+
+void BaseProduct::prepare(bool has_adapters) const {
+  const Quantization& quantization = work_.quantization();
+  const bool to_int8 = rounds_activations(quantization.algo);
+  const bool reorders = reordered_.is_needed();
+  const bool packs_input = !work_.packed_input.is_there() && !work_.chosen.is_there() &&
+                           work_.packed(step_).is_there() && (has_adapters || (!to_int8 && !reorders));
+  if (!packs_input && !to_int8 && !quantization.zero_points && !reorders) return;
+  const std::int64_t orders = reorders ? reordered_.find_orders() : 0;
+  const auto body = [&](std::int64_t begin, std::int64_t end, int) {
+    const RowRange rows{begin * PackedSteps::kBlockRows,
+                        std::min(end * PackedSteps::kBlockRows, work_.num_rows())};
+    if (packs_input) pack_rows(work_.input, work_.packed(step_), rows);
+    if (!reorders) {
+      read_rows(work_.input, 0, rows);
+      return;
+    }
+    reordered_.make(rows);
+    for (std::int64_t order = 0; order < orders; ++order) {
+      const Rows made = reordered_.rows(order);
+      read_rows(made, order, rows);
+      if (step_.packed != nullptr) pack_rows(made, packed_of(order), rows);
+    }
+  };
+  step_.threads.parallel_for(PackedSteps::blocks_of(work_.num_rows()),
+                             rows_per_chunk(work_.input.width * PackedSteps::kBlockRows), body);
+}
+
+void BaseProduct::read_rows(const Rows& input, std::int64_t order, RowRange rows) const {
+  const Quantization& quantization = work_.quantization();
+  const std::int64_t groups = group_count(quantization, input.width);
+  float* sums = step_.group_sums + order * work_.num_rows() * groups;
+  for (std::int64_t row = rows.begin; row < rows.end; ++row) {
+    const std::byte* x = input.row(row);
+    if (rounds_activations(quantization.algo)) {
+      std::uint8_t* made = step_.int8_rows + row * step_.int8_stride;
+      step_.kernels.quantize_row(x, input.dtype, input.width, made, step_.int8_scales + row);
+      if (quantization.algo == QuantAlgo::kW4A8) {
+        step_.kernels.arrange_int8_row(made, input.width, quantization, step_.int8_sums + row * groups);
+      }
+    } else if (quantization.zero_points) {
+      step_.kernels.sum_groups(x, input.dtype, input.width, quantization.group_size, sums + row * groups);
+    }
+  }
+}
+
+void BaseProduct::pack_rows(const Rows& input, const PackedRows& packed, RowRange rows) const {
+  step_.kernels.pack_rows({input.row(rows.begin), input.row_bytes(), input.row_bytes()}, rows.count(),
+                          packed.from(rows.begin).data, packed.step_bytes);
+}
+
+PackedRows BaseProduct::packed_of(std::int64_t order) const {
+  if (step_.packed == nullptr) return {};
+  return {step_.packed + (1 + order) * step_.packed_order_bytes, packed_step_bytes(work_.num_rows())};
+}
+
+BaseProduct::PartInput BaseProduct::input_of(const TileTask& task) const {
+  const std::int64_t row = task.rows.begin;
+  const Quantization& quantization = work_.quantization();
+  const std::int64_t groups = group_count(quantization, work_.input.width);
+  if (!reordered_.is_needed()) {
+    return {work_.input.row(row), task.packed, step_.group_sums + row * groups};
+  }
+  const std::int64_t order = reordered_.order_of(task.part);
+  return {reordered_.rows(order).row(row), packed_of(order).from(row),
+          step_.group_sums + (order * work_.num_rows() + row) * groups};
+}
+
+void BaseProduct::multiply(const TileTask& task, ExpandedPanels* expanded) const {
+  const PanelMatrix& weight = work_.parts[task.part].weight;
+  const ExpansionPlace place{
+      room_for_panel(task.thread, task.slot), &expanded->held[task.slot], {task.part, task.panel}};
+  if (weight.quantization.algo == QuantAlgo::kNone || weight.quantization.is_coded()) {
+    multiply_float(weight, task, place);
+    return;
+  }
+  prefetch(task.upcoming.spans);
+  if (weight.quantization.algo == QuantAlgo::kW8A8) {
+    multiply_int8(weight, task);
+  } else if (weight.quantization.algo == QuantAlgo::kW4A8) {
+    multiply_w4a8(weight, task);
+  } else {
+    multiply_quantized(weight, task, place);
+  }
+}
+
+std::byte* BaseProduct::room_for_panel(int thread, std::size_t slot) const {
+  float* behind_tiles = step_.scratch[static_cast<std::size_t>(thread)].data() + tiling_.scratch_floats();
+  return reinterpret_cast<std::byte*>(behind_tiles) +
+         slot * expanded_bytes(work_.input.dtype, work_.input.width);
+}
+
+void BaseProduct::multiply_gathered(std::size_t part, const GatheredOutputs& gathered, int thread,
+                                    float* tile) const {
+  const PanelMatrix& weight = work_.parts[part].weight;
+  const auto type = static_cast<std::size_t>(weight.dtype);
+  PanelGemm gemm{.a = work_.input.row(0),
+                 .a_stride = work_.input.width,
+                 .a_steps = work_.packed(step_).data,
+                 .a_step_bytes = work_.packed(step_).step_bytes,
+                 .k = weight.k,
+                 .width = kPanelColumns,
+                 .out = tile,
+                 .out_stride = kPanelColumns,
+                 .rows = work_.num_rows()};
+  if (step_.kernels.gathered_gemm[type] != nullptr) {
+    step_.kernels.gathered_gemm[type](gemm, gathered);
+    return;
+  }
+  std::byte* panel = room_for_panel(thread, 0);
+  step_.kernels.gather_outputs(gathered, weight.k / k_interleave(weight.dtype), panel);
+  gemm.panel = panel;
+  step_.kernels.gemm[type](gemm);
+}
+
+void BaseProduct::multiply_float(const PanelMatrix& weight, const TileTask& task,
+                                 const ExpansionPlace& place) const {
+  PanelGemm gemm{.a = work_.input.row(task.rows.begin),
+                 .a_stride = work_.input.width,
+                 .a_steps = task.packed.data,
+                 .a_step_bytes = task.packed.step_bytes,
+                 .panel = weight.data + weight.offset(task.panel),
+                 .k = weight.k,
+                 .width = panel_width(weight.n, task.panel),
+                 .out = task.tile,
+                 .out_stride = task.stride,
+                 .rows = task.rows.end - task.rows.begin,
+                 .part = task.inputs,
+                 .next_panel = task.upcoming.panel,
+                 .fetch = task.upcoming.spans};
+  const auto type = static_cast<std::size_t>(weight.dtype);
+  const KernelTable& kernels = step_.kernels;
+  if (work_.live.has_value() && gemm.width == kPanelColumns && !gemm.part.has_value()) {
+    kernels.sparse_gemm[type](gemm, *work_.live);
+    return;
+  }
+  const bool expands = is_expanded(weight, task.panel, gemm.rows, kernels);
+  if (weight.is_compressed(task.panel)) {
+    if (!expands) {
+      kernels.compressed_gemm(gemm, weight.exceptions);
+      return;
+    }
+    place.fill(
+        [&](std::byte* out) { kernels.expand_compressed(gemm.panel, gemm.k, weight.exceptions, out); });
+    gemm.panel = place.panel;
+  } else if (weight.quantization.is_coded()) {
+    if (!expands) {
+      kernels.coded_gemm[type](gemm, weight.quantization);
+      return;
+    }
+    place.fill([&](std::byte* out) {
+      kernels.expand_coded[type](gemm.panel, weight.quantization, gemm.k, gemm.width, out);
+    });
+    gemm.panel = place.panel;
+  }
+  kernels.gemm[type](gemm);
+}
+
+void BaseProduct::multiply_quantized(const PanelMatrix& weight, const TileTask& task,
+                                     const ExpansionPlace& place) const {
+  const PartInput input = input_of(task);
+  const auto activation = static_cast<std::size_t>(work_.input.dtype);
+  QuantizedGemm gemm{.a = input.rows,
+                     .activation = work_.input.dtype,
+                     .a_stride = work_.input.width,
+                     .a_steps = input.packed.data,
+                     .a_step_bytes = input.packed.step_bytes,
+                     .a_sums = input.sums,
+                     .quantization = weight.quantization,
+                     .panel = weight.data + weight.offset(task.panel),
+                     .expanded = nullptr,
+                     .k = weight.k,
+                     .width = panel_width(weight.n, task.panel),
+                     .out = task.tile,
+                     .out_stride = kPanelColumns,
+                     .rows = task.rows.count(),
+                     .part = task.inputs,
+                     .next_panel = task.upcoming.panel};
+  if (is_expanded(weight, task.panel, gemm.rows, step_.kernels)) {
+    place.fill([&](std::byte* out) { step_.kernels.expand_panel[activation](gemm, out); });
+    gemm.expanded = place.panel;
+  }
+  step_.kernels.quantized_gemm[activation](gemm);
+}
+
+void BaseProduct::multiply_int8(const PanelMatrix& weight, const TileTask& task) const {
+  const std::int64_t row = task.rows.begin;
+  step_.kernels.int8_gemm({.a = step_.int8_rows + row * step_.int8_stride,
+                           .a_stride = step_.int8_stride,
+                           .a_scales = step_.int8_scales + row,
+                           .panel = weight.data + weight.offset(task.panel),
+                           .k = weight.k,
+                           .width = panel_width(weight.n, task.panel),
+                           .out = task.tile,
+                           .out_stride = kPanelColumns,
+                           .rows = task.rows.end - row,
+                           .part = task.inputs,
+                           .next_panel = task.upcoming.panel});
+}
+
+void BaseProduct::multiply_w4a8(const PanelMatrix& weight, const TileTask& task) const {
+  const std::int64_t row = task.rows.begin;
+  step_.kernels.w4a8_gemm(
+      {.a = reinterpret_cast<const std::int8_t*>(step_.int8_rows) + row * step_.int8_stride,
+       .a_stride = step_.int8_stride,
+       .a_scales = step_.int8_scales + row,
+       .a_sums = step_.int8_sums + row * group_count(weight.quantization, weight.k),
+       .quantization = weight.quantization,
+       .panel = weight.data + weight.offset(task.panel),
+       .k = weight.k,
+       .width = panel_width(weight.n, task.panel),
+       .out = task.tile,
+       .out_stride = kPanelColumns,
+       .rows = task.rows.count(),
+       .part = task.inputs,
+       .next_panel = task.upcoming.panel});
+}
+
+std::size_t linear_scratch_floats(const Program& program, const KernelTable& kernels) {
+  std::size_t bytes = 0;
+  const DType activations = activation_dtype(program.dtype);
+  const auto gathers_whole = [&](DType weights) {
+    return kernels.gathered_gemm[static_cast<std::size_t>(weights)] == nullptr;
+  };
+  const Tiling tiling = tiling_of(program, kernels, activations, {});
+  const std::int64_t rows = std::min(tiling.block_rows, most_linear_rows(program));
+  for_each_weight(program, [&](const PanelMatrix& weight) {
+    // The last panel is the narrowest, which the others may be expanded without, or it without them.
+    const std::int64_t last = std::max<std::int64_t>(0, panel_count(weight.n) - 1);
+    const bool is_gathered = weight.has_rows && gathers_whole(weight.dtype);
+    if (is_gathered || is_expanded(weight, 0, rows, kernels) || is_expanded(weight, last, rows, kernels))
+      bytes = std::max(bytes, expanded_bytes(activations, weight.k));
+  });
+  for (const Op& op : program.body) {
+    const auto* linear = std::get_if<LinearOp>(&op);
+    if (linear == nullptr || linear->neurons.is_empty() || !gathers_whole(program.dtype)) continue;
+    bytes = std::max(bytes, expanded_bytes(activations, linear->parts[0].weight.k));
+  }
+  return static_cast<std::size_t>(tiling.scratch_floats()) + kPartsInTurn * (bytes / sizeof(float));
+}
+
+PackedRowsSize packed_rows_size(const Program& program, const KernelTable& kernels) {
+  if (kernels.pack_rows == nullptr) return {};
+  if (activation_dtype(program.dtype) != DType::kBFloat16) return {};
+  return {.steps = most_packed_steps(program), .step_bytes = packed_step_bytes(most_linear_rows(program))};
+}
+
+std::int64_t most_zero_point_groups(const Program& program) {
+  std::int64_t most = 0;
+  for_each_weight(program, [&](const PanelMatrix& weight) {
+    const Quantization& quantization = weight.quantization;
+    if (quantization.zero_points) most = std::max(most, group_count(quantization, weight.k));
+  });
+  return most;
+}
+
+std::int64_t most_w4a8_groups(const Program& program) {
+  std::int64_t most = 0;
+  for_each_weight(program, [&](const PanelMatrix& weight) {
+    const Quantization& quantization = weight.quantization;
+    if (quantization.algo == QuantAlgo::kW4A8) most = std::max(most, group_count(quantization, weight.k));
+  });
+  return most;
+}
+
+std::int64_t int8_row_bytes(const Program& program) {
+  constexpr std::int64_t kAlignment = 64;
+  std::int64_t widest = 0;
+  for_each_weight(program, [&](const PanelMatrix& weight) {
+    if (!rounds_activations(weight.quantization.algo)) return;
+    // Kernels of kW4A8 read a line from any group on.
+    const std::int64_t behind = weight.quantization.algo == QuantAlgo::kW4A8 ? kAlignment : 0;
+    widest = std::max(widest, weight.k + behind);
+  });
+  // An odd number of cache lines: rows a power of two apart would compete for the same places of a cache.
+  return widest == 0 ? 0 : ((widest + kAlignment - 1) / kAlignment * kAlignment) | kAlignment;
+}
+
+}  // namespace adaptrt

@@ -1,0 +1,139 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+
+#include "ops/linear_work.h"
+#include "ops/reordered_input.h"
+
+namespace adaptrt {
+
+/// Rows of a tile of kernels that read activations as they are, and of the products with adapters.
+inline constexpr std::int64_t kBlockRows = kVectorBlockRows;
+/// Parts whose tiles a thread makes in turn: those of LinearEpilogue::kSiluMul.
+inline constexpr std::size_t kPartsInTurn = 2;
+/// Tiles whose sums wait while their panels are multiplied a part of k after the other.
+inline constexpr std::int64_t kTilesKept = 4;
+
+/// How the products of a program are cut into tiles.
+struct Tiling {
+  std::int64_t block_rows = kBlockRows;
+  /// Whether the kernels take an input in parts; see KernelTable::part_bytes.
+  bool takes_parts = false;
+  std::int64_t whole_bytes = 0;
+  std::int64_t part_bytes = 0;
+  std::int64_t streamed_rows = 0;
+  /// Inputs that a part has a multiple of.
+  std::int64_t part_multiple = 1;
+  /// Bytes of an activation, as it is multiplied.
+  std::int64_t activation_bytes = 1;
+  /// Bytes of an input's weights in a panel, at most.
+  std::int64_t panel_input_bytes = 0;
+
+  /// Of a tile's sums.
+  [[nodiscard]] std::int64_t tile_floats() const { return block_rows * kPanelColumns; }
+  /// Of all tiles that a thread has at a time.
+  [[nodiscard]] std::int64_t scratch_floats() const {
+    return (takes_parts ? kTilesKept : std::int64_t{kPartsInTurn}) * tile_floats();
+  }
+  /// How many inputs a part of `width` inputs of `rows` rows has.
+  [[nodiscard]] std::int64_t inputs_of_part(std::int64_t rows, std::int64_t width) const;
+};
+
+/// Which panels a thread's scratch holds in expanded form, while it works on a chunk of a linear layer's
+/// tiles.
+struct ExpandedPanels {
+  struct Key {
+    std::size_t part = 0;
+    std::int64_t panel = -1;
+    bool operator==(const Key&) const = default;
+  };
+  std::array<Key, kPartsInTurn> held;
+};
+
+/// What a thread will read after a tile, to be prefetched while the tile is made.
+struct Upcoming {
+  /// Where the base weights begin that it will multiply next; nullptr when it is not known.
+  const std::byte* panel = nullptr;
+  /// What the adapters of the tile's rows need at the tile's columns, or activations of the next part.
+  std::span<const MemorySpan> spans;
+};
+
+/// What a call of BaseProduct::multiply makes.
+struct TileTask {
+  std::size_t part;  ///< of all
+  std::int64_t panel;
+  RowRange rows;
+  PackedRows packed;  ///< the same; not there for kernels that read rows as they are
+  /// nullopt: all; else see PanelGemm::part.
+  std::optional<InputRange> inputs;
+  Upcoming upcoming;
+  /// Below kPartsInTurn: where an expanded panel is kept.
+  std::size_t slot;
+  int thread;
+  /// [rows, width of the panel], rows `stride` floats apart: kPanelColumns where weights are quantised.
+  float* tile;
+  std::int64_t stride = kPanelColumns;
+};
+
+/// x W^T of one linear layer in one step, a tile at a time, however W is stored.
+class BaseProduct {
+ public:
+  BaseProduct(const LinearWork& work, const Step& step);
+
+  [[nodiscard]] const Tiling& tiling() const { return tiling_; }
+
+  /// Brings the input into the form that the kernels want: puts it in the weights' order, rounds it to int8,
+  /// sums its groups, packs its rows. Before the first product, and before those with adapters, where there
+  /// are any.
+  void prepare(bool has_adapters) const;
+
+  /// task.tile = x W^T of one part and panel.
+  void multiply(const TileTask& task, ExpandedPanels* expanded) const;
+
+  /// tile [all rows, count] = x W^T of some rows of a part that has them, in rows kPanelColumns floats apart.
+  void multiply_gathered(std::size_t part, const GatheredOutputs& gathered, int thread, float* tile) const;
+
+ private:
+  /// Where a panel is kept in expanded form.
+  struct ExpansionPlace {
+    std::byte* panel;
+    ExpandedPanels::Key* held;  ///< what is there
+    ExpandedPanels::Key wanted;
+
+    template <class Expand>
+    void fill(const Expand& expand) const {
+      if (*held == wanted) return;
+      expand(panel);
+      *held = wanted;
+    }
+  };
+
+  /// Where a thread may keep a panel that is expanded.
+  [[nodiscard]] std::byte* room_for_panel(int thread, std::size_t slot) const;
+  /// What a part's product reads from a row on.
+  struct PartInput {
+    const std::byte* rows;
+    PackedRows packed;
+    const float* sums;  ///< of groups, where there are zero points
+  };
+  [[nodiscard]] PartInput input_of(const TileTask& task) const;
+  /// Rounds, or sums the groups of, rows of `input`: the layer's, or those in order `order`.
+  void read_rows(const Rows& input, std::int64_t order, RowRange rows) const;
+  void pack_rows(const Rows& input, const PackedRows& packed, RowRange rows) const;
+  [[nodiscard]] PackedRows packed_of(std::int64_t order) const;
+  void multiply_float(const PanelMatrix& weight, const TileTask& task, const ExpansionPlace& place) const;
+  void multiply_quantized(const PanelMatrix& weight, const TileTask& task, const ExpansionPlace& place) const;
+  void multiply_int8(const PanelMatrix& weight, const TileTask& task) const;
+  void multiply_w4a8(const PanelMatrix& weight, const TileTask& task) const;
+
+  const LinearWork& work_;
+  const Step& step_;
+  ReorderedInput reordered_;
+  Tiling tiling_;
+};
+
+}  // namespace adaptrt

@@ -1,0 +1,339 @@
+#include "ops/experts.h"
+
+#include <algorithm>
+#include <cstring>
+#include <functional>
+
+#include "ops/expert_rows.h"
+#include "ranks/overlapped_sum.h"
+#include "step.h"
+#include "weights/expert_slots.h"
+#include "weights/placed_weights.h"
+
+namespace adaptrt {
+namespace {
+
+/// One ExpertsOp in one step, over the tokens [first, first + count) at a time.
+class Experts {
+ public:
+  Experts(const ExpertsOp& op, const Step& step)
+      : op_(op),
+        step_(step),
+        memory_(step.experts),
+        slots_(step.weights == nullptr ? nullptr : step.weights->experts_of(op)),
+        top_k_(op.routing.top_k),
+        input_(step.rows_of(op.input)),
+        output_(step.rows_of(op.output)),
+        sum_(begin_sum_behind(step)) {}
+
+  void run() const {
+    memory_.taken.rows.assign(static_cast<std::size_t>(op_.num_experts_here()), 0);
+    memory_.taken.adapted.clear();
+    const std::int64_t slice = tokens_of_slice(step_.program, op_);
+    for (std::int64_t first = 0; first < step_.rows; first += slice) {
+      run_slice(first, std::min(slice, step_.rows - first));
+    }
+  }
+
+ private:
+  void run_slice(std::int64_t first, std::int64_t count) const {
+    take_experts(op_, step_, first, count);
+    if (memory_.experts_taken.empty()) {  // all that the slice takes are on other ranks
+      const Rows nothing{memory_.outputs(), DType::kFloat32, output_.width};
+      add_up(first, count, nothing, {0, panel_count(output_.width)});
+      return;
+    }
+    const std::span<const RowGroup> all = memory_.experts_taken;
+    if (!threads_pack()) gather(first);
+    if (slots_ != nullptr && all.size() > slots_->most()) {
+      run_in_turns(first, count);
+      return;
+    }
+    if (slots_ != nullptr) slots_->bring(all);
+    run_linear(gate_up(slots_ == nullptr ? op_.gate_up : slots_->gate_up(), first, all), step_);
+    if (const std::int64_t panels = panels_of_thread(count); panels > 0) {
+      const Rows sums{memory_.outputs(), DType::kFloat32, panels * kPanelColumns};
+      LinearWork work = down(slots_ == nullptr ? op_.down : slots_->down(), sums, all);
+      const auto begin = static_cast<std::size_t>(all.front().rows.begin);
+      work.scattered = {std::span(memory_.token_of).subspan(begin),
+                        std::span(memory_.weight_of).subspan(begin), count};
+      const auto finish = [&](const ThreadPanels& made) { put_sums(first, count, made); };
+      run_linear_by_columns(work, panels, step_, std::ref(finish));
+      return;
+    }
+    const std::int64_t panels = panels_at_once(count);
+    const Rows outputs{memory_.outputs(), DType::kFloat32, std::min(panels * kPanelColumns, output_.width)};
+    const auto finish = [&](PanelRange chunk) { add_up(first, count, outputs, chunk); };
+    // By reference: a std::function allocates for a callable of this size.
+    run_linear_in_chunks(down(slots_ == nullptr ? op_.down : slots_->down(), outputs, all), panels, step_,
+                         std::ref(finish));
+  }
+
+  /// As many experts at a time as can be in memory; their outputs are added up in the end, in the order that
+  /// they always have.
+  void run_in_turns(std::int64_t first, std::int64_t count) const {
+    const std::span<const RowGroup> all = memory_.experts_taken;
+    const Rows outputs{memory_.outputs(), DType::kFloat32, output_.width};
+    for (std::size_t done = 0; done < all.size(); done += slots_->most()) {
+      const auto turn = all.subspan(done, std::min(slots_->most(), all.size() - done));
+      slots_->bring(turn);
+      run_linear(gate_up(slots_->gate_up(), first, turn), step_);
+      run_linear(down(slots_->down(), outputs, turn), step_);
+    }
+    add_up(first, count, outputs, {0, panel_count(output_.width)});
+  }
+
+  [[nodiscard]] Rows inputs() const { return {memory_.inputs(), input_.dtype, input_.width}; }
+  [[nodiscard]] Rows activated() const {
+    return {memory_.activated(), input_.dtype, op_.down.front().weight.k};
+  }
+  /// The same memory, where the rows of a layer are packed as they are made and nothing else reads them.
+  [[nodiscard]] PackedRows packed(std::byte* rows, std::span<const LinearPart> parts) const {
+    const Quantization& quantization = parts.front().weight.quantization;
+    const bool reads_rows = quantization.algo != QuantAlgo::kNone && !quantization.is_coded();
+    if (step_.packed == nullptr || reads_rows) return {};
+    return {rows, packed_step_bytes(memory_.experts_taken.back().rows.end)};
+  }
+  [[nodiscard]] PackedRows packed_inputs() const { return packed(memory_.inputs(), op_.gate_up); }
+  [[nodiscard]] PackedRows packed_activated() const { return packed(memory_.activated(), op_.down); }
+
+  /// Whether each thread packs the inputs of the experts that it multiplies. Where threads are many, several
+  /// would pack the same rows; where an expert has few, most of a block of them would be filled up; and
+  /// adapters' products want them all.
+  [[nodiscard]] bool threads_pack() const {
+    constexpr std::int64_t kExpertsPerThread = 4;
+    const std::int64_t experts = std::ssize(memory_.experts_taken);
+    return packed_inputs().is_there() && memory_.adapters.empty() &&
+           experts >= kExpertsPerThread * step_.threads.num_threads() &&
+           memory_.experts_taken.back().rows.end >= PackedSteps::kBlockRows * experts;
+  }
+
+  [[nodiscard]] LinearWork gate_up(std::span<const LinearPart> parts, std::int64_t first,
+                                   std::span<const RowGroup> experts) const {
+    LinearWork work = layer(inputs(), activated(), op_.activation, parts, op_.gate_up_site, experts);
+    if (threads_pack()) {
+      work.input = {input_.row(first), input_.dtype, input_.width};
+      const auto begin = static_cast<std::size_t>(experts.front().rows.begin);
+      work.chosen = {std::span(memory_.token_of).subspan(begin), memory_.packed_by_thread};
+    } else {
+      work.packed_input = packed_inputs().from(experts.front().rows.begin);
+    }
+    work.packed_output = packed_activated().from(experts.front().rows.begin);
+    return work;
+  }
+  [[nodiscard]] LinearWork down(std::span<const LinearPart> parts, const Rows& outputs,
+                                std::span<const RowGroup> experts) const {
+    LinearWork work = layer(activated(), outputs, LinearEpilogue::kStore, parts, op_.down_site, experts);
+    work.packed_input = packed_activated().from(experts.front().rows.begin);
+    return work;
+  }
+
+  /// Panels of the outputs that are made, and added up, at once: as many as stay in a second-level cache, but
+  /// enough for all threads, and so many that the inputs, which are read once for each of these chunks, are
+  /// not more to read than the outputs.
+  [[nodiscard]] std::int64_t panels_at_once(std::int64_t count) const {
+    constexpr std::int64_t kBytes = 1 << 20;
+    constexpr std::int64_t kTilesPerThread = 8;
+    const std::int64_t rows = count * top_k_;
+    const std::int64_t panel_bytes = rows * kPanelColumns * static_cast<std::int64_t>(sizeof(float));
+    const std::int64_t bytes = std::max(kBytes, rows * activated().row_bytes());
+    const std::int64_t tiles = step_.threads.num_threads() * kTilesPerThread;
+    const std::int64_t experts = std::ssize(memory_.experts_taken);
+    const std::int64_t most =
+        std::max({std::int64_t{1}, bytes / panel_bytes, (tiles + experts - 1) / experts});
+    const std::int64_t panels = panel_count(output_.width);
+    const std::int64_t chunks = (panels + most - 1) / most;
+    return (panels + chunks - 1) / chunks;
+  }
+
+  /// Panels that a thread makes at once, with the sums of `tokens`: as many as its second-level cache has
+  /// room for, or so many that inputs, which are read once for each of these chunks, are not more to read
+  /// than sums. 0: threads are too many for panels of their own.
+  [[nodiscard]] std::int64_t panels_of_thread(std::int64_t tokens) const {
+    constexpr std::int64_t kBytes = 1 << 19;
+    constexpr std::int64_t kEnough = 4;
+    constexpr std::int64_t kChunksPerThread = 2;
+    const std::int64_t threads = step_.threads.num_threads();
+    const std::int64_t panels = panel_count(output_.width);
+    if (panels % threads != 0 && panels < kEnough * threads) return 0;
+    const std::int64_t panel_bytes = kPanelColumns * static_cast<std::int64_t>(sizeof(float));
+    const std::int64_t wanted =
+        std::max(kBytes / (tokens * panel_bytes), activated().row_bytes() / (2 * panel_bytes));
+    const std::int64_t most = std::max<std::int64_t>(1, panels / (threads * kChunksPerThread));
+    return std::clamp<std::int64_t>(wanted, 1, most);
+  }
+
+  [[nodiscard]] std::int64_t token_of(std::int64_t row) const {
+    return memory_.token_of[static_cast<std::size_t>(row)];
+  }
+
+  void gather(std::int64_t first) const {
+    if (packed_inputs().is_there()) return gather_packed(first);
+    const std::int64_t bytes = input_.row_bytes();
+    const auto body = [&](std::int64_t begin, std::int64_t end, int) {
+      for (std::int64_t row = begin; row < end; ++row) {
+        std::memcpy(memory_.inputs() + row * bytes, input_.row(first + token_of(row)),
+                    static_cast<std::size_t>(bytes));
+      }
+    };
+    step_.threads.parallel_for(memory_.experts_taken.back().rows.end, rows_per_chunk(input_.width), body);
+  }
+
+  void gather_packed(std::int64_t first) const {
+    const std::int64_t rows = memory_.experts_taken.back().rows.end;
+    const auto body = [&](std::int64_t begin, std::int64_t end, int) {
+      const std::int64_t row = begin * PackedSteps::kBlockRows;
+      const std::int64_t count = std::min(end * PackedSteps::kBlockRows, rows) - row;
+      const PackedRows out = packed_inputs().from(row);
+      step_.kernels.pack_rows(
+          {input_.row(first), input_.row_bytes(), input_.row_bytes(), memory_.token_of.data() + row}, count,
+          out.data, out.step_bytes);
+    };
+    step_.threads.parallel_for(PackedSteps::blocks_of(rows),
+                               rows_per_chunk(input_.width * PackedSteps::kBlockRows), body);
+  }
+
+  /// The rows of some of the experts that are taken, which follow one another, through a linear layer of
+  /// each.
+  [[nodiscard]] LinearWork layer(const Rows& input, const Rows& output, LinearEpilogue epilogue,
+                                 std::span<const LinearPart> parts, std::int32_t first_site,
+                                 std::span<const RowGroup> experts) const {
+    const std::size_t parts_per_expert = parts.size() / static_cast<std::size_t>(op_.num_experts_here());
+    const RowRange rows{experts.front().rows.begin, experts.back().rows.end};
+    memory_.groups.clear();
+    for (const RowGroup& expert : experts) {
+      memory_.groups.push_back({{expert.rows.begin - rows.begin, expert.rows.end - rows.begin},
+                                expert.first_part * parts_per_expert});
+    }
+    step_.adapted_rows.clear();
+    for (std::size_t i = 0; i < memory_.adapters.size(); ++i) {
+      const AdapterGroup& group = memory_.adapters[i];
+      if (group.begin < rows.begin || group.begin >= rows.end) continue;
+      const auto site = static_cast<std::size_t>(first_site) + memory_.adapter_expert[i];
+      const DeviceSite& found = group.adapter->sites[site];
+      if (found.total_rank == 0) continue;
+      step_.adapted_rows.push_back({group.begin - rows.begin, group.end - rows.begin, &found});
+    }
+    return {.input = {input.row(rows.begin), input.dtype, input.width},
+            .output = {output.row(rows.begin), output.dtype, output.width},
+            .epilogue = epilogue,
+            .parts = parts,
+            .parts_per_group = parts_per_expert,
+            .groups = memory_.groups,
+            .adapted = step_.adapted_rows,
+            .site = first_site < 0 ? nullptr : &step_.program.lora_site(first_site)};
+  }
+
+  /// Some of the output's columns, and where they are.
+  struct Columns {
+    std::int64_t first;
+    std::int64_t end;
+    Rows rows;
+    /// Of `rows`, the one that is the output's `first`.
+    std::int64_t at;
+  };
+
+  /// Those of `first` to `end` that are beside each other.
+  [[nodiscard]] Columns columns_from(std::int64_t first, std::int64_t end) const {
+    if (sum_ == nullptr) return {first, end, output_, first};
+    const OverlappedSum::Place place = sum_->place_of(first);
+    return {first, std::min(end, place.end_column), place.rows, first - place.first_column};
+  }
+
+  /// Calls visit(columns, the first of them in rows that begin with those of `panels`).
+  template <class Visit>
+  void for_each_columns(PanelRange panels, const Visit& visit) const {
+    const std::int64_t begin = panels.begin * kPanelColumns;
+    const std::int64_t end = std::min(panels.end * kPanelColumns, output_.width);
+    for (std::int64_t column = begin; column < end;) {
+      const Columns columns = columns_from(column, end);
+      visit(columns, column - begin);
+      column = columns.end;
+    }
+  }
+
+  /// Adds the sums that a thread has made for each token to the output, or puts them there.
+  void put_sums(std::int64_t first, std::int64_t count, const ThreadPanels& made) const {
+    for_each_columns(made.panels, [&](const Columns& columns, std::int64_t at) {
+      const std::int64_t width = columns.end - columns.first;
+      for (std::int64_t token = 0; token < count; ++token) {
+        const float* sums = made.output.float_row(token) + at;
+        float* out = columns.rows.float_row(first + token) + columns.at;
+        if (memory_.here[static_cast<std::size_t>(token)].is_empty()) {
+          std::fill_n(out, width, 0.0F);
+        } else if (op_.stores) {
+          std::copy_n(sums, width, out);
+        } else {
+          step_.kernels.add(sums, width, out);
+        }
+      }
+      if (sum_ != nullptr) sum_->add_made(columns.first, count * width);
+    });
+    if (sum_ != nullptr && made.thread == 0) sum_->go_on();
+  }
+
+  /// Adds the weighted sum of each token's rows to the output's columns of `chunk`, or puts it there.
+  void add_up(std::int64_t first, std::int64_t count, const Rows& rows, PanelRange chunk) const {
+    const auto body = [&](std::int64_t begin, std::int64_t end, int) {
+      for_each_columns(chunk, [&](const Columns& columns, std::int64_t at) {
+        const Rows made{rows.data + at * static_cast<std::int64_t>(sizeof(float)), rows.dtype, rows.width};
+        add_up_columns(first, {begin, end}, made, columns);
+      });
+    };
+    const std::int64_t width = (chunk.end - chunk.begin) * kPanelColumns;
+    step_.threads.parallel_for(count, rows_per_chunk(width * top_k_), body);
+    if (sum_ != nullptr) sum_->go_on();
+  }
+
+  void add_up_columns(std::int64_t first, RowRange tokens, const Rows& rows, const Columns& columns) const {
+    const std::int64_t width = columns.end - columns.first;
+    for (std::int64_t token = tokens.begin; token < tokens.end; ++token) {
+      if (token + 1 < tokens.end) fetch_outputs(token + 1, rows, width);
+      const RowRange here = memory_.here[static_cast<std::size_t>(token)];
+      float* out = columns.rows.float_row(first + token) + columns.at;
+      if (here.is_empty()) {  // only where ranks have different experts, whose sums are added up
+        std::fill_n(out, width, 0.0F);
+        continue;
+      }
+      const auto at = static_cast<std::size_t>(token * top_k_ + here.begin);
+      step_.kernels.add_up_rows({.rows = rows.float_row(0),
+                                 .stride = rows.width,
+                                 .row_of = memory_.row_of.data() + at,
+                                 .weights = memory_.weights.data() + at,
+                                 .count = here.end - here.begin,
+                                 .width = width,
+                                 .out = out,
+                                 .accumulate = !op_.stores});
+    }
+    if (sum_ != nullptr) sum_->add_made(columns.first, tokens.count() * width);
+  }
+
+  /// Brings what will be added up for a token: rows that other cores wrote, here and there.
+  void fetch_outputs(std::int64_t token, const Rows& rows, std::int64_t width) const {
+    constexpr std::int64_t kCacheLine = 64;
+    const RowRange here = memory_.here[static_cast<std::size_t>(token)];
+    for (std::int64_t i = here.begin; i < here.end; ++i) {
+      const float* row = rows.float_row(memory_.row_of[static_cast<std::size_t>(token * top_k_ + i)]);
+      for (std::int64_t column = 0; column < width; column += kCacheLine / 4) {
+        __builtin_prefetch(row + column, 0, 3);
+      }
+    }
+  }
+
+  const ExpertsOp& op_;
+  const Step& step_;
+  ExpertMemory& memory_;
+  ExpertSlots* slots_;  ///< nullptr: all experts are in memory
+  std::int64_t top_k_;
+  Rows input_;
+  Rows output_;
+  OverlappedSum* sum_;  ///< over ranks, which goes on meanwhile; nullptr: none does
+};
+
+}  // namespace
+
+void run_op(const ExpertsOp& op, const Step& step) {
+  Experts(op, step).run();
+}
+
+}  // namespace adaptrt

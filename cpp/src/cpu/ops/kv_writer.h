@@ -1,0 +1,50 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "adaptrt/cpu/kernel_table.h"
+#include "kv_pool.h"
+
+namespace adaptrt {
+
+/// Where a token's keys and values go.
+struct KvSlot {
+  std::int32_t block = 0;
+  std::int64_t slot = 0;
+};
+
+/// Stores a layer's keys and values of tokens, int8 with a scale of their own for each head.
+///
+/// A value that is not finite is stored as 0 and its key as NaN: the queries that see the token get NaN, and
+/// no others.
+class KvWriter {
+ public:
+  /// `scratch` has room for the keys of a token.
+  KvWriter(const KvPool& pool, const KvLayer& layer, const KernelTable& kernels, float* scratch);
+
+  /// Stores the keys that `rotation` makes; its `out` and `out_type` are not looked at.
+  void store_keys(const KvSlot& where, HeadRotation rotation) const;
+  /// Stores values [heads, head_dim], when the keys of that slot are stored.
+  void store_values(const KvSlot& where, const float* values) const;
+  /// The same of two slots, the first of which is even and of the block.
+  void store_values_of_two(const KvSlot& where, const float* first, const float* second) const;
+
+ private:
+  [[nodiscard]] bool is_finite(const float* row) const;
+  void store_value(const KvSlot& where, std::int64_t head, const float* value) const;
+  /// Makes a stored key NaN.
+  void poison_key(const KvSlot& where, std::int64_t head) const;
+  /// Fills `out`, which may be x, with int8 and returns their scale; NaN for a row that is not finite.
+  [[nodiscard]] float quantize(const float* x, std::byte* out) const;
+  void write_key(const KvPart& keys, std::int64_t slot, const std::byte* key) const;
+  /// Where the values of a slot, or of the pair of slots that it is in, begin.
+  [[nodiscard]] std::byte* value_row(const KvPart& values, std::int64_t slot) const;
+
+  const KvPool& pool_;
+  const KvLayer& layer_;
+  const KernelTable& kernels_;
+  std::byte* row_;
+};
+
+}  // namespace adaptrt

@@ -1,0 +1,409 @@
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "ops/adapter_product.h"
+#include "ops/base_product.h"
+#include "ops/linear_output.h"
+#include "ops/linear_units.h"
+#include "ops/linear_work.h"
+#include "ranks/overlapped_sum.h"
+
+namespace adaptrt {
+namespace {
+
+/// Multiply-adds that are worth a chunk of a loop.
+constexpr std::int64_t kMacsPerChunk = 1 << 17;
+
+/// Bytes of an output that are written past the caches, where kernels can: before the next op has read so
+/// many, most would be gone from them, and fetching lines only to write to them takes as long as writing.
+constexpr std::int64_t kStreamedBytes = 1 << 20;
+
+/// One linear layer in one step: which columns a task makes, and how.
+///
+/// A unit is a panel of columns, of both parts where they are gated; a task is a unit times a block of rows.
+/// Kernels that take an input in parts go over units together, a part for all of them before the next, and
+/// over one block of rows after the other; the others take all blocks of a unit in turn.
+class Linear {
+ public:
+  /// All panels.
+  Linear(const LinearWork& work, const Step& step)
+      : Linear(work, step, {0, LinearUnits::num_panels(work)},
+               step.kernels.stream_rows != nullptr && work.epilogue != LinearEpilogue::kAdd &&
+                   work.sum == nullptr && work.num_rows() * work.output.row_bytes() >= kStreamedBytes) {}
+
+  /// Some of them, of a layer of one part a group, where the output's columns begin with theirs.
+  Linear(const LinearWork& work, const Step& step, PanelRange panels) : Linear(work, step, panels, false) {}
+
+  /// What all panels need; before multiply().
+  void prepare() const {
+    base_.prepare(adapters_.reads_input());
+    if (!adapters_.is_empty() && !work_.is_shrunk) adapters_.shrink();
+    if (!work_.new_tokens.empty()) adapters_.multiply_new_tokens();
+  }
+
+  void multiply() const {
+    for (ThreadRows& rows : work_.chosen.threads) rows.first_row = -1;
+    const std::span<const RowGroup> groups = cut_groups();
+    if (work_.groups.size() > 1 || !tiling_.takes_parts || has_few_units()) {
+      multiply(groups);
+    } else {
+      for (const RowGroup& block : groups) multiply({&block, 1});
+    }
+  }
+
+  /// The groups, of one block of rows each for kernels that take an input in parts. Until a layer cuts its
+  /// own.
+  [[nodiscard]] std::span<const RowGroup> cut_groups() const {
+    if (!tiling_.takes_parts) return work_.groups;
+    cut_into_blocks();
+    return step_.linear_scratch.blocks;
+  }
+
+  /// All of it in one thread, `groups` as they were cut. `behind` is the panel that the thread takes next.
+  void multiply_here(std::span<const RowGroup> groups, const std::byte* behind, int thread) const {
+    ExpandedPanels expanded;
+    for (std::size_t i = 0; i < groups.size(); ++i) {
+      const std::byte* next = i + 1 < groups.size() ? units_.panel_of(groups[i + 1], 0) : behind;
+      multiply_group(groups[i], {0, units_.count() * blocks_of(groups[i])}, next, thread, &expanded);
+    }
+  }
+
+ private:
+  using Place = PanelPlace;
+  using ActivationSpans = LinearUnits::ActivationSpans;
+
+  Linear(const LinearWork& work, const Step& step, PanelRange panels, bool streams)
+      : work_(work),
+        step_(step),
+        base_(work, step),
+        adapters_(work, step),
+        tiling_(base_.tiling()),
+        units_(work, panels),
+        output_(work, step, adapters_, panels.begin, streams),
+        output_is_sums_(output_.is_sums()) {}
+
+  [[nodiscard]] std::int64_t blocks_of(const RowGroup& group) const {
+    return (group.rows.count() + tiling_.block_rows - 1) / tiling_.block_rows;
+  }
+
+  /// Blocks of a group are as even as whole tiles of every kernel allow: the next panel is fetched during the
+  /// last one, which a few rows leave no time for.
+  [[nodiscard]] std::int64_t rows_of_blocks(const RowGroup& group) const {
+    if (tiling_.takes_parts) return tiling_.block_rows;
+    constexpr std::int64_t kWholeTiles = 12;
+    static_assert(kBlockRows % kWholeTiles == 0);
+    const std::int64_t blocks = blocks_of(group);
+    const std::int64_t even = (group.rows.count() + blocks - 1) / blocks;
+    return (even + kWholeTiles - 1) / kWholeTiles * kWholeTiles;
+  }
+
+  /// Whether threads share a unit's rows, because there are not enough units.
+  [[nodiscard]] bool has_few_units() const {
+    return work_.groups.size() == 1 && units_.count() < step_.threads.num_threads();
+  }
+
+  /// The groups to LinearScratch::blocks, as groups of a block of rows each.
+  void cut_into_blocks() const {
+    constexpr std::int64_t kPairOfTiles = 2 * PackedSteps::kBlockRows;
+    const std::int64_t threads = step_.threads.num_threads();
+    std::int64_t block_rows = tiling_.block_rows;
+    if (has_few_units()) {
+      const std::int64_t pairs = (work_.num_rows() + kPairOfTiles * threads - 1) / (kPairOfTiles * threads);
+      block_rows = std::min(block_rows, pairs * kPairOfTiles);
+    }
+    std::vector<RowGroup>& blocks = step_.linear_scratch.blocks;
+    blocks.clear();
+    for (const RowGroup& group : work_.groups) {
+      for (std::int64_t row = group.rows.begin; row < group.rows.end; row += block_rows) {
+        blocks.push_back({{row, std::min(row + block_rows, group.rows.end)}, group.first_part});
+      }
+    }
+  }
+
+  /// Tasks are numbered block by block within a unit of columns, so that a thread that takes several in a row
+  /// reads a panel from memory once, and panels in the order of their addresses.
+  void multiply(std::span<const RowGroup> groups) const {
+    std::vector<std::int64_t>& ends = step_.linear_scratch.task_ends;
+    ends.clear();
+    std::int64_t tasks = 0;
+    for (const RowGroup& group : groups) ends.push_back(tasks += units_.count() * blocks_of(group));
+    const auto group_of = [&](std::int64_t task) {
+      return static_cast<std::size_t>(std::ranges::upper_bound(ends, task) - ends.begin());
+    };
+    const auto begin_of = [&](std::size_t group) { return group == 0 ? 0 : ends[group - 1]; };
+    const auto first_panel_of = [&](std::int64_t task) -> const std::byte* {
+      if (task == tasks) return nullptr;
+      const std::size_t group = group_of(task);
+      const std::int64_t unit = (task - begin_of(group)) / blocks_of(groups[group]);
+      return units_.panel_of(groups[group], unit);
+    };
+    const auto body = [&](const ThreadPool::Chunk& chunk, int thread) {
+      ExpandedPanels expanded;
+      std::size_t group = group_of(chunk.begin);
+      for (std::int64_t task = chunk.begin; task < chunk.end; ++group) {
+        const std::int64_t first = begin_of(group);
+        const std::int64_t last = std::min(chunk.end, ends[group]);
+        multiply_group(groups[group], {task - first, last - first},
+                       first_panel_of(last < chunk.end ? last : chunk.next), thread, &expanded);
+        task = last;
+      }
+      if (thread == 0 && step_.overlapped_sum.is_under_way()) step_.overlapped_sum.go_on();
+    };
+    step_.threads.parallel_for(tasks, grain_of(groups, tasks), body);
+  }
+
+  /// The tasks [range.begin, range.end) of one group; `behind` is the panel that the thread takes after them.
+  void multiply_group(const RowGroup& group, RowRange range, const std::byte* behind, int thread,
+                      ExpandedPanels* expanded) const {
+    const std::int64_t blocks = blocks_of(group);
+    const std::int64_t block_rows = rows_of_blocks(group);
+    const std::int64_t part_inputs = inputs_of_part(group.rows.count());
+    const bool in_parts = part_inputs < work_.input.width;  // of one block of rows
+    const std::int64_t together = in_parts ? tiles_together() : 1;
+    const PackedRows packed = packed_rows_of(group, thread);
+    for (std::int64_t task = range.begin; task < range.end; task += together) {
+      const std::int64_t first = group.rows.begin + task % blocks * block_rows;
+      const Tile tile{.rows = {first, std::min(first + block_rows, group.rows.end)},
+                      .first_part = group.first_part,
+                      .thread = thread,
+                      .expanded = expanded,
+                      .packed = packed.from(first - group.rows.begin),
+                      .is_only_block = blocks == 1};
+      if (in_parts) {
+        multiply_in_parts({task, std::min(task + together, range.end)}, range.end, behind, part_inputs, tile);
+        continue;
+      }
+      const std::int64_t unit = task / blocks;
+      const bool leaves_unit = (task + 1) % blocks == 0;
+      const std::byte* next = nullptr;
+      if (task + 1 == range.end) {
+        next = behind;
+      } else if (leaves_unit) {
+        next = units_.panel_data(units_.first_place_of(unit + 1, group.first_part));
+      }
+      multiply_unit(unit, leaves_unit && task + 1 < range.end, next, tile);
+    }
+  }
+
+  /// A group's rows, which a thread packs itself where it has not done so already.
+  [[nodiscard]] PackedRows packed_rows_of(const RowGroup& group, int thread) const {
+    if (!work_.chosen.is_there()) return work_.packed(step_).from(group.rows.begin);
+    ThreadRows& room = work_.chosen.threads[static_cast<std::size_t>(thread)];
+    const std::int64_t blocks = PackedSteps::blocks_of(group.rows.count());
+    const PackedRows packed{room.memory.data(), odd_step_bytes(blocks)};
+    if (room.first_row != group.rows.begin) {
+      const Rows& input = work_.input;
+      step_.kernels.pack_rows(
+          {input.data, input.row_bytes(), input.row_bytes(), work_.chosen.numbers.data() + group.rows.begin},
+          group.rows.count(), packed.data, packed.step_bytes);
+      room.first_row = group.rows.begin;
+    }
+    return packed;
+  }
+
+  [[nodiscard]] std::int64_t inputs_of_part(std::int64_t rows) const {
+    return tiling_.inputs_of_part(rows, work_.input.width);
+  }
+
+  /// Units that a thread takes together, where it takes them in parts.
+  [[nodiscard]] std::int64_t tiles_together() const { return kTilesKept / (units_.is_gated() ? 2 : 1); }
+
+  /// Tasks that a thread claims at once: enough work to be worth it, whole units where there are plenty, and
+  /// a small part of its share, which is what the others may have to wait for in the end.
+  [[nodiscard]] std::int64_t grain_of(std::span<const RowGroup> groups, std::int64_t tasks) const {
+    constexpr std::int64_t kChunksPerThread = 32;
+    // Lines that lie here and there come slowly, the first ones of a chunk above all.
+    constexpr std::int64_t kLiveChunksPerThread = 2;
+    const std::int64_t threads = step_.threads.num_threads();
+    const std::int64_t rows = groups.back().rows.end - groups.front().rows.begin;
+    const std::int64_t rows_of_task =
+        std::min(tiling_.block_rows, std::max<std::int64_t>(1, rows / std::ssize(groups)));
+    const std::int64_t macs = rows_of_task * kPanelColumns * work_.input.width;
+    const std::int64_t least = std::max<std::int64_t>(1, kMacsPerChunk / std::max<std::int64_t>(1, macs));
+    if (groups.size() > 1) return std::max(least, tasks / (threads * kChunksPerThread));
+    if (work_.live.has_value())
+      return std::max<std::int64_t>(1, units_.count() / (threads * kLiveChunksPerThread));
+    const std::int64_t share = units_.count() / (threads * kChunksPerThread);
+    const std::int64_t blocks = blocks_of(groups.front());
+    const std::int64_t grain = std::max(least, share > 0 ? share * blocks : 1);
+    const std::int64_t part_inputs = inputs_of_part(rows);
+    const std::int64_t together = part_inputs < work_.input.width ? tiles_together() : 1;
+    return units_.count() >= 2 * threads * together ? std::max(grain, together) : grain;
+  }
+
+  /// What the tiles of a task have in common.
+  struct Tile {
+    RowRange rows;
+    std::size_t first_part;  ///< of the rows' group
+    int thread;
+    ExpandedPanels* expanded;
+    PackedRows packed;  ///< the rows
+    /// The group's rows are one block: each panel is read once.
+    bool is_only_block;
+  };
+
+  [[nodiscard]] float* sums(const Tile& tile, std::int64_t index) const {
+    return step_.scratch[static_cast<std::size_t>(tile.thread)].data() + index * tiling_.tile_floats();
+  }
+
+  /// `more`: the thread goes on with the next unit of the group. `next` is its first panel, or that of what
+  /// comes after.
+  void multiply_unit(std::int64_t unit, bool more, const std::byte* next, const Tile& tile) const {
+    const std::size_t part = tile.first_part;
+    if (!units_.is_gated()) {
+      const Place place = units_.place_of(unit, part);
+      if (output_is_sums_) {
+        base_.multiply(task_of(place, std::nullopt, {next, {}}, 0, tile,
+                               output_.sums_of(place, part, tile.rows.begin), work_.output.width),
+                       tile.expanded);
+        return;
+      }
+      multiply_part(place, std::nullopt, {next, {}}, 0, tile);
+    } else {
+      // With one block of rows, each panel is read once: the parts in turn.
+      const std::byte* turn = tile.is_only_block ? units_.panel_data({part + 1, unit}) : next;
+      const std::byte* last = tile.is_only_block || !more ? next : units_.panel_data({part + 1, unit + 1});
+      multiply_part({part, unit}, std::nullopt, {turn, {}}, 0, tile);
+      multiply_part({part + 1, unit}, std::nullopt, {last, {}}, 1, tile);
+    }
+    finish_unit(unit, 0, tile);
+  }
+
+  struct UnitRange {
+    std::int64_t begin;
+    std::int64_t end;
+  };
+
+  /// Units that are taken together, of those up to `end` that the thread takes; `last_next` comes after them.
+  void multiply_in_parts(UnitRange units, std::int64_t end, const std::byte* last_next,
+                         std::int64_t part_inputs, const Tile& tile) const {
+    const std::int64_t tiles = units_.is_gated() ? 2 : 1;
+    const std::int64_t count = (units.end - units.begin) * tiles;
+    const std::int64_t width = work_.input.width;
+    const auto place = [&](std::int64_t index) {
+      const std::int64_t unit = units.begin + index / tiles;
+      return units_.is_gated() ? Place{tile.first_part + static_cast<std::size_t>(index % tiles), unit}
+                               : units_.place_of(unit, tile.first_part);
+    };
+    for (std::int64_t begin = 0; begin < width; begin += part_inputs) {
+      const InputRange inputs{begin, std::min(begin + part_inputs, width)};
+      const bool is_last = inputs.end == width;
+      const InputRange behind = is_last ? InputRange{0, part_inputs}
+                                        : InputRange{inputs.end, std::min(inputs.end + part_inputs, width)};
+      for (std::int64_t index = 0; index < count; ++index) {
+        const std::byte* next = last_next;
+        if (index + 1 < count) {
+          next = units_.inputs_data(place(index + 1), inputs);
+        } else if (!is_last || units.end < end) {
+          next = units_.inputs_data(place(is_last ? count : 0), behind);
+        }
+        ActivationSpans spans;
+        multiply_part(
+            place(index), inputs,
+            {next, units_.activations_of(tile.packed, tile.rows.count(), behind, index, count, &spans)},
+            index, tile);
+      }
+    }
+    for (std::int64_t unit = units.begin; unit < units.end; ++unit) {
+      finish_unit(unit, (unit - units.begin) * tiles, tile);
+    }
+  }
+
+  /// `upcoming.spans` give way to what adapters need after the last inputs.
+  void multiply_part(Place place, std::optional<InputRange> inputs, Upcoming upcoming, std::int64_t index,
+                     const Tile& tile) const {
+    AdapterProduct::Spans spans;
+    const bool is_last = !inputs.has_value() || inputs->end == work_.input.width;
+    if (is_last && !adapters_.is_empty()) {
+      upcoming.spans = adapters_.spans(place.part, place.panel, tile.rows, &spans);
+    }
+    base_.multiply(task_of(place, inputs, upcoming, index, tile, sums(tile, index), kPanelColumns),
+                   tile.expanded);
+  }
+
+  /// `sums` are `stride` floats apart.
+  static TileTask task_of(Place place, std::optional<InputRange> inputs, const Upcoming& upcoming,
+                          std::int64_t index, const Tile& tile, float* sums, std::int64_t stride) {
+    return {.part = place.part,
+            .panel = place.panel,
+            .rows = tile.rows,
+            .packed = tile.packed,
+            .inputs = inputs,
+            .upcoming = upcoming,
+            .slot = static_cast<std::size_t>(index) % kPartsInTurn,
+            .thread = tile.thread,
+            .tile = sums,
+            .stride = stride};
+  }
+
+  /// Puts a unit, whose tiles begin at number `index`, where the layer's output goes.
+  void finish_unit(std::int64_t unit, std::int64_t index, const Tile& tile) const {
+    output_.finish({.place = units_.first_place_of(unit, tile.first_part),
+                    .first_part = tile.first_part,
+                    .rows = tile.rows,
+                    .sums = sums(tile, index),
+                    .linear = units_.is_gated() ? sums(tile, index + 1) : nullptr});
+  }
+
+  const LinearWork& work_;
+  const Step& step_;
+  BaseProduct base_;
+  AdapterProduct adapters_;
+  Tiling tiling_;
+  LinearUnits units_;  ///< of each group
+  LinearOutput output_;
+  bool output_is_sums_;
+};
+
+}  // namespace
+
+void run_linear(const LinearWork& work, const Step& step) {
+  const Linear linear(work, step);
+  linear.prepare();
+  linear.multiply();
+}
+
+void run_linear_by_columns(const LinearWork& work, std::int64_t panels_at_once, const Step& step,
+                           const std::function<void(const ThreadPanels&)>& finish) {
+  const PanelRange all{0, panel_count(work.parts[0].weight.n)};
+  const auto panels_of = [&](std::int64_t chunk) {
+    return PanelRange{chunk * panels_at_once, std::min((chunk + 1) * panels_at_once, all.end)};
+  };
+  const std::int64_t chunks = (all.end + panels_at_once - 1) / panels_at_once;
+  const Linear whole(work, step, all);
+  const LinearUnits units(work, all);
+  whole.prepare();
+  const std::span<const RowGroup> groups = whole.cut_groups();
+  const auto body = [&](const ThreadPool::Chunk& chunk, int thread) {
+    LinearWork own = work;
+    own.output.data += thread * work.scattered.rows * work.output.row_bytes();
+    for (std::int64_t i = chunk.begin; i < chunk.end; ++i) {
+      const std::int64_t next = i + 1 < chunk.end ? i + 1 : chunk.next;
+      const PanelRange panels = panels_of(i);
+      const std::byte* behind =
+          next < chunks ? units.panel_of(groups.front(), panels_of(next).begin) : nullptr;
+      // What zeros are added to stays as it is but for zeros of the other sign.
+      std::fill_n(own.output.float_row(0), work.scattered.rows * work.output.width, -0.0F);
+      Linear(own, step, panels).multiply_here(groups, behind, thread);
+      finish({panels, own.output, thread});
+    }
+  };
+  step.threads.parallel_for(chunks, 1, body);
+}
+
+void run_linear_in_chunks(const LinearWork& work, std::int64_t panels_at_once, const Step& step,
+                          const std::function<void(PanelRange)>& finish) {
+  const std::int64_t panels = panel_count(work.parts[0].weight.n);
+  for (std::int64_t begin = 0; begin < panels; begin += panels_at_once) {
+    const PanelRange chunk{begin, std::min(begin + panels_at_once, panels)};
+    const Linear linear(work, step, chunk);
+    if (begin == 0) linear.prepare();
+    linear.multiply();
+    finish(chunk);
+  }
+}
+
+}  // namespace adaptrt

@@ -1,0 +1,93 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "adaptrt/core/compressed_panels.h"
+#include "ops/linear_output.h"
+#include "ops/linear_work.h"
+
+namespace adaptrt {
+
+/// The units of a linear layer, and where they lie: a unit is a panel of columns, of both parts where they
+/// are gated.
+class LinearUnits {
+ public:
+  /// `panels` of each group.
+  LinearUnits(const LinearWork& work, PanelRange panels) : work_(work), panels_(panels) {}
+
+  /// Of a group's parts, of one of them where they are gated.
+  static std::int64_t num_panels(const LinearWork& work) {
+    if (adaptrt::is_gated(work.epilogue)) return panel_count(work.parts[0].weight.n);
+    std::int64_t panels = 0;
+    for (std::size_t part = 0; part < work.parts_per_group; ++part) {
+      panels += panel_count(work.parts[part].weight.n);
+    }
+    return panels;
+  }
+
+  /// Of each group.
+  [[nodiscard]] std::int64_t count() const { return panels_.end - panels_.begin; }
+  [[nodiscard]] bool is_gated() const { return adaptrt::is_gated(work_.epilogue); }
+
+  /// Panel `unit` of the panels of a group's parts, one part after another.
+  [[nodiscard]] PanelPlace place_of(std::int64_t unit, std::size_t first_part) const {
+    PanelPlace place{first_part, panels_.begin + unit};
+    for (; place.panel >= panel_count(work_.parts[place.part].weight.n); ++place.part) {
+      place.panel -= panel_count(work_.parts[place.part].weight.n);
+    }
+    return place;
+  }
+
+  /// The first panel of a unit.
+  [[nodiscard]] PanelPlace first_place_of(std::int64_t unit, std::size_t first_part) const {
+    return is_gated() ? PanelPlace{first_part, unit} : place_of(unit, first_part);
+  }
+
+  [[nodiscard]] const std::byte* panel_data(PanelPlace place) const {
+    const PanelMatrix& weight = work_.parts[place.part].weight;
+    return weight.data + weight.offset(place.panel);
+  }
+
+  /// Of a group's unit, where its weights begin.
+  [[nodiscard]] const std::byte* panel_of(const RowGroup& group, std::int64_t unit) const {
+    return panel_data(first_place_of(unit, group.first_part));
+  }
+
+  /// Where a panel has its weights of inputs from `inputs.begin` on, if they lie in the order of inputs.
+  [[nodiscard]] const std::byte* inputs_data(PanelPlace place, InputRange inputs) const {
+    const PanelMatrix& weight = work_.parts[place.part].weight;
+    const std::byte* panel = panel_data(place);
+    if (inputs.begin == 0) return panel;
+    if (weight.is_compressed(place.panel)) {
+      return panel + compressed_input_offset(inputs.begin, weight.exceptions);
+    }
+    if (weight.quantization.algo != QuantAlgo::kNone) return panel;
+    return panel + panel_bytes(weight.dtype, panel_width(weight.n, place.panel), inputs.begin);
+  }
+
+  using ActivationSpans = std::array<MemorySpan, 16>;
+  /// Share `index` of `count` of the inputs of so many packed rows, as far as there is room.
+  [[nodiscard]] std::span<const MemorySpan> activations_of(const PackedRows& packed, std::int64_t rows,
+                                                           InputRange inputs, std::int64_t index,
+                                                           std::int64_t count, ActivationSpans* spans) const {
+    if (!packed.is_there() || work_.quantization().algo != QuantAlgo::kNone) return {};
+    const auto step_of = [](std::int64_t input) { return input * 2 / PackedSteps::kRowBytes; };
+    const std::int64_t steps = step_of(inputs.end) - step_of(inputs.begin);
+    const std::byte* first = packed.data + step_of(inputs.begin) * packed.step_bytes;
+    std::size_t used = 0;
+    for (std::int64_t s = steps * index / count; s < steps * (index + 1) / count && used < spans->size();
+         ++s) {
+      (*spans)[used++] = {first + s * packed.step_bytes, rows * PackedSteps::kRowBytes};
+    }
+    return std::span(*spans).first(used);
+  }
+
+ private:
+  const LinearWork& work_;
+  PanelRange panels_;
+};
+
+}  // namespace adaptrt

@@ -1,0 +1,124 @@
+#include "ops/packed_output.h"
+
+#include <algorithm>
+#include <span>
+#include <variant>
+
+#include "ops/for_each_weight.h"
+#include "ops/linear_work.h"
+
+namespace adaptrt {
+namespace {
+
+std::int64_t packed_steps_of(std::int64_t inputs) {
+  return PackedSteps::steps_of(inputs * static_cast<std::int64_t>(size_of(DType::kBFloat16)));
+}
+
+/// The linear layer behind op `number` that reads `output`; nullptr where another op comes next.
+const LinearOp* reader_of(BufferId output, std::span<const Op> ops, std::size_t number) {
+  const auto* next = number + 1 < ops.size() ? std::get_if<LinearOp>(&ops[number + 1]) : nullptr;
+  return next != nullptr && next->input == output ? next : nullptr;
+}
+
+/// Whether an op behind the reader of what op `number` makes reads it as well.
+bool is_read_again(BufferId output, std::span<const Op> ops, std::size_t number) {
+  for (const Op& op : ops.subspan(number + 2)) {
+    const auto [reads, writes] = std::visit(
+        [&](const auto& found) {
+          bool is_read = false;
+          bool is_written = false;
+          if constexpr (requires { found.input; }) is_read = found.input == output;
+          if constexpr (requires { found.buffer; }) is_read = found.buffer == output;
+          if constexpr (requires { found.output; }) is_written = found.output == output;
+          return std::pair(is_read, is_written);
+        },
+        op);
+    if (reads) return true;
+    if (writes) return false;
+  }
+  return false;
+}
+
+/// Whether a layer's packed rows are all that is read of its input, whatever adapters they have.
+bool reads_packed_rows_alone(const LinearOp& linear) {
+  const Quantization& how = linear.parts[0].weight.quantization;
+  return (how.algo == QuantAlgo::kNone || how.is_coded()) && !linear.has_sparse_input;
+}
+
+/// The layer that reads what op `number` makes behind an activation, if nothing else is read of it than
+/// packed rows.
+const LinearOp* packed_reader_of(const Program& program, std::span<const Op> ops, std::size_t number) {
+  const auto* linear = std::get_if<LinearOp>(&ops[number]);
+  if (linear == nullptr || !is_activated(linear->epilogue)) return nullptr;
+  const BufferId output = linear->output;
+  if (output == program.hidden || output == program.encoder_output) return nullptr;
+  const LinearOp* reader = reader_of(output, ops, number);
+  if (reader == nullptr || !reads_packed_rows_alone(*reader)) return nullptr;
+  return is_read_again(output, ops, number) ? nullptr : reader;
+}
+
+/// The layer that reads what a norm makes, if it packs its input as it is.
+const LinearOp* reader_behind_norm(std::span<const Op> ops, std::size_t number) {
+  BufferId output = kNoBuffer;
+  if (const auto* norm = std::get_if<RmsNormOp>(&ops[number])) output = norm->output;
+  if (const auto* norm = std::get_if<LayerNormOp>(&ops[number])) output = norm->output;
+  const LinearOp* reader = output == kNoBuffer ? nullptr : reader_of(output, ops, number);
+  if (reader == nullptr) return nullptr;
+  const Quantization& how = reader->parts[0].weight.quantization;
+  return rounds_activations(how.algo) || how.reordered ? nullptr : reader;
+}
+
+}  // namespace
+
+PackedOutputs::PackedOutputs(const Program& program) {
+  readers_[static_cast<std::size_t>(StepSection::kEncoder)] = readers_of(program, program.encoder);
+  readers_[static_cast<std::size_t>(StepSection::kBody)] = readers_of(program, program.body);
+  readers_[static_cast<std::size_t>(StepSection::kHead)] = readers_of(program, program.head);
+}
+
+std::vector<PackedOutputs::Reader> PackedOutputs::readers_of(const Program& program,
+                                                             const std::vector<Op>& ops) {
+  std::vector<Reader> readers(ops.size());
+  for (std::size_t i = 0; i < ops.size(); ++i) {
+    if (const LinearOp* behind_norm = reader_behind_norm(ops, i); behind_norm != nullptr) {
+      readers[i] = {.linear = behind_norm};
+      continue;
+    }
+    // What the op reads itself would be in the way where its own input was packed so.
+    if (i > 0 && readers[i - 1].instead_of_rows) continue;
+    if (const LinearOp* reader = packed_reader_of(program, ops, i); reader != nullptr) {
+      // Behind its own input.
+      readers[i] = {.linear = reader,
+                    .instead_of_rows = true,
+                    .first_step = packed_steps_of(std::get<LinearOp>(ops[i]).parts[0].weight.k)};
+    }
+  }
+  return readers;
+}
+
+PackedRows PackedOutputs::of(StepSection section, std::size_t number, const Step& step) const {
+  const Reader& reader = readers_[static_cast<std::size_t>(section)][number];
+  if (reader.linear == nullptr || step.packed == nullptr) return {};
+  if (step.rows <= unpacked_rows(reader.linear->parts[0].weight.quantization, step.kernels)) return {};
+  // Weights that are brought as they are needed are multiplied in several ways.
+  if (reader.instead_of_rows && step.weights != nullptr) return {};
+  const PackedRows packed = step.packed_for(step.rows);
+  return {packed.data + reader.first_step * packed.step_bytes, packed.step_bytes};
+}
+
+std::int64_t most_packed_steps(const Program& program) {
+  std::int64_t most = 0;
+  for_each_weight(program,
+                  [&](const PanelMatrix& weight) { most = std::max(most, packed_steps_of(weight.k)); });
+  for (const auto* ops : program.sections()) {
+    for (std::size_t i = 0; i < ops->size(); ++i) {
+      const LinearOp* reader = packed_reader_of(program, *ops, i);
+      if (reader == nullptr) continue;
+      most = std::max(most, packed_steps_of(std::get<LinearOp>((*ops)[i]).parts[0].weight.k) +
+                                packed_steps_of(reader->parts[0].weight.k));
+    }
+  }
+  return most;
+}
+
+}  // namespace adaptrt

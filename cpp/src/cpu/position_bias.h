@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "adaptrt/program/program.h"
+
+namespace adaptrt {
+
+/// What AttentionOp::position_bias adds to scores, as the kernels read it: for every distance that a
+/// program's queries and keys can have, times log2(e).
+class PositionBiases {
+ public:
+  explicit PositionBiases(const Program& program);
+
+  /// AttentionRows::bias for heads from `head` on; nullptr for an empty `bias`.
+  [[nodiscard]] const float* of(const VectorView& bias, std::int64_t head) const;
+  /// AttentionRows::bias_stride.
+  [[nodiscard]] std::int64_t stride() const { return stride_; }
+
+ private:
+  void add(const AttentionOp& op);
+
+  std::int64_t furthest_;
+  std::int64_t stride_;
+  /// By the vector's data: layers share theirs.
+  std::map<const float*, std::vector<float>> spread_;
+};
+
+}  // namespace adaptrt

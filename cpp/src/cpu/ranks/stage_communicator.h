@@ -1,0 +1,15 @@
+#pragma once
+
+#include <memory>
+
+#include "adaptrt/engine/communicator.h"
+#include "adaptrt/program/program.h"
+
+namespace adaptrt {
+
+/// What the ranks of one stage of a pipeline talk over, counted from 0: a view of `all`, or `all` itself
+/// where there is one stage.
+[[nodiscard]] std::shared_ptr<Communicator> communicator_of_stage(const Program& program,
+                                                                  const std::shared_ptr<Communicator>& all);
+
+}  // namespace adaptrt

@@ -1,0 +1,47 @@
+#include "step_memory.h"
+
+#include <algorithm>
+
+#include "ranks/low_rank_exchange.h"
+
+namespace adaptrt {
+
+StepMemory::StepMemory(const Program& program, const KernelTable& kernels, int num_threads)
+    : arena(program.arena_bytes), experts(program, kernels, num_threads) {
+  const auto rows = static_cast<std::size_t>(most_linear_rows(program));
+  if (!program.lora.sites.empty()) {
+    shrink_stride = std::int64_t{program.lora.max_rank} * static_cast<std::int64_t>(kMaxPartsPerSite);
+    shrink = HugeArray(rows * static_cast<std::size_t>(shrink_stride) * sizeof(float));
+  }
+  int8_stride = int8_row_bytes(program);
+  if (int8_stride > 0) {
+    // Kernels read whole blocks of rows.
+    const std::size_t whole_blocks = rows + PackedSteps::kBlockRows - 1;
+    int8_rows = HugeArray(whole_blocks * static_cast<std::size_t>(int8_stride));
+    int8_scales = HugeArray(rows * sizeof(float));
+    int8_sums = HugeArray(rows * static_cast<std::size_t>(most_w4a8_groups(program)) * sizeof(std::int32_t));
+  }
+  const PackedRowsSize packed_size = packed_rows_size(program, kernels);
+  const ReorderedSize reordered_rows = reordered_size(program);
+  packed = HugeArray(static_cast<std::size_t>(packed_size.bytes() * (1 + reordered_rows.orders)));
+  packed_order_bytes = packed_size.bytes();
+  const auto orders = static_cast<std::size_t>(reordered_rows.orders);
+  reordered = HugeArray(orders * rows * static_cast<std::size_t>(reordered_rows.row_bytes));
+  const auto groups = static_cast<std::size_t>(most_zero_point_groups(program));
+  if (groups > 0) group_sums = HugeArray(std::max<std::size_t>(1, orders) * rows * groups * sizeof(float));
+  rank_room_floats = adaptrt::rank_room_floats(program);
+  rank_room = HugeArray((rank_room_floats + low_rank_room_floats(program)) * sizeof(float));
+  const std::size_t floats =
+      std::max({linear_scratch_floats(program, kernels), attention_scratch_floats(program),
+                row_op_scratch_floats(program), expert_scratch_floats(program)});
+  for (int thread = 0; thread < num_threads; ++thread) scratch.emplace_back(floats);
+  // Every group of rows may be one row.
+  linear_scratch.blocks.reserve(rows);
+  linear_scratch.task_ends.reserve(rows);
+  linear_scratch.packed_begins.reserve(rows);
+  linear_scratch.order_of_part.reserve(reordered_rows.parts);
+  adapted_rows.reserve(rows);
+  if (program.lora.max_extra_tokens > 0) new_token_rows.reserve(rows);
+}
+
+}  // namespace adaptrt

@@ -1,0 +1,49 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "adaptrt/cpu/cpu_engine.h"
+#include "adaptrt/program/ops.h"
+#include "adaptrt/weight_file/weight_slots.h"
+#include "ops/linear_work.h"
+
+namespace adaptrt {
+
+/// The weights of an ExpertsOp of which some are in memory at a time.
+class ExpertSlots {
+ public:
+  /// `op` refers to the mapping of `memory`.
+  ExpertSlots(const ExpertsOp& op, const WeightMemory& memory, std::shared_ptr<WeightFile> file,
+              std::vector<FilePages> experts, std::size_t num_slots);
+
+  /// Experts that can be there together.
+  [[nodiscard]] std::size_t most() const { return slots_.num_slots(); }
+  [[nodiscard]] const HugeArray& memory() const { return slots_.memory(); }
+
+  /// Fills the slots with the experts that a text used most; `counts` is by expert. Throws StepError.
+  void fill(std::span<const std::uint32_t> counts);
+
+  /// Brings experts, each the first_part of a group, to memory. Throws StepError.
+  void bring(std::span<const RowGroup> experts);
+
+  /// As ExpertsOp's; of experts that bring() did not bring, the weights are not there.
+  [[nodiscard]] std::span<const LinearPart> gate_up() const { return gate_up_; }
+  [[nodiscard]] std::span<const LinearPart> down() const { return down_; }
+
+ private:
+  void bring_wanted();
+  void point(std::size_t expert);
+
+  std::vector<LinearPart> gate_up_;
+  std::vector<LinearPart> down_;
+  std::vector<std::size_t> gate_up_offsets_;  ///< in the file
+  std::vector<std::size_t> down_offsets_;
+  std::vector<std::size_t> wanted_;
+  WeightSlots slots_;
+};
+
+}  // namespace adaptrt

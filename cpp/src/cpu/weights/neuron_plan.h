@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <vector>
+
+#include "adaptrt/cpu/cpu_engine.h"
+#include "adaptrt/engine/engine.h"
+#include "adaptrt/program/program.h"
+#include "adaptrt/weight_file/record_cache.h"
+#include "adaptrt/weight_file/weight_file.h"
+
+namespace adaptrt {
+
+/// An MLP of the body whose neurons can be read one by one, with a ReLU's gate.
+struct NeuronMlp {
+  std::size_t gated_op = 0;
+  std::size_t down_op = 0;
+  FileRange gate;
+  FileRange up;
+  FileRange down;
+  RecordCache::Table neurons;
+
+  [[nodiscard]] std::size_t neuron_bytes() const {
+    return static_cast<std::size_t>(neurons.count) * neurons.record_bytes;
+  }
+};
+
+/// Those whose weights are in the file; `can_be_placed` says of an op whether they are no other op's.
+[[nodiscard]] std::vector<NeuronMlp> find_neuron_mlps(const Program& program, const WeightMemory& memory,
+                                                      const std::function<bool(const Op&)>& can_be_placed);
+
+/// As many slots as a step of few rows needs at most: of one layer at a time.
+[[nodiscard]] std::size_t least_neuron_slots(const std::vector<NeuronMlp>& mlps);
+/// Bytes of a slot.
+[[nodiscard]] std::size_t neuron_slot_bytes(const std::vector<NeuronMlp>& mlps);
+
+/// Adds neurons to those that are kept, those first that most tokens of the text used, as far as there is
+/// room and down to a share of the tokens. Returns the bytes that they take. Throws EngineError for a usage
+/// that is not of these layers.
+[[nodiscard]] std::size_t keep_used_neurons(std::vector<NeuronMlp>* mlps, const WeightUsage& usage,
+                                            double least_share, std::size_t room);
+
+}  // namespace adaptrt

@@ -1,0 +1,63 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "adaptrt/core/huge_array.h"
+#include "adaptrt/cpu/cpu_engine.h"
+#include "adaptrt/engine/engine.h"
+#include "adaptrt/engine/step_profile.h"
+#include "adaptrt/program/program.h"
+#include "adaptrt/weight_file/record_cache.h"
+#include "adaptrt/weight_file/weight_stream.h"
+#include "weights/expert_slots.h"
+#include "weights/streamed_mlp.h"
+#include "weights/weight_plan.h"
+
+namespace adaptrt {
+
+/// The weights of a program within a WeightMemory: those that stay there, and the others as they are used.
+class PlacedWeights {
+ public:
+  /// Reads the weights that stay, and lets the program's ops refer to where its weights are instead of the
+  /// mapping. Throws as make_cpu_engine, StepError for what cannot be read, std::bad_alloc.
+  PlacedWeights(Program* program, const WeightMemory& memory);
+
+  /// To be kept while an op runs. Throws StepError when its weights cannot be read.
+  [[nodiscard]] std::optional<WeightStream::Held> hold(StepSection section, std::size_t op);
+  /// Of the step that begins.
+  void begin_step(bool has_few_rows);
+  /// nullptr: the layer is none of an MLP whose neurons are read one by one.
+  [[nodiscard]] StreamedMlp* mlp_of(const LinearOp& op);
+  /// nullptr: all of the experts are in memory.
+  [[nodiscard]] ExpertSlots* experts_of(const ExpertsOp& op);
+  [[nodiscard]] WeightPlacement placement() const;
+
+ private:
+  static constexpr std::size_t kNone = static_cast<std::size_t>(-1);
+
+  void read_resident(Program* program, const WeightMemory& memory, const WeightPlan& plan);
+  void make_stream(Program* program, const WeightMemory& memory, WeightPlan* plan);
+  void make_mlps(Program* program, const WeightMemory& memory, const WeightPlan& plan);
+  void make_slots(const Program& program, const WeightMemory& memory, WeightPlan* plan);
+  static void fill(const WeightUsage& usage, std::size_t op, ExpertSlots* slots);
+  void lock();
+
+  std::shared_ptr<WeightFile> file_;
+  HugeArray resident_;
+  std::unique_ptr<WeightStream> stream_;
+  std::array<std::vector<std::size_t>, 3> units_;  ///< by section and op: of the stream, or kNone
+  std::unique_ptr<RecordCache> neurons_;
+  std::deque<StreamedMlp> mlps_;
+  // By the first of the op's parts, whose address stays when the program is moved.
+  std::unordered_map<const LinearPart*, StreamedMlp*> mlp_of_;
+  std::unordered_map<const LinearPart*, ExpertSlots> experts_;
+  WeightPlacement placement_;
+};
+
+}  // namespace adaptrt

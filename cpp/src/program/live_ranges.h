@@ -1,0 +1,43 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "adaptrt/program/ops.h"
+
+namespace adaptrt {
+
+/// When the buffers of a program hold values that are still needed. A value lives from the op that writes it
+/// to the last op that reads it, both included. The head runs once for each slice of logit rows, so what it
+/// reads from the body lives until its end.
+class LiveRanges {
+ public:
+  explicit LiveRanges(std::size_t num_buffers) : values_(num_buffers) {}
+
+  void next_op() { ++now_; }
+  void begin_head() { head_ = now_ + 1; }
+  [[nodiscard]] bool holds(BufferId id) const {
+    return id >= 0 && static_cast<std::size_t>(id) < values_.size();
+  }
+  /// Starts a new value.
+  void write(BufferId id);
+  /// False when nothing was written before.
+  [[nodiscard]] bool read(BufferId id);
+  /// To be called after the last op.
+  void finish();
+  /// Pairs of buffers whose values live at the same time, each pair once.
+  [[nodiscard]] std::vector<std::pair<std::size_t, std::size_t>> simultaneous() const;
+
+ private:
+  struct Value {
+    std::int64_t first;
+    std::int64_t last;
+  };
+  std::vector<std::vector<Value>> values_;
+  std::int64_t now_ = 0;
+  std::int64_t head_ = 0;
+};
+
+}  // namespace adaptrt

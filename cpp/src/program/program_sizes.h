@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "adaptrt/core/error.h"
+#include "adaptrt/program/program.h"
+
+namespace adaptrt {
+
+/// No size in a program may reach this: products of two sizes then fit in 64 bits.
+inline constexpr std::int64_t kSizeLimit = std::int64_t{1} << 31;
+
+/// Whether a number that came from outside is the number of a dtype.
+[[nodiscard]] bool known(DType dtype);
+
+/// The product of sizes, or nullopt when one is negative or it does not fit.
+[[nodiscard]] std::optional<std::size_t> product(std::initializer_list<std::int64_t> sizes);
+
+/// Adds a problem to `problems` unless low <= value <= high.
+struct RangeCheck {
+  Problems* problems;
+  void operator()(std::string_view name, std::int64_t value, std::int64_t low, std::int64_t high) const;
+};
+
+/// Adds what is wrong with the sizes and limits of a program.
+void check_sizes(const Program& program, Problems* problems);
+
+/// What is wrong with the heads of an attention.
+[[nodiscard]] Problems problems_of_shape(const AttentionShape& shape);
+
+/// Adds what is wrong with the places of a program that adapters can act on.
+void check_layout(const Program& program, Problems* problems);
+
+}  // namespace adaptrt

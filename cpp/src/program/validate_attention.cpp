@@ -1,0 +1,115 @@
+// What attention and what it keeps must be.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "adaptrt/cpu/attention_tile.h"
+#include "validator.h"
+
+namespace adaptrt {
+
+void Validator::check(const AttentionOp& op) {
+  all_tokens_only();
+  const AttentionShape& shape = op.shape;
+  if (op.kind > AttentionKind::kBidirectional) add(where_ + ": the kind is unknown");
+  const bool is_encoder = rows_ == RowKind::kEncoderTokens;
+  if (is_encoder && op.kind != AttentionKind::kBidirectional) {
+    add(where_ + ": an encoder's attention is bidirectional");
+  }
+  if (!is_encoder) (op.kind == AttentionKind::kBidirectional ? sees_behind_ : sees_before_) = true;
+  use_layer(op.layer, is_encoder ? &encoder_layer_users_ : &layer_users_);
+  const auto* qkv = operand("qkv", op.qkv, DType::kFloat32, rows_);
+  const auto* cosine = operand("cosine", op.cosine, DType::kFloat32, rows_);
+  const auto* sine = operand("sine", op.sine, DType::kFloat32, rows_);
+  const auto* output = operand("output", op.output, activation_dtype(program_.dtype), rows_);
+  const Problems of_shape = problems_of_shape(shape);
+  problems_.add_all(where_ + ": ", of_shape);
+  if (of_shape.empty()) {
+    if (op.kind == AttentionKind::kCausal) add_kv_bytes(shape);
+    check_width("qkv", qkv, shape.query_size() + 2 * shape.key_value_size());
+    check_width("output", output, shape.query_size());
+    const bool of_heads = op.query_norm.size == shape.head_dim || op.key_norm.size == shape.head_dim;
+    // Of each head or of all together; where there is one key-value head, its norm is both.
+    const auto check_norm = [&](std::string_view name, const VectorView& norm, std::int64_t all) {
+      check_optional_vector(name, norm, norm.size == shape.head_dim ? norm.size : all);
+    };
+    check_norm("query_norm", op.query_norm, shape.query_size());
+    check_norm("key_norm", op.key_norm, shape.key_value_size());
+    check_optional_vector("sinks", op.sinks, shape.num_attention_heads);
+    if (op.interleaved && of_heads) add(where_ + ": interleaved heads have a norm of their own");
+    const std::int64_t biases = op.position_bias.size / shape.num_attention_heads;
+    if (op.position_bias.size != 0 && (biases % 2 == 0 || op.position_bias.data == nullptr ||
+                                       biases * shape.num_attention_heads != op.position_bias.size)) {
+      add(where_ + ": position_bias has " + text(op.position_bias.size) +
+          " elements; it must have an odd number for each of " + text(shape.num_attention_heads) + " heads");
+    }
+  }
+  if (cosine != nullptr) {
+    check_width("sine", sine, cosine->width);
+    if (cosine->width > shape.head_dim / 2) add(where_ + ": cosine is wider than head_dim / 2");
+  }
+  check_finite("norm_epsilon", op.norm_epsilon, 0.0F);
+  check_finite("scale", op.scale, 0.0F);
+  check_range_(where_ + ": sliding_window", op.sliding_window, 0, kSizeLimit - 1);
+  check_finite("softcap", op.softcap, 0.0F);
+  read(op.qkv);
+  read(op.cosine);
+  read(op.sine);
+  write(op.output);
+}
+
+void Validator::check(const CrossKeysOp& op) {
+  if (rows_ != RowKind::kEncoderTokens) add(where_ + ": belongs in the encoder");
+  use_layer(op.layer, &cross_keys_users_);
+  const auto* kv = operand("kv", op.kv, DType::kFloat32, RowKind::kEncoderTokens);
+  const Problems of_shape = problems_of_shape(op.shape);
+  problems_.add_all(where_ + ": ", of_shape);
+  if (of_shape.empty()) {
+    add_kv_bytes(op.shape);
+    check_width("kv", kv, 2 * op.shape.key_value_size());
+  }
+  const auto layer = static_cast<std::size_t>(std::max(0, op.layer));
+  if (layer < cross_shapes_.size()) cross_shapes_[layer] = op.shape;
+  read(op.kv);
+}
+
+void Validator::check(const CrossAttentionOp& op) {
+  all_tokens_only();
+  if (rows_ != RowKind::kTokens) add(where_ + ": belongs in the body");
+  if (!program_.has_encoder()) add(where_ + ": there is no encoder");
+  use_layer(op.layer, &cross_attention_users_);
+  const auto layer = static_cast<std::size_t>(std::max(0, op.layer));
+  if (layer < cross_shapes_.size() && !(cross_shapes_[layer] == op.shape)) {
+    add(where_ + ": has other heads than the keys that the encoder makes for it");
+  }
+  const auto* q = operand("q", op.q, DType::kFloat32, RowKind::kTokens);
+  const auto* output = operand("output", op.output, activation_dtype(program_.dtype), RowKind::kTokens);
+  if (problems_of_shape(op.shape).empty()) {
+    check_width("q", q, op.shape.query_size());
+    check_width("output", output, op.shape.query_size());
+  }
+  check_finite("scale", op.scale, 0.0F);
+  read(op.q);
+  write(op.output);
+}
+
+void Validator::use_layer(std::int32_t layer, std::vector<std::int32_t>* users) {
+  const auto count = static_cast<std::int64_t>(users->size());
+  check_range_(where_ + ": layer", layer, 0, std::max<std::int64_t>(1, count) - 1);
+  if (layer >= 0 && layer < count) ++(*users)[static_cast<std::size_t>(layer)];
+}
+
+void Validator::add_kv_bytes(const AttentionShape& shape) {
+  // No element takes more than a float32, with its share of the scales.
+  const auto layer = product({2, whole_groups(program_.tokens_per_block), shape.num_key_value_heads,
+                              whole_groups(shape.head_dim), 4});
+  std::size_t sum = 0;
+  const bool fits = layer && kv_block_bytes_ && !__builtin_add_overflow(*kv_block_bytes_, *layer, &sum);
+  kv_block_bytes_ = fits ? std::optional(sum) : std::nullopt;
+}
+
+}  // namespace adaptrt

@@ -1,0 +1,111 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "adaptrt/program/program.h"
+#include "live_ranges.h"
+#include "program_sizes.h"
+
+namespace adaptrt {
+
+/// One run of Program::validate.
+class Validator {
+ public:
+  explicit Validator(const Program& program);
+
+  Problems run();
+
+ private:
+  void add(std::string problem);
+  void check_buffers();
+  [[nodiscard]] std::optional<std::size_t> bytes_of(const Buffer& buffer) const;
+  /// Checks an operand; the buffer, or nullptr when there is none of that id.
+  const Buffer* operand(std::string_view name, BufferId id, DType dtype, RowKind rows);
+  void check_width(std::string_view name, const Buffer* buffer, std::int64_t width);
+  void read(BufferId id);
+  void write(BufferId id);
+  void check_vector(std::string_view name, const VectorView& vector, std::int64_t size);
+  void check_optional_vector(std::string_view name, const VectorView& vector, std::int64_t size);
+  /// Whether an op may read single outputs of a matrix, or inputs.
+  enum class MatrixAccess : std::uint8_t { kAll, kSomeOutputs, kSomeInputs };
+  void check_matrix(std::string_view name, const PanelMatrix& matrix, std::int64_t n, std::int64_t k,
+                    MatrixAccess access = MatrixAccess::kAll);
+  void check_finite(std::string_view name, float value, float low);
+  void check_ops(const std::vector<Op>& ops, RowKind rows, std::string_view section);
+  void all_tokens_only();
+  void check(const EmbeddingOp& op);
+  void check(const RopeTableOp& op);
+  void check(const RmsNormOp& op);
+  void check(const AttentionOp& op);
+  void check(const LinearOp& op);
+  void check(const LayerNormOp& op);
+  /// What a layer norm's output must be: the activation type, or a residual stream's float32 where it is
+  /// that.
+  [[nodiscard]] DType norm_type(BufferId output) const;
+  void check(const CastOp& op);
+  void check(const KeepLogitRowsOp& op);
+  void check_scores(const LinearOp& op);
+  void check_neurons(const LinearOp& op);
+  /// The parts of the linear layer that adapters act on at a site; -1: they do not.
+  void check_site(std::int32_t site, std::span<const LinearPart> parts);
+  void check_norm_site(std::int32_t site, std::int64_t width);
+  /// A site that an op says is its own; nullptr for -1, and for one that is not there.
+  const LoraSite* used_site(std::int32_t index);
+  void check(const CrossKeysOp& op);
+  void check(const CrossAttentionOp& op);
+  /// Counts a user of a layer of the decoder.
+  void use_layer(std::int32_t layer, std::vector<std::int32_t>* users);
+  void check_kinds_of_attention();
+  void check_encoder_output();
+  void check_results();
+  /// The slices of a vocabulary, from site `index` on; `sizes` are those of the whole layer.
+  void check_slices(std::int32_t index, LoraModule module, ModuleSizes sizes);
+  /// That the site of new tokens, where there is one, has rows as long as those of a layer.
+  void check_new_tokens(std::int64_t hidden_size);
+  void check_users();
+  void add_kv_bytes(const AttentionShape& shape);
+  void check_kv_block();
+  void check_overlaps();
+  void check(const ExpertsOp& op);
+  void check(const GatedAddOp& op);
+  void check(const AllReduceOp& op);
+  void check(const AllHeadsNormOp& op);
+  void check(const GatherOp& op);
+  void check(const ReceiveOp& op);
+  void check(const SendOp& op);
+  void check(const BroadcastOp& op);
+  void check_ranks();
+  void check_routing(const Routing& routing, std::int64_t num_experts);
+  void check_expert_parts(std::string_view name, const std::vector<LinearPart>& parts, ModuleSizes sizes);
+
+  const Program& program_;
+  LiveRanges live_;
+  /// By buffer: whether what it holds is of tokens that are not rows any more, or of some of those that are.
+  std::vector<bool> lost_;
+  /// By buffer: whether a sum over ranks has used up what it holds.
+  std::vector<bool> used_up_;
+  bool has_logit_rows_ = false;
+  std::int32_t num_broadcasts_ = 0;
+  // What attention of the body does.
+  bool sees_before_ = false;
+  bool sees_behind_ = false;
+  Problems problems_;
+  const RangeCheck check_range_{&problems_};
+  /// At most, over all layers; nullopt: more than 64 bits can say.
+  std::optional<std::size_t> kv_block_bytes_ = 0;
+  RowKind rows_ = RowKind::kTokens;
+  std::string where_;
+  std::vector<std::int32_t> site_users_;
+  std::vector<std::int32_t> layer_users_;
+  std::vector<std::int32_t> encoder_layer_users_;
+  std::vector<std::int32_t> cross_keys_users_;
+  std::vector<std::int32_t> cross_attention_users_;
+  std::vector<AttentionShape> cross_shapes_;  // by layer of the decoder
+};
+
+}  // namespace adaptrt
