@@ -16,11 +16,10 @@
 #include "encoder_step.h"
 #include "engine_info.h"
 #include "kv_pool.h"
+#include "lowered_program.h"
 #include "measure/count_usage.h"
 #include "measure/step_recorder.h"
-#include "ops/attention_plan.h"
-#include "ops/packed_output.h"
-#include "ops/sparse_linear.h"
+#include "ops/linear/relu_gated.h"
 #include "output_rows.h"
 #include "ranks/overlapped_sum.h"
 #include "ranks/stage_communicator.h"
@@ -46,18 +45,23 @@ class CpuEngine final : public Engine {
         stage_communicator_(communicator_of_stage(program_, communicator_)),
         kv_pool_(make_kv_pool(program_)),
         cross_pool_(make_cross_pool(program_)),
-        own_keys_(make_own_keys(program_)),
+        step_local_kv_(make_own_keys(program_)),
         position_biases_(program_),
+        memory_(program_, kernels_, threads_->num_threads()),
+        recorder_(profile ? std::make_unique<StepRecorder>(std::move(profile), *threads_) : nullptr),
+        context_(make_context()),
+        overlapped_sum_(context_),
         rows_(program_.body),
         encoder_rows_(program_.encoder),
-        memory_(program_, kernels_, threads_->num_threads()),
-        packed_outputs_(program_) {
+        encoder_(StepSection::kEncoder, program_.encoder, context_, encoder_rows_),
+        body_(StepSection::kBody, program_.body, context_, rows_),
+        head_(StepSection::kHead, program_.head, context_, rows_) {
     info_ = info_of(program_, kernels_, kv_pool_, cross_pool_);
-    if (own_keys_.block_bytes() > 0) {
+    if (step_local_kv_.block_bytes() > 0) {
       // Every sequence may leave a block unfilled.
       const std::int64_t most = std::min(program_.max_batch_size, program_.max_num_tokens) +
-                                program_.max_num_tokens / own_keys_.tokens_per_block();
-      own_keys_.allocate(static_cast<std::int32_t>(most));
+                                program_.max_num_tokens / step_local_kv_.tokens_per_block();
+      step_local_kv_.allocate(static_cast<std::int32_t>(most));
     }
     if (program_.hidden != kNoBuffer) {
       num_hidden_ops_ = program_.num_ops_to_hidden();
@@ -69,7 +73,6 @@ class CpuEngine final : public Engine {
       num_encoder_layer_ops_ = static_cast<std::size_t>(std::ranges::find_if(program_.encoder, broadcasts) -
                                                         program_.encoder.begin());
     }
-    if (profile) recorder_ = std::make_unique<StepRecorder>(std::move(profile), *threads_);
   }
 
   [[nodiscard]] const EngineInfo& info() const override { return info_; }
@@ -116,7 +119,7 @@ class CpuEngine final : public Engine {
       weights_->begin_step(std::ssize(input.token_ids) <= most_sparse_rows(kernels_, program_.dtype));
     }
     if (!input.encoder.empty()) run_encoder(input);
-    rows_.describe(input, own_keys_.tokens_per_block(), threads_->num_threads());
+    rows_.describe(input, step_local_kv_.tokens_per_block(), threads_->num_threads());
     output_rows_.set(input.logit_rows, input.hidden_rows);
     group_output_rows(output_rows_.all());
     Step step = make_step(input, rows_);
@@ -124,13 +127,12 @@ class CpuEngine final : public Engine {
     step.output_rows = output_rows_.all();
     step.kept_output_rows = kept_output_rows_;
     if (usage_) usage_->update([&](WeightUsage& usage) { usage.tokens += step.rows; });
-    run(StepSection::kBody, program_.body, step);
+    run(body_, {0, body_.size()}, step);
     const auto rows_of_body = step.output_rows;
-    run_head(step, output_rows_.logit_rows(rows_of_body), input.logit_rows, program_.head, sink,
-             [&] { return step.float_row(program_.logits, 0); });
+    run_head(step, output_rows_.logit_rows(rows_of_body), input.logit_rows, head_.size(), sink,
+             [&] { return context_.rows_of(program_.logits).float_row(0); });
     if (!input.hidden_rows.empty()) {
-      run_head(step, output_rows_.hidden_rows(rows_of_body), input.hidden_rows,
-               std::span(program_.head).first(num_hidden_ops_), hidden_sink,
+      run_head(step, output_rows_.hidden_rows(rows_of_body), input.hidden_rows, num_hidden_ops_, hidden_sink,
                [&] { return widen_hidden(step); });
     }
     // Before anybody uses what the step made.
@@ -159,10 +161,11 @@ class CpuEngine final : public Engine {
                       std::to_string(bytes));
   }
 
-  /// Runs ops of the head for slices of `rows`, and gives what `result` finds after each to the sink.
+  /// Runs the first ops of the head for slices of `rows`, and gives what `result` finds after each to the
+  /// sink.
   template <class Result>
   void run_head(Step& step, std::span<const std::int32_t> rows, std::span<const std::int32_t> tokens,
-                std::span<const Op> ops,
+                std::size_t num_ops,
                 const std::function<void(std::int64_t, std::int64_t, const float*)>& sink,
                 const Result& result) {
     const auto slice = static_cast<std::size_t>(program_.max_batch_size);
@@ -171,7 +174,7 @@ class CpuEngine final : public Engine {
       step.rows = static_cast<std::int64_t>(step.output_rows.size());
       group_slice(tokens.subspan(first, step.output_rows.size()));
       step.groups = groups_of_slice_;
-      run(StepSection::kHead, ops, step);
+      run(head_, {0, num_ops}, step);
       if (recorder_) recorder_->begin_op(StepSection::kSink, 0);
       sink(static_cast<std::int64_t>(first), step.rows, result());
       if (recorder_) recorder_->end_op([] { return OpCost{}; });
@@ -180,107 +183,88 @@ class CpuEngine final : public Engine {
 
   /// The hidden states of a slice in float32.
   const float* widen_hidden(const Step& step) {
-    if (step.buffer(program_.hidden).dtype == DType::kFloat32) return step.float_row(program_.hidden, 0);
+    const Rows hidden = context_.rows_of(program_.hidden);
+    if (hidden.dtype == DType::kFloat32) return hidden.float_row(0);
     const std::int64_t size = step.rows * info_.hidden_size;
-    const auto* bits = reinterpret_cast<const std::uint16_t*>(step.row(program_.hidden, 0));
+    const auto* bits = reinterpret_cast<const std::uint16_t*>(hidden.row(0));
     std::transform(bits, bits + size, hidden_rows_.begin(), bfloat16_to_float);
     return hidden_rows_.data();
   }
 
-  /// Ops of a section, of which the first one is its op number `first`.
-  void run(StepSection section, std::span<const Op> ops, Step& step, std::size_t first = 0) {
-    for (std::size_t i = 0; i < ops.size(); ++i) {
+  /// Ops [first, last) of a section.
+  struct OpRange {
+    std::size_t first;
+    std::size_t last;
+  };
+
+  void run(const LoweredSection& section, OpRange range, Step& step) {
+    for (std::size_t i = range.first; i < range.last; ++i) {
       if (step.rows == 0) return;  // KeepLogitRowsOp in a step that nothing is wanted of
-      if (recorder_) recorder_->begin_op(section, first + i);
-      step.sum_behind = sum_behind(ops, i);
-      step.packed_input = i == 0 ? PackedRows{} : step.packed_output;
-      step.packed_output = i + 1 < ops.size() ? packed_outputs_.of(section, first + i, step) : PackedRows{};
-      const auto held = weights_ ? weights_->hold(section, first + i) : std::nullopt;
-      std::visit([&](const auto& found) { run_op(found, step); }, ops[i]);
+      if (recorder_) recorder_->begin_op(section.section(), i);
+      section.run(i, step);
       if (overlapped_sum_.is_under_way()) overlapped_sum_.go_on();
-      if (usage_ && section == StepSection::kBody) {
-        usage_->update([&](WeightUsage& usage) { count_usage(i, ops[i], step, &usage); });
+      if (usage_ && section.section() == StepSection::kBody) {
+        usage_->update(
+            [&](WeightUsage& usage) { count_usage(i, section.op(i), context_, step.rows, &usage); });
       }
-      if (recorder_) recorder_->end_op([&] { return cost_of(ops[i], step); });
+      if (recorder_) recorder_->end_op([&] { return cost_of(section.op(i), context_, step); });
     }
   }
 
-  Step make_step(const StepInput& input, const SectionRows& rows) {
+  CpuContext make_context() {
     return {.program = program_,
             .kernels = kernels_,
             .threads = *threads_,
-            .arena = memory_.arena.data(),
+            .memory = memory_,
             .kv_pool = kv_pool_,
             .cross_pool = cross_pool_,
-            .own_keys = own_keys_,
+            .step_local_kv = step_local_kv_,
             .position_biases = position_biases_,
-            .scratch = memory_.scratch,
-            .shrink = memory_.shrink.data(),
-            .shrink_stride = memory_.shrink_stride,
-            .int8_rows = reinterpret_cast<std::uint8_t*>(memory_.int8_rows.data()),
-            .int8_stride = memory_.int8_stride,
-            .int8_scales = reinterpret_cast<float*>(memory_.int8_scales.data()),
-            .int8_sums = reinterpret_cast<std::int32_t*>(memory_.int8_sums.data()),
-            .packed = memory_.packed.data(),
-            .packed_order_bytes = memory_.packed_order_bytes,
-            .reordered = memory_.reordered.data(),
-            .group_sums = reinterpret_cast<float*>(memory_.group_sums.data()),
-            .experts = memory_.experts,
             .weights = weights_.get(),
-            .linear_scratch = memory_.linear_scratch,
             .communicator = communicator_.get(),
             .stage_communicator = stage_communicator_.get(),
-            .rank_room = reinterpret_cast<float*>(memory_.rank_room.data()),
-            .low_rank_room = reinterpret_cast<float*>(memory_.rank_room.data()) + memory_.rank_room_floats,
             .rank_messages = rank_messages_,
             .overlapped_sum = overlapped_sum_,
-            .recorder = recorder_.get(),
-            .input = input,
+            .recorder = recorder_.get()};
+  }
+
+  static Step make_step(const StepInput& input, const SectionRows& rows) {
+    return {.input = input,
             .sequence_of_token = rows.sequence_of_token,
-            .first_own_blocks = rows.first_own_blocks,
+            .first_local_blocks = rows.first_local_blocks,
             .groups = rows.groups,
-            .groups_of_output_rows = {},
-            .adapted_rows = memory_.adapted_rows,
-            .new_token_rows = memory_.new_token_rows,
-            .attention_plans = rows.attention_plans,
-            .sum_behind = {},
-            .packed_input = {},
-            .packed_output = {},
-            .rows = static_cast<std::int64_t>(input.token_ids.size()),
-            .output_rows = {},
-            .kept_output_rows = {}};
+            .rows = static_cast<std::int64_t>(input.token_ids.size())};
   }
 
   /// Runs the encoder over a step's encoder inputs. Of several stages, those pass its layers in pieces, and
   /// when the last stage has all of what they make, it broadcasts it.
   void run_encoder(const StepInput& input) {
-    const auto ops = std::span<const Op>(program_.encoder);
-    if (program_.num_stages > 1) pass_encoder_layers(input, ops.first(num_encoder_layer_ops_));
+    if (program_.num_stages > 1) pass_encoder_layers(input);
     encoder_step_.set(input);
     Step step = make_encoder_step();
     if (program_.num_stages > 1 && program_.is_last_stage()) {
-      std::ranges::copy(encoded_rows_, step.row(program_.encoder_output, 0));
+      std::ranges::copy(encoded_rows_, context_.rows_of(program_.encoder_output).row(0));
     }
-    run(StepSection::kEncoder, ops.subspan(num_encoder_layer_ops_), step, num_encoder_layer_ops_);
-    copy_encoder_outputs(input.encoder, step.rows_of(program_.encoder_output));
+    run(encoder_, {num_encoder_layer_ops_, encoder_.size()}, step);
+    copy_encoder_outputs(input.encoder, context_.rows_of(program_.encoder_output));
   }
 
   /// The ops before the BroadcastOp. The last stage keeps what they make of each piece.
-  void pass_encoder_layers(const StepInput& input, std::span<const Op> ops) {
+  void pass_encoder_layers(const StepInput& input) {
     encoded_rows_.clear();
     for (const SequenceRun& piece : runs_of_whole_sequences(input.encoder.offsets)) {
       encoder_step_.set(input, piece);
       Step step = make_encoder_step();
-      run(StepSection::kEncoder, ops, step);
+      run(encoder_, {0, num_encoder_layer_ops_}, step);
       if (!program_.is_last_stage()) continue;
-      const Rows made = step.rows_of(program_.encoder_output);
+      const Rows made = context_.rows_of(program_.encoder_output);
       encoded_rows_.insert(encoded_rows_.end(), made.data, made.row(step.rows));
     }
   }
 
   /// Of encoder_step_.
   Step make_encoder_step() {
-    encoder_rows_.describe(encoder_step_.input(), own_keys_.tokens_per_block(), threads_->num_threads());
+    encoder_rows_.describe(encoder_step_.input(), step_local_kv_.tokens_per_block(), threads_->num_threads());
     return make_step(encoder_step_.input(), encoder_rows_);
   }
 
@@ -331,22 +315,25 @@ class CpuEngine final : public Engine {
   std::shared_ptr<Communicator> stage_communicator_;
   EngineInfo info_;
   RankMessages rank_messages_;
-  OverlappedSum overlapped_sum_;
-  /// Ops of the head up to the one that writes Program::hidden.
+  /// Number of ops of the head up to the one that writes Program::hidden.
   std::size_t num_hidden_ops_ = 0;
-  /// Ops of the encoder before its BroadcastOp; 0: it has none.
+  /// Number of ops of the encoder before its BroadcastOp; 0: it has none.
   std::size_t num_encoder_layer_ops_ = 0;
   std::vector<float> hidden_rows_;  // of a slice, where hidden states are bfloat16
   KvPool kv_pool_;
   KvPool cross_pool_;
-  KvPool own_keys_;
+  KvPool step_local_kv_;
   PositionBiases position_biases_;
-  SectionRows rows_;
-  SectionRows encoder_rows_;
   StepMemory memory_;
-  PackedOutputs packed_outputs_;
   /// nullptr without a profile.
   std::unique_ptr<StepRecorder> recorder_;
+  CpuContext context_;
+  OverlappedSum overlapped_sum_;
+  SectionRows rows_;
+  SectionRows encoder_rows_;
+  LoweredSection encoder_;
+  LoweredSection body_;
+  LoweredSection head_;
   StepInputChecker checker_;
   // Of the step that runs.
   EncoderStep encoder_step_;

@@ -13,7 +13,7 @@ namespace adaptrt {
 /// What a section's ops want to know of its rows, kept from step to step so that steps allocate nothing.
 struct SectionRows {
   std::vector<std::int32_t> sequence_of_token;
-  std::vector<std::int32_t> first_own_blocks;
+  std::vector<std::int32_t> first_local_blocks;
   std::vector<AdapterGroup> groups;
   AttentionPlans attention_plans;
 
@@ -22,7 +22,7 @@ struct SectionRows {
   /// `keys_per_block`: of a step's own keys.
   void describe(const StepInput& input, std::int64_t keys_per_block, int num_threads) {
     name_sequences(input);
-    place_own_keys(input, keys_per_block);
+    place_local_kv(input, keys_per_block);
     group_tokens(input);
     attention_plans.make(input, num_threads);
   }
@@ -37,11 +37,11 @@ struct SectionRows {
     }
   }
 
-  void place_own_keys(const StepInput& input, std::int64_t keys_per_block) {
-    first_own_blocks.clear();
+  void place_local_kv(const StepInput& input, std::int64_t keys_per_block) {
+    first_local_blocks.clear();
     std::int32_t next = 0;
     for (std::size_t sequence = 0; sequence < input.prompt_lengths.size(); ++sequence) {
-      first_own_blocks.push_back(next);
+      first_local_blocks.push_back(next);
       const std::int64_t tokens = input.sequence_offsets[sequence + 1] - input.sequence_offsets[sequence];
       next += static_cast<std::int32_t>((tokens + keys_per_block - 1) / keys_per_block);
     }

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "ranks/low_rank_exchange.h"
+#include "op_sizes.h"
 
 namespace adaptrt {
 
@@ -18,8 +18,8 @@ StepMemory::StepMemory(const Program& program, const KernelTable& kernels, int n
     // Kernels read whole blocks of rows.
     const std::size_t whole_blocks = rows + PackedSteps::kBlockRows - 1;
     int8_rows = HugeArray(whole_blocks * static_cast<std::size_t>(int8_stride));
-    int8_scales = HugeArray(rows * sizeof(float));
-    int8_sums = HugeArray(rows * static_cast<std::size_t>(most_w4a8_groups(program)) * sizeof(std::int32_t));
+    int8_scales_ = HugeArray(rows * sizeof(float));
+    int8_sums_ = HugeArray(rows * static_cast<std::size_t>(most_w4a8_groups(program)) * sizeof(std::int32_t));
   }
   const PackedRowsSize packed_size = packed_rows_size(program, kernels);
   const ReorderedSize reordered_rows = reordered_size(program);
@@ -28,20 +28,20 @@ StepMemory::StepMemory(const Program& program, const KernelTable& kernels, int n
   const auto orders = static_cast<std::size_t>(reordered_rows.orders);
   reordered = HugeArray(orders * rows * static_cast<std::size_t>(reordered_rows.row_bytes));
   const auto groups = static_cast<std::size_t>(most_zero_point_groups(program));
-  if (groups > 0) group_sums = HugeArray(std::max<std::size_t>(1, orders) * rows * groups * sizeof(float));
-  rank_room_floats = adaptrt::rank_room_floats(program);
-  rank_room = HugeArray((rank_room_floats + low_rank_room_floats(program)) * sizeof(float));
+  if (groups > 0) group_sums_ = HugeArray(std::max<std::size_t>(1, orders) * rows * groups * sizeof(float));
+  rank_room_floats_ = rank_room_floats(program);
+  rank_room_ = HugeArray((rank_room_floats_ + low_rank_room_floats(program)) * sizeof(float));
   const std::size_t floats =
       std::max({linear_scratch_floats(program, kernels), attention_scratch_floats(program),
                 row_op_scratch_floats(program), expert_scratch_floats(program)});
   for (int thread = 0; thread < num_threads; ++thread) scratch.emplace_back(floats);
   // Every group of rows may be one row.
-  linear_scratch.blocks.reserve(rows);
-  linear_scratch.task_ends.reserve(rows);
-  linear_scratch.packed_begins.reserve(rows);
-  linear_scratch.order_of_part.reserve(reordered_rows.parts);
-  adapted_rows.reserve(rows);
-  if (program.lora.max_extra_tokens > 0) new_token_rows.reserve(rows);
+  linear.blocks.reserve(rows);
+  linear.task_ends.reserve(rows);
+  linear.packed_begins.reserve(rows);
+  linear.order_of_part.reserve(reordered_rows.parts);
+  linear.adapted_rows.reserve(rows);
+  if (program.lora.max_extra_tokens > 0) linear.new_token_rows.reserve(rows);
 }
 
 }  // namespace adaptrt

@@ -7,37 +7,75 @@
 #include "adaptrt/core/huge_array.h"
 #include "adaptrt/cpu/kernel_table.h"
 #include "adaptrt/program/program.h"
-#include "ops/experts.h"
-#include "ops/linear_work.h"
-#include "step.h"
+#include "ops/experts/expert_memory.h"
+#include "ops/linear/linear_scratch.h"
+#include "packed_rows.h"
 
 namespace adaptrt {
 
-/// Memory that the ops of a step work in, kept from step to step so that steps allocate nothing: what Step's
-/// fields of the same names refer to, and say of it.
-struct StepMemory {
-  /// Room for every step of the program. Throws std::bad_alloc.
+/// Memory of one thread, which every op uses in turn.
+class Scratch {
+ public:
+  Scratch() = default;
+  explicit Scratch(std::size_t floats) : memory_(floats * sizeof(float)) {}
+  [[nodiscard]] float* data() const { return reinterpret_cast<float*>(memory_.data()); }
+
+ private:
+  HugeArray memory_;
+};
+
+/// Memory that the ops of a step work in. It is kept from step to step, so that steps allocate nothing.
+class StepMemory {
+ public:
+  /// Allocates room for every step of the program. Throws std::bad_alloc.
   StepMemory(const Program& program, const KernelTable& kernels, int num_threads);
 
+  /// The program's buffers.
   HugeArray arena;
+  /// Activation type [rows, shrink_stride]: x A^T of the linear layer that runs.
   HugeArray shrink;
   std::int64_t shrink_stride = 0;
+  /// uint8 [rows, int8_stride]: the input of the linear layer that runs, as KernelTable::quantize_row made
+  /// it, for weights that round activations; for QuantAlgo::kW4A8, as arrange_int8_row made it of that.
   HugeArray int8_rows;
   std::int64_t int8_stride = 0;
-  HugeArray int8_scales;
-  HugeArray int8_sums;
+  /// The input of the linear layer that runs, as KernelTable::pack_rows made it. It is followed by each of
+  /// `reordered`, packed_order_bytes apart. Empty where the kernels read rows as they are.
   HugeArray packed;
   std::int64_t packed_order_bytes = 0;
+  /// Activation type [orders, rows, inputs]: the input of the linear layer that runs, in the orders that its
+  /// weights have; see ReorderedInput.
   HugeArray reordered;
-  HugeArray group_sums;
-  /// Step::low_rank_room behind rank_room_floats.
-  HugeArray rank_room;
-  std::size_t rank_room_floats = 0;
-  std::vector<Scratch> scratch;  ///< by thread
+  std::vector<Scratch> scratch;  ///< by thread; see the scratch sizes in op_sizes.h
   ExpertMemory experts;
-  LinearScratch linear_scratch;
-  std::vector<AdaptedRows> adapted_rows;
-  std::vector<AdaptedRows> new_token_rows;
+  LinearScratch linear;
+
+  /// float32 [rows]: the scales of int8_rows.
+  [[nodiscard]] float* int8_scales() const { return reinterpret_cast<float*>(int8_scales_.data()); }
+  /// int32 [rows, groups]: the sums that arrange_int8_row made.
+  [[nodiscard]] std::int32_t* int8_sums() const { return reinterpret_cast<std::int32_t*>(int8_sums_.data()); }
+  [[nodiscard]] std::uint8_t* int8_row(std::int64_t row) const {
+    return reinterpret_cast<std::uint8_t*>(int8_rows.data()) + row * int8_stride;
+  }
+  /// float32 [orders, rows, groups]: the sums of the input that KernelTable::sum_groups made, for weights
+  /// with zero points.
+  [[nodiscard]] float* group_sums() const { return reinterpret_cast<float*>(group_sums_.data()); }
+  /// Room for rows of other ranks; see rank_room_floats().
+  [[nodiscard]] float* rank_room() const { return reinterpret_cast<float*>(rank_room_.data()); }
+  /// Room for what linear ops exchange while a sum is under way; see low_rank_room_floats().
+  [[nodiscard]] float* low_rank_room() const { return rank_room() + rank_room_floats_; }
+  /// Whether kernels read packed rows.
+  [[nodiscard]] bool has_packed() const { return packed.data() != nullptr; }
+  [[nodiscard]] PackedRows packed_for(std::int64_t num_rows) const {
+    return {packed.data(), packed_step_bytes(num_rows)};
+  }
+
+ private:
+  HugeArray int8_scales_;
+  HugeArray int8_sums_;
+  HugeArray group_sums_;
+  HugeArray rank_room_;
+  std::size_t rank_room_floats_ = 0;
 };
 
 }  // namespace adaptrt

@@ -5,8 +5,6 @@
 #include <variant>
 #include <vector>
 
-#include "ops/experts.h"
-
 namespace adaptrt {
 namespace {
 
@@ -27,21 +25,22 @@ void count_open(const Rows& made, std::int64_t rows, Bits without_sign, std::uin
 
 }  // namespace
 
-void count_usage(std::size_t index, const Op& op, const Step& step, WeightUsage* usage) {
+void count_usage(std::size_t index, const Op& op, const CpuContext& context, std::int64_t rows,
+                 WeightUsage* usage) {
   if (const auto* linear = std::get_if<LinearOp>(&op)) {
     if (!is_relu_gated(linear->epilogue)) return;
-    const Rows made = step.rows_of(linear->output);
+    const Rows made = context.rows_of(linear->output);
     std::uint32_t* counts = counts_of(index, made.width, usage).data();
     if (made.dtype == DType::kBFloat16) {
-      count_open<std::uint16_t>(made, step.rows, 0x7fff, counts);
+      count_open<std::uint16_t>(made, rows, 0x7fff, counts);
     } else {
-      count_open<std::uint32_t>(made, step.rows, 0x7fffffff, counts);
+      count_open<std::uint32_t>(made, rows, 0x7fffffff, counts);
     }
   } else if (const auto* experts = std::get_if<ExpertsOp>(&op)) {
     std::vector<std::uint32_t>& counts = counts_of(index, experts->num_experts_here(), usage);
-    const std::vector<std::int64_t>& taken = step.experts.taken.rows;
-    std::ranges::transform(counts, taken, counts.begin(), [](std::uint32_t before, std::int64_t rows) {
-      return before + static_cast<std::uint32_t>(rows);
+    const std::vector<std::int64_t>& taken = context.memory.experts.taken.rows;
+    std::ranges::transform(counts, taken, counts.begin(), [](std::uint32_t before, std::int64_t more) {
+      return before + static_cast<std::uint32_t>(more);
     });
   }
 }

@@ -7,8 +7,6 @@
 #include <variant>
 
 #include "measure/step_recorder.h"
-#include "ops/experts.h"
-#include "ops/linear_work.h"
 
 namespace adaptrt {
 namespace {
@@ -22,21 +20,21 @@ std::int64_t num_bytes(const VectorView& vector) {
 }
 
 /// Of the rows of the section that runs.
-std::int64_t num_bytes(BufferId id, const Step& step) {
-  const Buffer& buffer = step.buffer(id);
+std::int64_t num_bytes(BufferId id, const CpuContext& context, const Step& step) {
+  const Buffer& buffer = context.buffer(id);
   return step.rows * buffer.width * as_count(size_of(buffer.dtype));
 }
 
-OpCost cost_of(const RmsNormOp& op, const Step& step) {
-  const Buffer& input = step.buffer(op.input);
+OpCost cost_of(const RmsNormOp& op, const CpuContext& context, const Step& step) {
+  const Buffer& input = context.buffer(op.input);
   return {.weight_bytes = num_bytes(op.weight),
           .activation_bytes = step.rows * input.width * as_count(size_of(input.dtype)) +
-                              (op.add ? 2 : 1) * num_bytes(op.output, step)};
+                              (op.add ? 2 : 1) * num_bytes(op.output, context, step)};
 }
 
-OpCost cost_of(const LayerNormOp& op, const Step& step) {
+OpCost cost_of(const LayerNormOp& op, const CpuContext& context, const Step& step) {
   OpCost cost{.weight_bytes = num_bytes(op.weight) + num_bytes(op.bias),
-              .activation_bytes = num_bytes(op.input, step) + num_bytes(op.output, step)};
+              .activation_bytes = num_bytes(op.input, context, step) + num_bytes(op.output, context, step)};
   if (op.lora_site < 0) return cost;
   std::set<const DeviceAdapter*> read;
   for (const auto& group : step.groups) {
@@ -46,16 +44,16 @@ OpCost cost_of(const LayerNormOp& op, const Step& step) {
   return cost;
 }
 
-OpCost cost_of(const CastOp& op, const Step& step) {
-  return {.activation_bytes = num_bytes(op.input, step) + num_bytes(op.output, step)};
+OpCost cost_of(const CastOp& op, const CpuContext& context, const Step& step) {
+  return {.activation_bytes = num_bytes(op.input, context, step) + num_bytes(op.output, context, step)};
 }
 
-OpCost cost_of(const RopeTableOp& op, const Step& step) {
+OpCost cost_of(const RopeTableOp& op, const CpuContext& context, const Step& step) {
   return {.weight_bytes = num_bytes(op.inverse_frequencies),
-          .activation_bytes = num_bytes(op.cosine, step) + num_bytes(op.sine, step)};
+          .activation_bytes = num_bytes(op.cosine, context, step) + num_bytes(op.sine, context, step)};
 }
 
-OpCost cost_of(const AttentionOp& op, const Step& step) {
+OpCost cost_of(const AttentionOp& op, const CpuContext& context, const Step& step) {
   const bool is_causal = op.kind == AttentionKind::kCausal;
   const auto first_visible = [&](std::int64_t position) {
     return op.sliding_window == 0 ? 0 : std::max<std::int64_t>(0, position + 1 - op.sliding_window);
@@ -78,47 +76,49 @@ OpCost cost_of(const AttentionOp& op, const Step& step) {
       keys_to_score += positions[token] + 1 - first_visible(positions[token]);
     }
   }
-  const KvLayer& layer = is_causal ? step.kv_pool.layer(op.layer) : step.own_keys.layer_like(op.shape);
+  const KvLayer& layer =
+      is_causal ? context.kv_pool.layer(op.layer) : context.step_local_kv.layer_like(op.shape);
   const std::int64_t key_and_value_bytes = as_count(layer.token_bytes);
   return {.weight_bytes = num_bytes(op.query_norm) + num_bytes(op.key_norm) + num_bytes(op.position_bias) +
                           num_bytes(op.sinks),
           .kv_bytes = (keys_to_read + step.num_tokens()) * key_and_value_bytes,
-          .activation_bytes = num_bytes(op.qkv, step) + num_bytes(op.cosine, step) +
-                              num_bytes(op.sine, step) + num_bytes(op.output, step),
+          .activation_bytes = num_bytes(op.qkv, context, step) + num_bytes(op.cosine, context, step) +
+                              num_bytes(op.sine, context, step) + num_bytes(op.output, context, step),
           .flops = keys_to_score * 4 * op.shape.query_size()};
 }
 
-OpCost cost_of(const AllReduceOp& op, const Step& step) {
+OpCost cost_of(const AllReduceOp& op, const CpuContext& context, const Step& step) {
   const std::int64_t times_output = op.add ? 2 : 1;
-  return {.activation_bytes = num_bytes(op.input, step) + times_output * num_bytes(op.output, step)};
+  return {.activation_bytes =
+              num_bytes(op.input, context, step) + times_output * num_bytes(op.output, context, step)};
 }
 
-OpCost cost_of(const AllHeadsNormOp& op, const Step& step) {
+OpCost cost_of(const AllHeadsNormOp& op, const CpuContext& /*context*/, const Step& step) {
   const std::int64_t normed = op.query_norm.size + op.key_norm.size;
   return {.weight_bytes = num_bytes(op.query_norm) + num_bytes(op.key_norm),
           .activation_bytes = 2 * step.rows * normed * static_cast<std::int64_t>(sizeof(float))};
 }
 
-OpCost cost_of(const GatherOp& op, const Step& step) {
-  return {.activation_bytes = num_bytes(op.input, step) + num_bytes(op.output, step)};
+OpCost cost_of(const GatherOp& op, const CpuContext& context, const Step& step) {
+  return {.activation_bytes = num_bytes(op.input, context, step) + num_bytes(op.output, context, step)};
 }
 
-OpCost cost_of(const ReceiveOp& op, const Step& step) {
-  return {.activation_bytes = num_bytes(op.output, step)};
+OpCost cost_of(const ReceiveOp& op, const CpuContext& context, const Step& step) {
+  return {.activation_bytes = num_bytes(op.output, context, step)};
 }
 
-OpCost cost_of(const SendOp& op, const Step& step) {
-  return {.activation_bytes = num_bytes(op.input, step)};
+OpCost cost_of(const SendOp& op, const CpuContext& context, const Step& step) {
+  return {.activation_bytes = num_bytes(op.input, context, step)};
 }
 
-OpCost cost_of(const BroadcastOp& op, const Step& step) {
-  return {.activation_bytes = num_bytes(op.buffer, step)};
+OpCost cost_of(const BroadcastOp& op, const CpuContext& context, const Step& step) {
+  return {.activation_bytes = num_bytes(op.buffer, context, step)};
 }
 
 /// After the op: the step has the rows that it kept.
-OpCost cost_of(const KeepLogitRowsOp& op, const Step& step) {
+OpCost cost_of(const KeepLogitRowsOp& op, const CpuContext& context, const Step& step) {
   OpCost cost;
-  for (const BufferId id : op.buffers) cost.activation_bytes += 2 * num_bytes(id, step);
+  for (const BufferId id : op.buffers) cost.activation_bytes += 2 * num_bytes(id, context, step);
   return cost;
 }
 
@@ -149,15 +149,15 @@ void add_adapter_flops(std::span<const LinearPart> parts, const DeviceSite& site
 }
 
 /// Adds what lm_head's product with the rows of tokens costs that adapters bring.
-void add_new_tokens(const Step& step, OpCost* cost) {
-  const std::int32_t number = new_tokens_site(step.program.lora);
+void add_new_tokens(const CpuContext& context, const Step& step, OpCost* cost) {
+  const std::int32_t number = new_tokens_site(context.program.lora);
   if (number < 0) return;
-  const std::int64_t inputs = step.program.lora_site(number).in_size;
+  const std::int64_t inputs = context.program.lora_site(number).in_size;
   std::set<const DeviceAdapter*> read;
   for (const auto& group : step.groups) {
     const DeviceSite& site = group.adapter->sites[static_cast<std::size_t>(number)];
     if (read.insert(group.adapter).second) {
-      cost->adapter_bytes += as_count(panel_bytes(step.program.lora.dtype, site.total_rank, inputs));
+      cost->adapter_bytes += as_count(panel_bytes(context.program.lora.dtype, site.total_rank, inputs));
     }
     cost->adapter_flops += 2 * (group.end - group.begin) * site.total_rank * inputs;
   }
@@ -174,8 +174,8 @@ void add_weights(std::span<const LinearPart> parts, std::int64_t rows, OpCost* c
 }
 
 /// Takes off what a sparse layer did not read of its gate and its last part, which is known after it.
-void take_off_unread(const LinearOp& op, const Step& step, OpCost* cost) {
-  const LinearScratch& scratch = step.linear_scratch;
+void take_off_unread(const LinearOp& op, const CpuContext& context, const Step& step, OpCost* cost) {
+  const LinearScratch& scratch = context.memory.linear;
   const PanelMatrix& weight = op.parts.back().weight;
   const std::int64_t outputs = scratch.outputs_read.value_or(weight.n);
   const std::int64_t inputs = scratch.inputs_read.value_or(weight.k);
@@ -185,13 +185,13 @@ void take_off_unread(const LinearOp& op, const Step& step, OpCost* cost) {
   cost->flops -= 2 * step.rows * unread;
 }
 
-OpCost cost_of(const EmbeddingOp& op, const Step& step) {
+OpCost cost_of(const EmbeddingOp& op, const CpuContext& context, const Step& step) {
   const auto row_bytes_of = [](const PanelMatrix& table) {
     return table.n == 0 ? 0 : as_count(table.bytes()) / table.n;
   };
   OpCost cost{.weight_bytes =
                   step.rows * (row_bytes_of(op.table) + row_bytes_of(op.positions) + row_bytes_of(op.types)),
-              .activation_bytes = num_bytes(op.output, step)};
+              .activation_bytes = num_bytes(op.output, context, step)};
   if (op.lora_site < 0) return cost;
   const LinearPart whole{.weight = {.n = op.table.k, .k = 1}, .bias = {}};  // of A, a column a token
   const std::int64_t row_bytes = row_bytes_of(op.table);
@@ -209,7 +209,7 @@ OpCost cost_of(const EmbeddingOp& op, const Step& step) {
       if (site.total_rank == 0) continue;
       cost.adapter_flops += 2 * op.table.k * site.total_rank;
       if (read.insert(&site).second) {
-        add_adapter_bytes({&whole, 1}, site, step.program.lora_site(op.lora_site), op.table.dtype, &cost);
+        add_adapter_bytes({&whole, 1}, site, context.program.lora_site(op.lora_site), op.table.dtype, &cost);
       } else {
         cost.adapter_bytes += site.total_rank * as_count(size_of(op.table.dtype));
       }
@@ -218,22 +218,23 @@ OpCost cost_of(const EmbeddingOp& op, const Step& step) {
   return cost;
 }
 
-OpCost cost_of(const LinearOp& op, const Step& step) {
+OpCost cost_of(const LinearOp& op, const CpuContext& context, const Step& step) {
   OpCost cost;
   add_weights(op.parts, step.rows, &cost);
-  take_off_unread(op, step, &cost);
+  take_off_unread(op, context, step, &cost);
   const std::int64_t times_output = op.epilogue == LinearEpilogue::kAdd ? 2 : 1;
-  cost.activation_bytes = num_bytes(op.input, step) + times_output * num_bytes(op.output, step);
-  if (op.scores != kNoBuffer) cost.activation_bytes += num_bytes(op.scores, step);
-  if (op.output == step.program.logits) add_new_tokens(step, &cost);
+  cost.activation_bytes =
+      num_bytes(op.input, context, step) + times_output * num_bytes(op.output, context, step);
+  if (op.scores != kNoBuffer) cost.activation_bytes += num_bytes(op.scores, context, step);
+  if (op.output == context.program.logits) add_new_tokens(context, step, &cost);
   if (op.lora_site < 0) return cost;
   std::set<const DeviceAdapter*> read;
-  const LoraSite& place = step.program.lora_site(op.lora_site);
+  const LoraSite& place = context.program.lora_site(op.lora_site);
   for (const auto& group : step.groups) {
     const DeviceSite& site = group.adapter->sites[static_cast<std::size_t>(op.lora_site)];
     if (site.total_rank == 0) continue;
     if (read.insert(group.adapter).second) {
-      add_adapter_bytes(op.parts, site, place, step.program.lora.dtype, &cost);
+      add_adapter_bytes(op.parts, site, place, context.program.lora.dtype, &cost);
     }
     add_adapter_flops(op.parts, site, place, group.end - group.begin, &cost);
   }
@@ -241,10 +242,11 @@ OpCost cost_of(const LinearOp& op, const Step& step) {
 }
 
 /// Of the experts that the op's rows took, which are known after it.
-OpCost cost_of(const ExpertsOp& op, const Step& step) {
-  OpCost cost{.activation_bytes = num_bytes(op.input, step) + num_bytes(op.router_logits, step) +
-                                  2 * num_bytes(op.output, step)};
-  const TakenExperts& taken = step.experts.taken;
+OpCost cost_of(const ExpertsOp& op, const CpuContext& context, const Step& step) {
+  OpCost cost{.activation_bytes = num_bytes(op.input, context, step) +
+                                  num_bytes(op.router_logits, context, step) +
+                                  2 * num_bytes(op.output, context, step)};
+  const TakenExperts& taken = context.memory.experts.taken;
   const auto gate_up_of = [&](std::size_t expert) { return std::span(op.gate_up).subspan(2 * expert, 2); };
   const auto down_of = [&](std::size_t expert) { return std::span(op.down).subspan(expert, 1); };
   for (std::size_t expert = 0; expert < taken.rows.size(); ++expert) {
@@ -258,8 +260,8 @@ OpCost cost_of(const ExpertsOp& op, const Step& step) {
     const auto add = [&](std::span<const LinearPart> parts, std::int32_t first_site) {
       const DeviceSite& site = adapted.adapter->sites[static_cast<std::size_t>(first_site) + adapted.expert];
       if (site.total_rank == 0) return;
-      const LoraSite& place = step.program.lora_site(first_site);
-      if (is_first) add_adapter_bytes(parts, site, place, step.program.lora.dtype, &cost);
+      const LoraSite& place = context.program.lora_site(first_site);
+      if (is_first) add_adapter_bytes(parts, site, place, context.program.lora.dtype, &cost);
       add_adapter_flops(parts, site, place, adapted.rows, &cost);
     };
     add(gate_up_of(adapted.expert), op.gate_up_site);
@@ -268,12 +270,12 @@ OpCost cost_of(const ExpertsOp& op, const Step& step) {
   return cost;
 }
 
-OpCost cost_of(const CrossKeysOp& op, const Step& step) {
-  return {.kv_bytes = step.rows * as_count(step.cross_pool.layer(op.layer).token_bytes),
-          .activation_bytes = num_bytes(op.kv, step)};
+OpCost cost_of(const CrossKeysOp& op, const CpuContext& context, const Step& step) {
+  return {.kv_bytes = step.rows * as_count(context.cross_pool.layer(op.layer).token_bytes),
+          .activation_bytes = num_bytes(op.kv, context, step)};
 }
 
-OpCost cost_of(const CrossAttentionOp& op, const Step& step) {
+OpCost cost_of(const CrossAttentionOp& op, const CpuContext& context, const Step& step) {
   std::int64_t keys_to_read = 0;
   std::int64_t keys_to_score = 0;
   for (std::int64_t sequence = 0; sequence < step.num_sequences(); ++sequence) {
@@ -282,20 +284,20 @@ OpCost cost_of(const CrossAttentionOp& op, const Step& step) {
     keys_to_read += keys;
     keys_to_score += (offsets[1] - offsets[0]) * keys;
   }
-  return {.kv_bytes = keys_to_read * as_count(step.cross_pool.layer(op.layer).token_bytes),
-          .activation_bytes = num_bytes(op.q, step) + num_bytes(op.output, step),
+  return {.kv_bytes = keys_to_read * as_count(context.cross_pool.layer(op.layer).token_bytes),
+          .activation_bytes = num_bytes(op.q, context, step) + num_bytes(op.output, context, step),
           .flops = keys_to_score * 4 * op.shape.query_size()};
 }
 
-OpCost cost_of(const GatedAddOp& op, const Step& step) {
-  return {.activation_bytes =
-              num_bytes(op.input, step) + num_bytes(op.gate, step) + 2 * num_bytes(op.output, step)};
+OpCost cost_of(const GatedAddOp& op, const CpuContext& context, const Step& step) {
+  return {.activation_bytes = num_bytes(op.input, context, step) + num_bytes(op.gate, context, step) +
+                              2 * num_bytes(op.output, context, step)};
 }
 
 }  // namespace
 
-OpCost cost_of(const Op& op, const Step& step) {
-  return std::visit([&](const auto& found) { return cost_of(found, step); }, op);
+OpCost cost_of(const Op& op, const CpuContext& context, const Step& step) {
+  return std::visit([&](const auto& found) { return cost_of(found, context, step); }, op);
 }
 
 }  // namespace adaptrt

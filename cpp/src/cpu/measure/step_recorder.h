@@ -6,12 +6,12 @@
 #include "adaptrt/core/thread_pool.h"
 #include "adaptrt/engine/step_profile.h"
 #include "adaptrt/program/ops.h"
-#include "step.h"
+#include "context.h"
 
 namespace adaptrt {
 
 /// What an op of this step costs at least.
-[[nodiscard]] OpCost cost_of(const Op& op, const Step& step);
+[[nodiscard]] OpCost cost_of(const Op& op, const CpuContext& context, const Step& step);
 
 /// Times the ops of an engine's steps for a StepProfile. An engine without a profile has none of these.
 class StepRecorder {

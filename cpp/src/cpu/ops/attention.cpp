@@ -5,9 +5,10 @@
 #include <variant>
 
 #include "adaptrt/cpu/attention_tile.h"
+#include "lowered_op.h"
+#include "op_sizes.h"
 #include "ops/attention_plan.h"
 #include "ops/kv_writer.h"
-#include "step.h"
 
 namespace adaptrt {
 namespace {
@@ -36,52 +37,92 @@ struct RowMemory {
 /// Where the keys are that queries see.
 enum class KeySource : std::uint8_t { kSequenceBlocks, kOwnRows, kEncoderInput };
 
-/// One attention op in one step.
-class Attention {
+/// An attention op with everything resolved.
+struct AttentionLayer {
+  /// `attention` has no rotation, and only queries in qkv, where the keys are an encoder input's.
+  AttentionLayer(const AttentionOp& attention, KeySource key_source, const OpPlace& place)
+      : op(attention),
+        source(key_source),
+        context(place.context),
+        pool(pool_of(key_source, place.context)),
+        layer(key_source == KeySource::kOwnRows ? pool.layer_like(op.shape) : pool.layer(op.layer)),
+        tasks(place.rows.attention_plans.tasks_of(op.shape)),
+        qkv(place.context.rows_of(op.qkv)),
+        output(place.context.rows_of(op.output)),
+        cosine(op.cosine == kNoBuffer ? Rows{} : place.context.rows_of(op.cosine)),
+        sine(op.sine == kNoBuffer ? Rows{} : place.context.rows_of(op.sine)),
+        bias(place.context.position_biases.of(op.position_bias, 0)),
+        bias_stride(place.context.position_biases.stride()),
+        attend(place.context.kernels.attend[static_cast<std::size_t>(pool.dtype())]) {}
+
+  /// AttentionRows::bias for heads from `head` on; nullptr: the scores have none.
+  [[nodiscard]] const float* bias_of(std::int64_t head) const {
+    return bias == nullptr ? nullptr : bias + head * bias_stride;
+  }
+
+  static const KvPool& pool_of(KeySource source, const CpuContext& context) {
+    if (source == KeySource::kSequenceBlocks) return context.kv_pool;
+    return source == KeySource::kOwnRows ? context.step_local_kv : context.cross_pool;
+  }
+
+  AttentionOp op;
+  KeySource source;
+  const CpuContext& context;
+  const KvPool& pool;
+  const KvLayer& layer;
+  /// The tasks of the step that runs.
+  const std::vector<AttentionTask>& tasks;
+  Rows qkv;
+  Rows output;
+  Rows cosine;
+  Rows sine;
+  const float* bias;
+  std::int64_t bias_stride;
+  void (*attend)(const AttentionRows& rows, const KeyTiles& tiles);
+};
+
+/// An attention op in one step.
+class AttentionRun {
  public:
-  /// `op` has no rotation, and queries alone for qkv, where the keys are an encoder input's.
-  Attention(const AttentionOp& op, KeySource source, const Step& step)
-      : op_(op),
-        source_(source),
+  AttentionRun(const AttentionLayer& layer, const Step& step)
+      : of_(layer),
+        op_(layer.op),
+        context_(layer.context),
         step_(step),
-        pool_(pool_of(source, step)),
-        layer_(source == KeySource::kOwnRows ? pool_.layer_like(op.shape) : pool_.layer(op.layer)),
-        tasks_(step.attention_plans.tasks_of(op.shape)),
-        heads_(op.shape.num_attention_heads),
-        kv_heads_(op.shape.num_key_value_heads),
-        head_dim_(op.shape.head_dim),
+        pool_(layer.pool),
+        layer_(layer.layer),
+        tasks_(layer.tasks),
+        heads_(op_.shape.num_attention_heads),
+        kv_heads_(op_.shape.num_key_value_heads),
+        head_dim_(op_.shape.head_dim),
         group_(heads_ / kv_heads_),
-        half_(op.cosine == kNoBuffer ? 0 : step.buffer(op.cosine).width),
+        half_(layer.cosine.width),
         groups_per_block_(pool_.slots() / kKeyGroup) {}
 
   /// Writes the keys and values of the step's tokens to where they will be seen.
   void store() const {
     const auto store = [&](std::int64_t begin, std::int64_t end, int thread) {
-      const KvWriter writer(pool_, layer_, step_.kernels, scratch(thread));
+      const KvWriter writer(pool_, layer_, context_.kernels, scratch(thread));
       float* spare = scratch(thread) + kv_heads_ * head_dim_;
       for (std::int64_t token = begin; token < end;) token += store_tokens(token, end, writer, spare);
     };
     // Neighbours in a block, whose keys share cache lines, are mostly written by one thread.
-    step_.threads.parallel_for(step_.num_tokens(), kTokensPerChunk, store);
+    context_.threads.parallel_for(step_.num_tokens(), kTokensPerChunk, store);
   }
 
   void attend() const {
     const auto attend = [&](std::int64_t begin, std::int64_t end, int thread) {
       for (std::int64_t i = begin; i < end; ++i) run_task(static_cast<std::size_t>(i), thread);
     };
-    step_.threads.parallel_for(static_cast<std::int64_t>(tasks_.size()), 1, attend);
+    context_.threads.parallel_for(static_cast<std::int64_t>(tasks_.size()), 1, attend);
   }
 
  private:
   static constexpr std::int64_t kTokensPerChunk = 8;
   static constexpr std::int64_t kCacheLine = 64;
 
-  static const KvPool& pool_of(KeySource source, const Step& step) {
-    if (source == KeySource::kSequenceBlocks) return step.kv_pool;
-    return source == KeySource::kOwnRows ? step.own_keys : step.cross_pool;
-  }
   /// Of those of the sequence's blocks, queries see the keys up to their own; else all.
-  [[nodiscard]] bool is_causal() const { return source_ == KeySource::kSequenceBlocks; }
+  [[nodiscard]] bool is_causal() const { return of_.source == KeySource::kSequenceBlocks; }
   /// Where a token is among the keys of its sequence.
   [[nodiscard]] std::int64_t place_of(std::int64_t token) const {
     const auto at = static_cast<std::size_t>(token);
@@ -91,9 +132,10 @@ class Attention {
   }
   [[nodiscard]] std::int32_t block_of(std::int64_t sequence, std::int64_t index) const {
     const StepInput& input = step_.input;
-    switch (source_) {
+    switch (of_.source) {
       case KeySource::kOwnRows:
-        return step_.first_own_blocks[static_cast<std::size_t>(sequence)] + static_cast<std::int32_t>(index);
+        return step_.first_local_blocks[static_cast<std::size_t>(sequence)] +
+               static_cast<std::int32_t>(index);
       case KeySource::kEncoderInput:
         return input.cross_block_tables[static_cast<std::size_t>(sequence * input.max_cross_blocks + index)];
       case KeySource::kSequenceBlocks:
@@ -101,9 +143,7 @@ class Attention {
     }
     return input.block_tables[static_cast<std::size_t>(sequence * input.max_blocks_per_sequence + index)];
   }
-  [[nodiscard]] float* scratch(int thread) const {
-    return step_.scratch[static_cast<std::size_t>(thread)].data();
-  }
+  [[nodiscard]] float* scratch(int thread) const { return context_.scratch(thread); }
 
   [[nodiscard]] KvSlot slot_of(std::int64_t token) const {
     const std::int64_t place = place_of(token);
@@ -112,7 +152,7 @@ class Attention {
             .slot = place % pool_.tokens_per_block()};
   }
   [[nodiscard]] float* keys_of(std::int64_t token) const {
-    return step_.float_row(op_.qkv, token) + heads_ * head_dim_;
+    return of_.qkv.float_row(token) + heads_ * head_dim_;
   }
 
   /// Writes the keys and values of a token, or of two neighbours before `end`, to the pool; returns how many.
@@ -139,7 +179,7 @@ class Attention {
 
   /// Does to q and k of a token what is done to all their heads together.
   void prepare(std::int64_t token, float* spare) const {
-    float* queries = step_.float_row(op_.qkv, token);
+    float* queries = of_.qkv.float_row(token);
     norm_together(op_.query_norm, queries, heads_);
     norm_together(op_.key_norm, keys_of(token), kv_heads_);
     if (!op_.interleaved) return;
@@ -150,8 +190,8 @@ class Attention {
 
   void norm_together(const VectorView& norm, float* heads, std::int64_t count) const {
     if (norm.size == 0 || norm.size == head_dim_) return;
-    step_.kernels.rms_norm(heads, norm.data, op_.norm_epsilon, count * head_dim_,
-                           reinterpret_cast<std::byte*>(heads), DType::kFloat32);
+    context_.kernels.rms_norm(heads, norm.data, op_.norm_epsilon, count * head_dim_,
+                              reinterpret_cast<std::byte*>(heads), DType::kFloat32);
   }
 
   /// Puts the even ones of the rotated elements before the odd ones: as the pairs of heads that are not
@@ -169,11 +209,11 @@ class Attention {
                                          const VectorView& norm) const {
     for (std::int64_t head = 0; norm.size == head_dim_ && head < count; ++head) {
       float* x = heads + head * head_dim_;
-      step_.kernels.rms_norm(x, norm.data, op_.norm_epsilon, head_dim_, reinterpret_cast<std::byte*>(x),
-                             DType::kFloat32);
+      context_.kernels.rms_norm(x, norm.data, op_.norm_epsilon, head_dim_, reinterpret_cast<std::byte*>(x),
+                                DType::kFloat32);
     }
-    return {.cosine = half_ == 0 ? nullptr : step_.float_row(op_.cosine, token),
-            .sine = half_ == 0 ? nullptr : step_.float_row(op_.sine, token),
+    return {.cosine = half_ == 0 ? nullptr : of_.cosine.float_row(token),
+            .sine = half_ == 0 ? nullptr : of_.sine.float_row(token),
             .half = half_,
             .x = heads,
             .heads = count,
@@ -183,7 +223,7 @@ class Attention {
   void run_task(std::size_t index, int thread) const {
     const AttentionTask& task = tasks_[index];
     // The task that this thread will probably take next.
-    const std::size_t next = index + static_cast<std::size_t>(step_.threads.num_threads());
+    const std::size_t next = index + static_cast<std::size_t>(context_.threads.num_threads());
     const std::int64_t rows_per_head = task.tokens * group_;
     const std::int64_t rows = task.heads * rows_per_head;
     const RowMemory memory(scratch(thread), rows_per_task(op_.shape), head_dim_);
@@ -195,14 +235,14 @@ class Attention {
     for (std::int64_t row = 0; row < rows; ++row) {
       begin_row(sink_of(head_of(row)), memory.greatest + row, memory.totals + row * kKeyGroup);
     }
-    const DType out_type = step_.buffer(op_.output).dtype;
+    const DType out_type = of_.output.dtype;
     const auto token_bytes = static_cast<std::int64_t>(size_of(out_type)) * task.heads * group_ * head_dim_;
     for (std::int64_t token = task.first_token; token < task.first_token + task.tokens; ++token) {
       fetch_to_write(output_of(token, task.first_head * group_), token_bytes);
     }
     take_tiles(task, next < tasks_.size() ? &tasks_[next] : nullptr, memory);
     for (std::int64_t row = 0; row < rows; ++row) {
-      step_.kernels.finish_attention(
+      context_.kernels.finish_attention(
           memory.sums + row * whole_groups(head_dim_), memory.totals + row * kKeyGroup, head_dim_,
           output_of(task.first_token + row % rows_per_head / group_, head_of(row)), out_type);
     }
@@ -212,11 +252,11 @@ class Attention {
     return op_.sinks.size == 0 ? kNoScore : op_.sinks.data[head] * std::numbers::log2e_v<float>;
   }
   [[nodiscard]] std::byte* output_of(std::int64_t token, std::int64_t head) const {
-    const std::size_t size = size_of(step_.buffer(op_.output).dtype);
-    return step_.row(op_.output, token) + static_cast<std::size_t>(head * head_dim_) * size;
+    const std::size_t size = size_of(of_.output.dtype);
+    return of_.output.row(token) + static_cast<std::size_t>(head * head_dim_) * size;
   }
   [[nodiscard]] float* queries_of(std::int64_t token, std::int64_t kv_head) const {
-    return step_.float_row(op_.qkv, token) + kv_head * group_ * head_dim_;
+    return of_.qkv.float_row(token) + kv_head * group_ * head_dim_;
   }
 
   // Cache lines that another core wrote or read take long to come, as those of a step's rows mostly are.
@@ -237,7 +277,7 @@ class Attention {
         rotation.factor = op_.scale * std::numbers::log2e_v<float>;
         rotation.out = out;
         rotation.out_type = query_type();
-        step_.kernels.rotate_heads(rotation);
+        context_.kernels.rotate_heads(rotation);
         out += static_cast<std::size_t>(group_ * head_dim_) * size_of(query_type());
       }
     }
@@ -248,7 +288,7 @@ class Attention {
   /// The keys that a task's sequence has: those that its queries may see are among them.
   [[nodiscard]] std::int64_t keys_of_task(const AttentionTask& task) const {
     if (is_causal()) return place_of(task.first_token + task.tokens - 1) + 1;
-    if (source_ == KeySource::kEncoderInput) {
+    if (of_.source == KeySource::kEncoderInput) {
       return step_.input.encoder_lengths[static_cast<std::size_t>(task.sequence)];
     }
     const auto* offsets = step_.input.sequence_offsets.data() + task.sequence;
@@ -322,8 +362,8 @@ class Attention {
             .sliding_window = op_.sliding_window,
             .look_ahead = look_ahead_of(keys_of_task(task)),
             .softcap = op_.softcap * std::numbers::log2e_v<float>,
-            .bias = step_.position_biases.of(op_.position_bias, (task.first_head + head) * group_),
-            .bias_stride = step_.position_biases.stride(),
+            .bias = of_.bias_of((task.first_head + head) * group_),
+            .bias_stride = of_.bias_stride,
             .head_dim = head_dim_,
             .slots = pool_.slots(),
             .is_int8 = pool_.is_int8(),
@@ -358,7 +398,7 @@ class Attention {
                                                   : find(head + 1, begin, kTileGroups, attended);
         const KeyTiles tiles{.groups = std::span(groups).first(static_cast<std::size_t>(attended + fetched)),
                              .attended = attended};
-        step_.kernels.attend[static_cast<std::size_t>(pool_.dtype())](rows_of(task, head, memory), tiles);
+        of_.attend(rows_of(task, head, memory), tiles);
       }
     }
   }
@@ -366,8 +406,9 @@ class Attention {
   /// Groups of a sequence that a kernel gets at once.
   static constexpr std::int64_t kChunkGroups = 8 * kTileGroups;
 
+  const AttentionLayer& of_;
   const AttentionOp& op_;
-  KeySource source_;
+  const CpuContext& context_;
   const Step& step_;
   const KvPool& pool_;
   const KvLayer& layer_;
@@ -378,6 +419,44 @@ class Attention {
   std::int64_t group_;
   std::int64_t half_;  // pairs that are rotated
   std::int64_t groups_per_block_;
+};
+
+class LoweredAttention final : public LoweredOp {
+ public:
+  LoweredAttention(const AttentionOp& op, const OpPlace& place)
+      : layer_(op, op.kind == AttentionKind::kCausal ? KeySource::kSequenceBlocks : KeySource::kOwnRows,
+               place) {}
+
+  void run(Step& step) override {
+    const AttentionRun attention(layer_, step);
+    attention.store();
+    attention.attend();
+  }
+
+ private:
+  AttentionLayer layer_;
+};
+
+class LoweredCrossAttention final : public LoweredOp {
+ public:
+  LoweredCrossAttention(const CrossAttentionOp& op, const OpPlace& place)
+      : layer_(queries_of(op), KeySource::kEncoderInput, place) {}
+
+  void run(Step& step) override { AttentionRun(layer_, step).attend(); }
+
+ private:
+  /// The attention of the queries to keys that are kept already.
+  static AttentionOp queries_of(const CrossAttentionOp& op) {
+    AttentionOp queries;
+    queries.layer = op.layer;
+    queries.shape = op.shape;
+    queries.qkv = op.q;
+    queries.output = op.output;
+    queries.scale = op.scale;
+    return queries;
+  }
+
+  AttentionLayer layer_;
 };
 
 }  // namespace
@@ -395,21 +474,12 @@ std::size_t attention_scratch_floats(const Program& program) {
   return static_cast<std::size_t>(most);
 }
 
-void run_op(const AttentionOp& op, const Step& step) {
-  const bool is_causal = op.kind == AttentionKind::kCausal;
-  const Attention attention(op, is_causal ? KeySource::kSequenceBlocks : KeySource::kOwnRows, step);
-  attention.store();
-  attention.attend();
+LoweredOpPtr lower(const AttentionOp& op, const OpPlace& place) {
+  return std::make_unique<LoweredAttention>(op, place);
 }
 
-void run_op(const CrossAttentionOp& op, const Step& step) {
-  AttentionOp queries;
-  queries.layer = op.layer;
-  queries.shape = op.shape;
-  queries.qkv = op.q;
-  queries.output = op.output;
-  queries.scale = op.scale;
-  Attention(queries, KeySource::kEncoderInput, step).attend();
+LoweredOpPtr lower(const CrossAttentionOp& op, const OpPlace& place) {
+  return std::make_unique<LoweredCrossAttention>(op, place);
 }
 
 }  // namespace adaptrt

@@ -85,7 +85,7 @@ void AttentionPlans::make(const StepInput& input, int num_threads) {
   for (Plan& plan : plans_) plan_attention(input, plan.shape, num_threads, &plan.tasks);
 }
 
-std::span<const AttentionTask> AttentionPlans::tasks_of(const AttentionShape& shape) const {
+const std::vector<AttentionTask>& AttentionPlans::tasks_of(const AttentionShape& shape) const {
   return std::ranges::find_if(plans_, [&](const Plan& plan) { return have_equal_tasks(plan.shape, shape); })
       ->tasks;
 }

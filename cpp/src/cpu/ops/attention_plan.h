@@ -33,8 +33,8 @@ class AttentionPlans {
 
   /// Makes the tasks of a step for `num_threads` threads, the long ones first so that they do not end last.
   void make(const StepInput& input, int num_threads);
-  /// Those of an op with these heads.
-  [[nodiscard]] std::span<const AttentionTask> tasks_of(const AttentionShape& shape) const;
+  /// The tasks of ops with these heads, which make() fills. The vector stays where it is.
+  [[nodiscard]] const std::vector<AttentionTask>& tasks_of(const AttentionShape& shape) const;
 
  private:
   struct Plan {

@@ -1,19 +1,21 @@
 #include <algorithm>
 
-#include "step.h"
+#include "lowered_op.h"
 
 namespace adaptrt {
 namespace {
 
-/// One EmbeddingOp in one step.
-class Embedding {
+/// The rows of one step that an EmbeddingOp makes.
+class EmbeddingRun {
  public:
-  Embedding(const EmbeddingOp& op, const Step& step)
+  EmbeddingRun(const EmbeddingOp& op, const CpuContext& context, const Rows& output, const Step& step)
       : op_(op),
+        context_(context),
+        output_(output),
         step_(step),
         width_(op.table.k),
         dtype_(op.table.dtype),
-        new_tokens_(new_tokens_site(step.program.lora)) {}
+        new_tokens_(new_tokens_site(context.program.lora)) {}
 
   void run() const {
     const auto body = [&](std::int64_t begin, std::int64_t end, int thread) {
@@ -23,13 +25,13 @@ class Embedding {
       adapt(begin, end);
       for (std::int64_t row = begin; row < end; ++row) scale(row);
       take_given(begin, end);
-      float* added = step_.scratch[static_cast<std::size_t>(thread)].data();
+      float* added = context_.scratch(thread);
       for (std::int64_t row = begin; row < end; ++row) {
         add(op_.types, type_of(row), row, added);
         add(op_.positions, step_.input.positions[static_cast<std::size_t>(row)], row, added);
       }
     };
-    step_.threads.parallel_for(step_.rows, rows_per_chunk(width_), body);
+    context_.threads.parallel_for(step_.rows, rows_per_chunk(width_), body);
   }
 
  private:
@@ -41,7 +43,7 @@ class Embedding {
   [[nodiscard]] std::int64_t type_of(std::int64_t row) const {
     return step_.input.token_types.empty() ? 0 : step_.input.token_types[static_cast<std::size_t>(row)];
   }
-  [[nodiscard]] float* out(std::int64_t row) const { return step_.float_row(op_.output, row); }
+  [[nodiscard]] float* out(std::int64_t row) const { return output_.float_row(row); }
 
   /// What the adapters of rows [begin, end) make of them.
   void adapt(std::int64_t begin, std::int64_t end) const {
@@ -71,9 +73,9 @@ class Embedding {
     for (std::int64_t panel = 0; panel < panel_count(width_); ++panel) {
       const std::int64_t first = panel * kPanelColumns;
       const std::int64_t width = panel_width(width_, panel);
-      step_.kernels.gemm[static_cast<std::size_t>(dtype_)](
+      context_.kernels.gemm[static_cast<std::size_t>(dtype_)](
           {.a = column,
-           .a_stride = step_.shrink_stride,
+           .a_stride = context_.memory.shrink_stride,
            .panel = part.b + panel_offset(dtype_, part.rank, panel),
            .k = part.rank,
            .width = width,
@@ -81,15 +83,17 @@ class Embedding {
            .out_stride = width_,
            .rows = 1,
            .accumulate = true});
-      if (part.magnitude != nullptr) step_.kernels.multiply(part.magnitude + first, width, out(row) + first);
-      if (part.shift != nullptr) step_.kernels.add(part.shift + first, width, out(row) + first);
+      if (part.magnitude != nullptr)
+        context_.kernels.multiply(part.magnitude + first, width, out(row) + first);
+      if (part.shift != nullptr) context_.kernels.add(part.shift + first, width, out(row) + first);
     }
   }
 
   /// A[:, token], out of the panels of A[rank, slice], in the type that the kernels multiply.
   [[nodiscard]] std::byte* column_of(const DeviceSite& site, std::int64_t row) const {
     const DType type = activation_dtype(dtype_);
-    std::byte* column = step_.shrink + static_cast<std::size_t>(row * step_.shrink_stride) * size_of(type);
+    std::byte* column = context_.memory.shrink.data() +
+                        static_cast<std::size_t>(row * context_.memory.shrink_stride) * size_of(type);
     const std::int64_t token = token_of(row);
     const std::int64_t first_token = token / kVocabularySlice * kVocabularySlice;
     const std::int64_t tokens = std::min(kVocabularySlice, op_.table.n - first_token);
@@ -102,8 +106,8 @@ class Embedding {
 
   void scale(std::int64_t row) const {
     if (op_.scale == 1.0F) return;
-    step_.kernels.scale_and_store(out(row), op_.scale, width_, reinterpret_cast<std::byte*>(out(row)),
-                                  DType::kFloat32);
+    context_.kernels.scale_and_store(out(row), op_.scale, width_, reinterpret_cast<std::byte*>(out(row)),
+                                     DType::kFloat32);
   }
 
   /// Of rows [begin, end), those that the step brings.
@@ -119,20 +123,35 @@ class Embedding {
   void add(const PanelMatrix& table, std::int64_t index, std::int64_t row, float* added) const {
     if (table.n == 0) return;
     unpack_panel_row(table, index, added);
-    step_.kernels.add(added, width_, out(row));
+    context_.kernels.add(added, width_, out(row));
   }
 
   const EmbeddingOp& op_;
+  const CpuContext& context_;
+  const Rows& output_;
   const Step& step_;
   std::int64_t width_;
   DType dtype_;
   std::int32_t new_tokens_;
 };
 
+class LoweredEmbedding final : public LoweredOp {
+ public:
+  LoweredEmbedding(const EmbeddingOp& op, const OpPlace& place)
+      : op_(op), context_(place.context), output_(place.context.rows_of(op.output)) {}
+
+  void run(Step& step) override { EmbeddingRun(op_, context_, output_, step).run(); }
+
+ private:
+  const EmbeddingOp& op_;
+  const CpuContext& context_;
+  Rows output_;
+};
+
 }  // namespace
 
-void run_op(const EmbeddingOp& op, const Step& step) {
-  Embedding(op, step).run();
+LoweredOpPtr lower(const EmbeddingOp& op, const OpPlace& place) {
+  return std::make_unique<LoweredEmbedding>(op, place);
 }
 
 }  // namespace adaptrt

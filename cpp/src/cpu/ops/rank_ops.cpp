@@ -7,7 +7,6 @@
 #include "adaptrt/engine/taken.h"
 #include "ranks/overlapped_sum.h"
 #include "ranks/rank_sums.h"
-#include "step.h"
 
 namespace adaptrt {
 namespace {
@@ -28,19 +27,26 @@ float sum_of_squares(const float* x, std::int64_t size) {
   return sum;
 }
 
-/// One AllHeadsNormOp in one step. Sums of squares are [rows, 2], q's and k's, of each rank.
-class AllHeadsNorm {
- public:
-  AllHeadsNorm(const AllHeadsNormOp& op, const Step& step)
-      : op_(op), step_(step), communicator_(*step.stage_communicator), count_(step.rows * kSums) {}
+/// Sums of squares of a row: q's and k's.
+constexpr std::int64_t kSums = 2;
 
-  void run() const {
+/// Sums of squares are [rows, kSums] for each rank.
+class LoweredAllHeadsNorm final : public LoweredOp {
+ public:
+  LoweredAllHeadsNorm(const AllHeadsNormOp& op, const OpPlace& place)
+      : op_(op),
+        context_(place.context),
+        communicator_(*place.context.stage_communicator),
+        qkv_(place.context.rows_of(op.qkv)) {}
+
+  void run(Step& step) override {
+    rows_ = step.rows;
     const std::int64_t rows_at_once = rows_per_chunk(op_.query_norm.size + op_.key_norm.size);
-    step_.threads.parallel_for(step_.rows, rows_at_once, [&](std::int64_t begin, std::int64_t end, int) {
+    context_.threads.parallel_for(rows_, rows_at_once, [&](std::int64_t begin, std::int64_t end, int) {
       for (std::int64_t row = begin; row < end; ++row) add_squares(row);
     });
     exchange();
-    step_.threads.parallel_for(step_.rows, rows_at_once, [&](std::int64_t begin, std::int64_t end, int) {
+    context_.threads.parallel_for(rows_, rows_at_once, [&](std::int64_t begin, std::int64_t end, int) {
       for (std::int64_t row = begin; row < end; ++row) {
         norm(query_of(row), op_.query_norm, total(row, 0), op_.whole_query_size);
         norm(key_of(row), op_.key_norm, total(row, 1), op_.whole_key_size);
@@ -48,12 +54,12 @@ class AllHeadsNorm {
     });
   }
 
-  static constexpr std::int64_t kSums = 2;  ///< of a row
-
  private:
-  [[nodiscard]] float* query_of(std::int64_t row) const { return step_.float_row(op_.qkv, row); }
+  [[nodiscard]] float* query_of(std::int64_t row) const { return qkv_.float_row(row); }
   [[nodiscard]] float* key_of(std::int64_t row) const { return query_of(row) + op_.query_norm.size; }
-  [[nodiscard]] float* sums_of(std::int32_t rank) const { return step_.rank_room + rank * count_; }
+  [[nodiscard]] float* sums_of(std::int32_t rank) const {
+    return context_.memory.rank_room() + rank * count();
+  }
 
   void add_squares(std::int64_t row) const {
     float* sums = sums_of(communicator_.rank()) + row * kSums;
@@ -62,13 +68,13 @@ class AllHeadsNorm {
   }
 
   void exchange() const {
-    RankMessages& messages = step_.rank_messages;
+    RankMessages& messages = context_.rank_messages;
     messages.clear();
     const float* own = sums_of(communicator_.rank());
     for (std::int32_t rank = 0; rank < communicator_.size(); ++rank) {
       if (rank == communicator_.rank()) continue;
-      messages.sent.push_back({rank, bytes_of(own, count_)});
-      messages.received.push_back({rank, bytes_of(sums_of(rank), count_)});
+      messages.sent.push_back({rank, bytes_of(own, count())});
+      messages.received.push_back({rank, bytes_of(sums_of(rank), count())});
     }
     communicator_.exchange(messages.sent, messages.received);
   }
@@ -86,99 +92,188 @@ class AllHeadsNorm {
     for (std::int64_t i = 0; i < weight.size; ++i) x[i] = x[i] * factor * weight.data[i];
   }
 
+  /// Floats of a rank's sums.
+  [[nodiscard]] std::int64_t count() const { return rows_ * kSums; }
+
   const AllHeadsNormOp& op_;
-  const Step& step_;
+  const CpuContext& context_;
   Communicator& communicator_;
-  std::int64_t count_;  ///< floats of a rank's sums
+  Rows qkv_;
+  std::int64_t rows_ = 0;  ///< of the step that runs
 };
 
-/// Puts a rank's columns where the output has them.
-void place_columns(const float* columns, std::int64_t width, std::int64_t first, const Rows& output,
-                   const Step& step) {
-  const std::int64_t size = std::clamp<std::int64_t>(output.width - first, 0, width);
-  const auto body = [&](std::int64_t begin, std::int64_t end, int) {
-    for (std::int64_t row = begin; row < end; ++row) {
-      std::copy_n(columns + row * width, size, output.float_row(row) + first);
+class LoweredAllReduce final : public LoweredOp {
+ public:
+  LoweredAllReduce(const AllReduceOp& op, const OpPlace& place)
+      : op_(op),
+        context_(place.context),
+        input_(place.context.rows_of(op.input)),
+        output_(place.context.rows_of(op.output)) {}
+
+  void run(Step& step) override {
+    if (context_.overlapped_sum.is_under_way(op_)) {
+      context_.overlapped_sum.finish();
+      return;
     }
-  };
-  step.threads.parallel_for(step.rows, rows_per_chunk(width), body);
-}
+    const std::int64_t count = step.rows * input_.width;
+    sum_over_ranks({.terms = input_.float_row(0),
+                    .width = count,
+                    .output = output_.float_row(0),
+                    .output_stride = count,
+                    .add = op_.add,
+                    .room = context_.memory.rank_room()},
+                   context_);
+  }
+
+ private:
+  const AllReduceOp& op_;
+  const CpuContext& context_;
+  Rows input_;
+  Rows output_;
+};
+
+class LoweredGather final : public LoweredOp {
+ public:
+  LoweredGather(const GatherOp& op, const OpPlace& place)
+      : context_(place.context),
+        communicator_(*place.context.stage_communicator),
+        input_(place.context.rows_of(op.input)),
+        output_(place.context.rows_of(op.output)) {}
+
+  void run(Step& step) override {
+    const std::int64_t count = step.rows * input_.width;
+    if (communicator_.rank() != 0) {
+      send_until_taken({0, bytes_of(static_cast<const float*>(input_.float_row(0)), count)}, communicator_);
+      return;
+    }
+    float* room = context_.memory.rank_room();
+    RankMessages& messages = context_.rank_messages;
+    messages.clear();
+    for (std::int32_t rank = 1; rank < communicator_.size(); ++rank) {
+      messages.received.push_back({rank, bytes_of(room + (rank - 1) * count, count)});
+    }
+    communicator_.exchange({}, messages.received);
+    for (std::int32_t rank = 1; rank < communicator_.size(); ++rank) tell_taken(rank, communicator_);
+    place_columns(input_.float_row(0), 0, step.rows);
+    for (std::int32_t rank = 1; rank < communicator_.size(); ++rank) {
+      place_columns(room + (rank - 1) * count, rank * input_.width, step.rows);
+    }
+  }
+
+ private:
+  /// Puts a rank's columns where the output has them.
+  void place_columns(const float* columns, std::int64_t first, std::int64_t rows) const {
+    const std::int64_t size = std::clamp<std::int64_t>(output_.width - first, 0, input_.width);
+    const auto body = [&](std::int64_t begin, std::int64_t end, int) {
+      for (std::int64_t row = begin; row < end; ++row) {
+        std::copy_n(columns + row * input_.width, size, output_.float_row(row) + first);
+      }
+    };
+    context_.threads.parallel_for(rows, rows_per_chunk(input_.width), body);
+  }
+
+  const CpuContext& context_;
+  Communicator& communicator_;
+  Rows input_;
+  Rows output_;
+};
+
+class LoweredReceive final : public LoweredOp {
+ public:
+  LoweredReceive(const ReceiveOp& op, const OpPlace& place)
+      : communicator_(*place.context.communicator),
+        output_(place.context.rows_of(op.output)),
+        from_(place.context.program.rank - place.context.program.ranks_per_stage()) {}
+
+  void run(Step& step) override {
+    const IncomingMessage message{from_, bytes_of(output_.float_row(0), step.rows * output_.width)};
+    communicator_.exchange({}, {&message, 1});
+  }
+
+ private:
+  Communicator& communicator_;
+  Rows output_;
+  std::int32_t from_;
+};
+
+class LoweredSend final : public LoweredOp {
+ public:
+  LoweredSend(const SendOp& op, const OpPlace& place)
+      : communicator_(*place.context.communicator),
+        input_(place.context.rows_of(op.input)),
+        to_(place.context.program.rank + place.context.program.ranks_per_stage()) {}
+
+  void run(Step& step) override {
+    const float* first = input_.float_row(0);
+    const OutgoingMessage message{to_, bytes_of(first, step.rows * input_.width)};
+    communicator_.exchange({&message, 1}, {});
+  }
+
+ private:
+  Communicator& communicator_;
+  Rows input_;
+  std::int32_t to_;
+};
+
+class LoweredBroadcast final : public LoweredOp {
+ public:
+  LoweredBroadcast(const BroadcastOp& op, const OpPlace& place)
+      : communicator_(*place.context.communicator), rows_(place.context.rows_of(op.buffer)) {
+    const Program& program = place.context.program;
+    const std::int32_t share = program.rank % program.ranks_per_stage();
+    const auto rank_of = [&](std::int32_t stage) { return stage * program.ranks_per_stage() + share; };
+    if (!program.is_last_stage()) {
+      from_ = rank_of(program.num_stages - 1);
+      return;
+    }
+    for (std::int32_t stage = 0; stage + 1 < program.num_stages; ++stage)
+      sent_.push_back({rank_of(stage), {}});
+  }
+
+  void run(Step& step) override {
+    const std::span<std::byte> bytes(rows_.data, static_cast<std::size_t>(step.rows * rows_.row_bytes()));
+    if (from_) {
+      const IncomingMessage message{*from_, bytes};
+      communicator_.exchange({}, {&message, 1});
+      return;
+    }
+    for (OutgoingMessage& message : sent_) message.bytes = bytes;
+    communicator_.exchange(sent_, {});
+  }
+
+ private:
+  Communicator& communicator_;
+  Rows rows_;
+  /// The rank of the last stage; nullopt: this is one of them.
+  std::optional<std::int32_t> from_;
+  /// To the ranks of the other stages.
+  std::vector<OutgoingMessage> sent_;
+};
 
 }  // namespace
 
-void run_op(const AllReduceOp& op, const Step& step) {
-  if (step.overlapped_sum.is_under_way(op)) {
-    step.overlapped_sum.finish();
-    return;
-  }
-  const Rows input = step.rows_of(op.input);
-  const std::int64_t count = step.rows * input.width;
-  sum_over_ranks({.terms = input.float_row(0),
-                  .width = count,
-                  .output = step.float_row(op.output, 0),
-                  .output_stride = count,
-                  .add = op.add,
-                  .room = step.rank_room},
-                 step);
+LoweredOpPtr lower(const AllReduceOp& op, const OpPlace& place) {
+  return std::make_unique<LoweredAllReduce>(op, place);
 }
 
-void run_op(const AllHeadsNormOp& op, const Step& step) {
-  AllHeadsNorm(op, step).run();
+LoweredOpPtr lower(const AllHeadsNormOp& op, const OpPlace& place) {
+  return std::make_unique<LoweredAllHeadsNorm>(op, place);
 }
 
-void run_op(const GatherOp& op, const Step& step) {
-  const Rows input = step.rows_of(op.input);
-  const Rows output = step.rows_of(op.output);
-  const std::int64_t count = step.rows * input.width;
-  Communicator& communicator = *step.stage_communicator;
-  if (communicator.rank() != 0) {
-    send_until_taken({0, bytes_of(static_cast<const float*>(input.float_row(0)), count)}, communicator);
-    return;
-  }
-  RankMessages& messages = step.rank_messages;
-  messages.clear();
-  for (std::int32_t rank = 1; rank < communicator.size(); ++rank) {
-    messages.received.push_back({rank, bytes_of(step.rank_room + (rank - 1) * count, count)});
-  }
-  communicator.exchange({}, messages.received);
-  for (std::int32_t rank = 1; rank < communicator.size(); ++rank) tell_taken(rank, communicator);
-  place_columns(input.float_row(0), input.width, 0, output, step);
-  for (std::int32_t rank = 1; rank < communicator.size(); ++rank) {
-    place_columns(step.rank_room + (rank - 1) * count, input.width, rank * input.width, output, step);
-  }
+LoweredOpPtr lower(const GatherOp& op, const OpPlace& place) {
+  return std::make_unique<LoweredGather>(op, place);
 }
 
-void run_op(const ReceiveOp& op, const Step& step) {
-  const Rows output = step.rows_of(op.output);
-  const IncomingMessage message{step.program.rank - step.program.ranks_per_stage(),
-                                bytes_of(output.float_row(0), step.rows * output.width)};
-  step.communicator->exchange({}, {&message, 1});
+LoweredOpPtr lower(const ReceiveOp& op, const OpPlace& place) {
+  return std::make_unique<LoweredReceive>(op, place);
 }
 
-void run_op(const SendOp& op, const Step& step) {
-  const Rows input = step.rows_of(op.input);
-  const float* first = input.float_row(0);
-  const OutgoingMessage message{step.program.rank + step.program.ranks_per_stage(),
-                                bytes_of(first, step.rows * input.width)};
-  step.communicator->exchange({&message, 1}, {});
+LoweredOpPtr lower(const SendOp& op, const OpPlace& place) {
+  return std::make_unique<LoweredSend>(op, place);
 }
 
-void run_op(const BroadcastOp& op, const Step& step) {
-  const Rows rows = step.rows_of(op.buffer);
-  const std::span<std::byte> bytes(rows.data, static_cast<std::size_t>(step.rows * rows.row_bytes()));
-  const Program& program = step.program;
-  const std::int32_t share = program.rank % program.ranks_per_stage();
-  const auto rank_of = [&](std::int32_t stage) { return stage * program.ranks_per_stage() + share; };
-  if (!program.is_last_stage()) {
-    const IncomingMessage message{rank_of(program.num_stages - 1), bytes};
-    step.communicator->exchange({}, {&message, 1});
-    return;
-  }
-  std::vector<OutgoingMessage> sent;
-  for (std::int32_t stage = 0; stage + 1 < program.num_stages; ++stage) {
-    sent.push_back({rank_of(stage), bytes});
-  }
-  step.communicator->exchange(sent, {});
+LoweredOpPtr lower(const BroadcastOp& op, const OpPlace& place) {
+  return std::make_unique<LoweredBroadcast>(op, place);
 }
 
 std::size_t rank_room_floats(const Program& program) {
@@ -195,7 +290,7 @@ std::size_t rank_room_floats(const Program& program) {
         floats = std::max(floats, floats_of(gather->input) * (program.ranks_per_stage() - 1));
       } else if (std::holds_alternative<AllHeadsNormOp>(op)) {
         const std::int64_t rows = program.max_num_tokens;
-        floats = std::max(floats, rows * AllHeadsNorm::kSums * program.ranks_per_stage());
+        floats = std::max(floats, rows * kSums * program.ranks_per_stage());
       }
     }
   }

@@ -5,7 +5,8 @@
 #include <cstring>
 #include <span>
 
-#include "step.h"
+#include "lowered_op.h"
+#include "op_sizes.h"
 
 namespace adaptrt {
 namespace {
@@ -42,7 +43,7 @@ class NormBiases {
         end_(op.lora_site < 0 ? group_ : step.groups.end()),
         made_(made) {}
 
-  /// [width], or nullptr where there is none; good until the next call.
+  /// [width], or nullptr where there is none; valid until the next call.
   const float* of(std::int64_t row) {
     while (group_ != end_ && group_->end <= row) ++group_;
     if (group_ == end_ || row < group_->begin) return op_.bias.data;
@@ -60,130 +61,257 @@ class NormBiases {
   std::span<const AdapterGroup>::iterator group_;
   std::span<const AdapterGroup>::iterator end_;
   float* made_;
-  const float* shift_ = nullptr;  ///< what is in made_
+  const float* shift_ = nullptr;  ///< the shift in made_
 };
 
-/// Calls norm(begin, end, thread) for rows of an op, and packs what it made of them where the next op wants
-/// that: a block at a time, while it is in the caches.
-template <class Norm>
-void norm_rows(BufferId output, const Step& step, const Norm& norm) {
-  const Rows rows = step.rows_of(output);
-  if (!step.packed_output.is_there()) {
-    step.threads.parallel_for(step.rows, rows_per_chunk(rows.width), norm);
-    return;
-  }
-  const auto body = [&](std::int64_t first, std::int64_t last, int thread) {
-    for (std::int64_t block = first; block < last; ++block) {
-      const std::int64_t begin = block * PackedSteps::kBlockRows;
-      const std::int64_t end = std::min(begin + PackedSteps::kBlockRows, step.rows);
-      norm(begin, end, thread);
-      const PackedRows packed = step.packed_output.from(begin);
-      step.kernels.pack_rows({rows.row(begin), rows.row_bytes(), rows.row_bytes()}, end - begin, packed.data,
-                             packed.step_bytes);
+/// A norm of rows, which it packs as well if the next op wants that.
+class LoweredNorm : public LoweredOp {
+ protected:
+  LoweredNorm(BufferId input, BufferId output, const OpPlace& place)
+      : context_(place.context),
+        input_(place.context.rows_of(input)),
+        output_(place.context.rows_of(output)),
+        packed_output_(place.packed_output) {}
+
+  /// Calls norm(begin, end, thread) for the rows of a step, and packs the rows that it made a block at a
+  /// time, while they are in the caches.
+  template <class Norm>
+  void norm_rows(const Step& step, const Norm& norm) const {
+    const PackedRows packed = packed_output_.for_rows(step.rows);
+    if (!packed.has_value()) {
+      context_.threads.parallel_for(step.rows, rows_per_chunk(output_.width), norm);
+      return;
     }
+    const auto body = [&](std::int64_t first, std::int64_t last, int thread) {
+      for (std::int64_t block = first; block < last; ++block) {
+        const std::int64_t begin = block * PackedSteps::kBlockRows;
+        const std::int64_t end = std::min(begin + PackedSteps::kBlockRows, step.rows);
+        norm(begin, end, thread);
+        context_.kernels.pack_rows({output_.row(begin), output_.row_bytes(), output_.row_bytes()},
+                                   end - begin, packed.from(begin).data, packed.step_bytes);
+      }
+    };
+    context_.threads.parallel_for(PackedSteps::blocks_of(step.rows),
+                                  rows_per_chunk(output_.width * PackedSteps::kBlockRows), body);
+  }
+
+  const CpuContext& context_;  // NOLINT(*-non-private-member-variables-in-classes)
+  Rows input_;                 // NOLINT(*-non-private-member-variables-in-classes)
+  Rows output_;                // NOLINT(*-non-private-member-variables-in-classes)
+
+ private:
+  PackedPlace packed_output_;
+};
+
+class LoweredRmsNorm final : public LoweredNorm {
+ public:
+  LoweredRmsNorm(const RmsNormOp& op, const OpPlace& place)
+      : LoweredNorm(op.input, op.output, place), op_(op) {}
+
+  void run(Step& step) override {
+    norm_rows(step, [&](std::int64_t begin, std::int64_t end, int thread) {
+      float* normed = context_.scratch(thread);
+      for (std::int64_t r = begin; r < end; ++r) {
+        const std::int64_t from = op_.gather_logit_rows ? step.output_rows[static_cast<std::size_t>(r)] : r;
+        std::byte* out = op_.add ? reinterpret_cast<std::byte*>(normed) : output_.row(r);
+        context_.kernels.rms_norm(input_.float_row(from), op_.weight.data, op_.epsilon, input_.width, out,
+                                  output_.dtype);
+        if (op_.add) context_.kernels.add(normed, input_.width, output_.float_row(r));
+      }
+    });
+  }
+
+ private:
+  const RmsNormOp& op_;
+};
+
+class LoweredLayerNorm final : public LoweredNorm {
+ public:
+  LoweredLayerNorm(const LayerNormOp& op, const OpPlace& place)
+      : LoweredNorm(op.input, op.output, place), op_(op) {}
+
+  void run(Step& step) override {
+    norm_rows(step, [&](std::int64_t begin, std::int64_t end, int thread) {
+      NormBiases biases(op_, step, context_.scratch(thread));
+      for (std::int64_t r = begin; r < end; ++r) {
+        const std::int64_t from = op_.gather_logit_rows ? step.output_rows[static_cast<std::size_t>(r)] : r;
+        context_.kernels.layer_norm(input_.float_row(from), op_.weight.data, biases.of(r), op_.epsilon,
+                                    input_.width, output_.row(r), output_.dtype);
+      }
+    });
+  }
+
+ private:
+  const LayerNormOp& op_;
+};
+
+class LoweredCast final : public LoweredOp {
+ public:
+  LoweredCast(const CastOp& op, const OpPlace& place)
+      : context_(place.context),
+        input_(place.context.rows_of(op.input)),
+        output_(place.context.rows_of(op.output)) {}
+
+  void run(Step& step) override {
+    const auto body = [&](std::int64_t begin, std::int64_t end, int) {
+      for (std::int64_t r = begin; r < end; ++r) {
+        context_.kernels.scale_and_store(input_.float_row(r), 1.0F, input_.width, output_.row(r),
+                                         output_.dtype);
+      }
+    };
+    context_.threads.parallel_for(step.rows, rows_per_chunk(input_.width), body);
+  }
+
+ private:
+  const CpuContext& context_;
+  Rows input_;
+  Rows output_;
+};
+
+class LoweredGatedAdd final : public LoweredOp {
+ public:
+  LoweredGatedAdd(const GatedAddOp& op, const OpPlace& place)
+      : context_(place.context),
+        input_(place.context.rows_of(op.input)),
+        gate_(place.context.rows_of(op.gate)),
+        output_(place.context.rows_of(op.output)) {}
+
+  void run(Step& step) override {
+    const auto body = [&](std::int64_t begin, std::int64_t end, int thread) {
+      float* gated = context_.scratch(thread);
+      for (std::int64_t row = begin; row < end; ++row) {
+        const float factor = 1.0F / (1.0F + std::exp(-*gate_.float_row(row)));
+        context_.kernels.scale_and_store(input_.float_row(row), factor, input_.width,
+                                         reinterpret_cast<std::byte*>(gated), DType::kFloat32);
+        context_.kernels.add(gated, input_.width, output_.float_row(row));
+      }
+    };
+    context_.threads.parallel_for(step.rows, rows_per_chunk(input_.width), body);
+  }
+
+ private:
+  const CpuContext& context_;
+  Rows input_;
+  Rows gate_;
+  Rows output_;
+};
+
+class LoweredRopeTable final : public LoweredOp {
+ public:
+  LoweredRopeTable(const RopeTableOp& op, const OpPlace& place)
+      : op_(op),
+        context_(place.context),
+        cosine_(place.context.rows_of(op.cosine)),
+        sine_(place.context.rows_of(op.sine)) {}
+
+  void run(Step& step) override {
+    const std::int64_t half = op_.inverse_frequencies.size;
+    const auto body = [&](std::int64_t begin, std::int64_t end, int thread) {
+      // Attention's scratch has room for a head, so for its frequencies.
+      Frequencies frequencies(op_, step, context_.scratch(thread));
+      for (std::int64_t t = begin; t < end; ++t) {
+        const float* of_token = frequencies.of(static_cast<std::size_t>(t));
+        const auto position = static_cast<float>(step.input.positions[static_cast<std::size_t>(t)]);
+        float* cosine = cosine_.float_row(t);
+        float* sine = sine_.float_row(t);
+        for (std::int64_t i = 0; i < half; ++i) {
+          const auto angle = static_cast<double>(position * of_token[i]);
+          cosine[i] = static_cast<float>(std::cos(angle)) * op_.attention_scaling;
+          sine[i] = static_cast<float>(std::sin(angle)) * op_.attention_scaling;
+        }
+      }
+    };
+    context_.threads.parallel_for(step.rows, std::max<std::int64_t>(1, 256 / half), body);
+  }
+
+ private:
+  /// The inverse frequencies of tokens, which are asked for in order.
+  class Frequencies {
+   public:
+    /// `own`: float32 [rotary_dim / 2], of one thread.
+    Frequencies(const RopeTableOp& op, const Step& step, float* own) : op_(op), step_(step), own_(own) {}
+
+    /// Valid until the next call.
+    const float* of(std::size_t token) {
+      const auto sequence = static_cast<std::size_t>(step_.sequence_of_token[token]);
+      const DeviceAdapter* adapter = step_.input.adapters[sequence];
+      if (adapter != nullptr && adapter->rotary_factor != 1) {  // only kStatic
+        if (adapter->rotary_factor != divided_by_) divide_frequencies(op_, adapter->rotary_factor, own_);
+        divided_by_ = adapter->rotary_factor;
+        return own_;
+      }
+      if (op_.kind == RopeKind::kStatic) return op_.inverse_frequencies.data;
+      const std::int64_t length = std::max<std::int64_t>(step_.input.prompt_lengths[sequence],
+                                                         std::int64_t{step_.input.positions[token]} + 1);
+      if (length <= op_.original_max_position) return op_.inverse_frequencies.data;
+      if (op_.kind == RopeKind::kLong) return op_.long_inverse_frequencies.data;
+      if (length != dynamic_length_) dynamic_inverse_frequencies(op_, length, own_);
+      dynamic_length_ = length;
+      return own_;
+    }
+
+   private:
+    const RopeTableOp& op_;
+    const Step& step_;
+    float* own_;
+    std::int64_t dynamic_length_ = 0;
+    std::int32_t divided_by_ = 1;
   };
-  step.threads.parallel_for(PackedSteps::blocks_of(step.rows),
-                            rows_per_chunk(rows.width * PackedSteps::kBlockRows), body);
-}
+
+  const RopeTableOp& op_;
+  const CpuContext& context_;
+  Rows cosine_;
+  Rows sine_;
+};
+
+class LoweredKeepLogitRows final : public LoweredOp {
+ public:
+  LoweredKeepLogitRows(const KeepLogitRowsOp& op, const OpPlace& place) {
+    for (const BufferId id : op.buffers) buffers_.push_back(place.context.rows_of(id));
+  }
+
+  void run(Step& step) override {
+    for (const Rows& rows : buffers_) {
+      // Output rows ascend, so a row moves to one that was read before, or stays.
+      for (std::size_t i = 0; i < step.output_rows.size(); ++i) {
+        const auto to = static_cast<std::int64_t>(i);
+        const std::int64_t from = step.output_rows[i];
+        if (from != to) std::memcpy(rows.row(to), rows.row(from), static_cast<std::size_t>(rows.row_bytes()));
+      }
+    }
+    step.rows = static_cast<std::int64_t>(step.output_rows.size());
+    step.output_rows = step.kept_output_rows;
+    step.groups = step.groups_of_output_rows;
+  }
+
+ private:
+  std::vector<Rows> buffers_;
+};
 
 }  // namespace
 
-void run_op(const RmsNormOp& op, const Step& step) {
-  const std::int64_t width = step.buffer(op.input).width;
-  const DType out_type = step.buffer(op.output).dtype;
-  const auto norm = [&](std::int64_t begin, std::int64_t end, int thread) {
-    float* normed = step.scratch[static_cast<std::size_t>(thread)].data();
-    for (std::int64_t r = begin; r < end; ++r) {
-      const std::int64_t from = op.gather_logit_rows ? step.output_rows[static_cast<std::size_t>(r)] : r;
-      std::byte* out = op.add ? reinterpret_cast<std::byte*>(normed) : step.row(op.output, r);
-      step.kernels.rms_norm(step.float_row(op.input, from), op.weight.data, op.epsilon, width, out, out_type);
-      if (op.add) step.kernels.add(normed, width, step.float_row(op.output, r));
-    }
-  };
-  norm_rows(op.output, step, norm);
+LoweredOpPtr lower(const RmsNormOp& op, const OpPlace& place) {
+  return std::make_unique<LoweredRmsNorm>(op, place);
 }
 
-void run_op(const LayerNormOp& op, const Step& step) {
-  const std::int64_t width = step.buffer(op.input).width;
-  const DType out_type = step.buffer(op.output).dtype;
-  const auto norm = [&](std::int64_t begin, std::int64_t end, int thread) {
-    NormBiases biases(op, step, step.scratch[static_cast<std::size_t>(thread)].data());
-    for (std::int64_t r = begin; r < end; ++r) {
-      const std::int64_t from = op.gather_logit_rows ? step.output_rows[static_cast<std::size_t>(r)] : r;
-      step.kernels.layer_norm(step.float_row(op.input, from), op.weight.data, biases.of(r), op.epsilon, width,
-                              step.row(op.output, r), out_type);
-    }
-  };
-  norm_rows(op.output, step, norm);
+LoweredOpPtr lower(const LayerNormOp& op, const OpPlace& place) {
+  return std::make_unique<LoweredLayerNorm>(op, place);
 }
 
-void run_op(const CastOp& op, const Step& step) {
-  const std::int64_t width = step.buffer(op.input).width;
-  const DType out_type = step.buffer(op.output).dtype;
-  const auto body = [&](std::int64_t begin, std::int64_t end, int) {
-    for (std::int64_t r = begin; r < end; ++r) {
-      step.kernels.scale_and_store(step.float_row(op.input, r), 1.0F, width, step.row(op.output, r),
-                                   out_type);
-    }
-  };
-  step.threads.parallel_for(step.rows, rows_per_chunk(width), body);
+LoweredOpPtr lower(const CastOp& op, const OpPlace& place) {
+  return std::make_unique<LoweredCast>(op, place);
 }
 
-void run_op(const GatedAddOp& op, const Step& step) {
-  const Rows input = step.rows_of(op.input);
-  const Rows gate = step.rows_of(op.gate);
-  const Rows output = step.rows_of(op.output);
-  const auto body = [&](std::int64_t begin, std::int64_t end, int thread) {
-    float* gated = step.scratch[static_cast<std::size_t>(thread)].data();
-    for (std::int64_t row = begin; row < end; ++row) {
-      const float factor = 1.0F / (1.0F + std::exp(-*gate.float_row(row)));
-      step.kernels.scale_and_store(input.float_row(row), factor, input.width,
-                                   reinterpret_cast<std::byte*>(gated), DType::kFloat32);
-      step.kernels.add(gated, input.width, output.float_row(row));
-    }
-  };
-  step.threads.parallel_for(step.rows, rows_per_chunk(input.width), body);
+LoweredOpPtr lower(const GatedAddOp& op, const OpPlace& place) {
+  return std::make_unique<LoweredGatedAdd>(op, place);
 }
 
-void run_op(const RopeTableOp& op, const Step& step) {
-  const std::int64_t half = op.inverse_frequencies.size;
-  const auto body = [&](std::int64_t begin, std::int64_t end, int thread) {
-    // Attention's scratch has room for a head, so for its frequencies.
-    float* own = step.scratch[static_cast<std::size_t>(thread)].data();
-    std::int64_t dynamic_length = 0;
-    std::int32_t divided_by = 1;
-    for (std::int64_t t = begin; t < end; ++t) {
-      const auto token = static_cast<std::size_t>(t);
-      const std::int32_t position = step.input.positions[token];
-      const auto sequence = static_cast<std::size_t>(step.sequence_of_token[token]);
-      const DeviceAdapter* adapter = step.input.adapters[sequence];
-      const float* frequencies = op.inverse_frequencies.data;
-      if (adapter != nullptr && adapter->rotary_factor != 1) {  // kStatic alone
-        if (adapter->rotary_factor != divided_by) divide_frequencies(op, adapter->rotary_factor, own);
-        divided_by = adapter->rotary_factor;
-        frequencies = own;
-      }
-      if (op.kind != RopeKind::kStatic) {
-        const std::int64_t length =
-            std::max<std::int64_t>(step.input.prompt_lengths[sequence], std::int64_t{position} + 1);
-        if (length > op.original_max_position && op.kind == RopeKind::kLong) {
-          frequencies = op.long_inverse_frequencies.data;
-        } else if (length > op.original_max_position) {
-          if (length != dynamic_length) dynamic_inverse_frequencies(op, length, own);
-          dynamic_length = length;
-          frequencies = own;
-        }
-      }
-      float* cosine = step.float_row(op.cosine, t);
-      float* sine = step.float_row(op.sine, t);
-      for (std::int64_t i = 0; i < half; ++i) {
-        const auto angle = static_cast<double>(static_cast<float>(position) * frequencies[i]);
-        cosine[i] = static_cast<float>(std::cos(angle)) * op.attention_scaling;
-        sine[i] = static_cast<float>(std::sin(angle)) * op.attention_scaling;
-      }
-    }
-  };
-  step.threads.parallel_for(step.rows, std::max<std::int64_t>(1, 256 / half), body);
+LoweredOpPtr lower(const RopeTableOp& op, const OpPlace& place) {
+  return std::make_unique<LoweredRopeTable>(op, place);
+}
+
+LoweredOpPtr lower(const KeepLogitRowsOp& op, const OpPlace& place) {
+  return std::make_unique<LoweredKeepLogitRows>(op, place);
 }
 
 std::size_t row_op_scratch_floats(const Program& program) {
@@ -203,22 +331,6 @@ std::size_t row_op_scratch_floats(const Program& program) {
     }
   }
   return static_cast<std::size_t>(floats);
-}
-
-void run_op(const KeepLogitRowsOp& op, Step& step) {
-  for (const BufferId id : op.buffers) {
-    const Buffer& buffer = step.buffer(id);
-    const std::size_t bytes = static_cast<std::size_t>(buffer.width) * size_of(buffer.dtype);
-    // Output rows ascend, so a row moves to one that was read before, or stays.
-    for (std::size_t i = 0; i < step.output_rows.size(); ++i) {
-      const auto to = static_cast<std::int64_t>(i);
-      const std::int64_t from = step.output_rows[i];
-      if (from != to) std::memcpy(step.row(id, to), step.row(id, from), bytes);
-    }
-  }
-  step.rows = static_cast<std::int64_t>(step.output_rows.size());
-  step.output_rows = step.kept_output_rows;
-  step.groups = step.groups_of_output_rows;
 }
 
 }  // namespace adaptrt

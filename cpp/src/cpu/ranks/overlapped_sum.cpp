@@ -30,51 +30,52 @@ std::int64_t columns_per_chunk(std::int64_t rows, std::int64_t width, std::int64
 
 }  // namespace
 
-SumBehind sum_behind(std::span<const Op> ops, std::size_t number) {
+std::optional<FusedAllReduce> find_all_reduce(std::span<const Op> ops, std::size_t number) {
   const BufferId stored = stored_by(ops[number]);
-  if (stored == kNoBuffer) return {};
+  if (stored == kNoBuffer) return std::nullopt;
   for (std::size_t i = number + 1; i < ops.size(); ++i) {
     if (const auto* sum = std::get_if<AllReduceOp>(&ops[i])) {
-      return sum->input == stored ? SumBehind{.op = sum, .is_later = i > number + 1} : SumBehind{};
+      if (sum->input != stored) return std::nullopt;
+      return FusedAllReduce{.op = sum, .is_later = i > number + 1};
     }
     const auto* between = std::get_if<LinearOp>(&ops[i]);
-    if (between == nullptr || between->input == stored || between->output == stored) return {};
+    if (between == nullptr || between->input == stored || between->output == stored) return std::nullopt;
   }
-  return {};
+  return std::nullopt;
 }
 
-bool OverlappedSum::begin(const SumBehind& behind, const Step& step) {
-  const AllReduceOp& op = *behind.op;
+OverlappedSum* OverlappedSum::begin(const FusedAllReduce& all_reduce, std::int64_t rows) {
+  const AllReduceOp& op = *all_reduce.op;
   op_ = nullptr;
-  terms_ = step.rows_of(op.input);
-  const std::int32_t ranks = step.stage_communicator->size();
-  columns_per_chunk_ = columns_per_chunk(step.rows, terms_.width, ranks, std::ssize(chunks_));
-  if (columns_per_chunk_ == terms_.width && !behind.is_later) return false;
+  terms_ = context_.rows_of(op.input);
+  const std::int32_t ranks = context_.stage_communicator->size();
+  columns_per_chunk_ = columns_per_chunk(rows, terms_.width, ranks, std::ssize(chunks_));
+  if (columns_per_chunk_ == terms_.width && !all_reduce.is_later) return nullptr;
   op_ = &op;
-  step_ = &step;
+  rows_ = rows;
   count_ = begun_ = second_begun_ = 0;
-  float* room = step.rank_room;
+  float* room = context_.memory.rank_room();
   for (std::int64_t first = 0; first < terms_.width; first += columns_per_chunk_) {
     Chunk& chunk = chunks_[count_++];
     chunk.first_column = first;
     chunk.width = std::min(columns_per_chunk_, terms_.width - first);
     chunk.made = 0;
-    const RankSum sum{.terms = terms_.float_row(0) + step.rows * first,
-                      .rows = step.rows,
+    const RankSum sum{.terms = terms_.float_row(0) + rows * first,
+                      .rows = rows,
                       .width = chunk.width,
-                      .output = step.float_row(op.output, 0) + first,
+                      .output = context_.rows_of(op.output).float_row(0) + first,
                       .output_stride = terms_.width,
                       .add = op.add,
                       .room = room};
-    chunk.exchanges = RankSumExchanges(sum, step);
+    chunk.exchanges = RankSumExchanges(sum, context_);
     room += rank_sum_room(sum.count(), ranks);
   }
-  return true;
+  return this;
 }
 
 OverlappedSum::Place OverlappedSum::place_of(std::int64_t column) const {
   const Chunk& chunk = chunks_[static_cast<std::size_t>(column / columns_per_chunk_)];
-  auto* data = reinterpret_cast<std::byte*>(terms_.float_row(0) + step_->rows * chunk.first_column);
+  auto* data = reinterpret_cast<std::byte*>(terms_.float_row(0) + rows_ * chunk.first_column);
   return {.rows = {data, DType::kFloat32, chunk.width},
           .first_column = chunk.first_column,
           .end_column = chunk.first_column + chunk.width};
@@ -107,7 +108,7 @@ bool OverlappedSum::begin_next(bool waits) {
   }
   if (begun_ == count_) return false;
   Chunk& chunk = chunks_[begun_];
-  if (!waits && chunk.made.load(std::memory_order_acquire) < step_->rows * chunk.width) return false;
+  if (!waits && chunk.made.load(std::memory_order_acquire) < rows_ * chunk.width) return false;
   chunk.exchanges.begin();
   latest_ = chunk.exchanges.latest();
   ++begun_;
@@ -117,12 +118,12 @@ bool OverlappedSum::begin_next(bool waits) {
 void OverlappedSum::go_on() {
   while (begin_next(false)) {
   }
-  if (begun_ > 0) (void)step_->stage_communicator->has_ended(latest_);
+  if (begun_ > 0) (void)context_.stage_communicator->has_ended(latest_);
 }
 
 void OverlappedSum::begin_rest() {
   const auto is_made = [&](const Chunk& chunk) {
-    return chunk.made.load(std::memory_order_acquire) == step_->rows * chunk.width;
+    return chunk.made.load(std::memory_order_acquire) == rows_ * chunk.width;
   };
   if (op_ == nullptr || !std::all_of(chunks_.begin(), chunks_.begin() + count_, is_made)) return;
   while (begin_next(true)) {
@@ -134,11 +135,6 @@ void OverlappedSum::finish() {
   }
   for (std::size_t i = 0; i < count_; ++i) chunks_[i].exchanges.finish();
   op_ = nullptr;
-}
-
-OverlappedSum* begin_sum_behind(const Step& step) {
-  if (step.sum_behind.op == nullptr) return nullptr;
-  return step.overlapped_sum.begin(step.sum_behind, step) ? &step.overlapped_sum : nullptr;
 }
 
 std::int64_t overlapped_sum_room(std::int64_t count, std::int64_t ranks) {

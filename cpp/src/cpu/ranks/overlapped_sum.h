@@ -4,16 +4,17 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 
+#include "lowered_op.h"
 #include "ranks/rank_sums.h"
-#include "step.h"
 
 namespace adaptrt {
 
-/// The sum over ranks of what op `number` makes, if that is what happens to it next, or behind linear ops
-/// that have other rows.
-[[nodiscard]] SumBehind sum_behind(std::span<const Op> ops, std::size_t number);
+/// The sum over ranks of what op `number` makes, if it comes next, or after linear ops that have other rows;
+/// nullopt: there is none.
+[[nodiscard]] std::optional<FusedAllReduce> find_all_reduce(std::span<const Op> ops, std::size_t number);
 
 /// A sum over ranks that goes on while the op makes its terms: chunks of columns are exchanged when all of
 /// their rows are made, while the op makes other columns, and the ops between it and the sum theirs. How many
@@ -24,9 +25,12 @@ namespace adaptrt {
 /// there are such exchanges.
 class OverlappedSum {
  public:
-  /// Of an op whose output is the sum's input, before it begins. False where the sum is too small to be cut
-  /// and comes next: then the output's rows are rows. `step` outlives the sum.
-  bool begin(const SumBehind& behind, const Step& step);
+  /// `context` outlives it.
+  explicit OverlappedSum(const CpuContext& context) : context_(context) {}
+
+  /// Begins the sum of what an op makes of `rows` rows, before the op runs. Returns this; nullptr where the
+  /// sum is too small to be cut and comes next: then the op writes rows as they are.
+  OverlappedSum* begin(const FusedAllReduce& all_reduce, std::int64_t rows);
 
   /// From begin() to finish(), of that op.
   [[nodiscard]] bool is_under_way(const AllReduceOp& op) const { return op_ == &op; }
@@ -75,7 +79,8 @@ class OverlappedSum {
   bool begin_next(bool waits);
 
   const AllReduceOp* op_ = nullptr;
-  const Step* step_ = nullptr;
+  const CpuContext& context_;
+  std::int64_t rows_ = 0;
   Rows terms_;
   std::int64_t columns_per_chunk_ = 0;
   std::array<Chunk, kMostChunks> chunks_;
@@ -86,10 +91,7 @@ class OverlappedSum {
   ExchangeNumber latest_ = 0;
 };
 
-/// The sum behind the op that runs, which has begun; nullptr where there is none, or where it is not cut.
-[[nodiscard]] OverlappedSum* begin_sum_behind(const Step& step);
-
-/// Floats of Step::rank_room that the sum of up to `count` floats needs, cut or not.
+/// Floats of StepMemory::rank_room() that the sum of up to `count` floats needs, cut or not.
 [[nodiscard]] std::int64_t overlapped_sum_room(std::int64_t count, std::int64_t ranks);
 
 }  // namespace adaptrt

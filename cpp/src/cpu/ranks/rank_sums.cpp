@@ -48,17 +48,17 @@ void add_up(std::int32_t terms, const TermOf& term_of, const KernelTable& kernel
 
 }  // namespace
 
-RankSumExchanges::RankSumExchanges(const RankSum& sum, const Step& step)
+RankSumExchanges::RankSumExchanges(const RankSum& sum, const CpuContext& context)
     : sum_(sum),
-      step_(&step),
-      ranks_(step.stage_communicator->size() / sum.rank_stride),
-      rank_(step.stage_communicator->rank() / sum.rank_stride),
+      context_(&context),
+      ranks_(context.stage_communicator->size() / sum.rank_stride),
+      rank_(context.stage_communicator->rank() / sum.rank_stride),
       in_shares_(ranks_ > 2 && sum.count() * (ranks_ - 1) > kFloatsSentWhole),
       share_(in_shares_ ? share_of(sum.count(), ranks_) : sum.count()) {}
 
 void RankSumExchanges::begin() {
   const float* terms = sum_.terms;
-  RankMessages& messages = step_->rank_messages;
+  RankMessages& messages = context_->rank_messages;
   messages.clear();
   for (std::int32_t rank = 0; rank < ranks_; ++rank) {
     if (rank == rank_) continue;
@@ -66,15 +66,15 @@ void RankSumExchanges::begin() {
     messages.sent.push_back({number_of(rank), bytes_of(sent, size_of_share(rank))});
     messages.received.push_back({number_of(rank), bytes_of(room_of(rank), size_of_share(rank_))});
   }
-  latest_ = step_->stage_communicator->begin_exchange(messages.sent, messages.received);
+  latest_ = context_->stage_communicator->begin_exchange(messages.sent, messages.received);
 }
 
 bool RankSumExchanges::first_has_ended() const {
-  return step_->stage_communicator->has_ended(latest_);
+  return context_->stage_communicator->has_ended(latest_);
 }
 
 void RankSumExchanges::end_first() const {
-  step_->stage_communicator->end_exchange(latest_);
+  context_->stage_communicator->end_exchange(latest_);
 }
 
 void RankSumExchanges::begin_second(bool in_all_threads) {
@@ -82,38 +82,39 @@ void RankSumExchanges::begin_second(bool in_all_threads) {
   float* own = sums() + rank_ * share_;
   const auto body = [&](std::int64_t begin, std::int64_t end, int) {
     const SumOutput output{.data = own, .width = own_size, .stride = own_size, .add = false};
-    add_up(ranks_, [&](std::int32_t rank) { return terms_of(rank); }, step_->kernels, begin, end, output);
+    add_up(ranks_, [&](std::int32_t rank) { return terms_of(rank); }, context_->kernels, begin, end, output);
   };
   if (in_all_threads) {
-    step_->threads.parallel_for(own_size, kFloatsPerChunk, body);
+    context_->threads.parallel_for(own_size, kFloatsPerChunk, body);
   } else {
     body(0, own_size, 0);
   }
-  RankMessages& messages = step_->rank_messages;
+  RankMessages& messages = context_->rank_messages;
   messages.clear();
   for (std::int32_t rank = 0; rank < ranks_; ++rank) {
     if (rank == rank_) continue;
     messages.sent.push_back({number_of(rank), bytes_of(static_cast<const float*>(own), own_size)});
     messages.received.push_back({number_of(rank), bytes_of(sums() + rank * share_, size_of_share(rank))});
   }
-  latest_ = step_->stage_communicator->begin_exchange(messages.sent, messages.received);
+  latest_ = context_->stage_communicator->begin_exchange(messages.sent, messages.received);
 }
 
 void RankSumExchanges::finish() const {
-  step_->stage_communicator->end_exchange(latest_);
+  context_->stage_communicator->end_exchange(latest_);
   const auto body = [&](std::int64_t begin, std::int64_t end, int) {
     const SumOutput output{sum_.output, sum_.width, sum_.output_stride, sum_.add};
     if (in_shares_) {
-      add_up(1, [&](std::int32_t) { return sums(); }, step_->kernels, begin, end, output);
+      add_up(1, [&](std::int32_t) { return sums(); }, context_->kernels, begin, end, output);
     } else {
-      add_up(ranks_, [&](std::int32_t rank) { return terms_of(rank); }, step_->kernels, begin, end, output);
+      add_up(
+          ranks_, [&](std::int32_t rank) { return terms_of(rank); }, context_->kernels, begin, end, output);
     }
   };
-  step_->threads.parallel_for(sum_.count(), kFloatsPerChunk, body);
+  context_->threads.parallel_for(sum_.count(), kFloatsPerChunk, body);
 }
 
 std::int32_t RankSumExchanges::number_of(std::int32_t rank) const {
-  return step_->stage_communicator->rank() + (rank - rank_) * sum_.rank_stride;
+  return context_->stage_communicator->rank() + (rank - rank_) * sum_.rank_stride;
 }
 
 std::int64_t RankSumExchanges::size_of_share(std::int32_t rank) const {
@@ -134,8 +135,8 @@ float* RankSumExchanges::sums() const {
   return sum_.room + ranks_ * share_;
 }
 
-void sum_over_ranks(const RankSum& sum, const Step& step) {
-  RankSumExchanges exchanges(sum, step);
+void sum_over_ranks(const RankSum& sum, const CpuContext& context) {
+  RankSumExchanges exchanges(sum, context);
   exchanges.begin();
   if (exchanges.has_second()) {
     exchanges.end_first();

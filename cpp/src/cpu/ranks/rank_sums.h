@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "step.h"
+#include "context.h"
 
 namespace adaptrt {
 
@@ -16,17 +16,6 @@ namespace adaptrt {
 [[nodiscard]] inline std::span<std::byte> bytes_of(float* floats, std::int64_t count) {
   return std::as_writable_bytes(std::span(floats, static_cast<std::size_t>(count)));
 }
-
-/// What an exchange is made of, kept from step to step so that steps allocate nothing.
-struct RankMessages {
-  std::vector<OutgoingMessage> sent;
-  std::vector<IncomingMessage> received;
-
-  void clear() {
-    sent.clear();
-    received.clear();
-  }
-};
 
 /// A sum over ranks of a stage, of as many floats on each.
 struct RankSum {
@@ -54,8 +43,8 @@ struct RankSum {
 class RankSumExchanges {
  public:
   RankSumExchanges() = default;
-  /// `step` outlives this.
-  RankSumExchanges(const RankSum& sum, const Step& step);
+  /// `context` outlives this.
+  RankSumExchanges(const RankSum& sum, const CpuContext& context);
 
   [[nodiscard]] bool has_second() const { return in_shares_; }
   void begin();
@@ -80,7 +69,7 @@ class RankSumExchanges {
   [[nodiscard]] float* sums() const;
 
   RankSum sum_;
-  const Step* step_ = nullptr;
+  const CpuContext* context_ = nullptr;
   /// How many there are, and which of them this is.
   std::int32_t ranks_ = 0;
   std::int32_t rank_ = 0;
@@ -91,7 +80,7 @@ class RankSumExchanges {
 
 /// output[i] = ((x_0[i] + x_1[i]) + x_2[i]) + ..., in the order of the ranks, wherever it is made: the same
 /// bits on every rank, however many floats there are.
-void sum_over_ranks(const RankSum& sum, const Step& step);
+void sum_over_ranks(const RankSum& sum, const CpuContext& context);
 
 /// Floats of RankSum::room that up to `count` floats need.
 [[nodiscard]] std::int64_t rank_sum_room(std::int64_t count, std::int64_t ranks);

@@ -8,8 +8,9 @@
 
 #include "adaptrt/cpu/cpu_engine.h"
 #include "adaptrt/program/ops.h"
+#include "adaptrt/program/program.h"
 #include "adaptrt/weight_file/weight_slots.h"
-#include "ops/linear_work.h"
+#include "ops/linear/row_groups.h"
 
 namespace adaptrt {
 

@@ -7,9 +7,8 @@
 #include <variant>
 
 #include "adaptrt/core/error.h"
-#include "adaptrt/core/error.h"
 #include "adaptrt/cpu/cpu_engine.h"
-#include "ops/sparse_linear.h"
+#include "ops/linear/relu_gated.h"
 #include "weights/weight_plan.h"
 
 namespace adaptrt {

@@ -155,11 +155,11 @@ void PlacedWeights::lock() {
   }
 }
 
-std::optional<WeightStream::Held> PlacedWeights::hold(StepSection section, std::size_t op) {
+std::optional<std::size_t> PlacedWeights::stream_unit(StepSection section, std::size_t op) const {
   if (!stream_) return std::nullopt;
   const std::size_t unit = units_[static_cast<std::size_t>(section)][op];
   if (unit == kNone) return std::nullopt;
-  return stream_->hold(unit);
+  return unit;
 }
 
 void PlacedWeights::begin_step(bool has_few_rows) {

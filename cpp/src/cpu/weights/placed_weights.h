@@ -28,8 +28,10 @@ class PlacedWeights {
   /// mapping. Throws as make_cpu_engine, StepError for what cannot be read, std::bad_alloc.
   PlacedWeights(Program* program, const WeightMemory& memory);
 
-  /// To be kept while an op runs. Throws StepError when its weights cannot be read.
-  [[nodiscard]] std::optional<WeightStream::Held> hold(StepSection section, std::size_t op);
+  /// The unit of stream() that an op's weights are; nullopt: they are in memory, or read in another way.
+  [[nodiscard]] std::optional<std::size_t> stream_unit(StepSection section, std::size_t op) const;
+  /// For ops with a stream_unit().
+  [[nodiscard]] WeightStream& stream() const { return *stream_; }
   /// Of the step that begins.
   void begin_step(bool has_few_rows);
   /// nullptr: the layer is none of an MLP whose neurons are read one by one.

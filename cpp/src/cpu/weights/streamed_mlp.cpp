@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <variant>
 
-#include "ops/sparse_linear.h"
+#include "ops/linear/relu_gated.h"
 
 namespace adaptrt {
 

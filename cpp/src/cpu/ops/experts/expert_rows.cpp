@@ -1,10 +1,10 @@
-#include "ops/expert_rows.h"
+#include "ops/experts/expert_rows.h"
 
 #include <algorithm>
 #include <span>
 
 #include "adaptrt/cpu/routing.h"
-#include "ops/experts.h"
+#include "ops/experts/expert_memory.h"
 
 namespace adaptrt {
 namespace {
@@ -12,8 +12,13 @@ namespace {
 /// Of one ExpertsOp in one step.
 class ExpertRows {
  public:
-  ExpertRows(const ExpertsOp& op, const Step& step)
-      : op_(op), step_(step), memory_(step.experts), top_k_(op.routing.top_k) {}
+  ExpertRows(const ExpertsOp& op, const CpuContext& context, const Step& step)
+      : op_(op),
+        context_(context),
+        step_(step),
+        memory_(context.memory.experts),
+        router_logits_(context.rows_of(op.router_logits)),
+        top_k_(op.routing.top_k) {}
 
   /// Of the tokens [first, first + count).
   void take(std::int64_t first, std::int64_t count) const {
@@ -26,13 +31,13 @@ class ExpertRows {
  private:
   void route(std::int64_t first, std::int64_t count) const {
     const auto body = [&](std::int64_t begin, std::int64_t end, int thread) {
-      float* scratch = step_.scratch[static_cast<std::size_t>(thread)].data();
+      float* scratch = context_.scratch(thread);
       for (std::int64_t token = begin; token < end; ++token) {
-        route_token(op_, step_.kernels, step_.float_row(op_.router_logits, first + token), scratch,
+        route_token(op_, context_.kernels, router_logits_.float_row(first + token), scratch,
                     memory_.chosen.data() + token * top_k_, memory_.weights.data() + token * top_k_);
       }
     };
-    step_.threads.parallel_for(count, rows_per_chunk(op_.num_experts() * top_k_), body);
+    context_.threads.parallel_for(count, rows_per_chunk(op_.num_experts() * top_k_), body);
   }
 
   /// Finds those of a token's experts that are here: they are neighbours, since they ascend.
@@ -111,15 +116,18 @@ class ExpertRows {
   }
 
   const ExpertsOp& op_;
+  const CpuContext& context_;
   const Step& step_;
   ExpertMemory& memory_;
+  Rows router_logits_;
   std::int64_t top_k_;
 };
 
 }  // namespace
 
-void take_experts(const ExpertsOp& op, const Step& step, std::int64_t first, std::int64_t count) {
-  ExpertRows(op, step).take(first, count);
+void take_experts(const ExpertsOp& op, const CpuContext& context, const Step& step, std::int64_t first,
+                  std::int64_t count) {
+  ExpertRows(op, context, step).take(first, count);
 }
 
 }  // namespace adaptrt

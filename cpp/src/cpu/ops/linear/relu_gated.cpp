@@ -1,15 +1,11 @@
-#include "ops/sparse_linear.h"
+#include "ops/linear/relu_gated.h"
 
 #include <algorithm>
 #include <array>
 #include <span>
 #include <utility>
 
-#include "ops/adapter_product.h"
-#include "ops/base_product.h"
-#include "ops/few_rows.h"
-#include "ops/linear_output.h"
-#include "weights/streamed_mlp.h"
+#include "ops/linear/few_rows.h"
 
 namespace adaptrt {
 namespace {
@@ -18,41 +14,50 @@ namespace {
 /// registers to where its column of a panel is.
 constexpr double kMostOpen = 0.4;
 
-std::int64_t sparse_rows(const LinearWork& work, const Step& step) {
-  return most_sparse_rows(step.kernels, work.parts[0].weight.dtype);
+/// One part of a gated layer by itself, without its activation.
+LinearSpec spec_of_part(const LinearSpec& whole, std::size_t part) {
+  LinearSpec spec = whole;
+  spec.epilogue = LinearEpilogue::kStore;
+  spec.parts = whole.parts.subspan(part, 1);
+  spec.parts_per_group = 1;
+  spec.first_site_part = part;
+  return spec;
 }
 
-/// Gates, the layer's second part where there is one, and what becomes of both.
-class GatedByRelu {
+}  // namespace
+
+/// One call: the gates, the layer's second part where there is one, and the activation of both.
+class ReluGatedRun {
  public:
-  GatedByRelu(const LinearWork& work, const Step& step)
-      : work_(work),
-        step_(step),
-        scratch_(step.linear_scratch),
-        base_(work, step),
-        adapters_(work, step),
-        rows_(work.num_rows()),
-        width_(work.parts[0].weight.n) {}
+  ReluGatedRun(const ReluGatedLayer& layer, const LinearCall& call)
+      : layer_(layer),
+        spec_(layer.whole_.spec()),
+        call_(call),
+        context_(layer.whole_.context()),
+        scratch_(context_.memory.linear),
+        mlp_(layer.mlp_),
+        rows_(call.num_rows()),
+        width_(spec_.parts[0].weight.n) {}
 
   /// Whether something was left out.
   [[nodiscard]] bool run() const {
     scratch_.gates.resize(std::max(scratch_.gates.size(), size()));
     make_gates();
-    if (work_.parts.size() == 1) {
+    if (spec_.parts.size() == 1) {
       activate_all(nullptr, nullptr);
       return scratch_.gates_read.has_value();
     }
     const std::span<const std::int32_t> open = find_open();
     if (is_worth_gathering(open)) {
-      if (work_.mlp != nullptr) bring(open);
+      if (mlp_ != nullptr) bring(open);
       scratch_.outputs_read = std::ssize(open);
       scratch_.factors.assign(size(), 0.0F);
       make_outputs(1, open, scratch_.factors.data());
-      const VectorView& bias = work_.parts[1].bias;
+      const VectorView& bias = spec_.parts[1].bias;
       activate_all(scratch_.factors.data(), bias.size == 0 ? nullptr : bias.data);
       return true;
     }
-    if (work_.mlp != nullptr) work_.mlp->hold_gated();
+    if (mlp_ != nullptr) mlp_->hold_gated();
     scratch_.factors.resize(std::max(scratch_.factors.size(), size()));
     make_part(1, scratch_.factors.data());
     activate_all(scratch_.factors.data(), nullptr);
@@ -68,62 +73,58 @@ class GatedByRelu {
 
   /// The gates are made, so that what comes next can be read in their place meanwhile.
   void bring(std::span<const std::int32_t> neurons) const {
-    work_.mlp->release();
-    work_.mlp->bring(neurons);
+    mlp_->release();
+    mlp_->bring(neurons);
   }
 
   /// With adapters and biases. Where there are scores, the gates that they close may not be read.
   void make_gates() const {
     float* gates = scratch_.gates.data();
-    if (!work_.has_scores()) return make_part(0, gates);
+    if (!spec_.has_scores) return make_part(0, gates);
     const std::span<const std::int32_t> expected = find_expected();
-    if (work_.parts[0].weight.has_rows && is_worth_gathering(expected)) {
+    if (spec_.parts[0].weight.has_rows && is_worth_gathering(expected)) {
       scratch_.gates_read = std::ssize(expected);
       make_expected_gates(expected);
     } else {
       make_part(0, gates);
     }
     for (std::int64_t row = 0; row < rows_; ++row) {
-      step_.kernels.close_gates(work_.scores.float_row(row), work_.least_score, width_, gates + row * width_);
+      context_.kernels.close_gates(call_.scores.float_row(row), spec_.least_score, width_,
+                                   gates + row * width_);
     }
   }
 
   void make_expected_gates(std::span<const std::int32_t> expected) const {
-    base_.prepare(adapters_.reads_input());
-    if (!adapters_.is_empty()) adapters_.shrink();
+    layer_.whole_.prepare(call_);
     float* gates = scratch_.gates.data();
     std::fill_n(gates, size(), 0.0F);
     make_outputs(0, expected, gates);
-    const VectorView& bias = work_.parts[0].bias;
+    const VectorView& bias = spec_.parts[0].bias;
     if (bias.size == 0) return;
     for (std::int64_t row = 0; row < rows_; ++row) {
-      step_.kernels.add(bias.data, width_, gates + row * width_);
+      context_.kernels.add(bias.data, width_, gates + row * width_);
     }
   }
 
   /// One of the two parts for all outputs, with its adapters and its bias: out [rows, width]. What adapters
   /// need of the input is made for both parts.
   void make_part(std::size_t part, float* out) const {
-    LinearWork work = work_;
-    work.output = {reinterpret_cast<std::byte*>(out), DType::kFloat32, width_};
-    work.epilogue = LinearEpilogue::kStore;
-    work.parts = work_.parts.subspan(part, 1);
-    work.parts_per_group = 1;
-    work.first_site_part = part;
-    work.is_shrunk = part > 0;
-    run_linear(work, step_);
+    LinearCall call = call_;
+    call.output = {reinterpret_cast<std::byte*>(out), DType::kFloat32, width_};
+    call.is_shrunk = part > 0;
+    (part == 0 ? layer_.gate_ : *layer_.linear_).run(call);
   }
 
   /// Outputs whose gate is open, or not a number, in some row.
   [[nodiscard]] std::span<const std::int32_t> find_open() const {
-    const float threshold = work_.threshold;
+    const float threshold = spec_.threshold;
     return find_outputs(scratch_.gates.data(), [=](float gate) { return !(gate <= threshold); });
   }
 
   /// Outputs whose gate the scores of some row do not close.
   [[nodiscard]] std::span<const std::int32_t> find_expected() const {
-    const float least = work_.least_score;
-    return find_outputs(work_.scores.float_row(0), [=](float score) { return !(score < least); });
+    const float least = spec_.least_score;
+    return find_outputs(call_.scores.float_row(0), [=](float score) { return !(score < least); });
   }
 
   /// Outputs of which `is_wanted` says so in some row of values [rows, width]; until the next call.
@@ -155,9 +156,9 @@ class GatedByRelu {
   }
 
   [[nodiscard]] const std::byte* row_of(std::size_t part, std::int32_t output) const {
-    if (work_.mlp != nullptr) return work_.mlp->record(output);
-    if (work_.neurons != nullptr) return work_.neurons->record(output);
-    return work_.parts[part].weight.row(output);
+    if (mlp_ != nullptr) return mlp_->record(output);
+    if (layer_.neurons_ != nullptr) return layer_.neurons_->record(output);
+    return spec_.parts[part].weight.row(output);
   }
 
   /// Outputs that are gathered at once, as many as all threads have the same share of: of more rows than
@@ -166,7 +167,7 @@ class GatedByRelu {
     constexpr std::int64_t kVector = 16;
     constexpr std::int64_t kMostAtOnce = 32;
     static_assert(kMostAtOnce <= kPanelColumns);
-    const std::int64_t threads = step_.threads.num_threads();
+    const std::int64_t threads = context_.threads.num_threads();
     const std::int64_t pieces = ((outputs + kMostAtOnce - 1) / kMostAtOnce + threads - 1) / threads * threads;
     const std::int64_t share = (outputs + pieces - 1) / pieces;
     return std::min(kMostAtOnce, (share + kVector - 1) / kVector * kVector);
@@ -175,7 +176,7 @@ class GatedByRelu {
   /// Puts these outputs of a part into out [rows, width], zeros before, and adds what adapters make of all.
   void make_outputs(std::size_t part, std::span<const std::int32_t> outputs, float* out) const {
     gather(part, outputs, out);
-    if (!adapters_.is_empty()) adapt(part, out);
+    if (!call_.adapted.empty()) adapt(part, out);
   }
 
   /// The outputs, of the base alone.
@@ -188,22 +189,22 @@ class GatedByRelu {
       return wanted.subspan(first, std::min(static_cast<std::size_t>(at_once), wanted.size() - first));
     };
     const auto body = [&](std::int64_t begin, std::int64_t end, int thread) {
-      float* tile = step_.scratch[static_cast<std::size_t>(thread)].data();
+      float* tile = context_.scratch(thread);
       Pointers pointers = point_at(part, piece_of(begin));
       Pointers next;
       for (std::int64_t index = begin; index < end; ++index) {
         const std::span<const std::int32_t> outputs = piece_of(index);
         const bool more = index + 1 < end;
         if (more) next = point_at(part, piece_of(index + 1));
-        base_.multiply_gathered(part, {pointers.data(), std::ssize(outputs), more ? next.data() : nullptr},
-                                thread, tile);
+        layer_.whole_.base().multiply_gathered(
+            call_, part, {pointers.data(), std::ssize(outputs), more ? next.data() : nullptr}, thread, tile);
         scatter(tile, outputs, out);
         std::swap(pointers, next);
       }
     };
     constexpr std::int64_t kChunksPerThread = 4;
-    const std::int64_t grain = pieces / (step_.threads.num_threads() * kChunksPerThread);
-    step_.threads.parallel_for(pieces, std::max<std::int64_t>(1, grain), body);
+    const std::int64_t grain = pieces / (context_.threads.num_threads() * kChunksPerThread);
+    context_.threads.parallel_for(pieces, std::max<std::int64_t>(1, grain), body);
   }
 
   void scatter(const float* tile, std::span<const std::int32_t> outputs, float* out) const {
@@ -218,17 +219,17 @@ class GatedByRelu {
     const auto body = [&](std::int64_t begin, std::int64_t end, int thread) {
       for (std::int64_t panel = begin; panel < end; ++panel) expand({part, panel}, thread, out);
     };
-    const std::int64_t grain = std::max<std::int64_t>(1, panels / (step_.threads.num_threads() * 2));
-    step_.threads.parallel_for(panels, grain, body);
+    const std::int64_t grain = std::max<std::int64_t>(1, panels / (context_.threads.num_threads() * 2));
+    context_.threads.parallel_for(panels, grain, body);
   }
 
   void expand(PanelPlace place, int thread, float* out) const {
-    float* tile = step_.scratch[static_cast<std::size_t>(thread)].data();
+    float* tile = context_.scratch(thread);
     out += place.panel * kPanelColumns;
     for (std::int64_t row = 0; row < rows_; ++row) {
       std::copy_n(out + row * width_, kPanelColumns, tile + row * kPanelColumns);
     }
-    adapters_.expand(place.part, place.panel, {0, rows_}, tile);
+    layer_.whole_.adapters().expand(call_, place, {0, rows_}, tile);
     for (std::int64_t row = 0; row < rows_; ++row) {
       std::copy_n(tile + row * kPanelColumns, kPanelColumns, out + row * width_);
     }
@@ -242,29 +243,28 @@ class GatedByRelu {
                              .linear_bias = bias,
                              .rows = rows_,
                              .width = width_,
-                             .out = work_.output.data,
-                             .out_stride = work_.output.row_bytes(),
-                             .out_type = work_.output.dtype,
-                             .threshold = work_.threshold};
-    if (work_.epilogue == LinearEpilogue::kRelu) {
-      step_.kernels.relu(tile);
-    } else if (work_.epilogue == LinearEpilogue::kReluMulRelu) {
-      step_.kernels.relu_mul_relu(tile);
+                             .out = call_.output.data,
+                             .out_stride = call_.output.row_bytes(),
+                             .out_type = call_.output.dtype,
+                             .threshold = spec_.threshold};
+    if (spec_.epilogue == LinearEpilogue::kRelu) {
+      context_.kernels.relu(tile);
+    } else if (spec_.epilogue == LinearEpilogue::kReluMulRelu) {
+      context_.kernels.relu_mul_relu(tile);
     } else {
-      step_.kernels.relu_mul(tile);
+      context_.kernels.relu_mul(tile);
     }
   }
 
-  const LinearWork& work_;
-  const Step& step_;
+  const ReluGatedLayer& layer_;
+  const LinearSpec& spec_;
+  const LinearCall& call_;
+  const CpuContext& context_;
   LinearScratch& scratch_;
-  BaseProduct base_;
-  AdapterProduct adapters_;
+  StreamedMlp* mlp_;
   std::int64_t rows_;
   std::int64_t width_;  ///< in whole panels
 };
-
-}  // namespace
 
 std::int64_t most_gathered_outputs(std::int64_t width) {
   return static_cast<std::int64_t>(kMostOpen * static_cast<double>(width));
@@ -274,13 +274,13 @@ std::int64_t most_sparse_rows(const KernelTable& kernels, DType weights) {
   return std::min(kernels.sparse_rows[static_cast<std::size_t>(weights)], kMostSparseRows);
 }
 
-bool reads_open_gates_alone(const LinearWork& work, const Step& step) {
-  const bool has_rows = work.parts.back().weight.has_rows || work.neurons != nullptr;
-  return has_relu(work.epilogue) && has_rows && work.num_rows() <= sparse_rows(work, step);
+ReluGatedLayer::ReluGatedLayer(const LinearLayer& whole, const NeuronTable* neurons, StreamedMlp* mlp)
+    : whole_(whole), neurons_(neurons), mlp_(mlp), gate_(spec_of_part(whole.spec(), 0), whole.context()) {
+  if (whole.spec().parts.size() > 1) linear_.emplace(spec_of_part(whole.spec(), 1), whole.context());
 }
 
-bool run_gated_by_relu(const LinearWork& work, const Step& step) {
-  return GatedByRelu(work, step).run();
+bool ReluGatedLayer::run(const LinearCall& call) const {
+  return ReluGatedRun(*this, call).run();
 }
 
 }  // namespace adaptrt

@@ -6,8 +6,9 @@
 #include <optional>
 #include <span>
 
-#include "ops/linear_work.h"
-#include "ops/reordered_input.h"
+#include "context.h"
+#include "ops/linear/linear_spec.h"
+#include "ops/linear/reordered_input.h"
 
 namespace adaptrt {
 
@@ -82,20 +83,29 @@ struct TileTask {
 /// x W^T of one linear layer in one step, a tile at a time, however W is stored.
 class BaseProduct {
  public:
-  BaseProduct(const LinearWork& work, const Step& step);
+  /// Both outlive it.
+  BaseProduct(const LinearSpec& spec, const CpuContext& context);
 
   [[nodiscard]] const Tiling& tiling() const { return tiling_; }
 
   /// Brings the input into the form that the kernels want: puts it in the weights' order, rounds it to int8,
   /// sums its groups, packs its rows. Before the first product, and before those with adapters, where there
   /// are any.
-  void prepare(bool has_adapters) const;
+  void prepare(const LinearCall& call, bool has_adapters) const;
+
+  /// The packed input: what was there, or what prepare() makes. No value for rows that kernels read as they
+  /// are.
+  [[nodiscard]] PackedRows packed(const LinearCall& call) const {
+    if (call.packed_input.has_value()) return call.packed_input;
+    return call.num_rows() <= unpacked_rows_ ? PackedRows{} : context_.memory.packed_for(call.num_rows());
+  }
 
   /// task.tile = x W^T of one part and panel.
-  void multiply(const TileTask& task, ExpandedPanels* expanded) const;
+  void multiply(const LinearCall& call, const TileTask& task, ExpandedPanels* expanded) const;
 
   /// tile [all rows, count] = x W^T of some rows of a part that has them, in rows kPanelColumns floats apart.
-  void multiply_gathered(std::size_t part, const GatheredOutputs& gathered, int thread, float* tile) const;
+  void multiply_gathered(const LinearCall& call, std::size_t part, const GatheredOutputs& gathered,
+                         int thread, float* tile) const;
 
  private:
   /// Where a panel is kept in expanded form.
@@ -120,20 +130,25 @@ class BaseProduct {
     PackedRows packed;
     const float* sums;  ///< of groups, where there are zero points
   };
-  [[nodiscard]] PartInput input_of(const TileTask& task) const;
+  [[nodiscard]] PartInput input_of(const LinearCall& call, const TileTask& task) const;
   /// Rounds, or sums the groups of, rows of `input`: the layer's, or those in order `order`.
-  void read_rows(const Rows& input, std::int64_t order, RowRange rows) const;
+  void read_rows(const LinearCall& call, const Rows& input, std::int64_t order, RowRange rows) const;
   void pack_rows(const Rows& input, const PackedRows& packed, RowRange rows) const;
-  [[nodiscard]] PackedRows packed_of(std::int64_t order) const;
-  void multiply_float(const PanelMatrix& weight, const TileTask& task, const ExpansionPlace& place) const;
-  void multiply_quantized(const PanelMatrix& weight, const TileTask& task, const ExpansionPlace& place) const;
-  void multiply_int8(const PanelMatrix& weight, const TileTask& task) const;
-  void multiply_w4a8(const PanelMatrix& weight, const TileTask& task) const;
+  [[nodiscard]] PackedRows packed_of(const LinearCall& call, std::int64_t order) const;
+  void multiply_float(const LinearCall& call, const TileTask& task, const ExpansionPlace& place) const;
+  void multiply_quantized(const LinearCall& call, const TileTask& task, const ExpansionPlace& place) const;
+  void multiply_int8(const LinearCall& call, const TileTask& task, const ExpansionPlace& place) const;
+  void multiply_w4a8(const LinearCall& call, const TileTask& task, const ExpansionPlace& place) const;
+  /// The product for weights in the form that this layer stores them in.
+  using Multiply = void (BaseProduct::*)(const LinearCall&, const TileTask&, const ExpansionPlace&) const;
+  static Multiply multiply_for(const Quantization& quantization);
 
-  const LinearWork& work_;
-  const Step& step_;
+  const LinearSpec& spec_;
+  const CpuContext& context_;
   ReorderedInput reordered_;
   Tiling tiling_;
+  Multiply multiply_;
+  std::int64_t unpacked_rows_;
 };
 
 }  // namespace adaptrt

@@ -1,11 +1,12 @@
-#include "ops/packed_output.h"
+#include "ops/linear/packed_places.h"
 
 #include <algorithm>
 #include <span>
 #include <variant>
 
-#include "ops/for_each_weight.h"
-#include "ops/linear_work.h"
+#include "op_sizes.h"
+#include "ops/linear/for_each_weight.h"
+#include "ops/linear/linear_spec.h"
 
 namespace adaptrt {
 namespace {
@@ -58,7 +59,7 @@ const LinearOp* packed_reader_of(const Program& program, std::span<const Op> ops
 }
 
 /// The layer that reads what a norm makes, if it packs its input as it is.
-const LinearOp* reader_behind_norm(std::span<const Op> ops, std::size_t number) {
+const LinearOp* reader_after_norm(std::span<const Op> ops, std::size_t number) {
   BufferId output = kNoBuffer;
   if (const auto* norm = std::get_if<RmsNormOp>(&ops[number])) output = norm->output;
   if (const auto* norm = std::get_if<LayerNormOp>(&ops[number])) output = norm->output;
@@ -70,40 +71,31 @@ const LinearOp* reader_behind_norm(std::span<const Op> ops, std::size_t number) 
 
 }  // namespace
 
-PackedOutputs::PackedOutputs(const Program& program) {
-  readers_[static_cast<std::size_t>(StepSection::kEncoder)] = readers_of(program, program.encoder);
-  readers_[static_cast<std::size_t>(StepSection::kBody)] = readers_of(program, program.body);
-  readers_[static_cast<std::size_t>(StepSection::kHead)] = readers_of(program, program.head);
-}
-
-std::vector<PackedOutputs::Reader> PackedOutputs::readers_of(const Program& program,
-                                                             const std::vector<Op>& ops) {
-  std::vector<Reader> readers(ops.size());
+std::vector<PackedPlace> find_packed_places(const std::vector<Op>& ops, const CpuContext& context) {
+  std::vector<PackedPlace> places(ops.size());
+  std::byte* memory = context.memory.packed.data();
+  const auto place_for = [&](const LinearOp& reader, std::int64_t first_step) {
+    const Quantization& quantization = reader.parts[0].weight.quantization;
+    return PackedPlace{memory, first_step, unpacked_rows(quantization, context.kernels)};
+  };
+  bool is_packed_instead = false;  // the op before packs its output instead of its rows
   for (std::size_t i = 0; i < ops.size(); ++i) {
-    if (const LinearOp* behind_norm = reader_behind_norm(ops, i); behind_norm != nullptr) {
-      readers[i] = {.linear = behind_norm};
+    // The op's own packed input would be in the way.
+    const bool may_pack_instead = !is_packed_instead;
+    is_packed_instead = false;
+    if (const LinearOp* after_norm = reader_after_norm(ops, i); after_norm != nullptr) {
+      places[i] = place_for(*after_norm, 0);
       continue;
     }
-    // What the op reads itself would be in the way where its own input was packed so.
-    if (i > 0 && readers[i - 1].instead_of_rows) continue;
-    if (const LinearOp* reader = packed_reader_of(program, ops, i); reader != nullptr) {
-      // Behind its own input.
-      readers[i] = {.linear = reader,
-                    .instead_of_rows = true,
-                    .first_step = packed_steps_of(std::get<LinearOp>(ops[i]).parts[0].weight.k)};
-    }
+    const LinearOp* reader = may_pack_instead ? packed_reader_of(context.program, ops, i) : nullptr;
+    if (reader == nullptr) continue;
+    is_packed_instead = true;
+    // Weights that are read as they are used are multiplied in several ways, some of which read rows.
+    if (context.weights != nullptr) continue;
+    // The op's own input comes first.
+    places[i] = place_for(*reader, packed_steps_of(std::get<LinearOp>(ops[i]).parts[0].weight.k));
   }
-  return readers;
-}
-
-PackedRows PackedOutputs::of(StepSection section, std::size_t number, const Step& step) const {
-  const Reader& reader = readers_[static_cast<std::size_t>(section)][number];
-  if (reader.linear == nullptr || step.packed == nullptr) return {};
-  if (step.rows <= unpacked_rows(reader.linear->parts[0].weight.quantization, step.kernels)) return {};
-  // Weights that are brought as they are needed are multiplied in several ways.
-  if (reader.instead_of_rows && step.weights != nullptr) return {};
-  const PackedRows packed = step.packed_for(step.rows);
-  return {packed.data + reader.first_step * packed.step_bytes, packed.step_bytes};
+  return places;
 }
 
 std::int64_t most_packed_steps(const Program& program) {

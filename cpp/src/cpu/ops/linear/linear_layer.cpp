@@ -1,14 +1,11 @@
+#include "ops/linear/linear_layer.h"
+
 #include <algorithm>
 #include <array>
 #include <optional>
 #include <span>
 #include <vector>
 
-#include "ops/adapter_product.h"
-#include "ops/base_product.h"
-#include "ops/linear_output.h"
-#include "ops/linear_units.h"
-#include "ops/linear_work.h"
 #include "ranks/overlapped_sum.h"
 
 namespace adaptrt {
@@ -21,33 +18,38 @@ constexpr std::int64_t kMacsPerChunk = 1 << 17;
 /// many, most would be gone from them, and fetching lines only to write to them takes as long as writing.
 constexpr std::int64_t kStreamedBytes = 1 << 20;
 
-/// One linear layer in one step: which columns a task makes, and how.
+/// Panels of a group's parts, of one of them where they are gated.
+std::int64_t num_panels_of(const LinearSpec& spec) {
+  if (is_gated(spec.epilogue)) return panel_count(spec.parts[0].weight.n);
+  std::int64_t panels = 0;
+  for (const LinearPart& part : spec.parts.first(spec.parts_per_group)) panels += panel_count(part.weight.n);
+  return panels;
+}
+
+/// One call of a linear layer: which columns a task makes, and how.
 ///
 /// A unit is a panel of columns, of both parts where they are gated; a task is a unit times a block of rows.
 /// Kernels that take an input in parts go over units together, a part for all of them before the next, and
 /// over one block of rows after the other; the others take all blocks of a unit in turn.
-class Linear {
+class LinearRun {
  public:
-  /// All panels.
-  Linear(const LinearWork& work, const Step& step)
-      : Linear(work, step, {0, LinearUnits::num_panels(work)},
-               step.kernels.stream_rows != nullptr && work.epilogue != LinearEpilogue::kAdd &&
-                   work.sum == nullptr && work.num_rows() * work.output.row_bytes() >= kStreamedBytes) {}
-
-  /// Some of them, of a layer of one part a group, where the output's columns begin with theirs.
-  Linear(const LinearWork& work, const Step& step, PanelRange panels) : Linear(work, step, panels, false) {}
-
-  /// What all panels need; before multiply().
-  void prepare() const {
-    base_.prepare(adapters_.reads_input());
-    if (!adapters_.is_empty() && !work_.is_shrunk) adapters_.shrink();
-    if (!work_.new_tokens.empty()) adapters_.multiply_new_tokens();
-  }
+  /// For some panels, the output's columns begin with theirs.
+  LinearRun(const LinearLayer& layer, const LinearCall& call, PanelRange panels, bool streams)
+      : spec_(layer.spec()),
+        call_(call),
+        context_(layer.context()),
+        base_(layer.base()),
+        adapters_(layer.adapters()),
+        output_(layer.output()),
+        tiling_(base_.tiling()),
+        units_(spec_, panels),
+        target_{.call = call, .first_panel = panels.begin, .streams = streams},
+        output_is_sums_(output_.is_sums(target_)) {}
 
   void multiply() const {
-    for (ThreadRows& rows : work_.chosen.threads) rows.first_row = -1;
+    for (ThreadRows& rows : call_.chosen.threads) rows.first_row = -1;
     const std::span<const RowGroup> groups = cut_groups();
-    if (work_.groups.size() > 1 || !tiling_.takes_parts || has_few_units()) {
+    if (call_.groups.size() > 1 || !tiling_.takes_parts || has_few_units()) {
       multiply(groups);
     } else {
       for (const RowGroup& block : groups) multiply({&block, 1});
@@ -57,9 +59,9 @@ class Linear {
   /// The groups, of one block of rows each for kernels that take an input in parts. Until a layer cuts its
   /// own.
   [[nodiscard]] std::span<const RowGroup> cut_groups() const {
-    if (!tiling_.takes_parts) return work_.groups;
+    if (!tiling_.takes_parts) return call_.groups;
     cut_into_blocks();
-    return step_.linear_scratch.blocks;
+    return context_.memory.linear.blocks;
   }
 
   /// All of it in one thread, `groups` as they were cut. `behind` is the panel that the thread takes next.
@@ -74,16 +76,6 @@ class Linear {
  private:
   using Place = PanelPlace;
   using ActivationSpans = LinearUnits::ActivationSpans;
-
-  Linear(const LinearWork& work, const Step& step, PanelRange panels, bool streams)
-      : work_(work),
-        step_(step),
-        base_(work, step),
-        adapters_(work, step),
-        tiling_(base_.tiling()),
-        units_(work, panels),
-        output_(work, step, adapters_, panels.begin, streams),
-        output_is_sums_(output_.is_sums()) {}
 
   [[nodiscard]] std::int64_t blocks_of(const RowGroup& group) const {
     return (group.rows.count() + tiling_.block_rows - 1) / tiling_.block_rows;
@@ -102,21 +94,21 @@ class Linear {
 
   /// Whether threads share a unit's rows, because there are not enough units.
   [[nodiscard]] bool has_few_units() const {
-    return work_.groups.size() == 1 && units_.count() < step_.threads.num_threads();
+    return call_.groups.size() == 1 && units_.count() < context_.threads.num_threads();
   }
 
   /// The groups to LinearScratch::blocks, as groups of a block of rows each.
   void cut_into_blocks() const {
     constexpr std::int64_t kPairOfTiles = 2 * PackedSteps::kBlockRows;
-    const std::int64_t threads = step_.threads.num_threads();
+    const std::int64_t threads = context_.threads.num_threads();
     std::int64_t block_rows = tiling_.block_rows;
     if (has_few_units()) {
-      const std::int64_t pairs = (work_.num_rows() + kPairOfTiles * threads - 1) / (kPairOfTiles * threads);
+      const std::int64_t pairs = (call_.num_rows() + kPairOfTiles * threads - 1) / (kPairOfTiles * threads);
       block_rows = std::min(block_rows, pairs * kPairOfTiles);
     }
-    std::vector<RowGroup>& blocks = step_.linear_scratch.blocks;
+    std::vector<RowGroup>& blocks = context_.memory.linear.blocks;
     blocks.clear();
-    for (const RowGroup& group : work_.groups) {
+    for (const RowGroup& group : call_.groups) {
       for (std::int64_t row = group.rows.begin; row < group.rows.end; row += block_rows) {
         blocks.push_back({{row, std::min(row + block_rows, group.rows.end)}, group.first_part});
       }
@@ -126,7 +118,7 @@ class Linear {
   /// Tasks are numbered block by block within a unit of columns, so that a thread that takes several in a row
   /// reads a panel from memory once, and panels in the order of their addresses.
   void multiply(std::span<const RowGroup> groups) const {
-    std::vector<std::int64_t>& ends = step_.linear_scratch.task_ends;
+    std::vector<std::int64_t>& ends = context_.memory.linear.task_ends;
     ends.clear();
     std::int64_t tasks = 0;
     for (const RowGroup& group : groups) ends.push_back(tasks += units_.count() * blocks_of(group));
@@ -150,9 +142,9 @@ class Linear {
                        first_panel_of(last < chunk.end ? last : chunk.next), thread, &expanded);
         task = last;
       }
-      if (thread == 0 && step_.overlapped_sum.is_under_way()) step_.overlapped_sum.go_on();
+      if (thread == 0 && context_.overlapped_sum.is_under_way()) context_.overlapped_sum.go_on();
     };
-    step_.threads.parallel_for(tasks, grain_of(groups, tasks), body);
+    context_.threads.parallel_for(tasks, grain_of(groups, tasks), body);
   }
 
   /// The tasks [range.begin, range.end) of one group; `behind` is the panel that the thread takes after them.
@@ -161,7 +153,7 @@ class Linear {
     const std::int64_t blocks = blocks_of(group);
     const std::int64_t block_rows = rows_of_blocks(group);
     const std::int64_t part_inputs = inputs_of_part(group.rows.count());
-    const bool in_parts = part_inputs < work_.input.width;  // of one block of rows
+    const bool in_parts = part_inputs < spec_.inputs();  // of one block of rows
     const std::int64_t together = in_parts ? tiles_together() : 1;
     const PackedRows packed = packed_rows_of(group, thread);
     for (std::int64_t task = range.begin; task < range.end; task += together) {
@@ -190,14 +182,14 @@ class Linear {
 
   /// A group's rows, which a thread packs itself where it has not done so already.
   [[nodiscard]] PackedRows packed_rows_of(const RowGroup& group, int thread) const {
-    if (!work_.chosen.is_there()) return work_.packed(step_).from(group.rows.begin);
-    ThreadRows& room = work_.chosen.threads[static_cast<std::size_t>(thread)];
+    if (!call_.chosen.has_value()) return base_.packed(call_).from(group.rows.begin);
+    ThreadRows& room = call_.chosen.threads[static_cast<std::size_t>(thread)];
     const std::int64_t blocks = PackedSteps::blocks_of(group.rows.count());
     const PackedRows packed{room.memory.data(), odd_step_bytes(blocks)};
     if (room.first_row != group.rows.begin) {
-      const Rows& input = work_.input;
-      step_.kernels.pack_rows(
-          {input.data, input.row_bytes(), input.row_bytes(), work_.chosen.numbers.data() + group.rows.begin},
+      const Rows& input = call_.input;
+      context_.kernels.pack_rows(
+          {input.data, input.row_bytes(), input.row_bytes(), call_.chosen.numbers.data() + group.rows.begin},
           group.rows.count(), packed.data, packed.step_bytes);
       room.first_row = group.rows.begin;
     }
@@ -205,7 +197,7 @@ class Linear {
   }
 
   [[nodiscard]] std::int64_t inputs_of_part(std::int64_t rows) const {
-    return tiling_.inputs_of_part(rows, work_.input.width);
+    return tiling_.inputs_of_part(rows, spec_.inputs());
   }
 
   /// Units that a thread takes together, where it takes them in parts.
@@ -217,20 +209,20 @@ class Linear {
     constexpr std::int64_t kChunksPerThread = 32;
     // Lines that lie here and there come slowly, the first ones of a chunk above all.
     constexpr std::int64_t kLiveChunksPerThread = 2;
-    const std::int64_t threads = step_.threads.num_threads();
+    const std::int64_t threads = context_.threads.num_threads();
     const std::int64_t rows = groups.back().rows.end - groups.front().rows.begin;
     const std::int64_t rows_of_task =
         std::min(tiling_.block_rows, std::max<std::int64_t>(1, rows / std::ssize(groups)));
-    const std::int64_t macs = rows_of_task * kPanelColumns * work_.input.width;
+    const std::int64_t macs = rows_of_task * kPanelColumns * spec_.inputs();
     const std::int64_t least = std::max<std::int64_t>(1, kMacsPerChunk / std::max<std::int64_t>(1, macs));
     if (groups.size() > 1) return std::max(least, tasks / (threads * kChunksPerThread));
-    if (work_.live.has_value())
+    if (call_.live.has_value())
       return std::max<std::int64_t>(1, units_.count() / (threads * kLiveChunksPerThread));
     const std::int64_t share = units_.count() / (threads * kChunksPerThread);
     const std::int64_t blocks = blocks_of(groups.front());
     const std::int64_t grain = std::max(least, share > 0 ? share * blocks : 1);
     const std::int64_t part_inputs = inputs_of_part(rows);
-    const std::int64_t together = part_inputs < work_.input.width ? tiles_together() : 1;
+    const std::int64_t together = part_inputs < spec_.inputs() ? tiles_together() : 1;
     return units_.count() >= 2 * threads * together ? std::max(grain, together) : grain;
   }
 
@@ -246,7 +238,7 @@ class Linear {
   };
 
   [[nodiscard]] float* sums(const Tile& tile, std::int64_t index) const {
-    return step_.scratch[static_cast<std::size_t>(tile.thread)].data() + index * tiling_.tile_floats();
+    return context_.scratch(tile.thread) + index * tiling_.tile_floats();
   }
 
   /// `more`: the thread goes on with the next unit of the group. `next` is its first panel, or that of what
@@ -256,8 +248,9 @@ class Linear {
     if (!units_.is_gated()) {
       const Place place = units_.place_of(unit, part);
       if (output_is_sums_) {
-        base_.multiply(task_of(place, std::nullopt, {next, {}}, 0, tile,
-                               output_.sums_of(place, part, tile.rows.begin), work_.output.width),
+        base_.multiply(call_,
+                       task_of(place, std::nullopt, {next, {}}, 0, tile,
+                               output_.sums_of(target_, place, part, tile.rows.begin), call_.output.width),
                        tile.expanded);
         return;
       }
@@ -282,7 +275,7 @@ class Linear {
                          std::int64_t part_inputs, const Tile& tile) const {
     const std::int64_t tiles = units_.is_gated() ? 2 : 1;
     const std::int64_t count = (units.end - units.begin) * tiles;
-    const std::int64_t width = work_.input.width;
+    const std::int64_t width = spec_.inputs();
     const auto place = [&](std::int64_t index) {
       const std::int64_t unit = units.begin + index / tiles;
       return units_.is_gated() ? Place{tile.first_part + static_cast<std::size_t>(index % tiles), unit}
@@ -316,11 +309,11 @@ class Linear {
   void multiply_part(Place place, std::optional<InputRange> inputs, Upcoming upcoming, std::int64_t index,
                      const Tile& tile) const {
     AdapterProduct::Spans spans;
-    const bool is_last = !inputs.has_value() || inputs->end == work_.input.width;
-    if (is_last && !adapters_.is_empty()) {
-      upcoming.spans = adapters_.spans(place.part, place.panel, tile.rows, &spans);
+    const bool is_last = !inputs.has_value() || inputs->end == spec_.inputs();
+    if (is_last && !call_.adapted.empty()) {
+      upcoming.spans = adapters_.spans(call_, place, tile.rows, &spans);
     }
-    base_.multiply(task_of(place, inputs, upcoming, index, tile, sums(tile, index), kPanelColumns),
+    base_.multiply(call_, task_of(place, inputs, upcoming, index, tile, sums(tile, index), kPanelColumns),
                    tile.expanded);
   }
 
@@ -341,67 +334,85 @@ class Linear {
 
   /// Puts a unit, whose tiles begin at number `index`, where the layer's output goes.
   void finish_unit(std::int64_t unit, std::int64_t index, const Tile& tile) const {
-    output_.finish({.place = units_.first_place_of(unit, tile.first_part),
-                    .first_part = tile.first_part,
-                    .rows = tile.rows,
-                    .sums = sums(tile, index),
-                    .linear = units_.is_gated() ? sums(tile, index + 1) : nullptr});
+    output_.finish(target_, {.place = units_.first_place_of(unit, tile.first_part),
+                             .first_part = tile.first_part,
+                             .rows = tile.rows,
+                             .sums = sums(tile, index),
+                             .linear = units_.is_gated() ? sums(tile, index + 1) : nullptr});
   }
 
-  const LinearWork& work_;
-  const Step& step_;
-  BaseProduct base_;
-  AdapterProduct adapters_;
-  Tiling tiling_;
+  const LinearSpec& spec_;
+  const LinearCall& call_;
+  const CpuContext& context_;
+  const BaseProduct& base_;
+  const AdapterProduct& adapters_;
+  const LinearOutput& output_;
+  const Tiling& tiling_;
   LinearUnits units_;  ///< of each group
-  LinearOutput output_;
+  LinearTarget target_;
   bool output_is_sums_;
 };
 
 }  // namespace
 
-void run_linear(const LinearWork& work, const Step& step) {
-  const Linear linear(work, step);
-  linear.prepare();
-  linear.multiply();
+LinearLayer::LinearLayer(const LinearSpec& spec, const CpuContext& context)
+    : spec_(spec),
+      context_(context),
+      base_(spec_, context),
+      adapters_(spec_, base_, context),
+      output_(spec_, adapters_, context),
+      num_panels_(num_panels_of(spec_)) {}
+
+bool LinearLayer::streams(const LinearCall& call) const {
+  return context_.kernels.stream_rows != nullptr && spec_.epilogue != LinearEpilogue::kAdd &&
+         call.sum == nullptr && call.num_rows() * call.output.row_bytes() >= kStreamedBytes;
 }
 
-void run_linear_by_columns(const LinearWork& work, std::int64_t panels_at_once, const Step& step,
-                           const std::function<void(const ThreadPanels&)>& finish) {
-  const PanelRange all{0, panel_count(work.parts[0].weight.n)};
+void LinearLayer::prepare(const LinearCall& call) const {
+  base_.prepare(call, AdapterProduct::reads_input(call));
+  if (!call.adapted.empty() && !call.is_shrunk) adapters_.shrink(call);
+  if (!call.new_tokens.empty()) adapters_.multiply_new_tokens(call);
+}
+
+void LinearLayer::run(const LinearCall& call) const {
+  prepare(call);
+  LinearRun(*this, call, {0, num_panels_}, streams(call)).multiply();
+}
+
+void LinearLayer::run_by_columns(const LinearCall& call, std::int64_t panels_at_once,
+                                 const std::function<void(const ThreadPanels&)>& finish) const {
+  const PanelRange all{0, panel_count(spec_.parts[0].weight.n)};
   const auto panels_of = [&](std::int64_t chunk) {
     return PanelRange{chunk * panels_at_once, std::min((chunk + 1) * panels_at_once, all.end)};
   };
   const std::int64_t chunks = (all.end + panels_at_once - 1) / panels_at_once;
-  const Linear whole(work, step, all);
-  const LinearUnits units(work, all);
-  whole.prepare();
-  const std::span<const RowGroup> groups = whole.cut_groups();
+  const LinearUnits units(spec_, all);
+  prepare(call);
+  const std::span<const RowGroup> groups = LinearRun(*this, call, all, false).cut_groups();
   const auto body = [&](const ThreadPool::Chunk& chunk, int thread) {
-    LinearWork own = work;
-    own.output.data += thread * work.scattered.rows * work.output.row_bytes();
+    LinearCall own = call;
+    own.output.data += thread * call.scattered.rows * call.output.row_bytes();
     for (std::int64_t i = chunk.begin; i < chunk.end; ++i) {
       const std::int64_t next = i + 1 < chunk.end ? i + 1 : chunk.next;
       const PanelRange panels = panels_of(i);
-      const std::byte* behind =
+      const std::byte* following =
           next < chunks ? units.panel_of(groups.front(), panels_of(next).begin) : nullptr;
       // What zeros are added to stays as it is but for zeros of the other sign.
-      std::fill_n(own.output.float_row(0), work.scattered.rows * work.output.width, -0.0F);
-      Linear(own, step, panels).multiply_here(groups, behind, thread);
+      std::fill_n(own.output.float_row(0), call.scattered.rows * call.output.width, -0.0F);
+      LinearRun(*this, own, panels, false).multiply_here(groups, following, thread);
       finish({panels, own.output, thread});
     }
   };
-  step.threads.parallel_for(chunks, 1, body);
+  context_.threads.parallel_for(chunks, 1, body);
 }
 
-void run_linear_in_chunks(const LinearWork& work, std::int64_t panels_at_once, const Step& step,
-                          const std::function<void(PanelRange)>& finish) {
-  const std::int64_t panels = panel_count(work.parts[0].weight.n);
+void LinearLayer::run_in_chunks(const LinearCall& call, std::int64_t panels_at_once,
+                                const std::function<void(PanelRange)>& finish) const {
+  const std::int64_t panels = panel_count(spec_.parts[0].weight.n);
+  prepare(call);
   for (std::int64_t begin = 0; begin < panels; begin += panels_at_once) {
     const PanelRange chunk{begin, std::min(begin + panels_at_once, panels)};
-    const Linear linear(work, step, chunk);
-    if (begin == 0) linear.prepare();
-    linear.multiply();
+    LinearRun(*this, call, chunk, false).multiply();
     finish(chunk);
   }
 }

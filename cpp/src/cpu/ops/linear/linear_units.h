@@ -6,37 +6,32 @@
 #include <span>
 
 #include "adaptrt/core/compressed_panels.h"
-#include "ops/linear_output.h"
-#include "ops/linear_work.h"
+#include "ops/linear/linear_spec.h"
 
 namespace adaptrt {
+
+/// Panels [begin, end) of a layer's outputs.
+struct PanelRange {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+};
 
 /// The units of a linear layer, and where they lie: a unit is a panel of columns, of both parts where they
 /// are gated.
 class LinearUnits {
  public:
   /// `panels` of each group.
-  LinearUnits(const LinearWork& work, PanelRange panels) : work_(work), panels_(panels) {}
+  LinearUnits(const LinearSpec& spec, PanelRange panels) : spec_(spec), panels_(panels) {}
 
-  /// Of a group's parts, of one of them where they are gated.
-  static std::int64_t num_panels(const LinearWork& work) {
-    if (adaptrt::is_gated(work.epilogue)) return panel_count(work.parts[0].weight.n);
-    std::int64_t panels = 0;
-    for (std::size_t part = 0; part < work.parts_per_group; ++part) {
-      panels += panel_count(work.parts[part].weight.n);
-    }
-    return panels;
-  }
-
-  /// Of each group.
+  /// Number of units of each group.
   [[nodiscard]] std::int64_t count() const { return panels_.end - panels_.begin; }
-  [[nodiscard]] bool is_gated() const { return adaptrt::is_gated(work_.epilogue); }
+  [[nodiscard]] bool is_gated() const { return adaptrt::is_gated(spec_.epilogue); }
 
   /// Panel `unit` of the panels of a group's parts, one part after another.
   [[nodiscard]] PanelPlace place_of(std::int64_t unit, std::size_t first_part) const {
     PanelPlace place{first_part, panels_.begin + unit};
-    for (; place.panel >= panel_count(work_.parts[place.part].weight.n); ++place.part) {
-      place.panel -= panel_count(work_.parts[place.part].weight.n);
+    for (; place.panel >= panel_count(spec_.parts[place.part].weight.n); ++place.part) {
+      place.panel -= panel_count(spec_.parts[place.part].weight.n);
     }
     return place;
   }
@@ -47,7 +42,7 @@ class LinearUnits {
   }
 
   [[nodiscard]] const std::byte* panel_data(PanelPlace place) const {
-    const PanelMatrix& weight = work_.parts[place.part].weight;
+    const PanelMatrix& weight = spec_.parts[place.part].weight;
     return weight.data + weight.offset(place.panel);
   }
 
@@ -58,7 +53,7 @@ class LinearUnits {
 
   /// Where a panel has its weights of inputs from `inputs.begin` on, if they lie in the order of inputs.
   [[nodiscard]] const std::byte* inputs_data(PanelPlace place, InputRange inputs) const {
-    const PanelMatrix& weight = work_.parts[place.part].weight;
+    const PanelMatrix& weight = spec_.parts[place.part].weight;
     const std::byte* panel = panel_data(place);
     if (inputs.begin == 0) return panel;
     if (weight.is_compressed(place.panel)) {
@@ -73,7 +68,7 @@ class LinearUnits {
   [[nodiscard]] std::span<const MemorySpan> activations_of(const PackedRows& packed, std::int64_t rows,
                                                            InputRange inputs, std::int64_t index,
                                                            std::int64_t count, ActivationSpans* spans) const {
-    if (!packed.is_there() || work_.quantization().algo != QuantAlgo::kNone) return {};
+    if (!packed.has_value() || spec_.quantization().algo != QuantAlgo::kNone) return {};
     const auto step_of = [](std::int64_t input) { return input * 2 / PackedSteps::kRowBytes; };
     const std::int64_t steps = step_of(inputs.end) - step_of(inputs.begin);
     const std::byte* first = packed.data + step_of(inputs.begin) * packed.step_bytes;
@@ -86,7 +81,7 @@ class LinearUnits {
   }
 
  private:
-  const LinearWork& work_;
+  const LinearSpec& spec_;
   PanelRange panels_;
 };
 

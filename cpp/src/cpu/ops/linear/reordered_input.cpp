@@ -1,9 +1,11 @@
-#include "ops/reordered_input.h"
+#include "ops/linear/reordered_input.h"
 
 #include <algorithm>
 #include <span>
 #include <variant>
 #include <vector>
+
+#include "op_sizes.h"
 
 namespace adaptrt {
 namespace {
@@ -17,12 +19,12 @@ void reorder(const std::byte* from, std::span<const std::int32_t> order, std::by
 
 }  // namespace
 
-std::int64_t ReorderedInput::find_orders() const {
-  std::vector<std::uint8_t>& orders = step_.linear_scratch.order_of_part;
-  orders.assign(work_.parts.size(), 0);
+std::int64_t ReorderedInput::find_orders(const LinearCall& call) const {
+  std::vector<std::uint8_t>& orders = context_.memory.linear.order_of_part;
+  orders.assign(spec_.parts.size(), 0);
   std::size_t most = 0;
-  for (const RowGroup& group : work_.groups) {
-    const auto parts = work_.parts.subspan(group.first_part, work_.parts_per_group);
+  for (const RowGroup& group : call.groups) {
+    const auto parts = spec_.parts.subspan(group.first_part, spec_.parts_per_group);
     for (std::size_t part = 0; part < parts.size(); ++part) {
       const auto order = parts[part].weight.input_order();
       std::size_t same = 0;
@@ -34,21 +36,21 @@ std::int64_t ReorderedInput::find_orders() const {
   return static_cast<std::int64_t>(most) + 1;
 }
 
-void ReorderedInput::make(RowRange rows) const {
-  auto group = std::ranges::upper_bound(work_.groups, rows.begin, {},
+void ReorderedInput::make(const LinearCall& call, RowRange rows) const {
+  auto group = std::ranges::upper_bound(call.groups, rows.begin, {},
                                         [](const RowGroup& each) { return each.rows.end; });
-  for (; group != work_.groups.end() && group->rows.begin < rows.end; ++group) {
+  for (; group != call.groups.end() && group->rows.begin < rows.end; ++group) {
     const RowRange shared{std::max(rows.begin, group->rows.begin), std::min(rows.end, group->rows.end)};
-    for (std::size_t i = 0; i < work_.parts_per_group; ++i) {
+    for (std::size_t i = 0; i < spec_.parts_per_group; ++i) {
       const std::size_t part = group->first_part + i;
       if (order_of(part) != static_cast<std::int64_t>(i)) continue;  // another part's
-      const auto order = work_.parts[part].weight.input_order();
-      const Rows made = this->rows(order_of(part));
+      const auto order = spec_.parts[part].weight.input_order();
+      const Rows made = this->rows(call, order_of(part));
       for (std::int64_t row = shared.begin; row < shared.end; ++row) {
-        if (work_.input.dtype == DType::kFloat32) {
-          reorder<std::uint32_t>(work_.input.row(row), order, made.row(row));
+        if (call.input.dtype == DType::kFloat32) {
+          reorder<std::uint32_t>(call.input.row(row), order, made.row(row));
         } else {
-          reorder<std::uint16_t>(work_.input.row(row), order, made.row(row));
+          reorder<std::uint16_t>(call.input.row(row), order, made.row(row));
         }
       }
     }

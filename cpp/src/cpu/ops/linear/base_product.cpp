@@ -1,11 +1,11 @@
-#include "ops/base_product.h"
+#include "ops/linear/base_product.h"
 
 #include <algorithm>
 #include <numeric>
 #include <variant>
 
-#include "ops/for_each_weight.h"
-#include "ops/packed_output.h"
+#include "op_sizes.h"
+#include "ops/linear/for_each_weight.h"
 
 namespace adaptrt {
 namespace {
@@ -70,130 +70,141 @@ std::int64_t Tiling::inputs_of_part(std::int64_t rows, std::int64_t width) const
   return std::min(std::max(inputs, part_multiple), width);
 }
 
-BaseProduct::BaseProduct(const LinearWork& work, const Step& step)
-    : work_(work),
-      step_(step),
-      reordered_(work, step),
-      tiling_(tiling_of(step.program, step.kernels, work.input.dtype, work.quantization())) {}
+BaseProduct::BaseProduct(const LinearSpec& spec, const CpuContext& context)
+    : spec_(spec),
+      context_(context),
+      reordered_(spec, context),
+      tiling_(tiling_of(context.program, context.kernels, activation_dtype(context.program.dtype),
+                        spec.quantization())),
+      multiply_(multiply_for(spec.quantization())),
+      unpacked_rows_(unpacked_rows(spec.quantization(), context.kernels)) {}
 
-void BaseProduct::prepare(bool has_adapters) const {
-  const Quantization& quantization = work_.quantization();
-  const bool to_int8 = rounds_activations(quantization.algo);
-  const bool reorders = reordered_.is_needed();
-  const bool packs_input = !work_.packed_input.is_there() && !work_.chosen.is_there() &&
-                           work_.packed(step_).is_there() && (has_adapters || (!to_int8 && !reorders));
-  if (!packs_input && !to_int8 && !quantization.zero_points && !reorders) return;
-  const std::int64_t orders = reorders ? reordered_.find_orders() : 0;
-  const auto body = [&](std::int64_t begin, std::int64_t end, int) {
-    const RowRange rows{begin * PackedSteps::kBlockRows,
-                        std::min(end * PackedSteps::kBlockRows, work_.num_rows())};
-    if (packs_input) pack_rows(work_.input, work_.packed(step_), rows);
-    if (!reorders) {
-      read_rows(work_.input, 0, rows);
-      return;
-    }
-    reordered_.make(rows);
-    for (std::int64_t order = 0; order < orders; ++order) {
-      const Rows made = reordered_.rows(order);
-      read_rows(made, order, rows);
-      if (step_.packed != nullptr) pack_rows(made, packed_of(order), rows);
-    }
-  };
-  step_.threads.parallel_for(PackedSteps::blocks_of(work_.num_rows()),
-                             rows_per_chunk(work_.input.width * PackedSteps::kBlockRows), body);
+BaseProduct::Multiply BaseProduct::multiply_for(const Quantization& quantization) {
+  if (quantization.is_coded()) return &BaseProduct::multiply_float;
+  switch (quantization.algo) {
+    case QuantAlgo::kNone:
+      return &BaseProduct::multiply_float;
+    case QuantAlgo::kW8A8:
+      return &BaseProduct::multiply_int8;
+    case QuantAlgo::kW4A8:
+      return &BaseProduct::multiply_w4a8;
+    case QuantAlgo::kW8A16:
+    case QuantAlgo::kW4A16:
+      return &BaseProduct::multiply_quantized;
+  }
+  return nullptr;
 }
 
-void BaseProduct::read_rows(const Rows& input, std::int64_t order, RowRange rows) const {
-  const Quantization& quantization = work_.quantization();
+void BaseProduct::prepare(const LinearCall& call, bool has_adapters) const {
+  const Quantization& quantization = spec_.quantization();
+  const bool to_int8 = rounds_activations(quantization.algo);
+  const bool reorders = reordered_.is_needed();
+  const bool packs_input = !call.packed_input.has_value() && !call.chosen.has_value() &&
+                           packed(call).has_value() && (has_adapters || (!to_int8 && !reorders));
+  if (!packs_input && !to_int8 && !quantization.zero_points && !reorders) return;
+  const std::int64_t orders = reorders ? reordered_.find_orders(call) : 0;
+  const auto body = [&](std::int64_t begin, std::int64_t end, int) {
+    const RowRange rows{begin * PackedSteps::kBlockRows,
+                        std::min(end * PackedSteps::kBlockRows, call.num_rows())};
+    if (packs_input) pack_rows(call.input, packed(call), rows);
+    if (!reorders) {
+      read_rows(call, call.input, 0, rows);
+      return;
+    }
+    reordered_.make(call, rows);
+    for (std::int64_t order = 0; order < orders; ++order) {
+      const Rows made = reordered_.rows(call, order);
+      read_rows(call, made, order, rows);
+      if (context_.memory.has_packed()) pack_rows(made, packed_of(call, order), rows);
+    }
+  };
+  context_.threads.parallel_for(PackedSteps::blocks_of(call.num_rows()),
+                                rows_per_chunk(call.input.width * PackedSteps::kBlockRows), body);
+}
+
+void BaseProduct::read_rows(const LinearCall& call, const Rows& input, std::int64_t order,
+                            RowRange rows) const {
+  const Quantization& quantization = spec_.quantization();
   const std::int64_t groups = group_count(quantization, input.width);
-  float* sums = step_.group_sums + order * work_.num_rows() * groups;
+  float* sums = context_.memory.group_sums() + order * call.num_rows() * groups;
   for (std::int64_t row = rows.begin; row < rows.end; ++row) {
     const std::byte* x = input.row(row);
     if (rounds_activations(quantization.algo)) {
-      std::uint8_t* made = step_.int8_rows + row * step_.int8_stride;
-      step_.kernels.quantize_row(x, input.dtype, input.width, made, step_.int8_scales + row);
+      std::uint8_t* made = context_.memory.int8_row(row);
+      context_.kernels.quantize_row(x, input.dtype, input.width, made, context_.memory.int8_scales() + row);
       if (quantization.algo == QuantAlgo::kW4A8) {
-        step_.kernels.arrange_int8_row(made, input.width, quantization, step_.int8_sums + row * groups);
+        context_.kernels.arrange_int8_row(made, input.width, quantization,
+                                          context_.memory.int8_sums() + row * groups);
       }
     } else if (quantization.zero_points) {
-      step_.kernels.sum_groups(x, input.dtype, input.width, quantization.group_size, sums + row * groups);
+      context_.kernels.sum_groups(x, input.dtype, input.width, quantization.group_size, sums + row * groups);
     }
   }
 }
 
 void BaseProduct::pack_rows(const Rows& input, const PackedRows& packed, RowRange rows) const {
-  step_.kernels.pack_rows({input.row(rows.begin), input.row_bytes(), input.row_bytes()}, rows.count(),
-                          packed.from(rows.begin).data, packed.step_bytes);
+  context_.kernels.pack_rows({input.row(rows.begin), input.row_bytes(), input.row_bytes()}, rows.count(),
+                             packed.from(rows.begin).data, packed.step_bytes);
 }
 
-PackedRows BaseProduct::packed_of(std::int64_t order) const {
-  if (step_.packed == nullptr) return {};
-  return {step_.packed + (1 + order) * step_.packed_order_bytes, packed_step_bytes(work_.num_rows())};
+PackedRows BaseProduct::packed_of(const LinearCall& call, std::int64_t order) const {
+  if (!context_.memory.has_packed()) return {};
+  return {context_.memory.packed.data() + (1 + order) * context_.memory.packed_order_bytes,
+          packed_step_bytes(call.num_rows())};
 }
 
-BaseProduct::PartInput BaseProduct::input_of(const TileTask& task) const {
+BaseProduct::PartInput BaseProduct::input_of(const LinearCall& call, const TileTask& task) const {
   const std::int64_t row = task.rows.begin;
-  const Quantization& quantization = work_.quantization();
-  const std::int64_t groups = group_count(quantization, work_.input.width);
+  const Quantization& quantization = spec_.quantization();
+  const std::int64_t groups = group_count(quantization, call.input.width);
   if (!reordered_.is_needed()) {
-    return {work_.input.row(row), task.packed, step_.group_sums + row * groups};
+    return {call.input.row(row), task.packed, context_.memory.group_sums() + row * groups};
   }
   const std::int64_t order = reordered_.order_of(task.part);
-  return {reordered_.rows(order).row(row), packed_of(order).from(row),
-          step_.group_sums + (order * work_.num_rows() + row) * groups};
+  return {reordered_.rows(call, order).row(row), packed_of(call, order).from(row),
+          context_.memory.group_sums() + (order * call.num_rows() + row) * groups};
 }
 
-void BaseProduct::multiply(const TileTask& task, ExpandedPanels* expanded) const {
-  const PanelMatrix& weight = work_.parts[task.part].weight;
+void BaseProduct::multiply(const LinearCall& call, const TileTask& task, ExpandedPanels* expanded) const {
   const ExpansionPlace place{
       room_for_panel(task.thread, task.slot), &expanded->held[task.slot], {task.part, task.panel}};
-  if (weight.quantization.algo == QuantAlgo::kNone || weight.quantization.is_coded()) {
-    multiply_float(weight, task, place);
-    return;
-  }
-  prefetch(task.upcoming.spans);
-  if (weight.quantization.algo == QuantAlgo::kW8A8) {
-    multiply_int8(weight, task);
-  } else if (weight.quantization.algo == QuantAlgo::kW4A8) {
-    multiply_w4a8(weight, task);
-  } else {
-    multiply_quantized(weight, task, place);
-  }
+  (this->*multiply_)(call, task, place);
 }
 
 std::byte* BaseProduct::room_for_panel(int thread, std::size_t slot) const {
-  float* behind_tiles = step_.scratch[static_cast<std::size_t>(thread)].data() + tiling_.scratch_floats();
+  float* behind_tiles = context_.scratch(thread) + tiling_.scratch_floats();
   return reinterpret_cast<std::byte*>(behind_tiles) +
-         slot * expanded_bytes(work_.input.dtype, work_.input.width);
+         slot * expanded_bytes(activation_dtype(context_.program.dtype), spec_.inputs());
 }
 
-void BaseProduct::multiply_gathered(std::size_t part, const GatheredOutputs& gathered, int thread,
-                                    float* tile) const {
-  const PanelMatrix& weight = work_.parts[part].weight;
+void BaseProduct::multiply_gathered(const LinearCall& call, std::size_t part, const GatheredOutputs& gathered,
+                                    int thread, float* tile) const {
+  const PanelMatrix& weight = spec_.parts[part].weight;
   const auto type = static_cast<std::size_t>(weight.dtype);
-  PanelGemm gemm{.a = work_.input.row(0),
-                 .a_stride = work_.input.width,
-                 .a_steps = work_.packed(step_).data,
-                 .a_step_bytes = work_.packed(step_).step_bytes,
+  PanelGemm gemm{.a = call.input.row(0),
+                 .a_stride = call.input.width,
+                 .a_steps = packed(call).data,
+                 .a_step_bytes = packed(call).step_bytes,
                  .k = weight.k,
                  .width = kPanelColumns,
                  .out = tile,
                  .out_stride = kPanelColumns,
-                 .rows = work_.num_rows()};
-  if (step_.kernels.gathered_gemm[type] != nullptr) {
-    step_.kernels.gathered_gemm[type](gemm, gathered);
+                 .rows = call.num_rows()};
+  if (context_.kernels.gathered_gemm[type] != nullptr) {
+    context_.kernels.gathered_gemm[type](gemm, gathered);
     return;
   }
   std::byte* panel = room_for_panel(thread, 0);
-  step_.kernels.gather_outputs(gathered, weight.k / k_interleave(weight.dtype), panel);
+  context_.kernels.gather_outputs(gathered, weight.k / k_interleave(weight.dtype), panel);
   gemm.panel = panel;
-  step_.kernels.gemm[type](gemm);
+  context_.kernels.gemm[type](gemm);
 }
 
-void BaseProduct::multiply_float(const PanelMatrix& weight, const TileTask& task,
+void BaseProduct::multiply_float(const LinearCall& call, const TileTask& task,
                                  const ExpansionPlace& place) const {
-  PanelGemm gemm{.a = work_.input.row(task.rows.begin),
-                 .a_stride = work_.input.width,
+  const PanelMatrix& weight = spec_.parts[task.part].weight;
+  PanelGemm gemm{.a = call.input.row(task.rows.begin),
+                 .a_stride = call.input.width,
                  .a_steps = task.packed.data,
                  .a_step_bytes = task.packed.step_bytes,
                  .panel = weight.data + weight.offset(task.panel),
@@ -206,9 +217,9 @@ void BaseProduct::multiply_float(const PanelMatrix& weight, const TileTask& task
                  .next_panel = task.upcoming.panel,
                  .fetch = task.upcoming.spans};
   const auto type = static_cast<std::size_t>(weight.dtype);
-  const KernelTable& kernels = step_.kernels;
-  if (work_.live.has_value() && gemm.width == kPanelColumns && !gemm.part.has_value()) {
-    kernels.sparse_gemm[type](gemm, *work_.live);
+  const KernelTable& kernels = context_.kernels;
+  if (call.live.has_value() && gemm.width == kPanelColumns && !gemm.part.has_value()) {
+    kernels.sparse_gemm[type](gemm, *call.live);
     return;
   }
   const bool expands = is_expanded(weight, task.panel, gemm.rows, kernels);
@@ -233,13 +244,15 @@ void BaseProduct::multiply_float(const PanelMatrix& weight, const TileTask& task
   kernels.gemm[type](gemm);
 }
 
-void BaseProduct::multiply_quantized(const PanelMatrix& weight, const TileTask& task,
+void BaseProduct::multiply_quantized(const LinearCall& call, const TileTask& task,
                                      const ExpansionPlace& place) const {
-  const PartInput input = input_of(task);
-  const auto activation = static_cast<std::size_t>(work_.input.dtype);
+  const PanelMatrix& weight = spec_.parts[task.part].weight;
+  const PartInput input = input_of(call, task);
+  prefetch(task.upcoming.spans);
+  const auto activation = static_cast<std::size_t>(call.input.dtype);
   QuantizedGemm gemm{.a = input.rows,
-                     .activation = work_.input.dtype,
-                     .a_stride = work_.input.width,
+                     .activation = call.input.dtype,
+                     .a_stride = call.input.width,
                      .a_steps = input.packed.data,
                      .a_step_bytes = input.packed.step_bytes,
                      .a_sums = input.sums,
@@ -253,35 +266,41 @@ void BaseProduct::multiply_quantized(const PanelMatrix& weight, const TileTask& 
                      .rows = task.rows.count(),
                      .part = task.inputs,
                      .next_panel = task.upcoming.panel};
-  if (is_expanded(weight, task.panel, gemm.rows, step_.kernels)) {
-    place.fill([&](std::byte* out) { step_.kernels.expand_panel[activation](gemm, out); });
+  if (is_expanded(weight, task.panel, gemm.rows, context_.kernels)) {
+    place.fill([&](std::byte* out) { context_.kernels.expand_panel[activation](gemm, out); });
     gemm.expanded = place.panel;
   }
-  step_.kernels.quantized_gemm[activation](gemm);
+  context_.kernels.quantized_gemm[activation](gemm);
 }
 
-void BaseProduct::multiply_int8(const PanelMatrix& weight, const TileTask& task) const {
+void BaseProduct::multiply_int8(const LinearCall& /*call*/, const TileTask& task,
+                                const ExpansionPlace& /*place*/) const {
+  const PanelMatrix& weight = spec_.parts[task.part].weight;
+  prefetch(task.upcoming.spans);
   const std::int64_t row = task.rows.begin;
-  step_.kernels.int8_gemm({.a = step_.int8_rows + row * step_.int8_stride,
-                           .a_stride = step_.int8_stride,
-                           .a_scales = step_.int8_scales + row,
-                           .panel = weight.data + weight.offset(task.panel),
-                           .k = weight.k,
-                           .width = panel_width(weight.n, task.panel),
-                           .out = task.tile,
-                           .out_stride = kPanelColumns,
-                           .rows = task.rows.end - row,
-                           .part = task.inputs,
-                           .next_panel = task.upcoming.panel});
+  context_.kernels.int8_gemm({.a = context_.memory.int8_row(row),
+                              .a_stride = context_.memory.int8_stride,
+                              .a_scales = context_.memory.int8_scales() + row,
+                              .panel = weight.data + weight.offset(task.panel),
+                              .k = weight.k,
+                              .width = panel_width(weight.n, task.panel),
+                              .out = task.tile,
+                              .out_stride = kPanelColumns,
+                              .rows = task.rows.end - row,
+                              .part = task.inputs,
+                              .next_panel = task.upcoming.panel});
 }
 
-void BaseProduct::multiply_w4a8(const PanelMatrix& weight, const TileTask& task) const {
+void BaseProduct::multiply_w4a8(const LinearCall& /*call*/, const TileTask& task,
+                                const ExpansionPlace& /*place*/) const {
+  const PanelMatrix& weight = spec_.parts[task.part].weight;
+  prefetch(task.upcoming.spans);
   const std::int64_t row = task.rows.begin;
-  step_.kernels.w4a8_gemm(
-      {.a = reinterpret_cast<const std::int8_t*>(step_.int8_rows) + row * step_.int8_stride,
-       .a_stride = step_.int8_stride,
-       .a_scales = step_.int8_scales + row,
-       .a_sums = step_.int8_sums + row * group_count(weight.quantization, weight.k),
+  context_.kernels.w4a8_gemm(
+      {.a = reinterpret_cast<const std::int8_t*>(context_.memory.int8_row(row)),
+       .a_stride = context_.memory.int8_stride,
+       .a_scales = context_.memory.int8_scales() + row,
+       .a_sums = context_.memory.int8_sums() + row * group_count(weight.quantization, weight.k),
        .quantization = weight.quantization,
        .panel = weight.data + weight.offset(task.panel),
        .k = weight.k,

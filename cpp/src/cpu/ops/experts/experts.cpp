@@ -1,35 +1,81 @@
-#include "ops/experts.h"
 
 #include <algorithm>
 #include <cstring>
 #include <functional>
 
-#include "ops/expert_rows.h"
+#include "lowered_op.h"
+#include "ops/experts/expert_memory.h"
+#include "ops/experts/expert_rows.h"
+#include "ops/linear/linear_layer.h"
 #include "ranks/overlapped_sum.h"
-#include "step.h"
-#include "weights/expert_slots.h"
 #include "weights/placed_weights.h"
 
 namespace adaptrt {
 namespace {
 
-/// One ExpertsOp in one step, over the tokens [first, first + count) at a time.
-class Experts {
+/// An ExpertsOp with everything resolved.
+struct ExpertsLayer {
+  ExpertsLayer(const ExpertsOp& experts, const OpPlace& place)
+      : op(experts),
+        context(place.context),
+        slots(place.context.weights == nullptr ? nullptr : place.context.weights->experts_of(experts)),
+        input(place.context.rows_of(experts.input)),
+        output(place.context.rows_of(experts.output)),
+        gate_up(spec_of(op.activation, slots == nullptr ? std::span(op.gate_up) : slots->gate_up(),
+                        op.gate_up_site),
+                context),
+        down(spec_of(LinearEpilogue::kStore, slots == nullptr ? std::span(op.down) : slots->down(),
+                     op.down_site),
+             context),
+        packs_inputs(reads_packed_rows(op.gate_up)),
+        packs_activated(reads_packed_rows(op.down)),
+        all_reduce(place.all_reduce) {}
+
+  [[nodiscard]] LinearSpec spec_of(LinearEpilogue epilogue, std::span<const LinearPart> parts,
+                                   std::int32_t first_site) const {
+    return {.epilogue = epilogue,
+            .parts = parts,
+            .parts_per_group = parts.size() / static_cast<std::size_t>(op.num_experts_here()),
+            .site = first_site < 0 ? nullptr : &context.program.lora_site(first_site)};
+  }
+
+  /// Whether the rows of a layer are packed as they are made, because nothing else reads them.
+  [[nodiscard]] bool reads_packed_rows(std::span<const LinearPart> parts) const {
+    const Quantization& quantization = parts.front().weight.quantization;
+    return context.memory.has_packed() && (quantization.algo == QuantAlgo::kNone || quantization.is_coded());
+  }
+
+  const ExpertsOp& op;
+  const CpuContext& context;
+  ExpertSlots* slots;  ///< nullptr: all experts are in memory
+  Rows input;
+  Rows output;
+  LinearLayer gate_up;
+  LinearLayer down;
+  bool packs_inputs;
+  bool packs_activated;
+  std::optional<FusedAllReduce> all_reduce;
+};
+
+/// An ExpertsOp in one step, over the tokens [first, first + count) at a time.
+class ExpertsRun {
  public:
-  Experts(const ExpertsOp& op, const Step& step)
-      : op_(op),
+  ExpertsRun(const ExpertsLayer& layer, const Step& step)
+      : layer_(layer),
+        op_(layer.op),
+        context_(layer.context),
         step_(step),
-        memory_(step.experts),
-        slots_(step.weights == nullptr ? nullptr : step.weights->experts_of(op)),
-        top_k_(op.routing.top_k),
-        input_(step.rows_of(op.input)),
-        output_(step.rows_of(op.output)),
-        sum_(begin_sum_behind(step)) {}
+        memory_(layer.context.memory.experts),
+        slots_(layer.slots),
+        top_k_(op_.routing.top_k),
+        input_(layer.input),
+        output_(layer.output),
+        sum_(layer.all_reduce ? layer.context.overlapped_sum.begin(*layer.all_reduce, step.rows) : nullptr) {}
 
   void run() const {
     memory_.taken.rows.assign(static_cast<std::size_t>(op_.num_experts_here()), 0);
     memory_.taken.adapted.clear();
-    const std::int64_t slice = tokens_of_slice(step_.program, op_);
+    const std::int64_t slice = tokens_of_slice(context_.program, op_);
     for (std::int64_t first = 0; first < step_.rows; first += slice) {
       run_slice(first, std::min(slice, step_.rows - first));
     }
@@ -37,7 +83,7 @@ class Experts {
 
  private:
   void run_slice(std::int64_t first, std::int64_t count) const {
-    take_experts(op_, step_, first, count);
+    take_experts(op_, context_, step_, first, count);
     if (memory_.experts_taken.empty()) {  // all that the slice takes are on other ranks
       const Rows nothing{memory_.outputs(), DType::kFloat32, output_.width};
       add_up(first, count, nothing, {0, panel_count(output_.width)});
@@ -50,23 +96,22 @@ class Experts {
       return;
     }
     if (slots_ != nullptr) slots_->bring(all);
-    run_linear(gate_up(slots_ == nullptr ? op_.gate_up : slots_->gate_up(), first, all), step_);
+    layer_.gate_up.run(gate_up(first, all));
     if (const std::int64_t panels = panels_of_thread(count); panels > 0) {
       const Rows sums{memory_.outputs(), DType::kFloat32, panels * kPanelColumns};
-      LinearWork work = down(slots_ == nullptr ? op_.down : slots_->down(), sums, all);
+      LinearCall call = down(sums, all);
       const auto begin = static_cast<std::size_t>(all.front().rows.begin);
-      work.scattered = {std::span(memory_.token_of).subspan(begin),
+      call.scattered = {std::span(memory_.token_of).subspan(begin),
                         std::span(memory_.weight_of).subspan(begin), count};
       const auto finish = [&](const ThreadPanels& made) { put_sums(first, count, made); };
-      run_linear_by_columns(work, panels, step_, std::ref(finish));
+      layer_.down.run_by_columns(call, panels, std::ref(finish));
       return;
     }
     const std::int64_t panels = panels_at_once(count);
     const Rows outputs{memory_.outputs(), DType::kFloat32, std::min(panels * kPanelColumns, output_.width)};
     const auto finish = [&](PanelRange chunk) { add_up(first, count, outputs, chunk); };
     // By reference: a std::function allocates for a callable of this size.
-    run_linear_in_chunks(down(slots_ == nullptr ? op_.down : slots_->down(), outputs, all), panels, step_,
-                         std::ref(finish));
+    layer_.down.run_in_chunks(down(outputs, all), panels, std::ref(finish));
   }
 
   /// As many experts at a time as can be in memory; their outputs are added up in the end, in the order that
@@ -77,8 +122,8 @@ class Experts {
     for (std::size_t done = 0; done < all.size(); done += slots_->most()) {
       const auto turn = all.subspan(done, std::min(slots_->most(), all.size() - done));
       slots_->bring(turn);
-      run_linear(gate_up(slots_->gate_up(), first, turn), step_);
-      run_linear(down(slots_->down(), outputs, turn), step_);
+      layer_.gate_up.run(gate_up(first, turn));
+      layer_.down.run(down(outputs, turn));
     }
     add_up(first, count, outputs, {0, panel_count(output_.width)});
   }
@@ -87,15 +132,15 @@ class Experts {
   [[nodiscard]] Rows activated() const {
     return {memory_.activated(), input_.dtype, op_.down.front().weight.k};
   }
-  /// The same memory, where the rows of a layer are packed as they are made and nothing else reads them.
-  [[nodiscard]] PackedRows packed(std::byte* rows, std::span<const LinearPart> parts) const {
-    const Quantization& quantization = parts.front().weight.quantization;
-    const bool reads_rows = quantization.algo != QuantAlgo::kNone && !quantization.is_coded();
-    if (step_.packed == nullptr || reads_rows) return {};
+  /// Rows of the same memory in packed form; no value where they are not packed.
+  [[nodiscard]] PackedRows packed(bool is_packed, std::byte* rows) const {
+    if (!is_packed) return {};
     return {rows, packed_step_bytes(memory_.experts_taken.back().rows.end)};
   }
-  [[nodiscard]] PackedRows packed_inputs() const { return packed(memory_.inputs(), op_.gate_up); }
-  [[nodiscard]] PackedRows packed_activated() const { return packed(memory_.activated(), op_.down); }
+  [[nodiscard]] PackedRows packed_inputs() const { return packed(layer_.packs_inputs, memory_.inputs()); }
+  [[nodiscard]] PackedRows packed_activated() const {
+    return packed(layer_.packs_activated, memory_.activated());
+  }
 
   /// Whether each thread packs the inputs of the experts that it multiplies. Where threads are many, several
   /// would pack the same rows; where an expert has few, most of a block of them would be filled up; and
@@ -103,29 +148,27 @@ class Experts {
   [[nodiscard]] bool threads_pack() const {
     constexpr std::int64_t kExpertsPerThread = 4;
     const std::int64_t experts = std::ssize(memory_.experts_taken);
-    return packed_inputs().is_there() && memory_.adapters.empty() &&
-           experts >= kExpertsPerThread * step_.threads.num_threads() &&
+    return packed_inputs().has_value() && memory_.adapters.empty() &&
+           experts >= kExpertsPerThread * context_.threads.num_threads() &&
            memory_.experts_taken.back().rows.end >= PackedSteps::kBlockRows * experts;
   }
 
-  [[nodiscard]] LinearWork gate_up(std::span<const LinearPart> parts, std::int64_t first,
-                                   std::span<const RowGroup> experts) const {
-    LinearWork work = layer(inputs(), activated(), op_.activation, parts, op_.gate_up_site, experts);
+  [[nodiscard]] LinearCall gate_up(std::int64_t first, std::span<const RowGroup> experts) const {
+    LinearCall call = call_of(inputs(), activated(), layer_.gate_up.spec(), op_.gate_up_site, experts);
     if (threads_pack()) {
-      work.input = {input_.row(first), input_.dtype, input_.width};
+      call.input = {input_.row(first), input_.dtype, input_.width};
       const auto begin = static_cast<std::size_t>(experts.front().rows.begin);
-      work.chosen = {std::span(memory_.token_of).subspan(begin), memory_.packed_by_thread};
+      call.chosen = {std::span(memory_.token_of).subspan(begin), memory_.packed_by_thread};
     } else {
-      work.packed_input = packed_inputs().from(experts.front().rows.begin);
+      call.packed_input = packed_inputs().from(experts.front().rows.begin);
     }
-    work.packed_output = packed_activated().from(experts.front().rows.begin);
-    return work;
+    call.packed_output = packed_activated().from(experts.front().rows.begin);
+    return call;
   }
-  [[nodiscard]] LinearWork down(std::span<const LinearPart> parts, const Rows& outputs,
-                                std::span<const RowGroup> experts) const {
-    LinearWork work = layer(activated(), outputs, LinearEpilogue::kStore, parts, op_.down_site, experts);
-    work.packed_input = packed_activated().from(experts.front().rows.begin);
-    return work;
+  [[nodiscard]] LinearCall down(const Rows& outputs, std::span<const RowGroup> experts) const {
+    LinearCall call = call_of(activated(), outputs, layer_.down.spec(), op_.down_site, experts);
+    call.packed_input = packed_activated().from(experts.front().rows.begin);
+    return call;
   }
 
   /// Panels of the outputs that are made, and added up, at once: as many as stay in a second-level cache, but
@@ -137,7 +180,7 @@ class Experts {
     const std::int64_t rows = count * top_k_;
     const std::int64_t panel_bytes = rows * kPanelColumns * static_cast<std::int64_t>(sizeof(float));
     const std::int64_t bytes = std::max(kBytes, rows * activated().row_bytes());
-    const std::int64_t tiles = step_.threads.num_threads() * kTilesPerThread;
+    const std::int64_t tiles = context_.threads.num_threads() * kTilesPerThread;
     const std::int64_t experts = std::ssize(memory_.experts_taken);
     const std::int64_t most =
         std::max({std::int64_t{1}, bytes / panel_bytes, (tiles + experts - 1) / experts});
@@ -153,7 +196,7 @@ class Experts {
     constexpr std::int64_t kBytes = 1 << 19;
     constexpr std::int64_t kEnough = 4;
     constexpr std::int64_t kChunksPerThread = 2;
-    const std::int64_t threads = step_.threads.num_threads();
+    const std::int64_t threads = context_.threads.num_threads();
     const std::int64_t panels = panel_count(output_.width);
     if (panels % threads != 0 && panels < kEnough * threads) return 0;
     const std::int64_t panel_bytes = kPanelColumns * static_cast<std::int64_t>(sizeof(float));
@@ -168,7 +211,7 @@ class Experts {
   }
 
   void gather(std::int64_t first) const {
-    if (packed_inputs().is_there()) return gather_packed(first);
+    if (packed_inputs().has_value()) return gather_packed(first);
     const std::int64_t bytes = input_.row_bytes();
     const auto body = [&](std::int64_t begin, std::int64_t end, int) {
       for (std::int64_t row = begin; row < end; ++row) {
@@ -176,7 +219,7 @@ class Experts {
                     static_cast<std::size_t>(bytes));
       }
     };
-    step_.threads.parallel_for(memory_.experts_taken.back().rows.end, rows_per_chunk(input_.width), body);
+    context_.threads.parallel_for(memory_.experts_taken.back().rows.end, rows_per_chunk(input_.width), body);
   }
 
   void gather_packed(std::int64_t first) const {
@@ -185,43 +228,37 @@ class Experts {
       const std::int64_t row = begin * PackedSteps::kBlockRows;
       const std::int64_t count = std::min(end * PackedSteps::kBlockRows, rows) - row;
       const PackedRows out = packed_inputs().from(row);
-      step_.kernels.pack_rows(
+      context_.kernels.pack_rows(
           {input_.row(first), input_.row_bytes(), input_.row_bytes(), memory_.token_of.data() + row}, count,
           out.data, out.step_bytes);
     };
-    step_.threads.parallel_for(PackedSteps::blocks_of(rows),
-                               rows_per_chunk(input_.width * PackedSteps::kBlockRows), body);
+    context_.threads.parallel_for(PackedSteps::blocks_of(rows),
+                                  rows_per_chunk(input_.width * PackedSteps::kBlockRows), body);
   }
 
-  /// The rows of some of the experts that are taken, which follow one another, through a linear layer of
-  /// each.
-  [[nodiscard]] LinearWork layer(const Rows& input, const Rows& output, LinearEpilogue epilogue,
-                                 std::span<const LinearPart> parts, std::int32_t first_site,
-                                 std::span<const RowGroup> experts) const {
-    const std::size_t parts_per_expert = parts.size() / static_cast<std::size_t>(op_.num_experts_here());
+  /// The rows of some of the taken experts, which follow one another, for a linear layer of each.
+  [[nodiscard]] LinearCall call_of(const Rows& input, const Rows& output, const LinearSpec& spec,
+                                   std::int32_t first_site, std::span<const RowGroup> experts) const {
     const RowRange rows{experts.front().rows.begin, experts.back().rows.end};
     memory_.groups.clear();
     for (const RowGroup& expert : experts) {
       memory_.groups.push_back({{expert.rows.begin - rows.begin, expert.rows.end - rows.begin},
-                                expert.first_part * parts_per_expert});
+                                expert.first_part * spec.parts_per_group});
     }
-    step_.adapted_rows.clear();
+    std::vector<AdaptedRows>& adapted = context_.memory.linear.adapted_rows;
+    adapted.clear();
     for (std::size_t i = 0; i < memory_.adapters.size(); ++i) {
       const AdapterGroup& group = memory_.adapters[i];
       if (group.begin < rows.begin || group.begin >= rows.end) continue;
       const auto site = static_cast<std::size_t>(first_site) + memory_.adapter_expert[i];
       const DeviceSite& found = group.adapter->sites[site];
       if (found.total_rank == 0) continue;
-      step_.adapted_rows.push_back({group.begin - rows.begin, group.end - rows.begin, &found});
+      adapted.push_back({group.begin - rows.begin, group.end - rows.begin, &found});
     }
     return {.input = {input.row(rows.begin), input.dtype, input.width},
             .output = {output.row(rows.begin), output.dtype, output.width},
-            .epilogue = epilogue,
-            .parts = parts,
-            .parts_per_group = parts_per_expert,
             .groups = memory_.groups,
-            .adapted = step_.adapted_rows,
-            .site = first_site < 0 ? nullptr : &step_.program.lora_site(first_site)};
+            .adapted = adapted};
   }
 
   /// Some of the output's columns, and where they are.
@@ -264,7 +301,7 @@ class Experts {
         } else if (op_.stores) {
           std::copy_n(sums, width, out);
         } else {
-          step_.kernels.add(sums, width, out);
+          context_.kernels.add(sums, width, out);
         }
       }
       if (sum_ != nullptr) sum_->add_made(columns.first, count * width);
@@ -281,7 +318,7 @@ class Experts {
       });
     };
     const std::int64_t width = (chunk.end - chunk.begin) * kPanelColumns;
-    step_.threads.parallel_for(count, rows_per_chunk(width * top_k_), body);
+    context_.threads.parallel_for(count, rows_per_chunk(width * top_k_), body);
     if (sum_ != nullptr) sum_->go_on();
   }
 
@@ -296,14 +333,14 @@ class Experts {
         continue;
       }
       const auto at = static_cast<std::size_t>(token * top_k_ + here.begin);
-      step_.kernels.add_up_rows({.rows = rows.float_row(0),
-                                 .stride = rows.width,
-                                 .row_of = memory_.row_of.data() + at,
-                                 .weights = memory_.weights.data() + at,
-                                 .count = here.end - here.begin,
-                                 .width = width,
-                                 .out = out,
-                                 .accumulate = !op_.stores});
+      context_.kernels.add_up_rows({.rows = rows.float_row(0),
+                                    .stride = rows.width,
+                                    .row_of = memory_.row_of.data() + at,
+                                    .weights = memory_.weights.data() + at,
+                                    .count = here.end - here.begin,
+                                    .width = width,
+                                    .out = out,
+                                    .accumulate = !op_.stores});
     }
     if (sum_ != nullptr) sum_->add_made(columns.first, tokens.count() * width);
   }
@@ -320,20 +357,32 @@ class Experts {
     }
   }
 
+  const ExpertsLayer& layer_;
   const ExpertsOp& op_;
+  const CpuContext& context_;
   const Step& step_;
   ExpertMemory& memory_;
   ExpertSlots* slots_;  ///< nullptr: all experts are in memory
   std::int64_t top_k_;
-  Rows input_;
-  Rows output_;
-  OverlappedSum* sum_;  ///< over ranks, which goes on meanwhile; nullptr: none does
+  const Rows& input_;
+  const Rows& output_;
+  OverlappedSum* sum_;  ///< the sum over ranks that goes on meanwhile; nullptr: there is none
+};
+
+class LoweredExperts final : public LoweredOp {
+ public:
+  LoweredExperts(const ExpertsOp& op, const OpPlace& place) : layer_(op, place) {}
+
+  void run(Step& step) override { ExpertsRun(layer_, step).run(); }
+
+ private:
+  ExpertsLayer layer_;
 };
 
 }  // namespace
 
-void run_op(const ExpertsOp& op, const Step& step) {
-  Experts(op, step).run();
+LoweredOpPtr lower(const ExpertsOp& op, const OpPlace& place) {
+  return std::make_unique<LoweredExperts>(op, place);
 }
 
 }  // namespace adaptrt

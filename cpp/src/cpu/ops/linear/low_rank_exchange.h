@@ -3,7 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "ops/linear_work.h"
+#include "context.h"
+#include "ops/linear/linear_spec.h"
 
 namespace adaptrt {
 
@@ -13,17 +14,17 @@ namespace adaptrt {
 ///
 /// Where ranks have different experts, those that share the same ones: each experts_for_each-th of the stage.
 ///
-/// What a rank has made is packed: the rows of one of LinearWork::adapted behind those of the one before it,
+/// What a rank has made is packed: the rows of one of LinearCall::adapted behind those of the one before it,
 /// each as wide as its adapter needs.
 class LowRankExchange {
  public:
-  LowRankExchange(const LinearWork& work, const Step& step);
+  LowRankExchange(const LinearCall& call, const LoraSite& site, const CpuContext& context);
 
-  /// A tile of what this rank makes of some rows of one of LinearWork::adapted; rows of the tile are
+  /// A tile of what this rank makes of some rows of one of LinearCall::adapted; rows of the tile are
   /// kPanelColumns floats apart. From several threads.
   void store(const AdaptedRows& adapted, std::int64_t panel, RowRange rows, const float* tile) const;
 
-  /// step.shrink = all of x A^T, once all tiles are stored.
+  /// StepMemory::shrink = all of x A^T, once all tiles are stored.
   void finish() const;
 
  private:
@@ -34,18 +35,16 @@ class LowRankExchange {
   [[nodiscard]] std::int64_t elements_on(std::int32_t rank) const;
   [[nodiscard]] std::byte* shrunk(std::int64_t row, std::int64_t column) const;
   void gather() const;
-  /// Puts what a rank has packed at `packed` where step.shrink has its columns.
+  /// Puts what a rank has packed at `packed` where StepMemory::shrink has its columns.
   void place(std::int32_t rank, const std::byte* packed) const;
   void add_up() const;
 
-  const LinearWork& work_;
-  const Step& step_;
+  const LinearCall& call_;
+  const LoraSite& site_;
+  const CpuContext& context_;
   std::int32_t rank_;
   std::int32_t ranks_;
   DType type_;  ///< of what is packed
 };
-
-/// Floats of Step::low_rank_room that any site's exchange needs at most.
-[[nodiscard]] std::size_t low_rank_room_floats(const Program& program);
 
 }  // namespace adaptrt

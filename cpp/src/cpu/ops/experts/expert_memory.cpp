@@ -1,10 +1,12 @@
 // What ExpertsOps need room for.
 
+#include "ops/experts/expert_memory.h"
+
 #include <algorithm>
 
 #include "adaptrt/cpu/routing.h"
-#include "ops/experts.h"
-#include "step.h"
+#include "op_sizes.h"
+#include "packed_rows.h"
 
 namespace adaptrt {
 namespace {

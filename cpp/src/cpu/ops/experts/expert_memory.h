@@ -7,7 +7,8 @@
 
 #include "adaptrt/core/huge_array.h"
 #include "adaptrt/program/program.h"
-#include "ops/linear_work.h"
+#include "ops/linear/row_groups.h"
+#include "step.h"
 
 namespace adaptrt {
 
@@ -46,7 +47,7 @@ class ExpertMemory {
   std::vector<ThreadRows>
       packed_by_thread;  ///< an expert's inputs; empty where kernels read rows as they are
 
-  /// Activation type; rows are as wide as the op's. Either may be PackedRows, as Step::packed is.
+  /// Activation type; rows are as wide as the op's. Either may be PackedRows, as StepMemory::packed is.
   [[nodiscard]] std::byte* inputs() const { return inputs_.data(); }
   [[nodiscard]] std::byte* activated() const { return activated_.data(); }
   /// float32

@@ -1,10 +1,11 @@
-#include "ranks/low_rank_exchange.h"
+#include "ops/linear/low_rank_exchange.h"
 
 #include <algorithm>
 #include <cstring>
 #include <span>
 #include <vector>
 
+#include "op_sizes.h"
 #include "ranks/overlapped_sum.h"
 #include "ranks/rank_sums.h"
 
@@ -21,32 +22,33 @@ std::int64_t room_of(const LoraSite& site, const Program& program) {
 
 }  // namespace
 
-LowRankExchange::LowRankExchange(const LinearWork& work, const Step& step)
-    : work_(work),
-      step_(step),
-      rank_(work.site->share),
-      ranks_(work.site->num_shares),
-      type_(work.site->shares_a() ? work.input.dtype : DType::kFloat32) {
-  std::vector<std::int64_t>& begins = step.linear_scratch.packed_begins;
+LowRankExchange::LowRankExchange(const LinearCall& call, const LoraSite& site, const CpuContext& context)
+    : call_(call),
+      site_(site),
+      context_(context),
+      rank_(site.share),
+      ranks_(site.num_shares),
+      type_(site.shares_a() ? call.input.dtype : DType::kFloat32) {
+  std::vector<std::int64_t>& begins = context.memory.linear.packed_begins;
   begins.clear();
   std::int64_t elements = 0;
-  for (const AdaptedRows& adapted : work.adapted) {
+  for (const AdaptedRows& adapted : call.adapted) {
     begins.push_back(elements);
     elements += (adapted.end - adapted.begin) * width_on(rank_, adapted);
   }
 }
 
 std::int32_t LowRankExchange::number_of(std::int32_t share) const {
-  return step_.stage_communicator->rank() + (share - rank_) * work_.site->experts_for_each;
+  return context_.stage_communicator->rank() + (share - rank_) * site_.experts_for_each;
 }
 
 std::int64_t LowRankExchange::width_on(std::int32_t rank, const AdaptedRows& adapted) const {
-  return work_.site->rows_of_a(adapted.site->total_rank, rank).count;
+  return site_.rows_of_a(adapted.site->total_rank, rank).count;
 }
 
 std::int64_t LowRankExchange::elements_on(std::int32_t rank) const {
   std::int64_t elements = 0;
-  for (const AdaptedRows& adapted : work_.adapted) {
+  for (const AdaptedRows& adapted : call_.adapted) {
     elements += (adapted.end - adapted.begin) * width_on(rank, adapted);
   }
   return elements;
@@ -54,20 +56,20 @@ std::int64_t LowRankExchange::elements_on(std::int32_t rank) const {
 
 void LowRankExchange::store(const AdaptedRows& adapted, std::int64_t panel, RowRange rows,
                             const float* tile) const {
-  const auto at = static_cast<std::size_t>(&adapted - work_.adapted.data());
+  const auto at = static_cast<std::size_t>(&adapted - call_.adapted.data());
   const std::int64_t width = width_on(rank_, adapted);
-  const std::int64_t begin = step_.linear_scratch.packed_begins[at] + panel * kPanelColumns;
-  auto* packed = reinterpret_cast<std::byte*>(step_.low_rank_room);
+  const std::int64_t begin = context_.memory.linear.packed_begins[at] + panel * kPanelColumns;
+  auto* packed = reinterpret_cast<std::byte*>(context_.memory.low_rank_room());
   for (std::int64_t row = rows.begin; row < rows.end; ++row, tile += kPanelColumns) {
     const std::int64_t element = begin + (row - adapted.begin) * width;
-    step_.kernels.scale_and_store(tile, 1.0F, panel_width(width, panel),
-                                  packed + static_cast<std::size_t>(element) * size_of(type_), type_);
+    context_.kernels.scale_and_store(tile, 1.0F, panel_width(width, panel),
+                                     packed + static_cast<std::size_t>(element) * size_of(type_), type_);
   }
 }
 
 void LowRankExchange::finish() const {
-  step_.overlapped_sum.begin_rest();
-  if (work_.site->shares_a()) {
+  context_.overlapped_sum.begin_rest();
+  if (site_.shares_a()) {
     gather();
   } else {
     add_up();
@@ -75,14 +77,14 @@ void LowRankExchange::finish() const {
 }
 
 std::byte* LowRankExchange::shrunk(std::int64_t row, std::int64_t column) const {
-  return step_.shrink +
-         static_cast<std::size_t>(row * step_.shrink_stride + column) * size_of(work_.input.dtype);
+  return context_.memory.shrink.data() +
+         static_cast<std::size_t>(row * context_.memory.shrink_stride + column) * size_of(call_.input.dtype);
 }
 
 void LowRankExchange::gather() const {
-  RankMessages& messages = step_.rank_messages;
+  RankMessages& messages = context_.rank_messages;
   messages.clear();
-  auto* packed = reinterpret_cast<std::byte*>(step_.low_rank_room);
+  auto* packed = reinterpret_cast<std::byte*>(context_.memory.low_rank_room());
   const std::span own(packed, static_cast<std::size_t>(elements_on(rank_)) * size_of(type_));
   std::size_t used = own.size();
   for (std::int32_t rank = 0; rank < ranks_; ++rank) {
@@ -92,7 +94,7 @@ void LowRankExchange::gather() const {
     if (!own.empty()) messages.sent.push_back({number_of(rank), own});
     if (!theirs.empty()) messages.received.push_back({number_of(rank), theirs});
   }
-  step_.stage_communicator->exchange(messages.sent, messages.received);
+  context_.stage_communicator->exchange(messages.sent, messages.received);
   const std::byte* from = packed;
   place(rank_, from);
   from += own.size();
@@ -104,8 +106,8 @@ void LowRankExchange::gather() const {
 }
 
 void LowRankExchange::place(std::int32_t rank, const std::byte* packed) const {
-  for (const AdaptedRows& adapted : work_.adapted) {
-    const MatrixRows columns = work_.site->rows_of_a(adapted.site->total_rank, rank);
+  for (const AdaptedRows& adapted : call_.adapted) {
+    const MatrixRows columns = site_.rows_of_a(adapted.site->total_rank, rank);
     const std::size_t bytes = static_cast<std::size_t>(columns.count) * size_of(type_);
     for (std::int64_t row = adapted.begin; row < adapted.end; ++row, packed += bytes) {
       std::memcpy(shrunk(row, columns.first), packed, bytes);
@@ -115,18 +117,18 @@ void LowRankExchange::place(std::int32_t rank, const std::byte* packed) const {
 
 void LowRankExchange::add_up() const {
   const std::int64_t elements = elements_on(rank_);
-  float* packed = step_.low_rank_room;
+  float* packed = context_.memory.low_rank_room();
   sum_over_ranks({.terms = packed,
                   .width = elements,
                   .output = packed,
                   .output_stride = elements,
-                  .rank_stride = work_.site->experts_for_each,
+                  .rank_stride = site_.experts_for_each,
                   .room = packed + elements},
-                 step_);
-  for (const AdaptedRows& adapted : work_.adapted) {
+                 context_);
+  for (const AdaptedRows& adapted : call_.adapted) {
     const std::int64_t width = adapted.site->total_rank;
     for (std::int64_t row = adapted.begin; row < adapted.end; ++row, packed += width) {
-      step_.kernels.scale_and_store(packed, 1.0F, width, shrunk(row, 0), work_.input.dtype);
+      context_.kernels.scale_and_store(packed, 1.0F, width, shrunk(row, 0), call_.input.dtype);
     }
   }
 }

@@ -1,0 +1,66 @@
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "adaptrt/core/thread_pool.h"
+#include "adaptrt/cpu/kernel_table.h"
+#include "adaptrt/engine/communicator.h"
+#include "adaptrt/program/program.h"
+#include "kv_pool.h"
+#include "packed_rows.h"
+#include "position_bias.h"
+#include "ranks/rank_messages.h"
+#include "step.h"
+#include "step_memory.h"
+
+namespace adaptrt {
+
+class OverlappedSum;
+class PlacedWeights;
+class StepRecorder;
+
+/// Everything that the ops of an engine work with and that stays the same from step to step. The engine owns
+/// it; it outlives the ops.
+struct CpuContext {
+  const Program& program;
+  const KernelTable& kernels;
+  ThreadPool& threads;
+  StepMemory& memory;
+  const KvPool& kv_pool;
+  /// Keys and values of encoder inputs.
+  const KvPool& cross_pool;
+  /// Keys and values of one layer, for attention that keeps none beyond the op.
+  const KvPool& step_local_kv;
+  const PositionBiases& position_biases;
+  /// nullptr: the weights are where the program refers to.
+  PlacedWeights* weights;
+  /// All ranks; nullptr where the program has one.
+  Communicator* communicator;
+  /// The ranks of this stage.
+  Communicator* stage_communicator;
+  RankMessages& rank_messages;
+  OverlappedSum& overlapped_sum;
+  /// nullptr: the steps are not profiled.
+  StepRecorder* recorder;
+
+  [[nodiscard]] const Buffer& buffer(BufferId id) const {
+    return program.buffers[static_cast<std::size_t>(id)];
+  }
+  [[nodiscard]] Rows rows_of(BufferId id) const {
+    const Buffer& found = buffer(id);
+    return {memory.arena.data() + found.offset, found.dtype, found.width};
+  }
+  [[nodiscard]] float* scratch(int thread) const {
+    return memory.scratch[static_cast<std::size_t>(thread)].data();
+  }
+};
+
+/// Rows of `width` elements that are worth a chunk of a loop that does little with each.
+[[nodiscard]] inline std::int64_t rows_per_chunk(std::int64_t width) {
+  constexpr std::int64_t kElements = 8192;
+  return std::max<std::int64_t>(1, kElements / width);
+}
+
+}  // namespace adaptrt

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "adaptrt/cpu/kernel_table.h"
+#include "adaptrt/program/program.h"
+
+namespace adaptrt {
+
+// Sizes of StepMemory that the ops of a program need.
+
+/// Floats of scratch that a thread needs for each kind of op.
+[[nodiscard]] std::size_t linear_scratch_floats(const Program& program, const KernelTable& kernels);
+[[nodiscard]] std::size_t attention_scratch_floats(const Program& program);
+[[nodiscard]] std::size_t row_op_scratch_floats(const Program& program);
+[[nodiscard]] std::size_t expert_scratch_floats(const Program& program);
+
+/// Floats that an op receives from other ranks, at most.
+[[nodiscard]] std::size_t rank_room_floats(const Program& program);
+/// Floats that the exchange of any adapter site needs, at most.
+[[nodiscard]] std::size_t low_rank_room_floats(const Program& program);
+
+/// Maximum number of rows of a linear layer: one for each token, for each row of logits, or those of a slice
+/// of experts' rows.
+[[nodiscard]] std::int64_t most_linear_rows(const Program& program);
+
+/// StepMemory::int8_stride; 0 without weights that round activations.
+[[nodiscard]] std::int64_t int8_row_bytes(const Program& program);
+/// Maximum number of groups of inputs in a matrix of QuantAlgo::kW4A8.
+[[nodiscard]] std::int64_t most_w4a8_groups(const Program& program);
+/// Maximum number of groups of inputs in a matrix with zero points.
+[[nodiscard]] std::int64_t most_zero_point_groups(const Program& program);
+
+/// Room for packed rows of the input, or of one order.
+struct PackedRowsSize {
+  std::int64_t steps = 0;
+  std::int64_t step_bytes = 0;
+
+  [[nodiscard]] std::int64_t bytes() const { return steps * step_bytes; }
+};
+[[nodiscard]] PackedRowsSize packed_rows_size(const Program& program, const KernelTable& kernels);
+/// Steps for the widest input, and for an input and an output that are both packed.
+[[nodiscard]] std::int64_t most_packed_steps(const Program& program);
+
+/// Room for StepMemory::reordered.
+struct ReorderedSize {
+  std::int64_t orders = 0;  ///< that one row of a layer may be needed in
+  std::int64_t row_bytes = 0;
+  std::size_t parts = 0;  ///< parts of such a layer, of all its experts
+};
+[[nodiscard]] ReorderedSize reordered_size(const Program& program);
+
+}  // namespace adaptrt
