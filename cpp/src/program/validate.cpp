@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "adaptrt/program/op_buffers.h"
 #include "validator.h"
 
 namespace adaptrt {
@@ -139,7 +140,16 @@ void Validator::check_ops(const std::vector<Op>& ops, RowKind rows, std::string_
         std::string(section) + " op " + std::to_string(i) + " (" + std::string(kNames[ops[i].index()]) + ")";
     live_.next_op();
     std::visit([this](const auto& op) { check(op); }, ops[i]);
+    use_buffers(ops[i]);
   }
+}
+
+void Validator::use_buffers(const Op& op) {
+  const OpBuffers buffers = buffers_of(op, program_);
+  for (const BufferId id : buffers.reads) read(id);
+  for (const BufferId id : buffers.writes) write(id);
+  const auto* sum = std::get_if<AllReduceOp>(&op);
+  if (sum != nullptr && live_.holds(sum->input)) used_up_[static_cast<std::size_t>(sum->input)] = true;
 }
 
 void Validator::check_kinds_of_attention() {

@@ -56,10 +56,6 @@ void Validator::check(const AttentionOp& op) {
   check_finite("scale", op.scale, 0.0F);
   check_range_(where_ + ": sliding_window", op.sliding_window, 0, kSizeLimit - 1);
   check_finite("softcap", op.softcap, 0.0F);
-  read(op.qkv);
-  read(op.cosine);
-  read(op.sine);
-  write(op.output);
 }
 
 void Validator::check(const CrossKeysOp& op) {
@@ -74,7 +70,6 @@ void Validator::check(const CrossKeysOp& op) {
   }
   const auto layer = static_cast<std::size_t>(std::max(0, op.layer));
   if (layer < cross_shapes_.size()) cross_shapes_[layer] = op.shape;
-  read(op.kv);
 }
 
 void Validator::check(const CrossAttentionOp& op) {
@@ -93,8 +88,6 @@ void Validator::check(const CrossAttentionOp& op) {
     check_width("output", output, op.shape.query_size());
   }
   check_finite("scale", op.scale, 0.0F);
-  read(op.q);
-  write(op.output);
 }
 
 void Validator::use_layer(std::int32_t layer, std::vector<std::int32_t>* users) {

@@ -65,13 +65,6 @@ void Validator::check(const LinearOp& op) {
     if (op.parts.size() != 1) add(where_ + ": adapters act on one part alone in the head");
     check_slices(op.lora_site, LoraModule::kLmHead, {weight.k, weight.n});
   }
-  read(op.input);
-  if (op.scores != kNoBuffer) read(op.scores);
-  if (op.epilogue == LinearEpilogue::kAdd) {
-    read(op.output);
-  } else {
-    write(op.output);
-  }
   if (op.input == op.output) add(where_ + ": input and output are one buffer");
 }
 
@@ -154,13 +147,6 @@ void Validator::check(const ExpertsOp& op) {
     const auto at = static_cast<std::size_t>(expert);
     check_site(op.gate_up_site + static_cast<std::int32_t>(expert), std::span(op.gate_up).subspan(2 * at, 2));
     check_site(op.down_site + static_cast<std::int32_t>(expert), std::span(op.down).subspan(at, 1));
-  }
-  read(op.input);
-  read(op.router_logits);
-  if (op.stores) {
-    write(op.output);
-  } else {
-    read(op.output);
   }
 }
 

@@ -85,7 +85,6 @@ void Validator::check(const EmbeddingOp& op) {
   }
   if (op.lora_site != -1) check_slices(op.lora_site, LoraModule::kEmbedding, {op.table.n, op.table.k});
   check_new_tokens(width);
-  write(op.output);
 }
 
 void Validator::check(const RopeTableOp& op) {
@@ -109,8 +108,6 @@ void Validator::check(const RopeTableOp& op) {
   check_width("cosine", operand("cosine", op.cosine, DType::kFloat32, rows_), half);
   check_width("sine", operand("sine", op.sine, DType::kFloat32, rows_), half);
   if (op.cosine == op.sine) add(where_ + ": cosine and sine are one buffer");
-  write(op.cosine);
-  write(op.sine);
 }
 
 void Validator::check(const RmsNormOp& op) {
@@ -127,12 +124,6 @@ void Validator::check(const RmsNormOp& op) {
   if (op.add && (op.gather_logit_rows || rows_ == RowKind::kLogits)) add(where_ + ": adds outside the body");
   if (op.add && op.input == op.output) add(where_ + ": input and output are one buffer");
   check_finite("epsilon", op.epsilon, 0.0F);
-  read(op.input);
-  if (op.add) {
-    read(op.output);
-  } else {
-    write(op.output);
-  }
 }
 
 DType Validator::norm_type(BufferId output) const {
@@ -155,8 +146,6 @@ void Validator::check(const LayerNormOp& op) {
     check_norm_site(op.lora_site, op.bias.size);
   }
   check_finite("epsilon", op.epsilon, 0.0F);
-  read(op.input);
-  write(op.output);
 }
 
 void Validator::check(const CastOp& op) {
@@ -164,8 +153,6 @@ void Validator::check(const CastOp& op) {
   const auto* output = operand("output", op.output, activation_dtype(program_.dtype), rows_);
   if (input != nullptr) check_width("output", output, input->width);
   if (op.input == op.output) add(where_ + ": input and output are one buffer");
-  read(op.input);
-  write(op.output);
 }
 
 void Validator::check(const KeepLogitRowsOp& op) {
@@ -182,7 +169,6 @@ void Validator::check(const KeepLogitRowsOp& op) {
     if (buffer.rows != RowKind::kTokens) add(where_ + ": '" + buffer.name + "' has a row a row of logits");
     if (!lost_[static_cast<std::size_t>(id)]) add(where_ + ": names '" + buffer.name + "' twice");
     lost_[static_cast<std::size_t>(id)] = false;
-    read(id);
   }
 }
 
@@ -192,9 +178,6 @@ void Validator::check(const GatedAddOp& op) {
   check_width("gate", operand("gate", op.gate, DType::kFloat32, rows_), 1);
   if (input != nullptr) check_width("output", output, input->width);
   if (op.input == op.output) add(where_ + ": input and output are one buffer");
-  read(op.input);
-  read(op.gate);
-  read(op.output);
 }
 
 }  // namespace adaptrt

@@ -17,13 +17,6 @@ void Validator::check(const AllReduceOp& op) {
   const auto* output = operand("output", op.output, DType::kFloat32, rows_);
   if (input != nullptr) check_width("output", output, input->width);
   if (op.input == op.output) add(where_ + ": input and output are one buffer");
-  read(op.input);
-  if (live_.holds(op.input)) used_up_[static_cast<std::size_t>(op.input)] = true;
-  if (op.add) {
-    read(op.output);
-  } else {
-    write(op.output);
-  }
 }
 
 void Validator::check(const AllHeadsNormOp& op) {
@@ -39,7 +32,6 @@ void Validator::check(const AllHeadsNormOp& op) {
   check_range_(where_ + ": whole_key_size", op.whole_key_size, op.key_norm.size, kSizeLimit - 1);
   if (qkv != nullptr) check_width("qkv", qkv, op.query_norm.size + 2 * op.key_norm.size);
   check_finite("epsilon", op.epsilon, 0.0F);
-  read(op.qkv);
 }
 
 void Validator::check(const GatherOp& op) {
@@ -52,8 +44,6 @@ void Validator::check(const GatherOp& op) {
     add(where_ + ": output is " + text(output->width) + " wide, " + text(ranks) + " inputs of " +
         text(input->width) + " are not");
   }
-  read(op.input);
-  write(op.output);
 }
 
 void Validator::check(const ReceiveOp& op) {
@@ -61,7 +51,6 @@ void Validator::check(const ReceiveOp& op) {
   if (program_.stage() == 0) add(where_ + ": there is no stage before the first");
   if (rows_ == RowKind::kEncoderTokens && num_broadcasts_ > 0) add(where_ + ": belongs before the broadcast");
   operand("output", op.output, DType::kFloat32, rows_);
-  write(op.output);
 }
 
 void Validator::check(const SendOp& op) {
@@ -69,7 +58,6 @@ void Validator::check(const SendOp& op) {
   if (program_.is_last_stage()) add(where_ + ": there is no stage behind the last");
   if (rows_ == RowKind::kEncoderTokens && num_broadcasts_ > 0) add(where_ + ": belongs before the broadcast");
   operand("input", op.input, DType::kFloat32, rows_);
-  read(op.input);
 }
 
 void Validator::check(const BroadcastOp& op) {
@@ -77,11 +65,6 @@ void Validator::check(const BroadcastOp& op) {
   if (rows_ != RowKind::kEncoderTokens) add(where_ + ": belongs in the encoder");
   if (op.buffer != program_.encoder_output) add(where_ + ": the buffer is not encoder_output");
   if (!live_.holds(op.buffer)) return;  // which check_encoder_output() says
-  if (program_.is_last_stage()) {
-    read(op.buffer);
-  } else {
-    write(op.buffer);
-  }
   lost_.assign(lost_.size(), true);
   lost_[static_cast<std::size_t>(op.buffer)] = false;
 }

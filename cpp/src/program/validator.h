@@ -36,6 +36,8 @@ class Validator {
   void check_matrix(std::string_view name, const PanelMatrix& matrix, std::int64_t n, std::int64_t k,
                     MatrixAccess access = MatrixAccess::kAll);
   void check_finite(std::string_view name, float value, float low);
+  /// Notes what an op reads and writes.
+  void use_buffers(const Op& op);
   void check_ops(const std::vector<Op>& ops, RowKind rows, std::string_view section);
   void all_tokens_only();
   void check(const EmbeddingOp& op);

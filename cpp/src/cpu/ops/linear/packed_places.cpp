@@ -4,6 +4,7 @@
 #include <span>
 #include <variant>
 
+#include "adaptrt/program/op_buffers.h"
 #include "op_sizes.h"
 #include "ops/linear/for_each_weight.h"
 #include "ops/linear/linear_spec.h"
@@ -21,21 +22,12 @@ const LinearOp* reader_of(BufferId output, std::span<const Op> ops, std::size_t 
   return next != nullptr && next->input == output ? next : nullptr;
 }
 
-/// Whether an op behind the reader of what op `number` makes reads it as well.
-bool is_read_again(BufferId output, std::span<const Op> ops, std::size_t number) {
+/// Whether an op after the reader of what op `number` makes reads it as well.
+bool is_read_again(BufferId output, const Program& program, std::span<const Op> ops, std::size_t number) {
   for (const Op& op : ops.subspan(number + 2)) {
-    const auto [reads, writes] = std::visit(
-        [&](const auto& found) {
-          bool is_read = false;
-          bool is_written = false;
-          if constexpr (requires { found.input; }) is_read = found.input == output;
-          if constexpr (requires { found.buffer; }) is_read = found.buffer == output;
-          if constexpr (requires { found.output; }) is_written = found.output == output;
-          return std::pair(is_read, is_written);
-        },
-        op);
-    if (reads) return true;
-    if (writes) return false;
+    const OpBuffers buffers = buffers_of(op, program);
+    if (buffers.does_read(output)) return true;
+    if (buffers.does_write(output)) return false;
   }
   return false;
 }
@@ -55,7 +47,7 @@ const LinearOp* packed_reader_of(const Program& program, std::span<const Op> ops
   if (output == program.hidden || output == program.encoder_output) return nullptr;
   const LinearOp* reader = reader_of(output, ops, number);
   if (reader == nullptr || !reads_packed_rows_alone(*reader)) return nullptr;
-  return is_read_again(output, ops, number) ? nullptr : reader;
+  return is_read_again(output, program, ops, number) ? nullptr : reader;
 }
 
 /// The layer that reads what a norm makes, if it packs its input as it is.
