@@ -175,8 +175,9 @@ bool StepLoop::run_engine() {
         sampling += Clock::now() - arrived;
       };
     };
-    engine_.step(input, timed([this](auto... rows) { token_step_.take(rows...); }),
-                 timed([this](auto... rows) { token_step_.take_hidden(rows...); }));
+    engine_.begin_step(input);
+    engine_.await_step(timed([this](auto... rows) { token_step_.take(rows...); }),
+                       timed([this](auto... rows) { token_step_.take_hidden(rows...); }));
     engine_latency_ = Clock::now() - begin - sampling;
     for (Sequence* sequence : plan_.encoded) {
       static_cast<ActiveSequence*>(sequence)->request().has_encoder_output();

@@ -1,8 +1,10 @@
 #include "adaptrt/exec/executor.h"
 
 #include <algorithm>
+#include <atomic>
 #include <boost/test/unit_test.hpp>
 #include <cmath>
+#include <future>
 #include <numeric>
 #include <set>
 #include <thread>
@@ -26,7 +28,49 @@ std::vector<float> softmax_logs(const std::vector<float>& logits) {
   return result;
 }
 
+/// An engine that works on another thread between begin_step() and await_step(), as one on a device does.
+class OverlappingEngine final : public FakeEngine {
+ public:
+  void begin_step(const StepInput& input) override {
+    logits_.clear();
+    step_ = std::async(std::launch::async, [this, &input] {
+      FakeEngine::step(
+          input,
+          [this](std::int64_t first_row, std::int64_t rows, const float* logits) {
+            const std::int64_t width = info().logits_width();
+            logits_.push_back({first_row, rows, {logits, logits + rows * width}});
+          },
+          {});
+    });
+  }
+  void await_step(const LogitsSink& sink, const HiddenSink& /*hidden_sink*/) override {
+    step_.get();
+    ++num_awaited_;
+    for (const auto& [first_row, rows, logits] : logits_) sink(first_row, rows, logits.data());
+  }
+
+  [[nodiscard]] std::int64_t num_awaited() const { return num_awaited_; }
+
+ private:
+  struct Slice {
+    std::int64_t first_row;
+    std::int64_t rows;
+    std::vector<float> logits;
+  };
+  std::future<void> step_;
+  std::vector<Slice> logits_;
+  std::atomic<std::int64_t> num_awaited_ = 0;
+};
+
 BOOST_AUTO_TEST_SUITE(executor)
+
+BOOST_AUTO_TEST_CASE(a_step_is_begun_and_awaited_apart) {
+  const auto engine = std::make_shared<OverlappingEngine>();
+  Executor executor(engine, {});
+  const auto result = collect_result(executor, executor.enqueue_request(make_request(kPrompt, 9)));
+  BOOST_TEST(result.output_token_ids.at(0) == expected_tokens(kPrompt, 9), boost::test_tools::per_element());
+  BOOST_TEST(engine->num_awaited() == 9);
+}
 
 BOOST_AUTO_TEST_CASE(one_request_gives_the_greedy_tokens) {
   const auto executor = make_executor();

@@ -160,6 +160,14 @@ class Engine {
   /// `hidden_sink` may be empty where no hidden_rows are asked for.
   virtual void step(const StepInput& input, const LogitsSink& sink, const HiddenSink& hidden_sink) = 0;
   void step(const StepInput& input, const LogitsSink& sink) { step(input, sink, {}); }
+  /// Begins a step. `input` and its spans stay as they are until await_step() has returned or thrown. Throws as
+  /// step(); then there is nothing to wait for. An engine on a device does its work while the caller does
+  /// other things; others do all of it in await_step().
+  virtual void begin_step(const StepInput& input) { begun_ = &input; }
+  /// Waits for the step that begin_step() has begun, and gives its results to the sinks. Throws as step().
+  virtual void await_step(const LogitsSink& sink, const HiddenSink& hidden_sink) {
+    step(*begun_, sink, hidden_sink);
+  }
   /// Copies a block, kv_block_bytes long, out of the KV pool or into it; not during a step. What is written
   /// was read from the same or a larger pool of an engine with the same EngineInfo. Throws EngineError
   /// without a kv_identity.
@@ -177,6 +185,9 @@ class Engine {
   [[nodiscard]] virtual std::unique_ptr<AdapterPages> make_adapter_pages(std::size_t page_bytes,
                                                                          std::int64_t num_pages,
                                                                          std::int32_t num_copy_streams);
+
+ private:
+  const StepInput* begun_ = nullptr;
 };
 
 }  // namespace adaptrt
