@@ -11,6 +11,7 @@
 #include "adaptrt/core/error.h"
 #include "adaptrt/device/device.h"
 #include "adaptrt/engine/engine.h"
+#include "adaptrt/program/ops.h"
 #include "adaptrt/tensorrt/plan_context.h"
 
 namespace adaptrt {
