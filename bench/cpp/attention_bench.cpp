@@ -15,8 +15,8 @@
 #include "adaptrt/cpu/cpu_engine.h"
 #include "adaptrt/engine/step_profile.h"
 #include "adaptrt/measure/machine_limits.h"
-#include "engine/random_model.h"
-#include "engine/step_arrays.h"
+#include "cpu/random_model.h"
+#include "cpu/step_arrays.h"
 
 namespace adaptrt {
 namespace {

@@ -19,8 +19,8 @@
 #include <vector>
 
 #include "adaptrt/cpu/cpu_engine.h"
-#include "engine/random_model.h"
-#include "engine/step_arrays.h"
+#include "cpu/random_model.h"
+#include "cpu/step_arrays.h"
 
 namespace adaptrt {
 namespace {

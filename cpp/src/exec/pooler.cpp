@@ -87,10 +87,6 @@ void divide_by_length(std::span<float> row) {
   for (float& value : row) value = static_cast<float>(value / length);
 }
 
-std::string text(std::int64_t value) {
-  return std::to_string(value);
-}
-
 void check_vector(Problems& problems, const std::string& name, const std::optional<FloatTensor>& vector,
                   std::int64_t size) {
   if (!vector || vector->shape == std::vector<std::int64_t>{size}) return;

@@ -66,7 +66,7 @@ BOOST_AUTO_TEST_SUITE(executor)
 
 BOOST_AUTO_TEST_CASE(a_step_is_begun_and_awaited_apart) {
   const auto engine = std::make_shared<OverlappingEngine>();
-  Executor executor(engine, {});
+  Executor executor(engine, {}, kAvailableMemory, check_every_step);
   const auto result = collect_result(executor, executor.enqueue_request(make_request(kPrompt, 9)));
   BOOST_TEST(result.output_token_ids.at(0) == expected_tokens(kPrompt, 9), boost::test_tools::per_element());
   BOOST_TEST(engine->num_awaited() == 9);
