@@ -461,7 +461,7 @@ def test_a_failed_prefetch_ends_the_executor_and_its_workers(engine: adaptrt.Loa
 
     cache = adaptrt.PeftCacheConfig(lora_prefetch_dir=str(tmp_path / "nowhere"))
     config = adaptrt.ExecutorConfig(peft_cache_config=cache)
-    with pytest.raises(adaptrt.AdapterError, match="nowhere: is not a directory"):
+    with pytest.raises(adaptrt.AdapterError, match="nowhere'; expected a directory"):
         Watched(engine, executor_config=config)
     assert alive == [False]
 
@@ -492,7 +492,7 @@ def _weights_of_another_shape(path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (_no_directory, "is not a directory"),
+        (_no_directory, "expected a directory"),
         (_folder_of_another_name, "three is not a folder named by the digits"),
         (_no_weights, r"3/model\.lora_weights\.npy: cannot be read"),
         (_pickled_weights, r"3/model\.lora_weights\.npy: cannot be read"),
