@@ -1,6 +1,5 @@
 // Memory of the engine: in steady state, steps of one kind allocate nothing.
 
-#include "adaptrt/cpu/cpu_engine.h"
 #include "support/allocations.h"
 
 #include <boost/test/data/monomorphic.hpp>
@@ -15,6 +14,7 @@
 #include <variant>
 #include <vector>
 
+#include "adaptrt/cpu/cpu_engine.h"
 #include "cpu/random_model.h"
 #include "cpu/step_arrays.h"
 

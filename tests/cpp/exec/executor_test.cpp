@@ -34,13 +34,12 @@ class OverlappingEngine final : public FakeEngine {
   void begin_step(const StepInput& input) override {
     logits_.clear();
     step_ = std::async(std::launch::async, [this, &input] {
-      FakeEngine::step(
-          input,
-          [this](std::int64_t first_row, std::int64_t rows, const float* logits) {
-            const std::int64_t width = info().logits_width();
-            logits_.push_back({first_row, rows, {logits, logits + rows * width}});
-          },
-          {});
+      FakeEngine::step(input,
+                       [this](std::int64_t first_row, std::int64_t rows, const float* logits) {
+                         const std::int64_t width = info().logits_width();
+                         logits_.push_back({first_row, rows, {logits, logits + rows * width}});
+                       },
+                       {});
     });
   }
   void await_step(const LogitsSink& sink, const HiddenSink& /*hidden_sink*/) override {

@@ -160,8 +160,8 @@ class Engine {
   /// `hidden_sink` may be empty where no hidden_rows are asked for.
   virtual void step(const StepInput& input, const LogitsSink& sink, const HiddenSink& hidden_sink) = 0;
   void step(const StepInput& input, const LogitsSink& sink) { step(input, sink, {}); }
-  /// Begins a step. `input` and its spans stay as they are until await_step() has returned or thrown. Throws as
-  /// step(); then there is nothing to wait for. An engine on a device does its work while the caller does
+  /// Begins a step. `input` and its spans stay as they are until await_step() has returned or thrown. Throws
+  /// as step(); then there is nothing to wait for. An engine on a device does its work while the caller does
   /// other things; others do all of it in await_step().
   virtual void begin_step(const StepInput& input) { begun_ = &input; }
   /// Waits for the step that begin_step() has begun, and gives its results to the sinks. Throws as step().
