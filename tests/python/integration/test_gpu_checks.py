@@ -11,6 +11,8 @@ from pathlib import Path
 import adaptrt_cuda_emulated
 import pytest
 
+from support.processes import python_path
+
 CHECK = Path(__file__).resolve().parents[2] / "gpu" / "check.py"
 
 
@@ -19,6 +21,6 @@ def test_the_gpus_checks_hold_for_the_emulated_kernels(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     emulated = Path(adaptrt_cuda_emulated.__file__).parent
     command = [sys.executable, str(CHECK), "--emulated", "--report", str(report)]
-    subprocess.run(command, env={**os.environ, "PYTHONPATH": str(emulated)}, check=True)
+    subprocess.run(command, env={**os.environ, "PYTHONPATH": python_path(emulated)}, check=True)
     checks = json.loads(report.read_text())["checks"]
     assert {check["name"].split()[0] for check in checks} == {"lora", "attention", "product", "device:", "session"}

@@ -236,6 +236,11 @@ with adaptrt.Executor(sys.argv[1], adaptrt.ModelType.DECODER_ONLY, adaptrt.Execu
     assert not any(is_running(pid) for pid in pids)
 
 
+def test_the_processes_import_this_package() -> None:
+    done = mpirun(2, "-c", "import adaptrt; from support.ranks import say; say(adaptrt.__file__)")
+    assert done.stdout.split() == [adaptrt.__file__] * 2
+
+
 def test_it_must_be_started_by_as_many_processes(granite: Cut) -> None:
     with pytest.raises(ConfigError, match="the engine has 2 ranks, and MPI has started 1: start it with mpirun -n 2"):
         adaptrt.Executor(granite.engine(2))

@@ -15,6 +15,7 @@ import pytest
 
 from support.http_server import http_server
 from support.models import ModelSpec, save_model
+from support.processes import python_path
 from support.serving import build_engine
 from support.tokenizers import byte_level, save_tokenizer
 
@@ -156,7 +157,7 @@ def test_text_is_any_text(address: str) -> None:
 
 def test_a_server_without_llguidance_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "llguidance.py").write_text("raise ImportError('not here')\n")
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", python_path(tmp_path))
     model = save_model(SPEC, tmp_path / "model")
     save_tokenizer(byte_level(), model)
     with http_server(build_engine(model, tmp_path), "--served_model_name", "base") as address:

@@ -1,10 +1,21 @@
-"""Finds processes of this machine by their program and open files."""
+"""Starts processes that import the package under test, and finds processes by their program and open files."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Collection
 from pathlib import Path
+
+
+def python_path(*folders: Path) -> str:
+    """Returns a PYTHONPATH with these folders first.
+
+    This process's own follows: it may be where the package under test is, and without it a child would import the
+    installed one.
+    """
+    own = os.environ.get("PYTHONPATH")
+    return os.pathsep.join([*map(str, folders), *([own] if own else [])])
 
 
 def processes_with(module: str, file: Path) -> set[int]:

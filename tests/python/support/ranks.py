@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from .processes import python_path
 from .watched import Watched, watched
 
 _TESTS = Path(__file__).parents[1]
@@ -47,7 +48,7 @@ def say(*words: object) -> None:
 def ranks_of(ranks: int, *arguments: object) -> AbstractContextManager[Watched]:
     """Starts Python with these arguments in `ranks` processes."""
     command = [Path(sys.executable).with_name("mpirun"), "-n", ranks, sys.executable, *arguments]
-    return watched(command, env={"PYTHONPATH": str(_TESTS)}, stderr=subprocess.PIPE)
+    return watched(command, env={"PYTHONPATH": python_path(_TESTS)}, stderr=subprocess.PIPE)
 
 
 def mpirun(ranks: int, *arguments: object, check: bool = True) -> subprocess.CompletedProcess[str]:

@@ -1,14 +1,20 @@
-"""An executor on a rank other than 0 says which rank accepts requests."""
+"""An executor on a rank other than 0 says which rank accepts requests, and follows that rank to its end."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from adaptrt._core import RequestError
+from adaptrt._core import EngineError, RequestError
+from adaptrt.runtime import rank_executor
 from adaptrt.runtime.rank_executor import RankExecutor
+
+SECONDS = 60.0
 
 
 @pytest.fixture
@@ -28,3 +34,54 @@ def test_what_no_executor_has_is_an_attribute_error(executor: Any, name: str) ->
     with pytest.raises(AttributeError, match=f"'RankExecutor' object has no attribute '{name}'"):
         getattr(executor, name)
     assert not hasattr(executor, name)
+
+
+Follow = Callable[[Callable[[Any, Any], None]], RankExecutor]
+
+
+@pytest.fixture
+def follow(monkeypatch: pytest.MonkeyPatch) -> Follow:
+    """Makes an executor that follows rank 0 with the given function."""
+
+    def make(serve_rank: Callable[[Any, Any], None]) -> RankExecutor:
+        monkeypatch.setattr(rank_executor, "_core", SimpleNamespace(serve_rank=serve_rank))
+        ranks: Any = SimpleNamespace(rank=1, size=2, communicator="communicator")
+        engine: Any = "engine"
+        return RankExecutor(engine, ranks)
+
+    return make
+
+
+def leave(executor: RankExecutor) -> None:
+    with executor as entered:
+        assert entered is executor
+
+
+@pytest.mark.parametrize("end", [leave, RankExecutor.shutdown])
+def test_the_end_waits_for_rank_0(end: Callable[[RankExecutor], None], follow: Follow) -> None:
+    is_over, given = threading.Event(), []
+
+    def serve_rank(*arguments: Any) -> None:
+        given.append(arguments)
+        assert is_over.wait(SECONDS)
+
+    executor = follow(serve_rank)
+    with ThreadPoolExecutor(1) as threads:
+        ended = threads.submit(end, executor)
+        assert executor.is_alive()
+        assert not executor.can_enqueue_requests()
+        with pytest.raises(TimeoutError):
+            ended.result(0.2)
+        is_over.set()
+        assert ended.result(SECONDS) is None
+    assert not executor.is_alive()
+    assert given == [("engine", "communicator")]
+
+
+@pytest.mark.parametrize("end", [leave, RankExecutor.shutdown])
+def test_the_end_raises_what_went_wrong(end: Callable[[RankExecutor], None], follow: Follow) -> None:
+    def serve_rank(*_: Any) -> None:
+        raise EngineError("rank 0 was lost")
+
+    with pytest.raises(EngineError, match=r"^rank 0 was lost$"):
+        end(follow(serve_rank))

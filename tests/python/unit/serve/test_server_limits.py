@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import re
 import resource
 from pathlib import Path
@@ -11,19 +12,29 @@ from pathlib import Path
 import pytest
 
 import adaptrt
+from adaptrt.runtime.guide_trial import GuideLimits
 from adaptrt.runtime.template_limits import TemplateLimits
 from adaptrt.serve import options
 from adaptrt.serve.command import add_arguments, options_of
 from adaptrt.serve.options import MAX_JSON_DEPTH, MOST_CONNECTIONS, OTHER_FILES, ServerLimits, num_connections
 
 SECONDS = ("header_seconds", "body_seconds", "keep_alive_seconds", "write_seconds")
-UNIT_FILE = Path(__file__).parents[4] / "deploy" / "adaptrt.service"
+ROOT = Path(__file__).parents[4]
+UNIT_FILE = ROOT / "deploy" / "adaptrt.service"
+DOCS = ROOT / "docs"
 
 
 def parse(*flags: object) -> options.ServerOptions:
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     return options_of(parser.parse_args(["model", *map(str, flags)]))
+
+
+@functools.cache
+def documented() -> str:
+    """Returns the pages about the server on one line, with numbers without commas."""
+    pages = " ".join((DOCS / name).read_text() for name in ("serving.md", "serving-openai.md"))
+    return re.sub(r"(?<=\d),(?=\d{3})", "", " ".join(pages.split()))
 
 
 @pytest.fixture
@@ -38,6 +49,26 @@ def test_every_limit_has_a_flag() -> None:
     for name in names:
         # A value that no limit has by default.
         assert parse(f"--{name}", 11).limits == dataclasses.replace(ServerLimits(), **{name: 11}), name
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [*dataclasses.fields(ServerLimits), *dataclasses.fields(GuideLimits)],
+    ids=lambda field: field.name,
+)
+def test_the_documented_default_is_the_servers(limit: dataclasses.Field[float | None]) -> None:
+    """A table has the default in the row's last or last but one column; a sentence has it in parentheses."""
+    flag = re.escape(limit.name).replace("_", "[-_]")
+    default = f"{MOST_CONNECTIONS}, or the limit of open files less {OTHER_FILES}"
+    if limit.default is not None:
+        default = f"{limit.default:.0f}"
+    assert re.search(rf"`--{flag}`( \|[^|]*\| {default} \||[^(`|]*\({default}\))", documented()), default
+
+
+def test_the_documented_limits_of_chat_templates_are_the_servers() -> None:
+    limits = TemplateLimits()
+    assert f"{limits.max_characters} characters or items" in documented()
+    assert f"at most {limits.max_source_characters} characters together" in documented()
 
 
 def test_time_limits_are_flags() -> None:
