@@ -16,7 +16,6 @@ from ..checkpoint.config_file import ConfigFile
 from ..checkpoint.hf_weights import HfWeights
 from ..checkpoint.stacked_experts import experts_apart
 from ..hugging_face.hf_config import HfConfig, published_format
-from ..models.registry import declare
 from ..network.adapter_sites import AdaptedModules
 from .adapter import FloatArray
 from .names import EMBEDDING, ModuleKey
@@ -63,7 +62,7 @@ class HuggingFaceModel:
         """
         try:
             file = self._config_file
-            return None if file is None else AdaptedModules(declare(HfConfig.read(file, dtype=DType.FLOAT32).config))
+            return None if file is None else AdaptedModules(HfConfig.read(file, dtype=DType.FLOAT32).network)
         except CheckpointError:
             return None
 
