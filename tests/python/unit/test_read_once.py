@@ -5,14 +5,17 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from adaptrt import LLM, ConfigError
+from adaptrt._core import AdaptrtError
 from adaptrt.builder.cli import main as command_line
-from adaptrt.builder.model_cache import EngineCache, EngineOptions, engine_for, plan_engine
+from adaptrt.builder.model_cache import EngineCache, EngineOptions, engine_for, first_use, plan_engine
 from adaptrt.common.progress import SilentProgress
 from adaptrt.formats.checkpoint.config import CheckpointConfig
+from adaptrt.formats.checkpoint.config_file import ConfigFile
 from adaptrt.formats.models.registry import FAMILIES, specimen
 from adaptrt.formats.network.network import Network
 from adaptrt.runtime.engine import load_engine
@@ -154,5 +157,22 @@ def test_a_config_that_changes_after_it_was_read_makes_no_engine(
     assert plan is not None
     path = model / "config.json"
     path.write_text(path.read_text() + " ")
+    with pytest.raises(ConfigError, match="its files were changed while they were read; try again"):
+        plan.engine(SilentProgress())
+
+
+def test_a_config_that_changes_while_it_is_read_makes_no_engine(
+    root: Path, tmp_path: Path, cache: EngineCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Path(shutil.copytree(root / "model", tmp_path / "model"))
+
+    def read_before_a_change(directory: Path, error: type[AdaptrtError]) -> ConfigFile:
+        file = ConfigFile.read(directory, error)
+        file.path.write_text(file.path.read_text() + " ")
+        return file
+
+    monkeypatch.setattr(first_use, "ConfigFile", SimpleNamespace(read=read_before_a_change))
+    plan = plan_engine(model, SMALL)
+    assert plan is not None
     with pytest.raises(ConfigError, match="its files were changed while they were read; try again"):
         plan.engine(SilentProgress())
