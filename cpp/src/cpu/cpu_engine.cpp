@@ -12,7 +12,7 @@
 #include "adaptrt/core/error.h"
 #include "adaptrt/engine/check_step_input.h"
 #include "adaptrt/engine/engine.h"
-#include "adaptrt/engine/pieces.h"
+#include "adaptrt/engine/microbatches.h"
 #include "encoder_step.h"
 #include "engine_info.h"
 #include "kv_pool.h"
@@ -236,7 +236,7 @@ class CpuEngine final : public Engine {
             .rows = static_cast<std::int64_t>(input.token_ids.size())};
   }
 
-  /// Runs the encoder over a step's encoder inputs. Of several stages, those pass its layers in pieces, and
+  /// Runs the encoder over a step's encoder inputs. They pass several stages in micro-batches, and
   /// when the last stage has all of what they make, it broadcasts it.
   void run_encoder(const StepInput& input) {
     if (program_.num_stages > 1) pass_encoder_layers(input);
@@ -249,11 +249,11 @@ class CpuEngine final : public Engine {
     copy_encoder_outputs(input.encoder, context_.rows_of(program_.encoder_output));
   }
 
-  /// The ops before the BroadcastOp. The last stage keeps what they make of each piece.
+  /// Runs the ops before the BroadcastOp. The last stage keeps their output for each micro-batch.
   void pass_encoder_layers(const StepInput& input) {
     encoded_rows_.clear();
-    for (const SequenceRun& piece : runs_of_whole_sequences(input.encoder.offsets)) {
-      encoder_step_.set(input, piece);
+    for (const SequenceRun& microbatch : runs_of_whole_sequences(input.encoder.offsets)) {
+      encoder_step_.set(input, microbatch);
       Step step = make_encoder_step();
       run(encoder_, {0, num_encoder_layer_ops_}, step);
       if (!program_.is_last_stage()) continue;

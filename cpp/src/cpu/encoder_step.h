@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "adaptrt/engine/engine.h"
-#include "adaptrt/engine/pieces.h"
+#include "adaptrt/engine/microbatches.h"
 
 namespace adaptrt {
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "adaptrt/engine/taken.h"
+#include "adaptrt/engine/acked_send.h"
 
 namespace adaptrt {
 
@@ -70,7 +70,7 @@ void RankCommands::receive_rows(std::int32_t rank, std::size_t count, std::int64
     const std::size_t rows = std::min(slice, count - first);
     received_.resize(rows * static_cast<std::size_t>(width));
     receive(rank, std::as_writable_bytes(std::span(received_)));
-    if (tells) tell_taken(rank, *communicator_);
+    if (tells) acknowledge(rank, *communicator_);
     sink(static_cast<std::int64_t>(first), static_cast<std::int64_t>(rows), received_.data());
   }
 }

@@ -64,7 +64,7 @@ class RankCommands {
 
   void receive(std::int32_t rank, std::span<std::byte> bytes);
   /// Receives `count` rows of `width` floats, `slice` rows at a time. `tells`: the other rank uses
-  /// send_until_taken() for each slice.
+  /// acked_send() for each slice.
   void receive_rows(std::int32_t rank, std::size_t count, std::int64_t width, std::size_t slice, bool tells,
                     const RowSink& sink);
 

@@ -4,9 +4,9 @@
 #include <vector>
 
 #include "adaptrt/core/error.h"
-#include "adaptrt/engine/taken.h"
+#include "adaptrt/engine/acked_send.h"
 #include "adaptrt/sharded/sharded_engine.h"
-#include "adaptrt/sharded/step_pieces.h"
+#include "adaptrt/sharded/step_microbatches.h"
 #include "command_server.h"
 #include "stages.h"
 
@@ -23,7 +23,7 @@ class RankServer final : public CommandServer {
  private:
   void step(const StepInput& input) override {
     if (num_stages_ > 1) {
-      step_in_pieces(input);
+      step_in_microbatches(input);
       return;
     }
     const auto nowhere = [](std::int64_t, std::int64_t, const float*) {};
@@ -36,17 +36,17 @@ class RankServer final : public CommandServer {
 
   /// Rank 0 receives results only after all its micro-batches, so all results except those of the last
   /// micro-batch are kept until then.
-  void step_in_pieces(const StepInput& told) {
+  void step_in_microbatches(const StepInput& told) {
     const StepInput step = is_first_stage(communicator(), num_stages_) ? told : without_types(told);
-    const std::vector<StepPiece> pieces = pieces_of(step, local().info());
+    const std::vector<Microbatch> microbatches = split_into_microbatches(step, local().info());
     logits_.clear();
     hidden_.clear();
     const auto sink_to = [&](std::vector<float>* kept, std::int64_t width) {
-      return [this, &pieces, kept, width](std::int64_t, std::int64_t rows, const float* values) {
+      return [this, &microbatches, kept, width](std::int64_t, std::int64_t rows, const float* values) {
         if (!has_results_) return;
         const std::span<const float> made(values, static_cast<std::size_t>(rows * width));
-        if (pieces.size() == 1) {
-          send_until_taken({0, std::as_bytes(made)}, communicator());
+        if (microbatches.size() == 1) {
+          acked_send({0, std::as_bytes(made)}, communicator());
         } else {
           kept->insert(kept->end(), made.begin(), made.end());
         }
@@ -55,8 +55,9 @@ class RankServer final : public CommandServer {
     const auto logits_sink = sink_to(&logits_, local().info().vocab_size);
     const auto hidden_sink = sink_to(&hidden_, local().info().hidden_size);
     const bool is_last = is_last_stage(communicator(), num_stages_);
-    for (const StepPiece& piece : pieces) {
-      local().step(is_last ? piece.input() : without_results(piece.input()), logits_sink, hidden_sink);
+    for (const Microbatch& microbatch : microbatches) {
+      local().step(is_last ? microbatch.input() : without_results(microbatch.input()), logits_sink,
+                   hidden_sink);
     }
     send_rows(logits_, local().info().vocab_size);
     send_rows(hidden_, local().info().hidden_size);
@@ -66,7 +67,7 @@ class RankServer final : public CommandServer {
   void send_rows(std::span<const float> rows, std::int64_t width) {
     const auto most = static_cast<std::size_t>(local().info().max_batch_size * width);
     for (; !rows.empty(); rows = rows.subspan(std::min(most, rows.size()))) {
-      send_until_taken({0, std::as_bytes(rows.first(std::min(most, rows.size())))}, communicator());
+      acked_send({0, std::as_bytes(rows.first(std::min(most, rows.size())))}, communicator());
     }
   }
 

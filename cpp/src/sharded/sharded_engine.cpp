@@ -8,7 +8,7 @@
 
 #include "adaptrt/core/error.h"
 #include "adaptrt/engine/check_step_input.h"
-#include "adaptrt/sharded/step_pieces.h"
+#include "adaptrt/sharded/step_microbatches.h"
 #include "rank_commands.h"
 #include "rank_times.h"
 #include "stages.h"
@@ -93,8 +93,8 @@ class ShardedEngine final : public Engine {
     if (info_.num_stages == 1) {
       local_->step(input, guarded(sink, &refusal), guarded(hidden_sink, &refusal));
     } else {
-      for (const StepPiece& piece : pieces_of(input, info_)) {
-        local_->step(without_results(piece.input()), {}, {});
+      for (const Microbatch& microbatch : split_into_microbatches(input, info_)) {
+        local_->step(without_results(microbatch.input()), {}, {});
       }
       const std::int32_t last = first_rank_of_last_stage(commands_.communicator(), info_.num_stages);
       const auto slice = static_cast<std::size_t>(info_.max_batch_size);

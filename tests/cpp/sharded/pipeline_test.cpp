@@ -10,7 +10,7 @@
 
 #include "adaptrt/core/error.h"
 #include "adaptrt/cpu/cpu_engine.h"
-#include "adaptrt/sharded/step_pieces.h"
+#include "adaptrt/sharded/step_microbatches.h"
 #include "cpu/random_model.h"
 #include "cpu/step_arrays.h"
 #include "sharded/stage_programs.h"
@@ -114,7 +114,7 @@ BOOST_DATA_TEST_CASE(stages_of_an_encoder_make_what_one_engine_does, data::make(
   }
 }
 
-BOOST_AUTO_TEST_CASE(a_step_in_pieces_is_recorded_as_one) {
+BOOST_AUTO_TEST_CASE(a_step_in_microbatches_is_recorded_as_one) {
   const RandomModel model({.num_layers = 2});
   const auto profile = std::make_shared<StepProfile>(4);
   LayerStages stages(model.program, profile);
@@ -180,11 +180,11 @@ BOOST_AUTO_TEST_CASE(pieces_are_the_step) {
   StepInput step = arrays.input();
   const std::vector<std::int32_t> copies{1, 2};
   step.copies_from = step.copies_to = copies;
-  const std::vector<StepPiece> pieces = pieces_of(step, info);
+  const std::vector<Microbatch> pieces = split_into_microbatches(step, info);
   BOOST_TEST_REQUIRE(pieces.size() == 4U);
   std::vector<std::int32_t> tokens;
   std::vector<std::int32_t> logit_rows;
-  for (const StepPiece& piece : pieces) {
+  for (const Microbatch& piece : pieces) {
     const StepInput input = piece.input();
     BOOST_TEST(input.token_ids.size() == 64U);
     BOOST_TEST(input.sequence_offsets.back() == 64);
@@ -209,7 +209,7 @@ BOOST_AUTO_TEST_CASE(pieces_of_whole_sequences) {
     arrays.token_types.resize(static_cast<std::size_t>(row) + 1, row);
   const auto lengths_of = [&](const StepInput& step) {
     std::vector<std::vector<std::int32_t>> lengths;
-    for (const StepPiece& piece : pieces_of(step, info)) {
+    for (const Microbatch& piece : split_into_microbatches(step, info)) {
       const StepInput input = piece.input();
       BOOST_TEST(input.token_types.size() == input.token_ids.size());
       BOOST_TEST(input.token_types.back() ==

@@ -4,7 +4,7 @@
 #include <array>
 #include <cmath>
 
-#include "adaptrt/engine/taken.h"
+#include "adaptrt/engine/acked_send.h"
 #include "ranks/overlapped_sum.h"
 #include "ranks/rank_sums.h"
 
@@ -143,7 +143,7 @@ class LoweredGather final : public LoweredOp {
   void run(Step& step) override {
     const std::int64_t count = step.rows * input_.width;
     if (communicator_.rank() != 0) {
-      send_until_taken({0, bytes_of(static_cast<const float*>(input_.float_row(0)), count)}, communicator_);
+      acked_send({0, bytes_of(static_cast<const float*>(input_.float_row(0)), count)}, communicator_);
       return;
     }
     float* room = context_.memory.rank_room();
@@ -153,7 +153,7 @@ class LoweredGather final : public LoweredOp {
       messages.received.push_back({rank, bytes_of(room + (rank - 1) * count, count)});
     }
     communicator_.exchange({}, messages.received);
-    for (std::int32_t rank = 1; rank < communicator_.size(); ++rank) tell_taken(rank, communicator_);
+    for (std::int32_t rank = 1; rank < communicator_.size(); ++rank) acknowledge(rank, communicator_);
     place_columns(input_.float_row(0), 0, step.rows);
     for (std::int32_t rank = 1; rank < communicator_.size(); ++rank) {
       place_columns(room + (rank - 1) * count, rank * input_.width, step.rows);

@@ -1,4 +1,4 @@
-#include "adaptrt/engine/pieces.h"
+#include "adaptrt/engine/microbatches.h"
 
 namespace adaptrt {
 
@@ -7,7 +7,7 @@ std::vector<SequenceRun> runs_of_whole_sequences(std::span<const std::int32_t> o
   const std::size_t count = offsets.size() - 1;
   std::size_t first = 0;
   for (std::size_t last = 1; last <= count; ++last) {
-    if (offsets[last] - offsets[first] < kTokensOfPiece) continue;
+    if (offsets[last] - offsets[first] < kMinMicrobatchTokens) continue;
     runs.push_back({first, last});
     first = last;
   }

@@ -7,10 +7,10 @@
 
 namespace adaptrt {
 
-// What is true of all ways in which a step passes the stages of a pipeline in pieces.
+// Rules for all ways in which a step passes the stages of a pipeline in micro-batches.
 
 /// Below this, reading the weights once more takes longer than what stages gain by working at the same time.
-inline constexpr std::int32_t kTokensOfPiece = 64;
+inline constexpr std::int32_t kMinMicrobatchTokens = 64;
 
 /// Sequences [first, last) of a step.
 struct SequenceRun {
@@ -20,9 +20,8 @@ struct SequenceRun {
   bool operator==(const SequenceRun&) const = default;
 };
 
-/// All sequences of a step, none of them cut: as many runs of at least kTokensOfPiece tokens as there are
-/// when each ends as soon as it has them. `offsets` are StepInput::sequence_offsets or
-/// EncoderInputs::offsets.
+/// Cuts a step between its sequences: each run ends as soon as it has kMinMicrobatchTokens tokens, and the
+/// last one has the rest. `offsets` are StepInput::sequence_offsets or EncoderInputs::offsets.
 [[nodiscard]] std::vector<SequenceRun> runs_of_whole_sequences(std::span<const std::int32_t> offsets);
 
 }  // namespace adaptrt

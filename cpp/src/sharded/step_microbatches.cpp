@@ -1,4 +1,4 @@
-#include "adaptrt/sharded/step_pieces.h"
+#include "adaptrt/sharded/step_microbatches.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -17,7 +17,7 @@ std::vector<std::int32_t> rows_within(std::span<const std::int32_t> rows, std::i
 
 }  // namespace
 
-StepPiece::StepPiece(const StepInput& step, std::int32_t begin, std::int32_t end) : views_(step) {
+Microbatch::Microbatch(const StepInput& step, std::int32_t begin, std::int32_t end) : views_(step) {
   const auto first_token = static_cast<std::size_t>(begin);
   const auto tokens = static_cast<std::size_t>(end - begin);
   views_.token_ids = step.token_ids.subspan(first_token, tokens);
@@ -45,7 +45,7 @@ StepPiece::StepPiece(const StepInput& step, std::int32_t begin, std::int32_t end
   hidden_rows_ = rows_within(step.hidden_rows, begin, end);
 }
 
-StepInput StepPiece::input() const {
+StepInput Microbatch::input() const {
   StepInput input = views_;
   input.sequence_offsets = sequence_offsets_;
   input.logit_rows = logit_rows_;
@@ -53,23 +53,23 @@ StepInput StepPiece::input() const {
   return input;
 }
 
-std::vector<StepPiece> pieces_of(const StepInput& step, const EngineInfo& info) {
+std::vector<Microbatch> split_into_microbatches(const StepInput& step, const EngineInfo& info) {
   const auto tokens = static_cast<std::int32_t>(step.token_ids.size());
   const bool can_be_cut =
       step.encoder.empty() && step.logit_rows.size() <= static_cast<std::size_t>(info.max_batch_size);
-  std::vector<StepPiece> pieces;
+  std::vector<Microbatch> microbatches;
   if (can_be_cut && !info.has_kv_cache) {
     for (const SequenceRun& run : runs_of_whole_sequences(step.sequence_offsets)) {
-      pieces.emplace_back(step, step.sequence_offsets[run.first], step.sequence_offsets[run.last]);
+      microbatches.emplace_back(step, step.sequence_offsets[run.first], step.sequence_offsets[run.last]);
     }
-    return pieces;
+    return microbatches;
   }
-  const std::int32_t count = can_be_cut ? std::max(1, tokens / kTokensOfPiece) : 1;
-  for (std::int32_t piece = 0; piece < count; ++piece) {
-    pieces.emplace_back(step, static_cast<std::int32_t>(std::int64_t{tokens} * piece / count),
-                        static_cast<std::int32_t>(std::int64_t{tokens} * (piece + 1) / count));
+  const std::int32_t count = can_be_cut ? std::max(1, tokens / kMinMicrobatchTokens) : 1;
+  for (std::int32_t microbatch = 0; microbatch < count; ++microbatch) {
+    microbatches.emplace_back(step, static_cast<std::int32_t>(std::int64_t{tokens} * microbatch / count),
+                              static_cast<std::int32_t>(std::int64_t{tokens} * (microbatch + 1) / count));
   }
-  return pieces;
+  return microbatches;
 }
 
 }  // namespace adaptrt

@@ -1,13 +1,13 @@
 // Micro-batches of whole sequences for pipeline stages.
 
-#include "adaptrt/engine/pieces.h"
+#include "adaptrt/engine/microbatches.h"
 
 #include <boost/test/unit_test.hpp>
 #include <cstdint>
 #include <utility>
 #include <vector>
 
-namespace adaptrt::testing::pieces_test {
+namespace adaptrt::testing::microbatches_test {
 namespace {
 
 using Ends = std::vector<std::pair<std::size_t, std::size_t>>;
@@ -20,7 +20,7 @@ Ends runs_of(const std::vector<std::int32_t>& lengths) {
   return ends;
 }
 
-BOOST_AUTO_TEST_SUITE(pieces)
+BOOST_AUTO_TEST_SUITE(microbatches)
 
 BOOST_AUTO_TEST_CASE(runs_have_enough_tokens) {
   BOOST_TEST((runs_of({1}) == Ends{{0, 1}}));
@@ -34,4 +34,4 @@ BOOST_AUTO_TEST_CASE(runs_have_enough_tokens) {
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::testing::pieces_test
+}  // namespace adaptrt::testing::microbatches_test
