@@ -23,9 +23,10 @@ class Counting:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        self.num_characters = 0
+        self.num_characters = self.num_short = 0
 
     def encode(self, text: str, pair: str | None = None, **fields: Any) -> Any:
+        self.num_short += 1
         self.num_characters += len(text) + len(pair or "")
         return self.tokenizer.encode(text, pair, **fields)
 
@@ -111,6 +112,16 @@ def test_short_and_long_texts_have_the_same_tokens() -> None:
             assert own.encode(text, 1 << 20, "prompt").ids == tokenizer.encode(text).ids
             pair = own.encode((text, "b"), 1 << 20, "prompt", add_special_tokens=False)
             assert pair.ids == tokenizer.encode(text, "b", add_special_tokens=False).ids
+
+
+@pytest.mark.parametrize("second", [None, "b" * 1000])
+def test_texts_of_up_to_16384_characters_are_short(second: str | None) -> None:
+    """Longer ones are tokenised without the GIL, which takes longer for a short text."""
+    counting, own = counted(byte_level())
+    for num_characters, num_short in ((16384, 1), (16385, 1)):
+        first = "a" * (num_characters - len(second or ""))
+        own.encode(first if second is None else (first, second), MEGABYTE, "prompt")
+        assert counting.num_short == num_short
 
 
 def test_the_longest_token_may_be_an_added_one(tmp_path: Path) -> None:

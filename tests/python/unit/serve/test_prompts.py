@@ -13,9 +13,10 @@ import pytest
 from adaptrt import RequestError
 from adaptrt.runtime.named_adapter import NamedAdapter
 from adaptrt.runtime.template_limits import TemplateLimits
+from adaptrt.runtime.text_bound import LONG_TEXT
 from adaptrt.serve import prompts as prompts_module
 from adaptrt.serve.openai_chat_fields import TemplateFields
-from adaptrt.serve.prompts import Prompts, _template_message
+from adaptrt.serve.prompts import _OF_MESSAGE, Prompts, _length, _template_message
 from adaptrt.serve.work import WorkKind
 
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -43,6 +44,7 @@ class Surroundings:
     def __init__(self, directory: Path) -> None:
         self.adapters = Adapters()
         self.num_reads = self.num_renderings = 0
+        self.kinds: list[WorkKind] = []
         engine = SimpleNamespace(directory=directory)
         self.executor = SimpleNamespace(
             adapters=self.adapters, engine=engine, engine_info=SimpleNamespace(max_input_len=99, max_seq_len=99)
@@ -52,13 +54,17 @@ class Surroundings:
     def work(self) -> Surroundings:
         return self
 
-    async def run(self, _kind: WorkKind, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    async def run(self, kind: WorkKind, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self.kinds.append(kind)
         self.num_reads += function.__name__ == "load"
         self.num_renderings += function.__name__ == "_rendered"
         return function(*args, **kwargs)
 
     async def of(self, _adapter: str | None) -> Any:
-        return SimpleNamespace(encode=lambda text, *_, **__: SimpleNamespace(ids=[text]))
+        def encode(text: Any, *_: Any, **__: Any) -> Any:
+            return SimpleNamespace(ids=[text])
+
+        return SimpleNamespace(encode=encode, check_length=lambda *_: None)
 
 
 @pytest.fixture
@@ -125,6 +131,41 @@ def test_long_conversations_are_written_beside_the_loop(
     fields = TemplateFields.model_validate({"messages": messages})
     asyncio.run(prompts.tokenize_chat(fields, None, None))
     assert surroundings.num_renderings == runs
+
+
+@pytest.mark.parametrize(
+    ("message", "num_characters", "num_parts"),
+    [
+        ({"role": "user", "content": "xyz"}, 3, 1),
+        ({"role": "assistant", "content": "x", "reasoning_content": "hm"}, 3, 1),
+        ({"role": "user", "content": [{"type": "text", "text": "xyz"}, {"type": "text", "text": "x"}]}, 4, 3),
+        ({"role": "assistant", "content": "x", "tool_calls": [CALL, CALL]}, 5, 3),
+    ],
+)
+def test_each_part_of_a_message_counts_as_many_characters(
+    message: dict[str, Any], num_characters: int, num_parts: int
+) -> None:
+    fields = TemplateFields.model_validate({"messages": [message]})
+    assert _length(fields.messages[0]) == num_characters + num_parts * _OF_MESSAGE
+
+
+@pytest.mark.parametrize(("more", "runs"), [(0, 0), (1, 1)])
+def test_the_limit_of_short_conversations_is_exact(more: int, runs: int, made: tuple[Prompts, Surroundings]) -> None:
+    prompts, surroundings = made
+    content = "x" * (LONG_TEXT - _OF_MESSAGE + more)
+    fields = TemplateFields.model_validate({"messages": [{"role": "user", "content": content}]})
+    asyncio.run(prompts.tokenize_chat(fields, None, None))
+    assert surroundings.num_renderings == runs
+
+
+@pytest.mark.parametrize(("more", "kinds"), [(0, []), (1, [WorkKind.TEXTS])])
+def test_longer_texts_are_tokenised_beside_the_loop(
+    more: int, kinds: list[WorkKind], made: tuple[Prompts, Surroundings]
+) -> None:
+    prompts, surroundings = made
+    text = "x" * (LONG_TEXT + more)
+    assert asyncio.run(prompts.tokenize(text, None, add_special_tokens=True, param="prompt")) == [text]
+    assert surroundings.kinds == kinds
 
 
 def test_a_bounded_number_of_templates_is_kept(

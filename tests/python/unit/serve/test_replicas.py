@@ -106,6 +106,29 @@ def test_what_cannot_be_is_refused_by_name(fields: dict[str, Any], message: str)
     assert message in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "accepted", "refused", "said"),
+    [
+        ("num_replicas", 1, 0, "greater than or equal to 1"),
+        ("min_replicas", 0, -1, "greater than or equal to 0"),
+        ("max_replicas", 1, 0, "greater than or equal to 1"),
+        ("target_ongoing_requests", 0.01, 0, "greater than 0"),
+        ("max_ongoing_requests", 1, 0, "greater than or equal to 1"),
+        ("adapter_queue_slack", 0, -1, "greater than or equal to 0"),
+        ("max_adapters_per_replica", 1, 0, "greater than or equal to 1"),
+    ],
+)
+def test_numbers_of_scaling_are_accepted_from_their_limits_on(
+    name: str, accepted: float, refused: float, said: str
+) -> None:
+    fields = {"model": "m", "num_threads": 1}
+    if name in ("min_replicas", "target_ongoing_requests"):
+        fields["max_replicas"] = 2
+    assert getattr(application_options({**fields, name: accepted}).scaling, name) == accepted
+    with pytest.raises(adaptrt.ConfigError, match=f"{name}: Input should be {said}"):
+        application_options({**fields, name: refused})
+
+
 def test_replicas_scale() -> None:
     fixed = application_options({"model": "m", "num_threads": 1, "num_replicas": "3"}).scaling.serve_options()
     assert fixed == {"max_ongoing_requests": 64, "num_replicas": 3}
