@@ -26,6 +26,7 @@ from .._core import (
 from ..formats.adapter.adapter_copy import TOKENIZER_FILE
 from .adapter_prefetch import prefetched_adapters
 from .adapter_store import AdapterStore
+from .draft_vocabulary import check_draft_vocabulary
 from .engine import LoadedEngine, load_engine, load_engine_bytes
 from .guide_trial import GuideLimits
 from .named_adapter import NamedAdapter, refuse_named_task_id
@@ -110,6 +111,10 @@ class Executor(_core.Executor):
         self._guided_decoding_lock = threading.Lock()
         self._has_guided_decoding = False
         self._draft_engine = _load_draft_engine(config)
+        if self._draft_engine is not None:
+            check_draft_vocabulary(
+                self._engine.directory / TOKENIZER_FILE, self._draft_engine.directory / TOKENIZER_FILE
+            )
         self._draft_adapters = None if self._draft_engine is None else AdapterStore(self._draft_engine)
         self._workers = None if orchestrator is None else Workers(self._engine, config, orchestrator)
         try:

@@ -20,6 +20,7 @@ from ..formats.adapter.adapter_copy import TOKENIZER_FILE
 from ..formats.checkpoint.pooling import POOLING_TYPES
 from ..runtime.adapter_tokenizers import load_tokenizer, require_tokenizer
 from ..runtime.chat_template import ChatTemplate
+from ..runtime.draft_vocabulary import check_draft_vocabulary
 from ..runtime.engine import load_engine
 from ..runtime.executor import Executor
 from ..runtime.guide_trial import GuideLimits
@@ -363,6 +364,8 @@ def make_executor(args: argparse.Namespace) -> Executor:
     plan = plan_engine(args.model, options)
     draft_plan = None if args.draft_model is None else plan_engine(args.draft_model)
     _check_files(args, plan)
+    if args.draft_model is not None:
+        check_draft_vocabulary(args.model / TOKENIZER_FILE, args.draft_model / TOKENIZER_FILE)
     engine: Path = args.model if plan is None else plan.engine(progress_on())
     draft = config.draft_target_decoding_config  # a copy
     if draft is not None:

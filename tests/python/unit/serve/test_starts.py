@@ -116,6 +116,17 @@ BAD_FLAGS: dict[str, list[str]] = {
 }  # fmt: skip
 
 
+def test_a_draft_model_of_another_vocabulary_is_refused(root: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree("model", "draft")
+    tokenizer = json.loads(Path("draft/tokenizer.json").read_text())
+    vocab = tokenizer["model"]["vocab"]
+    first, second = (token for token, number in vocab.items() if number in (70, 71))
+    vocab[first], vocab[second] = vocab[second], vocab[first]
+    Path("draft/tokenizer.json").write_text(json.dumps(tokenizer))
+    message = refusal(capfd, "--draft_model", "draft")
+    assert f"draft/tokenizer.json: token 70 is {second!r}; expected {first!r}" in message
+
+
 @pytest.mark.parametrize(("flags", "expected"), BAD_FLAGS.items(), ids=[name[:60] for name in BAD_FLAGS])
 def test_bad_flags_end_a_start(root: Path, flags: str, expected: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     line = refusal(capfd, *flags.split(" "))
