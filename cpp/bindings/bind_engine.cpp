@@ -18,8 +18,10 @@
 #include "adaptrt/cpu/cpu_engine.h"
 #include "adaptrt/cpu/kernel_choice.h"
 #include "adaptrt/cpu/kernel_table.h"
+#include "adaptrt/engine/engine_fields.h"
 #include "adaptrt/measure/machine_limits.h"
 #include "adaptrt/weight_file/mapped_file.h"
+#include "bind_struct.h"
 #include "bindings.h"
 #include "buffers.h"
 #include "cpu_engine.h"
@@ -66,40 +68,9 @@ py::array_t<float> step(EngineHandle& self, const Integers& token_ids, const Int
 }
 
 void bind_engine_info(py::module_& module) {
-  py::class_<EngineInfo>(module, "EngineInfo", "What an executor must know of an engine.")
-      .def_readonly("dtype", &EngineInfo::dtype)
-      .def_readonly("vocab_size", &EngineInfo::vocab_size)
-      .def_readonly("num_layers", &EngineInfo::num_layers)
-      .def_readonly("max_batch_size", &EngineInfo::max_batch_size)
-      .def_readonly("max_num_tokens", &EngineInfo::max_num_tokens)
-      .def_readonly("max_input_len", &EngineInfo::max_input_len)
-      .def_readonly("max_seq_len", &EngineInfo::max_seq_len)
-      .def_readonly("max_beam_width", &EngineInfo::max_beam_width)
-      .def_readonly("tokens_per_block", &EngineInfo::tokens_per_block)
-      .def_readonly("kv_block_bytes", &EngineInfo::kv_block_bytes)
+  bind_read_only<EngineInfo>(module, "EngineInfo", "What an executor must know of an engine.")
       .def("max_seq_len_of", &EngineInfo::max_seq_len_of, py::arg("rotary_factor"),
-           "Tokens of a sequence under an adapter that divides rotary positions by this, or of others (1).")
-      .def_readonly("max_reusable_prompt_len", &EngineInfo::max_reusable_prompt_len)
-      .def_readonly("lora", &EngineInfo::lora)
-      .def_readonly("kernels", &EngineInfo::kernels, "Of the CPU; empty: it runs on a device.")
-      .def_readonly("kv_identity", &EngineInfo::kv_identity,
-                    "Of all that KV depends on; empty: not known, or KV blocks cannot be read.")
-      .def_readonly("attention_windows", &EngineInfo::attention_windows,
-                    "Sliding window of each layer, 0 without one; []: not known.")
-      .def_readonly("max_encoder_input_len", &EngineInfo::max_encoder_input_len,
-                    "Tokens of an encoder input; 0: the engine has no encoder.")
-      .def_readonly("encoder_hidden_size", &EngineInfo::encoder_hidden_size)
-      .def_readonly("cross_kv_block_bytes", &EngineInfo::cross_kv_block_bytes)
-      .def_readonly("hidden_size", &EngineInfo::hidden_size,
-                    "Width of hidden states; 0: the engine does not tell them.")
-      .def_readonly("given_embedding_size", &EngineInfo::given_embedding_size,
-                    "Width of PromptTuningConfig.embedding_table; 0: the engine takes none.")
-      .def_readonly("num_token_types", &EngineInfo::num_token_types,
-                    "Kinds that the model tells tokens apart by: Request.token_type_ids are below it.")
-      .def_readonly("has_kv_cache", &EngineInfo::has_kv_cache,
-                    "False: an encoder alone, which computes every sequence whole and has no KV blocks.")
-      .def_readonly("has_logits", &EngineInfo::has_logits,
-                    "False: the model has no lm_head, and generates nothing.");
+           "Tokens of a sequence under an adapter that divides rotary positions by this, or of others (1).");
 }
 
 void bind_weight_memory(py::module_& module) {

@@ -13,6 +13,7 @@
 #include <tuple>
 #include <type_traits>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "adaptrt/core/fields.h"
@@ -52,6 +53,14 @@ struct Accepted<bool> {
 template <std::floating_point Value>
 struct Accepted<Value> {
   static std::string text() { return "float"; }
+};
+template <class... Values>
+struct Accepted<std::variant<Values...>> {
+  static std::string text() {
+    std::string names;
+    ((names += (names.empty() ? "" : ", ") + Accepted<Values>::text()), ...);
+    return names;
+  }
 };
 template <>
 struct Accepted<std::string> {
@@ -217,6 +226,33 @@ void def_constructor(pybind11::class_<Struct>& cls, const char* title,
       std::tuple_cat(argument(std::integral_constant<std::size_t, kIndex>{}, fields)...));
 }
 
+template <class Value>
+struct IsReadOnlyField : std::false_type {};
+template <class Struct, class Member>
+struct IsReadOnlyField<ReadOnlyField<Struct, Member>> : std::true_type {};
+
+/// The parameter of a field's own default, or of a RequiredField, which has none.
+template <class Struct, class Member>
+pybind11::arg_v keyword(const Struct& defaults, const Field<Struct, Member>& field) {
+  return pybind11::arg(field.name) = defaults.*(field.member);
+}
+template <class Struct, class Member>
+pybind11::arg keyword(const Struct& /*defaults*/, const RequiredField<Struct, Member>& field) {
+  return pybind11::arg(field.name);
+}
+
+/// A constructor with a keyword for each of `fields`.
+template <class Struct, template <class, class> class... Kinds, class... Members>
+void def_keywords(pybind11::class_<Struct>& cls, const char* title, const Kinds<Struct, Members>&... fields) {
+  const Struct defaults;
+  cls.def(pybind11::init([fields..., title = std::string(title)](const FieldArgument<Members>&... values) {
+            Struct result;
+            ((result.*(fields.member) = field_value(values, title, fields.name)), ...);
+            return result;
+          }),
+          pybind11::kw_only(), keyword(defaults, fields)...);
+}
+
 template <class Struct, class... Members>
 void def_repr(pybind11::class_<Struct>& cls, const char* name, const Field<Struct, Members>&... fields) {
   cls.def("__repr__", [fields..., title = std::string(name)](const pybind11::object& self) {
@@ -280,6 +316,35 @@ pybind11::class_<Struct> bind_struct(pybind11::module_& module, const char* name
         return bind_struct<Struct, kRequired, kPositional>(module, name, doc, fields...);
       },
       fields_of(static_cast<const Struct*>(nullptr)));
+}
+
+/// Binds a struct whose fields Python reads and does not make, from its own table.
+template <class Struct>
+pybind11::class_<Struct> bind_read_only(pybind11::module_& module, const char* name, const char* doc) {
+  pybind11::class_<Struct> cls(module, name, doc);
+  std::apply([&](const auto&... fields) { (cls.def_readonly(fields.name, fields.member, fields.doc), ...); },
+             fields_of(static_cast<const Struct*>(nullptr)));
+  return cls;
+}
+
+/// Binds a struct that Python makes once and only reads from then on, from its own table: construction by
+/// keywords (see RequiredField and ReadOnlyField), properties and repr. Types of fields must be bound before.
+template <class Struct>
+pybind11::class_<Struct> bind_record(pybind11::module_& module, const char* name, const char* doc) {
+  constexpr auto kFields = fields_of(static_cast<const Struct*>(nullptr));
+  pybind11::class_<Struct> cls = bind_read_only<Struct>(module, name, doc);
+  const auto parameter = [](const auto& field) {
+    if constexpr (detail::IsReadOnlyField<std::decay_t<decltype(field)>>::value) {
+      return std::tuple{};
+    } else {
+      return std::tuple{field};
+    }
+  };
+  const auto parameters =
+      std::apply([&](const auto&... fields) { return std::tuple_cat(parameter(fields)...); }, kFields);
+  std::apply([&](const auto&... fields) { detail::def_keywords<Struct>(cls, name, fields...); }, parameters);
+  std::apply([&](const auto&... fields) { detail::def_repr<Struct>(cls, name, fields...); }, kFields);
+  return cls;
 }
 
 }  // namespace adaptrt::bindings

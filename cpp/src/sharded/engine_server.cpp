@@ -4,9 +4,10 @@
 #include <utility>
 
 #include "adaptrt/core/error.h"
+#include "adaptrt/engine/engine_fields.h"
 #include "adaptrt/sharded/remote_engine.h"
 #include "command_server.h"
-#include "engine_info_message.h"
+#include "struct_message.h"
 
 namespace adaptrt {
 namespace {
@@ -19,7 +20,7 @@ class EngineServer final : public CommandServer {
   /// Sends the EngineInfo that the other end waits for before its first command.
   void describe() {
     MessageWriter message;
-    add_info(local().info(), &message);
+    add_struct(local().info(), &message);
     const std::uint64_t size = message.bytes().size();
     send(std::as_bytes(std::span(&size, 1)));
     send(message.bytes());

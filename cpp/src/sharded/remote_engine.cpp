@@ -9,10 +9,11 @@
 #include "adaptrt/core/error.h"
 #include "adaptrt/core/huge_array.h"
 #include "adaptrt/engine/check_step_input.h"
+#include "adaptrt/engine/engine_fields.h"
 #include "adaptrt/lora/host_pages.h"
-#include "engine_info_message.h"
 #include "rank_commands.h"
 #include "step_message.h"
+#include "struct_message.h"
 
 namespace adaptrt {
 namespace {
@@ -68,7 +69,7 @@ class RemoteEngine final : public Engine {
     std::vector<std::byte> told(size);
     commands_.receive(kLeader, told);
     MessageReader message(told);
-    info_ = read_info(&message);
+    info_ = read_struct<EngineInfo>(&message);
   }
   ~RemoteEngine() override { commands_.dismiss(); }
   RemoteEngine(const RemoteEngine&) = delete;

@@ -1,11 +1,14 @@
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <span>
 #include <vector>
 
 #include "adaptrt/engine/engine.h"
+#include "adaptrt/engine/engine_fields.h"
 #include "message.h"
 
 namespace adaptrt {
@@ -29,26 +32,14 @@ class ReceivedStep {
                             std::vector<const DeviceAdapter*>* adapters);
   void read_encoder(MessageReader* message, const Find& find, std::int64_t hidden_size);
 
-  std::vector<std::int32_t> token_ids_;
-  std::vector<std::int32_t> positions_;
-  std::vector<std::int32_t> token_types_;
-  std::vector<std::int32_t> sequence_offsets_;
-  std::vector<std::int32_t> prompt_lengths_;
-  std::vector<std::int32_t> block_tables_;
+  template <std::size_t kCount>
+  using Arrays = std::array<std::vector<std::int32_t>, kCount>;
+
+  Arrays<kStepArrays.size()> arrays_;
   std::int32_t max_blocks_per_sequence_ = 0;
-  std::vector<const DeviceAdapter*> adapters_;
-  std::vector<std::int32_t> adapters_from_;
-  std::vector<std::int32_t> logit_rows_;
-  std::vector<std::int32_t> copies_from_;
-  std::vector<std::int32_t> copies_to_;
-  std::vector<std::int32_t> hidden_rows_;
-  std::vector<std::int32_t> encoder_lengths_;
-  std::vector<std::int32_t> cross_block_tables_;
   std::int32_t max_cross_blocks_ = 0;
-  // Encoder inputs:
-  std::vector<std::int32_t> encoder_token_ids_;
-  std::vector<std::int32_t> encoder_offsets_;
-  std::vector<std::int32_t> encoder_block_tables_;
+  std::vector<const DeviceAdapter*> adapters_;
+  Arrays<kEncoderArrays.size()> encoder_arrays_;
   std::vector<const DeviceAdapter*> encoder_adapters_;
   std::vector<std::vector<float>> encoder_outputs_;
   std::vector<float*> encoder_output_places_;

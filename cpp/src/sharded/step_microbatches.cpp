@@ -18,38 +18,53 @@ std::vector<std::int32_t> rows_within(std::span<const std::int32_t> rows, std::i
 }  // namespace
 
 Microbatch::Microbatch(const StepInput& step, std::int32_t begin, std::int32_t end) : views_(step) {
-  const auto first_token = static_cast<std::size_t>(begin);
-  const auto tokens = static_cast<std::size_t>(end - begin);
-  views_.token_ids = step.token_ids.subspan(first_token, tokens);
-  views_.positions = step.positions.subspan(first_token, tokens);
-  if (!step.token_types.empty()) views_.token_types = step.token_types.subspan(first_token, tokens);
   const auto& offsets = step.sequence_offsets;
   const auto first = static_cast<std::size_t>(std::ranges::upper_bound(offsets, begin) - offsets.begin()) - 1;
   const auto last = static_cast<std::size_t>(std::ranges::lower_bound(offsets, end) - offsets.begin());
-  for (std::size_t i = first; i <= last; ++i) {
-    sequence_offsets_.push_back(std::clamp(offsets[i], begin, end) - begin);
-  }
   const std::size_t count = last - first;
-  const auto blocks = static_cast<std::size_t>(step.max_blocks_per_sequence);
-  views_.prompt_lengths = step.prompt_lengths.subspan(first, count);
-  views_.block_tables = step.block_tables.subspan(first * blocks, count * blocks);
-  views_.adapters = step.adapters.subspan(first, count);
-  if (!step.adapters_from.empty()) views_.adapters_from = step.adapters_from.subspan(first, count);
-  if (!step.encoder_lengths.empty()) {
-    const auto cross_blocks = static_cast<std::size_t>(step.max_cross_blocks);
-    views_.encoder_lengths = step.encoder_lengths.subspan(first, count);
-    views_.cross_block_tables = step.cross_block_tables.subspan(first * cross_blocks, count * cross_blocks);
+  const auto sequences_of = [&](std::span<const std::int32_t> array, std::int32_t width) {
+    const auto each = static_cast<std::size_t>(width);
+    return array.empty() ? array : array.subspan(first * each, count * each);
+  };
+  for (std::size_t i = 0; i < kStepArrays.size(); ++i) {
+    auto& array = views_.*(kStepArrays[i].member);
+    switch (kStepArrays[i].axis) {
+      case StepAxis::kTokens:
+        if (!array.empty()) {
+          array = array.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(end - begin));
+        }
+        break;
+      case StepAxis::kSequences:
+        array = sequences_of(array, 1);
+        break;
+      case StepAxis::kBlocks:
+        array = sequences_of(array, step.max_blocks_per_sequence);
+        break;
+      case StepAxis::kCrossBlocks:
+        array = sequences_of(array, step.max_cross_blocks);
+        break;
+      case StepAxis::kOffsets:
+        for (const std::int32_t offset : array.subspan(first, count + 1)) {
+          lists_[i].push_back(std::clamp(offset, begin, end) - begin);
+        }
+        break;
+      case StepAxis::kRows:
+        lists_[i] = rows_within(array, begin, end);
+        break;
+      case StepAxis::kCopies:
+        if (begin > 0) array = {};
+        break;
+    }
   }
-  if (begin > 0) views_.copies_from = views_.copies_to = {};
-  logit_rows_ = rows_within(step.logit_rows, begin, end);
-  hidden_rows_ = rows_within(step.hidden_rows, begin, end);
+  views_.adapters = step.adapters.subspan(first, count);
 }
 
 StepInput Microbatch::input() const {
   StepInput input = views_;
-  input.sequence_offsets = sequence_offsets_;
-  input.logit_rows = logit_rows_;
-  input.hidden_rows = hidden_rows_;
+  for (std::size_t i = 0; i < kStepArrays.size(); ++i) {
+    const StepAxis axis = kStepArrays[i].axis;
+    if (axis == StepAxis::kOffsets || axis == StepAxis::kRows) input.*(kStepArrays[i].member) = lists_[i];
+  }
   return input;
 }
 

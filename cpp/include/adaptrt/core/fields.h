@@ -1,12 +1,17 @@
 #pragma once
 
+#include <cstddef>
+#include <tuple>
+#include <utility>
+
 namespace adaptrt {
 
-/// A data member by name. Structs that are bound to Python or written as JSON list their members once, as a
-/// tuple of these in the order of the constructor's parameters:
+/// A data member by name. Structs that are bound to Python, written as JSON or sent to other processes list
+/// their members once, as a tuple of these in the order of the constructor's parameters:
 ///
 ///   constexpr auto fields_of(const Example*) { return std::tuple{Field{"size", &Example::size, "In
 ///   bytes."}}; }
+///   static_assert(lists_every_member<Example>());
 template <class Struct, class Member>
 struct Field {
   const char* name;
@@ -16,5 +21,50 @@ struct Field {
 
 template <class Struct, class Member>
 Field(const char*, Member Struct::*, const char*) -> Field<Struct, Member>;
+
+/// A field that Python's constructor must be given.
+template <class Struct, class Member>
+struct RequiredField : Field<Struct, Member> {};
+
+template <class Struct, class Member>
+RequiredField(const char*, Member Struct::*, const char*) -> RequiredField<Struct, Member>;
+
+/// A field that C++ sets: Python reads it, and its constructor does not take it.
+template <class Struct, class Member>
+struct ReadOnlyField : Field<Struct, Member> {};
+
+template <class Struct, class Member>
+ReadOnlyField(const char*, Member Struct::*, const char*) -> ReadOnlyField<Struct, Member>;
+
+namespace detail {
+
+struct AnyValue {
+  template <class Value>
+  constexpr operator Value() const;  // NOLINT(google-explicit-constructor): never called
+};
+
+template <class Struct, std::size_t... kIndex>
+consteval bool has_members(std::index_sequence<kIndex...> /*indices*/) {
+  return requires { Struct{(static_cast<void>(kIndex), AnyValue{})...}; };
+}
+
+}  // namespace detail
+
+/// Number of data members of an aggregate without bases and arrays.
+template <class Struct, std::size_t kAtLeast = 0>
+consteval std::size_t num_members() {
+  if constexpr (detail::has_members<Struct>(std::make_index_sequence<kAtLeast + 1>{})) {
+    return num_members<Struct, kAtLeast + 1>();
+  } else {
+    return kAtLeast;
+  }
+}
+
+/// True if the table of the struct's fields has all of its members but `omitted`.
+template <class Struct>
+consteval bool lists_every_member(std::size_t omitted = 0) {
+  using Fields = decltype(fields_of(static_cast<const Struct*>(nullptr)));
+  return std::tuple_size_v<Fields> + omitted == num_members<Struct>();
+}
 
 }  // namespace adaptrt

@@ -1,9 +1,11 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <vector>
 
 #include "adaptrt/engine/engine.h"
+#include "adaptrt/engine/engine_fields.h"
 #include "adaptrt/engine/microbatches.h"
 
 namespace adaptrt {
@@ -20,10 +22,9 @@ class Microbatch {
   [[nodiscard]] StepInput input() const;
 
  private:
-  StepInput views_;  // except for the lists below
-  std::vector<std::int32_t> sequence_offsets_;
-  std::vector<std::int32_t> logit_rows_;
-  std::vector<std::int32_t> hidden_rows_;
+  StepInput views_;  // except for offsets and rows, which are counted anew
+  /// Offsets and rows, by index in kStepArrays.
+  std::array<std::vector<std::int32_t>, kStepArrays.size()> lists_;
 };
 
 /// Splits a step into micro-batches, so that pipeline stages work at the same time: as many as have at least

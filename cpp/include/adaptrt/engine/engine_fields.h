@@ -1,0 +1,109 @@
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <tuple>
+
+#include "adaptrt/core/fields.h"
+#include "adaptrt/engine/engine.h"
+#include "adaptrt/lora/layout_fields.h"
+
+namespace adaptrt {
+
+/// Fields that an engine tells another process.
+constexpr auto sent_fields_of(const EngineInfo* /*type*/) {
+  using C = EngineInfo;
+  return std::tuple{
+      Field{"dtype", &C::dtype, "Type of the weights."},
+      Field{"vocab_size", &C::vocab_size, "Tokens of the base model."},
+      Field{"num_layers", &C::num_layers, "Layers of the decoder, or of a model that is an encoder alone."},
+      Field{"max_batch_size", &C::max_batch_size, "Largest number of sequences in a step."},
+      Field{"max_num_tokens", &C::max_num_tokens, "Largest number of tokens in a step."},
+      Field{"max_input_len", &C::max_input_len, "Largest number of tokens in a prompt."},
+      Field{"max_seq_len", &C::max_seq_len, "Largest number of tokens in a sequence, new ones included."},
+      Field{"max_beam_width", &C::max_beam_width, "Largest beam width of a request."},
+      Field{"tokens_per_block", &C::tokens_per_block, "Tokens of a KV block."},
+      Field{"kv_block_bytes", &C::kv_block_bytes, "Bytes of a KV block over all layers."},
+      Field{"max_reusable_prompt_len", &C::max_reusable_prompt_len,
+            "Longest prompt whose KV blocks other requests may reuse."},
+      Field{"num_stages", &C::num_stages, "Stages of the pipeline."},
+      Field{"has_adapters_from", &C::has_adapters_from,
+            "True if an adapter may act from a given position on."},
+      Field{"max_encoder_input_len", &C::max_encoder_input_len,
+            "Tokens of an encoder input; 0: the engine has no encoder."},
+      Field{"encoder_hidden_size", &C::encoder_hidden_size, "Width of encoder outputs."},
+      Field{"cross_kv_block_bytes", &C::cross_kv_block_bytes,
+            "Bytes of a block of encoder inputs' keys and values over all layers."},
+      Field{"hidden_size", &C::hidden_size, "Width of hidden states; 0: the engine does not return them."},
+      Field{"has_logits", &C::has_logits, "False: the model has no lm_head, and generates nothing."},
+      Field{"has_kv_cache", &C::has_kv_cache,
+            "False: an encoder alone, which computes every sequence whole and has no KV blocks."},
+      Field{"num_token_types", &C::num_token_types,
+            "Number of token types; Request.token_type_ids are below it."},
+      Field{"kernels", &C::kernels, "Name of the CPU kernels; empty: the engine runs on a device."},
+      Field{"attention_windows", &C::attention_windows,
+            "Sliding window of each layer, 0 without one; []: not known."},
+      Field{"lora", &C::lora, "Adapters that the engine accepts."}};
+}
+
+/// The others belong to engines of this process: one of another process has no second level of the KV cache,
+/// and takes no embeddings.
+constexpr auto fields_of(const EngineInfo* type) {
+  using C = EngineInfo;
+  return std::tuple_cat(
+      sent_fields_of(type),
+      std::tuple{Field{"kv_identity", &C::kv_identity,
+                       "Digest of everything that KV blocks depend on; empty: not known, or KV blocks cannot "
+                       "be read."},
+                 Field{"given_embedding_size", &C::given_embedding_size,
+                       "Width of PromptTuningConfig.embedding_table; 0: the engine takes none."}});
+}
+static_assert(lists_every_member<EngineInfo>());
+
+/// Number of elements of an array of a step.
+enum class StepAxis : std::uint8_t {
+  kTokens,       ///< one per token
+  kSequences,    ///< one per sequence
+  kOffsets,      ///< one per sequence, and one more
+  kBlocks,       ///< max_blocks_per_sequence per sequence
+  kCrossBlocks,  ///< max_cross_blocks per sequence
+  kRows,         ///< ascending indices of some tokens
+  kCopies,       ///< one per copied KV block
+};
+
+/// An array of int32 that a step brings. It may be empty if StepInput says so.
+struct StepArray {
+  std::span<const std::int32_t> StepInput::* member;
+  StepAxis axis;
+};
+
+/// All arrays of int32 but given_rows, which go with given_embeddings: only an engine of one process takes
+/// those.
+inline constexpr std::array kStepArrays = {StepArray{&StepInput::token_ids, StepAxis::kTokens},
+                                           StepArray{&StepInput::positions, StepAxis::kTokens},
+                                           StepArray{&StepInput::token_types, StepAxis::kTokens},
+                                           StepArray{&StepInput::sequence_offsets, StepAxis::kOffsets},
+                                           StepArray{&StepInput::prompt_lengths, StepAxis::kSequences},
+                                           StepArray{&StepInput::block_tables, StepAxis::kBlocks},
+                                           StepArray{&StepInput::adapters_from, StepAxis::kSequences},
+                                           StepArray{&StepInput::logit_rows, StepAxis::kRows},
+                                           StepArray{&StepInput::copies_from, StepAxis::kCopies},
+                                           StepArray{&StepInput::copies_to, StepAxis::kCopies},
+                                           StepArray{&StepInput::hidden_rows, StepAxis::kRows},
+                                           StepArray{&StepInput::encoder_lengths, StepAxis::kSequences},
+                                           StepArray{&StepInput::cross_block_tables, StepAxis::kCrossBlocks}};
+/// Members of StepInput that are none of these arrays: two widths of tables, adapters, encoder inputs,
+/// given_rows and given_embeddings.
+inline constexpr std::size_t kOtherStepMembers = 6;
+static_assert(kStepArrays.size() + kOtherStepMembers == num_members<StepInput>());
+
+/// The arrays of int32 of encoder inputs.
+inline constexpr std::array kEncoderArrays = {&EncoderInputs::token_ids, &EncoderInputs::offsets,
+                                              &EncoderInputs::block_tables};
+/// Members of EncoderInputs that are none of these arrays: adapters and outputs.
+inline constexpr std::size_t kOtherEncoderMembers = 2;
+static_assert(kEncoderArrays.size() + kOtherEncoderMembers == num_members<EncoderInputs>());
+
+}  // namespace adaptrt

@@ -1,0 +1,66 @@
+#pragma once
+
+#include <tuple>
+
+#include "adaptrt/core/fields.h"
+#include "adaptrt/lora/layout.h"
+
+namespace adaptrt {
+
+constexpr auto fields_of(const LoraPart* /*type*/) {
+  using C = LoraPart;
+  return std::tuple{
+      RequiredField{"module", &C::module, "Id of the module, see lora_modules()."},
+      RequiredField{"out_size", &C::out_size, "Number of outputs on this rank."},
+      Field{"first_output", &C::first_output, "First of these outputs in the module's outputs."},
+      Field{"outputs_elsewhere", &C::outputs_elsewhere, "Number of outputs that only other ranks have."}};
+}
+static_assert(lists_every_member<LoraPart>());
+
+constexpr auto fields_of(const LoraSite* /*type*/) {
+  using C = LoraSite;
+  return std::tuple{
+      RequiredField{"layer", &C::layer, "Number of the layer, of the vocabulary slice, or of the norm."},
+      RequiredField{"in_size", &C::in_size, "Number of inputs on this rank."},
+      RequiredField{"parts", &C::parts, "Modules that share the input, in the order of their outputs."},
+      Field{"expert", &C::expert, "Expert of the site, counted from 0 on this rank."},
+      Field{"first_input", &C::first_input, "First of these inputs in the layer's inputs."},
+      Field{"inputs_elsewhere", &C::inputs_elsewhere, "Number of inputs that other ranks have."},
+      Field{"adds_shifts", &C::adds_shifts,
+            "True if an adapter's shift is added here. If a layer's inputs are split among ranks, only the "
+            "first rank adds it."},
+      Field{"experts_for_each", &C::experts_for_each,
+            "For experts: the number of experts in the layer for each one on this rank."},
+      Field{"num_shares", &C::num_shares,
+            "For fully sharded adapters: the number of ranks that share the rows of A if the layer's outputs "
+            "are split, or the rows of B if its inputs are split."},
+      Field{"share", &C::share, "Index of this rank among them."}};
+}
+static_assert(lists_every_member<LoraSite>());
+
+constexpr auto fields_of(const LoraLayout* /*type*/) {
+  using C = LoraLayout;
+  return std::tuple{
+      RequiredField{"dtype", &C::dtype, "Storage type of adapters on the device, equal to the engine's."},
+      RequiredField{"num_layers", &C::num_layers, "Number of layers, those of an encoder included."},
+      RequiredField{"max_rank", &C::max_rank, "Largest rank of an adapter."},
+      RequiredField{"dora_enabled", &C::dora_enabled, "True if adapters may have DoRA magnitudes."},
+      RequiredField{"target_modules", &C::target_modules, "Ids of the modules that adapters may change."},
+      ReadOnlyField{"matrix_layout", &C::matrix_layout, "How A and B are stored on the device."},
+      ReadOnlyField{"shifts_enabled", &C::shifts_enabled,
+                    "True if adapters may have shifts: values that are added to outputs."},
+      Field{"num_stages", &C::num_stages, "Stages of the pipeline."},
+      Field{"stage", &C::stage, "The stage whose sites are packed here."},
+      Field{"max_extra_tokens", &C::max_extra_tokens,
+            "Tokens beyond the vocabulary that an adapter may bring."},
+      Field{"rotary_factors", &C::rotary_factors,
+            "Factors by which adapters may divide rotary positions, ascending; empty: no adapter may."},
+      RequiredField{"sites", &C::sites, "Places where adapters act, in the order of execution."},
+      Field{"max_base_positions", &C::max_base_positions,
+            "Positions of the base model if there are rotary_factors; otherwise 0."},
+      Field{"num_encoder_layers", &C::num_encoder_layers,
+            "Number of encoder layers, which are the last ones of num_layers."}};
+}
+static_assert(lists_every_member<LoraLayout>());
+
+}  // namespace adaptrt
