@@ -116,3 +116,35 @@ def test_rows_beyond_the_matrix_are_refused() -> None:
     for first in (-1, 1, 2**63 - 1):
         with pytest.raises(ValueError, match="the source's rows do not lie within the matrix"):
             _core.pack_panels(panels, FLOAT32, 2, 4, first, rows, FLOAT32)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: _core.CastOp(input=1 << 40, output=0),
+            r"CastOp\.input is 1099511627776 \(int\); accepted: int from -",
+        ),
+        (lambda: _core.SendOp(input="x"), r"SendOp\.input is 'x' \(str\); accepted: int"),
+        (
+            lambda: _core.Routing(scores=2, top_k=1, normalised=True),
+            r"Routing\.scores is 2 \(int\); accepted: RouterScores",
+        ),
+        (lambda: _core.LoraPart(module="q", out_size=1), r"LoraPart\.module is 'q' \(str\); accepted: int"),
+    ],
+)
+def test_a_field_of_the_wrong_type_is_refused_by_name(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        make()
+
+
+def test_a_module_that_there_is_not_is_refused() -> None:
+    with pytest.raises(_core.ConfigError, match="there is no LoRA module with id 99"):
+        _core.LoraPart(module=99, out_size=1)
+
+
+def test_records_are_read_only_and_say_their_fields() -> None:
+    op = _core.AllReduceOp(input=1, output=2, add=True)
+    assert repr(op) == "AllReduceOp(input=1, output=2, add=True)"
+    with pytest.raises(AttributeError):
+        op.add = False  # type: ignore[misc]
