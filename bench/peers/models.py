@@ -6,13 +6,11 @@ import json
 import os
 import subprocess
 import sys
-import sysconfig
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
-from own import BenchModel, Mixture, write_base, write_peft_adapter
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from own import BenchModel, Mixture, write_base, write_peft_adapter, write_tokenizer
 from worker import CONTEXT, STEP_TOKENS
 
 from adaptrt.tools.bench.workload import random_prompt
@@ -41,12 +39,6 @@ ENGINES: dict[str, tuple[str, list[str]]] = {
     "int4": ("w4a16", ["--quantization", "w4a16", "--group_size", "128"]),
 }
 """Name of AdaptRT's engine for each kind of weights (rows.py), and its build flags."""
-SPECIAL_TOKENS = ["<|begin|>", "<|end|>", "<|pad|>"]
-# Llama 3's pattern; llama.cpp's converter gets its name.
-SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
 
 
 def title_of_model(name: str) -> str:
@@ -61,7 +53,7 @@ def make_model(name: str, home: Path) -> Path:
     if not (base / "tokenizer.json").exists():
         if not (base / "config.json").exists():
             write_base(model, base)
-        write_tokenizer(model, base)
+        write_tokenizer(model.vocab_size, base)
     prompts = root / "prompts.json"
     if not prompts.exists():
         generator = np.random.default_rng(0)
@@ -79,37 +71,6 @@ def make_model(name: str, home: Path) -> Path:
                 rank, dora = RANKS[number % len(RANKS)], kind == "dora"
                 write_peft_adapter(model, base, directory, rank, seed=number + 100 * dora, dora=dora)
     return root
-
-
-def write_tokenizer(model: BenchModel | Mixture, base: Path) -> None:
-    """Trains a byte-level BPE of the model's vocabulary size on Python's standard library: converters need a
-    tokenizer."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(SPLIT), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=model.vocab_size,
-        special_tokens=SPECIAL_TOKENS,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train([str(path) for path in library_files()], trainer)
-    missing = model.vocab_size - tokenizer.get_vocab_size()
-    tokenizer.add_tokens([f"<|unused_{number}|>" for number in range(missing)])
-    tokenizer.save(str(base / "tokenizer.json"))
-    begin, end, pad = SPECIAL_TOKENS
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": begin, "eos_token": end, "pad_token": pad}
-    (base / "tokenizer_config.json").write_text(json.dumps(config))
-
-
-def library_files() -> Iterator[Path]:
-    """Python's modules: text that every machine has."""
-    yield from sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
 
 
 def export_for(peer: str, root: Path, home: Path, weights: Collection[str]) -> None:

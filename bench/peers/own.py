@@ -11,6 +11,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 from scenarios.families import config_of, write_family
 from scenarios.model import BenchModel, write_model
 from scenarios.peft_adapter import write_peft_adapter
+from scenarios.tokenizer import write_tokenizer
 
 
 @dataclass(frozen=True)
@@ -33,4 +34,4 @@ def write_base(model: BenchModel | Mixture, directory: Path) -> None:
         write_model(model, directory)
 
 
-__all__ = ["BenchModel", "Mixture", "write_base", "write_peft_adapter"]
+__all__ = ["BenchModel", "Mixture", "write_base", "write_peft_adapter", "write_tokenizer"]

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from adaptrt import ConfigError, LoraConfig
+from adaptrt import ConfigError, Executor, LoraConfig
 from adaptrt._core import amx_is_permitted
 from adaptrt.runtime.native_engine import NativeEngine
 from adaptrt.tools.bench.batches import adapter_of, batch_adapters, prompts_of
@@ -25,13 +25,16 @@ from .child import run_child
 from .competing import competing_processes
 from .demo_quality import demo_quality
 from .engines import EngineShelf
+from .generation import generate, generation_executor
 from .kinds import (
     Comparison,
     FirstToken,
+    Generation,
     Load,
     Memory,
     Overhead,
     Perplexity,
+    Reuse,
     ScenarioFile,
     competing_processes_of,
     engines_of,
@@ -39,9 +42,15 @@ from .kinds import (
 from .overhead import overhead
 from .peft_adapter import write_peft_adapter
 from .random_adapters import RandomAdapters
+from .reuse import reuse
 
 COLD_TASKS: Final = 1 << 40
 """First task id of the adapters that exist only during a sample."""
+
+
+OWN_PROCESSES: Final = (Load, Memory, Perplexity)
+"""Scenarios that need no warm-up, because they start with an own process or executor."""
+OWN_EXECUTORS: Final = (*OWN_PROCESSES, Reuse, Generation)
 
 
 class ScenarioBench(Bench):
@@ -62,6 +71,8 @@ class ScenarioBench(Bench):
         self._alternation: Alternation | None = None
         self._cold_tasks = itertools.count(COLD_TASKS)
         self._perplexities: dict[str, Metrics] = {}
+        self._generating: dict[str, Executor] = {}
+        """Executors of Generation, by engine."""
 
     @property
     def text(self) -> str:
@@ -74,7 +85,7 @@ class ScenarioBench(Bench):
 
     def needs_executor(self, scenario: Scenario) -> bool:
         """False for scenarios that run in their own process or alternate with another one."""
-        return not isinstance(scenario, (Load, Memory, Perplexity)) and self._file.alternating(scenario) is None
+        return not isinstance(scenario, OWN_EXECUTORS) and self._file.alternating(scenario) is None
 
     def prepare(self) -> None:
         """Creates the executors of alternating scenarios first; other scenarios take their samples there if possible.
@@ -102,12 +113,14 @@ class ScenarioBench(Bench):
         own = set() if self._alternation is None else set(self._alternation.executors)
         for executor in {*self.executors.values(), *own}:
             executor.close()
+        for generating in self._generating.values():
+            generating.shutdown()
 
     def warm_up(self, scenario: Scenario) -> None:
         """Does nothing for scenarios that start their own process."""
         if self._file.alternating(scenario) is not None:
             self._take_in_turn(scenario, 1)
-        elif not isinstance(scenario, (Load, Memory, Perplexity)):
+        elif not isinstance(scenario, OWN_PROCESSES):
             super().warm_up(scenario)
 
     def take(self, scenario: Scenario, number: int) -> Sample:
@@ -136,6 +149,13 @@ class ScenarioBench(Bench):
             return run_child(scenario, self.engines[scenario.engine].directory, self.cpu)
         if isinstance(scenario, Perplexity):
             return self._perplexity(scenario)
+        if isinstance(scenario, Reuse):
+            return reuse(self.engines[scenario.engine], scenario, self.cpu)
+        if isinstance(scenario, Generation):
+            if scenario.engine not in self._generating:
+                directory = self.engines[scenario.engine].directory
+                self._generating[scenario.engine] = generation_executor(directory, self.cpu)
+            return generate(self._generating[scenario.engine], scenario)
         if isinstance(scenario, Overhead):
             bench = self.executors[scenario.name]
             adapters = batch_adapters(bench, scenario)

@@ -24,7 +24,7 @@ from adaptrt.tools.bench.measure import Metrics, finish, first_token_seconds, re
 from adaptrt.tools.bench.scenario_types import AdapterMix
 from adaptrt.tools.bench.workload import random_prompt
 
-from .kinds import Load, Memory
+from .kinds import Load, Memory, VariedMix
 from .random_adapters import RandomAdapters
 
 MEGABYTE = 1e6
@@ -108,7 +108,8 @@ def measure_memory(scenario: Memory, engine: Path, cpu: CpuUse) -> Metrics:
 def main(task: dict[str, Any]) -> Metrics:
     """Runs a task of run_child."""
     values = task["scenario"]
-    values["adapters"] = AdapterMix(**{**values["adapters"], "ranks": tuple(values["adapters"]["ranks"])})
+    mix = {**values["adapters"], "ranks": tuple(values["adapters"]["ranks"])}
+    values["adapters"] = VariedMix(**mix) if "variant" in mix else AdapterMix(**mix)
     engine, cpu = Path(task["engine"]), CpuUse(**task["cpu"])
     if task["kind"] == "Load":
         return measure_load(Load(**values), engine, cpu)

@@ -17,8 +17,9 @@ from adaptrt.tools.bench.runner import Progress
 
 from .child import run_module
 from .families import write_family
-from .kinds import EngineSpec, ScenarioFile, engines_of
+from .kinds import EngineSpec, Generation, ScenarioFile, engines_of
 from .model import BenchModel, write_model
+from .tokenizer import write_tokenizer
 
 
 class NotBuiltError(Exception):
@@ -39,9 +40,10 @@ class EngineShelf:
         """
         directories, reasons = {}, {}
         used = {name for scenario in file.scenarios for name in engines_of(scenario)}
+        with_guides = {s.engine for s in file.scenarios if isinstance(s, Generation) and s.text == "json"}
         for spec in (spec for spec in file.engines.values() if spec.name in used):
             try:
-                directories[spec.name] = self._engine(spec, file.model)
+                directories[spec.name] = self._engine(spec, file.model, has_tokenizer=spec.name in with_guides)
             except (NotBuiltError, AdaptrtError) as error:
                 if not spec.optional:
                     raise ConfigError(f"engine '{spec.name}' is not available: {error}") from error
@@ -62,16 +64,19 @@ class EngineShelf:
             partial.rename(directory)
         return directory
 
-    def _engine(self, spec: EngineSpec, model: BenchModel | None) -> Path:
+    def _engine(self, spec: EngineSpec, model: BenchModel | None, *, has_tokenizer: bool) -> Path:
         if spec.directory is not None:
             if not spec.directory.is_dir():
                 raise NotBuiltError(f"{spec.directory}: is not a directory")
             return spec.directory
         shape = asdict(model) if spec.is_of_model and model is not None else None
         identity = {**asdict(spec), "directory": None, "optional": None, "name": None, "weight_memory": None}
-        engine = self._work_dir / f"engine-{_digest([__version__, shape, identity])}"
+        engine = self._work_dir / f"engine-{_digest([__version__, shape, identity, has_tokenizer])}"
         if not self._is_usable(engine):
             directory = self._model_of(spec, model)
+            if has_tokenizer and not (directory / "tokenizer.json").exists():
+                vocab_size = json.loads((directory / "config.json").read_text())["vocab_size"]
+                write_tokenizer(vocab_size, directory)
             self._progress(f"building engine '{spec.name}'")
             self._build(spec, directory, engine)
             if spec.family is not None:

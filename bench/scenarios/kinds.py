@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Final
 
-from adaptrt.tools.bench.scenario_types import Batch, Decode, Prompt, RunSettings, Scenario, Sizes
+from adaptrt.tools.bench.scenario_types import AdapterMix, Batch, Decode, Prompt, RunSettings, Scenario, Sizes
 
 from .model import BenchModel
 
@@ -112,6 +113,51 @@ class Load(Prompt):
     """Seconds from an engine directory to the first token of a prompt, in a fresh process with a warm page cache."""
 
     kind = "load"
+
+
+TEXTS: Final = ("greedy", "sampled", "json", "one_token", "few_tokens")
+"""Texts of Generation. json: sampled, as records of a JSON schema. one_token: only one token is allowed, so that every
+draft is right. few_tokens: 24 tokens are allowed but no repetition of three, so that every draft is wrong."""
+KV_FROM: Final = ("computed", "pool", "page_cache", "disk")
+
+
+@dataclass(frozen=True)
+class VariedMix(AdapterMix):
+    """Adapters of a kind other than LoRA and DoRA."""
+
+    variant: str = ""
+    """A key of random_adapters.VARIANTS."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation(Batch):
+    """Tokens per second of requests whose text is restricted, with or without drafts."""
+
+    kind = "generate"
+
+    text: str
+    """One of TEXTS."""
+    drafts: int
+    """Maximum number of tokens that a step drafts from the request's own text."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reuse(Prompt):
+    """Milliseconds to first token of a prompt that the base model has already computed, followed by a question."""
+
+    kind = "reuse"
+
+    question: int
+    """Number of tokens after the prompt."""
+    kv_from: str
+    """One of KV_FROM: where the prompt's keys and values are; computed: nowhere."""
+    alora: bool
+    """True: the adapter changes only the question, so the prompt's keys and values can be reused."""
+
+    @property
+    def sizes(self) -> Sizes:
+        """Maximum sizes."""
+        return Sizes(1, self.input_length + self.question, 1)
 
 
 @dataclass(frozen=True, kw_only=True)

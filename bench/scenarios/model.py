@@ -6,15 +6,18 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from adaptrt._core import LoraLayout
+from adaptrt._core import LoraLayout, lora_modules
 from adaptrt.common.safetensors_stream import SafetensorsWriter, TensorSpec
 
 SEED = 20
+IDS: Final = {info.name: info.id for info in lora_modules()}
+"""Module ids by name."""
 
 
 @dataclass(frozen=True)
@@ -115,33 +118,41 @@ def random_adapter(
     rank: int,
     seed: int,
     *,
-    dora: bool,
+    vectors: int,
     dtype: npt.DTypeLike,
     modules: Sequence[int],
+    lm_head_slices: int = 0,
+    rotary_factor: int = 1,
 ) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.int32]]:
     """Returns (weights [rows, width] of `dtype`, config [rows, 4]) of an adapter on these modules of every layer.
+
+    vectors: bits of the vectors besides A and B. lm_head_slices: number of rows of lm_head. rotary_factor: positions
+    are divided by it.
 
     Values are as large as trained ones: A as initialised for training, B a twentieth of the size that would double the
     base model's output.
     """
     generator = np.random.default_rng((SEED, seed))
-    sizes = {
-        (layer, module): found
-        for layer in range(layout.num_layers)
-        for module in modules
-        if (found := layout.sizes_of(layer, module)) is not None
-    }
+    places = [(layer, module) for layer in range(layout.num_layers) for module in modules]
+    places += [(piece, IDS["lm_head"]) for piece in range(lm_head_slices)]
+    sizes = {place: found for place in places if (found := layout.sizes_of(*place)) is not None}
+    num_vectors = vectors.bit_count()
     width = max(
-        found.experts * (rank * (found.in_size + found.out_size) + (found.out_size if dora else 0))
+        found.experts * (rank * (found.in_size + found.out_size) + num_vectors * found.out_size)
         for found in sizes.values()
     )
-    weights = np.zeros((len(sizes), width), dtype)
-    for row, found in enumerate(sizes.values()):
+    weights = np.zeros((len(sizes) + (rotary_factor > 1), width), dtype)
+    shared_a = None
+    for row, ((_, module), found) in enumerate(sizes.items()):
         fan_in, out, experts = found.in_size, found.out_size, found.experts
         a = generator.standard_normal(experts * rank * fan_in, dtype=np.float32) * fan_in**-0.5
+        if module == IDS["lm_head"]:
+            shared_a = a = a if shared_a is None else shared_a  # All rows of lm_head have the same A.
         b = generator.standard_normal(experts * rank * out, dtype=np.float32) * (0.05 * rank**-0.5)
-        magnitude = 1.0 + 0.05 * generator.standard_normal(experts * out if dora else 0, dtype=np.float32)
-        values = np.concatenate([a, b, magnitude])
+        others = 1.0 + 0.05 * generator.standard_normal(experts * out * num_vectors, dtype=np.float32)
+        values = np.concatenate([a, b, others])
         weights[row, : values.size] = values
-    table = np.array([(module_id, layer, rank, int(dora)) for layer, module_id in sizes], np.int32)
-    return weights, table
+    table = [(module_id, layer, rank, vectors) for layer, module_id in sizes]
+    if rotary_factor > 1:
+        table.append((IDS["rotary_scaling"], 0, rotary_factor, 0))
+    return weights, np.array(table, np.int32)

@@ -22,7 +22,20 @@ from adaptrt.tools.bench.scenario_types import (
     Serve,
 )
 
-from .kinds import Comparison, CrowdedDecode, EngineSpec, FirstToken, Load, Memory, Overhead, Perplexity, ScenarioFile
+from .kinds import (
+    Comparison,
+    CrowdedDecode,
+    EngineSpec,
+    FirstToken,
+    Generation,
+    Load,
+    Memory,
+    Overhead,
+    Perplexity,
+    Reuse,
+    ScenarioFile,
+    VariedMix,
+)
 from .model import BenchModel
 from .scenario_comparisons import check_comparisons
 from .scenario_errors import Place
@@ -33,12 +46,14 @@ from .scenario_tables import (
     EngineTable,
     FileTable,
     FirstTokenTable,
+    GenerationTable,
     LoadTable,
     MemoryTable,
     OverheadTable,
     PerplexityTable,
     PopularityTable,
     PrefillTable,
+    ReuseTable,
     ScenarioTable,
     ServeTable,
 )
@@ -164,6 +179,8 @@ class _Reader:
                 self._place.complain((*where, "engine"), f'is "{name}"; the file\'s engines: {known}')
             if isinstance(table, PerplexityTable) and table.reference not in engines.specs:
                 self._place.complain((*where, "reference"), f'is "{table.reference}"; expected an engine')
+            if isinstance(table, ReuseTable) and table.alora and (table.adapters is None or not table.question):
+                self._place.complain((*where, "alora"), "needs adapters and a question, which they change")
             if isinstance(table, ServeTable):
                 self._check_serve(where, table)
             for number, compare in enumerate(table.compare):
@@ -264,7 +281,8 @@ def _common(table: ScenarioTable, unit: str) -> dict[str, Any]:
 def _mix(table: AdaptersTable | None, count: int | None = None) -> AdapterMix:
     if table is None:
         return NO_ADAPTERS
-    return AdapterMix(table.count[0] if count is None else count, tuple(table.ranks), table.dora_share)
+    fields = (table.count[0] if count is None else count, tuple(table.ranks), table.dora_share)
+    return AdapterMix(*fields) if table.kind == "lora" else VariedMix(*fields, variant=table.kind)
 
 
 def _prefill(table: PrefillTable) -> Iterator[Scenario]:
@@ -327,6 +345,29 @@ def _perplexity(table: PerplexityTable) -> Iterator[Scenario]:
     )
 
 
+def _generation(table: GenerationTable) -> Iterator[Scenario]:
+    yield Generation(
+        **_common(table, "tok/s"),
+        adapters=NO_ADAPTERS,
+        requests=table.requests,
+        input_length=table.input,
+        output_length=table.output,
+        text=table.text,
+        drafts=table.drafts,
+    )
+
+
+def _reuse(table: ReuseTable) -> Iterator[Scenario]:
+    yield Reuse(
+        **_common(table, "ms"),
+        adapters=_mix(table.adapters),
+        input_length=table.input,
+        question=table.question,
+        kv_from=table.kv_from,
+        alora=table.alora,
+    )
+
+
 def _serve(table: ServeTable) -> Iterator[Scenario]:
     counts = [0] if table.adapters is None else table.adapters.count
     is_sweep = len(counts) > 1
@@ -367,4 +408,6 @@ _MADE: Final[dict[type[ScenarioTable], _Making]] = {
     LoadTable: _load,
     ServeTable: _serve,
     PerplexityTable: _perplexity,
+    GenerationTable: _generation,
+    ReuseTable: _reuse,
 }

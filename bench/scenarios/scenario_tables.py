@@ -11,6 +11,7 @@ from adaptrt import ConfigError
 from adaptrt.common.byte_size import parse_weight_memory
 
 from .families import FAMILIES
+from .kinds import KV_FROM, TEXTS
 from .model import BenchModel
 from .weight_formats import FORMATS
 
@@ -104,6 +105,7 @@ class AdaptersTable(Table):
     count: Annotated[list[NotNegative], BeforeValidator(_as_list), Field(min_length=1)]
     ranks: Annotated[list[Positive], BeforeValidator(_as_list), Field(min_length=1)] = [16]
     dora_share: Share = 0.0
+    kind: Literal["lora", "shift", "ia3", "lm_head", "rotary"] = "lora"
 
 
 class PopularityTable(Table):
@@ -208,6 +210,28 @@ class ServeTable(ScenarioTable):
     seed: NotNegative = 42
 
 
+class GenerationTable(ScenarioTable):
+    """Requests with a restricted text."""
+
+    kind: Literal["generate"]
+    requests: Positive
+    input: Positive = 64
+    output: Annotated[int, Field(ge=2, le=MAX_INTEGER)] = 64
+    text: Literal[TEXTS] = "greedy"  # type: ignore[valid-type]
+    drafts: NotNegative = 0
+
+
+class ReuseTable(ScenarioTable):
+    """A prompt that was computed before."""
+
+    kind: Literal["reuse"]
+    adapters: AdaptersTable | None = None
+    input: Positive = 4096
+    question: NotNegative = 0
+    kv_from: Literal[KV_FROM]  # type: ignore[valid-type]
+    alora: bool = False
+
+
 class PerplexityTable(ScenarioTable):
     """Quality of an engine of the demo's model."""
 
@@ -225,6 +249,8 @@ AnyScenario = (
     | LoadTable
     | ServeTable
     | PerplexityTable
+    | GenerationTable
+    | ReuseTable
 )
 KINDS: Final[dict[str, type[ScenarioTable]]] = {
     get_args(table.model_fields["kind"].annotation)[0]: table for table in get_args(AnyScenario)

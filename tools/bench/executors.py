@@ -206,7 +206,11 @@ class BenchExecutor:
         spare = self._bytes_on_device(largest)
         if key.device_adapters is None:
             ranks = [mix.rank(index) for mix, index in different]
-            device = sum(self._bytes_on_device(rank) for rank in ranks) + spare
+            # An adapter of lm_head has more bytes than those of layers.
+            device = spare + sum(
+                max(self._bytes_on_device(mix.rank(index)), self.library.num_bytes(mix, index))
+                for mix, index in different
+            )
             optimal = min(ranks)
         else:
             device = key.device_adapters * spare

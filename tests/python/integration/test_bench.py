@@ -25,7 +25,6 @@ from adaptrt.tools.bench.report import Report, load_report
 from scenarios import command
 from scenarios.alternating import sharing_weights
 from scenarios.child import run_child
-from scenarios.demo_quality import DEMO_MODEL
 from scenarios.engines import EngineShelf
 from scenarios.kinds import Load, Memory
 from scenarios.scenario_file import load_scenarios
@@ -60,24 +59,6 @@ lora = false
 max_batch_size = 4
 max_num_tokens = 128
 max_seq_len = 128
-
-[[engine]]
-name = "chunked"
-lora = false
-max_batch_size = 1
-max_num_tokens = 32
-max_seq_len = 128
-convert_flags = ["--tp_size", "1"]
-weight_memory = "all"
-
-[[engine]]
-name = "demo"
-model_dir = "DEMO"
-weights = ["bf16", "2-bits-64"]
-lora = false
-max_batch_size = 1
-max_num_tokens = 256
-max_seq_len = 256
 
 [[engine]]
 name = "none"
@@ -234,25 +215,11 @@ kind = "load"
 engine = "small"
 
 [[scenario]]
-name = "long"
-kind = "prefill"
-engine = ["small", "chunked"]
-input = 100
-  [[scenario.compare]]
-
-[[scenario]]
-name = "quality"
-kind = "perplexity"
-engine = "demo"
-tokens = 100
-reference = "demo-bf16"
-
-[[scenario]]
 name = "impossible"
 kind = "prefill"
 engine = "none"
 input = 8
-""".replace("DEMO", str(DEMO_MODEL))
+"""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -288,8 +255,7 @@ def report(work: Path) -> Report:
 def test_every_scenario_is_reported(report: Report) -> None:
     assert [row.name for row in report.rows] == [
         "prefill", "base", "mixed", "in-turn", "off", "around", "crowded", "crowded-in-turn", "host",
-        "disk", "closed-1", "closed-6", "open", "memory", "load", "long-small", "long-chunked", "quality-bf16",
-        "quality-2-bits-64",
+        "disk", "closed-1", "closed-6", "open", "memory", "load",
     ]  # fmt: skip
     assert all(len(row.figure.samples) == 2 for row in report.rows)
     assert all(
@@ -305,7 +271,7 @@ def test_targets_are_judged(report: Report) -> None:
     held = {row.name: [comparison.holds for comparison in row.comparisons] for row in report.rows if row.comparisons}
     assert held == {
         "prefill": [True], "mixed": [None, None], "in-turn": [True, None], "off": [None],
-        "crowded-in-turn": [None], "disk": [False], "memory": [True], "long-small": [None], "long-chunked": [None],
+        "crowded-in-turn": [None], "disk": [False], "memory": [True],
     }  # fmt: skip
 
 
@@ -369,23 +335,6 @@ def test_limits_and_work_are_there(report: Report) -> None:
     assert base.work_bytes is not None
     assert mixed.work_bytes is not None
     assert mixed.work_bytes > base.work_bytes
-
-
-def test_a_prompt_in_chunks_has_the_work_of_all_of_them(report: Report) -> None:
-    whole, chunked = report.row("long-small"), report.row("long-chunked")
-    assert whole is not None
-    assert chunked is not None
-    assert whole.work_bytes is not None
-    assert chunked.work_bytes is not None
-    assert chunked.work_bytes > 2 * whole.work_bytes  # Four steps read the layers.
-
-
-def test_perplexity_is_compared_with_another_engine(report: Report) -> None:
-    rows = [report.row(name) for name in ("quality-bf16", "quality-2-bits-64")]
-    values = [(row.figure.median, row.figure.metric("divergence")) for row in rows if row is not None]
-    (plain, zero), (rounded, apart) = values
-    assert 1.0 < plain < rounded < 2.0
-    assert zero == 0.0 < apart
 
 
 def test_plots_are_drawn(report: Report, work: Path) -> None:
@@ -509,7 +458,7 @@ def test_scenarios_that_do_not_fit_are_refused(work: Path, capsys: pytest.Captur
 
 def test_an_unknown_file_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert scenarios("no-such-file") == 2
-    assert "none of the repository's scenario files: default, families, " in capsys.readouterr().err
+    assert "none of the repository's scenario files: adapter_kinds, default, " in capsys.readouterr().err
     assert command_line(["bench", "quick"]) == 2
     assert "quick: is not a directory; expected an engine. To run AdaptRT's own scenarios" in capsys.readouterr().err
 
