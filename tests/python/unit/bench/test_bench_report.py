@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from adaptrt import ConfigError
+from adaptrt.tools.bench.display import _rows_table
 from adaptrt.tools.bench.noise import NoiseMeter, wait_until_quiet
 from adaptrt.tools.bench.report import (
     ComparisonResult,
@@ -88,6 +90,16 @@ def test_a_damaged_report_is_refused(change: Any, complaint: str, tmp_path: Path
     (tmp_path / "report.json").write_text(json.dumps(data))
     with pytest.raises(ConfigError, match=complaint):
         load_report(tmp_path / "report.json")
+
+
+def test_a_table_has_a_line_per_scenario_and_its_numbers() -> None:
+    report = dataclasses.replace(a_report(), run={"repeats": 2, "scenarios": "file.toml"})
+    table = _rows_table(report)
+    columns = [str(column.header) for column in table.columns]
+    assert columns == ["scenario", "median", "lowest", "highest", "", "against", "target"]
+    cells = [list(column.cells)[:2] for column in table.columns[:5]]
+    assert cells == [["a", "b"], ["1.00", "3.00"], ["1.00", "3.00"], ["1.00", "3.00"], ["tok/s", "tok/s"]]
+    assert [column.justify for column in table.columns[1:4]] == ["right"] * 3
 
 
 def test_own_work_is_no_noise() -> None:
