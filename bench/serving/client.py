@@ -41,6 +41,12 @@ class Crowd:
     max_tokens: int
 
 
+def tokens_per_second(streams: Sequence[Stream]) -> float:
+    """Tokens per second of a crowd, from the first request to the last token."""
+    end = max(stream.arrivals[-1] for stream in streams)
+    return sum(stream.num_tokens for stream in streams) / (end - min(stream.asked for stream in streams))
+
+
 def ask_server(address: str, crowd: Crowd) -> list[Stream]:
     """Sends all requests at once. Raises RuntimeError with the text of an error response, OSError without a
     response."""

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "python"))
 
 import httpx
 import numpy as np
-from client import Crowd, Stream, ask_in_turn
+from client import Crowd, ask_in_turn, tokens_per_second
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from rich.table import Table
@@ -157,12 +157,6 @@ def crowd_of(place: Place, args: argparse.Namespace, seed: int) -> Crowd:
     names = list(place.adapters)
     prompts = [random_prompt(args.prompt_tokens, MODEL.vocab_size, generator) for _ in range(args.requests)]
     return Crowd([names[number] for number in drawn], prompts, args.new_tokens)
-
-
-def tokens_per_second(streams: list[Stream]) -> float:
-    """Tokens per second from the first request to the last token."""
-    end = max(stream.arrivals[-1] for stream in streams)
-    return sum(stream.num_tokens for stream in streams) / (end - min(stream.asked for stream in streams))
 
 
 def measure(arrangement: Arrangement, place: Place, args: argparse.Namespace, console: Console) -> None:

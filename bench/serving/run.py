@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from client import Crowd, Stream, ask_server
+from client import Crowd, Stream, ask_server, tokens_per_second
 from rich.console import Console
 from rich.table import Table
 from servers import BASE, Server, start_adaptrt, start_llama_cpp, start_vllm
@@ -75,12 +75,6 @@ class OwnExecutor:
     def close(self) -> None:
         """Shuts down the executor."""
         self._executor.shutdown()
-
-
-def tokens_per_second(streams: Sequence[Stream]) -> float:
-    """Tokens per second of a crowd, from the first request to the last token."""
-    end = max(stream.arrivals[-1] for stream in streams)
-    return sum(stream.num_tokens for stream in streams) / (end - min(stream.asked for stream in streams))
 
 
 def first_token_seconds(streams: Sequence[Stream]) -> float:
