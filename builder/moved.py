@@ -16,6 +16,7 @@ _PACKAGE: Final = _BUILDER.rpartition(".")[0]
 
 MOVED: Final = {
     "adapter": "formats.adapter",
+    "adapter.sum_of_names": "formats.sources.sum_of_names",
     "adapter_copy": "formats.adapter.adapter_copy",
     "adapter_fit": "builder.engine.adapter_fit",
     "build_problems": "builder.engine.problems",

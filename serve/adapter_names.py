@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
-from ..formats.adapter.sum_of_names import parse_sum
+from ..formats.sources.sum_of_names import parse_sum
 
 LONGEST_NAME: Final = 256
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from .._core import AdapterError
 from ..formats.adapter.recognise import CONFIG_FILE, INITIAL_DIRECTORY
-from ..formats.adapter.sum_of_names import parse_sum
+from ..formats.sources.sum_of_names import parse_sum
 from .adapter_names import is_name
 from .root_paths import paths_below, root_spellings
 

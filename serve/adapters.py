@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from .._core import AdaptrtError, LoraConfig, PeftTaskNotCachedError, Request
-from ..formats.adapter.sum_of_names import parse_sum
+from ..formats.sources.sum_of_names import parse_sum
 from ..runtime.adapter_facts import ReadyAdapter
 from ..runtime.named_adapter import UnknownAdapterError
 from ..runtime.prompt_tuning import behind_virtual_tokens

@@ -11,7 +11,7 @@ from pathlib import Path
 from ..._core import AdapterError, ConfigError, lora_modules
 from ...formats.adapter.adapter_copy import copy_adapter
 from ...formats.adapter.names import MODULES
-from ...formats.adapter.sum_of_names import parse_sum
+from ...formats.sources.sum_of_names import parse_sum
 from ...formats.engine.build_config import NATIVE, BuildConfig
 from ...formats.engine.engine_config import ADAPTERS_DIRECTORY
 from ...formats.network.adapter_sites import AdaptedModules

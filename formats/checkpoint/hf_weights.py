@@ -18,7 +18,7 @@ from ...common.safetensors_stream.reader import PIECE_BYTES
 from .casting import Array
 from .pickled_file import PickledFile
 
-_INDEX_SUFFIX: Final = ".index.json"
+INDEX_SUFFIX: Final = ".index.json"
 
 
 class WeightFile(Protocol):
@@ -66,6 +66,9 @@ _READERS: Final[tuple[tuple[str, type[Any]], ...]] = (
     ("model.safetensors", SafetensorsReader),
     ("pytorch_model.bin", PickledFile),
 )
+WEIGHT_FILES: Final = tuple(whole for whole, _ in _READERS)
+"""Names of models in one file, preferred format first. A model of several files has an index of such a name and
+INDEX_SUFFIX."""
 
 
 class HfWeights:
@@ -86,7 +89,7 @@ class HfWeights:
             self._open(whole, reader)
             self._file_of = dict.fromkeys(self._files[whole].specs, whole)
         else:
-            self._open_shards(whole + _INDEX_SUFFIX, reader)
+            self._open_shards(whole + INDEX_SUFFIX, reader)
         self._stored = {name: name for name in self._file_of}
 
     def renamed(self, name_now: Callable[[str], str]) -> HfWeights:
@@ -188,7 +191,7 @@ class HfWeights:
 
     def _open_shards(self, index: str, reader: type[Any]) -> None:
         path = self._directory / index
-        self._file_of = _read_index(path)
+        self._file_of = read_index(path)
         for file in sorted(set(self._file_of.values())):
             self._open(file, reader)
         problems = self._disagreements()
@@ -216,12 +219,15 @@ def weight_file_names(model_dir: Path) -> list[str]:
     whole, _ = _weights_of(model_dir)
     if (model_dir / whole).exists():
         return [whole]
-    index = whole + _INDEX_SUFFIX
-    return [index, *sorted(set(_read_index(model_dir / index).values()))]
+    index = whole + INDEX_SUFFIX
+    return [index, *sorted(set(read_index(model_dir / index).values()))]
 
 
-def _read_index(path: Path) -> dict[str, str]:
-    """Reads the shard of each tensor. Raises CheckpointError if a shard is not a file next to the index."""
+def read_index(path: Path, *, check_files: bool = True) -> dict[str, str]:
+    """Reads the shard of each tensor. Raises CheckpointError if a shard is not a file next to the index.
+
+    check_files: False: the shards need not exist yet.
+    """
     weight_map = load_json_object(path, CheckpointError).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{path}: weight_map is {describe(weight_map)}; expected an object of file names")
@@ -231,7 +237,7 @@ def _read_index(path: Path) -> dict[str, str]:
         if not _is_plain_name(file)
     ]
     files = sorted({file for file in weight_map.values() if _is_plain_name(file)})
-    problems += [f"shard {file} is missing" for file in files if not (path.parent / file).is_file()]
+    problems += [f"shard {file} is missing" for file in files if check_files and not (path.parent / file).is_file()]
     if problems:
         raise CheckpointError(f"{path}: " + "; ".join(problems))
     return weight_map
@@ -240,12 +246,12 @@ def _read_index(path: Path) -> dict[str, str]:
 def _weights_of(model_dir: Path) -> tuple[str, type[Any]]:
     """Returns the single-file name and the reader of the first format that the directory holds."""
     for whole, reader in _READERS:
-        present = [name for name in (whole, whole + _INDEX_SUFFIX) if (model_dir / name).exists()]
+        present = [name for name in (whole, whole + INDEX_SUFFIX) if (model_dir / name).exists()]
         if len(present) > 1:
             raise CheckpointError(f"{model_dir}: holds both {present[0]} and {present[1]}; remove the stale one")
         if present:
             return whole, reader
-    expected = ", ".join(f"{whole}, {whole}{_INDEX_SUFFIX}" for whole, _ in _READERS)
+    expected = ", ".join(f"{whole}, {whole}{INDEX_SUFFIX}" for whole, _ in _READERS)
     raise CheckpointError(f"{model_dir}: holds no weights; expected one of {expected}")
 
 

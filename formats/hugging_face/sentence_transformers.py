@@ -13,7 +13,7 @@ from ..checkpoint.pooling import CLS, LAST, MEAN, EmbeddingPooling
 
 MODULES_FILE: Final = "modules.json"
 
-_TRANSFORMER_FILE: Final = "sentence_bert_config.json"
+TRANSFORMER_FILE: Final = "sentence_bert_config.json"
 _MODES: Final = {
     "pooling_mode_cls_token": CLS,
     "pooling_mode_mean_tokens": MEAN,
@@ -42,7 +42,7 @@ def read_embedding_pooling(model_dir: Path) -> EmbeddingPooling | None:
         kind = str(module.get("type")).rpartition(".")[2]
         place = module.get("path")
         if kind == "Transformer" and pooling_type is None and place == "":
-            _check_transformer(model_dir / _TRANSFORMER_FILE)
+            _check_transformer(model_dir / TRANSFORMER_FILE)
         elif kind == "Pooling" and pooling_type is None and isinstance(place, str):
             pooling_type = _pooling_type(_inside(model_dir, place, path) / "config.json")
         elif kind == "Normalize" and pooling_type is not None:
@@ -59,7 +59,7 @@ def read_embedding_pooling(model_dir: Path) -> EmbeddingPooling | None:
 
 def pooling_files(model_dir: Path) -> list[Path]:
     """Existing files that read_embedding_pooling() may read."""
-    named = [model_dir / MODULES_FILE, model_dir / _TRANSFORMER_FILE, *sorted(model_dir.glob("*/config.json"))]
+    named = [model_dir / MODULES_FILE, model_dir / TRANSFORMER_FILE, *sorted(model_dir.glob("*/config.json"))]
     return [path for path in named if path.is_file()] if named[0].is_file() else []
 
 

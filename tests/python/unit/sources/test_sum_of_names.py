@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from adaptrt import AdapterError
-from adaptrt.formats.adapter.sum_of_names import MAX_TERMS, parse_sum
+from adaptrt.formats.sources.sum_of_names import MAX_TERMS, parse_sum
 
 
 @pytest.mark.parametrize(("text", "weight"), [("1", 1.0), ("-0.5", -0.5), ("1e-3", 1e-3), (".25", 0.25), ("2.", 2.0)])

@@ -1,0 +1,158 @@
+"""The grammar of names of models and adapters; docs/names.md describes it for users.
+
+A name is a path, a repository of the Hugging Face Hub, or a weighted sum of adapters (sum_of_names.py). An existing
+path always wins. A name that could mean two things is refused with both meanings.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from ..._core import AdaptrtError
+from .sum_of_names import parse_sum
+
+HUB_PREFIX: Final = "hf://"
+"""Begins a name that can only be a repository of the Hub."""
+LONGEST_NAME: Final = 4096
+"""Maximum number of characters of a name; longer than any path that Linux accepts."""
+_LONGEST_REPOSITORY: Final = 96
+_URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://.*", re.DOTALL)
+_WEB_PAGE: Final = re.compile(r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([^/?#]+/[^/?#]+)", re.ASCII)
+_PART: Final = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?"
+_REVISION: Final = r"refs/(?:pr|convert)/[A-Za-z0-9._-]+|(?:[A-Za-z0-9._+-]|%2F)+"
+_HUB: Final = re.compile(rf"({_PART}/{_PART})(?:@({_REVISION}))?(?:/([^:@\\]+))?")
+_TAGGED: Final = re.compile(rf"{_PART}/{_PART}:[A-Za-z0-9._-]+")
+_COMMIT: Final = re.compile(r"[0-9a-f]{40}")
+_PATH_STARTS: Final = ("/", "./", "../", "~")
+
+
+@dataclass(frozen=True)
+class LocalName:
+    """A path, existing or not."""
+
+    path: Path
+
+
+@dataclass(frozen=True)
+class HubName:
+    """A repository of the Hub, or a folder of one."""
+
+    repository: str
+    """ORGANISATION/NAME."""
+    revision: str | None = None
+    """Branch, tag or commit; None: the repository's main branch."""
+    folder: str = ""
+    """Path of the folder in the repository; empty: the repository itself."""
+
+    def __str__(self) -> str:
+        """The name in the grammar, with the prefix that makes it unambiguous."""
+        return HUB_PREFIX + self.without_prefix
+
+    @property
+    def without_prefix(self) -> str:
+        """The name as users write it."""
+        revision = "" if self.revision is None else "@" + _written(self.revision)
+        return self.repository + revision + (f"/{self.folder}" if self.folder else "")
+
+    @property
+    def label(self) -> str:
+        """Repository and folder without the revision."""
+        return self.repository + (f"/{self.folder}" if self.folder else "")
+
+    @property
+    def is_pinned(self) -> bool:
+        """True if the revision is a full commit, whose files never change."""
+        return self.revision is not None and _COMMIT.fullmatch(self.revision) is not None
+
+    def file(self, name: str) -> str:
+        """Path of a file in the repository."""
+        return f"{self.folder}/{name}" if self.folder else name
+
+
+def parse_name(name: str | os.PathLike[str], error: type[AdaptrtError]) -> LocalName | HubName:
+    """Returns what a name of one model or adapter means. Reads only if paths exist, and downloads nothing.
+
+    A Path, and a text that looks like a path or names something that exists, is a path. Otherwise a text of the form
+    ORGANISATION/NAME[@REVISION][/FOLDER] is a repository of the Hub. Any other text is a path that does not exist, and
+    the caller reports that.
+
+    Raises `error` for names that are reserved, ambiguous or not supported.
+    """
+    if not isinstance(name, str):
+        return LocalName(Path(name))
+    if not name or len(name) > LONGEST_NAME or "\0" in name:
+        raise error(
+            f"name is {_shown(name)}; expected a path or a name of 1 to {LONGEST_NAME} characters without null "
+            "characters"
+        )
+    if name.startswith(_PATH_STARTS) or _exists(name):
+        return LocalName(Path(name))
+    if (scheme := _URL.fullmatch(name)) is not None and not name.startswith(HUB_PREFIX):
+        raise error(f"name is '{name}', a URL with the scheme {scheme[1]}; expected {_instead_of(name)}")
+    if parse_sum(name) is not None:
+        raise error(f"name is '{name}', a weighted sum of adapters; expected one model or adapter")
+    explicit = name.startswith(HUB_PREFIX)
+    found = _hub_name(name.removeprefix(HUB_PREFIX))
+    if explicit and found is None:
+        raise error(f"name is '{name}'; expected {HUB_PREFIX}ORGANISATION/NAME[@REVISION][/FOLDER]")
+    if found is None:
+        if _TAGGED.fullmatch(name):
+            raise error(
+                f"name is '{name}', which would be one file of a repository of the Hub; this is not supported, "
+                "expected ORGANISATION/NAME[@REVISION][/FOLDER]"
+            )
+        return LocalName(Path(name))
+    if not explicit and _exists(first := name.split("/")[0]):
+        raise error(
+            f"name is '{name}', which could be a path (the directory '{first}' exists, but has no such entry) or the "
+            f"repository '{found.label}' of the Hugging Face Hub; write './{name}' or '{found}'"
+        )
+    return found
+
+
+def _hub_name(text: str) -> HubName | None:
+    match = _HUB.fullmatch(text)
+    if match is None:
+        return None
+    repository, revision, folder = match[1], match[2], match[3] or ""
+    parts = repository.split("/")
+    if len(repository) > _LONGEST_REPOSITORY or any("--" in part or ".." in part for part in parts):
+        return None
+    if parts[1].endswith(".git"):
+        return None
+    revision = None if revision is None else revision.replace("%2F", "/")
+    if revision is not None and not is_revision(revision):
+        return None
+    if folder and (str(PurePosixPath(folder)) != folder or ".." in folder.split("/") or not folder.isprintable()):
+        return None
+    return HubName(repository, revision, folder)
+
+
+def is_revision(text: str) -> bool:
+    """True if Git could have a branch or tag of this name, and it cannot leave the directory of the Hub's cache."""
+    parts = text.split("/")
+    return all(part and ".." not in part and not part.startswith(".") and not part.startswith("-") for part in parts)
+
+
+def _written(revision: str) -> str:
+    is_plain = re.fullmatch(r"refs/(?:pr|convert)/[A-Za-z0-9._-]+", revision) is not None
+    return revision if is_plain else revision.replace("/", "%2F")
+
+
+def _exists(path: str) -> bool:
+    return os.path.lexists(path)
+
+
+def _instead_of(url: str) -> str:
+    page = _WEB_PAGE.match(url)
+    if page is not None:
+        return f"the name of the repository, '{page[1]}'"
+    return "a path or ORGANISATION/NAME of the Hugging Face Hub; copy other files to a directory first"
+
+
+def _shown(name: str) -> str:
+    return repr(name if len(name) <= 100 else name[:100] + "...")

@@ -1,0 +1,258 @@
+"""Downloads models and adapters of the Hugging Face Hub into the cache of huggingface_hub.
+
+huggingface_hub itself reads HF_TOKEN, HF_HOME, HF_HUB_OFFLINE, HF_ENDPOINT and proxies, shows progress, resumes broken
+downloads, and lets only one process download a file at a time.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+from ..._core import AdaptrtError, CheckpointError
+from ...common.progress import format_bytes
+from ..checkpoint.hf_weights import INDEX_SUFFIX, read_index, weight_file_names
+from .grammar import HubName
+from .kind import Kind
+from .needed_files import are_pickled, small_files, weight_files
+
+_MAIN: Final = "main"
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+_NOT_WRITABLE: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
+_SHOWN_FILES: Final = 5
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A repository, or a folder of one, in the local cache."""
+
+    directory: Path
+    name: HubName
+    """The name with the commit as its revision."""
+
+
+def fetch(name: HubName, kind: Kind) -> Snapshot:
+    """Returns the files that AdaptRT needs of a repository. Downloads those that are not in the cache.
+
+    If the Hub cannot be reached, a complete copy in the cache is used.
+
+    Raises kind.error that says why there are no files: huggingface_hub is missing, the repository is gated, missing or
+    of another kind, the Hub cannot be reached, or the disk is full.
+    """
+    try:
+        import huggingface_hub
+    except ImportError:
+        raise kind.error(
+            f"{name.without_prefix}: is not a local path, and names of the Hugging Face Hub need huggingface_hub: "
+            "pip install 'adaptrt[hub]'"
+        ) from None
+    return _Download(huggingface_hub, name, kind).run()
+
+
+class _Download:
+    """One call of fetch()."""
+
+    def __init__(self, hub: ModuleType, name: HubName, kind: Kind) -> None:
+        self._hub = hub
+        self._name = name
+        self._kind = kind
+
+    def run(self) -> Snapshot:
+        """Downloads the files: the config first, which pins the commit, and the weights last."""
+        directory = self._config().parent
+        root = directory
+        for _ in self._name.folder.split("/") if self._name.folder else ():
+            root = root.parent
+        pinned = replace(self._name, revision=root.name)
+        snapshot = Snapshot(directory, pinned)
+        try:
+            sizes = self._list(pinned)
+        except self._failures as failure:
+            self._check_complete(directory, failure)
+            return snapshot
+        chosen = weight_files(self._kind, sizes)
+        self._check_weights(chosen, sizes)
+        self._check_space(directory, [*small_files(self._kind, sizes), *chosen], sizes)
+        for file in small_files(self._kind, sizes):
+            self._get(file, root.name)
+        if self._kind is Kind.MODEL and len(chosen) == 1 and chosen[0].endswith(INDEX_SUFFIX):
+            index = self._get(chosen[0], root.name)
+            chosen = sorted(set(self._named_in(index).values()))
+            if absent := [file for file in chosen if file not in sizes]:
+                raise self._error(f"the index names {_some(absent)}, which the repository does not have")
+            self._check_space(directory, chosen, sizes)
+        for file in chosen:
+            self._get(file, root.name)
+        return snapshot
+
+    @property
+    def _failures(self) -> tuple[type[BaseException], ...]:
+        """Errors of requests and downloads; httpx's are not OSErrors."""
+        return (OSError, self._hub.errors.HTTPError)
+
+    def _config(self) -> Path:
+        """The config file at the commit that the revision is now."""
+        try:
+            return self._request(self._kind.config_file, self._name.revision or _MAIN)
+        except self._hub.errors.RemoteEntryNotFoundError:
+            raise self._error(self._what_it_holds()) from None
+        except self._failures as error:
+            raise self._error(self._explanation(error)) from error
+
+    def _get(self, file: str, commit: str) -> Path:
+        """Path of a file in the cache, downloaded if necessary."""
+        try:
+            return self._request(file, commit)
+        except self._failures as error:
+            raise self._error(f"{file}: {self._explanation(error)}") from error
+
+    def _request(self, file: str, revision: str) -> Path:
+        path = self._name.file(file)
+        return Path(self._hub.hf_hub_download(self._name.repository, path, revision=revision, library_name="adaptrt"))
+
+    def _list(self, pinned: HubName) -> dict[str, int | None]:
+        """Sizes of the files in the directory, by their paths in it."""
+        info = self._hub.HfApi(library_name="adaptrt").model_info(
+            pinned.repository, revision=pinned.revision, files_metadata=True
+        )
+        above = pinned.file("")
+        return {
+            entry.rfilename[len(above) :]: entry.size
+            for entry in info.siblings or ()
+            if entry.rfilename.startswith(above)
+        }
+
+    def _check_complete(self, directory: Path, failure: BaseException) -> None:
+        """Raises an error if the cache lacks weights. They are downloaded last, so they show that all files exist."""
+        if self._kind is Kind.MODEL:
+            try:
+                weight_file_names(directory)
+            except CheckpointError:
+                raise self._error(f"only a part of it has been downloaded, and {self._why(failure)}") from failure
+        elif not weight_files(self._kind, [path.name for path in directory.iterdir()]):
+            raise self._error(f"only a part of it has been downloaded, and {self._why(failure)}") from failure
+
+    def _check_weights(self, chosen: Sequence[str], sizes: dict[str, int | None]) -> None:
+        if not chosen:
+            expected = "adapter_model.safetensors" if self._kind is Kind.ADAPTER else "model.safetensors"
+            others = [file for file in sizes if file.endswith((".gguf", ".safetensors", ".bin", ".pt", ".npz"))]
+            holds = f"; it holds {_some(others)}" if others else ""
+            raise self._error(f"has no weights that can be read; expected {expected}{holds}")
+        if self._kind is Kind.MODEL and len(chosen) > 1:
+            raise self._error(f"has both {chosen[0]} and {chosen[1]}; expected one of them")
+        if are_pickled(chosen) and importlib.util.find_spec("torch") is None:
+            raise self._error(f"has only pickled weights ({chosen[0]}), which need torch: pip install 'adaptrt[torch]'")
+
+    def _check_space(self, directory: Path, files: Sequence[str], sizes: dict[str, int | None]) -> None:
+        """Raises an error before a download that the disk has no space for."""
+        needed = sum(sizes[file] or 0 for file in files if not (directory / file).exists())
+        free = shutil.disk_usage(directory).free
+        if needed > free:
+            raise self._error(
+                f"the download needs {format_bytes(needed)}, and {format_bytes(free)} are free at {self._cache}; "
+                "free some space, or set HF_HOME to another directory"
+            )
+
+    def _named_in(self, index: Path) -> dict[str, str]:
+        try:
+            return read_index(index, check_files=False)
+        except CheckpointError as error:
+            raise self._error(str(error)) from None
+
+    def _what_it_holds(self) -> str:
+        """Explains why the directory has no config of this kind."""
+        file = self._kind.config_file
+        try:
+            files = self._list(replace(self._name, revision=self._name.revision or _MAIN))
+        except self._failures:
+            return f"has no {file}"
+        if self._kind is Kind.MODEL and Kind.ADAPTER.config_file in files:
+            return f"has no {file}: it is an adapter; expected its base model"
+        if self._kind is Kind.ADAPTER and Kind.MODEL.config_file in files and weight_files(Kind.MODEL, files):
+            return f"has no {file}: it is a whole model; expected an adapter"
+        folders = sorted({path.rpartition("/")[0] for path in files if path.rpartition("/")[2] == file})
+        if folders:
+            return f"has no {file}, but its folders {_some(folders)} have; expected one of them in the name"
+        if gguf := sorted(path for path in files if path.endswith(".gguf")):
+            return f"has no {file}; GGUF files ({_some(gguf)}) are not supported"
+        return f"has no {file}; expected the {self._kind.value} itself, in the format of Hugging Face"
+
+    @property
+    def _cache(self) -> str:
+        return str(self._hub.constants.HF_HUB_CACHE)
+
+    def _error(self, reason: str) -> AdaptrtError:
+        return self._kind.error(f"{self._name.without_prefix}: {reason}")
+
+    def _explanation(self, error: BaseException) -> str:
+        """Why a request or download failed, and what the user can do."""
+        errors = self._hub.errors
+        if isinstance(error, errors.LocalEntryNotFoundError):
+            cause = error.__cause__
+            if isinstance(cause, errors.OfflineModeIsEnabled) or cause is None:
+                return "is not in the local cache, and HF_HUB_OFFLINE forbids downloads"
+            return self._explanation(cause)
+        return self._why(error)
+
+    def _why(self, error: BaseException) -> str:
+        errors, repository = self._hub.errors, self._name.repository
+        page = f"{self._hub.constants.ENDPOINT}/{repository}"
+        reasons: tuple[tuple[type[BaseException], Callable[[], str]], ...] = (
+            (errors.OfflineModeIsEnabled, lambda: "HF_HUB_OFFLINE forbids downloads"),
+            (
+                errors.GatedRepoError,
+                lambda: f"the repository is gated: accept its terms at {page}, and set HF_TOKEN or run hf auth login",
+            ),
+            (errors.DisabledRepoError, lambda: f"the Hub has disabled the repository; see {page}"),
+            (errors.RevisionNotFoundError, lambda: f"the repository has no revision '{self._name.revision or _MAIN}'"),
+            (
+                errors.RepositoryNotFoundError,
+                lambda: (
+                    f"there is no local path '{self._name.without_prefix}', and no repository {page} that is "
+                    "public; a private one needs HF_TOKEN or hf auth login"
+                ),
+            ),
+            (errors.HfHubHTTPError, lambda: self._of_status(error)),
+            (errors.FileMetadataError, lambda: f"{self._hub.constants.ENDPOINT} does not answer like the Hub: {error}"),
+            (OSError, lambda: self._of_file(error)),
+        )
+        for kind, reason in reasons:
+            if isinstance(error, kind):
+                return reason()
+        return (
+            f"the connection to {self._hub.constants.ENDPOINT} failed ({_first_line(error)}); check the network and "
+            "try again, the download continues where it stopped"
+        )
+
+    def _of_status(self, error: Any) -> str:
+        status = error.response.status_code
+        advice = {
+            401: "the Hub does not accept the token; check HF_TOKEN, or run hf auth login",
+            403: "the token may not read the repository; check the token's rights",
+            429: "the Hub limits the number of requests; wait a few minutes, or set HF_TOKEN",
+        }
+        return advice.get(status, f"the Hub answers {status}; try again later ({_first_line(error)})")
+
+    def _of_file(self, error: Any) -> str:
+        if error.errno in _FULL:
+            return f"the disk of {self._cache} is full; free some space, or set HF_HOME to another directory"
+        if error.errno in _NOT_WRITABLE:
+            return f"{self._cache} cannot be written ({error.strerror}); set HF_HOME to another directory"
+        return f"the download failed ({_first_line(error)}); try again"
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_SHOWN_FILES])
+    more = len(names) - _SHOWN_FILES
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0][:200] if text else type(error).__name__
