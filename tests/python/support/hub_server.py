@@ -49,6 +49,11 @@ class Hub:
     requests: list[tuple[str, str, str | None]] = field(default_factory=list)
     """Method, path and Range header."""
 
+    @property
+    def cdn(self) -> str:
+        """Address for large files: another host, as the Hub has it, so that huggingface_hub drops the token."""
+        return self.address.replace("127.0.0.1", "localhost")
+
     def add(self, name: str, files: Mapping[str, bytes], branch: str = "main") -> Repository:
         """Makes a commit of these files and moves the branch to it."""
         commit = commit_of(files)
@@ -102,7 +107,9 @@ class _Handler(BaseHTTPRequestHandler):
         path = self.path.partition("?")[0]
         self.hub.requests.append((self.command, path, self.headers.get("Range")))
         if found := re.fullmatch(r"/cdn/([^/]+/[^/]+)/([0-9a-f]+)/(.+)", path):
-            self._send_body(self.hub.repositories[found[1]], self.hub.repositories[found[1]].commits[found[2]][found[3]])
+            self._send_body(
+                self.hub.repositories[found[1]], self.hub.repositories[found[1]].commits[found[2]][found[3]]
+            )
             return
         found = re.fullmatch(r"/api/models/([^/]+/[^/]+)/(?:revision|tree)/([^/]+)", path)
         found = found or re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path)
@@ -150,7 +157,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._headers_of(commit, hashlib.sha256(content).hexdigest())
         self.send_header("X-Linked-Etag", f'"{hashlib.sha256(content).hexdigest()}"')
         self.send_header("X-Linked-Size", str(len(content)))
-        self.send_header("Location", f"{self.hub.address}/cdn/{name}/{commit}/{file}")
+        self.send_header("Location", f"{self.hub.cdn}/cdn/{name}/{commit}/{file}")
         self.send_header("Content-Length", "0")
         self.end_headers()
 
