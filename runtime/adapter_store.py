@@ -15,8 +15,8 @@ from ..formats.adapter.adapter_copy import adapter_files
 from ..formats.adapter.convert import ConvertedAdapter
 from ..formats.adapter.invocation import find_start, invocation_tokens
 from ..formats.adapter.one_version import one_version
-from ..formats.sources.sum_of_names import parse_sum
 from ..formats.adapter.terms import AdapterTerms, may_have_terms
+from ..formats.sources.sum_of_names import parse_sum
 from .adapter_classifiers import AdapterClassifiers
 from .adapter_facts import ReadyAdapter
 from .classifier import AdaptedClassifier

@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from .._core import AdapterError, DType
 from ..formats.adapter import ConvertedAdapter, Term, check_ranks, convert_adapter, weighted_sum
-from ..formats.sources.sum_of_names import check_num_terms
 from ..formats.network.adapter_limits import AdapterLimits
+from ..formats.sources.sum_of_names import check_num_terms
 from .engine import LoadedEngine, load_engine
 
 

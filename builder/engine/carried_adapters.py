@@ -11,11 +11,11 @@ from pathlib import Path
 from ..._core import AdapterError, ConfigError, lora_modules
 from ...formats.adapter.adapter_copy import copy_adapter
 from ...formats.adapter.names import MODULES
-from ...formats.sources.sum_of_names import parse_sum
 from ...formats.engine.build_config import NATIVE, BuildConfig
 from ...formats.engine.engine_config import ADAPTERS_DIRECTORY
 from ...formats.network.adapter_sites import AdaptedModules
 from ...formats.network.network import Network
+from ...formats.sources.sum_of_names import parse_sum
 from .adapter_fit import modules_changed_by
 
 
