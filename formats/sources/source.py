@@ -41,7 +41,7 @@ class Source:
 
 
 def find_model(name: str | os.PathLike[str]) -> Source:
-    """Returns the directory of a model, checkpoint or engine. Downloads a repository of the Hub if it is not in the cache.
+    """Returns the directory of a model, checkpoint or engine. Downloads what the cache does not have.
 
     A path is returned even if it does not exist; its reader reports that. Raises ConfigError.
     """
