@@ -132,18 +132,18 @@ struct WholeStep {
   std::vector<std::int32_t> types = {0, 1, 2, 1, 0};
   std::vector<std::int32_t> offsets = {0, 3, 5};
   std::vector<std::int32_t> prompts = {3, 6};
-  std::vector<std::int32_t> tables = {0, -1, 1, 2};
+  std::vector<std::int32_t> tables = {0, -1, -1, 1, 2, -1};
   std::vector<std::int32_t> adapters_from = {1, 2};
   std::vector<std::int32_t> logit_rows = {2, 4};
   std::vector<std::int32_t> copies_from = {3};
   std::vector<std::int32_t> copies_to = {4};
   std::vector<std::int32_t> hidden_rows = {0, 3};
   std::vector<std::int32_t> lengths = {2, 3};
-  std::vector<std::int32_t> cross_tables = {5, 6};
+  std::vector<std::int32_t> cross_tables = {5, -1, 6, -1};
   std::vector<const DeviceAdapter*> adapters = {nullptr, nullptr};
   std::vector<std::int32_t> encoder_tokens = {21, 22};
   std::vector<std::int32_t> encoder_offsets = {0, 2};
-  std::vector<std::int32_t> encoder_tables = {5};
+  std::vector<std::int32_t> encoder_tables = {5, -1};
   std::vector<const DeviceAdapter*> encoder_adapters = {nullptr};
 
   [[nodiscard]] StepInput input() const {
@@ -153,7 +153,7 @@ struct WholeStep {
             .sequence_offsets = offsets,
             .prompt_lengths = prompts,
             .block_tables = tables,
-            .max_blocks_per_sequence = 2,
+            .max_blocks_per_sequence = 3,
             .adapters = adapters,
             .adapters_from = adapters_from,
             .logit_rows = logit_rows,
@@ -166,7 +166,7 @@ struct WholeStep {
                         .adapters = encoder_adapters},
             .encoder_lengths = lengths,
             .cross_block_tables = cross_tables,
-            .max_cross_blocks = 1};
+            .max_cross_blocks = 2};
   }
 };
 
@@ -211,7 +211,7 @@ BOOST_AUTO_TEST_CASE(every_array_of_a_step_arrives) {
   const auto ignore = [](std::int64_t, std::int64_t, const float*) {};
   served.remote->step(step.input(), ignore, ignore);
   BOOST_TEST((engine.arrays == expected));
-  BOOST_TEST(engine.widths == (std::vector<std::int32_t>{2, 1}), boost::test_tools::per_element());
+  BOOST_TEST(engine.widths == (std::vector<std::int32_t>{3, 2}), boost::test_tools::per_element());
 }
 
 BOOST_AUTO_TEST_CASE(a_microbatch_has_its_part_of_every_array) {
@@ -222,12 +222,12 @@ BOOST_AUTO_TEST_CASE(a_microbatch_has_its_part_of_every_array) {
   first.types = {0, 1};
   first.offsets = {0, 2};
   first.prompts = {3};
-  first.tables = {0, -1};
+  first.tables = {0, -1, -1};
   first.adapters_from = {1};
   first.logit_rows = {};
   first.hidden_rows = {0};
   first.lengths = {2};
-  first.cross_tables = {5};
+  first.cross_tables = {5, -1};
   BOOST_TEST((arrays_of(Microbatch(step.input(), 0, 2).input()) == arrays_of(first.input())));
   WholeStep second;
   second.tokens = {13, 14, 15};
