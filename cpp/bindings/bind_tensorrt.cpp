@@ -42,19 +42,25 @@ TensorRtWeight make_weight(std::string name, const py::array& data, std::vector<
 }
 
 void bind_program_parts(py::module_& module) {
-  py::class_<TensorRtProfile>(module, "TensorRtProfile", "What a step may have at most to run in a profile.")
+  py::class_<GpuStepLimits>(module, "TensorRtProfile", "What a step may have at most to run in a profile.")
       .def(py::init([](std::int32_t max_tokens, std::int32_t max_sequences, std::int32_t max_logit_rows) {
-             return TensorRtProfile{max_tokens, max_sequences, max_logit_rows};
+             return GpuStepLimits{max_tokens, max_sequences, max_logit_rows};
            }),
            py::kw_only(), py::arg("max_tokens"), py::arg("max_sequences"), py::arg("max_logit_rows"))
-      .def_readonly("max_tokens", &TensorRtProfile::max_tokens)
-      .def_readonly("max_sequences", &TensorRtProfile::max_sequences)
-      .def_readonly("max_logit_rows", &TensorRtProfile::max_logit_rows);
+      .def_readonly("max_tokens", &GpuStepLimits::max_tokens)
+      .def_readonly("max_sequences", &GpuStepLimits::max_sequences)
+      .def_readonly("max_logit_rows", &GpuStepLimits::max_logit_rows);
   py::class_<TensorRtWeight>(module, "TensorRtWeight", "A weight that is an input of the plan.")
       .def(py::init(&make_weight), py::kw_only(), py::arg("name"), py::arg("data"), py::arg("shape"),
            "Keeps `data`, which must be contiguous.")
       .def_readonly("name", &TensorRtWeight::name)
       .def_readonly("shape", &TensorRtWeight::shape);
+}
+
+/// Returns a getter of a field of a program's model.
+template <class Member>
+auto of_model(Member GpuModelDescription::* member) {
+  return [member](const TensorRtProgram& self) -> const Member& { return self.model.*member; };
 }
 
 void bind_tensorrt_program(py::module_& module) {
@@ -66,26 +72,26 @@ void bind_tensorrt_program(py::module_& module) {
                        std::int32_t max_beam_width, std::int32_t tokens_per_block,
                        std::int32_t max_reusable_prompt_len, bool has_prompt_lengths,
                        std::int32_t max_kv_blocks, std::int32_t num_adapter_slots,
-                       const TensorRtProfile& prefill, const TensorRtProfile& decode,
+                       const GpuStepLimits& prefill, const GpuStepLimits& decode,
                        std::vector<TensorRtWeight> weights, LoraLayout lora) {
-             return P{.dtype = dtype,
-                      .vocab_size = vocab_size,
-                      .num_layers = num_layers,
-                      .attention = std::move(attention),
-                      .max_batch_size = max_batch_size,
-                      .max_num_tokens = max_num_tokens,
-                      .max_input_len = max_input_len,
-                      .max_seq_len = max_seq_len,
-                      .max_beam_width = max_beam_width,
-                      .tokens_per_block = tokens_per_block,
-                      .max_reusable_prompt_len = max_reusable_prompt_len,
-                      .has_prompt_lengths = has_prompt_lengths,
-                      .max_kv_blocks = max_kv_blocks,
-                      .num_adapter_slots = num_adapter_slots,
-                      .prefill = prefill,
-                      .decode = decode,
-                      .weights = std::move(weights),
-                      .lora = std::move(lora)};
+             return P{.model = {.dtype = dtype,
+                                .vocab_size = vocab_size,
+                                .num_layers = num_layers,
+                                .attention = std::move(attention),
+                                .max_batch_size = max_batch_size,
+                                .max_num_tokens = max_num_tokens,
+                                .max_input_len = max_input_len,
+                                .max_seq_len = max_seq_len,
+                                .max_beam_width = max_beam_width,
+                                .tokens_per_block = tokens_per_block,
+                                .max_reusable_prompt_len = max_reusable_prompt_len,
+                                .has_prompt_lengths = has_prompt_lengths,
+                                .max_kv_blocks = max_kv_blocks,
+                                .num_adapter_slots = num_adapter_slots,
+                                .prefill = prefill,
+                                .decode = decode,
+                                .lora = std::move(lora)},
+                      .weights = std::move(weights)};
            }),
            py::kw_only(), py::arg("dtype"), py::arg("vocab_size"), py::arg("num_layers"),
            py::arg("attention"), py::arg("max_batch_size"), py::arg("max_num_tokens"),
@@ -93,26 +99,27 @@ void bind_tensorrt_program(py::module_& module) {
            py::arg("tokens_per_block"), py::arg("max_reusable_prompt_len"), py::arg("has_prompt_lengths"),
            py::arg("max_kv_blocks"), py::arg("num_adapter_slots"), py::arg("prefill"), py::arg("decode"),
            py::arg("weights"), py::arg("lora"))
-      .def_readonly("dtype", &P::dtype)
-      .def_readonly("vocab_size", &P::vocab_size)
-      .def_readonly("num_layers", &P::num_layers)
-      .def_readonly("attention", &P::attention)
-      .def_readonly("max_batch_size", &P::max_batch_size)
-      .def_readonly("max_num_tokens", &P::max_num_tokens)
-      .def_readonly("max_input_len", &P::max_input_len)
-      .def_readonly("max_seq_len", &P::max_seq_len)
-      .def_readonly("max_beam_width", &P::max_beam_width)
-      .def_readonly("tokens_per_block", &P::tokens_per_block)
-      .def_readonly("max_reusable_prompt_len", &P::max_reusable_prompt_len)
-      .def_readonly("has_prompt_lengths", &P::has_prompt_lengths)
-      .def_readonly("max_kv_blocks", &P::max_kv_blocks)
-      .def_readonly("num_adapter_slots", &P::num_adapter_slots)
-      .def_readonly("prefill", &P::prefill)
-      .def_readonly("decode", &P::decode)
+      .def_property_readonly("dtype", of_model(&GpuModelDescription::dtype))
+      .def_property_readonly("vocab_size", of_model(&GpuModelDescription::vocab_size))
+      .def_property_readonly("num_layers", of_model(&GpuModelDescription::num_layers))
+      .def_property_readonly("attention", of_model(&GpuModelDescription::attention))
+      .def_property_readonly("max_batch_size", of_model(&GpuModelDescription::max_batch_size))
+      .def_property_readonly("max_num_tokens", of_model(&GpuModelDescription::max_num_tokens))
+      .def_property_readonly("max_input_len", of_model(&GpuModelDescription::max_input_len))
+      .def_property_readonly("max_seq_len", of_model(&GpuModelDescription::max_seq_len))
+      .def_property_readonly("max_beam_width", of_model(&GpuModelDescription::max_beam_width))
+      .def_property_readonly("tokens_per_block", of_model(&GpuModelDescription::tokens_per_block))
+      .def_property_readonly("max_reusable_prompt_len",
+                             of_model(&GpuModelDescription::max_reusable_prompt_len))
+      .def_property_readonly("has_prompt_lengths", of_model(&GpuModelDescription::has_prompt_lengths))
+      .def_property_readonly("max_kv_blocks", of_model(&GpuModelDescription::max_kv_blocks))
+      .def_property_readonly("num_adapter_slots", of_model(&GpuModelDescription::num_adapter_slots))
+      .def_property_readonly("prefill", of_model(&GpuModelDescription::prefill))
+      .def_property_readonly("decode", of_model(&GpuModelDescription::decode))
       .def_readonly("weights", &P::weights)
-      .def_readonly("lora", &P::lora)
+      .def_property_readonly("lora", of_model(&GpuModelDescription::lora))
       .def(
-          "validate", [](const P& self) { return self.validate().list(); },
+          "validate", [](const P& self) { return self.model.validate().list(); },
           "Everything that is inconsistent; empty when nothing is.");
 }
 

@@ -28,7 +28,8 @@ CPP_PROGRAMS = {
     "socket": ("socket", "sharded"),
     "mpi": ("mpi", "sharded"),
     "exec": ("exec",),
-    "device": ("tensorrt",),
+    "device": ("gpu", "tensorrt"),
+    "gpu": ("gpu", "tensorrt"),
     "tensorrt": ("tensorrt",),
 }
 SEEN_THROUGH_BINDINGS = (

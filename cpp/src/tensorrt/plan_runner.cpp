@@ -1,5 +1,6 @@
 #include "plan_runner.h"
 
+#include <span>
 #include <utility>
 
 namespace adaptrt {
@@ -14,11 +15,15 @@ void set_tensor(PlanContext& context, std::string_view name,
 
 }  // namespace
 
-PlanRunner::PlanRunner(std::unique_ptr<PlanContext> context, const StepArrays& arrays, std::byte* step_memory)
-    : context_(std::move(context)), arrays_(arrays), step_memory_(step_memory) {}
+PlanRunner::PlanRunner(std::unique_ptr<PlanContext> context) : context_(std::move(context)) {}
 
-void PlanRunner::set_input(std::string_view name, std::span<const std::int64_t> dims, std::byte* address) {
-  set_fixed({std::string(name), std::vector<std::int64_t>(dims.begin(), dims.end()), address});
+void PlanRunner::set_step_arrays(const StepArrays& arrays, std::byte* step_memory) {
+  arrays_ = &arrays;
+  step_memory_ = step_memory;
+}
+
+void PlanRunner::set_input(std::string_view name, const DeviceArray& array) {
+  set_fixed({std::string(name), array.dims, array.address});
 }
 
 void PlanRunner::set_output(std::string_view name, std::byte* address) {
@@ -34,21 +39,11 @@ void PlanRunner::run(const RunShape& shape, Stream& stream) {
   context_->enqueue(stream.handle());
 }
 
-void PlanRunner::run_graph(const RunShape& shape, Stream& stream) {
-  Graph& graph = graphs_[shape];
-  if (graph.work) {
-    stream.launch(*graph.work);
-    return;
-  }
-  // A context left by a failed step is destroyed here, after its work is done, and not during the failed
-  // step.
-  graph.context = context_->another();
-  for (const FixedTensor& tensor : fixed_) {
-    set_tensor(*graph.context, tensor.name, tensor.dims, tensor.address);
-  }
-  set_shape(*graph.context, shape);
-  graph.context->enqueue(stream.handle());
-  graph.work = stream.capture([&] { graph.context->enqueue(stream.handle()); });
+std::function<void(Stream&)> PlanRunner::make_graph_work(const RunShape& shape) const {
+  const std::shared_ptr<PlanContext> context = context_->another();
+  for (const FixedTensor& tensor : fixed_) set_tensor(*context, tensor.name, tensor.dims, tensor.address);
+  set_shape(*context, shape);
+  return [context](Stream& stream) { context->enqueue(stream.handle()); };
 }
 
 void PlanRunner::set_fixed(FixedTensor tensor) {
@@ -57,9 +52,17 @@ void PlanRunner::set_fixed(FixedTensor tensor) {
 }
 
 void PlanRunner::set_shape(PlanContext& context, const RunShape& shape) const {
-  for (const StepArray& array : arrays_.places(shape)) {
-    set_tensor(context, array.name, array.dims, step_memory_ + array.offset);
-  }
+  const StepPlaces places = arrays_->places(shape);
+  const auto set = [&](std::string_view name, const StepArray& array) {
+    set_tensor(context, name, array.dims, step_memory_ + array.offset);
+  };
+  set("input_ids", places.token_ids);
+  set("positions", places.positions);
+  set("sequence_offsets", places.sequence_offsets);
+  set("block_tables", places.block_tables);
+  set("logit_rows", places.logit_rows);
+  if (places.prompt_lengths) set("prompt_lengths", *places.prompt_lengths);
+  if (places.adapter_slots) set("adapter_slots", *places.adapter_slots);
 }
 
 }  // namespace adaptrt

@@ -30,7 +30,9 @@ WeightInputs::WeightInputs(std::span<const TensorRtWeight> weights, Device& devi
 }
 
 void WeightInputs::bind(PlanRunner& runner) const {
-  for (const Weight& weight : weights_) runner.set_input(weight.name, weight.shape, weight.memory.data());
+  for (const Weight& weight : weights_) {
+    runner.set_input(weight.name, {.dims = weight.shape, .address = weight.memory.data()});
+  }
 }
 
 }  // namespace adaptrt

@@ -3,6 +3,7 @@
 // Steps of an engine's tests, and what comes of them.
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <vector>

@@ -68,8 +68,8 @@ class FakeRun {
   }
 
   void check_shapes() {
-    const TensorRtProgram& program = plan_.program;
-    const TensorRtProfile& profile = profile_ == "decode" ? program.decode : program.prefill;
+    const GpuModelDescription& model = plan_.program.model;
+    const GpuStepLimits& profile = profile_ == "decode" ? model.decode : model.prefill;
     tokens_ = tensor("input_ids").dims.at(0);
     sequences_ = tensor("block_tables").dims.at(0);
     max_blocks_ = tensor("block_tables").dims.at(1);
@@ -87,16 +87,16 @@ class FakeRun {
     logit_row_indices_ = input<std::int32_t>("logit_rows", {logit_rows_});
     slots_ = input<std::int32_t>("adapter_slots", {sequences_});
     const std::int64_t modules = std::int64_t{kNumLoraModules};
-    num_slots_ = program.num_adapter_slots;
-    ranks_ = input<std::int32_t>("lora_ranks", {num_slots_, program.num_layers, modules});
-    pointers_ = input<std::int64_t>("lora_pointers", {num_slots_, program.num_layers, modules, 3});
+    num_slots_ = model.num_adapter_slots;
+    ranks_ = input<std::int32_t>("lora_ranks", {num_slots_, model.num_layers, modules});
+    pointers_ = input<std::int64_t>("lora_pointers", {num_slots_, model.num_layers, modules, 3});
     weight_ = input<float>("weight", {3});
-    logits_ = elements_of<float>("logits", logit_rows_ * program.vocab_size);
-    for (std::int32_t layer = 0; layer < program.num_layers; ++layer) {
+    logits_ = elements_of<float>("logits", logit_rows_ * model.vocab_size);
+    for (std::int32_t layer = 0; layer < model.num_layers; ++layer) {
       const std::string name = "kv_pool." + std::to_string(layer);
-      const AttentionShape& shape = program.attention[static_cast<std::size_t>(layer)];
+      const AttentionShape& shape = model.attention[static_cast<std::size_t>(layer)];
       pools_.push_back(input<std::uint16_t>(
-          name, {-1, 2, shape.num_key_value_heads, program.tokens_per_block, shape.head_dim}));
+          name, {-1, 2, shape.num_key_value_heads, model.tokens_per_block, shape.head_dim}));
       if (tensor("kv_pool_out." + std::to_string(layer)).address != tensor(name).address) {
         misuse(name + " is not written in place");
       }
@@ -108,22 +108,22 @@ class FakeRun {
 
   /// Returns the address of a token's key; nullptr for a token without a block.
   std::uint16_t* key(std::int32_t layer, std::int64_t sequence, std::int64_t position) {
-    const TensorRtProgram& program = plan_.program;
-    const std::int64_t entry = position / program.tokens_per_block;
+    const GpuModelDescription& model = plan_.program.model;
+    const std::int64_t entry = position / model.tokens_per_block;
     if (entry >= max_blocks_) misuse("a position lies behind the block table");
     const std::int32_t block = block_tables_[sequence * max_blocks_ + entry];
     if (block == -1) return nullptr;
     if (block < 0 || block >= num_blocks_) misuse("a block table names no block");
-    const AttentionShape& shape = program.attention[static_cast<std::size_t>(layer)];
+    const AttentionShape& shape = model.attention[static_cast<std::size_t>(layer)];
     const std::int64_t row_size = shape.head_dim;
-    const std::int64_t half = shape.num_key_value_heads * program.tokens_per_block * row_size;
+    const std::int64_t half = shape.num_key_value_heads * model.tokens_per_block * row_size;
     return pools_[static_cast<std::size_t>(layer)] + block * 2 * half +
-           position % program.tokens_per_block * row_size;
+           position % model.tokens_per_block * row_size;
   }
 
   void write_kv(std::int64_t sequence) {
     for (std::int32_t token = offsets_[sequence]; token < offsets_[sequence + 1]; ++token) {
-      for (std::int32_t layer = 0; layer < plan_.program.num_layers; ++layer) {
+      for (std::int32_t layer = 0; layer < plan_.program.model.num_layers; ++layer) {
         std::uint16_t* place = key(layer, sequence, positions_[token]);
         if (place != nullptr) *place = static_cast<std::uint16_t>(token_ids_[token]);
       }
@@ -146,10 +146,10 @@ class FakeRun {
     if (token < 0 || token >= tokens_) misuse("logit_rows name no token");
     std::int64_t sequence = 0;
     while (offsets_[sequence + 1] <= token) ++sequence;
-    float* out = logits_ + row * plan_.program.vocab_size;
-    std::fill_n(out, plan_.program.vocab_size, 0.0F);
+    float* out = logits_ + row * plan_.program.model.vocab_size;
+    std::fill_n(out, plan_.program.model.vocab_size, 0.0F);
     for (std::int32_t position = 0; position <= positions_[token]; ++position) {
-      const std::uint16_t* place = key(plan_.program.num_layers - 1, sequence, position);
+      const std::uint16_t* place = key(plan_.program.model.num_layers - 1, sequence, position);
       if (place != nullptr) out[kTokenSum] += static_cast<float>(*place);
     }
     out[kPosition] = static_cast<float>(positions_[token]);
@@ -161,7 +161,7 @@ class FakeRun {
 
   void write_adapter(std::int64_t slot, float* out) {
     const std::int64_t entry =
-        (slot * plan_.program.num_layers + FakePlan::kLayer) * std::int64_t{kNumLoraModules} +
+        (slot * plan_.program.model.num_layers + FakePlan::kLayer) * std::int64_t{kNumLoraModules} +
         static_cast<std::int64_t>(FakePlan::kModule);
     out[kRank] = static_cast<float>(ranks_[entry]);
     if (ranks_[entry] == 0) return;
@@ -252,28 +252,28 @@ std::shared_ptr<FakePlan> make_fake_plan(StreamTime time) {
   static constexpr float kWeights[] = {2.5F, 0.0F, 0.0F};
   auto plan = std::make_shared<FakePlan>();
   plan->device = std::make_shared<HostDevice>(std::size_t{1} << 24, time);
-  TensorRtProgram& program = plan->program;
-  program.lora = small_layout(DType::kFloat16);
-  program.dtype = DType::kFloat16;
-  program.vocab_size = kVocabSize;
-  program.num_layers = program.lora.num_layers;
-  for (std::int32_t layer = 0; layer < program.num_layers; ++layer) {
-    program.attention.push_back(
+  GpuModelDescription& model = plan->program.model;
+  model.lora = small_layout(DType::kFloat16);
+  model.dtype = DType::kFloat16;
+  model.vocab_size = kVocabSize;
+  model.num_layers = model.lora.num_layers;
+  for (std::int32_t layer = 0; layer < model.num_layers; ++layer) {
+    model.attention.push_back(
         {.num_attention_heads = 2, .num_key_value_heads = 1 + layer % 2, .head_dim = 3 + 2 * layer});
   }
-  program.max_batch_size = 6;
-  program.max_num_tokens = 24;
-  program.max_input_len = 30;
-  program.max_seq_len = 40;
-  program.max_beam_width = 2;
-  program.tokens_per_block = 4;
-  program.max_reusable_prompt_len = 30;
-  program.has_prompt_lengths = true;
-  program.max_kv_blocks = 64;
-  program.num_adapter_slots = 6;
-  program.prefill = {.max_tokens = 24, .max_sequences = 6, .max_logit_rows = 4};
-  program.decode = {.max_tokens = 6, .max_sequences = 6, .max_logit_rows = 6};
-  program.weights.push_back(
+  model.max_batch_size = 6;
+  model.max_num_tokens = 24;
+  model.max_input_len = 30;
+  model.max_seq_len = 40;
+  model.max_beam_width = 2;
+  model.tokens_per_block = 4;
+  model.max_reusable_prompt_len = 30;
+  model.has_prompt_lengths = true;
+  model.max_kv_blocks = 64;
+  model.num_adapter_slots = 6;
+  model.prefill = {.max_tokens = 24, .max_sequences = 6, .max_logit_rows = 4};
+  model.decode = {.max_tokens = 6, .max_sequences = 6, .max_logit_rows = 6};
+  plan->program.weights.push_back(
       {.name = "weight", .data = std::as_bytes(std::span(kWeights)), .shape = {3}, .owner = nullptr});
   return plan;
 }

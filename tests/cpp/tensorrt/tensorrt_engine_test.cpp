@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "adaptrt/core/error.h"
-#include "cpu/random_model.h"
 #include "cpu/step_arrays.h"
 #include "tensorrt/fake_plan.h"
 
@@ -52,7 +51,7 @@ class FakeAdapter {
 constexpr std::int32_t kBlocks = 20;
 
 struct Fixture {
-  explicit Fixture(TensorRtOptions options = {}, StreamTime time = StreamTime::kAtOnce)
+  explicit Fixture(GpuEngineOptions options = {}, StreamTime time = StreamTime::kAtOnce)
       : plan(make_fake_plan(time)) {
     engine = make_tensorrt_engine(plan->program, plan->device, make_contexts(plan), options);
     engine->allocate_kv_blocks(kBlocks);
@@ -305,7 +304,7 @@ BOOST_AUTO_TEST_CASE(blocks_are_copied_in_their_order_before_anything_is_written
     const auto rows = f.rows_of(arrays.input());
     BOOST_TEST(rows[0][kTokenSum] == 10.0F);
     BOOST_TEST(rows[1][kTokenSum] == 60.0F);
-    BOOST_TEST(f.plan->device->calls("copy_on_device") == 2 * f.plan->program.num_layers);
+    BOOST_TEST(f.plan->device->calls("copy_on_device") == 2 * f.plan->program.model.num_layers);
   }
 }
 
@@ -426,9 +425,9 @@ BOOST_AUTO_TEST_CASE(an_engine_that_does_not_fit_says_so_and_leaves_nothing) {
 BOOST_AUTO_TEST_CASE(an_inconsistent_program_is_refused_with_all_that_is_wrong) {
   const auto plan = make_fake_plan();
   TensorRtProgram program = plan->program;
-  program.dtype = DType::kFloat32;
-  program.decode.max_sequences = 5;
-  program.num_adapter_slots = 3;
+  program.model.dtype = DType::kFloat32;
+  program.model.decode.max_sequences = 5;
+  program.model.num_adapter_slots = 3;
   BOOST_CHECK_EXCEPTION((void)make_tensorrt_engine(program, plan->device, make_contexts(plan), {}),
                         EngineError, [](const EngineError& error) {
                           return says("dtype is float32")(error) &&

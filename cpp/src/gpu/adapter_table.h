@@ -8,20 +8,19 @@
 
 #include "adaptrt/device/device.h"
 #include "adaptrt/engine/engine.h"
-#include "adaptrt/tensorrt/tensorrt_engine.h"
-#include "plan_runner.h"
+#include "adaptrt/gpu/gpu_model.h"
+#include "adaptrt/gpu/gpu_model_description.h"
 
 namespace adaptrt {
 
-/// The tables in which the plugins find the adapters: one row of ranks and one of addresses per slot.
+/// The tables in which kernels find the adapters: one row of ranks and one of addresses per slot.
 /// Adapters keep their slot over steps; the least recently used one is evicted.
 class AdapterTable {
  public:
   /// Throws ConfigError if the device cannot allocate the memory.
-  AdapterTable(const TensorRtProgram& program, Device& device, Stream& stream);
+  AdapterTable(const GpuModelDescription& model, Device& device, Stream& stream);
 
-  /// Sets the tables as inputs of a context.
-  void bind(PlanRunner& runner) const;
+  [[nodiscard]] AdapterArrays arrays() const;
 
   /// Returns the slot of each sequence's adapter; kNoSlot for the base model. Enqueues the copies of rows for
   /// adapters without a slot so far. There are at least as many slots as adapters in a step. The result is

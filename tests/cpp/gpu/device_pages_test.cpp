@@ -1,4 +1,4 @@
-#include "adaptrt/tensorrt/device_pages.h"
+#include "adaptrt/gpu/device_pages.h"
 
 #include <atomic>
 #include <boost/test/unit_test.hpp>

@@ -6,16 +6,16 @@
 #include <vector>
 
 #include "adaptrt/device/device.h"
-#include "adaptrt/tensorrt/tensorrt_engine.h"
-#include "plan_runner.h"
+#include "adaptrt/gpu/gpu_model.h"
+#include "adaptrt/gpu/gpu_model_description.h"
 
 namespace adaptrt {
 
-/// The KV pool on a device: one tensor [blocks, 2, kv_heads, tokens_per_block, head_dim] per layer, an input
-/// of the plan that it updates in place.
+/// The KV pool on a device: one tensor [blocks, 2, kv_heads, tokens_per_block, head_dim] per layer,
+/// which the model updates in place.
 class KvPools {
  public:
-  explicit KvPools(const TensorRtProgram& program);
+  explicit KvPools(const GpuModelDescription& model);
 
   /// Bytes of one block over all layers.
   [[nodiscard]] std::size_t block_bytes() const { return block_bytes_; }
@@ -23,14 +23,14 @@ class KvPools {
   [[nodiscard]] std::int32_t num_blocks() const { return num_blocks_; }
 
   /// Allocates the pool, filled with zeros, so that masked-out values in unwritten rows are finite. Throws
-  /// ConfigError if the memory cannot be allocated, if the plan does not accept this size, or on a second
+  /// ConfigError if the memory cannot be allocated, if the model does not accept this size, or on a second
   /// call.
   void allocate(std::int32_t num_blocks, Device& device, Stream& stream);
   /// Copies blocks from[i] to to[i] in every layer, one after the other.
   void copy_blocks(std::span<const std::int32_t> from, std::span<const std::int32_t> to,
                    Stream& stream) const;
-  /// Sets the pools as inputs and outputs of a context.
-  void bind(PlanRunner& runner) const;
+  /// Returns each layer's pool; call after allocate().
+  [[nodiscard]] std::vector<DeviceArray> arrays() const;
 
  private:
   struct Layer {

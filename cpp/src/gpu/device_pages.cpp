@@ -1,4 +1,4 @@
-#include "adaptrt/tensorrt/device_pages.h"
+#include "adaptrt/gpu/device_pages.h"
 
 #include <string>
 #include <utility>

@@ -3,19 +3,19 @@
 #include <compare>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
-#include <string_view>
 #include <vector>
 
 #include "adaptrt/engine/engine.h"
-#include "adaptrt/tensorrt/tensorrt_engine.h"
+#include "adaptrt/gpu/gpu_model_description.h"
 
 namespace adaptrt {
 
 /// Value in adapter_slots for the base model.
 inline constexpr std::int32_t kNoSlot = -1;
 
-/// Sizes of one run of the plan; they determine all shapes of its inputs.
+/// Sizes of one run of the model; they determine all shapes of its inputs.
 struct RunShape {
   std::int32_t tokens = 0;
   std::int32_t sequences = 0;
@@ -25,24 +25,36 @@ struct RunShape {
   friend auto operator<=>(const RunShape&, const RunShape&) = default;
 };
 
-/// An int32 input of the plan that changes in each step.
+/// An int32 array that changes in each step.
 struct StepArray {
-  std::string_view name;
   std::vector<std::int64_t> dims;
   /// Byte offset from the start of the step's memory.
   std::size_t offset = 0;
 };
 
+/// The arrays of a run of T tokens, S sequences and R logit rows.
+struct StepPlaces {
+  StepArray token_ids;         ///< [T]
+  StepArray positions;         ///< [T]
+  StepArray sequence_offsets;  ///< [S + 1]
+  StepArray block_tables;      ///< [S, blocks_per_sequence]
+  StepArray logit_rows;        ///< [R]
+  /// [S], only where the model has prompt lengths
+  std::optional<StepArray> prompt_lengths;
+  /// [S], only with LoRA
+  std::optional<StepArray> adapter_slots;
+  std::size_t bytes = 0;  ///< of all of them
+};
+
 /// The inputs that each step writes. They are contiguous, so that one copy moves them to the device.
 class StepArrays {
  public:
-  explicit StepArrays(const TensorRtProgram& program);
+  explicit StepArrays(const GpuModelDescription& model);
 
   /// Number of bytes that is enough for every run.
   [[nodiscard]] std::size_t max_bytes() const { return max_bytes_; }
   /// Returns the location of each array in a run of this shape.
-  [[nodiscard]] std::vector<StepArray> places(const RunShape& shape) const;
-  [[nodiscard]] std::size_t bytes(const RunShape& shape) const;
+  [[nodiscard]] StepPlaces places(const RunShape& shape) const;
 
   /// Writes a step as a run of `shape`, which must be at least as large. Sequences of one slot are placed
   /// next to each other, the base model's first, so that the LoRA kernels see their tokens as one range.
@@ -50,16 +62,15 @@ class StepArrays {
   /// and with rows of token 0.
   ///
   /// `slots` [S]: the sequences' slots. `logit_rows`: the part of input.logit_rows that this run computes.
-  void write(std::byte* memory, const RunShape& shape, const StepInput& input,
-             std::span<const std::int32_t> slots, std::span<const std::int32_t> logit_rows);
+  /// Returns the number of bytes written.
+  std::size_t write(std::byte* memory, const RunShape& shape, const StepInput& input,
+                    std::span<const std::int32_t> slots, std::span<const std::int32_t> logit_rows);
 
   /// Rounds the blocks per sequence of a step up to a power of two, so that there are few shapes, but not
   /// above the maximum of a sequence.
   [[nodiscard]] std::int32_t padded_blocks(std::int32_t blocks_per_sequence) const;
 
  private:
-  class Writer;
-
   bool has_prompt_lengths_;
   bool has_adapters_;
   std::int32_t max_blocks_per_sequence_;

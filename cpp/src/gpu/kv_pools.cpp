@@ -1,6 +1,5 @@
 #include "kv_pools.h"
 
-#include <array>
 #include <string>
 #include <utility>
 
@@ -8,13 +7,13 @@
 
 namespace adaptrt {
 
-KvPools::KvPools(const TensorRtProgram& program)
-    : tokens_per_block_(program.tokens_per_block), max_blocks_(program.max_kv_blocks) {
-  for (const AttentionShape& shape : program.attention) {
+KvPools::KvPools(const GpuModelDescription& model)
+    : tokens_per_block_(model.tokens_per_block), max_blocks_(model.max_kv_blocks) {
+  for (const AttentionShape& shape : model.attention) {
     const auto keys = static_cast<std::size_t>(shape.key_value_size() * tokens_per_block_);
     layers_.push_back({.kv_heads = shape.num_key_value_heads,
                        .head_dim = shape.head_dim,
-                       .block_bytes = 2 * keys * size_of(program.dtype),
+                       .block_bytes = 2 * keys * size_of(model.dtype),
                        .memory = {}});
     block_bytes_ += layers_.back().block_bytes;
   }
@@ -48,13 +47,13 @@ void KvPools::copy_blocks(std::span<const std::int32_t> from, std::span<const st
   }
 }
 
-void KvPools::bind(PlanRunner& runner) const {
-  for (std::size_t i = 0; i < layers_.size(); ++i) {
-    const Layer& layer = layers_[i];
-    const std::array<std::int64_t, 5> dims{num_blocks_, 2, layer.kv_heads, tokens_per_block_, layer.head_dim};
-    runner.set_input("kv_pool." + std::to_string(i), dims, layer.memory.data());
-    runner.set_output("kv_pool_out." + std::to_string(i), layer.memory.data());
+std::vector<DeviceArray> KvPools::arrays() const {
+  std::vector<DeviceArray> pools;
+  for (const Layer& layer : layers_) {
+    pools.push_back({.dims = {num_blocks_, 2, layer.kv_heads, tokens_per_block_, layer.head_dim},
+                     .address = layer.memory.data()});
   }
+  return pools;
 }
 
 }  // namespace adaptrt

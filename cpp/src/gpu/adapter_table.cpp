@@ -1,7 +1,6 @@
 #include "adapter_table.h"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 
 #include "adaptrt/lora/modules.h"
@@ -18,11 +17,11 @@ std::int64_t address_of(const void* pointer) {
 
 }  // namespace
 
-AdapterTable::AdapterTable(const TensorRtProgram& program, Device& device, Stream& stream)
-    : layout_(program.lora),
+AdapterTable::AdapterTable(const GpuModelDescription& model, Device& device, Stream& stream)
+    : layout_(model.lora),
       num_modules_(kNumLoraModules),
       entries_(static_cast<std::size_t>(layout_.num_layers) * kNumLoraModules),
-      slots_(static_cast<std::size_t>(program.num_adapter_slots)) {
+      slots_(static_cast<std::size_t>(model.num_adapter_slots)) {
   const std::size_t ranks_bytes = slots_.size() * entries_ * sizeof(std::int32_t);
   const std::size_t pointers_bytes = slots_.size() * entries_ * kPointers * sizeof(std::int64_t);
   ranks_ = device.allocate(ranks_bytes);
@@ -33,13 +32,11 @@ AdapterTable::AdapterTable(const TensorRtProgram& program, Device& device, Strea
   stream.fill_zero(pointers_.data(), pointers_bytes);
 }
 
-void AdapterTable::bind(PlanRunner& runner) const {
+AdapterArrays AdapterTable::arrays() const {
   const auto slots = static_cast<std::int64_t>(slots_.size());
-  runner.set_input("lora_ranks", std::array<std::int64_t, 3>{slots, layout_.num_layers, num_modules_},
-                   ranks_.data());
-  runner.set_input("lora_pointers",
-                   std::array<std::int64_t, 4>{slots, layout_.num_layers, num_modules_, kPointers},
-                   pointers_.data());
+  return {.ranks = {.dims = {slots, layout_.num_layers, num_modules_}, .address = ranks_.data()},
+          .pointers = {.dims = {slots, layout_.num_layers, num_modules_, kPointers},
+                       .address = pointers_.data()}};
 }
 
 std::span<const std::int32_t> AdapterTable::place(std::span<const DeviceAdapter* const> adapters,

@@ -1,9 +1,10 @@
+#include "adaptrt/gpu/gpu_model_description.h"
+
 #include <algorithm>
 #include <cstddef>
 #include <string>
 
 #include "adaptrt/lora/pack_adapter.h"
-#include "adaptrt/tensorrt/tensorrt_engine.h"
 
 namespace adaptrt {
 namespace {
@@ -27,18 +28,18 @@ class Checker {
   Problems problems_;
 };
 
-void check_lora(const TensorRtProgram& program, Checker& check) {
-  const LoraLayout& lora = program.lora;
+void check_lora(const GpuModelDescription& model, Checker& check) {
+  const LoraLayout& lora = model.lora;
   if (lora.sites.empty()) {
-    if (program.num_adapter_slots != 0) check.add("there are adapter slots, but no LoRA sites");
+    if (model.num_adapter_slots != 0) check.add("there are adapter slots, but no LoRA sites");
     return;
   }
   // A step can have an adapter per sequence.
-  check.at_least("num_adapter_slots", program.num_adapter_slots, "max_batch_size", program.max_batch_size);
-  if (lora.dtype != program.dtype) check.add("the LoRA layout has another type than the plan");
-  if (lora.num_layers != program.num_layers) {
-    check.add("the LoRA layout has " + std::to_string(lora.num_layers) + " layers, the plan " +
-              std::to_string(program.num_layers));
+  check.at_least("num_adapter_slots", model.num_adapter_slots, "max_batch_size", model.max_batch_size);
+  if (lora.dtype != model.dtype) check.add("the LoRA layout has another type than the model");
+  if (lora.num_layers != model.num_layers) {
+    check.add("the LoRA layout has " + std::to_string(lora.num_layers) + " layers, the model " +
+              std::to_string(model.num_layers));
   }
   for (const LoraSite& site : lora.sites) {
     if (site.layer < 0 || site.layer >= lora.num_layers) {
@@ -54,7 +55,7 @@ void check_lora(const TensorRtProgram& program, Checker& check) {
 
 }  // namespace
 
-Problems TensorRtProgram::validate() const {
+Problems GpuModelDescription::validate() const {
   Checker check;
   if (dtype != DType::kFloat16 && dtype != DType::kBFloat16) {
     check.add("dtype is " + std::string(name_of(dtype)) + "; accepted: float16, bfloat16");
@@ -62,7 +63,7 @@ Problems TensorRtProgram::validate() const {
   check.positive("vocab_size", vocab_size);
   check.positive("num_layers", num_layers);
   if (attention.size() != static_cast<std::size_t>(std::max(0, num_layers))) {
-    check.add("attention has " + std::to_string(attention.size()) + " layers, the plan " +
+    check.add("attention has " + std::to_string(attention.size()) + " layers, the model " +
               std::to_string(num_layers));
   }
   for (const AttentionShape& shape : attention) {
@@ -86,6 +87,24 @@ Problems TensorRtProgram::validate() const {
   check.at_least("decode.max_logit_rows", decode.max_logit_rows, "max_batch_size", max_batch_size);
   check_lora(*this, check);
   return check.problems();
+}
+
+EngineInfo GpuModelDescription::engine_info(std::size_t kv_block_bytes) const {
+  EngineInfo info{.dtype = dtype,
+                  .vocab_size = vocab_size,
+                  .num_layers = num_layers,
+                  .max_batch_size = max_batch_size,
+                  .max_num_tokens = max_num_tokens,
+                  .max_input_len = max_input_len,
+                  .max_seq_len = max_seq_len,
+                  .max_beam_width = max_beam_width,
+                  .tokens_per_block = tokens_per_block,
+                  .kv_block_bytes = kv_block_bytes,
+                  .max_reusable_prompt_len = max_reusable_prompt_len,
+                  .lora = lora};
+  info.lora.matrix_layout = MatrixLayout::kRows;
+  info.lora.shifts_enabled = false;
+  return info;
 }
 
 }  // namespace adaptrt

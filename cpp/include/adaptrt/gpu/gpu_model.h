@@ -1,0 +1,60 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "adaptrt/device/device.h"
+#include "adaptrt/gpu/step_arrays.h"
+
+namespace adaptrt {
+
+/// An array on the device that keeps its address.
+struct DeviceArray {
+  std::vector<std::int64_t> dims;
+  std::byte* address = nullptr;
+};
+
+/// The tables in which kernels find a slot's adapter.
+struct AdapterArrays {
+  DeviceArray ranks;     ///< int32 [slots, layers, modules]
+  DeviceArray pointers;  ///< int64 [slots, layers, modules, 3]: addresses of A, B and the magnitudes
+};
+
+/// The memory that all steps of a model use.
+struct GpuModelArrays {
+  /// The arrays of a step begin here, at the offsets of StepArrays::places().
+  std::byte* step_memory = nullptr;
+  std::optional<AdapterArrays> adapters;  ///< nullopt without LoRA
+  std::byte* logits = nullptr;            ///< float32 [logit rows, vocab_size]
+};
+
+/// Kinds of steps, each with limits of its own (GpuModelDescription).
+enum class GpuStepKind {
+  kPrefill,  ///< any step
+  kDecode,   ///< one token per sequence
+};
+
+/// A network on a device. It reads the arrays of a step and writes KV pools and logits. One thread at a time.
+class GpuModel {
+ public:
+  virtual ~GpuModel() = default;
+  /// Copies weights to the device, and remembers where the arrays of steps are. Called once, before
+  /// everything else; `arrays` stays valid as long as the model. Throws ConfigError if the device has no
+  /// memory left, StepError if it fails.
+  virtual void load(const StepArrays& step_arrays, const GpuModelArrays& arrays, Device& device,
+                    Stream& stream) = 0;
+  /// Sets each layer's KV pool [blocks, 2, kv_heads, tokens_per_block, head_dim]. Called once, before the
+  /// first run.
+  virtual void set_kv_pools(std::span<const DeviceArray> pools) = 0;
+  /// Enqueues a run of this shape. Throws StepError.
+  virtual void run(GpuStepKind kind, const RunShape& shape, Stream& stream) = 0;
+  /// Returns what a graph of decode steps of this shape captures: a function that enqueues a run. The graph
+  /// keeps it for as long as it may be launched. Throws StepError.
+  [[nodiscard]] virtual std::function<void(Stream&)> make_graph_work(const RunShape& shape) = 0;
+};
+
+}  // namespace adaptrt

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "adaptrt/core/dtype.h"
+#include "adaptrt/core/error.h"
+#include "adaptrt/engine/engine.h"
+#include "adaptrt/lora/layout.h"
+#include "adaptrt/program/ops.h"
+
+namespace adaptrt {
+
+/// Maximum sizes of a step. Every model accepts a step of one token.
+struct GpuStepLimits {
+  std::int32_t max_tokens = 0;
+  std::int32_t max_sequences = 0;
+  std::int32_t max_logit_rows = 0;
+};
+
+/// Sizes of a model on a device, from which the session follows.
+struct GpuModelDescription {
+  DType dtype = DType::kFloat16;
+  std::int64_t vocab_size = 0;
+  std::int32_t num_layers = 0;
+  std::vector<AttentionShape> attention;  ///< one per layer
+  std::int32_t max_batch_size = 0;
+  std::int32_t max_num_tokens = 0;
+  std::int32_t max_input_len = 0;
+  std::int32_t max_seq_len = 0;
+  std::int32_t max_beam_width = 1;
+  std::int32_t tokens_per_block = 0;
+  /// See EngineInfo.
+  std::int32_t max_reusable_prompt_len = 0;
+  bool has_prompt_lengths = false;
+  /// Maximum number of KV blocks that the model accepts.
+  std::int32_t max_kv_blocks = 0;
+  /// Number of rows of the adapter tables; 0 without LoRA.
+  std::int32_t num_adapter_slots = 0;
+  GpuStepLimits prefill;  ///< any step
+  GpuStepLimits decode;   ///< steps of one token per sequence
+  LoraLayout lora;
+
+  /// Lists all inconsistencies.
+  [[nodiscard]] Problems validate() const;
+  /// Returns the EngineInfo of an engine with this model.
+  [[nodiscard]] EngineInfo engine_info(std::size_t kv_block_bytes) const;
+};
+
+}  // namespace adaptrt

@@ -1,0 +1,119 @@
+#include "adaptrt/gpu/step_arrays.h"
+
+#include <algorithm>
+#include <bit>
+#include <numeric>
+#include <utility>
+
+namespace adaptrt {
+namespace {
+
+/// Alignment of every array: that of Device::allocate, which TensorRT requires of tensors.
+constexpr std::size_t kAlignment = 256;
+constexpr std::int32_t kNoBlock = -1;
+
+std::size_t bytes_of(const StepArray& array) {
+  std::int64_t elements = 1;
+  for (const std::int64_t dim : array.dims) elements *= dim;
+  return static_cast<std::size_t>(elements) * sizeof(std::int32_t);
+}
+
+std::size_t aligned(std::size_t bytes) {
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+/// Returns the elements of an array, filled with `padding`.
+std::span<std::int32_t> filled(std::byte* memory, const StepArray& array, std::int32_t padding) {
+  const std::span<std::int32_t> elements(reinterpret_cast<std::int32_t*>(memory + array.offset),
+                                         bytes_of(array) / sizeof(std::int32_t));
+  std::ranges::fill(elements, padding);
+  return elements;
+}
+
+}  // namespace
+
+StepArrays::StepArrays(const GpuModelDescription& model)
+    : has_prompt_lengths_(model.has_prompt_lengths),
+      has_adapters_(!model.lora.sites.empty()),
+      max_blocks_per_sequence_((model.max_seq_len + model.tokens_per_block - 1) / model.tokens_per_block) {
+  for (const GpuStepLimits& limits : {model.prefill, model.decode}) {
+    const RunShape largest{limits.max_tokens, limits.max_sequences, max_blocks_per_sequence_,
+                           limits.max_logit_rows};
+    max_bytes_ = std::max(max_bytes_, places(largest).bytes);
+  }
+}
+
+StepPlaces StepArrays::places(const RunShape& shape) const {
+  StepPlaces places;
+  const auto add = [&](std::vector<std::int64_t> dims) {
+    StepArray array{.dims = std::move(dims), .offset = places.bytes};
+    places.bytes += aligned(bytes_of(array));
+    return array;
+  };
+  places.token_ids = add({shape.tokens});
+  places.positions = add({shape.tokens});
+  places.sequence_offsets = add({shape.sequences + 1});
+  places.block_tables = add({shape.sequences, shape.blocks_per_sequence});
+  places.logit_rows = add({shape.logit_rows});
+  if (has_prompt_lengths_) places.prompt_lengths = add({shape.sequences});
+  if (has_adapters_) places.adapter_slots = add({shape.sequences});
+  return places;
+}
+
+std::int32_t StepArrays::padded_blocks(std::int32_t blocks_per_sequence) const {
+  const auto power =
+      static_cast<std::int64_t>(std::bit_ceil(static_cast<std::uint32_t>(blocks_per_sequence)));
+  return static_cast<std::int32_t>(std::min<std::int64_t>(power, max_blocks_per_sequence_));
+}
+
+std::size_t StepArrays::write(std::byte* memory, const RunShape& shape, const StepInput& input,
+                              std::span<const std::int32_t> slots, std::span<const std::int32_t> logit_rows) {
+  const std::size_t sequences = input.prompt_lengths.size();
+  order_.resize(sequences);
+  std::iota(order_.begin(), order_.end(), 0);
+  std::ranges::stable_sort(order_, {},
+                           [&](std::int32_t sequence) { return slots[static_cast<std::size_t>(sequence)]; });
+
+  const StepPlaces places = this->places(shape);
+  const auto token_ids = filled(memory, places.token_ids, 0);
+  const auto positions = filled(memory, places.positions, 0);
+  const auto offsets = filled(memory, places.sequence_offsets, 0);
+  const auto block_tables = filled(memory, places.block_tables, kNoBlock);
+  const auto rows = filled(memory, places.logit_rows, 0);
+  std::span<std::int32_t> prompt_lengths;
+  std::span<std::int32_t> adapter_slots;
+  if (places.prompt_lengths) prompt_lengths = filled(memory, *places.prompt_lengths, 1);
+  if (places.adapter_slots) adapter_slots = filled(memory, *places.adapter_slots, kNoSlot);
+
+  // Maps a sequence's number in the step to its first token in the run.
+  first_rows_.resize(sequences);
+  const auto blocks =
+      static_cast<std::size_t>(std::min(input.max_blocks_per_sequence, shape.blocks_per_sequence));
+  std::int32_t row = 0;
+  for (std::size_t i = 0; i < sequences; ++i) {
+    const auto sequence = static_cast<std::size_t>(order_[i]);
+    const auto first = static_cast<std::size_t>(input.sequence_offsets[sequence]);
+    const auto count = static_cast<std::size_t>(input.sequence_offsets[sequence + 1]) - first;
+    first_rows_[sequence] = row;
+    offsets[i] = row;
+    std::ranges::copy(input.token_ids.subspan(first, count), token_ids.begin() + row);
+    std::ranges::copy(input.positions.subspan(first, count), positions.begin() + row);
+    std::ranges::copy(input.block_tables.subspan(
+                          sequence * static_cast<std::size_t>(input.max_blocks_per_sequence), blocks),
+                      block_tables.begin() + static_cast<std::ptrdiff_t>(i) * shape.blocks_per_sequence);
+    if (has_prompt_lengths_) prompt_lengths[i] = input.prompt_lengths[sequence];
+    if (has_adapters_) adapter_slots[i] = slots[sequence];
+    row += static_cast<std::int32_t>(count);
+  }
+  for (std::size_t i = sequences; i < offsets.size(); ++i)
+    offsets[i] = row + static_cast<std::int32_t>(i - sequences);
+
+  for (std::size_t i = 0; i < logit_rows.size(); ++i) {
+    const auto after = std::ranges::upper_bound(input.sequence_offsets, logit_rows[i]);
+    const auto sequence = static_cast<std::size_t>(after - input.sequence_offsets.begin()) - 1;
+    rows[i] = first_rows_[sequence] + logit_rows[i] - input.sequence_offsets[sequence];
+  }
+  return places.bytes;
+}
+
+}  // namespace adaptrt
