@@ -186,8 +186,11 @@ class _Taken:
         for key, tensors in adapter.modules.items():
             name = tensors.names.get(Role.B, key.path)
             of_embedding = key.module.name == EMBEDDING
-            tokens = tensors.a.shape[1] if of_embedding else len(tensors.b)
-            if not key.module.is_of_vocabulary or not self._goes_beyond(name, tokens):
+            tokens, width = tensors.a.shape[1], len(tensors.b)
+            if not of_embedding:
+                tokens, width = width, tokens
+            # A tensor of another hidden size is refused with its module.
+            if not key.module.is_of_vocabulary or width != self._width or not self._goes_beyond(name, tokens):
                 continue
             if tensors.magnitude is not None:
                 self.problems.append(f"module '{key.path}' has factors (DoRA or IA3); expected none with new tokens")

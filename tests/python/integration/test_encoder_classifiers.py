@@ -468,7 +468,7 @@ def test_token_types_do_not_depend_on_the_crowd(tmp_path: Path) -> None:
 
 
 def test_scores_need_one_class(tmp_path: Path) -> None:
-    for task, message in (("SEQ_CLS", "of texts, with 3"), ("TOKEN_CLS", "of tokens, with 3")):
+    for task, message in (("SEQ_CLS", "classifies texts and has 3"), ("TOKEN_CLS", "classifies tokens and has 3")):
         directory = tmp_path / task
         model = save_encoder(MODELS["distilbert"], directory / "model", TASKS[task], id2label=LABELS)
         save_pair_tokenizer(model)

@@ -222,11 +222,11 @@ def test_ranks_together_have_every_row_and_column(name: str, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("field", "value", "complaint"),
     [
-        ("hidden_act", "silu", "hidden_act is silu; GPT2LMHeadModel has gelu_tanh or gelu"),
+        ("hidden_act", "silu", "hidden_act is silu; GPT2LMHeadModel accepts gelu_tanh or gelu"),
         (
             "position_embedding_type",
             "rope_gptj",
-            "position_embedding_type is rope_gptj; GPT2LMHeadModel has learned",
+            "position_embedding_type is rope_gptj; GPT2LMHeadModel accepts learned_absolute",
         ),
         ("scale_attn_by_inverse_layer_idx", 1, "scale_attn_by_inverse_layer_idx is 1; expected true or false"),
     ],

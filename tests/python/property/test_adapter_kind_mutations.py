@@ -80,6 +80,7 @@ def changed(name: str, tensor: np.ndarray, what: str) -> tuple[str, np.ndarray] 
     cut=st.integers(0, 40),
 )
 @example(kind="adalora", fields=[], edits=[], cut=0)
+@example(kind="resized-lora", fields=[], edits=[(5, "truncate")], cut=0)
 def test_rows_or_a_refusal(files, kind: str, fields: list, edits: list, cut: int) -> None:
     root, model, made = files
     mutated = root / "mutated"
@@ -110,6 +111,22 @@ def test_rows_or_a_refusal(files, kind: str, fields: list, edits: list, cut: int
     assert len(rows) == len(converted.paths) == len({(layer, module) for module, layer, _, _ in rows.tolist()})
     assert (rows[:, 2] > 0).all()
     assert np.isfinite(converted.weights).all()
+
+
+@pytest.mark.parametrize("kind", ["resized", "resized-lora", "resized-tokens"])
+def test_every_tensor_of_new_tokens_has_one_shape(files, kind: str) -> None:
+    root, model, made = files
+    mutated = root / "reshaped"
+    mutated.mkdir(exist_ok=True)
+    (mutated / CONFIG).write_bytes((made[kind] / CONFIG).read_bytes())
+    tensors = load_file(made[kind] / TENSORS)
+    for name, tensor in tensors.items():
+        for axis in range(tensor.ndim):
+            cut = np.ascontiguousarray(np.delete(tensor, -1, axis=axis))
+            save_file({**tensors, name: cut}, mutated / TENSORS)
+            converted, refusal = convert(mutated, model)
+            # One token less is another vocabulary, which may be served.
+            assert str(mutated) in refusal or converted is not None
 
 
 def convert(directory: Path, model: Path) -> tuple[ConvertedAdapter | None, str]:
