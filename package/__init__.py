@@ -104,6 +104,8 @@ if TYPE_CHECKING:
         LookaheadDecodingConfig,
         SpeculativeDecodingConfig,
     )
+    from .runtime.sampling_params import SamplingParams
+    from .runtime.token_log_probs import TokenLogProbs
 
 # Imported when they are first asked for: the command line and the compiler need none of them.
 _LAZY = {
@@ -135,8 +137,10 @@ _LAZY = {
     "ParallelConfig": "runtime.options.parallel",
     "RequestPerfMetrics": "runtime.options.elsewhere",
     "RuntimeDefaults": "runtime.options.elsewhere",
+    "SamplingParams": "runtime.sampling_params",
     "SpeculativeDecodingConfig": "runtime.options.speculative",
     "SpeculativeDecodingFastLogitsInfo": "runtime.options.elsewhere",
+    "TokenLogProbs": "runtime.token_log_probs",
     "invocation_start": "formats.adapter",
     "load_engine": "runtime.engine",
 }
@@ -218,6 +222,7 @@ __all__ = [
     "Result",
     "RuntimeDefaults",
     "SamplingConfig",
+    "SamplingParams",
     "SchedulerConfig",
     "SecondLevelStats",
     "SpecDecodingStats",
@@ -226,6 +231,7 @@ __all__ = [
     "SpeculativeDecodingFastLogitsInfo",
     "StaticBatchingStats",
     "StepError",
+    "TokenLogProbs",
     "TokenRangeRetentionConfig",
     "__version__",
     "invocation_start",

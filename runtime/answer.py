@@ -7,11 +7,13 @@ import contextlib
 import weakref
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from concurrent.futures import Executor as Workers
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from itertools import chain, repeat
 
 from .._core import ExecutorClosedError, FinishReason, RequestError, Result
 from .executor import Executor
 from .text_stream import TextStream
+from .token_log_probs import TokenLogProbs, answer_log_probs, prompt_log_probs
 
 
 @dataclass(frozen=True)
@@ -20,19 +22,54 @@ class Completion:
 
     text: str
     token_ids: tuple[int, ...]
+    """Generated tokens; see SamplingParams.include_eos for the last one."""
     finish_reason: FinishReason
+    stop_reason: str | int | None = None
+    """The stop text or the token of stop_token_ids that ended the text, if one did."""
+    log_probs: tuple[TokenLogProbs, ...] | None = field(default=None, repr=False)
+    """One entry per token of token_ids; None: SamplingParams.logprobs was not given."""
+    prompt_token_ids: tuple[int, ...] = field(default=(), repr=False)
+    """Tokens of the prompt, without an adapter's virtual tokens."""
+    prompt_log_probs: tuple[TokenLogProbs, ...] | None = field(default=None, repr=False)
+    """Log probs of the prompt's tokens from the second on; None: SamplingParams.prompt_logprobs was not given."""
+    adapter: str | None = None
+    """Name of the adapter, or the weighted sum; None: the base model."""
+
+    @property
+    def cumulative_log_prob(self) -> float | None:
+        """Sum of the log probs; None without log probs."""
+        return None if self.log_probs is None else sum(entry.log_prob for entry in self.log_probs)
+
+
+@dataclass(frozen=True)
+class AnswerForm:
+    """The parts of results that an answer's completions have."""
+
+    prompt: tuple[int, ...]
+    adapter: str | None
+    end_ids: tuple[int, ...] = ()
+    """Tokens that end a text."""
+    stop_token_ids: tuple[int, ...] = ()
+    """Other tokens that end a text."""
+    include_end_in_tokens: bool = False
+    """True: token_ids has the token that ended the text."""
+    include_stop_in_text: bool = False
+    """True: text and token_ids have the token of stop_token_ids that ended the text."""
+    num_log_probs: int | None = None
+    num_prompt_log_probs: int | None = None
+    num_virtual_tokens: int = 0
 
 
 class Answer:
     """A running request, and the texts of its sequences so far."""
 
-    def __init__(
-        self, executor: Executor, request_id: int, texts: Sequence[TextStream], end_ids: Sequence[int]
-    ) -> None:
-        """texts: one stream per sequence or returned beam. end_ids: tokens that end a text and are not part of it."""
+    def __init__(self, executor: Executor, request_id: int, texts: Sequence[TextStream], form: AnswerForm) -> None:
+        """texts: one stream per sequence or returned beam."""
         self._executor = executor
         self._request_id = request_id
-        self._sequences = [_SequenceText(text, end_ids) for text in texts]
+        self._form = form
+        self._sequences = [_SequenceText(text, form) for text in texts]
+        self._prompt_log_probs: tuple[TokenLogProbs, ...] | None = None
         self._is_running = True
 
     @property
@@ -57,6 +94,9 @@ class Answer:
                 raise RequestError(f"request {response.request_id}: {response.error_msg}")
             result = response.result
             self._is_running = not result.is_final
+            if self._form.num_prompt_log_probs is not None and result.prompt_log_probs is not None:
+                scored = prompt_log_probs(result, self._form.prompt, self._form.num_virtual_tokens)
+                self._prompt_log_probs = _limited(scored or (), self._form.num_prompt_log_probs)
             for beam, output in enumerate(result.output_token_ids):
                 shown = self._sequences[result.sequence_index + beam].take(result, output, beam)
                 if result.sequence_index + beam == 0:
@@ -70,7 +110,7 @@ class Answer:
 
     def completions(self) -> list[Completion]:
         """Returns all answers once they are complete."""
-        return [sequence.completion() for sequence in self._sequences]
+        return [sequence.completion(self._prompt_log_probs) for sequence in self._sequences]
 
     def cancel(self) -> None:
         """Ends the request; any thread may call it. Waiting callers get the text so far."""
@@ -95,10 +135,12 @@ class Answer:
 class _SequenceText:
     """The text of one sequence so far."""
 
-    def __init__(self, stream: TextStream, end_ids: Sequence[int]) -> None:
+    def __init__(self, stream: TextStream, form: AnswerForm) -> None:
         self._stream = stream
-        self._end_ids = end_ids
+        self._form = form
         self._tokens: list[int] = []
+        self._log_probs: list[TokenLogProbs] = []
+        self._stop_reason: str | int | None = None
         self._text: list[str] = []
         self.finish_reason = FinishReason.NOT_FINISHED
 
@@ -106,27 +148,69 @@ class _SequenceText:
     def is_final(self) -> bool:
         return self.finish_reason is not FinishReason.NOT_FINISHED
 
-    def completion(self) -> Completion:
-        return Completion("".join(self._text), tuple(self._tokens), self.finish_reason)
+    def completion(self, of_prompt: tuple[TokenLogProbs, ...] | None) -> Completion:
+        form, text = self._form, "".join(self._text)
+        log_probs: tuple[TokenLogProbs, ...] | None = None
+        if form.num_log_probs is not None:
+            # Some offsets were estimates before the text was complete. An end token is not part of the text.
+            offsets = chain(self._stream.offsets, repeat(len(text)))
+            log_probs = tuple(
+                replace(entry, text_offset=offset) for entry, offset in zip(self._log_probs, offsets, strict=False)
+            )
+        return Completion(
+            text,
+            tuple(self._tokens),
+            self.finish_reason,
+            self._stop_reason,
+            log_probs,
+            form.prompt,
+            of_prompt,
+            form.adapter,
+        )
 
     def take(self, result: Result, output: Sequence[int], beam: int) -> str:
         """Adds a result of the sequence and returns the new text that can be shown. output: tokens of the beam."""
-        text = ""
+        form, text, num_before = self._form, "", len(self._tokens)
+        last: int | None = None
         for token in output:
             if self.is_final:
                 break
-            # The end token is not part of the text.
-            if token not in self._end_ids:
+            last = token
+            is_end = token in form.end_ids or token in form.stop_token_ids
+            is_shown = not is_end or (form.include_stop_in_text and token in form.stop_token_ids)
+            if is_shown or form.include_end_in_tokens:
                 self._tokens.append(token)
+            if is_shown:
                 text += self._stream.add([token])
             if self._stream.stopped is not None:
                 self.finish_reason = FinishReason.STOP_WORDS
+        if form.num_log_probs is not None:
+            new = self._tokens[num_before:]
+            entries = answer_log_probs([result], new, num_before, [0] * len(new), beam)
+            self._log_probs += _limited(entries, form.num_log_probs)
         if result.is_sequence_final and not self.is_final:
             text += self._stream.finish()
             is_stopped = self._stream.stopped is not None
             self.finish_reason = FinishReason.STOP_WORDS if is_stopped else result.finish_reasons[beam]
+            if self.finish_reason is FinishReason.STOP_WORDS and not is_stopped:
+                self._end_with(last)
+        self._stop_reason = self._stop_reason if self._stream.stopped is None else self._stream.stopped
         self._text.append(text)
         return text
+
+    def _end_with(self, token: int | None) -> None:
+        """Notes the token that ended the sequence."""
+        form = self._form
+        if token in form.stop_token_ids and token not in form.end_ids:
+            self._stop_reason = token
+        elif form.include_end_in_tokens and token == form.end_ids[0]:
+            # The request has it as a stop word then, so that it is part of the output.
+            self.finish_reason = FinishReason.END_ID
+
+
+def _limited(entries: Sequence[TokenLogProbs], num_tops: int) -> tuple[TokenLogProbs, ...]:
+    """Returns the entries with at most `num_tops` most likely tokens each."""
+    return tuple(entry if len(entry.top) <= num_tops else replace(entry, top=entry.top[:num_tops]) for entry in entries)
 
 
 class AnswerStream(Iterator[str]):

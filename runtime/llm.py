@@ -6,7 +6,8 @@ Prompts go to the tokenizer unchanged; chat messages go through the model's or t
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
@@ -29,16 +30,23 @@ from .chat_template import ChatTemplate
 from .engine import load_engine
 from .executor import Executor
 from .llm_config import with_kernels, with_speculation, with_weight_memory
-from .llm_prompts import Prompt, is_one_prompt, listed_prompts, text_or_ids
+from .llm_options import CompletionOptions, combined, combined_for_each
+from .llm_prompts import Prompt, has_idle_temperature, is_conversation, is_one_prompt, listed_prompts, text_or_ids
 from .options.speculative import LookaheadDecodingConfig
 from .orchestrator.mode import with_workers
 from .pooled_texts import PooledTexts, names_of
+from .sampling_defaults import SamplingDefaults
+from .sampling_params import SamplingParams
 from .text_options import ChatOptions, TextOptions
 from .text_requests import TextRequests
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+_MAX_TOKENS: Final = 64
+"""Default length of a completion."""
+_MAX_CHAT_TOKENS: Final = 256
+"""Default length of an answer to a conversation."""
 _MANY_PROMPTS: Final = 100
 """Number of prompts from which generate() shows its progress on a terminal."""
 
@@ -94,7 +102,10 @@ class LLM(PooledTexts):
             executor.shutdown()
             sys.exit()
         self._executor = executor
-        self._requests = TextRequests(executor, Tokenizers(tokenizer_of_model, executor.adapters))
+        self._recommended = SamplingDefaults()
+        tokenizers = Tokenizers(tokenizer_of_model, executor.adapters)
+        self._requests = TextRequests(executor, tokenizers, self._recommended)
+        self._has_warned = False
         # One thread per request that can run at a time. The executor starts requests in the order of arrival, so the
         # running ones have the threads.
         self._workers = ThreadPoolExecutor(
@@ -111,6 +122,7 @@ class LLM(PooledTexts):
     def generate(  # type: ignore[overload-overlap]
         self,
         prompts: Prompt,
+        sampling_params: None = None,
         *,
         lora: str | None = None,
         n: None = None,
@@ -121,6 +133,7 @@ class LLM(PooledTexts):
     def generate(
         self,
         prompts: Sequence[Prompt],
+        sampling_params: None = None,
         *,
         lora: str | Sequence[str | None] | None = None,
         n: None = None,
@@ -131,6 +144,7 @@ class LLM(PooledTexts):
     def generate(  # type: ignore[overload-overlap]
         self,
         prompts: Prompt,
+        sampling_params: None = None,
         *,
         lora: str | None = None,
         n: int,
@@ -141,34 +155,52 @@ class LLM(PooledTexts):
     def generate(
         self,
         prompts: Sequence[Prompt],
+        sampling_params: None = None,
         *,
         lora: str | Sequence[str | None] | None = None,
         n: int,
         progress: bool | None = None,
         **options: Unpack[TextOptions],
     ) -> list[list[Completion]]: ...
+    # SamplingParams.n decides about the lists.
+    @overload
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         *,
         lora: str | Sequence[str | None] | None = None,
-        max_tokens: int = 64,
+        n: int | None = None,
+        progress: bool | None = None,
+        **options: Unpack[TextOptions],
+    ) -> Any: ...
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        lora: str | Sequence[str | None] | None = None,
+        max_tokens: int | None = None,
         sampling_config: SamplingConfig | None = None,
         stop: str | Sequence[str] = (),
         guided_decoding_params: GuidedDecodingParams | None = None,
         n: int | None = None,
         progress: bool | None = None,
-    ) -> Completion | list[Completion] | list[list[Completion]]:
+    ) -> Any:
         """Completes one prompt, or several in one batch. In an encoder-decoder model, the encoder reads the prompt.
 
         prompts: texts, lists of token ids, or dictionaries {"prompt": text} or {"prompt_token_ids": ids}.
+        sampling_params: options with vLLM's names, for all prompts or a list of one per prompt. An option may not be
+            given a second time as one of the arguments below.
         lora: an adapter's name for all prompts, or one name (or None) per prompt. "a:0.7+b:0.3" is the
             weighted sum of the adapters a and b.
+        max_tokens: maximum number of tokens of a completion; None: 64, unless sampling_params has another number.
+        sampling_config: how tokens are chosen, with TensorRT-LLM's names and meaning, instead of sampling_params.
         stop: one or several texts. A completion ends before the first of them.
         guided_decoding_params: guide that completions must match (needs adaptrt[guided]).
         n: number of completions per prompt, returned as a list. Completion i equals the only completion with seed + i.
             With sampling_config.beam_width above 1 it is the i-th best beam. Beams accept no stop texts. n above 1
-            needs beams or sampling: top_k, top_p or min_p.
+            needs beams or sampling: sampling_params, or sampling_config with top_k, top_p or min_p.
         progress: show on sys.stderr how many prompts are done; None: only for 100 prompts or more, on a terminal.
 
         Raises RequestError or AdapterError if a prompt is rejected; the other prompts are cancelled then.
@@ -176,68 +208,41 @@ class LLM(PooledTexts):
         is_one = is_one_prompt(prompts)
         listed = listed_prompts(prompts)
         names = names_of(len(listed), lora)
-        answers: list[Answer] = []
-        try:
-            for given, name in zip(listed, names, strict=True):
-                prompt = self._requests.prompt_ids(given, name)
-                # One response with all tokens is less work than one per token, but stop texts need the latter.
-                streaming = bool(stop)
-                answers.append(
-                    self._requests.ask(
-                        prompt,
-                        name,
-                        max_tokens,
-                        sampling_config,
-                        stop,
-                        guided_decoding_params,
-                        streaming=streaming,
-                        n=1 if n is None else n,
-                    )
-                )
-            running = answers
-            with _progress(progress, len(listed)).items("prompts", len(listed)) as advance:
-                # Takes turns, so that any answer that a stop text ends is cancelled soon.
-                while running:
-                    for answer in running:
-                        answer.next_text()
-                    still_running = [answer for answer in running if not answer.is_final]
-                    advance(len(running) - len(still_running))
-                    running = still_running
-        except BaseException:
-            for answer in answers:
-                answer.close()
-            raise
-        if n is None:
-            completions = [answer.completions()[0] for answer in answers]
-            return completions[0] if is_one else completions
-        lists = [answer.completions() for answer in answers]
-        return lists[0] if is_one else lists
+        options = combined_for_each(
+            len(listed), sampling_params, sampling_config, self._recommended, max_tokens=max_tokens, stop=stop, n=n
+        )
+        self._warn_if_idle(sampling_config)
+        tokens = (self._requests.prompt_ids(given, name) for given, name in zip(listed, names, strict=True))
+        completions = self._complete(tokens, names, options, guided_decoding_params, _MAX_TOKENS, progress)
+        return completions[0] if is_one else completions
 
     def stream(
         self,
         prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
         *,
         lora: str | None = None,
-        max_tokens: int = 64,
+        max_tokens: int | None = None,
         sampling_config: SamplingConfig | None = None,
         stop: str | Sequence[str] = (),
         guided_decoding_params: GuidedDecodingParams | None = None,
     ) -> AnswerStream:
         """Returns an iterator over the completion's text. Deleting the iterator cancels the request.
 
-        The request is made, and may be rejected, at the first piece.
+        The arguments are those of generate(). The request is made, and may be rejected, at the first piece.
         """
+        options = combined(sampling_params, sampling_config, self._recommended, max_tokens=max_tokens, stop=stop)
+        self._warn_if_idle(sampling_config)
         ids = self._requests.prompt_ids(text_or_ids(prompt, "prompt"), lora)
-        return AnswerStream(
-            lambda: self._requests.ask(ids, lora, max_tokens, sampling_config, stop, guided_decoding_params)
-        )
+        return AnswerStream(lambda: self._ask(ids, lora, options, guided_decoding_params, _MAX_TOKENS, streaming=True))
 
     def generate_async(
         self,
         prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
         *,
         lora: str | None = None,
-        max_tokens: int = 64,
+        max_tokens: int | None = None,
         sampling_config: SamplingConfig | None = None,
         stop: str | Sequence[str] = (),
         guided_decoding_params: GuidedDecodingParams | None = None,
@@ -251,72 +256,111 @@ class LLM(PooledTexts):
         Makes the request at once; reads an adapter that is not cached from disk first. Raises the errors of generate(),
         and RuntimeError without a running loop.
         """
+        options = combined(sampling_params, sampling_config, self._recommended, max_tokens=max_tokens, stop=stop)
+        self._warn_if_idle(sampling_config)
         ids = self._requests.prompt_ids(text_or_ids(prompt, "prompt"), lora)
-        is_streaming = streaming or bool(stop)
-        answer = self._requests.ask(
-            ids, lora, max_tokens, sampling_config, stop, guided_decoding_params, streaming=is_streaming
-        )
+        answer = self._ask(ids, lora, options, guided_decoding_params, _MAX_TOKENS, streaming=streaming)
         return AsyncAnswer(answer, self._workers)
 
     @overload
     def chat(
         self,
         messages: Sequence[Mapping[str, Any]],
+        sampling_params: None = None,
         *,
         lora: str | None = None,
         n: None = None,
+        progress: bool | None = None,
         **options: Unpack[ChatOptions],
     ) -> Completion: ...
     @overload
     def chat(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Sequence[Sequence[Mapping[str, Any]]],
+        sampling_params: None = None,
         *,
-        lora: str | None = None,
-        n: int,
+        lora: str | Sequence[str | None] | None = None,
+        n: None = None,
+        progress: bool | None = None,
         **options: Unpack[ChatOptions],
     ) -> list[Completion]: ...
+    @overload
     def chat(
         self,
         messages: Sequence[Mapping[str, Any]],
+        sampling_params: None = None,
         *,
         lora: str | None = None,
-        max_tokens: int = 256,
+        n: int,
+        progress: bool | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> list[Completion]: ...
+    @overload
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        lora: str | Sequence[str | None] | None = None,
+        n: int | None = None,
+        progress: bool | None = None,
+        **options: Unpack[ChatOptions],
+    ) -> Any: ...
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        lora: str | Sequence[str | None] | None = None,
+        max_tokens: int | None = None,
         sampling_config: SamplingConfig | None = None,
         stop: str | Sequence[str] = (),
         guided_decoding_params: GuidedDecodingParams | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_variables: Mapping[str, Any] | None = None,
         n: int | None = None,
-    ) -> Completion | list[Completion]:
-        """Answers a conversation. The chat template of the adapter, or else of the model, converts it to text.
+        progress: bool | None = None,
+    ) -> Any:
+        """Answers a conversation, or several in one batch. The chat template of the adapter, or else of the model,
+        converts each to text.
 
-        messages: in OpenAI's format, [{"role": "user", "content": "..."}, ...].
+        messages: in OpenAI's format, [{"role": "user", "content": "..."}, ...], or a list of such lists.
+        max_tokens: maximum number of tokens of an answer; None: 256, unless sampling_params has another number.
         tools: JSON schemas of functions, which the template shows to the model.
         template_variables: the template's own, such as Qwen3's enable_thinking.
-        n: number of answers, returned as a list; see generate().
+
+        The other arguments are those of generate().
 
         Raises ConfigError without a template or without jinja2 (adaptrt[serve]), RequestError for messages that the
         template rejects, and the errors of generate().
         """
-        prompt = self._render(messages, lora, tools, template_variables)
-        num_answers = 1 if n is None else n
-        answer = self._requests.ask(
-            prompt, lora, max_tokens, sampling_config, stop, guided_decoding_params, n=num_answers
+        is_one = is_conversation(messages)
+        conversations: list[Any] = [messages] if is_one else list(messages)
+        names = names_of(len(conversations), lora)
+        options = combined_for_each(
+            len(conversations),
+            sampling_params,
+            sampling_config,
+            self._recommended,
+            max_tokens=max_tokens,
+            stop=stop,
+            n=n,
         )
-        try:
-            while not answer.is_final:
-                answer.next_text()
-        finally:
-            answer.close()
-        return answer.completions()[0] if n is None else answer.completions()
+        self._warn_if_idle(sampling_config)
+        tokens = (
+            self._render(conversation, name, tools, template_variables)
+            for conversation, name in zip(conversations, names, strict=True)
+        )
+        completions = self._complete(tokens, names, options, guided_decoding_params, _MAX_CHAT_TOKENS, progress)
+        return completions[0] if is_one else completions
 
     def chat_stream(
         self,
         messages: Sequence[Mapping[str, Any]],
+        sampling_params: SamplingParams | None = None,
         *,
         lora: str | None = None,
-        max_tokens: int = 256,
+        max_tokens: int | None = None,
         sampling_config: SamplingConfig | None = None,
         stop: str | Sequence[str] = (),
         guided_decoding_params: GuidedDecodingParams | None = None,
@@ -327,9 +371,11 @@ class LLM(PooledTexts):
 
         Raises the errors of chat() for messages. The request is made, and may be rejected, at the first piece.
         """
+        options = combined(sampling_params, sampling_config, self._recommended, max_tokens=max_tokens, stop=stop)
+        self._warn_if_idle(sampling_config)
         ids = self._render(messages, lora, tools, template_variables)
         return AnswerStream(
-            lambda: self._requests.ask(ids, lora, max_tokens, sampling_config, stop, guided_decoding_params)
+            lambda: self._ask(ids, lora, options, guided_decoding_params, _MAX_CHAT_TOKENS, streaming=True)
         )
 
     def chat_template(self, lora: str | None = None) -> ChatTemplate:
@@ -367,6 +413,67 @@ class LLM(PooledTexts):
     @cached_property
     def _model_template(self) -> ChatTemplate | None:
         return ChatTemplate.load(self._template_directory)
+
+    def _complete(
+        self,
+        prompts: Iterable[Sequence[int]],
+        names: Sequence[str | None],
+        options: Sequence[CompletionOptions],
+        guide: GuidedDecodingParams | None,
+        max_tokens: int,
+        progress: bool | None,
+    ) -> list[Completion | list[Completion]]:
+        """Completes prompts in one batch. Returns each prompt's completion, or the list that its options ask for."""
+        answers: list[Answer] = []
+        try:
+            for prompt, name, option in zip(prompts, names, options, strict=True):
+                # One response with all tokens is less work than one per token, but stop texts need the latter.
+                answers.append(self._ask(prompt, name, option, guide, max_tokens, streaming=False))
+            running = answers
+            with _progress(progress, len(answers)).items("prompts", len(answers)) as advance:
+                # Takes turns, so that any answer that a stop text ends is cancelled soon.
+                while running:
+                    for answer in running:
+                        answer.next_text()
+                    still_running = [answer for answer in running if not answer.is_final]
+                    advance(len(running) - len(still_running))
+                    running = still_running
+        except BaseException:
+            for answer in answers:
+                answer.close()
+            raise
+        lists = [answer.completions() for answer in answers]
+        return [made if option.has_list else made[0] for made, option in zip(lists, options, strict=True)]
+
+    def _ask(
+        self,
+        prompt: Sequence[int],
+        lora: str | None,
+        options: CompletionOptions,
+        guide: GuidedDecodingParams | None,
+        max_tokens: int,
+        *,
+        streaming: bool,
+    ) -> Answer:
+        return self._requests.ask(
+            prompt,
+            lora,
+            options.params,
+            options.sampling_config,
+            guide,
+            max_tokens=max_tokens,
+            streaming=streaming or bool(options.params.stop),
+        )
+
+    def _warn_if_idle(self, sampling_config: SamplingConfig | None) -> None:
+        """Warns the caller of a public method once about a temperature that has no effect."""
+        if not self._has_warned and sampling_config is not None and has_idle_temperature(sampling_config):
+            self._has_warned = True
+            warnings.warn(
+                f"sampling_config.temperature is {sampling_config.temperature} without top_k, top_p or min_p: the most "
+                "likely token is taken each time, as in TensorRT-LLM; give top_p=1.0, or sampling_params, to sample",
+                stacklevel=3,
+            )
 
     def _render(
         self,

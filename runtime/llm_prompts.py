@@ -24,6 +24,11 @@ def is_one_prompt(prompts: Any) -> bool:
     return isinstance(prompts, Sequence) and len(prompts) > 0 and _is_id(prompts[0])
 
 
+def is_conversation(messages: Any) -> bool:
+    """True for the messages of one conversation, False for several conversations."""
+    return not messages or not isinstance(messages, Sequence) or isinstance(messages[0], Mapping)
+
+
 def listed_prompts(prompts: Any) -> list[str | list[int]]:
     """Returns each prompt's text or token ids. Raises RequestError for anything else."""
     if is_one_prompt(prompts):

@@ -21,10 +21,14 @@ class StopTexts:
     out may be between them.
     """
 
-    def __init__(self, stop: Sequence[str], hidden: Mapping[int, str]) -> None:
-        """hidden: names of tokens that the text leaves out, by id. Raises RequestError for an empty stop text."""
+    def __init__(self, stop: Sequence[str], hidden: Mapping[int, str], *, include_stop: bool = False) -> None:
+        """hidden: names of tokens that the text leaves out, by id. include_stop: the text ends after the stop text.
+
+        Raises RequestError for an empty stop text.
+        """
         if not all(stop):
             raise RequestError("stop has an empty string; leave it out, or give the text that ends an answer")
+        self._include_stop = include_stop
         self.stopped: str | None = None
         """The stop text that ended the text; None: none yet."""
         self._patterns: list[tuple[str, str]] = []
@@ -65,7 +69,8 @@ class StopTexts:
             # The one that ends first; of several, the longest.
             _, first_held, self.stopped = min(found)
         self._held = "" if found else text[first_held:]
-        return self._without_marks(text[:first_held])[0] if has_marks else text[:first_held]
+        shown = self._without_marks(text[:first_held])[0] if has_marks else text[:first_held]
+        return shown + self.stopped if self._include_stop and self.stopped is not None else shown
 
     def finish(self) -> str:
         """Returns the rest at the end of the text."""

@@ -11,7 +11,7 @@ from .._core import GuidedDecodingParams, SamplingConfig
 class TextOptions(TypedDict, total=False):
     """Options of a completion."""
 
-    max_tokens: int
+    max_tokens: int | None
     sampling_config: SamplingConfig | None
     stop: str | Sequence[str]
     guided_decoding_params: GuidedDecodingParams | None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import warnings
 from collections.abc import Sequence
 
 from .._core import (
@@ -18,12 +17,15 @@ from .._core import (
     SamplingConfig,
 )
 from ..formats.models.encoder_decoder import EncoderDecoderConfig
-from .adapter_tokenizers import Tokenizers
-from .answer import Answer
+from .adapter_tokenizers import TextTokenizer, Tokenizers
+from .answer import Answer, AnswerForm
 from .executor import Executor
-from .llm_prompts import has_idle_temperature, is_greedy
+from .llm_prompts import is_greedy
 from .loaded_engine import LoadedEngine
+from .logit_bias import logit_bias_row
 from .pooled import FloatArray, PromptTokens, rows_of
+from .sampling_defaults import SamplingDefaults
+from .sampling_params import SamplingParams
 from .text_bound import max_prompt_tokens
 from .text_stream import TextStream
 
@@ -31,12 +33,13 @@ from .text_stream import TextStream
 class TextRequests:
     """Makes requests that end with the model's end tokens or with stop texts."""
 
-    def __init__(self, executor: Executor, tokenizers: Tokenizers) -> None:
+    def __init__(self, executor: Executor, tokenizers: Tokenizers, recommended: SamplingDefaults) -> None:
+        """recommended: sampling settings of requests that do not set them."""
         self._executor = executor
+        self._recommended = recommended
         self._tokenizers = tokenizers
         self._decoder_start = decoder_start(executor.engine)
         self._num_token_types = executor.engine_info.num_token_types
-        self._has_warned = False
         self._max_prompt_tokens = max_prompt_tokens(executor.engine_info)
 
     def token_ids(self, text: str, lora: str | None, *, add_special_tokens: bool = True) -> list[int]:
@@ -59,31 +62,32 @@ class TextRequests:
         self,
         prompt: Sequence[int],
         lora: str | None,
-        max_tokens: int,
+        params: SamplingParams,
         sampling_config: SamplingConfig | None,
-        stop: str | Sequence[str],
         guided_decoding_params: GuidedDecodingParams | None,
         *,
+        max_tokens: int,
         streaming: bool = True,
-        n: int = 1,
     ) -> Answer:
         """Makes a request. Raises RequestError or AdapterError if it is rejected.
 
-        The arguments are those of LLM.generate(). streaming: text arrives with each token.
+        sampling_config: replaces the sampling of `params`. max_tokens: used if `params` has none.
+        streaming: text arrives with each token.
         """
-        stop = (stop,) if isinstance(stop, str) else stop
+        stop = tuple(params.stop or ())
+        n = 1 if params.n is None else params.n
         if sampling_config is not None and sampling_config.num_return_sequences not in (None, n):
             raise RequestError(
                 f"sampling_config.num_return_sequences is {sampling_config.num_return_sequences}; accepted: None, or "
                 f"{n} as asked for here (generate() takes n)"
             )
-        sampling = SamplingConfig() if sampling_config is None else sampling_config
+        sampling = params.sampling_config(self._recommended) if sampling_config is None else sampling_config
         if n > 1 and sampling.beam_width == 1 and is_greedy(sampling):
             raise RequestError(
                 f"n is {n} with greedy sampling_config, which makes the same completion {n} times; expected 1, or "
-                "sampling_config with top_k, top_p or min_p, or with beam_width"
+                "sampling_config with top_k, top_p or min_p, or with beam_width, or sampling_params with a temperature "
+                "above 0"
             )
-        self._warn_if_idle(sampling)
         if sampling.beam_width > 1:
             if stop:
                 raise RequestError(
@@ -94,36 +98,59 @@ class TextRequests:
             sampling.num_return_sequences = n
             streaming = False  # beams end together
         own = self._tokenizers.of(lora)
-        first_text = TextStream(own.vocabulary, stop)  # raises before anything runs
+        first_text = _text_stream(own, params)  # raises before anything runs
         start = self._decoder_start
+        form = self._form(prompt, lora, params, own)
+        # A request has only one end_id, which is not part of its output. Other end tokens become stop words, which
+        # Answer removes from the output again.
+        end_id = form.end_ids[0] if form.end_ids and not form.include_end_in_tokens else None
+        stop_ids = [token for token in (*form.end_ids, *form.stop_token_ids) if token != end_id]
         request = Request(
             prompt if start is None else start,
-            max_tokens,
+            max_tokens if params.max_tokens is None else params.max_tokens,
             encoder_input_token_ids=None if start is None else prompt,
             streaming=streaming,
             sampling_config=sampling,
-            output_config=OutputConfig(exclude_input_from_output=True),
-            end_id=own.end_ids[0] if own.end_ids else None,
-            # A request has only one end_id. Other end tokens become stop words, which Answer removes from the output
-            # again.
-            stop_words=[[token] for token in own.end_ids[1:]] or None,
+            output_config=OutputConfig(
+                return_log_probs=params.logprobs is not None,
+                return_prompt_log_probs=params.prompt_logprobs is not None,
+                top_log_probs=max(params.logprobs or 0, params.prompt_logprobs or 0),
+                exclude_input_from_output=True,
+            ),
+            end_id=end_id,
+            stop_words=[[token] for token in dict.fromkeys(stop_ids)] or None,
+            bad_words=_bad_words(own, params.bad_words or ()) or None,
+            embedding_bias=self._embedding_bias(lora, params),
             num_return_sequences=n,
             guided_decoding_params=guided_decoding_params,
         )
         request_id = self._executor.enqueue_request(request, adapter=lora)
         # The executor checks n first.
-        texts = [first_text, *(TextStream(own.vocabulary, stop) for _ in range(n - 1))]
-        return Answer(self._executor, request_id, texts, own.end_ids)
+        texts = [first_text, *(_text_stream(own, params) for _ in range(n - 1))]
+        return Answer(self._executor, request_id, texts, form)
 
-    def _warn_if_idle(self, sampling: SamplingConfig) -> None:
-        """Warns once about a temperature that has no effect."""
-        if not self._has_warned and has_idle_temperature(sampling):
-            self._has_warned = True
-            warnings.warn(
-                f"sampling_config.temperature is {sampling.temperature} without top_k, top_p or min_p: the most likely "
-                "token is taken each time, as in TensorRT-LLM; give top_p=1.0 to sample from all tokens",
-                stacklevel=4,
-            )
+    def _form(self, prompt: Sequence[int], lora: str | None, params: SamplingParams, own: TextTokenizer) -> AnswerForm:
+        has_virtual_tokens = lora is not None and params.prompt_logprobs is not None
+        return AnswerForm(
+            tuple(prompt),
+            lora,
+            end_ids=() if params.ignore_eos else own.end_ids,
+            stop_token_ids=tuple(params.stop_token_ids or ()),
+            include_end_in_tokens=params.include_eos,
+            include_stop_in_text=params.include_stop_str_in_output,
+            num_log_probs=params.logprobs,
+            num_prompt_log_probs=params.prompt_logprobs,
+            num_virtual_tokens=self._executor.adapters.num_virtual_tokens(str(lora)) if has_virtual_tokens else 0,
+        )
+
+    def _embedding_bias(self, lora: str | None, params: SamplingParams) -> FloatArray | None:
+        """Returns what is added to the logits, float32 [vocab_size] with the adapter's new tokens; None: nothing."""
+        if params.logit_bias is None and params.allowed_token_ids is None:
+            return None
+        vocab_size = self._executor.engine_info.vocab_size
+        if lora is not None:
+            vocab_size += self._executor.adapters.terms_of(lora).vocabulary_change
+        return logit_bias_row(params.logit_bias or {}, params.allowed_token_ids, vocab_size)
 
     def ask_for_rows(self, prompt: PromptTokens, lora: str | None, params: PoolingParams) -> PooledAnswer:
         """Makes a request that ends in rows. Raises RequestError or AdapterError if it is rejected."""
@@ -156,6 +183,27 @@ class PooledAnswer:
         with contextlib.suppress(RequestError, ExecutorClosedError):
             self._executor.cancel_request(self._request_id)
             self._executor.await_responses(self._request_id)
+
+
+def _text_stream(own: TextTokenizer, params: SamplingParams) -> TextStream:
+    return TextStream(
+        own.vocabulary,
+        tuple(params.stop or ()),
+        skip_special_tokens=params.skip_special_tokens,
+        include_stop=params.include_stop_str_in_output,
+    )
+
+
+def _bad_words(own: TextTokenizer, words: Sequence[str]) -> list[list[int]]:
+    """Returns the token sequences of words: at the beginning of a text, and after a space."""
+    found = []
+    for word in words:
+        texts = (word, f" {word.lstrip()}")
+        encoded = [list(own.tokenizer.encode(text, add_special_tokens=False).ids) for text in texts]
+        if not any(encoded):
+            raise RequestError(f"bad_words has {word!r}, which has no tokens; expected words that the tokenizer knows")
+        found += [tokens for tokens in encoded if tokens]
+    return [list(tokens) for tokens in dict.fromkeys(map(tuple, found))]
 
 
 def decoder_start(engine: LoadedEngine) -> list[int] | None:

@@ -25,13 +25,22 @@ class TextStream:
     error if a run of byte tokens turns out not to be UTF-8.)
     """
 
-    def __init__(self, vocabulary: Vocabulary, stop: Sequence[str] = (), *, skip_special_tokens: bool = True) -> None:
-        """Raises RequestError for an empty stop string."""
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        stop: Sequence[str] = (),
+        *,
+        skip_special_tokens: bool = True,
+        include_stop: bool = False,
+    ) -> None:
+        """include_stop: the text ends after the stop string, not before it. Raises RequestError for an empty stop
+        string.
+        """
         self._vocabulary = vocabulary
         self._tokenizer = vocabulary.tokenizer
         self._skip_special_tokens = skip_special_tokens
         self._hidden: Mapping[int, str] = vocabulary.special if skip_special_tokens else {}
-        self._stop = StopTexts(stop, self._hidden)
+        self._stop = StopTexts(stop, self._hidden, include_stop=include_stop)
         # Last tokens of the settled text. They are the context because decoders treat a text's first token differently.
         self._context: list[int] = []
         self._context_text = ""

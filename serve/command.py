@@ -382,7 +382,7 @@ def make_executor(args: argparse.Namespace) -> Executor:
 
 def _check_files(args: argparse.Namespace, plan: EnginePlan | None) -> None:
     """Raises AdaptrtError for files of the model or of lora_modules that a server could not use."""
-    from .sampling_defaults import SamplingDefaults
+    from ..runtime.sampling_defaults import SamplingDefaults
 
     SamplingDefaults.load(args.model)
     require_tokenizer(args.model / TOKENIZER_FILE)

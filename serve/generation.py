@@ -6,13 +6,13 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import repeat
 from types import TracebackType
 from typing import Final
 
 from .._core import FinishReason, GuidedDecodingParams, OutputConfig, Request, Result, SamplingConfig
 from ..runtime.pooled import FloatArray
 from ..runtime.text_stream import TextStream
+from ..runtime.token_log_probs import TokenLogProbs, answer_log_probs, prompt_log_probs
 from .adapters import ServedAdapters
 from .async_executor import Generation
 from .time_slices import TimeSlices
@@ -54,18 +54,6 @@ class TextRequest:
     cache_salt_id: int | None = None
     num_answers: int = 1
     """Number of answers to generate from the prompt, each with its own seed."""
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogProbs:
-    """Log prob of one token, and the most likely tokens at its position."""
-
-    token_id: int
-    log_prob: float
-    top: tuple[tuple[int, float], ...]
-    """(token id, log prob), most likely first."""
-    text_offset: int = 0
-    """Position of the token's text in characters from the beginning of the answer; 0 for prompt tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +147,7 @@ class TextGeneration:
                 continue
             if self._request.prompt_log_probs and index == 0 and not answer.has_begun:
                 # They arrive with the first result of the first sequence, which precedes the results of the others.
-                self._prompt_log_probs = _prompt_log_probs(
+                self._prompt_log_probs = prompt_log_probs(
                     new[0], self._request.prompt, self._generation.num_virtual_tokens
                 )
             self._pieces.append(answer.piece(new, self._prompt_log_probs))
@@ -215,7 +203,7 @@ class _Answer:
         # Tokens after a stop text, which may have arrived, are not part of the answer.
         offsets = text.offsets[num_before:]
         del tokens[len(offsets) :]
-        log_probs = _log_probs(results, tokens, num_before, offsets) if request.top_log_probs is not None else ()
+        log_probs = answer_log_probs(results, tokens, num_before, offsets) if request.top_log_probs is not None else ()
         of_prompt = None if self.has_begun else prompt_log_probs
         self.has_begun = True
         return TextPiece(shown, tuple(tokens), log_probs, of_prompt, reason, stop_reason, self.index)
@@ -279,34 +267,3 @@ class TextGenerator:
             num_return_sequences=request.num_answers,
             cache_salt_id=request.cache_salt_id,
         )
-
-
-def _log_probs(
-    results: Sequence[Result], tokens: Sequence[int], num_before: int, offsets: Sequence[int]
-) -> tuple[TokenLogProbs, ...]:
-    """Returns the log probs of `tokens`, the new tokens in results; num_before: number of tokens before them."""
-    # Each result has the log probs of all tokens so far, but the most likely tokens only for its own tokens.
-    log_probs = (results[-1].log_probs or [[]])[0][num_before:]
-    tops = [top for result in results for top in (result.top_log_probs or [[]])[0]]
-    return tuple(
-        TokenLogProbs(token, log_prob, tuple(top), offset)
-        for token, log_prob, top, offset in zip(tokens, log_probs, tops or repeat(()), offsets, strict=False)
-    )
-
-
-def _prompt_log_probs(
-    result: Result, prompt: Sequence[int], num_virtual_tokens: int
-) -> tuple[TokenLogProbs, ...] | None:
-    """Returns the log probs of the prompt's tokens from the second on; None if the request ended before they were
-    computed.
-
-    Those of virtual tokens are left out.
-    """
-    if result.prompt_log_probs is None:
-        return None
-    log_probs = result.prompt_log_probs[num_virtual_tokens:]
-    tops = result.prompt_top_log_probs[num_virtual_tokens:] if result.prompt_top_log_probs else repeat(())
-    return tuple(
-        TokenLogProbs(token, log_prob, tuple(top))
-        for token, log_prob, top in zip(prompt[1:], log_probs, tops, strict=False)
-    )

@@ -12,8 +12,9 @@ from typing import Any, Final
 from .._core import AdaptrtError
 from ..runtime.adapter_tokenizers import TokenTexts
 from ..runtime.text_stream import TokenText
+from ..runtime.token_log_probs import TokenLogProbs
 from .errors import ApiError
-from .generation import TextGeneration, TextPiece, TokenLogProbs
+from .generation import TextGeneration, TextPiece
 from .json_answer import Items, frame
 from .time_slices import TimeSlices
 

@@ -9,15 +9,13 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, model_validator
 
-MAX_LOG_PROBS: Final = 20
-"""Maximum number of most likely tokens per position; a limit of the executor."""
+from ..runtime.sampling_fields import INT32_MAX, MAX_LOG_PROBS
+
 MAX_STOPS: Final = 64
 MAX_STOP_CHARACTERS: Final = 1024
 MAX_PRIORITY: Final = 100
 DEFAULT_MAX_TOKENS: Final = 16
 """Default length of a completion, as in OpenAI's API. A chat's answer may fill the rest of the context."""
-INT32_MAX: Final = (1 << 31) - 1
-"""Maximum of token ids and of numbers of tokens."""
 MAX_METADATA: Final = 16
 """Maximum number of metadata entries, as in OpenAI's API."""
 MAX_METADATA_CHARACTERS: Final = 512

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-import random
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from typing import Final
-
-import numpy as np
 
 from .._core import GuidedDecodingParams, SamplingConfig
+from ..runtime.logit_bias import logit_bias_row
 from ..runtime.pooled import FloatArray
+from ..runtime.sampling_params import drawing_config
 from .errors import ApiError
 from .generation import TextGeneration, TextRequest
 from .openai_fields import MAX_PRIORITY, GenerationFields, LoraRequest, ModelFields
 from .options import ServerLimits
 from .service import Service, TextLengths
 from .time_slices import TimeSlices
-
-_SEEDS: Final = 1 << 64
 
 
 async def adapter_of(service: Service, fields: ModelFields) -> str | None:
@@ -174,13 +170,12 @@ def _sampling(service: Service, fields: GenerationFields) -> SamplingConfig:
     chosen = fields.model_copy(
         update={name: value for name, value in recommended.items() if name not in fields.model_fields_set}
     )
-    # top_p is always set: without top_p and top_k, the executor decodes greedily.
-    return SamplingConfig(
-        top_k=max(chosen.top_k, 0),
+    return drawing_config(
+        top_k=chosen.top_k,
         top_p=chosen.top_p,
         min_p=chosen.min_p,
         temperature=chosen.temperature,
-        seed=random.getrandbits(64) if chosen.seed is None else chosen.seed % _SEEDS,
+        seed=chosen.seed,
         min_tokens=chosen.min_tokens,
         repetition_penalty=chosen.repetition_penalty,
         presence_penalty=chosen.presence_penalty,
@@ -197,10 +192,7 @@ def embedding_bias_of(logit_bias: dict[int, float], vocab_size: int) -> FloatArr
         return None
     if (highest := max(logit_bias)) >= vocab_size:
         raise ApiError(f"logit_bias has token {highest}; the vocabulary is 0 to {vocab_size - 1}", param="logit_bias")
-    row = np.zeros(vocab_size, np.float32)
-    for token, bias in logit_bias.items():
-        row[token] = bias
-    return row
+    return logit_bias_row(logit_bias, None, vocab_size)
 
 
 def executor_priority(priority: int) -> float:

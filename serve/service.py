@@ -12,6 +12,7 @@ from .._core import ConfigError, EngineInfo
 from ..formats.adapter.adapter_copy import TOKENIZER_FILE
 from ..runtime.adapter_tokenizers import Tokenizers, read_tokenizer
 from ..runtime.executor import Executor
+from ..runtime.sampling_defaults import SamplingDefaults
 from ..runtime.text_requests import decoder_start
 from .adapters import ServedAdapters
 from .async_executor import AsyncExecutor
@@ -20,7 +21,6 @@ from .generation import TextGenerator
 from .metrics import ExecutorCollector, ServiceMetrics
 from .options import ServerOptions
 from .prompts import Prompts
-from .sampling_defaults import SamplingDefaults
 from .statistics import ExecutorStatistics
 from .tokenizers_of_adapters import ServedTokenizers
 

@@ -11,7 +11,7 @@ import pytest
 import transformers
 
 import adaptrt
-from adaptrt import GuidedDecodingParams, PoolingType, RequestError, SamplingConfig
+from adaptrt import GuidedDecodingParams, PoolingType, RequestError, SamplingConfig, SamplingParams
 from support.handed_over import CAPTURED, differences, flat
 from support.models import ModelSpec, save_adapter, save_model
 from support.pooled import save_random, save_sentence_transformer
@@ -38,11 +38,18 @@ def ids(text: str) -> list[int]:
     return list(TOKENIZER.encode(text).ids)
 
 
+DRAWN = {
+    "sampling_config.temperature": 0.5, "sampling_config.top_p": 0.25, "sampling_config.seed": 7,
+    "sampling_config.top_k": 0, "sampling_config.min_p": 0.0, "sampling_config.min_tokens": 0,
+    "sampling_config.repetition_penalty": 1.0, "sampling_config.presence_penalty": 0.0,
+    "sampling_config.frequency_penalty": 0.0,
+}  # fmt: skip
 ADAPTER = {"adapter": "first"}
 Row = tuple[Any, dict[str, Any]]
 COMMON: dict[str, Row] = {
     "lora": ("first", ADAPTER),
     "max_tokens": (3, {"max_tokens": 3}),
+    "sampling_params": (SamplingParams(temperature=0.5, top_p=0.25, seed=7, max_tokens=3), {**DRAWN, "max_tokens": 3}),
     "sampling_config": (
         SAMPLING,
         {"sampling_config.temperature": 0.5, "sampling_config.top_p": 0.25, "sampling_config.seed": 7},
@@ -75,7 +82,12 @@ TABLES: dict[str, dict[str, Row]] = {
         "stop": ("x", {"streaming": True}),
         "streaming": (True, {"streaming": True}),
     },
-    "chat": {**CHAT, "n": (2, {"num_return_sequences": 2})},
+    "chat": {
+        **CHAT,
+        "stop": ("x", {"streaming": True}),
+        "n": (2, {"num_return_sequences": 2}),
+        "progress": (True, NOTHING),
+    },
     "chat_stream": CHAT,
     "embed": {
         "texts": TEXT,
@@ -158,7 +170,7 @@ def test_every_argument_arrives(llm: Captured) -> None:
         check(llm, name, "hi", base_of("hi", max_tokens=64, streaming=name == "stream", **generated))
     for name in ("chat", "chat_stream"):
         messages = [{"role": "user", "content": "hi"}]
-        check(llm, name, messages, base_of("0hi", max_tokens=256, streaming=True, **generated))
+        check(llm, name, messages, base_of("0hi", max_tokens=256, streaming=name == "chat_stream", **generated))
     pooling = {"pooling_params.pooling_type": "MEAN", "pooling_params.normalize": True, "pooling_params.layers": 0}
     check(llm, "embed", "hi", base_of("hi", **pooling))
 

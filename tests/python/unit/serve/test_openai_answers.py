@@ -13,8 +13,9 @@ import pytest
 
 from adaptrt import RequestError
 from adaptrt.runtime.adapter_tokenizers import TokenTexts
+from adaptrt.runtime.token_log_probs import TokenLogProbs
 from adaptrt.runtime.vocabulary import Vocabulary
-from adaptrt.serve.generation import TextGeneration, TextPiece, TokenLogProbs
+from adaptrt.serve.generation import TextGeneration, TextPiece
 from adaptrt.serve.openai_answers import (
     DONE,
     CompletionLogProbs,

@@ -11,13 +11,13 @@ from typing import Any, cast
 import pytest
 
 from adaptrt import ConfigError
+from adaptrt.runtime.sampling_defaults import GENERATION_CONFIG_FILE, SamplingDefaults
 from adaptrt.serve.errors import ApiError
 from adaptrt.serve.generation import TextRequest
 from adaptrt.serve.http import parse_json
 from adaptrt.serve.openai_fields import CompletionRequest, ModelFields
 from adaptrt.serve.openai_requests import adapter_of, check_answer_limits, embedding_bias_of, text_request
 from adaptrt.serve.options import ServerLimits
-from adaptrt.serve.sampling_defaults import GENERATION_CONFIG_FILE, SamplingDefaults
 from adaptrt.serve.service import Service
 
 
@@ -57,7 +57,7 @@ def test_the_models_recommendations_hold_where_a_request_says_nothing(tmp_path: 
 
 def test_a_recommendation_that_cannot_be_is_named(tmp_path: Path) -> None:
     (tmp_path / GENERATION_CONFIG_FILE).write_text('{"top_p": 2}')
-    with pytest.raises(ConfigError, match=r"generation_config\.json: top_p: Input should be less than or equal to 1"):
+    with pytest.raises(ConfigError, match=r"generation_config\.json: top_p is 2; expected more than 0, at most 1"):
         SamplingDefaults.load(tmp_path)
 
 
