@@ -29,7 +29,7 @@ void add_encoder(const EncoderInputs& encoder, MessageWriter* message) {
 }  // namespace
 
 void add_step(const StepInput& input, MessageWriter* message) {
-  for (const StepArray& array : kStepArrays) message->add_list(input.*(array.member));
+  for (const StepInputArray& array : kStepInputArrays) message->add_list(input.*(array.member));
   message->add(input.max_blocks_per_sequence);
   message->add(input.max_cross_blocks);
   add_adapters(input.adapters, message);
@@ -70,7 +70,7 @@ void ReceivedStep::read_encoder(MessageReader* message, const Find& find, std::i
 
 StepInput ReceivedStep::input() const {
   StepInput input;
-  for (std::size_t i = 0; i < kStepArrays.size(); ++i) input.*(kStepArrays[i].member) = arrays_[i];
+  for (std::size_t i = 0; i < kStepInputArrays.size(); ++i) input.*(kStepInputArrays[i].member) = arrays_[i];
   input.max_blocks_per_sequence = max_blocks_per_sequence_;
   input.max_cross_blocks = max_cross_blocks_;
   input.adapters = adapters_;

@@ -35,7 +35,7 @@ class ReceivedStep {
   template <std::size_t kCount>
   using Arrays = std::array<std::vector<std::int32_t>, kCount>;
 
-  Arrays<kStepArrays.size()> arrays_;
+  Arrays<kStepInputArrays.size()> arrays_;
   std::int32_t max_blocks_per_sequence_ = 0;
   std::int32_t max_cross_blocks_ = 0;
   std::vector<const DeviceAdapter*> adapters_;

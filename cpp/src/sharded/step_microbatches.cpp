@@ -26,9 +26,9 @@ Microbatch::Microbatch(const StepInput& step, std::int32_t begin, std::int32_t e
     const auto each = static_cast<std::size_t>(width);
     return array.empty() ? array : array.subspan(first * each, count * each);
   };
-  for (std::size_t i = 0; i < kStepArrays.size(); ++i) {
-    auto& array = views_.*(kStepArrays[i].member);
-    switch (kStepArrays[i].axis) {
+  for (std::size_t i = 0; i < kStepInputArrays.size(); ++i) {
+    auto& array = views_.*(kStepInputArrays[i].member);
+    switch (kStepInputArrays[i].axis) {
       case StepAxis::kTokens:
         if (!array.empty()) {
           array = array.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(end - begin));
@@ -61,9 +61,10 @@ Microbatch::Microbatch(const StepInput& step, std::int32_t begin, std::int32_t e
 
 StepInput Microbatch::input() const {
   StepInput input = views_;
-  for (std::size_t i = 0; i < kStepArrays.size(); ++i) {
-    const StepAxis axis = kStepArrays[i].axis;
-    if (axis == StepAxis::kOffsets || axis == StepAxis::kRows) input.*(kStepArrays[i].member) = lists_[i];
+  for (std::size_t i = 0; i < kStepInputArrays.size(); ++i) {
+    const StepAxis axis = kStepInputArrays[i].axis;
+    if (axis == StepAxis::kOffsets || axis == StepAxis::kRows)
+      input.*(kStepInputArrays[i].member) = lists_[i];
   }
   return input;
 }

@@ -71,11 +71,11 @@ std::vector<std::string> described(const EngineInfo& info) {
   return lines;
 }
 
-/// The arrays of a step, by number in kStepArrays and after those in kEncoderArrays.
+/// The arrays of a step, by number in kStepInputArrays and after those in kEncoderArrays.
 std::vector<std::vector<std::int32_t>> arrays_of(const StepInput& input) {
   std::vector<std::vector<std::int32_t>> arrays;
   const auto add = [&](const auto& array) { arrays.emplace_back(array.begin(), array.end()); };
-  for (const StepArray& array : kStepArrays) add(input.*(array.member));
+  for (const StepInputArray& array : kStepInputArrays) add(input.*(array.member));
   for (const auto member : kEncoderArrays) add(input.encoder.*member);
   return arrays;
 }

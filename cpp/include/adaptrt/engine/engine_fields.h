@@ -74,30 +74,31 @@ enum class StepAxis : std::uint8_t {
 };
 
 /// An array of int32 that a step brings. It may be empty if StepInput says so.
-struct StepArray {
+struct StepInputArray {
   std::span<const std::int32_t> StepInput::* member;
   StepAxis axis;
 };
 
 /// All arrays of int32 but given_rows, which go with given_embeddings: only an engine of one process takes
 /// those.
-inline constexpr std::array kStepArrays = {StepArray{&StepInput::token_ids, StepAxis::kTokens},
-                                           StepArray{&StepInput::positions, StepAxis::kTokens},
-                                           StepArray{&StepInput::token_types, StepAxis::kTokens},
-                                           StepArray{&StepInput::sequence_offsets, StepAxis::kOffsets},
-                                           StepArray{&StepInput::prompt_lengths, StepAxis::kSequences},
-                                           StepArray{&StepInput::block_tables, StepAxis::kBlocks},
-                                           StepArray{&StepInput::adapters_from, StepAxis::kSequences},
-                                           StepArray{&StepInput::logit_rows, StepAxis::kRows},
-                                           StepArray{&StepInput::copies_from, StepAxis::kCopies},
-                                           StepArray{&StepInput::copies_to, StepAxis::kCopies},
-                                           StepArray{&StepInput::hidden_rows, StepAxis::kRows},
-                                           StepArray{&StepInput::encoder_lengths, StepAxis::kSequences},
-                                           StepArray{&StepInput::cross_block_tables, StepAxis::kCrossBlocks}};
+inline constexpr std::array kStepInputArrays = {
+    StepInputArray{&StepInput::token_ids, StepAxis::kTokens},
+    StepInputArray{&StepInput::positions, StepAxis::kTokens},
+    StepInputArray{&StepInput::token_types, StepAxis::kTokens},
+    StepInputArray{&StepInput::sequence_offsets, StepAxis::kOffsets},
+    StepInputArray{&StepInput::prompt_lengths, StepAxis::kSequences},
+    StepInputArray{&StepInput::block_tables, StepAxis::kBlocks},
+    StepInputArray{&StepInput::adapters_from, StepAxis::kSequences},
+    StepInputArray{&StepInput::logit_rows, StepAxis::kRows},
+    StepInputArray{&StepInput::copies_from, StepAxis::kCopies},
+    StepInputArray{&StepInput::copies_to, StepAxis::kCopies},
+    StepInputArray{&StepInput::hidden_rows, StepAxis::kRows},
+    StepInputArray{&StepInput::encoder_lengths, StepAxis::kSequences},
+    StepInputArray{&StepInput::cross_block_tables, StepAxis::kCrossBlocks}};
 /// Members of StepInput that are none of these arrays: two widths of tables, adapters, encoder inputs,
 /// given_rows and given_embeddings.
 inline constexpr std::size_t kOtherStepMembers = 6;
-static_assert(kStepArrays.size() + kOtherStepMembers == num_members<StepInput>());
+static_assert(kStepInputArrays.size() + kOtherStepMembers == num_members<StepInput>());
 
 /// The arrays of int32 of encoder inputs.
 inline constexpr std::array kEncoderArrays = {&EncoderInputs::token_ids, &EncoderInputs::offsets,

@@ -23,8 +23,8 @@ class Microbatch {
 
  private:
   StepInput views_;  // except for offsets and rows, which are counted anew
-  /// Offsets and rows, by index in kStepArrays.
-  std::array<std::vector<std::int32_t>, kStepArrays.size()> lists_;
+  /// Offsets and rows, by index in kStepInputArrays.
+  std::array<std::vector<std::int32_t>, kStepInputArrays.size()> lists_;
 };
 
 /// Splits a step into micro-batches, so that pipeline stages work at the same time: as many as have at least
