@@ -29,7 +29,7 @@ struct Vocabulary {
     const std::string others =
         more < 0
             ? ", without the engine's last " + std::to_string(-more) + ", which the adapter does not have"
-        : more > 0 ? ", the last " + std::to_string(more) + " of which the adapter brings"
+        : more > 0 ? ", the last " + std::to_string(more) + " of which the adapter adds"
         : has_room ? ", and the request's adapter brings no more"
                    : "";
     const std::string rows = num_virtual == 0
@@ -67,7 +67,7 @@ std::string longest_sequence(const EngineInfo& engine, std::int32_t rotary_facto
   const std::int32_t longest = engine.max_seq_len_of(rotary_factor);
   if (longest == engine.max_seq_len) return "the engine's max_seq_len is " + std::to_string(longest);
   return "the model has " + std::to_string(longest) + " positions" +
-         (rotary_factor == 1 ? ", and more under adapters that divide them alone"
+         (rotary_factor == 1 ? ", and more with an adapter that divides them"
                              : " under an adapter that divides them by " + std::to_string(rotary_factor));
 }
 
@@ -114,7 +114,7 @@ void check_encoder_input(Problems& problems, const Request& request, const Engin
   if (!engine.has_encoder()) {
     require_none(
         problems, "encoder_input_token_ids", request.encoder_input_token_ids.has_value(),
-        engine.has_kv_cache ? "the engine is a decoder" : "an encoder alone is given input_token_ids");
+        engine.has_kv_cache ? "the engine is a decoder" : "an encoder-only engine reads input_token_ids");
     if (request.output_config.return_encoder_output && engine.has_kv_cache) {
       problems.add("output_config.return_encoder_output is True; accepted: False, the engine is a decoder");
     }
@@ -296,7 +296,7 @@ void check_beams(Problems& problems, const Request& request, const EngineInfo& e
                  "; accepted: " + accepted + ", because " + reason);
   };
   refuse(request.guided_decoding_params.has_value(), "guided_decoding_params", "None",
-         "what a guide remembers cannot follow beams");
+         "the state of a guide cannot be copied between beams");
   refuse(request.logits_post_processor.has_value(), "logits_post_processor", "None",
          "beams are compared by the model's logits");
   refuse(request.logits_post_processor_name.has_value(), "logits_post_processor_name", "None",

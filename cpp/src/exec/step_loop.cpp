@@ -269,8 +269,8 @@ void StepLoop::refuse_waiting() {
     ActiveRequest& request = static_cast<ActiveSequence*>(sequence)->request();
     fail(request, "adapter " + std::to_string(request.adapter()->task_id()) + " needs " +
                       std::to_string(lora_cache_->pages_needed(*request.adapter())) +
-                      " device pages of the LoRA cache; there are " +
-                      std::to_string(lora_cache_->obtainable_pages()) + " beside the pinned adapters");
+                      " device pages of the LoRA cache; available: " +
+                      std::to_string(lora_cache_->obtainable_pages()) + " next to the pinned adapters");
   }
 }
 

@@ -8,7 +8,7 @@ Problems GuidedDecodingParams::validate() const {
     problems.add("guide is given, but guide_type is JSON; accepted: None, or guide_type JSON_SCHEMA");
   }
   if (guide_type != GuideType::kJson && !guide) {
-    problems.add("guide is None; only guide_type JSON does without one");
+    problems.add("guide is None; expected a guide, because only guide_type JSON has none");
   }
   if (guide && guide->find('\0') != std::string::npos) problems.add("guide has a NUL character");
   return problems;

@@ -57,7 +57,7 @@ Problems KvCacheConfig::validate() const {
   }
   if (sink_token_length.value_or(0) != 0) {
     problems.add("sink_token_length is " + std::to_string(*sink_token_length) +
-                 "; accepted: None and 0, tokens see what the model's own windows say and no sinks beside");
+                 "; accepted: None and 0, because attention windows and sinks are fixed by the model");
   }
   // The condition is negated so that NaN is refused as well.
   if (free_gpu_memory_fraction && !(*free_gpu_memory_fraction > 0.0 && *free_gpu_memory_fraction <= 1.0)) {

@@ -96,7 +96,7 @@ std::optional<MatrixShape> matrix_shape(const TensorView& tensor, std::string_vi
   if ((shape.size() != 2 && !leading_one) ||
       std::ranges::any_of(shape, [](std::int64_t n) { return n < 0; })) {
     problems.add(std::string(name) + " has shape " + text_of(shape) +
-                 "; accepted: two dimensions, or three of which the first is 1");
+                 "; accepted: two dimensions, or three with the first equal to 1");
     return std::nullopt;
   }
   return MatrixShape{shape[shape.size() - 2], shape[shape.size() - 1]};
@@ -120,7 +120,7 @@ void check_values(const CheckedRow& checked, const std::byte* data, DType dtype,
   std::string problem = describe_row(checked) + ": element " + std::to_string(*bad) + ", " +
                         position_in_row(row, *bad) + ", is " + text_of(value);
   if (is_sound) {
-    problems.add(std::move(problem) + "; accepted: 0, a norm has a shift alone");
+    problems.add(std::move(problem) + "; accepted: 0, because a norm has only a shift");
     return;
   }
   if (std::isfinite(value)) problem += ", too large for the engine's " + std::string(name_of(target));
@@ -160,7 +160,7 @@ void check_padding(const CheckedRow& checked, const std::byte* padding, DType dt
       describe_row(checked) + ": element " + std::to_string(elements + *bad) + " is " +
       text_of(load_as_float(padding, dtype, *bad)) + ", but rank " + std::to_string(checked.row.rank) +
       " with" + (checked.row.vectors.count() == 0 ? "out vectors" : " " + names_of(checked.row.vectors)) +
-      " describes " + std::to_string(elements) + " elements and the padding behind them must be zero");
+      " describes " + std::to_string(elements) + " elements, and the padding after them must be zero");
 }
 
 }  // namespace adaptrt

@@ -115,7 +115,7 @@ std::string no_room_for_new_tokens(const ConfigRow& sent, const LoraLayout& layo
   if (layout.max_extra_tokens > 0)
     return "layer " + std::to_string(sent.layer) + " of new_tokens; accepted: 0";
   const std::string count = std::to_string(sent.rank);
-  return "the engine was built without room for new tokens, of which the adapter brings " + count +
+  return "the engine was built without room for new tokens; the adapter adds " + count +
          " (adaptrt build --max_extra_tokens " + count + " makes it)";
 }
 
@@ -144,7 +144,7 @@ bool check_setting(const ConfigRow& sent, LoraModule module, const std::string& 
     problem = "layer is " + std::to_string(sent.layer) + " and vectors " + std::to_string(sent.vectors) +
               "; accepted: 0 of both";
   } else if (module == LoraModule::kAbsentTokens) {
-    if (sent.rank < 1) problem = "of the vocabulary it leaves out " + number + " tokens; accepted: 1 or more";
+    if (sent.rank < 1) problem = "its number of absent tokens is " + number + "; accepted: 1 or more";
   } else if (std::ranges::find(layout.rotary_factors, sent.rank) == layout.rotary_factors.end()) {
     problem = "it divides rotary positions by " + number + "; " +
               (layout.rotary_factors.empty()
@@ -186,13 +186,13 @@ bool check_size(const ConfigRow& sent, LoraModule module, const std::string& whe
   if (is_norm(module)) {
     if (sent.rank != 1 || vectors != RowVectors{.shift = true}) {
       refuse("rank is " + std::to_string(sent.rank) + " and vectors " + std::to_string(sent.vectors) +
-             "; accepted: 1 and 2, a norm has a shift alone");
+             "; accepted: 1 and 2, because a norm has only a shift");
     }
   } else if (module == LoraModule::kNewTokens) {
     if (sent.vectors != 0) refuse("vectors is " + std::to_string(sent.vectors) + "; accepted: 0");
     if (sent.rank <= 0 || sent.rank > layout.max_extra_tokens) {
       const std::string count = std::to_string(sent.rank);
-      refuse("of new tokens it brings " + count + "; accepted: 1 to the engine's max_extra_tokens " +
+      refuse("its number of new tokens is " + count + "; accepted: 1 to the engine's max_extra_tokens " +
              std::to_string(layout.max_extra_tokens) +
              (sent.rank > 0 ? " (adaptrt build --max_extra_tokens " + count + " makes room)" : ""));
     }

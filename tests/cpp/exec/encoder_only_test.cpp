@@ -206,7 +206,7 @@ BOOST_AUTO_TEST_CASE(requests_that_make_no_sense_are_refused_by_name) {
   check_refused(*executor, request, "output_config.return_encoder_output is True with pooling_params");
   request = encoded({1, 2});
   request.encoder_input_token_ids.emplace(3, 5);
-  check_refused(*executor, request, "an encoder alone is given input_token_ids");
+  check_refused(*executor, request, "an encoder-only engine reads input_token_ids");
   request = encoded({1, 2});
   request.num_return_sequences = 2;
   check_refused(*executor, request, "num_return_sequences is given with output_config.return_encoder_output");

@@ -358,7 +358,7 @@ BOOST_AUTO_TEST_CASE(settings_have_no_weights) {
   BOOST_TEST(contains(refusal_of(with({{29, 0, 3, 0}}), layout),
                       where + "(rotary_scaling, layer 0): it divides rotary positions by 3; the engine's "
                               "long_lora_scaling_factors are 2, 4"));
-  BOOST_TEST(contains(refusal_of(with({{30, 0, -1, 0}}), layout), "it leaves out -1 tokens"));
+  BOOST_TEST(contains(refusal_of(with({{30, 0, -1, 0}}), layout), "its number of absent tokens is -1"));
   BOOST_TEST(contains(refusal_of(with({{30, 1, 1, 0}}), layout), "accepted: 0 of both"));
   BOOST_TEST(contains(refusal_of(with({{30, 0, 1, 0}, {30, 0, 2, 0}}), layout), "repeats row"));
   layout.rotary_factors.clear();
@@ -388,7 +388,7 @@ BOOST_AUTO_TEST_CASE(norms_have_shifts_alone) {
     return refusal_of(sent, layout);
   };
   const std::string where = "row " + std::to_string(row) + " (norm, layer 5): ";
-  const std::string alone = "a norm has a shift alone";
+  const std::string alone = "because a norm has only a shift";
   BOOST_TEST(contains(refusal([&](SentAdapter& sent) { sent.field(row, 2) = 2; }), where + "rank is 2"));
   BOOST_TEST(contains(refusal([&](SentAdapter& sent) { sent.field(row, 3) = 0; }), alone));
   BOOST_TEST(contains(refusal([&](SentAdapter& sent) { sent.field(row, 3) = 3; }), alone));

@@ -144,7 +144,7 @@ def test_tokens_that_the_adapter_does_not_bring_are_refused(served: ServedKinds,
             f"input_token_ids[1] is {new}; the vocabulary is 0 to {new - 1}, and the request's adapter brings no more"
             in refusal(kind, [3, new])
         )
-    ours = f"the vocabulary is 0 to {new + 1}, the last 2 of which the adapter brings"
+    ours = f"the vocabulary is 0 to {new + 1}, the last 2 of which the adapter adds"
     assert f"input_token_ids[0] is {new + 2}; {ours}" in refusal("other", [new + 2])
     assert f"end_id is {new + 2}; {ours}" in refusal("other", [3], end_id=new + 2)
     assert f"stop_words[0][0] is {new + 2}; {ours}" in refusal("other", [3], stop_words=[[new + 2]])
@@ -284,7 +284,7 @@ def test_an_engine_without_room_says_what_makes_it(served: ServedKinds, tmp_path
     lora = served.lora("resized")
     with (
         adaptrt.Executor(few, adaptrt.ModelType.DECODER_ONLY, adaptrt.ExecutorConfig()) as executor,
-        pytest.raises(adaptrt.AdapterError, match="of new tokens it brings 3; accepted: 1 to"),
+        pytest.raises(adaptrt.AdapterError, match="its number of new tokens is 3; accepted: 1 to"),
     ):
         executor.enqueue_request(make_request([3], 1, lora))
     config = build_config(max_extra_tokens=2)

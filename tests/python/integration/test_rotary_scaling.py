@@ -169,7 +169,7 @@ def test_how_long_requests_may_be(llama: Served, executor: adaptrt.Executor) -> 
         return str(error.value)
 
     assert executor.engine_info.max_seq_len == 4 * POSITIONS
-    own = ", and more under adapters that divide them alone"
+    own = ", and more with an adapter that divides them"
     for lora in (None, llama.lora("plain"), llama.lora("short")):
         assert f"the model has {POSITIONS} positions{own}" in refusal(lora, POSITIONS - 2, 3)
     reason = f"the model has {2 * POSITIONS} positions under an adapter that divides them by 2"
@@ -243,13 +243,13 @@ def test_rows_and_what_is_said_of_them(llama: Served, executor: adaptrt.Executor
     assert "it divides rotary positions by -2" in refusal([29, 0, -2, 0])
     assert "layer is 1 and vectors 0; accepted: 0 of both" in refusal([29, 1, 2, 0])
     assert "layer is 0 and vectors 1; accepted: 0 of both" in refusal([29, 0, 2, 1])
-    assert "of the vocabulary it leaves out 0 tokens; accepted: 1 or more" in refusal([30, 0, 0, 0])
+    assert "its number of absent tokens is 0; accepted: 1 or more" in refusal([30, 0, 0, 0])
     assert "leaves out 2147483647 tokens; the vocabulary has 61" in refusal([30, 0, 2**31 - 1, 0])
     assert "leaves out 61 tokens; the vocabulary has 61" in refusal([30, 0, 61, 0])
     assert "accepted: 0, the adapter divides rotary positions" in refusal([29, 0, 2, 0], active_from=1)
     filled = weights.copy()
     filled[0, -1, 3] = 1
-    assert "the padding behind them must be zero" in refusal([29, 0, 2, 0], weights=filled)
+    assert "the padding after them must be zero" in refusal([29, 0, 2, 0], weights=filled)
     with pytest.raises(adaptrt.AdapterError, match="no row of config has weights"):
         executor.enqueue_request(make_request([3], 1, adaptrt.LoraConfig(71, weights[:, -1:], config[:, -1:])))
     twice = np.concatenate([config, config[:, -1:]], axis=1)

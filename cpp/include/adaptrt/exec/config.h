@@ -93,7 +93,7 @@ constexpr auto fields_of(const ExecutorConfig* /*type*/) {
   return std::tuple{
       Field{"max_beam_width", &C::max_beam_width,
             "The largest SamplingConfig.beam_width of a request; at most the engine's."},
-      Field{"scheduler_config", &C::scheduler_config, "Which requests run, and when."},
+      Field{"scheduler_config", &C::scheduler_config, "Policy that decides which requests run, and when."},
       Field{"kv_cache_config", &C::kv_cache_config, "Size of the KV cache and reuse of prefixes."},
       Field{"enable_chunked_context", &C::enable_chunked_context,
             "Compute a prompt over several steps where one has no room for all of it."},
@@ -107,17 +107,16 @@ constexpr auto fields_of(const ExecutorConfig* /*type*/) {
       Field{"max_batch_size", &C::max_batch_size, "At most the engine's; None: the engine's."},
       Field{"max_num_tokens", &C::max_num_tokens,
             "Tokens of one step; at most the engine's; None: the engine's."},
-      Field{
-          "parallel_config", &C::parallel_config,
-          "ParallelConfig of MPI in leader or orchestrator mode; None: leader, as what MPI has started is."},
+      Field{"parallel_config", &C::parallel_config,
+            "ParallelConfig for MPI, in leader or orchestrator mode; None: leader mode if MPI started the "
+            "process."},
       Field{"peft_cache_config", &C::peft_cache_config,
-            "Sizes of the LoRA cache; None is PeftCacheConfig() as well."},
+            "Sizes of the LoRA cache; None means PeftCacheConfig()."},
       Field{"logits_post_processor_config", &C::logits_post_processor_config,
             "Functions that requests may ask for by name."},
-      Field{
-          "decoding_config", &C::decoding_config,
-          "With a LookaheadDecodingConfig, several tokens of a sequence are computed in a step where its own "
-          "text tells what may come; no result depends on it. Modes other than Lookahead are refused."},
+      Field{"decoding_config", &C::decoding_config,
+            "With a LookaheadDecodingConfig, tokens are drafted from the sequence's own text, and several "
+            "are computed in one step. Results do not change. Modes other than Lookahead are refused."},
       Field{"use_gpu_direct_storage", &C::use_gpu_direct_storage, "Without effect here: weights are mapped."},
       Field{"gpu_weights_percent", &C::gpu_weights_percent,
             "Refused unless 1.0: weights are mapped as a whole."},
@@ -127,35 +126,32 @@ constexpr auto fields_of(const ExecutorConfig* /*type*/) {
             "Without effect here."},
       Field{"debug_config", &C::debug_config, "Refused unless None."},
       Field{"recv_poll_period_ms", &C::recv_poll_period_ms,
-            "Without effect here: the executor's thread is woken by what it waits for."},
+            "No effect: the executor's thread does not poll."},
       Field{"max_seq_idle_microseconds", &C::max_seq_idle_microseconds,
-            "Without effect here: a paused request waits for its turn however long that takes "
-            "(Request.allotted_time_ms limits a request's time)."},
+            "No effect: a preempted request waits for its turn without a limit (Request.allotted_time_ms "
+            "limits a request's time)."},
       Field{"spec_dec_config", &C::spec_dec_config, "Refused unless None."},
       Field{"guided_decoding_config", &C::guided_decoding_config,
-            "What holds outputs to guides. None: LLGUIDANCE, the engine directory's tokenizer and its "
-            "eos_token_id, when the first request has a guide."},
+            "Backend and tokenizer for guided outputs. None: LLGUIDANCE with the engine directory's "
+            "tokenizer and eos_token_id, loaded for the first request with a guide."},
       Field{"additional_model_outputs", &C::additional_model_outputs, "Refused unless None."},
       Field{"cache_transceiver_config", &C::cache_transceiver_config, "Refused unless None."},
       Field{"gather_generation_logits", &C::gather_generation_logits,
-            "Either value will do: generation logits are there for any request that asks."},
+            "No effect: generation logits are returned to every request that asks for them."},
       Field{"mm_embedding_offloading", &C::mm_embedding_offloading, "Refused when True: engines read text."},
       Field{"enable_trt_overlap", &C::enable_trt_overlap,
-            "Without effect here: no step waits for another one's output."},
+            "No effect: no step waits for the output of another step."},
       Field{"backend", &C::backend, "Refused unless None: the engine's directory says what runs it."},
       Field{"num_threads", &C::num_threads,
             "Threads of the engine; None: one for each core this process may use."},
       Field{"kernels", &C::kernels,
-            "One of cpu_kernels(), so that machines with different CPUs give the same bits; empty: the one "
-            "that "
-            "is chosen for this CPU."},
-      Field{
-          "draft_target_decoding_config", &C::draft_target_decoding_config,
-          "A small engine that guesses tokens, which are computed together where it may be right; no result "
-          "depends on it."},
+            "One of cpu_kernels(), so that machines with different CPUs give the same bits; empty: the best "
+            "one for this CPU."},
+      Field{"draft_target_decoding_config", &C::draft_target_decoding_config,
+            "A small engine that drafts tokens for speculative decoding. Results do not change."},
       Field{"weight_memory", &C::weight_memory,
-            "Bytes that weights may take in memory; those that do not fit are read from the engine file when "
-            "they are used, and no result depends on it. 0: all are mapped. None: as the engine was built."}};
+            "Maximum bytes of weights in memory; other weights are read from the engine file on use. Results "
+            "do not change. 0: all weights are mapped. None: the value chosen when the engine was built."}};
 }
 
 }  // namespace adaptrt

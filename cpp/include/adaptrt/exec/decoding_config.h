@@ -45,9 +45,9 @@ struct DraftTargetDecodingConfig {
 constexpr auto fields_of(const DraftTargetDecodingConfig* /*type*/) {
   using C = DraftTargetDecodingConfig;
   return std::tuple{
-      Field{"max_draft_len", &C::max_draft_len, "Drafts of one step at most, 1 to 31."},
+      Field{"max_draft_len", &C::max_draft_len, "Maximum number of drafts of one step, 1 to 31."},
       Field{"speculative_model_dir", &C::speculative_model_dir,
-            "Directory of the draft engine, whose tokens are the engine's."},
+            "Directory of the draft engine, which must have the same vocabulary."},
       Field{
           "kv_cache_size", &C::kv_cache_size,
           "Bytes of its KV cache; None: for max_batch_size sequences of its max_seq_len, or an eighth of the "

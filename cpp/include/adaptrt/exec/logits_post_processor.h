@@ -71,7 +71,7 @@ struct LogitsPostProcessorConfig {
 constexpr auto fields_of(const LogitsPostProcessorConfig* /*type*/) {
   using C = LogitsPostProcessorConfig;
   return std::tuple{
-      Field{"processor_map", &C::processor_map, "Functions by the names that requests ask for them with."},
+      Field{"processor_map", &C::processor_map, "Map from the names that requests use to functions."},
       Field{"processor_batched", &C::processor_batched,
             "The function of all requests that ask for Request.BATCHED_POST_PROCESSOR_NAME, once a step."},
       Field{"replicate", &C::replicate, "Without effect: there is one rank."}};

@@ -40,12 +40,13 @@ constexpr auto fields_of(const PoolingLayer* /*type*/) {
   using C = PoolingLayer;
   return std::tuple{
       Field{"weight", &C::weight, "float32 [outputs, inputs]."},
-      Field{"bias", &C::bias, "float32 [outputs], added to the product; None: nothing is."},
-      Field{"activation", &C::activation, "What is done to each output then."},
-      Field{"norm_weight", &C::norm_weight,
-            "float32 [outputs]: of a layer norm over the outputs, last of all; None: there is none."},
-      Field{"norm_bias", &C::norm_bias, "float32 [outputs], of the layer norm; None: it has no bias."},
-      Field{"norm_epsilon", &C::norm_epsilon, "Of the layer norm."}};
+      Field{"bias", &C::bias, "float32 [outputs], added to the product; None: no bias."},
+      Field{"activation", &C::activation, "Activation of each output."},
+      Field{
+          "norm_weight", &C::norm_weight,
+          "float32 [outputs]: weight of a layer norm over the outputs, after the activation; None: no norm."},
+      Field{"norm_bias", &C::norm_bias, "float32 [outputs]: bias of the layer norm; None: no bias."},
+      Field{"norm_epsilon", &C::norm_epsilon, "Epsilon of the layer norm."}};
 }
 
 /// Pooling of a request that returns rows of hidden states instead of tokens. Not in TensorRT-LLM's C++ API.
@@ -65,13 +66,12 @@ struct PoolingParams {
 constexpr auto fields_of(const PoolingParams* /*type*/) {
   using C = PoolingParams;
   return std::tuple{
-      Field{
-          "pooling_type", &C::pooling_type,
-          "Which hidden states behind the final norm: LAST, CLS, MEAN or ALL tokens'. Those of MEAN are "
-          "summed in the order of the tokens; with CLS, MEAN and ALL the whole prompt is computed, whatever "
-          "the KV cache holds."},
+      Field{"pooling_type", &C::pooling_type,
+            "Hidden states after the final norm to return: of the LAST token, the first (CLS), the MEAN or "
+            "ALL. MEAN sums in token order. CLS, MEAN and ALL compute the whole prompt, even if its KV is "
+            "cached."},
       Field{"layers", &C::layers,
-            "What is done to each row that was pooled, in float32: a classifier's linear layer, and those "
+            "Layers applied to each pooled row in float32: a classifier's linear layer, and the layers "
             "before it."},
       Field{"normalize", &C::normalize, "Divide each row by its Euclidean length, last of all."}};
 }

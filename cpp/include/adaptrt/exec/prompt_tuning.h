@@ -63,11 +63,10 @@ struct PromptTuningConfig {
 constexpr auto fields_of(const PromptTuningConfig* /*type*/) {
   using C = PromptTuningConfig;
   return std::tuple{
-      Field{
-          "embedding_table", &C::embedding_table,
-          "[virtual tokens, hidden_size] of float32 or the engine's type, in CPU memory; copied. What the "
-          "first layer takes in place of an embedded and scaled token, but for learned positions, which are "
-          "added. Read as a float32 array."},
+      Field{"embedding_table", &C::embedding_table,
+            "[virtual tokens, hidden_size], float32 or the engine's type, in CPU memory; copied. A row "
+            "replaces the embedded and scaled token as input of the first layer; learned positions are still "
+            "added. Reads as a float32 array."},
       Field{"input_token_extra_ids", &C::input_token_extra_ids,
             "One for each token of the prompt. KV is shared only between tokens of equal extra ids; virtual "
             "tokens of different embeddings never share it, with or without them."}};

@@ -54,21 +54,21 @@ constexpr auto fields_of(const OutputConfig* /*type*/) {
   return std::tuple{
       Field{"return_log_probs", &C::return_log_probs, "Result.log_probs and cum_log_probs."},
       Field{"return_context_logits", &C::return_context_logits,
-            "Result.context_logits. The whole prompt is computed then, whatever the KV cache holds."},
+            "Return Result.context_logits. The whole prompt is then computed, even if its KV is cached."},
       Field{"return_generation_logits", &C::return_generation_logits, "Result.generation_logits."},
       Field{"exclude_input_from_output", &C::exclude_input_from_output,
             "Leave the prompt out of Result.output_token_ids. Streamed responses never have it."},
       Field{"return_encoder_output", &C::return_encoder_output,
-            "Result.encoder_output. Refused when True where the engine has no encoder. Of an engine that is "
-            "an encoder alone, what a request ends in that has no pooling_params."},
+            "Return Result.encoder_output. Refused when True if the engine has no encoder. For an "
+            "encoder-only engine, a request without pooling_params needs it."},
       Field{"return_perf_metrics", &C::return_perf_metrics, "Refused when True."},
       Field{"additional_model_outputs", &C::additional_model_outputs, "Refused unless None."},
       Field{"top_log_probs", &C::top_log_probs,
-            "Result.top_log_probs of so many of the most likely tokens, 0 to 20; 0: none. With "
-            "return_prompt_log_probs also Result.prompt_top_log_probs. Not in TensorRT-LLM."},
+            "Number of most likely tokens in Result.top_log_probs, 0 to 20; 0: none. With "
+            "return_prompt_log_probs also in Result.prompt_top_log_probs. Not in TensorRT-LLM."},
       Field{"return_prompt_log_probs", &C::return_prompt_log_probs,
-            "Result.prompt_log_probs. The whole prompt is computed then, whatever the KV cache holds; its "
-            "logits are not kept. NaN for virtual tokens. Not in TensorRT-LLM."}};
+            "Return Result.prompt_log_probs. The whole prompt is then computed, even if its KV is cached; "
+            "its logits are not kept. NaN for virtual tokens. Not in TensorRT-LLM."}};
 }
 
 /// TensorRT-LLM's RequestType. Only kContextAndGeneration is accepted.
@@ -147,76 +147,68 @@ constexpr auto fields_of(const Request* /*type*/) {
   using C = Request;
   return std::tuple{
       Field{"input_token_ids", &C::input_token_ids,
-            "The prompt: one token or more, with prompt_tuning_config virtual ones too. With an encoder, "
-            "what the decoder begins with: as a rule the "
-            "model's "
-            "decoder_start_token_id."},
+            "The prompt: at least one token; with prompt_tuning_config also virtual tokens. With an encoder, "
+            "the decoder's first tokens, usually the model's decoder_start_token_id."},
       Field{"max_tokens", &C::max_tokens,
-            "Tokens to generate at most; 0 with pooling_params, 0 or 1 where an encoder's output is all that "
-            "is "
-            "asked for."},
-      Field{"streaming", &C::streaming, "One response a step instead of one at the end."},
+            "Maximum number of tokens to generate; 0 with pooling_params, 0 or 1 if only the encoder's "
+            "output is wanted."},
+      Field{"streaming", &C::streaming, "Send a response after each step instead of one at the end."},
       Field{"sampling_config", &C::sampling_config, "How the next token is chosen."},
-      Field{"output_config", &C::output_config, "What is returned besides the tokens."},
+      Field{"output_config", &C::output_config, "Outputs in addition to the tokens."},
       Field{"end_id", &C::end_id,
             "The token that ends the generation; not part of the output. None or -1: none."},
-      Field{"pad_id", &C::pad_id, "Without effect: nothing is padded."},
+      Field{"pad_id", &C::pad_id, "No effect: nothing is padded."},
       Field{"position_ids", &C::position_ids, "Refused unless None: positions count from 0."},
       Field{"bad_words", &C::bad_words, "Token sequences that must not be generated."},
       Field{"stop_words", &C::stop_words, "Token sequences that end the generation; part of the output."},
       Field{"embedding_bias", &C::embedding_bias,
-            "float32 [vocab_size], new tokens of the adapter included, added to the logits. One of another "
-            "shape is the response's error."},
-      Field{
-          "external_draft_tokens_config", &C::external_draft_tokens_config,
-          "Tokens that are expected right after the prompt, computed together as long as they are right; no "
-          "result depends on them."},
+            "float32 [vocab_size], including the adapter's new tokens, added to the logits. A wrong shape "
+            "gives an error response."},
+      Field{"external_draft_tokens_config", &C::external_draft_tokens_config,
+            "Draft tokens for the position right after the prompt. Results do not change."},
       Field{"prompt_tuning_config", &C::prompt_tuning_config,
-            "Virtual tokens of the prompt: an id of input_token_ids that follows the vocabulary, new tokens "
-            "of the adapter included, is a row of its table. No other field may have such ids."},
+            "Virtual tokens of the prompt: an id in input_token_ids beyond the vocabulary (including the "
+            "adapter's new tokens) is a row of the table. No other field may have such ids."},
       Field{"lora_config", &C::lora_config, "The adapter; with weights when the task may not be cached yet."},
       Field{"lookahead_config", &C::lookahead_config,
-            "Drafts from the sequence's own text. None: as ExecutorConfig.decoding_config says; "
-            "LookaheadDecodingConfig(1, 1, 0): none. No result depends on it."},
+            "Drafts from the sequence's own text. None: use ExecutorConfig.decoding_config; "
+            "LookaheadDecodingConfig(1, 1, 0): no drafts. Results do not change."},
       Field{"kv_cache_retention_config", &C::kv_cache_retention_config,
-            "How long its KV blocks should stay cached when nobody uses them; without effect where "
-            "KvCacheConfig.enable_block_reuse is off."},
+            "Retention of its unused KV blocks in the cache; no effect if KvCacheConfig.enable_block_reuse "
+            "is off."},
       Field{"logits_post_processor_name", &C::logits_post_processor_name,
             "A name of LogitsPostProcessorConfig.processor_map, or BATCHED_POST_PROCESSOR_NAME."},
-      Field{"logits_post_processor", &C::logits_post_processor,
-            "A function of its own instead: function(request id, logits, token ids, stream, client id)."},
-      Field{"encoder_input_token_ids", &C::encoder_input_token_ids,
-            "What the encoder is given: one token or more. Refused unless None where the engine has no "
-            "encoder."},
-      Field{"client_id", &C::client_id, "Returned in the responses."},
       Field{
-          "return_all_generated_tokens", &C::return_all_generated_tokens,
-          "Each streamed response has all tokens generated so far. Those of a request with beams always do, "
-          "because a beam may go on as another."},
+          "logits_post_processor", &C::logits_post_processor,
+          "A function for this request instead: function(request id, logits, token ids, stream, client id)."},
+      Field{"encoder_input_token_ids", &C::encoder_input_token_ids,
+            "Input of the encoder: at least one token. Refused unless None if the engine has no encoder."},
+      Field{"client_id", &C::client_id, "Returned in the responses."},
+      Field{"return_all_generated_tokens", &C::return_all_generated_tokens,
+            "Each streamed response has all tokens generated so far. With beam search this is always so, "
+            "because a beam may continue from another one."},
       Field{"priority", &C::priority, "0 to 1; higher starts first."},
       Field{"num_return_sequences", &C::num_return_sequences,
-            "Sequences to generate from the prompt, at most max_batch_size; each has responses of its own. "
-            "Sequence i draws as a request with seed + i would that has no other. "
-            "SamplingConfig.num_return_sequences says the same; when both are given they are equal. With "
-            "SamplingConfig.beam_width above 1: how many of the best beams are returned, in one response; 1 "
-            "is all "
-            "of them here, and one in SamplingConfig."},
+            "Number of sequences to generate from the prompt, at most max_batch_size; each has its own "
+            "responses. Sequence i equals a single-sequence request with seed + i. "
+            "SamplingConfig.num_return_sequences has the same meaning; if both are given, they must be "
+            "equal. With SamplingConfig.beam_width above 1: number of best beams to return, in one response; "
+            "here 1 means all of them, in SamplingConfig it means one."},
       Field{"eagle_config", &C::eagle_config, "Refused unless None."},
       Field{"guided_decoding_params", &C::guided_decoding_params,
-            "What the output has to be like; where it is complete, one of the stop tokens ends it."},
+            "Guide that the output must follow. A stop token ends the output when the guide is complete."},
       Field{"allotted_time_ms", &C::allotted_time_ms,
-            "From enqueue_request on (timedelta, or milliseconds); then the request ends as TIMED_OUT."},
+            "Time limit from enqueue_request on (timedelta or milliseconds); the request then ends as "
+            "TIMED_OUT."},
       Field{"cache_salt_id", &C::cache_salt_id, "Only requests with the same salt share KV."},
       Field{"draft_lora_config", &C::draft_lora_config,
-            "The adapter that the draft engine guesses with, one of its own and not of the engine; None: its "
-            "base model. Not in TensorRT-LLM."},
+            "Adapter of the draft engine, made for that engine; None: its base model. Not in TensorRT-LLM."},
       Field{"pooling_params", &C::pooling_params,
-            "Ends the request with its prompt: Result.pooled_output has hidden states, or what is made of "
-            "them, and no token is generated. max_tokens is 0 then, and what says how tokens are chosen is "
-            "left as it is. Not in TensorRT-LLM."},
+            "Return pooled hidden states of the prompt in Result.pooled_output and generate no tokens. "
+            "max_tokens must be 0, and sampling options must keep their defaults. Not in TensorRT-LLM."},
       Field{"token_type_ids", &C::token_type_ids,
-            "The kind of each token of the prompt, where the model tells kinds apart: BERT's 0 for a first "
-            "text, 1 for a second. None: all 0. Not in TensorRT-LLM."},
+            "Type of each prompt token, for models with token types: for BERT 0 in the first text and 1 in "
+            "the second. None: all 0. Not in TensorRT-LLM."},
       Field{"request_type", &C::request_type,
             "Refused unless REQUEST_TYPE_CONTEXT_AND_GENERATION: one executor runs both phases."},
       Field{"multimodal_embedding", &C::multimodal_embedding, "Refused unless None."},

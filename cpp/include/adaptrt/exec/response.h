@@ -41,54 +41,49 @@ struct Result {
 constexpr auto fields_of(const Result* /*type*/) {
   using C = Result;
   return std::tuple{
-      Field{"is_final", &C::is_final, "No response of the request follows."},
+      Field{"is_final", &C::is_final, "True in the request's last response."},
       Field{"output_token_ids", &C::output_token_ids,
-            "[beams][tokens]. Without streaming: the prompt, unless excluded, and what was "
-            "generated. With streaming: what "
-            "is new, or all that was generated with return_all_generated_tokens or several "
-            "beams, the best so far."},
+            "[beams][tokens]. Without streaming: the prompt, unless excluded, and the generated tokens. With "
+            "streaming: the new tokens, or all generated ones with return_all_generated_tokens or several "
+            "beams (the best so far)."},
       Field{"cum_log_probs", &C::cum_log_probs,
-            "[beams], the sum of log_probs; with SamplingConfig.beam_width above 1 the beam's "
-            "score before length_penalty: the sum of its tokens' log probs after temperature, bias "
-            "and penalties, that of the end_id included."},
+            "[beams], the sum of log_probs. With SamplingConfig.beam_width above 1: the beam's score before "
+            "length_penalty, which is the sum of its tokens' log probs after temperature, bias and "
+            "penalties, including the end_id's."},
       Field{"log_probs", &C::log_probs,
-            "[beams][tokens], of all tokens generated so far, with streaming too: natural "
-            "logarithms of the softmax over the row of generation_logits, whatever bias, "
-            "penalties and temperature do to it afterwards."},
+            "[beams][tokens], for all tokens generated so far, also with streaming: natural logarithms of "
+            "the softmax over the row of generation_logits, before bias, penalties and temperature."},
       Field{"context_logits", &C::context_logits,
-            "float32 [prompt length, vocab_size]. With every sequence."},
+            "float32 [prompt length, vocab_size], in the results of every sequence."},
       Field{"generation_logits", &C::generation_logits,
             "float32 [1, tokens, vocab_size], with streaming [tokens, 1, vocab_size]: the rows "
             "that this response's "
             "generated tokens were chosen from, before bias, penalties and temperature."},
-      Field{
-          "encoder_output", &C::encoder_output,
-          "float32 [encoder input length, hidden size]: what the encoder made of the request's input, or of "
-          "its prompt where the engine is an encoder alone. None if the request ended before."},
+      Field{"encoder_output", &C::encoder_output,
+            "float32 [encoder input length, hidden size]: output of the encoder for the request's encoder "
+            "input, or for its prompt in an encoder-only engine. None if the request ended earlier."},
       Field{"finish_reasons", &C::finish_reasons, "[beams]."},
       Field{"sequence_index", &C::sequence_index,
-            "Which of the request's sequences this is of: 0 to num_return_sequences - 1."},
-      Field{"is_sequence_final", &C::is_sequence_final, "No response of the sequence follows."},
-      Field{"decoding_iter", &C::decoding_iter, "Steps that gave the sequence a token so far."},
+            "Index of the sequence in the request: 0 to num_return_sequences - 1."},
+      Field{"is_sequence_final", &C::is_sequence_final, "True in the sequence's last response."},
+      Field{"decoding_iter", &C::decoding_iter, "Number of steps so far that gave the sequence a token."},
       Field{"request_perf_metrics", &C::request_perf_metrics, "Always None."},
       Field{"top_log_probs", &C::top_log_probs,
-            "[beams][tokens][OutputConfig.top_log_probs, or the vocabulary's size if that is less] "
-            "of (token id, log prob) as in log_probs: the most likely tokens, the likeliest "
-            "first, of equal logits the lowest id first. Of the generated tokens in "
-            "output_token_ids: with streaming of what is new, or of all that was generated "
-            "with return_all_generated_tokens."},
+            "[beams][tokens][OutputConfig.top_log_probs, or the vocabulary size if smaller] of (token id, "
+            "log prob) as in log_probs: the most likely tokens, most likely first, equal logits by id. For "
+            "the generated tokens in output_token_ids: with streaming the new ones, or all with "
+            "return_all_generated_tokens."},
       Field{"prompt_log_probs", &C::prompt_log_probs,
-            "[prompt length - 1], of the prompt's tokens from the second on, each given those "
-            "before it. With streaming in the first response only; None if the request ended "
-            "before its prompt was computed. With sequence_index 0 only."},
+            "[prompt length - 1]: log probs of the prompt's tokens from the second on, each given the "
+            "earlier ones. Only in results with sequence_index 0, with streaming only in the first response. "
+            "None if the request ended before its prompt was computed."},
       Field{"prompt_top_log_probs", &C::prompt_top_log_probs,
-            "[prompt length - 1][most likely tokens] as in top_log_probs: beside "
-            "prompt_log_probs, with OutputConfig.top_log_probs."},
-      Field{
-          "pooled_output", &C::pooled_output,
-          "float32 [width], or [prompt length, width] with PoolingType.ALL: what Request.pooling_params ask "
-          "for; the width is hidden_size, or the outputs of the last of PoolingParams.layers. None if the "
-          "request ended before its prompt was computed."},
+            "[prompt length - 1][most likely tokens] as in top_log_probs, for the positions of "
+            "prompt_log_probs; needs OutputConfig.top_log_probs."},
+      Field{"pooled_output", &C::pooled_output,
+            "float32 [width], or [prompt length, width] with PoolingType.ALL: the result of "
+            "Request.pooling_params. The width is hidden_size, or the number of outputs of the last of "
+            "PoolingParams.layers. None if the request ended before its prompt was computed."},
       Field{"additional_outputs", &C::additional_outputs, "Always None."},
       Field{"context_phase_params", &C::context_phase_params, "Always None."}};
 }

@@ -19,14 +19,14 @@ namespace adaptrt {
 constexpr auto fields_of(const SecondLevelStats* /*type*/) {
   using C = SecondLevelStats;
   return std::tuple{
-      Field{"max_num_blocks", &C::max_num_blocks, "Blocks that the file may have."},
-      Field{"used_num_blocks", &C::used_num_blocks, "Blocks that it has."},
+      Field{"max_num_blocks", &C::max_num_blocks, "Maximum number of blocks in the file."},
+      Field{"used_num_blocks", &C::used_num_blocks, "Number of blocks in the file."},
       Field{"written_blocks", &C::written_blocks, "So far."},
       Field{"read_blocks", &C::read_blocks, "Read back instead of being computed, so far."},
       Field{"dropped_blocks", &C::dropped_blocks,
-            "Not written, because too many others waited to be written, so far."},
+            "Blocks not written because too many were waiting, so far."},
       Field{"failed_blocks", &C::failed_blocks, "Lost to errors of the disk, or damaged, so far."},
-      Field{"error", &C::error, "Why the second level was given up; empty: it was not."}};
+      Field{"error", &C::error, "Reason why the second level was switched off; empty if it is in use."}};
 }
 
 constexpr auto fields_of(const KvCacheStats* /*type*/) {
@@ -42,21 +42,21 @@ constexpr auto fields_of(const KvCacheStats* /*type*/) {
       Field{"missed_blocks", &C::missed_blocks, "Full blocks looked for and not found, so far."},
       Field{"cache_hit_rate", &C::cache_hit_rate, "reused / (reused + missed)."},
       Field{"partially_reused_blocks", &C::partially_reused_blocks,
-            "New blocks that begin with another's tokens, which were not computed, so far."},
-      Field{"reused_tokens", &C::reused_tokens, "Of both kinds of reused blocks, so far."},
-      Field{"second_level", &C::second_level, "The file behind the pool; None without host_cache_size."}};
+            "New blocks that begin with copied KV of another block, so far."},
+      Field{"reused_tokens", &C::reused_tokens, "Tokens in both kinds of reused blocks, so far."},
+      Field{"second_level", &C::second_level, "The second level, a file; None without host_cache_size."}};
 }
 
 constexpr auto fields_of(const LoraCacheStats* /*type*/) {
   using C = LoraCacheStats;
   return std::tuple{
-      Field{"host_hits", &C::host_hits, "Requests whose adapter was on the host level."},
+      Field{"host_hits", &C::host_hits, "Requests whose adapter was in the host level."},
       Field{"host_misses", &C::host_misses, "Adapters stored, or not found."},
-      Field{"host_evictions", &C::host_evictions, "Adapters that left the host level for room."},
+      Field{"host_evictions", &C::host_evictions, "Adapters evicted from the host level."},
       Field{"device_hits", &C::device_hits,
             "Starts that found the adapter on the device level, loaded for another."},
       Field{"device_misses", &C::device_misses, "Adapters that had to be loaded to the device level."},
-      Field{"device_evictions", &C::device_evictions, "Device copies that went for room."},
+      Field{"device_evictions", &C::device_evictions, "Device copies evicted to make room."},
       Field{"host_adapters", &C::host_adapters, "On the host level now."},
       Field{"device_adapters", &C::device_adapters, "On the device level now."},
       Field{"host_bytes_used", &C::host_bytes_used, "Bytes."},
@@ -64,7 +64,8 @@ constexpr auto fields_of(const LoraCacheStats* /*type*/) {
       Field{"page_bytes", &C::page_bytes, "Bytes of a device page."},
       Field{"device_pages_used", &C::device_pages_used, "Pages."},
       Field{"device_pages_total", &C::device_pages_total, "Pages."},
-      Field{"loads_in_flight", &C::loads_in_flight, "Adapters on their way to the device level now."},
+      Field{"loads_in_flight", &C::loads_in_flight,
+            "Adapters that are being loaded to the device level now."},
       Field{"failed_loads", &C::failed_loads, "Loads that failed, so far."},
       Field{"load_seconds", &C::load_seconds, "Time spent loading adapters to the device level, so far."}};
 }
@@ -113,7 +114,7 @@ constexpr auto fields_of(const StaticBatchingStats* /*type*/) {
       Field{"num_context_requests", &C::num_context_requests, "Of these, computing their prompt."},
       Field{"num_ctx_tokens", &C::num_ctx_tokens, "Prompt tokens of the step."},
       Field{"num_gen_tokens", &C::num_gen_tokens, "Generated tokens of the step."},
-      Field{"empty_gen_slots", &C::empty_gen_slots, "Places of the batch that were not used."}};
+      Field{"empty_gen_slots", &C::empty_gen_slots, "Unused places of the batch."}};
 }
 
 /// TensorRT-LLM's DisServingRequestStats. Never present: each prompt is computed in the same executor as its
@@ -147,13 +148,15 @@ constexpr auto fields_of(const SpecDecodingStats* /*type*/) {
   using C = SpecDecodingStats;
   return std::tuple{
       Field{"num_draft_tokens", &C::num_draft_tokens, "Drafts that the step computed."},
-      Field{"num_accepted_tokens", &C::num_accepted_tokens, "Tokens that the step gave thanks to them."},
+      Field{"num_accepted_tokens", &C::num_accepted_tokens, "Tokens that the step gained from drafts."},
       Field{"num_requests_with_draft_tokens", &C::num_requests_with_draft_tokens,
             "Sequences that had drafts in the step."},
-      Field{"acceptance_length", &C::acceptance_length, "Tokens that each of these got, on average."},
+      Field{"acceptance_length", &C::acceptance_length,
+            "Average number of tokens that each of these sequences got."},
       Field{"iter_latency_ms", &C::iter_latency_ms,
-            "Making drafts: with the draft engine for this step, from texts for the next."},
-      Field{"draft_overhead", &C::draft_overhead, "Its share of the step's iter_latency_ms."}};
+            "Time for making drafts: the draft engine's for this step, and drafts from texts for the next "
+            "step."},
+      Field{"draft_overhead", &C::draft_overhead, "Fraction of the step's iter_latency_ms spent on drafts."}};
 }
 
 constexpr auto fields_of(const DraftEngineStats* /*type*/) {
@@ -166,7 +169,7 @@ constexpr auto fields_of(const DraftEngineStats* /*type*/) {
       Field{"num_steps", &C::num_steps, "So far."},
       Field{"num_tokens", &C::num_tokens, "Tokens that it has computed so far, drafts included."},
       Field{"seconds", &C::seconds, "Time spent on drafts so far."},
-      Field{"error", &C::error, "Why it was given up; empty: it was not."}};
+      Field{"error", &C::error, "Reason why the draft engine was switched off; empty if it is in use."}};
 }
 
 /// Totals of all drafts so far, from every source.
@@ -181,8 +184,8 @@ struct SpeculationStats {
 constexpr auto fields_of(const SpeculationStats* /*type*/) {
   using C = SpeculationStats;
   return std::tuple{
-      Field{"draft_tokens", &C::draft_tokens, "Drafts that steps have computed so far."},
-      Field{"accepted_tokens", &C::accepted_tokens, "Tokens that steps gave thanks to them so far."},
+      Field{"draft_tokens", &C::draft_tokens, "Number of drafts computed so far."},
+      Field{"accepted_tokens", &C::accepted_tokens, "Tokens gained from drafts so far."},
       Field{"draft_engine", &C::draft_engine, "None without ExecutorConfig.draft_target_decoding_config."}};
 }
 
@@ -217,17 +220,19 @@ struct IterationStats {
 constexpr auto fields_of(const IterationStats* /*type*/) {
   using C = IterationStats;
   return std::tuple{
-      Field{"timestamp", &C::timestamp, "Of the step's end, in UTC: MM-DD-YYYY HH:MM:SS.microseconds."},
+      Field{"timestamp", &C::timestamp, "Time of the step's end in UTC: MM-DD-YYYY HH:MM:SS.microseconds."},
       Field{"iter", &C::iter, "Number of the step."},
-      Field{"iter_latency_ms", &C::iter_latency_ms, "Planning, the engine's step, sampling and responses."},
-      Field{"engine_latency_ms", &C::engine_latency_ms, "Of iter_latency_ms, the engine's step alone."},
+      Field{"iter_latency_ms", &C::iter_latency_ms,
+            "Time for planning, the engine's step, sampling and responses."},
+      Field{"engine_latency_ms", &C::engine_latency_ms,
+            "Part of iter_latency_ms spent in the engine's step."},
       Field{"new_active_requests_queue_latency_ms", &C::new_active_requests_queue_latency_ms,
-            "Time that the requests which started with this step had waited for it, summed."},
+            "Total time that the requests started by this step had waited in the queue."},
       Field{"num_new_active_requests", &C::num_new_active_requests, "Started with this step."},
       Field{"num_active_requests", &C::num_active_requests, "Running in this step."},
       Field{"num_queued_requests", &C::num_queued_requests, "Waiting for their start."},
       Field{"num_completed_requests", &C::num_completed_requests, "Ended with this step."},
-      Field{"max_num_active_requests", &C::max_num_active_requests, "The batch size's limit."},
+      Field{"max_num_active_requests", &C::max_num_active_requests, "Maximum batch size."},
       Field{"gpu_mem_usage", &C::gpu_mem_usage,
             "Bytes of the KV pool and the LoRA cache's device level where the engine has a device; 0 on a "
             "CPU."},
@@ -238,7 +243,7 @@ constexpr auto fields_of(const IterationStats* /*type*/) {
       Field{"pinned_mem_usage", &C::pinned_mem_usage, "Bytes; 0 on a CPU."},
       Field{"kv_cache_stats", &C::kv_cache_stats, "The KV cache after the step."},
       Field{"cross_kv_cache_stats", &C::cross_kv_cache_stats,
-            "What decoders see of encoder inputs, after the step; None without an encoder."},
+            "Cross-attention KV of encoder inputs after the step; None without an encoder."},
       Field{"static_batching_stats", &C::static_batching_stats, "Always None: batches are in flight."},
       Field{"inflight_batching_stats", &C::inflight_batching_stats, "The step's batch."},
       Field{"spec_decoding_stats", &C::spec_decoding_stats,
@@ -246,7 +251,7 @@ constexpr auto fields_of(const IterationStats* /*type*/) {
       Field{"lora_cache_stats", &C::lora_cache_stats, "The LoRA cache after the step; None without one."},
       Field{"speculation_stats", &C::speculation_stats, "All drafts so far."},
       Field{"weight_bytes_read", &C::weight_bytes_read,
-            "Bytes of weights that were read from the engine file since the step before ended; 0 without "
+            "Bytes of weights read from the engine file since the end of the previous step; 0 without "
             "ExecutorConfig.weight_memory."}};
 }
 
@@ -285,16 +290,17 @@ constexpr auto fields_of(const RequestStats* /*type*/) {
   using C = RequestStats;
   return std::tuple{
       Field{"id", &C::id, "The request's id."},
-      Field{"stage", &C::stage, "How far it is."},
-      Field{"context_prefill_position", &C::context_prefill_position, "Prompt tokens whose KV is there."},
-      Field{"num_generated_tokens", &C::num_generated_tokens, "So far, of all sequences."},
+      Field{"stage", &C::stage, "Stage of the request."},
+      Field{"context_prefill_position", &C::context_prefill_position,
+            "Number of prompt tokens with computed KV."},
+      Field{"num_generated_tokens", &C::num_generated_tokens, "Generated tokens of all sequences so far."},
       Field{"avg_num_decoded_tokens_per_iter", &C::avg_num_decoded_tokens_per_iter,
-            "Generated tokens by the steps that gave them: 1 once a token was generated, more with several "
-            "sequences or where drafts were right."},
-      Field{"scheduled", &C::scheduled, "Part of this step."},
-      Field{"paused", &C::paused, "A sequence waits although it ran before."},
+            "Generated tokens divided by the steps that gave tokens: 1 after the first token, more with "
+            "several sequences or accepted drafts."},
+      Field{"scheduled", &C::scheduled, "True if the request was in this step."},
+      Field{"paused", &C::paused, "True if a sequence of the request is preempted and waits."},
       Field{"alloc_total_blocks_per_request", &C::alloc_total_blocks_per_request,
-            "New and reused, those of its encoder input included."},
+            "New and reused blocks, including those of its encoder input."},
       Field{"alloc_new_blocks_per_request", &C::alloc_new_blocks_per_request, "So far."},
       Field{"reused_blocks_per_request", &C::reused_blocks_per_request, "So far."},
       Field{"missed_blocks_per_request", &C::missed_blocks_per_request, "So far."},

@@ -91,38 +91,39 @@ struct KVCacheEvent {
 
 constexpr auto fields_of(const KVCacheCreatedData* /*type*/) {
   return std::tuple{Field{"num_blocks_per_cache_level", &KVCacheCreatedData::num_blocks_per_cache_level,
-                          "Blocks of the pool, then of the level behind it."}};
+                          "Number of blocks of the pool, then of the second level."}};
 }
 
 constexpr auto fields_of(const UniqueToken* /*type*/) {
   return std::tuple{Field{"token_id", &UniqueToken::token_id, "The token."},
                     Field{"token_extra_id", &UniqueToken::token_extra_id,
-                          "Always 0: block_hash tells embeddings that requests give apart."}};
+                          "Always 0: block_hash already distinguishes prompt embeddings."}};
 }
 
 constexpr auto fields_of(const KVCacheStoredBlockData* /*type*/) {
   using C = KVCacheStoredBlockData;
   return std::tuple{
-      Field{
-          "block_hash", &C::block_hash,
-          "Of all tokens up to the block's end, the adapter and the cache salt: the same whenever the block "
-          "is stored in this executor, and another one when the adapter is replaced."},
+      Field{"block_hash", &C::block_hash,
+            "Hash of all tokens up to the block's end, the adapter and the cache salt. It is the same "
+            "whenever the block is stored in this executor, and different after the adapter is replaced."},
       Field{"tokens", &C::tokens, "[tokens_per_block] of UniqueToken."},
       Field{"lora_id", &C::lora_id, "task_id of the adapter; None: the base model."},
       Field{"cache_level", &C::cache_level, "0: the pool."},
-      Field{"priority", &C::priority, "As KvCacheRetentionConfig's."},
+      Field{"priority", &C::priority, "Priority as in KvCacheRetentionConfig."},
       Field{"cache_salt_id", &C::cache_salt_id, "The request's."}};
 }
 
 constexpr auto fields_of(const KVCacheStoredData* /*type*/) {
   using C = KVCacheStoredData;
   return std::tuple{
-      Field{"parent_hash", &C::parent_hash, "Of the block before the first; None: a prompt begins."},
-      Field{"blocks", &C::blocks, "Of KVCacheStoredBlockData; each is the parent of the next."}};
+      Field{"parent_hash", &C::parent_hash,
+            "Hash of the block before the first one; None at the start of a prompt."},
+      Field{"blocks", &C::blocks, "List of KVCacheStoredBlockData; each is the parent of the next."}};
 }
 
 constexpr auto fields_of(const KVCacheRemovedData* /*type*/) {
-  return std::tuple{Field{"block_hashes", &KVCacheRemovedData::block_hashes, "What cannot be reused now."}};
+  return std::tuple{Field{"block_hashes", &KVCacheRemovedData::block_hashes,
+                          "Hashes of blocks that can no longer be reused."}};
 }
 
 constexpr auto fields_of(const KVCacheEventDiffInt* /*type*/) {
@@ -132,7 +133,7 @@ constexpr auto fields_of(const KVCacheEventDiffInt* /*type*/) {
 
 constexpr auto fields_of(const KVCacheUpdatedData* /*type*/) {
   using C = KVCacheUpdatedData;
-  return std::tuple{Field{"block_hash", &C::block_hash, "Of a block that was stored."},
+  return std::tuple{Field{"block_hash", &C::block_hash, "Hash of a stored block."},
                     Field{"cache_level", &C::cache_level, "KVCacheEventDiffInt; None: as it was."},
                     Field{"priority", &C::priority, "KVCacheEventDiffInt; None: as it was."}};
 }

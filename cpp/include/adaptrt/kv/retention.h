@@ -38,13 +38,12 @@ struct TokenRangeRetentionConfig {
 constexpr auto fields_of(const TokenRangeRetentionConfig* /*type*/) {
   using C = TokenRangeRetentionConfig;
   return std::tuple{
-      Field{"token_start", &C::token_start, "The prompt's token where the range begins."},
-      Field{"token_end", &C::token_end, "The token behind its last one; None: the prompt's end."},
+      Field{"token_start", &C::token_start, "First token of the range in the prompt."},
+      Field{"token_end", &C::token_end, "Token after the last one of the range; None: the prompt's end."},
       Field{"priority", &C::priority, "0 to 100; blocks of a lower priority are evicted first."},
-      Field{
-          "duration_ms", &C::duration_ms,
-          "After so long without use (timedelta, or milliseconds) the priority is the default one, 35. None: "
-          "never."}};
+      Field{"duration_ms", &C::duration_ms,
+            "Time without use (timedelta or milliseconds) after which the priority becomes the default, 35. "
+            "None: never."}};
 }
 
 /// TensorRT-LLM's KvCacheRetentionConfig. A block gets the priority of the range that contains its first
@@ -65,12 +64,12 @@ struct KvCacheRetentionConfig {
 
 constexpr auto fields_of(const KvCacheRetentionConfig* /*type*/) {
   using C = KvCacheRetentionConfig;
-  return std::tuple{
-      Field{"token_range_retention_configs", &C::token_range_retention_configs,
-            "Ranges of the prompt's tokens, none of which overlap."},
-      Field{"decode_retention_priority", &C::decode_retention_priority,
-            "Of blocks that begin with a generated token, 0 to 100."},
-      Field{"decode_duration_ms", &C::decode_duration_ms, "As a range's duration_ms, of these blocks."}};
+  return std::tuple{Field{"token_range_retention_configs", &C::token_range_retention_configs,
+                          "Ranges of the prompt's tokens, which must not overlap."},
+                    Field{"decode_retention_priority", &C::decode_retention_priority,
+                          "Priority of blocks that begin with a generated token, 0 to 100."},
+                    Field{"decode_duration_ms", &C::decode_duration_ms,
+                          "The same as a range's duration_ms, for these blocks."}};
 }
 
 }  // namespace adaptrt

@@ -50,10 +50,9 @@ constexpr auto fields_of(const PeftCacheConfig* /*type*/) {
             "is less."},
       Field{"num_put_workers", &C::num_put_workers,
             "Without effect here: the thread that enqueues stores adapters."},
-      Field{
-          "num_ensure_workers", &C::num_ensure_workers,
-          "Threads that load adapters to the device level beside the running batch; 0: the executor's thread "
-          "loads them between steps, when their requests start."},
+      Field{"num_ensure_workers", &C::num_ensure_workers,
+            "Number of threads that load adapters to the device level while the batch runs; 0: the "
+            "executor's thread loads them between steps, when their requests start."},
       Field{"num_copy_streams", &C::num_copy_streams,
             "Streams that copy adapters to a device with memory of its own; without effect on a CPU."},
       Field{"max_pages_per_block_host", &C::max_pages_per_block_host,
@@ -61,10 +60,10 @@ constexpr auto fields_of(const PeftCacheConfig* /*type*/) {
       Field{"max_pages_per_block_device", &C::max_pages_per_block_device,
             "Without effect here: all pages are one block."},
       Field{"device_cache_percent", &C::device_cache_percent,
-            "Device level as a fraction in (0, 1] of the free memory; None: 0.02, or more where that is too "
-            "little."},
+            "Device level as a fraction in (0, 1] of the free memory; None: 0.02, or more if that is too "
+            "small."},
       Field{"host_cache_size", &C::host_cache_size,
-            "Host level in bytes; None: 1 GiB, or more where that is too little."},
+            "Host level in bytes; None: 1 GiB, or more if that is too small."},
       Field{"lora_prefetch_dir", &C::lora_prefetch_dir,
             "Directory whose digit-named folders hold adapters to load at start."}};
 }

@@ -156,7 +156,7 @@ def test_params_and_config_are_values() -> None:
     assert pickle.loads(pickle.dumps(params)) == copy.copy(params) == params != Params(GuideType.REGEX, "b")
     assert params.validate() == []
     params.guide = None
-    assert params.validate() == ["guide is None; only guide_type JSON does without one"]
+    assert params.validate() == ["guide is None; expected a guide, because only guide_type JSON has none"]
     config = Config(Config.GuidedDecodingBackend.XGRAMMAR, ["a"], None, [])
     assert pickle.loads(pickle.dumps(config)) == config
     assert len(config.validate()) == 3
