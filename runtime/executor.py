@@ -24,6 +24,7 @@ from .._core import (
     RequestError,
 )
 from ..formats.adapter.adapter_copy import TOKENIZER_FILE
+from ..formats.sources import find_adapter
 from .adapter_prefetch import prefetched_adapters
 from .adapter_store import AdapterStore
 from .draft_vocabulary import check_draft_vocabulary
@@ -257,14 +258,17 @@ class Executor(_core.Executor):
     def add_adapter(self, name: str, directory: str | Path, *, replace: bool = False) -> NamedAdapter:
         """Reads a PEFT adapter, caches it and makes its name known.
 
+        directory: the adapter's directory, or a name of the Hub (docs/names.md), which may cause a download. A Path is
+            always a directory.
         replace: True: the name may be known already. Running requests keep the old adapter; new ones
             get the new one.
 
         Raises AdapterError for a taken name and for an adapter that cannot be served, LoraCacheFullError, EngineError
         if its files cannot be read. Nothing has changed then.
         """
+        source = find_adapter(directory)  # A download must not hold up other requests for this name.
         with self._adapters.changing(name):
-            adapter, config = self._adapters.read(name, directory, replace=replace)
+            adapter, config = self._adapters.read(name, source.directory, replace=replace)
             if config is None:
                 self._unload(adapter)  # the adapter that had the name before
             else:

@@ -24,6 +24,7 @@ from .._core import (
 from ..builder.model_cache import EngineOptions, plan_engine
 from ..common.progress import Progress, SilentProgress, progress_on
 from ..formats.adapter.adapter_copy import TOKENIZER_FILE
+from ..formats.sources import find_model
 from .adapter_tokenizers import Tokenizers, read_tokenizer, require_tokenizer
 from .answer import Answer, AnswerStream, AsyncAnswer, Completion
 from .chat_template import ChatTemplate
@@ -67,8 +68,9 @@ class LLM(PooledTexts):
     ) -> None:
         """Loads the engine and its tokenizer.json, or the one at `tokenizer`.
 
-        model: an engine directory; or a Hugging Face model or checkpoint directory, whose engine is built on first use
-            with `engine_options` and then taken from the user's cache (see engine_for).
+        model: an engine directory; or a Hugging Face model or checkpoint, by its directory or its name in the Hub (see
+            docs/names.md), whose engine is built on first use with `engine_options` and then taken from the user's
+            cache (see engine_for).
         tokenizer: a tokenizer.json, or its directory, which may also have the chat template.
         kernels: sets ExecutorConfig.kernels.
         weight_memory: sets ExecutorConfig.weight_memory: bytes, or a text such as "4GiB" or "all".
@@ -84,12 +86,13 @@ class LLM(PooledTexts):
         Raises ConfigError if the tokenizer is missing or cannot be read, and the errors of engine_for and Executor.
         """
         # Checked before an engine is built; the engine's directory gets a copy of the model's tokenizer.
-        path = Path(model) / TOKENIZER_FILE if tokenizer is None else Path(tokenizer)
+        source = find_model(model)
+        path = source.directory / TOKENIZER_FILE if tokenizer is None else Path(tokenizer)
         if path.is_dir():
             path = path / TOKENIZER_FILE
-        plan = plan_engine(model, engine_options)
+        plan = plan_engine(source, engine_options)
         require_tokenizer(path)
-        engine_dir = Path(model) if plan is None else plan.engine(progress_on())
+        engine_dir = source.directory if plan is None else plan.engine(progress_on())
         path = engine_dir / TOKENIZER_FILE if tokenizer is None else path
         self._template_directory = path.parent
         config = with_weight_memory(with_kernels(executor_config, kernels), weight_memory)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from .._core import AdapterError, DType
 from ..formats.adapter import ConvertedAdapter, Term, check_ranks, convert_adapter, weighted_sum
 from ..formats.network.adapter_limits import AdapterLimits
+from ..formats.sources import find_adapter, find_sum
 from ..formats.sources.sum_of_names import check_num_terms
 from .engine import LoadedEngine, load_engine
 
@@ -25,11 +26,17 @@ def tensors_from_peft(
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int32]]:
     """Returns weights and config of an adapter, or of a weighted sum, for this engine; see LoraConfig.from_peft."""
     loaded = engine if isinstance(engine, LoadedEngine) else load_engine(engine)
-    if isinstance(directory, Mapping):
-        terms = [(str(path), Path(path), weight) for path, weight in directory.items()]
+    summed = directory if isinstance(directory, Mapping) else find_sum(directory)
+    if summed is not None:
+        terms = [(str(path), find_adapter(path).directory, weight) for path, weight in summed.items()]
         converted = sum_of_directories(terms, loaded)
     else:
-        converted = _converted(Path(directory), loaded, loaded.lora.dtype, magnitudes_normalized=magnitudes_normalized)
+        converted = _converted(
+            find_adapter(directory).directory,  # type: ignore[arg-type]
+            loaded,
+            loaded.lora.dtype,
+            magnitudes_normalized=magnitudes_normalized,
+        )
     if converted.invocation_tokens and active_from is None:
         raise AdapterError(
             f"{directory}: an aLoRA adapter, which acts from its invocation tokens "

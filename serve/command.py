@@ -18,6 +18,7 @@ from ..common.number_flags import MAX_INT32, integer, seconds
 from ..common.progress import progress_on
 from ..formats.adapter.adapter_copy import TOKENIZER_FILE
 from ..formats.checkpoint.pooling import POOLING_TYPES
+from ..formats.sources import find_adapter, find_model, model_label
 from ..runtime.adapter_tokenizers import load_tokenizer, require_tokenizer
 from ..runtime.chat_template import ChatTemplate
 from ..runtime.draft_vocabulary import check_draft_vocabulary
@@ -55,7 +56,7 @@ WORK_LIMITS: Final = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's flags. Flags that vLLM's server also has keep their names."""
-    parser.add_argument("model", type=Path, metavar="MODEL", help=engine_flags.MODEL_HELP)
+    parser.add_argument("model", metavar="MODEL", help=engine_flags.MODEL_HELP)
     _add_server(parser.add_argument_group("server"))
     _add_adapters(parser.add_argument_group("adapters"))
     _add_embeddings(parser.add_argument_group("embeddings"))
@@ -93,8 +94,9 @@ def _add_server(group: Any) -> None:
 
 def _add_adapters(group: Any) -> None:
     group.add_argument(
-        "--lora_modules", nargs="+", default=[], metavar="NAME=PATH",
-        help='adapters that are served from the start; JSON is accepted too: {"name": ..., "path": ...}',
+        "--lora_modules", nargs="+", default=[], metavar="NAME=ADAPTER",
+        help='adapters that are served from the start, by directory or name of the Hub; '
+        'JSON is accepted too: {"name": ..., "path": ...}',
     )  # fmt: skip
     group.add_argument(
         "--adapter_root", nargs="+", type=Path, default=[], metavar="DIR",
@@ -145,7 +147,7 @@ def _add_executor(group: Any) -> None:
         "--host_cache_bytes", type=integer(0), metavar="N", help="host memory for adapters (default: the executor's)"
     )
     group.add_argument(
-        "--draft_model", type=Path, metavar="MODEL",
+        "--draft_model", metavar="MODEL",
         help="a small model with the same tokenizer, or its engine, that drafts tokens; only changes the speed (a "
         "model's engine is built with the defaults of the flags below)",
     )  # fmt: skip
@@ -246,7 +248,11 @@ def options_of(args: argparse.Namespace) -> ServerOptions:
         for name in names
         if not is_name(name)
     ]
-    problems += [f"adapter_root is '{root}'; expected a directory" for root in args.adapter_root if not root.is_dir()]
+    problems += [
+        f"adapter_root is '{root}'; expected a directory; names of the Hub are accepted in lora_modules"
+        for root in args.adapter_root
+        if not root.is_dir()
+    ]
     try:
         num_connections(limits_of(args))
     except ConfigError as error:
@@ -328,7 +334,7 @@ def keys_of(args: argparse.Namespace) -> tuple[str, ...]:
 def model_names_of(args: argparse.Namespace) -> tuple[str, ...]:
     """Returns the names of the base model. Answers show the first one."""
     # The name of a cached engine's directory tells clients nothing, so the model's directory gives the name.
-    return tuple(args.served_model_name) or (args.model.absolute().name,)
+    return tuple(args.served_model_name) or (model_label(args.model),)
 
 
 def executor_config_of(args: argparse.Namespace) -> ExecutorConfig:
@@ -361,15 +367,17 @@ def make_executor(args: argparse.Namespace) -> Executor:
     """
     config = executor_config_of(args)
     options = engine_flags.engine_options_of(args)
-    plan = plan_engine(args.model, options)
-    draft_plan = None if args.draft_model is None else plan_engine(args.draft_model)
-    _check_files(args, plan)
-    if args.draft_model is not None:
-        check_draft_vocabulary(args.model / TOKENIZER_FILE, args.draft_model / TOKENIZER_FILE)
-    engine: Path = args.model if plan is None else plan.engine(progress_on())
+    model = find_model(args.model)
+    plan = plan_engine(model, options)
+    draft_model = None if args.draft_model is None else find_model(args.draft_model)
+    draft_plan = None if draft_model is None else plan_engine(draft_model)
+    _check_files(args, model.directory, plan)
+    if draft_model is not None:
+        check_draft_vocabulary(model.directory / TOKENIZER_FILE, draft_model.directory / TOKENIZER_FILE)
+    engine = model.directory if plan is None else plan.engine(progress_on())
     draft = config.draft_target_decoding_config  # a copy
-    if draft is not None:
-        draft_engine = args.draft_model if draft_plan is None else draft_plan.engine(progress_on())
+    if draft is not None and draft_model is not None:
+        draft_engine = draft_model.directory if draft_plan is None else draft_plan.engine(progress_on())
         draft.speculative_model_dir = str(draft_engine)
         config.draft_target_decoding_config = draft
     loaded = load_engine(engine, weight_memory=args.weight_memory)
@@ -380,17 +388,17 @@ def make_executor(args: argparse.Namespace) -> Executor:
     return Executor(loaded, loaded.model_type, with_workers(config, loaded), guide_limits=guide_limits)
 
 
-def _check_files(args: argparse.Namespace, plan: EnginePlan | None) -> None:
+def _check_files(args: argparse.Namespace, model: Path, plan: EnginePlan | None) -> None:
     """Raises AdaptrtError for files of the model or of lora_modules that a server could not use."""
     from ..runtime.sampling_defaults import SamplingDefaults
 
-    SamplingDefaults.load(args.model)
-    require_tokenizer(args.model / TOKENIZER_FILE)
+    SamplingDefaults.load(model)
+    require_tokenizer(model / TOKENIZER_FILE)
     if plan is None or plan.is_made(progress_on()):
         return
     # If the engine exists, the service reads these files once.
-    load_tokenizer(args.model / TOKENIZER_FILE)
-    ChatTemplate.load(args.model)
+    load_tokenizer(model / TOKENIZER_FILE)
+    ChatTemplate.load(model)
     for name, path in _lora_modules(args, model_names_of(args))[0]:
         try:
             plan.check_adapter(path)
@@ -405,6 +413,7 @@ def run(args: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         raise ConfigError(f"adaptrt serve needs {error.name}: pip install 'adaptrt[serve]'") from error
     options = options_of(args)
+    args.model = find_model(args.model)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     # Under MPI only rank 0 listens, and the rank is known once the engine is loaded.
     listening = None if is_started_by_mpi() else bind(options)
@@ -430,8 +439,9 @@ def _lora_modules(
     problems = []
     for text in args.lora_modules:
         try:
-            name, path = _lora_module(text)
-        except ConfigError as error:
+            name, given = _lora_module(text)
+            path = find_adapter(given).directory
+        except (ConfigError, AdapterError) as error:
             problems.append(str(error))
             continue
         if (problem := name_problem(name, model_names)) is not None:
@@ -444,8 +454,8 @@ def _lora_modules(
     return tuple(modules), problems
 
 
-def _lora_module(text: str) -> tuple[str, Path]:
-    """Parses name=path, or vLLM's JSON."""
+def _lora_module(text: str) -> tuple[str, str]:
+    """Parses name=adapter, or vLLM's JSON."""
     if text.lstrip().startswith("{"):
         try:
             fields = json.loads(text)
@@ -460,8 +470,8 @@ def _lora_module(text: str) -> tuple[str, Path]:
             raise ConfigError(
                 f"lora_modules {text!r}: expected texts name and path, and base_model_name if it is known"
             )
-        return fields["name"], Path(fields["path"])
+        return fields["name"], fields["path"]
     name, equals, path = text.partition("=")
     if not (name and equals and path):
-        raise ConfigError(f"lora_modules {text!r}: expected NAME=PATH")
-    return name, Path(path)
+        raise ConfigError(f"lora_modules {text!r}: expected NAME=ADAPTER")
+    return name, path

@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Final, TextIO
 
 from .._core import AdaptrtError, ConfigError, FinishReason, SamplingConfig
@@ -27,7 +26,7 @@ Ctrl-C stops an answer. A line that begins with // is sent with one / less."""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the flags."""
-    parser.add_argument("model", type=Path, metavar="MODEL", help=engine_flags.MODEL_HELP)
+    parser.add_argument("model", metavar="MODEL", help=engine_flags.MODEL_HELP)
     parser.add_argument("--lora", metavar="NAME", help="adapter that answers at first")
     parser.add_argument("--system", metavar="TEXT", help="instructions at the beginning of the conversation")
     parser.add_argument(

@@ -9,18 +9,18 @@ from pathlib import Path
 from .._core import AdapterError
 from ..formats.adapter import MAGNITUDE, SHIFT, ConvertedAdapter, convert_adapter
 from ..formats.adapter.adapter import MAGNITUDES_NORMALIZED
+from ..formats.sources import find_adapter, find_model
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the flags; the first four are TensorRT-LLM's."""
-    parser.add_argument("-i", "--in-file", type=Path, required=True, help="directory of the adapter")
+    parser.add_argument("-i", "--in-file", required=True, help="adapter: a directory or a name of the Hub")
     parser.add_argument("-o", "--out-dir", type=Path, required=True, help="directory for the two .npy files")
     parser.add_argument("--storage-type", choices=("float32", "float16", "bfloat16"), default="float16")
     parser.add_argument("-v", "--verbose", action="store_true", help="list the rows")
     parser.add_argument(
         "--base_model",
-        type=Path,
-        help="Hugging Face directory of the base model: used to check shapes, to normalise DoRA magnitudes, and to "
+        help="base model, a directory or a name of the Hub: used to check shapes, to normalise DoRA magnitudes, and to "
         "convert trained biases to differences from the base model's",
     )
     parser.add_argument(
@@ -39,9 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Converts one adapter."""
     adapter = convert_adapter(
-        args.in_file,
+        find_adapter(args.in_file).directory,
         storage_dtype=args.storage_type,
-        base=args.base_model,
+        base=None if args.base_model is None else find_model(args.base_model).directory,
         initial_adapter=args.initial_adapter,
         magnitudes_normalized=args.dora_magnitudes == MAGNITUDES_NORMALIZED,
     )

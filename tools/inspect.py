@@ -21,6 +21,7 @@ from ..formats.engine.engine_file import EngineFile
 from ..formats.engine.engine_quality import EngineQuality
 from ..formats.engine.tensorrt.plan_config import TensorRow
 from ..formats.models.registry import load_config
+from ..formats.sources import find_adapter
 from .inspect_adapter import (
     LORA_CONFIG,
     AdapterDescription,
@@ -36,7 +37,9 @@ _CONTEXTS: Final = (1 << 13, 1 << 15, 1 << 17)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the flags."""
     parser.add_argument(
-        "path", type=Path, help="directory of a checkpoint, an engine, an adapter, or a converted adapter"
+        "path",
+        metavar="PATH",
+        help="checkpoint, engine, converted adapter, or an adapter's directory or name in the Hub",
     )
     parser.add_argument("--tensors", action="store_true", help="list the tensors of a checkpoint or an engine")
     parser.add_argument("--engine", type=Path, help="adapters only: also check that this engine can serve the adapter")
@@ -50,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the description of one directory."""
+    args.path = find_adapter(args.path).directory
     adapter = _adapter_at(args.path, args.engine)
     if adapter is not None:
         print(adapter.to_json()) if args.json else print_adapter(adapter)
@@ -237,6 +241,8 @@ def _engine_rows(config: EngineConfig, compiled: Mapping[str, str]) -> dict[str,
             + (f", long_lora_scaling_factors {list(factors)}" if (factors := lora.long_lora_scaling_factors) else "")
         )
         rows["adapters"] = ", ".join(lora.adapter_names) or "none in the engine directory"
+    if config.source is not None:
+        rows["built from"] = config.source
     if config.quality is not None:
         rows["quality"] = _describe_quality(config.quality)
     return rows

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,6 +35,7 @@ from ...formats.engine.engine_quality import QualityMeasure
 from ...formats.engine.limits import chosen_limits
 from ...formats.engine.tensorrt.capability import CURRENT
 from ...formats.engine.weight_usage import UsageMeasure
+from ...formats.sources import find_adapter, find_model
 from ..build import build
 from ..conversion.checkpoint import Checkpoint
 from .build_report import summary
@@ -54,8 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--checkpoint_dir", type=Path, metavar="DIR", help="checkpoint to compile")
     source.add_argument(
-        "--model_dir", type=Path, metavar="DIR",
-        help="directory of the Hugging Face model to compile directly, without a checkpoint",
+        "--model_dir", metavar="MODEL",
+        help="Hugging Face model to compile directly, without a checkpoint: a directory or a name of the Hub",
     )  # fmt: skip
     add_dtype(parser)
     parser.add_argument(
@@ -159,8 +161,9 @@ def _add_lora(group: Any) -> None:
         help="modules that adapters may change (default: those of the adapters in --lora_dir; without --lora_dir, all)",
     )  # fmt: skip
     group.add_argument(
-        "--lora_dir", nargs="+", type=Path, default=[], metavar="DIR",
-        help="PEFT adapters to copy into the engine; each is served under its directory's name",
+        "--lora_dir", nargs="+", default=[], metavar="ADAPTER",
+        help="PEFT adapters to copy into the engine: directories or names of the Hub; each is served under the last "
+        "part of its name",
     )  # fmt: skip
     _add_sole(group, "lora_ckpt_source", ("hf", "nemo"))
 
@@ -221,13 +224,18 @@ def _text_of(args: argparse.Namespace, purpose: str) -> tuple[Path, Path, int] |
         if tokens is not None:
             raise ConfigError(f"{purpose}_tokens needs {purpose}_text")
         return None
-    return text, args.checkpoint_dir or args.model_dir, DEFAULT_TEXT_TOKENS if tokens is None else tokens
+    return (
+        text,
+        args.checkpoint_dir or find_model(args.model_dir).directory,
+        DEFAULT_TEXT_TOKENS if tokens is None else tokens,
+    )
 
 
 def _source_of(args: argparse.Namespace) -> Checkpoint:
     """Opens the checkpoint or model that the flags name. Raises ConfigError for --dtype without a model."""
     if args.model_dir is not None:
-        return Checkpoint.of_model(args.model_dir, dtype_of(args))
+        source = find_model(args.model_dir)
+        return replace(Checkpoint.of_model(source.directory, dtype_of(args)), origin=source.record)
     if args.dtype != AUTO:
         raise ConfigError(f"dtype {args.dtype} needs model_dir: a checkpoint has the dtype that it was converted to")
     return Checkpoint.open(args.checkpoint_dir)
@@ -242,7 +250,9 @@ def _sole_help(name: str) -> str:
 
 
 def config_of(args: argparse.Namespace) -> BuildConfig:
-    """The config that the flags describe."""
+    """The config that the flags describe. Downloads adapters of the Hub."""
+    adapters = [find_adapter(name) for name in args.lora_dir]
+    has_names = any(adapter.hub is not None for adapter in adapters)
     return BuildConfig(
         **chosen_limits(LIMITS, vars(args)),
         kv_cache_type=args.kv_cache_type,
@@ -253,7 +263,8 @@ def config_of(args: argparse.Namespace) -> BuildConfig:
         sparse_mlp=args.sparse_mlp,
         sparse_predictors=args.sparse_predictors,
         lora_config=LoraBuildConfig(
-            lora_dir=tuple(args.lora_dir),
+            lora_dir=tuple(adapter.directory for adapter in adapters),
+            adapter_names=tuple(adapter.last_part for adapter in adapters) if has_names else (),
             lora_ckpt_source=args.lora_ckpt_source,
             lora_target_modules=tuple(args.lora_target_modules),
             **chosen_limits(LORA_LIMITS, vars(args)),
@@ -286,6 +297,8 @@ def run(args: argparse.Namespace) -> int:
     prompt_rows = getattr(args, PROMPT_TABLE)
     if prompt_rows > 0 and args.backend == TENSORRT:
         raise ConfigError(f"{PROMPT_TABLE} is {prompt_rows}; expected 0 with backend {TENSORRT}, or backend {NATIVE}")
+    if args.model_dir is not None:
+        args.model_dir = find_model(args.model_dir)
     quantization, quality = quantization_of(args), _quality_of(args)
     report = build(
         _source_of(args),

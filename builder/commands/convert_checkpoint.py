@@ -17,6 +17,7 @@ from ...formats.checkpoint.quantization import DEFAULT_GROUP_SIZE, GROUP_SIZES, 
 from ...formats.hugging_face.hf_config import HfConfig, published_format
 from ...formats.hugging_face.published.awq import Awq
 from ...formats.hugging_face.published.gptq import Gptq
+from ...formats.sources import find_model
 from ..conversion.convert import convert_checkpoint
 from .dtype_flag import add_dtype, dtype_of
 from .quantization_report import INT8_KV_CACHE_HELP, error_table
@@ -30,7 +31,7 @@ _PUBLISHED: Final = ("int8_gptq", "int4_gptq", "int4_awq")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's flags; their names are TensorRT-LLM's."""
     parser.add_argument(
-        "--model_dir", type=Path, required=True, metavar="DIR", help="directory of the Hugging Face model"
+        "--model_dir", required=True, metavar="MODEL", help="Hugging Face model: a directory or a name of the Hub"
     )
     parser.add_argument("--output_dir", type=Path, required=True, metavar="DIR", help="directory to write")
     add_dtype(parser)
@@ -137,7 +138,7 @@ def model_of(args: argparse.Namespace) -> Path | ConfigFile:
 
     Raises ConfigError if the flags contradict that file.
     """
-    directory: Path = args.quant_ckpt_path or args.model_dir
+    directory: Path = args.quant_ckpt_path or find_model(args.model_dir).directory
     if args.weight_only_precision not in _PUBLISHED:
         return directory
     if not directory.is_dir():
@@ -151,7 +152,7 @@ def model_of(args: argparse.Namespace) -> Path | ConfigFile:
     if args.per_group and given != found.group_size:
         raise ConfigError(f"{directory}: group_size {given}: the model is {found.describe()}")
     if args.quant_ckpt_path is not None:
-        _check_same_model(args.model_dir, file)
+        _check_same_model(find_model(args.model_dir).directory, file)
     return file
 
 

@@ -14,7 +14,10 @@ from .limit_flags import add_limits
 from .quantization_flags import add_quantization, quantization_of
 from .quantization_report import INT8_KV_CACHE_HELP
 
-MODEL_HELP: Final = "engine, checkpoint or Hugging Face model directory; a model's engine is built on first use"
+MODEL_HELP: Final = (
+    "directory of an engine, a checkpoint or a Hugging Face model, or a model's name in the Hub (ORGANISATION/NAME); a "
+    "model's engine is built on first use"
+)
 
 _DEFAULTS: Final = {
     **{name: str(default) for name, default in SERVING_DEFAULTS.items()},

@@ -53,6 +53,8 @@ class Checkpoint:
     """For a Hugging Face model published quantised: the layers that keep their quantised weights."""
     model: HfConfig | None = None
     """Config of the Hugging Face model that the tensors are made of; None if the checkpoint has files of its own."""
+    origin: str | None = None
+    """For a model of the Hugging Face Hub: its name with the commit."""
 
     @classmethod
     def open(cls, directory: Path) -> Checkpoint:

@@ -85,7 +85,7 @@ def write_engine(
     stored, adapter_checksums = copy_adapters(config, directory)
     if stored.sparse_predictors is not None:
         stored = replace(stored, sparse_predictors=Path(stored.sparse_predictors.absolute().name))
-    written = EngineConfig.of_this_release(checkpoint.config, stored, engine, adapter_checksums)
+    written = EngineConfig.of_this_release(checkpoint.config, stored, engine, adapter_checksums, checkpoint.origin)
     written.save(directory)
     return WrittenEngine(written, engine_bytes, compiled)
 

@@ -31,6 +31,7 @@ from ...formats.engine.engine_config import FORMAT_VERSIONS
 from ...formats.hugging_face.hf_config import HfConfig
 from ...formats.models.registry import declare, read_config
 from ...formats.network.network import Network
+from ...formats.sources import find_model
 from ..engine.adapter_fit import modules_changed_by
 from ..engine.problems import problems_of
 from ..network.checkpoint_tensors import plan_rank
@@ -53,13 +54,13 @@ if TYPE_CHECKING:
 _BYTES_PER_RANK: Final = 3 * 4
 """Memory of a step per adapter rank and token: float32 products with A for the three parts of a fused layer."""
 _ACCEPTED: Final = (
-    "expected an engine (adaptrt build), a checkpoint (adaptrt convert-checkpoint), or a Hugging Face model directory "
-    "with config.json"
+    "expected an engine (adaptrt build), a checkpoint (adaptrt convert-checkpoint), or a Hugging Face model: a "
+    "directory with config.json, or its name in the Hub (ORGANISATION/NAME)"
 )
 
 
 def engine_for(
-    model: str | Path,
+    model: str | os.PathLike[str],
     options: EngineOptions | None = None,
     progress: Progress | None = None,
     *,
@@ -67,8 +68,8 @@ def engine_for(
 ) -> Path:
     """The engine directory of a model, built on first use.
 
-    model: an engine, which is returned unchanged; or a Hugging Face model directory or a checkpoint, whose engine is
-    found in the cache or built into it.
+    model: an engine, which is returned unchanged; or a checkpoint or a Hugging Face model, by its directory or its name
+    in the Hub (docs/names.md), whose engine is found in the cache or built into it.
     options: options of the engine; None: the defaults.
     cache: None: the user's cache.
 
@@ -78,23 +79,25 @@ def engine_for(
     Raises the errors of plan_engine() before any work is done; ConfigError if there is too little space, or if the
     engine must be built and the cache is read-only; CheckpointError and EngineError like build().
     """
-    plan = plan_engine(model, options)
-    return Path(model) if plan is None else plan.engine(progress, cache=cache)
+    source = find_model(model)
+    plan = plan_engine(source, options)
+    return source.directory if plan is None else plan.engine(progress, cache=cache)
 
 
-def plan_engine(model: str | Path, options: EngineOptions | None = None) -> EnginePlan | None:
+def plan_engine(model: str | os.PathLike[str], options: EngineOptions | None = None) -> EnginePlan | None:
     """The plan of a model's engine, with engine_for()'s arguments; None: `model` is an engine. Builds nothing.
 
     Raises ConfigError for a directory that is neither a model nor an engine, and for options that are invalid or would
     have no effect; CheckpointError for an invalid config.json.
     """
-    directory = Path(model)
+    source = find_model(model)
+    directory = source.directory
     options = EngineOptions() if options is None else options
     _check_place(directory)
     state = file_state(directory / CONFIG_FILE)
     file = ConfigFile.read(directory, ConfigError)
     if not file.is_of_engine:
-        return EnginePlan.open(file, ModelFiles(directory, state), options)
+        return EnginePlan.open(file, ModelFiles(directory, state), options, source.record)
     if options.given:
         raise ConfigError(
             f"{directory}: is an engine, whose options were chosen when it was built; {', '.join(options.given)} "
@@ -115,9 +118,11 @@ class EnginePlan:
     """The model's config, quantised as the engine will be."""
     build_config: BuildConfig
     options: EngineOptions
+    origin: str | None = None
+    """For a model of the Hugging Face Hub: its name with the commit."""
 
     @classmethod
-    def open(cls, file: ConfigFile, files: ModelFiles, options: EngineOptions) -> EnginePlan:
+    def open(cls, file: ConfigFile, files: ModelFiles, options: EngineOptions, origin: str | None = None) -> EnginePlan:
         """Checks the options. Raises ConfigError that lists all problems, CheckpointError for an invalid
         config.json."""
         directory = file.directory
@@ -147,7 +152,7 @@ class EnginePlan:
         problems += problems_of(build_config, config) or _memory_problems(build_config)
         if problems:
             raise ConfigError(f"{directory}: " + "; ".join(problems))
-        return cls(directory, files, source, config, build_config, options)
+        return cls(directory, files, source, config, build_config, options, origin)
 
     @cached_property
     def network(self) -> Network:
@@ -203,6 +208,8 @@ class EnginePlan:
         }
         if self.options.int8_activations:
             parts["int8_activations"] = True
+        if self.origin is not None:
+            parts["source"] = self.origin
         return xxhash.xxh3_64_hexdigest(json.dumps(parts, sort_keys=True, separators=(",", ":")).encode())
 
     @property
@@ -243,7 +250,7 @@ def _make(source: EnginePlan, key: str, cache: EngineCache, progress: Progress) 
     kind = "an entry of AdaptRT's cache of engines"
     with replaced_directory(place, is_ours=is_of_entry, kind=kind, error=EngineError) as directory:
         if isinstance(source.source, HfConfig):
-            checkpoint = Checkpoint.of_model(source.source)
+            checkpoint = replace(Checkpoint.of_model(source.source), origin=source.origin)
         else:
             checkpoint = Checkpoint.of_config(source.source, source.directory, source.network)
         report = build(
@@ -256,7 +263,7 @@ def _make(source: EnginePlan, key: str, cache: EngineCache, progress: Progress) 
             progress=progress,
         )
         source.files.check_unchanged()
-        write_entry(directory, source.directory.absolute(), source.description(report))
+        write_entry(directory, source.origin or str(source.directory.absolute()), source.description(report))
     if report.kept is not None:
         progress.note(f"kept: {report.kept.describe()}")
     if report.dequantization is not None:
@@ -289,7 +296,7 @@ def _check_place(directory: Path) -> None:
     """Raises ConfigError if `directory` is not a directory with a config.json."""
     if not directory.is_dir():
         problem = "is not a directory" if directory.exists() else "does not exist"
-        raise ConfigError(f"{directory}: {problem}; {_ACCEPTED}. Download models of a hub first")
+        raise ConfigError(f"{directory}: {problem}; {_ACCEPTED}")
     if not (directory / CONFIG_FILE).is_file():
         if (directory / ADAPTER_CONFIG_FILE).is_file():
             raise ConfigError(f"{directory}: is a PEFT adapter; name the directory of its base model, or an engine")

@@ -45,7 +45,7 @@ class CachedEngine:
     directory: Path
     """Directory of the engine."""
     model: str
-    """Model directory that it was built from."""
+    """Model that it was built from: a directory, or a name of the Hub with the commit."""
     options: str
     """Description of its options, for the user."""
     num_bytes: int
@@ -183,9 +183,9 @@ def unless_read_only() -> Iterator[None]:
             raise
 
 
-def write_entry(place: Path, model: Path, options: str) -> None:
+def write_entry(place: Path, model: str, options: str) -> None:
     """Writes an entry's description into its directory."""
-    content = {"producer": {"name": PRODUCER, "version": __version__}, "model": str(model), "options": options}
+    content = {"producer": {"name": PRODUCER, "version": __version__}, "model": model, "options": options}
     (place / ENTRY_FILE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 

@@ -51,6 +51,8 @@ class EngineConfig:
     """Checksums of the copies in build_config.lora_config.lora_dir; see adapter_copy.py."""
     quality: EngineQuality | None = None
     """Result of the build's measurement on a text, if one was requested."""
+    source: str | None = None
+    """Name of the model's repository with its commit (hf://ORGANISATION/NAME@COMMIT); None for a model from a path."""
 
     @cached_property
     def network(self) -> Network:
@@ -64,6 +66,7 @@ class EngineConfig:
         build_config: BuildConfig,
         engine: tuple[str, ...] | TensorRtPlans,
         adapter_checksums: tuple[str, ...] = (),
+        source: str | None = None,
     ) -> EngineConfig:
         """Makes the config of a new engine; `engine` is a native engine's checksums, or the plans."""
         return cls(
@@ -73,6 +76,7 @@ class EngineConfig:
             engine_checksums=engine if isinstance(engine, tuple) else (),
             tensorrt=None if isinstance(engine, tuple) else engine,
             adapter_checksums=adapter_checksums,
+            source=source,
         )
 
     def save(self, directory: Path) -> None:
@@ -97,6 +101,8 @@ class EngineConfig:
         content["adapter_checksums"] = list(self.adapter_checksums)
         if self.quality is not None:
             content["quality"] = self.quality.to_dict()
+        if self.source is not None:
+            content["source"] = self.source
         return {**content, "checksum": _checksum(content)}
 
     @classmethod
@@ -114,29 +120,30 @@ class EngineConfig:
             raise EngineError(
                 f"{subject}: does not have its checksum; it was changed after the build. Build the engine again"
             )
-        source = JsonFields(content)
-        source.discard(("producer", "format_version"))
-        build = source.object("build_config")
-        pretrained = source.raw("pretrained_config")
+        fields = JsonFields(content)
+        fields.discard(("producer", "format_version"))
+        build = fields.object("build_config")
+        pretrained = fields.raw("pretrained_config")
         if not isinstance(pretrained, dict):
-            source.problem("pretrained_config", f"is {describe(pretrained)}; expected an object")
+            fields.problem("pretrained_config", f"is {describe(pretrained)}; expected an object")
             pretrained = {}
-        version, adapter_checksums = source.string("version"), source.strings("adapter_checksums")
+        version, adapter_checksums = fields.string("version"), fields.strings("adapter_checksums")
         build_config = BuildConfig.from_fields(build) if build else BuildConfig()
         checksums: tuple[str, ...] = ()
         plans = None
         if data["format_version"] == FORMAT_VERSIONS[TENSORRT]:
-            section = source.object("tensorrt")
+            section = fields.object("tensorrt")
             plans = plans_from_fields(section) if section else None
         elif "engine_checksums" in content:
-            checksums = tuple(source.strings("engine_checksums"))
+            checksums = tuple(fields.strings("engine_checksums"))
         else:
-            checksums = (source.string("engine_checksum"),)
+            checksums = (fields.string("engine_checksum"),)
         if FORMAT_VERSIONS.get(build_config.backend) != data["format_version"]:
-            source.problem("build_config.backend", f"is {build_config.backend}, which does not match format_version")
-        quality = source.object("quality", optional=True)
+            fields.problem("build_config.backend", f"is {build_config.backend}, which does not match format_version")
+        quality = fields.object("quality", optional=True)
         measured = EngineQuality.from_fields(quality) if quality is not None else None
-        source.finish(subject, EngineError)
+        source = fields.string("source") if "source" in content else None
+        fields.finish(subject, EngineError)
         pretrained_config = _pretrained(pretrained, subject)
         ranks = pretrained_config.mapping.world_size
         if plans is None and len(checksums) != ranks:
@@ -149,6 +156,7 @@ class EngineConfig:
             tensorrt=plans,
             adapter_checksums=adapter_checksums,
             quality=measured,
+            source=source,
         )
 
 

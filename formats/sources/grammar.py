@@ -96,7 +96,7 @@ def parse_name(name: str | os.PathLike[str], error: type[AdaptrtError]) -> Local
     if parse_sum(name) is not None:
         raise error(f"name is '{name}', a weighted sum of adapters; expected one model or adapter")
     explicit = name.startswith(HUB_PREFIX)
-    found = _hub_name(name.removeprefix(HUB_PREFIX))
+    found = hub_name(name.removeprefix(HUB_PREFIX))
     if explicit and found is None:
         raise error(f"name is '{name}'; expected {HUB_PREFIX}ORGANISATION/NAME[@REVISION][/FOLDER]")
     if found is None:
@@ -114,7 +114,8 @@ def parse_name(name: str | os.PathLike[str], error: type[AdaptrtError]) -> Local
     return found
 
 
-def _hub_name(text: str) -> HubName | None:
+def hub_name(text: str) -> HubName | None:
+    """Returns the repository that a text without prefix names, whatever exists locally; None for other texts."""
     match = _HUB.fullmatch(text)
     if match is None:
         return None

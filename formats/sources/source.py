@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..._core import AdapterError
+from ..._core import AdapterError, ConfigError
 from .grammar import HubName, LocalName, parse_name
 from .hub import fetch
 from .kind import Kind
@@ -35,6 +35,11 @@ class Source:
         return self.directory.absolute().name if self.hub is None else self.hub.label
 
     @property
+    def last_part(self) -> str:
+        """Last part of the name: of the repository or folder, or of the path after its links are resolved."""
+        return Path(os.path.realpath(self.directory)).name if self.hub is None else self.hub.label.rpartition("/")[2]
+
+    @property
     def record(self) -> str | None:
         """The exact name with its commit, for records of what was built from it; None for a path."""
         return None if self.hub is None else str(self.hub)
@@ -46,6 +51,14 @@ def find_model(name: str | os.PathLike[str]) -> Source:
     A path is returned even if it does not exist; its reader reports that. Raises ConfigError.
     """
     return _find(name, Kind.MODEL)
+
+
+def model_label(name: str | os.PathLike[str]) -> str:
+    """Returns the label of find_model(name), and downloads nothing. Raises ConfigError."""
+    if isinstance(name, Source):
+        return name.label
+    meaning = parse_name(name, ConfigError)
+    return meaning.path.absolute().name if isinstance(meaning, LocalName) else meaning.label
 
 
 def find_adapter(name: str | os.PathLike[str]) -> Source:

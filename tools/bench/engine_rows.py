@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..._core import ConfigError, LoraConfig
+from ...formats.sources import find_adapter
 from ...runtime.native_engine import NativeEngine
 from .scenario_types import NO_ADAPTERS, AdapterMix, Decode, Popularity, Prefill, Scenario, Serve
 
@@ -19,7 +20,7 @@ LENGTHS: Final = {"input_len": "128", "output_len": "64"}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of the load."""
     load = parser.add_argument_group("load")
-    load.add_argument("--lora_dir", nargs="+", type=Path, metavar="DIR", help="PEFT adapters that requests use")
+    load.add_argument("--lora_dir", nargs="+", metavar="ADAPTER", help="PEFT adapters that requests use")
     load.add_argument(
         "--zipf",
         type=float,
@@ -61,7 +62,7 @@ def engine_rows(args: argparse.Namespace, engine: NativeEngine) -> tuple[Scenari
     if problems:
         raise ConfigError("; ".join(problems))
     batch = min(concurrency or CONCURRENCY, engine.config.build_config.max_batch_size)
-    mix = _adapters(args.lora_dir or [], engine)
+    mix = _adapters([find_adapter(name).directory for name in args.lora_dir or []], engine)
     common: dict[str, Any] = {"engine": NAME, "adapters": mix, "unit": "tok/s"}
     longest_input, longest_output = inputs[1] - 1, max(4, outputs[1] - 1)
     return (

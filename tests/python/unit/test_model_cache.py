@@ -381,7 +381,7 @@ def test_directories_that_are_no_model_are_refused(cache: EngineCache, model: Pa
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "config.json").write_text("{}")
     for directory, expected in {
-        "Qwen/Qwen3-0.6B": "does not exist; expected an engine .* Download models of a hub first",
+        "./Qwen3-0.6B": r"does not exist; expected an engine .* or its name in the Hub \(ORGANISATION/NAME\)",
         model / "config.json": "is not a directory",
         tmp_path / "empty": "has no config.json; expected an engine .*, a checkpoint .*, or a Hugging Face model",
         tmp_path / "other": "has no architectures",

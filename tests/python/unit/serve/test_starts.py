@@ -103,7 +103,7 @@ BAD_FLAGS: dict[str, list[str]] = {
     "--host 300.1.1.1": ["300.1.1.1", "expected a free host and port"],
     "--adapter_root nowhere": ["adapter_root is 'nowhere'", "expected a directory"],
     "--enable_lora_loading": ["enable_lora_loading is given without adapter_root"],
-    "--lora_modules x": ["lora_modules 'x'", "NAME=PATH"],
+    "--lora_modules x": ["lora_modules 'x'", "NAME=ADAPTER"],
     "--lora_modules x=nowhere": ["lora_modules 'x=nowhere'", "nowhere is not a directory"],
     '--lora_modules {"name":1}': ["lora_modules '{\"name\":1}'", "expected texts name and path"],
     "--lora_modules {": ["lora_modules '{'", "not JSON"],
