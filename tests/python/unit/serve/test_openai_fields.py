@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Iterator
+from typing import Annotated, Any
 
 import pytest
+from pydantic import TypeAdapter
 
 from adaptrt.serve.errors import ApiError
 from adaptrt.serve.http import parse_json
 from adaptrt.serve.openai_chat_fields import ChatRequest, TokenizeRequest, ToolChoice
-from adaptrt.serve.openai_fields import CompletionRequest
+from adaptrt.serve.openai_fields import CompletionRequest, Fields
 from adaptrt.serve.options import ServerLimits
 
 LIMITS = ServerLimits()
@@ -175,6 +177,24 @@ def test_what_chats_refuse(fields: dict[str, Any], param: str | None, said: str)
         chat(**fields)
     assert refused.value.param == param
     assert said in str(refused.value)
+
+
+def subclasses(cls: type[Fields]) -> Iterator[type[Fields]]:
+    for found in cls.__subclasses__():
+        yield found
+        yield from subclasses(found)
+
+
+@pytest.mark.parametrize("cls", sorted(set(subclasses(Fields)), key=lambda cls: cls.__name__))
+def test_a_default_is_a_value_that_its_field_accepts(cls: type[Fields]) -> None:
+    for name, field in cls.model_fields.items():
+        default = field.get_default(call_default_factory=True, validated_data={})
+        # JSON cannot express a ToolChoice.
+        if not field.is_required() and not isinstance(default, ToolChoice):
+            validator = TypeAdapter(
+                Annotated[(field.annotation, None, *field.metadata)]
+            )  # Annotated needs something after the type
+            assert validator.validate_python(default) == default, name
 
 
 def test_fields_that_ask_for_what_happens_anyway_are_taken() -> None:
