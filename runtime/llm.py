@@ -31,12 +31,11 @@ from .chat_template import ChatTemplate
 from .engine import load_engine
 from .executor import Executor
 from .llm_config import with_kernels, with_speculation, with_weight_memory
-from .llm_options import CompletionOptions, combined, combined_for_each
+from .llm_options import CompletionOptions, combined, combined_for_each, recommended_sampling
 from .llm_prompts import Prompt, has_idle_temperature, is_conversation, is_one_prompt, listed_prompts, text_or_ids
 from .options.speculative import LookaheadDecodingConfig
 from .orchestrator.mode import with_workers
 from .pooled_texts import PooledTexts, names_of
-from .sampling_defaults import SamplingDefaults
 from .sampling_params import SamplingParams
 from .text_options import ChatOptions, TextOptions
 from .text_requests import TextRequests
@@ -65,6 +64,7 @@ class LLM(PooledTexts):
         weight_memory: int | str | None = None,
         speculative_config: LookaheadDecodingConfig | DraftTargetDecodingConfig | None = None,
         engine_options: EngineOptions | None = None,
+        generation_config: str | Path | None = "auto",
     ) -> None:
         """Loads the engine and its tokenizer.json, or the one at `tokenizer`.
 
@@ -78,6 +78,10 @@ class LLM(PooledTexts):
             and sets ExecutorConfig.decoding_config. DraftTargetDecodingConfig takes drafts from a small model, whose
             directory is given like `model`, and sets ExecutorConfig.draft_target_decoding_config; the small model's
             engine is built without engine_options.
+        generation_config: sampling of requests that do not set it, as the model's publisher recommends it. "auto": from
+            the model's generation_config.json; a directory: from the file there; "vllm" or None: none is used. Methods
+            without sampling_params and sampling_config then sample if the file has a temperature, top_p, top_k or
+            min_p, and otherwise take the most likely token. A sampling_config is used as it is.
 
         This process starts workers that run an engine of several ranks. If MPI started the process, every MPI process
         makes the LLM instead. On ranks other than 0 the constructor then never returns: the process follows rank 0 and
@@ -95,6 +99,7 @@ class LLM(PooledTexts):
         engine_dir = source.directory if plan is None else plan.engine(progress_on())
         path = engine_dir / TOKENIZER_FILE if tokenizer is None else path
         self._template_directory = path.parent
+        self._recommended = recommended_sampling(engine_dir, generation_config)
         config = with_weight_memory(with_kernels(executor_config, kernels), weight_memory)
         config = with_speculation(config, speculative_config)
         engine = load_engine(engine_dir, weight_memory=None if config is None else config.weight_memory)
@@ -105,7 +110,6 @@ class LLM(PooledTexts):
             executor.shutdown()
             sys.exit()
         self._executor = executor
-        self._recommended = SamplingDefaults()
         tokenizers = Tokenizers(tokenizer_of_model, executor.adapters)
         self._requests = TextRequests(executor, tokenizers, self._recommended)
         self._has_warned = False

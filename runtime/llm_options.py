@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from .._core import RequestError, SamplingConfig
+from .._core import ConfigError, RequestError, SamplingConfig
+from ..formats.hugging_face.hf_config import GENERATION_CONFIG_FILE
 from .sampling_defaults import SamplingDefaults
 from .sampling_fields import shown
 from .sampling_params import SamplingParams
@@ -24,6 +26,21 @@ class CompletionOptions:
     def has_list(self) -> bool:
         """True if the caller gets a list of completions, even of one."""
         return self.params.n is not None
+
+
+def recommended_sampling(engine_dir: Path, generation_config: str | Path | None) -> SamplingDefaults:
+    """Returns the sampling settings of LLM's argument. Raises ConfigError for a file that is missing or invalid."""
+    if generation_config is None or generation_config == "vllm":
+        return SamplingDefaults()
+    if generation_config == "auto":
+        return SamplingDefaults.load(engine_dir)
+    path = Path(generation_config) / GENERATION_CONFIG_FILE
+    if not path.is_file():
+        raise ConfigError(
+            f"generation_config is {shown(str(generation_config))}, which has no {GENERATION_CONFIG_FILE}; expected "
+            "'auto', 'vllm', None, or a directory with that file"
+        )
+    return SamplingDefaults.load(path.parent)
 
 
 def combined(

@@ -74,6 +74,10 @@ def test_a_chat_is_the_completion_of_its_template(llm: adaptrt.LLM, lora: str | 
     drawn = adaptrt.SamplingConfig(top_k=5, seed=3)
     several = llm.generate(prompt, lora=lora, max_tokens=12, sampling_config=drawn, n=3)
     assert llm.chat(QUESTION, lora=lora, max_tokens=12, sampling_config=drawn, n=3) == several
+    both = llm.chat([QUESTION, QUESTION], lora=[None, lora], max_tokens=12)
+    assert both == [llm.chat(QUESTION, max_tokens=12), expected]
+    params = adaptrt.SamplingParams(temperature=0, max_tokens=12)
+    assert llm.chat([QUESTION], [params], lora=lora) == [expected]
     stream = llm.chat_stream(QUESTION, lora=lora, max_tokens=12)
     assert stream.finish_reason is adaptrt.FinishReason.NOT_FINISHED
     assert "".join(stream) == expected.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -207,3 +208,33 @@ def test_tokens_are_forbidden_and_allowed(llm: adaptrt.LLM) -> None:
         with pytest.raises(RequestError, match=f"has token {SPEC.vocab_size}; the vocabulary is 0 to"):
             llm.generate(PROMPT, greedy(**field))
     assert llm.executor.get_num_responses_ready() == 0
+
+
+def test_the_model_recommends_how_to_sample(llm: adaptrt.LLM, tmp_path: Path) -> None:
+    engine = llm.executor.engine.directory
+    (tmp_path / "generation_config.json").write_text('{"temperature": 9.0, "top_k": 40, "top_p": null}')
+    greedy_ids = llm.generate(PROMPT, max_tokens=8).token_ids
+    with adaptrt.LLM(engine, generation_config=tmp_path) as hot:
+        drawn = hot.generate(PROMPT, SamplingParams(seed=3, max_tokens=8))
+        expected = SamplingParams(seed=3, max_tokens=8, temperature=9.0, top_k=40)
+        assert drawn == llm.generate(PROMPT, expected) != llm.generate(PROMPT, SamplingParams(seed=3, max_tokens=8))
+        assert len({hot.generate(PROMPT, max_tokens=8).token_ids for _ in range(4)}) > 1
+        assert hot.generate(PROMPT, SamplingParams(temperature=0, max_tokens=8)).token_ids == greedy_ids
+        assert hot.generate(PROMPT, max_tokens=8, sampling_config=SamplingConfig()).token_ids == greedy_ids
+    (engine / "generation_config.json").write_text('{"repetition_penalty": 9.0}')
+    config = SamplingConfig(repetition_penalty=9.0)
+    try:
+        with adaptrt.LLM(engine) as penalised:
+            expected_ids = llm.generate(PROMPT, max_tokens=40, sampling_config=config).token_ids
+            assert expected_ids != llm.generate(PROMPT, max_tokens=40).token_ids
+            assert penalised.generate(PROMPT, max_tokens=40).token_ids == expected_ids
+        for off in (None, "vllm"):
+            with adaptrt.LLM(engine, generation_config=off) as plain:
+                assert plain.generate(PROMPT, max_tokens=8).token_ids == greedy_ids
+        (engine / "generation_config.json").write_text('{"top_p": 2}')
+        with pytest.raises(adaptrt.ConfigError, match=r"generation_config\.json: top_p is 2; expected more than 0"):
+            adaptrt.LLM(engine)
+    finally:
+        (engine / "generation_config.json").unlink()
+    with pytest.raises(adaptrt.ConfigError, match="generation_config is 'none', which has no generation_config"):
+        adaptrt.LLM(engine, generation_config="none")
