@@ -36,13 +36,13 @@ EngineInfo info_of(const Program& program, const KernelTable& kernels, const KvP
   if (!info.has_kv_cache) {
     info.max_reusable_prompt_len = 0;
     info.kv_identity.clear();
-    info.has_adapters_from = false;  // rows before that position see those behind it
+    info.has_adapters_from = false;  // rows before that position attend to rows after it
   }
   if (program.has_encoder()) {
     info.max_encoder_input_len = program.max_encoder_input_len;
     info.encoder_hidden_size = program.buffers[static_cast<std::size_t>(program.encoder_output)].width;
     info.cross_kv_block_bytes = cross_pool.block_bytes();
-    // What a token's keys and values are depends on the encoder input, which is no part of a prefix.
+    // A token's keys and values depend on the encoder input, which is not part of a prefix.
     info.max_reusable_prompt_len = 0;
   }
   for (const auto& op : program.body) {
@@ -58,7 +58,7 @@ EngineInfo info_of(const Program& program, const KernelTable& kernels, const KvP
     }
     const auto* rope = std::get_if<RopeTableOp>(&op);
     if (rope != nullptr && rope->kind != RopeKind::kStatic) {
-      // Longer prompts turn all their positions by angles of their own length.
+      // Longer prompts rotate all their positions by angles that depend on their length.
       info.max_reusable_prompt_len = std::min(info.max_reusable_prompt_len, rope->original_max_position);
     }
   }

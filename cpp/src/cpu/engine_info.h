@@ -7,7 +7,7 @@
 
 namespace adaptrt {
 
-/// What an engine of `program` says of itself.
+/// Returns the info of an engine of `program`.
 [[nodiscard]] EngineInfo info_of(const Program& program, const KernelTable& kernels, const KvPool& kv_pool,
                                  const KvPool& cross_pool);
 

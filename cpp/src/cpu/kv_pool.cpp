@@ -91,7 +91,7 @@ KvPool make_cross_pool(const Program& program) {
 }
 
 KvPool make_own_keys(const Program& program) {
-  // Nothing but an op's own queries reads them, so that they are of the engine's type, in whole tiles.
+  // Only an op's own queries read them, so they have the engine's type, in whole tiles.
   std::vector<AttentionShape> shapes;
   for (const auto* ops : program.sections()) {
     for (const Op& op : *ops) {

@@ -12,7 +12,7 @@
 
 namespace adaptrt {
 
-/// What a block holds of one layer: [key-value head][keys, values][elements, then the scales of int8].
+/// Layout of one layer in a block: [key-value head][keys, values][elements, then the scales of int8].
 struct KvLayer {
   std::int64_t heads = 0;
   std::int64_t head_dim = 0;
@@ -42,13 +42,14 @@ struct KvPart {
 /// does not see by zero.
 class KvPool {
  public:
-  /// `dtype` is of the elements, or of the engine where they are int8. A layer without heads takes nothing.
+  /// `dtype`: type of the elements, or of the engine if the elements are int8. A layer without heads has no
+  /// bytes.
   KvPool(DType dtype, bool is_int8, std::int64_t tokens_per_block, const std::vector<AttentionShape>& layers);
 
   /// Throws ConfigError when the memory is refused or this was called before.
   void allocate(std::int32_t num_blocks);
 
-  /// Copies blocks from[i] to to[i], one after the other.
+  /// Copies blocks from[i] to to[i], in order.
   void copy_blocks(std::span<const std::int32_t> from, std::span<const std::int32_t> to, ThreadPool& threads);
 
   /// The bytes of a block. Throws EngineError for one that is not there.
@@ -61,7 +62,7 @@ class KvPool {
   }
   /// One with these key-value heads; there is one.
   [[nodiscard]] const KvLayer& layer_like(const AttentionShape& shape) const;
-  /// Of the elements, or of the engine where they are int8.
+  /// Type of the elements, or of the engine if the elements are int8.
   [[nodiscard]] DType dtype() const { return dtype_; }
   [[nodiscard]] bool is_int8() const { return is_int8_; }
   [[nodiscard]] std::int64_t tokens_per_block() const { return tokens_per_block_; }
@@ -100,9 +101,9 @@ class KvPool {
   HugeArray memory_;
 };
 
-/// That of a program's KV blocks.
+/// Layout of a program's KV blocks.
 [[nodiscard]] KvPool make_kv_pool(const Program& program);
-/// That of encoder inputs, whose layers are those of the decoder.
+/// Layout of the blocks of encoder inputs, with the decoder's layers.
 [[nodiscard]] KvPool make_cross_pool(const Program& program);
 /// For attention that keeps no keys beyond the op: a layer for each kind of heads; none without such
 /// attention.

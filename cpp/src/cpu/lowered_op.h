@@ -23,7 +23,7 @@ class LoweredOp {
   virtual void run(Step& step) = 0;
 };
 
-/// The sum over ranks that follows an op, of what the op makes.
+/// The sum over ranks of an op's output, after the op.
 struct FusedAllReduce {
   const AllReduceOp* op = nullptr;
   /// There are other ops in between.
@@ -34,7 +34,7 @@ struct FusedAllReduce {
 struct OpPlace {
   const CpuContext& context;
   const SectionRows& rows;
-  /// Where the op before packs this op's input, and where this op packs its output.
+  /// Places where the op before packs this op's input, and where this op packs its output.
   PackedPlace packed_input = {};
   PackedPlace packed_output = {};
   /// nullopt: no sum over ranks follows.

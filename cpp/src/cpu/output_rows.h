@@ -7,8 +7,7 @@
 
 namespace adaptrt {
 
-/// The rows of a step that something is wanted of: logits, hidden states, or both. Memory is kept from step
-/// to step.
+/// The rows of a step whose logits, hidden states, or both are requested. Memory is reused from step to step.
 class OutputRows {
  public:
   /// Both ascend, and outlive the step.

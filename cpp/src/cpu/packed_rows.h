@@ -19,15 +19,14 @@ struct PackedRows {
   }
 };
 
-/// Bytes of a step with `blocks` blocks of packed rows. The number of blocks is made odd: steps a power of
-/// two apart would compete for the same places of a cache.
+/// Bytes of a step with `blocks` blocks of packed rows. The number of blocks is made odd, because steps a
+/// power of two apart would conflict in the cache.
 [[nodiscard]] inline std::int64_t odd_step_bytes(std::int64_t blocks) {
   return (blocks | 1) * PackedSteps::kBlockRows * PackedSteps::kRowBytes;
 }
 
-/// Bytes of a step with `rows` packed rows, where a tile may begin at any row. It is no more than they need:
-/// a few rows of steps that lie as far apart as those of many would be spread over as many pages as there are
-/// steps.
+/// Bytes of a step with `rows` packed rows, if a tile may begin at any row. It is not larger than needed:
+/// with the distances for many rows, few rows would touch a page for each step.
 [[nodiscard]] inline std::int64_t packed_step_bytes(std::int64_t rows) {
   return odd_step_bytes(rows / PackedSteps::kBlockRows + 2);
 }

@@ -8,8 +8,8 @@
 
 namespace adaptrt {
 
-/// What AttentionOp::position_bias adds to scores, as the kernels read it: for every distance that a
-/// program's queries and keys can have, times log2(e).
+/// Values of AttentionOp::position_bias in the form of the kernels: for every distance between a program's
+/// queries and keys, times log2(e).
 class PositionBiases {
  public:
   explicit PositionBiases(const Program& program);

@@ -10,7 +10,7 @@
 
 namespace adaptrt {
 
-/// What a section's ops want to know of its rows, kept from step to step so that steps allocate nothing.
+/// Data about a section's rows for its ops. It is reused from step to step, so that steps allocate nothing.
 struct SectionRows {
   std::vector<std::int32_t> sequence_of_token;
   std::vector<std::int32_t> first_local_blocks;
@@ -19,7 +19,7 @@ struct SectionRows {
 
   explicit SectionRows(const std::vector<Op>& ops) : attention_plans(ops) {}
 
-  /// `keys_per_block`: of a step's own keys.
+  /// `keys_per_block`: for the step's own keys.
   void describe(const StepInput& input, std::int64_t keys_per_block, int num_threads) {
     name_sequences(input);
     place_local_kv(input, keys_per_block);

@@ -39,8 +39,8 @@ struct Step {
   std::span<const AdapterGroup> groups_of_output_rows = {};
   /// Number of rows of the section: the step's tokens, or a slice of its output rows.
   std::int64_t rows = 0;
-  /// Rows whose logits or hidden states are wanted. In the body: all of the step's; in the head: those of the
-  /// slice. They index buffers of RowKind::kTokens.
+  /// Rows whose logits or hidden states are requested. In the body: all rows of the step; in the head: the
+  /// rows of the slice. They index buffers of RowKind::kTokens.
   std::span<const std::int32_t> output_rows = {};
   /// 0, 1, ...: the output rows after KeepLogitRowsOp.
   std::span<const std::int32_t> kept_output_rows = {};

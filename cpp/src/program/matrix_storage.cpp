@@ -67,7 +67,7 @@ void check_bits(const PanelMatrix& matrix, std::vector<std::string>* problems) {
   }
 }
 
-/// Integers alone can be reordered; every input is in the order once.
+/// Only integers can be reordered; every input occurs once in the order.
 void check_order(const PanelMatrix& matrix, std::vector<std::string>* problems) {
   const Quantization& how = matrix.quantization;
   if (!how.reordered) return;

@@ -7,7 +7,7 @@
 
 namespace adaptrt {
 
-/// What is wrong with the way in which a program's matrix is stored; each goes on from the matrix's name.
+/// Returns the problems of a matrix's storage in a program; each text continues the matrix's name.
 [[nodiscard]] std::vector<std::string> problems_of_storage(const PanelMatrix& matrix);
 
 }  // namespace adaptrt

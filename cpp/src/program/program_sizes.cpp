@@ -68,8 +68,8 @@ Problems problems_of_shape(const AttentionShape& shape) {
   return problems;
 }
 
-/// The site of tokens beyond the vocabulary, which the embedding and lm_head read, is there with the room for
-/// them.
+/// The site of tokens beyond the vocabulary, which the embedding and lm_head read, exists if there is room
+/// for such tokens.
 void check_new_tokens(const Program& program, Problems* problems) {
   const auto& lora = program.lora;
   RangeCheck{problems}("lora: max_extra_tokens", lora.max_extra_tokens, 0, 1 << 16);
@@ -90,7 +90,7 @@ void check_new_tokens(const Program& program, Problems* problems) {
   }
 }
 
-/// What adapters may divide rotary positions by.
+/// Factors by which adapters may divide rotary positions.
 void check_rotary_factors(const Program& program, Problems* problems) {
   const auto& lora = program.lora;
   const RangeCheck check_range{problems};
@@ -113,8 +113,8 @@ void check_rotary_factors(const Program& program, Problems* problems) {
   }
 }
 
-/// Adapters are shared by the ranks over which the layer is cut: those of the stage, of experts that have the
-/// same ones.
+/// The ranks that share the layer also share its adapters: those of the stage, or, for experts, those with
+/// the same experts.
 void check_shares(const Program& program, const LoraSite& site, const std::string& where,
                   Problems* problems) {
   if (site.num_shares == 1 && site.share == 0) return;

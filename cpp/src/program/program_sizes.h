@@ -15,7 +15,7 @@ namespace adaptrt {
 /// No size in a program may reach this: products of two sizes then fit in 64 bits.
 inline constexpr std::int64_t kSizeLimit = std::int64_t{1} << 31;
 
-/// Whether a number that came from outside is the number of a dtype.
+/// True if a number from outside is the number of a dtype.
 [[nodiscard]] bool known(DType dtype);
 
 /// The product of sizes, or nullopt when one is negative or it does not fit.
@@ -27,13 +27,13 @@ struct RangeCheck {
   void operator()(std::string_view name, std::int64_t value, std::int64_t low, std::int64_t high) const;
 };
 
-/// Adds what is wrong with the sizes and limits of a program.
+/// Adds problems of a program's sizes and limits.
 void check_sizes(const Program& program, Problems* problems);
 
-/// What is wrong with the heads of an attention.
+/// Returns the problem of an attention's heads.
 [[nodiscard]] Problems problems_of_shape(const AttentionShape& shape);
 
-/// Adds what is wrong with the places of a program that adapters can act on.
+/// Adds problems of the sites in a program where adapters apply.
 void check_layout(const Program& program, Problems* problems);
 
 }  // namespace adaptrt

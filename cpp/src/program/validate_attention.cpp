@@ -1,4 +1,4 @@
-// What attention and what it keeps must be.
+// Validates attention and its KV cache.
 
 #include <algorithm>
 #include <cstddef>
@@ -33,7 +33,7 @@ void Validator::check(const AttentionOp& op) {
     check_width("qkv", qkv, shape.query_size() + 2 * shape.key_value_size());
     check_width("output", output, shape.query_size());
     const bool of_heads = op.query_norm.size == shape.head_dim || op.key_norm.size == shape.head_dim;
-    // Of each head or of all together; where there is one key-value head, its norm is both.
+    // A norm for each head, or one for all heads together; with one key-value head, both are the same.
     const auto check_norm = [&](std::string_view name, const VectorView& norm, std::int64_t all) {
       check_optional_vector(name, norm, norm.size == shape.head_dim ? norm.size : all);
     };
@@ -97,7 +97,7 @@ void Validator::use_layer(std::int32_t layer, std::vector<std::int32_t>* users) 
 }
 
 void Validator::add_kv_bytes(const AttentionShape& shape) {
-  // No element takes more than a float32, with its share of the scales.
+  // No element has more bytes than a float32, including its share of the scales.
   const auto layer = product({2, whole_groups(program_.tokens_per_block), shape.num_key_value_heads,
                               whole_groups(shape.head_dim), 4});
   std::size_t sum = 0;

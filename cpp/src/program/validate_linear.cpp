@@ -1,4 +1,4 @@
-// What linear layers must be, and experts, which are made of them.
+// Validates linear layers, and experts, which consist of them.
 
 #include <algorithm>
 #include <cmath>

@@ -1,4 +1,4 @@
-// What each kind of op must be, but for attention, linear layers and what ranks exchange.
+// Validates ops except attention, linear layers, and exchanges between ranks.
 
 #include <cmath>
 #include <cstddef>

@@ -1,4 +1,4 @@
-// What ops must be in which ranks exchange something.
+// Validates ops that exchange data between ranks.
 
 #include <cstddef>
 #include <cstdint>

@@ -1,4 +1,4 @@
-// What the places must be where adapters act.
+// Validates the sites where adapters apply.
 
 #include <algorithm>
 #include <cstddef>

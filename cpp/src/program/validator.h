@@ -31,12 +31,12 @@ class Validator {
   void write(BufferId id);
   void check_vector(std::string_view name, const VectorView& vector, std::int64_t size);
   void check_optional_vector(std::string_view name, const VectorView& vector, std::int64_t size);
-  /// Whether an op may read single outputs of a matrix, or inputs.
+  /// Parts of a matrix that an op may read: all, some outputs, or some inputs.
   enum class MatrixAccess : std::uint8_t { kAll, kSomeOutputs, kSomeInputs };
   void check_matrix(std::string_view name, const PanelMatrix& matrix, std::int64_t n, std::int64_t k,
                     MatrixAccess access = MatrixAccess::kAll);
   void check_finite(std::string_view name, float value, float low);
-  /// Notes what an op reads and writes.
+  /// Records the buffers that an op reads and writes.
   void use_buffers(const Op& op);
   void check_ops(const std::vector<Op>& ops, RowKind rows, std::string_view section);
   void all_tokens_only();
@@ -46,17 +46,17 @@ class Validator {
   void check(const AttentionOp& op);
   void check(const LinearOp& op);
   void check(const LayerNormOp& op);
-  /// What a layer norm's output must be: the activation type, or a residual stream's float32 where it is
-  /// that.
+  /// Returns the dtype that a layer norm's output must have: the activation type, or float32 for a residual
+  /// stream.
   [[nodiscard]] DType norm_type(BufferId output) const;
   void check(const CastOp& op);
   void check(const KeepLogitRowsOp& op);
   void check_scores(const LinearOp& op);
   void check_neurons(const LinearOp& op);
-  /// The parts of the linear layer that adapters act on at a site; -1: they do not.
+  /// Checks the site of a linear layer with these parts; -1: adapters do not apply.
   void check_site(std::int32_t site, std::span<const LinearPart> parts);
   void check_norm_site(std::int32_t site, std::int64_t width);
-  /// A site that an op says is its own; nullptr for -1, and for one that is not there.
+  /// Returns the site that an op names as its own; nullptr for -1, and if it does not exist.
   const LoraSite* used_site(std::int32_t index);
   void check(const CrossKeysOp& op);
   void check(const CrossAttentionOp& op);
@@ -65,9 +65,9 @@ class Validator {
   void check_kinds_of_attention();
   void check_encoder_output();
   void check_results();
-  /// The slices of a vocabulary, from site `index` on; `sizes` are those of the whole layer.
+  /// Checks the slices of a vocabulary, from site `index` on; `sizes` are those of the whole layer.
   void check_slices(std::int32_t index, LoraModule module, ModuleSizes sizes);
-  /// That the site of new tokens, where there is one, has rows as long as those of a layer.
+  /// Checks that the site of new tokens, if there is one, has rows as long as those of a layer.
   void check_new_tokens(std::int64_t hidden_size);
   void check_users();
   void add_kv_bytes(const AttentionShape& shape);
@@ -87,13 +87,13 @@ class Validator {
 
   const Program& program_;
   LiveRanges live_;
-  /// By buffer: whether what it holds is of tokens that are not rows any more, or of some of those that are.
+  /// By buffer: true if it holds values of tokens that are no longer rows, or only of some of the rows.
   std::vector<bool> lost_;
-  /// By buffer: whether a sum over ranks has used up what it holds.
+  /// By buffer: true if a sum over ranks has consumed its values.
   std::vector<bool> used_up_;
   bool has_logit_rows_ = false;
   std::int32_t num_broadcasts_ = 0;
-  // What attention of the body does.
+  // Tokens that the body's attention attends to: earlier ones, later ones.
   bool sees_before_ = false;
   bool sees_behind_ = false;
   Problems problems_;

@@ -59,7 +59,7 @@ struct WeightMemory {
   std::string path;
   /// The whole file, as the program refers to it.
   std::span<const std::byte> mapping;
-  /// Of the weights that are kept, and of what the others are read into.
+  /// Bytes of the resident weights, and of the memory that others are read into.
   std::size_t bytes = 0;
   WeightUsage usage = {};
 };

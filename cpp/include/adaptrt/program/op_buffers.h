@@ -6,8 +6,8 @@
 
 namespace adaptrt {
 
-/// The buffers whose values an op uses, in order, and those in which it begins new values. A buffer that an
-/// op changes in place, such as a residual stream, is among its reads.
+/// Buffers whose values an op uses, in order, and buffers in which it begins new values. A buffer that an op
+/// changes in place, such as a residual stream, is among its reads.
 struct OpBuffers {
   std::vector<BufferId> reads;
   std::vector<BufferId> writes;
@@ -16,7 +16,7 @@ struct OpBuffers {
   [[nodiscard]] bool does_write(BufferId id) const;
 };
 
-/// The one place that says what each kind of op reads and writes. Ids need not be those of buffers.
+/// Returns the buffers that an op reads and writes. Ids need not belong to existing buffers.
 [[nodiscard]] OpBuffers buffers_of(const Op& op, const Program& program);
 
 }  // namespace adaptrt

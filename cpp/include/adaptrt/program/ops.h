@@ -22,7 +22,8 @@ enum class RowKind : std::uint8_t {
   kEncoderTokens,  ///< one a token of the step's encoder inputs; at most max_num_tokens
 };
 
-/// What the packed GEMM reads: bfloat16 for bfloat16 weights, float32 for float32 and float16 weights.
+/// Type of the packed GEMM's activations: bfloat16 for bfloat16 weights, float32 for float32 and float16
+/// weights.
 [[nodiscard]] constexpr DType activation_dtype(DType weights) {
   return weights == DType::kBFloat16 ? DType::kBFloat16 : DType::kFloat32;
 }
@@ -45,7 +46,7 @@ struct EmbeddingOp {
   float scale = 1.0F;
   /// [positions, hidden] of learned positions; no rows where there are none.
   PanelMatrix positions = {};
-  /// [types, hidden] of what kind of token each is; no rows where there is one kind.
+  /// [types, hidden]: an embedding for each type of token; no rows if there is one type.
   PanelMatrix types = {};
   /// Index into LoraLayout::sites of the first slice of the vocabulary, or -1 where adapters do not act.
   std::int32_t lora_site = -1;
@@ -59,7 +60,7 @@ struct RmsNormOp {
   VectorView weight;
   float epsilon = 0.0F;
   bool gather_logit_rows = false;
-  /// The result is added to the output, which is float32 then: a norm behind a sublayer.
+  /// True: the result is added to the output, which is float32 then. Used for a norm after a sublayer.
   bool add = false;
 };
 
@@ -76,7 +77,7 @@ struct LayerNormOp {
   std::int32_t lora_site = -1;
 };
 
-/// output = input in the engine's activation type, for linear layers that read what is not normalised.
+/// output = input in the engine's activation type, for linear layers that read values without a norm.
 struct CastOp {
   BufferId input = kNoBuffer;   // float32
   BufferId output = kNoBuffer;  // the engine's activation type
@@ -119,7 +120,7 @@ struct AttentionShape {
   bool operator==(const AttentionShape&) const = default;
 };
 
-/// Which keys the queries of an attention op see.
+/// Keys that the queries of an attention op attend to.
 enum class AttentionKind : std::uint8_t {
   kCausal,         ///< those of the sequence's KV blocks, up to their own
   kBidirectional,  ///< those of the sequence's rows in this step, before and behind; KV blocks have no part
@@ -139,16 +140,16 @@ struct AttentionOp {
   VectorView key_norm;          // [head_dim], [key_value_size] or empty
   float norm_epsilon = 0.0F;
   float scale = 0.0F;  // of the scores, 1 / sqrt(head_dim) as a rule
-  /// A token sees itself and the sliding_window - 1 tokens before it, and as many behind it where it sees
-  /// those at all; 0: all of them.
+  /// A token attends to itself and to the sliding_window - 1 tokens before it, and to as many after it if it
+  /// attends to later tokens at all; 0: to all tokens.
   std::int32_t sliding_window = 0;
   /// Scores s become softcap * tanh(s / softcap); 0: they stay as they are.
   float softcap = 0.0F;
-  /// Elements 2 i and 2 i + 1 of a head turn together, not i and i + rotary_dim / 2. Heads have no norm of
-  /// their own then.
+  /// True: elements 2 i and 2 i + 1 of a head rotate together, instead of i and i + rotary_dim / 2. Then
+  /// heads have no norms of their own.
   bool interleaved = false;
-  /// [heads, 2 r + 1] or empty: what is added to the scores, at r + (the key's position - the query's);
-  /// beyond r it is what it is at r.
+  /// [heads, 2 r + 1] or empty: a bias for the scores, at r + (the key's position - the query's); distances
+  /// beyond r use the value for r.
   VectorView position_bias = {};
   /// [num_attention_heads] or empty: of each head a score more, which counts in the sum that probabilities
   /// are divided by and has no value.
@@ -192,31 +193,31 @@ enum class LinearEpilogue : std::uint8_t {
   kClampedSiluMul,  ///< output = g sigmoid(1.702 g) (l + 1), g = min(y0, 7) and l = y1 from -7 to 7
 };
 
-/// Whether the gate is a ReLU's.
+/// True if the gate is a ReLU.
 [[nodiscard]] constexpr bool is_relu_gated(LinearEpilogue epilogue) {
   return epilogue == LinearEpilogue::kReluMul || epilogue == LinearEpilogue::kReluMulRelu;
 }
 
-/// Whether the activation is a ReLU, of a gate or without one.
+/// True if the activation is a ReLU, with or without a second part.
 [[nodiscard]] constexpr bool has_relu(LinearEpilogue epilogue) {
   return epilogue == LinearEpilogue::kRelu || is_relu_gated(epilogue);
 }
 
-/// Whether an op has two parts, of which one goes through an activation.
+/// True if an op has two parts, one of which is activated.
 [[nodiscard]] constexpr bool is_gated(LinearEpilogue epilogue) {
   return epilogue == LinearEpilogue::kSiluMul || epilogue == LinearEpilogue::kGeluMul ||
          epilogue == LinearEpilogue::kGeluTanhMul || epilogue == LinearEpilogue::kClampedSiluMul ||
          is_relu_gated(epilogue);
 }
 
-/// Whether there is an activation, behind which the output is of the activation type.
+/// True if there is an activation; its output has the activation type.
 [[nodiscard]] constexpr bool is_activated(LinearEpilogue epilogue) {
   return epilogue >= LinearEpilogue::kSiluMul;
 }
 
-/// y = ((input W^T + adapter's B A input) * adapter's magnitude + adapter's shift + bias) * scale, part by
-/// part. lm_head's, which the logits are, has behind it LoraLayout::max_extra_tokens columns for tokens
-/// beyond the vocabulary: those that a row's adapter brings are made, the others are not written.
+/// y = ((input W^T + adapter's B A input) * adapter's magnitude + adapter's shift + bias) * scale, for each
+/// part. The output of lm_head, the logits, has LoraLayout::max_extra_tokens more columns for tokens beyond
+/// the vocabulary. Columns of tokens that a row's adapter brings are computed; the others are not written.
 struct LinearOp {
   BufferId input = kNoBuffer;   // activation type
   BufferId output = kNoBuffer;  // float32, or the activation type behind an activation
@@ -228,24 +229,24 @@ struct LinearOp {
   float scale = 1.0F;
   /// y becomes softcap * tanh(y / softcap); 0: it stays as it is.
   float softcap = 0.0F;
-  /// Of ReLU gates, at least 0. Where y1's weight has rows, a few rows of input read those of its outputs
-  /// alone whose gates are open.
+  /// For ReLU gates, at least 0. If y1's weight has rows, a few rows of input read only those of its outputs
+  /// whose gates are open.
   float threshold = 0.0F;
-  /// Most of the input is zero behind a ReLU: a few rows read the weights of the others alone, to the same
-  /// bits.
+  /// True if most of the input is zero, after a ReLU: a few rows read only the weights of the other inputs,
+  /// with the same bits.
   bool has_sparse_input = false;
-  /// Of ReLUs, with adapters or without, and with a second part or not: a row's gate is closed wherever the
-  /// row's score is below least_score, whatever the gate would be. float32, as wide as the gate. Where the
-  /// gate's weight has rows, a few rows of input read those of its outputs alone that some row's score
-  /// leaves.
+  /// For ReLUs, with or without adapters or a second part: a row's gate is closed if the row's score is below
+  /// least_score, whatever the gate's value. float32, as wide as the gate. If the gate's weight has rows, a
+  /// few rows of input read only those of its outputs that the score of some row leaves open.
   BufferId scores = kNoBuffer;
   float least_score = 0.0F;
-  /// Of ReLU gates without scores, and of the layer that reads what they make, which has the same: their
-  /// neurons one by one. A few rows of input read the gated layer's second part here in place of its rows.
+  /// For ReLU gates without scores, and for the layer that reads their output, which has the same value:
+  /// their neurons one by one. A few rows of input read the gated layer's second part here instead of its
+  /// rows.
   NeuronTable neurons = {};
 };
 
-/// What a router's logits become before experts are chosen.
+/// Function that is applied to a router's logits before experts are chosen.
 enum class RouterScores : std::uint8_t {
   kSoftmax,          ///< of all experts
   kSigmoid,          ///< of each
@@ -277,15 +278,15 @@ struct ExpertsOp {
   BufferId router_logits = kNoBuffer;  // float32, kTokens, num_experts()
   BufferId output = kNoBuffer;         // float32, kTokens
   Routing routing;
-  /// The output takes the sum's place, and is not added to.
+  /// True: the result replaces the output instead of being added to it.
   bool stores = false;
   /// A gated one.
   LinearEpilogue activation = LinearEpilogue::kSiluMul;
-  /// Gate and up of the first expert that is here, those of the next, and so on.
+  /// Gate and up of the first local expert, of the next one, and so on.
   std::vector<LinearPart> gate_up;
   std::vector<LinearPart> down;  // of each of them
-  /// Indices into LoraLayout::sites of the first one's, those of the others follow; -1 where adapters do not
-  /// act.
+  /// Indices into LoraLayout::sites for the first expert; those of the others follow. -1 if adapters do not
+  /// apply.
   std::int32_t gate_up_site = -1;
   std::int32_t down_site = -1;
   /// The number of the first expert that is here, and how many other ranks have.
@@ -303,9 +304,8 @@ struct GatedAddOp {
   BufferId output = kNoBuffer;  // float32
 };
 
-/// output = input_0 + input_1 + ..., in the order of the ranks: what each rank of the stage has of a sum.
-/// Every rank gets the same bits, whatever else is in the step. What the input holds is used up: it must be
-/// written before it is read again.
+/// output = input_0 + input_1 + ..., in the order of the ranks of the stage, each of which has a term. Every
+/// rank gets the same bits, independent of the rest of the step. The input is undefined afterwards.
 struct AllReduceOp {
   BufferId input = kNoBuffer;   // float32
   BufferId output = kNoBuffer;  // float32
@@ -319,22 +319,22 @@ struct AllHeadsNormOp {
   BufferId qkv = kNoBuffer;  // float32, kTokens: [q | k | v] of the heads that are here
   VectorView query_norm;     // those of q's elements that are here
   VectorView key_norm;       // and k's
-  /// Elements of all of q, and of k: what means are of.
+  /// Number of elements of the whole q, and of k, for the means.
   std::int64_t whole_query_size = 0;
   std::int64_t whole_key_size = 0;
-  /// Whether the squares of k's heads are counted here. Of ranks that share heads, on one.
+  /// True if the squares of k's heads are counted on this rank. If ranks share heads, one of them counts.
   bool counts_keys = true;
   float epsilon = 0.0F;
 };
 
-/// output = [input_0 | input_1 | ...] up to its width, the columns of each rank of the stage. On the first of
-/// them alone; what the others' outputs hold is not said.
+/// output = [input_0 | input_1 | ...] up to its width: the columns of each rank of the stage. Only the first
+/// rank gets it; the outputs of the others are undefined.
 struct GatherOp {
   BufferId input = kNoBuffer;   // float32, as wide on every rank
   BufferId output = kNoBuffer;  // float32
 };
 
-/// output = what the rank with the same share of the stage before this one has sent.
+/// output = the values that the rank with the same share sent, in the stage before this one.
 struct ReceiveOp {
   BufferId output = kNoBuffer;  // float32, kTokens or kEncoderTokens
 };
@@ -344,17 +344,18 @@ struct SendOp {
   BufferId input = kNoBuffer;  // float32, kTokens or kEncoderTokens
 };
 
-/// The ranks of every stage get what the rank with the same share of the last stage has in `buffer`: what the
-/// encoder makes, of which each stage computes the keys and values of its own layers. Ops before it pass a
-/// step's encoder inputs in pieces, those behind it as a whole, so that they read nothing else from before.
+/// The ranks of every stage get the values in `buffer` of the rank with the same share of the last stage: the
+/// encoder's output, from which each stage computes the keys and values of its own layers. Ops before it
+/// process a step's encoder inputs in pieces, ops after it process them as a whole; so they read no other
+/// buffers from before.
 struct BroadcastOp {
   BufferId buffer = kNoBuffer;  // Program::encoder_output
 };
 
-/// From here on the body has those of the step's rows alone whose logits or hidden states are wanted, in
-/// their order: row i of each of `buffers` becomes what the i-th of them was. Other buffers must be written
-/// before they are read again. What comes after the last attention treats every row by itself, and of a
-/// prompt only the last one is wanted as a rule.
+/// From this op on, the body has only the rows of the step whose logits or hidden states are requested, in
+/// their order: row i of each of `buffers` becomes the i-th of them. Other buffers must be written before
+/// they are read again. After the last attention, each row is independent, and of a prompt usually only the
+/// last row is requested.
 struct KeepLogitRowsOp {
   std::vector<BufferId> buffers;  // kTokens, each once
 };

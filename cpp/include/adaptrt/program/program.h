@@ -40,7 +40,8 @@ struct Program {
   DType dtype = DType::kFloat32;  // of the packed weights, and of the KV cache unless it is int8
   std::int64_t vocab_size = 0;
   std::int32_t num_layers = 0;  // of the body
-  /// Of the encoder; 0: there is none. Adapters number them behind the body's, both as the whole model's.
+  /// Number of the encoder's layers; 0: no encoder. Adapters number them after the body's layers, both
+  /// counted for the whole model.
   std::int32_t num_encoder_layers = 0;
   std::int32_t max_batch_size = 0;
   std::int32_t max_num_tokens = 0;
@@ -51,11 +52,11 @@ struct Program {
   std::int32_t tokens_per_block = 0;
   /// Keys and values are kept as int8 with one scale a token and key-value head, instead of `dtype`.
   bool int8_kv_cache = false;
-  /// Ranks that run one network together, each a program of its own; see ShardedEngine.
+  /// Number of ranks that run one network together, each with its own program; see ShardedEngine.
   std::int32_t num_ranks = 1;
-  /// Of a pipeline; each has num_ranks / num_stages ranks, which follow one another.
+  /// Number of pipeline stages; each has num_ranks / num_stages consecutive ranks.
   std::int32_t num_stages = 1;
-  /// Which of the ranks this is.
+  /// Number of this rank.
   std::int32_t rank = 0;
   std::size_t arena_bytes = 0;
   std::vector<Buffer> buffers;
@@ -65,12 +66,12 @@ struct Program {
   /// float32, kLogits, logits_width(); kNoBuffer: there is no lm_head, and `hidden` is all that is made. Both
   /// are the last stage's.
   BufferId logits = kNoBuffer;
-  /// Activation type, kLogits: what the final norm makes of a row. kNoBuffer: it is not told.
+  /// Activation type, kLogits: the output of the final norm for a row. kNoBuffer: not available.
   BufferId hidden = kNoBuffer;
   BufferId encoder_output = kNoBuffer;  // float32 or the activation type, kEncoderTokens
   LoraLayout lora;
-  /// Of all that its results depend on, weights, kernels and libraries included: two programs with the same
-  /// one give the same bits. Empty: not known.
+  /// Identity of everything that its results depend on, including weights, kernels and libraries: two
+  /// programs with the same identity give the same bits. Empty: unknown.
   std::string identity = {};
   /// The file that the weights are mapped from, checked after each step; null: they are in memory.
   std::shared_ptr<MappedFile> mapped_file = nullptr;
@@ -83,7 +84,7 @@ struct Program {
   [[nodiscard]] std::int32_t stage() const { return rank / ranks_per_stage(); }
   [[nodiscard]] bool is_last_stage() const { return stage() == num_stages - 1; }
   [[nodiscard]] std::int64_t logits_width() const { return vocab_size + lora.max_extra_tokens; }
-  /// Those of a section before those of the next.
+  /// Sections, in the order in which they run.
   [[nodiscard]] std::array<const std::vector<Op>*, 3> sections() const { return {&encoder, &body, &head}; }
   [[nodiscard]] const LoraSite& lora_site(std::int32_t index) const {
     return lora.sites[static_cast<std::size_t>(index)];

@@ -302,7 +302,7 @@ constexpr auto fields_of(const Program* /*type*/) {
       Field{"encoder_output", &C::encoder_output, "Buffer: RowKind.ENCODER_TOKENS; -1: no encoder."},
       Field{"lora", &C::lora, "Adapters that the engine accepts."}};
 }
-/// All members but those that a process adds when it loads a program: identity and mapped_file.
+/// All members except those that a process sets when it loads a program: identity and mapped_file.
 static_assert(lists_every_member<Program>(2));
 
 }  // namespace adaptrt

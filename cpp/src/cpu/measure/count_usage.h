@@ -9,7 +9,7 @@
 
 namespace adaptrt {
 
-/// Adds what an op of the body, which has just run over `rows` rows, used of what it chooses from.
+/// Counts the neurons or experts that an op of the body used, after it ran over `rows` rows.
 void count_usage(std::size_t index, const Op& op, const CpuContext& context, std::int64_t rows,
                  WeightUsage* usage);
 

@@ -1,4 +1,4 @@
-// What each op must move and multiply at least: the formulas behind OpCost.
+// Minimum bytes and multiplications of each op: the formulas for OpCost.
 
 #include <algorithm>
 #include <set>
@@ -19,7 +19,7 @@ std::int64_t num_bytes(const VectorView& vector) {
   return vector.size * static_cast<std::int64_t>(sizeof(float));
 }
 
-/// Of the rows of the section that runs.
+/// Bytes of a buffer's rows in the current section.
 std::int64_t num_bytes(BufferId id, const CpuContext& context, const Step& step) {
   const Buffer& buffer = context.buffer(id);
   return step.rows * buffer.width * as_count(size_of(buffer.dtype));
@@ -122,7 +122,7 @@ OpCost cost_of(const KeepLogitRowsOp& op, const CpuContext& context, const Step&
   return cost;
 }
 
-/// Adds what a site of an adapter costs, of whose linear layer these are the parts: its bytes.
+/// Adds the bytes of an adapter's site in the linear layer with these parts.
 void add_adapter_bytes(std::span<const LinearPart> parts, const DeviceSite& site, const LoraSite& place,
                        DType dtype, OpCost* cost) {
   cost->adapter_bytes +=
@@ -138,7 +138,7 @@ void add_adapter_bytes(std::span<const LinearPart> parts, const DeviceSite& site
   }
 }
 
-/// And its products for `rows` rows.
+/// Adds its products for `rows` rows.
 void add_adapter_flops(std::span<const LinearPart> parts, const DeviceSite& site, const LoraSite& place,
                        std::int64_t rows, OpCost* cost) {
   std::int64_t multiply_adds = place.rows_of_a(site.total_rank).count * parts[0].weight.k;
@@ -148,7 +148,7 @@ void add_adapter_flops(std::span<const LinearPart> parts, const DeviceSite& site
   cost->adapter_flops += 2 * rows * multiply_adds;
 }
 
-/// Adds what lm_head's product with the rows of tokens costs that adapters bring.
+/// Adds the cost of lm_head's product with the rows of adapters' new tokens.
 void add_new_tokens(const CpuContext& context, const Step& step, OpCost* cost) {
   const std::int32_t number = new_tokens_site(context.program.lora);
   if (number < 0) return;
@@ -163,17 +163,18 @@ void add_new_tokens(const CpuContext& context, const Step& step, OpCost* cost) {
   }
 }
 
-/// Adds what the weights of a linear layer cost, over `rows` rows.
+/// Adds the cost of a linear layer's weights, for `rows` rows.
 void add_weights(std::span<const LinearPart> parts, std::int64_t rows, OpCost* cost) {
   for (const LinearPart& part : parts) {
-    // Rows and columns behind panels are read in their place.
+    // Rows or columns after the panels are read instead of the panels.
     cost->weight_bytes +=
         as_count(part.weight.bytes()) / (part.weight.is_stored_twice() ? 2 : 1) + num_bytes(part.bias);
     cost->flops += 2 * rows * part.weight.n * part.weight.k;
   }
 }
 
-/// Takes off what a sparse layer did not read of its gate and its last part, which is known after it.
+/// Subtracts the weights of the gate and the last part that a sparse layer did not read, which is known only
+/// after the op.
 void take_off_unread(const LinearOp& op, const CpuContext& context, const Step& step, OpCost* cost) {
   const LinearScratch& scratch = context.memory.linear;
   const PanelMatrix& weight = op.parts.back().weight;
@@ -241,7 +242,7 @@ OpCost cost_of(const LinearOp& op, const CpuContext& context, const Step& step) 
   return cost;
 }
 
-/// Of the experts that the op's rows took, which are known after it.
+/// Cost of the experts that the op's rows chose, which is known only after the op.
 OpCost cost_of(const ExpertsOp& op, const CpuContext& context, const Step& step) {
   OpCost cost{.activation_bytes = num_bytes(op.input, context, step) +
                                   num_bytes(op.router_logits, context, step) +

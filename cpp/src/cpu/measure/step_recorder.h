@@ -10,7 +10,7 @@
 
 namespace adaptrt {
 
-/// What an op of this step costs at least.
+/// Minimum cost of an op of this step.
 [[nodiscard]] OpCost cost_of(const Op& op, const CpuContext& context, const Step& step);
 
 /// Times the ops of an engine's steps for a StepProfile. An engine without a profile has none of these.
@@ -41,11 +41,11 @@ class StepRecorder {
   std::shared_ptr<StepProfile> profile_;
   ThreadPool& threads_;
   StepRecord step_;
-  /// Of the op that runs.
+  /// State of the current op.
   StepSection section_ = StepSection::kBody;
   std::int32_t index_ = 0;
   bool is_continued_ = false;
-  /// Of what is recorded next.
+  /// Start of the next record.
   double begin_ = 0.0;
 };
 

@@ -9,8 +9,8 @@ namespace {
 
 /// Rows that share a tile's keys and values, as far as the queries go: whole blocks of every kernel's rows.
 constexpr std::int64_t kTargetRows = 96;
-/// Tasks of few queries take several heads, whose keys and values are neighbours in memory, while every
-/// thread still gets this many of them.
+/// Tasks with few queries process several heads, whose keys and values are neighbours in memory, as long as
+/// every thread still gets this many tasks.
 constexpr std::int64_t kTasksPerThread = 4;
 
 std::int64_t positions_per_task(const AttentionShape& shape) {

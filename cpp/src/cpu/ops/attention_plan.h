@@ -28,12 +28,12 @@ struct AttentionTask {
 /// Cuts the queries of steps into tasks, once for all ops with the same numbers of heads.
 class AttentionPlans {
  public:
-  /// Of one section.
+  /// Plans of one section.
   explicit AttentionPlans(const std::vector<Op>& ops);
 
   /// Makes the tasks of a step for `num_threads` threads, the long ones first so that they do not end last.
   void make(const StepInput& input, int num_threads);
-  /// The tasks of ops with these heads, which make() fills. The vector stays where it is.
+  /// Tasks of ops with these heads, filled by make(). The vector's address does not change.
   [[nodiscard]] const std::vector<AttentionTask>& tasks_of(const AttentionShape& shape) const;
 
  private:

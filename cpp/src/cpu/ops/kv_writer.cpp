@@ -14,7 +14,7 @@ void scatter(const std::byte* from, std::int64_t n, std::byte* to, std::size_t s
   for (std::int64_t i = 0; i < n; ++i, from += kBytes, to += stride) std::memcpy(to, from, kBytes);
 }
 
-/// Copies n pieces of `bytes`, one after another, to places `stride` bytes apart.
+/// Copies n consecutive pieces of `bytes` bytes to places `stride` bytes apart.
 void scatter(const std::byte* from, std::int64_t n, std::size_t bytes, std::byte* to, std::size_t stride) {
   if (bytes == 1) {
     scatter<1>(from, n, to, stride);
@@ -38,7 +38,7 @@ void KvWriter::store_keys(const KvSlot& where, HeadRotation rotation) const {
   for (std::int64_t head = 0; head < layer_.heads; ++head) {
     const KvPart keys = pool_.keys(where.block, layer_, head);
     std::byte* key = row_ + static_cast<std::size_t>(head) * head_bytes;
-    // The integers take the place of the floats that they are made of.
+    // The integers overwrite the floats that they are rounded from.
     if (pool_.is_int8()) keys.scales[where.slot] = quantize(reinterpret_cast<const float*>(key), key);
     write_key(keys, where.slot, key);
   }

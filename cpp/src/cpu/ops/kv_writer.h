@@ -8,16 +8,16 @@
 
 namespace adaptrt {
 
-/// Where a token's keys and values go.
+/// Place of a token's keys and values.
 struct KvSlot {
   std::int32_t block = 0;
   std::int64_t slot = 0;
 };
 
-/// Stores a layer's keys and values of tokens, int8 with a scale of their own for each head.
+/// Stores a layer's keys and values of tokens; int8 values have a scale for each head.
 ///
-/// A value that is not finite is stored as 0 and its key as NaN: the queries that see the token get NaN, and
-/// no others.
+/// A value that is not finite is stored as 0, and its key as NaN. So only queries that attend to the token
+/// get NaN.
 class KvWriter {
  public:
   /// `scratch` has room for the keys of a token.
@@ -38,7 +38,7 @@ class KvWriter {
   /// Fills `out`, which may be x, with int8 and returns their scale; NaN for a row that is not finite.
   [[nodiscard]] float quantize(const float* x, std::byte* out) const;
   void write_key(const KvPart& keys, std::int64_t slot, const std::byte* key) const;
-  /// Where the values of a slot, or of the pair of slots that it is in, begin.
+  /// Address of the values of a slot, or of the pair of slots that contains it.
   [[nodiscard]] std::byte* value_row(const KvPart& values, std::int64_t slot) const;
 
   const KvPool& pool_;

@@ -11,7 +11,7 @@
 namespace adaptrt {
 namespace {
 
-/// In one order, whatever the row is beside.
+/// Always in the same order, independent of the other rows.
 float sum_of_squares(const float* x, std::int64_t size) {
   constexpr std::int64_t kLanes = 16;
   std::array<float, kLanes> lanes{};
@@ -246,7 +246,7 @@ class LoweredBroadcast final : public LoweredOp {
   Rows rows_;
   /// The rank of the last stage; nullopt: this is one of them.
   std::optional<std::int32_t> from_;
-  /// To the ranks of the other stages.
+  /// Messages to the ranks of the other stages.
   std::vector<OutgoingMessage> sent_;
 };
 

@@ -24,8 +24,8 @@ void dynamic_inverse_frequencies(const RopeTableOp& op, std::int64_t length, flo
   }
 }
 
-/// Those of a sequence whose adapter divides positions (AdapterTerms::rotary_factor): the linear scaling of
-/// Hugging Face's modeling_rope_utils.py.
+/// Rotary positions of a sequence whose adapter divides positions (AdapterTerms::rotary_factor): the linear
+/// scaling of Hugging Face's modeling_rope_utils.py.
 void divide_frequencies(const RopeTableOp& op, std::int32_t factor, float* frequencies) {
   const auto divisor = static_cast<float>(factor);
   for (std::int64_t i = 0; i < op.inverse_frequencies.size; ++i) {
@@ -33,7 +33,7 @@ void divide_frequencies(const RopeTableOp& op, std::int32_t factor, float* frequ
   }
 }
 
-/// The biases of a norm's rows, which are asked for in order: its own, and with what adapters add to it.
+/// Biases of a norm's rows, to be requested in order: the norm's bias, and the same with the adapters' terms.
 class NormBiases {
  public:
   /// `made`: float32 [width], of one thread.
@@ -228,7 +228,7 @@ class LoweredRopeTable final : public LoweredOp {
   /// The inverse frequencies of tokens, which are asked for in order.
   class Frequencies {
    public:
-    /// `own`: float32 [rotary_dim / 2], of one thread.
+    /// `own`: float32 [rotary_dim / 2], separate for each thread.
     Frequencies(const RopeTableOp& op, const Step& step, float* own) : op_(op), step_(step), own_(own) {}
 
     /// Valid until the next call.

@@ -6,8 +6,8 @@
 namespace adaptrt {
 namespace {
 
-/// Floats of a message at least: so many that a network takes much longer to pass them on than ranks to begin
-/// another message.
+/// Minimum number of floats in a message: the network takes much longer to transfer it than ranks take to
+/// begin another message.
 constexpr std::int64_t kLeastFloats = 1 << 16;
 
 BufferId stored_by(const Op& op) {

@@ -12,55 +12,56 @@
 
 namespace adaptrt {
 
-/// The sum over ranks of what op `number` makes, if it comes next, or after linear ops that have other rows;
-/// nullopt: there is none.
+/// Returns the sum over ranks of the output of op `number`, if it comes next, or after linear ops with other
+/// rows; nullopt: there is none.
 [[nodiscard]] std::optional<FusedAllReduce> find_all_reduce(std::span<const Op> ops, std::size_t number);
 
-/// A sum over ranks that goes on while the op makes its terms: chunks of columns are exchanged when all of
-/// their rows are made, while the op makes other columns, and the ops between it and the sum theirs. How many
-/// there are follows from sizes that are the same on all ranks. In memory, a chunk's columns of all rows
-/// follow those of the chunk before it.
+/// A sum over ranks that overlaps with the op that computes its terms. Chunks of columns are exchanged when
+/// all of their rows are computed, while the op computes other columns, and while the ops between it and the
+/// sum run. The number of chunks depends only on sizes that are the same on all ranks. In memory, a chunk's
+/// columns of all rows follow those of the chunk before.
 ///
-/// Ranks exchange all in one order: the terms of a chunk, and then the sums of the chunk before it, where
+/// All ranks exchange in the same order: the terms of a chunk, and then the sums of the chunk before it, if
 /// there are such exchanges.
 class OverlappedSum {
  public:
   /// `context` outlives it.
   explicit OverlappedSum(const CpuContext& context) : context_(context) {}
 
-  /// Begins the sum of what an op makes of `rows` rows, before the op runs. Returns this; nullptr where the
-  /// sum is too small to be cut and comes next: then the op writes rows as they are.
+  /// Begins the sum of an op's output of `rows` rows, before the op runs. Returns this, or nullptr if the sum
+  /// is too small to be split and comes next; then the op writes its rows as usual.
   OverlappedSum* begin(const FusedAllReduce& all_reduce, std::int64_t rows);
 
-  /// From begin() to finish(), of that op.
+  /// True from begin() to finish() for that op.
   [[nodiscard]] bool is_under_way(const AllReduceOp& op) const { return op_ == &op; }
-  /// Of any.
+  /// True if any sum is under way.
   [[nodiscard]] bool is_under_way() const { return op_ != nullptr; }
 
-  /// Where a column is: the columns of its chunk, and the number of the first of them.
+  /// Place of a column: the columns of its chunk, and the number of the first of them.
   struct Place {
     Rows rows;
     std::int64_t first_column;
-    /// Behind the chunk's last one.
+    /// After the chunk's last column.
     std::int64_t end_column;
   };
   [[nodiscard]] Place place_of(std::int64_t column) const;
 
-  /// So many floats of the chunk that has the column are made. From several threads.
+  /// Reports that this number of floats is computed in the chunk with the column. May be called from several
+  /// threads.
   void add_made(std::int64_t column, std::int64_t floats);
 
-  /// Begins what can begin and lets messages go on, without a wait. From the thread that runs the step,
-  /// within its loops or between them.
+  /// Begins the exchanges that are ready, and lets messages progress, without waiting. To be called by the
+  /// step's thread, inside or between its loops.
   void go_on();
 
-  /// What a step that has failed has left of one.
+  /// Discards the exchanges of a failed step.
   void forget() { op_ = nullptr; }
 
-  /// Begins all that is left of one whose terms are made, if there is one: before an exchange of another op,
-  /// because ranks begin exchanges in one order.
+  /// Begins the remaining exchanges of a sum whose terms are computed, if there is one. To be called before
+  /// an exchange of another op, because ranks begin exchanges in one order.
   void begin_rest();
 
-  /// The sum's output, once all of its terms are made.
+  /// Completes the sum's output; all of its terms must be computed.
   void finish();
 
  private:
@@ -75,7 +76,7 @@ class OverlappedSum {
   };
 
   [[nodiscard]] bool is_second_next() const;
-  /// Begins the next exchange; false where it needs what is not there yet, which `waits` waits for.
+  /// Begins the next exchange; returns false if its data is not ready. `waits`: waits for the data.
   bool begin_next(bool waits);
 
   const AllReduceOp* op_ = nullptr;

@@ -6,12 +6,12 @@
 namespace adaptrt {
 namespace {
 
-/// What a rank sends to all others together at most where it sends each of them everything, rather than the
-/// share which that one sums: one round of messages, not two.
+/// Maximum number of floats that a rank sends to all others together for which it sends everything to each of
+/// them, in one round of messages. Above it, each rank sums a share, in two rounds.
 constexpr std::int64_t kFloatsSentWhole = 1 << 15;
 /// Floats that a thread sums at a time.
 constexpr std::int64_t kFloatsSummed = 1024;
-/// Floats that a thread takes at once at least.
+/// Minimum number of floats that a thread processes at once.
 constexpr std::int64_t kFloatsPerChunk = 16384;
 
 std::int64_t share_of(std::int64_t count, std::int64_t ranks) {
@@ -26,7 +26,7 @@ struct SumOutput {
   bool add;
 };
 
-/// Floats [begin, end) of `output` = (or, with `add`, +=) those of term_of(0) + those of term_of(1) + ...
+/// Floats [begin, end) of `output` = (or +=, with `add`) term_of(0) + term_of(1) + ...
 template <class TermOf>
 void add_up(std::int32_t terms, const TermOf& term_of, const KernelTable& kernels, std::int64_t begin,
             std::int64_t end, const SumOutput& output) {

@@ -30,16 +30,17 @@ struct RankSum {
   bool add = false;
   /// The ranks whose numbers are this one's and multiples of it more or less.
   std::int32_t rank_stride = 1;
-  /// Of rank_sum_room() floats, for what comes of the others.
+  /// rank_sum_room() floats, for data from other ranks.
   float* room = nullptr;
 
   [[nodiscard]] std::int64_t count() const { return rows * width; }
 };
 
-/// The exchanges of a RankSum. Of two ranks, and of few floats, there is one, in which ranks send each other
-/// everything; else there are two: each rank gets a share of all terms, and then the sums of all shares.
+/// The exchanges of a RankSum. For two ranks, and for few floats, there is one exchange, in which ranks send
+/// each other everything. Otherwise there are two: each rank receives a share of all terms, and then the sums
+/// of all shares.
 ///
-/// begin(); where there are two, end_first() and begin_second(); finish().
+/// Order of calls: begin(); with two exchanges, end_first() and begin_second(); finish().
 class RankSumExchanges {
  public:
   RankSumExchanges() = default;
@@ -50,20 +51,20 @@ class RankSumExchanges {
   void begin();
   [[nodiscard]] bool first_has_ended() const;
   void end_first() const;
-  /// Sums this rank's share, in the calling thread alone or in all.
+  /// Sums this rank's share, in the calling thread only or in all threads.
   void begin_second(bool in_all_threads);
-  /// Waits for what has begun last, and makes the output.
+  /// Waits for the exchange that was begun last, and computes the output.
   void finish() const;
-  /// What has begun last.
+  /// The exchange that was begun last.
   [[nodiscard]] ExchangeNumber latest() const { return latest_; }
 
  private:
-  /// What the communicator calls one of them.
+  /// The communicator's number of a rank.
   [[nodiscard]] std::int32_t number_of(std::int32_t rank) const;
   [[nodiscard]] std::int64_t size_of_share(std::int32_t rank) const;
-  /// For what another rank has of what this one sums.
+  /// Place for another rank's terms of this rank's share.
   [[nodiscard]] float* room_of(std::int32_t rank) const;
-  /// What any rank has of it.
+  /// Terms of any rank, this one included, for this rank's share.
   [[nodiscard]] const float* terms_of(std::int32_t rank) const;
   /// The sums of all shares, one after another.
   [[nodiscard]] float* sums() const;

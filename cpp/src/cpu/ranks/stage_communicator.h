@@ -7,8 +7,8 @@
 
 namespace adaptrt {
 
-/// What the ranks of one stage of a pipeline talk over, counted from 0: a view of `all`, or `all` itself
-/// where there is one stage.
+/// Communicator of the ranks of one pipeline stage, counted from 0: a view of `all`, or `all` itself if there
+/// is one stage.
 [[nodiscard]] std::shared_ptr<Communicator> communicator_of_stage(const Program& program,
                                                                   const std::shared_ptr<Communicator>& all);
 

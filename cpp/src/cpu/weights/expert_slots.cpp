@@ -35,7 +35,7 @@ void ExpertSlots::fill(std::span<const std::uint32_t> counts) {
   std::ranges::stable_sort(wanted_, std::ranges::greater(),
                            [&](std::size_t expert) { return counts[expert]; });
   wanted_.resize(std::min(wanted_.size(), most()));
-  // The slots of those that were used least are given up first.
+  // Evicts the experts that were used least.
   std::ranges::reverse(wanted_);
   for (const std::size_t expert : std::vector<std::size_t>(wanted_)) {
     wanted_.assign(1, expert);

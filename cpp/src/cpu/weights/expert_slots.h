@@ -31,7 +31,7 @@ class ExpertSlots {
   /// Brings experts, each the first_part of a group, to memory. Throws StepError.
   void bring(std::span<const RowGroup> experts);
 
-  /// As ExpertsOp's; of experts that bring() did not bring, the weights are not there.
+  /// Like ExpertsOp's weights; only experts that bring() loaded have weights.
   [[nodiscard]] std::span<const LinearPart> gate_up() const { return gate_up_; }
   [[nodiscard]] std::span<const LinearPart> down() const { return down_; }
 

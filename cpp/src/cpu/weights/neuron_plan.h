@@ -26,18 +26,18 @@ struct NeuronMlp {
   }
 };
 
-/// Those whose weights are in the file; `can_be_placed` says of an op whether they are no other op's.
+/// Finds the MLPs whose weights are in the file. can_be_placed(op) is true if no other op uses the op's
+/// weights.
 [[nodiscard]] std::vector<NeuronMlp> find_neuron_mlps(const Program& program, const WeightMemory& memory,
                                                       const std::function<bool(const Op&)>& can_be_placed);
 
-/// As many slots as a step of few rows needs at most: of one layer at a time.
+/// Number of slots that a step of few rows needs at most, for one layer at a time.
 [[nodiscard]] std::size_t least_neuron_slots(const std::vector<NeuronMlp>& mlps);
 /// Bytes of a slot.
 [[nodiscard]] std::size_t neuron_slot_bytes(const std::vector<NeuronMlp>& mlps);
 
-/// Adds neurons to those that are kept, those first that most tokens of the text used, as far as there is
-/// room and down to a share of the tokens. Returns the bytes that they take. Throws EngineError for a usage
-/// that is not of these layers.
+/// Adds neurons to those that stay in memory, most used ones first, until the room is used up, and down to a
+/// minimum share of the tokens. Returns their bytes. Throws EngineError if the usage is not for these layers.
 [[nodiscard]] std::size_t keep_used_neurons(std::vector<NeuronMlp>* mlps, const WeightUsage& usage,
                                             double least_share, std::size_t room);
 

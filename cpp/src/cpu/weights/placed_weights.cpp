@@ -117,7 +117,7 @@ void PlacedWeights::make_mlps(Program* program, const WeightMemory& memory, cons
   for (Op& op : program->body) {
     auto* linear = std::get_if<LinearOp>(&op);
     if (linear == nullptr || mlp_of_.contains(linear->parts.data())) continue;
-    // Those of a layer that is read whole.
+    // A layer that is read as a whole has no neurons.
     if (file_offset(memory, linear->neurons.data)) linear->neurons = {};
   }
 }

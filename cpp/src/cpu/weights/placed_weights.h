@@ -21,20 +21,20 @@
 
 namespace adaptrt {
 
-/// The weights of a program within a WeightMemory: those that stay there, and the others as they are used.
+/// The weights of a program in a WeightMemory: resident ones, and others that are loaded when they are used.
 class PlacedWeights {
  public:
-  /// Reads the weights that stay, and lets the program's ops refer to where its weights are instead of the
-  /// mapping. Throws as make_cpu_engine, StepError for what cannot be read, std::bad_alloc.
+  /// Reads the resident weights, and lets the program's ops refer to the places of the weights instead of the
+  /// mapping. Throws like make_cpu_engine, StepError if a weight cannot be read, and std::bad_alloc.
   PlacedWeights(Program* program, const WeightMemory& memory);
 
-  /// The unit of stream() that an op's weights are; nullopt: they are in memory, or read in another way.
+  /// Unit of stream() with an op's weights; nullopt: they are in memory, or are read in another way.
   [[nodiscard]] std::optional<std::size_t> stream_unit(StepSection section, std::size_t op) const;
   /// For ops with a stream_unit().
   [[nodiscard]] WeightStream& stream() const { return *stream_; }
-  /// Of the step that begins.
+  /// Begins a step; see StreamedMlp::begin_step.
   void begin_step(bool has_few_rows);
-  /// nullptr: the layer is none of an MLP whose neurons are read one by one.
+  /// nullptr: the layer is not part of an MLP whose neurons are read one by one.
   [[nodiscard]] StreamedMlp* mlp_of(const LinearOp& op);
   /// nullptr: all of the experts are in memory.
   [[nodiscard]] ExpertSlots* experts_of(const ExpertsOp& op);

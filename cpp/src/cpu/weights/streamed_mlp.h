@@ -14,25 +14,25 @@
 
 namespace adaptrt {
 
-/// An MLP whose neurons are read as their gates open. Steps of many rows, and those in which most gates are
-/// open, read up and down whole instead. Of one thread.
+/// An MLP whose neurons are read when their gates open. Steps with many rows or with most gates open read up
+/// and down as a whole instead. For use by one thread.
 class StreamedMlp {
  public:
-  /// `plan` is of `program`, whose ops refer to the mapping of `memory`, but for what stays in memory;
-  /// `table` is the one of the MLP's neurons.
+  /// `plan` belongs to `program`, whose ops refer to the mapping of `memory` except for resident weights;
+  /// `table` belongs to the MLP's neurons.
   StreamedMlp(const Program& program, const WeightMemory& memory, const WeightPlan::Mlp& plan,
               WeightStream* stream, RecordCache* cache, std::size_t table);
 
-  /// Whether the step that begins has so few rows that neurons may do.
+  /// `has_few_rows`: the step that begins has few enough rows for single neurons.
   void begin_step(bool has_few_rows);
-  /// Whether the step reads up and down whole.
+  /// True if the step reads up and down as a whole.
   [[nodiscard]] bool reads_whole() const { return reads_whole_; }
 
-  /// The gated layer's and the next one's, where the weights are that were asked for last.
+  /// Parts of the gated layer and of the next one; they refer to the weights that were loaded last.
   [[nodiscard]] std::span<const LinearPart> gated() const { return gated_; }
   [[nodiscard]] std::span<const LinearPart> down() const { return down_; }
 
-  // What is in memory from now on, in place of what was before. They throw StepError.
+  // These functions replace the weights that are in memory. They throw StepError.
   void hold_gate();
   /// Gate and up. This step reads down whole as well.
   void hold_gated();
@@ -41,11 +41,11 @@ class StreamedMlp {
 
   /// Reads neurons whose gates are open, in ascending order. Throws StepError.
   void bring(std::span<const std::int32_t> neurons);
-  /// The record of a neuron that was brought last; nullptr of others.
+  /// The record of a neuron that was loaded last; nullptr for other neurons.
   [[nodiscard]] const std::byte* record(std::int64_t neuron) const {
     return records_[static_cast<std::size_t>(neuron)];
   }
-  /// Of a neuron that was brought last, the column of down.
+  /// The column of down of a neuron among those that were loaded last.
   [[nodiscard]] const std::byte* column(std::int64_t neuron) const { return record(neuron) + column_place_; }
 
  private:
@@ -63,7 +63,7 @@ class StreamedMlp {
   std::vector<std::int32_t> brought_;
   std::vector<const std::byte*> records_;  ///< by neuron
   bool reads_whole_ = false;
-  std::int32_t whole_steps_ = 0;  ///< of few rows, that will read everything without asking first
+  std::int32_t whole_steps_ = 0;  ///< next steps of few rows that read everything
 };
 
 }  // namespace adaptrt

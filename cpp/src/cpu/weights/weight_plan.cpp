@@ -15,8 +15,8 @@ namespace {
 
 constexpr StepSection kSections[] = {StepSection::kEncoder, StepSection::kBody, StepSection::kHead};
 
-/// Of the tokens: neurons that more of them use are kept before linear layers, which all use. Reading bytes
-/// here and there takes one and a half to four times as long as reading them in a row.
+/// Share of tokens: neurons that more tokens use stay in memory before linear layers, which all tokens use.
+/// Scattered reads take 1.5 to 4 times as long as sequential ones.
 constexpr double kShareBeforeLinears = 0.5;
 
 class Planner {
@@ -75,7 +75,7 @@ class Planner {
     std::vector<std::vector<FileRange>> ranges;  ///< by expert
     std::vector<FilePages> pages;                ///< by expert
     std::size_t slot_bytes = 0;
-    std::size_t least_slots = 0;  ///< those that a token takes
+    std::size_t least_slots = 0;  ///< experts of a token
 
     [[nodiscard]] std::size_t all_bytes() const { return slot_bytes * pages.size(); }
   };
@@ -114,7 +114,7 @@ class Planner {
     for_each_matrix(op, [&](const PanelMatrix& matrix) { add_fixed(file_range(memory_, matrix)); });
   }
 
-  /// Whether an op of the body is one of an MLP of neurons.
+  /// True if an op of the body belongs to an MLP with neurons.
   bool sort_in_mlp(std::size_t index) {
     for (const NeuronMlp& mlp : mlps_) {
       if (mlp.gated_op == index) {
@@ -126,7 +126,7 @@ class Planner {
     return false;
   }
 
-  /// Whether all of its matrices are in the file, and no other's.
+  /// True if all of its matrices are in the file, and no other op uses them.
   [[nodiscard]] bool is_of_one_op(const Op& op) const {
     bool is = true;
     for_each_matrix(op, [&](const PanelMatrix& matrix) {
@@ -170,7 +170,7 @@ class Planner {
     return bytes;
   }
 
-  /// What is left for linear layers and more experts. Throws ConfigError where that does not do.
+  /// Returns the bytes left for linear layers and more experts. Throws ConfigError if they are too few.
   [[nodiscard]] std::size_t room_beside(const Needed& needed) const {
     const std::size_t neurons = least_slots_ * slot_bytes_;
     const std::size_t least = needed.fixed + needed.experts + largest_unit_ + neurons;
@@ -196,7 +196,8 @@ class Planner {
     for (const auto& ranges : layer.ranges) keep(plan, ranges);
   }
 
-  /// Into a ring with room for two of the largest where there is that much. Returns what is left.
+  /// Plans linear layers. Those that do not fit are streamed into a ring, with room for two of the largest if
+  /// possible. Returns the remaining bytes.
   std::size_t stream_linears(WeightPlan* plan, std::size_t room) {
     room -= least_slots_ * slot_bytes_;
     plan->ring_bytes = std::min(std::max(2 * largest_linear_, largest_unit_), room);
@@ -222,7 +223,7 @@ class Planner {
     return give_neuron_slots(plan, room);
   }
 
-  /// What an MLP needs where its neurons do not do, behind its gate.
+  /// Adds the parts of an MLP that are streamed after its gate if single neurons are not enough.
   void stream_mlp(WeightPlan* plan, const Linear& gate, bool streams_gate) const {
     if (gate.section != StepSection::kBody) return;
     const auto found = std::ranges::find(mlps_, gate.op, &NeuronMlp::gated_op);
@@ -239,7 +240,8 @@ class Planner {
     plan->mlps.push_back(std::move(mlp));
   }
 
-  /// Those that are needed at least, and as many more as there is room and neurons for. Returns what is left.
+  /// Plans the minimum number of neuron slots, and as many more as room and neurons allow. Returns the
+  /// remaining bytes.
   std::size_t give_neuron_slots(WeightPlan* plan, std::size_t room) {
     if (mlps_.empty()) return room;
     std::size_t others = 0;
@@ -252,8 +254,8 @@ class Planner {
     return room - more * slot_bytes_;
   }
 
-  /// Which are streamed, so that the others take at most `kept` bytes: up to each of them, the same share of
-  /// the bytes.
+  /// Returns which layers are streamed, so that the others have at most `kept` bytes. Up to any layer, about
+  /// the same share of the bytes is streamed.
   [[nodiscard]] std::vector<bool> spread(std::size_t kept) const {
     const double share = static_cast<double>(kept) / static_cast<double>(linear_bytes_);
     std::vector<bool> streams(linears_.size(), true);
@@ -267,7 +269,7 @@ class Planner {
       left -= bytes;
       due -= static_cast<double>(bytes);
     }
-    // What the rounding left.
+    // Keeps more layers that fit after rounding.
     for (std::size_t i = linears_.size(); i-- > 0;) {
       const std::size_t bytes = linears_[i].pages.bytes();
       if (!streams[i] || bytes > left) continue;
@@ -307,7 +309,7 @@ class Planner {
   std::size_t largest_linear_ = 0;
   std::vector<NeuronMlp> mlps_;
   std::size_t mlp_bytes_ = 0;     ///< without their gates
-  std::size_t largest_unit_ = 0;  ///< of what is read into the ring
+  std::size_t largest_unit_ = 0;  ///< bytes that are read into the ring
   std::size_t slot_bytes_ = 0;    ///< of a neuron
   std::size_t least_slots_ = 0;
   std::vector<Experts> experts_;

@@ -13,14 +13,14 @@
 
 namespace adaptrt {
 
-/// Which weights of a program stay in memory, and how the others are read.
+/// Plan of which weights of a program stay in memory, and how the others are read.
 struct WeightPlan {
-  /// A linear layer that is read whenever it is used, or what a NeuronMlp needs of one.
+  /// A linear layer that is read whenever it is used, or the part of one that a NeuronMlp needs.
   struct Streamed {
     StepSection section = StepSection::kBody;
     std::size_t op = 0;  ///< in its section
     FilePages pages;
-    /// Needed by steps of many rows alone.
+    /// Only steps with many rows need it.
     bool is_exception = false;
   };
   /// An MLP whose neurons are read as their gates open. Units are indices into `streamed`.
@@ -45,17 +45,18 @@ struct WeightPlan {
   std::vector<Experts> experts;
 };
 
-/// Where bytes of the program's mapping are in the file; nullopt for memory that is not the file's.
+/// File offset of bytes in the program's mapping; nullopt for memory outside the mapping.
 [[nodiscard]] std::optional<std::size_t> file_offset(const WeightMemory& memory, const void* data);
 
 /// The bytes of a matrix or a vector in the file; nullopt for one without elements or outside the mapping.
 [[nodiscard]] std::optional<FileRange> file_range(const WeightMemory& memory, const PanelMatrix& matrix);
 [[nodiscard]] std::optional<FileRange> file_range(const WeightMemory& memory, const VectorView& vector);
 
-/// Everything stays in memory where it fits. Else embeddings, lm_head, norms and biases do; then neurons that
-/// many tokens use; then linear layers, which every step needs, spread evenly over the network so that
-/// reading never waits for long; then other neurons, and experts, as many of each layer as of the others.
-/// Throws ConfigError that says how much is needed at least, EngineError for a usage of other layers.
+/// Plans where a program's weights are. If everything fits, all weights stay in memory. Otherwise embeddings,
+/// lm_head, norms and biases stay; then neurons that many tokens use; then linear layers, which every step
+/// needs, spread evenly over the network so that no wait for reading is long; then other neurons, and
+/// experts, the same number in each layer. Throws ConfigError that says how many bytes are needed at least,
+/// and EngineError for a usage of other layers.
 [[nodiscard]] WeightPlan plan_weights(const Program& program, const WeightMemory& memory);
 
 }  // namespace adaptrt

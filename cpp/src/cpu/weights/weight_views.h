@@ -7,7 +7,7 @@
 
 namespace adaptrt {
 
-/// Calls `matrix` for every PanelMatrix of an op, those without rows included.
+/// Calls `matrix` for every PanelMatrix of an op, including those without rows.
 template <class AnyOp, class Matrix>
 void for_each_matrix(AnyOp& op, const Matrix& matrix) {
   const auto of_parts = [&](auto& parts) {

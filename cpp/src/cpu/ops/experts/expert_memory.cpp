@@ -1,4 +1,4 @@
-// What ExpertsOps need room for.
+// Memory for ExpertsOps.
 
 #include "ops/experts/expert_memory.h"
 
@@ -11,8 +11,9 @@
 namespace adaptrt {
 namespace {
 
-/// Rows that a slice has at most, unless one token has more experts. Enough that an expert of many has rows
-/// to make its weights worth reading, and few enough that they stay small beside the weights.
+/// Maximum number of rows in a slice, unless one token has more experts. It is large enough that each of many
+/// experts has rows to amortise reading its weights, and small enough that the rows are small compared with
+/// the weights.
 constexpr std::int64_t kMostRows = 8192;
 
 std::int64_t rows_of_slice(const Program& program, const ExpertsOp& op) {
@@ -26,7 +27,7 @@ void for_each_experts_op(const Program& program, const Visit& visit) {
   }
 }
 
-/// Inputs of one expert, of as many rows as kernels take at once.
+/// Inputs of one expert, for as many rows as kernels multiply at once.
 std::size_t bytes_packed_by_thread(const KernelTable& kernels, std::int64_t rows, const ExpertsOp& op) {
   const auto row_bytes = op.down.front().weight.n * static_cast<std::int64_t>(size_of(DType::kBFloat16));
   const std::int64_t blocks = PackedSteps::blocks_of(std::min(rows, kernels.block_rows));
@@ -42,7 +43,7 @@ std::int64_t tokens_of_slice(const Program& program, const ExpertsOp& op) {
 
 ExpertMemory::ExpertMemory(const Program& program, const KernelTable& kernels, int num_threads) {
   const std::int64_t step_bytes = packed_rows_size(program, kernels).step_bytes;
-  // Rows are packed, or lie one after the other.
+  // Rows are packed or consecutive.
   const auto bytes_of = [&](std::size_t rows, std::size_t row_bytes) {
     const std::int64_t steps = PackedSteps::steps_of(static_cast<std::int64_t>(row_bytes));
     return std::max(rows * row_bytes, static_cast<std::size_t>(steps * step_bytes));
@@ -64,7 +65,7 @@ ExpertMemory::ExpertMemory(const Program& program, const KernelTable& kernels, i
     experts = std::max(experts, op.down.size());
     input_bytes = std::max(input_bytes, bytes_of(of_op, outer * element));
     activated_bytes = std::max(activated_bytes, bytes_of(of_op, inner * element));
-    // Threads that make panels of their own have whole ones.
+    // Threads with separate panels have whole ones.
     const auto whole_outer = static_cast<std::size_t>(panel_count(op.down.front().weight.n) * kPanelColumns);
     output_bytes = std::max(output_bytes, of_op * whole_outer * sizeof(float));
     thread_bytes = std::max(thread_bytes, bytes_packed_by_thread(kernels, rows_of_slice(program, op), op));

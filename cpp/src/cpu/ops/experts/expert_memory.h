@@ -12,7 +12,7 @@
 
 namespace adaptrt {
 
-/// Which of an op's experts a step's rows took, for what they cost.
+/// Experts of an op that a step's rows chose, to compute the cost.
 struct TakenExperts {
   /// Rows of one expert that have one adapter.
   struct Adapted {
@@ -20,32 +20,31 @@ struct TakenExperts {
     const DeviceAdapter* adapter = nullptr;
     std::int64_t rows = 0;
   };
-  std::vector<std::int64_t> rows;  ///< by expert, of those that are here
+  std::vector<std::int64_t> rows;  ///< by local expert
   std::vector<Adapted> adapted;
 };
 
-/// Memory of the ExpertsOp that runs. Its tokens are taken in slices: a row for each of a slice's tokens and
-/// each of that token's experts, sorted by expert.
+/// Memory of the current ExpertsOp. Its tokens are processed in slices, with a row for each of a slice's
+/// tokens and each of that token's experts, sorted by expert.
 class ExpertMemory {
  public:
-  /// Room for every ExpertsOp of the program; none without them.
+  /// Memory for every ExpertsOp of the program; none if there is no such op.
   ExpertMemory(const Program& program, const KernelTable& kernels, int num_threads);
 
   // [slice tokens, top_k]
-  std::vector<std::int32_t> chosen;     ///< experts of a token, ascending
-  std::vector<float> weights;           ///< theirs
-  std::vector<std::int32_t> row_of;     ///< of those that are here
-  std::vector<RowRange> here;           ///< [slice tokens] which of a token's experts are
-  std::vector<std::int32_t> token_of;   ///< by row: a token of the slice
-  std::vector<float> weight_of;         ///< by row
-  std::vector<std::int64_t> first_row;  ///< [experts that are here + 1]
-  std::vector<RowGroup> experts_taken;  ///< those that have rows; first_part counts from the first one here
-  std::vector<RowGroup> groups;         ///< the same with first_part of the layer that runs
-  std::vector<AdapterGroup> adapters;   ///< rows by expert and adapter
-  std::vector<std::size_t> adapter_expert;  ///< of each of them
+  std::vector<std::int32_t> chosen;         ///< experts of a token, ascending
+  std::vector<float> weights;               ///< weights of these experts
+  std::vector<std::int32_t> row_of;         ///< rows of the local experts
+  std::vector<RowRange> here;               ///< [slice tokens] local experts of a token
+  std::vector<std::int32_t> token_of;       ///< by row: a token of the slice
+  std::vector<float> weight_of;             ///< by row
+  std::vector<std::int64_t> first_row;      ///< [local experts + 1]
+  std::vector<RowGroup> experts_taken;      ///< experts with rows; first_part counts from the first local one
+  std::vector<RowGroup> groups;             ///< the same with first_part of the current layer
+  std::vector<AdapterGroup> adapters;       ///< rows by expert and adapter
+  std::vector<std::size_t> adapter_expert;  ///< expert of each of `adapters`
   TakenExperts taken;
-  std::vector<ThreadRows>
-      packed_by_thread;  ///< an expert's inputs; empty where kernels read rows as they are
+  std::vector<ThreadRows> packed_by_thread;  ///< an expert's inputs; empty if kernels read unpacked rows
 
   /// Activation type; rows are as wide as the op's. Either may be PackedRows, as StepMemory::packed is.
   [[nodiscard]] std::byte* inputs() const { return inputs_.data(); }

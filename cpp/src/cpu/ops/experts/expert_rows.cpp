@@ -9,7 +9,7 @@
 namespace adaptrt {
 namespace {
 
-/// Of one ExpertsOp in one step.
+/// Rows of one ExpertsOp in one step.
 class ExpertRows {
  public:
   ExpertRows(const ExpertsOp& op, const CpuContext& context, const Step& step)
@@ -20,7 +20,7 @@ class ExpertRows {
         router_logits_(context.rows_of(op.router_logits)),
         top_k_(op.routing.top_k) {}
 
-  /// Of the tokens [first, first + count).
+  /// Visits the tokens [first, first + count).
   void take(std::int64_t first, std::int64_t count) const {
     route(first, count);
     choose_here(count);
@@ -40,7 +40,7 @@ class ExpertRows {
     context_.threads.parallel_for(count, rows_per_chunk(op_.num_experts() * top_k_), body);
   }
 
-  /// Finds those of a token's experts that are here: they are neighbours, since they ascend.
+  /// Finds the local experts of a token. They are neighbours, because a token's experts ascend.
   void choose_here(std::int64_t count) const {
     const auto end_here = op_.first_expert + static_cast<std::int32_t>(op_.num_experts_here());
     for (std::int64_t token = 0; token < count; ++token) {
@@ -56,7 +56,7 @@ class ExpertRows {
         .subspan(static_cast<std::size_t>(token * top_k_), static_cast<std::size_t>(top_k_));
   }
 
-  /// Calls visit(token, place in memory_.chosen, expert of those that are here).
+  /// Calls visit(token, place in memory_.chosen, local expert).
   template <class Visit>
   void for_each_here(std::int64_t count, const Visit& visit) const {
     for (std::int64_t token = 0; token < count; ++token) {
@@ -68,7 +68,7 @@ class ExpertRows {
     }
   }
 
-  /// By expert, then by token.
+  /// Sorted by expert, then by token.
   void sort_rows(std::int64_t count) const {
     const auto experts = static_cast<std::size_t>(op_.num_experts_here());
     memory_.first_row.assign(experts + 1, 0);
@@ -82,7 +82,7 @@ class ExpertRows {
       memory_.taken.rows[expert] += rows;
       if (rows > 0) memory_.experts_taken.push_back({{begin, begin + rows}, expert});
     }
-    // first_row[e] moves through e's rows, to where those of e + 1 begin.
+    // first_row[e] moves through the rows of e, up to the first row of e + 1.
     for_each_here(count, [&](std::int64_t token, std::size_t place, std::size_t expert) {
       const std::int64_t row = memory_.first_row[expert]++;
       memory_.row_of[place] = static_cast<std::int32_t>(row);

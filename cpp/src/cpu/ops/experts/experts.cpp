@@ -39,7 +39,7 @@ struct ExpertsLayer {
             .site = first_site < 0 ? nullptr : &context.program.lora_site(first_site)};
   }
 
-  /// Whether the rows of a layer are packed as they are made, because nothing else reads them.
+  /// True if the rows of a layer are packed when they are computed, because no other op reads them.
   [[nodiscard]] bool reads_packed_rows(std::span<const LinearPart> parts) const {
     const Quantization& quantization = parts.front().weight.quantization;
     return context.memory.has_packed() && (quantization.algo == QuantAlgo::kNone || quantization.is_coded());
@@ -84,7 +84,7 @@ class ExpertsRun {
  private:
   void run_slice(std::int64_t first, std::int64_t count) const {
     take_experts(op_, context_, step_, first, count);
-    if (memory_.experts_taken.empty()) {  // all that the slice takes are on other ranks
+    if (memory_.experts_taken.empty()) {  // all experts of the slice are on other ranks
       const Rows nothing{memory_.outputs(), DType::kFloat32, output_.width};
       add_up(first, count, nothing, {0, panel_count(output_.width)});
       return;
@@ -114,8 +114,8 @@ class ExpertsRun {
     layer_.down.run_in_chunks(down(outputs, all), panels, std::ref(finish));
   }
 
-  /// As many experts at a time as can be in memory; their outputs are added up in the end, in the order that
-  /// they always have.
+  /// Processes as many experts at a time as fit in memory. Their outputs are added up at the end, in the
+  /// usual order.
   void run_in_turns(std::int64_t first, std::int64_t count) const {
     const std::span<const RowGroup> all = memory_.experts_taken;
     const Rows outputs{memory_.outputs(), DType::kFloat32, output_.width};
@@ -132,7 +132,7 @@ class ExpertsRun {
   [[nodiscard]] Rows activated() const {
     return {memory_.activated(), input_.dtype, op_.down.front().weight.k};
   }
-  /// Rows of the same memory in packed form; no value where they are not packed.
+  /// The same rows in packed form; no value if they are not packed.
   [[nodiscard]] PackedRows packed(bool is_packed, std::byte* rows) const {
     if (!is_packed) return {};
     return {rows, packed_step_bytes(memory_.experts_taken.back().rows.end)};
@@ -142,9 +142,9 @@ class ExpertsRun {
     return packed(layer_.packs_activated, memory_.activated());
   }
 
-  /// Whether each thread packs the inputs of the experts that it multiplies. Where threads are many, several
-  /// would pack the same rows; where an expert has few, most of a block of them would be filled up; and
-  /// adapters' products want them all.
+  /// True if each thread packs the inputs of the experts that it multiplies. With many threads, several would
+  /// pack the same rows; with few rows per expert, most of a block would be padding; and adapters' products
+  /// need all rows packed.
   [[nodiscard]] bool threads_pack() const {
     constexpr std::int64_t kExpertsPerThread = 4;
     const std::int64_t experts = std::ssize(memory_.experts_taken);
@@ -189,9 +189,9 @@ class ExpertsRun {
     return (panels + chunks - 1) / chunks;
   }
 
-  /// Panels that a thread makes at once, with the sums of `tokens`: as many as its second-level cache has
-  /// room for, or so many that inputs, which are read once for each of these chunks, are not more to read
-  /// than sums. 0: threads are too many for panels of their own.
+  /// Number of panels that a thread computes at once, with the sums of `tokens`: as many as its second-level
+  /// cache holds, or more, so that reading the inputs once per chunk does not exceed reading the sums. 0:
+  /// there are too many threads for separate panels.
   [[nodiscard]] std::int64_t panels_of_thread(std::int64_t tokens) const {
     constexpr std::int64_t kBytes = 1 << 19;
     constexpr std::int64_t kEnough = 4;
@@ -261,23 +261,23 @@ class ExpertsRun {
             .adapted = adapted};
   }
 
-  /// Some of the output's columns, and where they are.
+  /// Some of the output's columns, and their address.
   struct Columns {
     std::int64_t first;
     std::int64_t end;
     Rows rows;
-    /// Of `rows`, the one that is the output's `first`.
+    /// Column of `rows` that is the output's column `first`.
     std::int64_t at;
   };
 
-  /// Those of `first` to `end` that are beside each other.
+  /// The columns from `first` on, up to `end`, that are neighbours in memory.
   [[nodiscard]] Columns columns_from(std::int64_t first, std::int64_t end) const {
     if (sum_ == nullptr) return {first, end, output_, first};
     const OverlappedSum::Place place = sum_->place_of(first);
     return {first, std::min(end, place.end_column), place.rows, first - place.first_column};
   }
 
-  /// Calls visit(columns, the first of them in rows that begin with those of `panels`).
+  /// Calls visit(columns, number of the first of them counted from the first column of `panels`).
   template <class Visit>
   void for_each_columns(PanelRange panels, const Visit& visit) const {
     const std::int64_t begin = panels.begin * kPanelColumns;
@@ -289,7 +289,7 @@ class ExpertsRun {
     }
   }
 
-  /// Adds the sums that a thread has made for each token to the output, or puts them there.
+  /// Adds the sums that a thread computed for each token to the output, or stores them there.
   void put_sums(std::int64_t first, std::int64_t count, const ThreadPanels& made) const {
     for_each_columns(made.panels, [&](const Columns& columns, std::int64_t at) {
       const std::int64_t width = columns.end - columns.first;
@@ -345,7 +345,7 @@ class ExpertsRun {
     if (sum_ != nullptr) sum_->add_made(columns.first, tokens.count() * width);
   }
 
-  /// Brings what will be added up for a token: rows that other cores wrote, here and there.
+  /// Prefetches the rows to add up for a token; other cores wrote them, in different places.
   void fetch_outputs(std::int64_t token, const Rows& rows, std::int64_t width) const {
     constexpr std::int64_t kCacheLine = 64;
     const RowRange here = memory_.here[static_cast<std::size_t>(token)];
@@ -366,7 +366,7 @@ class ExpertsRun {
   std::int64_t top_k_;
   const Rows& input_;
   const Rows& output_;
-  OverlappedSum* sum_;  ///< the sum over ranks that goes on meanwhile; nullptr: there is none
+  OverlappedSum* sum_;  ///< sum over ranks that overlaps with the op; nullptr: none
 };
 
 class LoweredExperts final : public LoweredOp {

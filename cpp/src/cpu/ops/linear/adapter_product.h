@@ -16,25 +16,25 @@ class AdapterProduct {
   /// All of them outlive it.
   AdapterProduct(const LinearSpec& spec, const BaseProduct& base, const CpuContext& context);
 
-  /// Whether an adapter reads the layer's input.
+  /// True if an adapter reads the layer's input.
   [[nodiscard]] static bool reads_input(const LinearCall& call) {
     return !call.adapted.empty() || !call.new_tokens.empty();
   }
 
-  /// StepMemory::shrink[adapted rows, total_rank] = input A^T, rounded to the activation type; where ranks
-  /// share adapters, by an exchange of what each of them makes. After BaseProduct::prepare.
+  /// Computes StepMemory::shrink[adapted rows, total_rank] = input A^T, rounded to the activation type. If
+  /// ranks share adapters, they exchange their results. To be called after BaseProduct::prepare.
   void shrink(const LinearCall& call) const;
 
-  /// output[rows, behind the part's columns] = input A^T of LinearCall::new_tokens, scaled and bounded as the
-  /// others are. After BaseProduct::prepare.
+  /// Computes output[rows, after the part's columns] = input A^T of LinearCall::new_tokens, scaled and
+  /// bounded like the other columns. To be called after BaseProduct::prepare.
   void multiply_new_tokens(const LinearCall& call) const;
 
-  /// Adds (x A^T) B^T to a tile of one part and panel, multiplies it by the magnitudes and adds the shifts;
-  /// rows of the tile are kPanelColumns floats apart.
+  /// Adds (x A^T) B^T to a tile of one part and panel, multiplies it by the magnitudes, and adds the shifts.
+  /// Rows of the tile are kPanelColumns floats apart.
   void expand(const LinearCall& call, PanelPlace place, RowRange rows, float* tile) const;
 
-  /// A panel of B and the vectors of its columns, of the adapters that have rows in a tile, as far as
-  /// there is room: what is not among them is fetched when it is needed.
+  /// A panel of B and the vectors of its columns, for the adapters that have rows in a tile, up to a limit.
+  /// Data that is not listed is not prefetched.
   using Spans = std::array<MemorySpan, 96>;
   std::span<const MemorySpan> spans(const LinearCall& call, PanelPlace place, RowRange rows,
                                     Spans* spans) const;
@@ -45,23 +45,23 @@ class AdapterProduct {
   [[nodiscard]] std::int64_t panels_of_a(const DeviceSite& site) const {
     return panel_count(rows_of_a(site));
   }
-  /// Of its B the panel with these outputs of a part; nullptr: another rank has it.
+  /// Panel of B with these outputs of a part; nullptr: another rank has it.
   [[nodiscard]] const std::byte* panel_of_b(const DevicePart& part, std::int64_t outputs,
                                             std::int64_t panel) const;
-  /// What an adapter does to a panel of one of LinearSpec::parts; `panel` becomes its number in B.
+  /// Effect of an adapter on a panel of one of LinearSpec::parts; `panel` becomes its number in B.
   [[nodiscard]] const DevicePart& part_of(const AdaptedRows& adapted, std::size_t part,
                                           std::int64_t* panel) const;
-  /// Those adapted rows that are among `rows`, or behind the first of these.
+  /// Adapted rows among `rows`, or after the first of these.
   [[nodiscard]] static std::span<const AdaptedRows> from(const LinearCall& call, RowRange rows);
-  /// Those of `rows` that the adapter changes in this part.
+  /// Rows among `rows` that the adapter changes in this part.
   [[nodiscard]] static RowRange rows_changed(const AdaptedRows& adapted, const DevicePart& part,
                                              RowRange rows);
   [[nodiscard]] std::byte* shrunk(std::int64_t row, std::int64_t column) const;
-  /// Calls store(adapted, panel, rows, tile) with the tiles of input A^T, whose rows are kPanelColumns floats
-  /// apart, from several threads.
+  /// Calls store(adapted, panel, rows, tile) with the tiles of input A^T, from several threads. Rows of a
+  /// tile are kPanelColumns floats apart.
   template <class Store>
   void multiply_by_a(const LinearCall& call, std::span<const AdaptedRows> all, const Store& store) const;
-  /// `next`, a panel or nullptr, is fetched meanwhile.
+  /// Prefetches `next`, a panel or nullptr, meanwhile.
   [[nodiscard]] float* multiply_tile(const LinearCall& call, const DeviceSite& site, std::int64_t panel,
                                      RowRange rows, const std::byte* next, int thread) const;
   [[nodiscard]] const std::byte* panel_of_a(const DeviceSite& site, std::int64_t panel) const;

@@ -6,9 +6,9 @@
 
 namespace adaptrt {
 
-// Finding out what a few rows need of a layer's weights.
+// Finds the weights of a layer that a few rows need.
 
-/// Of every kernel table.
+/// Maximum of KernelTable::sparse_rows over all kernel tables.
 inline constexpr std::int64_t kMostSparseRows = 4;
 
 /// Appends `number` to the first `count` of `numbers` if it is to be kept, without a branch.
@@ -17,8 +17,8 @@ inline void keep_if(bool kept, std::int32_t number, std::int32_t* numbers, std::
   count += kept ? 1 : 0;
 }
 
-/// Calls body(rows), of at most kMostSparseRows, with a constant: loops over outputs are many times as long
-/// as those over rows within them.
+/// Calls body(rows) with a constant of at most kMostSparseRows, because loops over outputs are much longer
+/// than the loops over rows inside them.
 template <class Body>
 void with_rows(std::int64_t rows, const Body& body) {
   static_assert(kMostSparseRows == 4);

@@ -29,20 +29,20 @@ class LinearLayer {
 
   void run(const LinearCall& call) const;
 
-  /// Makes a layer with one part for each group `panels_at_once` panels at a time, and calls finish(panels)
-  /// after each of these chunks: call.output has the columns of one chunk, in rows as wide as they are, and
-  /// is read before the next is made, so that it stays in the caches.
+  /// Computes a layer with one part for each group in chunks of `panels_at_once` panels, and calls
+  /// finish(panels) after each chunk. call.output has the columns of one chunk, in rows of that width. It is
+  /// read before the next chunk is computed, so it stays in the caches.
   void run_in_chunks(const LinearCall& call, std::int64_t panels_at_once,
                      const std::function<void(PanelRange)>& finish) const;
 
-  /// Makes a layer with one part for each group whose output is scattered: each thread makes panels of its
-  /// own, `panels_at_once` together, for one group after the other, to memory of its own. The memory of the
-  /// first thread is call.output, with rows as wide as these panels; that of the others follows. finish() is
-  /// called in the thread that made them.
+  /// Computes a layer with one part for each group whose output is scattered. Each thread computes separate
+  /// panels, `panels_at_once` together, for one group after another, in separate memory. The memory of the
+  /// first thread is call.output, with rows as wide as these panels; the memory of the other threads follows.
+  /// finish() is called in the thread that computed them.
   void run_by_columns(const LinearCall& call, std::int64_t panels_at_once,
                       const std::function<void(const ThreadPanels&)>& finish) const;
 
-  /// Makes what all panels need of the input, for the base and for adapters.
+  /// Prepares the input for all panels, for the base and for adapters.
   void prepare(const LinearCall& call) const;
 
   [[nodiscard]] const LinearSpec& spec() const { return spec_; }
@@ -50,7 +50,7 @@ class LinearLayer {
   [[nodiscard]] const BaseProduct& base() const { return base_; }
   [[nodiscard]] const AdapterProduct& adapters() const { return adapters_; }
   [[nodiscard]] const LinearOutput& output() const { return output_; }
-  /// Panels of a group's parts, of one of them where they are gated.
+  /// Number of panels of a group's parts; of one part if they are gated.
   [[nodiscard]] std::int64_t num_panels() const { return num_panels_; }
 
  private:

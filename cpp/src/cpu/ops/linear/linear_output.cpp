@@ -70,7 +70,7 @@ float* LinearOutput::sums_of(const LinearTarget& target, PanelPlace place, std::
   return target.call.output.float_row(row) + column_of(target, place, first_part);
 }
 
-/// What adapters, the bias and the layer's scale and bound make of a panel's sums.
+/// Applies adapters, the bias, and the layer's scale and bound to a panel's sums.
 void LinearOutput::finish_part(const LinearTarget& target, PanelPlace place, float* rows,
                                RowRange range) const {
   const LinearPart& part = spec_.parts[place.part];
@@ -147,7 +147,7 @@ void LinearOutput::store(const LinearTarget& target, const LinearTile& tile) con
   }
 }
 
-/// Stores a term of the sum over ranks that goes on meanwhile.
+/// Stores a term of the sum over ranks that overlaps with this op.
 void LinearOutput::store_term(const LinearTarget& target, const LinearTile& tile, std::int64_t column,
                               std::int64_t width) {
   OverlappedSum& sum = *target.call.sum;
@@ -192,8 +192,8 @@ void LinearOutput::store_activated(const LinearTarget& target, const LinearTile&
   }
 }
 
-/// Columns of a tile, activated, to rows at `out` that have `bytes` for them: zeros behind them. Where the
-/// output is streamed, the result takes the place of the sums before.
+/// Activates columns of a tile, and stores them in rows of `bytes` bytes at `out`, padded with zeros. If the
+/// output is streamed, the result first replaces the sums.
 void LinearOutput::store_columns(const LinearTarget& target, const LinearTile& tile, RowRange columns,
                                  std::int64_t bytes, std::byte* out, std::int64_t out_stride) const {
   const DType out_type = target.call.output.dtype;
@@ -224,7 +224,7 @@ void LinearOutput::store_columns(const LinearTarget& target, const LinearTile& t
   }
 }
 
-/// Of a panel, where it is for the activation to add.
+/// Bias of a panel, if the activation adds it.
 const float* LinearOutput::bias_of(PanelPlace place) const {
   const LinearPart& part = spec_.parts[place.part];
   if (part.bias.size == 0 || !activates_biased_) return nullptr;

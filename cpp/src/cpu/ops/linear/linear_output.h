@@ -10,35 +10,35 @@ namespace adaptrt {
 
 /// Sums of a panel of a linear layer, or of the same panel of both parts of a gated one.
 struct LinearTile {
-  PanelPlace place;        ///< of a gated layer the gate's
-  std::size_t first_part;  ///< of the rows' group
+  PanelPlace place;        ///< the gate's place for a gated layer
+  std::size_t first_part;  ///< first part of the rows' group
   RowRange rows;
-  float* sums;    ///< [rows], kPanelColumns apart
-  float* linear;  ///< the same of the next part; nullptr where the layer is not gated
+  float* sums;    ///< [rows]; rows are kPanelColumns floats apart
+  float* linear;  ///< the same for the next part; nullptr if the layer is not gated
 };
 
-/// Where the tiles of a call go.
+/// Target of a call's tiles.
 struct LinearTarget {
   const LinearCall& call;
-  /// The output's columns begin with those of this panel of each group's first part.
+  /// The output's columns begin with the columns of this panel of each group's first part.
   std::int64_t first_panel;
-  /// The output is written past the caches.
+  /// The output is written with non-temporal stores.
   bool streams;
 };
 
-/// The way of a linear layer's sums into its output: adapters, biases, the layer's scale and bound, its
+/// Turns a linear layer's sums into its output: adapters, biases, the layer's scale and bound, its
 /// activation.
 class LinearOutput {
  public:
-  /// All of them outlive it.
+  /// All arguments must outlive this object.
   LinearOutput(const LinearSpec& spec, const AdapterProduct& adapters, const CpuContext& context);
 
-  /// Puts a tile, whose sums may change, where the layer's output goes.
+  /// Stores a tile to the layer's output; may change the tile's sums.
   void finish(const LinearTarget& target, const LinearTile& tile) const;
 
-  /// Whether the output is the sums of float products as they are, so that these can be made in it.
+  /// True if the output is the unchanged sums of float products, which can then be computed in it.
   [[nodiscard]] bool is_sums(const LinearTarget& target) const;
-  /// Where the sums of a panel's rows go then, as wide as the output apart.
+  /// Address of the sums of a panel's rows in that case; rows are as far apart as the output's.
   [[nodiscard]] float* sums_of(const LinearTarget& target, PanelPlace place, std::size_t first_part,
                                std::int64_t row) const;
 

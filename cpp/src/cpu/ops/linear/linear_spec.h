@@ -16,8 +16,8 @@ namespace adaptrt {
 
 class OverlappedSum;
 
-/// A linear layer of the model or of its experts, as it is known when the engine is loaded. Its rows may go
-/// through weights of their own, group by group. See LinearOp for what it computes.
+/// A linear layer of the model or of its experts, as known when the engine is loaded. Each group of its rows
+/// may have its own weights. See LinearOp for the computation.
 struct LinearSpec {
   LinearEpilogue epilogue = LinearEpilogue::kStore;
   /// The parts of all groups; sizes and quantisation are the same from one group to the next. Only `data` of
@@ -81,7 +81,7 @@ struct LinearCall {
   PackedRows packed_output = {};
   /// See LinearOp; for layers with scores.
   Rows scores = {};
-  /// For a sparse input: what is multiplied of panels; nullopt: everything.
+  /// For a sparse input: the live inputs to multiply in panels; nullopt: all inputs.
   std::optional<LiveInputs> live = std::nullopt;
   /// One after another, without gaps, from row 0 on.
   std::span<const RowGroup> groups;
@@ -92,7 +92,7 @@ struct LinearCall {
   std::span<const AdaptedRows> new_tokens = {};
   /// StepMemory::shrink holds x A^T already: the parts of the layer run one after another.
   bool is_shrunk = false;
-  /// The ranks add up the output meanwhile; nullptr: it goes to `output`.
+  /// Sum over ranks that overlaps with the op; nullptr: the output goes to `output`.
   OverlappedSum* sum = nullptr;
 
   [[nodiscard]] std::int64_t num_rows() const { return groups.back().rows.end; }

@@ -16,8 +16,8 @@ struct PanelRange {
   std::int64_t end = 0;
 };
 
-/// The units of a linear layer, and where they lie: a unit is a panel of columns, of both parts where they
-/// are gated.
+/// The units of a linear layer and their addresses. A unit is a panel of columns, of both parts if they are
+/// gated.
 class LinearUnits {
  public:
   /// `panels` of each group.
@@ -46,12 +46,13 @@ class LinearUnits {
     return weight.data + weight.offset(place.panel);
   }
 
-  /// Of a group's unit, where its weights begin.
+  /// Address of the weights of a group's unit.
   [[nodiscard]] const std::byte* panel_of(const RowGroup& group, std::int64_t unit) const {
     return panel_data(first_place_of(unit, group.first_part));
   }
 
-  /// Where a panel has its weights of inputs from `inputs.begin` on, if they lie in the order of inputs.
+  /// Address of a panel's weights for the inputs from `inputs.begin` on, if they are stored in the order of
+  /// inputs.
   [[nodiscard]] const std::byte* inputs_data(PanelPlace place, InputRange inputs) const {
     const PanelMatrix& weight = spec_.parts[place.part].weight;
     const std::byte* panel = panel_data(place);

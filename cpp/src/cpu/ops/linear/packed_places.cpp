@@ -16,13 +16,13 @@ std::int64_t packed_steps_of(std::int64_t inputs) {
   return PackedSteps::steps_of(inputs * static_cast<std::int64_t>(size_of(DType::kBFloat16)));
 }
 
-/// The linear layer behind op `number` that reads `output`; nullptr where another op comes next.
+/// Returns the linear layer after op `number` that reads `output`; nullptr if another op comes next.
 const LinearOp* reader_of(BufferId output, std::span<const Op> ops, std::size_t number) {
   const auto* next = number + 1 < ops.size() ? std::get_if<LinearOp>(&ops[number + 1]) : nullptr;
   return next != nullptr && next->input == output ? next : nullptr;
 }
 
-/// Whether an op after the reader of what op `number` makes reads it as well.
+/// True if an op after the reader of op `number`'s output reads it as well.
 bool is_read_again(BufferId output, const Program& program, std::span<const Op> ops, std::size_t number) {
   for (const Op& op : ops.subspan(number + 2)) {
     const OpBuffers buffers = buffers_of(op, program);
@@ -32,14 +32,14 @@ bool is_read_again(BufferId output, const Program& program, std::span<const Op> 
   return false;
 }
 
-/// Whether a layer's packed rows are all that is read of its input, whatever adapters they have.
+/// True if only the packed rows of a layer's input are read, with any adapters.
 bool reads_packed_rows_alone(const LinearOp& linear) {
   const Quantization& how = linear.parts[0].weight.quantization;
   return (how.algo == QuantAlgo::kNone || how.is_coded()) && !linear.has_sparse_input;
 }
 
-/// The layer that reads what op `number` makes behind an activation, if nothing else is read of it than
-/// packed rows.
+/// Returns the layer that reads the output of op `number` after an activation, if only packed rows of it are
+/// read.
 const LinearOp* packed_reader_of(const Program& program, std::span<const Op> ops, std::size_t number) {
   const auto* linear = std::get_if<LinearOp>(&ops[number]);
   if (linear == nullptr || !is_activated(linear->epilogue)) return nullptr;
@@ -50,7 +50,7 @@ const LinearOp* packed_reader_of(const Program& program, std::span<const Op> ops
   return is_read_again(output, program, ops, number) ? nullptr : reader;
 }
 
-/// The layer that reads what a norm makes, if it packs its input as it is.
+/// Returns the layer that reads a norm's output, if it packs its input without changes.
 const LinearOp* reader_after_norm(std::span<const Op> ops, std::size_t number) {
   BufferId output = kNoBuffer;
   if (const auto* norm = std::get_if<RmsNormOp>(&ops[number])) output = norm->output;
@@ -72,7 +72,7 @@ std::vector<PackedPlace> find_packed_places(const std::vector<Op>& ops, const Cp
   };
   bool is_packed_instead = false;  // the op before packs its output instead of its rows
   for (std::size_t i = 0; i < ops.size(); ++i) {
-    // The op's own packed input would be in the way.
+    // The op's own packed input would be overwritten.
     const bool may_pack_instead = !is_packed_instead;
     is_packed_instead = false;
     if (const LinearOp* after_norm = reader_after_norm(ops, i); after_norm != nullptr) {

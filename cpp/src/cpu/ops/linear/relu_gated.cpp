@@ -10,8 +10,8 @@
 namespace adaptrt {
 namespace {
 
-/// Of a gated layer's outputs, those that may be open for the others to be left out: each is moved in
-/// registers to where its column of a panel is.
+/// Maximum share of open outputs of a gated layer for which the others are skipped. Each open output is moved
+/// in registers to its column of a panel.
 constexpr double kMostOpen = 0.4;
 
 /// One part of a gated layer by itself, without its activation.
@@ -39,7 +39,7 @@ class ReluGatedRun {
         rows_(call.num_rows()),
         width_(spec_.parts[0].weight.n) {}
 
-  /// Whether something was left out.
+  /// True if some outputs are skipped.
   [[nodiscard]] bool run() const {
     scratch_.gates.resize(std::max(scratch_.gates.size(), size()));
     make_gates();
@@ -71,7 +71,7 @@ class ReluGatedRun {
     return std::ssize(outputs) <= most_gathered_outputs(width_);
   }
 
-  /// The gates are made, so that what comes next can be read in their place meanwhile.
+  /// The gates are finished, so their memory can be used to prefetch the next data.
   void bring(std::span<const std::int32_t> neurons) const {
     mlp_->release();
     mlp_->bring(neurons);
@@ -106,8 +106,8 @@ class ReluGatedRun {
     }
   }
 
-  /// One of the two parts for all outputs, with its adapters and its bias: out [rows, width]. What adapters
-  /// need of the input is made for both parts.
+  /// Computes one of the two parts for all outputs, with its adapters and its bias: out [rows, width]. The
+  /// adapters' data of the input is computed for both parts.
   void make_part(std::size_t part, float* out) const {
     LinearCall call = call_;
     call.output = {reinterpret_cast<std::byte*>(out), DType::kFloat32, width_};
@@ -146,7 +146,7 @@ class ReluGatedRun {
 
   using Pointers = std::array<const std::byte*, kPanelColumns>;
 
-  /// Where rows of a part begin; the last one again behind them.
+  /// Addresses of rows of a part; the last one is repeated at the end.
   [[nodiscard]] Pointers point_at(std::size_t part, std::span<const std::int32_t> outputs) const {
     Pointers pointers;
     for (std::size_t i = 0; i < pointers.size(); ++i) {
@@ -161,8 +161,8 @@ class ReluGatedRun {
     return spec_.parts[part].weight.row(output);
   }
 
-  /// Outputs that are gathered at once, as many as all threads have the same share of: of more rows than
-  /// these, which are read side by side, processors do not read on ahead.
+  /// Number of outputs to gather at once, such that all threads have the same share. With more rows, which
+  /// are read side by side, the hardware prefetcher does not follow them.
   [[nodiscard]] std::int64_t outputs_at_once(std::int64_t outputs) const {
     constexpr std::int64_t kVector = 16;
     constexpr std::int64_t kMostAtOnce = 32;
@@ -173,13 +173,14 @@ class ReluGatedRun {
     return std::min(kMostAtOnce, (share + kVector - 1) / kVector * kVector);
   }
 
-  /// Puts these outputs of a part into out [rows, width], zeros before, and adds what adapters make of all.
+  /// Copies these outputs of a part into out [rows, width], which holds zeros elsewhere, and adds the
+  /// adapters' terms to all outputs.
   void make_outputs(std::size_t part, std::span<const std::int32_t> outputs, float* out) const {
     gather(part, outputs, out);
     if (!call_.adapted.empty()) adapt(part, out);
   }
 
-  /// The outputs, of the base alone.
+  /// The outputs of the base, without adapters.
   void gather(std::size_t part, std::span<const std::int32_t> wanted, float* out) const {
     if (wanted.empty()) return;
     const std::int64_t at_once = outputs_at_once(std::ssize(wanted));
@@ -213,7 +214,7 @@ class ReluGatedRun {
     }
   }
 
-  /// What adapters make of a part, whose places are those of whole panels.
+  /// Adds the adapters' terms to a part, whose columns are those of whole panels.
   void adapt(std::size_t part, float* out) const {
     const std::int64_t panels = panel_count(width_);
     const auto body = [&](std::int64_t begin, std::int64_t end, int thread) {
@@ -235,7 +236,8 @@ class ReluGatedRun {
     }
   }
 
-  /// The output; `factors` are what gates are multiplied by, if anything, and `bias` is theirs.
+  /// Computes the output. `factors` are the factors of the gates, if there are any, and `bias` is the
+  /// factors' bias.
   void activate_all(const float* factors, const float* bias) const {
     const ActivatedTile tile{.x = scratch_.gates.data(),
                              .linear = factors,

@@ -20,9 +20,10 @@ inline constexpr std::int32_t kWholeSteps = 15;
 /// Maximum number of rows of a program's layers that count as few.
 [[nodiscard]] std::int64_t most_sparse_rows(const KernelTable& kernels, DType weights);
 
-/// A gated layer, or a ReLU without a second part, of which a few rows read only the open outputs: it makes
-/// the gates, adapters included, for all outputs that the scores do not close in all rows; then the second
-/// part, if there is one, where a gate of some row is open. The bits are those of LinearLayer::run.
+/// A gated layer, or a ReLU without a second part, of which a few rows read only the open outputs. It
+/// computes the gates, with adapters, for all outputs except those that the scores close in all rows. Then it
+/// computes the second part, if there is one, where a gate of some row is open. The bits are those of
+/// LinearLayer::run.
 class ReluGatedLayer {
  public:
   /// `whole` is the same layer; it outlives this. `neurons` and `mlp` may be nullptr.
@@ -35,7 +36,7 @@ class ReluGatedLayer {
   friend class ReluGatedRun;
 
   const LinearLayer& whole_;
-  /// Records of the second part by neuron; nullptr: the part's own rows are read.
+  /// Records of the second part by neuron; nullptr: reads the rows of the part.
   const NeuronTable* neurons_;
   /// nullptr: the weights are in memory.
   StreamedMlp* mlp_;

@@ -15,9 +15,9 @@
 namespace adaptrt {
 namespace {
 
-/// Of the inputs of a layer, those that may be live for others to be left out: what is read here and there
-/// comes more slowly than whole panels in a row. Of groups that lie side by side in a panel, and of columns,
-/// which are half of such groups of bfloat16.
+/// Maximum share of live inputs of a layer for which the others are skipped: scattered reads are slower than
+/// whole consecutive panels. One value for groups of inputs that are neighbours in a panel, and one for
+/// columns, which are half of such a group for bfloat16.
 constexpr double kMostLiveGroups = 0.75;
 constexpr double kMostLiveColumns = 0.5;
 
@@ -25,8 +25,8 @@ bool are_few(std::size_t live, double most, std::int64_t all) {
   return static_cast<double>(live) <= most * static_cast<double>(all);
 }
 
-/// Numbers of a row's words that are anything but zeros, of either sign, in some row; in LinearScratch.
-/// `signs` are the bits of a word that are none of a number's size. Of the last word a row may have half.
+/// Indices of a row's words that are not zero (of either sign) in some row; in LinearScratch. `signs` masks
+/// the sign bits of a word. A row may have only half of the last word.
 template <class Word>
 std::span<const std::int32_t> find_live_words(const LinearCall& call, std::vector<std::int32_t>& live,
                                               Word signs) {
@@ -67,7 +67,7 @@ std::span<const std::int32_t> find_live_groups(const LinearCall& call, std::vect
   return find_live_words<std::uint32_t>(call, live, is_of_two ? 0x80008000U : 0x80000000U);
 }
 
-/// One call by live columns: panels of outputs one after the other.
+/// One call with live columns, one panel of outputs after another.
 class ColumnRun {
  public:
   ColumnRun(const LinearLayer& layer, const LinearCall& call, const LiveColumns& live)

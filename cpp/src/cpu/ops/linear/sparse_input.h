@@ -7,7 +7,7 @@
 namespace adaptrt {
 
 /// A layer whose input has zeros. A few rows read only the weights of the other inputs, if these are few or
-/// if no other weights are in memory. The bits are those of LinearLayer::run.
+/// if only their weights are in memory. The bits are those of LinearLayer::run.
 class SparseInputLayer {
  public:
   /// `whole` is the same layer; it outlives this. `neurons` and `mlp` may be nullptr.
@@ -23,7 +23,7 @@ class SparseInputLayer {
                 const ColumnOf& column_of) const;
 
   const LinearLayer& whole_;
-  /// Columns by input; nullptr: the part's own.
+  /// Columns by input; nullptr: the part's columns.
   const NeuronTable* neurons_;
   /// nullptr: all weights are in memory.
   StreamedMlp* mlp_;
