@@ -191,9 +191,8 @@ def test_a_default_is_a_value_that_its_field_accepts(cls: type[Fields]) -> None:
         default = field.get_default(call_default_factory=True, validated_data={})
         # JSON cannot express a ToolChoice.
         if not field.is_required() and not isinstance(default, ToolChoice):
-            validator = TypeAdapter(
-                Annotated[(field.annotation, None, *field.metadata)]
-            )  # Annotated needs something after the type
+            # Annotated needs a second argument, also for a field without metadata.
+            validator = TypeAdapter(Annotated[(field.annotation, None, *field.metadata)])
             assert validator.validate_python(default) == default, name
 
 
