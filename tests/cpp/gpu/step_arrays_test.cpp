@@ -32,7 +32,7 @@ std::vector<std::int32_t> values_of(const std::vector<std::byte>& memory, const 
 BOOST_AUTO_TEST_SUITE(step_arrays)
 
 BOOST_AUTO_TEST_CASE(arrays_are_contiguous_and_aligned) {
-  const StepArrays arrays(model(true, true));
+  const adaptrt::StepArrays arrays(model(true, true));
   const StepPlaces places =
       arrays.places({.tokens = 65, .sequences = 3, .blocks_per_sequence = 4, .logit_rows = 2});
   BOOST_TEST(places.token_ids.offset == 0U);
@@ -49,14 +49,14 @@ BOOST_AUTO_TEST_CASE(arrays_are_contiguous_and_aligned) {
 
 BOOST_AUTO_TEST_CASE(a_model_has_only_the_arrays_that_it_reads) {
   const RunShape shape{.tokens = 1, .sequences = 1, .blocks_per_sequence = 1, .logit_rows = 1};
-  const StepPlaces places = StepArrays(model(false, false)).places(shape);
+  const StepPlaces places = adaptrt::StepArrays(model(false, false)).places(shape);
   BOOST_TEST(!places.prompt_lengths.has_value());
   BOOST_TEST(!places.adapter_slots.has_value());
   BOOST_TEST(places.bytes == 5U * 256);
 }
 
 BOOST_AUTO_TEST_CASE(blocks_are_padded_to_a_power_of_two_and_no_further_than_a_sequence) {
-  const StepArrays arrays(model(false, false));
+  const adaptrt::StepArrays arrays(model(false, false));
   BOOST_TEST(arrays.padded_blocks(1) == 1);
   BOOST_TEST(arrays.padded_blocks(3) == 4);
   BOOST_TEST(arrays.padded_blocks(4) == 4);
@@ -79,7 +79,7 @@ BOOST_AUTO_TEST_CASE(sequences_are_sorted_by_slot_and_padded) {
                         .max_blocks_per_sequence = 2,
                         .adapters = {},
                         .logit_rows = rows};
-  StepArrays arrays(model(true, true));
+  adaptrt::StepArrays arrays(model(true, true));
   const RunShape shape{.tokens = 5, .sequences = 4, .blocks_per_sequence = 4, .logit_rows = 4};
   std::vector<std::byte> memory(arrays.max_bytes(), std::byte{0x7F});
   BOOST_TEST(arrays.write(memory.data(), shape, input, slots, rows) == arrays.places(shape).bytes);
