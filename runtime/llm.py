@@ -30,12 +30,14 @@ from .answer import Answer, AnswerStream, AsyncAnswer, Completion
 from .chat_template import ChatTemplate
 from .engine import load_engine
 from .executor import Executor
+from .llm_adapters import Lora
 from .llm_config import with_kernels, with_speculation, with_weight_memory
 from .llm_options import CompletionOptions, combined, combined_for_each, recommended_sampling
 from .llm_prompts import Prompt, has_idle_temperature, is_conversation, is_one_prompt, listed_prompts, text_or_ids
+from .memory_adapters import MemoryAdapters
 from .options.speculative import LookaheadDecodingConfig
 from .orchestrator.mode import with_workers
-from .pooled_texts import PooledTexts, names_of
+from .pooled_texts import PooledTexts
 from .sampling_params import SamplingParams
 from .text_options import ChatOptions, TextOptions
 from .text_requests import TextRequests
@@ -110,6 +112,7 @@ class LLM(PooledTexts):
             executor.shutdown()
             sys.exit()
         self._executor = executor
+        self._memory = MemoryAdapters()
         tokenizers = Tokenizers(tokenizer_of_model, executor.adapters)
         self._requests = TextRequests(executor, tokenizers, self._recommended)
         self._has_warned = False
@@ -131,7 +134,7 @@ class LLM(PooledTexts):
         prompts: Prompt,
         sampling_params: None = None,
         *,
-        lora: str | None = None,
+        lora: Lora | None = None,
         n: None = None,
         progress: bool | None = None,
         **options: Unpack[TextOptions],
@@ -142,7 +145,7 @@ class LLM(PooledTexts):
         prompts: Sequence[Prompt],
         sampling_params: None = None,
         *,
-        lora: str | Sequence[str | None] | None = None,
+        lora: Lora | Sequence[Lora | None] | None = None,
         n: None = None,
         progress: bool | None = None,
         **options: Unpack[TextOptions],
@@ -153,7 +156,7 @@ class LLM(PooledTexts):
         prompts: Prompt,
         sampling_params: None = None,
         *,
-        lora: str | None = None,
+        lora: Lora | None = None,
         n: int,
         progress: bool | None = None,
         **options: Unpack[TextOptions],
@@ -164,7 +167,7 @@ class LLM(PooledTexts):
         prompts: Sequence[Prompt],
         sampling_params: None = None,
         *,
-        lora: str | Sequence[str | None] | None = None,
+        lora: Lora | Sequence[Lora | None] | None = None,
         n: int,
         progress: bool | None = None,
         **options: Unpack[TextOptions],
@@ -176,7 +179,7 @@ class LLM(PooledTexts):
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         *,
-        lora: str | Sequence[str | None] | None = None,
+        lora: Lora | Sequence[Lora | None] | None = None,
         n: int | None = None,
         progress: bool | None = None,
         **options: Unpack[TextOptions],
@@ -186,7 +189,7 @@ class LLM(PooledTexts):
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        lora: str | Sequence[str | None] | None = None,
+        lora: Lora | Sequence[Lora | None] | None = None,
         max_tokens: int | None = None,
         sampling_config: SamplingConfig | None = None,
         stop: str | Sequence[str] = (),
@@ -199,8 +202,8 @@ class LLM(PooledTexts):
         prompts: texts, lists of token ids, or dictionaries {"prompt": text} or {"prompt_token_ids": ids}.
         sampling_params: options with vLLM's names, for all prompts or a list of one per prompt. An option may not be
             given a second time as one of the arguments below.
-        lora: an adapter's name for all prompts, or one name (or None) per prompt. "a:0.7+b:0.3" is the
-            weighted sum of the adapters a and b.
+        lora: an adapter's name or directory for all prompts, or one (or None) per prompt. A directory is loaded on
+            first use, with its path as name. "a:0.7+b:0.3" is the weighted sum of the adapters a and b.
         max_tokens: maximum number of tokens of a completion; None: 64, unless sampling_params has another number.
         sampling_config: how tokens are chosen, with TensorRT-LLM's names and meaning, instead of sampling_params.
         stop: one or several texts. A completion ends before the first of them.
@@ -214,7 +217,7 @@ class LLM(PooledTexts):
         """
         is_one = is_one_prompt(prompts)
         listed = listed_prompts(prompts)
-        names = names_of(len(listed), lora)
+        names = self._names_of(len(listed), lora)
         options = combined_for_each(
             len(listed), sampling_params, sampling_config, self._recommended, max_tokens=max_tokens, stop=stop, n=n
         )
@@ -228,7 +231,7 @@ class LLM(PooledTexts):
         prompt: Prompt,
         sampling_params: SamplingParams | None = None,
         *,
-        lora: str | None = None,
+        lora: Lora | None = None,
         max_tokens: int | None = None,
         sampling_config: SamplingConfig | None = None,
         stop: str | Sequence[str] = (),
@@ -240,15 +243,16 @@ class LLM(PooledTexts):
         """
         options = combined(sampling_params, sampling_config, self._recommended, max_tokens=max_tokens, stop=stop)
         self._warn_if_idle(sampling_config)
-        ids = self._requests.prompt_ids(text_or_ids(prompt, "prompt"), lora)
-        return AnswerStream(lambda: self._ask(ids, lora, options, guided_decoding_params, _MAX_TOKENS, streaming=True))
+        name = self._name_of(lora)
+        ids = self._requests.prompt_ids(text_or_ids(prompt, "prompt"), name)
+        return AnswerStream(lambda: self._ask(ids, name, options, guided_decoding_params, _MAX_TOKENS, streaming=True))
 
     def generate_async(
         self,
         prompt: Prompt,
         sampling_params: SamplingParams | None = None,
         *,
-        lora: str | None = None,
+        lora: Lora | None = None,
         max_tokens: int | None = None,
         sampling_config: SamplingConfig | None = None,
         stop: str | Sequence[str] = (),
@@ -265,8 +269,9 @@ class LLM(PooledTexts):
         """
         options = combined(sampling_params, sampling_config, self._recommended, max_tokens=max_tokens, stop=stop)
         self._warn_if_idle(sampling_config)
-        ids = self._requests.prompt_ids(text_or_ids(prompt, "prompt"), lora)
-        answer = self._ask(ids, lora, options, guided_decoding_params, _MAX_TOKENS, streaming=streaming)
+        name = self._name_of(lora)
+        ids = self._requests.prompt_ids(text_or_ids(prompt, "prompt"), name)
+        answer = self._ask(ids, name, options, guided_decoding_params, _MAX_TOKENS, streaming=streaming)
         return AsyncAnswer(answer, self._workers)
 
     @overload
@@ -275,7 +280,7 @@ class LLM(PooledTexts):
         messages: Sequence[Mapping[str, Any]],
         sampling_params: None = None,
         *,
-        lora: str | None = None,
+        lora: Lora | None = None,
         n: None = None,
         progress: bool | None = None,
         **options: Unpack[ChatOptions],
@@ -286,7 +291,7 @@ class LLM(PooledTexts):
         messages: Sequence[Sequence[Mapping[str, Any]]],
         sampling_params: None = None,
         *,
-        lora: str | Sequence[str | None] | None = None,
+        lora: Lora | Sequence[Lora | None] | None = None,
         n: None = None,
         progress: bool | None = None,
         **options: Unpack[ChatOptions],
@@ -297,7 +302,7 @@ class LLM(PooledTexts):
         messages: Sequence[Mapping[str, Any]],
         sampling_params: None = None,
         *,
-        lora: str | None = None,
+        lora: Lora | None = None,
         n: int,
         progress: bool | None = None,
         **options: Unpack[ChatOptions],
@@ -308,7 +313,7 @@ class LLM(PooledTexts):
         messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        lora: str | Sequence[str | None] | None = None,
+        lora: Lora | Sequence[Lora | None] | None = None,
         n: int | None = None,
         progress: bool | None = None,
         **options: Unpack[ChatOptions],
@@ -318,7 +323,7 @@ class LLM(PooledTexts):
         messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        lora: str | Sequence[str | None] | None = None,
+        lora: Lora | Sequence[Lora | None] | None = None,
         max_tokens: int | None = None,
         sampling_config: SamplingConfig | None = None,
         stop: str | Sequence[str] = (),
@@ -343,7 +348,7 @@ class LLM(PooledTexts):
         """
         is_one = is_conversation(messages)
         conversations: list[Any] = [messages] if is_one else list(messages)
-        names = names_of(len(conversations), lora)
+        names = self._names_of(len(conversations), lora)
         options = combined_for_each(
             len(conversations),
             sampling_params,
@@ -366,7 +371,7 @@ class LLM(PooledTexts):
         messages: Sequence[Mapping[str, Any]],
         sampling_params: SamplingParams | None = None,
         *,
-        lora: str | None = None,
+        lora: Lora | None = None,
         max_tokens: int | None = None,
         sampling_config: SamplingConfig | None = None,
         stop: str | Sequence[str] = (),
@@ -380,20 +385,22 @@ class LLM(PooledTexts):
         """
         options = combined(sampling_params, sampling_config, self._recommended, max_tokens=max_tokens, stop=stop)
         self._warn_if_idle(sampling_config)
-        ids = self._render(messages, lora, tools, template_variables)
+        name = self._name_of(lora)
+        ids = self._render(messages, name, tools, template_variables)
         return AnswerStream(
-            lambda: self._ask(ids, lora, options, guided_decoding_params, _MAX_CHAT_TOKENS, streaming=True)
+            lambda: self._ask(ids, name, options, guided_decoding_params, _MAX_CHAT_TOKENS, streaming=True)
         )
 
-    def chat_template(self, lora: str | None = None) -> ChatTemplate:
+    def chat_template(self, lora: Lora | None = None) -> ChatTemplate:
         """Returns the chat template of an adapter, or else of the model.
 
         Raises ConfigError if neither has one, AdapterError for an unknown adapter.
         """
         template = self._model_template
-        if lora is not None:
+        name = self._name_of(lora)
+        if name is not None:
             # Read each time, because an adapter of this name may have been replaced.
-            directory = self._executor.adapters.find(lora).directory
+            directory = self._executor.adapters.find(name).directory
             template = ChatTemplate.load(directory, base=template) or template
         if template is None:
             raise ConfigError(
@@ -405,6 +412,7 @@ class LLM(PooledTexts):
         """Shuts the executor down."""
         self._executor.shutdown()
         self._workers.shutdown()
+        self._memory.close()
 
     def __enter__(self) -> LLM:
         return self

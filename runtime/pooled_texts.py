@@ -7,15 +7,14 @@ from typing import overload
 
 from .._core import PoolingParams, PoolingType, RequestError
 from .classifier import Classification, without_padding
-from .executor import Executor
+from .llm_adapters import LoadedAdapters, Lora
 from .pooled import FloatArray, PromptTokens, embedding_params
 from .text_requests import PooledAnswer, TextRequests
 
 
-class PooledTexts:
+class PooledTexts(LoadedAdapters):
     """Part of LLM that embeds and classifies texts."""
 
-    _executor: Executor
     _requests: TextRequests
 
     @overload
@@ -23,7 +22,7 @@ class PooledTexts:
         self,
         texts: str,
         *,
-        lora: str | None = None,
+        lora: Lora | None = None,
         pooling_type: PoolingType | None = None,
         normalize: bool | None = None,
     ) -> FloatArray: ...
@@ -32,7 +31,7 @@ class PooledTexts:
         self,
         texts: Sequence[str],
         *,
-        lora: str | Sequence[str | None] | None = None,
+        lora: Lora | Sequence[Lora | None] | None = None,
         pooling_type: PoolingType | None = None,
         normalize: bool | None = None,
     ) -> list[FloatArray]: ...
@@ -40,7 +39,7 @@ class PooledTexts:
         self,
         texts: str | Sequence[str],
         *,
-        lora: str | Sequence[str | None] | None = None,
+        lora: Lora | Sequence[Lora | None] | None = None,
         pooling_type: PoolingType | None = None,
         normalize: bool | None = None,
     ) -> FloatArray | list[FloatArray]:
@@ -54,20 +53,21 @@ class PooledTexts:
         rejected; the other texts are cancelled then.
         """
         params = embedding_params(self._executor.engine, pooling_type, normalize)
-        prompts, names = texts_and_names(texts, lora)
+        prompts = [texts] if isinstance(texts, str) else list(texts)
+        names = self._names_of(len(prompts), lora)
         rows = self._rows([(self._tokens(text, name), name, params) for text, name in zip(prompts, names, strict=True)])
         return rows[0] if isinstance(texts, str) else rows
 
     @overload
     def classify(  # type: ignore[overload-overlap]
-        self, texts: str, *, lora: str | None = None
+        self, texts: str, *, lora: Lora | None = None
     ) -> Classification | list[Classification]: ...
     @overload
     def classify(
-        self, texts: Sequence[str | tuple[str, str]], *, lora: str | Sequence[str | None] | None = None
+        self, texts: Sequence[str | tuple[str, str]], *, lora: Lora | Sequence[Lora | None] | None = None
     ) -> list[Classification | list[Classification]]: ...
     def classify(
-        self, texts: str | Sequence[str | tuple[str, str]], *, lora: str | Sequence[str | None] | None = None
+        self, texts: str | Sequence[str | tuple[str, str]], *, lora: Lora | Sequence[Lora | None] | None = None
     ) -> Classification | list[Classification] | list[Classification | list[Classification]]:
         """Returns the class of a text, or of several texts in one batch. A token classifier returns the class of each
         token.
@@ -79,7 +79,7 @@ class PooledTexts:
         text is rejected; the other texts are cancelled then.
         """
         listed: list[str | tuple[str, str]] = [texts] if isinstance(texts, str) else list(texts)
-        names = names_of(len(listed), lora)
+        names = self._names_of(len(listed), lora)
         classifiers = [self._executor.adapters.classifier_for(name) for name in names]
         engine = self._executor.engine
         asked = [
@@ -109,19 +109,3 @@ class PooledTexts:
         finally:
             for answer in answers:
                 answer.close()
-
-
-def texts_and_names(
-    texts: str | Sequence[str], lora: str | Sequence[str | None] | None
-) -> tuple[list[str], list[str | None]]:
-    """Returns the texts and each text's adapter name. Raises RequestError."""
-    listed = [texts] if isinstance(texts, str) else list(texts)
-    return listed, names_of(len(listed), lora)
-
-
-def names_of(num_texts: int, lora: str | Sequence[str | None] | None) -> list[str | None]:
-    """Returns each text's adapter name. Raises RequestError if their numbers differ."""
-    names = [lora] * num_texts if lora is None or isinstance(lora, str) else list(lora)
-    if len(names) != num_texts:
-        raise RequestError(f"lora has {len(names)} names for {num_texts} prompts; expected one per prompt")
-    return names

@@ -1,0 +1,146 @@
+"""LLM loads, lists and unloads adapters: from directories, PEFT models and state dicts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import peft
+import pytest
+import transformers
+from safetensors.numpy import load_file
+
+import adaptrt
+from adaptrt import AdapterError
+from support.models import ModelSpec, save_adapter, save_model
+from support.serving import build_engine
+from support.tokenizers import byte_level, save_tokenizer
+
+SPEC = ModelSpec(vocab_size=272)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = save_model(SPEC, tmp_path_factory.mktemp("llm") / "model")
+    save_tokenizer(byte_level(), made)
+    return made
+
+
+@pytest.fixture(scope="module")
+def adapter(model: Path) -> Path:
+    return save_adapter(model, model.parent / "other", 1, r=4)
+
+
+@pytest.fixture(scope="module")
+def llm(model: Path) -> Iterator[adaptrt.LLM]:
+    first = save_adapter(model, model.parent / "first", 0, r=4)
+    with adaptrt.LLM(build_engine(model, model.parent, lora_dir=first)) as made:
+        yield made
+
+
+@pytest.fixture
+def trained(model: Path, adapter: Path) -> peft.PeftModel:
+    base = transformers.AutoModelForCausalLM.from_pretrained(model)
+    return peft.PeftModel.from_pretrained(base, adapter, adapter_name="tuned")
+
+
+def scored(llm: adaptrt.LLM, lora: str | Path | None) -> adaptrt.Completion:
+    params = adaptrt.SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=3, prompt_logprobs=3)
+    made: adaptrt.Completion = llm.generate("hello", params, lora=lora)
+    return made
+
+
+def results(llm: adaptrt.LLM, lora: str | Path | None) -> tuple[object, ...]:
+    made = scored(llm, lora)
+    return made.token_ids, made.log_probs, made.prompt_log_probs
+
+
+def test_an_adapter_in_memory_equals_its_directory(llm: adaptrt.LLM, adapter: Path, trained: peft.PeftModel) -> None:
+    llm.load_lora("directory", adapter)
+    llm.load_lora("model", trained)
+    state = peft.get_peft_model_state_dict(trained, adapter_name="tuned")
+    llm.load_lora("state", state, config=trained.peft_config["tuned"])
+    fields = json.loads((adapter / "adapter_config.json").read_text())
+    llm.load_lora("arrays", load_file(adapter / "adapter_model.safetensors"), config=fields)
+    expected = results(llm, "directory")
+    assert expected != results(llm, None)
+    names = ["directory", "model", "state", "arrays"]
+    assert [results(llm, name) == expected for name in names] == [True] * 4
+    tensors = [llm.executor.adapters.load(name) for name in names]
+    for made in tensors[1:]:
+        assert made.weights.tobytes() == tensors[0].weights.tobytes()
+        assert made.config.tobytes() == tensors[0].config.tobytes()
+    assert llm.list_loras() == ["first", *names]
+    directories = [llm.executor.adapters.get(name).directory for name in names]
+    for name in names:
+        llm.unload_lora(name)
+    assert llm.list_loras() == ["first"]
+    assert [path.exists() for path in directories] == [True, False, False, False]
+    with pytest.raises(AdapterError, match="has no adapter named 'model'"):
+        llm.unload_lora("model")
+
+
+def test_a_model_is_read_again_where_it_replaces(llm: adaptrt.LLM, trained: peft.PeftModel) -> None:
+    first = llm.load_lora("tuned", trained).directory
+    before = results(llm, "tuned")
+    with pytest.raises(AdapterError, match=r"adapter 'tuned' is .* already; replace it"):
+        llm.load_lora("tuned", trained)
+    for name, parameter in trained.named_parameters():
+        if "lora_B" in name:
+            parameter.data *= 8
+    assert results(llm, "tuned") == before
+    llm.load_lora("tuned", trained, replace=True)
+    assert results(llm, "tuned") != before
+    assert not first.exists()
+    llm.unload_lora("tuned")
+
+
+def test_what_is_no_adapter_leaves_nothing(llm: adaptrt.LLM, adapter: Path, trained: peft.PeftModel) -> None:
+    state = load_file(adapter / "adapter_model.safetensors")
+    fields = json.loads((adapter / "adapter_config.json").read_text())
+    refused = [
+        (state, None, "config is None; expected the fields of the adapter's adapter_config.json"),
+        (state, {**fields, "peft_type": "OFT"}, 'peft_type = "OFT"'),
+        ({**state, "odd.weight": next(iter(state.values()))}, fields, "odd.weight"),
+        ({"a": 3}, fields, "tensor 'a' is 3; expected a tensor of torch or numpy"),
+        (7, None, "an adapter is 7; expected its directory, a PeftModel"),
+        (trained, fields, "config is given with a PeftModel, which has its own"),
+        (adapter, fields, "config is given with a directory, which has its own"),
+    ]
+    for source, config, said in refused:
+        with pytest.raises(AdapterError) as raised:
+            llm.load_lora("bad", source, config=config)
+        assert said in str(raised.value)
+    assert llm.list_loras() == ["first"]
+    root = llm.load_lora("good", trained).directory.parent
+    assert [path.name for path in root.parent.iterdir()] == [root.name]
+    llm.unload_lora("good")
+
+
+def test_lora_is_a_name_or_a_path(llm: adaptrt.LLM, adapter: Path, trained: peft.PeftModel, tmp_path: Path) -> None:
+    llm.load_lora("named", adapter)
+    expected = results(llm, "named")
+    for path in (adapter, str(adapter)):
+        assert results(llm, path) == expected
+        assert scored(llm, path).adapter == str(adapter)
+        assert "".join(llm.stream("hello", lora=path)) == "".join(llm.stream("hello", lora="named"))
+    assert llm.list_loras() == ["first", "named", str(adapter)]
+    assert llm.generate(["a", "a"], lora=[adapter, "named"], max_tokens=3)[0].adapter == str(adapter)
+    with pytest.raises(AdapterError, match="has no adapter named 'unknown'"):
+        llm.generate("a", lora="unknown")
+    with pytest.raises(adaptrt.EngineError, match=r"cannot be read: .*adapter_config\.json"):
+        llm.generate("a", lora=tmp_path)
+    with pytest.raises(
+        AdapterError, match=r"lora is a PeftModelForCausalLM \(load_lora\(\) gives it a name\); expected"
+    ):
+        llm.generate("a", lora=trained)  # type: ignore[call-overload]
+    for name in ("named", str(adapter)):
+        llm.unload_lora(name)
+
+
+def test_a_shutdown_deletes_adapters_in_memory(llm: adaptrt.LLM, trained: peft.PeftModel) -> None:
+    with adaptrt.LLM(llm.executor.engine.directory) as other:
+        directory = other.load_lora("tuned", trained).directory
+        assert directory.is_dir()
+    assert not directory.parent.parent.exists()
