@@ -124,7 +124,8 @@ class ServedAdapters:
         if directory is None:
             # The answer does not tell whether something exists outside the roots.
             raise ApiError(
-                f"lora_path is '{path}'; expected a directory below the server's adapter roots",
+                f"lora_path is '{path}'; expected a directory below the server's adapter roots (requests cause no "
+                "downloads; lora_modules takes names of the Hub)",
                 kind=INVALID_USER_INPUT,
                 param="lora_path",
             )
