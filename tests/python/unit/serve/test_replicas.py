@@ -84,7 +84,7 @@ def test_flags_are_those_of_the_command() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"model": None}, "model is None; accepted: engine"),
+        ({"model": None}, "model is None; accepted: directory of an engine"),
         ({"num_threads": None}, "num_threads is None; expected 1 or more"),
         ({"num_threads": "many"}, "num_threads: it is many; expected an integer from 1"),
         ({"port": 8000}, "port is given; Serve's proxies listen"),
