@@ -30,7 +30,7 @@ def virtual_tokens(directory: Path, count: int) -> Path:
 
 @pytest.fixture
 def store(tmp_path: Path) -> AdapterStore:
-    config = SimpleNamespace(tensorrt=None, adapter_checksums=())
+    config = SimpleNamespace(tensorrt=None, adapter_checksums=(), source=None)
     engine: Any = SimpleNamespace(directory=tmp_path, config=config, num_ranks=1, adapted_modules=None, adapters={})
     return AdapterStore(engine)
 
