@@ -43,7 +43,7 @@ def application(args: Mapping[str, Any]) -> Application:
         name=REPLICA,
         max_queued_requests=parsed.max_queue_size,
         graceful_shutdown_timeout_s=parsed.shutdown_seconds,
-        ray_actor_options={"num_cpus": parsed.num_threads * num_ranks_at(parsed.model)},
+        ray_actor_options={"num_cpus": parsed.num_threads * num_ranks_at(Path(parsed.model))},
         logging_config=_QUIET,
         request_router_config=RequestRouterConfig(
             request_router_class=AdapterRouter,

@@ -15,11 +15,11 @@ from adaptrt.runtime.text_options import ChatOptions, TextOptions
 @pytest.mark.parametrize(
     ("method", "options", "others"),
     [
-        (LLM.generate, TextOptions, {"self", "prompts", "lora", "n", "progress"}),
-        (LLM.stream, TextOptions, {"self", "prompt", "lora"}),
-        (LLM.generate_async, TextOptions, {"self", "prompt", "lora", "streaming"}),
-        (LLM.chat, ChatOptions, {"self", "messages", "lora", "n"}),
-        (LLM.chat_stream, ChatOptions, {"self", "messages", "lora"}),
+        (LLM.generate, TextOptions, {"self", "prompts", "sampling_params", "lora", "n", "progress"}),
+        (LLM.stream, TextOptions, {"self", "prompt", "sampling_params", "lora"}),
+        (LLM.generate_async, TextOptions, {"self", "prompt", "sampling_params", "lora", "streaming"}),
+        (LLM.chat, ChatOptions, {"self", "messages", "sampling_params", "lora", "n", "progress"}),
+        (LLM.chat_stream, ChatOptions, {"self", "messages", "sampling_params", "lora"}),
     ],
 )
 def test_options_are_parameters(method: Callable[..., Any], options: type[Any], others: set[str]) -> None:
