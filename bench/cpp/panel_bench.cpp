@@ -80,17 +80,17 @@ void multiply(const KernelTable& table, const Weights& weights, std::int64_t k, 
   for (std::int64_t chunk = thread * kChunk; chunk < weights.count; chunk += kThreads * kChunk) {
     for (std::int64_t i = chunk; i < std::min(chunk + kChunk, weights.count); ++i) {
       const std::int64_t next = i + 1 < chunk + kChunk ? i + 1 : chunk + kThreads * kChunk;
-      const PanelGemm gemm{.a = a.data(),
-                           .a_stride = k,
+      const PanelGemm gemm{.call = {.a = a.data(),
+                                    .a_stride = k,
+                                    .panel = weights.at(i),
+                                    .k = k,
+                                    .width = kPanelColumns,
+                                    .out = out.data(),
+                                    .out_stride = kPanelColumns,
+                                    .rows = rows,
+                                    .next_panel = next < weights.count ? weights.at(next) : nullptr},
                            .a_steps = table.pack_rows == nullptr ? nullptr : steps.data(),
-                           .a_step_bytes = step_bytes,
-                           .panel = weights.at(i),
-                           .k = k,
-                           .width = kPanelColumns,
-                           .out = out.data(),
-                           .out_stride = kPanelColumns,
-                           .rows = rows,
-                           .next_panel = next < weights.count ? weights.at(next) : nullptr};
+                           .a_step_bytes = step_bytes};
       if (weights.is_compressed) {
         table.compressed_gemm(gemm, kExceptions);
       } else {

@@ -122,28 +122,28 @@ struct Activations {
 void multiply_panel(const KernelTable& table, const Quantization& how, const std::byte* panel,
                     const std::byte* next, Activations* x) {
   const auto filled = [&](auto gemm) {
-    gemm.a_stride = x->k;
-    gemm.panel = panel;
-    gemm.k = x->k;
-    gemm.width = kPanelColumns;
-    gemm.out = x->out.data();
-    gemm.out_stride = kPanelColumns;
-    gemm.rows = x->rows;
-    gemm.next_panel = next;
+    gemm.call.a_stride = x->k;
+    gemm.call.panel = panel;
+    gemm.call.k = x->k;
+    gemm.call.width = kPanelColumns;
+    gemm.call.out = x->out.data();
+    gemm.call.out_stride = kPanelColumns;
+    gemm.call.rows = x->rows;
+    gemm.call.next_panel = next;
     return gemm;
   };
   if (how.algo == QuantAlgo::kW8A8) {
-    table.int8_gemm(filled(Int8Gemm{.a = x->int8.data(), .a_scales = x->scales.data()}));
+    table.int8_gemm(filled(Int8Gemm{.call = {.a = x->int8.data()}, .a_scales = x->scales.data()}));
   } else if (how.algo == QuantAlgo::kW4A8) {
-    table.w4a8_gemm(filled(W4A8Gemm{.a = reinterpret_cast<const std::int8_t*>(x->int8.data()),
+    table.w4a8_gemm(filled(W4A8Gemm{.call = {.a = reinterpret_cast<const std::int8_t*>(x->int8.data())},
                                     .a_scales = x->scales.data(),
                                     .a_sums = x->int8_sums.data(),
                                     .quantization = how}));
   } else if (how.is_coded()) {
-    table.coded_gemm[kBFloat16](filled(PanelGemm{.a = x->bfloat16.data()}), how);
+    table.coded_gemm[kBFloat16](filled(PanelGemm{.call = {.a = x->bfloat16.data()}}), how);
   } else {
-    table.quantized_gemm[kBFloat16](
-        filled(QuantizedGemm{.a = x->bfloat16.data(), .activation = DType::kBFloat16, .quantization = how}));
+    table.quantized_gemm[kBFloat16](filled(QuantizedGemm{
+        .call = {.a = x->bfloat16.data()}, .activation = DType::kBFloat16, .quantization = how}));
   }
 }
 

@@ -55,15 +55,15 @@ std::vector<std::byte> plain_panels(const QuantizedMatrix& matrix, DType engine)
 bool has_bits_of_plain(const KernelTable& table, DType engine, const QuantizedMatrix& matrix,
                        const std::vector<std::byte>& plain, PanelGemm gemm) {
   const auto type = static_cast<std::size_t>(engine);
-  std::vector<float> expected(static_cast<std::size_t>(gemm.rows * gemm.out_stride), kPoison);
+  std::vector<float> expected(static_cast<std::size_t>(gemm.call.rows * gemm.call.out_stride), kPoison);
   auto out = expected;
   PanelGemm of_plain = gemm;
   of_plain.fetch = {};
-  of_plain.panel = plain.data();
-  of_plain.out = expected.data();
+  of_plain.call.panel = plain.data();
+  of_plain.call.out = expected.data();
   table.gemm[type](of_plain);
-  gemm.panel = matrix.panels.data();
-  gemm.out = out.data();
+  gemm.call.panel = matrix.panels.data();
+  gemm.call.out = out.data();
   table.coded_gemm[type](gemm, matrix.quantization);
   return std::memcmp(out.data(), expected.data(), out.size() * sizeof(float)) == 0;
 }
@@ -192,12 +192,12 @@ BOOST_DATA_TEST_CASE(products_and_panels_have_the_bits_of_the_values_stored,
             store_from_float(a.data(), activation, static_cast<std::size_t>(i), random.between(-1.0F, 1.0F));
           }
           const MemorySpan spans[] = {{a.data(), 1000}, {a.data(), 1}};
-          PanelGemm gemm{.a = a.data(),
-                         .a_stride = stride,
-                         .k = k,
-                         .width = width,
-                         .out_stride = width + 1,
-                         .rows = rows};
+          PanelGemm gemm{.call = {.a = a.data(),
+                                  .a_stride = stride,
+                                  .k = k,
+                                  .width = width,
+                                  .out_stride = width + 1,
+                                  .rows = rows}};
           if (rows % 3 == 0) gemm.fetch = spans;
           BOOST_TEST_REQUIRE(has_bits_of_plain(table, engine, matrix, plain, gemm),
                              "rows " << rows << " k " << k << " group_size " << group_size);
@@ -240,12 +240,12 @@ BOOST_DATA_TEST_CASE(scales_may_be_powers_of_two, kernel_tables() * data::make({
           store_from_float(a.data(), DType::kBFloat16, static_cast<std::size_t>(i),
                            random.between(0.25F, 1.0F));
         }
-        const PanelGemm gemm{.a = a.data(),
-                             .a_stride = kInputs,
-                             .k = kInputs,
-                             .width = kPanelColumns,
-                             .out_stride = kPanelColumns,
-                             .rows = rows};
+        const PanelGemm gemm{.call = {.a = a.data(),
+                                      .a_stride = kInputs,
+                                      .k = kInputs,
+                                      .width = kPanelColumns,
+                                      .out_stride = kPanelColumns,
+                                      .rows = rows}};
         BOOST_TEST_REQUIRE(has_bits_of_plain(table, DType::kBFloat16, matrix, plain, gemm),
                            "rows " << rows << " scale " << odd);
       }
@@ -271,18 +271,18 @@ BOOST_DATA_TEST_CASE(products_are_the_same_in_parts, kernel_tables() * data::mak
       }
       std::vector<float> whole(static_cast<std::size_t>(rows * kPanelColumns), kPoison);
       auto in_parts = whole;
-      PanelGemm gemm{.a = a.data(),
-                     .a_stride = kInputs,
-                     .panel = matrix.panels.data(),
-                     .k = kInputs,
-                     .width = kPanelColumns,
-                     .out = whole.data(),
-                     .out_stride = kPanelColumns,
-                     .rows = rows};
+      PanelGemm gemm{.call = {.a = a.data(),
+                              .a_stride = kInputs,
+                              .panel = matrix.panels.data(),
+                              .k = kInputs,
+                              .width = kPanelColumns,
+                              .out = whole.data(),
+                              .out_stride = kPanelColumns,
+                              .rows = rows}};
       table.coded_gemm[kBFloat16](gemm, how);
-      gemm.out = in_parts.data();
+      gemm.call.out = in_parts.data();
       for (std::int64_t begin = 0; begin < kInputs; begin += kPart) {
-        gemm.part = InputRange{begin, std::min(begin + kPart, kInputs)};
+        gemm.call.part = InputRange{begin, std::min(begin + kPart, kInputs)};
         table.coded_gemm[kBFloat16](gemm, how);
       }
       BOOST_TEST_REQUIRE(std::memcmp(in_parts.data(), whole.data(), whole.size() * sizeof(float)) == 0,

@@ -54,16 +54,16 @@ std::vector<std::uint16_t> random_activations(std::int64_t size, std::mt19937* r
 /// Computes the product from only the packed rows, one part of the inputs after another.
 void multiply_packed_in_parts(const KernelTable& table, PanelGemm gemm, std::int64_t exceptions) {
   constexpr std::int64_t kPart = 512;
-  const std::int64_t blocks = gemm.rows / PackedSteps::kBlockRows + 1;
+  const std::int64_t blocks = gemm.call.rows / PackedSteps::kBlockRows + 1;
   gemm.a_step_bytes = blocks * PackedSteps::kBlockRows * PackedSteps::kRowBytes;
-  const std::int64_t steps = gemm.k * 2 / PackedSteps::kRowBytes + 1;
+  const std::int64_t steps = gemm.call.k * 2 / PackedSteps::kRowBytes + 1;
   std::vector<std::byte> packed(static_cast<std::size_t>(steps * gemm.a_step_bytes));
-  table.pack_rows({static_cast<const std::byte*>(gemm.a), gemm.a_stride * 2, gemm.k * 2}, gemm.rows,
-                  packed.data(), gemm.a_step_bytes);
-  gemm.a = nullptr;
+  table.pack_rows({static_cast<const std::byte*>(gemm.call.a), gemm.call.a_stride * 2, gemm.call.k * 2},
+                  gemm.call.rows, packed.data(), gemm.a_step_bytes);
+  gemm.call.a = nullptr;
   gemm.a_steps = packed.data();
-  for (std::int64_t begin = 0; begin < gemm.k; begin += kPart) {
-    gemm.part = InputRange{begin, std::min(begin + kPart, gemm.k)};
+  for (std::int64_t begin = 0; begin < gemm.call.k; begin += kPart) {
+    gemm.call.part = InputRange{begin, std::min(begin + kPart, gemm.call.k)};
     table.compressed_gemm(gemm, exceptions);
   }
 }
@@ -106,18 +106,18 @@ BOOST_DATA_TEST_CASE(products_have_the_bits_of_the_panel_they_stand_for,
         const std::int64_t out_stride = kPanelColumns + 1;
         std::vector<float> expected(static_cast<std::size_t>(rows * out_stride), kPoison);
         auto out = expected;
-        PanelGemm gemm{.a = a.data(),
-                       .a_stride = a_stride,
-                       .panel = reinterpret_cast<const std::byte*>(test.panel.data()),
-                       .k = k,
-                       .width = kPanelColumns,
-                       .out = expected.data(),
-                       .out_stride = out_stride,
-                       .rows = rows};
+        PanelGemm gemm{.call = {.a = a.data(),
+                                .a_stride = a_stride,
+                                .panel = reinterpret_cast<const std::byte*>(test.panel.data()),
+                                .k = k,
+                                .width = kPanelColumns,
+                                .out = expected.data(),
+                                .out_stride = out_stride,
+                                .rows = rows}};
         table.gemm[static_cast<std::size_t>(DType::kBFloat16)](gemm);
-        gemm.panel = test.compressed.data();
-        gemm.out = out.data();
-        if (rows % 2 == 0) gemm.next_panel = following.compressed.data();
+        gemm.call.panel = test.compressed.data();
+        gemm.call.out = out.data();
+        if (rows % 2 == 0) gemm.call.next_panel = following.compressed.data();
         if (rows % 3 == 0) gemm.fetch = spans;
         table.compressed_gemm(gemm, test.exceptions);
         BOOST_TEST_REQUIRE(std::memcmp(out.data(), expected.data(), out.size() * sizeof(float)) == 0,
@@ -149,14 +149,14 @@ BOOST_DATA_TEST_CASE(damaged_panels_write_nothing_outside, kernel_tables(), name
       if (table.compressed_rows == 0) continue;
       const auto a = random_activations(test.k, &random);
       std::vector<float> sums(kPanelColumns + 1, kPoison);
-      table.compressed_gemm({.a = a.data(),
-                             .a_stride = test.k,
-                             .panel = test.compressed.data(),
-                             .k = test.k,
-                             .width = kPanelColumns,
-                             .out = sums.data(),
-                             .out_stride = kPanelColumns,
-                             .rows = 1},
+      table.compressed_gemm({.call = {.a = a.data(),
+                                      .a_stride = test.k,
+                                      .panel = test.compressed.data(),
+                                      .k = test.k,
+                                      .width = kPanelColumns,
+                                      .out = sums.data(),
+                                      .out_stride = kPanelColumns,
+                                      .rows = 1}},
                             test.exceptions);
       BOOST_TEST(sums.back() == kPoison);
     }

@@ -69,14 +69,14 @@ struct Case {
   }
 
   [[nodiscard]] PanelGemm gemm(float* out, std::int64_t out_stride) const {
-    return {.a = activations.data(),
-            .a_stride = stride,
-            .panel = weights.data(),
-            .k = k,
-            .width = width,
-            .out = out,
-            .out_stride = out_stride,
-            .rows = rows};
+    return {.call = {.a = activations.data(),
+                     .a_stride = stride,
+                     .panel = weights.data(),
+                     .k = k,
+                     .width = width,
+                     .out = out,
+                     .out_stride = out_stride,
+                     .rows = rows}};
   }
 
   std::int64_t rows;
@@ -136,16 +136,16 @@ BOOST_DATA_TEST_CASE(a_row_has_the_same_bits_alone_and_in_any_crowd, kernel_tabl
       std::vector<float> alone(static_cast<std::size_t>(23 * width));
       for (std::int64_t r = 0; r < 23; ++r) {
         auto one = test.gemm(alone.data() + r * width, width);
-        one.a = test.activations.data() +
-                static_cast<std::size_t>(r * test.stride) * (dtype == DType::kBFloat16 ? 2 : 4);
-        one.rows = 1;
+        one.call.a = test.activations.data() +
+                     static_cast<std::size_t>(r * test.stride) * (dtype == DType::kBFloat16 ? 2 : 4);
+        one.call.rows = 1;
         gemm(one);
       }
       for (std::int64_t rows = 2; rows <= 23; ++rows) {
         std::vector<float> crowd(static_cast<std::size_t>(rows * width), kPoison);
         auto many = test.gemm(crowd.data(), width);
-        many.rows = rows;
-        many.next_panel = test.weights.data();
+        many.call.rows = rows;
+        many.call.next_panel = test.weights.data();
         gemm(many);
         BOOST_TEST_REQUIRE(std::memcmp(crowd.data(), alone.data(), crowd.size() * sizeof(float)) == 0,
                            "width " << width << " rows " << rows);

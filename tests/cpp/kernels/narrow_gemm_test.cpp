@@ -63,17 +63,17 @@ struct Rows {
   }
 
   [[nodiscard]] QuantizedGemm gemm(const QuantizedMatrix& matrix, float* out) const {
-    return {.a = a.data(),
+    return {.call = {.a = a.data(),
+                     .a_stride = k,
+                     .panel = matrix.panels.data(),
+                     .k = k,
+                     .width = matrix.n,
+                     .out = out,
+                     .out_stride = matrix.n,
+                     .rows = rows},
             .activation = activation,
-            .a_stride = k,
             .a_sums = sums.data(),
-            .quantization = matrix.quantization,
-            .panel = matrix.panels.data(),
-            .k = k,
-            .width = matrix.n,
-            .out = out,
-            .out_stride = matrix.n,
-            .rows = rows};
+            .quantization = matrix.quantization};
   }
 
   DType activation;
@@ -156,7 +156,7 @@ BOOST_DATA_TEST_CASE(products_are_the_same_in_parts,
       multiply(table, rows.gemm(matrices.four, whole.data()));
       auto gemm = rows.gemm(matrices.narrow, in_parts.data());
       for (std::int64_t begin = 0; begin < kInputs; begin += kPart) {
-        gemm.part = InputRange{begin, std::min(begin + kPart, kInputs)};
+        gemm.call.part = InputRange{begin, std::min(begin + kPart, kInputs)};
         multiply(table, gemm);
       }
       BOOST_TEST_REQUIRE(same_bits(in_parts, whole), "rows " << count);

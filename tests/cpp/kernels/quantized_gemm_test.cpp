@@ -60,16 +60,16 @@ struct Case {
   }
 
   [[nodiscard]] QuantizedGemm gemm(float* out, std::int64_t out_stride) const {
-    return {.a = activations.data(),
+    return {.call = {.a = activations.data(),
+                     .a_stride = stride,
+                     .panel = weights.panels.data(),
+                     .k = weights.k,
+                     .width = weights.n,
+                     .out = out,
+                     .out_stride = out_stride,
+                     .rows = rows},
             .activation = activation,
-            .a_stride = stride,
-            .quantization = weights.quantization,
-            .panel = weights.panels.data(),
-            .k = weights.k,
-            .width = weights.n,
-            .out = out,
-            .out_stride = out_stride,
-            .rows = rows};
+            .quantization = weights.quantization};
   }
 
   [[nodiscard]] std::vector<std::byte> expanded(const KernelTable& table) const {
@@ -159,9 +159,9 @@ BOOST_DATA_TEST_CASE(a_row_has_the_same_bits_alone_in_any_crowd_and_with_an_expa
       std::vector<float> alone(static_cast<std::size_t>(17 * width));
       for (std::int64_t r = 0; r < 17; ++r) {
         auto one = test.gemm(alone.data() + r * width, width);
-        one.a =
+        one.call.a =
             test.activations.data() + static_cast<std::size_t>(r * test.stride) * size_of(test.activation);
-        one.rows = 1;
+        one.call.rows = 1;
         one.a_sums = sums.data() + r * groups;
         multiply(table, one);
       }
@@ -169,7 +169,7 @@ BOOST_DATA_TEST_CASE(a_row_has_the_same_bits_alone_in_any_crowd_and_with_an_expa
         for (const bool expand : {false, true}) {
           std::vector<float> crowd(static_cast<std::size_t>(rows * width), kPoison);
           auto many = test.gemm(crowd.data(), width);
-          many.rows = rows;
+          many.call.rows = rows;
           many.a_sums = sums.data();
           if (expand) many.expanded = expanded.data();
           multiply(table, many);
@@ -210,15 +210,15 @@ void check_int8_product(const KernelTable& table, std::int64_t rows, std::int64_
   const auto x = random->vector(rows * k, -3.0F, 2.0F);
   const Int8Rows a(table, x, rows, k);
   std::vector<float> out(static_cast<std::size_t>(rows * width), kPoison);
-  table.int8_gemm({.a = a.bytes.data(),
-                   .a_stride = a.stride,
-                   .a_scales = a.scales.data(),
-                   .panel = weights.panels.data(),
-                   .k = k,
-                   .width = width,
-                   .out = out.data(),
-                   .out_stride = width,
-                   .rows = rows});
+  table.int8_gemm({.call = {.a = a.bytes.data(),
+                            .a_stride = a.stride,
+                            .panel = weights.panels.data(),
+                            .k = k,
+                            .width = width,
+                            .out = out.data(),
+                            .out_stride = width,
+                            .rows = rows},
+                   .a_scales = a.scales.data()});
   const auto parts = parts_of_panel(quantization, weights.panels.data(), k, width);
   for (std::int64_t n = 0; n < width; ++n) {
     const float scale = load_as_float(parts.scales, DType::kFloat32, static_cast<std::size_t>(n));
@@ -265,15 +265,15 @@ BOOST_DATA_TEST_CASE(extreme_sums_do_not_wrap, kernel_tables(), name) {
   pack_quantized_panels(panels.data(), quantization, 2, k, 0, 2, {weights.data(), scales, nullptr});
   const Int8Rows a(table, std::vector<float>(static_cast<std::size_t>(k), 127.0F), 1, k);
   float out[2];
-  table.int8_gemm({.a = a.bytes.data(),
-                   .a_stride = a.stride,
-                   .a_scales = a.scales.data(),
-                   .panel = panels.data(),
-                   .k = k,
-                   .width = 2,
-                   .out = out,
-                   .out_stride = 2,
-                   .rows = 1});
+  table.int8_gemm({.call = {.a = a.bytes.data(),
+                            .a_stride = a.stride,
+                            .panel = panels.data(),
+                            .k = k,
+                            .width = 2,
+                            .out = out,
+                            .out_stride = 2,
+                            .rows = 1},
+                   .a_scales = a.scales.data()});
   BOOST_TEST(out[0] == 127.0F * 127.0F * 65536.0F);
   BOOST_TEST(out[1] == -128.0F * 127.0F * 65536.0F);
 }

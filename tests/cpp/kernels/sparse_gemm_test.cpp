@@ -148,17 +148,17 @@ BOOST_DATA_TEST_CASE(gathered_products_have_the_bits_of_the_panel, kernel_tables
           const auto pointers = point_at(outputs, count);
           std::vector<float> expected(static_cast<std::size_t>(rows * 65), kPoison);
           auto out = expected;
-          PanelGemm gemm{.a = a.data(),
-                         .a_stride = stride,
-                         .panel = panel.data(),
-                         .k = k,
-                         .width = kPanelColumns,
-                         .out = expected.data(),
-                         .out_stride = 65,
-                         .rows = rows};
+          PanelGemm gemm{.call = {.a = a.data(),
+                                  .a_stride = stride,
+                                  .panel = panel.data(),
+                                  .k = k,
+                                  .width = kPanelColumns,
+                                  .out = expected.data(),
+                                  .out_stride = 65,
+                                  .rows = rows}};
           table.gemm[static_cast<std::size_t>(type)](gemm);
-          gemm.panel = nullptr;
-          gemm.out = out.data();
+          gemm.call.panel = nullptr;
+          gemm.call.out = out.data();
           gathered_gemm(gemm, {pointers.data(), count, nullptr});
           for (std::int64_t row = 0; row < rows; ++row) {
             const auto at = static_cast<std::size_t>(row * 65);
@@ -191,17 +191,17 @@ BOOST_DATA_TEST_CASE(sparse_products_have_the_bits_of_dense_ones, kernel_tables(
           const auto a = elements(activation, inputs);
           std::vector<float> expected(static_cast<std::size_t>(rows * 65), kPoison);
           auto out = expected;
-          PanelGemm gemm{.a = a.data(),
-                         .a_stride = stride,
-                         .panel = panel.data(),
-                         .k = k,
-                         .width = kPanelColumns,
-                         .out = expected.data(),
-                         .out_stride = 65,
-                         .rows = rows};
+          PanelGemm gemm{.call = {.a = a.data(),
+                                  .a_stride = stride,
+                                  .panel = panel.data(),
+                                  .k = k,
+                                  .width = kPanelColumns,
+                                  .out = expected.data(),
+                                  .out_stride = 65,
+                                  .rows = rows}};
           table.gemm[index](gemm);
-          gemm.out = out.data();
-          gemm.next_panel = panel.data();
+          gemm.call.out = out.data();
+          gemm.call.next_panel = panel.data();
           table.sparse_gemm[index](gemm, {groups.data(), static_cast<std::int64_t>(groups.size())});
           for (std::size_t i = 0; i < out.size(); ++i) {
             BOOST_TEST_REQUIRE(are_same(out[i], expected[i]), "k " << k << " rows " << rows << " share "
@@ -265,14 +265,14 @@ BOOST_DATA_TEST_CASE(products_of_columns_have_the_bits_of_panels, kernel_tables(
             BOOST_TEST(out.back() == kPoison);
             for (int panel = first; panel < last; ++panel) {
               std::vector<float> expected(tile);
-              table.gemm[index]({.a = a.data(),
-                                 .a_stride = stride,
-                                 .panel = panels[static_cast<std::size_t>(panel)].data(),
-                                 .k = k,
-                                 .width = kPanelColumns,
-                                 .out = expected.data(),
-                                 .out_stride = kPanelColumns,
-                                 .rows = rows});
+              table.gemm[index]({.call = {.a = a.data(),
+                                          .a_stride = stride,
+                                          .panel = panels[static_cast<std::size_t>(panel)].data(),
+                                          .k = k,
+                                          .width = kPanelColumns,
+                                          .out = expected.data(),
+                                          .out_stride = kPanelColumns,
+                                          .rows = rows}});
               const float* found = out.data() + static_cast<std::size_t>(panel - first) * tile;
               for (std::size_t i = 0; i < tile; ++i) {
                 BOOST_TEST_REQUIRE(are_same(found[i], expected[i]),

@@ -76,14 +76,14 @@ struct Operands {
   }
 
   [[nodiscard]] PanelGemm gemm(float* out) const {
-    return {.a = a.data(),
-            .a_stride = k,
-            .panel = reinterpret_cast<const std::byte*>(panel.data()),
-            .k = k,
-            .width = kPanelColumns,
-            .out = out,
-            .out_stride = kPanelColumns,
-            .rows = rows};
+    return {.call = {.a = a.data(),
+                     .a_stride = k,
+                     .panel = reinterpret_cast<const std::byte*>(panel.data()),
+                     .k = k,
+                     .width = kPanelColumns,
+                     .out = out,
+                     .out_stride = kPanelColumns,
+                     .rows = rows}};
   }
 
   [[nodiscard]] std::vector<float> product(const KernelTable& table) const {
@@ -166,8 +166,8 @@ BOOST_AUTO_TEST_CASE(subnormal_products_have_one_result_alone_and_in_a_crowd) {
       for (std::int64_t row = 0; row < operands.rows; ++row) {
         std::vector<float> alone(kPanelColumns);
         auto gemm = operands.gemm(alone.data());
-        gemm.a = operands.a.data() + row * operands.k;
-        gemm.rows = 1;
+        gemm.call.a = operands.a.data() + row * operands.k;
+        gemm.call.rows = 1;
         native->gemm[kBFloat16](gemm);
         BOOST_TEST_REQUIRE(std::memcmp(alone.data(), crowd.data() + row * kPanelColumns,
                                        kPanelColumns * sizeof(float)) == 0);
@@ -191,13 +191,13 @@ BOOST_DATA_TEST_CASE(packed_rows_and_parts_leave_the_bits_as_they_are,
           std::vector<float> out(expected.size(), kPoison);
           auto gemm = operands.gemm(out.data());
           if (is_packed) {
-            gemm.a = nullptr;
+            gemm.call.a = nullptr;
             gemm.a_steps = packed.data;
             gemm.a_step_bytes = packed.step_bytes;
           }
           const std::int64_t part = in_parts ? 512 : k;
           for (std::int64_t begin = 0; begin < k; begin += part) {
-            gemm.part = InputRange{begin, std::min(begin + part, k)};
+            gemm.call.part = InputRange{begin, std::min(begin + part, k)};
             table.gemm[kBFloat16](gemm);
           }
           BOOST_TEST_REQUIRE(same_bits(out, expected),
@@ -265,19 +265,19 @@ BOOST_DATA_TEST_CASE(quantised_rows_have_the_bits_alone_that_they_have_among_man
     const std::vector<float> sums = random.vector(kRows * groups);
     const PackedRows packed(table, operands, 0);
     std::vector<float> crowd(static_cast<std::size_t>(kRows * kPanelColumns), kPoison);
-    QuantizedGemm gemm{.a = operands.a.data(),
+    QuantizedGemm gemm{.call = {.a = operands.a.data(),
+                                .a_stride = kInputs,
+                                .panel = weights.panels.data(),
+                                .k = kInputs,
+                                .width = kPanelColumns,
+                                .out = crowd.data(),
+                                .out_stride = kPanelColumns,
+                                .rows = kRows},
                        .activation = DType::kBFloat16,
-                       .a_stride = kInputs,
                        .a_steps = packed.data,
                        .a_step_bytes = packed.step_bytes,
                        .a_sums = sums.data(),
-                       .quantization = quantization,
-                       .panel = weights.panels.data(),
-                       .k = kInputs,
-                       .width = kPanelColumns,
-                       .out = crowd.data(),
-                       .out_stride = kPanelColumns,
-                       .rows = kRows};
+                       .quantization = quantization};
     multiply(table, gemm);
     const std::int64_t part = std::lcm(std::int64_t{512}, std::max<std::int64_t>(1, quantization.group_size));
     struct Alone {
@@ -292,13 +292,13 @@ BOOST_DATA_TEST_CASE(quantised_rows_have_the_bits_alone_that_they_have_among_man
           Alone{16, 3, true, true}, Alone{100, 7, true, false}, Alone{64, 16, true, true},
           Alone{200, 16, true, false}, Alone{9, 16, false, false}}) {
       std::vector<float> alone(static_cast<std::size_t>(count * kPanelColumns), kPoison);
-      gemm.a = operands.a.data() + row * kInputs;
+      gemm.call.a = operands.a.data() + row * kInputs;
       gemm.a_steps = is_packed ? packed.data + row * kStepBytes : nullptr;
       gemm.a_sums = sums.data() + row * groups;
-      gemm.out = alone.data();
-      gemm.rows = count;
+      gemm.call.out = alone.data();
+      gemm.call.rows = count;
       for (std::int64_t begin = 0; begin < kInputs; begin += in_parts ? part : kInputs) {
-        gemm.part = InputRange{begin, std::min(begin + (in_parts ? part : kInputs), kInputs)};
+        gemm.call.part = InputRange{begin, std::min(begin + (in_parts ? part : kInputs), kInputs)};
         multiply(table, gemm);
       }
       BOOST_TEST_REQUIRE(
@@ -333,18 +333,18 @@ BOOST_DATA_TEST_CASE(coded_rows_have_the_bits_of_the_panel_that_is_made,
     table.expand_coded[kBFloat16](weights.panels.data(), kCodes[index], kInputs, kPanelColumns, made.data());
     std::vector<float> expected(static_cast<std::size_t>(rows * kPanelColumns), kPoison);
     auto gemm = operands.gemm(expected.data());
-    gemm.panel = made.data();
+    gemm.call.panel = made.data();
     table.gemm[kBFloat16](gemm);
-    gemm.panel = weights.panels.data();
+    gemm.call.panel = weights.panels.data();
     for (const bool is_packed : {false, true}) {
       for (const bool in_parts : {false, true}) {
         std::vector<float> out(expected.size(), kPoison);
-        gemm.out = out.data();
+        gemm.call.out = out.data();
         gemm.a_steps = is_packed ? packed.data : nullptr;
         gemm.a_step_bytes = packed.step_bytes;
         const std::int64_t part = in_parts ? 640 : kInputs;
         for (std::int64_t begin = 0; begin < kInputs; begin += part) {
-          gemm.part = InputRange{begin, std::min(begin + part, kInputs)};
+          gemm.call.part = InputRange{begin, std::min(begin + part, kInputs)};
           table.coded_gemm[kBFloat16](gemm, kCodes[index]);
         }
         BOOST_TEST_REQUIRE(same_bits(out, expected), "packed " << is_packed << " parts " << in_parts);
@@ -368,23 +368,23 @@ BOOST_DATA_TEST_CASE(quantised_products_are_the_same_in_parts,
       const std::vector<float> sums = random.vector(rows * group_count(quantization, kInputs));
       std::vector<float> whole(static_cast<std::size_t>(rows * kPanelColumns), kPoison);
       auto in_parts = whole;
-      QuantizedGemm gemm{.a = operands.a.data(),
+      QuantizedGemm gemm{.call = {.a = operands.a.data(),
+                                  .a_stride = kInputs,
+                                  .panel = weights.panels.data(),
+                                  .k = kInputs,
+                                  .width = 61,
+                                  .out = whole.data(),
+                                  .out_stride = kPanelColumns,
+                                  .rows = rows},
                          .activation = DType::kBFloat16,
-                         .a_stride = kInputs,
                          .a_sums = sums.data(),
-                         .quantization = quantization,
-                         .panel = weights.panels.data(),
-                         .k = kInputs,
-                         .width = 61,
-                         .out = whole.data(),
-                         .out_stride = kPanelColumns,
-                         .rows = rows};
+                         .quantization = quantization};
       multiply(table, gemm);
-      gemm.out = in_parts.data();
+      gemm.call.out = in_parts.data();
       gemm.a_steps = packed.data;
       gemm.a_step_bytes = packed.step_bytes;
       for (std::int64_t begin = 0; begin < kInputs; begin += 1024) {
-        gemm.part = InputRange{begin, std::min(begin + 1024, kInputs)};
+        gemm.call.part = InputRange{begin, std::min(begin + 1024, kInputs)};
         multiply(table, gemm);
       }
       BOOST_TEST_REQUIRE(same_bits(in_parts, whole), "rows " << rows);

@@ -58,17 +58,17 @@ struct Int8Rows {
 
   [[nodiscard]] W4A8Gemm gemm(const QuantizedMatrix& weights, std::int64_t row, std::int64_t rows,
                               float* out) const {
-    return {.a = reinterpret_cast<const std::int8_t*>(bytes.data()) + row * stride,
-            .a_stride = stride,
+    return {.call = {.a = reinterpret_cast<const std::int8_t*>(bytes.data()) + row * stride,
+                     .a_stride = stride,
+                     .panel = weights.panels.data(),
+                     .k = weights.k,
+                     .width = weights.n,
+                     .out = out,
+                     .out_stride = weights.n,
+                     .rows = rows},
             .a_scales = scales.data() + row,
             .a_sums = sums.data() + row * groups,
-            .quantization = weights.quantization,
-            .panel = weights.panels.data(),
-            .k = weights.k,
-            .width = weights.n,
-            .out = out,
-            .out_stride = weights.n,
-            .rows = rows};
+            .quantization = weights.quantization};
   }
 
   std::int64_t groups;
@@ -188,7 +188,7 @@ BOOST_DATA_TEST_CASE(rows_have_the_bits_alone_that_they_have_among_many_and_in_p
         std::vector<float> alone(static_cast<std::size_t>(count * kPanelColumns), kPoison);
         W4A8Gemm gemm = a.gemm(weights, row, count, alone.data());
         for (std::int64_t begin = 0; begin < k; begin += in_parts ? part : k) {
-          if (in_parts) gemm.part = InputRange{begin, std::min(begin + part, k)};
+          if (in_parts) gemm.call.part = InputRange{begin, std::min(begin + part, k)};
           table.w4a8_gemm(gemm);
         }
         BOOST_TEST_REQUIRE(

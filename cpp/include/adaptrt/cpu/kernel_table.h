@@ -27,33 +27,39 @@ struct InputRange {
   std::int64_t end;
 };
 
+/// Rows of activations, the panel that multiplies them, and their product: the arguments that all products
+/// with panels share. The owner of a GemmCall says which types `a` and `panel` have.
+struct GemmCall {
+  const void* a = nullptr;
+  std::int64_t a_stride = 0;         ///< between rows, in elements (in bytes for 8-bit activations)
+  const std::byte* panel = nullptr;  ///< one panel of a PanelMatrix
+  std::int64_t k = 0;
+  std::int64_t width = 0;  ///< 1 to kPanelColumns
+  float* out = nullptr;
+  std::int64_t out_stride = 0;
+  std::int64_t rows = 0;
+  /// For tables with part_bytes: the range of inputs to multiply now, with whole quantisation groups if there
+  /// are several. The parts of a panel come in order; before the last one, `out` holds intermediate sums.
+  /// nullopt: all inputs.
+  std::optional<InputRange> part = std::nullopt;
+  /// The next panel, to be prefetched; nullptr if it is unknown.
+  const std::byte* next_panel = nullptr;
+};
+
 /// out[rows, width] = a[rows, k] * panel[width, k]^T, or += if `accumulate`.
 ///
 /// The order in which an element is summed over k depends only on k, width and the table of kernels. So its
 /// bits do not depend on the other rows, nor on how k is split into parts. With `accumulate` the sum either
 /// is added to `out` or starts from it; this is fixed for each table and type.
 struct PanelGemm {
-  /// Type: float32, or bfloat16 for bfloat16 panels.
-  const void* a = nullptr;
-  std::int64_t a_stride = 0;  ///< elements between rows
+  /// a: float32, or bfloat16 for bfloat16 panels. panel: [ceil(k / ki)][width][ki].
+  GemmCall call;
   /// Packed rows from KernelTable::pack_rows, or nullptr: the first step of the first row. a_step_bytes is
   /// the distance between steps. If it is set, gemm, compressed_gemm and coded_gemm do not read `a`.
   const std::byte* a_steps = nullptr;
   std::int64_t a_step_bytes = 0;
-  /// One panel of a PanelMatrix: [ceil(k / ki)][width][ki].
-  const std::byte* panel = nullptr;
-  std::int64_t k = 0;
-  std::int64_t width = 0;  ///< 1 to kPanelColumns
-  float* out = nullptr;
-  std::int64_t out_stride = 0;
-  std::int64_t rows = 0;
   /// Only for panels that are in the cache already.
   bool accumulate = false;
-  /// For tables with part_bytes: the range of inputs to multiply now. The parts of a panel come in order;
-  /// before the last one, `out` holds intermediate sums. nullopt: all inputs.
-  std::optional<InputRange> part = std::nullopt;
-  /// The next panel, to be prefetched; nullptr if it is unknown.
-  const std::byte* next_panel = nullptr;
   /// Other memory to be prefetched.
   std::span<const MemorySpan> fetch = {};
 };
@@ -106,44 +112,23 @@ struct ColumnGemm {
 /// activations is subtracted, and the result times the scale is added to the earlier groups. The bits depend
 /// neither on the other rows nor on `expanded`.
 struct QuantizedGemm {
-  const void* a = nullptr;             ///< type: `activation`
+  GemmCall call;                       ///< a: type `activation`; panel: of a quantised PanelMatrix
   DType activation = DType::kFloat32;  ///< kFloat32 or kBFloat16
-  std::int64_t a_stride = 0;           ///< elements between rows
   const std::byte* a_steps = nullptr;  ///< see PanelGemm
   std::int64_t a_step_bytes = 0;
   /// With zero points: the results of sum_groups for each row, [rows, groups].
   const float* a_sums = nullptr;
   Quantization quantization;
-  const std::byte* panel = nullptr;  ///< one panel of a quantised PanelMatrix
-  /// The result of expand_panel for `panel`; nullptr: the kernel decodes the weights.
+  /// The result of expand_panel for the panel; nullptr: the kernel decodes the weights.
   const std::byte* expanded = nullptr;
-  std::int64_t k = 0;
-  std::int64_t width = 0;  ///< 1 to kPanelColumns
-  float* out = nullptr;
-  std::int64_t out_stride = 0;
-  std::int64_t rows = 0;
-  /// See PanelGemm; several groups must be whole in each part.
-  std::optional<InputRange> part = std::nullopt;
-  /// The next panel, to be prefetched; nullptr if it is unknown.
-  const std::byte* next_panel = nullptr;
 };
 
 /// out[rows, width] = a[rows, k] * panel[width, k]^T for a panel of QuantAlgo::kW8A8: the sum over k in exact
 /// integers, times the output's scale, times the row's. All tables give the same bits.
 struct Int8Gemm {
-  /// Result of quantize_row; rows are padded to a multiple of 4 bytes.
-  const std::uint8_t* a = nullptr;
-  std::int64_t a_stride = 0;        ///< bytes between rows
+  /// a: uint8 from quantize_row; rows are padded to a multiple of 4 bytes.
+  GemmCall call;
   const float* a_scales = nullptr;  ///< one per row
-  const std::byte* panel = nullptr;
-  std::int64_t k = 0;
-  std::int64_t width = 0;  ///< 1 to kPanelColumns
-  float* out = nullptr;
-  std::int64_t out_stride = 0;
-  std::int64_t rows = 0;
-  std::optional<InputRange> part = std::nullopt;  ///< see PanelGemm
-  /// The next panel, to be prefetched; nullptr if it is unknown.
-  const std::byte* next_panel = nullptr;
 };
 
 /// out[rows, width] = a[rows, k] * panel[width, k]^T for a panel of QuantAlgo::kW4A8. For each group of
@@ -152,23 +137,12 @@ struct Int8Gemm {
 /// the instruction set has it; all such tables give the same bits. Finally the sum is multiplied by the row's
 /// scale.
 struct W4A8Gemm {
-  /// Result of quantize_row and then arrange_int8_row. From the first input of any group, 64 bytes must be
+  /// a: int8 from quantize_row and then arrange_int8_row. From the first input of any group, 64 bytes must be
   /// readable, and blocks of 16 rows must be readable as a whole.
-  const std::int8_t* a = nullptr;
-  std::int64_t a_stride = 0;             ///< bytes between rows
+  GemmCall call;
   const float* a_scales = nullptr;       ///< one per row
   const std::int32_t* a_sums = nullptr;  ///< [rows, groups], from arrange_int8_row
   Quantization quantization;
-  const std::byte* panel = nullptr;
-  std::int64_t k = 0;
-  std::int64_t width = 0;  ///< 1 to kPanelColumns
-  float* out = nullptr;
-  std::int64_t out_stride = 0;
-  std::int64_t rows = 0;
-  std::optional<InputRange> part = std::nullopt;  ///< see PanelGemm; several groups must be whole in each
-                                                  ///< part
-  /// The next panel, to be prefetched; nullptr if it is unknown.
-  const std::byte* next_panel = nullptr;
 };
 
 /// out [heads, head_dim] = x [heads, head_dim] * factor, stored as `out_type`. Before that, the pairs (x[i],

@@ -236,7 +236,7 @@ template <class Made>
 void coded_gemm(const PanelGemm& gemm, const Quantization& how) {
 #ifdef __AVX512BF16__
   if constexpr (Made::kType == DType::kBFloat16) {
-    if (takes_coded_tile(gemm.rows, how.code)) {
+    if (takes_coded_tile(gemm.call.rows, how.code)) {
       multiply_coded_tile(gemm, how);
       return;
     }
@@ -246,21 +246,21 @@ void coded_gemm(const PanelGemm& gemm, const Quantization& how) {
   using A = typename Weights::A;
   constexpr std::int64_t kPartInputs = kStreamSteps * Weights::kInterleave;
   alignas(kCacheLine) std::byte made[kStreamSteps * kPanelColumns * Weights::kColumnBytes];
-  const CodeExpander<Made> expander(gemm.panel, how, gemm.k, kPanelColumns);
-  const std::int64_t tiles = (gemm.rows + kTileRows - 1) / kTileRows;
+  const CodeExpander<Made> expander(gemm.call.panel, how, gemm.call.k, kPanelColumns);
+  const std::int64_t tiles = (gemm.call.rows + kTileRows - 1) / kTileRows;
   SpanFetcher others(gemm.fetch);
-  const std::int64_t parts = (gemm.k + kPartInputs - 1) / kPartInputs;
+  const std::int64_t parts = (gemm.call.k + kPartInputs - 1) / kPartInputs;
   const std::int64_t others_a_tile = (others.lines() + parts * tiles - 1) / (parts * tiles);
   PanelGemm part = gemm;
-  part.panel = made;
-  for (std::int64_t begin = 0; begin < gemm.k; begin += kPartInputs) {
-    const std::int64_t end = std::min(begin + kPartInputs, gemm.k);
+  part.call.panel = made;
+  for (std::int64_t begin = 0; begin < gemm.call.k; begin += kPartInputs) {
+    const std::int64_t end = std::min(begin + kPartInputs, gemm.call.k);
     expander.expand(begin, end, made, kPanelColumns);
-    part.a = static_cast<const A*>(gemm.a) + begin;
-    part.k = end - begin;
+    part.call.a = static_cast<const A*>(gemm.call.a) + begin;
+    part.call.k = end - begin;
     std::int64_t row = 0;
     for (std::int64_t tile = 0; tile < tiles; ++tile) {
-      const std::int64_t rows = rows_of_tile(gemm.rows - row, tiles - tile);
+      const std::int64_t rows = rows_of_tile(gemm.call.rows - row, tiles - tile);
       others.fetch(others_a_tile);
       streamed_tile_of<Weights>(rows, 0)(part, row, 0, Simd::kLanes, begin > 0, {});
       row += rows;

@@ -18,7 +18,7 @@
 namespace adaptrt {
 namespace {
 
-/// All of gemm.rows, which are kRows, times a panel of kPanelColumns outputs. kPowers: scales may all be
+/// All of gemm.call.rows, which are kRows, times a panel of kPanelColumns outputs. kPowers: scales may all be
 /// powers of two.
 template <class Words, int kRows, bool kPowers>
 void coded_tile(const PanelGemm& gemm, const Quantization& how) {
@@ -26,10 +26,10 @@ void coded_tile(const PanelGemm& gemm, const Quantization& how) {
   constexpr std::int64_t kVectorBytes = Simd::kLanes * Words::kBytes;
   constexpr std::int64_t kLineBytes = kTileVectors * kVectorBytes;
   constexpr std::int64_t kWordInputs = 2 * Words::kPairs;
-  const QuantizedPanel panel = parts_of_panel(how, gemm.panel, gemm.k, kPanelColumns);
-  PanelStream stream = stream_of_columns(panel, 0, kPanelColumns, Words::kBytes, gemm.next_panel);
+  const QuantizedPanel panel = parts_of_panel(how, gemm.call.panel, gemm.call.k, kPanelColumns);
+  PanelStream stream = stream_of_columns(panel, 0, kPanelColumns, Words::kBytes, gemm.call.next_panel);
   SpanFetcher others(gemm.fetch);
-  const std::int64_t lines = (gemm.k + kWordInputs - 1) / kWordInputs;
+  const std::int64_t lines = (gemm.call.k + kWordInputs - 1) / kWordInputs;
   const std::int64_t others_a_line = (others.lines() + lines - 1) / lines;
 
   Simd::Vec sums[kRows][kTileVectors];
@@ -38,7 +38,7 @@ void coded_tile(const PanelGemm& gemm, const Quantization& how) {
     ADAPTRT_UNROLL
     for (int v = 0; v < kTileVectors; ++v) sums[r][v] = Simd::zero();
   }
-  const auto* a = static_cast<const Weights::A*>(gemm.a);
+  const auto* a = static_cast<const Weights::A*>(gemm.call.a);
   const std::byte* words = panel.weights;
   const auto multiply = [&](const auto& weights, std::int64_t inputs) __attribute__((always_inline)) {
     for (; inputs > 0; inputs -= kWordInputs) {
@@ -49,7 +49,7 @@ void coded_tile(const PanelGemm& gemm, const Quantization& how) {
           const Simd::Words columns = weights.template pairs<pair()>(row, v);
           ADAPTRT_UNROLL
           for (int r = 0; r < kRows; ++r) {
-            const auto value = Weights::broadcast(a + r * gemm.a_stride + 2 * pair());
+            const auto value = Weights::broadcast(a + r * gemm.call.a_stride + 2 * pair());
             sums[r][v] = Weights::multiply_add(value, columns, sums[r][v]);
           }
         });
@@ -63,11 +63,11 @@ void coded_tile(const PanelGemm& gemm, const Quantization& how) {
 
   CodedPairs<Words> scaled{Words(how.code)};
   ScaledByPowers powers(how.code);
-  const std::int64_t group_size = how.group_size == 0 ? gemm.k : how.group_size;
+  const std::int64_t group_size = how.group_size == 0 ? gemm.call.k : how.group_size;
   const std::int64_t group_bytes = kPanelColumns * static_cast<std::int64_t>(size_of(how.scale_type));
   const std::byte* scales = panel.scales;
-  for (std::int64_t first = 0; first < gemm.k; first += group_size, scales += group_bytes) {
-    const std::int64_t inputs = std::min(group_size, gemm.k - first);
+  for (std::int64_t first = 0; first < gemm.call.k; first += group_size, scales += group_bytes) {
+    const std::int64_t inputs = std::min(group_size, gemm.call.k - first);
     if (kPowers && powers.set_scales(scales, how.scale_type)) {
       multiply(powers, inputs);
     } else {
@@ -79,7 +79,7 @@ void coded_tile(const PanelGemm& gemm, const Quantization& how) {
   for (int r = 0; r < kRows; ++r) {
     ADAPTRT_UNROLL
     for (int v = 0; v < kTileVectors; ++v) {
-      Simd::store(gemm.out + r * gemm.out_stride + v * Simd::kLanes, sums[r][v]);
+      Simd::store(gemm.call.out + r * gemm.call.out_stride + v * Simd::kLanes, sums[r][v]);
     }
   }
 }
@@ -87,7 +87,7 @@ void coded_tile(const PanelGemm& gemm, const Quantization& how) {
 template <class Words, bool kPowers = false, int kRows = Words::kMostRows>
 void coded_tile_of_rows(const PanelGemm& gemm, const Quantization& how) {
   if constexpr (kRows > 1) {
-    if (gemm.rows < kRows) {
+    if (gemm.call.rows < kRows) {
       coded_tile_of_rows<Words, kPowers, kRows - 1>(gemm, how);
       return;
     }

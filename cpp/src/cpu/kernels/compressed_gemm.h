@@ -111,22 +111,22 @@ struct PieceRows {
 /// more, each value of a is worth keeping for all pieces of a row.
 inline constexpr int kRegisterRows = 2;
 
-/// out[kRows, kPanelColumns] = a * rows of pieces, or += but for the first ones. gemm.a belongs to
+/// out[kRows, kPanelColumns] = a * rows of pieces, or += but for the first ones. gemm.call.a belongs to
 /// rows.begin.
 template <class Weights, int kRows, int kLines>
 void compressed_tile(const PanelGemm& gemm, PanelExpander* expander, PieceRows rows, const std::byte* next) {
   using A = typename Weights::A;
   using B = typename Weights::B;
   const PieceExpander pieces = expander->pieces();
-  const A* a = static_cast<const A*>(gemm.a);
-  const std::int64_t a_stride = gemm.a_stride;
+  const A* a = static_cast<const A*>(gemm.call.a);
+  const std::int64_t a_stride = gemm.call.a_stride;
   Prefetch prefetch{next, kLines * kCacheLine};
   Simd::Vec sums[kRows][kPiecesAcross];
   ADAPTRT_UNROLL
   for (int r = 0; r < kRows; ++r) {
     ADAPTRT_UNROLL
     for (int v = 0; v < kPiecesAcross; ++v) {
-      const float* before = gemm.out + r * gemm.out_stride + v * Simd::kLanes;
+      const float* before = gemm.call.out + r * gemm.call.out_stride + v * Simd::kLanes;
       sums[r][v] = rows.begin > 0 ? Simd::load(before) : Simd::zero();
     }
   }
@@ -178,7 +178,7 @@ void compressed_tile(const PanelGemm& gemm, PanelExpander* expander, PieceRows r
   for (int r = 0; r < kRows; ++r) {
     ADAPTRT_UNROLL
     for (int v = 0; v < kPiecesAcross; ++v) {
-      Simd::store(gemm.out + r * gemm.out_stride + v * Simd::kLanes, sums[r][v]);
+      Simd::store(gemm.call.out + r * gemm.call.out_stride + v * Simd::kLanes, sums[r][v]);
     }
   }
 }
@@ -201,33 +201,34 @@ void compressed_gemm(const PanelGemm& gemm, std::int64_t exceptions) {
   using A = typename Weights::A;
   constexpr std::int64_t kPartRows = kStreamSteps / kPiecePairs;
   alignas(kCacheLine) std::byte kept[kStreamSteps * kPairRowBytes];
-  PanelExpander expander(gemm.panel, exceptions);
-  const std::int64_t tiles = (gemm.rows + kTileRows - 1) / kTileRows;
-  const std::int64_t piece_rows = gemm.k / kPieceInputs;
+  PanelExpander expander(gemm.call.panel, exceptions);
+  const std::int64_t tiles = (gemm.call.rows + kTileRows - 1) / kTileRows;
+  const std::int64_t piece_rows = gemm.call.k / kPieceInputs;
   // Lines of a piece that the first tile fetches, and the others.
   const std::int64_t first_lines = tiles == 1 ? kPieceLines : tiles == 2 ? 2 : 1;
   const CompressedTile first_tile =
-      first_lines == kPieceLines ? compressed_tile_of<Weights, kPieceLines>(rows_of_tile(gemm.rows, tiles))
-      : first_lines == 2         ? compressed_tile_of<Weights, 2>(rows_of_tile(gemm.rows, tiles))
-                                 : compressed_tile_of<Weights, 1>(rows_of_tile(gemm.rows, tiles));
+      first_lines == kPieceLines
+          ? compressed_tile_of<Weights, kPieceLines>(rows_of_tile(gemm.call.rows, tiles))
+      : first_lines == 2 ? compressed_tile_of<Weights, 2>(rows_of_tile(gemm.call.rows, tiles))
+                         : compressed_tile_of<Weights, 1>(rows_of_tile(gemm.call.rows, tiles));
   SpanFetcher others(gemm.fetch);
   const std::int64_t parts = (piece_rows + kPartRows - 1) / kPartRows;
   const std::int64_t others_a_tile = (others.lines() + parts * tiles - 1) / (parts * tiles);
   PanelGemm part = gemm;
   for (std::int64_t begin = 0; begin < piece_rows; begin += kPartRows) {
     const std::int64_t end = std::min(begin + kPartRows, piece_rows);
-    const std::byte* next = end < piece_rows ? expander.source(end) : gemm.next_panel;
+    const std::byte* next = end < piece_rows ? expander.source(end) : gemm.call.next_panel;
     // What is in the cache already is fetched in no time.
     if (next == nullptr) next = expander.source(begin);
-    part.a = static_cast<const A*>(gemm.a) + begin * kPieceInputs;
-    part.k = (end - begin) * kPieceInputs;
-    part.panel = kept;
+    part.call.a = static_cast<const A*>(gemm.call.a) + begin * kPieceInputs;
+    part.call.k = (end - begin) * kPieceInputs;
+    part.call.panel = kept;
     others.fetch(others_a_tile);
     first_tile(part, &expander, {begin, end, tiles > 1 ? kept : nullptr}, next);
     next += (end - begin) * kPiecesAcross * first_lines * kCacheLine;
-    std::int64_t row = rows_of_tile(gemm.rows, tiles);
+    std::int64_t row = rows_of_tile(gemm.call.rows, tiles);
     for (std::int64_t tile = 1; tile < tiles; ++tile) {
-      const std::int64_t rows = rows_of_tile(gemm.rows - row, tiles - tile);
+      const std::int64_t rows = rows_of_tile(gemm.call.rows - row, tiles - tile);
       // As many steps as pieces.
       const std::int64_t lines = tile < kPieceLines - first_lines + 1 ? 1 : 0;
       others.fetch(others_a_tile);

@@ -91,10 +91,10 @@ void gemm_tile(const PanelGemm& gemm, std::int64_t row, std::int64_t column, std
   using Vec = Simd::Vec;
   constexpr int kChains = chains_of(kVectors);
   constexpr std::int64_t kVectorBytes = Simd::kLanes * Weights::kColumnBytes;
-  const std::int64_t row_bytes = gemm.width * Weights::kColumnBytes;
-  const A* a = static_cast<const A*>(gemm.a) + row * gemm.a_stride;
-  const std::byte* b = gemm.panel + column * Weights::kColumnBytes;
-  const std::int64_t a_stride = gemm.a_stride;
+  const std::int64_t row_bytes = gemm.call.width * Weights::kColumnBytes;
+  const A* a = static_cast<const A*>(gemm.call.a) + row * gemm.call.a_stride;
+  const std::byte* b = gemm.call.panel + column * Weights::kColumnBytes;
+  const std::int64_t a_stride = gemm.call.a_stride;
   Vec sums[kChains][kRows][kVectors];
   ADAPTRT_UNROLL
   for (int chain = 0; chain < kChains; ++chain) {
@@ -108,7 +108,7 @@ void gemm_tile(const PanelGemm& gemm, std::int64_t row, std::int64_t column, std
     if (continues) {
       ADAPTRT_UNROLL
       for (int r = 0; r < kRows; ++r) {
-        const float* before = gemm.out + (row + r) * gemm.out_stride + column;
+        const float* before = gemm.call.out + (row + r) * gemm.call.out_stride + column;
         ADAPTRT_UNROLL
         for (int v = 0; v < kVectors; ++v) sums[0][r][v] = Simd::load(before + v * Simd::kLanes);
       }
@@ -135,12 +135,12 @@ void gemm_tile(const PanelGemm& gemm, std::int64_t row, std::int64_t column, std
   const auto last = [](const A* from)
                         __attribute__((always_inline)) { return Weights::broadcast_last(from); };
 
-  std::int64_t steps = gemm.k / Weights::kInterleave;
+  std::int64_t steps = gemm.call.k / Weights::kInterleave;
   for (; steps >= kChains; steps -= kChains) {
     ADAPTRT_UNROLL
     for (int chain = 0; chain < kChains; ++chain) step(sums[chain], whole);
   }
-  const bool odd = gemm.k % Weights::kInterleave != 0;
+  const bool odd = gemm.call.k % Weights::kInterleave != 0;
   ADAPTRT_UNROLL
   for (int chain = 0; chain < kChains; ++chain) {
     if (chain < steps) step(sums[chain], whole);
@@ -149,7 +149,7 @@ void gemm_tile(const PanelGemm& gemm, std::int64_t row, std::int64_t column, std
 
   ADAPTRT_UNROLL
   for (int r = 0; r < kRows; ++r) {
-    float* out = gemm.out + (row + r) * gemm.out_stride + column;
+    float* out = gemm.call.out + (row + r) * gemm.call.out_stride + column;
     ADAPTRT_UNROLL
     for (int v = 0; v < kVectors; ++v) {
       Vec sum = sums[0][r][v];
@@ -220,9 +220,9 @@ TileFunction streamed_tile_of(std::int64_t rows, std::int64_t lines) {
 template <class Weights>
 void gemm_streamed(const PanelGemm& gemm, std::int64_t blocks) {
   using A = typename Weights::A;
-  const std::int64_t row_bytes = gemm.width * Weights::kColumnBytes;
+  const std::int64_t row_bytes = gemm.call.width * Weights::kColumnBytes;
   const std::int64_t row_lines = row_bytes / kCacheLine;
-  const std::int64_t steps = (gemm.k + Weights::kInterleave - 1) / Weights::kInterleave;
+  const std::int64_t steps = (gemm.call.k + Weights::kInterleave - 1) / Weights::kInterleave;
   constexpr std::int64_t kPart = Simd::kFetching.part_steps;
   const std::int64_t tiles = (steps + kPart - 1) / kPart * blocks;
   SpanFetcher others(gemm.fetch);
@@ -230,13 +230,14 @@ void gemm_streamed(const PanelGemm& gemm, std::int64_t blocks) {
   PanelGemm part = gemm;
   for (std::int64_t begin = 0; begin < steps; begin += kPart) {
     const std::int64_t count = std::min(kPart, steps - begin);
-    part.a = static_cast<const A*>(gemm.a) + begin * Weights::kInterleave;
-    part.panel = gemm.panel + begin * row_bytes;
-    part.k = std::min(gemm.k - begin * Weights::kInterleave, count * Weights::kInterleave);
-    const std::byte* next = begin + count < steps ? part.panel + count * row_bytes : gemm.next_panel;
+    part.call.a = static_cast<const A*>(gemm.call.a) + begin * Weights::kInterleave;
+    part.call.panel = gemm.call.panel + begin * row_bytes;
+    part.call.k = std::min(gemm.call.k - begin * Weights::kInterleave, count * Weights::kInterleave);
+    const std::byte* next =
+        begin + count < steps ? part.call.panel + count * row_bytes : gemm.call.next_panel;
     if (blocks == 1 && !Simd::kFetching.for_one_tile) next = nullptr;
     for (std::int64_t row = 0, block = 0; block < blocks; ++block) {
-      const std::int64_t rows = rows_of_tile(gemm.rows - row, blocks - block);
+      const std::int64_t rows = rows_of_tile(gemm.call.rows - row, blocks - block);
       // Of a step's lines, each block fetches its share.
       const std::int64_t lines = next == nullptr ? 0
                                                  : (row_lines * (block + 1) + blocks - 1) / blocks -
@@ -261,34 +262,35 @@ void gemm_panel(const PanelGemm& gemm) {
   constexpr std::int64_t kGroup = kTileVectors * Simd::kLanes;
   constexpr int kStreamLines = lines_of<Weights>(kTileVectors);
   constexpr int kNextLines = 2;
-  const std::int64_t blocks = (gemm.rows + kTileRows - 1) / kTileRows;
+  const std::int64_t blocks = (gemm.call.rows + kTileRows - 1) / kTileRows;
   if constexpr (kCanStream<Weights>) {
-    if (gemm.rows <= kStreamRows && gemm.width == kGroup && !gemm.accumulate) {
+    if (gemm.call.rows <= kStreamRows && gemm.call.width == kGroup && !gemm.accumulate) {
       gemm_streamed<Weights>(gemm, blocks);
       return;
     }
   }
   SpanFetcher others(gemm.fetch);
   others.fetch(others.lines());
-  const std::int64_t row_bytes = gemm.width * Weights::kColumnBytes;
-  const std::int64_t steps = (gemm.k + Weights::kInterleave - 1) / Weights::kInterleave;
-  for (std::int64_t column = 0; column < gemm.width; column += kGroup) {
-    const std::int64_t left = gemm.width - column;
+  const std::int64_t row_bytes = gemm.call.width * Weights::kColumnBytes;
+  const std::int64_t steps = (gemm.call.k + Weights::kInterleave - 1) / Weights::kInterleave;
+  for (std::int64_t column = 0; column < gemm.call.width; column += kGroup) {
+    const std::int64_t left = gemm.call.width - column;
     const bool full = left >= kGroup;
     const std::int64_t vectors = full ? kTileVectors : (left + Simd::kLanes - 1) / Simd::kLanes;
     const std::int64_t last_lanes = left - (vectors - 1) * Simd::kLanes;
     if (blocks == 1 && !gemm.accumulate) {
-      const Prefetch prefetch{gemm.panel + column * Weights::kColumnBytes + kStreamAhead, row_bytes};
-      tile_of<Weights, kStreamLines>(gemm.rows, vectors, full)(gemm, 0, column, last_lanes, false, prefetch);
+      const Prefetch prefetch{gemm.call.panel + column * Weights::kColumnBytes + kStreamAhead, row_bytes};
+      tile_of<Weights, kStreamLines>(gemm.call.rows, vectors, full)(gemm, 0, column, last_lanes, false,
+                                                                    prefetch);
       continue;
     }
     // Blocks of rows as even as can be; each fetches its share of the next panel as it goes.
-    const std::byte* next = column == 0 ? gemm.next_panel : nullptr;
+    const std::byte* next = column == 0 ? gemm.call.next_panel : nullptr;
     const std::int64_t share = (row_bytes + blocks - 1) / blocks;
     for (std::int64_t row = 0, block = 0; block < blocks; ++block) {
-      const std::int64_t rows = rows_of_tile(gemm.rows - row, blocks - block);
+      const std::int64_t rows = rows_of_tile(gemm.call.rows - row, blocks - block);
       const Prefetch prefetch = next != nullptr ? Prefetch{next + block * steps * share, share}
-                                                : Prefetch{static_cast<const std::byte*>(gemm.a), 0};
+                                                : Prefetch{static_cast<const std::byte*>(gemm.call.a), 0};
       tile_of<Weights, kNextLines>(rows, vectors, full)(gemm, row, column, last_lanes, false, prefetch);
       row += rows;
     }

@@ -41,11 +41,12 @@ void int8_tile(const Int8Gemm& gemm, const QuantizedPanel& panel, Int8Part part,
                std::int64_t column, std::int64_t last_lanes, Fetch prefetch) {
   constexpr std::int64_t kColumnBytes = 4;
   constexpr std::int64_t kVectorBytes = Simd::kLanes * kColumnBytes;
-  const std::int64_t row_bytes = gemm.width * kColumnBytes;
-  const std::uint8_t* a = gemm.a + row * gemm.a_stride + part.begin * 4;
+  const std::int64_t row_bytes = gemm.call.width * kColumnBytes;
+  const std::uint8_t* a =
+      static_cast<const std::uint8_t*>(gemm.call.a) + row * gemm.call.a_stride + part.begin * 4;
   const std::byte* b = panel.weights + part.begin * row_bytes + column * kColumnBytes;
   const auto lanes_of = [&](int v) { return kPartial && v == kVectors - 1 ? last_lanes : Simd::kLanes; };
-  const auto out_of = [&](int r) { return gemm.out + (row + r) * gemm.out_stride + column; };
+  const auto out_of = [&](int r) { return gemm.call.out + (row + r) * gemm.call.out_stride + column; };
   Simd::Words sums[kRows][kVectors];
   if (part.continues()) {
     ADAPTRT_UNROLL
@@ -68,7 +69,7 @@ void int8_tile(const Int8Gemm& gemm, const QuantizedPanel& panel, Int8Part part,
     ADAPTRT_UNROLL
     for (int r = 0; r < kRows; ++r) {
       std::uint32_t four = 0;
-      std::memcpy(&four, a + r * gemm.a_stride, sizeof(four));
+      std::memcpy(&four, a + r * gemm.call.a_stride, sizeof(four));
       const Simd::Words value = Simd::set_words(four);
       ADAPTRT_UNROLL
       for (int v = 0; v < kVectors; ++v) sums[r][v] = Simd::dot(sums[r][v], value, columns[v]);
@@ -118,17 +119,17 @@ void int8_rows(const Int8Gemm& gemm, const QuantizedPanel& panel, Int8Part part,
 /// A group of whole vectors of columns: all tiles take a stretch of k before the next is read, so that each
 /// stretch comes from memory once, and meanwhile they fetch the next one to the first-level cache.
 inline void int8_streamed(const Int8Gemm& gemm, const QuantizedPanel& panel, std::int64_t column) {
-  const std::int64_t row_bytes = gemm.width * 4;
-  const std::int64_t steps = (gemm.k + 3) / 4;
-  const std::int64_t tiles = (gemm.rows + kTileRows - 1) / kTileRows;
+  const std::int64_t row_bytes = gemm.call.width * 4;
+  const std::int64_t steps = (gemm.call.k + 3) / 4;
+  const std::int64_t tiles = (gemm.call.rows + kTileRows - 1) / kTileRows;
   const std::int64_t bytes = (row_bytes + tiles - 1) / tiles;  // that each tile fetches with each step
-  const std::byte* next_panel = gemm.next_panel == nullptr ? panel.weights : gemm.next_panel;
+  const std::byte* next_panel = gemm.call.next_panel == nullptr ? panel.weights : gemm.call.next_panel;
   for (std::int64_t begin = 0; begin < steps; begin += kInt8StreamSteps) {
     const Int8Part part{begin, std::min(begin + kInt8StreamSteps, steps), steps};
     const std::byte* next = part.ends() ? next_panel : panel.weights + part.end * row_bytes;
     std::int64_t row = 0;
     for (std::int64_t tile = 0; tile < tiles; ++tile) {
-      const std::int64_t rows = rows_of_tile(gemm.rows - row, tiles - tile);
+      const std::int64_t rows = rows_of_tile(gemm.call.rows - row, tiles - tile);
       const Prefetch prefetch{next + tile * (part.end - begin) * bytes, bytes};
       if (bytes > kCacheLine) {
         int8_rows<kTileVectors, false, 2>(gemm, panel, part, row, rows, column, Simd::kLanes, prefetch);
@@ -146,14 +147,14 @@ inline void int8_multiplied(const Int8Gemm& gemm, const QuantizedPanel& panel, s
   constexpr std::int64_t kGroupBytes = kTileVectors * Simd::kLanes * 4;
   constexpr int kStreamLines =
       Simd::kFetching.for_one_tile ? static_cast<int>((kGroupBytes + kCacheLine - 1) / kCacheLine) : 0;
-  const std::int64_t steps = (gemm.k + 3) / 4;
-  const std::int64_t tiles = (gemm.rows + kTileRows - 1) / kTileRows;
+  const std::int64_t steps = (gemm.call.k + 3) / 4;
+  const std::int64_t tiles = (gemm.call.rows + kTileRows - 1) / kTileRows;
   const Int8Part whole{0, steps, steps};
   std::int64_t row = 0;
   for (std::int64_t tile = 0; tile < tiles; ++tile) {
-    const std::int64_t rows = rows_of_tile(gemm.rows - row, tiles - tile);
+    const std::int64_t rows = rows_of_tile(gemm.call.rows - row, tiles - tile);
     if (tile == 0) {
-      const Prefetch prefetch{panel.weights + column * 4 + kStreamAhead, gemm.width * 4};
+      const Prefetch prefetch{panel.weights + column * 4 + kStreamAhead, gemm.call.width * 4};
       int8_rows<kTileVectors, false, kStreamLines>(gemm, panel, whole, row, rows, column, Simd::kLanes,
                                                    prefetch);
     } else {
@@ -165,20 +166,21 @@ inline void int8_multiplied(const Int8Gemm& gemm, const QuantizedPanel& panel, s
 
 inline void int8_gemm(const Int8Gemm& gemm) {
   constexpr std::int64_t kGroup = kTileVectors * Simd::kLanes;
-  const QuantizedPanel panel = parts_of_panel({.algo = QuantAlgo::kW8A8}, gemm.panel, gemm.k, gemm.width);
-  const std::int64_t steps = (gemm.k + 3) / 4;
+  const QuantizedPanel panel =
+      parts_of_panel({.algo = QuantAlgo::kW8A8}, gemm.call.panel, gemm.call.k, gemm.call.width);
+  const std::int64_t steps = (gemm.call.k + 3) / 4;
   std::int64_t column = 0;
-  for (; column + kGroup <= gemm.width; column += kGroup) {
-    if (gemm.rows > kTileRows && gemm.rows <= kInt8StreamRows) {
+  for (; column + kGroup <= gemm.call.width; column += kGroup) {
+    if (gemm.call.rows > kTileRows && gemm.call.rows <= kInt8StreamRows) {
       int8_streamed(gemm, panel, column);
     } else {
       int8_multiplied(gemm, panel, column);
     }
   }
-  for (; column < gemm.width; column += Simd::kLanes) {
-    const std::int64_t lanes = std::min<std::int64_t>(Simd::kLanes, gemm.width - column);
-    for (std::int64_t row = 0; row < gemm.rows; row += kTileRows) {
-      const std::int64_t rows = std::min<std::int64_t>(kTileRows, gemm.rows - row);
+  for (; column < gemm.call.width; column += Simd::kLanes) {
+    const std::int64_t lanes = std::min<std::int64_t>(Simd::kLanes, gemm.call.width - column);
+    for (std::int64_t row = 0; row < gemm.call.rows; row += kTileRows) {
+      const std::int64_t rows = std::min<std::int64_t>(kTileRows, gemm.call.rows - row);
       int8_rows<1, true, 0>(gemm, panel, {0, steps, steps}, row, rows, column, lanes, {});
     }
   }

@@ -29,19 +29,19 @@ void quantized_panel(const QuantizedGemm& gemm, const QuantizedPanel& panel, con
   constexpr std::int64_t kGroup = kTileVectors * Simd::kLanes;
   constexpr int kLines =
       kStreams ? static_cast<int>((kGroup * Weights::kColumnBytes + kCacheLine - 1) / kCacheLine) : 0;
-  const std::int64_t blocks = (gemm.rows + kRows - 1) / kRows;
-  const InputRange inputs{0, gemm.k};
+  const std::int64_t blocks = (gemm.call.rows + kRows - 1) / kRows;
+  const InputRange inputs{0, gemm.call.k};
   std::int64_t column = 0;
-  for (; column + kGroup <= gemm.width; column += kGroup) {
+  for (; column + kGroup <= gemm.call.width; column += kGroup) {
     const auto prefetch = [&] {
       if constexpr (kStreams) {
-        return stream_of_columns(panel, column, gemm.width, Weights::kColumnBytes, gemm.next_panel);
+        return stream_of_columns(panel, column, gemm.call.width, Weights::kColumnBytes, gemm.call.next_panel);
       } else {
         return Prefetch{};
       }
     }();
     for (std::int64_t row = 0, block = 0; block < blocks; ++block) {
-      const std::int64_t rows = rows_of_tile(gemm.rows - row, blocks - block);
+      const std::int64_t rows = rows_of_tile(gemm.call.rows - row, blocks - block);
       quantized_rows<Weights, kLines, kRows>(gemm, panel, decoder, words, inputs, row, rows, column,
                                              prefetch);
       row += rows;
@@ -49,14 +49,14 @@ void quantized_panel(const QuantizedGemm& gemm, const QuantizedPanel& panel, con
   }
   // Few matrices have such columns, in their last panel: rows behind the last whole tile are taken one by
   // one.
-  for (; column < gemm.width; column += Simd::kLanes) {
-    const std::int64_t lanes = std::min<std::int64_t>(Simd::kLanes, gemm.width - column);
+  for (; column < gemm.call.width; column += Simd::kLanes) {
+    const std::int64_t lanes = std::min<std::int64_t>(Simd::kLanes, gemm.call.width - column);
     std::int64_t row = 0;
-    for (; row + kRows <= gemm.rows; row += kRows) {
+    for (; row + kRows <= gemm.call.rows; row += kRows) {
       quantized_tile<Weights, kRows, 1, true, 0>(gemm, panel, decoder, words, inputs, row, column, lanes,
                                                  Prefetch{});
     }
-    for (; row < gemm.rows; ++row) {
+    for (; row < gemm.call.rows; ++row) {
       quantized_tile<Weights, 1, 1, true, 0>(gemm, panel, decoder, words, inputs, row, column, lanes,
                                              Prefetch{});
     }
@@ -111,7 +111,7 @@ inline constexpr std::int64_t kStretchInputs =
 template <class Float>
 bool has_whole_stretches(const QuantizedGemm& gemm) {
   const std::int64_t size = gemm.quantization.group_size;
-  return size == 0 || size >= gemm.k || kStretchInputs<Float> % size == 0;
+  return size == 0 || size >= gemm.call.k || kStretchInputs<Float> % size == 0;
 }
 
 /// A panel of one group of columns and of whole groups of inputs, for several tiles of rows: a stretch of k
@@ -124,21 +124,22 @@ void quantized_streamed(const QuantizedGemm& gemm, const QuantizedPanel& panel) 
   constexpr std::int64_t kWordInputs = Packed::kUnits * Packed::kInterleave;
   alignas(kCacheLine) std::byte decoded[kDecodedBytes];
   const auto decoder = decoder_of<Packed>(gemm.quantization);
-  const std::int64_t tiles = (gemm.rows + kTileRows - 1) / kTileRows;
-  for (std::int64_t begin = 0; begin < gemm.k; begin += kStretch) {
-    const InputRange inputs{begin, std::min(begin + kStretch, gemm.k)};
+  const std::int64_t tiles = (gemm.call.rows + kTileRows - 1) / kTileRows;
+  for (std::int64_t begin = 0; begin < gemm.call.k; begin += kStretch) {
+    const InputRange inputs{begin, std::min(begin + kStretch, gemm.call.k)};
     const std::byte* words = panel.weights + begin / kWordInputs * kRowBytes;
     const std::int64_t units = (inputs.end - begin + Packed::kInterleave - 1) / Packed::kInterleave;
     expand_columns<Packed, kTileVectors>(decoder, words, kPanelColumns, units, Simd::kLanes, decoded,
                                          kPanelColumns * kExpandedBytes);
-    const bool is_last = inputs.end == gemm.k;
-    const std::byte* next =
-        is_last && gemm.next_panel != nullptr ? gemm.next_panel : words + kStretch / kWordInputs * kRowBytes;
+    const bool is_last = inputs.end == gemm.call.k;
+    const std::byte* next = is_last && gemm.call.next_panel != nullptr
+                                ? gemm.call.next_panel
+                                : words + kStretch / kWordInputs * kRowBytes;
     // What each tile fetches with each unit: less than a cache line.
     const std::int64_t bytes = (kRowBytes + tiles * Packed::kUnits - 1) / (tiles * Packed::kUnits);
     std::int64_t row = 0;
     for (std::int64_t tile = 0; tile < tiles; ++tile) {
-      const std::int64_t rows = rows_of_tile(gemm.rows - row, tiles - tile);
+      const std::int64_t rows = rows_of_tile(gemm.call.rows - row, tiles - tile);
       const Prefetch prefetch{next + tile * units * bytes, bytes};
       quantized_rows<Expanded<Float>, 1, kTileRows>(gemm, panel, {}, decoded, inputs, row, rows, 0, prefetch);
       row += rows;
@@ -148,14 +149,15 @@ void quantized_streamed(const QuantizedGemm& gemm, const QuantizedPanel& panel) 
 
 template <class Packed, class Float, bool kIsInt8>
 void multiply_quantized(const QuantizedGemm& gemm) {
-  const QuantizedPanel panel = parts_of_panel(gemm.quantization, gemm.panel, gemm.k, gemm.width);
+  const QuantizedPanel panel =
+      parts_of_panel(gemm.quantization, gemm.call.panel, gemm.call.k, gemm.call.width);
   if (gemm.expanded != nullptr) {
     quantized_panel<Expanded<Float>, kTileRows, false>(gemm, panel, gemm.expanded);
     return;
   }
   // Four bits are decoded for each tile in less time than it takes to store and load what they stand for.
   if constexpr (kIsInt8 && kTileVectors * Simd::kLanes == kPanelColumns) {
-    if (gemm.rows > kTileRows && gemm.width == kPanelColumns && has_whole_stretches<Float>(gemm)) {
+    if (gemm.call.rows > kTileRows && gemm.call.width == kPanelColumns && has_whole_stretches<Float>(gemm)) {
       quantized_streamed<Packed, Float>(gemm, panel);
       return;
     }
@@ -166,20 +168,21 @@ void multiply_quantized(const QuantizedGemm& gemm) {
 template <class Packed>
 void expand_weights(const QuantizedGemm& gemm, std::byte* out) {
   constexpr std::int64_t kGroup = kTileVectors * Simd::kLanes;
-  const std::int64_t units = (gemm.k + Packed::kInterleave - 1) / Packed::kInterleave;
+  const std::int64_t units = (gemm.call.k + Packed::kInterleave - 1) / Packed::kInterleave;
   const auto decoder = decoder_of<Packed>(gemm.quantization);
   const auto columns = [&]<int kVectors>(std::integral_constant<int, kVectors>, std::int64_t column,
                                          std::int64_t last_lanes) {
-    expand_columns<Packed, kVectors>(decoder, gemm.panel + column * Packed::kColumnBytes, gemm.width, units,
-                                     last_lanes, out + column * kExpandedBytes, gemm.width * kExpandedBytes);
+    expand_columns<Packed, kVectors>(decoder, gemm.call.panel + column * Packed::kColumnBytes,
+                                     gemm.call.width, units, last_lanes, out + column * kExpandedBytes,
+                                     gemm.call.width * kExpandedBytes);
   };
   std::int64_t column = 0;
-  for (; column + kGroup <= gemm.width; column += kGroup) {
+  for (; column + kGroup <= gemm.call.width; column += kGroup) {
     columns(std::integral_constant<int, kTileVectors>{}, column, Simd::kLanes);
   }
-  for (; column < gemm.width; column += Simd::kLanes) {
+  for (; column < gemm.call.width; column += Simd::kLanes) {
     columns(std::integral_constant<int, 1>{}, column,
-            std::min<std::int64_t>(Simd::kLanes, gemm.width - column));
+            std::min<std::int64_t>(Simd::kLanes, gemm.call.width - column));
   }
 }
 

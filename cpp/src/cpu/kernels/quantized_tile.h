@@ -27,7 +27,7 @@ struct GroupView {
 };
 
 inline std::int64_t group_size_of(const QuantizedGemm& gemm) {
-  return gemm.quantization.group_size == 0 ? gemm.k : gemm.quantization.group_size;
+  return gemm.quantization.group_size == 0 ? gemm.call.k : gemm.quantization.group_size;
 }
 
 inline DType scale_type_of(const Quantization& quantization) {
@@ -36,10 +36,10 @@ inline DType scale_type_of(const Quantization& quantization) {
 
 inline GroupView group_of(const QuantizedGemm& gemm, const QuantizedPanel& panel, std::int64_t group) {
   const std::int64_t size = group_size_of(gemm);
-  return {group * size, std::min((group + 1) * size, gemm.k),
+  return {group * size, std::min((group + 1) * size, gemm.call.k),
           panel.scales +
-              group * gemm.width * static_cast<std::int64_t>(size_of(scale_type_of(gemm.quantization))),
-          panel.extra == nullptr ? nullptr : panel.extra + group * gemm.width};
+              group * gemm.call.width * static_cast<std::int64_t>(size_of(scale_type_of(gemm.quantization))),
+          panel.extra == nullptr ? nullptr : panel.extra + group * gemm.call.width};
 }
 
 /// Zero points, less what the numbers that weights become are less than what is stored.
@@ -77,17 +77,17 @@ void quantized_tile(const QuantizedGemm& gemm, const QuantizedPanel& panel, cons
   // Words of a round, after which units go to the first chain again.
   constexpr int kRoundWords = kChains > kUnits ? kChains / kUnits : 1;
   constexpr std::int64_t kVectorBytes = Simd::kLanes * Weights::kColumnBytes;
-  const std::int64_t row_bytes = gemm.width * Weights::kColumnBytes;
-  const std::int64_t groups = group_count(gemm.quantization, gemm.k);
+  const std::int64_t row_bytes = gemm.call.width * Weights::kColumnBytes;
+  const std::int64_t groups = group_count(gemm.quantization, gemm.call.k);
   const std::int64_t size = group_size_of(gemm);
-  const std::int64_t a_stride = gemm.a_stride;
+  const std::int64_t a_stride = gemm.call.a_stride;
   const std::byte* b = words + column * Weights::kColumnBytes;
   const auto lanes_of = [&](int v) { return kPartial && v == kVectors - 1 ? last_lanes : Simd::kLanes; };
   for (std::int64_t first = inputs.begin; first < inputs.end;) {
     const std::int64_t index = first / size;
     const GroupView group = group_of(gemm, panel, index);
     const std::int64_t end = std::min(group.end, inputs.end);
-    const A* a = static_cast<const A*>(gemm.a) + row * a_stride + first;
+    const A* a = static_cast<const A*>(gemm.call.a) + row * a_stride + first;
     Vec sums[kChains][kRows][kVectors];
     ADAPTRT_UNROLL
     for (int chain = 0; chain < kChains; ++chain) {
@@ -101,7 +101,7 @@ void quantized_tile(const QuantizedGemm& gemm, const QuantizedPanel& panel, cons
       if (first > group.first) {
         ADAPTRT_UNROLL
         for (int r = 0; r < kRows; ++r) {
-          const float* out = gemm.out + (row + r) * gemm.out_stride + column;
+          const float* out = gemm.call.out + (row + r) * gemm.call.out_stride + column;
           ADAPTRT_UNROLL
           for (int v = 0; v < kVectors; ++v) {
             sums[0][r][v] = Simd::load(out + v * Simd::kLanes, lanes_of(v));
@@ -180,7 +180,7 @@ void quantized_tile(const QuantizedGemm& gemm, const QuantizedPanel& panel, cons
       if (end < group.end) {
         ADAPTRT_UNROLL
         for (int r = 0; r < kRows; ++r) {
-          float* out = gemm.out + (row + r) * gemm.out_stride + column;
+          float* out = gemm.call.out + (row + r) * gemm.call.out_stride + column;
           ADAPTRT_UNROLL
           for (int v = 0; v < kVectors; ++v) {
             Simd::store(out + v * Simd::kLanes, sums[0][r][v], lanes_of(v));
@@ -190,8 +190,8 @@ void quantized_tile(const QuantizedGemm& gemm, const QuantizedPanel& panel, cons
       }
     }
     // Stores might change what `gemm` refers to, for all that the compiler knows.
-    float* const to = gemm.out + row * gemm.out_stride + column;
-    const std::int64_t to_stride = gemm.out_stride;
+    float* const to = gemm.call.out + row * gemm.call.out_stride + column;
+    const std::int64_t to_stride = gemm.call.out_stride;
     const float* const before = index == 0 ? kNothing.data() : to;
     const std::int64_t before_stride = index == 0 ? 0 : to_stride;
     const float* const a_sums = group.zeros == nullptr ? nullptr : gemm.a_sums + row * groups + index;

@@ -94,18 +94,18 @@ void gathered_gemm(const PanelGemm& gemm, const GatheredOutputs& gathered) {
   static_assert(Weights::kColumnBytes == kGatheredWord);
   alignas(kCacheLine) std::byte made[kStreamSteps * kGatheredLine];
   if (has_empty_columns(gathered)) std::memset(made, 0, sizeof(made));
-  const std::int64_t words = gemm.k / Weights::kInterleave;
+  const std::int64_t words = gemm.call.k / Weights::kInterleave;
   fetch_first_words(gathered, words);
   SpanFetcher others(gemm.fetch);
   others.fetch(others.lines());
   PanelGemm part = gemm;
-  part.panel = made;
+  part.call.panel = made;
   for (std::int64_t begin = 0; begin < words; begin += kStreamSteps) {
     const std::int64_t end = std::min(begin + kStreamSteps, words);
     gather_words(gathered, words, begin, end, made);
-    part.a = static_cast<const A*>(gemm.a) + begin * Weights::kInterleave;
-    part.k = (end - begin) * Weights::kInterleave;
-    streamed_tile_of<Weights>(gemm.rows, 0)(part, 0, 0, Simd::kLanes, begin > 0, {});
+    part.call.a = static_cast<const A*>(gemm.call.a) + begin * Weights::kInterleave;
+    part.call.k = (end - begin) * Weights::kInterleave;
+    streamed_tile_of<Weights>(gemm.call.rows, 0)(part, 0, 0, Simd::kLanes, begin > 0, {});
   }
 }
 
@@ -168,10 +168,11 @@ void sparse_tile(const PanelGemm& gemm, const LiveInputs& live, std::int64_t col
   static_assert(kChains <= 2);
   constexpr std::int64_t kVectorBytes = Simd::kLanes * Weights::kColumnBytes;
   constexpr int kLines = static_cast<int>((kTileVectors * kVectorBytes + kCacheLine - 1) / kCacheLine);
-  const std::int64_t row_bytes = gemm.width * Weights::kColumnBytes;
-  const A* a = static_cast<const A*>(gemm.a);
-  const std::byte* b = gemm.panel + column * Weights::kColumnBytes;
-  const std::int64_t half_group = gemm.k % Weights::kInterleave == 0 ? -1 : gemm.k / Weights::kInterleave;
+  const std::int64_t row_bytes = gemm.call.width * Weights::kColumnBytes;
+  const A* a = static_cast<const A*>(gemm.call.a);
+  const std::byte* b = gemm.call.panel + column * Weights::kColumnBytes;
+  const std::int64_t half_group =
+      gemm.call.k % Weights::kInterleave == 0 ? -1 : gemm.call.k / Weights::kInterleave;
   Vec sums[kChains][kRows][kTileVectors];
   ADAPTRT_UNROLL
   for (int chain = 0; chain < kChains; ++chain) {
@@ -188,7 +189,7 @@ void sparse_tile(const PanelGemm& gemm, const LiveInputs& live, std::int64_t col
     for (int v = 0; v < kTileVectors; ++v) columns[v] = Weights::load(from + v * kVectorBytes);
     ADAPTRT_UNROLL
     for (int r = 0; r < kRows; ++r) {
-      const A* of_row = a + r * gemm.a_stride + group * Weights::kInterleave;
+      const A* of_row = a + r * gemm.call.a_stride + group * Weights::kInterleave;
       const auto value = group == half_group ? Weights::broadcast_last(of_row) : Weights::broadcast(of_row);
       ADAPTRT_UNROLL
       for (int v = 0; v < kTileVectors; ++v) sum[r][v] = Weights::multiply_add(value, columns[v], sum[r][v]);
@@ -209,7 +210,7 @@ void sparse_tile(const PanelGemm& gemm, const LiveInputs& live, std::int64_t col
     for (int v = 0; v < kTileVectors; ++v) {
       Vec sum = sums[0][r][v];
       if constexpr (kChains == 2) sum = Simd::add(sum, sums[1][r][v]);
-      Simd::store(gemm.out + r * gemm.out_stride + column + v * Simd::kLanes, sum);
+      Simd::store(gemm.call.out + r * gemm.call.out_stride + column + v * Simd::kLanes, sum);
     }
   }
 }
@@ -230,12 +231,12 @@ void sparse_gemm(const PanelGemm& gemm, const LiveInputs& live) {
   static_assert(kPanelColumns % kGroup == 0);
   SpanFetcher others(gemm.fetch);
   others.fetch(others.lines());
-  const SparseTile tile = sparse_tile_of_rows<Weights>(gemm.rows);
+  const SparseTile tile = sparse_tile_of_rows<Weights>(gemm.call.rows);
   const std::int64_t row_bytes = kPanelColumns * Weights::kColumnBytes;
   for (std::int64_t column = 0; column < kPanelColumns; column += kGroup) {
     const bool is_last = column + kGroup == kPanelColumns;
-    const std::byte* here = gemm.panel + column * Weights::kColumnBytes;
-    const std::byte* next = is_last ? gemm.next_panel : here + kGroup * Weights::kColumnBytes;
+    const std::byte* here = gemm.call.panel + column * Weights::kColumnBytes;
+    const std::byte* next = is_last ? gemm.call.next_panel : here + kGroup * Weights::kColumnBytes;
     tile(gemm, live, column, {here, next, live, row_bytes});
   }
 }

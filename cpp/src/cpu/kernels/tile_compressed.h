@@ -209,11 +209,12 @@ void multiply_expanded(const PanelGemm& gemm, InputRange inputs, PanelExpander* 
   ExpandAhead<kSteps>(expander, stretch, now, 1, prefetch).finish();
   while (stretch.begin < inputs.end) {
     const InputRange next = stretch_from(stretch.end);
-    ExpandAhead<kSteps> beside(expander, next, ahead, compressed_steps_taken(gemm.rows, stretch), prefetch);
+    ExpandAhead<kSteps> beside(expander, next, ahead, compressed_steps_taken(gemm.call.rows, stretch),
+                               prefetch);
     for (std::int64_t column = 0; column < kPanelColumns; column += kPairColumns) {
       multiply_inputs(a, stretch.begin, stretch.end, now->pair(column),
-                      {gemm.out + column, gemm.out_stride, gemm.accumulate || stretch.begin > 0}, gemm.rows,
-                      kPairColumns, &beside);
+                      {gemm.call.out + column, gemm.call.out_stride, gemm.accumulate || stretch.begin > 0},
+                      gemm.call.rows, kPairColumns, &beside);
     }
     beside.finish();
     std::swap(now, ahead);
@@ -246,33 +247,34 @@ class CompressedSteps {
 template <bool kPiecesAreVectors>
 void tile_compressed_gemm(const PanelGemm& gemm, std::int64_t exceptions) {
   Tiles::configure();
-  const InputRange inputs = part_of(gemm.part, gemm.k);
+  const InputRange inputs = part_of(gemm.call.part, gemm.call.k);
   const StepActivations a = activations_of(gemm);
-  const TileSums sums{gemm.out, gemm.out_stride, gemm.accumulate || inputs.begin > 0};
-  const bool in_registers = kPiecesAreVectors && gemm.rows <= kFewRows;
-  const bool is_one_tile = !in_registers && gemm.rows <= kTileHeight && a.steps != nullptr;
+  const TileSums sums{gemm.call.out, gemm.call.out_stride, gemm.accumulate || inputs.begin > 0};
+  const bool in_registers = kPiecesAreVectors && gemm.call.rows <= kFewRows;
+  const bool is_one_tile = !in_registers && gemm.call.rows <= kTileHeight && a.steps != nullptr;
   const std::int64_t steps = in_registers || is_one_tile ? steps_of(inputs.end - inputs.begin)
-                                                         : compressed_steps_taken(gemm.rows, inputs);
-  PanelExpander expander(gemm.panel, exceptions);
+                                                         : compressed_steps_taken(gemm.call.rows, inputs);
+  PanelExpander expander(gemm.call.panel, exceptions);
   const std::byte* source = expander.source(inputs.begin / kPieceInputs);
   const std::int64_t bytes = expander.source(inputs.end / kPieceInputs) - source;
   StepPrefetch prefetch =
-      is_one_tile ? StepPrefetch::stream_in_quarters(source, bytes, kFromCacheAhead, gemm.next_panel)
-                  : prefetch_of(gemm, source, bytes, gemm.next_panel, steps);
+      is_one_tile ? StepPrefetch::stream_in_quarters(source, bytes, kFromCacheAhead, gemm.call.next_panel)
+                  : prefetch_of(gemm, source, bytes, gemm.call.next_panel, steps);
   SpanFetcher others(gemm.fetch);
   prefetch.add_others(&others, (others.lines() + steps - 1) / steps);
   if (in_registers) {
     if constexpr (kPiecesAreVectors) {
-      multiply_few_compressed(&expander, few_rows_of(a, inputs.begin, gemm.rows), inputs, sums, &prefetch);
+      multiply_few_compressed(&expander, few_rows_of(a, inputs.begin, gemm.call.rows), inputs, sums,
+                              &prefetch);
     }
   } else if (is_one_tile) {
     const TileRows rows{a.steps + inputs.begin / kStepInputs * a.step_bytes, kTileLine, a.step_bytes};
     CompressedSteps next(&expander);
     DecodeNextStep beside(&next, inputs, &prefetch);
-    multiply_steps<BFloat16Dot>(rows, beside.columns(), steps, sums, gemm.rows, kPanelColumns, &beside);
-  } else if (gemm.rows <= kFewExpandedRows) {
+    multiply_steps<BFloat16Dot>(rows, beside.columns(), steps, sums, gemm.call.rows, kPanelColumns, &beside);
+  } else if (gemm.call.rows <= kFewExpandedRows) {
     multiply_expanded<kFewRowsSteps>(gemm, inputs, &expander, &prefetch);
-  } else if (gemm.rows < kCopiedRows) {
+  } else if (gemm.call.rows < kCopiedRows) {
     multiply_expanded<kStretchSteps / 2>(gemm, inputs, &expander, &prefetch);
   } else {
     multiply_expanded<kStretchSteps>(gemm, inputs, &expander, &prefetch);

@@ -65,7 +65,7 @@ class QuantizedSteps {
 class CodedSteps {
  public:
   CodedSteps(const PanelGemm& gemm, const Quantization& how)
-      : expander_(gemm.panel, how, gemm.k, kPanelColumns) {}
+      : expander_(gemm.call.panel, how, gemm.call.k, kPanelColumns) {}
   [[nodiscard]] const std::byte* source(std::int64_t input) const { return expander_.source(input); }
   static constexpr std::int64_t step_inputs() { return kStepInputs; }
   static constexpr bool leaves_lines() { return false; }
@@ -121,7 +121,7 @@ class DecodeNextStep {
 /// Whether the products of so many packed rows, at most a tile of them, go beside the decoding.
 template <class Gemm>
 bool decodes_ahead(const Gemm& gemm) {
-  return gemm.rows <= kTileHeight && gemm.width == kPanelColumns && gemm.a_steps != nullptr;
+  return gemm.call.rows <= kTileHeight && gemm.call.width == kPanelColumns && gemm.a_steps != nullptr;
 }
 
 /// Fetches a panel's words [begin, end), and those of the next panel.
@@ -136,8 +136,8 @@ template <class Gemm, class Steps>
 void multiply_decoded(const Gemm& gemm, InputRange inputs, TileSums sums, DecodeNextStep<Steps>* beside) {
   const TileRows rows{gemm.a_steps + inputs.begin / kStepInputs * gemm.a_step_bytes, kTileLine,
                       gemm.a_step_bytes};
-  multiply_steps<BFloat16Dot>(rows, beside->columns(), steps_of(inputs.end - inputs.begin), sums, gemm.rows,
-                              kPanelColumns, beside);
+  multiply_steps<BFloat16Dot>(rows, beside->columns(), steps_of(inputs.end - inputs.begin), sums,
+                              gemm.call.rows, kPanelColumns, beside);
 }
 
 }  // namespace

@@ -46,7 +46,8 @@ struct StepActivations {
 
 template <class Gemm>
 inline StepActivations activations_of(const Gemm& gemm) {
-  return {static_cast<const std::byte*>(gemm.a), gemm.a_stride * 2, gemm.a_steps, gemm.a_step_bytes};
+  return {static_cast<const std::byte*>(gemm.call.a), gemm.call.a_stride * 2, gemm.a_steps,
+          gemm.a_step_bytes};
 }
 
 /// At most kFewRows rows from input `begin` on.
@@ -90,30 +91,31 @@ inline InputRange part_of(const std::optional<InputRange>& part, std::int64_t k)
 /// What is fetched while `gemm` multiplies `bytes` of its panel in so many steps, besides its spans.
 inline StepPrefetch prefetch_of(const PanelGemm& gemm, const std::byte* begin, std::int64_t bytes,
                                 const std::byte* next, std::int64_t steps) {
-  if (gemm.rows <= kFewRows) {
+  if (gemm.call.rows <= kFewRows) {
     return StepPrefetch::stream_in_quarters(begin, bytes,
                                             next == nullptr ? kFromMemoryAhead : kFromCacheAhead, next);
   }
-  if (gemm.rows <= kTileHeight) return StepPrefetch::stream_in_quarters(begin, bytes, kFromMemoryAhead, next);
+  if (gemm.call.rows <= kTileHeight)
+    return StepPrefetch::stream_in_quarters(begin, bytes, kFromMemoryAhead, next);
   return StepPrefetch::spread(next, bytes, steps);
 }
 
 /// The product with a bfloat16 panel. Tiles are loaded from it as it lies, but for a last tile of columns or
 /// a last step that is not whole.
 void tile_gemm(const PanelGemm& gemm) {
-  const InputRange inputs = part_of(gemm.part, gemm.k);
+  const InputRange inputs = part_of(gemm.call.part, gemm.call.k);
   const StepActivations a = activations_of(gemm);
-  const std::int64_t line = gemm.width * 4;
+  const std::int64_t line = gemm.call.width * 4;
   const auto sums_from = [&](std::int64_t begin) {
-    return TileSums{gemm.out, gemm.out_stride, gemm.accumulate || begin > 0};
+    return TileSums{gemm.call.out, gemm.call.out_stride, gemm.accumulate || begin > 0};
   };
-  const auto weights_at = [&](std::int64_t input) { return gemm.panel + input / 2 * line; };
-  const bool is_few = gemm.rows <= kFewRows;
+  const auto weights_at = [&](std::int64_t input) { return gemm.call.panel + input / 2 * line; };
+  const bool is_few = gemm.call.rows <= kFewRows;
   if (!is_few) Tiles::configure();
   const std::int64_t whole = (inputs.end - inputs.begin) / kStepInputs * kStepInputs;
-  const std::int64_t direct_end = is_few                           ? inputs.end
-                                  : gemm.width % kTileColumns == 0 ? inputs.begin + whole
-                                                                   : inputs.begin;
+  const std::int64_t direct_end = is_few                                ? inputs.end
+                                  : gemm.call.width % kTileColumns == 0 ? inputs.begin + whole
+                                                                        : inputs.begin;
   SpanFetcher others(gemm.fetch);
   // Rows that are packed on the way are packed some steps at a time.
   const std::int64_t most =
@@ -121,12 +123,12 @@ void tile_gemm(const PanelGemm& gemm) {
   for (std::int64_t begin = inputs.begin; begin < direct_end; begin += most) {
     const std::int64_t end = std::min(begin + most, direct_end);
     const std::int64_t steps =
-        is_few ? steps_of(end - begin) : steps_taken(gemm.rows, gemm.width, steps_of(end - begin));
-    const std::byte* next = end < inputs.end ? weights_at(end) : gemm.next_panel;
+        is_few ? steps_of(end - begin) : steps_taken(gemm.call.rows, gemm.call.width, steps_of(end - begin));
+    const std::byte* next = end < inputs.end ? weights_at(end) : gemm.call.next_panel;
     StepPrefetch prefetch = prefetch_of(gemm, weights_at(begin), (end - begin) / 2 * line, next, steps);
     prefetch.add_others(&others, (others.lines() + steps - 1) / steps);
-    multiply_inputs(a, begin, end, {weights_at(begin), line, kTileHeight * line}, sums_from(begin), gemm.rows,
-                    gemm.width, &prefetch);
+    multiply_inputs(a, begin, end, {weights_at(begin), line, kTileHeight * line}, sums_from(begin),
+                    gemm.call.rows, gemm.call.width, &prefetch);
   }
   alignas(kCacheLine) std::byte padded[kFewRowsSteps * kStepBytes];
   for (std::int64_t begin = direct_end; begin < inputs.end; begin += kFewRowsSteps * kStepInputs) {
@@ -134,11 +136,11 @@ void tile_gemm(const PanelGemm& gemm) {
     for (std::int64_t step = 0; step < steps_of(end - begin); ++step) {
       const std::int64_t first = begin + step * kStepInputs;
       const std::int64_t lines = (std::min(first + kStepInputs, end) - first + 1) / 2;
-      pad_step(weights_at(first), lines, gemm.width, padded + step * kStepBytes);
+      pad_step(weights_at(first), lines, gemm.call.width, padded + step * kStepBytes);
     }
     StepPrefetch nothing;
-    multiply_inputs(a, begin, end, {padded, kStepLine, kStepBytes}, sums_from(begin), gemm.rows, gemm.width,
-                    &nothing);
+    multiply_inputs(a, begin, end, {padded, kStepLine, kStepBytes}, sums_from(begin), gemm.call.rows,
+                    gemm.call.width, &nothing);
   }
   others.fetch(others.lines());
 }

@@ -32,9 +32,9 @@ struct GroupRows {
 inline void finish_group(const QuantizedGemm& gemm, const GroupView& group, std::int64_t index,
                          std::int64_t first_row, std::int64_t rows, const float* sums,
                          std::int64_t sums_stride) {
-  const std::int64_t groups = group_count(gemm.quantization, gemm.k);
-  for (std::int64_t column = 0; column < gemm.width; column += Simd::kLanes) {
-    const std::int64_t lanes = std::min<std::int64_t>(Simd::kLanes, gemm.width - column);
+  const std::int64_t groups = group_count(gemm.quantization, gemm.call.k);
+  for (std::int64_t column = 0; column < gemm.call.width; column += Simd::kLanes) {
+    const std::int64_t lanes = std::min<std::int64_t>(Simd::kLanes, gemm.call.width - column);
     const Simd::Vec scale = load_scales(gemm.quantization, group.scales, column, lanes);
     Simd::Vec zero = Simd::zero();
     if (group.zeros != nullptr) {
@@ -42,7 +42,7 @@ inline void finish_group(const QuantizedGemm& gemm, const GroupView& group, std:
     }
     for (std::int64_t r = 0; r < rows; ++r) {
       const std::int64_t row = first_row + r;
-      float* to = gemm.out + row * gemm.out_stride + column;
+      float* to = gemm.call.out + row * gemm.call.out_stride + column;
       Simd::Vec sum = Simd::load(sums + r * sums_stride + column, lanes);
       if (group.zeros != nullptr) {
         sum = Simd::fma(Simd::set(-gemm.a_sums[row * groups + index]), zero, sum);
@@ -59,7 +59,7 @@ template <int kGroups>
 void finish_groups(const QuantizedGemm& gemm, const QuantizedPanel& panel, std::int64_t first, GroupRows rows,
                    const float* sums, std::int64_t sums_stride, std::int64_t group_stride,
                    InputRange columns) {
-  const std::int64_t groups = group_count(gemm.quantization, gemm.k);
+  const std::int64_t groups = group_count(gemm.quantization, gemm.call.k);
   for (std::int64_t column = columns.begin; column < columns.end;
        column += Simd::kLanes, sums += Simd::kLanes) {
     Simd::Vec scales[kGroups];
@@ -73,7 +73,7 @@ void finish_groups(const QuantizedGemm& gemm, const QuantizedPanel& panel, std::
     }
     for (std::int64_t r = 0; r < rows.count; ++r) {
       const std::int64_t row = rows.first + r;
-      float* out = gemm.out + row * gemm.out_stride + column;
+      float* out = gemm.call.out + row * gemm.call.out_stride + column;
       Simd::Vec value = first == 0 ? Simd::zero() : Simd::load(out);
       ADAPTRT_UNROLL
       for (int i = 0; i < kGroups; ++i) {
@@ -97,16 +97,17 @@ inline void multiply_one_group(const QuantizedGemm& gemm, const QuantizedPanel& 
                                InputRange inputs) {
   alignas(kCacheLine) std::byte decoded[kStretchSteps * kStepBytes];
   const StepActivations a = activations_of(gemm);
-  const std::int64_t most = stretch_steps(gemm.rows) * kStepInputs;
+  const std::int64_t most = stretch_steps(gemm.call.rows) * kStepInputs;
   for (std::int64_t begin = inputs.begin; begin < inputs.end; begin += most) {
     const std::int64_t end = std::min(begin + most, inputs.end);
     decode(gemm, panel, begin, end, decoded);
     StepPrefetch nothing;
-    multiply_inputs(a, begin, end, {decoded, kStepLine, kStepBytes}, {gemm.out, gemm.out_stride, begin > 0},
-                    gemm.rows, gemm.width, &nothing);
+    multiply_inputs(a, begin, end, {decoded, kStepLine, kStepBytes},
+                    {gemm.call.out, gemm.call.out_stride, begin > 0}, gemm.call.rows, gemm.call.width,
+                    &nothing);
   }
-  if (inputs.end == gemm.k) {
-    finish_group(gemm, group_of(gemm, panel, 0), 0, 0, gemm.rows, gemm.out, gemm.out_stride);
+  if (inputs.end == gemm.call.k) {
+    finish_group(gemm, group_of(gemm, panel, 0), 0, 0, gemm.call.rows, gemm.call.out, gemm.call.out_stride);
   }
 }
 
@@ -131,9 +132,9 @@ class GroupedProduct {
       for (std::int64_t index = inputs.begin / size_; index < end; ++index) multiply_large(index);
       return;
     }
-    const bool in_pairs = gemm_.rows >= kCopiedRows && gemm_.width == kPanelColumns &&
+    const bool in_pairs = gemm_.call.rows >= kCopiedRows && gemm_.call.width == kPanelColumns &&
                           gemm_.a_steps != nullptr && size_ % kStepInputs == 0 && steps_ <= kPairStretch;
-    const std::int64_t stretch = in_pairs ? kPairStretch : stretch_steps(gemm_.rows);
+    const std::int64_t stretch = in_pairs ? kPairStretch : stretch_steps(gemm_.call.rows);
     const std::int64_t together = std::max<std::int64_t>(1, stretch / steps_);
     for (std::int64_t first = inputs.begin / size_; first < end; first += together) {
       if (in_pairs) {
@@ -151,8 +152,8 @@ class GroupedProduct {
       const GroupView group = group_of(gemm_, panel_, index);
       decode_(gemm_, panel_, group.first, group.end, place(index));
     }
-    for (std::int64_t row = 0; row < gemm_.rows; row += kPackedRows) {
-      const GroupRows rows{row, std::min(kPackedRows, gemm_.rows - row)};
+    for (std::int64_t row = 0; row < gemm_.call.rows; row += kPackedRows) {
+      const GroupRows rows{row, std::min(kPackedRows, gemm_.call.rows - row)};
       for (std::int64_t index = first; index < end; ++index) {
         const GroupView group = group_of(gemm_, panel_, index);
         multiply(rows, group.first, group.end, place(index), false);
@@ -172,8 +173,8 @@ class GroupedProduct {
     StepPrefetch prefetch = prefetch_behind(first, end);
     for (std::int64_t column = 0; column < kPanelColumns; column += kPairColumns) {
       const std::int64_t pair = column / kPairColumns * kPairStretch * kPairStepBytes;
-      for (std::int64_t row = 0; row < gemm_.rows; row += kPackedRows) {
-        const GroupRows rows{row, std::min(kPackedRows, gemm_.rows - row)};
+      for (std::int64_t row = 0; row < gemm_.call.rows; row += kPackedRows) {
+        const GroupRows rows{row, std::min(kPackedRows, gemm_.call.rows - row)};
         for (std::int64_t some = first; some < end; some += kGroupsTogether) {
           const std::int64_t end_of_some = std::min(some + kGroupsTogether, end);
           for (std::int64_t index = some; index < end_of_some; ++index) {
@@ -194,9 +195,10 @@ class GroupedProduct {
   [[nodiscard]] StepPrefetch prefetch_behind(std::int64_t first, std::int64_t end) const {
     const std::int64_t bits = gemm_.quantization.algo == QuantAlgo::kW4A16 ? gemm_.quantization.bits : 8;
     const std::int64_t bytes = (end - first) * size_ * kPanelColumns * bits / 8;
-    const std::byte* next =
-        end * size_ < gemm_.k ? panel_.weights + end * size_ * kPanelColumns * bits / 8 : gemm_.next_panel;
-    const std::int64_t blocks = (gemm_.rows + kPackedRows - 1) / kPackedRows;
+    const std::byte* next = end * size_ < gemm_.call.k
+                                ? panel_.weights + end * size_ * kPanelColumns * bits / 8
+                                : gemm_.call.next_panel;
+    const std::int64_t blocks = (gemm_.call.rows + kPackedRows - 1) / kPackedRows;
     return StepPrefetch::spread(next, bytes, kPanelColumns / kPairColumns * blocks * (end - first) * steps_);
   }
 
@@ -217,8 +219,8 @@ class GroupedProduct {
   void multiply_large(std::int64_t index) {
     constexpr std::int64_t kPiece = kStretchSteps * kStepInputs;
     const GroupView group = group_of(gemm_, panel_, index);
-    for (std::int64_t row = 0; row < gemm_.rows; row += kPackedRows) {
-      const GroupRows rows{row, std::min(kPackedRows, gemm_.rows - row)};
+    for (std::int64_t row = 0; row < gemm_.call.rows; row += kPackedRows) {
+      const GroupRows rows{row, std::min(kPackedRows, gemm_.call.rows - row)};
       for (std::int64_t begin = group.first; begin < group.end; begin += kPiece) {
         const std::int64_t end = std::min(begin + kPiece, group.end);
         decode_(gemm_, panel_, begin, end, decoded_);
@@ -239,7 +241,7 @@ class GroupedProduct {
     StepPrefetch nothing;
     multiply_inputs({a.rows, a.stride, fits ? a.steps : nullptr, a.step_bytes}, begin, end,
                     {weights, kStepLine, kStepBytes}, {sums_, kPanelColumns, continues}, rows.count,
-                    gemm_.width, &nothing);
+                    gemm_.call.width, &nothing);
   }
 
   const QuantizedGemm& gemm_;
@@ -258,10 +260,10 @@ class GroupedProduct {
 template <class Multiply>
 void multiply_by_groups(const QuantizedGemm& gemm, const QuantizedPanel& panel, InputRange inputs,
                         const Multiply& multiply) {
-  if (group_count(gemm.quantization, gemm.k) == 1) {
-    multiply(inputs, TileSums{gemm.out, gemm.out_stride, inputs.begin > 0});
-    if (inputs.end < gemm.k) return;
-    finish_group(gemm, group_of(gemm, panel, 0), 0, 0, gemm.rows, gemm.out, gemm.out_stride);
+  if (group_count(gemm.quantization, gemm.call.k) == 1) {
+    multiply(inputs, TileSums{gemm.call.out, gemm.call.out_stride, inputs.begin > 0});
+    if (inputs.end < gemm.call.k) return;
+    finish_group(gemm, group_of(gemm, panel, 0), 0, 0, gemm.call.rows, gemm.call.out, gemm.call.out_stride);
     return;
   }
   alignas(kCacheLine) float sums[kTileHeight * kPanelColumns];
@@ -269,7 +271,7 @@ void multiply_by_groups(const QuantizedGemm& gemm, const QuantizedPanel& panel, 
        ++index) {
     const GroupView group = group_of(gemm, panel, index);
     multiply(InputRange{group.first, group.end}, TileSums{sums, kPanelColumns, false});
-    finish_group(gemm, group, index, 0, gemm.rows, sums, kPanelColumns);
+    finish_group(gemm, group, index, 0, gemm.call.rows, sums, kPanelColumns);
     first = group.end;
   }
 }

@@ -20,13 +20,13 @@ inline constexpr std::int64_t kInt8StepInputs = 64;
 
 /// Makes the output of the sums of integers that wait in it.
 inline void finish_int8(const Int8Gemm& gemm, const QuantizedPanel& panel) {
-  for (std::int64_t column = 0; column < gemm.width; column += Simd::kLanes) {
-    const std::int64_t lanes = std::min<std::int64_t>(Simd::kLanes, gemm.width - column);
+  for (std::int64_t column = 0; column < gemm.call.width; column += Simd::kLanes) {
+    const std::int64_t lanes = std::min<std::int64_t>(Simd::kLanes, gemm.call.width - column);
     // Activations were 128 too great.
     const Simd::Words excess = Simd::load_words(panel.extra + column * 4, lanes);
     const Simd::Vec scale = Simd::load(reinterpret_cast<const float*>(panel.scales) + column, lanes);
-    for (std::int64_t row = 0; row < gemm.rows; ++row) {
-      float* out = gemm.out + row * gemm.out_stride + column;
+    for (std::int64_t row = 0; row < gemm.call.rows; ++row) {
+      float* out = gemm.call.out + row * gemm.call.out_stride + column;
       const Simd::Words sum = Simd::load_words(reinterpret_cast<const std::byte*>(out), lanes);
       const Simd::Vec value = Simd::words_to_floats(Simd::subtract_words(sum, excess));
       Simd::store(out, Simd::mul(Simd::mul(value, scale), Simd::set(gemm.a_scales[row])), lanes);
@@ -39,25 +39,27 @@ inline void finish_int8(const Int8Gemm& gemm, const QuantizedPanel& panel) {
 inline void multiply_int8(const Int8Gemm& gemm, std::int64_t begin, std::int64_t end, TileColumns b,
                           StepPrefetch* prefetch) {
   const std::int64_t steps = (end - begin + kInt8StepInputs - 1) / kInt8StepInputs;
-  const std::byte* a = reinterpret_cast<const std::byte*>(gemm.a) + begin;
+  const std::byte* a = static_cast<const std::byte*>(gemm.call.a) + begin;
   const bool whole_steps = (end - begin) % kInt8StepInputs == 0;
-  const std::int64_t direct = whole_steps ? gemm.rows / kTileHeight * kTileHeight : 0;
+  const std::int64_t direct = whole_steps ? gemm.call.rows / kTileHeight * kTileHeight : 0;
   if (direct > 0) {
-    multiply_steps<Int8Dot>({a, gemm.a_stride, kTileLine}, b, steps, {gemm.out, gemm.out_stride, begin > 0},
-                            direct, gemm.width, prefetch);
+    multiply_steps<Int8Dot>({a, gemm.call.a_stride, kTileLine}, b, steps,
+                            {gemm.call.out, gemm.call.out_stride, begin > 0}, direct, gemm.call.width,
+                            prefetch);
   }
   alignas(kCacheLine) std::byte packed[kStretchSteps * kPackedRows * kTileLine];
   constexpr std::int64_t kPackedStep = kPackedRows * kTileLine;
-  for (std::int64_t row = direct; row < gemm.rows; row += kPackedRows) {
-    const std::int64_t rows = std::min(kPackedRows, gemm.rows - row);
+  for (std::int64_t row = direct; row < gemm.call.rows; row += kPackedRows) {
+    const std::int64_t rows = std::min(kPackedRows, gemm.call.rows - row);
     for (std::int64_t first = 0; first < steps; first += kStretchSteps) {
       const std::int64_t count = std::min(kStretchSteps, steps - first);
       const std::int64_t bytes = std::min(count * kTileLine, end - begin - first * kTileLine);
-      pack_steps({a + row * gemm.a_stride + first * kTileLine, gemm.a_stride, bytes}, rows, packed,
+      pack_steps({a + row * gemm.call.a_stride + first * kTileLine, gemm.call.a_stride, bytes}, rows, packed,
                  kPackedStep);
-      multiply_steps<Int8Dot>({packed, kTileLine, kPackedStep}, {b.data + first * b.step, b.line, b.step},
-                              count, {gemm.out + row * gemm.out_stride, gemm.out_stride, begin + first > 0},
-                              rows, gemm.width, prefetch);
+      multiply_steps<Int8Dot>(
+          {packed, kTileLine, kPackedStep}, {b.data + first * b.step, b.line, b.step}, count,
+          {gemm.call.out + row * gemm.call.out_stride, gemm.call.out_stride, begin + first > 0}, rows,
+          gemm.call.width, prefetch);
     }
   }
 }
@@ -66,53 +68,55 @@ inline void multiply_int8(const Int8Gemm& gemm, std::int64_t begin, std::int64_t
 inline void int8_few_rows(const Int8Gemm& gemm, const QuantizedPanel& panel) {
   constexpr std::int64_t kGroup = kTileVectors * Simd::kLanes;
   constexpr int kLines = static_cast<int>(kGroup * 4 / kCacheLine);
-  const std::int64_t line = gemm.width * 4;
-  const Int8Part whole{0, (gemm.k + 3) / 4, (gemm.k + 3) / 4};
+  const std::int64_t line = gemm.call.width * 4;
+  const Int8Part whole{0, (gemm.call.k + 3) / 4, (gemm.call.k + 3) / 4};
   std::int64_t column = 0;
-  for (; column + kGroup <= gemm.width; column += kGroup) {
+  for (; column + kGroup <= gemm.call.width; column += kGroup) {
     const auto prefetch = StepPrefetch::stream_in_quarters(panel.weights + column * 4, whole.steps * line,
-                                                           kFromCacheAhead, gemm.next_panel);
-    int8_rows<kTileVectors, false, kLines>(gemm, panel, whole, 0, gemm.rows, column, Simd::kLanes, prefetch);
+                                                           kFromCacheAhead, gemm.call.next_panel);
+    int8_rows<kTileVectors, false, kLines>(gemm, panel, whole, 0, gemm.call.rows, column, Simd::kLanes,
+                                           prefetch);
   }
-  for (; column < gemm.width; column += Simd::kLanes) {
-    const std::int64_t lanes = std::min<std::int64_t>(Simd::kLanes, gemm.width - column);
-    int8_rows<1, true, 0>(gemm, panel, whole, 0, gemm.rows, column, lanes, Prefetch{});
+  for (; column < gemm.call.width; column += Simd::kLanes) {
+    const std::int64_t lanes = std::min<std::int64_t>(Simd::kLanes, gemm.call.width - column);
+    int8_rows<1, true, 0>(gemm, panel, whole, 0, gemm.call.rows, column, lanes, Prefetch{});
   }
 }
 
 void tile_int8_gemm(const Int8Gemm& gemm) {
-  const QuantizedPanel panel = parts_of_panel({.algo = QuantAlgo::kW8A8}, gemm.panel, gemm.k, gemm.width);
-  if (gemm.rows <= kFewRows && !gemm.part.has_value()) {
+  const QuantizedPanel panel =
+      parts_of_panel({.algo = QuantAlgo::kW8A8}, gemm.call.panel, gemm.call.k, gemm.call.width);
+  if (gemm.call.rows <= kFewRows && !gemm.call.part.has_value()) {
     int8_few_rows(gemm, panel);
     return;
   }
   Tiles::configure();
-  const InputRange inputs = part_of(gemm.part, gemm.k);
-  const std::int64_t line = gemm.width * 4;
+  const InputRange inputs = part_of(gemm.call.part, gemm.call.k);
+  const std::int64_t line = gemm.call.width * 4;
   const auto weights_at = [&](std::int64_t input) { return panel.weights + input / 4 * line; };
   const std::int64_t direct_end =
-      gemm.width % kTileColumns == 0
+      gemm.call.width % kTileColumns == 0
           ? inputs.begin + (inputs.end - inputs.begin) / kInt8StepInputs * kInt8StepInputs
           : inputs.begin;
   if (direct_end > inputs.begin) {
     const std::int64_t steps = (direct_end - inputs.begin) / kInt8StepInputs;
-    const std::byte* next = inputs.end < gemm.k ? weights_at(inputs.end) : gemm.next_panel;
+    const std::byte* next = inputs.end < gemm.call.k ? weights_at(inputs.end) : gemm.call.next_panel;
     const std::int64_t bytes = steps * kTileHeight * line;
     StepPrefetch prefetch =
-        gemm.rows <= kTileHeight
+        gemm.call.rows <= kTileHeight
             ? StepPrefetch::stream(weights_at(inputs.begin), bytes, kFromMemoryAhead, next)
-            : StepPrefetch::spread(next, bytes, steps_taken(gemm.rows, gemm.width, steps));
+            : StepPrefetch::spread(next, bytes, steps_taken(gemm.call.rows, gemm.call.width, steps));
     multiply_int8(gemm, inputs.begin, direct_end, {weights_at(inputs.begin), line, kTileHeight * line},
                   &prefetch);
   }
   alignas(kCacheLine) std::byte padded[kStepBytes];
   for (std::int64_t begin = direct_end; begin < inputs.end; begin += kInt8StepInputs) {
     const std::int64_t end = std::min(begin + kInt8StepInputs, inputs.end);
-    pad_step(weights_at(begin), (end - begin + 3) / 4, gemm.width, padded);
+    pad_step(weights_at(begin), (end - begin + 3) / 4, gemm.call.width, padded);
     StepPrefetch nothing;
     multiply_int8(gemm, begin, end, {padded, kStepLine, kStepBytes}, &nothing);
   }
-  if (inputs.end == gemm.k) finish_int8(gemm, panel);
+  if (inputs.end == gemm.call.k) finish_int8(gemm, panel);
 }
 
 }  // namespace

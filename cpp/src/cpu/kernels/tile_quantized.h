@@ -25,19 +25,20 @@ void tile_coded_gemm(const PanelGemm& gemm, const Quantization& how) {
   Tiles::configure();
   SpanFetcher others(gemm.fetch);
   others.fetch(others.lines());
-  const InputRange inputs = part_of(gemm.part, gemm.k);
+  const InputRange inputs = part_of(gemm.call.part, gemm.call.k);
   if (decodes_ahead(gemm)) {
     CodedSteps steps(gemm, how);
     StepPrefetch prefetch =
-        prefetch_words(steps.source(inputs.begin), steps.source(inputs.end), gemm.next_panel);
+        prefetch_words(steps.source(inputs.begin), steps.source(inputs.end), gemm.call.next_panel);
     DecodeNextStep beside(&steps, inputs, &prefetch);
-    multiply_decoded(gemm, inputs, {gemm.out, gemm.out_stride, gemm.accumulate || inputs.begin > 0}, &beside);
+    multiply_decoded(gemm, inputs, {gemm.call.out, gemm.call.out_stride, gemm.accumulate || inputs.begin > 0},
+                     &beside);
     return;
   }
   const StepActivations a = activations_of(gemm);
   alignas(kCacheLine) std::byte made[kStretchSteps * kStepBytes];
-  const CodeExpander<CodedBFloat16> expander(gemm.panel, how, gemm.k, kPanelColumns);
-  const std::int64_t most = stretch_steps(gemm.rows) * kStepInputs;
+  const CodeExpander<CodedBFloat16> expander(gemm.call.panel, how, gemm.call.k, kPanelColumns);
+  const std::int64_t most = stretch_steps(gemm.call.rows) * kStepInputs;
   for (std::int64_t begin = inputs.begin; begin < inputs.end; begin += most) {
     const std::int64_t end = std::min(begin + most, inputs.end);
     expander.expand(begin, end, made, kPanelColumns);
@@ -46,8 +47,8 @@ void tile_coded_gemm(const PanelGemm& gemm, const Quantization& how) {
     if (bytes < whole) std::memset(made + bytes, 0, static_cast<std::size_t>(whole - bytes));
     StepPrefetch nothing;
     multiply_inputs(a, begin, end, {made, kStepLine, kStepBytes},
-                    {gemm.out, gemm.out_stride, gemm.accumulate || begin > 0}, gemm.rows, kPanelColumns,
-                    &nothing);
+                    {gemm.call.out, gemm.call.out_stride, gemm.accumulate || begin > 0}, gemm.call.rows,
+                    kPanelColumns, &nothing);
   }
 }
 
@@ -60,18 +61,18 @@ void decode_steps(const QuantizedGemm& gemm, const QuantizedPanel& panel, std::i
   const auto decoder = decoder_of<Packed>(gemm.quantization);
   const std::int64_t units = (end - begin + Packed::kInterleave - 1) / Packed::kInterleave;
   const std::int64_t steps = steps_of(end - begin);
-  if (gemm.width < kPanelColumns || units % kTileHeight != 0) std::memset(out, 0, steps * kStepBytes);
+  if (gemm.call.width < kPanelColumns || units % kTileHeight != 0) std::memset(out, 0, steps * kStepBytes);
   const std::byte* words =
-      panel.weights + begin / kWordInputs * kWordLines<Packed> * gemm.width * Packed::kColumnBytes;
+      panel.weights + begin / kWordInputs * kWordLines<Packed> * gemm.call.width * Packed::kColumnBytes;
   std::int64_t column = 0;
   constexpr std::int64_t kGroup = kTileVectors * Simd::kLanes;
-  for (; column + kGroup <= gemm.width; column += kGroup) {
-    expand_columns<Packed, kTileVectors>(decoder, words + column * Packed::kColumnBytes, gemm.width, units,
-                                         Simd::kLanes, out + column * kExpandedBytes, kStepLine);
+  for (; column + kGroup <= gemm.call.width; column += kGroup) {
+    expand_columns<Packed, kTileVectors>(decoder, words + column * Packed::kColumnBytes, gemm.call.width,
+                                         units, Simd::kLanes, out + column * kExpandedBytes, kStepLine);
   }
-  for (; column < gemm.width; column += Simd::kLanes) {
-    expand_columns<Packed, 1>(decoder, words + column * Packed::kColumnBytes, gemm.width, units,
-                              std::min<std::int64_t>(Simd::kLanes, gemm.width - column),
+  for (; column < gemm.call.width; column += Simd::kLanes) {
+    expand_columns<Packed, 1>(decoder, words + column * Packed::kColumnBytes, gemm.call.width, units,
+                              std::min<std::int64_t>(Simd::kLanes, gemm.call.width - column),
                               out + column * kExpandedBytes, kStepLine);
   }
 }
@@ -119,16 +120,16 @@ struct TilePanels {
 template <class Packed>
 void multiply_few_rows(const QuantizedGemm& gemm, const QuantizedPanel& panel, InputRange inputs) {
   constexpr std::int64_t kWordInputs = 2 * Packed::kUnits;
-  const std::int64_t line = gemm.width * Packed::kColumnBytes;
+  const std::int64_t line = gemm.call.width * Packed::kColumnBytes;
   const auto words_at = [&](std::int64_t input) {
     return panel.weights + input / kWordInputs * kWordLines<Packed> * line;
   };
-  StepPrefetch prefetch = prefetch_words(words_at(inputs.begin), words_at(inputs.end), gemm.next_panel);
+  StepPrefetch prefetch = prefetch_words(words_at(inputs.begin), words_at(inputs.end), gemm.call.next_panel);
   const StepActivations a = activations_of(gemm);
   const auto decoder = decoder_of<Packed>(gemm.quantization);
   multiply_by_groups(gemm, panel, inputs, [&](InputRange some, TileSums sums) {
-    multiply_few(decoder, few_rows_of(a, some.begin, gemm.rows),
-                 {words_at(some.begin), line, some.end - some.begin}, gemm.width, sums, &prefetch);
+    multiply_few(decoder, few_rows_of(a, some.begin, gemm.call.rows),
+                 {words_at(some.begin), line, some.end - some.begin}, gemm.call.width, sums, &prefetch);
   });
 }
 
@@ -137,7 +138,7 @@ template <class Packed>
 void multiply_one_tile(const QuantizedGemm& gemm, const QuantizedPanel& panel, InputRange inputs) {
   QuantizedSteps<Packed> steps(gemm, panel);
   StepPrefetch prefetch =
-      prefetch_words(steps.source(inputs.begin), steps.source(inputs.end), gemm.next_panel);
+      prefetch_words(steps.source(inputs.begin), steps.source(inputs.end), gemm.call.next_panel);
   DecodeNextStep beside(&steps, inputs, &prefetch);
   multiply_by_groups(gemm, panel, inputs,
                      [&](InputRange some, TileSums sums) { multiply_decoded(gemm, some, sums, &beside); });
@@ -145,16 +146,17 @@ void multiply_one_tile(const QuantizedGemm& gemm, const QuantizedPanel& panel, I
 
 template <class Panel>
 void tile_quantized_gemm_of(const QuantizedGemm& gemm) {
-  const InputRange inputs = part_of(gemm.part, gemm.k);
-  const QuantizedPanel panel = parts_of_panel(gemm.quantization, gemm.panel, gemm.k, gemm.width);
+  const InputRange inputs = part_of(gemm.call.part, gemm.call.k);
+  const QuantizedPanel panel =
+      parts_of_panel(gemm.quantization, gemm.call.panel, gemm.call.k, gemm.call.width);
   const bool has_whole_steps =
-      group_count(gemm.quantization, gemm.k) == 1 || group_size_of(gemm) % kStepInputs == 0;
+      group_count(gemm.quantization, gemm.call.k) == 1 || group_size_of(gemm) % kStepInputs == 0;
   // One row takes less time in registers.
-  if (decodes_ahead(gemm) && has_whole_steps && gemm.rows > 1) {
+  if (decodes_ahead(gemm) && has_whole_steps && gemm.call.rows > 1) {
     multiply_one_tile<typename Panel::Tiled>(gemm, panel, inputs);
-  } else if (gemm.rows <= kFewRows) {
+  } else if (gemm.call.rows <= kFewRows) {
     multiply_few_rows<typename Panel::Few>(gemm, panel, inputs);
-  } else if (group_count(gemm.quantization, gemm.k) == 1) {
+  } else if (group_count(gemm.quantization, gemm.call.k) == 1) {
     multiply_one_group(gemm, panel, &decode_steps<typename Panel::Tiled>, inputs);
   } else {
     using Tiled = typename Panel::Tiled;

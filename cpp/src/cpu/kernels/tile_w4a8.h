@@ -27,7 +27,7 @@ inline std::int64_t w4a8_step_inputs(const W4A8Gemm& gemm) {
 
 /// Whether steps end where groups do, but for the last one.
 inline bool has_whole_byte_steps(const W4A8Gemm& gemm) {
-  return group_count(gemm.quantization, gemm.k) == 1 ||
+  return group_count(gemm.quantization, gemm.call.k) == 1 ||
          W4A8Group::size_of_groups(gemm) % w4a8_step_inputs(gemm) == 0;
 }
 
@@ -117,9 +117,9 @@ void finish_w4a8_groups(const W4A8Gemm& gemm, const QuantizedPanel& panel, std::
     scales[i] =
         load_as(W4A8Group(gemm, panel, first + i).scales, gemm.quantization.scale_type, column, Simd::kLanes);
   }
-  const bool is_last = first + kGroups == group_count(gemm.quantization, gemm.k);
+  const bool is_last = first + kGroups == group_count(gemm.quantization, gemm.call.k);
   for (std::int64_t r = 0; r < rows.count; ++r) {
-    float* out = gemm.out + (rows.first + r) * gemm.out_stride + column;
+    float* out = gemm.call.out + (rows.first + r) * gemm.call.out_stride + column;
     Simd::Vec value = first == 0 ? Simd::zero() : Simd::load(out);
     ADAPTRT_UNROLL
     for (int i = 0; i < kGroups; ++i) {
@@ -153,7 +153,7 @@ inline void finish_w4a8(const W4A8Gemm& gemm, const QuantizedPanel& panel, Group
 /// Steps of the rows from `row` and input `begin` on, as arrange_int8_row made them. Whole tiles of them can
 /// be read, and whole steps.
 inline TileRows byte_rows(const W4A8Gemm& gemm, std::int64_t row, std::int64_t begin) {
-  return {reinterpret_cast<const std::byte*>(gemm.a) + row * gemm.a_stride + begin, gemm.a_stride,
+  return {static_cast<const std::byte*>(gemm.call.a) + row * gemm.call.a_stride + begin, gemm.call.a_stride,
           w4a8_step_inputs(gemm)};
 }
 
@@ -167,18 +167,18 @@ template <int kBits>
 void w4a8_one_tile(const W4A8Gemm& gemm, const QuantizedPanel& panel, InputRange inputs) {
   ByteSteps<kBits> steps(gemm, panel);
   StepPrefetch prefetch =
-      prefetch_words(steps.source(inputs.begin), steps.source(inputs.end), gemm.next_panel);
+      prefetch_words(steps.source(inputs.begin), steps.source(inputs.end), gemm.call.next_panel);
   DecodeNextStep beside(&steps, inputs, &prefetch);
   const auto multiply = [&](InputRange some, TileSums sums, std::int64_t rows) {
     multiply_steps<SignedInt8Dot>(byte_rows(gemm, 0, some.begin), beside.columns(),
                                   byte_steps(gemm, some.end - some.begin), sums, rows, kPanelColumns,
                                   &beside);
   };
-  const GroupRows rows{0, gemm.rows};
-  if (group_count(gemm.quantization, gemm.k) == 1) {
-    multiply(inputs, {gemm.out, gemm.out_stride, inputs.begin > 0}, gemm.rows);
-    if (inputs.end == gemm.k) {
-      finish_w4a8(gemm, panel, {0, 1}, rows, {0, kPanelColumns}, gemm.out, gemm.out_stride, 0);
+  const GroupRows rows{0, gemm.call.rows};
+  if (group_count(gemm.quantization, gemm.call.k) == 1) {
+    multiply(inputs, {gemm.call.out, gemm.call.out_stride, inputs.begin > 0}, gemm.call.rows);
+    if (inputs.end == gemm.call.k) {
+      finish_w4a8(gemm, panel, {0, 1}, rows, {0, kPanelColumns}, gemm.call.out, gemm.call.out_stride, 0);
     }
     return;
   }
@@ -203,7 +203,7 @@ class W4A8Product {
   }
 
   void run(InputRange inputs) {
-    const bool is_one_group = group_count(gemm_.quantization, gemm_.k) == 1;
+    const bool is_one_group = group_count(gemm_.quantization, gemm_.call.k) == 1;
     const std::int64_t size = W4A8Group::size_of_groups(gemm_);
     const std::int64_t most =
         is_one_group ? kPairStretch * step_inputs_ : kPairStretch * step_inputs_ / size * size;
@@ -212,8 +212,8 @@ class W4A8Product {
       prefetch_ = prefetch_behind(stretch);
       for (std::int64_t column = 0; column < kPanelColumns; column += kPairColumns) {
         decode(stretch, column);
-        for (std::int64_t row = 0; row < gemm_.rows; row += kPackedRows) {
-          const GroupRows rows{row, std::min(kPackedRows, gemm_.rows - row)};
+        for (std::int64_t row = 0; row < gemm_.call.rows; row += kPackedRows) {
+          const GroupRows rows{row, std::min(kPackedRows, gemm_.call.rows - row)};
           if (is_one_group) {
             multiply_part(stretch, rows, column);
           } else {
@@ -222,14 +222,15 @@ class W4A8Product {
         }
       }
     }
-    if (is_one_group && inputs.end == gemm_.k) {
-      finish_w4a8(gemm_, panel_, {0, 1}, {0, gemm_.rows}, {0, kPanelColumns}, gemm_.out, gemm_.out_stride, 0);
+    if (is_one_group && inputs.end == gemm_.call.k) {
+      finish_w4a8(gemm_, panel_, {0, 1}, {0, gemm_.call.rows}, {0, kPanelColumns}, gemm_.call.out,
+                  gemm_.call.out_stride, 0);
     }
   }
 
   /// Whether a stretch has whole groups.
   static bool takes(const W4A8Gemm& gemm) {
-    return group_count(gemm.quantization, gemm.k) == 1 ||
+    return group_count(gemm.quantization, gemm.call.k) == 1 ||
            W4A8Group::size_of_groups(gemm) <= kPairStretch * kInt8StepInputs;
   }
 
@@ -246,19 +247,20 @@ class W4A8Product {
 
   /// Fetches, while all rows are multiplied by a stretch, the words of as many inputs behind it.
   [[nodiscard]] StepPrefetch prefetch_behind(InputRange stretch) const {
-    const std::byte* next = stretch.end < gemm_.k ? steps_.source(stretch.end) : gemm_.next_panel;
-    const std::int64_t blocks = (gemm_.rows + kPackedRows - 1) / kPackedRows;
+    const std::byte* next = stretch.end < gemm_.call.k ? steps_.source(stretch.end) : gemm_.call.next_panel;
+    const std::int64_t blocks = (gemm_.call.rows + kPackedRows - 1) / kPackedRows;
     return StepPrefetch::spread(
         next, steps_.source(stretch.end) - steps_.source(stretch.begin),
         kPanelColumns / kPairColumns * blocks * byte_steps(gemm_, stretch.end - stretch.begin));
   }
 
   void multiply_part(InputRange stretch, GroupRows rows, std::int64_t column) {
-    multiply_rest<SignedInt8Dot>(
-        byte_rows(gemm_, rows.first, stretch.begin), {decoded_, kPairLine, kPairStepBytes},
-        byte_steps(gemm_, stretch.end - stretch.begin),
-        {gemm_.out + rows.first * gemm_.out_stride + column, gemm_.out_stride, stretch.begin > 0}, rows.count,
-        &prefetch_);
+    multiply_rest<SignedInt8Dot>(byte_rows(gemm_, rows.first, stretch.begin),
+                                 {decoded_, kPairLine, kPairStepBytes},
+                                 byte_steps(gemm_, stretch.end - stretch.begin),
+                                 {gemm_.call.out + rows.first * gemm_.call.out_stride + column,
+                                  gemm_.call.out_stride, stretch.begin > 0},
+                                 rows.count, &prefetch_);
   }
 
   void multiply_groups(InputRange stretch, GroupRows rows, std::int64_t column) {
@@ -293,25 +295,26 @@ class W4A8Product {
 };
 
 void tile_w4a8_gemm(const W4A8Gemm& gemm) {
-  const QuantizedPanel panel = parts_of_panel(gemm.quantization, gemm.panel, gemm.k, gemm.width);
+  const QuantizedPanel panel =
+      parts_of_panel(gemm.quantization, gemm.call.panel, gemm.call.k, gemm.call.width);
   const InputRange inputs = inputs_of(gemm);
-  const bool fits = gemm.width == kPanelColumns && has_whole_byte_steps(gemm);
+  const bool fits = gemm.call.width == kPanelColumns && has_whole_byte_steps(gemm);
   with_number_of_bits(gemm.quantization, [&]<int kBits>(std::integral_constant<int, kBits>) {
-    if (gemm.rows > kTileHeight && fits && W4A8Product<kBits>::takes(gemm)) {
+    if (gemm.call.rows > kTileHeight && fits && W4A8Product<kBits>::takes(gemm)) {
       Tiles::configure();
       W4A8Product<kBits>(gemm, panel).run(inputs);
-    } else if (gemm.rows > 1 && gemm.rows <= kTileHeight && fits) {
+    } else if (gemm.call.rows > 1 && gemm.call.rows <= kTileHeight && fits) {
       Tiles::configure();
       w4a8_one_tile<kBits>(gemm, panel, inputs);
     } else {
       // One row is multiplied in registers as fast as memory gives the words.
       constexpr std::int64_t kColumnBytes = ByteWords<kBits>::kColumnBytes;
-      const std::int64_t lines =
-          (gemm.k + ByteWords<kBits>::kInputs - 1) / ByteWords<kBits>::kInputs * ByteWords<kBits>::kLines;
+      const std::int64_t lines = (gemm.call.k + ByteWords<kBits>::kInputs - 1) / ByteWords<kBits>::kInputs *
+                                 ByteWords<kBits>::kLines;
       w4a8_panel<kBits>(gemm, panel, inputs, [&](std::int64_t column) {
         return StepPrefetch::stream_in_quarters(panel.weights + column * kColumnBytes,
-                                                lines * gemm.width * kColumnBytes, kFromCacheAhead,
-                                                gemm.next_panel);
+                                                lines * gemm.call.width * kColumnBytes, kFromCacheAhead,
+                                                gemm.call.next_panel);
       });
     }
   });

@@ -92,13 +92,13 @@ struct W4A8Group {
   W4A8Group(const W4A8Gemm& gemm, const QuantizedPanel& panel, std::int64_t number)
       : index(number),
         first(number * size_of_groups(gemm)),
-        end(std::min(first + size_of_groups(gemm), gemm.k)),
+        end(std::min(first + size_of_groups(gemm), gemm.call.k)),
         scales(panel.scales +
-               number * gemm.width * static_cast<std::int64_t>(size_of(gemm.quantization.scale_type))),
-        zeros(panel.extra == nullptr ? nullptr : panel.extra + number * gemm.width) {}
+               number * gemm.call.width * static_cast<std::int64_t>(size_of(gemm.quantization.scale_type))),
+        zeros(panel.extra == nullptr ? nullptr : panel.extra + number * gemm.call.width) {}
 
   static std::int64_t size_of_groups(const W4A8Gemm& gemm) {
-    return gemm.quantization.group_size == 0 ? gemm.k : gemm.quantization.group_size;
+    return gemm.quantization.group_size == 0 ? gemm.call.k : gemm.quantization.group_size;
   }
 
   std::int64_t index;
@@ -111,7 +111,7 @@ struct W4A8Group {
 /// The sum of q * u less that of q * zero, as float32. Without zero points `zeros` is anything.
 inline Simd::Vec without_zeros(const W4A8Gemm& gemm, const W4A8Group& group, std::int64_t row,
                                Simd::Words zeros, Simd::Words sum) {
-  const std::int64_t groups = group_count(gemm.quantization, gemm.k);
+  const std::int64_t groups = group_count(gemm.quantization, gemm.call.k);
   const std::int32_t activations = gemm.a_sums[row * groups + group.index];
   const Simd::Words of_zeros =
       group.zeros == nullptr
@@ -130,10 +130,11 @@ void w4a8_tile(const W4A8Gemm& gemm, const QuantizedPanel& panel, InputRange inp
   // Sums of integers may be made in any order: two of each element do not wait for each other.
   constexpr int kChains = kRows * kVectors <= 4 && Word::kQuads % 2 == 0 ? 2 : 1;
   constexpr std::int64_t kVectorBytes = Simd::kLanes * Word::kColumnBytes;
-  const std::int64_t line_bytes = gemm.width * Word::kColumnBytes;
+  const std::int64_t line_bytes = gemm.call.width * Word::kColumnBytes;
   const auto lanes_of = [&](int v) { return kPartial && v == kVectors - 1 ? last_lanes : Simd::kLanes; };
-  const auto out_of = [&](int r) { return gemm.out + (row + r) * gemm.out_stride + column; };
-  const std::int8_t* a = gemm.a + row * gemm.a_stride + inputs.begin;
+  const auto out_of = [&](int r) { return gemm.call.out + (row + r) * gemm.call.out_stride + column; };
+  const std::int8_t* a =
+      static_cast<const std::int8_t*>(gemm.call.a) + row * gemm.call.a_stride + inputs.begin;
   const std::byte* b =
       panel.weights + inputs.begin / Word::kInputs * Word::kLines * line_bytes + column * Word::kColumnBytes;
   for (std::int64_t first = inputs.begin; first < inputs.end;) {
@@ -166,7 +167,7 @@ void w4a8_tile(const W4A8Gemm& gemm, const QuantizedPanel& panel, InputRange inp
                                   ADAPTRT_UNROLL
                                   for (int r = 0; r < kRows; ++r) {
                                     std::uint32_t four = 0;
-                                    std::memcpy(&four, a + r * gemm.a_stride + 4 * kQuad, sizeof(four));
+                                    std::memcpy(&four, a + r * gemm.call.a_stride + 4 * kQuad, sizeof(four));
                                     const Simd::Words value = Simd::set_words(four);
                                     ADAPTRT_UNROLL
                                     for (int v = 0; v < kVectors; ++v) {
@@ -216,7 +217,7 @@ void w4a8_tile(const W4A8Gemm& gemm, const QuantizedPanel& panel, InputRange inp
         const Simd::Vec before = group.index == 0 ? Simd::zero() : Simd::load(to, lanes);
         const Simd::Vec integers = without_zeros(gemm, group, row + r, zeros, sum_of(r, v));
         Simd::Vec value = Simd::fma(integers, scale, before);
-        if (end == gemm.k) value = Simd::mul(value, Simd::set(gemm.a_scales[row + r]));
+        if (end == gemm.call.k) value = Simd::mul(value, Simd::set(gemm.a_scales[row + r]));
         Simd::store(to, value, lanes);
       }
     }
@@ -245,11 +246,11 @@ void w4a8_panel(const W4A8Gemm& gemm, const QuantizedPanel& panel, InputRange in
   constexpr std::int64_t kGroup = kTileVectors * Simd::kLanes;
   constexpr int kLines =
       static_cast<int>((kGroup * ByteWords<kBits>::kColumnBytes + kCacheLine - 1) / kCacheLine);
-  const std::int64_t tiles = (gemm.rows + kTileRows - 1) / kTileRows;
+  const std::int64_t tiles = (gemm.call.rows + kTileRows - 1) / kTileRows;
   std::int64_t column = 0;
-  for (; column + kGroup <= gemm.width; column += kGroup) {
+  for (; column + kGroup <= gemm.call.width; column += kGroup) {
     for (std::int64_t row = 0, tile = 0; tile < tiles; ++tile) {
-      const std::int64_t rows = rows_of_tile(gemm.rows - row, tiles - tile);
+      const std::int64_t rows = rows_of_tile(gemm.call.rows - row, tiles - tile);
       if (tile == 0) {
         w4a8_rows<kBits, kTileVectors, false, kLines>(gemm, panel, inputs, row, rows, column, Simd::kLanes,
                                                       fetch(column));
@@ -261,24 +262,25 @@ void w4a8_panel(const W4A8Gemm& gemm, const QuantizedPanel& panel, InputRange in
     }
   }
   // Few matrices have such columns, in their last panel.
-  for (; column < gemm.width; column += Simd::kLanes) {
-    const std::int64_t lanes = std::min<std::int64_t>(Simd::kLanes, gemm.width - column);
-    for (std::int64_t row = 0; row < gemm.rows; ++row) {
+  for (; column < gemm.call.width; column += Simd::kLanes) {
+    const std::int64_t lanes = std::min<std::int64_t>(Simd::kLanes, gemm.call.width - column);
+    for (std::int64_t row = 0; row < gemm.call.rows; ++row) {
       w4a8_tile<kBits, 1, 1, true, 0>(gemm, panel, inputs, row, column, lanes, Prefetch{});
     }
   }
 }
 
 inline InputRange inputs_of(const W4A8Gemm& gemm) {
-  return gemm.part.value_or(InputRange{0, gemm.k});
+  return gemm.call.part.value_or(InputRange{0, gemm.call.k});
 }
 
 inline void w4a8_gemm(const W4A8Gemm& gemm) {
-  const QuantizedPanel panel = parts_of_panel(gemm.quantization, gemm.panel, gemm.k, gemm.width);
+  const QuantizedPanel panel =
+      parts_of_panel(gemm.quantization, gemm.call.panel, gemm.call.k, gemm.call.width);
   with_number_of_bits(gemm.quantization, [&]<int kBits>(std::integral_constant<int, kBits>) {
     constexpr std::int64_t kColumnBytes = ByteWords<kBits>::kColumnBytes;
     w4a8_panel<kBits>(gemm, panel, inputs_of(gemm), [&](std::int64_t column) {
-      return stream_of_columns(panel, column, gemm.width, kColumnBytes, gemm.next_panel);
+      return stream_of_columns(panel, column, gemm.call.width, kColumnBytes, gemm.call.next_panel);
     });
   });
 }

@@ -74,14 +74,14 @@ class EmbeddingRun {
       const std::int64_t first = panel * kPanelColumns;
       const std::int64_t width = panel_width(width_, panel);
       context_.kernels.gemm[static_cast<std::size_t>(dtype_)](
-          {.a = column,
-           .a_stride = context_.memory.shrink_stride,
-           .panel = part.b + panel_offset(dtype_, part.rank, panel),
-           .k = part.rank,
-           .width = width,
-           .out = out(row) + first,
-           .out_stride = width_,
-           .rows = 1,
+          {.call = {.a = column,
+                    .a_stride = context_.memory.shrink_stride,
+                    .panel = part.b + panel_offset(dtype_, part.rank, panel),
+                    .k = part.rank,
+                    .width = width,
+                    .out = out(row) + first,
+                    .out_stride = width_,
+                    .rows = 1},
            .accumulate = true});
       if (part.magnitude != nullptr)
         context_.kernels.multiply(part.magnitude + first, width, out(row) + first);

@@ -106,17 +106,17 @@ float* AdapterProduct::multiply_tile(const LinearCall& call, const DeviceSite& s
                                      RowRange rows, const std::byte* next, int thread) const {
   const PackedRows packed = base_.packed(call).from(rows.begin);
   float* tile = context_.scratch(thread);
-  gemm_({.a = call.input.row(rows.begin),
-         .a_stride = call.input.width,
+  gemm_({.call = {.a = call.input.row(rows.begin),
+                  .a_stride = call.input.width,
+                  .panel = panel_of_a(site, panel),
+                  .k = call.input.width,
+                  .width = panel_width(rows_of_a(site), panel),
+                  .out = tile,
+                  .out_stride = kPanelColumns,
+                  .rows = rows.count(),
+                  .next_panel = next},
          .a_steps = packed.data,
-         .a_step_bytes = packed.step_bytes,
-         .panel = panel_of_a(site, panel),
-         .k = call.input.width,
-         .width = panel_width(rows_of_a(site), panel),
-         .out = tile,
-         .out_stride = kPanelColumns,
-         .rows = rows.count(),
-         .next_panel = next});
+         .a_step_bytes = packed.step_bytes});
   return tile;
 }
 
@@ -197,14 +197,14 @@ void AdapterProduct::expand_rows(const AdaptedRows& adapted, PanelPlace place, R
   const std::int64_t width = panel_width(outputs, place.panel);
   float* out = tile + (shared.begin - rows.begin) * kPanelColumns;
   if (const std::byte* b = panel_of_b(of_part, outputs, of_b); b != nullptr) {
-    gemm_({.a = shrunk(shared.begin, of_part.rank_offset),
-           .a_stride = context_.memory.shrink_stride,
-           .panel = b,
-           .k = of_part.rank,
-           .width = width,
-           .out = out,
-           .out_stride = kPanelColumns,
-           .rows = shared.count(),
+    gemm_({.call = {.a = shrunk(shared.begin, of_part.rank_offset),
+                    .a_stride = context_.memory.shrink_stride,
+                    .panel = b,
+                    .k = of_part.rank,
+                    .width = width,
+                    .out = out,
+                    .out_stride = kPanelColumns,
+                    .rows = shared.count()},
            .accumulate = true});
   }
   if (of_part.magnitude == nullptr && of_part.shift == nullptr) return;

@@ -181,65 +181,66 @@ void BaseProduct::multiply_gathered(const LinearCall& call, std::size_t part, co
                                     int thread, float* tile) const {
   const PanelMatrix& weight = spec_.parts[part].weight;
   const auto type = static_cast<std::size_t>(weight.dtype);
-  PanelGemm gemm{.a = call.input.row(0),
-                 .a_stride = call.input.width,
+  PanelGemm gemm{.call = {.a = call.input.row(0),
+                          .a_stride = call.input.width,
+                          .k = weight.k,
+                          .width = kPanelColumns,
+                          .out = tile,
+                          .out_stride = kPanelColumns,
+                          .rows = call.num_rows()},
                  .a_steps = packed(call).data,
-                 .a_step_bytes = packed(call).step_bytes,
-                 .k = weight.k,
-                 .width = kPanelColumns,
-                 .out = tile,
-                 .out_stride = kPanelColumns,
-                 .rows = call.num_rows()};
+                 .a_step_bytes = packed(call).step_bytes};
   if (context_.kernels.gathered_gemm[type] != nullptr) {
     context_.kernels.gathered_gemm[type](gemm, gathered);
     return;
   }
   std::byte* panel = room_for_panel(thread, 0);
   context_.kernels.gather_outputs(gathered, weight.k / k_interleave(weight.dtype), panel);
-  gemm.panel = panel;
+  gemm.call.panel = panel;
   context_.kernels.gemm[type](gemm);
 }
 
 void BaseProduct::multiply_float(const LinearCall& call, const TileTask& task,
                                  const ExpansionPlace& place) const {
   const PanelMatrix& weight = spec_.parts[task.part].weight;
-  PanelGemm gemm{.a = call.input.row(task.rows.begin),
-                 .a_stride = call.input.width,
+  PanelGemm gemm{.call = {.a = call.input.row(task.rows.begin),
+                          .a_stride = call.input.width,
+                          .panel = weight.data + weight.offset(task.panel),
+                          .k = weight.k,
+                          .width = panel_width(weight.n, task.panel),
+                          .out = task.tile,
+                          .out_stride = task.stride,
+                          .rows = task.rows.end - task.rows.begin,
+                          .part = task.inputs,
+                          .next_panel = task.upcoming.panel},
                  .a_steps = task.packed.data,
                  .a_step_bytes = task.packed.step_bytes,
-                 .panel = weight.data + weight.offset(task.panel),
-                 .k = weight.k,
-                 .width = panel_width(weight.n, task.panel),
-                 .out = task.tile,
-                 .out_stride = task.stride,
-                 .rows = task.rows.end - task.rows.begin,
-                 .part = task.inputs,
-                 .next_panel = task.upcoming.panel,
                  .fetch = task.upcoming.spans};
   const auto type = static_cast<std::size_t>(weight.dtype);
   const KernelTable& kernels = context_.kernels;
-  if (call.live.has_value() && gemm.width == kPanelColumns && !gemm.part.has_value()) {
+  if (call.live.has_value() && gemm.call.width == kPanelColumns && !gemm.call.part.has_value()) {
     kernels.sparse_gemm[type](gemm, *call.live);
     return;
   }
-  const bool expands = is_expanded(weight, task.panel, gemm.rows, kernels);
+  const bool expands = is_expanded(weight, task.panel, gemm.call.rows, kernels);
   if (weight.is_compressed(task.panel)) {
     if (!expands) {
       kernels.compressed_gemm(gemm, weight.exceptions);
       return;
     }
-    place.fill(
-        [&](std::byte* out) { kernels.expand_compressed(gemm.panel, gemm.k, weight.exceptions, out); });
-    gemm.panel = place.panel;
+    place.fill([&](std::byte* out) {
+      kernels.expand_compressed(gemm.call.panel, gemm.call.k, weight.exceptions, out);
+    });
+    gemm.call.panel = place.panel;
   } else if (weight.quantization.is_coded()) {
     if (!expands) {
       kernels.coded_gemm[type](gemm, weight.quantization);
       return;
     }
     place.fill([&](std::byte* out) {
-      kernels.expand_coded[type](gemm.panel, weight.quantization, gemm.k, gemm.width, out);
+      kernels.expand_coded[type](gemm.call.panel, weight.quantization, gemm.call.k, gemm.call.width, out);
     });
-    gemm.panel = place.panel;
+    gemm.call.panel = place.panel;
   }
   kernels.gemm[type](gemm);
 }
@@ -250,23 +251,23 @@ void BaseProduct::multiply_quantized(const LinearCall& call, const TileTask& tas
   const PartInput input = input_of(call, task);
   prefetch(task.upcoming.spans);
   const auto activation = static_cast<std::size_t>(call.input.dtype);
-  QuantizedGemm gemm{.a = input.rows,
+  QuantizedGemm gemm{.call = {.a = input.rows,
+                              .a_stride = call.input.width,
+                              .panel = weight.data + weight.offset(task.panel),
+                              .k = weight.k,
+                              .width = panel_width(weight.n, task.panel),
+                              .out = task.tile,
+                              .out_stride = kPanelColumns,
+                              .rows = task.rows.count(),
+                              .part = task.inputs,
+                              .next_panel = task.upcoming.panel},
                      .activation = call.input.dtype,
-                     .a_stride = call.input.width,
                      .a_steps = input.packed.data,
                      .a_step_bytes = input.packed.step_bytes,
                      .a_sums = input.sums,
                      .quantization = weight.quantization,
-                     .panel = weight.data + weight.offset(task.panel),
-                     .expanded = nullptr,
-                     .k = weight.k,
-                     .width = panel_width(weight.n, task.panel),
-                     .out = task.tile,
-                     .out_stride = kPanelColumns,
-                     .rows = task.rows.count(),
-                     .part = task.inputs,
-                     .next_panel = task.upcoming.panel};
-  if (is_expanded(weight, task.panel, gemm.rows, context_.kernels)) {
+                     .expanded = nullptr};
+  if (is_expanded(weight, task.panel, gemm.call.rows, context_.kernels)) {
     place.fill([&](std::byte* out) { context_.kernels.expand_panel[activation](gemm, out); });
     gemm.expanded = place.panel;
   }
@@ -278,17 +279,17 @@ void BaseProduct::multiply_int8(const LinearCall& /*call*/, const TileTask& task
   const PanelMatrix& weight = spec_.parts[task.part].weight;
   prefetch(task.upcoming.spans);
   const std::int64_t row = task.rows.begin;
-  context_.kernels.int8_gemm({.a = context_.memory.int8_row(row),
-                              .a_stride = context_.memory.int8_stride,
-                              .a_scales = context_.memory.int8_scales() + row,
-                              .panel = weight.data + weight.offset(task.panel),
-                              .k = weight.k,
-                              .width = panel_width(weight.n, task.panel),
-                              .out = task.tile,
-                              .out_stride = kPanelColumns,
-                              .rows = task.rows.end - row,
-                              .part = task.inputs,
-                              .next_panel = task.upcoming.panel});
+  context_.kernels.int8_gemm({.call = {.a = context_.memory.int8_row(row),
+                                       .a_stride = context_.memory.int8_stride,
+                                       .panel = weight.data + weight.offset(task.panel),
+                                       .k = weight.k,
+                                       .width = panel_width(weight.n, task.panel),
+                                       .out = task.tile,
+                                       .out_stride = kPanelColumns,
+                                       .rows = task.rows.end - row,
+                                       .part = task.inputs,
+                                       .next_panel = task.upcoming.panel},
+                              .a_scales = context_.memory.int8_scales() + row});
 }
 
 void BaseProduct::multiply_w4a8(const LinearCall& /*call*/, const TileTask& task,
@@ -297,19 +298,19 @@ void BaseProduct::multiply_w4a8(const LinearCall& /*call*/, const TileTask& task
   prefetch(task.upcoming.spans);
   const std::int64_t row = task.rows.begin;
   context_.kernels.w4a8_gemm(
-      {.a = reinterpret_cast<const std::int8_t*>(context_.memory.int8_row(row)),
-       .a_stride = context_.memory.int8_stride,
+      {.call = {.a = reinterpret_cast<const std::int8_t*>(context_.memory.int8_row(row)),
+                .a_stride = context_.memory.int8_stride,
+                .panel = weight.data + weight.offset(task.panel),
+                .k = weight.k,
+                .width = panel_width(weight.n, task.panel),
+                .out = task.tile,
+                .out_stride = kPanelColumns,
+                .rows = task.rows.count(),
+                .part = task.inputs,
+                .next_panel = task.upcoming.panel},
        .a_scales = context_.memory.int8_scales() + row,
        .a_sums = context_.memory.int8_sums() + row * group_count(weight.quantization, weight.k),
-       .quantization = weight.quantization,
-       .panel = weight.data + weight.offset(task.panel),
-       .k = weight.k,
-       .width = panel_width(weight.n, task.panel),
-       .out = task.tile,
-       .out_stride = kPanelColumns,
-       .rows = task.rows.count(),
-       .part = task.inputs,
-       .next_panel = task.upcoming.panel});
+       .quantization = weight.quantization});
 }
 
 std::size_t linear_scratch_floats(const Program& program, const KernelTable& kernels) {

@@ -69,7 +69,7 @@ struct TileTask {
   std::int64_t panel;
   RowRange rows;
   PackedRows packed;  ///< the same; not there for kernels that read rows as they are
-  /// nullopt: all; else see PanelGemm::part.
+  /// nullopt: all; else see GemmCall::part.
   std::optional<InputRange> inputs;
   Upcoming upcoming;
   /// Below kPartsInTurn: where an expanded panel is kept.
