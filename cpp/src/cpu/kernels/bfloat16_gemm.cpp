@@ -10,7 +10,7 @@
 namespace adaptrt {
 
 /// Products of bfloat16.
-void ADAPTRT_KERNEL_SET::put_bfloat16_gemm(KernelTable* table) {
+void ADAPTRT_KERNEL_SET::register_bfloat16_gemm(KernelTable* table) {
   constexpr auto kType = static_cast<std::size_t>(DType::kBFloat16);
   table->gemm[kType] = &gemm_panel<BFloat16Weights>;
   table->compressed_gemm = compressed_gemm_of<BFloat16Weights>();

@@ -6,7 +6,7 @@
 namespace adaptrt {
 
 /// Products of bfloat16 activations with integers.
-void ADAPTRT_KERNEL_SET::put_bfloat16_quantized(KernelTable* table) {
+void ADAPTRT_KERNEL_SET::register_bfloat16_quantized(KernelTable* table) {
   constexpr auto kType = static_cast<std::size_t>(DType::kBFloat16);
   table->quantized_gemm[kType] = &quantized_gemm<BFloat16Weights>;
   table->expand_panel[kType] = &expand_panel<BFloat16Weights>;

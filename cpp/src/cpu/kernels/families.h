@@ -2,57 +2,39 @@
 
 #include "adaptrt/cpu/kernel_table.h"
 
-// A family of kernels is one source, compiled for each instruction set that has its own of them: with
-// ADAPTRT_SIMD, the header of its Simd, into the namespace ADAPTRT_KERNEL_SET. Each puts its kernels into a
-// table. CMakeLists.txt has which families of which sets there are.
+// A family of kernels is one source, which is compiled once for each instruction set that needs its own code.
+// Each time, ADAPTRT_SIMD is the header that defines Simd, and ADAPTRT_KERNEL_SET is the namespace of the
+// result. Each family registers its kernels in a table. families.def lists the families, and CMakeLists.txt
+// the sets.
+
+#define ADAPTRT_DECLARE_FAMILY(name) void register_##name(KernelTable* table)
 
 namespace adaptrt {
 
 namespace portable {
-void put_float_gemm(KernelTable* table);
-void put_bfloat16_gemm(KernelTable* table);
-void put_float_quantized(KernelTable* table);
-void put_bfloat16_quantized(KernelTable* table);
-void put_int8(KernelTable* table);
-void put_float_attention(KernelTable* table);
-void put_bfloat16_attention(KernelTable* table);
-void put_rows(KernelTable* table);
+#define ADAPTRT_FAMILY(name, operands) ADAPTRT_DECLARE_FAMILY(name);
+#include "families.def"
 }  // namespace portable
 
 namespace avx2 {
-void put_float_gemm(KernelTable* table);
-void put_bfloat16_gemm(KernelTable* table);
-void put_float_quantized(KernelTable* table);
-void put_bfloat16_quantized(KernelTable* table);
-void put_int8(KernelTable* table);
-void put_float_attention(KernelTable* table);
-void put_bfloat16_attention(KernelTable* table);
-void put_rows(KernelTable* table);
+#define ADAPTRT_FAMILY(name, operands) ADAPTRT_DECLARE_FAMILY(name);
+#include "families.def"
 }  // namespace avx2
 
 namespace avx512 {
-void put_float_gemm(KernelTable* table);
-void put_bfloat16_gemm(KernelTable* table);
-void put_float_quantized(KernelTable* table);
-void put_bfloat16_quantized(KernelTable* table);
-void put_int8(KernelTable* table);
-void put_float_attention(KernelTable* table);
-void put_bfloat16_attention(KernelTable* table);
-void put_rows(KernelTable* table);
+#define ADAPTRT_FAMILY(name, operands) ADAPTRT_DECLARE_FAMILY(name);
+#include "families.def"
 }  // namespace avx512
 
-/// Nothing but Simd::dot differs from avx512's.
+/// Only Simd::dot differs from avx512.
 namespace avx512_vnni {
-void put_int8(KernelTable* table);
+ADAPTRT_DECLARE_FAMILY(int8);
 }  // namespace avx512_vnni
 
-/// What multiplies bfloat16 or rounds to it, or fetches otherwise.
+/// Has only the families with bfloat16 operands; the others are those of avx512.
 namespace avx512_bf16 {
-void put_bfloat16_gemm(KernelTable* table);
-void put_bfloat16_quantized(KernelTable* table);
-void put_int8(KernelTable* table);
-void put_bfloat16_attention(KernelTable* table);
-void put_rows(KernelTable* table);
+#define ADAPTRT_FAMILY(name, operands) ADAPTRT_DECLARE_FAMILY(name);
+#include "families.def"
 }  // namespace avx512_bf16
 
 }  // namespace adaptrt

@@ -25,7 +25,7 @@ void put_type(KernelTable* table) {
 }  // namespace
 
 /// Products of float32 activations with panels of float32 and of float16.
-void ADAPTRT_KERNEL_SET::put_float_gemm(KernelTable* table) {
+void ADAPTRT_KERNEL_SET::register_float_gemm(KernelTable* table) {
   put_type<Float32Weights, CodedFloat32>(table);
   put_type<Float16Weights, CodedFloat16>(table);
   table->gather_outputs = &gather_outputs;

@@ -6,7 +6,7 @@
 namespace adaptrt {
 
 /// Products of float32 activations with integers, and what holds of those of all activations.
-void ADAPTRT_KERNEL_SET::put_float_quantized(KernelTable* table) {
+void ADAPTRT_KERNEL_SET::register_float_quantized(KernelTable* table) {
   constexpr auto kType = static_cast<std::size_t>(DType::kFloat32);
   table->quantized_gemm[kType] = &quantized_gemm<Float32Weights>;
   table->expand_panel[kType] = &expand_panel<Float32Weights>;

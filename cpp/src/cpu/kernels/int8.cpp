@@ -7,7 +7,7 @@
 namespace adaptrt {
 
 /// Products of integers.
-void ADAPTRT_KERNEL_SET::put_int8(KernelTable* table) {
+void ADAPTRT_KERNEL_SET::register_int8(KernelTable* table) {
   table->int8_gemm = &int8_gemm;
   table->quantize_row = &quantize_row;
   table->w4a8_gemm = &w4a8_gemm;

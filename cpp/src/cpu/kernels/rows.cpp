@@ -7,7 +7,7 @@
 namespace adaptrt {
 
 /// What goes over the elements of rows.
-void ADAPTRT_KERNEL_SET::put_rows(KernelTable* table) {
+void ADAPTRT_KERNEL_SET::register_rows(KernelTable* table) {
   table->rms_norm = &rms_norm;
   table->layer_norm = &layer_norm;
   table->add = &add;

@@ -8,18 +8,18 @@
 namespace adaptrt {
 namespace {
 
-using PutFamily = void (*)(KernelTable* table);
+using RegisterFamily = void (*)(KernelTable* table);
 
-/// `table` under another name, with these families for those that it had.
+/// Returns `table` under another name, with kernels of these families instead of its own.
 KernelTable with_families(KernelTable table, std::string_view name,
-                          std::initializer_list<PutFamily> families) {
+                          std::initializer_list<RegisterFamily> families) {
   table.name = name;
-  for (const PutFamily put : families) put(&table);
+  for (const RegisterFamily family : families) family(&table);
   return table;
 }
 
-/// A table with all families.
-KernelTable make_table(std::string_view name, std::initializer_list<PutFamily> families) {
+/// Returns a table with kernels of these families only.
+KernelTable make_table(std::string_view name, std::initializer_list<RegisterFamily> families) {
   KernelTable table{};
   table.block_rows = kVectorBlockRows;
   return with_families(table, name, families);
@@ -28,45 +28,46 @@ KernelTable make_table(std::string_view name, std::initializer_list<PutFamily> f
 }  // namespace
 
 const KernelTable& portable_kernels() {
-  using namespace portable;
-  static const KernelTable table =
-      make_table("portable", {put_float_gemm, put_bfloat16_gemm, put_float_quantized, put_bfloat16_quantized,
-                              put_int8, put_float_attention, put_bfloat16_attention, put_rows});
+  static const KernelTable table = make_table("portable", {
+#define ADAPTRT_FAMILY(name, operands) &portable::register_##name,
+#include "families.def"
+                                                          });
   return table;
 }
 
 #ifdef ADAPTRT_X86_KERNELS
 
 const KernelTable& avx2_kernels() {
-  using namespace avx2;
-  static const KernelTable table =
-      make_table("avx2", {put_float_gemm, put_bfloat16_gemm, put_float_quantized, put_bfloat16_quantized,
-                          put_int8, put_float_attention, put_bfloat16_attention, put_rows});
+  static const KernelTable table = make_table("avx2", {
+#define ADAPTRT_FAMILY(name, operands) &avx2::register_##name,
+#include "families.def"
+                                                      });
   return table;
 }
 
 const KernelTable& avx512_bf16_kernels() {
-  using namespace avx512_bf16;
-  static const KernelTable table =
-      make_table("avx512_bf16", {avx512::put_float_gemm, put_bfloat16_gemm, avx512::put_float_quantized,
-                                 put_bfloat16_quantized, put_int8, avx512::put_float_attention,
-                                 put_bfloat16_attention, put_rows});
+  namespace float_set = avx512;
+  namespace bfloat16_set = avx512_bf16;
+  static const KernelTable table = make_table("avx512_bf16", {
+#define ADAPTRT_FAMILY(name, operands) &operands##_set::register_##name,
+#include "families.def"
+                                                             });
   return table;
 }
 
 #ifdef ADAPTRT_EVERY_X86_TABLE
 
 const KernelTable& avx512_kernels() {
-  using namespace avx512;
-  static const KernelTable table =
-      make_table("avx512", {put_float_gemm, put_bfloat16_gemm, put_float_quantized, put_bfloat16_quantized,
-                            put_int8, put_float_attention, put_bfloat16_attention, put_rows});
+  static const KernelTable table = make_table("avx512", {
+#define ADAPTRT_FAMILY(name, operands) &avx512::register_##name,
+#include "families.def"
+                                                        });
   return table;
 }
 
 const KernelTable& avx512_vnni_kernels() {
-  using namespace avx512_vnni;
-  static const KernelTable table = with_families(avx512_kernels(), "avx512_vnni", {put_int8});
+  static const KernelTable table =
+      with_families(avx512_kernels(), "avx512_vnni", {&avx512_vnni::register_int8});
   return table;
 }
 
