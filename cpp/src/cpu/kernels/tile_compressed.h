@@ -228,6 +228,9 @@ class CompressedSteps {
   explicit CompressedSteps(PanelExpander* expander) : expander_(expander) {}
   static constexpr std::int64_t step_inputs() { return kStepInputs; }
   static constexpr bool leaves_lines() { return false; }
+  [[nodiscard]] const std::byte* source(std::int64_t input) const {
+    return expander_->source(input / kPieceInputs);
+  }
 
   void decode(std::int64_t begin, std::int64_t end, std::byte* out, StepPrefetch* prefetch) {
     for (std::int64_t row = begin / kPieceInputs; row < end / kPieceInputs;
@@ -251,15 +254,15 @@ void tile_compressed_gemm(const PanelGemm& gemm, std::int64_t exceptions) {
   const StepActivations a = activations_of(gemm);
   const TileSums sums{gemm.call.out, gemm.call.out_stride, gemm.accumulate || inputs.begin > 0};
   const bool in_registers = kPiecesAreVectors && gemm.call.rows <= kFewRows;
-  const bool is_one_tile = !in_registers && gemm.call.rows <= kTileHeight && a.steps != nullptr;
+  const bool is_one_tile = !in_registers && decodes_ahead(gemm);
   const std::int64_t steps = in_registers || is_one_tile ? steps_of(inputs.end - inputs.begin)
                                                          : compressed_steps_taken(gemm.call.rows, inputs);
   PanelExpander expander(gemm.call.panel, exceptions);
-  const std::byte* source = expander.source(inputs.begin / kPieceInputs);
-  const std::int64_t bytes = expander.source(inputs.end / kPieceInputs) - source;
-  StepPrefetch prefetch =
-      is_one_tile ? StepPrefetch::stream_in_quarters(source, bytes, kFromCacheAhead, gemm.call.next_panel)
-                  : prefetch_of(gemm, source, bytes, gemm.call.next_panel, steps);
+  CompressedSteps decoded(&expander);
+  const std::byte* source = decoded.source(inputs.begin);
+  const std::int64_t bytes = decoded.source(inputs.end) - source;
+  StepPrefetch prefetch = is_one_tile ? prefetch_words(decoded, inputs, gemm.call.next_panel)
+                                      : prefetch_of(gemm, source, bytes, gemm.call.next_panel, steps);
   SpanFetcher others(gemm.fetch);
   prefetch.add_others(&others, (others.lines() + steps - 1) / steps);
   if (in_registers) {
@@ -268,10 +271,8 @@ void tile_compressed_gemm(const PanelGemm& gemm, std::int64_t exceptions) {
                               &prefetch);
     }
   } else if (is_one_tile) {
-    const TileRows rows{a.steps + inputs.begin / kStepInputs * a.step_bytes, kTileLine, a.step_bytes};
-    CompressedSteps next(&expander);
-    DecodeNextStep beside(&next, inputs, &prefetch);
-    multiply_steps<BFloat16Dot>(rows, beside.columns(), steps, sums, gemm.call.rows, kPanelColumns, &beside);
+    DecodeNextStep decoder(&decoded, inputs, &prefetch);
+    multiply_decoded(gemm, inputs, sums, &decoder);
   } else if (gemm.call.rows <= kFewExpandedRows) {
     multiply_expanded<kFewRowsSteps>(gemm, inputs, &expander, &prefetch);
   } else if (gemm.call.rows < kCopiedRows) {

@@ -77,8 +77,12 @@ class CodedSteps {
   CodeExpander<CodedBFloat16> expander_;
 };
 
-/// What goes on beside the products of one tile of rows, whose sums stay on tiles: the step behind the one
-/// that is multiplied is decoded, to one of two places in turn.
+/// Decodes the next step of a panel while a tile of rows is multiplied by the current one. Steps alternate
+/// between two places.
+///
+/// `Steps` knows the kind of weights: source(input) is the address of the words of an input, step_inputs()
+/// the number of inputs in a step, and decode(begin, end, out, prefetch) decodes at most one step.
+/// leaves_lines() is true if decode() does not write all lines of a step; they are zeros then.
 template <class Steps>
 class DecodeNextStep {
  public:
@@ -124,20 +128,32 @@ bool decodes_ahead(const Gemm& gemm) {
   return gemm.call.rows <= kTileHeight && gemm.call.width == kPanelColumns && gemm.a_steps != nullptr;
 }
 
-/// Fetches a panel's words [begin, end), and those of the next panel.
+/// Prefetches a panel's words [begin, end), and those of the next panel.
 inline StepPrefetch prefetch_words(const std::byte* begin, const std::byte* end,
                                    const std::byte* next_panel) {
   return StepPrefetch::stream_in_quarters(begin, end - begin, kFromCacheAhead, next_panel);
 }
 
-/// sums [rows, kPanelColumns] = `inputs` of a tile of rows * the steps that `beside` decodes, or += where
-/// they continue.
+/// The same for the words of `inputs`.
+template <class Steps>
+StepPrefetch prefetch_words(const Steps& steps, InputRange inputs, const std::byte* next_panel) {
+  return prefetch_words(steps.source(inputs.begin), steps.source(inputs.end), next_panel);
+}
+
+/// sums [count, kPanelColumns] = `steps` steps of a tile of rows * the steps that `decoder` decodes, or += if
+/// the sums continue.
+template <class Dot, class Steps>
+void multiply_decoded(TileRows rows, std::int64_t steps, TileSums sums, std::int64_t count,
+                      DecodeNextStep<Steps>* decoder) {
+  multiply_steps<Dot>(rows, decoder->columns(), steps, sums, count, kPanelColumns, decoder);
+}
+
+/// The same for `inputs` of gemm's packed rows.
 template <class Gemm, class Steps>
-void multiply_decoded(const Gemm& gemm, InputRange inputs, TileSums sums, DecodeNextStep<Steps>* beside) {
+void multiply_decoded(const Gemm& gemm, InputRange inputs, TileSums sums, DecodeNextStep<Steps>* decoder) {
   const TileRows rows{gemm.a_steps + inputs.begin / kStepInputs * gemm.a_step_bytes, kTileLine,
                       gemm.a_step_bytes};
-  multiply_steps<BFloat16Dot>(rows, beside->columns(), steps_of(inputs.end - inputs.begin), sums,
-                              gemm.call.rows, kPanelColumns, beside);
+  multiply_decoded<BFloat16Dot>(rows, steps_of(inputs.end - inputs.begin), sums, gemm.call.rows, decoder);
 }
 
 }  // namespace

@@ -28,11 +28,10 @@ void tile_coded_gemm(const PanelGemm& gemm, const Quantization& how) {
   const InputRange inputs = part_of(gemm.call.part, gemm.call.k);
   if (decodes_ahead(gemm)) {
     CodedSteps steps(gemm, how);
-    StepPrefetch prefetch =
-        prefetch_words(steps.source(inputs.begin), steps.source(inputs.end), gemm.call.next_panel);
-    DecodeNextStep beside(&steps, inputs, &prefetch);
+    StepPrefetch prefetch = prefetch_words(steps, inputs, gemm.call.next_panel);
+    DecodeNextStep decoder(&steps, inputs, &prefetch);
     multiply_decoded(gemm, inputs, {gemm.call.out, gemm.call.out_stride, gemm.accumulate || inputs.begin > 0},
-                     &beside);
+                     &decoder);
     return;
   }
   const StepActivations a = activations_of(gemm);
@@ -137,11 +136,10 @@ void multiply_few_rows(const QuantizedGemm& gemm, const QuantizedPanel& panel, I
 template <class Packed>
 void multiply_one_tile(const QuantizedGemm& gemm, const QuantizedPanel& panel, InputRange inputs) {
   QuantizedSteps<Packed> steps(gemm, panel);
-  StepPrefetch prefetch =
-      prefetch_words(steps.source(inputs.begin), steps.source(inputs.end), gemm.call.next_panel);
-  DecodeNextStep beside(&steps, inputs, &prefetch);
+  StepPrefetch prefetch = prefetch_words(steps, inputs, gemm.call.next_panel);
+  DecodeNextStep decoder(&steps, inputs, &prefetch);
   multiply_by_groups(gemm, panel, inputs,
-                     [&](InputRange some, TileSums sums) { multiply_decoded(gemm, some, sums, &beside); });
+                     [&](InputRange some, TileSums sums) { multiply_decoded(gemm, some, sums, &decoder); });
 }
 
 template <class Panel>

@@ -166,13 +166,11 @@ inline std::int64_t byte_steps(const W4A8Gemm& gemm, std::int64_t inputs) {
 template <int kBits>
 void w4a8_one_tile(const W4A8Gemm& gemm, const QuantizedPanel& panel, InputRange inputs) {
   ByteSteps<kBits> steps(gemm, panel);
-  StepPrefetch prefetch =
-      prefetch_words(steps.source(inputs.begin), steps.source(inputs.end), gemm.call.next_panel);
-  DecodeNextStep beside(&steps, inputs, &prefetch);
+  StepPrefetch prefetch = prefetch_words(steps, inputs, gemm.call.next_panel);
+  DecodeNextStep decoder(&steps, inputs, &prefetch);
   const auto multiply = [&](InputRange some, TileSums sums, std::int64_t rows) {
-    multiply_steps<SignedInt8Dot>(byte_rows(gemm, 0, some.begin), beside.columns(),
-                                  byte_steps(gemm, some.end - some.begin), sums, rows, kPanelColumns,
-                                  &beside);
+    multiply_decoded<SignedInt8Dot>(byte_rows(gemm, 0, some.begin), byte_steps(gemm, some.end - some.begin),
+                                    sums, rows, &decoder);
   };
   const GroupRows rows{0, gemm.call.rows};
   if (group_count(gemm.quantization, gemm.call.k) == 1) {
