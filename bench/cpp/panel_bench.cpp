@@ -98,7 +98,7 @@ void multiply(const KernelTable& table, const Weights& weights, std::int64_t k, 
       }
     }
   }
-  if (table.leave_thread != nullptr) table.leave_thread();
+  if (table.release_tiles != nullptr) table.release_tiles();
 }
 
 double seconds_of_pass(const KernelTable& table, const Weights& weights, std::int64_t k, std::int64_t rows) {

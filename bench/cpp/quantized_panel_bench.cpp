@@ -140,7 +140,7 @@ void multiply_panel(const KernelTable& table, const Quantization& how, const std
                                     .a_sums = x->int8_sums.data(),
                                     .quantization = how}));
   } else if (how.is_coded()) {
-    table.coded_gemm[kBFloat16](filled(PanelGemm{.call = {.a = x->bfloat16.data()}}), how);
+    table.codebook_gemm[kBFloat16](filled(PanelGemm{.call = {.a = x->bfloat16.data()}}), how);
   } else {
     table.quantized_gemm[kBFloat16](filled(QuantizedGemm{
         .call = {.a = x->bfloat16.data()}, .activation = DType::kBFloat16, .quantization = how}));
@@ -162,7 +162,7 @@ double seconds_of_pass(const KernelTable& table, const Weights& weights, std::in
         for (std::int64_t i = 0; i < share; ++i) {
           multiply_panel(table, weights.how, place(i), i + 1 < share ? place(i + 1) : nullptr, &x);
         }
-        if (table.leave_thread != nullptr) table.leave_thread();
+        if (table.release_tiles != nullptr) table.release_tiles();
       });
     }
   }

@@ -113,7 +113,7 @@ class CpuEngine final : public Engine {
     check_encoder_inputs(input, info_, cross_pool_.num_blocks());
     if (!input.copies_from.empty()) kv_pool_.copy_blocks(input.copies_from, input.copies_to, *threads_);
     overlapped_sum_.forget();
-    const ThreadLeaver leaver(kernels_);
+    const TileReleaser releaser(kernels_);
     if (recorder_) recorder_->begin_step(input);
     if (weights_) {
       weights_->begin_step(std::ssize(input.token_ids) <= most_sparse_rows(kernels_, program_.dtype));
@@ -142,17 +142,17 @@ class CpuEngine final : public Engine {
 
  private:
   /// Has kernels give up what they keep in the calling thread, however a step ends.
-  class ThreadLeaver {
+  class TileReleaser {
    public:
-    explicit ThreadLeaver(const KernelTable& kernels) : leave_(kernels.leave_thread) {}
-    ~ThreadLeaver() {
-      if (leave_ != nullptr) leave_();
+    explicit TileReleaser(const KernelTable& kernels) : release_(kernels.release_tiles) {}
+    ~TileReleaser() {
+      if (release_ != nullptr) release_();
     }
-    ThreadLeaver(const ThreadLeaver&) = delete;
-    ThreadLeaver& operator=(const ThreadLeaver&) = delete;
+    TileReleaser(const TileReleaser&) = delete;
+    TileReleaser& operator=(const TileReleaser&) = delete;
 
    private:
-    void (*leave_)();
+    void (*release_)();
   };
 
   void require_block_size(std::size_t bytes) const {

@@ -43,12 +43,12 @@ struct PackedRowsSize {
 /// Steps for the widest input, and for an input and an output that are both packed.
 [[nodiscard]] std::int64_t most_packed_steps(const Program& program);
 
-/// Room for StepMemory::reordered.
-struct ReorderedSize {
-  std::int64_t orders = 0;  ///< that one row of a layer may be needed in
+/// Room for StepMemory::permuted.
+struct PermutedSize {
+  std::int64_t permutations = 0;  ///< maximum number that one row of a layer is needed in
   std::int64_t row_bytes = 0;
   std::size_t parts = 0;  ///< parts of such a layer, of all its experts
 };
-[[nodiscard]] ReorderedSize reordered_size(const Program& program);
+[[nodiscard]] PermutedSize permuted_size(const Program& program);
 
 }  // namespace adaptrt

@@ -22,13 +22,14 @@ StepMemory::StepMemory(const Program& program, const KernelTable& kernels, int n
     int8_sums_ = HugeArray(rows * static_cast<std::size_t>(most_w4a8_groups(program)) * sizeof(std::int32_t));
   }
   const PackedRowsSize packed_size = packed_rows_size(program, kernels);
-  const ReorderedSize reordered_rows = reordered_size(program);
-  packed = HugeArray(static_cast<std::size_t>(packed_size.bytes() * (1 + reordered_rows.orders)));
-  packed_order_bytes = packed_size.bytes();
-  const auto orders = static_cast<std::size_t>(reordered_rows.orders);
-  reordered = HugeArray(orders * rows * static_cast<std::size_t>(reordered_rows.row_bytes));
+  const PermutedSize permuted_rows = permuted_size(program);
+  packed = HugeArray(static_cast<std::size_t>(packed_size.bytes() * (1 + permuted_rows.permutations)));
+  packed_permutation_bytes = packed_size.bytes();
+  const auto permutations = static_cast<std::size_t>(permuted_rows.permutations);
+  permuted = HugeArray(permutations * rows * static_cast<std::size_t>(permuted_rows.row_bytes));
   const auto groups = static_cast<std::size_t>(most_zero_point_groups(program));
-  if (groups > 0) group_sums_ = HugeArray(std::max<std::size_t>(1, orders) * rows * groups * sizeof(float));
+  if (groups > 0)
+    group_sums_ = HugeArray(std::max<std::size_t>(1, permutations) * rows * groups * sizeof(float));
   rank_room_floats_ = rank_room_floats(program);
   rank_room_ = HugeArray((rank_room_floats_ + low_rank_room_floats(program)) * sizeof(float));
   const std::size_t floats =
@@ -39,7 +40,7 @@ StepMemory::StepMemory(const Program& program, const KernelTable& kernels, int n
   linear.blocks.reserve(rows);
   linear.task_ends.reserve(rows);
   linear.packed_begins.reserve(rows);
-  linear.order_of_part.reserve(reordered_rows.parts);
+  linear.permutation_of_part.reserve(permuted_rows.parts);
   linear.adapted_rows.reserve(rows);
   if (program.lora.max_extra_tokens > 0) linear.new_token_rows.reserve(rows);
 }

@@ -40,12 +40,12 @@ class StepMemory {
   HugeArray int8_rows;
   std::int64_t int8_stride = 0;
   /// The input of the linear layer that runs, as KernelTable::pack_rows made it. It is followed by each of
-  /// `reordered`, packed_order_bytes apart. Empty where the kernels read rows as they are.
+  /// `permuted`, packed_permutation_bytes apart. Empty where the kernels read rows as they are.
   HugeArray packed;
-  std::int64_t packed_order_bytes = 0;
-  /// Activation type [orders, rows, inputs]: the input of the linear layer that runs, in the orders that its
-  /// weights have; see ReorderedInput.
-  HugeArray reordered;
+  std::int64_t packed_permutation_bytes = 0;
+  /// Activation type [permutations, rows, inputs]: the input of the linear layer that runs, in the orders
+  /// that its weights have; see PermutedInput.
+  HugeArray permuted;
   std::vector<Scratch> scratch;  ///< by thread; see the scratch sizes in op_sizes.h
   ExpertMemory experts;
   LinearScratch linear;
@@ -57,8 +57,8 @@ class StepMemory {
   [[nodiscard]] std::uint8_t* int8_row(std::int64_t row) const {
     return reinterpret_cast<std::uint8_t*>(int8_rows.data()) + row * int8_stride;
   }
-  /// float32 [orders, rows, groups]: the sums of the input that KernelTable::sum_groups made, for weights
-  /// with zero points.
+  /// float32 [permutations, rows, groups]: the sums of the input that KernelTable::sum_groups made, for
+  /// weights with zero points.
   [[nodiscard]] float* group_sums() const { return reinterpret_cast<float*>(group_sums_.data()); }
   /// Room for rows of other ranks; see rank_room_floats().
   [[nodiscard]] float* rank_room() const { return reinterpret_cast<float*>(rank_room_.data()); }

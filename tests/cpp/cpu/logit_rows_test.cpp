@@ -209,7 +209,7 @@ int num_times_left = 0;
 
 BOOST_AUTO_TEST_CASE(kernels_leave_the_thread_however_a_step_ends) {
   KernelTable kernels = *available_kernels().front();
-  kernels.leave_thread = [] { ++num_times_left; };
+  kernels.release_tiles = [] { ++num_times_left; };
   const RandomModel model({});
   const auto engine = make_cpu_engine(model.program, std::make_shared<ThreadPool>(1), kernels);
   engine->allocate_kv_blocks(kBlocks);

@@ -84,11 +84,11 @@ class Head {
   [[nodiscard]] std::vector<float> attend(const KernelTable& table, std::int64_t first, std::int64_t count,
                                           std::int64_t tiles_at_once = 8) const {
     const std::int64_t rows = count * shape_.rows_per_position;
-    std::vector<float> sums(static_cast<std::size_t>(rows * columns_), 0.0F);
-    std::vector<float> totals(static_cast<std::size_t>(rows * kKeyGroup));
-    std::vector<float> greatest(static_cast<std::size_t>(rows));
+    std::vector<float> accumulator(static_cast<std::size_t>(rows * columns_), 0.0F);
+    std::vector<float> row_sum(static_cast<std::size_t>(rows * kKeyGroup));
+    std::vector<float> row_max(static_cast<std::size_t>(rows));
     for (std::int64_t row = 0; row < rows; ++row) {
-      begin_row(sink_of(row), greatest.data() + row, totals.data() + row * kKeyGroup);
+      begin_row(sink_of(row), row_max.data() + row, row_sum.data() + row * kKeyGroup);
     }
     std::vector<float> scratch(static_cast<std::size_t>(tile_scratch_floats(shape_.head_dim)));
     const std::size_t query_bytes = queries_.size() / static_cast<std::size_t>(shape_.length);
@@ -105,9 +105,9 @@ class Head {
                                   .slots = slots_,
                                   .is_int8 = is_int8_,
                                   .scratch = scratch.data(),
-                                  .greatest = greatest.data(),
-                                  .totals = totals.data(),
-                                  .sums = sums.data()};
+                                  .row_max = row_max.data(),
+                                  .row_sum = row_sum.data(),
+                                  .accumulator = accumulator.data()};
     const std::int64_t begin = group_of(first_visible(first)) / kTileGroups * kTileGroups;
     std::vector<KeyGroup> groups;
     for (std::int64_t group = begin; group <= group_of(last_visible(first + count - 1)); ++group) {
@@ -122,9 +122,9 @@ class Head {
     }
     std::vector<float> out(static_cast<std::size_t>(rows * shape_.head_dim));
     for (std::int64_t row = 0; row < rows; ++row) {
-      table.finish_attention(sums.data() + row * columns_, totals.data() + row * kKeyGroup, shape_.head_dim,
-                             reinterpret_cast<std::byte*>(out.data() + row * shape_.head_dim),
-                             DType::kFloat32);
+      table.finish_attention(
+          accumulator.data() + row * columns_, row_sum.data() + row * kKeyGroup, shape_.head_dim,
+          reinterpret_cast<std::byte*>(out.data() + row * shape_.head_dim), DType::kFloat32);
     }
     return out;
   }
@@ -211,9 +211,9 @@ class Head {
     }
   }
 
-  /// Stores a random element (int8 with this scale, others up to `greatest`) and returns the value that it
+  /// Stores a random element (int8 with this scale, others up to `bound`) and returns the value that it
   /// represents.
-  float store(std::vector<std::byte>* to, std::int64_t index, float scale, float greatest,
+  float store(std::vector<std::byte>* to, std::int64_t index, float scale, float bound,
               FreshRandom* random) const {
     const auto at = static_cast<std::size_t>(index);
     if (is_int8_) {
@@ -221,7 +221,7 @@ class Head {
       (*to)[at] = static_cast<std::byte>(static_cast<std::int8_t>(rounded));
       return rounded * scale;
     }
-    store_from_float(to->data(), dtype_, at, random->between(-greatest, greatest));
+    store_from_float(to->data(), dtype_, at, random->between(-bound, bound));
     return load_as_float(to->data(), dtype_, at);
   }
 

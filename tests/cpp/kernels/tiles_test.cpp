@@ -318,7 +318,7 @@ constexpr Quantization kCodes[] = {
      .value_type = DType::kBFloat16}};
 
 // At most one tile of packed rows is multiplied while the panel is decoded.
-BOOST_DATA_TEST_CASE(coded_rows_have_the_bits_of_the_panel_that_is_made,
+BOOST_DATA_TEST_CASE(codebook_rows_have_the_bits_of_the_panel_that_is_made,
                      tiled_tables() * data::xrange(std::size(kCodes)) * data::make({1, 3, 7, 16, 20}), name,
                      index, rows) {
   constexpr std::int64_t kInputs = 1080;
@@ -330,7 +330,8 @@ BOOST_DATA_TEST_CASE(coded_rows_have_the_bits_of_the_panel_that_is_made,
     const Operands operands(rows, kInputs, {120, 8}, &bits);
     const PackedRows packed(table, operands, 5);
     std::vector<std::byte> made(panel_bytes(DType::kBFloat16, kPanelColumns, kInputs));
-    table.expand_coded[kBFloat16](weights.panels.data(), kCodes[index], kInputs, kPanelColumns, made.data());
+    table.expand_codebook[kBFloat16](weights.panels.data(), kCodes[index], kInputs, kPanelColumns,
+                                     made.data());
     std::vector<float> expected(static_cast<std::size_t>(rows * kPanelColumns), kPoison);
     auto gemm = operands.gemm(expected.data());
     gemm.call.panel = made.data();
@@ -345,7 +346,7 @@ BOOST_DATA_TEST_CASE(coded_rows_have_the_bits_of_the_panel_that_is_made,
         const std::int64_t part = in_parts ? 640 : kInputs;
         for (std::int64_t begin = 0; begin < kInputs; begin += part) {
           gemm.call.part = InputRange{begin, std::min(begin + part, kInputs)};
-          table.coded_gemm[kBFloat16](gemm, kCodes[index]);
+          table.codebook_gemm[kBFloat16](gemm, kCodes[index]);
         }
         BOOST_TEST_REQUIRE(same_bits(out, expected), "packed " << is_packed << " parts " << in_parts);
       }
@@ -409,7 +410,7 @@ BOOST_AUTO_TEST_CASE(what_others_leave_in_the_tiles_does_not_matter) {
   const auto expected = operands.product(testing::emulated_amx_kernels());
   asm volatile("ldtilecfg %0" ::"m"(others));
   BOOST_TEST(same_bits(operands.product(*native), expected));
-  native->leave_thread();
+  native->release_tiles();
   BOOST_TEST(same_bits(operands.product(*native), expected));
 }
 #endif

@@ -64,11 +64,11 @@ struct AttentionRows {
   bool is_int8 = false;
   /// int8: tile_scratch_floats(head_dim) floats.
   float* scratch = nullptr;
-  // State of the online softmax, starting with zeros and begin_row(). With p = 2^(score - greatest), for each
+  // State of the online softmax, starting with zeros and begin_row(). With p = 2^(score - row_max), for each
   // row:
-  float* greatest = nullptr;  ///< [rows]
-  float* totals = nullptr;    ///< [rows, kKeyGroup]: partial sums of p
-  float* sums = nullptr;      ///< [rows, columns(head_dim)]: sums of p * value
+  float* row_max = nullptr;      ///< [rows]
+  float* row_sum = nullptr;      ///< [rows, kKeyGroup]: partial sums of p
+  float* accumulator = nullptr;  ///< [rows, columns(head_dim)]: sums of p * value
 };
 
 /// Keys and values that the rows attend to next, tile by tile.
@@ -84,16 +84,16 @@ struct KeyTiles {
   return kTileSlots * (head_dim + whole_groups(head_dim));
 }
 
-/// AttentionRows::greatest before the first tile. It is finite, so that a fully masked tile does not change a
+/// AttentionRows::row_max before the first tile. It is finite, so that a fully masked tile does not change a
 /// row.
 inline constexpr float kNoScore = -1e30F;
 
-/// Initialises a row of AttentionRows::greatest and totals. `sink` is the score of an attention sink, scaled
+/// Initialises a row of AttentionRows::row_max and row_sum. `sink` is the score of an attention sink, scaled
 /// like the other scores, which has no value; kNoScore for no sink.
-inline void begin_row(float sink, float* greatest, float* totals) {
-  std::fill_n(totals, kKeyGroup, 0.0F);
-  *greatest = std::max(sink, kNoScore);
-  if (sink > kNoScore) totals[0] = 1.0F;
+inline void begin_row(float sink, float* row_max, float* row_sum) {
+  std::fill_n(row_sum, kKeyGroup, 0.0F);
+  *row_max = std::max(sink, kNoScore);
+  if (sink > kNoScore) row_sum[0] = 1.0F;
 }
 
 }  // namespace adaptrt

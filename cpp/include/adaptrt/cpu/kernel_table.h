@@ -55,7 +55,7 @@ struct PanelGemm {
   /// a: float32, or bfloat16 for bfloat16 panels. panel: [ceil(k / ki)][width][ki].
   GemmCall call;
   /// Packed rows from KernelTable::pack_rows, or nullptr: the first step of the first row. a_step_bytes is
-  /// the distance between steps. If it is set, gemm, compressed_gemm and coded_gemm do not read `a`.
+  /// the distance between steps. If it is set, gemm, compressed_gemm and codebook_gemm do not read `a`.
   const std::byte* a_steps = nullptr;
   std::int64_t a_step_bytes = 0;
   /// Only for panels that are in the cache already.
@@ -262,30 +262,30 @@ struct KernelTable {
   void (*stream_rows)(const std::byte* rows, std::int64_t stride, std::int64_t count, std::int64_t bytes,
                       std::byte* out, std::int64_t out_stride);
   /// Releases per-thread state of these kernels (AMX tiles). For the caller's threads, after a step.
-  void (*leave_thread)();
+  void (*release_tiles)();
 
   /// Indexed by DType of the panel.
   std::array<void (*)(const PanelGemm& gemm), 3> gemm;
 
-  /// Product with a compressed bfloat16 panel with places for `exceptions`; the bits are those of gemm. The
+  /// Product with a compressed bfloat16 panel with places for `outliers`; the bits are those of gemm. The
   /// panel must be full, with at most compressed_rows rows and no `accumulate`.
-  void (*compressed_gemm)(const PanelGemm& gemm, std::int64_t exceptions);
+  void (*compressed_gemm)(const PanelGemm& gemm, std::int64_t outliers);
   /// 0: there is no compressed_gemm.
   std::int64_t compressed_rows;
   /// Expands a compressed panel of k inputs to the bfloat16 panel that it represents.
-  void (*expand_compressed)(const std::byte* panel, std::int64_t k, std::int64_t exceptions, std::byte* out);
+  void (*expand_compressed)(const std::byte* panel, std::int64_t k, std::int64_t outliers, std::byte* out);
 
-  /// Product with a panel with a codebook; the bits are those of `gemm` on the result of expand_coded. The
-  /// panel must be full, with at most coded_rows rows and no `accumulate`. Indexed by the engine's DType,
+  /// Product with a panel with a codebook; the bits are those of `gemm` on the result of expand_codebook. The
+  /// panel must be full, with at most codebook_rows rows and no `accumulate`. Indexed by the engine's DType,
   /// which the codes represent.
-  std::array<void (*)(const PanelGemm& gemm, const Quantization& how), 3> coded_gemm;
-  /// Indexed by the same DType; 0: there is no coded_gemm.
-  std::array<std::int64_t, 3> coded_rows;
+  std::array<void (*)(const PanelGemm& gemm, const Quantization& how), 3> codebook_gemm;
+  /// Indexed by the same DType; 0: there is no codebook_gemm.
+  std::array<std::int64_t, 3> codebook_rows;
   /// Indexed by the same DType: expands a panel with a codebook to the panel of that type that it represents.
   std::array<void (*)(const std::byte* panel, const Quantization& how, std::int64_t k, std::int64_t width,
                       std::byte* out),
              3>
-      expand_coded;
+      expand_codebook;
 
   /// Writes outputs of `words` four-byte words as a panel [words][kPanelColumns]; each output becomes a
   /// column, and columns after the first `count` become zeros.
@@ -342,10 +342,10 @@ struct KernelTable {
   /// True if x[n] are finite and stay finite when rounded to `type`.
   bool (*are_finite)(const float* x, std::int64_t n, DType type);
   /// Indexed by DType of keys and values, or of the engine if they are int8: adds tiles to the rows'
-  /// greatest, totals and sums.
+  /// row_max, row_sum and accumulator.
   std::array<void (*)(const AttentionRows& rows, const KeyTiles& tiles), 3> attend;
-  /// out[n] = sums / (sum of totals) for one row, stored as `out_type`.
-  void (*finish_attention)(const float* sums, const float* totals, std::int64_t n, std::byte* out,
+  /// out[n] = accumulator / (sum of row_sum) for one row, stored as `out_type`.
+  void (*finish_attention)(const float* accumulator, const float* row_sum, std::int64_t n, std::byte* out,
                            DType out_type);
   /// out[n] = exp(x): within kExpRelativeError for results from 2^-126 to 2^127, and 0 below x = -87.33.
   void (*exp)(const float* x, std::int64_t n, float* out);

@@ -22,8 +22,8 @@ namespace {
 struct FetchingTile : AttentionTile {
   FetchingTile(const AttentionRows& attending, const KeyTiles& tiles, std::int64_t first_group)
       : AttentionTile(attending, tiles, first_group) {
-    const std::int64_t behind = std::ssize(tiles.groups) - (first_group + kTileGroups);
-    const std::int64_t count = std::clamp<std::int64_t>(behind, 0, kTileGroups);
+    const std::int64_t remaining = std::ssize(tiles.groups) - (first_group + kTileGroups);
+    const std::int64_t count = std::clamp<std::int64_t>(remaining, 0, kTileGroups);
     std::copy_n(groups + kTileGroups, count, next.begin());
   }
 
@@ -159,7 +159,8 @@ void weigh_columns(const FetchingTile& tile, const RowBlock<Weights>& block) {
   for (std::int64_t column = 0; column < columns; column += kTileVectors * Simd::kLanes) {
     const std::int64_t left = (columns - column) / Simd::kLanes;
     with_constant<kTileVectors>(std::min<std::int64_t>(kTileVectors, left), [&](auto constant) {
-      weigh_tile<Weights, kRows, constant()>(tile, block, column, tile.sums + block.row * columns + column);
+      weigh_tile<Weights, kRows, constant()>(tile, block, column,
+                                             tile.accumulator + block.row * columns + column);
     });
   }
 }
@@ -284,13 +285,13 @@ void attend(const AttentionRows& rows, const KeyTiles& tiles) {
   }
 }
 
-inline void finish_attention(const float* sums, const float* totals, std::int64_t n, std::byte* out,
+inline void finish_attention(const float* accumulator, const float* row_sum, std::int64_t n, std::byte* out,
                              DType out_type) {
-  const Simd::Vec factor = Simd::set(1.0F / Simd::sum(Simd::load(totals)));
+  const Simd::Vec factor = Simd::set(1.0F / Simd::sum(Simd::load(row_sum)));
   with_store(out, out_type, [&](auto store) {
     for_each_vector(n, [&](std::int64_t i, std::int64_t lanes) {
       // How often a zero was added in masked slots is seen in its sign alone, which + 0 takes away.
-      store(i, Simd::add(Simd::mul(Simd::load(sums + i, lanes), factor), Simd::zero()), lanes);
+      store(i, Simd::add(Simd::mul(Simd::load(accumulator + i, lanes), factor), Simd::zero()), lanes);
     });
   });
 }

@@ -1,6 +1,6 @@
 #include ADAPTRT_SIMD
 // The order matters: what follows is written in terms of the instruction set above.
-#include "coded_gemm.h"
+#include "codebook_gemm.h"
 #include "column_gemm.h"
 #include "compressed_gemm.h"
 #include "families.h"
@@ -16,9 +16,9 @@ void ADAPTRT_KERNEL_SET::register_bfloat16_gemm(KernelTable* table) {
   table->compressed_gemm = compressed_gemm_of<BFloat16Weights>();
   table->compressed_rows = kCanStream<BFloat16Weights> ? kStreamRows : 0;
   table->expand_compressed = &expand_compressed;
-  table->coded_gemm[kType] = coded_gemm_of<CodedBFloat16>();
-  table->coded_rows[kType] = coded_rows_of<CodedBFloat16>();
-  table->expand_coded[kType] = &expand_coded<CodedBFloat16>;
+  table->codebook_gemm[kType] = codebook_gemm_of<CodebookBFloat16>();
+  table->codebook_rows[kType] = codebook_rows_of<CodebookBFloat16>();
+  table->expand_codebook[kType] = &expand_codebook<CodebookBFloat16>;
   table->gathered_gemm[kType] = gathered_gemm_of<BFloat16Weights>();
   table->sparse_gemm[kType] = &sparse_gemm<BFloat16Weights>;
   table->column_gemm[kType] = &column_gemm<BFloat16Weights>;

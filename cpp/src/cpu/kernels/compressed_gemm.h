@@ -29,9 +29,9 @@ inline constexpr std::int64_t kPieceRowBytes = kPiecesAcross * kCompressedPieceB
 /// Makes bfloat16 of a compressed panel, some inputs after the other.
 class PanelExpander {
  public:
-  PanelExpander(const std::byte* panel, std::int64_t exceptions)
-      : panel_(parts_of_compressed(panel, exceptions)), pieces_(panel_) {
-    find_exception();
+  PanelExpander(const std::byte* panel, std::int64_t outliers)
+      : panel_(parts_of_compressed(panel, outliers)), pieces_(panel_) {
+    find_outlier();
   }
 
   [[nodiscard]] const PieceExpander& pieces() const { return pieces_; }
@@ -39,8 +39,8 @@ class PanelExpander {
   [[nodiscard]] const std::byte* source(std::int64_t row) const {
     return panel_.pieces + row * kPieceRowBytes;
   }
-  /// Whether there are exceptions in the rows of pieces before `row` that `expand` was not asked for yet.
-  [[nodiscard]] bool has_exceptions(std::int64_t row) const { return place_ < row * kPieceRowElements; }
+  /// Whether there are outliers in the rows of pieces before `row` that `expand` was not asked for yet.
+  [[nodiscard]] bool has_outliers(std::int64_t row) const { return place_ < row * kPieceRowElements; }
 
   /// Rows [begin, end) of pieces to `out` [inputs / 2][kPanelColumns][2]. They must be asked for in ascending
   /// order.
@@ -55,16 +55,16 @@ class PanelExpander {
 
   /// One row of pieces. The pairs of piece `across` go to at(across), `stride` bytes apart; behind it,
   /// behind_piece(across) is called.
-  template <class At, class BehindPiece>
-  void expand_row(std::int64_t row, const At& at, std::int64_t stride, const BehindPiece& behind_piece) {
+  template <class At, class AfterPiece>
+  void expand_row(std::int64_t row, const At& at, std::int64_t stride, const AfterPiece& after_piece) {
     const std::byte* piece = source(row);
     ADAPTRT_UNROLL
     for (std::int64_t across = 0; across < kPiecesAcross; ++across) {
       pieces_.expand(piece, at(across), stride);
-      behind_piece(across);
+      after_piece(across);
       piece += kCompressedPieceBytes;
     }
-    put_exceptions(row * kPieceRowElements, [&](std::int64_t pair, std::int64_t column) {
+    store_outliers(row * kPieceRowElements, [&](std::int64_t pair, std::int64_t column) {
       return at(column / kPieceOutputs) + pair * stride + column % kPieceOutputs * kPairBytes;
     });
   }
@@ -75,9 +75,9 @@ class PanelExpander {
   /// Those of a row of pieces, whose first element is number `first`, to the pairs of inputs that pair_at
   /// finds. Places that are out of order are passed over.
   template <class PairAt>
-  void put_exceptions(std::int64_t first, const PairAt& pair_at) {
+  void store_outliers(std::int64_t first, const PairAt& pair_at) {
     constexpr std::int64_t kSize = sizeof(std::uint16_t);
-    for (; place_ < first + kPieceRowElements; ++next_, find_exception()) {
+    for (; place_ < first + kPieceRowElements; ++next_, find_outlier()) {
       if (place_ < first) continue;
       const std::int64_t pair = (place_ - first) / 2;
       std::byte* to = pair_at(pair / kPanelColumns, pair % kPanelColumns) + place_ % 2 * kSize;
@@ -85,7 +85,7 @@ class PanelExpander {
     }
   }
 
-  void find_exception() {
+  void find_outlier() {
     place_ = std::numeric_limits<std::int64_t>::max();
     if (next_ == panel_.count) return;
     std::uint32_t place = 0;
@@ -141,7 +141,7 @@ void compressed_tile(const PanelGemm& gemm, PanelExpander* expander, PieceRows r
   std::byte* expanded = rows.kept != nullptr ? rows.kept : space;
   const std::int64_t expanded_step = rows.kept != nullptr ? kPieceRowPairBytes : 0;
   for (std::int64_t row = rows.begin; row < rows.end; ++row) {
-    if (kRows > kRegisterRows || expanded_step > 0 || expander->has_exceptions(row + 1)) {
+    if (kRows > kRegisterRows || expanded_step > 0 || expander->has_outliers(row + 1)) {
       expander->template expand<kLines>(row, row + 1, expanded, prefetch);
       prefetch.from += kPiecesAcross * prefetch.step;
       ADAPTRT_UNROLL
@@ -197,11 +197,11 @@ CompressedTile compressed_tile_of(std::int64_t rows) {
 /// As gemm_streamed: all tiles of rows take a part of k before the next part is read, and fetch it meanwhile.
 /// The first tile makes bfloat16 of the part, which the others multiply from the first-level cache.
 template <class Weights>
-void compressed_gemm(const PanelGemm& gemm, std::int64_t exceptions) {
+void compressed_gemm(const PanelGemm& gemm, std::int64_t outliers) {
   using A = typename Weights::A;
   constexpr std::int64_t kPartRows = kStreamSteps / kPiecePairs;
   alignas(kCacheLine) std::byte kept[kStreamSteps * kPairRowBytes];
-  PanelExpander expander(gemm.call.panel, exceptions);
+  PanelExpander expander(gemm.call.panel, outliers);
   const std::int64_t tiles = (gemm.call.rows + kTileRows - 1) / kTileRows;
   const std::int64_t piece_rows = gemm.call.k / kPieceInputs;
   // Lines of a piece that the first tile fetches, and the others.
@@ -240,7 +240,7 @@ void compressed_gemm(const PanelGemm& gemm, std::int64_t exceptions) {
   }
 }
 
-using CompressedGemm = void (*)(const PanelGemm& gemm, std::int64_t exceptions);
+using CompressedGemm = void (*)(const PanelGemm& gemm, std::int64_t outliers);
 
 /// nullptr where panels are not streamed.
 template <class Weights>
@@ -249,9 +249,8 @@ constexpr CompressedGemm compressed_gemm_of() {
   return nullptr;
 }
 
-inline void expand_compressed(const std::byte* panel, std::int64_t k, std::int64_t exceptions,
-                              std::byte* out) {
-  PanelExpander expander(panel, exceptions);
+inline void expand_compressed(const std::byte* panel, std::int64_t k, std::int64_t outliers, std::byte* out) {
+  PanelExpander expander(panel, outliers);
   expander.expand<kPieceLines>(0, k / kPieceInputs, out,
                                {expander.source(0) + kStreamAhead, kCompressedPieceBytes});
 }

@@ -34,12 +34,12 @@ inline KernelTable make_tile_table(const char* name, const KernelTable& vectors)
   table.few_rows = kFewRows;
   table.pack_rows = &pack_steps;
   table.stream_rows = &stream_rows;
-  table.leave_thread = &Tiles::release;
+  table.release_tiles = &Tiles::release;
   table.gemm[static_cast<std::size_t>(DType::kBFloat16)] = &tile_gemm;
   table.compressed_gemm = &tile_compressed_gemm<Simd::kLanes == kPieceOutputs>;
   table.compressed_rows = kTiledRows;
-  table.coded_gemm[static_cast<std::size_t>(DType::kBFloat16)] = &tile_coded_gemm;
-  table.coded_rows[static_cast<std::size_t>(DType::kBFloat16)] = kTiledRows;
+  table.codebook_gemm[static_cast<std::size_t>(DType::kBFloat16)] = &tile_codebook_gemm;
+  table.codebook_rows[static_cast<std::size_t>(DType::kBFloat16)] = kTiledRows;
   table.gathered_gemm[static_cast<std::size_t>(DType::kBFloat16)] = &tile_gathered_gemm;
   table.sparse_gemm[static_cast<std::size_t>(DType::kBFloat16)] = &tile_sparse_gemm;
   table.column_gemm[static_cast<std::size_t>(DType::kBFloat16)] = &tile_column_gemm;

@@ -30,7 +30,7 @@ struct AttentionTile : AttentionRows {
   std::int64_t num_groups;
 };
 
-/// How far a score may be above AttentionRows::greatest before that is raised: the sums of a row are seldom
+/// How far a score may be above AttentionRows::row_max before that is raised: the sums of a row are seldom
 /// rescaled, and its probabilities are at most 2^kHeadroom.
 inline constexpr float kHeadroom = 8.0F;
 
@@ -50,7 +50,7 @@ struct RowBlock {
 /// Takes the slots that a row does not see out of the scores of those groups of which some row does not see
 /// all.
 template <class Block>
-inline void hide_keys(const AttentionTile& tile, Block* block) {
+inline void apply_mask(const AttentionTile& tile, Block* block) {
   const Simd::Vec hidden = Simd::set(-std::numeric_limits<float>::infinity());
   const auto first_visible = [&](std::int64_t position) {
     return tile.sliding_window == 0 ? 0 : position + 1 - tile.sliding_window;
@@ -76,21 +76,21 @@ inline void hide_keys(const AttentionTile& tile, Block* block) {
   }
 }
 
-/// Raises a row's greatest score, by which what it has summed so far is scaled.
-inline void raise_greatest(const AttentionTile& tile, std::int64_t row, float greatest) {
-  if (tile.greatest[row] == kNoScore) {
-    tile.greatest[row] = greatest;  // of zeros
+/// Raises a row's row_max score, by which what it has summed so far is scaled.
+inline void raise_row_max(const AttentionTile& tile, std::int64_t row, float row_max) {
+  if (tile.row_max[row] == kNoScore) {
+    tile.row_max[row] = row_max;  // of zeros
     return;
   }
-  const Simd::Vec factor = exp2_of<false>(Simd::sub(Simd::set(tile.greatest[row]), Simd::set(greatest)));
+  const Simd::Vec factor = exp2_of<false>(Simd::sub(Simd::set(tile.row_max[row]), Simd::set(row_max)));
   const auto scale = [&](float* x, std::int64_t n) {
     for (std::int64_t i = 0; i < n; i += Simd::kLanes)
       Simd::store(x + i, Simd::mul(Simd::load(x + i), factor));
   };
   const std::int64_t columns = whole_groups(tile.head_dim);
-  scale(tile.totals + row * kKeyGroup, kKeyGroup);
-  scale(tile.sums + row * columns, columns);
-  tile.greatest[row] = greatest;
+  scale(tile.row_sum + row * kKeyGroup, kKeyGroup);
+  scale(tile.accumulator + row * columns, columns);
+  tile.row_max[row] = row_max;
 }
 
 inline void store_probabilities(float* to, Simd::Vec first, Simd::Vec second) {
@@ -150,21 +150,21 @@ inline void take_vectors(const AttentionTile& tile, Count vectors, Block* block)
   for (std::int64_t r = 0; r < block->rows; ++r) {
     const float* scores = block->scores[r];
     const std::int64_t row = block->row + r;
-    Simd::Vec greatest = Simd::load(scores);
+    Simd::Vec row_max = Simd::load(scores);
     for (std::int64_t v = 1; v < vectors; ++v) {
-      greatest = Simd::max(greatest, Simd::load(scores + v * Simd::kLanes));
+      row_max = Simd::max(row_max, Simd::load(scores + v * Simd::kLanes));
     }
-    if (Simd::any_above(greatest, Simd::set(tile.greatest[row] + kHeadroom))) {
-      raise_greatest(tile, row, Simd::greatest(greatest));
+    if (Simd::any_above(row_max, Simd::set(tile.row_max[row] + kHeadroom))) {
+      raise_row_max(tile, row, Simd::greatest(row_max));
     }
   }
   for (std::int64_t r = 0; r < block->rows; ++r) {
     const float* scores = block->scores[r];
-    const Simd::Vec greatest = Simd::set(tile.greatest[block->row + r]);
-    float* totals = tile.totals + (block->row + r) * kKeyGroup;
-    Simd::Vec total = Simd::load(totals);
+    const Simd::Vec row_max = Simd::set(tile.row_max[block->row + r]);
+    float* row_sum = tile.row_sum + (block->row + r) * kKeyGroup;
+    Simd::Vec total = Simd::load(row_sum);
     const auto probability = [&](std::int64_t v) {
-      Simd::Vec p = exp2_of<kToBFloat16>(Simd::sub(Simd::load(scores + v * Simd::kLanes), greatest));
+      Simd::Vec p = exp2_of<kToBFloat16>(Simd::sub(Simd::load(scores + v * Simd::kLanes), row_max));
       total = Simd::add(total, p);
       if constexpr (kScaled) {
         const KeyGroup& group = tile.groups[v / kVectorsPerGroup];
@@ -181,17 +181,17 @@ inline void take_vectors(const AttentionTile& tile, Count vectors, Block* block)
       const std::int64_t last = vectors - 1;
       store_probabilities(out + last * Simd::kLanes, probability(last), Simd::zero());
     }
-    Simd::store(totals, total);
+    Simd::store(row_sum, total);
   }
 }
 
-/// Turns the scores of a block of rows into probabilities, of which totals and greatest are kept.
+/// Turns the scores of a block of rows into probabilities, of which row_sum and row_max are kept.
 template <bool kScaled, class Block>
 inline void take_scores(const AttentionTile& tile, Block* block) {
   if constexpr (kScaled) scale_scores(tile, block);
   if (tile.softcap > 0.0F) cap_scores(tile, block);
   if (tile.bias != nullptr) add_bias(tile, block);
-  hide_keys(tile, block);
+  apply_mask(tile, block);
   if (block->num_groups == kTileGroups) {
     take_vectors<kScaled>(tile, std::integral_constant<std::int64_t, kVectorsPerTile>(), block);
   } else {

@@ -87,7 +87,7 @@ inline void fetch_first_words(const GatheredOutputs& gathered, std::int64_t word
   }
 }
 
-/// As coded_gemm: a part of k is gathered, and multiplied from the first-level cache.
+/// As codebook_gemm: a part of k is gathered, and multiplied from the first-level cache.
 template <class Weights>
 void gathered_gemm(const PanelGemm& gemm, const GatheredOutputs& gathered) {
   using A = typename Weights::A;

@@ -163,8 +163,8 @@ class TileValues {
         reinterpret_cast<const std::byte*>(block.probabilities) + first * kKeyGroup * 2;
     StepPrefetch nothing;
     multiply_steps<BFloat16Dot>({probabilities, kTileSlots * 2, kTileLine}, values, steps,
-                                {tile_.sums + block.row * columns_ + column, columns_, true}, block.rows,
-                                std::min(kPanelColumns, columns_ - column), &nothing);
+                                {tile_.accumulator + block.row * columns_ + column, columns_, true},
+                                block.rows, std::min(kPanelColumns, columns_ - column), &nothing);
   }
 
   const AttentionTile& tile_;
@@ -172,7 +172,7 @@ class TileValues {
 };
 
 /// A step of values takes two groups: the slots of one that no row sees count nothing.
-inline void hide_odd_group(AttendedRows* block) {
+inline void mask_odd_group(AttendedRows* block) {
   if (block->num_groups % 2 == 0) return;
   for (std::int64_t r = 0; r < block->rows; ++r) {
     std::memset(&block->probabilities[r][block->num_groups * kKeyGroup], 0, kKeyGroup * 2);
@@ -194,7 +194,7 @@ void attend_in_tiles(const FetchingTile& tile) {
     if (block.num_groups == 0) continue;
     scores.compute(&block);
     take_scores<kScaled>(tile, &block);
-    hide_odd_group(&block);
+    mask_odd_group(&block);
     values.add(block);
   }
 }

@@ -20,18 +20,18 @@ namespace {
 
 /// Calls at_lines behind some pieces of a row: each with as many lines as those of a next panel are fetched
 /// in quarters of.
-template <class Beside>
-void at_piece(std::int64_t across, Beside* beside) {
+template <class StepHook>
+void at_piece(std::int64_t across, StepHook* hook) {
   constexpr int kLines = 4;
   static_assert(kPiecesAcross * kPieceLines % kLines == 0);
-  if (across < kPiecesAcross * kPieceLines / kLines) beside->template at_lines<kLines>();
+  if (across < kPiecesAcross * kPieceLines / kLines) hook->template at_lines<kLines>();
 }
 
 /// The sums of kRows rows, and of inputs [first, first + inputs) of a panel, the first of `a`: each piece
 /// becomes operands in registers, in the order of multiply_few_columns.
-template <int kRows, class Pieces, class Beside>
+template <int kRows, class Pieces, class StepHook>
 void multiply_few_pieces(PanelExpander* expander, const Pieces& all_pieces, const FewInputs& a,
-                         std::int64_t first, std::int64_t inputs, TileSums sums, Beside* beside) {
+                         std::int64_t first, std::int64_t inputs, TileSums sums, StepHook* hook) {
   const Pieces pieces = all_pieces;
   alignas(kCacheLine) std::byte space[kPieceRowPairBytes];
   for (std::int64_t begin = 0; begin < inputs; begin += kStepInputs) {
@@ -45,13 +45,13 @@ void multiply_few_pieces(PanelExpander* expander, const Pieces& all_pieces, cons
     const std::int64_t end = std::min(begin + kStepInputs, inputs);
     for (std::int64_t input = begin; input < end; input += kPieceInputs) {
       const std::int64_t row = (first + input) / kPieceInputs;
-      const bool has_exceptions = expander->has_exceptions(row + 1);
-      if (has_exceptions) expander->template expand<0>(row, row + 1, space, {});
+      const bool has_outliers = expander->has_outliers(row + 1);
+      if (has_outliers) expander->template expand<0>(row, row + 1, space, {});
       const std::byte* piece = expander->source(row);
       ADAPTRT_UNROLL
       for (int v = 0; v < kPiecesAcross; ++v) {
         Simd::Words pairs[kPiecePairs];
-        if (has_exceptions) {
+        if (has_outliers) {
           ADAPTRT_UNROLL
           for (int pair = 0; pair < kPiecePairs; ++pair) {
             pairs[pair] =
@@ -70,10 +70,10 @@ void multiply_few_pieces(PanelExpander* expander, const Pieces& all_pieces, cons
             odd[r][v] = Simd::fma(Simd::set(values[1]), columns.odd, odd[r][v]);
           }
         }
-        at_piece(v, beside);
+        at_piece(v, hook);
       }
     }
-    beside->at_step();
+    hook->at_step();
     ADAPTRT_UNROLL
     for (int r = 0; r < kRows; ++r) {
       ADAPTRT_UNROLL
@@ -88,13 +88,13 @@ void multiply_few_pieces(PanelExpander* expander, const Pieces& all_pieces, cons
 
 /// sums [rows, kPanelColumns] = `inputs` of a panel, from which on there are at most kFewRows rows, * the
 /// panel, or += where they continue.
-template <class Beside>
+template <class StepHook>
 void multiply_few_compressed(PanelExpander* expander, FewRows rows, InputRange inputs, TileSums sums,
-                             Beside* beside) {
+                             StepHook* hook) {
   for_few_inputs(rows, inputs.end - inputs.begin, sums,
                  [&](auto num_rows, const FewInputs& a, std::int64_t begin, std::int64_t count, TileSums to) {
                    multiply_few_pieces<num_rows()>(expander, expander->pieces(), a, inputs.begin + begin,
-                                                   count, to, beside);
+                                                   count, to, hook);
                  });
 }
 
@@ -111,15 +111,15 @@ class ExpandedSteps {
 
   /// Makes a row of pieces what is there of inputs [8 * row, 8 * (row + 1)), counted from the first that is
   /// there.
-  template <class Beside>
-  void expand(PanelExpander* expander, std::int64_t panel_row, std::int64_t row, Beside* beside) {
+  template <class StepHook>
+  void expand(PanelExpander* expander, std::int64_t panel_row, std::int64_t row, StepHook* hook) {
     std::byte* lines = bytes_ + row * kPiecePairs * kPairLine;
     expander->expand_row(
         panel_row,
         [&](std::int64_t across) {
           return lines + across / kPiecesOfPair * kPairBytesOfAll + across % kPiecesOfPair * kTileLine;
         },
-        kPairLine, [&](std::int64_t across) { at_piece(across, beside); });
+        kPairLine, [&](std::int64_t across) { at_piece(across, hook); });
   }
 
   /// Makes lines from input `begin` up to the end of its step zeros.
@@ -209,14 +209,14 @@ void multiply_expanded(const PanelGemm& gemm, InputRange inputs, PanelExpander* 
   ExpandAhead<kSteps>(expander, stretch, now, 1, prefetch).finish();
   while (stretch.begin < inputs.end) {
     const InputRange next = stretch_from(stretch.end);
-    ExpandAhead<kSteps> beside(expander, next, ahead, compressed_steps_taken(gemm.call.rows, stretch),
-                               prefetch);
+    ExpandAhead<kSteps> hook(expander, next, ahead, compressed_steps_taken(gemm.call.rows, stretch),
+                             prefetch);
     for (std::int64_t column = 0; column < kPanelColumns; column += kPairColumns) {
       multiply_inputs(a, stretch.begin, stretch.end, now->pair(column),
                       {gemm.call.out + column, gemm.call.out_stride, gemm.accumulate || stretch.begin > 0},
-                      gemm.call.rows, kPairColumns, &beside);
+                      gemm.call.rows, kPairColumns, &hook);
     }
-    beside.finish();
+    hook.finish();
     std::swap(now, ahead);
     stretch = next;
   }
@@ -248,7 +248,7 @@ class CompressedSteps {
 /// The product with a compressed panel, to the same bits. kPiecesAreVectors: a vector has the columns of a
 /// piece, so that few rows are multiplied by pieces in registers.
 template <bool kPiecesAreVectors>
-void tile_compressed_gemm(const PanelGemm& gemm, std::int64_t exceptions) {
+void tile_compressed_gemm(const PanelGemm& gemm, std::int64_t outliers) {
   Tiles::configure();
   const InputRange inputs = part_of(gemm.call.part, gemm.call.k);
   const StepActivations a = activations_of(gemm);
@@ -257,7 +257,7 @@ void tile_compressed_gemm(const PanelGemm& gemm, std::int64_t exceptions) {
   const bool is_one_tile = !in_registers && decodes_ahead(gemm);
   const std::int64_t steps = in_registers || is_one_tile ? steps_of(inputs.end - inputs.begin)
                                                          : compressed_steps_taken(gemm.call.rows, inputs);
-  PanelExpander expander(gemm.call.panel, exceptions);
+  PanelExpander expander(gemm.call.panel, outliers);
   CompressedSteps decoded(&expander);
   const std::byte* source = decoded.source(inputs.begin);
   const std::int64_t bytes = decoded.source(inputs.end) - source;

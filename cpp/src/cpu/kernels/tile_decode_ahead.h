@@ -1,14 +1,14 @@
 #pragma once
 
 // Products of one tile of rows with panels of few bits: while a step is multiplied, the next one is decoded.
-// Included behind tile_gemm.h, coded_gemm.h and quantized_gemm.h.
+// Included behind tile_gemm.h, codebook_gemm.h and quantized_gemm.h.
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 
-#include "coded_gemm.h"
+#include "codebook_gemm.h"
 #include "quantized_gemm.h"
 #include "tile_gemm.h"
 #include "tile_product.h"
@@ -16,7 +16,7 @@
 namespace adaptrt {
 namespace {
 
-/// Lets expand_columns and CodeExpander fetch what a StepPrefetch does.
+/// Lets expand_columns and CodebookExpander fetch what a StepPrefetch does.
 struct FetchWith {
   StepPrefetch* prefetch;
   template <int kLines>
@@ -62,9 +62,9 @@ class QuantizedSteps {
 };
 
 /// The same of a panel of codes.
-class CodedSteps {
+class CodebookSteps {
  public:
-  CodedSteps(const PanelGemm& gemm, const Quantization& how)
+  CodebookSteps(const PanelGemm& gemm, const Quantization& how)
       : expander_(gemm.call.panel, how, gemm.call.k, kPanelColumns) {}
   [[nodiscard]] const std::byte* source(std::int64_t input) const { return expander_.source(input); }
   static constexpr std::int64_t step_inputs() { return kStepInputs; }
@@ -74,7 +74,7 @@ class CodedSteps {
   }
 
  private:
-  CodeExpander<CodedBFloat16> expander_;
+  CodebookExpander<CodebookBFloat16> expander_;
 };
 
 /// Decodes the next step of a panel while a tile of rows is multiplied by the current one. Steps alternate

@@ -183,7 +183,7 @@ class FewAttendedRows {
       for (int r = 0; r < kRows; ++r) {
         ADAPTRT_UNROLL
         for (int v = 0; v < kVectors; ++v) {
-          float* out = tile_.sums + r * stride + column + v * Simd::kLanes;
+          float* out = tile_.accumulator + r * stride + column + v * Simd::kLanes;
           Simd::store(out, Simd::add(Simd::load(out), sums.total(r, v)));
         }
       }

@@ -106,9 +106,9 @@ class FewInputs {
 };
 
 /// The sums of kRows rows and kVectors vectors of columns, the last one of last_lanes columns.
-template <class Packed, int kRows, int kVectors, bool kPartial, class Beside>
+template <class Packed, int kRows, int kVectors, bool kPartial, class StepHook>
 void multiply_few_columns(const Packed& words_decoder, const FewInputs& a, FewWords b,
-                          std::int64_t last_lanes, TileSums sums, Beside* beside) {
+                          std::int64_t last_lanes, TileSums sums, StepHook* hook) {
   const Packed decoder = words_decoder;
   constexpr int kWordInputs = 2 * Packed::kUnits;
   constexpr std::int64_t kVectorBytes = Simd::kLanes * Packed::kColumnBytes;
@@ -130,7 +130,7 @@ void multiply_few_columns(const Packed& words_decoder, const FewInputs& a, FewWo
       for (int v = 0; v < kVectors; ++v) {
         words[v] = load_word<Packed>(b.data + v * kVectorBytes, b.line, lanes_of(v));
       }
-      if constexpr (kLines > 0) beside->template at_lines<kLines>();
+      if constexpr (kLines > 0) hook->template at_lines<kLines>();
       for_each_index<Packed::kUnits>([&](auto unit) __attribute__((always_inline)) {
         Simd::Pair columns[kVectors];
         ADAPTRT_UNROLL
@@ -169,7 +169,7 @@ void multiply_few_columns(const Packed& words_decoder, const FewInputs& a, FewWo
         });
       }
     }
-    beside->at_step();
+    hook->at_step();
     ADAPTRT_UNROLL
     for (int r = 0; r < kRows; ++r) {
       float* out = sums.data + r * sums.stride;
@@ -184,24 +184,24 @@ void multiply_few_columns(const Packed& words_decoder, const FewInputs& a, FewWo
 }
 
 /// sums [kRows, columns] = a * b, or += where they continue, for at most kPanelColumns columns.
-template <class Packed, int kRows, class Beside>
+template <class Packed, int kRows, class StepHook>
 void multiply_few_panel(const Packed& decoder, const FewInputs& a, FewWords b, std::int64_t columns,
-                        TileSums sums, Beside* beside) {
+                        TileSums sums, StepHook* hook) {
   constexpr std::int64_t kGroup = kTileVectors * Simd::kLanes;
   std::int64_t column = 0;
   const auto from = [&] { return FewWords{b.data + column * Packed::kColumnBytes, b.line, b.inputs}; };
   const auto to = [&] { return TileSums{sums.data + column, sums.stride, sums.continues}; };
   for (; column + kGroup <= columns; column += kGroup) {
-    multiply_few_columns<Packed, kRows, kTileVectors, false>(decoder, a, from(), Simd::kLanes, to(), beside);
+    multiply_few_columns<Packed, kRows, kTileVectors, false>(decoder, a, from(), Simd::kLanes, to(), hook);
   }
   // Ranks of adapters are such panels: what lies side by side is fetched, and used, at once.
   constexpr std::int64_t kPair = 2 * Simd::kLanes;
   for (; kPair < kGroup && column + kPair <= columns; column += kPair) {
-    multiply_few_columns<Packed, kRows, 2, false>(decoder, a, from(), Simd::kLanes, to(), beside);
+    multiply_few_columns<Packed, kRows, 2, false>(decoder, a, from(), Simd::kLanes, to(), hook);
   }
   for (; column < columns; column += Simd::kLanes) {
     const std::int64_t lanes = std::min<std::int64_t>(Simd::kLanes, columns - column);
-    multiply_few_columns<Packed, kRows, 1, true>(decoder, a, from(), lanes, to(), beside);
+    multiply_few_columns<Packed, kRows, 1, true>(decoder, a, from(), lanes, to(), hook);
   }
 }
 
@@ -228,14 +228,14 @@ void for_few_inputs(FewRows rows, std::int64_t inputs, TileSums sums, const Mult
 }
 
 /// sums [rows, columns] = at most kFewRows rows * b, or += where they continue.
-template <class Packed, class Beside>
+template <class Packed, class StepHook>
 void multiply_few(const Packed& decoder, FewRows rows, FewWords b, std::int64_t columns, TileSums sums,
-                  Beside* beside) {
+                  StepHook* hook) {
   for_few_inputs(rows, b.inputs, sums,
                  [&](auto num_rows, const FewInputs& a, std::int64_t begin, std::int64_t count, TileSums to) {
                    const std::int64_t lines = begin / (2 * Packed::kUnits) * kWordLines<Packed>;
                    multiply_few_panel<Packed, num_rows()>(
-                       decoder, a, {b.data + lines * b.line, b.line, count}, columns, to, beside);
+                       decoder, a, {b.data + lines * b.line, b.line, count}, columns, to, hook);
                  });
 }
 

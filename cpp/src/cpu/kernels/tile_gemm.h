@@ -58,18 +58,18 @@ inline FewRows few_rows_of(const StepActivations& a, std::int64_t begin, std::in
 
 /// sums [rows, columns] = the inputs [begin, end) of rows * b, which has whole steps of them, or += where
 /// they continue. `steps` of the activations are used where `begin` is a multiple of kStepInputs.
-template <class Beside>
+template <class StepHook>
 void multiply_inputs(const StepActivations& a, std::int64_t begin, std::int64_t end, TileColumns b,
-                     TileSums sums, std::int64_t rows, std::int64_t columns, Beside* beside) {
+                     TileSums sums, std::int64_t rows, std::int64_t columns, StepHook* hook) {
   if (rows <= kFewRows) {
     multiply_few(BFloat16Pairs(), few_rows_of(a, begin, rows), {b.data, b.line, end - begin}, columns, sums,
-                 beside);
+                 hook);
     return;
   }
   const std::int64_t steps = steps_of(end - begin);
   if (a.steps != nullptr && begin % kStepInputs == 0) {
     multiply_steps<BFloat16Dot>({a.steps + begin / kStepInputs * a.step_bytes, kTileLine, a.step_bytes}, b,
-                                steps, sums, rows, columns, beside);
+                                steps, sums, rows, columns, hook);
     return;
   }
   alignas(kCacheLine) std::byte packed[kStretchSteps * kPackedRows * kTileLine];
@@ -80,7 +80,7 @@ void multiply_inputs(const StepActivations& a, std::int64_t begin, std::int64_t 
                kPackedStep);
     multiply_steps<BFloat16Dot>({packed, kTileLine, kPackedStep}, b, steps,
                                 {sums.data + row * sums.stride, sums.stride, sums.continues}, count, columns,
-                                beside);
+                                hook);
   }
 }
 

@@ -170,7 +170,7 @@ class GroupedProduct {
       const GroupView group = group_of(gemm_, panel_, index);
       decode_pairs_(gemm_, panel_, group.first, group.end, place(index));
     }
-    StepPrefetch prefetch = prefetch_behind(first, end);
+    StepPrefetch prefetch = prefetch_after(first, end);
     for (std::int64_t column = 0; column < kPanelColumns; column += kPairColumns) {
       const std::int64_t pair = column / kPairColumns * kPairStretch * kPairStepBytes;
       for (std::int64_t row = 0; row < gemm_.call.rows; row += kPackedRows) {
@@ -192,7 +192,7 @@ class GroupedProduct {
   }
 
   /// Fetches, while all rows are multiplied by the groups [first, end), the words of as many behind them.
-  [[nodiscard]] StepPrefetch prefetch_behind(std::int64_t first, std::int64_t end) const {
+  [[nodiscard]] StepPrefetch prefetch_after(std::int64_t first, std::int64_t end) const {
     const std::int64_t bits = gemm_.quantization.algo == QuantAlgo::kW4A16 ? gemm_.quantization.bits : 8;
     const std::int64_t bytes = (end - first) * size_ * kPanelColumns * bits / 8;
     const std::byte* next = end * size_ < gemm_.call.k

@@ -68,9 +68,9 @@ struct TileSums {
 /// Sums of two tiles of rows and two of columns: four products for four loads. Rows come from the
 /// second-level cache and leave the columns where they are, in the first. `behind_loads(s)` is called when
 /// the columns of step s have been loaded.
-template <class Dot, class Beside, class BehindLoads>
-inline void multiply_2x2(TileRows a, TileColumns b, std::int64_t steps, TileSums sums, Beside* beside,
-                         const BehindLoads& behind_loads) {
+template <class Dot, class StepHook, class AfterLoads>
+inline void multiply_2x2(TileRows a, TileColumns b, std::int64_t steps, TileSums sums, StepHook* hook,
+                         const AfterLoads& after_loads) {
   const std::int64_t sums_row = sums.stride * 4;
   float* below = sums.data + kTileHeight * sums.stride;
   if (sums.continues) {
@@ -88,15 +88,15 @@ inline void multiply_2x2(TileRows a, TileColumns b, std::int64_t steps, TileSums
     const std::byte* first = a.data + s * a.step;
     const std::byte* second = first + kTileHeight * a.row;
     const std::byte* columns = b.data + s * b.step;
-    beside->at_step();
-    beside->template at_lines<static_cast<int>(2 * kTileHeight)>();
+    hook->at_step();
+    hook->template at_lines<static_cast<int>(2 * kTileHeight)>();
     Tiles::load_once<4>(first, a.row);
     Tiles::load<6>(columns, b.line);
     Dot::template add<0, 4, 6>();
     Tiles::load<7>(columns + kTileLine, b.line);
     Dot::template add<1, 4, 7>();
     Tiles::load_once<5>(second, a.row);
-    behind_loads(s);
+    after_loads(s);
     Dot::template add<2, 5, 6>();
     Dot::template add<3, 5, 7>();
   }
@@ -107,8 +107,8 @@ inline void multiply_2x2(TileRows a, TileColumns b, std::int64_t steps, TileSums
 }
 
 /// Sums of one tile of rows and kColumns tiles of columns, at most four.
-template <class Dot, int kColumns, class Beside>
-inline void multiply_1xn(TileRows a, TileColumns b, std::int64_t steps, TileSums sums, Beside* beside) {
+template <class Dot, int kColumns, class StepHook>
+inline void multiply_1xn(TileRows a, TileColumns b, std::int64_t steps, TileSums sums, StepHook* hook) {
   const std::int64_t sums_row = sums.stride * 4;
   const auto of_columns = [&](auto body) __attribute__((always_inline)) {
     [&]<int... kColumn>(std::integer_sequence<int, kColumn...>) __attribute__((always_inline)) {
@@ -124,12 +124,12 @@ inline void multiply_1xn(TileRows a, TileColumns b, std::int64_t steps, TileSums
   });
   for (std::int64_t s = 0; s < steps; ++s) {
     const std::byte* columns = b.step_at(s);
-    beside->at_step();
+    hook->at_step();
     Tiles::load<4>(a.data + s * a.step, a.row);
     of_columns([&](auto column) __attribute__((always_inline)) {
       constexpr int kWeights = 5 + column() % 3;
       Tiles::load<kWeights>(columns + column() * kTileLine, b.line);
-      beside->template at_lines<static_cast<int>(kTileHeight)>();
+      hook->template at_lines<static_cast<int>(kTileHeight)>();
       Dot::template add<column(), 4, kWeights>();
     });
   }
@@ -138,18 +138,18 @@ inline void multiply_1xn(TileRows a, TileColumns b, std::int64_t steps, TileSums
   });
 }
 
-template <class Dot, class Beside>
+template <class Dot, class StepHook>
 inline void multiply_1x(std::int64_t columns, TileRows a, TileColumns b, std::int64_t steps, TileSums sums,
-                        Beside* beside) {
+                        StepHook* hook) {
   switch (columns) {
     case 1:
-      return multiply_1xn<Dot, 1>(a, b, steps, sums, beside);
+      return multiply_1xn<Dot, 1>(a, b, steps, sums, hook);
     case 2:
-      return multiply_1xn<Dot, 2>(a, b, steps, sums, beside);
+      return multiply_1xn<Dot, 2>(a, b, steps, sums, hook);
     case 3:
-      return multiply_1xn<Dot, 3>(a, b, steps, sums, beside);
+      return multiply_1xn<Dot, 3>(a, b, steps, sums, hook);
     default:
-      return multiply_1xn<Dot, 4>(a, b, steps, sums, beside);
+      return multiply_1xn<Dot, 4>(a, b, steps, sums, hook);
   }
 }
 
@@ -170,11 +170,11 @@ inline void with_whole_tiles(TileSums sums, std::int64_t rows, std::int64_t colu
 }
 
 /// One tile of rows, `rows` of which have sums, times `columns` columns, at most kPanelColumns.
-template <class Dot, class Beside>
+template <class Dot, class StepHook>
 inline void multiply_partly(TileRows a, TileColumns b, std::int64_t steps, TileSums sums, std::int64_t rows,
-                            std::int64_t columns, Beside* beside) {
+                            std::int64_t columns, StepHook* hook) {
   with_whole_tiles<kTileHeight, kPanelColumns>(sums, rows, columns, [&](TileSums to) {
-    multiply_1x<Dot>((columns + kTileColumns - 1) / kTileColumns, a, b, steps, to, beside);
+    multiply_1x<Dot>((columns + kTileColumns - 1) / kTileColumns, a, b, steps, to, hook);
   });
 }
 
@@ -208,25 +208,25 @@ class CopiedPair {
 };
 
 /// The sums of `rows` rows, a multiple of two tiles of them, and of two tiles of columns.
-template <class Dot, class Beside>
+template <class Dot, class StepHook>
 inline void multiply_pair(TileRows a, TileColumns pair, std::int64_t steps, TileSums sums, std::int64_t rows,
-                          Beside* beside) {
+                          StepHook* hook) {
   for (std::int64_t row = 0; row < rows; row += 2 * kTileHeight) {
     multiply_2x2<Dot>({a.data + row * a.row, a.row, a.step}, pair, steps,
-                      {sums.data + row * sums.stride, sums.stride, sums.continues}, beside,
+                      {sums.data + row * sums.stride, sums.stride, sums.continues}, hook,
                       [](std::int64_t) {});
   }
 }
 
 /// The sums of `rows` rows, at most two tiles of them, and of two tiles of columns.
-template <class Dot, class Beside>
+template <class Dot, class StepHook>
 inline void multiply_rest(TileRows a, TileColumns pair, std::int64_t steps, TileSums sums, std::int64_t rows,
-                          Beside* beside) {
+                          StepHook* hook) {
   const auto multiply = [&](TileSums to) {
     if (rows > kTileHeight) {
-      multiply_2x2<Dot>(a, pair, steps, to, beside, [](std::int64_t) {});
+      multiply_2x2<Dot>(a, pair, steps, to, hook, [](std::int64_t) {});
     } else {
-      multiply_1xn<Dot, 2>(a, pair, steps, to, beside);
+      multiply_1xn<Dot, 2>(a, pair, steps, to, hook);
     }
   };
   if (rows % kTileHeight == 0) {
@@ -240,9 +240,9 @@ inline void multiply_rest(TileRows a, TileColumns pair, std::int64_t steps, Tile
 /// are copied, a pair of tiles after the other. While the last whole tiles of rows are multiplied by a pair,
 /// each of its steps is overwritten by the next pair's as soon as it was loaded: the copying goes on beside
 /// the products.
-template <class Dot, class Beside>
+template <class Dot, class StepHook>
 inline void multiply_copied(TileRows a, TileColumns b, std::int64_t steps, TileSums sums, std::int64_t rows,
-                            std::int64_t columns, Beside* beside) {
+                            std::int64_t columns, StepHook* hook) {
   struct Pair {
     std::int64_t first;  ///< step
     std::int64_t column;
@@ -251,7 +251,7 @@ inline void multiply_copied(TileRows a, TileColumns b, std::int64_t steps, TileS
     return TileColumns{b.data + pair.first * b.step + pair.column * 4, b.line, b.step};
   };
   const auto steps_of_pair = [&](Pair pair) { return std::min(kCopiedSteps, steps - pair.first); };
-  const auto behind = [&](Pair pair) {
+  const auto following = [&](Pair pair) {
     pair.column += kPairColumns;
     return pair.column < columns ? pair : Pair{pair.first + kCopiedSteps, 0};
   };
@@ -259,7 +259,7 @@ inline void multiply_copied(TileRows a, TileColumns b, std::int64_t steps, TileS
   const std::int64_t last_row = rows - rest - 2 * kTileHeight;
   CopiedPair copied;
   for (std::int64_t s = 0; s < steps_of_pair({0, 0}); ++s) copied.copy(b, s);
-  for (Pair pair{0, 0}; pair.first < steps; pair = behind(pair)) {
+  for (Pair pair{0, 0}; pair.first < steps; pair = following(pair)) {
     const auto rows_from = [&](std::int64_t row) {
       return TileRows{a.data + pair.first * a.step + row * a.row, a.row, a.step};
     };
@@ -268,15 +268,14 @@ inline void multiply_copied(TileRows a, TileColumns b, std::int64_t steps, TileS
                       sums.continues || pair.first > 0};
     };
     const std::int64_t count = steps_of_pair(pair);
-    multiply_pair<Dot>(rows_from(0), copied.columns(), count, sums_from(0), last_row, beside);
+    multiply_pair<Dot>(rows_from(0), copied.columns(), count, sums_from(0), last_row, hook);
     if (rest > 0) {
-      multiply_rest<Dot>(rows_from(rows - rest), copied.columns(), count, sums_from(rows - rest), rest,
-                         beside);
+      multiply_rest<Dot>(rows_from(rows - rest), copied.columns(), count, sums_from(rows - rest), rest, hook);
     }
-    const Pair next = behind(pair);
+    const Pair next = following(pair);
     const std::int64_t wanted = next.first < steps ? steps_of_pair(next) : 0;  // never more than `count`
     const TileColumns from = columns_of(next);
-    multiply_2x2<Dot>(rows_from(last_row), copied.columns(), count, sums_from(last_row), beside,
+    multiply_2x2<Dot>(rows_from(last_row), copied.columns(), count, sums_from(last_row), hook,
                       [&](std::int64_t s) {
                         if (s < wanted) copied.copy(from, s);
                       });
@@ -302,12 +301,12 @@ inline RowPlan plan_rows(std::int64_t rows, std::int64_t columns) {
 
 /// sums [rows, columns] = a [rows] * b, or += where they continue. `a` has whole tiles of rows, `b` whole
 /// tiles of columns; at most kPanelColumns columns. The order of an element's sum depends on its steps alone.
-template <class Dot, class Beside>
+template <class Dot, class StepHook>
 inline void multiply_steps(TileRows a, TileColumns b, std::int64_t steps, TileSums sums, std::int64_t rows,
-                           std::int64_t columns, Beside* beside) {
+                           std::int64_t columns, StepHook* hook) {
   const RowPlan plan = plan_rows(rows, columns);
   if (plan.copies) {
-    multiply_copied<Dot>(a, b, steps, sums, rows, columns, beside);
+    multiply_copied<Dot>(a, b, steps, sums, rows, columns, hook);
     return;
   }
   const auto rows_from = [&](std::int64_t row) { return TileRows{a.data + row * a.row, a.row, a.step}; };
@@ -321,15 +320,15 @@ inline void multiply_steps(TileRows a, TileColumns b, std::int64_t steps, TileSu
     const auto columns_from = [&](std::int64_t row) {
       return TileSums{sums_from(row).data + column, sums.stride, sums.continues};
     };
-    multiply_pair<Dot>(a, pair, steps, columns_from(0), whole, beside);
-    if (last > 0) multiply_rest<Dot>(rows_from(whole), pair, steps, columns_from(whole), last, beside);
+    multiply_pair<Dot>(a, pair, steps, columns_from(0), whole, hook);
+    if (last > 0) multiply_rest<Dot>(rows_from(whole), pair, steps, columns_from(whole), last, hook);
   }
   for (std::int64_t row = plan.paired; row < rows; row += kTileHeight) {
     const std::int64_t count = std::min(kTileHeight, rows - row);
     if (count == kTileHeight && columns % kTileColumns == 0) {
-      multiply_1x<Dot>(columns / kTileColumns, rows_from(row), b, steps, sums_from(row), beside);
+      multiply_1x<Dot>(columns / kTileColumns, rows_from(row), b, steps, sums_from(row), hook);
     } else {
-      multiply_partly<Dot>(rows_from(row), b, steps, sums_from(row), count, columns, beside);
+      multiply_partly<Dot>(rows_from(row), b, steps, sums_from(row), count, columns, hook);
     }
   }
 }

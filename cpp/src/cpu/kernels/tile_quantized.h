@@ -1,7 +1,7 @@
 #pragma once
 
 // The products of bfloat16 activations with panels of few bits on tile registers. Included behind
-// tile_gemm.h, coded_gemm.h and quantized_gemm.h.
+// tile_gemm.h, codebook_gemm.h and quantized_gemm.h.
 
 #include <algorithm>
 #include <cstddef>
@@ -9,7 +9,7 @@
 #include <cstring>
 
 #include "adaptrt/cpu/kernel_table.h"
-#include "coded_gemm.h"
+#include "codebook_gemm.h"
 #include "quantized_gemm.h"
 #include "tile_decode_ahead.h"
 #include "tile_few_rows.h"
@@ -21,13 +21,13 @@ namespace adaptrt {
 namespace {
 
 /// The product with a panel of codes, to the same bits.
-void tile_coded_gemm(const PanelGemm& gemm, const Quantization& how) {
+void tile_codebook_gemm(const PanelGemm& gemm, const Quantization& how) {
   Tiles::configure();
   SpanFetcher others(gemm.fetch);
   others.fetch(others.lines());
   const InputRange inputs = part_of(gemm.call.part, gemm.call.k);
   if (decodes_ahead(gemm)) {
-    CodedSteps steps(gemm, how);
+    CodebookSteps steps(gemm, how);
     StepPrefetch prefetch = prefetch_words(steps, inputs, gemm.call.next_panel);
     DecodeNextStep decoder(&steps, inputs, &prefetch);
     multiply_decoded(gemm, inputs, {gemm.call.out, gemm.call.out_stride, gemm.accumulate || inputs.begin > 0},
@@ -36,7 +36,7 @@ void tile_coded_gemm(const PanelGemm& gemm, const Quantization& how) {
   }
   const StepActivations a = activations_of(gemm);
   alignas(kCacheLine) std::byte made[kStretchSteps * kStepBytes];
-  const CodeExpander<CodedBFloat16> expander(gemm.call.panel, how, gemm.call.k, kPanelColumns);
+  const CodebookExpander<CodebookBFloat16> expander(gemm.call.panel, how, gemm.call.k, kPanelColumns);
   const std::int64_t most = stretch_steps(gemm.call.rows) * kStepInputs;
   for (std::int64_t begin = inputs.begin; begin < inputs.end; begin += most) {
     const std::int64_t end = std::min(begin + most, inputs.end);

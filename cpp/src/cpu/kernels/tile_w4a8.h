@@ -207,7 +207,7 @@ class W4A8Product {
         is_one_group ? kPairStretch * step_inputs_ : kPairStretch * step_inputs_ / size * size;
     for (std::int64_t begin = inputs.begin; begin < inputs.end; begin += most) {
       const InputRange stretch{begin, std::min(begin + most, inputs.end)};
-      prefetch_ = prefetch_behind(stretch);
+      prefetch_ = prefetch_after(stretch);
       for (std::int64_t column = 0; column < kPanelColumns; column += kPairColumns) {
         decode(stretch, column);
         for (std::int64_t row = 0; row < gemm_.call.rows; row += kPackedRows) {
@@ -244,7 +244,7 @@ class W4A8Product {
   }
 
   /// Fetches, while all rows are multiplied by a stretch, the words of as many inputs behind it.
-  [[nodiscard]] StepPrefetch prefetch_behind(InputRange stretch) const {
+  [[nodiscard]] StepPrefetch prefetch_after(InputRange stretch) const {
     const std::byte* next = stretch.end < gemm_.call.k ? steps_.source(stretch.end) : gemm_.call.next_panel;
     const std::int64_t blocks = (gemm_.call.rows + kPackedRows - 1) / kPackedRows;
     return StepPrefetch::spread(

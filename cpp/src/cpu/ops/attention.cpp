@@ -17,17 +17,17 @@ namespace {
 /// within: row = position index * group + query head within the group.
 struct RowMemory {
   RowMemory(float* scratch, std::int64_t rows, std::int64_t head_dim)
-      : sums(scratch),
-        totals(sums + rows * whole_groups(head_dim)),
-        widened(totals + rows * kKeyGroup),
+      : accumulator(scratch),
+        row_sum(accumulator + rows * whole_groups(head_dim)),
+        widened(row_sum + rows * kKeyGroup),
         queries(widened + tile_scratch_floats(head_dim)),
-        greatest(queries + rows * head_dim) {}
+        row_max(queries + rows * head_dim) {}
 
-  float* sums;      // see AttentionRows
-  float* totals;    // see AttentionRows
-  float* widened;   // AttentionRows::scratch
-  float* queries;   // [rows, head_dim] of the activation type
-  float* greatest;  // see AttentionRows
+  float* accumulator;  // see AttentionRows
+  float* row_sum;      // see AttentionRows
+  float* widened;      // AttentionRows::scratch
+  float* queries;      // [rows, head_dim] of the activation type
+  float* row_max;      // see AttentionRows
 
   static std::int64_t floats(std::int64_t rows, std::int64_t head_dim) {
     return rows * (whole_groups(head_dim) + kKeyGroup + head_dim + 1) + tile_scratch_floats(head_dim);
@@ -185,7 +185,7 @@ class AttentionRun {
     if (!op_.interleaved) return;
     // q and k are neighbours.
     for (std::int64_t head = 0; head < heads_ + kv_heads_; ++head)
-      separate(queries + head * head_dim_, spare);
+      deinterleave(queries + head * head_dim_, spare);
   }
 
   void norm_together(const VectorView& norm, float* heads, std::int64_t count) const {
@@ -196,7 +196,7 @@ class AttentionRun {
 
   /// Puts the even ones of the rotated elements before the odd ones: as the pairs of heads that are not
   /// interleaved. The scores do not depend on the order of elements that queries and keys share.
-  void separate(float* head, float* spare) const {
+  void deinterleave(float* head, float* spare) const {
     std::copy_n(head, 2 * half_, spare);
     for (std::int64_t i = 0; i < half_; ++i) {
       head[i] = spare[2 * i];
@@ -228,12 +228,12 @@ class AttentionRun {
     const std::int64_t rows = task.heads * rows_per_head;
     const RowMemory memory(scratch(thread), rows_per_task(op_.shape), head_dim_);
     load_queries(task, memory);
-    std::fill_n(memory.sums, rows * whole_groups(head_dim_), 0.0F);
+    std::fill_n(memory.accumulator, rows * whole_groups(head_dim_), 0.0F);
     const auto head_of = [&](std::int64_t row) {
       return (task.first_head + row / rows_per_head) * group_ + row % group_;
     };
     for (std::int64_t row = 0; row < rows; ++row) {
-      begin_row(sink_of(head_of(row)), memory.greatest + row, memory.totals + row * kKeyGroup);
+      begin_row(sink_of(head_of(row)), memory.row_max + row, memory.row_sum + row * kKeyGroup);
     }
     const DType out_type = of_.output.dtype;
     const auto token_bytes = static_cast<std::int64_t>(size_of(out_type)) * task.heads * group_ * head_dim_;
@@ -243,7 +243,7 @@ class AttentionRun {
     take_tiles(task, next < tasks_.size() ? &tasks_[next] : nullptr, memory);
     for (std::int64_t row = 0; row < rows; ++row) {
       context_.kernels.finish_attention(
-          memory.sums + row * whole_groups(head_dim_), memory.totals + row * kKeyGroup, head_dim_,
+          memory.accumulator + row * whole_groups(head_dim_), memory.row_sum + row * kKeyGroup, head_dim_,
           output_of(task.first_token + row % rows_per_head / group_, head_of(row)), out_type);
     }
   }
@@ -368,13 +368,13 @@ class AttentionRun {
             .slots = pool_.slots(),
             .is_int8 = pool_.is_int8(),
             .scratch = memory.widened,
-            .greatest = memory.greatest + head * rows,
-            .totals = memory.totals + head * rows * kKeyGroup,
-            .sums = memory.sums + head * rows * whole_groups(head_dim_)};
+            .row_max = memory.row_max + head * rows,
+            .row_sum = memory.row_sum + head * rows * kKeyGroup,
+            .accumulator = memory.accumulator + head * rows * whole_groups(head_dim_)};
   }
 
-  /// Takes the tiles that a task's queries see into their sums, some tiles of all heads before the next.
-  /// Fetches the queries of the `next` task, if there is one, meanwhile.
+  /// Takes the tiles that a task's queries see into their accumulator, some tiles of all heads before the
+  /// next. Fetches the queries of the `next` task, if there is one, meanwhile.
   void take_tiles(const AttentionTask& task, const AttentionTask* next, const RowMemory& memory) const {
     const SeenGroups seen = groups_seen_by(task);
     const std::int64_t chunks = (seen.end - seen.begin + kChunkGroups - 1) / kChunkGroups;

@@ -28,7 +28,7 @@ bool is_expanded(const PanelMatrix& weight, std::int64_t panel, std::int64_t row
                  const KernelTable& kernels) {
   if (weight.is_compressed(panel)) return rows > kernels.compressed_rows;
   if (weight.quantization.is_coded()) {
-    return rows > kernels.coded_rows[static_cast<std::size_t>(weight.dtype)] ||
+    return rows > kernels.codebook_rows[static_cast<std::size_t>(weight.dtype)] ||
            panel_width(weight.n, panel) < kPanelColumns;
   }
   switch (weight.quantization.algo) {
@@ -73,7 +73,7 @@ std::int64_t Tiling::inputs_of_part(std::int64_t rows, std::int64_t width) const
 BaseProduct::BaseProduct(const LinearSpec& spec, const CpuContext& context)
     : spec_(spec),
       context_(context),
-      reordered_(spec, context),
+      permuted_(spec, context),
       tiling_(tiling_of(context.program, context.kernels, activation_dtype(context.program.dtype),
                         spec.quantization())),
       multiply_(multiply_for(spec.quantization())),
@@ -98,35 +98,35 @@ BaseProduct::Multiply BaseProduct::multiply_for(const Quantization& quantization
 void BaseProduct::prepare(const LinearCall& call, bool has_adapters) const {
   const Quantization& quantization = spec_.quantization();
   const bool to_int8 = rounds_activations(quantization.algo);
-  const bool reorders = reordered_.is_needed();
+  const bool permutes = permuted_.is_needed();
   const bool packs_input = !call.packed_input.has_value() && !call.chosen.has_value() &&
-                           packed(call).has_value() && (has_adapters || (!to_int8 && !reorders));
-  if (!packs_input && !to_int8 && !quantization.zero_points && !reorders) return;
-  const std::int64_t orders = reorders ? reordered_.find_orders(call) : 0;
+                           packed(call).has_value() && (has_adapters || (!to_int8 && !permutes));
+  if (!packs_input && !to_int8 && !quantization.zero_points && !permutes) return;
+  const std::int64_t permutations = permutes ? permuted_.find_permutations(call) : 0;
   const auto body = [&](std::int64_t begin, std::int64_t end, int) {
     const RowRange rows{begin * PackedSteps::kBlockRows,
                         std::min(end * PackedSteps::kBlockRows, call.num_rows())};
     if (packs_input) pack_rows(call.input, packed(call), rows);
-    if (!reorders) {
+    if (!permutes) {
       read_rows(call, call.input, 0, rows);
       return;
     }
-    reordered_.make(call, rows);
-    for (std::int64_t order = 0; order < orders; ++order) {
-      const Rows made = reordered_.rows(call, order);
-      read_rows(call, made, order, rows);
-      if (context_.memory.has_packed()) pack_rows(made, packed_of(call, order), rows);
+    permuted_.make(call, rows);
+    for (std::int64_t permutation = 0; permutation < permutations; ++permutation) {
+      const Rows made = permuted_.rows(call, permutation);
+      read_rows(call, made, permutation, rows);
+      if (context_.memory.has_packed()) pack_rows(made, packed_of(call, permutation), rows);
     }
   };
   context_.threads.parallel_for(PackedSteps::blocks_of(call.num_rows()),
                                 rows_per_chunk(call.input.width * PackedSteps::kBlockRows), body);
 }
 
-void BaseProduct::read_rows(const LinearCall& call, const Rows& input, std::int64_t order,
+void BaseProduct::read_rows(const LinearCall& call, const Rows& input, std::int64_t permutation,
                             RowRange rows) const {
   const Quantization& quantization = spec_.quantization();
   const std::int64_t groups = group_count(quantization, input.width);
-  float* sums = context_.memory.group_sums() + order * call.num_rows() * groups;
+  float* sums = context_.memory.group_sums() + permutation * call.num_rows() * groups;
   for (std::int64_t row = rows.begin; row < rows.end; ++row) {
     const std::byte* x = input.row(row);
     if (rounds_activations(quantization.algo)) {
@@ -147,9 +147,9 @@ void BaseProduct::pack_rows(const Rows& input, const PackedRows& packed, RowRang
                              packed.from(rows.begin).data, packed.step_bytes);
 }
 
-PackedRows BaseProduct::packed_of(const LinearCall& call, std::int64_t order) const {
+PackedRows BaseProduct::packed_of(const LinearCall& call, std::int64_t permutation) const {
   if (!context_.memory.has_packed()) return {};
-  return {context_.memory.packed.data() + (1 + order) * context_.memory.packed_order_bytes,
+  return {context_.memory.packed.data() + (1 + permutation) * context_.memory.packed_permutation_bytes,
           packed_step_bytes(call.num_rows())};
 }
 
@@ -157,12 +157,12 @@ BaseProduct::PartInput BaseProduct::input_of(const LinearCall& call, const TileT
   const std::int64_t row = task.rows.begin;
   const Quantization& quantization = spec_.quantization();
   const std::int64_t groups = group_count(quantization, call.input.width);
-  if (!reordered_.is_needed()) {
+  if (!permuted_.is_needed()) {
     return {call.input.row(row), task.packed, context_.memory.group_sums() + row * groups};
   }
-  const std::int64_t order = reordered_.order_of(task.part);
-  return {reordered_.rows(call, order).row(row), packed_of(call, order).from(row),
-          context_.memory.group_sums() + (order * call.num_rows() + row) * groups};
+  const std::int64_t permutation = permuted_.permutation_of(task.part);
+  return {permuted_.rows(call, permutation).row(row), packed_of(call, permutation).from(row),
+          context_.memory.group_sums() + (permutation * call.num_rows() + row) * groups};
 }
 
 void BaseProduct::multiply(const LinearCall& call, const TileTask& task, ExpandedPanels* expanded) const {
@@ -172,8 +172,8 @@ void BaseProduct::multiply(const LinearCall& call, const TileTask& task, Expande
 }
 
 std::byte* BaseProduct::room_for_panel(int thread, std::size_t slot) const {
-  float* behind_tiles = context_.scratch(thread) + tiling_.scratch_floats();
-  return reinterpret_cast<std::byte*>(behind_tiles) +
+  float* after_tiles = context_.scratch(thread) + tiling_.scratch_floats();
+  return reinterpret_cast<std::byte*>(after_tiles) +
          slot * expanded_bytes(activation_dtype(context_.program.dtype), spec_.inputs());
 }
 
@@ -234,11 +234,11 @@ void BaseProduct::multiply_float(const LinearCall& call, const TileTask& task,
     gemm.call.panel = place.panel;
   } else if (weight.quantization.is_coded()) {
     if (!expands) {
-      kernels.coded_gemm[type](gemm, weight.quantization);
+      kernels.codebook_gemm[type](gemm, weight.quantization);
       return;
     }
     place.fill([&](std::byte* out) {
-      kernels.expand_coded[type](gemm.call.panel, weight.quantization, gemm.call.k, gemm.call.width, out);
+      kernels.expand_codebook[type](gemm.call.panel, weight.quantization, gemm.call.k, gemm.call.width, out);
     });
     gemm.call.panel = place.panel;
   }

@@ -8,7 +8,7 @@
 
 #include "context.h"
 #include "ops/linear/linear_spec.h"
-#include "ops/linear/reordered_input.h"
+#include "ops/linear/permuted_input.h"
 
 namespace adaptrt {
 
@@ -88,7 +88,7 @@ class BaseProduct {
 
   [[nodiscard]] const Tiling& tiling() const { return tiling_; }
 
-  /// Brings the input into the form that the kernels want: puts it in the weights' order, rounds it to int8,
+  /// Brings the input into the form that the kernels want: permutes it as the weights are, rounds it to int8,
   /// sums its groups, packs its rows. Before the first product, and before those with adapters, where there
   /// are any.
   void prepare(const LinearCall& call, bool has_adapters) const;
@@ -131,10 +131,10 @@ class BaseProduct {
     const float* sums;  ///< of groups, where there are zero points
   };
   [[nodiscard]] PartInput input_of(const LinearCall& call, const TileTask& task) const;
-  /// Rounds, or sums the groups of, rows of `input`: the layer's, or those in order `order`.
-  void read_rows(const LinearCall& call, const Rows& input, std::int64_t order, RowRange rows) const;
+  /// Rounds, or sums the groups of, rows of `input`: the layer's, or its rows in `permutation`.
+  void read_rows(const LinearCall& call, const Rows& input, std::int64_t permutation, RowRange rows) const;
   void pack_rows(const Rows& input, const PackedRows& packed, RowRange rows) const;
-  [[nodiscard]] PackedRows packed_of(const LinearCall& call, std::int64_t order) const;
+  [[nodiscard]] PackedRows packed_of(const LinearCall& call, std::int64_t permutation) const;
   void multiply_float(const LinearCall& call, const TileTask& task, const ExpansionPlace& place) const;
   void multiply_quantized(const LinearCall& call, const TileTask& task, const ExpansionPlace& place) const;
   void multiply_int8(const LinearCall& call, const TileTask& task, const ExpansionPlace& place) const;
@@ -145,7 +145,7 @@ class BaseProduct {
 
   const LinearSpec& spec_;
   const CpuContext& context_;
-  ReorderedInput reordered_;
+  PermutedInput permuted_;
   Tiling tiling_;
   Multiply multiply_;
   std::int64_t unpacked_rows_;

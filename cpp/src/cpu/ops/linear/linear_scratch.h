@@ -15,8 +15,8 @@ struct LinearScratch {
   std::vector<std::int64_t> task_ends;
   /// For an exchange between ranks: where the rows of each of LinearCall::adapted begin.
   std::vector<std::int64_t> packed_begins;
-  /// For a layer with act-order weights, by part: which of ReorderedInput's orders it reads.
-  std::vector<std::uint8_t> order_of_part;
+  /// For a layer with act-order weights, by part: which of PermutedInput's orders it reads.
+  std::vector<std::uint8_t> permutation_of_part;
   /// For sparse layers: the outputs or groups of inputs that are live, and both factors of a gated layer.
   std::vector<std::int32_t> live;
   /// Where the columns of live inputs begin.

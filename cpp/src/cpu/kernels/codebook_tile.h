@@ -1,7 +1,7 @@
 #pragma once
 
-// Included by coded_gemm.h where the CPU multiplies pairs of bfloat16. A tile of rows times a panel with a
-// code: each weight is made in a register and multiplied there, to the bits of the panels that coded_gemm
+// Included by codebook_gemm.h where the CPU multiplies pairs of bfloat16. A tile of rows times a panel with a
+// code: each weight is made in a register and multiplied there, to the bits of the panels that codebook_gemm
 // makes.
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 
 #include "adaptrt/core/quantized_panels.h"
 #include "adaptrt/cpu/kernel_table.h"
-#include "coded_pairs.h"
+#include "codebook_pairs.h"
 #include "gemm.h"
 #include "panel_stream.h"
 #include "quantized_weights.h"
@@ -21,7 +21,7 @@ namespace {
 /// All of gemm.call.rows, which are kRows, times a panel of kPanelColumns outputs. kPowers: scales may all be
 /// powers of two.
 template <class Words, int kRows, bool kPowers>
-void coded_tile(const PanelGemm& gemm, const Quantization& how) {
+void codebook_tile(const PanelGemm& gemm, const Quantization& how) {
   using Weights = BFloat16Weights;
   constexpr std::int64_t kVectorBytes = Simd::kLanes * Words::kBytes;
   constexpr std::int64_t kLineBytes = kTileVectors * kVectorBytes;
@@ -61,7 +61,7 @@ void coded_tile(const PanelGemm& gemm, const Quantization& how) {
     }
   };
 
-  CodedPairs<Words> scaled{Words(how.code)};
+  CodebookPairs<Words> scaled{Words(how.code)};
   ScaledByPowers powers(how.code);
   const std::int64_t group_size = how.group_size == 0 ? gemm.call.k : how.group_size;
   const std::int64_t group_bytes = kPanelColumns * static_cast<std::int64_t>(size_of(how.scale_type));
@@ -85,35 +85,35 @@ void coded_tile(const PanelGemm& gemm, const Quantization& how) {
 }
 
 template <class Words, bool kPowers = false, int kRows = Words::kMostRows>
-void coded_tile_of_rows(const PanelGemm& gemm, const Quantization& how) {
+void codebook_tile_of_rows(const PanelGemm& gemm, const Quantization& how) {
   if constexpr (kRows > 1) {
     if (gemm.call.rows < kRows) {
-      coded_tile_of_rows<Words, kPowers, kRows - 1>(gemm, how);
+      codebook_tile_of_rows<Words, kPowers, kRows - 1>(gemm, how);
       return;
     }
   }
-  coded_tile<Words, kRows, kPowers>(gemm, how);
+  codebook_tile<Words, kRows, kPowers>(gemm, how);
 }
 
-/// Whether multiply_coded_tile takes so many rows: more of them find a panel in the first-level cache that
+/// Whether multiply_codebook_tile takes so many rows: more of them find a panel in the first-level cache that
 /// was made once for all.
-inline bool takes_coded_tile(std::int64_t rows, WeightCode code) {
-  return rows <= (is_table(code) ? TableWords::kMostRows : ByteWordsOfCode::kMostRows);
+inline bool takes_codebook_tile(std::int64_t rows, WeightCode code) {
+  return rows <= (is_table(code) ? TableWords::kMostRows : CodebookByteWords::kMostRows);
 }
 
-inline void multiply_coded_tile(const PanelGemm& gemm, const Quantization& how) {
+inline void multiply_codebook_tile(const PanelGemm& gemm, const Quantization& how) {
   switch (how.code) {
     case WeightCode::kE4M3:
-      coded_tile_of_rows<Float8Words>(gemm, how);
+      codebook_tile_of_rows<Float8Words>(gemm, how);
       return;
     case WeightCode::kLLMInt8:
-      coded_tile_of_rows<LLMInt8Words>(gemm, how);
+      codebook_tile_of_rows<LLMInt8Words>(gemm, how);
       return;
     case WeightCode::kE2M1:
-      coded_tile_of_rows<TableWords, true>(gemm, how);
+      codebook_tile_of_rows<TableWords, true>(gemm, how);
       return;
     default:
-      coded_tile_of_rows<TableWords>(gemm, how);
+      codebook_tile_of_rows<TableWords>(gemm, how);
   }
 }
 

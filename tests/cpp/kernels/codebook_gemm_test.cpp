@@ -10,7 +10,7 @@
 #include "kernel_tables.h"
 #include "quantized_matrix.h"
 
-namespace adaptrt::coded_gemm_test {
+namespace adaptrt::codebook_gemm_test {
 namespace {
 
 namespace data = boost::unit_test::data;
@@ -64,11 +64,11 @@ bool has_bits_of_plain(const KernelTable& table, DType engine, const QuantizedMa
   table.gemm[type](of_plain);
   gemm.call.panel = matrix.panels.data();
   gemm.call.out = out.data();
-  table.coded_gemm[type](gemm, matrix.quantization);
+  table.codebook_gemm[type](gemm, matrix.quantization);
   return std::memcmp(out.data(), expected.data(), out.size() * sizeof(float)) == 0;
 }
 
-BOOST_AUTO_TEST_SUITE(coded_gemm)
+BOOST_AUTO_TEST_SUITE(codebook_gemm)
 
 // Each product is computed here in float32 and rounded once.
 BOOST_AUTO_TEST_CASE(weights_are_numbers_of_the_table_times_scales) {
@@ -167,7 +167,7 @@ BOOST_DATA_TEST_CASE(products_and_panels_have_the_bits_of_the_values_stored,
   const auto [engine, value] = kValues[index];
   const auto type = static_cast<std::size_t>(engine);
   const DType activation = engine == DType::kBFloat16 ? DType::kBFloat16 : DType::kFloat32;
-  BOOST_TEST((table.coded_gemm[type] == nullptr) == (table.coded_rows[type] == 0));
+  BOOST_TEST((table.codebook_gemm[type] == nullptr) == (table.codebook_rows[type] == 0));
   FreshRandom random;
   BOOST_TEST_CONTEXT("seed " << random.seed()) {
     for (const std::int64_t group_size : kGroupSizes) {
@@ -179,13 +179,13 @@ BOOST_DATA_TEST_CASE(products_and_panels_have_the_bits_of_the_values_stored,
         const QuantizedMatrix matrix(how, width, k, &random);
         const auto plain = plain_panels(matrix, engine);
         std::vector<std::byte> made(plain.size() + 1, std::byte{0xab});
-        table.expand_coded[type](matrix.panels.data(), how, k, width, made.data());
+        table.expand_codebook[type](matrix.panels.data(), how, k, width, made.data());
         BOOST_TEST_REQUIRE(std::memcmp(made.data(), plain.data(), plain.size()) == 0,
                            "width " << width << " group_size " << group_size);
         BOOST_TEST((made.back() == std::byte{0xab}));
         if (width < kPanelColumns) continue;
         for (const std::int64_t rows : {1, 2, 3, 4, 6, 7, 13, 23, 24, 40}) {
-          if (rows > table.coded_rows[type]) break;
+          if (rows > table.codebook_rows[type]) break;
           const std::int64_t stride = k + 2;
           std::vector<std::byte> a(static_cast<std::size_t>(rows * stride) * size_of(activation));
           for (std::int64_t i = 0; i < rows * stride; ++i) {
@@ -212,7 +212,7 @@ BOOST_DATA_TEST_CASE(scales_may_be_powers_of_two, kernel_tables() * data::make({
   constexpr auto kBFloat16 = static_cast<std::size_t>(DType::kBFloat16);
   constexpr std::int64_t kInputs = 320;
   const auto& table = kernel_table(name);
-  if (table.coded_gemm[kBFloat16] == nullptr) return;
+  if (table.codebook_gemm[kBFloat16] == nullptr) return;
   const Quantization how{.algo = QuantAlgo::kW4A16,
                          .group_size = group_size,
                          .scale_type = DType::kBFloat16,
@@ -279,11 +279,11 @@ BOOST_DATA_TEST_CASE(products_are_the_same_in_parts, kernel_tables() * data::mak
                               .out = whole.data(),
                               .out_stride = kPanelColumns,
                               .rows = rows}};
-      table.coded_gemm[kBFloat16](gemm, how);
+      table.codebook_gemm[kBFloat16](gemm, how);
       gemm.call.out = in_parts.data();
       for (std::int64_t begin = 0; begin < kInputs; begin += kPart) {
         gemm.call.part = InputRange{begin, std::min(begin + kPart, kInputs)};
-        table.coded_gemm[kBFloat16](gemm, how);
+        table.codebook_gemm[kBFloat16](gemm, how);
       }
       BOOST_TEST_REQUIRE(std::memcmp(in_parts.data(), whole.data(), whole.size() * sizeof(float)) == 0,
                          "rows " << rows);
@@ -294,4 +294,4 @@ BOOST_DATA_TEST_CASE(products_are_the_same_in_parts, kernel_tables() * data::mak
 BOOST_AUTO_TEST_SUITE_END()
 
 }  // namespace
-}  // namespace adaptrt::coded_gemm_test
+}  // namespace adaptrt::codebook_gemm_test

@@ -10,13 +10,13 @@
 
 #include "adaptrt/core/quantized_panels.h"
 #include "adaptrt/cpu/kernel_table.h"
-#include "coded_words.h"
+#include "codebook_words.h"
 #include "elementwise.h"
 #include "gemm.h"
 #include "quantized_weights.h"
 #ifdef __AVX512BF16__
-#include "coded_pairs.h"
-#include "coded_tile.h"
+#include "codebook_pairs.h"
+#include "codebook_tile.h"
 #endif
 
 namespace adaptrt {
@@ -24,7 +24,7 @@ namespace {
 
 /// Of what type the panels are that are made. put() writes two inputs of some outputs, which begin at `out`
 /// and `line` bytes behind it.
-struct CodedBFloat16 {
+struct CodebookBFloat16 {
   using Weights = BFloat16Weights;
   static constexpr DType kType = DType::kBFloat16;
   /// Bytes of two inputs of an output.
@@ -35,7 +35,7 @@ struct CodedBFloat16 {
   }
 };
 
-struct CodedFloat16 {
+struct CodebookFloat16 {
   using Weights = Float16Weights;
   static constexpr DType kType = DType::kFloat16;
   static constexpr std::int64_t kPairBytes = 4;
@@ -46,7 +46,7 @@ struct CodedFloat16 {
   }
 };
 
-struct CodedFloat32 {
+struct CodebookFloat32 {
   using Weights = Float32Weights;
   static constexpr DType kType = DType::kFloat32;
   static constexpr std::int64_t kPairBytes = 8;
@@ -65,9 +65,9 @@ struct CodedFloat32 {
 
 /// Makes a panel of the engine's type of one with a code, some inputs after the other.
 template <class Made>
-class CodeExpander {
+class CodebookExpander {
  public:
-  CodeExpander(const std::byte* panel, const Quantization& how, std::int64_t k, std::int64_t width)
+  CodebookExpander(const std::byte* panel, const Quantization& how, std::int64_t k, std::int64_t width)
       : how_(how),
         parts_(parts_of_panel(how, panel, k, width)),
         width_(width),
@@ -77,8 +77,9 @@ class CodeExpander {
   /// Where the words of an input begin, the first of a word.
   [[nodiscard]] const std::byte* source(std::int64_t input) const {
     const bool has_table = is_table(how_.code);
-    const std::int64_t line = width_ * (has_table ? TableWords::kBytes : ByteWordsOfCode::kBytes);
-    return parts_.weights + input / (has_table ? 2 * TableWords::kPairs : 2 * ByteWordsOfCode::kPairs) * line;
+    const std::int64_t line = width_ * (has_table ? TableWords::kBytes : CodebookByteWords::kBytes);
+    return parts_.weights +
+           input / (has_table ? 2 * TableWords::kPairs : 2 * CodebookByteWords::kPairs) * line;
   }
 
   /// Inputs [begin, end), in whole words, to `out`, whose outputs are `columns` for each input. `fetch` is
@@ -194,8 +195,8 @@ class CodeExpander {
   /// The same of whole vectors of columns.
   template <class Words, class Fetch>
   void expand_rows(const Words& how, const Stretch& stretch, std::int64_t column, const Fetch& fetch) const {
-    constexpr std::int64_t kMadeBytes = CodedBFloat16::kPairBytes;
-    CodedPairs<Words> weights(how);
+    constexpr std::int64_t kMadeBytes = CodebookBFloat16::kPairBytes;
+    CodebookPairs<Words> weights(how);
     weights.set_scales(stretch.scales, how_.scale_type, column);
     const std::byte* words = stretch.words + column * Words::kBytes;
     std::byte* out = stretch.out + column * kMadeBytes;
@@ -226,18 +227,18 @@ class CodeExpander {
 };
 
 template <class Made>
-void expand_coded(const std::byte* panel, const Quantization& how, std::int64_t k, std::int64_t width,
-                  std::byte* out) {
-  CodeExpander<Made>(panel, how, k, width).expand(0, k, out, width);
+void expand_codebook(const std::byte* panel, const Quantization& how, std::int64_t k, std::int64_t width,
+                     std::byte* out) {
+  CodebookExpander<Made>(panel, how, k, width).expand(0, k, out, width);
 }
 
 /// As gemm_streamed: all tiles of rows take a part of k, which was made for them, before the next is made.
 template <class Made>
-void coded_gemm(const PanelGemm& gemm, const Quantization& how) {
+void codebook_gemm(const PanelGemm& gemm, const Quantization& how) {
 #ifdef __AVX512BF16__
   if constexpr (Made::kType == DType::kBFloat16) {
-    if (takes_coded_tile(gemm.call.rows, how.code)) {
-      multiply_coded_tile(gemm, how);
+    if (takes_codebook_tile(gemm.call.rows, how.code)) {
+      multiply_codebook_tile(gemm, how);
       return;
     }
   }
@@ -246,7 +247,7 @@ void coded_gemm(const PanelGemm& gemm, const Quantization& how) {
   using A = typename Weights::A;
   constexpr std::int64_t kPartInputs = kStreamSteps * Weights::kInterleave;
   alignas(kCacheLine) std::byte made[kStreamSteps * kPanelColumns * Weights::kColumnBytes];
-  const CodeExpander<Made> expander(gemm.call.panel, how, gemm.call.k, kPanelColumns);
+  const CodebookExpander<Made> expander(gemm.call.panel, how, gemm.call.k, kPanelColumns);
   const std::int64_t tiles = (gemm.call.rows + kTileRows - 1) / kTileRows;
   SpanFetcher others(gemm.fetch);
   const std::int64_t parts = (gemm.call.k + kPartInputs - 1) / kPartInputs;
@@ -268,18 +269,18 @@ void coded_gemm(const PanelGemm& gemm, const Quantization& how) {
   }
 }
 
-using CodedGemm = void (*)(const PanelGemm& gemm, const Quantization& how);
+using CodebookGemm = void (*)(const PanelGemm& gemm, const Quantization& how);
 
-/// Rows that coded_gemm takes.
+/// Rows that codebook_gemm takes.
 template <class Made>
-constexpr std::int64_t coded_rows_of() {
+constexpr std::int64_t codebook_rows_of() {
   return kCanStream<typename Made::Weights> ? kStreamRows : 0;
 }
 
 /// nullptr where panels are not streamed.
 template <class Made>
-constexpr CodedGemm coded_gemm_of() {
-  if constexpr (kCanStream<typename Made::Weights>) return &coded_gemm<Made>;
+constexpr CodebookGemm codebook_gemm_of() {
+  if constexpr (kCanStream<typename Made::Weights>) return &codebook_gemm<Made>;
   return nullptr;
 }
 

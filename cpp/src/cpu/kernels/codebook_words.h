@@ -56,12 +56,12 @@ class TableWords {
 };
 
 /// Words of a byte an input, which are numbers as they are loaded.
-struct ByteWordsOfCode {
+struct CodebookByteWords {
   using Word = Simd::Pair;
   static constexpr std::int64_t kBytes = 2;
   static constexpr int kPairs = 1;
 
-  explicit ByteWordsOfCode(WeightCode) {}
+  explicit CodebookByteWords(WeightCode) {}
   template <int kPair>
   [[nodiscard]] Simd::Pair pair(const Word& word) const {
     return word;
@@ -76,8 +76,8 @@ struct ByteWordsOfCode {
 #endif
 };
 
-struct Float8Words : ByteWordsOfCode {
-  using ByteWordsOfCode::ByteWordsOfCode;
+struct Float8Words : CodebookByteWords {
+  using CodebookByteWords::CodebookByteWords;
   static Word load(const std::byte* from, std::int64_t n) { return Simd::load_float8_pairs(from, n); }
   /// What numbers over 256 are multiplied by, to the same products.
   static Simd::Vec scales_of(Simd::Vec scales) { return Simd::mul(scales, Simd::set(256.0F)); }
@@ -87,8 +87,8 @@ struct Float8Words : ByteWordsOfCode {
 #endif
 };
 
-struct LLMInt8Words : ByteWordsOfCode {
-  using ByteWordsOfCode::ByteWordsOfCode;
+struct LLMInt8Words : CodebookByteWords {
+  using CodebookByteWords::CodebookByteWords;
   static Word load(const std::byte* from, std::int64_t n) { return Simd::load_int8_pairs(from, n); }
   static Simd::Vec scales_of(Simd::Vec scales) { return scales; }
   static Simd::Vec product(Simd::Vec numbers, Simd::Vec scales) {

@@ -1,13 +1,13 @@
 #pragma once
 
-// Included by coded_gemm.h where the CPU multiplies pairs of bfloat16. How words with a code become weights,
-// as many at once as a panel of bfloat16 has in a line.
+// Included by codebook_gemm.h where the CPU multiplies pairs of bfloat16. How words with a code become
+// weights, as many at once as a panel of bfloat16 has in a line.
 
 #include <cstddef>
 #include <cstdint>
 
 #include "adaptrt/core/quantized_panels.h"
-#include "coded_words.h"
+#include "codebook_words.h"
 #include "elementwise.h"
 #include "gemm.h"
 
@@ -16,13 +16,13 @@ namespace {
 
 /// Makes pairs of bfloat16 of a group of inputs and kTileVectors vectors of outputs, a vector at a time.
 template <class Words>
-class CodedPairs {
+class CodebookPairs {
  public:
   static constexpr std::int64_t kBytes = Words::kBytes;
   static constexpr int kPairs = Words::kPairs;
   using Row = typename Words::Row;
 
-  explicit CodedPairs(const Words& words) : words_(words) {}
+  explicit CodebookPairs(const Words& words) : words_(words) {}
 
   /// Those of the outputs from `column` on.
   void set_scales(const std::byte* scales, DType type, std::int64_t column) {
