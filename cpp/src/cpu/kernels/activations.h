@@ -1,6 +1,6 @@
 #pragma once
 
-// What gated and activated layers end with. Included behind simd_*.h.
+// Activations, at the end of gated and plain layers. Included after simd_*.h.
 
 #include <cstddef>
 #include <cstdint>
@@ -54,8 +54,8 @@ struct Gelu {
     return Simd::sub(Simd::max(x, Simd::zero()), Simd::mul(Simd::mul(size, Simd::set(0.5F)), p));
   }
 
-  /// log2(Q(y)) by the polynomial with -1 at 0 whose greatest error up to y = 5 is least: Q is off by 1.8e-4
-  /// of itself there, and less than 5e-7 beyond.
+  /// log2(Q(y)) by the polynomial that is -1 at 0 and has the smallest maximum error up to y = 5: the
+  /// relative error of Q is 1.8e-4 there, and Q is less than 5e-7 beyond.
   static Simd::Vec for_bfloat16(Simd::Vec x) {
     const Simd::Vec size = magnitude(x);
     Simd::Vec p = Simd::set(-2.77863307e-4F);
@@ -84,7 +84,7 @@ struct GeluTanh {
 };
 
 struct Relu {
-  /// Of two numbers of which one is NaN, max takes the second.
+  /// If one operand is NaN, max returns the second.
   static Simd::Vec exact(Simd::Vec x) { return Simd::max(Simd::zero(), x); }
   static Simd::Vec for_bfloat16(Simd::Vec x) { return exact(x); }
 };
@@ -165,14 +165,14 @@ inline void close_gates(const float* scores, float least, std::int64_t n, float*
   });
 }
 
-/// What the experts of GPT-OSS have between their layers.
+/// Activation of the experts of GPT-OSS.
 inline void clamped_silu_mul(const ActivatedTile& tile) {
   constexpr float kLimit = 7.0F;
   constexpr float kGain = 1.702F;
   constexpr float kLog2e = 1.44269504F;
   const bool is_short = tile.out_type == DType::kBFloat16;
   const Simd::Vec one = Simd::set(1.0F);
-  // Of two numbers of which one is NaN, min and max take the second.
+  // If one operand is NaN, min and max return the second.
   const auto gated = [&](Simd::Vec x) {
     const Simd::Vec gate = Simd::min(Simd::set(kLimit), x);
     if (is_short) return times_sigmoid_for_bfloat16(gate, Simd::mul(gate, Simd::set(-kGain * kLog2e)));

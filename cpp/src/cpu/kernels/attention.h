@@ -1,6 +1,6 @@
 #pragma once
 
-// Included by the source of each instruction set, behind its simd_*.h and gemm.h, which says why.
+// Included after simd_*.h and gemm.h; gemm.h says why.
 
 #include <algorithm>
 #include <array>
@@ -18,7 +18,7 @@
 namespace adaptrt {
 namespace {
 
-/// A tile, and that which is fetched meanwhile.
+/// A tile, and the tile to prefetch while this one is attended to.
 struct FetchingTile : AttentionTile {
   FetchingTile(const AttentionRows& attending, const KeyTiles& tiles, std::int64_t first_group)
       : AttentionTile(attending, tiles, first_group) {
@@ -27,11 +27,11 @@ struct FetchingTile : AttentionTile {
     std::copy_n(groups + kTileGroups, count, next.begin());
   }
 
-  /// Those that are not there are nullptr.
+  /// nullptr for missing groups.
   std::array<KeyGroup, kTileGroups> next;
 };
 
-/// Where each vector of a tile's slots begins in the keys, and in those that are fetched meanwhile.
+/// Addresses of each vector of a tile's slots in the keys, and in the keys to prefetch.
 struct KeyColumns {
   const std::byte* at[kVectorsPerTile] = {};
   const std::byte* next[kVectorsPerTile] = {};
@@ -165,8 +165,8 @@ void weigh_columns(const FetchingTile& tile, const RowBlock<Weights>& block) {
   }
 }
 
-/// Blocks of rows take turns: the scores of one are multiplied while those before become probabilities, whose
-/// long chains of dependent instructions would leave the multipliers waiting.
+/// Two blocks of rows alternate: the scores of one are multiplied while those of the block before become
+/// probabilities. Their long chains of dependent instructions would otherwise leave the multipliers idle.
 template <class Weights, bool kScaled>
 void attend_stored(const FetchingTile& tile) {
   RowBlock<Weights> blocks[2];
@@ -208,7 +208,7 @@ class WidenedGroups {
  public:
   explicit WidenedGroups(const FetchingTile& tile) {
     constexpr std::int64_t kPair = 2;
-    // Bytes of a slot or column in the panels that are made, for both k of a pair where they are apart.
+    // Bytes of a slot or column in the widened panels; for both k of a pair if they are in different rows.
     constexpr std::int64_t kStep = Weights::kColumnBytes;
     constexpr std::int64_t kRowsOfPair = kPair / Weights::kInterleave;
     const std::int64_t columns = whole_groups(tile.head_dim);
@@ -260,7 +260,7 @@ struct StoredInt8 : Int8BFloat16 {
 template <class Weights>
 void attend_int8(const AttentionRows& rows, const FetchingTile& tile) {
   if constexpr (Weights::kInterleave == 2) {
-    // A single block of rows would read what is widened in memory once.
+    // A single block of rows would read the widened values from memory only once.
     if (tile.rows <= kTileRows) {
       attend_stored<StoredInt8, true>(tile);
       return;
@@ -290,7 +290,7 @@ inline void finish_attention(const float* accumulator, const float* row_sum, std
   const Simd::Vec factor = Simd::set(1.0F / Simd::sum(Simd::load(row_sum)));
   with_store(out, out_type, [&](auto store) {
     for_each_vector(n, [&](std::int64_t i, std::int64_t lanes) {
-      // How often a zero was added in masked slots is seen in its sign alone, which + 0 takes away.
+      // Adding masked slots changes only the sign of a zero sum; + 0 removes that sign.
       store(i, Simd::add(Simd::mul(Simd::load(accumulator + i, lanes), factor), Simd::zero()), lanes);
     });
   });

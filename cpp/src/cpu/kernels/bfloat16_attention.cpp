@@ -1,11 +1,11 @@
 #include ADAPTRT_SIMD
-// The order matters: what follows is written in terms of the instruction set above.
+// The order matters: the headers below use the Simd of the header above.
 #include "attention.h"
 #include "families.h"
 
 namespace adaptrt {
 
-/// Attention to keys and values of bfloat16, and the end of all attention, which may be rounded to it.
+/// Attention to bfloat16 keys and values, and the last step of all attention, which may round to bfloat16.
 void ADAPTRT_KERNEL_SET::register_bfloat16_attention(KernelTable* table) {
   table->attend[static_cast<std::size_t>(DType::kBFloat16)] = &attend<BFloat16Weights>;
   table->finish_attention = &finish_attention;

@@ -1,8 +1,8 @@
 #pragma once
 
-// Included by the source of each instruction set, behind its simd_*.h and gemm.h, which says why. Panels of
-// numbers of a table in four bits, or of FP8 or LLM.int8(): each weight becomes the number of the engine's
-// type that it stands for, and is multiplied like one that was stored so, to the same bits.
+// Panels with a codebook: a table of numbers with four-bit indices, FP8, or LLM.int8(). Each weight is
+// expanded to the number of the engine's type that it represents, and is multiplied like a stored one, with
+// the same bits. Included after simd_*.h and gemm.h; gemm.h says why.
 
 #include <algorithm>
 #include <cstddef>
@@ -22,8 +22,8 @@
 namespace adaptrt {
 namespace {
 
-/// Of what type the panels are that are made. put() writes two inputs of some outputs, which begin at `out`
-/// and `line` bytes behind it.
+/// Type of the expanded panels. put() writes two inputs of some outputs; they begin at `out` and at out +
+/// line.
 struct CodebookBFloat16 {
   using Weights = BFloat16Weights;
   static constexpr DType kType = DType::kBFloat16;
@@ -63,7 +63,7 @@ struct CodebookFloat32 {
   }
 };
 
-/// Makes a panel of the engine's type of one with a code, some inputs after the other.
+/// Expands a panel with a codebook to a panel of the engine's type, some inputs at a time.
 template <class Made>
 class CodebookExpander {
  public:
@@ -74,7 +74,7 @@ class CodebookExpander {
         group_size_(how.group_size == 0 ? k : how.group_size),
         scale_bytes_(static_cast<std::int64_t>(size_of(how.scale_type))) {}
 
-  /// Where the words of an input begin, the first of a word.
+  /// Address of the words of an input, which must be the first of a word.
   [[nodiscard]] const std::byte* source(std::int64_t input) const {
     const bool has_table = is_table(how_.code);
     const std::int64_t line = width_ * (has_table ? TableWords::kBytes : CodebookByteWords::kBytes);
@@ -82,8 +82,8 @@ class CodebookExpander {
            input / (has_table ? 2 * TableWords::kPairs : 2 * CodebookByteWords::kPairs) * line;
   }
 
-  /// Inputs [begin, end), in whole words, to `out`, whose outputs are `columns` for each input. `fetch` is
-  /// told of the lines that are read.
+  /// Expands inputs [begin, end), in whole words, to `out`, with `columns` outputs for each input. `fetch` is
+  /// called with the lines that are read.
   template <class Fetch = FetchAhead>
   void expand(std::int64_t begin, std::int64_t end, std::byte* out, std::int64_t columns,
               const Fetch& fetch = {}) const {
@@ -148,12 +148,12 @@ class CodebookExpander {
   struct Stretch {
     const std::byte* words;
     const std::byte* scales;
-    std::int64_t count;  ///< of words of an output
+    std::int64_t count;  ///< words of an output
     std::byte* out;
     std::int64_t columns;
   };
 
-  /// Of kVectors vectors of columns, the last one of last_lanes columns.
+  /// Expands kVectors vectors of columns; the last one has last_lanes columns.
   template <DType kValue, int kVectors, class Words, class Fetch>
   void expand_columns(Words how, const Stretch& stretch, std::int64_t column, std::int64_t last_lanes,
                       const Fetch& fetch) const {
@@ -232,7 +232,8 @@ void expand_codebook(const std::byte* panel, const Quantization& how, std::int64
   CodebookExpander<Made>(panel, how, k, width).expand(0, k, out, width);
 }
 
-/// As gemm_streamed: all tiles of rows take a part of k, which was made for them, before the next is made.
+/// Like gemm_streamed: a part of k is expanded, and all tiles of rows are multiplied by it before the next
+/// part.
 template <class Made>
 void codebook_gemm(const PanelGemm& gemm, const Quantization& how) {
 #ifdef __AVX512BF16__
@@ -271,7 +272,7 @@ void codebook_gemm(const PanelGemm& gemm, const Quantization& how) {
 
 using CodebookGemm = void (*)(const PanelGemm& gemm, const Quantization& how);
 
-/// Rows that codebook_gemm takes.
+/// Maximum number of rows for codebook_gemm.
 template <class Made>
 constexpr std::int64_t codebook_rows_of() {
   return kCanStream<typename Made::Weights> ? kStreamRows : 0;

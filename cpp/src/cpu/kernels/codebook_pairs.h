@@ -1,7 +1,7 @@
 #pragma once
 
-// Included by codebook_gemm.h where the CPU multiplies pairs of bfloat16. How words with a code become
-// weights, as many at once as a panel of bfloat16 has in a line.
+// Expands words with a codebook to weights, as many at once as a line of a bfloat16 panel has. Included by
+// codebook_gemm.h for CPUs with products of bfloat16 pairs.
 
 #include <cstddef>
 #include <cstdint>
@@ -14,7 +14,7 @@
 namespace adaptrt {
 namespace {
 
-/// Makes pairs of bfloat16 of a group of inputs and kTileVectors vectors of outputs, a vector at a time.
+/// Makes pairs of bfloat16 for a group of inputs and kTileVectors vectors of outputs, one vector at a time.
 template <class Words>
 class CodebookPairs {
  public:
@@ -24,7 +24,7 @@ class CodebookPairs {
 
   explicit CodebookPairs(const Words& words) : words_(words) {}
 
-  /// Those of the outputs from `column` on.
+  /// Sets the scales of the outputs from `column` on.
   void set_scales(const std::byte* scales, DType type, std::int64_t column) {
     ADAPTRT_UNROLL
     for (int v = 0; v < kTileVectors; ++v) {
@@ -33,7 +33,7 @@ class CodebookPairs {
     }
   }
   static Row load(const std::byte* from) { return Words::load_row(from); }
-  /// The weights of pair kPair of a row, and of vector v of the outputs.
+  /// Weights of pair kPair of a row and of vector v of the outputs.
   template <int kPair>
   [[nodiscard]] Simd::Words pairs(const Row& row, int v) const {
     const Simd::TwoVecs numbers = words_.template row<kPair>(row);
@@ -46,8 +46,8 @@ class CodebookPairs {
   Simd::TwoVecs scales_[kTileVectors];
 };
 
-/// The same of numbers that bfloat16 holds, none of them above 8 or, but for zero, below 1/2, whose scales
-/// are powers of two: what they are multiplied by is added to their exponents.
+/// The same for scales that are powers of two, and for numbers that bfloat16 represents exactly and that are
+/// zero or from 1/2 to 8. The power is added to their exponents.
 class ScaledByPowers {
  public:
   static constexpr std::int64_t kBytes = TableWords::kBytes;
@@ -56,8 +56,8 @@ class ScaledByPowers {
 
   explicit ScaledByPowers(WeightCode code) : table_(Simd::load_pair_table(code_table(code).data())) {}
 
-  /// Whether all scales are such powers that no product is infinite or subnormal. Otherwise nothing can be
-  /// made.
+  /// Returns true if all scales are powers of two such that no product is infinite or subnormal. If not, no
+  /// weights can be made.
   bool set_scales(const std::byte* scales, DType type) {
     bool are_powers = true;
     ADAPTRT_UNROLL

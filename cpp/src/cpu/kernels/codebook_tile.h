@@ -1,8 +1,7 @@
 #pragma once
 
-// Included by codebook_gemm.h where the CPU multiplies pairs of bfloat16. A tile of rows times a panel with a
-// code: each weight is made in a register and multiplied there, to the bits of the panels that codebook_gemm
-// makes.
+// Multiplies a tile of rows by a panel with a codebook. Each weight is expanded and multiplied in registers;
+// the bits are those of codebook_gemm. Included by codebook_gemm.h for CPUs with products of bfloat16 pairs.
 
 #include <algorithm>
 #include <cstddef>
@@ -18,8 +17,8 @@
 namespace adaptrt {
 namespace {
 
-/// All of gemm.call.rows, which are kRows, times a panel of kPanelColumns outputs. kPowers: scales may all be
-/// powers of two.
+/// Multiplies all gemm.call.rows = kRows rows by a panel of kPanelColumns outputs. kPowers: the scales may
+/// all be powers of two.
 template <class Words, int kRows, bool kPowers>
 void codebook_tile(const PanelGemm& gemm, const Quantization& how) {
   using Weights = BFloat16Weights;
@@ -95,8 +94,8 @@ void codebook_tile_of_rows(const PanelGemm& gemm, const Quantization& how) {
   codebook_tile<Words, kRows, kPowers>(gemm, how);
 }
 
-/// Whether multiply_codebook_tile takes so many rows: more of them find a panel in the first-level cache that
-/// was made once for all.
+/// True if multiply_codebook_tile is faster for this number of rows. With more rows, it is faster to expand
+/// the panel once, in the first-level cache.
 inline bool takes_codebook_tile(std::int64_t rows, WeightCode code) {
   return rows <= (is_table(code) ? TableWords::kMostRows : CodebookByteWords::kMostRows);
 }

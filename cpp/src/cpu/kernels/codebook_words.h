@@ -1,6 +1,6 @@
 #pragma once
 
-// Included behind simd_*.h and gemm.h. The words of panels whose weights have a code.
+// Words of panels with a codebook. Included after simd_*.h and gemm.h.
 
 #include <cstddef>
 #include <cstdint>
@@ -11,11 +11,11 @@
 namespace adaptrt {
 namespace {
 
-// How words become pairs of numbers, of which product() makes values with what scales_of() makes of the
-// scales. Where the CPU has vectors of pairs of bfloat16, whole vectors of words become rows as well: numbers
-// in the order of such a vector, the two inputs of an output side by side, one output after the other.
+// A word becomes pairs of numbers. product() multiplies them by the result of scales_of(). If the CPU has
+// products of bfloat16 pairs, whole vectors of words become rows as well: the two inputs of an output are
+// neighbours, and outputs follow one another.
 
-/// Whether words are TableWords.
+/// True for codes whose words are TableWords.
 inline bool is_table(WeightCode code) {
   return code != WeightCode::kE4M3 && code != WeightCode::kLLMInt8;
 }
@@ -35,7 +35,7 @@ class TableWords {
     return {Simd::look_up<4 * kPair>(word, table_), Simd::look_up<4 * kPair + 16>(word, table_)};
   }
 #ifdef __AVX512BF16__
-  /// Of a tile for whose sums there are registers beside those that make weights.
+  /// Maximum number of rows of a tile whose sums have registers in addition to those that expand weights.
   static constexpr int kMostRows = 3;
   struct Row {
     Simd::Words low;
@@ -79,7 +79,7 @@ struct CodebookByteWords {
 struct Float8Words : CodebookByteWords {
   using CodebookByteWords::CodebookByteWords;
   static Word load(const std::byte* from, std::int64_t n) { return Simd::load_float8_pairs(from, n); }
-  /// What numbers over 256 are multiplied by, to the same products.
+  /// The loaded numbers are divided by 256, so scales are multiplied by 256; the products are the same.
   static Simd::Vec scales_of(Simd::Vec scales) { return Simd::mul(scales, Simd::set(256.0F)); }
   static Simd::Vec product(Simd::Vec numbers, Simd::Vec scales) { return Simd::mul(numbers, scales); }
 #ifdef __AVX512BF16__

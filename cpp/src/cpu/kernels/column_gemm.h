@@ -1,8 +1,8 @@
 #pragma once
 
-// Included by the source of each instruction set, behind its simd_*.h, gemm.h and sparse_gemm.h. Products of
-// few rows that read the columns of a matrix whose inputs are not zero. Sums are those of sparse_gemm.h: a
-// column that is left out has products with zero.
+// Products of few rows that read only the columns of inputs that are not zero. The sums are those of
+// sparse_gemm.h: a column that is skipped has only products with zero. Included after simd_*.h, gemm.h and
+// sparse_gemm.h; gemm.h says why.
 
 #include <algorithm>
 #include <cstddef>
@@ -15,8 +15,8 @@
 namespace adaptrt {
 namespace {
 
-/// Fetches columns ahead of their use, a few lines at a time, each from its first output that is wanted to
-/// its last: such runs let the processor read on by itself.
+/// Prefetches columns, a few lines at a time, each from its first needed output to its last. The hardware
+/// prefetcher continues such runs.
 class ColumnFetcher {
  public:
   ColumnFetcher(const ColumnGemm& gemm, std::int64_t element)
@@ -28,7 +28,7 @@ class ColumnFetcher {
     fetch(kAhead * (end_ - begin_));
   }
 
-  /// As many bytes as were read.
+  /// Prefetches as many bytes as were read.
   void fetch(std::int64_t bytes) {
     for (; bytes > 0 && at_ < count_; bytes -= 2 * kCacheLine) {
       // A panel has at least two lines of a column.
@@ -59,15 +59,15 @@ inline float* sums_of_column(const ColumnGemm& gemm, std::int64_t column) {
   return gemm.out + panel * gemm.rows * kPanelColumns + column % kPanelColumns;
 }
 
-/// A group of inputs of which some are not zero: their columns from the first wanted output on, zeros for
-/// the others'.
+/// A group of inputs, some of which are not zero: their columns from the first needed output on, and zeros
+/// for the other inputs.
 template <class Weights>
 struct GroupColumns {
   std::int64_t group;
   const std::byte* columns[Weights::kInterleave];
 };
 
-/// What a missing column of a group is read as.
+/// Read instead of a missing column of a group.
 alignas(kCacheLine) inline constexpr std::byte kZeroColumn[kMostColumnOutputs * 2] = {};
 
 /// Groups that all outputs are multiplied with before the next ones.
@@ -112,7 +112,7 @@ struct ColumnSums {
     if constexpr (kChains == 2) std::fill_n(others_, kRows * gemm.width, 0.0F);
   }
 
-  /// Of outputs from `column` on.
+  /// Outputs from `column` on.
   [[nodiscard]] float* at(int chain, std::int64_t column) {
     float* first = sums_of_column(gemm_, column);
     return chain == 0 ? first : others_ + (first - gemm_.out);

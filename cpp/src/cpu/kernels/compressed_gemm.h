@@ -1,6 +1,6 @@
 #pragma once
 
-// Included by the source of each instruction set, behind its simd_*.h and gemm.h, which says why.
+// Included after simd_*.h and gemm.h; gemm.h says why.
 
 #include <algorithm>
 #include <cstddef>
@@ -19,14 +19,14 @@ inline constexpr int kPiecesAcross = static_cast<int>(kPanelColumns / kPieceOutp
 inline constexpr int kPiecePairs = static_cast<int>(kPieceInputs / 2);
 inline constexpr std::int64_t kPairBytes = 4;
 inline constexpr std::int64_t kPairRowBytes = kPanelColumns * kPairBytes;
-/// What pieces side by side become.
+/// Bytes of a row of pieces as bfloat16.
 inline constexpr std::int64_t kPieceRowPairBytes = kPiecePairs * kPairRowBytes;
 /// Cache lines of a piece.
 inline constexpr int kPieceLines = static_cast<int>(kCompressedPieceBytes / kCacheLine);
-/// Pieces side by side, which hold the same inputs.
+/// Bytes of a row of pieces, which hold the same inputs.
 inline constexpr std::int64_t kPieceRowBytes = kPiecesAcross * kCompressedPieceBytes;
 
-/// Makes bfloat16 of a compressed panel, some inputs after the other.
+/// Expands a compressed panel to bfloat16, some inputs at a time.
 class PanelExpander {
  public:
   PanelExpander(const std::byte* panel, std::int64_t outliers)
@@ -35,15 +35,15 @@ class PanelExpander {
   }
 
   [[nodiscard]] const PieceExpander& pieces() const { return pieces_; }
-  /// Where a row of pieces is.
+  /// Address of a row of pieces.
   [[nodiscard]] const std::byte* source(std::int64_t row) const {
     return panel_.pieces + row * kPieceRowBytes;
   }
-  /// Whether there are outliers in the rows of pieces before `row` that `expand` was not asked for yet.
+  /// True if rows of pieces before `row` have outliers that expand() has not stored yet.
   [[nodiscard]] bool has_outliers(std::int64_t row) const { return place_ < row * kPieceRowElements; }
 
-  /// Rows [begin, end) of pieces to `out` [inputs / 2][kPanelColumns][2]. They must be asked for in ascending
-  /// order.
+  /// Expands rows [begin, end) of pieces to `out` [inputs / 2][kPanelColumns][2]. Rows must be requested in
+  /// ascending order.
   template <int kLines>
   void expand(std::int64_t begin, std::int64_t end, std::byte* out, Prefetch prefetch) {
     for (std::int64_t row = begin; row < end; ++row, out += kPieceRowPairBytes) {
@@ -53,8 +53,8 @@ class PanelExpander {
     }
   }
 
-  /// One row of pieces. The pairs of piece `across` go to at(across), `stride` bytes apart; behind it,
-  /// behind_piece(across) is called.
+  /// Expands one row of pieces. The pairs of piece `across` go to at(across), `stride` bytes apart; then
+  /// after_piece(across) is called.
   template <class At, class AfterPiece>
   void expand_row(std::int64_t row, const At& at, std::int64_t stride, const AfterPiece& after_piece) {
     const std::byte* piece = source(row);
@@ -72,8 +72,8 @@ class PanelExpander {
  private:
   static constexpr std::int64_t kPieceRowElements = kPieceInputs * kPanelColumns;
 
-  /// Those of a row of pieces, whose first element is number `first`, to the pairs of inputs that pair_at
-  /// finds. Places that are out of order are passed over.
+  /// Stores the outliers of a row of pieces, whose first element has number `first`, into the pairs of inputs
+  /// at pair_at(pair, column). Places that are out of order are skipped.
   template <class PairAt>
   void store_outliers(std::int64_t first, const PairAt& pair_at) {
     constexpr std::int64_t kSize = sizeof(std::uint16_t);
@@ -99,19 +99,20 @@ class PanelExpander {
   std::int64_t place_;     ///< of it
 };
 
-/// Rows of pieces, to be multiplied by the first tile of activations.
+/// Rows of pieces to multiply by the first tile of activations.
 struct PieceRows {
   std::int64_t begin;
   std::int64_t end;
-  /// Where they are kept as bfloat16 for the other tiles, [inputs / 2][kPanelColumns][2]; nullptr: nowhere.
+  /// Place to keep them as bfloat16 for the other tiles, [inputs / 2][kPanelColumns][2]; nullptr: they are
+  /// not kept.
   std::byte* kept;
 };
 
-/// Rows of activations up to which the pairs of a piece stay in registers until all are multiplied: with
-/// more, each value of a is worth keeping for all pieces of a row.
+/// Maximum number of rows for which the pairs of a piece stay in registers until all rows are multiplied.
+/// With more rows, it is better to keep each value of a for all pieces of a row.
 inline constexpr int kRegisterRows = 2;
 
-/// out[kRows, kPanelColumns] = a * rows of pieces, or += but for the first ones. gemm.call.a belongs to
+/// out[kRows, kPanelColumns] = a * rows of pieces, or += after the first rows. gemm.call.a belongs to
 /// rows.begin.
 template <class Weights, int kRows, int kLines>
 void compressed_tile(const PanelGemm& gemm, PanelExpander* expander, PieceRows rows, const std::byte* next) {
@@ -194,8 +195,9 @@ CompressedTile compressed_tile_of(std::int64_t rows) {
   return &compressed_tile<Weights, kRows, kLines>;
 }
 
-/// As gemm_streamed: all tiles of rows take a part of k before the next part is read, and fetch it meanwhile.
-/// The first tile makes bfloat16 of the part, which the others multiply from the first-level cache.
+/// Like gemm_streamed: all tiles of rows are multiplied by a part of k before the next part is read, and
+/// prefetch that part. The first tile expands the part to bfloat16; the others read it from the first-level
+/// cache.
 template <class Weights>
 void compressed_gemm(const PanelGemm& gemm, std::int64_t outliers) {
   using A = typename Weights::A;
@@ -204,7 +206,7 @@ void compressed_gemm(const PanelGemm& gemm, std::int64_t outliers) {
   PanelExpander expander(gemm.call.panel, outliers);
   const std::int64_t tiles = (gemm.call.rows + kTileRows - 1) / kTileRows;
   const std::int64_t piece_rows = gemm.call.k / kPieceInputs;
-  // Lines of a piece that the first tile fetches, and the others.
+  // Lines of a piece that the first tile prefetches; the other tiles prefetch the rest.
   const std::int64_t first_lines = tiles == 1 ? kPieceLines : tiles == 2 ? 2 : 1;
   const CompressedTile first_tile =
       first_lines == kPieceLines
@@ -218,7 +220,7 @@ void compressed_gemm(const PanelGemm& gemm, std::int64_t outliers) {
   for (std::int64_t begin = 0; begin < piece_rows; begin += kPartRows) {
     const std::int64_t end = std::min(begin + kPartRows, piece_rows);
     const std::byte* next = end < piece_rows ? expander.source(end) : gemm.call.next_panel;
-    // What is in the cache already is fetched in no time.
+    // Prefetching cached lines costs almost no time.
     if (next == nullptr) next = expander.source(begin);
     part.call.a = static_cast<const A*>(gemm.call.a) + begin * kPieceInputs;
     part.call.k = (end - begin) * kPieceInputs;
@@ -229,7 +231,7 @@ void compressed_gemm(const PanelGemm& gemm, std::int64_t outliers) {
     std::int64_t row = rows_of_tile(gemm.call.rows, tiles);
     for (std::int64_t tile = 1; tile < tiles; ++tile) {
       const std::int64_t rows = rows_of_tile(gemm.call.rows - row, tiles - tile);
-      // As many steps as pieces.
+      // A tile has as many steps as pieces.
       const std::int64_t lines = tile < kPieceLines - first_lines + 1 ? 1 : 0;
       others.fetch(others_a_tile);
       streamed_tile_of<Weights>(rows, lines)(part, row, 0, Simd::kLanes, begin > 0,

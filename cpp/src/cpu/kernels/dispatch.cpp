@@ -37,7 +37,7 @@ const NamedTable* find_table(std::string_view name) {
   return found == kTables.end() ? nullptr : found;
 }
 
-/// Of the tables that there are.
+/// Among the existing tables.
 std::vector<KernelFit> fit_tables() {
   auto fits = fit_kernels(read_cpu());
   std::erase_if(fits,

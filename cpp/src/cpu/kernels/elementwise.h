@@ -1,6 +1,6 @@
 #pragma once
 
-// Included by the source of each instruction set, behind its simd_*.h and gemm.h, which says why.
+// Included after simd_*.h and gemm.h; gemm.h says why.
 
 #include <algorithm>
 #include <cmath>
@@ -15,7 +15,7 @@
 namespace adaptrt {
 namespace {
 
-/// Calls body(first lane, lanes) for whole vectors, then for what is left.
+/// Calls body(first lane, lanes) for whole vectors, then for the rest.
 template <class Body>
 inline void for_each_vector(std::int64_t n, const Body& body) {
   std::int64_t i = 0;
@@ -91,7 +91,7 @@ inline void rms_norm(const float* x, const float* weight, float epsilon, std::in
 
 inline void layer_norm(const float* x, const float* weight, const float* bias, float epsilon, std::int64_t n,
                        std::byte* out, DType out_type) {
-  // The mean first, then the squares of what is left: nothing is lost where the mean is large.
+  // The mean is subtracted before squaring, so that a large mean costs no accuracy.
   const float total = sum_of_vectors(n, [&](std::int64_t i, std::int64_t lanes, Simd::Vec sum) {
     return Simd::add(sum, Simd::load(x + i, lanes));
   });
@@ -193,15 +193,15 @@ inline void rotate_heads(const HeadRotation& rotation) {
   });
 }
 
-/// The greatest lane of magnitudes' bits.
+/// Maximum lane of magnitudes' bits.
 inline std::uint32_t greatest_lane(Simd::Words bits) {
   std::uint32_t each[Simd::kLanes];
   Simd::store_words(reinterpret_cast<std::byte*>(each), bits, Simd::kLanes);
   return *std::max_element(each, each + Simd::kLanes);
 }
 
-/// The bits without the sign of the greatest of the magnitudes x[n]: they are ordered as the numbers are,
-/// with infinity and then NaN on top.
+/// Maximum of the bits of x[n] without the sign. These bits have the order of the magnitudes, with infinity
+/// and then NaN at the top.
 template <class Load>
 inline std::uint32_t greatest_magnitude(std::int64_t n, const Load& load) {
   Simd::Words bits = Simd::zero_words();

@@ -1,6 +1,6 @@
 #pragma once
 
-// Included by the source of each instruction set, behind its simd_*.h.
+// Included after simd_*.h.
 
 namespace adaptrt {
 namespace {
@@ -34,12 +34,12 @@ inline Simd::Vec softcap_of(Simd::Vec x, Simd::Vec cap, Simd::Vec two_by_cap) {
   return Simd::sub(cap, Simd::div(Simd::add(cap, cap), Simd::add(power, Simd::set(1.0F))));
 }
 
-/// 2^x for x <= 126: 2^n p(x - n) with n = round(x) and a polynomial with p(0) = 1 whose greatest
-/// relative error for |r| <= 1/2 is least: 9e-8, and 1.1e-4 where the result is rounded to bfloat16. 0 for
-/// x <= -150.
+/// 2^x for x <= 126: 2^n p(x - n) with n = round(x) and the polynomial with p(0) = 1 that has the smallest
+/// maximum relative error for |r| <= 1/2: 9e-8, or 1.1e-4 if the result is rounded to bfloat16. 0 for x <=
+/// -150.
 template <bool kToBFloat16>
 inline Simd::Vec exp2_of(Simd::Vec x) {
-  // NaN passes, since the second operand is taken.
+  // NaN passes through, because max returns the second operand.
   const Simd::Vec bounded = Simd::max(Simd::set(-150.0F), x);
   const Simd::Vec n = Simd::round(bounded);
   const Simd::Vec r = Simd::sub(bounded, n);

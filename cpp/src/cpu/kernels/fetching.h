@@ -5,21 +5,21 @@
 namespace adaptrt {
 namespace {
 
-/// How far ahead of its use a panel is fetched when the rows are few and memory is the limit.
+/// Bytes ahead of its use at which a panel is prefetched if the rows are few and memory is the limit.
 inline constexpr std::int64_t kStreamAhead = 4096;
 
-/// How the weights of a few rows, which memory is the limit of, are brought ahead of their use.
+/// How weights are prefetched for few rows, where memory is the limit.
 struct Fetching {
-  /// Which cache they are fetched to, as __builtin_prefetch counts: 3 is the first level, 2 the second.
+  /// Cache level as for __builtin_prefetch: 3 is the first level, 2 the second.
   int locality = 3;
-  /// Whether a single tile of rows fetches its own panel; otherwise the caches' own prefetchers do. With more
-  /// tiles, which multiply between two reads, it is always fetched.
+  /// True if a single tile of rows prefetches its own panel; otherwise the hardware prefetchers do. Several
+  /// tiles, which multiply between two reads, always prefetch.
   bool for_one_tile = true;
-  /// Steps of k of a panel that all tiles take before they take the next: 256 bytes each. The next part is
-  /// fetched meanwhile, so parts are what the cache that it is fetched to can hold beside another.
+  /// Steps of k (256 bytes each) by which all tiles are multiplied before the next part. The next part is
+  /// prefetched during that time, so two parts must fit in the cache level.
   std::int64_t part_steps = 64;
-  /// The same of panels that are decoded while a few rows are multiplied, and how many bytes ahead of their
-  /// use they are fetched.
+  /// The same for panels that are decoded while a few rows are multiplied, and the number of bytes ahead of
+  /// their use.
   int decoded_locality = 3;
   std::int64_t decoded_ahead = kStreamAhead;
 };

@@ -1,11 +1,11 @@
 #include ADAPTRT_SIMD
-// The order matters: what follows is written in terms of the instruction set above.
+// The order matters: the headers below use the Simd of the header above.
 #include "families.h"
 #include "quantized_gemm.h"
 
 namespace adaptrt {
 
-/// Products of float32 activations with integers, and what holds of those of all activations.
+/// Products of float32 activations with integers, and settings for activations of all types.
 void ADAPTRT_KERNEL_SET::register_float_quantized(KernelTable* table) {
   constexpr auto kType = static_cast<std::size_t>(DType::kFloat32);
   table->quantized_gemm[kType] = &quantized_gemm<Float32Weights>;

@@ -1,7 +1,7 @@
 #pragma once
 
-// Included by the source of each instruction set, behind its simd_*.h. Everything here has internal linkage:
-// code that was compiled for one instruction set must not be merged with another's.
+// Included by the source of each instruction set, after its simd_*.h. Everything here has internal linkage:
+// the linker must not merge code that was compiled for different instruction sets.
 
 #include <algorithm>
 #include <cstddef>
@@ -21,14 +21,14 @@ namespace adaptrt {
 namespace {
 
 inline constexpr std::int64_t kCacheLine = 64;
-/// Rows up to which memory is the limit, and the steps of k of which weights are decoded before all rows take
-/// them: 16 KiB in bfloat16.
+/// Maximum number of rows for which memory is the limit, and the number of steps of k whose weights are
+/// decoded before all rows are multiplied by them: 16 KiB in bfloat16.
 inline constexpr std::int64_t kStreamRows = 24;
 inline constexpr std::int64_t kStreamSteps = 64;
-/// Cache lines of a panel that a step of k reads, at most.
+/// Maximum number of cache lines of a panel that a step of k reads.
 inline constexpr std::int64_t kMostLines = 4;
 
-/// Cache lines fetched with each step of k, and how far apart the steps' lines are.
+/// Cache lines to prefetch with each step of k, and the distance between those of two steps.
 struct Prefetch {
   const std::byte* from = nullptr;
   std::int64_t step = 0;
@@ -43,7 +43,7 @@ inline void prefetch_lines(Prefetch* prefetch) {
   prefetch->from += prefetch->step;
 }
 
-/// Fetches spans of memory, some cache lines at a time.
+/// Prefetches spans of memory, some cache lines at a time.
 class SpanFetcher {
  public:
   explicit SpanFetcher(std::span<const MemorySpan> spans) : spans_(spans) {}
@@ -72,18 +72,18 @@ class SpanFetcher {
   std::int64_t offset_ = 0;
 };
 
-/// Rows of the next tile, where tiles are to be as even as can be.
+/// Rows of the next tile, such that all tiles are as even as possible.
 inline std::int64_t rows_of_tile(std::int64_t rows_left, std::int64_t tiles_left) {
   return (rows_left + tiles_left - 1) / tiles_left;
 }
 
-/// Independent sums of an element, so that a narrow tile's additions do not wait for each other. Step s of k
-/// goes to sum s % kChains; they are added in pairs in the end.
+/// Number of independent sums for each element, so that a narrow tile's additions do not wait for each other.
+/// Step s of k is added to sum s % kChains; in the end the sums are added in pairs.
 constexpr int chains_of(int vectors) {
   return vectors >= 3 ? 1 : vectors == 2 ? 2 : 4;
 }
 
-/// `continues`: the sums go on from what is in `out`, for whole vectors with a single sum of each element.
+/// `continues`: the sums start from `out`. Only for whole vectors with a single sum for each element.
 template <class Weights, int kRows, int kVectors, bool kPartial, int kLines>
 void gemm_tile(const PanelGemm& gemm, std::int64_t row, std::int64_t column, std::int64_t last_lanes,
                bool continues, Prefetch prefetch) {
@@ -180,14 +180,14 @@ TileFunction tile_of_rows(std::int64_t rows) {
   return &gemm_tile<Weights, kRows, kVectors, kPartial, kLines>;
 }
 
-/// Cache lines that a step of k of some vectors of columns begins.
+/// Number of cache lines that a step of k touches for this number of vectors of columns.
 template <class Weights>
 constexpr int lines_of(int vectors) {
   return static_cast<int>((vectors * Simd::kLanes * Weights::kColumnBytes + kCacheLine - 1) / kCacheLine);
 }
 
-/// The tile function for `vectors` vectors of columns, of which the last is partial. Such tiles fetch as many
-/// lines as a step of theirs has.
+/// The tile function for `vectors` vectors of columns, the last of which is partial. Such tiles prefetch as
+/// many lines as their steps have.
 template <class Weights, int kVectors = kTileVectors>
 TileFunction partial_tile_of(std::int64_t rows, std::int64_t vectors) {
   if constexpr (kVectors > 1) {
@@ -196,16 +196,16 @@ TileFunction partial_tile_of(std::int64_t rows, std::int64_t vectors) {
   return tile_of_rows<Weights, kVectors, true, lines_of<Weights>(kVectors)>(rows);
 }
 
-/// The tile function for a group of columns: a full one, which fetches kLines lines with each step, or
-/// `vectors` vectors of which the last is partial.
+/// The tile function for a group of columns: a full one, which prefetches kLines lines with each step, or
+/// `vectors` vectors, the last of which is partial.
 template <class Weights, int kLines>
 TileFunction tile_of(std::int64_t rows, std::int64_t vectors, bool full) {
   return full ? tile_of_rows<Weights, kTileVectors, false, kLines>(rows)
               : partial_tile_of<Weights>(rows, vectors);
 }
 
-/// The tile function for a number of rows of a panel of whole vectors. `lines` to fetch with each step: 0, 1,
-/// 2 or as many as a step has, at most kMostLines.
+/// The tile function for a number of rows of a panel of whole vectors. `lines` to prefetch with each step: 0,
+/// 1, 2 or as many as a step has, at most kMostLines.
 template <class Weights>
 TileFunction streamed_tile_of(std::int64_t rows, std::int64_t lines) {
   if (lines == 0) return tile_of_rows<Weights, kTileVectors, false, 0>(rows);
@@ -214,9 +214,10 @@ TileFunction streamed_tile_of(std::int64_t rows, std::int64_t lines) {
   return tile_of_rows<Weights, kTileVectors, false, lines_of<Weights>(kTileVectors)>(rows);
 }
 
-/// A panel of one group of columns, for a few blocks of rows: all of them take a part of k before the next
-/// part is read, so that each part comes from memory once. Sums stay in order: they wait in `out`. What is
-/// fetched, the next part and gemm.fetch, is spread evenly, so that memory never rests.
+/// Multiplies a few blocks of rows by a panel of one group of columns. All blocks use a part of k before the
+/// next part is read, so that each part is read from memory once. The sums wait in `out`, so their order does
+/// not change. Prefetches of the next part and of gemm.fetch are spread evenly, so that memory is always
+/// busy.
 template <class Weights>
 void gemm_streamed(const PanelGemm& gemm, std::int64_t blocks) {
   using A = typename Weights::A;
@@ -238,7 +239,7 @@ void gemm_streamed(const PanelGemm& gemm, std::int64_t blocks) {
     if (blocks == 1 && !Simd::kFetching.for_one_tile) next = nullptr;
     for (std::int64_t row = 0, block = 0; block < blocks; ++block) {
       const std::int64_t rows = rows_of_tile(gemm.call.rows - row, blocks - block);
-      // Of a step's lines, each block fetches its share.
+      // Each block prefetches its share of a step's lines.
       const std::int64_t lines = next == nullptr ? 0
                                                  : (row_lines * (block + 1) + blocks - 1) / blocks -
                                                        (row_lines * block + blocks - 1) / blocks;
@@ -251,7 +252,8 @@ void gemm_streamed(const PanelGemm& gemm, std::int64_t blocks) {
   }
 }
 
-/// Whether a panel is one group of columns, each with a single sum, whose steps of k can all be fetched.
+/// True if a panel is one group of columns, each with a single sum, and all lines of its steps can be
+/// prefetched.
 template <class Weights>
 inline constexpr bool kCanStream =
     kTileVectors * Simd::kLanes == kPanelColumns && chains_of(kTileVectors) == 1 &&
@@ -284,7 +286,7 @@ void gemm_panel(const PanelGemm& gemm) {
                                                                     prefetch);
       continue;
     }
-    // Blocks of rows as even as can be; each fetches its share of the next panel as it goes.
+    // Blocks of rows are as even as possible; each prefetches its share of the next panel.
     const std::byte* next = column == 0 ? gemm.call.next_panel : nullptr;
     const std::int64_t share = (row_bytes + blocks - 1) / blocks;
     for (std::int64_t row = 0, block = 0; block < blocks; ++block) {

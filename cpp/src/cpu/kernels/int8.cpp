@@ -1,5 +1,5 @@
 #include ADAPTRT_SIMD
-// The order matters: what follows is written in terms of the instruction set above.
+// The order matters: the headers below use the Simd of the header above.
 #include "families.h"
 #include "int8_gemm.h"
 #include "w4a8_gemm.h"

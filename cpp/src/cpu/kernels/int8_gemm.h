@@ -1,6 +1,6 @@
 #pragma once
 
-// Included by the source of each instruction set, behind its simd_*.h and gemm.h, which says why.
+// Included after simd_*.h and gemm.h; gemm.h says why.
 
 #include <algorithm>
 #include <cmath>
@@ -19,8 +19,8 @@ namespace {
 
 /// Rows up to which memory is the limit, if they are more than one tile.
 inline constexpr std::int64_t kInt8StreamRows = 24;
-/// Steps of four inputs that all of them take before the next are read: those and the ones that follow fit in
-/// the first-level cache.
+/// Number of steps of four inputs that all tiles use before the next are read: these and the following ones
+/// fit in the first-level cache.
 inline constexpr std::int64_t kInt8StreamSteps = 64;
 
 /// A stretch of k, in steps of four inputs, that a tile is multiplied over. Sums of integers are exact, so a
@@ -116,8 +116,8 @@ void int8_rows(const Int8Gemm& gemm, const QuantizedPanel& panel, Int8Part part,
   int8_tile<kRows, kVectors, kPartial, kLines>(gemm, panel, part, row, column, last_lanes, prefetch);
 }
 
-/// A group of whole vectors of columns: all tiles take a stretch of k before the next is read, so that each
-/// stretch comes from memory once, and meanwhile they fetch the next one to the first-level cache.
+/// Multiplies a group of whole vectors of columns. All tiles use a stretch of k before the next is read, so
+/// that each stretch is read from memory once; meanwhile they prefetch the next one to the first-level cache.
 inline void int8_streamed(const Int8Gemm& gemm, const QuantizedPanel& panel, std::int64_t column) {
   const std::int64_t row_bytes = gemm.call.width * 4;
   const std::int64_t steps = (gemm.call.k + 3) / 4;
@@ -141,8 +141,8 @@ inline void int8_streamed(const Int8Gemm& gemm, const QuantizedPanel& panel, std
   }
 }
 
-/// A group of whole vectors of columns, for a single tile, or so many that multiplying takes longer than
-/// memory: each goes over the whole of k, and its sums stay in registers.
+/// Multiplies a group of whole vectors of columns for a single tile, or for so many tiles that multiplying
+/// takes longer than reading. Each tile goes over all of k, and its sums stay in registers.
 inline void int8_multiplied(const Int8Gemm& gemm, const QuantizedPanel& panel, std::int64_t column) {
   constexpr std::int64_t kGroupBytes = kTileVectors * Simd::kLanes * 4;
   constexpr int kStreamLines =

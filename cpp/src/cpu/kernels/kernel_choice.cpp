@@ -12,7 +12,8 @@ struct Need {
   std::string_view obstacle;
 };
 
-// What each table needs beyond the one before it, then the rest; the first that lacks is the one to name.
+// Features that each table needs in addition to the table before it, then the other tables. The first missing
+// feature is the one to report.
 constexpr auto kNeeds = std::to_array<Need>({
     {&Cpu::amx, "this CPU has no AMX for bfloat16 and int8"},
     {&Cpu::amx_permitted, "Linux refused the tile registers of AMX"},
@@ -33,8 +34,8 @@ bool always(const Cpu& /*cpu*/) {
   return true;
 }
 
-/// vdpbf16ps has twice the rate of float32 FMA on Zen 4 and later, and half of it on Intel's. That of other
-/// vendors is not known: FMA is at full rate everywhere.
+/// vdpbf16ps has twice the rate of float32 FMA on Zen 4 and later, and half of it on Intel's CPUs. For other
+/// vendors the rate is unknown, while FMA has full rate on all CPUs.
 bool multiplies_bfloat16_faster(const Cpu& cpu) {
   constexpr int kZen4 = 0x19;
   return cpu.vendor == CpuVendor::kAmd && cpu.family >= kZen4;
@@ -43,12 +44,12 @@ bool multiplies_bfloat16_faster(const Cpu& cpu) {
 struct Row {
   std::string_view name;
   std::span<const Need> needs;
-  /// Whether it comes before the next row that can run, where both can; of the last row: true.
+  /// True if it comes before the next row that can run, if both can run. True for the last row.
   bool (*is_faster)(const Cpu& cpu);
 };
 
 constexpr auto kRows = std::to_array<Row>({
-    // 15 to 30 times vdpbf16ps where it was measured; a unit for products alone is made for nothing else.
+    // Measured at 15 to 30 times the rate of vdpbf16ps. A unit only for products exists for nothing else.
     {"avx512_amx", needs_from(&Cpu::amx), always},
     {"avx512_bf16", needs_from(&Cpu::avx512_bf16), multiplies_bfloat16_faster},
     // Float32 FMA, also of bfloat16 weights; 8-bit products by one instruction instead of three.

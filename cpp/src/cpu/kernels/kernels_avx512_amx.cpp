@@ -1,9 +1,9 @@
-// What is fetched, and how far ahead, is as on CPUs without AVX-512 BF16: what AMD's CPUs take is theirs
-// alone.
+// Prefetches like the kernels for CPUs without AVX-512 BF16: the settings for AVX-512 BF16 are for AMD's
+// CPUs.
 #define ADAPTRT_WITH_TILES
 #include "simd_avx512.h"
 #include "tiles_amx.h"
-// The order matters: what follows is written in terms of the instruction sets above.
+// The order matters: the headers below use the Simd and Tiles of the headers above.
 #include "make_tile_table.h"
 #include "tables.h"
 

@@ -1,6 +1,6 @@
 #pragma once
 
-// Included behind a header with Simd and one with Tiles.
+// Included after a header with Simd and one with Tiles.
 
 #include "adaptrt/cpu/kernel_table.h"
 #include "streamed_rows.h"
@@ -16,14 +16,14 @@
 namespace adaptrt {
 namespace {
 
-/// A tile of sums, the activations of a part of k and two panels' weights of it fit in the second-level
+/// A tile of sums, the activations of a part of k, and two panels' weights for it fit in the second-level
 /// cache.
 inline constexpr std::int64_t kTiledRows = 512;
 inline constexpr std::int64_t kWholeBytes = 1024 * 1024;
 inline constexpr std::int64_t kPartBytes = 512 * 1024;
 
-/// `vectors` with the products of bfloat16 and int8 on tile registers. They are kernels of the same Simd,
-/// which rounds to bfloat16 for both.
+/// Returns `vectors` with the products of bfloat16 and int8 on tile registers. `vectors` must have kernels of
+/// the same Simd, which rounds to bfloat16 for both.
 inline KernelTable make_tile_table(const char* name, const KernelTable& vectors) {
   KernelTable table = vectors;
   table.name = name;

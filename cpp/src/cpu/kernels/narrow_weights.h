@@ -1,6 +1,7 @@
 #pragma once
 
-// Included behind simd_*.h. Words of two and three bits, as quantized_weights.h has those of four and eight.
+// Words of two and three bits, like those of four and eight bits in quantized_weights.h. Included after
+// simd_*.h.
 
 #include <bit>
 #include <cstddef>
@@ -14,17 +15,16 @@
 namespace adaptrt {
 namespace {
 
-/// Lines of a panel, each with kColumnBytes of a column, that a word is in.
+/// Number of lines that a word spans in a panel; each line has kColumnBytes of a column.
 template <class Packed>
 inline constexpr int kWordLines = 1;
 
-/// Whether the inputs of panels, and of each of their groups, are whole words, as they are of all bits but
-/// four.
+/// True if panels and their groups consist of whole words. That is so for all numbers of bits except four.
 template <class Packed>
 inline constexpr bool kHasWholeWords = false;
 
-/// What stands for zero in words of few bits. The sums of those with zero points are of u - kInt4Zero,
-/// however few bits they have.
+/// Integer that represents zero in words of few bits. With zero points, the sums are of u - kInt4Zero for any
+/// number of bits.
 inline int zero_of(const Quantization& how) {
   return how.zero_points ? kInt4Zero : 1 << (how.bits - 1);
 }
@@ -32,7 +32,7 @@ inline int zero_of(const Quantization& how) {
 /// Pairs of inputs whose bits lie in one word of three bits; the last pair of a Word is in all of them.
 inline constexpr int kThreeBitPairs = 5;
 
-/// Words of packed_inputs(kBits) inputs, of which values are u less a zero.
+/// Words of packed_inputs(kBits) inputs; a value is u minus a zero.
 template <int kBits>
 struct NarrowWords {
   static constexpr int kInputs = static_cast<int>(packed_inputs(kBits));
@@ -151,7 +151,7 @@ inline constexpr bool kHasWholeWords<NarrowBFloat16<kBits>> = true;
 template <int kBits>
 inline constexpr bool kHasWholeWords<NarrowFloat32<kBits>> = true;
 
-/// What decodes the words of a panel, which for some kinds of them depends on how it is quantised.
+/// Returns the decoder for the words of a panel. For some kinds of words it depends on the quantisation.
 template <class Packed>
 Packed decoder_of(const Quantization& how) {
   if constexpr (std::is_constructible_v<Packed, const Quantization&>) {
@@ -161,7 +161,7 @@ Packed decoder_of(const Quantization& how) {
   }
 }
 
-/// The word at `from`, whose lines are `line_bytes` apart where it has several.
+/// Loads the word at `from`; if it has several lines, they are `line_bytes` apart.
 template <class Packed>
 inline __attribute__((always_inline)) typename Packed::Word load_word(const std::byte* from,
                                                                       std::int64_t line_bytes,
@@ -173,7 +173,7 @@ inline __attribute__((always_inline)) typename Packed::Word load_word(const std:
   }
 }
 
-/// How words are decoded for activations that Float multiplies.
+/// Decoders of words for activations that Float multiplies.
 template <class Float>
 struct PackedFor;
 template <>
@@ -191,7 +191,7 @@ struct PackedFor<BFloat16Weights> {
   using Narrow = NarrowBFloat16<kBits>;
 };
 
-/// Calls body(std::type_identity) with what of `Choices` decodes the integers of a kW4A16.
+/// Calls body(std::type_identity) with the decoder among `Choices` for the integers of a kW4A16.
 template <class Choices, class Body>
 void with_bits(const Quantization& how, const Body& body) {
   switch (how.bits) {

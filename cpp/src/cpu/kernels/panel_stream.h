@@ -1,6 +1,6 @@
 #pragma once
 
-// Included behind simd_*.h and gemm.h.
+// Included after simd_*.h and gemm.h.
 
 #include <cstddef>
 #include <cstdint>
@@ -11,12 +11,12 @@
 namespace adaptrt {
 namespace {
 
-/// Fetches a panel that is decoded while a few rows are multiplied, and behind its end the beginning of what
-/// is read next, each line as far ahead as Simd::kFetching says.
+/// Prefetches a panel that is decoded while a few rows are multiplied, and after its end the beginning of the
+/// next data. Simd::kFetching says how far ahead.
 class PanelStream {
  public:
-  /// Lines of `steps` steps, `step_bytes` apart, from `begin` on. `next`: what lies as far apart and is read
-  /// behind the last one; nullptr where that is not known.
+  /// Prefetches `steps` steps from `begin` on, `step_bytes` apart. `next`: data with the same distances that
+  /// is read afterwards; nullptr if it is unknown.
   PanelStream(const std::byte* begin, std::int64_t steps, std::int64_t step_bytes, const std::byte* next)
       : step_bytes_(step_bytes) {
     const std::int64_t ahead = Simd::kFetching.decoded_ahead / step_bytes;
@@ -46,8 +46,8 @@ class PanelStream {
   const std::byte* next_ = nullptr;
 };
 
-/// Of a group of whole vectors of columns of a panel `width` wide, from `column` on: the next such group is
-/// read behind it, or the next panel. A column takes `column_bytes` of each line.
+/// Returns the stream for a group of whole vectors of columns of a panel `width` wide, from `column` on. The
+/// next such group, or the next panel, is read afterwards. A column has `column_bytes` of each line.
 inline PanelStream stream_of_columns(const QuantizedPanel& panel, std::int64_t column, std::int64_t width,
                                      std::int64_t column_bytes, const std::byte* next_panel) {
   constexpr std::int64_t kGroup = kTileVectors * Simd::kLanes;

@@ -1,6 +1,6 @@
 #pragma once
 
-// Included by the source of each instruction set, behind its simd_*.h and gemm.h, which says why.
+// Included after simd_*.h and gemm.h; gemm.h says why.
 
 #include <algorithm>
 #include <cstddef>

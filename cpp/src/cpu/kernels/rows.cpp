@@ -1,12 +1,12 @@
 #include ADAPTRT_SIMD
-// The order matters: what follows is written in terms of the instruction set above.
+// The order matters: the headers below use the Simd of the header above.
 #include "activations.h"
 #include "elementwise.h"
 #include "families.h"
 
 namespace adaptrt {
 
-/// What goes over the elements of rows.
+/// Kernels for the elements of rows.
 void ADAPTRT_KERNEL_SET::register_rows(KernelTable* table) {
   table->rms_norm = &rms_norm;
   table->layer_norm = &layer_norm;

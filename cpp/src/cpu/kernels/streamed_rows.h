@@ -1,6 +1,6 @@
 #pragma once
 
-// Rows that are written past the caches. Included behind simd_*.h.
+// Copies rows with non-temporal stores. Included after simd_*.h.
 
 #include <cstddef>
 #include <cstdint>
@@ -9,7 +9,7 @@
 namespace adaptrt {
 namespace {
 
-/// Streams whole cache lines, and copies the rows that do not consist of them.
+/// Streams rows that consist of whole cache lines, and copies other rows.
 void stream_rows(const std::byte* from, std::int64_t stride, std::int64_t count, std::int64_t bytes,
                  std::byte* out, std::int64_t out_stride) {
   constexpr std::int64_t kLine = 64;
