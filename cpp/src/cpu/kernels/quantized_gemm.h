@@ -18,8 +18,8 @@
 namespace adaptrt {
 namespace {
 
-/// Of a panel, what is decoded at once: it stays in the first-level cache beside the rows and what is
-/// fetched.
+/// Part of a panel that is decoded at once: it fits in the first-level cache together with the rows and the
+/// prefetched data.
 inline constexpr std::int64_t kDecodedBytes = 16384;
 
 /// All rows and columns, in tiles of at most kRows rows.
@@ -47,7 +47,7 @@ void quantized_panel(const QuantizedGemm& gemm, const QuantizedPanel& panel, con
       row += rows;
     }
   }
-  // Few matrices have such columns, in their last panel: rows behind the last whole tile are taken one by
+  // Few matrices have such columns, in their last panel. Rows after the last whole tile are multiplied one by
   // one.
   for (; column < gemm.call.width; column += Simd::kLanes) {
     const std::int64_t lanes = std::min<std::int64_t>(Simd::kLanes, gemm.call.width - column);
@@ -107,16 +107,16 @@ template <class Float>
 inline constexpr std::int64_t kStretchInputs =
     kDecodedBytes / (kPanelColumns * Float::kColumnBytes) * Float::kInterleave;
 
-/// Whether no group of inputs but the only one goes from one stretch into the next.
+/// True if there is one group of inputs, or if no group spans two stretches.
 template <class Float>
 bool has_whole_stretches(const QuantizedGemm& gemm) {
   const std::int64_t size = gemm.quantization.group_size;
   return size == 0 || size >= gemm.call.k || kStretchInputs<Float> % size == 0;
 }
 
-/// A panel of one group of columns and of whole groups of inputs, for several tiles of rows: a stretch of k
-/// is decoded to the first-level cache and multiplied with all rows before the next is read, and meanwhile
-/// the tiles fetch the next one.
+/// Multiplies several tiles of rows by a panel with one group of columns and whole groups of inputs. A
+/// stretch of k is decoded to the first-level cache and multiplied by all rows before the next is read;
+/// meanwhile the tiles prefetch the next one.
 template <class Packed, class Float>
 void quantized_streamed(const QuantizedGemm& gemm, const QuantizedPanel& panel) {
   constexpr std::int64_t kRowBytes = kPanelColumns * Packed::kColumnBytes;
@@ -135,7 +135,7 @@ void quantized_streamed(const QuantizedGemm& gemm, const QuantizedPanel& panel) 
     const std::byte* next = is_last && gemm.call.next_panel != nullptr
                                 ? gemm.call.next_panel
                                 : words + kStretch / kWordInputs * kRowBytes;
-    // What each tile fetches with each unit: less than a cache line.
+    // Bytes that each tile prefetches with each unit: less than a cache line.
     const std::int64_t bytes = (kRowBytes + tiles * Packed::kUnits - 1) / (tiles * Packed::kUnits);
     std::int64_t row = 0;
     for (std::int64_t tile = 0; tile < tiles; ++tile) {
@@ -155,7 +155,7 @@ void multiply_quantized(const QuantizedGemm& gemm) {
     quantized_panel<Expanded<Float>, kTileRows, false>(gemm, panel, gemm.expanded);
     return;
   }
-  // Four bits are decoded for each tile in less time than it takes to store and load what they stand for.
+  // Decoding four bits for each tile takes less time than storing and loading the decoded weights.
   if constexpr (kIsInt8 && kTileVectors * Simd::kLanes == kPanelColumns) {
     if (gemm.call.rows > kTileRows && gemm.call.width == kPanelColumns && has_whole_stretches<Float>(gemm)) {
       quantized_streamed<Packed, Float>(gemm, panel);
@@ -186,7 +186,7 @@ void expand_weights(const QuantizedGemm& gemm, std::byte* out) {
   }
 }
 
-/// `Float` is what the activations are multiplied with once it is decoded.
+/// `Float`: multiplies activations by decoded weights.
 template <class Float>
 void quantized_gemm(const QuantizedGemm& gemm) {
   if (gemm.quantization.algo != QuantAlgo::kW4A16) {

@@ -1,7 +1,7 @@
 #pragma once
 
-// Included by the source of each instruction set, behind its simd_*.h and gemm.h, which says why. A tile of
-// rows times a panel of integers, group by group of its inputs.
+// Multiplies a tile of rows by a panel of integers, one group of inputs after another. Included after
+// simd_*.h and gemm.h; gemm.h says why.
 
 #include <algorithm>
 #include <array>
@@ -42,7 +42,7 @@ inline GroupView group_of(const QuantizedGemm& gemm, const QuantizedPanel& panel
           panel.extra == nullptr ? nullptr : panel.extra + group * gemm.call.width};
 }
 
-/// Zero points, less what the numbers that weights become are less than what is stored.
+/// Zero points minus the offset between stored integers and decoded weights.
 inline Simd::Vec load_zeros(const Quantization& quantization, const std::byte* zeros, std::int64_t column,
                             std::int64_t lanes) {
   return Simd::sub(Simd::load_uint8(zeros + column, lanes),
@@ -54,7 +54,7 @@ inline Simd::Vec load_scales(const Quantization& quantization, const std::byte* 
   return load_as(scales, scale_type_of(quantization), column, lanes);
 }
 
-/// What is added to the first group's sums: their bits stay.
+/// Added to the first group's sums without changing their bits.
 inline constexpr auto kNothing = [] {
   std::array<float, static_cast<std::size_t>(kTileVectors) * Simd::kLanes> nothing{};
   nothing.fill(-0.0F);
@@ -109,7 +109,7 @@ void quantized_tile(const QuantizedGemm& gemm, const QuantizedPanel& panel, cons
         }
       }
     }
-    /// Calls take(number in the word, weights) for the units of the next word.
+    /// Calls take(number in the word, weights) for each unit of the next word.
     const auto take_word = [&](auto take) __attribute__((always_inline)) {
       typename Weights::Word packed[kVectors];
       ADAPTRT_UNROLL
@@ -148,7 +148,7 @@ void quantized_tile(const QuantizedGemm& gemm, const QuantizedPanel& panel, cons
       }
     }
     if constexpr (!kHasWholeWords<Weights>) {
-      // Units of words behind the last whole round wait in memory, so that they are multiplied in a loop.
+      // Units of words after the last whole round are stored in memory, so that a loop can multiply them.
       std::int64_t left = units + ((end - first) % kInterleave != 0 ? 1 : 0);
       ADAPTRT_UNROLL
       for (int at = 0; at < kRoundWords; ++at) {
@@ -189,7 +189,7 @@ void quantized_tile(const QuantizedGemm& gemm, const QuantizedPanel& panel, cons
         continue;
       }
     }
-    // Stores might change what `gemm` refers to, for all that the compiler knows.
+    // Copied, because the compiler must assume that stores change what `gemm` refers to.
     float* const to = gemm.call.out + row * gemm.call.out_stride + column;
     const std::int64_t to_stride = gemm.call.out_stride;
     const float* const before = index == 0 ? kNothing.data() : to;

@@ -1,9 +1,8 @@
 #pragma once
 
-// Included behind simd_*.h. How the words of a quantised panel become what activations are multiplied with.
-//
-// A unit is what one multiply-add takes of k: two inputs of bfloat16 activations, one of float32. A Word
-// holds kUnits of them for a vector of columns; decode<i> gives unit i, an exact integer as floating point.
+// Decodes the words of a quantised panel to weights. A unit is the part of k of one multiply-add: two inputs
+// for bfloat16 activations, one for float32. A Word holds kUnits units for a vector of columns; decode<i>
+// returns unit i, an exact integer as floating point. Included after simd_*.h.
 
 #include <cstddef>
 #include <cstdint>
@@ -24,7 +23,7 @@ inline __attribute__((always_inline)) void for_each_index(const Body& body) {
   }(std::make_integer_sequence<int, kCount>{});
 }
 
-/// Fetches what a stretch of words is followed by.
+/// Prefetches the data after a stretch of words.
 struct FetchAhead {
   /// With kLines lines of words.
   template <int kLines>
@@ -66,8 +65,7 @@ struct Int4Pairs {
   }
 };
 
-/// What is common to panels that are multiplied by bfloat16, as pairs of float32 where there is no
-/// instruction for it.
+/// Common part for bfloat16 activations: pairs of float32 for CPUs without products of bfloat16.
 struct PairedWeights : BFloat16Weights {
   using B = Simd::Pair;
   static void store(std::byte* to, const B& b, std::int64_t n) {
@@ -140,7 +138,7 @@ struct Int4BFloat16 : PairedWeights, Int4Pairs {
 };
 #endif
 
-/// What is common to panels that are multiplied by float32.
+/// Common part for float32 activations.
 struct SingleWeights : Float32Weights {
   static void store(std::byte* to, B b, std::int64_t n) { Simd::store(reinterpret_cast<float*>(to), b, n); }
 };

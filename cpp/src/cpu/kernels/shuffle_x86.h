@@ -1,6 +1,6 @@
 #pragma once
 
-// What AVX2 and AVX-512 have in common, on 128 bits. Included by their simd_*.h.
+// Functions on 128 bits that AVX2 and AVX-512 share. Included by their simd_*.h.
 
 #include <immintrin.h>
 

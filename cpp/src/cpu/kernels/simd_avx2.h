@@ -56,16 +56,16 @@ struct Simd {
   static bool any_above(Vec x, Vec bound) {
     return _mm256_movemask_ps(_mm256_cmp_ps(x, bound, _CMP_GT_OQ)) != 0;
   }
-  /// x where test < bound does not hold, 0 where it does.
+  /// Returns x, but 0 in lanes where test < bound.
   static Vec zero_below(Vec test, Vec bound, Vec x) {
     return _mm256_and_ps(_mm256_cmp_ps(test, bound, _CMP_NLT_UQ), x);
   }
-  /// x where test <= bound does not hold, +0 where it does.
+  /// Returns x, but +0 in lanes where test <= bound.
   static Vec zero_up_to(Vec test, Vec bound, Vec x) {
     return _mm256_and_ps(_mm256_cmp_ps(test, bound, _CMP_NLE_UQ), x);
   }
-  /// Four words of each of kLanes rows, `offset` bytes behind where they begin, to four lines of `line`
-  /// bytes.
+  /// Writes four words of each of kLanes rows, `offset` bytes after the rows' beginnings, to four lines of
+  /// `line` bytes.
   static void transpose_words(const std::byte* const* rows, std::int64_t offset, std::byte* out,
                               std::int64_t line) {
     const auto four = [&](int row) {
@@ -99,7 +99,7 @@ struct Simd {
   static Vec round(Vec x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   /// x 2^n for a whole n from -150 to 127; 0 may come out where n < -126.
   static Vec times_power_of_two(Vec x, Vec n) {
-    // A factor of its own keeps NaN what it is: adding to its bits might not.
+    // A separate factor keeps NaN: adding to its bits might not.
     return zero_below(n, set(-126.0F), mul(x, add_to_exponent(set(1.0F), add(n, set(kRounder)))));
   }
   static float sum(Vec x) {
@@ -133,7 +133,7 @@ struct Simd {
   static Vec load_float16(const std::byte* from, std::int64_t n) {
     return _mm256_cvtph_ps(load_halves(from, n));
   }
-  /// What x is in bfloat16, in the upper halves of the lanes; the lower halves are anything.
+  /// Rounds x to bfloat16, in the upper halves of the lanes; the lower halves are arbitrary.
   static Vec round_to_bfloat16(Vec x) {
     const __m256i bits = _mm256_castps_si256(x);
     const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
@@ -149,7 +149,7 @@ struct Simd {
     const __m256i high = _mm256_srli_epi32(_mm256_castps_si256(round_to_bfloat16(x)), 16);
     store_halves(to, _mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1)), n);
   }
-  /// Two whole vectors, one behind the other.
+  /// Stores two whole vectors, one after the other.
   static void store_bfloat16(std::byte* to, Vec x, Vec behind) {
     store_bfloat16(to, x, kLanes);
     store_bfloat16(to + kLanes * 2, behind, kLanes);
@@ -201,7 +201,8 @@ struct Simd {
                                            bit(_mm256_srli_epi32(second, 14), 0x20002)),
                            bit(_mm256_srli_epi32(third, 13), 0x40004));
   }
-  /// Sixteen numbers, and those that the four bits at kShift choose: permutations look at three of them.
+  /// A table of sixteen numbers, and the numbers selected by the four bits at kShift; permutations look at
+  /// three of them.
   struct Table {
     Vec first;
     Vec second;
@@ -223,7 +224,7 @@ struct Simd {
   /// Two numbers of FP8 (e4m3) a lane, over 256: float16 has them with the same bits.
   static Pair load_float8_pairs(const std::byte* from, std::int64_t n) {
     const __m128i bytes = load_halves(from, n);
-    // Of the upper byte of each half; its sign stays where it is.
+    // Converts the upper byte of each half; its sign stays in place.
     const auto half = [](__m128i upper) {
       return _mm_and_si128(_mm_srai_epi16(upper, 1), _mm_set1_epi16(static_cast<short>(0xbf80)));
     };
@@ -245,7 +246,7 @@ struct Simd {
     const __m256i low = _mm256_srli_epi32(_mm256_castps_si256(even), 16);
     return _mm256_blend_epi16(low, _mm256_castps_si256(odd), 0xaa);
   }
-  /// What two vectors are in bfloat16, in the lower and upper halves of the lanes.
+  /// Rounds two vectors to bfloat16: `even` in the lower and `odd` in the upper halves of the lanes.
   static Words round_to_pairs(Vec even, Vec odd) {
     return pack_bfloat16(round_to_bfloat16(even), round_to_bfloat16(odd));
   }
@@ -263,7 +264,7 @@ struct Simd {
   }
   static Words subtract_words(Words a, Words b) { return _mm256_sub_epi32(a, b); }
   static Words add_words(Words a, Words b) { return _mm256_add_epi32(a, b); }
-  /// 32 bytes, those that `order` says, in its order.
+  /// Reorders 32 bytes in place: byte i becomes byte order[i].
   static void reorder_bytes(std::uint8_t* bytes, const std::uint8_t* order) { shuffle_bytes(bytes, order); }
   static Words multiply_words(Words a, Words b) { return _mm256_mullo_epi32(a, b); }
   static Words subtract_bytes(Words a, Words b) { return _mm256_sub_epi8(a, b); }
@@ -280,7 +281,7 @@ struct Simd {
                       : _mm256_srli_epi32(words, kShift < 0 ? 0 : kShift);
   }
   static Words bits_of(Words words, std::uint32_t mask) { return _mm256_and_si256(words, set_words(mask)); }
-  /// The bits of one mask of a, and those of another one of b.
+  /// Returns the bits of `a` under its mask, and the bits of `b` under its mask.
   static Words merge_bits(Words a, std::uint32_t mask_of_a, Words b, std::uint32_t mask_of_b) {
     return _mm256_or_si256(bits_of(a, mask_of_a), bits_of(b, mask_of_b));
   }
@@ -380,7 +381,7 @@ class PieceExpander {
 
 inline constexpr int kTileRows = 6;
 inline constexpr int kTileVectors = 2;
-/// Of a tile whose weights are decoded on the way, which takes registers too.
+/// Rows of a tile whose weights are decoded in registers, which needs more registers.
 inline constexpr int kDecodedTileRows = 3;
 inline constexpr std::int64_t kInt8DecodedRows = 6;
 inline constexpr std::int64_t kInt4DecodedRows = 6;

@@ -75,12 +75,12 @@ struct Simd {
     const Ints above = x > bound;
     return (above[0] | above[1] | above[2] | above[3]) != 0;
   }
-  /// x where test < bound does not hold, 0 where it does.
+  /// Returns x, but 0 in lanes where test < bound.
   static Vec zero_below(Vec test, Vec bound, Vec x) { return select(test < bound, zero(), x); }
-  /// x where test <= bound does not hold, +0 where it does.
+  /// Returns x, but +0 in lanes where test <= bound.
   static Vec zero_up_to(Vec test, Vec bound, Vec x) { return select(test <= bound, zero(), x); }
-  /// Four words of each of kLanes rows, `offset` bytes behind where they begin, to four lines of `line`
-  /// bytes.
+  /// Writes four words of each of kLanes rows, `offset` bytes after the rows' beginnings, to four lines of
+  /// `line` bytes.
   static void transpose_words(const std::byte* const* rows, std::int64_t offset, std::byte* out,
                               std::int64_t line) {
     for (std::int64_t word = 0; word < 4; ++word) {
@@ -97,7 +97,7 @@ struct Simd {
   static Vec round(Vec x) { return (x + set(kRounder)) - set(kRounder); }
   /// x 2^n for a whole n from -150 to 127; 0 may come out where n < -126.
   static Vec times_power_of_two(Vec x, Vec n) {
-    // A factor of its own keeps NaN what it is: adding to its bits might not.
+    // A separate factor keeps NaN: adding to its bits might not.
     return zero_below(n, set(-126.0F), mul(x, add_to_exponent(set(1.0F), add(n, set(kRounder)))));
   }
   static float sum(Vec x) { return (x[0] + x[2]) + (x[1] + x[3]); }
@@ -128,7 +128,7 @@ struct Simd {
   static Vec load_float16(const std::byte* from, std::int64_t n) {
     return float16_to_floats(load_halves(from, n));
   }
-  /// Of the lower halves of the lanes.
+  /// Converts the lower halves of the lanes.
   static Vec float16_to_floats(Words half) {
     const Words sign = (half & set_bits(0x8000)) << 16;
     // The half's exponent and fraction, read as a float32, are 2^112 too small; subnormals come out right as
@@ -139,7 +139,7 @@ struct Simd {
     const Words is_special = to_words(magnitude >= set_bits(0x0f800000));
     return bits_to_floats(sign | (special & is_special) | (finite & ~is_special));
   }
-  /// What x is in bfloat16, in the upper halves of the lanes; the lower halves are anything.
+  /// Rounds x to bfloat16, in the upper halves of the lanes; the lower halves are arbitrary.
   static Vec round_to_bfloat16(Vec x) {
     const Words bits = floats_to_bits(x);
     const Words rounded = bits + set_bits(0x7fff) + ((bits >> 16) & set_bits(1));
@@ -150,7 +150,7 @@ struct Simd {
   static void store_bfloat16(std::byte* to, Vec x, std::int64_t n) {
     store_halves(to, floats_to_bits(round_to_bfloat16(x)) >> 16, n);
   }
-  /// Two whole vectors, one behind the other.
+  /// Stores two whole vectors, one after the other.
   static void store_bfloat16(std::byte* to, Vec x, Vec behind) {
     store_bfloat16(to, x, kLanes);
     store_bfloat16(to + kLanes * 2, behind, kLanes);
@@ -204,7 +204,7 @@ struct Simd {
     return (first >> 15 & set_bits(0x10001)) | (second >> 14 & set_bits(0x20002)) |
            (third >> 13 & set_bits(0x40004));
   }
-  /// Sixteen numbers, and those that the four bits at kShift choose.
+  /// A table of sixteen numbers, and the numbers selected by the four bits at kShift.
   using Table = const float*;
   static Table load_table(const float* numbers) { return numbers; }
   template <int kShift>
@@ -237,7 +237,7 @@ struct Simd {
   static Words pack_bfloat16(Vec even, Vec odd) {
     return (floats_to_bits(even) >> 16) | (floats_to_bits(odd) & set_bits(0xffff0000));
   }
-  /// What two vectors are in bfloat16, in the lower and upper halves of the lanes.
+  /// Rounds two vectors to bfloat16: `even` in the lower and `odd` in the upper halves of the lanes.
   static Words round_to_pairs(Vec even, Vec odd) {
     return pack_bfloat16(round_to_bfloat16(even), round_to_bfloat16(odd));
   }
@@ -255,7 +255,7 @@ struct Simd {
   }
   static Words subtract_words(Words a, Words b) { return a - b; }
   static Words add_words(Words a, Words b) { return a + b; }
-  /// 32 bytes, those that `order` says, in its order.
+  /// Reorders 32 bytes in place: byte i becomes byte order[i].
   static void reorder_bytes(std::uint8_t* bytes, const std::uint8_t* order) {
     std::uint8_t before[32];
     std::memcpy(before, bytes, sizeof(before));
@@ -275,7 +275,7 @@ struct Simd {
     return kShift < 0 ? words << (kShift < 0 ? -kShift : 0) : words >> (kShift < 0 ? 0 : kShift);
   }
   static Words bits_of(Words words, std::uint32_t mask) { return words & set_bits(mask); }
-  /// The bits of one mask of a, and those of another one of b.
+  /// Returns the bits of `a` under its mask, and the bits of `b` under its mask.
   static Words merge_bits(Words a, std::uint32_t mask_of_a, Words b, std::uint32_t mask_of_b) {
     return bits_of(a, mask_of_a) | bits_of(b, mask_of_b);
   }
@@ -352,7 +352,7 @@ class PieceExpander {
  public:
   explicit PieceExpander(const CompressedPanel& panel) : panel_(panel) {}
 
-  /// `out`: the pairs of sixteen outputs, four times, row_bytes apart.
+  /// Writes the pairs of sixteen outputs to `out`, four times, row_bytes apart.
   void expand(const std::byte* piece, std::byte* out, std::int64_t row_bytes) const {
     for (std::int64_t i = 0; i < 64; ++i) {
       std::byte* to = out + i / 8 % 2 * row_bytes + (i / 16 * 8 + i % 8) * 2;
@@ -374,7 +374,7 @@ class PieceExpander {
 
 inline constexpr int kTileRows = 4;
 inline constexpr int kTileVectors = 2;
-/// Of a tile whose weights are decoded on the way, which takes registers too.
+/// Rows of a tile whose weights are decoded in registers, which needs more registers.
 inline constexpr int kDecodedTileRows = 2;
 inline constexpr std::int64_t kInt8DecodedRows = 4;
 inline constexpr std::int64_t kInt4DecodedRows = 4;

@@ -1,7 +1,6 @@
 #pragma once
 
-// The online softmax of a tile's scores, for attention.h. Included by the source of each instruction set,
-// behind its simd_*.h and gemm.h, which says why.
+// Online softmax of a tile's scores, for attention.h. Included after simd_*.h and gemm.h; gemm.h says why.
 
 #include <algorithm>
 #include <cstddef>
@@ -30,11 +29,11 @@ struct AttentionTile : AttentionRows {
   std::int64_t num_groups;
 };
 
-/// How far a score may be above AttentionRows::row_max before that is raised: the sums of a row are seldom
-/// rescaled, and its probabilities are at most 2^kHeadroom.
+/// A score may exceed AttentionRows::row_max by this before row_max is raised. So the accumulators of a row
+/// are seldom rescaled, and its probabilities are at most 2^kHeadroom.
 inline constexpr float kHeadroom = 8.0F;
 
-/// Rows of a tile that are computed together, in registers one product at a time.
+/// Rows of a tile that are computed together; each product stays in registers.
 template <class Weights, int kRows = kTileRows>
 struct RowBlock {
   using A = typename Weights::A;
@@ -44,11 +43,11 @@ struct RowBlock {
   std::int64_t rows = 0;
   std::int64_t first_position = 0;
   std::int64_t last_position = 0;
-  std::int64_t num_groups = 0;  // those that some row sees
+  std::int64_t num_groups = 0;  // groups that at least one row attends to
 };
 
-/// Takes the slots that a row does not see out of the scores of those groups of which some row does not see
-/// all.
+/// Sets the scores of slots that a row does not attend to to -infinity. Groups that all rows attend to as a
+/// whole are skipped.
 template <class Block>
 inline void apply_mask(const AttentionTile& tile, Block* block) {
   const Simd::Vec hidden = Simd::set(-std::numeric_limits<float>::infinity());
@@ -76,10 +75,10 @@ inline void apply_mask(const AttentionTile& tile, Block* block) {
   }
 }
 
-/// Raises a row's row_max score, by which what it has summed so far is scaled.
+/// Raises row_max of a row, and rescales its earlier sums.
 inline void raise_row_max(const AttentionTile& tile, std::int64_t row, float row_max) {
   if (tile.row_max[row] == kNoScore) {
-    tile.row_max[row] = row_max;  // of zeros
+    tile.row_max[row] = row_max;  // the earlier sums are zeros
     return;
   }
   const Simd::Vec factor = exp2_of<false>(Simd::sub(Simd::set(tile.row_max[row]), Simd::set(row_max)));
@@ -143,7 +142,7 @@ inline void add_bias(const AttentionTile& tile, Block* block) {
   }
 }
 
-/// take_scores of `vectors` vectors, a number that may be known to the compiler.
+/// take_scores for `vectors` vectors; the compiler may know their number.
 template <bool kScaled, class Count, class Block>
 inline void take_vectors(const AttentionTile& tile, Count vectors, Block* block) {
   constexpr bool kToBFloat16 = std::is_same_v<typename Block::A, std::uint16_t>;
@@ -185,7 +184,7 @@ inline void take_vectors(const AttentionTile& tile, Count vectors, Block* block)
   }
 }
 
-/// Turns the scores of a block of rows into probabilities, of which row_sum and row_max are kept.
+/// Turns the scores of a block of rows into probabilities, and updates row_sum and row_max.
 template <bool kScaled, class Block>
 inline void take_scores(const AttentionTile& tile, Block* block) {
   if constexpr (kScaled) scale_scores(tile, block);

@@ -1,9 +1,8 @@
 #pragma once
 
-// Included by the source of each instruction set, behind its simd_*.h and gemm.h, which says why. Products
-// that read a part of a matrix: rows of outputs, wherever they are, and inputs that are not
-// zero. Each element is summed in the order in which gemm.h sums it: what is left out are products with zero,
-// which change no sum but the sign of one that is zero.
+// Products that read a part of a matrix: rows of outputs at any address, or only the inputs that are not
+// zero. Each element is summed in the order of gemm.h. Skipped products are products with zero, which can
+// only change the sign of a zero sum. Included after simd_*.h and gemm.h; gemm.h says why.
 
 #include <algorithm>
 #include <cstddef>
@@ -16,18 +15,18 @@
 namespace adaptrt {
 namespace {
 
-/// Rows that sparse_gemm takes: more of them seldom have an input that is zero in all.
+/// Maximum number of rows for sparse_gemm. With more rows, few inputs are zero in all of them.
 inline constexpr int kSparseRows = 4;
 
-/// What a line of a gathered panel has for each output: a group of inputs.
+/// Bytes of an output in a line of a gathered panel: a group of inputs.
 inline constexpr std::int64_t kGatheredWord = 4;
 inline constexpr std::int64_t kGatheredLine = kPanelColumns * kGatheredWord;
 /// Words of an output that fill a cache line, and how far ahead of their use they are fetched.
 inline constexpr std::int64_t kLineWords = kCacheLine / kGatheredWord;
 inline constexpr std::int64_t kGatheredAhead = 64;
 
-/// Fetches the line of kLanes outputs that is read kGatheredAhead words behind `word`, of the next ones near
-/// the end of these.
+/// Prefetches the line of kLanes outputs that is read kGatheredAhead words after `word`, or a line of the
+/// next outputs near the end.
 inline void fetch_gathered(const GatheredOutputs& gathered, std::int64_t column, std::int64_t word,
                            std::int64_t words) {
   const std::byte* const* outputs = gathered.outputs;
@@ -42,8 +41,8 @@ inline void fetch_gathered(const GatheredOutputs& gathered, std::int64_t column,
   }
 }
 
-/// Writes the words [begin, end) of the outputs, each of `words`, as lines of a panel. Columns of whole
-/// vectors without a wanted output are not touched.
+/// Writes words [begin, end) of the outputs, which have `words` words each, as lines of a panel. Vectors of
+/// columns without any output are not written.
 inline void gather_words(const GatheredOutputs& gathered, std::int64_t words, std::int64_t begin,
                          std::int64_t end, std::byte* out) {
   constexpr std::int64_t kAtOnce = 4;
@@ -63,7 +62,7 @@ inline void gather_words(const GatheredOutputs& gathered, std::int64_t words, st
   }
 }
 
-/// Whether gather_words leaves columns as they are.
+/// True if gather_words does not write some columns.
 inline bool has_empty_columns(const GatheredOutputs& gathered) {
   return gathered.count <= kPanelColumns - Simd::kLanes;
 }
@@ -77,8 +76,7 @@ inline void gather_outputs(const GatheredOutputs& gathered, std::int64_t words, 
   }
 }
 
-/// Fetches what fetch_gathered fetches ahead of the first words. Where they are there already, it costs
-/// little.
+/// Prefetches the first words, as fetch_gathered does for later ones. It costs little if they are cached.
 inline void fetch_first_words(const GatheredOutputs& gathered, std::int64_t words) {
   for (std::int64_t word = 0; word < std::min(kGatheredAhead, words); word += kLineWords) {
     for (std::int64_t i = 0; i < gathered.count; ++i) {
@@ -87,7 +85,7 @@ inline void fetch_first_words(const GatheredOutputs& gathered, std::int64_t word
   }
 }
 
-/// As codebook_gemm: a part of k is gathered, and multiplied from the first-level cache.
+/// Like codebook_gemm: a part of k is gathered, and multiplied from the first-level cache.
 template <class Weights>
 void gathered_gemm(const PanelGemm& gemm, const GatheredOutputs& gathered) {
   using A = typename Weights::A;
@@ -122,9 +120,9 @@ constexpr GatheredGemm gathered_gemm_of() {
   }
 }
 
-/// Fetches lines of live inputs ahead of their use: to the first level a few ahead, and to the second one all
-/// of the next panel. Those are fetched in turns that go through the whole panel, for lines that ascend
-/// within a page let the processor read on, which is what is to be left out.
+/// Prefetches lines of live inputs: some steps ahead to the first-level cache, and those of the next panel to
+/// the second-level cache. The latter are prefetched in turns over the whole panel: ascending lines within a
+/// page would start the hardware prefetcher, which would read the lines to skip.
 class LiveFetcher {
  public:
   LiveFetcher(const std::byte* panel, const std::byte* next, const LiveInputs& live, std::int64_t row_bytes)
@@ -159,7 +157,7 @@ class LiveFetcher {
   std::int64_t at_ = 0;  ///< of the next panel, below the number of live inputs
 };
 
-/// As gemm_tile, of the live inputs.
+/// Like gemm_tile, for the live inputs.
 template <class Weights, int kRows>
 void sparse_tile(const PanelGemm& gemm, const LiveInputs& live, std::int64_t column, LiveFetcher fetcher) {
   using A = typename Weights::A;

@@ -1,6 +1,6 @@
 #pragma once
 
-// What is fetched ahead while tile registers multiply. Included behind simd_*.h and gemm.h.
+// Prefetching during products on tile registers. Included after simd_*.h and gemm.h.
 
 #include <algorithm>
 #include <cstddef>
@@ -9,14 +9,14 @@
 namespace adaptrt {
 namespace {
 
-/// What is prefetched while steps are multiplied, a little at a time.
+/// Prefetches a little with each step of a product.
 class StepPrefetch {
  public:
-  /// Nothing.
+  /// Prefetches nothing.
   StepPrefetch() = default;
 
-  /// Of many rows, of which each panel is multiplied for long: `bytes` from `next` on to the second-level
-  /// cache while `steps` steps are taken, evenly, and in several places at once.
+  /// For many rows, where each panel is multiplied for long: prefetches `bytes` bytes from `next` on to the
+  /// second-level cache, spread evenly over `steps` steps, and from several places at once.
   static StepPrefetch spread(const std::byte* next, std::int64_t bytes, std::int64_t steps) {
     StepPrefetch prefetch;
     if (next == nullptr || steps == 0) return prefetch;
@@ -28,8 +28,8 @@ class StepPrefetch {
     return prefetch;
   }
 
-  /// Of few rows, which memory is the limit of: the panel [begin, begin + bytes), and behind its end the
-  /// first bytes of `next`, unless that is nullptr, are read `ahead` bytes ahead to the first-level cache.
+  /// For few rows, where memory is the limit: prefetches the panel [begin, begin + bytes) to the first-level
+  /// cache, `ahead` bytes ahead of its use, and after it the first bytes of `next` unless it is nullptr.
   static StepPrefetch stream(const std::byte* begin, std::int64_t bytes, std::int64_t ahead,
                              const std::byte* next) {
     StepPrefetch prefetch;
@@ -43,8 +43,8 @@ class StepPrefetch {
     return prefetch;
   }
 
-  /// The same, and meanwhile `next` is read in four quarters to the second-level cache: memory gives more to
-  /// several places than to one.
+  /// The same. In addition, it prefetches `next` to the second-level cache, in four quarters at once: memory
+  /// is faster with several streams.
   static StepPrefetch stream_in_quarters(const std::byte* begin, std::int64_t bytes, std::int64_t ahead,
                                          const std::byte* next) {
     StepPrefetch prefetch = stream(begin, bytes, ahead, next);
@@ -54,13 +54,13 @@ class StepPrefetch {
     return prefetch;
   }
 
-  /// Fetches what else is wanted, `lines` with each step.
+  /// Prefetches the spans of `others` as well, `lines` lines with each step.
   void add_others(SpanFetcher* others, std::int64_t lines) {
     others_ = others;
     others_lines_ = lines;
   }
 
-  /// With each kLines lines of a streamed panel.
+  /// To be called with each kLines lines of a streamed panel.
   template <int kLines>
   __attribute__((always_inline)) void at_lines() {
     if (near_lines_ <= 0) {
@@ -93,7 +93,7 @@ class StepPrefetch {
     }
   }
 
-  /// With each step.
+  /// To be called with each step.
   void at_step() {
     if (others_ != nullptr) others_->fetch(others_lines_);
     for (due_ += kPlaces * groups_of_place_; due_ >= steps_; due_ -= steps_) fetch_group();
@@ -101,13 +101,14 @@ class StepPrefetch {
 
  private:
   static constexpr int kQuarters = 4;
-  /// Where many lines are wanted, half of each group is fetched, for which the second-level cache's own
-  /// prefetcher fetches those beside them: it does not take the few places through which tiles are loaded.
+  /// If a step needs many lines, only half of each group is prefetched. The hardware prefetcher of the
+  /// second-level cache fetches their neighbours, without using the few line fill buffers that tile loads
+  /// need.
   static constexpr std::int64_t kGroupLines = 4;
   static constexpr std::int64_t kGroupBytes = kGroupLines * kCacheLine;
-  /// That many are wanted of a step, or more.
+  /// Minimum number of lines per step that counts as many.
   static constexpr std::int64_t kManyLines = 4;
-  /// That are read from at once: a prefetcher of the cache goes on in each.
+  /// Number of places to read from at once; the hardware prefetcher continues in each.
   static constexpr std::int64_t kPlaces = 8;
 
   void fetch_group() {
@@ -124,19 +125,19 @@ class StepPrefetch {
   std::int64_t groups_of_place_ = 0;
   std::int64_t fetched_ = 0;  ///< groups
   std::int64_t steps_ = 1;
-  std::int64_t due_ = 0;  ///< groups of so many steps
+  std::int64_t due_ = 0;  ///< groups, times steps_
   bool fetches_all_ = false;
   const std::byte* near_ = nullptr;
   std::int64_t near_lines_ = 0;  ///< left, before `next_lines_` from next_ on
   const std::byte* next_ = nullptr;
   std::int64_t next_lines_ = 0;
   const std::byte* quarters_[kQuarters] = {};
-  unsigned turn_ = 0;  ///< of a quarter, where each call fetches fewer lines than there are quarters
+  unsigned turn_ = 0;  ///< next quarter, if a call prefetches fewer lines than there are quarters
   SpanFetcher* others_ = nullptr;
   std::int64_t others_lines_ = 0;
 };
 
-/// What kernels that are written in terms of Prefetch call.
+/// Adapter for kernels that use the interface of Prefetch.
 template <int kLines>
 inline void prefetch_lines(StepPrefetch* prefetch) {
   if constexpr (kLines > 0) prefetch->at_lines<kLines>();

@@ -1,6 +1,6 @@
 #pragma once
 
-// Attention over bfloat16 keys and values on tile registers. Included behind tile_product.h and attention.h.
+// Attention over bfloat16 keys and values on tile registers. Included after tile_product.h and attention.h.
 
 #include <algorithm>
 #include <cstddef>
@@ -16,8 +16,8 @@
 namespace adaptrt {
 namespace {
 
-/// Rows that are computed together: their scores, probabilities and sums stay in the first-level cache beside
-/// the tile.
+/// Rows that are computed together: their scores, probabilities and sums stay in the first-level cache
+/// together with the tile.
 inline constexpr int kAttendedRows = 32;
 using AttendedRows = RowBlock<BFloat16Weights, kAttendedRows>;
 
@@ -34,7 +34,7 @@ inline void fetch_next(const FetchingTile& tile) {
   }
 }
 
-/// The scores of a block's rows with the keys of one tile.
+/// Scores of a block's rows with the keys of one tile.
 class TileScores {
  public:
   explicit TileScores(const AttentionTile& tile) : tile_(tile), whole_(tile.head_dim / kStepInputs) {
@@ -46,7 +46,7 @@ class TileScores {
     const StepActivations queries{static_cast<const std::byte*>(tile_.queries) + block->row * width, width,
                                   nullptr, 0};
     for (std::int64_t first = 0; first < block->num_groups;) {
-      // Neighbours in a block are tiles side by side.
+      // Neighbouring groups of a block are neighbouring tiles.
       std::int64_t end = first + 1;
       while (end < block->num_groups && group(end).keys == group(end - 1).keys + kTileLine) ++end;
       const TileSums to{&block->scores[0][first * kKeyGroup], kTileSlots, false};
@@ -65,7 +65,7 @@ class TileScores {
                 std::int64_t columns, TileSums sums) const {
     const std::int64_t line = tile_.slots * 4;
     const TileColumns columns_of_keys{keys, line, kTileHeight * line};
-    if (rows % kTileHeight == 0) {  // as they lie
+    if (rows % kTileHeight == 0) {  // no padding needed
       StepPrefetch nothing;
       multiply_steps<BFloat16Dot>({queries.rows, queries.stride, kTileLine}, columns_of_keys, whole_, sums,
                                   rows, columns, &nothing);
@@ -85,7 +85,7 @@ class TileScores {
     multiply_inputs(queries, begin, end, keys, sums, rows, columns, &nothing);
   }
 
-  /// What is left of a head's size, with zeros behind it.
+  /// Copies the last, partial step of a head, padded with zeros.
   void pad_last_step() {
     std::memset(last_, 0, sizeof(last_));
     for (std::int64_t index = 0; index < tile_.num_groups; ++index) {
@@ -101,7 +101,7 @@ class TileScores {
   alignas(kCacheLine) std::byte last_[kStepBytes];
 };
 
-/// Adds the values of one tile to the sums of a block's rows, weighed by their probabilities.
+/// Adds the values of one tile, weighted by their probabilities, to the accumulators of a block's rows.
 class TileValues {
  public:
   explicit TileValues(const AttentionTile& tile) : tile_(tile), columns_(whole_groups(tile.head_dim)) {}
@@ -121,12 +121,12 @@ class TileValues {
   }
 
  private:
-  /// Groups of slots in a step of k, and the lines of each.
+  /// Number of groups of slots in a step of k, and of lines in each.
   static constexpr std::int64_t kStepGroups = kStepInputs / kKeyGroup;
   static constexpr std::int64_t kGroupLines = kKeyGroup / 2;
 
   [[nodiscard]] const std::byte* values_of(std::int64_t group) const { return tile_.groups[group].values; }
-  /// Whether the values of a group and of the next are one step as they lie.
+  /// True if the values of a group and of the next one form a step in memory.
   [[nodiscard]] bool are_neighbours(std::int64_t group) const {
     return values_of(group + 1) == values_of(group) + kGroupLines * columns_ * 4;
   }
@@ -138,7 +138,7 @@ class TileValues {
     }
   }
 
-  /// A step of two groups that are no neighbours, or of the last one.
+  /// Adds a step of two groups that are not neighbours, or of the last group.
   void add_gathered(const AttendedRows& block, std::int64_t first) const {
     const std::int64_t line = columns_ * 4;
     for (std::int64_t column = 0; column < columns_; column += kPanelColumns) {
@@ -156,7 +156,7 @@ class TileValues {
     }
   }
 
-  /// Adds steps of values, of the groups from `first` on, to the sums of at most kPanelColumns columns.
+  /// Adds steps of values, starting with group `first`, to the accumulators of at most kPanelColumns columns.
   void multiply(const AttendedRows& block, std::int64_t first, TileColumns values, std::int64_t steps,
                 std::int64_t column) const {
     const auto* probabilities =
@@ -171,7 +171,7 @@ class TileValues {
   std::int64_t columns_;
 };
 
-/// A step of values takes two groups: the slots of one that no row sees count nothing.
+/// A step of values has two groups, so the probabilities of a group that no row attends to become zero.
 inline void mask_odd_group(AttendedRows* block) {
   if (block->num_groups % 2 == 0) return;
   for (std::int64_t r = 0; r < block->rows; ++r) {

@@ -1,7 +1,7 @@
 #pragma once
 
-// The products of bfloat16 activations with compressed panels on tile registers, to the bits of the panels
-// that they stand for. Included behind tile_gemm.h and compressed_gemm.h.
+// Products of bfloat16 activations with compressed panels on tile registers, with the bits of the expanded
+// panels. Included after tile_gemm.h and compressed_gemm.h.
 
 #include <algorithm>
 #include <cstddef>
@@ -18,8 +18,7 @@
 namespace adaptrt {
 namespace {
 
-/// Calls at_lines behind some pieces of a row: each with as many lines as those of a next panel are fetched
-/// in quarters of.
+/// Calls at_lines after some pieces of a row, each time with as many lines as prefetching in quarters needs.
 template <class StepHook>
 void at_piece(std::int64_t across, StepHook* hook) {
   constexpr int kLines = 4;
@@ -27,8 +26,8 @@ void at_piece(std::int64_t across, StepHook* hook) {
   if (across < kPiecesAcross * kPieceLines / kLines) hook->template at_lines<kLines>();
 }
 
-/// The sums of kRows rows, and of inputs [first, first + inputs) of a panel, the first of `a`: each piece
-/// becomes operands in registers, in the order of multiply_few_columns.
+/// Computes the sums of kRows rows for inputs [first, first + inputs) of a panel; `a` begins with input
+/// `first`. Each piece becomes operands in registers, in the order of multiply_few_columns.
 template <int kRows, class Pieces, class StepHook>
 void multiply_few_pieces(PanelExpander* expander, const Pieces& all_pieces, const FewInputs& a,
                          std::int64_t first, std::int64_t inputs, TileSums sums, StepHook* hook) {
@@ -86,8 +85,8 @@ void multiply_few_pieces(PanelExpander* expander, const Pieces& all_pieces, cons
   }
 }
 
-/// sums [rows, kPanelColumns] = `inputs` of a panel, from which on there are at most kFewRows rows, * the
-/// panel, or += where they continue.
+/// sums [rows, kPanelColumns] = `rows` (at most kFewRows, from the first of `inputs` on) * `inputs` of the
+/// panel, or += if the sums continue.
 template <class StepHook>
 void multiply_few_compressed(PanelExpander* expander, FewRows rows, InputRange inputs, TileSums sums,
                              StepHook* hook) {
@@ -98,8 +97,8 @@ void multiply_few_compressed(PanelExpander* expander, FewRows rows, InputRange i
                  });
 }
 
-/// Some steps of a compressed panel as bfloat16: two pairs of tiles of columns, each of which has one line
-/// behind the other.
+/// Some steps of a compressed panel as bfloat16, as two pairs of tiles of columns. The lines of a pair are
+/// consecutive.
 template <std::int64_t kSteps>
 class ExpandedSteps {
  public:
@@ -109,8 +108,7 @@ class ExpandedSteps {
     return {bytes_ + column / kPairColumns * kPairBytesOfAll, kPairLine, kStepOfPair};
   }
 
-  /// Makes a row of pieces what is there of inputs [8 * row, 8 * (row + 1)), counted from the first that is
-  /// there.
+  /// Expands row `panel_row` of pieces to inputs [8 * row, 8 * (row + 1)) of these steps.
   template <class StepHook>
   void expand(PanelExpander* expander, std::int64_t panel_row, std::int64_t row, StepHook* hook) {
     std::byte* lines = bytes_ + row * kPiecePairs * kPairLine;
@@ -122,7 +120,7 @@ class ExpandedSteps {
         kPairLine, [&](std::int64_t across) { at_piece(across, hook); });
   }
 
-  /// Makes lines from input `begin` up to the end of its step zeros.
+  /// Fills the lines from input `begin` to the end of its step with zeros.
   void pad(std::int64_t begin) {
     const std::int64_t line = begin / 2;
     const std::int64_t end = steps_of(begin) * kTileHeight;
@@ -138,16 +136,16 @@ class ExpandedSteps {
   alignas(kCacheLine) std::byte bytes_[kPanelColumns / kPairColumns * kPairBytesOfAll];
 };
 
-/// Rows up to which steps are expanded few at a time: both those that are multiplied and those ahead stay in
-/// the first-level cache. With more, sums are loaded and stored less often.
+/// Maximum number of rows for which few steps are expanded at a time: both the current and the next steps
+/// stay in the first-level cache. With more rows, longer stretches load and store sums less often.
 inline constexpr std::int64_t kFewExpandedRows = 3 * kTileHeight;
 
-/// What goes on beside the products with some steps of a compressed panel: those that come next are expanded,
-/// a row of pieces after the other, evenly.
+/// Expands the next steps of a compressed panel during the products with the current ones, spread evenly, one
+/// row of pieces at a time.
 template <std::int64_t kSteps>
 class ExpandAhead {
  public:
-  /// Expands `inputs` to `out` while `steps` steps are taken.
+  /// Expands `inputs` to `out` during `steps` steps.
   ExpandAhead(PanelExpander* expander, InputRange inputs, ExpandedSteps<kSteps>* out, std::int64_t steps,
               StepPrefetch* prefetch)
       : expander_(expander),
@@ -165,7 +163,7 @@ class ExpandAhead {
   template <int kLines>
   void at_lines() {}
 
-  /// Expands what is left.
+  /// Expands the remaining rows.
   void finish() {
     while (made_ < rows_) expand_row();
     if (rows_ > 0) out_->pad(inputs_.end - inputs_.begin);
@@ -184,17 +182,17 @@ class ExpandAhead {
   std::int64_t rows_;
   std::int64_t made_ = 0;
   std::int64_t steps_;
-  std::int64_t due_ = 0;  ///< rows of so many steps
+  std::int64_t due_ = 0;  ///< rows, times steps_
   StepPrefetch* prefetch_;
 };
 
-/// The steps of tiles that the products of `inputs` take with a compressed panel.
+/// Number of steps of tiles for the products of `inputs` with a compressed panel.
 inline std::int64_t compressed_steps_taken(std::int64_t rows, InputRange inputs) {
   return kPanelColumns / kPairColumns * steps_taken(rows, kPairColumns, steps_of(inputs.end - inputs.begin));
 }
 
-/// sums [rows, kPanelColumns] = inputs of gemm's rows * its panel, or += where they continue, kSteps at a
-/// time.
+/// out [rows, kPanelColumns] = `inputs` of gemm's rows * its panel, or += if the sums continue, kSteps steps
+/// at a time.
 template <std::int64_t kSteps>
 void multiply_expanded(const PanelGemm& gemm, InputRange inputs, PanelExpander* expander,
                        StepPrefetch* prefetch) {
@@ -245,7 +243,7 @@ class CompressedSteps {
   PanelExpander* expander_;
 };
 
-/// The product with a compressed panel, to the same bits. kPiecesAreVectors: a vector has the columns of a
+/// Product with a compressed panel, with the same bits. kPiecesAreVectors: a vector has the columns of a
 /// piece, so that few rows are multiplied by pieces in registers.
 template <bool kPiecesAreVectors>
 void tile_compressed_gemm(const PanelGemm& gemm, std::int64_t outliers) {

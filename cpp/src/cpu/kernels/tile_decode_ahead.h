@@ -1,7 +1,7 @@
 #pragma once
 
-// Products of one tile of rows with panels of few bits: while a step is multiplied, the next one is decoded.
-// Included behind tile_gemm.h, codebook_gemm.h and quantized_gemm.h.
+// Products of one tile of rows with panels of few bits: the next step is decoded while the current one is
+// multiplied. Included after tile_gemm.h, codebook_gemm.h and quantized_gemm.h.
 
 #include <algorithm>
 #include <cstddef>
@@ -16,7 +16,7 @@
 namespace adaptrt {
 namespace {
 
-/// Lets expand_columns and CodebookExpander fetch what a StepPrefetch does.
+/// Lets expand_columns and CodebookExpander prefetch with a StepPrefetch.
 struct FetchWith {
   StepPrefetch* prefetch;
   template <int kLines>
@@ -32,12 +32,11 @@ class QuantizedSteps {
   QuantizedSteps(const QuantizedGemm& gemm, const QuantizedPanel& panel)
       : decoder_(decoder_of<Packed>(gemm.quantization)), weights_(panel.weights) {}
 
-  /// Where the words of an input begin, the first of a step.
+  /// Address of the words of an input, which must be the first of a step.
   [[nodiscard]] const std::byte* source(std::int64_t input) const {
     return weights_ + input / kWordInputs * kWordLines<Packed> * kLineBytes;
   }
 
-  /// What a step has of k, and whether it leaves lines behind those of its inputs as they are.
   static constexpr std::int64_t step_inputs() { return kStepInputs; }
   static constexpr bool leaves_lines() { return false; }
 
@@ -61,7 +60,7 @@ class QuantizedSteps {
   const std::byte* weights_;
 };
 
-/// The same of a panel of codes.
+/// The same for a panel with a codebook.
 class CodebookSteps {
  public:
   CodebookSteps(const PanelGemm& gemm, const Quantization& how)
@@ -93,7 +92,7 @@ class DecodeNextStep {
     at_step();
   }
 
-  /// The steps from the one on that is multiplied next.
+  /// Steps from the next one to multiply on.
   [[nodiscard]] TileColumns columns() const {
     return {places_, kStepLine, kStepBytes, kPlaces - 1, made_ - 1};
   }
@@ -122,7 +121,7 @@ class DecodeNextStep {
   alignas(kCacheLine) std::byte places_[kPlaces * kStepBytes];
 };
 
-/// Whether the products of so many packed rows, at most a tile of them, go beside the decoding.
+/// True if gemm's rows are packed and at most a tile: products then run while steps are decoded.
 template <class Gemm>
 bool decodes_ahead(const Gemm& gemm) {
   return gemm.call.rows <= kTileHeight && gemm.call.width == kPanelColumns && gemm.a_steps != nullptr;

@@ -1,6 +1,6 @@
 #pragma once
 
-// The products of tile registers as types, for code that is written once for both. Included behind a header
+// The products of tile registers as types, for code that is written once for all. Included after a header
 // with Tiles.
 
 namespace adaptrt {

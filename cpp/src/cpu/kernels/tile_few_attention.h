@@ -1,8 +1,8 @@
 #pragma once
 
-// Attention of few rows, as a decoding step has them, without tile registers but to the bits that
-// Tiles::dot_bfloat16 gives: most of a tile of rows would be empty, keys and values come from memory faster
-// to vectors than to tiles, and int8 ones are multiplied as they are widened. Included behind attention.h and
+// Attention of few rows, as in a decoding step, with vectors instead of tile registers, but with the bits of
+// Tiles::dot_bfloat16. A tile of rows would be mostly empty, vectors read keys and values from memory faster
+// than tiles, and int8 values are multiplied right after they are widened. Included after attention.h and
 // tile_few_rows.h.
 
 #include <cstddef>
@@ -19,10 +19,10 @@ namespace {
 inline constexpr int kFewAttendedRows = 4;
 /// Vectors of slots or columns that are multiplied together.
 inline constexpr int kFewVectors = 2;
-/// Elements of a head that are made float32 at once: whole steps.
+/// Number of elements of a head that are converted to float32 at once: whole steps.
 inline constexpr std::int64_t kFewElements = 256;
 
-/// Pairs of elements of keys or values, one of each of Simd::kLanes slots or columns.
+/// Pairs of elements of keys or values, one for each of Simd::kLanes slots or columns.
 template <bool kInt8>
 struct StoredPairs {
   static constexpr std::int64_t kBytes = kInt8 ? 2 : 4;
@@ -35,7 +35,7 @@ struct StoredPairs {
   }
 };
 
-/// The sums of a step of kRows rows and kVectors vectors: those of even and of odd inputs apart, in order.
+/// Sums of a step for kRows rows and kVectors vectors; even and odd inputs have separate sums, each in order.
 template <int kRows, int kVectors>
 struct StepSums {
   Simd::Vec even[kRows][kVectors];
@@ -98,7 +98,7 @@ class FewAttendedRows {
  private:
   using Stored = StoredPairs<kInt8>;
 
-  /// kRows rows of `count` bfloat16, `stride` bytes apart, to float32.
+  /// Converts kRows rows of `count` bfloat16, `stride` bytes apart, to float32.
   static void widen(const std::byte* from, std::int64_t stride, std::int64_t count, float* to,
                     std::int64_t to_stride) {
     for (std::int64_t r = 0; r < kRows; ++r) {
@@ -157,7 +157,7 @@ class FewAttendedRows {
     }
   }
 
-  /// Adds the values of kVectors vectors of columns from `column` on to the sums.
+  /// Adds the values of kVectors vectors of columns, from `column` on, to the accumulator.
   template <int kVectors>
   void weigh(std::int64_t column) {
     const std::int64_t stride = whole_groups(tile_.head_dim);

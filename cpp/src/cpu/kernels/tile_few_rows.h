@@ -1,9 +1,9 @@
 #pragma once
 
-// Products of a few rows of bfloat16 without tile registers, to the bits that Tiles::dot_bfloat16 gives:
-// tiles are filled from memory more slowly than vectors, of a tile of rows most would be empty, and weights
-// of few bits are multiplied as they are decoded, where for tiles they would be stored and loaded again.
-// Included behind tile_product.h and quantized_weights.h.
+// Products of few rows of bfloat16 with vectors instead of tile registers, but with the bits of
+// Tiles::dot_bfloat16. Vectors are loaded from memory faster than tiles, most rows of a tile would be empty,
+// and weights of few bits are multiplied right after they are decoded; for tiles they would be stored and
+// loaded again. Included after tile_product.h and quantized_weights.h.
 
 #include <algorithm>
 #include <cstddef>
@@ -22,12 +22,12 @@
 namespace adaptrt {
 namespace {
 
-/// Rows whose sums of even and odd inputs, for all columns of a panel, stay in registers.
+/// Number of rows whose sums of even and odd inputs, for all columns of a panel, stay in registers.
 inline constexpr std::int64_t kFewRows = 3;
-/// Inputs of few rows that are made float32 at once, for a panel: whole steps.
+/// Number of inputs of few rows that are converted to float32 at once, for a panel: whole steps.
 inline constexpr std::int64_t kFewInputs = 512;
 
-/// Lets subnormal numbers count as zero, and become zero, while it lives, as they do in tiles.
+/// Treats subnormal numbers as zero while it exists, as tiles do.
 class FlushSubnormals {
  public:
 #ifdef __SSE__
@@ -48,15 +48,15 @@ class FlushSubnormals {
 #endif
 };
 
-/// Rows of bfloat16, `stride` bytes apart, from the first input on.
+/// Rows of bfloat16, `stride` bytes apart, starting with the first input.
 struct FewRows {
   const std::byte* data;
   std::int64_t stride;
   std::int64_t count;
-  /// Of packed rows: bytes from one step to the next; 0: inputs lie one after the other.
+  /// Packed rows: bytes from one step to the next. 0: inputs are consecutive.
   std::int64_t step_bytes = 0;
 
-  /// A row from an input on: the first of a step, where rows are packed.
+  /// Address of an input of a row; in packed rows, the first input of a step.
   [[nodiscard]] const std::byte* row(std::int64_t row, std::int64_t input) const {
     return data + row * stride + (step_bytes == 0 ? input * 2 : input / kStepInputs * step_bytes);
   }
@@ -82,7 +82,7 @@ struct BFloat16Pairs {
   }
 };
 
-/// At most kFewInputs inputs of few rows as float32, with a zero behind an odd last one.
+/// At most kFewInputs inputs of few rows as float32; a zero follows an odd last input.
 class FewInputs {
  public:
   FewInputs(FewRows rows, std::int64_t inputs) {
@@ -105,7 +105,7 @@ class FewInputs {
   alignas(kCacheLine) float values_[kFewRows][kFewInputs];
 };
 
-/// The sums of kRows rows and kVectors vectors of columns, the last one of last_lanes columns.
+/// Computes the sums of kRows rows and kVectors vectors of columns, the last of which has last_lanes columns.
 template <class Packed, int kRows, int kVectors, bool kPartial, class StepHook>
 void multiply_few_columns(const Packed& words_decoder, const FewInputs& a, FewWords b,
                           std::int64_t last_lanes, TileSums sums, StepHook* hook) {
@@ -154,7 +154,7 @@ void multiply_few_columns(const Packed& words_decoder, const FewInputs& a, FewWo
                                 }
                               };
     const std::int64_t end = std::min(begin + kStepInputs, b.inputs);
-    // A word of one unit is whole even where an odd input is its only one.
+    // A word of one unit is complete even if an odd last input is its only one.
     const std::int64_t whole = Packed::kUnits == 1 ? end + 1 : end;
     std::int64_t first = begin;
     for (; first + kWordInputs <= whole; first += kWordInputs) {
@@ -183,7 +183,7 @@ void multiply_few_columns(const Packed& words_decoder, const FewInputs& a, FewWo
   }
 }
 
-/// sums [kRows, columns] = a * b, or += where they continue, for at most kPanelColumns columns.
+/// sums [kRows, columns] = a * b, or += if the sums continue, for at most kPanelColumns columns.
 template <class Packed, int kRows, class StepHook>
 void multiply_few_panel(const Packed& decoder, const FewInputs& a, FewWords b, std::int64_t columns,
                         TileSums sums, StepHook* hook) {
@@ -194,7 +194,7 @@ void multiply_few_panel(const Packed& decoder, const FewInputs& a, FewWords b, s
   for (; column + kGroup <= columns; column += kGroup) {
     multiply_few_columns<Packed, kRows, kTileVectors, false>(decoder, a, from(), Simd::kLanes, to(), hook);
   }
-  // Ranks of adapters are such panels: what lies side by side is fetched, and used, at once.
+  // Ranks of adapters are such panels: neighbouring columns are prefetched and used at once.
   constexpr std::int64_t kPair = 2 * Simd::kLanes;
   for (; kPair < kGroup && column + kPair <= columns; column += kPair) {
     multiply_few_columns<Packed, kRows, 2, false>(decoder, a, from(), Simd::kLanes, to(), hook);
@@ -205,8 +205,8 @@ void multiply_few_panel(const Packed& decoder, const FewInputs& a, FewWords b, s
   }
 }
 
-/// Calls multiply(number of rows as a constant, their inputs as float32, the first of them, how many, sums)
-/// for some inputs after the other, behind the first of which the sums continue.
+/// Calls multiply(number of rows as a constant, inputs as float32, first input, number of inputs, sums) for
+/// some inputs at a time. After the first call, the sums continue.
 template <class Multiply>
 void for_few_inputs(FewRows rows, std::int64_t inputs, TileSums sums, const Multiply& multiply) {
   const FlushSubnormals flush;
@@ -227,7 +227,7 @@ void for_few_inputs(FewRows rows, std::int64_t inputs, TileSums sums, const Mult
   }
 }
 
-/// sums [rows, columns] = at most kFewRows rows * b, or += where they continue.
+/// sums [rows, columns] = at most kFewRows rows * b, or += if the sums continue.
 template <class Packed, class StepHook>
 void multiply_few(const Packed& decoder, FewRows rows, FewWords b, std::int64_t columns, TileSums sums,
                   StepHook* hook) {

@@ -1,7 +1,7 @@
 #pragma once
 
-// The products of bfloat16 activations with plain panels on tile registers, and what those with others share.
-// Included behind tile_product.h and quantized_gemm.h.
+// Products of bfloat16 activations with plain panels on tile registers, and functions for products with other
+// panels. Included after tile_product.h and quantized_gemm.h.
 
 #include <algorithm>
 #include <cstddef>
@@ -17,14 +17,14 @@
 namespace adaptrt {
 namespace {
 
-/// Steps that are packed or decoded at once: with few rows they stay in the first-level cache until they are
-/// multiplied, with many the sums are loaded and stored less often.
+/// Number of steps that are packed or decoded at once. With few rows, they stay in the first-level cache
+/// until they are multiplied; with many rows, sums are loaded and stored less often.
 inline constexpr std::int64_t kFewRowsSteps = 4;
 inline constexpr std::int64_t kStretchSteps = 16;
 inline constexpr std::int64_t kPackedRows = 2 * kTileHeight;
 
-/// How far ahead of its use a panel is fetched where memory is the limit: without a panel before it in whose
-/// time it was fetched from memory in quarters, and with one.
+/// Bytes ahead of its use at which a panel is prefetched if memory is the limit: for a panel that comes from
+/// memory, and for one that was prefetched in quarters during the panel before.
 inline constexpr std::int64_t kFromMemoryAhead = 4096;
 inline constexpr std::int64_t kFromCacheAhead = 2048;
 
@@ -36,7 +36,7 @@ inline std::int64_t steps_of(std::int64_t inputs) {
   return (inputs + kStepInputs - 1) / kStepInputs;
 }
 
-/// bfloat16 rows, and what pack_rows made of them, if it was called.
+/// bfloat16 rows, and the result of pack_rows for them, if there is one.
 struct StepActivations {
   const std::byte* rows;
   std::int64_t stride;  ///< bytes
@@ -56,8 +56,8 @@ inline FewRows few_rows_of(const StepActivations& a, std::int64_t begin, std::in
   return {a.steps + begin / kStepInputs * a.step_bytes, kTileLine, rows, a.step_bytes};
 }
 
-/// sums [rows, columns] = the inputs [begin, end) of rows * b, which has whole steps of them, or += where
-/// they continue. `steps` of the activations are used where `begin` is a multiple of kStepInputs.
+/// sums [rows, columns] = inputs [begin, end) of rows * b, or += if the sums continue. `b` has whole steps of
+/// these inputs. `steps` of the activations are used if `begin` is a multiple of kStepInputs.
 template <class StepHook>
 void multiply_inputs(const StepActivations& a, std::int64_t begin, std::int64_t end, TileColumns b,
                      TileSums sums, std::int64_t rows, std::int64_t columns, StepHook* hook) {
@@ -88,7 +88,8 @@ inline InputRange part_of(const std::optional<InputRange>& part, std::int64_t k)
   return part.has_value() ? *part : InputRange{0, k};
 }
 
-/// What is fetched while `gemm` multiplies `bytes` of its panel in so many steps, besides its spans.
+/// Returns the prefetching during the product of `bytes` of gemm's panel in this number of steps, without
+/// gemm's spans.
 inline StepPrefetch prefetch_of(const PanelGemm& gemm, const std::byte* begin, std::int64_t bytes,
                                 const std::byte* next, std::int64_t steps) {
   if (gemm.call.rows <= kFewRows) {
@@ -100,8 +101,8 @@ inline StepPrefetch prefetch_of(const PanelGemm& gemm, const std::byte* begin, s
   return StepPrefetch::spread(next, bytes, steps);
 }
 
-/// The product with a bfloat16 panel. Tiles are loaded from it as it lies, but for a last tile of columns or
-/// a last step that is not whole.
+/// Product with a bfloat16 panel. Tiles are loaded from the panel itself, except for a last tile of columns
+/// or a last step that is partial.
 void tile_gemm(const PanelGemm& gemm) {
   const InputRange inputs = part_of(gemm.call.part, gemm.call.k);
   const StepActivations a = activations_of(gemm);
@@ -117,7 +118,7 @@ void tile_gemm(const PanelGemm& gemm) {
                                   : gemm.call.width % kTileColumns == 0 ? inputs.begin + whole
                                                                         : inputs.begin;
   SpanFetcher others(gemm.fetch);
-  // Rows that are packed on the way are packed some steps at a time.
+  // Rows that are not packed yet are packed some steps at a time.
   const std::int64_t most =
       is_few || a.steps != nullptr ? direct_end - inputs.begin : kStretchSteps * kStepInputs;
   for (std::int64_t begin = inputs.begin; begin < direct_end; begin += most) {

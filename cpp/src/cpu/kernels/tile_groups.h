@@ -1,7 +1,7 @@
 #pragma once
 
-// Sums of groups of inputs of panels of few bits on tile registers, and how they get into the output.
-// Included behind tile_gemm.h and quantized_gemm.h.
+// Sums of groups of inputs of panels with few bits on tile registers, and their addition to the output.
+// Included after tile_gemm.h and quantized_gemm.h.
 
 #include <algorithm>
 #include <cstddef>
@@ -16,19 +16,19 @@
 namespace adaptrt {
 namespace {
 
-/// Steps of a pair of tiles of columns that are decoded at once for many rows: beside them, two tiles of rows
-/// and the sums of kGroupsTogether groups have room in the first-level cache.
+/// Number of steps of a pair of tiles of columns that are decoded at once for many rows. They fit in the
+/// first-level cache together with two tiles of rows and the sums of kGroupsTogether groups.
 inline constexpr std::int64_t kPairStretch = 8;
 inline constexpr int kGroupsTogether = 4;
 
-/// Rows whose sums of one group are made together.
+/// Rows whose sums of one group are computed together.
 struct GroupRows {
   std::int64_t first;
   std::int64_t count;
 };
 
-/// Puts the sums of one group of inputs of some rows, `sums_stride` apart, into the output: times the scale,
-/// less the zero point's share, added to the groups before.
+/// Adds the sums of one group of inputs of some rows, `sums_stride` apart, to the output: minus the zero
+/// point's share, times the scale.
 inline void finish_group(const QuantizedGemm& gemm, const GroupView& group, std::int64_t index,
                          std::int64_t first_row, std::int64_t rows, const float* sums,
                          std::int64_t sums_stride) {
@@ -53,8 +53,8 @@ inline void finish_group(const QuantizedGemm& gemm, const GroupView& group, std:
   }
 }
 
-/// The same of kGroups groups from number `first` on and of columns that are whole vectors. The sums of each
-/// group are group_stride behind those of the one before.
+/// The same for kGroups groups from number `first` on, and for columns that are whole vectors. The sums of
+/// consecutive groups are group_stride apart.
 template <int kGroups>
 void finish_groups(const QuantizedGemm& gemm, const QuantizedPanel& panel, std::int64_t first, GroupRows rows,
                    const float* sums, std::int64_t sums_stride, std::int64_t group_stride,
@@ -88,11 +88,12 @@ void finish_groups(const QuantizedGemm& gemm, const QuantizedPanel& panel, std::
   }
 }
 
-/// decode_steps of some Packed.
+/// decode_steps for some Packed.
 using DecodeSteps = void (*)(const QuantizedGemm&, const QuantizedPanel&, std::int64_t begin,
                              std::int64_t end, std::byte* out);
 
-/// A panel whose inputs all share a scale: the sums of integers wait in the output until all are there.
+/// Multiplies by a panel whose inputs all share a scale: the sums of integers wait in the output until all
+/// inputs are added.
 inline void multiply_one_group(const QuantizedGemm& gemm, const QuantizedPanel& panel, DecodeSteps decode,
                                InputRange inputs) {
   alignas(kCacheLine) std::byte decoded[kStretchSteps * kStepBytes];
@@ -111,10 +112,10 @@ inline void multiply_one_group(const QuantizedGemm& gemm, const QuantizedPanel& 
   }
 }
 
-/// A panel whose groups of inputs have scales of their own. Each group has whole steps, so that their sums
-/// stay apart. Groups are decoded for all rows, those that are larger than a stretch again for each tile of
-/// rows. For many rows, pairs of tiles of columns lie by themselves, and stay in the first-level cache while
-/// all rows are multiplied by them.
+/// Product with a panel whose groups of inputs have different scales. Each group has whole steps, so that the
+/// groups' sums are separate. Groups are decoded once for all rows; groups larger than a stretch are decoded
+/// again for each tile of rows. For many rows, pairs of tiles of columns are stored separately, and stay in
+/// the first-level cache while all rows are multiplied by them.
 class GroupedProduct {
  public:
   GroupedProduct(const QuantizedGemm& gemm, const QuantizedPanel& panel, DecodeSteps decode,
@@ -191,7 +192,8 @@ class GroupedProduct {
     }
   }
 
-  /// Fetches, while all rows are multiplied by the groups [first, end), the words of as many behind them.
+  /// Returns a prefetch of the words after groups [first, end), as many as these groups have, for the time in
+  /// which all rows are multiplied.
   [[nodiscard]] StepPrefetch prefetch_after(std::int64_t first, std::int64_t end) const {
     const std::int64_t bits = gemm_.quantization.algo == QuantAlgo::kW4A16 ? gemm_.quantization.bits : 8;
     const std::int64_t bytes = (end - first) * size_ * kPanelColumns * bits / 8;
@@ -202,7 +204,7 @@ class GroupedProduct {
     return StepPrefetch::spread(next, bytes, kPanelColumns / kPairColumns * blocks * (end - first) * steps_);
   }
 
-  /// The groups [first, end) of a pair of tiles of columns, from `column` on.
+  /// Finishes groups [first, end) of a pair of tiles of columns, from `column` on.
   void finish_pair(std::int64_t first, std::int64_t end, GroupRows rows, std::int64_t column) {
     const InputRange columns{column, column + kPairColumns};
     const auto finish = [&]<int kGroups>(std::integral_constant<int, kGroups>) {
@@ -236,7 +238,7 @@ class GroupedProduct {
     const StepActivations a{all.rows + rows.first * all.stride, all.stride,
                             all.steps == nullptr ? nullptr : all.steps + rows.first * kTileLine,
                             all.step_bytes};
-    // Steps that begin elsewhere than the caller's, or end before them, are packed on the way.
+    // Groups whose steps are not those of the packed rows are packed here.
     const bool fits = size_ % kStepInputs == 0;
     StepPrefetch nothing;
     multiply_inputs({a.rows, a.stride, fits ? a.steps : nullptr, a.step_bytes}, begin, end,
@@ -249,14 +251,14 @@ class GroupedProduct {
   DecodeSteps decode_;
   DecodeSteps decode_pairs_;
   std::int64_t size_;
-  std::int64_t steps_;  ///< of a group
+  std::int64_t steps_;  ///< steps of a group
   alignas(kCacheLine) std::byte decoded_[kStretchSteps * kStepBytes];
   static constexpr std::int64_t kPairSums = kPackedRows * kPairColumns;
   alignas(kCacheLine) float sums_[std::max(kPackedRows * kPanelColumns, kGroupsTogether* kPairSums)];
 };
 
-/// Calls multiply(inputs, sums) for one group of inputs of a panel after the other, for at most a tile of
-/// rows, and puts the sums into the output. Those of the only group wait there until all inputs are taken.
+/// Calls multiply(inputs, sums) for each group of inputs of a panel in turn, for at most a tile of rows, and
+/// adds the sums to the output. Sums of a single group wait in the output until all inputs are added.
 template <class Multiply>
 void multiply_by_groups(const QuantizedGemm& gemm, const QuantizedPanel& panel, InputRange inputs,
                         const Multiply& multiply) {

@@ -1,6 +1,6 @@
 #pragma once
 
-// W8A8 on tile registers, to the bits of int8_gemm.h: sums of integers are exact. Included behind
+// W8A8 on tile registers, with the bits of int8_gemm.h: sums of integers are exact. Included after
 // tile_product.h and int8_gemm.h.
 
 #include <algorithm>
@@ -18,11 +18,11 @@ namespace {
 /// Inputs of a step of int8.
 inline constexpr std::int64_t kInt8StepInputs = 64;
 
-/// Makes the output of the sums of integers that wait in it.
+/// Converts the sums of integers in the output to the result.
 inline void finish_int8(const Int8Gemm& gemm, const QuantizedPanel& panel) {
   for (std::int64_t column = 0; column < gemm.call.width; column += Simd::kLanes) {
     const std::int64_t lanes = std::min<std::int64_t>(Simd::kLanes, gemm.call.width - column);
-    // Activations were 128 too great.
+    // Activations are stored with 128 added.
     const Simd::Words excess = Simd::load_words(panel.extra + column * 4, lanes);
     const Simd::Vec scale = Simd::load(reinterpret_cast<const float*>(panel.scales) + column, lanes);
     for (std::int64_t row = 0; row < gemm.call.rows; ++row) {
@@ -34,8 +34,8 @@ inline void finish_int8(const Int8Gemm& gemm, const QuantizedPanel& panel) {
   }
 }
 
-/// Sums += the inputs [begin, end) of rows * b, which has whole steps of them. Rows are loaded as they lie,
-/// but for a last tile of rows or a last step that is not whole.
+/// Sums += inputs [begin, end) of rows * b, which has whole steps of these inputs. Rows are loaded from
+/// memory directly, except for a last tile of rows or a last step that is partial.
 inline void multiply_int8(const Int8Gemm& gemm, std::int64_t begin, std::int64_t end, TileColumns b,
                           StepPrefetch* prefetch) {
   const std::int64_t steps = (end - begin + kInt8StepInputs - 1) / kInt8StepInputs;
@@ -64,7 +64,7 @@ inline void multiply_int8(const Int8Gemm& gemm, std::int64_t begin, std::int64_t
   }
 }
 
-/// All inputs of a few rows on vectors, which read memory faster than tiles.
+/// Multiplies all inputs of few rows with vectors, which read memory faster than tiles.
 inline void int8_few_rows(const Int8Gemm& gemm, const QuantizedPanel& panel) {
   constexpr std::int64_t kGroup = kTileVectors * Simd::kLanes;
   constexpr int kLines = static_cast<int>(kGroup * 4 / kCacheLine);

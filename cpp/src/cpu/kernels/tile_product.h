@@ -1,7 +1,7 @@
 #pragma once
 
-// Products on tile registers: what all kinds of weights and attention share. Included behind simd_*.h, gemm.h
-// and a header with Tiles.
+// Products on tile registers: the part that all kinds of weights and attention share. Included after
+// simd_*.h, gemm.h and a header with Tiles.
 
 #include <algorithm>
 #include <cstddef>
@@ -19,7 +19,7 @@
 namespace adaptrt {
 namespace {
 
-/// Lines of a tile, and the bytes of each: 32 bfloat16 or 64 int8, which is what a step takes of k.
+/// Number of lines of a tile, and bytes of each line: a step of k, which is 32 bfloat16 or 64 int8.
 inline constexpr std::int64_t kTileHeight = 16;
 inline constexpr std::int64_t kTileLine = 64;
 static_assert(PackedSteps::kBlockRows == kTileHeight && PackedSteps::kRowBytes == kTileLine,
@@ -32,7 +32,7 @@ inline constexpr std::int64_t kStepInputs = 32;
 inline constexpr std::int64_t kStepLine = kPanelColumns * 4;
 inline constexpr std::int64_t kStepBytes = kTileHeight * kStepLine;
 
-/// Whole steps of rows that tiles are loaded from: row r's bytes of step s are at data + r * row + s * step.
+/// Whole steps of rows, to load tiles from: the bytes of row r in step s are at data + r * row + s * step.
 struct TileRows {
   const std::byte* data = nullptr;
   std::int64_t row = 0;
@@ -44,30 +44,30 @@ struct TileColumns {
   const std::byte* data = nullptr;
   std::int64_t line = 0;
   std::int64_t step = 0;
-  /// Of steps that are made one after the other, in places that are taken in turn: one less than these, a
-  /// power of two.
+  /// For steps that are made one by one in a ring of places: the number of places minus one. The number of
+  /// places is a power of two.
   std::int64_t last_place = -1;
-  std::int64_t first_place = 0;  ///< that of step 0
+  std::int64_t first_place = 0;  ///< place of step 0
 
   [[nodiscard]] const std::byte* step_at(std::int64_t s) const {
     return data + ((first_place + s) & last_place) * step;
   }
 };
 
-/// Where sums wait: four bytes each, `stride` elements between rows.
+/// Place of sums: four bytes each, with `stride` elements between rows.
 struct TileSums {
   float* data = nullptr;
   std::int64_t stride = 0;
-  /// The sums go on from what is there.
+  /// True: add to the sums that are stored there.
   bool continues = false;
 };
 
-// What goes on beside products is a Beside: at_step() is called with each step of a product of tiles, and
-// at_lines<kLines>() with each kLines lines of columns that are loaded.
+// A StepHook runs during products, for example to prefetch: at_step() is called with each step of a product
+// of tiles, and at_lines<kLines>() with each kLines lines of columns that are loaded.
 
 /// Sums of two tiles of rows and two of columns: four products for four loads. Rows come from the
-/// second-level cache and leave the columns where they are, in the first. `behind_loads(s)` is called when
-/// the columns of step s have been loaded.
+/// second-level cache, and do not evict the columns from the first. `after_loads(s)` is called when the
+/// columns of step s have been loaded.
 template <class Dot, class StepHook, class AfterLoads>
 inline void multiply_2x2(TileRows a, TileColumns b, std::int64_t steps, TileSums sums, StepHook* hook,
                          const AfterLoads& after_loads) {
@@ -153,8 +153,8 @@ inline void multiply_1x(std::int64_t columns, TileRows a, TileColumns b, std::in
   }
 }
 
-/// Calls multiply(to) with a place for whole tiles of sums, kRows x kColumns, instead of `sums`, of which
-/// `rows` x `columns` are there: what is not there is not touched.
+/// Calls multiply(to) with a place for whole tiles of sums, kRows x kColumns, instead of `sums`, which has
+/// only `rows` x `columns`. Nothing outside of these is read or written.
 template <std::int64_t kRows, std::int64_t kColumns, class Multiply>
 inline void with_whole_tiles(TileSums sums, std::int64_t rows, std::int64_t columns,
                              const Multiply& multiply) {
@@ -169,7 +169,7 @@ inline void with_whole_tiles(TileSums sums, std::int64_t rows, std::int64_t colu
   }
 }
 
-/// One tile of rows, `rows` of which have sums, times `columns` columns, at most kPanelColumns.
+/// Multiplies one tile of rows, of which only `rows` have sums, by `columns` columns, at most kPanelColumns.
 template <class Dot, class StepHook>
 inline void multiply_partly(TileRows a, TileColumns b, std::int64_t steps, TileSums sums, std::int64_t rows,
                             std::int64_t columns, StepHook* hook) {
@@ -182,13 +182,13 @@ inline void multiply_partly(TileRows a, TileColumns b, std::int64_t steps, TileS
 inline constexpr std::int64_t kPairColumns = 2 * kTileColumns;
 inline constexpr std::int64_t kPairLine = 2 * kTileLine;
 inline constexpr std::int64_t kPairStepBytes = kTileHeight * kPairLine;
-/// Rows from which on copying two tiles of columns is worth its time.
+/// Minimum number of rows for which copying two tiles of columns is faster.
 inline constexpr std::int64_t kCopiedRows = 128;
 /// Steps that are copied at once: 32 KB, two thirds of a first-level cache.
 inline constexpr std::int64_t kCopiedSteps = 16;
 
-/// Two tiles of columns, copied to where one line follows the other. As a panel has them, they lie in every
-/// other pair of cache lines, and half of the first-level cache is all that can hold them.
+/// Two tiles of columns, copied so that their lines are consecutive. In a panel they lie in every other pair
+/// of cache lines, which can only use half of the first-level cache.
 class CopiedPair {
  public:
   /// Copies step `s` of at most kCopiedSteps.
@@ -218,7 +218,7 @@ inline void multiply_pair(TileRows a, TileColumns pair, std::int64_t steps, Tile
   }
 }
 
-/// The sums of `rows` rows, at most two tiles of them, and of two tiles of columns.
+/// Computes the sums of `rows` rows, at most two tiles, and two tiles of columns.
 template <class Dot, class StepHook>
 inline void multiply_rest(TileRows a, TileColumns pair, std::int64_t steps, TileSums sums, std::int64_t rows,
                           StepHook* hook) {
@@ -236,10 +236,9 @@ inline void multiply_rest(TileRows a, TileColumns pair, std::int64_t steps, Tile
   }
 }
 
-/// The sums of `rows` rows, two tiles of them or more, and of columns that are a multiple of two tiles, which
-/// are copied, a pair of tiles after the other. While the last whole tiles of rows are multiplied by a pair,
-/// each of its steps is overwritten by the next pair's as soon as it was loaded: the copying goes on beside
-/// the products.
+/// Computes the sums of `rows` rows, at least two tiles, and of columns that are a multiple of two tiles. The
+/// columns are copied, one pair of tiles at a time. While the last whole tiles of rows are multiplied by a
+/// pair, the next pair overwrites each step as soon as it has been loaded. So copying and products overlap.
 template <class Dot, class StepHook>
 inline void multiply_copied(TileRows a, TileColumns b, std::int64_t steps, TileSums sums, std::int64_t rows,
                             std::int64_t columns, StepHook* hook) {
@@ -282,25 +281,25 @@ inline void multiply_copied(TileRows a, TileColumns b, std::int64_t steps, TileS
   }
 }
 
-/// How multiply_steps takes its rows.
+/// Order in which multiply_steps processes its rows.
 struct RowPlan {
-  /// Columns are copied, for all rows.
+  /// True if columns are copied, for all rows.
   bool copies;
-  /// Rows that are multiplied two tiles at a time, the last ones perhaps partly, with two tiles of columns;
-  /// those behind them a tile at a time.
+  /// Number of rows that are multiplied two tiles at a time by two tiles of columns; the last tiles may be
+  /// partial. The rows after them are multiplied one tile at a time.
   std::int64_t paired;
 };
 
 inline RowPlan plan_rows(std::int64_t rows, std::int64_t columns) {
   if (columns % kPairColumns != 0) return {false, 0};
-  // A single pair of tiles is one behind the other already.
+  // The lines of a single pair of tiles are consecutive already.
   const bool copies = rows >= kCopiedRows && columns > kPairColumns;
   const std::int64_t rest = rows % (2 * kTileHeight);
   return {copies, copies || rest > kTileHeight ? rows : rows - rest};
 }
 
-/// sums [rows, columns] = a [rows] * b, or += where they continue. `a` has whole tiles of rows, `b` whole
-/// tiles of columns; at most kPanelColumns columns. The order of an element's sum depends on its steps alone.
+/// sums [rows, columns] = a [rows] * b, or += if the sums continue. `a` has whole tiles of rows, `b` whole
+/// tiles of columns; at most kPanelColumns columns. The order of an element's sum depends only on its steps.
 template <class Dot, class StepHook>
 inline void multiply_steps(TileRows a, TileColumns b, std::int64_t steps, TileSums sums, std::int64_t rows,
                            std::int64_t columns, StepHook* hook) {
@@ -333,7 +332,7 @@ inline void multiply_steps(TileRows a, TileColumns b, std::int64_t steps, TileSu
   }
 }
 
-/// How often multiply_steps takes a step of `rows` rows.
+/// Number of steps of tiles in multiply_steps for `rows` rows.
 inline std::int64_t steps_taken(std::int64_t rows, std::int64_t columns, std::int64_t steps) {
   const RowPlan plan = plan_rows(rows, columns);
   const std::int64_t pairs = (plan.paired + 2 * kTileHeight - 1) / (2 * kTileHeight);
@@ -341,8 +340,8 @@ inline std::int64_t steps_taken(std::int64_t rows, std::int64_t columns, std::in
   return (pairs * (columns / kPairColumns) + singles) * steps;
 }
 
-/// See KernelTable::pack_rows. A tile's lines of one step are written before those of the next: they follow
-/// one another, and steps are far apart.
+/// See KernelTable::pack_rows. The lines of a tile in one step are consecutive, so they are written before
+/// those of the next step, which is far away.
 inline void pack_steps(const SourceRows& source, std::int64_t rows, std::byte* out, std::int64_t step_bytes) {
   const std::int64_t whole = source.bytes / kTileLine * kTileLine;
   const std::int64_t rest = source.bytes - whole;
@@ -364,7 +363,7 @@ inline void pack_steps(const SourceRows& source, std::int64_t rows, std::byte* o
   }
 }
 
-/// Copies `lines` lines of a panel of `columns` columns into one step, zeros beside and below them.
+/// Copies `lines` lines of a panel of `columns` columns into one step, and pads columns and lines with zeros.
 inline void pad_step(const std::byte* from, std::int64_t lines, std::int64_t columns, std::byte* out) {
   std::memset(out, 0, kStepBytes);
   const std::size_t line_bytes = static_cast<std::size_t>(columns) * 4;

@@ -1,7 +1,7 @@
 #pragma once
 
-// The products of bfloat16 activations with panels of few bits on tile registers. Included behind
-// tile_gemm.h, codebook_gemm.h and quantized_gemm.h.
+// Products of bfloat16 activations with panels of few bits on tile registers. Included after tile_gemm.h,
+// codebook_gemm.h and quantized_gemm.h.
 
 #include <algorithm>
 #include <cstddef>
@@ -20,7 +20,7 @@
 namespace adaptrt {
 namespace {
 
-/// The product with a panel of codes, to the same bits.
+/// Product with a panel with a codebook, with the same bits.
 void tile_codebook_gemm(const PanelGemm& gemm, const Quantization& how) {
   Tiles::configure();
   SpanFetcher others(gemm.fetch);
@@ -51,8 +51,8 @@ void tile_codebook_gemm(const PanelGemm& gemm, const Quantization& how) {
   }
 }
 
-/// Decodes inputs [begin, end) of a quantised panel into whole steps of kPanelColumns columns, zeros where
-/// there is nothing.
+/// Decodes inputs [begin, end) of a quantised panel into whole steps of kPanelColumns columns, padded with
+/// zeros.
 template <class Packed>
 void decode_steps(const QuantizedGemm& gemm, const QuantizedPanel& panel, std::int64_t begin,
                   std::int64_t end, std::byte* out) {
@@ -76,8 +76,8 @@ void decode_steps(const QuantizedGemm& gemm, const QuantizedPanel& panel, std::i
   }
 }
 
-/// Decodes inputs [begin, end) of a quantised panel of kPanelColumns columns as decode_steps does, but each
-/// pair of tiles of columns by itself, kPairStretch * kPairStepBytes behind the one before.
+/// Decodes inputs [begin, end) of a quantised panel of kPanelColumns columns like decode_steps, but each pair
+/// of tiles of columns separately, kPairStretch * kPairStepBytes after the pair before.
 template <class Packed>
 void decode_pairs(const QuantizedGemm& gemm, const QuantizedPanel& panel, std::int64_t begin,
                   std::int64_t end, std::byte* out) {
@@ -98,7 +98,7 @@ void decode_pairs(const QuantizedGemm& gemm, const QuantizedPanel& panel, std::i
   }
 }
 
-/// What tells how a panel's weights are decoded: for tiles, and for few rows.
+/// Decoders for a panel's weights: for tiles, and for few rows.
 struct Int8Panel {
   using Tiled = Int8BFloat16;
   using Few = Int8Pairs;
@@ -115,7 +115,7 @@ struct TilePanels {
   };
 };
 
-/// A panel for few rows, which decode it as they multiply.
+/// Multiplies few rows, and decodes the panel in registers.
 template <class Packed>
 void multiply_few_rows(const QuantizedGemm& gemm, const QuantizedPanel& panel, InputRange inputs) {
   constexpr std::int64_t kWordInputs = 2 * Packed::kUnits;
@@ -132,7 +132,7 @@ void multiply_few_rows(const QuantizedGemm& gemm, const QuantizedPanel& panel, I
   });
 }
 
-/// A panel for one tile of rows.
+/// Multiplies one tile of rows, and decodes the panel one step ahead.
 template <class Packed>
 void multiply_one_tile(const QuantizedGemm& gemm, const QuantizedPanel& panel, InputRange inputs) {
   QuantizedSteps<Packed> steps(gemm, panel);
@@ -149,7 +149,7 @@ void tile_quantized_gemm_of(const QuantizedGemm& gemm) {
       parts_of_panel(gemm.quantization, gemm.call.panel, gemm.call.k, gemm.call.width);
   const bool has_whole_steps =
       group_count(gemm.quantization, gemm.call.k) == 1 || group_size_of(gemm) % kStepInputs == 0;
-  // One row takes less time in registers.
+  // One row is faster in registers.
   if (decodes_ahead(gemm) && has_whole_steps && gemm.call.rows > 1) {
     multiply_one_tile<typename Panel::Tiled>(gemm, panel, inputs);
   } else if (gemm.call.rows <= kFewRows) {

@@ -1,7 +1,7 @@
 #pragma once
 
-// Products of few rows of bfloat16 that read a part of a matrix, to the bits that tile registers give.
-// Included behind tile_few_rows.h, tile_gemm.h and sparse_gemm.h.
+// Products of few rows of bfloat16 that read a part of a matrix, with the bits of tile registers. Included
+// after tile_few_rows.h, tile_gemm.h and sparse_gemm.h.
 
 #include <algorithm>
 #include <cstddef>
@@ -15,7 +15,7 @@
 namespace adaptrt {
 namespace {
 
-/// Some steps of the outputs are gathered, and multiplied from the first-level cache.
+/// Gathers some steps of the outputs at a time, and multiplies them from the first-level cache.
 void tile_gathered_gemm(const PanelGemm& gemm, const GatheredOutputs& gathered) {
   constexpr std::int64_t kPartInputs = kFewRowsSteps * kStepInputs;
   static_assert(kStepLine == kGatheredLine);
@@ -37,8 +37,8 @@ void tile_gathered_gemm(const PanelGemm& gemm, const GatheredOutputs& gathered) 
   }
 }
 
-/// Sums of live pairs of inputs, step by step as multiply_few_columns makes them, of kVectors vectors of
-/// columns.
+/// Sums of live pairs of inputs for kVectors vectors of columns, step by step in the order of
+/// multiply_few_columns.
 template <int kRows, int kVectors>
 void sparse_few_columns(const PanelGemm& gemm, const LiveInputs& live, std::int64_t column,
                         LiveFetcher fetcher) {
@@ -100,7 +100,7 @@ void sparse_few_columns(const PanelGemm& gemm, const LiveInputs& live, std::int6
   }
 }
 
-/// All columns at once where the sums have registers, so that lines which lie side by side come together.
+/// All columns at once if their sums fit in registers, so that neighbouring lines are read together.
 template <int kRows>
 void tile_sparse_rows(const PanelGemm& gemm, const LiveInputs& live) {
   constexpr int kVectors = kRows == 1 ? static_cast<int>(kPanelColumns / Simd::kLanes) : kTileVectors;

@@ -1,7 +1,7 @@
 #pragma once
 
-// Integers of few bits times int8 activations on tile registers, to the bits of w4a8_gemm.h: sums of integers
-// are exact. Included behind tile_decode_ahead.h, tile_int8.h and w4a8_gemm.h.
+// Products of int8 activations and integers of few bits on tile registers, with the bits of w4a8_gemm.h: sums
+// of integers are exact. Included after tile_decode_ahead.h, tile_int8.h and w4a8_gemm.h.
 
 #include <algorithm>
 #include <cstddef>
@@ -20,18 +20,18 @@
 namespace adaptrt {
 namespace {
 
-/// What a step of tiles takes of k: kInt8StepInputs, or a group that is smaller.
+/// Number of inputs in a step of tiles: kInt8StepInputs, or a smaller group.
 inline std::int64_t w4a8_step_inputs(const W4A8Gemm& gemm) {
   return std::min(kInt8StepInputs, W4A8Group::size_of_groups(gemm));
 }
 
-/// Whether steps end where groups do, but for the last one.
+/// True if steps end where groups end, except for the last group.
 inline bool has_whole_byte_steps(const W4A8Gemm& gemm) {
   return group_count(gemm.quantization, gemm.call.k) == 1 ||
          W4A8Group::size_of_groups(gemm) % w4a8_step_inputs(gemm) == 0;
 }
 
-/// Makes int8 of the integers of a panel of kPanelColumns columns, less their zero points.
+/// Decodes the integers of a panel of kPanelColumns columns to int8, minus their zero points.
 template <int kBits>
 class ByteSteps {
  public:
@@ -48,7 +48,7 @@ class ByteSteps {
     decode_columns({0, kPanelColumns}, begin, end, out, kStepLine, FetchWith{prefetch});
   }
 
-  /// The same of some columns, with lines `out_line` bytes long.
+  /// The same for some columns, with lines of `out_line` bytes.
   template <class Fetch>
   void decode_columns(InputRange columns, std::int64_t begin, std::int64_t end, std::byte* out,
                       std::int64_t out_line, const Fetch& fetch) const {
@@ -82,7 +82,7 @@ class ByteSteps {
   static constexpr std::int64_t kLineBytes = kPanelColumns * Word::kColumnBytes;
   static_assert(kInt8StepInputs % Word::kInputs == 0);
 
-  /// In each byte of a column's word its zero point.
+  /// Zero point of each column, in each byte of its word.
   [[nodiscard]] Simd::Words zeros_of(const W4A8Group& group, std::int64_t column) const {
     constexpr std::uint32_t kEachByte = 0x01010101U;
     if (group.zeros == nullptr) return Simd::set_words((1U << (kBits - 1)) * kEachByte);
@@ -99,14 +99,14 @@ struct FetchNothing {
   void at_lines(const std::byte*) const {}
 };
 
-/// Groups whose sums are put into the output together.
+/// Groups whose sums are added to the output together.
 struct GroupRange {
   std::int64_t begin;
   std::int64_t end;
 };
 
-/// Adds kGroups groups from `first` on to rows of the output, of one vector of columns: the sums of the first
-/// one are at `sums`, those of the next group_stride behind them, each with sums_stride between rows.
+/// Adds kGroups groups from `first` on to rows of the output, for one vector of columns. The sums of the
+/// first group are at `sums`, and consecutive groups are group_stride apart; rows are sums_stride apart.
 template <int kGroups>
 void finish_w4a8_groups(const W4A8Gemm& gemm, const QuantizedPanel& panel, std::int64_t first, GroupRows rows,
                         std::int64_t column, const float* sums, std::int64_t sums_stride,
@@ -131,7 +131,8 @@ void finish_w4a8_groups(const W4A8Gemm& gemm, const QuantizedPanel& panel, std::
   }
 }
 
-/// The same of any number of groups and of `columns`, which are whole vectors; sums begin at the first one.
+/// The same for any number of groups, and for `columns`, which are whole vectors; `sums` begin at the first
+/// column.
 inline void finish_w4a8(const W4A8Gemm& gemm, const QuantizedPanel& panel, GroupRange groups, GroupRows rows,
                         InputRange columns, const float* sums, std::int64_t sums_stride,
                         std::int64_t group_stride) {
@@ -150,8 +151,8 @@ inline void finish_w4a8(const W4A8Gemm& gemm, const QuantizedPanel& panel, Group
   }
 }
 
-/// Steps of the rows from `row` and input `begin` on, as arrange_int8_row made them. Whole tiles of them can
-/// be read, and whole steps.
+/// Steps of the rows from `row` and input `begin` on, as arrange_int8_row arranges them. Whole tiles and
+/// whole steps must be readable.
 inline TileRows byte_rows(const W4A8Gemm& gemm, std::int64_t row, std::int64_t begin) {
   return {static_cast<const std::byte*>(gemm.call.a) + row * gemm.call.a_stride + begin, gemm.call.a_stride,
           w4a8_step_inputs(gemm)};
@@ -162,7 +163,7 @@ inline std::int64_t byte_steps(const W4A8Gemm& gemm, std::int64_t inputs) {
   return (inputs + step - 1) / step;
 }
 
-/// A panel for one tile of rows: the next step is decoded while one is multiplied.
+/// Multiplies one tile of rows, and decodes the panel one step ahead.
 template <int kBits>
 void w4a8_one_tile(const W4A8Gemm& gemm, const QuantizedPanel& panel, InputRange inputs) {
   ByteSteps<kBits> steps(gemm, panel);
@@ -190,8 +191,8 @@ void w4a8_one_tile(const W4A8Gemm& gemm, const QuantizedPanel& panel, InputRange
   }
 }
 
-/// A panel for many rows. Some steps are decoded for all of them, each pair of tiles of columns by itself, so
-/// that it stays in the first-level cache while all rows are multiplied by it.
+/// Product of many rows with a panel. Some steps are decoded for all rows, each pair of tiles of columns
+/// separately, so that the pair stays in the first-level cache while all rows are multiplied by it.
 template <int kBits>
 class W4A8Product {
  public:
@@ -226,7 +227,7 @@ class W4A8Product {
     }
   }
 
-  /// Whether a stretch has whole groups.
+  /// True if a stretch has whole groups.
   static bool takes(const W4A8Gemm& gemm) {
     return group_count(gemm.quantization, gemm.call.k) == 1 ||
            W4A8Group::size_of_groups(gemm) <= kPairStretch * kInt8StepInputs;
@@ -243,7 +244,8 @@ class W4A8Product {
     }
   }
 
-  /// Fetches, while all rows are multiplied by a stretch, the words of as many inputs behind it.
+  /// Returns a prefetch of the words after a stretch, for as many inputs, for the time in which all rows are
+  /// multiplied by it.
   [[nodiscard]] StepPrefetch prefetch_after(InputRange stretch) const {
     const std::byte* next = stretch.end < gemm_.call.k ? steps_.source(stretch.end) : gemm_.call.next_panel;
     const std::int64_t blocks = (gemm_.call.rows + kPackedRows - 1) / kPackedRows;
@@ -265,7 +267,7 @@ class W4A8Product {
     constexpr std::int64_t kGroupSums = kPackedRows * kPairColumns;
     const std::int64_t size = W4A8Group::size_of_groups(gemm_);
     const std::int64_t end = (stretch.end + size - 1) / size;
-    // Sums of rows that are not there are left.
+    // Sums of missing rows are ignored.
     const std::int64_t whole = (rows.count + kTileHeight - 1) / kTileHeight * kTileHeight;
     for (std::int64_t first = stretch.begin / size; first < end; first += kGroupsTogether) {
       const GroupRange groups{first, std::min(first + kGroupsTogether, end)};
@@ -287,7 +289,7 @@ class W4A8Product {
   const QuantizedPanel panel_;
   ByteSteps<kBits> steps_;
   std::int64_t step_inputs_;
-  StepPrefetch prefetch_;  ///< of the stretch that is multiplied
+  StepPrefetch prefetch_;  ///< during the current stretch
   alignas(kCacheLine) std::byte decoded_[kPairStretch * kPairStepBytes];
   alignas(kCacheLine) float sums_[kGroupsTogether * kPackedRows * kPairColumns];
 };
@@ -305,7 +307,7 @@ void tile_w4a8_gemm(const W4A8Gemm& gemm) {
       Tiles::configure();
       w4a8_one_tile<kBits>(gemm, panel, inputs);
     } else {
-      // One row is multiplied in registers as fast as memory gives the words.
+      // One row is multiplied in registers as fast as memory delivers the words.
       constexpr std::int64_t kColumnBytes = ByteWords<kBits>::kColumnBytes;
       const std::int64_t lines = (gemm.call.k + ByteWords<kBits>::kInputs - 1) / ByteWords<kBits>::kInputs *
                                  ByteWords<kBits>::kLines;

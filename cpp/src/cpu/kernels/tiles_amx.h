@@ -7,7 +7,7 @@
 namespace adaptrt {
 namespace {
 
-/// What LDTILECFG loads: eight tiles of sixteen lines of 64 bytes.
+/// Operand of LDTILECFG: eight tiles with sixteen lines of 64 bytes.
 struct alignas(64) TileConfiguration {
   std::uint8_t palette = 1;
   std::uint8_t start_row = 0;
@@ -21,8 +21,8 @@ inline constexpr TileConfiguration kTileConfiguration{};
 /// The eight tile registers of AMX, each kTileHeight lines of a cache line.
 /// tests/cpp/emulated_tiles/tiles_emulated.h has the same functions over an array.
 struct Tiles {
-  /// Loads the configuration that all functions below need, where this thread has another one: libraries that
-  /// use tiles on a thread of the caller's leave theirs or none.
+  /// Loads the configuration that all functions below need, if this thread has another one: libraries that
+  /// use tiles on the caller's thread may leave their own or none.
   static void configure() {
     TileConfiguration current;
     asm volatile("sttilecfg %0" : "=m"(current));
@@ -31,19 +31,19 @@ struct Tiles {
     }
   }
 
-  /// Gives up what the thread has in its tiles, which makes switching to another thread cheaper.
+  /// Releases the thread's tiles, which makes context switches cheaper.
   static void release() { asm volatile("tilerelease" ::: "memory"); }
 
   template <int kTile>
   static void zero() {
     asm volatile("tilezero %%tmm%c0" ::"i"(kTile));
   }
-  /// Lines `stride` bytes apart.
+  /// Loads lines that are `stride` bytes apart.
   template <int kTile>
   static void load(const void* from, std::int64_t stride) {
     asm volatile("tileloadd (%1,%2,1), %%tmm%c0" ::"i"(kTile), "r"(from), "r"(stride) : "memory");
   }
-  /// The same of lines that are not read again soon: they do not push others out of the first-level cache.
+  /// The same for lines that are not read again soon: they do not evict others from the first-level cache.
   template <int kTile>
   static void load_once(const void* from, std::int64_t stride) {
     asm volatile("tileloaddt1 (%1,%2,1), %%tmm%c0" ::"i"(kTile), "r"(from), "r"(stride) : "memory");
@@ -52,9 +52,9 @@ struct Tiles {
   static void store(void* to, std::int64_t stride) {
     asm volatile("tilestored %%tmm%c0, (%1,%2,1)" ::"i"(kTile), "r"(to), "r"(stride) : "memory");
   }
-  /// sums [16][16] float32 += a [16][32] * b [16][16][2], both bfloat16. For each element the products of
-  /// even inputs are summed in order from zero, those of odd inputs apart, each with one rounding a product;
-  /// the two sums are added to each other, and the result to `sums`. Subnormal numbers count as zero, and
+  /// sums [16][16] float32 += a [16][32] * b [16][16][2], both bfloat16. For each element, the products of
+  /// even inputs are summed in order from zero, and so are those of odd inputs, with one rounding per
+  /// product. The two sums are added, and the result is added to `sums`. Subnormal numbers count as zero, and
   /// become zero.
   template <int kSums, int kA, int kB>
   static void dot_bfloat16() {
@@ -65,7 +65,7 @@ struct Tiles {
   static void dot_int8() {
     asm volatile("tdpbusd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSums), "i"(kA), "i"(kB));
   }
-  /// The same of int8 on both sides.
+  /// The same with int8 on both sides.
   template <int kSums, int kA, int kB>
   static void dot_signed_int8() {
     asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSums), "i"(kA), "i"(kB));

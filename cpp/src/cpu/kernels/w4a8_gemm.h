@@ -1,7 +1,6 @@
 #pragma once
 
-// Integers of few bits times int8 activations. Included by the source of each instruction set, behind its
-// simd_*.h and gemm.h, which says why.
+// Products of int8 activations and integers of few bits. Included after simd_*.h and gemm.h; gemm.h says why.
 
 #include <algorithm>
 #include <array>
@@ -61,7 +60,8 @@ class ByteWords {
 
  private:
 #ifdef __AVX512VBMI__
-  /// In the bytes of each half of a word its eight bits from kLow on, and those from kHigh on.
+  /// Bits of each half of a word: eight from kLow on in its lower byte, and eight from kHigh on in its upper
+  /// byte.
   template <std::uint64_t kLow, std::uint64_t kHigh>
   static Simd::Words four_bytes(Simd::Words words) {
     constexpr std::uint64_t kOfWord = kLow | kHigh << 8 | (16 + kLow) << 16 | (16 + kHigh) << 24;
@@ -238,8 +238,8 @@ void w4a8_rows(const W4A8Gemm& gemm, const QuantizedPanel& panel, InputRange inp
   w4a8_tile<kBits, kRows, kVectors, kPartial, kLines>(gemm, panel, inputs, row, column, last_lanes, prefetch);
 }
 
-/// All rows and columns. fetch(column, kLines) gives what is fetched beside whole vectors of columns from
-/// `column` on, for the first tile of rows.
+/// Multiplies all rows and columns. fetch(column, kLines) returns the prefetch for whole vectors of columns
+/// from `column` on, for the first tile of rows.
 template <int kBits, class MakeFetch>
 void w4a8_panel(const W4A8Gemm& gemm, const QuantizedPanel& panel, InputRange inputs,
                 const MakeFetch& fetch) {
@@ -293,7 +293,7 @@ inline void arrange_int8_row(std::uint8_t* row, std::int64_t n, const Quantizati
   for (std::int64_t i = 0; i < end; ++i) row[i] ^= 0x80U;
   const std::int64_t size = how.group_size == 0 ? n : how.group_size;
   for (std::int64_t first = 0; first < n; first += size) {
-    // Zeros behind the last input count for nothing, and there may be inputs behind `n` in its word.
+    // Zeros after the last input change nothing; a word may hold inputs after `n`.
     const std::int64_t last = first + size < n ? first + size : end;
     std::int32_t sum = 0;
     for (std::int64_t i = first; i < last; ++i) sum += static_cast<std::int8_t>(row[i]);
