@@ -70,16 +70,16 @@ struct Simd {
     return _mm512_mask_mov_ps(others, chosen, x);
   }
   static bool any_above(Vec x, Vec bound) { return _mm512_cmp_ps_mask(x, bound, _CMP_GT_OQ) != 0; }
-  /// x where test < bound does not hold, 0 where it does.
+  /// Returns x, but 0 in lanes where test < bound.
   static Vec zero_below(Vec test, Vec bound, Vec x) {
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(test, bound, _CMP_NLT_UQ), x);
   }
-  /// x where test <= bound does not hold, +0 where it does.
+  /// Returns x, but +0 in lanes where test <= bound.
   static Vec zero_up_to(Vec test, Vec bound, Vec x) {
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(test, bound, _CMP_NLE_UQ), x);
   }
-  /// Four words of each of kLanes rows, `offset` bytes behind where they begin, to four lines of `line`
-  /// bytes.
+  /// Writes four words of each of kLanes rows, `offset` bytes after the rows' beginnings, to four lines of
+  /// `line` bytes.
   static void transpose_words(const std::byte* const* rows, std::int64_t offset, std::byte* out,
                               std::int64_t line) {
     const auto four = [&](int row) {
@@ -114,7 +114,7 @@ struct Simd {
   static Vec round(Vec x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
   /// x 2^n for a whole n from -150 to 127; 0 may come out where n < -126.
   static Vec times_power_of_two(Vec x, Vec n) {
-    // What underflows takes a hundred cycles on some CPUs, even on its way to zero.
+    // Underflow takes a hundred cycles on some CPUs, even if the result is zero.
     return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(n, set(-126.0F), _CMP_NLT_UQ), x, n);
   }
   static float sum(Vec x) {
@@ -145,22 +145,22 @@ struct Simd {
   static void store_bfloat16(std::byte* to, Vec x, std::int64_t n) {
     _mm256_mask_storeu_epi16(to, first(n), reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x)));
   }
-  /// What x is in bfloat16, in the upper halves of the lanes; the lower halves are anything.
+  /// Rounds x to bfloat16, in the upper halves of the lanes; the lower halves are arbitrary.
   static Vec round_to_bfloat16(Vec x) {
     const auto halves = reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x));
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
   }
-  /// Two whole vectors, one behind the other.
+  /// Stores two whole vectors, one after the other.
   static void store_bfloat16(std::byte* to, Vec x, Vec behind) {
     _mm512_storeu_si512(to, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(behind, x)));
   }
-  /// What two vectors are in bfloat16, in the lower and upper halves of the lanes.
+  /// Rounds two vectors to bfloat16: `even` in the lower and `odd` in the upper halves of the lanes.
   static Words round_to_pairs(Vec even, Vec odd) {
     const __m512i lanes = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23,
                                            7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     return _mm512_permutexvar_epi16(lanes, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(odd, even)));
   }
-  /// What values in a row are in bfloat16, two a lane.
+  /// Rounds consecutive values to bfloat16, two in each lane.
   static Words round_to_pairs(const TwoVecs& x) {
     return reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(x.high, x.low));
   }
@@ -170,7 +170,7 @@ struct Simd {
     return {_mm512_permutexvar_ps(low, x),
             _mm512_permutexvar_ps(_mm512_add_epi32(low, _mm512_set1_epi32(8)), x)};
   }
-  /// Whether all lanes are powers of two, the least 2^least and the greatest 2^greatest, of normal numbers.
+  /// Returns true if all lanes are powers of two from 2^least to 2^greatest, which are normal numbers.
   static bool are_powers_of_two(Vec x, int least, int greatest) {
     constexpr int kMantissaBits = 23, kBias = 127;
     const __m512i bits = _mm512_castps_si512(x);
@@ -180,7 +180,7 @@ struct Simd {
     return in_range == 0xffff &&
            _mm512_test_epi32_mask(bits, _mm512_set1_epi32((1 << kMantissaBits) - 1)) == 0;
   }
-  /// Twice in each lane what add_to_exponents() takes to multiply by the lane's power of two.
+  /// Returns the operand of add_to_exponents() that multiplies by a lane's power of two, twice in each lane.
   static Words exponent_pairs(Vec powers) {
     constexpr short kOne = 0x3f80;  // of which the exponent is 0
     const __m512i words = _mm512_srli_epi32(_mm512_castps_si512(powers), 16);
@@ -220,11 +220,11 @@ struct Simd {
     return {numbers(from), numbers(from + kLanes)};
   }
 #else
-  /// What two vectors are in bfloat16, in the lower and upper halves of the lanes.
+  /// Rounds two vectors to bfloat16: `even` in the lower and `odd` in the upper halves of the lanes.
   static Words round_to_pairs(Vec even, Vec odd) {
     return pack_bfloat16(round_to_bfloat16(even), round_to_bfloat16(odd));
   }
-  /// What x is in bfloat16, in the upper halves of the lanes; the lower halves are anything.
+  /// Rounds x to bfloat16, in the upper halves of the lanes; the lower halves are arbitrary.
   static Vec round_to_bfloat16(Vec x) {
     const __m512i bits = _mm512_castps_si512(x);
     const __m512i odd = _mm512_and_epi32(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
@@ -236,7 +236,7 @@ struct Simd {
     const __m512i rounded = _mm512_castps_si512(round_to_bfloat16(x));
     _mm256_mask_storeu_epi16(to, first(n), _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
   }
-  /// Two whole vectors, one behind the other.
+  /// Stores two whole vectors, one after the other.
   static void store_bfloat16(std::byte* to, Vec x, Vec behind) {
     store_bfloat16(to, x, kLanes);
     store_bfloat16(to + kLanes * 2, behind, kLanes);
@@ -266,8 +266,8 @@ struct Simd {
                                          2.0F, 3.0F, 4.0F, 5.0F, 6.0F, 7.0F);
     return _mm512_permutexvar_ps(_mm512_srli_epi32(words, kShift), values);
   }
-  /// u - zero of the two or three bits at a shift: for all values of those above them that permutations look
-  /// at, the same.
+  /// u - zero for the two or three bits at a shift. Permutations also look at the bits above them, so the
+  /// table repeats the same values for all of these.
   template <int kBits>
   class CentredBits {
    public:
@@ -286,14 +286,14 @@ struct Simd {
   };
   /// Three bits of each half of a lane: the highest of it in each of three words. Others may be anything.
   static Words highest_bits(Words first, Words second, Words third) {
-    // Of each bit: the mask's first operand where it is set, the other one elsewhere.
+    // For each bit: the first operand where the mask is set, otherwise the second.
     constexpr int kChoose = 0xca;
     const Words lowest = _mm512_ternarylogic_epi32(_mm512_set1_epi32(0x10001), _mm512_srli_epi32(first, 15),
                                                    _mm512_srli_epi32(second, 14), kChoose);
     return _mm512_ternarylogic_epi32(_mm512_set1_epi32(0x30003), lowest, _mm512_srli_epi32(third, 13),
                                      kChoose);
   }
-  /// Sixteen numbers, and those that the four bits at kShift choose.
+  /// A table of sixteen numbers, and the numbers selected by the four bits at kShift.
   using Table = __m512;
   static Table load_table(const float* numbers) { return _mm512_loadu_ps(numbers); }
   template <int kShift>
@@ -305,9 +305,9 @@ struct Simd {
     const __m512i words = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(first(n), from));
     return {to_float<0>(words), to_float<8>(words)};
   }
-  /// The int8 at bit kBit of each lane. With 128 added it is the lowest bits of a number whose last place is
-  /// worth 1 if they are where kBit says, from which that number without them is taken away: exactly what
-  /// shifting and converting give, in fewer instructions.
+  /// The int8 at bit kBit of each lane. With 128 added, its bits are put into the mantissa of a large number
+  /// whose mantissa bit kBit is worth 1; subtracting that number gives the exact result of shifting and
+  /// converting, in fewer instructions.
   template <int kBit>
   static Vec to_float(Words words) {
     constexpr int kMantissaBits = 23;
@@ -321,7 +321,7 @@ struct Simd {
   /// Two numbers of FP8 (e4m3) a lane, over 256: float16 has them with the same bits.
   static Pair load_float8_pairs(const std::byte* from, std::int64_t n) {
     const __m256i bytes = _mm256_maskz_loadu_epi16(first(n), from);
-    // Of the upper byte of each half; its sign stays where it is.
+    // Converts the upper byte of each half; its sign stays in place.
     const auto half = [](__m256i upper) {
       return _mm256_and_si256(_mm256_srai_epi16(upper, 1), _mm256_set1_epi16(static_cast<short>(0xbf80)));
     };
@@ -361,7 +361,7 @@ struct Simd {
   }
   static Words subtract_words(Words a, Words b) { return _mm512_sub_epi32(a, b); }
   static Words add_words(Words a, Words b) { return _mm512_add_epi32(a, b); }
-  /// 32 bytes, those that `order` says, in its order.
+  /// Reorders 32 bytes in place: byte i becomes byte order[i].
   static void reorder_bytes(std::uint8_t* bytes, const std::uint8_t* order) { shuffle_bytes(bytes, order); }
   static Words multiply_words(Words a, Words b) { return _mm512_mullo_epi32(a, b); }
   static Words subtract_bytes(Words a, Words b) { return _mm512_sub_epi8(a, b); }
@@ -376,7 +376,7 @@ struct Simd {
                       : _mm512_srli_epi32(words, kShift < 0 ? 0 : kShift);
   }
   static Words bits_of(Words words, std::uint32_t mask) { return _mm512_and_si512(words, set_words(mask)); }
-  /// The bits of one mask of a, and those of another one of b.
+  /// Returns the bits of `a` under its mask, and the bits of `b` under its mask.
   static Words merge_bits(Words a, std::uint32_t mask_of_a, Words b, std::uint32_t mask_of_b) {
     constexpr int kFirstTwoOrThird = 0xea;
     return _mm512_ternarylogic_epi32(a, set_words(mask_of_a), bits_of(b, mask_of_b), kFirstTwoOrThird);
@@ -481,7 +481,7 @@ class PieceExpander {
                 pairs + 2);
   }
 
-  /// The same to `out`, row_bytes apart.
+  /// The same, written to `out`, row_bytes apart.
   void expand(const std::byte* piece, std::byte* out, std::int64_t row_bytes) const {
     __m512i pairs[4];
     expand(piece, pairs);
@@ -504,7 +504,7 @@ class PieceExpander {
 /// The widest tile whose sums stay in the 32 registers.
 inline constexpr int kTileRows = 6;
 inline constexpr int kTileVectors = 4;
-/// Of a tile whose weights are decoded on the way, which takes registers too.
+/// Rows of a tile whose weights are decoded in registers, which needs more registers.
 inline constexpr int kDecodedTileRows = 6;
 inline constexpr std::int64_t kInt8DecodedRows = 24;
 inline constexpr std::int64_t kInt4DecodedRows = 48;
