@@ -13,8 +13,8 @@
 namespace adaptrt {
 namespace {
 
-/// A thread's scratch, cut up. Rows are those of one key-value head after the other, and position-major
-/// within: row = position index * group + query head within the group.
+/// A thread's scratch memory. Rows of one key-value head follow those of another. Within a head they are
+/// position-major: row = position index * group + query head within the group.
 struct RowMemory {
   RowMemory(float* scratch, std::int64_t rows, std::int64_t head_dim)
       : accumulator(scratch),
@@ -121,7 +121,7 @@ class AttentionRun {
   static constexpr std::int64_t kTokensPerChunk = 8;
   static constexpr std::int64_t kCacheLine = 64;
 
-  /// Of those of the sequence's blocks, queries see the keys up to their own; else all.
+  /// In the sequence's blocks, queries attend to keys up to their own position; elsewhere to all keys.
   [[nodiscard]] bool is_causal() const { return of_.source == KeySource::kSequenceBlocks; }
   /// Where a token is among the keys of its sequence.
   [[nodiscard]] std::int64_t place_of(std::int64_t token) const {
@@ -177,7 +177,7 @@ class AttentionRun {
     return 2;
   }
 
-  /// Does to q and k of a token what is done to all their heads together.
+  /// Applies the operations that cover all heads of a token's q and k together.
   void prepare(std::int64_t token, float* spare) const {
     float* queries = of_.qkv.float_row(token);
     norm_together(op_.query_norm, queries, heads_);
@@ -222,7 +222,7 @@ class AttentionRun {
 
   void run_task(std::size_t index, int thread) const {
     const AttentionTask& task = tasks_[index];
-    // The task that this thread will probably take next.
+    // The task that this thread will probably process next.
     const std::size_t next = index + static_cast<std::size_t>(context_.threads.num_threads());
     const std::int64_t rows_per_head = task.tokens * group_;
     const std::int64_t rows = task.heads * rows_per_head;
@@ -259,7 +259,7 @@ class AttentionRun {
     return of_.qkv.float_row(token) + kv_head * group_ * head_dim_;
   }
 
-  // Cache lines that another core wrote or read take long to come, as those of a step's rows mostly are.
+  // Cache lines that another core wrote or read, like most lines of a step's rows, have a long latency.
   static void fetch_to_write(const std::byte* at, std::int64_t bytes) {
     for (std::int64_t i = 0; i < bytes; i += kCacheLine) __builtin_prefetch(at + i, 1, 3);
   }
@@ -285,7 +285,7 @@ class AttentionRun {
 
   [[nodiscard]] DType query_type() const { return activation_dtype(pool_.dtype()); }
 
-  /// The keys that a task's sequence has: those that its queries may see are among them.
+  /// Keys of a task's sequence; the queries attend to some of them.
   [[nodiscard]] std::int64_t keys_of_task(const AttentionTask& task) const {
     if (is_causal()) return place_of(task.first_token + task.tokens - 1) + 1;
     if (of_.source == KeySource::kEncoderInput) {
@@ -337,7 +337,7 @@ class AttentionRun {
     const std::int64_t keys = keys_of_task(task);
     const std::int64_t first = place_of(task.first_token);
     const std::int64_t last = first + task.tokens - 1;
-    // Of an encoder input all is seen, however far behind its end the queries are.
+    // Queries attend to the whole encoder input, however far after its end their positions are.
     const std::int64_t first_key =
         op_.sliding_window == 0 ? 0 : std::max<std::int64_t>(0, first + 1 - op_.sliding_window);
     return {.begin = group_of(first_key) / kTileGroups * kTileGroups,
@@ -373,8 +373,8 @@ class AttentionRun {
             .accumulator = memory.accumulator + head * rows * whole_groups(head_dim_)};
   }
 
-  /// Takes the tiles that a task's queries see into their accumulator, some tiles of all heads before the
-  /// next. Fetches the queries of the `next` task, if there is one, meanwhile.
+  /// Attends a task's queries to their tiles, some tiles for all heads before the next ones. Meanwhile it
+  /// prefetches the queries of the `next` task, if there is one.
   void take_tiles(const AttentionTask& task, const AttentionTask* next, const RowMemory& memory) const {
     const SeenGroups seen = groups_seen_by(task);
     const std::int64_t chunks = (seen.end - seen.begin + kChunkGroups - 1) / kChunkGroups;

@@ -38,14 +38,14 @@ class EmbeddingRun {
   [[nodiscard]] std::int64_t token_of(std::int64_t row) const {
     return step_.input.token_ids[static_cast<std::size_t>(row)];
   }
-  /// Whether it is beyond the vocabulary: the row is its adapter's, which StepInputChecker has made sure of.
+  /// True if the token is beyond the vocabulary. Its adapter has its row; StepInputChecker has checked that.
   [[nodiscard]] bool is_new(std::int64_t token) const { return token >= op_.table.n; }
   [[nodiscard]] std::int64_t type_of(std::int64_t row) const {
     return step_.input.token_types.empty() ? 0 : step_.input.token_types[static_cast<std::size_t>(row)];
   }
   [[nodiscard]] float* out(std::int64_t row) const { return output_.float_row(row); }
 
-  /// What the adapters of rows [begin, end) make of them.
+  /// Applies the adapters of rows [begin, end).
   void adapt(std::int64_t begin, std::int64_t end) const {
     if (op_.lora_site < 0) return;
     for (const AdapterGroup& group : step_.groups) {
@@ -110,7 +110,7 @@ class EmbeddingRun {
                                      DType::kFloat32);
   }
 
-  /// Of rows [begin, end), those that the step brings.
+  /// Copies the rows among [begin, end) that the step brings.
   void take_given(std::int64_t begin, std::int64_t end) const {
     const auto rows = step_.input.given_rows;
     for (auto given = std::ranges::lower_bound(rows, begin); given != rows.end() && *given < end; ++given) {

@@ -23,7 +23,7 @@ void prefetch(std::span<const MemorySpan> spans) {
   }
 }
 
-/// Whether a panel is expanded before it is multiplied by so many rows, rather than while it is.
+/// True if a panel is expanded before the product with this number of rows, instead of during it.
 bool is_expanded(const PanelMatrix& weight, std::int64_t panel, std::int64_t rows,
                  const KernelTable& kernels) {
   if (weight.is_compressed(panel)) return rows > kernels.compressed_rows;
@@ -369,7 +369,7 @@ std::int64_t int8_row_bytes(const Program& program) {
     const std::int64_t behind = weight.quantization.algo == QuantAlgo::kW4A8 ? kAlignment : 0;
     widest = std::max(widest, weight.k + behind);
   });
-  // An odd number of cache lines: rows a power of two apart would compete for the same places of a cache.
+  // An odd number of cache lines: rows a power of two apart would conflict in the cache.
   return widest == 0 ? 0 : ((widest + kAlignment - 1) / kAlignment * kAlignment) | kAlignment;
 }
 

@@ -14,7 +14,7 @@ namespace adaptrt {
 
 /// Rows of a tile of kernels that read activations as they are, and of the products with adapters.
 inline constexpr std::int64_t kBlockRows = kVectorBlockRows;
-/// Parts whose tiles a thread makes in turn: those of LinearEpilogue::kSiluMul.
+/// Number of parts whose tiles a thread computes in turn: those of LinearEpilogue::kSiluMul.
 inline constexpr std::size_t kPartsInTurn = 2;
 /// Tiles whose sums wait while their panels are multiplied a part of k after the other.
 inline constexpr std::int64_t kTilesKept = 4;
@@ -22,7 +22,7 @@ inline constexpr std::int64_t kTilesKept = 4;
 /// How the products of a program are cut into tiles.
 struct Tiling {
   std::int64_t block_rows = kBlockRows;
-  /// Whether the kernels take an input in parts; see KernelTable::part_bytes.
+  /// True if the kernels multiply an input in parts; see KernelTable::part_bytes.
   bool takes_parts = false;
   std::int64_t whole_bytes = 0;
   std::int64_t part_bytes = 0;
@@ -34,9 +34,9 @@ struct Tiling {
   /// Bytes of an input's weights in a panel, at most.
   std::int64_t panel_input_bytes = 0;
 
-  /// Of a tile's sums.
+  /// Floats of a tile's sums.
   [[nodiscard]] std::int64_t tile_floats() const { return block_rows * kPanelColumns; }
-  /// Of all tiles that a thread has at a time.
+  /// Floats of all tiles that a thread has at a time.
   [[nodiscard]] std::int64_t scratch_floats() const {
     return (takes_parts ? kTilesKept : std::int64_t{kPartsInTurn}) * tile_floats();
   }
@@ -55,15 +55,15 @@ struct ExpandedPanels {
   std::array<Key, kPartsInTurn> held;
 };
 
-/// What a thread will read after a tile, to be prefetched while the tile is made.
+/// Data that a thread reads after a tile; it is prefetched while the tile is computed.
 struct Upcoming {
   /// Where the base weights begin that it will multiply next; nullptr when it is not known.
   const std::byte* panel = nullptr;
-  /// What the adapters of the tile's rows need at the tile's columns, or activations of the next part.
+  /// Data for the adapters of the tile's rows and columns, or activations of the next part.
   std::span<const MemorySpan> spans;
 };
 
-/// What a call of BaseProduct::multiply makes.
+/// Task of one call of BaseProduct::multiply.
 struct TileTask {
   std::size_t part;  ///< of all
   std::int64_t panel;
@@ -75,7 +75,8 @@ struct TileTask {
   /// Below kPartsInTurn: where an expanded panel is kept.
   std::size_t slot;
   int thread;
-  /// [rows, width of the panel], rows `stride` floats apart: kPanelColumns where weights are quantised.
+  /// [rows, width of the panel]; rows are `stride` floats apart, which is kPanelColumns for quantised
+  /// weights.
   float* tile;
   std::int64_t stride = kPanelColumns;
 };
@@ -88,13 +89,11 @@ class BaseProduct {
 
   [[nodiscard]] const Tiling& tiling() const { return tiling_; }
 
-  /// Brings the input into the form that the kernels want: permutes it as the weights are, rounds it to int8,
-  /// sums its groups, packs its rows. Before the first product, and before those with adapters, where there
-  /// are any.
+  /// Prepares the input for the kernels: permutes it like the weights, rounds it to int8, sums its groups,
+  /// packs its rows. To be called before the first product, and before products with adapters.
   void prepare(const LinearCall& call, bool has_adapters) const;
 
-  /// The packed input: what was there, or what prepare() makes. No value for rows that kernels read as they
-  /// are.
+  /// The packed input: the caller's, or the one from prepare(). No value for rows that kernels read unpacked.
   [[nodiscard]] PackedRows packed(const LinearCall& call) const {
     if (call.packed_input.has_value()) return call.packed_input;
     return call.num_rows() <= unpacked_rows_ ? PackedRows{} : context_.memory.packed_for(call.num_rows());
@@ -103,7 +102,8 @@ class BaseProduct {
   /// task.tile = x W^T of one part and panel.
   void multiply(const LinearCall& call, const TileTask& task, ExpandedPanels* expanded) const;
 
-  /// tile [all rows, count] = x W^T of some rows of a part that has them, in rows kPanelColumns floats apart.
+  /// Computes tile [all rows, count] = x W^T for some rows of a part with rows (PanelMatrix::has_rows); rows
+  /// of the tile are kPanelColumns floats apart.
   void multiply_gathered(const LinearCall& call, std::size_t part, const GatheredOutputs& gathered,
                          int thread, float* tile) const;
 
@@ -111,7 +111,7 @@ class BaseProduct {
   /// Where a panel is kept in expanded form.
   struct ExpansionPlace {
     std::byte* panel;
-    ExpandedPanels::Key* held;  ///< what is there
+    ExpandedPanels::Key* held;  ///< the panel that it holds
     ExpandedPanels::Key wanted;
 
     template <class Expand>
@@ -124,7 +124,7 @@ class BaseProduct {
 
   /// Where a thread may keep a panel that is expanded.
   [[nodiscard]] std::byte* room_for_panel(int thread, std::size_t slot) const;
-  /// What a part's product reads from a row on.
+  /// Input of a part's product, from a row on.
   struct PartInput {
     const std::byte* rows;
     PackedRows packed;

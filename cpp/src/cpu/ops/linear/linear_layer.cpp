@@ -14,11 +14,12 @@ namespace {
 /// Multiply-adds that are worth a chunk of a loop.
 constexpr std::int64_t kMacsPerChunk = 1 << 17;
 
-/// Bytes of an output that are written past the caches, where kernels can: before the next op has read so
-/// many, most would be gone from them, and fetching lines only to write to them takes as long as writing.
+/// Minimum bytes of an output for non-temporal stores, if the kernels have them. Before the next op reads an
+/// output of this size, most of it would be evicted, and reading lines only to overwrite them takes as long
+/// as writing.
 constexpr std::int64_t kStreamedBytes = 1 << 20;
 
-/// Panels of a group's parts, of one of them where they are gated.
+/// Number of panels of a group's parts; of one part if they are gated.
 std::int64_t num_panels_of(const LinearSpec& spec) {
   if (is_gated(spec.epilogue)) return panel_count(spec.parts[0].weight.n);
   std::int64_t panels = 0;
@@ -26,11 +27,11 @@ std::int64_t num_panels_of(const LinearSpec& spec) {
   return panels;
 }
 
-/// One call of a linear layer: which columns a task makes, and how.
+/// One call of a linear layer: which columns a task computes, and how.
 ///
-/// A unit is a panel of columns, of both parts where they are gated; a task is a unit times a block of rows.
-/// Kernels that take an input in parts go over units together, a part for all of them before the next, and
-/// over one block of rows after the other; the others take all blocks of a unit in turn.
+/// A unit is a panel of columns, of both parts if they are gated. A task is a unit times a block of rows.
+/// Kernels that multiply an input in parts process several units together, one part for all of them before
+/// the next, and one block of rows after another. Other kernels process all blocks of a unit in turn.
 class LinearRun {
  public:
   /// For some panels, the output's columns begin with theirs.
@@ -56,15 +57,15 @@ class LinearRun {
     }
   }
 
-  /// The groups, of one block of rows each for kernels that take an input in parts. Until a layer cuts its
-  /// own.
+  /// The groups; for kernels that multiply an input in parts, each has one block of rows. Used until a layer
+  /// splits its groups itself.
   [[nodiscard]] std::span<const RowGroup> cut_groups() const {
     if (!tiling_.takes_parts) return call_.groups;
     cut_into_blocks();
     return context_.memory.linear.blocks;
   }
 
-  /// All of it in one thread, `groups` as they were cut. `behind` is the panel that the thread takes next.
+  /// Computes everything in one thread; `groups` are split already. `following` is the thread's next panel.
   void multiply_here(std::span<const RowGroup> groups, const std::byte* behind, int thread) const {
     ExpandedPanels expanded;
     for (std::size_t i = 0; i < groups.size(); ++i) {
@@ -92,7 +93,7 @@ class LinearRun {
     return (even + kWholeTiles - 1) / kWholeTiles * kWholeTiles;
   }
 
-  /// Whether threads share a unit's rows, because there are not enough units.
+  /// True if threads share a unit's rows, because there are not enough units.
   [[nodiscard]] bool has_few_units() const {
     return call_.groups.size() == 1 && units_.count() < context_.threads.num_threads();
   }
@@ -115,8 +116,8 @@ class LinearRun {
     }
   }
 
-  /// Tasks are numbered block by block within a unit of columns, so that a thread that takes several in a row
-  /// reads a panel from memory once, and panels in the order of their addresses.
+  /// Tasks are numbered block by block within a unit of columns. So a thread with several consecutive tasks
+  /// reads a panel from memory once, and reads panels in the order of their addresses.
   void multiply(std::span<const RowGroup> groups) const {
     std::vector<std::int64_t>& ends = context_.memory.linear.task_ends;
     ends.clear();
@@ -147,7 +148,7 @@ class LinearRun {
     context_.threads.parallel_for(tasks, grain_of(groups, tasks), body);
   }
 
-  /// The tasks [range.begin, range.end) of one group; `behind` is the panel that the thread takes after them.
+  /// Runs tasks [range.begin, range.end) of one group; `following` is the thread's next panel.
   void multiply_group(const RowGroup& group, RowRange range, const std::byte* behind, int thread,
                       ExpandedPanels* expanded) const {
     const std::int64_t blocks = blocks_of(group);
@@ -180,7 +181,7 @@ class LinearRun {
     }
   }
 
-  /// A group's rows, which a thread packs itself where it has not done so already.
+  /// Rows of a group; the thread packs them unless it has done so already.
   [[nodiscard]] PackedRows packed_rows_of(const RowGroup& group, int thread) const {
     if (!call_.chosen.has_value()) return base_.packed(call_).from(group.rows.begin);
     ThreadRows& room = call_.chosen.threads[static_cast<std::size_t>(thread)];
@@ -200,11 +201,11 @@ class LinearRun {
     return tiling_.inputs_of_part(rows, spec_.inputs());
   }
 
-  /// Units that a thread takes together, where it takes them in parts.
+  /// Number of units that a thread processes together, if it multiplies in parts.
   [[nodiscard]] std::int64_t tiles_together() const { return kTilesKept / (units_.is_gated() ? 2 : 1); }
 
-  /// Tasks that a thread claims at once: enough work to be worth it, whole units where there are plenty, and
-  /// a small part of its share, which is what the others may have to wait for in the end.
+  /// Number of tasks that a thread claims at once: enough work to be worth the claim, whole units if there
+  /// are many, and a small part of its share, for which other threads may have to wait at the end.
   [[nodiscard]] std::int64_t grain_of(std::span<const RowGroup> groups, std::int64_t tasks) const {
     constexpr std::int64_t kChunksPerThread = 32;
     // Lines that lie here and there come slowly, the first ones of a chunk above all.
@@ -226,7 +227,7 @@ class LinearRun {
     return units_.count() >= 2 * threads * together ? std::max(grain, together) : grain;
   }
 
-  /// What the tiles of a task have in common.
+  /// Common data of a task's tiles.
   struct Tile {
     RowRange rows;
     std::size_t first_part;  ///< of the rows' group
@@ -241,8 +242,8 @@ class LinearRun {
     return context_.scratch(tile.thread) + index * tiling_.tile_floats();
   }
 
-  /// `more`: the thread goes on with the next unit of the group. `next` is its first panel, or that of what
-  /// comes after.
+  /// `more`: the thread continues with the next unit of the group. `next` is the first panel of that unit, or
+  /// of the data after it.
   void multiply_unit(std::int64_t unit, bool more, const std::byte* next, const Tile& tile) const {
     const std::size_t part = tile.first_part;
     if (!units_.is_gated()) {
@@ -270,7 +271,7 @@ class LinearRun {
     std::int64_t end;
   };
 
-  /// Units that are taken together, of those up to `end` that the thread takes; `last_next` comes after them.
+  /// Processes units together, up to `end`; `last_next` is the data after them.
   void multiply_in_parts(UnitRange units, std::int64_t end, const std::byte* last_next,
                          std::int64_t part_inputs, const Tile& tile) const {
     const std::int64_t tiles = units_.is_gated() ? 2 : 1;
@@ -305,7 +306,7 @@ class LinearRun {
     }
   }
 
-  /// `upcoming.spans` give way to what adapters need after the last inputs.
+  /// `upcoming.spans` are replaced by the adapters' data after the last inputs.
   void multiply_part(Place place, std::optional<InputRange> inputs, Upcoming upcoming, std::int64_t index,
                      const Tile& tile) const {
     AdapterProduct::Spans spans;
@@ -397,7 +398,7 @@ void LinearLayer::run_by_columns(const LinearCall& call, std::int64_t panels_at_
       const PanelRange panels = panels_of(i);
       const std::byte* following =
           next < chunks ? units.panel_of(groups.front(), panels_of(next).begin) : nullptr;
-      // What zeros are added to stays as it is but for zeros of the other sign.
+      // Adding zeros changes only the sign of zeros.
       std::fill_n(own.output.float_row(0), call.scattered.rows * call.output.width, -0.0F);
       LinearRun(*this, own, panels, false).multiply_here(groups, following, thread);
       finish({panels, own.output, thread});

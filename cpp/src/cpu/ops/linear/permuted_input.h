@@ -7,29 +7,29 @@
 
 namespace adaptrt {
 
-/// The input of a layer with act-permutation weights (Quantization::reordered), in the permutations of their
-/// inputs: StepMemory::permuted. Parts of a group that have the same permutation share it; the first part of
-/// a group has permutation 0. Adapters read the input as it is.
+/// The input of a layer with act-order weights (Quantization::reordered), in the permutations of their
+/// inputs: StepMemory::permuted. Parts of a group with the same permutation share it; the first part of a
+/// group has permutation 0. Adapters read the input without permutation.
 class PermutedInput {
  public:
   PermutedInput(const LinearSpec& spec, const CpuContext& context) : spec_(spec), context_(context) {}
 
-  /// Whether the layer has act-permutation weights. The rest is for such a layer.
+  /// True if the layer has act-order weights. Only then may the other functions be called.
   [[nodiscard]] bool is_needed() const { return spec_.quantization().reordered; }
 
-  /// Notes which permutation each part reads, and returns how many permutations there are. To be called
-  /// before the rest.
+  /// Stores which permutation each part reads, and returns the number of permutations. To be called before
+  /// the functions below.
   [[nodiscard]] std::int64_t find_permutations(const LinearCall& call) const;
 
-  /// Makes some of the rows, in all permutations that their groups have.
+  /// Permutes some of the rows, in all permutations of their groups.
   void make(const LinearCall& call, RowRange rows) const;
 
-  /// The permutation that a part reads.
+  /// Permutation that a part reads.
   [[nodiscard]] std::int64_t permutation_of(std::size_t part) const {
     return context_.memory.linear.permutation_of_part[part];
   }
 
-  /// All rows in one permutation. Rows of groups without that permutation hold nothing of use.
+  /// All rows in one permutation. Rows of groups without that permutation are undefined.
   [[nodiscard]] Rows rows(const LinearCall& call, std::int64_t permutation) const {
     const std::int64_t bytes = call.num_rows() * call.input.row_bytes();
     return {context_.memory.permuted.data() + permutation * bytes, call.input.dtype, call.input.width};
