@@ -135,13 +135,13 @@ class CpuEngine final : public Engine {
       run_head(step, output_rows_.hidden_rows(rows_of_body), input.hidden_rows, num_hidden_ops_, hidden_sink,
                [&] { return widen_hidden(step); });
     }
-    // Before anybody uses what the step made.
+    // Checked before the step's results are used.
     if (program_.mapped_file) program_.mapped_file->check();
     if (recorder_) recorder_->end_step();
   }
 
  private:
-  /// Has kernels give up what they keep in the calling thread, however a step ends.
+  /// Releases the kernels' state of the calling thread, even if a step throws.
   class TileReleaser {
    public:
     explicit TileReleaser(const KernelTable& kernels) : release_(kernels.release_tiles) {}
@@ -161,8 +161,7 @@ class CpuEngine final : public Engine {
                       std::to_string(bytes));
   }
 
-  /// Runs the first ops of the head for slices of `rows`, and gives what `result` finds after each to the
-  /// sink.
+  /// Runs the first ops of the head for slices of `rows`, and passes the `result` of each slice to the sink.
   template <class Result>
   void run_head(Step& step, std::span<const std::int32_t> rows, std::span<const std::int32_t> tokens,
                 std::size_t num_ops,
@@ -199,7 +198,7 @@ class CpuEngine final : public Engine {
 
   void run(const LoweredSection& section, OpRange range, Step& step) {
     for (std::size_t i = range.first; i < range.last; ++i) {
-      if (step.rows == 0) return;  // KeepLogitRowsOp in a step that nothing is wanted of
+      if (step.rows == 0) return;  // KeepLogitRowsOp in a step without requested rows
       if (recorder_) recorder_->begin_op(section.section(), i);
       section.run(i, step);
       if (overlapped_sum_.is_under_way()) overlapped_sum_.go_on();
@@ -236,8 +235,8 @@ class CpuEngine final : public Engine {
             .rows = static_cast<std::int64_t>(input.token_ids.size())};
   }
 
-  /// Runs the encoder over a step's encoder inputs. They pass several stages in micro-batches, and
-  /// when the last stage has all of what they make, it broadcasts it.
+  /// Runs the encoder over a step's encoder inputs. They pass through several stages in micro-batches; when
+  /// the last stage has the whole output, it broadcasts it.
   void run_encoder(const StepInput& input) {
     if (program_.num_stages > 1) pass_encoder_layers(input);
     encoder_step_.set(input);
@@ -262,13 +261,13 @@ class CpuEngine final : public Engine {
     }
   }
 
-  /// Of encoder_step_.
+  /// Arguments of encoder_step_.
   Step make_encoder_step() {
     encoder_rows_.describe(encoder_step_.input(), step_local_kv_.tokens_per_block(), threads_->num_threads());
     return make_step(encoder_step_.input(), encoder_rows_);
   }
 
-  /// To where they are wanted.
+  /// Copies them to their place.
   static void copy_encoder_outputs(const EncoderInputs& inputs, const Rows& made) {
     for (std::size_t i = 0; i < inputs.outputs.size(); ++i) {
       if (inputs.outputs[i] == nullptr) continue;
@@ -306,9 +305,9 @@ class CpuEngine final : public Engine {
   }
 
   Program program_;
-  /// nullptr: the program's are where it refers to.
+  /// nullptr: the weights are where the program refers to.
   std::unique_ptr<PlacedWeights> weights_;
-  std::shared_ptr<WeightUsageCounter> usage_;  ///< nullptr: nobody wants to know it
+  std::shared_ptr<WeightUsageCounter> usage_;  ///< nullptr: not recorded
   const KernelTable& kernels_;
   std::shared_ptr<ThreadPool> threads_;
   std::shared_ptr<Communicator> communicator_;
@@ -335,7 +334,7 @@ class CpuEngine final : public Engine {
   LoweredSection body_;
   LoweredSection head_;
   StepInputChecker checker_;
-  // Of the step that runs.
+  // State of the current step.
   EncoderStep encoder_step_;
   std::vector<std::byte> encoded_rows_;  // of the last of several stages
   std::vector<AdapterGroup> groups_of_output_rows_;

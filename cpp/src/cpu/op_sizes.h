@@ -21,8 +21,8 @@ namespace adaptrt {
 /// Floats that the exchange of any adapter site needs, at most.
 [[nodiscard]] std::size_t low_rank_room_floats(const Program& program);
 
-/// Maximum number of rows of a linear layer: one for each token, for each row of logits, or those of a slice
-/// of experts' rows.
+/// Maximum number of rows of a linear layer: one for each token, for each row of logits, or for each row of a
+/// slice of experts.
 [[nodiscard]] std::int64_t most_linear_rows(const Program& program);
 
 /// StepMemory::int8_stride; 0 without weights that round activations.

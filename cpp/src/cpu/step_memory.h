@@ -39,12 +39,12 @@ class StepMemory {
   /// it, for weights that round activations; for QuantAlgo::kW4A8, as arrange_int8_row made it of that.
   HugeArray int8_rows;
   std::int64_t int8_stride = 0;
-  /// The input of the linear layer that runs, as KernelTable::pack_rows made it. It is followed by each of
-  /// `permuted`, packed_permutation_bytes apart. Empty where the kernels read rows as they are.
+  /// The current linear layer's input, packed by KernelTable::pack_rows. Each of `permuted` follows,
+  /// packed_permutation_bytes apart. Empty if the kernels read unpacked rows.
   HugeArray packed;
   std::int64_t packed_permutation_bytes = 0;
-  /// Activation type [permutations, rows, inputs]: the input of the linear layer that runs, in the orders
-  /// that its weights have; see PermutedInput.
+  /// Activation type [permutations, rows, inputs]: the current linear layer's input in the permutations of
+  /// its weights; see PermutedInput.
   HugeArray permuted;
   std::vector<Scratch> scratch;  ///< by thread; see the scratch sizes in op_sizes.h
   ExpertMemory experts;
@@ -62,9 +62,9 @@ class StepMemory {
   [[nodiscard]] float* group_sums() const { return reinterpret_cast<float*>(group_sums_.data()); }
   /// Room for rows of other ranks; see rank_room_floats().
   [[nodiscard]] float* rank_room() const { return reinterpret_cast<float*>(rank_room_.data()); }
-  /// Room for what linear ops exchange while a sum is under way; see low_rank_room_floats().
+  /// Memory for the exchanges of linear ops while a sum is in progress; see low_rank_room_floats().
   [[nodiscard]] float* low_rank_room() const { return rank_room() + rank_room_floats_; }
-  /// Whether kernels read packed rows.
+  /// True if kernels read packed rows.
   [[nodiscard]] bool has_packed() const { return packed.data() != nullptr; }
   [[nodiscard]] PackedRows packed_for(std::int64_t num_rows) const {
     return {packed.data(), packed_step_bytes(num_rows)};
