@@ -261,13 +261,13 @@ class CpuEngine final : public Engine {
     }
   }
 
-  /// Arguments of encoder_step_.
+  /// Makes the step of encoder_step_'s inputs.
   Step make_encoder_step() {
     encoder_rows_.describe(encoder_step_.input(), step_local_kv_.tokens_per_block(), threads_->num_threads());
     return make_step(encoder_step_.input(), encoder_rows_);
   }
 
-  /// Copies them to their place.
+  /// Copies encoder outputs to the caller's arrays.
   static void copy_encoder_outputs(const EncoderInputs& inputs, const Rows& made) {
     for (std::size_t i = 0; i < inputs.outputs.size(); ++i) {
       if (inputs.outputs[i] == nullptr) continue;
@@ -282,7 +282,7 @@ class CpuEngine final : public Engine {
     }
   }
 
-  /// Ready for KeepLogitRowsOp, after group_tokens.
+  /// Prepares KeepLogitRowsOp; to be called after group_tokens.
   void group_output_rows(std::span<const std::int32_t> rows) {
     kept_output_rows_.resize(rows.size());
     std::iota(kept_output_rows_.begin(), kept_output_rows_.end(), 0);
@@ -294,7 +294,7 @@ class CpuEngine final : public Engine {
     }
   }
 
-  /// The groups of a slice of the head's rows, which are these of the step's tokens.
+  /// Finds the groups of a slice of the head's rows, which belong to these tokens of the step.
   void group_slice(std::span<const std::int32_t> tokens) {
     groups_of_slice_.clear();
     for (const AdapterGroup& group : rows_.groups) {
@@ -305,7 +305,7 @@ class CpuEngine final : public Engine {
   }
 
   Program program_;
-  /// nullptr: the weights are where the program refers to.
+  /// nullptr: the weights are where the program refers to them.
   std::unique_ptr<PlacedWeights> weights_;
   std::shared_ptr<WeightUsageCounter> usage_;  ///< nullptr: not recorded
   const KernelTable& kernels_;

@@ -285,8 +285,8 @@ struct Simd {
   static Words merge_bits(Words a, std::uint32_t mask_of_a, Words b, std::uint32_t mask_of_b) {
     return _mm256_or_si256(bits_of(a, mask_of_a), bits_of(b, mask_of_b));
   }
-  /// Sums of products of at most eight pairs of Words: integers up to 15 of u, and int8 of q, whose sums of
-  /// two are sixteen bits. finish() adds those to `sums`.
+  /// Sums of products of at most eight pairs of Words: integers u up to 15, and int8 q. Sums of two products
+  /// have sixteen bits. finish() adds them to `sums`.
   class FewBitsDot {
    public:
     void add(Words*, Words u, Words q) { halves_ = _mm256_add_epi16(halves_, _mm256_maddubs_epi16(u, q)); }

@@ -389,8 +389,8 @@ struct Simd {
     void finish(Words*) const {}
   };
 #else
-  /// Sums of products of at most eight pairs of Words: integers up to 15 of u, and int8 of q, whose sums of
-  /// two are sixteen bits. finish() adds those to `sums`.
+  /// Sums of products of at most eight pairs of Words: integers u up to 15, and int8 q. Sums of two products
+  /// have sixteen bits. finish() adds them to `sums`.
   class FewBitsDot {
    public:
     void add(Words*, Words u, Words q) { halves_ = _mm512_add_epi16(halves_, _mm512_maddubs_epi16(u, q)); }

@@ -99,7 +99,7 @@ class AttentionRun {
         half_(layer.cosine.width),
         groups_per_block_(pool_.slots() / kKeyGroup) {}
 
-  /// Writes the keys and values of the step's tokens to where they will be seen.
+  /// Writes the keys and values of the step's tokens to the place where attention reads them.
   void store() const {
     const auto store = [&](std::int64_t begin, std::int64_t end, int thread) {
       const KvWriter writer(pool_, layer_, context_.kernels, scratch(thread));

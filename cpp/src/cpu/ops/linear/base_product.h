@@ -108,7 +108,7 @@ class BaseProduct {
                          int thread, float* tile) const;
 
  private:
-  /// Where a panel is kept in expanded form.
+  /// Place of an expanded panel.
   struct ExpansionPlace {
     std::byte* panel;
     ExpandedPanels::Key* held;  ///< the panel that it holds
@@ -122,13 +122,13 @@ class BaseProduct {
     }
   };
 
-  /// Where a thread may keep a panel that is expanded.
+  /// Place where a thread may keep an expanded panel.
   [[nodiscard]] std::byte* room_for_panel(int thread, std::size_t slot) const;
   /// Input of a part's product, from a row on.
   struct PartInput {
     const std::byte* rows;
     PackedRows packed;
-    const float* sums;  ///< of groups, where there are zero points
+    const float* sums;  ///< sums of groups, if there are zero points
   };
   [[nodiscard]] PartInput input_of(const LinearCall& call, const TileTask& task) const;
   /// Rounds, or sums the groups of, rows of `input`: the layer's, or its rows in `permutation`.
