@@ -66,10 +66,10 @@ class LinearRun {
   }
 
   /// Computes everything in one thread; `groups` are split already. `following` is the thread's next panel.
-  void multiply_here(std::span<const RowGroup> groups, const std::byte* behind, int thread) const {
+  void multiply_here(std::span<const RowGroup> groups, const std::byte* following, int thread) const {
     ExpandedPanels expanded;
     for (std::size_t i = 0; i < groups.size(); ++i) {
-      const std::byte* next = i + 1 < groups.size() ? units_.panel_of(groups[i + 1], 0) : behind;
+      const std::byte* next = i + 1 < groups.size() ? units_.panel_of(groups[i + 1], 0) : following;
       multiply_group(groups[i], {0, units_.count() * blocks_of(groups[i])}, next, thread, &expanded);
     }
   }
@@ -149,7 +149,7 @@ class LinearRun {
   }
 
   /// Runs tasks [range.begin, range.end) of one group; `following` is the thread's next panel.
-  void multiply_group(const RowGroup& group, RowRange range, const std::byte* behind, int thread,
+  void multiply_group(const RowGroup& group, RowRange range, const std::byte* following, int thread,
                       ExpandedPanels* expanded) const {
     const std::int64_t blocks = blocks_of(group);
     const std::int64_t block_rows = rows_of_blocks(group);
@@ -166,14 +166,15 @@ class LinearRun {
                       .packed = packed.from(first - group.rows.begin),
                       .is_only_block = blocks == 1};
       if (in_parts) {
-        multiply_in_parts({task, std::min(task + together, range.end)}, range.end, behind, part_inputs, tile);
+        multiply_in_parts({task, std::min(task + together, range.end)}, range.end, following, part_inputs,
+                          tile);
         continue;
       }
       const std::int64_t unit = task / blocks;
       const bool leaves_unit = (task + 1) % blocks == 0;
       const std::byte* next = nullptr;
       if (task + 1 == range.end) {
-        next = behind;
+        next = following;
       } else if (leaves_unit) {
         next = units_.panel_data(units_.first_place_of(unit + 1, group.first_part));
       }
@@ -285,19 +286,20 @@ class LinearRun {
     for (std::int64_t begin = 0; begin < width; begin += part_inputs) {
       const InputRange inputs{begin, std::min(begin + part_inputs, width)};
       const bool is_last = inputs.end == width;
-      const InputRange behind = is_last ? InputRange{0, part_inputs}
-                                        : InputRange{inputs.end, std::min(inputs.end + part_inputs, width)};
+      const InputRange following = is_last
+                                       ? InputRange{0, part_inputs}
+                                       : InputRange{inputs.end, std::min(inputs.end + part_inputs, width)};
       for (std::int64_t index = 0; index < count; ++index) {
         const std::byte* next = last_next;
         if (index + 1 < count) {
           next = units_.inputs_data(place(index + 1), inputs);
         } else if (!is_last || units.end < end) {
-          next = units_.inputs_data(place(is_last ? count : 0), behind);
+          next = units_.inputs_data(place(is_last ? count : 0), following);
         }
         ActivationSpans spans;
         multiply_part(
             place(index), inputs,
-            {next, units_.activations_of(tile.packed, tile.rows.count(), behind, index, count, &spans)},
+            {next, units_.activations_of(tile.packed, tile.rows.count(), following, index, count, &spans)},
             index, tile);
       }
     }
