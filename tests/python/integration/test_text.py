@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,7 +47,11 @@ def generate_only(tokens: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests of the text level can generate nothing else."""
     bias = np.full(SPEC.vocab_size, -np.inf, np.float32)
     bias[tokens] = 0.0
-    monkeypatch.setattr(text_requests, "Request", functools.partial(adaptrt.Request, embedding_bias=bias))
+
+    def biased(*args: Any, **fields: Any) -> adaptrt.Request:
+        return adaptrt.Request(*args, **{**fields, "embedding_bias": bias})
+
+    monkeypatch.setattr(text_requests, "Request", biased)
 
 
 @pytest.mark.parametrize("end_id", END_IDS)
