@@ -145,7 +145,7 @@ def test_several_completions_are_those_of_their_seeds(llm: adaptrt.LLM) -> None:
 
 
 def test_numbers_of_completions_that_cannot_be_are_refused(llm: adaptrt.LLM) -> None:
-    with pytest.raises(adaptrt.RequestError, match="num_return_sequences is 0; accepted: 1 or more"):
+    with pytest.raises(adaptrt.RequestError, match="n is 0; expected 1 or more"):
         llm.generate("abc", n=0)
     with pytest.raises(adaptrt.RequestError, match="a request of 9 sequences; accepted: 1 to max_batch_size = 8"):
         llm.generate("abc", n=9, sampling_config=adaptrt.SamplingConfig(top_p=1.0))
