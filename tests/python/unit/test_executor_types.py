@@ -263,7 +263,9 @@ def test_every_exported_name_exists() -> None:
 def test_guides_are_whole_when_they_are_constructed() -> None:
     kind = adaptrt.GuidedDecodingParams.GuideType
     for guide_type in (kind.JSON_SCHEMA, kind.REGEX, kind.EBNF_GRAMMAR, kind.STRUCTURAL_TAG):
-        with pytest.raises(adaptrt.RequestError, match="GuidedDecodingParams: guide is None; only guide_type JSON"):
+        with pytest.raises(
+            adaptrt.RequestError, match="GuidedDecodingParams: guide is None; expected a guide, because only"
+        ):
             adaptrt.GuidedDecodingParams(guide_type)
     with pytest.raises(adaptrt.RequestError, match="guide is given, but guide_type is JSON"):
         adaptrt.GuidedDecodingParams(kind.JSON, "{}")

@@ -9,7 +9,7 @@ import pytest
 
 from adaptrt._core import PoolingParams, RequestError
 from adaptrt.runtime.pooled import PromptTokens
-from adaptrt.runtime.pooled_texts import PooledTexts, names_of, texts_and_names
+from adaptrt.runtime.pooled_texts import PooledTexts
 
 
 class Answer:
@@ -59,7 +59,7 @@ class Texts(PooledTexts):
 
     def __init__(self) -> None:
         self._requests: Any = Requests()
-        adapters = SimpleNamespace(classifier_for=lambda name: Classifier())
+        adapters = SimpleNamespace(classifier_for=lambda name: Classifier(), knows=lambda name: True)
         self._executor: Any = SimpleNamespace(adapters=adapters, engine=None)
 
 
@@ -89,9 +89,18 @@ def test_a_refused_text_cancels_the_others(texts: Texts) -> None:
     assert [answer.is_closed for answer in texts._requests.answers] == [True]
 
 
-def test_each_text_has_an_adapter() -> None:
-    assert texts_and_names("a", "x") == (["a"], ["x"])
-    assert texts_and_names(["a", "b"], None) == (["a", "b"], [None, None])
-    assert names_of(2, ["x", None]) == ["x", None]
+def test_each_text_has_an_adapter(texts: Texts) -> None:
+    asked: list[str | None] = []
+    ask = texts._requests.ask_for_rows
+
+    def ask_for_rows(prompt: PromptTokens, name: str | None, params: PoolingParams) -> Any:
+        asked.append(name)
+        return ask(prompt, name, params)
+
+    texts._requests.ask_for_rows = ask_for_rows
+    texts.classify("a", lora="x")
+    texts.classify(["a", "b"])
+    texts.classify(["a", "b"], lora=["x", None])
+    assert asked == ["x", None, None, "x", None]
     with pytest.raises(RequestError, match="lora has 1 names for 2 prompts"):
-        names_of(2, ["x"])
+        texts.classify(["a", "b"], lora=["x"])
