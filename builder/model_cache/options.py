@@ -14,7 +14,7 @@ from ...formats.engine.limits import chosen_limits
 SERVING_DEFAULTS: Final = {
     # Far more streams than a CPU can serve at reading speed; further requests wait in the queue.
     "max_batch_size": 256,
-    # As many as max_seq_len: every accepted prompt fits into one step, chunked or not.
+    # Equal to max_seq_len, so that every accepted prompt fits into one step, chunked or not.
     "max_num_tokens": 8192,
     # Longer prompts take a CPU minutes, so users have to ask for them.
     "max_seq_len": 8192,

@@ -15,10 +15,10 @@ _KEY: Final = "limit"
 
 @dataclass(frozen=True, kw_only=True)
 class Limit:
-    """What a field of a build config limits, and which values it accepts."""
+    """Subject and accepted values of one limit, a field of a build config."""
 
     text: str
-    """What it counts; the help of its flag begins with it."""
+    """Thing that the limit counts; the help of its flag begins with it."""
     minimum: int = 1
     maximum: int | None = None
     """None: another limit of the config bounds it."""

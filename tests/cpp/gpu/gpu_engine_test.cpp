@@ -24,7 +24,7 @@ constexpr std::int32_t kTokensPerBlock = 4;
 /// sequence's tokens up to a row's.
 class SummingModel final : public GpuModel {
  public:
-  /// What the engine asked for; outlives the model.
+  /// Calls of the engine, in order; it outlives the model.
   struct Log {
     std::vector<GpuStepKind> runs;
     int graph_works = 0;

@@ -156,7 +156,7 @@ alora = true
 
 @pytest.fixture(scope="module", autouse=True)
 def limits_measured_once() -> Iterator[None]:
-    """What the machine can do takes a second of all processors each time; no test is about how often that is asked."""
+    """Measures the machine once: each time takes a second of all processors, and no test counts the times."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(limits, "measure_machine_limits", functools.cache(limits.measure_machine_limits))
         yield

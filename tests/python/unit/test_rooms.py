@@ -34,8 +34,8 @@ ALLOWED = {
     "serve": {*CPP, *GROUND, *COMMANDS, "runtime", "builder/model_cache"},
     "tools": {*CPP, *GROUND, *COMMANDS, *BUILDER, "builder", "runtime", "plugins", "adaptrt"},
 }  # fmt: skip
-"""What a room may import beside itself; a folder that has no row is part of the one around it. `adaptrt` is the package
-itself, with the names that users import."""
+"""Rooms that each room may import, in addition to itself. A folder without a row is part of the one around it. `adaptrt`
+is the package itself, with the names that users import."""
 ROOMS = {room.split("/")[0] for room in ALLOWED}
 
 
@@ -67,7 +67,7 @@ def imported_modules(source: str, package: tuple[str, ...]) -> list[tuple[str, .
 
 
 def forbidden(source: str, module: tuple[str, ...]) -> list[str]:
-    """What a module imports and its room may not; `module` is the path of its file without the suffix."""
+    """Rooms that a module imports against the rules; `module` is the path of its file without the suffix."""
     room = room_of(module)
     rooms = {room_of(imported) for imported in imported_modules(source, module[:-1])}
     return sorted(rooms - ALLOWED[room] - {room})

@@ -1,4 +1,4 @@
-"""What a sample is made of: the steps that count, noise, the machine, and the sizes of adapters."""
+"""Parts of a sample: the steps that count, noise, the machine, and the sizes of adapters."""
 
 from __future__ import annotations
 
