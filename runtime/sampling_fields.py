@@ -12,6 +12,8 @@ INT32_MAX: Final = (1 << 31) - 1
 MAX_LOG_PROBS: Final = 20
 """Maximum number of most likely tokens per position; a limit of the executor."""
 MAX_LOGIT_BIAS: Final = 100.0
+LOGIT_BIASES: Final = f"{-MAX_LOGIT_BIAS:g} to {MAX_LOGIT_BIAS:g}"
+"""Accepted numbers of logit_bias, as errors show them."""
 
 
 class Accepted(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from .._core import RequestError, SamplingConfig
 from .sampling_defaults import SamplingDefaults
-from .sampling_fields import BOOLEAN, MAX_LOGIT_BIAS, SAMPLING_FIELDS, TOKEN_ID, shown, unaccepted
+from .sampling_fields import BOOLEAN, LOGIT_BIASES, MAX_LOGIT_BIAS, SAMPLING_FIELDS, TOKEN_ID, shown, unaccepted
 
 _SEEDS: Final = 1 << 64
 _BOOLEANS: Final = ("ignore_eos", "include_eos", "include_stop_str_in_output", "skip_special_tokens")
@@ -242,6 +242,6 @@ def _biases(value: Any, problems: list[str]) -> dict[int, float] | None:
             return None
         is_number = isinstance(bias, int | float) and not isinstance(bias, bool)
         if not is_number or not -MAX_LOGIT_BIAS <= bias <= MAX_LOGIT_BIAS:
-            problems.append(f"logit_bias[{token}] is {shown(bias)}; expected -100 to 100")
+            problems.append(f"logit_bias[{token}] is {shown(bias)}; expected {LOGIT_BIASES}")
             return None
     return {token: float(bias) for token, bias in value.items()} or None

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, model_validator
 
-from ..runtime.sampling_fields import INT32_MAX, MAX_LOG_PROBS
+from ..runtime.sampling_fields import INT32_MAX, LOGIT_BIASES, MAX_LOG_PROBS, MAX_LOGIT_BIAS, shown
 
 MAX_STOPS: Final = 64
 MAX_STOP_CHARACTERS: Final = 1024
@@ -47,12 +47,6 @@ def only(accepted: Any, reason: str) -> PlainValidator:
     return PlainValidator(check)
 
 
-def shown(value: Any) -> str:
-    """Formats a value for an error; cut if it is long."""
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
 def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
@@ -87,8 +81,8 @@ def _logit_bias(value: Any) -> dict[int, float]:
     for token, bias in value.items():
         if not (token.isascii() and token.isdigit() and len(token) <= len(str(INT32_MAX))):
             raise ValueError(f"has {shown(token)}; accepted: token ids")
-        if type(bias) not in (int, float) or not -100 <= bias <= 100:
-            raise ValueError(f"has {shown(bias)} for token {token}; accepted: -100 to 100")
+        if type(bias) not in (int, float) or not -MAX_LOGIT_BIAS <= bias <= MAX_LOGIT_BIAS:
+            raise ValueError(f"has {shown(bias)} for token {token}; accepted: {LOGIT_BIASES}")
         biases[int(token)] = float(bias)
     return biases
 
