@@ -41,8 +41,7 @@ struct ExpertsLayer {
 
   /// True if the rows of a layer are packed when they are computed, because no other op reads them.
   [[nodiscard]] bool reads_packed_rows(std::span<const LinearPart> parts) const {
-    const Quantization& quantization = parts.front().weight.quantization;
-    return context.memory.has_packed() && (quantization.algo == QuantAlgo::kNone || quantization.is_coded());
+    return context.memory.has_packed() && reads_only_packed_rows(parts.front().weight.quantization);
   }
 
   const ExpertsOp& op;

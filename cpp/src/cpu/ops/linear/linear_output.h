@@ -36,6 +36,9 @@ class LinearOutput {
   /// Stores a tile to the layer's output; may change the tile's sums.
   void finish(const LinearTarget& target, const LinearTile& tile) const;
 
+  /// The activation of an activated layer, for tiles that were computed in another way.
+  void activate(const ActivatedTile& tile) const { activate_(tile); }
+
   /// True if the output is the unchanged sums of float products, which can then be computed in it.
   [[nodiscard]] bool is_sums(const LinearTarget& target) const;
   /// Address of the sums of a panel's rows in that case; rows are as far apart as the output's.

@@ -98,6 +98,12 @@ struct LinearCall {
   [[nodiscard]] std::int64_t num_rows() const { return groups.back().rows.end; }
 };
 
+/// True if a product with weights in this form reads nothing of its input but packed rows, where the kernels
+/// pack rows.
+[[nodiscard]] inline bool reads_only_packed_rows(const Quantization& how) {
+  return how.algo == QuantAlgo::kNone || how.is_coded();
+}
+
 /// Maximum number of rows that are multiplied as fast without being packed, by weights in this form and by
 /// adapters.
 [[nodiscard]] inline std::int64_t unpacked_rows(const Quantization& how, const KernelTable& kernels) {

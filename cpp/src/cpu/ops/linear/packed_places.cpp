@@ -34,8 +34,7 @@ bool is_read_again(BufferId output, const Program& program, std::span<const Op> 
 
 /// True if only the packed rows of a layer's input are read, with any adapters.
 bool reads_packed_rows_alone(const LinearOp& linear) {
-  const Quantization& how = linear.parts[0].weight.quantization;
-  return (how.algo == QuantAlgo::kNone || how.is_coded()) && !linear.has_sparse_input;
+  return reads_only_packed_rows(linear.parts[0].weight.quantization) && !linear.has_sparse_input;
 }
 
 /// Returns the layer that reads the output of op `number` after an activation, if only packed rows of it are

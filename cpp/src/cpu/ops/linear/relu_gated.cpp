@@ -239,23 +239,16 @@ class ReluGatedRun {
   /// Computes the output. `factors` are the factors of the gates, if there are any, and `bias` is the
   /// factors' bias.
   void activate_all(const float* factors, const float* bias) const {
-    const ActivatedTile tile{.x = scratch_.gates.data(),
-                             .linear = factors,
-                             .stride = width_,
-                             .linear_bias = bias,
-                             .rows = rows_,
-                             .width = width_,
-                             .out = call_.output.data,
-                             .out_stride = call_.output.row_bytes(),
-                             .out_type = call_.output.dtype,
-                             .threshold = spec_.threshold};
-    if (spec_.epilogue == LinearEpilogue::kRelu) {
-      context_.kernels.relu(tile);
-    } else if (spec_.epilogue == LinearEpilogue::kReluMulRelu) {
-      context_.kernels.relu_mul_relu(tile);
-    } else {
-      context_.kernels.relu_mul(tile);
-    }
+    layer_.whole_.output().activate({.x = scratch_.gates.data(),
+                                     .linear = factors,
+                                     .stride = width_,
+                                     .linear_bias = bias,
+                                     .rows = rows_,
+                                     .width = width_,
+                                     .out = call_.output.data,
+                                     .out_stride = call_.output.row_bytes(),
+                                     .out_type = call_.output.dtype,
+                                     .threshold = spec_.threshold});
   }
 
   const ReluGatedLayer& layer_;
