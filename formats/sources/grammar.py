@@ -26,7 +26,6 @@ _PART: Final = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?"
 _REVISION: Final = r"refs/(?:pr|convert)/[A-Za-z0-9._-]+|(?:[A-Za-z0-9._+-]|%2F)+"
 _HUB: Final = re.compile(rf"({_PART}/{_PART})(?:@({_REVISION}))?(?:/([^:@\\]+))?")
 _TAGGED: Final = re.compile(rf"{_PART}/{_PART}:[A-Za-z0-9._-]+")
-_COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _PATH_STARTS: Final = ("/", "./", "../", "~")
 
 
@@ -62,11 +61,6 @@ class HubName:
     def label(self) -> str:
         """Repository and folder without the revision."""
         return self.repository + (f"/{self.folder}" if self.folder else "")
-
-    @property
-    def is_pinned(self) -> bool:
-        """True if the revision is a full commit, whose files never change."""
-        return self.revision is not None and _COMMIT.fullmatch(self.revision) is not None
 
     def file(self, name: str) -> str:
         """Path of a file in the repository."""

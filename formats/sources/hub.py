@@ -78,8 +78,9 @@ class _Download:
             return snapshot
         chosen = weight_files(self._kind, sizes)
         self._check_weights(chosen, sizes)
-        self._check_space(directory, [*small_files(self._kind, sizes), *chosen], sizes)
-        for file in small_files(self._kind, sizes):
+        small = small_files(self._kind, sizes)
+        self._check_space(directory, [*small, *chosen], sizes)
+        for file in small:
             self._get(file, root.name)
         if self._kind is Kind.MODEL and len(chosen) == 1 and chosen[0].endswith(INDEX_SUFFIX):
             index = self._get(chosen[0], root.name)

@@ -50,8 +50,6 @@ class LinearLayer {
   [[nodiscard]] const BaseProduct& base() const { return base_; }
   [[nodiscard]] const AdapterProduct& adapters() const { return adapters_; }
   [[nodiscard]] const LinearOutput& output() const { return output_; }
-  /// Number of panels of a group's parts; of one part if they are gated.
-  [[nodiscard]] std::int64_t num_panels() const { return num_panels_; }
 
  private:
   [[nodiscard]] bool streams(const LinearCall& call) const;
@@ -61,6 +59,7 @@ class LinearLayer {
   BaseProduct base_;
   AdapterProduct adapters_;
   LinearOutput output_;
+  /// Number of panels of a group's parts; of one part if they are gated.
   std::int64_t num_panels_;
 };
 
