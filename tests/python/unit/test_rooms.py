@@ -34,8 +34,8 @@ ALLOWED = {
     "serve": {*CPP, *GROUND, *COMMANDS, "runtime", "builder/model_cache"},
     "tools": {*CPP, *GROUND, *COMMANDS, *BUILDER, "builder", "runtime", "plugins", "adaptrt"},
 }  # fmt: skip
-"""Rooms that each room may import, in addition to itself. A folder without a row is part of the one around it. `adaptrt`
-is the package itself, with the names that users import."""
+"""Rooms that each room may import, in addition to itself. A folder without a row is part of the one around it.
+`adaptrt` is the package itself, with the names that users import."""
 ROOMS = {room.split("/")[0] for room in ALLOWED}
 
 
