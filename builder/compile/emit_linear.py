@@ -14,14 +14,16 @@ from ..._core import (
     can_have_neurons,
     can_have_rows,
 )
+from ...formats.checkpoint.activation import Activation
 from ...formats.engine.plan import ExpertsOp, LinearOp, LinearPart, Matrix, NeuronTable, Routing
 from ...formats.network.network import Network
-from ...formats.network.operands import Activation, Value
+from ...formats.network.operands import Value
 from ...formats.network.ops import Experts, Linear
 from ...formats.network.weights import LinearWeight
 from .emitted import EmittedOp, Weights, as_float32, buffer_of
 from .lora_sites import SiteNumbers
 
+# Epilogues of gated layers and of experts.
 _GATED: Final = {
     Activation.SILU: LinearEpilogue.SILU_MUL,
     Activation.GELU: LinearEpilogue.GELU_MUL,
@@ -30,6 +32,7 @@ _GATED: Final = {
     Activation.RELU_BOTH: LinearEpilogue.RELU_MUL_RELU,
     Activation.CLAMPED_SILU: LinearEpilogue.CLAMPED_SILU_MUL,
 }
+# Epilogues of layers without a gate.
 _ACTIVATED: Final = {
     Activation.GELU: LinearEpilogue.GELU,
     Activation.GELU_TANH: LinearEpilogue.GELU_TANH,
@@ -197,6 +200,13 @@ def _neuron_pairs(network: Network) -> dict[str, tuple[Linear, Linear]]:
 
 
 def _epilogue(op: Linear) -> LinearEpilogue:
-    if op.activation is not None:
-        return (_GATED if len(op.weights) == 2 else _ACTIVATED)[op.activation]
-    return LinearEpilogue.STORE if op.add_to is None else LinearEpilogue.ADD
+    """Returns the op's epilogue. Raises ValueError if there is none for its activation."""
+    if op.activation is None:
+        return LinearEpilogue.STORE if op.add_to is None else LinearEpilogue.ADD
+    kind, epilogues = ("a gate", _GATED) if len(op.weights) == 2 else ("no gate", _ACTIVATED)
+    if op.activation not in epilogues:
+        accepted = ", ".join(activation.value for activation in epilogues)
+        raise ValueError(
+            f"{op.scope}: activation of a layer with {kind} is {op.activation.value}; expected one of {accepted}"
+        )
+    return epilogues[op.activation]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..._core import DType, dtype_name, lora_modules
+from ...formats.checkpoint.activation import Activation
 from ...formats.checkpoint.config import RELATIVE_POSITIONS, ROPE, ROPE_INTERLEAVED, CheckpointConfig
 from ...formats.checkpoint.rotary import DynamicScaling
 from ...formats.engine.build_config import (
@@ -25,7 +26,6 @@ from ...formats.engine.build_config import (
 )
 from ...formats.engine.tensorrt.capability import CURRENT, parse_capability
 from ...formats.network.adapter_sites import is_target
-from ...formats.network.operands import Activation
 
 
 def problems_of(config: BuildConfig, checkpoint: CheckpointConfig) -> list[str]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from onnx import TensorProto
 
 from ..._core import RowKind
+from ...formats.checkpoint.activation import Activation
 from ...formats.network.adapter_sites import module_id
-from ...formats.network.operands import Activation
 from ...formats.network.ops import Linear
 from ...formats.network.weights import LinearWeight
 from ...plugins import DORA, LORA
@@ -68,16 +68,20 @@ def linear(graph: GraphBuilder, values: Values, op: Linear, adaptation: Adaptati
 
 
 def activated(graph: GraphBuilder, x: Value, activation: Activation, threshold: float = 0.0) -> Value:
-    """Applies an activation to `x`."""
-    if activation is Activation.SILU:
-        return graph.node("Mul", [x, graph.node("Sigmoid", [x])])
-    if activation.leaves_zeros and threshold:
-        return graph.node("ThresholdedRelu", [x], alpha=threshold)
-    if activation.leaves_zeros:
-        return graph.node("Relu", [x])
-    if activation is Activation.CLAMPED_SILU:
-        raise ValueError(f"{activation.value} needs two inputs")
-    return graph.node("Gelu", [x], approximate="tanh" if activation is Activation.GELU_TANH else "none")
+    """Applies an activation to `x`. Raises ValueError for an activation that graphs do not have."""
+    match activation:  # mypy reports an activation without a case
+        case Activation.SILU:
+            return graph.node("Mul", [x, graph.node("Sigmoid", [x])])
+        case Activation.GELU:
+            return graph.node("Gelu", [x], approximate="none")
+        case Activation.GELU_TANH:
+            return graph.node("Gelu", [x], approximate="tanh")
+        case Activation.RELU | Activation.RELU_BOTH if threshold:
+            return graph.node("ThresholdedRelu", [x], alpha=threshold)
+        case Activation.RELU | Activation.RELU_BOTH:
+            return graph.node("Relu", [x])
+        case Activation.CLAMPED_SILU:
+            raise ValueError(f"activation {activation.value} has two inputs; it cannot be written as ONNX")
 
 
 def _product(graph: GraphBuilder, x: Value, weight: LinearWeight, op: Linear, adaptation: Adaptation | None) -> Value:

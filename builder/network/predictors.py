@@ -9,8 +9,9 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ...formats.checkpoint.activation import Activation
 from ...formats.network.network import Network
-from ...formats.network.operands import Activation, GateScores, Value
+from ...formats.network.operands import GateScores, Value
 from ...formats.network.ops import Cast, LayerNorm, Linear, Op, RmsNorm
 from ...formats.network.weights import LinearWeight, Split, TensorName, whole
 

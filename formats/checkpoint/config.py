@@ -10,6 +10,7 @@ from typing import Any, get_type_hints
 from ..._core import CheckpointError, ConfigError, DType, dtype_from_name, dtype_name
 from ..._version import __version__
 from ...common.json_fields import JsonFields
+from .activation import HIDDEN_ACTS
 from .pooling import LAST, Classifier, EmbeddingPooling, HeadLayer
 from .quantization import QuantConfig, quantization_to_dict, read_int8_kv_cache, read_quantization
 from .rotary import LongRopeScaling, RotaryScaling, read_rotary_scaling, rotary_scaling_to_dict
@@ -19,7 +20,6 @@ CONFIG_FILE = "config.json"
 PRODUCER = "adaptrt"
 # Far above any model. A larger number means a damaged file, and must not create lists of that length.
 MAX_LAYERS = 10_000
-HIDDEN_ACTS = ("silu", "gelu", "gelu_tanh", "relu", "relu_both")
 ROPE = "rope_gpt_neox"
 ROPE_INTERLEAVED = "rope_gptj"
 LEARNED_POSITIONS = "learned_absolute"

@@ -12,7 +12,8 @@ from typing import Any, Final
 
 from ..._core import CheckpointError, ConfigError, DType, dtype_from_name
 from ...common.json_fields import JsonFields, describe, load_json_object
-from ..checkpoint.config import HIDDEN_ACTS, MAX_LAYERS, CheckpointConfig, ParallelMapping
+from ..checkpoint.activation import HIDDEN_ACTS
+from ..checkpoint.config import MAX_LAYERS, CheckpointConfig, ParallelMapping
 from ..checkpoint.config_file import ConfigFile
 from ..checkpoint.pooling import PROBLEM_TYPES, Classifier, problem_type_of
 from ..checkpoint.rotary import read_mrope_sections, read_rotary_scaling

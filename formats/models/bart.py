@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ...common.json_fields import JsonFields
+from ..checkpoint.activation import Activation
 from ..checkpoint.config import LEARNED_POSITIONS
 from ..network.network import Network
-from ..network.operands import Activation, RotaryTable, Value
+from ..network.operands import RotaryTable, Value
 from ..network.weights import Split, whole
 from .decoder import qkv_parts
 from .encoder_decoder import EncoderDecoderConfig, decoder_start_ids, keep_cross_keys

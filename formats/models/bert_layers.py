@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from ..checkpoint.activation import Activation
 from ..checkpoint.config import CheckpointConfig
 from ..network.network import Network
-from ..network.operands import Activation, RotaryTable, Value
+from ..network.operands import RotaryTable, Value
 from ..network.weights import Split, whole
 
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ...common.json_fields import JsonFields
+from ..checkpoint.activation import Activation
 from ..checkpoint.config import ROPE_INTERLEAVED, CheckpointConfig
 from ..network.network import Network
-from ..network.operands import Activation
 from ..network.weights import Split, whole
 from .decoder import MODEL, gated_mlp, qkv_parts
 from .family import Features, ModelFamily, sliding_window_of_kinds

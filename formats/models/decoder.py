@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+from ..checkpoint.activation import Activation
 from ..checkpoint.config import ROPE_INTERLEAVED, CheckpointConfig
 from ..network.network import Network
-from ..network.operands import Activation, Value
+from ..network.operands import Value
 from ..network.weights import Part, Split, stacked, whole
 
 MODEL = "model"

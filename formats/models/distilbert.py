@@ -8,10 +8,11 @@ from typing import Any, Final
 
 from ..._core import PoolingActivation
 from ...common.json_fields import JsonFields
+from ..checkpoint.activation import Activation
 from ..checkpoint.config import LEARNED_POSITIONS
 from ..checkpoint.pooling import CLS, HeadLayer
 from ..network.network import Network
-from ..network.operands import Activation, RotaryTable, Value
+from ..network.operands import RotaryTable, Value
 from ..network.weights import Split, whole
 from .encoder import EncoderConfig
 from .family import GELUS, Features, ModelFamily, no_rope

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ...common.json_fields import JsonFields
+from ..checkpoint.activation import Activation
 from ..checkpoint.config import CheckpointConfig
 from ..network.network import Network
-from ..network.operands import Activation
 from ..network.weights import Part, Split, whole
 from .family import GELUS, Features, ModelFamily
 

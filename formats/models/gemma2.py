@@ -6,9 +6,10 @@ import math
 from dataclasses import dataclass
 
 from ...common.json_fields import JsonFields
+from ..checkpoint.activation import Activation
 from ..checkpoint.config import CheckpointConfig
 from ..network.network import Network
-from ..network.operands import Activation, RotaryTable
+from ..network.operands import RotaryTable
 from ..network.weights import Split, whole
 from .decoder import MODEL, gated_mlp, qkv_parts
 from .family import GELU_TANH_NAMES, Features, ModelFamily, sliding_window_of_kinds

@@ -5,9 +5,10 @@ from __future__ import annotations
 from functools import partial
 
 from ...common.json_fields import JsonFields
+from ..checkpoint.activation import Activation
 from ..checkpoint.config import ROPE_INTERLEAVED
 from ..network.network import Network
-from ..network.operands import Activation, Value
+from ..network.operands import Value
 from ..network.weights import Split, whole
 from .decoder import MODEL, fused_gated_mlp, qkv_parts
 from .family import Features, ModelFamily, PartialRotaryConfig

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...common.json_fields import JsonFields
+from ..checkpoint.activation import Activation
 from ..checkpoint.config import LEARNED_POSITIONS, CheckpointConfig
 from ..network.network import Network
-from ..network.operands import Activation
 from ..network.weights import Split, stacked, whole
 from .family import GELU_TANH_NAMES, Features, ModelFamily, no_rope
 

@@ -7,9 +7,10 @@ from typing import Any, Final
 
 from ..._core import RouterScores
 from ...common.json_fields import JsonFields
+from ..checkpoint.activation import Activation
 from ..checkpoint.stacked_experts import ALTERNATING_EXPERTS
 from ..network.network import Network
-from ..network.operands import Activation, Value
+from ..network.operands import Value
 from .decoder import MODEL, declare_llama_like
 from .family import Features, ModelFamily, sliding_window_of_kinds
 from .mixture import ROUTER_FIELDS, ExpertNames, MixtureConfig, add_experts, number_of_experts

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from ..._core import RouterScores
 from ...common.json_fields import JsonFields
+from ..checkpoint.activation import Activation
 from ..checkpoint.config import CheckpointConfig
 from ..network.network import Network
-from ..network.operands import Activation, Routing, Value
+from ..network.operands import Routing, Value
 from ..network.weights import LinearWeight, Split, whole
 from .family import Features
 

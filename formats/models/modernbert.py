@@ -7,9 +7,10 @@ from typing import Final
 
 from ..._core import PoolingActivation
 from ...common.json_fields import JsonFields
+from ..checkpoint.activation import Activation
 from ..checkpoint.pooling import CLS, MEAN
 from ..network.network import Network
-from ..network.operands import Activation, Value
+from ..network.operands import Value
 from ..network.weights import Split, stacked, whole
 from .decoder import fused_gated_mlp
 from .encoder import EncoderConfig

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ...common.json_fields import JsonFields, describe
+from ..checkpoint.activation import Activation
 from ..checkpoint.config import LEARNED_POSITIONS, CheckpointConfig
 from ..network.network import Network
-from ..network.operands import Activation, Value
+from ..network.operands import Value
 from ..network.weights import Split, whole
 from .decoder import qkv_parts
 from .family import GELUS, Features, ModelFamily, no_rope

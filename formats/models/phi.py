@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ...common.json_fields import JsonFields
+from ..checkpoint.activation import Activation
 from ..network.network import Network
-from ..network.operands import Activation
 from ..network.weights import Split, whole
 from .decoder import MODEL, qkv_parts
 from .family import GELU_TANH_NAMES, Features, ModelFamily, PartialRotaryConfig

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ...common.json_fields import JsonFields
+from ..checkpoint.activation import Activation
 from ..network.network import Network
-from ..network.operands import Activation
 from ..network.weights import Split, stacked, whole
 from .decoder import MODEL, fused_gated_mlp
 from .family import Features, ModelFamily, PartialRotaryConfig, sliding_window_of_all_layers

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...common.json_fields import JsonFields
+from ..checkpoint.activation import Activation
 from ..network.network import Network
-from ..network.operands import Activation
 from ..network.weights import Split, whole
 from .decoder import MODEL, gated_mlp, qkv_parts
 from .family import Features, ModelFamily, PartialRotaryConfig

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ...common.json_fields import JsonFields
+from ..checkpoint.activation import Activation
 from ..checkpoint.config import CheckpointConfig
 from ..network.network import Network
-from ..network.operands import Activation
 from ..network.weights import Split, whole
 from .decoder import MODEL, qkv_parts
 from .family import GELU_TANH_NAMES, Features, ModelFamily, sliding_window_of_all_layers

@@ -10,9 +10,10 @@ from typing import Any, Final
 import numpy as np
 
 from ...common.json_fields import JsonFields, describe
+from ..checkpoint.activation import Activation
 from ..checkpoint.config import RELATIVE_POSITIONS
 from ..network.network import Network
-from ..network.operands import Activation, PositionBias, RotaryTable, Value
+from ..network.operands import PositionBias, RotaryTable, Value
 from ..network.weights import Split, whole
 from .encoder_decoder import EncoderDecoderConfig, decoder_start_ids, keep_cross_keys
 from .family import Features, ModelFamily, no_rope

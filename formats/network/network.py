@@ -8,11 +8,12 @@ from dataclasses import replace
 from typing import Final
 
 from ..._core import PoolingActivation, RowKind
+from ..checkpoint.activation import Activation
 from ..checkpoint.config import CheckpointConfig
 from ..checkpoint.stacked_experts import StackedExperts
 from ..checkpoint.tensor_names import EMBEDDING, LM_HEAD, LM_HEAD_MODULE
 from .declared_attention import DeclaredAttention
-from .operands import Activation, Routing, Value
+from .operands import Routing, Value
 from .ops import Cast, Embedding, Experts, GatedAdd, LayerNorm, Linear, Op, PoolingLayer, RmsNorm
 from .weights import LinearWeight, Part, Split, Tensor, TensorName, whole
 

@@ -1,9 +1,8 @@
-"""Operands of ops other than weights: values, activations, attention shapes, routing rules."""
+"""Operands of ops other than weights: values, attention shapes, routing rules."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 
 from ..._core import RouterScores, RowKind
 from .weights import Tensor
@@ -24,26 +23,6 @@ class RotaryTable:
 
     cosine: Value
     sine: Value
-
-
-class Activation(Enum):
-    """Functions between the linear layers of an MLP."""
-
-    SILU = "silu"
-    GELU = "gelu"
-    """x Phi(x)."""
-    GELU_TANH = "gelu_tanh"
-    """GELU's approximation by tanh."""
-    RELU = "relu"
-    RELU_BOTH = "relu_both"
-    """For gated layers: relu(gate) * relu(up)."""
-    CLAMPED_SILU = "clamped_silu"
-    """For gated layers: g sigmoid(1.702 g) * (u + 1), with the gate g at most 7 and u clamped to -7 .. 7."""
-
-    @property
-    def leaves_zeros(self) -> bool:
-        """True if it is zero for many inputs, not only for some."""
-        return self in (Activation.RELU, Activation.RELU_BOTH)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..._core import AttentionKind, PoolingActivation
+from ..checkpoint.activation import Activation
 from ..checkpoint.rotary import RotaryScaling
-from .operands import Activation, AttentionShape, GateScores, HeadNorm, PositionBias, RotaryTable, Routing, Sinks, Value
+from .operands import AttentionShape, GateScores, HeadNorm, PositionBias, RotaryTable, Routing, Sinks, Value
 from .weights import LinearWeight, Tensor
 
 

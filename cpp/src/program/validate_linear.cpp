@@ -17,7 +17,7 @@ void Validator::check(const LinearOp& op) {
   const auto* input = operand("input", op.input, activation_dtype(program_.dtype), rows_);
   const bool gated = is_gated(op.epilogue);
   const bool activated = is_activated(op.epilogue);
-  if (op.epilogue > LinearEpilogue::kClampedSiluMul) add(where_ + ": the epilogue is unknown");
+  if (op.epilogue > kLastLinearEpilogue) add(where_ + ": the epilogue is unknown");
   const auto* output =
       operand("output", op.output, activated ? activation_dtype(program_.dtype) : DType::kFloat32, rows_);
   check_finite("scale", op.scale, 0.0F);

@@ -44,12 +44,15 @@ BOOST_DATA_TEST_CASE(with_quantized_weights,
                    kernels);
 }
 
+constexpr LinearEpilogue kReluEpilogues[] = {LinearEpilogue::kRelu, LinearEpilogue::kReluMul,
+                                             LinearEpilogue::kReluMulRelu};
+
 // Steps of few rows read only the active neurons; larger batches and prompts read all.
 BOOST_DATA_TEST_CASE(with_what_a_relu_closes_left_out,
-                     kernel_tables() * data::make({0, 1, 2}) * data::make({7, 8, 9}), kernels, dtype_index,
-                     epilogue) {
+                     kernel_tables() * data::make({0, 1, 2}) * data::xrange(std::size(kReluEpilogues)),
+                     kernels, dtype_index, epilogue) {
   const DType dtype = kDTypes[dtype_index];
-  const auto activation = static_cast<LinearEpilogue>(epilogue);
+  const LinearEpilogue activation = kReluEpilogues[epilogue];
   if (dtype == DType::kFloat16 && is_relu_gated(activation)) return;  // no such weights exist
   check_invariance({.dtype = dtype,
                     .shape = {.hidden_size = 72, .attention = {4, 2, 12}},
@@ -65,14 +68,14 @@ BOOST_DATA_TEST_CASE(with_what_a_relu_closes_left_out,
 
 // Steps of few rows also skip the gates that predictors close, and each row has the gates of its own scores.
 BOOST_DATA_TEST_CASE(with_gates_that_predictors_close,
-                     kernel_tables() * data::make({0, 2}) * data::make({7, 8, 9}) *
+                     kernel_tables() * data::make({0, 2}) * data::xrange(std::size(kReluEpilogues)) *
                          data::make({0.15F, 0.35F}),
                      kernels, dtype_index, epilogue, least_score) {
   check_invariance({.dtype = kDTypes[dtype_index],
                     .shape = {.hidden_size = 72, .attention = {4, 2, 12}},
                     .intermediate_size = 192,
                     .biases = true,
-                    .activation = static_cast<LinearEpilogue>(epilogue),
+                    .activation = kReluEpilogues[epilogue],
                     .gate_bias = 0.4F,
                     .is_sparse = true,
                     .predictor_rank = 20,

@@ -148,8 +148,9 @@ BOOST_AUTO_TEST_CASE(unusable_weights_are_found) {
   finds("a bias has 3 elements", [](Program* p) { op_at<LinearOp>(p, 3).parts[0].bias.size = 3; });
   finds("the weight has 0 elements", [](Program* p) { op_at<RmsNormOp>(p, 2).weight = {}; });
   finds("epsilon is", [](Program* p) { op_at<RmsNormOp>(p, 2).epsilon = std::nanf(""); });
-  finds("epilogue is unknown",
-        [](Program* p) { op_at<LinearOp>(p, 3).epilogue = static_cast<LinearEpilogue>(11); });
+  finds("epilogue is unknown", [](Program* p) {
+    op_at<LinearOp>(p, 3).epilogue = static_cast<LinearEpilogue>(static_cast<int>(kLastLinearEpilogue) + 1);
+  });
 }
 
 BOOST_AUTO_TEST_CASE(unusable_sparse_layers_are_found) {

@@ -193,6 +193,8 @@ enum class LinearEpilogue : std::uint8_t {
   kClampedSiluMul,  ///< output = g sigmoid(1.702 g) (l + 1), g = min(y0, 7) and l = y1 from -7 to 7
 };
 
+inline constexpr LinearEpilogue kLastLinearEpilogue = LinearEpilogue::kClampedSiluMul;
+
 /// True if the gate is a ReLU.
 [[nodiscard]] constexpr bool is_relu_gated(LinearEpilogue epilogue) {
   return epilogue == LinearEpilogue::kReluMul || epilogue == LinearEpilogue::kReluMulRelu;
@@ -205,9 +207,22 @@ enum class LinearEpilogue : std::uint8_t {
 
 /// True if an op has two parts, one of which is activated.
 [[nodiscard]] constexpr bool is_gated(LinearEpilogue epilogue) {
-  return epilogue == LinearEpilogue::kSiluMul || epilogue == LinearEpilogue::kGeluMul ||
-         epilogue == LinearEpilogue::kGeluTanhMul || epilogue == LinearEpilogue::kClampedSiluMul ||
-         is_relu_gated(epilogue);
+  switch (epilogue) {
+    case LinearEpilogue::kStore:
+    case LinearEpilogue::kAdd:
+    case LinearEpilogue::kGelu:
+    case LinearEpilogue::kGeluTanh:
+    case LinearEpilogue::kRelu:
+      return false;
+    case LinearEpilogue::kSiluMul:
+    case LinearEpilogue::kGeluMul:
+    case LinearEpilogue::kGeluTanhMul:
+    case LinearEpilogue::kReluMul:
+    case LinearEpilogue::kReluMulRelu:
+    case LinearEpilogue::kClampedSiluMul:
+      return true;
+  }
+  return false;
 }
 
 /// True if there is an activation; its output has the activation type.

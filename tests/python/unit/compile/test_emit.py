@@ -16,12 +16,14 @@ from adaptrt.builder.conversion.checkpoint import Checkpoint
 from adaptrt.builder.conversion.convert import convert_checkpoint
 from adaptrt.builder.network.onnx_graph import onnx_graph
 from adaptrt.builder.network.stored_tensors import stored_tensors
+from adaptrt.formats.checkpoint.activation import Activation
 from adaptrt.formats.checkpoint.quantization import QuantConfig
 from adaptrt.formats.checkpoint.rotary import LinearScaling
 from adaptrt.formats.engine.plan import AttentionOp, EmbeddingOp, KeepLogitRowsOp, LinearOp, RmsNormOp, RopeTableOp
 from adaptrt.formats.models.registry import declare
 from adaptrt.formats.network.network import Network
 from adaptrt.formats.network.operands import HeadNorm, RotaryTable, Value
+from adaptrt.formats.network.ops import Linear
 from adaptrt.formats.network.weights import Split, whole
 from support.engines import ADAPTABLE, SMALL, compile_model, make_checkpoint
 from support.models import ModelSpec, save_model
@@ -180,6 +182,49 @@ def test_every_field_of_every_op_reaches_the_program_and_the_graph(checkpoint: C
         tried.add(field)
         assert any(found) if field.partition(".")[2] in ONE_ALONE else all(found), name
     assert {"Linear.add_to", "Attention.window", "RmsNorm.epsilon", "Rotary.base", "Embedding.output"} <= tried
+
+
+def with_activation(network: Network, activation: Activation, *, num_weights: int) -> Network:
+    """Gives the activation to the first layer with so many weights."""
+    changed = Network(network.config)
+    changed.ops.extend(network.ops)
+    changed.logits = network.logits
+    layers = (
+        (at, op) for at, op in enumerate(network.ops) if isinstance(op, Linear) and len(op.weights) == num_weights
+    )
+    at, layer = next(layers)
+    changed.ops[at] = dataclasses.replace(layer, activation=activation, add_to=None)
+    return changed
+
+
+def test_every_activation_of_a_gate_has_its_own_epilogue(checkpoint: Checkpoint) -> None:
+    epilogues = []
+    for activation in Activation:
+        body = emit(with_activation(checkpoint.network, activation, num_weights=2), lora=True).body
+        epilogues.append(next(op.op.epilogue for op in body if isinstance(op.op, LinearOp) and len(op.op.parts) == 2))
+    assert len(set(epilogues)) == len(Activation)
+
+
+def test_an_activation_that_needs_a_gate_is_refused_without_one(checkpoint: Checkpoint) -> None:
+    network = with_activation(checkpoint.network, Activation.SILU, num_weights=1)
+    message = "activation of a layer with no gate is silu; expected one of gelu, gelu_tanh, relu$"
+    with pytest.raises(ValueError, match=message):
+        emit(network, lora=True)
+
+
+def test_every_activation_has_its_own_nodes_in_the_graph_or_is_refused(checkpoint: Checkpoint) -> None:
+    stored = stored_tensors(checkpoint.ranks[0].reader, checkpoint.config.quantization)
+    graphs = {}
+    for activation in Activation:
+        network = with_activation(checkpoint.network, activation, num_weights=2)
+        if activation is Activation.CLAMPED_SILU:
+            with pytest.raises(
+                ValueError, match="activation clamped_silu has two inputs; it cannot be written as ONNX"
+            ):
+                onnx_graph(network, stored, ADAPTABLE)
+        else:
+            graphs[bytes(onnx_graph(network, stored, ADAPTABLE).SerializeToString())] = activation
+    assert len(graphs) == len(Activation) - 1
 
 
 def test_a_value_that_was_added_to_cannot_be_read_again(checkpoint: Checkpoint) -> None:
