@@ -11,6 +11,7 @@ import types
 import typing
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, fields, is_dataclass
+from functools import cache
 from typing import Any, Final
 
 from ..._core import EngineError
@@ -96,15 +97,25 @@ def _decode_union(kind: Any, value: Any, where: str, problems: list[str]) -> Any
 def _decode_object(kind: Any, value: Any, where: str, problems: list[str]) -> Any:
     if not isinstance(value, dict):
         return _complain("an object", value, where, problems)
-    hints = typing.get_type_hints(kind)
+    hints, required = _hints(kind), _required_fields(kind)
     noted = len(problems)
-    required = {field.name for field in fields(kind) if _is_required(field)}
     problems.extend(f"{where}.{name} is missing" for name in hints if name in required and name not in value)
     problems.extend(f"{where}.{name} is unknown" for name in value if name not in hints)
     decoded = {
         name: _decode(hint, value[name], f"{where}.{name}", problems) for name, hint in hints.items() if name in value
     }
     return kind(**decoded) if len(problems) == noted else None
+
+
+# A program has thousands of objects of a few classes, and hints are evaluated from text.
+@cache
+def _hints(kind: type) -> Mapping[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+@cache
+def _required_fields(kind: type) -> frozenset[str]:
+    return frozenset(field.name for field in fields(kind) if _is_required(field))
 
 
 def _is_required(field: Field[Any]) -> bool:
