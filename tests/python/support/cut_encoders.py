@@ -104,8 +104,11 @@ class CutEncoder(CutModel):
             close(answer["rows"], self.states(adapter, case["prompt"], types), (self.model, adapter))
 
     def states(self, adapter: Path | None, prompt: list[int], types: np.ndarray | None) -> np.ndarray:
-        model = load_bare(self.model, adapter)
+        model = self.reference(adapter)
         return hidden_states(model, prompt) if types is None else typed_states(model, prompt, types)
+
+    def load_reference(self, adapter: Path | None) -> Any:
+        return load_bare(self.model, adapter)
 
 
 class CutEncoderDecoder(CutEncoder):
@@ -142,12 +145,15 @@ class CutEncoderDecoder(CutEncoder):
 
     def check(self, answers: list[Answer]) -> None:
         for adapter, case, answer in zip(self.adapters.values(), self.cases(), answers, strict=True):
-            reference = encoder_decoders.Seq2SeqReference(self.model, adapter)
+            reference = self.reference(adapter)
             tokens = answer["tokens"].tolist()
             expected = reference.logits(case["encoder"], [*case["prompt"], *tokens[:-1]])
             close(answer["logits"], expected, (self.model, adapter))
             assert tokens == expected[len(case["prompt"]) - 1 :].argmax(axis=1).tolist(), (self.model, adapter)
             close(answer["encoder_output"], reference.encoder_output(case["encoder"]), (self.model, adapter))
+
+    def load_reference(self, adapter: Path | None) -> Any:
+        return encoder_decoders.Seq2SeqReference(self.model, adapter)
 
 
 def typed_states(model: Any, prompt: list[int], types: np.ndarray) -> np.ndarray:

@@ -77,7 +77,18 @@ class CutModel:
         self.directory = directory
         self.model = model
         self._config = config
+        self._references: dict[Path | None, Any] = {}
         self.adapters: dict[str, Path | None] = {"base": None}
+
+    def load_reference(self, adapter: Path | None) -> Any:
+        """Returns transformers + PEFT with the model and this adapter."""
+        return Reference(self.model, adapter)
+
+    def reference(self, adapter: Path | None) -> Any:
+        """Returns what load_reference() does. Loading takes far longer than a forward pass, so it is done once."""
+        if adapter not in self._references:
+            self._references[adapter] = self.load_reference(adapter)
+        return self._references[adapter]
 
     def engine(
         self,
@@ -130,7 +141,7 @@ class Cut(CutModel):
         """Compares answers with transformers + PEFT."""
         for (name, adapter), case, answer in zip(self.adapters.items(), self.cases(), answers, strict=True):
             prompt = case["prompt"]
-            expected = Reference(self.model, adapter).logits(prompt, answer.tokens).numpy()
+            expected = self.reference(adapter).logits(prompt, answer.tokens).numpy()
             actual = np.concatenate([answer.context_logits, answer.generation_logits[1:]])
             scale = expected.max() - expected.min()
             assert np.abs(actual - expected).max() <= FLOAT32_TOLERANCE * scale, (self.model, name)
