@@ -41,6 +41,7 @@ from .pooled_texts import PooledTexts
 from .sampling_params import SamplingParams
 from .text_options import ChatOptions, TextOptions
 from .text_requests import TextRequests
+from .unnamed_adapters import UnnamedAdapters
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -113,6 +114,7 @@ class LLM(PooledTexts):
             sys.exit()
         self._executor = executor
         self._memory = MemoryAdapters()
+        self._unnamed = UnnamedAdapters(executor, self._memory)
         tokenizers = Tokenizers(tokenizer_of_model, executor.adapters)
         self._requests = TextRequests(executor, tokenizers, self._recommended)
         self._has_warned = False
@@ -202,8 +204,9 @@ class LLM(PooledTexts):
         prompts: texts, lists of token ids, or dictionaries {"prompt": text} or {"prompt_token_ids": ids}.
         sampling_params: options with vLLM's names, for all prompts or a list of one per prompt. An option may not be
             given a second time as one of the arguments below.
-        lora: an adapter's name or directory for all prompts, or one (or None) per prompt. A directory is loaded on
-            first use, with its path as name. "a:0.7+b:0.3" is the weighted sum of the adapters a and b.
+        lora: an adapter for all prompts, or one (or None) per prompt: its name; its directory or name in the Hub, which
+            is loaded on first use under this name; or a PeftModel or LoraTensors, which are used as they are at the
+            call. "a:0.7+b:0.3" is the weighted sum of the adapters a and b.
         max_tokens: maximum number of tokens of a completion; None: 64, unless sampling_params has another number.
         sampling_config: how tokens are chosen, with TensorRT-LLM's names and meaning, instead of sampling_params.
         stop: one or several texts. A completion ends before the first of them.
@@ -217,13 +220,13 @@ class LLM(PooledTexts):
         """
         is_one = is_one_prompt(prompts)
         listed = listed_prompts(prompts)
-        names = self._names_of(len(listed), lora)
+        held = self._hold(len(listed), lora)
         options = combined_for_each(
             len(listed), sampling_params, sampling_config, self._recommended, max_tokens=max_tokens, stop=stop, n=n
         )
         self._warn_if_idle(sampling_config)
-        tokens = (self._requests.prompt_ids(given, name) for given, name in zip(listed, names, strict=True))
-        completions = self._complete(tokens, names, options, guided_decoding_params, _MAX_TOKENS, progress)
+        tokens = (self._requests.prompt_ids(given, name) for given, name in zip(listed, held.names, strict=True))
+        completions = self._complete(tokens, held.names, options, guided_decoding_params, _MAX_TOKENS, progress)
         return completions[0] if is_one else completions
 
     def stream(
@@ -243,9 +246,11 @@ class LLM(PooledTexts):
         """
         options = combined(sampling_params, sampling_config, self._recommended, max_tokens=max_tokens, stop=stop)
         self._warn_if_idle(sampling_config)
-        name = self._name_of(lora)
-        ids = self._requests.prompt_ids(text_or_ids(prompt, "prompt"), name)
-        return AnswerStream(lambda: self._ask(ids, name, options, guided_decoding_params, _MAX_TOKENS, streaming=True))
+        held = self._hold(1, lora)
+        ids = self._requests.prompt_ids(text_or_ids(prompt, "prompt"), held.names[0])
+        return AnswerStream(
+            lambda: self._ask(ids, held.names[0], options, guided_decoding_params, _MAX_TOKENS, streaming=True)
+        )
 
     def generate_async(
         self,
@@ -269,9 +274,9 @@ class LLM(PooledTexts):
         """
         options = combined(sampling_params, sampling_config, self._recommended, max_tokens=max_tokens, stop=stop)
         self._warn_if_idle(sampling_config)
-        name = self._name_of(lora)
-        ids = self._requests.prompt_ids(text_or_ids(prompt, "prompt"), name)
-        answer = self._ask(ids, name, options, guided_decoding_params, _MAX_TOKENS, streaming=streaming)
+        held = self._hold(1, lora)
+        ids = self._requests.prompt_ids(text_or_ids(prompt, "prompt"), held.names[0])
+        answer = self._ask(ids, held.names[0], options, guided_decoding_params, _MAX_TOKENS, streaming=streaming)
         return AsyncAnswer(answer, self._workers)
 
     @overload
@@ -348,7 +353,7 @@ class LLM(PooledTexts):
         """
         is_one = is_conversation(messages)
         conversations: list[Any] = [messages] if is_one else list(messages)
-        names = self._names_of(len(conversations), lora)
+        held = self._hold(len(conversations), lora)
         options = combined_for_each(
             len(conversations),
             sampling_params,
@@ -361,9 +366,9 @@ class LLM(PooledTexts):
         self._warn_if_idle(sampling_config)
         tokens = (
             self._render(conversation, name, tools, template_variables)
-            for conversation, name in zip(conversations, names, strict=True)
+            for conversation, name in zip(conversations, held.names, strict=True)
         )
-        completions = self._complete(tokens, names, options, guided_decoding_params, _MAX_CHAT_TOKENS, progress)
+        completions = self._complete(tokens, held.names, options, guided_decoding_params, _MAX_CHAT_TOKENS, progress)
         return completions[0] if is_one else completions
 
     def chat_stream(
@@ -385,10 +390,10 @@ class LLM(PooledTexts):
         """
         options = combined(sampling_params, sampling_config, self._recommended, max_tokens=max_tokens, stop=stop)
         self._warn_if_idle(sampling_config)
-        name = self._name_of(lora)
-        ids = self._render(messages, name, tools, template_variables)
+        held = self._hold(1, lora)
+        ids = self._render(messages, held.names[0], tools, template_variables)
         return AnswerStream(
-            lambda: self._ask(ids, name, options, guided_decoding_params, _MAX_CHAT_TOKENS, streaming=True)
+            lambda: self._ask(ids, held.names[0], options, guided_decoding_params, _MAX_CHAT_TOKENS, streaming=True)
         )
 
     def chat_template(self, lora: Lora | None = None) -> ChatTemplate:
@@ -397,7 +402,8 @@ class LLM(PooledTexts):
         Raises ConfigError if neither has one, AdapterError for an unknown adapter.
         """
         template = self._model_template
-        name = self._name_of(lora)
+        held = self._hold(1, lora)
+        name = held.names[0]
         if name is not None:
             # Read each time, because an adapter of this name may have been replaced.
             directory = self._executor.adapters.find(name).directory

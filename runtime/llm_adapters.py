@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 from .._core import AdapterError, RequestError
+from ..formats.sources import HubName, parse_name
 from ..formats.sources.sum_of_names import parse_sum
 from .executor import Executor
-from .memory_adapters import MemoryAdapters, is_peft_model
+from .memory_adapters import LoraTensors, MemoryAdapters, is_peft_model
 from .named_adapter import NamedAdapter
 from .sampling_fields import shown
+from .unnamed_adapters import HeldAdapters, UnnamedAdapters
 
-Lora: TypeAlias = str | os.PathLike[str]
-"""Name of an adapter, a weighted sum of names, or the path of an adapter's directory."""
+if TYPE_CHECKING:
+    from peft import PeftModel
+
+Lora: TypeAlias = Union[str, os.PathLike[str], LoraTensors, "PeftModel"]
+"""Name of an adapter, a weighted sum of names, an adapter's directory or name in the Hub, or an adapter in memory."""
 
 
 class LoadedAdapters:
@@ -23,14 +28,15 @@ class LoadedAdapters:
 
     _executor: Executor
     _memory: MemoryAdapters
+    _unnamed: UnnamedAdapters
 
     def load_lora(self, name: str, lora: Any, *, config: Any = None, replace: bool = False) -> NamedAdapter:
         """Reads an adapter, caches it and makes its name known; the arguments `lora` of methods then accept it.
 
         lora: a directory or name, as Executor.add_adapter() takes it; a PeftModel, whose active adapter is taken; or a
-            state dict of torch or numpy tensors, as peft.get_peft_model_state_dict() returns it. Adapters in memory are
-            copied, and equal the adapter that save_pretrained() writes.
-        config: for a state dict: the PeftConfig, or the fields of adapter_config.json.
+            state dict of torch or numpy tensors, as peft.get_peft_model_state_dict() returns it, alone or as
+            LoraTensors. Adapters in memory are copied, and equal the adapter that save_pretrained() writes.
+        config: for a state dict alone: the PeftConfig, or the fields of adapter_config.json.
         replace: True: the name may be known already. Running requests keep the old adapter.
 
         Raises AdapterError for a taken name and for an adapter that cannot be served, LoraCacheFullError, EngineError
@@ -61,36 +67,66 @@ class LoadedAdapters:
         self._memory.remove(directory)
 
     def list_loras(self) -> list[str]:
-        """Returns the names of the adapters: those that the engine carries, and loaded ones."""
+        """Returns the names of the adapters: those that the engine carries, and loaded ones.
+
+        Adapters in memory that the argument `lora` brought have names that begin with "in-memory-".
+        """
         return list(self._executor.adapters.names)
 
-    def _name_of(self, lora: Lora | None) -> str | None:
-        """Returns the name of an adapter. An unknown name that is a directory is loaded, with its path as name.
+    def _hold(self, num_texts: int, lora: Lora | Sequence[Lora | None] | None) -> HeldAdapters:
+        """Returns the names of each text's adapter, and keeps unnamed adapters as long as the result.
 
-        Raises AdapterError for a value that is neither a name nor a path, and the errors of load_lora().
+        Loads a directory or repository of the Hub under its path or name, and an adapter in memory under a name that is
+        made from its content. Raises AdapterError for other values, RequestError if there are not as many adapters as
+        texts, and the errors of load_lora().
         """
+        held = HeldAdapters()
+        if not isinstance(lora, Sequence) or isinstance(lora, str):
+            held.names += [self._name_of(lora, held)] * num_texts
+            return held
+        if len(lora) != num_texts:
+            raise RequestError(f"lora has {len(lora)} names for {num_texts} prompts; expected one per prompt")
+        in_memory: dict[int, str | None] = {}
+        for one in lora:
+            if one is None or isinstance(one, str | os.PathLike):
+                held.names.append(self._name_of(one, held))
+                continue
+            if id(one) not in in_memory:
+                in_memory[id(one)] = self._name_of(one, held)
+            held.names.append(in_memory[id(one)])
+        return held
+
+    def _name_of(self, lora: Lora | None, held: HeldAdapters) -> str | None:
         if lora is None or (isinstance(lora, str) and self._executor.adapters.knows(lora)):
             return lora
+        if isinstance(lora, LoraTensors) or is_peft_model(lora):
+            return self._unnamed.hold(lora, held)
+        if isinstance(lora, Mapping):
+            raise AdapterError(
+                "lora is a dictionary; expected LoraTensors(tensors, config), because tensors have no alpha and ranks"
+            )
         if not isinstance(lora, str | os.PathLike):
-            given = f"a {type(lora).__name__} (load_lora() gives it a name)" if is_peft_model(lora) else shown(lora)
-            raise AdapterError(f"lora is {given}; expected the name or the path of an adapter")
+            raise AdapterError(
+                f"lora is {shown(lora)}; expected the name or the path of an adapter, a PeftModel, or LoraTensors"
+            )
+        return self._loaded(lora)
+
+    def _loaded(self, lora: str | os.PathLike[str]) -> str:
+        """Loads an unknown name if it is a directory or a repository of the Hub. Returns the name for requests."""
+        if isinstance(lora, str) and parse_sum(lora) is not None:
+            return lora
         path = Path(lora)
-        if not path.is_dir() or (isinstance(lora, str) and parse_sum(lora) is not None):
-            return os.fspath(lora)
+        source: str | Path = path
         name = str(path.absolute())
+        if not path.is_dir():
+            if not isinstance(lora, str) or not isinstance(parse_name(lora, AdapterError), HubName):
+                return os.fspath(lora)
+            source = name = lora
         if not self._executor.adapters.knows(name):
             try:
-                self._executor.add_adapter(name, path)
+                self._executor.add_adapter(name, source)
             except AdapterError:
                 # Another thread may have added it.
                 if not self._executor.adapters.knows(name):
                     raise
         return name
-
-    def _names_of(self, num_texts: int, lora: Lora | Sequence[Lora | None] | None) -> list[str | None]:
-        """Returns each text's adapter name. Raises like _name_of(), and RequestError if their numbers differ."""
-        if lora is None or isinstance(lora, str | os.PathLike) or not isinstance(lora, Sequence):
-            return [self._name_of(lora)] * num_texts
-        if len(lora) != num_texts:
-            raise RequestError(f"lora has {len(lora)} names for {num_texts} prompts; expected one per prompt")
-        return [self._name_of(name) for name in lora]

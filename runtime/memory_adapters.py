@@ -12,6 +12,7 @@ import tempfile
 import threading
 import weakref
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,6 +27,16 @@ _MEMORY: Final = Path("/dev/shm")
 """Linux's directory of files in memory."""
 
 
+@dataclass(frozen=True)
+class LoraTensors:
+    """An adapter in memory: tensors and their config."""
+
+    tensors: Mapping[str, Any] = field(repr=False)
+    """Tensors of torch or numpy by name, as peft.get_peft_model_state_dict() returns them."""
+    config: Any
+    """The PeftConfig, or the fields of adapter_config.json."""
+
+
 class MemoryAdapters:
     """Directories of adapters that came from memory. Thread-safe. They are deleted by close(), or with the object."""
 
@@ -37,9 +48,8 @@ class MemoryAdapters:
     def write(self, source: Any, config: Any = None) -> Path:
         """Writes an adapter to a new directory. Raises AdapterError for a source that is no adapter.
 
-        source: a PeftModel, whose active adapter is written as save_pretrained() does it; or tensors by name, as
-            peft.get_peft_model_state_dict() returns them. config: for tensors, the fields of adapter_config.json, or a
-            PeftConfig.
+        source: a PeftModel, whose active adapter is written as save_pretrained() does it; LoraTensors; or their
+            tensors, with their `config`.
         """
         directory = self._new_directory()
         try:
@@ -47,6 +57,10 @@ class MemoryAdapters:
                 if config is not None:
                     raise AdapterError("config is given with a PeftModel, which has its own; expected none")
                 return _save_model(source, directory)
+            if isinstance(source, LoraTensors):
+                if config is not None:
+                    raise AdapterError("config is given with LoraTensors, which have their own; expected none")
+                source, config = source.tensors, source.config
             _save_tensors(source, config, directory)
         except BaseException:
             self.remove(directory)

@@ -54,8 +54,10 @@ class PooledTexts(LoadedAdapters):
         """
         params = embedding_params(self._executor.engine, pooling_type, normalize)
         prompts = [texts] if isinstance(texts, str) else list(texts)
-        names = self._names_of(len(prompts), lora)
-        rows = self._rows([(self._tokens(text, name), name, params) for text, name in zip(prompts, names, strict=True)])
+        held = self._hold(len(prompts), lora)
+        rows = self._rows(
+            [(self._tokens(text, name), name, params) for text, name in zip(prompts, held.names, strict=True)]
+        )
         return rows[0] if isinstance(texts, str) else rows
 
     @overload
@@ -79,12 +81,12 @@ class PooledTexts(LoadedAdapters):
         text is rejected; the other texts are cancelled then.
         """
         listed: list[str | tuple[str, str]] = [texts] if isinstance(texts, str) else list(texts)
-        names = self._names_of(len(listed), lora)
-        classifiers = [self._executor.adapters.classifier_for(name) for name in names]
+        held = self._hold(len(listed), lora)
+        classifiers = [self._executor.adapters.classifier_for(name) for name in held.names]
         engine = self._executor.engine
         asked = [
             (without_padding(self._tokens(text, name), engine, classifier), name, classifier.params)
-            for text, name, classifier in zip(listed, names, classifiers, strict=True)
+            for text, name, classifier in zip(listed, held.names, classifiers, strict=True)
         ]
         found = [
             classifier.classifications(rows) for classifier, rows in zip(classifiers, self._rows(asked), strict=True)

@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     from .runtime.executor import Executor
     from .runtime.guide_trial import GuideLimits
     from .runtime.llm import LLM
+    from .runtime.memory_adapters import LoraTensors
     from .runtime.options.debug import DebugConfig
     from .runtime.options.elsewhere import (
         AdditionalModelOutput,
@@ -131,6 +132,7 @@ _LAZY = {
     "LLM": "runtime.llm",
     "LoadedEngine": "runtime.engine",
     "LookaheadDecodingConfig": "runtime.options.speculative",
+    "LoraTensors": "runtime.memory_adapters",
     "MropeConfig": "runtime.options.elsewhere",
     "MultimodalInput": "runtime.options.elsewhere",
     "OrchestratorConfig": "runtime.options.parallel",
@@ -197,6 +199,7 @@ __all__ = [
     "LoraCacheFullError",
     "LoraCacheStats",
     "LoraConfig",
+    "LoraTensors",
     "ModelType",
     "MropeConfig",
     "MultimodalInput",

@@ -12,7 +12,11 @@ import transformers
 from safetensors.numpy import load_file
 
 import adaptrt
-from adaptrt import AdapterError
+from adaptrt import AdapterError, LoraTensors
+from adaptrt.formats.sources import Source
+from adaptrt.runtime import executor as executor_module
+from adaptrt.runtime import unnamed_adapters
+from adaptrt.runtime.llm_adapters import Lora
 from support.models import ModelSpec, save_adapter, save_model
 from support.serving import build_engine
 from support.tokenizers import byte_level, save_tokenizer
@@ -45,13 +49,13 @@ def trained(model: Path, adapter: Path) -> peft.PeftModel:
     return peft.PeftModel.from_pretrained(base, adapter, adapter_name="tuned")
 
 
-def scored(llm: adaptrt.LLM, lora: str | Path | None) -> adaptrt.Completion:
+def scored(llm: adaptrt.LLM, lora: Lora | None) -> adaptrt.Completion:
     params = adaptrt.SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, logprobs=3, prompt_logprobs=3)
     made: adaptrt.Completion = llm.generate("hello", params, lora=lora)
     return made
 
 
-def results(llm: adaptrt.LLM, lora: str | Path | None) -> tuple[object, ...]:
+def results(llm: adaptrt.LLM, lora: Lora | None) -> tuple[object, ...]:
     made = scored(llm, lora)
     return made.token_ids, made.log_probs, made.prompt_log_probs
 
@@ -118,7 +122,7 @@ def test_what_is_no_adapter_leaves_nothing(llm: adaptrt.LLM, adapter: Path, trai
     llm.unload_lora("good")
 
 
-def test_lora_is_a_name_or_a_path(llm: adaptrt.LLM, adapter: Path, trained: peft.PeftModel, tmp_path: Path) -> None:
+def test_lora_is_a_name_or_a_path(llm: adaptrt.LLM, adapter: Path, tmp_path: Path) -> None:
     llm.load_lora("named", adapter)
     expected = results(llm, "named")
     for path in (adapter, str(adapter)):
@@ -131,12 +135,113 @@ def test_lora_is_a_name_or_a_path(llm: adaptrt.LLM, adapter: Path, trained: peft
         llm.generate("a", lora="unknown")
     with pytest.raises(adaptrt.EngineError, match=r"cannot be read: .*adapter_config\.json"):
         llm.generate("a", lora=tmp_path)
-    with pytest.raises(
-        AdapterError, match=r"lora is a PeftModelForCausalLM \(load_lora\(\) gives it a name\); expected"
-    ):
-        llm.generate("a", lora=trained)  # type: ignore[call-overload]
+    odd: list[tuple[object, str]] = [
+        (7, "lora is 7; expected the name or the path of an adapter, a PeftModel, or LoraTensors"),
+        ({"a": 3}, r"lora is a dictionary; expected LoraTensors\(tensors, config\)"),
+        (LoraTensors({"a": 3}, {}), "tensor 'a' is 3; expected a tensor of torch or numpy"),
+        (LoraTensors({}, None), "config is None; expected the fields of the adapter's adapter_config.json"),
+    ]
+    for value, said in odd:
+        with pytest.raises(AdapterError, match=said):
+            llm.generate("a", lora=value)  # type: ignore[call-overload]
     for name in ("named", str(adapter)):
         llm.unload_lora(name)
+
+
+def scaled(model: peft.PeftModel, factor: float) -> None:
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            parameter.data *= factor
+
+
+def in_memory(llm: adaptrt.LLM) -> list[str]:
+    return [name for name in llm.list_loras() if name.startswith(unnamed_adapters.PREFIX)]
+
+
+def test_lora_is_an_adapter_in_memory(llm: adaptrt.LLM, adapter: Path, trained: peft.PeftModel) -> None:
+    llm.load_lora("directory", adapter)
+    fields = json.loads((adapter / "adapter_config.json").read_text())
+    tensors = LoraTensors(load_file(adapter / "adapter_model.safetensors"), fields)
+    expected = results(llm, "directory")
+    assert [results(llm, one) == expected for one in (trained, tensors)] == [True, True]
+    text = llm.generate("hello", lora="directory").text
+    assert "".join(llm.stream("hello", lora=trained)) == text
+    answers = llm.generate(["hello", "hello", "hello"], lora=[tensors, None, "directory"])
+    assert [answer.text for answer in answers] == [text, llm.generate("hello").text, text]
+    assert answers[0].adapter in in_memory(llm)
+    llm.load_lora("named", tensors)
+    assert results(llm, "named") == expected
+    for name in ("directory", "named", *in_memory(llm)):
+        llm.unload_lora(name)
+    assert results(llm, trained) == expected
+    for name in in_memory(llm):
+        llm.unload_lora(name)
+
+
+def test_an_adapter_in_memory_is_used_as_it_is_at_the_call(llm: adaptrt.LLM, trained: peft.PeftModel) -> None:
+    before = results(llm, trained)
+    names = in_memory(llm)
+    assert results(llm, trained) == before
+    assert in_memory(llm) == names
+    scaled(trained, 8)
+    after = results(llm, trained)
+    assert after != before
+    scaled(trained, 1 / 8)
+    assert results(llm, trained) == before
+    assert len(in_memory(llm)) == len(names) + 1
+
+
+def test_unused_adapters_in_memory_are_removed(
+    llm: adaptrt.LLM, trained: peft.PeftModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unnamed_adapters, "_MAX_UNUSED", 1)
+    stream = llm.stream("hello", adaptrt.SamplingParams(temperature=0, max_tokens=6), lora=trained)
+    held = in_memory(llm)[-1]
+    directories = []
+    for _ in range(4):
+        scaled(trained, 2)
+        llm.generate("a", lora=trained, max_tokens=2)
+        directories.append(llm.executor.adapters.get(in_memory(llm)[-1]).directory)
+    assert held in in_memory(llm)
+    assert len(in_memory(llm)) == 3  # the stream's, the last call's, and an unused one
+    assert [path.exists() for path in directories] == [False, False, True, True]
+    scaled(trained, 1 / 16)
+    assert "".join(stream) == llm.generate("hello", lora=trained, max_tokens=6).text
+    del stream
+    for name in in_memory(llm):
+        llm.unload_lora(name)
+
+
+def test_adapters_of_one_call_are_all_kept(llm: adaptrt.LLM, adapter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unnamed_adapters, "_MAX_UNUSED", 0)
+    fields = json.loads((adapter / "adapter_config.json").read_text())
+    state = load_file(adapter / "adapter_model.safetensors")
+    several = [
+        LoraTensors({name: tensor * factor if "lora_B" in name else tensor for name, tensor in state.items()}, fields)
+        for factor in (1, 8, 64)
+    ]
+    together = llm.generate(["hello"] * 3, adaptrt.SamplingParams(temperature=0, logprobs=1), lora=several)
+    alone = [llm.generate("hello", adaptrt.SamplingParams(temperature=0, logprobs=1), lora=one) for one in several]
+    assert [one.log_probs for one in together] == [one.log_probs for one in alone]
+    assert len({one.log_probs for one in together}) == 3
+    llm.generate("a", lora=several[0], max_tokens=1)
+    assert len(in_memory(llm)) == 1
+    for name in in_memory(llm):
+        llm.unload_lora(name)
+
+
+def test_names_of_the_hub_are_downloaded(llm: adaptrt.LLM, adapter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def find(name: object) -> object:
+        asked.append(name)
+        return Source(str(name), adapter)
+
+    monkeypatch.setattr(executor_module, "find_adapter", find)
+    assert llm.generate("a", lora="someone/poet", max_tokens=2).adapter == "someone/poet"
+    llm.generate(["a", "b"], lora="someone/poet", max_tokens=2)
+    assert asked == ["someone/poet"]
+    llm.unload_lora("someone/poet")
 
 
 def test_a_shutdown_deletes_adapters_in_memory(llm: adaptrt.LLM, trained: peft.PeftModel) -> None:
