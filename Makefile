@@ -32,12 +32,10 @@ build/clients/.installed: tests/clients/requirements.txt
 	build/clients/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/clients/requirements.txt
 	@touch $@
 
-lint: $(VENV)/.installed-dev  ## ruff, mypy --strict, clang-format, lengths of Markdown lines and commit subjects
-	$(VENV)/bin/ruff check .
-	$(VENV)/bin/ruff format --check .
+lint: $(VENV)/.installed-dev  ## ruff, mypy --strict, clang-format, lengths of text lines, the wheel's metadata
+	VENV=$(VENV) .ci/hooks/pre-commit
 	cd tests && ../$(VENV)/bin/mypy --config-file ../pyproject.toml -p adaptrt
 	$(VENV)/bin/clang-format --dry-run --Werror $(CPP_FILES)
-	$(VENV)/bin/python .ci/check_text.py
 
 format: $(VENV)/.installed-dev  ## Rewrite sources in the house style
 	$(VENV)/bin/ruff check --fix .
@@ -87,5 +85,5 @@ $(VENV)/.installed-with-tests: $(VENV)/.test-tools $(SOURCES) $(CPP_TESTS)
 	@touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-dev: $(VENV)/.installed-with-tests
-	$(PIP) 'clang-format>=21' 'markdown-it-py>=3' mypy ruff
+	$(PIP) 'clang-format>=21' 'markdown-it-py>=3' mypy ruff "tomli>=2; python_version < '3.11'"
 	@touch $@
