@@ -20,6 +20,7 @@ from .adapter import Adapter, Array, FloatArray, ModuleTensors
 from .base_weights import BaseWeights
 from .module_parts import ModuleParts, PartsLayout, parts_by_module
 from .names import PEFT_PREFIX, ModuleKey, Role
+from .problems import join_problems
 
 _BIAS: Final = "bias"
 _LAYOUT: Final = PartsLayout(
@@ -72,7 +73,7 @@ def add_trained_biases(
             nothing = np.zeros((1, layer.in_size), np.float32), np.zeros((len(bias), 1), np.float32)
             served[key] = ModuleTensors(*nothing, None, 1.0, dict.fromkeys(Role, name), bias=bias)
     if problems:
-        raise AdapterError("; ".join(problems))
+        raise AdapterError(join_problems(problems))
     return {key: served[key] for key in sorted(served)}
 
 
@@ -97,7 +98,7 @@ def make_shifts(adapter: Adapter, base: BaseWeights | None) -> None:
             continue
         tensors.shift = _shift(tensors, of_base)
     if problems:
-        raise AdapterError(f"{adapter.file}: " + "; ".join(problems))
+        raise AdapterError(f"{adapter.file}: " + join_problems(problems))
 
 
 def leave_shifts_open(adapter: Adapter) -> None:

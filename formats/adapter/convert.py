@@ -30,6 +30,7 @@ from .initial import initial_from_base, over_the_unchanged_base
 from .names import MODULES, ModuleKey, Role
 from .new_tokens import KEY, take_new_tokens
 from .one_version import one_version
+from .problems import join_problems
 from .reader import read_adapter, read_initial_adapter
 from .terms import AdapterTerms, rotary_factor_of, settings_of, terms_of
 from .token_rows import add_token_rows
@@ -156,6 +157,7 @@ def convert_adapter(
 
 def _check_sizes(adapter: Adapter, modules: AdaptedModules) -> None:
     problems = []
+    known = ", ".join(dict.fromkeys(path.rpartition(".")[2] for path in modules.by_path))
     for key, tensors in adapter.modules.items():
         expected = modules.sizes_of(key.layer, key.module.name)
         if (found := modules.find(key.path)) is not None and found.is_of_vocabulary:
@@ -165,14 +167,14 @@ def _check_sizes(adapter: Adapter, modules: AdaptedModules) -> None:
         if key.layer >= modules.num_layers and not key.module.is_norm:
             problems.append(f"module '{key.path}': the model has {modules.num_layers} layers")
         elif expected is None or (modules.find(key.path) is None and not is_fusion):
-            problems.append(f"module '{key.path}' does not exist in the model")
+            problems.append(f"module '{key.path}' does not exist in the model, which has {known}")
         elif sizes != expected:
             problems.append(
                 f"module '{key.path}': lora_A {list(tensors.a.shape)} and lora_B {list(tensors.b.shape)} "
                 f"have (in, out) = {sizes}, but {key.module.name} has {expected} in the model"
             )
     if problems:
-        raise AdapterError(f"{adapter.file}: " + "; ".join(problems))
+        raise AdapterError(f"{adapter.file}: " + join_problems(problems))
 
 
 def _flatten(
@@ -186,7 +188,7 @@ def _flatten(
     for place, row in zip(weights[0], rows, strict=False):
         row.write(place, dtype, problems)
     if problems:
-        raise AdapterError(f"{adapter.file}: " + "; ".join(problems))
+        raise AdapterError(f"{adapter.file}: " + join_problems(problems))
     config = [(row.key.module_id, row.key.layer, row.rank, row.vectors) for row in rows]
     config += [(MODULES[name].id, 0, number, 0) for name, number in settings.items()]
     return ConvertedAdapter(

@@ -22,6 +22,7 @@ from .base_weights import BaseWeights, HuggingFaceBase, HuggingFaceModel
 from .initial import over_the_unchanged_base
 from .mlx_reader import LORA
 from .names import ModuleKey, Role
+from .problems import join_problems
 from .reader import read_adapter
 from .recognise import CONFIG_FILE, MAX_CONFIG_BYTES, MLX_FILE, SAFETENSORS_FILE
 
@@ -66,7 +67,7 @@ def check_against_base(adapter: Adapter, base: BaseWeights) -> None:
                 f"a weight of {list(expected)}, but it is {list(shape)} in {base.describe()}"
             )
     if problems:
-        raise AdapterError(f"{adapter.file}: " + "; ".join(problems))
+        raise AdapterError(f"{adapter.file}: " + join_problems(problems))
 
 
 def normalize_adapter(directory: Path, output: Path, base_directory: Path, *, strip: bool = False) -> Adapter:

@@ -17,6 +17,7 @@ from .adapter import FloatArray, ModuleTensors
 from .module_parts import ModuleParts
 from .names import MODULES, ModuleKey, Role, module_at
 from .peft_config import PeftConfig
+from .problems import join_problems
 
 FACTORS: Final = "ia3_l"
 _LAST_OF_MLP: Final = "mlp_4h_to_h"
@@ -48,7 +49,7 @@ def ia3_modules(
         factors.setdefault(target, np.ones(size, np.float32))[outputs] *= values
         names.setdefault(target, []).append(parts.names[FACTORS])
     if problems:
-        raise AdapterError("; ".join(problems))
+        raise AdapterError(join_problems(problems))
     in_sizes = {key: modules.by_path[key.path].in_size for key in factors}
     return {
         key: _row(factors[key], in_sizes[key], " * ".join(names[key]), scales_bias=modules.by_path[key.path].has_bias)

@@ -14,6 +14,7 @@ import numpy as np
 from ..._core import AdapterError
 from .adapter import Adapter, Array, FloatArray, ModuleTensors
 from .base_weights import BaseWeights
+from .problems import join_problems
 from .recognise import CONFIG_FILE, INITIAL_DIRECTORY
 
 
@@ -52,9 +53,11 @@ def over_the_unchanged_base(adapter: Adapter, initial: Adapter | None) -> None:
         else:
             tensors.a = np.concatenate([_wide(tensors.a), _wide(first.a)])
             tensors.b = np.concatenate([_wide(tensors.b), -_wide(first.b)], axis=1)
-    problems += [f"module '{key.path}' is not in {adapter.file}" for key in initial.modules.keys() - adapter.modules]
+    problems += [
+        f"module '{key.path}' is not in {adapter.file}" for key in initial.modules if key not in adapter.modules
+    ]
     if problems:
-        raise AdapterError(f"{initial.file}: " + "; ".join(problems))
+        raise AdapterError(f"{initial.file}: " + join_problems(problems))
 
 
 def initial_from_base(adapter: Adapter, base: BaseWeights) -> Adapter | None:

@@ -21,6 +21,7 @@ from ..network.adapter_sites import AdaptedModules
 from .adapter import MAGNITUDES_KEY, MAGNITUDES_NORMALIZED, Adapter, ModuleTensors
 from .module_parts import ModuleParts, PartsLayout, parts_by_module, ranks_above
 from .names import ModuleKey, Role
+from .problems import join_problems
 from .recognise import CONFIG_FILE, MLX_FILE, refuse_lfs_pointer
 
 LORA: Final = "lora"
@@ -77,7 +78,7 @@ def read_mlx_adapter(
     if state not in (None, MAGNITUDES_NORMALIZED):
         problems.append(f"metadata {MAGNITUDES_KEY} = '{state}'; accepted: {MAGNITUDES_NORMALIZED}")
     if problems:
-        raise AdapterError(f"{file}: " + "; ".join(problems))
+        raise AdapterError(f"{file}: " + join_problems(problems))
     return Adapter(
         directory,
         file,

@@ -12,6 +12,7 @@ from ...common.safetensors_stream import SafetensorsReader
 from .adapter import DTYPES, Array, NewEmbeddings
 from .names import EMBEDDING, LM_HEAD
 from .pickled import read_pickle
+from .problems import join_problems
 from .recognise import refuse_lfs_pointer
 
 SAFETENSORS: Final = "new_embeddings.safetensors"
@@ -61,5 +62,5 @@ def read_new_embeddings(directory: Path) -> dict[str, NewEmbeddings]:
         elif not np.isfinite(tensor.astype(np.float32)).all():
             problems.append(f"tensor '{name}': has NaN, or values beyond float32")
     if problems:
-        raise AdapterError(f"{path}: " + "; ".join(problems))
+        raise AdapterError(f"{path}: " + join_problems(problems))
     return {module: NewEmbeddings(f"{path.name}: {name}", tensors[name]) for name, module in _MODULES.items()}

@@ -18,6 +18,7 @@ from ..._core import AdapterError
 from ..network.adapter_sites import NEW_TOKENS, AdaptedModule, AdaptedModules
 from .adapter import Adapter, Array, FloatArray, ModuleTensors, TokenRows, WholeWeight
 from .names import EMBEDDING, LM_HEAD, MODULES, ModuleKey, Role
+from .problems import join_problems
 
 KEY: Final = ModuleKey(0, MODULES[NEW_TOKENS].id, NEW_TOKENS)
 """Key of the row with the new tokens."""
@@ -60,7 +61,7 @@ def take_new_tokens(
             f"max_extra_tokens {max_extra_tokens}; build the engine with --max_extra_tokens {taken.count}"
         )
     if problems:
-        raise AdapterError(f"{adapter.file}: " + "; ".join(problems))
+        raise AdapterError(f"{adapter.file}: " + join_problems(problems))
     names = {Role.A: f"{layers[LM_HEAD].path} of new tokens", Role.B: f"{layers[EMBEDDING].path} of new tokens"}
     return ModuleTensors(rows[LM_HEAD], np.ascontiguousarray(rows[EMBEDDING].T), None, 1.0, names)
 
@@ -102,7 +103,7 @@ def _leave_out(adapter: Adapter, modules: AdaptedModules, taken: _Taken) -> None
             shift = None if tensors.shift is None else np.pad(tensors.shift, (0, -taken.count))
             adapter.modules[key] = replace(tensors, b=np.pad(tensors.b, ((0, -taken.count), (0, 0))), shift=shift)
     if problems:
-        raise AdapterError(f"{adapter.file}: " + "; ".join(problems))
+        raise AdapterError(f"{adapter.file}: " + join_problems(problems))
     adapter.absent_tokens = -taken.count
 
 

@@ -21,6 +21,7 @@ from .peft_config import PeftConfig, parse_peft_config
 from .peft_fields import TRAINABLE_TOKENS
 from .pickled import read_pickle
 from .pooler import AdaptedPooler, adapted_pooler, tensors_of
+from .problems import join_problems
 from .recognise import CONFIG_FILE, PICKLE_FILE, SAFETENSORS_FILE, refuse_lfs_pointer
 from .token_rows import is_token_rows, read_token_rows
 from .vera import is_projection, vera_projections
@@ -95,7 +96,7 @@ def read_peft_adapter(
     if state not in (None, MAGNITUDES_NORMALIZED):
         tensor_problems.append(f"metadata {MAGNITUDES_KEY} = '{state}'; accepted: {MAGNITUDES_NORMALIZED}")
     if tensor_problems:
-        problems.append(f"{file}: " + "; ".join(tensor_problems))
+        problems.append(f"{file}: " + join_problems(tensor_problems))
     if problems or config is None:
         raise AdapterError("; ".join(problems))
     try:

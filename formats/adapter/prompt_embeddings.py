@@ -15,6 +15,7 @@ from ...common.safetensors_stream import SafetensorsReader
 from ..checkpoint.casting import CHECKPOINT_DTYPES, to_float32
 from ..network.adapter_sites import AdaptedModules
 from .peft_fields import PROMPT_FIELDS, PROMPT_REQUIRED, field_problems
+from .problems import join_problems
 from .recognise import (
     CONFIG_FILE,
     MAX_CONFIG_BYTES,
@@ -55,7 +56,7 @@ def read_prompt_embeddings(
     assert kind is not None
     problems = _problems_of(fields, modules)
     if problems:
-        raise AdapterError(f"{path}: " + "; ".join(problems))
+        raise AdapterError(f"{path}: " + join_problems(problems))
     table = _read_table(directory, (fields["num_virtual_tokens"], fields["token_dim"]))
     # Scaled in float32, because PEFT's tokens are cast to the model's type before the model multiplies them.
     return kind, table if modules is None else table * np.float32(modules.inputs_embeds_scale)
@@ -95,7 +96,7 @@ def _read_table(directory: Path, shape: tuple[int, int]) -> npt.NDArray[np.float
             f"{shape[1]}"
         )
     if problems:
-        raise AdapterError(f"{path}: " + "; ".join(problems))
+        raise AdapterError(f"{path}: " + join_problems(problems))
     table = to_float32(reader.array(_TENSOR))
     if not np.isfinite(table).all():
         row, column = np.argwhere(~np.isfinite(table))[0].tolist()

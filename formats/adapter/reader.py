@@ -10,6 +10,7 @@ from .adapter import Adapter, ModuleTensors
 from .mlx_reader import read_mlx_adapter
 from .names import ModuleKey, Role
 from .peft_reader import read_peft_adapter
+from .problems import join_problems
 from .recognise import (
     INITIAL_DIRECTORY,
     AdapterFormat,
@@ -40,7 +41,7 @@ def read_adapter(
     if not adapter.modules and not adapter.token_rows and not adapter.whole_weights:
         problems.append("changes no module")
     if problems:
-        raise AdapterError(f"{adapter.file}: " + "; ".join(problems))
+        raise AdapterError(f"{adapter.file}: " + join_problems(problems))
     return adapter
 
 

@@ -20,6 +20,7 @@ from .adapter import Adapter, Array, FloatArray, ModuleTensors, TokenRows
 from .base_weights import BaseWeights
 from .names import EMBEDDING, LM_HEAD, PEFT_PREFIX, ModuleKey, Role, module_at
 from .peft_config import PeftConfig
+from .problems import join_problems
 
 _NAME: Final = re.compile(r"(?P<path>.+?)(?:\.token_adapter)?\.trainable_tokens_delta(?:\.[^.]+)?")
 
@@ -103,7 +104,7 @@ def add_token_rows(
             delta = values if base is None else values - base.rows_at(place.key, tokens)
             adapter.modules[place.key] = as_lora_of_tokens(name, tokens, delta, vocabulary, of_embedding=of_embedding)
     if problems:
-        raise AdapterError(f"{adapter.file}: " + "; ".join(problems))
+        raise AdapterError(f"{adapter.file}: " + join_problems(problems))
 
 
 def _places(adapter: Adapter, modules: AdaptedModules) -> list[_Place]:

@@ -18,6 +18,7 @@ from ..network.adapter_sites import AdaptedModules
 from .adapter import NUMPY_DTYPES, FloatArray
 from .convert import MAGNITUDE, SHIFT, ConvertedAdapter
 from .names import MODULE_OF_ID, MODULES, Role, TensorName, parse_tensor_name
+from .problems import join_problems
 from .recognise import SAFETENSORS_FILE
 from .terms import AdapterTerms
 
@@ -69,7 +70,7 @@ def check_ranks(terms: Sequence[tuple[str, Path]], modules: AdaptedModules, max_
         if sum(rank for _, rank in ranks) > max_rank:
             problems.append(_too_large(of_terms[0][2], ranks, max_rank))
     if problems:
-        raise AdapterError("; ".join(problems))
+        raise AdapterError(join_problems(problems))
 
 
 def _stored_ranks(directory: Path, modules: AdaptedModules) -> dict[_Key, tuple[int, str]]:
@@ -144,7 +145,7 @@ def weighted_sum(terms: Sequence[Term], modules: AdaptedModules, dtype: DType, m
             b = np.concatenate([row.b for _, row in found], axis=2)
             summed[key] = _Row(a, b, found[0][1].path)
     if problems:
-        raise AdapterError("; ".join(problems))
+        raise AdapterError(join_problems(problems))
     return _flatten(summed, dtype)
 
 

@@ -24,6 +24,7 @@ from .adapter import DTYPES, NUMPY_DTYPES, Adapter, Array, FloatArray, ModuleTen
 from .base_weights import BaseWeights
 from .names import EMBEDDING, PEFT_PREFIX, ModuleKey, Role, module_at
 from .peft_config import PeftConfig
+from .problems import join_problems
 from .token_rows import as_lora_of_tokens
 
 _NAME: Final = re.compile(
@@ -129,7 +130,7 @@ def add_whole_weights(
             problems.append(_no_room(key, weight, layer, len(changed), made.rank, dtype, max_rank))
         adapter.modules[key] = made
     if problems:
-        raise AdapterError(f"{adapter.file}: " + "; ".join(problems))
+        raise AdapterError(f"{adapter.file}: " + join_problems(problems))
 
 
 def _places(
