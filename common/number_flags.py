@@ -6,14 +6,13 @@ import argparse
 from collections.abc import Callable
 from typing import Final
 
+from .shown_value import cut
+
 MAX_INT32: Final = 2**31 - 1
 MAX_INT64: Final = 2**63 - 1
 MAX_UINT64: Final = 2**64 - 1
 MAX_SECONDS: Final = 1e9
 """Maximum duration of a flag, about 30 years: deadlines are 64-bit ns."""
-
-_SHOWN: Final = 40
-"""Number of a value's characters that errors show."""
 
 
 def integer(minimum: int, maximum: int = MAX_INT64) -> Callable[[str], int]:
@@ -25,7 +24,7 @@ def integer(minimum: int, maximum: int = MAX_INT64) -> Callable[[str], int]:
         except ValueError:  # Also raised for thousands of digits.
             value = None
         if value is None or not minimum <= value <= maximum:
-            raise argparse.ArgumentTypeError(f"it is {_shown(text)}; expected an integer from {minimum} to {maximum}")
+            raise argparse.ArgumentTypeError(f"it is {cut(text)}; expected an integer from {minimum} to {maximum}")
         return value
 
     return parse
@@ -43,11 +42,7 @@ def seconds(*, above_zero: bool = False) -> Callable[[str], float]:
             accepted = (
                 f"seconds {'above' if above_zero else 'from'} 0 {'up ' if above_zero else ''}to {MAX_SECONDS:.0f}"
             )
-            raise argparse.ArgumentTypeError(f"it is {_shown(text)}; expected {accepted}")
+            raise argparse.ArgumentTypeError(f"it is {cut(text)}; expected {accepted}")
         return value
 
     return parse
-
-
-def _shown(text: str) -> str:
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

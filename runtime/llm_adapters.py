@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 from .._core import AdapterError, RequestError
+from ..common.shown_value import shown
 from ..formats.sources import HubName, parse_name
 from ..formats.sources.sum_of_names import parse_sum
 from .executor import Executor
 from .memory_adapters import LoraTensors, MemoryAdapters, is_peft_model
 from .named_adapter import NamedAdapter
-from .sampling_fields import shown
 from .unnamed_adapters import HeldAdapters, UnnamedAdapters
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from .._core import ConfigError, RequestError, SamplingConfig
+from ..common.shown_value import shown
 from ..formats.hugging_face.hf_config import GENERATION_CONFIG_FILE
 from .sampling_defaults import SamplingDefaults
-from .sampling_fields import shown
 from .sampling_params import SamplingParams
 
 

@@ -7,14 +7,13 @@ from numbers import Integral
 from typing import Any, Final, TypeAlias
 
 from .._core import RequestError, SamplingConfig
+from ..common.shown_value import shown
 
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 """A text, token ids, or {"prompt": text} or {"prompt_token_ids": ids}."""
 
 _TEXT: Final = "prompt"
 _IDS: Final = "prompt_token_ids"
-_SHOWN: Final = 60
-"""Maximum number of characters of a value that an error shows."""
 
 
 def is_one_prompt(prompts: Any) -> bool:
@@ -34,7 +33,7 @@ def listed_prompts(prompts: Any) -> list[str | list[int]]:
     if is_one_prompt(prompts):
         return [text_or_ids(prompts, "prompts")]
     if not isinstance(prompts, Iterable):
-        raise RequestError(f"prompts is {_shown(prompts)}; expected a prompt or a list of prompts")
+        raise RequestError(f"prompts is {shown(prompts)}; expected a prompt or a list of prompts")
     return [text_or_ids(prompt, f"prompts[{i}]") for i, prompt in enumerate(prompts)]
 
 
@@ -52,7 +51,7 @@ def text_or_ids(prompt: Any, name: str) -> str | list[int]:
         if _IDS in given:
             return _ids(given[_IDS], f"{name}['{_IDS}']")
         if not isinstance(given.get(_TEXT), str):
-            raise RequestError(f"{name} is {_shown(prompt)}; expected a text as '{_TEXT}', or '{_IDS}'")
+            raise RequestError(f"{name} is {shown(prompt)}; expected a text as '{_TEXT}', or '{_IDS}'")
         return str(given[_TEXT])
     return _ids(prompt, name)
 
@@ -74,19 +73,14 @@ def has_idle_temperature(sampling: SamplingConfig) -> bool:
 def _ids(value: Any, name: str) -> list[int]:
     if not isinstance(value, Iterable) or isinstance(value, str | bytes | Mapping):
         raise RequestError(
-            f"{name} is {_shown(value)}; expected a text, token ids, or a dictionary with '{_TEXT}' or '{_IDS}'"
+            f"{name} is {shown(value)}; expected a text, token ids, or a dictionary with '{_TEXT}' or '{_IDS}'"
         )
     ids = list(value)
     for i, token in enumerate(ids):
         if not _is_id(token):
-            raise RequestError(f"{name}[{i}] is {_shown(token)}; expected a token id")
+            raise RequestError(f"{name}[{i}] is {shown(token)}; expected a token id")
     return [int(token) for token in ids]
 
 
 def _is_id(value: Any) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
-
-
-def _shown(value: Any) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}..."

@@ -20,8 +20,8 @@ import numpy as np
 from safetensors.numpy import save_file as save_numpy
 
 from .._core import AdapterError
+from ..common.shown_value import shown
 from ..formats.adapter.recognise import CONFIG_FILE, SAFETENSORS_FILE
-from .sampling_fields import shown
 
 _MEMORY: Final = Path("/dev/shm")
 """Linux's directory of files in memory."""

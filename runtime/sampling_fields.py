@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from numbers import Integral
 from typing import Any, Final, NamedTuple
 
+from ..common.shown_value import shown
+
 INT32_MAX: Final = (1 << 31) - 1
 """Maximum of token ids and of numbers of tokens."""
 MAX_LOG_PROBS: Final = 20
@@ -58,12 +60,6 @@ SAMPLING_FIELDS: Final[Mapping[str, Accepted]] = {
     "logprobs": _integer(0, MAX_LOG_PROBS, f"0 to {MAX_LOG_PROBS}"),
     "prompt_logprobs": _integer(0, MAX_LOG_PROBS, f"0 to {MAX_LOG_PROBS}"),
 }
-
-
-def shown(value: Any) -> str:
-    """Formats a value for an error; cut if it is long."""
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def unaccepted(name: str, value: Any, accepted: Accepted) -> str | None:

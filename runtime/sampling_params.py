@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from .._core import RequestError, SamplingConfig
+from ..common.shown_value import shown
 from .sampling_defaults import SamplingDefaults
-from .sampling_fields import BOOLEAN, LOGIT_BIASES, MAX_LOGIT_BIAS, SAMPLING_FIELDS, TOKEN_ID, shown, unaccepted
+from .sampling_fields import BOOLEAN, LOGIT_BIASES, MAX_LOGIT_BIAS, SAMPLING_FIELDS, TOKEN_ID, unaccepted
 
 _SEEDS: Final = 1 << 64
 _BOOLEANS: Final = ("ignore_eos", "include_eos", "include_stop_str_in_output", "skip_special_tokens")

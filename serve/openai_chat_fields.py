@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 
-from ..runtime.sampling_fields import INT32_MAX, MAX_LOG_PROBS, shown
+from ..common.shown_value import shown
+from ..runtime.sampling_fields import INT32_MAX, MAX_LOG_PROBS
 from .openai_fields import Fields, GenerationFields, ModelFields, only
 
 NoAnnotations = Annotated[list[Any], only([], "texts have no annotations")]

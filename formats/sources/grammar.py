@@ -13,6 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from ..._core import AdaptrtError
+from ...common.shown_value import shown
 from .sum_of_names import parse_sum
 
 HUB_PREFIX: Final = "hf://"
@@ -80,7 +81,7 @@ def parse_name(name: str | os.PathLike[str], error: type[AdaptrtError]) -> Local
         return LocalName(Path(name))
     if not name or len(name) > LONGEST_NAME or "\0" in name:
         raise error(
-            f"name is {_shown(name)}; expected a path or a name of 1 to {LONGEST_NAME} characters without null "
+            f"name is {shown(name)}; expected a path or a name of 1 to {LONGEST_NAME} characters without null "
             "characters"
         )
     if name.startswith(_PATH_STARTS) or _exists(name):
@@ -147,7 +148,3 @@ def _instead_of(url: str) -> str:
     if page is not None:
         return f"the name of the repository, '{page[1]}'"
     return "a path or ORGANISATION/NAME of the Hugging Face Hub; copy other files to a directory first"
-
-
-def _shown(name: str) -> str:
-    return repr(name if len(name) <= 100 else name[:100] + "...")
