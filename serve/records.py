@@ -8,6 +8,8 @@ import time
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
+from starlette.types import Scope
+
 from .._core import FinishReason
 
 _FINISH_REASONS = {
@@ -71,6 +73,12 @@ class RequestRecord:
             return "refused"
         # A stream's status is sent before an error can occur.
         return "failed" if any(made.finish_reason == ERROR for made in self.generations) else "ok"
+
+
+def client_of(scope: Scope) -> str:
+    """Returns the client of a request without a key."""
+    peer = scope.get("client")
+    return "" if peer is None else peer_client(peer[0])
 
 
 def peer_client(host: str) -> str:

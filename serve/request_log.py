@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .adapter_routes import ADAPTER_PATHS
 from .metrics import ServiceMetrics
-from .records import RequestRecord, current_request, peer_client
+from .records import RequestRecord, client_of, current_request
 
 REQUEST_ID_HEADER: Final = "x-request-id"
 _LOG: Final = logging.getLogger("adaptrt.requests")
@@ -32,8 +32,7 @@ class RequestRecorder:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        peer = scope.get("client")
-        record = RequestRecord(client="" if peer is None else peer_client(peer[0]))
+        record = RequestRecord(client=client_of(scope))
 
         async def send_recorded(message: Message) -> None:
             if message["type"] == "http.response.start":

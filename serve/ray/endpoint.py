@@ -15,16 +15,19 @@ from ray.serve.handle import DeploymentHandle
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ..._core import ExecutorClosedError
 from ..adapter_routes import ADAPTER_PATHS
 from ..app import OPEN_PATHS, respond
 from ..command import keys_of, limits_of, model_names_of
 from ..errors import INTERNAL, NOT_FOUND, OVERLOADED, UNAVAILABLE, ApiError, retry_headers
-from ..http import LONG_BODY, data_frame, disconnected, end_task, read_body
+from ..http import LONG_BODY, data_frame, disconnected, end_task, read_body, unless_disconnected
 from ..key_guard import KeyGuard
 from ..openai_answers import DONE
 from ..options import ServerLimits
 from ..origin_guard import OriginGuard, OriginPolicy
+from ..records import RequestRecord, client_of, current_request
 from ..triton_routes import is_below_prefix
+from ..work import Work, WorkKind
 from .affinity import adapter_named, group_of
 from .calls import call_all
 from .forwarding import ForwardedRequest, MessageBatch
@@ -72,7 +75,7 @@ class Endpoint:
         )
         if keys := keys_of(args):
             self._app = KeyGuard(self._app, keys=keys, open_paths=OPEN_PATHS, respond=respond)
-        self._app = BelowPrefix(self._app)
+        self._app = BelowPrefix(Recorded(self._app))
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         return self._app
@@ -92,6 +95,21 @@ class BelowPrefix:
         await self._app(scope, receive, send)
 
 
+class Recorded:
+    """Makes the record of each request, so that slow work is counted for its client."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers as an ASGI application."""
+        token = current_request.set(RequestRecord(client=client_of(scope)))
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            current_request.reset(token)
+
+
 class EndpointApp:
     """An ASGI application that forwards requests to replicas and their answers to clients as they arrive."""
 
@@ -99,11 +117,12 @@ class EndpointApp:
         """replicas: handle of the replicas' deployment."""
         self._replicas = replicas
         self._options = options
+        self._work = Work(options.limits)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answers as an ASGI application."""
         if scope["type"] == "lifespan":
-            await _live(receive, send)
+            await self._live(receive, send)
             return
         if scope["type"] != "http":
             raise RuntimeError(f"'{scope['type']}' is not served")
@@ -112,8 +131,21 @@ class EndpointApp:
             await self._answer(request, send)
         except ApiError as error:
             await respond(request, error)(scope, receive, send)
+        except ExecutorClosedError as error:
+            await respond(request, _unavailable(str(error)))(scope, receive, send)
         except ClientDisconnect:
             pass
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        """Answers lifespan messages; ends the threads at the end."""
+        while True:
+            message = await receive()
+            is_end = message["type"] == "lifespan.shutdown"
+            if is_end:
+                await self._work.close()
+            await send({"type": f"{message['type']}.complete"})
+            if is_end:
+                return
 
     async def _answer(self, request: Request, send: Send) -> None:
         path = request.url.path
@@ -124,7 +156,7 @@ class EndpointApp:
         if merge is not None:
             await self._answer_merged(merge, forwarded, request, send)
             return
-        forwarding = asyncio.ensure_future(self._forward(forwarded, await self._group(forwarded), send))
+        forwarding = asyncio.ensure_future(self._forward(forwarded, await self._group(forwarded, request), send))
         watch = asyncio.ensure_future(disconnected(request.receive))
         try:
             await asyncio.wait({forwarding, watch}, return_when=asyncio.FIRST_COMPLETED)
@@ -135,16 +167,21 @@ class EndpointApp:
             await end_task(watch)
             await end_task(forwarding)
 
-    async def _group(self, request: ForwardedRequest) -> str:
-        """Returns the group of adapters to choose a replica by; empty: only queue lengths count."""
+    async def _group(self, forwarded: ForwardedRequest, request: Request) -> str:
+        """Returns the group of adapters to choose a replica by; empty: only queue lengths count.
+
+        The threads for texts parse long bodies. Raises ApiError if too many wait for them, and ClientDisconnect.
+        """
         if not self._options.adapter_affinity:
             return ""
         names: Collection[str] = self._options.model_names
         limits = self._options.limits
-        if len(request.body) > LONG_BODY:
-            adapter = await asyncio.to_thread(adapter_named, request.path, request.body, names, limits)
+        path, body = forwarded.path, forwarded.body
+        if len(body) > LONG_BODY:
+            parsing = self._work.run(WorkKind.TEXTS, adapter_named, path, body, names, limits)
+            adapter = await unless_disconnected(request, parsing)
         else:
-            adapter = adapter_named(request.path, request.body, names, limits)
+            adapter = adapter_named(path, body, names, limits)
         return "" if adapter is None else group_of(adapter)
 
     async def _forward(self, request: ForwardedRequest, group: str, send: Send) -> None:
@@ -219,15 +256,6 @@ class _PassedAnswer:
     def cancel(self) -> None:
         """Cancels the replica's answer; does nothing after its end."""
         self._batches.cancel()
-
-
-async def _live(receive: Receive, send: Send) -> None:
-    """Answers lifespan messages; nothing needs to start or end."""
-    while True:
-        message = await receive()
-        await send({"type": f"{message['type']}.complete"})
-        if message["type"] == "lifespan.shutdown":
-            return
 
 
 def _unavailable(message: str) -> ApiError:

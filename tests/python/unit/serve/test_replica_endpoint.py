@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ pytest.importorskip("ray", reason="ray is not installed")
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
+from adaptrt.serve.http import LONG_BODY
 from adaptrt.serve.options import ServerLimits
 from adaptrt.serve.ray import build_app, endpoint
 from adaptrt.serve.ray.affinity import group_of
@@ -161,6 +163,74 @@ def test_bodies_are_limited_before_a_replica_is_asked() -> None:
     assert handle.paths == []
     status, body = ask(handle, path="/v2/models/x/infer", body=b" " * 1001)
     assert (status, json.loads(body).keys()) == (413, {"error"})
+
+
+def test_long_bodies_wait_for_the_threads_for_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, end, clients = threading.Event(), threading.Event(), []
+
+    def parse(path: str, *_: Any) -> None:
+        begun.set()
+        assert end.wait(30)
+        clients.append(path)
+
+    monkeypatch.setattr(endpoint, "adapter_named", parse)
+    limits = ServerLimits(text_threads=1, max_waiting_work=1)
+    app = endpoint.Recorded(EndpointApp(Handle([START], [END]), EndpointOptions(("base",), limits, True)))
+    statuses: dict[str, int] = {}
+
+    async def post(path: str, leave: asyncio.Event | None = None) -> None:
+        messages: list[Message] = [{"type": "http.request", "body": b" " * (LONG_BODY + 1), "more_body": False}]
+
+        async def receive() -> Message:
+            if messages:
+                return messages.pop()
+            await (leave or asyncio.Event()).wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Message) -> None:
+            statuses.setdefault(path, message.get("status", 0))
+
+        scope = {
+            "type": "http", "method": "POST", "path": path, "root_path": "", "headers": [], "query_string": b"",
+            "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 2), "scheme": "http",
+        }  # fmt: skip
+        await app(scope, receive, send)
+
+    async def main() -> None:
+        running = asyncio.create_task(post("/running"))
+        assert await asyncio.to_thread(begun.wait, 30)
+        leave = asyncio.Event()
+        waiting = asyncio.create_task(post("/leaves", leave))
+        await asyncio.sleep(0.05)
+        await post("/refused")
+        leave.set()
+        await waiting
+        end.set()
+        await running
+        await post("/later")
+
+    asyncio.run(main())
+    assert statuses == {"/refused": 429, "/running": 200, "/later": 200}
+    assert clients == ["/running", "/later"]
+
+
+def test_a_closed_endpoint_answers_that_it_shuts_down() -> None:
+    app = EndpointApp(Handle(), EndpointOptions(("base",), ServerLimits(), True))
+    said: list[Message] = []
+
+    async def receive() -> Message:
+        return {"type": "lifespan.shutdown"}
+
+    async def send(message: Message) -> None:
+        said.append(message)
+
+    async def end() -> None:
+        await app({"type": "lifespan"}, receive, send)
+
+    asyncio.run(end())
+    assert said == [{"type": "lifespan.shutdown.complete"}]
+    status, body = ask(Handle(), body=b" " * (LONG_BODY + 1), app=BelowPrefix(app))
+    assert (status, json.loads(body)["error"]["message"]) == (503, "the server is shutting down")
 
 
 def test_web_pages_of_other_sites_are_refused_before_a_replica_is_asked() -> None:
