@@ -17,6 +17,7 @@ from ..formats.adapter.convert import ConvertedAdapter
 from ..formats.adapter.invocation import find_start, invocation_tokens
 from ..formats.adapter.one_version import one_version
 from ..formats.adapter.terms import AdapterTerms, may_have_terms
+from ..formats.sources import Source
 from ..formats.sources.base_model import other_base_model
 from ..formats.sources.sum_of_names import parse_sum
 from .adapter_classifiers import AdapterClassifiers
@@ -259,7 +260,9 @@ class AdapterStore:
             converted = sum_of_directories(terms, self._engine)
         return LoraConfig(found.task_id, converted.weights, converted.config)
 
-    def read(self, name: str, directory: str | Path, *, replace: bool) -> tuple[NamedAdapter, LoraConfig | None]:
+    def read(
+        self, name: str, directory: str | Path | Source, *, replace: bool
+    ) -> tuple[NamedAdapter, LoraConfig | None]:
         """Reads a PEFT directory as the adapter `name`, with its weights. keep() then makes the name known.
 
         Adapters of virtual tokens have no weights.
@@ -275,6 +278,7 @@ class AdapterStore:
             known = self._adapters.get(name)
         if known is not None and not replace:
             raise AdapterError(f"adapter '{name}' is {known.directory} already; replace it, or choose another name")
+        lease = directory.lease if isinstance(directory, Source) else None
         directory = Path(directory).absolute()  # the process may change its working directory later
         if not directory.is_dir():
             raise AdapterError(
@@ -284,7 +288,7 @@ class AdapterStore:
             checksum = checksum_of(name, directory)
             self._warn_of_other_base(name, directory)
             task_id = self._new_task_id() if known is None else known.task_id
-            adapter = NamedAdapter(name, task_id, directory, checksum, int(time.time()))
+            adapter = NamedAdapter(name, task_id, directory, checksum, int(time.time()), lease=lease)
             if self._read_prompt(adapter) is not None:
                 self._classifiers.is_classifier(adapter)
                 adapter.facts.terms = AdapterTerms()

@@ -258,8 +258,8 @@ class Executor(_core.Executor):
     def add_adapter(self, name: str, directory: str | Path, *, replace: bool = False) -> NamedAdapter:
         """Reads a PEFT adapter, caches it and makes its name known.
 
-        directory: the adapter's directory, or a name of the Hub (docs/names.md), which may cause a download. A Path is
-            always a directory.
+        directory: the adapter's directory, or a name of the Hub or of an object store (docs/names.md), which may cause
+            a download. A Path is always a directory.
         replace: True: the name may be known already. Running requests keep the old adapter; new ones
             get the new one.
 
@@ -268,7 +268,7 @@ class Executor(_core.Executor):
         """
         source = find_adapter(directory)  # A download must not hold up other requests for this name.
         with self._adapters.changing(name):
-            adapter, config = self._adapters.read(name, source.directory, replace=replace)
+            adapter, config = self._adapters.read(name, source, replace=replace)
             if config is None:
                 self._unload(adapter)  # the adapter that had the name before
             else:

@@ -8,6 +8,7 @@ from typing import Final, SupportsIndex
 
 from .._core import AdapterError, EngineError
 from ..formats.adapter.adapter_copy import adapter_checksum
+from ..formats.sources.lease import Lease
 from .adapter_facts import AdapterFacts
 from .engine import LoadedEngine
 
@@ -49,6 +50,8 @@ class NamedAdapter:
     created: int = field(default=0, compare=False)
     """Time when the adapter was added, in seconds since the epoch."""
     facts: AdapterFacts = field(default_factory=AdapterFacts, compare=False, repr=False)
+    lease: Lease | None = field(default=None, compare=False, repr=False)
+    """Keeps downloaded files as long as the adapter is known."""
 
     @property
     def adapters(self) -> tuple[NamedAdapter, ...]:

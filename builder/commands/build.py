@@ -252,7 +252,7 @@ def _sole_help(name: str) -> str:
 def config_of(args: argparse.Namespace) -> BuildConfig:
     """The config that the flags describe. Downloads adapters of the Hub."""
     adapters = [find_adapter(name) for name in args.lora_dir]
-    has_names = any(adapter.hub is not None for adapter in adapters)
+    has_names = any(adapter.origin is not None for adapter in adapters)
     return BuildConfig(
         **chosen_limits(LIMITS, vars(args)),
         kv_cache_type=args.kv_cache_type,

@@ -1,8 +1,12 @@
-"""`adaptrt cache`: lists and deletes engines that were made on first use."""
+"""`adaptrt cache`: lists and deletes engines that were made on first use, and downloads from object stores."""
 
 from __future__ import annotations
 
 import argparse
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -10,81 +14,103 @@ from rich.table import Table
 from rich.text import Text
 
 from ..._core import ConfigError
+from ...common.entry_cache import CacheEntry, EntryCache
 from ...common.progress import format_bytes
-from ..model_cache.store import CachedEngine, EngineCache
+from ...formats.sources.downloads import FILES_DIRECTORY, DownloadCache
+from ..model_cache.store import ENGINE_DIRECTORY, EngineCache
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the command's flags."""
     action = parser.add_mutually_exclusive_group()
-    action.add_argument("--clear", action="store_true", help="delete every engine that no process uses")
-    action.add_argument("--remove", nargs="+", metavar="KEY", default=[], help="delete these engines")
+    action.add_argument("--clear", action="store_true", help="delete all engines and downloads that no process uses")
+    action.add_argument("--remove", nargs="+", metavar="KEY", default=[], help="delete these engines and downloads")
     action.add_argument(
         "--max_bytes",
         type=int,
         metavar="N",
-        help="delete the least recently used engines until the others take at most N bytes",
+        help="delete the least recently used engines and downloads until the others take at most N bytes",
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Lists the cached engines, or deletes some and prints their names."""
-    cache = EngineCache()
+    """Lists the cached engines and downloads, or deletes some and prints their names."""
+    shelves = (
+        _Shelf(EngineCache(), "engine", f"KEY/{ENGINE_DIRECTORY}", ("model", "options")),
+        _Shelf(DownloadCache(), "download", f"KEY/{FILES_DIRECTORY}", ("name", "kind")),
+    )
     if args.remove:
         for key in args.remove:
-            cache.remove(key)
-            print(f"{cache.place(key)}: removed")
+            _remove(shelves, key)
     elif args.clear:
-        cache.clean_up()
-        _delete(cache, cache.entries())
+        for shelf in shelves:
+            shelf.cache.clean_up()
+            _delete(shelf, shelf.cache.entries())
     elif args.max_bytes is not None:
-        _prune(cache, args.max_bytes)
+        _prune(shelves, args.max_bytes)
     else:
-        _list(cache)
+        for shelf in shelves:
+            _list(shelf)
     return 0
 
 
-def _delete(cache: EngineCache, entries: list[CachedEngine]) -> None:
+@dataclass(frozen=True)
+class _Shelf:
+    """One of the caches, and the words for it."""
+
+    cache: EntryCache[Any]
+    noun: str
+    place: str
+    """Place of an entry's content in the cache."""
+    columns: tuple[str, str]
+    """Fields of its entries that are shown."""
+
+    def count(self, number: int) -> str:
+        return f"{number} {self.noun}{'' if number == 1 else 's'}"
+
+
+def _remove(shelves: Sequence[_Shelf], key: str) -> None:
+    """Deletes the entry with a key. Raises ConfigError if there is none, or if it is used."""
+    shelf = next((shelf for shelf in shelves if shelf.cache.has(key)), shelves[0])
+    shelf.cache.remove(key)
+    print(f"{shelf.cache.place(key)}: removed")
+
+
+def _delete(shelf: _Shelf, entries: Sequence[CacheEntry]) -> None:
     """Deletes the entries that no process uses, and prints the result of each."""
     removed = []
     for entry in entries:
-        if cache.remove_if_unused(entry.key):
+        if shelf.cache.remove_if_unused(entry.key):
             removed.append(entry)
         else:
-            print(f"{cache.place(entry.key)}: kept, because a process uses it")
-    print(f"{_engines(len(removed))} removed, {format_bytes(sum(entry.num_bytes for entry in removed))}")
+            print(f"{shelf.cache.place(entry.key)}: kept, because a process uses it")
+    print(f"{shelf.count(len(removed))} removed, {format_bytes(sum(entry.num_bytes for entry in removed))}")
 
 
-def _prune(cache: EngineCache, max_bytes: int) -> None:
+def _prune(shelves: Sequence[_Shelf], max_bytes: int) -> None:
     if max_bytes < 0:
         raise ConfigError(f"max_bytes is {max_bytes}; it must be at least 0")
-    entries = cache.entries()
-    kept = 0
-    for number, entry in enumerate(entries):
-        kept += entry.num_bytes
-        if kept > max_bytes:
-            _delete(cache, entries[number:])
-            return
-    print(f"{_engines(0)} removed: {_engines(len(entries))} take {format_bytes(kept)}")
+    entries = [(entry, shelf) for shelf in shelves for entry in shelf.cache.entries()]
+    entries.sort(key=lambda pair: pair[0].last_used, reverse=True)
+    totals = itertools.accumulate(entry.num_bytes for entry, _ in entries)
+    num_kept = sum(total <= max_bytes for total in totals)
+    for shelf in shelves:
+        _delete(shelf, [entry for entry, own in entries[num_kept:] if own is shelf])
 
 
-def _list(cache: EngineCache) -> None:
-    entries = cache.entries()
+def _list(shelf: _Shelf) -> None:
+    entries = shelf.cache.entries()
     if not entries:
-        print(f"{cache.directory}: has no engines")
+        print(f"{shelf.cache.directory}: has no {shelf.noun}s")
         return
     table = Table(box=box.SIMPLE_HEAD)
-    for column in ("key", "model", "options", "size", "last use"):
+    for column in ("key", *shelf.columns, "size", "last use"):
         table.add_column(column, justify="right" if column == "size" else "left", no_wrap=column in ("key", "size"))
     for entry in entries:
         # Text shows square brackets literally; a string would be parsed as markup.
-        last_use = f"{entry.last_used:%Y-%m-%d %H:%M}"
-        cells = (entry.key, entry.model, entry.options, format_bytes(entry.num_bytes), last_use)
+        fields = [getattr(entry, column) for column in shelf.columns]
+        cells = (entry.key, *fields, format_bytes(entry.num_bytes), f"{entry.last_used:%Y-%m-%d %H:%M}")
         table.add_row(*map(Text, cells))
     Console().print(table)
     total = format_bytes(sum(entry.num_bytes for entry in entries))
-    print(f"{cache.directory}: {_engines(len(entries))}, {total}; each is in KEY/engine")
-
-
-def _engines(count: int) -> str:
-    return f"{count} engine{'' if count == 1 else 's'}"
+    print(f"{shelf.cache.directory}: {shelf.count(len(entries))}, {total}; each is in {shelf.place}")

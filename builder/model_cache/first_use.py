@@ -38,15 +38,7 @@ from ..network.checkpoint_tensors import plan_rank
 from .code_digest import code_digest
 from .model_digest import ModelFiles, file_state
 from .options import EngineOptions
-from .store import (
-    DIGESTS_DIRECTORY,
-    ENGINE_DIRECTORY,
-    EngineCache,
-    is_entry,
-    is_of_entry,
-    make_cache_directory,
-    write_entry,
-)
+from .store import DIGESTS_DIRECTORY, ENGINE_DIRECTORY, EngineCache
 
 if TYPE_CHECKING:
     from ..build import BuildReport
@@ -163,14 +155,14 @@ class EnginePlan:
     def is_made(self, progress: Progress | None = None, *, cache: EngineCache | None = None) -> bool:
         """True if the cache has the engine. Reads the whole model once; its digest is remembered."""
         cache = EngineCache() if cache is None else cache
-        return is_entry(cache.place(self._key_in(cache, SilentProgress() if progress is None else progress)))
+        return cache.is_entry(cache.place(self._key_in(cache, SilentProgress() if progress is None else progress)))
 
     def engine(self, progress: Progress | None = None, *, cache: EngineCache | None = None) -> Path:
         """The engine's directory, built if the cache does not have it. Raises as engine_for()."""
         progress = SilentProgress() if progress is None else progress
         cache = EngineCache() if cache is None else cache
         key = self._key_in(cache, progress)
-        if not is_entry(cache.place(key)):
+        if not cache.is_entry(cache.place(key)):
             _make_or_wait(self, key, cache, progress)
         cache.touch(key)
         return cache.place(key) / ENGINE_DIRECTORY
@@ -180,7 +172,7 @@ class EnginePlan:
         modules_changed_by(directory, self.build_config, self.network)
 
     def _key_in(self, cache: EngineCache, progress: Progress) -> str:
-        make_cache_directory(cache.directory)
+        cache.make_directory()
         return self.key(self.files.digest(cache.directory / DIGESTS_DIRECTORY, progress))
 
     def description(self, report: BuildReport) -> str:
@@ -233,7 +225,7 @@ def _make_or_wait(source: EnginePlan, key: str, cache: EngineCache, progress: Pr
 
         with file_lock(cache.lock_file(key), on_wait=say_so):
             waiting.close()
-            if not is_entry(cache.place(key)):
+            if not cache.is_entry(cache.place(key)):
                 _make(source, key, cache, progress)
 
 
@@ -248,7 +240,7 @@ def _make(source: EnginePlan, key: str, cache: EngineCache, progress: Progress) 
     options = source.options
     place = cache.place(key)
     kind = "an entry of AdaptRT's cache of engines"
-    with replaced_directory(place, is_ours=is_of_entry, kind=kind, error=EngineError) as directory:
+    with replaced_directory(place, is_ours=cache.is_of_entry, kind=kind, error=EngineError) as directory:
         if isinstance(source.source, HfConfig):
             checkpoint = replace(Checkpoint.of_model(source.source), origin=source.origin)
         else:
@@ -263,7 +255,8 @@ def _make(source: EnginePlan, key: str, cache: EngineCache, progress: Progress) 
             progress=progress,
         )
         source.files.check_unchanged()
-        write_entry(directory, source.origin or str(source.directory.absolute()), source.description(report))
+        model = source.origin or str(source.directory.absolute())
+        cache.describe(directory, {"model": model, "options": source.description(report)})
     if report.kept is not None:
         progress.note(f"kept: {report.kept.describe()}")
     if report.dequantization is not None:

@@ -18,12 +18,12 @@ from typing import Final
 import xxhash
 
 from ..._core import ConfigError
+from ...common.entry_cache import unless_read_only
 from ...common.file_digest import add_file
 from ...common.progress import Progress
 from ...formats.checkpoint.config import CONFIG_FILE
 from ...formats.hugging_face.sentence_transformers import pooling_files
 from ..conversion.convert import copied_files
-from .store import unless_read_only
 
 _DIGEST: Final = re.compile(rb"[0-9a-f]{32}")
 

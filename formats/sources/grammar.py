@@ -1,7 +1,7 @@
 """The grammar of names of models and adapters; docs/names.md describes it for users.
 
-A name is a path, a repository of the Hugging Face Hub, or a weighted sum of adapters (sum_of_names.py). An existing
-path always wins. A name that could mean two things is refused with both meanings.
+A name is a path, a repository of the Hugging Face Hub, a prefix in an object store, or a weighted sum of adapters
+(sum_of_names.py). An existing path always wins. A name that could mean two things is refused with both meanings.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from .sum_of_names import parse_sum
 
 HUB_PREFIX: Final = "hf://"
 """Begins a name that can only be a repository of the Hub."""
+OBJECT_PREFIX: Final = "s3://"
+"""Begins a name of an object store."""
 LONGEST_NAME: Final = 4096
 """Maximum number of characters of a name; longer than any path that Linux accepts."""
 _LONGEST_REPOSITORY: Final = 96
@@ -27,6 +29,8 @@ _PART: Final = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?"
 _REVISION: Final = r"refs/(?:pr|convert)/[A-Za-z0-9._-]+|(?:[A-Za-z0-9._+-]|%2F)+"
 _HUB: Final = re.compile(rf"({_PART}/{_PART})(?:@({_REVISION}))?(?:/([^:@\\]+))?")
 _TAGGED: Final = re.compile(rf"{_PART}/{_PART}:[A-Za-z0-9._-]+")
+_OBJECTS: Final = re.compile(r"s3://([A-Za-z0-9][A-Za-z0-9._-]{1,254})(?:/(.*))?", re.DOTALL)
+_LONGEST_KEY: Final = 1024
 _PATH_STARTS: Final = ("/", "./", "../", "~")
 
 
@@ -68,12 +72,44 @@ class HubName:
         return f"{self.folder}/{name}" if self.folder else name
 
 
-def parse_name(name: str | os.PathLike[str], error: type[AdaptrtError]) -> LocalName | HubName:
+@dataclass(frozen=True)
+class ObjectName:
+    """The objects below a prefix in a bucket, as if the prefix were a directory."""
+
+    bucket: str
+    path: str = ""
+    """Path of the directory in the bucket; empty: the whole bucket."""
+
+    def __str__(self) -> str:
+        """The name in the grammar."""
+        return OBJECT_PREFIX + self.in_store
+
+    @property
+    def without_prefix(self) -> str:
+        """The name as users write it."""
+        return str(self)
+
+    @property
+    def in_store(self) -> str:
+        """Bucket and path."""
+        return f"{self.bucket}/{self.path}" if self.path else self.bucket
+
+    @property
+    def label(self) -> str:
+        """Last part of the name."""
+        return self.in_store.rpartition("/")[2]
+
+    def child(self, path: str) -> ObjectName:
+        """Returns the name of a directory below this one."""
+        return ObjectName(self.bucket, f"{self.path}/{path}" if self.path else path)
+
+
+def parse_name(name: str | os.PathLike[str], error: type[AdaptrtError]) -> LocalName | HubName | ObjectName:
     """Returns what a name of one model or adapter means. Reads only if paths exist, and downloads nothing.
 
-    A Path, and a text that looks like a path or names something that exists, is a path. Otherwise a text of the form
-    ORGANISATION/NAME[@REVISION][/FOLDER] is a repository of the Hub. Any other text is a path that does not exist, and
-    the caller reports that.
+    A Path, and a text that looks like a path or names something that exists, is a path. A text of the form
+    s3://BUCKET/PREFIX is a directory of an object store, and one of the form ORGANISATION/NAME[@REVISION][/FOLDER] is a
+    repository of the Hub. Any other text is a path that does not exist, and the caller reports that.
 
     Raises `error` for names that are reserved, ambiguous or not supported.
     """
@@ -86,10 +122,14 @@ def parse_name(name: str | os.PathLike[str], error: type[AdaptrtError]) -> Local
         )
     if name.startswith(_PATH_STARTS) or _exists(name):
         return LocalName(Path(name))
-    if (scheme := _URL.fullmatch(name)) is not None and not name.startswith(HUB_PREFIX):
-        raise error(f"name is '{name}', a URL with the scheme {scheme[1]}; expected {_instead_of(name)}")
     if parse_sum(name) is not None:
         raise error(f"name is '{name}', a weighted sum of adapters; expected one model or adapter")
+    if name.startswith(OBJECT_PREFIX):
+        if (objects := object_name(name)) is None:
+            raise error(f"name is '{name}'; expected {OBJECT_PREFIX}BUCKET/PREFIX without '..', '//', '*', '?' and '#'")
+        return objects
+    if (scheme := _URL.fullmatch(name)) is not None and not name.startswith(HUB_PREFIX):
+        raise error(f"name is '{name}', a URL with the scheme {scheme[1]}; expected {_instead_of(name)}")
     explicit = name.startswith(HUB_PREFIX)
     found = hub_name(name.removeprefix(HUB_PREFIX))
     if explicit and found is None:
@@ -128,6 +168,30 @@ def hub_name(text: str) -> HubName | None:
     return HubName(repository, revision, folder)
 
 
+def object_name(text: str) -> ObjectName | None:
+    """Returns the directory of an object store that a text names; None for other texts."""
+    match = _OBJECTS.fullmatch(text)
+    if match is None or parse_sum(text) is not None:
+        return None
+    path = (match[2] or "").removesuffix("/")
+    parts = path.split("/") if path else []
+    if len(path.encode()) > _LONGEST_KEY or not path.isprintable() or any(mark in path for mark in "*?#"):
+        return None
+    return None if any(part in ("", ".", "..") for part in parts) else ObjectName(match[1], path)
+
+
+def remote_name(text: str) -> HubName | ObjectName | None:
+    """Returns the repository or the directory of an object store that a text names, whatever exists locally.
+
+    None for other texts, among them weighted sums.
+    """
+    if not text or len(text) > LONGEST_NAME:
+        return None
+    if text.startswith(OBJECT_PREFIX):
+        return object_name(text)
+    return hub_name(text.removeprefix(HUB_PREFIX))
+
+
 def is_revision(text: str) -> bool:
     """True if Git could have a branch or tag of this name, and it cannot leave the directory of the Hub's cache."""
     parts = text.split("/")
@@ -147,4 +211,7 @@ def _instead_of(url: str) -> str:
     page = _WEB_PAGE.match(url)
     if page is not None:
         return f"the name of the repository, '{page[1]}'"
-    return "a path or ORGANISATION/NAME of the Hugging Face Hub; copy other files to a directory first"
+    return (
+        f"a path, ORGANISATION/NAME of the Hugging Face Hub, or {OBJECT_PREFIX}BUCKET/PREFIX; copy other files to a "
+        "directory first"
+    )

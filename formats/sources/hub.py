@@ -7,7 +7,6 @@ downloads, and lets only one process download a file at a time.
 from __future__ import annotations
 
 import errno
-import importlib.util
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -20,12 +19,12 @@ from ...common.progress import format_bytes
 from ..checkpoint.hf_weights import INDEX_SUFFIX, read_index, weight_file_names
 from .grammar import HubName
 from .kind import Kind
-from .needed_files import are_pickled, small_files, weight_files
+from .needed_files import small_files, weight_files, weights_problem
+from .shown import first_line, some
 
 _MAIN: Final = "main"
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _NOT_WRITABLE: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
-_SHOWN_FILES: Final = 5
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,8 @@ class _Download:
             self._check_complete(directory, failure)
             return snapshot
         chosen = weight_files(self._kind, sizes)
-        self._check_weights(chosen, sizes)
+        if (problem := weights_problem(self._kind, chosen, sizes)) is not None:
+            raise self._error(problem)
         small = small_files(self._kind, sizes)
         self._check_space(directory, [*small, *chosen], sizes)
         for file in small:
@@ -86,7 +86,7 @@ class _Download:
             index = self._get(chosen[0], root.name)
             chosen = sorted(set(self._named_in(index).values()))
             if absent := [file for file in chosen if file not in sizes]:
-                raise self._error(f"the index names {_some(absent)}, which the repository does not have")
+                raise self._error(f"the index names {some(absent)}, which the repository does not have")
             self._check_space(directory, chosen, sizes)
         for file in chosen:
             self._get(file, root.name)
@@ -139,17 +139,6 @@ class _Download:
         elif not weight_files(self._kind, [path.name for path in directory.iterdir()]):
             raise self._error(f"only a part of it has been downloaded, and {self._why(failure)}") from failure
 
-    def _check_weights(self, chosen: Sequence[str], sizes: dict[str, int | None]) -> None:
-        if not chosen:
-            expected = "adapter_model.safetensors" if self._kind is Kind.ADAPTER else "model.safetensors"
-            others = [file for file in sizes if file.endswith((".gguf", ".safetensors", ".bin", ".pt", ".npz"))]
-            holds = f"; it holds {_some(others)}" if others else ""
-            raise self._error(f"has no weights that can be read; expected {expected}{holds}")
-        if self._kind is Kind.MODEL and len(chosen) > 1:
-            raise self._error(f"has both {chosen[0]} and {chosen[1]}; expected one of them")
-        if are_pickled(chosen) and importlib.util.find_spec("torch") is None:
-            raise self._error(f"has only pickled weights ({chosen[0]}), which need torch: pip install 'adaptrt[torch]'")
-
     def _check_space(self, directory: Path, files: Sequence[str], sizes: dict[str, int | None]) -> None:
         """Raises an error before a download that the disk has no space for."""
         needed = sum(sizes[file] or 0 for file in files if not (directory / file).exists())
@@ -179,9 +168,9 @@ class _Download:
             return f"has no {file}: it is a whole model; expected an adapter"
         folders = sorted({path.rpartition("/")[0] for path in files if path.rpartition("/")[2] == file})
         if folders:
-            return f"has no {file}, but its folders {_some(folders)} have; expected one of them in the name"
+            return f"has no {file}, but its folders {some(folders)} have; expected one of them in the name"
         if gguf := sorted(path for path in files if path.endswith(".gguf")):
-            return f"has no {file}; GGUF files ({_some(gguf)}) are not supported"
+            return f"has no {file}; GGUF files ({some(gguf)}) are not supported"
         return f"has no {file}; expected the {self._kind.value} itself, in the format of Hugging Face"
 
     @property
@@ -227,7 +216,7 @@ class _Download:
             if isinstance(error, kind):
                 return reason()
         return (
-            f"the connection to {self._hub.constants.ENDPOINT} failed ({_first_line(error)}); check the network and "
+            f"the connection to {self._hub.constants.ENDPOINT} failed ({first_line(error)}); check the network and "
             "try again, the download continues where it stopped"
         )
 
@@ -238,22 +227,11 @@ class _Download:
             403: "the token may not read the repository; check the token's rights",
             429: "the Hub limits the number of requests; wait a few minutes, or set HF_TOKEN",
         }
-        return advice.get(status, f"the Hub answers {status}; try again later ({_first_line(error)})")
+        return advice.get(status, f"the Hub answers {status}; try again later ({first_line(error)})")
 
     def _of_file(self, error: Any) -> str:
         if error.errno in _FULL:
             return f"the disk of {self._cache} is full; free some space, or set HF_HOME to another directory"
         if error.errno in _NOT_WRITABLE:
             return f"{self._cache} cannot be written ({error.strerror}); set HF_HOME to another directory"
-        return f"the download failed ({_first_line(error)}); try again"
-
-
-def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:_SHOWN_FILES])
-    more = len(names) - _SHOWN_FILES
-    return f"{shown} and {more} more" if more > 0 else shown
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0][:200] if text else type(error).__name__
+        return f"the download failed ({first_line(error)}); try again"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from ..adapter.adapter_copy import ADDED_TOKENS_FILE, SPECIAL_TOKENS_FILE, TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
@@ -17,6 +18,7 @@ from ..hugging_face.hf_config import GENERATION_CONFIG_FILE
 from ..hugging_face.sentence_transformers import MODULES_FILE, TRANSFORMER_FILE
 from ..template_files import TEMPLATE_FILE, TEMPLATE_SUFFIX, TEMPLATES_DIRECTORY
 from .kind import Kind
+from .shown import some
 
 _TEXT_FILES: Final = (
     TOKENIZER_CONFIG_FILE,
@@ -55,6 +57,20 @@ def weight_files(kind: Kind, files: Collection[str]) -> list[str]:
         if present:
             return present
     return []
+
+
+def weights_problem(kind: Kind, chosen: Sequence[str], files: Collection[str]) -> str | None:
+    """Says why weight_files(), here `chosen`, cannot be read; None if they can. files: all files of the directory."""
+    if not chosen:
+        expected = SAFETENSORS_FILE if kind is Kind.ADAPTER else WEIGHT_FILES[0]
+        others = [file for file in files if file.endswith((".gguf", ".safetensors", ".bin", ".pt", ".npz"))]
+        holds = f"; it holds {some(others)}" if others else ""
+        return f"has no weights that can be read; expected {expected}{holds}"
+    if kind is Kind.MODEL and len(chosen) > 1:
+        return f"has both {chosen[0]} and {chosen[1]}; expected one of them"
+    if are_pickled(chosen) and importlib.util.find_spec("torch") is None:
+        return f"has only pickled weights ({chosen[0]}), which need torch: pip install 'adaptrt[torch]'"
+    return None
 
 
 def are_pickled(weights: Collection[str]) -> bool:

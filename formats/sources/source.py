@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..._core import AdapterError, ConfigError
-from .grammar import HubName, LocalName, parse_name
+from ...common.progress import progress_on
+from .downloads import DownloadCache, missing_config
+from .grammar import HubName, LocalName, ObjectName, parse_name
 from .hub import fetch
 from .kind import Kind
+from .lease import Lease
+from .objects import ObjectStore
 from .sum_of_names import parse_sum
 
 
@@ -20,8 +24,12 @@ class Source:
     given: str
     """The name as the user wrote it."""
     directory: Path
-    hub: HubName | None = None
-    """Name in the Hub, with the commit as its revision; None for a path."""
+    origin: HubName | ObjectName | None = None
+    """Name in the Hub, with the commit as its revision, or in an object store; None for a path."""
+    version: str | None = None
+    """Version of the files of an object store."""
+    lease: Lease | None = field(default=None, compare=False, repr=False)
+    """Keeps files in the cache of downloads as long as the source exists."""
 
     def __fspath__(self) -> str:
         return str(self.directory)
@@ -32,17 +40,21 @@ class Source:
     @property
     def label(self) -> str:
         """Short name, for example of a served model: the repository, or the last part of the path."""
-        return self.directory.absolute().name if self.hub is None else self.hub.label
+        return self.directory.absolute().name if self.origin is None else self.origin.label
 
     @property
     def last_part(self) -> str:
         """Last part of the name: of the repository or folder, or of the path after its links are resolved."""
-        return Path(os.path.realpath(self.directory)).name if self.hub is None else self.hub.label.rpartition("/")[2]
+        if self.origin is None:
+            return Path(os.path.realpath(self.directory)).name
+        return self.origin.label.rpartition("/")[2]
 
     @property
     def record(self) -> str | None:
-        """The exact name with its commit, for records of what was built from it; None for a path."""
-        return None if self.hub is None else str(self.hub)
+        """The exact name with its commit or version, for records of what was built from it; None for a path."""
+        if self.origin is None:
+            return None
+        return str(self.origin) if self.version is None else f"{self.origin}@{self.version}"
 
 
 def find_model(name: str | os.PathLike[str]) -> Source:
@@ -90,5 +102,10 @@ def _find(name: str | os.PathLike[str], kind: Kind) -> Source:
     given = os.fspath(name)
     if isinstance(meaning, LocalName):
         return Source(given, meaning.path)
+    if isinstance(meaning, ObjectName):
+        download = DownloadCache().fetch(ObjectStore(meaning, kind), progress=progress_on())
+        if download is None:
+            raise kind.error(missing_config(meaning, kind))
+        return Source(given, download.directory, meaning, download.version, download.lease)
     snapshot = fetch(meaning, kind)
     return Source(given, snapshot.directory, snapshot.name)

@@ -471,7 +471,8 @@ def test_the_cache_is_listed_and_pruned(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     assert command_line(["cache"]) == 0
-    assert capsys.readouterr().out == f"{cache.directory}: has no engines\n"
+    downloads = cache.directory.parent / "downloads"
+    assert capsys.readouterr().out == f"{cache.directory}: has no engines\n{downloads}: has no downloads\n"
     older, newer = engine_for(model, SMALL), engine_for(model, EngineOptions(max_seq_len=64))
     os.utime(older.parent / "entry.json", (0, 0))
     assert command_line(["cache"]) == 0

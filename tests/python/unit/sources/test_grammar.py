@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adaptrt import AdapterError, ConfigError
-from adaptrt.formats.sources import HubName, LocalName, find_sum, parse_name
+from adaptrt.formats.sources import HubName, LocalName, ObjectName, find_sum, parse_name
+from adaptrt.formats.sources.grammar import remote_name
 
 _WORD = st.from_regex(r"[A-Za-z0-9](?:[A-Za-z0-9_-]{0,8}[A-Za-z0-9])?", fullmatch=True).filter(
     lambda text: "--" not in text and not os.path.lexists(text)
@@ -38,8 +39,32 @@ def test_every_text_has_one_meaning_or_an_error(text: str) -> None:
         assert parse_name(str(found), ConfigError) == found
         assert ".." not in found.folder.split("/")
         assert ".." not in (found.revision or "").split("/")
+    elif isinstance(found, ObjectName):
+        assert parse_name(str(found), ConfigError) == found
+        assert ".." not in found.path.split("/")
     else:
         assert found == LocalName(Path(text))
+
+
+_URLS = st.tuples(st.just("s3://"), st.text(max_size=6) | _WORD, st.lists(st.text(max_size=6), max_size=3)).map(
+    lambda parts: parts[0] + "/".join([parts[1], *parts[2]])
+)
+_SUMS = st.lists(st.tuples(_WORD, st.floats(-9, 9)), min_size=1, max_size=3).map(
+    lambda terms: "+".join(f"org/{name}:{weight!r}" for name, weight in terms)
+)
+
+
+@given(_URLS | _SUMS | st.text(max_size=20).map("hf://{}".format))
+def test_a_remote_name_means_the_same_wherever_it_is_written(text: str) -> None:
+    meaning = remote_name(text)
+    try:
+        found = parse_name(text, ConfigError)
+    except ConfigError:
+        assert meaning is None
+        return
+    assert meaning == (None if isinstance(found, LocalName) else found)
+    if isinstance(found, ObjectName):
+        assert found.child("poet").in_store.startswith(found.bucket + "/")
 
 
 @given(st.text(max_size=40))
@@ -80,6 +105,9 @@ def test_both_meanings_of_an_ambiguous_name_are_said(tmp_path: Path, monkeypatch
         ("a/b@feature%2Fx/sub/folder", HubName("a/b", "feature/x", "sub/folder")),
         ("a/b@refs/pr/3/sub", HubName("a/b", "refs/pr/3", "sub")),
         ("a/b/sub", HubName("a/b", None, "sub")),
+        ("s3://bucket/a/poet:v1", ObjectName("bucket", "a/poet:v1")),
+        ("s3://bucket/a/", ObjectName("bucket", "a")),
+        ("s3://bucket", ObjectName("bucket")),
         ("gone", LocalName(Path("gone"))),
         ("a/b/", LocalName(Path("a/b/"))),
         ("a//b", LocalName(Path("a//b"))),
@@ -90,7 +118,7 @@ def test_both_meanings_of_an_ambiguous_name_are_said(tmp_path: Path, monkeypatch
         ("my models/x", LocalName(Path("my models/x"))),
     ],
 )
-def test_names_and_their_meanings(text: str, meaning: HubName | LocalName) -> None:
+def test_names_and_their_meanings(text: str, meaning: HubName | LocalName | ObjectName) -> None:
     assert parse_name(text, ConfigError) == meaning
 
 
@@ -99,7 +127,13 @@ def test_names_and_their_meanings(text: str, meaning: HubName | LocalName) -> No
     [
         ("", "expected a path or a name"),
         ("a\0b", "null character"),
-        ("s3://bucket/x", "URL with the scheme s3; expected a path or ORGANISATION/NAME"),
+        ("gs://bucket/x", "URL with the scheme gs; expected a path, ORGANISATION/NAME .* or s3://BUCKET/PREFIX"),
+        ("s3://", "expected s3://BUCKET/PREFIX without"),
+        ("s3://bucket/../x", "expected s3://BUCKET/PREFIX without"),
+        ("s3://bucket//x", "expected s3://BUCKET/PREFIX without"),
+        ("s3://bucket/x*", "expected s3://BUCKET/PREFIX without"),
+        ("s3://bucket/x?versionId=1", "expected s3://BUCKET/PREFIX without"),
+        ("s3://bucket/x:0.5", "a weighted sum of adapters; expected one model or adapter"),
         ("https://huggingface.co/Qwen/Qwen3-0.6B/tree/main", "the name of the repository, 'Qwen/Qwen3-0.6B'"),
         ("a/b:0.7+c/d:0.3", "a weighted sum of adapters; expected one model or adapter"),
         ("org/repo:Q4_K_M", "one file of a repository of the Hub; this is not supported"),

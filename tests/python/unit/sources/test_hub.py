@@ -19,7 +19,7 @@ from huggingface_hub import constants  # noqa: E402
 
 import adaptrt.formats.sources.hub as hub_module  # noqa: E402
 from adaptrt import AdapterError, ConfigError  # noqa: E402
-from adaptrt.formats.sources import Source, find_adapter, find_model  # noqa: E402
+from adaptrt.formats.sources import Source, find_adapter, find_model, needed_files  # noqa: E402
 from support.hub_server import Hub, commit_of, hub_server  # noqa: E402
 
 WEIGHTS = bytes(range(256)) * 40
@@ -136,7 +136,7 @@ def test_a_branch_that_moves_is_another_commit(hub: Hub) -> None:
 
 def test_pickled_weights_are_the_last_choice(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.add("org/old", {name: MODEL[name] for name in ("config.json", "pytorch_model.bin")})
-    monkeypatch.setattr(hub_module.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(needed_files.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"only pickled weights .*pip install 'adaptrt\[torch\]'"):
         find_model("org/old")
     assert hub.fetched() == ["config.json"]

@@ -120,13 +120,13 @@ def test_serve_takes_names(hub: FakeHub, saved: Path) -> None:
     assert options.served_model_name == ("org/model",)
     assert options.lora_modules == (("poet", saved / "poet"), ("shout", saved / "shout"))
     assert hub.asked == ["org/poet"]  # the model comes when the flags are known to be right
-    args = parser.parse_args(["org/model", "--lora_modules", "a=org/none", "b=s3://x/y", "--adapter_root", "org/loras"])
+    args = parser.parse_args(["org/model", "--lora_modules", "a=org/none", "b=gs://x/y", "--adapter_root", "org/loras"])
     with pytest.raises(
         ConfigError, match="adapter_root is 'org/loras'; expected a directory; names of the Hub"
     ) as info:
         serve_command.options_of(args)
     assert "org/none: no such repository" in str(info.value)
-    assert "URL with the scheme s3" in str(info.value)
+    assert "URL with the scheme gs" in str(info.value)
 
 
 def test_build_names_carried_adapters_by_the_last_part(hub: FakeHub, saved: Path) -> None:

@@ -1,0 +1,27 @@
+"""Keeps downloaded files while they are used."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from ...common.file_lock import mark_in_use
+
+
+class Lease:
+    """Marks a file as used by this process until the last reference to the lease is gone.
+
+    A pickled lease marks nothing: the process that pickled it keeps its own.
+    """
+
+    def __init__(self, file: Path) -> None:
+        """Raises OSError if the file cannot be opened."""
+        self._file = mark_in_use(file)
+
+    def __del__(self) -> None:
+        with contextlib.suppress(AttributeError):
+            if self._file is not None:
+                self._file.close()
+
+    def __getstate__(self) -> dict[str, None]:
+        return {"_file": None}
