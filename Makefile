@@ -12,7 +12,7 @@ CPP_TESTS := $(shell find tests/cpp -type f)
 CPP_FILES = $$(git ls-files 'cpp/*.h' 'cpp/*.cpp' 'cpp/*.inl' 'cpp/*.cu' 'tests/cpp/*.h' 'tests/cpp/*.cpp' \
                         'bench/*.cpp')
 
-.PHONY: demo install wheel test test-clients lint format sanitize sanitize-all bench clean
+.PHONY: demo install wheel docs test test-clients lint format sanitize sanitize-all bench clean
 
 demo: $(VENV)/.installed  ## Build everything, then serve one mixed batch of adapters
 	$(VENV)/bin/python -m adaptrt.tools.demo
@@ -28,6 +28,11 @@ wheel: $(VENV)/.build-tools  ## A wheel in build/wheels, tried in an empty envir
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(VENV)/bin/auditwheel show build/wheels/linux/*.whl
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" $(VENV)/bin/auditwheel repair --wheel-dir build/wheels build/wheels/linux/*.whl
 	$(VENV)/bin/python deploy/wheel/try_wheel.py build/wheels/*.whl
+
+# A warning is an error: a broken link, a page that no other page names, a docstring that cannot be shown.
+docs: $(VENV)/.installed  ## The documentation site, in build/site
+	$(PIP) 'furo>=2025.12' 'myst-parser>=5' 'sphinx>=9,<10' 'sphinx-copybutton>=0.5'
+	$(VENV)/bin/python -m sphinx --fresh-env --fail-on-warning --keep-going --quiet -c docs/site docs build/site
 
 test: $(VENV)/.installed-with-tests  ## C++ tests, then the Python tests against the installed package
 	$(VENV)/bin/ctest --test-dir $(BUILD) --output-on-failure --parallel 2
