@@ -4,7 +4,8 @@ PYBIND11_MODULE(_cuda, module) {
   module.doc() = "What runs on NVIDIA GPUs: the device, and the kernels of the plugins.";
   // Its Device is the base of ours, and its errors are what we throw.
   pybind11::module_::import("adaptrt._core");
-  // The two modules share C++ types, so they must be of one version; Python compares this one before it uses the module.
+  // The two modules share C++ types, so they must be of one version; Python compares this one before it uses
+  // the module.
   module.attr("__version__") = ADAPTRT_VERSION;
   adaptrt::bindings::bind_cuda_device(module);
   adaptrt::bindings::bind_lora_kernel(module);
