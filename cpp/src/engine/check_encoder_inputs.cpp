@@ -15,7 +15,7 @@ class EncoderInputChecker {
       : input_(input), encoder_(input.encoder), info_(info), num_blocks_(num_blocks) {}
 
   void run() {
-    // Each stage reads only what the ones before it found sound.
+    // Each stage reads only data that the earlier stages have found valid.
     check_sizes();
     finish();
     check_offsets();
@@ -53,7 +53,7 @@ class EncoderInputChecker {
     check_size("block_tables", encoder_.block_tables.size(), encoder_.count() * input_.max_cross_blocks);
     if (!encoder_.outputs.empty()) check_size("outputs", encoder_.outputs.size(), encoder_.count());
     for (const DeviceAdapter* adapter : encoder_.adapters) {
-      // Those of sequences were checked.
+      // Adapters of sequences were already checked.
       if (adapter == nullptr || std::ranges::find(input_.adapters, adapter) != input_.adapters.end())
         continue;
       add("the adapter of task " + std::to_string(adapter->task_id) + " is of no sequence of the step");
@@ -88,7 +88,7 @@ class EncoderInputChecker {
     }
   }
 
-  /// Of `length` tokens, the blocks at the front of a row of a table.
+  /// Checks the blocks of the first `length` tokens in a row of a table.
   void check_row(const std::string& of, std::int32_t length, std::span<const std::int32_t> row) {
     const std::int64_t blocks = (std::int64_t{length} + info_.tokens_per_block - 1) / info_.tokens_per_block;
     if (blocks > input_.max_cross_blocks) {

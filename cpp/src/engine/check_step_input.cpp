@@ -16,9 +16,9 @@ class StepChecker {
   StepChecker(const StepInput& input, const EngineInfo& info, std::int32_t num_blocks)
       : input_(input), info_(info), num_blocks_(num_blocks) {}
 
-  /// `newest_writes` is by KV block, `step` greater than all that is there.
+  /// `newest_writes` has an entry for each KV block; `step` is greater than all entries.
   void run(std::uint64_t step, std::vector<std::uint64_t>& newest_writes) {
-    // Each stage reads only what the ones before it found sound.
+    // Each stage reads only data that the earlier stages have found valid.
     check_sizes();
     finish();
     check_offsets();
@@ -96,7 +96,7 @@ class StepChecker {
   void check_tokens() {
     for (std::size_t t = 0; t < input_.token_ids.size(); ++t) {
       const std::int64_t id = input_.token_ids[t];
-      // Beyond the vocabulary it depends on the adapter.
+      // check_new_tokens() checks tokens beyond the vocabulary, which depend on the adapter.
       if (id < 0 || id >= info_.logits_width()) {
         add("token " + std::to_string(t) + " is " + text(id) + "; the vocabulary has " +
             text(info_.vocab_size));
@@ -177,7 +177,7 @@ class StepChecker {
     return factor == 1 || std::ranges::find(factors, factor) != factors.end();
   }
 
-  /// Tokens beyond the vocabulary are those of the sequence's adapter, which acts from its beginning on.
+  /// Tokens beyond the vocabulary must belong to the sequence's adapter, and it must act from position 0 on.
   void check_new_tokens(std::int64_t sequence, const DeviceAdapter* adapter) {
     const std::int32_t site = new_tokens_site(info_.lora);
     if (site < 0 || !problems_.empty()) return;

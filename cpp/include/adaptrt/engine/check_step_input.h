@@ -7,10 +7,11 @@
 
 namespace adaptrt {
 
-/// Checks an engine's steps, one after the other. A sound step costs no memory but that of the first.
+/// Checks an engine's steps, one after the other. After the first step, valid steps allocate nothing.
 class StepInputChecker {
  public:
-  /// What every engine does first. Throws StepError, naming all that breaks StepInput's rules.
+  /// Checks the input of one step; every engine calls it first. Throws StepError with all violations of
+  /// StepInput's rules.
   void check(const StepInput& input, const EngineInfo& info, std::int32_t num_blocks);
 
  private:
@@ -19,8 +20,8 @@ class StepInputChecker {
   std::vector<std::uint64_t> newest_writes_;
 };
 
-/// The same of what StepInput has for engines with an encoder, whose pool has `num_blocks`; allocates memory
-/// only in steps with encoder inputs.
+/// Checks the members of StepInput for engines with an encoder, whose pool has `num_blocks` blocks. Throws
+/// StepError. Allocates memory only in steps with encoder inputs.
 void check_encoder_inputs(const StepInput& input, const EngineInfo& info, std::int32_t num_blocks);
 
 }  // namespace adaptrt

@@ -6,54 +6,54 @@
 
 namespace adaptrt {
 
-/// What a rank sends to another.
+/// A message to another rank.
 struct OutgoingMessage {
   std::int32_t to = 0;
   std::span<const std::byte> bytes;
 };
 
-/// Where what another rank sends goes; both sides know its size.
+/// Destination of a message from another rank. Both ranks know its size.
 struct IncomingMessage {
   std::int32_t from = 0;
   std::span<std::byte> bytes;
 };
 
-/// Which exchange one is of those that a rank has begun: the numbers ascend.
+/// Number of an exchange that a rank has begun; later exchanges have higher numbers.
 using ExchangeNumber = std::int64_t;
 
-/// How the ranks of one engine talk to each other. Messages from one rank to another come in the order in
-/// which they were sent. One thread at a time.
+/// Exchanges messages between the ranks of one engine. Messages from one rank to another arrive in the order
+/// in which they were sent. Only one thread may use it at a time.
 class Communicator {
  public:
   virtual ~Communicator() = default;
   [[nodiscard]] virtual std::int32_t rank() const = 0;
   [[nodiscard]] virtual std::int32_t size() const = 0;
 
-  /// Sends and receives at the same time, and returns when all of it has happened. Throws EngineError that
-  /// names the ranks that have not done their part within the communicator's time limit; every later call
-  /// throws it as well.
+  /// Sends and receives at the same time, and returns when all messages have passed. Throws EngineError with
+  /// the ranks that did not take part within the communicator's time limit; every later call throws it too.
   virtual void exchange(std::span<const OutgoingMessage> sent, std::span<const IncomingMessage> received) = 0;
 
-  /// Begins what exchange() does. It goes on in has_ended() and end_exchange(), of whichever exchange; until
-  /// it has ended, what is sent stays as it is and what is received is not looked at. All ranks begin their
-  /// exchanges in the same order. A communicator that cannot do two things at a time does all of it here.
+  /// Begins an exchange. It continues whenever has_ended() or end_exchange() is called for any exchange.
+  /// Until it has ended, the sent bytes must not change, and the received bytes must not be read. All ranks
+  /// must begin their exchanges in the same order. A communicator without overlap does the whole exchange
+  /// here.
   virtual ExchangeNumber begin_exchange(std::span<const OutgoingMessage> sent,
                                         std::span<const IncomingMessage> received) {
     exchange(sent, received);
     return 0;
   }
 
-  /// Whether this exchange has happened, and all that were begun before it. Throws as exchange() does where a
-  /// rank is known to be lost; silence is left to end_exchange().
+  /// True if this exchange and all earlier ones have ended. Throws like exchange() if a rank is known to be
+  /// lost; the time limit applies only in end_exchange().
   [[nodiscard]] virtual bool has_ended(ExchangeNumber /*exchange*/) { return true; }
 
-  /// Returns when it has ended. The time limit is counted from this call on.
+  /// Waits until the exchange has ended. The time limit starts with this call.
   virtual void end_exchange(ExchangeNumber /*exchange*/) {}
 
-  /// Whether a call has thrown, so that every later one will.
+  /// True if a call has thrown; every later call then throws.
   [[nodiscard]] virtual bool is_lost() const = 0;
 
-  /// Waits for a message without a limit of time, and without keeping a CPU busy.
+  /// Waits for a message without a time limit, and without keeping a CPU busy.
   virtual void wait_for(const IncomingMessage& message) = 0;
 };
 

@@ -12,7 +12,7 @@
 
 namespace adaptrt {
 
-/// Fields that an engine tells another process.
+/// Fields that are sent to another process.
 constexpr auto sent_fields_of(const EngineInfo* /*type*/) {
   using C = EngineInfo;
   return std::tuple{
@@ -48,8 +48,8 @@ constexpr auto sent_fields_of(const EngineInfo* /*type*/) {
       Field{"lora", &C::lora, "Adapters that the engine accepts."}};
 }
 
-/// The others belong to engines of this process: one of another process has no second level of the KV cache,
-/// and takes no embeddings.
+/// All fields. Those that are not sent have an effect only in the engine's own process: an engine of another
+/// process has no second level of the KV cache and takes no embeddings.
 constexpr auto fields_of(const EngineInfo* type) {
   using C = EngineInfo;
   return std::tuple_cat(
@@ -73,14 +73,14 @@ enum class StepAxis : std::uint8_t {
   kCopies,       ///< one per copied KV block
 };
 
-/// An array of int32 that a step brings. It may be empty if StepInput says so.
+/// An int32 array of StepInput. It may be empty if StepInput says so.
 struct StepInputArray {
   std::span<const std::int32_t> StepInput::* member;
   StepAxis axis;
 };
 
-/// All arrays of int32 but given_rows, which go with given_embeddings: only an engine of one process takes
-/// those.
+/// All int32 arrays except given_rows, which belong to given_embeddings: only an engine of one process takes
+/// these.
 inline constexpr std::array kStepInputArrays = {
     StepInputArray{&StepInput::token_ids, StepAxis::kTokens},
     StepInputArray{&StepInput::positions, StepAxis::kTokens},
@@ -95,15 +95,15 @@ inline constexpr std::array kStepInputArrays = {
     StepInputArray{&StepInput::hidden_rows, StepAxis::kRows},
     StepInputArray{&StepInput::encoder_lengths, StepAxis::kSequences},
     StepInputArray{&StepInput::cross_block_tables, StepAxis::kCrossBlocks}};
-/// Members of StepInput that are none of these arrays: two widths of tables, adapters, encoder inputs,
+/// Number of the other members of StepInput: two widths of tables, adapters, encoder inputs,
 /// given_rows and given_embeddings.
 inline constexpr std::size_t kOtherStepMembers = 6;
 static_assert(kStepInputArrays.size() + kOtherStepMembers == num_members<StepInput>());
 
-/// The arrays of int32 of encoder inputs.
+/// The int32 arrays of encoder inputs.
 inline constexpr std::array kEncoderArrays = {&EncoderInputs::token_ids, &EncoderInputs::offsets,
                                               &EncoderInputs::block_tables};
-/// Members of EncoderInputs that are none of these arrays: adapters and outputs.
+/// Number of the other members of EncoderInputs: adapters and outputs.
 inline constexpr std::size_t kOtherEncoderMembers = 2;
 static_assert(kEncoderArrays.size() + kOtherEncoderMembers == num_members<EncoderInputs>());
 

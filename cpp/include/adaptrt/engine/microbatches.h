@@ -7,9 +7,9 @@
 
 namespace adaptrt {
 
-// Rules for all ways in which a step passes the stages of a pipeline in micro-batches.
+// Rules for cutting a step of a pipeline into micro-batches.
 
-/// Below this, reading the weights once more takes longer than what stages gain by working at the same time.
+/// With fewer tokens, reading the weights once more takes longer than the stages gain by working in parallel.
 inline constexpr std::int32_t kMinMicrobatchTokens = 64;
 
 /// Sequences [first, last) of a step.

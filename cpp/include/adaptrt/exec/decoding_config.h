@@ -64,7 +64,7 @@ struct ExternalDraftTokensConfig {
   std::optional<double> acceptance_threshold;
   std::optional<bool> fast_logits;
 
-  /// Also lists tokens outside the vocabulary.
+  /// Lists all problems, including tokens outside the vocabulary.
   [[nodiscard]] Problems validate(std::int64_t vocab_size) const;
   bool operator==(const ExternalDraftTokensConfig&) const = default;
 };

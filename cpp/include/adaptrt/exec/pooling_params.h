@@ -12,7 +12,7 @@
 
 namespace adaptrt {
 
-/// Which hidden states of a prompt are pooled, and how.
+/// Hidden states of a prompt that are pooled, and how.
 enum class PoolingType : std::uint8_t {
   kLast = 0,  ///< last token
   kCls = 1,   ///< first token
