@@ -162,13 +162,13 @@ class Executor(_core.Executor):
         """Queues a request and returns its id.
 
         adapter: name of an adapter, instead of request.lora_config, or a weighted sum such as
-            "a:0.7+b:0.3"; it is read from disk when it is not cached. Where the draft engine's directory carries an
-            adapter of this name, drafts use it, unless the request has a draft_lora_config. Virtual tokens
-            (PROMPT_TUNING, P_TUNING) are put before input_token_ids, and are part of the prompt in every way. The base
-            model answers a prompt without the invocation tokens of an aLoRA adapter.
+            "a:0.7+b:0.3". It is read from disk if it is not cached. If the draft engine's directory has an adapter of
+            this name, drafts use it, unless the request has a draft_lora_config. Virtual tokens (PROMPT_TUNING,
+            P_TUNING) are put before input_token_ids, and are part of the prompt in every way. The base model answers a
+            prompt without the invocation tokens of an aLoRA adapter.
 
         Raises RequestError with all problems of the request, QueueFullError, and AdapterError (also for a task_id of
-        2**63 or more, which are reserved for named adapters); nothing is queued then.
+        2**63 or more; these ids are reserved for named adapters). Nothing is queued then.
         """
         _refuse_named_task_ids(request, "")
         self._begin_guided_decoding_of([request])
@@ -202,10 +202,10 @@ class Executor(_core.Executor):
                 return super().enqueue_request(named)
 
     def enqueue_requests(self, requests: Sequence[Request]) -> list[int]:
-        """Queues all requests; none if one is rejected. A request may use an adapter that an earlier one in the list
-        brings.
+        """Queues all requests, or none if one is rejected.
 
-        Raises like enqueue_request.
+        A request may use an adapter whose weights come with an earlier request of the list. Raises like
+        enqueue_request.
         """
         for index, request in enumerate(requests):
             _refuse_named_task_ids(request, f"requests[{index}].")
@@ -260,8 +260,8 @@ class Executor(_core.Executor):
 
         directory: the adapter's directory, or a name of the Hub or of an object store (docs/names.md), which may cause
             a download. A Path is always a directory.
-        replace: True: the name may be known already. Running requests keep the old adapter; new ones
-            get the new one.
+        replace: True: accepts a name that is known already. Running requests keep the old adapter; new ones get the
+            new one.
 
         Raises AdapterError for a taken name and for an adapter that cannot be served, LoraCacheFullError, EngineError
         if its files cannot be read. Nothing has changed then.
@@ -290,7 +290,7 @@ class Executor(_core.Executor):
             super().unload_adapter(adapter.task_id)
 
     def load_adapter(self, name: str) -> None:
-        """Caches an adapter. Reads it from disk if it is not cached. Of virtual tokens, it only reads the files.
+        """Caches an adapter. Reads it from disk if it is not cached. For virtual tokens it only reads the files.
 
         Raises like AdapterStore.load, and LoraCacheFullError.
         """
@@ -303,8 +303,8 @@ class Executor(_core.Executor):
                 super().put_adapter(self._adapters.load(name))
 
     def pin_named_adapter(self, name: str) -> None:
-        """Caches an adapter like load_adapter and keeps it on both levels. Does not pin virtual tokens, which are in no
-        cache.
+        """Caches an adapter like load_adapter and keeps it on both levels. Has no effect on virtual tokens, which are
+        not cached.
 
         Raises like load_adapter and pin_adapter.
         """

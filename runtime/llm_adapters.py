@@ -37,7 +37,7 @@ class LoadedAdapters:
             state dict of torch or numpy tensors, as peft.get_peft_model_state_dict() returns it, alone or as
             LoraTensors. Adapters in memory are copied, and equal the adapter that save_pretrained() writes.
         config: for a state dict alone: the PeftConfig, or the fields of adapter_config.json.
-        replace: True: the name may be known already. Running requests keep the old adapter.
+        replace: True: accepts a name that is known already. Running requests keep the old adapter.
 
         Raises AdapterError for a taken name and for an adapter that cannot be served, LoraCacheFullError, EngineError
         if its files cannot be read. Nothing has changed then.
@@ -77,7 +77,7 @@ class LoadedAdapters:
         """Returns the names of each text's adapter, and keeps unnamed adapters as long as the result.
 
         Loads a directory or repository of the Hub under its path or name, and an adapter in memory under a name that is
-        made from its content. Raises AdapterError for other values, RequestError if there are not as many adapters as
+        made from its content. Raises AdapterError for other values, RequestError if a list has another length than the
         texts, and the errors of load_lora().
         """
         held = HeldAdapters()

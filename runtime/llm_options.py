@@ -20,16 +20,19 @@ class CompletionOptions:
 
     params: SamplingParams
     sampling_config: SamplingConfig | None
-    """Replaces the sampling of `params`; None: none."""
+    """Replaces the sampling of `params`; None: `params` decides."""
 
     @property
     def has_list(self) -> bool:
-        """True if the caller gets a list of completions, even of one."""
+        """True if the caller gets a list of completions, even if it has one entry."""
         return self.params.n is not None
 
 
 def recommended_sampling(engine_dir: Path, generation_config: str | Path | None) -> SamplingDefaults:
-    """Returns the sampling settings of LLM's argument. Raises ConfigError for a file that is missing or invalid."""
+    """Returns the sampling settings that LLM's argument generation_config names.
+
+    Raises ConfigError for a file that is missing or invalid.
+    """
     if generation_config is None or generation_config == "vllm":
         return SamplingDefaults()
     if generation_config == "auto":
@@ -67,9 +70,11 @@ def combined(
 
 
 def combined_for_each(num_prompts: int, sampling_params: Any, *arguments: Any, **more: Any) -> list[CompletionOptions]:
-    """Returns the same for each of several prompts. sampling_params: one for all prompts, or a list of one per prompt.
+    """Returns the options of each prompt, like combined().
 
-    Raises RequestError, also if there are not as many as prompts.
+    sampling_params: for all prompts, or a list with one entry per prompt.
+
+    Raises RequestError, also if the list has another length.
     """
     if not isinstance(sampling_params, Sequence):
         return [combined(sampling_params, *arguments, **more)] * num_prompts
