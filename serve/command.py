@@ -87,7 +87,7 @@ def _add_server(group: Any) -> None:
     )  # fmt: skip
     group.add_argument(
         "--tool_call_parser", choices=list(PARSERS),
-        help="format in which the model writes function calls; without it, requests with tools are rejected",
+        help="format in which the model writes function calls; without it, requests with tools are refused",
     )  # fmt: skip
     group.add_argument("--log_requests", action="store_true", help="log one line per request")
 
@@ -262,10 +262,9 @@ def options_of(args: argparse.Namespace) -> ServerOptions:
             "enable_lora_loading is given without adapter_root; expected a directory below which clients may load"
         )
     if (args.kv_cache_dir is None) != (args.kv_cache_dir_bytes is None):
-        problems.append(
-            f"kv_cache_dir is {args.kv_cache_dir} and kv_cache_dir_bytes is {args.kv_cache_dir_bytes}; "
-            "accepted: both, or neither"
-        )
+        names_of_both = ("kv_cache_dir", "kv_cache_dir_bytes")
+        given, missing = names_of_both if args.kv_cache_dir_bytes is None else names_of_both[::-1]
+        problems.append(f"{given} is {getattr(args, given)} without {missing}; expected both, or neither")
     if args.kv_cache_dir is not None and not (args.kv_cache_dir.is_dir() and os.access(args.kv_cache_dir, os.W_OK)):
         problems.append(f"kv_cache_dir is '{args.kv_cache_dir}'; expected a directory that can be written")
     for name in ("max_draft_len", "draft_kv_cache_bytes"):

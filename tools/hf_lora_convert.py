@@ -16,7 +16,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declares the flags; the first four are TensorRT-LLM's."""
     parser.add_argument("-i", "--in-file", required=True, help="adapter: a directory or a name of the Hub")
     parser.add_argument("-o", "--out-dir", type=Path, required=True, help="directory for the two .npy files")
-    parser.add_argument("--storage-type", choices=("float32", "float16", "bfloat16"), default="float16")
+    parser.add_argument(
+        "--storage-type",
+        choices=("float32", "float16", "bfloat16"),
+        default="float16",
+        help="type of the written weights; engines of any type read it (default: float16)",
+    )
     parser.add_argument("-v", "--verbose", action="store_true", help="list the rows")
     parser.add_argument(
         "--base_model",

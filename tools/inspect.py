@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="checkpoint, engine, converted adapter, or an adapter's directory or name in the Hub",
     )
     parser.add_argument("--tensors", action="store_true", help="list the tensors of a checkpoint or an engine")
-    parser.add_argument("--engine", type=Path, help="adapters only: also check that this engine can serve the adapter")
+    parser.add_argument("--engine", type=Path, help="adapters only: check that this engine can serve the adapter")
     parser.add_argument(
         "--context", type=int, nargs="+", metavar="N",
         help="native engines only: context lengths in tokens for which to show the KV cache's size (default: powers "

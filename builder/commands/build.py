@@ -115,7 +115,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_trtllm_flags(
         parser.add_argument_group(
             "other flags of trtllm-build",
-            "accepted if their value holds anyway, otherwise rejected with the reason given here",
+            "accepted with the value that describes what AdaptRT does anyway, otherwise refused for the reason below",
         )
     )
 

@@ -74,7 +74,7 @@ constexpr auto fields_of(const LogitsPostProcessorConfig* /*type*/) {
       Field{"processor_map", &C::processor_map, "Map from the names that requests use to functions."},
       Field{"processor_batched", &C::processor_batched,
             "The function of all requests that ask for Request.BATCHED_POST_PROCESSOR_NAME, once a step."},
-      Field{"replicate", &C::replicate, "Without effect: there is one rank."}};
+      Field{"replicate", &C::replicate, "No effect: only rank 0 has the executor and calls the functions."}};
 }
 
 }  // namespace adaptrt

@@ -21,11 +21,11 @@ constexpr auto fields_of(const SecondLevelStats* /*type*/) {
   return std::tuple{
       Field{"max_num_blocks", &C::max_num_blocks, "Maximum number of blocks in the file."},
       Field{"used_num_blocks", &C::used_num_blocks, "Number of blocks in the file."},
-      Field{"written_blocks", &C::written_blocks, "So far."},
-      Field{"read_blocks", &C::read_blocks, "Read back instead of being computed, so far."},
+      Field{"written_blocks", &C::written_blocks, "Blocks written to the file so far."},
+      Field{"read_blocks", &C::read_blocks, "Blocks read back so far instead of being computed."},
       Field{"dropped_blocks", &C::dropped_blocks,
-            "Blocks not written because too many were waiting, so far."},
-      Field{"failed_blocks", &C::failed_blocks, "Lost to errors of the disk, or damaged, so far."},
+            "Blocks not written so far, because too many were waiting."},
+      Field{"failed_blocks", &C::failed_blocks, "Blocks lost so far to errors of the disk or to damage."},
       Field{"error", &C::error, "Reason why the second level was switched off; empty if it is in use."}};
 }
 
@@ -35,15 +35,16 @@ constexpr auto fields_of(const KvCacheStats* /*type*/) {
       Field{"max_num_blocks", &C::max_num_blocks, "Blocks of the pool."},
       Field{"free_num_blocks", &C::free_num_blocks, "Blocks that no running request holds."},
       Field{"used_num_blocks", &C::used_num_blocks, "Blocks of running requests."},
-      Field{"tokens_per_block", &C::tokens_per_block, "Set when the engine was built."},
-      Field{"alloc_total_blocks", &C::alloc_total_blocks, "New and reused, so far."},
-      Field{"alloc_new_blocks", &C::alloc_new_blocks, "So far."},
-      Field{"reused_blocks", &C::reused_blocks, "So far."},
-      Field{"missed_blocks", &C::missed_blocks, "Full blocks looked for and not found, so far."},
+      Field{"tokens_per_block", &C::tokens_per_block, "Tokens in a block."},
+      Field{"alloc_total_blocks", &C::alloc_total_blocks, "Blocks that requests got so far, new and reused."},
+      Field{"alloc_new_blocks", &C::alloc_new_blocks, "New blocks that requests got so far."},
+      Field{"reused_blocks", &C::reused_blocks, "Blocks that requests reused so far."},
+      Field{"missed_blocks", &C::missed_blocks,
+            "Full blocks that requests looked for and did not find so far."},
       Field{"cache_hit_rate", &C::cache_hit_rate, "reused / (reused + missed)."},
       Field{"partially_reused_blocks", &C::partially_reused_blocks,
-            "New blocks that begin with copied KV of another block, so far."},
-      Field{"reused_tokens", &C::reused_tokens, "Tokens in both kinds of reused blocks, so far."},
+            "New blocks so far that begin with copied KV of another block."},
+      Field{"reused_tokens", &C::reused_tokens, "Tokens so far in both kinds of reused blocks."},
       Field{"second_level", &C::second_level, "The second level, a file; None without host_cache_size."}};
 }
 
@@ -54,20 +55,21 @@ constexpr auto fields_of(const LoraCacheStats* /*type*/) {
       Field{"host_misses", &C::host_misses, "Adapters stored, or not found."},
       Field{"host_evictions", &C::host_evictions, "Adapters evicted from the host level."},
       Field{"device_hits", &C::device_hits,
-            "Starts that found the adapter on the device level, loaded for another."},
+            "Starts of requests whose adapter was already on the device level."},
       Field{"device_misses", &C::device_misses, "Adapters that had to be loaded to the device level."},
       Field{"device_evictions", &C::device_evictions, "Device copies evicted to make room."},
-      Field{"host_adapters", &C::host_adapters, "On the host level now."},
-      Field{"device_adapters", &C::device_adapters, "On the device level now."},
-      Field{"host_bytes_used", &C::host_bytes_used, "Bytes."},
-      Field{"host_bytes_total", &C::host_bytes_total, "Bytes."},
+      Field{"host_adapters", &C::host_adapters, "Adapters on the host level now."},
+      Field{"device_adapters", &C::device_adapters, "Adapters on the device level now."},
+      Field{"host_bytes_used", &C::host_bytes_used, "Bytes in use on the host level."},
+      Field{"host_bytes_total", &C::host_bytes_total, "Size of the host level in bytes."},
       Field{"page_bytes", &C::page_bytes, "Bytes of a device page."},
-      Field{"device_pages_used", &C::device_pages_used, "Pages."},
-      Field{"device_pages_total", &C::device_pages_total, "Pages."},
+      Field{"device_pages_used", &C::device_pages_used, "Device pages in use."},
+      Field{"device_pages_total", &C::device_pages_total, "Number of device pages."},
       Field{"loads_in_flight", &C::loads_in_flight,
             "Adapters that are being loaded to the device level now."},
-      Field{"failed_loads", &C::failed_loads, "Loads that failed, so far."},
-      Field{"load_seconds", &C::load_seconds, "Time spent loading adapters to the device level, so far."}};
+      Field{"failed_loads", &C::failed_loads, "Loads that failed so far."},
+      Field{"load_seconds", &C::load_seconds,
+            "Seconds spent so far on loading adapters to the device level."}};
 }
 
 /// TensorRT-LLM's InflightBatchingStats.
@@ -87,11 +89,13 @@ constexpr auto fields_of(const InflightBatchingStats* /*type*/) {
   using C = InflightBatchingStats;
   return std::tuple{
       Field{"num_scheduled_requests", &C::num_scheduled_requests, "Requests of the step."},
-      Field{"num_context_requests", &C::num_context_requests, "Of these, computing their prompt."},
-      Field{"num_gen_requests", &C::num_gen_requests, "Of these, generating."},
-      Field{"num_paused_requests", &C::num_paused_requests, "Waiting although they ran before."},
+      Field{"num_context_requests", &C::num_context_requests,
+            "Requests of the step that compute their prompt."},
+      Field{"num_gen_requests", &C::num_gen_requests, "Requests of the step that generate."},
+      Field{"num_paused_requests", &C::num_paused_requests, "Preempted requests, which wait to run again."},
       Field{"num_ctx_tokens", &C::num_ctx_tokens, "Prompt tokens of the step."},
-      Field{"micro_batch_id", &C::micro_batch_id, "Always 0: there is one pipeline stage."},
+      Field{"micro_batch_id", &C::micro_batch_id,
+            "Always 0: micro-batches of a pipeline are counted together."},
       Field{"avg_num_decoded_tokens_per_iter", &C::avg_num_decoded_tokens_per_iter,
             "Tokens per generating request; 1 when each has one sequence and no draft was right."}};
 }
@@ -109,12 +113,12 @@ struct StaticBatchingStats {
 
 constexpr auto fields_of(const StaticBatchingStats* /*type*/) {
   using C = StaticBatchingStats;
-  return std::tuple{
-      Field{"num_scheduled_requests", &C::num_scheduled_requests, "Requests of the step."},
-      Field{"num_context_requests", &C::num_context_requests, "Of these, computing their prompt."},
-      Field{"num_ctx_tokens", &C::num_ctx_tokens, "Prompt tokens of the step."},
-      Field{"num_gen_tokens", &C::num_gen_tokens, "Generated tokens of the step."},
-      Field{"empty_gen_slots", &C::empty_gen_slots, "Unused places of the batch."}};
+  return std::tuple{Field{"num_scheduled_requests", &C::num_scheduled_requests, "Requests of the step."},
+                    Field{"num_context_requests", &C::num_context_requests,
+                          "Requests of the step that compute their prompt."},
+                    Field{"num_ctx_tokens", &C::num_ctx_tokens, "Prompt tokens of the step."},
+                    Field{"num_gen_tokens", &C::num_gen_tokens, "Generated tokens of the step."},
+                    Field{"empty_gen_slots", &C::empty_gen_slots, "Unused places of the batch."}};
 }
 
 /// TensorRT-LLM's DisServingRequestStats. Never present: each prompt is computed in the same executor as its
@@ -128,7 +132,7 @@ struct DisServingRequestStats {
 
 constexpr auto fields_of(const DisServingRequestStats* /*type*/) {
   using C = DisServingRequestStats;
-  return std::tuple{Field{"kv_cache_transfer_ms", &C::kv_cache_transfer_ms, "Time that moving its KV took."},
+  return std::tuple{Field{"kv_cache_transfer_ms", &C::kv_cache_transfer_ms, "Time to move the request's KV."},
                     Field{"kv_cache_size", &C::kv_cache_size, "Bytes of KV that were moved."}};
 }
 
@@ -165,10 +169,10 @@ constexpr auto fields_of(const DraftEngineStats* /*type*/) {
       Field{"mem_usage", &C::mem_usage, "Bytes of its KV pool and its LoRA cache."},
       Field{"max_num_blocks", &C::max_num_blocks, "Blocks of its KV pool."},
       Field{"used_num_blocks", &C::used_num_blocks, "Blocks of sequences that it has computed."},
-      Field{"num_sequences", &C::num_sequences, "These sequences."},
-      Field{"num_steps", &C::num_steps, "So far."},
+      Field{"num_sequences", &C::num_sequences, "Sequences that it has computed."},
+      Field{"num_steps", &C::num_steps, "Steps that it has run so far."},
       Field{"num_tokens", &C::num_tokens, "Tokens that it has computed so far, drafts included."},
-      Field{"seconds", &C::seconds, "Time spent on drafts so far."},
+      Field{"seconds", &C::seconds, "Seconds spent on drafts so far."},
       Field{"error", &C::error, "Reason why the draft engine was switched off; empty if it is in use."}};
 }
 
@@ -228,26 +232,25 @@ constexpr auto fields_of(const IterationStats* /*type*/) {
             "Part of iter_latency_ms spent in the engine's step."},
       Field{"new_active_requests_queue_latency_ms", &C::new_active_requests_queue_latency_ms,
             "Total time that the requests started by this step had waited in the queue."},
-      Field{"num_new_active_requests", &C::num_new_active_requests, "Started with this step."},
-      Field{"num_active_requests", &C::num_active_requests, "Running in this step."},
-      Field{"num_queued_requests", &C::num_queued_requests, "Waiting for their start."},
-      Field{"num_completed_requests", &C::num_completed_requests, "Ended with this step."},
+      Field{"num_new_active_requests", &C::num_new_active_requests, "Requests that started with this step."},
+      Field{"num_active_requests", &C::num_active_requests, "Requests that ran in this step."},
+      Field{"num_queued_requests", &C::num_queued_requests, "Requests that wait for their start."},
+      Field{"num_completed_requests", &C::num_completed_requests, "Requests that ended with this step."},
       Field{"max_num_active_requests", &C::max_num_active_requests, "Maximum batch size."},
       Field{"gpu_mem_usage", &C::gpu_mem_usage,
-            "Bytes of the KV pool and the LoRA cache's device level where the engine has a device; 0 on a "
+            "Bytes of the KV pool and of the LoRA cache's device level if the engine has a device; 0 on a "
             "CPU."},
       Field{
           "cpu_mem_usage", &C::cpu_mem_usage,
           "Bytes of the LoRA cache's host level, of blocks that wait to be written to the second level, and "
           "on a CPU of the KV pool, the device level and the draft engine's caches."},
-      Field{"pinned_mem_usage", &C::pinned_mem_usage, "Bytes; 0 on a CPU."},
+      Field{"pinned_mem_usage", &C::pinned_mem_usage, "Bytes of pinned memory; 0 on a CPU."},
       Field{"kv_cache_stats", &C::kv_cache_stats, "The KV cache after the step."},
       Field{"cross_kv_cache_stats", &C::cross_kv_cache_stats,
             "Cross-attention KV of encoder inputs after the step; None without an encoder."},
       Field{"static_batching_stats", &C::static_batching_stats, "Always None: batches are in flight."},
       Field{"inflight_batching_stats", &C::inflight_batching_stats, "The step's batch."},
-      Field{"spec_decoding_stats", &C::spec_decoding_stats,
-            "The step's drafts; None where it computed none."},
+      Field{"spec_decoding_stats", &C::spec_decoding_stats, "The step's drafts; None if it computed none."},
       Field{"lora_cache_stats", &C::lora_cache_stats, "The LoRA cache after the step; None without one."},
       Field{"speculation_stats", &C::speculation_stats, "All drafts so far."},
       Field{"weight_bytes_read", &C::weight_bytes_read,
@@ -300,10 +303,11 @@ constexpr auto fields_of(const RequestStats* /*type*/) {
       Field{"scheduled", &C::scheduled, "True if the request was in this step."},
       Field{"paused", &C::paused, "True if a sequence of the request is preempted and waits."},
       Field{"alloc_total_blocks_per_request", &C::alloc_total_blocks_per_request,
-            "New and reused blocks, including those of its encoder input."},
-      Field{"alloc_new_blocks_per_request", &C::alloc_new_blocks_per_request, "So far."},
-      Field{"reused_blocks_per_request", &C::reused_blocks_per_request, "So far."},
-      Field{"missed_blocks_per_request", &C::missed_blocks_per_request, "So far."},
+            "Blocks that the request got so far, new and reused, including those of its encoder input."},
+      Field{"alloc_new_blocks_per_request", &C::alloc_new_blocks_per_request, "New blocks so far."},
+      Field{"reused_blocks_per_request", &C::reused_blocks_per_request, "Reused blocks so far."},
+      Field{"missed_blocks_per_request", &C::missed_blocks_per_request,
+            "Full blocks so far that the request looked for and did not find."},
       Field{"kv_cache_hit_rate_per_request", &C::kv_cache_hit_rate_per_request,
             "reused / (reused + missed)."},
       Field{"dis_serving_stats", &C::dis_serving_stats,
@@ -320,8 +324,9 @@ struct RequestStatsPerIteration {
 
 constexpr auto fields_of(const RequestStatsPerIteration* /*type*/) {
   using C = RequestStatsPerIteration;
-  return std::tuple{Field{"iter", &C::iter, "Number of the step."},
-                    Field{"request_stats", &C::request_stats, "In the order of their ids."}};
+  return std::tuple{
+      Field{"iter", &C::iter, "Number of the step."},
+      Field{"request_stats", &C::request_stats, "RequestStats of each request, in the order of their ids."}};
 }
 
 /// One line of JSON with TensorRT-LLM's keys (iterLatencyMS for iter_latency_ms).

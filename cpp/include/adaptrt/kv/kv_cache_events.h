@@ -110,7 +110,7 @@ constexpr auto fields_of(const KVCacheStoredBlockData* /*type*/) {
       Field{"lora_id", &C::lora_id, "task_id of the adapter; None: the base model."},
       Field{"cache_level", &C::cache_level, "0: the pool."},
       Field{"priority", &C::priority, "Priority as in KvCacheRetentionConfig."},
-      Field{"cache_salt_id", &C::cache_salt_id, "The request's."}};
+      Field{"cache_salt_id", &C::cache_salt_id, "Request.cache_salt_id."}};
 }
 
 constexpr auto fields_of(const KVCacheStoredData* /*type*/) {
@@ -128,24 +128,25 @@ constexpr auto fields_of(const KVCacheRemovedData* /*type*/) {
 
 constexpr auto fields_of(const KVCacheEventDiffInt* /*type*/) {
   using C = KVCacheEventDiffInt;
-  return std::tuple{Field{"old_value", &C::old_value, "Before."}, Field{"new_value", &C::new_value, "Now."}};
+  return std::tuple{Field{"old_value", &C::old_value, "Value before the change."},
+                    Field{"new_value", &C::new_value, "Value after the change."}};
 }
 
 constexpr auto fields_of(const KVCacheUpdatedData* /*type*/) {
   using C = KVCacheUpdatedData;
   return std::tuple{Field{"block_hash", &C::block_hash, "Hash of a stored block."},
-                    Field{"cache_level", &C::cache_level, "KVCacheEventDiffInt; None: as it was."},
-                    Field{"priority", &C::priority, "KVCacheEventDiffInt; None: as it was."}};
+                    Field{"cache_level", &C::cache_level, "KVCacheEventDiffInt; None: unchanged."},
+                    Field{"priority", &C::priority, "KVCacheEventDiffInt; None: unchanged."}};
 }
 
 constexpr auto fields_of(const KVCacheEvent* /*type*/) {
   using C = KVCacheEvent;
   return std::tuple{
-      Field{"event_id", &C::event_id, "Counts from 0; where ids are missing, events were dropped."},
+      Field{"event_id", &C::event_id, "Counts from 0; a missing id means that events were dropped."},
       Field{"data", &C::data,
             "KVCacheCreatedData, KVCacheStoredData, KVCacheRemovedData or KVCacheUpdatedData."},
       Field{"window_size", &C::window_size, "The engine's max_seq_len: blocks are kept for all positions."},
-      Field{"attention_dp_rank", &C::attention_dp_rank, "Always None: there is one rank."}};
+      Field{"attention_dp_rank", &C::attention_dp_rank, "Always None: ranks never split a batch."}};
 }
 
 /// Passes events from the executor's thread, which records and flushes them, to any other thread.

@@ -42,7 +42,7 @@ constexpr auto fields_of(const LoraLayout* /*type*/) {
   using C = LoraLayout;
   return std::tuple{
       RequiredField{"dtype", &C::dtype, "Storage type of adapters on the device, equal to the engine's."},
-      RequiredField{"num_layers", &C::num_layers, "Number of layers, those of an encoder included."},
+      RequiredField{"num_layers", &C::num_layers, "Number of layers, including those of an encoder."},
       RequiredField{"max_rank", &C::max_rank, "Largest rank of an adapter."},
       RequiredField{"dora_enabled", &C::dora_enabled, "True if adapters may have DoRA magnitudes."},
       RequiredField{"target_modules", &C::target_modules, "Ids of the modules that adapters may change."},
