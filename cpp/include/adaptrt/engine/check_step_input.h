@@ -16,7 +16,7 @@ class StepInputChecker {
 
  private:
   std::uint64_t step_ = 0;
-  /// By KV block: the newest step that writes it.
+  /// The newest step that writes each KV block.
   std::vector<std::uint64_t> newest_writes_;
 };
 

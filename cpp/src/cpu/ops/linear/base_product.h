@@ -12,40 +12,39 @@
 
 namespace adaptrt {
 
-/// Rows of a tile of kernels that read activations as they are, and of the products with adapters.
+/// Rows of a tile for kernels that read unpacked activations, and for products with adapters.
 inline constexpr std::int64_t kBlockRows = kVectorBlockRows;
-/// Number of parts whose tiles a thread computes in turn: those of LinearEpilogue::kSiluMul.
+/// Number of parts whose tiles a thread computes in turn: gate and up of a gated layer.
 inline constexpr std::size_t kPartsInTurn = 2;
-/// Tiles whose sums wait while their panels are multiplied a part of k after the other.
+/// Number of tiles whose sums are kept while their panels are multiplied, one part of k after the other.
 inline constexpr std::int64_t kTilesKept = 4;
 
-/// How the products of a program are cut into tiles.
+/// Sizes of the tiles into which the products of a program are cut.
 struct Tiling {
   std::int64_t block_rows = kBlockRows;
-  /// True if the kernels multiply an input in parts; see KernelTable::part_bytes.
+  /// True if the kernels multiply an input in parts of k; see KernelTable::part_bytes.
   bool takes_parts = false;
   std::int64_t whole_bytes = 0;
   std::int64_t part_bytes = 0;
   std::int64_t streamed_rows = 0;
-  /// Inputs that a part has a multiple of.
+  /// The number of inputs in a part is a multiple of this.
   std::int64_t part_multiple = 1;
-  /// Bytes of an activation, as it is multiplied.
+  /// Bytes of an activation in the form in which it is multiplied.
   std::int64_t activation_bytes = 1;
-  /// Bytes of an input's weights in a panel, at most.
+  /// Maximum bytes of one input's weights in a panel.
   std::int64_t panel_input_bytes = 0;
 
-  /// Floats of a tile's sums.
+  /// Number of floats for the sums of a tile.
   [[nodiscard]] std::int64_t tile_floats() const { return block_rows * kPanelColumns; }
-  /// Floats of all tiles that a thread has at a time.
+  /// Number of floats for all tiles that a thread has at a time.
   [[nodiscard]] std::int64_t scratch_floats() const {
     return (takes_parts ? kTilesKept : std::int64_t{kPartsInTurn}) * tile_floats();
   }
-  /// How many inputs a part of `width` inputs of `rows` rows has.
+  /// Returns the number of inputs in a part, for `rows` rows of `width` inputs.
   [[nodiscard]] std::int64_t inputs_of_part(std::int64_t rows, std::int64_t width) const;
 };
 
-/// Which panels a thread's scratch holds in expanded form, while it works on a chunk of a linear layer's
-/// tiles.
+/// The expanded panels in a thread's scratch, while the thread works on a chunk of a linear layer's tiles.
 struct ExpandedPanels {
   struct Key {
     std::size_t part = 0;
@@ -55,24 +54,24 @@ struct ExpandedPanels {
   std::array<Key, kPartsInTurn> held;
 };
 
-/// Data that a thread reads after a tile; it is prefetched while the tile is computed.
+/// Data that a thread will read after a tile; the kernel prefetches it during the tile.
 struct Upcoming {
-  /// Where the base weights begin that it will multiply next; nullptr when it is not known.
+  /// Begin of the base weights that it will multiply next; nullptr if not known.
   const std::byte* panel = nullptr;
-  /// Data for the adapters of the tile's rows and columns, or activations of the next part.
+  /// Adapter data for the tile's rows and columns, or activations of the next part.
   std::span<const MemorySpan> spans;
 };
 
 /// Task of one call of BaseProduct::multiply.
 struct TileTask {
-  std::size_t part;  ///< of all
+  std::size_t part;  ///< index into LinearSpec::parts
   std::int64_t panel;
   RowRange rows;
-  PackedRows packed;  ///< the same; not there for kernels that read rows as they are
-  /// nullopt: all; else see GemmCall::part.
+  PackedRows packed;  ///< the same rows, packed; no value if kernels read unpacked rows
+  /// Range of inputs, see GemmCall::part; nullopt: all inputs.
   std::optional<InputRange> inputs;
   Upcoming upcoming;
-  /// Below kPartsInTurn: where an expanded panel is kept.
+  /// Place for an expanded panel, below kPartsInTurn.
   std::size_t slot;
   int thread;
   /// [rows, width of the panel]; rows are `stride` floats apart, which is kPanelColumns for quantised
@@ -81,16 +80,16 @@ struct TileTask {
   std::int64_t stride = kPanelColumns;
 };
 
-/// x W^T of one linear layer in one step, a tile at a time, however W is stored.
+/// Computes x W^T of one linear layer, a tile at a time, for every form in which W is stored.
 class BaseProduct {
  public:
-  /// Both outlive it.
+  /// `spec` and `context` must outlive it.
   BaseProduct(const LinearSpec& spec, const CpuContext& context);
 
   [[nodiscard]] const Tiling& tiling() const { return tiling_; }
 
-  /// Prepares the input for the kernels: permutes it like the weights, rounds it to int8, sums its groups,
-  /// packs its rows. To be called before the first product, and before products with adapters.
+  /// Brings the input into the form that the kernels read: permutes it like the weights, rounds it to int8,
+  /// sums its groups, packs its rows. Call it before the first product, and before products with adapters.
   void prepare(const LinearCall& call, bool has_adapters) const;
 
   /// The packed input: the caller's, or the one from prepare(). No value for rows that kernels read unpacked.
@@ -139,7 +138,7 @@ class BaseProduct {
   void multiply_quantized(const LinearCall& call, const TileTask& task, const ExpansionPlace& place) const;
   void multiply_int8(const LinearCall& call, const TileTask& task, const ExpansionPlace& place) const;
   void multiply_w4a8(const LinearCall& call, const TileTask& task, const ExpansionPlace& place) const;
-  /// The product for weights in the form that this layer stores them in.
+  /// The product for the form in which this layer stores its weights.
   using Multiply = void (BaseProduct::*)(const LinearCall&, const TileTask&, const ExpansionPlace&) const;
   static Multiply multiply_for(const Quantization& quantization);
 

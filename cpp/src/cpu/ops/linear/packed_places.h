@@ -7,8 +7,9 @@
 
 namespace adaptrt {
 
-/// Where each op of a section packs its output for the linear layer that comes next, by op: a norm in
-/// addition to its rows; an activated layer instead of them, where nothing else reads them.
+/// Returns, for each op of a section, the place where it packs its output for the linear layer that comes
+/// next. A norm packs in addition to its plain rows. An activated layer packs instead of them, and only if no
+/// other op reads them.
 [[nodiscard]] std::vector<PackedPlace> find_packed_places(const std::vector<Op>& ops,
                                                           const CpuContext& context);
 
