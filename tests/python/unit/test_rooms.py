@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -116,3 +117,22 @@ def test_every_room_of_formats_has_its_place() -> None:
 )
 def test_an_import_upwards_is_found(module: str, line: str, rooms: list[str]) -> None:
     assert forbidden(line, tuple(module.split("/"))) == rooms
+
+
+def test_the_map_of_cpp_has_the_dependencies_that_cmake_allows() -> None:
+    root = Path(__file__).parents[3]
+    page = (root / "docs" / "architecture.md").read_text(encoding="utf-8").partition("## C++")[2]
+    rows = re.findall(r"^\| `([\w/]+)/` \| .* \|([^|]*)\|$", page, re.MULTILINE)
+    documented = {
+        room.removeprefix("cpu/"): set(re.sub(r" \([^)]*\)", "", needed).replace("cpu/", "").strip().split(", ")) - {""}
+        for room, needed in rows
+    }
+    # Its kernels include a header of lora and do not link it.
+    assert documented["cuda"] >= {"lora"}
+    documented["cuda"] -= {"lora"}
+    declared = {}
+    for file in (root / "cpp" / "src").rglob("CMakeLists.txt"):
+        for room, arguments in re.findall(r"^adaptrt_room\(\s*(\w+)([^)]*)\)", file.read_text(), re.MULTILINE):
+            declared[room] = set(arguments.partition("DEPENDS_ON")[2].split())
+    assert len(declared) > 20
+    assert {room: documented.get(room) for room in declared} == declared
