@@ -14,6 +14,8 @@ MAX_UINT64: Final = 2**64 - 1
 MAX_SECONDS: Final = 1e9
 """Maximum duration of a flag, about 30 years: deadlines are 64-bit ns."""
 
+_SUFFIXES: Final = {"k": 1000, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+
 
 def integer(minimum: int, maximum: int = MAX_INT64) -> Callable[[str], int]:
     """A flag's type: an integer from `minimum` to `maximum`."""
@@ -28,6 +30,17 @@ def integer(minimum: int, maximum: int = MAX_INT64) -> Callable[[str], int]:
         return value
 
     return parse
+
+
+def whole_number(text: str) -> int:
+    """A flag's type: an integer without a range, or one with a suffix as in vLLM: 8k is 8000, and 8K is 8192."""
+    digits, suffix = (text[:-1], text[-1]) if text[-1:] in _SUFFIXES else (text, "")
+    try:
+        return int(digits) * _SUFFIXES.get(suffix, 1)
+    except ValueError:  # Also raised for thousands of digits.
+        raise argparse.ArgumentTypeError(
+            f"it is {cut(text)}; expected an integer, or one with the suffix {', '.join(_SUFFIXES)}"
+        ) from None
 
 
 def seconds(*, above_zero: bool = False) -> Callable[[str], float]:

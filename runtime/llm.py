@@ -31,7 +31,7 @@ from .chat_template import ChatTemplate
 from .engine import load_engine
 from .executor import Executor
 from .llm_adapters import Lora
-from .llm_config import with_kernels, with_speculation, with_weight_memory
+from .llm_config import with_chunks, with_kernels, with_speculation, with_weight_memory
 from .llm_options import CompletionOptions, combined, combined_for_each, recommended_sampling
 from .llm_prompts import Prompt, has_idle_temperature, is_conversation, is_one_prompt, listed_prompts, text_or_ids
 from .memory_adapters import MemoryAdapters
@@ -42,6 +42,7 @@ from .sampling_params import SamplingParams
 from .text_options import ChatOptions, TextOptions
 from .text_requests import TextRequests
 from .unnamed_adapters import UnnamedAdapters
+from .vllm_arguments import with_vllm_arguments
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -68,6 +69,7 @@ class LLM(PooledTexts):
         speculative_config: LookaheadDecodingConfig | DraftTargetDecodingConfig | None = None,
         engine_options: EngineOptions | None = None,
         generation_config: str | Path | None = "auto",
+        **vllm_arguments: Any,
     ) -> None:
         """Loads the engine and its tokenizer.json, or the one at `tokenizer`.
 
@@ -85,6 +87,9 @@ class LLM(PooledTexts):
             the model's generation_config.json; a directory: from the file there; "vllm" or None: none is used. Methods
             without sampling_params and sampling_config then sample if the file has a temperature, top_p, top_k or
             min_p, and otherwise take the most likely token. A sampling_config is used as it is.
+        vllm_arguments: vLLM's arguments of the engine: max_model_len, max_num_seqs, max_num_batched_tokens,
+            max_lora_rank, long_lora_scaling_factors and dtype are the engine_options of these meanings. Others are
+            accepted with the values that ask for what happens anyway (docs/from-vllm.md).
 
         This process starts workers that run an engine of several ranks. If MPI started the process, every MPI process
         makes the LLM instead. On ranks other than 0 the constructor then never returns: the process follows rank 0 and
@@ -97,7 +102,7 @@ class LLM(PooledTexts):
         path = source.directory / TOKENIZER_FILE if tokenizer is None else Path(tokenizer)
         if path.is_dir():
             path = path / TOKENIZER_FILE
-        plan = plan_engine(source, engine_options)
+        plan = plan_engine(source, with_vllm_arguments(engine_options, vllm_arguments))
         require_tokenizer(path)
         engine_dir = source.directory if plan is None else plan.engine(progress_on())
         path = engine_dir / TOKENIZER_FILE if tokenizer is None else path
@@ -106,6 +111,7 @@ class LLM(PooledTexts):
         config = with_weight_memory(with_kernels(executor_config, kernels), weight_memory)
         config = with_speculation(config, speculative_config)
         engine = load_engine(engine_dir, weight_memory=None if config is None else config.weight_memory)
+        config = with_chunks(config, engine, is_given=executor_config is not None)
         of_model = engine.config.pretrained_config
         tokenizer_of_model = read_tokenizer(path, of_model.eos_token_id, of_model.vocab_size)
         executor = Executor(engine, engine.model_type, with_workers(config, engine), tokenizer=path)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 
-from .._core import ConfigError, DraftTargetDecodingConfig, ExecutorConfig
+from .._core import ConfigError, DraftTargetDecodingConfig, ExecutorConfig, ModelType
 from ..builder.model_cache import engine_for
 from ..common.byte_size import parse_weight_memory
 from ..common.progress import progress_on
+from .loaded_engine import LoadedEngine
 from .options.speculative import DecodingConfig, LookaheadDecodingConfig
 
 
@@ -33,6 +34,24 @@ def with_weight_memory(config: ExecutorConfig | None, weight_memory: int | str |
             f"weight_memory is {num_bytes}, and executor_config has {changed.weight_memory}; expected one of them"
         )
     changed.weight_memory = num_bytes
+    return changed
+
+
+def needs_chunks(engine: LoadedEngine) -> bool:
+    """True if a prompt of the engine can be longer than a step; such prompts are computed over several steps."""
+    if engine.model_type is not ModelType.DECODER_ONLY:
+        return False
+    limits = engine.config.build_config
+    longest = limits.max_input_len or limits.max_seq_len or 0
+    return limits.max_num_tokens < longest
+
+
+def with_chunks(config: ExecutorConfig | None, engine: LoadedEngine, *, is_given: bool) -> ExecutorConfig | None:
+    """Returns a configuration that divides long prompts, unless the caller gave one. Does not change the caller's."""
+    if is_given or not needs_chunks(engine):
+        return config
+    changed = ExecutorConfig() if config is None else copy.copy(config)
+    changed.enable_chunked_context = True
     return changed
 
 

@@ -25,6 +25,8 @@ from ..runtime.draft_vocabulary import check_draft_vocabulary
 from ..runtime.engine import load_engine
 from ..runtime.executor import Executor
 from ..runtime.guide_trial import GuideLimits
+from ..runtime.llm_config import needs_chunks
+from ..runtime.llm_options import recommended_sampling
 from ..runtime.orchestrator.mode import with_workers
 from ..runtime.ranks import is_started_by_mpi
 from .adapter_names import LONGEST_NAME, is_name, name_problem
@@ -39,6 +41,7 @@ from .options import (
 )
 from .places import allowed_host
 from .tool_calls import PARSERS
+from .vllm_flags import add_vllm_flags
 
 API_KEY_VARIABLE: Final = "ADAPTRT_API_KEY"
 DEFAULT_QUEUE: Final = 1024
@@ -63,6 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_executor(parser.add_argument_group("executor"))
     _add_limits(parser.add_argument_group("limits"))
     engine_flags.add_arguments(parser)
+    add_vllm_flags(parser.add_argument_group("vLLM's flags that have only one effect here"))
 
 
 def _add_server(group: Any) -> None:
@@ -89,7 +93,17 @@ def _add_server(group: Any) -> None:
         "--tool_call_parser", choices=list(PARSERS),
         help="format in which the model writes function calls; without it, requests with tools are refused",
     )  # fmt: skip
-    group.add_argument("--log_requests", action="store_true", help="log one line per request")
+    group.add_argument(
+        "--enable_auto_tool_choice",
+        action="store_true",
+        help="vLLM's flag: requires --tool_call_parser, which implies it",
+    )
+    group.add_argument(
+        "--generation_config", default="auto", metavar="auto|vllm|DIR",
+        help="sampling of requests that do not set it; auto: from the model's generation_config.json, DIR: from the "
+        "file there, vllm: temperature 1 (default: %(default)s)",
+    )  # fmt: skip
+    group.add_argument("--log_requests", "--enable_log_requests", action="store_true", help="log one line per request")
 
 
 def _add_adapters(group: Any) -> None:
@@ -271,6 +285,8 @@ def options_of(args: argparse.Namespace) -> ServerOptions:
         if getattr(args, name) is not None and args.draft_model is None:
             problems.append(f"{name} is {getattr(args, name)} without draft_model; accepted: both, or neither")
     problems += ["api_key is empty; expected a key" for key in args.api_key if not key]
+    if args.enable_auto_tool_choice and args.tool_call_parser is None:
+        problems.append("enable_auto_tool_choice is given without tool_call_parser; accepted: both, or neither")
     modules, module_problems = _lora_modules(args, names)
     problems += module_problems
     if problems:
@@ -286,6 +302,7 @@ def options_of(args: argparse.Namespace) -> ServerOptions:
         lora_modules=modules,
         tool_call_parser=args.tool_call_parser,
         log_requests=args.log_requests,
+        generation_config=args.generation_config,
         pooling_type=args.pooling_type,
         normalize_embeddings=None if args.normalize_embeddings is None else args.normalize_embeddings == "true",
         cut_embeddings=args.cut_embeddings,
@@ -383,15 +400,14 @@ def make_executor(args: argparse.Namespace) -> Executor:
     for name in loaded.adapters:
         if (problem := name_problem(name, model_names_of(args))) is not None:
             raise ConfigError(f"{engine}: name of an adapter that the engine carries {problem}; see served_model_name")
+    config.enable_chunked_context = needs_chunks(loaded)
     guide_limits = GuideLimits(args.max_guide_seconds, args.max_guide_bytes, args.max_guide_characters)
     return Executor(loaded, loaded.model_type, with_workers(config, loaded), guide_limits=guide_limits)
 
 
 def _check_files(args: argparse.Namespace, model: Path, plan: EnginePlan | None) -> None:
     """Raises AdaptrtError for files of the model or of lora_modules that a server could not use."""
-    from ..runtime.sampling_defaults import SamplingDefaults
-
-    SamplingDefaults.load(model)
+    recommended_sampling(model, args.generation_config)
     require_tokenizer(model / TOKENIZER_FILE)
     if plan is None or plan.is_made(progress_on()):
         return

@@ -103,6 +103,8 @@ class ServerOptions:
     """Adapters that are added at the start: name and directory, which may lie anywhere."""
     tool_call_parser: str | None = None
     log_requests: bool = False
+    generation_config: str = "auto"
+    """Sampling of requests that do not set it: "auto": the model's; "vllm": none; a directory with the file."""
     pooling_type: str | None = None
     """Pooling of embeddings; None: the model's own."""
     normalize_embeddings: bool | None = None

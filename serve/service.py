@@ -12,6 +12,7 @@ from .._core import ConfigError, EngineInfo
 from ..formats.adapter.adapter_copy import TOKENIZER_FILE
 from ..runtime.adapter_tokenizers import Tokenizers, read_tokenizer
 from ..runtime.executor import Executor
+from ..runtime.llm_options import recommended_sampling
 from ..runtime.sampling_defaults import SamplingDefaults
 from ..runtime.text_requests import decoder_start
 from .adapters import ServedAdapters
@@ -91,7 +92,7 @@ class Service:
             adapters=adapters,
             tokenizers=tokenizers,
             prompts=Prompts(asynchronous, tokenizers, options.limits.template),
-            sampling_defaults=SamplingDefaults.load(engine_dir),
+            sampling_defaults=recommended_sampling(engine_dir, options.generation_config),
             generator=TextGenerator(adapters, tokenizers, options.limits.max_request_seconds, start),
             decoder_start=None if start is None else tuple(start),
         )

@@ -6,15 +6,18 @@ import argparse
 from typing import Any
 
 from ..._core import DType, dtype_from_name, dtype_name
-from ...formats.engine.build_config import AUTO
+from ...formats.engine.build_config import AUTO, DTYPE_ALIASES
 
 
 def add_dtype(parser: Any) -> None:
     """Declares the flag in a parser or an argument group."""
     parser.add_argument(
-        "--dtype", default=AUTO, choices=[AUTO, *(dtype_name(dtype) for dtype in DType)],
+        "--dtype",
+        default=AUTO,
+        type=lambda name: DTYPE_ALIASES.get(name, name),
+        choices=[AUTO, *(dtype_name(dtype) for dtype in DType)],
         help="type of a Hugging Face model's weights; auto: the type in its config.json (default: %(default)s)",
-    )  # fmt: skip
+    )
 
 
 def dtype_of(args: argparse.Namespace) -> DType | None:

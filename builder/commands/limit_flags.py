@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ...common.number_flags import whole_number
 from ...formats.engine.limits import Limit
 
 
@@ -25,7 +26,7 @@ def add_limits(
         names = [name, *([aliases[name]] if aliases is not None and name in aliases else [])]
         group.add_argument(
             *(f"--{each}" for each in names),
-            type=int,
+            type=whole_number,
             nargs="+" if limit.is_list else None,
             dest=name,
             metavar="N",

@@ -79,3 +79,9 @@ class EngineOptions:
 _LIMITS: Final = {**LIMITS, **LORA_LIMITS}
 SERVING_LIMITS: Final = {item.name: _LIMITS[item.name] for item in fields(EngineOptions) if item.name in _LIMITS}
 """Limits that a user may choose on first use, in the order of EngineOptions."""
+VLLM_LIMITS: Final = {
+    "max_seq_len": "max_model_len",
+    "max_batch_size": "max_num_seqs",
+    "max_num_tokens": "max_num_batched_tokens",
+}
+"""Limits that vLLM has under another name."""

@@ -15,6 +15,8 @@ from .limits import Limit, limit, limits_of
 from .tensorrt.capability import CURRENT
 
 AUTO: Final = "auto"
+DTYPE_ALIASES: Final = {"half": "float16", "float": "float32"}
+"""vLLM's second names of types."""
 ENABLE: Final = "enable"
 DISABLE: Final = "disable"
 PAGED: Final = "paged"

@@ -124,36 +124,48 @@ def parse_flags(flags: Mapping[str, Any]) -> argparse.Namespace:
         raise ConfigError(f"{_MODEL} is {given.get(_MODEL)!r}; accepted: {parser.action(_MODEL).help}")
     arguments = [given.pop(_MODEL)]
     for name, value in given.items():
-        arguments += _arguments(parser.action(name), value)
+        arguments += _arguments(parser, name, value)
     return parser.parse_args(arguments)
 
 
 class _FlagParser(CommandParser):
     def action(self, name: str) -> argparse.Action:
         """Returns the action of a flag. Raises ConfigError for an unknown flag."""
-        actions = {action.dest: action for action in self._actions if action.dest != "help"}
+        actions = {
+            option.lstrip("-"): action
+            for action in self._actions
+            if action.dest != "help"
+            for option in action.option_strings or [action.dest]
+        }
         if name not in actions:
-            known = ", ".join(sorted({*actions, *Scaling.model_fields} - set(_NOT_HERE)))
+            ours = {flag for flag, action in actions.items() if action.dest == flag}
+            known = ", ".join(sorted({*ours, *Scaling.model_fields} - set(_NOT_HERE)))
             raise ConfigError(f"'{name}' is not known; accepted: {known}")
         return actions[name]
+
+    def knows(self, name: str) -> bool:
+        """True if there is a flag of this name."""
+        return f"--{name}" in self._option_string_actions
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(message)
 
 
-def _arguments(action: argparse.Action, value: Any) -> Sequence[str]:
+def _arguments(parser: _FlagParser, name: str, value: Any) -> Sequence[str]:
+    action = parser.action(name)
     flag = action.option_strings[0]
     if action.nargs == 0:
         known = {"true": True, "false": False}
         is_on = known.get(value.lower()) if isinstance(value, str) else value
         if not isinstance(is_on, bool):
-            raise ConfigError(f"{action.dest} is {value!r}; accepted: true, false")
-        return [flag] if is_on else []
+            raise ConfigError(f"{name} is {value!r}; accepted: true, false")
+        # Flags without an opposite are off if they are absent.
+        return [flag] if is_on else [f"--no_{name}"] if parser.knows(f"no_{name}") else []
     if action.nargs == "+":
         words = shlex.split(value) if isinstance(value, str) else value
         if not isinstance(words, list) or not words:
-            raise ConfigError(f"{action.dest} is {value!r}; accepted: a list, or a text of words")
+            raise ConfigError(f"{name} is {value!r}; accepted: a list, or a text of words")
         return [flag, *map(str, words)]
     if not isinstance(value, (str, int, float)) or isinstance(value, bool):
-        raise ConfigError(f"{action.dest} is {value!r}; accepted: a text or a number")
+        raise ConfigError(f"{name} is {value!r}; accepted: a text or a number")
     return [f"{flag}={value}"]

@@ -436,6 +436,13 @@ def test_the_limits_of_chat_templates_arrive(directory: Path) -> None:
         assert "it takes more than 1e-09 seconds" in served.refusal("/v1/chat/completions", chat)
 
 
+def test_the_recommended_sampling_arrives(directory: Path, tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.25}')
+    for name, temperature in (("vllm", 1.0), (str(tmp_path), 0.25)):
+        with captured(directory / "engine", ServerOptions(generation_config=name)) as served:
+            assert served.request("/v1/completions", {"prompt": "hi"})["sampling_config.temperature"] == temperature
+
+
 def test_without_a_time_limit_requests_have_none(directory: Path) -> None:
     unlimited = ServerOptions(served_model_name=("base",), limits=ServerLimits(max_request_seconds=0))
     with captured(directory / "engine", unlimited) as served:

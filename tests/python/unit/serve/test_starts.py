@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from adaptrt import ConfigError
+from adaptrt import ConfigError, ModelType
 from adaptrt._core import DType, LoraLayout, LoraPart, LoraSite, Program
 from adaptrt.builder.build import build
 from adaptrt.builder.cli import CommandParser
@@ -84,6 +84,7 @@ BAD_FLAGS: dict[str, list[str]] = {
     "--draft_model nowhere": ["nowhere", "does not exist"],
     f"--draft_model model --max_draft_len {HUGE}": ["max_draft_len", HUGE, "1 to 2147483647"],
     f"--draft_model model --draft_kv_cache_bytes {HUGE}": ["draft_kv_cache_bytes", HUGE],
+    "--generation_config nowhere": ["generation_config is 'nowhere'", "expected 'auto', 'vllm', None, or a directory"],
     "--max_draft_len 3": ["max_draft_len is 3", "draft_model"],
     f"--max_lora_rank {HUGE}": ["max_lora_rank", HUGE, "1 to 1048576"],
     "--max_lora_rank 99999999": ["max_lora_rank is 99999999", "1 to 1048576"],
@@ -249,7 +250,10 @@ def parsed(*flags: str) -> argparse.Namespace:
 
 def test_the_executor_gets_what_the_flags_say(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
-    loaded = types.SimpleNamespace(adapters={}, model_type=None, num_ranks=1)
+    sizes = types.SimpleNamespace(max_num_tokens=8, max_input_len=9, max_seq_len=10)
+    loaded = types.SimpleNamespace(
+        adapters={}, model_type=ModelType.DECODER_ONLY, num_ranks=1, config=types.SimpleNamespace(build_config=sizes)
+    )
     monkeypatch.setattr(EnginePlan, "engine", lambda plan, *_: root / "engines" / plan.directory)
     monkeypatch.setattr(command, "load_engine", lambda directory, weight_memory: given.append(weight_memory) or loaded)
     monkeypatch.setattr(command, "Executor", lambda *arguments, **_: given.append(arguments[2]))
@@ -265,6 +269,10 @@ def test_the_executor_gets_what_the_flags_say(root: Path, monkeypatch: pytest.Mo
     assert config.peft_cache_config.host_cache_size == 9000
     assert (draft.speculative_model_dir, draft.max_draft_len) == (str(root / "engines" / "model"), 2)
     assert draft.kv_cache_size == 8000
+    assert config.enable_chunked_context
+    sizes.max_num_tokens = 9  # a step takes every prompt
+    command.make_executor(parsed())
+    assert not given[-1].enable_chunked_context
 
 
 LARGEST_SIZES = {name: limit.maximum for name, limit in {**LIMITS, **LORA_LIMITS}.items() if limit.maximum is not None}

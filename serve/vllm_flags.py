@@ -1,0 +1,104 @@
+"""Flags of vLLM's server that have one effect here: accepted with the values that ask for it, else refused."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from ..common.shown_value import cut
+from ..runtime.vllm_arguments import ENGINE_ARGUMENTS, Accepted, listed
+
+_TLS: Final = "a reverse proxy serves TLS"
+_OTHER_SITES: Final = "web pages of other sites are refused; --allowed_hosts names a reverse proxy's host"
+_ANY: Final = (True, False)
+
+SERVER_ARGUMENTS: Final[Mapping[str, Accepted]] = {
+    "tokenizer": Accepted((), "put tokenizer.json into the model's directory"),
+    "speculative_config": Accepted((), "use --draft_model MODEL and --max_draft_len N"),
+    "reasoning_parser": Accepted((), "reasoning is part of the answer's text"),
+    "chat_template": Accepted((), "put the template into the model's directory as chat_template.jinja"),
+    "chat_template_content_format": Accepted(("auto",), "the template decides"),
+    "trust_request_chat_template": Accepted((False,), "requests cannot bring a template"),
+    "default_chat_template_kwargs": Accepted((), "give chat_template_kwargs in requests"),
+    "response_role": Accepted(("assistant",), "answers always have this role"),
+    "tool_parser_plugin": Accepted((), "use --tool_call_parser"),
+    "tool_server": Accepted((), "clients run the tools"),
+    "return_tokens_as_token_ids": Accepted((False,), "give return_token_ids in requests"),
+    "enable_prompt_tokens_details": Accepted((False,), "usage has no details of prompts"),
+    "enable_force_include_usage": Accepted((False,), "give stream_options.include_usage in requests"),
+    "enable_server_load_tracking": Accepted((False,), "GET /metrics has the number of requests"),
+    "enable_request_id_headers": Accepted((False,), "answers have an id"),
+    "disable_log_requests": Accepted((True,), "use --log_requests"),
+    "disable_uvicorn_access_log": Accepted((True,), "use --log_requests"),
+    "uvicorn_log_level": Accepted(
+        ("critical", "error", "warning", "info", "debug", "trace"), "the log has the server's own lines only"
+    ),
+    "max_log_len": Accepted((), "prompts are not logged"),
+    "ssl_keyfile": Accepted((), _TLS),
+    "ssl_certfile": Accepted((), _TLS),
+    "ssl_ca_certs": Accepted((), _TLS),
+    "ssl_cert_reqs": Accepted((), _TLS),
+    "uds": Accepted((), "use --host and --port"),
+    "root_path": Accepted((), "a reverse proxy may serve the routes below a path without this flag"),
+    "allowed_origins": Accepted((), _OTHER_SITES),
+    "allowed_methods": Accepted((), _OTHER_SITES),
+    "allowed_headers": Accepted((), _OTHER_SITES),
+    "allow_credentials": Accepted((False,), _OTHER_SITES),
+    "middleware": Accepted((), "use a reverse proxy"),
+    "disable_fastapi_docs": Accepted((True,), "the server has no such pages"),
+    "api_server_count": Accepted((1,), "use the replicas of adaptrt.serve.ray"),
+    "headless": Accepted((False,), "the process that runs the engine serves HTTP"),
+}
+"""Arguments of the server alone."""
+
+
+_SHORT: Final = {"tensor_parallel_size": "-tp", "pipeline_parallel_size": "-pp", "data_parallel_size": "-dp"}
+
+
+def add_vllm_flags(group: Any) -> None:
+    """Declares the flags. Their values are not used. The help leaves refused flags out."""
+    for name, accepted in {**ENGINE_ARGUMENTS, **SERVER_ARGUMENTS}.items():
+        common: dict[str, Any] = {"dest": argparse.SUPPRESS, "default": argparse.SUPPRESS}
+        names = [*([_SHORT[name]] if name in _SHORT else []), f"--{name}"]
+        values = accepted.values
+        if not values:
+            group.add_argument(*names, action=_refusing(accepted), nargs="?", help=argparse.SUPPRESS, **common)
+        elif isinstance(values[0], bool):
+            for flag, value in ((f"--{name}", True), (f"--no_{name}", False)):
+                if value not in values:
+                    group.add_argument(flag, action=_refusing(accepted), nargs=0, help=argparse.SUPPRESS, **common)
+                else:
+                    shown = accepted.reason if value or True not in values else argparse.SUPPRESS
+                    group.add_argument(flag, action="store_true", help=shown, **common)
+        else:
+            text = f"{listed(values)}: {accepted.reason}"
+            group.add_argument(*names, type=_one_of(accepted), metavar="VALUE", help=text, **common)
+
+
+def _refusing(accepted: Accepted) -> type[argparse.Action]:
+    class Refuse(argparse.Action):
+        """Exits with the reason why the flag is rejected."""
+
+        def __call__(
+            self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+        ) -> None:
+            parser.error(f"argument {option}: not supported; {accepted.reason}")
+
+    return Refuse
+
+
+def _one_of(accepted: Accepted) -> Callable[[str], Any]:
+    # float() also reads integers such as 0.0, and a range finds only integers quickly.
+    is_text = isinstance(accepted.values[0], str)
+    kind: Callable[[str], Any] = str if is_text else int if isinstance(accepted.values, range) else float
+
+    def parse(text: str) -> Any:
+        with contextlib.suppress(ValueError):
+            value = kind(text)
+            if value in accepted.values:
+                return value
+        raise argparse.ArgumentTypeError(f"it is {cut(text)}; expected {listed(accepted.values)}: {accepted.reason}")
+
+    return parse

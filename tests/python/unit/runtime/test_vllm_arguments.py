@@ -1,0 +1,103 @@
+"""vLLM's arguments of LLM(): options of the engine, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import adaptrt
+from adaptrt import ConfigError, DType, EngineOptions, ExecutorConfig
+from adaptrt.runtime import llm as llm_module
+from adaptrt.runtime.vllm_arguments import with_vllm_arguments
+
+
+def test_limits_and_types_are_options_of_the_engine() -> None:
+    options = with_vllm_arguments(
+        EngineOptions(max_extra_tokens=3),
+        {"max_model_len": 64, "max_num_seqs": 4, "max_num_batched_tokens": 32, "max_lora_rank": 8, "dtype": "half"},
+    )
+    assert options == EngineOptions(
+        max_extra_tokens=3, max_seq_len=64, max_batch_size=4, max_num_tokens=32, max_lora_rank=8, dtype=DType.FLOAT16
+    )
+    for dtype in ("bfloat16", torch.bfloat16, DType.BFLOAT16):
+        assert with_vllm_arguments(None, {"dtype": dtype}) == EngineOptions(dtype=DType.BFLOAT16)
+
+
+def test_arguments_that_change_nothing_give_no_options() -> None:
+    taken = {
+        "enable_lora": True, "max_loras": 4, "tensor_parallel_size": 1, "enforce_eager": True,
+        "trust_remote_code": False, "enable_prefix_caching": True, "kv_cache_dtype": "auto", "seed": None,
+        "max_model_len": None, "dtype": "auto", "quantization": None, "gpu_memory_utilization": None, "swap_space": 0,
+        "disable_log_stats": False,
+    }  # fmt: skip
+    assert with_vllm_arguments(None, taken) is None
+    given = EngineOptions(max_seq_len=3)
+    assert with_vllm_arguments(given, taken) == given
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"max_loras": 0}, r"max_loras is 0; expected 1 to 2147483647: a batch may have any number of adapters"),
+        ({"max_loras": True}, r"max_loras is True; expected 1 to"),
+        ({"max_loras": 0.5}, r"max_loras is 0.5; expected 1 to"),
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size is 2; expected 1: convert the checkpoint with --tp_size N"),
+        ({"tensor_parallel_size": True}, "tensor_parallel_size is True"),
+        ({"enable_prefix_caching": False}, r"expected True: give executor_config with KvCacheConfig\(enable_block"),
+        ({"enforce_eager": 1}, "enforce_eager is 1; expected True or False"),
+        ({"seed": 0}, r"seed is 0; expected no value: give SamplingParams\(seed=N\)"),
+        ({"quantization": "awq"}, "quantization is 'awq'; expected no value: a quantised model says so"),
+        ({"gpu_memory_utilization": 0.9}, r"KvCacheConfig\(free_gpu_memory_fraction=F\)"),
+        ({"dtype": "int3"}, "dtype is 'int3'; expected auto, float32, float16, bfloat16, half, float"),
+        ({"kv_cache_dtype": ["fp8"]}, r"kv_cache_dtype is \['fp8'\]; expected auto: "),
+        ({"seed": 0, "max_loras": 0}, "seed is 0; .*max_loras is 0|max_loras is 0.*seed is 0"),
+    ],
+)
+def test_other_values_are_refused_with_what_to_use(arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        with_vllm_arguments(None, arguments)
+
+
+def test_an_option_is_given_once() -> None:
+    with pytest.raises(ConfigError, match="max_model_len is 8, and engine_options has max_seq_len; expected one"):
+        with_vllm_arguments(EngineOptions(max_seq_len=9), {"max_model_len": 8})
+
+
+def test_llm_takes_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    planned: list[EngineOptions | None] = []
+
+    def plan(source: object, options: EngineOptions | None) -> object:
+        planned.append(options)
+        raise ConfigError("planned")
+
+    monkeypatch.setattr(llm_module, "plan_engine", plan)
+    with pytest.raises(ConfigError, match="planned"):
+        adaptrt.LLM(tmp_path, max_model_len=8, enable_lora=True)
+    assert planned == [EngineOptions(max_seq_len=8)]
+    with pytest.raises(TypeError, match=r"LLM\(\) got an unexpected argument 'max_modle_len'"):
+        adaptrt.LLM(tmp_path, max_modle_len=8)
+
+
+def test_a_prompt_that_is_longer_than_a_step_is_divided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    model = saved_model(tmp_path / "model")
+    prompt = [3 + number % 40 for number in range(60)]
+    with adaptrt.LLM(model, max_model_len=96) as llm:
+        expected = llm.generate(prompt, max_tokens=6)
+    with adaptrt.LLM(model, max_model_len=96, max_num_batched_tokens=16) as llm:
+        assert llm.generate(prompt, max_tokens=6) == expected
+        engine = llm.executor.engine.directory
+    with adaptrt.LLM(engine, ExecutorConfig()) as llm, pytest.raises(adaptrt.RequestError, match="max_num_tokens = 16"):
+        llm.generate(prompt, max_tokens=6)  # a configuration of the caller stays as it is
+
+
+def saved_model(directory: Path) -> Path:
+    from support.models import ModelSpec, save_model
+    from support.tokenizers import byte_level, save_tokenizer
+
+    model = save_model(ModelSpec(vocab_size=272, max_position_embeddings=128), directory)
+    save_tokenizer(byte_level(), model)
+    return model
