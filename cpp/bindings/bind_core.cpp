@@ -239,28 +239,28 @@ void bind_core(py::module_& module) {
         }
         return *dtype;
       },
-      py::arg("name"), "The inverse of dtype_name. Raises ConfigError for another name.");
+      py::arg("name"),
+      "Returns the DType of a name; the inverse of dtype_name. Raises ConfigError for an unknown name.");
   module.def("scale_elements", &scale, py::arg("out"), py::arg("dtype"), py::arg("source"),
              py::arg("source_dtype"), py::arg("scale"),
              "Writes source * scale to `out`, multiplied in float32 and rounded to nearest even. Both are "
-             "contiguous arrays of one size that hold their elements in the raw bits of their DType.");
+             "contiguous arrays of the same size, with elements in the raw bits of their DType.");
   module.def("all_finite", &all_finite, py::arg("array"), py::arg("dtype"),
-             "Whether no element of a contiguous array, in the raw bits of `dtype`, is infinite or NaN.");
+             "True if no element of a contiguous array, in the raw bits of `dtype`, is infinite or NaN.");
   module.def("panel_bytes", py::overload_cast<DType, std::int64_t, std::int64_t>(&panel_bytes),
              py::arg("dtype"), py::arg("n"), py::arg("k"), "Bytes of a packed weight W[n, k].");
   module.def("pack_panels", &pack, py::arg("panels"), py::arg("dtype"), py::arg("n"), py::arg("k"),
              py::arg("first_row"), py::arg("source"), py::arg("source_dtype"),
              "Packs rows first_row .. first_row + len(source) of W[n, k] into `panels`, a writable buffer.");
-  py::native_enum<QuantAlgo>(
-      module, "QuantAlgo", "enum.Enum",
-      "How the weights of a matrix are stored and multiplied, with TensorRT-LLM's names.")
+  py::native_enum<QuantAlgo>(module, "QuantAlgo", "enum.Enum",
+                             "Storage and multiplication of a matrix's weights, with TensorRT-LLM's names.")
       .value("NONE", QuantAlgo::kNone)
       .value("W8A16", QuantAlgo::kW8A16)
       .value("W8A8", QuantAlgo::kW8A8)
       .value("W4A16", QuantAlgo::kW4A16)
       .value("W4A8", QuantAlgo::kW4A8)
       .finalize();
-  py::native_enum<WeightCode>(module, "WeightCode", "enum.Enum", "What the bits of a weight stand for.")
+  py::native_enum<WeightCode>(module, "WeightCode", "enum.Enum", "Meaning of a weight's bits.")
       .value("INTEGER", WeightCode::kInteger)
       .value("NF4", WeightCode::kNF4)
       .value("FP4", WeightCode::kFP4)
@@ -274,77 +274,75 @@ void bind_core(py::module_& module) {
         const auto& table = code_table(code);
         return py::array_t<float>(static_cast<py::ssize_t>(table.size()), table.data());
       },
-      py::arg("code"),
-      "The numbers that a code stands for, float32 [16]; of INTEGER and those of eight bits u - 8.");
-  py::class_<Quantization>(module, "Quantization", "How a matrix is quantised.")
+      py::arg("code"), "Values of a code, float32 [16]; u - 8 for INTEGER and for codes of eight bits.");
+  py::class_<Quantization>(module, "Quantization", "Quantisation of a matrix.")
       .def(py::init(&make_quantization), py::kw_only(), py::arg("algo"), py::arg("group_size") = 0,
            py::arg("zero_points") = false, py::arg("scale_type") = DType::kBFloat16,
            py::arg("code") = WeightCode::kInteger, py::arg("value_type") = DType::kFloat32,
            py::arg("bits") = 4, py::arg("reordered") = false,
-           "Raises ValueError for groups and bits that the kernels do not have.")
+           "Raises ValueError for group sizes and bits that the kernels do not support.")
       .def_readonly("algo", &Quantization::algo)
-      .def_readonly("group_size", &Quantization::group_size, "Inputs that share a scale; 0: all.")
+      .def_readonly("group_size", &Quantization::group_size,
+                    "Number of inputs that share a scale; 0: all of them.")
       .def_readonly("zero_points", &Quantization::zero_points)
-      .def_readonly("scale_type", &Quantization::scale_type, "Of few bits, codes and W8A16 in groups.")
-      .def_readonly("code", &Quantization::code, "What the bits stand for.")
+      .def_readonly("scale_type", &Quantization::scale_type,
+                    "Type of the scales of few bits, of codes, and of W8A16 in groups.")
+      .def_readonly("code", &Quantization::code, "Meaning of the bits.")
       .def_readonly("value_type", &Quantization::value_type,
-                    "Of a code: what its numbers times scales are rounded to.")
-      .def_readonly("bits", &Quantization::bits, "Of W4A16 and W4A8: 4 or, of integers, 2 or 3.")
+                    "Type to which a code's values times scales are rounded.")
+      .def_readonly("bits", &Quantization::bits, "Bits of W4A16 and W4A8: 4; for integers also 2 or 3.")
       .def_readonly("reordered", &Quantization::reordered,
-                    "Of integers of W4A16 and W8A16: an order of the inputs is behind the panels.");
+                    "True if an order of the inputs follows the panels; for integers of W4A16 and W8A16.");
   module.def(
       "quantized_panel_bytes",
       [](const Quantization& quantization, std::int64_t n, std::int64_t k) {
         return panel_bytes(quantization, DType::kFloat32, n, k);
       },
       py::arg("quantization"), py::arg("n"), py::arg("k"), "Bytes of a packed quantised weight W[n, k].");
-  module.def(
-      "pack_quantized_panels", &pack_quantized, py::arg("panels"), py::arg("quantization"), py::arg("n"),
-      py::arg("k"), py::arg("first_row"), py::arg("rows"), py::arg("weights"), py::arg("scales"),
-      py::arg("zeros") = py::none(),
-      "Packs quantised rows of W[n, k] into `panels`, a writable buffer: `weights` as checkpoints have them, "
-      "a float32 scale (which is rounded to the type of the scales) and, with zero points, a uint8 zero for "
-      "each group of each row. Raises CheckpointError for integers that 2 or 3 bits do not hold.");
-  module.def(
-      "pack_input_order", &pack_order, py::arg("behind"), py::arg("quantization"), py::arg("n"), py::arg("k"),
-      py::arg("order"),
-      "Writes the order of the inputs of a reordered W[n, k], int32 [k], to `behind`, the bytes behind its "
-      "panels: input i of these is input order[i] of W.");
+  module.def("pack_quantized_panels", &pack_quantized, py::arg("panels"), py::arg("quantization"),
+             py::arg("n"), py::arg("k"), py::arg("first_row"), py::arg("rows"), py::arg("weights"),
+             py::arg("scales"), py::arg("zeros") = py::none(),
+             "Packs quantised rows of W[n, k] into `panels`, a writable buffer. `weights` are stored as in "
+             "checkpoints. Each group of each row has a float32 scale, which is rounded to the type of the "
+             "scales, and with zero points a uint8 zero. Raises CheckpointError for integers that do not fit "
+             "in 2 or 3 bits.");
+  module.def("pack_input_order", &pack_order, py::arg("behind"), py::arg("quantization"), py::arg("n"),
+             py::arg("k"), py::arg("order"),
+             "Writes the order of the inputs of a reordered W[n, k], int32 [k], to `behind`, the bytes after "
+             "its panels: input i of the panels is input order[i] of W.");
   module.attr("LLM_INT8_FACTOR") = kLLMInt8Factor;
-  module.def(
-      "can_have_rows", &can_have_rows, py::arg("dtype"), py::arg("n"), py::arg("k"),
-      "Whether a plain W[n, k] can be stored output by output: in whole panels, and groups of four bytes.");
+  module.def("can_have_rows", &can_have_rows, py::arg("dtype"), py::arg("n"), py::arg("k"),
+             "True if a plain W[n, k] can be stored output by output: it must consist of whole panels, and "
+             "of groups of four bytes.");
   module.def("can_have_columns", &can_have_columns, py::arg("dtype"), py::arg("n"), py::arg("k"),
-             "Whether a plain W[n, k] can be stored input by input: in whole panels, without padding.");
+             "True if a plain W[n, k] can be stored input by input: it must consist of whole panels, without "
+             "padding.");
   module.def("can_have_neurons", &can_have_neurons, py::arg("dtype"), py::arg("count"), py::arg("size"),
-             "Whether an MLP of `count` neurons and `size` inputs can be stored neuron by neuron.");
+             "True if an MLP of `count` neurons and `size` inputs can be stored neuron by neuron.");
   module.def(
       "neuron_bytes",
       [](DType dtype, std::int64_t count, std::int64_t size) {
         return NeuronTable{.dtype = dtype, .count = count, .size = size}.bytes();
       },
       py::arg("dtype"), py::arg("count"), py::arg("size"),
-      "Bytes of a NeuronTable: `count` records, of a row of up, a column of down, `size` elements each, and "
-      "zeros up to a multiple of RECORD_ALIGNMENT.");
+      "Bytes of a NeuronTable. It has `count` records; each is a row of up and a column of down, of `size` "
+      "elements each, padded with zeros to a multiple of RECORD_ALIGNMENT.");
   module.attr("RECORD_ALIGNMENT") = kRecordAlignment;
   module.def("can_be_compressed", &can_be_compressed, py::arg("n"), py::arg("k"),
-             "Whether a bfloat16 W[n, k] can be compressed: k is a multiple of 8.");
-  module.def(
-      "compressed_bytes", &checked_compressed_bytes, py::arg("n"), py::arg("k"), py::arg("exceptions"),
-      "Bytes of a compressed W[n, k] with places for `exceptions` in each panel; a last one of fewer than 64 "
-      "outputs stays as it is. Raises ValueError where can_be_compressed is false, or there are more of them "
-      "than elements.");
+             "True if a bfloat16 W[n, k] can be compressed: k must be a multiple of 8.");
+  module.def("compressed_bytes", &checked_compressed_bytes, py::arg("n"), py::arg("k"), py::arg("exceptions"),
+             "Bytes of a compressed W[n, k] with places for `exceptions` in each panel. A last panel of "
+             "fewer than 64 outputs is not compressed. Raises ValueError if can_be_compressed is false, or "
+             "for more exceptions than elements.");
   module.def("most_exceptions", &most_exceptions, py::arg("panels"), py::arg("n"), py::arg("k"),
-             "The places for exceptions that each panel of a W[n, k] needs that is compressed, which "
-             "pack_panels packed as bfloat16. "
-             "Raises ValueError as compressed_bytes.");
-  module.def(
-      "compress_panels", &compress, py::arg("out"), py::arg("panels"), py::arg("n"), py::arg("k"),
-      py::arg("exceptions"),
-      "Writes compressed_bytes(n, k, exceptions) bytes to `out`, a writable buffer, of which each panel "
-      "stands for exactly what that of `panels` does; `exceptions` is at least most_exceptions(...).");
+             "Number of places for exceptions that each panel needs if a W[n, k], which pack_panels packed "
+             "as bfloat16, is compressed. Raises ValueError like compressed_bytes.");
+  module.def("compress_panels", &compress, py::arg("out"), py::arg("panels"), py::arg("n"), py::arg("k"),
+             py::arg("exceptions"),
+             "Compresses `panels` into `out`, a writable buffer of compressed_bytes(n, k, exceptions) bytes, "
+             "without changing a value. `exceptions` is at least most_exceptions(...).");
   module.def("unpack_panels", &unpack, py::arg("panels"), py::arg("dtype"), py::arg("n"), py::arg("k"),
-             "The inverse of pack_panels: W[n, k] as float32.");
+             "Returns W[n, k] as float32; the inverse of pack_panels.");
 }
 
 }  // namespace adaptrt::bindings

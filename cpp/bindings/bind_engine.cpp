@@ -68,37 +68,40 @@ py::array_t<float> step(EngineHandle& self, const Integers& token_ids, const Int
 }
 
 void bind_engine_info(py::module_& module) {
-  bind_read_only<EngineInfo>(module, "EngineInfo", "What an executor must know of an engine.")
+  bind_read_only<EngineInfo>(module, "EngineInfo", "Description of an engine for an executor.")
       .def("max_seq_len_of", &EngineInfo::max_seq_len_of, py::arg("rotary_factor"),
-           "Tokens of a sequence under an adapter that divides rotary positions by this, or of others (1).");
+           "Maximum tokens of a sequence whose adapter divides rotary positions by this factor; 1: other "
+           "sequences.");
 }
 
 void bind_weight_memory(py::module_& module) {
   py::class_<WeightPlacement>(module, "WeightPlacement",
-                              "Where an engine has the weights that it does not map.")
-      .def_readonly("resident_bytes", &WeightPlacement::resident_bytes, "That stay in memory.")
+                              "Placement of an engine's weights that are not mapped.")
+      .def_readonly("resident_bytes", &WeightPlacement::resident_bytes,
+                    "Bytes of weights that stay in memory.")
       .def_readonly("buffer_bytes", &WeightPlacement::buffer_bytes,
-                    "Of memory for those that are read when they are used.")
+                    "Bytes of memory for the weights that are read on use.")
       .def_readonly("file_bytes", &WeightPlacement::file_bytes,
-                    "Of those that are read when they are used, in the file.")
+                    "Bytes in the file of the weights that are read on use.")
       .def_readonly("is_locked", &WeightPlacement::is_locked,
-                    "Whether the system was told to keep all of the memory.")
-      .def_readonly("is_direct", &WeightPlacement::is_direct,
-                    "Whether reads go past the system's cache of files.")
-      .def_readonly("bytes_read", &WeightPlacement::bytes_read, "So far, the resident ones included.");
+                    "True if the system was told to keep all of the memory resident.")
+      .def_readonly("is_direct", &WeightPlacement::is_direct, "True if reads bypass the system's file cache.")
+      .def_readonly("bytes_read", &WeightPlacement::bytes_read,
+                    "Bytes read so far, including the resident weights.");
   py::class_<WeightUsageCounter, std::shared_ptr<WeightUsageCounter>>(
       module, "WeightUsage",
-      "How often tokens used what ops of a body choose from. An engine may count while it is read.")
+      "Counts of the neurons and experts that tokens used. An engine may count while Python reads.")
       .def(py::init([](std::int64_t tokens, std::map<std::size_t, std::vector<std::uint32_t>> of_ops) {
              return std::make_shared<WeightUsageCounter>(WeightUsage{tokens, std::move(of_ops)});
            }),
            py::kw_only(), py::arg("tokens") = 0,
            py::arg("of_ops") = std::map<std::size_t, std::vector<std::uint32_t>>{})
       .def_property_readonly(
-          "tokens", [](const WeightUsageCounter& self) { return self.read().tokens; }, "0: nothing is known.")
+          "tokens", [](const WeightUsageCounter& self) { return self.read().tokens; },
+          "0: nothing was counted.")
       .def_property_readonly(
           "of_ops", [](const WeightUsageCounter& self) { return self.read().of_ops; },
-          "By op of the body: how often each neuron's gate was open, or each expert was taken.");
+          "For each op of the body: how often each neuron's gate was open, or each expert was chosen.");
   py::class_<WeightMemory>(module, "WeightMemory", "Memory for the weights of a mapped engine file.")
       .def(py::init([](std::string path, const py::buffer& mapping, std::size_t num_bytes,
                        std::optional<const WeightUsageCounter*> usage) {
@@ -110,10 +113,9 @@ void bind_weight_memory(py::module_& module) {
            }),
            py::kw_only(), py::arg("path"), py::arg("mapping"), py::arg("num_bytes"),
            py::arg("usage") = py::none(),
-           "`mapping`: the whole file, which the program refers to and somebody else keeps; it is not read. "
-           "`num_bytes`: of the weights that are kept, and of what the others are read into. `usage` says "
-           "which "
-           "of them a text used most.");
+           "mapping: the whole file; the caller keeps it alive, and it is not read. num_bytes: memory for "
+           "the resident weights and for the buffers into which others are read. usage: counts that say "
+           "which weights a text used most.");
 }
 
 void bind_mapped_file(py::module_& module) {
@@ -129,13 +131,13 @@ void bind_mapped_file(py::module_& module) {
            }),
            py::arg("mapping"), py::arg("path"), py::kw_only(), py::arg("interval") = 1.0,
            py::keep_alive<1, 2>(),
-           "`mapping`: the whole file. `interval`: seconds between two looks at its size and time.")
+           "mapping: the whole file. interval: seconds between checks of its size and modification time.")
       .def("check", &MappedFile::check,
            "Raises EngineError if the file was cut, or written since this object was made.");
 }
 
 void bind_engine_handle(py::module_& module) {
-  py::class_<EngineHandle>(module, "Engine", "A compiled network with its KV pool, whatever compiled it.")
+  py::class_<EngineHandle>(module, "Engine", "A compiled network with its KV pool, on any backend.")
       .def_property_readonly("info", [](const EngineHandle& self) { return self.engine()->info(); })
       .def_property_readonly(
           "weight_placement", [](const EngineHandle& self) { return self.engine()->weight_placement(); },
@@ -146,18 +148,15 @@ void bind_engine_handle(py::module_& module) {
             without_gil([&] { self.run([&](Engine& engine) { engine.allocate_kv_blocks(num_blocks); }); });
           },
           py::arg("num_blocks"),
-          "To be called once, before the first step. Raises ConfigError without the memory, StepError where "
-          "an "
-          "executor has the engine.")
+          "Allocates the KV pool. Call it once, before the first step. Raises ConfigError if there is too "
+          "little memory, and StepError if an executor uses the engine.")
       .def("step", &step, py::kw_only(), py::arg("token_ids"), py::arg("positions"),
            py::arg("sequence_offsets"), py::arg("prompt_lengths"), py::arg("block_tables"),
            py::arg("logit_rows"),
-           "Runs one step of the base model: T tokens of S sequences back to back. Takes int32 arrays "
-           "token_ids[T], "
-           "positions[T], sequence_offsets[S + 1], prompt_lengths[S], block_tables[S, blocks], "
-           "logit_rows[R]; returns "
-           "float32 logits[R, vocab_size]. Raises StepError for inputs that break the rules, and where an "
-           "executor has the engine.");
+           "Runs one step of the base model: T tokens of S consecutive sequences. Takes int32 arrays "
+           "token_ids[T], positions[T], sequence_offsets[S + 1], prompt_lengths[S], block_tables[S, blocks], "
+           "logit_rows[R]; returns float32 logits[R, vocab_size]. Raises StepError for invalid inputs, and "
+           "if an executor uses the engine.");
 }
 
 }  // namespace
@@ -204,30 +203,25 @@ void bind_engine(py::module_& module) {
   bind_tensorrt(module);
   py::class_<CpuEngine, EngineHandle>(module, "CpuEngine",
                                       "A native engine: a program, its weights and its KV pool.")
-      .def(
-          py::init<Program, py::object, int, const std::string&, std::optional<std::shared_ptr<StepProfile>>,
-                   const std::string&, std::optional<const CpuEngine*>,
-                   std::optional<std::shared_ptr<Communicator>>, const std::optional<WeightMemory>&,
-                   std::optional<std::shared_ptr<WeightUsageCounter>>,
-                   std::optional<std::shared_ptr<MappedFile>>>(),
-          py::arg("program"), py::arg("storage"), py::arg("num_threads"), py::kw_only(),
-          py::arg("kernels") = "", py::arg("profile") = py::none(), py::arg("identity") = "",
-          py::arg("beside") = py::none(), py::arg("communicator") = py::none(),
-          py::arg("weight_memory") = py::none(), py::arg("usage") = py::none(),
-          py::arg("mapped_file") = py::none(),
-          "`storage` is kept alive while the engine is: it owns the buffers that `program` refers to. "
-          "`kernels` is "
-          "one of cpu_kernels(), or empty for the first; `profile` records every step. `identity` stands for "
-          "all that "
-          "results depend on; empty: it is not known, and the KV cache cannot have a second level. It "
-          "shares the "
-          "threads of `beside`, an engine whose steps the same thread runs. `communicator` is that of a "
-          "program "
-          "of several ranks. With `weight_memory`, whose mapping `storage` owns as well, weights that do not "
-          "fit are read from the file as they are used. Every step adds what it used to `usage`. After each "
-          "step, `mapped_file` is checked, which the weights lie in. Raises "
-          "EngineError with all that Program.validate() finds and for a file that cannot be read, "
-          "ConfigError for less memory than the weights need at least.");
+      .def(py::init<Program, py::object, int, const std::string&, std::optional<std::shared_ptr<StepProfile>>,
+                    const std::string&, std::optional<const CpuEngine*>,
+                    std::optional<std::shared_ptr<Communicator>>, const std::optional<WeightMemory>&,
+                    std::optional<std::shared_ptr<WeightUsageCounter>>,
+                    std::optional<std::shared_ptr<MappedFile>>>(),
+           py::arg("program"), py::arg("storage"), py::arg("num_threads"), py::kw_only(),
+           py::arg("kernels") = "", py::arg("profile") = py::none(), py::arg("identity") = "",
+           py::arg("beside") = py::none(), py::arg("communicator") = py::none(),
+           py::arg("weight_memory") = py::none(), py::arg("usage") = py::none(),
+           py::arg("mapped_file") = py::none(),
+           "storage: owner of the buffers that `program` refers to; kept alive with the engine. kernels: one "
+           "of cpu_kernels(); empty: the first. profile: records every step. identity: stands for everything "
+           "that results depend on; empty: not known, and then the KV cache cannot have a second level. "
+           "beside: an engine that the same thread runs; the two share threads. communicator: for a program "
+           "of several ranks. weight_memory: weights that do not fit are read from the file on use; "
+           "`storage` owns its mapping too. usage: counts the weights that each step used. mapped_file: the "
+           "file of the weights, which is checked after each step. Raises EngineError with everything that "
+           "Program.validate() finds, or if the file cannot be read, and ConfigError for less memory than "
+           "the weights need.");
   module.def(
       "cpu_kernels",
       [] {
@@ -235,7 +229,7 @@ void bind_engine(py::module_& module) {
         for (const auto* table : available_kernels()) names.emplace_back(table->name);
         return names;
       },
-      "Names of the kernels that this CPU can run: first those that are chosen for it.");
+      "Names of the kernels that this CPU can run; the default comes first.");
   module.def(
       "impossible_cpu_kernels",
       [] {
@@ -243,22 +237,23 @@ void bind_engine(py::module_& module) {
         for (const auto& fit : impossible_kernels()) reasons.emplace_back(fit.name, fit.obstacle);
         return reasons;
       },
-      "Names of the other kernels, each with the reason why this CPU cannot run them.");
+      "The other kernels: a dictionary from name to the reason why this CPU cannot run them.");
   module.def("amx_is_permitted", &amx_is_permitted,
-             "Whether the CPU has AMX for bfloat16 and int8, and Linux lets this process use it.");
-  py::class_<MachineLimits>(module, "MachineLimits", "What this machine can do at best, measured.")
+             "True if the CPU has AMX for bfloat16 and int8, and Linux lets this process use it.");
+  py::class_<MachineLimits>(module, "MachineLimits", "Measured limits of this machine.")
       .def_readonly("read_bandwidth", &MachineLimits::read_bandwidth, "Bytes per second.")
+      .def_readonly("int8_ops", &MachineLimits::int8_ops,
+                    "Operations per second of int8 products, two for a multiply-add; 0 if the CPU has no "
+                    "instruction for them.")
       .def_readonly(
-          "int8_ops", &MachineLimits::int8_ops,
-          "Multiply-adds of 8-bit integers per second, each counted as two; 0 without an instruction.")
-      .def_readonly("bfloat16_flops", &MachineLimits::bfloat16_flops,
-                    "Multiply-adds per second, each counted as two; 0 without an instruction for them.")
+          "bfloat16_flops", &MachineLimits::bfloat16_flops,
+          "Operations per second, two for a multiply-add; 0 if the CPU has no instruction for them.")
       .def_readonly("int8_from_l2_ops", &MachineLimits::int8_from_l2_ops,
-                    "The same of int8 with AMX's tiles loaded from L2; 0 without AMX.")
+                    "The same for int8 with AMX tiles loaded from L2; 0 without AMX.")
       .def_readonly("bfloat16_from_l2_flops", &MachineLimits::bfloat16_from_l2_flops,
-                    "The same of bfloat16 with AMX's tiles loaded from L2; 0 without AMX.")
+                    "The same for bfloat16 with AMX tiles loaded from L2; 0 without AMX.")
       .def_readonly("float32_flops", &MachineLimits::float32_flops,
-                    "Multiply-adds per second, each counted as two.");
+                    "Operations per second, two for a multiply-add.");
   module.def(
       "measure_machine_limits",
       [](int num_threads, int rounds) {
@@ -266,7 +261,7 @@ void bind_engine(py::module_& module) {
         return measure_machine_limits(&threads, rounds);
       },
       py::arg("num_threads"), py::arg("rounds") = 7, py::call_guard<py::gil_scoped_release>(),
-      "The best of several rounds of reading 1 GiB and of multiplying on registers.");
+      "Measures the limits: the best of several rounds of reading 1 GiB and of multiplying in registers.");
 }
 
 }  // namespace adaptrt::bindings

@@ -104,60 +104,58 @@ void def_requests(ExecutorClass& cls) {
            return without_gil([&self, request = given] { return self.enqueue_request(request); });
          },
          py::arg("request"),
-         "Queue a request and return its id. Raises RequestError with all that is wrong with it, "
-         "QueueFullError, "
-         "AdapterError; nothing is queued then.")
+         "Queues a request and returns its id. Raises RequestError with everything that is wrong with it, "
+         "QueueFullError or AdapterError; then nothing is queued.")
       .def("enqueue_requests", releasing_gil(&Executor::enqueue_requests), py::arg("requests"),
-           "Queue all requests or, when one is refused, none. A request may use an adapter that an earlier "
-           "one brings.")
+           "Queues all requests, or none if one is refused. A request may use an adapter that an earlier "
+           "request of the list brings.")
       .def("await_responses", &await_one, py::arg("id"), py::arg("timeout") = TimeoutArgument{},
-           "The responses of one request, as soon as there is one; [] when the time (timedelta or seconds) "
-           "is over. For a request whose last response was taken, one response whose error_msg is 'ReqId N "
-           "has already been processed and was terminated.' Raises RequestError for an id that was never "
-           "given.")
+           "Waits until the request has a response, and returns all it has; [] after the timeout (timedelta "
+           "or seconds). If the request's last response was already taken, returns one response whose "
+           "error_msg is 'ReqId N has already been processed and was terminated.' Raises RequestError for an "
+           "unknown id.")
       .def("await_responses", &await_each, py::arg("ids"), py::arg("timeout") = TimeoutArgument{},
-           "The same for several requests, a list for each, as soon as each has a response; when the time is "
-           "over, those that have none get []. When it raises, every response is still there.")
+           "Waits until each of the requests has a response, and returns a list for each; after the timeout, "
+           "[] for those without one. If it raises, no response is lost.")
       .def("await_responses", &await_any, py::arg("timeout") = TimeoutArgument{},
-           "All responses that are there, of any request, as soon as there is one; [] when the time is over, "
-           "or when the executor is shut down meanwhile.")
+           "Waits until any request has a response, and returns the responses of all requests; [] after the "
+           "timeout, or if the executor is shut down meanwhile.")
       .def(
           "get_num_responses_ready",
           [](const Executor& self, std::optional<RequestIdArgument> id) {
             return self.get_num_responses_ready(id ? std::optional(id->value) : std::nullopt);
           },
           py::arg("id") = py::none(),
-          "Responses that can be taken without waiting, of one request or of all; 0 of one that has ended.")
+          "Number of responses that can be taken without waiting, for one request or for all; 0 for a "
+          "request that has ended.")
       .def(
           "cancel_request", [](Executor& self, RequestIdArgument id) { self.cancel_request(id.value); },
           py::arg("id"),
-          "End a request with what it has (FinishReason.CANCELLED). Without effect when it has ended.")
+          "Ends a request with the tokens that it has (FinishReason.CANCELLED). No effect if it has ended.")
       .def("set_grammar_compiler", releasing_gil(&Executor::set_grammar_compiler), py::arg("compiler"),
-           "What compiles the guides of requests; once, before the first request with one. Raises "
-           "ConfigError.")
-      .def(
-          "check_guide", releasing_gil(&Executor::check_guide), py::arg("guided_decoding_params"),
-          "Compile a guide, so that requests with the same one are queued without delay. Raises RequestError "
-          "with the reason when it cannot be compiled.")
-      .def(
-          "has_compiled_guide", releasing_gil(&Executor::has_compiled_guide),
-          py::arg("guided_decoding_params"),
-          "True if requests with this guide are queued without compiling it. The guide is then kept longest.")
+           "Sets the compiler for the requests' guides. Call it once, before the first request with a guide. "
+           "Raises ConfigError.")
+      .def("check_guide", releasing_gil(&Executor::check_guide), py::arg("guided_decoding_params"),
+           "Compiles a guide, so that requests with the same guide are queued without delay. Raises "
+           "RequestError with the reason if it cannot be compiled.")
+      .def("has_compiled_guide", releasing_gil(&Executor::has_compiled_guide),
+           py::arg("guided_decoding_params"),
+           "True if the guide is already compiled. The guide then counts as just used, and is kept longest.")
       .def("can_enqueue_requests", &Executor::can_enqueue_requests,
-           "False when the queue is full, and after shutdown.");
+           "False if the queue is full, and after shutdown.");
 }
 
 void def_adapters(ExecutorClass& cls) {
   cls.def("list_adapters", releasing_gil(&Executor::list_adapters),
-          "A LoraCacheEntry for each adapter in the cache.")
+          "Returns a LoraCacheEntry for each adapter in the cache.")
       .def("put_adapter", releasing_gil(&Executor::put_adapter), py::arg("lora_config"),
-           "Store an adapter on the host level before the first request asks for it.")
+           "Stores an adapter on the host level before the first request for it.")
       .def("pin_adapter", releasing_gil(&Executor::pin_adapter), py::arg("task_id"),
-           "Load an adapter to the device level and keep it there.")
+           "Loads an adapter to the device level and keeps it there.")
       .def("unpin_adapter", releasing_gil(&Executor::unpin_adapter), py::arg("task_id"),
-           "The inverse of pin_adapter.")
+           "Undoes pin_adapter.")
       .def("unload_adapter", releasing_gil(&Executor::unload_adapter), py::arg("task_id"),
-           "Forget an adapter; requests that use it are not disturbed.")
+           "Removes an adapter from the cache. Requests that use it continue.")
       .def("lora_cache_stats", releasing_gil(&Executor::lora_cache_stats),
            "The LoRA cache's counters and sizes.");
 }
@@ -167,20 +165,20 @@ void def_adapters(ExecutorClass& cls) {
 void bind_executor(py::module_& module) {
   ExecutorClass cls(
       module, "Executor",
-      "Runs requests in in-flight batches over one engine, in a thread of its own. All methods may be "
-      "called from any thread. After shutdown, or when the executor has died, they raise "
-      "ExecutorClosedError with the reason. Responses are kept until they are awaited, however long that "
-      "takes. A forked process has no executor's thread: there the executor counts as shut down.");
+      "Runs requests on one engine with in-flight batching, in its own thread. All methods may be called "
+      "from any thread. After shutdown, or after a fatal error, they raise ExecutorClosedError with the "
+      "reason. Responses are kept until they are awaited. A forked process does not have the executor's "
+      "thread; there the executor counts as shut down.");
   cls.def(py::init(&make_executor), py::arg("engine"), py::arg("executor_config"),
           py::arg("available_memory"), py::arg("draft_engine") = py::none(),
-          "The KV and LoRA caches are sized by `available_memory` bytes; `draft_engine` is that of "
-          "executor_config.draft_target_decoding_config. Raises ConfigError.");
+          "available_memory: bytes from which the sizes of the KV and LoRA caches follow. draft_engine: the "
+          "engine of executor_config.draft_target_decoding_config. Raises ConfigError.");
   def_requests(cls);
   def_adapters(cls);
   cls.def("get_latest_iteration_stats", &Executor::get_latest_iteration_stats,
-          "IterationStats of the steps since the last call.")
+          "Returns the IterationStats of the steps since the last call.")
       .def("get_latest_request_stats", &Executor::get_latest_request_stats,
-           "RequestStatsPerIteration of the steps since the last call.")
+           "Returns the RequestStatsPerIteration of the steps since the last call.")
       .def(
           "get_kv_cache_event_manager",
           [](const Executor& self) {
@@ -188,7 +186,7 @@ void bind_executor(py::module_& module) {
             if (!*manager) manager.reset();
             return manager;
           },
-          "What can be reused of the KV cache, and what not any more; None without "
+          "Returns the manager of events that say which KV blocks can be reused; None without "
           "KvCacheConfig.event_buffer_max_size.")
       .def(
           "get_latest_debug_tensors",
@@ -199,21 +197,19 @@ void bind_executor(py::module_& module) {
           "Always []: tensors inside the engine are not kept, and ExecutorConfig.debug_config is refused.")
       .def_property_readonly(
           "engine_info", [](const Executor& self) { return self.engine_info(); },
-          "Of the engine that it runs.")
+          "The EngineInfo of the executor's engine.")
       .def_property_readonly("num_kv_blocks", &Executor::num_kv_blocks,
-                             "Blocks of the KV cache, each with engine_info.tokens_per_block tokens; a "
-                             "request that needs more is "
-                             "refused.")
-      .def_property_readonly("is_alive", &Executor::is_alive,
-                             "False after shutdown, or when the executor has died.")
+                             "Number of KV cache blocks, each for engine_info.tokens_per_block tokens. A "
+                             "request that needs more is refused.")
+      .def_property_readonly("is_alive", &Executor::is_alive, "False after shutdown or after a fatal error.")
       .def("shutdown", releasing_gil(&Executor::shutdown),
-           "Wait for the running step; requests that have not ended get an error response. May be called "
-           "again.")
+           "Waits for the running step and ends the executor. Requests that have not ended get an error "
+           "response. May be called again.")
       .def("__enter__", [](const py::object& self) { return self; })
       .def(
           "__exit__",
           [](Executor& self, const py::args& /*exception*/) { releasing_gil (&Executor::shutdown)(self); },
-          "As shutdown().");
+          "Calls shutdown().");
 }
 
 void bind_exec(py::module_& module) {

@@ -14,7 +14,7 @@ namespace adaptrt::bindings {
 namespace {
 
 constexpr const char* kValidateDoc =
-    "Everything that is wrong with the fields on their own; empty when nothing is.";
+    "Returns every problem of the fields, without the engine's limits; [] if there is none.";
 
 template <class Struct>
 void def_validate(py::class_<Struct> cls) {
@@ -22,23 +22,23 @@ void def_validate(py::class_<Struct> cls) {
 }
 
 void bind_config_enums(py::module_& module) {
-  py::native_enum<ModelType>(module, "ModelType", "enum.Enum", "What kind of model an engine is.")
+  py::native_enum<ModelType>(module, "ModelType", "enum.Enum", "Kind of a model.")
       .value("DECODER_ONLY", ModelType::kDecoderOnly)
       .value("ENCODER_ONLY", ModelType::kEncoderOnly)
       .value("ENCODER_DECODER", ModelType::kEncoderDecoder)
       .finalize();
-  py::native_enum<BatchingType>(module, "BatchingType", "enum.Enum", "How requests share steps.")
+  py::native_enum<BatchingType>(module, "BatchingType", "enum.Enum", "Policy by which requests share steps.")
       .value("STATIC", BatchingType::kStatic)
       .value("INFLIGHT", BatchingType::kInflight)
       .finalize();
   py::native_enum<CapacitySchedulerPolicy>(module, "CapacitySchedulerPolicy", "enum.Enum",
-                                           "When a waiting request may start.")
+                                           "Policy for the start of waiting requests.")
       .value("MAX_UTILIZATION", CapacitySchedulerPolicy::kMaxUtilization)
       .value("GUARANTEED_NO_EVICT", CapacitySchedulerPolicy::kGuaranteedNoEvict)
       .value("STATIC_BATCH", CapacitySchedulerPolicy::kStaticBatch)
       .finalize();
   py::native_enum<ContextChunkingPolicy>(module, "ContextChunkingPolicy", "enum.Enum",
-                                         "How the tokens of a step are shared out among prompts.")
+                                         "Policy by which prompts share the tokens of a step.")
       .value("FIRST_COME_FIRST_SERVED", ContextChunkingPolicy::kFirstComeFirstServed)
       .value("EQUAL_PROGRESS", ContextChunkingPolicy::kEqualProgress)
       .finalize();
@@ -47,108 +47,106 @@ void bind_config_enums(py::module_& module) {
 void bind_kv_cache_config(py::module_& module) {
   using C = KvCacheConfig;
   def_validate(bind_struct<C>(
-      module, "KvCacheConfig", "Size of the KV cache, and reuse of what is in it.",
+      module, "KvCacheConfig", "Size of the KV cache, and reuse of its blocks.",
       Field{"enable_block_reuse", &C::enable_block_reuse,
-            "Share full blocks among requests that start with the same tokens and have the same adapter, and "
-            "what decoders see of encoder inputs among those with the same input."},
-      Field{"max_tokens", &C::max_tokens, "Tokens that the cache holds; None: as memory allows."},
+            "Share full blocks among requests with the same adapter that start with the same tokens, and an "
+            "encoder's keys and values among requests with the same encoder input."},
+      Field{"max_tokens", &C::max_tokens, "Number of tokens in the cache; None: as many as memory allows."},
       Field{"max_attention_window", &C::max_attention_window,
-            "Without effect where each window is the model's own, or the engine's max_seq_len or more; "
-            "others are "
-            "refused, because they would change results."},
+            "No effect if each window is the model's own, or at least the engine's max_seq_len. Other "
+            "windows are refused, because they would change results."},
       Field{"sink_token_length", &C::sink_token_length, "Refused unless None or 0."},
       Field{"free_gpu_memory_fraction", &C::free_gpu_memory_fraction,
-            "Of the memory that is free when the executor starts; None: 0.9."},
+            "Fraction of the memory that is free when the executor starts; None: 0.9."},
       Field{"host_cache_size", &C::host_cache_size,
-            "Bytes of the second level, a file in host_cache_dir; None or 0: there is none."},
+            "Bytes of the second level, a file in host_cache_dir; None or 0: no second level."},
       Field{"onboard_blocks", &C::onboard_blocks, "Refused unless True."},
-      Field{"cross_kv_cache_fraction", &C::cross_kv_cache_fraction,
-            "Refused unless None or 0: engines are decoders."},
+      Field{"cross_kv_cache_fraction", &C::cross_kv_cache_fraction, "Refused unless None or 0."},
       Field{"secondary_offload_min_priority", &C::secondary_offload_min_priority,
-            "Blocks of a lower retention priority do not go to the second level; None: all do."},
+            "Blocks of a lower retention priority are not written to the second level; None: all are."},
       Field{"event_buffer_max_size", &C::event_buffer_max_size,
-            "KV cache events that are kept for get_kv_cache_event_manager(); 0: there are none."},
+            "Number of KV cache events kept for get_kv_cache_event_manager(); 0: none are made."},
       Field{"enable_partial_reuse", &C::enable_partial_reuse,
-            "Of a block that a request begins like and goes on differently, take what they have in common."},
+            "Reuse the first tokens of a block if a request begins like it and then differs."},
       Field{"copy_on_partial_reuse", &C::copy_on_partial_reuse,
-            "Copy it; False: take the block over, only where no request uses it and no block behind it is "
-            "cached."},
-      Field{"use_uvm", &C::use_uvm, "Refused when True: the engine allocates the KV cache itself."},
-      Field{
-          "host_cache_dir", &C::host_cache_dir,
-          "Directory of the second level's file, which outlives the executor; one for each executor. Not in "
-          "TensorRT-LLM."}));
+            "Copy such a block. False: use the block itself, if no request uses it and no later block of its "
+            "sequence is cached."},
+      Field{"use_uvm", &C::use_uvm, "Refused if True: the engine allocates the KV cache itself."},
+      Field{"host_cache_dir", &C::host_cache_dir,
+            "Directory of the second level's file, which stays after the executor ends. Each executor needs "
+            "its own. Not in TensorRT-LLM."}));
 }
 
 void bind_scheduler_config(py::module_& module) {
   using Dynamic = DynamicBatchConfig;
   auto dynamic = bind_struct<Dynamic>(
-      module, "DynamicBatchConfig",
-      "Without effect here: steps take what fits into max_batch_size and max_num_tokens.",
-      Field{"enable_batch_size_tuning", &Dynamic::enable_batch_size_tuning, "Without effect."},
-      Field{"enable_max_num_tokens_tuning", &Dynamic::enable_max_num_tokens_tuning, "Without effect."},
+      module, "DynamicBatchConfig", "No effect: steps take what fits into max_batch_size and max_num_tokens.",
+      Field{"enable_batch_size_tuning", &Dynamic::enable_batch_size_tuning, "No effect."},
+      Field{"enable_max_num_tokens_tuning", &Dynamic::enable_max_num_tokens_tuning, "No effect."},
       Field{"dynamic_batch_moving_average_window", &Dynamic::dynamic_batch_moving_average_window,
-            "Without effect."});
+            "No effect."});
   // Before enable_max_num_tokens_tuning came, the window was the second parameter.
   accept_second_as(dynamic, "dynamic_batch_moving_average_window");
   using C = SchedulerConfig;
-  bind_struct<C>(
-      module, "SchedulerConfig", "Which requests run, and when.",
-      Field{"capacity_scheduler_policy", &C::capacity_scheduler_policy, "When a waiting request may start."},
-      Field{"context_chunking_policy", &C::context_chunking_policy,
-            "How prompts share the tokens of a step; None: FIRST_COME_FIRST_SERVED. EQUAL_PROGRESS needs "
-            "enable_chunked_context."},
-      Field{"dynamic_batch_config", &C::dynamic_batch_config, "Without effect here."},
-      Field{"adapter_fairness", &C::adapter_fairness,
-            "Among requests of one priority, that one starts next for whose adapter the fewest tokens were "
-            "computed; False: the one that came first. Not in TensorRT-LLM."})
+  bind_struct<C>(module, "SchedulerConfig", "Policy that decides which requests run, and when.",
+                 Field{"capacity_scheduler_policy", &C::capacity_scheduler_policy,
+                       "Policy for the start of waiting requests."},
+                 Field{"context_chunking_policy", &C::context_chunking_policy,
+                       "Policy by which prompts share the tokens of a step; None: FIRST_COME_FIRST_SERVED. "
+                       "EQUAL_PROGRESS needs enable_chunked_context."},
+                 Field{"dynamic_batch_config", &C::dynamic_batch_config, "No effect."},
+                 Field{"adapter_fairness", &C::adapter_fairness,
+                       "Among requests of one priority, start the one whose adapter has had the fewest "
+                       "tokens. False: start the oldest. Not in TensorRT-LLM."})
       .def(
           "validate",
           [](const C& self, bool enable_chunked_context) {
             return self.validate(enable_chunked_context).list();
           },
           py::arg("enable_chunked_context"),
-          "Everything that is wrong with the fields, of which some need an ExecutorConfig with "
-          "enable_chunked_context.");
+          "Returns every problem of the fields. Some values need ExecutorConfig.enable_chunked_context.");
 }
 
 void bind_sampling_config(py::module_& module) {
   using C = SamplingConfig;
   auto cls = bind_struct<C, 0, 1>(
       module, "SamplingConfig",
-      "How the next token is chosen: the most probable one, unless top_k, top_p or min_p is given.",
+      "Choice of the next token: the most probable one, unless top_k, top_p or min_p is given.",
       Field{"beam_width", &C::beam_width,
-            "Sequences that a search goes on with; at most ExecutorConfig.max_beam_width. 1: there is no "
-            "search."},
-      Field{"top_k", &C::top_k, "Choose among so many; 0: no limit, 1: the most probable."},
-      Field{"top_p", &C::top_p, "Choose among the most probable that make up this share, in (0, 1]."},
-      Field{"top_p_min", &C::top_p_min, "What top_p does not decay below, in (0, 1]; None: 1e-6."},
-      Field{"top_p_reset_ids", &C::top_p_reset_ids,
-            "The token after which top_p is what it was at first; None and -1: none."},
+            "Number of beams, at most ExecutorConfig.max_beam_width; 1: no beam search."},
+      Field{"top_k", &C::top_k,
+            "Choose among this many most probable tokens; 0: no limit, 1: the most probable token."},
+      Field{"top_p", &C::top_p,
+            "Choose among the most probable tokens whose probabilities add up to this, in (0, 1]."},
+      Field{"top_p_min", &C::top_p_min, "Lower limit of a decaying top_p, in (0, 1]; None: 1e-6."},
+      Field{"top_p_reset_ids", &C::top_p_reset_ids, "Token that resets a decaying top_p; None or -1: none."},
       Field{"top_p_decay", &C::top_p_decay,
-            "Multiplies top_p after each token but top_p_reset_ids, in (0, 1], with top_p; None: 1."},
-      Field{"seed", &C::seed, "Of the draws; None: 0."},
-      Field{"temperature", &C::temperature, "Divides the logits; 0: the most probable. None: 1."},
+            "Factor of top_p after each token except top_p_reset_ids, in (0, 1]; needs top_p. None: 1."},
+      Field{"seed", &C::seed, "Seed of the random numbers; None: 0."},
+      Field{"temperature", &C::temperature, "Divides the logits; 0: the most probable token. None: 1."},
       Field{"min_tokens", &C::min_tokens,
-            "end_id, and stop words of one token, are forbidden before so many were generated."},
+            "end_id and stop words of one token are forbidden until this many tokens were generated."},
       Field{"beam_search_diversity_rate", &C::beam_search_diversity_rate,
-            "Of beams: times the number of the beam, added to a candidate's score where candidates are "
-            "compared. "
-            "None: 0."},
-      Field{"repetition_penalty", &C::repetition_penalty, "Of tokens in prompt and output; 1: none."},
-      Field{"presence_penalty", &C::presence_penalty, "Of tokens in the output, once; 0: none."},
-      Field{"frequency_penalty", &C::frequency_penalty, "Of tokens in the output, each time; 0: none."},
+            "Beam search: this value times the beam's number is added to a candidate's score when candidates "
+            "are compared. None: 0."},
+      Field{"repetition_penalty", &C::repetition_penalty,
+            "Penalty for tokens of the prompt and the output; 1: none."},
+      Field{"presence_penalty", &C::presence_penalty,
+            "Penalty for tokens of the output, applied once; 0: none."},
+      Field{"frequency_penalty", &C::frequency_penalty,
+            "Penalty for tokens of the output, applied for each occurrence; 0: none."},
       Field{"length_penalty", &C::length_penalty,
-            "Of beams: those that have ended are ordered by score / length ** length_penalty. None: 0."},
+            "Beam search: finished beams are ordered by score / length ** length_penalty. None: 0."},
       Field{"early_stopping", &C::early_stopping,
-            "Of beams: 1 ends the search when beam_width of them have ended, 0 when the best that goes on "
-            "would not "
-            "be among them if it ended as it is, any other number when it cannot come to be. None: 1."},
+            "Beam search: 1 stops when beam_width beams have finished. 0 stops when the best running beam, "
+            "with its present score, would not be among them. Any other number stops when no running beam "
+            "can still get among them. None: 1."},
       Field{"no_repeat_ngram_size", &C::no_repeat_ngram_size,
-            "No token sequence of this length occurs twice."},
-      Field{"num_return_sequences", &C::num_return_sequences, "As in Request; None: what the request says."},
+            "Size of token sequences that may not occur twice."},
+      Field{"num_return_sequences", &C::num_return_sequences,
+            "The same as Request.num_return_sequences; None: the request's value."},
       Field{"min_p", &C::min_p,
-            "Choose among tokens at least so probable as a share of the most probable one."},
+            "Choose among tokens whose probability is at least this fraction of the most probable token's."},
       Field{"beam_width_array", &C::beam_width_array, "Refused unless None."});
   accept_old_names(cls, {{"random_seed", "seed"}, {"min_length", "min_tokens"}});
   def_validate(cls);
@@ -167,11 +165,11 @@ void bind_exec_config(py::module_& module) {
           "validate", [](const LogitsPostProcessorConfig& self) { return self.validate().list(); },
           kValidateDoc);
   bind_struct<ExtendedRuntimePerfKnobConfig>(module, "ExtendedRuntimePerfKnobConfig",
-                                             "What only tunes GPUs in TensorRT-LLM; without effect here.");
+                                             "Options that tune GPUs in TensorRT-LLM; no effect.");
   using Draft = DraftTargetDecodingConfig;
-  def_validate(bind_struct<Draft>(module, "DraftTargetDecodingConfig",
-                                  "A second, small engine that guesses what comes next."));
-  bind_struct<ExecutorConfig>(module, "ExecutorConfig", "How an executor works.")
+  def_validate(
+      bind_struct<Draft>(module, "DraftTargetDecodingConfig", "A second, small engine that drafts tokens."));
+  bind_struct<ExecutorConfig>(module, "ExecutorConfig", "Options of an executor.")
       .def("validate", [](const ExecutorConfig& self) { return self.validate().list(); }, kValidateDoc);
 }
 

@@ -22,7 +22,7 @@ namespace {
 
 void bind_result_enums(py::module_& module) {
   py::native_enum<FinishReason>(module, "FinishReason", "enum.Enum",
-                                "Why a request generates no more tokens.")
+                                "Reason why a request stopped generating tokens.")
       .value("NOT_FINISHED", FinishReason::kNotFinished)
       .value("END_ID", FinishReason::kEndId)
       .value("STOP_WORDS", FinishReason::kStopWords)
@@ -31,12 +31,12 @@ void bind_result_enums(py::module_& module) {
       .value("CANCELLED", FinishReason::kCancelled)
       .finalize();
   py::native_enum<RequestType>(module, "RequestType", "enum.Enum",
-                               "Which phases of a request an executor runs.")
+                               "Phases of a request that an executor runs.")
       .value("REQUEST_TYPE_CONTEXT_AND_GENERATION", RequestType::kContextAndGeneration)
       .value("REQUEST_TYPE_CONTEXT_ONLY", RequestType::kContextOnly)
       .value("REQUEST_TYPE_GENERATION_ONLY", RequestType::kGenerationOnly)
       .finalize();
-  py::native_enum<RequestStage>(module, "RequestStage", "enum.Enum", "How far a request is.")
+  py::native_enum<RequestStage>(module, "RequestStage", "enum.Enum", "Progress of a request.")
       .value("QUEUED", RequestStage::kQueued)
       .value("CONTEXT_IN_PROGRESS", RequestStage::kContextInProgress)
       .value("GENERATION_IN_PROGRESS", RequestStage::kGenerationInProgress)
@@ -47,14 +47,14 @@ void bind_result_enums(py::module_& module) {
 
 void bind_pooling(py::module_& module) {
   py::native_enum<PoolingType>(module, "PoolingType", "enum.Enum",
-                               "Which hidden states of a prompt are returned, or what is made of them.")
+                               "Hidden states of a prompt that are returned, or their reduction to one row.")
       .value("LAST", PoolingType::kLast)
       .value("CLS", PoolingType::kCls)
       .value("MEAN", PoolingType::kMean)
       .value("ALL", PoolingType::kAll)
       .finalize();
   py::native_enum<PoolingActivation>(module, "PoolingActivation", "enum.Enum",
-                                     "What is done to each output of a PoolingLayer.")
+                                     "Activation of a PoolingLayer.")
       .value("NONE", PoolingActivation::kNone)
       .value("TANH", PoolingActivation::kTanh)
       .value("RELU", PoolingActivation::kRelu)
@@ -64,9 +64,9 @@ void bind_pooling(py::module_& module) {
       .finalize();
   bind_struct<PoolingLayer, 1>(
       module, "PoolingLayer",
-      "One layer of what is done to pooled hidden states: activation(x weight^T + bias), and a norm.");
+      "A layer applied to pooled hidden states: activation(x weight^T + bias), and a norm.");
   bind_struct<PoolingParams>(module, "PoolingParams",
-                             "How a request is answered that ends in rows instead of tokens.");
+                             "Options of a request whose result is rows of numbers instead of tokens.");
 }
 
 Response make_failed_response(RequestId request_id, std::string error_msg,
@@ -76,20 +76,19 @@ Response make_failed_response(RequestId request_id, std::string error_msg,
 }
 
 void bind_response(py::module_& module) {
-  bind_struct<Result>(module, "Result", "What a request has generated.");
-  py::class_<Response>(module, "Response", "A result, or the reason why there is none.")
+  bind_struct<Result>(module, "Result", "Output of a request.");
+  py::class_<Response>(module, "Response", "A result or an error.")
       .def(py::init(&make_failed_response), py::arg("request_id"), py::arg("error_msg"),
-           py::arg("client_id") = py::none(), "With the reason why there is no result.")
+           py::arg("client_id") = py::none(), "Makes a response with an error instead of a result.")
       .def(py::init([](RequestId request_id, Result result, std::optional<std::uint64_t> client_id) {
              return Response{request_id, client_id, "", std::move(result)};
            }),
            py::arg("request_id"), py::arg("result"), py::arg("client_id") = py::none())
-      .def_readonly("request_id", &Response::request_id, "What enqueue_request returned.")
+      .def_readonly("request_id", &Response::request_id, "The id that enqueue_request returned.")
       .def_readonly("client_id", &Response::client_id, "The request's client_id.")
-      .def("has_error", &Response::has_error, "Whether there is a reason instead of a result.")
+      .def("has_error", &Response::has_error, "True if the response has an error instead of a result.")
       .def_property_readonly(
-          "error_msg", [](const Response& self) { return self.error_msg; },
-          "The reason; empty without an error.")
+          "error_msg", [](const Response& self) { return self.error_msg; }, "The error; empty without one.")
       .def_property_readonly(
           "result",
           [](const Response& self) -> const Result& {
@@ -99,7 +98,7 @@ void bind_response(py::module_& module) {
             }
             return self.result;
           },
-          py::return_value_policy::reference_internal, "Raises RequestError when has_error().")
+          py::return_value_policy::reference_internal, "The result. Raises RequestError if has_error().")
       .def("__repr__",
            [](const py::object& self) {
              const auto& response = self.cast<const Response&>();
@@ -122,17 +121,15 @@ void bind_response(py::module_& module) {
 void bind_kv_cache_retention(py::module_& module) {
   bind_struct<TokenRangeRetentionConfig, 3>(
       module, "TokenRangeRetentionConfig",
-      "How long the KV blocks of a range of a prompt's tokens should stay cached when nobody uses them.");
+      "Retention of the unused KV blocks of a range of a prompt's tokens.");
   auto config = bind_struct<KvCacheRetentionConfig>(
       module, "KvCacheRetentionConfig",
-      "How long a request's KV blocks should stay cached when nobody uses them. A block takes the priority "
-      "of "
-      "the range that has its first token; where none has, it keeps what it has, 35 at first.");
+      "Retention of a request's unused KV blocks. A block gets the priority of the range that contains its "
+      "first token. Without such a range it keeps its priority, which is 35 at first.");
   config.def(
       "validate", [](const KvCacheRetentionConfig& self) { return self.validate().list(); },
-      "Everything that is wrong with the fields; empty when nothing is. The constructor raises ConfigError "
-      "for "
-      "it.");
+      "Returns every problem of the fields; [] if there is none. The constructor raises ConfigError for "
+      "them.");
   validate_when_made(config);
   // TensorRT-LLM's newest name, and those before it.
   config.attr("TokenRangeRetentionConfig") = module.attr("TokenRangeRetentionConfig");
@@ -148,7 +145,7 @@ void bind_stats(py::module_& module, const char* name, const char* doc) {
   bind_struct<Stats>(module, name, doc)
       .def(
           "to_json_str", [](const Stats& self) { return to_json_str(self); },
-          "One line of JSON, with TensorRT-LLM's keys.");
+          "Returns one line of JSON with TensorRT-LLM's keys.");
 }
 
 }  // namespace
@@ -157,11 +154,11 @@ void bind_exec_types(py::module_& module) {
   bind_result_enums(module);
   bind_kv_cache_retention(module);
   bind_pooling(module);
-  bind_struct<OutputConfig>(module, "OutputConfig", "What a Result has besides the tokens.");
+  bind_struct<OutputConfig>(module, "OutputConfig", "Outputs in addition to the tokens.");
   bind_struct<PromptTuningConfig, 1>(
       module, "PromptTuningConfig",
-      "Virtual tokens of a prompt: ids of Request.input_token_ids that follow the vocabulary are rows of the "
-      "table. One object for many requests spares them the work of telling its rows apart.")
+      "Virtual tokens of a prompt: ids of Request.input_token_ids beyond the vocabulary are rows of the "
+      "table. Use one object for many requests: its rows are compared only once.")
       .def_static(
           "from_peft",
           [](const py::object& directory, const py::object& engine) {
@@ -171,22 +168,21 @@ void bind_exec_types(py::module_& module) {
                                       .input_token_extra_ids = std::nullopt};
           },
           py::arg("directory"), py::arg("engine"),
-          "The virtual tokens of an adapter of PEFT (PROMPT_TUNING, P_TUNING) for an engine, a LoadedEngine "
-          "or "
-          "a directory. A prompt has them in front as the ids vocab_size, vocab_size + 1, ... Raises "
-          "AdapterError.");
-  auto request = bind_struct<Request, 2, 2>(module, "Request", "A prompt, and what is wanted of it.");
+          "Reads the virtual tokens of a PEFT adapter (PROMPT_TUNING, P_TUNING) for an engine: a "
+          "LoadedEngine or a directory. A prompt starts with them, as the ids vocab_size, vocab_size + 1, "
+          "... Raises AdapterError.");
+  auto request = bind_struct<Request, 2, 2>(module, "Request", "A prompt and the wanted output.");
   accept_old_names(request, {{"max_new_tokens", "max_tokens"}});
   request.attr("BATCHED_POST_PROCESSOR_NAME") = kBatchedPostProcessorName;
   bind_response(module);
-  bind_struct<SecondLevelStats>(module, "SecondLevelStats", "The file behind the KV cache's pool.");
+  bind_struct<SecondLevelStats>(module, "SecondLevelStats", "Second level of the KV cache: a file.");
   bind_struct<KvCacheStats>(module, "KvCacheStats", "The KV cache.");
-  bind_struct<StaticBatchingStats>(module, "StaticBatchingStats", "A step of a static batch: there is none.");
+  bind_struct<StaticBatchingStats>(module, "StaticBatchingStats", "Steps of a static batch. Always absent.");
   bind_struct<DisServingRequestStats>(module, "DisServingRequestStats",
-                                      "A request whose prompt another executor computed: there is none.");
+                                      "A request whose prompt another executor computed. Always absent.");
   bind_struct<InflightBatchingStats>(module, "InflightBatchingStats", "The batch of a step.");
   bind_struct<SpecDecodingStats>(module, "SpecDecodingStats", "The drafts of a step.");
-  bind_struct<DraftEngineStats>(module, "DraftEngineStats", "What the draft engine did, and has.");
+  bind_struct<DraftEngineStats>(module, "DraftEngineStats", "Counters and sizes of the draft engine.");
   bind_struct<SpeculationStats>(module, "SpeculationStats", "Drafts of all steps.");
   bind_stats<IterationStats>(module, "IterationStats", "A step.");
   bind_stats<RequestStats>(module, "RequestStats", "A request after a step.");

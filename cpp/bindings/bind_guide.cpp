@@ -70,14 +70,13 @@ std::shared_ptr<GrammarCompiler> make_compiler(const Addresses& functions,
 
 void bind_guide(py::module_& module) {
   using Params = GuidedDecodingParams;
-  auto params =
-      bind_struct<Params, 1>(module, "GuidedDecodingParams", "What a request's output has to be like.",
-                             Field{"guide_type", &Params::guide_type, "How the guide says it."},
-                             Field{"guide", &Params::guide,
-                                   "A JSON schema, a regular expression, a grammar (Lark or GBNF), or "
-                                   "structural tags as JSON; None for "
-                                   "JSON, which is any object."});
-  py::native_enum<GuideType>(params, "GuideType", "enum.Enum", "How a guide describes texts.")
+  auto params = bind_struct<Params, 1>(
+      module, "GuidedDecodingParams", "Guide that a request's output must follow.",
+      Field{"guide_type", &Params::guide_type, "Kind of the guide."},
+      Field{"guide", &Params::guide,
+            "A JSON schema, a regular expression, a grammar (Lark or GBNF), or structural tags as JSON. None "
+            "for guide_type JSON, which accepts any object."});
+  py::native_enum<GuideType>(params, "GuideType", "enum.Enum", "Kind of a guide.")
       .value("JSON", GuideType::kJson)
       .value("JSON_SCHEMA", GuideType::kJsonSchema)
       .value("REGEX", GuideType::kRegex)
@@ -86,37 +85,35 @@ void bind_guide(py::module_& module) {
       .finalize();
   params.def(
       "validate", [](const Params& self) { return self.validate().list(); },
-      "Everything that is wrong with the fields; empty when nothing is.");
+      "Returns every problem of the fields; [] if there is none.");
 
   using Config = GuidedDecodingConfig;
   auto config = bind_struct<Config, 1>(
-      module, "GuidedDecodingConfig", "What holds outputs to guides, for which tokenizer.",
+      module, "GuidedDecodingConfig", "Backend and tokenizer of guided decoding.",
       Field{"backend", &Config::backend, "LLGUIDANCE; XGRAMMAR is refused."},
-      Field{"encoded_vocab", &Config::encoded_vocab, "Without effect: tokenizer_str has the vocabulary."},
+      Field{"encoded_vocab", &Config::encoded_vocab, "No effect: tokenizer_str has the vocabulary."},
       Field{"tokenizer_str", &Config::tokenizer_str,
-            "The content of a tokenizer.json; None: that of the engine directory."},
+            "Content of a tokenizer.json; None: the engine directory's."},
       Field{"stop_token_ids", &Config::stop_token_ids,
-            "The tokens that end an output; None: the engine's eos_token_id."});
+            "Tokens that end an output; None: the engine's eos_token_id."});
   py::native_enum<GuidedDecodingBackend>(config, "GuidedDecodingBackend", "enum.Enum",
-                                         "What makes masks of guides.")
+                                         "Library that computes token masks from guides.")
       .value("XGRAMMAR", GuidedDecodingBackend::kXgrammar)
       .value("LLGUIDANCE", GuidedDecodingBackend::kLlguidance)
       .finalize();
   config.def(
       "validate", [](const Config& self) { return self.validate().list(); },
-      "Everything that is wrong with the fields on their own; empty when nothing is.");
+      "Returns every problem of the fields, without the engine's limits; [] if there is none.");
 
   py::class_<GrammarCompiler, std::shared_ptr<GrammarCompiler>>(module, "GrammarCompiler",
                                                                 "Compiles guides for an executor.");
   module.def("llguidance_functions", &function_names,
-             "The functions of llguidance's C interface that are called.");
-  module.def(
-      "make_llguidance_compiler", &make_compiler, py::arg("functions"), py::arg("tokens"),
-      py::arg("stop_token_ids"), py::arg("translate"),
-      "`functions`: addresses by name. `tokens`: bytes of the whole vocabulary. `translate(params)` gives a "
-      "guide in one of llguidance's languages, as (language, grammar, bytes that it holds when it is "
-      "compiled). "
-      "Raises ConfigError.");
+             "Names of the functions of llguidance's C interface that are called.");
+  module.def("make_llguidance_compiler", &make_compiler, py::arg("functions"), py::arg("tokens"),
+             py::arg("stop_token_ids"), py::arg("translate"),
+             "functions: addresses by name. tokens: bytes of each token of the vocabulary. translate: a "
+             "function that takes GuidedDecodingParams and returns (language, grammar, bytes that the "
+             "compiled grammar keeps) in one of llguidance's languages. Raises ConfigError.");
 }
 
 }  // namespace adaptrt::bindings

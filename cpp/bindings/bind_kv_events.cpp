@@ -35,24 +35,24 @@ std::vector<KVCacheEvent> get_latest_events(KVCacheEventManager& self,
 }  // namespace
 
 void bind_kv_cache_events(py::module_& module) {
-  bind_struct<KVCacheCreatedData>(module, "KVCacheCreatedData", "The cache was made.");
+  bind_struct<KVCacheCreatedData>(module, "KVCacheCreatedData", "The cache was created.");
   bind_struct<UniqueToken>(module, "UniqueToken", "A token of a block.");
   bind_struct<KVCacheStoredBlockData>(module, "KVCacheStoredBlockData", "A block that can be reused.")
       .def_property_readonly(
           "mm_keys", [](const KVCacheStoredBlockData& /*self*/) { return py::list(); },
           "Always []: inputs are tokens.");
-  bind_struct<KVCacheStoredData>(module, "KVCacheStoredData", "Blocks can be reused from now on.");
-  bind_struct<KVCacheRemovedData>(module, "KVCacheRemovedData", "Blocks cannot be reused any more.");
+  bind_struct<KVCacheStoredData>(module, "KVCacheStoredData", "Blocks that can be reused from now on.");
+  bind_struct<KVCacheRemovedData>(module, "KVCacheRemovedData", "Blocks that can no longer be reused.");
   bind_struct<KVCacheEventDiffInt>(module, "KVCacheEventDiffInt", "A value that changed.");
   bind_struct<KVCacheUpdatedData>(module, "KVCacheUpdatedData",
                                   "A stored block's level or priority changed.");
-  bind_struct<KVCacheEvent>(module, "KVCacheEvent", "What happened to the KV cache.");
+  bind_struct<KVCacheEvent>(module, "KVCacheEvent", "A change of the KV cache.");
   py::class_<KVCacheEventManager, std::shared_ptr<KVCacheEventManager>>(
       module, "KVCacheEventManager",
-      "The KV cache events of an executor, the newest KvCacheConfig.event_buffer_max_size of them.")
+      "Keeps the newest KvCacheConfig.event_buffer_max_size KV cache events of an executor.")
       .def("get_latest_events", &get_latest_events, py::arg("timeout_ms") = py::none(),
-           "The KVCacheEvents since the last call, the oldest first, as soon as there are any; [] when the "
-           "time (timedelta or milliseconds) is over, or when the executor has ended.");
+           "Waits until there are events, and returns the KVCacheEvents since the last call, oldest first; "
+           "[] after the timeout (timedelta or milliseconds), or if the executor has ended.");
 }
 
 }  // namespace adaptrt::bindings

@@ -29,7 +29,7 @@ namespace {
 
 void bind_modules(py::module_& module) {
   py::native_enum<TensorParallelSplit>(module, "TensorParallelSplit", "enum.Enum",
-                                       "How tensor parallelism cuts a module.")
+                                       "Split of a module by tensor parallelism.")
       .value("NONE", TensorParallelSplit::kNone)
       .value("COLUMN", TensorParallelSplit::kColumn)
       .value("ROW", TensorParallelSplit::kRow)
@@ -41,13 +41,15 @@ void bind_modules(py::module_& module) {
       .def_readonly("is_served", &LoraModuleInfo::is_served)
       .def_property_readonly(
           "is_of_vocabulary", [](const LoraModuleInfo& info) { return is_of_vocabulary(info.module); },
-          "Whether it is as wide as the vocabulary: lm_head and embedding, whose rows are slices of it.")
+          "True for modules as wide as the vocabulary (lm_head and embedding), whose rows are slices of it.")
       .def_property_readonly(
           "is_setting", [](const LoraModuleInfo& info) { return is_setting(info.module); },
-          "Whether it is no layer: a number, in the rank's place, that all of the adapter's requests heed.")
+          "True if it is not a layer but a number, in the rank's place, that applies to all requests of the "
+          "adapter.")
       .def_property_readonly(
           "is_norm", [](const LoraModuleInfo& info) { return is_norm(info.module); },
-          "Whether it is a norm, of which adapters have a shift alone; its number stands for a layer.")
+          "True for norms. Adapters only have a shift of them, and the norm's number takes the layer's "
+          "place.")
       .def_property_readonly(
           "parts",
           [](const LoraModuleInfo& info) {
@@ -56,7 +58,8 @@ void bind_modules(py::module_& module) {
             for (std::size_t i = 0; i < parts.size(); ++i) names[i] = py::str(info_of(parts[i]).name);
             return names;
           },
-          "Names of the modules that its output consists of, in order; itself for all but fused modules.")
+          "Names of the modules whose outputs form its output, in order; for modules that are not fused, its "
+          "own name.")
       .def("__repr__", [](const LoraModuleInfo& info) {
         return "LoraModuleInfo(id=" + std::to_string(static_cast<int>(info.module)) + ", name='" +
                std::string(info.name) + "')";
@@ -86,10 +89,10 @@ std::string describe(const std::optional<TensorView>& tensor) {
 void bind_lora_config(py::module_& module) {
   py::class_<LoraConfig>(
       module, "LoraConfig",
-      "A request's adapter: task_id, with the first request its tensors as hf_lora_convert writes "
-      "them: weights [rows, width] of float32, float16 or bfloat16 and config int32 [rows, 3 | 4] "
-      "(module_id, layer, rank, vectors), each with or without a leading 1. NumPy arrays and CPU "
-      "torch tensors are kept, not copied, unless they are not contiguous.")
+      "Adapter of a request: its task_id and, with the first request, its tensors as hf_lora_convert writes "
+      "them. weights is [rows, width] of float32, float16 or bfloat16; config is int32 [rows, 3 or 4] "
+      "(module_id, layer, rank, vectors). Both may have a leading dimension of 1. Contiguous NumPy arrays "
+      "and CPU torch tensors are kept, others are copied.")
       .def(py::init([](const FieldArgument<std::uint64_t>& task_id, const py::object& weights,
                        const py::object& config, bool replace, std::int32_t active_from) {
              return make_lora_config(detail::field_value(task_id, "LoraConfig", "task_id"), weights, config,
@@ -97,9 +100,9 @@ void bind_lora_config(py::module_& module) {
            }),
            py::arg("task_id"), py::arg("weights") = py::none(), py::arg("config") = py::none(),
            py::arg("replace") = false, py::kw_only(), py::arg("active_from") = 0,
-           "With replace=True other weights may be sent under a task_id that is cached. The adapter acts on "
-           "the request's tokens from position `active_from` on, and the base model computes those before "
-           "it: an aLoRA adapter's is where its invocation tokens begin (see invocation_start).")
+           "replace: True if the weights may differ from those cached for this task_id. active_from: first "
+           "position of the request on which the adapter acts; the base model computes earlier tokens. For "
+           "an aLoRA adapter it is the start of its invocation tokens (see invocation_start).")
       .def_static(
           "from_peft",
           [](const FieldArgument<std::uint64_t>& task_id, const py::object& directory,
@@ -114,14 +117,12 @@ void bind_lora_config(py::module_& module) {
           py::arg("task_id"), py::arg("directory"), py::arg("engine"), py::kw_only(),
           py::arg("magnitudes_normalized") = false, py::arg("replace") = false,
           py::arg("active_from") = py::none(),
-          "Reads an adapter of PEFT or MLX-LM for an engine; no files are written. `directory` is the "
-          "adapter's, or {directory: weight} for the weighted sum of LoRA adapters. `engine` is an engine "
-          "directory, or what load_engine made of it (Executor.engine): that saves the reading. DoRA "
-          "magnitudes that are not "
-          "marked as normalised are normalised by the engine's own weights, unless `magnitudes_normalized` "
-          "gives the caller's word that they are. An aLoRA adapter needs `active_from`. Raises AdapterError "
-          "that names every tensor and field that "
-          "cannot be used.")
+          "Reads an adapter of PEFT or MLX-LM for an engine, without writing files. `directory` is the "
+          "adapter's directory, or {directory: weight} for a weighted sum of LoRA adapters. `engine` is an "
+          "engine directory, or a loaded engine (load_engine, Executor.engine), which is faster. DoRA "
+          "magnitudes that are not marked as normalised are normalised with the engine's weights, unless "
+          "`magnitudes_normalized` is True. An aLoRA adapter needs `active_from`. Raises AdapterError with "
+          "every tensor and field that cannot be used.")
       .def_readonly("task_id", &LoraConfig::task_id)
       .def_property_readonly(
           "weights", [](const LoraConfig& self) { return array_of(self.weights); }, "The array, or None.")
@@ -148,32 +149,32 @@ void bind_lora_config(py::module_& module) {
 }
 
 void bind_cache_config(py::module_& module) {
-  bind_struct<PeftCacheConfig>(module, "PeftCacheConfig", "How large the two levels of the LoRA cache are.")
+  bind_struct<PeftCacheConfig>(module, "PeftCacheConfig", "Sizes of the two levels of the LoRA cache.")
       .def(
           "validate", [](const PeftCacheConfig& self) { return self.validate().list(); },
-          "Everything that is wrong with the fields on their own; empty when nothing is.");
-  bind_struct<LoraCacheStats>(module, "LoraCacheStats", "What the LoRA cache has done so far and holds now.");
+          "Returns every problem of the fields, without the engine's limits; [] if there is none.");
+  bind_struct<LoraCacheStats>(module, "LoraCacheStats", "Counters and present contents of the LoRA cache.");
   bind_struct<LoraCacheEntry>(
       module, "LoraCacheEntry", "An adapter in the LoRA cache.",
-      Field{"task_id", &LoraCacheEntry::task_id, "What requests name it by."},
+      Field{"task_id", &LoraCacheEntry::task_id, "Id by which requests name the adapter."},
       Field{"host_bytes", &LoraCacheEntry::host_bytes, "Bytes on the host level."},
-      Field{"device_pages", &LoraCacheEntry::device_pages, "Pages that it needs on the device level."},
-      Field{"on_device", &LoraCacheEntry::on_device, "Whether it is on the device level now."},
-      Field{"pinned", &LoraCacheEntry::pinned, "Whether it stays on both levels without being used."},
-      Field{"users", &LoraCacheEntry::users, "Requests that hold it."});
+      Field{"device_pages", &LoraCacheEntry::device_pages,
+            "Number of pages that it needs on the device level."},
+      Field{"on_device", &LoraCacheEntry::on_device, "True if it is on the device level now."},
+      Field{"pinned", &LoraCacheEntry::pinned, "True if it stays on both levels while unused."},
+      Field{"users", &LoraCacheEntry::users, "Number of requests that use it."});
   bind_struct<LoraCacheSizes>(
       module, "LoraCacheSizes", "Sizes of the LoRA cache's levels.",
       Field{"host_bytes", &LoraCacheSizes::host_bytes, "Bytes of the host level."},
       Field{"page_bytes", &LoraCacheSizes::page_bytes, "Bytes of a device page."},
       Field{"device_pages", &LoraCacheSizes::device_pages, "Pages of the device level."});
-  module.def(
-      "resolve_cache_sizes", &resolve_cache_sizes, py::arg("config"), py::arg("layout"),
-      py::arg("free_bytes"),
-      "LoraCacheSizes for an engine with this LoraLayout; free_bytes is the memory that is free for the "
-      "device level. Raises ConfigError, with both figures where a level is too small.");
+  module.def("resolve_cache_sizes", &resolve_cache_sizes, py::arg("config"), py::arg("layout"),
+             py::arg("free_bytes"),
+             "Returns LoraCacheSizes for an engine with this LoraLayout. free_bytes: free memory for the "
+             "device level. Raises ConfigError if a level is too small, with its size and the needed size.");
 }
 
-/// What a request holds. A class of its own, because every admit() is a user of its own.
+/// Keeps an adapter admitted, like a request. A separate class, because each admit() counts as a user.
 struct AdmittedAdapter {
   std::shared_ptr<const HostAdapter> adapter;
 };
@@ -205,15 +206,14 @@ py::list read_device(const DeviceLease& lease, const LoraLayout& layout) {
 void bind_cache(py::module_& module) {
   using Release = py::call_guard<py::gil_scoped_release>;
   py::class_<AdmittedAdapter>(module, "AdmittedAdapter",
-                              "An adapter that is held in the cache while this lives.")
+                              "Keeps an adapter in the cache while this object lives.")
       .def_property_readonly("task_id", [](const AdmittedAdapter& self) { return self.adapter->task_id(); })
       .def_property_readonly("generation",
                              [](const AdmittedAdapter& self) { return self.adapter->generation(); })
       .def_property_readonly("bytes", [](const AdmittedAdapter& self) { return self.adapter->bytes(); });
-  py::class_<DeviceLease>(module, "DeviceLease", "Keeps an adapter on the device while this lives.");
-  py::class_<LoraCache>(
-      module, "LoraCache",
-      "The two-level LoRA cache on its own, as tests and tools use it; executors have theirs inside.")
+  py::class_<DeviceLease>(module, "DeviceLease", "Keeps an adapter on the device while this object lives.");
+  py::class_<LoraCache>(module, "LoraCache",
+                        "The two-level LoRA cache without an executor, for tests and tools.")
       .def(py::init([](LoraLayout layout, const LoraCacheSizes& sizes) {
              auto pages = std::make_unique<HostPages>(sizes.page_bytes, sizes.device_pages);
              return std::make_unique<LoraCache>(std::move(layout), std::move(pages),
@@ -224,11 +224,11 @@ void bind_cache(py::module_& module) {
           "admit",
           [](LoraCache& self, const LoraConfig& config) { return AdmittedAdapter{self.admit(config)}; },
           py::arg("config"), Release(),
-          "What a request does with its LoraConfig. Raises AdapterError, PeftTaskNotCachedError, "
+          "Admits a request's LoraConfig, like an executor. Raises AdapterError, PeftTaskNotCachedError, "
           "LoraCacheFullError.")
       .def(
           "acquire", [](LoraCache& self, const AdmittedAdapter& held) { return self.acquire(held.adapter); },
-          py::arg("adapter"), Release(), "A DeviceLease, or None when there is no room now.")
+          py::arg("adapter"), Release(), "Returns a DeviceLease, or None if there is no room now.")
       .def(
           "pages_needed",
           [](const LoraCache& self, const AdmittedAdapter& held) { return self.pages_needed(*held.adapter); },
@@ -249,9 +249,8 @@ void bind_cache(py::module_& module) {
           "read_device",
           [](const LoraCache& self, const DeviceLease& lease) { return read_device(lease, self.layout()); },
           py::arg("lease"),
-          "The adapter as it lies in the device's pages: [(module_id, layer, expert, A[rank, in], B[out, "
-          "rank], "
-          "magnitude[out] or None, shift[out] or None)], float32; fused modules as their parts.");
+          "Reads the adapter from the device's pages: [(module_id, layer, expert, A[rank, in], B[out, rank], "
+          "magnitude[out] or None, shift[out] or None)], float32. Fused modules are listed as their parts.");
 }
 
 }  // namespace

@@ -20,8 +20,8 @@ void bind_lora_layout(py::module_& module) {
       .def_readonly("in_size", &ModuleSizes::in)
       .def_readonly("out_size", &ModuleSizes::out)
       .def_readonly("experts", &ModuleSizes::experts);
-  py::native_enum<MatrixLayout>(module, "MatrixLayout", "enum.Enum", "How matrices of adapters are stored.")
-      .value("PANELS", MatrixLayout::kPanels, "As CPU kernels read them.")
+  py::native_enum<MatrixLayout>(module, "MatrixLayout", "enum.Enum", "Storage of an adapter's matrices.")
+      .value("PANELS", MatrixLayout::kPanels, "In panels, as CPU kernels read them.")
       .value("ROWS", MatrixLayout::kRows, "Row-major, as CUDA kernels read them.")
       .finalize();
   bind_record<LoraPart>(module, "LoraPart", "A module's share of a linear layer's output.")
@@ -31,12 +31,13 @@ void bind_lora_layout(py::module_& module) {
       .def(
           "most_rows_of_a",
           [](const LoraSite& site, std::int64_t total_rank) { return site.rows_of_a(total_rank, 0).count; },
-          py::arg("total_rank"), "Of A[total_rank, in_size], those that the rank with most of them has.")
+          py::arg("total_rank"),
+          "Number of rows of A[total_rank, in_size] on the rank that has most of them.")
       .def(
           "most_rows_of_b",
           [](const LoraSite& site, std::int64_t out_size) { return site.rows_of_b(out_size, 0).count; },
-          py::arg("out_size"), "The same of B[out_size, rank].");
-  bind_record<LoraLayout>(module, "LoraLayout", "What an engine accepts of adapters.")
+          py::arg("out_size"), "The same for B[out_size, rank].");
+  bind_record<LoraLayout>(module, "LoraLayout", "Adapters that an engine accepts.")
       .def(py::init<>(), "The layout of an engine that was built without LoRA.")
       .def(
           "sizes_of",
@@ -46,7 +47,7 @@ void bind_lora_layout(py::module_& module) {
             return place == nullptr ? std::nullopt : std::optional(place->sizes);
           },
           py::arg("layer"), py::arg("module"),
-          "ModuleSizes, or None of a module that the layer does not have.");
+          "Returns ModuleSizes, or None if the layer does not have the module.");
 }
 
 }  // namespace adaptrt::bindings

@@ -16,31 +16,34 @@ void bind_ops(py::module_& module) {
       "output[T, hidden] = table[token_ids] * scale + types[token_types] + positions[positions].");
   bind_record<LayerNormOp>(module, "LayerNormOp", "output = (input - mean) / deviation * weight + bias.");
   bind_record<CastOp>(module, "CastOp", "output = input in the engine's activation type.");
-  bind_record<RmsNormOp>(module, "RmsNormOp", "output = input / rms(input) * weight, or added to it.");
+  bind_record<RmsNormOp>(module, "RmsNormOp",
+                         "output = input / rms(input) * weight; or the result is added to output.");
   bind_record<RopeTableOp>(module, "RopeTableOp",
                            "cosine and sine [T, rotary_dim / 2] of the step's positions.");
   bind_record<AttentionShape>(module, "AttentionShape", "The heads of one layer's attention.");
   bind_record<AttentionOp>(module, "AttentionOp",
-                           "Head norms, RoPE, and attention over the keys that its kind says.");
+                           "Head norms, RoPE, and attention over the keys that AttentionKind selects.");
   bind_record<KeepLogitRowsOp>(module, "KeepLogitRowsOp",
-                               "From here on the body has the step's logit rows for rows.");
+                               "From here on, the rows of the body are the step's logit rows.");
   bind_record<LinearPart>(module, "LinearPart", "One weight of a fused linear layer.");
   bind_record<LinearOp>(module, "LinearOp",
                         "y = (input W^T + B A input) * magnitude + shift + bias, part by part.");
-  bind_record<Routing>(module, "Routing", "How a token's experts are chosen and weighted.");
+  bind_record<Routing>(module, "Routing", "Choice and weights of a token's experts.");
   bind_record<ExpertsOp>(module, "ExpertsOp",
-                         "output += the weighted sum of what a token's experts make of the input.");
+                         "output += the weighted sum of the results of a token's experts.");
   bind_record<CrossKeysOp>(module, "CrossKeysOp", "Keeps [k | v] of encoder inputs for cross attention.");
   bind_record<CrossAttentionOp>(module, "CrossAttentionOp", "Attention to a sequence's encoder input.");
-  bind_record<AllReduceOp>(module, "AllReduceOp", "output = the sum of all ranks' inputs, or is added to.");
-  bind_record<AllHeadsNormOp>(module, "AllHeadsNormOp",
-                              "RMS norms of all heads of q together, and of k's, of which ranks have some.");
-  bind_record<GatherOp>(module, "GatherOp", "output = the columns of all ranks' inputs, on the first.");
+  bind_record<AllReduceOp>(module, "AllReduceOp",
+                           "output = the sum of all ranks' inputs; or the sum is added to output.");
+  bind_record<AllHeadsNormOp>(
+      module, "AllHeadsNormOp",
+      "RMS norm over all heads of q together, and over all heads of k, which are split among ranks.");
+  bind_record<GatherOp>(module, "GatherOp", "output = the columns of all ranks' inputs, on the first rank.");
   bind_record<ReceiveOp>(module, "ReceiveOp",
-                         "output = what the stage of a pipeline before this one has sent.");
+                         "output = the rows that the previous stage of the pipeline sent.");
   bind_record<SendOp>(module, "SendOp", "Sends the input to the next stage of a pipeline.");
   bind_record<BroadcastOp>(module, "BroadcastOp",
-                           "The ranks of all stages get what the last stage's have in the buffer.");
+                           "Copies the buffer of the last stage's ranks to the ranks of all stages.");
   bind_record<GatedAddOp>(module, "GatedAddOp", "output += sigmoid(gate) * input.");
 }
 

@@ -15,19 +15,18 @@ namespace adaptrt::bindings {
 namespace {
 
 void bind_op_enums(py::module_& module) {
-  py::native_enum<RowKind>(module, "RowKind", "enum.Enum", "How many rows a buffer has in a step.")
+  py::native_enum<RowKind>(module, "RowKind", "enum.Enum", "Number of rows of a buffer in a step.")
       .value("TOKENS", RowKind::kTokens)
       .value("LOGITS", RowKind::kLogits)
       .value("ENCODER_TOKENS", RowKind::kEncoderTokens)
       .finalize();
-  py::native_enum<RopeKind>(module, "RopeKind", "enum.Enum",
-                            "How the rotary angles of the positions are made.")
+  py::native_enum<RopeKind>(module, "RopeKind", "enum.Enum", "Computation of rotary angles from positions.")
       .value("STATIC", RopeKind::kStatic)
       .value("DYNAMIC", RopeKind::kDynamic)
       .value("LONG", RopeKind::kLong)
       .finalize();
   py::native_enum<LinearEpilogue>(module, "LinearEpilogue", "enum.Enum",
-                                  "What a linear op does with its result.")
+                                  "Last operation of a linear op on its result.")
       .value("STORE", LinearEpilogue::kStore)
       .value("ADD", LinearEpilogue::kAdd)
       .value("SILU_MUL", LinearEpilogue::kSiluMul)
@@ -41,12 +40,12 @@ void bind_op_enums(py::module_& module) {
       .value("CLAMPED_SILU_MUL", LinearEpilogue::kClampedSiluMul)
       .finalize();
   py::native_enum<AttentionKind>(module, "AttentionKind", "enum.Enum",
-                                 "Which keys the queries of an attention op see.")
+                                 "Keys that the queries of an attention op see.")
       .value("CAUSAL", AttentionKind::kCausal)
       .value("BIDIRECTIONAL", AttentionKind::kBidirectional)
       .finalize();
   py::native_enum<RouterScores>(module, "RouterScores", "enum.Enum",
-                                "What a router's logits become before experts are chosen.")
+                                "Function of a router's logits that gives the experts' scores.")
       .value("SOFTMAX", RouterScores::kSoftmax)
       .value("SIGMOID", RouterScores::kSigmoid)
       .value("SOFTMAX_OF_CHOSEN", RouterScores::kSoftmaxOfChosen)
@@ -62,13 +61,13 @@ void bind_program_struct(py::module_& module) {
             return kv_block_bytes(program);
           },
           py::arg("int8_kv_cache") = py::none(),
-          "Bytes of a KV block over all layers; 0: there are none. With `int8_kv_cache`, what they would be "
-          "with it or without it.")
+          "Bytes of a KV block over all layers; 0: the program has no KV blocks. int8_kv_cache: if given, "
+          "compute the bytes for this setting instead of the program's.")
       .def(
           "validate", [](const Program& program) { return program.validate().list(); },
-          "Everything that is inconsistent; empty when the program can run.");
+          "Returns everything that is inconsistent; [] if the program can run.");
   module.def("activation_dtype", &activation_dtype, py::arg("weights"),
-             "The type of the activations that a linear op reads, for weights of this type.");
+             "Type of the activations that a linear op reads, for weights of this type.");
 }
 
 }  // namespace

@@ -50,30 +50,30 @@ std::optional<std::chrono::milliseconds> milliseconds(std::optional<double> seco
 void bind_remote_engine(py::module_& module) {
   py::class_<SocketCommunicator, Communicator, std::shared_ptr<SocketCommunicator>>(
       module, "SocketCommunicator", "Two processes that talk over a connected stream socket.")
-      .def(
-          py::init([](int socket, std::int32_t rank, const std::string& peer,
-                      std::optional<double> time_limit, double time_to_explain) {
-            return std::make_shared<SocketCommunicator>(socket, rank, peer, milliseconds(time_limit),
-                                                        *milliseconds(time_to_explain));
-          }),
-          py::kw_only(), py::arg("socket"), py::arg("rank"), py::arg("peer"), py::arg("time_limit"),
-          py::arg("time_to_explain"),
-          "`socket` is a file descriptor, which belongs to this object from now on; `rank` is 0 or 1; `peer` "
-          "is what errors call the other process, which is lost when it has not answered for `time_limit` "
-          "seconds (None: any time); when it has ended, another thread has `time_to_explain` seconds for its "
-          "lose(). Raises ConfigError for what is no socket.")
+      .def(py::init([](int socket, std::int32_t rank, const std::string& peer,
+                       std::optional<double> time_limit, double time_to_explain) {
+             return std::make_shared<SocketCommunicator>(socket, rank, peer, milliseconds(time_limit),
+                                                         *milliseconds(time_to_explain));
+           }),
+           py::kw_only(), py::arg("socket"), py::arg("rank"), py::arg("peer"), py::arg("time_limit"),
+           py::arg("time_to_explain"),
+           "socket: a file descriptor, which this object then owns. rank: 0 or 1. peer: the other process's "
+           "name in errors. time_limit: seconds without an answer after which it counts as lost; None: no "
+           "limit. time_to_explain: seconds after its end in which another thread may call lose() with the "
+           "reason. Raises ConfigError if the descriptor is not a socket.")
       .def(
           "lose",
           [](SocketCommunicator& self, const std::string& reason) {
             without_gil([&] { self.lose(reason); });
           },
           py::arg("reason"),
-          "Says why the other process is lost, and ends the wait for it; without effect when it is lost "
-          "already.");
+          "Declares the other process lost for a reason, and ends waits for it. No effect if it is already "
+          "lost.");
   py::class_<RemoteEngine, EngineHandle>(
-      module, "RemoteEngine", "An engine whose steps other processes run; their leader is in serve_engine().")
+      module, "RemoteEngine",
+      "An engine whose steps run in other processes; their leader runs serve_engine().")
       .def(py::init<std::shared_ptr<Communicator>>(), py::arg("communicator"),
-           "On rank 0 of a communicator of two. Raises EngineError when the leader is lost.");
+           "communicator: one of two processes, on its rank 0. Raises EngineError if the leader is lost.");
   module.def(
       "serve_engine",
       [](EngineHandle& engine, Communicator& communicator) {
@@ -83,21 +83,19 @@ void bind_remote_engine(py::module_& module) {
         });
       },
       py::arg("engine"), py::arg("communicator"),
-      "Runs an engine as the process on rank 0 of a communicator of two says; returns when the executor "
-      "there "
-      "was shut down. Raises EngineError when a process is lost.");
+      "Runs an engine for the process on rank 0 of a communicator of two. Returns after the executor there "
+      "was shut down. Raises EngineError if a process is lost.");
 }
 
 }  // namespace
 
 void bind_ranks(py::module_& module) {
   py::class_<Communicator, std::shared_ptr<Communicator>>(module, "Communicator",
-                                                          "How the ranks of one engine talk to each other.")
+                                                          "Communication between the ranks of an engine.")
       .def_property_readonly("rank", &Communicator::rank)
       .def_property_readonly("size", &Communicator::size)
-      .def_property_readonly(
-          "is_lost", &Communicator::is_lost,
-          "Whether a rank has not done its part, so that nothing can be exchanged any more.");
+      .def_property_readonly("is_lost", &Communicator::is_lost,
+                             "True if a rank failed, so that no more data can be exchanged.");
   module.def(
       "mpi_communicator",
       [](const std::string& library, std::int32_t handle_bytes, std::uint64_t communicator,
@@ -107,14 +105,13 @@ void bind_ranks(py::module_& module) {
       },
       py::kw_only(), py::arg("library"), py::arg("handle_bytes"), py::arg("communicator"),
       py::arg("byte_type"), py::arg("time_limit"),
-      "Ranks that talk over MPI. `library` is a shared library that is linked to MPI; `communicator` and "
-      "`byte_type` are its handles as numbers, each of `handle_bytes`; a rank that has not answered for "
-      "`time_limit` seconds is lost. Raises ConfigError where MPI's functions are not found.");
+      "Communication over MPI. library: path of a shared library that is linked to MPI. communicator, "
+      "byte_type: MPI's handles as numbers of handle_bytes bytes. time_limit: seconds without an answer "
+      "after which a rank counts as lost. Raises ConfigError if MPI's functions are not found.");
   py::class_<PipelineFacts>(
       module, "PipelineFacts",
-      "Of an engine of several stages: EngineInfo's of the last one, "
-      "max_reusable_prompt_len the least of all, num_layers the sum over stages, bytes of "
-      "a block the largest of all.")
+      "Returns the EngineInfo of an engine of several stages: the last stage's, with the smallest "
+      "max_reusable_prompt_len, the sum of num_layers, and the largest bytes of a block.")
       .def(
           py::init([](std::int64_t hidden_size, bool has_logits, std::int32_t max_reusable_prompt_len,
                       std::int32_t num_layers, std::size_t kv_block_bytes, std::size_t cross_kv_block_bytes) {
@@ -130,15 +127,15 @@ void bind_ranks(py::module_& module) {
         return py::make_tuple(layers.first, layers.count);
       },
       py::arg("num_layers"), py::arg("num_stages"), py::arg("stage"),
-      "(first, count) of the layers of a stage of a pipeline. Layers that are left over when all stages have "
-      "as many go one each to the last stage but one and those before it, as in vLLM.");
+      "Returns (first, count) of the layers of a pipeline stage. If the layers do not divide evenly, each of "
+      "the remaining ones goes to another stage, from the second to last stage backwards, as in vLLM.");
   py::class_<ShardedEngine, EngineHandle>(
-      module, "ShardedEngine", "Rank 0 of an engine of several ranks; the others are in serve_rank().")
+      module, "ShardedEngine", "Rank 0 of an engine of several ranks; the other ranks run serve_rank().")
       .def(py::init<EngineHandle&, std::shared_ptr<Communicator>, const std::optional<PipelineFacts>&,
                     std::optional<std::shared_ptr<StepProfile>>>(),
            py::arg("local"), py::arg("communicator"), py::arg("pipeline") = py::none(),
            py::arg("profile") = py::none(),
-           "`profile` is that of `local`, whose records become parts of whole steps.");
+           "profile: the profile of `local`; its records become parts of whole steps.");
   module.def(
       "serve_rank",
       [](EngineHandle& local, Communicator& communicator) {
@@ -148,8 +145,8 @@ void bind_ranks(py::module_& module) {
         });
       },
       py::arg("local"), py::arg("communicator"),
-      "Runs the engine of a rank other than 0 as rank 0 says; returns when the executor there was shut down. "
-      "Raises EngineError when a rank is lost.");
+      "Runs the engine of a rank other than 0 for rank 0. Returns after the executor there was shut down. "
+      "Raises EngineError if a rank is lost.");
   bind_remote_engine(module);
 }
 

@@ -22,8 +22,8 @@ namespace adaptrt::bindings {
 
 inline constexpr std::size_t kAllPositional = std::numeric_limits<std::size_t>::max();
 
-/// A field's value as it was given. Any object is taken at first, so that one of the wrong type is refused by
-/// the field's name instead of with the signature of the whole class.
+/// A field's argument before its conversion. It accepts any object, so that the error for a wrong type names
+/// the field instead of the signature of the whole class.
 template <class Member>
 struct FieldArgument {
   pybind11::object given;
@@ -31,7 +31,7 @@ struct FieldArgument {
 
 namespace detail {
 
-/// What may be given for a field, in words. The general case is a bound class or enum.
+/// Names of the types that a field accepts, for errors. The general case is a bound class or enum.
 template <class Value>
 struct Accepted {
   static std::string text() {
@@ -79,7 +79,7 @@ struct Accepted<std::optional<Value>> {
   static std::string text() { return "None, " + Accepted<Value>::text(); }
 };
 
-/// How deep the lists of integers are that a member holds, optional or not; 0 for other members.
+/// Depth of the lists of integers in a member, optional or not; 0 for other members.
 template <class Member>
 inline constexpr int kIntegerDepth = 0;
 template <std::integral Value>
@@ -89,8 +89,8 @@ inline constexpr int kIntegerDepth<std::vector<std::vector<Value>>> = 2;
 template <class Value>
 inline constexpr int kIntegerDepth<std::optional<Value>> = kIntegerDepth<Value>;
 
-/// A NumPy array of an array or tensor of any library, which shares its memory where it can; None for other
-/// objects.
+/// Returns a NumPy array for an array or tensor of any library, sharing its memory if possible; None for
+/// other objects.
 inline pybind11::object array_from(pybind11::handle given) {
   const pybind11::module_ numpy = pybind11::module_::import("numpy");
   if (pybind11::hasattr(given, "__array__")) return numpy.attr("asarray")(given);
@@ -98,8 +98,8 @@ inline pybind11::object array_from(pybind11::handle given) {
   return pybind11::none();
 }
 
-/// Arrays and tensors of integers as lists, also those in a list of `depth` > 1; other objects as they are.
-/// None for an array of another kind.
+/// Returns arrays and tensors of integers as lists, also within a list of `depth` > 1, and other objects
+/// unchanged. Returns None for an array of another type.
 inline pybind11::object integers_of(const pybind11::object& given, int depth) {
   if (given.is_none()) return given;
   if (PyList_Check(given.ptr()) == 0 && PyTuple_Check(given.ptr()) == 0) {
@@ -116,16 +116,16 @@ inline pybind11::object integers_of(const pybind11::object& given, int depth) {
   return lists;
 }
 
-/// The value of the field `name` of `title`. Throws TypeError with both, what was given, and what is
-/// accepted.
+/// Returns the value of the field `name` of `title`. Throws TypeError with both names, the given value and
+/// the accepted types.
 template <class Member>
 Member field_value(const FieldArgument<Member>& argument, const std::string& title, const char* name) {
   try {
     if constexpr (std::is_same_v<Member, bool>) {
-      // Without conversions, of which there is one for every object.
+      // No conversion: any object can be converted to bool.
       pybind11::detail::make_caster<bool> value;
       if (value.load(argument.given, false)) return pybind11::detail::cast_op<bool>(value);
-    } else if (PyAnySet_Check(argument.given.ptr()) == 0) {  // pybind11 would take a set for a list
+    } else if (PyAnySet_Check(argument.given.ptr()) == 0) {  // pybind11 would accept a set as a list
       if constexpr (kIntegerDepth<Member> > 0) {
         const pybind11::object integers = integers_of(argument.given, kIntegerDepth<Member>);
         if (!integers.is_none() || argument.given.is_none()) return integers.template cast<Member>();
@@ -134,19 +134,19 @@ Member field_value(const FieldArgument<Member>& argument, const std::string& tit
       }
     }
   } catch (const pybind11::cast_error&) {
-    // Told below, with the field's name.
+    // Reported below, with the field's name.
   } catch (const pybind11::reference_cast_error&) {
-    // None where a struct must be.
+    // None instead of a struct.
   } catch (pybind11::error_already_set& error) {
-    if (!error.matches(PyExc_TypeError)) throw;  // an array that does not give its values away
+    if (!error.matches(PyExc_TypeError)) throw;  // an array whose values cannot be read
   }
   const pybind11::object type = pybind11::type::handle_of(argument.given).attr("__name__");
   throw pybind11::type_error(pybind11::str("{}.{} is {!r:.80} ({}); accepted: {}")
                                  .format(title, name, argument.given, type, Accepted<Member>::text()));
 }
 
-/// Whether std::optional of a bound class means the same without a value and with a default one. Then its
-/// property hands out a reference to the value inside, which None resets; otherwise a copy.
+/// True if std::optional of a bound class means the same without a value and with a default value. Then its
+/// property returns a reference to the value inside, and None resets that value; otherwise it returns a copy.
 template <class Value>
 inline constexpr bool kNoneIsDefault = false;
 
@@ -157,7 +157,7 @@ template <class Value>
 struct IsOptionalClass<std::optional<Value>>
     : std::is_base_of<pybind11::detail::type_caster_generic, pybind11::detail::make_caster<Value>> {};
 
-/// A list's elements are copies: references would outlive a vector that is assigned anew.
+/// Elements of a list are returned as copies, because references would outlive a vector that is reassigned.
 template <class Member>
 struct IsVector : std::false_type {};
 template <class Value>
@@ -185,8 +185,7 @@ void def_field(pybind11::class_<Struct>& cls, const char* title, const Field<Str
         Member value = field_value(argument, title, field.name);
         Member& place = self.*(field.member);
         if constexpr (IsOptionalClass<Member>::value && !is_handed_out_as_copy<Member>()) {
-          // References to the value may be held in Python, so None resets it where it is instead of
-          // destroying it.
+          // Python may hold references to the value, so None resets it in place instead of destroying it.
           if (!value && place) {
             *place = typename Member::value_type{};
             return;
@@ -197,7 +196,7 @@ void def_field(pybind11::class_<Struct>& cls, const char* title, const Field<Str
       field.doc);
 }
 
-/// The constructor's parameters from `first` on; those before `kRequired` have no default.
+/// Defines the constructor. Parameters before `kRequired` have no default.
 template <std::size_t kRequired, std::size_t kPositional, class Struct, class... Members,
           std::size_t... kIndex>
 void def_constructor(pybind11::class_<Struct>& cls, const char* title,
@@ -231,7 +230,7 @@ struct IsReadOnlyField : std::false_type {};
 template <class Struct, class Member>
 struct IsReadOnlyField<ReadOnlyField<Struct, Member>> : std::true_type {};
 
-/// The parameter of a field's own default, or of a RequiredField, which has none.
+/// A keyword parameter with the field's default; a RequiredField has none.
 template <class Struct, class Member>
 pybind11::arg_v keyword(const Struct& defaults, const Field<Struct, Member>& field) {
   return pybind11::arg(field.name) = defaults.*(field.member);
@@ -241,7 +240,7 @@ pybind11::arg keyword(const Struct& /*defaults*/, const RequiredField<Struct, Me
   return pybind11::arg(field.name);
 }
 
-/// A constructor with a keyword for each of `fields`.
+/// Defines a constructor with a keyword for each of `fields`.
 template <class Struct, template <class, class> class... Kinds, class... Members>
 void def_keywords(pybind11::class_<Struct>& cls, const char* title, const Kinds<Struct, Members>&... fields) {
   const Struct defaults;
@@ -286,11 +285,11 @@ void def_pickle(pybind11::class_<Struct>& cls, const Field<Struct, Members>&... 
 
 }  // namespace detail
 
-/// Binds a struct of plain values from the table of its fields, in the order of the constructor's parameters:
-/// construction with the struct's own defaults, properties (structs inside it are changed in place; of those
-/// that may be None, only the ones that kNoneIsDefault names), ==, repr, pickle and copy. The first kRequired
-/// parameters must be given, those from kPositional on by keyword. Types of fields must be bound before.
-/// Returns the class, for more methods.
+/// Binds a struct of plain values from the table of its fields, in the order of the constructor's parameters.
+/// The class has a constructor with the struct's defaults, properties, ==, repr, pickle and copy. Structs
+/// inside it are changed in place; if they may be None, only with kNoneIsDefault. The first kRequired
+/// parameters are required, and those from kPositional on are keywords. Types of fields must be bound before.
+/// Returns the class, so that methods can be added.
 template <class Struct, std::size_t kRequired = 0, std::size_t kPositional = kAllPositional, class... Members>
 pybind11::class_<Struct> bind_struct(pybind11::module_& module, const char* name, const char* doc,
                                      Field<Struct, Members>... fields) {
@@ -308,7 +307,7 @@ pybind11::class_<Struct> bind_struct(pybind11::module_& module, const char* name
   return cls;
 }
 
-/// The same from the struct's own table, fields_of(const Struct*).
+/// Does the same with the struct's own table, fields_of(const Struct*).
 template <class Struct, std::size_t kRequired = 0, std::size_t kPositional = kAllPositional>
 pybind11::class_<Struct> bind_struct(pybind11::module_& module, const char* name, const char* doc) {
   return std::apply(
@@ -318,7 +317,7 @@ pybind11::class_<Struct> bind_struct(pybind11::module_& module, const char* name
       fields_of(static_cast<const Struct*>(nullptr)));
 }
 
-/// Binds a struct whose fields Python reads and does not make, from its own table.
+/// Binds a struct that Python can read but not construct, from its own table.
 template <class Struct>
 pybind11::class_<Struct> bind_read_only(pybind11::module_& module, const char* name, const char* doc) {
   pybind11::class_<Struct> cls(module, name, doc);
@@ -327,8 +326,9 @@ pybind11::class_<Struct> bind_read_only(pybind11::module_& module, const char* n
   return cls;
 }
 
-/// Binds a struct that Python makes once and only reads from then on, from its own table: construction by
-/// keywords (see RequiredField and ReadOnlyField), properties and repr. Types of fields must be bound before.
+/// Binds a struct that Python constructs and then only reads, from its own table. The class has a constructor
+/// with keywords (see RequiredField and ReadOnlyField), properties and repr. Types of fields must be bound
+/// before.
 template <class Struct>
 pybind11::class_<Struct> bind_record(pybind11::module_& module, const char* name, const char* doc) {
   constexpr auto kFields = fields_of(static_cast<const Struct*>(nullptr));

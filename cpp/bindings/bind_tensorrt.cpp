@@ -42,7 +42,7 @@ TensorRtWeight make_weight(std::string name, const py::array& data, std::vector<
 }
 
 void bind_program_parts(py::module_& module) {
-  py::class_<GpuStepLimits>(module, "TensorRtProfile", "What a step may have at most to run in a profile.")
+  py::class_<GpuStepLimits>(module, "TensorRtProfile", "Largest sizes of a step that runs in a profile.")
       .def(py::init([](std::int32_t max_tokens, std::int32_t max_sequences, std::int32_t max_logit_rows) {
              return GpuStepLimits{max_tokens, max_sequences, max_logit_rows};
            }),
@@ -52,7 +52,7 @@ void bind_program_parts(py::module_& module) {
       .def_readonly("max_logit_rows", &GpuStepLimits::max_logit_rows);
   py::class_<TensorRtWeight>(module, "TensorRtWeight", "A weight that is an input of the plan.")
       .def(py::init(&make_weight), py::kw_only(), py::arg("name"), py::arg("data"), py::arg("shape"),
-           "Keeps `data`, which must be contiguous.")
+           "data: a contiguous array, which this object keeps.")
       .def_readonly("name", &TensorRtWeight::name)
       .def_readonly("shape", &TensorRtWeight::shape);
 }
@@ -65,7 +65,7 @@ auto of_model(Member GpuModelDescription::* member) {
 
 void bind_tensorrt_program(py::module_& module) {
   using P = TensorRtProgram;
-  py::class_<P>(module, "TensorRtProgram", "What the session must know of a TensorRT plan.")
+  py::class_<P>(module, "TensorRtProgram", "Description of a TensorRT plan for the session.")
       .def(py::init([](DType dtype, std::int64_t vocab_size, std::int32_t num_layers,
                        std::vector<AttentionShape> attention, std::int32_t max_batch_size,
                        std::int32_t max_num_tokens, std::int32_t max_input_len, std::int32_t max_seq_len,
@@ -120,7 +120,7 @@ void bind_tensorrt_program(py::module_& module) {
       .def_property_readonly("lora", of_model(&GpuModelDescription::lora))
       .def(
           "validate", [](const P& self) { return self.model.validate().list(); },
-          "Everything that is inconsistent; empty when nothing is.");
+          "Returns everything that is inconsistent; [] if there is nothing.");
 }
 
 }  // namespace
@@ -130,16 +130,15 @@ void bind_tensorrt(py::module_& module) {
   bind_tensorrt_program(module);
   py::class_<TensorRtEngine, EngineHandle>(module, "TensorRtEngine",
                                            "A TensorRT plan on a device, with its KV pool.")
-      .def(
-          py::init<TensorRtProgram, std::shared_ptr<Device>, py::object, py::object, bool>(),
-          py::arg("program"), py::arg("device"), py::arg("prefill"), py::arg("decode"), py::kw_only(),
-          py::arg("cuda_graphs") = true,
-          "`prefill` and `decode` are execution contexts of the plan's two profiles: objects with TensorRT's "
-          "set_input_shape(name, dims) -> bool, set_tensor_address(name, address) -> bool and "
-          "execute_async_v3(stream) -> bool, and with another(), which makes one more for the same profile. "
-          "With cuda_graphs, decode steps are launches of CUDA graphs, each of a context of its own. "
-          "Raises EngineError with all that TensorRtProgram.validate() finds, ConfigError when the device "
-          "has no memory left.");
+      .def(py::init<TensorRtProgram, std::shared_ptr<Device>, py::object, py::object, bool>(),
+           py::arg("program"), py::arg("device"), py::arg("prefill"), py::arg("decode"), py::kw_only(),
+           py::arg("cuda_graphs") = true,
+           "prefill, decode: execution contexts of the plan's two profiles, with TensorRT's methods "
+           "set_input_shape(name, dims) -> bool, set_tensor_address(name, address) -> bool and "
+           "execute_async_v3(stream) -> bool, and with another(), which makes another context for the same "
+           "profile. With cuda_graphs, decode steps run as CUDA graphs, each with its own context. Raises "
+           "EngineError with everything that TensorRtProgram.validate() finds, and ConfigError if the device "
+           "has too little memory.");
 }
 
 }  // namespace adaptrt::bindings

@@ -173,16 +173,15 @@ VectorView make_vector_view(const py::buffer& data) {
 
 void bind_weights(py::module_& module) {
   py::class_<PanelMatrix>(module, "PanelMatrix",
-                          "A packed W[n, k] in a buffer, which it and its copies keep alive.")
-      .def(
-          py::init(&make_panel_matrix), py::kw_only(), py::arg("data"), py::arg("dtype"), py::arg("n"),
-          py::arg("k"), py::arg("quantization") = Quantization{}, py::arg("exceptions") = py::none(),
-          py::arg("has_rows") = false, py::arg("has_columns") = false,
-          "`exceptions`: of a compressed matrix, the places for them in each panel. Raises ValueError unless "
-          "`data` is contiguous and holds exactly panel_bytes(dtype, n, k) or, of a quantised matrix, "
-          "quantized_panel_bytes(quantization, n, k), of a compressed one compressed_bytes(n, k, "
-          "exceptions); and where `has_rows` is not can_have_rows(dtype, n, k), or `has_columns` not "
-          "can_have_columns(dtype, n, k), or both are given.")
+                          "A packed W[n, k] in a buffer, which this object and its copies keep alive.")
+      .def(py::init(&make_panel_matrix), py::kw_only(), py::arg("data"), py::arg("dtype"), py::arg("n"),
+           py::arg("k"), py::arg("quantization") = Quantization{}, py::arg("exceptions") = py::none(),
+           py::arg("has_rows") = false, py::arg("has_columns") = false,
+           "exceptions: for a compressed matrix, the number of places for exceptions in each panel. Raises "
+           "ValueError unless `data` is contiguous and has exactly panel_bytes(dtype, n, k) bytes "
+           "(quantised: quantized_panel_bytes(quantization, n, k); compressed: compressed_bytes(n, k, "
+           "exceptions)). Also if has_rows is set and can_have_rows(dtype, n, k) is false, if has_columns is "
+           "set and can_have_columns(dtype, n, k) is false, or if both are set.")
       .def_readonly("dtype", &PanelMatrix::dtype)
       .def_readonly("n", &PanelMatrix::n)
       .def_readonly("k", &PanelMatrix::k)
@@ -194,9 +193,9 @@ void bind_weights(py::module_& module) {
       .def_property_readonly("bytes", &PanelMatrix::bytes)
       .def_property_readonly(
           "address", [](const PanelMatrix& matrix) { return reinterpret_cast<std::uintptr_t>(matrix.data); },
-          "Of its first byte.")
+          "Address of the first byte.")
       .def("panels_of", &panels_of, py::arg("first"), py::arg("last"),
-           "(begin, end): the bytes of the panels that W[first:last] lies in.")
+           "Returns (begin, end): the byte range of the panels that contain W[first:last].")
       .def_property_readonly(
           "order_bytes",
           [](const PanelMatrix& matrix) {
@@ -204,38 +203,40 @@ void bind_weights(py::module_& module) {
             const std::size_t size = matrix.quantization.reordered ? matrix.k * sizeof(std::int32_t) : 0;
             return std::pair(end - size, end);
           },
-          "(begin, end): the bytes of the order of its inputs, int32; none unless it is reordered.")
+          "Returns (begin, end): the byte range of the order of the inputs, int32; empty unless the matrix "
+          "is reordered.")
       .def("rows_of", &unpack_rows_of, py::arg("panels"), py::arg("first"), py::arg("last"),
            py::arg("order") = py::none(),
-           "rows(first, last), from the bytes that panels_of(first, last) says and, of a reordered matrix, "
-           "what order_bytes says, wherever they are. Raises ValueError for fewer or more.")
+           "Returns rows(first, last) from a copy of the bytes panels_of(first, last) and, for a reordered "
+           "matrix, of order_bytes. Raises ValueError for another number of bytes.")
       .def("rows", &unpack_rows, py::arg("first"), py::arg("last"),
-           "W[first:last] as float32[last - first, k].");
+           "Returns W[first:last] as float32[last - first, k].");
   py::class_<NeuronTable>(module, "NeuronTable",
-                          "Rows of up and columns of down of an MLP with a ReLU's gate, neuron by neuron, in "
-                          "a buffer, which it and its copies keep alive; or none.")
+                          "Rows of up and columns of down of an MLP with a ReLU gate, stored neuron by "
+                          "neuron in a buffer, which this object and its copies keep alive; may be empty.")
       .def(py::init<>())
       .def(py::init(&make_neuron_table), py::kw_only(), py::arg("data"), py::arg("dtype"), py::arg("count"),
            py::arg("size"),
-           "`count`: of the neurons, `size`: the width of the layer's input. Raises ValueError unless `data` "
-           "is contiguous and holds exactly neuron_bytes(dtype, count, size).")
+           "count: number of neurons. size: width of the layer's input. Raises ValueError unless `data` is "
+           "contiguous and has exactly neuron_bytes(dtype, count, size) bytes.")
       .def_readonly("count", &NeuronTable::count)
       .def_readonly("size", &NeuronTable::size);
-  py::class_<VectorView>(module, "VectorView",
-                         "A float32 vector in a buffer, which it and its copies keep alive; or empty.")
+  py::class_<VectorView>(
+      module, "VectorView",
+      "A float32 vector in a buffer, which this object and its copies keep alive; may be empty.")
       .def(py::init<>())
       .def(py::init(&make_vector_view), py::kw_only(), py::arg("data"),
-           "Raises ValueError unless `data` is contiguous, aligned and a whole number of float32.")
+           "Raises ValueError unless `data` is contiguous, aligned, and a whole number of float32 elements.")
       .def_readonly("size", &VectorView::size)
       .def_property_readonly(
           "address", [](const VectorView& vector) { return reinterpret_cast<std::uintptr_t>(vector.data); },
-          "Of its first byte.")
+          "Address of the first byte.")
       .def(
           "values",
           [](const VectorView& vector) {
             return py::array_t<float>(static_cast<py::ssize_t>(vector.size), vector.data);
           },
-          "A copy, float32[size].");
+          "Returns a copy, float32[size].");
 }
 
 }  // namespace adaptrt::bindings

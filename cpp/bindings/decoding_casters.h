@@ -18,7 +18,7 @@
 
 namespace adaptrt::bindings {
 
-/// Of runtime/options/speculative.py.
+/// Returns a class of runtime/options/speculative.py.
 inline pybind11::object speculative_class(const char* name) {
   return pybind11::module_::import("adaptrt.runtime.options.speculative").attr(name);
 }

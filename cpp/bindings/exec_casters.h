@@ -116,7 +116,7 @@ struct type_caster<std::chrono::milliseconds> {
     const auto time = adaptrt::bindings::time_value_of(source);
     if (!time) return false;
     const double count = time->is_timedelta ? time->value * 1000.0 : time->value;
-    // What is too long to count is as good as for ever; a hundred years keep clear of the clock's end.
+    // Longer times become a hundred years, which the clock can still represent.
     constexpr double kLongest = 1000.0 * 3600 * 24 * 365 * 100;
     value = std::chrono::milliseconds(
         static_cast<std::int64_t>(std::clamp(std::ceil(count), -kLongest, kLongest)));

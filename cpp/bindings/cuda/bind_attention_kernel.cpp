@@ -59,20 +59,20 @@ void bind_attention_kernel(py::module_& module) {
   // Local, since the tests have another module with this class.
   py::class_<PagedAttentionKernel>(
       module, "PagedAttentionKernel", py::module_local(),
-      "The plugin PagedAttention. A token whose block is -1 writes nothing and gets zeros.")
+      "Kernel of the plugin PagedAttention. A token whose block is -1 writes nothing and gets zeros.")
       .def(py::init(&make_attention_kernel), py::arg("dtype"), py::arg("num_heads"), py::arg("num_kv_heads"),
            py::arg("head_dim"), py::arg("scale"), py::arg("sliding_window"), py::arg("softcap"),
-           "dtype is a value of DType, float16 or bfloat16; the rest are the plugin's attributes. Raises "
-           "ConfigError.")
+           "dtype: a value of DType, float16 or bfloat16. The other arguments are the plugin's attributes. "
+           "Raises ConfigError.")
       .def("workspace_bytes", &PagedAttentionKernel::workspace_bytes, py::arg("max_tokens"),
-           py::arg("max_sequences"), "Bytes that enqueue needs for up to so many tokens and sequences.")
+           py::arg("max_sequences"),
+           "Bytes of workspace that enqueue needs for up to this many tokens and sequences.")
       .def("enqueue", &enqueue, py::arg("tokens"), py::arg("sequences"), py::arg("max_blocks"),
            py::arg("tokens_per_block"), py::arg("rotary_half"), py::arg("inputs"), py::arg("outputs"),
            py::arg("workspace"), py::arg("stream"),
-           "Puts the launches into a stream. Addresses are of the device and in the order of the plugin's "
-           "definition; kv_pool_out is kv_pool. Raises ConfigError for sizes that cannot be, StepError when "
-           "CUDA "
-           "refuses.");
+           "Enqueues the launches in a stream. Addresses are device addresses, in the order of the plugin's "
+           "definition; kv_pool_out equals kv_pool. Raises ConfigError for invalid sizes, and StepError if "
+           "CUDA reports an error.");
 }
 
 }  // namespace adaptrt::bindings

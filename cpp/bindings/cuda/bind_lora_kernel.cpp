@@ -50,21 +50,19 @@ void bind_lora_kernel(py::module_& module) {
   // Local, since the tests have another module with this class.
   py::class_<LoraKernel>(
       module, "LoraKernel", py::module_local(),
-      "The plugins Lora and Dora. A token's result does not depend on the others of the step.")
-      .def(
-          py::init(&make_lora_kernel), py::arg("dtype"), py::arg("layer"), py::arg("module_ids"),
-          py::arg("out_sizes"), py::arg("max_rank"), py::arg("dora"), py::kw_only(),
-          py::arg("many_tokens_from") = LoraKernel::kManyTokensFrom,
-          "dtype is a value of DType, float16 or bfloat16; the rest are the plugin's attributes, and whether "
-          "magnitudes are looked at. From many_tokens_from tokens on a step is cut into larger tiles, of "
-          "which no "
-          "bit depends. Raises ConfigError.")
+      "Kernel of the plugins Lora and Dora. A token's result does not depend on the step's other tokens.")
+      .def(py::init(&make_lora_kernel), py::arg("dtype"), py::arg("layer"), py::arg("module_ids"),
+           py::arg("out_sizes"), py::arg("max_rank"), py::arg("dora"), py::kw_only(),
+           py::arg("many_tokens_from") = LoraKernel::kManyTokensFrom,
+           "dtype: a value of DType, float16 or bfloat16. The other arguments are the plugin's attributes, "
+           "and whether magnitudes are used. Steps of at least many_tokens_from tokens use larger tiles, "
+           "with the same bits. Raises ConfigError.")
       .def("workspace_bytes", &LoraKernel::workspace_bytes, py::arg("max_tokens"),
-           "Bytes that enqueue needs for up to max_tokens tokens.")
+           "Bytes of workspace that enqueue needs for up to max_tokens tokens.")
       .def("enqueue", &enqueue, py::arg("tokens"), py::arg("in_size"), py::arg("sequences"),
            py::arg("layers"), py::arg("inputs"), py::arg("outputs"), py::arg("workspace"), py::arg("stream"),
-           "Puts two launches into a stream. Addresses are of the device and in the order of the plugin's "
-           "definition. Raises ConfigError for sizes that cannot be, StepError when CUDA refuses.");
+           "Enqueues two launches in a stream. Addresses are device addresses, in the order of the plugin's "
+           "definition. Raises ConfigError for invalid sizes, and StepError if CUDA reports an error.");
 }
 
 }  // namespace adaptrt::bindings

@@ -38,13 +38,13 @@ void bind_product_kernel(py::module_& module) {
                             "A linear layer's product. A token's bits do not depend on the other tokens.")
       .def(py::init(&make_product_kernel), py::arg("dtype"), py::arg("in_size"), py::arg("out_size"),
            py::kw_only(), py::arg("portable") = false,
-           "dtype is a value of DType, float16 or bfloat16; sizes are multiples of 8. portable uses the "
-           "kernel "
-           "that runs on every GPU, which gives the same bits. Raises ConfigError.")
+           "dtype: a value of DType, float16 or bfloat16. Sizes are multiples of 8. portable: use the kernel "
+           "that runs on every GPU, with the same bits. Raises ConfigError.")
       .def("enqueue", &enqueue, py::arg("tokens"), py::arg("inputs"), py::arg("outputs"), py::arg("stream"),
-           "Puts one launch into a stream: y[tokens, out] = x[tokens, in] weights[out, in]^T. Inputs are the "
-           "device addresses of x and weights, outputs that of y, all multiples of 16. No work in the stream "
-           "may still write weights. Raises ConfigError for invalid arguments, StepError when CUDA refuses.");
+           "Enqueues one launch in a stream: y[tokens, out] = x[tokens, in] weights[out, in]^T. inputs: "
+           "device addresses of x and weights. outputs: device address of y. All are multiples of 16. "
+           "Earlier work in the stream must not write the weights. Raises ConfigError for invalid arguments, "
+           "and StepError if CUDA reports an error.");
 }
 
 }  // namespace adaptrt::bindings

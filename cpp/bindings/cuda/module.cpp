@@ -1,7 +1,7 @@
 #include "bindings.h"
 
 PYBIND11_MODULE(_cuda, module) {
-  module.doc() = "What runs on NVIDIA GPUs: the device, and the kernels of the plugins.";
+  module.doc() = "NVIDIA GPUs: the device, and the kernels of the plugins.";
   // Its Device is the base of ours, and its errors are what we throw.
   pybind11::module_::import("adaptrt._core");
   // The two modules share C++ types, so they must be of one version; Python compares this one before it uses

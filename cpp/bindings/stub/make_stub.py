@@ -35,7 +35,7 @@ from .runtime.options.speculative import DecodingConfig, ExternalDraftTokensConf
 
 """
 _OPENING, _CLOSING = "([{<", ")]}>"
-# What pybind11 and object define themselves, or what a type checker has no use for.
+# Names that pybind11 or object define, and names that a type checker does not need.
 _HIDDEN = {"__getstate__", "__setstate__", "__hash__", "__repr__", "__eq__", "__doc__", "__module__", "__new__"}
 
 

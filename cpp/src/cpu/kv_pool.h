@@ -37,9 +37,9 @@ struct KvPart {
 ///
 ///   block: [layer][key-value head][keys, values][elements, then the scales of int8]
 ///
-/// where layers may differ in their heads.
-/// What is in it is finite except for keys, whatever was written: attention multiplies values that a query
-/// does not see by zero.
+/// where layers may have different heads.
+/// Everything in the pool except keys is always finite, because attention multiplies values that a query does
+/// not see by zero.
 class KvPool {
  public:
   /// `dtype`: type of the elements, or of the engine if the elements are int8. A layer without heads has no

@@ -1,7 +1,7 @@
 #include "machine_limits_amx.h"
 
 #include "tiles_amx.h"
-// Behind the header with Tiles.
+// After the header that defines Tiles.
 #include "tile_dots.h"
 
 namespace adaptrt {

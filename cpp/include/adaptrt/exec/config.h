@@ -37,11 +37,11 @@ struct ExtendedRuntimePerfKnobConfig {
 
 constexpr auto fields_of(const ExtendedRuntimePerfKnobConfig* /*type*/) {
   using C = ExtendedRuntimePerfKnobConfig;
-  return std::tuple{Field{"multi_block_mode", &C::multi_block_mode, "Without effect here."},
+  return std::tuple{Field{"multi_block_mode", &C::multi_block_mode, "No effect."},
                     Field{"enable_context_fmha_fp32_acc", &C::enable_context_fmha_fp32_acc,
-                          "Without effect here: attention is summed in float32."},
-                    Field{"cuda_graph_mode", &C::cuda_graph_mode, "Without effect here."},
-                    Field{"cuda_graph_cache_size", &C::cuda_graph_cache_size, "Without effect here."}};
+                          "No effect: attention is summed in float32."},
+                    Field{"cuda_graph_mode", &C::cuda_graph_mode, "No effect."},
+                    Field{"cuda_graph_cache_size", &C::cuda_graph_cache_size, "No effect."}};
 }
 
 /// TensorRT-LLM's ExecutorConfig with three more fields: num_threads, kernels and weight_memory.
@@ -98,7 +98,7 @@ constexpr auto fields_of(const ExecutorConfig* /*type*/) {
       Field{"enable_chunked_context", &C::enable_chunked_context,
             "Compute a prompt over several steps where one has no room for all of it."},
       Field{"normalize_log_probs", &C::normalize_log_probs,
-            "Refused when False: log probabilities are always those of the whole vocabulary's softmax."},
+            "Refused if False: log probabilities are always those of the whole vocabulary's softmax."},
       Field{"iter_stats_max_iterations", &C::iter_stats_max_iterations,
             "IterationStats kept for get_latest_iteration_stats(); 0: none are made."},
       Field{"request_stats_max_iterations", &C::request_stats_max_iterations,
@@ -117,13 +117,12 @@ constexpr auto fields_of(const ExecutorConfig* /*type*/) {
       Field{"decoding_config", &C::decoding_config,
             "With a LookaheadDecodingConfig, tokens are drafted from the sequence's own text, and several "
             "are computed in one step. Results do not change. Modes other than Lookahead are refused."},
-      Field{"use_gpu_direct_storage", &C::use_gpu_direct_storage, "Without effect here: weights are mapped."},
+      Field{"use_gpu_direct_storage", &C::use_gpu_direct_storage, "No effect: weights are mapped."},
       Field{"gpu_weights_percent", &C::gpu_weights_percent,
             "Refused unless 1.0: weights are mapped as a whole."},
       Field{"max_queue_size", &C::max_queue_size,
             "Requests that may wait for their start; one more raises QueueFullError. None: no limit."},
-      Field{"extended_runtime_perf_knob_config", &C::extended_runtime_perf_knob_config,
-            "Without effect here."},
+      Field{"extended_runtime_perf_knob_config", &C::extended_runtime_perf_knob_config, "No effect."},
       Field{"debug_config", &C::debug_config, "Refused unless None."},
       Field{"recv_poll_period_ms", &C::recv_poll_period_ms,
             "No effect: the executor's thread does not poll."},
@@ -138,7 +137,7 @@ constexpr auto fields_of(const ExecutorConfig* /*type*/) {
       Field{"cache_transceiver_config", &C::cache_transceiver_config, "Refused unless None."},
       Field{"gather_generation_logits", &C::gather_generation_logits,
             "No effect: generation logits are returned to every request that asks for them."},
-      Field{"mm_embedding_offloading", &C::mm_embedding_offloading, "Refused when True: engines read text."},
+      Field{"mm_embedding_offloading", &C::mm_embedding_offloading, "Refused if True: engines read text."},
       Field{"enable_trt_overlap", &C::enable_trt_overlap,
             "No effect: no step waits for the output of another step."},
       Field{"backend", &C::backend, "Refused unless None: the engine's directory says what runs it."},

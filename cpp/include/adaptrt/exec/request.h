@@ -61,7 +61,7 @@ constexpr auto fields_of(const OutputConfig* /*type*/) {
       Field{"return_encoder_output", &C::return_encoder_output,
             "Return Result.encoder_output. Refused when True if the engine has no encoder. For an "
             "encoder-only engine, a request without pooling_params needs it."},
-      Field{"return_perf_metrics", &C::return_perf_metrics, "Refused when True."},
+      Field{"return_perf_metrics", &C::return_perf_metrics, "Refused if True."},
       Field{"additional_model_outputs", &C::additional_model_outputs, "Refused unless None."},
       Field{"top_log_probs", &C::top_log_probs,
             "Number of most likely tokens in Result.top_log_probs, 0 to 20; 0: none. With "
@@ -153,7 +153,7 @@ constexpr auto fields_of(const Request* /*type*/) {
             "Maximum number of tokens to generate; 0 with pooling_params, 0 or 1 if only the encoder's "
             "output is wanted."},
       Field{"streaming", &C::streaming, "Send a response after each step instead of one at the end."},
-      Field{"sampling_config", &C::sampling_config, "How the next token is chosen."},
+      Field{"sampling_config", &C::sampling_config, "Choice of the next token."},
       Field{"output_config", &C::output_config, "Outputs in addition to the tokens."},
       Field{"end_id", &C::end_id,
             "The token that ends the generation; not part of the output. None or -1: none."},

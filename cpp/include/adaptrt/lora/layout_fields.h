@@ -46,7 +46,7 @@ constexpr auto fields_of(const LoraLayout* /*type*/) {
       RequiredField{"max_rank", &C::max_rank, "Largest rank of an adapter."},
       RequiredField{"dora_enabled", &C::dora_enabled, "True if adapters may have DoRA magnitudes."},
       RequiredField{"target_modules", &C::target_modules, "Ids of the modules that adapters may change."},
-      ReadOnlyField{"matrix_layout", &C::matrix_layout, "How A and B are stored on the device."},
+      ReadOnlyField{"matrix_layout", &C::matrix_layout, "Storage of A and B on the device."},
       ReadOnlyField{"shifts_enabled", &C::shifts_enabled,
                     "True if adapters may have shifts: values that are added to outputs."},
       Field{"num_stages", &C::num_stages, "Stages of the pipeline."},

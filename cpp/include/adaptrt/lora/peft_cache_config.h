@@ -49,16 +49,16 @@ constexpr auto fields_of(const PeftCacheConfig* /*type*/) {
             "Each level must hold one whole adapter of this rank, or of the engine's max_lora_rank if that "
             "is less."},
       Field{"num_put_workers", &C::num_put_workers,
-            "Without effect here: the thread that enqueues stores adapters."},
+            "No effect: the thread that enqueues a request stores its adapter."},
       Field{"num_ensure_workers", &C::num_ensure_workers,
             "Number of threads that load adapters to the device level while the batch runs; 0: the "
             "executor's thread loads them between steps, when their requests start."},
       Field{"num_copy_streams", &C::num_copy_streams,
-            "Streams that copy adapters to a device with memory of its own; without effect on a CPU."},
+            "Streams that copy adapters to a device with its own memory; no effect on a CPU."},
       Field{"max_pages_per_block_host", &C::max_pages_per_block_host,
-            "Without effect here: host memory is not cut into blocks."},
+            "No effect: host memory is not divided into blocks."},
       Field{"max_pages_per_block_device", &C::max_pages_per_block_device,
-            "Without effect here: all pages are one block."},
+            "No effect: all pages are one block."},
       Field{"device_cache_percent", &C::device_cache_percent,
             "Device level as a fraction in (0, 1] of the free memory; None: 0.02, or more if that is too "
             "small."},

@@ -14,7 +14,7 @@ constexpr auto fields_of(const Buffer* /*type*/) {
   return std::tuple{
       RequiredField{"name", &C::name, "Name in the engine file and in errors."},
       RequiredField{"dtype", &C::dtype, "Type of the elements."},
-      RequiredField{"rows", &C::rows, "What the buffer has a row for."},
+      RequiredField{"rows", &C::rows, "Meaning of a row."},
       RequiredField{"width", &C::width, "Elements of a row."},
       RequiredField{"offset", &C::offset, "Byte offset in the activation arena, a multiple of 64."}};
 }
@@ -72,7 +72,7 @@ static_assert(lists_every_member<RmsNormOp>());
 constexpr auto fields_of(const RopeTableOp* /*type*/) {
   using C = RopeTableOp;
   return std::tuple{
-      Field{"kind", &C::kind, "How angles follow from positions."},
+      Field{"kind", &C::kind, "Computation of angles from positions."},
       RequiredField{"inverse_frequencies", &C::inverse_frequencies,
                     "[rotary_dim / 2]; for RopeKind.DYNAMIC those of lengths up to original_max_position."},
       Field{"attention_scaling", &C::attention_scaling, "Factor of cosine and sine."},
@@ -142,13 +142,13 @@ constexpr auto fields_of(const LinearOp* /*type*/) {
       RequiredField{"input", &C::input, "Buffer: the engine's activation type."},
       RequiredField{"output", &C::output,
                     "Buffer: float32, or the activation type if the epilogue has an activation."},
-      Field{"epilogue", &C::epilogue, "What happens to y."},
+      Field{"epilogue", &C::epilogue, "Last operation on y."},
       RequiredField{"parts", &C::parts, "Weights, whose outputs follow one another."},
       Field{"lora_site", &C::lora_site,
             "Index into LoraLayout.sites, whose parts are these; -1: adapters do not act."},
       Field{"scale", &C::scale, "Factor of y."},
       Field{"softcap", &C::softcap, "y becomes softcap * tanh(y / softcap); 0: it stays."},
-      Field{"threshold", &C::threshold, "Of a ReLU gate, at least 0: what is not above it counts as 0."},
+      Field{"threshold", &C::threshold, "Threshold of a ReLU gate, at least 0: values up to it count as 0."},
       Field{"has_sparse_input", &C::has_sparse_input,
             "True: most of the input is zero, and a few rows read only the weights of the others."},
       Field{"scores", &C::scores,
@@ -162,7 +162,7 @@ static_assert(lists_every_member<LinearOp>());
 
 constexpr auto fields_of(const Routing* /*type*/) {
   using C = Routing;
-  return std::tuple{RequiredField{"scores", &C::scores, "What a router's logits become."},
+  return std::tuple{RequiredField{"scores", &C::scores, "Function of the router's logits that gives scores."},
                     RequiredField{"top_k", &C::top_k, "Experts of a token."},
                     Field{"num_groups", &C::num_groups, "Equal groups that experts stand in."},
                     Field{"groups_taken", &C::groups_taken, "Groups whose experts compete."},
@@ -179,7 +179,7 @@ constexpr auto fields_of(const ExpertsOp* /*type*/) {
       RequiredField{"input", &C::input, "Buffer: the engine's activation type, RowKind.TOKENS."},
       RequiredField{"router_logits", &C::router_logits, "Buffer: float32, RowKind.TOKENS, one per expert."},
       RequiredField{"output", &C::output, "Buffer: float32, RowKind.TOKENS."},
-      RequiredField{"routing", &C::routing, "How experts are chosen and weighted."},
+      RequiredField{"routing", &C::routing, "Choice and weights of experts."},
       RequiredField{"activation", &C::activation, "A gated epilogue."},
       RequiredField{"gate_up", &C::gate_up, "Gate and up of each expert on this rank, in their order."},
       RequiredField{"down", &C::down, "Down of each expert on this rank, in their order."},
