@@ -173,6 +173,8 @@ def read_tokenizer(path: Path, end_ids: Sequence[int], vocab_size: int | None = 
 def require_tokenizer(path: Path) -> None:
     """Raises ConfigError if there is no tokenizer.json. The error says how to make one."""
     if not path.exists():
+        if path.name != TOKENIZER_FILE:
+            raise ConfigError(f"{path}: there is no tokenizer; expected a {TOKENIZER_FILE} or a directory with one")
         raise ConfigError(
             f"{path}: there is no tokenizer; transformers can make it from a model's other tokenizer files: "
             f"AutoTokenizer.from_pretrained(MODEL).save_pretrained({str(path.parent)!r})"

@@ -401,7 +401,9 @@ def test_a_model_without_a_tokenizer_is_refused_by_llm_before_any_work(
     (model / "tokenizer.json").unlink()
     with pytest.raises(ConfigError, match=r"tokenizer.json: there is no tokenizer; .*save_pretrained\('.*model'\)"):
         LLM(model)
-    with pytest.raises(ConfigError, match=r"nowhere: there is no tokenizer"):
+    with pytest.raises(
+        ConfigError, match=r"nowhere: there is no tokenizer; expected a tokenizer.json or a directory with one"
+    ):
         LLM(model, tokenizer=tmp_path / "nowhere")
     assert not cache.directory.exists()
 
