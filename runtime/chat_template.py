@@ -51,7 +51,7 @@ class ChatTemplate:
 
         sources: files of templates that have one each. limits: limits of each rendering.
 
-        Raises ConfigError for a template that is not valid jinja2, and if jinja2 is not installed.
+        Raises ConfigError for a template that is not valid jinja2.
         """
         self.source = source
         self.special_tokens: Final = dict(special_tokens)
@@ -164,13 +164,11 @@ def _subjects(templates: Mapping[str, str], source: str, sources: Mapping[str, s
 def _compiled(
     templates: Mapping[str, str], subjects: Mapping[str, str], limits: TemplateLimits
 ) -> dict[str, CompiledTemplate]:
-    try:
-        from jinja2 import TemplateError
+    # Imported here, because programs without chats need no jinja2.
+    from jinja2 import TemplateError
 
-        from .template_sandbox import ChatEnvironment, CompiledTemplate
-    except ModuleNotFoundError as error:
-        subject = next(iter(subjects.values()))
-        raise ConfigError(f"{subject}: chat templates need jinja2; install adaptrt[serve]") from error
+    from .template_sandbox import ChatEnvironment, CompiledTemplate
+
     environment = ChatEnvironment()
     compiled = {}
     length = 0

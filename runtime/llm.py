@@ -354,8 +354,8 @@ class LLM(PooledTexts):
 
         The other arguments are those of generate().
 
-        Raises ConfigError without a template or without jinja2 (adaptrt[serve]), RequestError for messages that the
-        template rejects, and the errors of generate().
+        Raises ConfigError without a template, RequestError for messages that the template rejects, and the errors of
+        generate().
         """
         is_one = is_conversation(messages)
         conversations: list[Any] = [messages] if is_one else list(messages)

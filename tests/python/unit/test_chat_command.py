@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import io
+import re
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +15,8 @@ import pytest
 
 from adaptrt import AdapterError, FinishReason, RequestError
 from adaptrt.tools.chat import Chat
+from support.models import ModelSpec, save_model
+from support.tokenizers import byte_level, save_tokenizer
 
 
 class Stream(Iterator[str]):
@@ -104,3 +110,40 @@ def test_commands(llm: FakeLLM) -> None:
     assert not chat.take("/exit")
     assert chat.take("/help")
     assert all(name in output.getvalue() for name in ("/lora", "/loras", "/system", "/reset", "/exit", "Ctrl-C"))
+
+
+PLAIN_INSTALL = """
+import importlib.metadata, sys
+from adaptrt.builder.cli import main
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in sys.argv[1].split(","):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Blocked())
+sys.exit(main(["chat", sys.argv[2], "--max_tokens", "3"]))
+"""
+EXTRAS = (
+    "fastapi httptools huggingface_hub llguidance matplotlib mpi4py peft prometheus_client pydantic ray tensorrt torch "
+    "transformers uvicorn uvloop"
+)
+
+
+def test_a_plain_install_suffices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = save_model(ModelSpec(vocab_size=272), tmp_path / "model")
+    save_tokenizer(byte_level(), model)
+    (model / "chat_template.jinja").write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    command = [sys.executable, "-c", PLAIN_INSTALL, ",".join(EXTRAS.split()), str(model)]
+    done = subprocess.run(command, input="Hello\n", capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+    assert "error" not in done.stdout
+
+
+def test_the_base_install_has_jinja2() -> None:
+    project = (Path(__file__).parents[3] / "pyproject.toml").read_text(encoding="utf-8")
+    base = re.search(r"^dependencies = \[\n(.*?)^\]", project, re.MULTILINE | re.DOTALL)
+    assert base is not None
+    assert '"jinja2' in base[1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 import transformers
 
 from adaptrt import ConfigError, RequestError
-from adaptrt.runtime import template_sandbox
 from adaptrt.runtime.chat_template import ChatTemplate
 from support.tokenizers import byte_level
 
@@ -620,11 +618,3 @@ def test_special_tokens_come_from_their_files_and_an_adapters_from_its_base(tmp_
     (adapter / "chat_template.jinja").write_text("{{ bos_token }}{{ eos_token }}{{ pad_token }}")
     (adapter / "special_tokens_map.json").write_text('{"eos_token": "<eot>"}')
     assert loaded(adapter, base).render(PLAIN) == "<|im_start|><eot>"
-
-
-def test_without_jinja2_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save(tmp_path, QWEN)
-    monkeypatch.setitem(sys.modules, "jinja2", None)
-    monkeypatch.delitem(sys.modules, template_sandbox.__name__)
-    with pytest.raises(ConfigError, match=r"chat templates need jinja2; install adaptrt\[serve\]"):
-        ChatTemplate.load(tmp_path)
