@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import threading
 import time
 from collections import OrderedDict
@@ -261,7 +262,7 @@ class AdapterStore:
         return LoraConfig(found.task_id, converted.weights, converted.config)
 
     def read(
-        self, name: str, directory: str | Path | Source, *, replace: bool
+        self, name: str, directory: str | os.PathLike[str], *, replace: bool
     ) -> tuple[NamedAdapter, LoraConfig | None]:
         """Reads a PEFT directory as the adapter `name`, with its weights. keep() then makes the name known.
 
@@ -312,6 +313,8 @@ class AdapterStore:
             before = self._adapters.get(adapter.name)
             if before is not None and before != adapter:
                 self._prompts.pop(before, None)
+            if before is not None and before.lease is not None and before.lease is not adapter.lease:
+                before.lease.release()
             self._adapters[adapter.name] = adapter
 
     def classifier_for(self, name: str | None) -> AdaptedClassifier:
@@ -338,6 +341,8 @@ class AdapterStore:
             adapter = self.get(name)
             del self._adapters[name]
             self._prompts.pop(adapter, None)
+        if adapter.lease is not None:
+            adapter.lease.release()
         return adapter
 
     @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import copy
+import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -255,7 +256,7 @@ class Executor(_core.Executor):
         self._begin_guided_decoding_for_request()
         super().check_guide(guided_decoding_params)
 
-    def add_adapter(self, name: str, directory: str | Path, *, replace: bool = False) -> NamedAdapter:
+    def add_adapter(self, name: str, directory: str | os.PathLike[str], *, replace: bool = False) -> NamedAdapter:
         """Reads a PEFT adapter, caches it and makes its name known.
 
         directory: the adapter's directory, or a name of the Hub or of an object store (docs/names.md), which may cause

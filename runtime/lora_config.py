@@ -28,11 +28,13 @@ def tensors_from_peft(
     loaded = engine if isinstance(engine, LoadedEngine) else load_engine(engine)
     summed = directory if isinstance(directory, Mapping) else find_sum(directory)
     if summed is not None:
-        terms = [(str(path), find_adapter(path).directory, weight) for path, weight in summed.items()]
+        sources = [(find_adapter(path), weight) for path, weight in summed.items()]
+        terms = [(str(source), source.directory, weight) for source, weight in sources]
         converted = sum_of_directories(terms, loaded)
     else:
+        source = find_adapter(directory)  # type: ignore[arg-type]
         converted = _converted(
-            find_adapter(directory).directory,  # type: ignore[arg-type]
+            source.directory,
             loaded,
             loaded.lora.dtype,
             magnitudes_normalized=magnitudes_normalized,

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from .errors import FORBIDDEN, INVALID_USER_INPUT, ApiError
-from .http import read_json
+from .http import read_json, unless_disconnected
 from .service import Service
 
 LOAD_PATH: Final = "/v1/load_lora_adapter"
@@ -67,7 +67,9 @@ def routes(service: Service) -> APIRouter:
         body = await read_json(request, LoadLoraAdapter, limits, service.executor.work)
         if not body.lora_name or not body.lora_path:
             raise ApiError("Both 'lora_name' and 'lora_path' must be provided.", kind=INVALID_USER_INPUT)
-        await service.adapters.load(body.lora_name, body.lora_path, replace=body.load_inplace)
+        resolve = service.adapters.resolve(body.lora_name, body.lora_path, replace=body.load_inplace)
+        path = await unless_disconnected(request, resolve)
+        await service.adapters.load(body.lora_name, path, replace=body.load_inplace)
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
     @router.post(UNLOAD_PATH)
@@ -83,7 +85,13 @@ def routes(service: Service) -> APIRouter:
     async def sglang_load(request: Request) -> Response:
         _check_enabled(service)
         body = await read_json(request, SglangLoad, limits, service.executor.work)
-        return await _sglang_answer(service, service.adapters.load(body.lora_name, body.lora_path, pinned=body.pinned))
+
+        async def resolve_and_load() -> None:
+            resolve = service.adapters.resolve(body.lora_name, body.lora_path, replace=False)
+            path = await unless_disconnected(request, resolve)
+            await service.adapters.load(body.lora_name, path, pinned=body.pinned)
+
+        return await _sglang_answer(service, resolve_and_load())
 
     @router.post(SGLANG_UNLOAD_PATH)
     async def sglang_unload(request: Request) -> Response:

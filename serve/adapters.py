@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from .._core import AdaptrtError, LoraConfig, PeftTaskNotCachedError, Request
+from ..formats.sources import ObjectName, Source
+from ..formats.sources.downloads import CacheFullError
+from ..formats.sources.grammar import remote_name
 from ..formats.sources.sum_of_names import parse_sum
 from ..runtime.adapter_facts import ReadyAdapter
 from ..runtime.named_adapter import UnknownAdapterError
@@ -18,10 +22,14 @@ from .adapter_names import name_problem
 from .adapter_roots import AdapterRoots, RootNames, is_path_of_name
 from .async_executor import AsyncExecutor, Generation
 from .errors import INVALID_USER_INPUT, ApiError
+from .options import ServerOptions
+from .remote_adapters import RemoteAdapters
 from .work import WorkKind
 
 LISTED_SECONDS: Final = 5.0
 """Seconds until the list of adapters below the roots is read again."""
+RECENT_SECONDS: Final = 30.0
+"""Time after its last request during which an adapter from a remote root is not unloaded to make room."""
 TRIES: Final = 8
 """Maximum number of loads for one request, if its adapter is evicted each time before the request is queued."""
 
@@ -40,10 +48,17 @@ class ServedAdapter:
 class ServedAdapters:
     """Adapters by name, on top of the executor's store and cache. Call all methods on the event loop."""
 
-    def __init__(self, executor: AsyncExecutor, roots: Sequence[Path], reserved: frozenset[str]) -> None:
+    def __init__(
+        self,
+        executor: AsyncExecutor,
+        roots: Sequence[Path],
+        reserved: frozenset[str],
+        remote: RemoteAdapters | None = None,
+    ) -> None:
         """`roots`: directories where adapters are found by name. At run time, no adapter is read outside of them.
 
-        reserved: names of the base model, which no adapter may have.
+        reserved: names of the base model, which no adapter may have. remote: stores that requests may download from;
+        None: requests cause no downloads.
         """
         self._executor = executor
         self._work = executor.work
@@ -52,6 +67,17 @@ class ServedAdapters:
         self._reserved: Final = reserved
         self._in_roots = RootNames((), is_complete=True)
         self._listed_at: float | None = None
+        self._remote = remote
+        self._last_found: OrderedDict[str, float] = OrderedDict()
+        """Adapters from remote roots, with the time of their last request; the oldest first."""
+        self._sources: dict[str, str] = {}
+        """Names of the sources that clients loaded adapters from."""
+
+    @classmethod
+    def of_options(cls, executor: AsyncExecutor, options: ServerOptions, reserved: frozenset[str]) -> ServedAdapters:
+        """Returns the adapters of a server with these options."""
+        local, remote = roots_of(options)
+        return cls(executor, local, reserved, remote)
 
     def list(self) -> list[ServedAdapter]:
         """Returns the known adapters in the order in which they were added."""
@@ -68,10 +94,15 @@ class ServedAdapters:
             self._in_roots = await self._work.run_shared(WorkKind.FILES, None, self._roots.names)
             self._listed_at = now
         taken = self._reserved.union(self._store.names)
-        return RootNames(tuple(name for name in self._in_roots.names if name not in taken), self._in_roots.is_complete)
+        names = tuple(name for name in self._in_roots.names if name not in taken)
+        # Object stores are not listed: that can take minutes.
+        return RootNames(names, self._in_roots.is_complete and not (self._remote and self._remote.has_roots))
 
     def is_from(self, name: str, path: str) -> bool:
         """True if the known adapter was loaded from this directory. `path` is absolute or relative to a root."""
+        if (source := self._sources.get(name)) is not None:
+            found = remote_name(path)
+            return found is not None and str(found) == source
         # Links are not resolved: this runs on the event loop, and a client may name any path.
         directories = {os.path.normpath(root / path) for root in self._roots.paths or (Path("/"),)}
         return any(one.name == name and os.path.normpath(one.path) in directories for one in self.list())
@@ -88,12 +119,19 @@ class ServedAdapters:
 
     async def _find_one(self, name: str) -> bool:
         if self.knows(name):
+            if name in self._last_found:
+                self._note_found(name)
             return True
         if name in self._reserved or not is_path_of_name(name):
             return False
         directory = await self._work.run_shared(WorkKind.FILES, None, self._roots.find, name)
-        if directory is None:
-            return self.knows(name)
+        if directory is None and self._remote is not None and self._remote.has_roots:
+            source = await self._download(self._remote.find, name)
+            return (source is not None and await self._add_found(name, source)) or self.knows(name)
+        return (directory is not None and await self._add_found(name, directory)) or self.knows(name)
+
+    async def _add_found(self, name: str, directory: Path | Source) -> bool:
+        """Adds an adapter from below a root. Raises ApiError."""
         try:
             add = self._executor.executor.add_adapter
             await self._work.run_shared(WorkKind.ADAPTERS, name, add, name, directory)
@@ -101,17 +139,66 @@ class ServedAdapters:
             # Another request may have added an adapter of this name in the meantime.
             if not self.knows(name):
                 raise ApiError.of(error) from error
+        if isinstance(directory, Source):
+            self._note_found(name)
         return True
 
-    async def load(self, name: str, path: str, *, replace: bool = False, pinned: bool = False) -> None:
-        """Adds the adapter in a directory below a root. Raises ApiError."""
+    def _note_found(self, name: str) -> None:
+        self._last_found[name] = time.monotonic()
+        self._last_found.move_to_end(name)
+
+    async def _download(self, function: Callable[..., Source | None], *args: Hashable) -> Source | None:
+        """Calls a method of RemoteAdapters in a thread, which is stopped with its clients.
+
+        If the cache of downloads is full, unloads adapters from remote roots that no request used lately. Raises
+        ApiError.
+        """
+        while True:
+            try:
+                return await self._work.run_stoppable(WorkKind.DOWNLOADS, args, function, *args)
+            except CacheFullError as error:
+                if not await self._unload_oldest():
+                    raise ApiError.overloaded(str(error)) from error
+            except AdaptrtError as error:
+                raise ApiError.of(error) from error
+
+    async def _unload_oldest(self) -> bool:
+        """Unloads the adapter from a remote root whose last request is the longest ago. False: there is none."""
+        for name, found in self._last_found.items():
+            if time.monotonic() - found < RECENT_SECONDS:
+                return False
+            del self._last_found[name]
+            if self.knows(name):
+                await self.unload(name)
+            return True
+        return False
+
+    async def resolve(self, name: str, path: str, *, replace: bool) -> str | Source:
+        """Downloads the adapter if load() would. Returns its source, which load() takes; for other paths, the path.
+
+        Raises ApiError. The download ends if the caller is cancelled.
+        """
+        self._check_load(name, replace=replace)
+        if self._remote is None or await self._work.run(WorkKind.FILES, self._roots.confine, path) is not None:
+            return path
+        found = self._remote.allowed_name(path)
+        if found is None:
+            return path
+        source = await self._download(self._remote.fetch, found)
+        assert source is not None
+        return source
+
+    async def load(self, name: str, path: str | Source, *, replace: bool = False, pinned: bool = False) -> None:
+        """Adds the adapter in a directory below a root, or from a source that resolve() returned. Raises ApiError."""
         directory = await self.directory_to_load(name, path, replace=replace)
         await self._add(name, directory, replace=replace)
+        if isinstance(path, Source):
+            self._sources[name] = path.given
         if pinned:
             await self.pin(name)
 
-    async def directory_to_load(self, name: str, path: str, *, replace: bool) -> Path:
-        """Returns the directory that load() would read. Raises ApiError if load() would refuse it."""
+    def _check_load(self, name: str, *, replace: bool) -> None:
+        """Raises ApiError if load() would refuse the name."""
         _check_name(name, self._reserved)
         if self.knows(name) and not replace:
             raise ApiError(
@@ -120,18 +207,24 @@ class ServedAdapters:
                 kind=INVALID_USER_INPUT,
                 param="lora_name",
             )
+
+    async def directory_to_load(self, name: str, path: str | Source, *, replace: bool) -> Path | Source:
+        """Returns the directory that load() would read. Raises ApiError if load() would refuse it."""
+        self._check_load(name, replace=replace)
+        if isinstance(path, Source):
+            return path
         directory = await self._work.run(WorkKind.FILES, self._roots.confine, path)
         if directory is None:
             # The answer does not tell whether something exists outside the roots.
             raise ApiError(
-                f"lora_path is '{path}'; expected a directory below the server's adapter roots (requests cause no "
-                "downloads; lora_modules takes names of the Hub)",
+                f"lora_path is '{path}'; expected a directory below the server's adapter roots, or a name that the "
+                "server's allowed_adapter_sources has",
                 kind=INVALID_USER_INPUT,
                 param="lora_path",
             )
         return directory
 
-    async def add_trusted(self, name: str, path: Path) -> None:
+    async def add_trusted(self, name: str, path: Path | Source) -> None:
         """Adds an adapter that the command line names, from any directory. Raises ApiError."""
         _check_name(name, self._reserved)
         await self._add(name, path, replace=False)
@@ -142,6 +235,7 @@ class ServedAdapters:
             raise unknown_adapter(name)
         try:
             await self._work.run_alone(WorkKind.ADAPTERS, name, self._executor.executor.remove_adapter, name)
+            self._forget_source(name)
         except UnknownAdapterError as error:  # another request unloaded the adapter in the meantime
             raise unknown_adapter(name) from error
 
@@ -209,12 +303,26 @@ class ServedAdapters:
                     raise
         raise PeftTaskNotCachedError(f"LoRA task {lora.task_id} was evicted {TRIES} times before its request began")
 
-    async def _add(self, name: str, directory: Path, *, replace: bool) -> None:
+    def _forget_source(self, name: str) -> None:
+        self._last_found.pop(name, None)
+        self._sources.pop(name, None)
+
+    async def _add(self, name: str, directory: Path | Source, *, replace: bool) -> None:
         try:
             add = self._executor.executor.add_adapter
             await self._work.run_alone(WorkKind.ADAPTERS, name, add, name, directory, replace=replace)
+            self._forget_source(name)
         except AdaptrtError as error:
             raise ApiError.of(error) from error
+
+
+def roots_of(options: ServerOptions) -> tuple[list[Path], RemoteAdapters | None]:
+    """Returns the local roots, and the stores that requests may download from; None: there are none."""
+    local = [root for root in options.adapter_roots if isinstance(root, Path)]
+    remote = [root for root in options.adapter_roots if isinstance(root, ObjectName)]
+    if not remote and not options.allowed_adapter_sources.kinds:
+        return local, None
+    return local, RemoteAdapters(remote, options.allowed_adapter_sources, options.limits)
 
 
 def unknown_adapter(name: str) -> ApiError:

@@ -18,7 +18,9 @@ from ..common.number_flags import MAX_INT32, integer, seconds
 from ..common.progress import progress_on
 from ..formats.adapter.adapter_copy import TOKENIZER_FILE
 from ..formats.checkpoint.pooling import POOLING_TYPES
-from ..formats.sources import find_adapter, find_model, model_label
+from ..formats.sources import ObjectName, Source, find_adapter, find_model, model_label
+from ..formats.sources.allowed import AllowedSources, allowed_sources
+from ..formats.sources.grammar import OBJECT_PREFIX, object_name
 from ..runtime.adapter_tokenizers import load_tokenizer, require_tokenizer
 from ..runtime.chat_template import ChatTemplate
 from ..runtime.draft_vocabulary import check_draft_vocabulary
@@ -40,6 +42,7 @@ from .options import (
     num_connections,
 )
 from .places import allowed_host
+from .remote_adapters import check_packages
 from .tool_calls import PARSERS
 from .vllm_flags import add_vllm_flags
 
@@ -52,6 +55,9 @@ WORK_LIMITS: Final = (
     "guide_threads",
     "text_threads",
     "template_threads",
+    "download_threads",
+    "max_download_bytes",
+    "download_cache_bytes",
     "file_threads",
     "max_waiting_work",
 )
@@ -113,12 +119,18 @@ def _add_adapters(group: Any) -> None:
         'JSON is accepted too: {"name": ..., "path": ...}',
     )  # fmt: skip
     group.add_argument(
-        "--adapter_root", nargs="+", type=Path, default=[], metavar="DIR",
-        help="serve adapters below DIR by their paths from it; each is loaded on its first request",
+        "--adapter_root", nargs="+", type=_adapter_root, default=[], metavar="DIR",
+        help="serve adapters below DIR, a directory or s3://BUCKET/PREFIX, by their paths from it; each is loaded on "
+        "its first request",
+    )  # fmt: skip
+    group.add_argument(
+        "--allowed_adapter_sources", nargs="+", action="extend", default=[], metavar="SOURCE",
+        help="hub:ORGANISATION/*, hub:ORGANISATION/NAME, s3://BUCKET/PREFIX/* or s3://BUCKET/PREFIX: clients may load "
+        "adapters from there, which the server downloads; separated by spaces or commas (default: none)",
     )  # fmt: skip
     group.add_argument(
         "--enable_lora_loading", action="store_true",
-        help="allow clients to load adapters from below the roots, and to unload adapters",
+        help="allow clients to load adapters from the roots and allowed_adapter_sources, and to unload adapters",
     )  # fmt: skip
 
 
@@ -224,6 +236,13 @@ def _add_limits(group: Any) -> None:
         ("guide_threads", integer(1, MAX_WORK_THREADS), "threads that compile guides"),
         ("text_threads", integer(1, MAX_WORK_THREADS), "threads that tokenise and detokenise long texts"),
         ("template_threads", integer(1, MAX_WORK_THREADS), "threads that render chat templates"),
+        ("download_threads", integer(1, MAX_WORK_THREADS), "threads that download adapters for requests"),
+        ("max_download_bytes", integer(1), "maximum size of an adapter that is downloaded for a request"),
+        (
+            "download_cache_bytes",
+            integer(1),
+            "maximum size of the cache of downloads; the least recently used ones are deleted",
+        ),
         (
             "file_threads",
             integer(1, MAX_WORK_THREADS),
@@ -263,17 +282,26 @@ def options_of(args: argparse.Namespace) -> ServerOptions:
         if not is_name(name)
     ]
     problems += [
-        f"adapter_root is '{root}'; expected a directory; names of the Hub are accepted in lora_modules"
+        f"adapter_root is '{root}'; expected a directory or s3://BUCKET/PREFIX; names of the Hub are accepted in "
+        "lora_modules"
         for root in args.adapter_root
-        if not root.is_dir()
+        if isinstance(root, Path) and not root.is_dir()
     ]
+    allowed, allowed_problems = _allowed_sources(args)
+    problems += allowed_problems
     try:
         num_connections(limits_of(args))
     except ConfigError as error:
         problems.append(str(error))
-    if args.enable_lora_loading and not args.adapter_root:
+    if args.enable_lora_loading and not args.adapter_root and not args.allowed_adapter_sources:
         problems.append(
-            "enable_lora_loading is given without adapter_root; expected a directory below which clients may load"
+            "enable_lora_loading is given without adapter_root; expected a directory below which clients may load, or "
+            "allowed_adapter_sources"
+        )
+    if args.allowed_adapter_sources and not args.enable_lora_loading:
+        problems.append(
+            f"allowed_adapter_sources is {' '.join(args.allowed_adapter_sources)} without enable_lora_loading; "
+            "accepted: both, or neither"
         )
     if (args.kv_cache_dir is None) != (args.kv_cache_dir_bytes is None):
         names_of_both = ("kv_cache_dir", "kv_cache_dir_bytes")
@@ -298,6 +326,7 @@ def options_of(args: argparse.Namespace) -> ServerOptions:
         api_keys=keys_of(args),
         allowed_hosts=tuple(args.allowed_hosts),
         adapter_roots=tuple(args.adapter_root),
+        allowed_adapter_sources=allowed,
         enable_lora_loading=args.enable_lora_loading,
         lora_modules=modules,
         tool_call_parser=args.tool_call_parser,
@@ -308,6 +337,26 @@ def options_of(args: argparse.Namespace) -> ServerOptions:
         cut_embeddings=args.cut_embeddings,
         limits=limits_of(args),
     )
+
+
+def _allowed_sources(args: argparse.Namespace) -> tuple[AllowedSources, list[str]]:
+    """Returns the sources that clients may load from, and the problems of the flag."""
+    try:
+        allowed = allowed_sources(args.allowed_adapter_sources)
+        for name in [*allowed.kinds, *(root for root in args.adapter_root if isinstance(root, ObjectName))]:
+            check_packages(name)
+    except (ConfigError, AdapterError) as error:
+        return AllowedSources(), [str(error)]
+    return allowed, []
+
+
+def _adapter_root(text: str) -> Path | ObjectName:
+    """Parses a value of adapter_root."""
+    if not text.startswith(OBJECT_PREFIX):
+        return Path(text)
+    if (found := object_name(text)) is None:
+        raise argparse.ArgumentTypeError(f"it is '{text}'; expected a directory or {OBJECT_PREFIX}BUCKET/PREFIX")
+    return found
 
 
 def limits_of(args: argparse.Namespace) -> ServerLimits:
@@ -416,7 +465,7 @@ def _check_files(args: argparse.Namespace, model: Path, plan: EnginePlan | None)
     ChatTemplate.load(model)
     for name, path in _lora_modules(args, model_names_of(args))[0]:
         try:
-            plan.check_adapter(path)
+            plan.check_adapter(Path(path))
         except AdapterError as error:
             raise ConfigError(f"lora_modules '{name}={path}': {error}") from error
 
@@ -448,24 +497,25 @@ def run(args: argparse.Namespace) -> int:
 
 def _lora_modules(
     args: argparse.Namespace, model_names: Sequence[str]
-) -> tuple[tuple[tuple[str, Path], ...], list[str]]:
+) -> tuple[tuple[tuple[str, Path | Source], ...], list[str]]:
     """Returns names and directories of the adapters in lora_modules, and the problems of the flag."""
-    modules: list[tuple[str, Path]] = []
+    modules: list[tuple[str, Path | Source]] = []
     problems = []
     for text in args.lora_modules:
         try:
             name, given = _lora_module(text)
-            path = find_adapter(given).directory
+            source = find_adapter(given)
         except (ConfigError, AdapterError) as error:
             problems.append(str(error))
             continue
         if (problem := name_problem(name, model_names)) is not None:
             problems.append(f"lora_modules {text!r}: the name {problem}")
+        path = source.directory
         if not path.is_dir():
             problems.append(f"lora_modules {text!r}: {path} is not a directory; expected that of a PEFT adapter")
         if name in dict(modules):
             problems.append(f"lora_modules {text!r}: '{name}' is given twice; expected another name")
-        modules.append((name, path))
+        modules.append((name, path if source.lease is None else source))
     return tuple(modules), problems
 
 

@@ -51,7 +51,7 @@ async def _adapter_of_lora_request(service: Service, asked: LoraRequest) -> str:
     if not await service.adapters.find(name):
         if not path or not service.options.enable_lora_loading:
             raise ApiError.not_found(f"The adapter '{name}' does not exist.", param="lora_request.lora_name")
-        await service.adapters.load(name, path)
+        await service.adapters.load(name, await service.adapters.resolve(name, path, replace=False))
     elif path and not service.adapters.is_from(name, path):
         raise ApiError(
             f"lora_request.lora_path is '{path}', but the adapter '{name}' was loaded from another directory; "

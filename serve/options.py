@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from .._core import ConfigError
+from ..formats.sources import ObjectName, Source
+from ..formats.sources.allowed import AllowedSources
 from ..runtime.template_limits import DEFAULT_LIMITS, TemplateLimits
 from .places import Place
 
@@ -72,6 +74,12 @@ class ServerLimits:
     """Threads that tokenise and detokenise long texts."""
     template_threads: int = 2
     """Threads that render chat templates."""
+    download_threads: int = 4
+    """Threads that download adapters for requests."""
+    max_download_bytes: int = 2 << 30
+    """Size of an adapter that a request has downloaded."""
+    download_cache_bytes: int = 32 << 30
+    """Size of the cache of downloads, which requests fill."""
     file_threads: int = 4
     """Threads that look for adapters and read tokenizers and chat templates."""
     max_waiting_work: int = 1024
@@ -97,9 +105,12 @@ class ServerOptions:
     """Keys that clients must send one of; (): no key is needed."""
     allowed_hosts: tuple[Place, ...] = ()
     """Names under which browsers may reach the server to load adapters, for example a reverse proxy's."""
-    adapter_roots: tuple[Path, ...] = ()
+    adapter_roots: tuple[Path | ObjectName, ...] = ()
+    """Directories, and prefixes of object stores, where requests find adapters by name."""
+    allowed_adapter_sources: AllowedSources = field(default_factory=AllowedSources)
+    """Sources that clients may load adapters from, in addition to the roots."""
     enable_lora_loading: bool = False
-    lora_modules: tuple[tuple[str, Path], ...] = ()
+    lora_modules: tuple[tuple[str, Path | Source], ...] = ()
     """Adapters that are added at the start: name and directory, which may lie anywhere."""
     tool_call_parser: str | None = None
     log_requests: bool = False

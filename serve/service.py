@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -25,7 +25,7 @@ from .prompts import Prompts
 from .statistics import ExecutorStatistics
 from .tokenizers_of_adapters import ServedTokenizers
 
-AdaptersMaker: TypeAlias = Callable[[AsyncExecutor, Sequence[Path], frozenset[str]], ServedAdapters]
+AdaptersMaker: TypeAlias = Callable[[AsyncExecutor, ServerOptions, frozenset[str]], ServedAdapters]
 
 
 @dataclass(frozen=True)
@@ -63,12 +63,12 @@ class Service:
 
     @classmethod
     async def open(
-        cls, executor: Executor, options: ServerOptions, make_adapters: AdaptersMaker = ServedAdapters
+        cls, executor: Executor, options: ServerOptions, make_adapters: AdaptersMaker = ServedAdapters.of_options
     ) -> Service:
         """Opens a service with an executor, which close() shuts down. Raises ConfigError, also for an adapter of
         lora_modules.
 
-        make_adapters: ServedAdapters, or a function that makes a subclass that shares adapters with other servers.
+        make_adapters: makes ServedAdapters, or a subclass that shares adapters with other servers.
         """
         engine_dir = executor.engine.directory.absolute()
         model = executor.engine.config.pretrained_config
@@ -78,7 +78,7 @@ class Service:
         statistics = ExecutorStatistics(asynchronous)
         model_names = options.served_model_name or (engine_dir.name,)
         metrics.registry.register(ExecutorCollector(asynchronous, statistics, metrics, model_names[0]))
-        adapters = make_adapters(asynchronous, options.adapter_roots, frozenset(model_names))
+        adapters = make_adapters(asynchronous, options, frozenset(model_names))
         tokenizers = ServedTokenizers(asynchronous, Tokenizers(of_model, executor.adapters))
         start = decoder_start(executor.engine)
         service = cls(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
@@ -37,6 +38,8 @@ class WorkKind(Enum):
     """Tokenising and detokenising long texts, and reading large bodies."""
     TEMPLATES = "templates"
     """Rendering chat templates."""
+    DOWNLOADS = "downloads"
+    """Fetching adapters from other machines."""
     FILES = "files"
     """Looking for adapters, and reading their small files: tokenizers and chat templates."""
 
@@ -51,6 +54,7 @@ class Work:
             WorkKind.GUIDES: limits.guide_threads,
             WorkKind.TEXTS: limits.text_threads,
             WorkKind.TEMPLATES: limits.template_threads,
+            WorkKind.DOWNLOADS: limits.download_threads,
             WorkKind.FILES: limits.file_threads,
         }
         self._pools: Mapping[WorkKind, WorkPool] = {
@@ -96,6 +100,18 @@ class Work:
             Returned, await pool.run(_client(), lambda: function(*args), lock=lock, call=(lock, function, args))
         )
 
+    async def run_stoppable(
+        self, kind: WorkKind, lock: Hashable, function: Callable[..., Returned], *args: Hashable
+    ) -> Returned:
+        """Works like run_shared(), and also stops a call that has begun: `function` gets an event as its last
+        argument, which is set when its last caller is cancelled, and by close().
+        """
+        stop = threading.Event()
+        call = self._pools[kind].run(
+            _client(), lambda: function(*args, stop), lock=lock, call=(lock, function, args), stop=stop
+        )
+        return cast(Returned, await call)
+
     def counts(self, kind: WorkKind) -> tuple[int, int]:
         """Returns the numbers of waiting and of running calls of a kind."""
         return self._pools[kind].counts()
@@ -117,9 +133,16 @@ class Work:
 class _Call(Job):
     """A job and the futures that wait for its result."""
 
-    def __init__(self, function: Callable[[], Any], lock: Hashable | None, call: Hashable | None) -> None:
+    def __init__(
+        self,
+        function: Callable[[], Any],
+        lock: Hashable | None,
+        call: Hashable | None,
+        stop: threading.Event | None,
+    ) -> None:
         super().__init__(lock)
         self.function: Final = function
+        self.stop: Final = stop
         self.call: Final = call
         self.waiters: dict[str, set[asyncio.Future[Any]]] = {}
 
@@ -141,6 +164,7 @@ class WorkPool:
         self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix=f"adaptrt-{name}")
         self._shared: dict[Hashable, _Call] = {}
         self._waiting: set[_Call] = set()
+        self._stoppable: set[_Call] = set()
         self._is_closed = False
 
     async def run(
@@ -150,17 +174,18 @@ class WorkPool:
         *,
         lock: Hashable | None = None,
         call: Hashable | None = None,
+        stop: threading.Event | None = None,
     ) -> Any:
         """Calls `function` in a thread; see Work.
 
         lock: jobs with an equal lock never run at once. call: calls with an equal value that wait or run at the same
-        time are merged.
+        time are merged. stop: set when nothing waits for the running call any more.
         """
         if self._is_closed:
             raise ExecutorClosedError("the server is shutting down")
         job = self._shared.get(call) if call is not None else None
         if job is None:
-            job = _Call(function, lock, call)
+            job = _Call(function, lock, call, stop)
         if not job.is_running and client not in job.clients:
             self._put(client, job)
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -181,6 +206,10 @@ class WorkPool:
         for job in tuple(self._waiting):
             for client in tuple(job.clients):
                 self._drop(client, job, ExecutorClosedError("the server is shutting down"))
+        for job in tuple(self._stoppable):
+            for client in tuple(job.waiters):
+                self._end_waiters(job.give_up(client), ExecutorClosedError("the server is shutting down"))
+            self._stop(job)
 
     async def join(self) -> None:
         """Waits for running calls."""
@@ -224,6 +253,14 @@ class WorkPool:
         if client in job.clients:
             self._queue.leave(client, job)
             self._forget_unless_wanted(job)
+        elif job in self._stoppable and not job.waiters:
+            self._stop(job)
+
+    def _stop(self, job: _Call) -> None:
+        """Asks a running job to end. No new call joins it."""
+        assert job.stop is not None
+        job.stop.set()
+        self._forget(job)
 
     def _forget_unless_wanted(self, job: _Call) -> None:
         if not job.is_running and not job.clients:
@@ -240,6 +277,8 @@ class WorkPool:
         while (job := self._queue.start()) is not None:
             assert isinstance(job, _Call)
             self._waiting.discard(job)
+            if job.stop is not None:
+                self._stoppable.add(job)
             self._threads.submit(self._work, job, loop)
 
     def _work(self, job: _Call, loop: asyncio.AbstractEventLoop) -> None:
@@ -255,6 +294,7 @@ class WorkPool:
 
     def _finish(self, job: _Call, result: Any, error: BaseException | None) -> None:
         self._queue.finish(job)
+        self._stoppable.discard(job)
         self._forget(job)
         for client in tuple(job.waiters):
             self._end_waiters(job.give_up(client), error, result)

@@ -29,7 +29,7 @@ from ...common.file_lock import file_lock, file_lock_if_free
 from ...common.progress import Progress, SilentProgress, format_bytes
 from ..checkpoint.config import PRODUCER
 from ..checkpoint.hf_weights import INDEX_SUFFIX, read_index
-from .grammar import ObjectName
+from .grammar import HubName, ObjectName
 from .kind import Kind
 from .lease import Lease
 from .needed_files import are_pickled, small_files, weight_files, weights_problem
@@ -333,9 +333,10 @@ def default_download_directory() -> Path:
     return cache_directory("downloads")
 
 
-def missing_config(name: ObjectName, kind: Kind) -> str:
-    """Text for a directory of an object store without a config file."""
-    return f"{name}: has no {kind.config_file}, or there is no such bucket; expected the {kind.value} itself"
+def missing_config(name: HubName | ObjectName, kind: Kind) -> str:
+    """Text for a directory of a store without a config file."""
+    no_bucket = ", or there is no such bucket" if isinstance(name, ObjectName) else ""
+    return f"{name.without_prefix}: has no {kind.config_file}{no_bucket}; expected the {kind.value} itself"
 
 
 def _digest(path: Path) -> str:

@@ -6,25 +6,23 @@ downloads, and lets only one process download a file at a time.
 
 from __future__ import annotations
 
-import errno
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final
+from typing import Final
 
 from ..._core import AdaptrtError, CheckpointError
 from ...common.progress import format_bytes
 from ..checkpoint.hf_weights import INDEX_SUFFIX, read_index, weight_file_names
 from .grammar import HubName
+from .hub_errors import MAIN, HubErrors
 from .kind import Kind
 from .needed_files import small_files, weight_files, weights_problem
-from .shown import first_line, some
+from .shown import some
 
-_MAIN: Final = "main"
-_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
-_NOT_WRITABLE: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
+_PART: Final = "only a part of it has been downloaded, and {}"
 
 
 @dataclass(frozen=True)
@@ -44,6 +42,11 @@ def fetch(name: HubName, kind: Kind) -> Snapshot:
     Raises kind.error that says why there are no files: huggingface_hub is missing, the repository is gated, missing or
     of another kind, the Hub cannot be reached, or the disk is full.
     """
+    return _Download(require_hub(name, kind), name, kind).run()
+
+
+def require_hub(name: HubName, kind: Kind) -> ModuleType:
+    """Returns huggingface_hub. Raises kind.error if it is not installed."""
     try:
         import huggingface_hub
     except ImportError:
@@ -51,7 +54,8 @@ def fetch(name: HubName, kind: Kind) -> Snapshot:
             f"{name.without_prefix}: is not a local path, and names of the Hugging Face Hub need huggingface_hub: "
             "pip install 'adaptrt[hub]'"
         ) from None
-    return _Download(huggingface_hub, name, kind).run()
+    found: ModuleType = huggingface_hub
+    return found
 
 
 class _Download:
@@ -61,6 +65,7 @@ class _Download:
         self._hub = hub
         self._name = name
         self._kind = kind
+        self._errors = HubErrors(hub, name)
 
     def run(self) -> Snapshot:
         """Downloads the files: the config first, which pins the commit, and the weights last."""
@@ -72,7 +77,7 @@ class _Download:
         snapshot = Snapshot(directory, pinned)
         try:
             sizes = self._list(pinned)
-        except self._failures as failure:
+        except self._errors.failures as failure:
             self._check_complete(directory, failure)
             return snapshot
         chosen = weight_files(self._kind, sizes)
@@ -92,26 +97,21 @@ class _Download:
             self._get(file, root.name)
         return snapshot
 
-    @property
-    def _failures(self) -> tuple[type[BaseException], ...]:
-        """Errors of requests and downloads; httpx's are not OSErrors."""
-        return (OSError, self._hub.errors.HTTPError)
-
     def _config(self) -> Path:
         """The config file at the commit that the revision is now."""
         try:
-            return self._request(self._kind.config_file, self._name.revision or _MAIN)
+            return self._request(self._kind.config_file, self._name.revision or MAIN)
         except self._hub.errors.RemoteEntryNotFoundError:
             raise self._error(self._what_it_holds()) from None
-        except self._failures as error:
-            raise self._error(self._explanation(error)) from error
+        except self._errors.failures as error:
+            raise self._error(self._errors.explain(error)) from error
 
     def _get(self, file: str, commit: str) -> Path:
         """Path of a file in the cache, downloaded if necessary."""
         try:
             return self._request(file, commit)
-        except self._failures as error:
-            raise self._error(f"{file}: {self._explanation(error)}") from error
+        except self._errors.failures as error:
+            raise self._error(f"{file}: {self._errors.explain(error)}") from error
 
     def _request(self, file: str, revision: str) -> Path:
         path = self._name.file(file)
@@ -135,9 +135,11 @@ class _Download:
             try:
                 weight_file_names(directory)
             except CheckpointError:
-                raise self._error(f"only a part of it has been downloaded, and {self._why(failure)}") from failure
+                raise self._error(
+                    f"only a part of it has been downloaded, and {self._errors.why(failure)}"
+                ) from failure
         elif not weight_files(self._kind, [path.name for path in directory.iterdir()]):
-            raise self._error(f"only a part of it has been downloaded, and {self._why(failure)}") from failure
+            raise self._error(_PART.format(self._errors.why(failure))) from failure
 
     def _check_space(self, directory: Path, files: Sequence[str], sizes: dict[str, int | None]) -> None:
         """Raises an error before a download that the disk has no space for."""
@@ -145,8 +147,8 @@ class _Download:
         free = shutil.disk_usage(directory).free
         if needed > free:
             raise self._error(
-                f"the download needs {format_bytes(needed)}, and {format_bytes(free)} are free at {self._cache}; "
-                "free some space, or set HF_HOME to another directory"
+                f"the download needs {format_bytes(needed)}, and {format_bytes(free)} are free at "
+                f"{self._errors.cache}; free some space, or set HF_HOME to another directory"
             )
 
     def _named_in(self, index: Path) -> dict[str, str]:
@@ -159,8 +161,8 @@ class _Download:
         """Explains why the directory has no config of this kind."""
         file = self._kind.config_file
         try:
-            files = self._list(replace(self._name, revision=self._name.revision or _MAIN))
-        except self._failures:
+            files = self._list(replace(self._name, revision=self._name.revision or MAIN))
+        except self._errors.failures:
             return f"has no {file}"
         if self._kind is Kind.MODEL and Kind.ADAPTER.config_file in files:
             return f"has no {file}: it is an adapter; expected its base model"
@@ -173,65 +175,5 @@ class _Download:
             return f"has no {file}; GGUF files ({some(gguf)}) are not supported"
         return f"has no {file}; expected the {self._kind.value} itself, in the format of Hugging Face"
 
-    @property
-    def _cache(self) -> str:
-        return str(self._hub.constants.HF_HUB_CACHE)
-
     def _error(self, reason: str) -> AdaptrtError:
         return self._kind.error(f"{self._name.without_prefix}: {reason}")
-
-    def _explanation(self, error: BaseException) -> str:
-        """Why a request or download failed, and what the user can do."""
-        errors = self._hub.errors
-        if isinstance(error, errors.LocalEntryNotFoundError):
-            cause = error.__cause__
-            if isinstance(cause, errors.OfflineModeIsEnabled) or cause is None:
-                return "is not in the local cache, and HF_HUB_OFFLINE forbids downloads"
-            return self._explanation(cause)
-        return self._why(error)
-
-    def _why(self, error: BaseException) -> str:
-        errors, repository = self._hub.errors, self._name.repository
-        page = f"{self._hub.constants.ENDPOINT}/{repository}"
-        reasons: tuple[tuple[type[BaseException], Callable[[], str]], ...] = (
-            (errors.OfflineModeIsEnabled, lambda: "HF_HUB_OFFLINE forbids downloads"),
-            (
-                errors.GatedRepoError,
-                lambda: f"the repository is gated: accept its terms at {page}, and set HF_TOKEN or run hf auth login",
-            ),
-            (errors.DisabledRepoError, lambda: f"the Hub has disabled the repository; see {page}"),
-            (errors.RevisionNotFoundError, lambda: f"the repository has no revision '{self._name.revision or _MAIN}'"),
-            (
-                errors.RepositoryNotFoundError,
-                lambda: (
-                    f"there is no local path '{self._name.without_prefix}', and no repository {page} that is "
-                    "public; a private one needs HF_TOKEN or hf auth login"
-                ),
-            ),
-            (errors.HfHubHTTPError, lambda: self._of_status(error)),
-            (errors.FileMetadataError, lambda: f"{self._hub.constants.ENDPOINT} does not answer like the Hub: {error}"),
-            (OSError, lambda: self._of_file(error)),
-        )
-        for kind, reason in reasons:
-            if isinstance(error, kind):
-                return reason()
-        return (
-            f"the connection to {self._hub.constants.ENDPOINT} failed ({first_line(error)}); check the network and "
-            "try again, the download continues where it stopped"
-        )
-
-    def _of_status(self, error: Any) -> str:
-        status = error.response.status_code
-        advice = {
-            401: "the Hub does not accept the token; check HF_TOKEN, or run hf auth login",
-            403: "the token may not read the repository; check the token's rights",
-            429: "the Hub limits the number of requests; wait a few minutes, or set HF_TOKEN",
-        }
-        return advice.get(status, f"the Hub answers {status}; try again later ({first_line(error)})")
-
-    def _of_file(self, error: Any) -> str:
-        if error.errno in _FULL:
-            return f"the disk of {self._cache} is full; free some space, or set HF_HOME to another directory"
-        if error.errno in _NOT_WRITABLE:
-            return f"{self._cache} cannot be written ({error.strerror}); set HF_HOME to another directory"
-        return f"the download failed ({first_line(error)}); try again"

@@ -18,10 +18,14 @@ class Lease:
         """Raises OSError if the file cannot be opened."""
         self._file = mark_in_use(file)
 
+    def release(self) -> None:
+        """Ends the mark; the files may be deleted from now on."""
+        if self._file is not None:
+            self._file.close()
+
     def __del__(self) -> None:
-        with contextlib.suppress(AttributeError):
-            if self._file is not None:
-                self._file.close()
+        with contextlib.suppress(AttributeError):  # the file could not be opened
+            self.release()
 
     def __getstate__(self) -> dict[str, None]:
         return {"_file": None}

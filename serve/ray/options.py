@@ -27,6 +27,7 @@ _NOT_HERE: Final = {
     "body_seconds": "Serve's proxies hold the connections",
     "keep_alive_seconds": "Serve's proxies hold the connections: keep_alive_timeout_s of http_options",
     "write_seconds": "Serve's proxies hold the connections",
+    "allowed_adapter_sources": "replicas load adapters only from below their own adapter roots",
     "kv_cache_dir": "only one server may use its file, and there are several replicas",
     "kv_cache_dir_bytes": "only one server may use its file, and there are several replicas",
 }

@@ -7,7 +7,6 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final
 
 from ray import serve
@@ -15,9 +14,11 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
+from ..adapters import roots_of
 from ..app import make_app
 from ..async_executor import AsyncExecutor
 from ..command import make_executor, options_of
+from ..options import ServerOptions
 from ..service import Service
 from .adapter_changes import AdapterChange, Outcome, Refusal
 from .affinity import group_of
@@ -97,9 +98,10 @@ class Replica:
         return adapters
 
     def _make_adapters(
-        self, executor: AsyncExecutor, roots: Sequence[Path], reserved: frozenset[str]
+        self, executor: AsyncExecutor, options: ServerOptions, reserved: frozenset[str]
     ) -> SharedAdapters:
-        return SharedAdapters(executor, roots, reserved, self._name, self._change_all, self._mark_present)
+        local, remote = roots_of(options)
+        return SharedAdapters(executor, local, reserved, self._name, self._change_all, self._mark_present, remote)
 
     async def _change_all(self, change: AdapterChange) -> Refusal | None:
         refusal: Refusal | None = await self._coordinator.change.remote(change)

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Final
 
 from ..._core import AdaptrtError, Request
+from ...formats.sources import Source
 from ..adapters import ServedAdapters, unknown_adapter
 from ..async_executor import AsyncExecutor, Generation
 from ..errors import ApiError
+from ..remote_adapters import RemoteAdapters
 from ..work import WorkKind
 from .adapter_changes import AdapterChange, ChangeLog, Outcome, Refusal
 
@@ -29,9 +31,10 @@ class SharedAdapters(ServedAdapters):
         replica: str,
         change_all: Callable[[AdapterChange], Awaitable[Refusal | None]],
         mark_present: Callable[[str], Awaitable[None]],
+        remote: RemoteAdapters | None = None,
     ) -> None:
         """change_all: makes a change at all replicas. mark_present: tells the router that an adapter is used here."""
-        super().__init__(executor, roots, reserved)
+        super().__init__(executor, roots, reserved, remote)
         self._replica = replica
         self._change_all = change_all
         self._mark_present = mark_present
@@ -49,7 +52,11 @@ class SharedAdapters(ServedAdapters):
         """Ends the start: every replica starts with the adapters that are known now."""
         self._initial = frozenset(adapter.name for adapter in self.list())
 
-    async def load(self, name: str, path: str, *, replace: bool = False, pinned: bool = False) -> None:
+    async def resolve(self, name: str, path: str, *, replace: bool) -> str:
+        """Returns the path: names of stores are not accepted, because replicas would download them one by one."""
+        return path
+
+    async def load(self, name: str, path: str | Source, *, replace: bool = False, pinned: bool = False) -> None:
         """Does what ServedAdapters.load does at all replicas."""
         directory = await self.directory_to_load(name, path, replace=replace)
         await self._change(AdapterChange(name, str(directory), replace, pinned, is_initial=name in self._initial))

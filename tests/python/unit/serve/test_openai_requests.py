@@ -96,6 +96,9 @@ class Adapters:
     def is_from(self, name: str, path: str) -> bool:
         return (name, path) == ("a", "/adapters/a")
 
+    async def resolve(self, name: str, path: str, *, replace: bool) -> str:
+        return path
+
     async def load(self, name: str, path: str) -> None:
         self.loaded.append((name, path))
 

@@ -352,3 +352,36 @@ async def _drop(_: Any) -> None:
 )
 def test_a_client_without_a_key_is_its_address(host: str, name: str) -> None:
     assert peer_client(host) == name
+
+
+def test_a_running_call_is_stopped_when_its_last_caller_leaves() -> None:
+    async def body() -> None:
+        work, begun, ended = Work(ServerLimits()), 0, 0
+
+        def wait(name: str, stop: threading.Event) -> str:
+            nonlocal begun, ended
+            begun += 1
+            assert stop.wait(SECONDS)
+            ended += 1
+            return name
+
+        with client("a"):
+            first = asyncio.create_task(work.run_stoppable(WorkKind.DOWNLOADS, "x", wait, "x"))
+        with client("b"):
+            second = asyncio.create_task(work.run_stoppable(WorkKind.DOWNLOADS, "x", wait, "x"))
+        await until(lambda: begun == 1)
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        assert ended == 0
+        second.cancel()
+        await asyncio.gather(second, return_exceptions=True)
+        # A new call does not join the one that ends.
+        third = asyncio.create_task(work.run_stoppable(WorkKind.DOWNLOADS, "x", wait, "x"))
+        await until(lambda: begun == 2)
+        assert ended == 1
+        await work.close()
+        with pytest.raises(adaptrt.ExecutorClosedError):
+            await third
+        assert ended == 2
+
+    run(body)

@@ -122,7 +122,7 @@ def test_serve_takes_names(hub: FakeHub, saved: Path) -> None:
     assert hub.asked == ["org/poet"]  # the model comes when the flags are known to be right
     args = parser.parse_args(["org/model", "--lora_modules", "a=org/none", "b=gs://x/y", "--adapter_root", "org/loras"])
     with pytest.raises(
-        ConfigError, match="adapter_root is 'org/loras'; expected a directory; names of the Hub"
+        ConfigError, match="adapter_root is 'org/loras'; expected a directory or s3://BUCKET/PREFIX; names of"
     ) as info:
         serve_command.options_of(args)
     assert "org/none: no such repository" in str(info.value)
