@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import threading
 import time
@@ -19,7 +18,7 @@ from ..formats.adapter.invocation import find_start, invocation_tokens
 from ..formats.adapter.one_version import one_version
 from ..formats.adapter.terms import AdapterTerms, may_have_terms
 from ..formats.sources import Source
-from ..formats.sources.base_model import other_base_model
+from ..formats.sources.base_model import warn_of_other_base
 from ..formats.sources.sum_of_names import parse_sum
 from .adapter_classifiers import AdapterClassifiers
 from .adapter_facts import ReadyAdapter
@@ -36,7 +35,6 @@ from .named_adapter import (
 )
 from .prompt_tuning import num_virtual_tokens, prompt_of_directory
 
-_LOG: Final = logging.getLogger("adaptrt")
 _NAMES_SHOWN: Final = 20
 """Maximum number of known names in the error for an unknown name."""
 _MAX_SUMS: Final = 1024
@@ -287,7 +285,7 @@ class AdapterStore:
             )
         with one_version(directory, adapter_files):
             checksum = checksum_of(name, directory)
-            self._warn_of_other_base(name, directory)
+            warn_of_other_base(name, directory, self._engine.config.source)
             task_id = self._new_task_id() if known is None else known.task_id
             adapter = NamedAdapter(name, task_id, directory, checksum, int(time.time()), lease=lease)
             if self._read_prompt(adapter) is not None:
@@ -298,14 +296,6 @@ class AdapterStore:
             config = LoraConfig(task_id, converted.weights, converted.config, replace=known is not None)
             self._classifiers.head_of(adapter)
         return adapter, config
-
-    def _warn_of_other_base(self, name: str, directory: Path) -> None:
-        source = self._engine.config.source
-        base = other_base_model(directory, source)
-        if base is not None:
-            _LOG.warning(
-                "%s: adapter '%s' was trained on %s, and the engine was built from %s", directory, name, base, source
-            )
 
     def keep(self, adapter: NamedAdapter) -> None:
         """Makes the adapter known under its name."""

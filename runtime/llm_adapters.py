@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 from .._core import AdapterError, RequestError
 from ..common.shown_value import shown
-from ..formats.sources import HubName, parse_name
+from ..formats.sources import LocalName, parse_name
 from ..formats.sources.sum_of_names import parse_sum
 from .executor import Executor
 from .memory_adapters import LoraTensors, MemoryAdapters, is_peft_model
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from peft import PeftModel
 
 Lora: TypeAlias = Union[str, os.PathLike[str], LoraTensors, "PeftModel"]
-"""Name of an adapter, a weighted sum of names, an adapter's directory or name in the Hub, or an adapter in memory."""
+"""Name of an adapter, a weighted sum of names, an adapter's directory or name in a store, or an adapter in memory."""
 
 
 class LoadedAdapters:
@@ -76,9 +76,9 @@ class LoadedAdapters:
     def _hold(self, num_texts: int, lora: Lora | Sequence[Lora | None] | None) -> HeldAdapters:
         """Returns the names of each text's adapter, and keeps unnamed adapters as long as the result.
 
-        Loads a directory or repository of the Hub under its path or name, and an adapter in memory under a name that is
-        made from its content. Raises AdapterError for other values, RequestError if a list has another length than the
-        texts, and the errors of load_lora().
+        Loads a directory, a repository of the Hub or a prefix of an object store under its path or name, and an adapter
+        in memory under a name that is made from its content. Raises AdapterError for other values, RequestError if a
+        list has another length than the texts, and the errors of load_lora().
         """
         held = HeldAdapters()
         if not isinstance(lora, Sequence) or isinstance(lora, str):
@@ -112,16 +112,22 @@ class LoadedAdapters:
         return self._loaded(lora)
 
     def _loaded(self, lora: str | os.PathLike[str]) -> str:
-        """Loads an unknown name if it is a directory or a repository of the Hub. Returns the name for requests."""
-        if isinstance(lora, str) and parse_sum(lora) is not None:
-            return lora
+        """Loads an unknown name if it is a directory, or a name in a store. Returns the name for requests."""
+        named = parse_sum(lora) if isinstance(lora, str) else None
+        if named is not None:
+            for term in named.names:
+                if not self._executor.adapters.knows(term) and _is_in_store(term):
+                    self._add(term, term)
+            return os.fspath(lora)
         path = Path(lora)
-        source: str | Path = path
-        name = str(path.absolute())
-        if not path.is_dir():
-            if not isinstance(lora, str) or not isinstance(parse_name(lora, AdapterError), HubName):
-                return os.fspath(lora)
-            source = name = lora
+        if path.is_dir():
+            return self._add(str(path.absolute()), path)
+        if isinstance(lora, str) and _is_in_store(lora):
+            return self._add(lora, lora)
+        return os.fspath(lora)
+
+    def _add(self, name: str, source: str | Path) -> str:
+        """Loads an adapter unless its name is known. Returns the name."""
         if not self._executor.adapters.knows(name):
             try:
                 self._executor.add_adapter(name, source)
@@ -130,3 +136,7 @@ class LoadedAdapters:
                 if not self._executor.adapters.knows(name):
                     raise
         return name
+
+
+def _is_in_store(name: str) -> bool:
+    return not isinstance(parse_name(name, AdapterError), LocalName)

@@ -14,6 +14,7 @@ from .._core import AdapterError, DType
 from ..formats.adapter import ConvertedAdapter, Term, check_ranks, convert_adapter, weighted_sum
 from ..formats.network.adapter_limits import AdapterLimits
 from ..formats.sources import find_adapter, find_sum
+from ..formats.sources.base_model import warn_of_other_base
 from ..formats.sources.sum_of_names import check_num_terms
 from .engine import LoadedEngine, load_engine
 
@@ -30,9 +31,12 @@ def tensors_from_peft(
     if summed is not None:
         sources = [(find_adapter(path), weight) for path, weight in summed.items()]
         terms = [(str(source), source.directory, weight) for source, weight in sources]
+        for source, _ in sources:
+            warn_of_other_base(str(source), source.directory, loaded.config.source)
         converted = sum_of_directories(terms, loaded)
     else:
         source = find_adapter(directory)  # type: ignore[arg-type]
+        warn_of_other_base(str(source), source.directory, loaded.config.source)
         converted = _converted(
             source.directory,
             loaded,

@@ -42,7 +42,7 @@ from .options import (
     num_connections,
 )
 from .places import allowed_host
-from .remote_adapters import check_packages
+from .remote_adapters import check_packages, check_root
 from .tool_calls import PARSERS
 from .vllm_flags import add_vllm_flags
 
@@ -343,8 +343,11 @@ def _allowed_sources(args: argparse.Namespace) -> tuple[AllowedSources, list[str
     """Returns the sources that clients may load from, and the problems of the flag."""
     try:
         allowed = allowed_sources(args.allowed_adapter_sources)
-        for name in [*allowed.kinds, *(root for root in args.adapter_root if isinstance(root, ObjectName))]:
+        for name in allowed.kinds:
             check_packages(name)
+        for root in args.adapter_root:
+            if isinstance(root, ObjectName):
+                check_root(root)
     except (ConfigError, AdapterError) as error:
         return AllowedSources(), [str(error)]
     return allowed, []

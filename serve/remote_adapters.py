@@ -79,6 +79,11 @@ def check_packages(name: HubName | ObjectName) -> None:
     _remote(name)
 
 
+def check_root(root: ObjectName) -> None:
+    """Raises AdapterError if a root in an object store cannot be used, unless the store cannot be reached."""
+    ObjectStore(root, Kind.ADAPTER).check()
+
+
 def _remote(name: HubName | ObjectName) -> Remote:
     if isinstance(name, ObjectName):
         return ObjectStore(name, Kind.ADAPTER)

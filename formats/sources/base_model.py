@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
+from typing import Final
 
 from ..._core import AdapterError
 from ...common.json_fields import load_json_object
 from ..adapter.recognise import CONFIG_FILE, MAX_CONFIG_BYTES
 from .grammar import HUB_PREFIX, hub_name
+
+_LOG: Final = logging.getLogger("adaptrt")
+
+
+def warn_of_other_base(name: str, adapter: Path, source: str | None) -> None:
+    """Logs a warning if an adapter was trained on another repository than the engine was built from.
+
+    name: name of the adapter. adapter: its directory. source: EngineConfig.source. Raises like other_base_model().
+    """
+    base = other_base_model(adapter, source)
+    if base is not None:
+        _LOG.warning(
+            "%s: adapter '%s' was trained on %s, and the engine was built from %s", adapter, name, base, source
+        )
 
 
 def other_base_model(adapter: Path, source: str | None) -> str | None:

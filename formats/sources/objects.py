@@ -10,6 +10,7 @@ import contextlib
 import errno
 import hashlib
 import importlib
+import logging
 import re
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +24,7 @@ from .kind import Kind
 from .remote import Listing, Watch
 from .shown import first_line
 
+_LOG: Final = logging.getLogger("adaptrt")
 _PIECE_BYTES: Final = 4 << 20
 _CONNECT_SECONDS: Final = 10
 _READ_SECONDS: Final = 60
@@ -62,6 +64,19 @@ class ObjectStore:
         for file in sorted(files):
             version.update(f"{file}\0{files[file]}\0{self._etags[file]}\0".encode())
         return Listing(version.hexdigest(), files)
+
+    def check(self) -> None:
+        """Raises kind.error if the bucket is missing or access is refused.
+
+        A store that cannot be reached raises nothing: adapters that were downloaded earlier can be served.
+        """
+        below = f"{self.name.path}/" if self.name.path else ""
+        try:
+            self._files.call_s3("list_objects_v2", Bucket=self.name.bucket, Prefix=below, MaxKeys=1)
+        except self.failures as error:
+            if not self.is_unreachable(error):
+                raise self.kind.error(f"{self.name}: {self.explain(error)}") from error
+            _LOG.warning("%s: %s", self.name, self.explain(error))
 
     def fetch(self, file: str, target: Path, watch: Watch) -> None:
         """Writes a file to `target` in pieces, all of the version that was listed."""

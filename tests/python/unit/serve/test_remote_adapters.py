@@ -11,20 +11,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import httpx
 import pytest
 from huggingface_hub import constants
 from starlette.types import Message
 
 import adaptrt
-from adaptrt.formats.sources import ObjectName, Source
+from adaptrt import AdapterError
+from adaptrt.formats.sources import ObjectName, Source, objects
 from adaptrt.formats.sources.allowed import allowed_sources
 from adaptrt.formats.sources.downloads import DownloadCache
 from adaptrt.formats.sources.remote import DownloadStoppedError
 from adaptrt.serve import adapters as served_adapters
 from adaptrt.serve.app import make_app
 from adaptrt.serve.options import ServerLimits, ServerOptions
-from adaptrt.serve.remote_adapters import RemoteAdapters
+from adaptrt.serve.remote_adapters import RemoteAdapters, check_root
 from adaptrt.serve.service import Service
 from adaptrt.serve.work import WorkKind
 from support.hub_server import Hub, hub_server
@@ -146,6 +148,20 @@ def test_adapters_are_found_below_a_root_in_a_store(place: Place, store: ObjectS
     run(place, local, roots=(place.local,))
     assert len(set(texts.values())) == 4
     run(place, remote, roots=(ROOT,))
+
+
+def test_roots_are_checked_at_the_start(store: ObjectStoreServer, caplog: pytest.LogCaptureFixture) -> None:
+    check_root(ROOT)
+    check_root(ObjectName("bucket", "empty"))
+    with pytest.raises(AdapterError, match=r"s3://nowhere/x: was not found \(The specified bucket does not exist\)"):
+        check_root(ObjectName("nowhere", "x"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+        patch.setattr(objects, "_ATTEMPTS", 1)
+        fsspec.get_filesystem_class("s3").clear_instance_cache()
+        check_root(ROOT)
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
+    assert "s3://bucket/roots: the object store cannot be reached" in caplog.text
 
 
 def test_clients_load_from_allowed_sources(place: Place, store: ObjectStoreServer) -> None:

@@ -105,7 +105,14 @@ def test_llm_and_its_adapters_by_name(hub: FakeHub, saved: Path, caplog: pytest.
         with pytest.raises(AdapterError, match="org/poet: is not a directory"):
             llm.executor.add_adapter("path", Path("org/poet"))
         engine = llm.executor.engine
+        caplog.clear()
         named = LoraConfig.from_peft(1, "org/poet:0.5+org/loras/shout:0.25", engine)
+        assert [record.getMessage().split(", and")[0] for record in caplog.records] == [
+            f"{saved / 'shout'}: adapter 'org/loras/shout' was trained on org/other"
+        ]
+        asked = len(hub.asked)
+        assert llm.generate("hello", lora="org/loras/shout:0.5+poet:0.5", max_tokens=4).text is not None
+        assert hub.asked[asked:] == ["org/loras/shout"]
         paths = LoraConfig.from_peft(1, {saved / "poet": 0.5, str(saved / "shout"): 0.25}, engine)
         assert np.array_equal(named.weights, paths.weights)
         assert np.array_equal(LoraConfig.from_peft(1, "org/poet", engine).weights,
