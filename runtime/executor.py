@@ -10,7 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from .. import _core
 from .._core import (
@@ -36,17 +36,21 @@ from .native_engine import NativeEngine
 from .orchestrator.mode import num_ranks_at, orchestrator_of, without_parallel_config
 from .orchestrator.workers import Workers
 from .prompt_tuning import behind_virtual_tokens
-from .rank_executor import RankExecutor
 from .ranks import rank_in
 
+if TYPE_CHECKING:
+    _CoreType = type
+else:
+    _CoreType = type(_core.Executor)
 
-class Executor(_core.Executor):
-    """Runs requests on an engine with in-flight batching. As a context manager, shuts down at its end."""
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Returns a RankExecutor on the ranks other than 0 of an engine that MPI runs."""
+class ExecutorType(_CoreType):
+    """Chooses the kind of an executor when it is made."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Makes a RankExecutor on the ranks other than 0 of an engine that MPI runs, else an object of the class."""
         if orchestrator_of(_config_in(args, kwargs)) is not None:
-            return super().__new__(cls)
+            return super().__call__(*args, **kwargs)
         model = args[0] if args else kwargs.get("model_path")
         if isinstance(model, (str, Path)) and rank_in(num_ranks_at(Path(model))) > 0:
             model = load_engine(model)
@@ -55,7 +59,11 @@ class Executor(_core.Executor):
                 model, *args[1:], **_without(kwargs, "model_path", "tokenizer", "guide_limits")
             )
             return _rank_executor(model, model_type, config)
-        return super().__new__(cls)
+        return super().__call__(*args, **kwargs)
+
+
+class Executor(_core.Executor, metaclass=ExecutorType):
+    """Runs requests on an engine with in-flight batching. As a context manager, shuts down at its end."""
 
     @overload
     def __init__(
@@ -418,8 +426,10 @@ def _without(arguments: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if name not in names}
 
 
-def _rank_executor(engine: LoadedEngine, model_type: ModelType, config: ExecutorConfig) -> RankExecutor:
+def _rank_executor(engine: LoadedEngine, model_type: ModelType, config: ExecutorConfig) -> Executor:
     """Makes the executor of a rank other than 0. Exchanges the same messages as rank 0's executor at its start."""
+    from .rank_executor import RankExecutor  # which is an Executor
+
     assert isinstance(engine, NativeEngine)
     _check_model_type(model_type, engine)
     started = engine.with_weight_memory(config.weight_memory).start(config)

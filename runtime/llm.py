@@ -38,6 +38,7 @@ from .memory_adapters import MemoryAdapters
 from .options.speculative import LookaheadDecodingConfig
 from .orchestrator.mode import with_workers
 from .pooled_texts import PooledTexts
+from .rank_executor import RankExecutor
 from .sampling_params import SamplingParams
 from .text_options import ChatOptions, TextOptions
 from .text_requests import TextRequests
@@ -92,8 +93,8 @@ class LLM(PooledTexts):
             accepted with the values that ask for what happens anyway (docs/from-vllm.md).
 
         This process starts workers that run an engine of several ranks. If MPI started the process, every MPI process
-        makes the LLM instead. On ranks other than 0 the constructor then never returns: the process follows rank 0 and
-        exits when rank 0 has shut down.
+        makes the LLM instead. On ranks other than 0, executor.can_enqueue_requests() is then False, methods for texts
+        raise RequestError, and shutdown() and the end of the process wait until rank 0 has shut down.
 
         Raises ConfigError if the tokenizer is missing or cannot be read, and the errors of engine_for and Executor.
         """
@@ -115,20 +116,25 @@ class LLM(PooledTexts):
         of_model = engine.config.pretrained_config
         tokenizer_of_model = read_tokenizer(path, of_model.eos_token_id, of_model.vocab_size)
         executor = Executor(engine, engine.model_type, with_workers(config, engine), tokenizer=path)
-        if not executor.can_enqueue_requests():
-            executor.shutdown()
-            sys.exit()
         self._executor = executor
         self._memory = MemoryAdapters()
         self._unnamed = UnnamedAdapters(executor, self._memory)
-        tokenizers = Tokenizers(tokenizer_of_model, executor.adapters)
-        self._requests = TextRequests(executor, tokenizers, self._recommended)
         self._has_warned = False
+        if isinstance(executor, RankExecutor):
+            return  # its methods raise RequestError
+        tokenizers = Tokenizers(tokenizer_of_model, executor.adapters)
+        self._text_requests = TextRequests(executor, tokenizers, self._recommended)
         # One thread per request that can run at a time. The executor starts requests in the order of arrival, so the
         # running ones have the threads.
         self._workers = ThreadPoolExecutor(
             self._executor.engine_info.max_batch_size, thread_name_prefix="adaptrt-answers"
         )
+
+    @property
+    def _requests(self) -> TextRequests:
+        if isinstance(self._executor, RankExecutor):
+            raise self._executor.refusal("a method of LLM")
+        return self._text_requests
 
     @property
     def executor(self) -> Executor:
@@ -423,7 +429,8 @@ class LLM(PooledTexts):
     def shutdown(self) -> None:
         """Shuts the executor down."""
         self._executor.shutdown()
-        self._workers.shutdown()
+        if not isinstance(self._executor, RankExecutor):
+            self._workers.shutdown()
         self._memory.close()
 
     def __enter__(self) -> LLM:

@@ -15,7 +15,10 @@ from .text_requests import PooledAnswer, TextRequests
 class PooledTexts(LoadedAdapters):
     """Part of LLM that embeds and classifies texts."""
 
-    _requests: TextRequests
+    @property
+    def _requests(self) -> TextRequests:
+        """Makes requests. Raises RequestError on ranks other than 0."""
+        raise NotImplementedError
 
     @overload
     def embed(  # type: ignore[overload-overlap]

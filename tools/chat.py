@@ -57,6 +57,8 @@ def run(args: argparse.Namespace) -> int:
     sampling = _sampling_of(args)
     options = engine_flags.engine_options_of(args)
     with LLM(args.model, weight_memory=args.weight_memory, engine_options=options) as llm:
+        if not llm.executor.can_enqueue_requests():
+            return 0  # rank 0 reads the lines
         llm.chat_template(args.lora)  # Raises an error early if the model has no chat template.
         chat = Chat(llm, lora=args.lora, system=args.system, max_tokens=args.max_tokens, sampling=sampling)
         is_terminal = sys.stdin.isatty() and sys.stdout.isatty()

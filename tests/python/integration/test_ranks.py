@@ -17,6 +17,7 @@ from adaptrt.builder.build import build
 from adaptrt.builder.conversion.convert import convert_checkpoint
 from support.cut_models import CONFIG, FLOAT32_TOLERANCE, Cut, check_crowds, prompt_of
 from support.models import Reference
+from support.pooled import save_word_tokenizer
 from support.ranks import answers_of_ranks, mpirun, ranks_of
 
 # As in test_families.py, where the reason is; sums over ranks are in another order once more.
@@ -171,6 +172,33 @@ with adaptrt.Executor(sys.argv[1], adaptrt.ModelType.DECODER_ONLY, adaptrt.Execu
     assert said.count("REFUSED") == 2
     assert "TOKENS" in said
     assert "FOLLOWER enqueue_request is called on rank 1 of 2; accepted: on rank 0" in said
+
+
+def test_llm_returns_on_every_rank(granite: Cut, tmp_path: Path) -> None:
+    save_word_tokenizer(tmp_path, 60, end=False)
+    script = tmp_path / "llm.py"
+    script.write_text(
+        """
+import sys
+import adaptrt
+from support.ranks import say
+with adaptrt.LLM(sys.argv[1], tokenizer=sys.argv[2]) as llm:
+    assert isinstance(llm.executor, adaptrt.Executor)
+    if llm.executor.can_enqueue_requests():
+        say("TOKENS", len(llm.generate([5, 6], adaptrt.SamplingParams(max_tokens=3, ignore_eos=True)).token_ids))
+    else:
+        for call in (lambda: llm.generate("t1"), lambda: llm.embed("t1"), llm.list_loras):
+            try:
+                call()
+            except adaptrt.RequestError as error:
+                say("FOLLOWER", error)
+say("ENDED")
+"""
+    )
+    said = mpirun(2, script, granite.engine(2), tmp_path).stdout
+    assert "TOKENS 3" in said
+    assert said.count("is called on rank 1 of 2; accepted: on rank 0") == 3
+    assert said.count("ENDED") == 2
 
 
 @pytest.mark.parametrize("sizes", ["short", "long"])

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import adaptrt
 from adaptrt._core import EngineError, RequestError
 from adaptrt.runtime import rank_executor
 from adaptrt.runtime.rank_executor import RankExecutor
@@ -68,13 +69,17 @@ def test_the_end_waits_for_rank_0(end: Callable[[RankExecutor], None], follow: F
     executor = follow(serve_rank)
     with ThreadPoolExecutor(1) as threads:
         ended = threads.submit(end, executor)
-        assert executor.is_alive()
+        assert executor.is_alive
         assert not executor.can_enqueue_requests()
+        assert isinstance(executor, adaptrt.Executor)
+        for name in ("enqueue_request", "adapters", "engine", "add_adapter", "engine_info"):
+            with pytest.raises(RequestError, match=f"{name} is called on rank 1 of 2; accepted: on rank 0"):
+                getattr(executor, name)
         with pytest.raises(TimeoutError):
             ended.result(0.2)
         is_over.set()
         assert ended.result(SECONDS) is None
-    assert not executor.is_alive()
+    assert not executor.is_alive
     assert given == [("engine", "communicator")]
 
 
