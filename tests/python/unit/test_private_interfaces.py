@@ -99,8 +99,9 @@ def test_instance_attributes_are_there(package: str, user: str, place: str, word
 
 @pytest.mark.parametrize("package", ["uvicorn", "jinja2", "ray"])
 def test_versions_have_an_upper_bound_and_are_within_it(package: str) -> None:
-    extras = tomllib.loads(PYPROJECT.read_text())["project"]["optional-dependencies"]
-    requirements = [Requirement(text) for texts in extras.values() for text in texts]
+    project = tomllib.loads(PYPROJECT.read_text())["project"]
+    groups = [project["dependencies"], *project["optional-dependencies"].values()]
+    requirements = [Requirement(text) for group in groups for text in group]
     bounds = {requirement.specifier for requirement in requirements if requirement.name == package}
     assert len(bounds) == 1, "all extras name the same versions"
     (bound,) = bounds
