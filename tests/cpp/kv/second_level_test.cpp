@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "adaptrt/kv/block_pool.h"
+#include "adaptrt/kv/sequence_memory.h"
 #include "pools.h"
 
 namespace adaptrt::testing::second_level_test {
@@ -115,6 +116,32 @@ BOOST_AUTO_TEST_CASE(what_is_evicted_is_onboarded) {
   BOOST_TEST(stats.reused_tokens == 16);
   BOOST_TEST(stats.alloc_new_blocks == 5 + 5 + 1);
   BOOST_TEST(stats.second_level->used_num_blocks == 9);
+}
+
+BOOST_AUTO_TEST_CASE(sequence_memory_starts_from_the_second_level_too) {
+  MemoryLevel level;
+  SequenceMemoryPool pool(
+      {.num_blocks = 5, .tokens_per_block = kTokensPerBlock, .second_level = {.level = &level}});
+  SequenceMemory memory;
+  const auto compute = [&](const std::vector<std::int32_t>& tokens) {
+    BOOST_TEST_REQUIRE(pool.try_grow(memory, static_cast<std::int32_t>(tokens.size())));
+    for (const BlockId block : memory.blocks()) level.pool_content[block] = 1;
+    pool.keep(memory, static_cast<std::int32_t>(tokens.size()));
+    pool.share(memory, {.tokens = tokens});
+    pool.release(memory);
+  };
+  const auto tokens = counting(17);
+  compute(tokens);
+  compute(counting(20, 50));  // evicts all of it
+  BOOST_TEST(pool.find_prefix({.tokens = tokens}).num_tokens == 0);
+  const auto none_is_read = [](BlockId) { return false; };
+  const auto all_are_read = [](BlockId) { return true; };
+  static_cast<void>(pool.reuse_prefix(memory, {.tokens = tokens}, all_are_read));
+  BOOST_TEST(memory.num_computed == 0);
+  static_cast<void>(pool.reuse_prefix(memory, {.tokens = tokens}, none_is_read));
+  BOOST_TEST(memory.num_computed == 16);
+  BOOST_TEST(pool.check_invariants(memory).empty());
+  pool.release(memory);
 }
 
 BOOST_AUTO_TEST_CASE(one_token_is_left_to_compute) {
