@@ -132,14 +132,15 @@ RequestStats describe(const ActiveRequest& request, std::int64_t step, bool is_c
   std::int32_t num_steps = 0;  // steps that gave a token
   for (const auto& sequence : request.sequences()) {
     stats.context_prefill_position =
-        std::max(stats.context_prefill_position, std::min(sequence->num_computed, sequence->prompt_length));
+        std::max(stats.context_prefill_position, std::min(sequence->num_computed(), sequence->prompt_length));
     stats.num_generated_tokens += sequence->num_generated();
     num_steps = std::max(num_steps, sequence->num_decoding_steps());
     stats.paused = stats.paused || sequence->paused;
-    const CrossCounts& cross = sequence->cross_counts;
-    stats.alloc_new_blocks_per_request += sequence->table.alloc_new_blocks + cross.alloc_new_blocks;
-    stats.reused_blocks_per_request += sequence->table.reused_blocks + cross.reused_blocks;
-    stats.missed_blocks_per_request += sequence->table.missed_blocks + cross.missed_blocks;
+    const BlockTable& table = sequence->memory.table;
+    const CrossCounts& cross = sequence->memory.cross_counts;
+    stats.alloc_new_blocks_per_request += table.alloc_new_blocks + cross.alloc_new_blocks;
+    stats.reused_blocks_per_request += table.reused_blocks + cross.reused_blocks;
+    stats.missed_blocks_per_request += table.missed_blocks + cross.missed_blocks;
   }
   stats.alloc_total_blocks_per_request = stats.alloc_new_blocks_per_request + stats.reused_blocks_per_request;
   if (num_steps > 0) {

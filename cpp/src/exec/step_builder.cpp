@@ -36,8 +36,8 @@ StepInput StepBuilder::build(const StepPlan& plan) {
   std::size_t max_blocks = 0;
   std::size_t max_later = 0;  // the scheduler made room for all blocks that a sequence can need
   for (const auto& entry : plan.entries) {
-    max_blocks = std::max(max_blocks, entry.sequence->table.blocks.size());
-    max_later = std::max(max_later, entry.sequence->table.blocks.capacity());
+    max_blocks = std::max(max_blocks, entry.sequence->memory.blocks().size());
+    max_later = std::max(max_later, entry.sequence->memory.blocks().capacity());
   }
   block_tables_.reserve(plan.entries.size() * max_later);
   block_tables_.assign(plan.entries.size() * max_blocks, kNoBlock);
@@ -57,7 +57,7 @@ StepInput StepBuilder::build(const StepPlan& plan) {
     prompt_lengths_.push_back(entry.sequence->prompt_length);
     adapters_.push_back(entry.sequence->device_adapter());
     adapters_from_.push_back(entry.sequence->adapter_from);
-    std::ranges::copy(entry.sequence->table.blocks, block_table);
+    std::ranges::copy(entry.sequence->memory.blocks(), block_table);
     block_table += static_cast<std::ptrdiff_t>(max_blocks);
   }
 
@@ -78,17 +78,17 @@ StepInput StepBuilder::build(const StepPlan& plan) {
   input.given_embeddings = given_embeddings_;
   input.copies_from = copies_from_;
   input.copies_to = copies_to_;
-  if (!plan.entries.empty() && plan.entries.front().sequence->cross) add_encoder_inputs(plan, input);
+  if (!plan.entries.empty() && plan.entries.front().sequence->memory.cross) add_encoder_inputs(plan, input);
   return input;
 }
 
 void StepBuilder::add_encoder_inputs(const StepPlan& plan, StepInput& input) {
   std::size_t max_blocks = 0;
   for (const auto& entry : plan.entries) {
-    max_blocks = std::max(max_blocks, entry.sequence->cross->blocks().size());
+    max_blocks = std::max(max_blocks, entry.sequence->memory.cross->blocks().size());
   }
   const auto add_table = [&](const Sequence& sequence, std::vector<std::int32_t>& tables) {
-    const std::vector<BlockId>& blocks = sequence.cross->blocks();
+    const std::vector<BlockId>& blocks = sequence.memory.cross->blocks();
     tables.insert(tables.end(), blocks.begin(), blocks.end());
     tables.insert(tables.end(), max_blocks - blocks.size(), kNoBlock);
   };

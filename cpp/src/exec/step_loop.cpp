@@ -28,12 +28,6 @@ std::shared_ptr<KVCacheEventManager> make_events(const KvCacheConfig& config, co
   return std::make_shared<KVCacheEventManager>(config.event_buffer_max_size, engine.max_seq_len);
 }
 
-std::unique_ptr<CrossBlockPool> make_cross_pool(std::int32_t num_blocks, const EngineInfo& engine,
-                                                const KvCacheConfig& config) {
-  if (num_blocks == 0) return nullptr;
-  return std::make_unique<CrossBlockPool>(num_blocks, engine.tokens_per_block, config.enable_block_reuse);
-}
-
 PartialReuse partial_reuse_of(const KvCacheConfig& config) {
   if (!config.enable_partial_reuse) return PartialReuse::kNone;
   return config.copy_on_partial_reuse ? PartialReuse::kCopy : PartialReuse::kTakeOver;
@@ -46,7 +40,6 @@ StepLoop::StepLoop(Engine& engine, const ExecutorConfig& config, std::int32_t nu
                    RequestQueue& queue, ResponseBoard& board, Statistics& statistics, StepObserver observer)
     : engine_(engine),
       has_device_memory_(engine.free_device_memory().has_value()),
-      num_cross_kv_blocks_(num_cross_kv_blocks),
       lora_cache_(lora_cache),
       draft_target_(draft_target),
       queue_(queue),
@@ -55,13 +48,16 @@ StepLoop::StepLoop(Engine& engine, const ExecutorConfig& config, std::int32_t nu
       observer_(std::move(observer)),
       events_(make_events(config.kv_cache_config, engine.info())),
       second_level_(make_second_level(config.kv_cache_config, engine, num_kv_blocks)),
-      block_pool_(num_kv_blocks, engine.info().tokens_per_block, config.kv_cache_config.enable_block_reuse,
-                  events_.get(), partial_reuse_of(config.kv_cache_config),
-                  {.level = second_level_.get(),
-                   .min_priority = config.kv_cache_config.secondary_offload_min_priority.value_or(0)}),
-      cross_pool_(make_cross_pool(num_cross_kv_blocks, engine.info(), config.kv_cache_config)),
-      scheduler_(config.scheduler_config, limits_of(config, engine.info()), block_pool_, lora_cache,
-                 cross_pool_.get()),
+      memory_({.num_blocks = num_kv_blocks,
+               .tokens_per_block = engine.info().tokens_per_block,
+               .num_cross_blocks = num_cross_kv_blocks,
+               .enable_block_reuse = config.kv_cache_config.enable_block_reuse,
+               .partial_reuse = partial_reuse_of(config.kv_cache_config),
+               .events = events_.get(),
+               .second_level = {.level = second_level_.get(),
+                                .min_priority =
+                                    config.kv_cache_config.secondary_offload_min_priority.value_or(0)}}),
+      scheduler_(config.scheduler_config, limits_of(config, engine.info()), memory_, lora_cache),
       step_builder_(scheduler_.limits().max_rows_with_drafts),
       token_step_(engine.info()),
       weight_bytes_read_(engine.weight_placement().value_or(WeightPlacement{}).bytes_read) {}
@@ -117,7 +113,7 @@ void StepLoop::end_overdue() {
 
 void StepLoop::step() {
   const auto begin = Clock::now();
-  block_pool_.set_time(begin);
+  memory_.set_time(begin);
   draft_with_engine();
   scheduler_.plan(plan_);
   for (Sequence* sequence : plan_.paused) release_drafts_of(*sequence);
@@ -289,8 +285,7 @@ void StepLoop::flush_events() {
 
 void StepLoop::observe(const StepPlan* plan) const {
   if (!observer_) return;
-  observer_(plan, scheduler_, block_pool_, lora_cache_,
-            draft_target_ != nullptr ? &draft_target_->engine() : nullptr);
+  observer_(plan, scheduler_, lora_cache_, draft_target_ != nullptr ? &draft_target_->engine() : nullptr);
 }
 
 void StepLoop::post(ActiveSequence& sequence, FinishReason reason) {
@@ -332,7 +327,7 @@ void StepLoop::remove_ended() {
 
 void StepLoop::keep_blocks() {
   try {
-    block_pool_.offload_all(Clock::now() + kMostTimeToKeepBlocks);
+    memory_.offload_all(Clock::now() + kMostTimeToKeepBlocks);
   } catch (const std::exception&) {  // the second level is only a cache
   }
 }

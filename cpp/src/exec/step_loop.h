@@ -11,8 +11,8 @@
 #include "active_request.h"
 #include "adaptrt/engine/engine.h"
 #include "adaptrt/exec/executor.h"
-#include "adaptrt/kv/block_pool.h"
 #include "adaptrt/kv/kv_cache_events.h"
+#include "adaptrt/kv/sequence_memory.h"
 #include "adaptrt/kv_file/kv_file_level.h"
 #include "adaptrt/lora/lora_cache.h"
 #include "adaptrt/sched/scheduler.h"
@@ -48,10 +48,12 @@ class StepLoop {
   }
   /// nullptr without KvCacheConfig::event_buffer_max_size.
   [[nodiscard]] const std::shared_ptr<KVCacheEventManager>& events() const { return events_; }
-  [[nodiscard]] std::int32_t num_kv_blocks() const { return block_pool_.num_blocks(); }
+  [[nodiscard]] std::int32_t num_kv_blocks() const { return memory_.num_blocks(); }
   /// 0 for an engine without an encoder.
-  [[nodiscard]] std::int32_t num_cross_kv_blocks() const { return num_cross_kv_blocks_; }
-  [[nodiscard]] bool has_second_level() const { return block_pool_.has_second_level(); }
+  [[nodiscard]] std::int32_t num_cross_kv_blocks() const {
+    return memory_.has_encoder() ? memory_.cross_pool()->num_blocks() : 0;
+  }
+  [[nodiscard]] bool has_second_level() const { return memory_.has_second_level(); }
 
  private:
   /// Returns false when it is time to stop.
@@ -100,7 +102,6 @@ class StepLoop {
 
   Engine& engine_;
   const bool has_device_memory_;
-  const std::int32_t num_cross_kv_blocks_;
   LoraCache* lora_cache_;
   DraftTarget* draft_target_;
   RequestQueue& queue_;
@@ -110,8 +111,7 @@ class StepLoop {
 
   std::shared_ptr<KVCacheEventManager> events_;
   std::unique_ptr<KvFileLevel> second_level_;  // nullptr if there is none
-  BlockPool block_pool_;
-  std::unique_ptr<CrossBlockPool> cross_pool_;  // nullptr if the engine has no encoder
+  SequenceMemoryPool memory_;
   Scheduler scheduler_;
   StepBuilder step_builder_;
   TokenStep token_step_;

@@ -38,8 +38,8 @@ IterationStats StepLoop::take_iteration_stats(Clock::time_point begin) {
   stats.num_new_active_requests = num_started_;
   stats.num_queued_requests = static_cast<std::int32_t>(queue_.num_queued());
   stats.max_num_active_requests = scheduler_.limits().max_batch_size;
-  stats.kv_cache_stats = block_pool_.stats();
-  if (cross_pool_) stats.cross_kv_cache_stats = cross_pool_->stats();
+  stats.kv_cache_stats = memory_.block_pool().stats();
+  if (memory_.has_encoder()) stats.cross_kv_cache_stats = memory_.cross_pool()->stats();
   if (stats.spec_decoding_stats) {
     stats.spec_decoding_stats->iter_latency_ms =
         std::chrono::duration<double, std::milli>(draft_latency_ + draft_engine_latency_).count();
@@ -47,8 +47,7 @@ IterationStats StepLoop::take_iteration_stats(Clock::time_point begin) {
         stats.spec_decoding_stats->iter_latency_ms / stats.iter_latency_ms;
   }
   stats.inflight_batching_stats->num_paused_requests = num_paused_requests();
-  std::size_t device_bytes =
-      static_cast<std::size_t>(block_pool_.num_blocks()) * engine_.info().kv_block_bytes;
+  std::size_t device_bytes = static_cast<std::size_t>(memory_.num_blocks()) * engine_.info().kv_block_bytes;
   if (lora_cache_ != nullptr) {
     const LoraCacheStats lora = lora_cache_->stats();
     stats.cpu_mem_usage += lora.host_bytes_used;

@@ -19,6 +19,9 @@ class Report {
     const std::string index = sequence.index == 0 ? "" : "." + std::to_string(sequence.index);
     violations_.push_back("sequence " + std::to_string(sequence.id) + index + " " + violation);
   }
+  void append(const Sequence& sequence, const std::vector<std::string>& violations) {
+    for (const std::string& violation : violations) check(false, sequence, violation.c_str());
+  }
   void append(const std::vector<std::string>& violations) {
     violations_.insert(violations_.end(), violations.begin(), violations.end());
   }
@@ -28,7 +31,7 @@ class Report {
   std::vector<std::string> violations_;
 };
 
-void check_running(const Scheduler& scheduler, const BlockPool& pool, Report& report) {
+void check_running(const Scheduler& scheduler, Report& report) {
   const auto running = scheduler.running();
   report.check(std::cmp_less_equal(running.size(), scheduler.limits().max_batch_size),
                "more sequences run than max_batch_size");
@@ -39,35 +42,32 @@ void check_running(const Scheduler& scheduler, const BlockPool& pool, Report& re
     report.check(Scheduler::Before{}(running[i], running[i + 1]), *running[i], "runs out of order or twice");
   }
   for (Sequence* sequence : running) {
-    const auto num_blocks = static_cast<std::int32_t>(sequence->table.blocks.size());
     report.check(sequence->state == SequenceState::kRunning, *sequence, "runs, but its state is another");
     report.check(!sequence->paused, *sequence, "runs, but is marked as paused");
     report.check(!scheduler.waiting().contains(*sequence), *sequence, "runs and waits");
     report.check((sequence->lease != nullptr) == (sequence->adapter != nullptr), *sequence,
                  "runs with an adapter and no lease, or the other way round");
-    report.check(sequence->num_computed <= sequence->num_tokens(), *sequence,
+    report.check(sequence->num_computed() <= sequence->num_tokens(), *sequence,
                  "has computed tokens that it lacks");
-    report.check(sequence->num_computed <= sequence->num_charged || !scheduler.waiting().is_fair(), *sequence,
-                 "has computed tokens that its adapter is not charged for");
-    report.check(num_blocks >= pool.blocks_for(sequence->num_computed), *sequence,
-                 "has a block table that does not cover its computed tokens");
-    report.check(num_blocks <= pool.blocks_for(sequence->max_kv_tokens()), *sequence,
+    report.check(sequence->num_computed() <= sequence->num_charged || !scheduler.waiting().is_fair(),
+                 *sequence, "has computed tokens that its adapter is not charged for");
+    const std::int32_t most_blocks = scheduler.memory().blocks_for(sequence->max_computed_tokens());
+    report.check(sequence->memory.num_blocks() <= most_blocks, *sequence,
                  "has more blocks than it can ever need");
-    report.check(sequence->table.num_indexed <= num_blocks, *sequence, "has indexed more blocks than it has");
     report.check(sequence->num_generated() <= sequence->max_tokens, *sequence,
                  "has generated more than max_tokens");
     report.check(sequence->num_forks >= 0, *sequence, "has been forked more often than it may");
   }
 }
 
-void check_beams(const Scheduler& scheduler, const BlockPool& pool, Report& report) {
+void check_beams(const Scheduler& scheduler, Report& report) {
   for (const auto& sequences :
        {scheduler.waiting().list(), {scheduler.running().begin(), scheduler.running().end()}}) {
     for (const Sequence* sequence : sequences) {
       report.check(!sequence->is_beam || sequence->times_paused == 0, *sequence, "is a beam and was paused");
     }
   }
-  report.check(scheduler.num_kept_blocks() <= pool.num_available(),
+  report.check(scheduler.num_kept_blocks() <= scheduler.memory().num_available(),
                "more blocks are kept for beams than available");
 }
 
@@ -91,33 +91,29 @@ void check_beams_of_requests(const Scheduler& scheduler, Report& report) {
 }
 
 /// Checks the copies that the next step makes.
-void check_copies(const Scheduler& scheduler, const BlockPool& pool, Report& report) {
+void check_copies(const Scheduler& scheduler, Report& report) {
   std::set<BlockId> targets;
   for (const PlannedCopy& copy : scheduler.pending_copies()) {
     const Sequence& sequence = *copy.sequence;
-    const BlockId to = copy.blocks.to;
-    const auto block = static_cast<std::size_t>(sequence.num_computed / pool.tokens_per_block());
     report.check(sequence.state == SequenceState::kRunning, sequence, "awaits a copy and does not run");
-    report.check(block < sequence.table.blocks.size() && sequence.table.blocks[block] == to, sequence,
-                 "awaits a copy to a block that it does not write next");
-    report.check(pool.num_users(to) == 1, sequence, "awaits a copy to a block that it shares");
-    report.check(copy.blocks.from != to, sequence, "awaits a copy of a block to itself");
-    report.check(targets.insert(to).second, sequence, "awaits two copies to one block");
+    report.append(sequence, scheduler.memory().check_invariants(sequence.memory, copy.blocks));
+    report.check(targets.insert(copy.blocks.to).second, sequence, "awaits two copies to one block");
   }
 }
 
 /// A sequence that starts within a block must have the block's earlier tokens in it.
-void check_beginnings(const StepPlan& plan, const BlockPool& pool, Report& report) {
+void check_beginnings(const StepPlan& plan, const SequenceMemoryPool& memory, Report& report) {
+  const PartialReuse partial_reuse = memory.block_pool().partial_reuse();
   for (const PlannedSequence& entry : plan.entries) {
     const Sequence& sequence = *entry.sequence;
-    if (entry.first_token % pool.tokens_per_block() == 0 ||
+    if (entry.first_token % memory.tokens_per_block() == 0 ||
         std::ranges::find(plan.started, &sequence) == plan.started.end()) {
       continue;
     }
     const bool has_copy =
         std::ranges::find(plan.copies, &sequence, &PlannedCopy::sequence) != plan.copies.end();
-    report.check(pool.partial_reuse() != PartialReuse::kNone, sequence, "starts within a block");
-    report.check(has_copy == (pool.partial_reuse() == PartialReuse::kCopy), sequence,
+    report.check(partial_reuse != PartialReuse::kNone, sequence, "starts within a block");
+    report.check(has_copy == (partial_reuse == PartialReuse::kCopy), sequence,
                  "starts within a block that is not the copy of another, or is taken over and copied");
   }
 }
@@ -127,62 +123,42 @@ void check_waiting(const Scheduler& scheduler, Report& report) {
   std::int32_t num_paused = 0;
   for (const Sequence* sequence : scheduler.waiting().list()) {
     report.check(sequence->state == SequenceState::kWaiting, *sequence, "waits, but its state is another");
-    report.check(sequence->table.blocks.empty(), *sequence, "waits and holds blocks");
+    report.check(sequence->memory.blocks().empty(), *sequence, "waits and holds blocks");
+    report.check(!sequence->memory.cross, *sequence, "waits and holds blocks for its encoder input");
     report.check(!sequence->lease, *sequence, "waits and holds a lease");
-    report.check(sequence->num_computed == 0, *sequence, "waits and has computed tokens");
+    report.check(sequence->num_computed() == 0, *sequence, "waits and has computed tokens");
     if (sequence->paused) ++num_paused;
   }
   report.check(num_paused == scheduler.num_paused(), "num_paused() does not count the paused sequences");
 }
 
-void check_blocks(const Scheduler& scheduler, const BlockPool& pool, Report& report) {
-  report.append(pool.check_invariants());
-  std::map<BlockId, std::int32_t> users;
+void check_memory(const Scheduler& scheduler, Report& report) {
+  const SequenceMemoryPool& memory = scheduler.memory();
+  std::vector<const SequenceMemory*> held;
   for (const Sequence* sequence : scheduler.running()) {
-    const std::set<BlockId> own(sequence->table.blocks.begin(), sequence->table.blocks.end());
-    report.check(own.size() == sequence->table.blocks.size(), *sequence, "has a block twice");
-    for (const BlockId block : own) ++users[block];
+    held.push_back(&sequence->memory);
+    report.append(*sequence, memory.check_invariants(sequence->memory));
   }
-  for (BlockId block = 0; block < pool.num_blocks(); ++block) {
-    const auto found = users.find(block);
-    const std::int32_t expected = found == users.end() ? 0 : found->second;
-    report.check(pool.num_users(block) == expected,
-                 "block " + std::to_string(block) + " counts " + std::to_string(pool.num_users(block)) +
-                     " users, but is in " + std::to_string(expected) + " running sequences' tables");
-  }
-  report.check(
-      pool.num_free() + pool.num_cached() + static_cast<std::int64_t>(users.size()) == pool.num_blocks(),
-      "free, cached and used blocks are not all blocks");
+  report.append(memory.check_invariants(held));
   if (scheduler.config().capacity_scheduler_policy != CapacitySchedulerPolicy::kMaxUtilization) {
-    report.check(scheduler.num_promised_blocks() <= pool.num_available(),
+    report.check(scheduler.num_promised_blocks() <= memory.num_available(),
                  "more blocks are promised than available");
   }
 }
 
-/// Checks the blocks of encoder inputs.
-void check_cross_blocks(const Scheduler& scheduler, const CrossBlockPool* pool, Report& report) {
-  std::set<const CrossBlocks*> held;
-  std::size_t num_used = 0;
+/// Each running sequence has the blocks of its own encoder input.
+void check_encoder_inputs(const Scheduler& scheduler, Report& report) {
   for (const Sequence* sequence : scheduler.running()) {
-    report.check((sequence->cross != nullptr) == (sequence->encoder_length() > 0), *sequence,
+    const CrossBlocks* const cross = sequence->memory.cross.get();
+    report.check((cross != nullptr) == (sequence->encoder_length() > 0), *sequence,
                  "runs with an encoder input and no blocks for it, or the other way round");
-    report.check(pool != nullptr || sequence->cross == nullptr, *sequence,
-                 "has blocks for an encoder input, of which there are none");
-    if (!sequence->cross) continue;
-    const CrossContent& content = sequence->cross->content();
+    if (cross == nullptr) continue;
+    const CrossContent& content = cross->content();
     report.check(*content.tokens == *sequence->encoder_tokens && content.key == sequence->reuse_key(),
                  *sequence, "has blocks for another encoder input, or for another's");
-    report.check(content.is_written || sequence->num_computed == 0, *sequence,
+    report.check(content.is_written || sequence->num_computed() == 0, *sequence,
                  "goes on with an encoder input that was not computed");
-    if (held.insert(sequence->cross.get()).second) num_used += content.blocks.size();
   }
-  for (const Sequence* sequence : scheduler.waiting().list()) {
-    report.check(!sequence->cross, *sequence, "waits and holds blocks for its encoder input");
-  }
-  if (pool == nullptr) return;
-  report.append(pool->check_invariants());
-  report.check(std::cmp_equal(num_used, pool->num_blocks() - pool->num_available()),
-               "blocks of encoder inputs are used by none that runs");
 }
 
 /// Each encoder input is computed once, before anything reads its result.
@@ -193,9 +169,10 @@ void check_encoded(const StepPlan& plan, const Scheduler& scheduler, Report& rep
     num_tokens += sequence->encoder_length();
     report.check(std::ranges::find(plan.started, sequence) != plan.started.end(), *sequence,
                  "has an encoder input that is computed and does not start");
-    report.check(sequence->cross && !sequence->cross->content().is_written, *sequence,
+    const CrossBlocks* const cross = sequence->memory.cross.get();
+    report.check(cross != nullptr && !cross->content().is_written, *sequence,
                  "has an encoder input that is computed although that is there");
-    report.check(encoded.insert(sequence->cross.get()).second, *sequence,
+    report.check(encoded.insert(cross).second, *sequence,
                  "has an encoder input that is computed together with another, to the same blocks");
   }
   report.check(plan.num_encoder_tokens == num_tokens,
@@ -203,7 +180,7 @@ void check_encoded(const StepPlan& plan, const Scheduler& scheduler, Report& rep
   report.check(num_tokens <= scheduler.limits().max_num_tokens,
                "more tokens of encoder inputs are planned than max_num_tokens");
   for (const PlannedSequence& entry : plan.entries) {
-    const CrossBlocks* const cross = entry.sequence->cross.get();
+    const CrossBlocks* const cross = entry.sequence->memory.cross.get();
     report.check(cross == nullptr || cross->content().is_written || encoded.contains(cross), *entry.sequence,
                  "reads an encoder input that nobody computes");
   }
@@ -233,7 +210,7 @@ void check_leases(const Scheduler& scheduler, const LoraCache& cache, Report& re
 }
 
 /// Drafts come last: they take nothing from other work.
-void check_drafts(const StepPlan& plan, const Scheduler& scheduler, const BlockPool& pool, Report& report) {
+void check_drafts(const StepPlan& plan, const Scheduler& scheduler, Report& report) {
   std::int32_t num_drafts = 0;
   for (const PlannedSequence& entry : plan.entries) {
     const Sequence& sequence = *entry.sequence;
@@ -255,14 +232,14 @@ void check_drafts(const StepPlan& plan, const Scheduler& scheduler, const BlockP
   for (const Sequence* sequence : scheduler.running()) {
     const bool is_planned =
         std::ranges::find(plan.entries, sequence, &PlannedSequence::sequence) != plan.entries.end();
-    report.check(is_planned || pool.num_available() == 0, *sequence,
+    report.check(is_planned || scheduler.memory().num_available() == 0, *sequence,
                  "is not planned although there are drafts");
   }
 }
 
 /// With equal progress, and if blocks cannot run out, prompts that do not end in this step get the same
 /// number of tokens, except for the last chunk.
-void check_shares(const StepPlan& plan, const Scheduler& scheduler, const BlockPool& pool, Report& report) {
+void check_shares(const StepPlan& plan, const Scheduler& scheduler, Report& report) {
   const SchedulerConfig& config = scheduler.config();
   if (config.context_chunking_policy != ContextChunkingPolicy::kEqualProgress ||
       config.capacity_scheduler_policy == CapacitySchedulerPolicy::kMaxUtilization) {
@@ -275,33 +252,32 @@ void check_shares(const StepPlan& plan, const Scheduler& scheduler, const BlockP
     most = std::max(most, entry.count);
     if (!entry.wants_logits) least = std::min(least, entry.count);
   }
-  report.check(most <= least + pool.tokens_per_block(), "prompts do not get equal shares of the step");
+  report.check(most <= least + scheduler.memory().tokens_per_block(),
+               "prompts do not get equal shares of the step");
 }
 
 }  // namespace
 
-std::vector<std::string> check_invariants(const Scheduler& scheduler, const BlockPool& block_pool,
-                                          const LoraCache* lora_cache) {
+std::vector<std::string> check_invariants(const Scheduler& scheduler, const LoraCache* lora_cache) {
   Report report;
-  check_cross_blocks(scheduler, scheduler.cross_pool(), report);
-  check_running(scheduler, block_pool, report);
+  check_encoder_inputs(scheduler, report);
+  check_running(scheduler, report);
   check_waiting(scheduler, report);
-  check_blocks(scheduler, block_pool, report);
-  check_copies(scheduler, block_pool, report);
-  check_beams(scheduler, block_pool, report);
+  check_memory(scheduler, report);
+  check_copies(scheduler, report);
+  check_beams(scheduler, report);
   if (lora_cache != nullptr) check_leases(scheduler, *lora_cache, report);
   return report.take();
 }
 
-std::vector<std::string> check_invariants(const StepPlan& plan, const Scheduler& scheduler,
-                                          const BlockPool& block_pool) {
+std::vector<std::string> check_invariants(const StepPlan& plan, const Scheduler& scheduler) {
+  const SequenceMemoryPool& memory = scheduler.memory();
   Report report;
-  check_shares(plan, scheduler, block_pool, report);
-  check_beginnings(plan, block_pool, report);
-  check_drafts(plan, scheduler, block_pool, report);
+  check_shares(plan, scheduler, report);
+  check_beginnings(plan, memory, report);
+  check_drafts(plan, scheduler, report);
   check_beams_of_requests(scheduler, report);
   check_encoded(plan, scheduler, report);
-  const std::int32_t tokens_per_block = block_pool.tokens_per_block();
   std::set<const Sequence*> planned;
   std::int32_t num_context_tokens = 0;
   std::int32_t num_context_sequences = 0;
@@ -309,11 +285,10 @@ std::vector<std::string> check_invariants(const StepPlan& plan, const Scheduler&
   for (const PlannedSequence& entry : plan.entries) {
     const Sequence& sequence = *entry.sequence;
     const std::int32_t end = entry.end();
-    const std::int32_t num_written = block_pool.blocks_for(end + entry.num_drafts);
     report.check(planned.insert(&sequence).second, sequence, "is planned twice");
     report.check(sequence.state == SequenceState::kRunning, sequence, "is planned, but does not run");
     report.check(entry.count >= 1, sequence, "is planned without tokens");
-    report.check(entry.first_token == sequence.num_computed, sequence, "does not go on where it stopped");
+    report.check(entry.first_token == sequence.num_computed(), sequence, "does not go on where it stopped");
     report.check(end <= sequence.num_tokens(), sequence, "is planned beyond its tokens");
     report.check(entry.wants_logits == (end == sequence.num_tokens()), sequence,
                  "wants logits at the wrong time");
@@ -324,12 +299,10 @@ std::vector<std::string> check_invariants(const StepPlan& plan, const Scheduler&
       num_context_tokens += entry.count;
       ++num_context_sequences;
     }
-    const auto num_blocks = static_cast<std::int32_t>(sequence.table.blocks.size());
-    report.check(num_blocks >= num_written, sequence, "lacks blocks for its planned tokens");
-    for (std::int32_t i = entry.first_token / tokens_per_block; i < std::min(num_blocks, num_written); ++i) {
-      report.check(block_pool.num_users(sequence.table.blocks[i]) == 1, sequence,
-                   "would write to a shared block");
-    }
+    report.check(memory.blocks_to_grow(sequence.memory, end + entry.num_drafts) == 0, sequence,
+                 "lacks blocks for its planned tokens");
+    report.check(memory.may_write(sequence.memory, entry.first_token, end + entry.num_drafts), sequence,
+                 "would write to a shared block");
     report.check((sequence.device_adapter() != nullptr) == (sequence.adapter != nullptr), sequence,
                  "is planned without its adapter");
   }

@@ -58,17 +58,16 @@ bool Scheduler::Before::operator()(const Sequence* a, const Sequence* b) const {
   return a->index < b->index;
 }
 
-Scheduler::Scheduler(const SchedulerConfig& config, const SchedulerLimits& limits, BlockPool& block_pool,
-                     LoraCache* lora_cache, CrossBlockPool* cross_pool)
+Scheduler::Scheduler(const SchedulerConfig& config, const SchedulerLimits& limits, SequenceMemoryPool& memory,
+                     LoraCache* lora_cache)
     : config_(config),
       limits_(limits),
-      block_pool_(block_pool),
+      memory_(memory),
       lora_cache_(lora_cache),
-      cross_pool_(cross_pool),
       waiting_(config.adapter_fairness),
       chunk_unit_(config.context_chunking_policy == ContextChunkingPolicy::kEqualProgress &&
                           !computes_sequences_whole()
-                      ? block_pool.tokens_per_block()
+                      ? memory.tokens_per_block()
                       : limits.max_num_tokens) {
   config.validate(limits.enable_chunked_context).throw_if_any<ConfigError>("SchedulerConfig");
   check_limits(limits);
@@ -89,16 +88,16 @@ void Scheduler::add(Sequence& sequence) {
   if (!(sequence.priority >= 0.0F && sequence.priority <= 1.0F)) {
     problems.add("priority is " + std::to_string(sequence.priority) + "; it must lie between 0 and 1");
   }
-  if ((sequence.encoder_length() > 0) != (cross_pool_ != nullptr)) {
-    problems.add(cross_pool_ == nullptr ? "it has an encoder input, but there is no encoder"
-                                        : "it has no encoder input");
+  if ((sequence.encoder_length() > 0) != memory_.has_encoder()) {
+    problems.add(memory_.has_encoder() ? "it has no encoder input"
+                                       : "it has an encoder input, but there is no encoder");
   }
   if (sequence.adapter && lora_cache_ == nullptr)
     problems.add("it has an adapter, but there is no LoRA cache");
   problems.throw_if_any<RequestError>("request " + std::to_string(sequence.id));
 
   sequence.tokens.reserve(static_cast<std::size_t>(sequence.prompt_length) + sequence.max_tokens);
-  sequence.table.blocks.reserve(block_pool_.blocks_for(sequence.max_kv_tokens()));
+  memory_.reserve(sequence.memory, sequence.max_computed_tokens());
   sequence.arrival = sequence.place = next_arrival_++;
   waiting_.push(sequence);
   sequence.state = SequenceState::kWaiting;
@@ -167,7 +166,7 @@ void Scheduler::run(Sequence& sequence) {
 
 void Scheduler::add_to_plan(Sequence& sequence, std::int32_t count, bool is_prefill, StepPlan& plan) {
   plan.entries.push_back(
-      {.sequence = &sequence, .first_token = sequence.num_computed, .is_prefill = is_prefill});
+      {.sequence = &sequence, .first_token = sequence.num_computed(), .is_prefill = is_prefill});
   ++(is_prefill ? plan.num_context_sequences : plan.num_generation_sequences);
   grow_entry(plan.entries.back(), count, plan);
 }
@@ -177,7 +176,7 @@ void Scheduler::grow_entry(PlannedSequence& entry, std::int32_t count, StepPlan&
   const std::int64_t kept = kept_for(sequence);
   entry.count += count;
   entry.wants_logits = entry.count == sequence.num_to_compute();
-  if (!block_pool_.try_grow(sequence.table, sequence.num_computed + entry.count)) {
+  if (!memory_.try_grow(sequence.memory, sequence.num_computed() + entry.count)) {
     throw std::logic_error("sequence " + std::to_string(sequence.id) +
                            " does not get the KV blocks promised to it");
   }
@@ -213,33 +212,18 @@ bool Scheduler::pause_a_prefill_after(std::size_t index, StepPlan& plan) {
 void Scheduler::stop_running(Sequence& sequence) {
   running_.erase(std::ranges::find(running_, &sequence));
   std::erase_if(copies_, [&](const PlannedCopy& copy) { return copy.sequence == &sequence; });
-  block_pool_.release(sequence.table);
-  sequence.cross.reset();
-  sequence.num_computed = 0;
+  memory_.release(sequence.memory);
   sequence.lease.reset();
 }
 
 void Scheduler::commit(const StepPlan& plan) {
   copies_.clear();
-  for (Sequence* sequence : plan.encoded) cross_pool_->commit(sequence->cross);
+  for (Sequence* sequence : plan.encoded) memory_.commit_encoder_input(sequence->memory);
   for (const PlannedSequence& entry : plan.entries) {
     Sequence& sequence = *entry.sequence;
-    sequence.num_computed = entry.end() + entry.num_right_drafts();
-    if (waiting_.is_fair()) charge(sequence, sequence.num_computed);
-    if (!shares_blocks(sequence)) continue;
-    const std::int32_t num_indexed = sequence.table.num_indexed;
-    block_pool_.index_full_blocks(sequence.table, sequence.reuse_key(), sequence.tokens,
-                                  sequence.num_computed);
-    retain_blocks(sequence, num_indexed);
-  }
-}
-
-void Scheduler::retain_blocks(const Sequence& sequence, std::int32_t first) {
-  if (!sequence.retention) return;
-  for (std::int32_t i = first; i < sequence.table.num_indexed; ++i) {
-    const auto retention =
-        sequence.retention->of_block(i * block_pool_.tokens_per_block(), sequence.prompt_length);
-    if (retention) block_pool_.set_retention(sequence.table, i, *retention);
+    memory_.keep(sequence.memory, entry.end() + entry.num_right_drafts());
+    if (waiting_.is_fair()) charge(sequence, sequence.num_computed());
+    if (shares_memory(sequence)) memory_.share(sequence.memory, sequence.content());
   }
 }
 
@@ -263,13 +247,13 @@ bool Scheduler::any_lease() const {
   return std::ranges::any_of(running_, [](const Sequence* sequence) { return sequence->lease != nullptr; });
 }
 
-bool Scheduler::shares_blocks(const Sequence& sequence) const {
+bool Scheduler::shares_memory(const Sequence& sequence) const {
   return !computes_sequences_whole() && sequence.prompt_length <= limits_.max_reusable_prompt_len;
 }
 
-bool Scheduler::starts_from_shared_blocks(const Sequence& sequence) const {
+bool Scheduler::starts_from_shared_memory(const Sequence& sequence) const {
   // After the first generated token, the logits of the whole prompt have been returned.
-  return shares_blocks(sequence) && !(sequence.compute_whole_prompt && sequence.num_generated() == 0);
+  return shares_memory(sequence) && !(sequence.compute_whole_prompt && sequence.num_generated() == 0);
 }
 
 std::int32_t Scheduler::tokens_left(const StepPlan& plan) const {

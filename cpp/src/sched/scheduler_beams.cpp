@@ -19,15 +19,14 @@ void Scheduler::move_beams(std::span<const BeamMove> moves) {
   }
   // A beam whose tokens do not end at a block boundary releases one block of its own; only such a beam needs
   // one.
-  for (const auto& [from, to] : moves) block_pool_.release(to->table);
+  for (const auto& [from, to] : moves) memory_.release(to->memory);
   for (const auto& [from, to] : moves) {
     BlockCopy copy;
-    if (!block_pool_.try_fork(from->table, from->num_computed, to->table, copy)) {
+    if (!memory_.try_fork(from->memory, to->memory, copy)) {
       throw std::logic_error("a beam of sequence " + std::to_string(to->id) +
                              " does not get the KV block that it gave back");
     }
-    to->num_computed = from->num_computed;
-    if (copy.to != kNoBlock) copies_.push_back({.sequence = to, .blocks = copy});
+    add_copy(*to, copy);
   }
 }
 
@@ -39,13 +38,13 @@ std::int64_t Scheduler::num_kept_blocks() const {
 
 std::int64_t Scheduler::kept_for(const Sequence& sequence) const {
   if (!sequence.is_beam) return 0;
-  return blocks_wanted(sequence) - static_cast<std::int64_t>(sequence.table.blocks.size());
+  return blocks_wanted(sequence) - sequence.memory.num_blocks();
 }
 
 bool Scheduler::leaves_kept_blocks(const Sequence& parent) const {
   if (!may_pause() || parent.is_beam) return true;
-  const bool needs_none = parent.num_computed % block_pool_.tokens_per_block() == 0;
-  return needs_none || block_pool_.num_available() > num_kept_blocks();
+  const std::int32_t needed = memory_.blocks_to_fork(parent.memory);
+  return needed == 0 || memory_.num_available() - num_kept_blocks() >= needed;
 }
 
 Sequence& Scheduler::next_to_pause() const {

@@ -41,7 +41,7 @@ std::int64_t Scheduler::num_spare_blocks() const {
   // Draft blocks belong to the blocks promised to the sequence.
   if (!may_pause()) return std::numeric_limits<std::int64_t>::max();
   if (!waiting_.empty()) return 0;
-  return block_pool_.num_available() - num_promised_blocks() - static_cast<std::int64_t>(running_.size());
+  return memory_.num_available() - num_promised_blocks() - static_cast<std::int64_t>(running_.size());
 }
 
 bool Scheduler::add_draft(PlannedSequence& entry, std::int64_t& num_spare_blocks) {
@@ -51,10 +51,10 @@ bool Scheduler::add_draft(PlannedSequence& entry, std::int64_t& num_spare_blocks
                                      static_cast<std::int32_t>(sequence.drafts.size()));
   if (!entry.wants_logits || sequence.num_forks > 0 || entry.num_drafts >= most) return false;
   const std::int32_t num_tokens = entry.end() + entry.num_drafts + 1;
-  if (std::cmp_greater(block_pool_.blocks_for(num_tokens), sequence.table.blocks.size())) {
+  if (memory_.blocks_to_grow(sequence.memory, num_tokens) > 0) {
     if (num_spare_blocks <= 0) return false;
     --num_spare_blocks;
-    if (!block_pool_.try_grow(sequence.table, num_tokens)) {
+    if (!memory_.try_grow(sequence.memory, num_tokens)) {
       throw std::logic_error("sequence " + std::to_string(sequence.id) +
                              " does not get the KV block promised to it");
     }

@@ -7,17 +7,16 @@ namespace adaptrt {
 
 void Scheduler::fork(Sequence& parent, Sequence& child) {
   if (parent.state != SequenceState::kRunning || child.state != SequenceState::kNew || parent.num_forks < 1 ||
-      child.num_tokens() <= parent.num_computed) {
+      child.num_tokens() <= parent.num_computed()) {
     throw std::logic_error("sequence " + std::to_string(child.id) + " cannot be forked now");
   }
   --parent.num_forks;
   child.arrival = parent.arrival;
   child.place = parent.place;
-  child.num_charged = parent.num_computed;
-  child.table.blocks.reserve(static_cast<std::size_t>(block_pool_.blocks_for(child.max_kv_tokens())));
+  child.num_charged = parent.num_computed();
+  memory_.reserve(child.memory, child.max_computed_tokens());
   BlockCopy copy;
-  if (!leaves_kept_blocks(parent) ||
-      !block_pool_.try_fork(parent.table, parent.num_computed, child.table, copy)) {
+  if (!leaves_kept_blocks(parent) || !memory_.try_fork(parent.memory, child.memory, copy)) {
     if (!may_pause() || child.is_beam) {
       throw std::logic_error("sequence " + std::to_string(child.id) +
                              " does not get the KV block promised to it");
@@ -25,12 +24,14 @@ void Scheduler::fork(Sequence& parent, Sequence& child) {
     pause(child);
     return;
   }
-  child.num_computed = parent.num_computed;
   child.lease = parent.lease;
-  child.cross = parent.cross;
   waiting_.add_running(child);
   run(child);
-  if (copy.to != kNoBlock) copies_.push_back({.sequence = &child, .blocks = copy});
+  add_copy(child, copy);
+}
+
+void Scheduler::add_copy(Sequence& sequence, const BlockCopy& copy) {
+  if (copy.to != kNoBlock) copies_.push_back({.sequence = &sequence, .blocks = copy});
 }
 
 }  // namespace adaptrt

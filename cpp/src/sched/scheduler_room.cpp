@@ -31,11 +31,12 @@ std::optional<std::string> Scheduler::why_never_fits(std::int64_t prompt_length,
            " tokens, a step takes max_num_tokens = " + std::to_string(limits_.max_num_tokens) +
            " and an encoder input is computed whole";
   }
-  if (cross_pool_ != nullptr && cross_pool_->blocks_for(encoder_length) > cross_pool_->num_blocks()) {
+  const CrossBlockPool* const cross = memory_.cross_pool();
+  if (cross != nullptr && cross->blocks_for(encoder_length) > cross->num_blocks()) {
     return "an encoder input of " + std::to_string(encoder_length) + " tokens needs " +
-           std::to_string(cross_pool_->blocks_for(encoder_length)) + " blocks of " +
-           std::to_string(cross_pool_->tokens_per_block()) + " tokens; there are " +
-           std::to_string(cross_pool_->num_blocks()) + " for encoder inputs (cross_kv_cache_fraction)";
+           std::to_string(cross->blocks_for(encoder_length)) + " blocks of " +
+           std::to_string(cross->tokens_per_block()) + " tokens; there are " +
+           std::to_string(cross->num_blocks()) + " for encoder inputs (cross_kv_cache_fraction)";
   }
   if (num_sequences < 1 || num_sequences > limits_.max_batch_size) {
     return "a request of " + std::to_string(num_sequences) +
@@ -46,13 +47,13 @@ std::optional<std::string> Scheduler::why_never_fits(std::int64_t prompt_length,
   // their first token are never forked.
   const std::int32_t num_forks = (may_pause() && !are_beams) || max_tokens == 1 ? 0 : num_sequences - 1;
   const std::int64_t needed = blocks_of_all(prompt_length, max_tokens, num_forks);
-  if (needed > block_pool_.num_blocks()) {
+  if (needed > memory_.num_blocks()) {
     const std::string what = are_beams ? " beams" : " sequences";
     const std::string sequences = num_forks == 0 ? "" : " and " + std::to_string(num_sequences) + what;
     return "a prompt of " + std::to_string(prompt_length) +
            " tokens with max_tokens = " + std::to_string(max_tokens) + sequences + " needs " +
-           std::to_string(needed) + " KV blocks of " + std::to_string(block_pool_.tokens_per_block()) +
-           " tokens; there are " + std::to_string(block_pool_.num_blocks());
+           std::to_string(needed) + " KV blocks of " + std::to_string(memory_.tokens_per_block()) +
+           " tokens; there are " + std::to_string(memory_.num_blocks());
   }
   return std::nullopt;
 }
@@ -61,40 +62,34 @@ std::int64_t Scheduler::num_promised_blocks() const {
   std::int64_t promised = 0;
   for (const Sequence* sequence : running_) {
     // Drafts may have given it more blocks than it wants.
-    promised += std::max(blocks_wanted(*sequence) - static_cast<std::int64_t>(sequence->table.blocks.size()),
-                         std::int64_t{0});
+    promised += std::max(blocks_wanted(*sequence) - sequence->memory.num_blocks(), std::int64_t{0});
   }
   return promised;
 }
 
 std::int64_t Scheduler::blocks_wanted(const Sequence& sequence) const {
-  if (may_pause() && !sequence.is_beam) return block_pool_.blocks_for(sequence.num_tokens());
+  if (may_pause() && !sequence.is_beam) return memory_.blocks_for(sequence.num_tokens());
   return blocks_of_all(sequence.prompt_length, sequence.max_tokens, sequence.num_forks);
 }
 
 std::int64_t Scheduler::blocks_of_all(std::int64_t prompt_length, std::int64_t max_tokens,
                                       std::int32_t num_forks) const {
-  const std::int64_t of_one = block_pool_.blocks_for(prompt_length + max_tokens - 1);
-  const std::int64_t shared = prompt_length / block_pool_.tokens_per_block();
-  return of_one + num_forks * (of_one - shared);
+  return memory_.blocks_for_forks(prompt_length + max_tokens - 1, prompt_length, num_forks);
 }
 
 std::int32_t Scheduler::room_for(const Sequence& sequence) const {
-  const std::int64_t blocks = static_cast<std::int64_t>(sequence.table.blocks.size()) +
-                              block_pool_.num_available() - (sequence.is_beam ? 0 : num_kept_);
-  const std::int64_t room = blocks * block_pool_.tokens_per_block() - sequence.num_computed;
+  const std::int64_t room = memory_.room_after(sequence.memory, sequence.is_beam ? 0 : num_kept_);
   return static_cast<std::int32_t>(std::min<std::int64_t>(room, std::numeric_limits<std::int32_t>::max()));
 }
 
 bool Scheduler::has_encoder_room(const Sequence& sequence, const StepPlan& plan) const {
   if (!sequence.encoder_tokens) return true;
   if (may_reuse_encoder_input(sequence) &&
-      cross_pool_->contains(sequence.reuse_key(), sequence.encoder_tokens)) {
+      memory_.can_reuse_encoder_input(sequence.reuse_key(), sequence.encoder_tokens)) {
     return true;
   }
   const std::int32_t length = sequence.encoder_length();
-  return plan.num_encoder_tokens + length <= limits_.max_num_tokens &&
-         cross_pool_->blocks_for(length) <= cross_pool_->num_available();
+  return plan.num_encoder_tokens + length <= limits_.max_num_tokens && memory_.has_encoder_room(length);
 }
 
 std::int32_t Scheduler::num_promised_forks() const {

@@ -1,4 +1,4 @@
-// Starts waiting sequences and finds the blocks that they can reuse.
+// Starts waiting sequences and finds the memory that they can reuse.
 
 #include <algorithm>
 #include <exception>
@@ -105,11 +105,9 @@ void Scheduler::pass_over(Sequence& sequence, AdapterReadiness readiness, StepPl
 }
 
 Scheduler::StartResult Scheduler::try_start(Sequence& sequence, StepPlan& plan) {
-  BlockPool::PrefixMatch match;
-  if (starts_from_shared_blocks(sequence))
-    match = block_pool_.match_prefix(sequence.reuse_key(), sequence.tokens);
-  const std::int32_t to_compute =
-      sequence.num_tokens() - match.num_blocks * block_pool_.tokens_per_block() - match.num_partial_tokens;
+  ReusablePrefix prefix;
+  if (starts_from_shared_memory(sequence)) prefix = memory_.find_prefix(sequence.content());
+  const std::int32_t to_compute = sequence.num_tokens() - prefix.num_tokens;
   const bool may_split = !computes_sequences_whole() &&
                          (limits_.enable_chunked_context || sequence.num_tokens() > limits_.max_num_tokens);
   if (to_compute > tokens_left(plan) && !may_split) return StartResult::kNoRoom;
@@ -118,13 +116,13 @@ Scheduler::StartResult Scheduler::try_start(Sequence& sequence, StepPlan& plan) 
     return StartResult::kNoRoom;
 
   if (!has_encoder_room(sequence, plan)) return StartResult::kNoRoom;
-  std::int64_t needed = blocks_wanted(sequence) - match.num_blocks;
+  std::int64_t needed = blocks_wanted(sequence) - prefix.num_blocks;
   // If pausing is allowed, reserve one more block for each sequence. Otherwise its first generated token
   // could pause one at once.
   if (may_pause() && !sequence.is_beam && !running_.empty() && !computes_sequences_whole()) {
     needed += 1 + sequence.num_forks;
   }
-  const std::int64_t available = std::int64_t{block_pool_.num_available()} - match.num_unused_blocks;
+  const std::int64_t available = std::int64_t{memory_.num_available()} - prefix.num_unused_blocks;
   if (needed > available - num_promised_blocks()) return StartResult::kNoRoom;
 
   std::optional<DeviceLease> lease;
@@ -156,10 +154,10 @@ void Scheduler::start(Sequence& sequence, std::optional<DeviceLease> lease, Step
   if (lease) sequence.lease = std::make_shared<const DeviceLease>(std::move(*lease));
   run(sequence);
   plan.started.push_back(&sequence);
-  if (sequence.encoder_tokens) take_cross_blocks(sequence, plan);
-  if (starts_from_shared_blocks(sequence)) reuse_blocks(sequence);
+  if (sequence.encoder_tokens) take_encoder_input(sequence, plan);
+  if (starts_from_shared_memory(sequence)) reuse_prefix(sequence);
   if (may_pause()) num_kept_ += kept_for(sequence);
-  sequence.num_charged = std::max(sequence.num_charged, sequence.num_computed);
+  sequence.num_charged = std::max(sequence.num_charged, sequence.num_computed());
   charge(sequence, sequence.num_tokens());
 }
 
@@ -168,31 +166,23 @@ bool Scheduler::may_reuse_encoder_input(const Sequence& sequence) {
   return !sequence.compute_encoder_input || sequence.times_paused > 0;
 }
 
-void Scheduler::take_cross_blocks(Sequence& sequence, StepPlan& plan) {
+void Scheduler::take_encoder_input(Sequence& sequence, StepPlan& plan) {
   const ReuseKey key = sequence.reuse_key();
-  if (may_reuse_encoder_input(sequence)) {
-    sequence.cross = cross_pool_->reuse(key, sequence.encoder_tokens, sequence.cross_counts);
-    if (sequence.cross) return;
+  if (may_reuse_encoder_input(sequence) &&
+      memory_.reuse_encoder_input(sequence.memory, key, sequence.encoder_tokens)) {
+    return;
   }
-  sequence.cross = cross_pool_->try_take(key, sequence.encoder_tokens, sequence.cross_counts);
+  memory_.take_encoder_input(sequence.memory, key, sequence.encoder_tokens);
   plan.encoded.push_back(&sequence);
   plan.num_encoder_tokens += sequence.encoder_length();
 }
 
-void Scheduler::reuse_blocks(Sequence& sequence) {
-  const ReuseKey key = sequence.reuse_key();
-  BlockCopy copy;
-  sequence.num_computed = block_pool_.reuse_prefix(sequence.table, key, sequence.tokens);
-  if (block_pool_.has_second_level()) {
-    const auto is_copied_later = [&](BlockId block) {
-      return std::ranges::any_of(copies_,
-                                 [&](const PlannedCopy& planned) { return planned.blocks.from == block; });
-    };
-    sequence.num_computed += block_pool_.onboard(sequence.table, key, sequence.tokens, is_copied_later);
-  }
-  sequence.num_computed += block_pool_.reuse_beginning(sequence.table, key, sequence.tokens, copy);
-  if (copy.to != kNoBlock) copies_.push_back({.sequence = &sequence, .blocks = copy});
-  retain_blocks(sequence, 0);
+void Scheduler::reuse_prefix(Sequence& sequence) {
+  const auto is_copied_later = [this](BlockId block) {
+    return std::ranges::any_of(copies_,
+                               [&](const PlannedCopy& planned) { return planned.blocks.from == block; });
+  };
+  add_copy(sequence, memory_.reuse_prefix(sequence.memory, sequence.content(), is_copied_later));
 }
 
 }  // namespace adaptrt

@@ -36,7 +36,7 @@ std::int64_t check_steady_steps(std::vector<Request> requests, std::int32_t num_
   of_steps.reserve(1000);
   std::int64_t before = 0;
   std::int64_t num_drafts = 0;
-  const auto count = [&](const StepPlan* plan, const Scheduler& scheduler, const BlockPool&, const LoraCache*,
+  const auto count = [&](const StepPlan* plan, const Scheduler& scheduler, const LoraCache*,
                          const DraftEngine*) {
     if (plan == nullptr) return;
     const bool is_steady =

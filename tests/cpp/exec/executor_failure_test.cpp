@@ -85,8 +85,7 @@ BOOST_AUTO_TEST_CASE(an_unusable_engine_is_the_executors_end) {
 }
 
 BOOST_AUTO_TEST_CASE(a_broken_invariant_is_the_executors_end) {
-  const auto observer = [](const StepPlan* plan, const Scheduler&, const BlockPool&, const LoraCache*,
-                           const DraftEngine*) {
+  const auto observer = [](const StepPlan* plan, const Scheduler&, const LoraCache*, const DraftEngine*) {
     if (plan == nullptr) throw std::logic_error("two and two make five");
   };
   Executor executor(std::make_shared<FakeEngine>(), {}, kAvailableMemory, observer);

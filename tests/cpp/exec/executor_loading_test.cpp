@@ -83,9 +83,9 @@ BOOST_AUTO_TEST_CASE(adapters_are_loaded_during_the_step_that_runs_when_their_re
 BOOST_AUTO_TEST_CASE(the_executor_sleeps_while_there_are_only_loads) {
   Door door;
   std::atomic<int> plans = 0;
-  const auto count_plans = [&](const StepPlan* plan, const Scheduler& scheduler, const BlockPool& pool,
-                               const LoraCache* cache, const DraftEngine* draft_engine) {
-    check_every_step(plan, scheduler, pool, cache, draft_engine);
+  const auto count_plans = [&](const StepPlan* plan, const Scheduler& scheduler, const LoraCache* cache,
+                               const DraftEngine* draft_engine) {
+    check_every_step(plan, scheduler, cache, draft_engine);
     if (plan != nullptr) ++plans;
   };
   door.shut();

@@ -239,14 +239,14 @@ Request make_request(std::vector<TokenId> prompt, std::int32_t max_tokens) {
   return request;
 }
 
-void check_every_step(const StepPlan* plan, const Scheduler& scheduler, const BlockPool& block_pool,
-                      const LoraCache* lora_cache, const DraftEngine* draft_engine) {
+void check_every_step(const StepPlan* plan, const Scheduler& scheduler, const LoraCache* lora_cache,
+                      const DraftEngine* draft_engine) {
   std::string broken;
   const auto add = [&](const std::vector<std::string>& problems) {
     for (const auto& problem : problems) broken += problem + "\n";
   };
-  add(check_invariants(scheduler, block_pool, lora_cache));
-  if (plan != nullptr) add(check_invariants(*plan, scheduler, block_pool));
+  add(check_invariants(scheduler, lora_cache));
+  if (plan != nullptr) add(check_invariants(*plan, scheduler));
   if (draft_engine != nullptr) add(draft_engine->check_invariants());
   if (!broken.empty()) throw std::logic_error(broken);
 }

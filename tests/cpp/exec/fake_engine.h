@@ -113,8 +113,8 @@ class FakeEngine : public Engine {
 inline constexpr std::size_t kAvailableMemory = std::size_t{16} << 20;
 
 /// Throws all problems of check_invariants(), which ends the executor and fails the test.
-void check_every_step(const StepPlan* plan, const Scheduler& scheduler, const BlockPool& block_pool,
-                      const LoraCache* lora_cache, const DraftEngine* draft_engine);
+void check_every_step(const StepPlan* plan, const Scheduler& scheduler, const LoraCache* lora_cache,
+                      const DraftEngine* draft_engine);
 
 /// Makes an executor over a FakeEngine, with invariants checked after every step.
 [[nodiscard]] std::unique_ptr<Executor> make_executor(const ExecutorConfig& config = {},

@@ -27,7 +27,7 @@ BOOST_AUTO_TEST_CASE(a_beam_that_is_given_up_goes_on_with_anothers_blocks) {
   world.step();
   const std::vector<Sequence*> beams = world.beams_of(first);
   BOOST_TEST_REQUIRE(beams.size() == 3U);
-  BOOST_TEST(world.pool.num_used() == 1 + 3);
+  BOOST_TEST(world.memory.block_pool().num_used() == 1 + 3);
   world.plan_only();
   BOOST_TEST(world.plan.num_generation_sequences == 3);
   BOOST_TEST(world.plan.copies.size() == 2U);
@@ -38,19 +38,19 @@ BOOST_AUTO_TEST_CASE(a_beam_that_is_given_up_goes_on_with_anothers_blocks) {
   world.scheduler.move_beams(moves);
   for (Sequence* beam : beams) beam->tokens.push_back(beam->index);
   world.require_sound();
-  BOOST_TEST(world.pool.num_used() == 1 + 3);
+  BOOST_TEST(world.memory.block_pool().num_used() == 1 + 3);
   const auto copies = world.scheduler.pending_copies();
   BOOST_TEST_REQUIRE(copies.size() == 2U);
   for (const PlannedCopy& copy : copies) {
-    BOOST_TEST(copy.blocks.from == beams[1]->table.blocks[1]);
-    BOOST_TEST(copy.blocks.to == copy.sequence->table.blocks[1]);
-    BOOST_TEST(copy.sequence->num_computed == 7);
+    BOOST_TEST(copy.blocks.from == beams[1]->memory.table.blocks[1]);
+    BOOST_TEST(copy.blocks.to == copy.sequence->memory.table.blocks[1]);
+    BOOST_TEST(copy.sequence->num_computed() == 7);
   }
   world.plan_only();
   BOOST_TEST(world.plan.copies.size() == 2U);
   BOOST_TEST(world.plan.num_generation_sequences == 3);
   world.cancel(first);
-  BOOST_TEST(world.pool.num_used() == 0);
+  BOOST_TEST(world.memory.block_pool().num_used() == 0);
 }
 
 BOOST_AUTO_TEST_CASE(beams_at_the_end_of_a_block_share_it_without_copies) {
@@ -69,7 +69,7 @@ BOOST_AUTO_TEST_CASE(beams_at_the_end_of_a_block_share_it_without_copies) {
   for (Sequence* beam : beams) beam->tokens.push_back(beam->index);
   world.require_sound();
   BOOST_TEST(world.scheduler.pending_copies().empty());
-  BOOST_TEST(world.pool.num_used() == 2);
+  BOOST_TEST(world.memory.block_pool().num_used() == 2);
 }
 
 BOOST_AUTO_TEST_CASE(a_beam_waits_for_those_that_a_step_had_no_room_for) {
@@ -162,22 +162,22 @@ BOOST_AUTO_TEST_CASE(each_damage_to_beams_is_named) {
   Sequence& first = world.add(6, 8, {.num_sequences = 2, .are_beams = true});
   world.step();
   Sequence& second = *world.beams_of(first)[1];
-  const auto problems = [&] { return check_invariants(world.plan, world.scheduler, world.pool); };
+  const auto problems = [&] { return check_invariants(world.plan, world.scheduler); };
   world.plan_only();
   second.tokens.push_back(1);
   BOOST_TEST(contains(problems(), "is a beam of another length than the others"));
   BOOST_TEST(contains(problems(), "is a beam that goes on without its newest tokens"));
   second.tokens.pop_back();
-  for (Sequence* beam : {&first, &second}) ++beam->num_computed;
+  for (Sequence* beam : {&first, &second}) ++beam->memory.num_computed;
   BOOST_TEST(contains(problems(), "waits for beams that are all computed"));
-  for (Sequence* beam : {&first, &second}) --beam->num_computed;
+  for (Sequence* beam : {&first, &second}) --beam->memory.num_computed;
   BOOST_TEST(problems().empty());
   second.times_paused = 1;
-  BOOST_TEST(contains(check_invariants(world.scheduler, world.pool, nullptr), "is a beam and was paused"));
+  BOOST_TEST(contains(check_invariants(world.scheduler, nullptr), "is a beam and was paused"));
   second.times_paused = 0;
   second.max_tokens = 1000;
-  BOOST_TEST(contains(check_invariants(world.scheduler, world.pool, nullptr),
-                      "more blocks are kept for beams than available"));
+  BOOST_TEST(
+      contains(check_invariants(world.scheduler, nullptr), "more blocks are kept for beams than available"));
   second.max_tokens = 8;
   world.run_planned();
   world.run_to_the_end();

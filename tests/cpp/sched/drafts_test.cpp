@@ -37,7 +37,7 @@ BOOST_AUTO_TEST_CASE(right_drafts_are_tokens) {
   BOOST_TEST(world.plan.num_tokens == 4);
   BOOST_TEST(world.plan.num_context_tokens == 0);
   BOOST_TEST(sequence.num_generated() == 5);
-  BOOST_TEST(sequence.num_computed == 9);
+  BOOST_TEST(sequence.num_computed() == 9);
   world.run_to_the_end();
   BOOST_TEST(world.num_finished == 1);
 }
@@ -52,9 +52,9 @@ BOOST_AUTO_TEST_CASE(wrong_drafts_leave_nothing_behind) {
   world.step();
   world.step();
   BOOST_TEST(sequence.num_generated() == 1 + 3);
-  BOOST_TEST(sequence.num_computed == 6 + 3);
-  BOOST_TEST(sequence.table.blocks.size() == 4U);  // for 13 tokens
-  BOOST_TEST(sequence.table.num_indexed == 2);
+  BOOST_TEST(sequence.num_computed() == 6 + 3);
+  BOOST_TEST(sequence.memory.table.blocks.size() == 4U);  // for 13 tokens
+  BOOST_TEST(sequence.memory.table.num_indexed == 2);
   world.run_to_the_end();  // reads only the KV of its own tokens
 }
 
@@ -68,7 +68,7 @@ BOOST_AUTO_TEST_CASE(a_draft_without_a_token_behind_it_is_computed_again) {
   // The last row gave no token.
   sequence.tokens.insert(sequence.tokens.end(), sequence.drafts.begin(), sequence.drafts.end());
   world.scheduler.commit(world.plan);
-  BOOST_TEST(sequence.num_computed == 8);
+  BOOST_TEST(sequence.num_computed() == 8);
   BOOST_TEST(sequence.is_decoding());
   world.require_sound();
   world.cancel(sequence);
@@ -86,7 +86,7 @@ BOOST_AUTO_TEST_CASE(what_drafts_have_computed_can_be_reused) {
   tokens.resize(15);
   Sequence& second = world.add(tokens, 2);
   world.step();
-  BOOST_TEST(second.table.reused_blocks == 3);
+  BOOST_TEST(second.memory.table.reused_blocks == 3);
   world.run_to_the_end();
 }
 
@@ -127,7 +127,7 @@ BOOST_AUTO_TEST_CASE(drafts_take_what_is_left_of_the_tokens) {
   Sequence& prompt = world.add(9, 2);
   world.step();
   BOOST_TEST(world.plan.num_draft_tokens == 0);
-  BOOST_TEST(prompt.num_computed == 5);
+  BOOST_TEST(prompt.num_computed() == 5);
   world.run_to_the_end();
 }
 
@@ -158,7 +158,7 @@ BOOST_AUTO_TEST_CASE(drafts_pause_nobody_and_hold_up_nobody) {
   // Only up to the end of their blocks: a running sequence may need the free one next.
   BOOST_TEST(num_drafts_of(world, a) == 1);
   BOOST_TEST(num_drafts_of(world, b) == 1);
-  BOOST_TEST(world.pool.num_available() == 1);
+  BOOST_TEST(world.memory.num_available() == 1);
   world.run_planned();
   world.run_to_the_end();
   BOOST_TEST(world.num_finished == 2);

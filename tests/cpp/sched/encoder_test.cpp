@@ -42,12 +42,12 @@ BOOST_AUTO_TEST_CASE(a_request_waits_for_blocks_and_for_room_in_a_step) {
   world.step();
   BOOST_TEST(world.plan.num_encoder_tokens == 10);
   BOOST_TEST(world.plan.num_tokens == 2);  // a decode and a start
-  BOOST_TEST(world.cross_pool()->num_available() == 1);
+  BOOST_TEST(world.memory.cross_pool()->num_available() == 1);
   BOOST_CHECK(third.state == SequenceState::kWaiting);
-  BOOST_TEST(first.cross->blocks().size() == 3U);
+  BOOST_TEST(first.memory.cross->blocks().size() == 3U);
   world.run_to_the_end();
   BOOST_TEST(world.num_finished == 3);
-  BOOST_TEST(world.cross_pool()->num_available() == 7);
+  BOOST_TEST(world.memory.cross_pool()->num_available() == 7);
 }
 
 BOOST_AUTO_TEST_CASE(forked_sequences_share_their_input) {
@@ -56,12 +56,13 @@ BOOST_AUTO_TEST_CASE(forked_sequences_share_their_input) {
   options.num_sequences = 3;
   Sequence& first = world.add(2, 4, options);
   world.step();
-  for (const Sequence* sequence : world.scheduler.running()) BOOST_TEST(sequence->cross == first.cross);
+  for (const Sequence* sequence : world.scheduler.running())
+    BOOST_TEST(sequence->memory.cross == first.memory.cross);
   BOOST_TEST(world.scheduler.running().size() == 3U);
   world.cancel(first);
-  BOOST_TEST(world.cross_pool()->num_available() == 0);
+  BOOST_TEST(world.memory.cross_pool()->num_available() == 0);
   world.run_to_the_end();
-  BOOST_TEST(world.cross_pool()->num_available() == 3);
+  BOOST_TEST(world.memory.cross_pool()->num_available() == 3);
 }
 
 /// Runs two sequences until one is paused, which is the second; returns it.
@@ -69,8 +70,8 @@ Sequence& add_until_one_is_paused(World& world) {
   world.add(4, 9, with_input(8, 1));
   Sequence& second = world.add(4, 9, with_input(8, 2));
   while (second.times_paused == 0) world.step();
-  BOOST_TEST(second.cross == nullptr);
-  BOOST_TEST(world.cross_pool()->num_available() == 6);
+  BOOST_TEST(second.memory.cross == nullptr);
+  BOOST_TEST(world.memory.cross_pool()->num_available() == 6);
   return second;
 }
 
@@ -89,7 +90,7 @@ WorldConfig world_of_pauses(bool enable_block_reuse) {
 BOOST_AUTO_TEST_CASE(a_paused_sequence_gives_its_blocks_back_and_is_encoded_again) {
   World world(world_of_pauses(false));
   Sequence& second = add_until_one_is_paused(world);
-  BOOST_TEST(world.cross_pool()->num_free() == 6);
+  BOOST_TEST(world.memory.cross_pool()->num_free() == 6);
   step_until_it_runs(world, second);
   BOOST_TEST(world.plan.num_encoder_tokens == 8);
   world.run_to_the_end();
@@ -99,10 +100,10 @@ BOOST_AUTO_TEST_CASE(a_paused_sequence_gives_its_blocks_back_and_is_encoded_agai
 BOOST_AUTO_TEST_CASE(a_paused_sequence_finds_its_input_where_there_was_room_for_it) {
   World world(world_of_pauses(true));
   Sequence& second = add_until_one_is_paused(world);
-  BOOST_TEST(world.cross_pool()->num_free() == 4);
+  BOOST_TEST(world.memory.cross_pool()->num_free() == 4);
   step_until_it_runs(world, second);
   BOOST_TEST(world.plan.num_encoder_tokens == 0);
-  BOOST_TEST(second.cross_counts.reused_blocks == 2);
+  BOOST_TEST(second.memory.cross_counts.reused_blocks == 2);
   world.run_to_the_end();
   BOOST_TEST(world.num_finished == 2);
 }
@@ -115,21 +116,21 @@ BOOST_AUTO_TEST_CASE(an_input_is_computed_once_for_those_that_start_together_and
   world.step();
   BOOST_TEST(world.plan.encoded.size() == 1U);
   BOOST_TEST(world.plan.num_encoder_tokens == 12);
-  BOOST_TEST(first.cross == second.cross);
+  BOOST_TEST(first.memory.cross == second.memory.cross);
   world.step();
   Sequence& third = world.add(1, 2, with_input(12));
   world.step();
   BOOST_TEST(world.plan.started.size() == 1U);
   BOOST_TEST(world.plan.encoded.empty());
-  BOOST_TEST(third.cross == second.cross);
+  BOOST_TEST(third.memory.cross == second.memory.cross);
   world.run_to_the_end();
   Sequence& last = world.add(1, 2, with_input(12));
   world.step();
   BOOST_TEST(world.plan.encoded.empty());
-  BOOST_TEST(last.cross_counts.reused_blocks == 3);
-  BOOST_TEST(last.cross_counts.alloc_new_blocks == 0);
+  BOOST_TEST(last.memory.cross_counts.reused_blocks == 3);
+  BOOST_TEST(last.memory.cross_counts.alloc_new_blocks == 0);
   world.run_to_the_end();
-  const KvCacheStats stats = world.cross_pool()->stats();
+  const KvCacheStats stats = world.memory.cross_pool()->stats();
   BOOST_TEST(stats.alloc_new_blocks == 3);
   BOOST_TEST(stats.reused_blocks == 9);
   BOOST_TEST(stats.missed_blocks == 3);
@@ -148,9 +149,9 @@ BOOST_AUTO_TEST_CASE(inputs_of_other_adapters_and_salts_are_others) {
   Sequence& same = world.add(1, 4, options);
   world.step();
   BOOST_TEST(world.plan.encoded.size() == 3U);
-  BOOST_TEST(base.cross != salted.cross);
-  BOOST_TEST(salted.cross != adapted.cross);
-  BOOST_TEST(adapted.cross == same.cross);
+  BOOST_TEST(base.memory.cross != salted.memory.cross);
+  BOOST_TEST(salted.memory.cross != adapted.memory.cross);
+  BOOST_TEST(adapted.memory.cross == same.memory.cross);
   world.run_to_the_end();
 }
 
@@ -163,12 +164,13 @@ BOOST_AUTO_TEST_CASE(a_request_for_the_encoders_output_has_it_computed) {
   Sequence& sequence = world.add(1, 5, options);
   world.step();
   BOOST_TEST(world.plan.num_encoder_tokens == 12);
-  BOOST_TEST(sequence.cross_counts.reused_blocks + sequence.cross_counts.missed_blocks == 0);
-  BOOST_TEST(world.cross_pool()->num_available() == 3);  // its blocks were replaced by the existing ones
-  BOOST_TEST(world.cross_pool()->num_free() == 3);
+  BOOST_TEST(sequence.memory.cross_counts.reused_blocks + sequence.memory.cross_counts.missed_blocks == 0);
+  // The existing blocks replaced its own.
+  BOOST_TEST(world.memory.cross_pool()->num_available() == 3);
+  BOOST_TEST(world.memory.cross_pool()->num_free() == 3);
   Sequence& another = world.add(1, 5, with_input(12));
   world.step();
-  BOOST_TEST(another.cross == sequence.cross);
+  BOOST_TEST(another.memory.cross == sequence.memory.cross);
   world.run_to_the_end();
 }
 
@@ -181,12 +183,12 @@ BOOST_AUTO_TEST_CASE(an_input_of_a_step_that_failed_is_computed_again) {
   world.plan_only();
   BOOST_TEST(world.plan.encoded.size() == 1U);
   world.fail_step();
-  BOOST_TEST(world.cross_pool()->num_available() == 6);
+  BOOST_TEST(world.memory.cross_pool()->num_available() == 6);
   Sequence& written = world.add(1, 5, with_input(8, 1));
   Sequence& unwritten = world.add(1, 5, with_input(8, 2));
   world.step();
-  BOOST_TEST(written.cross_counts.reused_blocks == 2);
-  BOOST_TEST(unwritten.cross_counts.reused_blocks == 0);
+  BOOST_TEST(written.memory.cross_counts.reused_blocks == 2);
+  BOOST_TEST(unwritten.memory.cross_counts.reused_blocks == 0);
   BOOST_TEST(world.plan.encoded.size() == 1U);
   world.run_to_the_end();
 }

@@ -33,11 +33,11 @@ BOOST_AUTO_TEST_CASE(the_prompt_is_computed_once_and_its_full_blocks_are_shared)
   const auto running = world.scheduler.running();
   BOOST_TEST_REQUIRE(running.size() == 3U);
   BOOST_TEST(world.scheduler.pending_copies().size() == 2U);
-  BOOST_TEST(world.pool.num_used() == 2 + 3);
+  BOOST_TEST(world.memory.block_pool().num_used() == 2 + 3);
   for (std::size_t i = 0; i < 3; ++i) {
     BOOST_TEST(running[i]->index == static_cast<std::int32_t>(i));
-    BOOST_TEST(running[i]->table.blocks[0] == first.table.blocks[0]);
-    BOOST_TEST(running[i]->table.blocks[1] == first.table.blocks[1]);
+    BOOST_TEST(running[i]->memory.table.blocks[0] == first.memory.table.blocks[0]);
+    BOOST_TEST(running[i]->memory.table.blocks[1] == first.memory.table.blocks[1]);
   }
   world.step();
   BOOST_TEST(world.plan.num_generation_sequences == 3);
@@ -47,14 +47,14 @@ BOOST_AUTO_TEST_CASE(the_prompt_is_computed_once_and_its_full_blocks_are_shared)
   BOOST_TEST(world.plan.copies.empty());
   world.run_to_the_end();
   BOOST_TEST(world.num_finished == 3);
-  BOOST_TEST(world.pool.num_used() == 0);
+  BOOST_TEST(world.memory.block_pool().num_used() == 0);
 }
 
 BOOST_AUTO_TEST_CASE(a_prompt_of_whole_blocks_is_shared_without_copies) {
   World world({});
   world.add(8, 5, {.num_sequences = 4});
   world.step();
-  BOOST_TEST(world.pool.num_used() == 2);
+  BOOST_TEST(world.memory.block_pool().num_used() == 2);
   BOOST_TEST(world.scheduler.pending_copies().empty());
   world.run_to_the_end();
   BOOST_TEST(world.num_finished == 4);
@@ -167,7 +167,7 @@ BOOST_AUTO_TEST_CASE(a_failing_step_ends_sequences_whose_copies_it_would_have_ma
   BOOST_TEST(world.plan.copies.size() == 2U);
   world.fail_step();
   BOOST_TEST(world.scheduler.pending_copies().empty());
-  BOOST_TEST(world.pool.num_used() == 0);
+  BOOST_TEST(world.memory.block_pool().num_used() == 0);
   BOOST_TEST(world.scheduler.empty());
 }
 
@@ -199,13 +199,15 @@ BOOST_AUTO_TEST_CASE(each_damage_to_a_fork_is_named) {
   const std::vector<std::pair<std::string, std::function<void(World&, Sequence&, Sequence&)>>> damages = {
       {"awaits a copy to a block that it does not write next",
        [](World&, Sequence& first, Sequence& second) {
-         std::swap(first.table.blocks.back(), second.table.blocks.back());
+         std::swap(first.memory.table.blocks.back(), second.memory.table.blocks.back());
        }},
       {"awaits a copy and does not run",
        [](World&, Sequence&, Sequence& second) { second.state = SequenceState::kFinished; }},
-      {"users, but is in", [](World&, Sequence& first, Sequence&) { first.table.blocks.pop_back(); }},
+      {"users, but is in", [](World&, Sequence& first, Sequence&) { first.memory.table.blocks.pop_back(); }},
       {"has a block twice",
-       [](World&, Sequence&, Sequence& second) { second.table.blocks[1] = second.table.blocks[0]; }},
+       [](World&, Sequence&, Sequence& second) {
+         second.memory.table.blocks[1] = second.memory.table.blocks[0];
+       }},
       {"more sequences are to be forked than there is room for",
        [](World&, Sequence& first, Sequence&) { first.num_forks = 100; }},
       {"has been forked more often than it may",
@@ -217,11 +219,11 @@ BOOST_AUTO_TEST_CASE(each_damage_to_a_fork_is_named) {
     Sequence& first = world.add(10, 5, {.num_sequences = 2});
     world.step();
     Sequence& second = *world.scheduler.running()[1];
-    const auto before = std::pair(first.table.blocks, second.table.blocks);
-    BOOST_TEST(check_invariants(world.scheduler, world.pool, nullptr).empty());
+    const auto before = std::pair(first.memory.table.blocks, second.memory.table.blocks);
+    BOOST_TEST(check_invariants(world.scheduler, nullptr).empty());
     damage(world, first, second);
-    check_found(check_invariants(world.scheduler, world.pool, nullptr), said);
-    std::tie(first.table.blocks, second.table.blocks) = before;
+    check_found(check_invariants(world.scheduler, nullptr), said);
+    std::tie(first.memory.table.blocks, second.memory.table.blocks) = before;
   }
 }
 
@@ -235,7 +237,7 @@ BOOST_AUTO_TEST_CASE(each_damage_to_a_plan_of_forks_is_named) {
       {"would write to a shared block",
        [](StepPlan& plan) {
          Sequence& sequence = *plan.entries[0].sequence;
-         std::swap(sequence.table.blocks[0], sequence.table.blocks.back());
+         std::swap(sequence.memory.table.blocks[0], sequence.memory.table.blocks.back());
        }},
   };
   for (const auto& [said, damage] : damages) {

@@ -47,7 +47,7 @@ BOOST_AUTO_TEST_CASE(each_damage_to_a_plan_is_named) {
   world.add(30, 2);
   world.plan_only();
   BOOST_TEST_REQUIRE(world.plan.entries.size() == 4U);
-  BOOST_TEST(check_invariants(world.plan, world.scheduler, world.pool).empty());
+  BOOST_TEST(check_invariants(world.plan, world.scheduler).empty());
   for (const auto& [said, damage] : damages) {
     check_found(problems_of_damaged_plan(world, damage), said);
   }

@@ -34,7 +34,7 @@ BOOST_AUTO_TEST_CASE(what_a_cached_block_begins_with_is_copied) {
   BOOST_TEST(world.plan.num_tokens == 3);
   BOOST_TEST_REQUIRE(world.plan.copies.size() == 1U);
   BOOST_TEST(world.plan.copies[0].sequence == &second);
-  BOOST_TEST(world.plan.copies[0].blocks.to == second.table.blocks[1]);
+  BOOST_TEST(world.plan.copies[0].blocks.to == second.memory.table.blocks[1]);
   world.run_planned();
   BOOST_TEST(world.scheduler.pending_copies().empty());
   world.step();
@@ -63,7 +63,7 @@ BOOST_AUTO_TEST_CASE(without_copies_a_block_is_taken_over) {
   BOOST_TEST(world.plan.copies.empty());
   world.run_planned();
   world.run_to_the_end();
-  BOOST_TEST(world.pool.stats().partially_reused_blocks == 1);
+  BOOST_TEST(world.memory.block_pool().stats().partially_reused_blocks == 1);
 }
 
 BOOST_AUTO_TEST_CASE(a_step_that_has_no_room_for_the_whole_prompt_has_room_for_its_end) {
@@ -102,7 +102,7 @@ BOOST_AUTO_TEST_CASE(a_block_may_be_evicted_once_it_is_to_be_copied) {
   world.plan_only();
   BOOST_TEST(world.plan.entries.size() == 2U);
   BOOST_TEST_REQUIRE(world.plan.copies.size() == 1U);
-  BOOST_TEST(world.pool.num_users(world.plan.copies[0].blocks.from) == 1);
+  BOOST_TEST(world.memory.block_pool().num_users(world.plan.copies[0].blocks.from) == 1);
   world.run_planned();
   BOOST_TEST(world.num_finished == 3);
 }
@@ -116,7 +116,7 @@ BOOST_AUTO_TEST_CASE(a_failing_step_leaves_no_copy_behind) {
   BOOST_TEST(world.plan.copies.size() == 1U);
   world.fail_step();
   BOOST_TEST(world.scheduler.pending_copies().empty());
-  BOOST_TEST(world.pool.num_used() == 0);
+  BOOST_TEST(world.memory.block_pool().num_used() == 0);
 }
 
 BOOST_AUTO_TEST_CASE(whole_prompts_are_computed_where_that_is_wanted) {
@@ -134,7 +134,7 @@ BOOST_AUTO_TEST_CASE(paused_sequences_resume_within_blocks) {
   for (std::int32_t i = 0; i < 3; ++i) world.add({1, 2, 3, 4, 5, i}, 12);
   world.run_to_the_end();
   BOOST_TEST(world.num_finished == 3);
-  BOOST_TEST(world.pool.stats().partially_reused_blocks > 0);
+  BOOST_TEST(world.memory.block_pool().stats().partially_reused_blocks > 0);
 }
 
 BOOST_AUTO_TEST_CASE(each_damage_to_the_copies_of_a_plan_is_named) {
@@ -162,11 +162,13 @@ BOOST_AUTO_TEST_CASE(each_damage_to_the_copies_of_a_plan_is_named) {
 BOOST_AUTO_TEST_CASE(each_damage_to_a_pending_copy_is_named) {
   const std::vector<std::pair<std::string, std::function<void(Sequence&, Sequence&)>>> damages = {
       {"awaits a copy to a block that it does not write next",
-       [](Sequence& first, Sequence& second) { std::swap(first.table.blocks[0], second.table.blocks[0]); }},
+       [](Sequence& first, Sequence& second) {
+         std::swap(first.memory.table.blocks[0], second.memory.table.blocks[0]);
+       }},
       {"awaits a copy and does not run",
        [](Sequence& first, Sequence&) { first.state = SequenceState::kFinished; }},
       {"awaits a copy to a block that it does not write next",
-       [](Sequence& first, Sequence&) { first.num_computed = 4; }},
+       [](Sequence& first, Sequence&) { first.memory.num_computed = 4; }},
   };
   for (const auto& [said, damage] : damages) {
     World world({.partial_reuse = PartialReuse::kCopy});
@@ -175,9 +177,9 @@ BOOST_AUTO_TEST_CASE(each_damage_to_a_pending_copy_is_named) {
     Sequence& first = world.add({1, 2, 3, 8, 9}, 4);
     Sequence& second = world.add({1, 2, 9, 9, 9}, 4);
     world.plan_only();
-    BOOST_TEST(check_invariants(world.scheduler, world.pool, nullptr).empty());
+    BOOST_TEST(check_invariants(world.scheduler, nullptr).empty());
     damage(first, second);
-    check_found(check_invariants(world.scheduler, world.pool, nullptr), said);
+    check_found(check_invariants(world.scheduler, nullptr), said);
   }
 }
 

@@ -24,7 +24,7 @@ BOOST_AUTO_TEST_CASE(max_utilization_starts_more_and_pauses_the_newest) {
   BOOST_TEST(world.plan.paused[0] == &third);
   BOOST_TEST(third.paused);
   BOOST_CHECK(third.state == SequenceState::kWaiting);
-  BOOST_TEST(third.num_computed == 0);
+  BOOST_TEST(third.num_computed() == 0);
   BOOST_TEST(third.num_generated() > 0);
   BOOST_TEST(world.scheduler.num_paused() == 1);
   world.run_to_the_end();

@@ -40,8 +40,8 @@ class Simulation {
       step();
       BOOST_TEST_REQUIRE(steps < 20 * left);
     }
-    BOOST_TEST(world_.pool.num_used() == 0);
-    const CrossBlockPool* cross = world_.cross_pool();
+    BOOST_TEST(world_.memory.block_pool().num_used() == 0);
+    const CrossBlockPool* cross = world_.memory.cross_pool();
     if (cross != nullptr) {
       BOOST_TEST(cross->num_available() == cross->num_blocks());
       if (!config_.enable_block_reuse) BOOST_TEST(cross->num_cached() == 0);
@@ -123,7 +123,7 @@ class Simulation {
 
   void disturb() {
     if (below(40) == 0 && world_.num_made() > 0) world_.cancel(world_.any_sequence(random_()));
-    if (below(300) == 0) world_.pool.reset_reuse();
+    if (below(300) == 0) world_.memory.reset_reuse();
     if (config_.device_pages == 0 || below(50) != 0) return;
     const auto entries = world_.cache().list();
     if (entries.empty()) return;

@@ -22,19 +22,19 @@ std::vector<std::int32_t> counting(std::int32_t count) {
 BOOST_AUTO_TEST_SUITE(scheduler)
 
 BOOST_AUTO_TEST_CASE(limits_and_configs_that_make_no_sense_are_refused) {
-  BlockPool pool(4, 4, true);
-  BOOST_CHECK_THROW(Scheduler({}, limits(0, 1), pool, nullptr), ConfigError);
-  BOOST_CHECK_THROW(Scheduler({}, limits(1, 0), pool, nullptr), ConfigError);
+  SequenceMemoryPool memory({.num_blocks = 4, .tokens_per_block = 4});
+  BOOST_CHECK_THROW(Scheduler({}, limits(0, 1), memory, nullptr), ConfigError);
+  BOOST_CHECK_THROW(Scheduler({}, limits(1, 0), memory, nullptr), ConfigError);
   SchedulerConfig config;
   config.context_chunking_policy = ContextChunkingPolicy::kEqualProgress;
   SchedulerLimits whole_prompts = limits(1, 1);
   whole_prompts.enable_chunked_context = false;
-  BOOST_CHECK_THROW(Scheduler(config, whole_prompts, pool, nullptr), ConfigError);
+  BOOST_CHECK_THROW(Scheduler(config, whole_prompts, memory, nullptr), ConfigError);
   SchedulerLimits no_reuse = limits(1, 1);
   no_reuse.max_reusable_prompt_len = -1;
-  BOOST_CHECK_THROW(Scheduler({}, no_reuse, pool, nullptr), ConfigError);
+  BOOST_CHECK_THROW(Scheduler({}, no_reuse, memory, nullptr), ConfigError);
   no_reuse.max_reusable_prompt_len = 0;
-  BOOST_CHECK_NO_THROW(Scheduler({}, no_reuse, pool, nullptr));
+  BOOST_CHECK_NO_THROW(Scheduler({}, no_reuse, memory, nullptr));
 }
 
 BOOST_AUTO_TEST_CASE(a_sequence_goes_from_prefill_through_decodes_to_its_end) {
@@ -58,7 +58,7 @@ BOOST_AUTO_TEST_CASE(a_sequence_goes_from_prefill_through_decodes_to_its_end) {
     BOOST_TEST(world.plan.num_generation_sequences == 1);
   }
   BOOST_CHECK(sequence.state == SequenceState::kFinished);
-  BOOST_TEST(world.pool.num_used() == 0);
+  BOOST_TEST(world.memory.block_pool().num_used() == 0);
   BOOST_TEST(world.step().empty());
 }
 
@@ -138,10 +138,10 @@ BOOST_AUTO_TEST_CASE(equal_progress_starts_no_more_than_get_a_chunk) {
 }
 
 BOOST_AUTO_TEST_CASE(equal_progress_needs_chunks) {
-  BlockPool pool(4, 4, true);
+  SequenceMemoryPool memory({.num_blocks = 4, .tokens_per_block = 4});
   const SchedulerConfig config{.context_chunking_policy = ContextChunkingPolicy::kEqualProgress};
-  BOOST_CHECK_THROW(Scheduler(config, limits(1, 1, false), pool, nullptr), ConfigError);
-  BOOST_CHECK_NO_THROW(Scheduler(config, limits(1, 1, true), pool, nullptr));
+  BOOST_CHECK_THROW(Scheduler(config, limits(1, 1, false), memory, nullptr), ConfigError);
+  BOOST_CHECK_NO_THROW(Scheduler(config, limits(1, 1, true), memory, nullptr));
 }
 
 BOOST_AUTO_TEST_CASE(blocks_are_retained_as_the_request_says) {
@@ -154,7 +154,7 @@ BOOST_AUTO_TEST_CASE(blocks_are_retained_as_the_request_says) {
     world.add(13, 1);
     world.run_to_the_end();
     const auto tokens = world.any_sequence(0).tokens;
-    world.add((world.pool.num_free() + 2) * 4, 1);
+    world.add((world.memory.block_pool().num_free() + 2) * 4, 1);
     world.run_to_the_end();
     world.add(tokens, 1);
     world.step();
@@ -288,7 +288,7 @@ BOOST_AUTO_TEST_CASE(a_computed_prefix_is_not_computed_again) {
   world.step();
   BOOST_TEST(world.plan.entries[0].first_token == 8);
   BOOST_TEST(world.plan.entries[0].count == 2);
-  BOOST_TEST(same.table.reused_blocks == 2);
+  BOOST_TEST(same.memory.table.reused_blocks == 2);
   BOOST_TEST(world.plan.entries[1].sequence == &salted);
   BOOST_TEST(world.plan.entries[1].first_token == 0);
 }
@@ -345,10 +345,10 @@ BOOST_AUTO_TEST_CASE(nothing_of_a_failed_step_is_reused) {
   BOOST_CHECK(running.state == SequenceState::kFinished);
   BOOST_CHECK(fresh.state == SequenceState::kFinished);
   BOOST_CHECK((waiting.state == (planned ? SequenceState::kFinished : SequenceState::kWaiting)));
-  BOOST_TEST(world.pool.num_used() == 0);
+  BOOST_TEST(world.memory.block_pool().num_used() == 0);
   world.add(counting(10), 1);
   world.run_to_the_end();
-  BOOST_TEST(world.pool.stats().reused_blocks == 0);
+  BOOST_TEST(world.memory.block_pool().stats().reused_blocks == 0);
 }
 
 BOOST_AUTO_TEST_CASE(sequences_can_be_removed_in_any_state) {
@@ -387,13 +387,14 @@ BOOST_AUTO_TEST_CASE(planning_a_steady_batch_allocates_nothing) {
   world.step();
   const auto* entries = world.plan.entries.data();
   std::vector<const BlockId*> tables;
-  for (const Sequence* sequence : world.scheduler.running()) tables.push_back(sequence->table.blocks.data());
+  for (const Sequence* sequence : world.scheduler.running())
+    tables.push_back(sequence->memory.table.blocks.data());
   for (int i = 0; i < 20; ++i) {
     world.step();
     BOOST_TEST(world.plan.entries.data() == entries);
   }
   for (std::size_t i = 0; i < tables.size(); ++i) {
-    BOOST_TEST(world.scheduler.running()[i]->table.blocks.data() == tables[i]);
+    BOOST_TEST(world.scheduler.running()[i]->memory.table.blocks.data() == tables[i]);
   }
 }
 

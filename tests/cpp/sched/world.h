@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "adaptrt/kv/block_pool.h"
+#include "adaptrt/kv/sequence_memory.h"
 #include "adaptrt/lora/lora_cache.h"
 #include "adaptrt/lora/pack_adapter.h"
 #include "adaptrt/sched/invariants.h"
@@ -70,19 +70,18 @@ inline SchedulerLimits limits(std::int32_t max_batch_size, std::int32_t max_num_
 class World {
  public:
   explicit World(const WorldConfig& config)
-      : pool(config.num_blocks, config.tokens_per_block, config.enable_block_reuse, nullptr,
-             config.partial_reuse),
+      : memory({.num_blocks = config.num_blocks,
+                .tokens_per_block = config.tokens_per_block,
+                .num_cross_blocks = config.num_cross_blocks,
+                .enable_block_reuse = config.enable_block_reuse,
+                .partial_reuse = config.partial_reuse}),
         cache_(config.device_pages > 0 ? make_cache(config) : nullptr),
-        cross_pool_(config.num_cross_blocks > 0
-                        ? std::make_unique<CrossBlockPool>(config.num_cross_blocks, config.tokens_per_block,
-                                                           config.enable_block_reuse)
-                        : nullptr),
         scheduler({.capacity_scheduler_policy = config.policy,
                    .context_chunking_policy = config.chunking,
                    .adapter_fairness = config.adapter_fairness},
-                  config.limits, pool, cache_.get(), cross_pool_.get()),
-        memory_(static_cast<std::size_t>(config.num_blocks) * config.tokens_per_block),
-        cross_memory_(static_cast<std::size_t>(config.num_cross_blocks)) {}
+                  config.limits, memory, cache_.get()),
+        kv_(static_cast<std::size_t>(config.num_blocks) * config.tokens_per_block),
+        cross_kv_(static_cast<std::size_t>(config.num_cross_blocks)) {}
 
   /// Makes an adapter of `pages` device pages, one per layer; each task has different weights.
   std::shared_ptr<const HostAdapter> adapter(std::uint64_t task_id, std::int32_t pages = 1) {
@@ -184,7 +183,7 @@ class World {
   void plan_once() {
     scheduler.plan(plan);
     require_sound();
-    require(check_invariants(plan, scheduler, pool));
+    require(check_invariants(plan, scheduler));
   }
   /// Fails the planned step.
   void fail_step() {
@@ -213,7 +212,7 @@ class World {
     tokens.erase(tokens.begin(), tokens.begin() + sequence.num_tokens());
     return tokens;
   }
-  void require_sound() { require(check_invariants(scheduler, pool, cache_.get())); }
+  void require_sound() { require(check_invariants(scheduler, cache_.get())); }
   [[nodiscard]] LoraCache& cache() { return *cache_; }
   /// Returns a sequence in any state.
   [[nodiscard]] Sequence& any_sequence(std::uint64_t number) { return *sequences_.at(number % next_id_); }
@@ -360,42 +359,44 @@ class World {
   }
   void copy(const BlockCopy& blocks) {
     const auto first_of = [&](BlockId block) {
-      return memory_.begin() + std::ptrdiff_t{block} * pool.tokens_per_block();
+      return kv_.begin() + std::ptrdiff_t{block} * memory.tokens_per_block();
     };
-    std::copy_n(first_of(blocks.from), pool.tokens_per_block(), first_of(blocks.to));
+    std::copy_n(first_of(blocks.from), memory.tokens_per_block(), first_of(blocks.to));
   }
-  std::uint64_t& memory_at(const Sequence& sequence, std::int32_t position) {
-    const std::int32_t size = pool.tokens_per_block();
-    return memory_[static_cast<std::size_t>(sequence.table.blocks[position / size]) * size + position % size];
+  std::uint64_t& kv_at(const Sequence& sequence, std::int32_t position) {
+    const std::int32_t size = memory.tokens_per_block();
+    const BlockId block = sequence.memory.blocks()[position / size];
+    return kv_[static_cast<std::size_t>(block) * size + position % size];
   }
   /// Writes the encoder's result for a sequence's input.
   void encode(const Sequence& sequence) {
-    for (const BlockId block : sequence.cross->blocks()) {
-      cross_memory_[static_cast<std::size_t>(block)] = hash(sequence, *sequence.encoder_tokens);
+    for (const BlockId block : sequence.memory.cross->blocks()) {
+      cross_kv_[static_cast<std::size_t>(block)] = hash(sequence, *sequence.encoder_tokens);
     }
   }
   void compute(const PlannedSequence& entry) {
     const Sequence& sequence = *entry.sequence;
-    for (const BlockId block : sequence.cross ? sequence.cross->blocks() : std::vector<BlockId>{}) {
+    for (const BlockId block :
+         sequence.memory.cross ? sequence.memory.cross->blocks() : std::vector<BlockId>{}) {
       BOOST_TEST_REQUIRE(
-          cross_memory_[static_cast<std::size_t>(block)] == hash(sequence, *sequence.encoder_tokens),
+          cross_kv_[static_cast<std::size_t>(block)] == hash(sequence, *sequence.encoder_tokens),
           "another's encoder input is read");
     }
-    if (pool.num_blocks() == 0) {
+    if (memory.num_blocks() == 0) {
       BOOST_TEST_REQUIRE(entry.first_token == 0);
       BOOST_TEST_REQUIRE(entry.end() == sequence.num_tokens());
       return;
     }
     for (std::int32_t i = 0; i < entry.first_token; ++i) {
-      BOOST_TEST_REQUIRE(memory_at(sequence, i) == hash(sequence, i + 1), "KV of another content is read");
+      BOOST_TEST_REQUIRE(kv_at(sequence, i) == hash(sequence, i + 1), "KV of another content is read");
     }
     for (std::int32_t i = entry.first_token; i < entry.first_token + entry.count; ++i) {
-      memory_at(sequence, i) = hash(sequence, i + 1);
+      kv_at(sequence, i) = hash(sequence, i + 1);
     }
     std::vector<std::int32_t> tokens(sequence.tokens.begin(), sequence.tokens.begin() + entry.end());
     for (std::int32_t i = 0; i < entry.num_drafts; ++i) {
       tokens.push_back(sequence.drafts[i]);
-      memory_at(sequence, entry.end() + i) = hash(sequence, tokens);
+      kv_at(sequence, entry.end() + i) = hash(sequence, tokens);
     }
   }
   static void require_right_tokens(const Sequence& sequence) {
@@ -405,15 +406,11 @@ class World {
   }
 
  public:
-  BlockPool pool;
+  SequenceMemoryPool memory;
   Counter load_ends;
-
-  /// Returns nullptr without WorldConfig::num_cross_blocks.
-  [[nodiscard]] const CrossBlockPool* cross_pool() const { return cross_pool_.get(); }
 
  private:
   std::unique_ptr<LoraCache> cache_;
-  std::unique_ptr<CrossBlockPool> cross_pool_;
 
  public:
   Scheduler scheduler;
@@ -425,8 +422,8 @@ class World {
   std::int64_t num_right_drafts = 0;
 
  private:
-  std::vector<std::uint64_t> memory_;
-  std::vector<std::uint64_t> cross_memory_;  // by block
+  std::vector<std::uint64_t> kv_;
+  std::vector<std::uint64_t> cross_kv_;  // by block
   std::map<std::uint64_t, std::unique_ptr<Sequence>> sequences_;
   std::map<std::uint64_t, std::vector<Sequence*>> beams_;  // by request
   std::uint64_t next_id_ = 0;
@@ -445,7 +442,7 @@ template <class Damage>
 std::vector<std::string> problems_of_damaged_plan(const World& world, const Damage& damage) {
   StepPlan damaged = world.plan;
   damage(damaged);
-  return check_invariants(damaged, world.scheduler, world.pool);
+  return check_invariants(damaged, world.scheduler);
 }
 
 }  // namespace adaptrt::testing

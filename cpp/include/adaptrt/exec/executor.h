@@ -16,7 +16,6 @@
 #include "adaptrt/exec/response.h"
 #include "adaptrt/exec/stats.h"
 #include "adaptrt/guide/grammar.h"
-#include "adaptrt/kv/block_pool.h"
 #include "adaptrt/kv/kv_cache_events.h"
 #include "adaptrt/lora/lora_cache.h"
 #include "adaptrt/sched/scheduler.h"
@@ -26,9 +25,8 @@ namespace adaptrt {
 /// Callback for tests: runs on the executor's thread with each new plan, and with nullptr after the step. An
 /// exception from it ends the executor. `lora_cache` is nullptr for an engine without LoRA, `draft_engine`
 /// without a draft engine.
-using StepObserver =
-    std::function<void(const StepPlan* plan, const Scheduler& scheduler, const BlockPool& block_pool,
-                       const LoraCache* lora_cache, const DraftEngine* draft_engine)>;
+using StepObserver = std::function<void(const StepPlan* plan, const Scheduler& scheduler,
+                                        const LoraCache* lora_cache, const DraftEngine* draft_engine)>;
 
 /// Behaviour of await_responses() for several requests if only some have responses at the timeout.
 enum class AtTimeout : std::uint8_t { kTakeWhatIsThere, kTakeNothing };

@@ -3,20 +3,17 @@
 #include <string>
 #include <vector>
 
-#include "adaptrt/kv/block_pool.h"
 #include "adaptrt/lora/lora_cache.h"
 #include "adaptrt/sched/scheduler.h"
 
 namespace adaptrt {
 
-/// Lists every violated invariant of the scheduler, the KV blocks and the LoRA cache; empty if none. Tests
-/// call it after every plan, commit, add and remove. `lora_cache` may be nullptr.
+/// Lists every violated invariant of the scheduler, its sequences' memory and the LoRA cache; empty if none.
+/// Tests call it after every plan, commit, add and remove. `lora_cache` may be nullptr.
 [[nodiscard]] std::vector<std::string> check_invariants(const Scheduler& scheduler,
-                                                        const BlockPool& block_pool,
                                                         const LoraCache* lora_cache);
 
-/// The same for a new plan: token budgets, order of tokens, blocks that cover them, leases.
-[[nodiscard]] std::vector<std::string> check_invariants(const StepPlan& plan, const Scheduler& scheduler,
-                                                        const BlockPool& block_pool);
+/// The same for a new plan: token budgets, order of tokens, memory that covers them, leases.
+[[nodiscard]] std::vector<std::string> check_invariants(const StepPlan& plan, const Scheduler& scheduler);
 
 }  // namespace adaptrt

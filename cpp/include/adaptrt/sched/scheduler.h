@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "adaptrt/kv/block_pool.h"
+#include "adaptrt/kv/sequence_memory.h"
 #include "adaptrt/lora/lora_cache.h"
 #include "adaptrt/sched/scheduler_config.h"
 #include "adaptrt/sched/sequence.h"
@@ -57,7 +57,7 @@ struct PlannedSequence {
   [[nodiscard]] std::int32_t num_right_drafts() const;
 };
 
-/// A copy of KV blocks with which a sequence begins a block of its own.
+/// The copy with which a sequence begins a block of its own.
 struct PlannedCopy {
   Sequence* sequence = nullptr;
   BlockCopy blocks;
@@ -86,7 +86,7 @@ struct StepPlan {
   std::vector<PlannedCopy> copies;
   std::vector<Sequence*> started;  ///< started or resumed by this plan
   std::vector<Sequence*> encoded;  ///< the sequences in `started` whose encoder inputs the step computes
-  /// Sequences that lost their blocks and lease, and wait again. A plan that pauses a sequence starts none.
+  /// Sequences that lost their memory and lease, and wait again. A plan that pauses a sequence starts none.
   std::vector<Sequence*> paused;
   /// Waiting sequences whose adapter can never get pages: it gets none although no running request holds any
   /// (others are pinned). The executor removes them with an error.
@@ -108,6 +108,9 @@ struct StepPlan {
 
 /// Schedules in-flight batches: decides before each step which sequences compute which tokens. Not
 /// thread-safe.
+///
+/// Memory: what a sequence keeps between steps is in SequenceMemory. The scheduler decides when a sequence
+/// gets some, grows, is forked or loses it; SequenceMemoryPool knows what it consists of.
 ///
 /// Order: decodes come first, then running prompts, then waiting sequences in WaitingQueue's order. A request
 /// that gets no KV blocks, or no tokens in the step, blocks the requests after it. A request whose adapter is
@@ -137,11 +140,11 @@ struct StepPlan {
 /// use free blocks while no sequence waits and every running sequence could still get one more.
 class Scheduler {
  public:
-  /// `lora_cache` may be nullptr if no sequence has an adapter, `cross_pool` if none has an encoder input.
-  /// All must outlive the scheduler and its sequences. Throws ConfigError if a limit is not positive, and for
-  /// the problems that config.validate() finds.
-  Scheduler(const SchedulerConfig& config, const SchedulerLimits& limits, BlockPool& block_pool,
-            LoraCache* lora_cache, CrossBlockPool* cross_pool = nullptr);
+  /// `lora_cache` may be nullptr if no sequence has an adapter. It and `memory` must outlive the scheduler
+  /// and its sequences. Throws ConfigError if a limit is not positive, and for the problems that
+  /// config.validate() finds.
+  Scheduler(const SchedulerConfig& config, const SchedulerLimits& limits, SequenceMemoryPool& memory,
+            LoraCache* lora_cache);
 
   /// Returns why a request of this size and number of sequences (or beams) could not run even without other
   /// requests; nullopt if it could. LoraCache::admit() refuses adapters that never fit.
@@ -154,7 +157,7 @@ class Scheduler {
   /// `tokens` is not the prompt, or if it has an adapter and there is no LoRA cache.
   void add(Sequence& sequence);
 
-  /// Plans the next step. Sequences that start get their blocks and lease here. An empty plan means that
+  /// Plans the next step. Sequences that start get their memory and lease here. An empty plan means that
   /// nothing can run now: the queue is empty, or its sequences are unservable, have failed, or wait for
   /// loads.
   void plan(StepPlan& plan);
@@ -172,7 +175,7 @@ class Scheduler {
   /// Ends the forks of `parent`: the room reserved for them is released.
   static void end_forks(Sequence& parent) { parent.num_forks = 0; }
 
-  /// Each `to` releases its blocks and continues from the computed tokens of `from`; no sequence is in both
+  /// Each `to` releases its memory and continues from the computed tokens of `from`; no sequence is in both
   /// roles. Call it after the commit of the step that computed the last of the request's beams. Their next
   /// tokens may be appended before or after.
   void move_beams(std::span<const BeamMove> moves);
@@ -181,7 +184,7 @@ class Scheduler {
   /// written is reused.
   void fail(const StepPlan& plan);
 
-  /// Removes a sequence in any state (finished or cancelled) and releases its blocks and lease. Its full
+  /// Removes a sequence in any state (finished or cancelled) and releases its memory and lease. Its full
   /// blocks stay cached. Don't call it between plan() and commit() or fail().
   void remove(Sequence& sequence);
 
@@ -198,8 +201,7 @@ class Scheduler {
   /// Number of sequences that will be forked from running ones.
   [[nodiscard]] std::int32_t num_promised_forks() const;
   [[nodiscard]] bool empty() const { return running_.empty() && waiting_.empty(); }
-  /// Returns nullptr if there is no encoder.
-  [[nodiscard]] const CrossBlockPool* cross_pool() const { return cross_pool_; }
+  [[nodiscard]] const SequenceMemoryPool& memory() const { return memory_; }
   [[nodiscard]] const SchedulerConfig& config() const { return config_; }
   [[nodiscard]] const SchedulerLimits& limits() const { return limits_; }
   /// Number of blocks that starting sequences must leave to the running ones, in addition to those that these
@@ -221,19 +223,21 @@ class Scheduler {
   [[nodiscard]] bool next_are_loading(const StepPlan& plan);
   [[nodiscard]] AdapterReadiness readiness_of(const Sequence& sequence);
   StartResult try_start(Sequence& sequence, StepPlan& plan);
-  /// True if the step has room for the sequence's encoder input and the pool for its keys and values, or if
-  /// neither is needed.
+  /// True if the step has room for the sequence's encoder input and there is memory for its keys and values,
+  /// or if neither is needed.
   [[nodiscard]] bool has_encoder_room(const Sequence& sequence, const StepPlan& plan) const;
   /// True if the sequence may reuse keys and values instead of computing its encoder input.
   [[nodiscard]] static bool may_reuse_encoder_input(const Sequence& sequence);
-  /// Gives a starting sequence the blocks for its encoder input.
-  void take_cross_blocks(Sequence& sequence, StepPlan& plan);
+  /// Gives a starting sequence the memory of its encoder input.
+  void take_encoder_input(Sequence& sequence, StepPlan& plan);
   void pass_over(Sequence& sequence, AdapterReadiness readiness, StepPlan& plan);
   void start(Sequence& sequence, std::optional<DeviceLease> lease, StepPlan& plan);
   void run(Sequence& sequence);
   void pause(Sequence& sequence);
-  /// Gives a starting sequence the cached blocks that match its tokens.
-  void reuse_blocks(Sequence& sequence);
+  /// Gives a starting sequence the memory of others that matches its tokens.
+  void reuse_prefix(Sequence& sequence);
+  /// Plans a copy unless none is needed.
+  void add_copy(Sequence& sequence, const BlockCopy& copy);
   void add_to_plan(Sequence& sequence, std::int32_t count, bool is_prefill, StepPlan& plan);
   void grow_entry(PlannedSequence& entry, std::int32_t count, StepPlan& plan);
   /// Shares the remaining tokens of the step equally among its prefills.
@@ -244,8 +248,6 @@ class Scheduler {
   /// Returns false if there is no room for the draft.
   bool add_draft(PlannedSequence& entry, std::int64_t& num_spare_blocks);
   void charge(Sequence& sequence, std::int32_t num_tokens);
-  /// Passes the request's retention settings for the indexed blocks from `first` on to the pool.
-  void retain_blocks(const Sequence& sequence, std::int32_t first);
   void pause(Sequence& sequence, StepPlan& plan);
   void stop_running(Sequence& sequence);
   bool pause_a_prefill_after(std::size_t index, StepPlan& plan);
@@ -264,18 +266,17 @@ class Scheduler {
     return config_.capacity_scheduler_policy == CapacitySchedulerPolicy::kMaxUtilization;
   }
   /// True if the pool has no blocks: each sequence is computed whole, in one step.
-  [[nodiscard]] bool computes_sequences_whole() const { return block_pool_.num_blocks() == 0; }
+  [[nodiscard]] bool computes_sequences_whole() const { return memory_.num_blocks() == 0; }
   [[nodiscard]] bool looks_ahead() const { return lora_cache_ != nullptr && lora_cache_->has_load_workers(); }
   [[nodiscard]] bool any_lease() const;
-  [[nodiscard]] bool shares_blocks(const Sequence& sequence) const;
-  [[nodiscard]] bool starts_from_shared_blocks(const Sequence& sequence) const;
+  [[nodiscard]] bool shares_memory(const Sequence& sequence) const;
+  [[nodiscard]] bool starts_from_shared_memory(const Sequence& sequence) const;
   [[nodiscard]] std::int32_t tokens_left(const StepPlan& plan) const;
 
   SchedulerConfig config_;
   SchedulerLimits limits_;
-  BlockPool& block_pool_;
+  SequenceMemoryPool& memory_;
   LoraCache* lora_cache_;
-  CrossBlockPool* cross_pool_;
   std::vector<Sequence*> running_;
   std::vector<PlannedCopy> copies_;
   WaitingQueue waiting_;

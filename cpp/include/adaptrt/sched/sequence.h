@@ -5,9 +5,9 @@
 #include <optional>
 #include <vector>
 
-#include "adaptrt/kv/block_pool.h"
-#include "adaptrt/kv/cross_blocks.h"
 #include "adaptrt/kv/retention.h"
+#include "adaptrt/kv/reuse_key.h"
+#include "adaptrt/kv/sequence_memory.h"
 #include "adaptrt/lora/host_adapter.h"
 #include "adaptrt/lora/lora_cache.h"
 
@@ -15,8 +15,8 @@ namespace adaptrt {
 
 enum class SequenceState : std::uint8_t {
   kNew,       ///< not given to a scheduler yet
-  kWaiting,   ///< holds no blocks and no lease; `paused` says if it ran before
-  kRunning,   ///< holds blocks and, with an adapter, a lease
+  kWaiting,   ///< holds no memory and no lease; `paused` says if it ran before
+  kRunning,   ///< holds memory and, with an adapter, a lease
   kFinished,  ///< removed from the scheduler
 };
 
@@ -79,13 +79,9 @@ struct Sequence {
   /// True if the sequence waits although it ran before.
   bool paused = false;
   std::int32_t times_paused = 0;
-  /// Number of tokens at the front whose KV is in the blocks of `table`.
-  std::int32_t num_computed = 0;
-  BlockTable table;
-  /// Blocks of the encoder's keys and values for encoder_tokens. They are computed in the step in which the
-  /// sequence starts, or earlier. Sequences with the same encoder_tokens share them.
-  CrossBlockPool::Share cross;
-  CrossCounts cross_counts;
+  /// What the sequence keeps between steps. An encoder input is computed in the step in which the sequence
+  /// starts, or earlier.
+  SequenceMemory memory;
   /// Sequences that were forked from one another share it.
   std::shared_ptr<const DeviceLease> lease;
   /// Number of sequences with adapters that started ahead of this one while its adapter got no pages.
@@ -97,11 +93,15 @@ struct Sequence {
   }
   [[nodiscard]] std::int32_t num_tokens() const { return static_cast<std::int32_t>(tokens.size()); }
   [[nodiscard]] std::int32_t num_generated() const { return num_tokens() - prompt_length; }
-  [[nodiscard]] std::int32_t num_to_compute() const { return num_tokens() - num_computed; }
+  /// Number of tokens at the front that are computed.
+  [[nodiscard]] std::int32_t num_computed() const { return memory.num_computed; }
+  [[nodiscard]] std::int32_t num_to_compute() const { return num_tokens() - num_computed(); }
   /// True if only the newest generated token is left to compute.
   [[nodiscard]] bool is_decoding() const { return num_generated() > 0 && num_to_compute() == 1; }
-  /// Maximum number of tokens whose KV it needs: the last generated token is never computed.
-  [[nodiscard]] std::int64_t max_kv_tokens() const { return std::int64_t{prompt_length} + max_tokens - 1; }
+  /// Maximum value of num_computed(): the last generated token is never computed.
+  [[nodiscard]] std::int64_t max_computed_tokens() const {
+    return std::int64_t{prompt_length} + max_tokens - 1;
+  }
   [[nodiscard]] ReuseKey reuse_key() const {
     if (!adapter) return {.cache_salt = cache_salt, .given = given.get()};
     return {.adapter_generation = adapter->generation(),
@@ -110,6 +110,10 @@ struct Sequence {
             .adapter_digest = adapter->known_content_digest(),
             .adapter_from = adapter_from,
             .given = given.get()};
+  }
+  [[nodiscard]] SequenceContent content() const {
+    return {
+        .key = reuse_key(), .tokens = tokens, .prompt_length = prompt_length, .retention = retention.get()};
   }
   /// Returns the value for StepInput::adapters; nullptr for the base model.
   [[nodiscard]] const DeviceAdapter* device_adapter() const { return lease ? &lease->adapter() : nullptr; }
