@@ -1,4 +1,4 @@
-// Blocks of sequences and memory of a call.
+// Memory of sequences and of a call.
 
 #include "adaptrt/draft_engine/draft_engine.h"
 
@@ -13,7 +13,7 @@ DraftEngine::DraftEngine(Engine& engine, LoraCache* lora_cache, std::int32_t num
                          std::int32_t max_draft_len)
     : engine_(engine),
       lora_cache_(lora_cache),
-      block_pool_(num_kv_blocks, engine.info().tokens_per_block, true),
+      memory_({.num_blocks = num_kv_blocks, .tokens_per_block = engine.info().tokens_per_block}),
       max_draft_len_(max_draft_len) {
   const auto max_tokens = static_cast<std::size_t>(engine.info().max_num_tokens);
   entries_.reserve(static_cast<std::size_t>(engine.info().max_batch_size));
@@ -57,7 +57,7 @@ void DraftEngine::plan(std::span<const DraftTask> tasks) {
       continue;
     }
     entries_.push_back(
-        {.task = &task, .most = most, .num_to_compute = num_tokens - task.sequence->num_computed_});
+        {.task = &task, .most = most, .num_to_compute = num_tokens - task.sequence->memory_.num_computed});
   }
 }
 
@@ -65,13 +65,14 @@ bool DraftEngine::prepare(const DraftTask& task, std::int32_t most) {
   DraftSequence& sequence = *task.sequence;
   if (sequence.is_given_up_) return false;
   if (sequence.holder_ != nullptr) {
-    sequence.keep_right_drafts(task.text);
+    memory_.keep(sequence.memory_, sequence.memory_.num_computed + sequence.num_right_drafts(task.text));
+    sequence.computed_drafts_.clear();
   } else if (!begin(task)) {
     return false;
   }
   sequence.turn_ = turn_;
   const std::int32_t num_tokens = static_cast<std::int32_t>(task.text.size()) + most - 1;
-  return make_room(sequence, num_tokens) && block_pool_.try_grow(sequence.table_, num_tokens);
+  return make_room(sequence, num_tokens) && memory_.try_grow(sequence.memory_, num_tokens);
 }
 
 bool DraftEngine::begin(const DraftTask& task) {
@@ -84,28 +85,27 @@ bool DraftEngine::begin(const DraftTask& task) {
     }
     if (!sequence.lease_) return false;
   }
-  sequence.table_.blocks.reserve(
-      static_cast<std::size_t>(block_pool_.blocks_for(engine_.info().max_seq_len)));
+  memory_.reserve(sequence.memory_, engine_.info().max_seq_len);
   sequence.computed_drafts_.reserve(static_cast<std::size_t>(max_draft_len_));
   sequence.holder_ = this;
   sequences_.push_back(&sequence);
-  sequence.num_computed_ = 0;
   if (task.prompt_length <= engine_.info().max_reusable_prompt_len) {
-    sequence.num_computed_ = block_pool_.reuse_prefix(sequence.table_, sequence.reuse_key(), task.text);
+    // Without partial reuse there is nothing to copy.
+    static_cast<void>(
+        memory_.reuse_prefix(sequence.memory_, {.key = sequence.reuse_key(), .tokens = task.text}));
   }
   return true;
 }
 
 bool DraftEngine::make_room(const DraftSequence& sequence, std::int32_t num_tokens) {
-  const std::int64_t needed =
-      std::int64_t{block_pool_.blocks_for(num_tokens)} - std::ssize(sequence.table_.blocks);
+  const std::int64_t needed = memory_.blocks_to_grow(sequence.memory_, num_tokens);
   // A shared block is counted once per sequence, so the loop may evict a sequence without gaining a block.
-  std::int64_t obtainable = block_pool_.num_available();
+  std::int64_t obtainable = memory_.num_available();
   for (const DraftSequence* other : sequences_) {
-    if (other->turn_ != turn_) obtainable += std::ssize(other->table_.blocks);
+    if (other->turn_ != turn_) obtainable += other->memory_.num_blocks();
   }
   if (needed > obtainable) return false;
-  while (needed > block_pool_.num_available()) {
+  while (needed > memory_.num_available()) {
     DraftSequence* const other = next_to_lose_blocks();
     if (other == nullptr) return false;
     release(*other);
@@ -124,10 +124,9 @@ DraftSequence* DraftEngine::next_to_lose_blocks() const {
 
 void DraftEngine::release(DraftSequence& sequence) {
   if (sequence.holder_ == nullptr) return;
-  block_pool_.release(sequence.table_);
+  memory_.release(sequence.memory_);
   sequence.lease_.reset();
   sequence.holder_ = nullptr;
-  sequence.num_computed_ = 0;
   sequence.computed_drafts_.clear();
   sequences_.erase(std::ranges::find(sequences_, &sequence));
 }
@@ -140,10 +139,10 @@ void DraftEngine::give_up(std::span<const DraftTask> tasks, std::string reason) 
 
 DraftEngineStats DraftEngine::stats() const {
   DraftEngineStats stats = stats_;
-  stats.max_num_blocks = block_pool_.num_blocks();
-  stats.used_num_blocks = block_pool_.num_used();
+  stats.max_num_blocks = memory_.num_blocks();
+  stats.used_num_blocks = memory_.block_pool().num_used();
   stats.num_sequences = std::ssize(sequences_);
-  stats.mem_usage = static_cast<std::size_t>(block_pool_.num_blocks()) * engine_.info().kv_block_bytes;
+  stats.mem_usage = static_cast<std::size_t>(memory_.num_blocks()) * engine_.info().kv_block_bytes;
   if (lora_cache_ != nullptr) {
     const LoraCacheStats lora = lora_cache_->stats();
     stats.mem_usage +=
@@ -153,28 +152,24 @@ DraftEngineStats DraftEngine::stats() const {
 }
 
 std::vector<std::string> DraftEngine::check_invariants() const {
-  std::vector<std::string> violations = block_pool_.check_invariants();
+  std::vector<std::string> violations;
   const auto check = [&](bool holds, const char* violation) {
     if (!holds) violations.push_back(std::string("draft engine: ") + violation);
   };
-  std::vector<std::int32_t> num_users(static_cast<std::size_t>(block_pool_.num_blocks()), 0);
+  std::vector<const SequenceMemory*> held;
   for (const DraftSequence* sequence : sequences_) {
     check(sequence->holder_ == this, "a sequence with blocks is not held");
     check((sequence->adapter_ != nullptr) == sequence->lease_.has_value(),
           "a sequence has an adapter and no lease, or the other way round");
-    check(std::cmp_greater_equal(
-              sequence->table_.blocks.size(),
-              block_pool_.blocks_for(sequence->num_computed_ + std::ssize(sequence->computed_drafts_))),
-          "a block table does not cover what was computed");
-    check(std::cmp_less_equal(sequence->table_.num_indexed * block_pool_.tokens_per_block(),
-                              sequence->num_computed_),
-          "blocks are indexed that were not computed");
-    for (const BlockId block : sequence->table_.blocks) ++num_users[static_cast<std::size_t>(block)];
+    const SequenceMemory& memory = sequence->memory_;
+    check(memory_.blocks_to_grow(memory, memory.num_computed + std::ssize(sequence->computed_drafts_)) == 0,
+          "a block table does not cover the computed drafts");
+    for (const std::string& violation : memory_.check_invariants(memory)) {
+      check(false, ("a sequence " + violation).c_str());
+    }
+    held.push_back(&memory);
   }
-  for (std::int32_t block = 0; block < block_pool_.num_blocks(); ++block) {
-    check(block_pool_.num_users(block) == num_users[static_cast<std::size_t>(block)],
-          "a block has other users than the sequences");
-  }
+  for (const std::string& violation : memory_.check_invariants(held)) check(false, violation.c_str());
   return violations;
 }
 

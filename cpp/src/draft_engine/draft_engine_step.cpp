@@ -19,18 +19,17 @@ void DraftEngine::compute_texts() {
     if (count == 0) continue;
     left -= count;
     add_to_step(*entry.task,
-                entry.task->text.subspan(static_cast<std::size_t>(sequence.num_computed_),
+                entry.task->text.subspan(static_cast<std::size_t>(sequence.memory_.num_computed),
                                          static_cast<std::size_t>(count)),
-                sequence.num_computed_, is_all);
+                sequence.memory_.num_computed, is_all);
   }
   if (step_.prompt_lengths.empty()) return;
   run_step();
   for (const Entry& entry : entries_) {
     DraftSequence& sequence = *entry.task->sequence;
-    sequence.num_computed_ += entry.num_to_compute;
+    memory_.keep(sequence.memory_, sequence.memory_.num_computed + entry.num_to_compute);
     if (entry.task->prompt_length > engine_.info().max_reusable_prompt_len) continue;
-    block_pool_.index_full_blocks(sequence.table_, sequence.reuse_key(), entry.task->text,
-                                  sequence.num_computed_);
+    memory_.share(sequence.memory_, {.key = sequence.reuse_key(), .tokens = entry.task->text});
   }
 }
 
@@ -41,7 +40,7 @@ bool DraftEngine::compute_drafts() {
     if (drafts.empty() || std::cmp_equal(drafts.size(), entry.most)) continue;
     DraftSequence& sequence = *entry.task->sequence;
     add_to_step(*entry.task, std::span(drafts).last(1),
-                sequence.num_computed_ + static_cast<std::int32_t>(drafts.size()) - 1, true);
+                sequence.memory_.num_computed + static_cast<std::int32_t>(drafts.size()) - 1, true);
     sequence.computed_drafts_.push_back(drafts.back());
   }
   if (step_.prompt_lengths.empty()) return false;
@@ -69,8 +68,8 @@ void DraftEngine::add_to_step(const DraftTask& task, std::span<const std::int32_
   step_.prompt_lengths.push_back(task.prompt_length);
   step_.adapters.push_back(sequence.lease_ ? &sequence.lease_->adapter() : nullptr);
   // All rows have the length of the longest possible text, so that only their number changes.
-  const auto row_length = static_cast<std::size_t>(block_pool_.blocks_for(engine_.info().max_seq_len));
-  const std::vector<BlockId>& blocks = sequence.table_.blocks;
+  const auto row_length = static_cast<std::size_t>(memory_.blocks_for(engine_.info().max_seq_len));
+  const std::vector<BlockId>& blocks = sequence.memory_.blocks();
   step_.block_tables.insert(step_.block_tables.end(), blocks.begin(), blocks.end());
   step_.block_tables.resize(step_.prompt_lengths.size() * row_length, kNoBlock);
   if (!wants_draft) return;
@@ -84,7 +83,7 @@ void DraftEngine::run_step() {
                         .sequence_offsets = step_.sequence_offsets,
                         .prompt_lengths = step_.prompt_lengths,
                         .block_tables = step_.block_tables,
-                        .max_blocks_per_sequence = block_pool_.blocks_for(engine_.info().max_seq_len),
+                        .max_blocks_per_sequence = memory_.blocks_for(engine_.info().max_seq_len),
                         .adapters = step_.adapters,
                         .logit_rows = step_.logit_rows};
   engine_.step(input, [this](std::int64_t first_row, std::int64_t num_rows, const float* logits) {

@@ -13,13 +13,14 @@ void DraftSequence::set(std::shared_ptr<const HostAdapter> adapter, std::optiona
   cache_salt_ = cache_salt;
 }
 
-void DraftSequence::keep_right_drafts(std::span<const std::int32_t> text) {
-  for (const std::int32_t draft : computed_drafts_) {
-    const auto next = static_cast<std::size_t>(num_computed_);
-    if (next + 1 >= text.size() || text[next] != draft) break;
-    ++num_computed_;
+std::int32_t DraftSequence::num_right_drafts(std::span<const std::int32_t> text) const {
+  const auto first = static_cast<std::size_t>(memory_.num_computed);
+  std::size_t count = 0;
+  while (count < computed_drafts_.size() && first + count + 1 < text.size() &&
+         text[first + count] == computed_drafts_[count]) {
+    ++count;
   }
-  computed_drafts_.clear();
+  return static_cast<std::int32_t>(count);
 }
 
 ReuseKey DraftSequence::reuse_key() const {

@@ -9,14 +9,14 @@
 #include <vector>
 
 #include "adaptrt/engine/engine.h"
-#include "adaptrt/kv/block_pool.h"
+#include "adaptrt/kv/sequence_memory.h"
 #include "adaptrt/lora/lora_cache.h"
 
 namespace adaptrt {
 
 class DraftEngine;
 
-/// The draft engine's state of one sequence: the tokens whose KV it has computed, in blocks of its own.
+/// The draft engine's state of one sequence: the tokens that it has computed, in memory of its own.
 class DraftSequence {
  public:
   DraftSequence() = default;
@@ -31,19 +31,18 @@ class DraftSequence {
  private:
   friend class DraftEngine;
 
-  /// Keeps the KV of drafts that equal the tokens of `text`; at least one token stays to compute.
-  void keep_right_drafts(std::span<const std::int32_t> text);
+  /// Number of computed drafts that equal the tokens of `text`; at least one token stays to compute.
+  [[nodiscard]] std::int32_t num_right_drafts(std::span<const std::int32_t> text) const;
   [[nodiscard]] ReuseKey reuse_key() const;
 
   std::shared_ptr<const HostAdapter> adapter_;
   std::optional<std::uint64_t> cache_salt_;
   /// True if its adapter could not be loaded; it gets no more drafts.
   bool is_given_up_ = false;
-  // Valid while it has blocks:
+  // Valid while it has memory:
   DraftEngine* holder_ = nullptr;
-  BlockTable table_;
+  SequenceMemory memory_;  // its computed tokens are tokens of the text
   std::optional<DeviceLease> lease_;
-  std::int32_t num_computed_ = 0;              // tokens of the text
   std::vector<std::int32_t> computed_drafts_;  // computed after these tokens, in the last call
   std::uint64_t turn_ = 0;                     // number of the last call
 };
@@ -139,9 +138,9 @@ class DraftEngine {
 
   Engine& engine_;
   LoraCache* lora_cache_;
-  BlockPool block_pool_;
+  SequenceMemoryPool memory_;
   std::int32_t max_draft_len_;
-  std::vector<DraftSequence*> sequences_;  // with blocks, in the order of their first block
+  std::vector<DraftSequence*> sequences_;  // with memory, in the order in which they got it
   std::vector<Entry> entries_;             // tasks of the current call
   Step step_;
   std::uint64_t turn_ = 0;
