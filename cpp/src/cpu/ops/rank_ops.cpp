@@ -40,16 +40,17 @@ class LoweredAllHeadsNorm final : public LoweredOp {
         qkv_(place.context.rows_of(op.qkv)) {}
 
   void run(Step& step) override {
-    rows_ = step.rows;
+    const std::int64_t rows = step.rows;
     const std::int64_t rows_at_once = rows_per_chunk(op_.query_norm.size + op_.key_norm.size);
-    context_.threads.parallel_for(rows_, rows_at_once, [&](std::int64_t begin, std::int64_t end, int) {
-      for (std::int64_t row = begin; row < end; ++row) add_squares(row);
+    float* own = sums_of(communicator_.rank(), rows);
+    context_.threads.parallel_for(rows, rows_at_once, [&](std::int64_t begin, std::int64_t end, int) {
+      for (std::int64_t row = begin; row < end; ++row) add_squares(row, own + row * kSums);
     });
-    exchange();
-    context_.threads.parallel_for(rows_, rows_at_once, [&](std::int64_t begin, std::int64_t end, int) {
+    exchange(rows);
+    context_.threads.parallel_for(rows, rows_at_once, [&](std::int64_t begin, std::int64_t end, int) {
       for (std::int64_t row = begin; row < end; ++row) {
-        norm(query_of(row), op_.query_norm, total(row, 0), op_.whole_query_size);
-        norm(key_of(row), op_.key_norm, total(row, 1), op_.whole_key_size);
+        norm(query_of(row), op_.query_norm, total(rows, row * kSums), op_.whole_query_size);
+        norm(key_of(row), op_.key_norm, total(rows, row * kSums + 1), op_.whole_key_size);
       }
     });
   }
@@ -57,33 +58,33 @@ class LoweredAllHeadsNorm final : public LoweredOp {
  private:
   [[nodiscard]] float* query_of(std::int64_t row) const { return qkv_.float_row(row); }
   [[nodiscard]] float* key_of(std::int64_t row) const { return query_of(row) + op_.query_norm.size; }
-  [[nodiscard]] float* sums_of(std::int32_t rank) const {
-    return context_.memory.rank_room() + rank * count();
+  /// A rank's sums in a step of `rows` rows.
+  [[nodiscard]] float* sums_of(std::int32_t rank, std::int64_t rows) const {
+    return context_.memory.rank_room() + rank * rows * kSums;
   }
 
-  void add_squares(std::int64_t row) const {
-    float* sums = sums_of(communicator_.rank()) + row * kSums;
+  /// `sums` are those of the row.
+  void add_squares(std::int64_t row, float* sums) const {
     sums[0] = sum_of_squares(query_of(row), op_.query_norm.size);
     sums[1] = op_.counts_keys ? sum_of_squares(key_of(row), op_.key_norm.size) : 0.0F;
   }
 
-  void exchange() const {
+  void exchange(std::int64_t rows) const {
     RankMessages& messages = context_.rank_messages;
     messages.clear();
-    const float* own = sums_of(communicator_.rank());
+    const float* own = sums_of(communicator_.rank(), rows);
     for (std::int32_t rank = 0; rank < communicator_.size(); ++rank) {
       if (rank == communicator_.rank()) continue;
-      messages.sent.push_back({rank, bytes_of(own, count())});
-      messages.received.push_back({rank, bytes_of(sums_of(rank), count())});
+      messages.sent.push_back({rank, bytes_of(own, rows * kSums)});
+      messages.received.push_back({rank, bytes_of(sums_of(rank, rows), rows * kSums)});
     }
     communicator_.exchange(messages.sent, messages.received);
   }
 
-  /// Over the ranks, in their order.
-  [[nodiscard]] float total(std::int64_t row, std::int64_t which) const {
+  /// Adds the ranks' sums at `index`, in the order of the ranks.
+  [[nodiscard]] float total(std::int64_t rows, std::int64_t index) const {
     float sum = 0.0F;
-    for (std::int32_t rank = 0; rank < communicator_.size(); ++rank)
-      sum += sums_of(rank)[row * kSums + which];
+    for (std::int32_t rank = 0; rank < communicator_.size(); ++rank) sum += sums_of(rank, rows)[index];
     return sum;
   }
 
@@ -92,14 +93,10 @@ class LoweredAllHeadsNorm final : public LoweredOp {
     for (std::int64_t i = 0; i < weight.size; ++i) x[i] = x[i] * factor * weight.data[i];
   }
 
-  /// Floats of a rank's sums.
-  [[nodiscard]] std::int64_t count() const { return rows_ * kSums; }
-
   const AllHeadsNormOp& op_;
   const CpuContext& context_;
   Communicator& communicator_;
   Rows qkv_;
-  std::int64_t rows_ = 0;  ///< of the step that runs
 };
 
 class LoweredAllReduce final : public LoweredOp {
