@@ -254,7 +254,7 @@ class Executor::Impl {
                    ", the engine's is " + std::to_string(engine_->info().max_beam_width));
     }
     if (!problems.empty()) return problems;
-    const auto reason = loop_.why_never_fits(static_cast<std::int64_t>(request.input_token_ids.size()),
+    const auto reason = loop_.check_capacity(static_cast<std::int64_t>(request.input_token_ids.size()),
                                              request.max_scheduled_tokens(), request.num_sequences(),
                                              request.has_beams(), request.encoder_length());
     if (reason) problems.add(*reason);

@@ -135,7 +135,7 @@ RequestStats describe(const ActiveRequest& request, std::int64_t step, bool is_c
         std::max(stats.context_prefill_position, std::min(sequence->num_computed(), sequence->prompt_length));
     stats.num_generated_tokens += sequence->num_generated();
     num_steps = std::max(num_steps, sequence->num_decoding_steps());
-    stats.paused = stats.paused || sequence->paused;
+    stats.paused = stats.paused || sequence->preempted;
     const BlockTable& table = sequence->memory.table;
     const CrossCounts& cross = sequence->memory.cross_counts;
     stats.alloc_new_blocks_per_request += table.alloc_new_blocks + cross.alloc_new_blocks;

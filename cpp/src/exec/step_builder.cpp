@@ -154,7 +154,7 @@ void StepBuilder::add_logit_rows(const PlannedSequence& entry, std::int32_t firs
   const ActiveRequest& request = sequence->request();
   const std::int32_t end = entry.first_token + entry.count;
   const std::int32_t sampled = entry.wants_logits ? end - 1 : -1;
-  // If a prompt is recomputed after a pause, rows before next_prompt_row() already exist.
+  // If a prompt is recomputed after a preemption, rows before next_prompt_row() already exist.
   for (std::int32_t position = std::max(entry.first_token, request.next_prompt_row());
        position < std::min(end, request.end_of_prompt_rows()); ++position) {
     logit_row_indices_.push_back(first_row + position - entry.first_token);

@@ -116,7 +116,7 @@ void StepLoop::step() {
   memory_.set_time(begin);
   draft_with_engine();
   scheduler_.plan(plan_);
-  for (Sequence* sequence : plan_.paused) release_drafts_of(*sequence);
+  for (Sequence* sequence : plan_.preempted) release_drafts_of(*sequence);
   observe(&plan_);
   num_started_ = 0;
   queue_latency_ = {};
@@ -131,7 +131,7 @@ void StepLoop::step() {
 
   awaits_loads_ = plan_.empty() && plan_.awaits_loads;
   if (plan_.empty()) {
-    const bool has_changed = !plan_.unservable.empty() || !plan_.failed.empty() || !plan_.paused.empty();
+    const bool has_changed = !plan_.unservable.empty() || !plan_.failed.empty() || !plan_.preempted.empty();
     if (!has_changed && !awaits_loads_ && !scheduler_.empty()) {
       throw std::logic_error("no request can run although " + std::to_string(scheduler_.waiting().size()) +
                              " wait");

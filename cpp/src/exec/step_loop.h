@@ -26,7 +26,7 @@
 namespace adaptrt {
 
 /// The loop of the executor's thread: takes requests from the queue, plans and runs steps, posts responses.
-/// Everything except why_never_fits() belongs to that thread.
+/// Everything except check_capacity() belongs to that thread.
 class StepLoop {
  public:
   /// All arguments outlive the loop. `num_cross_kv_blocks` is 0 for an engine without an encoder,
@@ -40,11 +40,11 @@ class StepLoop {
   /// request gets an error response, and the queue and the board are closed with the reason.
   void run();
 
-  /// See Scheduler::why_never_fits. Thread-safe: the answer depends only on the configuration.
-  [[nodiscard]] std::optional<std::string> why_never_fits(std::int64_t prompt_length, std::int64_t max_tokens,
+  /// See Scheduler::check_capacity. Thread-safe: the answer depends only on the configuration.
+  [[nodiscard]] std::optional<std::string> check_capacity(std::int64_t prompt_length, std::int64_t max_tokens,
                                                           std::int32_t num_sequences, bool are_beams,
                                                           std::int64_t encoder_length) const {
-    return scheduler_.why_never_fits(prompt_length, max_tokens, num_sequences, are_beams, encoder_length);
+    return scheduler_.check_capacity(prompt_length, max_tokens, num_sequences, are_beams, encoder_length);
   }
   /// nullptr without KvCacheConfig::event_buffer_max_size.
   [[nodiscard]] const std::shared_ptr<KVCacheEventManager>& events() const { return events_; }

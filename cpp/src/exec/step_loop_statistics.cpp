@@ -71,10 +71,10 @@ IterationStats StepLoop::take_iteration_stats(Clock::time_point begin) {
 }
 
 std::int32_t StepLoop::num_paused_requests() const {
-  if (scheduler_.num_paused() == 0) return 0;
+  if (scheduler_.num_preempted() == 0) return 0;
   const auto is_paused = [](const auto& entry) {
     return std::ranges::any_of(entry.second->sequences(),
-                               [](const auto& sequence) { return sequence->paused; });
+                               [](const auto& sequence) { return sequence->preempted; });
   };
   return static_cast<std::int32_t>(std::ranges::count_if(requests_, is_paused));
 }

@@ -43,7 +43,7 @@ void check_running(const Scheduler& scheduler, Report& report) {
   }
   for (Sequence* sequence : running) {
     report.check(sequence->state == SequenceState::kRunning, *sequence, "runs, but its state is another");
-    report.check(!sequence->paused, *sequence, "runs, but is marked as paused");
+    report.check(!sequence->preempted, *sequence, "runs, but is marked as preempted");
     report.check(!scheduler.waiting().contains(*sequence), *sequence, "runs and waits");
     report.check((sequence->lease != nullptr) == (sequence->adapter != nullptr), *sequence,
                  "runs with an adapter and no lease, or the other way round");
@@ -64,7 +64,8 @@ void check_beams(const Scheduler& scheduler, Report& report) {
   for (const auto& sequences :
        {scheduler.waiting().list(), {scheduler.running().begin(), scheduler.running().end()}}) {
     for (const Sequence* sequence : sequences) {
-      report.check(!sequence->is_beam || sequence->times_paused == 0, *sequence, "is a beam and was paused");
+      report.check(!sequence->is_beam || sequence->times_preempted == 0, *sequence,
+                   "is a beam and was preempted");
     }
   }
   report.check(scheduler.num_kept_blocks() <= scheduler.memory().num_available(),
@@ -120,16 +121,17 @@ void check_beginnings(const StepPlan& plan, const SequenceMemoryPool& memory, Re
 
 void check_waiting(const Scheduler& scheduler, Report& report) {
   report.append(scheduler.waiting().check_invariants(scheduler.running()));
-  std::int32_t num_paused = 0;
+  std::int32_t num_preempted = 0;
   for (const Sequence* sequence : scheduler.waiting().list()) {
     report.check(sequence->state == SequenceState::kWaiting, *sequence, "waits, but its state is another");
     report.check(sequence->memory.blocks().empty(), *sequence, "waits and holds blocks");
     report.check(!sequence->memory.cross, *sequence, "waits and holds blocks for its encoder input");
     report.check(!sequence->lease, *sequence, "waits and holds a lease");
     report.check(sequence->num_computed() == 0, *sequence, "waits and has computed tokens");
-    if (sequence->paused) ++num_paused;
+    if (sequence->preempted) ++num_preempted;
   }
-  report.check(num_paused == scheduler.num_paused(), "num_paused() does not count the paused sequences");
+  report.check(num_preempted == scheduler.num_preempted(),
+               "num_preempted() does not count the preempted sequences");
 }
 
 void check_memory(const Scheduler& scheduler, Report& report) {
@@ -225,7 +227,7 @@ void check_drafts(const StepPlan& plan, const Scheduler& scheduler, Report& repo
   }
   report.check(plan.num_draft_tokens == num_drafts, "num_draft_tokens does not count the planned drafts");
   if (num_drafts == 0) return;
-  report.check(plan.paused.empty(), "drafts are planned although sequences had to be paused");
+  report.check(plan.preempted.empty(), "drafts are planned although sequences had to be preempted");
   report.check(std::cmp_less_equal(plan.entries.size() + static_cast<std::size_t>(num_drafts),
                                    scheduler.limits().max_rows_with_drafts),
                "a step with drafts has more rows of logits than max_rows_with_drafts");
@@ -309,8 +311,8 @@ std::vector<std::string> check_invariants(const StepPlan& plan, const Scheduler&
   report.check(
       plan.empty() ? plan.copies.empty() : std::ranges::equal(plan.copies, scheduler.pending_copies()),
       "the plan's copies are not those that sequences await");
-  report.check(plan.paused.empty() || plan.started.empty(),
-               "sequences start although others had to be paused");
+  report.check(plan.preempted.empty() || plan.started.empty(),
+               "sequences start although others had to be preempted");
   for (const Sequence* sequence : plan.unservable) {
     report.check(sequence->state == SequenceState::kWaiting, *sequence, "is unservable and does not wait");
   }
@@ -322,7 +324,7 @@ std::vector<std::string> check_invariants(const StepPlan& plan, const Scheduler&
   }
   if (plan.empty() && !scheduler.waiting().empty()) {
     report.check(
-        plan.awaits_loads || !plan.paused.empty() || !plan.unservable.empty() || !plan.failed.empty(),
+        plan.awaits_loads || !plan.preempted.empty() || !plan.unservable.empty() || !plan.failed.empty(),
         "nothing runs, sequences wait, and nothing says what for");
   }
   std::int32_t num_tokens = 0;

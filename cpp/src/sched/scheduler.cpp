@@ -18,7 +18,7 @@ void check_limits(const SchedulerLimits& limits) {
   require_positive("max_batch_size", limits.max_batch_size);
   require_positive("max_num_tokens", limits.max_num_tokens);
   if (limits.max_reusable_prompt_len < 0) problems.add("max_reusable_prompt_len is negative");
-  if (limits.max_times_passed_over < 0) problems.add("max_times_passed_over is negative");
+  if (limits.max_times_skipped < 0) problems.add("max_times_skipped is negative");
   if (limits.max_rows_with_drafts < 0) problems.add("max_rows_with_drafts is negative");
   problems.throw_if_any<ConfigError>("Scheduler");
 }
@@ -40,7 +40,7 @@ void StepPlan::clear() {
   copies.clear();
   started.clear();
   encoded.clear();
-  paused.clear();
+  preempted.clear();
   unservable.clear();
   failed.clear();
   awaits_loads = false;
@@ -75,7 +75,7 @@ Scheduler::Scheduler(const SchedulerConfig& config, const SchedulerLimits& limit
 
 void Scheduler::add(Sequence& sequence) {
   Problems problems;
-  if (auto reason = why_never_fits(sequence.prompt_length, sequence.max_tokens, 1 + sequence.num_forks,
+  if (auto reason = check_capacity(sequence.prompt_length, sequence.max_tokens, 1 + sequence.num_forks,
                                    sequence.is_beam, sequence.encoder_length())) {
     problems.add(std::move(*reason));
   }
@@ -106,7 +106,7 @@ void Scheduler::add(Sequence& sequence) {
 void Scheduler::plan(StepPlan& plan) {
   plan.clear();
   ++turn_;
-  num_kept_ = may_pause() ? num_kept_blocks() : 0;
+  num_kept_ = may_preempt() ? num_kept_blocks() : 0;
   plan_entries(plan);
   plan_drafts(plan);
   if (!plan.empty()) plan.copies.assign(copies_.begin(), copies_.end());
@@ -114,12 +114,12 @@ void Scheduler::plan(StepPlan& plan) {
 
 void Scheduler::plan_entries(StepPlan& plan) {
   const bool is_static = config_.capacity_scheduler_policy == CapacitySchedulerPolicy::kStaticBatch;
-  // A new batch waits for the last sequence of the old one, even if this plan pauses it.
+  // A new batch waits for the last sequence of the old one, even if this plan preempts it.
   const bool may_start = !is_static || running_.empty();
   plan_decodes(plan);
   plan_running_prefills(plan);
   if (lora_cache_ != nullptr) collect_failed_loads(plan);
-  if (plan.paused.empty()) {
+  if (plan.preempted.empty()) {
     plan.awaits_loads = is_static && may_start && looks_ahead() && next_are_loading(plan);
     if (!plan.awaits_loads) start_waiting(plan, may_start);
   }
@@ -127,13 +127,14 @@ void Scheduler::plan_entries(StepPlan& plan) {
 }
 
 void Scheduler::plan_decodes(StepPlan& plan) {
-  // Pausing removes sequences from the end, so those before `i` stay, planned or not.
+  // Preemption removes sequences from the end, so those before `i` stay, planned or not.
   for (std::size_t i = 0; i < running_.size(); ++i) {
     Sequence& sequence = *running_[i];
     require_unfinished(sequence);
     if (!sequence.is_decoding()) continue;
     if (tokens_left(plan) == 0) break;
-    while (sequence.state == SequenceState::kRunning && room_for(sequence) < 1) pause(next_to_pause(), plan);
+    while (sequence.state == SequenceState::kRunning && room_for(sequence) < 1)
+      preempt(next_to_preempt(), plan);
     if (sequence.state == SequenceState::kRunning) add_to_plan(sequence, 1, false, plan);
   }
 }
@@ -144,7 +145,7 @@ void Scheduler::plan_running_prefills(StepPlan& plan) {
     if (sequence.is_decoding() || sequence.num_to_compute() == 0) continue;
     const std::int32_t left = tokens_left(plan);
     if (left == 0) break;
-    while (room_for(sequence) < 1 && pause_a_prefill_after(i, plan)) {
+    while (room_for(sequence) < 1 && preempt_prefill_after(i, plan)) {
     }
     // Without room, the prefill waits for the decodes of this step to end. They started later but are already
     // planned.
@@ -180,30 +181,30 @@ void Scheduler::grow_entry(PlannedSequence& entry, std::int32_t count, StepPlan&
     throw std::logic_error("sequence " + std::to_string(sequence.id) +
                            " does not get the KV blocks promised to it");
   }
-  if (may_pause()) num_kept_ += kept_for(sequence) - kept;
+  if (may_preempt()) num_kept_ += kept_for(sequence) - kept;
   plan.num_tokens += count;
   if (entry.is_prefill) plan.num_context_tokens += count;
 }
 
-void Scheduler::pause(Sequence& sequence, StepPlan& plan) {
-  if (!may_pause()) throw std::logic_error("KV blocks ran out although they were promised");
+void Scheduler::preempt(Sequence& sequence, StepPlan& plan) {
+  if (!may_preempt()) throw std::logic_error("KV blocks ran out although they were promised");
   stop_running(sequence);
-  pause(sequence);
-  plan.paused.push_back(&sequence);
+  preempt(sequence);
+  plan.preempted.push_back(&sequence);
 }
 
-void Scheduler::pause(Sequence& sequence) {
+void Scheduler::preempt(Sequence& sequence) {
   waiting_.push(sequence);
   sequence.state = SequenceState::kWaiting;
-  sequence.paused = true;
-  ++sequence.times_paused;
-  ++num_paused_;
+  sequence.preempted = true;
+  ++sequence.times_preempted;
+  ++num_preempted_;
 }
 
-bool Scheduler::pause_a_prefill_after(std::size_t index, StepPlan& plan) {
+bool Scheduler::preempt_prefill_after(std::size_t index, StepPlan& plan) {
   for (std::size_t i = running_.size() - 1; i > index; --i) {
     if (running_[i]->is_decoding() || running_[i]->is_beam) continue;
-    pause(*running_[i], plan);
+    preempt(*running_[i], plan);
     return true;
   }
   return false;
@@ -238,7 +239,7 @@ void Scheduler::remove(Sequence& sequence) {
     stop_running(sequence);
   } else if (sequence.state == SequenceState::kWaiting) {
     waiting_.erase(sequence);
-    if (sequence.paused) --num_paused_;
+    if (sequence.preempted) --num_preempted_;
   }
   sequence.state = SequenceState::kFinished;
 }

@@ -42,12 +42,12 @@ std::int64_t Scheduler::kept_for(const Sequence& sequence) const {
 }
 
 bool Scheduler::leaves_kept_blocks(const Sequence& parent) const {
-  if (!may_pause() || parent.is_beam) return true;
+  if (!may_preempt() || parent.is_beam) return true;
   const std::int32_t needed = memory_.blocks_to_fork(parent.memory);
   return needed == 0 || memory_.num_available() - num_kept_blocks() >= needed;
 }
 
-Sequence& Scheduler::next_to_pause() const {
+Sequence& Scheduler::next_to_preempt() const {
   return **std::ranges::find_if(running_.rbegin(), running_.rend(),
                                 [](const Sequence* sequence) { return !sequence->is_beam; });
 }

@@ -19,8 +19,8 @@ std::int32_t PlannedSequence::num_right_drafts() const {
 
 void Scheduler::plan_drafts(StepPlan& plan) {
   const auto has_drafts = [](const PlannedSequence& entry) { return !entry.sequence->drafts.empty(); };
-  // If a sequence was paused, nothing is left for drafts.
-  if (!plan.paused.empty() || std::ranges::none_of(plan.entries, has_drafts)) return;
+  // If a sequence was preempted, nothing is left for drafts.
+  if (!plan.preempted.empty() || std::ranges::none_of(plan.entries, has_drafts)) return;
   std::int32_t left = std::min(tokens_left(plan),
                                limits_.max_rows_with_drafts - static_cast<std::int32_t>(plan.entries.size()));
   std::int64_t spare_blocks = num_spare_blocks();
@@ -39,7 +39,7 @@ void Scheduler::plan_drafts(StepPlan& plan) {
 
 std::int64_t Scheduler::num_spare_blocks() const {
   // Draft blocks belong to the blocks promised to the sequence.
-  if (!may_pause()) return std::numeric_limits<std::int64_t>::max();
+  if (!may_preempt()) return std::numeric_limits<std::int64_t>::max();
   if (!waiting_.empty()) return 0;
   return memory_.num_available() - num_promised_blocks() - static_cast<std::int64_t>(running_.size());
 }

@@ -17,11 +17,11 @@ void Scheduler::fork(Sequence& parent, Sequence& child) {
   memory_.reserve(child.memory, child.max_computed_tokens());
   BlockCopy copy;
   if (!leaves_kept_blocks(parent) || !memory_.try_fork(parent.memory, child.memory, copy)) {
-    if (!may_pause() || child.is_beam) {
+    if (!may_preempt() || child.is_beam) {
       throw std::logic_error("sequence " + std::to_string(child.id) +
                              " does not get the KV block promised to it");
     }
-    pause(child);
+    preempt(child);
     return;
   }
   child.lease = parent.lease;

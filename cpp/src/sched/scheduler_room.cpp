@@ -9,7 +9,7 @@
 
 namespace adaptrt {
 
-std::optional<std::string> Scheduler::why_never_fits(std::int64_t prompt_length, std::int64_t max_tokens,
+std::optional<std::string> Scheduler::check_capacity(std::int64_t prompt_length, std::int64_t max_tokens,
                                                      std::int32_t num_sequences, bool are_beams,
                                                      std::int64_t encoder_length) const {
   constexpr std::int64_t kLongest = std::numeric_limits<std::int32_t>::max();
@@ -43,9 +43,9 @@ std::optional<std::string> Scheduler::why_never_fits(std::int64_t prompt_length,
            " sequences; accepted: 1 to max_batch_size = " + std::to_string(limits_.max_batch_size) +
            ", because they run at once";
   }
-  // If sequences may be paused, each can progress without the others, except beams. Sequences that end with
-  // their first token are never forked.
-  const std::int32_t num_forks = (may_pause() && !are_beams) || max_tokens == 1 ? 0 : num_sequences - 1;
+  // If sequences may be preempted, each can progress without the others, except beams. Sequences that end
+  // with their first token are never forked.
+  const std::int32_t num_forks = (may_preempt() && !are_beams) || max_tokens == 1 ? 0 : num_sequences - 1;
   const std::int64_t needed = blocks_of_all(prompt_length, max_tokens, num_forks);
   if (needed > memory_.num_blocks()) {
     const std::string what = are_beams ? " beams" : " sequences";
@@ -68,7 +68,7 @@ std::int64_t Scheduler::num_promised_blocks() const {
 }
 
 std::int64_t Scheduler::blocks_wanted(const Sequence& sequence) const {
-  if (may_pause() && !sequence.is_beam) return memory_.blocks_for(sequence.num_tokens());
+  if (may_preempt() && !sequence.is_beam) return memory_.blocks_for(sequence.num_tokens());
   return blocks_of_all(sequence.prompt_length, sequence.max_tokens, sequence.num_forks);
 }
 

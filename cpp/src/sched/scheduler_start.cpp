@@ -51,7 +51,7 @@ void Scheduler::start_waiting(StepPlan& plan, bool may_start) {
     ++num_waiting;
     const AdapterReadiness readiness = readiness_of(sequence);
     if (readiness != AdapterReadiness::kReady) {
-      pass_over(sequence, readiness, plan);
+      skip(sequence, readiness, plan);
       continue;
     }
     if (!may_start) continue;
@@ -59,12 +59,12 @@ void Scheduler::start_waiting(StepPlan& plan, bool may_start) {
       case StartResult::kStarted:
         --num_waiting;
         if (!sequence.adapter) break;
-        for (Sequence* skipped : skipped_) ++skipped->times_passed_over;
+        for (Sequence* skipped : skipped_) ++skipped->times_skipped;
         break;
       case StartResult::kNoRoom:
         may_start = false;
         break;
-      case StartResult::kPassedOver:
+      case StartResult::kSkipped:
       case StartResult::kFailed:
         break;
     }
@@ -92,7 +92,7 @@ AdapterReadiness Scheduler::readiness_of(const Sequence& sequence) {
   return lora_cache_->ensure(*sequence.adapter, turn_, num_loading_ < limits_.max_batch_size);
 }
 
-void Scheduler::pass_over(Sequence& sequence, AdapterReadiness readiness, StepPlan& plan) {
+void Scheduler::skip(Sequence& sequence, AdapterReadiness readiness, StepPlan& plan) {
   using enum AdapterReadiness;
   if (readiness == kLoading || readiness == kAwaitsLoads) plan.awaits_loads = true;
   if (readiness == kLoading) {
@@ -101,7 +101,7 @@ void Scheduler::pass_over(Sequence& sequence, AdapterReadiness readiness, StepPl
   }
   if (readiness == kNoRoom && !any_lease()) plan.unservable.push_back(&sequence);
   skipped_.push_back(&sequence);
-  if (sequence.times_passed_over >= limits_.max_times_passed_over) may_lease_ = false;
+  if (sequence.times_skipped >= limits_.max_times_skipped) may_lease_ = false;
 }
 
 Scheduler::StartResult Scheduler::try_start(Sequence& sequence, StepPlan& plan) {
@@ -117,9 +117,9 @@ Scheduler::StartResult Scheduler::try_start(Sequence& sequence, StepPlan& plan) 
 
   if (!has_encoder_room(sequence, plan)) return StartResult::kNoRoom;
   std::int64_t needed = blocks_wanted(sequence) - prefix.num_blocks;
-  // If pausing is allowed, reserve one more block for each sequence. Otherwise its first generated token
-  // could pause one at once.
-  if (may_pause() && !sequence.is_beam && !running_.empty() && !computes_sequences_whole()) {
+  // If preemption is allowed, reserve one more block for each sequence. Otherwise its first generated token
+  // could preempt one at once.
+  if (may_preempt() && !sequence.is_beam && !running_.empty() && !computes_sequences_whole()) {
     needed += 1 + sequence.num_forks;
   }
   const std::int64_t available = std::int64_t{memory_.num_available()} - prefix.num_unused_blocks;
@@ -137,8 +137,8 @@ Scheduler::StartResult Scheduler::try_start(Sequence& sequence, StepPlan& plan) 
     // Another thread has pinned an adapter in its place since it was ready.
     const AdapterReadiness readiness = readiness_of(sequence);
     if (readiness == AdapterReadiness::kReady) continue;
-    pass_over(sequence, readiness, plan);
-    return StartResult::kPassedOver;
+    skip(sequence, readiness, plan);
+    return StartResult::kSkipped;
   }
   start(sequence, std::move(lease), plan);
   add_to_plan(sequence, std::min({tokens_left(plan), chunk_unit_, sequence.num_to_compute()}), true, plan);
@@ -147,23 +147,23 @@ Scheduler::StartResult Scheduler::try_start(Sequence& sequence, StepPlan& plan) 
 
 void Scheduler::start(Sequence& sequence, std::optional<DeviceLease> lease, StepPlan& plan) {
   waiting_.start(sequence);
-  if (waiting_.is_fair() && !sequence.paused) sequence.place = next_place_++;
-  if (sequence.paused) --num_paused_;
-  sequence.paused = false;
-  sequence.times_passed_over = 0;
+  if (waiting_.is_fair() && !sequence.preempted) sequence.place = next_place_++;
+  if (sequence.preempted) --num_preempted_;
+  sequence.preempted = false;
+  sequence.times_skipped = 0;
   if (lease) sequence.lease = std::make_shared<const DeviceLease>(std::move(*lease));
   run(sequence);
   plan.started.push_back(&sequence);
   if (sequence.encoder_tokens) take_encoder_input(sequence, plan);
   if (starts_from_shared_memory(sequence)) reuse_prefix(sequence);
-  if (may_pause()) num_kept_ += kept_for(sequence);
+  if (may_preempt()) num_kept_ += kept_for(sequence);
   sequence.num_charged = std::max(sequence.num_charged, sequence.num_computed());
   charge(sequence, sequence.num_tokens());
 }
 
 bool Scheduler::may_reuse_encoder_input(const Sequence& sequence) {
   // After its first run, the output has been returned.
-  return !sequence.compute_encoder_input || sequence.times_paused > 0;
+  return !sequence.compute_encoder_input || sequence.times_preempted > 0;
 }
 
 void Scheduler::take_encoder_input(Sequence& sequence, StepPlan& plan) {

@@ -184,9 +184,9 @@ BOOST_DATA_TEST_CASE(a_crowd_of_inputs_that_meet_changes_no_result, boost::unit_
       crowd.emplace_back(executor->enqueue_request(request_of(guest, 9)), std::move(guest));
     }
     for (const auto& [id, guest] : crowd) check_answers(*executor, id, guest, 9);
-    // Paused sequences may need to be computed again.
-    const bool may_pause = setting.policy == CapacitySchedulerPolicy::kMaxUtilization;
-    if (setting.reuse && !may_pause) BOOST_TEST(engine->num_encoder_tokens() < num_tokens);
+    // Preempted sequences may need to be computed again.
+    const bool may_preempt = setting.policy == CapacitySchedulerPolicy::kMaxUtilization;
+    if (setting.reuse && !may_preempt) BOOST_TEST(engine->num_encoder_tokens() < num_tokens);
     if (!setting.reuse) BOOST_TEST(engine->num_encoder_tokens() >= num_tokens);
   }
 }

@@ -103,7 +103,7 @@ BOOST_DATA_TEST_CASE(a_small_lora_cache_is_shared_by_turns, boost::unit_test::da
   BOOST_TEST(executor->lora_cache_stats().device_evictions > 0);
 }
 
-BOOST_AUTO_TEST_CASE(context_logits_survive_a_pause) {
+BOOST_AUTO_TEST_CASE(context_logits_survive_a_preemption) {
   auto config = config_of(kSettings[4]);
   const auto executor = make_executor(config);
   std::vector<RequestId> ids;

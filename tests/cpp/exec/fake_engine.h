@@ -15,7 +15,7 @@
 namespace adaptrt::test {
 
 /// An engine whose logits depend on the whole history of a sequence, read back from "KV" in blocks. Any error
-/// in planning, block tables, pauses or shared prefixes changes the logits.
+/// in planning, block tables, preemptions or shared prefixes changes the logits.
 class FakeEngine : public Engine {
  public:
   struct Options {

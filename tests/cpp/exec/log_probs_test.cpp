@@ -218,7 +218,7 @@ BOOST_AUTO_TEST_CASE(a_prompt_of_one_token_has_no_log_probs) {
   check_tokens(result.top_log_probs->at(0), {4}, result.output_token_ids.at(0), 3);
 }
 
-BOOST_AUTO_TEST_CASE(log_probs_survive_a_pause) {
+BOOST_AUTO_TEST_CASE(log_probs_survive_a_preemption) {
   ExecutorConfig config;
   config.scheduler_config.capacity_scheduler_policy = CapacitySchedulerPolicy::kMaxUtilization;
   config.kv_cache_config.max_tokens = 96;

@@ -230,7 +230,7 @@ BOOST_AUTO_TEST_CASE(a_block_that_comes_back_is_told_of) {
   BOOST_TEST(num_back == 2);
 }
 
-/// Small pools, pauses, forks, partial copies, and small files that are damaged between executors: every
+/// Small pools, preemptions, forks, partial copies, and small files that are damaged between executors: every
 /// answer must be the one that the request gets alone.
 BOOST_AUTO_TEST_CASE(crowds_get_what_they_get_alone) {
   std::mt19937 random(5);

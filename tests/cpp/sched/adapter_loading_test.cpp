@@ -54,12 +54,12 @@ struct LoadingWorld {
   }
 };
 
-SchedulerLimits limits_of(std::int32_t max_batch_size, std::int32_t max_times_passed_over = 16) {
+SchedulerLimits limits_of(std::int32_t max_batch_size, std::int32_t max_times_skipped = 16) {
   return {.max_batch_size = max_batch_size,
           .max_num_tokens = 32,
           .enable_chunked_context = true,
           .max_reusable_prompt_len = 1 << 20,
-          .max_times_passed_over = max_times_passed_over};
+          .max_times_skipped = max_times_skipped};
 }
 
 bool waits(const Sequence& sequence) {
@@ -85,7 +85,7 @@ BOOST_AUTO_TEST_CASE(others_run_while_an_adapter_is_loaded) {
   BOOST_TEST(has_begun(base));
   BOOST_TEST(world.plan.awaits_loads);
   BOOST_TEST(world.plan.unservable.empty());
-  BOOST_TEST(cold.times_passed_over == 0);  // its pages are available, so no request is held back for it
+  BOOST_TEST(cold.times_skipped == 0);  // its pages are available, so no request is held back for it
   loading.await_loads(2);
   world.step();
   BOOST_TEST(has_begun(cold));
@@ -169,7 +169,7 @@ BOOST_AUTO_TEST_CASE(earlier_requests_keep_their_adapters_while_they_wait_for_bl
   BOOST_TEST(world.num_finished == 3);
 }
 
-BOOST_AUTO_TEST_CASE(an_adapter_that_keeps_being_passed_over_is_not_starved_by_loads) {
+BOOST_AUTO_TEST_CASE(an_adapter_that_keeps_being_skipped_is_not_starved_by_loads) {
   constexpr std::int32_t kMaxTimes = 3;
   LoadingWorld loading(3, limits_of(8, kMaxTimes));
   loading.door.open();
@@ -186,7 +186,7 @@ BOOST_AUTO_TEST_CASE(an_adapter_that_keeps_being_passed_over_is_not_starved_by_l
     started += static_cast<std::int32_t>(world.plan.started.size());
     BOOST_TEST_REQUIRE(++steps < 60);
   }
-  BOOST_TEST(waiting.times_passed_over == 0);
+  BOOST_TEST(waiting.times_skipped == 0);
   // Requests held back at the limit start with it at the earliest.
   BOOST_TEST(started <= kMaxTimes + 2);
   world.run_to_the_end();

@@ -5,9 +5,9 @@
 namespace adaptrt::testing::adapter_scheduling_test {
 namespace {
 
-WorldConfig with_pages(std::int64_t device_pages, std::int32_t max_times_passed_over = 16) {
+WorldConfig with_pages(std::int64_t device_pages, std::int32_t max_times_skipped = 16) {
   WorldConfig config{.num_blocks = 200, .device_pages = device_pages};
-  config.limits.max_times_passed_over = max_times_passed_over;
+  config.limits.max_times_skipped = max_times_skipped;
   return config;
 }
 
@@ -44,7 +44,7 @@ BOOST_AUTO_TEST_CASE(a_sequence_whose_adapter_gets_no_pages_is_no_barrier) {
   BOOST_CHECK(skipped.state == SequenceState::kFinished);
 }
 
-BOOST_AUTO_TEST_CASE(an_adapter_that_keeps_being_passed_over_is_not_starved) {
+BOOST_AUTO_TEST_CASE(an_adapter_that_keeps_being_skipped_is_not_starved) {
   constexpr std::int32_t kMaxTimes = 3;
   World world(with_pages(2, kMaxTimes));
   auto hot = world.adapter(1, 1);
@@ -80,7 +80,7 @@ BOOST_AUTO_TEST_CASE(base_requests_go_on_while_adapters_are_held_back) {
   BOOST_TEST(world.num_finished == 4);
 }
 
-BOOST_AUTO_TEST_CASE(a_paused_sequence_gives_up_its_lease) {
+BOOST_AUTO_TEST_CASE(a_preempted_sequence_gives_up_its_lease) {
   auto config = with_pages(2);
   config.num_blocks = 8;
   config.policy = CapacitySchedulerPolicy::kMaxUtilization;
@@ -90,7 +90,7 @@ BOOST_AUTO_TEST_CASE(a_paused_sequence_gives_up_its_lease) {
   Sequence& second = world.add(8, 16, {.adapter = adapter});
   world.step();
   BOOST_TEST(world.cache().is_leased(*adapter));
-  while (!second.paused) world.step();
+  while (!second.preempted) world.step();
   BOOST_TEST(!world.cache().is_leased(*adapter));
   BOOST_TEST(second.device_adapter() == nullptr);
   world.run_to_the_end();

@@ -92,7 +92,7 @@ BOOST_AUTO_TEST_CASE(a_beam_waits_for_those_that_a_step_had_no_room_for) {
   BOOST_TEST(world.num_finished == 6);
 }
 
-BOOST_AUTO_TEST_CASE(blocks_are_kept_for_beams_where_others_are_paused) {
+BOOST_AUTO_TEST_CASE(blocks_are_kept_for_beams_where_others_are_preempted) {
   // The beams can need 1 + 2 * 4 of the blocks.
   World world({.num_blocks = 12, .tokens_per_block = 4, .policy = kMaxUtilization, .limits = limits(8, 32)});
   Sequence& first = world.add(6, 12, {.num_sequences = 2, .are_beams = true});
@@ -103,9 +103,9 @@ BOOST_AUTO_TEST_CASE(blocks_are_kept_for_beams_where_others_are_paused) {
   while (first.state == SequenceState::kRunning) {
     world.step();
     BOOST_TEST_REQUIRE(!world.plan.empty());
-    for (const Sequence* beam : world.beams_of(first)) BOOST_TEST(beam->times_paused == 0);
+    for (const Sequence* beam : world.beams_of(first)) BOOST_TEST(beam->times_preempted == 0);
   }
-  BOOST_TEST(std::ranges::any_of(others, [](const Sequence* other) { return other->times_paused > 0; }));
+  BOOST_TEST(std::ranges::any_of(others, [](const Sequence* other) { return other->times_preempted > 0; }));
   world.run_to_the_end();
   BOOST_TEST(world.num_finished == 5);
 }
@@ -122,19 +122,19 @@ BOOST_AUTO_TEST_CASE(forks_of_others_leave_the_blocks_of_beams) {
     world.step();
     BOOST_TEST_REQUIRE(!world.plan.empty());
   }
-  BOOST_TEST(first.times_paused == 0);
+  BOOST_TEST(first.times_preempted == 0);
   BOOST_TEST(world.num_finished == 4);
 }
 
 BOOST_AUTO_TEST_CASE(what_never_fits_counts_all_beams_whatever_the_policy) {
   for (const auto policy : {kGuaranteedNoEvict, kMaxUtilization, kStaticBatch}) {
     World world({.num_blocks = 7, .tokens_per_block = 4, .policy = policy, .limits = limits(3, 64)});
-    BOOST_TEST(!world.scheduler.why_never_fits(6, 6, 3, true).has_value());
-    const auto blocks = world.scheduler.why_never_fits(6, 8, 3, true);
+    BOOST_TEST(!world.scheduler.check_capacity(6, 6, 3, true).has_value());
+    const auto blocks = world.scheduler.check_capacity(6, 8, 3, true);
     BOOST_TEST_REQUIRE(blocks.has_value());
     BOOST_TEST(contains({*blocks}, "max_tokens = 8 and 3 beams needs 10 KV blocks of 4 tokens; there are 7"));
     BOOST_CHECK_THROW(world.add(6, 8, {.num_sequences = 3, .are_beams = true}), RequestError);
-    BOOST_TEST(world.scheduler.why_never_fits(6, 1, 4, true).has_value());
+    BOOST_TEST(world.scheduler.check_capacity(6, 1, 4, true).has_value());
   }
 }
 
@@ -172,9 +172,9 @@ BOOST_AUTO_TEST_CASE(each_damage_to_beams_is_named) {
   BOOST_TEST(contains(problems(), "waits for beams that are all computed"));
   for (Sequence* beam : {&first, &second}) --beam->memory.num_computed;
   BOOST_TEST(problems().empty());
-  second.times_paused = 1;
-  BOOST_TEST(contains(check_invariants(world.scheduler, nullptr), "is a beam and was paused"));
-  second.times_paused = 0;
+  second.times_preempted = 1;
+  BOOST_TEST(contains(check_invariants(world.scheduler, nullptr), "is a beam and was preempted"));
+  second.times_preempted = 0;
   second.max_tokens = 1000;
   BOOST_TEST(
       contains(check_invariants(world.scheduler, nullptr), "more blocks are kept for beams than available"));

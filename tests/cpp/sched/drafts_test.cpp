@@ -147,7 +147,7 @@ BOOST_AUTO_TEST_CASE(rows_of_a_step_with_drafts_are_limited) {
   world.run_to_the_end();
 }
 
-BOOST_AUTO_TEST_CASE(drafts_pause_nobody_and_hold_up_nobody) {
+BOOST_AUTO_TEST_CASE(drafts_preempt_no_sequence_and_delay_none) {
   // Five blocks: two sequences have two each, and one block is free.
   World world({.num_blocks = 5, .tokens_per_block = 4, .policy = kMaxUtilization, .limits = limits(8, 64)});
   draft_rightly(world, 6);
@@ -204,8 +204,8 @@ BOOST_AUTO_TEST_CASE(each_damage_to_planned_drafts_is_named) {
        [](StepPlan& plan) { plan.entries[0].sequence->num_forks = 1; }},
       {"is planned with drafts before its next token is due",
        [](StepPlan& plan) { plan.entries[0].wants_logits = false; }},
-      {"drafts are planned although sequences had to be paused",
-       [](StepPlan& plan) { plan.paused.push_back(plan.entries[0].sequence); }},
+      {"drafts are planned although sequences had to be preempted",
+       [](StepPlan& plan) { plan.preempted.push_back(plan.entries[0].sequence); }},
       {"is not planned although there are drafts", [](StepPlan& plan) { plan.entries.pop_back(); }},
   };
   World world({});

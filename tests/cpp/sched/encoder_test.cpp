@@ -65,11 +65,11 @@ BOOST_AUTO_TEST_CASE(forked_sequences_share_their_input) {
   BOOST_TEST(world.memory.cross_pool()->num_available() == 3);
 }
 
-/// Runs two sequences until one is paused, which is the second; returns it.
-Sequence& add_until_one_is_paused(World& world) {
+/// Runs two sequences until one is preempted, which is the second; returns it.
+Sequence& add_until_one_is_preempted(World& world) {
   world.add(4, 9, with_input(8, 1));
   Sequence& second = world.add(4, 9, with_input(8, 2));
-  while (second.times_paused == 0) world.step();
+  while (second.times_preempted == 0) world.step();
   BOOST_TEST(second.memory.cross == nullptr);
   BOOST_TEST(world.memory.cross_pool()->num_available() == 6);
   return second;
@@ -79,7 +79,7 @@ void step_until_it_runs(World& world, const Sequence& sequence) {
   while (sequence.state != SequenceState::kRunning) world.step();
 }
 
-WorldConfig world_of_pauses(bool enable_block_reuse) {
+WorldConfig world_of_preemptions(bool enable_block_reuse) {
   WorldConfig config = small_world(8);
   config.num_blocks = 4;
   config.policy = kMaxUtilization;
@@ -87,9 +87,9 @@ WorldConfig world_of_pauses(bool enable_block_reuse) {
   return config;
 }
 
-BOOST_AUTO_TEST_CASE(a_paused_sequence_gives_its_blocks_back_and_is_encoded_again) {
-  World world(world_of_pauses(false));
-  Sequence& second = add_until_one_is_paused(world);
+BOOST_AUTO_TEST_CASE(a_preempted_sequence_gives_its_blocks_back_and_is_encoded_again) {
+  World world(world_of_preemptions(false));
+  Sequence& second = add_until_one_is_preempted(world);
   BOOST_TEST(world.memory.cross_pool()->num_free() == 6);
   step_until_it_runs(world, second);
   BOOST_TEST(world.plan.num_encoder_tokens == 8);
@@ -97,9 +97,9 @@ BOOST_AUTO_TEST_CASE(a_paused_sequence_gives_its_blocks_back_and_is_encoded_agai
   BOOST_TEST(world.num_finished == 2);
 }
 
-BOOST_AUTO_TEST_CASE(a_paused_sequence_finds_its_input_where_there_was_room_for_it) {
-  World world(world_of_pauses(true));
-  Sequence& second = add_until_one_is_paused(world);
+BOOST_AUTO_TEST_CASE(a_preempted_sequence_finds_its_input_where_there_was_room_for_it) {
+  World world(world_of_preemptions(true));
+  Sequence& second = add_until_one_is_preempted(world);
   BOOST_TEST(world.memory.cross_pool()->num_free() == 4);
   step_until_it_runs(world, second);
   BOOST_TEST(world.plan.num_encoder_tokens == 0);
@@ -216,14 +216,14 @@ BOOST_AUTO_TEST_CASE(each_damage_to_what_is_encoded_is_named) {
 
 BOOST_AUTO_TEST_CASE(what_never_fits_is_refused_with_the_numbers) {
   World world(small_world(4));
-  const auto long_for_a_step = world.scheduler.why_never_fits(1, 1, 1, false, 21);
+  const auto long_for_a_step = world.scheduler.check_capacity(1, 1, 1, false, 21);
   BOOST_TEST_REQUIRE(long_for_a_step.has_value());
   BOOST_TEST(long_for_a_step->find("21 tokens, a step takes max_num_tokens = 20") != std::string::npos);
-  const auto long_for_the_pool = world.scheduler.why_never_fits(1, 1, 1, false, 17);
+  const auto long_for_the_pool = world.scheduler.check_capacity(1, 1, 1, false, 17);
   BOOST_TEST_REQUIRE(long_for_the_pool.has_value());
   BOOST_TEST(long_for_the_pool->find("17 tokens needs 5 blocks of 4 tokens; there are 4") !=
              std::string::npos);
-  BOOST_TEST(!world.scheduler.why_never_fits(1, 1, 1, false, 16).has_value());
+  BOOST_TEST(!world.scheduler.check_capacity(1, 1, 1, false, 16).has_value());
   BOOST_CHECK_THROW(world.add(3, 2), RequestError);
   World without({});
   BOOST_CHECK_THROW(without.add(3, 2, with_input(2)), RequestError);

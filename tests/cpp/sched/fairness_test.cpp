@@ -108,7 +108,7 @@ BOOST_AUTO_TEST_CASE(an_adapter_without_requests_earns_no_credit) {
   }
 }
 
-BOOST_AUTO_TEST_CASE(an_adapter_does_not_shed_its_past_by_pausing_for_breath) {
+BOOST_AUTO_TEST_CASE(an_adapter_does_not_shed_its_past_by_pausing) {
   World world(one_at_a_time());
   // Its only long request ends before the next arrives; the other adapter's requests wait all the time.
   for (int i = 0; i < 20; ++i) world.add(4, 2, {.adapter = world.adapter(1)});
@@ -129,7 +129,7 @@ BOOST_AUTO_TEST_CASE(priority_goes_before_turns) {
   BOOST_TEST(order.back() == 0U);
 }
 
-BOOST_AUTO_TEST_CASE(whoever_started_first_is_paused_last) {
+BOOST_AUTO_TEST_CASE(whoever_started_first_is_preempted_last) {
   World world({.num_blocks = 12,
                .tokens_per_block = 4,
                .policy = kMaxUtilization,
@@ -145,9 +145,9 @@ BOOST_AUTO_TEST_CASE(whoever_started_first_is_paused_last) {
   BOOST_CHECK(other.state == SequenceState::kRunning);
   BOOST_CHECK(flood.state == SequenceState::kWaiting);
   world.cancel(first);
-  while (world.step().paused.empty()) BOOST_TEST_REQUIRE(!world.plan.empty());
+  while (world.step().preempted.empty()) BOOST_TEST_REQUIRE(!world.plan.empty());
   // It arrived before the other and started after it.
-  BOOST_TEST(world.plan.paused[0] == &flood);
+  BOOST_TEST(world.plan.preempted[0] == &flood);
   world.run_to_the_end();
 }
 

@@ -98,41 +98,42 @@ BOOST_AUTO_TEST_CASE(blocks_are_promised_to_sequences_before_they_are_forked) {
   BOOST_CHECK(other.state == SequenceState::kWaiting);
   while (!world.scheduler.empty()) {
     world.step();
-    BOOST_TEST_REQUIRE(world.plan.paused.empty());
+    BOOST_TEST_REQUIRE(world.plan.preempted.empty());
   }
   BOOST_TEST(world.num_finished == 4);
 }
 
 BOOST_AUTO_TEST_CASE(what_never_fits_counts_all_sequences) {
   World world({.num_blocks = 7, .tokens_per_block = 4, .limits = limits(3, 64)});
-  BOOST_TEST(!world.scheduler.why_never_fits(6, 6, 3).has_value());
-  const auto blocks = world.scheduler.why_never_fits(6, 8, 3);
+  BOOST_TEST(!world.scheduler.check_capacity(6, 6, 3).has_value());
+  const auto blocks = world.scheduler.check_capacity(6, 8, 3);
   BOOST_TEST_REQUIRE(blocks.has_value());
   BOOST_TEST(contains(*blocks, "max_tokens = 8 and 3 sequences needs 10 KV blocks of 4 tokens; there are 7"));
-  const auto batch = world.scheduler.why_never_fits(6, 1, 4);
+  const auto batch = world.scheduler.check_capacity(6, 1, 4);
   BOOST_TEST_REQUIRE(batch.has_value());
   BOOST_TEST(contains(*batch, "4 sequences; accepted: 1 to max_batch_size = 3"));
-  BOOST_TEST(world.scheduler.why_never_fits(6, 1, 0).has_value());
+  BOOST_TEST(world.scheduler.check_capacity(6, 1, 0).has_value());
   BOOST_CHECK_THROW(world.add(6, 8, {.num_sequences = 3}), RequestError);
   // They end with their first token, so nothing is forked.
-  BOOST_TEST(!world.scheduler.why_never_fits(28, 1, 3).has_value());
-  World paused({.num_blocks = 7, .tokens_per_block = 4, .policy = kMaxUtilization, .limits = limits(3, 64)});
-  BOOST_TEST(!paused.scheduler.why_never_fits(6, 8, 3).has_value());
-  BOOST_TEST(paused.scheduler.why_never_fits(6, 24, 3).has_value());
+  BOOST_TEST(!world.scheduler.check_capacity(28, 1, 3).has_value());
+  World preempted(
+      {.num_blocks = 7, .tokens_per_block = 4, .policy = kMaxUtilization, .limits = limits(3, 64)});
+  BOOST_TEST(!preempted.scheduler.check_capacity(6, 8, 3).has_value());
+  BOOST_TEST(preempted.scheduler.check_capacity(6, 24, 3).has_value());
 }
 
-BOOST_AUTO_TEST_CASE(without_blocks_forked_sequences_wait_as_if_paused) {
+BOOST_AUTO_TEST_CASE(without_blocks_forked_sequences_wait_as_if_preempted) {
   World world({.num_blocks = 4, .tokens_per_block = 4, .policy = kMaxUtilization, .limits = limits(8, 64)});
   world.add(10, 6, {.num_sequences = 4});
   world.step();
   BOOST_TEST(world.scheduler.running().size() == 2U);
   BOOST_TEST(world.scheduler.waiting().size() == 2U);
-  BOOST_TEST(world.scheduler.num_paused() == 2);
+  BOOST_TEST(world.scheduler.num_preempted() == 2);
   // The prompt is not charged again when they compute it.
   for (const Sequence* sequence : world.scheduler.waiting().list()) BOOST_TEST(sequence->num_charged == 10);
   world.run_to_the_end();
   BOOST_TEST(world.num_finished == 4);
-  BOOST_TEST(world.scheduler.num_paused() == 0);
+  BOOST_TEST(world.scheduler.num_preempted() == 0);
 }
 
 BOOST_AUTO_TEST_CASE(the_copy_is_made_although_the_parent_has_gone) {

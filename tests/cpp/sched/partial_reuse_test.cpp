@@ -129,7 +129,7 @@ BOOST_AUTO_TEST_CASE(whole_prompts_are_computed_where_that_is_wanted) {
   BOOST_TEST(world.plan.copies.empty());
 }
 
-BOOST_AUTO_TEST_CASE(paused_sequences_resume_within_blocks) {
+BOOST_AUTO_TEST_CASE(preempted_sequences_resume_within_blocks) {
   World world({.num_blocks = 6, .partial_reuse = PartialReuse::kCopy, .policy = kMaxUtilization});
   for (std::int32_t i = 0; i < 3; ++i) world.add({1, 2, 3, 4, 5, i}, 12);
   world.run_to_the_end();

@@ -66,7 +66,7 @@ class Simulation {
                      .max_num_tokens = 1 + below(40),
                      .enable_chunked_context = below(2) == 0,
                      .max_reusable_prompt_len = below(4) == 0 ? 12 : 1 << 20,
-                     .max_times_passed_over = below(6)};
+                     .max_times_skipped = below(6)};
     if (config.limits.enable_chunked_context && below(2) == 0) {
       config.chunking = ContextChunkingPolicy::kEqualProgress;
     }
@@ -114,7 +114,7 @@ class Simulation {
       options.encoder_tokens = std::move(tokens);
       options.compute_encoder_input = below(4) == 0;
     }
-    if (world_.scheduler.why_never_fits(static_cast<std::int64_t>(prompt.size()), max_tokens,
+    if (world_.scheduler.check_capacity(static_cast<std::int64_t>(prompt.size()), max_tokens,
                                         options.num_sequences, options.are_beams, encoder_length)) {
       return;
     }
@@ -144,10 +144,10 @@ class Simulation {
     BOOST_TEST_REQUIRE(world_.plan.unservable.empty());
     BOOST_TEST_REQUIRE(world_.plan.empty() == world_.scheduler.empty());
     if (config_.policy != CapacitySchedulerPolicy::kMaxUtilization)
-      BOOST_TEST_REQUIRE(world_.plan.paused.empty());
+      BOOST_TEST_REQUIRE(world_.plan.preempted.empty());
     for (const Sequence* sequence : world_.scheduler.waiting().list()) {
-      BOOST_TEST_REQUIRE(sequence->times_passed_over <=
-                         config_.limits.max_times_passed_over + config_.limits.max_batch_size);
+      BOOST_TEST_REQUIRE(sequence->times_skipped <=
+                         config_.limits.max_times_skipped + config_.limits.max_batch_size);
     }
     if (below(200) == 0) {
       world_.fail_step();

@@ -214,18 +214,18 @@ BOOST_AUTO_TEST_CASE(without_chunking_a_prompt_waits_for_a_step_with_room_for_al
 BOOST_AUTO_TEST_CASE(requests_that_never_fit_are_refused_with_the_numbers) {
   World world({.num_blocks = 5, .tokens_per_block = 4, .limits = limits(8, 16, false)});
   BOOST_TEST(
-      !world.scheduler.why_never_fits(16, 5).has_value());  // 20 tokens of KV: the last one is never computed
-  const auto blocks = world.scheduler.why_never_fits(16, 6);
+      !world.scheduler.check_capacity(16, 5).has_value());  // 20 tokens of KV: the last one is never computed
+  const auto blocks = world.scheduler.check_capacity(16, 6);
   BOOST_TEST_REQUIRE(blocks.has_value());
   BOOST_TEST(contains(*blocks, "needs 6 KV blocks of 4 tokens; there are 5"));
-  const auto step = world.scheduler.why_never_fits(17, 1);
+  const auto step = world.scheduler.check_capacity(17, 1);
   BOOST_TEST_REQUIRE(step.has_value());
   BOOST_TEST(contains(*step, "17 tokens"));
   BOOST_TEST(contains(*step, "max_num_tokens = 16"));
-  BOOST_TEST(world.scheduler.why_never_fits(0, 1).has_value());
-  BOOST_TEST(world.scheduler.why_never_fits(1, 0).has_value());
+  BOOST_TEST(world.scheduler.check_capacity(0, 1).has_value());
+  BOOST_TEST(world.scheduler.check_capacity(1, 0).has_value());
   constexpr auto kHuge = std::numeric_limits<std::int64_t>::max();
-  BOOST_TEST(world.scheduler.why_never_fits(kHuge, kHuge).has_value());
+  BOOST_TEST(world.scheduler.check_capacity(kHuge, kHuge).has_value());
   BOOST_CHECK_THROW(world.add(16, 6), RequestError);
   BOOST_TEST(world.scheduler.empty());
 }
@@ -259,7 +259,7 @@ BOOST_AUTO_TEST_CASE(guaranteed_no_evict_starts_only_what_can_run_to_its_end) {
   BOOST_CHECK(third.state == SequenceState::kWaiting);
   BOOST_CHECK(fourth.state == SequenceState::kWaiting);
   world.run_to_the_end();
-  BOOST_TEST(third.times_paused == 0);
+  BOOST_TEST(third.times_preempted == 0);
 }
 
 BOOST_AUTO_TEST_CASE(a_static_batch_ends_before_the_next_begins) {
@@ -358,14 +358,14 @@ BOOST_AUTO_TEST_CASE(sequences_can_be_removed_in_any_state) {
   Sequence& third = world.add(8, 20);
   Sequence& waiting = world.add(36, 1);
   world.step();
-  while (!third.paused) world.step();
+  while (!third.preempted) world.step();
   BOOST_CHECK(waiting.state == SequenceState::kWaiting);
   for (Sequence* sequence : {&third, &waiting, &first, &first}) {
     world.scheduler.remove(*sequence);
     world.require_sound();
     BOOST_CHECK(sequence->state == SequenceState::kFinished);
   }
-  BOOST_TEST(world.scheduler.num_paused() == 0);
+  BOOST_TEST(world.scheduler.num_preempted() == 0);
   world.run_to_the_end();
   BOOST_TEST(world.num_finished == 1);
 }

@@ -88,7 +88,7 @@ std::vector<Sequence*> walk_all(WaitingQueue& queue) {
 
 BOOST_AUTO_TEST_SUITE(waiting_queue)
 
-/// Requests arrive, start, fork, are charged, pause and end at random; walks start some of those that they
+/// Requests arrive, start, fork, are charged, preempt and end at random; walks start some of those that they
 /// visit.
 BOOST_DATA_TEST_CASE(its_order_is_the_model_s_after_every_change,
                      boost::unit_test::data::xrange(sanitized(8, 40)), seed) {

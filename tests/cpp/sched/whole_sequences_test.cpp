@@ -54,12 +54,12 @@ BOOST_AUTO_TEST_CASE(no_more_than_the_batch_start) {
 
 BOOST_AUTO_TEST_CASE(what_is_longer_than_a_step_is_refused_with_the_numbers) {
   const World world(without_kv());
-  const auto reason = world.scheduler.why_never_fits(21, 1);
+  const auto reason = world.scheduler.check_capacity(21, 1);
   BOOST_TEST_REQUIRE(reason.has_value());
   BOOST_TEST(
       *reason ==
       "the prompt has 21 tokens, a step takes max_num_tokens = 20 and the engine computes prompts whole");
-  BOOST_TEST(!world.scheduler.why_never_fits(20, 1).has_value());
+  BOOST_TEST(!world.scheduler.check_capacity(20, 1).has_value());
 }
 
 BOOST_DATA_TEST_CASE(crowds_come_to_an_end, data::xrange(3) * data::xrange(2) * data::xrange(8), policy,

@@ -173,7 +173,7 @@ class World {
         ++num_failed;
         cancel(*failed.sequence);
       }
-      if (!plan.empty() || !plan.unservable.empty() || !plan.paused.empty() || scheduler.empty()) return;
+      if (!plan.empty() || !plan.unservable.empty() || !plan.preempted.empty() || scheduler.empty()) return;
       if (plan.failed.empty()) {
         BOOST_TEST_REQUIRE(plan.awaits_loads);
         load_ends.await(loads_before + 1);

@@ -135,7 +135,7 @@ struct Request {
         num_return_sequences == 1 ? sampling_config.beam_width : num_return_sequences);
   }
   /// Lists all reasons why the request cannot run on an engine, except for those of the adapter itself
-  /// (LoraCache::admit) and of the sizes of the batch and the KV cache (Scheduler::why_never_fits). `terms`:
+  /// (LoraCache::admit) and of the sizes of the batch and the KV cache (Scheduler::check_capacity). `terms`:
   /// the terms of the request's adapter.
   [[nodiscard]] Problems validate(const EngineInfo& engine, const AdapterTerms& terms) const;
   /// Returns an error that TensorRT-LLM sends as a response instead of refusing the request; empty if there

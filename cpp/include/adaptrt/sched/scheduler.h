@@ -20,14 +20,14 @@ struct SchedulerLimits {
   /// Maximum number of tokens in one step.
   std::int32_t max_num_tokens = 0;
   /// True if a prompt may be computed over several steps. If false, a prompt waits until a step has room for
-  /// all of it. Exception: a paused sequence with more than max_num_tokens tokens is computed in chunks
+  /// all of it. Exception: a preempted sequence with more than max_num_tokens tokens is computed in chunks
   /// anyway.
   bool enable_chunked_context = false;
   /// EngineInfo::max_reusable_prompt_len.
   std::int32_t max_reusable_prompt_len = 0;
   /// Number of requests with adapters that may start ahead of a request whose adapter gets no pages. After
   /// that no other such request starts, and no adapter is loaded for one, until it has started.
-  std::int32_t max_times_passed_over = 16;
+  std::int32_t max_times_skipped = 16;
   /// Maximum number of logit rows in a step with drafts. Up to this number reading the weights limits a step,
   /// and one more row costs little. Beyond it a wrong draft takes time from other sequences.
   std::int32_t max_rows_with_drafts = 32;
@@ -86,8 +86,8 @@ struct StepPlan {
   std::vector<PlannedCopy> copies;
   std::vector<Sequence*> started;  ///< started or resumed by this plan
   std::vector<Sequence*> encoded;  ///< the sequences in `started` whose encoder inputs the step computes
-  /// Sequences that lost their memory and lease, and wait again. A plan that pauses a sequence starts none.
-  std::vector<Sequence*> paused;
+  /// Sequences that lost their memory and lease, and wait again. A plan that preempts a sequence starts none.
+  std::vector<Sequence*> preempted;
   /// Waiting sequences whose adapter can never get pages: it gets none although no running request holds any
   /// (others are pinned). The executor removes them with an error.
   std::vector<Sequence*> unservable;
@@ -115,21 +115,21 @@ struct StepPlan {
 /// Order: decodes come first, then running prompts, then waiting sequences in WaitingQueue's order. A request
 /// that gets no KV blocks, or no tokens in the step, blocks the requests after it. A request whose adapter is
 /// still loading blocks none; it starts with the first plan after the load. A request whose adapter gets no
-/// pages blocks none either, up to SchedulerLimits::max_times_passed_over.
+/// pages blocks none either, up to SchedulerLimits::max_times_skipped.
 ///
 /// Prefetch: if the LoRA cache has load workers, each plan asks for the adapters of the next requests in
 /// order, as many as could run at the same time. No adapter is evicted for a later request than its own. A
 /// static batch begins when all adapters that are loading for it are ready.
 ///
 /// Forks: the sequences of a request begin as one. When its prompt is computed, the others are forked from it
-/// and share its blocks and its lease. From then on each is paused (preempted), resumed and removed
-/// separately. The first sequence starts when the batch has room for all of them. If the policy never pauses,
-/// there must also be KV blocks for all tokens that they may generate. Beams are such sequences too; blocks
-/// are reserved for them under every policy.
+/// and share its blocks and its lease. From then on each is preempted, resumed and removed
+/// separately. The first sequence starts when the batch has room for all of them. If the policy never
+/// preempts, there must also be KV blocks for all tokens that they may generate. Beams are such sequences
+/// too; blocks are reserved for them under every policy.
 ///
 /// Encoder: a sequence with an encoder input starts in a step that computes all of that input. This is not
 /// needed if the keys and values from the encoder are cached, or if a sequence that starts in the same step
-/// computes them. The sequence holds blocks for them, from a separate pool, until it is paused or ends. A
+/// computes them. The sequence holds blocks for them, from a separate pool, until it is preempted or ends. A
 /// step has room for max_num_tokens encoder tokens in addition to its other tokens.
 ///
 /// No KV: if the pool has no blocks, the engine keeps no KV and sequences hold no blocks. A sequence then
@@ -148,12 +148,12 @@ class Scheduler {
 
   /// Returns why a request of this size and number of sequences (or beams) could not run even without other
   /// requests; nullopt if it could. LoraCache::admit() refuses adapters that never fit.
-  [[nodiscard]] std::optional<std::string> why_never_fits(std::int64_t prompt_length, std::int64_t max_tokens,
+  [[nodiscard]] std::optional<std::string> check_capacity(std::int64_t prompt_length, std::int64_t max_tokens,
                                                           std::int32_t num_sequences = 1,
                                                           bool are_beams = false,
                                                           std::int64_t encoder_length = 0) const;
 
-  /// Queues a sequence. Throws RequestError, and does not queue it, if why_never_fits() gives a reason, if
+  /// Queues a sequence. Throws RequestError, and does not queue it, if check_capacity() gives a reason, if
   /// `tokens` is not the prompt, or if it has an adapter and there is no LoRA cache.
   void add(Sequence& sequence);
 
@@ -170,7 +170,7 @@ class Scheduler {
   /// Forks `child` from the running sequence `parent`, whose tokens so far were computed by the step that was
   /// just committed. `child` is in the state before add(). It has the parent's prompt, adapter and salt, and
   /// after the parent's computed tokens at least one token of its own. It runs from now on, or waits like a
-  /// paused sequence if no blocks are free.
+  /// preempted sequence if no blocks are free.
   void fork(Sequence& parent, Sequence& child);
   /// Ends the forks of `parent`: the room reserved for them is released.
   static void end_forks(Sequence& parent) { parent.num_forks = 0; }
@@ -195,7 +195,7 @@ class Scheduler {
     bool operator()(const Sequence* a, const Sequence* b) const;
   };
   [[nodiscard]] const WaitingQueue& waiting() const { return waiting_; }
-  [[nodiscard]] std::int32_t num_paused() const { return num_paused_; }
+  [[nodiscard]] std::int32_t num_preempted() const { return num_preempted_; }
   /// Copies that no step has made yet.
   [[nodiscard]] std::span<const PlannedCopy> pending_copies() const { return copies_; }
   /// Number of sequences that will be forked from running ones.
@@ -212,7 +212,7 @@ class Scheduler {
   [[nodiscard]] std::int64_t num_kept_blocks() const;
 
  private:
-  enum class StartResult : std::uint8_t { kStarted, kFailed, kPassedOver, kNoRoom };
+  enum class StartResult : std::uint8_t { kStarted, kFailed, kSkipped, kNoRoom };
 
   void plan_entries(StepPlan& plan);
   void plan_decodes(StepPlan& plan);
@@ -230,10 +230,10 @@ class Scheduler {
   [[nodiscard]] static bool may_reuse_encoder_input(const Sequence& sequence);
   /// Gives a starting sequence the memory of its encoder input.
   void take_encoder_input(Sequence& sequence, StepPlan& plan);
-  void pass_over(Sequence& sequence, AdapterReadiness readiness, StepPlan& plan);
+  void skip(Sequence& sequence, AdapterReadiness readiness, StepPlan& plan);
   void start(Sequence& sequence, std::optional<DeviceLease> lease, StepPlan& plan);
   void run(Sequence& sequence);
-  void pause(Sequence& sequence);
+  void preempt(Sequence& sequence);
   /// Gives a starting sequence the memory of others that matches its tokens.
   void reuse_prefix(Sequence& sequence);
   /// Plans a copy unless none is needed.
@@ -248,11 +248,11 @@ class Scheduler {
   /// Returns false if there is no room for the draft.
   bool add_draft(PlannedSequence& entry, std::int64_t& num_spare_blocks);
   void charge(Sequence& sequence, std::int32_t num_tokens);
-  void pause(Sequence& sequence, StepPlan& plan);
+  void preempt(Sequence& sequence, StepPlan& plan);
   void stop_running(Sequence& sequence);
-  bool pause_a_prefill_after(std::size_t index, StepPlan& plan);
+  bool preempt_prefill_after(std::size_t index, StepPlan& plan);
   /// Returns the last running sequence that is not a beam; one must exist.
-  [[nodiscard]] Sequence& next_to_pause() const;
+  [[nodiscard]] Sequence& next_to_preempt() const;
   [[nodiscard]] std::int32_t room_for(const Sequence& sequence) const;
   [[nodiscard]] std::int64_t blocks_wanted(const Sequence& sequence) const;
   /// Returns the sequence's part of num_kept_blocks().
@@ -262,7 +262,7 @@ class Scheduler {
   /// Returns the number of blocks that a sequence of this size and its forks can need.
   [[nodiscard]] std::int64_t blocks_of_all(std::int64_t prompt_length, std::int64_t max_tokens,
                                            std::int32_t num_forks) const;
-  [[nodiscard]] bool may_pause() const {
+  [[nodiscard]] bool may_preempt() const {
     return config_.capacity_scheduler_policy == CapacitySchedulerPolicy::kMaxUtilization;
   }
   /// True if the pool has no blocks: each sequence is computed whole, in one step.
@@ -284,13 +284,13 @@ class Scheduler {
   std::uint64_t next_place_ = 0;
   /// Number of tokens that one prefill takes before the others get theirs.
   std::int32_t chunk_unit_;
-  std::int32_t num_paused_ = 0;
+  std::int32_t num_preempted_ = 0;
   std::uint64_t turn_ = 0;  // number of the plan that is being made
   // State of the plan that is being made:
   std::vector<Sequence*> skipped_;  // sequences whose adapters get no pages
   bool may_lease_ = true;           // false once a request ahead was passed over too often
   std::int32_t num_loading_ = 0;    // requests that wait for adapter loads
-  std::int64_t num_kept_ = 0;       // num_kept_blocks(), if the policy may pause sequences
+  std::int64_t num_kept_ = 0;       // num_kept_blocks(), if the policy may preempt sequences
 };
 
 }  // namespace adaptrt

@@ -9,11 +9,12 @@ namespace adaptrt {
 
 /// When a waiting request may start. The names are TensorRT-LLM's.
 enum class CapacitySchedulerPolicy : std::uint8_t {
-  /// Starts when there is room for its prompt. When KV blocks run out, the newest running request is paused.
+  /// Starts when there is room for its prompt. When KV blocks run out, the newest running request is
+  /// preempted.
   /// It starts again later and recomputes its tokens.
   kMaxUtilization = 0,
   /// When there are enough KV blocks for all tokens of this and all running requests. No request is ever
-  /// paused.
+  /// preempted.
   kGuaranteedNoEvict = 1,
   /// Like kGuaranteedNoEvict, but only after the whole previous batch has ended.
   kStaticBatch = 2,

@@ -15,7 +15,7 @@ namespace adaptrt {
 
 enum class SequenceState : std::uint8_t {
   kNew,       ///< not given to a scheduler yet
-  kWaiting,   ///< holds no memory and no lease; `paused` says if it ran before
+  kWaiting,   ///< holds no memory and no lease; `preempted` says if it ran before
   kRunning,   ///< holds memory and, with an adapter, a lease
   kFinished,  ///< removed from the scheduler
 };
@@ -52,8 +52,8 @@ struct Sequence {
   /// them from its start. Scheduler::fork() and end_forks() reduce it.
   std::int32_t num_forks = 0;
   /// True for a beam of its request's search and for the prompt that the beams start from. Beams advance
-  /// together: the KV blocks that they may need are reserved, and none is ever paused. After its tokens are
-  /// computed, a beam waits for Scheduler::move_beams() and its next token.
+  /// together: the KV blocks that they may need are reserved, and none is ever preempted. After its tokens
+  /// are computed, a beam waits for Scheduler::move_beams() and its next token.
   bool is_beam = false;
 
   /// nullptr if the engine has no encoder. Sequences of one request share it.
@@ -72,20 +72,20 @@ struct Sequence {
   // The scheduler owns the following fields.
   SequenceState state = SequenceState::kNew;
   std::uint64_t arrival = 0;
-  /// Among running sequences of one priority, the one with the highest place is paused first.
+  /// Among running sequences of one priority, the one with the highest place is preempted first.
   std::uint64_t place = 0;
   /// Number of tokens at the front that are charged to the adapter.
   std::int32_t num_charged = 0;
   /// True if the sequence waits although it ran before.
-  bool paused = false;
-  std::int32_t times_paused = 0;
+  bool preempted = false;
+  std::int32_t times_preempted = 0;
   /// What the sequence keeps between steps. An encoder input is computed in the step in which the sequence
   /// starts, or earlier.
   SequenceMemory memory;
   /// Sequences that were forked from one another share it.
   std::shared_ptr<const DeviceLease> lease;
   /// Number of sequences with adapters that started ahead of this one while its adapter got no pages.
-  std::int32_t times_passed_over = 0;
+  std::int32_t times_skipped = 0;
 
   /// Returns 0 if the engine has no encoder.
   [[nodiscard]] std::int32_t encoder_length() const {
