@@ -66,14 +66,14 @@ std::int32_t BlockPool::level_of(BlockId block) const {
 }
 
 void BlockPool::move_in_cached(BlockId block) {
-  std::int32_t behind = -1;  // level of the block moved last
+  std::int32_t last_level = -1;  // of the block that was moved last
   for (; block != kNoBlock && blocks_[block].num_users == 0; block = blocks_[block].parent_block) {
     const std::int32_t level = level_of(block);
     // If two blocks have the same level, the parent must be the more recently used one.
-    if (behind >= 0 && level == blocks_[block].level && level != behind) return;
+    if (last_level >= 0 && level == blocks_[block].level && level != last_level) return;
     unlink(block);
     append(block);
-    behind = level;
+    last_level = level;
   }
 }
 

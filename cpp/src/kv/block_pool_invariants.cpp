@@ -38,7 +38,7 @@ std::vector<std::string> BlockPool::check_invariants() const {
       if (blocks_[block].num_users != 0) report(block, "is cached and has users");
       if (blocks_[block].content == 0) report(block, "is cached and not in the reuse index");
       if (blocks_[block].level != level) report(block, "is in another level's list");
-      if (level_of(block) != level) report(block, "is not kept as long as it and the blocks behind it want");
+      if (level_of(block) != level) report(block, "has another level than it and the blocks after it need");
       if (blocks_[block].retention.duration && !expiring_.contains({blocks_[block].expiry, block})) {
         report(block, "has a duration that does not end");
       }

@@ -172,30 +172,30 @@ std::vector<std::string> CrossBlockPool::check_invariants() const {
   std::int32_t num_cached = 0;
   const auto check_entry = [&](const Entry& entry, bool is_used) {
     const CrossContent& content = entry.content;
-    check(entry.users.expired() != is_used, "one is used and cached, or neither");
+    check(entry.users.expired() != is_used, "an input is used and cached, or neither");
     check(
         std::cmp_equal(content.blocks.size(), blocks_for(static_cast<std::int64_t>(content.tokens->size()))),
-        "one has blocks for another length");
+        "an input has blocks for another length");
     for (const BlockId block : content.blocks) {
       check(block >= 0 && block < num_blocks_ && blocks.insert(block).second,
             "a block has two contents, or is free and has one");
     }
     if (!is_used) {
       num_cached += static_cast<std::int32_t>(content.blocks.size());
-      check(content.is_written && content.is_known, "one is cached that cannot be reused");
+      check(content.is_written && content.is_known, "an input is cached but cannot be reused");
     }
-    check(content.hash == hash_of(content.key, *content.tokens), "one has another's hash");
+    check(content.hash == hash_of(content.key, *content.tokens), "an input has a wrong hash");
     if (!content.is_known) return;
     ++num_known;
     const auto found = find(content.key, *content.tokens, content.hash);
-    check(found != index_.end() && &*found->second == &entry, "one is not found by its content");
+    check(found != index_.end() && &*found->second == &entry, "an input is not found by its content");
   };
   for (const Entry& entry : used_) check_entry(entry, true);
   for (const Entry& entry : cached_) check_entry(entry, false);
   check(std::cmp_equal(blocks.size(), num_blocks_), "a block is lost");
-  check(num_cached == num_cached_, "the blocks of cached ones are miscounted");
-  check(num_known == index_.size(), "what is gone is found");
-  check(enable_block_reuse_ || num_known == 0, "one is known although nothing is reused");
+  check(num_cached == num_cached_, "the blocks of cached inputs are miscounted");
+  check(num_known == index_.size(), "the index has evicted inputs");
+  check(enable_block_reuse_ || num_known == 0, "an input is in the index although reuse is off");
   return violations;
 }
 

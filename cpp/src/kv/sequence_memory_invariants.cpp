@@ -37,7 +37,7 @@ std::vector<std::string> SequenceMemoryPool::check_invariants(
   const auto of_cross = cross_pool_->check_invariants();
   violations.insert(violations.end(), of_cross.begin(), of_cross.end());
   if (std::cmp_not_equal(num_cross_blocks, cross_pool_->num_blocks() - cross_pool_->num_available())) {
-    violations.emplace_back("blocks of encoder inputs are used by none that runs");
+    violations.emplace_back("blocks of encoder inputs are used by no running sequence");
   }
   return violations;
 }

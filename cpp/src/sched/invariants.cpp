@@ -84,7 +84,7 @@ void check_beams_of_requests(const Scheduler& scheduler, Report& report) {
     for (const Sequence* beam : beams) {
       report.check(beam->num_tokens() == num_tokens, *beam, "is a beam of another length than the others");
       report.check(beam->num_generated() == 0 || beam->num_to_compute() <= 1, *beam,
-                   "is a beam that goes on without its newest tokens");
+                   "is a beam that continues without its newest tokens");
       any_to_compute = any_to_compute || beam->num_to_compute() > 0;
     }
     report.check(any_to_compute, *beams.front(), "waits for beams that are all computed");
@@ -157,9 +157,9 @@ void check_encoder_inputs(const Scheduler& scheduler, Report& report) {
     if (cross == nullptr) continue;
     const CrossContent& content = cross->content();
     report.check(*content.tokens == *sequence->encoder_tokens && content.key == sequence->reuse_key(),
-                 *sequence, "has blocks for another encoder input, or for another's");
+                 *sequence, "has blocks for another encoder input, or of another adapter");
     report.check(content.is_written || sequence->num_computed() == 0, *sequence,
-                 "goes on with an encoder input that was not computed");
+                 "continues with an encoder input that was not computed");
   }
 }
 
@@ -170,12 +170,12 @@ void check_encoded(const StepPlan& plan, const Scheduler& scheduler, Report& rep
   for (const Sequence* sequence : plan.encoded) {
     num_tokens += sequence->encoder_length();
     report.check(std::ranges::find(plan.started, sequence) != plan.started.end(), *sequence,
-                 "has an encoder input that is computed and does not start");
+                 "does not start, but its encoder input is computed");
     const CrossBlocks* const cross = sequence->memory.cross.get();
     report.check(cross != nullptr && !cross->content().is_written, *sequence,
-                 "has an encoder input that is computed although that is there");
+                 "has an encoder input that is computed again");
     report.check(encoded.insert(cross).second, *sequence,
-                 "has an encoder input that is computed together with another, to the same blocks");
+                 "has an encoder input that is computed twice, to the same blocks");
   }
   report.check(plan.num_encoder_tokens == num_tokens,
                "num_encoder_tokens does not count the encoder inputs that are computed");
@@ -184,7 +184,7 @@ void check_encoded(const StepPlan& plan, const Scheduler& scheduler, Report& rep
   for (const PlannedSequence& entry : plan.entries) {
     const CrossBlocks* const cross = entry.sequence->memory.cross.get();
     report.check(cross == nullptr || cross->content().is_written || encoded.contains(cross), *entry.sequence,
-                 "reads an encoder input that nobody computes");
+                 "reads an encoder input that no sequence computes");
   }
 }
 
@@ -197,7 +197,7 @@ void check_leases(const Scheduler& scheduler, const LoraCache& cache, Report& re
     report.check(cache.is_leased(*sequence->adapter), *sequence, "runs with an adapter that is not leased");
     if (!sequence->lease) continue;
     report.check(sequence->lease->adapter().task_id == sequence->adapter->task_id(), *sequence,
-                 "leases another adapter than its own");
+                 "leases an adapter that is not its own");
   }
   std::set<std::uint64_t> pinned;
   for (const LoraCacheEntry& entry : cache.list()) {
@@ -290,12 +290,14 @@ std::vector<std::string> check_invariants(const StepPlan& plan, const Scheduler&
     report.check(planned.insert(&sequence).second, sequence, "is planned twice");
     report.check(sequence.state == SequenceState::kRunning, sequence, "is planned, but does not run");
     report.check(entry.count >= 1, sequence, "is planned without tokens");
-    report.check(entry.first_token == sequence.num_computed(), sequence, "does not go on where it stopped");
+    report.check(entry.first_token == sequence.num_computed(), sequence,
+                 "does not continue after its computed tokens");
     report.check(end <= sequence.num_tokens(), sequence, "is planned beyond its tokens");
     report.check(entry.wants_logits == (end == sequence.num_tokens()), sequence,
                  "wants logits at the wrong time");
-    report.check(entry.is_prefill || sequence.is_decoding(), sequence, "is planned as a decode and is none");
-    report.check(entry.is_prefill || !prefills_began, sequence, "is a decode behind a prefill");
+    report.check(entry.is_prefill || sequence.is_decoding(), sequence,
+                 "is planned as a decode, but is a prefill");
+    report.check(entry.is_prefill || !prefills_began, sequence, "is a decode after a prefill");
     prefills_began = prefills_began || entry.is_prefill;
     if (entry.is_prefill) {
       num_context_tokens += entry.count;
@@ -325,7 +327,7 @@ std::vector<std::string> check_invariants(const StepPlan& plan, const Scheduler&
   if (plan.empty() && !scheduler.waiting().empty()) {
     report.check(
         plan.awaits_loads || !plan.preempted.empty() || !plan.unservable.empty() || !plan.failed.empty(),
-        "nothing runs, sequences wait, and nothing says what for");
+        "nothing runs, sequences wait, and the plan gives no reason");
   }
   std::int32_t num_tokens = 0;
   for (const PlannedSequence& entry : plan.entries) num_tokens += entry.count + entry.num_drafts;

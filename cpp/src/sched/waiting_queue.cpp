@@ -142,7 +142,7 @@ void WaitingQueue::Walk::enter_level() {
   if (level_ != queue_.levels_.end()) fresh_ = level_->second.waiting.begin();
 }
 
-/// A flow that the walk has met may have moved behind others since; flows that it has not met keep their
+/// A flow that the walk has met may have moved after others since; flows that it has not met keep their
 /// place.
 void WaitingQueue::Walk::skip_met() {
   const auto end = level_->second.waiting.end();
@@ -195,29 +195,31 @@ std::vector<std::string> WaitingQueue::check_invariants(std::span<Sequence* cons
     }
     for (const auto& [key, flow] : level.flows) {
       const std::string name = key ? "adapter " + std::to_string(*key) : "the base model";
-      check(flow.key == key, name + " is filed under another's key");
-      check(is_fair_ || !key, name + " is told apart without fairness");
+      check(flow.key == key, name + " has a wrong key");
+      check(is_fair_ || !key, name + " has a flow of its own without fairness");
       check(in_turn.contains(&flow) == !flow.waiting.empty(),
-            name + " is in its turn exactly when nothing of it waits");
+            name + " has requests that wait and is not in the order of turns, or the other way round");
       check(level.idle.contains(const_cast<Flow*>(&flow)) == flow.is_idle(),
-            name + " is idle and not known as such, or the other way round");
-      check(!flow.is_idle() || flow.served > level.turn, name + " is kept for nothing");
+            name + " is idle and not in the list of idle flows, or the other way round");
+      check(!flow.is_idle() || flow.served > level.turn,
+            name + " is kept although its service no longer counts");
       const auto expected = num_running.find({priority, key});
       check(flow.num_running == (expected == num_running.end() ? 0 : expected->second),
-            name + " miscounts what runs");
+            name + " miscounts its running requests");
       if (flow.num_running > 0) ++num_flows_that_run;
       if (!flow.waiting.empty()) ++num_flows_that_wait;
       for (const Sequence* sequence : flow.waiting) {
-        check(sequence->priority == priority && key_of(*sequence) == key, name + " has another's request");
+        check(sequence->priority == priority && key_of(*sequence) == key,
+              name + " has a request of another adapter");
       }
       num_waiting += flow.waiting.size();
       num_sequences += static_cast<std::int64_t>(flow.waiting.size()) + flow.num_running;
     }
-    check(num_flows_that_wait == level.waiting.size(), "adapters are in their turn that are not known");
+    check(num_flows_that_wait == level.waiting.size(), "unknown adapters are in the order of turns");
     check(num_sequences == level.num_sequences && num_sequences > 0, "a priority miscounts its requests");
   }
   check(num_waiting == size_, "the size is not the number of requests that wait");
-  check(num_flows_that_run == num_running.size(), "running requests are not known");
+  check(num_flows_that_run == num_running.size(), "running requests have no flow");
   return violations;
 }
 

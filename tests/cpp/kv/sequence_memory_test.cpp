@@ -274,7 +274,7 @@ BOOST_AUTO_TEST_CASE(each_damage_is_named) {
        [](SequenceMemory& memory) { memory.table.blocks.pop_back(); }},
       {"free, cached and used blocks are not all blocks",
        [](SequenceMemory& memory) { memory.table.blocks.pop_back(); }},
-      {"blocks of encoder inputs are used by none that runs",
+      {"blocks of encoder inputs are used by no running sequence",
        [](SequenceMemory& memory) { memory.cross = nullptr; }},
       {"awaits a copy to a block that it does not write next",
        [](SequenceMemory& memory) { memory.num_computed = 7; }},

@@ -166,7 +166,7 @@ BOOST_AUTO_TEST_CASE(each_damage_to_beams_is_named) {
   world.plan_only();
   second.tokens.push_back(1);
   BOOST_TEST(contains(problems(), "is a beam of another length than the others"));
-  BOOST_TEST(contains(problems(), "is a beam that goes on without its newest tokens"));
+  BOOST_TEST(contains(problems(), "is a beam that continues without its newest tokens"));
   second.tokens.pop_back();
   for (Sequence* beam : {&first, &second}) ++beam->memory.num_computed;
   BOOST_TEST(contains(problems(), "waits for beams that are all computed"));

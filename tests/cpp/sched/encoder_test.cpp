@@ -196,11 +196,10 @@ BOOST_AUTO_TEST_CASE(an_input_of_a_step_that_failed_is_computed_again) {
 BOOST_AUTO_TEST_CASE(each_damage_to_what_is_encoded_is_named) {
   const std::vector<std::pair<std::string, std::function<void(StepPlan&)>>> damages = {
       {"num_encoder_tokens does not count", [](StepPlan& plan) { ++plan.num_encoder_tokens; }},
-      {"is computed and does not start", [](StepPlan& plan) { plan.started.clear(); }},
-      {"is computed although that is there",
-       [](StepPlan& plan) { plan.encoded.push_back(plan.entries.front().sequence); }},
-      {"is computed together with another", [](StepPlan& plan) { plan.encoded = plan.started; }},
-      {"reads an encoder input that nobody computes", [](StepPlan& plan) { plan.encoded.clear(); }},
+      {"does not start, but its encoder input is computed", [](StepPlan& plan) { plan.started.clear(); }},
+      {"is computed again", [](StepPlan& plan) { plan.encoded.push_back(plan.entries.front().sequence); }},
+      {"is computed twice, to the same blocks", [](StepPlan& plan) { plan.encoded = plan.started; }},
+      {"reads an encoder input that no sequence computes", [](StepPlan& plan) { plan.encoded.clear(); }},
   };
   World world(small_world(8));
   world.add(1, 5, with_input(8, 1));

@@ -43,8 +43,8 @@ struct ReuseKey {
     ReuseKey of_block = end <= adapter_from ? ReuseKey{.cache_salt = cache_salt} : *this;
     of_block.given = nullptr;
     if (given == nullptr) return of_block;
-    const auto behind = std::ranges::lower_bound(*given, end, {}, &PrefixDigest::position);
-    if (behind != given->begin()) of_block.given_digest = std::prev(behind)->digest;
+    const auto next = std::ranges::lower_bound(*given, end, {}, &PrefixDigest::position);
+    if (next != given->begin()) of_block.given_digest = std::prev(next)->digest;
     return of_block;
   }
 
