@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from ..._core import EngineError, TensorRtProfile, TensorRtProgram, TensorRtWeight
+from ..._core import EngineError, GpuModelDescription, GpuStepLimits, TensorRtProgram, TensorRtWeight
 from ...formats.checkpoint.rotary import reusable_length
 from ...formats.engine.tensorrt.plan_config import DECODE, PREFILL, TensorRow, kv_pool_name
 from .layout import attention_shapes
@@ -27,14 +27,14 @@ def make_program(engine: LoadedPlans) -> TensorRtProgram:
     tensors = {tensor.name: tensor for tensor in plans.tensors}
     reusable = reusable_length(checkpoint.rotary_scaling, checkpoint.max_position_embeddings)
     prefill, decode = (
-        TensorRtProfile(
+        GpuStepLimits(
             max_tokens=_largest(tensors, "input_ids", number),
             max_sequences=_largest(tensors, "block_tables", number),
             max_logit_rows=_largest(tensors, "logit_rows", number),
         )
         for number in range(len(PROFILES))
     )
-    return TensorRtProgram(
+    model = GpuModelDescription(
         dtype=checkpoint.dtype,
         vocab_size=checkpoint.vocab_size,
         num_layers=checkpoint.num_hidden_layers,
@@ -55,9 +55,9 @@ def make_program(engine: LoadedPlans) -> TensorRtProgram:
         else 0,
         prefill=prefill,
         decode=decode,
-        weights=_weights(engine),
         lora=engine.lora,
     )
+    return TensorRtProgram(model=model, weights=_weights(engine))
 
 
 def _weights(engine: LoadedPlans) -> list[TensorRtWeight]:

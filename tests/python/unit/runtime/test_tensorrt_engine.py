@@ -120,11 +120,12 @@ def test_the_session_learns_the_plans_limits(root: Path) -> None:
     engine = load_engine(root / "external")
     assert isinstance(engine, TensorRtEngine)
     program = make_program(engine)
-    assert program.validate() == []
-    assert (program.max_batch_size, program.max_num_tokens, program.max_seq_len) == (8, 64, 96)
-    assert (program.prefill.max_tokens, program.prefill.max_sequences) == (64, 8)
-    assert (program.decode.max_tokens, program.decode.max_sequences, program.decode.max_logit_rows) == (8, 8, 8)
-    assert (program.tokens_per_block, program.has_prompt_lengths, program.num_adapter_slots) == (4, False, 8)
+    model = program.model
+    assert model.validate() == []
+    assert (model.max_batch_size, model.max_num_tokens, model.max_seq_len) == (8, 64, 96)
+    assert (model.prefill.max_tokens, model.prefill.max_sequences) == (64, 8)
+    assert (model.decode.max_tokens, model.decode.max_sequences, model.decode.max_logit_rows) == (8, 8, 8)
+    assert (model.tokens_per_block, model.has_prompt_lengths, model.num_adapter_slots) == (4, False, 8)
     weights = [tensor.name for tensor in engine.plans.tensors if tensor.name.startswith(("transformer.", "lm_head."))]
     assert sorted(weight.name for weight in program.weights) == sorted(weights)
     assert make_program(load_engine(root / "constants")).weights == []
@@ -139,10 +140,10 @@ def test_a_prompt_is_reusable_as_far_as_its_angles_do_not_depend_on_its_length(t
     build(make_checkpoint(spec, tmp_path, DType.BFLOAT16), config, tmp_path / "engine")
     engine = load_engine(tmp_path / "engine")
     assert isinstance(engine, TensorRtEngine)
-    program = make_program(engine)
-    assert (program.max_reusable_prompt_len, program.max_seq_len, program.has_prompt_lengths) == (32, 60, True)
-    assert (program.num_adapter_slots, list(program.lora.sites)) == (0, [])
-    assert program.validate() == []
+    model = make_program(engine).model
+    assert (model.max_reusable_prompt_len, model.max_seq_len, model.has_prompt_lengths) == (32, 60, True)
+    assert (model.num_adapter_slots, list(model.lora.sites)) == (0, [])
+    assert model.validate() == []
 
 
 def test_carried_adapters_are_read_as_on_the_cpu(root: Path) -> None:
