@@ -230,6 +230,20 @@ struct IsReadOnlyField : std::false_type {};
 template <class Struct, class Member>
 struct IsReadOnlyField<ReadOnlyField<Struct, Member>> : std::true_type {};
 
+template <class Value>
+struct IsWrittenField : std::false_type {};
+template <class Struct, class Member>
+struct IsWrittenField<WrittenField<Struct, Member>> : std::true_type {};
+
+/// The names of the fields that `condition` is true for, in the order of the table.
+template <class... Fields, class Condition>
+pybind11::tuple names_if(const std::tuple<Fields...>& table, Condition condition) {
+  pybind11::list names;
+  std::apply([&](const auto&... fields) { ((condition(fields) ? names.append(fields.name) : void()), ...); },
+             table);
+  return pybind11::tuple(names);
+}
+
 /// A keyword parameter with the field's default; a RequiredField has none.
 template <class Struct, class Member>
 pybind11::arg_v keyword(const Struct& defaults, const Field<Struct, Member>& field) {
@@ -328,7 +342,8 @@ pybind11::class_<Struct> bind_read_only(pybind11::module_& module, const char* n
 
 /// Binds a struct that Python constructs and then only reads, from its own table. The class has a constructor
 /// with keywords (see RequiredField and ReadOnlyField), properties and repr. Types of fields must be bound
-/// before.
+/// before. The class lists its buffers (FieldRole::kBuffer) in `buffer_fields`, and its WrittenFields in
+/// `written_fields`.
 template <class Struct>
 pybind11::class_<Struct> bind_record(pybind11::module_& module, const char* name, const char* doc) {
   constexpr auto kFields = fields_of(static_cast<const Struct*>(nullptr));
@@ -344,6 +359,11 @@ pybind11::class_<Struct> bind_record(pybind11::module_& module, const char* name
       std::apply([&](const auto&... fields) { return std::tuple_cat(parameter(fields)...); }, kFields);
   std::apply([&](const auto&... fields) { detail::def_keywords<Struct>(cls, name, fields...); }, parameters);
   std::apply([&](const auto&... fields) { detail::def_repr<Struct>(cls, name, fields...); }, kFields);
+  cls.attr("buffer_fields") =
+      detail::names_if(kFields, [](const auto& field) { return field.role == FieldRole::kBuffer; });
+  cls.attr("written_fields") = detail::names_if(kFields, [](const auto& field) {
+    return detail::IsWrittenField<std::decay_t<decltype(field)>>::value;
+  });
   return cls;
 }
 

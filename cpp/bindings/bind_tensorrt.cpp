@@ -50,7 +50,7 @@ void bind_tensorrt_program(py::module_& module) {
                                    "Sizes of a model on a GPU, from which the session follows.")
       .def(
           "validate", [](const GpuModelDescription& self) { return self.validate().list(); },
-          "Lists all inconsistencies.");
+          "Returns everything that is inconsistent; [] if there is nothing.");
   bind_read_only<TensorRtWeight>(module, "TensorRtWeight", "A weight that is an input of the plan.")
       .def(py::init(&make_weight), py::kw_only(), py::arg("name"), py::arg("data"), py::arg("shape"),
            "data: a contiguous array, which this object keeps.");
@@ -63,17 +63,16 @@ void bind_tensorrt(py::module_& module) {
   bind_tensorrt_program(module);
   py::class_<TensorRtEngine, EngineHandle>(module, "TensorRtEngine",
                                            "A TensorRT plan on a device, with its KV pool.")
-      .def(
-          py::init<TensorRtProgram, std::shared_ptr<Device>, py::object, py::object, bool>(),
-          py::arg("program"), py::arg("device"), py::arg("prefill"), py::arg("decode"), py::kw_only(),
-          py::arg("cuda_graphs") = true,
-          "`prefill` and `decode` are execution contexts of the plan's two profiles: objects with TensorRT's "
-          "set_input_shape(name, dims) -> bool, set_tensor_address(name, address) -> bool and "
-          "execute_async_v3(stream) -> bool, and with another(), which makes one more for the same profile. "
-          "With cuda_graphs, decode steps are launches of CUDA graphs, each of a context of its own. "
-          "Raises EngineError with all that GpuModelDescription.validate() finds, ConfigError when the "
-          "device "
-          "has no memory left.");
+      .def(py::init<TensorRtProgram, std::shared_ptr<Device>, py::object, py::object, bool>(),
+           py::arg("program"), py::arg("device"), py::arg("prefill"), py::arg("decode"), py::kw_only(),
+           py::arg("cuda_graphs") = true,
+           "prefill, decode: execution contexts of the plan's two profiles, with TensorRT's methods "
+           "set_input_shape(name, dims) -> bool, set_tensor_address(name, address) -> bool and "
+           "execute_async_v3(stream) -> bool, and with another(), which makes another context for the same "
+           "profile. With cuda_graphs, decode steps run as CUDA graphs, each with its own context. Raises "
+           "EngineError with everything that GpuModelDescription.validate() finds, and ConfigError if the "
+           "device "
+           "has too little memory.");
 }
 
 }  // namespace adaptrt::bindings

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import NamedTuple
 
 _HEADER = """\
 # Made by cpp/bindings/stub/make_stub.py when the package is built.
@@ -47,6 +48,25 @@ def make_stub(module: ModuleType) -> str:
     return _Stub(module).text()
 
 
+class Parameter(NamedTuple):
+    """A parameter of a function, as source text."""
+
+    name: str
+    type: str
+    default: str | None
+
+
+def constructor_keywords(module: ModuleType, cls: type) -> list[Parameter]:
+    """Returns the keywords of the constructor of a class that has keywords only."""
+    (parameters,) = (s.parameters for s in _Stub(module).signatures(cls.__init__.__doc__ or "") if "*" in s.parameters)
+    found = []
+    for text in parameters[parameters.index("*") + 1 :]:
+        declaration, *default = _split(text, " = ", most=1)
+        name, _, kind = declaration.partition(": ")
+        found.append(Parameter(name, kind, default[0] if default else None))
+    return found
+
+
 class _Stub:
     def __init__(self, module: ModuleType) -> None:
         self._module = module
@@ -63,12 +83,12 @@ class _Stub:
 
     def _class(self, name: str, cls: type) -> list[str]:
         base = cls.__base__
-        doc = _docstring(cls.__doc__ or "")
+        doc = docstring_lines(cls.__doc__ or "")
         if issubclass(cls, enum.Enum):
             members: list[str] = []
             for member in cls:
                 members.append(f"{member.name} = {member.value!r}")
-                members += _docstring(member.__doc__ or "") if member.__doc__ != cls.__doc__ else []
+                members += docstring_lines(member.__doc__ or "") if member.__doc__ != cls.__doc__ else []
             return [f"class {name}(enum.Enum):", *_indented([*doc, *members]), ""]
         bases = "" if base is None or base.__name__ in ("object", "pybind11_object") else f"({base.__name__})"
         body: list[str] = []
@@ -77,6 +97,8 @@ class _Stub:
                 continue
             if isinstance(value, str):
                 body.append(f"{attribute}: str")
+            elif isinstance(value, tuple):
+                body.append(f"{attribute}: typing.ClassVar[tuple[str, ...]]")
             elif isinstance(value, type):
                 body += self._class(attribute, value)
             elif isinstance(value, property):
@@ -88,17 +110,17 @@ class _Stub:
         return [f"class {name}{bases}:", *_indented([*doc, *body] or ["..."]), ""]
 
     def _property(self, name: str, value: property) -> list[str]:
-        getter = self._signatures(getattr(value.fget, "__doc__", None) or "")
+        getter = self.signatures(getattr(value.fget, "__doc__", None) or "")
         kind = getter[0].result if getter else "typing.Any"
         lines = ["@property", *_definition(f"def {name}(self) -> {kind}", value.__doc__ or "")]
         if value.fset is not None:
-            setter = self._signatures(value.fset.__doc__ or "")
+            setter = self.signatures(value.fset.__doc__ or "")
             accepted = setter[0].parameters[-1].partition(": ")[2] if setter else kind
             lines += [f"@{name}.setter", f"def {name}(self, value: {accepted}) -> None: ..."]
         return lines
 
     def _function(self, name: str, doc: str, decorator: str = "") -> list[str]:
-        signatures = self._signatures(doc)
+        signatures = self.signatures(doc)
         lines: list[str] = []
         for signature in signatures:
             result = "typing_extensions.Self" if name == "__enter__" else signature.result
@@ -107,7 +129,7 @@ class _Stub:
             lines += _definition(f"def {name}({', '.join(signature.parameters)}) -> {result}", signature.doc)
         return lines
 
-    def _signatures(self, doc: str) -> list[_Signature]:
+    def signatures(self, doc: str) -> list[_Signature]:
         """Returns the signature of each overload, from the docstring that pybind11 makes."""
         found: list[_Signature] = []
         for line in doc.splitlines():
@@ -183,11 +205,11 @@ def _bases_first(classes: dict[str, type]) -> Iterator[tuple[str, type]]:
 
 
 def _definition(head: str, doc: str) -> list[str]:
-    lines = _docstring(doc)
+    lines = docstring_lines(doc)
     return [f"{head}:", *_indented(lines)] if lines else [f"{head}: ..."]
 
 
-def _docstring(doc: str) -> list[str]:
+def docstring_lines(doc: str) -> list[str]:
     """Returns the lines of a docstring, none for an empty one."""
     text = doc.strip().replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
     if text.endswith('"'):
@@ -221,7 +243,7 @@ def _split(text: str, separator: str, most: int | None = None) -> list[str]:
     return [part for part in (*parts, text[start:]) if part]
 
 
-def _load(path: Path) -> ModuleType:
+def load_module(path: Path) -> ModuleType:
     """Returns the module from its file, without the package around it."""
     spec = importlib.util.spec_from_file_location(_MODULE_NAME, path)
     if spec is None or spec.loader is None:
@@ -233,7 +255,7 @@ def _load(path: Path) -> ModuleType:
 
 def _main() -> None:
     module, stub = map(Path, sys.argv[1:])
-    stub.write_text(make_stub(_load(module)), encoding="utf-8")
+    stub.write_text(make_stub(load_module(module)), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import pytest
 import adaptrt
 
 PACKAGE = Path(adaptrt.__file__).parent
-CPP = {"_core", "_version"}
+CPP = {"_core", "_program", "_version"}
 FORMATS = ("template_files", "checkpoint", "network", "models", "hugging_face", "adapter", "engine", "sources")
 """In this order: each may use those before it."""
 GROUND = {"common", *(f"formats/{room}" for room in FORMATS)}

@@ -6,6 +6,11 @@
 
 namespace adaptrt {
 
+enum class FieldRole : unsigned char {
+  kValue,
+  kBuffer,  ///< an index into Program::buffers, or several; engine files have the buffers' names
+};
+
 /// A data member by name. Structs that are bound to Python, written as JSON or sent to other processes list
 /// their members once, as a tuple of these in the order of the constructor's parameters:
 ///
@@ -17,10 +22,13 @@ struct Field {
   const char* name;
   Member Struct::* member;
   const char* doc;
+  FieldRole role = FieldRole::kValue;
 };
 
 template <class Struct, class Member>
 Field(const char*, Member Struct::*, const char*) -> Field<Struct, Member>;
+template <class Struct, class Member>
+Field(const char*, Member Struct::*, const char*, FieldRole) -> Field<Struct, Member>;
 
 /// A field that Python's constructor must be given.
 template <class Struct, class Member>
@@ -28,6 +36,18 @@ struct RequiredField : Field<Struct, Member> {};
 
 template <class Struct, class Member>
 RequiredField(const char*, Member Struct::*, const char*) -> RequiredField<Struct, Member>;
+template <class Struct, class Member>
+RequiredField(const char*, Member Struct::*, const char*, FieldRole) -> RequiredField<Struct, Member>;
+
+/// A field that every engine file has, although it has a default. Other fields with a default are left out
+/// of files if they equal it.
+template <class Struct, class Member>
+struct WrittenField : Field<Struct, Member> {};
+
+template <class Struct, class Member>
+WrittenField(const char*, Member Struct::*, const char*) -> WrittenField<Struct, Member>;
+template <class Struct, class Member>
+WrittenField(const char*, Member Struct::*, const char*, FieldRole) -> WrittenField<Struct, Member>;
 
 /// A field that C++ sets: Python reads it, and its constructor does not take it.
 template <class Struct, class Member>

@@ -12,8 +12,9 @@ constexpr auto fields_of(const LoraPart* /*type*/) {
   return std::tuple{
       RequiredField{"module", &C::module, "Id of the module, see lora_modules()."},
       RequiredField{"out_size", &C::out_size, "Number of outputs on this rank."},
-      Field{"first_output", &C::first_output, "First of these outputs in the module's outputs."},
-      Field{"outputs_elsewhere", &C::outputs_elsewhere, "Number of outputs that only other ranks have."}};
+      WrittenField{"first_output", &C::first_output, "First of these outputs in the module's outputs."},
+      WrittenField{"outputs_elsewhere", &C::outputs_elsewhere,
+                   "Number of outputs that only other ranks have."}};
 }
 static_assert(lists_every_member<LoraPart>());
 
@@ -23,12 +24,13 @@ constexpr auto fields_of(const LoraSite* /*type*/) {
       RequiredField{"layer", &C::layer, "Number of the layer, of the vocabulary slice, or of the norm."},
       RequiredField{"in_size", &C::in_size, "Number of inputs on this rank."},
       RequiredField{"parts", &C::parts, "Modules that share the input, in the order of their outputs."},
-      Field{"expert", &C::expert, "Expert of the site, counted from 0 on this rank."},
-      Field{"first_input", &C::first_input, "First of these inputs in the layer's inputs."},
-      Field{"inputs_elsewhere", &C::inputs_elsewhere, "Number of inputs that other ranks have."},
-      Field{"adds_shifts", &C::adds_shifts,
-            "True if an adapter's shift is added here. If a layer's inputs are split among ranks, only the "
-            "first rank adds it."},
+      WrittenField{"expert", &C::expert, "Expert of the site, counted from 0 on this rank."},
+      WrittenField{"first_input", &C::first_input, "First of these inputs in the layer's inputs."},
+      WrittenField{"inputs_elsewhere", &C::inputs_elsewhere, "Number of inputs that other ranks have."},
+      WrittenField{
+          "adds_shifts", &C::adds_shifts,
+          "True if an adapter's shift is added here. If a layer's inputs are split among ranks, only the "
+          "first rank adds it."},
       Field{"experts_for_each", &C::experts_for_each,
             "For experts: the number of experts in the layer for each one on this rank."},
       Field{"num_shares", &C::num_shares,
@@ -49,13 +51,13 @@ constexpr auto fields_of(const LoraLayout* /*type*/) {
       ReadOnlyField{"matrix_layout", &C::matrix_layout, "Storage of A and B on the device."},
       ReadOnlyField{"shifts_enabled", &C::shifts_enabled,
                     "True if adapters may have shifts: values that are added to outputs."},
-      Field{"num_stages", &C::num_stages, "Stages of the pipeline."},
-      Field{"stage", &C::stage, "The stage whose sites are packed here."},
+      WrittenField{"num_stages", &C::num_stages, "Stages of the pipeline."},
+      WrittenField{"stage", &C::stage, "The stage whose sites are packed here."},
+      RequiredField{"sites", &C::sites, "Places where adapters act, in the order of execution."},
       Field{"max_extra_tokens", &C::max_extra_tokens,
             "Tokens beyond the vocabulary that an adapter may bring."},
       Field{"rotary_factors", &C::rotary_factors,
             "Factors by which adapters may divide rotary positions, ascending; empty: no adapter may."},
-      RequiredField{"sites", &C::sites, "Places where adapters act, in the order of execution."},
       Field{"max_base_positions", &C::max_base_positions,
             "Positions of the base model if there are rotary_factors; otherwise 0."},
       Field{"num_encoder_layers", &C::num_encoder_layers,

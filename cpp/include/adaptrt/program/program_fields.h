@@ -24,26 +24,28 @@ constexpr auto fields_of(const EmbeddingOp* /*type*/) {
   using C = EmbeddingOp;
   return std::tuple{
       RequiredField{"table", &C::table, "[vocab_size, hidden_size]."},
-      RequiredField{"output", &C::output, "Buffer: float32, RowKind.TOKENS."},
-      Field{"scale", &C::scale, "Factor of the table's rows."},
-      Field{"positions", &C::positions, "[positions, hidden_size], added; no rows: there are none."},
-      Field{"types", &C::types, "[token types, hidden_size], added; no rows: there are none."},
-      Field{"lora_site", &C::lora_site,
-            "Index into LoraLayout.sites of the first slice of the vocabulary; -1: adapters do not act."}};
+      RequiredField{"output", &C::output, "Buffer: float32, RowKind.TOKENS.", FieldRole::kBuffer},
+      WrittenField{"scale", &C::scale, "Factor of the table's rows."},
+      WrittenField{"positions", &C::positions, "[positions, hidden_size], added; no rows: there are none."},
+      WrittenField{
+          "lora_site", &C::lora_site,
+          "Index into LoraLayout.sites of the first slice of the vocabulary; -1: adapters do not act."},
+      Field{"types", &C::types, "[token types, hidden_size], added; no rows: there are none."}};
 }
 static_assert(lists_every_member<EmbeddingOp>());
 
 constexpr auto fields_of(const LayerNormOp* /*type*/) {
   using C = LayerNormOp;
   return std::tuple{
-      RequiredField{"input", &C::input, "Buffer: float32, RowKind.TOKENS."},
+      RequiredField{"input", &C::input, "Buffer: float32, RowKind.TOKENS.", FieldRole::kBuffer},
       RequiredField{"output", &C::output,
-                    "Buffer: the engine's activation type, or float32 for a residual stream."},
+                    "Buffer: the engine's activation type, or float32 for a residual stream.",
+                    FieldRole::kBuffer},
       RequiredField{"weight", &C::weight, "[width]."},
-      Field{"bias", &C::bias, "[width], or empty."},
+      WrittenField{"bias", &C::bias, "[width], or empty."},
       RequiredField{"epsilon", &C::epsilon, "Added to the variance."},
-      Field{"gather_logit_rows", &C::gather_logit_rows,
-            "True: output row i is made of the input's row of logit row i."},
+      WrittenField{"gather_logit_rows", &C::gather_logit_rows,
+                   "True: output row i is made of the input's row of logit row i."},
       Field{"lora_site", &C::lora_site,
             "Index into LoraLayout.sites; -1: adapters do not act. A bias is there if they do."}};
 }
@@ -51,39 +53,43 @@ static_assert(lists_every_member<LayerNormOp>());
 
 constexpr auto fields_of(const CastOp* /*type*/) {
   using C = CastOp;
-  return std::tuple{RequiredField{"input", &C::input, "Buffer: float32."},
-                    RequiredField{"output", &C::output, "Buffer: the engine's activation type."}};
+  return std::tuple{
+      RequiredField{"input", &C::input, "Buffer: float32.", FieldRole::kBuffer},
+      RequiredField{"output", &C::output, "Buffer: the engine's activation type.", FieldRole::kBuffer}};
 }
 static_assert(lists_every_member<CastOp>());
 
 constexpr auto fields_of(const RmsNormOp* /*type*/) {
   using C = RmsNormOp;
   return std::tuple{
-      RequiredField{"input", &C::input, "Buffer: float32, RowKind.TOKENS."},
-      RequiredField{"output", &C::output, "Buffer: the engine's activation type, or float32 if `add`."},
+      RequiredField{"input", &C::input, "Buffer: float32, RowKind.TOKENS.", FieldRole::kBuffer},
+      RequiredField{"output", &C::output, "Buffer: the engine's activation type, or float32 if `add`.",
+                    FieldRole::kBuffer},
       RequiredField{"weight", &C::weight, "[width]."},
       RequiredField{"epsilon", &C::epsilon, "Added to the mean of squares."},
-      Field{"gather_logit_rows", &C::gather_logit_rows,
-            "True: output row i is made of the input's row of logit row i."},
-      Field{"add", &C::add, "True: the result is added to the output."}};
+      WrittenField{"gather_logit_rows", &C::gather_logit_rows,
+                   "True: output row i is made of the input's row of logit row i."},
+      WrittenField{"add", &C::add, "True: the result is added to the output."}};
 }
 static_assert(lists_every_member<RmsNormOp>());
 
 constexpr auto fields_of(const RopeTableOp* /*type*/) {
   using C = RopeTableOp;
   return std::tuple{
-      Field{"kind", &C::kind, "Computation of angles from positions."},
+      WrittenField{"kind", &C::kind, "Computation of angles from positions."},
       RequiredField{"inverse_frequencies", &C::inverse_frequencies,
                     "[rotary_dim / 2]; for RopeKind.DYNAMIC those of lengths up to original_max_position."},
-      Field{"attention_scaling", &C::attention_scaling, "Factor of cosine and sine."},
-      Field{"base", &C::base, "RopeKind.DYNAMIC only."},
-      Field{"factor", &C::factor, "RopeKind.DYNAMIC only."},
-      Field{"original_max_position", &C::original_max_position,
-            "Positions of the model before they were extended."},
-      RequiredField{"cosine", &C::cosine, "Buffer: float32, RowKind.TOKENS, rotary_dim / 2 wide."},
-      RequiredField{"sine", &C::sine, "Buffer: float32, RowKind.TOKENS, rotary_dim / 2 wide."},
-      Field{"long_inverse_frequencies", &C::long_inverse_frequencies,
-            "RopeKind.LONG only: [rotary_dim / 2] of lengths above original_max_position."}};
+      WrittenField{"attention_scaling", &C::attention_scaling, "Factor of cosine and sine."},
+      WrittenField{"base", &C::base, "RopeKind.DYNAMIC only."},
+      WrittenField{"factor", &C::factor, "RopeKind.DYNAMIC only."},
+      WrittenField{"original_max_position", &C::original_max_position,
+                   "Positions of the model before they were extended."},
+      RequiredField{"cosine", &C::cosine, "Buffer: float32, RowKind.TOKENS, rotary_dim / 2 wide.",
+                    FieldRole::kBuffer},
+      RequiredField{"sine", &C::sine, "Buffer: float32, RowKind.TOKENS, rotary_dim / 2 wide.",
+                    FieldRole::kBuffer},
+      WrittenField{"long_inverse_frequencies", &C::long_inverse_frequencies,
+                   "RopeKind.LONG only: [rotary_dim / 2] of lengths above original_max_position."}};
 }
 static_assert(lists_every_member<RopeTableOp>());
 
@@ -99,25 +105,28 @@ static_assert(lists_every_member<AttentionShape>());
 constexpr auto fields_of(const AttentionOp* /*type*/) {
   using C = AttentionOp;
   return std::tuple{
-      Field{"kind", &C::kind, "Keys that a query sees."},
+      WrittenField{"kind", &C::kind, "Keys that a query sees."},
       RequiredField{"layer", &C::layer, "Number of the layer, whose KV blocks are used."},
       RequiredField{"shape", &C::shape, "Heads of the layer."},
-      RequiredField{"qkv", &C::qkv, "Buffer: float32, RowKind.TOKENS, [q | k | v]."},
-      RequiredField{"cosine", &C::cosine, "Buffer that a RopeTableOp writes."},
-      RequiredField{"sine", &C::sine, "Buffer that a RopeTableOp writes."},
-      RequiredField{"output", &C::output, "Buffer: the engine's activation type, as wide as q."},
-      Field{"query_norm", &C::query_norm, "[head_dim], [width of q] or empty."},
-      Field{"key_norm", &C::key_norm, "[head_dim], [width of k] or empty."},
-      Field{"norm_epsilon", &C::norm_epsilon, "Added to the mean of squares."},
+      RequiredField{"qkv", &C::qkv, "Buffer: float32, RowKind.TOKENS, [q | k | v].", FieldRole::kBuffer},
+      RequiredField{"cosine", &C::cosine, "Buffer that a RopeTableOp writes.", FieldRole::kBuffer},
+      RequiredField{"sine", &C::sine, "Buffer that a RopeTableOp writes.", FieldRole::kBuffer},
+      RequiredField{"output", &C::output, "Buffer: the engine's activation type, as wide as q.",
+                    FieldRole::kBuffer},
+      WrittenField{"query_norm", &C::query_norm, "[head_dim], [width of q] or empty."},
+      WrittenField{"key_norm", &C::key_norm, "[head_dim], [width of k] or empty."},
+      WrittenField{"norm_epsilon", &C::norm_epsilon, "Added to the mean of squares."},
       RequiredField{"scale", &C::scale, "Factor of the scores."},
-      Field{"sliding_window", &C::sliding_window,
-            "A token sees itself and the sliding_window - 1 tokens before it (and after it, if it sees "
-            "those); 0: all."},
-      Field{"softcap", &C::softcap, "Scores s become softcap * tanh(s / softcap); 0: they stay."},
-      Field{"interleaved", &C::interleaved,
-            "True: elements 2 i and 2 i + 1 of a head turn together, not those of its two halves."},
-      Field{"position_bias", &C::position_bias,
-            "[heads, 2 r + 1] or empty: added to scores, at r + (position of the key - of the query)."},
+      WrittenField{
+          "sliding_window", &C::sliding_window,
+          "A token sees itself and the sliding_window - 1 tokens before it (and after it, if it sees "
+          "those); 0: all."},
+      WrittenField{"softcap", &C::softcap, "Scores s become softcap * tanh(s / softcap); 0: they stay."},
+      WrittenField{"interleaved", &C::interleaved,
+                   "True: elements 2 i and 2 i + 1 of a head turn together, not those of its two halves."},
+      WrittenField{
+          "position_bias", &C::position_bias,
+          "[heads, 2 r + 1] or empty: added to scores, at r + (position of the key - of the query)."},
       Field{"sinks", &C::sinks,
             "[heads] or empty: one more score per head, in the sum that probabilities are divided by."}};
 }
@@ -125,35 +134,38 @@ static_assert(lists_every_member<AttentionOp>());
 
 constexpr auto fields_of(const KeepLogitRowsOp* /*type*/) {
   using C = KeepLogitRowsOp;
-  return std::tuple{RequiredField{"buffers", &C::buffers, "Buffers: RowKind.TOKENS, each once."}};
+  return std::tuple{
+      RequiredField{"buffers", &C::buffers, "Buffers: RowKind.TOKENS, each once.", FieldRole::kBuffer}};
 }
 static_assert(lists_every_member<KeepLogitRowsOp>());
 
 constexpr auto fields_of(const LinearPart* /*type*/) {
   using C = LinearPart;
   return std::tuple{RequiredField{"weight", &C::weight, "W[outputs, inputs]."},
-                    Field{"bias", &C::bias, "[outputs] or empty; added after magnitude and shift."}};
+                    WrittenField{"bias", &C::bias, "[outputs] or empty; added after magnitude and shift."}};
 }
 static_assert(lists_every_member<LinearPart>());
 
 constexpr auto fields_of(const LinearOp* /*type*/) {
   using C = LinearOp;
   return std::tuple{
-      RequiredField{"input", &C::input, "Buffer: the engine's activation type."},
+      RequiredField{"input", &C::input, "Buffer: the engine's activation type.", FieldRole::kBuffer},
       RequiredField{"output", &C::output,
-                    "Buffer: float32, or the activation type if the epilogue has an activation."},
-      Field{"epilogue", &C::epilogue, "Last operation on y."},
+                    "Buffer: float32, or the activation type if the epilogue has an activation.",
+                    FieldRole::kBuffer},
+      WrittenField{"epilogue", &C::epilogue, "Last operation on y."},
       RequiredField{"parts", &C::parts, "Weights, whose outputs follow one another."},
-      Field{"lora_site", &C::lora_site,
-            "Index into LoraLayout.sites, whose parts are these; -1: adapters do not act."},
-      Field{"scale", &C::scale, "Factor of y."},
-      Field{"softcap", &C::softcap, "y becomes softcap * tanh(y / softcap); 0: it stays."},
+      WrittenField{"lora_site", &C::lora_site,
+                   "Index into LoraLayout.sites, whose parts are these; -1: adapters do not act."},
+      WrittenField{"scale", &C::scale, "Factor of y."},
+      WrittenField{"softcap", &C::softcap, "y becomes softcap * tanh(y / softcap); 0: it stays."},
       Field{"threshold", &C::threshold, "Threshold of a ReLU gate, at least 0: values up to it count as 0."},
       Field{"has_sparse_input", &C::has_sparse_input,
             "True: most of the input is zero, and a few rows read only the weights of the others."},
       Field{"scores", &C::scores,
             "Buffer: float32, as wide as a ReLU's gate, which is closed where the score is below "
-            "least_score; -1: there is none."},
+            "least_score; -1: there is none.",
+            FieldRole::kBuffer},
       Field{"least_score", &C::least_score, "See scores."},
       Field{"neurons", &C::neurons,
             "Neurons of an MLP with a ReLU gate one by one, which a few rows read in place of weights."}};
@@ -162,32 +174,35 @@ static_assert(lists_every_member<LinearOp>());
 
 constexpr auto fields_of(const Routing* /*type*/) {
   using C = Routing;
-  return std::tuple{RequiredField{"scores", &C::scores, "Function of the router's logits that gives scores."},
-                    RequiredField{"top_k", &C::top_k, "Experts of a token."},
-                    Field{"num_groups", &C::num_groups, "Equal groups that experts stand in."},
-                    Field{"groups_taken", &C::groups_taken, "Groups whose experts compete."},
-                    RequiredField{"normalised", &C::normalised,
-                                  "True: weights are divided by the sum of the chosen experts' scores."},
-                    Field{"scale", &C::scale, "Factor of the weights."},
-                    Field{"bias", &C::bias, "[experts] or empty: added to scores where experts are chosen."}};
+  return std::tuple{
+      RequiredField{"scores", &C::scores, "Function of the router's logits that gives scores."},
+      RequiredField{"top_k", &C::top_k, "Experts of a token."},
+      WrittenField{"num_groups", &C::num_groups, "Equal groups that experts stand in."},
+      WrittenField{"groups_taken", &C::groups_taken, "Groups whose experts compete."},
+      RequiredField{"normalised", &C::normalised,
+                    "True: weights are divided by the sum of the chosen experts' scores."},
+      WrittenField{"scale", &C::scale, "Factor of the weights."},
+      WrittenField{"bias", &C::bias, "[experts] or empty: added to scores where experts are chosen."}};
 }
 static_assert(lists_every_member<Routing>());
 
 constexpr auto fields_of(const ExpertsOp* /*type*/) {
   using C = ExpertsOp;
   return std::tuple{
-      RequiredField{"input", &C::input, "Buffer: the engine's activation type, RowKind.TOKENS."},
-      RequiredField{"router_logits", &C::router_logits, "Buffer: float32, RowKind.TOKENS, one per expert."},
-      RequiredField{"output", &C::output, "Buffer: float32, RowKind.TOKENS."},
+      RequiredField{"input", &C::input, "Buffer: the engine's activation type, RowKind.TOKENS.",
+                    FieldRole::kBuffer},
+      RequiredField{"router_logits", &C::router_logits, "Buffer: float32, RowKind.TOKENS, one per expert.",
+                    FieldRole::kBuffer},
+      RequiredField{"output", &C::output, "Buffer: float32, RowKind.TOKENS.", FieldRole::kBuffer},
       RequiredField{"routing", &C::routing, "Choice and weights of experts."},
       RequiredField{"activation", &C::activation, "A gated epilogue."},
       RequiredField{"gate_up", &C::gate_up, "Gate and up of each expert on this rank, in their order."},
       RequiredField{"down", &C::down, "Down of each expert on this rank, in their order."},
-      Field{"gate_up_site", &C::gate_up_site,
-            "Index into LoraLayout.sites of the first expert's gate and up; -1: adapters do not act."},
-      Field{"down_site", &C::down_site,
-            "Index into LoraLayout.sites of the first expert's down; -1: adapters do not act."},
-      Field{"stores", &C::stores, "True: the sum replaces the output. False: it is added."},
+      WrittenField{"gate_up_site", &C::gate_up_site,
+                   "Index into LoraLayout.sites of the first expert's gate and up; -1: adapters do not act."},
+      WrittenField{"down_site", &C::down_site,
+                   "Index into LoraLayout.sites of the first expert's down; -1: adapters do not act."},
+      WrittenField{"stores", &C::stores, "True: the sum replaces the output. False: it is added."},
       Field{"first_expert", &C::first_expert, "Number of the first expert on this rank."},
       Field{"experts_elsewhere", &C::experts_elsewhere, "Number of experts that only other ranks have."}};
 }
@@ -195,28 +210,29 @@ static_assert(lists_every_member<ExpertsOp>());
 
 constexpr auto fields_of(const CrossKeysOp* /*type*/) {
   using C = CrossKeysOp;
-  return std::tuple{RequiredField{"layer", &C::layer, "Number of the decoder's layer."},
-                    RequiredField{"shape", &C::shape, "Heads of the layer."},
-                    RequiredField{"kv", &C::kv, "Buffer: float32, RowKind.ENCODER_TOKENS, [k | v]."}};
+  return std::tuple{
+      RequiredField{"layer", &C::layer, "Number of the decoder's layer."},
+      RequiredField{"shape", &C::shape, "Heads of the layer."},
+      RequiredField{"kv", &C::kv, "Buffer: float32, RowKind.ENCODER_TOKENS, [k | v].", FieldRole::kBuffer}};
 }
 static_assert(lists_every_member<CrossKeysOp>());
 
 constexpr auto fields_of(const CrossAttentionOp* /*type*/) {
   using C = CrossAttentionOp;
-  return std::tuple{
-      RequiredField{"layer", &C::layer, "Number of the decoder's layer."},
-      RequiredField{"shape", &C::shape, "Heads of the layer."},
-      RequiredField{"q", &C::q, "Buffer: float32, RowKind.TOKENS."},
-      RequiredField{"output", &C::output, "Buffer: the engine's activation type, as wide as q."},
-      RequiredField{"scale", &C::scale, "Factor of the scores."}};
+  return std::tuple{RequiredField{"layer", &C::layer, "Number of the decoder's layer."},
+                    RequiredField{"shape", &C::shape, "Heads of the layer."},
+                    RequiredField{"q", &C::q, "Buffer: float32, RowKind.TOKENS.", FieldRole::kBuffer},
+                    RequiredField{"output", &C::output, "Buffer: the engine's activation type, as wide as q.",
+                                  FieldRole::kBuffer},
+                    RequiredField{"scale", &C::scale, "Factor of the scores."}};
 }
 static_assert(lists_every_member<CrossAttentionOp>());
 
 constexpr auto fields_of(const AllReduceOp* /*type*/) {
   using C = AllReduceOp;
   return std::tuple{
-      RequiredField{"input", &C::input, "Buffer: float32. The op may overwrite it."},
-      RequiredField{"output", &C::output, "Buffer: float32."},
+      RequiredField{"input", &C::input, "Buffer: float32. The op may overwrite it.", FieldRole::kBuffer},
+      RequiredField{"output", &C::output, "Buffer: float32.", FieldRole::kBuffer},
       RequiredField{"add", &C::add, "True: the sum is added to the output. False: it replaces it."}};
 }
 static_assert(lists_every_member<AllReduceOp>());
@@ -224,7 +240,8 @@ static_assert(lists_every_member<AllReduceOp>());
 constexpr auto fields_of(const AllHeadsNormOp* /*type*/) {
   using C = AllHeadsNormOp;
   return std::tuple{
-      RequiredField{"qkv", &C::qkv, "Buffer: float32, RowKind.TOKENS, [q | k | v] of this rank's heads."},
+      RequiredField{"qkv", &C::qkv, "Buffer: float32, RowKind.TOKENS, [q | k | v] of this rank's heads.",
+                    FieldRole::kBuffer},
       RequiredField{"query_norm", &C::query_norm, "[width of q on this rank]."},
       RequiredField{"key_norm", &C::key_norm, "[width of k on this rank]."},
       RequiredField{"whole_query_size", &C::whole_query_size, "Width of q on all ranks together."},
@@ -238,36 +255,39 @@ static_assert(lists_every_member<AllHeadsNormOp>());
 
 constexpr auto fields_of(const GatherOp* /*type*/) {
   using C = GatherOp;
-  return std::tuple{RequiredField{"input", &C::input, "Buffer: float32, of the same width on every rank."},
-                    RequiredField{"output", &C::output, "Buffer: float32; only the first rank writes it."}};
+  return std::tuple{RequiredField{"input", &C::input, "Buffer: float32, of the same width on every rank.",
+                                  FieldRole::kBuffer},
+                    RequiredField{"output", &C::output, "Buffer: float32; only the first rank writes it.",
+                                  FieldRole::kBuffer}};
 }
 static_assert(lists_every_member<GatherOp>());
 
 constexpr auto fields_of(const ReceiveOp* /*type*/) {
   using C = ReceiveOp;
-  return std::tuple{
-      RequiredField{"output", &C::output, "Buffer: float32, RowKind.TOKENS or RowKind.ENCODER_TOKENS."}};
+  return std::tuple{RequiredField{"output", &C::output,
+                                  "Buffer: float32, RowKind.TOKENS or RowKind.ENCODER_TOKENS.",
+                                  FieldRole::kBuffer}};
 }
 static_assert(lists_every_member<ReceiveOp>());
 
 constexpr auto fields_of(const SendOp* /*type*/) {
   using C = SendOp;
-  return std::tuple{
-      RequiredField{"input", &C::input, "Buffer: float32, RowKind.TOKENS or RowKind.ENCODER_TOKENS."}};
+  return std::tuple{RequiredField{
+      "input", &C::input, "Buffer: float32, RowKind.TOKENS or RowKind.ENCODER_TOKENS.", FieldRole::kBuffer}};
 }
 static_assert(lists_every_member<SendOp>());
 
 constexpr auto fields_of(const BroadcastOp* /*type*/) {
   using C = BroadcastOp;
-  return std::tuple{RequiredField{"buffer", &C::buffer, "Program.encoder_output."}};
+  return std::tuple{RequiredField{"buffer", &C::buffer, "Program.encoder_output.", FieldRole::kBuffer}};
 }
 static_assert(lists_every_member<BroadcastOp>());
 
 constexpr auto fields_of(const GatedAddOp* /*type*/) {
   using C = GatedAddOp;
-  return std::tuple{RequiredField{"input", &C::input, "Buffer: float32."},
-                    RequiredField{"gate", &C::gate, "Buffer: float32, 1 wide."},
-                    RequiredField{"output", &C::output, "Buffer: float32."}};
+  return std::tuple{RequiredField{"input", &C::input, "Buffer: float32.", FieldRole::kBuffer},
+                    RequiredField{"gate", &C::gate, "Buffer: float32, 1 wide.", FieldRole::kBuffer},
+                    RequiredField{"output", &C::output, "Buffer: float32.", FieldRole::kBuffer}};
 }
 static_assert(lists_every_member<GatedAddOp>());
 
@@ -277,30 +297,35 @@ constexpr auto fields_of(const Program* /*type*/) {
       RequiredField{"dtype", &C::dtype, "Type of packed weights, and of KV blocks unless int8_kv_cache."},
       RequiredField{"vocab_size", &C::vocab_size, "Tokens of the base model."},
       RequiredField{"num_layers", &C::num_layers, "Layers of the body."},
-      Field{"num_encoder_layers", &C::num_encoder_layers, "Layers of the encoder; 0: there is none."},
+      WrittenField{"num_encoder_layers", &C::num_encoder_layers, "Layers of the encoder; 0: there is none."},
       RequiredField{"max_batch_size", &C::max_batch_size, "Largest number of sequences in a step."},
       RequiredField{"max_num_tokens", &C::max_num_tokens, "Largest number of tokens in a step."},
       RequiredField{"max_input_len", &C::max_input_len, "Largest number of tokens in a prompt."},
       RequiredField{"max_seq_len", &C::max_seq_len, "Largest number of tokens in a sequence."},
-      Field{"max_beam_width", &C::max_beam_width, "Largest beam width of a request."},
-      Field{"max_encoder_input_len", &C::max_encoder_input_len,
-            "Largest number of tokens in an encoder input, at most max_num_tokens."},
+      WrittenField{"max_beam_width", &C::max_beam_width, "Largest beam width of a request."},
+      WrittenField{"max_encoder_input_len", &C::max_encoder_input_len,
+                   "Largest number of tokens in an encoder input, at most max_num_tokens."},
       RequiredField{"tokens_per_block", &C::tokens_per_block, "Tokens of a KV block."},
-      Field{"int8_kv_cache", &C::int8_kv_cache,
-            "True: keys and values are int8, with one scale per token and head."},
-      Field{"num_ranks", &C::num_ranks, "Ranks that run the network together, each with its own program."},
-      Field{"num_stages", &C::num_stages, "Stages of the pipeline, each with num_ranks / num_stages ranks."},
-      Field{"rank", &C::rank, "Number of this rank."},
+      WrittenField{"int8_kv_cache", &C::int8_kv_cache,
+                   "True: keys and values are int8, with one scale per token and head."},
+      WrittenField{"num_ranks", &C::num_ranks,
+                   "Ranks that run the network together, each with its own program."},
+      WrittenField{"num_stages", &C::num_stages,
+                   "Stages of the pipeline, each with num_ranks / num_stages ranks."},
+      WrittenField{"rank", &C::rank, "Number of this rank."},
       RequiredField{"arena_bytes", &C::arena_bytes, "Bytes of the activation arena."},
       RequiredField{"buffers", &C::buffers, "Activations; ops name them by index."},
-      Field{"encoder", &C::encoder, "Ops over the tokens of encoder inputs."},
+      WrittenField{"encoder", &C::encoder, "Ops over the tokens of encoder inputs."},
       RequiredField{"body", &C::body, "Ops over the tokens of a step."},
       RequiredField{"head", &C::head, "Ops over a slice of the step's logit rows."},
-      Field{"logits", &C::logits, "Buffer: float32, RowKind.LOGITS; -1: there is no lm_head."},
-      Field{"hidden", &C::hidden,
-            "Buffer: the engine's activation type, RowKind.LOGITS, after the final norm; -1: none."},
-      Field{"encoder_output", &C::encoder_output, "Buffer: RowKind.ENCODER_TOKENS; -1: no encoder."},
-      Field{"lora", &C::lora, "Adapters that the engine accepts."}};
+      WrittenField{"logits", &C::logits, "Buffer: float32, RowKind.LOGITS; -1: there is no lm_head.",
+                   FieldRole::kBuffer},
+      WrittenField{"hidden", &C::hidden,
+                   "Buffer: the engine's activation type, RowKind.LOGITS, after the final norm; -1: none.",
+                   FieldRole::kBuffer},
+      WrittenField{"encoder_output", &C::encoder_output, "Buffer: RowKind.ENCODER_TOKENS; -1: no encoder.",
+                   FieldRole::kBuffer},
+      WrittenField{"lora", &C::lora, "Adapters that the engine accepts."}};
 }
 /// All members except those that a process sets when it loads a program: identity and mapped_file.
 static_assert(lists_every_member<Program>(2));

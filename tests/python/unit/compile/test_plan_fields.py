@@ -1,25 +1,38 @@
-"""Each class of a program in an engine file has the fields of its counterpart in adaptrt._core, of the same types."""
+"""Each class of a program in an engine file has the fields of its counterpart in adaptrt._core, of the same types.
+
+Most of these classes are made when the package is built; Quantization and AttentionShape are written by hand.
+"""
 
 from __future__ import annotations
 
 import ast
 import dataclasses
 import enum
+import importlib
 import inspect
+import json
 import types
 import typing
 from pathlib import Path
 from typing import Any
 
 import pytest
+import xxhash
 
-from adaptrt import _core
+from adaptrt import _core, _program
 from adaptrt.formats.engine import plan
+from adaptrt.formats.engine.engine_file import FORMAT_VERSION
 from adaptrt.formats.network.operands import AttentionShape
 
 # They name a tensor of the engine file in place of its bytes.
 TENSORS = {plan.Matrix: "PanelMatrix", plan.Vector: "VectorView", plan.NeuronTable: "NeuronTable"}
-CLASSES = [kind for _, kind in inspect.getmembers(plan, dataclasses.is_dataclass) if kind not in TENSORS]
+MADE = [
+    kind for _, kind in inspect.getmembers(_program, dataclasses.is_dataclass) if kind.__module__ == _program.__name__
+]
+CLASSES = [*MADE, plan.Quantization, AttentionShape]
+MAKERS = Path(__file__).parents[4] / "cpp" / "bindings" / "stub"
+REQUIRED_FIELDS = {9: "1b21f1acddadbac6"}
+"""Digest of the fields that every engine file of a format version has."""
 
 
 class Keyword(typing.NamedTuple):
@@ -72,7 +85,23 @@ def test_every_class_has_a_counterpart() -> None:
     assert {f"{name}Op" for name in ("Linear", "Attention", "Embedding")} <= {kind.__name__ for kind in CLASSES}
     ops = {name for name in CONSTRUCTORS if name.endswith("Op")}
     assert {kind.__name__ for kind in plan.OP_NAMES.values()} == ops
-    assert AttentionShape in CLASSES
+    assert plan.Program.__mro__[1] in MADE
+
+
+def test_the_classes_are_those_of_this_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(MAKERS))
+    made = importlib.import_module("make_program").make_program(_core)
+    assert made == Path(_program.__file__).read_text(encoding="utf-8")
+
+
+def test_every_engine_file_of_a_version_has_the_same_fields() -> None:
+    """A new field needs a default; otherwise today's engines could not be read."""
+    required = {
+        kind.__name__: [field.name for field in dataclasses.fields(kind) if field.default is dataclasses.MISSING]
+        for kind in CLASSES
+    }
+    text = json.dumps(required, sort_keys=True)
+    assert xxhash.xxh3_64_hexdigest(text.encode()) == REQUIRED_FIELDS[FORMAT_VERSION], text
 
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
