@@ -69,7 +69,7 @@ BOOST_DATA_TEST_CASE(rows_may_lie_apart_and_be_of_another_type,
   }
 }
 
-BOOST_DATA_TEST_CASE(what_pads_an_odd_k_is_zero,
+BOOST_DATA_TEST_CASE(padding_of_an_odd_k_is_zero,
                      boost::unit_test::data::make(kSizes) * boost::unit_test::data::make({1, 3, 7, 33}) *
                          boost::unit_test::data::make({0, 1, 2}),
                      n, k, dtype_index) {

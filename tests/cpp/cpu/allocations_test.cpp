@@ -121,14 +121,14 @@ RandomModel model_of(const Case& some, std::int32_t max_rank) {
 
 BOOST_AUTO_TEST_SUITE(allocations)
 
-BOOST_AUTO_TEST_CASE(what_allocates_is_named) {
+BOOST_AUTO_TEST_CASE(an_allocation_is_named) {
   AllocationWatch watch;
   const auto made = make_for_the_name();
   BOOST_TEST(watch.stop() > 0);
   const std::string calls = watch.first_calls();
   // A compiler may make a copy of the function for this caller.
   const bool is_named = calls.find("make_for_the_name") != std::string::npos ||
-                        calls.find("what_allocates_is_named") != std::string::npos;
+                        calls.find("an_allocation_is_named") != std::string::npos;
   BOOST_TEST(is_named, calls);
 }
 

@@ -261,7 +261,7 @@ BOOST_AUTO_TEST_CASE(one_body_has_one_kind_of_attention) {
   check_is_unusable(model.program, "causal and bidirectional attention");
 }
 
-BOOST_AUTO_TEST_CASE(what_is_not_kept_has_no_type) {
+BOOST_AUTO_TEST_CASE(int8_kv_cache_is_refused_without_a_kv_cache) {
   AttentionAlone model({});
   model.program.int8_kv_cache = true;
   check_is_unusable(model.program, "int8_kv_cache is given, but no keys and values are kept");

@@ -114,7 +114,7 @@ BOOST_AUTO_TEST_CASE(tokens_take_the_experts_that_the_rules_say) {
   }
 }
 
-BOOST_AUTO_TEST_CASE(of_equal_experts_the_first_ones_are_taken) {
+BOOST_AUTO_TEST_CASE(equal_experts_are_chosen_in_their_order) {
   const Choice choice = route({.top_k = 3, .normalised = true}, std::vector<float>(7, 0.25F));
   BOOST_TEST(choice.experts == (std::vector<std::int32_t>{0, 1, 2}), boost::test_tools::per_element());
 }

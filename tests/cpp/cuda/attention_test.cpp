@@ -282,7 +282,7 @@ bool is_refused(const std::function<void()>& call, const std::vector<std::string
   return false;
 }
 
-BOOST_AUTO_TEST_CASE(what_cannot_be_used_is_refused_by_name) {
+BOOST_AUTO_TEST_CASE(invalid_arguments_are_refused_by_name) {
   BOOST_TEST(is_refused(
       [] {
         PagedAttentionKernel({.dtype = DType::kFloat32,

@@ -189,7 +189,7 @@ BOOST_AUTO_TEST_CASE(a_barrier_that_not_all_reach_fails) {
   BOOST_TEST(runs == 64);
 }
 
-BOOST_AUTO_TEST_CASE(what_a_thread_throws_comes_out) {
+BOOST_AUTO_TEST_CASE(exceptions_of_threads_are_rethrown) {
   BOOST_CHECK_THROW(run_grid({1, 1, 1}, 32, 0,
                              [] {
                                __syncthreads();

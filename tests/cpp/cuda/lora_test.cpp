@@ -152,7 +152,7 @@ BOOST_DATA_TEST_CASE(a_token_does_not_depend_on_the_others, data::make(kDTypes),
   }
 }
 
-BOOST_DATA_TEST_CASE(what_pads_a_rank_stays_out_of_the_sums, data::make({1, 40}), length) {
+BOOST_DATA_TEST_CASE(padding_of_a_rank_is_not_summed, data::make({1, 40}), length) {
   check({.in = 64,
          .out_sizes = {16},
          .ranks = {{12}},
@@ -180,7 +180,7 @@ bool refuses(const std::function<void()>& call, const std::vector<std::string>& 
   return false;
 }
 
-BOOST_AUTO_TEST_CASE(what_cannot_be_is_refused) {
+BOOST_AUTO_TEST_CASE(invalid_arguments_are_refused) {
   BOOST_TEST(refuses([] { LoraKernel({.dtype = DType::kFloat32, .layer = -1, .max_rank = 0}); },
                      {"float32", "layer -1", "max_rank 0", "0 module_ids"}));
   BOOST_TEST(refuses(

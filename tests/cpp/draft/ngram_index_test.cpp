@@ -44,7 +44,7 @@ Tokens expected_drafts(const LookaheadDecodingConfig& config, const Tokens& text
 
 BOOST_AUTO_TEST_SUITE(ngram_index)
 
-BOOST_AUTO_TEST_CASE(what_followed_the_newest_tokens_may_follow_again) {
+BOOST_AUTO_TEST_CASE(drafts_repeat_what_followed_the_newest_tokens) {
   BOOST_TEST(drafts_of({8, 4, 4}, {1, 2, 3, 4, 5, 9, 1, 2, 3}, 3) == (Tokens{4, 5, 9}),
              boost::test_tools::per_element());
 }

@@ -335,7 +335,7 @@ BOOST_DATA_TEST_CASE(a_crowd_changes_no_beam, boost::unit_test::data::xrange(24)
   }
 }
 
-BOOST_AUTO_TEST_CASE(what_cannot_be_with_beams_is_refused_by_name) {
+BOOST_AUTO_TEST_CASE(options_that_exclude_beams_are_refused_by_name) {
   const auto executor = make_searching(with_beams(2));
   const auto check = [&](const std::string& part, const auto& change) {
     Request request = searched(kPrompt, 3, 2);

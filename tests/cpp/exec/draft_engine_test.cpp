@@ -95,7 +95,7 @@ BOOST_AUTO_TEST_CASE(drafts_are_its_greedy_tokens) {
   BOOST_TEST(stats.seconds > 0.0);
 }
 
-BOOST_AUTO_TEST_CASE(what_it_has_computed_is_not_computed_again) {
+BOOST_AUTO_TEST_CASE(computed_tokens_are_not_computed_again) {
   Drafting drafting({});
   auto& text = drafting.add(counting(1, 9));
   drafting.draft({&text});

@@ -278,7 +278,7 @@ BOOST_DATA_TEST_CASE(drafts_change_nothing_in_a_crowd, boost::unit_test::data::m
   BOOST_TEST(total.draft_engine->error == "");
 }
 
-BOOST_AUTO_TEST_CASE(what_makes_no_sense_is_refused_by_name) {
+BOOST_AUTO_TEST_CASE(invalid_drafts_are_refused_by_name) {
   const auto check = [&](auto set, const FakeEngine::Options& draft, const std::string& part) {
     ExecutorConfig config = drafting();
     set(*config.draft_target_decoding_config);

@@ -183,7 +183,7 @@ BOOST_DATA_TEST_CASE(crowds_get_what_each_gets_alone,
   }
 }
 
-BOOST_AUTO_TEST_CASE(what_is_longer_than_a_step_is_refused) {
+BOOST_AUTO_TEST_CASE(inputs_longer_than_a_step_are_refused) {
   ExecutorConfig config;
   config.max_num_tokens = 16;
   config.enable_chunked_context = true;

@@ -355,7 +355,7 @@ BOOST_AUTO_TEST_CASE(bad_lengths) {
   check_refused(make_request(kPrompt, std::numeric_limits<std::int32_t>::max()), "max_seq_len is 128");
 }
 
-BOOST_AUTO_TEST_CASE(what_never_fits_is_refused_with_numbers) {
+BOOST_AUTO_TEST_CASE(requests_that_never_fit_are_refused_with_numbers) {
   check_refused(make_request(std::vector<TokenId>(70, 1), 1), "max_num_tokens = 64");
   ExecutorConfig config;
   config.kv_cache_config.max_tokens = 40;

@@ -169,7 +169,7 @@ BOOST_AUTO_TEST_CASE(streams_have_several_tokens_in_a_response) {
   BOOST_TEST(responses[2].result.decoding_iter == 3);
 }
 
-BOOST_AUTO_TEST_CASE(what_is_returned_is_the_same) {
+BOOST_AUTO_TEST_CASE(responses_are_the_same_as_without_drafts) {
   const auto expected = expected_tokens(kPrompt, 12);
   std::vector<Request> requests;
   requests.push_back(everything(make_request(kPrompt, 12)));
@@ -323,7 +323,7 @@ BOOST_DATA_TEST_CASE(drafts_change_nothing_in_a_crowd, boost::unit_test::data::m
   BOOST_TEST(total.num_accepted_tokens < total.num_draft_tokens);
 }
 
-BOOST_AUTO_TEST_CASE(what_makes_no_sense_is_refused_by_name) {
+BOOST_AUTO_TEST_CASE(invalid_options_are_refused_by_name) {
   const auto executor = make_executor();
   const auto check = [&](auto set, const std::string& part) {
     Request request = make_request(kPrompt, 4);

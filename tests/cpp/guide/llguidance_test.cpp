@@ -223,7 +223,7 @@ BOOST_AUTO_TEST_SUITE_END()
 
 BOOST_AUTO_TEST_SUITE(guided_decoding)
 
-BOOST_AUTO_TEST_CASE(what_is_wrong_is_told_by_name) {
+BOOST_AUTO_TEST_CASE(errors_of_grammars_are_named) {
   BOOST_TEST(GuidedDecodingParams{}.validate().empty());
   BOOST_TEST(regex("a").validate().empty());
   for (const auto& params : {GuidedDecodingParams{GuideType::kRegex, std::nullopt},

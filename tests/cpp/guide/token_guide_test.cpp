@@ -67,7 +67,7 @@ BOOST_AUTO_TEST_CASE(masks_follow_the_tokens_whoever_makes_them) {
   }
 }
 
-BOOST_AUTO_TEST_CASE(what_goes_wrong_is_told_to_who_asks) {
+BOOST_AUTO_TEST_CASE(errors_are_thrown_to_the_caller) {
   MaskThread thread;
   const auto guide = begin(thread, 0, 2);
   for (std::int32_t token = 0; token < 2; ++token) {

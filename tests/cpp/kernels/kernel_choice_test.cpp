@@ -124,7 +124,7 @@ BOOST_DATA_TEST_CASE(a_cpu_runs_these_tables_and_the_first_is_chosen, boost::uni
   BOOST_TEST(runnable.size() + others.size() == 6U);
 }
 
-BOOST_AUTO_TEST_CASE(what_a_cpu_lacks_is_said) {
+BOOST_AUTO_TEST_CASE(missing_cpu_features_are_named) {
   BOOST_TEST(obstacle(kZen3, "avx512") == "this CPU has no AVX-512 (F, BW, VL and DQ)");
   BOOST_TEST(obstacle(kSkylake, "avx512_vnni") == "this CPU has no AVX-512 VNNI");
   BOOST_TEST(obstacle(kIceLake, "avx512_bf16") == "this CPU has no AVX-512 BF16");

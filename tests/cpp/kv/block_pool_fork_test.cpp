@@ -107,7 +107,7 @@ BOOST_AUTO_TEST_CASE(forked_tables_go_on_alone_and_meet_again_in_equal_content) 
   require_sound(f.pool);
 }
 
-BOOST_AUTO_TEST_CASE(what_was_forked_before_a_reset_is_not_entered_again) {
+BOOST_AUTO_TEST_CASE(blocks_forked_before_a_reset_are_not_entered_again) {
   Fixture f(8, 8);
   f.pool.reset_reuse();
   BOOST_TEST_REQUIRE(f.pool.try_fork(f.table, 8, f.forked, f.copy));

@@ -69,7 +69,7 @@ BOOST_AUTO_TEST_CASE(growing_takes_whole_blocks_or_nothing) {
   require_sound(pool);
 }
 
-BOOST_AUTO_TEST_CASE(what_comes_before_an_adapter_acts_is_the_base_models) {
+BOOST_AUTO_TEST_CASE(blocks_before_an_adapter_acts_are_shared_with_the_base) {
   BlockPool pool(20, kTokensPerBlock, true);
   const auto tokens = counting(16);
   auto base = compute(pool, {}, tokens);
@@ -89,7 +89,7 @@ BOOST_AUTO_TEST_CASE(what_comes_before_an_adapter_acts_is_the_base_models) {
   require_sound(pool);
 }
 
-BOOST_AUTO_TEST_CASE(what_comes_before_an_embedding_that_is_given_is_everybodys) {
+BOOST_AUTO_TEST_CASE(blocks_before_a_prompt_embedding_are_shared) {
   BlockPool pool(20, kTokensPerBlock, true);
   const auto tokens = counting(16);
   const auto digest = [](std::uint64_t value) { return Sha256().add_integer(value).finish(); };

@@ -83,7 +83,7 @@ BOOST_AUTO_TEST_CASE(adapters_and_salts_are_told_apart) {
   for (std::size_t i = 0; i < keys.size(); ++i) BOOST_TEST(inputs.find(tokens, keys[i]) == shares[i]);
 }
 
-BOOST_AUTO_TEST_CASE(what_nobody_uses_is_kept_until_there_is_no_room) {
+BOOST_AUTO_TEST_CASE(unused_blocks_are_kept_until_there_is_no_room) {
   Inputs inputs(4);
   static_cast<void>(inputs.start(input(8, 100)));
   static_cast<void>(inputs.start(input(4, 200)));
@@ -101,7 +101,7 @@ BOOST_AUTO_TEST_CASE(what_nobody_uses_is_kept_until_there_is_no_room) {
   BOOST_TEST(inputs.pool.num_cached() == 4);
 }
 
-BOOST_AUTO_TEST_CASE(what_is_used_does_not_go) {
+BOOST_AUTO_TEST_CASE(used_blocks_are_not_evicted) {
   Inputs inputs(4);
   Share used = inputs.start(input(12));
   static_cast<void>(inputs.start(input(4, 50)));

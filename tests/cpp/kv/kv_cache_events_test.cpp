@@ -167,7 +167,7 @@ BOOST_AUTO_TEST_CASE(a_chain_is_stored_in_one_event) {
   }
 }
 
-BOOST_AUTO_TEST_CASE(what_goes_on_from_a_block_names_it) {
+BOOST_AUTO_TEST_CASE(stored_events_name_the_parent_block) {
   Watched watched(8);
   static_cast<void>(watched.latest());
   watched.cache({1, 2, 3, 4});
@@ -294,7 +294,7 @@ BOOST_AUTO_TEST_CASE(events_come_when_they_are_flushed) {
   BOOST_TEST(events.get_latest_events(milliseconds(1)).empty());
 }
 
-BOOST_AUTO_TEST_CASE(who_waits_is_woken_by_events_and_by_the_end) {
+BOOST_AUTO_TEST_CASE(waiting_readers_are_woken_by_events_and_by_the_end) {
   KVCacheEventManager events(10, 1);
   std::vector<std::size_t> sizes;
   std::thread reader([&] {
@@ -314,7 +314,7 @@ BOOST_AUTO_TEST_CASE(who_waits_is_woken_by_events_and_by_the_end) {
   BOOST_TEST(events.get_latest_events(std::nullopt).empty());
 }
 
-BOOST_DATA_TEST_CASE(who_reads_all_events_knows_what_is_cached, boost::unit_test::data::xrange(20), seed) {
+BOOST_DATA_TEST_CASE(events_describe_the_cached_blocks, boost::unit_test::data::xrange(20), seed) {
   std::mt19937 random(static_cast<std::uint32_t>(seed));
   const auto below = [&](std::int32_t end) {
     return static_cast<std::int32_t>(random() % static_cast<std::uint32_t>(end));

@@ -54,7 +54,7 @@ struct TakingOver : BlockPool {
 
 BOOST_AUTO_TEST_SUITE(partial_reuse)
 
-BOOST_AUTO_TEST_CASE(what_a_block_begins_with_is_known) {
+BOOST_AUTO_TEST_CASE(blocks_are_found_by_their_first_tokens) {
   Copying pool(16);
   cache(pool, {1, 2, 3, 4, 5, 6, 7, 8});
   BOOST_TEST(known(pool, {1, 2, 3, 4, 5, 6, 9, 9}) == 6);
@@ -76,7 +76,7 @@ BOOST_AUTO_TEST_CASE(one_token_is_left_to_compute) {
   BOOST_TEST(known(pool, {}) == 0);
 }
 
-BOOST_AUTO_TEST_CASE(of_several_blocks_the_one_with_most_in_common_counts) {
+BOOST_AUTO_TEST_CASE(the_block_with_the_longest_common_prefix_is_found) {
   Copying pool(32);
   for (const Tokens& tokens : {Tokens{1, 1, 1, 1}, {1, 2, 1, 1}, {1, 2, 3, 1}, {1, 2, 4, 9}, {1, 3, 1, 1}}) {
     cache(pool, tokens);
@@ -157,7 +157,7 @@ BOOST_AUTO_TEST_CASE(blocks_that_the_prefix_takes_are_not_to_be_had) {
   BOOST_TEST(known(pool, {1, 2, 3, 4, 5, 0, 0}) == 5);
 }
 
-BOOST_AUTO_TEST_CASE(what_was_copied_counts_as_used_just_now) {
+BOOST_AUTO_TEST_CASE(copied_blocks_count_as_just_used) {
   Copying pool(4);
   cache(pool, {1, 2, 3, 4});
   cache(pool, {5, 6, 7, 8});

@@ -103,7 +103,7 @@ struct Pool {
 
 BOOST_AUTO_TEST_SUITE(block_pool_second_level)
 
-BOOST_AUTO_TEST_CASE(what_is_evicted_is_onboarded) {
+BOOST_AUTO_TEST_CASE(evicted_blocks_are_onboarded) {
   Pool f(5);
   f.compute_and_release(counting(17), 100);
   f.compute_and_release(counting(20, 50), 200);
@@ -152,7 +152,7 @@ BOOST_AUTO_TEST_CASE(one_token_is_left_to_compute) {
   BOOST_TEST(f.num_onboarded == 12);
 }
 
-BOOST_AUTO_TEST_CASE(what_comes_before_an_adapter_acts_is_onboarded_for_all) {
+BOOST_AUTO_TEST_CASE(blocks_before_an_adapter_acts_are_onboarded_for_all) {
   Pool f(5);
   f.key = {.adapter_generation = 5, .adapter_from = 10};
   f.compute_and_release(counting(17), 100);
@@ -169,7 +169,7 @@ BOOST_AUTO_TEST_CASE(what_comes_before_an_adapter_acts_is_onboarded_for_all) {
   BOOST_TEST(f.num_onboarded == 8);
 }
 
-BOOST_AUTO_TEST_CASE(what_comes_before_an_embedding_that_is_given_is_onboarded_for_all) {
+BOOST_AUTO_TEST_CASE(blocks_before_a_prompt_embedding_are_onboarded_for_all) {
   Pool f(5);
   const auto digest = [](std::uint64_t value) { return Sha256().add_integer(value).finish(); };
   const PrefixDigests first = {{.position = 9, .digest = digest(1)}};
@@ -244,7 +244,7 @@ BOOST_AUTO_TEST_CASE(used_blocks_are_not_taken) {
   f.pool.release(table);
 }
 
-BOOST_AUTO_TEST_CASE(what_a_copy_still_reads_is_not_written) {
+BOOST_AUTO_TEST_CASE(blocks_that_a_copy_reads_are_not_written) {
   Pool f(5);
   f.compute_and_release(counting(17), 100);
   f.compute_and_release(counting(20, 50), 200);

@@ -121,7 +121,7 @@ BOOST_AUTO_TEST_CASE(blocks_outlive_the_level) {
   f.check();
 }
 
-BOOST_AUTO_TEST_CASE(what_was_not_used_longest_is_replaced) {
+BOOST_AUTO_TEST_CASE(the_least_recently_used_block_is_replaced) {
   Level f(3);
   for (const std::int32_t number : {10, 20, 30}) f.store(number);
   BOOST_TEST(f.read({10}) == 1U);
@@ -164,7 +164,7 @@ BOOST_AUTO_TEST_CASE(a_thread_that_runs_out_of_memory_ends_the_level) {
   BOOST_TEST(f.read({10}) == 1U);
 }
 
-BOOST_AUTO_TEST_CASE(of_a_chain_the_end_is_replaced_first) {
+BOOST_AUTO_TEST_CASE(the_end_of_a_chain_is_replaced_first) {
   Level f(3);
   for (const std::int32_t number : {30, 20, 10}) f.store(number);
   BOOST_TEST(f.read({10, 20, 30}) == 3U);
@@ -174,7 +174,7 @@ BOOST_AUTO_TEST_CASE(of_a_chain_the_end_is_replaced_first) {
   BOOST_TEST(!f.contains(30));
 }
 
-BOOST_AUTO_TEST_CASE(what_is_offloaded_at_the_end_is_kept_by_worth) {
+BOOST_AUTO_TEST_CASE(blocks_offloaded_at_the_end_are_kept_by_worth) {
   Level f(3);
   f.level->begin_closing(3);
   for (const std::int32_t number : {10, 20, 30}) {
@@ -188,7 +188,7 @@ BOOST_AUTO_TEST_CASE(what_is_offloaded_at_the_end_is_kept_by_worth) {
   BOOST_TEST(!f.contains(30));
 }
 
-BOOST_AUTO_TEST_CASE(nobody_waits_for_a_write) {
+BOOST_AUTO_TEST_CASE(no_request_waits_for_a_write) {
   Level f(8, 2);
   std::int64_t taken = 0;
   for (std::int32_t number = 0; number < 8; ++number) taken += f.offload(10 * number) ? 1 : 0;

@@ -87,7 +87,7 @@ class FileSizeLimit {
 
 BOOST_AUTO_TEST_SUITE(kv_file)
 
-BOOST_AUTO_TEST_CASE(what_was_written_is_read) {
+BOOST_AUTO_TEST_CASE(written_blocks_are_read_back) {
   Stored stored;
   BOOST_TEST(stored.file->num_slots() == 4);
   BOOST_TEST(stored.file->slot_bytes() == kSlotBytes);
@@ -122,7 +122,7 @@ BOOST_AUTO_TEST_CASE(blocks_outlive_the_process_in_the_order_of_their_ages) {
   BOOST_TEST((stored.read(2, TestBlock(30)) == Result::kDone));
 }
 
-BOOST_AUTO_TEST_CASE(of_two_slots_with_one_block_the_newer_counts) {
+BOOST_AUTO_TEST_CASE(the_newer_of_two_slots_with_one_block_counts) {
   Stored stored;
   stored.write(0, TestBlock(10), 2);
   stored.write(1, TestBlock(10), 3);
@@ -225,7 +225,7 @@ BOOST_AUTO_TEST_CASE(a_second_user_is_refused) {
   BOOST_TEST(stored.refusal() == "");
 }
 
-BOOST_AUTO_TEST_CASE(what_is_not_ours_is_refused_and_left_as_it_is) {
+BOOST_AUTO_TEST_CASE(foreign_files_are_refused_and_left_unchanged) {
   Stored stored;
   stored.file.reset();
   for (const std::string& content : {std::string("somebody's letter"), std::string("?")}) {

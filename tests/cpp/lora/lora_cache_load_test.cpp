@@ -15,7 +15,7 @@ using enum AdapterReadiness;
 
 BOOST_AUTO_TEST_SUITE(lora_cache_load)
 
-BOOST_AUTO_TEST_CASE(nobody_waits_for_a_load) {
+BOOST_AUTO_TEST_CASE(no_request_waits_for_a_load) {
   BusyCache cache(3);
   const auto here = cache.admit(1);
   cache.load(here);
@@ -64,7 +64,7 @@ BOOST_AUTO_TEST_CASE(without_workers_nothing_is_loaded_ahead) {
   BOOST_TEST((cache.ensure(*two, 2) == kNoRoom));
 }
 
-BOOST_AUTO_TEST_CASE(what_is_needed_earlier_in_a_turn_is_not_evicted) {
+BOOST_AUTO_TEST_CASE(adapters_needed_earlier_in_a_turn_are_not_evicted) {
   BusyCache cache(2);
   const auto one = cache.admit(1);
   const auto two = cache.admit(2);
@@ -102,7 +102,7 @@ BOOST_AUTO_TEST_CASE(an_expected_adapter_takes_no_place_of_the_newest_turn) {
   BOOST_TEST(cache->stats().device_misses == 3);
 }
 
-BOOST_AUTO_TEST_CASE(what_comes_within_a_turn_is_not_evicted_in_it) {
+BOOST_AUTO_TEST_CASE(adapters_requested_in_a_turn_are_not_evicted_in_it) {
   BusyCache cache(2);
   const auto one = cache.admit(1);
   const auto two = cache.admit(2);
@@ -220,7 +220,7 @@ BOOST_AUTO_TEST_CASE(without_workers_a_load_that_fails_is_the_acquirer_s) {
   check_weights(cache.acquire(adapter), 1);
 }
 
-BOOST_AUTO_TEST_CASE(what_is_unloaded_while_it_loads_goes_when_nobody_holds_it) {
+BOOST_AUTO_TEST_CASE(an_adapter_unloaded_while_it_loads_goes_after_its_last_holder) {
   BusyCache cache(3);
   cache.door.shut();
   auto in_the_middle = cache.admit(1);

@@ -144,7 +144,7 @@ BOOST_AUTO_TEST_CASE(a_host_level_full_of_adapters_in_use_refuses_and_changes_no
   BOOST_TEST(cache.ids() == Ids{3});
 }
 
-BOOST_AUTO_TEST_CASE(what_can_never_fit_is_refused_at_once_with_both_figures) {
+BOOST_AUTO_TEST_CASE(adapters_that_can_never_fit_are_refused_at_once_with_both_figures) {
   CheckedCache cache(10 * kSmallBytes, 1);
   expect_error<LoraCacheFullError>([&] { (void)cache.admit(3, large(2)); },
                                    {"PEFT Cache is full. Could not store taskId=3: needs", "in all"});
@@ -358,7 +358,7 @@ BOOST_AUTO_TEST_CASE(an_adapter_is_withdrawn_only_by_those_that_alone_were_given
   BOOST_TEST(cache.ids() == (Ids{1}));
 }
 
-BOOST_AUTO_TEST_CASE(what_requests_hold_outlives_the_cache) {
+BOOST_AUTO_TEST_CASE(adapters_held_by_requests_outlive_the_cache) {
   std::optional<DeviceLease> lease;
   std::shared_ptr<const HostAdapter> held;
   {

@@ -334,7 +334,7 @@ std::vector<Found> all_sequences(Model& model, std::int32_t max_tokens, double l
   return found;
 }
 
-BOOST_AUTO_TEST_CASE(as_many_beams_as_sequences_find_the_best_of_all) {
+BOOST_AUTO_TEST_CASE(a_beam_for_each_sequence_finds_the_best_of_all) {
   for (std::uint32_t seed = 0; seed < 20; ++seed) {
     for (const double length_penalty : {0.0, 1.0}) {
       Model model(4, seed);

@@ -31,7 +31,7 @@ std::int32_t greedy(const Row& row, const TokenConstraints& constraints = {},
 
 BOOST_AUTO_TEST_SUITE(sampler)
 
-BOOST_AUTO_TEST_CASE(of_equal_logits_the_lowest_token_wins) {
+BOOST_AUTO_TEST_CASE(the_lowest_token_of_equal_logits_wins) {
   BOOST_TEST(greedy({1.0F, 3.0F, 2.0F, 3.0F}) == 1);
   BOOST_TEST(greedy(Row(1000, -4.5F)) == 0);
   BOOST_TEST(greedy({-0.0F, 0.0F}) == 0);
@@ -383,7 +383,7 @@ BOOST_AUTO_TEST_CASE(a_mask_forbids_what_a_bias_of_minus_infinity_does) {
       StepError);
 }
 
-BOOST_AUTO_TEST_CASE(of_changed_logits_only_allowed_ones_must_be_numbers) {
+BOOST_AUTO_TEST_CASE(only_allowed_tokens_need_finite_changed_logits) {
   constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
   constexpr std::size_t kVocab = 40;
   Sampler sampler(kVocab);

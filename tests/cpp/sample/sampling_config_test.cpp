@@ -84,7 +84,7 @@ BOOST_AUTO_TEST_CASE(all_problems_are_told_at_once) {
   BOOST_TEST(config.validate().list().size() == 3U);
 }
 
-BOOST_AUTO_TEST_CASE(what_acts_on_beams_alone_is_taken_for_one_beam) {
+BOOST_AUTO_TEST_CASE(options_for_beams_only_are_accepted_for_one_beam) {
   SamplingConfig config;
   config.beam_search_diversity_rate = 0.5;
   config.length_penalty = 0.5;

@@ -126,7 +126,7 @@ BOOST_AUTO_TEST_CASE(forks_of_others_leave_the_blocks_of_beams) {
   BOOST_TEST(world.num_finished == 4);
 }
 
-BOOST_AUTO_TEST_CASE(what_never_fits_counts_all_beams_whatever_the_policy) {
+BOOST_AUTO_TEST_CASE(the_capacity_check_counts_all_beams_with_any_policy) {
   for (const auto policy : {kGuaranteedNoEvict, kMaxUtilization, kStaticBatch}) {
     World world({.num_blocks = 7, .tokens_per_block = 4, .policy = policy, .limits = limits(3, 64)});
     BOOST_TEST(!world.scheduler.check_capacity(6, 6, 3, true).has_value());

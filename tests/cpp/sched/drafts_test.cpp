@@ -74,7 +74,7 @@ BOOST_AUTO_TEST_CASE(a_draft_without_a_token_behind_it_is_computed_again) {
   world.cancel(sequence);
 }
 
-BOOST_AUTO_TEST_CASE(what_drafts_have_computed_can_be_reused) {
+BOOST_AUTO_TEST_CASE(blocks_of_accepted_drafts_can_be_reused) {
   World world({.tokens_per_block = 4});
   draft_rightly(world, 5);
   Sequence& first = world.add(3, 14);

@@ -213,7 +213,7 @@ BOOST_AUTO_TEST_CASE(each_damage_to_what_is_encoded_is_named) {
   world.run_to_the_end();
 }
 
-BOOST_AUTO_TEST_CASE(what_never_fits_is_refused_with_the_numbers) {
+BOOST_AUTO_TEST_CASE(inputs_that_never_fit_are_refused_with_the_numbers) {
   World world(small_world(4));
   const auto long_for_a_step = world.scheduler.check_capacity(1, 1, 1, false, 21);
   BOOST_TEST_REQUIRE(long_for_a_step.has_value());

@@ -103,7 +103,7 @@ BOOST_AUTO_TEST_CASE(blocks_are_promised_to_sequences_before_they_are_forked) {
   BOOST_TEST(world.num_finished == 4);
 }
 
-BOOST_AUTO_TEST_CASE(what_never_fits_counts_all_sequences) {
+BOOST_AUTO_TEST_CASE(the_capacity_check_counts_all_sequences) {
   World world({.num_blocks = 7, .tokens_per_block = 4, .limits = limits(3, 64)});
   BOOST_TEST(!world.scheduler.check_capacity(6, 6, 3).has_value());
   const auto blocks = world.scheduler.check_capacity(6, 8, 3);

@@ -24,7 +24,7 @@ const PlannedSequence& entry_of(const World& world, const Sequence& sequence) {
 
 BOOST_AUTO_TEST_SUITE(scheduler_partial_reuse)
 
-BOOST_AUTO_TEST_CASE(what_a_cached_block_begins_with_is_copied) {
+BOOST_AUTO_TEST_CASE(the_common_start_of_a_cached_block_is_copied) {
   World world({.partial_reuse = PartialReuse::kCopy});
   world.add({1, 2, 3, 4, 5, 6, 7, 8}, 1);
   world.run_to_the_end();

@@ -52,7 +52,7 @@ BOOST_AUTO_TEST_CASE(no_more_than_the_batch_start) {
   BOOST_TEST(world.num_finished == 6);
 }
 
-BOOST_AUTO_TEST_CASE(what_is_longer_than_a_step_is_refused_with_the_numbers) {
+BOOST_AUTO_TEST_CASE(prompts_longer_than_a_step_are_refused_with_the_numbers) {
   const World world(without_kv());
   const auto reason = world.scheduler.check_capacity(21, 1);
   BOOST_TEST_REQUIRE(reason.has_value());

@@ -333,7 +333,7 @@ BOOST_DATA_TEST_CASE(a_rank_that_fails_while_a_sum_goes_on_is_named,
   }
 }
 
-BOOST_AUTO_TEST_CASE(what_a_sum_has_used_up_is_not_read) {
+BOOST_AUTO_TEST_CASE(reading_the_input_of_a_finished_sum_is_refused) {
   const RandomModel model(options());
   Program program = with_cut_layers(model.program, 0, 2);
   BOOST_TEST(program.validate().empty());

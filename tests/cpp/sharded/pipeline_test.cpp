@@ -132,7 +132,7 @@ BOOST_AUTO_TEST_CASE(a_step_in_microbatches_is_recorded_as_one) {
   BOOST_TEST(count(StepSection::kSink, 0) == 1);
 }
 
-BOOST_AUTO_TEST_CASE(what_is_known_of_a_pipeline) {
+BOOST_AUTO_TEST_CASE(the_engine_info_of_a_pipeline) {
   const RandomModel model({.num_layers = 3});
   const LayerStages stages(model.program);
   BOOST_TEST(stages.engine->info().num_layers == 3);

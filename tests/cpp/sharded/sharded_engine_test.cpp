@@ -208,7 +208,7 @@ BOOST_AUTO_TEST_CASE(a_refused_step_leaves_the_ranks_in_step) {
   BOOST_TEST((logits_of(ranks.engine.get(), good.input()) == before));
 }
 
-BOOST_AUTO_TEST_CASE(what_a_sink_throws_comes_when_the_step_has_ended) {
+BOOST_AUTO_TEST_CASE(exceptions_of_a_sink_are_rethrown_when_the_step_has_ended) {
   const RandomModel model({});
   Ranks ranks(model.program, 2);
   ranks.engine->allocate_kv_blocks(16);

@@ -50,7 +50,7 @@ void send(SocketCommunicator& from, std::int32_t to, std::span<const std::byte> 
 
 BOOST_AUTO_TEST_SUITE(socket_communicator)
 
-BOOST_AUTO_TEST_CASE(what_is_no_socket_stays_the_callers) {
+BOOST_AUTO_TEST_CASE(a_descriptor_that_is_no_socket_stays_the_callers) {
   std::array<int, 2> ends{};
   BOOST_TEST_REQUIRE(pipe(ends.data()) == 0);
   BOOST_CHECK_THROW(SocketCommunicator(ends[0], 0, "the second", std::nullopt, milliseconds(0)), ConfigError);
@@ -129,7 +129,7 @@ BOOST_AUTO_TEST_CASE(without_a_reason_the_end_is_told) {
   BOOST_TEST(pair.second->is_lost());
 }
 
-BOOST_AUTO_TEST_CASE(what_was_sent_before_the_end_arrives) {
+BOOST_AUTO_TEST_CASE(messages_sent_before_the_end_arrive) {
   Pair pair(milliseconds(10000));
   send(*pair.first, 1, pattern(100));
   pair.first->lose("shut down");

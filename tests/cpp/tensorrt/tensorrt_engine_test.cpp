@@ -347,7 +347,7 @@ BOOST_AUTO_TEST_CASE(a_capture_that_fails_is_made_again) {
   }
 }
 
-BOOST_AUTO_TEST_CASE(what_tensorrt_refuses_fails_the_step_alone) {
+BOOST_AUTO_TEST_CASE(an_error_of_tensorrt_fails_only_the_step) {
   FixtureWithoutGraphs f;
   const std::vector<Piece> pieces{{.tokens = {1, 2}, .prompt_length = 2, .blocks = {0}}};
   f.plan->refused_tensor = "block_tables";

@@ -53,7 +53,7 @@ BOOST_AUTO_TEST_CASE(units_stay_until_others_need_their_slots) {
   BOOST_TEST(slots.bring({4, 5, 6}) == 3U);
 }
 
-BOOST_AUTO_TEST_CASE(what_is_asked_for_now_is_not_given_up_for_the_rest_of_it) {
+BOOST_AUTO_TEST_CASE(units_requested_now_are_not_evicted_for_each_other) {
   Slots slots(2);
   BOOST_TEST(slots.bring({0, 1}) == 2U);
   BOOST_TEST(slots.bring({2, 0}) == 1U);

@@ -84,7 +84,7 @@ def test_half_of_an_adapter_twice_is_the_adapter(served: ServedKinds) -> None:
     np.testing.assert_allclose(halves.context_logits, whole.context_logits, rtol=0, atol=1e-3)
 
 
-def test_what_peft_does_not_load_back_is_refused(name: str, served: ServedKinds, tmp_path: Path) -> None:
+def test_weights_that_peft_does_not_load_are_refused(name: str, served: ServedKinds, tmp_path: Path) -> None:
     """Of ensure_weight_tying, PEFT 0.21 saves lm_head's share under target_modules that leave it out."""
     if name not in TIED:
         pytest.skip("its lm_head is not tied")

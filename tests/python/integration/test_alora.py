@@ -119,7 +119,7 @@ def test_a_mixed_batch_is_what_peft_computes(served: Served) -> None:
         assert answer.tokens == expected[len(prompt) - 1 :].argmax(axis=1).tolist()
 
 
-def test_what_is_before_the_invocation_is_the_base_models_bit_for_bit(served: Served) -> None:
+def test_tokens_before_the_invocation_have_the_base_models_bits(served: Served) -> None:
     prompt = CASES[1][1]
     alora, base, lora = served.answers([("alora", prompt), ("base", prompt), ("lora", prompt)])
     start = prompt.index(INVOCATION[0])
@@ -219,7 +219,7 @@ def test_where_an_adapter_begins_travels_with_its_config() -> None:
     assert repr(config).endswith("replace=False, active_from=12)")
 
 
-def test_what_cannot_say_where_it_begins_is_refused(served: Served, tmp_path: Path, capsys) -> None:
+def test_alora_adapters_whose_start_cannot_be_stored_are_refused(served: Served, tmp_path: Path, capsys) -> None:
     with pytest.raises(adaptrt.AdapterError, match=r"an aLoRA adapter.*\[7, 3, 9\].*give active_from"):
         adaptrt.LoraConfig.from_peft(0, served.alora, served.engine)
     assert convert_adapter(served.alora, storage_dtype="float32").invocation_tokens == tuple(INVOCATION)

@@ -204,7 +204,7 @@ def test_an_unknown_field() -> None:
 
 
 @pytest.mark.parametrize("value", [None, 1, "request"])
-def test_what_is_no_request(unchanged: adaptrt.Executor, value: Any) -> None:
+def test_values_that_are_no_requests_are_refused(unchanged: adaptrt.Executor, value: Any) -> None:
     with pytest.raises(TypeError, match="enqueue_request"):
         unchanged.enqueue_request(value)
 

@@ -200,7 +200,7 @@ def test_streams_have_the_beams_so_far_and_then_the_final_ones(served: Any) -> N
         ),
     ],
 )
-def test_what_cannot_be_with_beams_is_refused(served: Any, fields: dict[str, Any], message: str) -> None:
+def test_options_that_exclude_beams_are_refused(served: Any, fields: dict[str, Any], message: str) -> None:
     executor, _ = served
     names = {"num_beams", "top_k", "top_p", "min_p", "temperature", "length_penalty", "beam_search_diversity_rate"}
     sampling = {name: value for name, value in fields.items() if name in names}

@@ -318,7 +318,7 @@ def test_serving_is_described(report: Report) -> None:
     assert 1 <= opened.figure.metric("adapters_used") <= 2
 
 
-def test_what_is_around_the_engine_is_told(report: Report) -> None:
+def test_time_outside_the_engine_is_reported(report: Report) -> None:
     around = report.row("around")
     assert around is not None
     for sample in around.figure.samples:

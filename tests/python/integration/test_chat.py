@@ -98,7 +98,7 @@ def test_a_tokenizers_own_first_token_is_not_doubled(engine: Path, tmp_path: Pat
         assert llm.chat(QUESTION, max_tokens=12) == llm.generate(without_it, max_tokens=12)
 
 
-def test_what_an_adapters_template_refuses_is_its_own(llm: adaptrt.LLM) -> None:
+def test_an_adapters_own_template_raises_its_own_errors(llm: adaptrt.LLM) -> None:
     with pytest.raises(adaptrt.RequestError, match=r"lora/1/chat_template\.jinja: .*too long"):
         llm.chat(QUESTION * 4, lora="own")
     llm.chat(QUESTION * 4, lora="plain", max_tokens=1)

@@ -95,7 +95,7 @@ def test_answers_have_the_bits_of_the_weights_as_they_are(
         assert ours.same_bits(theirs)
 
 
-def test_what_is_worth_it_is_stored_in_twelve_bits(engines: tuple[Path, Path]) -> None:
+def test_compressible_matrices_are_stored_in_twelve_bits(engines: tuple[Path, Path]) -> None:
     plain, compressed = (load_engine(engine) for engine in engines)
     assert EngineConfig.load(engines[1]).build_config.compress_weights
     matrices = {}

@@ -241,7 +241,7 @@ def test_layers_that_cannot_be_kept_are_dequantised_alone(model: Path, tmp_path:
     _assert_logits(tmp_path / "engine", tmp_path / "values", tmp_path)
 
 
-def test_what_is_one_layer_in_an_engine_is_kept_whole_or_not_at_all(whole_model: Path, tmp_path: Path) -> None:
+def test_parts_of_one_layer_are_kept_quantised_together_or_not_at_all(whole_model: Path, tmp_path: Path) -> None:
     published = publish(whole_model, tmp_path, KEPT["gptq-4"], exact=True)
     tensors = load_file(published / "model.safetensors")
     tensors["model.layers.1.self_attn.k_proj.qzeros"] += 1

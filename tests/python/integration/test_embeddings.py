@@ -105,7 +105,7 @@ def test_llm_embeds_as_the_models_files_say(llm, model, adapters) -> None:
     check(stated, pooled(hidden_states(load_bare(model), [*PROMPTS[1], 1]), PoolingType.MEAN))
 
 
-def test_what_cannot_be_embedded_is_refused_by_name(llm) -> None:
+def test_invalid_embedding_requests_are_refused_by_name(llm) -> None:
     with pytest.raises(adaptrt.RequestError, match="pooling_type is ALL; accepted: LAST, CLS, MEAN"):
         llm.embed("t3", pooling_type=PoolingType.ALL)
     with pytest.raises(adaptrt.AdapterError, match="has no adapter named 'nobody'"):

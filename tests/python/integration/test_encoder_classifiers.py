@@ -231,7 +231,7 @@ def test_classes_beside_embeddings_are_the_same_bits(llm: adaptrt.LLM) -> None:
     assert llm.embed([text_of(PROMPTS[1])] * 3, lora=["whole", "plain", None])[0].tobytes() == embedded.tobytes()
 
 
-def test_what_cannot_classify_is_refused_by_name(llm: adaptrt.LLM, base: Path, tmp_path: Path) -> None:
+def test_models_without_a_classifier_are_refused_by_name(llm: adaptrt.LLM, base: Path, tmp_path: Path) -> None:
     with pytest.raises(adaptrt.RequestError, match="the model is no classifier, nor is adapter 'plain'"):
         llm.classify("t3", lora="plain")
     # Heads over a model that was saved without its pooler.

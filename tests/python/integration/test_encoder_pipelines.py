@@ -158,7 +158,7 @@ def test_a_classifier_and_an_embedding_read_the_last_stage(tmp_path: Path) -> No
         np.testing.assert_allclose(probabilities, expected.numpy(), atol=2e-5)  # as in test_classifiers.py
 
 
-def test_what_a_stage_has_of_a_checkpoint(t5: CutEncoder, tmp_path: Path) -> None:
+def test_tensors_of_each_pipeline_stage(t5: CutEncoder, tmp_path: Path) -> None:
     """Runs of the layers of both stacks, counted from 0, and tables of relative positions wherever there are any."""
     convert_checkpoint(t5.model, tmp_path, pp_size=4)
     tables = {"encoder.relative_attention_bias.weight", "transformer.relative_attention_bias.weight"}

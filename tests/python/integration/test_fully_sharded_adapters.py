@@ -115,7 +115,7 @@ def test_a_rank_holds_more_adapters(tmp_path: Path) -> None:
     assert pages[True] <= 0.5 * pages[False]
 
 
-def test_what_cannot_be_shared_is_refused_by_name(granite: Cut, tmp_path: Path) -> None:
+def test_unsupported_shardings_are_refused_by_name(granite: Cut, tmp_path: Path) -> None:
     def refused(model: Path, match: str, *, lora: bool = True, **sizes: int) -> None:
         checkpoint = tmp_path / f"checkpoint{len(list(tmp_path.iterdir()))}"
         convert_checkpoint(model, checkpoint, **sizes)

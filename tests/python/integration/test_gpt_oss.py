@@ -150,7 +150,7 @@ def rewritten(model: Path, place: Path, change) -> Path:
     return place
 
 
-def test_what_transformers_takes_for_fields_that_are_left_out(model: Path, tmp_path: Path) -> None:
+def test_missing_fields_have_the_defaults_of_transformers(model: Path, tmp_path: Path) -> None:
     """OpenAI's own files have rope_theta beside rope_scaling, and two names of some fields."""
 
     def as_openai(config: dict[str, Any]) -> None:

@@ -74,7 +74,9 @@ def test_by_name_batched_and_by_request(executor: adaptrt.Executor) -> None:
 
 
 @pytest.mark.parametrize("with_torch", [True, False])
-def test_what_it_is_called_with(executor: adaptrt.Executor, monkeypatch: pytest.MonkeyPatch, with_torch: bool) -> None:
+def test_arguments_of_the_post_processor(
+    executor: adaptrt.Executor, monkeypatch: pytest.MonkeyPatch, with_torch: bool
+) -> None:
     calls: list[Any] = []
 
     def note(*arguments: Any) -> None:

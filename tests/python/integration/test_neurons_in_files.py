@@ -99,7 +99,7 @@ def test_an_engine_for_files_has_neurons_and_no_rows(directory: Path, tmp_path: 
         assert in_columns == (FIELDS["num_hidden_layers"] if "weight_memory" in fields else 0)
 
 
-def test_what_cannot_have_neurons_is_read_whole(tmp_path: Path) -> None:
+def test_layers_without_neurons_are_read_whole(tmp_path: Path) -> None:
     gate = GATES["fatrelu"]  # whose hidden size is no multiple of a panel's outputs
     make_model(gate, tmp_path)
     engine = engine_of(tmp_path / "published", tmp_path, weight_memory=SOME_MEMORY)
@@ -258,7 +258,7 @@ def test_experts_that_a_text_took_are_there_from_the_start(tmp_path: Path) -> No
     assert all(ours.same_bits(theirs) for ours, theirs in zip(answers, expected, strict=True))
 
 
-def test_what_is_stored_can_be_read_back(tmp_path: Path, used: Path) -> None:
+def test_stored_neurons_can_be_read_back(tmp_path: Path, used: Path) -> None:
     loaded = load_engine(used / "engine")
     (checksum,) = loaded.config.engine_checksums
     found = WeightUsage.load(used / "engine", checksum, loaded.storage.program)

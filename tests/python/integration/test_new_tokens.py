@@ -164,7 +164,7 @@ def test_tokens_that_the_adapter_does_not_bring_are_refused(served: ServedKinds,
     assert f"accepted: [{new + 2}]" in response.error_msg
 
 
-def test_what_chooses_tokens_knows_new_ones(served: ServedKinds, executor: adaptrt.Executor) -> None:
+def test_sampling_options_accept_new_tokens(served: ServedKinds, executor: adaptrt.Executor) -> None:
     new, prompt = served.vocabulary, [3, 4, served.vocabulary, 5]
 
     def bias(**values: float) -> list[float]:

@@ -192,7 +192,7 @@ def test_plans_of_tensorrt(model: Path, tmp_path: Path, weights: str) -> None:
         (["--model_dir", "nowhere"], "nowhere: is not a directory"),
     ],
 )  # fmt: skip
-def test_what_does_not_go_together(
+def test_incompatible_flags_are_refused(
     flags: list[str], expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     try:

@@ -361,7 +361,7 @@ def test_a_configuration_that_the_executor_refuses_leaves_no_worker(alone: Path)
     assert have_ended(workers_of(alone))
 
 
-def test_what_an_orchestrator_cannot_do_is_refused_by_name(cut: Cut, tmp_path: Path) -> None:
+def test_unsupported_options_of_an_orchestrator_are_refused_by_name(cut: Cut, tmp_path: Path) -> None:
     config = orchestrated()
     config.parallel_config.num_nodes = 2
     config.parallel_config.orchestrator_config = OrchestratorConfig(False, None, object(), False)

@@ -82,7 +82,7 @@ def test_perplexity_is_that_of_transformers_and_int8_weights_keep_it(
         ("words " * 200, ["--window", "300"], "max_seq_len 128; accepted: window 2 to 127"),
     ],
 )
-def test_what_cannot_be_measured_is_refused(
+def test_texts_that_cannot_be_measured_are_refused(
     text: str | None, flags: list[str], complaint: str, engines: tuple[Path, Path], tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -165,7 +165,7 @@ def test_an_engine_without_the_adapters_is_what_it_is_compared_with(engines: tup
         ("two words", ["--checkpoint_dir", "nowhere"], "nowhere/tokenizer.json: there is no tokenizer"),
     ],
 )
-def test_what_a_build_cannot_measure_is_refused_before_it_begins(
+def test_a_build_refuses_unmeasurable_texts_before_it_begins(
     text: str | bytes | None, flags: list[str], complaint: str, engines: tuple[Path, Path], tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -184,7 +184,7 @@ def test_a_limit_of_tokens_without_a_text_is_refused(tmp_path: Path, capsys: pyt
     assert "quality_tokens needs quality_text" in capsys.readouterr().err
 
 
-def test_of_a_long_text_the_first_tokens_are_read(tmp_path: Path) -> None:
+def test_only_the_first_tokens_of_a_long_text_are_read(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     # Long words of few tokens, so that the first read does not hold what is wanted.
     text.write_text(TEXT * 40, encoding="utf-8")

@@ -140,7 +140,7 @@ with adaptrt.Executor(sys.argv[1], adaptrt.ModelType.DECODER_ONLY, adaptrt.Execu
         assert made[0][name].tobytes() == made[1][name].tobytes()
 
 
-def test_what_cannot_be_a_pipeline_is_refused_by_name(granite: Cut, tmp_path: Path) -> None:
+def test_invalid_pipelines_are_refused_by_name(granite: Cut, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="pp_size is 5; expected at most num_hidden_layers 4"):
         convert_checkpoint(granite.model, tmp_path / "fifths", pp_size=5)
 

@@ -88,7 +88,7 @@ def test_reordered_inputs_are_not_cut(name: str, whole_model: Path, tmp_path: Pa
                 assert np.array_equal(row, value[order])
 
 
-def test_what_a_cut_would_divide_is_dequantised(model: Path, tmp_path: Path) -> None:
+def test_groups_that_a_rank_would_cut_are_dequantised(model: Path, tmp_path: Path) -> None:
     """Groups of 32: of 64 and of 96 inputs two ranks get 32 and 48."""
     converted = convert_checkpoint(publish(model, tmp_path, KEPT["gptq-4"]), tmp_path / "cut", tp_size=2)
     assert converted.config.quantization is not None

@@ -201,7 +201,7 @@ def test_checkpoints_are_quantised_as_builds_are_and_their_network_says_so(name:
         (["--quantization", "w8a16", "--backend", "tensorrt"], "quantization needs backend native"),
     ],
 )
-def test_what_cannot_be_quantised_is_refused(
+def test_unsupported_quantisations_are_refused(
     flags: list[str], complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = save_model(ModelSpec(), tmp_path / "model")

@@ -153,7 +153,7 @@ def change(**fields: Any) -> Callable[[BuildConfig], BuildConfig]:
         (change(), "silu", "sparse_mlp needs a model whose MLP has a ReLU; LlamaForCausalLM has silu"),
     ],
 )
-def test_what_cannot_be_sparse_is_refused(
+def test_models_without_relu_gates_are_refused(
     how: Callable[[BuildConfig], BuildConfig], gate: str, message: str, tmp_path: Path
 ) -> None:
     model = save_family(GATES["relu"].family, tmp_path / "model")

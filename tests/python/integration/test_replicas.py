@@ -284,7 +284,7 @@ def test_adapters_are_loaded_swapped_and_unloaded_everywhere(
     assert change("unload").status_code == httpx.codes.NOT_FOUND
 
 
-def test_what_was_loaded_outlives_its_coordinator(http: httpx.Client, expected: dict[str, list[int]]) -> None:
+def test_loaded_adapters_outlive_their_coordinator(http: httpx.Client, expected: dict[str, list[int]]) -> None:
     # Programs reach Serve's proxies under names of their network.
     kept = {"lora_name": "kept", "lora_path": "a2"}
     assert http.post("/v1/load_lora_adapter", json=kept, headers={"Host": "ray-head:8000"}).status_code == 200

@@ -164,7 +164,7 @@ def test_no_connection_is_forwarded(address: str, target: bytes) -> None:
     check_alive(address)
 
 
-def test_who_asks_for_another_protocol_is_answered_in_this_one(address: str) -> None:
+def test_requests_to_upgrade_the_protocol_are_answered_in_http_1(address: str) -> None:
     upgrade = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2-Settings": "AAMAAABkAAQAAP__"}
     with httpx.Client(base_url=address, headers=HEADERS, timeout=SECONDS) as client:
         for _ in range(2):

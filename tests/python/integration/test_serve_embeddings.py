@@ -140,7 +140,7 @@ def test_beside_generation(served: Served) -> None:
         ({"input": "a", "stream": True}, 400, "stream"),
     ],
 )
-def test_what_is_refused(served: Served, body: Any, status: int, said: str) -> None:
+def test_invalid_requests_are_refused(served: Served, body: Any, status: int, said: str) -> None:
     answer = served.post(body)
     assert answer.status_code == status
     assert said in answer.json()["error"]["message"]

@@ -152,7 +152,7 @@ def test_several_answers_and_echo(served: Served) -> None:
     assert again.choices[0].token_ids == answer.choices[1].token_ids
 
 
-def test_what_cannot_be_answered_is_refused_by_name(served: Served) -> None:
+def test_unsupported_requests_are_refused_by_name(served: Served) -> None:
     for path, fields, said in (
         ("/v1/completions", {"prompt": "a" * 49}, "encoder takes prompts of 1 to 48 tokens; this one has 49"),
         ("/v1/completions", {"prompt": ""}, "encoder takes prompts of 1 to 48 tokens; this one has 0"),

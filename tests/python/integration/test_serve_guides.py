@@ -144,7 +144,7 @@ def test_the_openai_package(address: str) -> None:
         ({"response_format": {"type": "xml"}}, "response_format"),
     ],
 )
-def test_what_is_wrong_is_answered_with_400(address: str, fields: dict[str, Any], message: str, stream: bool) -> None:
+def test_invalid_guides_are_answered_with_400(address: str, fields: dict[str, Any], message: str, stream: bool) -> None:
     response = post(address, "completions", prompt="a", stream=stream, **fields)
     assert response.status_code == 400
     assert re.search(message, response.json()["error"]["message"]), response.text

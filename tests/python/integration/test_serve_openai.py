@@ -394,7 +394,7 @@ def test_chats(served: Served, model: str, prompt: list[int]) -> None:
     assert (last.choices, last.usage) == ([], answer.usage)
 
 
-def test_what_a_conversation_may_hold(served: Served) -> None:
+def test_kinds_of_messages_in_a_conversation(served: Served) -> None:
     answer = served.post(
         "/v1/chat/completions",
         {
@@ -571,7 +571,9 @@ REFUSED = {
 
 @pytest.mark.parametrize(("path", "body", "status", "said"), REFUSED.values(), ids=REFUSED)
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_is_refused(served: Served, path: str, body: Any, status: int, said: str, stream: bool) -> None:
+def test_invalid_requests_are_refused(
+    served: Served, path: str, body: Any, status: int, said: str, stream: bool
+) -> None:
     if stream:
         body = {**body, "stream": True}
     answer = served.post(path, body)

@@ -274,7 +274,7 @@ def test_an_error_is_told_in_the_servers_words(page: Page) -> None:
     assert "status of 400" in complaint
 
 
-def test_nobody_chosen_is_nobody_asked(page: Page) -> None:
+def test_without_a_chosen_model_nothing_is_sent(page: Page) -> None:
     page.choose()
     assert not page.find("#send").is_enabled()
     assert page.find("#none").is_displayed()

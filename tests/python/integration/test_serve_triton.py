@@ -113,7 +113,7 @@ def tokens_of(answer: triton.InferResult) -> list[int]:
     return list(answer.as_numpy("output_ids")[0, 0])
 
 
-def test_what_is_there(client: triton.InferenceServerClient, address: str) -> None:
+def test_repository_index_and_metadata(client: triton.InferenceServerClient, address: str) -> None:
     assert client.is_server_live()
     assert client.is_server_ready()
     assert "binary_tensor_data" in client.get_server_metadata()["extensions"]
@@ -288,7 +288,7 @@ REFUSED: list[tuple[dict[str, tuple[str, Any]], str]] = [
 
 
 @pytest.mark.parametrize(("change", "said"), REFUSED)
-def test_what_cannot_be_is_refused_by_name_and_the_server_goes_on(
+def test_invalid_requests_are_refused_by_name_and_the_server_goes_on(
     client: triton.InferenceServerClient, change: dict[str, tuple[str, Any]], said: str
 ) -> None:
     with pytest.raises(InferenceServerException, match=said) as raised:

@@ -96,7 +96,7 @@ def test_tokens_that_the_adapter_lacks_are_refused(served: ServedKinds, executor
     ask(executor, None, [3, last])
 
 
-def test_what_chooses_tokens_does_not_see_them(served: ServedKinds, executor: adaptrt.Executor) -> None:
+def test_sampling_does_not_see_missing_tokens(served: ServedKinds, executor: adaptrt.Executor) -> None:
     size = served.vocabulary - 3
     bias = [0.0] * size
     bias[-1] = 1e4

@@ -214,7 +214,7 @@ def test_adapters_of_either_layout_are_one(model: Path, use_dora: bool, tmp_path
             np.testing.assert_array_equal(one.config, expected.config)
 
 
-def test_what_adapters_change_of_the_vision_tower_is_refused_by_name(qwen2_5: Path, tmp_path: Path) -> None:
+def test_adapters_of_the_vision_tower_are_refused_by_name(qwen2_5: Path, tmp_path: Path) -> None:
     adapter = save_adapter(qwen2_5, tmp_path / "adapter", 0, r=3, target_modules=["q_proj", "down_proj"])
     assert any("visual" in name for name in load_file(adapter / TENSORS))
     complaint = (

@@ -180,7 +180,7 @@ def test_a_default_may_be_of_many_gigabytes(model: Path, tmp_path: Path, capsys:
     assert "weight_memory: it is '5000000TiB'; accepted: " in " ".join(capsys.readouterr().err.split())
 
 
-def test_what_does_not_fit_is_refused_with_the_bytes(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_budget_that_is_too_small_is_refused_with_the_bytes(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     least, engine = least_memory(plain), load_engine(plain)
     with pytest.raises(ConfigError, match=f"weight_memory is {least - 1}; accepted: {least} and more bytes: "):
         executor_of(plain, least - 1)

@@ -56,7 +56,7 @@ def load(tmp_path: Path) -> Any:
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
-def test_what_transformers_saves_is_read(tmp_path: Path, family: str) -> None:
+def test_configs_that_transformers_saves_are_read(tmp_path: Path, family: str) -> None:
     config = ModelSpec(family=family, max_position_embeddings=99).config()
     config.architectures = [f"{family.capitalize()}ForCausalLM"]
     config.dtype = "float16"
@@ -71,7 +71,7 @@ def test_what_transformers_saves_is_read(tmp_path: Path, family: str) -> None:
     assert read.qk_layernorm == (family == "qwen3")
 
 
-def test_what_is_left_out_is_what_transformers_takes(load: Any) -> None:
+def test_missing_fields_have_the_defaults_of_transformers(load: Any) -> None:
     theirs = transformers.LlamaConfig(**{name: HF[name] for name in HF if name not in ("architectures", "torch_dtype")})
     ours = load(HF)
     assert ours.num_key_value_heads == theirs.num_key_value_heads == 3

@@ -169,7 +169,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("base", "changes", "complaint"), REFUSED, ids=[f"{i}" for i in range(len(REFUSED))])
-def test_what_is_refused_is_named(load: Any, base: dict[str, Any], changes: dict[str, Any], complaint: str) -> None:
+def test_refused_fields_are_named(load: Any, base: dict[str, Any], changes: dict[str, Any], complaint: str) -> None:
     with pytest.raises(_core.CheckpointError, match=complaint) as caught:
         load(base, **changes)
     assert "config.json: " in str(caught.value)
@@ -246,7 +246,7 @@ def test_sizes_that_cannot_cut_the_model(load: Any, sizes: dict[str, int], compl
         (T5, {"feed_forward_proj": {}, "is_gated_act": True}, r"feed_forward_proj is \{\}"),
     ],
 )  # fmt: skip
-def test_what_families_cannot_have_is_named(
+def test_fields_that_a_family_lacks_are_named(
     load: Any, base: dict[str, Any], changes: dict[str, Any], complaint: str
 ) -> None:
     with pytest.raises(_core.CheckpointError, match=complaint):
@@ -254,6 +254,6 @@ def test_what_families_cannot_have_is_named(
 
 
 @pytest.mark.parametrize("architecture", MISSING_OPS)
-def test_what_would_need_more_ops_is_known_to_transformers_and_not_to_us(architecture: str) -> None:
+def test_models_with_missing_ops_are_known_to_transformers_only(architecture: str) -> None:
     assert hasattr(transformers, architecture)
     assert architecture not in FAMILIES

@@ -36,7 +36,7 @@ def test_a_device_of_another_module_is_a_device_of_core() -> None:
     assert device.memory().free_bytes == free
 
 
-def test_what_another_module_throws_is_an_error_of_core() -> None:
+def test_exceptions_of_another_module_are_errors_of_core() -> None:
     with pytest.raises(ConfigError, match="there is no GPU 3"):
         adaptrt_cuda_emulated.CudaDevice(3)
     # Thrown there, within a call of a method that _core binds.
@@ -48,7 +48,7 @@ def test_what_another_module_throws_is_an_error_of_core() -> None:
         device.make_stream()
 
 
-def test_nobody_makes_a_device_without_a_vendors_module() -> None:
+def test_devices_need_a_vendors_module() -> None:
     with pytest.raises(TypeError, match="No constructor"):
         _core.Device()
 

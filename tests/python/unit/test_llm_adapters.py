@@ -100,7 +100,7 @@ def test_a_model_is_read_again_where_it_replaces(llm: adaptrt.LLM, trained: peft
     llm.unload_lora("tuned")
 
 
-def test_what_is_no_adapter_leaves_nothing(llm: adaptrt.LLM, adapter: Path, trained: peft.PeftModel) -> None:
+def test_refused_adapters_leave_nothing_behind(llm: adaptrt.LLM, adapter: Path, trained: peft.PeftModel) -> None:
     state = load_file(adapter / "adapter_model.safetensors")
     fields = json.loads((adapter / "adapter_config.json").read_text())
     refused = [

@@ -124,7 +124,7 @@ def test_a_row_that_repeats_elements_is_refused_before_it_is_copied() -> None:
     check_stored(np.broadcast_to(weights, (1, *weights.shape)), config, rows)
 
 
-def test_what_is_no_array_is_refused() -> None:
+def test_values_that_are_no_arrays_are_refused() -> None:
     with pytest.raises(TypeError, match="weights must be a NumPy array, a torch tensor or None, not list"):
         _core.LoraConfig(7, [[1.0]], np.zeros((1, 4), np.int32))
     with pytest.raises(_core.AdapterError, match="weights is on device meta; accepted: cpu"):

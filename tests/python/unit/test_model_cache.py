@@ -108,7 +108,7 @@ def test_an_engine_for_beams_is_another(cache: EngineCache, model: Path) -> None
 
 
 @pytest.mark.parametrize("change", ["weights", "tokenizer", "options", "version", "code"])
-def test_what_the_engine_depends_on_makes_another(
+def test_every_option_that_the_engine_depends_on_makes_another_engine(
     change: str, cache: EngineCache, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = engine_for(model, SMALL)
@@ -176,7 +176,7 @@ def test_a_made_engine_is_used_where_the_cache_cannot_be_written(
     assert engine_for(again, SMALL) == engine
 
 
-def test_what_else_goes_wrong_with_the_cache_is_said(
+def test_other_errors_of_the_cache_are_reported(
     cache: EngineCache, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine_for(model, SMALL)
@@ -263,7 +263,7 @@ def test_a_damaged_engine_names_the_command_that_makes_it_anew(cache: EngineCach
     assert load_engine(engine_for(model, SMALL)).directory == engine
 
 
-def test_of_shards_those_count_that_the_index_names(cache: EngineCache, model: Path) -> None:
+def test_only_shards_that_the_index_names_count(cache: EngineCache, model: Path) -> None:
     tensors = load_file(model / "model.safetensors")
     (model / "model.safetensors").unlink()
     parts = {"first.safetensors": sorted(tensors)[::2], "second.safetensors": sorted(tensors)[1::2]}
@@ -366,7 +366,7 @@ def test_int8_activations_make_another_engine(cache: EngineCache, model: Path) -
         (EngineOptions(quantization=QuantConfig(quant_algo=QuantAlgo.W4A16, group_size=7)), "group_size is 7"),
     ],
 )
-def test_what_cannot_be_is_refused_before_any_work(
+def test_invalid_options_are_refused_before_any_work(
     options: EngineOptions, expected: str, cache: EngineCache, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forbid_building(monkeypatch)
@@ -418,7 +418,7 @@ def test_too_little_space_is_said_before_the_work(
     assert cache.entries() == []
 
 
-def test_what_a_killed_process_left_is_deleted(cache: EngineCache, model: Path) -> None:
+def test_files_of_a_killed_process_are_deleted(cache: EngineCache, model: Path) -> None:
     engine = engine_for(model, SMALL)
     (entry,) = cache.entries()
     cache.remove(entry.key)

@@ -51,7 +51,7 @@ def test_through_a_link_the_directory_behind_it_is_replaced(tmp_path: Path) -> N
     assert (tmp_path / "target" / "new").is_file()
 
 
-def test_what_is_not_ours_stays(tmp_path: Path) -> None:
+def test_foreign_files_stay(tmp_path: Path) -> None:
     (tmp_path / "theirs").touch()
     with (
         pytest.raises(AdaptrtError, match="neither empty nor a directory of the test"),
@@ -135,7 +135,7 @@ def test_without_an_exchange_of_names_a_directory_is_replaced_too(
     assert names_in(tmp_path) == {"target"}
 
 
-def test_what_goes_wrong_with_an_exchange_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_an_exchange_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tmp_path / "target"
     with writing(target) as directory:
         (directory / "old").touch()

@@ -134,7 +134,7 @@ def _state(layer: Layer) -> str | None:
         ("gptq-8-no-groups", lambda t: t.update({".qzeros": t[".qzeros"] + 1})),
     ],
 )
-def test_what_a_checkpoint_cannot_hold_is_not_kept(name: str, change: Any, tmp_path: Path) -> None:
+def test_layers_that_a_checkpoint_cannot_hold_are_not_kept(name: str, change: Any, tmp_path: Path) -> None:
     layer = layer_of(KEPT[name], np.random.default_rng(0), 64, 128)
     change(layer.tensors)
     matrix: Any = format_of(KEPT[name].config).matrices(save(layer, tmp_path / "model"))[NAME]

@@ -49,7 +49,7 @@ def write(path: Path, tensors: dict[str, np.ndarray[Any, Any]], **options: Any) 
 
 
 @pytest.mark.parametrize("alignment", [1, 8, 64, 4096])
-def test_what_is_written_in_pieces_is_read_whole(tmp_path: Path, alignment: int) -> None:
+def test_tensors_written_in_pieces_are_read_whole(tmp_path: Path, alignment: int) -> None:
     tensors = arrays()
     path = write(tmp_path / "a.safetensors", tensors, metadata={"key": "välue"}, alignment=alignment)
     reader = SafetensorsReader(path)

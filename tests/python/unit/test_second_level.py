@@ -136,7 +136,7 @@ def test_virtual_tokens_find_their_own_blocks(engine: Path, tmp_path: Path) -> N
         ({"max_attention_window": [128]}, "max_attention_window has 128"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(engine: Path, fields: dict[str, object], message: str) -> None:
+def test_invalid_options_are_refused_by_name(engine: Path, fields: dict[str, object], message: str) -> None:
     config = adaptrt.ExecutorConfig(kv_cache_config=adaptrt.KvCacheConfig(**fields))  # type: ignore[arg-type]
     with pytest.raises(adaptrt.ConfigError, match=re.escape(message)):
         adaptrt.Executor(engine, executor_config=config)

@@ -61,7 +61,7 @@ def test_models_without_the_files_say_nothing(tmp_path: Path) -> None:
         ("modules.json", ["models.Pooling"], "expected a list of objects"),
     ],
 )
-def test_what_is_not_served_is_named(tmp_path: Path, file: str, content: Any, message: str) -> None:
+def test_unsupported_modules_are_named(tmp_path: Path, file: str, content: Any, message: str) -> None:
     save_sentence_transformer(tmp_path, "lasttoken", normalize=True)
     (tmp_path / file).write_text(json.dumps(content))
     with pytest.raises(CheckpointError, match=message):

@@ -394,7 +394,7 @@ def one_sentence(directory: Path, **options) -> str:
         ),
     ],
 )
-def test_what_is_no_adapter_of_ours_is_said_in_one_sentence(content: dict, sentence: str, lora: Path) -> None:
+def test_unsupported_adapters_are_refused_in_one_sentence(content: dict, sentence: str, lora: Path) -> None:
     (lora / CONFIG).write_text(json.dumps(content))
     edit_tensors(lora, lambda tensors: {**tensors, "score.weight": np.ones((3, 2), np.float32)})
     assert sentence in one_sentence(lora)

@@ -140,7 +140,7 @@ def test_magnitudes_keep_their_spelling_and_become_one_dimensional(model: Path, 
     assert tensor.dtype == np.float32
 
 
-def test_what_has_no_magnitudes_is_refused(model: Path, tmp_path: Path) -> None:
+def test_adapters_without_magnitudes_are_refused(model: Path, tmp_path: Path) -> None:
     directory = save_adapter(model, tmp_path / "lora", 0, r=2)
     for strip in (False, True):
         with pytest.raises(_core.AdapterError, match="not a DoRA adapter"):

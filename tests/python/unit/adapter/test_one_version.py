@@ -141,11 +141,11 @@ class TestNothingIsMapped:
             monkeypatch.setattr(module, "SafetensorsReader", Watched)
         return reads
 
-    def test_of_peft(self, adapter: Path, watched: list[bool]) -> None:
+    def test_peft_files_of_one_version(self, adapter: Path, watched: list[bool]) -> None:
         convert_adapter(adapter, storage_dtype="float32")
         assert watched == [True]
 
-    def test_of_mlx(self, adapter: Path, watched: list[bool]) -> None:
+    def test_mlx_files_of_one_version(self, adapter: Path, watched: list[bool]) -> None:
         fields = {
             "fine_tune_type": "lora",
             "num_layers": -1,
@@ -159,13 +159,13 @@ class TestNothingIsMapped:
         convert_adapter(adapter, storage_dtype="float32")
         assert watched == [True]
 
-    def test_of_new_embeddings(self, adapter: Path, watched: list[bool]) -> None:
+    def test_new_embeddings_of_one_version(self, adapter: Path, watched: list[bool]) -> None:
         rows = {name: np.ones((2, 8), np.float32) for name in ("input_embeddings", "output_embeddings")}
         save_file(rows, adapter / "new_embeddings.safetensors")
         assert len(new_embeddings.read_new_embeddings(adapter)) == 2
         assert watched == [True]
 
-    def test_of_virtual_tokens(self, adapter: Path, watched: list[bool]) -> None:
+    def test_virtual_tokens_of_one_version(self, adapter: Path, watched: list[bool]) -> None:
         fields = {
             "peft_type": "PROMPT_TUNING", "task_type": "CAUSAL_LM", "num_virtual_tokens": 3, "token_dim": 8,
             "num_transformer_submodules": 1, "num_layers": 1, "num_attention_heads": 1,

@@ -96,7 +96,7 @@ def test_hostile_patterns_are_answered(pattern: str) -> None:
         ("a)(", "not a regular expression"),
     ],
 )
-def test_what_needs_backtracking_or_is_too_large_is_refused(pattern: str, reason: str) -> None:
+def test_patterns_that_need_backtracking_or_are_too_large_are_refused(pattern: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         PathPattern(pattern)
 

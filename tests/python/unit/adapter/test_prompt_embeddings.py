@@ -59,7 +59,7 @@ def refusal(directory: Path, modules: AdaptedModules | None) -> str:
     return str(error.value)
 
 
-def test_what_the_file_has_is_what_is_served(root: Path, modules: AdaptedModules) -> None:
+def test_embeddings_are_served_as_the_file_has_them(root: Path, modules: AdaptedModules) -> None:
     for kind, name in (("tuned", PromptKind.PROMPT_TUNING), ("encoded", PromptKind.P_TUNING)):
         assert is_prompt_tuned(root / kind)
         found, table = read_prompt_embeddings(root / kind, modules)

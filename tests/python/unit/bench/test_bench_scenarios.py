@@ -131,7 +131,7 @@ def test_values_are_read() -> None:
          "line 2: extra is unknown; accepted: schema, run, model, engine, scenario"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_is_named_with_its_line(old: str, new: str, complaint: str) -> None:
+def test_errors_name_their_line(old: str, new: str, complaint: str) -> None:
     assert old in SMALL
     assert complaint in problems(SMALL.replace(old, new, 1))
 

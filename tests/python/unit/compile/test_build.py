@@ -150,7 +150,7 @@ def with_lora(**fields) -> BuildConfig:
         (with_lora(lora_target_modules=("moe_gate",)), ["moe_gate, which LlamaForCausalLM does not have"]),
     ],
 )
-def test_what_cannot_be_is_refused_with_the_reason(
+def test_invalid_builds_are_refused_with_the_reason(
     root: Path, tmp_path: Path, config: BuildConfig, complaints: list[str]
 ) -> None:
     with pytest.raises(ConfigError) as refusal:

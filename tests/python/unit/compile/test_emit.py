@@ -239,5 +239,5 @@ def test_a_value_that_was_added_to_cannot_be_read_again(checkpoint: Checkpoint) 
         break
 
 
-def test_what_a_family_declares_depends_on_its_config_alone(checkpoint: Checkpoint) -> None:
+def test_a_familys_network_depends_only_on_its_config(checkpoint: Checkpoint) -> None:
     assert declare(checkpoint.config).ops == declare(checkpoint.config).ops

@@ -73,7 +73,7 @@ def change(engine: Path, edit: Callable[[dict[str, Any]], object]) -> None:
     path.write_text(json.dumps({**content, "checksum": _checksum(content)}))
 
 
-def test_what_is_written_is_read(engine: Path) -> None:
+def test_a_written_config_is_read_back(engine: Path) -> None:
     config = EngineConfig.load(engine)
     assert config.tensorrt is not None
     assert config.tensorrt.tensors == TENSORS

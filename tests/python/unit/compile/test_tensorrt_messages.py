@@ -77,7 +77,7 @@ def test_names_of_nodes_are_whole() -> None:
     assert nodes_named("layers.0/Add_12 layers.0/Add", OPERATORS) == []
 
 
-def test_what_is_logged_is_sent_but_for_details() -> None:
+def test_log_messages_are_sent_without_details() -> None:
     sent: list[dict[str, Any]] = []
     log = Log(sent.append)
     log.add("VERBOSE", "Parsing node: layers.0/Add_1 [Add]")

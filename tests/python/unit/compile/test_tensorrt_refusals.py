@@ -153,7 +153,7 @@ def test_a_node_that_fits_is_built(package: Package, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_tensorrt_refuses_names_the_node_and_the_reason(
+def test_errors_of_tensorrt_name_the_node_and_the_reason(
     package: Package,
     tmp_path: Path,
     node: onnx.NodeProto,

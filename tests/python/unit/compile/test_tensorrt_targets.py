@@ -43,7 +43,7 @@ def test_only_capabilities_that_the_kernels_run_on_are_offered() -> None:
 
 
 @pytest.mark.parametrize("name", ["8", "8.60", "sm86", "08.6", "8.6 ", "", "1e1.0"])
-def test_what_is_no_capability(name: str) -> None:
+def test_unknown_capabilities_are_refused(name: str) -> None:
     assert capability.parse_capability(name) is None
 
 
@@ -68,7 +68,7 @@ def test_what_is_no_capability(name: str) -> None:
     ],
 )
 @needs_tensorrt_rtx
-def test_what_cannot_be_is_refused_with_the_reason(
+def test_invalid_targets_are_refused_with_the_reason(
     checkpoint: Path, tmp_path: Path, config: BuildConfig, complaints: list[str]
 ) -> None:
     with pytest.raises(ConfigError) as refusal:

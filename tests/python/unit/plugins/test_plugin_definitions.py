@@ -118,7 +118,7 @@ def test_shapes_and_types_are_inferred() -> None:
         (PAGED_ATTENTION, {}, {"softcap": -1.0}, "softcap"),
     ],
 )
-def test_what_does_not_fit_is_refused(plugin, shapes, attributes, complaint) -> None:
+def test_wrong_shapes_are_refused(plugin, shapes, attributes, complaint) -> None:
     base_shapes, base_attributes = (ATTENTION_SHAPES, HEADS) if plugin is PAGED_ATTENTION else (LORA_SHAPES, MODULES)
     with pytest.raises(onnx.shape_inference.InferenceError, match=complaint):
         infer(model_of(plugin, {**base_shapes, **shapes}, **{**base_attributes, **attributes}))

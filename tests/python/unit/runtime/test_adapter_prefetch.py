@@ -71,7 +71,7 @@ def header(text: str, data: bytes = b"") -> bytes:
         (b"PK\x03\x04" + b"x" * 100, "is an archive of arrays; expected one array"),
     ],
 )
-def test_what_is_no_array_is_refused(folder: Path, content: bytes, complaint: str) -> None:
+def test_values_that_are_no_arrays_are_refused(folder: Path, content: bytes, complaint: str) -> None:
     (folder / WEIGHTS_FILE).write_bytes(content)
     with pytest.raises(AdapterError, match=f"{WEIGHTS_FILE}: .*{complaint}"):
         read(folder)

@@ -137,7 +137,7 @@ def test_an_incomplete_directory_is_refused(engine: Path, missing: str) -> None:
         load_engine(engine)
 
 
-def test_what_is_no_engine_directory_is_refused(engine: Path, tmp_path: Path) -> None:
+def test_other_directories_are_refused(engine: Path, tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="nowhere: File does not exist; accepted: the directory of an engine"):
         load_engine(tmp_path / "nowhere")
     shutil.copy(engine / "rank0.engine", engine / "config.json")
@@ -399,7 +399,7 @@ def test_an_adapter_that_was_changed_after_the_build_is_refused(tmp_path: Path, 
 
 @pytest.mark.parametrize(("step", "name"), [("checksum_of", None), ("check_unchanged", "poet"),
                                            ("check_unchanged", "poet:0.5")])  # fmt: skip
-def test_what_is_compared_and_what_is_read_are_one_version(
+def test_weights_are_read_from_the_version_that_was_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, name: str | None
 ) -> None:
     make_checkpoint(ModelSpec(num_hidden_layers=1), tmp_path)
@@ -445,7 +445,7 @@ def test_a_tokenizer_and_what_is_told_of_it_are_one_version(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize("has_own", [False, True])
-def test_what_tokenizer_an_adapter_has_is_looked_up_once(tmp_path: Path, has_own: bool) -> None:
+def test_an_adapters_tokenizer_is_looked_up_once(tmp_path: Path, has_own: bool) -> None:
     (tmp_path / "adapter").mkdir()
     for directory in (tmp_path, *([tmp_path / "adapter"] if has_own else [])):
         save_tokenizer(byte_level(), directory)

@@ -114,7 +114,7 @@ def test_fused_modules(fused: str, parts: list[str], model: Path, engine: Engine
     np.testing.assert_allclose(adapter.weights, expected.weights, rtol=FLOAT32_TOLERANCE)
 
 
-def test_what_the_engine_does_not_have_is_named(model: Path, engine: EngineBase, tmp_path: Path) -> None:
+def test_missing_weights_are_named(model: Path, engine: EngineBase, tmp_path: Path) -> None:
     other = save_model(ModelSpec(intermediate_size=37, num_hidden_layers=3), tmp_path / "other")
     directory = save_adapter(other, tmp_path / "lora", 0, r=3)
     with pytest.raises(_core.AdapterError) as error:

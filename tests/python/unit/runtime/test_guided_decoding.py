@@ -66,7 +66,7 @@ def test_a_tokenizer_without_bytes_is_refused(decoder: Any) -> None:
         token_bytes(tokenizer, 1)
 
 
-def test_what_does_not_fit_the_engine_is_refused() -> None:
+def test_options_that_do_not_fit_the_engine_are_refused() -> None:
     tokenizer = byte_level()
     with pytest.raises(adaptrt.ConfigError, match="the tokenizer has token 267; the engine's vocabulary is 0 to 266"):
         make_grammar_compiler(tokenizer, 267, [END])

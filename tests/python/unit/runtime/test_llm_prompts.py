@@ -60,7 +60,7 @@ def test_forms_of_prompts(prompts: Any, is_one: bool, listed: list[Any]) -> None
         ({"prompt_token_ids": [4, None]}, "prompts['prompt_token_ids'][1] is None; expected a token id"),
     ],
 )
-def test_what_is_no_prompt_is_refused_by_name(prompts: Any, said: str) -> None:
+def test_invalid_prompts_are_refused_by_name(prompts: Any, said: str) -> None:
     with pytest.raises(adaptrt.RequestError, match=f"^{re.escape(said)}"):
         listed_prompts(prompts)
 

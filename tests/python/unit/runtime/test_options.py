@@ -269,7 +269,7 @@ def test_decoding_modes() -> None:
         ("eagle_config", adaptrt.EagleConfig([[0, 0]]), "isEagle"),
     ],
 )
-def test_what_is_set_decides_the_decoding_mode(name: str, value: Any, question: str) -> None:
+def test_the_config_that_is_set_decides_the_decoding_mode(name: str, value: Any, question: str) -> None:
     for config in (adaptrt.DecodingConfig(**{name: value}), adaptrt.DecodingConfig(Mode.TopK())):
         setattr(config, name, value)
         assert config.decoding_mode is not None

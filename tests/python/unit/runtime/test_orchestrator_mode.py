@@ -62,7 +62,7 @@ def test_an_orchestrator_says_how_it_starts_them() -> None:
     assert orchestrator_of(ExecutorConfig(parallel_config=parallel)) == orchestrator
 
 
-def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(ConfigError, match=r"2 ranks, and there is no mpirun: pip install 'adaptrt\[mpi\]'"):

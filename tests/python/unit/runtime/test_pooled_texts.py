@@ -77,7 +77,7 @@ def test_a_text_and_a_pair_in_one_batch(texts: Texts) -> None:
 
 
 @pytest.mark.parametrize("wrong", [4, ("a",), ("a", "b", "c"), ("a", 4), {"a": "b"}, None])
-def test_what_is_no_text_and_no_pair_is_refused(texts: Texts, wrong: Any) -> None:
+def test_inputs_other_than_texts_and_pairs_are_refused(texts: Texts, wrong: Any) -> None:
     with pytest.raises(RequestError, match="expected a text, or a pair of texts for classify"):
         texts.classify([wrong])
     assert not texts._requests.answers

@@ -25,13 +25,13 @@ def executor() -> Any:
     return made
 
 
-def test_what_executors_do_is_refused_with_the_rank(executor: Any) -> None:
+def test_methods_of_executors_are_refused_with_the_rank(executor: Any) -> None:
     with pytest.raises(RequestError, match="enqueue_request is called on rank 1 of 2; accepted: on rank 0"):
         executor.enqueue_request(None)
 
 
 @pytest.mark.parametrize("name", ["enqueue_requestz", "_engine", "__wrapped__"])
-def test_what_no_executor_has_is_an_attribute_error(executor: Any, name: str) -> None:
+def test_unknown_names_are_attribute_errors(executor: Any, name: str) -> None:
     with pytest.raises(AttributeError, match=f"'RankExecutor' object has no attribute '{name}'"):
         getattr(executor, name)
     assert not hasattr(executor, name)

@@ -471,7 +471,7 @@ OTHERS = [
 
 
 @pytest.mark.parametrize("source", [*FILTERED, *OTHERS])
-def test_what_is_below_the_limits_is_as_in_transformers(source: str) -> None:
+def test_templates_below_the_limits_work_as_in_transformers(source: str) -> None:
     (expected,), _ = render_jinja_template([MESSAGES], chat_template=source, add_generation_prompt=True)
     assert rendered(source) == expected
 

@@ -72,7 +72,7 @@ def test_contexts_share_one_memory_and_have_a_profile_each(engine: TensorRtEngin
     assert len(device.allocated) == 1
 
 
-def test_what_tensorrt_for_rtx_compiles_for_a_profile(engine: TensorRtEngine) -> None:
+def test_kernels_that_tensorrt_for_rtx_compiles_for_a_profile(engine: TensorRtEngine) -> None:
     plan_engine = FakeEngine(engine.plans)
     plan = plan_of(engine, fake_tensorrt(plan_engine), FakeDevice(8, 0))
     decode = plan.context(1)

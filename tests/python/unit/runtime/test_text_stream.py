@@ -53,7 +53,7 @@ def test_a_replacement_character_of_the_vocabulary_does_not_hide_where_bytes_end
     assert "".join(stream.add([token]) for token in tokens) + stream.finish() == METASPACE.decode(tokens)
 
 
-def test_what_may_begin_a_stop_string_is_held_back() -> None:
+def test_a_possible_start_of_a_stop_string_is_held_back() -> None:
     stream = TextStream(Vocabulary(BYTE_LEVEL), ["</x"])
     tokens = ids(BYTE_LEVEL, "a", "<", "/", "<", "/", "x")
     assert [stream.add([token]) for token in tokens] == ["a", "", "", "</", "", ""]

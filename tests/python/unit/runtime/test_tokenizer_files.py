@@ -210,7 +210,7 @@ def test_the_digest_tells_tokenizers_apart_by_what_they_do(tmp_path: Path) -> No
         ("tokenizer_config.json", {"added_tokens_decoder": {"9": token("<a>")}}, f"'<a>' has id 9; expected {FIRST}"),
     ],
 )
-def test_what_cannot_be_used_is_named(name: str, content: Any, said: str, tmp_path: Path) -> None:
+def test_unusable_tokenizer_files_are_named(name: str, content: Any, said: str, tmp_path: Path) -> None:
     path = write(tmp_path, byte_level(), {name: content})
     with pytest.raises(adaptrt.ConfigError, match=said) as raised:
         load_tokenizer(path)

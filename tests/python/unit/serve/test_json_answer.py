@@ -84,7 +84,7 @@ def test_events_may_have_items_in_their_lists(content: dict[str, Any]) -> None:
     assert event == b"data: " + json.dumps(expected, separators=(",", ":")).encode() + b"\n\n"
 
 
-def test_what_json_cannot_hold_is_a_mistake() -> None:
+def test_values_that_json_cannot_hold_raise() -> None:
     with pytest.raises(TypeError, match="bytes"):
         asyncio.run(frame({"a": b"b"}))
 

@@ -106,7 +106,7 @@ def test_an_error_in_the_middle_is_an_event() -> None:
     assert done == DONE
 
 
-def test_of_tokens_with_the_same_text_the_likelier_counts() -> None:
+def test_the_likeliest_of_tokens_with_one_text_counts() -> None:
     """A token must be the likeliest exactly if its log prob is the highest, which evaluations rely on."""
     listed = CompletionLogProbs(TEXTS)
     listed.add(TokenLogProbs(HALF, -2.0, ((OTHER_HALF, -0.5), (HELLO, -1.0))), 3)
@@ -119,7 +119,7 @@ def test_of_tokens_with_the_same_text_the_likelier_counts() -> None:
     }
 
 
-def test_what_cannot_come_has_a_number() -> None:
+def test_impossible_tokens_have_a_finite_log_probability() -> None:
     listed = CompletionLogProbs(TEXTS)
     listed.add(TokenLogProbs(HELLO, -math.inf, ()), 0)
     assert listed.content()["token_logprobs"] == [-9999.0]

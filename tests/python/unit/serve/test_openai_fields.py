@@ -116,7 +116,7 @@ def test_null_is_as_if_absent() -> None:
         ),
     ],
 )
-def test_what_completions_refuse(fields: dict[str, Any], param: str | None, said: str) -> None:
+def test_fields_that_completions_refuse(fields: dict[str, Any], param: str | None, said: str) -> None:
     with pytest.raises(ApiError) as refused:
         completion(**fields)
     assert refused.value.param == param
@@ -172,7 +172,7 @@ def test_what_completions_refuse(fields: dict[str, Any], param: str | None, said
         ({"audio": {}}, "audio", "is not known here"),
     ],
 )
-def test_what_chats_refuse(fields: dict[str, Any], param: str | None, said: str) -> None:
+def test_fields_that_chats_refuse(fields: dict[str, Any], param: str | None, said: str) -> None:
     with pytest.raises(ApiError) as refused:
         chat(**fields)
     assert refused.value.param == param

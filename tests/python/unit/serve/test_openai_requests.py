@@ -74,7 +74,7 @@ def test_fields_become_the_executors() -> None:
     assert asked().cache_salt_id is None
 
 
-def test_what_a_model_decides_is_refused_by_name() -> None:
+def test_fields_that_the_model_decides_are_refused_by_name() -> None:
     with pytest.raises(ApiError, match="logit_bias has token 4; the vocabulary is 0 to 3"):
         asked(logit_bias={"4": 1})
 

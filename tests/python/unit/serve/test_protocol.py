@@ -445,7 +445,7 @@ def test_each_head_has_the_whole_limit() -> None:
     run(answer, limits(), body)
 
 
-def test_what_is_no_http_is_answered_with_400() -> None:
+def test_malformed_http_is_answered_with_400() -> None:
     async def body(client: Client) -> None:
         reader, _ = await client.connect(b"\x16\x03\x01\r\n\r\n")
         assert status(await reader.read()) == 400

@@ -123,7 +123,7 @@ def test_answers_pass_as_they_come() -> None:
         (RayTaskError("answer", "traceback", ValueError("a defect")), 500, "InternalServerError"),
     ],
 )
-def test_what_becomes_of_a_replica_is_answered_in_openais_form(error: Exception, status: int, kind: str) -> None:
+def test_errors_of_replicas_are_answered_in_openais_form(error: Exception, status: int, kind: str) -> None:
     handle = Handle(error=error)
     answered, body = ask(handle)
     content = json.loads(body)["error"]

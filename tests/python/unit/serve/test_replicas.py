@@ -100,7 +100,7 @@ def test_flags_are_those_of_the_command() -> None:
         ({"min_replicas": 3, "max_replicas": 2}, "min_replicas is 3; expected at most max_replicas, 2"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(fields: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_refused_by_name(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(adaptrt.ConfigError) as refused:
         application_options({"model": "m", "num_threads": 1, **fields})
     assert message in str(refused.value)

@@ -313,7 +313,7 @@ def test_a_name_is_unknown_only_after_its_adapter_left_the_cache(
     assert not executor.adapters.knows("it")
 
 
-def test_who_waits_for_a_name_that_changes_is_woken(executor: adaptrt.Executor) -> None:
+def test_requests_that_wait_for_a_changing_name_are_woken(executor: adaptrt.Executor) -> None:
     began, entered, order = threading.Event(), threading.Event(), []
 
     def change() -> None:
@@ -368,7 +368,7 @@ def test_a_failed_swap_leaves_the_old_adapter(place: Place, executor: adaptrt.Ex
     run(place, executor, body)
 
 
-def test_what_is_unloaded_is_gone_from_both_levels(place: Place, executor: adaptrt.Executor) -> None:
+def test_unloaded_adapters_leave_both_cache_levels(place: Place, executor: adaptrt.Executor) -> None:
     async def body(adapters: ServedAdapters) -> None:
         await adapters.load("it", "poet", pinned=True)
         assert [(entry.pinned, entry.on_device) for entry in executor.list_adapters()] == [(True, True)]
@@ -452,7 +452,7 @@ def test_equal_finds_read_an_adapter_once(
     run(place, executor, body)
 
 
-def test_what_the_roots_hold_is_listed_until_it_is_loaded(place: Place, executor: adaptrt.Executor) -> None:
+def test_adapters_of_the_roots_are_listed_until_they_are_loaded(place: Place, executor: adaptrt.Executor) -> None:
     async def body(adapters: ServedAdapters) -> None:
         listed = await adapters.not_loaded()
         assert listed.names == ("half-link", "initial-link", "org/clerk", "poet")

@@ -75,7 +75,7 @@ def load(number: int, name: str, path: Path, **fields: bool) -> AdapterChange:
     return AdapterChange(name, str(path), replace=True, number=number, **fields)
 
 
-def test_what_clients_ask_for_becomes_a_change(executor: adaptrt.Executor, root: Path) -> None:
+def test_requests_of_clients_become_changes(executor: adaptrt.Executor, root: Path) -> None:
     async def body(adapters: SharedAdapters, others: Others) -> None:
         await adapters.add_trusted("first", root / "a")
         adapters.finish_start()

@@ -86,7 +86,7 @@ def test_each_adapter_is_on_the_level_that_the_cache_says() -> None:
     assert server.state(search="TASK 1")["adapters"]["list"] == [adapters["list"][3]]
 
 
-def test_what_the_roots_hold_is_listed_and_marked() -> None:
+def test_adapters_of_the_roots_are_listed_and_marked() -> None:
     server = MadeUpServer(["poet"], adapter_roots=(Path("/adapters"),))
     server.not_loaded = ("team/clerk", "team/pirate")
     adapters = server.state()["adapters"]

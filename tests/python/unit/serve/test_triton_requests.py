@@ -130,7 +130,7 @@ def test_an_adapter_is_a_task_with_its_weights_or_without(tokenizer: Tokenizer) 
         ({"input_ids": [1], "lora_weights": [[1.0]], "lora_config": [[1]]}, "is given without lora_task_id"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(tokenizer: Tokenizer, values: dict[str, Any], said: str) -> None:
+def test_invalid_requests_are_refused_by_name(tokenizer: Tokenizer, values: dict[str, Any], said: str) -> None:
     with pytest.raises(ApiError, match=said):
         make(tokenizer, **values)
 

@@ -159,7 +159,7 @@ def test_json_tensors(name: str, datatype: str, shape: list[int], data: list[Any
         ),
     ],
 )
-def test_what_does_not_fit_is_refused_by_name(change: dict[str, Any], binary: bytes, said: str) -> None:
+def test_wrong_tensors_are_refused_by_name(change: dict[str, Any], binary: bytes, said: str) -> None:
     tensor = {"name": "ids", "datatype": "INT32", "shape": [3], "data": [1, 2, 3], **change}
     with pytest.raises(ApiError, match=said) as raised:
         read(tensor, binary=binary)

@@ -159,7 +159,7 @@ def test_a_full_queue_is_refused() -> None:
     run(body)
 
 
-def test_who_takes_all_places_gives_the_last_one_up() -> None:
+def test_a_client_with_all_places_gives_up_the_last_one() -> None:
     async def body() -> None:
         pool, gate, calls = WorkPool("guides", 1, 3), Gate(), []
         running = start(pool, "many", gate.pass_through)

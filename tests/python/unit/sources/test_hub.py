@@ -143,7 +143,7 @@ def test_pickled_weights_are_the_last_choice(hub: Hub, monkeypatch: pytest.Monke
     monkeypatch.undo()
 
 
-def test_what_a_repository_holds_instead_is_said(hub: Hub) -> None:
+def test_an_error_lists_what_the_repository_holds(hub: Hub) -> None:
     hub.add("org/model", MODEL)
     hub.add("org/adapter", ADAPTER)
     hub.add("org/gguf", {"x.Q4_K_M.gguf": b"x"})

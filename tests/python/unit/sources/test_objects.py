@@ -114,7 +114,7 @@ def test_a_sum_of_names(store: ObjectStoreServer) -> None:
 
 
 @pytest.mark.parametrize("place", ["nowhere", "no/where"])
-def test_what_is_missing_is_said(store: ObjectStoreServer, place: str) -> None:
+def test_missing_objects_are_named(store: ObjectStoreServer, place: str) -> None:
     with pytest.raises(
         AdapterError, match=rf"s3://bucket/{place}: has no adapter_config\.json, or there is no such buc"
     ):
