@@ -1,4 +1,4 @@
-"""`adaptrt cache`: lists and deletes engines that were made on first use, and downloads from object stores."""
+"""`adaptrt cache`: lists and deletes engines that were made on first use, and downloads."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from ..._core import ConfigError
 from ...common.entry_cache import CacheEntry, EntryCache
 from ...common.progress import format_bytes
 from ...formats.sources.downloads import FILES_DIRECTORY, DownloadCache
+from ...formats.sources.hub_downloads import HubDownloads
 from ..model_cache.store import ENGINE_DIRECTORY, EngineCache
 
 
@@ -36,8 +37,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Lists the cached engines and downloads, or deletes some and prints their names."""
     shelves = (
-        _Shelf(EngineCache(), "engine", f"KEY/{ENGINE_DIRECTORY}", ("model", "options")),
-        _Shelf(DownloadCache(), "download", f"KEY/{FILES_DIRECTORY}", ("name", "kind")),
+        _Shelf(EngineCache(), ("engine", "engines"), f"each is in KEY/{ENGINE_DIRECTORY}", ("model", "options")),
+        _Shelf(DownloadCache(), ("download", "downloads"), f"each is in KEY/{FILES_DIRECTORY}", ("name", "kind")),
+        _Shelf(
+            HubDownloads(),
+            ("download from the Hub", "downloads from the Hub"),
+            "the files are in the cache of huggingface_hub",
+            ("name", "kind"),
+        ),
     )
     if args.remove:
         for key in args.remove:
@@ -59,14 +66,15 @@ class _Shelf:
     """One of the caches, and the words for it."""
 
     cache: EntryCache[Any]
-    noun: str
+    nouns: tuple[str, str]
+    """Words for one entry, and for several."""
     place: str
-    """Place of an entry's content in the cache."""
+    """Says where the entries' content is."""
     columns: tuple[str, str]
     """Fields of its entries that are shown."""
 
     def count(self, number: int) -> str:
-        return f"{number} {self.noun}{'' if number == 1 else 's'}"
+        return f"{number} {self.nouns[number != 1]}"
 
 
 def _remove(shelves: Sequence[_Shelf], key: str) -> None:
@@ -101,7 +109,7 @@ def _prune(shelves: Sequence[_Shelf], max_bytes: int) -> None:
 def _list(shelf: _Shelf) -> None:
     entries = shelf.cache.entries()
     if not entries:
-        print(f"{shelf.cache.directory}: has no {shelf.noun}s")
+        print(f"{shelf.cache.directory}: has no {shelf.nouns[1]}")
         return
     table = Table(box=box.SIMPLE_HEAD)
     for column in ("key", *shelf.columns, "size", "last use"):
@@ -113,4 +121,4 @@ def _list(shelf: _Shelf) -> None:
         table.add_row(*map(Text, cells))
     Console().print(table)
     total = format_bytes(sum(entry.num_bytes for entry in entries))
-    print(f"{shelf.cache.directory}: {shelf.count(len(entries))}, {total}; each is in {shelf.place}")
+    print(f"{shelf.cache.directory}: {shelf.count(len(entries))}, {total}; {shelf.place}")

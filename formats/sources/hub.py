@@ -17,8 +17,10 @@ from ..._core import AdaptrtError, CheckpointError
 from ...common.progress import format_bytes
 from ..checkpoint.hf_weights import INDEX_SUFFIX, read_index, weight_file_names
 from .grammar import HubName
+from .hub_downloads import HubDownloads
 from .hub_errors import MAIN, HubErrors
 from .kind import Kind
+from .lease import Lease
 from .needed_files import small_files, weight_files, weights_problem
 from .shown import some
 
@@ -32,6 +34,8 @@ class Snapshot:
     directory: Path
     name: HubName
     """The name with the commit as its revision."""
+    lease: Lease | None = None
+    """Keeps `adaptrt cache` from deleting the files; None: AdaptRT did not download them."""
 
 
 def fetch(name: HubName, kind: Kind) -> Snapshot:
@@ -74,17 +78,18 @@ class _Download:
         for _ in self._name.folder.split("/") if self._name.folder else ():
             root = root.parent
         pinned = replace(self._name, revision=root.name)
-        snapshot = Snapshot(directory, pinned)
         try:
             sizes = self._list(pinned)
         except self._errors.failures as failure:
             self._check_complete(directory, failure)
-            return snapshot
+            return Snapshot(directory, pinned, HubDownloads().note(pinned, self._kind, root, is_new=False))
         chosen = weight_files(self._kind, sizes)
         if (problem := weights_problem(self._kind, chosen, sizes)) is not None:
             raise self._error(problem)
         small = small_files(self._kind, sizes)
         self._check_space(directory, [*small, *chosen], sizes)
+        is_new = not all((directory / file).exists() for file in (*small, *chosen))
+        lease = HubDownloads().note(pinned, self._kind, root, is_new=is_new)
         for file in small:
             self._get(file, root.name)
         if self._kind is Kind.MODEL and len(chosen) == 1 and chosen[0].endswith(INDEX_SUFFIX):
@@ -95,7 +100,7 @@ class _Download:
             self._check_space(directory, chosen, sizes)
         for file in chosen:
             self._get(file, root.name)
-        return snapshot
+        return Snapshot(directory, pinned, lease)
 
     def _config(self) -> Path:
         """The config file at the commit that the revision is now."""

@@ -108,4 +108,4 @@ def _find(name: str | os.PathLike[str], kind: Kind) -> Source:
             raise kind.error(missing_config(meaning, kind))
         return Source(given, download.directory, meaning, download.version, download.lease)
     snapshot = fetch(meaning, kind)
-    return Source(given, snapshot.directory, snapshot.name)
+    return Source(given, snapshot.directory, snapshot.name, lease=snapshot.lease)

@@ -473,8 +473,9 @@ def test_the_cache_is_listed_and_pruned(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     assert command_line(["cache"]) == 0
-    downloads = cache.directory.parent / "downloads"
-    assert capsys.readouterr().out == f"{cache.directory}: has no engines\n{downloads}: has no downloads\n"
+    nouns = {"engines": "engines", "downloads": "downloads", "hub": "downloads from the Hub"}
+    expected = [f"{cache.directory.parent / name}: has no {noun}" for name, noun in nouns.items()]
+    assert capsys.readouterr().out.splitlines() == expected
     older, newer = engine_for(model, SMALL), engine_for(model, EngineOptions(max_seq_len=64))
     os.utime(older.parent / "entry.json", (0, 0))
     assert command_line(["cache"]) == 0

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +21,9 @@ from huggingface_hub import constants  # noqa: E402
 
 import adaptrt.formats.sources.hub as hub_module  # noqa: E402
 from adaptrt import AdapterError, ConfigError  # noqa: E402
+from adaptrt.builder.cli import main as command_line  # noqa: E402
 from adaptrt.formats.sources import Source, find_adapter, find_model, needed_files  # noqa: E402
+from adaptrt.formats.sources.hub_downloads import HubDownloads  # noqa: E402
 from support.hub_server import Hub, commit_of, hub_server  # noqa: E402
 
 WEIGHTS = bytes(range(256)) * 40
@@ -52,6 +56,7 @@ def hub(server: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
     """The server without repositories, and an empty cache."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     _point_to(monkeypatch, server.address)
     for name, value in (
         ("HF_HUB_CACHE", str(tmp_path / "cache")),
@@ -265,6 +270,45 @@ def test_a_broken_download_ends_in_an_error_and_goes_on_later(hub: Hub, monkeypa
         find_model("org/model")
     repository.breaks_after = None
     assert (find_model("org/model").directory / "model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_the_command_deletes_what_was_downloaded(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+    hub.add("org/model", MODEL)
+    hub.add("org/adapter", ADAPTER)
+    hub.add("org/others", ADAPTER)
+    for name in ADAPTER:
+        huggingface_hub.hf_hub_download("org/others", name)  # another program downloads it
+    model, adapter, others = find_model("org/model"), find_adapter("org/adapter"), find_adapter("org/others")
+    assert (model.lease is None, adapter.lease is None, others.lease is None) == (False, False, True)
+    assert sorted(entry.name for entry in HubDownloads().entries()) == sorted([str(model.record), str(adapter.record)])
+    assert command_line(["cache"]) == 0
+    assert "2 downloads from the Hub" in capsys.readouterr().out
+    size = sum(len(content) for name, content in ADAPTER.items() if name in found_files(adapter))
+    assert {entry.num_bytes for entry in HubDownloads().entries()} > {size}
+    adapter_directory = adapter.directory
+    del adapter
+    gc.collect()
+    assert command_line(["cache", "--clear"]) == 0
+    output = capsys.readouterr().out
+    assert "kept, because a process uses it" in output
+    assert "1 download from the Hub removed" in output
+    assert not adapter_directory.exists()
+    assert (model.directory / "model.safetensors").read_bytes() == WEIGHTS
+    assert (others.directory / "adapter_model.safetensors").is_file()
+    again = find_adapter("org/adapter")
+    assert again.directory == adapter_directory
+    assert (again.directory / "adapter_model.safetensors").read_bytes() == ADAPTER["adapter_model.safetensors"]
+    del model, again
+    gc.collect()
+    assert command_line(["cache", "--max_bytes", "0"]) == 0
+    assert "2 downloads from the Hub removed" in capsys.readouterr().out
+    # Notes whose files another program deleted are deleted too.
+    directory = find_adapter("org/adapter").directory
+    gc.collect()
+    shutil.rmtree(directory)
+    assert HubDownloads().entries() == []
+    HubDownloads().clean_up()
+    assert list(HubDownloads().directory.iterdir()) == []
 
 
 def test_without_the_package_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
