@@ -14,7 +14,7 @@ namespace adaptrt {
 namespace {
 
 /// Returns the first eight bytes, which are 0 if there is no digest.
-std::uint64_t beginning_of(const Sha256Digest& digest) {
+std::uint64_t first_bytes(const Sha256Digest& digest) {
   std::uint64_t value = 0;
   std::memcpy(&value, digest.data(), sizeof(value));
   return value;
@@ -61,7 +61,7 @@ BlockPool::PrefixMatch BlockPool::match_prefix(const ReuseKey& key,
   ContentId parent = 0;
   while (match.num_blocks < longest) {
     const BlockId block = find(
-        key_of_block(key, match.num_blocks), parent,
+        key_for_block(key, match.num_blocks), parent,
         tokens.subspan(static_cast<std::size_t>(match.num_blocks) * tokens_per_block_, tokens_per_block_));
     if (block == kNoBlock) break;
     ++match.num_blocks;
@@ -70,7 +70,7 @@ BlockPool::PrefixMatch BlockPool::match_prefix(const ReuseKey& key,
   }
   const auto rest = tokens.subspan(static_cast<std::size_t>(match.num_blocks) * tokens_per_block_);
   match.num_partial_tokens =
-      find_beginning(match, key_of_block(key, match.num_blocks), parent, rest).num_tokens;
+      find_beginning(match, key_for_block(key, match.num_blocks), parent, rest).num_tokens;
   return match;
 }
 
@@ -83,7 +83,7 @@ std::int32_t BlockPool::reuse_prefix(BlockTable& table, const ReuseKey& key,
   ContentId parent = 0;
   for (std::int32_t i = 0; i < longest; ++i) {
     const BlockId block =
-        find(key_of_block(key, i), parent,
+        find(key_for_block(key, i), parent,
              tokens.subspan(static_cast<std::size_t>(i) * tokens_per_block_, tokens_per_block_));
     if (block == kNoBlock) break;
     add_user(block);
@@ -147,10 +147,10 @@ void BlockPool::index_full_blocks(BlockTable& table, const ReuseKey& key,
   for (std::int32_t i = table.num_indexed; i < num_full; ++i) {
     const auto content = tokens.subspan(static_cast<std::size_t>(i) * tokens_per_block_, tokens_per_block_);
     const BlockId parent_block = i == 0 ? kNoBlock : table.blocks[i - 1];
-    const ReuseKey of_block = key_of_block(key, i);
-    const BlockId known = find(of_block, i == 0 ? 0 : blocks_[parent_block].content, content);
+    const ReuseKey block_reuse_key = key_for_block(key, i);
+    const BlockId known = find(block_reuse_key, i == 0 ? 0 : blocks_[parent_block].content, content);
     if (known == kNoBlock) {
-      insert_in_index(table.blocks[i], of_block, parent_block, content);
+      insert_in_index(table.blocks[i], block_reuse_key, parent_block, content);
     } else {
       add_user(known);
       drop_user(table.blocks[i]);
@@ -201,24 +201,24 @@ KvCacheStats BlockPool::stats() const {
   return stats;
 }
 
-std::span<const std::int32_t> BlockPool::tokens_of(BlockId block) const {
+std::span<const std::int32_t> BlockPool::tokens_in(BlockId block) const {
   return std::span(indexed_tokens_)
       .subspan(static_cast<std::size_t>(block) * tokens_per_block_, tokens_per_block_);
 }
 
-std::size_t BlockPool::bucket_of(const ReuseKey& key, ContentId parent,
-                                 std::span<const std::int32_t> tokens) const {
+std::size_t BlockPool::bucket_for(const ReuseKey& key, ContentId parent,
+                                  std::span<const std::int32_t> tokens) const {
   std::uint64_t hash = mix(key.adapter_generation + 0x9e3779b97f4a7c15ULL * parent);
-  hash = mix(hash ^ (key.cache_salt ? *key.cache_salt + 1 : 0)) ^ beginning_of(key.given_digest);
+  hash = mix(hash ^ (key.cache_salt ? *key.cache_salt + 1 : 0)) ^ first_bytes(key.given_digest);
   for (const std::int32_t token : tokens) hash = mix(hash ^ static_cast<std::uint32_t>(token));
   return static_cast<std::size_t>(hash) & (buckets_.size() - 1);
 }
 
 BlockId BlockPool::find(const ReuseKey& key, ContentId parent, std::span<const std::int32_t> tokens) const {
-  BlockId block = buckets_[bucket_of(key, parent, tokens)];
+  BlockId block = buckets_[bucket_for(key, parent, tokens)];
   while (block != kNoBlock) {
     const Block& candidate = blocks_[block];
-    if (candidate.parent == parent && candidate.key == key && std::ranges::equal(tokens_of(block), tokens))
+    if (candidate.parent == parent && candidate.key == key && std::ranges::equal(tokens_in(block), tokens))
       break;
     block = candidate.next_in_bucket;
   }
@@ -240,8 +240,8 @@ void BlockPool::insert_in_index(BlockId block, const ReuseKey& key, BlockId pare
     parent.first_child = block;
   }
   std::ranges::copy(tokens, indexed_tokens_.begin() + static_cast<std::ptrdiff_t>(block) * tokens_per_block_);
-  if (has_second_level()) keys_[block] = key_of(block);
-  BlockId& bucket = buckets_[bucket_of(key, entry.parent, tokens)];
+  if (has_second_level()) keys_[block] = compute_key(block);
+  BlockId& bucket = buckets_[bucket_for(key, entry.parent, tokens)];
   entry.next_in_bucket = bucket;
   bucket = block;
   insert_by_beginning(block);
@@ -257,7 +257,7 @@ void BlockPool::remove_from_index(BlockId block, bool is_offloaded) {
       events_->record_removed(entry.hash);
     }
   }
-  BlockId* link = &buckets_[bucket_of(entry.key, entry.parent, tokens_of(block))];
+  BlockId* link = &buckets_[bucket_for(entry.key, entry.parent, tokens_in(block))];
   while (*link != block) link = &blocks_[*link].next_in_bucket;
   *link = entry.next_in_bucket;
   entry.next_in_bucket = kNoBlock;
@@ -273,11 +273,11 @@ void BlockPool::remove_from_index(BlockId block, bool is_offloaded) {
   change_retention(block, {});
 }
 
-std::uint64_t BlockPool::hash_of(BlockId block) const {
+std::uint64_t BlockPool::compute_hash(BlockId block) const {
   const Block& entry = blocks_[block];
   const auto of_key = [&] {
     return mix(entry.key.adapter_generation + 1 + (std::uint64_t{1} << 40) * entry.key.adapter_from) ^
-           beginning_of(entry.key.given_digest);
+           first_bytes(entry.key.given_digest);
   };
   std::uint64_t hash = 0;
   if (entry.parent_block == kNoBlock) {
@@ -287,7 +287,7 @@ std::uint64_t BlockPool::hash_of(BlockId block) const {
     hash = parent.key == entry.key ? parent.hash : mix(parent.hash ^ of_key());
   }
   hash = mix(hash ^ (entry.key.cache_salt ? mix(*entry.key.cache_salt + 0x9e3779b97f4a7c15ULL) : 0));
-  for (const std::int32_t token : tokens_of(block)) {
+  for (const std::int32_t token : tokens_in(block)) {
     hash = mix(hash + 0x9e3779b97f4a7c15ULL + static_cast<std::uint32_t>(token));
   }
   return hash;
@@ -295,14 +295,14 @@ std::uint64_t BlockPool::hash_of(BlockId block) const {
 
 void BlockPool::record_stored(BlockId block) {
   Block& entry = blocks_[block];
-  entry.hash = hash_of(block);
+  entry.hash = compute_hash(block);
   if (has_second_level() && second_level_.level->take_back_event(keys_[block])) {
     events_->record_level(entry.hash, kSecondaryLevel, kPrimaryLevel);
     return;
   }
   KVCacheStoredBlockData data;
   data.block_hash = entry.hash;
-  for (const std::int32_t token : tokens_of(block)) data.tokens.push_back({token, 0});
+  for (const std::int32_t token : tokens_in(block)) data.tokens.push_back({token, 0});
   data.lora_id = entry.key.task_id;
   data.priority = entry.retention.priority;
   data.cache_salt_id = entry.key.cache_salt;

@@ -36,7 +36,7 @@ void BlockPool::set_time(Time now) {
     const BlockId block = expiring_.begin()->second;
     expiring_.erase(expiring_.begin());
     update_retention(block, {});
-    if (level_of(block) != blocks_[block].level) move_in_cached(block);
+    if (compute_level(block) != blocks_[block].level) move_in_cached(block);
   }
 }
 
@@ -53,10 +53,10 @@ void BlockPool::evict(BlockId block) {
   record_lost();
   // The evicted block may have determined the level of the block before it.
   if (parent == kNoBlock || blocks_[parent].num_users > 0) return;
-  if (level_of(parent) != blocks_[parent].level) move_in_cached(parent);
+  if (compute_level(parent) != blocks_[parent].level) move_in_cached(parent);
 }
 
-std::int32_t BlockPool::level_of(BlockId block) const {
+std::int32_t BlockPool::compute_level(BlockId block) const {
   if (num_special_ == 0) return kDefaultRetentionPriority;
   std::int32_t level = blocks_[block].retention.priority;
   for (BlockId child = blocks_[block].first_child; child != kNoBlock; child = blocks_[child].next_sibling) {
@@ -68,7 +68,7 @@ std::int32_t BlockPool::level_of(BlockId block) const {
 void BlockPool::move_in_cached(BlockId block) {
   std::int32_t last_level = -1;  // of the block that was moved last
   for (; block != kNoBlock && blocks_[block].num_users == 0; block = blocks_[block].parent_block) {
-    const std::int32_t level = level_of(block);
+    const std::int32_t level = compute_level(block);
     // If two blocks have the same level, the parent must be the more recently used one.
     if (last_level >= 0 && level == blocks_[block].level && level != last_level) return;
     unlink(block);
@@ -94,7 +94,7 @@ void BlockPool::unlink_from_cached(BlockId block) {
 
 void BlockPool::append(BlockId block) {
   Block& entry = blocks_[block];
-  entry.level = level_of(block);
+  entry.level = compute_level(block);
   CachedList& list = cached_[static_cast<std::size_t>(entry.level)];
   entry.previous = list.newest;
   entry.next = kNoBlock;

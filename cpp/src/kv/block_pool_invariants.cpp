@@ -38,7 +38,8 @@ std::vector<std::string> BlockPool::check_invariants() const {
       if (blocks_[block].num_users != 0) report(block, "is cached and has users");
       if (blocks_[block].content == 0) report(block, "is cached and not in the reuse index");
       if (blocks_[block].level != level) report(block, "is in another level's list");
-      if (level_of(block) != level) report(block, "has another level than it and the blocks after it need");
+      if (compute_level(block) != level)
+        report(block, "has another level than it and the blocks after it need");
       if (blocks_[block].retention.duration && !expiring_.contains({blocks_[block].expiry, block})) {
         report(block, "has a duration that does not end");
       }
@@ -92,10 +93,10 @@ std::vector<std::string> BlockPool::check_invariants() const {
       report(block, "is not exactly one of free, cached and used");
     if (entry.content == 0) continue;
     if (!by_content.emplace(entry.content, block).second) report(block, "shares its content id with another");
-    if (find(entry.key, entry.parent, tokens_of(block)) != block)
+    if (find(entry.key, entry.parent, tokens_in(block)) != block)
       report(block, "is not found by its content");
-    if (events_ != nullptr && entry.hash != hash_of(block)) report(block, "was stored by another hash");
-    if (has_second_level() && keys_[block] != key_of(block)) {
+    if (events_ != nullptr && entry.hash != compute_hash(block)) report(block, "was stored by another hash");
+    if (has_second_level() && keys_[block] != compute_key(block)) {
       report(block, "has a key for the second level that is not that of its content");
     }
   }
@@ -117,7 +118,7 @@ std::vector<std::string> BlockPool::check_invariants() const {
       violations.emplace_back("the blocks by their beginnings are not those in the index");
     for (std::size_t i = 0; i < by_beginning_.size(); ++i) {
       const Block& entry = blocks_[by_beginning_[i]];
-      const auto place = place_of(entry.key, entry.parent, tokens_of(by_beginning_[i]));
+      const auto place = find_place(entry.key, entry.parent, tokens_in(by_beginning_[i]));
       if (entry.content == 0 || place - by_beginning_.begin() != static_cast<std::ptrdiff_t>(i))
         report(by_beginning_[i], "is not where its beginning is looked for");
     }

@@ -16,13 +16,13 @@ std::int32_t common_length(std::span<const std::int32_t> a, std::span<const std:
 
 }  // namespace
 
-std::vector<BlockId>::const_iterator BlockPool::place_of(const ReuseKey& key, ContentId parent,
-                                                         std::span<const std::int32_t> tokens) const {
+std::vector<BlockId>::const_iterator BlockPool::find_place(const ReuseKey& key, ContentId parent,
+                                                           std::span<const std::int32_t> tokens) const {
   const auto is_before = [&](BlockId block, std::span<const std::int32_t> wanted) {
     const Block& entry = blocks_[block];
     if (entry.parent != parent) return entry.parent < parent;
     if (entry.key != key) return entry.key < key;
-    return std::ranges::lexicographical_compare(tokens_of(block), wanted);
+    return std::ranges::lexicographical_compare(tokens_in(block), wanted);
   };
   return std::lower_bound(by_beginning_.begin(), by_beginning_.end(), tokens, is_before);
 }
@@ -33,11 +33,11 @@ BlockPool::Beginning BlockPool::find_beginning(const PrefixMatch& full, const Re
   if (partial_reuse_ == PartialReuse::kNone || tokens.size() < 2) return longest;
   // At least the last token must be computed.
   const auto wanted = tokens.first(std::min(tokens.size() - 1, static_cast<std::size_t>(tokens_per_block_)));
-  const auto place = place_of(key, parent, wanted);
+  const auto place = find_place(key, parent, wanted);
   // The order is sorted, so the block that shares the most tokens is next to their position.
   const auto consider = [&](BlockId block) {
     if (blocks_[block].parent != parent || blocks_[block].key != key) return;
-    const std::int32_t length = common_length(tokens_of(block), wanted);
+    const std::int32_t length = common_length(tokens_in(block), wanted);
     if (length > longest.num_tokens) longest = {block, length};
   };
   if (place != by_beginning_.end()) consider(*place);
@@ -61,8 +61,8 @@ std::int32_t BlockPool::reuse_beginning(BlockTable& table, const ReuseKey& key,
   if (partial_reuse_ == PartialReuse::kNone) return 0;
   const std::size_t num_full = table.blocks.size() * static_cast<std::size_t>(tokens_per_block_);
   const ContentId parent = table.blocks.empty() ? 0 : blocks_[table.blocks.back()].content;
-  const ReuseKey of_block = key_of_block(key, static_cast<std::int32_t>(table.blocks.size()));
-  const Beginning found = find_beginning({}, of_block, parent, tokens.subspan(num_full));
+  const ReuseKey block_reuse_key = key_for_block(key, static_cast<std::int32_t>(table.blocks.size()));
+  const Beginning found = find_beginning({}, block_reuse_key, parent, tokens.subspan(num_full));
   if (found.block == kNoBlock) return 0;
   BlockId block = found.block;
   if (partial_reuse_ == PartialReuse::kTakeOver) {
@@ -90,13 +90,13 @@ std::int32_t BlockPool::reuse_beginning(BlockTable& table, const ReuseKey& key,
 void BlockPool::insert_by_beginning(BlockId block) {
   if (partial_reuse_ == PartialReuse::kNone) return;
   const Block& entry = blocks_[block];
-  by_beginning_.insert(place_of(entry.key, entry.parent, tokens_of(block)), block);
+  by_beginning_.insert(find_place(entry.key, entry.parent, tokens_in(block)), block);
 }
 
 void BlockPool::erase_by_beginning(BlockId block) {
   if (by_beginning_.empty()) return;
   const Block& entry = blocks_[block];
-  by_beginning_.erase(place_of(entry.key, entry.parent, tokens_of(block)));
+  by_beginning_.erase(find_place(entry.key, entry.parent, tokens_in(block)));
 }
 
 }  // namespace adaptrt

@@ -7,9 +7,9 @@
 
 namespace adaptrt {
 
-BlockKey BlockPool::key_of(BlockId block) const {
+BlockKey BlockPool::compute_key(BlockId block) const {
   const Block& entry = blocks_[block];
-  return block_key(key_before(entry.key, entry.parent_block), tokens_of(block));
+  return block_key(key_before(entry.key, entry.parent_block), tokens_in(block));
 }
 
 BlockKey BlockPool::key_before(const ReuseKey& key, BlockId parent) const {
@@ -21,7 +21,7 @@ BlockKey BlockPool::key_before(const ReuseKey& key, BlockId parent) const {
 bool BlockPool::offload(BlockId block) {
   if (!has_second_level() || blocks_[block].retention.priority < second_level_.min_priority) return false;
   const auto event_hash = events_ != nullptr ? std::optional(blocks_[block].hash) : std::nullopt;
-  return second_level_.level->offload(block, {.key = keys_[block], .tokens = tokens_of(block)}, event_hash);
+  return second_level_.level->offload(block, {.key = keys_[block], .tokens = tokens_in(block)}, event_hash);
 }
 
 void BlockPool::record_lost() {
@@ -36,13 +36,13 @@ std::int32_t BlockPool::onboard(BlockTable& table, const ReuseKey& key, std::spa
   const auto size = static_cast<std::size_t>(tokens_per_block_);
   wanted_.clear();
   auto index = static_cast<std::int32_t>(table.blocks.size());
-  ReuseKey key_now = key_of_block(key, index);
+  ReuseKey key_now = key_for_block(key, index);
   BlockKey before = key_before(key_now, table.blocks.empty() ? kNoBlock : table.blocks.back());
   // The last token is left to compute.
   for (std::size_t first = table.blocks.size() * size; first + size < tokens.size(); first += size, ++index) {
     const auto content = tokens.subspan(first, size);
-    if (const ReuseKey of_block = key_of_block(key, index); of_block != key_now) {
-      key_now = of_block;
+    if (const ReuseKey block_reuse_key = key_for_block(key, index); block_reuse_key != key_now) {
+      key_now = block_reuse_key;
       before = change_key(before, level.fingerprint(), key_now);
     }
     before = block_key(before, content);
@@ -62,7 +62,7 @@ std::int32_t BlockPool::onboard(BlockTable& table, const ReuseKey& key, std::spa
     }
     blocks_[block].num_users = 1;
     const BlockId parent = table.blocks.empty() ? kNoBlock : table.blocks.back();
-    insert_in_index(block, key_of_block(key, static_cast<std::int32_t>(table.blocks.size())), parent,
+    insert_in_index(block, key_for_block(key, static_cast<std::int32_t>(table.blocks.size())), parent,
                     wanted.tokens);
     table.blocks.push_back(block);
     ++num_onboarded;

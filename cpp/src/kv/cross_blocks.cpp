@@ -13,7 +13,7 @@ namespace adaptrt {
 
 namespace {
 
-std::uint64_t hash_of(const ReuseKey& key, const std::vector<std::int32_t>& tokens) {
+std::uint64_t compute_hash(const ReuseKey& key, const std::vector<std::int32_t>& tokens) {
   std::uint64_t hash = mix(key.adapter_generation + 1);
   hash = mix(hash ^ (key.cache_salt ? mix(*key.cache_salt + 1) : 0));
   for (const std::int32_t token : tokens) hash = mix(hash + static_cast<std::uint32_t>(token) + 1);
@@ -38,13 +38,13 @@ CrossBlockPool::CrossBlockPool(std::int32_t num_blocks, std::int32_t tokens_per_
 }
 
 bool CrossBlockPool::contains(const ReuseKey& key, const EncoderTokens& tokens) const {
-  return enable_block_reuse_ && find(key, *tokens, hash_of(key, *tokens)) != index_.end();
+  return enable_block_reuse_ && find(key, *tokens, compute_hash(key, *tokens)) != index_.end();
 }
 
 CrossBlockPool::Share CrossBlockPool::reuse(const ReuseKey& key, const EncoderTokens& tokens,
                                             CrossCounts& counts) {
   if (!enable_block_reuse_) return nullptr;
-  const auto found = find(key, *tokens, hash_of(key, *tokens));
+  const auto found = find(key, *tokens, compute_hash(key, *tokens));
   const auto num_tokens = static_cast<std::int64_t>(tokens->size());
   const std::int64_t num_blocks = blocks_for(num_tokens);
   if (found == index_.end()) {
@@ -55,7 +55,7 @@ CrossBlockPool::Share CrossBlockPool::reuse(const ReuseKey& key, const EncoderTo
   counts.reused_blocks += num_blocks;
   counts_.reused_blocks += num_blocks;
   reused_tokens_ += num_tokens;
-  return share_of(found->second);
+  return get_share(found->second);
 }
 
 CrossBlockPool::Share CrossBlockPool::try_take(const ReuseKey& key, const EncoderTokens& tokens,
@@ -64,7 +64,7 @@ CrossBlockPool::Share CrossBlockPool::try_take(const ReuseKey& key, const Encode
   if (wanted > num_available()) return nullptr;
   while (wanted > num_free()) evict_oldest();
 
-  const std::uint64_t hash = hash_of(key, *tokens);
+  const std::uint64_t hash = compute_hash(key, *tokens);
   std::list<Entry> taken(1);
   const EntryRef entry = taken.begin();
   entry->content = {.key = key,
@@ -95,7 +95,7 @@ void CrossBlockPool::commit(Share& share) {
     index_.emplace(content.hash, entry);
     entry->content.is_known = true;
   } else {
-    share = share_of(known->second);
+    share = get_share(known->second);
   }
 }
 
@@ -110,7 +110,7 @@ CrossBlockPool::Index::const_iterator CrossBlockPool::find(const ReuseKey& key,
   return found == last ? index_.end() : found;
 }
 
-CrossBlockPool::Share CrossBlockPool::share_of(EntryRef entry) {
+CrossBlockPool::Share CrossBlockPool::get_share(EntryRef entry) {
   if (Share users = entry->users.lock()) return users;
   const auto share = std::make_shared<CrossBlocks>(*this);
   used_.splice(used_.end(), cached_, entry);
@@ -184,7 +184,7 @@ std::vector<std::string> CrossBlockPool::check_invariants() const {
       num_cached += static_cast<std::int32_t>(content.blocks.size());
       check(content.is_written && content.is_known, "an input is cached but cannot be reused");
     }
-    check(content.hash == hash_of(content.key, *content.tokens), "an input has a wrong hash");
+    check(content.hash == compute_hash(content.key, *content.tokens), "an input has a wrong hash");
     if (!content.is_known) return;
     ++num_known;
     const auto found = find(content.key, *content.tokens, content.hash);

@@ -50,8 +50,8 @@ Problems KvCacheRetentionConfig::validate() const {
   return problems;
 }
 
-std::optional<BlockRetention> KvCacheRetentionConfig::of_block(std::int32_t first_token,
-                                                               std::int32_t prompt_length) const {
+std::optional<BlockRetention> KvCacheRetentionConfig::for_block(std::int32_t first_token,
+                                                                std::int32_t prompt_length) const {
   if (first_token >= prompt_length) return BlockRetention{decode_retention_priority, decode_duration_ms};
   for (const TokenRangeRetentionConfig& range : token_range_retention_configs) {
     if (first_token >= range.token_start && (!range.token_end || first_token < *range.token_end)) {

@@ -23,8 +23,8 @@ std::int64_t SequenceMemoryPool::blocks_to_grow(const SequenceMemory& memory, st
   return std::max(blocks_for(num_tokens) - memory.num_blocks(), std::int64_t{0});
 }
 
-std::int64_t SequenceMemoryPool::room_after(const SequenceMemory& memory, std::int64_t num_kept) const {
-  const std::int64_t blocks = memory.num_blocks() + num_available() - num_kept;
+std::int64_t SequenceMemoryPool::room_after(const SequenceMemory& memory, std::int64_t num_reserved) const {
+  const std::int64_t blocks = memory.num_blocks() + num_available() - num_reserved;
   return blocks * tokens_per_block() - memory.num_computed;
 }
 
@@ -60,7 +60,7 @@ void SequenceMemoryPool::retain_blocks(const SequenceMemory& memory, const Seque
                                        std::int32_t first) {
   if (content.retention == nullptr) return;
   for (std::int32_t i = first; i < memory.table.num_indexed; ++i) {
-    const auto retention = content.retention->of_block(i * tokens_per_block(), content.prompt_length);
+    const auto retention = content.retention->for_block(i * tokens_per_block(), content.prompt_length);
     if (retention) block_pool_.set_retention(memory.table, i, *retention);
   }
 }

@@ -6,7 +6,7 @@
 
 namespace adaptrt {
 
-void Scheduler::share_out_tokens(StepPlan& plan) {
+void Scheduler::distribute_tokens(StepPlan& plan) {
   if (config_.context_chunking_policy != ContextChunkingPolicy::kEqualProgress) return;
   for (bool any_took = true; any_took && tokens_left(plan) > 0;) {
     any_took = false;

@@ -68,8 +68,8 @@ void check_beams(const Scheduler& scheduler, Report& report) {
                    "is a beam and was preempted");
     }
   }
-  report.check(scheduler.num_kept_blocks() <= scheduler.memory().num_available(),
-               "more blocks are kept for beams than available");
+  report.check(scheduler.num_reserved_blocks() <= scheduler.memory().num_available(),
+               "more blocks are reserved for beams than available");
 }
 
 /// The beams of a request advance together, and at least one has a token to compute.

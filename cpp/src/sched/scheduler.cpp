@@ -106,7 +106,7 @@ void Scheduler::add(Sequence& sequence) {
 void Scheduler::plan(StepPlan& plan) {
   plan.clear();
   ++turn_;
-  num_kept_ = may_preempt() ? num_kept_blocks() : 0;
+  num_reserved_ = may_preempt() ? num_reserved_blocks() : 0;
   plan_entries(plan);
   plan_drafts(plan);
   if (!plan.empty()) plan.copies.assign(copies_.begin(), copies_.end());
@@ -123,7 +123,7 @@ void Scheduler::plan_entries(StepPlan& plan) {
     plan.awaits_loads = is_static && may_start && looks_ahead() && next_are_loading(plan);
     if (!plan.awaits_loads) start_waiting(plan, may_start);
   }
-  share_out_tokens(plan);
+  distribute_tokens(plan);
 }
 
 void Scheduler::plan_decodes(StepPlan& plan) {
@@ -174,14 +174,14 @@ void Scheduler::add_to_plan(Sequence& sequence, std::int32_t count, bool is_pref
 
 void Scheduler::grow_entry(PlannedSequence& entry, std::int32_t count, StepPlan& plan) {
   Sequence& sequence = *entry.sequence;
-  const std::int64_t kept = kept_for(sequence);
+  const std::int64_t reserved = reserved_for(sequence);
   entry.count += count;
   entry.wants_logits = entry.count == sequence.num_to_compute();
   if (!memory_.try_grow(sequence.memory, sequence.num_computed() + entry.count)) {
     throw std::logic_error("sequence " + std::to_string(sequence.id) +
                            " does not get the KV blocks promised to it");
   }
-  if (may_preempt()) num_kept_ += kept_for(sequence) - kept;
+  if (may_preempt()) num_reserved_ += reserved_for(sequence) - reserved;
   plan.num_tokens += count;
   if (entry.is_prefill) plan.num_context_tokens += count;
 }

@@ -30,21 +30,21 @@ void Scheduler::move_beams(std::span<const BeamMove> moves) {
   }
 }
 
-std::int64_t Scheduler::num_kept_blocks() const {
-  std::int64_t kept = 0;
-  for (const Sequence* sequence : running_) kept += kept_for(*sequence);
-  return kept;
+std::int64_t Scheduler::num_reserved_blocks() const {
+  std::int64_t reserved = 0;
+  for (const Sequence* sequence : running_) reserved += reserved_for(*sequence);
+  return reserved;
 }
 
-std::int64_t Scheduler::kept_for(const Sequence& sequence) const {
+std::int64_t Scheduler::reserved_for(const Sequence& sequence) const {
   if (!sequence.is_beam) return 0;
   return blocks_wanted(sequence) - sequence.memory.num_blocks();
 }
 
-bool Scheduler::leaves_kept_blocks(const Sequence& parent) const {
+bool Scheduler::leaves_reserved_blocks(const Sequence& parent) const {
   if (!may_preempt() || parent.is_beam) return true;
   const std::int32_t needed = memory_.blocks_to_fork(parent.memory);
-  return needed == 0 || memory_.num_available() - num_kept_blocks() >= needed;
+  return needed == 0 || memory_.num_available() - num_reserved_blocks() >= needed;
 }
 
 Sequence& Scheduler::next_to_preempt() const {

@@ -16,7 +16,7 @@ void Scheduler::fork(Sequence& parent, Sequence& child) {
   child.num_charged = parent.num_computed();
   memory_.reserve(child.memory, child.max_computed_tokens());
   BlockCopy copy;
-  if (!leaves_kept_blocks(parent) || !memory_.try_fork(parent.memory, child.memory, copy)) {
+  if (!leaves_reserved_blocks(parent) || !memory_.try_fork(parent.memory, child.memory, copy)) {
     if (!may_preempt() || child.is_beam) {
       throw std::logic_error("sequence " + std::to_string(child.id) +
                              " does not get the KV block promised to it");

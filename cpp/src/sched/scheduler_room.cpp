@@ -46,7 +46,7 @@ std::optional<std::string> Scheduler::check_capacity(std::int64_t prompt_length,
   // If sequences may be preempted, each can progress without the others, except beams. Sequences that end
   // with their first token are never forked.
   const std::int32_t num_forks = (may_preempt() && !are_beams) || max_tokens == 1 ? 0 : num_sequences - 1;
-  const std::int64_t needed = blocks_of_all(prompt_length, max_tokens, num_forks);
+  const std::int64_t needed = blocks_with_forks(prompt_length, max_tokens, num_forks);
   if (needed > memory_.num_blocks()) {
     const std::string what = are_beams ? " beams" : " sequences";
     const std::string sequences = num_forks == 0 ? "" : " and " + std::to_string(num_sequences) + what;
@@ -69,16 +69,16 @@ std::int64_t Scheduler::num_promised_blocks() const {
 
 std::int64_t Scheduler::blocks_wanted(const Sequence& sequence) const {
   if (may_preempt() && !sequence.is_beam) return memory_.blocks_for(sequence.num_tokens());
-  return blocks_of_all(sequence.prompt_length, sequence.max_tokens, sequence.num_forks);
+  return blocks_with_forks(sequence.prompt_length, sequence.max_tokens, sequence.num_forks);
 }
 
-std::int64_t Scheduler::blocks_of_all(std::int64_t prompt_length, std::int64_t max_tokens,
-                                      std::int32_t num_forks) const {
+std::int64_t Scheduler::blocks_with_forks(std::int64_t prompt_length, std::int64_t max_tokens,
+                                          std::int32_t num_forks) const {
   return memory_.blocks_for_forks(prompt_length + max_tokens - 1, prompt_length, num_forks);
 }
 
 std::int32_t Scheduler::room_for(const Sequence& sequence) const {
-  const std::int64_t room = memory_.room_after(sequence.memory, sequence.is_beam ? 0 : num_kept_);
+  const std::int64_t room = memory_.room_after(sequence.memory, sequence.is_beam ? 0 : num_reserved_);
   return static_cast<std::int32_t>(std::min<std::int64_t>(room, std::numeric_limits<std::int32_t>::max()));
 }
 

@@ -49,7 +49,7 @@ void Scheduler::start_waiting(StepPlan& plan, bool may_start) {
     Sequence& sequence = *next;
     if (has_failed(sequence, plan)) continue;
     ++num_waiting;
-    const AdapterReadiness readiness = readiness_of(sequence);
+    const AdapterReadiness readiness = ensure_adapter(sequence);
     if (readiness != AdapterReadiness::kReady) {
       skip(sequence, readiness, plan);
       continue;
@@ -81,12 +81,12 @@ bool Scheduler::next_are_loading(const StepPlan& plan) {
     const Sequence* const sequence = walk.next();
     if (sequence == nullptr) break;
     if (has_failed(*sequence, plan)) continue;
-    loading = readiness_of(*sequence) == AdapterReadiness::kLoading || loading;
+    loading = ensure_adapter(*sequence) == AdapterReadiness::kLoading || loading;
   }
   return loading;
 }
 
-AdapterReadiness Scheduler::readiness_of(const Sequence& sequence) {
+AdapterReadiness Scheduler::ensure_adapter(const Sequence& sequence) {
   if (!sequence.adapter) return AdapterReadiness::kReady;
   if (!may_lease_) return AdapterReadiness::kAwaitsOthers;
   return lora_cache_->ensure(*sequence.adapter, turn_, num_loading_ < limits_.max_batch_size);
@@ -135,7 +135,7 @@ Scheduler::StartResult Scheduler::try_start(Sequence& sequence, StepPlan& plan) 
     }
     if (lease) break;
     // Another thread has pinned an adapter in its place since it was ready.
-    const AdapterReadiness readiness = readiness_of(sequence);
+    const AdapterReadiness readiness = ensure_adapter(sequence);
     if (readiness == AdapterReadiness::kReady) continue;
     skip(sequence, readiness, plan);
     return StartResult::kSkipped;
@@ -156,7 +156,7 @@ void Scheduler::start(Sequence& sequence, std::optional<DeviceLease> lease, Step
   plan.started.push_back(&sequence);
   if (sequence.encoder_tokens) take_encoder_input(sequence, plan);
   if (starts_from_shared_memory(sequence)) reuse_prefix(sequence);
-  if (may_preempt()) num_kept_ += kept_for(sequence);
+  if (may_preempt()) num_reserved_ += reserved_for(sequence);
   sequence.num_charged = std::max(sequence.num_charged, sequence.num_computed());
   charge(sequence, sequence.num_tokens());
 }

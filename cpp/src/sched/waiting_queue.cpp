@@ -14,7 +14,7 @@ bool WaitingQueue::ByServiceAndKey::operator()(const Flow* a, const Flow* b) con
   return std::pair(a->served, a->key) < std::pair(b->served, b->key);
 }
 
-WaitingQueue::Key WaitingQueue::key_of(const Sequence& sequence) const {
+WaitingQueue::Key WaitingQueue::flow_key(const Sequence& sequence) const {
   return is_fair_ && sequence.adapter ? Key(sequence.adapter->task_id()) : std::nullopt;
 }
 
@@ -32,7 +32,7 @@ void WaitingQueue::change(Level& level, Flow& flow, Change apply) {
 
 void WaitingQueue::push(Sequence& sequence) {
   Level& level = levels_[sequence.priority];
-  const auto [found, is_new] = level.flows.try_emplace(key_of(sequence));
+  const auto [found, is_new] = level.flows.try_emplace(flow_key(sequence));
   Flow& flow = found->second;
   if (is_new) flow.key = found->first;
   if (flow.is_idle()) level.idle.erase(&flow);
@@ -50,8 +50,8 @@ void WaitingQueue::push(Sequence& sequence) {
 }
 
 void WaitingQueue::start(Sequence& sequence) {
-  Level& level = level_of(sequence);
-  Flow& flow = flow_of(level, sequence);
+  Level& level = find_level(sequence);
+  Flow& flow = find_flow(level, sequence);
   change(level, flow, [&] { flow.waiting.erase(&sequence); });
   ++flow.num_running;
   --size_;
@@ -60,15 +60,15 @@ void WaitingQueue::start(Sequence& sequence) {
 }
 
 void WaitingQueue::add_running(const Sequence& sequence) {
-  Level& level = level_of(sequence);
-  ++flow_of(level, sequence).num_running;
+  Level& level = find_level(sequence);
+  ++find_flow(level, sequence).num_running;
   ++level.num_sequences;
 }
 
 void WaitingQueue::erase(Sequence& sequence) {
   const auto found = levels_.find(sequence.priority);
   Level& level = found->second;
-  Flow& flow = flow_of(level, sequence);
+  Flow& flow = find_flow(level, sequence);
   if (sequence.state == SequenceState::kWaiting) {
     change(level, flow, [&] { flow.waiting.erase(&sequence); });
     --size_;
@@ -97,15 +97,15 @@ void WaitingQueue::forget_idle(Level& level) {
 
 void WaitingQueue::charge(const Sequence& sequence, std::int64_t num_tokens) {
   if (!is_fair_) return;
-  Level& level = level_of(sequence);
-  Flow& flow = flow_of(level, sequence);
+  Level& level = find_level(sequence);
+  Flow& flow = find_flow(level, sequence);
   change(level, flow, [&] { flow.served += static_cast<std::uint64_t>(num_tokens); });
 }
 
 bool WaitingQueue::contains(const Sequence& sequence) const {
   const auto level = levels_.find(sequence.priority);
   if (level == levels_.end()) return false;
-  const auto flow = level->second.flows.find(key_of(sequence));
+  const auto flow = level->second.flows.find(flow_key(sequence));
   if (flow == level->second.flows.end()) return false;
   const auto found = flow->second.waiting.find(const_cast<Sequence*>(&sequence));
   return found != flow->second.waiting.end() && *found == &sequence;
@@ -181,7 +181,7 @@ std::vector<std::string> WaitingQueue::check_invariants(std::span<Sequence* cons
     if (!holds) violations.push_back("waiting queue: " + what);
   };
   std::map<std::pair<float, Key>, std::int64_t> num_running;
-  for (const Sequence* sequence : running) ++num_running[{sequence->priority, key_of(*sequence)}];
+  for (const Sequence* sequence : running) ++num_running[{sequence->priority, flow_key(*sequence)}];
   std::size_t num_waiting = 0;
   std::size_t num_flows_that_run = 0;
   for (const auto& [priority, level] : levels_) {
@@ -209,7 +209,7 @@ std::vector<std::string> WaitingQueue::check_invariants(std::span<Sequence* cons
       if (flow.num_running > 0) ++num_flows_that_run;
       if (!flow.waiting.empty()) ++num_flows_that_wait;
       for (const Sequence* sequence : flow.waiting) {
-        check(sequence->priority == priority && key_of(*sequence) == key,
+        check(sequence->priority == priority && flow_key(*sequence) == key,
               name + " has a request of another adapter");
       }
       num_waiting += flow.waiting.size();

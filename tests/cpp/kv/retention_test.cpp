@@ -226,12 +226,12 @@ BOOST_AUTO_TEST_CASE(a_block_takes_the_range_of_its_first_token) {
       {.token_start = 30, .priority = 90, .duration_ms = milliseconds(7)}};
   config.decode_retention_priority = 5;
   config.decode_duration_ms = milliseconds(9);
-  BOOST_TEST(!config.of_block(9, 100).has_value());
-  BOOST_TEST(config.of_block(10, 100)->priority == 80);
-  BOOST_TEST(config.of_block(19, 100)->priority == 80);
-  BOOST_TEST(!config.of_block(20, 100).has_value());
-  BOOST_CHECK((config.of_block(99, 100) == BlockRetention{90, milliseconds(7)}));
-  BOOST_CHECK((config.of_block(100, 100) == BlockRetention{5, milliseconds(9)}));
+  BOOST_TEST(!config.for_block(9, 100).has_value());
+  BOOST_TEST(config.for_block(10, 100)->priority == 80);
+  BOOST_TEST(config.for_block(19, 100)->priority == 80);
+  BOOST_TEST(!config.for_block(20, 100).has_value());
+  BOOST_CHECK((config.for_block(99, 100) == BlockRetention{90, milliseconds(7)}));
+  BOOST_CHECK((config.for_block(100, 100) == BlockRetention{5, milliseconds(9)}));
 }
 
 BOOST_AUTO_TEST_CASE(everything_wrong_is_told_at_once) {

@@ -92,12 +92,12 @@ BOOST_AUTO_TEST_CASE(a_beam_waits_for_those_that_a_step_had_no_room_for) {
   BOOST_TEST(world.num_finished == 6);
 }
 
-BOOST_AUTO_TEST_CASE(blocks_are_kept_for_beams_where_others_are_preempted) {
+BOOST_AUTO_TEST_CASE(blocks_are_reserved_for_beams_where_others_are_preempted) {
   // The beams can need 1 + 2 * 4 of the blocks.
   World world({.num_blocks = 12, .tokens_per_block = 4, .policy = kMaxUtilization, .limits = limits(8, 32)});
   Sequence& first = world.add(6, 12, {.num_sequences = 2, .are_beams = true});
   world.step();
-  BOOST_TEST(world.scheduler.num_kept_blocks() == 9 - 3);
+  BOOST_TEST(world.scheduler.num_reserved_blocks() == 9 - 3);
   std::vector<Sequence*> others;
   for (int i = 0; i < 3; ++i) others.push_back(&world.add(3, 9));
   while (first.state == SequenceState::kRunning) {
@@ -176,8 +176,8 @@ BOOST_AUTO_TEST_CASE(each_damage_to_beams_is_named) {
   BOOST_TEST(contains(check_invariants(world.scheduler, nullptr), "is a beam and was preempted"));
   second.times_preempted = 0;
   second.max_tokens = 1000;
-  BOOST_TEST(
-      contains(check_invariants(world.scheduler, nullptr), "more blocks are kept for beams than available"));
+  BOOST_TEST(contains(check_invariants(world.scheduler, nullptr),
+                      "more blocks are reserved for beams than available"));
   second.max_tokens = 8;
   world.run_planned();
   world.run_to_the_end();

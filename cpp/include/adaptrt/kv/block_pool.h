@@ -217,21 +217,21 @@ class BlockPool {
     std::int32_t num_tokens = 0;
   };
 
-  [[nodiscard]] std::span<const std::int32_t> tokens_of(BlockId block) const;
-  [[nodiscard]] std::size_t bucket_of(const ReuseKey& key, ContentId parent,
-                                      std::span<const std::int32_t> tokens) const;
+  [[nodiscard]] std::span<const std::int32_t> tokens_in(BlockId block) const;
+  [[nodiscard]] std::size_t bucket_for(const ReuseKey& key, ContentId parent,
+                                       std::span<const std::int32_t> tokens) const;
   [[nodiscard]] BlockId find(const ReuseKey& key, ContentId parent,
                              std::span<const std::int32_t> tokens) const;
   void insert_in_index(BlockId block, const ReuseKey& key, BlockId parent_block,
                        std::span<const std::int32_t> tokens);
   /// `is_offloaded`: the second level has a copy.
   void remove_from_index(BlockId block, bool is_offloaded = false);
-  [[nodiscard]] BlockKey key_of(BlockId block) const;
+  [[nodiscard]] BlockKey compute_key(BlockId block) const;
   /// Returns the parent key that block_key() needs for a block after `parent`.
   [[nodiscard]] BlockKey key_before(const ReuseKey& key, BlockId parent) const;
   /// Returns the ReuseKey of block `index` of a table whose tokens have `key`.
-  [[nodiscard]] ReuseKey key_of_block(const ReuseKey& key, std::int32_t index) const {
-    return key.of_tokens_before((index + 1) * tokens_per_block_);
+  [[nodiscard]] ReuseKey key_for_block(const ReuseKey& key, std::int32_t index) const {
+    return key.for_tokens_before((index + 1) * tokens_per_block_);
   }
   /// Returns true if the second level has a copy.
   [[nodiscard]] bool offload(BlockId block);
@@ -239,8 +239,8 @@ class BlockPool {
   /// Returns the block that take_block() would return.
   [[nodiscard]] BlockId next_block() const { return num_free_ > 0 ? first_free_ : least_wanted(); }
   /// Position in by_beginning_ of a block with this content, or the position to insert it at.
-  [[nodiscard]] std::vector<BlockId>::const_iterator place_of(const ReuseKey& key, ContentId parent,
-                                                              std::span<const std::int32_t> tokens) const;
+  [[nodiscard]] std::vector<BlockId>::const_iterator find_place(const ReuseKey& key, ContentId parent,
+                                                                std::span<const std::int32_t> tokens) const;
   /// Finds the block that shares the most leading tokens with `tokens`, except for the last one. Returns
   /// kNoBlock if using the blocks of `full` leaves no block.
   [[nodiscard]] Beginning find_beginning(const PrefixMatch& full, const ReuseKey& key, ContentId parent,
@@ -258,13 +258,13 @@ class BlockPool {
   void unlink(BlockId block);
   [[nodiscard]] BlockId least_wanted() const;
   void evict(BlockId block);
-  [[nodiscard]] std::int32_t level_of(BlockId block) const;
+  [[nodiscard]] std::int32_t compute_level(BlockId block) const;
   /// Moves a cached block whose level may have changed, and the blocks before it.
   void move_in_cached(BlockId block);
   void change_retention(BlockId block, const BlockRetention& retention);
   /// The same for a block that stays in the index.
   void update_retention(BlockId block, const BlockRetention& retention);
-  [[nodiscard]] std::uint64_t hash_of(BlockId block) const;
+  [[nodiscard]] std::uint64_t compute_hash(BlockId block) const;
   void record_stored(BlockId block);
 
   std::int32_t num_blocks_;

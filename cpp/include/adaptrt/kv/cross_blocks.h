@@ -115,7 +115,7 @@ class CrossBlockPool {
 
   [[nodiscard]] Index::const_iterator find(const ReuseKey& key, const std::vector<std::int32_t>& tokens,
                                            std::uint64_t hash) const;
-  [[nodiscard]] Share share_of(EntryRef entry);
+  [[nodiscard]] Share get_share(EntryRef entry);
   void give_back(EntryRef entry);
   void evict_oldest();
   void forget(EntryRef entry);

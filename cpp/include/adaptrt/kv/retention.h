@@ -58,8 +58,8 @@ struct KvCacheRetentionConfig {
   [[nodiscard]] Problems validate() const;
   /// Returns the retention of the block whose first token is at this position; nullopt if the config sets
   /// none. The config must be valid.
-  [[nodiscard]] std::optional<BlockRetention> of_block(std::int32_t first_token,
-                                                       std::int32_t prompt_length) const;
+  [[nodiscard]] std::optional<BlockRetention> for_block(std::int32_t first_token,
+                                                        std::int32_t prompt_length) const;
 };
 
 constexpr auto fields_of(const KvCacheRetentionConfig* /*type*/) {

@@ -39,13 +39,13 @@ struct ReuseKey {
   const PrefixDigests* given = nullptr;
 
   /// Returns the key of the tokens before position `end`, which is the end of a block.
-  [[nodiscard]] ReuseKey of_tokens_before(std::int32_t end) const {
-    ReuseKey of_block = end <= adapter_from ? ReuseKey{.cache_salt = cache_salt} : *this;
-    of_block.given = nullptr;
-    if (given == nullptr) return of_block;
+  [[nodiscard]] ReuseKey for_tokens_before(std::int32_t end) const {
+    ReuseKey key = end <= adapter_from ? ReuseKey{.cache_salt = cache_salt} : *this;
+    key.given = nullptr;
+    if (given == nullptr) return key;
     const auto next = std::ranges::lower_bound(*given, end, {}, &PrefixDigest::position);
-    if (next != given->begin()) of_block.given_digest = std::prev(next)->digest;
-    return of_block;
+    if (next != given->begin()) key.given_digest = std::prev(next)->digest;
+    return key;
   }
 
   bool operator==(const ReuseKey&) const = default;

@@ -95,8 +95,8 @@ class SequenceMemoryPool {
     return parent.num_computed % tokens_per_block() == 0 ? 0 : 1;
   }
   /// Number of tokens after the computed ones that the sequence's blocks hold, together with all available
-  /// blocks except `num_kept`.
-  [[nodiscard]] std::int64_t room_after(const SequenceMemory& memory, std::int64_t num_kept) const;
+  /// blocks except `num_reserved`.
+  [[nodiscard]] std::int64_t room_after(const SequenceMemory& memory, std::int64_t num_reserved) const;
 
   /// Allocates the host memory for the tables of a sequence of up to `num_tokens` computed tokens, so that
   /// later calls do not allocate.

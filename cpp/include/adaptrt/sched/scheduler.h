@@ -209,7 +209,7 @@ class Scheduler {
   /// tokens, except for beams.
   [[nodiscard]] std::int64_t num_promised_blocks() const;
   /// Number of blocks reserved for running beams, in addition to those that they have.
-  [[nodiscard]] std::int64_t num_kept_blocks() const;
+  [[nodiscard]] std::int64_t num_reserved_blocks() const;
 
  private:
   enum class StartResult : std::uint8_t { kStarted, kFailed, kSkipped, kNoRoom };
@@ -221,7 +221,7 @@ class Scheduler {
   void start_waiting(StepPlan& plan, bool may_start);
   /// True if an adapter of a request that may run next is being loaded.
   [[nodiscard]] bool next_are_loading(const StepPlan& plan);
-  [[nodiscard]] AdapterReadiness readiness_of(const Sequence& sequence);
+  [[nodiscard]] AdapterReadiness ensure_adapter(const Sequence& sequence);
   StartResult try_start(Sequence& sequence, StepPlan& plan);
   /// True if the step has room for the sequence's encoder input and there is memory for its keys and values,
   /// or if neither is needed.
@@ -241,7 +241,7 @@ class Scheduler {
   void add_to_plan(Sequence& sequence, std::int32_t count, bool is_prefill, StepPlan& plan);
   void grow_entry(PlannedSequence& entry, std::int32_t count, StepPlan& plan);
   /// Shares the remaining tokens of the step equally among its prefills.
-  void share_out_tokens(StepPlan& plan);
+  void distribute_tokens(StepPlan& plan);
   void plan_drafts(StepPlan& plan);
   /// Returns the number of blocks that drafts may take.
   [[nodiscard]] std::int64_t num_spare_blocks() const;
@@ -255,13 +255,13 @@ class Scheduler {
   [[nodiscard]] Sequence& next_to_preempt() const;
   [[nodiscard]] std::int32_t room_for(const Sequence& sequence) const;
   [[nodiscard]] std::int64_t blocks_wanted(const Sequence& sequence) const;
-  /// Returns the sequence's part of num_kept_blocks().
-  [[nodiscard]] std::int64_t kept_for(const Sequence& sequence) const;
+  /// Returns the sequence's part of num_reserved_blocks().
+  [[nodiscard]] std::int64_t reserved_for(const Sequence& sequence) const;
   /// True if a fork of `parent` takes no block that is reserved for beams.
-  [[nodiscard]] bool leaves_kept_blocks(const Sequence& parent) const;
+  [[nodiscard]] bool leaves_reserved_blocks(const Sequence& parent) const;
   /// Returns the number of blocks that a sequence of this size and its forks can need.
-  [[nodiscard]] std::int64_t blocks_of_all(std::int64_t prompt_length, std::int64_t max_tokens,
-                                           std::int32_t num_forks) const;
+  [[nodiscard]] std::int64_t blocks_with_forks(std::int64_t prompt_length, std::int64_t max_tokens,
+                                               std::int32_t num_forks) const;
   [[nodiscard]] bool may_preempt() const {
     return config_.capacity_scheduler_policy == CapacitySchedulerPolicy::kMaxUtilization;
   }
@@ -290,7 +290,7 @@ class Scheduler {
   std::vector<Sequence*> skipped_;  // sequences whose adapters get no pages
   bool may_lease_ = true;           // false once a request ahead was passed over too often
   std::int32_t num_loading_ = 0;    // requests that wait for adapter loads
-  std::int64_t num_kept_ = 0;       // num_kept_blocks(), if the policy may preempt sequences
+  std::int64_t num_reserved_ = 0;   // num_reserved_blocks(), if the policy may preempt sequences
 };
 
 }  // namespace adaptrt

@@ -97,10 +97,10 @@ class WaitingQueue {
     std::set<Sequence*, ByArrival>::iterator next;
   };
 
-  [[nodiscard]] Key key_of(const Sequence& sequence) const;
-  [[nodiscard]] Level& level_of(const Sequence& sequence) { return levels_.at(sequence.priority); }
-  [[nodiscard]] Flow& flow_of(Level& level, const Sequence& sequence) const {
-    return level.flows.at(key_of(sequence));
+  [[nodiscard]] Key flow_key(const Sequence& sequence) const;
+  [[nodiscard]] Level& find_level(const Sequence& sequence) { return levels_.at(sequence.priority); }
+  [[nodiscard]] Flow& find_flow(Level& level, const Sequence& sequence) const {
+    return level.flows.at(flow_key(sequence));
   }
   /// Applies a change to a value that `Level::waiting` is sorted by.
   template <class Change>
