@@ -219,7 +219,8 @@ class LLM(PooledTexts):
         lora: an adapter for all prompts, or one (or None) per prompt: its name; its directory or name in the Hub, which
             is loaded on first use under this name; or a PeftModel or LoraTensors, which are used as they are at the
             call. "a:0.7+b:0.3" is the weighted sum of the adapters a and b.
-        max_tokens: maximum number of tokens of a completion; None: 64, unless sampling_params has another number.
+        max_tokens: maximum number of tokens of a completion; None: 64, or the room after the prompt if that is less,
+            unless sampling_params has another number.
         sampling_config: how tokens are chosen, with TensorRT-LLM's names and meaning, instead of sampling_params.
         stop: one or several texts. A completion ends before the first of them.
         guided_decoding_params: guide that completions must match (needs adaptrt[guided]).
@@ -354,7 +355,8 @@ class LLM(PooledTexts):
         converts each to text.
 
         messages: in OpenAI's format, [{"role": "user", "content": "..."}, ...], or a list of such lists.
-        max_tokens: maximum number of tokens of an answer; None: 256, unless sampling_params has another number.
+        max_tokens: maximum number of tokens of an answer; None: 256, or the room after the prompt if that is less,
+            unless sampling_params has another number.
         tools: JSON schemas of functions, which the template shows to the model.
         template_variables: the template's own, such as Qwen3's enable_thinking.
 

@@ -71,7 +71,8 @@ class TextRequests:
     ) -> Answer:
         """Makes a request. Raises RequestError or AdapterError if it is rejected.
 
-        sampling_config: replaces the sampling of `params`. max_tokens: used if `params` has none.
+        sampling_config: replaces the sampling of `params`. max_tokens: used if `params` has none, and then
+            shortened to the room after the prompt.
         streaming: text arrives with each token.
         """
         stop = tuple(params.stop or ())
@@ -107,7 +108,7 @@ class TextRequests:
         stop_ids = [token for token in (*form.end_ids, *form.stop_token_ids) if token != end_id]
         request = Request(
             prompt if start is None else start,
-            max_tokens if params.max_tokens is None else params.max_tokens,
+            self._default_length(prompt, lora, max_tokens) if params.max_tokens is None else params.max_tokens,
             encoder_input_token_ids=None if start is None else prompt,
             streaming=streaming,
             sampling_config=sampling,
@@ -128,6 +129,15 @@ class TextRequests:
         # The executor checks n first.
         texts = [first_text, *(_text_stream(own, params) for _ in range(n - 1))]
         return Answer(self._executor, request_id, texts, form)
+
+    def _default_length(self, prompt: Sequence[int], lora: str | None, max_tokens: int) -> int:
+        """Returns `max_tokens`, or the room after the prompt if that is less.
+
+        At least 1, so that the executor refuses a prompt that leaves no room.
+        """
+        text = prompt if self._decoder_start is None else self._decoder_start
+        num_virtual = 0 if lora is None else self._executor.adapters.num_virtual_tokens(lora)
+        return max(1, min(max_tokens, self._executor.engine_info.max_seq_len - len(text) - num_virtual))
 
     def _form(self, prompt: Sequence[int], lora: str | None, params: SamplingParams, own: TextTokenizer) -> AnswerForm:
         has_virtual_tokens = lora is not None and params.prompt_logprobs is not None

@@ -5,13 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
+import transformers
 
 import adaptrt
 from adaptrt import ConfigError, DType, EngineOptions, ExecutorConfig
 from adaptrt.runtime import llm as llm_module
 from adaptrt.runtime.vllm_arguments import with_vllm_arguments
+from support.models import ModelSpec, save_adapter, save_model
+from support.tokenizers import byte_level, save_tokenizer
 
 
 def test_limits_and_types_are_options_of_the_engine() -> None:
@@ -94,10 +98,31 @@ def test_a_prompt_that_is_longer_than_a_step_is_divided(tmp_path: Path, monkeypa
         llm.generate(prompt, max_tokens=6)  # a configuration of the caller stays as it is
 
 
-def saved_model(directory: Path) -> Path:
-    from support.models import ModelSpec, save_model
-    from support.tokenizers import byte_level, save_tokenizer
+def test_a_default_length_fits_after_the_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    model = saved_model(tmp_path / "model")
+    adapter = save_adapter(model, tmp_path / "adapter", 0, r=4)
+    virtual = save_virtual_tokens(model, tmp_path / "virtual", 5)
+    with adaptrt.LLM(model, max_model_len=48) as llm:
+        params = adaptrt.SamplingParams(temperature=0, ignore_eos=True)
+        for lora, num_virtual in ((None, 0), (adapter, 0), (virtual, 5)):
+            for room in (1, 3):
+                made = llm.generate([3] * (48 - room - num_virtual), params, lora=lora)
+                assert len(made.token_ids) == room
+        with pytest.raises(adaptrt.RequestError, match="45 tokens and max_tokens 4 make 49 tokens"):
+            llm.generate([3] * 45, max_tokens=4)
+        with pytest.raises(adaptrt.RequestError, match="48 tokens and max_tokens 1 make 49 tokens"):
+            llm.generate([3] * 48)
 
+
+def save_virtual_tokens(model: Path, directory: Path, number: int) -> Path:
+    base = transformers.AutoModelForCausalLM.from_pretrained(model)
+    config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=number)
+    peft.get_peft_model(base, config).save_pretrained(directory)
+    return directory
+
+
+def saved_model(directory: Path) -> Path:
     model = save_model(ModelSpec(vocab_size=272, max_position_embeddings=128), directory)
     save_tokenizer(byte_level(), model)
     return model
