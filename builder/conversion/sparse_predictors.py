@@ -41,7 +41,7 @@ class SparsePredictors:
     ranks: tuple[int, ...]
     """Rank of each layer's predictor."""
     _files: Mapping[str, tuple[WeightFile, Path, str]]
-    """By the tensor's name in an engine: the file that has it, the file's path, and its name there."""
+    """The file that has a tensor, the file's path, and the tensor's name there, by its name in an engine."""
 
     @classmethod
     def open(cls, directory: Path, network: Network) -> SparsePredictors:

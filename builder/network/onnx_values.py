@@ -5,4 +5,4 @@ from __future__ import annotations
 from .graph import Value
 
 Values = dict[str, Value]
-"""By the names of operands.Value."""
+"""Values of the graph by the names of operands.Value."""

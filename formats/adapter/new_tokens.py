@@ -129,7 +129,7 @@ class _Taken:
         self._whole: dict[tuple[str, bool], WholeWeight] = {}
         self._changes: dict[str, FloatArray] = {}  # changes of the rows by LoRA, [new tokens, hidden size]
         self._tokens: dict[str, TokenRows] = {}
-        # By tensor of lm_head and the embedding: its number of new tokens; negative: missing tokens.
+        # Number of new tokens by tensor of lm_head and the embedding; negative: missing tokens.
         self._sizes: dict[str, int] = {}
         self._take_whole_weights(adapter)
         self._take_changes(adapter)

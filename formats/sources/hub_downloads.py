@@ -1,4 +1,4 @@
-"""What AdaptRT downloaded into the cache of huggingface_hub, which other programs use too.
+"""Downloads of AdaptRT in the cache of huggingface_hub, which other programs use too.
 
 Each entry is a note of one commit of a repository; the files are in the cache of huggingface_hub. Commits that another
 program downloaded have no note, so AdaptRT does not delete them.

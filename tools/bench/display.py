@@ -166,7 +166,7 @@ def reasons_not_run(report: Report) -> dict[str, list[str]]:
 
 
 def engines_beside(report: Report, kind: str) -> dict[str, Row]:
-    """In a report with peers: the rows of one kind, by engine.
+    """Returns the rows of one kind by engine, for a report with peers.
 
     If a row's settings have `peers_of`, the peers' rows of that kind are used, because the peers did not run this row's
     own kind.

@@ -17,7 +17,7 @@ from .scenario_types import Serve
 from .workload import PlannedRequest
 
 Metrics = dict[str, float]
-"""By name; includes `value`."""
+"""Numbers by name; `value` is always there."""
 
 PERCENTILES = (50, 90, 99)
 WEIGHT_BYTES = "weight_bytes_per_token"

@@ -24,7 +24,7 @@ class Sample:
 
     round: int
     metrics: Metrics
-    """By name; `value` is the row's."""
+    """Numbers by name; `value` is the sample's value for the row."""
     foreign: float
     """Share of the CPUs that other processes used meanwhile."""
     stolen: float

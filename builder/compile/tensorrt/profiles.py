@@ -37,7 +37,7 @@ class Profile:
 
     name: str
     sizes: Mapping[str, Range]
-    """By the name of the size in the network (builder/network/inputs.py)."""
+    """Ranges by the name of the size in the network (builder/network/inputs.py)."""
 
     def shapes(self, tensor: onnx.ValueInfoProto) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None:
         """Minimum, optimum and maximum shape of an input; None if its shape is fixed."""

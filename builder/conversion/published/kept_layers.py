@@ -26,7 +26,7 @@ class KeptLayers:
     quantization: QuantConfig
     """Quantisation of the checkpoint. The layers that it excludes are not quantised."""
     matrices: Mapping[str, QuantizedMatrix]
-    """By the names of their weights in the network."""
+    """Matrices by the names of their weights in the network."""
     published_bytes: int
     """Size of the published tensors."""
     rounds_activations: bool
