@@ -120,12 +120,9 @@ def build(
             f"lora_dir: the name of an adapter is '{base_name}', which servers give to the base model of {output_dir}; "
             "expected another name of the adapter's directory or of the engine's"
         )
-    if quantization is not None:
-        checkpoint = checkpoint.quantized(quantization)
-    if int8_activations:
-        if config.backend != NATIVE:
-            raise ConfigError(f"{checkpoint.directory}: int8_activations needs backend {NATIVE}")
-        checkpoint = checkpoint.with_int8_activations()
+    if int8_activations and config.backend != NATIVE:
+        raise ConfigError(f"{checkpoint.directory}: int8_activations needs backend {NATIVE}")
+    checkpoint = checkpoint.with_quantization(quantization, int8_activations=int8_activations)
     if dump_onnx_to is not None:
         check_dump_path(dump_onnx_to)
         if not checkpoint.config.has_lm_head:

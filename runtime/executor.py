@@ -10,7 +10,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Final, overload
 
 from .. import _core
 from .._core import (
@@ -30,10 +30,11 @@ from .adapter_prefetch import prefetched_adapters
 from .adapter_store import AdapterStore
 from .draft_vocabulary import check_draft_vocabulary
 from .engine import LoadedEngine, load_engine, load_engine_bytes
+from .first_use import checked_config
 from .guide_trial import GuideLimits
 from .named_adapter import NamedAdapter, refuse_named_task_id
 from .native_engine import NativeEngine
-from .orchestrator.mode import num_ranks_at, orchestrator_of, without_parallel_config
+from .orchestrator.mode import num_ranks_at, orchestrator_of
 from .orchestrator.workers import Workers
 from .prompt_tuning import behind_virtual_tokens
 from .ranks import rank_in
@@ -42,6 +43,9 @@ if TYPE_CHECKING:
     _CoreType = type
 else:
     _CoreType = type(_core.Executor)
+
+_OF_RANK_0: Final = ("tokenizer", "guide_limits", "compare_vocabularies")
+"""Arguments that other ranks do not need."""
 
 
 class ExecutorType(_CoreType):
@@ -55,9 +59,7 @@ class ExecutorType(_CoreType):
         if isinstance(model, (str, Path)) and rank_in(num_ranks_at(Path(model))) > 0:
             model = load_engine(model)
         if isinstance(model, LoadedEngine) and model.rank > 0:
-            _, model_type, config = _engine_directory(
-                model, *args[1:], **_without(kwargs, "model_path", "tokenizer", "guide_limits")
-            )
+            _, model_type, config = _engine_directory(model, *args[1:], **_without(kwargs, "model_path", *_OF_RANK_0))
             return _rank_executor(model, model_type, config)
         return super().__call__(*args, **kwargs)
 
@@ -74,6 +76,7 @@ class Executor(_core.Executor, metaclass=ExecutorType):
         *,
         tokenizer: Path | None = None,
         guide_limits: GuideLimits | None = None,
+        compare_vocabularies: bool = True,
     ) -> None: ...
     @overload
     def __init__(
@@ -85,9 +88,15 @@ class Executor(_core.Executor, metaclass=ExecutorType):
         *,
         tokenizer: Path | None = None,
         guide_limits: GuideLimits | None = None,
+        compare_vocabularies: bool = True,
     ) -> None: ...
     def __init__(
-        self, *args: Any, tokenizer: Path | None = None, guide_limits: GuideLimits | None = None, **kwargs: Any
+        self,
+        *args: Any,
+        tokenizer: Path | None = None,
+        guide_limits: GuideLimits | None = None,
+        compare_vocabularies: bool = True,
+        **kwargs: Any,
     ) -> None:
         """Loads an engine and starts: Executor(model_path, model_type, executor_config).
 
@@ -98,6 +107,7 @@ class Executor(_core.Executor, metaclass=ExecutorType):
         tokenizer: the tokenizer.json of guided decoding, unless executor_config has one; None: the engine directory's.
             An engine in memory has none.
         guide_limits: limits of time, memory and length for one guide; None: the defaults of GuideLimits.
+        compare_vocabularies: False: the caller has compared the draft engine's tokenizer with the engine's.
 
         Also loads the engine of ExecutorConfig.draft_target_decoding_config, which runs on the same threads.
 
@@ -121,7 +131,7 @@ class Executor(_core.Executor, metaclass=ExecutorType):
         self._guided_decoding_lock = threading.Lock()
         self._has_guided_decoding = False
         self._draft_engine = _load_draft_engine(config)
-        if self._draft_engine is not None:
+        if self._draft_engine is not None and compare_vocabularies:
             check_draft_vocabulary(
                 self._engine.directory / TOKENIZER_FILE, self._draft_engine.directory / TOKENIZER_FILE
             )
@@ -457,11 +467,7 @@ def _checked(model_type: ModelType, executor_config: ExecutorConfig | None) -> E
     if not isinstance(model_type, ModelType):
         accepted = ", ".join(f"ModelType.{kind.name}" for kind in ModelType)
         raise TypeError(f"model_type is {model_type!r}; accepted: {accepted}")
-    config, problems = without_parallel_config(config)
-    problems += config.validate()
-    if problems:
-        raise ConfigError("ExecutorConfig: " + "; ".join(problems))
-    return config
+    return checked_config(config)
 
 
 def _check_model_type(model_type: ModelType, engine: LoadedEngine) -> None:

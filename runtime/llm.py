@@ -21,7 +21,7 @@ from .._core import (
     GuidedDecodingParams,
     SamplingConfig,
 )
-from ..builder.model_cache import EngineOptions, plan_engine
+from ..builder.model_cache import EngineOptions
 from ..common.progress import Progress, SilentProgress, progress_on
 from ..formats.adapter.adapter_copy import TOKENIZER_FILE
 from ..formats.sources import find_model
@@ -30,6 +30,7 @@ from .answer import Answer, AnswerStream, AsyncAnswer, Completion
 from .chat_template import ChatTemplate
 from .engine import load_engine
 from .executor import Executor
+from .first_use import ModelOrEngine, make_engines
 from .llm_adapters import Lora
 from .llm_config import with_chunks, with_kernels, with_speculation, with_weight_memory
 from .llm_options import CompletionOptions, combined, combined_for_each, recommended_sampling
@@ -103,19 +104,28 @@ class LLM(PooledTexts):
         path = source.directory / TOKENIZER_FILE if tokenizer is None else Path(tokenizer)
         if path.is_dir():
             path = path / TOKENIZER_FILE
-        plan = plan_engine(source, with_vllm_arguments(engine_options, vllm_arguments))
+        planned = ModelOrEngine.of(source, with_vllm_arguments(engine_options, vllm_arguments))
         require_tokenizer(path)
-        engine_dir = source.directory if plan is None else plan.engine(progress_on())
-        path = engine_dir / TOKENIZER_FILE if tokenizer is None else path
-        self._template_directory = path.parent
-        self._recommended = recommended_sampling(engine_dir, generation_config)
+        self._recommended = recommended_sampling(source.directory, generation_config)
         config = with_weight_memory(with_kernels(executor_config, kernels), weight_memory)
         config = with_speculation(config, speculative_config)
-        engine = load_engine(engine_dir, weight_memory=None if config is None else config.weight_memory)
+        draft = None
+        if isinstance(speculative_config, DraftTargetDecodingConfig) and speculative_config.speculative_model_dir:
+            draft = ModelOrEngine.of(find_model(speculative_config.speculative_model_dir))
+        engine_dir, config = make_engines(ExecutorConfig() if config is None else config, planned, draft, progress_on())
+        path = engine_dir / TOKENIZER_FILE if tokenizer is None else path
+        self._template_directory = path.parent
+        engine = load_engine(engine_dir, weight_memory=config.weight_memory)
         config = with_chunks(config, engine, is_given=executor_config is not None)
         of_model = engine.config.pretrained_config
         tokenizer_of_model = read_tokenizer(path, of_model.eos_token_id, of_model.vocab_size)
-        executor = Executor(engine, engine.model_type, with_workers(config, engine), tokenizer=path)
+        executor = Executor(
+            engine,
+            engine.model_type,
+            with_workers(config, engine),
+            tokenizer=path,
+            compare_vocabularies=draft is None,
+        )
         self._executor = executor
         self._memory = MemoryAdapters()
         self._unnamed = UnnamedAdapters(executor, self._memory)

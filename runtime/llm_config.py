@@ -5,9 +5,7 @@ from __future__ import annotations
 import copy
 
 from .._core import ConfigError, DraftTargetDecodingConfig, ExecutorConfig, ModelType
-from ..builder.model_cache import engine_for
 from ..common.byte_size import parse_weight_memory
-from ..common.progress import progress_on
 from .loaded_engine import LoadedEngine
 from .options.speculative import DecodingConfig, LookaheadDecodingConfig
 
@@ -68,10 +66,7 @@ def with_speculation(
                 "speculative_config is given, and executor_config has a draft_target_decoding_config; expected one of "
                 "them"
             )
-        draft = copy.copy(speculative_config)
-        if draft.speculative_model_dir:
-            draft.speculative_model_dir = str(engine_for(draft.speculative_model_dir, None, progress_on()))
-        changed.draft_target_decoding_config = draft
+        changed.draft_target_decoding_config = speculative_config
         return changed
     if changed.decoding_config is not None:
         raise ConfigError(

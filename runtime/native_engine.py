@@ -29,7 +29,7 @@ from .file_weights import FileWeights, MappedWeights
 from .kv_identity import kv_identity
 from .loaded_engine import IN_MEMORY, LoadedEngine, engine_adapters
 from .ranks import Ranks
-from .weight_memory import describe_placement, require_room
+from .weight_memory import describe_placement, require_one_rank, require_room
 
 _LOG: Final = logging.getLogger("adaptrt")
 
@@ -83,11 +83,8 @@ class NativeEngine(LoadedEngine):
         """See LoadedEngine.with_weight_memory."""
         if num_bytes is None or num_bytes == self.weight_memory:
             return self
-        if num_bytes and self.num_ranks > 1:
-            raise ConfigError(
-                f"weight_memory is {num_bytes}; accepted: None and 0, because {self.directory} is an engine of several "
-                "ranks"
-            )
+        if num_bytes:
+            require_one_rank(num_bytes, self.num_ranks, self.directory)
         if num_bytes and self.directory == IN_MEMORY:
             raise ConfigError(f"weight_memory is {num_bytes}; accepted: None and 0, because the engine is in memory")
         return dataclasses.replace(self, weight_memory=num_bytes)

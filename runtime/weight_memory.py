@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from .._core import ConfigError, ExecutorConfig, Program, WeightPlacement
 from ..common.progress import format_bytes
-from ..formats.engine.engine_file import EngineFile
+from ..formats.engine.engine_file import EngineFile, EngineLayout
+
+
+def require_one_rank(weight_memory: int, num_ranks: int, directory: Path) -> None:
+    """Raises ConfigError if the engine of a directory has several ranks, which must map their weights."""
+    if num_ranks > 1:
+        raise ConfigError(
+            f"weight_memory is {weight_memory}; accepted: None and 0, because {directory} is an engine of several ranks"
+        )
 
 
 def require_room(
-    program: Program, storage: EngineFile, weight_memory: int, config: ExecutorConfig, available: int
+    program: Program, storage: EngineFile | EngineLayout, weight_memory: int, config: ExecutorConfig, available: int
 ) -> None:
     """Raises ConfigError if weights and the configured caches do not fit into `available` bytes.
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from .._core import AdapterError, ConfigError, DraftTargetDecodingConfig, ExecutorConfig, KvCacheConfig, PeftCacheConfig
 from ..builder.commands import engine_flags
-from ..builder.model_cache import EnginePlan, plan_engine
+from ..builder.model_cache import EnginePlan
 from ..common.number_flags import MAX_INT32, integer, seconds
 from ..common.progress import progress_on
 from ..formats.adapter.adapter_copy import TOKENIZER_FILE
@@ -23,9 +23,9 @@ from ..formats.sources.allowed import AllowedSources, allowed_sources
 from ..formats.sources.grammar import OBJECT_PREFIX, object_name
 from ..runtime.adapter_tokenizers import load_tokenizer, require_tokenizer
 from ..runtime.chat_template import ChatTemplate
-from ..runtime.draft_vocabulary import check_draft_vocabulary
 from ..runtime.engine import load_engine
 from ..runtime.executor import Executor
+from ..runtime.first_use import ModelOrEngine, make_engines
 from ..runtime.guide_trial import GuideLimits
 from ..runtime.llm_config import needs_chunks
 from ..runtime.llm_options import recommended_sampling
@@ -431,30 +431,28 @@ def executor_config_of(args: argparse.Namespace) -> ExecutorConfig:
 def make_executor(args: argparse.Namespace) -> Executor:
     """Makes the executor. Builds the model's engine on first use; an engine of several ranks gets worker processes.
 
-    Raises AdaptrtError. Flags, model files and adapters of lora_modules are checked before an engine is built.
+    Raises AdaptrtError. Flags, sizes, model files and adapters of lora_modules are checked before an engine is built.
     """
     config = executor_config_of(args)
     options = engine_flags.engine_options_of(args)
     model = find_model(args.model)
-    plan = plan_engine(model, options)
-    draft_model = None if args.draft_model is None else find_model(args.draft_model)
-    draft_plan = None if draft_model is None else plan_engine(draft_model)
-    _check_files(args, model.directory, plan)
-    if draft_model is not None:
-        check_draft_vocabulary(model.directory / TOKENIZER_FILE, draft_model.directory / TOKENIZER_FILE)
-    engine = model.directory if plan is None else plan.engine(progress_on())
-    draft = config.draft_target_decoding_config  # a copy
-    if draft is not None and draft_model is not None:
-        draft_engine = draft_model.directory if draft_plan is None else draft_plan.engine(progress_on())
-        draft.speculative_model_dir = str(draft_engine)
-        config.draft_target_decoding_config = draft
+    planned = ModelOrEngine.of(model, options)
+    draft = None if args.draft_model is None else ModelOrEngine.of(find_model(args.draft_model))
+    _check_files(args, model.directory, planned.plan)
+    engine, config = make_engines(config, planned, draft, progress_on())
     loaded = load_engine(engine, weight_memory=args.weight_memory)
     for name in loaded.adapters:
         if (problem := name_problem(name, model_names_of(args))) is not None:
             raise ConfigError(f"{engine}: name of an adapter that the engine carries {problem}; see served_model_name")
     config.enable_chunked_context = needs_chunks(loaded)
     guide_limits = GuideLimits(args.max_guide_seconds, args.max_guide_bytes, args.max_guide_characters)
-    return Executor(loaded, loaded.model_type, with_workers(config, loaded), guide_limits=guide_limits)
+    return Executor(
+        loaded,
+        loaded.model_type,
+        with_workers(config, loaded),
+        guide_limits=guide_limits,
+        compare_vocabularies=draft is None,
+    )
 
 
 def _check_files(args: argparse.Namespace, model: Path, plan: EnginePlan | None) -> None:

@@ -159,6 +159,14 @@ class Checkpoint:
             kept = replace(kept, quantization=quantization, rounds_activations=False)
         return replace(self._with_config(replace(self.config, quantization=quantization)), kept=kept)
 
+    def with_quantization(self, quantization: QuantConfig | None, *, int8_activations: bool) -> Checkpoint:
+        """The checkpoint as build() compiles it with these options. Raises as quantized() and with_int8_activations().
+
+        quantization: None: the weights stay.
+        """
+        made = self if quantization is None else self.quantized(quantization)
+        return made.with_int8_activations() if int8_activations else made
+
     def _with_config(self, config: CheckpointConfig) -> Checkpoint:
         return replace(self, network=declare(config, self.network))
 

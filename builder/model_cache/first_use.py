@@ -42,6 +42,8 @@ from .store import DIGESTS_DIRECTORY, ENGINE_DIRECTORY, EngineCache
 
 if TYPE_CHECKING:
     from ..build import BuildReport
+    from ..compile.native import CompiledNetwork
+    from ..conversion.checkpoint import Checkpoint
 
 _BYTES_PER_RANK: Final = 3 * 4
 """Memory of a step per adapter rank and token: float32 products with A for the three parts of a fused layer."""
@@ -167,6 +169,36 @@ class EnginePlan:
         cache.touch(key)
         return cache.place(key) / ENGINE_DIRECTORY
 
+    def compile(self, *, compress_weights: bool = False) -> CompiledNetwork:
+        """Compiles rank 0's program of the engine, without packing weights.
+
+        compress_weights: True: compresses weights if the engine's options say so, which reads all of them. False: the
+        program has the plain weights; only their sizes differ from the engine's.
+
+        Raises CheckpointError for model files that do not fit config.json.
+        """
+        # Imported here because only a build needs the compiler.
+        from ..compile.native import compile_network
+        from ..engine.carried_adapters import with_adapters
+
+        options, checkpoint = self.options, self.open_checkpoint()
+        if options.int8_kv_cache:
+            checkpoint = checkpoint.with_int8_kv_cache(True)
+        checkpoint = checkpoint.with_quantization(options.quantization, int8_activations=options.int8_activations)
+        config = with_adapters(self.build_config, checkpoint.network)
+        if not compress_weights:
+            config = replace(config, compress_weights=False)
+        return compile_network(checkpoint.network, checkpoint.ranks[0], config)
+
+    def open_checkpoint(self) -> Checkpoint:
+        """Opens the model's files. Raises CheckpointError for files that do not fit config.json."""
+        # Imported here because only a build needs it.
+        from ..conversion.checkpoint import Checkpoint
+
+        if isinstance(self.source, HfConfig):
+            return replace(Checkpoint.of_model(self.source), origin=self.origin)
+        return Checkpoint.of_config(self.source, self.directory, self.network)
+
     def check_adapter(self, directory: Path) -> None:
         """Raises AdapterError that says why the engine could not serve an adapter."""
         modules_changed_by(directory, self.build_config, self.network)
@@ -233,7 +265,6 @@ def _make(source: EnginePlan, key: str, cache: EngineCache, progress: Progress) 
     """Builds the entry. The caller must hold its lock."""
     # Imported here because only a build needs the compiler.
     from ..build import build
-    from ..conversion.checkpoint import Checkpoint
 
     cache.remove_unfinished(key)
     _check_space(source, cache.directory)
@@ -241,12 +272,8 @@ def _make(source: EnginePlan, key: str, cache: EngineCache, progress: Progress) 
     place = cache.place(key)
     kind = "an entry of AdaptRT's cache of engines"
     with replaced_directory(place, is_ours=cache.is_of_entry, kind=kind, error=EngineError) as directory:
-        if isinstance(source.source, HfConfig):
-            checkpoint = replace(Checkpoint.of_model(source.source), origin=source.origin)
-        else:
-            checkpoint = Checkpoint.of_config(source.source, source.directory, source.network)
         report = build(
-            checkpoint,
+            source.open_checkpoint(),
             source.build_config,
             directory / ENGINE_DIRECTORY,
             quantization=options.quantization,

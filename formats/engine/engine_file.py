@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import mmap
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,7 +20,13 @@ import xxhash
 from ..._core import EngineError, MappedFile
 from ...common.file_lock import mark_in_use
 from ...common.json_fields import parse_json_object
-from ...common.safetensors_stream import PIECE_BYTES, SafetensorsReader, SafetensorsWriter, TensorSpec
+from ...common.safetensors_stream import (
+    PIECE_BYTES,
+    SafetensorsReader,
+    SafetensorsWriter,
+    TensorSpec,
+    serialize_header,
+)
 from .plan import Program
 from .plan_json import program_from_json, program_to_json
 
@@ -53,15 +60,8 @@ class EngineTensor:
 
 def write_engine_file(path: Path, program: Program, tensors: list[EngineTensor], advance: Callable[[int], None]) -> str:
     """Writes an engine file piece by piece; returns the checksum that config.json stores."""
-    specs = [TensorSpec(tensor.name, tensor.dtype, (tensor.size,)) for tensor in tensors]
-    specs.append(TensorSpec(CHECKSUMS, np.dtype(np.uint64), (len(tensors),)))
-    metadata = {
-        "format": FORMAT,
-        "version": str(FORMAT_VERSION),
-        "program": json.dumps(program_to_json(program), separators=(",", ":")),
-    }
+    specs, metadata, alignment = _header_of(program, tensors)
     checksums = []
-    alignment = max((tensor.alignment for tensor in tensors), default=ALIGNMENT)
     with SafetensorsWriter(path, specs, metadata=metadata, alignment=alignment) as writer:
         for tensor in tensors:
             digest = xxhash.xxh3_64()
@@ -73,6 +73,45 @@ def write_engine_file(path: Path, program: Program, tensors: list[EngineTensor],
         writer.write(CHECKSUMS, np.asarray(checksums, np.uint64))
     reader = SafetensorsReader(path, EngineError)
     return _header_checksum(path, reader)
+
+
+@dataclass(frozen=True)
+class EngineLayout:
+    """The program of an engine file and the places of its tensors; their content is neither read nor checked."""
+
+    program: Program
+    tensors: Mapping[str, Array]
+    """Views of `file_bytes`, by name."""
+    file_bytes: np.ndarray[Any, np.dtype[np.uint8]]
+    """The whole file."""
+
+    @classmethod
+    def planned(cls, program: Program, tensors: list[EngineTensor]) -> EngineLayout:
+        """The layout of the file that write_engine_file() would write. It takes address space, but no memory."""
+        header, specs = serialize_header(*_header_of(program, tensors))
+        num_bytes = len(header) + sum(spec.num_bytes for spec in specs)
+        pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=mmap.PROT_READ)
+        whole = np.frombuffer(pages, np.uint8)
+        begins = itertools.accumulate((spec.num_bytes for spec in specs), initial=len(header))
+        views = {
+            spec.name: whole[begin : begin + spec.num_bytes].view(spec.dtype)
+            for spec, begin in zip(specs, begins, strict=False)
+        }
+        return cls(program, views, whole)
+
+    @classmethod
+    def of_file(cls, path: Path) -> EngineLayout:
+        """The layout of an engine file. Raises EngineError if it is of another version or its header is damaged."""
+        reader = SafetensorsReader(path, EngineError)
+        _check_version(path, reader.metadata)
+        program = parse_json_object(reader.metadata["program"], f"{path}: program", EngineError)
+        tensors = {name: reader.array(name) for name in reader.specs}
+        return cls(program_from_json(program, str(path)), tensors, reader.file_bytes)
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the file in bytes."""
+        return self.file_bytes.nbytes
 
 
 class EngineFile:
@@ -156,6 +195,18 @@ class EngineFile:
         specs = list(self._reader.specs.values())
         for spec, following in itertools.pairwise(specs):
             yield whole[self._reader.offset(spec.name) + spec.num_bytes : self._reader.offset(following.name)]
+
+
+def _header_of(program: Program, tensors: list[EngineTensor]) -> tuple[list[TensorSpec], dict[str, str], int]:
+    """Returns the tensors, the metadata and the alignment of an engine file."""
+    specs = [TensorSpec(tensor.name, tensor.dtype, (tensor.size,)) for tensor in tensors]
+    specs.append(TensorSpec(CHECKSUMS, np.dtype(np.uint64), (len(tensors),)))
+    metadata = {
+        "format": FORMAT,
+        "version": str(FORMAT_VERSION),
+        "program": json.dumps(program_to_json(program), separators=(",", ":")),
+    }
+    return specs, metadata, max((tensor.alignment for tensor in tensors), default=ALIGNMENT)
 
 
 def read_once(path: Path, offset: int, num_bytes: int) -> Iterator[memoryview]:

@@ -2,35 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 import adaptrt
-from adaptrt.runtime import llm_config
 from adaptrt.runtime.llm_config import with_kernels, with_speculation, with_weight_memory
 
 
-def test_a_draft_model_is_built_and_the_callers_config_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
-
-    def engine_for(model: Any, *_: Any) -> Path:
-        asked.append(model)
-        return Path("cache/engine")
-
-    monkeypatch.setattr(llm_config, "engine_for", engine_for)
+def test_a_draft_models_config_is_set_and_the_callers_config_stays() -> None:
     config = adaptrt.ExecutorConfig(max_batch_size=3)
     given = adaptrt.DraftTargetDecodingConfig(speculative_model_dir="draft_model", max_draft_len=2)
     changed = with_speculation(config, given)
     assert changed is not None
     draft = changed.draft_target_decoding_config
-    assert asked == ["draft_model"]
     assert draft is not None
-    assert (draft.speculative_model_dir, draft.max_draft_len) == ("cache/engine", 2)
+    assert (draft.speculative_model_dir, draft.max_draft_len) == ("draft_model", 2)
     assert changed.max_batch_size == 3
     assert config.draft_target_decoding_config is None
-    assert given.speculative_model_dir == "draft_model"
 
 
 def test_lookahead_becomes_a_decoding_config() -> None:

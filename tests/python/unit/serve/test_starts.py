@@ -22,6 +22,7 @@ from adaptrt.builder.cli import main as command_line
 from adaptrt.builder.conversion.checkpoint import Checkpoint
 from adaptrt.builder.model_cache import EngineCache, EnginePlan, first_use
 from adaptrt.formats.engine.build_config import LIMITS, LORA_LIMITS, BuildConfig, LoraBuildConfig, PluginConfig
+from adaptrt.runtime import first_use as runtime_first_use
 from adaptrt.serve import command
 from support.models import ModelSpec, save_adapter, save_model
 from support.tokenizers import byte_level, save_tokenizer
@@ -118,6 +119,7 @@ BAD_FLAGS: dict[str, list[str]] = {
     "--lora_modules a=adapter a=adapter": ["'a' is given twice"],
     "--lora_modules a=model": ["'a=model'", "it holds a whole model, not an adapter"],
     "--lora_modules a=adapter --max_lora_rank 2": ["'a=adapter'", "rank", "2"],
+    "--host_cache_bytes 1": ["host_cache_size gives the host level 1 bytes, but one adapter of rank 64", "needs"],
 }  # fmt: skip
 
 
@@ -239,10 +241,11 @@ def test_a_cache_that_cannot_be_written_ends_a_start(
 
 def test_good_flags_come_as_far_as_the_engine(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(first_use, "_make", lambda *_: (_ for _ in ()).throw(ConfigError("made")))
-    flags = ["--lora_modules", "a=adapter", "--host_cache_bytes", "9223372036854775807", "--max_request_seconds", "0",
-             "--max_queue_size", "2147483647", "--weight_memory", "all"]  # fmt: skip
-    with pytest.raises(ConfigError, match="made"):
-        command.make_executor(parsed(*flags))
+    flags = ["--lora_modules", "a=adapter", "--max_request_seconds", "0", "--max_queue_size", "2147483647"]
+    # Weights that are not mapped need room beside the host level, so no start can have both of these.
+    for large in (["--host_cache_bytes", "9223372036854775807"], ["--weight_memory", "all"]):
+        with pytest.raises(ConfigError, match="made"):
+            command.make_executor(parsed(*flags, *large))
 
 
 def parsed(*flags: str) -> argparse.Namespace:
@@ -257,6 +260,7 @@ def test_the_executor_gets_what_the_flags_say(root: Path, monkeypatch: pytest.Mo
     loaded = types.SimpleNamespace(
         adapters={}, model_type=ModelType.DECODER_ONLY, num_ranks=1, config=types.SimpleNamespace(build_config=sizes)
     )
+    monkeypatch.setattr(runtime_first_use, "check_config", lambda *_: None)
     monkeypatch.setattr(EnginePlan, "engine", lambda plan, *_: root / "engines" / plan.directory)
     monkeypatch.setattr(command, "load_engine", lambda directory, weight_memory: given.append(weight_memory) or loaded)
     monkeypatch.setattr(command, "Executor", lambda *arguments, **_: given.append(arguments[2]))

@@ -1,0 +1,130 @@
+"""Builds engines on first use. Before that, checks the executor's configuration against the engines to be built."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+
+from .. import _core
+from .._core import ConfigError, ExecutorConfig, PeftCacheConfig
+from ..builder.model_cache import EngineOptions, EnginePlan, plan_engine
+from ..common.progress import Progress
+from ..formats.adapter.adapter_copy import TOKENIZER_FILE
+from ..formats.engine.bind import bind_program
+from ..formats.engine.engine_config import EngineConfig, engine_file
+from ..formats.engine.engine_file import EngineLayout
+from ..formats.sources import Source
+from .draft_vocabulary import check_draft_vocabulary
+from .memory import available_memory
+from .orchestrator.mode import without_parallel_config
+from .weight_memory import require_one_rank, require_room
+
+
+@dataclass(frozen=True)
+class ModelOrEngine:
+    """An engine, or a model whose engine may have to be built."""
+
+    directory: Path
+    plan: EnginePlan | None
+    """None: `directory` is an engine."""
+
+    @classmethod
+    def of(cls, source: Source, options: EngineOptions | None = None) -> ModelOrEngine:
+        """Plans the engine of a model. Raises like plan_engine()."""
+        return cls(source.directory, plan_engine(source, options))
+
+    def must_be_built(self, progress: Progress) -> bool:
+        """True for a model whose engine is not in the cache. Reads the whole model once, like EnginePlan.is_made."""
+        return self.plan is not None and not self.plan.is_made(progress)
+
+    def engine(self, progress: Progress) -> Path:
+        """Returns the engine's directory. Builds it if necessary. Raises like engine_for()."""
+        return self.directory if self.plan is None else self.plan.engine(progress)
+
+
+def checked_config(config: ExecutorConfig) -> ExecutorConfig:
+    """Returns the configuration for C++. Raises ConfigError that lists the problems of its fields."""
+    config, problems = without_parallel_config(config)
+    problems += config.validate()
+    if problems:
+        raise ConfigError("ExecutorConfig: " + "; ".join(problems))
+    return config
+
+
+def make_engines(
+    config: ExecutorConfig, model: ModelOrEngine, draft: ModelOrEngine | None, progress: Progress
+) -> tuple[Path, ExecutorConfig]:
+    """Returns the directory of a model's engine, and the configuration with that of the draft model's engine.
+
+    draft: the draft model of config.draft_target_decoding_config. Its tokenizer is compared with the model's here, so
+    the executor need not compare them.
+
+    Raises what engine_for() raises. Before anything is built, also raises the ConfigError with which the executor would
+    refuse the configuration with these engines, and the errors of check_draft_vocabulary().
+    """
+    if draft is not None:
+        check_draft_vocabulary(model.directory / TOKENIZER_FILE, draft.directory / TOKENIZER_FILE)
+    if model.must_be_built(progress) or (draft is not None and draft.must_be_built(progress)):
+        check_config(config, model, draft)
+    directory = model.engine(progress)
+    settings = config.draft_target_decoding_config  # a copy
+    if draft is not None and settings is not None:
+        settings.speculative_model_dir = str(draft.engine(progress))
+        config = copy.copy(config)
+        config.draft_target_decoding_config = settings
+    return directory, config
+
+
+def check_config(config: ExecutorConfig, model: ModelOrEngine, draft: ModelOrEngine | None = None) -> None:
+    """Raises the ConfigError with which Executor would refuse a configuration with these engines.
+
+    Checks the fields on their own, the LoRA cache's levels, and the room for weight_memory. Builds nothing and reads no
+    weights. TensorRT engines are not checked here.
+    """
+    config = checked_config(config)
+    engine = _Planned.of(model)
+    if engine is None:
+        return
+    engine.check_weight_memory(config)
+    settings = config.draft_target_decoding_config
+    of_draft = None if draft is None else _Planned.of(draft)
+    if of_draft is not None and settings is not None and of_draft.program.lora.sites:
+        _core.resolve_cache_sizes(settings.peft_cache_config, of_draft.program.lora, available_memory())
+    _core.resolve_cache_sizes(config.peft_cache_config or PeftCacheConfig(), engine.program.lora, available_memory())
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """Rank 0 of a native engine that may not exist yet."""
+
+    model: ModelOrEngine
+    layout: EngineLayout
+    program: _core.Program
+    weight_memory: int
+    """Bytes that the engine was built with; 0: none."""
+
+    @classmethod
+    def of(cls, model: ModelOrEngine) -> _Planned | None:
+        """Returns None for a TensorRT engine."""
+        if model.plan is not None:
+            compiled = model.plan.compile()
+            layout, built_with = EngineLayout.planned(compiled.program, compiled.tensors), None
+        else:
+            of_engine = EngineConfig.load(model.directory)
+            if of_engine.tensorrt is not None:
+                return None
+            layout = EngineLayout.of_file(model.directory / engine_file(0))
+            built_with = of_engine.build_config.weight_memory
+        program = bind_program(layout.program, layout.tensors, str(model.directory))
+        return cls(model, layout, program, built_with or 0)
+
+    def check_weight_memory(self, config: ExecutorConfig) -> None:
+        """Raises ConfigError if the engine cannot have the configuration's weight_memory."""
+        num_bytes = self.weight_memory if config.weight_memory is None else config.weight_memory
+        if not num_bytes:
+            return
+        require_one_rank(num_bytes, self.program.num_ranks, self.model.directory)
+        if self.model.plan is not None and self.model.plan.build_config.compress_weights:
+            return  # only their content says how large compressed weights are
+        require_room(self.program, self.layout, num_bytes, config, available_memory())
