@@ -9,8 +9,11 @@ namespace adaptrt {
 
 std::vector<std::string> KvFileLevel::check_invariants() const {
   std::vector<std::string> violations;
-  const auto expect = [&](bool holds, const std::string& what) {
-    if (!holds) violations.push_back("KV file: " + what);
+  const auto expect = [&](bool holds, const char* what) {
+    if (!holds) violations.push_back(std::string("KV file: ") + what);
+  };
+  const auto expect_of_slot = [&](Slot slot, bool holds, const char* what) {
+    if (!holds) expect(false, ("slot " + std::to_string(slot) + " " + what).c_str());
   };
   expect(std::cmp_less_equal(entries_.size(), file_.num_slots()),
          "there are more slots than the file may have");
@@ -22,21 +25,21 @@ std::vector<std::string> KvFileLevel::check_invariants() const {
   std::int32_t num_reads = 0;
   for (Slot slot = 0; std::cmp_less(slot, entries_.size()); ++slot) {
     const Entry& entry = entries_[slot];
-    const std::string name = "slot " + std::to_string(slot) + " ";
     if (entry.has_block) {
       ++num_blocks;
       const auto found = by_key_.find(entry.key);
-      expect(found != by_key_.end() && found->second == slot, name + "is not found by its block's key");
-      expect(entry.is_in_file || entry.write_buffer != kNone, name + "has a block that is nowhere");
+      expect_of_slot(slot, found != by_key_.end() && found->second == slot,
+                     "is not found by its block's key");
+      expect_of_slot(slot, entry.is_in_file || entry.write_buffer != kNone, "has a block that is nowhere");
     }
-    expect(entry.has_block || !entry.event_hash, name + "has an event and no block");
+    expect_of_slot(slot, entry.has_block || !entry.event_hash, "has an event and no block");
     if (entry.is_free) {
       ++num_free;
-      expect(!entry.has_block && entry.write_buffer == kNone && entry.num_reads == 0,
-             name + "is free and in use");
+      expect_of_slot(slot, !entry.has_block && entry.write_buffer == kNone && entry.num_reads == 0,
+                     "is free and in use");
     } else {
       const bool is_idle = !entry.has_block && entry.write_buffer == kNone && entry.num_reads == 0;
-      expect(!is_idle || !entry.is_in_file, name + "is neither free nor in use");
+      expect_of_slot(slot, !is_idle || !entry.is_in_file, "is neither free nor in use");
     }
     if (entry.write_buffer != kNone) ++num_written;
     num_reads += entry.num_reads;
@@ -54,8 +57,8 @@ std::vector<std::string> KvFileLevel::check_invariants() const {
   Slot older = kNone;
   for (Slot slot = oldest_; slot != kNone && num_listed <= num_blocks; slot = entries_[slot].newer) {
     ++num_listed;
-    expect(entries_[slot].has_block && entries_[slot].older == older,
-           "slot " + std::to_string(slot) + " is at a wrong place of the list by use");
+    expect_of_slot(slot, entries_[slot].has_block && entries_[slot].older == older,
+                   "is at a wrong place of the list by use");
     older = slot;
   }
   expect(num_listed == num_blocks && older == newest_, "the list by use does not have the blocks once each");

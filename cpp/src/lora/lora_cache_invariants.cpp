@@ -10,8 +10,15 @@ namespace {
 
 class Findings {
  public:
-  void expect(bool holds, const std::string& what) {
-    if (!holds) broken_.push_back(what);
+  // Texts are made only for violations: tests check every step, and would mostly make texts.
+  void expect(bool holds, const char* what) {
+    if (!holds) broken_.emplace_back(what);
+  }
+  void expect(bool holds, const CacheEntry& entry, const char* what) {
+    if (holds) return;
+    const HostAdapter& adapter = *entry.adapter;
+    broken_.push_back("task " + std::to_string(adapter.task_id()) + " generation " +
+                      std::to_string(adapter.generation()) + " " + what);
   }
   std::vector<std::string> take() { return std::move(broken_); }
 
@@ -19,20 +26,20 @@ class Findings {
   std::vector<std::string> broken_;
 };
 
-void check_entry(const CacheEntry& entry, const std::string& name, Findings& findings) {
+void check_entry(const CacheEntry& entry, Findings& findings) {
   const bool absent = entry.residence == Residence::kAbsent;
-  findings.expect(entry.users >= 0 && entry.leases >= 0, name + " has a negative count");
-  findings.expect(entry.listed || entry.in_use(), name + " is neither listed nor in use");
-  findings.expect(entry.residence != Residence::kLoading || entry.leases == 0,
-                  name + " is leased while it loads");
-  findings.expect(entry.listed || !entry.pinned, name + " is pinned but not listed");
-  findings.expect(!absent || entry.leases == 0, name + " is leased but not on the device");
-  findings.expect(entry.pages.size() == (absent ? 0U : static_cast<std::size_t>(entry.plan.pages)),
-                  name + " has another number of pages than its plan");
-  findings.expect((entry.residence == Residence::kResident) == !entry.device.sites.empty(),
-                  name + " has a device copy exactly when it should not");
-  findings.expect(*entry.host_place == &entry, name + " is at another adapter's place of the host list");
-  findings.expect(*entry.device_place == &entry, name + " is at another adapter's place of the device list");
+  findings.expect(entry.users >= 0 && entry.leases >= 0, entry, "has a negative count");
+  findings.expect(entry.listed || entry.in_use(), entry, "is neither listed nor in use");
+  findings.expect(entry.residence != Residence::kLoading || entry.leases == 0, entry,
+                  "is leased while it loads");
+  findings.expect(entry.listed || !entry.pinned, entry, "is pinned but not listed");
+  findings.expect(!absent || entry.leases == 0, entry, "is leased but not on the device");
+  findings.expect(entry.pages.size() == (absent ? 0U : static_cast<std::size_t>(entry.plan.pages)), entry,
+                  "has another number of pages than its plan");
+  findings.expect((entry.residence == Residence::kResident) == !entry.device.sites.empty(), entry,
+                  "has a device copy exactly when it should not");
+  findings.expect(*entry.host_place == &entry, entry, "is at another adapter's place of the host list");
+  findings.expect(*entry.device_place == &entry, entry, "is at another adapter's place of the device list");
 }
 
 }  // namespace
@@ -47,21 +54,19 @@ std::vector<std::string> LoraCache::Impl::check_invariants() const {
   std::int64_t loading = 0;
   std::multiset<std::int64_t> pages(free_pages_.pages().begin(), free_pages_.pages().end());
   for (const auto& [generation, entry] : entries_) {
-    const std::string name =
-        "task " + std::to_string(entry->adapter->task_id()) + " generation " + std::to_string(generation);
-    check_entry(*entry, name, findings);
+    check_entry(*entry, findings);
     const bool absent = entry->residence == Residence::kAbsent;
     const bool idle = entry->residence == Residence::kResident && entry->leases == 0 && !entry->pinned;
     if (entry->residence == Residence::kLoading) ++loading;
-    findings.expect(entry->adapter->generation() == generation, name + " is filed under another generation");
+    findings.expect(entry->adapter->generation() == generation, *entry, "is filed under another generation");
     findings.expect(entry->host_list == (entry->in_use() || entry->pinned ? &host_busy_ : &host_idle_),
-                    name + " is in the wrong host list");
+                    *entry, "is in the wrong host list");
     findings.expect(entry->device_list == (absent ? &device_absent_
                                            : idle ? &device_idle_
                                                   : &device_busy_),
-                    name + " is in the wrong device list");
-    findings.expect(!entry->listed || find_listed(entry->adapter->task_id()) == entry.get(),
-                    name + " is not found by its id");
+                    *entry, "is in the wrong device list");
+    findings.expect(!entry->listed || find_listed(entry->adapter->task_id()) == entry.get(), *entry,
+                    "is not found by its id");
     host_bytes += entry->adapter->bytes();
     if (idle) idle_pages += entry->plan.pages;
     if (entry->pinned) pinned_pages += entry->plan.pages;

@@ -177,8 +177,8 @@ Sequence* WaitingQueue::Walk::next() {
 
 std::vector<std::string> WaitingQueue::check_invariants(std::span<Sequence* const> running) const {
   std::vector<std::string> violations;
-  const auto check = [&](bool holds, const std::string& what) {
-    if (!holds) violations.push_back("waiting queue: " + what);
+  const auto check = [&](bool holds, const char* what) {
+    if (!holds) violations.push_back(std::string("waiting queue: ") + what);
   };
   std::map<std::pair<float, Key>, std::int64_t> num_running;
   for (const Sequence* sequence : running) ++num_running[{sequence->priority, flow_key(*sequence)}];
@@ -194,23 +194,27 @@ std::vector<std::string> WaitingQueue::check_invariants(std::span<Sequence* cons
       before = flow;
     }
     for (const auto& [key, flow] : level.flows) {
-      const std::string name = key ? "adapter " + std::to_string(*key) : "the base model";
-      check(flow.key == key, name + " has a wrong key");
-      check(is_fair_ || !key, name + " has a flow of its own without fairness");
-      check(in_turn.contains(&flow) == !flow.waiting.empty(),
-            name + " has requests that wait and is not in the order of turns, or the other way round");
-      check(level.idle.contains(const_cast<Flow*>(&flow)) == flow.is_idle(),
-            name + " is idle and not in the list of idle flows, or the other way round");
-      check(!flow.is_idle() || flow.served > level.turn,
-            name + " is kept although its service no longer counts");
+      const auto check_flow = [&, key = key](bool holds, const char* what) {
+        if (holds) return;
+        const std::string name = key ? "adapter " + std::to_string(*key) : "the base model";
+        check(false, (name + what).c_str());
+      };
+      check_flow(flow.key == key, " has a wrong key");
+      check_flow(is_fair_ || !key, " has a flow of its own without fairness");
+      check_flow(in_turn.contains(&flow) == !flow.waiting.empty(),
+                 " has requests that wait and is not in the order of turns, or the other way round");
+      check_flow(level.idle.contains(const_cast<Flow*>(&flow)) == flow.is_idle(),
+                 " is idle and not in the list of idle flows, or the other way round");
+      check_flow(!flow.is_idle() || flow.served > level.turn,
+                 " is kept although its service no longer counts");
       const auto expected = num_running.find({priority, key});
-      check(flow.num_running == (expected == num_running.end() ? 0 : expected->second),
-            name + " miscounts its running requests");
+      check_flow(flow.num_running == (expected == num_running.end() ? 0 : expected->second),
+                 " miscounts its running requests");
       if (flow.num_running > 0) ++num_flows_that_run;
       if (!flow.waiting.empty()) ++num_flows_that_wait;
       for (const Sequence* sequence : flow.waiting) {
-        check(sequence->priority == priority && flow_key(*sequence) == key,
-              name + " has a request of another adapter");
+        check_flow(sequence->priority == priority && flow_key(*sequence) == key,
+                   " has a request of another adapter");
       }
       num_waiting += flow.waiting.size();
       num_sequences += static_cast<std::int64_t>(flow.waiting.size()) + flow.num_running;
