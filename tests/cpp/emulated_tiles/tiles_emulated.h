@@ -50,23 +50,16 @@ struct Tiles {
   template <int kSums, int kA, int kB>
   static void dot_bfloat16() {
     Floats sums = read<Floats>(tile<kSums>());
-    const Halves a = read<Halves>(tile<kA>());
-    const Halves b = read<Halves>(tile<kB>());
+    Widened a;
+    Widened b;
+    widen(tile<kA>(), a);
+    widen(tile<kB>(), b);
     for (std::size_t row = 0; row < kLines; ++row) {
-      std::array<std::array<float, 2>, kColumns> partial{};
-      for (std::size_t pair = 0; pair < kColumns; ++pair) {
-        for (std::size_t column = 0; column < kColumns; ++column) {
-          for (std::size_t odd = 0; odd < 2; ++odd) {
-            float& sum = partial[column][odd];
-            // The product of two bfloat16 is exact in double, and the sum is rounded to float32 once.
-            sum =
-                flushed(double{widened(a[row][2 * pair + odd])} * double{widened(b[pair][2 * column + odd])} +
-                        double{sum});
-          }
-        }
-      }
+      // Sums of even elements and of odd ones, for each column.
+      float partial[kHalves] = {};
+      for (std::size_t pair = 0; pair < kColumns; ++pair) add_products(&a[row][2 * pair], b[pair], partial);
       for (std::size_t column = 0; column < kColumns; ++column) {
-        const float both = flushed(double{partial[column][0]} + double{partial[column][1]});
+        const float both = flushed(double{partial[2 * column]} + double{partial[2 * column + 1]});
         sums[row][column] = flushed(double{flushed(double{sums[row][column]})} + double{both});
       }
     }
@@ -103,12 +96,13 @@ struct Tiles {
   static constexpr std::size_t kLines = 16;
   static constexpr std::size_t kLineBytes = 64;
   static constexpr std::size_t kColumns = 16;
+  static constexpr std::size_t kHalves = 32;
   using Tile = std::array<std::byte, kLines * kLineBytes>;
   template <class Element, std::size_t kSize>
   using Matrix = std::array<std::array<Element, kSize>, kLines>;
   using Floats = Matrix<float, 16>;
   using Integers = Matrix<std::uint32_t, 16>;
-  using Halves = Matrix<std::uint16_t, 32>;
+  using Halves = Matrix<std::uint16_t, kHalves>;
   using UnsignedBytes = Matrix<std::uint8_t, 64>;
   using SignedBytes = Matrix<std::int8_t, 64>;
 
@@ -137,16 +131,45 @@ struct Tiles {
     return elements;
   }
 
+  using Widened = double[kLines][kHalves];
+
+  /// Adds the products of a pair of elements with the pairs of all columns.
+  ///
+  /// Tests spend most of their time here. So the loop has no branches (results that must be flushed are rare,
+  /// and are computed again), and sanitizers do not check its three arrays, whose sizes are constant.
+  [[gnu::no_sanitize("address"), gnu::no_sanitize("undefined"), gnu::no_sanitize("thread")]]
+  static void add_products(const double* pair, const double* columns, float* sums) {
+    double exact[kHalves];
+    int num_tiny = 0;
+    for (std::size_t i = 0; i < kHalves; ++i) {
+      // The product of two bfloat16 is exact in double, and the sum is rounded to float32 once.
+      exact[i] = pair[i % 2] * columns[i] + double{sums[i]};
+      sums[i] = static_cast<float>(exact[i]);
+      // Zero stays zero.
+      num_tiny += static_cast<int>(exact[i] != 0) & static_cast<int>(std::abs(exact[i]) < kLeast);
+    }
+    if (num_tiny == 0) return;
+    for (std::size_t i = 0; i < kHalves; ++i) sums[i] = flushed(exact[i]);
+  }
+
+  static void widen(const Tile& from, Widened& to) {
+    const Halves halves = read<Halves>(from);
+    for (std::size_t line = 0; line < kLines; ++line) {
+      for (std::size_t i = 0; i < kHalves; ++i) to[line][i] = double{widened(halves[line][i])};
+    }
+  }
+
   /// Widens a bfloat16 as AMX multiplies it: subnormal numbers are zero.
   static float widened(std::uint16_t bits) {
     constexpr std::uint16_t kExponent = 0x7f80;
     return (bits & kExponent) == 0 ? 0.0F : bfloat16_to_float(bits);
   }
 
+  static constexpr double kLeast = std::numeric_limits<float>::min();
+
   /// Rounds to float32; results that are still below the smallest normal number after rounding with unlimited
   /// exponent range become zero with the same sign.
   static float flushed(double value) {
-    constexpr double kLeast = std::numeric_limits<float>::min();
     const auto rounded = static_cast<float>(value);
     if (std::abs(value) >= kLeast || std::isnan(value)) return rounded;
     constexpr double kUp = 0x1p64;
