@@ -85,7 +85,7 @@ class ObjectStore:
             details = getattr(source, "details", None) or self._files.info(self._path(file))
             expected = details["size"]
             if _etag(details) != self._etags[file]:
-                raise OSError(errno.EBUSY, f"{file} was replaced while the directory was read; try again")
+                raise OSError(errno.EBUSY, f"{file} was replaced while the directory was read")
             with target.open("xb") as out:
                 while num_bytes < expected:
                     watch.check()
@@ -181,5 +181,5 @@ def _filesystem() -> Any:
 
 
 def _etag(entry: dict[str, Any]) -> str:
-    """The object's ETag; for a store without ETags, the time when the object was made."""
-    return str(entry.get("ETag") or entry.get("created") or "").strip('"')
+    """The object's ETag without its quotes."""
+    return str(entry["ETag"]).strip('"')
