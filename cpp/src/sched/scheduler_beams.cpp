@@ -43,8 +43,7 @@ std::int64_t Scheduler::reserved_for(const Sequence& sequence) const {
 
 bool Scheduler::leaves_reserved_blocks(const Sequence& parent) const {
   if (!may_preempt() || parent.is_beam) return true;
-  const std::int32_t needed = memory_.blocks_to_fork(parent.memory);
-  return needed == 0 || memory_.num_available() - num_reserved_blocks() >= needed;
+  return memory_.num_available() - num_reserved_blocks() >= memory_.blocks_to_fork(parent.memory);
 }
 
 Sequence& Scheduler::next_to_preempt() const {

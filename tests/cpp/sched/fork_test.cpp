@@ -50,6 +50,17 @@ BOOST_AUTO_TEST_CASE(the_prompt_is_computed_once_and_its_full_blocks_are_shared)
   BOOST_TEST(world.memory.block_pool().num_used() == 0);
 }
 
+BOOST_AUTO_TEST_CASE(tables_of_forks_have_room_for_all_their_tokens) {
+  World world({});
+  world.add(10, 30, {.num_sequences = 3});
+  world.step();
+  BOOST_TEST_REQUIRE(world.scheduler.running().size() == 3U);
+  for (const Sequence* sequence : world.scheduler.running()) {
+    BOOST_TEST(sequence->memory.blocks().capacity() >= 10U);
+  }
+  world.run_to_the_end();
+}
+
 BOOST_AUTO_TEST_CASE(a_prompt_of_whole_blocks_is_shared_without_copies) {
   World world({});
   world.add(8, 5, {.num_sequences = 4});
