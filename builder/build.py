@@ -242,9 +242,9 @@ def _checked_config(
         if not checkpoint.config.has_lm_head:
             problems.append(f"{checkpoint.config.architecture} has no lm_head; such models need backend {NATIVE}")
         published = checkpoint.config.quantization
-        if published is not None and published.is_coded:
+        if published is not None and published.is_codebook:
             problems.append(f"weights of {published.code.name} need backend {NATIVE}")
-        if published is not None and published.reordered:
+        if published is not None and published.act_order:
             problems.append(f"weights with an input permutation need backend {NATIVE}")
         if published is not None and published.has_zero_point and published.quant_algo is QuantAlgo.W8A16:
             problems.append(f"weights of 8 bits with zero points need backend {NATIVE}")

@@ -25,7 +25,7 @@ constexpr std::int64_t kThreads = 2;
 constexpr std::size_t kWeightBytes = std::size_t{512} << 20U;
 /// Consecutive panels that a thread processes.
 constexpr std::int64_t kChunk = 4;
-constexpr std::int64_t kExceptions = 64;
+constexpr std::int64_t kOutliers = 64;
 
 /// Panels of k inputs. Only some differ; the others are copies of them.
 struct Weights {
@@ -40,9 +40,9 @@ struct Weights {
       const auto* bytes = reinterpret_cast<const std::byte*>(plain.data());
       std::vector<std::byte> panel(bytes, bytes + 2 * plain.size());
       if (compressed) {
-        panel.resize(compressed_panel_bytes(k, kExceptions));
-        if (count_exceptions(bytes, k) > kExceptions) std::abort();
-        compress_panel(bytes, k, kExceptions, panel.data());
+        panel.resize(compressed_panel_bytes(k, kOutliers));
+        if (count_outliers(bytes, k) > kOutliers) std::abort();
+        compress_panel(bytes, k, kOutliers, panel.data());
       }
       panels.push_back(std::move(panel));
     }
@@ -92,7 +92,7 @@ void multiply(const KernelTable& table, const Weights& weights, std::int64_t k, 
                            .a_steps = table.pack_rows == nullptr ? nullptr : steps.data(),
                            .a_step_bytes = step_bytes};
       if (weights.is_compressed) {
-        table.compressed_gemm(gemm, kExceptions);
+        table.compressed_gemm(gemm, kOutliers);
       } else {
         table.gemm[static_cast<std::size_t>(DType::kBFloat16)](gemm);
       }

@@ -139,7 +139,7 @@ void multiply_panel(const KernelTable& table, const Quantization& how, const std
                                     .a_scales = x->scales.data(),
                                     .a_sums = x->int8_sums.data(),
                                     .quantization = how}));
-  } else if (how.is_coded()) {
+  } else if (how.is_codebook()) {
     table.codebook_gemm[kBFloat16](filled(PanelGemm{.call = {.a = x->bfloat16.data()}}), how);
   } else {
     table.quantized_gemm[kBFloat16](filled(QuantizedGemm{

@@ -47,9 +47,9 @@ def _of_eight_bits(code: WeightCode, group_size: int | None) -> QuantConfig:
     )  # fmt: skip
 
 
-def _as_gptq(bits: int, group_size: int, *, reordered: bool = False) -> QuantConfig:
+def _as_gptq(bits: int, group_size: int, *, act_order: bool = False) -> QuantConfig:
     return QuantConfig(
-        quant_algo=QuantAlgo.W4A16, group_size=group_size, scale_dtype=DType.FLOAT16, bits=bits, reordered=reordered
+        quant_algo=QuantAlgo.W4A16, group_size=group_size, scale_dtype=DType.FLOAT16, bits=bits, act_order=act_order
     )
 
 
@@ -64,7 +64,7 @@ FORMATS: Final[dict[str, QuantConfig | None]] = {
     ),
     "w4a16-128": QuantConfig(quant_algo=QuantAlgo.W4A16, group_size=128),
     "w4a8-128": QuantConfig(quant_algo=QuantAlgo.W4A8, group_size=128),
-    "act-order-128": _as_gptq(4, 128, reordered=True),
+    "act-order-128": _as_gptq(4, 128, act_order=True),
     "nf4-64": _of_four_bits(WeightCode.NF4, 64, DType.FLOAT32),
     "mxfp4": _of_four_bits(WeightCode.E2M1, 32, DType.BFLOAT16),
     "3-bits-128": _as_gptq(3, 128),
@@ -112,10 +112,10 @@ class RoundedTensors:
         """Implements RankTensors.quantized_rows."""
         for piece in self.source.rows(name, rows, step):
             values = to_float32(piece)
-            yield round_rows(values[:, self._order(name, values.shape[1])] if self.how.reordered else values, self.how)
+            yield round_rows(values[:, self._order(name, values.shape[1])] if self.how.act_order else values, self.how)
 
-    def input_orders(self, name: str) -> Array:
-        """Implements RankTensors.input_orders; for speed, any permutation will do."""
+    def permutations(self, name: str) -> Array:
+        """Implements RankTensors.permutations; for speed, any permutation will do."""
         piece = next(self.source.rows(name, range(1)))
         parts = 3 if name.endswith("qkv.weight") else 1
         return np.tile(self._order(name, piece.shape[1]), (parts, 1))
@@ -135,7 +135,7 @@ def round_rows(values: Floats, how: QuantConfig) -> QuantizedRows:
         return QuantizedRows(quotients.clip(-448, 448).astype(ml_dtypes.float8_e4m3fn), stored[:, :, 0], None)
     if how.code is WeightCode.LLM_INT8:
         return QuantizedRows(np.rint(quotients / np.float32(LLM_INT8_FACTOR)).astype(np.int8), stored[:, :, 0], None)
-    if how.is_coded:
+    if how.is_codebook:
         return QuantizedRows(_pairs(_nearest(quotients, how.code)), stored[:, :, 0], None)
     if how.quant_algo is QuantAlgo.W8A16:
         integers = np.rint(quotients.reshape(groups.shape)) + (0 if zeros is None else zeros)
@@ -151,7 +151,7 @@ def _scales(groups: Floats, greatest: Floats, how: QuantConfig) -> tuple[Array, 
     zeros = None
     if how.code is WeightCode.E2M1:
         made = np.exp2(np.floor(np.log2(greatest)) - _E2M1_EXPONENT)
-    elif how.is_coded:
+    elif how.is_codebook:
         made = greatest / np.float32(_LARGEST[how.code])
     elif how.has_zero_point:
         low, high = groups.min(axis=2, keepdims=True), groups.max(axis=2, keepdims=True)

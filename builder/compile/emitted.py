@@ -142,7 +142,7 @@ class Weights:
                 code=how.code,
                 value_type=DType.FLOAT32 if how.value_dtype is None else how.value_dtype,
                 bits=how.bits,
-                reordered=how.reordered,
+                reordered=how.act_order,
             ),
         )
         self.matrices[matrix.tensor] = (matrix, source)

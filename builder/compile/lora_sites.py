@@ -46,13 +46,13 @@ def lora_sites(op: Op, *, fully_sharded: bool) -> tuple[LoraSite, ...]:
                     module=module_id(part),
                     out_size=site.outputs_of(part),
                     first_output=part.first_output,
-                    outputs_elsewhere=part.outputs_elsewhere,
+                    outputs_elsewhere=part.num_remote_outputs,
                 )
                 for part in site.parts
             ),
             expert=site.expert,
             first_input=site.weights[0].first_input,
-            inputs_elsewhere=site.weights[0].inputs_elsewhere,
+            inputs_elsewhere=site.weights[0].num_remote_inputs,
             adds_shifts=site.weights[0].is_first_term,
             experts_for_each=site.experts_for_each,
             num_shares=site.weights[0].num_shares if fully_sharded else 1,

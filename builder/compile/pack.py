@@ -165,7 +165,7 @@ def _quantized_pieces(tensors: RankTensors, k: int, source: WeightRows, how: pla
     if how.reordered:
         n = len(source.rows)
         behind = np.zeros(quantized_panel_bytes(whole, n, k) - quantized_panel_bytes(in_order, n, k), np.uint8)
-        pack_input_order(behind, whole, n, k, tensors.input_orders(source.tensor)[source.part])
+        pack_input_order(behind, whole, n, k, tensors.permutations(source.tensor)[source.part])
         yield behind
 
 

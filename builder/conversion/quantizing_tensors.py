@@ -52,6 +52,6 @@ class QuantizingTensors:
             error.add(wide, dequantize_rows(quantized, how))
             yield quantized
 
-    def input_orders(self, name: str) -> Array:
+    def permutations(self, name: str) -> Array:
         """Raises ValueError: weights that are quantised here have no input permutation."""
         raise ValueError(f"weight '{name}' has no input permutation")

@@ -91,8 +91,8 @@ class _TensorsWithPredictors:
     def quantized_rows(self, name: str, rows: range, step: int | None = None) -> Iterator[QuantizedRows]:
         return self._others.quantized_rows(name, rows, step)
 
-    def input_orders(self, name: str) -> Array:
-        return self._others.input_orders(name)
+    def permutations(self, name: str) -> Array:
+        return self._others.permutations(name)
 
 
 def _checked_layers(directory: Path, network: Network) -> list[GatedLayer]:

@@ -61,7 +61,7 @@ def _weights(graph: GraphBuilder, logits: Value, routing: Routing, num_experts: 
     if routing.scores is RouterScores.SOFTMAX_OF_CHOSEN:
         scores = graph.node("Softmax", [_where(graph, chosen, scores)], axis=1)
     weights = graph.node("Mul", [scores, chosen])
-    if routing.normalised:
+    if routing.norm_topk_prob:
         total = graph.node("ReduceSum", [weights, _integers(graph, 1)], keepdims=1)
         weights = graph.node("Div", [weights, total])
     return scaled(graph, weights, routing.scale)
@@ -73,7 +73,7 @@ def _without_groups(graph: GraphBuilder, choice: Value, routing: Routing, num_ex
     grouped = graph.node("Reshape", [choice, _integers(graph, -1, routing.num_groups, size)])
     best, _ = graph.top_k(grouped, min(2, size))
     strengths = graph.node("ReduceSum", [best, _integers(graph, 2)], keepdims=0)
-    taken = _mask_of_largest(graph, strengths, routing.groups_taken)
+    taken = _mask_of_largest(graph, strengths, routing.topk_groups)
     taken = graph.node("Unsqueeze", [taken, _integers(graph, 2)])
     kept = _where(graph, taken, grouped)
     return graph.node("Reshape", [kept, _integers(graph, -1, num_experts)])

@@ -142,7 +142,7 @@ class _Cutter:
             up=weights(op.up),
             down=weights(op.down),
             first_expert=here.start,
-            experts_elsewhere=len(op.down) - len(here),
+            num_remote_experts=len(op.down) - len(here),
         )
         return [cut, AllReduce(scope=op.scope, input=partial, output=op.output, add_to=op.add_to)]
 
@@ -198,7 +198,7 @@ def _weight(weight: LinearWeight, num_ranks: int, rank: int) -> LinearWeight:
             weight,
             inputs=inputs,
             first_input=inputs * rank,
-            inputs_elsewhere=weight.inputs - inputs,
+            num_remote_inputs=weight.inputs - inputs,
             is_first_term=rank == 0,
             bias=weight.bias and rank == 0,
             num_shares=num_ranks,

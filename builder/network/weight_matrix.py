@@ -26,7 +26,7 @@ def weight_matrix(graph: GraphBuilder, of: LinearWeight) -> Value:
     how = graph.quantization.of_weight(weight.name)
     if how.is_of_eight_bits:
         return _values_of_eight_bits(graph, weight, how)
-    if how.is_coded:
+    if how.is_codebook:
         return _values_of_code(graph, weight, how)
     attributes: dict[str, Any] = {"axis": 0}
     if how.group_size is not None:
@@ -36,12 +36,12 @@ def weight_matrix(graph: GraphBuilder, of: LinearWeight) -> Value:
         inputs.append(graph.cast(graph.weight(how.zeros_of(weight.name)), weight.element_type))
     engine_type = graph.engine_type
     made = graph.node("DequantizeLinear", inputs, element_type=engine_type, output_dtype=engine_type, **attributes)
-    return _in_order(graph, made, of, how) if how.reordered else made
+    return _in_order(graph, made, of, how) if how.act_order else made
 
 
 def _in_order(graph: GraphBuilder, weight: Value, of: LinearWeight, how: QuantConfig) -> Value:
     """Moves the inputs of a permuted weight back to their places. Each part of the rows has its own permutation."""
-    orders = graph.cast(graph.weight(how.input_order_of(f"{of.name}.weight")), TensorProto.INT64)
+    orders = graph.cast(graph.weight(how.permutation_name(f"{of.name}.weight")), TensorProto.INT64)
     sizes = [part.outputs for part in of.parts]
     parts = graph.constant("parts_of_" + "_".join(map(str, sizes)), np.repeat(np.arange(len(sizes)), sizes))
     places = graph.node("Gather", [orders, parts], axis=0)

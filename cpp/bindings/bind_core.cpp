@@ -65,13 +65,13 @@ void pack(const py::buffer& panels, DType dtype, std::int64_t n, std::int64_t k,
 }
 
 Quantization make_quantization(QuantAlgo algo, std::int64_t group_size, bool zero_points, DType scale_type,
-                               WeightCode code, DType value_type, std::int32_t bits, bool reordered) {
+                               WeightCode code, DType value_type, std::int32_t bits, bool act_order) {
   if (bits < 2 || bits > 4) throw py::value_error("Quantization: bits must be 2, 3 or 4");
   const std::int64_t together = packed_inputs(bits);
   if (group_size < 0 || group_size % together != 0) {
     throw py::value_error("Quantization: group_size must be a multiple of " + std::to_string(together));
   }
-  return {algo, group_size, zero_points, scale_type, code, value_type, bits, reordered};
+  return {algo, group_size, zero_points, scale_type, code, value_type, bits, act_order};
 }
 
 /// The bytes of a contiguous buffer that must hold exactly `size` of them.
@@ -117,17 +117,17 @@ void pack_order(const py::buffer& behind, const Quantization& quantization, std:
   const py::buffer_info out = behind.request(true);
   check_matrix_sizes("pack_input_order", n, k);
   const PanelMatrix matrix{.n = n, .k = k, .quantization = quantization};
-  if (!quantization.reordered || order.size() != k ||
+  if (!quantization.act_order || order.size() != k ||
       bytes_of(out) != matrix.bytes() - matrix.bytes_of_panels()) {
     throw py::value_error("pack_input_order: the bytes or the order are not those of a reordered matrix");
   }
-  pack_input_order(data_of(out, "pack_input_order"), quantization, n, k, order.data());
+  pack_permutation(data_of(out, "pack_input_order"), quantization, n, k, order.data());
 }
 
 /// Throws ValueError for a matrix that cannot be compressed.
-std::size_t checked_compressed_bytes(std::int64_t n, std::int64_t k, std::int64_t exceptions) {
-  check_compressed_sizes(n, k, exceptions);
-  return compressed_bytes(n, k, exceptions);
+std::size_t checked_compressed_bytes(std::int64_t n, std::int64_t k, std::int64_t outliers) {
+  check_compressed_sizes(n, k, outliers);
+  return compressed_bytes(n, k, outliers);
 }
 
 /// The bytes of bfloat16 panels of W[n, k].
@@ -139,37 +139,37 @@ const std::byte* bfloat16_panels(const py::buffer_info& info, std::int64_t n, st
   return data_of(info, "bfloat16 panels");
 }
 
-std::int64_t most_exceptions(const py::buffer& panels, std::int64_t n, std::int64_t k) {
+std::int64_t max_outliers(const py::buffer& panels, std::int64_t n, std::int64_t k) {
   check_compressed_sizes(n, k, 0);
   const py::buffer_info info = panels.request();
   const std::byte* from = bfloat16_panels(info, n, k);
   const py::gil_scoped_release release;
   std::int64_t most = 0;
   for (std::int64_t panel = 0; panel < n / kPanelColumns; ++panel) {
-    most = std::max(most, count_exceptions(from + panel_offset(DType::kBFloat16, k, panel), k));
+    most = std::max(most, count_outliers(from + panel_offset(DType::kBFloat16, k, panel), k));
   }
   return most;
 }
 
 void compress(const py::buffer& out, const py::buffer& panels, std::int64_t n, std::int64_t k,
-              std::int64_t exceptions) {
-  const std::size_t bytes = checked_compressed_bytes(n, k, exceptions);
+              std::int64_t outliers) {
+  const std::size_t bytes = checked_compressed_bytes(n, k, outliers);
   const py::buffer_info source = panels.request();
   const py::buffer_info destination = out.request(true);
   const std::byte* from = bfloat16_panels(source, n, k);
   if (bytes_of(destination) != bytes) {
     throw py::value_error("compress_panels: the destination must have " + std::to_string(bytes) + " bytes");
   }
-  if (most_exceptions(panels, n, k) > exceptions) {
+  if (max_outliers(panels, n, k) > outliers) {
     throw py::value_error("compress_panels: there are more exceptions than places for them");
   }
   std::byte* to = data_of(destination, "compress_panels: the destination");
   const py::gil_scoped_release release;
-  const PanelMatrix made{.dtype = DType::kBFloat16, .n = n, .k = k, .exceptions = exceptions};
+  const PanelMatrix made{.dtype = DType::kBFloat16, .n = n, .k = k, .outliers = outliers};
   for (std::int64_t panel = 0; panel < panel_count(n); ++panel) {
     const std::byte* plain = from + panel_offset(DType::kBFloat16, k, panel);
     if (made.is_compressed(panel)) {
-      compress_panel(plain, k, exceptions, to + made.offset(panel));
+      compress_panel(plain, k, outliers, to + made.offset(panel));
     } else {
       std::memcpy(to + made.offset(panel), plain, panel_bytes(DType::kBFloat16, panel_width(n, panel), k));
     }
@@ -291,7 +291,7 @@ void bind_core(py::module_& module) {
       .def_readonly("value_type", &Quantization::value_type,
                     "Type to which a code's values times scales are rounded.")
       .def_readonly("bits", &Quantization::bits, "Bits of W4A16 and W4A8: 4; for integers also 2 or 3.")
-      .def_readonly("reordered", &Quantization::reordered,
+      .def_readonly("reordered", &Quantization::act_order,
                     "True if an order of the inputs follows the panels; for integers of W4A16 and W8A16.");
   module.def(
       "quantized_panel_bytes",
@@ -334,7 +334,7 @@ void bind_core(py::module_& module) {
              "Bytes of a compressed W[n, k] with places for `exceptions` in each panel. A last panel of "
              "fewer than 64 outputs is not compressed. Raises ValueError if can_be_compressed is false, or "
              "for more exceptions than elements.");
-  module.def("most_exceptions", &most_exceptions, py::arg("panels"), py::arg("n"), py::arg("k"),
+  module.def("most_exceptions", &max_outliers, py::arg("panels"), py::arg("n"), py::arg("k"),
              "Number of places for exceptions that each panel needs if a W[n, k], which pack_panels packed "
              "as bfloat16, is compressed. Raises ValueError like compressed_bytes.");
   module.def("compress_panels", &compress, py::arg("out"), py::arg("panels"), py::arg("n"), py::arg("k"),

@@ -26,7 +26,7 @@
 #include "buffers.h"
 #include "cpu_engine.h"
 #include "engine_handle.h"
-#include "kept_object.h"
+#include "gil_safe_object.h"
 #include "waiting.h"
 
 namespace py = pybind11;
@@ -172,14 +172,14 @@ CpuEngine::CpuEngine(Program program, py::object storage, int num_threads, const
     throw ConfigError("num_threads is " + std::to_string(num_threads) + "; it must be at least 1");
   program.identity = identity;
   program.mapped_file = std::move(mapped_file).value_or(nullptr);
-  auto kept = std::make_shared<KeptObject>(std::move(storage));
+  auto kept = std::make_shared<GilSafeObject>(std::move(storage));
   without_gil([&] {
     std::shared_ptr<ThreadPool> pool = beside ? (*beside)->pool_.lock() : nullptr;
     if (!pool) pool = std::make_shared<ThreadPool>(num_threads);
     pool_ = pool;
     // The engine goes before what it reads.
     struct Parts {
-      std::shared_ptr<KeptObject> storage;
+      std::shared_ptr<GilSafeObject> storage;
       std::unique_ptr<Engine> engine;
     };
     auto parts = std::make_shared<Parts>(Parts{

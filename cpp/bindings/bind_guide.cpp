@@ -14,7 +14,7 @@
 #include "adaptrt/guide/llguidance.h"
 #include "bind_exec.h"
 #include "bind_struct.h"
-#include "kept_object.h"
+#include "gil_safe_object.h"
 #include "waiting.h"
 
 namespace py = pybind11;
@@ -42,7 +42,7 @@ std::vector<std::string> function_names() {
 }
 
 /// Calls Python, where a request is queued.
-LlguidanceGrammar translated(const KeptObject& translate, const GuidedDecodingParams& params) {
+LlguidanceGrammar translated(const GilSafeObject& translate, const GuidedDecodingParams& params) {
   const py::gil_scoped_acquire gil;
   try {
     auto [kind, text, num_bytes] =
@@ -60,7 +60,7 @@ std::shared_ptr<GrammarCompiler> make_compiler(const Addresses& functions,
   LlguidanceOptions options;
   options.tokens.assign(tokens.begin(), tokens.end());
   options.stop_token_ids = std::move(stop_token_ids);
-  options.translate = [kept = std::make_shared<KeptObject>(std::move(translate))](
+  options.translate = [kept = std::make_shared<GilSafeObject>(std::move(translate))](
                           const GuidedDecodingParams& params) { return translated(*kept, params); };
   const LlguidanceFunctions addresses = functions_of(functions);
   return without_gil([&] { return make_llguidance_compiler(addresses, std::move(options)); });

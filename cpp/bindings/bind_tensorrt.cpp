@@ -13,7 +13,7 @@
 #include "bind_struct.h"
 #include "bindings.h"
 #include "engine_handle.h"
-#include "kept_object.h"
+#include "gil_safe_object.h"
 #include "plan_context.h"
 
 namespace py = pybind11;
@@ -41,7 +41,7 @@ TensorRtWeight make_weight(std::string name, const py::array& data, std::vector<
   return {.name = std::move(name),
           .data = {static_cast<const std::byte*>(data.data()), static_cast<std::size_t>(data.nbytes())},
           .shape = std::move(shape),
-          .owner = std::make_shared<KeptObject>(data)};
+          .owner = std::make_shared<GilSafeObject>(data)};
 }
 
 void bind_tensorrt_program(py::module_& module) {

@@ -16,7 +16,7 @@
 #include "bindings.h"
 #include "buffers.h"
 #include "compressed_sizes.h"
-#include "kept_object.h"
+#include "gil_safe_object.h"
 
 namespace py = pybind11;
 
@@ -25,17 +25,17 @@ namespace {
 
 /// An owner of a buffer's bytes, which can be neither freed nor resized while it lives.
 std::shared_ptr<const void> keep_buffer(const py::buffer& data) {
-  return std::make_shared<KeptObject>(py::memoryview(data));
+  return std::make_shared<GilSafeObject>(py::memoryview(data));
 }
 
 PanelMatrix make_panel_matrix(const py::buffer& data, DType dtype, std::int64_t n, std::int64_t k,
-                              const Quantization& quantization, std::optional<std::int64_t> exceptions,
+                              const Quantization& quantization, std::optional<std::int64_t> outliers,
                               bool has_rows, bool has_columns) {
   check_matrix_sizes("PanelMatrix", n, k);
   PanelMatrix matrix{.dtype = dtype, .n = n, .k = k, .quantization = quantization};
-  if (exceptions) {
-    check_compressed_sizes(n, k, *exceptions);
-    matrix.exceptions = *exceptions;
+  if (outliers) {
+    check_compressed_sizes(n, k, *outliers);
+    matrix.outliers = *outliers;
   }
   if (has_rows && (!matrix.is_plain() || !can_have_rows(dtype, n, k))) {
     throw py::value_error("PanelMatrix: " + std::string(name_of(dtype)) + "[" + std::to_string(n) + ", " +
@@ -51,12 +51,12 @@ PanelMatrix make_panel_matrix(const py::buffer& data, DType dtype, std::int64_t 
   if (bytes_of(info) != matrix.bytes()) {
     throw py::value_error(
         "PanelMatrix: " + std::to_string(bytes_of(info)) + " bytes given, panels of " +
-        (exceptions ? "compressed " : "") +
+        (outliers ? "compressed " : "") +
         std::string(quantization.algo == QuantAlgo::kNone ? name_of(dtype) : name_of(quantization.algo)) +
         "[" + std::to_string(n) + ", " + std::to_string(k) + "] take " + std::to_string(matrix.bytes()));
   }
-  // Quantised panels have float32 scales, compressed ones the places of exceptions.
-  const bool is_plain = quantization.algo == QuantAlgo::kNone && !exceptions;
+  // Quantised panels have float32 scales, compressed ones the places of outliers.
+  const bool is_plain = quantization.algo == QuantAlgo::kNone && !outliers;
   matrix.data = data_of(info, "PanelMatrix", is_plain ? size_of(dtype) : sizeof(float));
   matrix.owner = keep_buffer(data);
   return matrix;
@@ -139,7 +139,7 @@ py::array_t<float> unpack_rows_of(const PanelMatrix& matrix, const py::buffer& p
     throw py::value_error("PanelMatrix.rows_of: " + std::to_string(bytes_of(info)) + " bytes given, " +
                           std::to_string(span.end - span.begin) + " expected");
   }
-  if (order.has_value() != matrix.quantization.reordered || (order && order->size() != matrix.k)) {
+  if (order.has_value() != matrix.quantization.act_order || (order && order->size() != matrix.k)) {
     throw py::value_error("PanelMatrix.rows_of: an order of the inputs goes with a reordered matrix alone");
   }
   PanelMatrix part{.data = data_of(info, "PanelMatrix.rows_of", sizeof(float)),
@@ -147,8 +147,8 @@ py::array_t<float> unpack_rows_of(const PanelMatrix& matrix, const py::buffer& p
                    .n = span.rows,
                    .k = matrix.k,
                    .quantization = matrix.quantization,
-                   .exceptions = matrix.exceptions};
-  part.quantization.reordered = false;
+                   .outliers = matrix.outliers};
+  part.quantization.act_order = false;
   const std::int64_t before = span.first_panel * kPanelColumns;
   py::array_t<float> rows = unpack_rows(part, first - before, last - before);
   if (!order) return rows;
@@ -200,7 +200,7 @@ void bind_weights(py::module_& module) {
           "order_bytes",
           [](const PanelMatrix& matrix) {
             const std::size_t end = matrix.bytes();
-            const std::size_t size = matrix.quantization.reordered ? matrix.k * sizeof(std::int32_t) : 0;
+            const std::size_t size = matrix.quantization.act_order ? matrix.k * sizeof(std::int32_t) : 0;
             return std::pair(end - size, end);
           },
           "Returns (begin, end): the byte range of the order of the inputs, int32; empty unless the matrix "

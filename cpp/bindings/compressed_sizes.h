@@ -12,7 +12,7 @@
 namespace adaptrt::bindings {
 
 /// Throws ValueError for sizes that no compressed W[n, k] has.
-inline void check_compressed_sizes(std::int64_t n, std::int64_t k, std::int64_t exceptions) {
+inline void check_compressed_sizes(std::int64_t n, std::int64_t k, std::int64_t outliers) {
   check_matrix_sizes("a compressed matrix", n, k);
   if (!can_be_compressed(n, k)) {
     throw pybind11::value_error("a matrix [" + std::to_string(n) + ", " + std::to_string(k) +
@@ -20,9 +20,9 @@ inline void check_compressed_sizes(std::int64_t n, std::int64_t k, std::int64_t 
                                 "multiple of " +
                                 std::to_string(kPieceInputs));
   }
-  if (exceptions < 0 || exceptions > k * kPanelColumns) {
+  if (outliers < 0 || outliers > k * kPanelColumns) {
     throw pybind11::value_error("a compressed panel of " + std::to_string(k * kPanelColumns) +
-                                " elements cannot have places for " + std::to_string(exceptions) +
+                                " elements cannot have places for " + std::to_string(outliers) +
                                 " exceptions");
   }
 }

@@ -27,7 +27,7 @@
 #include "adaptrt/lora/peft_cache_config.h"
 #include "adaptrt/sample/log_softmax.h"
 #include "bind_struct.h"
-#include "kept_object.h"
+#include "gil_safe_object.h"
 #include "post_processor.h"
 #include "tensor_view.h"
 #include "time_value.h"
@@ -68,7 +68,7 @@ class PythonValue final : public ForeignValue {
   [[nodiscard]] pybind11::object object() const { return kept_.object; }
 
  private:
-  KeptObject kept_;
+  GilSafeObject kept_;
 };
 
 namespace detail {

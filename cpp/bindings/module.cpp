@@ -1,9 +1,9 @@
 #include "bindings.h"
-#include "kept_object.h"
+#include "gil_safe_object.h"
 
 PYBIND11_MODULE(_core, module) {
   module.doc() = "The C++ core of AdaptRT: kernels, LoRA cache, scheduler and executor.";
-  adaptrt::bindings::bind_kept_objects();
+  adaptrt::bindings::bind_gil_safe_objects();
   adaptrt::bindings::bind_errors(module);
   adaptrt::bindings::bind_core(module);
   adaptrt::bindings::bind_device(module);

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "adaptrt/core/error.h"
-#include "kept_object.h"
+#include "gil_safe_object.h"
 
 namespace py = pybind11;
 
@@ -63,7 +63,7 @@ class PythonPlanContext final : public PlanContext {
     }
   }
 
-  KeptObject context_;
+  GilSafeObject context_;
 };
 
 }  // namespace

@@ -7,7 +7,7 @@
 #include <string>
 #include <utility>
 
-#include "kept_object.h"
+#include "gil_safe_object.h"
 
 namespace py = pybind11;
 
@@ -94,7 +94,7 @@ class PythonPostProcessor final : public LogitsPostProcessor {
     }
   }
 
-  KeptObject function_;
+  GilSafeObject function_;
 };
 
 }  // namespace

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "adaptrt/core/error.h"
-#include "kept_object.h"
+#include "gil_safe_object.h"
 
 namespace py = pybind11;
 

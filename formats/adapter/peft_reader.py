@@ -66,7 +66,7 @@ def read_peft_adapter(
     new_embeddings = read_new_embeddings(directory)
     folding = FOLDINGS[fields["peft_type"]]
     # A pooler is not part of the program: read_pooler() reads the adapter's changes to it.
-    outside = tensors_of(set() if modules is None else modules.pooler_paths | modules.left_aside, tensors)
+    outside = tensors_of(set() if modules is None else modules.pooler_paths | modules.ignored, tensors)
     of_biases = {name: tensor for name, tensor in tensors.items() if is_trained_bias(name) and name not in outside}
     whole = whole_weights(tensors, modules)
     of_tokens = {name: tensor for name, tensor in tensors.items() if is_token_rows(name)}

@@ -39,7 +39,7 @@ _WEIGHT: Final = ".weight"
 _CHANNEL_SCALE: Final = "per_channel_scale"
 _GROUP_SCALE: Final = "weights_scaling_factor"
 _ZERO: Final = "zero"
-_INPUT_ORDER: Final = "input_order"
+_PERMUTATION: Final = "input_order"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ class QuantConfig:
     """Meaning of a weight's bits."""
     value_dtype: DType | None = None
     """For codebook weights and E4M3: dtype of number * scale, rounded once; None for integers."""
-    reordered: bool = False
+    act_order: bool = False
     """True if a weight's inputs are permuted (GPTQ's act-order); a tensor holds the permutation.
 
     Only for integers of W4A16 and W8A16.
@@ -70,20 +70,20 @@ class QuantConfig:
     def problems(self) -> list[str]:
         """Lists everything that is not accepted."""
         found = []
-        accepted = CODE_GROUP_SIZES if self.is_coded else GROUP_SIZES
+        accepted = CODE_GROUP_SIZES if self.is_codebook else GROUP_SIZES
         if self.group_size is not None and self.is_float8:
             if self.group_size < 1 or self.group_size % FLOAT8_GROUPS != 0:
                 found.append(f"group_size is {self.group_size}; accepted: multiples of {FLOAT8_GROUPS}")
         elif self.group_size is not None and self.group_size not in accepted:
             found.append(f"group_size is {self.group_size}; accepted: {', '.join(map(str, accepted))}")
-        if self.is_coded:
+        if self.is_codebook:
             if self.group_size is None and not self.is_of_eight_bits:
                 found.append(f"group_size is missing; {self.code.name} needs it")
             if self.value_dtype is None:
                 found.append(f"value_dtype is missing; {self.code.name} needs it")
             if self.has_zero_point:
                 found.append(f"has_zero_point is given, but {self.code.name} has none")
-            if self.reordered:
+            if self.act_order:
                 found.append(f"reordered is given, but {self.code.name} cannot have permuted inputs")
             if self.is_llm_int8 and self.group_size is not None:
                 found.append(f"group_size is given, but {self.code.name} has one scale per output")
@@ -93,26 +93,26 @@ class QuantConfig:
             found.append("value_dtype is given, but values of integers are not rounded")
         if self.bits not in PACKED_INPUTS:
             found.append(f"bits is {self.bits}; accepted: {', '.join(map(str, PACKED_INPUTS))}")
-        elif self.bits != 4 and (self.is_coded or not self.has_few_bits):
+        elif self.bits != 4 and (self.is_codebook or not self.has_few_bits):
             found.append(f"bits is {self.bits}; expected 4, except for integers of W4A16 and W4A8")
         if self.is_of_eight_bits:
             if self.quant_algo is not QuantAlgo.W8A16:
                 found.append(f"code is {self.code.name} with {self.quant_algo.name}; accepted: W8A16")
         elif self.quant_algo is QuantAlgo.W4A8:
-            if self.is_coded:
+            if self.is_codebook:
                 found.append(f"code is {self.code.name} with W4A8; accepted: W4A16")
-            if self.reordered:
+            if self.act_order:
                 found.append("reordered is given, but W4A8 cannot have permuted inputs")
         elif self.quant_algo is not QuantAlgo.W4A16:
             if self.group_size is not None and self.quant_algo is not QuantAlgo.W8A16:
                 found.append(f"group_size is given, but {self.quant_algo.name} has one scale per output")
             if self.has_zero_point and self.quant_algo is not QuantAlgo.W8A16:
                 found.append(f"has_zero_point is given, but {self.quant_algo.name} is symmetric")
-            if self.reordered and self.quant_algo is not QuantAlgo.W8A16:
+            if self.act_order and self.quant_algo is not QuantAlgo.W8A16:
                 found.append(f"reordered is given, but {self.quant_algo.name} cannot have permuted inputs")
             if self.scale_dtype is not DType.BFLOAT16 and not self.has_typed_scales:
                 found.append(f"scale_dtype is given, but the scales of {self.quant_algo.name} are float32")
-            if self.is_coded:
+            if self.is_codebook:
                 found.append(f"code is given, but {self.quant_algo.name} has integers")
         return found
 
@@ -122,7 +122,7 @@ class QuantConfig:
         return self.quant_algo in FEW_BITS
 
     @property
-    def is_coded(self) -> bool:
+    def is_codebook(self) -> bool:
         """True if the bits are codes, not plain integers: entries of a codebook, FP8 or LLM.int8() numbers.
 
         Their products with scales are rounded to value_dtype.
@@ -153,7 +153,7 @@ class QuantConfig:
     def can_be_made(self) -> bool:
         """True if AdaptRT can quantise weights this way; other formats only come from published models."""
         is_published_int8 = not self.has_few_bits and (self.group_size is not None or self.has_zero_point)
-        return self.bits == 4 and not self.is_coded and not self.reordered and not is_published_int8
+        return self.bits == 4 and not self.is_codebook and not self.act_order and not is_published_int8
 
     @property
     def packed_inputs(self) -> int:
@@ -172,7 +172,7 @@ class QuantConfig:
             ]
         if not self.has_few_bits:
             return []
-        if self.is_coded:
+        if self.is_codebook:
             assert self.group_size is not None
             return [
                 f"tensor '{name}' has {shape[1]} inputs; expected a multiple of the group size {self.group_size}"
@@ -217,9 +217,9 @@ class QuantConfig:
         """Name of the tensor with the zero points, if there are any."""
         return f"{name.removesuffix(_WEIGHT)}.{_ZERO}"
 
-    def input_order_of(self, name: str) -> str:
+    def permutation_name(self, name: str) -> str:
         """Name of the tensor with the permutations, if the inputs are permuted: input i of a part is order[part, i]."""
-        return f"{name.removesuffix(_WEIGHT)}.{_INPUT_ORDER}"
+        return f"{name.removesuffix(_WEIGHT)}.{_PERMUTATION}"
 
     def groups(self, inputs: int) -> int:
         """Number of scales per output."""
@@ -227,12 +227,12 @@ class QuantConfig:
 
     def describe(self) -> str:
         """Text for people: W4A16 in groups of 64 with zero points."""
-        code = f" of {self.code.name}" if self.is_coded else ""
+        code = f" of {self.code.name}" if self.is_codebook else ""
         group = f" in groups of {self.group_size}" if self.group_size is not None else ""
         zeros = " with zero points" if self.has_zero_point else ""
         bits = "" if self.bits == 4 else f" of {self.bits} bits"
-        reordered = ", reordered" if self.reordered else ""
-        return f"{self.quant_algo.name}{bits}{code}{group}{zeros}{reordered}{self._describe_excluded()}"
+        act_order = ", reordered" if self.act_order else ""
+        return f"{self.quant_algo.name}{bits}{code}{group}{zeros}{act_order}{self._describe_excluded()}"
 
     def _describe_excluded(self) -> str:
         count = len(self.exclude_modules)
@@ -247,9 +247,9 @@ class QuantConfig:
             own["scale_dtype"] = dtype_name(self.scale_dtype)
         if self.bits != 4:
             own["bits"] = self.bits
-        if self.is_coded and self.value_dtype is not None:
+        if self.is_codebook and self.value_dtype is not None:
             own |= {"code": self.code.name, "value_dtype": dtype_name(self.value_dtype)}
-        if self.reordered:
+        if self.act_order:
             own["reordered"] = True
         return {
             "quant_algo": self.quant_algo.name,
@@ -288,7 +288,7 @@ def read_quantization(source: JsonFields) -> QuantConfig | None:
     value_dtype = _optional_dtype(source, "value_dtype")
     bits = source.integer("bits") if "bits" in source else 4
     code = source.raw("code") if "code" in source else WeightCode.INTEGER.name
-    reordered = source.boolean("reordered", default=False)
+    act_order = source.boolean("reordered", default=False)
     if algo is None:
         return None
     if not isinstance(algo, str) or algo not in QUANT_ALGOS:
@@ -305,7 +305,7 @@ def read_quantization(source: JsonFields) -> QuantConfig | None:
         bits=bits,
         code=WeightCode[code],
         value_dtype=value_dtype,
-        reordered=reordered,
+        act_order=act_order,
         exclude_modules=excluded,
     )
     for problem in config.problems():
@@ -332,7 +332,7 @@ def quantized_specs(name: str, shape: tuple[int, int], how: QuantConfig, num_par
     """
     outputs, inputs = shape
     groups = (outputs,) if how.group_size is None else (outputs, how.groups(inputs))
-    orders = [TensorSpec(how.input_order_of(name), np.dtype(np.int32), (num_parts, inputs))] if how.reordered else []
+    orders = [TensorSpec(how.permutation_name(name), np.dtype(np.int32), (num_parts, inputs))] if how.act_order else []
     if how.is_float8:
         scales = TensorSpec(how.scales_of(name), np.dtype(dtype_name(how.scale_dtype)), groups)
         return [TensorSpec(name, FLOAT8, shape), scales]

@@ -69,7 +69,7 @@ def dequantize_rows(rows: QuantizedRows, config: QuantConfig) -> Array:
     values = np.empty((rows.weights.shape[0], 2 * rows.weights.shape[1]), np.int8)
     values[:, 0::2] = rows.weights & 15
     values[:, 1::2] = rows.weights >> 4
-    if config.is_coded:
+    if config.is_codebook:
         return _products(code_table(config.code)[values], rows.scales, config)
     if rows.zeros is None:
         # Sign-extends four bits of two's complement.

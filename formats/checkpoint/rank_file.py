@@ -60,7 +60,7 @@ def write_rank(
                     write(name, piece)
                 continue
             _, *others = _specs_of(tensor, dtype, config)
-            order = others.pop() if config.of_weight(name).reordered else None
+            order = others.pop() if config.of_weight(name).act_order else None
             parts: list[list[Array]] = [[] for _ in others]
             for quantized in tensors.quantized_rows(name, rows):
                 write(name, quantized.weights)
@@ -70,4 +70,4 @@ def write_rank(
             for spec, kept in zip(others, parts, strict=True):
                 write(spec.name, np.concatenate(kept).reshape(spec.shape))
             if order is not None:
-                write(order.name, tensors.input_orders(name))
+                write(order.name, tensors.permutations(name))

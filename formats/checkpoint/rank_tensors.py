@@ -30,7 +30,7 @@ class RankTensors(PlainTensors, Protocol):
     def quantized_rows(self, name: str, rows: range, step: int | None = None) -> Iterator[QuantizedRows]:
         """Yields rows of a quantised weight, in pieces like rows()."""
 
-    def input_orders(self, name: str) -> Array:
+    def permutations(self, name: str) -> Array:
         """Permutations int32 [parts, in] of a weight with permuted inputs: input i of a part is input order[part, i].
 
         Raises CheckpointError if a row is not a permutation.
@@ -61,10 +61,10 @@ class CheckpointFile:
             first = these.stop
             yield QuantizedRows(piece, scales.reshape(len(scales), -1)[these], None if zeros is None else zeros[these])
 
-    def input_orders(self, name: str) -> Array:
-        """See RankTensors.input_orders."""
+    def permutations(self, name: str) -> Array:
+        """See RankTensors.permutations."""
         assert self._quantization is not None
-        tensor = self._quantization.input_order_of(name)
+        tensor = self._quantization.permutation_name(name)
         orders = self.reader.array(tensor)
         for order in orders:
             if not np.array_equal(np.sort(order), np.arange(len(order))):

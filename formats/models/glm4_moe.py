@@ -66,8 +66,8 @@ def _declare(net: Network, c: Glm4MoeConfig) -> None:
             scores=RouterScores.SIGMOID,
             top_k=c.moe_top_k,
             num_groups=c.moe_num_groups,
-            groups_taken=c.moe_groups_taken,
-            normalised=c.moe_normalised,
+            topk_groups=c.moe_groups_taken,
+            norm_topk_prob=c.moe_normalised,
             scale=c.moe_scale,
             bias=net.float32_vector(
                 f"{block}.gate.e_score_correction_bias", "mlp.router.e_score_correction_bias", c.moe_num_experts

@@ -74,7 +74,7 @@ class MixtureConfig(CheckpointConfig):
 
     def routing(self, scores: RouterScores = RouterScores.SOFTMAX) -> Routing:
         """Returns a routing that chooses among all experts by `scores`."""
-        return Routing(scores=scores, top_k=self.moe_top_k, normalised=self.moe_normalised)
+        return Routing(scores=scores, top_k=self.moe_top_k, norm_topk_prob=self.moe_normalised)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -147,7 +147,7 @@ def sites_of(op: Op) -> list[AdapterSite]:
     if not isinstance(op, Experts):
         return []
     layers = [*zip(op.gate, op.up, strict=True)], [(down,) for down in op.down]
-    for_each = 1 + op.experts_elsewhere // len(op.down)
+    for_each = 1 + op.num_remote_experts // len(op.down)
     return [
         AdapterSite(op.layer, weights[0].inputs, weights, expert, experts_for_each=for_each)
         for of_experts in layers
@@ -186,7 +186,7 @@ class AdaptedModules:
         pooler = set() if network.pooler is None else {network.pooler.weight.source.removesuffix(".weight")}
         self.pooler_paths: Final = _with_older(pooler, network)
         """Paths of the linear layer before a classifier's last one; empty if there is none."""
-        self.left_aside: Final = _with_older(network.left_aside, network)
+        self.ignored: Final = _with_older(network.ignored, network)
         """Paths of linear layers that AdaptRT does not use."""
         self._older_names = network.older_names
         found = dict(_adapted_modules(network))

@@ -51,7 +51,7 @@ class Network(DeclaredAttention):
         """Layer before the last one of some classifiers, on pooled hidden states."""
         self.classes: PoolingLayer | None = None
         """A classifier's last layer: one output per class."""
-        self.left_aside: Final[set[str]] = set()
+        self.ignored: Final[set[str]] = set()
         """Linear layers that the Hugging Face model may have and AdaptRT does not use."""
         self.encoder_output: Value | None = None
         """Output of the encoder, if there is one: float32, or the dtype that linear layers read."""
@@ -399,7 +399,7 @@ class Network(DeclaredAttention):
 
     def leave_aside(self, source: str) -> None:
         """Ignores the linear layer `source`: AdaptRT does not use it, and changes of adapters to it have no effect."""
-        self.left_aside.add(source)
+        self.ignored.add(source)
 
     @property
     def pooling_layers(self) -> list[PoolingLayer]:

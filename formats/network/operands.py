@@ -89,8 +89,8 @@ class Routing:
     scores: RouterScores
     top_k: int
     num_groups: int = 1
-    groups_taken: int = 1
-    normalised: bool
+    topk_groups: int = 1
+    norm_topk_prob: bool
     scale: float = 1.0
     bias: Tensor | None = None
     """[experts], added to scores only for the choice."""

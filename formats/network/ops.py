@@ -168,7 +168,7 @@ class Experts:
     down: tuple[LinearWeight, ...]
     first_expert: int = 0
     """Index of the first expert on this rank."""
-    experts_elsewhere: int = 0
+    num_remote_experts: int = 0
     """Number of experts on other ranks."""
 
 

@@ -74,7 +74,7 @@ class Part:
     """True if the source is transformers' Conv1D, whose weight is [in, out]."""
     first_output: int = 0
     """Start of a rank's share in the whole model's part."""
-    outputs_elsewhere: int = 0
+    num_remote_outputs: int = 0
     """Number of outputs of the whole model's part that a rank's share lacks."""
 
     def cut(self, tp_size: int, tp_rank: int) -> Part:
@@ -87,7 +87,7 @@ class Part:
             outputs=share,
             rows=rows_between(self.rows, first, first + share),
             first_output=first,
-            outputs_elsewhere=self.outputs - share,
+            num_remote_outputs=self.outputs - share,
         )
 
 
@@ -109,7 +109,7 @@ class LinearWeight:
     """True if quantised checkpoints quantise it."""
     first_input: int = 0
     """Start of a rank's share in the whole model's inputs."""
-    inputs_elsewhere: int = 0
+    num_remote_inputs: int = 0
     """Number of inputs of the whole model's weight that other ranks have."""
     is_first_term: bool = True
     """True for the rank whose term of a sum includes values that are added once, such as the bias."""

@@ -88,12 +88,12 @@ def kept_layers(
     names = {_source(part.source) for layer, how in layers if how == common for each in layer for part in each.parts}
     excluded = [str(each.name) for layer, how in layers if how != common for each in layer]
     scale_types = {how.scale_dtype for name in names if (how := own[name]) is not None}
-    value_dtype = network.config.dtype if common.is_coded and found.has_model_dtype else common.value_dtype
+    value_dtype = network.config.dtype if common.is_codebook and found.has_model_dtype else common.value_dtype
     quantization = replace(
         common,
         value_dtype=value_dtype,
         scale_dtype=scale_types.pop() if len(scale_types) == 1 else common.scale_dtype,
-        reordered=any(how.reordered for name in names if (how := own[name]) is not None),
+        act_order=any(how.act_order for name in names if (how := own[name]) is not None),
         exclude_modules=tuple(dict.fromkeys(excluded)),
     )
     used = {name: matrix for name, matrix in matrices.items() if name in names}
@@ -134,13 +134,13 @@ def _can_be_cut(inputs: int, num_ranks: int, how: QuantConfig) -> bool:
 
     With an input permutation, a rank's inputs come from any group, so such weights cannot be split.
     """
-    return num_ranks == 1 or (not how.reordered and inputs // num_ranks % (how.group_size or how.packed_inputs) == 0)
+    return num_ranks == 1 or (not how.act_order and inputs // num_ranks % (how.group_size or how.packed_inputs) == 0)
 
 
 def _comparable(how: QuantConfig) -> QuantConfig:
     """A form that is equal for all quantisations that one checkpoint can mix: any scale type becomes float32, any
     permutation is dropped."""
-    return replace(how, reordered=False, scale_dtype=DType.FLOAT32 if how.has_typed_scales else how.scale_dtype)
+    return replace(how, act_order=False, scale_dtype=DType.FLOAT32 if how.has_typed_scales else how.scale_dtype)
 
 
 def _source(layer: str) -> str:

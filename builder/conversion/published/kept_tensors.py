@@ -12,7 +12,7 @@ from ....formats.checkpoint.hf_weights import HfWeights
 from ....formats.checkpoint.planned_tensor import PlannedTensor, Slice
 from ....formats.checkpoint.quantization import QuantConfig
 from ....formats.checkpoint.quantizer import QuantizationError, QuantizedRows
-from ....formats.hugging_face.published.formats import ReorderedMatrix
+from ....formats.hugging_face.published.formats import ActOrderMatrix
 from ..model_tensors import ModelTensors
 from .kept_layers import KeptLayers
 
@@ -53,12 +53,12 @@ class KeptTensors:
         )
         return _in_steps(pieces, size)
 
-    def input_orders(self, name: str) -> Array:
-        """Implements RankTensors.input_orders."""
+    def permutations(self, name: str) -> Array:
+        """Implements RankTensors.permutations."""
         orders, first = [], 0
         for outputs in self._plan[name].parts:
             (part, _), *_ = _parts(self._plan[name], range(first, first + outputs))
-            orders.append(cast(ReorderedMatrix, self._kept.matrices[part.source]).input_order())
+            orders.append(cast(ActOrderMatrix, self._kept.matrices[part.source]).permutation())
             first += outputs
         return np.stack(orders)
 

@@ -15,13 +15,13 @@ namespace {
 constexpr std::int64_t kAlignment = 64;
 constexpr std::int64_t kHeaderBytes = 64;
 constexpr std::int64_t kCountOffset = kTableBytes;
-constexpr std::int64_t kExceptionBytes = sizeof(std::uint32_t) + sizeof(std::uint16_t);
+constexpr std::int64_t kOutlierBytes = sizeof(std::uint32_t) + sizeof(std::uint16_t);
 constexpr std::int64_t kPiecesAcross = kPanelColumns / kPieceOutputs;
 constexpr std::int64_t kHalfBytes = 64;
 constexpr std::size_t kBytes = 256;
 
-std::int64_t pieces_offset(std::int64_t exceptions) {
-  const std::int64_t end = kHeaderBytes + exceptions * kExceptionBytes;
+std::int64_t pieces_offset(std::int64_t outliers) {
+  const std::int64_t end = kHeaderBytes + outliers * kOutlierBytes;
   return (end + kAlignment - 1) / kAlignment * kAlignment;
 }
 
@@ -97,29 +97,29 @@ bool can_be_compressed(std::int64_t n, std::int64_t k) {
   return n > 0 && k > 0 && k < kInputsLimit && k % kPieceInputs == 0;
 }
 
-std::size_t compressed_bytes(std::int64_t n, std::int64_t k, std::int64_t exceptions) {
-  return static_cast<std::size_t>(n / kPanelColumns) * compressed_panel_bytes(k, exceptions) +
+std::size_t compressed_bytes(std::int64_t n, std::int64_t k, std::int64_t outliers) {
+  return static_cast<std::size_t>(n / kPanelColumns) * compressed_panel_bytes(k, outliers) +
          panel_bytes(DType::kBFloat16, n % kPanelColumns, k);
 }
 
-std::size_t compressed_panel_bytes(std::int64_t k, std::int64_t exceptions) {
-  return compressed_input_offset(k, exceptions);
+std::size_t compressed_panel_bytes(std::int64_t k, std::int64_t outliers) {
+  return compressed_input_offset(k, outliers);
 }
 
-std::size_t compressed_input_offset(std::int64_t input, std::int64_t exceptions) {
-  return static_cast<std::size_t>(pieces_offset(exceptions) +
+std::size_t compressed_input_offset(std::int64_t input, std::int64_t outliers) {
+  return static_cast<std::size_t>(pieces_offset(outliers) +
                                   input / kPieceInputs * kPiecesAcross * kCompressedPieceBytes);
 }
 
-std::int64_t count_exceptions(const std::byte* panel, std::int64_t k) {
+std::int64_t count_outliers(const std::byte* panel, std::int64_t k) {
   const Counts counts = count_upper_bytes(panel, k);
-  std::int64_t exceptions = k * kPanelColumns;
-  for (const std::uint8_t byte : table_of(counts)) exceptions -= counts[byte];
-  return exceptions;
+  std::int64_t outliers = k * kPanelColumns;
+  for (const std::uint8_t byte : table_of(counts)) outliers -= counts[byte];
+  return outliers;
 }
 
-void compress_panel(const std::byte* panel, std::int64_t k, std::int64_t exceptions, std::byte* out) {
-  std::memset(out, 0, compressed_panel_bytes(k, exceptions));
+void compress_panel(const std::byte* panel, std::int64_t k, std::int64_t outliers, std::byte* out) {
+  std::memset(out, 0, compressed_panel_bytes(k, outliers));
   const auto table = table_of(count_upper_bytes(panel, k));
   constexpr int kNoCode = -1;
   std::array<int, kBytes> codes;
@@ -129,14 +129,14 @@ void compress_panel(const std::byte* panel, std::int64_t k, std::int64_t excepti
     out[code] = std::byte{table[code]};
   }
   std::byte* const places = out + kHeaderBytes;
-  std::byte* const others = places + exceptions * static_cast<std::int64_t>(sizeof(std::uint32_t));
-  std::byte* const pieces = out + pieces_offset(exceptions);
+  std::byte* const others = places + outliers * static_cast<std::int64_t>(sizeof(std::uint32_t));
+  std::byte* const pieces = out + pieces_offset(outliers);
   std::uint32_t count = 0;
   for (std::int64_t i = 0; i < k * kPanelColumns; ++i) {
     const std::uint16_t bits = element_at(panel, i);
     const int code = codes[upper_byte(bits)];
     if (code == kNoCode) {
-      assert(count < exceptions);
+      assert(count < outliers);
       const auto place = static_cast<std::uint32_t>(i);
       std::memcpy(places + count * sizeof(place), &place, sizeof(place));
       std::memcpy(others + count * sizeof(bits), &bits, sizeof(bits));
@@ -151,20 +151,20 @@ void compress_panel(const std::byte* panel, std::int64_t k, std::int64_t excepti
   std::memcpy(out + kCountOffset, &count, sizeof(count));
 }
 
-CompressedPanel parts_of_compressed(const std::byte* panel, std::int64_t exceptions) {
+CompressedPanel parts_of_compressed(const std::byte* panel, std::int64_t outliers) {
   std::uint32_t count = 0;
   std::memcpy(&count, panel + kCountOffset, sizeof(count));
   const std::byte* places = panel + kHeaderBytes;
   return {.table = panel,
           .places = places,
-          .bits = places + exceptions * static_cast<std::int64_t>(sizeof(std::uint32_t)),
-          .count = std::min<std::int64_t>(count, exceptions),
-          .pieces = panel + pieces_offset(exceptions)};
+          .bits = places + outliers * static_cast<std::int64_t>(sizeof(std::uint32_t)),
+          .count = std::min<std::int64_t>(count, outliers),
+          .pieces = panel + pieces_offset(outliers)};
 }
 
 void unpack_compressed_row(const PanelMatrix& matrix, std::int64_t row, float* out) {
   const CompressedPanel panel =
-      parts_of_compressed(matrix.data + matrix.offset(row / kPanelColumns), matrix.exceptions);
+      parts_of_compressed(matrix.data + matrix.offset(row / kPanelColumns), matrix.outliers);
   const std::int64_t column = row % kPanelColumns;
   for (std::int64_t input = 0; input < matrix.k; ++input) {
     const ElementPlace at = find_element(column, input);

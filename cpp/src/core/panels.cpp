@@ -171,14 +171,14 @@ void pack_panels(std::byte* panels, DType dtype, std::int64_t n, std::int64_t k,
 }
 
 std::size_t PanelMatrix::bytes() const {
-  if (is_compressed()) return compressed_bytes(n, k, exceptions);
+  if (is_compressed()) return compressed_bytes(n, k, outliers);
   return panel_bytes(quantization, dtype, n, k) * (is_stored_twice() ? 2 : 1);
 }
 
 std::size_t PanelMatrix::bytes_of_panels() const {
-  if (is_compressed()) return compressed_bytes(n, k, exceptions);
+  if (is_compressed()) return compressed_bytes(n, k, outliers);
   Quantization in_order = quantization;
-  in_order.reordered = false;
+  in_order.act_order = false;
   return panel_bytes(in_order, dtype, n, k);
 }
 
@@ -191,7 +191,7 @@ const std::byte* PanelMatrix::column(std::int64_t input) const {
 }
 
 std::size_t PanelMatrix::offset(std::int64_t panel) const {
-  if (is_compressed()) return static_cast<std::size_t>(panel) * compressed_panel_bytes(k, exceptions);
+  if (is_compressed()) return static_cast<std::size_t>(panel) * compressed_panel_bytes(k, outliers);
   return panel_offset(quantization, dtype, k, panel);
 }
 

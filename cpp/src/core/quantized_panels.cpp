@@ -80,7 +80,7 @@ void pack_int4_row(std::byte* weights, const Quantization& quantization, Place p
       if (i < k) {
         const auto pair = static_cast<std::uint32_t>(source[i / 2]);
         value = (i % 2 == 0 ? pair : pair >> 4) & 15U;
-        if (!quantization.zero_points && !quantization.is_coded()) value ^= 8U;
+        if (!quantization.zero_points && !quantization.is_codebook()) value ^= 8U;
       }
       bits |= value << static_cast<unsigned>(int4_shift(i));
     }
@@ -228,7 +228,7 @@ void unpack_words(const PanelMatrix& matrix, const QuantizedPanel& parts, Place 
     const int zero = parts.extra != nullptr ? static_cast<int>(parts.extra[at]) : 1 << (how.bits - 1);
     const std::uint32_t value =
         how.bits == 4 ? int4_value(parts.weights, place, i) : narrow_value(parts.weights, how.bits, place, i);
-    if (how.is_coded()) {
+    if (how.is_codebook()) {
       out[i] = rounded(scale * code_table(how.code)[value], how.value_type);
     } else {
       out[i] = scale * static_cast<float>(static_cast<int>(value) - zero);
@@ -314,17 +314,17 @@ std::string_view name_of(QuantAlgo algo) {
 std::size_t panel_bytes(const Quantization& quantization, DType dtype, std::int64_t n, std::int64_t k) {
   if (quantization.algo == QuantAlgo::kNone) return panel_bytes(dtype, n, k);
   const auto panels = static_cast<std::size_t>(n * output_bytes(quantization, k));
-  if (!quantization.reordered) return panels;
+  if (!quantization.act_order) return panels;
   return order_offset(panels) + static_cast<std::size_t>(k) * sizeof(std::int32_t);
 }
 
-std::span<const std::int32_t> PanelMatrix::input_order() const {
-  if (!quantization.reordered) return {};
+std::span<const std::int32_t> PanelMatrix::permutation() const {
+  if (!quantization.act_order) return {};
   const std::byte* order = data + order_offset(bytes_of_panels());
   return {reinterpret_cast<const std::int32_t*>(order), static_cast<std::size_t>(k)};
 }
 
-void pack_input_order(std::byte* behind, const Quantization& quantization, std::int64_t n, std::int64_t k,
+void pack_permutation(std::byte* behind, const Quantization& quantization, std::int64_t n, std::int64_t k,
                       const std::int32_t* order) {
   const auto panels = static_cast<std::size_t>(n * output_bytes(quantization, k));
   const std::size_t padding = order_offset(panels) - panels;
@@ -383,7 +383,7 @@ void unpack_quantized_row(const PanelMatrix& matrix, std::int64_t row, float* ou
   } else {
     unpack_octets(matrix, parts, place, out);
   }
-  if (quantization.reordered) put_in_order(matrix.input_order(), out);
+  if (quantization.act_order) put_in_order(matrix.permutation(), out);
 }
 
 void put_in_order(std::span<const std::int32_t> order, float* values) {

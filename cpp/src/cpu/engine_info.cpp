@@ -29,14 +29,14 @@ EngineInfo info_of(const Program& program, const KernelTable& kernels, const KvP
                   .kv_identity = program.identity,
                   .attention_windows =
                       std::vector<std::int32_t>(static_cast<std::size_t>(std::max(1, program.num_layers))),
-                  .has_adapters_from = !program.has_encoder(),
+                  .has_adapter_start_positions = !program.has_encoder(),
                   .hidden_size = hidden_size,
                   .has_logits = program.logits != kNoBuffer || !program.is_last_stage(),
                   .has_kv_cache = kv_pool.block_bytes() > 0};
   if (!info.has_kv_cache) {
     info.max_reusable_prompt_len = 0;
     info.kv_identity.clear();
-    info.has_adapters_from = false;  // rows before that position attend to rows after it
+    info.has_adapter_start_positions = false;  // rows before that position attend to rows after it
   }
   if (program.has_encoder()) {
     info.max_encoder_input_len = program.max_encoder_input_len;
@@ -48,7 +48,7 @@ EngineInfo info_of(const Program& program, const KernelTable& kernels, const KvP
   for (const auto& op : program.body) {
     const auto* embedding = std::get_if<EmbeddingOp>(&op);
     if (embedding != nullptr && program.num_ranks == 1 && info.has_kv_cache && !program.has_encoder()) {
-      info.given_embedding_size = embedding->table.k;
+      info.prompt_embedding_size = embedding->table.k;
     }
     if (embedding != nullptr && !info.has_kv_cache) {
       info.num_token_types = std::max<std::int64_t>(1, embedding->types.n);

@@ -51,9 +51,9 @@ struct SectionRows {
   static std::int32_t first_adapted_row(const StepInput& input, std::size_t sequence) {
     const std::int32_t begin = input.sequence_offsets[sequence];
     const std::int32_t end = input.sequence_offsets[sequence + 1];
-    if (input.adapters_from.empty() || begin == end) return begin;
+    if (input.adapter_start_positions.empty() || begin == end) return begin;
     const std::int32_t before =
-        input.adapters_from[sequence] - input.positions[static_cast<std::size_t>(begin)];
+        input.adapter_start_positions[sequence] - input.positions[static_cast<std::size_t>(begin)];
     return std::min(begin + std::max(0, before), end);
   }
 

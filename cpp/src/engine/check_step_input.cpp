@@ -27,14 +27,14 @@ class StepChecker {
     check_types();
     check_rows("logit_rows", input_.logit_rows);
     check_rows("hidden_rows", input_.hidden_rows);
-    check_rows("given_rows", input_.given_rows);
+    check_rows("prompt_embedding_rows", input_.prompt_embedding_rows);
     if (!info_.has_logits && !input_.logit_rows.empty())
       add("logit_rows are given; the model has no lm_head");
     if (info_.hidden_size == 0 && !input_.hidden_rows.empty()) {
       add("hidden_rows are given; the engine does not tell hidden states");
     }
-    if (info_.given_embedding_size == 0 && !input_.given_rows.empty()) {
-      add("given_rows are given; the engine takes no embeddings");
+    if (info_.prompt_embedding_size == 0 && !input_.prompt_embedding_rows.empty()) {
+      add("prompt_embedding_rows are given; the engine takes no embeddings");
     }
     finish();
     for (std::int64_t sequence = 0; sequence < sequences_; ++sequence) check_sequence(sequence);
@@ -78,10 +78,11 @@ class StepChecker {
     check_size("sequence_offsets", input_.sequence_offsets, sequences_ + 1);
     check_size("block_tables", input_.block_tables, sequences_ * input_.max_blocks_per_sequence);
     check_size("adapters", input_.adapters, sequences_);
-    if (!input_.adapters_from.empty()) check_size("adapters_from", input_.adapters_from, sequences_);
+    if (!input_.adapter_start_positions.empty())
+      check_size("adapter_start_positions", input_.adapter_start_positions, sequences_);
     check_size("copies_to", input_.copies_to, static_cast<std::int64_t>(input_.copies_from.size()));
-    check_size("given_embeddings", input_.given_embeddings,
-               static_cast<std::int64_t>(input_.given_rows.size()));
+    check_size("prompt_embeddings", input_.prompt_embeddings,
+               static_cast<std::int64_t>(input_.prompt_embedding_rows.size()));
   }
 
   void check_offsets() {
@@ -183,8 +184,8 @@ class StepChecker {
     if (site < 0 || !problems_.empty()) return;
     const std::int64_t brought =
         adapter == nullptr ? 0 : adapter->sites[static_cast<std::size_t>(site)].total_rank;
-    const bool is_whole =
-        input_.adapters_from.empty() || input_.adapters_from[static_cast<std::size_t>(sequence)] == 0;
+    const bool is_whole = input_.adapter_start_positions.empty() ||
+                          input_.adapter_start_positions[static_cast<std::size_t>(sequence)] == 0;
     for (std::int64_t t = begin_of(sequence); t < begin_of(sequence + 1); ++t) {
       const std::int64_t id = input_.token_ids[static_cast<std::size_t>(t)];
       if (id < info_.vocab_size || (is_whole && id < info_.vocab_size + brought)) continue;
@@ -210,12 +211,13 @@ class StepChecker {
   }
 
   void check_adapter_from(std::int64_t sequence, std::int32_t rotary_factor) {
-    if (input_.adapters_from.empty()) return;
-    const std::int64_t from = input_.adapters_from[static_cast<std::size_t>(sequence)];
-    if (from == 0 || (from > 0 && info_.has_adapters_from && rotary_factor == 1)) return;
-    add_of(sequence, "its adapter acts from position " + text(from) + " on; " +
-                         (from < 0                   ? "it must be 0 or more"
-                          : !info_.has_adapters_from ? "the engine's act from 0 on"
+    if (input_.adapter_start_positions.empty()) return;
+    const std::int64_t from = input_.adapter_start_positions[static_cast<std::size_t>(sequence)];
+    if (from == 0 || (from > 0 && info_.has_adapter_start_positions && rotary_factor == 1)) return;
+    add_of(sequence,
+           "its adapter acts from position " + text(from) + " on; " +
+               (from < 0                             ? "it must be 0 or more"
+                : !info_.has_adapter_start_positions ? "the engine's act from 0 on"
                                                      : "those that divide positions act from 0 on"));
   }
 

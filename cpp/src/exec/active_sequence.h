@@ -31,7 +31,8 @@ class ActiveSequence final : public Sequence {
                  std::int64_t vocab_size);
 
   [[nodiscard]] ActiveRequest& request() const { return request_; }
-  /// Returns float32 [EngineInfo::given_embedding_size] for a virtual prompt token; nullptr for other tokens.
+  /// Returns float32 [EngineInfo::prompt_embedding_size] for a virtual prompt token; nullptr for other
+  /// tokens.
   [[nodiscard]] const float* embedding_of(TokenId token) const {
     return token < vocab_size_ ? nullptr : embedding_table_.row(token - vocab_size_);
   }

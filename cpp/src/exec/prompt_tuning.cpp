@@ -43,9 +43,9 @@ DType EmbeddingTable::dtype() const {
 Problems EmbeddingTable::validate(const EngineInfo& engine) const {
   Problems problems;
   const auto& [values, shape] = tensor();
-  if (shape.size() != 2 || shape[0] < 1 || shape[1] != engine.given_embedding_size) {
+  if (shape.size() != 2 || shape[0] < 1 || shape[1] != engine.prompt_embedding_size) {
     problems.add("embedding_table is " + text_of(shape) + "; accepted: [virtual tokens, " +
-                 std::to_string(engine.given_embedding_size) + "], as wide as the model's hidden states");
+                 std::to_string(engine.prompt_embedding_size) + "], as wide as the model's hidden states");
     return problems;
   }
   if (dtype() != DType::kFloat32 && dtype() != engine.dtype) {

@@ -167,7 +167,7 @@ void check_unsupported(Problems& problems, const Request& request) {
 Vocabulary check_prompt_tuning(Problems& problems, const Request& request, const EngineInfo& engine,
                                Vocabulary vocabulary) {
   if (!request.prompt_tuning_config) return vocabulary;
-  if (engine.given_embedding_size == 0) {
+  if (engine.prompt_embedding_size == 0) {
     require_none(problems, "prompt_tuning_config", true,
                  "engines with an encoder, of several ranks and of TensorRT take no embeddings");
     return vocabulary;
@@ -201,7 +201,7 @@ void check_active_from(Problems& problems, const Request& request, const EngineI
   if (!request.lora_config || request.lora_config->active_from == 0) return;
   const std::int32_t from = request.lora_config->active_from;
   const std::string given = "lora_config.active_from is " + std::to_string(from);
-  if (!engine.has_adapters_from) {
+  if (!engine.has_adapter_start_positions) {
     problems.add(given + "; accepted: 0, the engine's adapters act on whole sequences");
   } else if (from < 0 || std::cmp_greater(from, request.input_token_ids.size())) {
     problems.add(given + "; accepted: 0 to " + std::to_string(request.input_token_ids.size()) +

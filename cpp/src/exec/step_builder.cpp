@@ -19,13 +19,13 @@ StepInput StepBuilder::build(const StepPlan& plan) {
   sequence_offsets_.assign(1, 0);
   prompt_lengths_.clear();
   adapters_.clear();
-  adapters_from_.clear();
+  adapter_start_positions_.clear();
   logit_row_indices_.clear();
   logit_rows_.clear();
   hidden_row_indices_.clear();
   hidden_rows_.clear();
-  given_rows_.clear();
-  given_embeddings_.clear();
+  prompt_embedding_rows_.clear();
+  prompt_embeddings_.clear();
   copies_from_.clear();
   copies_to_.clear();
   for (const auto& copy : plan.copies) {
@@ -56,7 +56,7 @@ StepInput StepBuilder::build(const StepPlan& plan) {
     sequence_offsets_.push_back(first_row + entry.count + entry.num_drafts);
     prompt_lengths_.push_back(entry.sequence->prompt_length);
     adapters_.push_back(entry.sequence->device_adapter());
-    adapters_from_.push_back(entry.sequence->adapter_from);
+    adapter_start_positions_.push_back(entry.sequence->adapter_from);
     std::ranges::copy(entry.sequence->memory.blocks(), block_table);
     block_table += static_cast<std::ptrdiff_t>(max_blocks);
   }
@@ -71,11 +71,11 @@ StepInput StepBuilder::build(const StepPlan& plan) {
   input.block_tables = block_tables_;
   input.max_blocks_per_sequence = static_cast<std::int32_t>(max_blocks);
   input.adapters = adapters_;
-  input.adapters_from = adapters_from_;
+  input.adapter_start_positions = adapter_start_positions_;
   input.logit_rows = logit_row_indices_;
   input.hidden_rows = hidden_row_indices_;
-  input.given_rows = given_rows_;
-  input.given_embeddings = given_embeddings_;
+  input.prompt_embedding_rows = prompt_embedding_rows_;
+  input.prompt_embeddings = prompt_embeddings_;
   input.copies_from = copies_from_;
   input.copies_to = copies_to_;
   if (!plan.entries.empty() && plan.entries.front().sequence->memory.cross) add_encoder_inputs(plan, input);
@@ -144,8 +144,8 @@ void StepBuilder::add_given(const PlannedSequence& entry) {
     const float* embedding = sequence->embedding_of(token_ids_[row]);
     if (embedding == nullptr) continue;
     token_ids_[row] = 0;
-    given_rows_.push_back(static_cast<std::int32_t>(row));
-    given_embeddings_.push_back(embedding);
+    prompt_embedding_rows_.push_back(static_cast<std::int32_t>(row));
+    prompt_embeddings_.push_back(embedding);
   }
 }
 

@@ -63,7 +63,7 @@ class StepBuilder {
   std::vector<std::int32_t> prompt_lengths_;
   std::vector<std::int32_t> block_tables_;
   std::vector<const DeviceAdapter*> adapters_;
-  std::vector<std::int32_t> adapters_from_;
+  std::vector<std::int32_t> adapter_start_positions_;
   std::vector<std::int32_t> logit_row_indices_;
   std::vector<std::int32_t> copies_from_;
   std::vector<std::int32_t> copies_to_;
@@ -77,8 +77,8 @@ class StepBuilder {
   std::vector<LogitRow> logit_rows_;
   std::vector<std::int32_t> hidden_row_indices_;
   std::vector<HiddenRow> hidden_rows_;
-  std::vector<std::int32_t> given_rows_;
-  std::vector<const float*> given_embeddings_;
+  std::vector<std::int32_t> prompt_embedding_rows_;
+  std::vector<const float*> prompt_embeddings_;
 };
 
 }  // namespace adaptrt

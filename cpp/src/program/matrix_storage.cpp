@@ -13,7 +13,7 @@ namespace {
 /// The engine's type must hold the values.
 void check_code(const PanelMatrix& matrix, std::vector<std::string>* problems) {
   const Quantization& how = matrix.quantization;
-  if (!how.is_coded()) {
+  if (!how.is_codebook()) {
     if (how.value_type != DType::kFloat32) {
       problems->push_back("says what its values are rounded to, which only those of a code are");
     }
@@ -46,7 +46,7 @@ void check_groups_of_code(const PanelMatrix& matrix, std::vector<std::string>* p
     if (how.code == WeightCode::kLLMInt8 && (how.group_size != 0 || how.scale_type != DType::kFloat32)) {
       problems->push_back("is of " + code + ", which has one float32 scale an output");
     }
-  } else if (how.is_coded() && (how.group_size <= 0 || matrix.k % how.group_size != 0)) {
+  } else if (how.is_codebook() && (how.group_size <= 0 || matrix.k % how.group_size != 0)) {
     problems->push_back("has " + text(matrix.k) + " inputs in groups of " + text(how.group_size) + " of " +
                         std::string(name_of(how.code)) + ", which must be whole");
   }
@@ -60,25 +60,25 @@ void check_bits(const PanelMatrix& matrix, std::vector<std::string>* problems) {
     problems->push_back("has weights of " + text(how.bits) + " bits; they may have 2, 3 or 4");
     return;
   }
-  if (how.is_coded()) problems->push_back("has both a code and weights of " + text(how.bits) + " bits");
+  if (how.is_codebook()) problems->push_back("has both a code and weights of " + text(how.bits) + " bits");
   if (matrix.k % packed_inputs(how.bits) != 0) {
     problems->push_back("has " + text(matrix.k) + " inputs; of " + text(how.bits) +
                         " bits they must be a multiple of " + text(packed_inputs(how.bits)));
   }
 }
 
-/// Only integers can be reordered; every input occurs once in the order.
+/// Only integers can have a permutation (act-order); every input occurs once in the order.
 void check_order(const PanelMatrix& matrix, std::vector<std::string>* problems) {
   const Quantization& how = matrix.quantization;
-  if (!how.reordered) return;
+  if (!how.act_order) return;
   const bool is_weight_only = how.algo == QuantAlgo::kW4A16 || how.algo == QuantAlgo::kW8A16;
-  if (!is_weight_only || how.is_coded()) {
+  if (!is_weight_only || how.is_codebook()) {
     problems->push_back("is reordered, which only integers of W4A16 and W8A16 may be");
     return;
   }
   if (matrix.data == nullptr || matrix.k < 0) return;
   std::vector<bool> seen(static_cast<std::size_t>(matrix.k));
-  for (const std::int32_t input : matrix.input_order()) {
+  for (const std::int32_t input : matrix.permutation()) {
     if (input < 0 || input >= matrix.k || seen[static_cast<std::size_t>(input)]) {
       problems->push_back("has input " + text(input) + " of " + text(matrix.k) +
                           " in the order of its inputs, which must have each of them once");
@@ -100,8 +100,8 @@ void check_quantization(const PanelMatrix& matrix, std::vector<std::string>* pro
       accepted.scale_type = how.scale_type;
     }
   }
-  accepted.reordered = how.reordered;
-  if (how.algo == QuantAlgo::kW4A8 && how.is_coded()) {
+  accepted.act_order = how.act_order;
+  if (how.algo == QuantAlgo::kW4A8 && how.is_codebook()) {
     problems->push_back("has a code, which only weights may have that are multiplied as W4A16");
   }
   if (!has_few_bits(how.algo) && !is_of_eight_bits(how.code) && !(how == accepted)) {
@@ -134,8 +134,8 @@ void check_compression(const PanelMatrix& matrix, std::vector<std::string>* prob
     problems->push_back("is compressed and has " + text(matrix.k) + " inputs, which must be a multiple of " +
                         text(kPieceInputs));
   }
-  if (matrix.exceptions < 0 || matrix.exceptions > matrix.k * kPanelColumns) {
-    problems->push_back("has places for " + text(matrix.exceptions) + " exceptions in a panel of " +
+  if (matrix.outliers < 0 || matrix.outliers > matrix.k * kPanelColumns) {
+    problems->push_back("has places for " + text(matrix.outliers) + " exceptions in a panel of " +
                         text(matrix.k * kPanelColumns) + " elements");
   }
 }

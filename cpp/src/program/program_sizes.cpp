@@ -118,9 +118,10 @@ void check_rotary_factors(const Program& program, Problems* problems) {
 void check_shares(const Program& program, const LoraSite& site, const std::string& where,
                   Problems* problems) {
   if (site.num_shares == 1 && site.share == 0) return;
-  const bool is_cut = site.inputs_elsewhere > 0 || std::ranges::any_of(
-                                                       site.parts, [](std::int64_t size) { return size > 0; },
-                                                       &LoraPart::outputs_elsewhere);
+  const bool is_cut =
+      site.num_remote_inputs > 0 ||
+      std::ranges::any_of(
+          site.parts, [](std::int64_t size) { return size > 0; }, &LoraPart::num_remote_outputs);
   if (!site.is_of_layer() || !is_cut) {
     problems->add(where + " is shared by " + text(site.num_shares) +
                   " ranks, and is not of a layer that is cut");
@@ -166,15 +167,15 @@ void check_layout(const Program& program, Problems* problems) {
     }
     if (site.is_norm() && program.num_stages > 1) problems->add(where + " is a norm's, and there are stages");
     check_range(where + " in_size", site.in_size, 1, kSizeLimit - 1);
-    check_range(where + " inputs_elsewhere", site.inputs_elsewhere, 0, kSizeLimit - 1);
-    check_range(where + " first_input", site.first_input, 0, site.inputs_elsewhere);
+    check_range(where + " inputs_elsewhere", site.num_remote_inputs, 0, kSizeLimit - 1);
+    check_range(where + " first_input", site.first_input, 0, site.num_remote_inputs);
     check_shares(program, site, where, problems);
     check_range(where + " number of parts", static_cast<std::int64_t>(site.parts.size()), 1,
                 static_cast<std::int64_t>(kMaxPartsPerSite));
     for (const auto& part : site.parts) {
       check_range(where + " out_size", part.out_size, 1, kSizeLimit - 1);
-      check_range(where + " outputs_elsewhere", part.outputs_elsewhere, 0, kSizeLimit - 1);
-      check_range(where + " first_output", part.first_output, 0, part.outputs_elsewhere);
+      check_range(where + " outputs_elsewhere", part.num_remote_outputs, 0, kSizeLimit - 1);
+      check_range(where + " first_output", part.first_output, 0, part.num_remote_outputs);
     }
   }
 }

@@ -51,7 +51,7 @@ _INPUT_SCALE: Final = ".input_scale"
 _WORD_BITS: Final = 32
 # actorder values. With the first ones the groups are consecutive inputs; with the others a tensor holds the groups.
 _IN_ORDER: Final = (None, False, "static", "weight")
-_REORDERED: Final = (True, "group", "dynamic")
+_ACT_ORDERS: Final = (True, "group", "dynamic")
 
 
 def read_compressed_tensors(fields: JsonFields) -> Integers | Float8 | None:
@@ -96,11 +96,11 @@ def _integers_of(args: JsonFields, file_format: str) -> Integers:
     symmetric = args.boolean("symmetric", default=True)
     _refuse_dynamic(args, expected=False)
     order = args.raw("actorder")
-    if order not in (*_IN_ORDER, *_REORDERED):
+    if order not in (*_IN_ORDER, *_ACT_ORDERS):
         accepted = "null, static or weight, group or dynamic"
         args.problem("actorder", f"is {describe(order)}; accepted: {accepted}")
-    reordered = order in _REORDERED
-    if reordered and (strategy != "group" or file_format != _PACK_QUANTIZED):
+    act_order = order in _ACT_ORDERS
+    if act_order and (strategy != "group" or file_format != _PACK_QUANTIZED):
         args.problem("actorder", f"is {describe(order)}, which needs strategy group and format {_PACK_QUANTIZED}")
     _finish(args)
     if file_format == _INT_QUANTIZED:
@@ -112,7 +112,7 @@ def _integers_of(args: JsonFields, file_format: str) -> Integers:
     if group_size in (None, *GROUP_SIZES):
         algo = QuantAlgo.W8A16 if bits == 8 else QuantAlgo.W4A16
         kept = QuantConfig(quant_algo=algo, group_size=group_size, has_zero_point=not symmetric)
-    return Integers(bits, group_size, symmetric, reordered, kept, is_packed=file_format == _PACK_QUANTIZED)
+    return Integers(bits, group_size, symmetric, act_order, kept, is_packed=file_format == _PACK_QUANTIZED)
 
 
 def _with_activations(args: JsonFields, weights: Integers) -> Integers:
@@ -137,7 +137,7 @@ def _kept_with_int8_activations(weights: Integers) -> QuantConfig | None:
     if weights.kept is None:
         return None
     try:
-        return replace(weights.kept, reordered=weights.reordered).with_int8_activations()
+        return replace(weights.kept, act_order=weights.act_order).with_int8_activations()
     except ConfigError:
         return None
 
@@ -191,7 +191,7 @@ class Integers:
     group_size: int | None
     """Inputs per group; None: all inputs of an output share a scale."""
     symmetric: bool
-    reordered: bool
+    act_order: bool
     """True if a tensor holds the group of each input."""
     kept: QuantConfig | None
     is_packed: bool
@@ -214,7 +214,7 @@ class Integers:
                 continue
             matrix = _IntegerMatrix(weights, source, self, shape)
             noted = tensor_problems(weights, matrix.expected())
-            if self.reordered and not noted:
+            if self.act_order and not noted:
                 noted = group_problems(weights, source + _GROUP, -(-shape[1] // (self.group_size or 1)))
             problems += noted
             if shape[1] % (self.group_size or 1) != 0:
@@ -266,7 +266,7 @@ class _IntegerMatrix:
         expected[self.source + _SHAPE] = ((np.dtype(np.int64), INT32), (2,))
         if not self.how.symmetric:
             expected[self.source + _ZERO] = ((INT32,), (-(-outputs // per_word), groups))
-        if self.how.reordered:
+        if self.how.act_order:
             expected[self.source + _GROUP] = ((INT32,), (inputs,))
         return expected
 
@@ -302,13 +302,13 @@ class _IntegerMatrix:
         kept = with_scales(self.how.kept, self.weights.joined_rows(self.source + _SCALE))
         return with_groups(kept, self._groups())
 
-    def input_order(self) -> Array:
-        """See ReorderedMatrix.input_order."""
+    def permutation(self) -> Array:
+        """See ActOrderMatrix.permutation."""
         return order_of_groups(self._groups())
 
     def quantized_rows(self, rows: range, step: int, how: QuantConfig) -> Iterator[QuantizedRows]:
         """See QuantizedMatrix.quantized_rows."""
-        order = self.input_order()
+        order = self.permutation()
         for taken in in_steps(rows, step):
             scales, numbers = self.weights.joined_rows(self.source + _SCALE, taken), self._numbers(taken)[:, order]
             make = of_eight_bits if self.how.bits == 8 else of_four_bits
@@ -316,7 +316,7 @@ class _IntegerMatrix:
 
     def _groups(self) -> Array:
         """Group of each input [in]."""
-        if self.how.reordered:
+        if self.how.act_order:
             return self.weights.joined_rows(self.source + _GROUP)
         return np.arange(self.shape[1]) // (self.how.group_size or self.shape[1])
 

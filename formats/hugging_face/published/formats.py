@@ -28,10 +28,10 @@ class QuantizedMatrix(MadeMatrix, Protocol):
         """Yields rows, `step` at a time; `how` is kept_as(), possibly with float32 scales."""
 
 
-class ReorderedMatrix(QuantizedMatrix, Protocol):
+class ActOrderMatrix(QuantizedMatrix, Protocol):
     """A matrix whose inputs kept_as() may permute."""
 
-    def input_order(self) -> Array:
+    def permutation(self) -> Array:
         """Permutation int32 [in]: input i of quantized_rows() is input order[i] of the matrix."""
 
 
@@ -153,11 +153,11 @@ def with_groups(kept: QuantConfig | None, groups: Array) -> QuantConfig | None:
     in_order = np.arange(len(groups)) // (kept.group_size or len(groups))
     if not np.array_equal(np.sort(groups), in_order):
         return None
-    return kept if np.array_equal(groups, in_order) else replace(kept, reordered=True)
+    return kept if np.array_equal(groups, in_order) else replace(kept, act_order=True)
 
 
 def order_of_groups(groups: Array) -> Array:
-    """See ReorderedMatrix.input_order. Sorts the inputs by group, stably."""
+    """See ActOrderMatrix.permutation. Sorts the inputs by group, stably."""
     return np.argsort(groups, kind="stable").astype(np.int32)
 
 
@@ -188,7 +188,7 @@ def of_four_bits(numbers: Array, scales: Array, zeros: Array | None, how: QuantC
 
     Integers without zeros are stored with an offset of 8.
     """
-    if zeros is None and not how.is_coded:
+    if zeros is None and not how.is_codebook:
         numbers = numbers ^ 8  # from u = q + 8 to q in two's complement
     packed = numbers[:, 0::2] | (numbers[:, 1::2] << 4)
     return QuantizedRows(packed, scales.astype(dtype_name(how.scale_dtype)), zeros)

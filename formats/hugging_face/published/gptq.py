@@ -243,8 +243,8 @@ class _Matrix:
         kept = with_scales(self.how.kept, self.weights.joined_rows(f"{self.source}.scales"))
         return with_groups(kept, self._group_of_inputs())
 
-    def input_order(self) -> Array:
-        """See ReorderedMatrix.input_order."""
+    def permutation(self) -> Array:
+        """See ActOrderMatrix.permutation."""
         return order_of_groups(self._group_of_inputs())
 
     @property
@@ -257,7 +257,7 @@ class _Matrix:
 
     def quantized_rows(self, rows: range, step: int, how: QuantConfig) -> Iterator[QuantizedRows]:
         """See QuantizedMatrix.quantized_rows."""
-        scales, zeros, order = self.weights.joined_rows(f"{self.source}.scales"), self._zeros(), self.input_order()
+        scales, zeros, order = self.weights.joined_rows(f"{self.source}.scales"), self._zeros(), self.permutation()
         for taken, unordered in self._numbers(rows, step):
             these = slice(taken.start, taken.stop)
             numbers = unordered[:, order]

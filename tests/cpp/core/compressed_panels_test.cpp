@@ -39,31 +39,29 @@ std::vector<std::byte> panels_of(const Bits& bits, std::int64_t k) {
   return panels;
 }
 
-/// Returns the largest number of exceptions of a panel.
-std::int64_t most_exceptions(const std::vector<std::byte>& panels, std::int64_t k) {
+/// Returns the largest number of outliers of a panel.
+std::int64_t max_outliers(const std::vector<std::byte>& panels, std::int64_t k) {
   std::int64_t most = 0;
   for (std::int64_t panel = 0; panel < kOutputs / kPanelColumns; ++panel) {
-    most = std::max(most, count_exceptions(panels.data() + panel_offset(DType::kBFloat16, k, panel), k));
+    most = std::max(most, count_outliers(panels.data() + panel_offset(DType::kBFloat16, k, panel), k));
   }
   return most;
 }
 
-std::vector<std::byte> compress(const std::vector<std::byte>& panels, std::int64_t k,
-                                std::int64_t exceptions) {
+std::vector<std::byte> compress(const std::vector<std::byte>& panels, std::int64_t k, std::int64_t outliers) {
   constexpr std::int64_t kWhole = kOutputs / kPanelColumns;
-  const std::size_t bytes = compressed_panel_bytes(k, exceptions);
+  const std::size_t bytes = compressed_panel_bytes(k, outliers);
   std::vector<std::byte> compressed(kWhole * bytes, std::byte{0xff});
   for (std::int64_t panel = 0; panel < kWhole; ++panel) {
-    compress_panel(panels.data() + panel_offset(DType::kBFloat16, k, panel), k, exceptions,
+    compress_panel(panels.data() + panel_offset(DType::kBFloat16, k, panel), k, outliers,
                    compressed.data() + static_cast<std::size_t>(panel) * bytes);
   }
   compressed.insert(compressed.end(), panels.begin() + kWhole * k * kPanelColumns * 2, panels.end());
   return compressed;
 }
 
-PanelMatrix matrix_of(const std::vector<std::byte>& compressed, std::int64_t k, std::int64_t exceptions) {
-  return {
-      .data = compressed.data(), .dtype = DType::kBFloat16, .n = kOutputs, .k = k, .exceptions = exceptions};
+PanelMatrix matrix_of(const std::vector<std::byte>& compressed, std::int64_t k, std::int64_t outliers) {
+  return {.data = compressed.data(), .dtype = DType::kBFloat16, .n = kOutputs, .k = k, .outliers = outliers};
 }
 
 BOOST_AUTO_TEST_SUITE(compressed_panels)
@@ -76,7 +74,7 @@ BOOST_DATA_TEST_CASE(rows_come_back_bit_by_bit,
     std::mt19937 random(seed);
     const Bits bits = random_bits(k, others, &random);
     const auto panels = panels_of(bits, k);
-    const std::int64_t most = most_exceptions(panels, k);
+    const std::int64_t most = max_outliers(panels, k);
     BOOST_TEST((most > 0) == (others > 0 && most > 0));
     if (others == 0) BOOST_TEST(most == 0);
     if (others == 1000) BOOST_TEST(most > k * kPanelColumns / 2);
@@ -107,8 +105,8 @@ BOOST_AUTO_TEST_CASE(the_most_frequent_upper_bytes_are_in_the_table) {
   bits[60] = bits[61] = 0xc800;
   bits[62] = 0xc900;
   const auto panels = panels_of(bits, kDepth);
-  BOOST_TEST(count_exceptions(panels.data(), kDepth) == 3);
-  BOOST_TEST(count_exceptions(panels.data() + panel_offset(DType::kBFloat16, kDepth, 1), kDepth) == 0);
+  BOOST_TEST(count_outliers(panels.data(), kDepth) == 3);
+  BOOST_TEST(count_outliers(panels.data() + panel_offset(DType::kBFloat16, kDepth, 1), kDepth) == 0);
 }
 
 BOOST_AUTO_TEST_CASE(inputs_of_whole_pieces_can_be_compressed) {

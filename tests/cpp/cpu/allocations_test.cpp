@@ -35,14 +35,14 @@ std::ostream& operator<<(std::ostream& out, const Case& some) {
 
 std::vector<Case> cases() {
   constexpr Quantization kWithZeroPoints{.algo = QuantAlgo::kW4A16, .group_size = 16, .zero_points = true};
-  constexpr Quantization kReordered{
-      .algo = QuantAlgo::kW4A16, .group_size = 16, .zero_points = true, .reordered = true};
+  constexpr Quantization kActOrder{
+      .algo = QuantAlgo::kW4A16, .group_size = 16, .zero_points = true, .act_order = true};
   return {{"float32", {}},
           {"bfloat16", {.dtype = DType::kBFloat16, .biases = true, .head_norms = true}},
           {"float16", {.dtype = DType::kFloat16, .sliding_window = 20}},
           {"w8a16", {.dtype = DType::kBFloat16, .quantization = {.algo = QuantAlgo::kW8A16}}},
           {"w4a16 with zero points", {.dtype = DType::kBFloat16, .quantization = kWithZeroPoints}},
-          {"w4a16 whose inputs are reordered", {.dtype = DType::kBFloat16, .quantization = kReordered}},
+          {"w4a16 with act-order", {.dtype = DType::kBFloat16, .quantization = kActOrder}},
           {"w8a8", {.dtype = DType::kBFloat16, .quantization = {.algo = QuantAlgo::kW8A8}}},
           {"w4a8", {.dtype = DType::kBFloat16, .quantization = {.algo = QuantAlgo::kW4A8, .group_size = 16}}},
           {"int8 KV cache", {.dtype = DType::kBFloat16, .int8_kv_cache = true}},

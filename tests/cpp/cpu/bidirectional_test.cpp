@@ -272,7 +272,7 @@ BOOST_AUTO_TEST_CASE(there_are_no_blocks) {
   const auto engine = engine_of(model, 1, find_kernels(""));
   BOOST_TEST(!engine->info().has_kv_cache);
   BOOST_TEST(engine->info().max_reusable_prompt_len == 0);
-  BOOST_TEST(!engine->info().has_adapters_from);
+  BOOST_TEST(!engine->info().has_adapter_start_positions);
   BOOST_CHECK_THROW(engine->allocate_kv_blocks(4), EngineError);
 }
 

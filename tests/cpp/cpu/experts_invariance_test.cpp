@@ -29,13 +29,13 @@ using crowds::Served;
 
 BOOST_AUTO_TEST_SUITE(invariance)
 
-BOOST_DATA_TEST_CASE(with_experts_whose_inputs_are_reordered, kernel_tables(), kernels) {
+BOOST_DATA_TEST_CASE(with_experts_in_act_order, kernel_tables(), kernels) {
   check_invariance(
       {.dtype = DType::kBFloat16,
        .num_experts = 6,
        .routing = {.top_k = 2},
        .max_num_tokens = 400,
-       .quantization = {.algo = QuantAlgo::kW4A16, .group_size = 8, .zero_points = true, .reordered = true}},
+       .quantization = {.algo = QuantAlgo::kW4A16, .group_size = 8, .zero_points = true, .act_order = true}},
       kernels);
 }
 
@@ -47,8 +47,8 @@ void check_experts(const std::string& kernels, const Quantization& quantization,
                     .routing = {.scores = RouterScores::kSigmoid,
                                 .top_k = 3,
                                 .num_groups = 4,
-                                .groups_taken = 2,
-                                .normalised = true,
+                                .topk_groups = 2,
+                                .norm_topk_prob = true,
                                 .bias = {bias, 8}},
                     .biases = true,
                     .max_num_tokens = 400,
@@ -72,7 +72,7 @@ BOOST_DATA_TEST_CASE(with_experts, kernel_tables() * data::make(kExpertsQuantiza
 }
 
 BOOST_DATA_TEST_CASE(with_experts_of_numbers_of_a_table, kernel_tables(), kernels) {
-  check_experts(kernels, coded(DType::kBFloat16), DType::kBFloat16);
+  check_experts(kernels, codebook(DType::kBFloat16), DType::kBFloat16);
   check_experts(kernels, float8(DType::kBFloat16, 128), DType::kBFloat16);
 }
 
@@ -123,7 +123,7 @@ BOOST_DATA_TEST_CASE(with_experts_whose_rows_threads_pack, kernel_tables(), kern
                        .shape = {.hidden_size = 300, .attention = {4, 2, 12}},
                        .intermediate_size = 72,
                        .num_experts = 8,
-                       .routing = {.top_k = 4, .normalised = true},
+                       .routing = {.top_k = 4, .norm_topk_prob = true},
                        .max_num_tokens = 400,
                        .max_rank = 9},
                       kernels);

@@ -89,7 +89,7 @@ BOOST_DATA_TEST_CASE(with_numbers_of_a_table, kernel_tables() * data::make({0, 1
                     .intermediate_size = 136,
                     .biases = true,
                     .max_num_tokens = 400,
-                    .quantization = coded(kDTypes[dtype_index])},
+                    .quantization = codebook(kDTypes[dtype_index])},
                    kernels);
 }
 

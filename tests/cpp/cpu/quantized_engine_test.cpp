@@ -25,19 +25,19 @@ constexpr Quantization kQuantizations[] = {
     {.algo = QuantAlgo::kW4A16, .group_size = 16, .zero_points = true},
     {.algo = QuantAlgo::kW8A8},
     {.algo = QuantAlgo::kW8A16, .zero_points = true},
-    {.algo = QuantAlgo::kW8A16, .group_size = 16, .zero_points = true, .reordered = true},
-    {.algo = QuantAlgo::kW4A16, .group_size = 8, .reordered = true},
+    {.algo = QuantAlgo::kW8A16, .group_size = 16, .zero_points = true, .act_order = true},
+    {.algo = QuantAlgo::kW4A16, .group_size = 8, .act_order = true},
     {.algo = QuantAlgo::kW4A8, .group_size = 16},
     {.algo = QuantAlgo::kW4A8, .group_size = 16, .zero_points = true},
 };
 
 /// Returns the program with its quantised matrices (or only those with a codebook) replaced by their values.
-Program dequantized(Program program, Storage* storage, bool only_coded = false) {
+Program dequantized(Program program, Storage* storage, bool only_codebooks = false) {
   for (auto* ops : {&program.body, &program.head}) {
     for (auto& op : *ops) {
       const auto replace = [&](std::vector<LinearPart>* parts) {
         for (auto& part : *parts) {
-          if (part.weight.quantization.is_coded() != only_coded) continue;
+          if (part.weight.quantization.is_codebook() != only_codebooks) continue;
           part.weight = storage->matrix(program.dtype, part.weight.n, part.weight.k, unpack(part.weight));
         }
       };
@@ -95,19 +95,19 @@ BOOST_DATA_TEST_CASE(logits_are_those_of_the_values_that_the_weights_stand_for,
 }
 
 /// An engine type for weights with a codebook, and the type that their values are rounded to.
-struct Coded {
+struct CodebookTypes {
   DType dtype;
   DType value_type;
 };
-constexpr Coded kCoded[] = {{DType::kFloat32, DType::kFloat32},
-                            {DType::kFloat32, DType::kBFloat16},
-                            {DType::kFloat16, DType::kFloat16},
-                            {DType::kBFloat16, DType::kBFloat16}};
+constexpr CodebookTypes kCodebooks[] = {{DType::kFloat32, DType::kFloat32},
+                                        {DType::kFloat32, DType::kBFloat16},
+                                        {DType::kFloat16, DType::kFloat16},
+                                        {DType::kBFloat16, DType::kBFloat16}};
 
 BOOST_DATA_TEST_CASE(numbers_of_a_table_give_the_bits_of_their_values,
                      data::make({0, 1, 2, 3}) * data::make({1, 2, 3, 5}) * data::make({0, 4}), index, code,
                      num_experts) {
-  const auto [dtype, value_type] = kCoded[index];
+  const auto [dtype, value_type] = kCodebooks[index];
   RandomModel model({.dtype = dtype,
                      .intermediate_size = 136,
                      .num_experts = num_experts,

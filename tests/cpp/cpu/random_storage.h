@@ -68,7 +68,7 @@ class Storage {
     std::vector<float> scales(static_cast<std::size_t>(n * groups));
     const float greatest = how.code == WeightCode::kE4M3                                   ? 448.0F
                            : how.algo == QuantAlgo::kW8A16 || how.algo == QuantAlgo::kW8A8 ? 128.0F
-                           : how.is_coded()                                                ? 1.0F
+                           : how.is_codebook()                                             ? 1.0F
                                                                                            : 8.0F;
     for (auto& scale : scales) scale = bound / greatest * random->between(0.5F, 1.0F);
     std::vector<std::uint8_t> zeros(scales.size());
@@ -77,8 +77,8 @@ class Storage {
     pack_quantized_panels(memory.data(), how, n, k, 0, n,
                           {weights.data(), scales.data(), how.zero_points ? zeros.data() : nullptr});
     const PanelMatrix made{memory.data(), dtype, n, k, nullptr, how};
-    if (how.reordered) {
-      pack_input_order(memory.data() + made.bytes_of_panels(), how, n, k, order(k, random).data());
+    if (how.act_order) {
+      pack_permutation(memory.data() + made.bytes_of_panels(), how, n, k, order(k, random).data());
     }
     return made;
   }

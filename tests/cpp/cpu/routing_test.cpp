@@ -62,7 +62,7 @@ Choice expected(const Routing& routing, const std::vector<float>& logits) {
   }
   std::ranges::sort(groups);
   std::vector<std::pair<double, std::int32_t>> ranked;
-  for (std::int32_t i = 0; i < routing.groups_taken; ++i) {
+  for (std::int32_t i = 0; i < routing.topk_groups; ++i) {
     const std::size_t group = groups[static_cast<std::size_t>(i)].second;
     for (std::size_t e = group * size; e < (group + 1) * size; ++e) {
       ranked.emplace_back(-choice[e], static_cast<std::int32_t>(e));
@@ -77,7 +77,7 @@ Choice expected(const Routing& routing, const std::vector<float>& logits) {
   std::vector<double> weights;
   for (const std::int32_t expert : made.experts) weights.push_back(scores[static_cast<std::size_t>(expert)]);
   if (routing.scores == RouterScores::kSoftmaxOfChosen) softmax(&weights);
-  const double sum = routing.normalised ? std::accumulate(weights.begin(), weights.end(), 0.0) : 1.0;
+  const double sum = routing.norm_topk_prob ? std::accumulate(weights.begin(), weights.end(), 0.0) : 1.0;
   for (const double weight : weights)
     made.weights.push_back(static_cast<float>(weight / sum * routing.scale));
   return made;
@@ -98,10 +98,10 @@ BOOST_AUTO_TEST_CASE(tokens_take_the_experts_that_the_rules_say) {
     Routing routing;
     routing.scores = static_cast<RouterScores>(random.below(3));
     routing.num_groups = groups;
-    routing.groups_taken = static_cast<std::int32_t>(1 + random.below(groups));
-    const auto most = static_cast<std::int64_t>(size) * routing.groups_taken;
+    routing.topk_groups = static_cast<std::int32_t>(1 + random.below(groups));
+    const auto most = static_cast<std::int64_t>(size) * routing.topk_groups;
     routing.top_k = static_cast<std::int32_t>(1 + random.below(most));
-    routing.normalised = random.below(2) == 0;
+    routing.norm_topk_prob = random.below(2) == 0;
     routing.scale = random.between(0.5F, 2.0F);
     if (random.below(2) == 0) routing.bias = {bias.data(), static_cast<std::int64_t>(bias.size())};
     const Choice actual = route(routing, logits);
@@ -115,7 +115,7 @@ BOOST_AUTO_TEST_CASE(tokens_take_the_experts_that_the_rules_say) {
 }
 
 BOOST_AUTO_TEST_CASE(equal_experts_are_chosen_in_their_order) {
-  const Choice choice = route({.top_k = 3, .normalised = true}, std::vector<float>(7, 0.25F));
+  const Choice choice = route({.top_k = 3, .norm_topk_prob = true}, std::vector<float>(7, 0.25F));
   BOOST_TEST(choice.experts == (std::vector<std::int32_t>{0, 1, 2}), boost::test_tools::per_element());
 }
 
@@ -131,7 +131,7 @@ BOOST_AUTO_TEST_CASE(logits_that_are_no_numbers_choose_experts_that_exist) {
         std::vector<float> logits(8, bad == 8 ? value : 0.5F);
         if (bad < 8) logits[bad] = value;
         const Choice choice =
-            route({.scores = scores, .top_k = 3, .num_groups = 4, .groups_taken = 2}, logits);
+            route({.scores = scores, .top_k = 3, .num_groups = 4, .topk_groups = 2}, logits);
         for (const std::int32_t expert : choice.experts) BOOST_TEST((expert >= 0 && expert < 8));
       }
     }

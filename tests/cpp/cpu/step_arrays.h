@@ -41,7 +41,7 @@ class StepArrays {
       for (std::size_t i = 0; i < width; ++i)
         tables.push_back(i < piece.blocks.size() ? piece.blocks[i] : -1);
       adapters.push_back(piece.adapter);
-      adapters_from.push_back(piece.adapter_from);
+      adapter_start_positions.push_back(piece.adapter_from);
     }
   }
 
@@ -54,13 +54,13 @@ class StepArrays {
             .block_tables = tables,
             .max_blocks_per_sequence = max_blocks,
             .adapters = adapters,
-            .adapters_from = adapters_from,
+            .adapter_start_positions = adapter_start_positions,
             .logit_rows = logit_rows,
             .copies_from = copies_from,
             .copies_to = copies_to,
             .hidden_rows = hidden_rows,
-            .given_rows = given_rows,
-            .given_embeddings = given_embeddings};
+            .prompt_embedding_rows = prompt_embedding_rows,
+            .prompt_embeddings = prompt_embeddings};
   }
 
   std::vector<std::int32_t> tokens;
@@ -71,9 +71,9 @@ class StepArrays {
   std::vector<std::int32_t> tables;
   std::int32_t max_blocks = 0;
   std::vector<const DeviceAdapter*> adapters;
-  std::vector<std::int32_t> adapters_from;
-  std::vector<std::int32_t> given_rows;
-  std::vector<const float*> given_embeddings;
+  std::vector<std::int32_t> adapter_start_positions;
+  std::vector<std::int32_t> prompt_embedding_rows;
+  std::vector<const float*> prompt_embeddings;
   /// All rows, unless changed.
   std::vector<std::int32_t> logit_rows;
   std::vector<std::int32_t> copies_from;

@@ -66,23 +66,23 @@ BOOST_AUTO_TEST_CASE(bad_sizes_are_refused) {
 }
 
 BOOST_AUTO_TEST_CASE(bad_embeddings_are_refused) {
-  const std::vector<float> embedding(static_cast<std::size_t>(engine->info().given_embedding_size));
+  const std::vector<float> embedding(static_cast<std::size_t>(engine->info().prompt_embedding_size));
   const auto give = [&](std::vector<std::int32_t> rows, std::size_t count) {
     return [&embedding, rows, count](StepArrays* a) {
-      a->given_rows = rows;
-      a->given_embeddings.assign(count, embedding.data());
+      a->prompt_embedding_rows = rows;
+      a->prompt_embeddings.assign(count, embedding.data());
     };
   };
-  refuses("given_embeddings has 1 elements, not 2", give({0, 1}, 1));
-  refuses("given_rows do not ascend", give({1, 1}, 2));
+  refuses("prompt_embeddings has 1 elements, not 2", give({0, 1}, 1));
+  refuses("prompt_embedding_rows do not ascend", give({1, 1}, 2));
   refuses("token_types has 2 elements", [](StepArrays* a) { a->token_types = {0, 0}; });
   refuses("token 1 has type 1; the model has 1", [](StepArrays* a) { a->token_types = {0, 1, 0, 0, 0, 0}; });
-  refuses("given_rows do not ascend", give({-1}, 1));
-  refuses("given_rows do not ascend", give({6}, 1));
+  refuses("prompt_embedding_rows do not ascend", give({-1}, 1));
+  refuses("prompt_embedding_rows do not ascend", give({6}, 1));
 }
 
 BOOST_AUTO_TEST_CASE(given_embeddings_take_the_place_of_tokens) {
-  const auto width = static_cast<std::size_t>(engine->info().given_embedding_size);
+  const auto width = static_cast<std::size_t>(engine->info().prompt_embedding_size);
   BOOST_TEST_REQUIRE(width > 0U);
   std::vector<std::vector<float>> rows(2, std::vector<float>(width));
   const StepArrays plain(sound());
@@ -93,8 +93,8 @@ BOOST_AUTO_TEST_CASE(given_embeddings_take_the_place_of_tokens) {
   StepArrays given(sound());
   given.tokens[1] = 0;
   given.tokens[4] = 0;
-  given.given_rows = {1, 4};
-  given.given_embeddings = {rows[0].data(), rows[1].data()};
+  given.prompt_embedding_rows = {1, 4};
+  given.prompt_embeddings = {rows[0].data(), rows[1].data()};
   const auto expected_logits = logits_of(engine.get(), plain.input());
   const auto logits = logits_of(engine.get(), given.input());
   BOOST_TEST(std::memcmp(logits.data(), expected_logits.data(), logits.size() * sizeof(float)) == 0);

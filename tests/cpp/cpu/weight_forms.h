@@ -18,8 +18,8 @@ inline constexpr Quantization kQuantizations[] = {
     {.algo = QuantAlgo::kW4A16, .group_size = 8, .zero_points = true, .scale_type = DType::kFloat16},
     {.algo = QuantAlgo::kW8A16, .group_size = 24, .scale_type = DType::kFloat16},
     {.algo = QuantAlgo::kW8A16, .zero_points = true},
-    {.algo = QuantAlgo::kW8A16, .group_size = 24, .zero_points = true, .reordered = true},
-    {.algo = QuantAlgo::kW4A16, .group_size = 16, .scale_type = DType::kFloat16, .reordered = true},
+    {.algo = QuantAlgo::kW8A16, .group_size = 24, .zero_points = true, .act_order = true},
+    {.algo = QuantAlgo::kW4A16, .group_size = 16, .scale_type = DType::kFloat16, .act_order = true},
     {.algo = QuantAlgo::kW4A8, .group_size = 16, .zero_points = true},
     {.algo = QuantAlgo::kW4A8, .group_size = 8, .scale_type = DType::kFloat16},
 };
@@ -32,7 +32,7 @@ inline Quantization llm_int8(DType dtype) {
 }
 
 /// NF4 in an engine of type `dtype`.
-inline Quantization coded(DType dtype) {
+inline Quantization codebook(DType dtype) {
   return {.algo = QuantAlgo::kW4A16,
           .group_size = 8,
           .scale_type = DType::kFloat32,

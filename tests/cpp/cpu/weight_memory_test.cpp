@@ -263,7 +263,7 @@ BOOST_DATA_TEST_CASE(of_experts, data::make({0, 2}), dtype) {
                  .shape = {.hidden_size = 96, .attention = {4, 2, 24}},
                  .intermediate_size = 136,
                  .num_experts = 8,
-                 .routing = {.top_k = 2, .normalised = true},
+                 .routing = {.top_k = 2, .norm_topk_prob = true},
                  .biases = true});
 }
 
@@ -426,7 +426,7 @@ BOOST_AUTO_TEST_CASE(experts_that_no_token_takes_are_not_read) {
                      .shape = {.hidden_size = 96, .attention = {4, 2, 24}},
                      .intermediate_size = 136,
                      .num_experts = 8,
-                     .routing = {.top_k = 2, .normalised = true}});
+                     .routing = {.top_k = 2, .norm_topk_prob = true}});
   const ProgramInFile file(model.program);
   const auto engine = file.engine(least_memory(file) + 400000);
   const WeightPlacement before = engine->weight_placement().value();
@@ -445,7 +445,7 @@ BOOST_AUTO_TEST_CASE(slots_begin_with_the_experts_that_a_text_used_most) {
                      .shape = {.hidden_size = 96, .attention = {4, 2, 24}},
                      .intermediate_size = 136,
                      .num_experts = 8,
-                     .routing = {.top_k = 2, .normalised = true}});
+                     .routing = {.top_k = 2, .norm_topk_prob = true}});
   const ProgramInFile file(model.program);
   const auto usage = std::make_shared<WeightUsageCounter>();
   const auto counted =
@@ -529,7 +529,7 @@ BOOST_AUTO_TEST_CASE(a_file_that_is_cut_short_fails_the_step_and_no_other) {
                        .shape = {.hidden_size = 96, .attention = {4, 2, 24}},
                        .intermediate_size = 136,
                        .num_experts = experts,
-                       .routing = {.top_k = 2, .normalised = true},
+                       .routing = {.top_k = 2, .norm_topk_prob = true},
                        .max_rank = 4});
     const Steps steps(&model, 6);
     const ProgramInFile file(model.program);

@@ -36,7 +36,7 @@ class FakeEncoderDecoder final : public FakeEngine {
     info_.encoder_hidden_size = 1;
     info_.cross_kv_block_bytes = sizeof(std::int64_t);
     info_.max_reusable_prompt_len = 0;
-    info_.has_adapters_from = false;
+    info_.has_adapter_start_positions = false;
   }
 
   [[nodiscard]] const EngineInfo& info() const override { return info_; }

@@ -38,7 +38,7 @@ class FakeEncoder final : public FakeEngine {
   explicit FakeEncoder(const Options& options = {}) : FakeEngine(options), info_(FakeEngine::info()) {
     info_.has_kv_cache = false;
     info_.has_logits = false;
-    info_.has_adapters_from = false;
+    info_.has_adapter_start_positions = false;
     info_.kv_block_bytes = 0;
     info_.max_reusable_prompt_len = 0;
   }

@@ -34,7 +34,7 @@ Sha256Digest last_of(const PromptTuningConfig& config, const Prompt& prompt) {
 EngineInfo engine_of(DType dtype = DType::kFloat32) {
   EngineInfo engine;
   engine.dtype = dtype;
-  engine.given_embedding_size = 2;
+  engine.prompt_embedding_size = 2;
   return engine;
 }
 

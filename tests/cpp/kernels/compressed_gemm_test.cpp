@@ -32,13 +32,13 @@ struct CompressedCase {
       element = static_cast<std::uint16_t>((any & 0x807fU) | exponent << 7U);
     }
     const auto* bytes = reinterpret_cast<const std::byte*>(panel.data());
-    exceptions = count_exceptions(bytes, k) + 1;
-    compressed.resize(compressed_panel_bytes(k, exceptions));
-    compress_panel(bytes, k, exceptions, compressed.data());
+    outliers = count_outliers(bytes, k) + 1;
+    compressed.resize(compressed_panel_bytes(k, outliers));
+    compress_panel(bytes, k, outliers, compressed.data());
   }
 
   std::int64_t k;
-  std::int64_t exceptions;
+  std::int64_t outliers;
   std::vector<std::uint16_t> panel;
   std::vector<std::byte> compressed;
 };
@@ -52,7 +52,7 @@ std::vector<std::uint16_t> random_activations(std::int64_t size, std::mt19937* r
 }
 
 /// Computes the product from only the packed rows, one part of the inputs after another.
-void multiply_packed_in_parts(const KernelTable& table, PanelGemm gemm, std::int64_t exceptions) {
+void multiply_packed_in_parts(const KernelTable& table, PanelGemm gemm, std::int64_t outliers) {
   constexpr std::int64_t kPart = 512;
   const std::int64_t blocks = gemm.call.rows / PackedSteps::kBlockRows + 1;
   gemm.a_step_bytes = blocks * PackedSteps::kBlockRows * PackedSteps::kRowBytes;
@@ -64,7 +64,7 @@ void multiply_packed_in_parts(const KernelTable& table, PanelGemm gemm, std::int
   gemm.a_steps = packed.data();
   for (std::int64_t begin = 0; begin < gemm.call.k; begin += kPart) {
     gemm.call.part = InputRange{begin, std::min(begin + kPart, gemm.call.k)};
-    table.compressed_gemm(gemm, exceptions);
+    table.compressed_gemm(gemm, outliers);
   }
 }
 
@@ -79,7 +79,7 @@ BOOST_DATA_TEST_CASE(expanding_gives_the_panel, kernel_tables() * boost::unit_te
     for (const std::int64_t k : kInputs) {
       const CompressedCase test(k, others, &random);
       std::vector<std::uint16_t> out(test.panel.size() + 1, 0xabcd);
-      table.expand_compressed(test.compressed.data(), k, test.exceptions,
+      table.expand_compressed(test.compressed.data(), k, test.outliers,
                               reinterpret_cast<std::byte*>(out.data()));
       BOOST_TEST(std::memcmp(out.data(), test.panel.data(), 2 * test.panel.size()) == 0);
       BOOST_TEST(out.back() == 0xabcd);
@@ -119,12 +119,12 @@ BOOST_DATA_TEST_CASE(products_have_the_bits_of_the_panel_they_stand_for,
         gemm.call.out = out.data();
         if (rows % 2 == 0) gemm.call.next_panel = following.compressed.data();
         if (rows % 3 == 0) gemm.fetch = spans;
-        table.compressed_gemm(gemm, test.exceptions);
+        table.compressed_gemm(gemm, test.outliers);
         BOOST_TEST_REQUIRE(std::memcmp(out.data(), expected.data(), out.size() * sizeof(float)) == 0,
                            "rows " << rows << " k " << k);
         if (table.pack_rows == nullptr) continue;
         std::ranges::fill(out, kPoison);
-        multiply_packed_in_parts(table, gemm, test.exceptions);
+        multiply_packed_in_parts(table, gemm, test.outliers);
         BOOST_TEST_REQUIRE(std::memcmp(out.data(), expected.data(), out.size() * sizeof(float)) == 0,
                            "packed, rows " << rows << " k " << k);
       }
@@ -143,7 +143,7 @@ BOOST_DATA_TEST_CASE(damaged_panels_write_nothing_outside, kernel_tables(), name
         if (random() % 3 == 0) byte = static_cast<std::byte>(random());
       }
       std::vector<std::uint16_t> out(test.panel.size() + 1, 0xabcd);
-      table.expand_compressed(test.compressed.data(), test.k, test.exceptions,
+      table.expand_compressed(test.compressed.data(), test.k, test.outliers,
                               reinterpret_cast<std::byte*>(out.data()));
       BOOST_TEST(out.back() == 0xabcd);
       if (table.compressed_rows == 0) continue;
@@ -157,7 +157,7 @@ BOOST_DATA_TEST_CASE(damaged_panels_write_nothing_outside, kernel_tables(), name
                                       .out = sums.data(),
                                       .out_stride = kPanelColumns,
                                       .rows = 1}},
-                            test.exceptions);
+                            test.outliers);
       BOOST_TEST(sums.back() == kPoison);
     }
   }

@@ -313,10 +313,10 @@ LoraLayout sharded_layout(std::int32_t num_shares, std::int32_t share) {
   LoraSite& dense = layout.sites[1];
   for (LoraPart& part : qkv.parts) {
     part.first_output = share * part.out_size;
-    part.outputs_elsewhere = (num_shares - 1) * part.out_size;
+    part.num_remote_outputs = (num_shares - 1) * part.out_size;
   }
   dense.first_input = share * dense.in_size;
-  dense.inputs_elsewhere = (num_shares - 1) * dense.in_size;
+  dense.num_remote_inputs = (num_shares - 1) * dense.in_size;
   dense.parts[0].out_size = 2 * kPanelColumns + 8;  // three panels
   for (LoraSite& site : layout.sites) {
     site.num_shares = num_shares;
@@ -374,7 +374,7 @@ BOOST_DATA_TEST_CASE(ranks_share_both_matrices, boost::unit_test::data::make({2,
 BOOST_AUTO_TEST_CASE(images_are_as_large_as_a_share) {
   LoraSite column{0, 1024, {{LoraModule::kAttnQ, 256, 0, 768}}};
   LoraSite row{0, 256, {{LoraModule::kAttnDense, 1024}}};
-  row.inputs_elsewhere = 768;
+  row.num_remote_inputs = 768;
   const LoraLayout layout = small_layout(DType::kBFloat16);
   const auto bytes_of = [&](const LoraSite& site, std::int32_t rank) {
     const ModuleRank module{site.parts[0].module, rank, {}};

@@ -213,7 +213,7 @@ BOOST_AUTO_TEST_CASE(unusable_sites_are_found) {
         [](Program* p) { p->lora.sites[0].num_shares = 2; });
   finds("site 0 is share 0 of 2; the program is that of rank 0 of 1", [](Program* p) {
     p->lora.sites[0].num_shares = 2;
-    p->lora.sites[0].inputs_elsewhere = 8;
+    p->lora.sites[0].num_remote_inputs = 8;
   });
   finds("site 0 is share 1 of 1; the program is that of rank 0 of 1",
         [](Program* p) { p->lora.sites[0].share = 1; });
@@ -261,15 +261,15 @@ BOOST_AUTO_TEST_CASE(unusable_experts_are_found) {
   finds("6 experts cannot stand in 4 equal groups", [](ExpertsOp& op) { op.routing.num_groups = 4; });
   finds("groups_taken is 3", [](ExpertsOp& op) {
     op.routing.num_groups = 2;
-    op.routing.groups_taken = 3;
+    op.routing.topk_groups = 3;
   });
   finds("scale is", [](ExpertsOp& op) { op.routing.scale = -1.0F; });
   finds("the kind of scores is unknown",
         [](ExpertsOp& op) { op.routing.scores = static_cast<RouterScores>(9); });
-  finds("the program has one rank", [](ExpertsOp& op) { op.experts_elsewhere = 6; });
-  finds("the sum of those here is added to the output", [](ExpertsOp& op) { op.experts_elsewhere = 6; });
+  finds("the program has one rank", [](ExpertsOp& op) { op.num_remote_experts = 6; });
+  finds("the sum of those here is added to the output", [](ExpertsOp& op) { op.num_remote_experts = 6; });
   finds("router_logits 'router_logits' is 6 wide; it must be 12",
-        [](ExpertsOp& op) { op.experts_elsewhere = 6; });
+        [](ExpertsOp& op) { op.num_remote_experts = 6; });
   finds("first_expert is 1; it must lie in [0, 0]", [](ExpertsOp& op) { op.first_expert = 1; });
   finds("not a gated one", [](ExpertsOp& op) { op.activation = LinearEpilogue::kGelu; });
   finds("there are 11 gate and up weights for 6 experts", [](ExpertsOp& op) { op.gate_up.pop_back(); });

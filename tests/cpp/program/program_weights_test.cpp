@@ -14,13 +14,13 @@ namespace {
 BOOST_FIXTURE_TEST_SUITE(program_weights, ProgramFixture)
 
 BOOST_AUTO_TEST_CASE(orders_that_lack_an_input_are_found) {
-  model = RandomModel({.quantization = {.algo = QuantAlgo::kW8A16, .reordered = true}});
+  model = RandomModel({.quantization = {.algo = QuantAlgo::kW8A16, .act_order = true}});
   PanelMatrix& weight = op_at<LinearOp>(&model.program, 5).parts[0].weight;
   std::vector<std::byte> bytes(weight.data, weight.data + weight.bytes());
   weight.data = bytes.data();
   BOOST_TEST(model.program.validate().list().empty());
   const std::size_t begin = bytes.size() - static_cast<std::size_t>(weight.k) * sizeof(std::int32_t);
-  const std::int32_t second = weight.input_order()[1];
+  const std::int32_t second = weight.permutation()[1];
   for (const std::int32_t wrong : {std::int32_t{-1}, static_cast<std::int32_t>(weight.k), second}) {
     std::memcpy(bytes.data() + begin, &wrong, sizeof(wrong));
     finds("has input " + std::to_string(wrong) + " of " + std::to_string(weight.k) +
@@ -92,11 +92,11 @@ BOOST_AUTO_TEST_CASE(unusable_quantization_is_found) {
     of_dense(p) = {.algo = QuantAlgo::kW8A16, .scale_type = DType::kBFloat16, .code = WeightCode::kLLMInt8};
   });
   finds("is reordered, which only integers of W4A16 and W8A16 may be",
-        changed([](Quantization* how) { how->reordered = true; }));
+        changed([](Quantization* how) { how->act_order = true; }));
   finds("is reordered, which only integers of W4A16 and W8A16 may be",
-        [&](Program* p) { of_dense(p) = {.algo = QuantAlgo::kW8A8, .reordered = true}; });
+        [&](Program* p) { of_dense(p) = {.algo = QuantAlgo::kW8A8, .act_order = true}; });
   finds("is reordered, which only integers of W4A16 and W8A16 may be",
-        [&](Program* p) { of_dense(p) = {.algo = QuantAlgo::kW4A8, .reordered = true}; });
+        [&](Program* p) { of_dense(p) = {.algo = QuantAlgo::kW4A8, .act_order = true}; });
   finds("has a code, which only weights may have that are multiplied as W4A16", [&](Program* p) {
     of_dense(p) = {.algo = QuantAlgo::kW4A8, .group_size = 16, .code = WeightCode::kFP4};
   });
@@ -123,16 +123,16 @@ BOOST_AUTO_TEST_CASE(unusable_quantization_is_found) {
 BOOST_AUTO_TEST_CASE(unusable_compression_is_found) {
   const auto compressed = [](Program* p) -> PanelMatrix& {
     PanelMatrix& weight = op_at<LinearOp>(p, 5).parts[0].weight;
-    weight.exceptions = 0;
+    weight.outliers = 0;
     return weight;
   };
   finds("the table is quantised or compressed, which only linear layers can be",
-        [](Program* p) { op_at<EmbeddingOp>(p, 0).table.exceptions = 0; });
+        [](Program* p) { op_at<EmbeddingOp>(p, 0).table.outliers = 0; });
   finds("is compressed, which only bfloat16 can be", [&](Program* p) { compressed(p); });
   finds("is compressed and has 4 inputs, which must be a multiple of 8",
         [&](Program* p) { compressed(p).k = 4; });
-  finds("has places for -3 exceptions", [&](Program* p) { compressed(p).exceptions = -3; });
-  finds("has places for 1000000000 exceptions", [&](Program* p) { compressed(p).exceptions = 1000000000; });
+  finds("has places for -3 exceptions", [&](Program* p) { compressed(p).outliers = -3; });
+  finds("has places for 1000000000 exceptions", [&](Program* p) { compressed(p).outliers = 1000000000; });
 }
 
 BOOST_AUTO_TEST_CASE(unusable_weights_are_found) {

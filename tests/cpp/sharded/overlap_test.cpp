@@ -261,7 +261,7 @@ BOOST_DATA_TEST_CASE(sums_go_on_during_layers_that_do_without_them,
 BOOST_DATA_TEST_CASE(so_are_those_of_experts, data::make(kSizes) * data::make({2, 8}), size, top_k) {
   ModelOptions experts = options();
   experts.num_experts = top_k == 2 ? 6 : 12;
-  experts.routing = {.top_k = top_k, .normalised = true};
+  experts.routing = {.top_k = top_k, .norm_topk_prob = true};
   experts.intermediate_size = 16;
   experts.max_rank = 0;
   const RandomModel model(experts);

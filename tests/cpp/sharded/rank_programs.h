@@ -40,7 +40,7 @@ inline Program with_own_experts(const Program& whole, std::int32_t rank, std::in
     op->gate_up = {op->gate_up.begin() + 2 * first, op->gate_up.begin() + 2 * (first + count)};
     op->down = {op->down.begin() + first, op->down.begin() + first + count};
     op->first_expert = static_cast<std::int32_t>(first);
-    op->experts_elsewhere = static_cast<std::int32_t>(count * (num_ranks - 1));
+    op->num_remote_experts = static_cast<std::int32_t>(count * (num_ranks - 1));
     op->stores = true;
     const BufferId hidden = op->output;
     const BufferId term = op->output = add_term(hidden, &program);
@@ -76,9 +76,9 @@ inline Program with_shared_adapters(const Program& cut) {
     site.share = program.rank;
     const LoraModule module = site.parts.front().module;
     if (module == LoraModule::kAttnDense || module == LoraModule::kMlp4HToH) {
-      site.inputs_elsewhere = elsewhere * site.in_size;
+      site.num_remote_inputs = elsewhere * site.in_size;
     } else {
-      for (LoraPart& part : site.parts) part.outputs_elsewhere = elsewhere * part.out_size;
+      for (LoraPart& part : site.parts) part.num_remote_outputs = elsewhere * part.out_size;
     }
   }
   return program;

@@ -133,7 +133,7 @@ struct WholeStep {
   std::vector<std::int32_t> offsets = {0, 3, 5};
   std::vector<std::int32_t> prompts = {3, 6};
   std::vector<std::int32_t> tables = {0, -1, -1, 1, 2, -1};
-  std::vector<std::int32_t> adapters_from = {1, 2};
+  std::vector<std::int32_t> adapter_start_positions = {1, 2};
   std::vector<std::int32_t> logit_rows = {2, 4};
   std::vector<std::int32_t> copies_from = {3};
   std::vector<std::int32_t> copies_to = {4};
@@ -155,7 +155,7 @@ struct WholeStep {
             .block_tables = tables,
             .max_blocks_per_sequence = 3,
             .adapters = adapters,
-            .adapters_from = adapters_from,
+            .adapter_start_positions = adapter_start_positions,
             .logit_rows = logit_rows,
             .copies_from = copies_from,
             .copies_to = copies_to,
@@ -177,7 +177,7 @@ EngineInfo info_of_whole_step() {
   info.max_num_tokens = 8;
   info.max_seq_len = 8;
   info.tokens_per_block = 4;
-  info.has_adapters_from = true;
+  info.has_adapter_start_positions = true;
   info.num_token_types = 3;
   info.hidden_size = 4;
   info.max_encoder_input_len = 4;
@@ -195,7 +195,7 @@ BOOST_AUTO_TEST_CASE(every_field_of_an_engine_arrives) {
   const Served served(engine);
   // An engine of another process has no second level of the KV cache, and takes no embeddings.
   info.kv_identity.clear();
-  info.given_embedding_size = 0;
+  info.prompt_embedding_size = 0;
   BOOST_TEST(described(served.remote->info()) == described(info), boost::test_tools::per_element());
   BOOST_TEST(described(info).size() > 50U);
 }
@@ -223,7 +223,7 @@ BOOST_AUTO_TEST_CASE(a_microbatch_has_its_part_of_every_array) {
   first.offsets = {0, 2};
   first.prompts = {3};
   first.tables = {0, -1, -1};
-  first.adapters_from = {1};
+  first.adapter_start_positions = {1};
   first.logit_rows = {};
   first.hidden_rows = {0};
   first.lengths = {2};

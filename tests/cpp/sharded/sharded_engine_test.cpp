@@ -125,7 +125,7 @@ void check_ranks(const Program& whole, std::int32_t num_ranks, MakeProgram make,
 // A token has two of six experts, so with six ranks most ranks have no work for it.
 BOOST_DATA_TEST_CASE(ranks_have_different_experts, data::make({2, 3, 6}) * data::make({1, 7, 170}), num_ranks,
                      tokens) {
-  const RandomModel model({.num_experts = 6, .routing = {.top_k = 2, .normalised = true}});
+  const RandomModel model({.num_experts = 6, .routing = {.top_k = 2, .norm_topk_prob = true}});
   check_ranks(model.program, num_ranks, with_own_experts, tokens);
 }
 

@@ -417,7 +417,7 @@ def test_parts_and_layers_may_have_orders_of_their_own(whole_model: Path, tmp_pa
     checkpoint = Checkpoint.of_model(published)
     assert checkpoint.kept is not None
     assert len(checkpoint.kept.matrices) == 14
-    orders = checkpoint.ranks[0].input_orders("transformer.layers.0.mlp.proj.weight")
+    orders = checkpoint.ranks[0].permutations("transformer.layers.0.mlp.proj.weight")
     assert np.array_equal(orders, [np.arange(256)])
     build(checkpoint, CONFIG, tmp_path / "engine")
     _assert_logits(tmp_path / "engine", tmp_path / "values", tmp_path)

@@ -79,7 +79,7 @@ def test_reordered_inputs_are_not_cut(name: str, whole_model: Path, tmp_path: Pa
         for layer, parts in (("attention.qkv", 3), ("mlp.fc", 1), ("mlp.gate", 1)):
             weight = f"transformer.layers.0.{layer}.weight"
             tensors = opened.ranks[rank]
-            orders = tensors.input_orders(weight)
+            orders = tensors.permutations(weight)
             assert orders.shape == (parts, values[weight].shape[1])
             pieces = tensors.quantized_rows(weight, range(len(values[weight])))
             found = np.concatenate([dequantize_rows(piece, how) for piece in pieces])

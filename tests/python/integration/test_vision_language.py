@@ -99,7 +99,7 @@ def test_tensors_of_both_layouts_are_one_model(model: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("command", [["convert-checkpoint"], ["build", "--max_seq_len", "64"]])
-def test_what_is_left_aside_is_said(
+def test_ignored_vision_tensors_are_reported(
     model: Path, command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "120")

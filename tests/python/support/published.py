@@ -181,13 +181,13 @@ def gptq(
     group_size: int,
     *,
     symmetric: bool = True,
-    reordered: bool = False,
+    act_order: bool = False,
     uneven: bool = False,
     layout: str = "gptq",
     dtype: np.dtype[Any] = FLOAT16,
     quantizer: str = "gptqmodel:5.0.0",
 ) -> Scheme:
-    """Returns GPTQ. reordered: groups follow the importance of inputs, not their position (desc_act).
+    """Returns GPTQ. act_order: groups follow the importance of inputs, not their position (desc_act).
 
     uneven: the first group has one input too many, and the second one too few.
     """
@@ -195,7 +195,7 @@ def gptq(
     def quantize(matrix: Array, rng: np.random.Generator) -> Layer:
         inputs = matrix.shape[1]
         groups = np.arange(inputs) // (group_size if group_size > 0 else inputs)
-        if reordered:
+        if act_order:
             groups = rng.permutation(groups)
         if uneven:
             groups[np.argmax(groups == 1)] = 0
@@ -217,7 +217,7 @@ def gptq(
         "bits": bits,
         "group_size": group_size,
         "sym": symmetric,
-        "desc_act": reordered,
+        "desc_act": act_order,
         "checkpoint_format": layout,
         "damp_percent": 0.01,
         "true_sequential": True,
@@ -354,13 +354,13 @@ def integers(
     dtype: np.dtype[Any] = FLOAT16,
     *,
     symmetric: bool = True,
-    reordered: bool = False,
+    act_order: bool = False,
 ) -> Scheme:
     """Returns packed integers of compressed-tensors."""
 
     def quantize(matrix: Array, rng: np.random.Generator) -> Layer:
         groups = np.arange(matrix.shape[1]) // (group_size or matrix.shape[1])
-        if reordered:
+        if act_order:
             groups = rng.permutation(groups)
         made = in_groups(matrix, groups, bits, dtype, rng, symmetric=symmetric)
         tensors = {
@@ -370,13 +370,13 @@ def integers(
         }
         if not symmetric:
             tensors[".weight_zero_point"] = in_words(made.zeros, bits)
-        if reordered:
+        if act_order:
             tensors[".weight_g_idx"] = groups.astype(np.int32)
         return Layer(tensors, made.of(groups, dtype), made.of(groups, FLOAT32))
 
     strategy = "channel" if group_size is None else "group"
     weights = {"num_bits": bits, "type": "int", "strategy": strategy, "group_size": group_size, "dynamic": False}
-    if reordered:
+    if act_order:
         weights["actorder"] = "group"
     config = compressed_tensors_config("pack-quantized", {**weights, "symmetric": symmetric}, None)
     return Scheme(config, quantize, np.dtype(dtype), group_size=group_size or 1)
@@ -396,15 +396,15 @@ SCHEMES: dict[str, Scheme] = {
     "gptq-4": gptq(4, 32),
     "gptq-4-no-groups": gptq(4, -1),
     "gptq-4-asymmetric": gptq(4, 64, symmetric=False),
-    "gptq-4-act-order": gptq(4, 32, reordered=True),
+    "gptq-4-act-order": gptq(4, 32, act_order=True),
     "gptq-4-uneven": gptq(4, 32, uneven=True),
-    "gptq-2-act-order": gptq(2, 64, reordered=True, symmetric=False),
-    "gptq-3-act-order": gptq(3, 32, reordered=True),
-    "gptq-4-act-order-asymmetric": gptq(4, 32, reordered=True, symmetric=False, layout="gptq_v2", quantizer="other"),
+    "gptq-2-act-order": gptq(2, 64, act_order=True, symmetric=False),
+    "gptq-3-act-order": gptq(3, 32, act_order=True),
+    "gptq-4-act-order-asymmetric": gptq(4, 32, act_order=True, symmetric=False, layout="gptq_v2", quantizer="other"),
     "gptq-4-v2": gptq(4, 32, symmetric=False, layout="gptq_v2", quantizer="other"),
     "gptq-8": gptq(8, 32, symmetric=False, layout="gptq_v2"),
     "gptq-8-groups": gptq(8, 64),
-    "gptq-8-act-order": gptq(8, 32, reordered=True, dtype=BFLOAT16),
+    "gptq-8-act-order": gptq(8, 32, act_order=True, dtype=BFLOAT16),
     "awq-gemm": awq(32),
     "awq-gemm-no-groups": awq(-1),
     "awq-gemv": awq(32, "gemv"),
@@ -419,8 +419,8 @@ SCHEMES: dict[str, Scheme] = {
     "packed-4-groups-of-16": integers(4, 16, BFLOAT16, symmetric=False),
     "packed-8-groups": integers(8, 32, symmetric=False),
     "packed-8-symmetric-groups": integers(8, 32, BFLOAT16),
-    "packed-4-act-order": integers(4, 32, BFLOAT16, reordered=True),
-    "packed-8-act-order": integers(8, 32, symmetric=False, reordered=True),
+    "packed-4-act-order": integers(4, 32, BFLOAT16, act_order=True),
+    "packed-8-act-order": integers(8, 32, symmetric=False, act_order=True),
     "packed-8-asymmetric": integers(8, None, symmetric=False),
     "gptq-4-bfloat16": gptq(4, 32, dtype=BFLOAT16),
     "gptq-4-float32": gptq(4, 32, dtype=FLOAT32),

@@ -107,8 +107,8 @@ def test_numbers_and_scales_are_kept_where_a_checkpoint_can_hold_them(
     for other in (how, replace(how, scale_dtype=DType.FLOAT32)):
         pieces = list(matrix.quantized_rows(range(len(layer.values)), 7, other))
         found = np.concatenate([dequantize_rows(piece, other) for piece in pieces])
-        if other.reordered:
-            found[:, matrix.input_order()] = found.copy()
+        if other.act_order:
+            found[:, matrix.permutation()] = found.copy()
         # Integers times scales; the format's library rounds the products to the scales' dtype.
         assert found.astype(layer.values.dtype).tobytes() == layer.values.tobytes()
 

@@ -168,7 +168,7 @@ def test_three_bits_of_rows_that_are_no_whole_words_are_refused() -> None:
         QuantConfig(quant_algo=QuantAlgo.W8A16, group_size=64),
         QuantConfig(quant_algo=QuantAlgo.W8A16, code=WeightCode.E4M3, value_dtype=DType.FLOAT32),
         QuantConfig(quant_algo=QuantAlgo.W8A16, has_zero_point=True),
-        QuantConfig(quant_algo=QuantAlgo.W4A16, reordered=True),
+        QuantConfig(quant_algo=QuantAlgo.W4A16, act_order=True),
     ],
     ids=QuantConfig.describe,
 )

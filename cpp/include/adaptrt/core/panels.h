@@ -125,12 +125,12 @@ struct Quantization {
   /// Bits of a weight, for kW4A16 and kW4A8: 4, or 2 or 3 for integers.
   std::int32_t bits = 4;
   /// True if the inputs are permuted and the permutation is stored after the panels, see
-  /// PanelMatrix::input_order. Only integers of kW4A16 and kW8A16 can have a permutation.
-  bool reordered = false;
+  /// PanelMatrix::permutation. Only integers of kW4A16 and kW8A16 can have a permutation.
+  bool act_order = false;
 
   bool operator==(const Quantization&) const = default;
 
-  [[nodiscard]] bool is_coded() const { return code != WeightCode::kInteger; }
+  [[nodiscard]] bool is_codebook() const { return code != WeightCode::kInteger; }
 };
 
 /// Bytes of a packed W[n, k], quantised or of type `dtype`, including the input permutation if there is one.
@@ -152,8 +152,8 @@ struct PanelMatrix {
   /// Keeps `data` alive; nullptr if something else does.
   std::shared_ptr<const void> owner = nullptr;
   Quantization quantization = {};
-  /// Number of places for exceptions in each compressed bfloat16 panel, see core/compressed_panels.h.
-  std::int64_t exceptions = kNotCompressed;
+  /// Number of places for outliers in each compressed bfloat16 panel, see core/compressed_panels.h.
+  std::int64_t outliers = kNotCompressed;
   /// True if the rows follow the panels; see can_have_rows.
   bool has_rows = false;
   /// True if the columns follow the panels; see can_have_columns.
@@ -161,7 +161,7 @@ struct PanelMatrix {
 
   /// True if rows or columns follow the panels.
   [[nodiscard]] bool is_stored_twice() const { return has_rows || has_columns; }
-  [[nodiscard]] bool is_compressed() const { return exceptions != kNotCompressed; }
+  [[nodiscard]] bool is_compressed() const { return outliers != kNotCompressed; }
   /// True if that panel is compressed. A last panel that is narrower than kPanelColumns is not.
   [[nodiscard]] bool is_compressed(std::int64_t panel) const {
     return is_compressed() && panel_width(n, panel) == kPanelColumns;
@@ -176,9 +176,9 @@ struct PanelMatrix {
   [[nodiscard]] const std::byte* row(std::int64_t output) const;
   /// Address of column `input`; the matrix has columns.
   [[nodiscard]] const std::byte* column(std::int64_t input) const;
-  /// Permutation of the inputs, [k]: input i of the panels is input input_order()[i] of W, and each input
-  /// occurs once. Empty if the matrix is not reordered.
-  [[nodiscard]] std::span<const std::int32_t> input_order() const;
+  /// Permutation of the inputs, [k]: input i of the panels is input permutation()[i] of W, and each input
+  /// occurs once. Empty without act-order.
+  [[nodiscard]] std::span<const std::int32_t> permutation() const;
   /// Bytes of the panels only.
   [[nodiscard]] std::size_t bytes_of_panels() const;
 };

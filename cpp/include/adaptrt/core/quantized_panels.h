@@ -46,7 +46,7 @@ inline constexpr std::int64_t kInt4Inputs = 8;
 }
 /// True if the scales have a type (scale_type) and groups. Otherwise each output has one float32 scale.
 [[nodiscard]] constexpr bool has_typed_scales(const Quantization& quantization) {
-  return has_few_bits(quantization.algo) || quantization.is_coded() || quantization.group_size != 0;
+  return has_few_bits(quantization.algo) || quantization.is_codebook() || quantization.group_size != 0;
 }
 /// Zero point of four-bit integers that have no stored zero points.
 inline constexpr int kInt4Zero = 8;
@@ -126,12 +126,12 @@ void pack_quantized_panels(std::byte* panels, const Quantization& quantization, 
                            std::int64_t k, std::int64_t first_row, std::int64_t rows,
                            const QuantizedRows& source);
 
-/// Writes the input permutation `order` [k] of a reordered matrix after its panels. `behind` is the end of
+/// Writes the input permutation `order` [k] of an act-order matrix after its panels. `behind` is the end of
 /// the panels; padding up to a multiple of 4 bytes is written first.
-void pack_input_order(std::byte* behind, const Quantization& quantization, std::int64_t n, std::int64_t k,
+void pack_permutation(std::byte* behind, const Quantization& quantization, std::int64_t n, std::int64_t k,
                       const std::int32_t* order);
 
-/// Undoes the input permutation of a reordered matrix in place: `values` [k] is in the order of the panels
+/// Undoes the input permutation of an act-order matrix in place: `values` [k] is in the order of the panels
 /// before the call, and in the order of W after it.
 void put_in_order(std::span<const std::int32_t> order, float* values);
 

@@ -42,8 +42,8 @@ struct EngineInfo {
   std::string kv_identity = {};
   /// AttentionOp::sliding_window of each layer; empty if not known.
   std::vector<std::int32_t> attention_windows = {};
-  /// True if the engine reads StepInput::adapters_from.
-  bool has_adapters_from = false;
+  /// True if the engine reads StepInput::adapter_start_positions.
+  bool has_adapter_start_positions = false;
   /// Maximum number of tokens in an encoder input; 0: the engine has no encoder.
   std::int32_t max_encoder_input_len = 0;
   /// Width of the rows in EncoderInputs::outputs.
@@ -52,8 +52,8 @@ struct EngineInfo {
   std::size_t cross_kv_block_bytes = 0;
   /// Width of the rows that HiddenSink gets; 0: the engine does not return hidden states.
   std::int64_t hidden_size = 0;
-  /// Width of StepInput::given_embeddings; 0: the engine takes none.
-  std::int64_t given_embedding_size = 0;
+  /// Width of StepInput::prompt_embeddings; 0: the engine takes none.
+  std::int64_t prompt_embedding_size = 0;
   /// Number of token types of the model; StepInput::token_types are below it.
   std::int64_t num_token_types = 1;
   /// False: the model has no lm_head; it returns hidden states and no logits.
@@ -104,7 +104,7 @@ struct StepInput {
   std::int32_t max_blocks_per_sequence = 0;
   std::span<const DeviceAdapter* const> adapters;  // [S]; nullptr: the base model
   /// [S] first position at which each adapter acts; empty: 0 for all.
-  std::span<const std::int32_t> adapters_from = {};
+  std::span<const std::int32_t> adapter_start_positions = {};
   std::span<const std::int32_t> logit_rows;  // [R], ascending indices into the T tokens
   /// [C] KV blocks. Before the step writes anything, copies_from[i] is copied to copies_to[i], in this order.
   std::span<const std::int32_t> copies_from = {};
@@ -113,9 +113,9 @@ struct StepInput {
   std::span<const std::int32_t> hidden_rows = {};
   /// [G], ascending indices into the T tokens that have given embeddings. Their token_ids have no effect, but
   /// must be in the vocabulary.
-  std::span<const std::int32_t> given_rows = {};
-  /// [G] pointers to float32 [given_embedding_size], which replace rows of the model's table.
-  std::span<const float* const> given_embeddings = {};
+  std::span<const std::int32_t> prompt_embedding_rows = {};
+  /// [G] pointers to float32 [prompt_embedding_size], which replace rows of the model's table.
+  std::span<const float* const> prompt_embeddings = {};
   // For engines with an encoder:
   /// Computed before the step's tokens attend to them.
   EncoderInputs encoder = {};

@@ -29,7 +29,7 @@ constexpr auto sent_fields_of(const EngineInfo* /*type*/) {
       Field{"max_reusable_prompt_len", &C::max_reusable_prompt_len,
             "Longest prompt whose KV blocks other requests may reuse."},
       Field{"num_stages", &C::num_stages, "Stages of the pipeline."},
-      Field{"has_adapters_from", &C::has_adapters_from,
+      Field{"has_adapter_start_positions", &C::has_adapter_start_positions,
             "True if requests may say at which position their adapter begins to act."},
       Field{"max_encoder_input_len", &C::max_encoder_input_len,
             "Largest number of tokens in an encoder input; 0: the engine has no encoder."},
@@ -57,7 +57,7 @@ constexpr auto fields_of(const EngineInfo* type) {
       std::tuple{Field{"kv_identity", &C::kv_identity,
                        "Digest of everything that KV blocks depend on; empty: not known, or KV blocks cannot "
                        "be read."},
-                 Field{"given_embedding_size", &C::given_embedding_size,
+                 Field{"prompt_embedding_size", &C::prompt_embedding_size,
                        "Width of PromptTuningConfig.embedding_table; 0: the engine takes none."}});
 }
 static_assert(lists_every_member<EngineInfo>());
@@ -79,8 +79,8 @@ struct StepInputArray {
   StepAxis axis;
 };
 
-/// All int32 arrays except given_rows, which belong to given_embeddings: only an engine of one process takes
-/// these.
+/// All int32 arrays except prompt_embedding_rows, which belong to prompt_embeddings: only an engine of one
+/// process takes these.
 inline constexpr std::array kStepInputArrays = {
     StepInputArray{&StepInput::token_ids, StepAxis::kTokens},
     StepInputArray{&StepInput::positions, StepAxis::kTokens},
@@ -88,7 +88,7 @@ inline constexpr std::array kStepInputArrays = {
     StepInputArray{&StepInput::sequence_offsets, StepAxis::kOffsets},
     StepInputArray{&StepInput::prompt_lengths, StepAxis::kSequences},
     StepInputArray{&StepInput::block_tables, StepAxis::kBlocks},
-    StepInputArray{&StepInput::adapters_from, StepAxis::kSequences},
+    StepInputArray{&StepInput::adapter_start_positions, StepAxis::kSequences},
     StepInputArray{&StepInput::logit_rows, StepAxis::kRows},
     StepInputArray{&StepInput::copies_from, StepAxis::kCopies},
     StepInputArray{&StepInput::copies_to, StepAxis::kCopies},
@@ -96,7 +96,7 @@ inline constexpr std::array kStepInputArrays = {
     StepInputArray{&StepInput::encoder_lengths, StepAxis::kSequences},
     StepInputArray{&StepInput::cross_block_tables, StepAxis::kCrossBlocks}};
 /// Number of the other members of StepInput: two widths of tables, adapters, encoder inputs,
-/// given_rows and given_embeddings.
+/// prompt_embedding_rows and prompt_embeddings.
 inline constexpr std::size_t kOtherStepMembers = 6;
 static_assert(kStepInputArrays.size() + kOtherStepMembers == num_members<StepInput>());
 

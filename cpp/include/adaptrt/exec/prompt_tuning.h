@@ -33,7 +33,7 @@ class EmbeddingTable {
 
   // For tables that validate() accepts:
   [[nodiscard]] std::int64_t num_rows() const { return tensor().shape.empty() ? 0 : tensor().shape.front(); }
-  /// float32 [EngineInfo::given_embedding_size]
+  /// float32 [EngineInfo::prompt_embedding_size]
   [[nodiscard]] const float* row(std::int64_t index) const;
   /// Returns the digest of each row's bytes. The first call computes them; any thread may call.
   [[nodiscard]] std::span<const Sha256Digest> digests() const;

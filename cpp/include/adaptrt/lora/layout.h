@@ -47,10 +47,10 @@ struct LoraPart {
   std::int64_t out_size = 0;
   /// First of these outputs in the module's outputs, and the number of outputs that only other ranks have.
   std::int64_t first_output = 0;
-  std::int64_t outputs_elsewhere = 0;
+  std::int64_t num_remote_outputs = 0;
 
   /// Number of outputs of the whole module, which is the number of rows of its B.
-  [[nodiscard]] std::int64_t whole_out_size() const { return out_size + outputs_elsewhere; }
+  [[nodiscard]] std::int64_t whole_out_size() const { return out_size + num_remote_outputs; }
 };
 
 /// A place in the network where adapters act: one linear layer whose parts share an input.
@@ -70,7 +70,7 @@ struct LoraSite {
   std::int32_t expert = 0;
   /// First of these inputs in the layer's inputs, and the number of inputs that other ranks have.
   std::int64_t first_input = 0;
-  std::int64_t inputs_elsewhere = 0;
+  std::int64_t num_remote_inputs = 0;
   /// True if an adapter's shift is added here. If a layer's inputs are split among ranks, only the first rank
   /// adds it.
   bool adds_shifts = true;
@@ -82,8 +82,8 @@ struct LoraSite {
   std::int32_t num_shares = 1;
   std::int32_t share = 0;
 
-  [[nodiscard]] bool shares_a() const { return num_shares > 1 && inputs_elsewhere == 0; }
-  [[nodiscard]] bool shares_b() const { return num_shares > 1 && inputs_elsewhere > 0; }
+  [[nodiscard]] bool shares_a() const { return num_shares > 1 && num_remote_inputs == 0; }
+  [[nodiscard]] bool shares_b() const { return num_shares > 1 && num_remote_inputs > 0; }
   /// Returns the rows of A[total_rank, in_size] that rank `of_share` holds.
   [[nodiscard]] MatrixRows rows_of_a(std::int64_t total_rank, std::int32_t of_share) const {
     return shares_a() ? rows_of_share(total_rank, 1, num_shares, of_share) : MatrixRows{0, total_rank};
@@ -97,7 +97,7 @@ struct LoraSite {
   [[nodiscard]] MatrixRows rows_of_b(std::int64_t out_size) const { return rows_of_b(out_size, share); }
 
   /// Number of inputs of the whole layer, which is the width of adapters' A.
-  [[nodiscard]] std::int64_t whole_in_size() const { return in_size + inputs_elsewhere; }
+  [[nodiscard]] std::int64_t whole_in_size() const { return in_size + num_remote_inputs; }
 
   [[nodiscard]] bool is_lm_head() const {
     return parts.size() == 1 && parts[0].module == LoraModule::kLmHead;

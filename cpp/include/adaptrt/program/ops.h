@@ -39,7 +39,7 @@ struct VectorView {
 /// output[T, hidden] = table[token_ids[T]] * scale + positions[positions[T]]. The table is a panel matrix
 /// [vocab, hidden], so that a tied lm_head shares its bytes. With an adapter, in place of the table's row:
 /// (row + B A[:, token]) * magnitude + shift. Of a token beyond the vocabulary the row is the one that the
-/// adapter brings. What StepInput::given_embeddings brings takes the place of the row and its scale.
+/// adapter brings. What StepInput::prompt_embeddings brings takes the place of the row and its scale.
 struct EmbeddingOp {
   PanelMatrix table;
   BufferId output = kNoBuffer;  // float32, kTokens
@@ -270,16 +270,16 @@ enum class RouterScores : std::uint8_t {
 
 /// How a token's experts are chosen, and with which weights their outputs are summed.
 ///
-/// Experts stand in num_groups equal groups. Those of groups_taken groups compete: the groups whose two
+/// Experts stand in num_groups equal groups. Those of topk_groups groups compete: the groups whose two
 /// best experts (with one expert a group, whose best) have the largest sum of scores + bias; then the top_k
 /// largest scores + bias are chosen, of equal ones the expert with the smaller number. An expert's weight is
-/// its score, without the bias, divided by the sum of the chosen ones where they are normalised, times scale.
+/// its score, without the bias, divided by the sum of the chosen ones if norm_topk_prob is true, times scale.
 struct Routing {
   RouterScores scores = RouterScores::kSoftmax;
   std::int32_t top_k = 1;
   std::int32_t num_groups = 1;
-  std::int32_t groups_taken = 1;
-  bool normalised = false;
+  std::int32_t topk_groups = 1;
+  bool norm_topk_prob = false;
   float scale = 1.0F;
   VectorView bias = {};  ///< [experts] or empty
 };
@@ -306,10 +306,10 @@ struct ExpertsOp {
   std::int32_t down_site = -1;
   /// The number of the first expert that is here, and how many other ranks have.
   std::int32_t first_expert = 0;
-  std::int32_t experts_elsewhere = 0;
+  std::int32_t num_remote_experts = 0;
 
   [[nodiscard]] std::int64_t num_experts_here() const { return static_cast<std::int64_t>(down.size()); }
-  [[nodiscard]] std::int64_t num_experts() const { return num_experts_here() + experts_elsewhere; }
+  [[nodiscard]] std::int64_t num_experts() const { return num_experts_here() + num_remote_experts; }
 };
 
 /// output += sigmoid(gate) * input, row by row.

@@ -112,9 +112,9 @@ class EmbeddingRun {
 
   /// Copies the rows among [begin, end) that the step brings.
   void take_given(std::int64_t begin, std::int64_t end) const {
-    const auto rows = step_.input.given_rows;
+    const auto rows = step_.input.prompt_embedding_rows;
     for (auto given = std::ranges::lower_bound(rows, begin); given != rows.end() && *given < end; ++given) {
-      std::copy_n(step_.input.given_embeddings[static_cast<std::size_t>(given - rows.begin())], width_,
+      std::copy_n(step_.input.prompt_embeddings[static_cast<std::size_t>(given - rows.begin())], width_,
                   out(*given));
     }
   }

@@ -57,12 +57,12 @@ float strength_of(std::span<const float> group) {
   return group[best] + second;
 }
 
-/// Leaves `groups_taken` groups of experts in the choice.
+/// Leaves `topk_groups` groups of experts in the choice.
 void drop_groups(const Routing& routing, std::span<float> choice, std::span<float> strengths) {
   const std::size_t size = choice.size() / strengths.size();
   for (std::size_t i = 0; i < strengths.size(); ++i)
     strengths[i] = strength_of(choice.subspan(i * size, size));
-  for (std::int32_t taken = 0; taken < routing.groups_taken; ++taken) {
+  for (std::int32_t taken = 0; taken < routing.topk_groups; ++taken) {
     strengths[position_of_largest(strengths)] = std::numeric_limits<float>::quiet_NaN();
   }
   for (std::size_t i = 0; i < strengths.size(); ++i) {
@@ -98,7 +98,7 @@ void route_token(const ExpertsOp& op, const KernelTable& kernels, const float* l
   std::sort(chosen, chosen + top_k);
   for (std::size_t i = 0; i < top_k; ++i) weights[i] = scores[static_cast<std::size_t>(chosen[i])];
   if (routing.scores == RouterScores::kSoftmaxOfChosen) softmax(kernels, {weights, top_k});
-  if (routing.normalised) {
+  if (routing.norm_topk_prob) {
     constexpr float kLeast = 1e-20F;  // sigmoids may all be zero
     float sum = kLeast;
     for (std::size_t i = 0; i < top_k; ++i) sum += weights[i];

@@ -27,7 +27,7 @@ void prefetch(std::span<const MemorySpan> spans) {
 bool is_expanded(const PanelMatrix& weight, std::int64_t panel, std::int64_t rows,
                  const KernelTable& kernels) {
   if (weight.is_compressed(panel)) return rows > kernels.compressed_rows;
-  if (weight.quantization.is_coded()) {
+  if (weight.quantization.is_codebook()) {
     return rows > kernels.codebook_rows[static_cast<std::size_t>(weight.dtype)] ||
            panel_width(weight.n, panel) < kPanelColumns;
   }
@@ -80,7 +80,7 @@ BaseProduct::BaseProduct(const LinearSpec& spec, const CpuContext& context)
       unpacked_rows_(unpacked_rows(spec.quantization(), context.kernels)) {}
 
 BaseProduct::Multiply BaseProduct::multiply_for(const Quantization& quantization) {
-  if (quantization.is_coded()) return &BaseProduct::multiply_float;
+  if (quantization.is_codebook()) return &BaseProduct::multiply_float;
   switch (quantization.algo) {
     case QuantAlgo::kNone:
       return &BaseProduct::multiply_float;
@@ -225,14 +225,14 @@ void BaseProduct::multiply_float(const LinearCall& call, const TileTask& task,
   const bool expands = is_expanded(weight, task.panel, gemm.call.rows, kernels);
   if (weight.is_compressed(task.panel)) {
     if (!expands) {
-      kernels.compressed_gemm(gemm, weight.exceptions);
+      kernels.compressed_gemm(gemm, weight.outliers);
       return;
     }
     place.fill([&](std::byte* out) {
-      kernels.expand_compressed(gemm.call.panel, gemm.call.k, weight.exceptions, out);
+      kernels.expand_compressed(gemm.call.panel, gemm.call.k, weight.outliers, out);
     });
     gemm.call.panel = place.panel;
-  } else if (weight.quantization.is_coded()) {
+  } else if (weight.quantization.is_codebook()) {
     if (!expands) {
       kernels.codebook_gemm[type](gemm, weight.quantization);
       return;

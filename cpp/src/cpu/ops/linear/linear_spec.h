@@ -101,14 +101,14 @@ struct LinearCall {
 /// True if a product with weights in this form reads nothing of its input but packed rows, where the kernels
 /// pack rows.
 [[nodiscard]] inline bool reads_only_packed_rows(const Quantization& how) {
-  return how.algo == QuantAlgo::kNone || how.is_coded();
+  return how.algo == QuantAlgo::kNone || how.is_codebook();
 }
 
 /// Maximum number of rows that are multiplied as fast without being packed, by weights in this form and by
 /// adapters.
 [[nodiscard]] inline std::int64_t unpacked_rows(const Quantization& how, const KernelTable& kernels) {
   if (how.algo == QuantAlgo::kNone || rounds_activations(how.algo)) return kernels.few_rows;
-  return std::min<std::int64_t>(kernels.few_rows, how.is_coded() ? 0 : 1);
+  return std::min<std::int64_t>(kernels.few_rows, how.is_codebook() ? 0 : 1);
 }
 
 }  // namespace adaptrt

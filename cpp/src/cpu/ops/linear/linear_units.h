@@ -58,7 +58,7 @@ class LinearUnits {
     const std::byte* panel = panel_data(place);
     if (inputs.begin == 0) return panel;
     if (weight.is_compressed(place.panel)) {
-      return panel + compressed_input_offset(inputs.begin, weight.exceptions);
+      return panel + compressed_input_offset(inputs.begin, weight.outliers);
     }
     if (weight.quantization.algo != QuantAlgo::kNone) return panel;
     return panel + panel_bytes(weight.dtype, panel_width(weight.n, place.panel), inputs.begin);

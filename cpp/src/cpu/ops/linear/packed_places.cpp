@@ -57,7 +57,7 @@ const LinearOp* reader_after_norm(std::span<const Op> ops, std::size_t number) {
   const LinearOp* reader = output == kNoBuffer ? nullptr : reader_of(output, ops, number);
   if (reader == nullptr) return nullptr;
   const Quantization& how = reader->parts[0].weight.quantization;
-  return rounds_activations(how.algo) || how.reordered ? nullptr : reader;
+  return rounds_activations(how.algo) || how.act_order ? nullptr : reader;
 }
 
 }  // namespace

@@ -26,9 +26,9 @@ std::int64_t PermutedInput::find_permutations(const LinearCall& call) const {
   for (const RowGroup& group : call.groups) {
     const auto parts = spec_.parts.subspan(group.first_part, spec_.parts_per_group);
     for (std::size_t part = 0; part < parts.size(); ++part) {
-      const auto permutation = parts[part].weight.input_order();
+      const auto permutation = parts[part].weight.permutation();
       std::size_t same = 0;
-      while (same < part && !std::ranges::equal(parts[same].weight.input_order(), permutation)) ++same;
+      while (same < part && !std::ranges::equal(parts[same].weight.permutation(), permutation)) ++same;
       permutations[group.first_part + part] = static_cast<std::uint8_t>(same);
       most = std::max(most, same);
     }
@@ -44,7 +44,7 @@ void PermutedInput::make(const LinearCall& call, RowRange rows) const {
     for (std::size_t i = 0; i < spec_.parts_per_group; ++i) {
       const std::size_t part = group->first_part + i;
       if (permutation_of(part) != static_cast<std::int64_t>(i)) continue;  // another part's
-      const auto permutation = spec_.parts[part].weight.input_order();
+      const auto permutation = spec_.parts[part].weight.permutation();
       const Rows made = this->rows(call, permutation_of(part));
       for (std::int64_t row = shared.begin; row < shared.end; ++row) {
         if (call.input.dtype == DType::kFloat32) {
@@ -61,7 +61,7 @@ PermutedSize permuted_size(const Program& program) {
   PermutedSize size;
   const auto element = static_cast<std::int64_t>(size_of(activation_dtype(program.dtype)));
   const auto add = [&](const std::vector<LinearPart>& parts, std::size_t groups) {
-    if (parts.empty() || !parts.front().weight.quantization.reordered) return;
+    if (parts.empty() || !parts.front().weight.quantization.act_order) return;
     size.permutations = std::max(size.permutations, static_cast<std::int64_t>(parts.size() / groups));
     size.parts = std::max(size.parts, parts.size());
     size.row_bytes = std::max(size.row_bytes, parts.front().weight.k * element);

@@ -7,7 +7,7 @@
 
 namespace adaptrt {
 
-/// The input of a layer with act-order weights (Quantization::reordered), in the permutations of their
+/// The input of a layer with act-order weights (Quantization::act_order), in the permutations of their
 /// inputs: StepMemory::permuted. Parts of a group with the same permutation share it; the first part of a
 /// group has permutation 0. Adapters read the input without permutation.
 class PermutedInput {
@@ -15,7 +15,7 @@ class PermutedInput {
   PermutedInput(const LinearSpec& spec, const CpuContext& context) : spec_(spec), context_(context) {}
 
   /// True if the layer has act-order weights. Only then may the other functions be called.
-  [[nodiscard]] bool is_needed() const { return spec_.quantization().reordered; }
+  [[nodiscard]] bool is_needed() const { return spec_.quantization().act_order; }
 
   /// Stores which permutation each part reads, and returns the number of permutations. To be called before
   /// the functions below.

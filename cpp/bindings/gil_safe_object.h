@@ -7,7 +7,7 @@
 namespace adaptrt::bindings {
 
 /// Gives up a reference to a Python object on any thread, without ever waiting for the GIL: a thread that has
-/// it does so at once; for the others it is done when Python's main thread runs, or the next KeptObject is
+/// it does so at once; for the others it is done when Python's main thread runs, or the next GilSafeObject is
 /// made. When the interpreter has ended, nothing is given up.
 void drop_reference(PyObject* object) noexcept;
 
@@ -15,14 +15,14 @@ void drop_reference(PyObject* object) noexcept;
 void drop_waiting_references();
 
 /// Once, when the module is imported: at exit, other threads stop asking the interpreter to drop references.
-void bind_kept_objects();
+void bind_gil_safe_objects();
 
 /// A Python object that C++ may drop on any thread.
-struct KeptObject {
-  explicit KeptObject(pybind11::object kept) : object(std::move(kept)) { drop_waiting_references(); }
-  ~KeptObject() { drop_reference(object.release().ptr()); }
-  KeptObject(const KeptObject&) = delete;
-  KeptObject& operator=(const KeptObject&) = delete;
+struct GilSafeObject {
+  explicit GilSafeObject(pybind11::object kept) : object(std::move(kept)) { drop_waiting_references(); }
+  ~GilSafeObject() { drop_reference(object.release().ptr()); }
+  GilSafeObject(const GilSafeObject&) = delete;
+  GilSafeObject& operator=(const GilSafeObject&) = delete;
   pybind11::object object;
 };
 

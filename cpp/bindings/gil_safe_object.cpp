@@ -1,4 +1,4 @@
-#include "kept_object.h"
+#include "gil_safe_object.h"
 
 #include <mutex>
 #include <new>
@@ -61,7 +61,7 @@ void drop_waiting_references() {
   for (PyObject* object : objects) Py_DECREF(object);
 }
 
-void bind_kept_objects() {
+void bind_gil_safe_objects() {
   py::module_::import("atexit").attr("register")(py::cpp_function([] {
     {
       WaitingReferences& waiting = waiting_references();
