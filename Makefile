@@ -12,7 +12,9 @@ CPP_TESTS := $(shell find tests/cpp -type f)
 CPP_FILES = $$(git ls-files 'cpp/*.h' 'cpp/*.cpp' 'cpp/*.inl' 'cpp/*.cu' 'tests/cpp/*.h' 'tests/cpp/*.cpp' \
                         'bench/*.cpp')
 
-.PHONY: demo install wheel docs test test-clients lint format sanitize sanitize-all bench clean
+PYTEST = cd tests && ../$(VENV)/bin/python -m pytest -c ../pyproject.toml --rootdir ..
+
+.PHONY: demo install wheel docs test test-clients nightly lint format sanitize sanitize-all bench clean
 
 demo: $(VENV)/.installed  ## Build everything, then serve one mixed batch of adapters
 	$(VENV)/bin/python -m adaptrt.tools.demo
@@ -36,7 +38,14 @@ docs: $(VENV)/.installed  ## The documentation site, in build/site
 
 test: $(VENV)/.installed-with-tests  ## C++ tests, then the Python tests against the installed package
 	$(VENV)/bin/ctest --test-dir $(BUILD) --output-on-failure --parallel 2
-	cd tests && ../$(VENV)/bin/python -m pytest -c ../pyproject.toml --rootdir .. -n 3 --dist worksteal python
+	$(PYTEST) -n 3 --dist worksteal python
+
+# docs/decisions/ci-time.md says what is here and why.
+nightly: $(VENV)/.installed-with-tests sanitize-all test-clients  ## What CI leaves out: sizes, sanitizers, clients, long runs
+	$(PYTEST) -n 3 --dist worksteal -m nightly python
+	$(PYTEST) --timeout 0 python/property/test_soak.py --soak-requests 200000
+	$(PYTEST) --timeout 0 python/integration/test_orchestrator.py -k random_times --soak-kills 100
+	$(PYTEST) --timeout 0 python/integration/test_guided_decoding.py -k schema --hypothesis-profile nightly
 
 # Clients have an environment of their own: their packages are many, and all are pinned.
 test-clients: $(VENV)/.installed build/clients/.installed  ## Other projects' clients, against a server

@@ -68,7 +68,7 @@ def test_four_stages_in_bfloat16(cuts: dict[str, CutEncoder], tmp_path: Path) ->
         assert all(same_bits(answer, other) for answer, other in zip(answers, expected, strict=True)), name
 
 
-@pytest.mark.parametrize("fully_sharded", [False, True])
+@pytest.mark.parametrize("fully_sharded", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_stages_of_two_ranks(cuts: dict[str, CutEncoder], fully_sharded: bool, tmp_path: Path) -> None:
     """They give the bits of two ranks without stages."""
     without, found = (

@@ -44,6 +44,7 @@ def test_two_ranks_compute_what_one_does(cuts: dict[str, CutEncoder], fully_shar
             assert all(same_bits(answer, other) for answer, other in zip(crowd, of_workers, strict=True)), name
 
 
+@pytest.mark.nightly
 def test_four_ranks(cuts: dict[str, CutEncoder], tmp_path: Path) -> None:
     for name, (answers,) in answers_of_ranks(4, cuts, tmp_path, tp_size=4).items():
         cuts[name].check(answers)

@@ -80,7 +80,7 @@ def test_two_ranks_compute_what_one_does(names: tuple[str, ...], tmp_path: Path)
     check_crowds({name: Cut(name, tmp_path / name) for name in names}, tmp_path)
 
 
-@pytest.mark.parametrize("ranks", [4, 8])
+@pytest.mark.parametrize("ranks", [4, pytest.param(8, marks=pytest.mark.nightly)])
 def test_ranks_share_key_value_heads(granite: Cut, ranks: int, tmp_path: Path) -> None:
     batches = [granite.cases()] * 2
     answers, again = answers_of_ranks(ranks, granite.engine(ranks), batches, tmp_path, num_threads=1)
