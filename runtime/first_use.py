@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .. import _core
-from .._core import ConfigError, ExecutorConfig, PeftCacheConfig
+from .._core import ConfigError, EngineInfo, ExecutorConfig, WeightMemory
 from ..builder.model_cache import EngineOptions, EnginePlan, plan_engine
 from ..common.progress import Progress
 from ..formats.adapter.adapter_copy import TOKENIZER_FILE
@@ -79,19 +79,16 @@ def make_engines(
 def check_config(config: ExecutorConfig, model: ModelOrEngine, draft: ModelOrEngine | None = None) -> None:
     """Raises the ConfigError with which Executor would refuse a configuration with these engines.
 
-    Checks the fields on their own, the LoRA cache's levels, and the room for weight_memory. Builds nothing and reads no
-    weights. TensorRT engines are not checked here.
+    Builds nothing. Reads weights only if their sizes depend on them: if they are compressed, and config.weight_memory
+    is set. TensorRT engines are not checked here.
     """
     config = checked_config(config)
-    engine = _Planned.of(model)
+    engine = _Planned.of(model, config)
     if engine is None:
         return
+    of_draft = None if draft is None else _Planned.of(draft, config)
     engine.check_weight_memory(config)
-    settings = config.draft_target_decoding_config
-    of_draft = None if draft is None else _Planned.of(draft)
-    if of_draft is not None and settings is not None and of_draft.program.lora.sites:
-        _core.resolve_cache_sizes(settings.peft_cache_config, of_draft.program.lora, available_memory())
-    _core.resolve_cache_sizes(config.peft_cache_config or PeftCacheConfig(), engine.program.lora, available_memory())
+    _core.check_executor_config(config, engine.info, available_memory(), None if of_draft is None else of_draft.info)
 
 
 @dataclass(frozen=True)
@@ -101,11 +98,12 @@ class _Planned:
     model: ModelOrEngine
     layout: EngineLayout
     program: _core.Program
+    info: EngineInfo
     weight_memory: int
     """Bytes that the engine was built with; 0: none."""
 
     @classmethod
-    def of(cls, model: ModelOrEngine) -> _Planned | None:
+    def of(cls, model: ModelOrEngine, config: ExecutorConfig) -> _Planned | None:
         """Returns None for a TensorRT engine."""
         if model.plan is not None:
             compiled = model.plan.compile()
@@ -117,7 +115,9 @@ class _Planned:
             layout = EngineLayout.of_file(model.directory / engine_file(0))
             built_with = of_engine.build_config.weight_memory
         program = bind_program(layout.program, layout.tensors, str(model.directory))
-        return cls(model, layout, program, built_with or 0)
+        identity = str(model.directory) if program.num_ranks == 1 else ""
+        info = _core.cpu_engine_info(program, kernels=config.kernels, identity=identity)
+        return cls(model, layout, program, info, built_with or 0)
 
     def check_weight_memory(self, config: ExecutorConfig) -> None:
         """Raises ConfigError if the engine cannot have the configuration's weight_memory."""
@@ -125,6 +125,18 @@ class _Planned:
         if not num_bytes:
             return
         require_one_rank(num_bytes, self.program.num_ranks, self.model.directory)
-        if self.model.plan is not None and self.model.plan.build_config.compress_weights:
-            return  # only their content says how large compressed weights are
-        require_room(self.program, self.layout, num_bytes, config, available_memory())
+        planned = self._with_stored_weights()
+        layout, program = planned.layout, planned.program
+        require_room(program, layout, num_bytes, config, available_memory())
+        _core.check_weight_memory(
+            program, WeightMemory(path=str(self.model.directory), mapping=layout.file_bytes, num_bytes=num_bytes)
+        )
+
+    def _with_stored_weights(self) -> _Planned:
+        """Returns this engine with weights of the sizes that the file will have."""
+        plan = self.model.plan
+        if plan is None or not plan.build_config.compress_weights:
+            return self
+        compiled = plan.compile(compress_weights=True)
+        layout = EngineLayout.planned(compiled.program, compiled.tensors)
+        return replace(self, layout=layout, program=bind_program(layout.program, layout.tensors, str(plan.directory)))

@@ -223,6 +223,19 @@ void bind_engine(py::module_& module) {
            "Program.validate() finds, or if the file cannot be read, and ConfigError for less memory than "
            "the weights need.");
   module.def(
+      "cpu_engine_info",
+      [](Program program, const std::string& kernels, const std::string& identity) {
+        program.identity = identity;
+        return cpu_engine_info(program, kernels);
+      },
+      py::arg("program"), py::kw_only(), py::arg("kernels") = "", py::arg("identity") = "",
+      "Facts of the CpuEngine that these arguments would make, without making it. Reads no weights. With "
+      "several pipeline stages, sizes are the first stage's. Raises ConfigError for kernels that this CPU "
+      "cannot run.");
+  module.def(
+      "check_weight_memory", &check_weight_memory, py::arg("program"), py::arg("weight_memory"),
+      "Raises ConfigError if the program's CpuEngine cannot have this weight memory. Reads no weights.");
+  module.def(
       "cpu_kernels",
       [] {
         std::vector<std::string> names;

@@ -218,6 +218,18 @@ void bind_exec(py::module_& module) {
   bind_exec_types(module);
   bind_kv_cache_events(module);
   bind_executor(module);
+  module.def(
+      "check_executor_config",
+      [](const ExecutorConfig& config, const EngineInfo& engine, std::size_t available_memory,
+         std::optional<const EngineInfo*> draft_engine) {
+        check_config(config, engine, draft_engine.value_or(nullptr), available_memory);
+      },
+      py::arg("executor_config"), py::arg("engine"), py::arg("available_memory"),
+      py::arg("draft_engine") = py::none(),
+      "Raises the ConfigError with which Executor would refuse the configuration with engines of these "
+      "facts, "
+      "which "
+      "need not exist yet. They run on the CPU, with `available_memory` bytes for the caches.");
 }
 
 }  // namespace adaptrt::bindings

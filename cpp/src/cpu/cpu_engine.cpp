@@ -27,6 +27,7 @@
 #include "step.h"
 #include "step_memory.h"
 #include "weights/placed_weights.h"
+#include "weights/weight_plan.h"
 
 namespace adaptrt {
 namespace {
@@ -343,13 +344,16 @@ class CpuEngine final : public Engine {
   std::vector<std::int32_t> kept_output_rows_;
 };
 
+/// A rank that cannot read would leave the others waiting for it.
+void require_one_rank(const Program& program, const WeightMemory& memory) {
+  if (program.num_ranks == 1) return;
+  throw ConfigError("weight_memory is " + std::to_string(memory.bytes) +
+                    "; accepted: None, the engine has several ranks");
+}
+
 /// Throws as make_cpu_engine.
 std::unique_ptr<PlacedWeights> place_weights(Program* program, const WeightMemory& memory) {
-  if (program->num_ranks > 1) {
-    // A rank that cannot read would leave the others waiting for it.
-    throw ConfigError("weight_memory is " + std::to_string(memory.bytes) +
-                      "; accepted: None, the engine has several ranks");
-  }
+  require_one_rank(*program, memory);
   try {
     return std::make_unique<PlacedWeights>(program, memory);
   } catch (const StepError& error) {
@@ -371,6 +375,17 @@ void require_ranks(const Program& program, const Communicator* communicator) {
 }
 
 }  // namespace
+
+EngineInfo cpu_engine_info(const Program& program, std::string_view kernels) {
+  EngineInfo info = info_of(program, find_kernels(kernels), make_kv_pool(program), make_cross_pool(program));
+  if (program.num_stages > 1) info.attention_windows.clear();
+  return info;
+}
+
+void check_weight_memory(const Program& program, const WeightMemory& memory) {
+  require_one_rank(program, memory);
+  static_cast<void>(plan_weights(program, memory));
+}
 
 std::unique_ptr<Engine> make_cpu_engine(Program program, std::shared_ptr<ThreadPool> pool,
                                         std::string_view kernels, std::shared_ptr<StepProfile> profile,

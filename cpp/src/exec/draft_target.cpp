@@ -114,6 +114,11 @@ void DraftTarget::release(Sequence& sequence) {
   draft_engine_.release(static_cast<ActiveSequence&>(sequence).draft_sequence());
 }
 
+void check_draft_target(const DraftTargetDecodingConfig& config, const EngineInfo& target,
+                        const EngineInfo& draft) {
+  config.validate(target, draft).throw_if_any<ConfigError>("ExecutorConfig: draft_target_decoding_config");
+}
+
 std::unique_ptr<DraftTarget> make_draft_target(const ExecutorConfig& config, const EngineInfo& target,
                                                std::shared_ptr<Engine> engine,
                                                std::size_t& available_memory) {
@@ -124,8 +129,7 @@ std::unique_ptr<DraftTarget> make_draft_target(const ExecutorConfig& config, con
                           ? "draft_target_decoding_config is given; accepted: None, there is no draft engine"
                           : "draft_target_decoding_config is None; accepted: that of the draft engine");
   }
-  draft->validate(target, engine->info())
-      .throw_if_any<ConfigError>("ExecutorConfig: draft_target_decoding_config");
+  check_draft_target(*draft, target, engine->info());
   return std::make_unique<DraftTarget>(
       *draft, std::move(engine), config.max_batch_size.value_or(target.max_batch_size), available_memory);
 }

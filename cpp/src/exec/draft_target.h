@@ -57,6 +57,10 @@ class DraftTarget {
   std::vector<DraftTask> tasks_;
 };
 
+/// Throws ConfigError that lists why `draft` cannot draft for `target`.
+void check_draft_target(const DraftTargetDecodingConfig& config, const EngineInfo& target,
+                        const EngineInfo& draft);
+
 /// Returns nullptr if none is configured. Throws ConfigError, also if only one of configuration and engine is
 /// given.
 [[nodiscard]] std::unique_ptr<DraftTarget> make_draft_target(const ExecutorConfig& config,

@@ -16,6 +16,7 @@
 #include "pools.h"
 #include "request_queue.h"
 #include "response_board.h"
+#include "second_level.h"
 #include "statistics.h"
 #include "step_loop.h"
 
@@ -32,6 +33,22 @@ const ExecutorConfig& validated(const ExecutorConfig& config, const EngineInfo& 
 }
 
 }  // namespace
+
+void check_config(const ExecutorConfig& config, const EngineInfo& engine, const EngineInfo* draft_engine,
+                  std::size_t available_memory) {
+  validated(config, engine);
+  const auto& draft = config.draft_target_decoding_config;
+  if (draft && draft_engine != nullptr) {
+    check_draft_target(*draft, engine, *draft_engine);
+    if (!draft_engine->lora.sites.empty()) {
+      static_cast<void>(resolve_cache_sizes(draft->peft_cache_config, draft_engine->lora, available_memory));
+    }
+  }
+  static_cast<void>(lora_cache_sizes(config, engine, available_memory));
+  static_cast<void>(count_kv_blocks(config, engine, available_memory));
+  static_cast<void>(count_cross_kv_blocks(config, engine, available_memory));
+  check_second_level_size(config.kv_cache_config, engine);
+}
 
 class Executor::Impl {
  public:

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "adaptrt/kv/kv_cache_config.h"
-#include "adaptrt/lora/peft_cache_config.h"
 
 namespace adaptrt {
 namespace {
@@ -19,13 +18,18 @@ std::size_t free_memory_of(const Engine& engine, std::size_t available_memory,
 
 }  // namespace
 
+LoraCacheSizes lora_cache_sizes(const ExecutorConfig& config, const EngineInfo& engine,
+                                std::size_t free_memory) {
+  return resolve_cache_sizes(config.peft_cache_config.value_or(PeftCacheConfig{}), engine.lora, free_memory);
+}
+
 std::unique_ptr<LoraCache> make_lora_cache(const ExecutorConfig& config, Engine& engine,
                                            std::size_t& available_memory, std::size_t reserved_device_memory,
                                            std::function<void()> on_load_end) {
   const PeftCacheConfig cache_config = config.peft_cache_config.value_or(PeftCacheConfig{});
   const LoraLayout& layout = engine.info().lora;
-  const LoraCacheSizes sizes = resolve_cache_sizes(
-      cache_config, layout, free_memory_of(engine, available_memory, reserved_device_memory));
+  const LoraCacheSizes sizes = lora_cache_sizes(
+      config, engine.info(), free_memory_of(engine, available_memory, reserved_device_memory));
   if (layout.sites.empty()) return nullptr;
   // The device level is allocated now; the host level grows as adapters arrive.
   if (!engine.free_device_memory()) {
@@ -41,14 +45,18 @@ std::unique_ptr<LoraCache> make_lora_cache(const ExecutorConfig& config, Engine&
 
 std::int32_t count_kv_blocks(const ExecutorConfig& config, const Engine& engine, std::size_t available_memory,
                              std::size_t reserved_device_memory) {
-  const EngineInfo& info = engine.info();
+  return count_kv_blocks(config, engine.info(),
+                         free_memory_of(engine, available_memory, reserved_device_memory));
+}
+
+std::int32_t count_kv_blocks(const ExecutorConfig& config, const EngineInfo& info, std::size_t free_memory) {
   if (!info.has_kv_cache) return 0;
   KvPoolDemand demand;
   demand.tokens_per_block = info.tokens_per_block;
   demand.block_bytes = info.kv_block_bytes;
-  demand.free_memory_bytes = free_memory_of(engine, available_memory, reserved_device_memory);
+  demand.free_memory_bytes = free_memory;
   if (info.has_encoder()) {
-    demand.free_memory_bytes = static_cast<std::size_t>(static_cast<double>(demand.free_memory_bytes) *
+    demand.free_memory_bytes = static_cast<std::size_t>(static_cast<double>(free_memory) *
                                                         (1.0 - cross_fraction_of(config.kv_cache_config)));
   }
   demand.max_batch_size = config.max_batch_size.value_or(info.max_batch_size);
@@ -58,12 +66,16 @@ std::int32_t count_kv_blocks(const ExecutorConfig& config, const Engine& engine,
 
 std::int32_t count_cross_kv_blocks(const ExecutorConfig& config, const Engine& engine,
                                    std::size_t available_memory, std::size_t reserved_device_memory) {
-  const EngineInfo& info = engine.info();
+  return count_cross_kv_blocks(config, engine.info(),
+                               free_memory_of(engine, available_memory, reserved_device_memory));
+}
+
+std::int32_t count_cross_kv_blocks(const ExecutorConfig& config, const EngineInfo& info,
+                                   std::size_t free_memory) {
   if (!info.has_encoder()) return 0;
   KvPoolDemand demand;
   demand.tokens_per_block = info.tokens_per_block;
   demand.block_bytes = info.cross_kv_block_bytes;
-  const std::size_t free_memory = free_memory_of(engine, available_memory, reserved_device_memory);
   demand.free_memory_bytes =
       static_cast<std::size_t>(static_cast<double>(free_memory) * cross_fraction_of(config.kv_cache_config));
   demand.max_batch_size = config.max_batch_size.value_or(info.max_batch_size);

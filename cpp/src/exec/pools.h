@@ -8,8 +8,14 @@
 #include "adaptrt/engine/engine.h"
 #include "adaptrt/exec/config.h"
 #include "adaptrt/lora/lora_cache.h"
+#include "adaptrt/lora/peft_cache_config.h"
 
 namespace adaptrt {
+
+/// Returns the sizes of an engine's LoRA cache; all are zero for an engine without LoRA. `free_memory`: bytes
+/// for the device level. Throws ConfigError for invalid sizes.
+[[nodiscard]] LoraCacheSizes lora_cache_sizes(const ExecutorConfig& config, const EngineInfo& engine,
+                                              std::size_t free_memory);
 
 /// Makes the cache of an engine's adapters; nullptr for an engine without LoRA. Subtracts the host memory
 /// that it allocates from `available_memory`. `reserved_device_memory`: bytes of device memory for other
@@ -25,10 +31,18 @@ namespace adaptrt {
 [[nodiscard]] std::int32_t count_kv_blocks(const ExecutorConfig& config, const Engine& engine,
                                            std::size_t available_memory, std::size_t reserved_device_memory);
 
+/// Returns the same number for an engine that may use `free_memory` bytes.
+[[nodiscard]] std::int32_t count_kv_blocks(const ExecutorConfig& config, const EngineInfo& info,
+                                           std::size_t free_memory);
+
 /// Returns the number of blocks for encoder inputs; 0 without an encoder. It uses the same free memory as
 /// count_kv_blocks(), so both are counted before the engine allocates either.
 [[nodiscard]] std::int32_t count_cross_kv_blocks(const ExecutorConfig& config, const Engine& engine,
                                                  std::size_t available_memory,
                                                  std::size_t reserved_device_memory);
+
+/// Returns the same number for an engine that may use `free_memory` bytes.
+[[nodiscard]] std::int32_t count_cross_kv_blocks(const ExecutorConfig& config, const EngineInfo& info,
+                                                 std::size_t free_memory);
 
 }  // namespace adaptrt

@@ -32,7 +32,18 @@ Sha256Digest fingerprint_of(const EngineInfo& engine) {
   return hash.finish();
 }
 
+KvFileLayout layout_of(const KvCacheConfig& config, const EngineInfo& engine) {
+  return {.fingerprint = fingerprint_of(engine),
+          .tokens_per_block = engine.tokens_per_block,
+          .block_bytes = engine.kv_block_bytes,
+          .max_bytes = config.host_cache_size.value()};
+}
+
 }  // namespace
+
+void check_second_level_size(const KvCacheConfig& config, const EngineInfo& engine) {
+  if (config.has_second_level()) check_file_size(layout_of(config, engine));
+}
 
 std::unique_ptr<KvFileLevel> make_second_level(const KvCacheConfig& config, Engine& engine,
                                                std::int32_t num_kv_blocks) {
@@ -40,10 +51,7 @@ std::unique_ptr<KvFileLevel> make_second_level(const KvCacheConfig& config, Engi
   const EngineInfo& info = engine.info();
   KvFileLevelOptions options;
   options.directory = config.host_cache_dir.value();
-  options.layout = {.fingerprint = fingerprint_of(info),
-                    .tokens_per_block = info.tokens_per_block,
-                    .block_bytes = info.kv_block_bytes,
-                    .max_bytes = *config.host_cache_size};
+  options.layout = layout_of(config, info);
   options.num_write_buffers = num_write_buffers(num_kv_blocks, info.kv_block_bytes);
   KvBlockAccess access{
       .read = [&engine](BlockId block, std::span<std::byte> bytes) { engine.read_kv_block(block, bytes); },

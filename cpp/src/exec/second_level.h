@@ -9,6 +9,9 @@
 
 namespace adaptrt {
 
+/// Throws ConfigError if the size of an engine's second level, where one is configured, holds no block.
+void check_second_level_size(const KvCacheConfig& config, const EngineInfo& engine);
+
 /// Makes the second level of an engine's KV cache with a pool of `num_kv_blocks` blocks; nullptr if none is
 /// configured. The engine must outlive it. Throws ConfigError for an unusable directory.
 [[nodiscard]] std::unique_ptr<KvFileLevel> make_second_level(const KvCacheConfig& config, Engine& engine,

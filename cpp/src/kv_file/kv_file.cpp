@@ -101,6 +101,27 @@ Header header_in(std::span<const std::byte> bytes) {
   return header;
 }
 
+/// Bytes of a slot before its block.
+std::size_t header_bytes_of(const KvFileLayout& layout) {
+  return round_up(
+      sizeof(SlotHeader) + static_cast<std::size_t>(layout.tokens_per_block) * sizeof(std::int32_t), 64);
+}
+
+std::size_t slot_bytes_of(const KvFileLayout& layout) {
+  return round_up(header_bytes_of(layout) + layout.block_bytes, kPage);
+}
+
+std::int32_t num_slots_of(const KvFileLayout& layout) {
+  const std::size_t slots = (layout.max_bytes - std::min(layout.max_bytes, kPage)) / slot_bytes_of(layout);
+  return static_cast<std::int32_t>(
+      std::min(slots, static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max())));
+}
+
+const KvFileLayout& checked(const KvFileLayout& layout) {
+  check_file_size(layout);
+  return layout;
+}
+
 /// Opens the file of this name in the directory, without following links, and locks it.
 int open_file(const std::string& directory, const std::string& path) {
   const FileDescriptor folder(open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
@@ -120,6 +141,12 @@ int open_file(const std::string& directory, const std::string& path) {
 
 }  // namespace
 
+void check_file_size(const KvFileLayout& layout) {
+  if (num_slots_of(layout) >= 1) return;
+  throw ConfigError("host_cache_size is " + std::to_string(layout.max_bytes) + "; one KV block takes " +
+                    std::to_string(kPage + slot_bytes_of(layout)) + " bytes in a file");
+}
+
 FileDescriptor::~FileDescriptor() {
   close();
 }
@@ -132,11 +159,11 @@ void FileDescriptor::close() {
 }
 
 KvFile::KvFile(const std::string& directory, const KvFileLayout& layout)
-    : layout_(layout),
+    : layout_(checked(layout)),
       path_((directory.ends_with('/') ? directory : directory + "/") + kName),
-      header_bytes_(round_up(
-          sizeof(SlotHeader) + static_cast<std::size_t>(layout.tokens_per_block) * sizeof(std::int32_t), 64)),
-      slot_bytes_(round_up(header_bytes_ + layout.block_bytes, kPage)),
+      header_bytes_(header_bytes_of(layout)),
+      slot_bytes_(slot_bytes_of(layout)),
+      num_slots_(num_slots_of(layout)),
       file_(open_file(directory, path_)) {
   struct stat status{};
   if (fstat(file_.get(), &status) != 0) throw ConfigError(path_ + ": cannot be read: " + text_of(errno));
@@ -149,14 +176,6 @@ KvFile::KvFile(const std::string& directory, const KvFileLayout& layout)
                       (errno == EWOULDBLOCK ? "is used by another executor; accepted: a directory for each"
                                             : "cannot be locked: " + text_of(errno)));
   }
-  const std::size_t slots = (layout.max_bytes - std::min(layout.max_bytes, kPage)) / slot_bytes_;
-  num_slots_ = static_cast<std::int32_t>(
-      std::min(slots, static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max())));
-  if (num_slots_ < 1) {
-    throw ConfigError("host_cache_size is " + std::to_string(layout.max_bytes) + "; one KV block takes " +
-                      std::to_string(kPage + slot_bytes_) + " bytes in a file");
-  }
-
   std::array<std::byte, sizeof(FileHeader)> bytes{};
   const std::int64_t there = read_at(file_.get(), bytes, 0);
   if (there < 0) throw ConfigError(path_ + ": cannot be read: " + text_of(errno));

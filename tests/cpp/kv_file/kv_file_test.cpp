@@ -270,6 +270,9 @@ BOOST_AUTO_TEST_CASE(a_size_that_holds_no_block_is_refused) {
   BOOST_CHECK_THROW(KvFile(directory.path().string(), layout), ConfigError);
   layout.max_bytes = 1;
   BOOST_CHECK_THROW(KvFile(directory.path().string(), layout), ConfigError);
+  BOOST_CHECK_THROW(check_file_size(layout), ConfigError);
+  BOOST_TEST(std::filesystem::is_empty(directory.path()));
+  check_file_size(layout_of(1));
 }
 
 BOOST_AUTO_TEST_CASE(a_full_disk_costs_the_block) {

@@ -24,6 +24,12 @@ struct KernelTable;
 /// EngineInfo::kv_block_bytes of a program's engine.
 [[nodiscard]] std::size_t kv_block_bytes(const Program& program);
 
+/// Returns what an executor would know of the CPU engine of a valid program. Allocates no blocks and reads no
+/// weights. `kernels` as in make_cpu_engine. With several pipeline stages, the facts are the first stage's,
+/// and its attention windows are left out as in an engine of all stages. Throws ConfigError for kernels that
+/// this CPU cannot run.
+[[nodiscard]] EngineInfo cpu_engine_info(const Program& program, std::string_view kernels);
+
 /// How often the tokens of a text used what ops of a body choose from. Which weights are kept in memory may
 /// depend on it, and no result does.
 struct WeightUsage {
@@ -63,6 +69,10 @@ struct WeightMemory {
   std::size_t bytes = 0;
   WeightUsage usage = {};
 };
+
+/// Throws ConfigError if a program's engine cannot have a weight memory of this size. Reads neither the file
+/// nor the mapping.
+void check_weight_memory(const Program& program, const WeightMemory& memory);
 
 /// The CPU engine. Weights in `program` must outlive it; `pool` is used during step(). `kernels` names a
 /// table of kernels/kernel_table.h; empty for the one that is chosen for this CPU. With a `profile`, every op

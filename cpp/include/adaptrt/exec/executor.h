@@ -31,6 +31,12 @@ using StepObserver = std::function<void(const StepPlan* plan, const Scheduler& s
 /// Behaviour of await_responses() for several requests if only some have responses at the timeout.
 enum class AtTimeout : std::uint8_t { kTakeWhatIsThere, kTakeNothing };
 
+/// Checks a configuration before its engines are made: throws the ConfigError with which Executor's
+/// constructor would refuse engines of these facts. They compute on the host, with `available_memory` bytes.
+/// `draft_engine`: nullptr without one.
+void check_config(const ExecutorConfig& config, const EngineInfo& engine, const EngineInfo* draft_engine,
+                  std::size_t available_memory);
+
 /// Runs requests in in-flight batches on one engine, in a thread of its own. All methods are thread-safe.
 /// After the executor was shut down or has died, all methods except shutdown(), is_alive(), is_shut_down()
 /// and can_enqueue_requests() throw ExecutorClosedError with the reason. A forked child process has no

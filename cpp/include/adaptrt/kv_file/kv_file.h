@@ -20,6 +20,9 @@ struct KvFileLayout {
   std::size_t max_bytes = 0;
 };
 
+/// Throws ConfigError that says how many bytes one block takes if max_bytes hold none.
+void check_file_size(const KvFileLayout& layout);
+
 /// A file descriptor that its destructor closes.
 class FileDescriptor {
  public:
@@ -93,7 +96,7 @@ class KvFile {
   std::string path_;
   std::size_t header_bytes_;
   std::size_t slot_bytes_;
-  std::int32_t num_slots_ = 0;
+  std::int32_t num_slots_;
   FileDescriptor file_;
   std::string error_;
 };

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import shutil
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from adaptrt import LLM, ConfigError, DraftTargetDecodingConfig, ExecutorConfig, PeftCacheConfig
+from adaptrt import LLM, ConfigError, DraftTargetDecodingConfig, ExecutorConfig, KvCacheConfig, PeftCacheConfig
 from adaptrt._core import DType, QuantAlgo
 from adaptrt.builder.conversion.convert import convert_checkpoint
 from adaptrt.builder.model_cache import EngineCache, EngineOptions
@@ -60,7 +61,9 @@ def planned(model: Path, kind: str) -> ModelOrEngine:
 
 def bad_sizes(model: Path) -> dict[str, ExecutorConfig]:
     """Configurations that no engine of these tests can have, by a part of their error."""
-    drafts_adapters = DraftTargetDecodingConfig(speculative_model_dir=str(model))
+    draft = DraftTargetDecodingConfig(speculative_model_dir=str(model), kv_cache_size=1)
+    drafts_adapters = copy.copy(draft)
+    drafts_adapters.kv_cache_size = None
     drafts_adapters.peft_cache_config = PeftCacheConfig(host_cache_size=2)
     return {
         "host_cache_size gives the host level 1 bytes": ExecutorConfig(
@@ -72,6 +75,13 @@ def bad_sizes(model: Path) -> dict[str, ExecutorConfig]:
         "device_cache_percent gives the device level 0 pages": ExecutorConfig(
             peft_cache_config=PeftCacheConfig(device_cache_percent=1e-15)
         ),
+        "max_tokens is 1, less than one block": ExecutorConfig(kv_cache_config=KvCacheConfig(max_tokens=1)),
+        "host_cache_size is 5000; one KV block takes": ExecutorConfig(
+            kv_cache_config=KvCacheConfig(host_cache_size=5000, host_cache_dir=str(model))
+        ),
+        "weight_memory is 1; accepted: ": ExecutorConfig(weight_memory=1),
+        "max_batch_size is 3": ExecutorConfig(max_batch_size=3),
+        "kv_cache_size is 1, less than one KV block": ExecutorConfig(draft_target_decoding_config=draft),
         "host_cache_size gives the host level 2 bytes": ExecutorConfig(draft_target_decoding_config=drafts_adapters),
     }
 
@@ -100,6 +110,34 @@ def test_every_size_is_refused_in_the_words_of_the_executor(
         with pytest.raises(ConfigError) as refused:
             check_config(config, of_engine, of_engine)
         assert str(refused.value) == said[part]
+    assert not list(model.directory.glob("kv_cache*")), "a file was made for a size that is refused"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sizes_that_just_suffice_are_taken(saved: Path, kind: str) -> None:
+    model = planned(saved, kind)
+    needed: dict[str, int] = {}
+    for part, words in (
+        ("weight_memory", "accepted: "),
+        ("host level 1 bytes", "needs "),
+        ("; one KV block", "takes "),
+    ):
+        (config,) = (config for text, config in bad_sizes(saved).items() if part in text)
+        with pytest.raises(ConfigError) as refused:
+            check_config(config, model)
+        needed[part] = int(str(refused.value).split(words)[1].split()[0].rstrip(";"))
+    config = ExecutorConfig(
+        num_threads=1,
+        weight_memory=needed["weight_memory"],
+        peft_cache_config=PeftCacheConfig(host_cache_size=needed["host level 1 bytes"]),
+        kv_cache_config=KvCacheConfig(host_cache_size=needed["; one KV block"], host_cache_dir=str(saved.parent)),
+    )
+    check_config(config, model)
+    with Executor(model.engine(SilentProgress()), executor_config=config):
+        pass
+    config.weight_memory = needed["weight_memory"] - 1
+    with pytest.raises(ConfigError, match=f"weight_memory is {config.weight_memory}; accepted: "):
+        check_config(config, model)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -148,8 +186,12 @@ def test_ranks_that_no_file_or_weight_memory_serves_are_refused_early(saved: Pat
     model = ModelOrEngine.of(find_model(tmp_path / "ranks"), EngineOptions(**SMALL))
     with pytest.raises(ConfigError, match=r"weight_memory is 5; accepted: None and 0, because .*ranks is an engine of"):
         check_config(ExecutorConfig(weight_memory=5), model)
+    file = KvCacheConfig(host_cache_size=1 << 30, host_cache_dir=str(tmp_path))
+    with pytest.raises(ConfigError, match="not known by their weights"):
+        check_config(ExecutorConfig(kv_cache_config=file), model)
     with pytest.raises(ConfigError, match="host_cache_size gives the host level 1 bytes"):
         check_config(ExecutorConfig(peft_cache_config=PeftCacheConfig(host_cache_size=1)), model)
+    check_config(ExecutorConfig(kv_cache_config=KvCacheConfig(max_attention_window=[96, 96])), model)
 
 
 def test_llm_refuses_sizes_before_anything_is_built(

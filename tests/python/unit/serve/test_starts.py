@@ -120,6 +120,10 @@ BAD_FLAGS: dict[str, list[str]] = {
     "--lora_modules a=model": ["'a=model'", "it holds a whole model, not an adapter"],
     "--lora_modules a=adapter --max_lora_rank 2": ["'a=adapter'", "rank", "2"],
     "--host_cache_bytes 1": ["host_cache_size gives the host level 1 bytes, but one adapter of rank 64", "needs"],
+    "--kv_cache_dir . --kv_cache_dir_bytes 9": ["host_cache_size is 9; one KV block takes", "bytes in a file"],
+    "--kv_cache_tokens 1": ["max_tokens is 1, less than one block of 32 tokens"],
+    "--weight_memory 1": ["weight_memory is 1; accepted: ", "and more bytes", "to read the largest layer into"],
+    "--draft_model model --draft_kv_cache_bytes 1": ["kv_cache_size is 1, less than one KV block of the draft engine"],
 }  # fmt: skip
 
 
@@ -242,7 +246,7 @@ def test_a_cache_that_cannot_be_written_ends_a_start(
 def test_good_flags_come_as_far_as_the_engine(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(first_use, "_make", lambda *_: (_ for _ in ()).throw(ConfigError("made")))
     flags = ["--lora_modules", "a=adapter", "--max_request_seconds", "0", "--max_queue_size", "2147483647"]
-    # Weights that are not mapped need room beside the host level, so no start can have both of these.
+    # Weights in memory and the host level share the memory, so no start can have both of these.
     for large in (["--host_cache_bytes", "9223372036854775807"], ["--weight_memory", "all"]):
         with pytest.raises(ConfigError, match="made"):
             command.make_executor(parsed(*flags, *large))
