@@ -1,4 +1,4 @@
-"""What holds for all tests, before any of them imports torch."""
+"""Settings that every test shares, applied before any test imports torch."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import os
 import pytest
 from hypothesis import settings
 
-# The references' matrices are tiny, and pytest runs a process a core: threads of OpenMP and OpenBLAS would mostly wait
-# for one another, which made the tests with transformers several times slower. Child processes inherit it.
+# The reference matrices are tiny, and pytest runs one process per core. Threads of OpenMP and OpenBLAS would mostly
+# wait for each other, which made the tests with transformers several times slower. Child processes inherit the setting.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# Of what CI draws hundreds of: --hypothesis-profile nightly.
+# CI draws hundreds of examples per property; `--hypothesis-profile nightly` draws thousands.
 settings.register_profile("nightly", max_examples=2500, deadline=None)
 
 

@@ -1,4 +1,4 @@
-"""Every kind of adapter that is served against transformers + PEFT in float32, all kinds in one batch."""
+"""Every supported kind of adapter against transformers + PEFT in float32, all kinds in one batch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CONFIG = BuildConfig(
     lora_config=LoraBuildConfig(max_lora_rank=64),
     plugin_config=PluginConfig(lora_plugin="auto", dora_plugin="enable"),
 )
-# OLMoE's other layers are experts, which kinds beside LoRA are not put on.
+# OLMoE's other layers are experts, which accept only LoRA.
 ATTENTION_ALONE = dataclasses.replace(
     CONFIG,
     lora_config=LoraBuildConfig(max_lora_rank=64, lora_target_modules=("attn_q", "attn_k", "attn_v", "attn_dense")),
@@ -35,7 +35,7 @@ ATTENTION_ALONE = dataclasses.replace(
 
 
 class Served(ServedKinds):
-    """Adapters of each kind, some of which are served with an initial adapter or in MLX-LM's format."""
+    """Adapters of each kind. Some are served with an initial adapter or in MLX-LM's format."""
 
     def __init__(self, name: str, directory: Path) -> None:
         if name == "llama":
@@ -47,7 +47,7 @@ class Served(ServedKinds):
         super().__init__(model, engine, {}, new_tokens=8)
         self.name, self.targets, self.is_transposed = name, targets, name == "gpt2"
         kinds = configs(targets, self.is_transposed)
-        # What PEFT reads, which is what each is compared with, and what is served.
+        # PEFT reads the adapters in by_peft; the engine serves those in adapters. Each pair must agree.
         self.by_peft = {
             kind: save_kind(self.model, directory / kind, config, seed)
             for seed, (kind, config) in enumerate(kinds.items())
@@ -91,8 +91,9 @@ def test_a_crowd_of_kinds_changes_no_bit(served: Served) -> None:
 
 
 def test_kinds_come_back_after_eviction(served: Served) -> None:
-    """By name, from a host level that holds some of them; also sums, and each in the last one's place."""
-    # Of the largest rank there, and bytes that hold some of the adapters.
+    """Evicted adapters and sums give the same bits when requested again by name, and when they replace another
+    adapter."""
+    # The largest rank of the adapters, and a host cache that holds only some of them.
     rank, host_bytes = {"gpt2": (16, 120_000), "olmoe": (40, 150_000)}.get(served.name, (40, 300_000))
     cache = adaptrt.PeftCacheConfig(max_adapter_size=rank, optimal_adapter_size=rank, host_cache_size=host_bytes)
     prompt = list(range(5, 20))
@@ -118,7 +119,8 @@ def test_kinds_come_back_after_eviction(served: Served) -> None:
 
 
 def test_factors_of_fused_layers(tmp_path: Path) -> None:
-    """IA3 over Phi-3: those of down_proj's inputs are some of gate_up_proj's outputs, which have their own as well."""
+    """IA3 over Phi-3: the factors on down_proj's inputs apply to some of gate_up_proj's outputs, which have factors
+    too."""
     model = save_family(FAMILIES["phi3"], tmp_path / "model")
     engine = engine_of(model, tmp_path, CONFIG)
     adapter = save_kind(model, tmp_path / "ia3", configs(FAMILIES["phi3"].targets, is_transposed=False)["ia3"], 3)
@@ -131,7 +133,7 @@ def test_factors_of_fused_layers(tmp_path: Path) -> None:
 
 
 def test_a_weighted_sum_is_what_peft_adds(served: Served, tmp_path: Path) -> None:
-    """PEFT's add_weighted_adapter() with "cat", in one batch with the terms alone."""
+    """PEFT's add_weighted_adapter() with "cat", in one batch with the single terms."""
     second = save_kind(served.model, tmp_path / "second", configs(served.targets, served.is_transposed)["lora"], 77)
     weights = {"first": 0.7, "second": -0.3}
     directories = {"first": served.adapters["lora"], "second": second}
@@ -180,7 +182,7 @@ def test_sums_that_are_refused(served: Served) -> None:
         before = executor.adapters.task_id("lora:0.5+adalora:0.5")
         assert executor.adapters.task_id("lora:0.5+adalora:0.5") == before
         executor.add_adapter("adalora", served.adapters["vera"], replace=True)
-        # The sum of before stays what it was under its own task_id.
+        # The earlier sum stays available under its own task_id.
         assert executor.adapters.task_id("lora:0.5+adalora:0.5") != before
         collect(executor, executor.enqueue_request(make_request(prompt, 2), adapter="lora:0.5+adalora:0.5"))
         with pytest.raises(adaptrt.AdapterError, match=r"the weight of '.*' is inf; expected a finite number"):

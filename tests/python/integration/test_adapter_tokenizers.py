@@ -1,4 +1,4 @@
-"""The tokenizers of adapters that bring tokens, in LLM and behind the server."""
+"""Tokenizers of adapters that add tokens, in LLM and in the server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from support.tokenizers import byte_level, save_tokenizer
 
 VOCABULARY = 268
 SPEC = ModelSpec(vocab_size=VOCABULARY)
-# Of each adapter: the tokens that it brings, from VOCABULARY on.
+# The tokens that each adapter adds; their ids start at VOCABULARY.
 NEW = {"poet": ["<verse>", "<rhyme>"], "clerk": ["<form>", "<stamp>"]}
 TEMPLATE = "{% for message in messages %}<form>{{ message.content }}{% endfor %}"
 MODEL = byte_level()
@@ -82,7 +82,7 @@ def test_texts_are_those_of_the_adapters_tokenizer(llm: adaptrt.LLM, name: str) 
     assert given.text == tokenizer_of(name).decode(list(given.token_ids))
     assert llm.generate([text, text], lora=[name, None], max_tokens=6)[0] == given
     assert "".join(llm.stream(text, lora=name, max_tokens=6)) == given.text
-    # The base's requests have no such tokens, whatever their texts say.
+    # Requests to the base model never contain these tokens, whatever their text says.
     assert llm.generate(text, max_tokens=3) == llm.generate(text, lora=None, max_tokens=3)
 
 
@@ -92,7 +92,7 @@ def test_an_adapters_end_token_ends_its_texts(llm: adaptrt.LLM, root: Path) -> N
     assert tokenizers.of("clerk").end_ids == (*model.end_ids, VOCABULARY + 1)
     assert tokenizers.of("poet").end_ids == model.end_ids
     assert tokenizers.of("clerk") is tokenizers.of("clerk")
-    # A copy of the model's costs nothing.
+    # A copy of the model's tokenizer shares the model's object.
     assert tokenizers.of("plain").tokenizer is model.tokenizer
     llm.executor.add_adapter("changing", root / "poet")
     before = tokenizers.of("changing")
@@ -102,7 +102,7 @@ def test_an_adapters_end_token_ends_its_texts(llm: adaptrt.LLM, root: Path) -> N
 
 
 def test_an_end_token_without_an_id_ends_nothing(llm: adaptrt.LLM, root: Path, tmp_path: Path) -> None:
-    """Its id would follow the vocabulary, and the model has no row for it."""
+    """The token's id would follow the vocabulary, where the model has no row."""
     adapter = save_adapter(root / "model", tmp_path / "nowhere", 3, r=4)
     save_tokenizer(MODEL, adapter)
     for config, expected in (({"eos_token": "<nowhere>"}, ()), ({"eos_token": "<|im_end|>"}, (3,))):
@@ -187,7 +187,7 @@ def test_the_server_biases_and_names_new_tokens(server: str) -> None:
         choice = completion["choices"][0]
         assert choice["text"] == first * 3
         assert choice["logprobs"]["tokens"] == [first] * 3
-    # The clerk's stamp ends its texts.
+    # The clerk's stamp token ends its texts.
     ended = post(
         server, "/v1/chat/completions", model="clerk", messages=[{"role": "user", "content": "hello"}], max_tokens=3,
         logit_bias={"269": 100},

@@ -22,7 +22,7 @@ from support.serving import collect, make_request
 from support.vocabularies import NAMES, TIED, WITHOUT_BIAS, lora_of, serve_kinds, vocabulary_of
 
 BUILD = BuildConfig(
-    max_batch_size=4,  # below the logit rows of a step, which the head takes in slices
+    max_batch_size=4,  # less than the logit rows of a step, which the head computes in slices
     max_num_tokens=256,
     max_seq_len=96,
     tokens_per_block=8,
@@ -85,7 +85,7 @@ def test_half_of_an_adapter_twice_is_the_adapter(served: ServedKinds) -> None:
 
 
 def test_weights_that_peft_does_not_load_are_refused(name: str, served: ServedKinds, tmp_path: Path) -> None:
-    """Of ensure_weight_tying, PEFT 0.21 saves lm_head's share under target_modules that leave it out."""
+    """With ensure_weight_tying, PEFT 0.21 saves lm_head's tensors although target_modules leaves lm_head out."""
     if name not in TIED:
         pytest.skip("its lm_head is not tied")
     embedding, _ = NAMES[name]
@@ -96,8 +96,8 @@ def test_weights_that_peft_does_not_load_are_refused(name: str, served: ServedKi
 
 
 def test_copies_of_the_base_are_compared(name: str, served: ServedKinds, tmp_path: Path) -> None:
-    """PEFT saves the base's own weights beside an adapter of lm_head or the embedding, and takes them from there."""
-    # PEFT knows embed_tokens and lm_head by their names, and GPT-2's wte not.
+    """PEFT saves the base's own weights with an adapter of lm_head or the embedding, and loads them from there."""
+    # PEFT recognises embed_tokens and lm_head by their names, but not GPT-2's wte.
     kind, layer = ("lm_head", "lm_head") if name == "gpt2" else ("embedding", "embed_tokens")
     adapter = save_kind(served.model, tmp_path / "adapter", kinds(name)[kind], 1)
     (copy,) = (name for name in load_file(adapter / TENSORS) if name.endswith(f"{layer}.base_layer.weight"))

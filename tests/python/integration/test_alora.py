@@ -1,4 +1,4 @@
-"""aLoRA: adapters that act from their invocation tokens on, against PEFT, and the KV that they share with the base."""
+"""aLoRA against PEFT: adapters that act from their invocation tokens on, and the KV blocks they share with the base."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from support.families import FAMILIES, LLAMA, save_family
 from support.models import ModelSpec, load_model, save_adapter, save_model
 from support.serving import Answer, collect, make_request
 
-# As in test_parity.py.
+# The same tolerance as in test_parity.py.
 FLOAT32_TOLERANCE = 1e-4
 VOCABULARY = 61
 INVOCATION = [7, 3, 9]
@@ -38,7 +38,7 @@ CONFIG = BuildConfig(
 
 
 def tokens_of(seed: int, count: int) -> list[int]:
-    """Random ones without the invocation's first."""
+    """Returns random tokens that exclude the invocation's first token."""
     return np.random.default_rng(seed).integers(10, VOCABULARY, count).tolist()
 
 
@@ -69,14 +69,14 @@ class Served:
         return adaptrt.LoraConfig.from_peft(task_id, directory, self.engine, active_from=start)
 
     def answers(self, cases: list[tuple[str, list[int]]], **fields: object) -> list[Answer]:
-        """What each (kind, prompt) gives, all of them at once."""
+        """Returns the answer to each (kind, prompt), all in one batch."""
         config = adaptrt.ExecutorConfig(**fields)
         with adaptrt.Executor(self.engine, adaptrt.ModelType.DECODER_ONLY, config) as executor:
             requests = [make_request(prompt, 8, self.adapter(kind, prompt)) for kind, prompt in cases]
             return [collect(executor, request_id) for request_id in executor.enqueue_requests(requests)]
 
     def expected(self, kind: str, tokens: list[int]) -> np.ndarray:
-        """PEFT's logits, where it looks for the invocation in all of the tokens."""
+        """Returns PEFT's logits; PEFT looks for the invocation in all of the tokens."""
         model = load_model(self.model, attn_implementation="eager", experts_implementation="eager")
         if kind != "base":
             directory = {"alora": self.alora, "other": self.other, "lora": self.lora}[kind]
@@ -85,7 +85,7 @@ class Served:
             return model.eval()(torch.tensor([tokens])).logits[0].float().numpy()
 
     def generated(self, directory: Path, prompt: list[int], count: int) -> list[int]:
-        """The tokens that PEFT's generate() adds to a prompt."""
+        """Returns the tokens that PEFT's generate() adds to a prompt."""
         model = load_model(self.model, attn_implementation="eager", experts_implementation="eager")
         model = peft.PeftModel.from_pretrained(model, directory, torch_dtype=torch.float32).eval()
         tokens = torch.tensor([prompt])
@@ -98,7 +98,7 @@ class Served:
 CASES = [
     ("base", tokens_of(0, 30)),
     ("alora", tokens_of(1, 21) + INVOCATION + tokens_of(2, 6)),
-    ("alora", tokens_of(3, 16) + INVOCATION),  # begins with a block, and ends the prompt
+    ("alora", tokens_of(3, 16) + INVOCATION),  # the invocation starts a block and ends the prompt
     ("alora", INVOCATION + tokens_of(4, 9)),
     ("alora", tokens_of(5, 9) + INVOCATION + tokens_of(6, 12) + INVOCATION + tokens_of(7, 3)),  # the last one counts
     ("other", [*tokens_of(1, 21), 4, *tokens_of(8, 5)]),
@@ -141,8 +141,8 @@ def test_the_kv_before_the_invocation_is_shared_with_the_base_and_with_others(se
         ("base", prefix + tokens_of(21, 3)),
         ("alora", prefix + INVOCATION + tokens_of(22, 4)),
         ("other", [*prefix, 4, *tokens_of(23, 4)]),
-        ("alora", prefix + INVOCATION + tokens_of(22, 4) + INVOCATION + tokens_of(24, 9)),  # acts from later on
-        ("alora", prefix + INVOCATION + tokens_of(22, 4)),  # as before: a block of its own, too
+        ("alora", prefix + INVOCATION + tokens_of(22, 4) + INVOCATION + tokens_of(24, 9)),  # acts later
+        ("alora", prefix + INVOCATION + tokens_of(22, 4)),  # the first aLoRA prompt again; its last block is not shared
         ("lora", prefix + INVOCATION + tokens_of(22, 4)),
     ]
     reused = []
@@ -179,7 +179,7 @@ def test_it_is_asked_for_by_name(served: Served) -> None:
         executor.add_adapter("answerability", served.other, replace=True)
         base = served.answers([("base", prompt)])[0]
         replaced = collect(executor, executor.enqueue_request(make_request(prompt, 8), adapter="answerability"))
-        assert replaced.same_bits(base)  # it has other invocation tokens, which this prompt does not have
+        assert replaced.same_bits(base)  # the new adapter's invocation tokens are not in this prompt
 
 
 def test_prompts_without_the_invocation_tokens_are_answered_as_peft_does(served: Served) -> None:
@@ -206,7 +206,7 @@ def test_positions_that_no_prompt_has_are_refused(served: Served) -> None:
                 adaptrt.RequestError, match=rf"active_from is {active_from}; accepted: 0 to {len(prompt)}"
             ):
                 executor.enqueue_request(request)
-        # It changes what is generated alone, and not the first token, which the prompt's last row gives.
+        # The adapter changes only generated tokens, and not the first one, which comes from the prompt's last row.
         late = make_request(prompt, 4, adaptrt.LoraConfig(0, active_from=len(prompt)))
         base, generated = served.answers([("base", prompt)])[0], collect(executor, executor.enqueue_request(late))
         assert np.array_equal(generated.context_logits, base.context_logits)

@@ -1,4 +1,4 @@
-"""Beam search against transformers' generate(num_beams=...) in float32: the same sequences, scores within a stated
+"""Beam search against transformers' generate(num_beams=...) in float32: the same sequences, scores within a
 tolerance."""
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import adaptrt
 from support.models import ATTENTION_MODULES, Beam, ModelSpec, Reference, save_adapter
 from support.serving import build_random_engine
 
-# Of each token's log prob: both sides sum in float32 but in another order, over logits of a range of some ten.
+# Tolerance per token's log prob: both sides sum in float32 in different orders, over logits with a range of about ten.
 TOLERANCE = 1e-4
-# What early_stopping is there, and what it is here.
+# Maps transformers' early_stopping to ours.
 EARLY_STOPPING = {True: 1, False: 0, "never": 2}
 
 MODELS = {
@@ -92,10 +92,10 @@ def test_every_family_and_adapter_kind(name: str, tmp_path: Path) -> None:
             lora = adaptrt.LoraConfig.from_peft(task_id, directory, engine) if directory else None
             reference = Reference(model, directory)
             free_running = reference.search(PROMPT, 4, max_new_tokens=MAX_TOKENS)
-            # Tokens that beams meet early, late, and one that is the second of two ends.
+            # Tokens that beams meet early, tokens that they meet late, and a second end token.
             ends = [[], [free_running[0].tokens[3]], [free_running[1].tokens[6], free_running[0].tokens[2]]]
             endings = set()
-            # Each kind of adapter meets each of the widths and penalties with other ends.
+            # Each adapter kind combines the widths and penalties with different end tokens.
             for number, (end_ids, early_stopping) in enumerate(itertools.product(ends, EARLY_STOPPING), task_id):
                 num_beams, length_penalty = WIDTHS_AND_PENALTIES[number % len(WIDTHS_AND_PENALTIES)]
                 expected = reference.search(
@@ -109,7 +109,7 @@ def test_every_family_and_adapter_kind(name: str, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """An executor whose steps take fewer tokens than the beams have, and what it is compared with."""
+    """Yields an executor whose steps hold fewer tokens than there are beams, and its reference."""
     directory = tmp_path_factory.mktemp("beams")
     model, engine = build_random_engine(ModelSpec(), directory, max_beam_width=8, tokens_per_block=4)
     config = adaptrt.ExecutorConfig(max_beam_width=8, enable_chunked_context=True, max_num_tokens=3)

@@ -1,4 +1,4 @@
-"""bench/run.py from a scenario file to its report, plots and profile, and `adaptrt bench`, on a very small model."""
+"""Runs bench/run.py from a scenario file to report, plots and profile, and `adaptrt bench`, on a very small model."""
 
 from __future__ import annotations
 
@@ -224,7 +224,8 @@ input = 8
 
 @pytest.fixture(scope="module", autouse=True)
 def limits_measured_once() -> Iterator[None]:
-    """What the machine can do takes a second of all processors each time; no test is about how often that is asked."""
+    """Measures the machine's limits once per module: it takes a second on all processors, and no test depends on
+    repeats."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(limits, "measure_machine_limits", functools.cache(limits.measure_machine_limits))
         yield
@@ -238,7 +239,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def scenarios(*arguments: object) -> int:
-    """bench/run.py."""
+    """Runs bench/run.py with the arguments and returns its exit status."""
     return run_command(command, [str(argument) for argument in arguments], prog="bench/run.py", description="")
 
 
@@ -352,7 +353,7 @@ def test_a_profile_is_complete_and_nested(report: Report, work: Path) -> None:
     for step in steps:
         assert step["args"] == {"tokens": 4, "sequences": 4, "adapters": 4, "logit rows": 4}
         inside = [event for event in timed if event["tid"] == 0 and event is not step and _holds(step, event)]
-        # Embedding, rotary table, five ops a layer and two norms, the choice of rows, the head's two ops, sampling.
+        # Embedding, rotary table, five ops and two norms per layer, the row selection, two head ops, sampling.
         assert len(inside) == 2 + 2 * 7 + 1 + 3
         assert all(first["ts"] + first["dur"] <= second["ts"] for first, second in itertools.pairwise(inside))
         assert sum(event["dur"] for event in inside) <= step["dur"]
@@ -370,7 +371,7 @@ def test_layers_have_the_same_names_without_adapters(report: Report, work: Path)
     timed = [event for event in events if event["ph"] == "X" and event["tid"] == 0]
     steps = sum(event["name"] == "step" for event in timed)
     products = Counter(event["name"] for event in timed if " to " in event["name"])
-    # Attention's two products and the MLP's two, of two layers.
+    # Two products in attention and two in the MLP, in each of two layers.
     assert list(products.values()) == [2 * steps] * 4
     assert all("/" in name and not any(map(str.isdigit, name)) for name in products)
 
@@ -380,13 +381,14 @@ def _holds(step: dict[str, Any], event: dict[str, Any]) -> bool:
 
 
 def _check_work(ops: list[dict[str, Any]]) -> None:
-    """Four tokens of the model above, with two adapters of rank 4 and two DoRA ones of rank 8."""
+    """Checks the work of four tokens of the model above, with two LoRA adapters of rank 4 and two DoRA adapters of rank
+    8."""
     linear = {event["name"]: event["args"] for event in ops if "attn_" in event["name"] or "mlp_" in event["name"]}
     size = 2
     gate_up = linear["mlp_h_to_4h + mlp_gate"]
     assert gate_up["weight bytes"] == 2 * 96 * 64 * size
     assert gate_up["flops"] == 2 * 4 * (2 * 96 * 64)
-    # Adapters of an even index have rank 4 and are plain, those of an odd one have rank 8 and magnitudes.
+    # Adapters with an even index have rank 4 and are plain; those with an odd index have rank 8 and magnitudes.
     products = sum(rank * (2 * 64 + 2 * 96) for rank in (4, 8, 4, 8))
     assert gate_up["adapter flops"] == 2 * products
     assert gate_up["adapter bytes"] == products * size + 2 * (2 * 96 * 4)
@@ -465,7 +467,7 @@ def test_an_unknown_file_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.fixture(scope="module")
 def engine(report: Report, work: Path) -> Path:
-    """With LoRA and DoRA up to rank 8, four sequences and 128 tokens."""
+    """Returns an engine with LoRA and DoRA up to rank 8, four sequences and 128 tokens."""
     del report  # builds it
     return next(path for path in (work / "engines").glob("engine-*") if load_native_engine(path).lora.sites)
 

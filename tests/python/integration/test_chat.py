@@ -1,4 +1,4 @@
-"""Conversations: through the templates of a model and of its adapters, in Python and at the terminal."""
+"""Conversations through the chat templates of a model and its adapters, in Python and at the terminal."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_chat_is_the_completion_of_its_template(llm: adaptrt.LLM, lora: str | 
 
 
 def test_a_tokenizers_own_first_token_is_not_doubled(engine: Path, tmp_path: Path) -> None:
-    """generate() begins with what the tokenizer adds; a template has written it already."""
+    """generate() starts with the token that the tokenizer adds; a chat template already contains it."""
     from tokenizers import processors
 
     tokenizer = Tokenizer.from_file(str(engine / "tokenizer.json"))
@@ -144,7 +144,7 @@ def test_stop_strings_end_a_completion(llm: adaptrt.LLM) -> None:
     assert llm.generate(["hello", "€"], max_tokens=24, stop=["never in there"]) == whole
     with pytest.raises(adaptrt.RequestError, match=r"stop\[0\] is ''; expected"):
         llm.generate("hello", stop=[""])
-    # What ran beside this one would be as far.
+    # A request that was left running would have produced responses by the time that this one ends.
     llm.generate("hello", max_tokens=64)
     assert llm.executor.get_num_responses_ready() == 0
 
@@ -220,7 +220,7 @@ def test_the_terminals_mistakes_are_said_before_the_chat(engine: Path, model: Pa
 
 
 def test_carried_adapters_of_old_engines_are_still_what_they_were(engine: Path) -> None:
-    """An adapter without chat files has the checksum that engines had before those were copied."""
+    """An adapter without chat files keeps the checksum from before engines copied those files."""
     import xxhash
 
     digest = xxhash.xxh3_128()

@@ -1,4 +1,4 @@
-"""Classifiers against transformers + PEFT: models of their own, and adapters that bring their heads."""
+"""Classifiers against transformers + PEFT: classification models, and adapters that bring their heads."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from support.serving import build_engine, run_command
 
 SPEC = ModelSpec(num_key_value_heads=3)
 PROMPTS = [[7], [3, 44, 5, 60, 7, 3, 3, 12], [*range(2, 60), *range(2, 40)]]
-# Of probabilities: float32 sums in another order.
+# Tolerance for probabilities: float32 sums in a different order.
 TOLERANCE = 2e-5
 LABELS = {0: "cold", 1: "warm", 2: "hot"}
 TASKS = {
@@ -68,7 +68,7 @@ def check(found: Any, expected: np.ndarray, names: Any = LABELS) -> None:
 
 
 def plain(directory: Path, root: Path) -> Path:
-    """An engine without LoRA."""
+    """Builds an engine without LoRA."""
     return build_engine(directory, root, lora_plugin="disable", dora_plugin="disable", max_input_len=128)
 
 
@@ -86,7 +86,7 @@ def test_models_for_classification(family: str, task: str, tmp_path: Path) -> No
             check(classes, probabilities(model, prompt))
         check(llm.classify(text_of(PROMPTS[1])), probabilities(model, PROMPTS[1]))
         if task == "SEQ_CLS":
-            # transformers takes the last token that is not padding.
+            # transformers classifies by the last token that is not padding.
             check(llm.classify(text_of(PROMPTS[1]) + " </s> </s>"), probabilities(model, [*PROMPTS[1], 1, 1]))
         with pytest.raises(adaptrt.RequestError, match="the model has no lm_head"):
             llm.generate("t3")

@@ -1,4 +1,4 @@
-"""Engines whose bfloat16 weights are stored in twelve bits: the same bits as of the weights as they are."""
+"""Engines that store bfloat16 weights in twelve bits give the same bits as engines with the plain weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from adaptrt.runtime.engine import load_engine
 from support.models import ModelSpec, save_adapter, save_model
 from support.serving import Answer, collect, make_request, run_command
 
-# The last panels of gate, up and lm_head have fewer than 64 outputs, and stay as they are.
+# The last panels of gate, up and lm_head have fewer than 64 outputs, and stay uncompressed.
 SPEC = ModelSpec(
     hidden_size=128, head_dim=32, num_attention_heads=4, num_key_value_heads=2, intermediate_size=200, vocab_size=250
 )
@@ -26,7 +26,7 @@ SIZES = ("--max_batch_size", "4", "--max_num_tokens", "128", "--max_seq_len", "1
 LORA = ("--lora_plugin", "auto", "--dora_plugin", "enable")
 ADAPTERS = ({"r": 8}, {"r": 20, "use_dora": True})
 RARE = 0.05
-"""Of the weights of one matrix, the share that has upper bytes of its own: too many to be exceptions."""
+"""Share of one matrix's weights that have rare upper bytes: too many to store as exceptions."""
 
 
 def convert(model: Path, directory: Path, dtype: str = "bfloat16", *flags: str) -> Path:
@@ -40,7 +40,8 @@ def build(checkpoint: Path, directory: Path, *flags: str) -> Path:
 
 
 def model_with_rare_weights(directory: Path) -> Path:
-    """Zeros, tiny and huge weights in one matrix; in another one so many of them that it is not worth compressing."""
+    """Saves a model with zeros, tiny and huge weights in one matrix, and too many of them to compress in another
+    one."""
     model = save_model(SPEC, directory)
     weights = load_file(model / "model.safetensors")
     few = weights["model.layers.0.mlp.down_proj.weight"]
@@ -65,13 +66,13 @@ def checkpoint(model: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def engines(checkpoint: Path) -> tuple[Path, Path]:
-    """As they are, and compressed."""
+    """Returns an engine with plain weights and one with compressed weights."""
     plain = build(checkpoint, checkpoint.parent / "plain", *LORA)
     return plain, build(checkpoint, checkpoint.parent / "compressed", *LORA, "--compress_weights")
 
 
 def answers_of(engine: Path, adapters: list[Path], crowd: int) -> list[Answer]:
-    """Of `crowd` prompts of 1 to 120 tokens at a time, in turn without and with each adapter."""
+    """Answers `crowd` prompts of 1 to 120 tokens at a time, in turn without and with each adapter."""
     with adaptrt.Executor(engine, adaptrt.ModelType.DECODER_ONLY, adaptrt.ExecutorConfig()) as executor:
         configs = [None, *(adaptrt.LoraConfig.from_peft(i, adapters[i], engine) for i in range(len(adapters)))]
         lengths = (1, 7, 30, 120)
@@ -142,7 +143,7 @@ def test_a_matrix_that_is_the_embedding_too_stays_as_it_is(tmp_path: Path, capsy
 
 
 def refusal(checkpoint: Path, directory: Path, capsys: pytest.CaptureFixture[str], *flags: str) -> str:
-    """What a build that compresses says on stderr when it fails, on one line."""
+    """Runs a build with compression that fails, and returns its message on stderr as one line."""
     arguments = ("--checkpoint_dir", checkpoint, "--output_dir", directory, "--compress_weights", *flags)
     capsys.readouterr()
     assert cli.main(["build", *map(str, arguments)]) == 2
@@ -176,7 +177,7 @@ def test_quantised_checkpoints_are_refused(model: Path, tmp_path: Path, capsys: 
 
 
 def test_damaged_engines_are_refused(engines: tuple[Path, Path], tmp_path: Path) -> None:
-    """The file's checksum sees every byte of the weights."""
+    """The file's checksum covers every byte of the weights."""
     copy = tmp_path / "engine"
     copy.mkdir()
     for file in engines[1].iterdir():

@@ -1,4 +1,4 @@
-"""Models whose layers were published in few bits, kept or not, against transformers over the same values."""
+"""Models published with quantised layers, kept or dequantised, against transformers over the same values."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from support.published import DEQUANTIZED, KEPT, SCHEMES, bits4, publish
 from support.published_models import SPEC, WHOLE_SPEC, assert_same_weights
 from support.serving import collect, make_request
 
-# As in test_parity.py: the values are the same ones.
+# The same tolerance as in test_parity.py, because the values are the same.
 FLOAT32_TOLERANCE = 1e-4
-# Activations are rounded to bfloat16, in engines of that type; of float16 those of embeddings and lm_head.
+# bfloat16 engines round all activations; float16 engines round only those of embeddings and lm_head.
 HALF_TOLERANCE = 0.03
 CONFIG = BuildConfig(
     max_batch_size=4,
@@ -77,7 +77,7 @@ def test_the_checkpoint_has_the_published_values(name: str, model: Path, tmp_pat
 
 @pytest.mark.parametrize("name", DEQUANTIZED)
 def test_engines_compute_with_them(name: str, model: Path, tmp_path: Path) -> None:
-    """Without and with adapters, whose magnitudes are normalised by the published values."""
+    """Checks logits without and with adapters, whose magnitudes are normalised by the published values."""
     published = publish(model, tmp_path, SCHEMES[name])
     build(Checkpoint.of_model(published), CONFIG, tmp_path / "engine")
     _assert_logits(tmp_path / "engine", tmp_path / "values", tmp_path)
@@ -85,7 +85,7 @@ def test_engines_compute_with_them(name: str, model: Path, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", KEPT)
 def test_engines_keep_what_they_can(name: str, whole_model: Path, tmp_path: Path) -> None:
-    """Engines multiply integers and scales in float32, where the format's library rounds to the type of the scales."""
+    """Engines multiply integers and scales in float32, where the format's library rounds to the scales' type."""
     published = publish(whole_model, tmp_path, KEPT[name], exact=True)
     checkpoint = Checkpoint.of_model(published)
     how = checkpoint.config.quantization
@@ -142,7 +142,7 @@ def test_kept_ones_are_the_same_in_one_pass_and_through_a_checkpoint(
     ],
 )
 def test_numbers_give_the_bits_of_the_values_stored(name: str, dtype: DType, whole_model: Path, tmp_path: Path) -> None:
-    """Logits of prompts and of decode steps, with each kind of adapter."""
+    """Compares logits of prompts and decode steps, with each kind of adapter."""
     scheme = bits4("nf4", "float16", nested=True) if name == "nf4-float16" else KEPT[name]
     published = publish(whole_model, tmp_path, scheme)
     values = tmp_path / "values"
@@ -170,7 +170,7 @@ def test_numbers_give_the_bits_of_the_values_stored(name: str, dtype: DType, who
 @pytest.mark.parametrize("name", ["gptq-2", "gptq-3", "gptq-3-asymmetric"])
 @pytest.mark.parametrize("dtype", [DType.BFLOAT16, DType.FLOAT32])
 def test_fewer_bits_give_the_results_of_four(name: str, dtype: DType, whole_model: Path, tmp_path: Path) -> None:
-    """Of the same checkpoint, which stores four: what config.json says of the integers is all that differs."""
+    """Both engines come from one checkpoint that stores four bits; only the width in its config.json differs."""
     published = publish(whole_model, tmp_path, KEPT[name])
     convert_checkpoint(published, tmp_path / "checkpoint", dtype=dtype)
     config_file = tmp_path / "checkpoint" / "config.json"
@@ -185,7 +185,7 @@ def test_fewer_bits_give_the_results_of_four(name: str, dtype: DType, whole_mode
         engine = tmp_path / f"{number} bits"
         build(tmp_path / "checkpoint", CONFIG, engine)
         header = safe_open(engine / "rank0.engine", "numpy")
-        # Engines of four bits stay what they were before there were others.
+        # Engines of four bits do not store the width, so that their files stay the same as before.
         assert ('"bits"' in header.metadata()["program"]) == (number != 4)
         matrices.append(len(header.get_tensor("transformer.layers.0.mlp.proj.weight")))
         with adaptrt.Executor(engine, adaptrt.ModelType.DECODER_ONLY, adaptrt.ExecutorConfig()) as executor:
@@ -220,7 +220,7 @@ def test_kept_integers_are_in_engines_of_any_type(name: str, dtype: DType, whole
 
 
 def test_layers_that_cannot_be_kept_are_dequantised_alone(model: Path, tmp_path: Path) -> None:
-    """Of mlp.down_proj a row is one and a half blocks; a quantised lm_head is none of the layers."""
+    """A row of mlp.down_proj is one and a half blocks, and a quantised lm_head is not a decoder layer."""
     published = publish(model, tmp_path, KEPT["nf4-double"])
     tensors = load_file(published / "model.safetensors")
     head = KEPT["nf4-double"].quantize(tensors.pop("lm_head.weight"), np.random.default_rng(1))
@@ -403,7 +403,7 @@ def test_an_order_that_is_none_is_refused(whole_model: Path, tmp_path: Path) -> 
 
 
 def test_parts_and_layers_may_have_orders_of_their_own(whole_model: Path, tmp_path: Path) -> None:
-    """One layer has its inputs as they stand, and of another the parts share an order."""
+    """One layer keeps its inputs in order, and the parts of another layer share a permutation."""
     in_order = publish(whole_model, tmp_path / "in-order", KEPT["gptq-4"], exact=True)
     published = publish(whole_model, tmp_path, KEPT["gptq-4-act-order"], exact=True)
     tensors, values = (load_file(place / "model.safetensors") for place in (published, tmp_path / "values"))

@@ -33,7 +33,7 @@ from support.pooled import (
 ENCODER = adaptrt.ModelType.ENCODER_ONLY
 PROMPTS = [[7], [2, 44, 5, 60, 7, 3, 3, 12], [*range(2, 60), *range(2, 60)]]
 LABELS = {0: "cold", 1: "warm", 2: "hot"}
-# Of probabilities: float32 sums in another order.
+# Tolerance for probabilities: float32 sums in a different order.
 TOLERANCE = 2e-5
 TASKS = {
     "SEQ_CLS": transformers.AutoModelForSequenceClassification,
@@ -97,7 +97,7 @@ def test_a_regression_has_values(tmp_path: Path) -> None:
         check(llm.classify(text_of(PROMPTS[1])), probabilities(load(model, "SEQ_CLS"), PROMPTS[1]), {0: "LABEL_0"})
 
 
-# BERT's own adapters change the pooler as well: "dense" is the name of both.
+# These adapters of BERT also change the pooler, whose layer is named "dense" too.
 ADAPTERS = {
     "moods": {"task": "SEQ_CLS", "labels": 3, "r": 4, "target_modules": ["query", "value", "dense"]},
     "topics": {"task": "SEQ_CLS", "labels": 5, "r": 3, "use_dora": True, "target_modules": ["key", "dense"]},
@@ -108,7 +108,7 @@ ADAPTERS = {
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A BertModel with a pooler, whose adapters bring their heads; and two adapters without one."""
+    """A BertModel with a pooler, adapters that bring their heads, and two adapters without a head."""
     root = tmp_path_factory.mktemp("classifiers")
     model = save_encoder(MODELS["bert"], root / "model")
     save_word_tokenizer(model, VOCAB_SIZE, end=False)
@@ -146,7 +146,7 @@ def test_adapters_bring_heads_and_change_the_pooler(llm: adaptrt.LLM, base: Path
         check(classes, probabilities(models[name], prompt), labels)
 
 
-# Heads of two layers: RoBERTa's is one module, DistilBERT's two whose names end alike, so that PEFT saves both.
+# Heads of two layers: RoBERTa's is one module. DistilBERT's is two modules whose names end alike, so PEFT saves both.
 HEADS_OF_TWO = {
     "roberta": {"target_modules": ["query", "value", "output.dense"]},
     "distilbert": {"target_modules": ["q_lin", "lin2"]},
@@ -234,7 +234,7 @@ def test_classes_beside_embeddings_are_the_same_bits(llm: adaptrt.LLM) -> None:
 def test_models_without_a_classifier_are_refused_by_name(llm: adaptrt.LLM, base: Path, tmp_path: Path) -> None:
     with pytest.raises(adaptrt.RequestError, match="the model is no classifier, nor is adapter 'plain'"):
         llm.classify("t3", lora="plain")
-    # Heads over a model that was saved without its pooler.
+    # The adapter's head needs a pooler, and the model was saved without one.
     model = save_encoder(MODELS["bert"], tmp_path / "model")
     tensors = load_file(model / "model.safetensors")
     save_file({k: v for k, v in tensors.items() if "pooler" not in k}, model / "model.safetensors", {"format": "pt"})
@@ -322,7 +322,7 @@ def test_over_http(llm: adaptrt.LLM, base: Path) -> None:
 
 
 def save_pair_tokenizer(directory: Path) -> Tokenizer:
-    """A word tokenizer that joins two texts as RoBERTa's does, and numbers them as BERT's does."""
+    """A word tokenizer that joins two texts like RoBERTa's and gives them token types like BERT's."""
     save_word_tokenizer(directory, VOCAB_SIZE, end=False)
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     tokenizer.post_processor = processors.TemplateProcessing(
@@ -337,7 +337,7 @@ PAIRS = [("t5 t9 t33", "t7"), ("t5 t9 t33", text_of(PROMPTS[2][:90])), ("t8", "t
 
 @pytest.mark.parametrize("name", ["bert", "roberta", "distilbert", "modernbert"])
 def test_pairs_of_texts(name: str, tmp_path: Path) -> None:
-    """As cross-encoders take them: one class, whose probability is a score."""
+    """One class whose probability is a score, which is how cross-encoders score pairs of texts."""
     model = save_encoder(MODELS[name], tmp_path / "model", TASKS["SEQ_CLS"], num_labels=1)
     tokenizer = save_pair_tokenizer(model)
     target = "Wqkv" if name == "modernbert" else "lin1" if name == "distilbert" else "query"
@@ -360,7 +360,7 @@ def test_pairs_of_texts(name: str, tmp_path: Path) -> None:
                 with torch.no_grad():
                     expected = torch.sigmoid(reference_model(**given).logits[0, 0].double())
                 assert abs(float(score) - float(expected)) <= TOLERANCE
-        # A pair beside a text, and what was a sequence of two texts before.
+        # A pair and a single text in one call, and a tuple that still means two texts.
         pair, text = llm.classify([PAIRS[0], "t7"])
         assert (pair.probs[0], len(llm.classify(("t7", "t8")))) == (scores[None][0], 2)
         assert text.probs.tobytes() == llm.classify("t7").probs.tobytes()
@@ -396,7 +396,7 @@ def check_scores_over_http(engine: Path, adapter: Path, scores: dict[str | None,
 
 
 def check_ranks_over_http(address: str) -> None:
-    """The scores of /score, the best first, as Jina's and Cohere's clients ask for them."""
+    """Reranking returns the scores of /score, best first, in the forms that Jina's and Cohere's clients use."""
     query, documents = PAIRS[0][0], ["t7", text_of(PROMPTS[2][:90]), "t5 t9 t33", "t7"]
 
     def post(path: str = "/rerank", **body: Any) -> httpx.Response:
@@ -430,7 +430,7 @@ def check_ranks_over_http(address: str) -> None:
 
 
 def test_token_types_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    """By their number and their kinds; models that have one kind take none."""
+    """Checks the number of token types and their values; models with one type accept none."""
     last = PoolingParams(PoolingType.LAST)
     for name, types, said in (
         ("bert", [0, 1], r"token_type_ids has 2 elements; accepted: 3, one for each of input_token_ids"),
@@ -448,7 +448,7 @@ def test_token_types_that_do_not_fit_are_refused(tmp_path: Path) -> None:
 
 
 def test_token_types_do_not_depend_on_the_crowd(tmp_path: Path) -> None:
-    """Requests with types and without them share steps, in any order."""
+    """Requests with token types and requests without them share steps, in any order."""
     engine = engine_of(save_encoder(MODELS["bert"], tmp_path / "model"), tmp_path / "engine")
     prompts = [([7, 8, 9], None), ([7, 8, 9], [0, 1, 1]), ([5] * 40, None), ([7, 8, 9], [2, 2, 2]), ([4], [1])]
 

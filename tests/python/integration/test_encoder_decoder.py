@@ -1,4 +1,4 @@
-"""T5 and BART engines against transformers + PEFT in float32, and whoever shares a step with a request."""
+"""T5 and BART engines against transformers + PEFT in float32, alone and in batches with other requests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from support.encoder_decoders import (
     tokens_of,
 )
 
-# As in test_families.py: both sides sum in float32, in another order.
+# The same tolerance as in test_families.py: both sides sum in float32, in different orders.
 TOLERANCE = 1e-4
 CONFIG = BuildConfig(
     max_batch_size=8,
@@ -47,7 +47,7 @@ MAX_TOKENS = 10
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A request: an adapter's name, the encoder's tokens, and what the decoder begins with."""
+    """A request: an adapter's name, the encoder's tokens, and the tokens that the decoder starts with."""
 
     adapter: str
     encoder: list[int]
@@ -99,7 +99,7 @@ class Served:
         return adaptrt.Request(case.start, MAX_TOKENS, encoder_input_token_ids=case.encoder, **{**settings, **fields})
 
     def answers(self, cases: list[Case], **fields: object) -> list[adaptrt.Result]:
-        """What each case gives, all of them at once."""
+        """Returns the result of each case, all in one batch."""
         config = adaptrt.ExecutorConfig(**fields)
         with adaptrt.Executor(self.engine, adaptrt.ModelType.ENCODER_DECODER, config) as executor:
             ids = executor.enqueue_requests([self.request(case) for case in cases])
@@ -143,7 +143,7 @@ def test_every_kind_of_adapter_in_one_batch(served: Served) -> None:
 
 @pytest.mark.parametrize("policy", ["GUARANTEED_NO_EVICT", "MAX_UTILIZATION", "STATIC_BATCH"])
 def test_a_crowd_changes_no_bit(served: Served, policy: str) -> None:
-    # Blocks for about three requests of either kind, so that some wait and, where that is allowed, some are paused.
+    # Blocks for about three requests, so that some wait and, if the policy allows it, some are preempted.
     crowd = served.answers(
         [*CASES, *CASES],
         num_threads=3,
@@ -160,7 +160,7 @@ SHORT = adaptrt.OutputConfig(return_context_logits=True, return_generation_logit
 
 
 def without_output(served: Served, case: Case, **fields: object) -> adaptrt.Request:
-    """A request that does not ask for the encoder's output, so that the encoder need not run for it."""
+    """Makes a request that does not ask for the encoder's output, so that the encoder need not run for it."""
     return served.request(case, output_config=SHORT, **fields)
 
 
@@ -175,7 +175,7 @@ def answer_bits(result: adaptrt.Result) -> tuple[list[int], bytes]:
 
 
 def test_encoder_inputs_are_computed_once(served: Served) -> None:
-    """Told apart by tokens, adapter and salt; the same bits as computed, and as transformers has them."""
+    """Inputs are told apart by tokens, adapter and salt, and reused ones give the same bits as computed ones."""
     computed = {id(case): bits_of(served.answers([case])[0])[:2] for case in CASES}
     config = adaptrt.ExecutorConfig(request_stats_max_iterations=1)
     with adaptrt.Executor(served.engine, adaptrt.ModelType.ENCODER_DECODER, config) as executor:
@@ -267,7 +267,7 @@ def test_beams_share_their_encoder_input(served: Served) -> None:
 
 
 def search(reference: Seq2SeqReference, case: Case, width: int) -> list[list[int]]:
-    """The beams of a search in which no token ends one, best first."""
+    """Returns the beams of a search in which no token ends a beam, best first."""
     beams: list[tuple[float, list[int]]] = [(0.0, [])]
     for _ in range(MAX_TOKENS):
         longer = []
@@ -298,7 +298,7 @@ def test_an_int8_kv_cache_holds_encoder_inputs_too(served: Served, tmp_path: Pat
 
 
 def check_logits(served: Served, engine: Path, tolerance: float) -> None:
-    """Of a prompt of many tokens."""
+    """Compares the logits of a prompt of many tokens."""
     case = Case("dora", tokens_of(40, 7), tokens_of(30, 8))
     with adaptrt.Executor(engine, adaptrt.ModelType.ENCODER_DECODER) as executor:
         request = served.request(case, lora_config=served.lora("dora", engine))

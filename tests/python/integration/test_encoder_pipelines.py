@@ -1,4 +1,4 @@
-"""Encoders, alone and before a decoder, whose layers are cut over the stages of a pipeline: the bits of one process."""
+"""Encoders split over pipeline stages, alone and before a decoder: the same bits as one process."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def t5(tmp_path_factory: pytest.TempPathFactory) -> CutEncoder:
 
 
 def test_two_stages_compute_what_one_process_does(cuts: dict[str, CutEncoder], tmp_path: Path) -> None:
-    """In a crowd, whose sequences pass in pieces, and each alone, in leader mode and in orchestrator mode."""
+    """Runs a batch whose sequences pass in micro-batches, and each request alone, in leader and orchestrator mode."""
     for name, by_ranks in answers_of_ranks(2, cuts, tmp_path, each_alone=True, tp_size=1, pp_size=2).items():
         cut = cuts[name]
         expected = answers_of(cut, cut.engine(1), cut.batches())
@@ -61,7 +61,7 @@ def test_two_stages_compute_what_one_process_does(cuts: dict[str, CutEncoder], t
 
 
 def test_four_stages_in_bfloat16(cuts: dict[str, CutEncoder], tmp_path: Path) -> None:
-    """In which the encoder's output of some is bfloat16 on its way to the stages."""
+    """Some models send the encoder's output to the stages in bfloat16."""
     found = answers_of_ranks(4, cuts, tmp_path, tp_size=1, dtype=DType.BFLOAT16, pp_size=4)
     for name, (answers,) in found.items():
         (expected,) = answers_of(cuts[name], cuts[name].engine(1, DType.BFLOAT16), [cuts[name].cases()])
@@ -70,7 +70,7 @@ def test_four_stages_in_bfloat16(cuts: dict[str, CutEncoder], tmp_path: Path) ->
 
 @pytest.mark.parametrize("fully_sharded", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_stages_of_two_ranks(cuts: dict[str, CutEncoder], fully_sharded: bool, tmp_path: Path) -> None:
-    """They give the bits of two ranks without stages."""
+    """Two stages of two ranks give the bits of two ranks without stages."""
     without, found = (
         answers_of_ranks(2 * pp_size, cuts, tmp_path, tp_size=2, pp_size=pp_size, fully_sharded=fully_sharded)
         for pp_size in (1, 2)
@@ -81,7 +81,7 @@ def test_stages_of_two_ranks(cuts: dict[str, CutEncoder], fully_sharded: bool, t
 
 
 def test_adapters_of_some_layers_alone(t5: CutEncoder, tmp_path: Path) -> None:
-    """Of one layer of the encoder, of one of the decoder, and of what cross attention reads of the encoder."""
+    """Adapters on one encoder layer, on one decoder layer, and on cross attention's keys and values."""
     paths = {
         "encoder": r"encoder\.block\.3\..*\.(q|wo)",
         "decoder": r"decoder\.block\.0\.layer\.0\..*\.v",
@@ -98,14 +98,14 @@ def test_adapters_of_some_layers_alone(t5: CutEncoder, tmp_path: Path) -> None:
 
 
 def test_stages_of_different_numbers_of_layers_give_the_same(t5: CutEncoder) -> None:
-    """Three stages: one, two and one layer of the encoder, three, three and two of the decoder."""
+    """Three stages hold one, two and one encoder layers, and three, three and two decoder layers."""
     (expected,) = answers_of(t5, t5.engine(1), [t5.cases()])
     (answers,) = answers_of(t5, t5.engine(1, pp_size=3), [t5.cases()])
     assert all(same_bits(answer, other) for answer, other in zip(answers, expected, strict=True))
 
 
 def test_cross_attention_keeps_its_keys_on_every_stage(t5: CutEncoder) -> None:
-    """Beams share them, and so do requests with an input that is known: the encoder does not run for these."""
+    """Beams share the keys, and so do requests with a known input, for which the encoder does not run."""
     prompt, encoder_input = [0], t5.cases()[1]["encoder"]
     found = []
     for engine in (t5.engine(1), t5.engine(1, pp_size=2)):
@@ -133,7 +133,8 @@ def test_cross_attention_keeps_its_keys_on_every_stage(t5: CutEncoder) -> None:
 
 
 def test_a_classifier_and_an_embedding_read_the_last_stage(tmp_path: Path) -> None:
-    """Of which the pooler and the last layer are the first stage's, where hidden states come back to."""
+    """The first stage computes the pooler and the classifier layer, from hidden states that the last stage sends
+    back."""
     sizes = {"hidden_size": 40, "num_attention_heads": 4, "intermediate_size": 76, "num_hidden_layers": 4}
     head = transformers.AutoModelForSequenceClassification
     fields = {**sizes, "num_labels": CLASSES}
@@ -155,11 +156,11 @@ def test_a_classifier_and_an_embedding_read_the_last_stage(tmp_path: Path) -> No
     for prompt, probabilities in zip(prompts, found[0], strict=False):
         with torch.no_grad():
             expected = torch.softmax(reference(torch.tensor([[*prompt, 1]])).logits[0].double(), -1)
-        np.testing.assert_allclose(probabilities, expected.numpy(), atol=2e-5)  # as in test_classifiers.py
+        np.testing.assert_allclose(probabilities, expected.numpy(), atol=2e-5)  # the tolerance of test_classifiers.py
 
 
 def test_tensors_of_each_pipeline_stage(t5: CutEncoder, tmp_path: Path) -> None:
-    """Runs of the layers of both stacks, counted from 0, and tables of relative positions wherever there are any."""
+    """Each stage has a run of layers of both stacks, counted from 0, and every table of relative positions."""
     convert_checkpoint(t5.model, tmp_path, pp_size=4)
     tables = {"encoder.relative_attention_bias.weight", "transformer.relative_attention_bias.weight"}
     for stage in range(4):

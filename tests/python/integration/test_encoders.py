@@ -1,4 +1,4 @@
-"""Encoders: hidden states against transformers + PEFT in float32, in crowds, and what is refused."""
+"""Encoders: hidden states against transformers + PEFT in float32, batches of many requests, and refused inputs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from support.pooled import (
     save_word_tokenizer,
 )
 
-# As in test_embeddings.py: both sides sum in float32, in another order.
+# The same tolerance as in test_embeddings.py: both sides sum in float32, in different orders.
 TOLERANCE = 1e-4
 TYPES = [PoolingType.LAST, PoolingType.CLS, PoolingType.MEAN, PoolingType.ALL]
 PROMPTS = [[7], [2, 44, 5, 60, 7, 3, 3, 1], [*range(2, 60), *range(2, 60)], list(range(3, 36))]
@@ -43,7 +43,7 @@ ENCODER = adaptrt.ModelType.ENCODER_ONLY
 
 
 class Served:
-    """A model, its adapters on every linear layer of its layers, one on the embedding as well, and its engine."""
+    """A model, its adapters on every linear layer, one of them on the embedding too, and its engine."""
 
     def __init__(self, name: str, directory: Path) -> None:
         self.kind: Encoder = MODELS[name]
@@ -155,7 +155,8 @@ def test_a_crowd_changes_no_bit(
             assert rows.tobytes() == run_pooled(alone, prompt, PoolingParams(kind), name).tobytes()
 
 
-# Each of up to five layers rounds to 8 or 11 bits, or has weights of 8, which random weights make more of than trained.
+# Up to five layers each round to 8 or 11 bits, or have 8-bit weights. Random weights amplify this more than trained
+# ones.
 @pytest.mark.parametrize(("dtype", "tolerance"), [(DType.BFLOAT16, 0.08), (DType.FLOAT16, 0.01)])
 def test_sixteen_bit_engines(served: Served, dtype: DType, tolerance: float, tmp_path: Path) -> None:
     check_engine(served, engine_of(served.model, tmp_path / "engine", dtype=dtype), tolerance)
@@ -234,7 +235,7 @@ def test_configurations_that_cannot_be_are_refused(served: Served, tmp_path: Pat
 
 
 def changed(model: Path, directory: Path, **fields: Any) -> Path:
-    """A copy of a model with other fields in its config.json; None takes a field out."""
+    """Copies a model with other fields in its config.json; `...` removes a field."""
     directory.mkdir()
     config = {**json.loads((model / "config.json").read_text()), **fields}
     (directory / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not ...}))
@@ -284,7 +285,7 @@ def test_fields_that_are_not_served_are_refused_by_name(name: str, at: int, tmp_
 
 
 def test_older_modernbert_configs_say_the_same(tmp_path: Path) -> None:
-    """transformers 4 has numbers where transformers 5 has lists and objects."""
+    """transformers 4 stores numbers where transformers 5 stores lists and objects."""
     model = save_encoder(MODELS["modernbert"], tmp_path / "model")
     older = {"layer_types": ..., "rope_parameters": ..., "global_attn_every_n_layers": 3}
     thetas = {"global_rope_theta": 300.0, "local_rope_theta": 20.0, "reference_compile": False}
@@ -296,7 +297,7 @@ def test_older_modernbert_configs_say_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["bert", "modernbert", "roberta", "distilbert"])
 def test_models_of_masked_tokens_are_encoders_too(name: str, tmp_path: Path) -> None:
-    """As they are published: with a head that is left aside, and BERT's norms as TensorFlow calls them."""
+    """Masked language models as published: the head is ignored, and BERT's norms may have TensorFlow's names."""
     model = save_encoder(MODELS[name], tmp_path / "model", transformers.AutoModelForMaskedLM)
     tensors = load_file(model / "model.safetensors")
     if name == "bert":
@@ -313,7 +314,7 @@ def test_models_of_masked_tokens_are_encoders_too(name: str, tmp_path: Path) -> 
 
 
 def test_positions_begin_behind_the_padding_token(tmp_path: Path) -> None:
-    """Of XLM-RoBERTa as it is published: the padding token is 1, so that two of 514 positions are no token's."""
+    """XLM-RoBERTa's padding token is 1, so two of its 514 positions belong to no token."""
     fields = {**ROBERTA_FIELDS, "pad_token_id": 1, "max_position_embeddings": 66}
     model = save_encoder(dataclasses.replace(MODELS["roberta"], config_class=transformers.XLMRobertaConfig,
                                              fields=fields), tmp_path / "model")  # fmt: skip
