@@ -132,7 +132,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._resolve(found[1], repository, commit, found[3])
 
     def _send_info(self, name: str, commit: str, files: Mapping[str, bytes]) -> None:
-        siblings = [{"rfilename": file, "size": len(content)} for file, content in files.items()]
+        siblings = [{"rfilename": file, "size": len(content), **_lfs(content)} for file, content in files.items()]
         body = json.dumps({"id": name, "modelId": name, "sha": commit, "siblings": siblings}).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
@@ -198,3 +198,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("X-Repo-Commit", commit)
         self.send_header("Content-Length", "0")
         self.end_headers()
+
+
+def _lfs(content: bytes) -> dict[str, Any]:
+    """Fields of a large file in the list of a repository's files."""
+    if len(content) < LFS_BYTES:
+        return {}
+    digest = hashlib.sha256(content).hexdigest()
+    return {"lfs": {"sha256": digest, "size": len(content), "pointerSize": 134}}

@@ -9,8 +9,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -22,8 +24,12 @@ from huggingface_hub import constants  # noqa: E402
 import adaptrt.formats.sources.hub as hub_module  # noqa: E402
 from adaptrt import AdapterError, ConfigError  # noqa: E402
 from adaptrt.builder.cli import main as command_line  # noqa: E402
-from adaptrt.formats.sources import Source, find_adapter, find_model, needed_files  # noqa: E402
+from adaptrt.formats.sources import HubName, Source, find_adapter, find_model, hub_files, needed_files  # noqa: E402
+from adaptrt.formats.sources.downloads import DownloadCache  # noqa: E402
 from adaptrt.formats.sources.hub_downloads import HubDownloads  # noqa: E402
+from adaptrt.formats.sources.hub_files import HubFiles  # noqa: E402
+from adaptrt.formats.sources.kind import Kind  # noqa: E402
+from adaptrt.formats.sources.remote import DownloadStoppedError  # noqa: E402
 from support.hub_server import Hub, commit_of, hub_server  # noqa: E402
 
 WEIGHTS = bytes(range(256)) * 40
@@ -309,6 +315,33 @@ def test_the_command_deletes_what_was_downloaded(hub: Hub, capsys: pytest.Captur
     assert HubDownloads().entries() == []
     HubDownloads().clean_up()
     assert list(HubDownloads().directory.iterdir()) == []
+
+
+def test_downloads_for_requests_are_checked_and_stopped(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    repository = hub.add("org/adapter", ADAPTER)
+    files = HubFiles(HubName("org/adapter"), Kind.ADAPTER)
+    cache, stop = DownloadCache(), threading.Event()
+    with monkeypatch.context() as patch:
+        patch.setattr(hub_files, "_sha256", lambda path: "0" * 64)
+        with pytest.raises(
+            AdapterError, match=r"adapter_model\.safetensors has the SHA-256 0{64}; expected [0-9a-f]{64}"
+        ):
+            cache.fetch(files)
+    repository.slow_after = 1000
+    with ThreadPoolExecutor(1) as pool:
+        hub.requests.clear()
+        running = pool.submit(cache.fetch, files, stop=stop)
+        _wait_for_weights(hub)
+        stop.set()
+        repository.go_on.set()
+        with pytest.raises(DownloadStoppedError):
+            running.result(timeout=60)
+    assert cache.entries() == []
+    assert list(cache.directory.glob(".*.tmp")) == []
+    download = cache.fetch(files)
+    assert download is not None
+    assert (download.directory / "adapter_model.safetensors").read_bytes() == ADAPTER["adapter_model.safetensors"]
+    assert {path.name for path in download.directory.iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
 
 
 def test_without_the_package_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ import pytest
 
 from adaptrt import AdapterError, ConfigError
 from adaptrt.builder.cli import main as command_line
+from adaptrt.common.file_lock import file_lock
 from adaptrt.formats.sources import ObjectName, downloads, find_adapter, find_model, find_sum, objects
 from adaptrt.formats.sources.downloads import CacheFullError, Download, DownloadCache
 from adaptrt.formats.sources.kind import Kind
@@ -274,6 +275,21 @@ def test_the_least_recently_used_entries_make_room(store: ObjectStoreServer) -> 
     assert also_held.directory.is_dir()
     with pytest.raises(CacheFullError, match=r"the cache of downloads holds 1000 bytes"):
         fetched(DownloadCache(max_bytes=1000), "c")
+
+
+def test_unfinished_downloads_of_other_processes_take_room(store: ObjectStoreServer) -> None:
+    store.put("poet", ADAPTER)
+    cache = DownloadCache(max_bytes=SIZE + 1000)
+    cache.make_directory()
+    key = "0123456789abcdef"
+    unfinished = cache.directory / f".{key}.99999.tmp"
+    unfinished.mkdir()
+    cache.describe(unfinished, {"num_bytes": 1001})
+    with file_lock(cache.lock_file(key), on_wait=lambda: None), pytest.raises(CacheFullError):
+        fetched(cache, "poet")
+    # The other process was killed.
+    assert fetched(cache, "poet").directory.is_dir()
+    assert not unfinished.exists()
 
 
 def test_the_command_lists_and_deletes_downloads(store: ObjectStoreServer, capsys: pytest.CaptureFixture[str]) -> None:
