@@ -7,6 +7,8 @@ import json
 import logging
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -16,9 +18,10 @@ from adaptrt.builder.cli import main as command_line
 from adaptrt.builder.commands import build as build_command
 from adaptrt.builder.model_cache import EngineCache, EngineOptions, engine_for
 from adaptrt.formats.engine.engine_config import EngineConfig
-from adaptrt.formats.sources import HubName, source
+from adaptrt.formats.sources import HubName, Source, source
 from adaptrt.formats.sources.hub import Snapshot
 from adaptrt.formats.sources.kind import Kind
+from adaptrt.formats.sources.lease import Lease
 from adaptrt.serve import command as serve_command
 from support.models import ModelSpec, save_adapter, save_model
 from support.tokenizers import byte_level, save_tokenizer
@@ -104,6 +107,15 @@ def test_llm_and_its_adapters_by_name(hub: FakeHub, saved: Path, caplog: pytest.
             llm.executor.add_adapter("none", "org/none")
         with pytest.raises(AdapterError, match="org/poet: is not a directory"):
             llm.executor.add_adapter("path", Path("org/poet"))
+        released: list[str] = []
+        lease = cast(Lease, SimpleNamespace(release=lambda: released.append("first")))
+        other = cast(Lease, SimpleNamespace(release=lambda: released.append("second")))
+        llm.executor.add_adapter("leased", Source("x", saved / "poet", lease=lease))
+        assert released == []
+        llm.executor.add_adapter("leased", Source("x", saved / "shout", lease=other), replace=True)
+        assert released == ["first"]
+        llm.executor.remove_adapter("leased")
+        assert released == ["first", "second"]
         engine = llm.executor.engine
         caplog.clear()
         named = LoraConfig.from_peft(1, "org/poet:0.5+org/loras/shout:0.25", engine)
