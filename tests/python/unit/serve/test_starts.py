@@ -286,7 +286,7 @@ def test_the_executor_gets_what_the_flags_say(root: Path, monkeypatch: pytest.Mo
     assert config.enable_chunked_context
     sizes.max_num_tokens = 9  # a step takes every prompt
     command.make_executor(parsed())
-    assert not given[-1].enable_chunked_context
+    assert not given[-2].enable_chunked_context
 
 
 LARGEST_SIZES = {name: limit.maximum for name, limit in {**LIMITS, **LORA_LIMITS}.items() if limit.maximum is not None}
