@@ -1,4 +1,4 @@
-"""Adapters of experts as PEFT wrote them before transformers 5: a linear layer of each, by LoRA and DoRA."""
+"""Adapters of experts as PEFT wrote them before transformers 5: one linear layer per expert, in LoRA and DoRA."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CONFIG = BuildConfig(
     plugin_config=PluginConfig(lora_plugin="auto", dora_plugin="enable"),
 )
 PROMPT = np.random.default_rng(3).integers(2, 61, 30).tolist()
-# As in test_families.py.
+# The same tolerance as in test_families.py.
 TOLERANCE = 1e-4
 WIDTHS = {"gate_proj": (HIDDEN, INNER), "up_proj": (HIDDEN, INNER), "down_proj": (INNER, HIDDEN)}
 
@@ -65,7 +65,7 @@ def layer_of(layer: int, expert: int, name: str) -> str:
 def save_old_adapter(
     directory: Path, *, use_dora: bool = False, lora_bias: bool = False, experts: range = range(EXPERTS)
 ) -> Path:
-    """An adapter with a linear layer for each expert, and of plain LoRA one of each router."""
+    """Saves an adapter with a linear layer for each expert and, for plain LoRA, one for each router."""
     random = np.random.default_rng(7)
 
     def draw(*shape: int) -> np.ndarray:
@@ -105,7 +105,7 @@ def check(actual: np.ndarray, expected: np.ndarray) -> None:
 
 
 def test_a_linear_layer_of_each_expert(model: Path, engine: Path, tmp_path: Path) -> None:
-    """PEFT turns such an adapter into one of parameters when it loads it."""
+    """PEFT converts such an adapter into one of parameters when it loads it."""
     adapter = save_old_adapter(tmp_path / "adapter")
     expected = Reference(model, adapter).logits(PROMPT).numpy()
     base = Reference(model).logits(PROMPT).numpy()
@@ -114,7 +114,7 @@ def test_a_linear_layer_of_each_expert(model: Path, engine: Path, tmp_path: Path
 
 
 def test_dora_of_each_expert(model: Path, engine: Path, tmp_path: Path) -> None:
-    """PEFT has it no more: the formula that it had, merged into the weights of the files."""
+    """PEFT no longer has this form; the test merges the formula that it had into the weights of the files."""
     adapter = save_old_adapter(tmp_path / "adapter", use_dora=True)
     tensors = load_file(adapter / "adapter_model.safetensors")
     weights = load_file(model / "model.safetensors")
@@ -131,7 +131,7 @@ def test_dora_of_each_expert(model: Path, engine: Path, tmp_path: Path) -> None:
 
 
 def test_adapters_of_experts_that_are_dealt_to_ranks(tmp_path: Path) -> None:
-    """DoRA, whose magnitudes are normalised by weights of all ranks, and biases, which are added once."""
+    """DoRA magnitudes are normalised by the weights of all ranks, and biases are added only once."""
     sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 76}
     model = save_family(dataclasses.replace(FAMILY, fields={**FAMILY.fields, **sizes}), tmp_path / "model")
     adapters = [save_old_adapter(tmp_path / kind, **{kind: True}) for kind in ("use_dora", "lora_bias")]
@@ -177,7 +177,7 @@ class ShiftedExperts(torch.nn.Module):
 
 
 def test_biases_of_each_expert(model: Path, engine: Path, tmp_path: Path) -> None:
-    """lora_bias, which PEFT does not put on parameters: in the model of transformers, expert by expert."""
+    """PEFT puts no lora_bias on parameters; the reference changes transformers' model, expert by expert."""
     adapter = save_old_adapter(tmp_path / "adapter", lora_bias=True)
     tensors, weights = load_file(adapter / "adapter_model.safetensors"), load_file(model / "model.safetensors")
     shifted, plain = load_model(model), load_model(model)
@@ -284,7 +284,7 @@ def test_without_the_model_the_number_of_experts_is_not_known(tmp_path: Path) ->
 
 
 def test_a_shared_expert(tmp_path: Path) -> None:
-    """PEFT takes gate_proj for the experts' as well, so the adapter is merged into the weights of the files."""
+    """PEFT would match gate_proj of the experts too, so the test merges the adapter into the weights of the files."""
     fields = {
         **SIZES, "num_experts": EXPERTS, "num_experts_per_tok": 2, "moe_intermediate_size": INNER,
         "shared_expert_intermediate_size": 26,

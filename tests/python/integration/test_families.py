@@ -22,10 +22,10 @@ from support.models import Reference, save_adapter
 from support.oracle import NetworkOracle, SequenceChunk
 from support.serving import Answer, collect, make_request
 
-# Both sides sum in float32 but in another order, and exp, tanh and erf are polynomials here; over a few layers the
-# differences stay some 1e-6 of the range.
+# Both sides sum in float32 in different orders, and exp, tanh and erf are polynomials here. Over a few layers the
+# differences stay near 1e-6 of the range.
 FLOAT32_TOLERANCE = 1e-4
-# As in test_parity.py, where the reason is; soft caps and multipliers make more of the same roundings.
+# test_parity.py gives the reason; soft caps and multipliers amplify the same rounding errors.
 SIXTEEN_BIT_TOLERANCES = {DType.BFLOAT16: 0.08, DType.FLOAT16: 0.008}
 CONFIG = BuildConfig(
     max_batch_size=8,
@@ -65,7 +65,7 @@ class Served:
         return None if adapter is None else adaptrt.LoraConfig.from_peft(number, adapter, self.engine)
 
     def answers(self, cases: list[tuple[str, list[int]]], **fields: object) -> list[Answer]:
-        """What each (adapter, prompt) gives, all of them at once."""
+        """Returns the answer to each (adapter, prompt), all in one batch."""
         names = list(self.adapters)
         config = adaptrt.ExecutorConfig(**fields)
         with adaptrt.Executor(self.engine, adaptrt.ModelType.DECODER_ONLY, config) as executor:
@@ -108,7 +108,7 @@ def test_a_crowd_changes_no_bit(served: Served) -> None:
 
 @pytest.mark.parametrize("name", RELATIVES)
 def test_relatives(name: str, tmp_path: Path) -> None:
-    """What the others show of ops holds here too; that they are the right ones is what is left to show."""
+    """The other families test the ops; this checks only that these families use the right ones."""
     check_against_transformers(Served(RELATIVES[name], tmp_path))
 
 
@@ -123,7 +123,7 @@ def test_sixteen_bit_engines(served: Served, dtype: DType, tolerance: float, tmp
 
 
 # The graph multiplies the values that the integers stand for. W8A8 and W4A8 round each token's activations to 1 / 254
-# of their greatest before every linear layer, which adds up over the layers.
+# of their maximum before every linear layer, and these errors add up over the layers.
 QUANTISED_TOLERANCES = {
     QuantAlgo.W8A16: FLOAT32_TOLERANCE,
     QuantAlgo.W4A16: FLOAT32_TOLERANCE,
@@ -147,8 +147,8 @@ def test_quantised_weights(served: Served, algo: QuantAlgo, tolerance: float, tm
 
 def check_rows(served: Served, logits: np.ndarray, expected: np.ndarray, tolerance: float) -> None:
     errors = np.abs(logits - expected).max(axis=1) / (expected.max() - expected.min())
-    # Where two experts are nearly as good for a token, rounding decides which one it takes, and all that follows: of
-    # what is not float32 some rows may be others.
+    # If two experts score nearly the same for a token, rounding decides which one it takes and everything after that,
+    # so some rows may differ unless the engine is float32.
     share = 0.7 if served.has_experts and tolerance > FLOAT32_TOLERANCE else 1.0
     assert np.mean(errors <= tolerance) >= share
 
@@ -172,12 +172,12 @@ def test_the_graph_computes_the_same(served: Served, tmp_path: Path) -> None:
 
 
 def test_a_bare_decoder_is_the_same_model(tmp_path: Path) -> None:
-    """GPT-2's own files have neither the name of the model around the decoder nor lm_head."""
+    """GPT-2's own files have neither the prefix of the model around the decoder nor lm_head."""
     model = save_family(FAMILIES["gpt2"], tmp_path / "model")
     convert_checkpoint(model, tmp_path / "checkpoint")
     tensors = load_file(model / "model.safetensors")
     bare = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items() if name != "lm_head.weight"}
-    bare["h.0.attn.bias"] = np.ones((1, 1, 8, 8), np.float32)  # of old files: the causal mask
+    bare["h.0.attn.bias"] = np.ones((1, 1, 8, 8), np.float32)  # the causal mask that old files contain
     save_file(bare, model / "model.safetensors")
     convert_checkpoint(model, tmp_path / "bare")
     assert (tmp_path / "bare" / "rank0.safetensors").read_bytes() == (
@@ -191,7 +191,7 @@ def test_a_bare_decoder_is_the_same_model(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["gemma2", "phi4-mini-longrope", "gpt-neox", "glm4"])
 def test_ranks_together_have_every_row_and_column(name: str, tmp_path: Path) -> None:
-    """Two tensor-parallel ranks: columns of row layers, heads of q, k and v, shares of gate and up."""
+    """Two tensor-parallel ranks split columns of row layers, heads of q, k and v, and rows of gate and up."""
     family = FAMILIES[name]
     fields = {"num_attention_heads": 4, "hidden_size": 64, "intermediate_size": 70}
     if name != "gpt-neox":

@@ -1,4 +1,4 @@
-"""Families that are cut in no way of their own: two ranks and three stages compute what one process does."""
+"""Families that need no special split: two ranks and three stages compute the same as one process."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from support.ranks import RankAnswer, answers_of, answers_of_engines
 
 OTHERS = [name for name in (*FAMILIES, *RELATIVES) if name not in CUT]
 PARTS = 4
-"""Of the families, each of which is answered by the processes of one mpirun."""
+"""Number of groups of families; one mpirun answers all families of a group."""
 
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_ranks_and_stages_compute_what_one_process_does(part: int, tmp_path: Path) -> None:
-    """The base, LoRA, DoRA and LoRA with biases in one batch; test_families.py holds one process to transformers."""
+    """The base, LoRA, DoRA and LoRA with biases in one batch; test_families.py compares one process with
+    transformers."""
     names = OTHERS[part::PARTS]
     cuts = [Cut(name, tmp_path / name) for name in names]
     expected = [answers_of_one_process(cut) for cut in cuts]
@@ -41,7 +42,8 @@ def test_ranks_and_stages_compute_what_one_process_does(part: int, tmp_path: Pat
     ("name", "between"), [("gpt-neox", 1), ("cohere", 1), ("stablelm-parallel", 1), ("granite", 0)]
 )
 def test_sums_come_behind_layers_that_do_without_them(name: str, between: int, tmp_path: Path) -> None:
-    """Attention's, behind the first layer of an MLP that reads the same norm; an MLP's is read next in any family."""
+    """Attention's all-reduce follows the first layer of an MLP that reads the same norm; an MLP's all-reduce has no
+    gap."""
     body = load_engine(Cut(name, tmp_path).engine(2)).storage.program.body
     made_at, found = dict[int, int](), list[int]()
     for at, op in enumerate(body):

@@ -1,4 +1,4 @@
-"""Engines of which ranks share both matrices of adapters: the results of one process, and pages of a share."""
+"""Engines whose ranks share both matrices of adapters: the results of one process, and smaller pages per rank."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support.models import Reference, save_adapter
 from support.rank_script import answer_batches
 from support.ranks import answers_of, answers_of_ranks
 
-# Three panels of outputs, which four ranks cannot divide; nor the ranks of the adapters, of which one is below theirs.
+# Four ranks divide neither the three panels of outputs nor the adapters' ranks, one of which is less than four.
 SIZES = {"hidden_size": 136, "num_attention_heads": 4, "num_key_value_heads": 2}
 FIELDS = {
     "granite": SIZES,
@@ -38,13 +38,14 @@ def granite(tmp_path_factory) -> Cut:
 
 
 def test_ranks_that_share_both_matrices_compute_what_one_does(tmp_path: Path) -> None:
-    """LoRA, DoRA and shifts of three ranks in one batch, with each request alone, in other chunks and threads."""
+    """LoRA, DoRA and biases of three adapter ranks in one batch, then each request alone, with other chunks and
+    threads."""
     cuts = {family: Cut(family, tmp_path / family, **fields) for family, fields in FIELDS.items()}
     check_crowds(cuts, tmp_path, fully_sharded=True)
 
 
 def test_four_ranks_of_which_some_have_nothing(granite: Cut, tmp_path: Path) -> None:
-    """Twice the same bits; an adapter of rank 1 is one rank's."""
+    """Two runs give the same bits; only one rank holds the adapter of rank 1."""
     thin = save_adapter(granite.model, tmp_path / "thin", 9, r=1, use_dora=True, target_modules=["q_proj", "o_proj"])
     cases = [*granite.cases(), {"adapter": str(thin), "task": 9, "prompt": prompt_of(23, 9), "tokens": 8}]
     batches = [cases, cases, *([case] for case in cases)]
@@ -58,7 +59,7 @@ def test_four_ranks_of_which_some_have_nothing(granite: Cut, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_layers_that_exchange_while_a_sum_goes_on(ranks: int, tmp_path: Path) -> None:
-    """Of an MLP that reads attention's norm; of four ranks the sum has two exchanges, one behind the other."""
+    """The MLP reads attention's norm. With four ranks the sum has two exchanges, one after the other."""
     cut = Cut("cohere", tmp_path, **SIZES)
     cases = cut.cases()
     engine = cut.engine(ranks, fully_sharded=True)
@@ -69,7 +70,7 @@ def test_layers_that_exchange_while_a_sum_goes_on(ranks: int, tmp_path: Path) ->
 
 @pytest.mark.parametrize(("tp_size", "moe_ep_size"), [(2, None), (2, 2), (4, 2)])
 def test_experts(tp_size: int, moe_ep_size: int | None, tmp_path: Path) -> None:
-    """Those that all ranks share, whole ones, of which each rank has its own, and those that two of four share."""
+    """Experts that all ranks share, experts that one rank holds whole, and experts that two of four ranks share."""
     cut = Cut("qwen3-moe", tmp_path, **SIZES)
     engine = cut.engine(tp_size, moe_ep_size=moe_ep_size, fully_sharded=True)
     cases = cut.cases()
@@ -95,7 +96,7 @@ def test_stages_and_the_orchestrator_change_no_bit(granite: Cut, tmp_path: Path)
 
 
 def test_sixteen_bits(granite: Cut, tmp_path: Path) -> None:
-    """x A^T crosses in bfloat16 where it is gathered: test_parity.py has the reason of the tolerance."""
+    """The ranks gather x A^T in bfloat16; test_parity.py gives the reason for the tolerance."""
     engine = granite.engine(2, DType.BFLOAT16, fully_sharded=True)
     (answers,) = answers_of_ranks(2, engine, [granite.cases()], tmp_path)
     for adapter, case, answer in zip(granite.adapters.values(), granite.cases(), answers, strict=True):
@@ -104,7 +105,7 @@ def test_sixteen_bits(granite: Cut, tmp_path: Path) -> None:
 
 
 def test_a_rank_holds_more_adapters(tmp_path: Path) -> None:
-    """What one rank of four needs of a whole matrix and a fourth of the other becomes a fourth of both."""
+    """With sharding, each of four ranks needs a fourth of both matrices instead of one whole matrix and a fourth."""
     cut = Cut("granite", tmp_path, **{**SIZES, "hidden_size": 256, "intermediate_size": 256})
     pages = {}
     for fully_sharded in (False, True):

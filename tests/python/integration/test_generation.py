@@ -1,5 +1,5 @@
-"""What a request asks for beside greedy tokens, against transformers' logits: log probabilities, logits, penalties,
-words, draws, streams, ends."""
+"""Request options against transformers' logits: log probabilities, logits, penalties, words, sampling, streaming, end
+conditions."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from support.serving import build_random_engine
 
 SPEC = ModelSpec(num_key_value_heads=3)
 PROMPT = [3, 44, 5, 60, 7, 3, 3, 12]
-# Float32 sums in another order; relative to the range of the logits.
+# Tolerance relative to the range of the logits: float32 sums in different orders.
 TOLERANCE = 1e-4
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[adaptrt.Executor, Reference]]:
-    """An executor whose steps take fewer tokens than the prompt has, and what it is compared with."""
+    """Yields an executor whose steps hold fewer tokens than the prompt, and its reference."""
     directory = tmp_path_factory.mktemp("generation")
     model, engine = build_random_engine(SPEC, directory, tokens_per_block=4)
     config = adaptrt.ExecutorConfig(enable_chunked_context=True, max_num_tokens=5, max_batch_size=4, num_threads=1)
@@ -37,7 +37,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[adaptrt.E
 
 
 def run(executor: adaptrt.Executor, max_tokens: int = 12, **fields: Any) -> list[adaptrt.Result]:
-    """The results of all responses of one request."""
+    """Returns the results of all responses to one request."""
     output = fields.pop("output_config", adaptrt.OutputConfig(exclude_input_from_output=True))
     request = adaptrt.Request(fields.pop("prompt", PROMPT), max_tokens, output_config=output, **fields)
     request_id = executor.enqueue_request(request)
@@ -69,7 +69,7 @@ EVERYTHING = adaptrt.OutputConfig(
 @pytest.mark.parametrize("config", [{}, {"top_k": 8, "temperature": 1.7, "seed": 5}])
 def test_log_probs_and_logits_are_the_models(served, config: dict[str, Any]) -> None:
     executor, reference = served
-    # The second time the prompt's prefix is in the KV cache; its logits are returned all the same.
+    # The second time the prompt's prefix is in the KV cache; its logits must be returned anyway.
     for _ in range(2):
         (result,) = run(executor, output_config=EVERYTHING, sampling_config=sampling(**config))
         generated = result.output_token_ids[0]
@@ -149,7 +149,7 @@ def test_streams_have_each_row_of_logits_once(served) -> None:
 
 
 def greedy_with(reference: Reference, change: Any, max_tokens: int = 12) -> list[int]:
-    """Tokens of the obvious loop: the model's logits, changed, and the first of the highest."""
+    """Decodes greedily with a plain loop: takes the model's logits, changes them, and picks the first maximum."""
     generated: list[int] = []
     for _ in range(max_tokens):
         logits = reference.logits([*PROMPT, *generated])[-1].double().numpy().copy()
@@ -224,7 +224,7 @@ def test_the_ends_and_their_reasons(served) -> None:
     (later,) = run(executor, end_id=end, sampling_config=sampling(min_tokens=position + 2))
     assert end not in later.output_token_ids[0][: position + 2]
     assert later.output_token_ids[0][:position] == plain[:position]
-    # A stop word of one token ends a text as well, one of several does not begin to.
+    # A stop word of one token ends a text; a stop word of several tokens does not end it at its first token.
     words = [[end], [plain[0], 60]]
     (later_by_word,) = run(executor, stop_words=words, sampling_config=sampling(min_tokens=position + 2))
     assert later_by_word.output_token_ids[0][: position + 2] == later.output_token_ids[0][: position + 2]
@@ -237,7 +237,7 @@ def test_the_ends_and_their_reasons(served) -> None:
 
 def test_time_is_up(served) -> None:
     executor, _ = served
-    # Each step takes five tokens: long prompts keep the executor busy for longer than the request may take.
+    # Each step takes five tokens, so long prompts keep the executor busy for longer than the request's time limit.
     others = executor.enqueue_requests([adaptrt.Request([2] * 600, 100) for _ in range(8)])
     (result,) = run(executor, max_tokens=600, allotted_time_ms=datetime.timedelta(milliseconds=1))
     assert result.finish_reasons == [adaptrt.FinishReason.TIMED_OUT]

@@ -1,4 +1,4 @@
-"""GPT-OSS beyond what every family is tested for: clamped gates, heads cut over ranks, and what is refused."""
+"""GPT-OSS beyond the tests of every family: clamped gates, heads split over ranks, and refused configs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CONFIG = BuildConfig(
     lora_config=LoraBuildConfig(max_lora_rank=8),
     plugin_config=PluginConfig(lora_plugin="auto", dora_plugin="enable"),
 )
-# As in test_families.py.
+# The same tolerance as in test_families.py.
 TOLERANCE = 1e-4
 PROMPT = np.random.default_rng(3).integers(2, 61, 40).tolist()
 ADAPTERS: tuple[dict[str, Any], ...] = (
@@ -42,7 +42,7 @@ ADAPTERS: tuple[dict[str, Any], ...] = (
 
 
 def save_clamped(directory: Path, **fields: Any) -> Path:
-    """A model of which a share of the gates, and of what they multiply, is beyond the bounds of 7."""
+    """Saves a model in which some gates, and some of the values they multiply, exceed the clamp at 7."""
     model = save_family(dataclasses.replace(FAMILY, fields={**FAMILY.fields, **fields}), directory)
     tensors = load_file(model / "model.safetensors")
     for name, tensor in tensors.items():
@@ -110,7 +110,7 @@ def test_one_pass_and_a_checkpoint_are_the_same(model: Path, engine: Path, tmp_p
 
 
 def test_ranks_have_heads_with_their_sinks_and_experts_with_their_biases(tmp_path: Path) -> None:
-    """Shares of every expert, experts of their own, and stages."""
+    """Ranks hold a share of every expert, or whole experts, or a pipeline stage."""
     model = save_clamped(tmp_path / "model", num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=4,
                          layer_types=["sliding_attention", "full_attention"] * 2)  # fmt: skip
     paths = [save_adapter(model, tmp_path / str(seed), seed, **fields) for seed, fields in enumerate(ADAPTERS)]
@@ -133,7 +133,7 @@ def test_ranks_have_heads_with_their_sinks_and_experts_with_their_biases(tmp_pat
 
 
 def test_outputs_of_gate_and_up_take_turns(model: Path, adapters: list[Path]) -> None:
-    """In an adapter's B as in the model's tensors; A is that of both."""
+    """gate and up alternate in an adapter's B, just as in the model's tensors; both share the same A."""
     made = convert_adapter(adapters[0], storage_dtype="float32", base=model)
     modules = {int(row[0]) for row in made.config[0]}
     assert {13, 14, 15, 16} <= modules
@@ -141,7 +141,7 @@ def test_outputs_of_gate_and_up_take_turns(model: Path, adapters: list[Path]) ->
 
 
 def rewritten(model: Path, place: Path, change) -> Path:
-    """The model with another config.json."""
+    """Copies the model with a changed config.json."""
     place.mkdir()
     config = json.loads((model / "config.json").read_text())
     change(config)
@@ -151,7 +151,7 @@ def rewritten(model: Path, place: Path, change) -> Path:
 
 
 def test_missing_fields_have_the_defaults_of_transformers(model: Path, tmp_path: Path) -> None:
-    """OpenAI's own files have rope_theta beside rope_scaling, and two names of some fields."""
+    """OpenAI's own files store rope_theta next to rope_scaling, and give some fields other names."""
 
     def as_openai(config: dict[str, Any]) -> None:
         rope = config.pop("rope_parameters")

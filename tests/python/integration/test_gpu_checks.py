@@ -1,4 +1,4 @@
-"""What tests/gpu runs on a GPU holds for the emulated device and kernels too: the checks themselves are right."""
+"""The checks that tests/gpu runs on a GPU also pass on the emulated device and kernels, so the checks are right."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Functions of the caller's that change logits: called as TensorRT-LLM calls them, once a step."""
+"""Functions of the caller that change logits, called as TensorRT-LLM calls them: once per step."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_arguments_of_the_post_processor(
     assert [tuple(call[1].shape) for call in calls] == [(1, 1, SPEC.vocab_size)] * 3
     assert [call[2] for call in calls] == [[PROMPT], [[*PROMPT, 9]], [[*PROMPT, 9, 9]]]
     assert [call[3:] for call in calls] == [(0, 123)] * 3
-    # What is returned are the model's; what was kept is not written to again.
+    # The result holds the model's own logits, and arrays that the function kept are not written again.
     for call, row in zip(calls, response.result.generation_logits[0], strict=True):
         kept = np.asarray(call[1])[0, 0].copy()
         kept[9] = row[9]

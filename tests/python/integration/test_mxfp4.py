@@ -1,4 +1,4 @@
-"""GPT-OSS as it is published, in MXFP4, against what transformers makes of the same bytes."""
+"""GPT-OSS in MXFP4, as published, against transformers on the same bytes."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ CONFIG = BuildConfig(
 )
 PARAMETERS = ["experts.gate_up_proj", "experts.down_proj", "mlp.router.weight"]
 PROMPTS = [np.random.default_rng(seed).integers(2, 61, 20 + seed).tolist() for seed in range(4)]
-# As in test_parity.py: the values are the same ones.
+# The same tolerance as in test_parity.py, because the values are the same.
 FLOAT32_TOLERANCE = 1e-4
 NAMES = {"gate_proj": ("gate_up_proj", 0, 2), "up_proj": ("gate_up_proj", 1, 2), "down_proj": ("down_proj", 0, 1)}
 OURS = {"gate_proj": "fc", "up_proj": "gate", "down_proj": "proj"}
 
 
 def packed(stack: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Blocks and scales of [experts, in, out], of any numbers near it: the values are what they stand for."""
+    """Returns blocks and scales for [experts, in, out]; the values are random, and the scales fit the stack's range."""
     blocks = stack.transpose(0, 2, 1).reshape(len(stack), stack.shape[2], -1, 32)
     exponents = np.floor(np.log2(np.abs(blocks).max(axis=3) / 6 + 1e-9)) + 1
     numbers = rng.integers(0, 16, blocks.shape, np.uint8)
@@ -65,7 +65,8 @@ def packed(stack: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.
 
 
 def publish(model: Path, place: Path, change: Callable[[dict[str, np.ndarray]], None] | None = None) -> Path:
-    """`place`/published, its experts in MXFP4, the rest bfloat16; `place`/values is what transformers makes of it."""
+    """Writes `place`/published with experts in MXFP4 and the rest in bfloat16, and transformers' values to
+    `place`/values."""
     rng = np.random.default_rng(5)
     published: dict[str, np.ndarray] = {}
     values: dict[str, np.ndarray] = {}
@@ -83,7 +84,7 @@ def publish(model: Path, place: Path, change: Callable[[dict[str, np.ndarray]], 
         values[source] = made.view(torch.uint16).numpy().view(ml_dtypes.bfloat16)
     config = json.loads((model / "config.json").read_text())
     write(place / "values", {**config, "dtype": "bfloat16"}, values)
-    del config["dtype"]  # as in OpenAI's
+    del config["dtype"]  # OpenAI's config has no dtype
     config["quantization_config"] = {
         "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "lm_head"],
         "quant_method": "mxfp4",
@@ -118,7 +119,7 @@ def adapters(published: Path, tmp_path_factory) -> list[Path | None]:
 
 
 def expected_weights(published: Path, layer: int, expert: int) -> dict[str, np.ndarray]:
-    """[out, in] of each linear layer of an expert."""
+    """Returns the [out, in] weights of each linear layer of an expert."""
     values = load_file(published.parent / "values" / "model.safetensors")
     return {
         name: values[f"model.layers.{layer}.mlp.experts.{source}"][expert].T[first::step]
@@ -146,7 +147,7 @@ def test_the_checkpoint_keeps_the_published_numbers(dtype: DType | None, publish
                 tensor = f"transformer.layers.{layer}.mlp.experts.{expert}.{OURS[name]}.weight"
                 pieces = opened.ranks[0].quantized_rows(tensor, range(len(wanted)), 7)
                 found = np.concatenate([dequantize_rows(piece, how) for piece in pieces])
-                # Zeros have their signs.
+                # The signs of zeros are equal too.
                 assert found.astype(np.float32).tobytes() == wanted.astype(np.float32).tobytes()
 
 
@@ -175,7 +176,7 @@ def answers(engine: Path, adapters: list[Path | None], **config: Any):
 def test_kept_ones_give_the_bits_of_the_values_stored(
     dtype: DType, published: Path, adapters: list[Path | None], tmp_path: Path
 ) -> None:
-    """With every table of kernels, adapters of experts and DoRA."""
+    """Compares every kernel table, with LoRA and DoRA adapters on experts."""
     values = published.parent / "values"
     reports = [
         build(Checkpoint.of_model(source, dtype), CONFIG, tmp_path / source.name) for source in (published, values)
@@ -190,7 +191,7 @@ def test_kept_ones_give_the_bits_of_the_values_stored(
 def test_experts_that_are_read_when_they_are_taken(
     published: Path, adapters: list[Path | None], tmp_path: Path
 ) -> None:
-    """Their four bits from the engine's file; their biases stay in memory."""
+    """Experts' 4-bit weights are read from the engine file when they are needed; their biases stay in memory."""
     engine = tmp_path / "engine"
     build(Checkpoint.of_model(published), CONFIG, engine)
     with pytest.raises(ConfigError, match="weight_memory is 1; accepted: ") as error:
@@ -211,7 +212,7 @@ def test_float32_engines_against_transformers(published: Path, adapters: list[Pa
 
 
 def test_transformers_reads_the_same_model(published: Path) -> None:
-    """The published directory itself, dequantised by transformers as it loads it."""
+    """transformers loads the published directory itself and dequantises it."""
     how = transformers.Mxfp4Config(dequantize=True)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(
         published, dtype=torch.bfloat16, quantization_config=how
@@ -232,7 +233,7 @@ def test_magnitudes_are_normalised_by_the_same_weights(published: Path, adapters
 
 @pytest.mark.parametrize("sizes", [{"tp_size": 2}, {"tp_size": 2, "moe_ep_size": 2}])
 def test_a_cut_over_ranks(sizes: dict[str, int], model: Path, tmp_path: Path) -> None:
-    """Of 96 inputs two ranks have 48, which are no whole groups: experts that are cut are dequantised."""
+    """Each of two ranks gets 48 of 96 inputs, which are not whole groups, so experts that are split are dequantised."""
     published = publish(model, tmp_path)
     values = tmp_path / "values"
     for directory in (published, values):
@@ -285,7 +286,7 @@ def with_scale(stored: int) -> Callable[[dict[str, np.ndarray]], None]:
 
 
 def test_powers_of_two_at_the_edges(model: Path, tmp_path: Path) -> None:
-    """2^-127 is not normal in bfloat16, and still exact; 6 * 2^126 is more than it holds."""
+    """2^-127 is subnormal in bfloat16 but still exact; 6 * 2^126 exceeds bfloat16's range."""
     published = publish(model, tmp_path / "small", with_scale(0))
     assert Checkpoint.of_model(published).dequantization is None
     convert_checkpoint(published, tmp_path / "checkpoint")
@@ -301,7 +302,7 @@ def test_powers_of_two_at_the_edges(model: Path, tmp_path: Path) -> None:
 
 
 def test_numbers_that_are_not_normal_have_the_same_bits_kept_and_stored(model: Path, tmp_path: Path) -> None:
-    """Whatever the instructions of a table of kernels make of them."""
+    """Subnormals give the same bits with every kernel table, however its instructions treat them."""
 
     def without_outputs(tensors: dict[str, np.ndarray]) -> None:
         tensors[of_first("_scales")][:, ::3] = 0

@@ -1,4 +1,4 @@
-"""MLPs that a ReLU gates, of engines that do not fit into memory: neurons are read one by one, to the same bits."""
+"""ReLU-gated MLPs of engines that do not fit into memory: neurons are read one by one and give the same bits."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ DEMO = Path(__file__).resolve().parents[3] / "examples" / "demo" / "model"
 
 @pytest.fixture(scope="module", autouse=True)
 def oracle_code() -> Iterator[None]:
-    """What the published models' own code computes, for transformers."""
+    """Gives transformers the activation that the published models' own code uses."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(ACT2FN, "fatrelu", FatRelu)
         yield
@@ -52,7 +52,7 @@ def oracle_code() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of a model, as make_model() leaves it."""
+    """Returns a directory with a model as make_model() leaves it."""
     place = tmp_path_factory.mktemp("neurons")
     make_model(GATE, place)
     return place
@@ -100,7 +100,7 @@ def test_an_engine_for_files_has_neurons_and_no_rows(directory: Path, tmp_path: 
 
 
 def test_layers_without_neurons_are_read_whole(tmp_path: Path) -> None:
-    gate = GATES["fatrelu"]  # whose hidden size is no multiple of a panel's outputs
+    gate = GATES["fatrelu"]  # its hidden size is not a multiple of a panel's outputs
     make_model(gate, tmp_path)
     engine = engine_of(tmp_path / "published", tmp_path, weight_memory=SOME_MEMORY)
     assert not any(op.neurons for op in layers_of(engine))
@@ -108,7 +108,7 @@ def test_layers_without_neurons_are_read_whole(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def used(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An engine of the demo's model with a ReLU for a gate, and what a text uses of it."""
+    """Returns a directory with an engine of the demo's model, with ReLU gates and neuron usage measured on a text."""
     place = tmp_path_factory.mktemp("used")
     shutil.copytree(DEMO, place / "model")
     config = json.loads((place / "model" / "config.json").read_text())
@@ -193,7 +193,7 @@ def test_usage_of_another_engine_or_with_damage_is_refused(
     loaded = load_engine(engine, weight_memory=SOME_MEMORY)
     with pytest.raises(EngineError, match=rf"{USAGE_FILE}: .*{reason}"):
         loaded.start(adaptrt.ExecutorConfig(num_threads=1))
-    load_engine(engine, weight_memory=0).start(adaptrt.ExecutorConfig(num_threads=1))  # which keeps everything
+    load_engine(engine, weight_memory=0).start(adaptrt.ExecutorConfig(num_threads=1))  # keeps all weights in memory
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"format": "other"}'])

@@ -1,4 +1,4 @@
-"""`build --model_dir`: the engine of one pass is that of a conversion and a build, byte for byte."""
+"""`build --model_dir` builds in one pass the same engine, byte for byte, as a conversion and a build."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GROUPED = QuantConfig(quant_algo=QuantAlgo.W4A16, group_size=32, has_zero_point=
 
 @dataclass(frozen=True)
 class How:
-    """What is made of a model."""
+    """How a model is converted and built."""
 
     dtype: DType | None = None
     quantization: QuantConfig | None = None
@@ -45,7 +45,7 @@ QUANTIZED = {
     "w4a16 in groups of bfloat16": How(DType.BFLOAT16, GROUPED),
 }
 HOWS = PLAIN | QUANTIZED
-# Sizes at which heads, parts and panels of 64 outputs end in different places, and a tied embedding.
+# Sizes for which heads, parts and panels of 64 outputs end in different places, and a tied embedding.
 LARGER = {
     "llama": ModelSpec(
         vocab_size=200, hidden_size=90, num_attention_heads=5, head_dim=22, intermediate_size=150,
@@ -73,7 +73,7 @@ def files(directory: Path) -> dict[str, bytes]:
 
 
 def check(model: Path, how: How, directory: Path) -> None:
-    """Both ways give the same files, and tell of the same errors of quantised weights."""
+    """Both ways write the same files and report the same quantisation errors."""
     config = config_of(how)
     at_once = build(Checkpoint.of_model(model, how.dtype), config, directory / "one", quantization=how.quantization)
     converted = convert_checkpoint(model, directory / "checkpoint", dtype=how.dtype, quantization=how.quantization)
@@ -146,7 +146,7 @@ def test_the_commands(model: Path, tmp_path: Path, converting: list[str], buildi
     assert run("build", "--checkpoint_dir", tmp_path / "checkpoint", "--output_dir", tmp_path / "two", *flags) == 0
     before = sorted(path.name for path in tmp_path.iterdir())
     assert run("build", "--model_dir", model, "--output_dir", tmp_path / "one", *converting, *flags) == 0
-    # Nothing but the engine was made, and the tokenizer is in it.
+    # The command made only the engine, and the tokenizer is in it.
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*before, "one"])
     one, two = ({path.relative_to(tmp_path / name): path.read_bytes() for path in (tmp_path / name).rglob("*")
                  if path.is_file()} for name in ("one", "two"))  # fmt: skip
@@ -197,7 +197,7 @@ def test_incompatible_flags_are_refused(
 ) -> None:
     try:
         status = run("build", *flags, "--output_dir", tmp_path / "engine")
-    except SystemExit as end:  # of the parser
+    except SystemExit as end:  # raised by the argument parser
         status = end.code
     assert status == 2
     assert expected in capsys.readouterr().err

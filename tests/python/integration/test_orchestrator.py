@@ -1,4 +1,4 @@
-"""Orchestrator mode: an ordinary process has the executor of an engine of several ranks, and starts its workers."""
+"""Orchestrator mode: an ordinary process runs the executor of an engine with several ranks and starts its workers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from support.watched import watched
 
 SHAPES = {"tensor": {"tp_size": 2}, "pipeline": {"tp_size": 1, "pp_size": 2}}
 DEMO = Path(__file__).resolve().parents[3] / "examples" / "demo"
-# Rank 0's time limit for the others is 8 seconds.
+# Rank 0 waits at most 8 seconds for the other ranks.
 SECONDS_TO_NOTICE = 10
 
 
@@ -69,7 +69,8 @@ def engine(cut: Cut, shape: str) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(cut: Cut, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An engine of two ranks whose workers are a test's own, while the module's executor may have some of another."""
+    """Returns an engine of two ranks for tests that need its workers for themselves; the module's executor uses
+    another."""
     made = tmp_path_factory.mktemp("alone") / "engine"
     shutil.copytree(cut.engine(2), made)
     return made
@@ -87,7 +88,7 @@ def executor(engine: Path) -> Iterator[adaptrt.Executor]:
 
 
 def test_it_computes_what_leader_mode_does(cut: Cut, engine: Path, executor: adaptrt.Executor, tmp_path: Path) -> None:
-    """To the same bits, prompts' logits among them: every kind of adapter in a crowd, then each by task id alone."""
+    """Compares bits, including prompt logits: every kind of adapter in one batch, then each by its task id only."""
     cases = cut.cases()
     (expected,) = answers_of_ranks(2, engine, [cases], tmp_path)
     cut.check(expected)
@@ -139,7 +140,7 @@ def test_streams_cancels_and_statistics(executor: adaptrt.Executor) -> None:
     is_cancelled = threading.Event()
 
     def until_cancelled(request_id: int, logits: Any, token_ids: Any, stream: int, client: int | None) -> None:
-        if len(token_ids[0]) > len(prompt) + 1:  # else it might have ended before
+        if len(token_ids[0]) > len(prompt) + 1:  # otherwise it might have ended before
             is_cancelled.wait(SECONDS_TO_NOTICE)
 
     long = executor.enqueue_request(
@@ -174,7 +175,7 @@ def test_bad_requests_hurt_nobody(executor: adaptrt.Executor) -> None:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_killed_worker_ends_the_requests(alone: Path, rank: int) -> None:
     with executor_over(alone) as executor:
-        # Found before there are requests: on a busy machine the search can outlast 240 tokens.
+        # Find the workers before there are requests: on a busy machine the search can take longer than 240 tokens.
         workers = workers_of(alone)
         victim = worker_of_rank(workers, rank)
         requests = [adaptrt.Request([5, 6], max_tokens=240, streaming=True) for _ in range(3)]
@@ -191,7 +192,7 @@ def test_a_killed_worker_ends_the_requests(alone: Path, rank: int) -> None:
 
 
 def test_workers_that_are_killed_at_random_times(cut: Cut, request: pytest.FixtureRequest) -> None:
-    """While adapters are loaded, prompts computed and tokens made: every request ends, with the rank's name."""
+    """A worker dies while adapters load, prompts run or tokens are generated; every request ends and names the rank."""
     adapters = [(task, path) for task, path in enumerate(cut.adapters.values(), start=1)]
     for number in range(request.config.getoption("--soak-kills")):
         random = np.random.default_rng((17, number))
@@ -235,7 +236,8 @@ def test_workers_that_are_killed_at_random_times(cut: Cut, request: pytest.Fixtu
 
 
 def test_a_worker_that_hangs_ends_the_requests(cut: Cut, alone: Path) -> None:
-    """Between two requests, when nobody waits for it; either rank, each of an engine of its own."""
+    """A worker stops between two requests, when no request waits for it. Each rank is tried, in an engine of its
+    own."""
     with executor_over(alone) as first, executor_over(cut.engine(2, DType.BFLOAT16)) as second:
         requests = []
         for rank, executor in enumerate((first, second)):
@@ -251,7 +253,7 @@ def test_a_worker_that_hangs_ends_the_requests(cut: Cut, alone: Path) -> None:
 
 
 def test_a_worker_that_runs_out_of_memory_is_named(cut: Cut, alone: Path) -> None:
-    """While it takes an adapter; steps need no memory beyond what ranks begin with."""
+    """The worker runs out of memory while it loads an adapter; steps need no memory beyond that of the start."""
     with executor_over(alone) as executor:
         result_of(executor, executor.enqueue_request(adaptrt.Request([5, 6], max_tokens=2)))
         workers = workers_of(alone)
@@ -272,7 +274,8 @@ def worker_of_rank(workers: set[int], rank: int) -> int:
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_workers_end_with_their_orchestrator(alone: Path, tmp_path: Path, how: signal.Signals) -> None:
-    """In the middle of steps; also where a process that it has forked goes on. It is no process of MPI itself."""
+    """Workers end in the middle of steps, even if a child of the orchestrator lives on. No MPI is in the
+    orchestrator."""
     script = tmp_path / "wait.py"
     script.write_text(
         """
@@ -306,11 +309,11 @@ with adaptrt.Executor(sys.argv[1], ModelType.DECODER_ONLY, ExecutorConfig(parall
         finally:
             os.kill(child, signal.SIGKILL)
         running.communicate()
-    Path(sockets).rmdir()  # where nothing is left
+    Path(sockets).rmdir()  # fails unless it is empty
 
 
 def test_an_orchestrator_may_be_a_process_of_mpi(cut: Cut, tmp_path: Path) -> None:
-    """TensorRT-LLM's are started with mpirun -n 1."""
+    """TensorRT-LLM starts its orchestrator with mpirun -n 1."""
     script = tmp_path / "one.py"
     script.write_text(
         """
@@ -334,7 +337,7 @@ def test_the_end_of_an_executor_that_nobody_shuts_down(alone: Path) -> None:
 
 
 def test_ranks_that_cannot_begin_are_named(cut: Cut, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sockets = tempfile.mkdtemp()  # whose path is short, as those of sockets have to be
+    sockets = tempfile.mkdtemp()  # a short path, because socket paths have a length limit
     monkeypatch.setattr(tempfile, "tempdir", sockets)
     engine = tmp_path / "engine"
     shutil.copytree(cut.engine(2), engine)
@@ -352,7 +355,7 @@ def test_ranks_that_cannot_begin_are_named(cut: Cut, tmp_path: Path, monkeypatch
         adaptrt.Executor(cut.engine(2), ModelType.DECODER_ONLY, config)
     assert "BAD TERMINATION" not in str(raised.value)
     assert not workers_of(engine)
-    Path(sockets).rmdir()  # which is empty again
+    Path(sockets).rmdir()  # fails unless it is empty again
 
 
 def test_a_configuration_that_the_executor_refuses_leaves_no_worker(alone: Path) -> None:
@@ -392,7 +395,7 @@ def test_unsupported_options_of_an_orchestrator_are_refused_by_name(cut: Cut, tm
 
 @pytest.fixture(scope="module")
 def demo_engine(tmp_path_factory) -> Path:
-    """Of two ranks, with a tokenizer and an adapter of its own."""
+    """Returns an engine of two ranks, with a tokenizer and an adapter inside."""
     root = tmp_path_factory.mktemp("demo")
     checkpoint, engine = root / "checkpoint", root / "engine"
     convert = ["convert-checkpoint", "--model_dir", DEMO / "model", "--tp_size", 2, "--output_dir", checkpoint]
@@ -408,8 +411,8 @@ def demo_engine(tmp_path_factory) -> Path:
 def test_the_bench_starts_its_workers(
     engine: Path, cut: Cut, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And ends them; what it measures has no roofline, since steps are recorded where they run."""
-    others = workers_of(engine)  # of an executor that other tests use
+    """The bench also ends its workers. Its report has no roofline, because steps are recorded in the workers."""
+    others = workers_of(engine)  # workers of an executor that other tests use
     profiled = ["bench", str(engine), "--profile", str(tmp_path / "profile")]
     assert command_line(profiled) == 2
     assert f"to record rank 0's steps, run mpirun -n 2 adaptrt bench {engine} --profile" in capsys.readouterr().err
@@ -429,7 +432,7 @@ def test_the_bench_starts_its_workers(
 
 
 def test_a_server_and_an_llm_in_leader_mode(demo_engine: Path, tmp_path: Path) -> None:
-    """The same commands and scripts under mpirun: rank 0 answers, the others serve it, and end with it."""
+    """The same commands and scripts under mpirun: rank 0 answers, and the other ranks serve it and end with it."""
     script = tmp_path / "llm.py"
     script.write_text(
         "import sys\n"

@@ -20,14 +20,14 @@ MODEL = Path(__file__).resolve().parents[3] / "examples" / "demo" / "model"
 TEXT = "The sea was calm and the old ship sailed on. Nobody knew where it had come from, or why it sang at night. " * 3
 WINDOW = 40
 SIZES = ("--max_batch_size", "4", "--max_num_tokens", "128", "--max_seq_len", "128")
-# Both sides sum in float32, in another order.
+# Both sides sum in float32, in different orders.
 FLOAT32_TOLERANCE = 1e-4
-# int8 weights are off by less than one percent; the model's own perplexity changes by less than that.
+# int8 weights have errors below one percent, and the model's own perplexity changes by less.
 INT8_TOLERANCE = 0.02
 
 
 def reference_perplexity(ids: list[int], size: int = WINDOW) -> tuple[float, int]:
-    """Of transformers, and the number of tokens that it predicted."""
+    """Returns transformers' perplexity and the number of tokens that it predicted."""
     model, total, count = Reference(MODEL), 0.0, 0
     for first in range(0, len(ids) - 1, size):
         window = ids[first : first + size]
@@ -41,7 +41,7 @@ def reference_perplexity(ids: list[int], size: int = WINDOW) -> tuple[float, int
 
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The demo's model in float32, and with int8 weights."""
+    """Returns an engine of the demo's model in float32 and one with int8 weights."""
     directory = tmp_path_factory.mktemp("perplexity")
     checkpoint = directory / "checkpoint"
     run_command("convert-checkpoint", "--model_dir", MODEL, "--output_dir", checkpoint, "--dtype", "float32")
@@ -95,7 +95,7 @@ def test_texts_that_cannot_be_measured_are_refused(
 
 
 def build_measured(engines: tuple[Path, Path], directory: Path, *flags: object, sizes: tuple[str, ...] = SIZES) -> Path:
-    """An engine of the fixture's checkpoint that was measured on TEXT while it was built."""
+    """Builds an engine of the fixture's checkpoint and measures it on TEXT during the build."""
     text = directory / "text.txt"
     text.write_text(TEXT, encoding="utf-8")
     run_command(
@@ -135,7 +135,7 @@ def test_a_build_measures_its_engine_beside_one_that_is_not_quantised(
 
 
 def test_an_engine_that_is_not_quantised_is_measured_alone(engines: tuple[Path, Path], tmp_path: Path) -> None:
-    # The windows are the longest prompts, which take several steps each.
+    # Each window is as long as the longest prompt and takes several steps.
     sizes = ("--max_num_tokens", "16", "--max_seq_len", "41", "--max_batch_size", "2", "--tokens_per_block", "8")
     quality = EngineConfig.load(build_measured(engines, tmp_path, sizes=sizes)).quality
     assert quality is not None
@@ -186,7 +186,7 @@ def test_a_limit_of_tokens_without_a_text_is_refused(tmp_path: Path, capsys: pyt
 
 def test_only_the_first_tokens_of_a_long_text_are_read(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
-    # Long words of few tokens, so that the first read does not hold what is wanted.
+    # Long words of few tokens: the first read of the file must not hold all the tokens that are asked for.
     text.write_text(TEXT * 40, encoding="utf-8")
     tokenizer = MODEL / "tokenizer.json"
     everything = read_tokens(text, tokenizer)

@@ -1,4 +1,4 @@
-"""Adapters of prompt tuning and P-tuning by name, against PEFT, beside LoRA, DoRA and the base."""
+"""Adapters of prompt tuning and P-tuning by name, against PEFT, in batches with LoRA, DoRA and the base."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.adapters import TENSORS
 from support.prompts import BLOCK, LENGTHS, Served, tokens_of, without_nan
 from support.serving import Answer, collect, crowd_fields, make_request
 
-# As in test_parity.py.
+# The same tolerance as in test_parity.py.
 FLOAT32_TOLERANCE = 1e-4
 
 CASES = [
@@ -50,7 +50,7 @@ def test_a_mixed_batch_is_what_peft_computes(served: Served) -> None:
 def test_a_crowd_in_chunks_changes_no_bit(served: Served) -> None:
     crowds = [
         {"enable_chunked_context": True, "max_num_tokens": 16, "num_threads": 2},
-        # Some are paused, and computed again.
+        # Some requests are preempted and computed again.
         crowd_fields("MAX_UTILIZATION", 96, True, max_num_tokens=32),
     ]
     alone = [served.answers([case], 30, num_threads=1)[0] for case in CASES]

@@ -1,4 +1,4 @@
-"""Virtual tokens anywhere in the prompts of requests: their tables, the blocks that they share, and what is refused."""
+"""Virtual tokens anywhere in prompts: their tables, the blocks that requests share, and refused inputs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def table(llama: Served, kind: str = "tuned") -> np.ndarray:
 
 
 def ask(executor: adaptrt.Executor, prompt: list[int], rows: np.ndarray | None = None, **fields: Any) -> Answer:
-    """rows: the table of virtual tokens, whose ids follow the vocabulary."""
+    """Answers a prompt; `rows` is the table of virtual tokens, whose ids follow the vocabulary."""
     config = None if rows is None else adaptrt.PromptTuningConfig(rows, fields.pop("extra_ids", None))
     request = make_request(prompt, fields.pop("num_tokens", 4), prompt_tuning_config=config, **fields)
     return without_nan(collect(executor, executor.enqueue_request(request)))
@@ -54,7 +54,7 @@ def test_tables_of_requests_are_what_adapters_of_the_name_are(llama: Served, exe
 
 
 def test_any_token_may_be_virtual_and_a_row_may_be_a_tokens_own(llama: Served, executor: adaptrt.Executor) -> None:
-    """Rows of the model's own table, in any place, in any order, are the tokens that they are of."""
+    """Rows copied from the model's own table act as their tokens, in any place and order."""
     embedding = load_model(llama.model).get_input_embeddings().weight.detach().numpy()
     tokens = tokens_of(7, 21)
     plain = ask(executor, tokens)
@@ -92,7 +92,7 @@ def test_a_lora_acts_on_virtual_tokens_too(llama: Served, executor: adaptrt.Exec
 
 
 def reused_by(executor: adaptrt.Executor, **request: Any) -> int:
-    """Tokens whose KV a request found."""
+    """Returns the number of tokens whose KV a request reused."""
     before = executor.get_latest_iteration_stats()
     known = reused_by.known if not before else before[-1].kv_cache_stats.reused_tokens
     output = adaptrt.OutputConfig(exclude_input_from_output=True)
@@ -115,7 +115,7 @@ def test_blocks_are_shared_between_requests_of_the_same_rows_alone(llama: Served
     prompt = [*head, *ids, *tail]
     config = adaptrt.KvCacheConfig(enable_partial_reuse=partial)
     whole = len(prompt) - 1 if partial else (len(prompt) - 1) // BLOCK * BLOCK
-    # What is before the first virtual token, of other rows.
+    # Requests with other rows share only the tokens before the first virtual token.
     before = len(head)
 
     def tuned(values: np.ndarray, extra_ids: list[int] | None = None) -> adaptrt.PromptTuningConfig:
@@ -132,20 +132,20 @@ def test_blocks_are_shared_between_requests_of_the_same_rows_alone(llama: Served
 
         assert reused(rows) == 0
         assert reused(rows.copy()) == whole  # other memory, the same rows
-        # The last row of a table is in the block with the first tokens behind it.
+        # The table's last row shares its block with the first tokens after it.
         shared = before + len(rows) - 1 - (before + len(rows) - 1) % BLOCK
         assert reused(changed) == shared
         assert reused(changed) == whole
         assert reused(rows) == whole
         assert reused(rows * 2) == before
         assert reused(rows * 2) == whole
-        # Other extra ids are other tokens, of virtual ones and of others.
+        # Other extra ids make other tokens, both virtual and ordinary.
         extra = [0] * before + [7] * len(rows) + [0] * len(tail)
         assert reused(rows, extra) == before
         assert reused(rows, extra) == whole
         assert reused(rows, [0] * len(prompt)) == whole
         assert reused(rows, [5, *[0] * (len(prompt) - 1)]) == 0
-        # The table's order is nothing: another table with the same rows under the same ids begins alike.
+        # The table's order does not matter: a table with the same rows under the same ids shares the prefix.
         assert reused(np.concatenate([rows, changed])) == whole
         assert reused_by(executor, input_token_ids=[*head, *tail]) == before
 
@@ -178,7 +178,7 @@ def draft_engine_stats(executor: adaptrt.Executor) -> adaptrt.DraftEngineStats:
 
 
 def test_drafts_change_nothing(llama: Served, executor: adaptrt.Executor) -> None:
-    """Texts whose n-grams end in virtual tokens, and a draft engine, which has none."""
+    """Lookahead on texts whose n-grams end in virtual tokens, and a draft engine, which has no virtual tokens."""
     rows, prompt = table(llama), [6, 3, VOCABULARY, VOCABULARY + 1, 4, 6, 3, VOCABULARY, 5, 6]
     biased = {"embedding_bias": [1e4 if token == 3 else 0.0 for token in range(VOCABULARY)], "num_tokens": 9}
     for fields in ({"num_tokens": 9}, biased):
@@ -260,7 +260,7 @@ def test_tables_of_other_types_are_the_values_that_they_have(llama: Served, exec
     assert np.array_equal(config.embedding_table, rows.to(torch.bfloat16).float().numpy())
     assert config.input_token_extra_ids == list(range(7))
     assert config != adaptrt.PromptTuningConfig(rows.to(torch.bfloat16))
-    # What the caller does to the array afterwards is nothing to the request.
+    # The request does not change if the caller changes the array later.
     values = rows.numpy().copy()
     copied = adaptrt.PromptTuningConfig(values)
     values[:] = 0
@@ -301,7 +301,7 @@ def test_bad_input_is_refused_by_name(llama: Served, executor: adaptrt.Executor,
     assert "input_token_extra_ids has 2 ids; accepted: one for each of the 3 tokens" in refusal(
         [3, 61, 4], rows, extra_ids=[1, 2]
     )
-    # No other field may have such ids.
+    # No other field accepts such ids.
     for fields in ({"end_id": 61}, {"stop_words": [[61]]}, {"bad_words": [[61]]}, {"pad_id": 61}):
         assert "the vocabulary" in refusal([61], rows, **fields)
     drafts = adaptrt.ExternalDraftTokensConfig([61])

@@ -1,4 +1,4 @@
-"""What the libraries of published formats make of the same tensors, where they are installed."""
+"""Compares conversion with the libraries of published formats on the same tensors, if the libraries are installed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 
 
 def read(directory: Path, config: dict[str, Any]) -> torch.Tensor:
-    """The weight of SOURCE as conversion reads it, with its bits in a type that torch has."""
+    """Returns SOURCE's weight as conversion reads it, in a torch dtype with the same bits."""
     problems: list[str] = []
     found = read_published_format(config, problems)
     assert found is not None, problems
@@ -44,7 +44,7 @@ def same_bits(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
 
 
 def written(scheme: Scheme, directory: Path, shape: tuple[int, int] = (64, 128)) -> dict[str, torch.Tensor]:
-    """The tensors of a layer, by what follows its name."""
+    """Writes a quantised layer and returns its tensors by the suffix after the layer's name."""
     rng = np.random.default_rng(0)
     layer = scheme.quantize(rng.normal(scale=0.1, size=shape).astype(np.float32), rng)
     write(directory, {}, {SOURCE + suffix: tensor for suffix, tensor in layer.tensors.items()})
@@ -56,10 +56,9 @@ def written(scheme: Scheme, directory: Path, shape: tuple[int, int] = (64, 128))
 @pytest.mark.parametrize("kind", ["nf4", "fp4"])
 @pytest.mark.parametrize("shape", [(64, 128), (7, 33), (300, 128)], ids=str)
 def test_four_bits_of_bitsandbytes(kind: str, nested: bool, dtype: str, shape: tuple[int, int], tmp_path: Path) -> None:
-    """Of tensors that the library made, and of those that the tests' writer makes.
+    """Checks tensors that the library made and tensors that the tests' writer made.
 
-    Rows of 96 are left out: bitsandbytes 0.50 has them wrong on CPUs, where a row is not a number of blocks but is one
-    of half blocks.
+    No row has 96 values: on CPUs bitsandbytes 0.50 is wrong for rows that are whole half blocks but not whole blocks.
     """
     functional = pytest.importorskip("bitsandbytes").functional
     matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(DTYPES[dtype])
@@ -113,7 +112,7 @@ def test_fp8_of_transformers(name: str, tmp_path: Path) -> None:
     module = pytest.importorskip("transformers.integrations.finegrained_fp8")
     if not hasattr(getattr(module, "Fp8Dequantize", None), "_dequantize_one"):
         pytest.skip("this release of transformers dequantises elsewhere")
-    # transformers wants whole blocks.
+    # transformers accepts only whole blocks.
     shape = (128, 256) if name.endswith("bfloat16") else (64, 128)
     tensors = written(SCHEMES[name], tmp_path / "model", shape)
     made = module.Fp8Dequantize(None)._dequantize_one(tensors[".weight"], tensors[".weight_scale_inv"], torch.float32)
@@ -123,11 +122,11 @@ def test_fp8_of_transformers(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "library", "tolerance"),
     [
-        # Weights of the same bits; on CPUs with AVX512-BF16 bitsandbytes computes the products in bfloat16.
+        # The weights have the same bits; on CPUs with AVX512-BF16, bitsandbytes computes the products in bfloat16.
         ("nf4-double", "bitsandbytes", 0.03),
         ("fp4", "bitsandbytes", 0.03),
         ("float8-channel-float32", "compressed_tensors", 1e-4),
-        # transformers loads the scales in float32, in which their products are not rounded to float16.
+        # transformers loads the scales in float32 and does not round their products to float16.
         ("packed-4-float16", "compressed_tensors", 2e-3),
     ],
 )
@@ -137,7 +136,7 @@ def test_logits_of_transformers_with_the_library(name: str, library: str, tolera
     path = published / "config.json"
     config = json.loads(path.read_text())
     for group in config["quantization_config"].get("config_groups", {}).values():
-        group["input_activations"] = None  # the library would round them
+        group["input_activations"] = None  # otherwise the library rounds the activations
     path.write_text(json.dumps(config))
     prompt = np.random.default_rng(3).integers(2, SPEC.vocab_size, 20).tolist()
     reference = transformers.AutoModelForCausalLM.from_pretrained(published, dtype=torch.float32).eval()

@@ -1,4 +1,4 @@
-"""Models whose weights were quantised before they were published, against transformers over the same values."""
+"""Models that were quantised before they were published, against transformers over the same values."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from support.models import ModelSpec, Reference, save_adapter, save_model
 from support.published import compressed_tensors_config
 from support.serving import collect, make_request
 
-# As in test_parity.py: the values are the same ones.
+# The same tolerance as in test_parity.py, because the values are the same.
 FLOAT32_TOLERANCE = 1e-4
-# 8 bits of activations: a few percent of the range, as of weights that are quantised by the build.
+# Activations of 8 bits cause errors of a few percent of the range, as with weights that the build quantises.
 INT8_ACTIVATIONS_TOLERANCE = 0.06
 ROUND_ACTIVATIONS = ("w8a8", "w4a8", "w4a8-channel", "w4a8-packed")
 SPEC = ModelSpec(hidden_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=16, intermediate_size=96)
@@ -54,7 +54,7 @@ SCHEMES: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
 
 
 def packed(numbers: np.ndarray, bits: int) -> np.ndarray:
-    """int32 words of unsigned numbers, the first in the lowest bits."""
+    """Packs unsigned numbers into int32 words, the first number in the lowest bits."""
     per_word = 32 // bits
     padded = np.pad(numbers, ((0, 0), (0, -numbers.shape[1] % per_word))).astype(np.uint32)
     words = padded.reshape(len(numbers), -1, per_word) << (np.arange(per_word, dtype=np.uint32) * bits)
@@ -62,7 +62,7 @@ def packed(numbers: np.ndarray, bits: int) -> np.ndarray:
 
 
 def publish(model: Path, directory: Path, scheme: str, exclude: tuple[str, ...] = ()) -> Path:
-    """The model quantised; `directory`/values is one whose weights are what the integers stand for."""
+    """Writes the quantised model; `directory`/values is a model with the values that the integers stand for."""
     file_format, weights, activations = SCHEMES[scheme]
     bits, size = weights["num_bits"], weights["group_size"]
     tensors, values = {}, {}
@@ -136,7 +136,7 @@ def test_the_checkpoint_has_the_published_values(scheme: str, model: Path, tmp_p
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_engines_compute_with_them(scheme: str, model: Path, tmp_path: Path) -> None:
-    """Without and with adapters, whose magnitudes are normalised by the published values."""
+    """Checks logits without and with adapters, whose magnitudes are normalised by the published values."""
     published = publish(model, tmp_path, scheme)
     build(Checkpoint.of_model(published), CONFIG, tmp_path / "engine")
     adapters = {
@@ -278,7 +278,7 @@ def test_int8_activations_need_integers_that_kernels_multiply_so(model: Path, tm
 
 
 def as_groups(tensors: dict[str, np.ndarray]) -> None:
-    """One scale for each 32 inputs instead of one for all of them."""
+    """Stores one scale per 32 inputs instead of one scale for all inputs."""
     for name in [name for name in tensors if name.endswith("weight_scale")]:
         _, inputs = tensors[name.replace("weight_scale", "weight_shape")]
         tensors[name] = np.repeat(tensors[name], int(inputs) // 32, axis=1)
@@ -290,5 +290,5 @@ def test_magnitudes_are_normalised_by_the_published_values(model: Path, tmp_path
     found, expected = (
         convert_adapter(adapter, storage_dtype="bfloat16", base=base) for base in (published, tmp_path / "values")
     )
-    # The library rounds the weights to the type of the scales, bfloat16.
+    # The library rounds the weights to bfloat16, the type of the scales.
     assert np.allclose(found.weights.astype(np.float32), expected.weights.astype(np.float32), rtol=0.02)

@@ -1,4 +1,4 @@
-"""Engines of quantised weights against transformers + PEFT with the values that those weights stand for."""
+"""Engines with quantised weights against transformers + PEFT with the values that those weights stand for."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from support.oracle import NetworkOracle, SequenceChunk, step_inputs
 from support.serving import Answer, build_engine, collect, make_request, run_command
 
 SPEC = ModelSpec(hidden_size=72, head_dim=24, intermediate_size=70, vocab_size=97)
-# Weight-only products are made of the same values on both sides, in float32 and in another order.
+# Weight-only products use the same values on both sides, and sum them in float32 in different orders.
 FLOAT32_TOLERANCE = 1e-4
-# Activations are rounded to bfloat16 at every linear layer as well, see test_parity.py.
+# Every linear layer also rounds activations to bfloat16; see test_parity.py.
 BFLOAT16_TOLERANCE = 0.06
-# W8A8 and W4A8 round each token's activations to 1 / 254 of their greatest at every linear layer: errors of about 0.5 %
+# W8A8 and W4A8 round each token's activations to 1 / 254 of their maximum at every linear layer: errors of about 0.5 %
 # of a layer's output, which add up over the layers.
 INT8_ACTIVATIONS_TOLERANCE = 0.1
 
@@ -45,7 +45,7 @@ LINEARS = re.compile(r".*_proj\.weight|lm_head\.weight")
 
 
 def dequantized_model(model: Path, directory: Path, config: QuantConfig) -> Path:
-    """The model with each linear weight replaced by what its quantised form stands for."""
+    """Copies the model and replaces each linear weight by the values of its quantised form."""
     weights = load_file(model / "model.safetensors")
     for name, rows in weights.items():
         if LINEARS.fullmatch(name):
@@ -60,7 +60,7 @@ def dequantized_model(model: Path, directory: Path, config: QuantConfig) -> Path
 
 
 def answers_of(engine: Path, prompts: list[list[int]], adapters: list[Path | None]) -> list[Answer]:
-    """Of all prompts in one batch, each with its adapter."""
+    """Returns the answers to all prompts in one batch, each with its adapter."""
     with adaptrt.Executor(engine, adaptrt.ModelType.DECODER_ONLY, adaptrt.ExecutorConfig()) as executor:
         requests = [
             make_request(
@@ -72,7 +72,7 @@ def answers_of(engine: Path, prompts: list[list[int]], adapters: list[Path | Non
 
 
 def worst_difference(answer: Answer, reference: Reference, prompt: list[int]) -> float:
-    """Of all logits, teacher-forced with the engine's tokens, in units of the reference's range."""
+    """Returns the largest logit error, teacher-forced with the engine's tokens, relative to the reference's range."""
     expected = reference.logits(prompt, answer.tokens).numpy()
     actual = np.concatenate([answer.context_logits, answer.generation_logits[1:]])
     return float(np.abs(actual - expected).max() / (expected.max() - expected.min()))
@@ -80,7 +80,7 @@ def worst_difference(answer: Answer, reference: Reference, prompt: list[int]) ->
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, list[Path | None]]:
-    """A model, its checkpoint in float32, and adapters: none, LoRA, DoRA."""
+    """Returns a model, its float32 checkpoint, and adapters: none, LoRA, DoRA."""
     directory = tmp_path_factory.mktemp("quantized")
     model = save_model(SPEC, directory / "model")
     run_command("convert-checkpoint", "--model_dir", model, "--output_dir", directory / "checkpoint")
@@ -127,7 +127,7 @@ def test_int8_activations_make_what_the_quantisation_that_rounds_them_makes(
 
 
 def build_quantized_engine(model: Path, directory: Path, settings: dict[str, str], flags: tuple[str, ...]) -> Path:
-    """build_engine with the flags that take no value as well."""
+    """Runs build_engine with flags that take no value in addition to the settings."""
     if "--has_zero_point" not in flags:
         return build_engine(model, directory, **settings)
     run_command("convert-checkpoint", "--model_dir", model, "--output_dir", directory / "checkpoint")
